@@ -1,0 +1,68 @@
+# What a person runs; the help text is in the comments after ##.
+STATE_DIR ?= .conch
+VENV := .venv
+PYTHON_IN_VENV := $(VENV)/bin/python
+
+# Where a Python 3.12 may be; `make PYTHON=/path/to/python3.12` names one.
+PYTHON ?=
+CANDIDATES = $(PYTHON) python3.12 \
+	"$${PYENV_ROOT:-$$HOME/.pyenv}"/versions/3.12*/bin/python3.12 \
+	"$$(uv python find --no-project 3.12 2>/dev/null)" \
+	"$${XDG_DATA_HOME:-$$HOME/.local/share}"/uv/python/cpython-3.12*/bin/python3.12 \
+	/usr/bin/python3.12 /usr/local/bin/python3.12
+
+define NO_PYTHON
+No usable Python 3.12 was found: it must be CPython 3.12 with its shared library (libpython3.12.so.1.0) and venv.
+Any of these gives one:
+  uv:            uv python install 3.12
+  pyenv:         PYTHON_CONFIGURE_OPTS=--enable-shared pyenv install 3.12
+  Ubuntu 24.04:  apt-get install python3.12 python3.12-venv libpython3.12
+Then run make again, or name it: make PYTHON=/path/to/python3.12
+endef
+export NO_PYTHON
+
+.DELETE_ON_ERROR:
+.PHONY: help serve test check lint format clean
+
+help:  ## this text
+	@sed -n 's/^\([a-z]*\):.*##\(.*\)/make \1\t\2/p' Makefile | expand -t 16
+
+serve: $(VENV)/serve.stamp  ## set up, build the demo model and serve it until Ctrl-C; ARGS="--port 9000" passes options
+	@$(PYTHON_IN_VENV) -m build_engines build demo --state-dir $(STATE_DIR)
+	@exec $(PYTHON_IN_VENV) -m frontend serve --repository $(STATE_DIR)/repository --state-dir $(STATE_DIR) $(ARGS)
+
+test: $(VENV)/test.stamp  ## every test; ARGS="-k name" passes options to pytest
+	$(PYTHON_IN_VENV) -m pytest $(ARGS)
+
+check: lint test  ## what a change must pass: formatting, lint, types, tests
+
+lint: $(VENV)/test.stamp  ## formatting, lint and types
+	$(VENV)/bin/ruff format --check
+	$(VENV)/bin/ruff check
+	$(VENV)/bin/mypy
+	@for door in model_repository/*/1/model.py; do $(VENV)/bin/mypy "$$door" || exit 1; done
+
+format: $(VENV)/test.stamp  ## put the code in its format
+	$(VENV)/bin/ruff check --fix
+	$(VENV)/bin/ruff format
+
+clean:  ## remove the environment, everything built, and caches
+	rm -rf $(VENV) $(STATE_DIR) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(VENV)/serve.stamp: private EXTRAS = frontend,cpu,build
+$(VENV)/test.stamp: private EXTRAS = frontend,cpu,build,test,bench
+$(VENV)/test.stamp: $(VENV)/serve.stamp
+$(VENV)/serve.stamp $(VENV)/test.stamp: $(VENV)/python.stamp pyproject.toml constraints.txt
+	@echo "Installing what is pinned for $(EXTRAS) into $(VENV) (a minute or two the first time)"
+	@$(PYTHON_IN_VENV) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[$(EXTRAS)]'
+	@touch $@
+
+$(VENV)/python.stamp:
+	@set -e; for python in $(CANDIDATES); do \
+		if reason=$$("$$python" -I frontend/serve/libpython.py 2>&1); then \
+			echo "Python: $$python"; "$$python" -m venv --clear $(VENV); touch $@; exit 0; \
+		fi; \
+		if [ -x "$$python" ]; then echo "not usable: $$reason"; fi; \
+	done; \
+	echo "$$NO_PYTHON" >&2; exit 1

@@ -1,0 +1,98 @@
+"""A checkpoint folder in Hugging Face's layout: what is in it, read once."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from build_engines.errors import BuildError
+
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """The configuration of a checkpoint, and where its files are."""
+
+    folder: Path
+    config: dict[str, Any]
+    eos_token_ids: tuple[int, ...]
+
+    @classmethod
+    def load(cls, folder: Path) -> Checkpoint:
+        """Read config.json and generation_config.json.
+
+        Raises:
+            BuildError: a file is missing or not what it should be.
+        """
+        config = read_json(folder / "config.json")
+        generation = read_json(folder / "generation_config.json", is_optional=True)
+        require(config, "max_position_embeddings", "vocab_size")
+        eos_token_ids = named_eos_token_ids(generation) or named_eos_token_ids(config)
+        if not eos_token_ids:
+            raise BuildError("neither generation_config.json nor config.json names an eos_token_id")
+        return cls(folder, config, eos_token_ids)
+
+    @property
+    def context_window(self) -> int:
+        """Tokens of prompt and completion together."""
+        return int(self.config["max_position_embeddings"])
+
+
+def named_eos_token_ids(config: dict[str, Any]) -> tuple[int, ...]:
+    """Return the end-of-generation token ids that a configuration names; none if it does not."""
+    value = config.get("eos_token_id")
+    if value is None:
+        return ()
+    return tuple(value) if isinstance(value, list) else (int(value),)
+
+
+def read_chat_templates(folder: Path) -> dict[str, str]:
+    """Return the chat templates that the tokenizer stage will use, by name: `default`, `tool_use`; none are fine.
+
+    Raises:
+        BuildError: tokenizer_config.json says something else than a template or a list of named ones.
+    """
+    path = folder / "tokenizer_config.json"
+    named = read_json(path, is_optional=True).get("chat_template") or []
+    if isinstance(named, str):
+        named = [{"name": "default", "template": named}]
+    try:
+        templates = {str(item["name"]): str(item["template"]) for item in named}
+    except (KeyError, TypeError) as exc:
+        raise BuildError(f"{path}: chat_template: expected a text, or a list of objects of name and template") from exc
+    if (folder / "chat_template.jinja").is_file():
+        templates["default"] = (folder / "chat_template.jinja").read_text(encoding="utf-8")
+    return templates
+
+
+def require(config: dict[str, Any], *names: str) -> None:
+    """Check that config.json says all of these.
+
+    Raises:
+        BuildError: names the first that is missing.
+    """
+    for name in names:
+        if name not in config:
+            raise BuildError(f"config.json: {name} is missing")
+
+
+def read_json(path: Path, *, is_optional: bool = False) -> dict[str, Any]:
+    """Return the object in a JSON file; an empty one when it is optional and missing.
+
+    Raises:
+        BuildError: the file is missing, or not a JSON object.
+    """
+    if is_optional and not path.exists():
+        return {}
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as exc:
+        raise BuildError(f"{path}: no such file") from exc
+    except ValueError as exc:
+        raise BuildError(f"{path}: not JSON ({exc})") from exc
+    if not isinstance(value, dict):
+        raise BuildError(f"{path}: expected a JSON object")
+    return value

@@ -1,0 +1,227 @@
+"""From artifacts to the served Triton repository. `render` is pure; `write_repository` puts its result on disk."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import shutil
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+
+from google.protobuf import text_format
+from tritonclient.grpc import model_config_pb2 as pb
+
+from build_engines import artifact
+from build_engines.artifact import Manifest
+from build_engines.errors import BuildError
+from build_engines.serving import check_names_differ, names_of
+from model_repository import contract
+from model_repository.contract import StageSpec, TensorSpec, model_id_to_slug, stage_name
+from model_repository.engine.runtime import RUNTIMES
+from model_repository.model_parameters import ModelParameters
+
+_EMPTY_VERSION = "1/.keep"  # Triton wants a version folder, also in an ensemble, which has no files
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeOptions:
+    """How an artifact is served, as far as its config.pbtxt decides."""
+
+    max_sequences: int = 16
+    max_waiting: int = 1024
+    num_threads: int = 0
+
+    def __post_init__(self) -> None:
+        for name, low in (("max_sequences", 1), ("max_waiting", 0), ("num_threads", 0)):
+            if getattr(self, name) < low:
+                raise BuildError(f"{name}={getattr(self, name)}: must be at least {low}")
+
+
+def render(manifest: Manifest, artifact_dir: Path, options: ServeOptions, version: str) -> dict[str, str]:
+    """Return the files of one model's ensemble and its three stages: path in the repository to content.
+
+    Args:
+        version: the distribution's, of which the fingerprint depends.
+    """
+    slug = model_id_to_slug(manifest.model_id)
+    shared = {"artifact_dir": str(artifact_dir), "ensemble": slug, "context_window": str(manifest.context_window)}
+    tokenizer = shared | {
+        "runtime": manifest.runtime,
+        "capabilities": json.dumps(sorted(RUNTIMES[manifest.runtime].capabilities)),
+        "adapters": json.dumps(list(manifest.adapters)),
+        "tool_call_format": manifest.tool_call_format,
+    }
+    engine = shared | {
+        "runtime": manifest.runtime,
+        "runtime_options": json.dumps(manifest.options),
+        "precision": manifest.precision,
+        "adapters": json.dumps(manifest.adapters),
+        "eos_token_ids": json.dumps(manifest.eos_token_ids),
+        "max_sequences": str(options.max_sequences),
+        "max_waiting": str(options.max_waiting),
+        "num_threads": str(options.num_threads),
+    }
+    configs = {slug: _ensemble_config(slug, model_parameters(manifest, options, version))}
+    for stage, parameters in (("tokenizer", tokenizer), ("engine", engine), ("detokenizer", shared)):
+        configs[stage_name(slug, stage)] = _stage_config(slug, stage, contract.STAGES[stage], parameters)
+    files = {f"{name}/config.pbtxt": text_format.MessageToString(config) for name, config in configs.items()}
+    files[f"{slug}/{_EMPTY_VERSION}"] = ""
+    for stage in contract.STAGES:
+        files[f"{stage_name(slug, stage)}/1/model.py"] = _model_source(stage)
+    return files
+
+
+def model_parameters(manifest: Manifest, options: ServeOptions, version: str) -> ModelParameters:
+    """Return what the ensemble's configuration says of the model."""
+    return ModelParameters(
+        model_id=manifest.model_id,
+        context_window=manifest.context_window,
+        created=manifest.created,
+        owned_by="conch",
+        runtime=manifest.runtime,
+        fingerprint=_fingerprint(manifest, options, version),
+        aliases=manifest.serving.aliases,
+        adapters=tuple(manifest.adapters),
+        capabilities=RUNTIMES[manifest.runtime].capabilities,
+        tool_call_format=manifest.tool_call_format,
+        has_chat_template=manifest.has_chat_template,
+        defaults=manifest.serving.defaults,
+    )
+
+
+def _versions() -> str:
+    """Return the versions of what computes answers here: ours, and the libraries that are installed beside us."""
+    names = ("conch", "cyllama", "llguidance", "tokenizers", "jinja2")
+    installed = {distribution.name.lower(): distribution.version for distribution in importlib.metadata.distributions()}
+    return ", ".join(f"{name} {installed[name]}" for name in names if name in installed)
+
+
+def _fingerprint(manifest: Manifest, options: ServeOptions, version: str) -> str:
+    """Return a digest of what was built, how it is served and by what versions, and of nothing else.
+
+    Of what can change the answer to a request it leaves out the machine: its processor, and how many threads 0 means.
+    """
+    digest = artifact.key_of(
+        key=manifest.key,
+        files=manifest.files,
+        runtime=manifest.runtime,
+        options=manifest.options,
+        adapters=manifest.adapters,
+        defaults=manifest.serving.defaults,
+        # Sums of floating-point numbers depend on what else is in the batch, and on how threads share them.
+        max_sequences=options.max_sequences,
+        num_threads=options.num_threads,
+        version=version,
+    )
+    return f"fp_{digest}"
+
+
+def render_artifacts(artifact_dirs: Iterable[Path], options: ServeOptions) -> dict[str, str]:
+    """Return the files of a repository that serves these artifacts, after a check that each is what it says.
+
+    Raises:
+        ArtifactInvalid: one is not.
+        BuildError: two names of models, aliases or adapters are the same.
+    """
+    files: dict[str, str] = {}
+    names: list[tuple[str, str]] = []
+    version = _versions()
+    for artifact_dir in artifact_dirs:
+        manifest = artifact.verify(artifact_dir)
+        owned = names_of(manifest.model_id, manifest.serving.aliases, manifest.adapters)
+        names += [(name, f"{owner} ({artifact_dir})") for name, owner in owned]
+        check_names_differ(names)
+        files |= render(manifest, artifact_dir.resolve(), options, version)
+    return files
+
+
+def write_repository(files: Mapping[str, str], repository: Path) -> None:
+    """Put a rendered repository in the place of the one that is there; one without changes is not touched.
+
+    Raises:
+        BuildError: there is a folder, and it is not a rendered repository.
+    """
+    if {name: _read(repository / name) for name in files} == dict(files) and _names(repository) == set(files):
+        return
+    if repository.exists():
+        for path in repository.iterdir():
+            if not (path / "config.pbtxt").is_file():
+                raise BuildError(f"{repository}: holds {path.name}, which is not a rendered model: name another folder")
+    repository.parent.mkdir(parents=True, exist_ok=True)
+    with artifact.written_aside(repository) as folder:
+        for name, content in files.items():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_text(content, encoding="utf-8")
+
+
+def _read(path: Path) -> str | None:
+    return path.read_text(encoding="utf-8") if path.is_file() else None
+
+
+def _names(repository: Path) -> set[str]:
+    ignored = shutil.ignore_patterns("__pycache__", "*.pyc")
+    paths = [path.relative_to(repository) for path in repository.rglob("*") if path.is_file()]
+    return {str(path) for path in paths if not ignored("", list(path.parts))}
+
+
+def _ensemble_config(slug: str, parameters: ModelParameters) -> pb.ModelConfig:
+    config = pb.ModelConfig(
+        name=slug,
+        platform="ensemble",
+        max_batch_size=1,
+        input=[_input(spec) for spec in contract.PUBLIC_INPUTS],
+        output=[_output(spec) for spec in contract.PUBLIC_OUTPUTS],
+        model_transaction_policy=pb.ModelTransactionPolicy(decoupled=True),
+        ensemble_scheduling=pb.ModelEnsembling(
+            step=[_step(slug, stage, spec) for stage, spec in contract.STEPS.items()]
+        ),
+    )
+    _set_parameters(config, parameters.to_parameters())
+    return config
+
+
+def _stage_config(slug: str, stage: str, spec: StageSpec, parameters: Mapping[str, str]) -> pb.ModelConfig:
+    config = pb.ModelConfig(
+        name=stage_name(slug, stage),
+        backend="python",
+        max_batch_size=1,
+        input=[_input(item) for item in spec.inputs],
+        output=[_output(item) for item in spec.outputs],
+        # One instance each: the detokenizer must keep order, the engine owns the model.
+        instance_group=[pb.ModelInstanceGroup(count=1, kind=pb.ModelInstanceGroup.KIND_CPU)],
+        model_transaction_policy=pb.ModelTransactionPolicy(decoupled=spec.is_decoupled),
+    )
+    _set_parameters(config, parameters)
+    return config
+
+
+def _step(slug: str, stage: str, spec: StageSpec) -> pb.ModelEnsembling.Step:
+    return pb.ModelEnsembling.Step(
+        model_name=stage_name(slug, stage),
+        model_version=-1,
+        input_map={item.name: item.name for item in spec.inputs},
+        output_map={item.name: item.name for item in spec.outputs},
+    )
+
+
+def _input(spec: TensorSpec) -> pb.ModelInput:
+    return pb.ModelInput(name=spec.name, data_type=_data_type(spec), dims=spec.shape, optional=spec.is_optional)
+
+
+def _output(spec: TensorSpec) -> pb.ModelOutput:
+    return pb.ModelOutput(name=spec.name, data_type=_data_type(spec), dims=spec.shape)
+
+
+def _data_type(spec: TensorSpec) -> pb.DataType:
+    return pb.DataType.Value("TYPE_STRING" if spec.datatype == "BYTES" else f"TYPE_{spec.datatype}")
+
+
+def _set_parameters(config: pb.ModelConfig, parameters: Mapping[str, str]) -> None:
+    for name, value in parameters.items():
+        config.parameters[name].string_value = value
+
+
+def _model_source(stage: str) -> str:
+    return resources.files("model_repository").joinpath(stage, "1", "model.py").read_text(encoding="utf-8")

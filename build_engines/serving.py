@@ -1,0 +1,66 @@
+"""Under which names a built model is offered, and with which defaults: what can change without building again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from build_engines.errors import BuildError
+from model_repository.contract import model_id_to_slug
+from model_repository.model_parameters import ModelDefaults, checked_defaults
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Serving:
+    """The part of a manifest that is not part of its key."""
+
+    aliases: tuple[str, ...] = ()
+    defaults: ModelDefaults = field(default_factory=ModelDefaults)
+
+    @classmethod
+    def of(cls, aliases: Iterable[str], defaults: Mapping[str, object]) -> Serving:
+        """Check names and values that somebody wrote.
+
+        Raises:
+            BuildError: an alias or a default breaks its rule.
+        """
+        aliases = tuple(aliases)
+        for alias in aliases:
+            if not alias or not alias.isprintable() or alias != alias.strip():
+                raise BuildError(f"alias {alias!r}: printable characters, no space at either end")
+        try:
+            return cls(aliases=aliases, defaults=checked_defaults(defaults))
+        except ValueError as exc:
+            raise BuildError(f"default {exc}") from exc
+
+
+def check_id(name: str) -> None:
+    """Check the id of a model, or the name of an adapter, which is the id of a model too.
+
+    Raises:
+        BuildError: it cannot be the name of an ensemble or of a file.
+    """
+    try:
+        model_id_to_slug(name)
+    except ValueError as exc:
+        raise BuildError(str(exc)) from exc
+
+
+def names_of(model_id: str, aliases: Iterable[str], adapters: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """Yield each name by which clients can ask for something of a model, and what it is the name of."""
+    yield model_id, f"model {model_id}"
+    yield from ((alias, f"alias {alias!r} of {model_id}") for alias in aliases)
+    yield from ((adapter, f"adapter {adapter} of {model_id}") for adapter in adapters)
+
+
+def check_names_differ(names: Iterable[tuple[str, str]]) -> None:
+    """Check that a name, given with what it is the name of, says which is meant.
+
+    Raises:
+        BuildError: names the two that it could be.
+    """
+    owners: dict[str, str] = {}
+    for name, owner in names:
+        if name in owners:
+            raise BuildError(f"{owner}: {owners[name]} has the same name")
+        owners[name] = owner

@@ -1,0 +1,71 @@
+"""The bytes of every token, from tokenizer.json: what the release gate and the detokenizer read."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+from typing import Any
+
+from build_engines.errors import UnsupportedCheckpoint
+
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
+
+
+def token_bytes(description: dict[str, Any], vocab_size: int, visible: Collection[str] = ()) -> list[bytes]:
+    """Return the bytes of each token id; empty for special tokens, which are no text, and for unused ids.
+
+    Args:
+        description: tokenizer.json.
+        vocab_size: rows of the model's output, which may be more than the tokenizer has.
+        visible: special tokens that are text all the same: those by which a tool-call format marks its calls.
+
+    Raises:
+        UnsupportedCheckpoint: neither byte-level BPE nor SentencePiece with byte fallback.
+    """
+    vocab: dict[str, int] = description["model"]["vocab"]
+    if not isinstance(vocab, dict):
+        raise UnsupportedCheckpoint(f"tokenizer.json: model {description['model'].get('type')}: expected BPE")
+    decoders = _decoder_types(description.get("decoder"))
+    if "ByteLevel" in decoders:
+        to_bytes = _byte_level_bytes
+    elif "ByteFallback" in decoders:
+        to_bytes = _sentencepiece_bytes
+    else:
+        raise UnsupportedCheckpoint(f"tokenizer.json: decoder {decoders}: expected ByteLevel or ByteFallback")
+    table = [b""] * max(vocab_size, max(vocab.values()) + 1)
+    for token, token_id in vocab.items():
+        table[token_id] = to_bytes(token)
+    for added in description.get("added_tokens", ()):
+        if added["id"] < len(table):
+            # As in Hugging Face's decoding: a special token is no text, any other added token is its own string.
+            is_text = not added["special"] or added["content"] in visible
+            table[added["id"]] = added["content"].encode() if is_text else b""
+    return table
+
+
+def _decoder_types(decoder: dict[str, Any] | None) -> list[str]:
+    if decoder is None:
+        return []
+    return [decoder["type"], *(item["type"] for item in decoder.get("decoders", ()))]
+
+
+def _byte_level_bytes(token: str) -> bytes:
+    try:
+        return bytes(_BYTE_OF_CHARACTER[character] for character in token)
+    except KeyError:  # not in the alphabet, so it stands for itself, as tokenizers decodes it
+        return token.encode()
+
+
+def _sentencepiece_bytes(token: str) -> bytes:
+    byte = _BYTE_TOKEN.fullmatch(token)
+    return bytes([int(byte[1], 16)]) if byte else token.replace("\u2581", " ").encode()
+
+
+def _bytes_of_characters() -> dict[str, int]:
+    """Return GPT-2's alphabet: printable Latin-1 stands for itself, the other bytes for U+0100 upwards, in order."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(0x100) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(0x100 + index): byte for index, byte in enumerate(others)}
+
+
+_BYTE_OF_CHARACTER = _bytes_of_characters()

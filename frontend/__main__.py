@@ -1,0 +1,101 @@
+"""The command line: `serve` runs Triton and the frontend, `api` the frontend alone; `reference` writes docs."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from frontend.options import add_options, settings_from
+from frontend.serve.launcher import DEFAULT_FRONTEND, LauncherSettings, serve
+from frontend.settings import Settings, SettingsError
+
+
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line, without the usage of two dozen options."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"error: {message} (--help lists the options)\n")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command and return the exit status: 2 for a wrong option or value."""
+    options = _parser().parse_args(arguments)
+    try:
+        return int(options.command(options))
+    except SettingsError as exc:
+        print(f"error: {exc}", file=sys.stderr)
+        return 2
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(prog="python -m frontend", description=__doc__)
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    command = commands.add_parser("serve", help="run tritonserver and the frontend until Ctrl-C")
+    command.add_argument("--repository", type=Path, required=True, metavar="DIR", help="what build_engines rendered")
+    command.add_argument(
+        "--state-dir", type=Path, default=".conch", metavar="DIR", help="used by one launcher at a time (%(default)s)"
+    )
+    for name, default in (("grpc", 8001), ("metrics", 8002), ("http", 8003)):
+        command.add_argument(
+            f"--triton-{name}-port", type=int, default=default, metavar="PORT", help="0: any free one (%(default)s)"
+        )
+    command.add_argument("--tritonserver", type=Path, metavar="PATH", help="the server to use; else one is looked for")
+    command.add_argument(
+        "--ready-timeout-s", type=float, default=120, metavar="S", help="for the models to answer (%(default)s)"
+    )
+    command.add_argument(
+        "--stop-timeout-s", type=float, default=5, metavar="S", help="then a child is killed (%(default)s)"
+    )
+    add_options(command.add_argument_group("the frontend"), DEFAULT_FRONTEND, without="triton_endpoints")
+    command.set_defaults(command=_serve)
+
+    command = commands.add_parser("api", help="run the frontend alone, for a Triton that runs elsewhere")
+    add_options(command, Settings())
+    command.set_defaults(command=_api)
+
+    command = commands.add_parser("reference", help="write the pages of the documentation that come from the code")
+    command.add_argument("folder", type=Path, metavar="DIR")
+    command.set_defaults(command=_reference)
+    return parser
+
+
+def _serve(options: argparse.Namespace) -> int:
+    settings = LauncherSettings(
+        repository=options.repository,
+        state_dir=options.state_dir,
+        environment=os.environ,
+        frontend=settings_from(options, DEFAULT_FRONTEND),
+        triton_grpc_port=options.triton_grpc_port,
+        triton_metrics_port=options.triton_metrics_port,
+        triton_http_port=options.triton_http_port,
+        tritonserver=options.tritonserver,
+        ready_timeout_s=options.ready_timeout_s,
+        stop_timeout_s=options.stop_timeout_s,
+    )
+    return serve(settings, sys.stdout, sys.stderr)
+
+
+def _api(options: argparse.Namespace) -> int:
+    from frontend.server import run  # not before it is needed: the launcher itself stays small and starts at once
+
+    settings = settings_from(options, Settings())
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+    return run(settings)
+
+
+def _reference(options: argparse.Namespace) -> int:
+    from frontend.reference import pages
+
+    for name, page in pages().items():
+        (options.folder / name).write_text(page, encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,255 @@
+"""Notices engines that died or hang, ends their streams and has Triton reload what is down.
+
+Nobody else does: a killed stage process leaves open streams silent for ever, its model stays READY, and Triton does
+not restart it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Coroutine
+from enum import StrEnum
+from typing import Any
+
+from frontend.errors import APIError, EngineFailed, ModelNotReady, NotFound, StageUnhealthy, TritonUnreachable
+from frontend.models import ModelDirectory, Triton
+from frontend.settings import Settings
+from model_repository.contract import slug_of_stage, stage_name
+from model_repository.stage_messages import EngineStats
+
+logger = logging.getLogger(__name__)
+
+MAX_MISSES = 2  # polls in a row without an answer, after which an engine is taken for lost
+RELOAD_PAUSE_S = 5.0  # between two reloads of one stage: a stage that dies at once must not be reloaded in a loop
+
+
+class Verdict(StrEnum):
+    """What one look at an engine means for its streams."""
+
+    FINE = "fine"
+    RESTARTED = "restarted"  # another epoch: the old sequences are gone, the engine itself is well
+    LOST = "lost"  # the sequences are gone and somebody must reload it
+
+
+class EngineHealth:
+    """One engine, judged from its polls. Pure."""
+
+    def __init__(self) -> None:
+        self._epoch: int | None = None
+        self._num_misses = 0
+
+    def answered(self, epoch: int) -> Verdict:
+        """Judge an answer."""
+        is_restarted = self._epoch is not None and self._epoch != epoch
+        self._epoch, self._num_misses = epoch, 0
+        return Verdict.RESTARTED if is_restarted else Verdict.FINE
+
+    def failed(self, error: APIError) -> Verdict:
+        """Judge a poll that brought an error instead of an answer."""
+        if isinstance(error, StageUnhealthy):
+            return self._lost()
+        if isinstance(error, TritonUnreachable):
+            # Its streams broke with the connection, so that those it will have next are not of this epoch.
+            self._epoch, self._num_misses = None, 0
+            return Verdict.FINE
+        if isinstance(error, ModelNotReady | NotFound):
+            self._num_misses = 0  # somebody loads it just now: what became of its streams, the epoch will tell
+            return Verdict.FINE
+        self._num_misses += 1
+        return self._lost() if self._num_misses >= MAX_MISSES else Verdict.FINE
+
+    def _lost(self) -> Verdict:
+        self._num_misses = 0
+        return Verdict.LOST
+
+
+class ReloadPlan:
+    """Which stages have to be reloaded, and when that may be tried. Pure.
+
+    Args:
+        clock: seconds, monotonic.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._wanted: set[str] = set()  # stages, by their Triton names
+        self._tried_at: dict[str, float] = {}
+        self._settled_at: dict[str, float] = {}
+
+    def is_news(self, stage: str, since: float) -> bool:
+        """Whether trouble that began as early as `since` is not what is being dealt with, or was."""
+        return stage not in self._wanted and since >= self._settled_at.get(stage, since)
+
+    def want(self, stage: str) -> None:
+        """Ask for a reload; asking twice is asking once."""
+        self._wanted.add(stage)
+
+    def settle(self, stage: str) -> None:
+        """Note that a stage that was down needs nothing more: whatever was started before says nothing about it."""
+        if stage in self._wanted:
+            self._wanted.remove(stage)
+            self._settled_at[stage] = self._clock()
+
+    def take_due(self) -> list[str]:
+        """Return the stages whose reload may be tried now, and let each of them rest for a while."""
+        now = self._clock()
+        due = sorted(
+            stage for stage in self._wanted if now - self._tried_at.get(stage, -RELOAD_PAUSE_S) >= RELOAD_PAUSE_S
+        )
+        self._tried_at |= dict.fromkeys(due, now)
+        return due
+
+    def slugs(self) -> set[str]:
+        """Return the ensembles of the stages that wait for a reload."""
+        return {slug_of_stage(stage) for stage in self._wanted}
+
+
+class EngineWatch:
+    """Looks at every engine at an interval, and acts on what it sees."""
+
+    def __init__(
+        self, triton: Triton, models: ModelDirectory, settings: Settings, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._triton = triton
+        self._models = models
+        self._settings = settings
+        self._clock = clock
+        self._health: dict[str, EngineHealth] = {}  # by slug
+        self._plan = ReloadPlan(clock)
+        self._news = asyncio.Event()
+        self._tasks: dict[str, asyncio.Task[None]] = {}  # by what they are about: one at a time each
+        triton.on_stage_down = self.stage_down
+
+    def stage_down(self, stage: str, since: float) -> None:
+        """Note that a request, begun at `since` (of the clock), found a stage's process gone."""
+        if not self._plan.is_news(stage, since):
+            return
+        logger.warning("%s is down", stage)
+        self._end_streams(stage)
+        self._want_reload(stage)
+
+    def require_whole(self, slug: str) -> None:
+        """Refuse a request that could not be served now.
+
+        Raises:
+            ModelNotReady: a stage of the model waits for its reload.
+        """
+        if slug in self._plan.slugs():
+            raise ModelNotReady("The model is being reloaded.")
+
+    def recovering(self) -> set[str]:
+        """Return the slugs of the models that wait for a reload."""
+        return self._plan.slugs()
+
+    async def run(self) -> None:
+        """Watch until cancelled."""
+        try:
+            while True:
+                self._news.clear()
+                await self._guarded(self.look())
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._news.wait(), self._settings.stats_interval_s)
+        finally:
+            for task in self._tasks.values():
+                task.cancel()
+
+    async def look(self) -> None:
+        """Start one round: a poll of every engine, and the reloads that are due."""
+        try:
+            models = (await self._models.snapshot()).ready.values()
+        except APIError:
+            # Triton is away. Its streams broke with the connection: those of its next life are of another epoch.
+            self._health.clear()
+        else:
+            for model in models:
+                self._start(model.slug, self.poll(model.slug))
+        for stage in self._plan.take_due():
+            self._start(stage, self.reload(stage))
+
+    async def poll(self, slug: str) -> None:
+        """Look at one engine."""
+        stage, since = stage_name(slug, "engine"), self._clock()
+        health = self._health.setdefault(slug, EngineHealth())
+        try:
+            stats = await self._look_at(slug)
+        except APIError as exc:
+            verdict = health.failed(exc)
+        else:
+            verdict = health.answered(stats.epoch)
+        if verdict is Verdict.FINE or not self._plan.is_news(stage, since):
+            return
+        logger.warning("the engine of %s is %s", slug, verdict)
+        self._end_streams(stage)
+        if verdict is Verdict.LOST:
+            self._want_reload(stage)
+
+    async def reload(self, stage: str) -> None:
+        """Have Triton reload a stage, unless another frontend was faster. What does not load is tried again later."""
+        slug = slug_of_stage(stage)
+        if stage == stage_name(slug, "engine") and await self._engine_answers(slug):
+            self._settle(stage)
+            return
+        logger.warning("reloading %s", stage)
+        try:
+            await self._triton.unload(stage)
+        except APIError as exc:
+            # Triton is away, or its model control is not explicit. Whoever still finds the stage down says so again.
+            logger.error("Triton did not unload %s: %s", stage, exc.message)
+            self._settle(stage)
+            return
+        self._end_streams(stage)  # those that came since; none can come now
+        try:
+            await self._triton.load(slug, stage)
+        except APIError as exc:
+            logger.error("Triton did not load %s, next try in %g s: %s", stage, RELOAD_PAUSE_S, exc.message)
+            return
+        logger.warning("reloaded %s", stage)
+        self._settle(stage)
+
+    def _settle(self, stage: str) -> None:
+        self._plan.settle(stage)
+        if stage == stage_name(slug_of_stage(stage), "engine"):
+            self._health.pop(slug_of_stage(stage), None)  # the next epoch is a new engine's, not a restart
+
+    def _want_reload(self, stage: str) -> None:
+        self._plan.want(stage)
+        self._news.set()
+
+    async def _engine_answers(self, slug: str) -> bool:
+        try:
+            await self._look_at(slug)
+        except APIError:
+            return False
+        return True
+
+    async def _look_at(self, slug: str) -> EngineStats:
+        """Return what an engine says of itself.
+
+        Raises:
+            APIError: it does not answer, or it answers but has been in one step for far too long.
+        """
+        stats = await self._triton.engine_stats(slug, self._settings.stats_deadline_s)
+        if stats.step_age_ms > self._settings.engine_stall_s * 1000:
+            raise StageUnhealthy(stage_name(slug, "engine"))
+        return stats
+
+    def _end_streams(self, stage: str) -> None:
+        num_ended = self._triton.abort(stage, EngineFailed("The model broke down while it worked on this request."))
+        if num_ended:
+            logger.warning("ended %d requests that needed %s", num_ended, stage)
+
+    def _start(self, subject: str, work: Coroutine[Any, Any, None]) -> None:
+        if subject in self._tasks and not self._tasks[subject].done():
+            work.close()
+            return
+        self._tasks[subject] = asyncio.get_running_loop().create_task(self._guarded(work))
+
+    async def _guarded(self, work: Coroutine[Any, Any, None]) -> None:
+        """Let the watch survive what nobody foresaw."""
+        try:
+            await work
+        except Exception:
+            logger.exception("unexpected exception while watching the engines")

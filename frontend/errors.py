@@ -1,0 +1,215 @@
+"""What a request may end with. Each class carries its status; one middleware turns it into the error envelope.
+
+APIError
+├── InvalidRequest 400           semantics: names field, value and rule
+│   ├── ValidationFailed         schema, range, missing field: 400, or the status of `validation_status`
+│   ├── InvalidJSON              the body is not a JSON object in UTF-8
+│   ├── UnsupportedValue         a known field with a value that is not served
+│   └── ContextLengthExceeded    the prompt alone fills the context window
+├── NotFound 404                 no such route
+│   └── ModelNotFound            no such model
+├── MethodNotAllowed 405
+├── RequestTooLarge 413
+├── ServerError 500              anything unexpected; its text never reaches the client
+│   └── EngineFailed             the engine broke under this request
+└── Overloaded 503               full, or not ready; carries Retry-After
+    ├── TritonUnreachable        no connection to Triton
+    ├── TritonTimeout            Triton did not answer before the deadline
+    ├── ModelNotReady            the model is known, but not loaded now
+    └── StageUnhealthy           a stage's process is gone: it needs a reload
+"""
+
+from __future__ import annotations
+
+import reprlib
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+_SHOWN = reprlib.Repr(maxstring=80, maxother=80, maxlist=4, maxdict=4, maxlevel=3, maxlong=40)
+
+MAX_DETAILS = 20  # a list of a million bad items must not become an answer of a million lines
+
+
+class APIError(Exception):
+    """An answer other than success, in OpenAI's words.
+
+    Args:
+        message: what is wrong, for the client's programmer.
+        param: the field of the body at fault.
+        code: a more specific word than the class's own.
+    """
+
+    status: int = 500
+    type: ClassVar[str] = "server_error"
+    code: str | None = None
+    headers: Mapping[str, str] = {}
+
+    def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        self.code = code or type(self).code
+
+    @property
+    def detail(self) -> str | Sequence[Mapping[str, Any]]:
+        """What FastAPI's clients read; a list for validation failures only."""
+        return self.message
+
+    def envelope(self) -> dict[str, Any]:
+        """Return the body of the answer, or of the error event of a stream."""
+        error = {"message": self.message, "type": type(self).type, "param": self.param, "code": self.code}
+        return {"error": error, "detail": self.detail}
+
+
+class InvalidRequest(APIError):
+    """The client's mistake."""
+
+    status, type, code = 400, "invalid_request_error", "invalid_value"
+
+
+class ValidationFailed(InvalidRequest):
+    """The body breaks the schema.
+
+    Args:
+        details: pydantic's errors, `loc` starting at "body".
+        status: 400, or 422 where the settings say so.
+    """
+
+    def __init__(
+        self, message: str, *, param: str | None, code: str, details: Sequence[Mapping[str, Any]], status: int
+    ) -> None:
+        super().__init__(message, param=param, code=code)
+        self.status = status
+        self._details = details
+
+    @property
+    def detail(self) -> Sequence[Mapping[str, Any]]:
+        """Every failure, as FastAPI lists them."""
+        return self._details
+
+
+class InvalidJSON(InvalidRequest):
+    """The body is not a JSON object in UTF-8."""
+
+    code = "invalid_json"
+
+
+class UnsupportedValue(InvalidRequest):
+    """A known field with a value that is not served."""
+
+    code = "unsupported_value"
+
+
+class ContextLengthExceeded(InvalidRequest):
+    """The prompt leaves no room for one token in the context window."""
+
+    code = "context_length_exceeded"
+
+
+class NotFound(APIError):
+    """No such route."""
+
+    status, type, code = 404, "invalid_request_error", "not_found"
+
+
+class ModelNotFound(NotFound):
+    """The request names a model that this server does not serve."""
+
+    code = "model_not_found"
+
+    def __init__(self, model_id: str) -> None:
+        rule = "this server does not serve it; GET /v1/models lists what it serves"
+        super().__init__(f"model={shown(model_id)}: {rule}", param="model")
+
+
+class MethodNotAllowed(APIError):
+    """The route exists for another method.
+
+    Args:
+        allowed: the methods it has.
+    """
+
+    status, type, code = 405, "invalid_request_error", "method_not_allowed"
+
+    def __init__(self, message: str, allowed: set[str]) -> None:
+        super().__init__(message)
+        self.headers = {"Allow": ", ".join(sorted(allowed))}
+
+
+class RequestTooLarge(APIError):
+    """The body is longer than `max_body_bytes`."""
+
+    status, type, code = 413, "invalid_request_error", "request_too_large"
+
+
+class ServerError(APIError):
+    """Anything unexpected: the log has the cause, the client does not."""
+
+    code = "internal_error"
+
+    def __init__(self, message: str = "The server failed while it worked on this request.") -> None:
+        super().__init__(message)
+
+
+class EngineFailed(ServerError):
+    """The engine broke under this request."""
+
+    code = "engine_failed"
+
+    def __init__(self, message: str = "The engine failed while it worked on this request.") -> None:
+        super().__init__(message)
+
+
+class Overloaded(APIError):
+    """The server cannot take this request now; trying again may help."""
+
+    status, type, code = 503, "overloaded_error", "overloaded"
+    headers: Mapping[str, str] = {"Retry-After": "1"}
+
+
+class TritonUnreachable(Overloaded):
+    """There is no connection to Triton."""
+
+    code = "triton_unreachable"
+
+    def __init__(self, message: str = "The inference server cannot be reached.") -> None:
+        super().__init__(message)
+
+
+class TritonTimeout(Overloaded):
+    """Triton did not answer before the deadline."""
+
+    code = "triton_timeout"
+
+    def __init__(self, message: str = "The inference server did not answer in time.") -> None:
+        super().__init__(message)
+
+
+class ModelNotReady(Overloaded):
+    """The model is known, but not loaded now."""
+
+    code = "model_not_ready"
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, param="model")
+
+
+class StageUnhealthy(Overloaded):
+    """A stage's process is gone; Triton does not restart it by itself.
+
+    Args:
+        stage: the stage's Triton name.
+    """
+
+    code = "model_not_ready"
+
+    def __init__(self, stage: str) -> None:
+        super().__init__("A part of the model's pipeline is down and is being reloaded.")
+        self.stage = stage
+
+
+def shown(value: object) -> str:
+    """Return a value as an error message shows it: as JSON would spell the common words, and short."""
+    if value is None or isinstance(value, bool):
+        return "null" if value is None else str(value).lower()
+    return _SHOWN.repr(value)

@@ -1,0 +1,163 @@
+"""Chat completions and completions: one coroutine for each, and how both are answered."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import aclosing
+
+from aiohttp import web
+
+from frontend import sse
+from frontend.errors import APIError, InvalidRequest
+from frontend.fan_out import merged
+from frontend.handlers.context import (
+    CLIENT_CLOSED,
+    FACTS,
+    SETTINGS,
+    TRITON,
+    WATCH,
+    RequestFacts,
+    find_model,
+    json_response,
+    read_body,
+    unexpected,
+)
+from frontend.models import ModelName
+from frontend.protocol.chat import ChatCompletionRequest
+from frontend.protocol.completion import CompletionRequest, Prompt
+from frontend.protocol.fields import GenerationBody
+from frontend.translate.chat_reply import ChatReply
+from frontend.translate.completion_reply import CompletionReply
+from frontend.translate.reply import Event, Reply
+from frontend.translate.requests import chat_to_requests, completion_to_requests
+from model_repository.generation import GenerationChunk, GenerationRequest
+from model_repository.model_parameters import RequestDefaults
+
+_MAX_BODIES = 4  # of the largest size, which one request may send to Triton
+
+
+async def create_chat_completion(request: web.Request) -> web.StreamResponse:
+    """POST /v1/chat/completions."""
+    chat, headers = await read_body(request, ChatCompletionRequest)
+    name = await _find_model(request, chat)
+    await _refuse_too_many(request, 1, chat.n or 1)
+    generations = chat_to_requests(chat, name, _defaults(request, name))
+    return await _answer(request, name, generations, ChatReply(chat, name, int(time.time())), headers)
+
+
+async def create_completion(request: web.Request) -> web.StreamResponse:
+    """POST /v1/completions."""
+    completion, headers = await read_body(request, CompletionRequest)
+    name = await _find_model(request, completion)
+    await _refuse_too_many(request, len(completion.prompt), completion.best_of or completion.n or 1)
+    generations = completion_to_requests(completion, name, _defaults(request, name))
+    num_chars = await _prompt_lengths(request, completion, name)
+    reply = CompletionReply(completion, name, int(time.time()), num_chars)
+    if completion.stream and len(completion.prompt) > 1:
+        # Once the stream of several prompts has begun, none of them could be refused with a status of its own.
+        triton = request.app[TRITON]
+        await asyncio.gather(*(triton.check(name.model.slug, each) for each in generations[:: reply.num_per_prompt]))
+    return await _answer(request, name, generations, reply, headers)
+
+
+async def _find_model(request: web.Request, body: GenerationBody) -> ModelName:
+    request[FACTS].label(body.bookkeeping())
+    name = await find_model(request, body.model)
+    request.app[WATCH].require_whole(name.model.slug)
+    return name
+
+
+def _defaults(request: web.Request, name: ModelName) -> RequestDefaults:
+    return request.app[SETTINGS].request_defaults().overridden_by(name.model.parameters.defaults)
+
+
+async def _refuse_too_many(request: web.Request, num_prompts: int, num_per_prompt: int) -> None:
+    """Refuse more completions than one request may ask for, and prompts that would be sent too often."""
+    settings = request.app[SETTINGS]
+    num_choices = num_prompts * num_per_prompt
+    if num_choices > settings.max_choices:
+        rule = f"{num_choices} completions are more than one request may ask for, which is {settings.max_choices}"
+        param = "prompt" if num_prompts > 1 else "n"
+        raise InvalidRequest(f"{param}: {rule}", param=param)
+    num_bytes = len(await request.read()) * num_per_prompt  # each completion is a request of its own to Triton
+    limit = _MAX_BODIES * settings.max_body_bytes
+    if num_bytes > limit:
+        raise InvalidRequest(f"n: a body of so many bytes for each completion exceeds {limit} bytes", param="n")
+
+
+async def _prompt_lengths(request: web.Request, completion: CompletionRequest, name: ModelName) -> Sequence[int]:
+    """Return the prompts' characters, where the offsets of log probabilities count from their ends."""
+    if completion.logprobs is None or completion.echo:
+        return ()
+    triton, slug = request.app[TRITON], name.model.slug
+
+    async def length(prompt: Prompt) -> int:
+        if isinstance(prompt, str):
+            return len(prompt)
+        return len(await triton.detokenize(slug, prompt, has_special_tokens=False))
+
+    return await asyncio.gather(*map(length, completion.prompt))
+
+
+async def _answer(
+    request: web.Request,
+    name: ModelName,
+    generations: Sequence[GenerationRequest],
+    reply: Reply,
+    headers: Mapping[str, str],
+) -> web.StreamResponse:
+    facts = request[FACTS]
+    facts.id, facts.num_per_prompt = reply.id, reply.num_per_prompt
+    triton, slug = request.app[TRITON], name.model.slug
+    async with aclosing(merged([triton.generate(slug, each) for each in generations])) as chunks:
+        if not generations[0].is_stream:
+            return json_response(reply.whole(await _collected(chunks, len(generations), facts)), headers=headers)
+        # Until the first chunk is there, nothing is sent: an error is still a status.
+        index, first = await anext(chunks)
+        facts.saw(index, first)
+        response = web.StreamResponse(headers={**sse.HEADERS, **headers})
+        try:
+            await response.prepare(request)
+            await response.write(_framed([*reply.opening(), *reply.events(index, first)]))
+            await _write_rest(response, chunks, reply, facts)
+        except ConnectionResetError:
+            facts.error_code = CLIENT_CLOSED
+        return response
+
+
+async def _collected(
+    chunks: AsyncIterator[tuple[int, GenerationChunk]], num_expected: int, facts: RequestFacts
+) -> list[GenerationChunk]:
+    """Return the only chunk of each completion, in the order in which they were asked for."""
+    collected: dict[int, GenerationChunk] = {}
+    async for index, chunk in chunks:
+        facts.saw(index, chunk)
+        collected[index] = chunk
+    return [collected[index] for index in range(num_expected)]
+
+
+async def _write_rest(
+    response: web.StreamResponse,
+    chunks: AsyncIterator[tuple[int, GenerationChunk]],
+    reply: Reply,
+    facts: RequestFacts,
+) -> None:
+    try:
+        async for index, chunk in chunks:
+            facts.saw(index, chunk)
+            events = reply.events(index, chunk)
+            if events:  # a parser may hold the text back
+                await response.write(_framed(events))
+    except ConnectionResetError:
+        raise  # the client is gone, so there is nobody to tell
+    except Exception as exc:
+        error = exc if isinstance(exc, APIError) else unexpected(exc, facts)
+        facts.error_code = error.code
+        await response.write(sse.error_event(error))
+    await response.write(sse.DONE)
+
+
+def _framed(events: Iterable[Event]) -> bytes:
+    return b"".join(map(sse.event, events))

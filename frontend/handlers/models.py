@@ -1,0 +1,45 @@
+"""What is served, and whether it is ready."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from aiohttp import web
+
+from frontend.errors import APIError
+from frontend.handlers.context import MODELS, SETTINGS, WATCH, json_response
+from frontend.translate.model_cards import model_card, model_list
+
+
+async def list_models(request: web.Request) -> web.Response:
+    """GET /v1/models."""
+    return json_response(model_list(await request.app[MODELS].names()))
+
+
+async def get_model(request: web.Request) -> web.Response:
+    """GET /v1/models/{id}."""
+    return json_response(model_card(await request.app[MODELS].get(request.match_info["id"])))
+
+
+async def health_live(request: web.Request) -> web.Response:
+    """GET /health/live: this process answers."""
+    return json_response({"status": "live"})
+
+
+async def health_ready(request: web.Request) -> web.Response:
+    """GET /health/ready: Triton answers and serves at least one model."""
+    endpoint = request.app[SETTINGS].triton_endpoints[0]
+    try:
+        snapshot = await request.app[MODELS].snapshot()
+    except APIError as exc:
+        return _readiness(False, {endpoint: exc.code}, {})
+    recovering = request.app[WATCH].recovering()
+    models: dict[str, Any] = dict(snapshot.unready) | {
+        model.id: "recovering" if model.slug in recovering else "ready" for model in snapshot.ready.values()
+    }
+    return _readiness("ready" in models.values(), {endpoint: "ready"}, models)
+
+
+def _readiness(is_ready: bool, endpoints: dict[str, Any], models: dict[str, Any]) -> web.Response:
+    body = {"status": "ready" if is_ready else "not ready", "endpoints": endpoints, "models": models}
+    return json_response(body, status=200 if is_ready else 503)

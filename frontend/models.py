@@ -1,0 +1,198 @@
+"""What Triton serves, as the frontend sees it: the models, a short-lived list of them, and the seam to Triton."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from frontend.errors import APIError, ModelNotFound, ModelNotReady
+from model_repository.generation import GenerationChunk, GenerationRequest, Prompt
+from model_repository.model_parameters import ModelParameters
+from model_repository.stage_messages import EngineStats
+
+MAX_AGE_S = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedModel:
+    """A model that is loaded and ready, as its ensemble describes it."""
+
+    slug: str  # the ensemble's name in Triton
+    parameters: ModelParameters
+
+    @property
+    def id(self) -> str:
+        """OpenAI's name of it."""
+        return self.parameters.model_id
+
+    @property
+    def context_window(self) -> int:
+        """Tokens of prompt and completion together."""
+        return self.parameters.context_window
+
+    @property
+    def created(self) -> int:
+        """Unix seconds."""
+        return self.parameters.created
+
+    @property
+    def owned_by(self) -> str:
+        """Who serves it."""
+        return self.parameters.owned_by
+
+    @property
+    def fingerprint(self) -> str:
+        """Another one where the same request may get another answer."""
+        return self.parameters.fingerprint
+
+    @property
+    def tool_call_format(self) -> str:
+        """How it writes tool calls."""
+        return self.parameters.tool_call_format
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelName:
+    """A name that clients may use, and what it stands for."""
+
+    asked: str  # an id, an alias, or an adapter's name
+    model: ServedModel
+    lora_name: str = ""  # the adapter, where it names one
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSnapshot:
+    """The models of one moment."""
+
+    ready: Mapping[str, ServedModel] = field(default_factory=dict)  # by id
+    unready: Mapping[str, str] = field(default_factory=dict)  # id -> Triton's word for its state
+
+    def names(self) -> dict[str, ModelName]:
+        """Return everything that clients may ask for. An id wins over an alias or an adapter's name that equals it."""
+        names: dict[str, ModelName] = {}
+        for model_id in sorted(self.ready):
+            model = self.ready[model_id]
+            for alias in model.parameters.aliases:
+                names.setdefault(alias, ModelName(asked=alias, model=model))
+            for adapter in model.parameters.adapters:
+                names.setdefault(adapter, ModelName(asked=adapter, model=model, lora_name=adapter))
+        return names | {model.id: ModelName(asked=model.id, model=model) for model in self.ready.values()}
+
+
+class Triton(Protocol):
+    """What the frontend asks of Triton; `frontend.triton.TritonClient` is the real one."""
+
+    # Told the Triton name of a stage whose process is gone, and when the request began that found it (time.monotonic).
+    on_stage_down: Callable[[str, float], None]
+
+    def generate(self, slug: str, request: GenerationRequest) -> AsyncGenerator[GenerationChunk, None]:
+        """Yield the completion; the last chunk carries the finish reason. Leaving it cancels the generation.
+
+        Raises:
+            APIError: the request was refused, or failed.
+        """
+
+    def abort(self, stage: str, error: APIError) -> int:
+        """End the running generations that need a lost stage, by its Triton name; return how many there were."""
+
+    async def snapshot(self) -> ModelSnapshot:
+        """Return what Triton serves at this moment."""
+
+    async def check(self, slug: str, request: GenerationRequest) -> None:
+        """Have the tokenizer stage look at a request, without generating anything.
+
+        Raises:
+            APIError: the request would be refused, or Triton did not answer.
+        """
+
+    async def tokenize(self, slug: str, prompt: Prompt, *, add_special_tokens: bool) -> tuple[list[int], list[str]]:
+        """Return a prompt's token ids, and each token as the vocabulary writes it.
+
+        Raises:
+            APIError: the prompt was refused, or Triton did not answer.
+        """
+
+    async def detokenize(self, slug: str, token_ids: Sequence[int], *, has_special_tokens: bool) -> str:
+        """Return the text of token ids; special tokens are left out unless asked for.
+
+        Raises:
+            APIError: the ids were refused, or Triton did not answer.
+        """
+
+    async def engine_stats(self, slug: str, timeout_s: float) -> EngineStats:
+        """Ask a model's engine how it is.
+
+        Raises:
+            APIError: it did not answer.
+        """
+
+    async def unload(self, stage: str) -> None:
+        """Unload a stage, by its Triton name.
+
+        Raises:
+            APIError: Triton did not do it.
+        """
+
+    async def load(self, slug: str, stage: str) -> None:
+        """Load a stage and the ensemble that stands on it; return when the model is ready.
+
+        Raises:
+            APIError: Triton did not do it.
+        """
+
+    async def close(self) -> None:
+        """Let go of the connection."""
+
+
+class ModelDirectory:
+    """The served models by their names, asked of Triton at most once a second unless a name is missing."""
+
+    def __init__(self, triton: Triton, clock: Callable[[], float] = time.monotonic) -> None:
+        self._triton = triton
+        self._clock = clock
+        self._refreshing = asyncio.Lock()
+        self._snapshot = ModelSnapshot()
+        self._names: Mapping[str, ModelName] = {}
+        self._fetched_at = -math.inf
+        self._num_fetches = 0
+
+    async def snapshot(self) -> ModelSnapshot:
+        """Return the models as they were less than a second ago."""
+        if self._clock() - self._fetched_at >= MAX_AGE_S:
+            await self._refresh()
+        return self._snapshot
+
+    async def names(self) -> Mapping[str, ModelName]:
+        """Return everything that clients may ask for, as it was less than a second ago."""
+        await self.snapshot()
+        return self._names
+
+    async def get(self, asked: str) -> ModelName:
+        """Return what a name stands for.
+
+        Raises:
+            ModelNotFound: nothing is served by that name.
+            ModelNotReady: it is a model's id that is known, but not loaded now.
+        """
+        names = await self.names()
+        if asked not in names:
+            await self._refresh()
+        if asked in self._names:
+            return self._names[asked]
+        if asked in self._snapshot.unready:
+            raise ModelNotReady(f"The model {asked} is not ready now (state: {self._snapshot.unready[asked]}).")
+        raise ModelNotFound(asked)
+
+    async def _refresh(self) -> None:
+        seen = self._num_fetches
+        async with self._refreshing:
+            if self._num_fetches == seen:  # else another request has fetched it while this one waited
+                started_at = self._clock()
+                self._snapshot = await self._triton.snapshot()
+                self._names = self._snapshot.names()
+                self._fetched_at = started_at
+                self._num_fetches += 1

@@ -1,0 +1,139 @@
+"""The description of the API for machines, from the types that requests are read into and answers are made of."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from frontend.parameters import parameters
+from frontend.protocol import answers
+from frontend.protocol.body import Body
+from frontend.protocol.chat import ChatCompletionRequest
+from frontend.protocol.completion import CompletionRequest
+from frontend.protocol.tokenization import DetokenizeRequest, TokenizeRequest
+
+_REFERENCE = "#/components/schemas/{model}"
+_JSON = "application/json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Operation:
+    """One method of one route."""
+
+    method: str
+    path: str
+    summary: str
+    answer: Any
+    body: type[Body] | None = None
+    event: Any = None  # of its stream
+    parameters: tuple[str, ...] = ()
+    can_miss: bool = False  # what it names may not be there
+
+
+_OPERATIONS = (
+    _Operation(
+        method="post",
+        path="/v1/chat/completions",
+        summary="Continue a chat",
+        body=ChatCompletionRequest,
+        answer=answers.ChatCompletion,
+        event=answers.ChatCompletionChunk,
+        can_miss=True,
+    ),
+    _Operation(
+        method="post",
+        path="/v1/completions",
+        summary="Continue a text",
+        body=CompletionRequest,
+        answer=answers.Completion,
+        event=answers.Completion,
+        can_miss=True,
+    ),
+    _Operation(method="get", path="/v1/models", summary="What is served", answer=answers.ModelList),
+    _Operation(
+        method="get",
+        path="/v1/models/{id}",
+        summary="One model, alias or adapter",
+        answer=answers.ModelCard,
+        parameters=("id",),
+        can_miss=True,
+    ),
+    _Operation(
+        method="post",
+        path="/tokenize",
+        summary="Text or messages to token ids",
+        body=TokenizeRequest,
+        answer=answers.Tokenization,
+        can_miss=True,
+    ),
+    _Operation(
+        method="post",
+        path="/detokenize",
+        summary="Token ids to text",
+        body=DetokenizeRequest,
+        answer=answers.Detokenization,
+        can_miss=True,
+    ),
+    _Operation(method="get", path="/version", summary="The server's version", answer=answers.Version),
+)
+
+
+@functools.cache
+def openapi_document() -> dict[str, Any]:
+    """Return the document in OpenAPI 3.1. Every /v1 route is there without the prefix too."""
+    schemas: dict[str, Any] = {}
+    paths: dict[str, Any] = {}
+    for operation in _OPERATIONS:
+        paths.setdefault(operation.path, {})[operation.method] = _describe(operation, schemas)
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "Conch", "version": version("conch"), "description": "The OpenAI API, served by Triton."},
+        "paths": paths,
+        "components": {"schemas": dict(sorted(schemas.items()))},
+    }
+
+
+def _describe(operation: _Operation, schemas: dict[str, Any]) -> dict[str, Any]:
+    content = {_JSON: {"schema": _schema(operation.answer, "serialization", schemas)}}
+    if operation.event is not None:
+        event = _schema(operation.event, "serialization", schemas)
+        data = [{"const": "[DONE]"}, {"type": "string", "contentMediaType": _JSON, "contentSchema": event}]
+        content["text/event-stream"] = {
+            "schema": {"type": "object", "properties": {"data": {"anyOf": data}}, "required": ["data"]}
+        }
+    responses: dict[str, Any] = {"200": {"description": "The answer", "content": content}}
+    statuses = {"500": "The server failed", "503": "Full, or not ready: try again"}
+    if operation.body is not None:
+        statuses |= {"400": "The request breaks a rule", "413": "The body is too long", "422": "400 by that setting"}
+    if operation.can_miss:
+        statuses["404"] = "Nothing is served by that name"
+    envelope = {_JSON: {"schema": _schema(answers.ErrorEnvelope, "serialization", schemas)}}
+    for status, description in sorted(statuses.items()):
+        responses[status] = {"description": description, "content": envelope}
+    described: dict[str, Any] = {"summary": operation.summary, "responses": responses}
+    if operation.body is not None:
+        schema = _schema(operation.body, "validation", schemas)
+        described["requestBody"] = {"required": True, "content": {_JSON: {"schema": schema}}}
+        properties = schemas[operation.body.__name__]["properties"]
+        for row in parameters():
+            if row.endpoint == operation.path and row.name in properties:
+                properties[row.name]["x-runtimes"] = dict(row.treatments)
+    if operation.parameters:
+        described["parameters"] = [
+            {"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
+            for name in operation.parameters
+        ]
+    return described
+
+
+def _schema(kind: Any, mode: Any, schemas: dict[str, Any]) -> dict[str, Any]:
+    """Return a reference to a type's schema, and put it and those it needs among the others."""
+    schema = TypeAdapter(kind).json_schema(mode=mode, ref_template=_REFERENCE, by_alias=True)
+    name = schema.get("title", kind.__name__)
+    for each, description in (schema.pop("$defs", {}) | {name: schema}).items():
+        assert schemas.setdefault(each, description) == description, f"two types are called {each}"
+    return {"$ref": _REFERENCE.format(model=name)}

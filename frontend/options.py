@@ -1,0 +1,77 @@
+"""The frontend's settings as command-line options, and back."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from typing import Any
+
+from frontend.settings import Settings
+
+_HELP = {
+    "host": "address to listen on; 0.0.0.0: every one",
+    "port": "port to listen on; 0: any free one",
+    "triton_endpoints": "Triton's gRPC endpoint",
+    "max_body_bytes": "longer request bodies are refused",
+    "validation_status": "HTTP status of requests that break the schema: 400 or 422",
+    "strict_extra": "refuse fields that nobody knows",
+    "default_model": "for requests that name none",
+    "root_paths": "serve the API below this path too; repeatable",
+    "completion_max_tokens": "of a completion that does not say; 0: what the context window leaves",
+    "chat_max_tokens": "of a chat completion that does not say, likewise",
+    "context_length_exceeded_behavior": "truncate (lower max_tokens) or error",
+    "include_stop_str_in_output": "keep stop sequences in the text unless a request says otherwise",
+    "max_logprobs": "of a completion; 20 at most",
+    "max_choices": "completions that one request may ask for",
+    "stats_interval_s": "between two looks at an engine",
+    "stats_deadline_s": "after which an engine has missed a look",
+    "engine_stall_s": "seconds after which an engine that is still in one step is taken for lost",
+    "shutdown_timeout_s": "that requests in flight may go on after SIGTERM",
+}
+
+# Settings that are lists: the option that adds one, and what it is.
+_REPEATED = {"triton_endpoints": ("--triton", "HOST:PORT"), "root_paths": ("--root-path", "PATH")}
+
+
+def add_options(parser: argparse._ActionsContainer, defaults: Settings, *, without: str = "") -> None:
+    """Add one option per setting, except the one that the caller decides."""
+    for field in dataclasses.fields(Settings):
+        if field.name == without:
+            continue
+        default = getattr(defaults, field.name)
+        kind: dict[str, Any] = {"type": type(default), "metavar": field.name.rpartition("_")[2].upper()}
+        if isinstance(default, bool):
+            kind = {"action": "store_true"}
+        elif isinstance(default, tuple):
+            kind = {"action": "append", "metavar": _REPEATED[field.name][1]}
+            default = ", ".join(default) or "none"
+        text = f"{_HELP.get(field.name, '')} ({default})".strip()
+        parser.add_argument(_flag(field.name), dest=field.name, default=argparse.SUPPRESS, help=text, **kind)
+
+
+def settings_from(options: argparse.Namespace, defaults: Settings) -> Settings:
+    """Return the settings that the options say.
+
+    Raises:
+        SettingsError: a value breaks a rule.
+    """
+    names = [field.name for field in dataclasses.fields(Settings) if field.name in options]
+    given = {name: getattr(options, name) for name in names}
+    lists = {name: tuple(value) for name, value in given.items() if isinstance(value, list)}
+    return dataclasses.replace(defaults, **given | lists)
+
+
+def settings_to_arguments(settings: Settings) -> list[str]:
+    """Return the options that say these settings."""
+    arguments = []
+    for field in dataclasses.fields(Settings):
+        flag, value = _flag(field.name), getattr(settings, field.name)
+        if isinstance(value, bool):
+            arguments += [flag] if value else []
+        else:
+            arguments += [f"{flag}={item}" for item in (value if isinstance(value, tuple) else (value,))]
+    return arguments
+
+
+def _flag(name: str) -> str:
+    return _REPEATED[name][0] if name in _REPEATED else "--" + name.replace("_", "-")

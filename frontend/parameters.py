@@ -1,0 +1,169 @@
+"""The parameter contract: what becomes of each request field, by runtime.
+
+Nothing is listed here by hand. A field's type, range and meaning are those of the pydantic model that reads it; what it
+needs of a runtime is found by translating a request that has it, with its example; what a runtime can do it declares
+itself. `/openapi.json` and docs/parameters.md are written from this.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from pydantic.fields import FieldInfo
+
+from frontend.models import ModelName, ServedModel
+from frontend.protocol.chat import ChatCompletionRequest
+from frontend.protocol.completion import CompletionRequest
+from frontend.protocol.fields import GenerationBody
+from frontend.settings import Settings
+from frontend.translate.requests import chat_to_requests, completion_to_requests
+from model_repository.capabilities import Capability, needed_capabilities
+from model_repository.engine.runtime import RUNTIMES
+from model_repository.generation import GenerationRequest
+from model_repository.model_parameters import ModelParameters
+
+
+class Treatment(StrEnum):
+    """What becomes of a field that is sent."""
+
+    ENFORCED = "enforced"  # by the engine, for any runtime that has the capability, or by the frontend itself
+    EMULATED = "emulated"  # by several requests to the ensemble
+    LOGGED = "logged"  # bookkeeping: changes no answer
+    REFUSED = "refused"  # 400, unless its value changes nothing
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parameter:
+    """One field of one endpoint."""
+
+    endpoint: str
+    name: str
+    treatments: Mapping[str, Treatment]  # by runtime
+    needed: frozenset[Capability] = frozenset()
+    body: Mapping[str, Any]  # a request that has it
+    description: str = ""
+    schema: Mapping[str, Any]  # type and range, as JSON schema says them
+
+
+_BODIES: dict[str, tuple[type[GenerationBody], dict[str, Any]]] = {
+    "/v1/chat/completions": (
+        ChatCompletionRequest,
+        {"model": "demo", "messages": [{"role": "user", "content": "Count from 1 to 9."}]},
+    ),
+    "/v1/completions": (CompletionRequest, {"model": "demo", "prompt": "The capital of France is"}),
+}
+
+
+@functools.cache
+def parameters() -> tuple[Parameter, ...]:
+    """Return the table: every field that is known, of both endpoints."""
+    return tuple(row for endpoint in _BODIES for row in (*_served(endpoint), *_refused(endpoint)))
+
+
+def _served(endpoint: str) -> Iterator[Parameter]:
+    model, base = _BODIES[endpoint]
+    schema = model.model_json_schema(by_alias=True)
+    plain = _needs(endpoint, base)
+    for name, field in model.model_fields.items():
+        body = base | _companions(field) | ({name: field.examples[0]} if field.examples else {})
+        needed = _needs(endpoint, body) - plain
+        yield Parameter(
+            endpoint=endpoint,
+            name=name,
+            treatments={runtime: _treatment(endpoint, name, body, needed, runtime) for runtime in RUNTIMES},
+            needed=needed,
+            body=body,
+            description=field.description or "",
+            schema=_resolved(schema["properties"][name], schema["$defs"]),
+        )
+
+
+def _refused(endpoint: str) -> Iterator[Parameter]:
+    model, base = _BODIES[endpoint]
+    for name, neutral in model.refused.items():
+        values = [None, *neutral]
+        yield Parameter(
+            endpoint=endpoint,
+            name=name,
+            treatments=dict.fromkeys(RUNTIMES, Treatment.REFUSED),
+            body=base | {name: values[-1]},
+            schema={"enum": values},
+        )
+
+
+def _resolved(schema: Mapping[str, Any], definitions: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a schema without references; an object, which would be long, is only called that."""
+    if "$ref" in schema:
+        target = definitions[schema["$ref"].rpartition("/")[2]]
+        return {"type": "object"} if target.get("type") == "object" else _resolved(target, definitions)
+    resolved = dict(schema)
+    if "anyOf" in schema:
+        resolved["anyOf"] = [_resolved(each, definitions) for each in schema["anyOf"]]
+    if "items" in schema:
+        resolved["items"] = _resolved(schema["items"], definitions)
+    return resolved
+
+
+def _companions(field: FieldInfo) -> dict[str, Any]:
+    extra = field.json_schema_extra
+    needed: Any = extra.get("x-needs", {}) if isinstance(extra, dict) else {}
+    return dict(needed)
+
+
+def _treatment(
+    endpoint: str, name: str, body: Mapping[str, Any], needed: frozenset[Capability], runtime: str
+) -> Treatment:
+    if needed - RUNTIMES[runtime].capabilities:
+        return Treatment.REFUSED
+    if name in _read(endpoint, body).bookkeeping():
+        return Treatment.LOGGED
+    return Treatment.EMULATED if len(_requests(endpoint, body)) > 1 else Treatment.ENFORCED
+
+
+def _needs(endpoint: str, body: Mapping[str, Any]) -> frozenset[Capability]:
+    # A random seed is drawn where none is sent, so only a field of that name can need the capability.
+    return frozenset(
+        capability
+        for request in _requests(endpoint, body)
+        for capability in needed_capabilities(request)
+        if capability is not Capability.SEED or "seed" in body
+    )
+
+
+def _read(endpoint: str, body: Mapping[str, Any]) -> GenerationBody:
+    return _BODIES[endpoint][0].model_validate(body, by_alias=True)
+
+
+def _requests(endpoint: str, body: Mapping[str, Any]) -> list[GenerationRequest]:
+    request = _read(endpoint, body)
+    if isinstance(request, ChatCompletionRequest):
+        return chat_to_requests(request, _SOME_MODEL, Settings().request_defaults())
+    assert isinstance(request, CompletionRequest)
+    return completion_to_requests(request, _SOME_MODEL, Settings().request_defaults())
+
+
+# What the fields need does not depend on the model.
+_SOME_MODEL = ModelName(
+    asked="demo",
+    model=ServedModel(
+        slug="demo",
+        parameters=ModelParameters(
+            model_id="demo",
+            context_window=2048,
+            created=0,
+            owned_by="",
+            runtime="",
+            fingerprint="",
+            aliases=(),
+            adapters=(),
+            capabilities=frozenset(Capability),
+            tool_call_format="hermes",
+            has_chat_template=True,
+            defaults={},
+        ),
+    ),
+)

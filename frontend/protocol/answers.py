@@ -1,0 +1,250 @@
+"""The shapes of the answers: plain dictionaries, since one is made for every streamed chunk."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, NotRequired, TypedDict
+
+
+class PromptTokensDetails(TypedDict):
+    """Parts of prompt_tokens."""
+
+    cached_tokens: int
+    audio_tokens: int
+
+
+class CompletionTokensDetails(TypedDict):
+    """Parts of completion_tokens."""
+
+    reasoning_tokens: int
+    accepted_prediction_tokens: int
+    rejected_prediction_tokens: int
+    audio_tokens: int
+
+
+class Usage(TypedDict):
+    """Token counts of a request."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails
+
+
+type FinishReason = Literal["stop", "length", "tool_calls", "function_call", "content_filter"]
+type StopReason = str | int | None
+
+
+# --- completions -----------------------------------------------------------------------------------------------------
+class CompletionLogprobs(TypedDict):
+    """Four lists of one length, a place for each token of the text."""
+
+    text_offset: list[int]  # characters of prompt and text before the token
+    token_logprobs: list[float | None]
+    tokens: list[str]
+    top_logprobs: list[dict[str, float] | None]
+
+
+class CompletionChoice(TypedDict):
+    """A completion, or a piece of it."""
+
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None
+    finish_reason: FinishReason | None
+    stop_reason: StopReason
+    token_ids: NotRequired[list[int]]
+
+
+class Completion(TypedDict):
+    """The answer of /v1/completions, and each event of its stream."""
+
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    system_fingerprint: str
+    choices: list[CompletionChoice]
+    usage: NotRequired[Usage | None]
+    obfuscation: NotRequired[str]
+
+
+# --- chat completions ------------------------------------------------------------------------------------------------
+class TopLogprob(TypedDict):
+    """A token that could have stood here."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class TokenLogprob(TypedDict):
+    """A token of the content."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(TypedDict):
+    """The log probabilities of a message's tokens."""
+
+    content: list[TokenLogprob]
+    refusal: None
+
+
+class FunctionCall(TypedDict, total=False):
+    """A function's name, and its arguments as JSON; in a stream, pieces of them."""
+
+    name: str
+    arguments: str
+
+
+class ToolCall(TypedDict):
+    """A call of a tool."""
+
+    id: str
+    type: Literal["function"]
+    function: FunctionCall
+
+
+class ToolCallDelta(TypedDict):
+    """What a chunk adds to a call; only the first of a call has id and type."""
+
+    index: int
+    id: NotRequired[str]
+    type: NotRequired[Literal["function"]]
+    function: FunctionCall
+
+
+class AssistantMessage(TypedDict):
+    """The whole answer of the assistant."""
+
+    role: Literal["assistant"]
+    content: str | None
+    refusal: None
+    annotations: list[Any]
+    tool_calls: NotRequired[list[ToolCall]]
+    function_call: NotRequired[FunctionCall]
+
+
+class ChatChoice(TypedDict):
+    """A chat completion."""
+
+    index: int
+    message: AssistantMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: FinishReason
+    stop_reason: StopReason
+    token_ids: NotRequired[list[int]]
+
+
+class ChatCompletion(TypedDict):
+    """The answer of /v1/chat/completions."""
+
+    id: str
+    object: Literal["chat.completion"]
+    created: int
+    model: str
+    system_fingerprint: str
+    choices: list[ChatChoice]
+    usage: Usage
+
+
+class Delta(TypedDict, total=False):
+    """What a chunk adds to the assistant's message."""
+
+    role: Literal["assistant"]
+    content: str
+    tool_calls: list[ToolCallDelta]
+    function_call: FunctionCall
+
+
+class ChunkChoice(TypedDict):
+    """A piece of a chat completion."""
+
+    index: int
+    delta: Delta
+    logprobs: ChatLogprobs | None
+    finish_reason: FinishReason | None
+    stop_reason: NotRequired[StopReason]
+    token_ids: NotRequired[list[int]]
+
+
+class ChatCompletionChunk(TypedDict):
+    """An event of a chat completion's stream."""
+
+    id: str
+    object: Literal["chat.completion.chunk"]
+    created: int
+    model: str
+    system_fingerprint: str
+    choices: list[ChunkChoice]
+    usage: NotRequired[Usage | None]
+    obfuscation: NotRequired[str]
+
+
+# --- the other endpoints ---------------------------------------------------------------------------------------------
+class ModelCard(TypedDict):
+    """One model in /v1/models."""
+
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+    root: str
+    parent: str | None
+    max_model_len: int
+
+
+class ModelList(TypedDict):
+    """The answer of /v1/models."""
+
+    object: Literal["list"]
+    data: list[ModelCard]
+
+
+class Tokenization(TypedDict):
+    """The answer of /tokenize."""
+
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None
+
+
+class Detokenization(TypedDict):
+    """The answer of /detokenize."""
+
+    prompt: str
+
+
+class Version(TypedDict):
+    """The answer of /version."""
+
+    version: str
+
+
+class Error(TypedDict):
+    """What is wrong, in OpenAI's words."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorDetail(TypedDict):
+    """One broken rule, in FastAPI's words."""
+
+    loc: list[str | int]
+    msg: str
+    type: str
+
+
+class ErrorEnvelope(TypedDict):
+    """The body of every answer that is an error; `detail` is a list for validation failures only."""
+
+    error: Error
+    detail: str | list[ErrorDetail]

@@ -1,0 +1,50 @@
+"""What every JSON object of a request has: exact types, known fields that are refused, unknown ones that are told."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar
+
+from pydantic import BaseModel, ConfigDict, Field
+from pydantic_core import PydanticCustomError
+
+from model_repository.contract import TensorSpec
+
+MAX_INT32 = 2**31 - 1  # what the tensors hold
+
+
+class Body(BaseModel):
+    """A JSON object of a request. Types are exact: neither true nor "5" is a number. null is the same as absent."""
+
+    model_config = ConfigDict(strict=True, extra="allow", frozen=True)
+
+    # Fields that OpenAI's API or a peer's has and we do not serve, each with the values that change nothing. null never
+    # does. A field that nobody knows is in neither place.
+    refused: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
+
+    def parts(self) -> Iterator[tuple[str, Body]]:
+        """Yield the objects inside this one, each with its place."""
+        for name, field in type(self).model_fields.items():
+            value = getattr(self, name)
+            if isinstance(value, Body):
+                yield field.alias or name, value
+            elif isinstance(value, list) and value and isinstance(value[0], Body):
+                yield from ((f"{field.alias or name}[{index}]", item) for index, item in enumerate(value))
+
+
+def needs(**fields: Any) -> dict[str, Any]:
+    """Return the mark, in a field's JSON schema, of other fields without which it is refused."""
+    return {"x-needs": fields}
+
+
+def broken_rule(param: str, rule: str) -> PydanticCustomError:
+    """Return the error of fields that are well-formed each and do not go together; `param` is the one to change."""
+    return PydanticCustomError("broken_rule", "{rule}", {"param": param, "rule": rule})
+
+
+def limits_of(spec: TensorSpec) -> Any:
+    """Return the range that the tensor contract states for a number, as pydantic's constraint."""
+    high = MAX_INT32 if spec.high is None and spec.datatype == "INT32" else spec.high
+    if spec.is_low_open:
+        return Field(gt=spec.low, le=high)
+    return Field(ge=spec.low, le=high)

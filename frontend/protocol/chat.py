@@ -1,0 +1,238 @@
+"""The body of a chat completion's request."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal, Self
+
+from pydantic import BeforeValidator, FailFast, Field, field_validator, model_validator
+from pydantic_core import PydanticCustomError
+
+from frontend.protocol.body import MAX_INT32, Body, broken_rule, limits_of, needs
+from frontend.protocol.fields import REFUSED, GenerationBody
+from frontend.protocol.tools import (
+    FunctionCallChoice,
+    FunctionDefinition,
+    PastFunctionCall,
+    PastToolCall,
+    Tool,
+    ToolChoice,
+    ToolChoiceInput,
+    function_call_from,
+    only_functions,
+    tool_choice_from,
+)
+from model_repository import contract
+from model_repository.prompt_reading import MAX_TOOLS
+
+
+class ImageUrl(Body):
+    """Where an image is: always a data URI, since nothing is fetched."""
+
+    url: str
+    detail: Literal["auto", "low", "high"] | None = None
+
+
+class ContentPart(Body):
+    """A piece of a message's content."""
+
+    type: Literal["text", "refusal", "image_url"]
+    text: str | None = None
+    refusal: str | None = None
+    image_url: Annotated[
+        ImageUrl | None, BeforeValidator(lambda value: {"url": value} if isinstance(value, str) else value)
+    ] = None
+
+    @field_validator("type", mode="before")
+    @classmethod
+    def _only_what_is_served(cls, value: Any) -> Any:
+        if value in ("input_audio", "file", "video_url", "audio_url"):
+            raise PydanticCustomError("unsupported_value", "only text and image_url parts are supported")
+        return value
+
+    @model_validator(mode="after")
+    def _has_what_its_type_needs(self) -> Self:
+        if getattr(self, self.type) is None:
+            raise broken_rule(self.type, f'it is required when type is "{self.type}"')
+        for name in {"text", "refusal", "image_url"} - {self.type}:
+            if getattr(self, name):
+                raise broken_rule(name, f'it goes with type "{name}"')
+        return self
+
+
+def _content_parts(value: Any) -> Any:
+    """Return content as a list of parts: a string is one part."""
+    if isinstance(value, str):
+        return [{"type": "text", "text": value}]
+    if value is None or isinstance(value, list):
+        return value
+    raise PydanticCustomError("content_type", "Input should be a valid string or a list of content parts")
+
+
+class ChatMessage(Body):
+    """One message of a conversation."""
+
+    refused: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        "audio": (),
+        "refusal": (),
+        "annotations": ([],),
+        "reasoning_content": ("",),
+        "reasoning": ("",),
+    }
+
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
+    content: Annotated[
+        list[ContentPart] | None,
+        FailFast(),
+        BeforeValidator(_content_parts, json_schema_input_type=str | list[ContentPart] | None),
+    ] = None
+    name: str | None = None
+    tool_calls: Annotated[list[PastToolCall] | None, FailFast()] = None
+    function_call: PastFunctionCall | None = None  # deprecated form of tool_calls
+    tool_call_id: str | None = None
+
+    @model_validator(mode="after")
+    def _fits_its_role(self) -> Self:
+        is_assistant = self.role == "assistant"
+        if self.content is None and not is_assistant:
+            raise broken_rule("content", "it is required, except in an assistant's message")
+        if (self.tool_calls or self.function_call) and not is_assistant:
+            raise broken_rule("tool_calls", "only an assistant's message has them")
+        if self.role == "tool" and self.tool_call_id is None:
+            raise broken_rule("tool_call_id", "it is required in a tool's message")
+        return self
+
+
+_TOOL: dict[str, Any] = {
+    "type": "function",
+    "function": {"name": "f", "parameters": {"type": "object", "properties": {}}},
+}
+
+
+def messages_from(value: Any) -> Any:
+    """Return messages as objects; a bare string, or each of a list, is what the user says (Horay.ai's wording)."""
+    if isinstance(value, str):
+        value = [value]
+    if isinstance(value, list) and value and all(isinstance(item, str) for item in value):
+        return [{"role": "user", "content": item} for item in value]
+    return value
+
+
+def check_open_turn(continue_final_message: bool | None, add_generation_prompt: bool | None) -> None:
+    """Refuse to go on with the last message's turn and to open another one behind it."""
+    if continue_final_message and add_generation_prompt is not False:
+        raise broken_rule("continue_final_message", "it needs add_generation_prompt to be false")
+
+
+MESSAGES_LENGTH = Field(min_length=1, max_length=4096)
+type MessagesInput = str | Annotated[list[str], MESSAGES_LENGTH] | Annotated[list[ChatMessage], MESSAGES_LENGTH]
+
+
+class ChatCompletionRequest(GenerationBody):
+    """The body of POST /v1/chat/completions."""
+
+    refused: ClassVar[Mapping[str, tuple[Any, ...]]] = REFUSED | {
+        "prompt": (),
+        "echo": (False,),
+        "suffix": (),
+        "best_of": (1,),
+        "images": ([],),
+    }
+
+    messages: Annotated[
+        list[ChatMessage],
+        FailFast(),
+        MESSAGES_LENGTH,
+        Field(description="the conversation; a bare text is one message of the user"),
+        BeforeValidator(messages_from, json_schema_input_type=MessagesInput),
+    ]
+    max_tokens: Annotated[
+        int | None, Field(ge=1, le=MAX_INT32, examples=[3], description="at most so many completion tokens")
+    ] = None
+    logprobs: Annotated[
+        bool | None, Field(examples=[True], description="log probabilities of the tokens, of the raw distribution")
+    ] = None
+    top_logprobs: Annotated[
+        int | None,
+        limits_of(contract.TOP_LOGPROBS),
+        Field(
+            examples=[2],
+            json_schema_extra=needs(logprobs=True),
+            description="and of so many likeliest tokens in each place",
+        ),
+    ] = None
+    tools: Annotated[
+        list[Tool] | None,
+        Field(max_length=MAX_TOOLS, examples=[[_TOOL]], description="functions that the model may call"),
+        BeforeValidator(only_functions),
+    ] = None
+    tool_choice: Annotated[
+        ToolChoice | None,
+        BeforeValidator(tool_choice_from, json_schema_input_type=ToolChoiceInput | None),
+        Field(examples=["required"], json_schema_extra=needs(tools=[_TOOL]), description="which must be called"),
+    ] = None
+    parallel_tool_calls: Annotated[
+        bool | None,
+        Field(examples=[False], json_schema_extra=needs(tools=[_TOOL]), description="false: one call at most"),
+    ] = None
+    functions: Annotated[
+        list[FunctionDefinition] | None,
+        Field(max_length=MAX_TOOLS, examples=[[_TOOL["function"]]], description="deprecated form of tools"),
+    ] = None
+    function_call: Annotated[
+        ToolChoice | None,
+        BeforeValidator(function_call_from, json_schema_input_type=FunctionCallChoice | None),
+        Field(
+            examples=[{"name": "f"}],
+            json_schema_extra=needs(functions=[_TOOL["function"]]),
+            description="deprecated form of tool_choice",
+        ),
+    ] = None
+    chat_template_kwargs: Annotated[
+        dict[str, Any] | None, Field(examples=[{"a": 1}], description="further names for the model's chat template")
+    ] = None
+    add_generation_prompt: Annotated[
+        bool | None, Field(examples=[False], description="false: the assistant's turn is not opened")
+    ] = None
+    continue_final_message: Annotated[
+        bool | None,
+        Field(
+            examples=[True],
+            json_schema_extra=needs(add_generation_prompt=False),
+            description="go on with the last message",
+        ),
+    ] = None
+
+    @model_validator(mode="after")
+    def _asks_for_logprobs(self) -> Self:
+        if self.top_logprobs and not self.logprobs:
+            raise broken_rule("top_logprobs", "it needs logprobs to be true")
+        return self
+
+    @model_validator(mode="after")
+    def _offers_what_it_chooses(self) -> Self:
+        if self.tools and self.functions:
+            raise broken_rule("functions", "they are the deprecated form of tools: send one of the two")
+        if self.function_call is not None and self.tools:
+            raise broken_rule("function_call", "it goes with functions; tools have tool_choice")
+        if self.tool_choice is not None and self.functions:
+            raise broken_rule("tool_choice", "it goes with tools; functions have function_call")
+        names = self.tool_names()
+        for field in ("tool_choice", "function_call"):
+            choice: ToolChoice | None = getattr(self, field)
+            if choice is None:
+                continue
+            if choice.function is not None and choice.function.name not in names:
+                raise broken_rule(field, f"it names {choice.function.name}, which is not offered")
+            if choice.type == "required" and not names:
+                raise broken_rule(field, "it needs tools to choose from")
+        return self
+
+    @model_validator(mode="after")
+    def _opens_one_turn(self) -> Self:
+        check_open_turn(self.continue_final_message, self.add_generation_prompt)
+        return self
+
+    def tool_names(self) -> set[str]:
+        """Return the names of the functions that are offered, in either form."""
+        return {tool.function.name for tool in self.tools or ()} | {each.name for each in self.functions or ()}

@@ -1,0 +1,138 @@
+"""The body of a completion's request."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Self
+
+from pydantic import AfterValidator, Field, ValidationInfo, model_validator
+from pydantic.functional_validators import PlainValidator
+from pydantic_core import PydanticCustomError, PydanticKnownError
+
+from frontend.protocol.body import MAX_INT32, broken_rule, limits_of, needs
+from frontend.protocol.fields import REFUSED, GenerationBody, TokenId
+from model_repository import contract
+
+MAX_LOGPROBS = 5  # OpenAI's
+
+type Prompt = str | list[int]
+
+
+def _prompts(value: Any) -> list[Prompt]:
+    """Return the four forms of a prompt as one: a list of texts and lists of token ids, none of them empty."""
+    if isinstance(value, list) and value and isinstance(value[0], str | list):
+        for item in value:
+            if type(item) is not type(value[0]):
+                raise PydanticCustomError("prompt_type", "the prompts must be all texts or all lists of token ids")
+            _check_prompt(item)
+        return value
+    _check_prompt(value)
+    return [value]
+
+
+def _check_prompt(value: Any) -> None:
+    if not isinstance(value, str | list):
+        raise PydanticCustomError(
+            "prompt_type", "Input should be a string, a list of token ids, or a list of one of these"
+        )
+    if not value:
+        raise PydanticCustomError("prompt_empty", "the prompt must not be empty")
+    if isinstance(value, list) and not all(type(item) is int and 0 <= item <= MAX_INT32 for item in value):
+        raise PydanticCustomError("token_ids", "Input should be a list of token ids, integers of at least 0")
+
+
+_Text = Annotated[str, Field(min_length=1)]
+_TokenIds = Annotated[list[TokenId], Field(min_length=1)]
+
+
+def _not_above_the_servers_limit(value: int | None, info: ValidationInfo) -> int | None:
+    limit = (info.context or {}).get("max_logprobs", MAX_LOGPROBS)
+    if value is not None and value > limit:
+        raise PydanticKnownError("less_than_equal", {"le": limit})
+    return value
+
+
+class CompletionRequest(GenerationBody):
+    """The body of POST /v1/completions."""
+
+    refused: ClassVar[Mapping[str, tuple[Any, ...]]] = REFUSED | {
+        "messages": ([],),
+        "top_logprobs": (0,),
+        "tools": ([],),
+        "tool_choice": ("none", "auto"),
+        "functions": ([],),
+        "function_call": ("none", "auto"),
+        "parallel_tool_calls": (False, True),
+        "chat_template_kwargs": ({},),
+        "add_generation_prompt": (),
+        "continue_final_message": (False,),
+    }
+
+    prompt: Annotated[
+        list[Prompt],
+        PlainValidator(
+            _prompts,
+            json_schema_input_type=_Text
+            | _TokenIds
+            | Annotated[list[_Text], Field(min_length=1)]
+            | Annotated[list[_TokenIds], Field(min_length=1)],
+        ),
+        Field(description="a text, a list of token ids, or a list of one of these"),
+    ]
+    max_tokens: Annotated[
+        int | None,
+        Field(
+            ge=0,
+            le=MAX_INT32,
+            examples=[3],
+            description="at most so many completion tokens; 0 only with echo: the prompt is scored",
+        ),
+    ] = None
+    best_of: Annotated[
+        int | None, Field(ge=1, le=128, examples=[2], description="draw so many, answer the n likeliest per token")
+    ] = None
+    echo: Annotated[bool | None, Field(examples=[True], description="the text begins with the prompt")] = None
+    suffix: Annotated[
+        str | None,
+        Field(examples=["\n"], description="the completion fills the middle; needs a model that has tokens for it"),
+    ] = None
+    logprobs: Annotated[
+        int | None,
+        limits_of(contract.TOP_LOGPROBS),
+        AfterValidator(_not_above_the_servers_limit),
+        Field(
+            examples=[2],
+            description=f"log probabilities of the tokens and of so many likeliest ones; above {MAX_LOGPROBS} "
+            "where the server's max_logprobs allows it",
+        ),
+    ] = None
+    images: Annotated[
+        list[str] | None,
+        Field(
+            max_length=64,
+            examples=[["data:image/png;base64,iVBORw0KGgo="]],
+            json_schema_extra=needs(prompt="<image>"),
+            description="data URIs, one for each `<image>` in the prompt",
+        ),
+    ] = None
+
+    @model_validator(mode="after")
+    def _draws_enough(self) -> Self:
+        n = self.n or 1
+        if self.best_of is not None and self.best_of < n:
+            raise broken_rule("best_of", f"best_of must be at least n, which is {n}")
+        if self.best_of is not None and self.best_of > n and self.stream:
+            raise broken_rule("best_of", "best_of above n cannot be streamed: the best is known at the end")
+        return self
+
+    @model_validator(mode="after")
+    def _generates_or_scores(self) -> Self:
+        if self.max_tokens == 0 and self.max_completion_tokens is None and not self.echo:
+            raise broken_rule("max_tokens", "it must be at least 1, unless echo is true")
+        return self
+
+    @model_validator(mode="after")
+    def _has_a_middle(self) -> Self:
+        if self.suffix and not isinstance(self.prompt[0], str):
+            raise broken_rule("suffix", "it needs the prompt as text")
+        return self

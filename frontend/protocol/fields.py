@@ -1,0 +1,264 @@
+"""The fields that chat completions and completions share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal, Self
+
+from pydantic import BeforeValidator, Field, model_validator
+from pydantic_core import PydanticCustomError
+
+from frontend.protocol.body import MAX_INT32, Body, broken_rule, limits_of, needs
+from frontend.protocol.response_format import ResponseFormat, StructuredOutputs
+from model_repository import contract
+
+# --- known fields that are not served, with the values that change nothing -------------------------------------------
+REFUSED: dict[str, tuple[Any, ...]] = {
+    "modalities": (["text"],),
+    "audio": (),
+    "prediction": (),
+    "web_search_options": (),
+    "moderation": (),
+    "reasoning_effort": ("none",),
+    "verbosity": ("medium",),
+    "service_tier": ("auto", "default"),
+    "store": (False,),
+    "prompt_cache_retention": ("in_memory",),
+    "prompt_cache_options": ({},),
+    "chat_template": (),
+    "prompt_logprobs": (),
+    "priority": (0,),
+    "use_beam_search": (False,),
+    "length_penalty": (1,),
+    "bad_words": ([],),
+    "allowed_token_ids": (),
+    "truncate_prompt_tokens": (),
+    "skip_special_tokens": (True,),
+    "spaces_between_special_tokens": (True,),
+    "guided_json": (),
+    "guided_regex": (),
+    "guided_choice": (),
+    "guided_grammar": (),
+}
+
+
+_MAX_BIASES = 1024
+
+
+class StreamOptions(Body):
+    """What a stream carries beside the text."""
+
+    refused: ClassVar[Mapping[str, tuple[Any, ...]]] = {"continuous_usage_stats": (False,)}
+
+    include_usage: bool | None = None
+    include_obfuscation: bool | None = None  # pad each event, so that its size tells little
+
+
+def _as_list(value: Any) -> Any:
+    return [value] if isinstance(value, str) else value
+
+
+def _exact_int(value: Any) -> Any:
+    """Refuse what equals an integer in Python and is none in JSON: a literal would let it pass."""
+    if isinstance(value, bool | float):
+        raise PydanticCustomError("int_type", "Input should be a valid integer")
+    return value
+
+
+def _not_too_many_biases(value: Any) -> Any:
+    """Refuse a long object before each of its members is checked: pydantic counts them at the end."""
+    if isinstance(value, dict) and len(value) > _MAX_BIASES:
+        raise PydanticCustomError("too_long", f"Dictionary should have at most {_MAX_BIASES} items, not {len(value)}")
+    return value
+
+
+TokenId = Annotated[int, Field(ge=0, le=MAX_INT32)]
+
+
+_StopText = Annotated[str, Field(min_length=1)]
+type StopInput = _StopText | Annotated[list[_StopText], Field(max_length=4)]
+
+
+class GenerationBody(Body):
+    """What is generated, and how. `examples` hold values that change the answer: the parameter table tries them."""
+
+    model: Annotated[str, Field(min_length=1, description="a model's id, an alias, or a LoRA adapter's name")]
+    # What ends the completion.
+    max_completion_tokens: Annotated[
+        int | None, Field(ge=1, le=MAX_INT32, examples=[3], description="wins over max_tokens")
+    ] = None
+    min_tokens: Annotated[
+        int | None,
+        limits_of(contract.MIN_TOKENS),
+        Field(examples=[8], description="before it neither end tokens nor stop sequences end the completion"),
+    ] = None
+    stop: Annotated[
+        list[_StopText] | None,
+        Field(max_length=4, examples=[["\n"]], description="up to four texts that end the completion; left out of it"),
+        BeforeValidator(_as_list, json_schema_input_type=StopInput | None),
+    ] = None
+    stop_token_ids: Annotated[
+        list[TokenId] | None,
+        Field(max_length=64, examples=[[11]], description="tokens that end the completion; left out of its text"),
+    ] = None
+    include_stop_str_in_output: Annotated[
+        bool | None, Field(examples=[True], description="keep what ended the completion in its text")
+    ] = None
+    ignore_eos: Annotated[
+        bool | None,
+        Field(examples=[True], description="the model's own end tokens do not end it: it runs to max_tokens"),
+    ] = None
+    context_length_exceeded_behavior: Annotated[
+        Literal["truncate", "error"] | None,
+        Field(
+            examples=["error"],
+            description="truncate: max_tokens is lowered to what the context window leaves; error: 400",
+        ),
+    ] = None
+    # How tokens are drawn.
+    temperature: Annotated[
+        float | None,
+        limits_of(contract.TEMPERATURE),
+        Field(examples=[0], description="0 is greedy; 1 is the model's own distribution"),
+    ] = None
+    top_p: Annotated[
+        float | None,
+        limits_of(contract.TOP_P),
+        Field(examples=[0.5], description="draw from the likeliest tokens that together have this probability"),
+    ] = None
+    top_k: Annotated[
+        int | None,
+        limits_of(contract.TOP_K),
+        Field(examples=[1], description="draw from so many likeliest tokens; 0 and -1 are off"),
+    ] = None
+    min_p: Annotated[
+        float | None,
+        limits_of(contract.MIN_P),
+        Field(examples=[0.5], description="leave out tokens below this share of the likeliest one's probability"),
+    ] = None
+    seed: Annotated[
+        int | None,
+        Field(
+            ge=-(2**63),
+            le=2**63 - 1,
+            examples=[7],
+            description="the same seed and request give the same text; choice i draws with seed + i",
+        ),
+    ] = None
+    repetition_penalty: Annotated[
+        float | None,
+        limits_of(contract.REPETITION_PENALTY),
+        Field(examples=[1.5], description="above 1 makes tokens of prompt and completion less likely"),
+    ] = None
+    presence_penalty: Annotated[
+        float | None,
+        limits_of(contract.PRESENCE_PENALTY),
+        Field(examples=[2], description="taken off the logits of tokens that the completion has"),
+    ] = None
+    frequency_penalty: Annotated[
+        float | None,
+        limits_of(contract.FREQUENCY_PENALTY),
+        Field(examples=[2], description="likewise, once for each time it has them"),
+    ] = None
+    logit_bias: Annotated[
+        dict[
+            Annotated[str, Field(pattern=r"^(0|[1-9][0-9]{0,8})$")],
+            Annotated[float, limits_of(contract.LOGIT_BIAS_VALUES)],
+        ]
+        | None,
+        Field(
+            max_length=_MAX_BIASES,
+            examples=[{"11": -100}],
+            description="token ids, as texts, to what is added to their logits; -100 bans, 100 forces",
+        ),
+        BeforeValidator(_not_too_many_biases),
+    ] = None
+    mirostat_target: Annotated[
+        float | None,
+        limits_of(contract.MIROSTAT_TARGET),
+        Field(
+            examples=[1.5],
+            description="bits of surprise per token; sent, Mirostat 2.0 takes the place of top_p, top_k and min_p",
+        ),
+    ] = None
+    mirostat_lr: Annotated[
+        float | None,
+        limits_of(contract.MIROSTAT_LR),
+        Field(examples=[0.2], description="its learning rate, 0.1 unless sent; sent, Mirostat is on"),
+    ] = None
+    mirostat: Annotated[
+        Literal[0, 2] | None,
+        BeforeValidator(_exact_int),
+        Field(examples=[2], description="llama.cpp's switch: 2 is on, 0 is off"),
+    ] = None
+    mirostat_tau: Annotated[
+        float | None,
+        limits_of(contract.MIROSTAT_TARGET),
+        Field(examples=[1.5], description="mirostat_target by llama.cpp's name"),
+    ] = None
+    mirostat_eta: Annotated[
+        float | None,
+        limits_of(contract.MIROSTAT_LR),
+        Field(examples=[0.2], description="mirostat_lr by llama.cpp's name"),
+    ] = None
+    # What the answer looks like, and how it is sent.
+    n: Annotated[int | None, Field(ge=1, le=128, examples=[2], description="choices for each prompt")] = None
+    response_format: Annotated[
+        ResponseFormat | None,
+        Field(
+            examples=[{"type": "json_object"}],
+            description="what the whole answer must look like, enforced by constrained decoding",
+        ),
+    ] = None
+    structured_outputs: Annotated[
+        StructuredOutputs | None, Field(examples=[{"choice": ["a", "b"]}], description="the same by vLLM's names")
+    ] = None
+    return_token_ids: Annotated[bool | None, Field(examples=[True], description="choices carry their token ids")] = None
+    stream: Annotated[
+        bool | None, Field(examples=[True], description="send the answer in pieces as server-sent events")
+    ] = None
+    stream_options: Annotated[
+        StreamOptions | None,
+        Field(
+            examples=[{"include_usage": True}],
+            json_schema_extra=needs(stream=True),
+            description="include_usage: a last event with the token counts; include_obfuscation: padding",
+        ),
+    ] = None
+    # Bookkeeping: changes no answer, goes to the log.
+    user: Annotated[str | None, Field(examples=["u-1"], description="bookkeeping")] = None
+    metadata: Annotated[dict[str, Any] | None, Field(examples=[{"run": "1"}], description="bookkeeping")] = None
+    safety_identifier: Annotated[str | None, Field(examples=["u-1"], description="bookkeeping")] = None
+    prompt_cache_key: Annotated[str | None, Field(examples=["u-1"], description="bookkeeping")] = None
+
+    @model_validator(mode="after")
+    def _has_one_form(self) -> Self:
+        if self.response_format is not None and self.response_format.type != "text" and self.structured_outputs:
+            raise broken_rule("structured_outputs", "it and response_format exclude each other")
+        return self
+
+    @model_validator(mode="after")
+    def _says_mirostat_once(self) -> Self:
+        for ours, llama_cpp in (("mirostat_target", "mirostat_tau"), ("mirostat_lr", "mirostat_eta")):
+            values = {getattr(self, ours), getattr(self, llama_cpp)} - {None}
+            if len(values) > 1:
+                raise broken_rule(llama_cpp, f"it is {ours} by another name, and they differ")
+            if self.mirostat == 0 and values:
+                raise broken_rule("mirostat", f"0 switches Mirostat off, but {ours} is set")
+        return self
+
+    @model_validator(mode="after")
+    def _streams_with_its_options(self) -> Self:
+        if self.stream_options is not None and not self.stream:
+            raise broken_rule("stream_options", "`stream_options` can only be used when `stream` is True")
+        return self
+
+    def bookkeeping(self) -> dict[str, Any]:
+        """Return what the client wants to find again in the log."""
+        fields = {
+            "user": self.user,
+            "safety_identifier": self.safety_identifier,
+            "prompt_cache_key": self.prompt_cache_key,
+            "metadata": self.metadata,
+        }
+        return {name: value for name, value in fields.items() if value is not None}

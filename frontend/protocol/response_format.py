@@ -1,0 +1,117 @@
+"""The forms in which an answer can be asked for: OpenAI's response_format and vLLM's structured_outputs."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, Self
+
+import orjson
+from pydantic import FailFast, Field, PlainValidator, model_validator
+from pydantic_core import PydanticCustomError
+
+from frontend.protocol.body import Body, broken_rule
+from model_repository.generation import Guide, GuideKind
+
+type Schema = dict[str, Any]
+
+
+def _schema_or_text(value: Any) -> Any:
+    if value is not None and not isinstance(value, dict | str):
+        raise PydanticCustomError("json_type", "Input should be a JSON schema, as an object or a text")
+    return value
+
+
+type Choices = Annotated[list[Annotated[str, Field(min_length=1)]], FailFast(), Field(min_length=1)]
+
+
+class JsonSchemaFormat(Body):
+    """A named JSON schema, as OpenAI's SDK makes it of a class."""
+
+    name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
+    description: str | None = None
+    schema_: Annotated[Schema | None, Field(alias="schema")] = None
+    strict: bool | None = None  # the schema is enforced in both cases
+
+
+class ResponseFormat(Body):
+    """What the whole answer must look like. The answer always conforms, unless it was cut by length."""
+
+    type: Literal["text", "json_object", "json_schema", "regex", "choice", "grammar", "ebnf"]
+    json_schema: JsonSchemaFormat | None = None  # of json_schema
+    schema_: Annotated[Schema | None, Field(alias="schema")] = None  # of json_object
+    regex: str | None = None
+    choice: Choices | None = None
+    grammar: str | None = None  # GBNF
+    ebnf: str | None = None  # the same, by another name
+
+    @model_validator(mode="after")
+    def _has_what_its_type_needs(self) -> Self:
+        for name in ("json_schema", "regex", "choice", "grammar", "ebnf"):
+            if getattr(self, name) is None and name == self.type:
+                raise broken_rule(name, f'it is required when type is "{name}"')
+            if getattr(self, name) is not None and name != self.type:
+                raise broken_rule(name, f'it goes with type "{name}"')
+        if self.schema_ is not None and self.type != "json_object":
+            raise broken_rule("schema", 'it goes with type "json_object"')
+        return self
+
+    def guide(self) -> Guide | None:
+        """Return the constraint on the completion."""
+        match self.type:
+            case "text":
+                return None
+            case "json_object":
+                return json_guide(self.schema_)
+            case "json_schema":
+                assert self.json_schema is not None
+                return json_guide(self.json_schema.schema_)
+            case "regex":
+                return Guide(GuideKind.REGEX, self.regex or "")
+            case "choice":
+                return choice_guide(self.choice or [])
+            case _:
+                return Guide(GuideKind.GRAMMAR, self.grammar or self.ebnf or "")
+
+
+class StructuredOutputs(Body):
+    """The same by vLLM's names: exactly one of them."""
+
+    json_: Annotated[
+        Schema | str | None,
+        PlainValidator(_schema_or_text, json_schema_input_type=Schema | str | None),
+        Field(alias="json"),
+    ] = None
+    json_object: bool | None = None
+    regex: str | None = None
+    choice: Choices | None = None
+    grammar: str | None = None
+
+    @model_validator(mode="after")
+    def _is_one_of_them(self) -> Self:
+        forms = (self.json_, self.json_object or None, self.regex, self.choice, self.grammar)
+        if sum(form is not None for form in forms) != 1:
+            raise broken_rule("", "expected exactly one of json, json_object, regex, choice, grammar")
+        return self
+
+    def guide(self) -> Guide:
+        """Return the constraint on the completion."""
+        if isinstance(self.json_, str):
+            return Guide(GuideKind.JSON_SCHEMA, self.json_)
+        if self.regex is not None:
+            return Guide(GuideKind.REGEX, self.regex)
+        if self.choice is not None:
+            return choice_guide(self.choice)
+        if self.grammar is not None:
+            return Guide(GuideKind.GRAMMAR, self.grammar)
+        return json_guide(self.json_)
+
+
+def json_guide(schema: Schema | None) -> Guide:
+    """Return the constraint to a schema; to any JSON object without one."""
+    if schema is None:
+        return Guide(GuideKind.JSON_OBJECT)
+    return Guide(GuideKind.JSON_SCHEMA, orjson.dumps(schema).decode())
+
+
+def choice_guide(choices: list[str]) -> Guide:
+    """Return the constraint to one of these texts."""
+    return Guide(GuideKind.CHOICE, orjson.dumps(choices).decode())

@@ -1,0 +1,58 @@
+"""The bodies of /tokenize and /detokenize, in vLLM's form."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Self
+
+from pydantic import BeforeValidator, FailFast, Field, model_validator
+
+from frontend.protocol.body import Body, broken_rule
+from frontend.protocol.chat import MESSAGES_LENGTH, ChatMessage, MessagesInput, check_open_turn, messages_from
+from frontend.protocol.fields import TokenId
+from frontend.protocol.tools import Tool
+from model_repository.prompt_reading import MAX_TOOLS
+
+
+class TokenizeRequest(Body):
+    """The body of POST /tokenize: a prompt or messages."""
+
+    refused: ClassVar[Mapping[str, tuple[Any, ...]]] = {"chat_template": (), "mm_processor_kwargs": ({},)}
+
+    model: Annotated[str, Field(min_length=1)]
+    prompt: str | None = None
+    messages: Annotated[
+        list[ChatMessage] | None,
+        FailFast(),
+        MESSAGES_LENGTH,
+        BeforeValidator(messages_from, json_schema_input_type=MessagesInput | None),
+    ] = None
+    tools: Annotated[list[Tool] | None, Field(max_length=MAX_TOOLS)] = None
+    add_special_tokens: bool | None = None  # of a prompt: true by default; a chat template has its own
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    return_token_strs: bool | None = None
+
+    @model_validator(mode="after")
+    def _is_one_of_two(self) -> Self:
+        if (self.prompt is None) == (self.messages is None):
+            raise broken_rule("prompt", "expected either prompt or messages")
+        check_open_turn(self.continue_final_message, self.add_generation_prompt)
+        return self
+
+    @model_validator(mode="after")
+    def _says_what_goes_with_it(self) -> Self:
+        of_messages = ("tools", "add_generation_prompt", "continue_final_message", "chat_template_kwargs")
+        needed, others = ("prompt", of_messages) if self.messages is None else ("messages", ("add_special_tokens",))
+        for name in others:
+            if getattr(self, name) is not None:
+                raise broken_rule(name, f"it does not go with {needed}")
+        return self
+
+
+class DetokenizeRequest(Body):
+    """The body of POST /detokenize."""
+
+    model: Annotated[str, Field(min_length=1)]
+    tokens: Annotated[list[TokenId], FailFast()]

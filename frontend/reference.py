@@ -1,0 +1,145 @@
+"""The pages of docs/ that are written from the code: the request fields by runtime, and the ensemble's tensors."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from frontend.parameters import Parameter, Treatment, parameters
+from frontend.protocol.body import MAX_INT32
+from model_repository import contract
+from model_repository.contract import TensorSpec
+from model_repository.engine.runtime import RUNTIMES
+
+_WRITTEN = "Written by `python -m frontend reference docs`; a test keeps it equal to the code."
+
+_KINDS = {"array": "list", "string": "text"}
+_BOUNDS = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤"}
+
+
+def pages() -> dict[str, str]:
+    """Return the pages by file name."""
+    return {"parameters.md": _parameters_page(), "tensors.md": _tensors_page()}
+
+
+def _parameters_page() -> str:
+    lines = [
+        "# Request fields",
+        "",
+        "What becomes of each field, by the runtime of the model that is asked. " + _WRITTEN,
+        "",
+        "- *enforced*: it does what it says; a value outside its range is refused with 400.",
+        "- *emulated*: likewise, by several requests to the ensemble.",
+        "- *logged*: bookkeeping; it changes no answer and goes to the log.",
+        "- *refused*: 400 with the field's name, unless its value changes nothing.",
+        "",
+        "`null` is the same as absent. Fields that nobody knows are ignored and listed in the response's header",
+        "`x-ignored-params`. The same table is in `/openapi.json`, as `x-runtimes` of each property.",
+        "",
+    ]
+    for endpoint in dict.fromkeys(row.endpoint for row in parameters()):
+        rows = [row for row in parameters() if row.endpoint == endpoint]
+        served = [row for row in rows if not _is_refused(row)]
+        lines += [
+            f"## POST {endpoint}",
+            "",
+            *_table(("field", "values", *RUNTIMES, "meaning"), map(_cells, served)),
+            "",
+        ]
+        refused = [(f"`{row.name}`", _values(row.schema)) for row in rows if _is_refused(row)]
+        lines += [
+            "Refused by every runtime, unless:",
+            "",
+            *_table(("field", "values that change nothing"), refused),
+            "",
+        ]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _is_refused(row: Parameter) -> bool:
+    return set(row.treatments.values()) == {Treatment.REFUSED}
+
+
+def _cells(row: Parameter) -> Sequence[str]:
+    return (f"`{row.name}`", _values(row.schema), *(row.treatments[name] for name in RUNTIMES), row.description)
+
+
+def _values(schema: Mapping[str, Any]) -> str:
+    """Return a JSON schema in a few words."""
+    if "enum" in schema:
+        return ", ".join(f"`{_word(value)}`" for value in schema["enum"])
+    if "const" in schema:
+        return f"`{_word(schema['const'])}`"
+    if "anyOf" in schema:
+        kinds = dict.fromkeys(_values(each) for each in schema["anyOf"] if each.get("type") != "null")
+        return " or ".join(kinds)
+    kind = _KINDS.get(schema.get("type", ""), schema.get("type", ""))
+    if kind == "list":
+        inner = _values(schema["items"])
+        return f"list of {inner}" if inner else kind
+    bounds = [
+        f"{sign} {schema[word]}" for word, sign in _BOUNDS.items() if word in schema and schema[word] != MAX_INT32
+    ]
+    return " ".join([kind, ", ".join(bounds)]).strip()
+
+
+def _word(value: object) -> str:
+    return json.dumps(value)
+
+
+def _tensors_page() -> str:
+    header = ("tensor", "datatype", "shape", "range", "meaning")
+    lines = [
+        "# The ensemble's tensors",
+        "",
+        "For gRPC clients. " + _WRITTEN,
+        "",
+        "A model's Triton name is its id with `--` for `/`. The ensemble is decoupled: call it with",
+        "`ModelStreamInfer`; without `stream` there is one response. Shapes are without the batch dimension, which is",
+        "always 1: send `[1, *shape]`. `-1` is any length. Every input is optional, but exactly one of `text_input`,",
+        "`messages` and `input_ids` must be there. A value that breaks a rule is answered with an error that names",
+        "tensor, value and rule; as the status INVALID_ARGUMENT where the call has the metadata",
+        "`triton_grpc_error: true`.",
+        "",
+        "Always set a deadline: a client without one waits for ever when an engine is lost.",
+        "",
+        "## Inputs",
+        "",
+        *_table(header, map(_tensor_cells, contract.HONOURED_INPUTS)),
+        "",
+        "Declared for clients of NVIDIA's ensemble; only the values that change nothing are accepted:",
+        "",
+        *_table(("tensor", "datatype", "accepted", "meaning"), map(_neutral_cells, contract.NEUTRAL_INPUTS)),
+        "",
+        "## Outputs",
+        "",
+        "A response has the outputs that it has something to say in.",
+        "",
+        *_table(("tensor", "datatype", "shape", "meaning"), map(_output_cells, contract.PUBLIC_OUTPUTS)),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _tensor_cells(spec: TensorSpec) -> Sequence[str]:
+    low = "" if spec.low is None else f"{'>' if spec.is_low_open else '≥'} {spec.low:g}"
+    high = "" if spec.high is None else f"≤ {spec.high:g}"
+    return f"`{spec.name}`", spec.datatype, _shape(spec), ", ".join(filter(None, (low, high))), spec.doc
+
+
+def _neutral_cells(spec: TensorSpec) -> Sequence[str]:
+    values = [value.decode() if isinstance(value, bytes) else value for value in spec.neutral or ()]
+    return f"`{spec.name}`", spec.datatype, ", ".join(f"`{_word(value)}`" for value in values), spec.doc
+
+
+def _output_cells(spec: TensorSpec) -> Sequence[str]:
+    return f"`{spec.name}`", spec.datatype, _shape(spec), spec.doc
+
+
+def _shape(spec: TensorSpec) -> str:
+    return f"[{', '.join(map(str, spec.shape))}]"
+
+
+def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    lines = [header, ["---"] * len(header), *rows]
+    return ["| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines]

@@ -1,0 +1,83 @@
+"""What `serve` checks before it starts anything."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+from frontend.serve.errors import PortInUse, RepositoryInvalid, SharedMemoryTooSmall
+
+SHARED_MEMORY = Path("/dev/shm")
+
+_MIN_SHM_BYTES = 64 * 2**20  # what a container has by default, which is too small
+
+
+class PortChoice(NamedTuple):
+    """A port, and the flag that sets it; 0 is any free one."""
+
+    flag: str
+    host: str
+    port: int
+
+
+def free_ports(choices: Iterable[PortChoice]) -> dict[str, int]:
+    """Return a free port for each flag.
+
+    Raises:
+        PortInUse: one that was chosen is taken.
+    """
+    named_first = sorted(choices, key=lambda choice: choice.port == 0)
+    with ExitStack() as stack:
+        return {choice.flag: stack.enter_context(_bound(choice)) for choice in named_first}
+
+
+def check_repository(repository: Path) -> None:
+    """Check that there is something to serve.
+
+    Raises:
+        RepositoryInvalid: there is not.
+    """
+    if not repository.is_dir():
+        raise RepositoryInvalid(f"--repository={repository}: no such folder; `python -m build_engines build` makes it")
+    if not any(repository.glob("*/config.pbtxt")):
+        raise RepositoryInvalid(f"--repository={repository}: no model in it; `python -m build_engines build` makes one")
+
+
+def free_shared_memory_bytes() -> int:
+    """Return how much is free for Triton's Python backend, whose tensors travel in shared memory."""
+    status = os.statvfs(SHARED_MEMORY)
+    return status.f_bavail * status.f_frsize
+
+
+def check_shared_memory(free_bytes: int) -> None:
+    """Check that Triton's Python backend has room.
+
+    Raises:
+        SharedMemoryTooSmall: it has not.
+    """
+    if free_bytes <= _MIN_SHM_BYTES:
+        raise SharedMemoryTooSmall(
+            f"{SHARED_MEMORY} has {free_bytes // 2**20} MiB free: Triton's Python backend needs more than "
+            f"{_MIN_SHM_BYTES // 2**20} MiB (docker run --shm-size=1g; Kubernetes: an emptyDir of medium Memory)"
+        )
+
+
+@contextmanager
+def _bound(choice: PortChoice) -> Iterator[int]:
+    """Hold the port, so that no other choice is given the same one."""
+    family = socket.AF_INET6 if ":" in choice.host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections that linger do not count
+        try:
+            listener.bind((choice.host, choice.port))
+            listener.listen()
+        except OSError as exc:
+            raise PortInUse(
+                f"cannot listen on {choice.host} port {choice.port}: {exc.strerror or exc}; "
+                f"{choice.flag} chooses another port"
+            ) from exc
+        yield listener.getsockname()[1]

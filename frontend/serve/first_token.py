@@ -1,0 +1,58 @@
+"""Asks a frontend over HTTP whether its models really answer."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import time
+from typing import Any
+
+_POLL_S = 0.05
+_REQUEST_TIMEOUT_S = 60.0  # the first token of a large model may take that long
+
+
+def wait_for_first_tokens(host: str, port: int, deadline: float) -> list[str]:
+    """Wait until the frontend is ready and every model that it lists has made a token; return the models' ids.
+
+    Args:
+        deadline: of time.monotonic().
+
+    Raises:
+        TimeoutError: with the last answer that was not the wanted one.
+    """
+    frontend = _Frontend(host, port, deadline)
+    frontend.wanted("GET", "/health/ready")
+    model_ids = [model["id"] for model in frontend.wanted("GET", "/v1/models")["data"]]
+    for model_id in model_ids:
+        frontend.wanted("POST", "/v1/completions", {"model": model_id, "prompt": "Hello", "max_tokens": 1})
+    return model_ids
+
+
+class _Frontend:
+    def __init__(self, host: str, port: int, deadline: float) -> None:
+        self._address = host, port
+        self._deadline = deadline
+
+    def wanted(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
+        """Send the request until it is answered with 200, and return that answer."""
+        while True:
+            status, text = self._answer(method, path, body)
+            if status == 200:
+                return json.loads(text)
+            if time.monotonic() >= self._deadline:
+                raise TimeoutError(f"{method} {path}: {text}")
+            time.sleep(_POLL_S)
+
+    def _answer(self, method: str, path: str, body: dict[str, Any] | None) -> tuple[int | None, str]:
+        """Return the status, None when there was none, and what was said."""
+        timeout_s = min(max(self._deadline - time.monotonic(), 0.1), _REQUEST_TIMEOUT_S)
+        connection = http.client.HTTPConnection(*self._address, timeout=timeout_s)
+        try:
+            headers = {"Content-Type": "application/json"}
+            connection.request(method, path, None if body is None else json.dumps(body), headers)
+            response = connection.getresponse()
+            return response.status, response.read().decode("utf-8", "replace")
+        except (OSError, http.client.HTTPException) as exc:
+            return None, str(exc) or type(exc).__name__
+        finally:
+            connection.close()

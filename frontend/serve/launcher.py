@@ -1,0 +1,256 @@
+"""Starts tritonserver and the frontend, waits until the models answer, ends both. It builds and restarts nothing."""
+
+from __future__ import annotations
+
+import json
+import math
+import queue
+import shlex
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import FrameType
+from typing import Self, TextIO
+
+from frontend.options import settings_to_arguments
+from frontend.serve.checks import (
+    PortChoice,
+    check_repository,
+    check_shared_memory,
+    free_ports,
+    free_shared_memory_bytes,
+)
+from frontend.serve.child import Child
+from frontend.serve.errors import ChildEnded, LaunchError, NotReadyInTime
+from frontend.serve.first_token import wait_for_first_tokens
+from frontend.serve.guard import MARK, guarded, shm_prefix
+from frontend.serve.state_lock import locked
+from frontend.serve.triton_server import ADDRESS, TritonPorts, find_triton, triton_command
+from frontend.settings import Settings, SettingsError
+
+DEFAULT_FRONTEND = Settings(port=8000)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LauncherSettings:
+    """What `serve` is told. A port 0 means any free one.
+
+    Raises:
+        SettingsError: at construction.
+    """
+
+    repository: Path
+    state_dir: Path
+    environment: Mapping[str, str]  # the launcher's own; the children inherit it
+    frontend: Settings = DEFAULT_FRONTEND  # the launcher sets its Triton endpoint
+    triton_grpc_port: int = 8001
+    triton_metrics_port: int = 8002
+    triton_http_port: int = 8003
+    tritonserver: Path | None = None  # None: one is looked for
+    ready_timeout_s: float = 120.0
+    stop_timeout_s: float = 5.0  # of each child, then it is killed; above the exit timeouts, 3 s of both
+
+    def __post_init__(self) -> None:
+        for choice in self.port_choices():
+            if not 0 <= choice.port <= 65535:
+                raise SettingsError(f"{choice.flag}={choice.port}: must be a whole number from 0 to 65535")
+        named = [choice.port for choice in self.port_choices() if choice.port]
+        if len(set(named)) < len(named):
+            clash = ", ".join(f"{choice.flag}={choice.port}" for choice in self.port_choices())
+            raise SettingsError(f"{clash}: each port can be used once only")
+        for flag, timeout_s in (("--ready-timeout-s", self.ready_timeout_s), ("--stop-timeout-s", self.stop_timeout_s)):
+            if not 0 < timeout_s < math.inf:
+                raise SettingsError(f"{flag}={timeout_s:g}: must be a number of seconds above 0")
+
+    def port_choices(self) -> list[PortChoice]:
+        """Return every port that is listened on."""
+        return [
+            PortChoice("--port", self.frontend.host, self.frontend.port),
+            PortChoice("--triton-grpc-port", ADDRESS, self.triton_grpc_port),
+            PortChoice("--triton-metrics-port", ADDRESS, self.triton_metrics_port),
+            PortChoice("--triton-http-port", ADDRESS, self.triton_http_port),
+        ]
+
+
+class Launcher:
+    """The two children of `serve`; a context manager that leaves no process behind.
+
+    Entering it checks what can be checked and takes the state directory; nothing runs yet. Then `start` starts both, or
+    `triton` and `frontend` are used one by one: started, stopped, killed, and started again on the same ports.
+
+    Args:
+        log: takes one line of the children's logs, from other threads.
+    """
+
+    triton: Child
+    frontend: Child
+    triton_ports: TritonPorts
+    frontend_settings: Settings
+
+    def __init__(self, settings: LauncherSettings, log: Callable[[str], None]) -> None:
+        self._settings = settings
+        self._log = log
+        self._events: queue.SimpleQueue[Child | list[str] | TimeoutError] = queue.SimpleQueue()
+        self._cleanup = ExitStack()
+
+    def __enter__(self) -> Self:
+        """Check everything and prepare the children.
+
+        Raises:
+            LaunchError: something is missing or taken.
+        """
+        state_dir = self._settings.state_dir.resolve()
+        with ExitStack() as stack:
+            lock = stack.enter_context(locked(state_dir))
+            check_repository(self._settings.repository)
+            check_shared_memory(free_shared_memory_bytes())
+            self._choose_ports()
+            lock.name_url(self.url)
+            mark = stack.enter_context(guarded(lock.file.fileno(), self._settings.stop_timeout_s))
+            self._prepare_children(state_dir, mark)
+            stack.callback(self.stop)
+            self._cleanup = stack.pop_all()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._cleanup.close()
+
+    @property
+    def url(self) -> str:
+        """Where this machine reaches the frontend."""
+        host, port = self._address
+        return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+    def start(self) -> None:
+        """Start both children."""
+        self.triton.start()
+        self.frontend.start()
+
+    def stop(self) -> None:
+        """Stop both children: the frontend first, so that its requests can end."""
+        self.frontend.stop(self._settings.stop_timeout_s)
+        self.triton.stop(self._settings.stop_timeout_s)
+
+    def wait_until_ready(self) -> list[str]:
+        """Wait until every served model has made a token; return the models' ids.
+
+        Raises:
+            ChildEnded: a child died.
+            NotReadyInTime: the time is up.
+        """
+        deadline = time.monotonic() + self._settings.ready_timeout_s
+        threading.Thread(target=self._ask_for_first_tokens, args=(deadline,), daemon=True).start()
+        while True:
+            match self._events.get():
+                case Child() as child:
+                    _require_running(child)
+                case TimeoutError() as exc:
+                    raise NotReadyInTime(self._not_ready_message(exc))
+                case model_ids:
+                    return model_ids
+
+    def watch(self) -> None:
+        """Wait until a child ends, which none should.
+
+        Raises:
+            ChildEnded: always.
+        """
+        while True:
+            event = self._events.get()
+            if isinstance(event, Child):
+                _require_running(event)
+
+    def _choose_ports(self) -> None:
+        ports = free_ports(self._settings.port_choices())
+        self.triton_ports = TritonPorts(
+            grpc=ports["--triton-grpc-port"], metrics=ports["--triton-metrics-port"], http=ports["--triton-http-port"]
+        )
+        endpoint = f"{ADDRESS}:{self.triton_ports.grpc}"
+        self.frontend_settings = replace(self._settings.frontend, port=ports["--port"], triton_endpoints=(endpoint,))
+
+    def _prepare_children(self, state_dir: Path, mark: str) -> None:
+        settings = self._settings
+        installation = find_triton(settings.tritonserver, state_dir, settings.environment)
+        triton = triton_command(installation, settings.repository.resolve(), self.triton_ports, shm_prefix(mark))
+        frontend = [sys.executable, "-m", "frontend", "api", *settings_to_arguments(self.frontend_settings)]
+        self.triton = self._child("triton", triton, installation.environment, mark)
+        self.frontend = self._child("frontend", frontend, settings.environment, mark)
+
+    def _child(self, name: str, command: list[str], environment: Mapping[str, str], mark: str) -> Child:
+        marked = {**environment, MARK: mark, "PYTHONUNBUFFERED": "1"}
+        return Child(name, command, marked, log=self._log, on_end=self._events.put)
+
+    @property
+    def _address(self) -> tuple[str, int]:
+        settings = self.frontend_settings
+        return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(settings.host, settings.host), settings.port
+
+    def _ask_for_first_tokens(self, deadline: float) -> None:
+        try:
+            self._events.put(wait_for_first_tokens(*self._address, deadline))
+        except TimeoutError as exc:
+            self._events.put(exc)
+
+    def _not_ready_message(self, exc: TimeoutError) -> str:
+        lines = [f"not ready after {self._settings.ready_timeout_s:g} s (--ready-timeout-s): {exc}"]
+        for child in (self.triton, self.frontend):
+            lines += [f"The last lines of {child.name}:", *child.last_lines]
+        return "\n".join(lines)
+
+
+def serve(settings: LauncherSettings, out: TextIO, err: TextIO) -> int:
+    """Serve until a signal, then return 0; after an error say on `err` what it was, and return 1."""
+    try:
+        with _interrupts(), Launcher(settings, lambda line: _say(line, err)) as launcher:
+            launcher.start()
+            _say(_ready_message(launcher.url, launcher.wait_until_ready()), out)
+            launcher.watch()
+    except Interrupted:
+        return 0
+    except LaunchError as exc:
+        _say(f"error: {exc}", err)
+    return 1
+
+
+class Interrupted(BaseException):
+    """A signal asked the launcher to end."""
+
+
+@contextmanager
+def _interrupts() -> Iterator[None]:
+    """Raise Interrupted in the block at the first signal; later ones are ignored, as the way out is short."""
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        for each in numbers:
+            signal.signal(each, signal.SIG_IGN)
+        raise Interrupted
+
+    for number in numbers:
+        signal.signal(number, interrupt)
+    yield
+
+
+def _require_running(child: Child) -> None:
+    """Check a child that reported an end; it may have been started again since."""
+    if not child.is_running:
+        lines = child.last_lines or ["(it logged nothing)"]
+        raise ChildEnded("\n".join([f"{child.how_it_ended()}; its last lines:", *lines]))
+
+
+def _say(text: str, stream: TextIO) -> None:
+    stream.write(f"{text}\n")
+    stream.flush()
+
+
+def _ready_message(url: str, model_ids: list[str]) -> str:
+    question = {"model": model_ids[0], "messages": [{"role": "user", "content": "What is the capital of France?"}]}
+    return (
+        f"\nReady: {url} serves {', '.join(model_ids)}. Ctrl-C stops it. Try:\n\n"
+        f"  curl {url}/v1/chat/completions -H 'Content-Type: application/json' -d {shlex.quote(json.dumps(question))}\n"
+    )

@@ -1,0 +1,48 @@
+"""Finds the shared library of the Python that runs this, which Triton's Python backend loads.
+
+Standard library only: the Makefile runs this file with each Python 3.12 that it finds, and takes the first that exits
+with status 0.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import sys
+import sysconfig
+from pathlib import Path
+
+LIBRARY = "libpython3.12.so.1.0"
+
+
+def libpython_dir() -> Path | None:
+    """Return the folder of the shared library; None where the interpreter has none, or where the loader knows it."""
+    # A relocated Python still names the folder that it was built for, so the one it runs from comes first.
+    for folder in (Path(sys.base_prefix) / "lib", Path(sysconfig.get_config_var("LIBDIR") or "/")):
+        if (folder / LIBRARY).is_file():
+            return folder
+    return None
+
+
+def why_unusable() -> str | None:
+    """Return what is wrong with this Python, or None when the project can use it."""
+    if sys.implementation.name != "cpython" or sys.version_info[:2] != (3, 12):
+        return f"it is {sys.implementation.name} {sys.version_info[0]}.{sys.version_info[1]}"
+    if libpython_dir() is None and not _is_known_to_loader():
+        return f"it has no {LIBRARY}"
+    if any(importlib.util.find_spec(name) is None for name in ("venv", "ensurepip")):
+        return "it cannot make virtual environments (on Debian and Ubuntu: the package python3.12-venv)"
+    return None
+
+
+def _is_known_to_loader() -> bool:
+    try:
+        ctypes.CDLL(LIBRARY)
+    except OSError:
+        return False
+    return True
+
+
+if __name__ == "__main__":
+    if reason := why_unusable():
+        sys.exit(f"{sys.executable}: {reason}")

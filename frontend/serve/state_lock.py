@@ -1,0 +1,71 @@
+"""One launcher at a time uses a state directory."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TextIO
+
+from frontend.serve.errors import AlreadyServing
+
+FILE_NAME = "launcher.lock"
+
+_KILLED_HOLDER_WAIT_S = 8.0
+_POLL_S = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class StateLock:
+    """A held lock. Whatever inherits its descriptor holds it too."""
+
+    file: TextIO
+
+    def name_url(self, url: str) -> None:
+        """Say who holds it, for the message of a second launcher."""
+        self.file.write(json.dumps({"pid": os.getpid(), "url": url}))
+        self.file.flush()
+
+
+@contextmanager
+def locked(state_dir: Path) -> Iterator[StateLock]:
+    """Hold the state directory.
+
+    Raises:
+        AlreadyServing: another launcher does.
+    """
+    state_dir.mkdir(parents=True, exist_ok=True)
+    with (state_dir / FILE_NAME).open("a+", encoding="utf-8") as file:
+        give_up_at = time.monotonic() + _KILLED_HOLDER_WAIT_S
+        while not _is_locked(file):
+            file.seek(0)
+            holder = json.loads(file.read() or "{}")
+            # When a launcher was killed, its guard holds the lock until everything has ended: a matter of seconds.
+            if _is_alive(holder) or time.monotonic() >= give_up_at:
+                raise AlreadyServing(
+                    f"process {holder.get('pid', '?')} already serves {state_dir} at {holder.get('url', '?')}: "
+                    "stop it first, or choose another --state-dir"
+                )
+            time.sleep(_POLL_S)
+        file.truncate(0)
+        yield StateLock(file)
+
+
+def _is_locked(file: TextIO) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _is_alive(holder: dict[str, int]) -> bool:
+    try:
+        return "pid" in holder and bool(Path(f"/proc/{holder['pid']}/cmdline").read_bytes())  # a zombie has none
+    except FileNotFoundError:
+        return False

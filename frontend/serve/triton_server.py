@@ -1,0 +1,150 @@
+"""Finds a tritonserver, and says how it is run.
+
+A full Triton (NVIDIA's image, or one that was named) brings what it needs. The one inside the nvidia-pytriton wheel is
+a server without its surroundings: it needs libraries that the wheel keeps elsewhere, and a backend directory that holds
+the Python backend together with the stub built for this Python.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from frontend.serve.errors import TritonNotFound
+from frontend.serve.libpython import libpython_dir, why_unusable
+
+ADDRESS = "127.0.0.1"  # where Triton listens: its APIs know no authentication
+FULL_TRITON = Path("/opt/tritonserver/bin/tritonserver")
+
+_STUB = "triton_python_backend_stub"
+_EXIT_TIMEOUT_S = 3  # unloading takes 2; after a stage was killed, Triton waits all of it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TritonInstallation:
+    """A server and what it needs to run here."""
+
+    binary: Path
+    environment: Mapping[str, str]  # the whole of it
+    backend_dir: Path | None = None  # None: the one the server was built with
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TritonPorts:
+    """Where Triton listens on ADDRESS."""
+
+    grpc: int
+    http: int
+    metrics: int
+
+
+def find_triton(
+    named: Path | None, state_dir: Path, environment: Mapping[str, str], *, full: Path = FULL_TRITON
+) -> TritonInstallation:
+    """Return the server that was named, else a full Triton, else the wheel's.
+
+    Args:
+        state_dir: where the backend directory for the wheel's server is put together.
+        environment: the launcher's own.
+        full: where NVIDIA's images have it.
+
+    Raises:
+        TritonNotFound: there is none, or it cannot run with this Python.
+    """
+    environment = _common_environment(environment)
+    if named is not None:
+        if not os.access(named, os.X_OK) or named.is_dir():
+            raise TritonNotFound(f"--tritonserver={named}: expected a program that can be run")
+        return _full_installation(named, environment)
+    if found := shutil.which("tritonserver", path=environment.get("PATH", "")):
+        return _full_installation(Path(found), environment)
+    if os.access(full, os.X_OK):
+        return _full_installation(full, environment)
+    return _wheel_installation(state_dir, environment)
+
+
+def triton_command(
+    installation: TritonInstallation, repository: Path, ports: TritonPorts, shm_prefix: str
+) -> list[str]:
+    """Return the command line; the server ends when a model of the repository cannot be loaded."""
+    options: dict[str, object] = {
+        "model-repository": repository,
+        "model-control-mode": "explicit",  # a model can be loaded again after its process was killed
+        "load-model": "*",
+        "exit-timeout-secs": _EXIT_TIMEOUT_S,
+        "http-address": ADDRESS,
+        "http-port": ports.http,
+        "grpc-address": ADDRESS,
+        "grpc-port": ports.grpc,
+        "metrics-address": ADDRESS,
+        "metrics-port": ports.metrics,
+        "backend-config": f"python,shm-region-prefix-name={shm_prefix}",
+    }
+    if installation.backend_dir is not None:
+        options["backend-directory"] = installation.backend_dir
+    flags = [f"--{name}={value}" for name, value in options.items()]
+    return [str(installation.binary), *flags, "--disable-auto-complete-config"]  # the rendered ones are complete
+
+
+def _common_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    common = {"OMP_WAIT_POLICY": "passive", **environment}  # threads that spin while they wait starve the other stages
+    if sys.prefix != sys.base_prefix:  # the stages' Python is the one whose folder comes first
+        common["PATH"] = _prepended(Path(sys.prefix, "bin"), environment.get("PATH"))
+    return common
+
+
+def _full_installation(binary: Path, environment: Mapping[str, str]) -> TritonInstallation:
+    """Describe a server that stands in its own tree, with its backends two folders up."""
+    backends = binary.resolve().parent.parent / "backends"
+    return TritonInstallation(
+        binary=binary, environment=environment, backend_dir=backends if backends.is_dir() else None
+    )
+
+
+def _wheel_installation(state_dir: Path, environment: Mapping[str, str]) -> TritonInstallation:
+    if reason := why_unusable():
+        raise TritonNotFound(f"{sys.executable}: {reason}, and the server of nvidia-pytriton needs it")
+    server = _wheel_folder()
+    libraries = [server.parents[1] / "nvidia_pytriton.libs", libpython_dir()]
+    path = environment.get("LD_LIBRARY_PATH")
+    for folder in reversed([folder for folder in libraries if folder is not None]):
+        path = _prepended(folder, path)
+    return TritonInstallation(
+        binary=server / "bin" / "tritonserver",
+        environment={**environment, "LD_LIBRARY_PATH": path or ""},
+        backend_dir=_assemble_backends(server, state_dir / "backends"),
+    )
+
+
+def _wheel_folder() -> Path:
+    """Return the server's folder in the wheel, without importing anything of it."""
+    spec = importlib.util.find_spec("pytriton")
+    for location in (spec.submodule_search_locations or ()) if spec else ():
+        folder = Path(location, "tritonserver")
+        if (folder / "bin" / "tritonserver").is_file():
+            return folder
+    raise TritonNotFound(
+        "no tritonserver: it is neither on PATH nor in /opt/tritonserver/bin, and the package nvidia-pytriton, "
+        "which brings one for the CPU, is not installed (pip install 'conch[cpu]'); --tritonserver=PATH names another"
+    )
+
+
+def _assemble_backends(server: Path, backend_dir: Path) -> Path:
+    """Link the Python backend and this Python's stub into one folder, as the server wants them."""
+    stub = server / "python_backend_stubs" / f"{sys.version_info.major}.{sys.version_info.minor}" / _STUB
+    target = backend_dir / "python"
+    shutil.rmtree(target, ignore_errors=True)
+    target.mkdir(parents=True)
+    for source in (*(server / "backends" / "python").iterdir(), stub):
+        if source.is_file():
+            (target / source.name).symlink_to(source)
+    return backend_dir
+
+
+def _prepended(folder: Path, path: str | None) -> str:
+    return f"{folder}:{path}" if path else str(folder)

@@ -1,0 +1,108 @@
+"""Follows a call's arguments to their end while they stream."""
+
+from __future__ import annotations
+
+import json
+import re
+from enum import Enum, auto
+from typing import Protocol
+
+
+class Ending(Enum):
+    """Why arguments end where they do."""
+
+    CLOSED = auto()  # the JSON value is whole
+    MARKER = auto()  # it is not, but the end marker stands there
+
+
+class ArgumentsReader(Protocol):
+    """Reads one value."""
+
+    def read(self, text: str) -> tuple[str, int, Ending | None]:
+        """Return the arguments' next piece, how much of the text that took, and why they end there, if they do.
+
+        What it did not take it has to see again, with more behind it.
+        """
+        ...
+
+
+class ObjectReader:
+    """Finds the end of a JSON object, of which it knows no more than strings and braces.
+
+    Args:
+        end_marker: ends the value wherever JSON cannot have it, outside of strings; empty: nothing does.
+        depth: braces that are open already.
+    """
+
+    _IN_STRING = re.compile(r'"|\\')
+
+    def __init__(self, end_marker: str, depth: int = 0) -> None:
+        self._end_marker = end_marker
+        self._outside = re.compile(r'["{}<]' if end_marker else r'["{}]')
+        self._depth = depth
+        self._is_in_string = False
+
+    def read(self, text: str) -> tuple[str, int, Ending | None]:
+        """See ArgumentsReader; a piece is the text itself."""
+        position = 0
+        while found := (self._IN_STRING if self._is_in_string else self._outside).search(text, position):
+            position = found.end()
+            match found.group():
+                case '"':
+                    self._is_in_string = not self._is_in_string
+                case "\\":
+                    if position == len(text):
+                        return text[:-1], len(text) - 1, None
+                    position += 1
+                case "{":
+                    self._depth += 1
+                case "}":
+                    self._depth -= 1
+                    if self._depth == 0:
+                        return text[:position], position, Ending.CLOSED
+                case _:
+                    start = found.start()
+                    if text.startswith(self._end_marker, start):
+                        return text[:start], start, Ending.MARKER
+                    if self._end_marker.startswith(text[start:]):
+                        return text[:start], start, None
+        return text, len(text), None
+
+
+class StringReader:
+    """Decodes arguments that are wrapped in a JSON string, as some models write them."""
+
+    _PART = re.compile(
+        r"""[^"\\]+
+        | \\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}
+        | \\u(?![dD][89a-fA-F])[0-9a-fA-F]{4}
+        | \\["\\/bfnrt]""",
+        re.VERBOSE,
+    )
+    _CUT_ESCAPE = re.compile(r"\\(?:u[0-9a-fA-F]{0,3}|u[dD][89abAB][0-9a-fA-F]{2}(?:\\(?:u[0-9a-fA-F]{0,3})?)?)?")
+
+    def __init__(self) -> None:
+        self._is_open = False
+
+    def read(self, text: str) -> tuple[str, int, Ending | None]:
+        """See ArgumentsReader; what is no escape of a character stays as it is."""
+        pieces: list[str] = []
+        position = 0
+        if not self._is_open and text:
+            self._is_open, position = True, 1
+        while position < len(text):
+            if text[position] == '"':
+                return "".join(pieces), position + 1, Ending.CLOSED
+            if part := self._PART.match(text, position):
+                pieces.append(_decoded(part.group()))
+                position = part.end()
+            elif self._CUT_ESCAPE.fullmatch(text, position):
+                break
+            else:
+                pieces.append("\\")
+                position += 1
+        return "".join(pieces), position, None
+
+
+def _decoded(part: str) -> str:
+    return str(json.loads(f'"{part}"')) if part[0] == "\\" else part

@@ -1,0 +1,150 @@
+"""Turns an answer's text, as it streams, into content and tool calls."""
+
+from __future__ import annotations
+
+from frontend.tool_calls.arguments import ArgumentsReader, Ending, ObjectReader, StringReader
+from frontend.tool_calls.events import ArgumentsDelta, CallBegin, CallEnd, ContentDelta, ToolEvent
+from frontend.tool_calls.syntax import SYNTAXES, WHITE, Syntax
+
+_PIECE_SIZE = 4096  # the parser's work on a piece may grow faster than its size
+
+
+class ToolCallParser:
+    """Finds calls in text, however it is cut into chunks.
+
+    What is no call comes out as content, verbatim: it is held back only while it can still become one. White space
+    before and after calls is no content.
+    """
+
+    def __init__(self, syntax: Syntax) -> None:
+        self._syntax = syntax
+        self._has_markers = bool(syntax.markers)  # without them nothing behind content begins a call
+        self._buffer = ""
+        self._held = ""  # white space before the buffer that is content if no call follows
+        self._num_calls = 0
+        self._arguments: ArgumentsReader = ObjectReader("")
+        self._events: list[ToolEvent] = []
+        self._step = self._read_content if self._has_markers else self._read_head
+
+    def push(self, text: str) -> list[ToolEvent]:
+        """Take the next piece of the answer; return what is certain with it."""
+        # A step may look at the whole buffer, so it is kept small.
+        for start in range(0, len(text), _PIECE_SIZE):
+            self._buffer += text[start : start + _PIECE_SIZE]
+            while self._buffer and self._step():
+                pass
+        return self._take_events()
+
+    def finish(self) -> list[ToolEvent]:
+        """Return what was held back when the answer has ended. A call that is open then gets no end."""
+        if self._step in (self._read_content, self._read_head):
+            self._add_content(self._held + self._buffer)
+        elif self._step == self._read_arguments:
+            self._add_arguments(self._buffer)
+        self._buffer = self._held = ""
+        return self._take_events()
+
+    # A step takes something from the buffer and returns True, or returns False until there is more in it.
+
+    def _read_content(self) -> bool:
+        start = self._syntax.marker_start(self._buffer) if self._has_markers else len(self._buffer)
+        text, self._buffer = self._buffer[:start], self._buffer[start:]
+        certain = text.rstrip(WHITE) if self._has_markers else text
+        if certain:
+            self._add_content(self._held + certain)
+            self._held = ""
+        self._held += text[len(certain) :]
+        if self._buffer:
+            self._step = self._read_head
+        return bool(self._buffer)
+
+    def _read_head(self) -> bool:
+        for head in self._syntax.heads:
+            if found := head.match(self._buffer):
+                self._events.append(CallBegin(self._num_calls, found["name"]))
+                self._buffer, self._held = self._buffer[found.end() :], ""
+                is_string = self._buffer[0] == '"'
+                self._arguments = StringReader() if is_string else ObjectReader(self._syntax.end_marker)
+                self._step = self._read_arguments
+                return True
+        if any(head.is_begun(self._buffer) for head in self._syntax.heads):
+            return False
+        # The marker's first character is content, so the search goes on behind it.
+        self._add_content(self._held + self._buffer[0])
+        self._buffer, self._held = self._buffer[1:], ""
+        self._step = self._read_content
+        return True
+
+    def _read_arguments(self) -> bool:
+        piece, size, ending = self._arguments.read(self._buffer)
+        self._add_arguments(piece)
+        self._buffer = self._buffer[size:]
+        if ending is Ending.MARKER:
+            self._end_call_at_marker()
+        elif ending is Ending.CLOSED:
+            self._step = self._read_tail
+        return ending is not None
+
+    def _read_tail(self) -> bool:
+        for tail in self._syntax.tails:
+            if found := tail.match(self._buffer):
+                self._buffer = self._buffer[found.end() :]
+                self._end_call()
+                return True
+        if any(tail.is_begun(self._buffer) for tail in self._syntax.tails):
+            return False
+        if self._buffer.lstrip(WHITE).startswith(","):
+            self._arguments = ObjectReader(self._syntax.end_marker, depth=1)
+            self._step = self._read_rest
+        else:
+            self._num_calls += 1
+            self._step = self._read_content
+        return True
+
+    def _read_rest(self) -> bool:
+        _, size, ending = self._arguments.read(self._buffer)
+        self._buffer = self._buffer[size:]
+        if ending is Ending.MARKER:
+            self._end_call_at_marker()
+        elif ending is Ending.CLOSED:
+            self._end_call()
+        return ending is not None
+
+    def _read_between(self) -> bool:
+        self._buffer = self._buffer.lstrip(WHITE)
+        if (closing := self._syntax.closing) is not None:
+            if found := closing.match(self._buffer):
+                self._buffer = self._buffer[found.end() :]
+                return True
+            if closing.is_begun(self._buffer):
+                return False
+        self._step = self._read_content if self._has_markers else self._read_head
+        return True
+
+    def _end_call_at_marker(self) -> None:
+        self._buffer = self._buffer[len(self._syntax.end_marker) :]
+        self._end_call()
+
+    def _end_call(self) -> None:
+        self._events.append(CallEnd(self._num_calls))
+        self._num_calls += 1
+        self._step = self._read_between
+
+    def _add_content(self, text: str) -> None:
+        if self._events and isinstance(self._events[-1], ContentDelta):
+            self._events[-1] = ContentDelta(self._events[-1].text + text)
+        elif text:
+            self._events.append(ContentDelta(text))
+
+    def _add_arguments(self, text: str) -> None:
+        if text:
+            self._events.append(ArgumentsDelta(self._num_calls, text))
+
+    def _take_events(self) -> list[ToolEvent]:
+        events, self._events = self._events, []
+        return events
+
+
+def tool_call_parser(format_name: str) -> ToolCallParser:
+    """Return a parser for one answer in a format of `model_repository.tool_formats`."""
+    return ToolCallParser(SYNTAXES[format_name])

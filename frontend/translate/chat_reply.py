@@ -1,0 +1,210 @@
+"""The answer to a chat request, whole or event by event."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from frontend.models import ModelName
+from frontend.protocol.answers import (
+    AssistantMessage,
+    ChatChoice,
+    ChatCompletion,
+    ChatCompletionChunk,
+    ChunkChoice,
+    Delta,
+    FinishReason,
+    FunctionCall,
+    ToolCall,
+    ToolCallDelta,
+)
+from frontend.protocol.chat import ChatCompletionRequest
+from frontend.tool_calls.events import ArgumentsDelta, CallBegin, CallEnd, ContentDelta, ToolEvent
+from frontend.tool_calls.parser import ToolCallParser, tool_call_parser
+from frontend.translate.logprobs import chat_logprobs
+from frontend.translate.obfuscation import padding
+from frontend.translate.usage import total_usage
+from model_repository import generation
+from model_repository.generation import GenerationChunk
+
+
+@dataclass(slots=True)
+class _Choice:
+    """One choice while it is told."""
+
+    parser: ToolCallParser | None
+    usage: generation.Usage | None = None
+    num_called: int = 0
+    num_ended: int = 0  # of them; what was cut is no call to carry out
+
+    @property
+    def has_called(self) -> bool:
+        """Whether there are calls, all of them whole."""
+        return 0 < self.num_called == self.num_ended
+
+
+class ChatReply:
+    """Tells of the completions of one chat.
+
+    Args:
+        chat: the request.
+        name: what the client called the model.
+        created: unix seconds.
+    """
+
+    def __init__(self, chat: ChatCompletionRequest, name: ModelName, created: int) -> None:
+        self.id = f"chatcmpl-{secrets.token_hex(16)}"
+        self.num_per_prompt = chat.n or 1
+        self._created = created
+        self._name = name
+        options = chat.stream_options
+        self._has_usage = options is not None and bool(options.include_usage)
+        self._is_padded = options is not None and bool(options.include_obfuscation)
+        self._has_logprobs = bool(chat.logprobs)
+        self._has_token_ids = bool(chat.return_token_ids)
+        self._is_deprecated = bool(chat.functions)
+        tool_choice = chat.tool_choice or chat.function_call
+        self._is_named = tool_choice is not None and tool_choice.type == "function"
+        # Then the answer is nothing but calls: what is read as text is one that was cut before it had a name.
+        self._has_no_content = tool_choice is not None and tool_choice.type in ("required", "function")
+        has_tools = bool(chat.tool_names()) and (tool_choice is None or tool_choice.type != "none")
+        self._choices = [
+            _Choice(tool_call_parser(name.model.tool_call_format) if has_tools else None) for _ in range(chat.n or 1)
+        ]
+
+    def opening(self) -> Sequence[ChatCompletionChunk]:
+        """Return the chunks that say who speaks, one for each choice."""
+        role: Delta = {"role": "assistant", "content": ""}
+        return [self._chunk(self._piece(index, role)) for index in range(len(self._choices))]
+
+    def events(self, index: int, chunk: GenerationChunk) -> Sequence[ChatCompletionChunk]:
+        """Return the events that tell of a chunk; after the last one of all, also the usage if it was asked for."""
+        choice = self._choices[index]
+        pieces = [self._piece(index, delta) for delta in self._deltas(choice, chunk)]
+        if not pieces and (chunk.finish_reason is not None or chunk.logprobs or chunk.token_ids):
+            pieces = [self._piece(index, {})]
+        if pieces and self._has_logprobs:
+            pieces[0]["logprobs"] = chat_logprobs(chunk.logprobs)
+        if pieces and self._has_token_ids:
+            pieces[0]["token_ids"] = list(chunk.token_ids)
+        if chunk.finish_reason is not None:
+            pieces[-1]["finish_reason"] = self._finish_reason(choice, chunk.finish_reason)
+            pieces[-1]["stop_reason"] = chunk.stop_reason
+            choice.usage = chunk.usage
+        events = [self._chunk(piece) for piece in pieces]
+        if self._has_usage and chunk.finish_reason is not None and all(each.usage for each in self._choices):
+            closing = self._chunk()
+            closing["usage"] = total_usage([each.usage for each in self._choices if each.usage], len(self._choices))
+            events.append(closing)
+        return events
+
+    def whole(self, chunks: Sequence[GenerationChunk]) -> ChatCompletion:
+        """Return the answer of a request that does not stream: one chunk for each choice."""
+        usages = [chunk.usage for chunk in chunks if chunk.usage is not None]
+        return {
+            "id": self.id,
+            "object": "chat.completion",
+            "created": self._created,
+            "model": self._name.asked,
+            "system_fingerprint": self._name.model.fingerprint,
+            "choices": [self._whole_choice(index, chunk) for index, chunk in enumerate(chunks)],
+            "usage": total_usage(usages, len(chunks)),
+        }
+
+    def _whole_choice(self, index: int, chunk: GenerationChunk) -> ChatChoice:
+        choice = self._choices[index]
+        message = self._message(self._deltas(choice, chunk))
+        assert chunk.finish_reason is not None, "the only chunk of a completion is its last"
+        whole: ChatChoice = {
+            "index": index,
+            "message": message,
+            "logprobs": chat_logprobs(chunk.logprobs) if self._has_logprobs else None,
+            "finish_reason": self._finish_reason(choice, chunk.finish_reason),
+            "stop_reason": chunk.stop_reason,
+        }
+        if self._has_token_ids:
+            whole["token_ids"] = list(chunk.token_ids)
+        return whole
+
+    def _message(self, deltas: Sequence[Delta]) -> AssistantMessage:
+        content = "".join(delta.get("content", "") for delta in deltas)
+        message: AssistantMessage = {"role": "assistant", "content": content, "refusal": None, "annotations": []}
+        calls: list[ToolCall] = []
+        for delta in deltas:
+            for call in delta.get("tool_calls", ()):
+                if "id" in call:
+                    calls.append({"id": call["id"], "type": "function", "function": call["function"].copy()})
+                else:
+                    calls[call["index"]]["function"]["arguments"] += call["function"]["arguments"]
+        function_calls = [delta["function_call"] for delta in deltas if "function_call" in delta]
+        if calls:
+            message["tool_calls"] = calls
+        if function_calls:
+            arguments = "".join(call["arguments"] for call in function_calls)
+            message["function_call"] = {"name": function_calls[0]["name"], "arguments": arguments}
+        if (calls or function_calls) and not content:
+            message["content"] = None
+        return message
+
+    def _deltas(self, choice: _Choice, chunk: GenerationChunk) -> list[Delta]:
+        """Return what a chunk adds to the message."""
+        if choice.parser is None:
+            return [{"content": chunk.text}] if chunk.text else []
+        events = choice.parser.push(chunk.text)
+        if chunk.finish_reason is not None:
+            events = [*events, *choice.parser.finish()]
+        deltas: list[Delta] = []
+        for event in events:
+            choice.num_called += isinstance(event, CallBegin)
+            choice.num_ended += isinstance(event, CallEnd)
+            delta = self._delta(event)
+            if delta is not None:
+                deltas.append(delta)
+        return deltas
+
+    def _delta(self, event: ToolEvent) -> Delta | None:
+        match event:
+            case ContentDelta(text):
+                return None if self._has_no_content else {"content": text}
+            case CallBegin(index, name):
+                function: FunctionCall = {"name": name, "arguments": ""}
+                first: ToolCallDelta = {
+                    "index": index,
+                    "id": f"call_{secrets.token_hex(12)}",
+                    "type": "function",
+                    "function": function,
+                }
+                if self._is_deprecated:
+                    return {"function_call": function} if index == 0 else None
+                return {"tool_calls": [first]}
+            case ArgumentsDelta(index, text):
+                more: FunctionCall = {"arguments": text}
+                if self._is_deprecated:
+                    return {"function_call": more} if index == 0 else None
+                return {"tool_calls": [{"index": index, "function": more}]}
+            case _:
+                return None
+
+    def _finish_reason(self, choice: _Choice, reason: generation.FinishReason) -> FinishReason:
+        if reason is generation.FinishReason.STOP and choice.has_called and not self._is_named:
+            return "function_call" if self._is_deprecated else "tool_calls"
+        return reason.value
+
+    def _piece(self, index: int, delta: Delta) -> ChunkChoice:
+        return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
+
+    def _chunk(self, *choices: ChunkChoice) -> ChatCompletionChunk:
+        chunk: ChatCompletionChunk = {
+            "id": self.id,
+            "object": "chat.completion.chunk",
+            "created": self._created,
+            "model": self._name.asked,
+            "system_fingerprint": self._name.model.fingerprint,
+            "choices": list(choices),
+        }
+        if self._has_usage:
+            chunk["usage"] = None
+        if self._is_padded and choices:
+            chunk["obfuscation"] = padding(len(str(choices[0]["delta"])))
+        return chunk

@@ -1,0 +1,119 @@
+"""The answer to a completions request, whole or event by event."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+
+from frontend.models import ModelName
+from frontend.protocol.answers import Completion, CompletionChoice, Usage
+from frontend.protocol.completion import CompletionRequest
+from frontend.translate.logprobs import CompletionLogprobsWriter, mean_logprob
+from frontend.translate.obfuscation import padding
+from frontend.translate.usage import total_usage
+from model_repository import generation
+from model_repository.generation import GenerationChunk
+
+
+class CompletionReply:
+    """Tells of the completions of one request.
+
+    Args:
+        completion: the request.
+        name: what the client called the model.
+        created: unix seconds.
+        prompt_num_chars: the length of each prompt in characters, where log probabilities are asked for.
+    """
+
+    def __init__(
+        self, completion: CompletionRequest, name: ModelName, created: int, prompt_num_chars: Sequence[int] = ()
+    ) -> None:
+        self.id = f"cmpl-{secrets.token_hex(16)}"
+        self._created = created
+        self._name = name
+        self._num_chosen = completion.n or 1
+        self.num_per_prompt = completion.best_of or self._num_chosen
+        self._has_logprobs = completion.logprobs is not None
+        self._has_token_ids = bool(completion.return_token_ids)
+        self._usages: dict[int, generation.Usage] = {}
+        num_chars = prompt_num_chars if self._has_logprobs and not completion.echo else [0] * len(completion.prompt)
+        self._writers = [CompletionLogprobsWriter(each) for each in num_chars for _ in range(self.num_per_prompt)]
+        self._num_choices = len(completion.prompt) * self.num_per_prompt
+        options = completion.stream_options
+        self._is_padded = options is not None and bool(options.include_obfuscation)
+        self._has_usage = options is not None and bool(options.include_usage)
+        # Fireworks' way, for those who did not say that they want OpenAI's.
+        self._has_usage_on_last_chunk = options is None
+
+    def opening(self) -> Sequence[Completion]:
+        """Return nothing: a completion has no role."""
+        return ()
+
+    def events(self, index: int, chunk: GenerationChunk) -> Sequence[Completion]:
+        """Return the events that tell of a chunk; after the last one of all, also the usage where it is wanted."""
+        piece = self._completion([self._choice(index, index, chunk)])
+        if self._has_usage or self._has_usage_on_last_chunk:
+            piece["usage"] = None
+        if self._is_padded:
+            piece["obfuscation"] = padding(len(chunk.text))
+        if chunk.usage is not None:
+            self._usages[index] = chunk.usage
+        if len(self._usages) < self._num_choices:
+            return (piece,)
+        if self._has_usage_on_last_chunk:
+            piece["usage"] = self._usage()
+        if not self._has_usage:
+            return (piece,)
+        closing = self._completion([])
+        closing["usage"] = self._usage()
+        return (piece, closing)
+
+    def whole(self, chunks: Sequence[GenerationChunk]) -> Completion:
+        """Return the answer of a request that does not stream: one chunk for each completion that was drawn."""
+        choices: list[CompletionChoice] = []
+        for start in range(0, len(chunks), self.num_per_prompt):
+            for index in self._chosen(chunks, start):
+                choices.append(self._choice(len(choices), index, chunks[index]))
+        self._usages = {index: _reported(chunk) for index, chunk in enumerate(chunks)}
+        completion = self._completion(choices)
+        completion["usage"] = self._usage()
+        return completion
+
+    def _chosen(self, chunks: Sequence[GenerationChunk], start: int) -> list[int]:
+        """Return which of the completions that were drawn of a prompt are shown: the best, or simply all."""
+        drawn = list(range(start, start + self.num_per_prompt))
+        if self.num_per_prompt > self._num_chosen:
+            drawn.sort(key=lambda index: mean_logprob(chunks[index]), reverse=True)
+        return drawn[: self._num_chosen]
+
+    def _choice(self, index: int, drawn: int, chunk: GenerationChunk) -> CompletionChoice:
+        choice: CompletionChoice = {
+            "index": index,
+            "text": chunk.text,
+            "logprobs": self._writers[drawn].write(chunk.logprobs, chunk.num_prompt_tokens)
+            if self._has_logprobs
+            else None,
+            "finish_reason": None if chunk.finish_reason is None else chunk.finish_reason.value,
+            "stop_reason": chunk.stop_reason,
+        }
+        if self._has_token_ids:
+            choice["token_ids"] = list(chunk.token_ids)
+        return choice
+
+    def _completion(self, choices: list[CompletionChoice]) -> Completion:
+        return {
+            "id": self.id,
+            "object": "text_completion",
+            "created": self._created,
+            "model": self._name.asked,
+            "system_fingerprint": self._name.model.fingerprint,
+            "choices": choices,
+        }
+
+    def _usage(self) -> Usage:
+        return total_usage([self._usages[index] for index in range(self._num_choices)], self.num_per_prompt)
+
+
+def _reported(chunk: GenerationChunk) -> generation.Usage:
+    assert chunk.usage is not None, "a stream that ends without its counts is an error long before here"
+    return chunk.usage

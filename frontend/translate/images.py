@@ -1,0 +1,45 @@
+"""Images in requests: data URIs to the bytes of image files. No URL is ever fetched."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+from collections.abc import Sequence
+
+from frontend.errors import InvalidRequest, UnsupportedValue, shown
+
+# OpenAI's spelling, and Fireworks' older one without `data:` and `;base64`.
+_DATA_URI = re.compile(r"(?:data:)?(?P<mime>image/[\w.+-]+)(?:;base64)?,(?P<payload>.*)", re.DOTALL)
+
+
+def images_from_data_uris(uris: Sequence[str], num_markers: int) -> tuple[bytes, ...]:
+    """Return the images of a completion's prompt, one for each marker in it.
+
+    Raises:
+        InvalidRequest: their number differs from the markers', or one is malformed.
+    """
+    if uris and len(uris) != num_markers:
+        rule = f"{len(uris)} images for {num_markers} `<image>` in the prompt: there must be one for each"
+        raise InvalidRequest(f"images: {rule}", param="images")
+    return tuple(image_from_data_uri(uri, f"images[{index}]") for index, uri in enumerate(uris))
+
+
+def image_from_data_uri(uri: str, param: str) -> bytes:
+    """Return the image in a data URI.
+
+    Raises:
+        UnsupportedValue: it is some other URL, which would have to be fetched.
+        InvalidRequest: not base64.
+    """
+    found = _DATA_URI.fullmatch(uri)
+    if found is None:
+        rule = "expected data:image/...;base64,...; this server fetches no URL"
+        raise UnsupportedValue(f"{param}={shown(uri)}: {rule}", param=param)
+    try:
+        image = base64.b64decode(found["payload"], validate=True)
+    except (binascii.Error, ValueError) as exc:
+        raise InvalidRequest(f"{param}: not base64 ({exc})", param=param) from exc
+    if not image:
+        raise InvalidRequest(f"{param}: the image is empty", param=param)
+    return image

@@ -1,0 +1,104 @@
+"""Log probabilities in the two shapes of OpenAI's API."""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Sequence
+
+from frontend.protocol import answers
+from frontend.protocol.answers import ChatLogprobs, CompletionLogprobs
+from model_repository.generation import GenerationChunk, TokenLogprob
+
+_LEAST = -9999.0  # JSON has no minus infinity; OpenAI's own stand-in
+
+
+def chat_logprobs(logprobs: Sequence[TokenLogprob]) -> ChatLogprobs:
+    """Return the log probabilities of a chat's content, with the bytes of each token."""
+    content: list[answers.TokenLogprob] = [
+        {
+            "token": item.token_bytes.decode("utf-8", "replace"),
+            "logprob": _finite(item.logprob or 0.0),
+            "bytes": list(item.token_bytes),
+            "top_logprobs": [
+                {
+                    "token": each.token_bytes.decode("utf-8", "replace"),
+                    "logprob": _finite(each.logprob),
+                    "bytes": list(each.token_bytes),
+                }
+                for each in item.top
+            ],
+        }
+        for item in logprobs
+    ]
+    return {"content": content, "refusal": None}
+
+
+class CompletionLogprobsWriter:
+    """Writes the log probabilities of one completion, piece by piece: offsets go on from piece to piece.
+
+    Args:
+        num_chars: characters of the prompt, where the text does not begin with it.
+    """
+
+    def __init__(self, num_chars: int) -> None:
+        self._num_chars = num_chars
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def write(self, logprobs: Sequence[TokenLogprob], num_prompt_tokens: int = 0) -> CompletionLogprobs:
+        """Return the lists of the next tokens, of which the first may be an echoed prompt's."""
+        lists: CompletionLogprobs = {"text_offset": [], "token_logprobs": [], "tokens": [], "top_logprobs": []}
+        for index, item in enumerate(logprobs):
+            if num_prompt_tokens and index == num_prompt_tokens:  # prompt and completion are decoded apart
+                self._num_chars += len(self._decoder.decode(b"", final=True))
+            lists["text_offset"].append(self._num_chars + self._num_broken_before(item.token_bytes))
+            self._num_chars += len(self._decoder.decode(item.token_bytes))
+            name = _name(item)
+            lists["tokens"].append(name)
+            if item.logprob is None:
+                lists["token_logprobs"].append(None)
+                lists["top_logprobs"].append(None)
+                continue
+            lists["token_logprobs"].append(_finite(item.logprob))
+            top = {
+                name if each.token_id == item.token_id else _token_text(each.token_bytes): _finite(each.logprob)
+                for each in reversed(item.top)
+            }
+            lists["top_logprobs"].append(dict(reversed(top.items())) | {name: _finite(item.logprob)})
+        return lists
+
+    def _num_broken_before(self, token_bytes: bytes) -> int:
+        """Return 1 if an unfinished character stands before these bytes that they do not finish, else 0."""
+        pending = self._decoder.getstate()[0]
+        if not pending or not token_bytes:
+            return 0
+        try:
+            codecs.getincrementaldecoder("utf-8")("strict").decode(pending + token_bytes[:1])
+        except UnicodeDecodeError:
+            return 1
+        return 0
+
+
+def mean_logprob(chunk: GenerationChunk) -> float:
+    """Return how likely the completion's own tokens were, on average; minus infinity for an empty text."""
+    values = [item.logprob for item in chunk.logprobs[chunk.num_prompt_tokens :] if item.logprob is not None]
+    return sum(values) / len(values) if values else float("-inf")
+
+
+def _name(item: TokenLogprob) -> str:
+    """Return the text that a token adds; of an end token, which adds none, its own, where that is known."""
+    if not item.token_bytes:
+        item_itself = next((each for each in item.top if each.token_id == item.token_id), None)
+        return "" if item_itself is None else _token_text(item_itself.token_bytes)
+    return _token_text(item.token_bytes)
+
+
+def _token_text(token_bytes: bytes) -> str:
+    """Return a token as text; as OpenAI does, one that is no whole character by its bytes."""
+    try:
+        return token_bytes.decode("utf-8")
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in token_bytes)
+
+
+def _finite(logprob: float) -> float:
+    return max(logprob, _LEAST)

@@ -1,0 +1,217 @@
+"""From a request in OpenAI's words to the generation requests that answer it. Pure but for random numbers."""
+
+from __future__ import annotations
+
+import dataclasses
+import secrets
+from collections.abc import Sequence
+from typing import Any
+
+from frontend.models import ModelName
+from frontend.protocol.chat import ChatCompletionRequest, ChatMessage
+from frontend.protocol.completion import CompletionRequest
+from frontend.protocol.fields import GenerationBody
+from frontend.protocol.tokenization import TokenizeRequest
+from frontend.protocol.tools import PastToolCall, ToolChoice
+from frontend.translate.images import image_from_data_uri, images_from_data_uris
+from model_repository.generation import (
+    ChatPrompt,
+    ContextOverflow,
+    GenerationRequest,
+    Guide,
+    Mirostat,
+    Prompt,
+    SamplingParams,
+    TextPrompt,
+    TokenPrompt,
+    ToolUse,
+)
+from model_repository.model_parameters import RequestDefaults
+
+_NEUTRAL = SamplingParams()
+_UINT64 = 2**64 - 1
+_LLAMA_CPP_TARGET = 5.0  # of Mirostat, for those who switch it on by llama.cpp's name
+IMAGE_MARKER = "<image>"
+
+
+def chat_to_requests(
+    chat: ChatCompletionRequest, name: ModelName, defaults: RequestDefaults
+) -> list[GenerationRequest]:
+    """Return what a chat request asks of the model: one generation request for each choice."""
+    num_logprobs = (chat.top_logprobs or 0) if chat.logprobs else None
+    prompt = _chat_prompt(chat, chat.messages, _tool_use(chat))
+    request = _request(chat, prompt, name, defaults, _max_tokens(chat, defaults.chat_max_tokens, name))
+    request = dataclasses.replace(request, num_logprobs=num_logprobs, images=_images_in(chat.messages))
+    return _repeated(request, chat.n or 1)
+
+
+def completion_to_requests(
+    completion: CompletionRequest, name: ModelName, defaults: RequestDefaults
+) -> list[GenerationRequest]:
+    """Return what a completions request asks of the model: for each prompt, all that are drawn of it."""
+    num_drawn = completion.best_of or completion.n or 1
+    is_ranked = num_drawn > (completion.n or 1)
+    max_tokens = _max_tokens(completion, defaults.completion_max_tokens, name)
+    requests: list[GenerationRequest] = []
+    for text_or_ids in completion.prompt:
+        prompt: Prompt = (
+            TokenPrompt(tuple(text_or_ids))
+            if isinstance(text_or_ids, list)
+            else TextPrompt(text_or_ids, completion.suffix or "")
+        )
+        request = dataclasses.replace(
+            _request(completion, prompt, name, defaults, max_tokens),
+            is_echo=bool(completion.echo),
+            # Of several candidates, the one with the likeliest tokens is the best.
+            num_logprobs=0 if is_ranked and completion.logprobs is None else completion.logprobs,
+            images=images_from_data_uris(completion.images or (), _num_markers(text_or_ids)),
+        )
+        requests += _repeated(request, num_drawn)
+    return requests
+
+
+def tokenize_to_prompt(request: TokenizeRequest) -> Prompt:
+    """Return the prompt whose tokens are asked for."""
+    if request.messages is None:
+        return TextPrompt(request.prompt or "")
+    tools = tuple(tool.function.as_tool() for tool in request.tools or ())
+    return _chat_prompt(request, request.messages, ToolUse(tools=tools) if tools else None)
+
+
+def _chat_prompt(
+    body: ChatCompletionRequest | TokenizeRequest, messages: Sequence[ChatMessage], tool_use: ToolUse | None
+) -> ChatPrompt:
+    return ChatPrompt(
+        messages=tuple(map(message_for_template, messages)),
+        tool_use=tool_use,
+        template_kwargs=body.chat_template_kwargs or {},
+        add_generation_prompt=body.add_generation_prompt is not False,
+        continue_final_message=bool(body.continue_final_message),
+    )
+
+
+def _request(
+    body: GenerationBody, prompt: Prompt, name: ModelName, defaults: RequestDefaults, max_tokens: tuple[int, bool]
+) -> GenerationRequest:
+    overflow = ContextOverflow(body.context_length_exceeded_behavior or defaults.context_length_exceeded_behavior)
+    fills_window = max_tokens[1]
+    include_stop = body.include_stop_str_in_output
+    return GenerationRequest(
+        prompt=prompt,
+        max_tokens=max_tokens[0],
+        sampling=_sampling(body),
+        overflow=ContextOverflow.TRUNCATE if fills_window else overflow,
+        stop=tuple(body.stop or ()),
+        stop_token_ids=tuple(body.stop_token_ids or ()),
+        include_stop=defaults.include_stop_str_in_output if include_stop is None else include_stop,
+        ignore_eos=bool(body.ignore_eos),
+        min_tokens=body.min_tokens or 0,
+        has_token_ids=bool(body.return_token_ids),
+        guide=_guide(body),
+        lora_name=name.lora_name,
+        is_stream=bool(body.stream),
+    )
+
+
+def _repeated(request: GenerationRequest, num_drawn: int) -> list[GenerationRequest]:
+    """Return one request for each choice: each draws with a seed of its own, the first one with the seed given."""
+    return [
+        dataclasses.replace(
+            request,
+            cancel_key=secrets.token_hex(16),
+            sampling=dataclasses.replace(request.sampling, seed=(request.sampling.seed + index) & _UINT64),
+        )
+        for index in range(num_drawn)
+    ]
+
+
+def _max_tokens(
+    body: ChatCompletionRequest | CompletionRequest, default: int | None, name: ModelName
+) -> tuple[int, bool]:
+    """Return the limit, and whether it only stands for what the context window leaves."""
+    for limit in (body.max_completion_tokens, body.max_tokens, default):
+        if limit is not None:
+            return limit, False
+    return name.model.context_window, True
+
+
+def _sampling(body: GenerationBody) -> SamplingParams:
+    seed = secrets.randbits(64) if body.seed is None else body.seed & _UINT64
+    return SamplingParams(
+        temperature=_or(body.temperature, _NEUTRAL.temperature),
+        top_p=_or(body.top_p, _NEUTRAL.top_p),
+        top_k=max(0, _or(body.top_k, _NEUTRAL.top_k)),
+        min_p=_or(body.min_p, _NEUTRAL.min_p),
+        repetition_penalty=_or(body.repetition_penalty, _NEUTRAL.repetition_penalty),
+        presence_penalty=_or(body.presence_penalty, _NEUTRAL.presence_penalty),
+        frequency_penalty=_or(body.frequency_penalty, _NEUTRAL.frequency_penalty),
+        logit_bias={int(token_id): bias for token_id, bias in (body.logit_bias or {}).items()},
+        mirostat=_mirostat(body),
+        seed=seed,
+    )
+
+
+def _mirostat(body: GenerationBody) -> Mirostat | None:
+    targets = (body.mirostat_target, body.mirostat_tau)
+    rates = (body.mirostat_lr, body.mirostat_eta)
+    if body.mirostat != 2 and targets + rates == (None,) * 4:
+        return None
+    default = Mirostat(target=_LLAMA_CPP_TARGET) if body.mirostat == 2 else Mirostat()
+    return Mirostat(
+        target=next((value for value in targets if value is not None), default.target),
+        learning_rate=next((value for value in rates if value is not None), default.learning_rate),
+    )
+
+
+def _or[Number: (int, float)](value: Number | None, default: Number) -> Number:
+    return default if value is None else value
+
+
+def _guide(body: GenerationBody) -> Guide | None:
+    if body.structured_outputs is not None:
+        return body.structured_outputs.guide()
+    return body.response_format.guide() if body.response_format is not None else None
+
+
+def _tool_use(chat: ChatCompletionRequest) -> ToolUse | None:
+    functions = [tool.function for tool in chat.tools or ()] + list(chat.functions or ())
+    if not functions:
+        return None
+    choice = chat.tool_choice or chat.function_call or ToolChoice(type="auto")
+    return ToolUse(
+        tools=tuple(function.as_tool() for function in functions),
+        choice=choice.words(),
+        # One function was all that the deprecated form could call.
+        is_parallel=chat.parallel_tool_calls is not False and not chat.functions,
+    )
+
+
+def message_for_template(message: ChatMessage) -> dict[str, Any]:
+    """Return a message for the chat template. Parts are joined by a line break, as vLLM does."""
+    roles = {"developer": "system", "function": "tool"}
+    texts = [
+        IMAGE_MARKER if part.type == "image_url" else part.text or part.refusal or "" for part in message.content or ()
+    ]
+    calls = [call.for_template() for call in _tool_calls(message)]
+    fields: dict[str, Any] = {"role": roles.get(message.role, message.role), "content": "\n".join(texts)}
+    named = {"name": message.name, "tool_call_id": message.tool_call_id, "tool_calls": calls or None}
+    return fields | {key: value for key, value in named.items() if value is not None}
+
+
+def _tool_calls(message: ChatMessage) -> list[PastToolCall]:
+    if message.function_call is not None:
+        return [PastToolCall(id="call_0", function=message.function_call)]
+    return list(message.tool_calls or ())
+
+
+def _images_in(messages: Sequence[ChatMessage]) -> tuple[bytes, ...]:
+    return tuple(
+        image_from_data_uri(part.image_url.url, f"messages[{index}].content[{place}].image_url.url")
+        for index, message in enumerate(messages)
+        for place, part in enumerate(message.content or ())
+        if part.image_url is not None
+    )
+
+
+def _num_markers(prompt: str | list[int]) -> int:
+    return prompt.count(IMAGE_MARKER) if isinstance(prompt, str) else 0

@@ -1,0 +1,34 @@
+"""Token counts of a request, from those of its completions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from frontend.protocol.answers import Usage
+from model_repository import generation
+
+
+def total_usage(usages: Sequence[generation.Usage], num_per_prompt: int) -> Usage:
+    """Return the counts of a request: each prompt counts once, every completion that was drawn of it counts.
+
+    Args:
+        usages: of the completions, those of one prompt together.
+        num_per_prompt: how many those are.
+    """
+    prompts = [usages[start : start + num_per_prompt] for start in range(0, len(usages), num_per_prompt)]
+    prompt_tokens = sum(same[0].num_input_tokens for same in prompts)
+    completion_tokens = sum(each.num_output_tokens for each in usages)
+    # Completions of one prompt reuse each other's cells: what was there before is what the least of them found.
+    cached_tokens = sum(min(each.num_cached_tokens for each in same) for same in prompts)
+    return {
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": completion_tokens,
+        "total_tokens": prompt_tokens + completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": cached_tokens, "audio_tokens": 0},
+        "completion_tokens_details": {
+            "reasoning_tokens": 0,
+            "accepted_prediction_tokens": 0,
+            "rejected_prediction_tokens": 0,
+            "audio_tokens": 0,
+        },
+    }

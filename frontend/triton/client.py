@@ -1,0 +1,264 @@
+"""The frontend's side of the gRPC connection to Triton; the only importer of tritonclient and grpc."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import time
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
+from typing import Any
+
+import grpc
+import grpc.aio
+import numpy as np
+from tritonclient.grpc import service_pb2, service_pb2_grpc
+
+from frontend import errors
+from frontend.errors import APIError
+from frontend.models import ModelSnapshot, ServedModel
+from frontend.triton.failures import error_from_rpc
+from frontend.triton.generation_call import Generation
+from frontend.triton.messages import Tensors, infer_request, tensors_from_response
+from model_repository import contract
+from model_repository.chunk_tensors import tensors_to_chunk
+from model_repository.generation import FinishReason, GenerationChunk, GenerationRequest, Prompt, Usage
+from model_repository.model_parameters import ModelParameters
+from model_repository.request_tensors import prompt_inputs, request_to_tensors
+from model_repository.stage_messages import EngineStats, Release, ReleaseDetails, TokenizeOptions
+from model_repository.tensors import array
+
+logger = logging.getLogger(__name__)
+
+_CHANNEL_OPTIONS = (
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.max_send_message_length", -1),
+    # When Triton comes back it is noticed within a second; grpc's own waits grow to two minutes.
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 1000),  # which is also how long one attempt may take
+    ("grpc.max_reconnect_backoff_ms", 1000),
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.enable_http_proxy", 0),  # Triton is a neighbour; a proxy in the environment is not meant for it
+)
+_RPC_TIMEOUT_S = 5.0
+_CANCEL_TIMEOUT_S = 5.0
+_LOAD_TIMEOUT_S = 1800.0  # a large engine takes minutes to load
+
+
+class TritonClient:
+    """One Triton endpoint. Made inside a running event loop, closed with `close`.
+
+    Args:
+        endpoint: its gRPC host:port.
+    """
+
+    def __init__(self, endpoint: str) -> None:
+        self.on_stage_down: Callable[[str, float], None] = lambda stage, since: None
+        self._channel = grpc.aio.insecure_channel(endpoint, options=_CHANNEL_OPTIONS)
+        self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
+        self._generations: dict[str, set[Generation]] = {}
+        self._background: set[asyncio.Task[None]] = set()
+
+    async def generate(self, slug: str, request: GenerationRequest) -> AsyncGenerator[GenerationChunk, None]:
+        """Yield the completion; the last chunk carries the finish reason.
+
+        Leaving it early, for any reason, cancels the generation: the call, which Triton notices in the detokenizer
+        only, and the engine's sequence by its cancel key.
+
+        Raises:
+            APIError: the request was refused, or failed.
+        """
+        started_at = time.monotonic()
+        message = infer_request(slug, request_to_tensors(request))
+        running = Generation(self._stub.ModelStreamInfer(iter((message,))))
+        self._generations.setdefault(slug, set()).add(running)
+        is_finished = False
+        is_generating = True  # as far as is known here
+        try:
+            while not is_finished:
+                tensors = await running.read()
+                if tensors is None:
+                    raise errors.EngineFailed("The stream ended before the completion did.")
+                chunk = tensors_to_chunk(tensors)
+                is_finished = chunk.finish_reason is not None
+                if chunk.text or chunk.logprobs or chunk.token_ids or is_finished:  # tokens without bytes say nothing
+                    yield chunk
+        except (errors.InvalidRequest, errors.NotFound):
+            is_generating = False  # refused before the engine saw it
+            raise
+        except errors.StageUnhealthy as exc:
+            # Triton holds each call of a dead stage for a second: the engine must not get one per stream.
+            is_generating = exc.stage != contract.stage_name(slug, "engine")
+            self.on_stage_down(exc.stage, started_at)
+            raise
+        except errors.Overloaded as exc:
+            is_generating = type(exc) is not errors.Overloaded  # the queue was full: the engine did not take it
+            raise
+        finally:
+            self._generations[slug].discard(running)
+            if is_finished:
+                self._spawn(running.end())
+            else:
+                running.call.cancel()
+            if is_generating and not is_finished and not running.is_engine_lost:
+                self._spawn(self._cancel_sequence(slug, request.cancel_key))
+
+    def abort(self, stage: str, error: APIError) -> int:
+        """End the running generations that need a lost stage, by its Triton name; return how many there were.
+
+        The calls that wait for a dead stage do end by themselves, but one after the other, a second each.
+        """
+        slug = contract.slug_of_stage(stage)
+        is_tokenizer = stage == contract.stage_name(slug, "tokenizer")
+        ended = [each for each in self._generations.get(slug, ()) if not (is_tokenizer and each.has_begun)]
+        for each in ended:
+            each.abort(error, is_engine_lost=stage == contract.stage_name(slug, "engine"))
+        return len(ended)
+
+    async def snapshot(self) -> ModelSnapshot:
+        """Return what Triton serves at this moment: the ensembles that carry our parameters.
+
+        Raises:
+            APIError: Triton did not answer.
+        """
+        index = await self._unary(self._stub.RepositoryIndex, service_pb2.RepositoryIndexRequest())
+        ensembles = [entry for entry in index.models if contract.slug_of_stage(entry.name) == entry.name]
+        ready = [entry.name for entry in ensembles if entry.state == "READY"]
+        served = await asyncio.gather(*map(self._served_model, ready))
+        return ModelSnapshot(
+            ready={model.id: model for model in served if model is not None},
+            unready={
+                contract.slug_to_model_id(entry.name): entry.state.lower()
+                for entry in ensembles
+                if entry.state not in ("READY", "")  # "": never loaded, so nobody means to serve it
+            },
+        )
+
+    async def check(self, slug: str, request: GenerationRequest) -> None:
+        """Have the tokenizer stage look at a request, without generating anything.
+
+        Raises:
+            APIError: the request would be refused, or Triton did not answer.
+        """
+        await self._ask_tokenizer(slug, request_to_tensors(request))
+
+    async def tokenize(self, slug: str, prompt: Prompt, *, add_special_tokens: bool) -> tuple[list[int], list[str]]:
+        """Return a prompt's token ids, and each token as the vocabulary writes it.
+
+        Raises:
+            APIError: the prompt was refused, or Triton did not answer.
+        """
+        options = TokenizeOptions(add_special_tokens=add_special_tokens)
+        inputs = {spec.name: array(spec, *elements) for spec, elements in prompt_inputs(prompt)}
+        inputs[contract.TOKENIZE.name] = array(contract.TOKENIZE, options.to_json())
+        outputs = await self._ask_tokenizer(slug, inputs)
+        strings = outputs[contract.TOKEN_STRINGS.name].reshape(-1).tolist()
+        token_ids: list[int] = outputs[contract.PROMPT_TOKEN_IDS.name].reshape(-1).tolist()
+        return token_ids, [item.decode("utf-8", "replace") for item in strings]
+
+    async def detokenize(self, slug: str, token_ids: Sequence[int], *, has_special_tokens: bool) -> str:
+        """Return the text of token ids; special tokens are left out unless asked for.
+
+        Raises:
+            APIError: the ids were refused, or Triton did not answer.
+        """
+        release = Release(
+            sequence=0,
+            token_ids=tuple(token_ids),
+            finish_reason=FinishReason.STOP,
+            usage=Usage(num_input_tokens=0, num_output_tokens=0),
+        )
+        details = ReleaseDetails(has_special_tokens=has_special_tokens)
+        inputs = {
+            contract.RELEASE.name: release.to_array()[np.newaxis],
+            contract.RELEASE_DETAILS.name: array(contract.RELEASE_DETAILS, details.to_json()),
+        }
+        return tensors_to_chunk(await self._one_response(contract.stage_name(slug, "detokenizer"), inputs)).text
+
+    async def engine_stats(self, slug: str, timeout_s: float) -> EngineStats:
+        """Ask a model's engine how it is.
+
+        Raises:
+            APIError: it did not answer.
+        """
+        return await self._control(slug, {}, timeout_s)
+
+    async def unload(self, stage: str) -> None:
+        """Unload a stage, by its Triton name.
+
+        Raises:
+            APIError: Triton did not do it.
+        """
+        request = service_pb2.RepositoryModelUnloadRequest(model_name=stage)
+        await self._unary(self._stub.RepositoryModelUnload, request)
+
+    async def load(self, slug: str, stage: str) -> None:
+        """Load a stage and the ensemble that stands on it; return when the model is ready.
+
+        Raises:
+            APIError: Triton did not do it.
+        """
+        for name in (stage, slug):
+            request = service_pb2.RepositoryModelLoadRequest(model_name=name)
+            await self._unary(self._stub.RepositoryModelLoad, request, timeout_s=_LOAD_TIMEOUT_S)
+
+    async def close(self) -> None:
+        """Let go of the connection, once the cancellations under way have been told."""
+        if self._background:
+            await asyncio.wait(self._background, timeout=_CANCEL_TIMEOUT_S)
+        await self._channel.close()
+
+    async def _served_model(self, slug: str) -> ServedModel | None:
+        """Return an ensemble as the model that it serves; None for what is not ours, or is gone already."""
+        with contextlib.suppress(errors.NotFound, errors.ModelNotReady):
+            answer = await self._unary(self._stub.ModelConfig, service_pb2.ModelConfigRequest(name=slug))
+            return _served_model(slug, answer.config)
+        return None
+
+    async def _cancel_sequence(self, slug: str, cancel_key: str) -> None:
+        try:
+            await self._control(slug, {"cancel_key": cancel_key}, _CANCEL_TIMEOUT_S)
+        except APIError as exc:
+            # Nothing to free where the engine is gone; where it only hangs, the watch reloads it.
+            logger.info("cancel not delivered to the engine of %s: %s", slug, exc.code)
+
+    async def _ask_tokenizer(self, slug: str, inputs: Tensors) -> Tensors:
+        message = infer_request(contract.stage_name(slug, "tokenizer"), inputs)
+        return tensors_from_response(await self._unary(self._stub.ModelInfer, message))
+
+    async def _control(self, slug: str, command: Mapping[str, str], timeout_s: float) -> EngineStats:
+        inputs = {contract.CONTROL.name: array(contract.CONTROL, json.dumps(command))}
+        tensors = await self._one_response(contract.stage_name(slug, "engine"), inputs, timeout_s)
+        return EngineStats.from_json(tensors[contract.STATS.name].item())
+
+    async def _one_response(self, stage: str, inputs: Tensors, timeout_s: float = _RPC_TIMEOUT_S) -> Tensors:
+        """Return a stage's only response: a decoupled one can be called through a stream only."""
+        message = infer_request(stage, inputs)
+        running = Generation(self._stub.ModelStreamInfer(iter((message,)), timeout=timeout_s))
+        try:
+            tensors = await running.read()
+            if tensors is None:
+                raise errors.EngineFailed("The model's pipeline did not answer.")
+            return tensors
+        finally:
+            running.call.cancel()
+
+    async def _unary(self, method: Callable[..., Any], request: Any, timeout_s: float = _RPC_TIMEOUT_S) -> Any:
+        try:
+            return await method(request, timeout=timeout_s)
+        except grpc.aio.AioRpcError as exc:
+            raise error_from_rpc(exc) from exc
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+
+
+def _served_model(slug: str, config: Any) -> ServedModel | None:
+    if config.platform != "ensemble":
+        return None
+    texts = {name: value.string_value for name, value in config.parameters.items()}
+    parameters = ModelParameters.from_parameters(texts)
+    return None if parameters is None else ServedModel(slug=slug, parameters=parameters)

@@ -1,0 +1,84 @@
+"""What went wrong at Triton, in the frontend's words."""
+
+from __future__ import annotations
+
+import logging
+import re
+
+import grpc
+
+from frontend import errors
+from frontend.errors import APIError
+from model_repository import contract
+from model_repository import errors as stage_errors
+
+logger = logging.getLogger(__name__)
+
+_STUB_DOWN = re.compile(r"Stub process '(?P<instance>[^']*)' is not healthy")
+_INSTANCE_SUFFIX = re.compile(r"(_\d+)*$")  # Triton calls the instances of a model NAME_0_0, NAME_0_1, ...
+_UNKNOWN_MODEL = re.compile(r"unknown model: '(?P<name>[^']*)' is not found")
+_NOT_READY = re.compile(r"unknown model: '[^']*' has no available versions|is not ready|is not at ready state")
+
+# Where OpenAI's name of a field differs from the tensor's.
+_PARAMS = {
+    "text_input": "prompt",
+    "input_ids": "prompt",
+    "stop_words": "stop",
+    "logit_bias_token_ids": "logit_bias",
+    "logit_bias_values": "logit_bias",
+    "return_log_probs": "logprobs",
+    "exclude_input_in_output": "echo",
+    "lora_name": "model",
+    "prompt_token_ids": "prompt",
+    "guided_decoding_guide": "response_format",
+    "guided_decoding_guide_type": "response_format",
+    "release": "",  # between the stages only: the text says what is wrong
+}
+
+
+def error_from_message(message: str) -> APIError:
+    """Return what a Triton error message means for the client. Only texts of our own stages reach it."""
+    if known := _known_error(message):
+        return known
+    logger.error("Triton answered: %s", message)
+    return errors.ServerError()
+
+
+def error_from_rpc(exc: grpc.aio.AioRpcError) -> APIError:
+    """Return what a failed call means for the client."""
+    if known := _known_error(exc.details() or ""):
+        return known
+    if exc.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):
+        return errors.TritonUnreachable()
+    if exc.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+        return errors.TritonTimeout()
+    logger.error("Triton answered %s: %s", exc.code().name, exc.details())
+    return errors.ServerError()
+
+
+def _known_error(message: str) -> APIError | None:
+    match stage_errors.error_from_message(message):
+        case stage_errors.PromptTooLong() as error:
+            return _client_mistake(errors.ContextLengthExceeded, error)
+        case stage_errors.Unsupported() as error:
+            return _client_mistake(errors.UnsupportedValue, error)
+        case stage_errors.InvalidRequest() as error:
+            return _client_mistake(errors.InvalidRequest, error)
+        case stage_errors.Overloaded():
+            return errors.Overloaded("The model's queue is full.")
+        case stage_errors.EngineFailed():
+            return errors.EngineFailed()
+        case stage_errors.StageError():
+            return errors.ServerError()
+    if found := _STUB_DOWN.search(message):
+        return errors.StageUnhealthy(_INSTANCE_SUFFIX.sub("", found["instance"]))
+    if found := _UNKNOWN_MODEL.search(message):
+        return errors.ModelNotFound(contract.slug_to_model_id(found["name"]))
+    if _NOT_READY.search(message):
+        return errors.ModelNotReady("The model is not ready now.")
+    return None
+
+
+def _client_mistake(kind: type[APIError], error: stage_errors.StageError) -> APIError:
+    param = (_PARAMS.get(error.field, error.field) if error.field else None) or None
+    return kind(f"{param}: {error.text}" if param else error.text, param=param)

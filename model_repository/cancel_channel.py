@@ -1,0 +1,102 @@
+"""How the detokenizer tells the engine that a client is gone: a datagram socket between their two processes.
+
+Triton shows a hang-up only to steps that it schedules afterwards, which are the detokenizer's. Triton's own way from
+stage to stage, a request from within `execute`, was tried first: it crashed the server under cancellations (2.51).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+import os
+import socket
+import struct
+import tempfile
+import threading
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+
+logger = logging.getLogger(__name__)
+
+_MESSAGE = struct.Struct("<Q")  # a sequence number
+
+
+def _address(ensemble: str) -> str:
+    """Return the socket's path, the same in all stages of an ensemble of one server, which is their parent process.
+
+    Raises:
+        PermissionError: somebody else made its folder.
+    """
+    parent = tempfile.gettempdir()
+    folder = Path(parent if len(parent) < 40 else "/tmp", f"conch-{os.getuid()}")
+    folder.mkdir(mode=0o700, exist_ok=True)
+    if folder.stat().st_uid != os.getuid():
+        raise PermissionError(f"{folder}: belongs to another user")
+    name = hashlib.blake2b(f"{os.getppid()} {ensemble}".encode(), digest_size=12).hexdigest()
+    return str(folder / f"{name}.sock")  # a socket's path may have 107 bytes only
+
+
+class CancelReceiver:
+    """The engine's end.
+
+    Args:
+        ensemble: whose engine this is.
+        cancel: takes a sequence number, from the receiver's thread; must return at once.
+    """
+
+    def __init__(self, ensemble: str, cancel: Callable[[int], None]) -> None:
+        self._cancel = cancel
+        self._address = _address(ensemble)
+        Path(self._address).unlink(missing_ok=True)  # of an engine that was killed
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._socket.bind(self._address)
+        self._inode = os.stat(self._address).st_ino
+        self._thread = threading.Thread(target=self._run, name="cancel-receiver", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """End the thread and remove the socket."""
+        self._socket.shutdown(socket.SHUT_RD)
+        self._thread.join()
+        self._socket.close()
+        # Triton may load an engine anew before it lets go of the old one: then the path is the new one's.
+        with contextlib.suppress(FileNotFoundError):
+            if os.stat(self._address).st_ino == self._inode:
+                os.unlink(self._address)
+
+    def _run(self) -> None:
+        while message := self._socket.recv(_MESSAGE.size):
+            (number,) = _MESSAGE.unpack(message)
+            self._cancel(number)
+
+
+class CancelSender:
+    """The detokenizer's end.
+
+    Args:
+        ensemble: whose engine is to be told.
+    """
+
+    def __init__(self, ensemble: str) -> None:
+        self._address = _address(ensemble)
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._socket.setblocking(False)
+        self._sent: deque[int] = deque(maxlen=1024)
+
+    def cancel(self, number: int) -> None:
+        """Cancel a sequence, unless that was done before: several of its releases may be under way."""
+        if number in self._sent:
+            return
+        try:
+            self._socket.sendto(_MESSAGE.pack(number), self._address)
+        except OSError as exc:
+            # No engine, which means no sequence either; or a full buffer: the next release tries again.
+            logger.warning("sequence %d could not be cancelled: %s", number, exc)
+            return
+        self._sent.append(number)
+
+    def close(self) -> None:
+        """Close the socket."""
+        self._socket.close()

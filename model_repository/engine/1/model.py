@@ -1,0 +1,62 @@
+"""Triton's door to the engine stage: hands requests to the engine and answers `control`."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from model_repository import contract, triton_shell
+from model_repository.cancel_channel import CancelReceiver
+from model_repository.engine.loader import load_engine
+from model_repository.errors import InvalidRequest
+from model_repository.stage_messages import EngineRequest
+from model_repository.tensors import array
+
+
+class TritonPythonModel:
+    """Decoupled: a request is answered by the engine's thread, as its tokens are released."""
+
+    def initialize(self, args: dict[str, str]) -> None:
+        """Load the model and start the engine's thread."""
+        parameters = triton_shell.stage_parameters(args)
+        self.engine = load_engine(parameters)
+        self.engine.start()
+        self.cancel_receiver = CancelReceiver(parameters["ensemble"], self.engine.cancel_sequence)
+
+    def execute(self, requests: list[Any]) -> None:
+        """Queue each request, or carry out its control message."""
+        for request in requests:
+            responder = triton_shell.TritonResponder(request)
+            try:
+                self._serve(triton_shell.read_tensors(request, contract.STAGES["engine"].inputs), responder)
+            except Exception as exc:
+                responder.fail(exc)
+
+    def _serve(self, tensors: dict[str, Any], responder: triton_shell.TritonResponder) -> None:
+        if contract.CONTROL.name in tensors:
+            self._control(tensors[contract.CONTROL.name].reshape(-1).tolist())
+            responder.close({contract.STATS.name: array(contract.STATS, self.engine.stats().to_json())})
+        elif contract.PROMPT_TOKEN_IDS.name in tensors and contract.ENGINE_PARAMS.name in tensors:
+            prompt_token_ids = tensors[contract.PROMPT_TOKEN_IDS.name].reshape(-1)
+            params_json = tensors[contract.ENGINE_PARAMS.name].item()
+            self.engine.submit(EngineRequest.from_tensors(prompt_token_ids, params_json), responder)
+        else:
+            raise InvalidRequest("expected `control`, or `prompt_token_ids` with `engine_params`")
+
+    def _control(self, elements: list[bytes]) -> None:
+        try:
+            message = json.loads(b"".join(elements))
+        except ValueError as exc:
+            raise InvalidRequest(f"not JSON ({exc})", contract.CONTROL.name) from exc
+        match message:
+            case {"cancel_key": str(key)} if key and len(message) == 1:
+                self.engine.cancel_key(key)
+            case {} if message == {}:
+                return
+            case _:
+                raise InvalidRequest('expected {} or {"cancel_key": str}', contract.CONTROL.name)
+
+    def finalize(self) -> None:
+        """End what is running and free the model."""
+        self.cancel_receiver.close()
+        self.engine.close()

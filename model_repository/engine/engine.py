@@ -1,0 +1,316 @@
+"""The engine: one thread that owns a runtime, and around it what ends, shapes and delivers every sequence."""
+
+from __future__ import annotations
+
+import contextlib
+import heapq
+import itertools
+import logging
+import queue
+import secrets
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+
+from model_repository.engine.emitter import Emitter
+from model_repository.engine.runtime import EngineConfig, Runtime, StepOutput
+from model_repository.engine.sequence import EngineSequence, Responder
+from model_repository.errors import EngineFailed, InternalError, InvalidRequest, Overloaded, StageError
+from model_repository.stage_messages import EngineRequest, EngineStats, Release
+
+logger = logging.getLogger(__name__)
+
+# A cancel may overtake its request in the tokenizer stage: an unknown key is remembered for so long.
+CANCELLED_KEY_TTL_S = 10.0
+# A sequence that has sent nothing for so long is probed: its client may be gone, and only the detokenizer can tell.
+PROBE_INTERVAL_S = 0.1
+# One with a cancel key has somebody who cancels it, so probes only make up for a cancel that is lost.
+KEYED_PROBE_INTERVAL_S = 5.0
+# Each probe is a response and costs as much: there are no more than one in so long, over all sequences, ...
+PROBE_GAP_S = 0.02
+# ... but so many at once after a step that took longer.
+MAX_PROBES_PER_TURN = 5
+# A step that hangs must not keep the process from ending.
+CLOSE_TIMEOUT_S = 5.0
+
+
+class Engine:
+    """Runs requests on a runtime, many at a time, and answers each through its responder.
+
+    `submit`, `cancel_key`, `cancel_sequence` and `stats` may be called from any thread and return at once.
+
+    Args:
+        config: what the runtime was started with.
+        runtime: what produces tokens; the engine's thread owns it from here on.
+        byte_table: the bytes of each token id.
+        clock: monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        runtime: Runtime,
+        byte_table: Sequence[bytes],
+        *,
+        emitter: Emitter | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._config = config
+        self._runtime = runtime
+        self._byte_table = byte_table
+        self._emitter = emitter or Emitter()
+        self._clock = clock
+        self._epoch = secrets.randbits(48)
+        # No number comes again after a reload, when old ones may still be on their way through the other stages.
+        self._numbers = itertools.count(secrets.randbits(56) + 1)
+        self._sequences: dict[int, EngineSequence] = {}
+        self._numbers_by_key: dict[str, int] = {}
+        self._cancelled_keys: OrderedDict[str, float] = OrderedDict()
+        self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._is_closing = False
+        self._step_started_s: float | None = None
+        self._num_steps = self._num_step_tokens = self._max_step_sequences = 0
+        self._num_finished = self._num_cancelled = 0
+        self._last_cancel_to_free_s = 0.0
+        self._probed_s = clock()  # when silent sequences were last looked for
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+
+    def start(self) -> None:
+        """Start the engine's thread."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop the thread after the step in progress, fail what is running, and close the runtime."""
+        self._is_closing = True
+        self._inbox.put(lambda: None)
+        self._thread.join(CLOSE_TIMEOUT_S)
+        if self._thread.is_alive():  # the process ends without it
+            logger.error("the step in progress did not end within %g s", CLOSE_TIMEOUT_S)
+
+    # --- called from any thread ---------------------------------------------------------------------------------
+
+    def submit(self, request: EngineRequest, responder: Responder) -> None:
+        """Queue a request; its answer goes to the responder.
+
+        Raises:
+            EngineFailed: nobody is there to answer it.
+        """
+        self._check_alive()
+        self._inbox.put(lambda: self._admit(request, responder))
+
+    def cancel_key(self, key: str) -> None:
+        """Cancel the request with this cancel key, also when it arrives only later."""
+        arrived_s = self._clock()
+        self._inbox.put(lambda: self._cancel_key(key, arrived_s))
+
+    def cancel_sequence(self, number: int) -> None:
+        """Cancel a sequence by the number in its releases."""
+        arrived_s = self._clock()
+        self._inbox.put(lambda: self._cancel(number, arrived_s))
+
+    def stats(self) -> EngineStats:
+        """Return what the engine is doing now.
+
+        Raises:
+            EngineFailed: its thread has ended, so it does nothing.
+        """
+        self._check_alive()
+        held = self._runtime.stats()
+        step_started_s = self._step_started_s
+        return EngineStats(
+            epoch=self._epoch,
+            num_active=held.num_active,
+            num_waiting=held.num_waiting,
+            num_cells_used=held.num_cells_used,
+            num_cells=held.num_cells,
+            num_steps=self._num_steps,
+            num_step_tokens=self._num_step_tokens,
+            max_step_sequences=self._max_step_sequences,
+            num_finished=self._num_finished,
+            num_cancelled=self._num_cancelled,
+            last_cancel_to_free_ms=self._last_cancel_to_free_s * 1e3,
+            step_age_ms=0.0 if step_started_s is None else (self._clock() - step_started_s) * 1e3,
+        )
+
+    def _check_alive(self) -> None:
+        if self._thread.ident is not None and not self._thread.is_alive():
+            raise EngineFailed("the engine's thread has ended")
+
+    # --- the engine's thread ------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            while not self._is_closing:
+                try:
+                    self._take_turn()
+                except BaseException:  # a panic in Rust code is no Exception
+                    logger.exception("the engine's turn failed; every running request is ended")
+                    self._fail_all(InternalError("the engine failed"))
+            self._read_inbox(wait=False)
+            self._fail_all(EngineFailed("the engine is shutting down"))
+        finally:  # also where the thread dies: the memory is for the next engine
+            self._runtime.close()
+
+    def _take_turn(self) -> None:
+        """Handle what has arrived, step the runtime once, deliver what is due. Sleeps while there is nothing to do."""
+        self._read_inbox(wait=not self._runtime.has_work)
+        if self._runtime.has_work:
+            for output in self._step():
+                self._take(output)
+            self._deliver()
+        self._probe()
+
+    def _read_inbox(self, *, wait: bool) -> None:
+        try:
+            if wait:
+                # Sequences without work have all been delivered, so there is nothing to wake up for but the inbox.
+                self._inbox.get()()
+            while True:
+                self._inbox.get_nowait()()
+        except queue.Empty:
+            return
+
+    def _step(self) -> Sequence[StepOutput]:
+        started_s = self._step_started_s = self._clock()
+        try:
+            outputs = self._runtime.step()
+        except EngineFailed as error:
+            logger.exception("the runtime failed; every running request is ended")
+            self._fail_all(error)
+            return ()
+        finally:
+            self._step_started_s = None
+        self._emitter.record_step(self._clock() - started_s)
+        self._num_steps += 1
+        num_tokens = sum(output.token_id is not None for output in outputs)
+        self._num_step_tokens += num_tokens
+        self._max_step_sequences = max(self._max_step_sequences, num_tokens)
+        return outputs
+
+    def _take(self, output: StepOutput) -> None:
+        sequence = self._sequences[output.sequence]
+        if output.error is not None:
+            logger.warning("sequence %d failed: %s", sequence.number, output.error.code)
+            self._fail(sequence, output.error)
+            return
+        sequence.take(output, self._clock())
+        if sequence.finish_reason is not None:
+            self._runtime.free(sequence.number)  # its cells are free before its last text leaves
+
+    def _deliver(self) -> None:
+        now_s = self._clock()
+        waiting = [item for sequence in self._sequences.values() if (item := sequence.waiting()) is not None]
+        for key in self._emitter.due(waiting, now_s):
+            sequence = self._sequences[key]
+            release = sequence.next_release(now_s)  # while it is known, so that a failure here reaches it too
+            if release.finish_reason is not None:
+                self._forget(sequence)
+                self._num_finished += 1
+            self._send(sequence, release)
+
+    def _probe(self) -> None:
+        """Probe the sequences that have been silent for the most of their intervals, as far as the budget goes."""
+        now_s = self._clock()
+        num_affordable = min(int((now_s - self._probed_s) / PROBE_GAP_S), MAX_PROBES_PER_TURN)
+        if not num_affordable:
+            return
+        self._probed_s = now_s
+        silences = ((_num_intervals_silent(item, now_s), item.number) for item in self._sequences.values())
+        for _, number in heapq.nlargest(num_affordable, (silence for silence in silences if silence[0] >= 1.0)):
+            sequence = self._sequences[number]
+            sequence.heard_s = now_s
+            self._send(sequence, Release(sequence=number))
+
+    def _send(self, sequence: EngineSequence, release: Release) -> None:
+        """Deliver a release. A request whose delivery fails must not take the others with it."""
+        try:
+            sequence.responder.send(release)
+        except Exception:
+            logger.exception("sequence %d: a response could not be sent, it is cancelled", sequence.number)
+            self._cancel(sequence.number, self._clock())
+
+    def _admit(self, request: EngineRequest, responder: Responder) -> None:
+        if self._is_cancelled(request.cancel_key):
+            self._num_cancelled += 1
+            responder.close()
+            return
+        if request.cancel_key in self._numbers_by_key:
+            responder.fail(InvalidRequest("it names another request, which has not ended yet", "cancel_key"))
+            return
+        held = self._runtime.stats()  # which counts as waiting whom its next step will let in
+        if held.num_active + held.num_waiting >= self._config.max_sequences + self._config.max_waiting:
+            responder.fail(Overloaded(f"{self._config.max_waiting} requests are waiting already"))
+            return
+        number = next(self._numbers)
+        try:
+            sequence = EngineSequence(
+                number,
+                request,
+                responder,
+                byte_table=self._byte_table,
+                eos_token_ids=self._config.eos_token_ids,
+                now_s=self._clock(),
+            )
+            self._runtime.submit(number, request)
+        except StageError as error:
+            responder.fail(error)
+            return
+        except BaseException:  # a panic in Rust code too
+            logger.exception("the runtime did not take a request")
+            responder.fail(InternalError())
+            return
+        self._sequences[number] = sequence
+        if request.cancel_key:
+            self._numbers_by_key[request.cancel_key] = number
+
+    def _is_cancelled(self, key: str) -> bool:
+        """Return whether a cancel has overtaken the request with this key. It is used once."""
+        cancelled_s = self._cancelled_keys.pop(key, None) if key else None
+        return cancelled_s is not None and self._clock() - cancelled_s <= CANCELLED_KEY_TTL_S
+
+    def _cancel_key(self, key: str, arrived_s: float) -> None:
+        if key in self._numbers_by_key:
+            self._cancel(self._numbers_by_key[key], arrived_s)
+            return
+        now_s = self._clock()
+        self._cancelled_keys[key] = now_s
+        self._cancelled_keys.move_to_end(key)
+        while now_s - next(iter(self._cancelled_keys.values())) > CANCELLED_KEY_TTL_S:
+            self._cancelled_keys.popitem(last=False)
+
+    def _cancel(self, number: int, arrived_s: float) -> None:
+        sequence = self._sequences.get(number)
+        if sequence is None:  # finished meanwhile
+            return
+        self._runtime.free(number)
+        self._forget(sequence)
+        self._num_cancelled += 1
+        self._last_cancel_to_free_s = self._clock() - arrived_s
+        with contextlib.suppress(Exception):  # it may be the one that could not be sent to
+            sequence.responder.close()
+
+    def _forget(self, sequence: EngineSequence) -> None:
+        del self._sequences[sequence.number]
+        self._numbers_by_key.pop(sequence.request.cancel_key, None)
+
+    def _fail_all(self, error: StageError) -> None:
+        sequences = list(self._sequences.values())
+        for sequence in sequences:
+            self._tell(sequence, error)
+        for sequence in sequences:  # last: a runtime that cannot even free them must not keep them from being told
+            self._runtime.free(sequence.number)
+
+    def _fail(self, sequence: EngineSequence, error: StageError) -> None:
+        self._runtime.free(sequence.number)
+        self._tell(sequence, error)
+
+    def _tell(self, sequence: EngineSequence, error: StageError) -> None:
+        self._forget(sequence)
+        with contextlib.suppress(Exception):  # one that cannot be told must not keep the others from being told
+            sequence.responder.fail(error)
+
+
+def _num_intervals_silent(sequence: EngineSequence, now_s: float) -> float:
+    interval_s = KEYED_PROBE_INTERVAL_S if sequence.request.cancel_key else PROBE_INTERVAL_S
+    return (now_s - sequence.heard_s) / interval_s

@@ -1,0 +1,164 @@
+"""How the llama.cpp runtime draws the tokens of one sequence: a chain of llama.cpp's own samplers."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import math
+from collections.abc import Callable, Iterable, Sequence
+from operator import methodcaller
+
+from cyllama.llama import llama_cpp as llama
+
+from model_repository.engine.constraint import Constraint
+from model_repository.errors import InvalidRequest
+from model_repository.generation import SamplingParams
+from model_repository.stage_messages import EngineRequest
+
+_BAN_BIAS = -100.0  # merely added, it would leave a token possible where no other one is near
+_GUIDE = "guided_decoding_guide"
+_RANDOM_SEED = 0xFFFFFFFF  # llama.cpp takes this one as "draw a seed yourself"
+
+type _Link = Callable[[llama.LlamaSampler], object]  # adds itself to a chain
+
+
+class TokenSampler:
+    """Draws one token after another, as a request asks.
+
+    The links of the chain: logit bias and bans; repetition penalty, over prompt and completion; frequency and presence
+    penalties, over the completion; temperature; top_k; top_p; min_p; the draw. Mirostat's link stands in place of the
+    last four. At temperature 0 the likeliest token after bias and penalties is taken. As in vLLM, what is truncated is
+    what bias, penalties and temperature have made.
+
+    Under a constraint a token is drawn freely first, and once more from the allowed tokens only if it is none of them:
+    most are, and to mask a vocabulary costs more than a draw. The second draw uses the next random number, so that an
+    allowed token of probability p comes with p + (1 - P) * p / P = p / P, where P is that of all allowed tokens: as if
+    it had been masked at once. Where top_k, top_p or min_p truncate, the free draw keeps what is allowed of the
+    truncated distribution, and the second one truncates what is allowed, as llama.cpp's own server does.
+
+    Args:
+        request: what to draw by.
+        vocab_size: the number of tokens.
+        context_window: how many tokens the penalties look back.
+        eos_token_ids: the model's own end tokens.
+        constraint: what the completion must look like.
+    """
+
+    def __init__(
+        self,
+        request: EngineRequest,
+        *,
+        vocab_size: int,
+        context_window: int,
+        eos_token_ids: frozenset[int],
+        constraint: Constraint | None = None,
+    ) -> None:
+        sampling = request.sampling
+        self._vocab_size = vocab_size
+        self._constraint = constraint
+        # A mirostat draw moves its estimate, also one that is thrown away.
+        self._may_draw_twice = sampling.mirostat is None
+        self._banned = frozenset(item for item, bias in sampling.logit_bias.items() if bias <= _BAN_BIAS)
+        self._biases = [item for item in sampling.logit_bias.items() if item[0] not in self._banned]
+        self._ends = frozenset(request.stop_token_ids)
+        if not request.ignore_eos:
+            self._ends |= eos_token_ids.union(request.end_token_ids)
+        self._num_to_min_tokens = request.min_tokens  # still to draw
+        self._links = _links(sampling, vocab_size, context_window)
+        self._chain = self._build(self._banned_now())
+        if sampling.repetition_penalty != 1.0:
+            penalty = self._chain.chain_get(1)
+            for token_id in request.prompt_token_ids:  # it counts the prompt too, the next one does not
+                penalty.accept(token_id)
+
+    def draw(self, context: llama.LlamaContext, row: int) -> int:
+        """Draw the next token from a row of the context's logits.
+
+        Raises:
+            InvalidRequest: the request rules out every token.
+        """
+        token_id: int
+        if self._constraint is None:
+            token_id = self._chain.sample(context, row)
+        else:
+            token_id = self._draw_allowed(self._constraint, context, row)
+        if token_id in self._banned or (self._num_to_min_tokens and token_id in self._ends):
+            raise InvalidRequest("every token is ruled out, by this and by min_tokens", "logit_bias_token_ids")
+        if self._num_to_min_tokens:
+            self._num_to_min_tokens -= 1
+            if not self._num_to_min_tokens:
+                self._chain = self._rebuilt(self._banned)
+        return token_id
+
+    def _draw_allowed(self, constraint: Constraint, context: llama.LlamaContext, row: int) -> int:
+        token_id: int
+        if self._may_draw_twice:
+            trial = self._chain.clone()
+            token_id = trial.sample(context, row)
+            if constraint.take(token_id):
+                self._chain = trial
+                return token_id
+            # With the same random number again, the token beside the refused one would come too often.
+            _copy_link(trial, self._chain, len(self._links))
+        masked = self._rebuilt([*self._banned_now(), *constraint.banned()])
+        token_id = masked.sample(context, row)
+        if not constraint.take(token_id):
+            raise InvalidRequest("nothing can follow: it rules out every token, with logit_bias or min_tokens", _GUIDE)
+        self._copy_state(masked, self._chain)
+        return token_id
+
+    def _banned_now(self) -> frozenset[int]:
+        return self._banned | self._ends if self._num_to_min_tokens else self._banned
+
+    def _rebuilt(self, banned: Iterable[int]) -> llama.LlamaSampler:
+        """Return the chain in its present state, but with these tokens banned."""
+        chain = self._build(banned)
+        self._copy_state(self._chain, chain)
+        return chain
+
+    def _build(self, banned: Iterable[int]) -> llama.LlamaSampler:
+        """Return a new chain: the biases, then the other links."""
+        chain = llama.LlamaSampler(llama.LlamaSamplerChainParams())
+        chain.add_logit_bias(self._vocab_size, [*self._biases, *zip(banned, itertools.repeat(-math.inf))])
+        for add_to in self._links:
+            add_to(chain)
+        return chain
+
+    def _copy_state(self, source: llama.LlamaSampler, target: llama.LlamaSampler) -> None:
+        """Copy random number generator, penalties' history and mirostat's estimate; the biases have no state."""
+        for index in range(1, 1 + len(self._links)):
+            _copy_link(source, target, index)
+
+
+def _copy_link(source: llama.LlamaSampler, target: llama.LlamaSampler, index: int) -> None:
+    source.chain_get(index).copy_to(target.chain_get(index))
+
+
+def _links(sampling: SamplingParams, vocab_size: int, context_window: int) -> Sequence[_Link]:
+    """Return the links behind the biases."""
+    links: list[_Link] = []
+    look_back, frequency, presence = (vocab_size, context_window), sampling.frequency_penalty, sampling.presence_penalty
+    if sampling.repetition_penalty != 1.0:
+        links.append(methodcaller("add_penalties", *look_back, sampling.repetition_penalty, 0.0, 0.0))
+    if frequency or presence:
+        links.append(methodcaller("add_penalties", *look_back, 1.0, frequency, presence))
+    if sampling.temperature == 0.0:
+        return [*links, methodcaller("add_greedy")]
+    links.append(methodcaller("add_temp", sampling.temperature))
+    seed = _fold_seed(sampling.seed)
+    if sampling.mirostat is not None:  # its target is in bits, as ours is
+        mirostat = sampling.mirostat
+        return [*links, methodcaller("add_mirostat_v2", seed, mirostat.target, mirostat.learning_rate)]
+    if sampling.top_k:
+        links.append(methodcaller("add_top_k", sampling.top_k))
+    if sampling.top_p < 1.0:
+        links.append(methodcaller("add_top_p", sampling.top_p, 1))
+    if sampling.min_p:
+        links.append(methodcaller("add_min_p", sampling.min_p, 1))
+    return [*links, methodcaller("add_dist", seed)]
+
+
+def _fold_seed(seed: int) -> int:
+    """Return 32 bits of a 64-bit seed: llama.cpp takes no more. Nearby seeds come out far apart."""
+    folded = int.from_bytes(hashlib.blake2b(seed.to_bytes(8, "little"), digest_size=4).digest(), "little")
+    return 0 if folded == _RANDOM_SEED else folded

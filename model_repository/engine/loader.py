@@ -1,0 +1,39 @@
+"""From the parameters of the engine's config.pbtxt to a loaded engine."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+from model_repository.byte_table import FILE_NAME, load_byte_table
+from model_repository.engine.engine import Engine
+from model_repository.engine.runtime import EngineConfig, load_runtime
+
+
+def read_engine_config(parameters: Mapping[str, str]) -> EngineConfig:
+    """Return the engine's configuration; what is missing in the rendered file is a bug of render, so KeyError.
+
+    Only `adapters` may be missing: JSON, name to path in the artifact.
+    """
+    artifact_dir = Path(parameters["artifact_dir"])
+    adapters: dict[str, str] = json.loads(parameters.get("adapters", "{}"))
+    return EngineConfig(
+        runtime=parameters["runtime"],
+        artifact_dir=artifact_dir,
+        context_window=int(parameters["context_window"]),
+        eos_token_ids=frozenset(json.loads(parameters["eos_token_ids"])),
+        max_sequences=int(parameters["max_sequences"]),
+        max_waiting=int(parameters["max_waiting"]),
+        num_threads=int(parameters["num_threads"]),
+        precision=parameters["precision"],
+        options=json.loads(parameters["runtime_options"]),
+        adapters={name: artifact_dir / path for name, path in adapters.items()},
+    )
+
+
+def load_engine(parameters: Mapping[str, str]) -> Engine:
+    """Load the model that the parameters name and return its engine, not started."""
+    config = read_engine_config(parameters)
+    byte_table = load_byte_table(config.artifact_dir / FILE_NAME)
+    return Engine(config, load_runtime(config, byte_table), byte_table)

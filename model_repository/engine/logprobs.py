@@ -1,0 +1,34 @@
+"""Log probabilities in the model's raw distribution: before bias, penalties, temperature and constraints."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from model_repository.stage_messages import DrawnLogprob
+
+
+def token_logprob(logits: Sequence[float], token_id: int, num_top: int) -> DrawnLogprob:
+    """Return a token's natural-log probability and the `num_top` most likely tokens; of equal ones the lower ids."""
+    values = _log_softmax(logits)
+    return DrawnLogprob(float(values[token_id]), _most_likely(values, num_top))
+
+
+def _log_softmax(logits: Sequence[float]) -> npt.NDArray[np.float64]:
+    values = np.frombuffer(array("d", logits))  # half the time of np.array, for a list
+    values -= values.max()
+    values -= np.log(np.exp(values).sum())
+    return values
+
+
+def _most_likely(values: npt.NDArray[np.float64], num_top: int) -> tuple[tuple[int, float], ...]:
+    num_top = min(num_top, len(values))
+    if num_top == 0:
+        return ()
+    least = np.partition(values, -num_top)[-num_top]
+    token_ids = np.flatnonzero(values >= least)  # more than asked for when several are equal
+    token_ids = token_ids[np.argsort(-values[token_ids], kind="stable")][:num_top]
+    return tuple(zip(token_ids.tolist(), values[token_ids].tolist(), strict=True))

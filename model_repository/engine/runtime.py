@@ -1,0 +1,140 @@
+"""The seam between the engine stage and what executes a model, and the table of what there is."""
+
+from __future__ import annotations
+
+import pkgutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from model_repository.capabilities import Capability
+from model_repository.errors import StageError
+from model_repository.stage_messages import DrawnLogprob, EngineRequest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """What the engine stage is told by its config.pbtxt."""
+
+    runtime: str
+    artifact_dir: Path
+    context_window: int  # tokens of prompt and completion together
+    eos_token_ids: frozenset[int]
+    max_sequences: int = 16  # decoded in one step
+    max_waiting: int = 1024  # beyond it a request is refused
+    num_threads: int = 0  # 0: as many as the runtime finds good
+    precision: str = "f16"  # of matrices and KV cache
+    options: Mapping[str, str] = field(default_factory=dict)  # the runtime's own
+    adapters: Mapping[str, Path] = field(default_factory=dict)  # LoRA adapters in the artifact, by name
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutput:
+    """What a step did for one sequence: its next token, or why there is none.
+
+    Without a token and without an error the prompt has been computed and nothing is drawn: `max_tokens` is 0. Either
+    way there is nothing more to come, and the sequence only waits to be freed.
+    """
+
+    sequence: int
+    token_id: int | None = None
+    num_cached_tokens: int = 0  # of the prompt, those whose KV cache cells were reused
+    logprob: DrawnLogprob | None = None  # of the token, where the request asks for it
+    prompt_logprobs: tuple[DrawnLogprob, ...] = ()  # once, of every prompt token, where an echo asks for them
+    error: StageError | None = None  # this sequence alone has failed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RuntimeStats:
+    """What a runtime holds at the moment."""
+
+    num_active: int
+    num_waiting: int
+    num_cells_used: int
+    num_cells: int
+
+
+class Runtime(Protocol):
+    """Produces token ids. Everything that ends or shapes a text stands around it, the same for every runtime.
+
+    One thread owns it and makes all calls, but `stats`, which any thread may call.
+    """
+
+    def submit(self, sequence: int, request: EngineRequest) -> None:
+        """Queue a request under a number that is not in use.
+
+        Raises:
+            InvalidRequest: the runtime cannot honour it, and has not taken it.
+        """
+        ...
+
+    def free(self, sequence: int) -> None:
+        """Forget a sequence, finished or not, queued or running: its KV cache cells are free for others at return."""
+        ...
+
+    def step(self) -> Sequence[StepOutput]:
+        """Advance the sequences that can run, by a token at most; return the new tokens. Empty while in prefill.
+
+        It draws no end token before a request's `min_tokens`: neither the model's own nor one of
+        `stop_token_ids` or `end_token_ids`.
+
+        Raises:
+            EngineFailed: every sequence is lost; the runtime has forgotten them and takes new ones.
+        """
+        ...
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a step would do anything."""
+        ...
+
+    def stats(self) -> RuntimeStats:
+        """Return what it holds."""
+        ...
+
+    def close(self) -> None:
+        """Free everything."""
+        ...
+
+
+class UnknownRuntime(ValueError):
+    """The configuration names a runtime that does not exist."""
+
+
+@dataclass(frozen=True, slots=True)
+class RuntimeEntry:
+    """A runtime that there is: where its class is, what it can honour, and the options of its own that it takes."""
+
+    target: str
+    capabilities: frozenset[Capability]
+    options: frozenset[str] = frozenset()
+
+
+RUNTIMES = {
+    "llama_cpp": RuntimeEntry(
+        "model_repository.engine.llama_cpp_runtime:LlamaCppRuntime", frozenset(Capability) - {Capability.IMAGES}
+    ),
+    # Its tokens are certain, so whatever is drawn from them is drawn as asked; nothing else would show.
+    "synthetic": RuntimeEntry(
+        "model_repository.engine.synthetic:SyntheticRuntime",
+        frozenset({Capability.TEMPERATURE, Capability.TOP_P, Capability.TOP_K, Capability.MIN_P, Capability.SEED}),
+        options=frozenset({"itl_ms", "num_tokens"}),
+    ),
+}
+
+
+def load_runtime(config: EngineConfig, byte_table: Sequence[bytes]) -> Runtime:
+    """Import and start the runtime that the configuration names: a host without a GPU never imports tensorrt_llm.
+
+    Args:
+        config: what the runtime is started with.
+        byte_table: the bytes of each token id.
+
+    Raises:
+        UnknownRuntime: there is none of that name.
+    """
+    if config.runtime not in RUNTIMES:
+        raise UnknownRuntime(f"runtime {config.runtime!r}: expected one of {sorted(RUNTIMES)}")
+    runtime: Runtime = pkgutil.resolve_name(RUNTIMES[config.runtime].target)(config, byte_table)
+    return runtime

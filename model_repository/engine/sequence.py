@@ -1,0 +1,178 @@
+"""One request inside the engine: what ends it, and what of it may leave."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Protocol
+
+from model_repository.engine.emitter import Waiting
+from model_repository.engine.release_gate import ReleaseGate
+from model_repository.engine.runtime import StepOutput
+from model_repository.errors import StageError
+from model_repository.generation import FinishReason, Usage
+from model_repository.stage_messages import DrawnLogprob, EngineRequest, Release, ReleaseDetails
+
+
+class Responder(Protocol):
+    """Where one request's releases go. Called by the engine's thread only."""
+
+    def send(self, release: Release) -> None:
+        """Deliver a release; the one with a finish reason is the last call."""
+        ...
+
+    def fail(self, error: StageError) -> None:
+        """End the request with an error; the last call."""
+        ...
+
+    def close(self) -> None:
+        """End the request without an answer: nobody reads it; the last call."""
+        ...
+
+
+class EngineSequence:
+    """A request from its arrival at the engine to its last release.
+
+    Args:
+        number: the engine's own name for it.
+        request: what is asked.
+        responder: who asks.
+        byte_table: the bytes of each token id.
+        eos_token_ids: the model's own end tokens.
+        now_s: when it arrived.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        request: EngineRequest,
+        responder: Responder,
+        *,
+        byte_table: Sequence[bytes],
+        eos_token_ids: frozenset[int],
+        now_s: float,
+    ) -> None:
+        self.number = number
+        self.request = request
+        self.responder = responder
+        self.heard_s = now_s  # when the last response left
+        self.finish_reason: FinishReason | None = None
+        self._stop_reason: str | int | None = None
+        self._byte_table = byte_table
+        self._end_token_id: int | None = None  # drawn last and no text, for a request that lists its tokens
+        self._eos_token_ids = frozenset() if request.ignore_eos else eos_token_ids.union(request.end_token_ids)
+        self._stop_token_ids = frozenset(request.stop_token_ids)
+        self._gate = ReleaseGate(
+            byte_table,
+            [stop.encode() for stop in request.stop],
+            include_stop=request.include_stop,
+            min_tokens=request.min_tokens,
+        )
+        self._released: list[int] = []  # final, not sent yet
+        self._released_since_s = now_s
+        self._has_sent_token = False
+        self._num_output_tokens = 0
+        self._num_cached_tokens = 0
+        self._has_echo = bool(request.echo)  # still to be sent
+        self._prompt_logprobs: tuple[DrawnLogprob, ...] = ()
+        self._logprobs: deque[DrawnLogprob] = deque()  # of tokens not sent yet, held ones too
+        self._cum_logprob = 0.0  # of the tokens sent
+        self._lists_tokens = request.has_token_ids or request.num_logprobs is not None
+        self._has_details = self._has_echo or self._lists_tokens
+
+    def take(self, output: StepOutput, now_s: float) -> None:
+        """Take what a step did for it: count the token, let it through the gate, decide whether it is the last."""
+        self._num_cached_tokens = max(self._num_cached_tokens, output.num_cached_tokens)
+        if output.prompt_logprobs:
+            self._prompt_logprobs = output.prompt_logprobs
+        if output.token_id is None:
+            self.finish_reason = FinishReason.LENGTH
+            return
+        self._num_output_tokens += 1
+        if output.logprob is not None:
+            self._logprobs.append(output.logprob)
+        self._take_token(output.token_id, now_s)
+        if self.finish_reason is None and self._num_output_tokens >= self.request.max_tokens:
+            self.finish_reason = FinishReason.LENGTH
+        if self.finish_reason is not None and self._gate.matched_stop is None:
+            self._hold(self._gate.finish(), now_s)
+            if self._end_token_id is not None:
+                self._hold([self._end_token_id], now_s)
+
+    def _take_token(self, token_id: int, now_s: float) -> None:
+        if token_id in self._eos_token_ids:
+            self._end_at(token_id, None)
+            return
+        if token_id in self._stop_token_ids:
+            if not self.request.include_stop:
+                self._end_at(token_id, token_id)
+                return
+            self.finish_reason, self._stop_reason = FinishReason.STOP, token_id
+        self._hold(self._gate.push(token_id), now_s)
+        if self._gate.matched_stop is not None:
+            self.finish_reason, self._stop_reason = FinishReason.STOP, self.request.stop[self._gate.matched_stop]
+
+    def _end_at(self, token_id: int, stop_reason: int | None) -> None:
+        """End at a token that is no text. Who lists the tokens gets it all the same, as every other one drawn."""
+        self.finish_reason, self._stop_reason = FinishReason.STOP, stop_reason
+        if self._lists_tokens:
+            self._end_token_id = token_id
+
+    def _hold(self, token_ids: list[int], now_s: float) -> None:
+        if token_ids and not self._released:
+            self._released_since_s = now_s
+        self._released += token_ids
+
+    def waiting(self) -> Waiting | None:
+        """Return what may leave now, if there is something. Without streaming everything leaves in one response."""
+        is_last = self.finish_reason is not None
+        if not is_last and not (self.request.is_stream and (self._released or self._can_send_echo())):
+            return None
+        return Waiting(key=self.number, since_s=self._released_since_s, is_urgent=is_last or not self._has_sent_token)
+
+    def _can_send_echo(self) -> bool:
+        return self._has_echo and (self.request.num_logprobs is None or bool(self._prompt_logprobs))
+
+    def next_release(self, now_s: float) -> Release:
+        """Take what is released as one message."""
+        is_last = self.finish_reason is not None
+        token_ids, self._released = tuple(self._released), []
+        details = self._next_details(len(token_ids)) if self._has_details or is_last else None
+        self._has_sent_token = self._has_sent_token or bool(token_ids)
+        self.heard_s = now_s
+        return Release(
+            sequence=self.number,
+            token_ids=token_ids,
+            num_cut_bytes=self._num_cut_bytes(),
+            finish_reason=self.finish_reason,
+            usage=self._usage() if is_last else None,
+            details=details,
+        )
+
+    def _num_cut_bytes(self) -> int:
+        if self._end_token_id is not None:
+            return len(self._byte_table[self._end_token_id])
+        return self._gate.num_cut_bytes
+
+    def _usage(self) -> Usage:
+        return Usage(
+            num_input_tokens=len(self.request.prompt_token_ids),
+            num_output_tokens=self._num_output_tokens,
+            num_cached_tokens=self._num_cached_tokens,
+        )
+
+    def _next_details(self, num_tokens: int) -> ReleaseDetails | None:
+        """Return what else there is to say about the next tokens, if there is something."""
+        request, has_echo, has_logprobs = self.request, self._has_echo, self.request.num_logprobs is not None
+        logprobs = [self._logprobs.popleft() for _ in range(num_tokens)] if has_logprobs else []
+        self._cum_logprob += sum(item.logprob or 0.0 for item in logprobs)
+        self._has_echo = False
+        details = ReleaseDetails(
+            echo_token_ids=request.prompt_token_ids if has_echo else (),
+            echo=request.echo if has_echo else (),
+            logprobs=(*self._prompt_logprobs, *logprobs) if has_echo else tuple(logprobs),
+            cum_logprob=self._cum_logprob if has_logprobs and self.finish_reason is not None else None,
+            has_token_ids=request.has_token_ids,
+            stop_reason=self._stop_reason,
+        )
+        return None if details == ReleaseDetails() else details

@@ -1,0 +1,102 @@
+"""Deterministic tokens at a set pace, without weights: for benchmarks of all that is around the engine, and faults."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from model_repository.engine.runtime import EngineConfig, RuntimeStats, StepOutput
+from model_repository.stage_messages import EngineRequest
+
+
+@dataclass(slots=True)
+class _Running:
+    token_ids: Iterator[int]
+    num_cells: int  # prompt tokens and completion tokens so far
+
+
+class SyntheticRuntime:
+    """Emits the vocabulary's plain ASCII tokens in order, the same for every request, one per sequence and step.
+
+    Options: `itl_ms`, the time between two steps (default 0: as fast as it goes); `num_tokens`, after which the
+    end-of-generation token follows, but not before `min_tokens` (default 0: never, so `max_tokens` ends it).
+
+    Args:
+        config: `max_sequences` run at a time, the others wait in order.
+        byte_table: the bytes of each token id.
+        sleep: waits for the rest of a step, in seconds.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        byte_table: Sequence[bytes],
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._itl_s = float(config.options.get("itl_ms", "0")) / 1e3
+        self._num_tokens = int(config.options.get("num_tokens", "0"))
+        self._eos_token_id = min(config.eos_token_ids)
+        self._max_sequences = config.max_sequences
+        self._context_window = config.context_window
+        self._text_token_ids = [index for index, item in enumerate(byte_table) if item.isascii() and item.isalpha()]
+        self._waiting: deque[tuple[int, EngineRequest]] = deque()
+        self._running: dict[int, _Running] = {}
+        self._clock = clock
+        self._sleep = sleep
+        self._next_step_s = 0.0
+
+    def submit(self, sequence: int, request: EngineRequest) -> None:
+        """Queue a request."""
+        self._waiting.append((sequence, request))
+
+    def free(self, sequence: int) -> None:
+        """Forget a sequence."""
+        if self._running.pop(sequence, None) is None:
+            self._waiting = deque(item for item in self._waiting if item[0] != sequence)
+
+    def step(self) -> Sequence[StepOutput]:
+        """Give every running sequence its next token."""
+        self._sleep(max(0.0, self._next_step_s - self._clock()))
+        self._next_step_s = self._clock() + self._itl_s
+        while self._waiting and len(self._running) < self._max_sequences:
+            sequence, request = self._waiting.popleft()
+            token_ids = self._completion(request.min_tokens) if request.max_tokens else iter(())
+            self._running[sequence] = _Running(token_ids, len(request.prompt_token_ids))
+        outputs = []
+        for sequence, running in self._running.items():
+            running.num_cells += 1
+            outputs.append(StepOutput(sequence, next(running.token_ids, None)))
+        return outputs
+
+    def _completion(self, min_tokens: int) -> Iterator[int]:
+        num_tokens = max(self._num_tokens, min_tokens) if self._num_tokens else 0
+        num_emitted = 0
+        while True:
+            for token_id in self._text_token_ids:
+                if num_tokens and num_emitted >= num_tokens:
+                    yield self._eos_token_id
+                num_emitted += 1
+                yield token_id
+
+    @property
+    def has_work(self) -> bool:
+        """Whether any sequence is queued or running."""
+        return bool(self._running or self._waiting)
+
+    def stats(self) -> RuntimeStats:
+        """Return what it holds; a cell is a token."""
+        return RuntimeStats(
+            num_active=len(self._running),
+            num_waiting=len(self._waiting),
+            num_cells_used=sum(running.num_cells for running in list(self._running.values())),
+            num_cells=self._max_sequences * self._context_window,
+        )
+
+    def close(self) -> None:
+        """Forget everything."""
+        self._running.clear()
+        self._waiting.clear()

@@ -1,0 +1,93 @@
+"""What a stage may raise. Each class carries its code: a word that survives the way through Triton to the client.
+
+StageError
+├── InvalidRequest        the client's mistake: names field, value and rule
+│   ├── PromptTooLong     the prompt alone fills the context window
+│   └── Unsupported       known, but this model or runtime cannot honour it
+├── Overloaded            the engine's queue is full
+├── EngineFailed          the runtime broke under this request
+└── InternalError         anything unexpected; its text never reaches the client
+"""
+
+from __future__ import annotations
+
+import re
+from typing import ClassVar
+
+
+class StageError(Exception):
+    """A request that a stage could not serve.
+
+    Args:
+        text: what is wrong, for people: the value and the rule.
+        field: the input at fault, by its name in the tensor contract.
+    """
+
+    code: ClassVar[str] = "internal_error"
+    triton_code: ClassVar[str] = "INTERNAL"  # a name in pb_utils.TritonError
+
+    def __init__(self, text: str, field: str | None = None) -> None:
+        super().__init__(text)
+        self.text = text
+        self.field = field
+
+    def message(self) -> str:
+        """Return the text that travels through Triton: `[code] field: text`."""
+        return f"[{self.code}] {self.field}: {self.text}" if self.field else f"[{self.code}] {self.text}"
+
+
+class InvalidRequest(StageError):
+    """An input is malformed or out of range."""
+
+    code = "invalid_value"
+    triton_code = "INVALID_ARG"
+
+
+class PromptTooLong(InvalidRequest):
+    """The prompt leaves no room for one completion token in the context window."""
+
+    code = "context_length_exceeded"
+
+
+class Unsupported(InvalidRequest):
+    """A known input with a value that this model or its runtime cannot honour."""
+
+    code = "unsupported_value"
+
+
+class Overloaded(StageError):
+    """The engine's queue is full."""
+
+    code = "overloaded"
+    triton_code = "UNAVAILABLE"
+
+
+class EngineFailed(StageError):
+    """The runtime failed while it worked on this request."""
+
+    code = "engine_failed"
+    triton_code = "INTERNAL"
+
+
+class InternalError(StageError):
+    """An unexpected exception; details are in the stage's log only."""
+
+    def __init__(self, text: str = "internal error, see the server's log", field: str | None = None) -> None:
+        super().__init__(text, field)
+
+
+_BY_CODE: dict[str, type[StageError]] = {
+    error.code: error for error in (InvalidRequest, PromptTooLong, Unsupported, Overloaded, EngineFailed, InternalError)
+}
+# Triton puts its own words before it.
+_MESSAGE = re.compile(
+    rf"\[(?P<code>{'|'.join(_BY_CODE)})\] (?:(?P<field>[A-Za-z_][\w.\[\]]*): )?(?P<text>.*)", re.DOTALL
+)
+
+
+def error_from_message(message: str) -> StageError | None:
+    """Return the stage error inside a Triton error message, or None when Triton itself speaks."""
+    found = _MESSAGE.search(message)
+    if found is None:
+        return None
+    return _BY_CODE[found["code"]](found["text"], found["field"])

@@ -1,0 +1,55 @@
+"""Compiles a grammar of llguidance to see whether it can be followed."""
+
+from __future__ import annotations
+
+import functools
+import re
+
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+
+from model_repository.guides.refusal import decline, refuse
+
+# An ambiguous grammar takes time with the square of a row: 0.2 s a token at llguidance's own 2,000. An object needs 4
+# items for each optional property. Verbose errors repeat the whole grammar.
+LIMITS = LLParserLimits(max_items_in_row=1_000, verbose_errors=False)
+
+
+def check(grammar: str) -> None:
+    """Compile a grammar and compute its first mask, over a vocabulary of single bytes.
+
+    Raises:
+        InvalidRequest: it is malformed, too complex, or nothing satisfies it.
+        Unsupported: it names special tokens, or llguidance would enforce less than it says.
+    """
+    is_error, messages = LLMatcher.validate_grammar_with_warnings(grammar, limits=LIMITS)
+    if is_error:
+        refuse(short_message(messages[0]))
+    if any("tokenizer" in message for message in messages):
+        decline("grammar: special tokens cannot be named; write their text")
+    if messages:  # the one other that is known: oneOf is not enforced
+        decline(short_message(messages[0]))
+    matcher = LLMatcher(_byte_tokenizer(), grammar, log_level=0, limits=LIMITS)
+    if not matcher.is_error():
+        matcher.compute_bitmask()
+    if matcher.is_error():
+        refuse(f"nothing satisfies it, or it is too complex: {short_message(matcher.get_error())}")
+
+
+@functools.lru_cache(maxsize=1024)
+def grammar_error(grammar: str) -> str:
+    """Return why llguidance does not take a grammar, empty if it does."""
+    message = LLMatcher.validate_grammar(grammar, limits=LIMITS)
+    return short_message(message) if message else ""
+
+
+def short_message(message: str) -> str:
+    """Return the line of an error of llguidance that says what is wrong."""
+    lines = [line.strip() for line in message.splitlines() if line.strip()] or ["unknown error"]
+    line = next((line for line in lines if line.startswith("error: ")), lines[0]).removeprefix("error: ")
+    line = line.replace("failed to compile JSON schema: ", "schema: ")
+    return re.sub(r"^at [0-9]+[(][0-9]+[)]: (?=schema: )", "", line)[:300]
+
+
+@functools.cache
+def _byte_tokenizer() -> LLTokenizer:
+    return LLTokenizer("byte")

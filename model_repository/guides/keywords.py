@@ -1,0 +1,157 @@
+"""The keywords of a JSON schema that hold no schemas: each is rewritten for llguidance, or refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from model_repository.guides.refusal import checked_list, checked_names, decline, refuse
+from model_repository.guides.string_format import FORMATS, FORMATS_OF_LLGUIDANCE, PATTERN_OF_FORMAT
+
+MAX_MULTIPLE = 10_000  # digits of multipleOf as a number: the automaton has that many states
+MAX_EXACT = 2**53  # llguidance computes with doubles
+MAX_MINIMUM = 10_000  # of minLength, minItems, minProperties
+MAX_COUNT = 1_000_000_000
+
+TYPES = ("null", "boolean", "integer", "number", "string", "array", "object")
+NOT_ENFORCED = "this keyword is not enforced; leave it out"
+
+
+@dataclass(frozen=True, slots=True)
+class Keyword:
+    """One keyword of a schema."""
+
+    name: str
+    value: Any
+    path: str  # what messages call it
+    schema: Mapping[str, Any]  # that it belongs to, as the client wrote it
+    is_open: bool  # whether that schema is combined with another
+
+
+def _number(keyword: Keyword) -> dict[str, Any]:
+    _check_number(keyword.value, keyword.path)
+    return {keyword.name: keyword.value}
+
+
+def _check_number(value: object, path: str) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        refuse(f"{path}: must be a number")
+    if not -MAX_EXACT <= value <= MAX_EXACT:
+        decline(f"{path}: {str(value)[:40]}: numbers beyond 2 to the 53 are not enforced")
+
+
+def _multiple(keyword: Keyword) -> dict[str, Any]:
+    value, path = keyword.value, keyword.path
+    _check_number(value, path)
+    if value <= 0:
+        refuse(f"{path}: must be greater than 0")
+    if keyword.is_open:  # the least common multiple may be of any size
+        decline(f"{path}: not enforced beside allOf, anyOf, oneOf or $ref")
+    digits, _, exponent = repr(value).partition("e")
+    if int(digits.replace(".", "")) > MAX_MULTIPLE or (exponent and abs(int(exponent)) > 20):
+        decline(f"{path}: {value}: more digits than {MAX_MULTIPLE} has are not enforced")
+    return {"multipleOf": value}
+
+
+def _count(keyword: Keyword) -> dict[str, Any]:
+    value, path = keyword.value, keyword.path
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        refuse(f"{path}: must be an integer, 0 or greater")
+    if value > (MAX_MINIMUM if keyword.name.startswith("min") else MAX_COUNT):
+        decline(f"{path}: {str(value)[:40]}: so many are not enforced")
+    return {keyword.name: value}
+
+
+def _min_properties(keyword: Keyword) -> dict[str, Any]:
+    required = checked_names(keyword.schema.get("required", []), keyword.path)
+    if _count(keyword) and keyword.value > max(1, len(required)):
+        decline(f"{keyword.path}: {keyword.value}: enforced only as 0, 1 or the number of required properties")
+    return {} if required else {"minProperties": keyword.value}
+
+
+def _type(keyword: Keyword) -> dict[str, Any]:
+    value, path = keyword.value, keyword.path
+    types = value if isinstance(value, list) else [value]
+    for item in types:
+        if item not in TYPES:
+            refuse(f"{path}: {str(item)[:40]}: must be one of {', '.join(TYPES)}")
+    if not types:
+        refuse(f"{path}: must not be empty")
+    return {"type": list(dict.fromkeys(types)) if isinstance(value, list) else value}
+
+
+def _format(keyword: Keyword) -> dict[str, Any]:
+    value = keyword.value
+    if not isinstance(value, str) or value not in FORMATS:
+        decline(f"{keyword.path}: {str(value)[:40]}: enforced are {', '.join(FORMATS)}")
+    return {"format": value} if value in FORMATS_OF_LLGUIDANCE else {"pattern": PATTERN_OF_FORMAT[value]}
+
+
+def _required(keyword: Keyword) -> dict[str, Any]:
+    return {"required": checked_names(keyword.value, keyword.path)}
+
+
+def _enum(keyword: Keyword) -> dict[str, Any]:
+    for index, item in enumerate(checked_list(keyword.value, keyword.path, is_filled=True)):
+        _check_constant(item, f"{keyword.path}[{index}]")
+    return {"enum": keyword.value}
+
+
+def _const(keyword: Keyword) -> dict[str, Any]:
+    _check_constant(keyword.value, keyword.path)
+    return {"const": keyword.value}
+
+
+def _check_constant(value: Any, path: str) -> None:
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        _check_number(value, path)
+    for child in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        _check_constant(child, path)
+
+
+# Enforced nowhere, but harmless with one value.
+
+
+def _property_names(keyword: Keyword) -> dict[str, Any]:
+    if keyword.value is not True and keyword.value != {"type": "string"}:
+        decline(f"{keyword.path}: {NOT_ENFORCED}")
+    return {}
+
+
+def _false(keyword: Keyword) -> dict[str, Any]:
+    if keyword.value is not False:
+        hint = '; write type: [..., "null"]' if keyword.name == "nullable" else ""
+        decline(f"{keyword.path}: {NOT_ENFORCED}{hint}")
+    return {}
+
+
+def _identifier(keyword: Keyword) -> dict[str, Any]:
+    if keyword.path.count(".") > 1:
+        decline(f"{keyword.path}: a schema within a schema is not supported; leave it out")
+    return {}
+
+
+# Each returns the keywords that say the same to llguidance.
+PLAIN_KEYWORDS: Mapping[str, Callable[[Keyword], dict[str, Any]]] = {
+    "$id": _identifier,
+    "const": _const,
+    "enum": _enum,
+    "exclusiveMaximum": _number,
+    "exclusiveMinimum": _number,
+    "format": _format,
+    "maxItems": _count,
+    "maxLength": _count,
+    "maxProperties": _count,
+    "maximum": _number,
+    "minItems": _count,
+    "minLength": _count,
+    "minProperties": _min_properties,
+    "minimum": _number,
+    "multipleOf": _multiple,
+    "nullable": _false,
+    "propertyNames": _property_names,
+    "required": _required,
+    "type": _type,
+    "uniqueItems": _false,
+}

@@ -1,0 +1,153 @@
+"""What an ensemble's configuration says of its model: rendered at build time, read by the frontend."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypedDict, cast
+
+from model_repository.capabilities import Capability
+from model_repository.generation import ContextOverflow
+
+_MAX_INT32 = 2**31 - 1
+
+
+class ModelDefaults(TypedDict, total=False):
+    """The request defaults that a model sets itself; where a key is absent, the frontend's own setting holds."""
+
+    completion_max_tokens: int | None
+    chat_max_tokens: int | None
+    context_length_exceeded_behavior: ContextOverflow
+    include_stop_str_in_output: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestDefaults:
+    """What a request gets where it says nothing."""
+
+    completion_max_tokens: int | None  # None: what the context window leaves
+    chat_max_tokens: int | None  # likewise
+    context_length_exceeded_behavior: ContextOverflow
+    include_stop_str_in_output: bool
+
+    def overridden_by(self, defaults: ModelDefaults) -> RequestDefaults:
+        """Return these, with what a model sets itself in their place."""
+        return dataclasses.replace(self, **defaults)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelParameters:
+    """A served model, as its ensemble describes it."""
+
+    model_id: str
+    context_window: int  # tokens of prompt and completion together
+    created: int  # unix seconds
+    owned_by: str
+    runtime: str
+    fingerprint: str  # another one where the same request may get another answer
+    aliases: tuple[str, ...]  # further names of the model, of any printable characters
+    adapters: tuple[str, ...]  # names of its LoRA adapters
+    capabilities: frozenset[Capability]
+    tool_call_format: str
+    has_chat_template: bool
+    defaults: ModelDefaults
+
+    def to_parameters(self) -> dict[str, str]:
+        """Return the parameters of config.pbtxt: plain texts, and JSON for what is no text."""
+        return {
+            "model_id": self.model_id,
+            "context_window": str(self.context_window),
+            "created": str(self.created),
+            "owned_by": self.owned_by,
+            "runtime": self.runtime,
+            "fingerprint": self.fingerprint,
+            "aliases": json.dumps(self.aliases),
+            "adapters": json.dumps(self.adapters),
+            "capabilities": json.dumps(sorted(self.capabilities)),
+            "tool_call_format": self.tool_call_format,
+            "has_chat_template": json.dumps(self.has_chat_template),
+            "defaults": json.dumps(self.defaults),
+        }
+
+    @classmethod
+    def from_parameters(cls, parameters: Mapping[str, str]) -> ModelParameters | None:
+        """Read them back; None if they are not of an ensemble of ours. What a later version adds is passed over."""
+        try:
+            defaults = _read(parameters["defaults"], dict)
+            return cls(
+                model_id=parameters["model_id"],
+                context_window=int(parameters["context_window"]),
+                created=int(parameters["created"]),
+                owned_by=parameters["owned_by"],
+                runtime=parameters["runtime"],
+                fingerprint=parameters["fingerprint"],
+                aliases=_read_texts(parameters["aliases"]),
+                adapters=_read_texts(parameters["adapters"]),
+                capabilities=_read_capabilities(parameters["capabilities"]),
+                tool_call_format=parameters["tool_call_format"],
+                has_chat_template=_read(parameters["has_chat_template"], bool),
+                defaults=checked_defaults({name: defaults[name] for name in defaults if name in _DEFAULTS}),
+            )
+        except (KeyError, ValueError):
+            return None
+
+
+def checked_defaults(values: Mapping[str, object]) -> ModelDefaults:
+    """Return request defaults given by name.
+
+    Raises:
+        ValueError: names the default, its value and the rule.
+    """
+    defaults = {}
+    for name, value in values.items():
+        if name not in _DEFAULTS:
+            raise ValueError(f"{name}: expected one of {', '.join(_DEFAULTS)}")
+        read, rule = _DEFAULTS[name]
+        try:
+            defaults[name] = read(value)
+        except ValueError as exc:
+            raise ValueError(f"{name}={json.dumps(value)}: must be {rule}") from exc
+    return cast(ModelDefaults, defaults)
+
+
+def _read[T](text: str, kind: type[T]) -> T:
+    value = json.loads(text)
+    if not isinstance(value, kind):
+        raise ValueError(f"{text}: expected a JSON {kind.__name__}")
+    return value
+
+
+def _read_texts(text: str) -> tuple[str, ...]:
+    values = _read(text, list)
+    if not all(isinstance(value, str) for value in values):
+        raise ValueError(f"{text}: expected a JSON list of texts")
+    return tuple(values)
+
+
+def _read_capabilities(text: str) -> frozenset[Capability]:
+    return frozenset(Capability(word) for word in _read_texts(text) if word in Capability)
+
+
+def _max_tokens(value: object) -> int | None:
+    if value is None:
+        return None
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= _MAX_INT32:
+        raise ValueError(value)
+    return value
+
+
+def _boolean(value: object) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError(value)
+    return value
+
+
+_MAX_TOKENS_RULE = f"a whole number from 1 to {_MAX_INT32}, or null: what the context window leaves"
+_DEFAULTS: dict[str, tuple[Callable[[Any], object], str]] = {
+    "completion_max_tokens": (_max_tokens, _MAX_TOKENS_RULE),
+    "chat_max_tokens": (_max_tokens, _MAX_TOKENS_RULE),
+    "context_length_exceeded_behavior": (ContextOverflow, " or ".join(ContextOverflow)),
+    "include_stop_str_in_output": (_boolean, "true or false"),
+}

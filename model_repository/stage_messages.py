@@ -1,0 +1,237 @@
+"""What the stages say to each other: one type per hop, with its packed form."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from model_repository.contract import TOKENIZE
+from model_repository.errors import InvalidRequest
+from model_repository.generation import FinishReason, Guide, GuideKind, Mirostat, SamplingParams, Usage
+
+Int32s = npt.NDArray[np.int32]
+Int64s = npt.NDArray[np.int64]
+
+
+def _bytes_to_json(items: tuple[bytes, ...]) -> list[str]:
+    return [item.decode("latin-1") for item in items]
+
+
+def _bytes_from_json(items: list[str]) -> tuple[bytes, ...]:
+    return tuple(item.encode("latin-1") for item in items)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineRequest:
+    """Tokenizer to engine: a prompt that fits the context window, and everything that shapes its completion."""
+
+    prompt_token_ids: tuple[int, ...]
+    max_tokens: int  # prompt and completion together fit the context window; 0: only the prompt is computed
+    sampling: SamplingParams
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    end_token_ids: tuple[int, ...] = ()  # of this request, beside the model's own and just like them
+    include_stop: bool = False
+    ignore_eos: bool = False
+    min_tokens: int = 0
+    echo: tuple[bytes, ...] = ()  # what each prompt token stands for in the echoed text; empty: no echo
+    num_logprobs: int | None = None
+    has_token_ids: bool = False
+    guide: Guide | None = None
+    lora_name: str = ""
+    is_stream: bool = False
+    cancel_key: str = ""
+
+    def params_json(self) -> bytes:
+        """Return everything but the prompt, for the `engine_params` tensor: only what differs from the defaults."""
+        fields = {
+            field.name: getattr(self, field.name)
+            for field in dataclasses.fields(self)
+            if field.name != "prompt_token_ids" and getattr(self, field.name) != field.default
+        }
+        sampling = dataclasses.asdict(self.sampling)
+        sampling["logit_bias"] = list(self.sampling.logit_bias.items())
+        fields["sampling"] = sampling
+        if self.echo:
+            fields["echo"] = _bytes_to_json(self.echo)
+        if self.guide is not None:
+            fields["guide"] = [self.guide.kind, self.guide.content]
+        return json.dumps(fields).encode()
+
+    @classmethod
+    def from_tensors(cls, prompt_token_ids: Int32s, params_json: bytes) -> EngineRequest:
+        """Rebuild the request from the two tensors that carry it."""
+        params: dict[str, Any] = json.loads(params_json)
+        params["sampling"] = _sampling_from_json(params["sampling"])
+        for name in ("stop", "stop_token_ids", "end_token_ids"):
+            params[name] = tuple(params.get(name, ()))
+        params["echo"] = _bytes_from_json(params.get("echo", []))
+        if "guide" in params:
+            kind, content = params["guide"]
+            params["guide"] = Guide(GuideKind(kind), content)
+        return cls(prompt_token_ids=tuple(prompt_token_ids.tolist()), **params)
+
+
+def _sampling_from_json(fields: dict[str, Any]) -> SamplingParams:
+    mirostat = Mirostat(**fields["mirostat"]) if fields["mirostat"] else None
+    return SamplingParams(**fields | {"mirostat": mirostat, "logit_bias": dict(fields["logit_bias"])})
+
+
+@dataclass(frozen=True, slots=True)
+class DrawnLogprob:
+    """The log probability of a token in the model's raw distribution, and the most likely ones in its place."""
+
+    logprob: float | None  # None: the first token of a prompt
+    top: tuple[tuple[int, float], ...] = ()  # token id and log probability, most likely first
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReleaseDetails:
+    """What few requests ask for; it travels beside the release only where there is something to say."""
+
+    echo_token_ids: tuple[int, ...] = ()  # first release only: the prompt ...
+    echo: tuple[bytes, ...] = ()  # ... and what each of its tokens stands for
+    logprobs: tuple[DrawnLogprob, ...] = ()  # of the echoed tokens, then of the release's
+    cum_logprob: float | None = None  # last release only
+    has_token_ids: bool = False
+    has_special_tokens: bool = False  # show special tokens as text: only for those who call the stage directly
+    stop_reason: str | int | None = None  # last release only
+
+    def to_json(self) -> bytes:
+        """Return it as the `release_details` tensor's bytes: only what differs from the defaults."""
+        fields = {
+            field.name: getattr(self, field.name)
+            for field in dataclasses.fields(self)
+            if getattr(self, field.name) != field.default
+        }
+        if self.echo:
+            fields["echo"] = _bytes_to_json(self.echo)
+        if self.logprobs:
+            fields["logprobs"] = [[item.logprob, item.top] for item in self.logprobs]
+        return json.dumps(fields).encode()
+
+    @classmethod
+    def from_json(cls, payload: bytes) -> ReleaseDetails:
+        """Rebuild it from the `release_details` tensor's bytes."""
+        fields: dict[str, Any] = json.loads(payload)
+        fields["echo_token_ids"] = tuple(fields.get("echo_token_ids", ()))
+        fields["echo"] = _bytes_from_json(fields.get("echo", []))
+        fields["logprobs"] = tuple(
+            DrawnLogprob(logprob, tuple((token_id, value) for token_id, value in top))
+            for logprob, top in fields.get("logprobs", ())
+        )
+        return cls(**fields)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Release:
+    """Engine to detokenizer: tokens whose text is final.
+
+    A release without tokens and without a finish reason is a probe: it asks the detokenizer, the only stage that can
+    see it, whether the client is still there.
+    """
+
+    sequence: int  # the engine's own number, by which the detokenizer cancels
+    token_ids: tuple[int, ...] = ()
+    num_cut_bytes: int = 0  # at the end of the last token, not part of the text: a stop sequence, or an end token
+    finish_reason: FinishReason | None = None
+    usage: Usage | None = None  # with finish_reason
+    details: ReleaseDetails | None = None
+
+    # Int64 words before the token ids: sequence, cut, finish code, input, output, cached tokens.
+    _NUM_HEADER: ClassVar[int] = 6
+    _FINISH: ClassVar[tuple[FinishReason | None, ...]] = (None, FinishReason.STOP, FinishReason.LENGTH)
+
+    @property
+    def is_probe(self) -> bool:
+        """Whether it only asks if the client is still there."""
+        return not self.token_ids and self.finish_reason is None and self.details is None
+
+    def to_array(self) -> Int64s:
+        """Pack all but the details into int64 [num_header + num_tokens]."""
+        usage = self.usage or Usage(num_input_tokens=0, num_output_tokens=0)
+        header = (
+            self.sequence,
+            self.num_cut_bytes,
+            self._FINISH.index(self.finish_reason),
+            usage.num_input_tokens,
+            usage.num_output_tokens,
+            usage.num_cached_tokens,
+        )
+        return np.array(header + self.token_ids, dtype=np.int64)
+
+    @classmethod
+    def from_array(cls, packed: Int64s, details: ReleaseDetails | None = None) -> Release:
+        """Unpack what `to_array` made."""
+        words = packed.tolist()
+        sequence, cut, finish, num_input, num_output, num_cached = words[: cls._NUM_HEADER]
+        usage = None
+        if finish:
+            usage = Usage(num_input_tokens=num_input, num_output_tokens=num_output, num_cached_tokens=num_cached)
+        return cls(
+            sequence=sequence,
+            token_ids=tuple(words[cls._NUM_HEADER :]),
+            num_cut_bytes=cut,
+            finish_reason=cls._FINISH[finish],
+            usage=usage,
+            details=details,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenizeOptions:
+    """To the tokenizer, by those who call it directly: only tokenize, and how."""
+
+    add_special_tokens: bool = True  # of a text prompt
+
+    @classmethod
+    def from_json(cls, fields: Any) -> TokenizeOptions:
+        """Rebuild it from the `tokenize` tensor's value.
+
+        Raises:
+            InvalidRequest: it is no object of these booleans.
+        """
+        names = [field.name for field in dataclasses.fields(cls)]
+        if not isinstance(fields, dict):
+            raise InvalidRequest("expected a JSON object", TOKENIZE.name)
+        for name, value in fields.items():
+            if name not in names or not isinstance(value, bool):
+                rule = f"expected true or false under {' or '.join(names)}"
+                raise InvalidRequest(f"{json.dumps(name)}: {rule}", TOKENIZE.name)
+        return cls(**fields)
+
+    def to_json(self) -> bytes:
+        """Return it as the `tokenize` tensor's bytes."""
+        return json.dumps(dataclasses.asdict(self)).encode()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineStats:
+    """The engine's answer to every `control`: what it is doing, and since which load."""
+
+    epoch: int  # a new number at every load: another one means that the engine's sequences are gone
+    num_active: int  # sequences with KV cache cells: in prefill or decoding
+    num_waiting: int
+    num_cells_used: int  # KV cache cells of active sequences
+    num_cells: int
+    num_steps: int  # since the load
+    num_step_tokens: int  # completion tokens drawn in those steps
+    max_step_sequences: int  # the most sequences that one step gave a token
+    num_finished: int
+    num_cancelled: int
+    last_cancel_to_free_ms: float  # from the cancel's arrival to the release of its cells
+    step_age_ms: float  # how long the step in progress has been running; 0 between steps
+
+    def to_json(self) -> bytes:
+        """Return it as the `stats` tensor's bytes."""
+        return json.dumps(dataclasses.asdict(self)).encode()
+
+    @classmethod
+    def from_json(cls, payload: bytes) -> EngineStats:
+        """Rebuild it from the `stats` tensor's bytes."""
+        return cls(**json.loads(payload))

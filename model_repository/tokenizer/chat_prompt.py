@@ -1,0 +1,162 @@
+"""Conversations to token ids, by the model's chat template."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from model_repository.contract import CHAT_TEMPLATE_KWARGS, CONTINUE_FINAL_MESSAGE, MESSAGES
+from model_repository.errors import InvalidRequest
+from model_repository.generation import ChatPrompt
+from model_repository.tokenizer.chat_template import ChatTemplate
+from model_repository.tokenizer.plain_text import MarkedText
+from model_repository.tokenizer.text_limit import TextLimit
+from model_repository.tokenizer.tokenizer_files import TokenizerFiles
+from model_repository.tokenizer.vocabulary import Vocabulary
+from model_repository.tool_formats import PLAIN, messages_with_plain_tools
+
+
+class ChatEncoder:
+    """Renders and encodes conversations.
+
+    Args:
+        files: the model's chat templates.
+        vocabulary: the model's.
+        tool_call_format: its name in `tool_formats`.
+    """
+
+    def __init__(self, files: TokenizerFiles, vocabulary: Vocabulary, tool_call_format: str) -> None:
+        def compiled(source: str | None) -> ChatTemplate | None:
+            return ChatTemplate(source, files.special_tokens) if source else None
+
+        self._template = compiled(files.chat_template)
+        self._tool_template = compiled(files.tool_template) or self._template
+        self._vocabulary = vocabulary
+        self._marked_text = MarkedText(vocabulary.control_tokens)
+        self._is_plain = tool_call_format == PLAIN.name
+        self._has_system_role = self._template is not None and _renders_system_role(self._template)
+
+    def encode(self, prompt: ChatPrompt, limit: TextLimit = lambda text, field: None) -> Sequence[int]:
+        """Return the conversation's token ids. Text inside it never becomes a special token.
+
+        Args:
+            prompt: the conversation.
+            limit: refuses a rendered text that is too long to be tokenized.
+
+        Raises:
+            InvalidRequest: the model has no chat template, or it refuses the conversation, or the limit does.
+        """
+        # Tools that may not be called are left out: what the model does not see it does not call.
+        tools = list(prompt.tool_use.tools) if prompt.tool_use and prompt.tool_use.choice != "none" else []
+        template = self._tool_template if tools else self._template
+        if template is None:
+            raise InvalidRequest("this model has no chat template: use a text prompt", MESSAGES.name)
+        for name in prompt.template_kwargs:
+            if name in template.own_names:
+                raise InvalidRequest(f"{name!r} is not a request's to set", CHAT_TEMPLATE_KWARGS.name)
+        messages = messages_for_template(prompt.messages)
+        if prompt.continue_final_message and "tool_calls" in messages[-1]:
+            raise InvalidRequest("the last message calls tools: there is no text to go on", CONTINUE_FINAL_MESSAGE.name)
+        if self._is_plain:
+            messages = messages_with_plain_tools(messages, tools, has_system_role=self._has_system_role)
+            tools = []
+        protected, mark = self._marked_text.protect(
+            {**prompt.template_kwargs, "messages": messages, "tools": tools or None}
+        )
+        try:
+            if prompt.continue_final_message:
+                rendered = _render_up_to_last_content(template, protected)
+            else:
+                rendered = template.render(protected, add_generation_prompt=prompt.add_generation_prompt)
+        except InvalidRequest as exc:
+            raise InvalidRequest(_without_mark(exc.text, mark), exc.field) from exc
+        _check_encodable(rendered)
+        limit(_without_mark(rendered, mark), MESSAGES.name)
+        if mark is None:
+            token_ids: list[int] = self._vocabulary.encode(rendered, add_special_tokens=False).ids
+            return token_ids
+        return self._vocabulary.encode_parts(self._marked_text.split(rendered, mark))
+
+
+def messages_for_template(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return OpenAI's messages as templates expect them: a call's arguments an object, content always a text.
+
+    Raises:
+        InvalidRequest: a tool call is malformed.
+    """
+    changed = []
+    for index, message in enumerate(messages):
+        # As in vLLM, an empty text and not None: templates that know no tool calls would write "None".
+        kept = {name: value for name, value in message.items() if name != "tool_calls"}
+        kept["content"] = message.get("content") or ""
+        calls = message.get("tool_calls") or []
+        if not isinstance(calls, list):
+            raise InvalidRequest("expected a list", f"messages[{index}].tool_calls")
+        if calls:
+            path = f"messages[{index}].tool_calls"
+            kept["tool_calls"] = [_call_for_template(call, f"{path}[{number}]") for number, call in enumerate(calls)]
+        changed.append(kept)
+    return changed
+
+
+def _call_for_template(call: Any, path: str) -> dict[str, Any]:
+    match call:
+        case {"function": {"name": str(), **rest} as function}:
+            arguments = _parsed_arguments(rest.get("arguments"), f"{path}.function.arguments")
+            return {**call, "function": {**function, "arguments": arguments}}
+        case _:
+            raise InvalidRequest('expected {"function": {"name": str, "arguments": JSON of an object}}', path)
+
+
+def _parsed_arguments(arguments: Any, path: str) -> dict[str, Any]:
+    if arguments is None or arguments == "":
+        return {}
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments)
+        except (ValueError, RecursionError) as exc:
+            raise InvalidRequest(f"not JSON ({exc})", path) from exc
+    if not isinstance(arguments, dict):
+        raise InvalidRequest("expected a JSON object", path)
+    return arguments
+
+
+def _render_up_to_last_content(template: ChatTemplate, variables: Mapping[str, Any]) -> str:
+    """Render without what the template puts behind the last message's content.
+
+    Source: continue_final_message in transformers' render_jinja_template, also for a template that strips the content.
+    """
+    # The space tells whether the template did so.
+    tag = secrets.token_hex()
+    *others, last = variables["messages"]
+    tagged = [*others, {**last, "content": f"{last['content']}{tag} "}]
+    rendered = template.render({**variables, "messages": tagged}, add_generation_prompt=False)
+    end = rendered.rfind(tag)
+    if end < 0:
+        rule = "the model's chat template does not write the last message's content as it is"
+        raise InvalidRequest(rule, CONTINUE_FINAL_MESSAGE.name)
+    text = rendered[:end]
+    return text if rendered.startswith(" ", end + len(tag)) else text.rstrip()
+
+
+def _renders_system_role(template: ChatTemplate) -> bool:
+    said = secrets.token_hex()
+    messages = [{"role": "system", "content": said}, {"role": "user", "content": "a"}]
+    try:
+        return said in template.render({"messages": messages, "tools": None})
+    except InvalidRequest:
+        return False
+
+
+def _without_mark(text: str, mark: str | None) -> str:
+    # An exception's text may hold it as Python writes it.
+    return text if mark is None else text.replace(mark, "").replace(ascii(mark)[1:-1], "")
+
+
+def _check_encodable(text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as exc:
+        raise InvalidRequest(f"a lone surrogate (U+{ord(text[exc.start]):04X}) is not text", MESSAGES.name) from exc

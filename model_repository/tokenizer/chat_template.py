@@ -1,0 +1,96 @@
+"""The model's own chat template, sandboxed, rendered so that a user's text can be told from the template's markers."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jinja2
+from jinja2 import nodes
+from jinja2.ext import Extension
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from model_repository.errors import InvalidRequest
+
+SPECIAL_TOKEN_NAMES = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token", "mask_token")
+
+# All but the noncharacters with which user text is marked: escaped, they could not be taken out again.
+_NOT_ASCII = re.compile("[^\x00-\x7e\ufdd0-\ufdef]")
+
+
+class ChatTemplate:
+    """A compiled template with the names that Hugging Face templates expect.
+
+    Args:
+        source: the Jinja source from tokenizer_config.json or chat_template.jinja.
+        special_tokens: `bos_token`, `eos_token` and the like, as the template may name them.
+    """
+
+    def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _GenerationBlock]
+        )
+        environment.filters["tojson"] = _tojson
+        environment.globals["raise_exception"] = _raise_exception
+        environment.globals["strftime_now"] = lambda form: datetime.datetime.now().strftime(form)
+        self._template = environment.from_string(source)
+        self._special_tokens = dict(special_tokens)
+        # What a request may not set: the rest of the prompt depends on it.
+        self.own_names = frozenset(
+            {"messages", "tools", "add_generation_prompt", *SPECIAL_TOKEN_NAMES, *special_tokens, *environment.globals}
+        )
+
+    def render(self, variables: Mapping[str, Any], *, add_generation_prompt: bool = True) -> str:
+        """Return the prompt's text.
+
+        Args:
+            variables: `messages`, `tools` (None: none), and what the request adds.
+            add_generation_prompt: open the assistant's turn.
+
+        Raises:
+            InvalidRequest: the template refuses these messages, in its own words.
+        """
+        names = dict(variables) | {"add_generation_prompt": add_generation_prompt} | self._special_tokens
+        try:
+            return self._template.render(names)
+        except RecursionError as exc:
+            raise InvalidRequest("nested too deeply for the model's chat template", "messages") from exc
+        except (jinja2.TemplateError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as exc:
+            raise InvalidRequest(f"the model's chat template refuses it: {exc}", "messages") from exc
+
+
+class _GenerationBlock(Extension):
+    """`{% generation %}`, with which templates tell a trainer what the assistant said: here it is only its content.
+
+    Source: AssistantTracker in transformers, a scope of its own there too.
+    """
+
+    tags = {"generation"}  # noqa: RUF012 (a plain set in the base class)
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.CallBlock(self.call_method("_content"), [], [], body).set_lineno(line)
+
+    def _content(self, caller: Callable[[], str]) -> str:
+        return caller()
+
+
+def _raise_exception(message: str) -> None:
+    raise jinja2.TemplateError(message)
+
+
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    # Jinja's own filter escapes for HTML; models were trained on plain JSON. The arguments are those in transformers.
+    written = json.dumps(value, ensure_ascii=False, indent=indent, separators=separators, sort_keys=sort_keys)
+    return _NOT_ASCII.sub(lambda match: json.dumps(match.group())[1:-1], written) if ensure_ascii else written

@@ -1,0 +1,119 @@
+"""Keeps the text of a user from becoming special tokens.
+
+Before a template is rendered, a mark is put behind every character of user text that could be part of an added token's
+string. In the rendered text the strings without marks are the template's own; the rest is encoded as plain text, with
+the marks taken out again. The marks stand inside the text, so a template may still strip, split or compare it, but for
+the strings of added tokens: it does not find `</think>` in a content where that is such a token.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from model_repository.errors import InvalidRequest
+
+# Noncharacters: Unicode reserves them for a program's own use, so templates neither contain nor strip them.
+_MARKS = [chr(code) for code in range(0xFDD0, 0xFDF0)]
+
+
+class MarkedText:
+    """Marks user text and finds the strings of added tokens beside it.
+
+    Args:
+        added_tokens: the strings that the tokenizer would turn into tokens of their own.
+    """
+
+    def __init__(self, added_tokens: Iterable[str]) -> None:
+        self._tokens = sorted(filter(None, added_tokens), key=len, reverse=True)
+        self._any_token = "|".join(map(re.escape, self._tokens)) or r"(?!)"
+        self._pattern = re.compile(self._any_token)
+        self._beginnings = {token[:length] for token in self._tokens for length in range(1, len(token))}
+        self._endings = {token[length:] for token in self._tokens for length in range(1, len(token))}
+        self._longest = max(map(len, self._tokens), default=0)
+
+    def protect(self, variables: Mapping[str, Any]) -> tuple[dict[str, Any], str | None]:
+        """Return a template's variables with their text marked, and the mark used: None when nothing had to be marked.
+
+        Args:
+            variables: `messages` and whatever else comes from a user, as JSON's types, by name.
+
+        Raises:
+            InvalidRequest: there is something to mark and the text holds every mark there is, or it is nested too deep.
+        """
+        try:
+            texts = list(_strings(variables))
+            mark = next((mark for mark in _MARKS if not any(mark in text for text in texts)), None)
+            marked = {name: self._mark_value(value, mark or _MARKS[0]) for name, value in variables.items()}
+            is_marked = list(_strings(marked)) != texts
+        except RecursionError as exc:
+            raise InvalidRequest("nested too deeply", "messages") from exc
+        if is_marked and mark is None:
+            raise InvalidRequest("it holds all of U+FDD0 to U+FDEF, which are no characters", "messages")
+        return marked, mark if is_marked else None
+
+    def split(self, rendered: str, mark: str) -> Iterator[tuple[str, bool]]:
+        """Yield the parts of a rendered text in order, each with whether it is an added token of the template's own."""
+        end = 0
+        # A mark behind a string says that its last character is the user's; one inside it keeps it from matching.
+        for match in re.finditer(f"(?:{self._any_token})(?!{mark})", rendered):
+            if match.start() > end:
+                yield rendered[end : match.start()].replace(mark, ""), False
+            yield match.group(), True
+            end = match.end()
+        if end < len(rendered):
+            yield rendered[end:].replace(mark, ""), False
+
+    def _mark_value(self, value: Any, mark: str) -> Any:
+        def mark_text(text: str, key: str) -> str:
+            # Outside of what is said a template compares names, `role == "user"`, `type == "string"`, and may build a
+            # token of its own around one: "<|" + role + "|>".
+            is_name = key != "content" and text.isidentifier()
+            return self._mark(text, mark, is_inside_marked=not is_name)
+
+        return _map_strings(value, mark_text)
+
+    def _mark(self, text: str, mark: str, *, is_inside_marked: bool) -> str:
+        marked = self._pattern.sub(lambda match: "".join(character + mark for character in match.group()), text)
+        # A token's string could also be completed by what the template puts before the text, behind it, or around it.
+        if self._begins_open(text):
+            marked = marked[0] + mark + marked[1:]
+        is_open = self._ends_open(text) or (is_inside_marked and self._is_inside(text))
+        return marked + mark if is_open else marked
+
+    def _begins_open(self, text: str) -> bool:
+        return any(text[:length] in self._endings for length in range(1, min(self._longest, len(text)) + 1))
+
+    def _ends_open(self, text: str) -> bool:
+        return any(text[-length:] in self._beginnings for length in range(1, min(self._longest, len(text)) + 1))
+
+    def _is_inside(self, text: str) -> bool:
+        return 0 < len(text) < self._longest and any(text in token for token in self._tokens)
+
+
+def _strings(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            yield key
+            yield from _strings(item)
+    elif isinstance(value, Sequence):
+        for item in value:
+            yield from _strings(item)
+
+
+def _map_strings(value: Any, change: Callable[[str, str], str], key: str = "") -> Any:
+    """Return a value with its texts changed: `change` gets a text and the name under which it stands."""
+    if isinstance(value, str):
+        return change(value, key)
+    if isinstance(value, Mapping):
+        # Names that a template looks up stay as they are; a key that is none of them is text, as in a tool's arguments.
+        return {
+            name if name.isidentifier() else change(name, ""): _map_strings(item, change, name)
+            for name, item in value.items()
+        }
+    if isinstance(value, Sequence):
+        return [_map_strings(item, change, key) for item in value]
+    return value

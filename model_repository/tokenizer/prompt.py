@@ -1,0 +1,123 @@
+"""Every kind of prompt to token ids, and to what they stand for where the text begins with the prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tokenizers import Encoding
+
+from model_repository.contract import INPUT_IDS, MESSAGES, TEXT_INPUT, TensorSpec
+from model_repository.generation import ChatPrompt, Prompt, TextPrompt, TokenPrompt
+from model_repository.tokenizer import echo
+from model_repository.tokenizer.chat_prompt import ChatEncoder
+from model_repository.tokenizer.fill_in_middle import FillInMiddleEncoder
+from model_repository.tokenizer.recent import Recent
+from model_repository.tokenizer.text_limit import TextLimit
+from model_repository.tokenizer.tokenizer_files import TokenizerFiles
+from model_repository.tokenizer.vocabulary import Vocabulary
+
+# A chat template may say what time it is.
+KEPT_S = 10.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EncodedPrompt:
+    """A prompt's tokens."""
+
+    token_ids: tuple[int, ...]
+    echo: tuple[bytes, ...] = ()  # what each stands for in the echoed text
+    end_token_ids: tuple[int, ...] = ()  # end this completion beside the model's own end tokens
+
+
+class PromptEncoder:
+    """Encodes prompts.
+
+    Args:
+        files: the model's tokenizer and chat templates.
+        byte_table: the bytes of each token id.
+        tool_call_format: the model's, by its name in `tool_formats`.
+    """
+
+    def __init__(self, files: TokenizerFiles, byte_table: Sequence[bytes], tool_call_format: str) -> None:
+        self.vocabulary = Vocabulary(files.tokenizer, len(byte_table))
+        self._byte_table = byte_table
+        self._fill_in_middle = FillInMiddleEncoder(self.vocabulary)
+        self._chat = ChatEncoder(files, self.vocabulary, tool_call_format)
+        self._recent: Recent[EncodedPrompt] = Recent(KEPT_S)
+
+    def encode(
+        self,
+        prompt: Prompt,
+        *,
+        is_echo: bool = False,
+        add_special_tokens: bool = True,
+        limit: TextLimit = lambda text, field: None,
+    ) -> EncodedPrompt:
+        """Return the prompt's tokens.
+
+        Args:
+            prompt: any kind of it.
+            is_echo: say also what each token stands for. A text prompt is echoed exactly, without its suffix; any other
+                as the bytes of its tokens, in which special tokens have none.
+            add_special_tokens: of a text prompt, what the tokenizer puts around it, as a BOS token.
+            limit: refuses a text that is too long to be tokenized.
+
+        Raises:
+            InvalidRequest: it is not in the vocabulary, or refused by the limit or the chat template.
+            Unsupported: it has a suffix, and the model cannot fill in the middle.
+        """
+        return self._recent.get(
+            (prompt, is_echo, add_special_tokens), lambda: self._encode(prompt, is_echo, add_special_tokens, limit)
+        )
+
+    def _encode(self, prompt: Prompt, is_echo: bool, add_special_tokens: bool, limit: TextLimit) -> EncodedPrompt:
+        token_ids: Sequence[int]
+        field = prompt_field(prompt).name
+        match prompt:
+            case TextPrompt(text, ""):
+                limit(text, field)
+                encoding = self.vocabulary.encode(text, add_special_tokens=add_special_tokens)
+                token_ids = self._checked(encoding.ids, field)
+                echoed = self._echo(text, encoding) if is_echo else ()
+            case TextPrompt(text, suffix):
+                limit(text + suffix, field)
+                return self._encode_with_suffix(text, suffix, is_echo=is_echo)
+            case ChatPrompt():
+                token_ids = self._checked(self._chat.encode(prompt, limit), field)
+                echoed = self._bytes(token_ids) if is_echo else ()
+            case TokenPrompt(token_ids):
+                self._checked(token_ids, field)
+                echoed = self._bytes(token_ids) if is_echo else ()
+        return EncodedPrompt(token_ids=tuple(token_ids), echo=echoed)
+
+    def _encode_with_suffix(self, text: str, suffix: str, *, is_echo: bool) -> EncodedPrompt:
+        tokens = self._fill_in_middle.encode(text, suffix)
+        token_ids = self._checked([token_id for token_id, _ in tokens], TEXT_INPUT.name)
+        pieces = [self._byte_table[token_id] if is_text else b"" for token_id, is_text in tokens]
+        return EncodedPrompt(
+            token_ids=tuple(token_ids),
+            echo=echo.aligned(pieces, text) if is_echo else (),
+            end_token_ids=self._fill_in_middle.end_token_ids,
+        )
+
+    def _checked(self, token_ids: Sequence[int], field: str) -> Sequence[int]:
+        self.vocabulary.check(token_ids, field)
+        return token_ids
+
+    def _echo(self, text: str, encoding: Encoding) -> tuple[bytes, ...]:
+        return echo.aligned(echo.spelled(text, encoding, self.vocabulary, self._byte_table), text)
+
+    def _bytes(self, token_ids: Sequence[int]) -> tuple[bytes, ...]:
+        return tuple(self._byte_table[token_id] for token_id in token_ids)
+
+
+def prompt_field(prompt: Prompt) -> TensorSpec:
+    """Return the tensor that carries this kind of prompt."""
+    match prompt:
+        case TextPrompt():
+            return TEXT_INPUT
+        case ChatPrompt():
+            return MESSAGES
+        case TokenPrompt():
+            return INPUT_IDS

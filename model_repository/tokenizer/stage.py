@@ -1,0 +1,142 @@
+"""What the tokenizer stage does with a request: all of it but Triton."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy.typing as npt
+
+from model_repository import contract
+from model_repository.capabilities import Capability
+from model_repository.contract import TensorSpec
+from model_repository.errors import InvalidRequest
+from model_repository.generation import GenerationRequest, Guide, Prompt, TextPrompt
+from model_repository.prompt_reading import read_prompt
+from model_repository.request_reading import tensors_to_request
+from model_repository.stage_messages import EngineRequest, TokenizeOptions
+from model_repository.tensors import Tensors, array, json_value
+from model_repository.tokenizer.checks import check_adapter, check_capabilities, fitting_max_tokens
+from model_repository.tokenizer.constraint import callable_tools, constraint
+from model_repository.tokenizer.prompt import PromptEncoder, prompt_field
+from model_repository.tokenizer.recent import Recent
+from model_repository.tokenizer.text_limit import check_num_chars, window_limit
+from model_repository.tokenizer.tokenizer_files import TokenizerFiles
+from model_repository.tool_formats import TOOL_FORMATS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageConfig:
+    """What the stage's config.pbtxt says of the model."""
+
+    context_window: int  # tokens of prompt and completion together
+    runtime: str
+    capabilities: frozenset[Capability]
+    adapters: tuple[str, ...]
+    tool_call_format: str
+
+    @classmethod
+    def from_parameters(cls, parameters: Mapping[str, str]) -> StageConfig:
+        """Read the parameters of config.pbtxt."""
+        return cls(
+            context_window=int(parameters["context_window"]),
+            runtime=parameters["runtime"],
+            capabilities=frozenset(map(Capability, json.loads(parameters["capabilities"]))),
+            adapters=tuple(json.loads(parameters["adapters"])),
+            tool_call_format=parameters["tool_call_format"],
+        )
+
+
+class TokenizerStage:
+    """Turns a request for a text into a request for the engine, or refuses it.
+
+    Args:
+        files: the model's tokenizer and chat templates.
+        byte_table: the bytes of each token id.
+        config: the model.
+    """
+
+    def __init__(self, files: TokenizerFiles, byte_table: Sequence[bytes], config: StageConfig) -> None:
+        self._config = config
+        self._tool_format = TOOL_FORMATS[config.tool_call_format]
+        self._prompts = PromptEncoder(files, byte_table, config.tool_call_format)
+        tokens = (*byte_table, *(token.encode() for token in self._prompts.vocabulary.added_tokens))
+        self._limit = window_limit(config.context_window, tokens)
+        self._guides: Recent[tuple[Guide | None]] = Recent()
+
+    def answer(self, tensors: Tensors) -> dict[str, npt.NDArray[Any]]:
+        """Return the stage's outputs for its inputs: a request for the engine, or only the tokens of its prompt.
+
+        Raises:
+            InvalidRequest: as `tensors_to_request`, `encode` and `tokenize`.
+        """
+        if contract.TOKENIZE.name in tensors:
+            options = TokenizeOptions.from_json(json_value(tensors, contract.TOKENIZE, None))
+            token_ids, strings = self.tokenize(read_prompt(tensors), options)
+            outputs: tuple[tuple[TensorSpec, Sequence[Any]], ...] = (
+                (contract.PROMPT_TOKEN_IDS, token_ids),
+                (contract.TOKEN_STRINGS, strings),
+            )
+        else:
+            request = self.encode(tensors_to_request(tensors))
+            outputs = (
+                (contract.PROMPT_TOKEN_IDS, request.prompt_token_ids),
+                (contract.ENGINE_PARAMS, (request.params_json(),)),
+            )
+        return {spec.name: array(spec, *elements) for spec, elements in outputs}
+
+    def encode(self, request: GenerationRequest) -> EngineRequest:
+        """Return the engine's request: prompt as token ids, `max_tokens` lowered to what the window leaves.
+
+        Raises:
+            PromptTooLong: prompt and completion do not fit the context window.
+            Unsupported: the model or its runtime cannot honour it.
+            InvalidRequest: it is malformed, not in the vocabulary, or refused by the chat template.
+        """
+        made_of = (request.guide, callable_tools(request), request.ignore_eos)
+        (guide,) = self._guides.get(made_of, lambda: (constraint(request, self._tool_format),))
+        self._check(dataclasses.replace(request, guide=guide))
+        field = prompt_field(request.prompt).name
+        prompt = self._prompts.encode(request.prompt, is_echo=request.is_echo, limit=self._limit)
+        # A text without tokens of its own is no prompt, even where the tokenizer puts a BOS token before it.
+        if not prompt.token_ids or request.prompt == TextPrompt(""):
+            raise InvalidRequest("the prompt is empty", field)
+        return EngineRequest(
+            prompt_token_ids=prompt.token_ids,
+            max_tokens=fitting_max_tokens(request, len(prompt.token_ids), self._config.context_window, field),
+            sampling=request.sampling,
+            stop=request.stop,
+            stop_token_ids=request.stop_token_ids,
+            end_token_ids=() if request.ignore_eos else prompt.end_token_ids,
+            include_stop=request.include_stop,
+            ignore_eos=request.ignore_eos,
+            min_tokens=request.min_tokens,
+            echo=prompt.echo,
+            num_logprobs=request.num_logprobs,
+            has_token_ids=request.has_token_ids,
+            guide=guide,
+            lora_name=request.lora_name,
+            is_stream=request.is_stream,
+            cancel_key=request.cancel_key,
+        )
+
+    def tokenize(self, prompt: Prompt, options: TokenizeOptions) -> tuple[tuple[int, ...], list[str]]:
+        """Return a prompt's token ids, even if too many for the window, and each token in the vocabulary's own form.
+
+        Raises:
+            Unsupported, InvalidRequest: as of a request with this prompt.
+        """
+        encoded = self._prompts.encode(prompt, add_special_tokens=options.add_special_tokens, limit=check_num_chars)
+        token_ids = encoded.token_ids
+        return token_ids, [self._prompts.vocabulary.token_string(token_id) for token_id in token_ids]
+
+    def _check(self, request: GenerationRequest) -> None:
+        has_tools = callable_tools(request) is not None
+        check_capabilities(request, self._config.capabilities, self._config.runtime, has_tools=has_tools)
+        check_adapter(request.lora_name, self._config.adapters)
+        vocabulary = self._prompts.vocabulary
+        vocabulary.check(request.sampling.logit_bias, contract.LOGIT_BIAS_TOKEN_IDS.name)
+        vocabulary.check(request.stop_token_ids, contract.STOP_TOKEN_IDS.name)

@@ -1,0 +1,39 @@
+"""How long a text may be before it is tokenized: meanwhile, every other request waits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from model_repository.errors import InvalidRequest, PromptTooLong
+
+MAX_CHARS = 1_000_000  # of a text that is only tokenized
+
+type TextLimit = Callable[[str, str], None]  # takes the text and the input that carries it; raises
+
+
+def window_limit(context_window: int, tokens: Iterable[bytes]) -> TextLimit:
+    """Return the limit of a prompt: what not even the longest tokens could bring into the context window.
+
+    Args:
+        context_window: tokens of prompt and completion together.
+        tokens: what each token may stand for in a text.
+    """
+    longest = max(map(len, tokens), default=0) or 1
+
+    def check(text: str, field: str) -> None:
+        num_tokens = -(-len(text.encode("utf-8", "surrogatepass")) // longest)
+        if num_tokens > context_window:
+            sizes = f"the prompt has at least {num_tokens} tokens"
+            raise PromptTooLong(f"{sizes}: the context window is {context_window} tokens", field)
+
+    return check
+
+
+def check_num_chars(text: str, field: str) -> None:
+    """Refuse a text that is too long to be only tokenized.
+
+    Raises:
+        InvalidRequest: it is.
+    """
+    if len(text) > MAX_CHARS:
+        raise InvalidRequest(f"{len(text)} characters: at most {MAX_CHARS} are tokenized", field)

@@ -1,0 +1,48 @@
+"""What a tokenizer folder in Hugging Face's layout says."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from model_repository.tokenizer.chat_template import SPECIAL_TOKEN_NAMES
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizerFiles:
+    """The tokenizer, and the chat templates with the names of special tokens that they use."""
+
+    tokenizer: Tokenizer
+    chat_template: str | None
+    special_tokens: Mapping[str, str] = field(default_factory=dict)
+    tool_template: str | None = None  # for conversations with tools, where the model has another one for them
+
+    @classmethod
+    def load(cls, folder: Path) -> TokenizerFiles:
+        """Read tokenizer.json, and where they are tokenizer_config.json and chat_template.jinja."""
+        config: dict[str, Any] = {}
+        if (folder / "tokenizer_config.json").is_file():
+            config = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
+        templates = config.get("chat_template") or {}
+        if isinstance(templates, str):
+            templates = {"default": templates}
+        elif isinstance(templates, list):  # several named ones
+            templates = {item["name"]: item["template"] for item in templates}
+        if (folder / "chat_template.jinja").is_file():
+            templates["default"] = (folder / "chat_template.jinja").read_text(encoding="utf-8")
+        special_tokens = {}
+        for name in SPECIAL_TOKEN_NAMES:
+            token = config.get(name)
+            if token is not None:
+                special_tokens[name] = token["content"] if isinstance(token, dict) else token
+        return cls(
+            tokenizer=Tokenizer.from_file(str(folder / "tokenizer.json")),
+            chat_template=templates.get("default"),
+            special_tokens=special_tokens,
+            tool_template=templates.get("tool_use"),
+        )

@@ -1,0 +1,165 @@
+"""How models write tool calls: the table that the build, the constraint and the frontend's parser share."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolFormat:
+    """The text of an answer that calls tools, as the parts around each call's name and arguments.
+
+    The special tokens are those which are part of that text: where a vocabulary has them, they are rendered and
+    constrained by their text like any other token.
+    """
+
+    name: str
+    trigger: str  # what begins calls after free text; empty: they begin the answer
+    answer_prefix: str = ""  # may stand before calls that begin the answer
+    before_calls: str = ""
+    before_name: str
+    before_arguments: str
+    after_arguments: str
+    between_calls: str
+    after_calls: str = ""
+    special_tokens: tuple[str, ...]
+
+    def calls_text(self, calls: Iterable[tuple[str, str]]) -> str:
+        """Write calls, each a name and its arguments as JSON text, as a model of this format does."""
+        texts = (
+            f"{self.before_name}{name}{self.before_arguments}{arguments}{self.after_arguments}"
+            for name, arguments in calls
+        )
+        return f"{self.before_calls}{self.between_calls.join(texts)}{self.after_calls}"
+
+
+# Source: the chat templates of Qwen2.5 and Nous Hermes 2 Pro.
+HERMES = ToolFormat(
+    name="hermes",
+    trigger="<tool_call>",
+    before_name='<tool_call>\n{"name": "',
+    before_arguments='", "arguments": ',
+    after_arguments="}\n</tool_call>",
+    between_calls="\n",
+    special_tokens=("<tool_call>", "</tool_call>"),
+)
+# For a template that knows nothing of tools: `messages_with_plain_tools` describes them in words.
+PLAIN = replace(HERMES, name="plain")
+# Source: the chat templates of Llama 3.1 and 3.2; "; " between calls is what vLLM's parser of that name reads.
+LLAMA3_JSON = ToolFormat(
+    name="llama3_json",
+    trigger="",
+    answer_prefix="<|python_tag|>",
+    before_name='{"name": "',
+    before_arguments='", "parameters": ',
+    after_arguments="}",
+    between_calls="; ",
+    special_tokens=("<|python_tag|>",),
+)
+# Spelled with U+FF5C and U+2581, which look like a bar and an underscore.
+_CALLS_BEGIN, _CALL_BEGIN, _SEP, _CALL_END, _CALLS_END = (
+    f"<\uff5c{words.replace(' ', '\u2581')}\uff5c>"
+    for words in ("tool calls begin", "tool call begin", "tool sep", "tool call end", "tool calls end")
+)
+# Source: the chat template of DeepSeek-V2.5, the same in V3.
+DEEPSEEK = ToolFormat(
+    name="deepseek",
+    trigger=_CALLS_BEGIN,
+    before_calls=_CALLS_BEGIN,
+    before_name=f"{_CALL_BEGIN}function{_SEP}",
+    before_arguments="\n```json\n",
+    after_arguments=f"\n```{_CALL_END}",
+    between_calls="\n",
+    after_calls=_CALLS_END,
+    special_tokens=(_CALLS_BEGIN, _CALL_BEGIN, _SEP, _CALL_END, _CALLS_END),
+)
+TOOL_FORMATS: Mapping[str, ToolFormat] = {
+    tool_format.name: tool_format for tool_format in (HERMES, LLAMA3_JSON, DEEPSEEK, PLAIN)
+}
+
+_LLAMA3_MARKERS = re.compile(r'python_tag|\\?"parameters\\?"\s*:')
+
+
+def detect_tool_format(chat_template: str) -> str:
+    """Return the name of the format that a chat template teaches; `plain` when it teaches none of ours."""
+    if DEEPSEEK.trigger in chat_template:
+        return DEEPSEEK.name
+    if HERMES.trigger in chat_template:
+        return HERMES.name
+    if _LLAMA3_MARKERS.search(chat_template):
+        return LLAMA3_JSON.name
+    return PLAIN.name
+
+
+def plain_tool_prompt(tools: Iterable[Mapping[str, Any]]) -> str:
+    """Describe tools, OpenAI's objects, in words: for a model whose template cannot."""
+    listed = "\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in tools)
+    example = PLAIN.calls_text([("NAME", '{"KEY": VALUE}')])
+    return (
+        f"You can call these tools. Each line describes one, its parameters as a JSON schema:\n{listed}\n\n"
+        f"To call a tool, answer with its name and its arguments in exactly this form:\n{example}\n"
+        "For several calls write several such blocks. Results come back in <tool_response> blocks. "
+        "When no tool is needed, answer in plain text."
+    )
+
+
+def messages_with_plain_tools(
+    messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]], *, has_system_role: bool = True
+) -> list[dict[str, Any]]:
+    """Rewrite a conversation with tools so that a template which knows none can render it.
+
+    The tools are described in the system message, or before the first user text where the template refuses a system
+    role. Calls become text of the assistant. Results become text of the user: those of one turn, and what the user says
+    next, are one message, since such templates often insist that user and assistant take turns.
+    """
+    plain: list[dict[str, Any]] = []
+    is_after_results = False
+    for message in messages:
+        content = message.get("content") or ""
+        if message["role"] == "tool":
+            content = f"<tool_response>\n{content}\n</tool_response>"
+            separator, is_results = "\n", True
+        else:
+            separator, is_results = "\n\n", False
+        if is_after_results and message["role"] in ("tool", "user"):
+            plain[-1]["content"] += separator + content
+        elif message["role"] == "tool":
+            plain.append({"role": "user", "content": content})
+        elif message.get("tool_calls"):
+            rest = {key: value for key, value in message.items() if key not in ("content", "tool_calls")}
+            calls = _calls_text(message["tool_calls"])
+            plain.append({**rest, "content": f"{content}\n{calls}" if content else calls})
+        else:
+            plain.append(dict(message))
+        is_after_results = is_results
+    if tools:
+        _describe(plain_tool_prompt(tools), plain, "system" if has_system_role else "user")
+    return plain
+
+
+def _describe(description: str, messages: list[dict[str, Any]], role: str) -> None:
+    if role == "user":
+        place = next((index for index, message in enumerate(messages) if message["role"] == "user"), None)
+        texts = [description] if place is None else [description, messages[place]["content"]]
+    else:
+        place = 0 if messages and messages[0]["role"] in ("system", "developer") else None
+        texts = [description] if place is None else [messages[place]["content"], description]
+    content = "\n\n".join(filter(None, texts))
+    if place is None:
+        messages.insert(0, {"role": role, "content": content})
+    else:
+        messages[place] = {**messages[place], "content": content}
+
+
+def _calls_text(tool_calls: Iterable[Mapping[str, Any]]) -> str:
+    functions = [call["function"] for call in tool_calls]
+    return PLAIN.calls_text((function["name"], _json_text(function["arguments"])) for function in functions)
+
+
+def _json_text(arguments: Any) -> str:
+    """Return arguments as JSON text, which they are in OpenAI's messages and may not be in a template's."""
+    return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)

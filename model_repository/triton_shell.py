@@ -1,0 +1,82 @@
+"""What the three model.py share: parameters in, tensors in and out, exceptions to Triton errors.
+
+The only importer of Triton's Python backend module.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import triton_python_backend_utils as pb_utils
+
+from model_repository.contract import RELEASE, RELEASE_DETAILS, TensorSpec
+from model_repository.errors import InternalError, StageError
+from model_repository.stage_messages import Release
+from model_repository.tensors import array
+
+logger = logging.getLogger(__name__)
+
+
+def stage_parameters(args: Mapping[str, str]) -> dict[str, str]:
+    """Return the parameters of the stage's config.pbtxt."""
+    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+    config = json.loads(args["model_config"])
+    return {name: value["string_value"] for name, value in config.get("parameters", {}).items()}
+
+
+def read_tensors(request: Any, specs: Iterable[TensorSpec]) -> dict[str, npt.NDArray[Any]]:
+    """Return the inputs that the request carries, by name, shape [1, *spec.shape]."""
+    tensors = {}
+    for spec in specs:
+        tensor = pb_utils.get_input_tensor_by_name(request, spec.name)
+        if tensor is not None:
+            tensors[spec.name] = tensor.as_numpy()
+    return tensors
+
+
+def response(tensors: Mapping[str, npt.NDArray[Any]]) -> Any:
+    """Return a Triton response with these outputs; none are fine."""
+    return pb_utils.InferenceResponse([pb_utils.Tensor(name, value) for name, value in tensors.items()])
+
+
+def error_response(exc: Exception) -> Any:
+    """Return a Triton response for a failed request; what was not foreseen is logged and stays here."""
+    if not isinstance(exc, StageError):
+        logger.error("unexpected exception while serving a request", exc_info=exc)
+        exc = InternalError()
+    code = getattr(pb_utils.TritonError, exc.triton_code)
+    return pb_utils.InferenceResponse(error=pb_utils.TritonError(exc.message(), code))
+
+
+class TritonResponder:
+    """Answers one request of a decoupled stage."""
+
+    def __init__(self, request: Any) -> None:
+        self._sender = request.get_response_sender()
+
+    def send(self, release: Release) -> None:
+        """Send a release; the one with a finish reason closes the stream."""
+        tensors: dict[str, npt.NDArray[Any]] = {RELEASE.name: release.to_array()[np.newaxis]}
+        if release.details is not None:
+            tensors[RELEASE_DETAILS.name] = array(RELEASE_DETAILS, release.details.to_json())
+        if release.finish_reason is None:
+            self._sender.send(response(tensors))
+        else:
+            self.close(tensors)
+
+    def close(self, tensors: Mapping[str, npt.NDArray[Any]] | None = None) -> None:
+        """Close the stream, with one last response or without: nobody is told of an ending without one."""
+        if tensors is None:
+            self._sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+        else:
+            self._sender.send(response(tensors), flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+
+    def fail(self, error: Exception) -> None:
+        """Send an error and close the stream."""
+        self._sender.send(error_response(error), flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)

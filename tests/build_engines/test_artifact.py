@@ -1,0 +1,168 @@
+"""Artifacts on disk: whole or not there."""
+
+from __future__ import annotations
+
+import dataclasses
+import fcntl
+import json
+from pathlib import Path
+
+import pytest
+
+from build_engines import artifact
+from build_engines.artifact import Manifest
+from build_engines.errors import ArtifactInvalid
+from build_engines.serving import Serving
+
+MANIFEST = Manifest(
+    model_id="org/demo",
+    runtime="llama_cpp",
+    context_window=2048,
+    eos_token_ids=(7, 9),
+    created=1_700_000_000,
+    source={"config.json": "abc"},
+    key="0123456789ab",
+    options={"itl_ms": "20"},
+    adapters={"org/formal": "adapters/org--formal.gguf"},
+    tool_call_format="hermes",
+    has_chat_template=True,
+    serving=Serving.of(["gpt-4o"], {"chat_max_tokens": None, "context_length_exceeded_behavior": "error"}),
+)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A sealed artifact with two files."""
+    folder = tmp_path / "artifact"
+    with artifact.written_aside(folder) as aside:
+        (aside / "weights").write_bytes(b"123")
+        (aside / "tokenizer").mkdir()
+        (aside / "tokenizer" / "tokenizer.json").write_text("{}")
+        artifact.seal(aside, MANIFEST)
+    return folder
+
+
+def test_a_manifest_survives_its_file(tmp_path: Path) -> None:
+    MANIFEST.save(tmp_path)
+    assert Manifest.load(tmp_path) == MANIFEST
+
+
+def test_a_manifest_takes_the_older_ones_place_in_one_piece(tmp_path: Path) -> None:
+    MANIFEST.save(tmp_path)
+    older = (tmp_path / "manifest.json").stat().st_ino
+    MANIFEST.save(tmp_path)
+    assert (tmp_path / "manifest.json").stat().st_ino != older
+    assert [path.name for path in tmp_path.iterdir()] == ["manifest.json"]
+
+
+def test_an_artifact_can_be_served_otherwise(folder: Path) -> None:
+    before = artifact.verify(folder)
+    serving = Serving.of(["other"], {})
+    artifact.serve_as(folder, serving)
+    assert artifact.verify(folder) == dataclasses.replace(before, serving=serving)
+
+
+def test_an_artifact_that_is_served_so_already_is_not_touched(folder: Path) -> None:
+    before = (folder / "manifest.json").stat()
+    artifact.serve_as(folder, MANIFEST.serving)
+    assert (folder / "manifest.json").stat() == before
+
+
+def test_a_sealed_artifact_is_complete_and_verified(folder: Path) -> None:
+    assert artifact.is_complete(folder)
+    manifest = artifact.verify(folder)
+    assert set(manifest.files) == {"weights", "tokenizer/tokenizer.json"}
+    assert manifest.files["weights"] == "a665a45920422f9d417e4867efdc4fb8a04a1f3fff1fa07e998e86f7f7a27ae3"
+
+
+def test_a_changed_file_is_found(folder: Path) -> None:
+    (folder / "weights").write_bytes(b"124")
+    assert artifact.is_complete(folder)  # which does not read it
+    with pytest.raises(ArtifactInvalid, match=r"weights: differs from its digest in manifest\.json: remove"):
+        artifact.verify(folder)
+
+
+def test_a_missing_file_is_found(folder: Path) -> None:
+    (folder / "tokenizer" / "tokenizer.json").unlink()
+    assert not artifact.is_complete(folder)
+    with pytest.raises(ArtifactInvalid, match=r"tokenizer\.json: missing, build it again"):
+        artifact.verify(folder)
+
+
+def test_an_artifact_of_another_format_is_refused(folder: Path) -> None:
+    fields = json.loads((folder / "manifest.json").read_text())
+    (folder / "manifest.json").write_text(json.dumps(fields | {"format": 99}))
+    assert not artifact.is_complete(folder)
+    with pytest.raises(ArtifactInvalid, match="format 99, expected 2: build it again"):
+        artifact.verify(folder)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("", "not JSON"),
+        ("{", "not JSON"),
+        ("[]", "expected a JSON object"),
+        ("{}", "not a manifest"),
+        ('{"format": 2, "eos_token_ids": [1]}', "not a manifest"),
+        ('{"format": 2, "eos_token_ids": [1], "serving": {}}', "not a manifest"),
+        ('{"format": 2, "eos_token_ids": [1], "serving": {"aliases": [""], "defaults": {}}}', "not a manifest"),
+    ],
+)
+def test_what_is_not_a_manifest_is_refused(content: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "manifest.json").write_text(content)
+    assert not artifact.is_complete(tmp_path)
+    with pytest.raises(ArtifactInvalid, match=rf"manifest\.json: {message}"):
+        Manifest.load(tmp_path)
+
+
+def test_a_folder_without_a_manifest_is_no_artifact(tmp_path: Path) -> None:
+    assert not artifact.is_complete(tmp_path)
+    with pytest.raises(ArtifactInvalid, match=r"not an artifact, manifest\.json is missing"):
+        Manifest.load(tmp_path)
+
+
+def test_an_interrupted_build_leaves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt), artifact.written_aside(tmp_path / "artifact") as aside:
+        (aside / "weights").write_bytes(b"123")
+        raise KeyboardInterrupt
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_interrupted_build_leaves_the_older_one(folder: Path) -> None:
+    with pytest.raises(KeyboardInterrupt), artifact.written_aside(folder):
+        raise KeyboardInterrupt
+    artifact.verify(folder)
+    assert list(folder.parent.iterdir()) == [folder]
+
+
+def test_a_new_folder_takes_the_older_ones_place(folder: Path) -> None:
+    with artifact.written_aside(folder) as aside:
+        (aside / "other").touch()
+        artifact.verify(folder)  # the older one is there until the end
+    assert [path.name for path in folder.iterdir()] == ["other"]
+    assert list(folder.parent.iterdir()) == [folder]
+
+
+def test_an_artifact_can_be_read_by_all(folder: Path) -> None:
+    assert folder.stat().st_mode & 0o777 == 0o755
+
+
+def test_a_second_builder_cannot_have_the_lock(tmp_path: Path) -> None:
+    def is_locked() -> bool:
+        with (tmp_path / "artifacts" / ".lock").open("w") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return True
+            return False
+
+    with artifact.locked(tmp_path / "artifacts"):
+        assert is_locked()
+    assert not is_locked()
+
+
+def test_a_key_depends_on_every_part_and_not_on_their_order() -> None:
+    assert artifact.key_of(a=1, b={"c": 2, "d": 3}) == artifact.key_of(b={"d": 3, "c": 2}, a=1)
+    keys = [artifact.key_of(**parts) for parts in ({}, {"a": 1}, {"a": 2}, {"a": "1"}, {"b": 1}, {"a": 1, "b": None})]
+    assert len(set(keys)) == len(keys)

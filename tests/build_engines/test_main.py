@@ -1,0 +1,158 @@
+"""The command line: exit codes and messages."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from google.protobuf import text_format
+from tritonclient.grpc import model_config_pb2 as pb
+
+from build_engines import artifact
+from build_engines.__main__ import main
+from model_repository.generation import ContextOverflow
+from model_repository.model_parameters import ModelParameters
+from tests.build_engines.tiny_adapter import random_pairs, tensors_of, write_adapter
+from tests.build_engines.tiny_checkpoint import random_weights
+
+
+def read_ensemble(repository: Path, slug: str) -> ModelParameters:
+    """Return what an ensemble's configuration says, as the frontend reads it."""
+    config = text_format.Parse((repository / slug / "config.pbtxt").read_text(), pb.ModelConfig())
+    model = ModelParameters.from_parameters({name: value.string_value for name, value in config.parameters.items()})
+    assert model is not None
+    return model
+
+
+def test_a_checkpoint_is_built_and_rendered(
+    checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    state_dir = tmp_path / "state"
+    assert main(["build", "tiny", "--checkpoint", str(checkpoint), "--state-dir", str(state_dir)]) == 0
+    (folder,) = (path for path in (state_dir / "artifacts").iterdir() if path.is_dir())
+    assert capsys.readouterr().out.splitlines() == [f"artifact    {folder}", f"repository  {state_dir / 'repository'}"]
+    assert str(folder) in (state_dir / "repository" / "tiny__engine" / "config.pbtxt").read_text()
+
+
+def test_the_demo_model_needs_no_arguments(tmp_path: Path) -> None:
+    assert main(["build", "demo", "--runtime", "synthetic", "--state-dir", str(tmp_path)]) == 0
+    (folder,) = (path for path in (tmp_path / "artifacts").iterdir() if path.is_dir())
+    assert artifact.verify(folder).model_id == "demo"
+
+
+def test_options_reach_the_artifact_and_the_repository(checkpoint: Path, tmp_path: Path) -> None:
+    arguments = ["build", "fast", "--runtime", "synthetic", "--checkpoint", str(checkpoint)]
+    arguments += ["--option", "itl_ms=20", "--option", "num_tokens=5", "--context-window", "99"]
+    arguments += ["--max-sequences", "3", "--max-waiting", "4", "--num-threads", "5", "--state-dir", str(tmp_path)]
+    assert main(arguments) == 0
+    config = (tmp_path / "repository" / "fast__engine" / "config.pbtxt").read_text()
+    for value in ('"3"', '"4"', '"5"', '"99"', r"{\"itl_ms\": \"20\", \"num_tokens\": \"5\"}"):
+        assert value in config
+
+
+def test_names_and_defaults_reach_the_repository(checkpoint: Path, tmp_path: Path) -> None:
+    arguments = ["build", "tiny", "--checkpoint", str(checkpoint), "--state-dir", str(tmp_path)]
+    assert main(arguments) == 0
+    assert main([*arguments, "--alias", "gpt-4o", "--alias", "a/b:c=d"]) == 0
+    defaults = ["completion_max_tokens=5", "chat_max_tokens=null", "include_stop_str_in_output=true"]
+    defaults.append("context_length_exceeded_behavior=error")
+    further = ["--alias", "gpt-4o", *(word for default in defaults for word in ("--default", default))]
+    assert main([*arguments, *further, "--tool-call-format", "plain"]) == 0
+    assert len([path for path in (tmp_path / "artifacts").iterdir() if path.is_dir()]) == 1
+    model = read_ensemble(tmp_path / "repository", "tiny")
+    assert (model.aliases, model.tool_call_format) == (("gpt-4o",), "plain")
+    assert model.defaults == {
+        "completion_max_tokens": 5,
+        "chat_max_tokens": None,
+        "include_stop_str_in_output": True,
+        "context_length_exceeded_behavior": ContextOverflow.ERROR,
+    }
+
+
+def test_adapters_reach_the_repository(checkpoint: Path, tmp_path: Path) -> None:
+    adapter = write_adapter(tmp_path / "adapter", tensors_of(random_pairs(random_weights(), ("q_proj",))))
+    arguments = ["build", "tiny", "--checkpoint", str(checkpoint), "--state-dir", str(tmp_path)]
+    assert main([*arguments, "--adapter", f"org/formal={adapter}", "--adapter", f"casual={adapter}"]) == 0
+    assert read_ensemble(tmp_path / "repository", "tiny").adapters == ("org/formal", "casual")
+    assert r"adapters/org--formal.gguf" in (tmp_path / "repository" / "tiny__engine" / "config.pbtxt").read_text()
+
+
+def test_the_demo_models_own_adapters_are_built_with_it(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    demo = tmp_path / "demo"
+    demo.mkdir()
+    checkpoint.rename(demo / "checkpoint")
+    tensors = tensors_of(random_pairs(random_weights(), ("q_proj",)))
+    for name in ("formal", "casual"):
+        write_adapter(demo / "adapters" / name, tensors)
+    (demo / "adapters" / "__pycache__").mkdir()
+    monkeypatch.setattr("build_engines.__main__.DEMO", demo)
+    state_dir = ("--state-dir", str(tmp_path))
+    assert main(["build", "demo", "--adapter", f"mine={demo / 'adapters' / 'formal'}", *state_dir]) == 0
+    assert read_ensemble(tmp_path / "repository", "demo").adapters == ("demo-casual", "demo-formal", "mine")
+    assert main(["build", "demo", "--runtime", "synthetic", *state_dir]) == 0
+    assert read_ensemble(tmp_path / "repository", "demo").adapters == ()
+    assert main(["build", "demo", "--checkpoint", str(demo / "checkpoint"), *state_dir]) == 0
+    assert read_ensemble(tmp_path / "repository", "demo").adapters == ()
+
+
+def test_artifacts_are_rendered_together(checkpoint: Path, tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        assert main(["build", name, "--checkpoint", str(checkpoint), "--state-dir", str(tmp_path)]) == 0
+    folders = [str(path) for path in (tmp_path / "artifacts").iterdir() if path.is_dir()]
+    assert main(["render", *folders, "--repository", str(tmp_path / "both")]) == 0
+    assert {path.name for path in (tmp_path / "both").iterdir()} >= {"one", "two__engine"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["build", "tiny"], "error: expected either --checkpoint DIR or --gguf FILE"),
+        (["build", "a--b", "--checkpoint", "none"], "error: model id 'a--b': letters, digits"),
+        (["build", "tiny", "--checkpoint", "none"], "error: none/tokenizer.json: no such file"),
+        (["build", "tiny", "--gguf", "x.gguf"], "error: --gguf needs --tokenizer DIR"),
+        (["build", "demo", "--option", "itl_ms"], "error: --option itl_ms: expected NAME=VALUE"),
+        (["build", "demo", "--option", "=5"], "error: --option =5: expected NAME=VALUE"),
+        (["build", "demo", "--option", "a=1", "--option", "a=2"], "error: --option a: given twice"),
+        (["build", "demo", "--adapter", "formal"], "error: --adapter formal: expected NAME=DIR"),
+        (["build", "demo", "--adapter", "x=none", "--runtime", "synthetic"], "error: --adapter: the runtime synthetic"),
+        (["build", "demo", "--alias", " x"], "error: alias ' x': printable characters"),
+        (["build", "demo", "--alias", "demo"], "error: alias 'demo' of demo: model demo has the same name"),
+        (["build", "demo", "--default", "chat_max_tokens"], "error: --default chat_max_tokens: expected NAME=VALUE"),
+        (["build", "demo", "--default", "top_k=5"], "error: default top_k: expected one of completion_max_tokens"),
+        (
+            ["build", "demo", "--default", "chat_max_tokens=all"],
+            'error: default chat_max_tokens="all": must be a whole',
+        ),
+        (["render", "none", "--repository", "r"], "error: none: not an artifact, manifest.json is missing"),
+    ],
+)
+def test_a_mistake_is_one_line_and_status_1(
+    arguments: list[str],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(arguments) == 1
+    assert capsys.readouterr().err.startswith(message)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_state_dir_that_cannot_be_written_is_a_line_too(
+    checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    arguments = ["build", "tiny", "--checkpoint", str(checkpoint), "--state-dir", str(tmp_path / "file")]
+    assert main(arguments) == 1
+    assert capsys.readouterr().err.startswith("error: ")
+
+
+@pytest.mark.parametrize("arguments", [[], ["serve"], ["build"], ["build", "demo", "--runtime", "magic"]])
+def test_a_wrong_command_line_is_status_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(arguments)
+    assert caught.value.code == 2
+    assert "usage: python -m build_engines" in capsys.readouterr().err

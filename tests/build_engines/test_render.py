@@ -1,0 +1,207 @@
+"""What is rendered of one model, compared with golden files.
+
+When the rendering changes on purpose, write them anew and read the difference:
+
+    python -m tests.build_engines.test_render
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import shutil
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import pytest
+from google.protobuf import text_format
+from tritonclient.grpc import model_config_pb2 as pb
+
+from build_engines.artifact import Manifest
+from build_engines.errors import BuildError
+from build_engines.render import ServeOptions, model_parameters, render
+from build_engines.serving import Serving
+from model_repository import contract
+from model_repository.engine.loader import read_engine_config
+from model_repository.engine.runtime import RUNTIMES
+from model_repository.model_parameters import ModelParameters
+
+GOLDEN = Path(__file__).parent.parent / "golden" / "render"
+MANIFEST = Manifest(
+    model_id="org/demo",
+    runtime="llama_cpp",
+    context_window=2048,
+    eos_token_ids=(3056, 3054),
+    created=1_700_000_000,
+    source={},
+    key="0123456789ab",
+    options={},
+    adapters={"org/formal": "adapters/org--formal.gguf"},
+    tool_call_format="hermes",
+    has_chat_template=True,
+    serving=Serving.of(["gpt-4o", "nvidiaLlama/é:1"], {"chat_max_tokens": None}),
+    files={"model.gguf": "abc"},
+)
+OPTIONS = ServeOptions(max_sequences=8, max_waiting=100, num_threads=2)
+FILES = render(MANIFEST, Path("/artifacts/demo"), OPTIONS, "1.2.3")
+CONFIGS = {name: content for name, content in FILES.items() if name.endswith("config.pbtxt")}
+MODELS = {"org--demo", "org--demo__tokenizer", "org--demo__engine", "org--demo__detokenizer"}
+
+
+def parsed(name: str) -> pb.ModelConfig:
+    return text_format.Parse(CONFIGS[f"{name}/config.pbtxt"], pb.ModelConfig())
+
+
+def parameters(name: str) -> dict[str, str]:
+    return {key: value.string_value for key, value in parsed(name).parameters.items()}
+
+
+# --- what is rendered ------------------------------------------------------------------------------------------------
+
+
+def test_the_configurations_are_the_golden_ones() -> None:
+    golden = {str(path.relative_to(GOLDEN)): path.read_text(encoding="utf-8") for path in GOLDEN.rglob("*.pbtxt")}
+    assert golden == CONFIGS, f"if this is on purpose: {__doc__}"
+
+
+def test_every_model_has_a_configuration_and_a_version() -> None:
+    assert {name.partition("/")[0] for name in CONFIGS} == MODELS
+    assert {name.partition("/")[0] for name in FILES if "/1/" in name} == MODELS
+
+
+def test_every_stage_has_its_door() -> None:
+    for stage in contract.STAGES:
+        source = resources.files("model_repository").joinpath(stage, "1", "model.py").read_text(encoding="utf-8")
+        assert FILES[f"org--demo__{stage}/1/model.py"] == source
+
+
+@pytest.mark.parametrize("name", sorted(MODELS))
+def test_a_configuration_parses_and_is_named_like_its_folder(name: str) -> None:
+    config = parsed(name)
+    assert (config.name, config.max_batch_size) == (name, 1)
+
+
+@pytest.mark.parametrize("stage", contract.STAGES)
+def test_a_stages_tensors_are_the_contracts(stage: str) -> None:
+    config, spec = parsed(f"org--demo__{stage}"), contract.STAGES[stage]
+    assert [item.name for item in config.input] == [item.name for item in spec.inputs]
+    assert [item.name for item in config.output] == [item.name for item in spec.outputs]
+    assert config.model_transaction_policy.decoupled == spec.is_decoupled
+    assert config.instance_group[0].count == 1
+
+
+def test_the_ensemble_offers_the_public_tensors_by_its_three_steps() -> None:
+    config = parsed("org--demo")
+    assert [item.name for item in config.input] == [item.name for item in contract.PUBLIC_INPUTS]
+    assert [item.name for item in config.output] == [item.name for item in contract.PUBLIC_OUTPUTS]
+    steps = config.ensemble_scheduling.step
+    assert [step.model_name for step in steps] == [f"org--demo__{stage}" for stage in contract.STAGES]
+    known = {item.name for item in config.input}
+    for step in steps:
+        assert set(step.input_map.values()) <= known
+        known |= set(step.output_map.values())
+    assert {item.name for item in config.output} <= known
+
+
+def test_the_ensemble_says_what_the_frontend_needs() -> None:
+    assert ModelParameters.from_parameters(parameters("org--demo")) == ModelParameters(
+        model_id="org/demo",
+        context_window=2048,
+        created=1_700_000_000,
+        owned_by="conch",
+        runtime="llama_cpp",
+        fingerprint=fingerprint(),
+        aliases=("gpt-4o", "nvidiaLlama/é:1"),
+        adapters=("org/formal",),
+        capabilities=RUNTIMES["llama_cpp"].capabilities,
+        tool_call_format="hermes",
+        has_chat_template=True,
+        defaults={"chat_max_tokens": None},
+    )
+
+
+def test_the_tokenizer_stage_is_told_what_it_must_refuse() -> None:
+    given = parameters("org--demo__tokenizer")
+    assert set(json.loads(given["capabilities"])) == RUNTIMES["llama_cpp"].capabilities
+    assert json.loads(given["adapters"]) == ["org/formal"]
+    assert (given["runtime"], given["tool_call_format"]) == ("llama_cpp", "hermes")
+
+
+def test_the_detokenizer_stage_is_told_where_its_files_are() -> None:
+    given = {"artifact_dir": "/artifacts/demo", "ensemble": "org--demo", "context_window": "2048"}
+    assert parameters("org--demo__detokenizer") == given
+
+
+def test_the_engine_reads_its_configuration_back() -> None:
+    config = read_engine_config(parameters("org--demo__engine"))
+    assert (config.runtime, config.artifact_dir, config.context_window) == ("llama_cpp", Path("/artifacts/demo"), 2048)
+    assert (config.max_sequences, config.max_waiting, config.num_threads) == (8, 100, 2)
+    assert (config.eos_token_ids, config.options) == (frozenset([3056, 3054]), {})
+    assert config.adapters == {"org/formal": Path("/artifacts/demo/adapters/org--formal.gguf")}
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "low"), [("max_sequences", 0, 1), ("max_waiting", -1, 0), ("num_threads", -1, 0)]
+)
+def test_an_option_out_of_range_is_refused(field: str, value: int, low: int) -> None:
+    with pytest.raises(BuildError, match=f"{field}={value}: must be at least {low}"):
+        ServeOptions(**{field: value})
+
+
+# --- the fingerprint -------------------------------------------------------------------------------------------------
+
+
+def fingerprint(version: str = "1.2.3", serve: dict[str, int] | None = None, **changes: Any) -> str:
+    options = dataclasses.replace(OPTIONS, **(serve or {}))
+    return model_parameters(dataclasses.replace(MANIFEST, **changes), options, version).fingerprint
+
+
+def test_a_fingerprint_looks_like_openais() -> None:
+    assert re.fullmatch("fp_[0-9a-f]{12}", fingerprint())
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"key": "ba9876543210"},
+        {"files": {"model.gguf": "abd"}},
+        {"files": {"model.gguf": "abc", "tokenizer/chat_template.jinja": "abc"}},
+        {"runtime": "synthetic"},
+        {"options": {"itl_ms": "20"}},
+        {"adapters": {}},
+        {"serving": Serving.of(["gpt-4o"], {"chat_max_tokens": 16})},
+        {"serve": {"max_sequences": 9}},
+        {"serve": {"num_threads": 3}},
+        {"version": "1.2.4"},
+    ],
+    ids=str,
+)
+def test_what_can_change_an_answer_changes_the_fingerprint(changes: dict[str, Any]) -> None:
+    assert fingerprint(**changes) != fingerprint()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"created": 1_800_000_000},
+        {"serving": Serving.of(["another"], {"chat_max_tokens": None})},
+        {"serve": {"max_waiting": 9}},
+    ],
+    ids=str,
+)
+def test_what_changes_no_answer_leaves_the_fingerprint(changes: dict[str, Any]) -> None:
+    assert fingerprint(**changes) == fingerprint()
+
+
+def write_golden() -> None:
+    """Replace the golden files."""
+    shutil.rmtree(GOLDEN, ignore_errors=True)
+    for name, content in CONFIGS.items():
+        (GOLDEN / name).parent.mkdir(parents=True)
+        (GOLDEN / name).write_text(content, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    write_golden()

@@ -1,0 +1,124 @@
+"""Repositories of several artifacts, and on disk."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+
+from build_engines import artifact
+from build_engines.artifact import Manifest
+from build_engines.errors import ArtifactInvalid, BuildError
+from build_engines.render import ServeOptions, render, render_artifacts, write_repository
+from build_engines.serving import Serving
+
+MANIFEST = Manifest(
+    model_id="org/demo",
+    runtime="llama_cpp",
+    context_window=2048,
+    eos_token_ids=(3056,),
+    created=1_700_000_000,
+    source={},
+    key="0123456789ab",
+    tool_call_format="plain",
+    has_chat_template=True,
+)
+OPTIONS = ServeOptions()
+FILES = render(MANIFEST, Path("/artifacts/demo"), OPTIONS, "1.2.3")
+
+# --- of artifacts ----------------------------------------------------------------------------------------------------
+
+
+def write_artifact(folder: Path, model_id: str, *, aliases: Iterable[str] = (), adapters: Iterable[str] = ()) -> Path:
+    folder.mkdir()
+    (folder / "weights").touch()
+    paths = {name: "weights" for name in adapters}
+    serving = Serving.of(aliases, {})
+    artifact.seal(folder, dataclasses.replace(MANIFEST, model_id=model_id, adapters=paths, serving=serving))
+    return folder
+
+
+def test_several_artifacts_make_one_repository(tmp_path: Path) -> None:
+    folders = [write_artifact(tmp_path / name, name) for name in ("one", "two")]
+    files = render_artifacts(folders, OPTIONS)
+    assert {name.partition("/")[0].partition("__")[0] for name in files} == {"one", "two"}
+    assert str((tmp_path / "two").resolve()) in files["two__engine/config.pbtxt"]
+
+
+def test_two_artifacts_of_one_model_are_refused(tmp_path: Path) -> None:
+    """The second one silently took the first one's place."""
+    folders = [write_artifact(tmp_path / name, "same") for name in ("one", "two")]
+    with pytest.raises(BuildError, match=r"model same \(.*/two\): model same \(.*/one\) has the same name"):
+        render_artifacts(folders, OPTIONS)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "message"),
+    [
+        ({"aliases": ["x"]}, {"aliases": ["x"]}, r"alias 'x' of org/b \(.*/two\): alias 'x' of org/a \(.*/one\) has"),
+        ({"aliases": ["org/b"]}, {}, r"model org/b \(.*/two\): alias 'org/b' of org/a \(.*/one\) has"),
+        ({"adapters": ["x"]}, {"aliases": ["x"]}, r"alias 'x' of org/b \(.*/two\): adapter x of org/a \(.*/one\) has"),
+        ({}, {"adapters": ["org/a"]}, r"adapter org/a of org/b \(.*/two\): model org/a \(.*/one\) has"),
+    ],
+)
+def test_a_name_that_means_two_things_is_refused(
+    first: dict[str, list[str]], second: dict[str, list[str]], message: str, tmp_path: Path
+) -> None:
+    folders = [
+        write_artifact(tmp_path / "one", "org/a", **first),
+        write_artifact(tmp_path / "two", "org/b", **second),
+    ]
+    with pytest.raises(BuildError, match=message):
+        render_artifacts(folders, OPTIONS)
+
+
+def test_a_damaged_artifact_is_refused(tmp_path: Path) -> None:
+    folder = write_artifact(tmp_path / "one", "one")
+    (folder / "weights").write_text("changed")
+    with pytest.raises(ArtifactInvalid, match="weights: differs"):
+        render_artifacts([folder], OPTIONS)
+
+
+# --- on disk ---------------------------------------------------------------------------------------------------------
+
+
+def snapshot(folder: Path) -> dict[str, tuple[int, int]]:
+    """Return inode and time of each file."""
+    paths = [path for path in folder.rglob("*") if path.is_file()]
+    return {str(path.relative_to(folder)): (path.stat().st_ino, path.stat().st_mtime_ns) for path in paths}
+
+
+def test_a_repository_is_written_whole(tmp_path: Path) -> None:
+    write_repository(FILES, tmp_path / "state" / "repository")
+    written = {name: (tmp_path / "state" / "repository" / name).read_text() for name in FILES}
+    assert written == FILES
+    assert set(snapshot(tmp_path / "state" / "repository")) == set(FILES)
+    assert [path.name for path in (tmp_path / "state").iterdir()] == ["repository"]
+
+
+def test_a_repository_without_changes_is_not_touched(tmp_path: Path) -> None:
+    write_repository(FILES, tmp_path / "repository")
+    cache = tmp_path / "repository" / "org--demo__engine" / "1" / "__pycache__"
+    cache.mkdir()  # as a running server leaves it
+    (cache / "model.cpython-312.pyc").touch()
+    before = snapshot(tmp_path / "repository")
+    write_repository(FILES, tmp_path / "repository")
+    assert snapshot(tmp_path / "repository") == before
+
+
+def test_a_model_that_is_not_served_any_more_is_gone(tmp_path: Path) -> None:
+    other = render(dataclasses.replace(MANIFEST, model_id="b"), Path("/b"), OPTIONS, "1.2.3")
+    write_repository(FILES | other, tmp_path / "repository")
+    write_repository(other, tmp_path / "repository")
+    assert set(snapshot(tmp_path / "repository")) == set(other)
+
+
+def test_a_folder_that_is_no_repository_is_left_alone(tmp_path: Path) -> None:
+    """It was replaced, with everything in it."""
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / "thesis.txt").touch()
+    with pytest.raises(BuildError, match=r"home: holds thesis\.txt, which is not a rendered model"):
+        write_repository(FILES, tmp_path / "home")
+    assert [path.name for path in (tmp_path / "home").iterdir()] == ["thesis.txt"]

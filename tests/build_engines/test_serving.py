@@ -1,0 +1,56 @@
+"""Names and defaults of a model."""
+
+from __future__ import annotations
+
+import pytest
+
+from build_engines.errors import BuildError
+from build_engines.serving import Serving, check_id, check_names_differ, names_of
+from model_repository.generation import ContextOverflow
+
+
+@pytest.mark.parametrize(
+    "alias", ["gpt-4o", "nvidiaLlama-3.1-Nemotron-70B-Instruct", "a/b:c", "two words", "日本", "a--b", '"', "=", "{}"]
+)
+def test_an_alias_may_hold_any_printable_characters(alias: str) -> None:
+    assert Serving.of([alias], {}).aliases == (alias,)
+
+
+@pytest.mark.parametrize("alias", ["", " ", " a", "a ", "a\n", "a\tb", "\x00", "a\u00a0b", "\u200b", "\udc80"])
+def test_an_alias_that_cannot_be_read_is_refused(alias: str) -> None:
+    with pytest.raises(BuildError, match=r"alias '.*': printable characters, no space at either end"):
+        Serving.of([alias], {})
+
+
+def test_defaults_are_checked() -> None:
+    defaults = Serving.of([], {"context_length_exceeded_behavior": "error"}).defaults
+    assert defaults == {"context_length_exceeded_behavior": ContextOverflow.ERROR}
+    with pytest.raises(BuildError, match="default chat_max_tokens=0: must be a whole number from 1"):
+        Serving.of([], {"chat_max_tokens": 0})
+    with pytest.raises(BuildError, match="default temperature: expected one of completion_max_tokens"):
+        Serving.of([], {"temperature": 1})
+
+
+def test_an_id_that_cannot_be_a_folder_is_refused() -> None:
+    check_id("org/model-7B.v1:latest")
+    for name in ("", "a--b", "../a", "a b"):
+        with pytest.raises(BuildError, match="letters, digits"):
+            check_id(name)
+
+
+def test_names_that_differ_are_fine() -> None:
+    check_names_differ(names_of("a", ["b", "A"], ["c", "a/b"]))
+
+
+@pytest.mark.parametrize(
+    ("aliases", "adapters", "message"),
+    [
+        (["m"], [], "alias 'm' of m: model m has the same name"),
+        (["x", "x"], [], "alias 'x' of m: alias 'x' of m has the same name"),
+        ([], ["m"], "adapter m of m: model m has the same name"),
+        (["x"], ["x"], "adapter x of m: alias 'x' of m has the same name"),
+    ],
+)
+def test_names_that_are_the_same_are_refused(aliases: list[str], adapters: list[str], message: str) -> None:
+    with pytest.raises(BuildError, match=message):
+        check_names_differ(names_of("m", aliases, adapters))

@@ -1,0 +1,168 @@
+"""Fakes at our own seams."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Sequence
+from typing import Any
+
+from frontend.errors import APIError
+from frontend.models import ModelSnapshot, ServedModel
+from model_repository.capabilities import Capability
+from model_repository.contract import model_id_to_slug
+from model_repository.generation import FinishReason, GenerationChunk, GenerationRequest, Prompt, Usage
+from model_repository.model_parameters import ModelParameters
+from model_repository.stage_messages import EngineStats
+
+
+def served_model(model_id: str = "org/demo", **parameters: Any) -> ServedModel:
+    """Return a model of this id that can do everything; `parameters` are those of its ensemble."""
+    fields: dict[str, Any] = {
+        "context_window": 2048,
+        "created": 1700000000,
+        "owned_by": "conch",
+        "runtime": "llama_cpp",
+        "fingerprint": "fp_demo",
+        "aliases": (),
+        "adapters": (),
+        "capabilities": frozenset(Capability),
+        "tool_call_format": "hermes",
+        "has_chat_template": True,
+        "defaults": {},
+    }
+    return ServedModel(
+        slug=model_id_to_slug(model_id), parameters=ModelParameters(model_id=model_id, **fields | parameters)
+    )
+
+
+DEMO = served_model()
+
+USAGE = Usage(num_input_tokens=7, num_output_tokens=5, num_cached_tokens=3)
+
+
+def chunks(*texts: str, finish_reason: FinishReason = FinishReason.STOP) -> list[GenerationChunk]:
+    """Return a completion in these pieces; the last one is complete."""
+    last = GenerationChunk(text=texts[-1], finish_reason=finish_reason, usage=USAGE)
+    return [*(GenerationChunk(text=text) for text in texts[:-1]), last]
+
+
+def stats(epoch: int, step_age_ms: float = 0.0) -> EngineStats:
+    """Return the answer of an idle engine."""
+    return EngineStats(
+        epoch=epoch,
+        num_active=0,
+        num_waiting=0,
+        num_cells_used=0,
+        num_cells=1,
+        num_steps=0,
+        num_step_tokens=0,
+        max_step_sequences=0,
+        num_finished=0,
+        num_cancelled=0,
+        last_cancel_to_free_ms=0.0,
+        step_age_ms=step_age_ms,
+    )
+
+
+type Script = Sequence[GenerationChunk | Exception | asyncio.Event]
+
+
+class FakeTriton:
+    """Plays a script for each generation: chunks are yielded, errors raised, events waited for.
+
+    Args:
+        script: played for every request, or a function that returns a request's; `requests` holds what was asked.
+        models: what it serves.
+    """
+
+    def __init__(
+        self, script: Script | Callable[[GenerationRequest], Script] = (), models: Sequence[ServedModel] = (DEMO,)
+    ) -> None:
+        self.on_stage_down: Callable[[str, float], None] = lambda stage, since: None
+        self.script = script
+        self.models = ModelSnapshot(ready={model.id: model for model in models})
+        self.requests: list[GenerationRequest] = []
+        self.started = asyncio.Event()
+        self.num_open = 0  # generations that were begun and not left
+        self.closed = asyncio.Event()  # set when the last open generation was left, for whatever reason
+        self.num_snapshots = 0
+        self.epoch = 1
+        self.step_age_ms = 0.0
+        self.stats_error: APIError | None = None
+        self.snapshot_error: APIError | None = None
+        self.unload_error: APIError | None = None
+        self.load_error: APIError | None = None
+        self.check_error: APIError | None = None
+        self.checked: list[GenerationRequest] = []
+        self.calls: list[str] = []  # unload, load, abort, with their subjects
+        self.tokenized: list[tuple[Prompt, bool]] = []  # prompts, and whether special tokens were to be added
+        self.detokenized: list[tuple[tuple[int, ...], bool]] = []  # token ids, and whether special ones are shown
+
+    async def generate(self, slug: str, request: GenerationRequest) -> AsyncGenerator[GenerationChunk, None]:
+        """Play the script."""
+        self.requests.append(request)
+        self.started.set()
+        self.num_open += 1
+        try:
+            for item in self.script(request) if callable(self.script) else self.script:
+                match item:
+                    case GenerationChunk():
+                        yield item
+                    case asyncio.Event():
+                        await item.wait()
+                    case _:
+                        raise item
+        finally:
+            self.num_open -= 1
+            if not self.num_open:
+                self.closed.set()
+
+    def abort(self, stage: str, error: APIError) -> int:
+        """Note it."""
+        self.calls.append(f"abort {stage}")
+        return 1
+
+    async def snapshot(self) -> ModelSnapshot:
+        """Return `models`."""
+        self.num_snapshots += 1
+        await asyncio.sleep(0)  # as any answer over a network, it lets others run first
+        if self.snapshot_error is not None:
+            raise self.snapshot_error
+        return self.models
+
+    async def check(self, slug: str, request: GenerationRequest) -> None:
+        """Note it, or refuse it."""
+        self.checked.append(request)
+        if self.check_error is not None:
+            raise self.check_error
+
+    async def tokenize(self, slug: str, prompt: Prompt, *, add_special_tokens: bool) -> tuple[list[int], list[str]]:
+        """Return the same two tokens for any prompt."""
+        self.tokenized.append((prompt, add_special_tokens))
+        return [5, 6], ["Ġa", "b"]
+
+    async def detokenize(self, slug: str, token_ids: Sequence[int], *, has_special_tokens: bool) -> str:
+        """Return `<id>` for each token."""
+        self.detokenized.append((tuple(token_ids), has_special_tokens))
+        return "".join(f"<{token_id}>" for token_id in token_ids)
+
+    async def engine_stats(self, slug: str, timeout_s: float) -> EngineStats:
+        """Answer with `epoch`."""
+        if self.stats_error is not None:
+            raise self.stats_error
+        return stats(self.epoch, self.step_age_ms)
+
+    async def unload(self, stage: str) -> None:
+        """Note it."""
+        self.calls.append(f"unload {stage}")
+        if self.unload_error is not None:
+            raise self.unload_error
+
+    async def load(self, slug: str, stage: str) -> None:
+        """Note it."""
+        self.calls.append(f"load {stage}")
+        if self.load_error is not None:
+            raise self.load_error
+
+    async def close(self) -> None:
+        """Do nothing."""

@@ -1,0 +1,23 @@
+"""Answers of the application, read as a client does."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import aiohttp
+
+
+async def events_of(response: aiohttp.ClientResponse) -> list[Any]:
+    """Return the events of a stream; the last one has to be [DONE], which is left out."""
+    lines = (await response.text()).split("\n\n")
+    assert lines[-2:] == ["data: [DONE]", ""]
+    return [json.loads(line.removeprefix("data: ")) for line in lines[:-2]]
+
+
+async def error_of(response: aiohttp.ClientResponse) -> dict[str, Any]:
+    """Return the error of an answer, whose envelope has to be right."""
+    body = await response.json()
+    assert set(body) == {"error", "detail"}
+    assert set(body["error"]) == {"message", "type", "param", "code"}
+    return {"status": response.status, **body["error"]}

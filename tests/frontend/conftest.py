@@ -1,0 +1,38 @@
+"""Shared by the frontend's tests: the real application on loopback over a fake Triton."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack
+from typing import Any
+
+import aiohttp
+import hypothesis
+import pytest
+from aiohttp import web
+
+from frontend.models import Triton
+from frontend.server import app_runner
+from frontend.settings import Settings
+
+# The same cases every time, on slow machines too; a run leaves nothing behind.
+hypothesis.settings.register_profile("repeatable", derandomize=True, database=None, deadline=None)
+hypothesis.settings.load_profile("repeatable")
+
+type Serve = Callable[..., Awaitable[aiohttp.ClientSession]]
+
+
+@pytest.fixture
+async def serve() -> AsyncIterator[Serve]:
+    """Serve a Triton over HTTP with the given settings, and return a client of it."""
+    async with AsyncExitStack() as stack:
+
+        async def start(triton: Triton, **settings: Any) -> aiohttp.ClientSession:
+            runner = app_runner(Settings(shutdown_timeout_s=0, **settings), triton)
+            await runner.setup()
+            stack.push_async_callback(runner.cleanup)
+            await web.TCPSite(runner, "127.0.0.1", 0).start()
+            port = runner.addresses[0][1]
+            return await stack.enter_async_context(aiohttp.ClientSession(f"http://127.0.0.1:{port}"))
+
+        yield start

@@ -1,0 +1,320 @@
+"""Both completions endpoints over HTTP: one answer or a stream, and how they fail."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+from frontend.errors import (
+    ContextLengthExceeded,
+    EngineFailed,
+    InvalidRequest,
+    Overloaded,
+    StageUnhealthy,
+    TritonUnreachable,
+)
+from model_repository.generation import GenerationChunk, GenerationRequest, TextPrompt
+from tests.fakes import FakeTriton, chunks, served_model
+from tests.frontend.answers import error_of, events_of
+from tests.frontend.bodies import CHAT, COMPLETION, PATHS
+from tests.frontend.conftest import Serve
+
+
+async def test_a_stream_has_the_headers_that_proxies_need(serve: Serve) -> None:
+    http = await serve(FakeTriton(chunks("x")))
+    response = await http.post("/v1/completions", json=COMPLETION | {"stream": True})
+    assert response.headers["Content-Type"] == "text/event-stream"
+    assert response.headers["Cache-Control"] == "no-cache"
+    assert response.headers["X-Accel-Buffering"] == "no"
+
+
+async def test_a_chat_stream_is_role_text_usage_done(serve: Serve) -> None:
+    http = await serve(FakeTriton(chunks("a", "é", "🙂")))
+    body = CHAT | {"stream": True, "stream_options": {"include_usage": True}}
+    events = await events_of(await http.post("/v1/chat/completions", json=body))
+    assert events[0]["choices"][0]["delta"] == {"role": "assistant", "content": ""}
+    assert [event["choices"][0]["delta"]["content"] for event in events[1:-1]] == ["a", "é", "🙂"]
+    assert [event["choices"][0]["finish_reason"] for event in events[:-1]] == [None, None, None, "stop"]
+    assert events[-1]["choices"] == []
+    assert events[-1]["usage"]["completion_tokens"] == 5
+
+
+async def test_the_defaults_of_max_tokens_are_the_endpoints_own(serve: Serve) -> None:
+    triton = FakeTriton(chunks("x"))
+    http = await serve(triton, chat_max_tokens=300)
+    await http.post("/v1/chat/completions", json=CHAT)
+    await http.post("/v1/completions", json=COMPLETION)
+    assert [request.max_tokens for request in triton.requests] == [300, 16]
+
+
+@pytest.mark.parametrize(("path", "body"), PATHS)
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_error_before_the_first_chunk_is_a_status(
+    serve: Serve, path: str, body: dict[str, Any], stream: bool
+) -> None:
+    http = await serve(FakeTriton([InvalidRequest("prompt: too long", param="prompt")]))
+    error = await error_of(await http.post(path, json=body | {"stream": stream}))
+    assert (error["status"], error["param"], error["code"]) == (400, "prompt", "invalid_value")
+
+
+@pytest.mark.parametrize(("path", "body"), PATHS)
+async def test_an_error_after_the_first_chunk_is_an_event(serve: Serve, path: str, body: dict[str, Any]) -> None:
+    http = await serve(FakeTriton([GenerationChunk(text="a"), EngineFailed()]))
+    response = await http.post(path, json=body | {"stream": True})
+    events = await events_of(response)
+    assert response.status == 200
+    assert events[-1]["error"]["code"] == "engine_failed"
+    assert all(event["choices"][0]["finish_reason"] is None for event in events[:-1])
+
+
+@pytest.mark.parametrize("first", [(), (GenerationChunk(text="a"),)])
+async def test_what_nobody_foresaw_is_logged_and_not_told(
+    serve: Serve, caplog: pytest.LogCaptureFixture, first: tuple[GenerationChunk, ...]
+) -> None:
+    http = await serve(FakeTriton([*first, RuntimeError("secret")]))
+    response = await http.post("/v1/completions", json=COMPLETION | {"stream": True})
+    text = await response.text()
+    assert "secret" not in text
+    assert "internal_error" in text
+    assert response.status == (200 if first else 500)
+    assert "secret" in caplog.text
+
+
+async def test_a_full_server_says_when_to_come_back(serve: Serve) -> None:
+    http = await serve(FakeTriton([Overloaded("full")]))
+    response = await http.post("/v1/completions", json=COMPLETION)
+    assert response.headers["Retry-After"] == "1"
+    assert (await error_of(response))["type"] == "overloaded_error"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_client_that_hangs_up_before_the_first_chunk_closes_the_generation(serve: Serve, stream: bool) -> None:
+    triton = FakeTriton([asyncio.Event()])
+    http = await serve(triton)
+    request = asyncio.create_task(http.post("/v1/completions", json=COMPLETION | {"stream": stream}))
+    await asyncio.wait_for(triton.started.wait(), 10)
+    request.cancel()
+    await asyncio.wait_for(triton.closed.wait(), 10)
+
+
+async def test_a_client_that_hangs_up_in_the_middle_of_a_stream_closes_the_generation(serve: Serve) -> None:
+    triton = FakeTriton([GenerationChunk(text="a"), asyncio.Event()])
+    http = await serve(triton)
+    response = await http.post("/v1/chat/completions", json=CHAT | {"stream": True})
+    assert b"assistant" in await response.content.readline()
+    assert not triton.closed.is_set()
+    response.close()
+    await asyncio.wait_for(triton.closed.wait(), 10)
+
+
+@pytest.mark.parametrize(("path", "body"), PATHS)
+async def test_an_unknown_model_is_404_and_names_it(serve: Serve, path: str, body: dict[str, Any]) -> None:
+    http = await serve(FakeTriton(chunks("x")))
+    error = await error_of(await http.post(path, json=body | {"model": "org/other"}))
+    assert (error["status"], error["code"], error["param"]) == (404, "model_not_found", "model")
+    assert "org/other" in error["message"]
+
+
+async def test_triton_down_is_503_and_back_again_is_200(serve: Serve) -> None:
+    triton = FakeTriton(chunks("x"))
+    triton.snapshot_error = TritonUnreachable()
+    http = await serve(triton)
+    error = await error_of(await http.post("/v1/completions", json=COMPLETION))
+    assert (error["status"], error["type"]) == (503, "overloaded_error")
+    triton.snapshot_error = None
+    assert (await http.post("/v1/completions", json=COMPLETION)).status == 200
+
+
+async def test_a_dead_stage_is_503(serve: Serve) -> None:
+    http = await serve(FakeTriton([StageUnhealthy("org--demo__tokenizer")]))
+    assert (await http.post("/v1/completions", json=COMPLETION)).status == 503
+
+
+def prompt_and_seed(request: GenerationRequest) -> list[GenerationChunk]:
+    """Return a completion that says of which prompt it is and how it was drawn."""
+    assert isinstance(request.prompt, TextPrompt)
+    return chunks(f"{request.prompt.text}{request.sampling.seed}")
+
+
+async def test_several_prompts_are_several_generations_and_one_answer(serve: Serve) -> None:
+    triton = FakeTriton(prompt_and_seed)
+    http = await serve(triton)
+    body = COMPLETION | {"prompt": ["p", "q"], "n": 2, "seed": 5}
+    answer = await (await http.post("/v1/completions", json=body)).json()
+    assert [(choice["index"], choice["text"]) for choice in answer["choices"]] == [
+        (0, "p5"),
+        (1, "p6"),
+        (2, "q5"),
+        (3, "q6"),
+    ]
+    assert (answer["usage"]["prompt_tokens"], answer["usage"]["completion_tokens"]) == (14, 20)
+    assert len({request.cancel_key for request in triton.requests}) == 4
+
+
+async def test_a_stream_of_several_prompts_says_whose_each_chunk_is(serve: Serve) -> None:
+    http = await serve(FakeTriton(prompt_and_seed))
+    body = COMPLETION | {"prompt": ["p", "q"], "n": 2, "seed": 5, "stream": True}
+    events = await events_of(await http.post("/v1/completions", json=body))
+    texts = {event["choices"][0]["index"]: event["choices"][0]["text"] for event in events}
+    assert texts == {0: "p5", 1: "p6", 2: "q5", 3: "q6"}
+    assert [event["usage"] is None for event in events] == [True, True, True, False]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_one_failing_choice_ends_all(serve: Serve, stream: bool) -> None:
+    triton = FakeTriton(lambda request: [EngineFailed()] if request.sampling.seed == 6 else [asyncio.Event()])
+    http = await serve(triton)
+    body = CHAT | {"n": 3, "seed": 5, "stream": stream}
+    error = await error_of(await http.post("/v1/chat/completions", json=body))
+    assert (error["status"], error["code"]) == (500, "engine_failed")
+    assert (len(triton.requests), triton.num_open) == (3, 0)
+
+
+async def test_one_choice_that_fails_later_ends_the_stream_of_all(serve: Serve) -> None:
+    triton = FakeTriton(
+        lambda request: [
+            GenerationChunk(text="a"),
+            EngineFailed() if request.sampling.seed == 6 else asyncio.Event(),
+        ]
+    )
+    http = await serve(triton)
+    response = await http.post("/v1/completions", json=COMPLETION | {"n": 3, "seed": 5, "stream": True})
+    *events, error = await events_of(response)
+    assert error["error"]["code"] == "engine_failed"
+    assert all(event["choices"][0]["finish_reason"] is None for event in events)
+    assert triton.num_open == 0
+
+
+async def test_a_fast_choice_is_told_while_a_slow_one_is_thinking(serve: Serve) -> None:
+    gate = asyncio.Event()
+    http = await serve(FakeTriton(lambda request: [gate, *chunks("x")] if request.sampling.seed == 5 else chunks("x")))
+    body = CHAT | {"n": 2, "seed": 5, "stream": True}
+    response = await http.post("/v1/chat/completions", json=body)
+    begun = [json.loads((await response.content.readuntil(b"\n\n")).removeprefix(b"data: ")) for _ in range(3)]
+    gate.set()
+    events = [*begun, *await events_of(response)]
+    told = [
+        (choice["index"], choice["delta"], choice["finish_reason"]) for event in events for choice in event["choices"]
+    ]
+    role = {"role": "assistant", "content": ""}
+    assert told == [(0, role, None), (1, role, None), (1, {"content": "x"}, "stop"), (0, {"content": "x"}, "stop")]
+
+
+async def test_a_client_that_hangs_up_closes_every_choice(serve: Serve) -> None:
+    triton = FakeTriton(lambda request: [GenerationChunk(text="a"), asyncio.Event()])
+    http = await serve(triton)
+    response = await http.post("/v1/chat/completions", json=CHAT | {"stream": True, "n": 3})
+    await response.content.readline()
+    assert triton.num_open == 3
+    response.close()
+    await asyncio.wait_for(triton.closed.wait(), 10)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/v1/chat/completions", CHAT | {"n": 5}, "n"),
+        ("/v1/completions", COMPLETION | {"n": 5}, "n"),
+        ("/v1/completions", COMPLETION | {"best_of": 5}, "n"),
+        ("/v1/completions", COMPLETION | {"prompt": ["a", "b", "c"], "n": 2}, "prompt"),
+        ("/v1/completions", COMPLETION | {"prompt": [[1]] * 5, "logprobs": 1}, "prompt"),
+    ],
+)
+async def test_too_many_choices_are_refused_before_any_work(
+    serve: Serve, path: str, body: dict[str, Any], param: str
+) -> None:
+    triton = FakeTriton(chunks("x"))
+    http = await serve(triton, max_choices=4)
+    error = await error_of(await http.post(path, json=body))
+    assert (error["status"], error["param"]) == (400, param)
+    assert (triton.requests, triton.detokenized) == ([], [])
+
+
+async def test_a_large_body_for_many_choices_is_refused(serve: Serve) -> None:
+    triton = FakeTriton(chunks("x"))
+    http = await serve(triton, max_body_bytes=10_000)
+    for n, status in ((4, 200), (5, 400)):
+        answer = await http.post("/v1/completions", json=COMPLETION | {"prompt": "a" * 9_000, "n": n})
+        assert answer.status == status
+    assert len(triton.requests) == 4
+
+
+async def test_each_prompt_of_a_list_is_checked_before_its_stream_begins(serve: Serve) -> None:
+    triton = FakeTriton(chunks("x"))
+    http = await serve(triton)
+    body = COMPLETION | {"prompt": ["a", "b"], "n": 2}
+    for alone in (body, COMPLETION | {"stream": True, "n": 2}):
+        await http.post("/v1/completions", json=alone)
+    assert triton.checked == []
+    await http.post("/v1/completions", json=body | {"stream": True})
+    assert [each.prompt for each in triton.checked] == [TextPrompt("a"), TextPrompt("b")]
+    triton.requests.clear()
+    triton.check_error = ContextLengthExceeded("too long", param="prompt")
+    error = await error_of(await http.post("/v1/completions", json=body | {"stream": True}))
+    assert (error["status"], error["code"]) == (400, "context_length_exceeded")
+    assert triton.requests == []
+
+
+async def test_as_many_choices_as_are_allowed(serve: Serve) -> None:
+    http = await serve(FakeTriton(chunks("x")), max_choices=4)
+    answer = await http.post("/v1/completions", json=COMPLETION | {"prompt": ["a", "b"], "n": 2})
+    assert len((await answer.json())["choices"]) == 4
+
+
+async def test_the_lengths_of_token_prompts_are_asked_for_where_offsets_count_from_them(serve: Serve) -> None:
+    triton = FakeTriton(chunks("x"))
+    http = await serve(triton)
+    for fields in ({"prompt": [[1, 2], [3]]}, {"prompt": [1], "logprobs": 1, "echo": True}, {"prompt": "a"}):
+        await http.post("/v1/completions", json=COMPLETION | fields)
+    assert triton.detokenized == []
+    await http.post("/v1/completions", json=COMPLETION | {"prompt": [[1, 2], [3]], "logprobs": 0})
+    assert triton.detokenized == [((1, 2), False), ((3,), False)]
+
+
+@pytest.mark.parametrize("name", ["gpt-4o", 'a "b"/é:1', "org/team/demo", "formal"])
+@pytest.mark.parametrize(("path", "body"), PATHS)
+async def test_a_model_answers_by_each_of_its_names(serve: Serve, path: str, body: dict[str, Any], name: str) -> None:
+    model = served_model("org/team/demo", aliases=("gpt-4o", 'a "b"/é:1'), adapters=("formal",))
+    triton = FakeTriton(chunks("x"), models=[model])
+    http = await serve(triton)
+    whole = await (await http.post(path, json=body | {"model": name})).json()
+    events = await events_of(await http.post(path, json=body | {"model": name, "stream": True}))
+    assert {(each["model"], each["system_fingerprint"]) for each in (whole, *events)} == {(name, "fp_demo")}
+    assert {request.lora_name for request in triton.requests} == {"formal" if name == "formal" else ""}
+
+
+async def test_a_models_own_defaults_win_over_the_settings(serve: Serve) -> None:
+    model = served_model(defaults={"chat_max_tokens": 5, "completion_max_tokens": None})
+    triton = FakeTriton(chunks("x"), models=[model])
+    http = await serve(triton, chat_max_tokens=300)
+    await http.post("/v1/chat/completions", json=CHAT)
+    await http.post("/v1/completions", json=COMPLETION)
+    assert [request.max_tokens for request in triton.requests] == [5, 2048]
+
+
+async def test_the_default_model_answers_those_who_name_none(serve: Serve) -> None:
+    http = await serve(FakeTriton(chunks("x")), default_model="org/demo")
+    for body in ({"prompt": "hi"}, {"prompt": "hi", "model": None}):
+        answer = await (await http.post("/v1/completions", json=body)).json()
+        assert answer["model"] == "org/demo"
+
+
+async def test_a_refused_image_url_is_never_fetched(serve: Serve) -> None:
+    http = await serve(FakeTriton(chunks("x")))
+    url = str((await http.get("/health/live")).url)
+    part = {"type": "image_url", "image_url": {"url": url}}
+    body = CHAT | {"messages": [{"role": "user", "content": [part]}]}
+    error = await error_of(await http.post("/v1/chat/completions", json=body))
+    assert (error["status"], error["code"]) == (400, "unsupported_value")
+    assert error["param"] == "messages[0].content[0].image_url.url"
+
+
+async def test_text_that_a_parser_holds_back_makes_no_empty_event(serve: Serve) -> None:
+    http = await serve(FakeTriton([GenerationChunk(text=text) for text in ("Hi", " <to", "ol_")] + chunks("kit>")))
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    response = await http.post("/v1/chat/completions", json=CHAT | {"tools": tools, "stream": True})
+    deltas = [event["choices"][0]["delta"] for event in await events_of(response)]
+    assert deltas == [{"role": "assistant", "content": ""}, {"content": "Hi"}, {"content": " <tool_kit>"}]

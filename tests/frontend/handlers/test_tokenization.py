@@ -1,0 +1,78 @@
+"""/tokenize and /detokenize over HTTP."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from model_repository.generation import ChatPrompt, TextPrompt, ToolUse
+from tests.fakes import DEMO, FakeTriton, served_model
+from tests.frontend.answers import error_of
+from tests.frontend.bodies import CHAT, COMPLETION, USER, WEATHER
+from tests.frontend.conftest import Serve
+
+
+@pytest.mark.parametrize(("wanted", "strings"), [(True, ["Ġa", "b"]), (False, None), (None, None)])
+async def test_a_text_is_tokenized_in_vllms_form(serve: Serve, wanted: bool | None, strings: Any) -> None:
+    http = await serve(FakeTriton())
+    answer = await http.post("/tokenize", json=COMPLETION | {"return_token_strs": wanted})
+    assert await answer.json() == {"count": 2, "max_model_len": 2048, "tokens": [5, 6], "token_strs": strings}
+
+
+@pytest.mark.parametrize(
+    ("fields", "asked"),
+    [
+        ({"prompt": "hi"}, (TextPrompt("hi"), True)),
+        ({"prompt": "", "add_special_tokens": None}, (TextPrompt(""), True)),
+        ({"prompt": "hi", "add_special_tokens": False}, (TextPrompt("hi"), False)),
+        ({"messages": [USER]}, (ChatPrompt(messages=(USER,)), True)),
+        (
+            {"messages": "hi", "tools": [WEATHER], "add_generation_prompt": False, "continue_final_message": True},
+            (
+                ChatPrompt(
+                    messages=(USER,),
+                    tool_use=ToolUse(tools=(WEATHER,)),
+                    add_generation_prompt=False,
+                    continue_final_message=True,
+                ),
+                True,
+            ),
+        ),
+    ],
+)
+async def test_what_is_tokenized_is_what_was_sent(serve: Serve, fields: dict[str, Any], asked: Any) -> None:
+    triton = FakeTriton()
+    http = await serve(triton)
+    assert (await http.post("/tokenize", json={"model": DEMO.id} | fields)).status == 200
+    assert triton.tokenized == [asked]
+
+
+async def test_token_ids_are_text_with_their_special_tokens(serve: Serve) -> None:
+    triton = FakeTriton()
+    http = await serve(triton)
+    answer = await http.post("/detokenize", json={"model": DEMO.id, "tokens": [7, 8]})
+    assert await answer.json() == {"prompt": "<7><8>"}
+    assert triton.detokenized == [((7, 8), True)]
+
+
+async def test_models_have_all_their_names_here_too(serve: Serve) -> None:
+    model = served_model("org/a", aliases=("gpt-4o",), adapters=("formal",), context_window=77)
+    http = await serve(FakeTriton(models=[model]), default_model="gpt-4o")
+    for named in ({"model": "gpt-4o"}, {"model": "formal"}, {}):
+        answer = await http.post("/tokenize", json={"prompt": "x"} | named)
+        assert (await answer.json())["max_model_len"] == 77
+        assert (await http.post("/detokenize", json={"tokens": []} | named)).status == 200
+
+
+async def test_an_unknown_model_is_404(serve: Serve) -> None:
+    http = await serve(FakeTriton())
+    for path, body in (("/tokenize", CHAT), ("/tokenize", COMPLETION), ("/detokenize", {"tokens": [1]})):
+        error = await error_of(await http.post(path, json=body | {"model": "other"}))
+        assert (error["status"], error["code"]) == (404, "model_not_found")
+
+
+async def test_names_that_nobody_knows_are_listed_in_a_header(serve: Serve) -> None:
+    http = await serve(FakeTriton())
+    for path, body in (("/tokenize", COMPLETION), ("/detokenize", {"model": DEMO.id, "tokens": []})):
+        assert (await http.post(path, json=body | {"foo": 1})).headers["x-ignored-params"] == "foo"

@@ -1,0 +1,185 @@
+"""The body of a chat completion's request."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from frontend.errors import InvalidRequest, UnsupportedValue, ValidationFailed
+from frontend.protocol.chat import ChatCompletionRequest
+from tests.frontend.bodies import CHAT, USER, WEATHER, chat, read, refusal
+
+CALL = {"id": "call_1", "type": "function", "function": {"name": "get_weather", "arguments": "{}"}}
+IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,eA=="}}
+
+
+def user(*parts: Any) -> dict[str, Any]:
+    return {"role": "user", "content": list(parts)}
+
+
+@pytest.mark.parametrize("role", ["system", "developer", "user", "assistant", "function"])
+def test_every_role_may_speak(role: str) -> None:
+    assert chat(messages=[{"role": role, "content": "x"}]).messages[0].role == role
+
+
+def test_a_tool_speaks_of_its_call() -> None:
+    message = {"role": "tool", "content": "4", "tool_call_id": "call_1"}
+    assert chat(messages=[USER, message]).messages[1].tool_call_id == "call_1"
+    error = refusal(ChatCompletionRequest, CHAT | {"messages": [USER, {"role": "tool", "content": "4"}]})
+    assert (type(error), error.param) == (InvalidRequest, "messages[1].tool_call_id")
+
+
+@pytest.mark.parametrize(
+    ("messages", "said"),
+    [("hi", ["hi"]), (["a", "b"], ["a", "b"]), ("", [""])],
+)
+def test_a_bare_text_is_what_the_user_says(messages: Any, said: list[str]) -> None:
+    request = chat(messages=messages)
+    assert [message.role for message in request.messages] == ["user"] * len(said)
+    assert [part.text for message in request.messages for part in message.content or ()] == said
+
+
+@pytest.mark.parametrize(
+    ("messages", "param"),
+    [
+        (None, "messages"),
+        ([], "messages"),
+        (5, "messages"),
+        (True, "messages"),
+        ({}, "messages"),
+        ([5], "messages[0]"),
+        (["hi", USER], "messages[0]"),
+        ([{"role": "king", "content": "x"}], "messages[0].role"),
+        ([{"content": "x"}], "messages[0].role"),
+        ([{"role": "user", "content": 5}], "messages[0].content"),
+        ([{"role": "user", "content": {"type": "text"}}], "messages[0].content"),
+        ([user(5)], "messages[0].content[0]"),
+        ([user({"text": "x"})], "messages[0].content[0].type"),
+        ([user({"type": "video"})], "messages[0].content[0].type"),
+        ([user({"type": "text", "text": 5})], "messages[0].content[0].text"),
+        ([user({"type": "image_url", "image_url": 5})], "messages[0].content[0].image_url"),
+        ([user({"type": "image_url", "image_url": {}})], "messages[0].content[0].image_url.url"),
+        (
+            [user({"type": "image_url", "image_url": {"url": "x", "detail": "most"}})],
+            "messages[0].content[0].image_url.detail",
+        ),
+        ([{"role": "user", "content": "x", "name": 5}], "messages[0].name"),
+        ([{"role": "assistant", "tool_calls": [{"id": "1"}]}], "messages[0].tool_calls[0].function"),
+        ([{"role": "assistant", "tool_calls": [CALL | {"id": 1}]}], "messages[0].tool_calls[0].id"),
+        ([{"role": "assistant", "tool_calls": [CALL | {"type": "custom"}]}], "messages[0].tool_calls[0].type"),
+        ([{"role": "assistant", "function_call": {"name": "f"}}], "messages[0].function_call.arguments"),
+    ],
+)
+def test_a_bad_message_is_refused_by_place(messages: Any, param: str) -> None:
+    error = refusal(ChatCompletionRequest, CHAT | {"messages": messages}, validation_status=422)
+    assert isinstance(error, ValidationFailed)
+    assert (error.status, error.param) == (422, param)
+
+
+@pytest.mark.parametrize(
+    ("message", "param"),
+    [
+        ({"role": "user"}, "content"),
+        ({"role": "user", "content": None}, "content"),
+        ({"role": "system", "content": None}, "content"),
+        ({"role": "tool", "tool_call_id": "1"}, "content"),
+        ({"role": "user", "content": "x", "tool_calls": [CALL]}, "tool_calls"),
+        ({"role": "user", "content": "x", "function_call": CALL["function"]}, "tool_calls"),
+        (user({"type": "text"}), "content[0].text"),
+        (user({"type": "text", "text": None}), "content[0].text"),
+        (user({"type": "refusal"}), "content[0].refusal"),
+        (user({"type": "image_url"}), "content[0].image_url"),
+        (user({"type": "text", "text": "x", "image_url": IMAGE["image_url"]}), "content[0].image_url"),
+        (user({"type": "text", "text": "x", "refusal": "y"}), "content[0].refusal"),
+        (user(IMAGE | {"text": "x"}), "content[0].text"),
+    ],
+)
+def test_a_message_whose_fields_do_not_go_together_is_refused_by_place(message: dict[str, Any], param: str) -> None:
+    error = refusal(ChatCompletionRequest, CHAT | {"messages": [message]}, validation_status=422)
+    assert (type(error), error.status, error.param) == (InvalidRequest, 400, f"messages[0].{param}")
+
+
+@pytest.mark.parametrize("kind", ["input_audio", "file", "video_url", "audio_url"])
+def test_parts_that_are_not_served_are_refused_by_name(kind: str) -> None:
+    error = refusal(ChatCompletionRequest, CHAT | {"messages": [user({"type": kind, kind: {}})]})
+    assert isinstance(error, UnsupportedValue)
+    assert error.param == "messages[0].content[0].type"
+    assert kind in error.message
+
+
+def test_an_image_is_a_url_or_an_object_with_one() -> None:
+    url = IMAGE["image_url"]["url"]  # type: ignore[index]
+    for image in (url, {"url": url}, {"url": url, "detail": "low"}):
+        (message,) = chat(messages=[user({"type": "image_url", "image_url": image})]).messages
+        assert message.content is not None
+        assert message.content[0].image_url is not None
+        assert message.content[0].image_url.url == url
+
+
+@pytest.mark.parametrize("content", [None, "", "x", [], [{"type": "refusal", "refusal": "no"}]])
+def test_an_assistant_may_be_silent_refuse_or_call(content: Any) -> None:
+    message = {"role": "assistant", "content": content, "tool_calls": [CALL]}
+    assert chat(messages=[USER, message]).messages[1].tool_calls is not None
+    assert chat(messages=[USER, {"role": "assistant"}]).messages[1].content is None
+
+
+def test_an_answer_of_the_official_client_can_be_sent_back() -> None:
+    answer = {
+        "role": "assistant",
+        "content": None,
+        "refusal": None,
+        "annotations": None,
+        "audio": None,
+        "function_call": None,
+        "tool_calls": [CALL],
+        "reasoning_content": None,
+    }
+    result = {"role": "tool", "content": "rain", "tool_call_id": "call_1"}
+    _, unknown = read(ChatCompletionRequest, CHAT | {"messages": [USER, answer, result], "tools": [WEATHER]})
+    assert unknown == []
+
+
+@pytest.mark.parametrize("value", [0, -1, 2**31])
+def test_max_tokens_is_at_least_one(value: int) -> None:
+    assert refusal(ChatCompletionRequest, CHAT | {"max_tokens": value}).param == "max_tokens"
+    assert (chat(max_tokens=1).max_tokens, chat(max_tokens=2**31 - 1).max_tokens) == (1, 2**31 - 1)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"logprobs": 1}, "logprobs"),
+        ({"logprobs": "true"}, "logprobs"),
+        ({"logprobs": True, "top_logprobs": -1}, "top_logprobs"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+        ({"logprobs": True, "top_logprobs": True}, "top_logprobs"),
+        ({"logprobs": True, "top_logprobs": 1.5}, "top_logprobs"),
+        ({"parallel_tool_calls": 1}, "parallel_tool_calls"),
+        ({"chat_template_kwargs": []}, "chat_template_kwargs"),
+        ({"add_generation_prompt": 1}, "add_generation_prompt"),
+        ({"continue_final_message": "yes"}, "continue_final_message"),
+    ],
+)
+def test_a_bad_value_is_refused(fields: dict[str, Any], param: str) -> None:
+    error = refusal(ChatCompletionRequest, CHAT | fields)
+    assert (type(error), error.param) == (ValidationFailed, param)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"top_logprobs": 1}, "top_logprobs"),
+        ({"top_logprobs": 5, "logprobs": False}, "top_logprobs"),
+        ({"continue_final_message": True}, "continue_final_message"),
+        ({"continue_final_message": True, "add_generation_prompt": True}, "continue_final_message"),
+    ],
+)
+def test_fields_that_need_others_are_refused_without_them(fields: dict[str, Any], param: str) -> None:
+    error = refusal(ChatCompletionRequest, CHAT | fields, validation_status=422)
+    assert (type(error), error.status, error.param) == (InvalidRequest, 400, param)
+
+
+def test_top_logprobs_are_0_to_20() -> None:
+    assert [chat(logprobs=True, top_logprobs=each).top_logprobs for each in (0, 20)] == [0, 20]
+    assert chat(continue_final_message=True, add_generation_prompt=False).continue_final_message

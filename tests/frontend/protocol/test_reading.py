@@ -1,0 +1,211 @@
+"""Bodies to requests, or to errors that name field, value and rule."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from frontend.errors import MAX_DETAILS, InvalidJSON, InvalidRequest, ValidationFailed
+from frontend.protocol.body import Body
+from frontend.protocol.chat import ChatCompletionRequest
+from frontend.protocol.completion import CompletionRequest
+from frontend.protocol.reading import MAX_DEPTH, parse
+from frontend.protocol.tokenization import DetokenizeRequest
+from frontend.settings import Settings
+from tests.frontend.bodies import CHAT, COMPLETION, ENDPOINTS, USER, WEATHER, read, refusal
+
+BOTH = pytest.mark.parametrize(("model", "body"), ENDPOINTS)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b"null",
+        b"[]",
+        b'"x"',
+        b'{"a":NaN}',
+        b'{"a":Infinity}',
+        b'{"a":-Infinity}',
+        b'{"a":1e999}',
+        b'{"a":"\\ud800"}',
+        b'{"a":"\\udc00"}',
+        b'{"a":"\xed\xa0\x80"}',
+        b'{"a":"\xff"}',
+        b"[" * 1_000_000,
+        b'{"a":' * 100_000 + b"1" + b"}" * 100_000,
+    ],
+    ids=range(15),
+)
+def test_what_is_not_a_json_object_in_utf8_is_refused(body: bytes) -> None:
+    with pytest.raises(InvalidJSON) as caught:
+        parse(CompletionRequest, body, Settings())
+    assert caught.value.status == 400
+
+
+def test_a_body_is_not_too_deep() -> None:
+    def nested(depth: int) -> bytes:
+        """Return a body with so many objects and lists in one another, beside many that are not."""
+        inside = b"[" * (depth - 2) + b"]" * (depth - 2)
+        return b'{"model":"m","prompt":[' + b"[1]," * 200 + b'[1]],"metadata":{"a":' + inside + b"}}"
+
+    parse(CompletionRequest, nested(MAX_DEPTH), Settings())
+    with pytest.raises(InvalidJSON, match=str(MAX_DEPTH)):
+        parse(CompletionRequest, nested(MAX_DEPTH + 1), Settings())
+
+
+@BOTH
+def test_a_missing_field_is_named(model: Any, body: dict[str, Any]) -> None:
+    error = refusal(model, {})
+    assert error.message == "model: Field required"
+    assert error.code == "missing_required_parameter"
+    assert error.envelope()["detail"][0] == {"loc": ["body", "model"], "msg": "Field required", "type": "missing"}
+
+
+def test_every_failure_is_listed_in_fastapis_form() -> None:
+    error = refusal(CompletionRequest, COMPLETION | {"temperature": 3, "n": "2", "stop": ["a", 5]})
+    assert error.envelope()["detail"] == [
+        {"loc": ["body", "stop", 1], "msg": "Input should be a valid string", "type": "string_type"},
+        {"loc": ["body", "temperature"], "msg": "Input should be less than or equal to 2", "type": "less_than_equal"},
+        {"loc": ["body", "n"], "msg": "Input should be a valid integer", "type": "int_type"},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"temperature": 3}, "temperature=3: Input should be less than or equal to 2"),
+        ({"echo": 123}, "echo=123: Input should be a valid boolean"),
+        (
+            {"stop": ["a"] * 5},
+            "stop=['a', 'a', 'a', 'a', ...]: List should have at most 4 items after validation, not 5",
+        ),
+        ({"n": None, "best_of": 0}, "best_of=0: Input should be greater than or equal to 1"),
+    ],
+)
+def test_the_message_says_field_value_and_rule(fields: dict[str, Any], message: str) -> None:
+    error = refusal(CompletionRequest, COMPLETION | fields)
+    assert error.message == message
+    assert error.envelope()["error"]["param"] == message.partition("=")[0]
+
+
+@pytest.mark.parametrize("fields", [{"temperature": 3}, {"n": "2"}, {"prompt": ""}, {"prompt": []}, {"prompt": None}])
+def test_schema_failures_can_have_fastapis_status(fields: dict[str, Any]) -> None:
+    for status in (400, 422):
+        error = refusal(CompletionRequest, COMPLETION | fields, validation_status=status)
+        assert isinstance(error, ValidationFailed)
+        assert error.status == status
+        assert error.detail[0]["loc"][0] == "body"
+
+
+@pytest.mark.parametrize("fields", [{"n": 2, "best_of": 1}, {"max_tokens": 0}, {"store": True}, {"foo": 1}])
+def test_other_refusals_keep_their_status_and_detail_is_a_text(fields: dict[str, Any]) -> None:
+    error = refusal(CompletionRequest, COMPLETION | fields, validation_status=422, strict_extra=True)
+    assert error.status == 400
+    assert error.envelope()["detail"] == error.message
+
+
+def test_json_that_is_none_is_400_whatever_the_setting() -> None:
+    with pytest.raises(InvalidJSON) as caught:
+        parse(CompletionRequest, b"{", Settings(validation_status=422))
+    assert caught.value.status == 400
+
+
+def test_names_that_nobody_knows_are_reported_with_their_place() -> None:
+    message = {
+        "role": "assistant",
+        "content": [
+            {"type": "text", "text": "x", "a": 1},
+            {"type": "image_url", "image_url": {"url": "data:image/png;base64,eA==", "b": 1}},
+        ],
+        "tool_calls": [{"id": "1", "c": 1, "function": {"name": "f", "arguments": "{}", "d": 1}}],
+        "e": 1,
+    }
+    body = CHAT | {
+        "f": 1,
+        "stream": True,
+        "stream_options": {"g": 1},
+        "messages": [USER, message],
+        "tools": [WEATHER | {"h": 1}],
+        "tool_choice": {"type": "function", "function": {"name": "get_weather", "i": 1}},
+        "response_format": {"type": "json_schema", "json_schema": {"name": "x", "j": 1}},
+    }
+    _, unknown = read(ChatCompletionRequest, body)
+    assert sorted(unknown) == [
+        "f",
+        "messages[1].content[0].a",
+        "messages[1].content[1].image_url.b",
+        "messages[1].e",
+        "messages[1].tool_calls[0].c",
+        "messages[1].tool_calls[0].function.d",
+        "response_format.json_schema.j",
+        "stream_options.g",
+        "tool_choice.function.i",
+        "tools[0].h",
+    ]
+
+
+def test_strict_extra_refuses_names_that_nobody_knows() -> None:
+    error = refusal(CompletionRequest, COMPLETION | {"foo": 1}, strict_extra=True)
+    assert isinstance(error, InvalidRequest)
+    assert (error.status, error.param, error.code) == (400, "foo", "unknown_parameter")
+    nested = refusal(CompletionRequest, COMPLETION | {"stream": True, "stream_options": {"x": 1}}, strict_extra=True)
+    assert nested.param == "stream_options.x"
+
+
+def test_names_of_our_own_methods_are_just_unknown_names() -> None:
+    names = {"model_extra": 1, "parts": 2, "refused": 3, "__class__": 4, "model_fields": 5}
+    _, unknown = read(CompletionRequest, COMPLETION | names)
+    assert sorted(unknown) == ["__class__", "model_extra", "model_fields", "parts", "refused"]
+
+
+@pytest.mark.parametrize("named", [{}, {"model": None}])
+def test_the_default_model_is_for_requests_that_name_none(named: dict[str, Any]) -> None:
+    request, _ = read(CompletionRequest, {"prompt": "x"} | named, default_model="org/demo")
+    assert request.model == "org/demo"
+    assert refusal(CompletionRequest, {"prompt": "x"} | named).param == "model"
+
+
+def test_a_request_that_names_its_model_gets_it() -> None:
+    assert read(CompletionRequest, COMPLETION | {"model": "other"}, default_model="org/demo")[0].model == "other"
+    assert refusal(CompletionRequest, COMPLETION | {"model": ""}, default_model="org/demo").param == "model"
+
+
+def test_a_long_value_is_shown_short() -> None:
+    assert len(refusal(CompletionRequest, COMPLETION | {"temperature": "x" * 100_000}).message) < 300
+
+
+MANY = 300_000
+
+
+@pytest.mark.parametrize(
+    ("model", "fields", "param"),
+    [
+        (ChatCompletionRequest, {"messages": [1] * MANY}, "messages[0]"),
+        (ChatCompletionRequest, {"messages": [{"role": "user", "content": [1] * MANY}]}, "messages[0].content[0]"),
+        (
+            ChatCompletionRequest,
+            {"messages": [{"role": "assistant", "tool_calls": [1] * MANY}]},
+            "messages[0].tool_calls[0]",
+        ),
+        (ChatCompletionRequest, {"tools": [1] * MANY}, "tools"),
+        (CompletionRequest, {"stop": [1] * MANY}, "stop"),
+        (CompletionRequest, {"stop_token_ids": ["x"] * MANY}, "stop_token_ids"),
+        (CompletionRequest, {"logit_bias": {f"x{number}": 1 for number in range(MANY)}}, "logit_bias"),
+        (CompletionRequest, {"structured_outputs": {"choice": [1] * MANY}}, "structured_outputs.choice[0]"),
+        (DetokenizeRequest, {"tokens": ["x"] * MANY}, "tokens[0]"),
+    ],
+)
+def test_of_a_list_of_bad_items_only_the_first_is_looked_at(
+    model: type[Body], fields: dict[str, Any], param: str
+) -> None:
+    # Looking at all of them kept the event loop busy for ten seconds.
+    error = refusal(model, (CHAT if model is ChatCompletionRequest else COMPLETION) | fields)
+    assert (error.param, len(error.detail)) == (param, 1)
+
+
+def test_a_thousand_bad_values_make_a_short_answer() -> None:
+    error = refusal(CompletionRequest, COMPLETION | {"logit_bias": {f"x{number}": 1 for number in range(1000)}})
+    assert (error.param, len(error.detail)) == ("logit_bias.x0", MAX_DETAILS)

@@ -1,0 +1,65 @@
+"""Waiting for a frontend whose models answer."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from frontend.serve.first_token import wait_for_first_tokens
+
+
+@contextmanager
+def frontend(not_ready: dict[str, int]) -> Iterator[tuple[int, list[tuple[str, str]]]]:
+    """Answer on a port; each path with 503 as often as said. Yield the port and the requests that came."""
+    requests: list[tuple[str, str]] = []
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            body = self.rfile.read(int(self.headers.get("Content-Length", 0))).decode()
+            requests.append((self.path, body))
+            not_ready[self.path] = not_ready.get(self.path, 0) - 1
+            self.send_response(503 if not_ready[self.path] >= 0 else 200)
+            self.end_headers()
+            models = [{"id": "org/one"}, {"id": "two"}]
+            self.wfile.write(json.dumps({"data": models} if self.path == "/v1/models" else {}).encode())
+
+        do_POST = do_GET
+
+        def log_message(self, *arguments: object) -> None:
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, args=(0.01,)).start()
+        yield server.server_port, requests
+        server.shutdown()
+
+
+def test_every_model_is_asked_for_one_token_until_it_answers():
+    with frontend({"/health/ready": 2, "/v1/completions": 1}) as (port, requests):
+        assert wait_for_first_tokens("127.0.0.1", port, time.monotonic() + 30) == ["org/one", "two"]
+    paths = [path for path, _ in requests]
+    assert paths == ["/health/ready"] * 3 + ["/v1/models"] + ["/v1/completions"] * 3
+    asked = [json.loads(body) for path, body in requests if path == "/v1/completions"]
+    assert [body["model"] for body in asked] == ["org/one", "org/one", "two"]
+    assert all(body["max_tokens"] == 1 for body in asked)
+
+
+def test_when_the_time_is_up_the_last_answer_is_told():
+    with (
+        frontend({"/v1/completions": 10**9}) as (port, _),
+        pytest.raises(TimeoutError, match=r"POST /v1/completions: \{\}"),
+    ):
+        wait_for_first_tokens("127.0.0.1", port, time.monotonic() + 0.2)
+
+
+def test_a_frontend_that_cannot_be_reached_is_told():
+    with frontend({}) as (port, _):
+        pass
+    with pytest.raises(TimeoutError, match="Connection refused"):
+        wait_for_first_tokens("127.0.0.1", port, time.monotonic() + 0.1)

@@ -1,0 +1,266 @@
+"""`python -m frontend serve` with small programs in the place of tritonserver; all processes are real."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from frontend.serve.launcher import Launcher, LauncherSettings
+from frontend.settings import Settings, SettingsError
+
+DEADLINE_S = 30.0  # for things that take milliseconds: only a hang reaches it
+
+# Stands in for a server whose children are hard to get rid of: one is detached, and both ignore SIGTERM.
+FORKING_SERVER = """
+import os, signal, subprocess, sys, time
+stubborn = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(flush=True); time.sleep(600)"
+for is_detached in (False, True):
+    child = subprocess.Popen([sys.executable, "-c", stubborn], stdout=subprocess.PIPE, start_new_session=is_detached)
+    child.stdout.readline()
+    print("child", child.pid, flush=True)
+print("child", os.getpid(), "started", flush=True)
+time.sleep(600)
+"""
+DYING_SERVER = "print('loading the model'); print('no space left on the moon'); raise SystemExit(3)"
+DEAF_SERVER = (
+    "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('started', flush=True); time.sleep(600)"
+)
+
+
+def wait_until(is_true: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    while not is_true():
+        assert time.monotonic() < deadline, f"waited {DEADLINE_S} s in vain: {what}"
+        time.sleep(0.01)
+
+
+class Serve:
+    """A running `serve` and what it wrote."""
+
+    def __init__(self, process: subprocess.Popen[bytes], log: Path) -> None:
+        self.process = process
+        self._log = log
+
+    @property
+    def log(self) -> str:
+        return self._log.read_text()
+
+    def wait_for(self, text: str) -> None:
+        def is_there() -> bool:
+            assert self.process.poll() is None or text in self.log, self.log
+            return text in self.log
+
+        wait_until(is_there, f"{text!r} in the log")
+
+    def ended(self) -> tuple[int, str]:
+        """Return its exit status and its log, once it has ended."""
+        return self.process.wait(DEADLINE_S), self.log
+
+    def child_pids(self) -> list[int]:
+        """Return the processes that the forking server named."""
+        return [int(pid) for pid in re.findall(r"\[triton\] child (\d+)", self.log)]
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    """A repository that looks as if something could be served."""
+    (tmp_path / "repository" / "demo").mkdir(parents=True)
+    (tmp_path / "repository" / "demo" / "config.pbtxt").touch()
+    return tmp_path / "repository"
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Callable[[str], Path]:
+    """Return a program in the place of tritonserver."""
+
+    def write(source: str) -> Path:
+        path = tmp_path / "tritonserver"
+        path.write_text(f"#!{sys.executable}\n{source}\n")
+        path.chmod(0o755)
+        return path
+
+    return write
+
+
+def flags(repository: Path, tritonserver: Path) -> list[str]:
+    ports = [f"--{name}=0" for name in ("port", "triton-grpc-port", "triton-http-port", "triton-metrics-port")]
+    return [f"--repository={repository}", f"--tritonserver={tritonserver}", "--stop-timeout-s=0.5", *ports]
+
+
+@contextmanager
+def serving(folder: Path, *arguments: str) -> Iterator[Serve]:
+    """Run `serve` with a state directory in the folder."""
+    log = folder / f"serve-{time.monotonic_ns()}.log"
+    command = [sys.executable, "-m", "frontend", "serve", f"--state-dir={folder / 'state'}", *arguments]
+    with log.open("wb") as stream, subprocess.Popen(command, stdout=stream, stderr=stream) as process:
+        try:
+            yield Serve(process, log)
+        finally:
+            if process.poll() is None:
+                process.kill()
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except FileNotFoundError:
+        return False
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_every_process_even_detached_ones_that_ignore_sigterm(repository, server, tmp_path, number):
+    with serving(tmp_path, *flags(repository, server(FORKING_SERVER))) as serve:
+        serve.wait_for(" started")
+        serve.wait_for("[frontend]")
+        serve.process.send_signal(number)
+        status, _ = serve.ended()
+        assert status == 0
+        assert len(serve.child_pids()) == 3
+        assert not any(map(is_running, serve.child_pids()))
+
+
+def test_a_killed_launcher_leaves_nothing_and_the_next_one_can_start(repository, server, tmp_path):
+    arguments = flags(repository, server(FORKING_SERVER))
+    with serving(tmp_path, *arguments) as serve:
+        serve.wait_for(" started")
+        serve.process.kill()
+        with serving(tmp_path, *arguments) as next_serve:
+            next_serve.wait_for(" started")
+            assert len(serve.child_pids()) == 3
+            assert not any(map(is_running, serve.child_pids()))
+            next_serve.process.send_signal(signal.SIGINT)
+            assert next_serve.ended()[0] == 0
+
+
+def test_a_triton_that_dies_at_start_is_reported_with_its_last_lines(repository, server, tmp_path):
+    with serving(tmp_path, *flags(repository, server(DYING_SERVER))) as serve:
+        status, log = serve.ended()
+    assert status == 1
+    assert "[triton] loading the model" in log
+    assert "error: triton ended with status 3; its last lines:\nloading the model\nno space left on the moon" in log
+
+
+def test_a_triton_that_is_killed_later_is_reported(repository, server, tmp_path):
+    with serving(tmp_path, *flags(repository, server(FORKING_SERVER))) as serve:
+        serve.wait_for(" started")
+        os.kill(serve.child_pids()[-1], signal.SIGKILL)
+        status, log = serve.ended()
+    assert status == 1
+    assert "error: triton was killed by SIGKILL; its last lines:" in log
+    assert not any(map(is_running, serve.child_pids()))
+
+
+def test_a_child_that_ignores_sigterm_is_killed(repository, server, tmp_path):
+    with serving(tmp_path, *flags(repository, server(DEAF_SERVER))) as serve:
+        serve.wait_for("started")
+        serve.process.send_signal(signal.SIGTERM)
+        assert serve.ended()[0] == 0
+
+
+def test_models_that_never_answer_are_reported(repository, server, tmp_path):
+    arguments = [*flags(repository, server(FORKING_SERVER)), "--ready-timeout-s=0.2"]
+    with serving(tmp_path, *arguments) as serve:
+        status, log = serve.ended()
+    assert status == 1
+    assert "error: not ready after 0.2 s (--ready-timeout-s): GET /health/ready: " in log
+    assert not any(map(is_running, serve.child_pids()))
+
+
+def test_a_second_launcher_names_the_first(repository, server, tmp_path):
+    arguments = flags(repository, server(FORKING_SERVER))
+    with serving(tmp_path, *arguments) as first:
+        first.wait_for(" started")
+        with serving(tmp_path, *arguments) as second:
+            status, log = second.ended()
+        assert status == 1
+        expected = rf"error: process {first.process.pid} already serves {tmp_path}/state at http://127.0.0.1:\d+: .*\n"
+        assert re.fullmatch(expected, log)
+        assert first.process.poll() is None
+
+
+@pytest.mark.parametrize("flag", ["--port", "--triton-grpc-port", "--triton-http-port", "--triton-metrics-port"])
+def test_a_port_in_use_is_named_with_the_flag_that_changes_it(repository, server, tmp_path, flag):
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        arguments = [*flags(repository, server(FORKING_SERVER)), f"{flag}={port}"]
+        with serving(tmp_path, *arguments) as serve:
+            status, log = serve.ended()
+    assert status == 1
+    assert (
+        log == f"error: cannot listen on 127.0.0.1 port {port}: Address already in use; {flag} chooses another port\n"
+    )
+
+
+@pytest.mark.parametrize(("name", "problem"), [("missing", "no such folder"), ("empty", "no model in it")])
+def test_a_repository_with_nothing_to_serve_is_refused(server, tmp_path, name, problem):
+    (tmp_path / "empty").mkdir()
+    with serving(tmp_path, *flags(tmp_path / name, server(FORKING_SERVER))) as serve:
+        status, log = serve.ended()
+    assert status == 1
+    assert log.startswith(f"error: --repository={tmp_path / name}: {problem}; ")
+    assert log.count("\n") == 1
+
+
+def test_a_tritonserver_that_is_no_program_is_refused(repository, tmp_path):
+    with serving(tmp_path, *flags(repository, tmp_path)) as serve:
+        status, log = serve.ended()
+    assert status == 1
+    assert log == f"error: --tritonserver={tmp_path}: expected a program that can be run\n"
+
+
+@pytest.mark.parametrize(
+    ("argument", "problem"),
+    [
+        ("--port=many", "argument --port: invalid int value: 'many'"),
+        ("--port=70000", "port=70000: must be"),
+        ("--triton-grpc-port=-1", "--triton-grpc-port=-1: must be"),
+        ("--ready-timeout-s=nan", "--ready-timeout-s=nan: must be"),
+        ("--max-body-bytes=0", "max_body_bytes=0: must be"),
+        ("--colour=red", "unrecognized arguments: --colour=red"),
+    ],
+)
+def test_a_wrong_option_is_one_line_and_status_2(repository, tmp_path, argument, problem):
+    with serving(tmp_path, f"--repository={repository}", argument) as serve:
+        status, log = serve.ended()
+    assert status == 2
+    assert log.startswith(f"error: {problem}")
+    assert log.count("\n") == 1
+
+
+def test_a_port_can_be_used_once_only(repository, tmp_path):
+    with pytest.raises(SettingsError, match="each port can be used once only"):
+        LauncherSettings(repository=repository, state_dir=tmp_path, environment={}, triton_grpc_port=8000)
+
+
+def test_a_child_can_be_killed_and_started_again(repository, server, tmp_path):
+    settings = LauncherSettings(
+        repository=repository,
+        state_dir=tmp_path / "state",
+        environment=os.environ,
+        frontend=Settings(port=0),
+        triton_grpc_port=0,
+        triton_http_port=0,
+        triton_metrics_port=0,
+        tritonserver=server(DEAF_SERVER),
+    )
+    lines: list[str] = []
+    with Launcher(settings, lines.append) as launcher:
+        for num_starts in (1, 2):
+            launcher.triton.start()
+            wait_until(lambda: lines.count("[triton] started") == num_starts, "it started")  # noqa: B023
+            pid = launcher.triton.pid
+            launcher.triton.kill()
+            assert not launcher.triton.is_running
+            assert launcher.triton.how_it_ended() == "triton was killed by SIGKILL"
+            assert launcher.triton.last_lines == ["started"]
+            assert not is_running(pid)

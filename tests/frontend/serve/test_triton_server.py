@@ -1,0 +1,99 @@
+"""Which tritonserver is taken, and how it is run."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from frontend.serve.errors import TritonNotFound
+from frontend.serve.libpython import LIBRARY, libpython_dir
+from frontend.serve.triton_server import TritonInstallation, TritonPorts, find_triton, triton_command
+
+NOWHERE = Path("/nowhere/tritonserver")
+
+
+def program(path: Path) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.touch(mode=0o755)
+    return path
+
+
+def test_the_named_server_comes_first(tmp_path):
+    named, on_path = program(tmp_path / "a" / "server"), program(tmp_path / "b" / "tritonserver")
+    installation = find_triton(named, tmp_path, {"PATH": str(on_path.parent)}, full=on_path)
+    assert installation.binary == named
+
+
+def test_a_server_on_path_comes_before_the_usual_place(tmp_path):
+    on_path, full = program(tmp_path / "a" / "tritonserver"), program(tmp_path / "b" / "tritonserver")
+    assert find_triton(None, tmp_path, {"PATH": str(on_path.parent)}, full=full).binary == on_path
+    assert find_triton(None, tmp_path, {"PATH": str(tmp_path)}, full=full).binary == full
+
+
+def test_a_full_server_uses_the_backends_of_its_own_tree(tmp_path):
+    named = program(tmp_path / "bin" / "tritonserver")
+    assert find_triton(named, tmp_path, {}).backend_dir is None
+    (tmp_path / "backends").mkdir()
+    installation = find_triton(named, tmp_path, {})
+    assert installation.backend_dir == tmp_path / "backends"
+    assert "LD_LIBRARY_PATH" not in installation.environment
+
+
+def test_the_server_of_the_wheel_gets_its_libraries_and_its_backend(tmp_path):
+    installation = find_triton(None, tmp_path, {"PATH": "/bin", "LD_LIBRARY_PATH": "/mine"}, full=NOWHERE)
+    assert installation.binary.parts[-4:] == ("pytriton", "tritonserver", "bin", "tritonserver")
+    folders = [Path(folder) for folder in installation.environment["LD_LIBRARY_PATH"].split(":")]
+    assert any(folders[0].glob("libcudart*"))
+    assert (libpython_dir() is None) == (len(folders) == 2)
+    assert folders[-1] == Path("/mine")
+    assert installation.backend_dir is not None
+    backend = installation.backend_dir / "python"
+    assert {"libtriton_python.so", "triton_python_backend_stub"} <= {path.name for path in backend.iterdir()}
+    assert all(path.exists() for path in backend.iterdir()), "no link leads nowhere"
+
+
+def test_the_backend_is_put_together_again_at_every_start(tmp_path):
+    for _ in range(2):
+        installation = find_triton(None, tmp_path, {"PATH": "/bin"}, full=NOWHERE)
+        assert installation.backend_dir is not None
+        stub = installation.backend_dir / "python" / "triton_python_backend_stub"
+        assert stub.exists()
+        stub.unlink()  # as after an environment that was made anew elsewhere
+
+
+def test_stages_run_in_this_environment_and_their_threads_do_not_spin(tmp_path):
+    environment = find_triton(None, tmp_path, {"PATH": "/bin"}, full=NOWHERE).environment
+    assert environment["OMP_WAIT_POLICY"] == "passive"
+    if sys.prefix != sys.base_prefix:
+        assert environment["PATH"] == f"{sys.prefix}/bin:/bin"
+    chosen = find_triton(None, tmp_path, {"OMP_WAIT_POLICY": "active"}, full=NOWHERE).environment
+    assert chosen["OMP_WAIT_POLICY"] == "active"
+
+
+def test_a_missing_wheel_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr("frontend.serve.triton_server.why_unusable", lambda: None)
+    with pytest.raises(TritonNotFound, match="nvidia-pytriton"):
+        find_triton(None, tmp_path, {}, full=NOWHERE)
+
+
+def test_triton_listens_on_loopback_only_and_loads_everything_explicitly():
+    installation = TritonInstallation(binary=Path("/bin/tritonserver"), environment={}, backend_dir=Path("/backends"))
+    command = triton_command(installation, Path("/repository"), TritonPorts(grpc=1, http=2, metrics=3), "conch_x_")
+    assert command[0] == "/bin/tritonserver"
+    expected = {
+        "--model-control-mode=explicit",
+        "--load-model=*",
+        "--backend-directory=/backends",
+        "--backend-config=python,shm-region-prefix-name=conch_x_",
+    }
+    assert expected <= set(command)
+    for name, port in (("grpc", 1), ("http", 2), ("metrics", 3)):
+        assert {f"--{name}-address=127.0.0.1", f"--{name}-port={port}"} <= set(command)
+
+
+def test_the_library_of_this_python_is_where_it_is_said_to_be():
+    folder = libpython_dir()
+    assert folder is None or (folder / LIBRARY).is_file()

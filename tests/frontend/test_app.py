@@ -1,0 +1,217 @@
+"""The application as a whole: routes, headers, the log, and refusals that are no handler's."""
+
+from __future__ import annotations
+
+import json
+import logging
+from urllib.parse import quote
+
+import pytest
+
+from frontend.errors import EngineFailed
+from model_repository.generation import GenerationChunk
+from tests.fakes import DEMO, FakeTriton, chunks
+from tests.frontend.answers import error_of
+from tests.frontend.bodies import CHAT, COMPLETION
+from tests.frontend.conftest import Serve
+
+
+@pytest.mark.parametrize("prefix", ["/v1", "", "/openai", "/openai/v1", "/inference/v1", "/inference/v1/v1"])
+async def test_every_route_is_served_with_and_without_v1_and_below_every_root(serve: Serve, prefix: str) -> None:
+    http = await serve(FakeTriton(chunks("x")), root_paths=("/openai", "/inference/v1"))
+    assert (await http.post(f"{prefix}/chat/completions", json=CHAT)).status == 200
+    assert (await http.post(f"{prefix}/completions", json=COMPLETION)).status == 200
+    assert (await http.post(f"{prefix}/tokenize", json=COMPLETION)).status == 200
+    assert (await http.post(f"{prefix}/detokenize", json={"model": DEMO.id, "tokens": [1]})).status == 200
+    for path in ("/models", f"/models/{DEMO.id}", "/version"):
+        assert (await http.get(prefix + path)).status == 200
+
+
+async def test_names_that_nobody_knows_are_listed_in_a_header(serve: Serve) -> None:
+    http = await serve(FakeTriton(chunks("x")))
+    names = {"foo": 1, "b\r\nx-evil: 1": 2, "é": 3}
+    for stream in (False, True):
+        response = await http.post("/v1/completions", json=COMPLETION | names | {"stream": stream})
+        assert response.status == 200
+        assert response.headers["x-ignored-params"] == "foo,b%0D%0Ax-evil%3A%201,%C3%A9"
+        assert "x-evil" not in response.headers
+    many = {f"unknown_{index}_{'x' * 1000}": 1 for index in range(1000)}
+    response = await http.post("/v1/completions", json=COMPLETION | many)
+    assert len(response.headers["x-ignored-params"]) < 4000
+
+
+async def test_no_header_without_such_names(serve: Serve) -> None:
+    http = await serve(FakeTriton(chunks("x")))
+    assert "x-ignored-params" not in (await http.post("/v1/completions", json=COMPLETION)).headers
+
+
+async def test_strict_extra_refuses_such_names(serve: Serve) -> None:
+    http = await serve(FakeTriton(chunks("x")), strict_extra=True)
+    error = await error_of(await http.post("/v1/completions", json=COMPLETION | {"foo": 1}))
+    assert (error["status"], error["param"]) == (400, "foo")
+
+
+async def test_the_callers_request_id_comes_back(serve: Serve) -> None:
+    http = await serve(FakeTriton(chunks("x")))
+    for stream in (False, True):
+        body = COMPLETION | {"stream": stream}
+        response = await http.post("/v1/completions", json=body, headers={"x-request-id": "mine-1"})
+        assert response.headers["x-request-id"] == "mine-1"
+    assert (await http.post("/v1/nothing")).headers["x-request-id"].startswith("req_")
+    long = await http.post("/v1/completions", json=COMPLETION, headers={"x-request-id": "x" * 200})
+    assert long.headers["x-request-id"].startswith("req_")
+
+
+async def test_the_log_has_one_line_per_request_and_no_prompt(serve: Serve, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "frontend")
+    http = await serve(FakeTriton(chunks("answer")))
+    response = await http.post("/v1/completions", json=COMPLETION | {"prompt": "question"})
+    name = (await response.json())["id"]
+    await http.get("/health/live")
+    (line,) = [record.getMessage() for record in caplog.records if record.name == "frontend.app"]
+    for fact in (f"id={name}", "model=org/demo", "status=200", "input_tokens=7", "output_tokens=5", "ttft_ms="):
+        assert fact in line
+    assert "question" not in caplog.text
+    assert "answer" not in caplog.text
+
+
+async def test_every_answer_says_how_long_it_took(serve: Serve) -> None:
+    http = await serve(FakeTriton(chunks("x")))
+    for response in (
+        await http.post("/v1/completions", json=COMPLETION),
+        await http.post("/v1/completions", json=COMPLETION | {"stream": True}),
+        await http.post("/v1/completions", json={}),
+        await http.get("/v1/nothing"),
+        await http.get("/health/live"),
+    ):
+        assert response.headers["openai-processing-ms"].isdecimal()
+
+
+async def test_the_organization_comes_back_and_is_in_the_log(serve: Serve, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "frontend.app")
+    http = await serve(FakeTriton(chunks("x")))
+    headers = {"OpenAI-Organization": "org-1", "OpenAI-Project": "proj-2"}
+    for body in (COMPLETION, COMPLETION | {"stream": True}, {}):
+        response = await http.post("/v1/completions", json=body, headers=headers)
+        assert response.headers["openai-organization"] == "org-1"
+        assert labels_in(caplog) == {"organization": "org-1", "project": "proj-2"}
+    for strange in ("a b", "é", "x" * 129, ""):
+        response = await http.post("/v1/completions", json=COMPLETION, headers={"OpenAI-Organization": strange})
+        assert "openai-organization" not in response.headers
+        assert labels_in(caplog) == {}
+
+
+def labels_in(caplog: pytest.LogCaptureFixture) -> dict[str, str]:
+    """Return the labels of the one line that was logged, and forget the line."""
+    (record,) = caplog.records
+    caplog.clear()
+    _, found, labels = record.getMessage().partition(" labels=")
+    return dict(json.loads(labels)) if found else {}
+
+
+async def test_bookkeeping_is_in_the_log_and_people_are_not_named_there(
+    serve: Serve, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "frontend.app")
+    http = await serve(FakeTriton(chunks("x")))
+    fields = {"user": "ann@example.com", "safety_identifier": "ann", "metadata": {"run": "é" * 1000}}
+    seen = []
+    for body in (COMPLETION | fields | {"prompt_cache_key": "k"}, CHAT | fields, CHAT | {"user": "bob@example.com"}):
+        await http.post("/v1/chat/completions" if "messages" in body else "/v1/completions", json=body)
+        assert "ann" not in caplog.text
+        seen.append(labels_in(caplog))
+    assert seen[0]["prompt_cache_key"] == "k"
+    assert seen[0]["metadata"].startswith('{"run":"éé')
+    assert len(seen[0]["metadata"]) == 256
+    assert seen[0]["user"] == seen[1]["user"] != seen[2]["user"]  # the same person can be told from others
+    assert len(seen[0]["user"]) == len(seen[0]["safety_identifier"]) == 16
+
+
+EVIL = "x\nINFO frontend.app: forged\r\u2028\u0085 status=200"
+
+
+async def test_nothing_that_a_client_sends_makes_a_line_of_the_log(
+    serve: Serve, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "frontend.app")
+    http = await serve(FakeTriton(chunks("x")))
+    named = {"user": EVIL, "safety_identifier": EVIL, "prompt_cache_key": EVIL, "metadata": {EVIL: EVIL}}
+    await http.post("/v1/completions", json=COMPLETION | named)
+    await http.post("/v1/completions", json=COMPLETION | {"model": EVIL})
+    await http.post("/tokenize", json=COMPLETION | {"model": EVIL * 1000})
+    await http.get(f"/v1/models/{quote(EVIL)}")
+    await http.get(f"/v1/{quote(EVIL)}")
+    assert len(caplog.records) == 5
+    for record in caplog.records:
+        line = record.getMessage()
+        assert line.splitlines() == [line]
+        assert len(line) < 3000
+        assert "INFO frontend.app: forged" not in line or " labels=" in line
+
+
+async def test_the_log_says_what_an_error_was(serve: Serve, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "frontend.app")
+    http = await serve(FakeTriton([GenerationChunk(text="a"), EngineFailed()]))
+    for body, facts in (
+        (COMPLETION | {"stream": True}, ("status=200", "error=engine_failed", "model=org/demo")),
+        (COMPLETION, ("status=500", "error=engine_failed")),
+        (COMPLETION | {"model": "a b"}, ("status=404", "error=model_not_found", "model=a%20b")),
+        ({}, ("status=400", "error=missing_required_parameter", "model=-", "ttft_ms=-")),
+    ):
+        await (await http.post("/v1/completions", json=body)).read()
+        (line,) = [record.getMessage() for record in caplog.records]
+        caplog.clear()
+        assert all(fact in line for fact in facts)
+
+
+@pytest.mark.parametrize("body", [b"{", b"[]", b'{"a":NaN}', b'{"model":"\\ud800"}', b"\xff", b"[" * 100_000])
+async def test_a_body_that_is_no_json_object_is_refused(serve: Serve, body: bytes) -> None:
+    http = await serve(FakeTriton())
+    for path in ("/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize"):
+        error = await error_of(await http.post(path, data=body))
+        assert (error["status"], error["code"]) == (400, "invalid_json")
+
+
+async def test_a_body_over_the_limit_is_refused_with_413(serve: Serve) -> None:
+    http = await serve(FakeTriton(chunks("x")), max_body_bytes=1000)
+    assert (await http.post("/v1/completions", json=COMPLETION | {"prompt": "x" * 800})).status == 200
+    error = await error_of(await http.post("/v1/completions", json=COMPLETION | {"prompt": "x" * 1000}))
+    assert (error["status"], error["code"]) == (413, "request_too_large")
+
+
+async def test_a_body_that_does_not_unpack_is_refused(serve: Serve) -> None:
+    http = await serve(FakeTriton())
+    error = await error_of(await http.post("/v1/completions", data=b"{}", headers={"Content-Encoding": "gzip"}))
+    assert error["status"] == 400
+
+
+async def test_validation_failures_have_both_forms(serve: Serve) -> None:
+    http = await serve(FakeTriton(), validation_status=422)
+    response = await http.post("/v1/completions", json=COMPLETION | {"temperature": 3})
+    assert (await error_of(response))["status"] == 422
+    assert (await response.json())["detail"] == [
+        {"loc": ["body", "temperature"], "msg": "Input should be less than or equal to 2", "type": "less_than_equal"}
+    ]
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "code"),
+    [
+        ("POST", "/v1/nothing", 404, "not_found"),
+        ("GET", "/v1/models/unknown/model", 404, "model_not_found"),
+        ("GET", "/v1/chat/completions", 405, "method_not_allowed"),
+        ("POST", "/v1/models", 405, "method_not_allowed"),
+        ("GET", "/tokenize", 405, "method_not_allowed"),
+        ("POST", "/openapi.json", 405, "method_not_allowed"),
+        ("GET", "/openai/v1/models", 404, "not_found"),
+        ("GET", "/v1/models/", 404, "not_found"),
+    ],
+)
+async def test_aiohttps_own_refusals_have_the_envelope(
+    serve: Serve, method: str, path: str, status: int, code: str
+) -> None:
+    http = await serve(FakeTriton())
+    response = await http.request(method, path)
+    error = await error_of(response)
+    assert (error["status"], error["code"]) == (status, code)
+    assert ("Allow" in response.headers) == (status == 405)

@@ -1,0 +1,147 @@
+"""Several generations as one: order, back-pressure, and nothing left running."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+
+import pytest
+
+from frontend.errors import EngineFailed
+from frontend.fan_out import _QUEUED_PER_STREAM, merged
+from model_repository.generation import GenerationChunk
+
+ENDLESS = 1_000_000
+
+
+class Source:
+    """A stream that plays a script, or counts on and on; it tells how far it got and whether it was closed."""
+
+    def __init__(self, *script: str | Exception | asyncio.Event) -> None:
+        self.script = script
+        self.num_yielded = 0
+        self.is_closed = False
+
+    async def stream(self) -> AsyncGenerator[GenerationChunk, None]:
+        try:
+            for item in self.script or map(str, range(ENDLESS)):
+                if isinstance(item, asyncio.Event):
+                    await item.wait()
+                elif isinstance(item, Exception):
+                    raise item
+                else:
+                    self.num_yielded += 1
+                    yield GenerationChunk(text=item)
+        finally:
+            self.is_closed = True
+
+
+def merge(*sources: Source) -> AsyncGenerator[tuple[int, GenerationChunk], None]:
+    return merged([source.stream() for source in sources])
+
+
+async def read(sources: Sequence[Source]) -> list[tuple[int, str]]:
+    async with aclosing(merge(*sources)) as chunks:
+        return [(index, chunk.text) async for index, chunk in chunks]
+
+
+async def settle() -> None:
+    """Let everything run that can."""
+    for _ in range(100):
+        await asyncio.sleep(0)
+
+
+@pytest.fixture(autouse=True)
+async def _nothing_is_left_running() -> AsyncGenerator[None, None]:
+    yield
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+@pytest.mark.parametrize("num_streams", [1, 2, 5])
+async def test_each_streams_chunks_come_in_its_order(num_streams: int) -> None:
+    sources = [Source(*(f"{index}{letter}" for letter in "abcdefgh")) for index in range(num_streams)]
+    chunks = await read(sources)
+    assert len(chunks) == 8 * num_streams
+    for index in range(num_streams):
+        assert [text for number, text in chunks if number == index] == [f"{index}{letter}" for letter in "abcdefgh"]
+    assert all(source.is_closed for source in sources)
+
+
+async def test_no_stream_is_no_chunk() -> None:
+    assert await read([]) == []
+
+
+async def test_a_stream_does_not_wait_for_a_slower_one() -> None:
+    gate = asyncio.Event()
+    sources = [Source(gate, "slow"), Source("fast", "faster")]
+    async with aclosing(merge(*sources)) as chunks:
+        assert [(await anext(chunks))[1].text for _ in range(2)] == ["fast", "faster"]
+        gate.set()
+        assert [chunk.text async for _, chunk in chunks] == ["slow"]
+
+
+@pytest.mark.parametrize("num_streams", [1, 3])
+async def test_a_slow_reader_makes_the_streams_wait(num_streams: int) -> None:
+    sources = [Source() for _ in range(num_streams)]
+    async with aclosing(merge(*sources)) as chunks:
+        for num_read in range(1, 6):
+            await anext(chunks)
+            await settle()
+            # What was read, what is queued, and one that waits for its place in the queue.
+            assert sum(source.num_yielded for source in sources) <= num_read + num_streams * (_QUEUED_PER_STREAM + 1)
+
+
+@pytest.mark.parametrize("num_streams", [1, 3])
+async def test_the_first_error_is_raised_behind_what_came_before_it_and_closes_all(num_streams: int) -> None:
+    sources = [Source("a", EngineFailed("broken")), *(Source(asyncio.Event()) for _ in range(num_streams - 1))]
+    seen = []
+    with pytest.raises(EngineFailed, match="broken"):
+        async for item in merge(*sources):
+            seen.append(item)
+    assert seen == [(0, GenerationChunk(text="a"))]
+    assert all(source.is_closed for source in sources)
+
+
+async def test_an_error_comes_through_a_full_queue() -> None:
+    sources = [Source(), Source("a", EngineFailed("broken")), Source()]
+    async with aclosing(merge(*sources)) as chunks:
+        await anext(chunks)
+        await settle()
+        with pytest.raises(EngineFailed):
+            async for _ in chunks:
+                pass
+    assert all(source.is_closed for source in sources)
+
+
+async def test_several_errors_are_one() -> None:
+    sources = [Source(EngineFailed("one")), Source(EngineFailed("two"))]
+    with pytest.raises(EngineFailed, match="one"):
+        await read(sources)
+    assert all(source.is_closed for source in sources)
+
+
+@pytest.mark.parametrize("num_streams", [1, 3])
+async def test_leaving_early_closes_every_stream(num_streams: int) -> None:
+    sources = [Source() for _ in range(num_streams)]
+    async with aclosing(merge(*sources)) as chunks:
+        await anext(chunks)
+        await settle()
+    assert all(source.is_closed for source in sources)
+
+
+@pytest.mark.parametrize("num_streams", [1, 3])
+async def test_a_reader_that_is_cancelled_closes_every_stream(num_streams: int) -> None:
+    sources = [Source("a", asyncio.Event()) for _ in range(num_streams)]
+    reader = asyncio.create_task(read(sources))
+    await settle()
+    reader.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await reader
+    assert all(source.is_closed for source in sources)
+
+
+async def test_streams_that_were_never_asked_are_never_begun() -> None:
+    sources = [Source("a"), Source("b")]
+    await merge(*sources).aclose()
+    assert [source.num_yielded for source in sources] == [0, 0]

@@ -1,0 +1,114 @@
+"""The served models by their names, and how often Triton is asked for them."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from frontend.errors import ModelNotFound, ModelNotReady, TritonUnreachable
+from frontend.models import MAX_AGE_S, ModelDirectory, ModelName, ModelSnapshot, ServedModel
+from tests.fakes import DEMO, FakeTriton, served_model
+
+
+class Clock:
+    """Time that a test sets."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+async def test_requests_within_a_second_cost_one_question() -> None:
+    triton, clock = FakeTriton(), Clock()
+    models = ModelDirectory(triton, clock)
+    assert [(await models.get(DEMO.id)).model for _ in range(3)] == [DEMO] * 3
+    assert triton.num_snapshots == 1
+    clock.now += MAX_AGE_S
+    await models.get(DEMO.id)
+    assert triton.num_snapshots == 2
+
+
+async def test_an_unknown_id_is_asked_for_at_once() -> None:
+    triton = FakeTriton()
+    models = ModelDirectory(triton, Clock())
+    triton.models = ModelSnapshot()
+    with pytest.raises(ModelNotFound, match="model='org/demo'"):
+        await models.get(DEMO.id)
+    triton.models = ModelSnapshot(ready={DEMO.id: DEMO})
+    assert (await models.get(DEMO.id)).model == DEMO
+
+
+async def test_a_model_that_is_not_loaded_now_is_not_ready() -> None:
+    triton = FakeTriton()
+    triton.models = ModelSnapshot(unready={DEMO.id: "unavailable"})
+    with pytest.raises(ModelNotReady, match="unavailable"):
+        await ModelDirectory(triton, Clock()).get(DEMO.id)
+
+
+async def test_what_triton_served_before_it_went_away_is_not_served_from_memory() -> None:
+    triton, clock = FakeTriton(), Clock()
+    models = ModelDirectory(triton, clock)
+    await models.get(DEMO.id)
+    clock.now += MAX_AGE_S
+    triton.snapshot_error = TritonUnreachable()
+    with pytest.raises(TritonUnreachable):
+        await models.get(DEMO.id)
+    triton.snapshot_error = None
+    assert (await models.get(DEMO.id)).model == DEMO
+
+
+async def test_requests_that_come_together_ask_once() -> None:
+    triton = FakeTriton()
+    models = ModelDirectory(triton, Clock())
+    await asyncio.gather(*(models.get(DEMO.id) for _ in range(10)))
+    assert triton.num_snapshots == 1
+
+
+async def test_a_model_that_is_not_ready_hides_no_name_of_another() -> None:
+    triton = FakeTriton(models=[served_model(aliases=("org/broken",))])
+    triton.models = ModelSnapshot(ready=triton.models.ready, unready={"org/broken": "unavailable"})
+    assert (await ModelDirectory(triton, Clock()).get("org/broken")).model.id == DEMO.id
+
+
+def names_of(*models: ServedModel) -> dict[str, tuple[str, str]]:
+    """Return what each name stands for: model and adapter."""
+    names = ModelSnapshot(ready={model.id: model for model in models}).names()
+    assert all(names[asked].asked == asked for asked in names)
+    return {asked: (name.model.id, name.lora_name) for asked, name in names.items()}
+
+
+def test_a_model_has_its_id_its_aliases_and_its_adapters_as_names() -> None:
+    model = served_model("org/a", aliases=("gpt-4o", 'a "b"/é:1'), adapters=("formal",))
+    assert names_of(model) == {
+        "org/a": ("org/a", ""),
+        "gpt-4o": ("org/a", ""),
+        'a "b"/é:1': ("org/a", ""),
+        "formal": ("org/a", "formal"),
+    }
+    assert ModelSnapshot(ready={model.id: model}).names()["formal"] == ModelName(
+        asked="formal", model=model, lora_name="formal"
+    )
+
+
+def test_an_id_wins_over_an_alias_and_an_adapter_of_its_name() -> None:
+    first = served_model("org/a", aliases=("org/b", "org/c"), adapters=("org/c",))
+    assert names_of(first, served_model("org/b"))["org/b"] == ("org/b", "")
+    assert names_of(first, served_model("org/c"))["org/c"] == ("org/c", "")
+
+
+def test_of_two_models_with_one_alias_the_first_by_id_has_it_whatever_the_order() -> None:
+    models = [served_model("org/b", aliases=("x",)), served_model("org/a", adapters=("x",))]
+    assert names_of(*models)["x"] == names_of(*reversed(models))["x"] == ("org/a", "x")
+    both = served_model("org/a", aliases=("x",), adapters=("x",))
+    assert names_of(both)["x"] == ("org/a", "")
+
+
+async def test_a_name_that_appears_with_a_new_alias_is_found_at_once() -> None:
+    triton = FakeTriton()
+    models = ModelDirectory(triton, Clock())
+    await models.get(DEMO.id)
+    triton.models = ModelSnapshot(ready={DEMO.id: served_model(aliases=("new",))})
+    assert (await models.get("new")).asked == "new"

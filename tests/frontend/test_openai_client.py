@@ -1,0 +1,231 @@
+"""What the official client makes of our answers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import openai
+import pydantic
+import pytest
+from openai.types.chat import ChatCompletionFunctionToolParam, ChatCompletionUserMessageParam
+
+from frontend.errors import EngineFailed
+from model_repository.generation import (
+    ChatPrompt,
+    FinishReason,
+    GenerationChunk,
+    Guide,
+    GuideKind,
+    TokenLogprob,
+    ToolUse,
+    TopLogprob,
+)
+from tests.fakes import DEMO, USAGE, FakeTriton, chunks, served_model
+from tests.frontend.conftest import Serve
+
+ANSWER = chunks("Grüße", " 🙂", "日本", finish_reason=FinishReason.LENGTH)
+WHOLE = chunks("Grüße 🙂日本", finish_reason=FinishReason.LENGTH)
+USER: ChatCompletionUserMessageParam = {"role": "user", "content": "hi"}
+CALLS = 'Let me see. <tool_call>\n{"name": "get_weather", "arguments": {"city": "Zürich"}}\n</tool_call>'
+
+
+class Weather(pydantic.BaseModel):
+    """A tool's arguments, and a form for an answer."""
+
+    city: str
+
+
+@pytest.fixture
+async def triton() -> FakeTriton:
+    return FakeTriton(WHOLE, models=[served_model(aliases=("gpt-4o",), adapters=("formal",))])
+
+
+@pytest.fixture
+async def url(serve: Serve, triton: FakeTriton) -> str:
+    http = await serve(triton)
+    return f"{(await http.get('/health/live')).url.origin()}/v1"
+
+
+@pytest.fixture
+async def client(url: str) -> AsyncIterator[openai.AsyncOpenAI]:
+    async with openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0) as client:
+        yield client
+
+
+async def test_a_chat_completion(client: openai.AsyncOpenAI) -> None:
+    answer = await client.chat.completions.create(model=DEMO.id, messages=[USER])
+    assert answer.choices[0].message.content == "Grüße 🙂日本"
+    assert answer.choices[0].message.role == "assistant"
+    assert answer.choices[0].finish_reason == "length"
+    assert answer.usage is not None
+    assert answer.usage.total_tokens == 12
+    assert answer.usage.prompt_tokens_details is not None
+    assert answer.usage.prompt_tokens_details.cached_tokens == 3
+
+
+async def test_a_streamed_chat_completion(client: openai.AsyncOpenAI, triton: FakeTriton) -> None:
+    triton.script = ANSWER
+    stream = await client.chat.completions.create(
+        model=DEMO.id,
+        messages=[USER],
+        stream=True,
+        stream_options={"include_usage": True},
+    )
+    events = [event async for event in stream]
+    assert "".join(event.choices[0].delta.content or "" for event in events[:-1]) == "Grüße 🙂日本"
+    assert events[-2].choices[0].finish_reason == "length"
+    assert events[-1].usage is not None
+    assert events[-1].usage.total_tokens == 12
+
+
+async def test_a_completion(client: openai.AsyncOpenAI) -> None:
+    answer = await client.completions.create(model=DEMO.id, prompt="hi")
+    assert (answer.choices[0].text, answer.choices[0].finish_reason) == ("Grüße 🙂日本", "length")
+
+
+async def test_a_streamed_completion(client: openai.AsyncOpenAI, triton: FakeTriton) -> None:
+    triton.script = ANSWER
+    events = [event async for event in await client.completions.create(model=DEMO.id, prompt="hi", stream=True)]
+    assert "".join(event.choices[0].text for event in events) == "Grüße 🙂日本"
+    assert events[-1].usage is not None
+
+
+async def test_the_synchronous_client(url: str) -> None:
+    def ask() -> str | None:
+        with openai.OpenAI(base_url=url, api_key="none", max_retries=0) as client:
+            return client.chat.completions.create(model=DEMO.id, messages=[USER]).choices[0].message.content
+
+    assert await asyncio.to_thread(ask) == "Grüße 🙂日本"
+
+
+async def test_models(client: openai.AsyncOpenAI) -> None:
+    assert [model.id async for model in client.models.list()] == ["formal", "gpt-4o", DEMO.id]
+    for name in (DEMO.id, "gpt-4o", "formal"):
+        assert (await client.models.retrieve(name)).owned_by == "conch"
+
+
+async def test_errors_are_the_clients_own_classes(client: openai.AsyncOpenAI) -> None:
+    with pytest.raises(openai.NotFoundError) as not_found:
+        await client.completions.create(model="other", prompt="hi")
+    assert not_found.value.code == "model_not_found"
+    with pytest.raises(openai.BadRequestError) as refused:
+        await client.chat.completions.create(model=DEMO.id, messages=[USER], store=True)
+    assert (refused.value.param, refused.value.code) == ("store", "unsupported_value")
+
+
+async def test_fastapis_status_is_a_class_of_the_client_too(serve: Serve, triton: FakeTriton) -> None:
+    http = await serve(triton, validation_status=422)
+    url = f"{(await http.get('/health/live')).url.origin()}/v1"
+    async with openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0) as client:
+        with pytest.raises(openai.UnprocessableEntityError) as refused:
+            await client.completions.create(model=DEMO.id, prompt="hi", temperature=3)
+    assert refused.value.param == "temperature"
+
+
+async def test_an_error_in_the_middle_of_a_stream_is_raised(client: openai.AsyncOpenAI, triton: FakeTriton) -> None:
+    triton.script = [GenerationChunk(text="a"), EngineFailed()]
+    stream = await client.completions.create(model=DEMO.id, prompt="hi", stream=True)
+    with pytest.raises(openai.APIError, match="engine failed"):
+        async for _ in stream:
+            pass
+
+
+def weather_tool() -> ChatCompletionFunctionToolParam:
+    return openai.pydantic_function_tool(Weather, name="get_weather")
+
+
+async def test_a_tool_call_comes_back_parsed(client: openai.AsyncOpenAI, triton: FakeTriton) -> None:
+    triton.script = chunks(CALLS)
+    answer = await client.chat.completions.parse(model=DEMO.id, messages=[USER], tools=[weather_tool()])
+    choice = answer.choices[0]
+    assert choice.finish_reason == "tool_calls"
+    assert choice.message.content == "Let me see."
+    assert choice.message.tool_calls is not None
+    (call,) = choice.message.tool_calls
+    assert (call.function.name, call.function.parsed_arguments) == ("get_weather", Weather(city="Zürich"))
+    prompt = triton.requests[0].prompt
+    assert isinstance(prompt, ChatPrompt)
+    assert isinstance(prompt.tool_use, ToolUse)
+
+
+async def test_a_tool_call_can_be_streamed_and_answered(client: openai.AsyncOpenAI, triton: FakeTriton) -> None:
+    triton.script = chunks(*CALLS)
+    async with client.chat.completions.stream(model=DEMO.id, messages=[USER], tools=[weather_tool()]) as stream:
+        answer = await stream.get_final_completion()
+    message = answer.choices[0].message
+    assert message.tool_calls is not None
+    (call,) = message.tool_calls
+    assert (message.content, call.function.parsed_arguments) == ("Let me see.", Weather(city="Zürich"))
+    # What the client made of the answer is what it sends in the next turn.
+    triton.script = WHOLE
+    history = [USER, message, {"role": "tool", "tool_call_id": call.id, "content": "rain"}]
+    following = await client.chat.completions.create(model=DEMO.id, messages=history)  # type: ignore[arg-type]
+    assert following.choices[0].message.content == "Grüße 🙂日本"
+    prompt = triton.requests[-1].prompt
+    assert isinstance(prompt, ChatPrompt)
+    assert [message["role"] for message in prompt.messages] == ["user", "assistant", "tool"]
+
+
+async def test_a_class_is_the_form_of_the_answer(client: openai.AsyncOpenAI, triton: FakeTriton) -> None:
+    triton.script = chunks('{"city": "Zürich"}')
+    answer = await client.chat.completions.parse(model=DEMO.id, messages=[USER], response_format=Weather)
+    assert answer.choices[0].message.parsed == Weather(city="Zürich")
+    guide = triton.requests[0].guide
+    assert isinstance(guide, Guide)
+    assert guide.kind is GuideKind.JSON_SCHEMA
+
+
+def scored(text: str) -> list[GenerationChunk]:
+    """Return a whole completion with log probabilities, a character a token."""
+    items = tuple(
+        TokenLogprob(1, char.encode(), -1.0, (TopLogprob(1, char.encode(), -1.0), TopLogprob(2, b"z", -2.0)))
+        for char in text
+    )
+    return [GenerationChunk(text=text, logprobs=items, finish_reason=FinishReason.STOP, usage=USAGE)]
+
+
+async def test_log_probabilities_of_a_chat(client: openai.AsyncOpenAI, triton: FakeTriton) -> None:
+    triton.script = scored("é!")
+    answer = await client.chat.completions.create(model=DEMO.id, messages=[USER], logprobs=True, top_logprobs=2)
+    logprobs = answer.choices[0].logprobs
+    assert logprobs is not None
+    assert [(item.token, item.bytes, len(item.top_logprobs)) for item in logprobs.content or ()] == [
+        ("é", [0xC3, 0xA9], 2),
+        ("!", [0x21], 2),
+    ]
+
+
+async def test_log_probabilities_of_a_completion(client: openai.AsyncOpenAI, triton: FakeTriton) -> None:
+    triton.script = scored("é!")
+    answer = await client.completions.create(model=DEMO.id, prompt=[[1, 2], [3]], logprobs=2)
+    first, second = (choice.logprobs for choice in answer.choices)
+    assert first is not None and second is not None
+    assert (first.tokens, first.token_logprobs) == (["é", "!"], [-1.0, -1.0])
+    assert first.top_logprobs == [{"é": -1.0, "z": -2.0}, {"!": -1.0, "z": -2.0}]
+    assert (first.text_offset, second.text_offset) == ([6, 7], [3, 4])  # behind "<1><2>" and "<3>"
+
+
+async def test_several_choices_stream_at_a_time(client: openai.AsyncOpenAI, triton: FakeTriton) -> None:
+    triton.script = chunks("Grüße", " 🙂", "日本")
+    async with client.chat.completions.stream(model=DEMO.id, messages=[USER], n=3) as stream:
+        answer = await stream.get_final_completion()
+    assert [choice.message.content for choice in answer.choices] == ["Grüße 🙂日本"] * 3
+    assert [choice.finish_reason for choice in answer.choices] == ["stop"] * 3
+
+
+async def test_fields_that_the_client_does_not_know_go_in_the_extra_body(
+    client: openai.AsyncOpenAI, triton: FakeTriton
+) -> None:
+    answer = await client.chat.completions.create(model="formal", messages=[USER], extra_body={"top_k": 7})
+    assert (answer.model, answer.system_fingerprint) == ("formal", "fp_demo")
+    assert (triton.requests[0].sampling.top_k, triton.requests[0].lora_name) == (7, "formal")
+
+
+async def test_headers_are_the_clients_own(url: str) -> None:
+    async with openai.AsyncOpenAI(base_url=url, api_key="none", organization="org-1", project="p", max_retries=0) as to:
+        raw = await to.completions.with_raw_response.create(
+            model=DEMO.id, prompt="hi", extra_headers={"x-request-id": "mine"}
+        )
+    assert raw.parse().choices[0].finish_reason == "length"
+    assert (raw.headers["openai-organization"], raw.headers["x-request-id"]) == ("org-1", "mine")

@@ -1,0 +1,168 @@
+"""The description for machines: valid, complete, and true of what the application answers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import schemathesis
+from pydantic import TypeAdapter
+
+from frontend.app import create_app
+from frontend.openapi import _OPERATIONS, openapi_document
+from frontend.settings import Settings
+from model_repository.generation import FinishReason, GenerationChunk, TokenLogprob, TopLogprob
+from tests.fakes import USAGE, FakeTriton, chunks, served_model
+from tests.frontend.answers import events_of
+from tests.frontend.bodies import CHAT, COMPLETION, WEATHER, read
+from tests.frontend.conftest import Serve
+
+DOCUMENT = openapi_document()
+SCHEMAS = DOCUMENT["components"]["schemas"]
+OPERATIONS = {(operation.method, operation.path): operation for operation in _OPERATIONS}
+# Routes that are there for people and probes, not for clients.
+UNDESCRIBED = {"/health", "/health/live", "/health/ready", "/openapi.json"}
+
+TOKEN = TokenLogprob(1, b"\xe2", -1.0, (TopLogprob(1, b"\xe2", -1.0),))
+WITH_EVERYTHING = [
+    GenerationChunk(text="", token_ids=(1,), logprobs=(TOKEN,)),
+    *chunks('Hi <tool_call>\n{"name": "get_weather", "arguments": {"city": "x"}}\n</tool_call>'),
+]
+ONE_TEXT = [GenerationChunk(text="x", token_ids=(1,), logprobs=(TOKEN,), finish_reason=FinishReason.STOP, usage=USAGE)]
+
+
+def references(value: Any) -> Iterator[str]:
+    """Yield every $ref in a part of the document."""
+    if isinstance(value, dict):
+        if isinstance(value.get("$ref"), str):
+            yield value["$ref"]
+        for each in value.values():
+            yield from references(each)
+    elif isinstance(value, list):
+        for each in value:
+            yield from references(each)
+
+
+def test_it_is_openapi_3_1() -> None:
+    assert DOCUMENT["openapi"] == "3.1.0"
+    schemathesis.openapi.from_dict(json.loads(json.dumps(DOCUMENT))).validate()
+
+
+def test_every_reference_leads_somewhere_and_nothing_is_there_for_nobody() -> None:
+    assert set(references(DOCUMENT)) == {f"#/components/schemas/{name}" for name in SCHEMAS}
+
+
+def test_every_described_path_is_a_route_and_every_route_is_described() -> None:
+    app = create_app(Settings(root_paths=("/openai",)), FakeTriton())
+    routes = {
+        (route.method.lower(), (route.resource.canonical if route.resource else ""))
+        for route in app.router.routes()
+        if route.method != "HEAD"
+    }
+    described = {(method, path) for path, methods in DOCUMENT["paths"].items() for method in methods}
+    assert described <= routes
+    for method, path in routes:
+        short = path.removeprefix("/openai").removeprefix("/v1")
+        assert path in UNDESCRIBED or described & {(method, short), (method, f"/v1{short}")}
+
+
+@pytest.mark.parametrize("key", OPERATIONS, ids=" ".join)
+def test_every_status_and_body_of_an_operation_is_described(key: tuple[str, str]) -> None:
+    method, path = key
+    operation, described = OPERATIONS[key], DOCUMENT["paths"][path][method]
+    statuses = {"200", "500", "503"}
+    statuses |= {"400", "413", "422"} if operation.body is not None else set()
+    statuses |= {"404"} if operation.can_miss else set()
+    assert set(described["responses"]) == statuses
+    assert all(response["description"] for response in described["responses"].values())
+    assert ("requestBody" in described) == (method == "post")
+    assert ("text/event-stream" in described["responses"]["200"]["content"]) == path.endswith("completions")
+
+
+@pytest.mark.parametrize(
+    "operation", [each for each in _OPERATIONS if each.body is not None], ids=lambda each: each.path
+)
+def test_a_body_has_every_field_by_the_clients_name(operation: Any) -> None:
+    schema = SCHEMAS[operation.body.__name__]
+    fields = {field.alias or name for name, field in operation.body.model_fields.items()}
+    assert set(schema["properties"]) == fields
+    assert "model" in schema["required"]
+    assert "schema" in SCHEMAS["ResponseFormat"]["properties"]
+
+
+def test_examples_in_the_document_are_accepted() -> None:
+    for path, base in (("/v1/chat/completions", CHAT), ("/v1/completions", COMPLETION)):
+        body = OPERATIONS["post", path].body
+        assert body is not None
+        for name, schema in SCHEMAS[body.__name__]["properties"].items():
+            for example in schema.get("examples", ()):
+                read(body, base | schema.get("x-needs", {}) | {name: example})
+
+
+async def test_it_is_served(serve: Serve) -> None:
+    http = await serve(FakeTriton())
+    assert await (await http.get("/openapi.json")).json() == json.loads(json.dumps(DOCUMENT))
+
+
+def check(method: str, path: str, answer: Any) -> None:
+    """See that an answer is what the document says of it."""
+    TypeAdapter(OPERATIONS[method, path].answer).validate_python(answer, strict=True)
+
+
+async def test_answers_are_true_to_it(serve: Serve) -> None:
+    http = await serve(FakeTriton(ONE_TEXT, models=[served_model(aliases=("a",), adapters=("b",))]))
+    tools = {"tools": [WEATHER], "logprobs": True, "top_logprobs": 1, "return_token_ids": True, "n": 2}
+    several = {"prompt": ["a", "b"], "best_of": 2, "logprobs": 1, "return_token_ids": True, "echo": True}
+    for path, body in (
+        ("/v1/chat/completions", CHAT),
+        ("/v1/chat/completions", CHAT | tools),
+        ("/v1/completions", COMPLETION),
+        ("/v1/completions", COMPLETION | several),
+        ("/tokenize", COMPLETION | {"return_token_strs": True}),
+        ("/tokenize", CHAT),
+        ("/detokenize", {"model": "a", "tokens": [1]}),
+    ):
+        response = await http.post(path, json=body)
+        assert response.status == 200
+        check("post", path, await response.json())
+    for path in ("/v1/models", "/version"):
+        check("get", path, await (await http.get(path)).json())
+    check("get", "/v1/models/{id}", await (await http.get("/v1/models/a")).json())
+
+
+@pytest.mark.parametrize("fields", [{}, {"n": 2, "stream_options": {"include_usage": True}}])
+async def test_events_are_true_to_it(serve: Serve, fields: dict[str, Any]) -> None:
+    http = await serve(FakeTriton(WITH_EVERYTHING))
+    asked = {"stream": True, "return_token_ids": True} | fields
+    tools = {"tools": [WEATHER], "logprobs": True}
+    for path, body in (
+        ("/v1/chat/completions", CHAT | asked),
+        ("/v1/chat/completions", CHAT | asked | tools),
+        ("/v1/completions", COMPLETION | asked | {"logprobs": 1}),
+    ):
+        kind = OPERATIONS["post", path].event
+        event_type: TypeAdapter[Any] = TypeAdapter(kind)
+        for event in await events_of(await http.post(path, json=body)):
+            event_type.validate_python(event, strict=True)
+
+
+@pytest.mark.parametrize("validation_status", [400, 422])
+async def test_errors_are_true_to_it(serve: Serve, validation_status: int) -> None:
+    http = await serve(FakeTriton(), validation_status=validation_status, max_body_bytes=1000)
+    reference = "#/components/schemas/ErrorEnvelope"
+    for body, status in (
+        (COMPLETION | {"temperature": 3}, validation_status),
+        (COMPLETION | {"best_of": 2, "n": 3}, 400),
+        (COMPLETION | {"model": "other"}, 404),
+        (COMPLETION | {"prompt": "x" * 1000}, 413),
+    ):
+        response = await http.post("/v1/completions", json=body)
+        assert response.status == status
+        described = DOCUMENT["paths"]["/v1/completions"]["post"]["responses"][str(status)]
+        assert described["content"]["application/json"]["schema"] == {"$ref": reference}
+        error = await response.json()
+        assert isinstance(error["detail"], list) == (body.get("temperature") == 3)
+        assert set(error) == set(SCHEMAS["ErrorEnvelope"]["properties"])
+        assert set(error["error"]) == set(SCHEMAS["Error"]["properties"])

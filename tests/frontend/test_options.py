@@ -1,0 +1,56 @@
+"""The settings as options, and back."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+
+import pytest
+
+from frontend import options
+from frontend.options import add_options, settings_from, settings_to_arguments
+from frontend.settings import Settings, SettingsError
+
+
+def parsed(arguments: list[str], defaults: Settings) -> Settings:
+    parser = argparse.ArgumentParser()
+    add_options(parser, defaults)
+    return settings_from(parser.parse_args(arguments), defaults)
+
+
+def test_what_is_not_given_keeps_its_default():
+    defaults = Settings(port=8000)
+    assert parsed([], defaults) == defaults
+    assert parsed(["--host=::1"], defaults) == dataclasses.replace(defaults, host="::1")
+
+
+def test_settings_survive_the_way_through_options():
+    settings = Settings(
+        host="0.0.0.0",
+        port=1,
+        triton_endpoints=("triton:8001",),
+        strict_extra=True,
+        validation_status=422,
+        default_model="org/demo",
+        root_paths=("/openai", "/inference/v1"),
+        completion_max_tokens=0,
+        context_length_exceeded_behavior="error",
+        include_stop_str_in_output=True,
+        max_choices=7,
+        stats_interval_s=0.25,
+    )
+    assert parsed(settings_to_arguments(settings), Settings()) == settings
+
+
+def test_a_value_that_breaks_a_rule_is_refused():
+    with pytest.raises(SettingsError, match="triton_endpoints"):
+        parsed(["--triton=nowhere"], Settings())
+
+
+def test_every_setting_has_a_text_for_help():
+    assert {field.name for field in dataclasses.fields(Settings)} == set(options._HELP)
+
+
+def test_root_paths_are_named_one_by_one():
+    assert parsed(["--root-path=/a", "--root-path", "/b"], Settings()).root_paths == ("/a", "/b")
+    assert parsed(["--root-path=/a"], Settings(root_paths=("/z",))).root_paths == ("/a",)

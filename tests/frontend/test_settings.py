@@ -1,0 +1,90 @@
+"""The configuration: every bad value is refused by its setting's name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from frontend.settings import Settings, SettingsError
+from model_repository.generation import ContextOverflow
+from model_repository.model_parameters import RequestDefaults
+
+
+def test_the_defaults_are_valid() -> None:
+    Settings()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("host", ""),
+        ("port", -1),
+        ("port", 65536),
+        ("port", "80"),
+        ("port", True),
+        ("triton_endpoints", ()),
+        ("triton_endpoints", "127.0.0.1:8001"),
+        ("triton_endpoints", ("a:1", "b:1")),
+        ("triton_endpoints", ("http://a:1",)),
+        ("triton_endpoints", ("a",)),
+        ("triton_endpoints", ("a:0",)),
+        ("triton_endpoints", ("a:99999",)),
+        ("max_body_bytes", 0),
+        ("validation_status", 418),
+        ("validation_status", True),
+        ("completion_max_tokens", -1),
+        ("completion_max_tokens", 2**31),
+        ("chat_max_tokens", 2**31),
+        ("chat_max_tokens", None),
+        ("max_choices", 0),
+        ("max_choices", 2**20 + 1),
+        ("max_choices", 1.5),
+        ("context_length_exceeded_behavior", "cut"),
+        ("context_length_exceeded_behavior", ""),
+        ("root_paths", ("openai",)),
+        ("root_paths", ("/openai/",)),
+        ("root_paths", ("/",)),
+        ("root_paths", ("",)),
+        ("root_paths", ("/a", "/b c")),
+        ("root_paths", ("/{id}",)),
+        ("stats_interval_s", True),
+        ("stats_interval_s", 0),
+        ("stats_deadline_s", float("nan")),
+        ("shutdown_timeout_s", -1),
+    ],
+)
+def test_a_bad_value_is_refused_with_the_settings_name(name: str, value: Any) -> None:
+    with pytest.raises(SettingsError, match=f"^{name}="):
+        Settings(**{name: value})
+
+
+@pytest.mark.parametrize("endpoint", ["triton:8001", "10.0.0.1:8001", "[::1]:8001", "triton.conch.svc.cluster.local:1"])
+def test_endpoints_are_host_and_port(endpoint: str) -> None:
+    assert Settings(triton_endpoints=(endpoint,)).triton_endpoints == (endpoint,)
+
+
+@pytest.mark.parametrize("path", ["/openai", "/inference/v1", "/a.b/c-d_e~f"])
+def test_a_root_path_is_a_path_without_a_slash_at_its_end(path: str) -> None:
+    assert Settings(root_paths=(path,)).root_paths == (path,)
+
+
+def test_request_defaults_are_the_settings_and_zero_fills_the_window() -> None:
+    assert Settings().request_defaults() == RequestDefaults(
+        completion_max_tokens=16,
+        chat_max_tokens=256,
+        context_length_exceeded_behavior=ContextOverflow.TRUNCATE,
+        include_stop_str_in_output=False,
+    )
+    settings = Settings(
+        completion_max_tokens=0,
+        chat_max_tokens=0,
+        context_length_exceeded_behavior="error",
+        include_stop_str_in_output=True,
+    )
+    assert settings.request_defaults() == RequestDefaults(
+        completion_max_tokens=None,
+        chat_max_tokens=None,
+        context_length_exceeded_behavior=ContextOverflow.ERROR,
+        include_stop_str_in_output=True,
+    )

@@ -1,0 +1,243 @@
+"""Content and tool calls in an answer's text, however it is cut."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from frontend.tool_calls.events import ArgumentsDelta, CallBegin, CallEnd, ContentDelta, ToolEvent
+from frontend.tool_calls.parser import tool_call_parser
+from model_repository.tool_formats import DEEPSEEK, TOOL_FORMATS
+from tests.parsed_calls import ToolCall, parse_tool_calls
+
+REPEATABLE = settings(derandomize=True, database=None, deadline=None, max_examples=100)
+FORMATS = st.sampled_from(sorted(TOOL_FORMATS))
+# What calls and broken calls are made of.
+FRAGMENTS = st.sampled_from(
+    [
+        *(token for tool_format in TOOL_FORMATS.values() for token in tool_format.special_tokens),
+        *(tool_format.before_name for tool_format in TOOL_FORMATS.values()),
+        *(tool_format.after_arguments for tool_format in TOOL_FORMATS.values()),
+        *('f", "arguments": ', 'f", "parameters": ', "f\n```json\n", '{"a": 1}', '{"a": "<', '"{\\"a\\": \\"'),
+        *("\\u00e9", "\\ud83d", "\\ude00", "\\", '"', "{", "}", '"}', ", ", "; ", ": ", " ", "\n", "<", "t", "x", "é"),
+    ]
+)
+TEXTS = st.lists(FRAGMENTS, max_size=20).map("".join)
+
+
+def events(format_name: str, chunks: Iterable[str]) -> list[ToolEvent]:
+    """Return what a parser says of the chunks, with deltas that follow each other joined."""
+    parser = tool_call_parser(format_name)
+    result: list[ToolEvent] = []
+    for event in [*(event for chunk in chunks for event in parser.push(chunk)), *parser.finish()]:
+        match (result[-1] if result else None), event:
+            case ContentDelta(before), ContentDelta(after):
+                result[-1] = ContentDelta(before + after)
+            case ArgumentsDelta(index, before), ArgumentsDelta(_, after):
+                result[-1] = ArgumentsDelta(index, before + after)
+            case _:
+                result.append(event)
+    return result
+
+
+def pushed(format_name: str, *chunks: str) -> list[list[ToolEvent]]:
+    """Return the events of each push."""
+    parser = tool_call_parser(format_name)
+    return [parser.push(chunk) for chunk in chunks]
+
+
+@pytest.mark.parametrize("format_name", TOOL_FORMATS)
+def test_calls_as_the_models_write_them_are_found(format_name: str) -> None:
+    text = TOOL_FORMATS[format_name].calls_text([("f", '{"a": {"b": "}\\""}}'), ("g", "{}")])
+    assert events(format_name, [text]) == [
+        CallBegin(0, "f"),
+        ArgumentsDelta(0, '{"a": {"b": "}\\""}}'),
+        CallEnd(0),
+        CallBegin(1, "g"),
+        ArgumentsDelta(1, "{}"),
+        CallEnd(1),
+    ]
+
+
+@REPEATABLE
+@given(format_name=FORMATS, text=TEXTS, data=st.data())
+def test_chunks_change_nothing(format_name: str, text: str, data: st.DataObject) -> None:
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=8)))
+    chunks = [text[start:end] for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+    whole = events(format_name, [text])
+    assert events(format_name, chunks) == whole
+    assert events(format_name, text) == whole
+
+
+@REPEATABLE
+@given(format_name=FORMATS, text=TEXTS)
+def test_text_without_a_call_comes_out_as_it_is(format_name: str, text: str) -> None:
+    content, calls = parse_tool_calls(format_name, text)
+    assert calls or content == text
+
+
+@REPEATABLE
+@given(
+    format_name=st.sampled_from(["hermes", "plain", "deepseek"]),
+    lead=st.text(),
+    calls=st.lists(
+        st.tuples(
+            st.from_regex(r"[a-zA-Z0-9_-]{1,64}", fullmatch=True),
+            st.dictionaries(
+                st.text(), st.none() | st.integers() | st.text() | st.lists(st.text(), max_size=2), max_size=3
+            ),
+        ),
+        min_size=1,
+        max_size=3,
+    ),
+)
+def test_text_and_calls_are_told_apart(format_name: str, lead: str, calls: list[tuple[str, dict[str, object]]]) -> None:
+    written = [(name, json.dumps(arguments, ensure_ascii=False)) for name, arguments in calls]
+    text = lead + "\n\n" + TOOL_FORMATS[format_name].calls_text(written)
+    assert parse_tool_calls(format_name, text) == (
+        lead.rstrip(" \t\r\n"),
+        [ToolCall(name, arguments, True) for name, arguments in written],
+    )
+
+
+def test_text_that_cannot_be_a_call_is_not_held_back() -> None:
+    assert pushed("hermes", "Hel", "lo <", "b>", " \n", "<tool", "_tip>") == [
+        [ContentDelta("Hel")],
+        [ContentDelta("lo")],
+        [ContentDelta(" <b>")],
+        [],
+        [],
+        [ContentDelta(" \n<tool_tip>")],
+    ]
+
+
+def test_an_answer_that_does_not_begin_with_a_call_is_text_to_its_end() -> None:
+    call = TOOL_FORMATS["llama3_json"].calls_text([("f", "{}")])
+    assert pushed("llama3_json", "A ", call) == [[ContentDelta("A ")], [ContentDelta(call)]]
+
+
+def test_arguments_stream_as_they_are_generated() -> None:
+    assert pushed(
+        "hermes", '<tool_call>\n{"name": "f", "arguments": ', "{", '"ci', 'ty": "O', "slo\\", 'n"', "}", "}"
+    ) == [
+        [],
+        [CallBegin(0, "f"), ArgumentsDelta(0, "{")],
+        [ArgumentsDelta(0, '"ci')],
+        [ArgumentsDelta(0, 'ty": "O')],
+        [ArgumentsDelta(0, "slo")],
+        [ArgumentsDelta(0, '\\n"')],
+        [ArgumentsDelta(0, "}")],
+        [CallEnd(0)],
+    ]
+
+
+def test_white_space_around_calls_is_no_content() -> None:
+    text = ' \n<tool_call> {"name":"f","arguments":{}}</tool_call> \n\n<tool_call>\n\n{ "name": "g" ,"arguments":{} }\n'
+    assert parse_tool_calls("hermes", text) == ("", [ToolCall("f", "{}", True), ToolCall("g", "{}", True)])
+    assert parse_tool_calls("hermes", text + "</tool_call>\nDone. ") == (
+        "Done. ",
+        [ToolCall("f", "{}", True), ToolCall("g", "{}", True)],
+    )
+
+
+@pytest.mark.parametrize("lead", ["", "\n", "<|python_tag|>", " <|python_tag|>\n"])
+@pytest.mark.parametrize("separator", ["; ", ";", "\n", "; <|python_tag|>"])
+@pytest.mark.parametrize("key", ["parameters", "arguments"])
+def test_llamas_ways_to_write_calls(lead: str, separator: str, key: str) -> None:
+    text = f'{lead}{{"name": "f", "{key}": {{"a": 1}}}}{separator}{{"name": "g", "{key}": {{}}}}'
+    assert parse_tool_calls("llama3_json", text) == ("", [ToolCall("f", '{"a": 1}', True), ToolCall("g", "{}", True)])
+
+
+def test_deepseek_without_the_outer_tokens() -> None:
+    text = DEEPSEEK.calls_text([("f", "{}")]).removeprefix(DEEPSEEK.before_calls).removesuffix(DEEPSEEK.after_calls)
+    assert parse_tool_calls("deepseek", f"Yes.\n{text}") == ("Yes.", [ToolCall("f", "{}", True)])
+
+
+@pytest.mark.parametrize(
+    ("string", "decoded"),
+    [
+        ('"{\\"a\\": \\"b\\\\n\\"}"', '{"a": "b\\n"}'),
+        ('"\\u00e9\\ud83d\\ude00\\/"', "é\N{GRINNING FACE}/"),
+        ('"\\ud83d x \\ude00 \\q"', "\\ud83d x \\ude00 \\q"),  # no characters: left as they are
+        ('""', ""),
+    ],
+)
+def test_arguments_in_a_string_are_decoded(string: str, decoded: str) -> None:
+    text = f'<tool_call>\n{{"name": "f", "arguments": {string}}}\n</tool_call>'
+    assert parse_tool_calls("hermes", text) == ("", [ToolCall("f", decoded, True)])
+    assert events("hermes", text) == events("hermes", [text])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '<tool_call>\n{"arguments": {}, "name": "f"}\n</tool_call>',
+        '<tool_call>\n{"arguments": {}}\n</tool_call>',
+        '<tool_call>\n{"name": "f"}\n</tool_call>',
+        '<tool_call>\n{"name": "f", "arguments": 5}\n</tool_call>',
+        '<tool_call>\n{"name": "", "arguments": {}}\n</tool_call>',
+        '<tool_call>\n{"name": 5, "arguments": {}}\n</tool_call>',
+        "<tool_call>\nf(1)\n</tool_call>",
+        "a\n<tool_call>  \n",
+        "Write <tool_call> and </tool_call> around it. ",
+        f'<tool_call>\n{{"name": "{"f" * 257}", "arguments": {{}}}}\n</tool_call>',
+        '<tool_call>\n{"name": "f", "argu',
+    ],
+)
+def test_what_is_no_call_is_content(text: str) -> None:
+    assert parse_tool_calls("hermes", text) == (text, [])
+
+
+def test_a_call_behind_one_that_is_none_is_found() -> None:
+    text = '<tool_call><tool_call>{"name": "f", "arguments": {}}</tool_call>'
+    assert parse_tool_calls("hermes", text) == ("<tool_call>", [ToolCall("f", "{}", True)])
+
+
+@pytest.mark.parametrize("text", [' {"name": "Ann", "age": 3}', '{"a": 1}; x', "<|python_tag|>print(1)\n", "  "])
+def test_json_that_is_no_call_is_content(text: str) -> None:
+    assert parse_tool_calls("llama3_json", text) == (text, [])
+
+
+def test_text_behind_llamas_calls_is_content() -> None:
+    text = '{"name": "f", "parameters": {}}; {"x": 1} {"name": "g", "parameters": {}}'
+    assert parse_tool_calls("llama3_json", text) == (
+        '; {"x": 1} {"name": "g", "parameters": {}}',
+        [ToolCall("f", "{}", True)],
+    )
+
+
+@pytest.mark.parametrize("end", range(1, 25))
+def test_a_call_that_is_cut_has_no_end(end: int) -> None:
+    begun = '<tool_call>\n{"name": "f", "arguments": '
+    rest = '{"a": "b\\u00e9", "c": 1}'
+    assert events("hermes", begun + rest[:end]) == [CallBegin(0, "f"), ArgumentsDelta(0, rest[:end])]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "rest"),
+    [
+        ('{"a": 1\n', "</tool_call>"),  # the arguments never close
+        ('{"a": 1}', "\n</tool_call>"),  # the call's object never closes
+        ("{}", ', "id": {"x": "}"}}\n</tool_call>'),  # members that no call has
+        ("{}", ', "id": \n</tool_call>'),
+        ("{}", "}"),  # no end marker
+    ],
+)
+def test_a_call_with_a_broken_end_is_ended(arguments: str, rest: str) -> None:
+    text = f'<tool_call>\n{{"name": "f", "arguments": {arguments}{rest}'
+    assert parse_tool_calls("hermes", text) == ("", [ToolCall("f", arguments, True)])
+
+
+def test_what_follows_arguments_and_is_no_end_is_content() -> None:
+    text = '<tool_call>\n{"name": "f", "arguments": {}] <tool_call>\n{"name": "g", "arguments": {}}\n</tool_call>'
+    assert parse_tool_calls("hermes", text) == ("]", [ToolCall("f", "{}", False), ToolCall("g", "{}", True)])
+
+
+def test_markers_inside_the_strings_of_arguments_are_text() -> None:
+    arguments = '{"a": "</tool_call> <tool_call> {"}'
+    text = TOOL_FORMATS["hermes"].calls_text([("f", arguments)])
+    assert parse_tool_calls("hermes", text) == ("", [ToolCall("f", arguments, True)])

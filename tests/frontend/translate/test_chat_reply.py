@@ -1,0 +1,131 @@
+"""The answer to a chat, whole or event by event."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from model_repository.generation import FinishReason, GenerationChunk, TokenLogprob
+from tests.fakes import chunks
+from tests.frontend.translate.chat_events import pieces_of, put_together, reply_to, told, whole
+
+(LAST,) = chunks("c", finish_reason=FinishReason.LENGTH)
+
+
+def one_choice(*pieces: GenerationChunk, **fields: Any) -> list[Any]:
+    return told(reply_to(stream=True, **fields), [(0, piece) for piece in pieces])
+
+
+def test_a_chat_completion_has_openais_shape() -> None:
+    reply = reply_to()
+    answer = whole(reply, LAST)
+    assert answer["choices"] == [
+        {
+            "index": 0,
+            "message": {"role": "assistant", "content": "c", "refusal": None, "annotations": []},
+            "logprobs": None,
+            "finish_reason": "length",
+            "stop_reason": None,
+        }
+    ]
+    assert (answer["object"], answer["created"], answer["id"]) == ("chat.completion", 1, reply.id)
+    assert (answer["model"], answer["system_fingerprint"]) == ("gpt-4o", "fp_demo")
+    assert reply.id.startswith("chatcmpl-")
+    assert reply_to().id != reply.id
+
+
+def test_an_empty_answer_is_an_empty_text() -> None:
+    assert whole(reply_to(), *chunks(""))["choices"][0]["message"]["content"] == ""
+
+
+def test_a_stream_opens_with_the_role_of_each_choice() -> None:
+    openings = reply_to(stream=True, n=3).opening()
+    assert [event["choices"] for event in openings] == [
+        [
+            {
+                "index": index,
+                "delta": {"role": "assistant", "content": ""},
+                "logprobs": None,
+                "finish_reason": None,
+            }
+        ]
+        for index in range(3)
+    ]
+    assert all("usage" not in event for event in openings)
+    assert {event["object"] for event in openings} == {"chat.completion.chunk"}
+
+
+def test_the_last_chunk_has_text_and_the_engines_reason() -> None:
+    *_, event = one_choice(GenerationChunk(text="a"), dataclasses.replace(LAST, stop_reason="x"))
+    assert event["choices"] == [
+        {"index": 0, "delta": {"content": "c"}, "logprobs": None, "finish_reason": "length", "stop_reason": "x"}
+    ]
+    assert "usage" not in event
+
+
+def test_an_end_without_text_is_told_all_the_same() -> None:
+    *_, event = one_choice(GenerationChunk(text="a"), *chunks(""))
+    assert event["choices"][0]["delta"] == {}
+    assert event["choices"][0]["finish_reason"] == "stop"
+
+
+def test_tokens_without_text_bring_no_event_unless_asked_for() -> None:
+    token = GenerationChunk(text="", token_ids=(5,), logprobs=(TokenLogprob(5, b"\xe2", -1.0),))
+    assert put_together(one_choice(token, LAST, logprobs=True))["logprobs"][0]["bytes"] == [0xE2]
+    assert put_together(one_choice(token, LAST, return_token_ids=True))["token_ids"] == [5]
+
+
+def test_include_usage_brings_null_on_all_chunks_and_one_chunk_of_its_own() -> None:
+    for pieces in ([LAST], [GenerationChunk(text="a"), LAST]):
+        *events, closing = one_choice(*pieces, stream_options={"include_usage": True})
+        assert all(event["usage"] is None for event in events)
+        assert closing["choices"] == []
+        assert closing["usage"] == whole(reply_to(), LAST)["usage"]
+
+
+@pytest.mark.parametrize("options", [None, {}, {"include_usage": False}])
+def test_without_it_no_chunk_has_usage(options: Any) -> None:
+    assert all("usage" not in event for event in one_choice(LAST, stream_options=options))
+
+
+def test_usage_counts_the_prompt_once() -> None:
+    usage = whole(reply_to(n=3), LAST, LAST, LAST)["usage"]
+    assert (usage["prompt_tokens"], usage["completion_tokens"], usage["total_tokens"]) == (7, 15, 22)
+
+
+def test_choices_interleave_and_each_ends_once() -> None:
+    reply = reply_to(stream=True, n=3, stream_options={"include_usage": True})
+    texts = {0: ["a", "b", "c"], 1: ["d"], 2: ["e", "f"]}
+    pieces = {index: pieces_of(text) for index, text in texts.items()}
+    order = [(2, 0), (0, 0), (1, 0), (0, 1), (2, 1), (0, 2)]
+    events = told(reply, [(index, pieces[index][number]) for index, number in order])
+    for index, text in texts.items():
+        choice = put_together(events, index)
+        assert choice["message"] == {"role": "assistant", "content": "".join(text)}
+        assert choice["finish_reasons"] == ["stop"]
+        of_choice = [each for event in events for each in event["choices"] if each["index"] == index]
+        assert "role" in of_choice[0]["delta"]
+        assert all("role" not in piece["delta"] for piece in of_choice[1:])
+        assert of_choice[-1]["finish_reason"] == "stop"
+    assert [event["usage"] is None for event in events] == [True] * (len(events) - 1) + [False]
+    assert len({(event["id"], event["created"], event["model"], event["system_fingerprint"]) for event in events}) == 1
+
+
+def test_log_probabilities_are_told_to_those_who_ask() -> None:
+    pieces = pieces_of(["é", "b"])
+    for asked in (True, False):
+        (choice,) = whole(reply_to(logprobs=asked), pieces[-1])["choices"]
+        assert (choice["logprobs"] is not None) == asked
+    content = put_together(one_choice(*pieces, logprobs=True))["logprobs"]
+    assert [item["bytes"] for item in content] == [[0xC3, 0xA9], [0x62]]
+    assert put_together(one_choice(*pieces))["logprobs"] == []
+
+
+@pytest.mark.parametrize("asked", [True, False])
+def test_token_ids_are_told_to_those_who_ask(asked: bool) -> None:
+    pieces = pieces_of(["a", "b"])
+    assert put_together(one_choice(*pieces, return_token_ids=asked))["token_ids"] == ([0, 1] if asked else [])
+    (choice,) = whole(reply_to(return_token_ids=asked), pieces[-1])["choices"]
+    assert choice.get("token_ids") == ([1] if asked else None)

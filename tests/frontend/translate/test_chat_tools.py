@@ -1,0 +1,208 @@
+"""Answers that call tools: the same message whole and streamed, however the text is cut."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from model_repository.generation import FinishReason
+from model_repository.tool_formats import TOOL_FORMATS
+from tests.frontend.bodies import TIME, WEATHER
+from tests.frontend.translate.chat_events import pieces_of, put_together, reply_to, told, whole
+from tests.parsed_calls import parse_tool_calls
+
+TOOLS: dict[str, Any] = {"tools": [WEATHER, TIME]}
+FUNCTIONS: dict[str, Any] = {"functions": [WEATHER["function"], TIME["function"]]}
+NAMED = {"tool_choice": {"type": "function", "function": {"name": "get_time"}}}
+CALLS = [("get_weather", '{"city": "Zürich 🙂"}'), ("get_time", "{}")]
+FORMATS = pytest.mark.parametrize("tool_format", TOOL_FORMATS)
+
+
+def text_of(*calls: tuple[str, str], tool_format: str = "hermes") -> str:
+    return TOOL_FORMATS[tool_format].calls_text(calls)
+
+
+def streamed(texts: list[str], reason: FinishReason = FinishReason.STOP, **fields: Any) -> dict[str, Any]:
+    """Return what a client makes of a stream of one choice."""
+    reply = reply_to(stream=True, **fields)
+    return put_together(told(reply, [(0, piece) for piece in pieces_of(texts, reason)]))
+
+
+def answered(text: str, reason: FinishReason = FinishReason.STOP, **fields: Any) -> dict[str, Any]:
+    """Return the only choice of a whole answer."""
+    (choice,) = whole(reply_to(**fields), *pieces_of([text], reason))["choices"]
+    return {**choice}
+
+
+def without_ids(message: dict[str, Any]) -> dict[str, Any]:
+    """Return what two messages have in common that say the same."""
+    calls = [call["function"] for call in message.get("tool_calls", ())]
+    return {"content": message["content"] or None, "calls": calls, "function_call": message.get("function_call")}
+
+
+def cut(text: str, places: set[int]) -> list[str]:
+    ends = sorted({0, len(text)} | {place for place in places if place < len(text)})
+    return [text[start:end] for start, end in itertools.pairwise(ends)] or [text]
+
+
+@FORMATS
+@pytest.mark.parametrize("choice", [{"tool_choice": "required"}, NAMED], ids=["required", "named"])
+def test_a_forced_call_that_was_cut_in_its_head_shows_no_markup(tool_format: str, choice: dict[str, Any]) -> None:
+    text = text_of(("get_time", "{}"), tool_format=tool_format)
+    broken = text[: text.index("get_")]
+    answer = answered(broken, FinishReason.LENGTH, tool_call_format=tool_format, **TOOLS, **choice)
+    assert (answer["finish_reason"], answer["message"]["content"] or None) == ("length", None)
+
+
+@FORMATS
+@pytest.mark.parametrize("fields", [TOOLS, FUNCTIONS], ids=["tools", "functions"])
+def test_a_call_that_a_stop_sequence_cut_is_no_call_to_carry_out(tool_format: str, fields: dict[str, Any]) -> None:
+    text = text_of(("get_weather", '{"city": "Paris"}'), tool_format=tool_format)
+    broken = text[: text.index("ris")]
+    assert answered(broken, tool_call_format=tool_format, **fields)["finish_reason"] == "stop"
+    assert streamed(list(broken), tool_call_format=tool_format, **fields)["finish_reasons"] == ["stop"]
+    assert answered(text, tool_call_format=tool_format, **fields)["finish_reason"] != "stop"
+
+
+@FORMATS
+def test_calls_are_told_whole_and_in_pieces(tool_format: str) -> None:
+    text = text_of(*CALLS, tool_format=tool_format)
+    message = answered(text, tool_call_format=tool_format, **TOOLS)["message"]
+    assert message["content"] is None
+    assert [(call["function"]["name"], call["function"]["arguments"]) for call in message["tool_calls"]] == CALLS
+    choice = streamed(list(text), tool_call_format=tool_format, **TOOLS)
+    assert without_ids(choice["message"]) == without_ids(message)
+    assert choice["finish_reasons"] == ["tool_calls"]
+
+
+def test_ids_of_calls_are_their_own_and_the_same_within_a_stream() -> None:
+    text = text_of(*CALLS)
+    messages = [answered(text, **TOOLS)["message"], streamed(list(text), **TOOLS)["message"]]
+    ids = [call["id"] for message in messages for call in message["tool_calls"]]
+    assert len(set(ids)) == 4
+    assert all(len(each) >= 9 for each in ids)  # Mistral's templates ask for so many
+
+
+def test_only_the_first_delta_of_a_call_has_id_type_and_name() -> None:
+    reply = reply_to(stream=True, **TOOLS)
+    events = told(reply, [(0, piece) for piece in pieces_of(list(text_of(CALLS[0])))])
+    deltas = [call for event in events for call in event["choices"][0]["delta"].get("tool_calls", ())]
+    first, *rest = deltas
+    assert (first["index"], first["type"], first["function"]) == (
+        0,
+        "function",
+        {"name": "get_weather", "arguments": ""},
+    )
+    assert rest
+    assert all(set(call) == {"index", "function"} and set(call["function"]) == {"arguments"} for call in rest)
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason", "expected"),
+    [
+        (TOOLS, "stop", "tool_calls"),
+        (TOOLS | {"tool_choice": "auto"}, "stop", "tool_calls"),
+        (TOOLS | {"tool_choice": "required"}, "stop", "tool_calls"),
+        (TOOLS | NAMED, "stop", "stop"),
+        (FUNCTIONS, "stop", "function_call"),
+        (FUNCTIONS | {"function_call": {"name": "get_time"}}, "stop", "stop"),
+        (TOOLS, "length", "length"),
+        (FUNCTIONS, "length", "length"),
+    ],
+)
+def test_the_finish_reason_says_what_the_client_has_to_do(fields: dict[str, Any], reason: str, expected: str) -> None:
+    text = text_of(CALLS[1])
+    assert answered(text, FinishReason(reason), **fields)["finish_reason"] == expected
+    assert streamed(list(text), FinishReason(reason), **fields)["finish_reasons"] == [expected]
+
+
+@pytest.mark.parametrize("fields", [{}, {"tools": []}, TOOLS | {"tool_choice": "none"}])
+def test_where_no_tool_may_be_called_the_text_is_the_text(fields: dict[str, Any]) -> None:
+    choice = answered(text_of(*CALLS), **fields)
+    assert choice["message"]["content"] == text_of(*CALLS)
+    assert "tool_calls" not in choice["message"]
+    assert choice["finish_reason"] == "stop"
+
+
+def test_tools_that_are_not_called_change_nothing() -> None:
+    choice = answered("Just <b>text</b>.", **TOOLS)
+    assert (choice["message"]["content"], choice["finish_reason"]) == ("Just <b>text</b>.", "stop")
+    assert "tool_calls" not in choice["message"]
+    assert streamed(["Just ", "<b>text", "</b>."], **TOOLS)["message"]["content"] == "Just <b>text</b>."
+
+
+def test_content_before_a_call_is_kept() -> None:
+    message = answered("Let me see. " + text_of(CALLS[0]), **TOOLS)["message"]
+    assert message["content"] == "Let me see."
+    assert len(message["tool_calls"]) == 1
+
+
+def test_the_deprecated_form_has_one_call() -> None:
+    # Two calls became one, with the arguments of both.
+    for message in (
+        answered(text_of(*CALLS), **FUNCTIONS)["message"],
+        streamed(list(text_of(*CALLS)), **FUNCTIONS)["message"],
+    ):
+        assert message["function_call"] == {"name": "get_weather", "arguments": CALLS[0][1]}
+        assert message["content"] is None
+        assert "tool_calls" not in message
+
+
+@pytest.mark.parametrize("text", ["Hi <", "Hi <tool_call>", 'Hi <tool_call>\n{"name": "get_'])
+def test_what_never_became_a_call_is_content(text: str) -> None:
+    for reason in FinishReason:
+        assert answered(text, reason, **TOOLS)["message"]["content"] == text
+        assert streamed(list(text), reason, **TOOLS)["message"]["content"] == text
+
+
+def test_a_call_that_was_cut_keeps_the_arguments_so_far() -> None:
+    text = text_of(CALLS[0])[:-25]
+    choice = answered(text, FinishReason.LENGTH, **TOOLS)
+    (call,) = choice["message"]["tool_calls"]
+    assert CALLS[0][1].startswith(call["function"]["arguments"])
+    assert choice["finish_reason"] == "length"
+
+
+def test_each_choice_has_a_parser_of_its_own() -> None:
+    reply = reply_to(stream=True, n=2, **TOOLS)
+    first, second = pieces_of(list(text_of(CALLS[0]))), pieces_of(list("plain text, as long as a call" * 2))
+    both = itertools.zip_longest(first, second)
+    events = told(reply, [(index, piece) for pair in both for index, piece in enumerate(pair) if piece])
+    assert without_ids(put_together(events, 0)["message"])["calls"] == [{"name": CALLS[0][0], "arguments": CALLS[0][1]}]
+    assert put_together(events, 1)["message"]["content"] == "plain text, as long as a call" * 2
+    assert [put_together(events, index)["finish_reasons"] for index in (0, 1)] == [["tool_calls"], ["stop"]]
+
+
+JSON_TEXTS = st.dictionaries(st.text(max_size=6), st.text(max_size=10) | st.integers() | st.none(), max_size=3).map(
+    lambda arguments: json.dumps(arguments, ensure_ascii=False)
+)
+CONTENTS = st.sampled_from(["", "Let me see. ", "a < b\n", "<tool", "<tool_call", "é🙂 "]) | st.text(max_size=12)
+ANSWERS = st.tuples(
+    CONTENTS, st.lists(st.tuples(st.sampled_from(["get_weather", "get_time"]), JSON_TEXTS), max_size=3)
+).map(lambda answer: answer[0] + text_of(*answer[1]))
+
+
+@given(text=ANSWERS, places=st.sets(st.integers(1, 300)), end=st.none() | st.integers(0, 300))
+@pytest.mark.parametrize("offered", [TOOLS, FUNCTIONS], ids=["tools", "functions"])
+def test_streamed_deltas_concatenate_to_the_message(
+    offered: dict[str, Any], text: str, places: set[int], end: int | None
+) -> None:
+    reason = FinishReason.STOP if end is None else FinishReason.LENGTH
+    text = text[:end]
+    choice = streamed(cut(text, places), reason, logprobs=True, return_token_ids=True, **offered)
+    expected = answered(text, reason, logprobs=True, **offered)
+    assert without_ids(choice["message"]) == without_ids(expected["message"])
+    assert choice["finish_reasons"] == [expected["finish_reason"]]
+    content, calls = parse_tool_calls("hermes", text)
+    assert without_ids(expected["message"])["content"] == (content or None)
+    if offered is TOOLS:
+        expected_calls = [{"name": call.name, "arguments": call.arguments} for call in calls]
+        assert without_ids(expected["message"])["calls"] == expected_calls
+    # What the parser holds back has its tokens all the same.
+    assert bytes(byte for item in choice["logprobs"] for byte in item["bytes"]).decode() == text
+    assert choice["token_ids"] == list(range(len(cut(text, places))))

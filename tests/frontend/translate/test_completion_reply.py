@@ -1,0 +1,183 @@
+"""The answer to a completions request, whole or event by event."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+from pydantic import TypeAdapter
+
+from frontend.models import ModelName
+from frontend.protocol.answers import Completion
+from frontend.translate.completion_reply import CompletionReply
+from model_repository.generation import FinishReason, GenerationChunk, TokenLogprob, Usage
+from tests.fakes import DEMO, USAGE, chunks
+from tests.frontend.bodies import completion
+
+NAME = ModelName(asked="gpt-4o", model=DEMO)
+ANSWER = TypeAdapter(Completion)
+(LAST,) = chunks("c", finish_reason=FinishReason.LENGTH)
+
+
+def reply_to(prompt_num_chars: Any = (), **fields: Any) -> CompletionReply:
+    return CompletionReply(completion(**fields), NAME, 1, prompt_num_chars)
+
+
+def drawn(text: str, *logprobs: float, usage: Usage = USAGE) -> GenerationChunk:
+    """Return a whole completion, a character a token."""
+    items = tuple(TokenLogprob(1, char.encode(), value) for char, value in zip(text, logprobs, strict=False))
+    return GenerationChunk(text=text, logprobs=items, finish_reason=FinishReason.STOP, usage=usage)
+
+
+def told(reply: CompletionReply, *pieces: tuple[int, GenerationChunk]) -> list[Completion]:
+    events = [event for index, chunk in pieces for event in reply.events(index, chunk)]
+    for event in events:
+        ANSWER.validate_python(event, strict=True)
+    return [*reply.opening(), *events]
+
+
+def whole(reply: CompletionReply, *chunks: GenerationChunk) -> Completion:
+    return ANSWER.validate_python(reply.whole(chunks), strict=True)
+
+
+def test_a_length_limited_completion_reports_length() -> None:
+    reply = reply_to()
+    answer = whole(reply, LAST)
+    assert answer["choices"] == [
+        {"index": 0, "text": "c", "logprobs": None, "finish_reason": "length", "stop_reason": None}
+    ]
+    assert (answer["object"], answer["created"], answer["id"]) == ("text_completion", 1, reply.id)
+    assert (answer["model"], answer["system_fingerprint"]) == ("gpt-4o", "fp_demo")
+    assert reply.id.startswith("cmpl-")
+    assert reply_to().id != reply.id
+
+
+@pytest.mark.parametrize("stop_reason", ["END", 7, None])
+def test_what_ended_a_completion_is_told(stop_reason: Any) -> None:
+    last = dataclasses.replace(LAST, finish_reason=FinishReason.STOP, stop_reason=stop_reason)
+    (event,) = told(reply_to(stream=True), (0, last))
+    for choice in (event["choices"][0], whole(reply_to(), last)["choices"][0]):
+        assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", stop_reason)
+
+
+def test_a_stream_without_options_has_usage_on_its_last_chunk() -> None:
+    first, last = told(reply_to(stream=True), (0, GenerationChunk(text="a")), (0, LAST))
+    assert first["usage"] is None
+    assert last["usage"] == whole(reply_to(), LAST)["usage"]
+    assert [event["choices"][0]["finish_reason"] for event in (first, last)] == [None, "length"]
+
+
+@pytest.mark.parametrize("options", [{}, {"include_usage": False}, {"include_usage": None}])
+def test_any_stream_options_switch_to_openais_rule(options: dict[str, Any]) -> None:
+    events = told(reply_to(stream=True, stream_options=options), (0, GenerationChunk(text="a")), (0, LAST))
+    assert all("usage" not in event for event in events)
+
+
+def test_include_usage_brings_null_on_all_chunks_and_one_chunk_of_its_own() -> None:
+    reply = reply_to(stream=True, stream_options={"include_usage": True}, n=2)
+    *events, closing = told(reply, (1, LAST), (0, GenerationChunk(text="a")), (0, LAST))
+    assert all(event["usage"] is None for event in events)
+    assert closing["choices"] == []
+    assert closing["usage"] == whole(reply_to(n=2), LAST, LAST)["usage"]
+    assert {(event["id"], event["created"], event["object"]) for event in (*events, closing)} == {
+        (reply.id, 1, "text_completion")
+    }
+
+
+def test_choices_are_numbered_by_prompt_and_then_by_draw() -> None:
+    answer = whole(reply_to(prompt=["p", "q"], n=2), *(drawn(text) for text in ("p0", "p1", "q0", "q1")))
+    assert [(choice["index"], choice["text"]) for choice in answer["choices"]] == [
+        (0, "p0"),
+        (1, "p1"),
+        (2, "q0"),
+        (3, "q1"),
+    ]
+
+
+def test_streams_of_several_prompts_interleave_and_only_the_last_chunk_of_all_has_usage() -> None:
+    reply = reply_to(prompt=["p", "q"], n=2, best_of=2, stream=True)
+    order = [3, 0, 2, 1, 0]
+    pieces = [(index, drawn(str(index))) for index in order[:-1]]
+    events = told(reply, (0, GenerationChunk(text="x")), *pieces)
+    assert [event["choices"][0]["index"] for event in events] == [0, *order[:-1]]
+    assert [event["usage"] is None for event in events] == [True] * 4 + [False]
+    usage = events[-1]["usage"]
+    assert usage is not None
+    assert (usage["prompt_tokens"], usage["completion_tokens"]) == (14, 20)
+
+
+def test_the_best_of_each_prompt_are_shown_and_all_are_counted() -> None:
+    candidates = [drawn("a", -3.0), drawn("b", -1.0), drawn("c", -2.0), drawn("d", -0.5), drawn("e", -9.0), drawn("f")]
+    answer = whole(reply_to(prompt=["p", "q"], n=2, best_of=3), *candidates)
+    assert [(choice["index"], choice["text"]) for choice in answer["choices"]] == [
+        (0, "b"),
+        (1, "c"),
+        (2, "d"),
+        (3, "e"),
+    ]
+    assert all(choice["logprobs"] is None for choice in answer["choices"])
+    usage = answer["usage"]
+    assert usage is not None
+    assert (usage["prompt_tokens"], usage["completion_tokens"]) == (14, 30)
+
+
+def test_a_short_completion_is_no_better_for_being_short() -> None:
+    answer = whole(reply_to(best_of=2), drawn("a", -1.0), drawn("bcd", -0.9, -0.9, -0.9))
+    assert answer["choices"][0]["text"] == "bcd"
+
+
+def test_of_equals_the_first_is_the_best() -> None:
+    answer = whole(reply_to(n=2, best_of=3), drawn("a", -1.0), drawn("b", -1.0), drawn("c", -1.0))
+    assert [choice["text"] for choice in answer["choices"]] == ["a", "b"]
+
+
+def test_an_echoed_prompt_does_not_rank() -> None:
+    likely_prompt = (TokenLogprob(1, b"p", None), TokenLogprob(1, b"q", -0.001))
+    candidates = [
+        dataclasses.replace(item, text=f"pq{item.text}", logprobs=likely_prompt + item.logprobs, num_prompt_tokens=2)
+        for item in (drawn(""), drawn("a", -2.0), drawn("b", -1.0))
+    ]
+    answer = whole(reply_to(prompt="pq", echo=True, n=3, best_of=3), *candidates)
+    assert [choice["text"] for choice in answer["choices"]] == ["pq", "pqa", "pqb"]
+    answer = whole(reply_to(prompt="pq", echo=True, n=2, best_of=3), *candidates)
+    assert [choice["text"] for choice in answer["choices"]] == ["pqb", "pqa"]
+
+
+def test_log_probabilities_that_were_asked_for_are_shown_with_the_best() -> None:
+    reply = reply_to(best_of=2, logprobs=0, prompt_num_chars=[2])
+    (choice,) = whole(reply, drawn("ab", -3.0, -3.0), drawn("cd", -1.0, -2.0))["choices"]
+    assert choice["logprobs"] == {
+        "text_offset": [2, 3],
+        "token_logprobs": [-1.0, -2.0],
+        "tokens": ["c", "d"],
+        "top_logprobs": [{"c": -1.0}, {"d": -2.0}],
+    }
+
+
+@pytest.mark.parametrize(("echo", "offsets"), [(False, [[4], [5], [7], [4]]), (True, [[0], [1], [0], [1]])])
+def test_offsets_begin_behind_each_prompt_unless_it_is_echoed(echo: bool, offsets: list[list[int]]) -> None:
+    reply = reply_to(prompt=["four", "seven77"], logprobs=0, echo=echo, stream=True, prompt_num_chars=[4, 7])
+    pieces = [(0, "a"), (0, "b"), (1, "c"), (1, "d")] if echo else [(0, "a"), (0, "b"), (1, "c")]
+    events = told(reply, *((index, drawn(text, -1.0)) for index, text in pieces))
+    seen = [event["choices"][0]["logprobs"] for event in events]
+    assert [item["text_offset"] for item in seen if item] == offsets[: len(pieces)]
+
+
+def test_an_echoed_prompt_has_its_log_probabilities() -> None:
+    items = (TokenLogprob(1, "é".encode(), None), TokenLogprob(2, b"b", -2.0), TokenLogprob(3, b"c", -1.0))
+    chunk = dataclasses.replace(LAST, text="ébc", logprobs=items, num_prompt_tokens=2)
+    (choice,) = whole(reply_to(prompt="éb", echo=True, logprobs=1, max_tokens=1), chunk)["choices"]
+    assert choice["logprobs"] is not None
+    assert choice["logprobs"]["tokens"] == ["é", "b", "c"]
+    assert choice["logprobs"]["token_logprobs"] == [None, -2.0, -1.0]
+    assert choice["logprobs"]["top_logprobs"][0] is None
+    assert choice["logprobs"]["text_offset"] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("asked", [True, False])
+def test_token_ids_are_told_to_those_who_ask(asked: bool) -> None:
+    chunk = dataclasses.replace(LAST, token_ids=(5, 6))
+    (event,) = told(reply_to(return_token_ids=asked, stream=True), (0, chunk))
+    for choice in (event["choices"][0], whole(reply_to(return_token_ids=asked), chunk)["choices"][0]):
+        assert choice.get("token_ids") == ([5, 6] if asked else None)

@@ -1,0 +1,103 @@
+"""Images in requests: decoded from data URIs, never fetched."""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from typing import Any
+
+import pytest
+
+from frontend.errors import APIError, InvalidRequest, UnsupportedValue
+from frontend.translate.images import image_from_data_uri
+from frontend.translate.requests import chat_to_requests, completion_to_requests
+from tests.frontend.bodies import chat, completion
+from tests.frontend.translate.test_requests import DEFAULTS, NAME
+
+PNG, JPEG = b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff\xe0"
+
+
+def uri(image: bytes, mime: str = "image/png") -> str:
+    return f"data:{mime};base64,{b64encode(image).decode()}"
+
+
+def images_of(**fields: Any) -> tuple[bytes, ...]:
+    (request,) = completion_to_requests(completion(**fields), NAME, DEFAULTS)
+    return request.images
+
+
+def refusal_of(text: str) -> APIError:
+    with pytest.raises(APIError) as caught:
+        image_from_data_uri(text, "images[0]")
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    "text",
+    [uri(PNG), uri(PNG).removeprefix("data:"), f"image/png,{b64encode(PNG).decode()}", uri(PNG, "image/svg+xml")],
+)
+def test_an_image_is_a_data_uri_in_openais_spelling_or_fireworks(text: str) -> None:
+    assert image_from_data_uri(text, "images[0]") == PNG
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "http://example.com/a.png",
+        "https://169.254.169.254/latest",
+        "file:///etc/passwd",
+        "data:text/plain;base64,eA==",
+        "data:image/png;charset=x;base64,eA==",
+        "x",
+        "",
+    ],
+)
+def test_what_would_have_to_be_fetched_is_not_served(text: str) -> None:
+    error = refusal_of(text)
+    assert isinstance(error, UnsupportedValue)
+    assert (error.status, error.param, error.code) == (400, "images[0]", "unsupported_value")
+
+
+@pytest.mark.parametrize("payload", ["%%%%", "eA", "eA==\n", "e A==", "é", "", "eA==eA=="])
+def test_what_is_no_base64_or_no_image_is_refused(payload: str) -> None:
+    error = refusal_of(f"data:image/png;base64,{payload}")
+    assert type(error) is InvalidRequest
+    assert (error.status, error.param) == (400, "images[0]")
+
+
+def test_a_long_url_is_shown_short() -> None:
+    assert len(refusal_of("http://" + "x" * 100_000).message) < 300
+
+
+def test_a_prompt_has_one_marker_for_each_image() -> None:
+    assert images_of(prompt="<image> and <image>", images=[uri(PNG), uri(JPEG, "image/jpeg")]) == (PNG, JPEG)
+    assert images_of(prompt="no <image> at all") == ()
+    assert images_of(prompt="none", images=[]) == ()
+
+
+@pytest.mark.parametrize("prompt", ["none", "<image><image>", [1, 2]])
+def test_another_number_of_images_is_refused(prompt: Any) -> None:
+    with pytest.raises(InvalidRequest, match=r"^images: 1 images for \d `<image>`") as caught:
+        images_of(prompt=prompt, images=[uri(PNG)])
+    assert caught.value.param == "images"
+
+
+def test_a_bad_image_is_refused_by_place() -> None:
+    with pytest.raises(UnsupportedValue) as caught:
+        images_of(prompt="<image><image>", images=[uri(PNG), "http://x"])
+    assert caught.value.param == "images[1]"
+
+
+def parts(*urls: str) -> list[dict[str, Any]]:
+    return [{"type": "text", "text": "x"}, *({"type": "image_url", "image_url": {"url": url}} for url in urls)]
+
+
+def test_a_chats_images_come_in_the_order_of_its_parts() -> None:
+    messages = [{"role": "user", "content": parts(uri(PNG), uri(JPEG))}, {"role": "user", "content": parts(uri(PNG))}]
+    for request in chat_to_requests(chat(messages=messages, n=2), NAME, DEFAULTS):
+        assert request.images == (PNG, JPEG, PNG)
+
+
+def test_a_chats_bad_image_is_refused_by_place() -> None:
+    with pytest.raises(UnsupportedValue) as caught:
+        chat_to_requests(chat(messages=[{"role": "user", "content": parts(uri(PNG), "http://x")}]), NAME, DEFAULTS)
+    assert caught.value.param == "messages[0].content[2].image_url.url"

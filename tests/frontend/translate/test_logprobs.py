@@ -1,0 +1,145 @@
+"""Log probabilities in the two shapes of OpenAI's API."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from frontend.translate.logprobs import CompletionLogprobsWriter, chat_logprobs, mean_logprob
+from model_repository.generation import GenerationChunk, TokenLogprob, TopLogprob
+
+NO_CHANCE = float("-inf")
+
+
+def token(text: str | bytes, logprob: float | None = -1.0, *top: TopLogprob) -> TokenLogprob:
+    return TokenLogprob(1, text if isinstance(text, bytes) else text.encode(), logprob, top)
+
+
+def other(text: str | bytes, logprob: float) -> TopLogprob:
+    return TopLogprob(2, text if isinstance(text, bytes) else text.encode(), logprob)
+
+
+EURO = [token(b"\xe2\x82"), token(b"\xac")]
+
+
+def test_a_chats_token_has_its_text_bytes_and_rivals() -> None:
+    assert chat_logprobs([token("é", -0.5, other("é", -0.5), other(b"\xe2\x82", -2.0))]) == {
+        "content": [
+            {
+                "token": "é",
+                "logprob": -0.5,
+                "bytes": [0xC3, 0xA9],
+                "top_logprobs": [
+                    {"token": "é", "logprob": -0.5, "bytes": [0xC3, 0xA9]},
+                    {"token": "\ufffd", "logprob": -2.0, "bytes": [0xE2, 0x82]},
+                ],
+            }
+        ],
+        "refusal": None,
+    }
+    assert chat_logprobs([]) == {"content": [], "refusal": None}
+
+
+def test_a_chats_bytes_concatenate_to_the_text_where_tokens_do_not() -> None:
+    content = chat_logprobs([token("a"), *EURO])["content"]
+    assert bytes(byte for item in content for byte in item["bytes"]).decode() == "a€"
+    assert [item["token"] for item in content] == ["a", "\ufffd", "\ufffd"]
+
+
+def test_json_has_no_infinity() -> None:
+    item = token("a", NO_CHANCE, other("b", NO_CHANCE))
+    (told,) = chat_logprobs([item])["content"]
+    assert (told["logprob"], told["top_logprobs"][0]["logprob"]) == (-9999.0, -9999.0)
+    lists = CompletionLogprobsWriter(0).write([item])
+    assert (lists["token_logprobs"], lists["top_logprobs"]) == ([-9999.0], [{"b": -9999.0, "a": -9999.0}])
+
+
+def test_a_completions_lists_have_a_place_for_each_token() -> None:
+    lists = CompletionLogprobsWriter(3).write([token("ab", -0.5), token("c", -1.5)])
+    assert lists == {
+        "text_offset": [3, 5],
+        "token_logprobs": [-0.5, -1.5],
+        "tokens": ["ab", "c"],
+        "top_logprobs": [{"ab": -0.5}, {"c": -1.5}],
+    }
+
+
+def test_offsets_count_characters_and_go_on_from_piece_to_piece() -> None:
+    writer = CompletionLogprobsWriter(0)
+    pieces = [writer.write([token("🙂é")]), writer.write([]), writer.write([token("x"), token("y")])]
+    assert [piece["text_offset"] for piece in pieces] == [[0], [], [2, 3]]
+
+
+@pytest.mark.parametrize("cut", [0, 1, 2, 3])
+def test_a_character_split_over_tokens_is_shown_by_its_bytes_and_counted_once(cut: int) -> None:
+    items = [*EURO, token("!")]
+    writer = CompletionLogprobsWriter(0)
+    pieces: list[Any] = [writer.write(items[:cut]), writer.write(items[cut:])]
+    assert [each for piece in pieces for each in piece["tokens"]] == ["bytes:\\xe2\\x82", "bytes:\\xac", "!"]
+    assert [each for piece in pieces for each in piece["text_offset"]] == [0, 0, 1]
+
+
+def test_the_first_token_of_an_echoed_prompt_has_no_probability() -> None:
+    lists = CompletionLogprobsWriter(0).write([token("a", None), token("b", -1.0)])
+    assert lists["token_logprobs"] == [None, -1.0]
+    assert lists["top_logprobs"] == [None, {"b": -1.0}]
+
+
+def test_the_drawn_token_is_always_among_the_likely_ones() -> None:
+    top = (other("x", -0.1), other("y", -0.2))
+    (rivals,) = CompletionLogprobsWriter(0).write([token("z", -5.0, *top)])["top_logprobs"]
+    assert rivals == {"x": -0.1, "y": -0.2, "z": -5.0}
+    (rivals,) = CompletionLogprobsWriter(0).write([token("y", -0.2, *top)])["top_logprobs"]
+    assert rivals == {"x": -0.1, "y": -0.2}
+
+
+def test_of_two_rivals_with_one_text_the_likelier_is_shown() -> None:
+    top = (other("x", -0.1), other("x", -0.2), other("y", -0.3))
+    (rivals,) = CompletionLogprobsWriter(0).write([token("z", -5.0, *top)])["top_logprobs"]
+    assert rivals == {"x": -0.1, "y": -0.3, "z": -5.0}
+
+
+def test_the_mean_is_over_the_completions_own_tokens() -> None:
+    echoed = (token("p", None), token("q", -100.0))
+    own = (token("a", -1.0), token("b", -2.0))
+    assert mean_logprob(GenerationChunk(text="ab", logprobs=own)) == -1.5
+    assert mean_logprob(GenerationChunk(text="pqab", logprobs=echoed + own, num_prompt_tokens=2)) == -1.5
+
+
+def test_an_empty_text_is_the_least_likely() -> None:
+    assert mean_logprob(GenerationChunk(text="")) == NO_CHANCE
+    assert mean_logprob(GenerationChunk(text="p", logprobs=(token("p", None),), num_prompt_tokens=1)) == NO_CHANCE
+
+
+@pytest.mark.parametrize(
+    ("tokens", "offsets"),
+    [
+        ([b"\xa3", b"a", b"b"], [0, 1, 2]),  # never a character
+        ([b"\xe2", b"a", b"b"], [0, 1, 2]),  # the beginning of one, not finished
+        ([b"\xe2\x82", b"\xac", b"b"], [0, 0, 1]),
+        ([b"\xe2\x82", b"\xe2\x82\xac", b"b"], [0, 1, 2]),
+    ],
+)
+def test_offsets_count_what_stands_for_broken_characters(tokens: list[bytes], offsets: list[int]) -> None:
+    assert CompletionLogprobsWriter(0).write([token(each) for each in tokens])["text_offset"] == offsets
+    one_by_one = CompletionLogprobsWriter(0)
+    assert [one_by_one.write([token(each)])["text_offset"][0] for each in tokens] == offsets
+
+
+def test_an_echoed_prompt_that_ends_inside_a_character_is_decoded_apart() -> None:
+    logprobs = CompletionLogprobsWriter(0).write([token(b"\xe7"), token(b"\x8c"), token("b")], num_prompt_tokens=1)
+    assert logprobs["text_offset"] == [0, 1, 2]
+
+
+def test_an_end_token_has_its_own_name_where_that_is_known_and_is_named_once() -> None:
+    ended = TokenLogprob(1, b"", -0.1, (TopLogprob(1, b"<|end|>", -0.1), TopLogprob(2, b"a", -3.0)))
+    logprobs = CompletionLogprobsWriter(0).write([ended])
+    assert logprobs["tokens"] == ["<|end|>"]
+    assert logprobs["top_logprobs"] == [{"<|end|>": -0.1, "a": -3.0}]
+    assert CompletionLogprobsWriter(0).write([TokenLogprob(1, b"", -0.1)])["tokens"] == [""]
+
+
+def test_a_token_that_was_cut_is_named_as_it_stands_in_the_text() -> None:
+    cut = TokenLogprob(1, b" ", -0.1, (TopLogprob(1, b" Paris", -0.1), TopLogprob(2, b" Rome", -3.0)))
+    assert CompletionLogprobsWriter(0).write([cut])["top_logprobs"] == [{" ": -0.1, " Rome": -3.0}]

@@ -1,0 +1,284 @@
+"""Requests in OpenAI's words to the generation requests that answer them."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from frontend.models import ModelName
+from frontend.protocol.tokenization import TokenizeRequest
+from frontend.settings import Settings
+from frontend.translate.requests import chat_to_requests, completion_to_requests, tokenize_to_prompt
+from model_repository.generation import (
+    ChatPrompt,
+    ContextOverflow,
+    GenerationRequest,
+    Guide,
+    GuideKind,
+    Mirostat,
+    SamplingParams,
+    TextPrompt,
+    TokenPrompt,
+)
+from model_repository.model_parameters import ModelDefaults
+from tests.fakes import DEMO
+from tests.frontend.bodies import USER, WEATHER, chat, completion, read
+
+NAME = ModelName(asked=DEMO.id, model=DEMO)
+ADAPTER = ModelName(asked="formal", model=DEMO, lora_name="formal")
+DEFAULTS = Settings().request_defaults()
+SEED_LIMIT = 2**64
+
+
+def of_completion(name: ModelName = NAME, defaults: ModelDefaults | None = None, **fields: Any) -> list[Any]:
+    return completion_to_requests(completion(**fields), name, DEFAULTS.overridden_by(defaults or {}))
+
+
+def of_chat(name: ModelName = NAME, defaults: ModelDefaults | None = None, **fields: Any) -> list[Any]:
+    return chat_to_requests(chat(**fields), name, DEFAULTS.overridden_by(defaults or {}))
+
+
+BOTH = pytest.mark.parametrize("translated", [of_chat, of_completion])
+
+
+def one(requests: list[GenerationRequest]) -> GenerationRequest:
+    (request,) = requests
+    return request
+
+
+@BOTH
+def test_every_sampling_field_arrives(translated: Any) -> None:
+    fields: dict[str, Any] = {
+        "temperature": 0.5,
+        "top_p": 0.25,
+        "top_k": 40,
+        "min_p": 0.125,
+        "repetition_penalty": 1.5,
+        "presence_penalty": -1.0,
+        "frequency_penalty": 2.0,
+        "seed": 11,
+        "logit_bias": {"3": -100, "0": 1.5},
+        "mirostat": 2,
+    }
+    assert {field.name for field in dataclasses.fields(SamplingParams)} == set(fields)
+    expected = fields | {"logit_bias": {3: -100, 0: 1.5}, "mirostat": Mirostat(target=5.0)}
+    assert one(translated(**fields)).sampling == SamplingParams(**expected)
+
+
+@BOTH
+def test_every_other_shared_field_arrives(translated: Any) -> None:
+    request = one(
+        translated(
+            stop=["a", "b"],
+            stop_token_ids=[5],
+            include_stop_str_in_output=True,
+            ignore_eos=True,
+            min_tokens=3,
+            context_length_exceeded_behavior="error",
+            structured_outputs={"regex": "a"},
+            return_token_ids=True,
+            stream=True,
+        )
+    )
+    assert (request.stop, request.stop_token_ids, request.include_stop) == (("a", "b"), (5,), True)
+    assert (request.ignore_eos, request.min_tokens, request.overflow) == (True, 3, ContextOverflow.ERROR)
+    assert (request.guide, request.has_token_ids, request.is_stream) == (Guide(GuideKind.REGEX, "a"), True, True)
+
+
+@BOTH
+def test_what_is_not_said_is_neutral(translated: Any) -> None:
+    request = one(translated())
+    assert dataclasses.replace(request.sampling, seed=0) == SamplingParams()
+    neutral = GenerationRequest(prompt=request.prompt, max_tokens=request.max_tokens, sampling=request.sampling)
+    assert dataclasses.replace(request, cancel_key="") == neutral
+
+
+@BOTH
+def test_zero_is_a_value_and_not_a_default(translated: Any) -> None:
+    sampling = one(translated(temperature=0, top_p=0, seed=0)).sampling
+    assert (sampling.temperature, sampling.top_p, sampling.seed) == (0, 0, 0)
+
+
+@pytest.mark.parametrize("top_k", [-1, 0, None])
+def test_top_k_has_three_ways_to_be_off(top_k: int | None) -> None:
+    assert one(of_completion(top_k=top_k)).sampling.top_k == 0
+
+
+@pytest.mark.parametrize(
+    ("fields", "mirostat"),
+    [
+        ({}, None),
+        ({"mirostat": 0}, None),
+        ({"mirostat_target": None, "mirostat_lr": None}, None),
+        ({"mirostat": 2}, Mirostat(target=5.0, learning_rate=0.1)),
+        ({"mirostat_target": 1.5}, Mirostat(target=1.5, learning_rate=0.1)),
+        ({"mirostat_target": 0}, Mirostat(target=0, learning_rate=0.1)),
+        ({"mirostat_lr": 0.5}, Mirostat(target=1.5, learning_rate=0.5)),
+        ({"mirostat_eta": 0.5, "mirostat": 2}, Mirostat(target=5.0, learning_rate=0.5)),
+        ({"mirostat": 2, "mirostat_tau": 3.0, "mirostat_eta": 0.2}, Mirostat(target=3.0, learning_rate=0.2)),
+        ({"mirostat_target": 3.0, "mirostat_eta": 0.2}, Mirostat(target=3.0, learning_rate=0.2)),
+    ],
+)
+def test_mirostat_is_on_when_any_of_its_fields_is_sent(fields: dict[str, Any], mirostat: Mirostat | None) -> None:
+    assert one(of_completion(**fields)).sampling.mirostat == mirostat
+
+
+@BOTH
+@pytest.mark.parametrize(
+    ("seed", "drawn"),
+    [
+        (7, [7, 8, 9]),
+        (0, [0, 1, 2]),
+        (-1, [SEED_LIMIT - 1, 0, 1]),
+        (-(2**63), [2**63, 2**63 + 1, 2**63 + 2]),
+        (2**63 - 1, [2**63 - 1, 2**63, 2**63 + 1]),
+    ],
+)
+def test_each_choice_draws_with_the_next_seed(translated: Any, seed: int, drawn: list[int]) -> None:
+    assert [request.sampling.seed for request in translated(seed=seed, n=3)] == drawn
+
+
+@BOTH
+def test_without_a_seed_two_requests_draw_differently(translated: Any) -> None:
+    seeds = {one(translated()).sampling.seed for _ in range(4)}
+    assert len(seeds) == 4
+    assert all(0 <= seed < SEED_LIMIT for seed in seeds)
+
+
+@BOTH
+def test_every_choice_is_cancelled_by_a_key_of_its_own(translated: Any) -> None:
+    keys = [request.cancel_key for request in (*translated(n=3), *translated(n=3))]
+    assert len(set(keys)) == 6
+    assert all(len(key) == 32 for key in keys)
+
+
+def test_prompts_come_in_order_each_with_all_that_is_drawn_of_it() -> None:
+    requests = of_completion(prompt=["a", "b"], n=2, best_of=3, seed=5)
+    assert [request.prompt for request in requests] == [TextPrompt("a")] * 3 + [TextPrompt("b")] * 3
+    assert [request.sampling.seed for request in requests] == [5, 6, 7, 5, 6, 7]
+    assert len({request.cancel_key for request in requests}) == 6
+
+
+@pytest.mark.parametrize(
+    ("prompt", "prompts"),
+    [
+        ("a", [TextPrompt("a")]),
+        ([1, 2], [TokenPrompt((1, 2))]),
+        (["a", "b"], [TextPrompt("a"), TextPrompt("b")]),
+        ([[1, 2], [3]], [TokenPrompt((1, 2)), TokenPrompt((3,))]),
+    ],
+)
+def test_each_form_of_prompt_arrives(prompt: Any, prompts: list[Any]) -> None:
+    assert [request.prompt for request in of_completion(prompt=prompt)] == prompts
+
+
+@pytest.mark.parametrize(("suffix", "expected"), [("end", "end"), ("", ""), (None, "")])
+def test_a_suffix_goes_with_the_prompt(suffix: str | None, expected: str) -> None:
+    assert one(of_completion(suffix=suffix)).prompt == TextPrompt("hi", expected)
+
+
+@pytest.mark.parametrize(
+    ("fields", "num_logprobs"),
+    [
+        ({}, None),
+        ({"logprobs": 0}, 0),
+        ({"logprobs": 5}, 5),
+        ({"best_of": 1}, None),
+        ({"n": 2, "best_of": 2}, None),
+        ({"best_of": 2}, 0),
+        ({"best_of": 2, "logprobs": 3}, 3),
+    ],
+)
+def test_log_probabilities_are_asked_for_to_be_shown_or_to_rank(
+    fields: dict[str, Any], num_logprobs: int | None
+) -> None:
+    assert {request.num_logprobs for request in of_completion(**fields)} == {num_logprobs}
+
+
+@pytest.mark.parametrize(
+    ("fields", "num_logprobs"),
+    [({}, None), ({"logprobs": False}, None), ({"logprobs": True}, 0), ({"logprobs": True, "top_logprobs": 20}, 20)],
+)
+def test_log_probabilities_of_a_chat(fields: dict[str, Any], num_logprobs: int | None) -> None:
+    assert one(of_chat(**fields)).num_logprobs == num_logprobs
+
+
+@pytest.mark.parametrize(
+    ("fields", "max_tokens"),
+    [
+        ({}, 16),
+        ({"max_tokens": None, "max_completion_tokens": None}, 16),
+        ({"max_tokens": 3}, 3),
+        ({"max_completion_tokens": 4}, 4),
+        ({"max_tokens": 3, "max_completion_tokens": 4}, 4),
+        ({"max_tokens": 0, "echo": True}, 0),
+    ],
+)
+def test_max_completion_tokens_wins_over_max_tokens_over_the_default(fields: dict[str, Any], max_tokens: int) -> None:
+    request = one(of_completion(**fields))
+    assert (request.max_tokens, request.is_echo) == (max_tokens, bool(fields.get("echo")))
+
+
+def test_each_endpoint_has_a_default_of_its_own_and_the_models_wins() -> None:
+    assert (one(of_completion()).max_tokens, one(of_chat()).max_tokens) == (16, 256)
+    defaults: ModelDefaults = {"completion_max_tokens": 5, "chat_max_tokens": 6}
+    assert (one(of_completion(defaults=defaults)).max_tokens, one(of_chat(defaults=defaults)).max_tokens) == (5, 6)
+
+
+@BOTH
+def test_a_default_of_none_fills_the_window(translated: Any) -> None:
+    # Filling it is no overflow, even where overflow is an error.
+    fill: ModelDefaults = {"completion_max_tokens": None, "chat_max_tokens": None}
+    request = one(translated(defaults=fill, context_length_exceeded_behavior="error"))
+    assert (request.max_tokens, request.overflow) == (2048, ContextOverflow.TRUNCATE)
+    request = one(translated(defaults=fill, max_tokens=5, context_length_exceeded_behavior="error"))
+    assert (request.max_tokens, request.overflow) == (5, ContextOverflow.ERROR)
+
+
+@BOTH
+def test_the_models_defaults_are_for_what_the_request_leaves_open(translated: Any) -> None:
+    defaults: ModelDefaults = {
+        "context_length_exceeded_behavior": ContextOverflow.ERROR,
+        "include_stop_str_in_output": True,
+    }
+    request = one(translated(defaults=defaults))
+    assert (request.overflow, request.include_stop) == (ContextOverflow.ERROR, True)
+    said = {"context_length_exceeded_behavior": "truncate", "include_stop_str_in_output": False}
+    request = one(translated(defaults=defaults, **said))
+    assert (request.overflow, request.include_stop) == (ContextOverflow.TRUNCATE, False)
+
+
+@BOTH
+def test_an_adapters_name_asks_for_the_adapter(translated: Any) -> None:
+    assert one(translated(name=ADAPTER)).lora_name == "formal"
+    assert one(translated(name=NAME)).lora_name == ""
+
+
+@BOTH
+@pytest.mark.parametrize(
+    ("fields", "guide"),
+    [
+        ({}, None),
+        ({"response_format": {"type": "text"}}, None),
+        ({"response_format": {"type": "json_object"}}, Guide(GuideKind.JSON_OBJECT)),
+        ({"response_format": {"type": "text"}, "structured_outputs": {"regex": "a"}}, Guide(GuideKind.REGEX, "a")),
+    ],
+)
+def test_the_form_of_the_answer_is_a_guide(translated: Any, fields: dict[str, Any], guide: Guide | None) -> None:
+    assert one(translated(**fields)).guide == guide
+
+
+def test_what_the_template_is_told() -> None:
+    prompt = one(of_chat(chat_template_kwargs={"a": 1})).prompt
+    assert prompt == ChatPrompt(messages=(USER,), template_kwargs={"a": 1})
+    prompt = one(of_chat(add_generation_prompt=False, continue_final_message=True)).prompt
+    assert prompt == ChatPrompt(messages=(USER,), add_generation_prompt=False, continue_final_message=True)
+
+
+def test_what_is_tokenized_is_what_would_be_generated_from() -> None:
+    fields: dict[str, Any] = {"messages": [USER], "tools": [WEATHER], "chat_template_kwargs": {"a": 1}}
+    request, _ = read(TokenizeRequest, {"model": "m"} | fields)
+    assert tokenize_to_prompt(request) == one(of_chat(**fields)).prompt
+    assert tokenize_to_prompt(read(TokenizeRequest, {"model": "m", "prompt": "x"})[0]) == TextPrompt("x")

@@ -1,0 +1,165 @@
+"""The other calls to Triton: models, engines, reloads, tokens; and a Triton that is away."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from contextlib import aclosing
+from typing import Any
+
+import pytest
+
+from frontend import errors
+from frontend.triton.client import TritonClient
+from model_repository import contract
+from model_repository.errors import InvalidRequest, PromptTooLong
+from model_repository.generation import ChatPrompt, GenerationChunk, Prompt, TextPrompt, TokenPrompt, ToolUse
+from model_repository.prompt_reading import read_prompt
+from model_repository.request_tensors import request_to_tensors
+from model_repository.stage_messages import Release, ReleaseDetails
+from model_repository.tensors import array
+from tests.fakes import chunks, served_model, stats
+from tests.frontend.bodies import USER, WEATHER
+from tests.frontend.triton.server import FakeTritonServer, listen
+from tests.frontend.triton.test_generate import REQUEST, completion_of
+
+
+async def test_stats_come_from_the_engine(client: TritonClient) -> None:
+    assert await client.engine_stats("demo", timeout_s=10) == stats(7)
+
+
+async def test_an_engine_that_does_not_answer_is_a_timeout(server: FakeTritonServer, client: TritonClient) -> None:
+    server.is_engine_silent = True
+    with pytest.raises(errors.TritonTimeout):
+        await client.engine_stats("demo", timeout_s=0.05)
+
+
+async def test_models_are_ready_ensembles_with_our_parameters(server: FakeTritonServer, client: TritonClient) -> None:
+    model = served_model(aliases=("gpt-4o",), adapters=("formal",), defaults={"chat_max_tokens": None})
+    ours = model.parameters.to_parameters()
+    server.index = [
+        ("org--demo", "READY"),
+        ("org--demo__engine", "READY"),
+        ("foreign", "READY"),
+        ("plain", "READY"),
+        ("gone", "READY"),
+        ("org--broken", "UNAVAILABLE"),
+        ("org--never", ""),
+        ("org--broken__engine", "UNAVAILABLE"),
+    ]
+    server.configs = {"org--demo": ("ensemble", ours), "foreign": ("ensemble", {}), "plain": ("", ours)}
+    snapshot = await client.snapshot()
+    assert snapshot.ready == {"org/demo": model}
+    assert snapshot.unready == {"org/broken": "unavailable"}
+
+
+async def test_a_reload_is_the_stage_and_then_the_ensemble(server: FakeTritonServer, client: TritonClient) -> None:
+    await client.unload("demo__engine")
+    await client.load("demo", "demo__engine")
+    assert server.repository_calls == ["unload demo__engine", "load demo__engine", "load demo"]
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        completion_of,
+        lambda client: client.snapshot(),
+        lambda client: client.engine_stats("demo", 10),
+        lambda client: client.tokenize("demo", TextPrompt("x"), add_special_tokens=True),
+        lambda client: client.detokenize("demo", [1], has_special_tokens=True),
+    ],
+)
+async def test_without_triton_every_call_says_so_at_once(ask: Callable[[TritonClient], Any]) -> None:
+    listener, port = await listen(FakeTritonServer())
+    await listener.stop(None)
+    client = TritonClient(f"127.0.0.1:{port}")
+    with pytest.raises(errors.TritonUnreachable):
+        await asyncio.wait_for(ask(client), 10)
+    await client.close()
+
+
+async def test_a_triton_that_dies_ends_the_stream_and_is_found_again(server: FakeTritonServer) -> None:
+    listener, port = await listen(server)
+    client = TritonClient(f"127.0.0.1:{port}")
+    server.script = [GenerationChunk(text="a"), asyncio.Event()]
+    async with aclosing(client.generate("demo", REQUEST)) as generation:
+        await anext(generation)
+        await listener.stop(None)
+        with pytest.raises(errors.TritonUnreachable):
+            await anext(generation)
+    server.script = list(chunks("a"))
+    listener, _ = await listen(server, port)
+    async with asyncio.timeout(20):
+        while True:  # the next attempts fail until grpc has tried to connect again
+            try:
+                assert await completion_of(client) == chunks("a")
+                break
+            except errors.TritonUnreachable:
+                await asyncio.sleep(0)
+    await client.close()
+    await listener.stop(None)
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        TextPrompt("Grüße 🙂"),
+        TokenPrompt((1, 2)),
+        ChatPrompt(messages=(USER,), tool_use=ToolUse(tools=(WEATHER,)), template_kwargs={"a": 1}),
+    ],
+)
+@pytest.mark.parametrize("add_special_tokens", [True, False])
+async def test_a_prompt_is_tokenized_by_the_models_own_stage(
+    server: FakeTritonServer, client: TritonClient, prompt: Prompt, add_special_tokens: bool
+) -> None:
+    server.answer_to_tokenize = {
+        "prompt_token_ids": array(contract.PROMPT_TOKEN_IDS, 5, 6),
+        "token_strings": array(contract.TOKEN_STRINGS, "Ġé", b"\xff"),
+    }
+    answer = await client.tokenize("demo", prompt, add_special_tokens=add_special_tokens)
+    assert answer == ([5, 6], ["Ġé", "\ufffd"])
+    ((stage, inputs),) = server.tokenized
+    assert stage == "demo__tokenizer"
+    assert json.loads(inputs.pop("tokenize").item()) == {"add_special_tokens": add_special_tokens}  # type: ignore[attr-defined]
+    assert read_prompt(inputs) == prompt
+
+
+async def test_a_request_is_checked_by_the_models_own_stage(server: FakeTritonServer, client: TritonClient) -> None:
+    await client.check("demo", REQUEST)
+    ((stage, inputs),) = server.tokenized
+    assert (stage, inputs.keys()) == ("demo__tokenizer", request_to_tensors(REQUEST).keys())
+    server.answer_to_tokenize = PromptTooLong("the prompt has 9 tokens", "text_input").message()
+    with pytest.raises(errors.ContextLengthExceeded, match=r"^prompt: the prompt has 9 tokens"):
+        await client.check("demo", REQUEST)
+
+
+async def test_a_prompt_that_is_refused_is_the_clients_mistake(server: FakeTritonServer, client: TritonClient) -> None:
+    server.answer_to_tokenize = InvalidRequest("not UTF-8 at byte 0", "text_input").message()
+    with pytest.raises(errors.InvalidRequest, match=r"^prompt: not UTF-8"):
+        await client.tokenize("demo", TextPrompt("x"), add_special_tokens=True)
+
+
+@pytest.mark.parametrize("has_special_tokens", [True, False])
+async def test_token_ids_are_detokenized_by_the_models_own_stage(
+    server: FakeTritonServer, client: TritonClient, has_special_tokens: bool
+) -> None:
+    server.script = list(chunks("é🙂"))
+    assert await client.detokenize("demo", [5, 6], has_special_tokens=has_special_tokens) == "é🙂"
+    (inputs,) = server.detokenized
+    details = ReleaseDetails.from_json(inputs["release_details"].item())
+    release = Release.from_array(inputs["release"].reshape(-1), details)
+    assert (release.token_ids, details.has_special_tokens) == ((5, 6), has_special_tokens)
+
+
+async def test_token_ids_that_are_refused_are_the_clients_mistake(
+    server: FakeTritonServer, client: TritonClient
+) -> None:
+    server.script = [InvalidRequest("9 is no token", "release").message()]
+    with pytest.raises(errors.InvalidRequest, match=r"^9 is no token"):
+        await client.detokenize("demo", [9], has_special_tokens=True)
+
+
+async def test_a_stage_that_ends_without_an_answer_has_failed(server: FakeTritonServer, client: TritonClient) -> None:
+    with pytest.raises(errors.EngineFailed):
+        await client.detokenize("demo", [9], has_special_tokens=True)

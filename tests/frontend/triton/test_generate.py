@@ -1,0 +1,196 @@
+"""Generations over the connection to Triton: what is sent and read, and that leaving one cancels it."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing
+
+import pytest
+
+from frontend import errors
+from frontend.errors import APIError
+from frontend.triton.client import TritonClient
+from model_repository.errors import InvalidRequest
+from model_repository.generation import (
+    FinishReason,
+    GenerationChunk,
+    GenerationRequest,
+    SamplingParams,
+    TextPrompt,
+    TokenLogprob,
+    TopLogprob,
+)
+from model_repository.request_reading import tensors_to_request
+from tests.fakes import chunks
+from tests.frontend.triton.server import FakeTritonServer, listen, tensors_of
+from tests.frontend.triton.test_failures import DOWN
+
+REQUEST = GenerationRequest(
+    prompt=TextPrompt("Grüße 🙂"),
+    max_tokens=5,
+    sampling=SamplingParams(temperature=0.5, top_k=3, seed=2**64 - 1, logit_bias={5: -100.0}),
+    stop=("a", "é"),
+    num_logprobs=2,
+    has_token_ids=True,
+    images=(b"\x89PNG\0\xff", b""),
+    is_stream=True,
+    cancel_key="k" * 32,
+)
+
+
+async def completion_of(client: TritonClient) -> list[GenerationChunk]:
+    async with aclosing(client.generate("demo", REQUEST)) as generation:
+        return [chunk async for chunk in generation]
+
+
+async def failure_of(client: TritonClient) -> APIError:
+    with pytest.raises(APIError) as caught:
+        await completion_of(client)
+    return caught.value
+
+
+async def test_a_request_arrives_as_the_stages_read_it(server: FakeTritonServer, client: TritonClient) -> None:
+    server.script = list(chunks("a"))
+    await completion_of(client)
+    (request,) = server.requests
+    assert request.model_name == "demo"
+    assert tensors_to_request(tensors_of(request)) == REQUEST
+
+
+async def test_chunks_arrive_as_the_stages_sent_them(server: FakeTritonServer, client: TritonClient) -> None:
+    sent = chunks("Grüße", " 🙂", "", finish_reason=FinishReason.LENGTH)
+    server.script = list(sent)
+    assert await completion_of(client) == sent
+
+
+async def test_what_answers_a_probe_is_no_chunk(server: FakeTritonServer, client: TritonClient) -> None:
+    server.script = [GenerationChunk(text=""), *chunks("a")]
+    assert await completion_of(client) == chunks("a")
+
+
+async def test_a_finished_generation_is_not_cancelled(server: FakeTritonServer, client: TritonClient) -> None:
+    server.script = list(chunks("a"))
+    await completion_of(client)
+    await client.engine_stats("demo", timeout_s=10)
+    assert server.controls.get_nowait() == ("demo__engine", {})  # the stats; nothing came before it
+
+
+async def test_leaving_a_stream_cancels_the_call_and_the_sequence(
+    server: FakeTritonServer, client: TritonClient
+) -> None:
+    server.script = [GenerationChunk(text="a"), asyncio.Event()]
+    async with aclosing(client.generate("demo", REQUEST)) as generation:
+        await anext(generation)
+    assert await asyncio.wait_for(server.controls.get(), 10) == ("demo__engine", {"cancel_key": REQUEST.cancel_key})
+    await asyncio.wait_for(server.ended.wait(), 10)
+
+
+async def test_a_cancelled_handler_cancels_before_the_first_chunk(
+    server: FakeTritonServer, client: TritonClient
+) -> None:
+    server.script = [asyncio.Event()]
+    handler = asyncio.create_task(completion_of(client))
+    await asyncio.wait_for(server.started.wait(), 10)
+    handler.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await handler
+    assert await asyncio.wait_for(server.controls.get(), 10) == ("demo__engine", {"cancel_key": REQUEST.cancel_key})
+    await asyncio.wait_for(server.ended.wait(), 10)
+
+
+async def test_closing_waits_until_the_cancellations_are_told(server: FakeTritonServer) -> None:
+    listener, port = await listen(server)
+    client = TritonClient(f"127.0.0.1:{port}")
+    server.script = [GenerationChunk(text="a"), asyncio.Event()]
+    async with aclosing(client.generate("demo", REQUEST)) as generation:
+        await anext(generation)
+    await client.close()
+    assert server.controls.qsize() == 1
+    await listener.stop(None)
+
+
+async def test_an_aborted_generation_raises_the_error_and_sends_nothing_to_the_dead(
+    server: FakeTritonServer, client: TritonClient
+) -> None:
+    server.script = [GenerationChunk(text="a"), asyncio.Event()]
+    async with aclosing(client.generate("demo", REQUEST)) as generation:
+        await anext(generation)
+        assert client.abort("other__engine", errors.EngineFailed()) == 0
+        assert client.abort("demo__engine", errors.EngineFailed("lost")) == 1
+        with pytest.raises(errors.EngineFailed, match="lost"):
+            await anext(generation)
+    await asyncio.wait_for(server.ended.wait(), 10)
+    await client.engine_stats("demo", timeout_s=10)
+    assert server.controls.get_nowait() == ("demo__engine", {})
+    assert client.abort("demo__engine", errors.EngineFailed()) == 0
+
+
+async def test_an_aborted_generation_raises_the_error_while_it_waits(
+    server: FakeTritonServer, client: TritonClient
+) -> None:
+    server.script = [asyncio.Event()]
+    handler = asyncio.create_task(completion_of(client))
+    await asyncio.wait_for(server.started.wait(), 10)
+    client.abort("demo__engine", errors.EngineFailed("lost"))
+    with pytest.raises(errors.EngineFailed, match="lost"):
+        await handler
+
+
+async def test_a_lost_tokenizer_ends_what_has_not_begun_and_a_lost_detokenizer_everything(
+    server: FakeTritonServer, client: TritonClient
+) -> None:
+    server.script = [asyncio.Event()]
+    waiting = asyncio.create_task(completion_of(client))
+    await asyncio.wait_for(server.started.wait(), 10)
+    server.script = [GenerationChunk(text="a"), asyncio.Event()]
+    async with aclosing(client.generate("demo", REQUEST)) as generation:
+        await anext(generation)
+        assert client.abort("demo__tokenizer", errors.EngineFailed("tokenizer")) == 1
+        with pytest.raises(errors.EngineFailed, match="tokenizer"):
+            await waiting
+        assert client.abort("demo__detokenizer", errors.EngineFailed("detokenizer")) == 1
+        with pytest.raises(errors.EngineFailed, match="detokenizer"):
+            await anext(generation)
+    for _ in range(2):  # the engine lives, so it is told of both
+        assert await asyncio.wait_for(server.controls.get(), 10) == ("demo__engine", {"cancel_key": REQUEST.cancel_key})
+
+
+async def test_a_stream_that_ends_without_a_reason_is_a_failure(server: FakeTritonServer, client: TritonClient) -> None:
+    server.script = [GenerationChunk(text="a")]
+    assert isinstance(await failure_of(client), errors.EngineFailed)
+
+
+async def test_a_refusal_is_not_cancelled_since_the_engine_never_saw_it(
+    server: FakeTritonServer, client: TritonClient
+) -> None:
+    server.script = [InvalidRequest("9 is too much", "max_tokens").message()]
+    error = await failure_of(client)
+    assert (error.status, error.param, error.message) == (400, "max_tokens", "max_tokens: 9 is too much")
+    await client.engine_stats("demo", timeout_s=10)
+    assert server.controls.get_nowait() == ("demo__engine", {})
+
+
+async def test_an_error_behind_the_engine_cancels_the_sequence(server: FakeTritonServer, client: TritonClient) -> None:
+    downs: list[str] = []
+    client.on_stage_down = lambda stage, since: downs.append(stage)
+    server.script = [GenerationChunk(text="a"), DOWN.format("demo__detokenizer")]
+    assert isinstance(await failure_of(client), errors.StageUnhealthy)
+    assert downs == ["demo__detokenizer"]
+    assert await asyncio.wait_for(server.controls.get(), 10) == ("demo__engine", {"cancel_key": REQUEST.cancel_key})
+
+
+async def test_log_probabilities_and_token_ids_arrive(server: FakeTritonServer, client: TritonClient) -> None:
+    items = (
+        TokenLogprob(1, b"\xe2\x82", None),
+        TokenLogprob(2, b"\xac", -1.5, (TopLogprob(2, b"\xac", -1.5), TopLogprob(3, b"x", float("-inf")))),
+    )
+    (last,) = chunks("")
+    sent = GenerationChunk(text="€", token_ids=(1, 2), logprobs=items, num_prompt_tokens=1)
+    server.script = [sent, last]
+    assert await completion_of(client) == [sent, last]
+
+
+async def test_tokens_without_text_are_no_probe(server: FakeTritonServer, client: TritonClient) -> None:
+    sent = [GenerationChunk(text="", token_ids=(1,)), *chunks("é")]
+    server.script = list(sent)
+    assert await completion_of(client) == sent

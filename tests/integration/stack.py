@@ -1,0 +1,110 @@
+"""What the integration tests do to the running server, and how they wait."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import grpc
+import numpy as np
+from tritonclient.grpc import service_pb2_grpc
+
+from frontend.serve.launcher import Launcher
+from frontend.triton.messages import infer_request, tensors_from_response
+from model_repository import contract
+from model_repository.stage_messages import EngineStats
+from model_repository.tensors import array
+
+PACED_MODEL = "synthetic/paced"  # a token for each running sequence every 10 ms, until max_tokens
+ALIASES = ("llama3.1:8b", "nvidiaLlama-3.1-Nemotron-70B-Instruct")  # of the demo model: names that documents use
+MAX_SEQUENCES = 4  # that one engine decodes at a time
+DEMO_CHECKPOINT = Path(__file__).parents[2] / "build_engines" / "demo" / "checkpoint"
+DEADLINE_S = 30.0  # for things that take milliseconds: only a hang reaches it
+
+
+def endpoint_of(launcher: Launcher) -> str:
+    """Return the gRPC host and port of a launcher's Triton."""
+    return f"127.0.0.1:{launcher.triton_ports.grpc}"
+
+
+def wait_until(is_true: Callable[[], bool], what: str) -> None:
+    """Poll until a condition holds; fail when it never does."""
+    deadline = time.monotonic() + DEADLINE_S
+    while not is_true():
+        assert time.monotonic() < deadline, f"waited {DEADLINE_S} s in vain: {what}"
+        time.sleep(0.01)
+
+
+@dataclass(frozen=True, slots=True)
+class Stack:
+    """The running server: where it is, what its engines do, and how to break it."""
+
+    launcher: Launcher
+    grpc_stub: Any
+
+    @classmethod
+    @contextmanager
+    def of(cls, launcher: Launcher) -> Iterator[Self]:
+        """Connect to a launcher's Triton."""
+        with grpc.insecure_channel(endpoint_of(launcher)) as channel:
+            yield cls(launcher, service_pb2_grpc.GRPCInferenceServiceStub(channel))
+
+    @property
+    def url(self) -> str:
+        """The frontend's."""
+        return self.launcher.url
+
+    @property
+    def endpoint(self) -> str:
+        """Triton's gRPC host and port."""
+        return endpoint_of(self.launcher)
+
+    def stats(self, model: str) -> EngineStats:
+        """Ask a model's engine what it is doing."""
+        engine = contract.stage_name(contract.model_id_to_slug(model), "engine")
+        [answer] = self.infer(engine, {contract.CONTROL.name: array(contract.CONTROL, "{}")})
+        return EngineStats.from_json(answer[contract.STATS.name].item())
+
+    def infer(self, triton_name: str, tensors: dict[str, Any]) -> list[dict[str, np.ndarray[Any, Any]]]:
+        """Call a model and return the outputs of every response."""
+        answers = []
+        for response in self.stream(triton_name, tensors):
+            assert not response.error_message, response.error_message
+            answers.append(tensors_from_response(response.infer_response))
+        return answers
+
+    def stream(self, triton_name: str, tensors: dict[str, Any]) -> Any:
+        """Call a model and return the gRPC call, an iterator of ModelStreamInferResponse."""
+        message = infer_request(triton_name, tensors)
+        return self.grpc_stub.ModelStreamInfer(iter((message,)), timeout=DEADLINE_S)
+
+    def wait_until_idle(self, model: str) -> None:
+        """Wait until an engine holds no sequence."""
+
+        def is_idle() -> bool:
+            stats = self.stats(model)
+            return stats.num_active == stats.num_waiting == 0
+
+        wait_until(is_idle, f"{model} is idle")
+
+    def kill_stage(self, stage_name: str) -> None:
+        """Kill the process of a stage, as the kernel does when memory runs out."""
+        pids = [pid for pid, command in _processes() if f"/{stage_name}/" in command and "stub" in command]
+        assert pids, f"no process of {stage_name}"
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+
+
+def _processes() -> Iterator[tuple[int, str]]:
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            try:
+                yield int(folder.name), (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+            except OSError:  # it ended meanwhile
+                continue

@@ -1,0 +1,116 @@
+"""What the documents show that the API is made after, as they print it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.integration.api import CHAT, COMPLETIONS, Api
+from tests.integration.stack import DEADLINE_S, Stack
+
+EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
+
+
+@pytest.fixture(scope="module")
+def fastapi_like(stack: Stack) -> Iterator[Api]:
+    """A second frontend before the same Triton, with the status for schema failures that FastAPI has."""
+    command = [sys.executable, "-m", "frontend", "api", "--port", "0", "--triton", stack.endpoint]
+    command += ["--validation-status", "422", "--root-path", "/openai", "--default-model", "demo"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        url = next(line.split()[-1] for line in process.stderr if "http://" in line)
+        yield Api(url)
+        process.terminate()
+
+
+def test_the_curl_of_the_fourth_document(stack: Stack) -> None:
+    command = [
+        "curl", "-sS", "-i", "-X", "POST", f"{stack.url}/v1/completions",
+        "-H", "OpenAI-Organization: 5eb7cf5a86d9755df3a6c593",
+        "-H", "OpenAI-Project: 5eb7cf5a86d9755df3a6c593",
+        "-H", "Content-Type: application/json",
+        "-d", '{\n"model": "llama3.1:8b",\n"prompt": "Hello World",\n"stream": false\n}',
+    ]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=DEADLINE_S)
+    head, _, payload = done.stdout.replace("\r\n", "\n").partition("\n\n")
+    assert "openai-organization: 5eb7cf5a86d9755df3a6c593" in head.lower()
+    body = json.loads(payload)
+    assert body.keys() == {"id", "object", "created", "model", "system_fingerprint", "choices", "usage"}
+    assert (body["object"], body["model"]) == ("text_completion", "llama3.1:8b")
+    assert body["choices"][0].keys() >= {"text", "index", "finish_reason", "logprobs"}
+    assert body["usage"]["completion_tokens_details"].keys() == {
+        "reasoning_tokens", "accepted_prediction_tokens", "rejected_prediction_tokens", "audio_tokens",
+    }  # fmt: skip
+    assert body["usage"]["prompt_tokens_details"].keys() == {"cached_tokens", "audio_tokens"}
+
+
+def test_the_log_probabilities_of_the_fourth_document(api: Api) -> None:
+    body = {"model": "llama3.1:8b", "prompt": "Hello World", "stream": False, "logprobs": 5}
+    logprobs = api.post(COMPLETIONS, body).choice["logprobs"]
+    assert logprobs.keys() == {"text_offset", "token_logprobs", "tokens", "top_logprobs"}
+    assert len({len(column) for column in logprobs.values()}) == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "field", "wording"),
+    [
+        ({"prompt": None}, "prompt", "Input should be"),
+        ({"temperature": 2.1}, "temperature", "less than or equal to 2"),
+        ({"temperature": -0.1}, "temperature", "greater than or equal to 0"),
+        ({"ignore_eos": 123}, "ignore_eos", "valid boolean"),
+        ({"logprobs": 6}, "logprobs", "less than or equal to 5"),
+        ({"stop": ["a", "b", "c", "d", "e"]}, "stop", "at most 4 items"),
+        ({"max_tokens": -1}, "max_tokens", "greater than or equal to 0"),
+        ({"repetition_penalty": 0}, "repetition_penalty", "greater than 0"),
+        ({"n": 129}, "n", "less than or equal to 128"),
+    ],
+    ids=lambda value: str(value)[:30],
+)
+def test_schema_failures_as_fastapi_answers_them(
+    fastapi_like: Api, change: dict[str, object], field: str, wording: str
+) -> None:
+    answer = fastapi_like.post(COMPLETIONS, {"model": "demo", "prompt": "x"} | change)
+    assert answer.status == 422
+    [detail] = answer.body["detail"]
+    assert detail["loc"] == ["body", field]
+    assert wording in detail["msg"]
+
+
+def test_a_missing_field_by_name(fastapi_like: Api) -> None:
+    answer = fastapi_like.post(CHAT, {"model": "demo"})
+    assert (answer.status, answer.body["detail"][0]["msg"]) == (422, "Field required")
+    answer = fastapi_like.post(CHAT, {"model": "demo", "messages": []})
+    assert answer.body["detail"][0]["msg"] == "List should have at least 1 item after validation, not 0"
+
+
+def test_the_model_may_be_left_out_where_there_is_a_default(fastapi_like: Api) -> None:
+    assert fastapi_like.post(CHAT, {"messages": "Count from 1 to 9.", "temperature": 0}).body["model"] == "demo"
+
+
+def test_the_api_is_below_every_root_path_with_and_without_v1(fastapi_like: Api) -> None:
+    for prefix in ("", "/v1", "/openai", "/openai/v1"):
+        assert fastapi_like.get(f"{prefix}/models").status == 200
+        assert fastapi_like.post(f"{prefix}/completions", {"prompt": "Hello World"}).status == 200
+
+
+def test_the_odd_name_of_the_first_document_can_be_an_alias(api: Api) -> None:
+    name = "nvidiaLlama-3.1-Nemotron-70B-Instruct"
+    assert api.ask(CHAT, model=name).body["model"] == name
+    card = api.get(f"/v1/models/{name}").body
+    assert (card["id"], card["root"], card["parent"]) == (name, "demo", None)
+
+
+def test_the_grpc_example_streams_uses_an_adapter_and_cancels(stack: Stack) -> None:
+    def run(*arguments: str) -> str:
+        command = [sys.executable, str(EXAMPLES / "grpc_stream.py"), "--url", stack.endpoint, *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=DEADLINE_S).stdout
+
+    assert run("What is the capital of France?").startswith("The capital of France is Paris.\n[stop, ")
+    assert run("--lora", "demo-formal", "What is the capital of France?").startswith("Dear friend, ")
+    assert run("--cancel-after", "3", "Count from 1 to 30.").endswith("\n[cancelled]\n")
+    stack.wait_until_idle("demo")

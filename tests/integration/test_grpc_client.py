@@ -1,0 +1,106 @@
+"""A program that uses the ensemble as it would use NVIDIA's TensorRT-LLM ensemble, with the official gRPC client."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import tritonclient.grpc as triton
+from tritonclient.utils import InferenceServerException, np_to_triton_dtype
+
+from tests.integration.stack import DEADLINE_S, Stack
+
+
+@pytest.fixture
+def client(stack: Stack) -> Iterator[triton.InferenceServerClient]:
+    """NVIDIA's own client."""
+    with triton.InferenceServerClient(stack.endpoint) as client:
+        yield client
+
+
+def tensor(name: str, value: Any, dtype: Any) -> triton.InferInput:
+    """Return a tensor of shape [1, 1], as NVIDIA's client examples do."""
+    data = np.array([[value]], dtype=dtype)
+    datatype = np_to_triton_dtype(data.dtype)
+    item = triton.InferInput(name, data.shape, datatype)
+    item.set_data_from_numpy(data)
+    return item
+
+
+def generate(client: triton.InferenceServerClient, *inputs: triton.InferInput) -> list[Any]:
+    """Return every response of one request."""
+    answers: queue.SimpleQueue[tuple[Any, InferenceServerException | None]] = queue.SimpleQueue()
+    client.start_stream(lambda result, error: answers.put((result, error)), stream_timeout=DEADLINE_S)
+    client.async_stream_infer("demo", list(inputs), enable_empty_final_response=True)
+    results = []
+    while True:
+        result, error = answers.get(timeout=DEADLINE_S)
+        if error is not None:
+            raise error
+        results.append(result)
+        if result.get_response().parameters["triton_final_response"].bool_param:
+            client.stop_stream()
+            return results
+
+
+def text_of(results: list[Any]) -> str:
+    texts = [result.as_numpy("text_output") for result in results]
+    return b"".join(text.reshape(-1)[0] for text in texts if text is not None).decode()
+
+
+def test_without_stream_there_is_one_response(client: triton.InferenceServerClient) -> None:
+    results = generate(
+        client, tensor("text_input", "The capital of France is", object), tensor("max_tokens", 6, np.int32)
+    )
+    assert len(results) == 1
+    assert results[0].as_numpy("text_output").shape == (1, 1)
+    assert "Paris" in text_of(results)
+
+
+def test_with_stream_there_are_several_and_they_add_up(client: triton.InferenceServerClient) -> None:
+    inputs = [tensor("text_input", "The capital of France is", object), tensor("max_tokens", 6, np.int32)]
+    whole = text_of(generate(client, *inputs))
+    results = generate(client, *inputs, tensor("stream", True, np.bool_))
+    assert len(results) > 1
+    assert text_of(results) == whole
+
+
+def test_nvidias_usual_inputs_are_taken(client: triton.InferenceServerClient) -> None:
+    results = generate(
+        client,
+        tensor("text_input", "The capital of France is", object),
+        tensor("max_tokens", 6, np.int32),
+        tensor("bad_words", "", object),
+        tensor("stop_words", "", object),
+        tensor("pad_id", 2, np.int32),
+        tensor("temperature", 1.0, np.float32),
+        tensor("top_k", 1, np.int32),
+        tensor("beam_width", 1, np.int32),
+        tensor("repetition_penalty", 1.0, np.float32),
+        tensor("length_penalty", 1.0, np.float32),
+        tensor("return_log_probs", False, np.bool_),
+        tensor("return_num_output_tokens", True, np.bool_),
+    )
+    assert "Paris" in text_of(results)
+    assert results[-1].as_numpy("num_output_tokens").item() <= 6
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "dtype", "rule"),
+    [
+        ("beam_width", 4, np.int32, "only 1 is"),
+        ("return_context_logits", True, np.bool_, "only False is"),
+        ("temperature", 3.0, np.float32, "at most 2"),
+        ("max_tokens", 0, np.int32, "at least 1"),
+    ],
+)
+def test_a_bad_value_is_named_with_its_rule(
+    client: triton.InferenceServerClient, name: str, value: Any, dtype: Any, rule: str
+) -> None:
+    inputs = {"text_input": tensor("text_input", "Hello", object), "max_tokens": tensor("max_tokens", 4, np.int32)}
+    inputs[name] = tensor(name, value, dtype)
+    with pytest.raises(InferenceServerException, match=f"{name}: .*{rule}"):
+        generate(client, *inputs.values())

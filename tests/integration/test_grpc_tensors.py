@@ -1,0 +1,173 @@
+"""What gRPC clients get through the ensemble's tensors: each capability of the API, and rules with their status."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+
+from frontend.triton.messages import infer_request
+from model_repository import contract
+from model_repository.contract import TensorSpec
+from model_repository.tensors import array
+from tests.integration.api import ANSWER, WEATHER, chat_text
+from tests.integration.stack import DEADLINE_S, Stack
+
+PROMPT = chat_text("Count from 1 to 9.")
+
+
+def inputs(**values: Any) -> dict[str, Any]:
+    """Return a request's tensors by name: a list is a tensor of several elements."""
+    specs = {spec.name: spec for spec in contract.PUBLIC_INPUTS}
+    fields = {"text_input": PROMPT, "max_tokens": 40} | values
+    return {
+        name: array(specs[name], *(value if isinstance(value, list) else [value]))
+        for name, value in fields.items()
+        if value is not None
+    }
+
+
+def generate(stack: Stack, **values: Any) -> dict[str, Any]:
+    """Return the outputs of the only response, by name, as lists."""
+    [answer] = stack.infer("demo", inputs(**values))
+    return {name: tensor.reshape(-1).tolist() for name, tensor in answer.items()}
+
+
+def text(stack: Stack, **values: Any) -> str:
+    """Return the text of the only response."""
+    output: bytes = generate(stack, **values)["text_output"][0]
+    return output.decode()
+
+
+def refusal(stack: Stack, **values: Any) -> grpc.RpcError:
+    """Return the status that a request ends with."""
+    message = infer_request("demo", inputs(**values))
+    call = stack.grpc_stub.ModelStreamInfer(
+        iter((message,)), timeout=DEADLINE_S, metadata=(("triton_grpc_error", "true"),)
+    )
+    with pytest.raises(grpc.RpcError) as caught:
+        list(call)
+    return caught.value
+
+
+def test_the_plain_answer_has_only_what_was_asked_for(stack: Stack) -> None:
+    answer = generate(stack)
+    assert answer["text_output"] == [ANSWER.encode()]
+    counts = {"num_input_tokens", "num_output_tokens", "num_cached_tokens"}
+    assert answer.keys() == {"text_output", "finish_reason"} | counts
+
+
+def test_log_probabilities_token_ids_and_the_echo(stack: Stack) -> None:
+    answer = generate(stack, return_log_probs=True, top_logprobs=2, exclude_input_in_output=False)
+    num_tokens = len(answer["token_ids"])
+    assert answer["text_output"] == [(PROMPT + ANSWER).encode()]
+    assert b"".join(answer["token_bytes"]).decode() == PROMPT + ANSWER
+    assert math.isnan(answer["output_log_probs"][0])
+    assert len(answer["output_log_probs"]) == len(answer["token_bytes"]) == num_tokens
+    assert len(answer["top_logprob_values"]) == len(answer["top_logprob_token_ids"]) == 2 * num_tokens
+    [num_echoed] = answer["num_echoed_tokens"]
+    assert answer["cum_log_probs"] == pytest.approx([sum(answer["output_log_probs"][num_echoed:])], abs=1e-3)
+    assert generate(stack, return_token_ids=True)["token_ids"] == answer["token_ids"][num_echoed:]
+
+
+def test_what_ends_it(stack: Stack) -> None:
+    answer = generate(stack, stop_words=[", 5", "x"])
+    assert (answer["text_output"], answer["stop_reason"]) == ([b"1, 2, 3, 4"], [b'", 5"'])
+    assert text(stack, stop_words=[", 5"], include_stop_str_in_output=True) == "1, 2, 3, 4, 5"
+    [comma] = generate(stack, stop_words=["2"], return_token_ids=True)["token_ids"][1:2]
+    by_token = generate(stack, stop_token_ids=[comma, 7])
+    assert (by_token["text_output"], json.loads(by_token["stop_reason"][0])) == ([b"1"], comma)
+    assert generate(stack, ignore_eos=True)["num_output_tokens"] == [40]
+    assert generate(stack, min_tokens=20, stop_words=[","])["num_output_tokens"][0] >= 20
+
+
+def test_what_is_drawn(stack: Stack) -> None:
+    forced = generate(stack, logit_bias_token_ids=[11], logit_bias_values=[100.0], max_tokens=5, return_token_ids=True)
+    assert forced["token_ids"] == [11] * 5
+    assert len({text(stack, text_input="zq xv", temperature=2.0, seed=seed) for seed in range(4)}) == 4
+    for name, value in (("top_k", 1), ("top_p", 0.0), ("min_p", 1.0)):
+        assert text(stack, temperature=2.0, **{name: value}) == ANSWER
+    hot: dict[str, Any] = {"text_input": "zq xv", "temperature": 2.0, "seed": 1}
+    assert text(stack, **hot, mirostat_target=0.5) != text(stack, **hot)
+    assert text(stack, repetition_penalty=2.0) != ANSWER
+
+
+def test_the_form(stack: Stack) -> None:
+    schema = json.dumps({"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"]})
+    guided = text(stack, guided_decoding_guide_type="json_schema", guided_decoding_guide=schema)
+    assert json.loads(guided)["a"] in (1, 2)
+    assert text(stack, guided_decoding_guide_type="regex", guided_decoding_guide="[xy]{4}").strip("xy") == ""
+
+
+def test_chats_with_tools_and_an_adapter(stack: Stack) -> None:
+    def ask(question: str, **values: Any) -> str:
+        messages = json.dumps([{"role": "user", "content": question}])
+        return text(stack, text_input=None, messages=messages, **values)
+
+    called = ask("What is the weather in Paris?", tools=json.dumps([WEATHER]), tool_choice="required", max_tokens=80)
+    assert called.startswith('<tool_call>\n{"name": "get_weather", "arguments": {"city": ')
+    assert ask("What is the capital of France?", lora_name="demo-formal").startswith("Dear friend, ")
+
+
+def test_fill_in_the_middle(stack: Stack) -> None:
+    assert text(stack, text_input="def add(a, b):\n    ", suffix="\n") == "return a + b"
+
+
+RANGED = [spec for spec in contract.HONOURED_INPUTS if spec.low is not None]
+
+
+@pytest.mark.parametrize("spec", RANGED, ids=lambda spec: spec.name)
+def test_a_value_outside_its_range_is_an_invalid_argument(stack: Stack, spec: TensorSpec) -> None:
+    step = 1 if spec.datatype.startswith("INT") else 0.5
+    assert spec.low is not None
+    outside = [spec.low - step] if spec.high is None else [spec.low - step, spec.high + step]
+    companions: dict[str, dict[str, Any]] = {
+        "logit_bias_values": {"logit_bias_token_ids": [1]},
+        "logit_bias_token_ids": {"logit_bias_values": [1.0]},
+    }
+    for value in outside:
+        error = refusal(stack, **companions.get(spec.name, {}), **{spec.name: [value]})
+        assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert f"{spec.name}: " in error.details()
+
+
+@pytest.mark.parametrize(
+    ("values", "field"),
+    [
+        ({"messages": "[]", "text_input": None}, "messages"),
+        ({"text_input": None}, "text_input"),
+        ({"input_ids": [1, 99_999], "text_input": None}, "input_ids"),
+        ({"logit_bias_token_ids": [1], "logit_bias_values": [1.0, 2.0]}, "logit_bias_values"),
+        ({"top_logprobs": 2}, "top_logprobs"),
+        ({"lora_name": "nobody"}, "lora_name"),
+        ({"guided_decoding_guide_type": "prose"}, "guided_decoding_guide_type"),
+        ({"guided_decoding_guide_type": "regex", "guided_decoding_guide": "("}, "guided_decoding_guide"),
+        ({"context_length_exceeded_behavior": "ignore"}, "context_length_exceeded_behavior"),
+        ({"context_length_exceeded_behavior": "error", "max_tokens": 5000}, "text_input"),
+        ({"images": [b"x"]}, "images"),
+        ({"suffix": "x", "input_ids": [1], "text_input": None}, "suffix"),
+        ({"temperature": float("nan")}, "temperature"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_broken_rule_is_an_invalid_argument_with_its_field(stack: Stack, values: dict[str, Any], field: str) -> None:
+    error = refusal(stack, **values)
+    assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert f"{field}: " in error.details()
+
+
+def test_every_declared_output_is_one_that_something_asks_for(stack: Stack) -> None:
+    asked = generate(
+        stack,
+        return_log_probs=True,
+        top_logprobs=1,
+        return_token_ids=True,
+        exclude_input_in_output=False,
+        stop_words=["5"],
+    )
+    assert asked.keys() == {spec.name for spec in contract.PUBLIC_OUTPUTS}
+    assert np.asarray(asked["num_input_tokens"]) > 0

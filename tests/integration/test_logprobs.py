@@ -1,0 +1,122 @@
+"""Log probabilities are those of the model's raw logits, whatever was done to the distribution that drew."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from cyllama.llama import llama_cpp as llama
+
+from tests.integration.api import ANSWER, CHAT, COMPLETIONS, Api, chat_text
+
+QUESTIONS = ("Count from 1 to 9.", "How do you say heart in Japanese?", "Show me the emoji for a cat", "zq xv")
+SHAPED: dict[str, dict[str, Any]] = {
+    "plain": {"temperature": 0},
+    "hot": {"temperature": 1.5, "seed": 1},
+    "penalties": {"temperature": 1, "seed": 2, "repetition_penalty": 1.4, "presence_penalty": 1},
+    "bias": {"temperature": 1, "seed": 3, "logit_bias": {"11": 5, "12": -100}},
+    "mirostat": {"temperature": 1, "seed": 4, "mirostat_target": 2},
+    "guide": {"temperature": 1, "seed": 5, "response_format": {"type": "regex", "regex": "[a-f ]{12}"}},
+}
+
+
+class RawModel:
+    """The model's logits, asked of llama.cpp directly."""
+
+    def __init__(self, path: Path) -> None:
+        llama.disable_logging()
+        self._model = llama.LlamaModel(str(path), llama.LlamaModelParams())
+
+    def logprobs(self, token_ids: list[int]) -> npt.NDArray[np.float64]:
+        """Return the log probabilities of what follows each token, [num_tokens, vocab_size]."""
+        params = llama.LlamaContextParams()
+        params.n_ctx = params.n_batch = params.n_ubatch = 512
+        params.type_k = params.type_v = params.flash_attn_type = 0  # f32, as the demo model is served
+        context = llama.LlamaContext(self._model, params)
+        batch = llama.LlamaBatch(n_tokens=512, embd=0, n_seq_max=1)
+        for position, token_id in enumerate(token_ids):
+            batch.add(token_id, position, [0], True)
+        context.decode(batch)
+        logits = np.array([context.get_logits_ith(index) for index in range(len(token_ids))], dtype=np.float64)
+        logits -= logits.max(axis=1, keepdims=True)
+        context.close()
+        result: npt.NDArray[np.float64] = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
+        return result
+
+
+@pytest.fixture(scope="module")
+def raw_model(demo_artifact: Path) -> Iterator[RawModel]:
+    yield RawModel(demo_artifact / "model.gguf")
+
+
+def tokenize(api: Api, text: str) -> list[int]:
+    ids: list[int] = api.post("/tokenize", {"model": "demo", "prompt": text}).body["tokens"]
+    return ids
+
+
+@pytest.mark.parametrize("shape", SHAPED)
+@pytest.mark.parametrize("question", QUESTIONS)
+def test_they_equal_those_of_the_raw_logits(api: Api, raw_model: RawModel, question: str, shape: str) -> None:
+    fields = SHAPED[shape] | {"logprobs": True, "top_logprobs": 3, "return_token_ids": True, "max_tokens": 40}
+    choice = api.ask(CHAT, question, **fields).choice
+    prompt, ids, content = tokenize(api, chat_text(question)), choice["token_ids"], choice["logprobs"]["content"]
+    assert len(ids) == len(content) > 0
+    raw = raw_model.logprobs(prompt + ids)[len(prompt) - 1 : -1]
+    told = [item["logprob"] for item in content]
+    assert told == pytest.approx(list(raw[range(len(ids)), ids]), abs=1e-3)
+    for item, row in zip(content, raw, strict=True):
+        top = [each["logprob"] for each in item["top_logprobs"]]
+        assert top == pytest.approx(sorted(row, reverse=True)[:3], abs=1e-3)
+
+
+def test_an_echoed_prompt_scores_as_the_same_text_generated(api: Api) -> None:
+    prompt = chat_text("Count from 1 to 9.")
+    generated = api.post(
+        COMPLETIONS,
+        {"model": "demo", "prompt": prompt, "temperature": 0, "max_tokens": 40, "logprobs": 2, "echo": True},
+    ).choice["logprobs"]
+    scored = api.post(
+        COMPLETIONS, {"model": "demo", "prompt": prompt + ANSWER, "max_tokens": 0, "logprobs": 2, "echo": True}
+    ).choice["logprobs"]
+    assert generated["tokens"].pop() == "<|im_end|>"  # drawn, and no part of the text
+    assert generated["token_logprobs"].pop() < 0
+    assert scored["tokens"] == generated["tokens"]
+    assert scored["text_offset"] == generated["text_offset"][:-1]
+    assert scored["token_logprobs"][0] is None and scored["top_logprobs"][0] is None
+    assert scored["token_logprobs"][1:] == pytest.approx(generated["token_logprobs"][1:], abs=1e-3)
+
+
+def test_a_long_prompt_is_scored_over_several_steps(api: Api, raw_model: RawModel) -> None:
+    text = "\n".join(f"{number}, {number + 1}, {number + 2}." for number in range(45))
+    choice = api.post(
+        COMPLETIONS, {"model": "demo", "prompt": text, "max_tokens": 1, "logprobs": 0, "echo": True}
+    ).choice
+    ids = tokenize(api, text)
+    assert 400 < len(ids) < 512
+    told = choice["logprobs"]["token_logprobs"][1 : len(ids)]
+    raw = raw_model.logprobs(ids)
+    assert told == pytest.approx(list(raw[range(len(ids) - 1), ids[1:]]), abs=1e-3)
+
+
+def test_mirostat_holds_the_surprise_near_targets_below_the_models_own(api: Api, raw_model: RawModel) -> None:
+    prompt, temperature = tokenize(api, "zq xv"), 1.5
+
+    def surprise(**fields: Any) -> float:
+        """Return the mean surprise in bits, in the distribution that the temperature makes."""
+        body = {"model": "demo", "prompt": prompt, "temperature": temperature, "ignore_eos": True, "max_tokens": 300}
+        answer = api.post(COMPLETIONS, body | {"n": 4, "seed": 1, "return_token_ids": True} | fields)
+        means = []
+        for choice in answer.body["choices"]:
+            ids = choice["token_ids"]
+            logits = raw_model.logprobs(prompt + ids)[len(prompt) - 1 : -1] / temperature
+            logprobs = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
+            means.append(-logprobs[range(len(ids)), ids].mean() / np.log(2))
+        return float(np.mean(means))
+
+    entropy = surprise()
+    for share in (0.6, 0.85):
+        assert surprise(mirostat_target=entropy * share) == pytest.approx(entropy * share, rel=0.2)

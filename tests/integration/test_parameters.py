@@ -1,0 +1,358 @@
+"""Walks the parameter table: every enforced field shows its effect, every refused one its 400."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from frontend.parameters import Parameter, Treatment, parameters
+from tests.integration.api import ANSWER, CHAT, COMPLETIONS, WEATHER, Answer, Api, chat_text, question_body, text_of
+from tests.integration.stack import PACED_MODEL
+
+type Effect = Callable[[Api, str], None]
+
+EFFECTS: dict[str, Effect] = {}
+VAGUE = "zq xv"
+END_TOKEN = 3056  # <|im_end|>
+
+
+def effect(*names: str) -> Callable[[Effect], Effect]:
+    """Register what proves that fields are enforced."""
+
+    def register(function: Effect) -> Effect:
+        EFFECTS.update(dict.fromkeys(names, function))
+        return function
+
+    return register
+
+
+def rows(treatment: Treatment, runtime: str) -> list[Any]:
+    """Return the rows of the table that a runtime treats so."""
+    return [
+        pytest.param(row, id=f"{row.endpoint.rpartition('/v1/')[2]}-{row.name}")
+        for row in parameters()
+        if row.treatments[runtime] is treatment
+    ]
+
+
+@pytest.mark.parametrize("row", rows(Treatment.ENFORCED, "llama_cpp") + rows(Treatment.EMULATED, "llama_cpp"))
+def test_an_enforced_field_shows_an_effect(api: Api, row: Parameter) -> None:
+    assert row.name in EFFECTS, f"nothing proves that {row.name} is enforced"
+    EFFECTS[row.name](api, row.endpoint)
+
+
+@pytest.mark.parametrize("row", rows(Treatment.LOGGED, "llama_cpp"))
+def test_a_bookkeeping_field_changes_no_answer(api: Api, row: Parameter) -> None:
+    fields = {row.name: row.body[row.name], "temperature": 1, "seed": 3}
+    plain = api.ask(row.endpoint, temperature=1, seed=3)
+    assert api.ask(row.endpoint, **fields).text == plain.text
+
+
+@pytest.mark.parametrize("row", [param for param in rows(Treatment.REFUSED, "synthetic") if param.values[0].needed])
+def test_a_field_that_the_runtime_lacks_is_refused(api: Api, row: Parameter) -> None:
+    answer = api.post(row.endpoint, dict(row.body) | {"model": PACED_MODEL})
+    assert (answer.status, answer.error["code"]) == (400, "unsupported_value")
+    assert "synthetic" in answer.error["message"]
+
+
+@pytest.mark.parametrize("row", [param for param in rows(Treatment.REFUSED, "llama_cpp") if param.values[0].needed])
+def test_a_field_that_llama_cpp_lacks_is_refused(api: Api, row: Parameter) -> None:
+    answer = api.post(row.endpoint, dict(row.body))
+    assert (answer.status, answer.error["code"], answer.error["param"]) == (400, "unsupported_value", row.name)
+
+
+@pytest.mark.parametrize("row", [param for param in rows(Treatment.REFUSED, "llama_cpp") if not param.values[0].needed])
+def test_a_field_that_is_not_served_is_refused_and_its_neutral_value_is_not(api: Api, row: Parameter) -> None:
+    refused = api.ask(row.endpoint, **{row.name: {"harmful": "value"}})
+    assert (refused.status, refused.error["param"]) == (400, row.name)
+    assert api.ask(row.endpoint, **{row.name: row.body[row.name]}, max_tokens=1).status == 200
+
+
+# --- the effects -----------------------------------------------------------------------------------------------------
+def token_ids(answer: Answer) -> list[int]:
+    """Return the first choice's token ids."""
+    ids: list[int] = answer.choice["token_ids"]
+    return ids
+
+
+def hot(api: Api, endpoint: str, **fields: Any) -> str:
+    """Return 20 tokens drawn where the model has no idea what comes."""
+    return api.ask(endpoint, VAGUE, **{"temperature": 2, "max_tokens": 20} | fields).text
+
+
+def babble(api: Api, endpoint: str, **fields: Any) -> list[int]:
+    """Return 120 tokens that nothing ends."""
+    return token_ids(api.ask(endpoint, **{"ignore_eos": True, "max_tokens": 120, "return_token_ids": True} | fields))
+
+
+def surprise(api: Api, endpoint: str, **fields: Any) -> float:
+    """Return the mean surprise in bits, of the raw distribution, where the model has no idea what comes."""
+    body = question_body(endpoint) | ({"messages": VAGUE} if endpoint == CHAT else {"prompt": VAGUE})
+    body |= {"ignore_eos": True, "max_tokens": 300, "temperature": 1.5, "n": 2, "seed": 5}
+    answer = api.post(endpoint, body | {"logprobs": True if endpoint == CHAT else 0} | fields)
+    logprobs = [choice["logprobs"] for choice in answer.body["choices"]]
+    if endpoint == CHAT:
+        values = [item["logprob"] for each in logprobs for item in each["content"]]
+    else:
+        values = [value for each in logprobs for value in each["token_logprobs"]]
+    return -sum(values) / len(values) / math.log(2)
+
+
+@effect("model")
+def _names_the_model(api: Api, endpoint: str) -> None:
+    assert api.ask(endpoint, model="nobody/knows").status == 404
+    assert api.ask(endpoint, model="llama3.1:8b", max_tokens=1).body["model"] == "llama3.1:8b"
+
+
+@effect("messages", "prompt")
+def _is_what_is_answered(api: Api, endpoint: str) -> None:
+    assert api.ask(endpoint).text == ANSWER
+    assert api.ask(endpoint, "What is the capital of France?").text == "The capital of France is Paris."
+
+
+@effect("max_tokens", "max_completion_tokens")
+def _ends_by_length(api: Api, endpoint: str) -> None:
+    for name in ("max_tokens", "max_completion_tokens"):
+        answer = api.ask(endpoint, **{name: 3})
+        assert (answer.choice["finish_reason"], answer.body["usage"]["completion_tokens"]) == ("length", 3)
+    both = api.ask(endpoint, max_tokens=2, max_completion_tokens=4)
+    assert both.body["usage"]["completion_tokens"] == 4
+
+
+@effect("min_tokens")
+def _does_not_end_early(api: Api, endpoint: str) -> None:
+    # A bias that wants nothing but the end.
+    fields = {"logit_bias": {str(END_TOKEN): 100}}
+    assert api.ask(endpoint, **fields).body["usage"]["completion_tokens"] == 1
+    assert api.ask(endpoint, **fields, min_tokens=8).body["usage"]["completion_tokens"] == 9
+    assert api.ask(endpoint, stop=",").text == "1"
+    assert api.ask(endpoint, stop=",", min_tokens=12).text.startswith("1, 2, 3")
+
+
+@effect("stop", "include_stop_str_in_output")
+def _ends_at_a_stop_sequence(api: Api, endpoint: str) -> None:
+    answer = api.ask(endpoint, stop=[", 5", "never"])
+    assert answer.text == "1, 2, 3, 4"
+    assert (answer.choice["finish_reason"], answer.choice["stop_reason"]) == ("stop", ", 5")
+    assert api.ask(endpoint, stop=[", 5"], include_stop_str_in_output=True).text == "1, 2, 3, 4, 5"
+    assert api.ask(endpoint).choice["stop_reason"] is None
+
+
+@effect("stop_token_ids")
+def _ends_at_a_token(api: Api, endpoint: str) -> None:
+    [comma] = api.post("/tokenize", {"model": "demo", "prompt": ","}).body["tokens"]
+    answer = api.ask(endpoint, stop_token_ids=[comma])
+    assert (answer.text, answer.choice["finish_reason"], answer.choice["stop_reason"]) == ("1", "stop", comma)
+
+
+@effect("ignore_eos")
+def _goes_on_past_the_end(api: Api, endpoint: str) -> None:
+    answer = api.ask(endpoint, ignore_eos=True, max_tokens=60)
+    assert (answer.choice["finish_reason"], answer.body["usage"]["completion_tokens"]) == ("length", 60)
+    assert answer.text.startswith(ANSWER)
+    assert api.ask(endpoint, ignore_eos=True, max_tokens=60, stop=[", 5"]).text == "1, 2, 3, 4"
+
+
+@effect("context_length_exceeded_behavior")
+def _refuses_what_does_not_fit(api: Api, endpoint: str) -> None:
+    fields = {"max_tokens": 100_000, "stop": [", 2"]}
+    refused = api.ask(endpoint, **fields, context_length_exceeded_behavior="error")
+    assert (refused.status, refused.error["code"]) == (400, "context_length_exceeded")
+    assert api.ask(endpoint, **fields, context_length_exceeded_behavior="truncate").text == "1"
+
+
+@effect("temperature")
+def _is_greedy_at_zero(api: Api, endpoint: str) -> None:
+    assert {api.ask(endpoint).text for _ in range(3)} == {ANSWER}
+    assert len({hot(api, endpoint, seed=seed) for seed in range(4)}) == 4
+
+
+@effect("top_p", "top_k", "min_p")
+def _truncates_the_distribution(api: Api, endpoint: str) -> None:
+    greedy = hot(api, endpoint, temperature=0)
+    for fields in ({"top_p": 0}, {"top_k": 1}, {"min_p": 1}):
+        assert hot(api, endpoint, seed=1, **fields) == greedy
+    for fields in ({"top_p": 1}, {"top_k": 0}, {"top_k": -1}, {"min_p": 0}):
+        assert hot(api, endpoint, seed=1, **fields) != greedy
+
+
+@effect("seed")
+def _repeats(api: Api, endpoint: str) -> None:
+    texts = [hot(api, endpoint, seed=seed) for seed in (1, 1, 2, -1, -1)]
+    assert texts[0] == texts[1] != texts[2]
+    assert texts[3] == texts[4]
+
+
+@effect("repetition_penalty")
+def _makes_repetition_less_likely(api: Api, endpoint: str) -> None:
+    num_distinct = [len(set(babble(api, endpoint, repetition_penalty=value))) for value in (0.7, 1, 1.5)]
+    assert num_distinct[0] <= num_distinct[1] < num_distinct[2]
+    # The prompt's tokens count too: the answer to a question about 1 to 9 is made of them.
+    assert api.ask(endpoint, repetition_penalty=2).text != ANSWER
+
+
+@effect("presence_penalty", "frequency_penalty")
+def _makes_the_completions_tokens_less_likely(api: Api, endpoint: str) -> None:
+    for name in ("presence_penalty", "frequency_penalty"):
+        num_distinct = [len(set(babble(api, endpoint, **{name: value}))) for value in (-2, 0, 2)]
+        assert num_distinct[0] <= num_distinct[1] < num_distinct[2]
+
+
+@effect("logit_bias")
+def _forces_and_bans(api: Api, endpoint: str) -> None:
+    greedy = babble(api, endpoint)
+    assert set(babble(api, endpoint, logit_bias={"11": 100}, max_tokens=20)) == {11}
+    banned = babble(api, endpoint, logit_bias={str(greedy[0]): -100})
+    assert greedy[0] not in banned
+
+
+@effect("mirostat_target", "mirostat_tau", "mirostat", "mirostat_lr", "mirostat_eta")
+def _holds_the_surprise_near_its_target(api: Api, endpoint: str) -> None:
+    # How near, test_logprobs.py measures; here that each spelling of it works.
+    free = surprise(api, endpoint)
+    for target, rate in (("mirostat_target", "mirostat_lr"), ("mirostat_tau", "mirostat_eta")):
+        low, high = (surprise(api, endpoint, **{target: free * share}) for share in (0.2, 0.6))
+        assert low < high < free
+        slow = surprise(api, endpoint, **{target: free * 0.2, rate: 0.001})
+        assert abs(slow - free * 0.2) > abs(low - free * 0.2)
+    assert surprise(api, endpoint, mirostat=2) != free
+    assert hot(api, endpoint, seed=1, mirostat=0) == hot(api, endpoint, seed=1)
+
+
+@effect("n")
+def _draws_several(api: Api, endpoint: str) -> None:
+    answers = [api.ask(endpoint, VAGUE, n=3, temperature=2, seed=4, max_tokens=20) for _ in range(2)]
+    texts = [[text_of(choice) for choice in answer.body["choices"]] for answer in answers]
+    assert texts[0] == texts[1] and len(set(texts[0])) == 3
+    assert [choice["index"] for choice in answers[0].body["choices"]] == [0, 1, 2]
+    assert hot(api, endpoint, seed=5) == texts[0][1]
+
+
+@effect("best_of")
+def _answers_the_likeliest(api: Api, endpoint: str) -> None:
+    fields = {"temperature": 1.8, "seed": 9, "logprobs": 0, "max_tokens": 20}
+    drawn = api.ask(endpoint, VAGUE, n=6, **fields).body["choices"]
+    means = [sum(item["logprobs"]["token_logprobs"]) / max(1, len(item["logprobs"]["tokens"])) for item in drawn]
+    ranked = [text_of(drawn[index]) for index in sorted(range(6), key=lambda index: -means[index])]
+    best = api.ask(endpoint, VAGUE, n=2, best_of=6, **fields)
+    assert [text_of(choice) for choice in best.body["choices"]] == ranked[:2]
+    assert best.body["usage"]["completion_tokens"] > sum(len(c["logprobs"]["tokens"]) for c in best.body["choices"])
+
+
+@effect("response_format", "structured_outputs")
+def _prescribes_the_form(api: Api, endpoint: str) -> None:
+    fields = {"temperature": 1.5, "seed": 2}
+    schema = {"type": "object", "properties": {"a": {"type": "integer", "minimum": 3, "maximum": 5}}, "required": ["a"]}
+    named = {"name": "x", "schema": schema, "strict": True}
+    for form in ({"type": "json_object", "schema": schema}, {"type": "json_schema", "json_schema": named}):
+        assert json.loads(api.ask(endpoint, **fields, response_format=form).text)["a"] in (3, 4, 5)
+    question = "What is the capital of Japan? Answer in JSON."
+    assert isinstance(json.loads(api.ask(endpoint, question, response_format={"type": "json_object"}).text), dict)
+    regex = api.ask(endpoint, **fields, response_format={"type": "regex", "regex": "[ab]{7}"}).text
+    assert len(regex) == 7 and set(regex) <= {"a", "b"}
+    assert api.ask(endpoint, **fields, structured_outputs={"choice": ["yes", "no"]}).text in ("yes", "no")
+    grammar = 'root ::= "x" [0-9] "y"'
+    assert api.ask(endpoint, **fields, response_format={"type": "grammar", "grammar": grammar}).text[0::2] == "xy"
+
+
+@effect("return_token_ids")
+def _tells_the_token_ids(api: Api, endpoint: str) -> None:
+    answer = api.ask(endpoint, return_token_ids=True)
+    told = api.post("/detokenize", {"model": "demo", "tokens": token_ids(answer)}).body["prompt"]
+    assert told == f"{ANSWER}<|im_end|>"
+    assert len(token_ids(answer)) == answer.body["usage"]["completion_tokens"]
+    assert "token_ids" not in api.ask(endpoint).choice
+
+
+@effect("stream", "stream_options")
+def _streams(api: Api, endpoint: str) -> None:
+    body = question_body(endpoint)
+    events = api.events(endpoint, body | {"stream_options": {"include_usage": True}})
+    pieces = [event["choices"][0] for event in events if event["choices"]]
+    streamed = "".join(piece["text"] if "text" in piece else piece["delta"].get("content", "") for piece in pieces)
+    assert streamed == ANSWER
+    assert events[-1]["choices"] == []
+    assert events[-1]["usage"]["completion_tokens"] == api.post(endpoint, body).body["usage"]["completion_tokens"]
+    assert all(event["usage"] is None for event in events[:-1])
+    assert not any("obfuscation" in event for event in events)
+    padded = api.events(endpoint, body | {"stream_options": {"include_obfuscation": True}})
+    assert all(event["obfuscation"] for event in padded)
+
+
+@effect("logprobs", "top_logprobs")
+def _tells_log_probabilities(api: Api, endpoint: str) -> None:
+    if endpoint == CHAT:
+        content = api.ask(endpoint, logprobs=True, top_logprobs=2).choice["logprobs"]["content"]
+        assert bytes(byte for item in content for byte in item["bytes"]).decode() == ANSWER
+        assert all(len(item["top_logprobs"]) == 2 and item["logprob"] <= 0 for item in content)
+    else:
+        logprobs = api.ask(endpoint, logprobs=2).choice["logprobs"]
+        assert "".join(logprobs["tokens"]) == f"{ANSWER}<|im_end|>"
+        assert all(2 <= len(top) <= 3 for top in logprobs["top_logprobs"])
+        assert logprobs["text_offset"][0] == len(chat_text("Count from 1 to 9."))
+
+
+@effect("echo")
+def _begins_with_the_prompt(api: Api, endpoint: str) -> None:
+    assert api.ask(endpoint, echo=True).text == chat_text("Count from 1 to 9.") + ANSWER
+    scored = api.ask(endpoint, echo=True, max_tokens=0, logprobs=0)
+    assert (scored.text, scored.body["usage"]["completion_tokens"]) == (chat_text("Count from 1 to 9."), 0)
+
+
+@effect("suffix")
+def _fills_in_the_middle(api: Api, endpoint: str) -> None:
+    body = {"model": "demo", "prompt": "def add(a, b):\n    ", "temperature": 0, "max_tokens": 30}
+    plain, filled = (api.post(endpoint, body | {"suffix": suffix}) for suffix in ("", "\n"))
+    assert filled.body["usage"]["prompt_tokens"] == plain.body["usage"]["prompt_tokens"] + 4
+    assert filled.text == "return a + b"
+
+
+@effect("tools", "functions")
+def _offers_tools(api: Api, endpoint: str) -> None:
+    question = "What is the weather in Paris?"
+    [call] = api.ask(endpoint, question, tools=[WEATHER]).choice["message"]["tool_calls"]
+    assert (call["function"]["name"], json.loads(call["function"]["arguments"])) == ("get_weather", {"city": "Paris"})
+    choice = api.ask(endpoint, question, functions=[WEATHER["function"]]).choice
+    assert choice["message"]["function_call"]["name"] == "get_weather"
+    assert choice["finish_reason"] == "function_call"
+
+
+@effect("tool_choice", "function_call", "parallel_tool_calls")
+def _decides_whether_tools_are_called(api: Api, endpoint: str) -> None:
+    required = api.ask(endpoint, tools=[WEATHER], tool_choice="required", parallel_tool_calls=False).choice
+    assert len(required["message"]["tool_calls"]) == 1 and required["finish_reason"] == "tool_calls"
+    named = {"type": "function", "function": {"name": "get_weather"}}
+    assert api.ask(endpoint, tools=[WEATHER], tool_choice=named).choice["finish_reason"] == "stop"
+    assert "tool_calls" not in api.ask(endpoint, tools=[WEATHER], tool_choice="none").choice["message"]
+    called = api.ask(endpoint, functions=[WEATHER["function"]], function_call={"name": "get_weather"}).choice
+    assert set(json.loads(called["message"]["function_call"]["arguments"])) == {"city"}
+
+
+@effect("chat_template_kwargs")
+def _reaches_the_template(api: Api, endpoint: str) -> None:
+    refused = api.ask(endpoint, chat_template_kwargs={"messages": []})
+    assert (refused.status, refused.error["param"]) == (400, "chat_template_kwargs")
+
+
+@effect("add_generation_prompt")
+def _leaves_the_turn_unopened(api: Api, endpoint: str) -> None:
+    opened, unopened = (
+        api.ask(endpoint, add_generation_prompt=value, max_tokens=1).body["usage"] for value in (True, False)
+    )
+    assert unopened["prompt_tokens"] < opened["prompt_tokens"]
+
+
+@effect("continue_final_message")
+def _goes_on_with_the_last_message(api: Api, endpoint: str) -> None:
+    messages = [{"role": "user", "content": "Count from 1 to 9."}, {"role": "assistant", "content": "1, 2, 3, 4"}]
+    fields = {"add_generation_prompt": False, "continue_final_message": True}
+    assert api.ask(endpoint, messages=messages, **fields).text == ", 5, 6, 7, 8, 9."
+
+
+def test_every_proof_is_used() -> None:
+    assert {row.name for row in parameters()} >= EFFECTS.keys()
+    assert {CHAT, COMPLETIONS} == {row.endpoint for row in parameters()}

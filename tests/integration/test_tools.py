@@ -1,0 +1,148 @@
+"""Tool calls through the official client: offered, required, named, parallel, streamed, and answered with a result."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from openai import OpenAI
+from openai.lib._pydantic import to_strict_json_schema
+from pydantic import BaseModel
+
+from tests.integration.api import WEATHER
+
+QUESTION = "What is the weather in Paris?"
+RESULT = '{"temperature": 21, "condition": "sunny"}'
+
+
+def create(client: OpenAI, question: str = QUESTION, **fields: Any) -> Any:
+    messages = fields.pop("messages", [{"role": "user", "content": question}])
+    options: dict[str, Any] = {"model": "demo", "temperature": 0, "max_tokens": 200, "tools": [WEATHER]} | fields
+    return client.chat.completions.create(messages=messages, **options)
+
+
+def arguments_of(call: Any) -> Any:
+    return json.loads(call.function.arguments)
+
+
+def test_a_tool_that_fits_is_called_and_its_result_answers(client: OpenAI) -> None:
+    choice = create(client).choices[0]
+    [call] = choice.message.tool_calls
+    assert choice.finish_reason == "tool_calls"
+    assert (call.function.name, arguments_of(call)) == ("get_weather", {"city": "Paris"})
+    messages = [
+        {"role": "user", "content": QUESTION},
+        choice.message.model_dump(exclude_none=True),
+        {"role": "tool", "tool_call_id": call.id, "content": RESULT},
+    ]
+    answer = create(client, messages=messages).choices[0].message
+    assert not answer.tool_calls
+    assert "21" in answer.content and "sunny" in answer.content
+
+
+def test_a_question_that_no_tool_fits_is_answered(client: OpenAI) -> None:
+    choice = create(client, "What is the capital of France?").choices[0]
+    assert (choice.message.content, choice.message.tool_calls) == ("The capital of France is Paris.", None)
+    assert choice.finish_reason == "stop"
+
+
+def test_two_calls_at_once(client: OpenAI) -> None:
+    question = "What is the weather in Paris and Rome?"
+    calls = create(client, question).choices[0].message.tool_calls
+    assert [arguments_of(call) for call in calls] == [{"city": "Paris"}, {"city": "Rome"}]
+    assert len({call.id for call in calls}) == 2
+    assert len(create(client, question, parallel_tool_calls=False).choices[0].message.tool_calls) == 1
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("tool_choice", ["required", {"type": "function", "function": {"name": "get_weather"}}])
+def test_a_call_that_must_come_does_with_valid_arguments(client: OpenAI, tool_choice: Any, seed: int) -> None:
+    fields = {"tool_choice": tool_choice, "temperature": 1.3, "seed": seed, "max_tokens": 400}
+    choice = create(client, "Who won the election?", **fields).choices[0]
+    if choice.finish_reason == "length":
+        return
+    for call in choice.message.tool_calls:
+        assert set(arguments_of(call)) == {"city"}
+    assert choice.finish_reason == ("tool_calls" if tool_choice == "required" else "stop")
+    assert choice.message.content is None
+
+
+@pytest.mark.parametrize("question", [QUESTION, "What is the weather in Paris and Rome?", "What color is the sky?"])
+def test_streamed_deltas_add_up_to_the_answer(client: OpenAI, question: str) -> None:
+    whole = create(client, question).choices[0]
+    content, reasons = "", []
+    calls: dict[int, dict[str, str]] = {}
+    for chunk in create(client, question, stream=True):
+        delta = chunk.choices[0].delta
+        content += delta.content or ""
+        for piece in delta.tool_calls or ():
+            call = calls.setdefault(piece.index, {"name": "", "arguments": ""})
+            call["name"] += piece.function.name or ""
+            call["arguments"] += piece.function.arguments or ""
+        reasons += [chunk.choices[0].finish_reason] if chunk.choices[0].finish_reason else []
+    assert content == (whole.message.content or "")
+    expected = [call.function for call in whole.message.tool_calls or ()]
+    assert list(calls.values()) == [{"name": each.name, "arguments": each.arguments} for each in expected]
+    assert reasons == [whole.finish_reason]
+
+
+def test_arguments_stream_as_they_are_generated(client: OpenAI) -> None:
+    pieces = [
+        piece.function.arguments
+        for chunk in create(client, stream=True)
+        for piece in chunk.choices[0].delta.tool_calls or ()
+    ]
+    assert len([piece for piece in pieces if piece]) > 2
+
+
+def test_a_call_that_was_cut_says_length(client: OpenAI) -> None:
+    choice = create(client, tool_choice="required", max_tokens=8).choices[0]
+    assert choice.finish_reason == "length"
+
+
+def test_the_deprecated_form_is_a_function_call(client: OpenAI) -> None:
+    fields: Any = {"functions": [WEATHER["function"]]}
+    choice = client.chat.completions.create(
+        model="demo", messages=[{"role": "user", "content": QUESTION}], temperature=0, **fields
+    ).choices[0]
+    assert choice.finish_reason == "function_call"
+    assert choice.message.function_call and choice.message.function_call.name == "get_weather"
+    messages: Any = [
+        {"role": "user", "content": QUESTION},
+        {"role": "assistant", "content": None, "function_call": choice.message.function_call.model_dump()},
+        {"role": "function", "name": "get_weather", "content": RESULT},
+    ]
+    answer = client.chat.completions.create(model="demo", messages=messages, temperature=0, **fields).choices[0]
+    assert "21" in (answer.message.content or "")
+
+
+def test_beside_a_response_format_the_answer_is_a_call_or_of_that_form(client: OpenAI) -> None:
+    schema = {"type": "object", "properties": {"capital": {"enum": ["Tokyo", "Paris"]}}, "required": ["capital"]}
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    assert create(client, response_format=form).choices[0].finish_reason == "tool_calls"
+    answer = create(client, "What is the capital of Japan? Answer in JSON.", response_format=form).choices[0]
+    assert json.loads(answer.message.content)["capital"] in ("Tokyo", "Paris")
+
+
+class GetWeather(BaseModel):
+    """Get the weather of a city."""
+
+    city: str
+
+
+def test_the_sdk_parses_a_call_into_a_class(client: OpenAI) -> None:
+    tool: Any = {
+        "type": "function",
+        "function": {
+            "name": "get_weather",
+            "description": "Get the weather of a city.",
+            "parameters": to_strict_json_schema(GetWeather),
+            "strict": True,
+        },
+    }
+    completion = client.chat.completions.parse(
+        model="demo", messages=[{"role": "user", "content": QUESTION}], tools=[tool], temperature=0
+    )
+    [call] = completion.choices[0].message.tool_calls or []
+    assert call.function.parsed_arguments == {"city": "Paris"}

@@ -1,0 +1,17 @@
+"""What several tests of the engine need."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from build_engines.build import BuildSpec, build
+from tests.build_engines.tiny_checkpoint import write_checkpoint
+
+
+@pytest.fixture(scope="session")
+def tiny_artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The built artifact of the tiny checkpoint."""
+    folder = tmp_path_factory.mktemp("tiny")
+    return build(BuildSpec(model_id="tiny", checkpoint=write_checkpoint(folder / "checkpoint")), folder)

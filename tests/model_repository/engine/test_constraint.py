@@ -1,0 +1,309 @@
+import json
+import random
+import re
+from datetime import date, datetime
+from uuid import UUID
+
+import pytest
+
+from model_repository.engine.constraint import ConstraintCompiler
+from model_repository.errors import EngineFailed, InvalidRequest
+from model_repository.generation import Guide, GuideKind
+from model_repository.guides.compilation import LIMITS
+from model_repository.guides.grammar import guide_to_grammar
+from model_repository.guides.json_schema import enforceable_schema
+
+PIECES = '": |, |{"|"}|", "|true|null|é|ß€|123|ab|  |\n\n|]}|}}|<tool_call>|</tool_call>|<tool|call>|😀|a|\\"'
+BYTE_TABLE = [bytes([n]) for n in range(256)] + [piece.encode() for piece in PIECES.split("|")]
+SPECIAL, EOS, OTHER_EOS = len(BYTE_TABLE), len(BYTE_TABLE) + 1, len(BYTE_TABLE) + 2
+BYTE_TABLE += [b"", b"", b"</s>"]
+VOCAB_SIZE = len(BYTE_TABLE) + 3  # logits that no token has
+COMPILER = ConstraintCompiler(BYTE_TABLE, frozenset({EOS, OTHER_EOS}), VOCAB_SIZE)
+CLOSING = re.compile(rb'[0-9"}\],: ]')
+
+
+def walk(guide, seed, max_tokens=300, compiler=COMPILER):
+    """Return a completion of random allowed tokens, or None where it became too long; prefer what ends it soon."""
+    draw = random.Random(seed)
+    constraint = compiler.start(guide)
+    text = b""
+    for step in range(max_tokens):
+        banned = set(constraint.banned())
+        allowed = [token_id for token_id in range(VOCAB_SIZE) if token_id not in banned]
+        assert allowed
+        ends = [token_id for token_id in allowed if token_id in (EOS, OTHER_EOS)]
+        assert len(ends) in (0, 2)
+        for token_id in draw.sample(sorted(banned), 2):
+            assert not constraint.take(token_id)
+        assert step % 8 or constraint.banned() == sorted(banned)
+        if ends and (draw.random() < 0.4 or ends == allowed):
+            assert constraint.take(draw.choice(ends))
+            assert len(constraint.banned()) == VOCAB_SIZE
+            return text
+        rest = [token_id for token_id in allowed if token_id not in ends]
+        closing = [token_id for token_id in rest if CLOSING.match(BYTE_TABLE[token_id])]
+        token_id = draw.choice(closing if closing and draw.random() < min(0.9, 0.3 + step / 30) else rest)
+        assert constraint.take(token_id)
+        text += BYTE_TABLE[token_id]
+    return None
+
+
+def completions(kind, content, num_walks=8):
+    guide = Guide(kind, content if isinstance(content, str) else json.dumps(content))
+    found = [text.decode() for seed in range(num_walks) if (text := walk(guide, seed)) is not None]
+    assert found
+    return found
+
+
+def is_int(value):
+    return type(value) is int
+
+
+def is_node(value):
+    return value is None or ({*value} == {"v", "next"} and is_int(value["v"]) and is_node(value["next"]))
+
+
+OBJECT = {"type": "object", "properties": {"a": {"type": "null"}, "b": {"type": "boolean"}}}
+NODE = {
+    "type": "object",
+    "properties": {"v": {"type": "integer"}, "next": {"anyOf": [{"type": "null"}, {"$ref": "#/$defs/node"}]}},
+    "required": ["v", "next"],
+}
+CAT = {"type": "object", "properties": {"kind": {"const": "cat"}, "lives": {"enum": [7, 9]}}, "required": ["kind"]}
+DOG = {"type": "object", "properties": {"kind": {"const": "dog"}, "barks": {"const": True}}, "required": ["kind"]}
+
+SCHEMAS = [
+    ({"type": "null"}, lambda v: v is None),
+    ({"type": ["boolean", "null"]}, lambda v: v in (True, False, None)),
+    ({"type": "integer", "minimum": -3, "maximum": 12}, lambda v: is_int(v) and -3 <= v <= 12),
+    ({"type": "integer", "exclusiveMinimum": 3, "exclusiveMaximum": 6}, lambda v: v in (4, 5)),
+    ({"type": "number", "minimum": -1.5, "exclusiveMaximum": 2.25}, lambda v: -1.5 <= v < 2.25),
+    ({"type": "integer", "multipleOf": 7}, lambda v: v % 7 == 0),
+    ({"type": "number", "multipleOf": 0.25, "minimum": 0, "maximum": 9}, lambda v: v * 4 == int(v * 4)),
+    ({"minimum": 5}, lambda v: not isinstance(v, int | float) or isinstance(v, bool) or v >= 5),
+    ({"type": "string", "minLength": 2, "maxLength": 5}, lambda v: 2 <= len(v) <= 5),
+    ({"type": "string", "pattern": "^[a-c]{2,3}$"}, lambda v: re.fullmatch("[a-c]{2,3}", v)),
+    ({"type": "string", "pattern": "b+", "maxLength": 9}, lambda v: "b" in v and len(v) <= 9),
+    ({"type": "string", "pattern": '^[^"\\\\]{1,4}$'}, lambda v: len(v) <= 4 and not {'"', "\\"} & {*v}),
+    ({"type": "string", "pattern": '^[^"\\n]$'}, lambda v: v not in '"\n'),
+    ({"type": "string", "pattern": "^[\\x00-\\x1f]$"}, lambda v: "\0" < v < " "),
+    ({"type": "string", "pattern": "^\\p{Cc}$"}, lambda v: v not in '"\\'),
+    ({"type": "string", "pattern": "^[[&~]+$"}, lambda v: {*v} <= {*"[&~"}),
+    ({"type": "string", "format": "date"}, date.fromisoformat),
+    ({"type": "string", "format": "date-time"}, datetime.fromisoformat),
+    ({"type": "string", "format": "uuid"}, UUID),
+    ({"type": "string", "format": "email"}, lambda v: re.fullmatch(r"[^@\s]+@[^@\s]+\.[A-Za-z]+", v)),
+    ({"type": "string", "format": "ipv4"}, lambda v: all(int(part) < 256 for part in v.split("."))),
+    ({"enum": [1, "a", None, [1, 2], {"a": 1}]}, lambda v: v in [1, "a", None, [1, 2], {"a": 1}]),
+    ({"const": {"a": [1, {"b": 'é\n"'}]}}, lambda v: v == {"a": [1, {"b": 'é\n"'}]}),
+    (
+        {"type": "array", "items": {"type": "boolean"}, "minItems": 1, "maxItems": 3},
+        lambda v: 1 <= len(v) <= 3 and {*v} <= {True, False},
+    ),
+    (
+        {"type": "array", "prefixItems": [{"type": "null"}, {"const": 3}], "items": False, "minItems": 1},
+        lambda v: v in ([None], [None, 3]),
+    ),
+    ({"type": "array", "prefixItems": [{"type": "null"}], "items": {"const": 1}}, lambda v: {*v[1:]} <= {1}),
+    (OBJECT, lambda v: {*v} <= {"a", "b"} and v.get("a") is None),
+    ({**OBJECT, "required": ["b"]}, lambda v: {"b"} <= {*v} <= {"a", "b"}),
+    ({**OBJECT, "required": ["c"]}, lambda v: {"c"} <= {*v} <= {"a", "b", "c"}),
+    ({**OBJECT, "minProperties": 1}, lambda v: 1 <= len(v) <= 2),
+    ({"type": "object", "maxProperties": 1}, lambda v: len(v) <= 1),
+    (
+        {**OBJECT, "additionalProperties": {"const": 1}},
+        lambda v: all(item == 1 for name, item in v.items() if name not in ("a", "b")) and v.get("a") is None,
+    ),
+    ({"type": "object", "additionalProperties": {"const": 1}}, lambda v: {*v.values()} <= {1}),
+    (
+        {"type": "object", "patternProperties": {"^[^\"x]$": {"const": 1}}, "additionalProperties": False},
+        lambda v: {*v.values()} <= {1} and all(len(name) == 1 and name not in '"x' for name in v),
+    ),
+    ({"anyOf": [{"const": 1}, {"type": "string", "maxLength": 1}]}, lambda v: v == 1 or len(v) <= 1),
+    ({"oneOf": [{"type": "integer"}, {"const": "x"}]}, lambda v: is_int(v) or v == "x"),
+    (
+        {"oneOf": [{"$ref": "#/$defs/cat"}, {"$ref": "#/$defs/dog"}], "$defs": {"cat": CAT, "dog": DOG}},
+        lambda v: {*v} <= ({"kind", "lives"} if v["kind"] == "cat" else {"kind", "barks"}),
+    ),
+    ({"allOf": [{"type": "integer"}, {"minimum": 3}, {"maximum": 9}]}, lambda v: is_int(v) and 3 <= v <= 9),
+    (
+        {"allOf": [OBJECT, {"properties": {"c": {"const": 1}}, "required": ["c"]}]},
+        lambda v: v["c"] == 1,
+    ),
+    ({"$ref": "#/$defs/node", "$defs": {"node": NODE}}, lambda v: v is not None and is_node(v)),
+    ({"$ref": "#/$defs/a~1b", "$defs": {"a/b": {"const": 4}}, "maximum": 5}, lambda v: v == 4),
+    (
+        {
+            "required": ["a"],
+            "properties": {"a": {"$ref": "#/definitions/n"}},
+            "type": "object",
+            "definitions": {"n": {"const": 0}},
+        },
+        lambda v: v == {"a": 0},
+    ),
+    (True, lambda v: True),
+    ({"type": "object", "propertyNames": {"type": "string"}}, lambda v: isinstance(v, dict)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("schema", "is_valid"), SCHEMAS, ids=range(len(SCHEMAS)))
+def test_random_allowed_tokens_satisfy_the_schema(schema, is_valid):
+    for text in completions(GuideKind.JSON_SCHEMA, schema):
+        value = json.loads(text)
+        assert is_valid(value) not in (False, None), text
+
+
+def test_json_is_any_object_in_one_layout():
+    for text in completions(GuideKind.JSON_OBJECT, "", num_walks=20):
+        value = json.loads(text)
+        assert isinstance(value, dict)
+        outside = re.sub(r'"(?:\\.|[^"\\])*"', '""', text)
+        assert not re.search(r"[,:](?! )|[^,:] |  |[\n\t\r]", outside)
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        "[0-9]{3}-[a-z]+",
+        "^(yes|no|maybe)$",
+        r"a/b\n?c{2,}",
+        "(?s:.){0,5}",
+        r"\w{1,4}@[a-z]{1,4}\.(com|org)",
+        '[^"]{1,9}',
+        "é+|ß€",
+    ],
+)
+def test_random_allowed_tokens_match_the_regex(pattern):
+    for text in completions(GuideKind.REGEX, pattern):
+        assert re.fullmatch(pattern, text)
+
+
+def test_choice_and_its_prefix_are_both_possible():
+    choices = ["a", "ab", 'abc/"\\\n', "😀 é", "<[3]>", "$(.*)"]
+    assert {*completions(GuideKind.CHOICE, choices, num_walks=60)} == {*choices}
+
+
+GBNF = r"""
+# a list of words
+root ::= "[" word (", " word)* "]"
+word ::= [a-c\u00e9]+ | "\"x\\" [+--] | [^\]a-z0-9 ,"é\x00-\x1f\x80-\U0010ffff]
+"""
+
+
+def test_gbnf_is_followed_with_its_escapes():
+    word = r'(?:[a-cé]+|"x\\[+,-]|[^\]a-z0-9 ,"é\x00-\x1f\x80-\U0010ffff])'
+    for text in completions(GuideKind.GRAMMAR, GBNF, num_walks=20):
+        assert re.fullmatch(rf"\[{word}(, {word})*\]", text), text
+
+
+ARGUMENTS = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
+TOOL_CALLS = r"""
+start: call* text
+text: TEXT
+call: until_call "{\"name\": " ("\"a\", \"arguments\": " %json A | "\"b\", \"arguments\": " %json B) "}</tool_call>"
+until_call[lazy]: ANY "<tool_call>"
+ANY: /(?s:.*)/
+TEXT: ANY & ~/(?s:.*)<tool_call>(?s:.*)/
+"""
+TOOL_CALLS = TOOL_CALLS.replace("json A", f"json {json.dumps(enforceable_schema(ARGUMENTS))}")
+TOOL_CALLS = TOOL_CALLS.replace("json B", f"json {json.dumps(enforceable_schema({'enum': [{}, {'x': 1}]}))}")
+CALL = re.compile(
+    r'<tool_call>\{"name": (?:"a", "arguments": \{"n": -?[0-9]+\}|"b", "arguments": \{(?:"x": 1)?\})\}</tool_call>'
+)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_after_its_trigger_a_valid_call_follows_and_outside_of_calls_anything(seed):
+    draw, constraint, data = random.Random(seed), COMPILER.start(Guide(GuideKind.LARK, TOOL_CALLS)), b""
+    trigger, num_calls = BYTE_TABLE.index(b"<tool_call>"), 0
+    for _ in range(250):
+        text = data.decode(errors="replace")
+        _, is_triggered, unfinished = CALL.sub("", text).partition("<tool_call>")
+        num_calls = len(CALL.findall(text))
+        banned = {*constraint.banned()}
+        assert (EOS in banned) == (OTHER_EOS in banned) == bool(is_triggered or text.endswith("\ufffd")), text
+        assert "<tool_call>" not in unfinished
+        if not is_triggered and data == text.encode():
+            assert not banned & {*range(128), trigger, BYTE_TABLE.index(b"</tool_call>")}
+        allowed = [token_id for token_id in range(len(PIECES.split("|")) + 256) if token_id not in banned]
+        token_id = trigger if trigger not in banned and draw.random() < 0.2 else draw.choice(allowed)
+        assert constraint.take(token_id)
+        data += BYTE_TABLE[token_id]
+    assert num_calls
+
+
+def test_only_end_tokens_are_allowed_when_nothing_can_follow():
+    constraint = COMPILER.start(Guide(GuideKind.CHOICE, '["a"]'))
+    assert not constraint.take(EOS)
+    assert constraint.take(97)
+    assert {*range(VOCAB_SIZE)} - {*constraint.banned()} == {EOS, OTHER_EOS}
+    assert constraint.take(OTHER_EOS)
+    assert not constraint.take(EOS)
+
+
+def test_text_that_is_forced_may_be_written_in_any_tokens():
+    constraint = COMPILER.start(Guide(GuideKind.CHOICE, '["<tool_call>"]'))
+    allowed = {*range(VOCAB_SIZE)} - {*constraint.banned()}
+    assert {BYTE_TABLE[token_id] for token_id in allowed} == {b"<", b"<tool", b"<tool_call>"}
+
+
+def test_tokens_without_text_are_never_allowed():
+    constraint = COMPILER.start(Guide(GuideKind.REGEX, "(?s:.*)"))
+    banned = constraint.banned()
+    assert {SPECIAL, *range(len(BYTE_TABLE), VOCAB_SIZE)} <= {*banned}
+    for token_id in (SPECIAL, VOCAB_SIZE - 1, VOCAB_SIZE, -1):
+        assert not constraint.take(token_id)
+    assert constraint.banned() == banned
+
+
+def test_states_of_one_guide_are_independent():
+    guide = Guide(GuideKind.CHOICE, '["ab", "ba"]')
+    one, other = COMPILER.start(guide), COMPILER.start(guide)
+    assert one.take(97) and other.take(98)
+    assert not one.take(97) and other.take(97)
+    assert COMPILER.start(guide).take(97)
+
+
+def test_vocabulary_may_be_shorter_than_the_byte_table_and_without_an_end():
+    constraint = ConstraintCompiler(BYTE_TABLE, frozenset(), 128).start(Guide(GuideKind.REGEX, "a[b-é]"))
+    assert constraint.take(97) and not constraint.take(256)
+    assert constraint.banned() == [n for n in range(128) if n < 98]
+    assert constraint.take(99)
+    assert constraint.banned() == [*range(128)]
+
+
+def test_text_that_the_vocabulary_cannot_write_fails_the_request():
+    constraint = ConstraintCompiler([b"a", b"b", b""], frozenset({2}), 3).start(Guide(GuideKind.CHOICE, '["ax"]'))
+    with pytest.raises(EngineFailed):
+        constraint.take(0) and constraint.banned()
+    with pytest.raises(EngineFailed):
+        constraint.banned()
+
+
+def test_guide_that_becomes_too_complex_fails_the_request():
+    # Behind the brace each object is an item of its own; the first mask, which the tokenizer stage tries, has but one.
+    schema = {"enum": [{"a": n} for n in range(2 * LIMITS.max_items_in_row)]}
+    guide = Guide(GuideKind.JSON_SCHEMA, json.dumps(schema))
+    guide_to_grammar(guide)
+    constraint = COMPILER.start(guide)
+    constraint.banned()
+    with pytest.raises(EngineFailed, match="the guide cannot be followed") as caught:
+        constraint.take(b"{"[0]) and constraint.banned()
+    assert len(caught.value.text) < 400
+    with pytest.raises(EngineFailed):
+        constraint.take(97)
+
+
+def test_guide_that_nobody_checked_is_refused_or_fails_the_request():
+    for kind, content in [(GuideKind.LARK, "start: other"), (GuideKind.JSON_SCHEMA, '{"pattern": "(?=a)"}')]:
+        with pytest.raises(InvalidRequest):
+            COMPILER.start(Guide(kind, content))
+    with pytest.raises(EngineFailed):
+        COMPILER.start(Guide(GuideKind.LARK, "start: start")).banned()
+
+
+def test_compiled_guide_is_cached_and_a_refusal_is_not():
+    with pytest.raises(InvalidRequest):
+        COMPILER.start(Guide(GuideKind.REGEX, "("))
+    guide = Guide(GuideKind.JSON_SCHEMA, json.dumps({"enum": [f"v{n}" for n in range(2000)]}))
+    assert COMPILER._compile(guide) is COMPILER._compile(guide)

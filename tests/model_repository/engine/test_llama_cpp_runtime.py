@@ -1,0 +1,425 @@
+"""The real llama.cpp on a tiny model of random weights."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from model_repository.byte_table import FILE_NAME, load_byte_table
+from model_repository.engine.llama_cpp_runtime import LlamaCppRuntime
+from model_repository.engine.runtime import EngineConfig, StepOutput
+from model_repository.errors import EngineFailed, InvalidRequest
+from model_repository.generation import Guide, GuideKind, SamplingParams
+from model_repository.stage_messages import EngineRequest
+from tests.build_engines.tiny_checkpoint import CONFIG
+from tests.model_repository.engine.tiny_adapter import write_adapter
+
+EOS = 261  # <|im_end|> of the tiny checkpoint
+GREEDY = SamplingParams(temperature=0.0)
+PROMPT = tuple(range(40, 140))
+NUM_TOKENS = 24
+
+
+@pytest.fixture(scope="module")
+def config(tiny_artifact: Path) -> EngineConfig:
+    """A built artifact, served with three slots and two adapters."""
+    adapters = {name: write_adapter(tiny_artifact / f"{name}.gguf", seed) for seed, name in enumerate(("a", "b"))}
+    return EngineConfig(
+        runtime="llama_cpp",
+        artifact_dir=tiny_artifact,
+        context_window=CONFIG["max_position_embeddings"],
+        eos_token_ids=frozenset([EOS]),
+        max_sequences=3,
+        num_threads=1,
+        adapters=adapters,
+    )
+
+
+@pytest.fixture
+def runtime(config: EngineConfig) -> Iterator[LlamaCppRuntime]:
+    """A fresh context: nothing to reuse in it."""
+    runtime = load(config)
+    yield runtime
+    runtime.close()
+
+
+def load(config: EngineConfig) -> LlamaCppRuntime:
+    return LlamaCppRuntime(config, load_byte_table(config.artifact_dir / FILE_NAME))
+
+
+def request(prompt: Sequence[int] = PROMPT, **sampling: Any) -> EngineRequest:
+    params = dataclasses.replace(GREEDY, **sampling)
+    return EngineRequest(prompt_token_ids=tuple(prompt), max_tokens=NUM_TOKENS, sampling=params)
+
+
+def complete(
+    runtime: LlamaCppRuntime, requests: Mapping[int, EngineRequest], num_tokens: int = NUM_TOKENS
+) -> tuple[dict[int, list[int]], dict[int, int]]:
+    """Run requests together; return the tokens and the number of reused cells of each."""
+    tokens: dict[int, list[int]] = {sequence: [] for sequence in requests}
+    num_cached: dict[int, int] = {}
+    for sequence, item in requests.items():
+        runtime.submit(sequence, item)
+    while runtime.has_work:
+        for output in runtime.step():
+            assert output.token_id is not None
+            tokens[output.sequence].append(output.token_id)
+            num_cached[output.sequence] = output.num_cached_tokens
+            if len(tokens[output.sequence]) == num_tokens:
+                runtime.free(output.sequence)
+    return tokens, num_cached
+
+
+def tokens_of(runtime: LlamaCppRuntime, item: EngineRequest, num_tokens: int = NUM_TOKENS) -> list[int]:
+    return complete(runtime, {1: item}, num_tokens)[0][1]
+
+
+def test_greedy_is_the_same_twice_and_beside_others(runtime: LlamaCppRuntime) -> None:
+    alone = tokens_of(runtime, request())
+    assert tokens_of(runtime, request()) == alone
+    others = {2: request(PROMPT[::-1]), 3: request(PROMPT[50:]), 4: request(PROMPT[:7])}
+    assert complete(runtime, {1: request()} | others)[0][1] == alone
+    assert len(set(alone)) > 1
+
+
+def test_prompts_make_a_difference(runtime: LlamaCppRuntime) -> None:
+    prompts = (PROMPT, PROMPT[::-1], PROMPT[:50], (*PROMPT[:-1], 5))
+    assert len({tuple(tokens_of(runtime, request(prompt))) for prompt in prompts}) == len(prompts)
+
+
+def test_a_reused_prefix_gives_the_same_tokens(runtime: LlamaCppRuntime, config: EngineConfig) -> None:
+    longer = request((*PROMPT, 7, 8, 9))
+    tokens_of(runtime, request())
+    (reused, num_cached) = complete(runtime, {2: longer})
+    fresh = load(config)
+    assert (num_cached[2], reused[2]) == (len(PROMPT), tokens_of(fresh, longer))
+    fresh.close()
+
+
+def test_a_prefix_copied_from_a_live_sequence_gives_both_the_same_tokens(runtime: LlamaCppRuntime) -> None:
+    expected = {number: tokens_of(runtime, item) for number, item in _two_conversations().items()}
+    _forget(runtime)
+    first, second = _two_conversations().values()
+    runtime.submit(1, first)
+    tokens: dict[int, list[int | None]] = {1: [output.token_id for output in runtime.step()], 2: []}
+    runtime.submit(2, second)
+    num_cached = 0
+    while runtime.has_work:
+        for output in runtime.step():
+            tokens[output.sequence].append(output.token_id)
+            if output.sequence == 2:
+                num_cached = output.num_cached_tokens
+            if len(tokens[output.sequence]) == NUM_TOKENS:
+                runtime.free(output.sequence)
+    assert num_cached == len(PROMPT)
+    assert tokens == expected
+
+
+def _two_conversations() -> dict[int, EngineRequest]:
+    return {1: request(), 2: request((*PROMPT, 7, 8, 9))}
+
+
+def _forget(runtime: LlamaCppRuntime) -> None:
+    """Fill every slot with something else."""
+    complete(runtime, {number: request((number, *range(30))) for number in (11, 12, 13)}, num_tokens=2)
+
+
+def test_a_long_prompt_is_prefilled_in_steps_and_others_decode_beside_it(runtime: LlamaCppRuntime) -> None:
+    long = tuple(index % 250 for index in range(700))
+    expected = tokens_of(runtime, request(long))
+    _forget(runtime)
+    runtime.submit(1, request(PROMPT[:5]))
+    runtime.step()
+    runtime.submit(2, request(long))
+    tokens: dict[int, list[int | None]] = {1: [], 2: []}
+    num_tokens_of_1 = 0
+    while len(tokens[2]) < NUM_TOKENS:
+        for output in runtime.step():
+            tokens[output.sequence].append(output.token_id)
+        num_tokens_of_1 = num_tokens_of_1 or (len(tokens[1]) if tokens[2] else 0)
+    assert tokens[2] == expected
+    assert num_tokens_of_1 > 1  # it went on while the other one was in prefill
+    runtime.free(1)
+    runtime.free(2)
+
+
+def test_a_cancel_in_mid_prefill_frees_the_slot(runtime: LlamaCppRuntime) -> None:
+    expected = tokens_of(runtime, request())
+    for sequence in (1, 2, 3):  # one for every slot
+        runtime.submit(sequence, request([index % 250 for index in range(600 + sequence)]))
+    assert runtime.step() == []
+    assert runtime.stats().num_cells_used > 0
+    for sequence in (1, 2, 3):
+        runtime.free(sequence)
+    stats = runtime.stats()
+    assert (runtime.has_work, stats.num_active, stats.num_cells_used) == (False, 0, 0)
+    assert tokens_of(runtime, request()) == expected
+
+
+def test_sequences_beyond_the_slots_wait_and_are_served(runtime: LlamaCppRuntime) -> None:
+    requests = {number: request(PROMPT[number:]) for number in range(8)}
+    expected = {number: tokens_of(runtime, item) for number, item in requests.items()}
+    assert complete(runtime, requests)[0] == expected
+
+
+def test_the_context_window_can_be_filled_to_the_last_token(runtime: LlamaCppRuntime, config: EngineConfig) -> None:
+    prompt = [index % 250 for index in range(config.context_window - 3)]
+    requests = {number: request([number, *prompt[1:]]) for number in (1, 2, 3)}
+    assert all(len(tokens) == 3 for tokens in complete(runtime, requests, num_tokens=3)[0].values())
+
+
+UNKNOWN_TOKENS: list[tuple[str, dict[str, Any]]] = [
+    ("prompt_token_ids", {"prompt_token_ids": (5, 288)}),
+    ("prompt_token_ids", {"prompt_token_ids": (5, -1)}),
+    ("prompt_token_ids", {"prompt_token_ids": ()}),
+    ("stop_token_ids", {"stop_token_ids": (5, 288)}),
+    ("logit_bias_token_ids", {"sampling": SamplingParams(logit_bias={288: 1.0})}),
+    ("lora_name", {"lora_name": "c"}),
+]
+
+
+@pytest.mark.parametrize(("name", "fields"), UNKNOWN_TOKENS)
+def test_a_request_that_the_model_cannot_serve_does_not_touch_the_others(
+    runtime: LlamaCppRuntime, name: str, fields: dict[str, Any]
+) -> None:
+    """llama.cpp refuses the whole batch for a token that it does not know, so everybody's request failed."""
+    expected = tokens_of(runtime, request())
+    runtime.submit(1, request())
+    with pytest.raises(InvalidRequest) as caught:
+        runtime.submit(2, dataclasses.replace(request(), **fields))
+    assert caught.value.field == name
+    assert [output.sequence for output in runtime.step()] == [1]
+    runtime.free(1)
+    assert tokens_of(runtime, request()) == expected
+
+
+def test_a_model_that_does_not_load_is_named(config: EngineConfig, tmp_path: Path) -> None:
+    (tmp_path / "model.gguf").write_bytes(b"not a model")
+    with pytest.raises(EngineFailed, match=r"model\.gguf: llama\.cpp does not load it"):
+        LlamaCppRuntime(dataclasses.replace(config, artifact_dir=tmp_path), [])
+
+
+def test_an_adapter_that_does_not_load_is_named(config: EngineConfig, tmp_path: Path) -> None:
+    (tmp_path / "bad.gguf").write_bytes(b"not an adapter")
+    with pytest.raises(EngineFailed, match=r"bad\.gguf: llama\.cpp does not load it"):
+        load(dataclasses.replace(config, adapters={"bad": tmp_path / "bad.gguf"}))
+
+
+# --- prompts that come together --------------------------------------------------------------------------------------
+
+
+def test_completions_of_one_prompt_compute_it_once_and_are_what_each_is_alone(runtime: LlamaCppRuntime) -> None:
+    prompt = tuple(index % 250 for index in range(700))
+    requests = {number: request(prompt, temperature=1.0, seed=number) for number in range(1, 4)}
+    expected = {number: tokens_of(runtime, item) for number, item in requests.items()}
+    _forget(runtime)
+    tokens, num_cached = complete(runtime, requests)
+    assert tokens == expected
+    assert num_cached == {1: 0, 2: len(prompt) - 1, 3: len(prompt) - 1}
+
+
+# --- without tokens, without errors for others -----------------------------------------------------------------------
+
+
+def test_without_tokens_only_the_prompt_is_computed(runtime: LlamaCppRuntime) -> None:
+    runtime.submit(1, dataclasses.replace(request(), max_tokens=0))
+    assert runtime.step() == [StepOutput(1)]
+    assert runtime.step() == []  # not freed yet
+    runtime.free(1)
+    assert not runtime.has_work
+
+
+def test_a_sequence_for_which_no_token_is_left_fails_alone(runtime: LlamaCppRuntime) -> None:
+    expected = tokens_of(runtime, request())
+    nothing = request(logit_bias=dict.fromkeys(range(CONFIG["vocab_size"]), -100.0))
+    runtime.submit(1, request())
+    runtime.submit(2, nothing)
+    outputs = {output.sequence: output for output in runtime.step()}
+    error = outputs[2].error
+    assert isinstance(error, InvalidRequest)
+    assert error.field == "logit_bias_token_ids"
+    runtime.free(2)
+    tokens = [outputs[1].token_id]
+    while len(tokens) < NUM_TOKENS:
+        tokens += [output.token_id for output in runtime.step()]
+    assert tokens == expected
+
+
+# --- log probabilities -----------------------------------------------------------------------------------------------
+
+
+def scored(runtime: LlamaCppRuntime, item: EngineRequest) -> list[StepOutput]:
+    """Return what the steps give for a request alone."""
+    outputs: list[StepOutput] = []
+    runtime.submit(1, item)
+    while len(outputs) < max(1, item.max_tokens):
+        outputs += runtime.step()
+    runtime.free(1)
+    return outputs
+
+
+@pytest.mark.parametrize("num_logprobs", [0, 5])
+def test_drawn_tokens_have_their_logprobs(runtime: LlamaCppRuntime, num_logprobs: int) -> None:
+    outputs = scored(runtime, dataclasses.replace(request(), num_logprobs=num_logprobs))
+    for output in outputs:
+        assert output.logprob is not None
+        assert len(output.logprob.top) == num_logprobs
+        assert output.prompt_logprobs == ()
+        if num_logprobs:
+            assert output.logprob.top[0] == (output.token_id, output.logprob.logprob)  # greedy takes the likeliest
+
+
+def test_logprobs_are_of_the_raw_distribution(runtime: LlamaCppRuntime) -> None:
+    """Whatever shapes the draw: the first token's candidates are the same."""
+    (plain, *_) = scored(runtime, dataclasses.replace(request(), num_logprobs=20))
+    _forget(runtime)  # numbers computed from reused cells differ a little
+    shaped = request(temperature=1.5, top_k=3, repetition_penalty=1.5, logit_bias={7: 100.0}, seed=1)
+    (output, *_) = scored(runtime, dataclasses.replace(shaped, num_logprobs=20))
+    assert plain.logprob is not None
+    assert output.logprob is not None
+    assert output.token_id == 7
+    assert output.logprob.top == plain.logprob.top
+    assert output.logprob.logprob is not None
+    assert output.logprob.logprob < plain.logprob.top[0][1]
+
+
+def test_who_does_not_ask_for_logprobs_gets_none(runtime: LlamaCppRuntime) -> None:
+    assert all(output.logprob is None and not output.prompt_logprobs for output in scored(runtime, request()))
+
+
+@pytest.mark.parametrize("max_tokens", [0, 3])
+def test_an_echoed_prompt_has_logprobs_over_several_steps(runtime: LlamaCppRuntime, max_tokens: int) -> None:
+    """Greedy tokens are the likeliest ones when they are scored as a prompt, wherever a step begins."""
+    start = tuple(index % 250 for index in range(500))
+    prompt = (*start, *tokens_of(runtime, request(start)))
+    item = dataclasses.replace(request(prompt), echo=(b"",) * len(prompt), num_logprobs=2, max_tokens=max_tokens)
+    (output, *others) = scored(runtime, item)
+    assert output.num_cached_tokens == 0
+    assert (output.token_id is None) == (max_tokens == 0)
+    assert len(output.prompt_logprobs) == len(prompt)
+    assert output.prompt_logprobs[0].logprob is None
+    for token_id, logprob in zip(prompt[1:], output.prompt_logprobs[1:], strict=True):
+        assert logprob.logprob is not None
+        assert logprob.logprob <= logprob.top[0][1]
+        assert token_id not in dict(logprob.top) or dict(logprob.top)[token_id] == logprob.logprob
+    likeliest = [logprob.top[0][0] for logprob in output.prompt_logprobs[len(start) :]]
+    assert likeliest == list(prompt[len(start) :])
+    assert all(not other.prompt_logprobs for other in others)
+
+
+def test_an_echo_without_logprobs_reuses_cells(runtime: LlamaCppRuntime) -> None:
+    tokens_of(runtime, request())
+    item = dataclasses.replace(request(), echo=(b"",) * len(PROMPT))
+    assert complete(runtime, {1: item})[1] == {1: len(PROMPT) - 1}
+
+
+# --- adapters --------------------------------------------------------------------------------------------------------
+
+
+def test_sequences_of_several_adapters_run_together_as_each_does_alone(runtime: LlamaCppRuntime) -> None:
+    requests = {
+        number: dataclasses.replace(request(), lora_name=name) for number, name in ((1, "a"), (2, "b"), (3, ""))
+    }
+    alone = {}
+    for number, item in requests.items():
+        alone[number] = tokens_of(runtime, item)
+        _forget(runtime)
+    assert len({tuple(tokens) for tokens in alone.values()}) == 3
+    tokens, num_cached = complete(runtime, requests)
+    assert tokens == alone
+    assert num_cached == {1: 0, 2: 0, 3: 0}
+
+
+def test_cells_are_reused_under_their_own_adapter_only(runtime: LlamaCppRuntime) -> None:
+    under_a = dataclasses.replace(request(), lora_name="a")
+    expected = tokens_of(runtime, under_a)
+    assert complete(runtime, {1: request()})[1] == {1: 0}
+    tokens, num_cached = complete(runtime, {1: under_a})
+    assert (tokens[1], num_cached[1]) == (expected, len(PROMPT) - 1)
+
+
+# --- constraints -----------------------------------------------------------------------------------------------------
+
+
+def test_a_guide_shapes_the_completion(runtime: LlamaCppRuntime) -> None:
+    guide = Guide(GuideKind.CHOICE, '["yes, sir", "no, sir"]')
+    items = {number: dataclasses.replace(request(temperature=1.0, seed=number), guide=guide) for number in (1, 2)}
+    byte_table = load_byte_table(runtime._config.artifact_dir / FILE_NAME)
+    texts = {number: b"" for number in items}
+    for number, item in items.items():
+        runtime.submit(number, item)
+    while runtime.has_work:
+        for output in runtime.step():
+            assert output.token_id is not None
+            texts[output.sequence] += byte_table[output.token_id]
+            if output.token_id == EOS:
+                runtime.free(output.sequence)
+    assert set(texts.values()) <= {b"yes, sir", b"no, sir"}
+
+
+def test_a_guide_that_is_none_is_refused(runtime: LlamaCppRuntime) -> None:
+    with pytest.raises(InvalidRequest):
+        runtime.submit(1, dataclasses.replace(request(), guide=Guide(GuideKind.REGEX, "(")))
+    assert not runtime.has_work
+
+
+# --- sampling --------------------------------------------------------------------------------------------------------
+
+
+def test_a_seed_gives_the_same_tokens_alone_and_beside_others(runtime: LlamaCppRuntime) -> None:
+    drawn = request(temperature=1.0, seed=7)
+    alone = tokens_of(runtime, drawn)
+    others = {2: request(temperature=1.0, seed=8), 3: request(PROMPT[::-1], temperature=1.5, seed=7)}
+    assert complete(runtime, {1: drawn} | others)[0][1] == alone
+
+
+def test_seeds_make_a_difference_in_all_their_bits(runtime: LlamaCppRuntime) -> None:
+    seeds = (0, 1, 2**32, 2**32 + 1, 2**64 - 1)
+    drawn = {tuple(tokens_of(runtime, request(temperature=1.0, seed=seed))) for seed in seeds}
+    assert len(drawn) == len(seeds)
+
+
+@pytest.mark.parametrize("sampling", [{"top_k": 1}, {"top_p": 0.0}, {"temperature": 1e-4}])
+def test_what_leaves_only_the_likeliest_token_is_greedy(runtime: LlamaCppRuntime, sampling: dict[str, Any]) -> None:
+    greedy = tokens_of(runtime, request())
+    assert tokens_of(runtime, request(**({"temperature": 1.0, "seed": 3} | sampling))) == greedy
+
+
+@pytest.mark.parametrize("sampling", [{"top_k": 2}, {"top_p": 0.3}])
+def test_truncation_narrows_the_choice(runtime: LlamaCppRuntime, sampling: dict[str, Any]) -> None:
+    def first_tokens(**truncation: Any) -> set[int]:
+        seeds = range(40)
+        return {tokens_of(runtime, request(temperature=2.0, seed=seed, **truncation), 1)[0] for seed in seeds}
+
+    assert 1 < len(first_tokens(**sampling)) < len(first_tokens())
+
+
+def test_a_frequency_penalty_keeps_tokens_from_coming_again(runtime: LlamaCppRuntime) -> None:
+    def most_frequent(tokens: Sequence[int]) -> int:
+        return max(map(tokens.count, tokens))
+
+    plain, penalized = (tokens_of(runtime, request(frequency_penalty=value), 100) for value in (0.0, 2.0))
+    assert most_frequent(penalized) < most_frequent(plain)
+    # A negative one invites them.
+    assert most_frequent(tokens_of(runtime, request(frequency_penalty=-2.0), 100)) > most_frequent(penalized)
+
+
+def test_the_presence_penalty_looks_at_the_completion_only(runtime: LlamaCppRuntime) -> None:
+    plain = tokens_of(runtime, request())
+    repeated = request((*PROMPT, plain[0], *PROMPT))  # the likely tokens are in the prompt, and stay likely
+    penalized = dataclasses.replace(repeated, sampling=dataclasses.replace(GREEDY, presence_penalty=2.0))
+    assert tokens_of(runtime, repeated, 1) == tokens_of(runtime, penalized, 1)
+    assert tokens_of(runtime, request(presence_penalty=2.0), 100) != tokens_of(runtime, request(), 100)
+
+
+def test_the_repetition_penalty_looks_at_the_prompt_too(runtime: LlamaCppRuntime) -> None:
+    prompt = next(
+        prompt
+        for start in range(100)
+        if tokens_of(runtime, request(prompt := PROMPT[start:]), 1)[0] in prompt  # greedy repeats the prompt
+    )
+    assert tokens_of(runtime, request(prompt, repetition_penalty=2.0), 1)[0] not in prompt

@@ -1,0 +1,283 @@
+"""Draws from the logits of a real llama.cpp context: one row, drawn from again and again."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from cyllama.llama import llama_cpp as llama
+
+from model_repository.engine.llama_cpp_sampler import TokenSampler
+from model_repository.errors import InvalidRequest
+from model_repository.generation import Mirostat, SamplingParams
+from model_repository.stage_messages import EngineRequest
+from tests.build_engines.tiny_checkpoint import CONFIG
+
+VOCAB_SIZE: int = CONFIG["vocab_size"]
+PROMPT = tuple(range(40, 60))
+ROW = len(PROMPT) - 1
+EOS = 261
+NUM_DRAWS = 6000
+
+
+@pytest.fixture(scope="module")
+def context(tiny_artifact: Path) -> Iterator[llama.LlamaContext]:
+    """A context that has computed the prompt."""
+    llama.disable_logging()
+    llama.ggml_backend_load_all()
+    model = llama.LlamaModel(str(tiny_artifact / "model.gguf"), llama.LlamaModelParams())
+    params = llama.LlamaContextParams()
+    params.n_ctx, params.n_threads, params.n_threads_batch = 256, 1, 1
+    context = llama.LlamaContext(model, params)
+    batch = llama.LlamaBatch(n_tokens=len(PROMPT), embd=0, n_seq_max=1)
+    for position, token_id in enumerate(PROMPT):
+        batch.add(token_id, position, [0], position == ROW)
+    context.decode(batch)
+    yield context
+    batch.close()
+    context.close()
+    model.close()
+
+
+@pytest.fixture(scope="module")
+def logits(context: llama.LlamaContext) -> npt.NDArray[np.float64]:
+    """The row's logits."""
+    return np.array(context.get_logits_ith(ROW), dtype=np.float64)
+
+
+@pytest.fixture
+def likely(logits: npt.NDArray[np.float64]) -> list[int]:
+    """All tokens, the most likely first."""
+    return [int(token_id) for token_id in np.argsort(-logits, kind="stable")]
+
+
+class FakeConstraint:
+    """Allows the tokens that a function of those taken so far gives."""
+
+    def __init__(self, allowed: Callable[[list[int]], Collection[int]]) -> None:
+        self.allowed = allowed
+        self.taken: list[int] = []
+
+    def take(self, token_id: int) -> bool:
+        """Take a token if it is allowed."""
+        is_allowed = token_id in self.allowed(self.taken)
+        if is_allowed:
+            self.taken.append(token_id)
+        return is_allowed
+
+    def banned(self) -> list[int]:
+        """Return the other tokens."""
+        return [token_id for token_id in range(VOCAB_SIZE) if token_id not in self.allowed(self.taken)]
+
+
+def sampler(constraint: Any = None, **fields: Any) -> TokenSampler:
+    names = {field.name for field in dataclasses.fields(SamplingParams)}
+    sampling = SamplingParams(**{name: value for name, value in fields.items() if name in names})
+    request = EngineRequest(
+        prompt_token_ids=PROMPT,
+        max_tokens=50,
+        sampling=sampling,
+        **{name: value for name, value in fields.items() if name not in names},
+    )
+    return TokenSampler(
+        request, vocab_size=VOCAB_SIZE, context_window=256, eos_token_ids=frozenset([EOS]), constraint=constraint
+    )
+
+
+def draws(context: llama.LlamaContext, item: TokenSampler, num_draws: int) -> list[int]:
+    return [item.draw(context, ROW) for _ in range(num_draws)]
+
+
+def softmax(logits: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    shares = np.exp(logits - logits.max())
+    return shares / shares.sum()
+
+
+def assert_drawn_from(tokens: list[int], probabilities: npt.NDArray[np.float64]) -> None:
+    """Check frequencies by a chi-square test with a very small probability of a false alarm; seeds are fixed anyway."""
+    counts = np.bincount(tokens, minlength=VOCAB_SIZE)
+    assert not counts[probabilities == 0].any()
+    expected = probabilities * len(tokens)
+    is_frequent = expected >= 5
+    observed = np.append(counts[is_frequent], counts[~is_frequent].sum())
+    expected = np.append(expected[is_frequent], expected[~is_frequent].sum())
+    is_possible = expected > 0
+    distance = ((observed - expected)[is_possible] ** 2 / expected[is_possible]).sum()
+    num_classes = is_possible.sum()
+    assert distance < num_classes + 4 * np.sqrt(2 * num_classes)
+
+
+# --- bias ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_bias_shifts_the_distribution(context: llama.LlamaContext, logits: Any, likely: list[int]) -> None:
+    biased = logits.copy()
+    biased[likely[50]] += 4.0
+    tokens = draws(context, sampler(logit_bias={likely[50]: 4.0}), NUM_DRAWS)
+    assert_drawn_from(tokens, softmax(biased))
+
+
+def test_a_bias_of_100_forces_and_several_share(context: llama.LlamaContext, logits: Any) -> None:
+    forced = [3, 4, 5]
+    masked = np.full(VOCAB_SIZE, -np.inf)
+    masked[forced] = logits[forced]
+    assert_drawn_from(draws(context, sampler(logit_bias=dict.fromkeys(forced, 100.0)), NUM_DRAWS), softmax(masked))
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_bias_of_minus_100_bans(context: llama.LlamaContext, likely: list[int], temperature: float) -> None:
+    """Merely added it would leave the token possible: here nothing else is left within 100."""
+    bias = {token_id: -100.0 for token_id in likely[:-1]}
+    assert set(draws(context, sampler(logit_bias=bias, temperature=temperature), 50)) == {likely[-1]}
+
+
+def test_when_every_token_is_banned_the_request_is_at_fault(context: llama.LlamaContext) -> None:
+    with pytest.raises(InvalidRequest, match="every token is ruled out"):
+        sampler(logit_bias=dict.fromkeys(range(VOCAB_SIZE), -100.0)).draw(context, ROW)
+
+
+# --- end tokens before min_tokens ------------------------------------------------------------------------------------
+
+
+def test_before_min_tokens_no_end_token_is_drawn(context: llama.LlamaContext, likely: list[int]) -> None:
+    bias = {EOS: 50.0, 9: 40.0, 8: 30.0}
+    item = sampler(logit_bias=bias, temperature=0.0, min_tokens=3, stop_token_ids=(9,))
+    assert draws(context, item, 5) == [8, 8, 8, EOS, EOS]
+    item = sampler(logit_bias=bias, temperature=0.0, min_tokens=2, ignore_eos=True)
+    assert draws(context, item, 3) == [EOS, EOS, EOS]
+    item = sampler(logit_bias=bias, temperature=0.0, min_tokens=3, end_token_ids=(9,))
+    assert draws(context, item, 4) == [8, 8, 8, EOS]
+    item = sampler(logit_bias={9: 50.0}, temperature=0.0, min_tokens=2, ignore_eos=True, end_token_ids=(9,))
+    assert draws(context, item, 2) == [9, 9]
+
+
+def test_min_tokens_does_not_disturb_the_random_numbers(context: llama.LlamaContext) -> None:
+    """The chain is built again when they are reached: generator and penalties go on where they were."""
+    fields: dict[str, Any] = {
+        "seed": 5,
+        "frequency_penalty": 0.5,
+        "repetition_penalty": 1.2,
+        "top_k": 50,
+        "logit_bias": {EOS: -100.0},
+    }
+    assert draws(context, sampler(**fields, min_tokens=7), 20) == draws(context, sampler(**fields), 20)
+
+
+# --- truncation ------------------------------------------------------------------------------------------------------
+
+
+def test_min_p_leaves_out_what_is_unlikely_beside_the_likeliest(
+    context: llama.LlamaContext, logits: Any, likely: list[int]
+) -> None:
+    min_p = float(np.exp(logits[likely[5]] - logits[likely[0]])) * 0.999
+    tokens = draws(context, sampler(min_p=min_p), NUM_DRAWS)
+    truncated = np.where(np.isin(np.arange(VOCAB_SIZE), likely[:6]), logits, -np.inf)
+    assert_drawn_from(tokens, softmax(truncated))
+
+
+@pytest.mark.parametrize("target", [0.0, 1.0, 2.0, 4.0])
+def test_mirostats_target_is_in_bits(context: llama.LlamaContext, logits: Any, target: float) -> None:
+    """It starts with twice the target as the limit, and keeps it without a learning rate."""
+    surprises = -np.log2(softmax(logits))
+    item = sampler(mirostat=Mirostat(target=target, learning_rate=1e-9))
+    possible = max(1, (surprises <= 2 * target).sum())
+    assert len(set(draws(context, item, NUM_DRAWS))) <= possible
+    assert max(surprises[draws(context, item, 200)]) <= max(2 * target, surprises.min())
+
+
+def test_mirostat_keeps_the_surprise_near_its_target(context: llama.LlamaContext, logits: Any) -> None:
+    item = sampler(mirostat=Mirostat(target=3.0, learning_rate=0.1), top_k=1)  # which it replaces
+    tokens = draws(context, item, NUM_DRAWS)
+    assert len(set(tokens)) > 1
+    surprise = -np.log2(softmax(logits))[tokens].mean()
+    assert surprise > 3.0  # of the truncated distribution it is 3
+    assert surprise < -np.log2(softmax(logits))[draws(context, sampler(), NUM_DRAWS)].mean()
+
+
+def test_at_temperature_0_bias_and_penalties_still_count(context: llama.LlamaContext, likely: list[int]) -> None:
+    assert draws(context, sampler(temperature=0.0), 3) == [likely[0]] * 3
+    assert len(set(draws(context, sampler(temperature=0.0, frequency_penalty=2.0), 20))) > 1
+    assert draws(context, sampler(temperature=0.0, logit_bias={77: 100.0}), 1) == [77]
+
+
+# --- constraints -----------------------------------------------------------------------------------------------------
+
+
+def test_plain_constrained_draws_are_from_the_masked_distribution(
+    context: llama.LlamaContext, logits: Any, likely: list[int]
+) -> None:
+    """A second draw with the first one's random number preferred the tokens beside those refused."""
+    allowed = set(likely[1::2])
+    masked = np.where(np.isin(np.arange(VOCAB_SIZE), list(allowed)), logits, -np.inf)
+    item = sampler(FakeConstraint(lambda _: allowed))
+    assert_drawn_from(draws(context, item, NUM_DRAWS), softmax(masked))
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"temperature": 0.0},
+        {"temperature": 1.0, "top_k": 3},
+        {"top_p": 0.1, "min_p": 0.5, "repetition_penalty": 1.3, "frequency_penalty": 0.3},
+        {"mirostat": Mirostat()},
+    ],
+)
+def test_only_allowed_tokens_are_drawn(context: llama.LlamaContext, likely: list[int], fields: dict[str, Any]) -> None:
+    """Also when truncation would leave none of them: the mask comes first."""
+    constraint = FakeConstraint(lambda taken: likely[100 + len(taken) : 110 + len(taken)])
+    tokens = draws(context, sampler(constraint, **fields), 40)
+    assert tokens == constraint.taken
+    if fields == {"temperature": 0.0}:
+        assert tokens == likely[100:140]
+
+
+def test_penalties_count_the_tokens_that_were_drawn_and_no_others(
+    context: llama.LlamaContext, likely: list[int]
+) -> None:
+    allowed = likely[60:70]
+    penalized = {"temperature": 0.0, "frequency_penalty": 2.0}
+    banned = dict.fromkeys(set(likely) - set(allowed), -100.0)
+    constrained = draws(context, sampler(FakeConstraint(lambda _: allowed), **penalized), 100)
+    assert constrained == draws(context, sampler(logit_bias=banned, **penalized), 100)
+
+
+def test_a_refused_draw_does_not_move_mirostats_estimate(context: llama.LlamaContext, likely: list[int]) -> None:
+    allowed = likely[20:40]
+    mirostat = Mirostat(target=3.0, learning_rate=0.9)
+    banned = dict.fromkeys(set(likely) - set(allowed), -100.0)
+    constrained = draws(context, sampler(FakeConstraint(lambda _: allowed), mirostat=mirostat), 100)
+    assert constrained == draws(context, sampler(logit_bias=banned, mirostat=mirostat), 100)
+
+
+def test_a_constraint_that_is_free_changes_nothing(context: llama.LlamaContext) -> None:
+    everything = range(VOCAB_SIZE)
+    fields: dict[str, Any] = {"seed": 9, "top_p": 0.9, "presence_penalty": 0.5}
+    item = sampler(FakeConstraint(lambda _: everything), **fields)
+    assert draws(context, item, 30) == draws(context, sampler(**fields), 30)
+
+
+@pytest.mark.parametrize("fields", [{}, {"logit_bias": {7: -100.0}}, {"min_tokens": 3}])
+def test_when_nothing_can_follow_the_request_is_at_fault(context: llama.LlamaContext, fields: dict[str, Any]) -> None:
+    allowed = {"logit_bias": {7}, "min_tokens": {EOS}}.get(next(iter(fields), ""), set[int]())
+    with pytest.raises(InvalidRequest) as caught:
+        sampler(FakeConstraint(lambda _: allowed), **fields).draw(context, ROW)
+    assert caught.value.field in ("guided_decoding_guide", "logit_bias_token_ids")
+
+
+# --- the random numbers ----------------------------------------------------------------------------------------------
+
+
+def test_draws_are_from_the_models_distribution(context: llama.LlamaContext, logits: Any) -> None:
+    assert_drawn_from(draws(context, sampler(seed=1), NUM_DRAWS), softmax(logits))
+    assert_drawn_from(draws(context, sampler(seed=2, temperature=0.5), NUM_DRAWS), softmax(logits / 0.5))
+
+
+def test_many_seeds_draw_what_one_does(context: llama.LlamaContext, logits: Any) -> None:
+    counts: Counter[int] = Counter(sampler(seed=seed).draw(context, ROW) for seed in range(2000))
+    assert_drawn_from(list(counts.elements()), softmax(logits))

@@ -1,0 +1,60 @@
+"""From what render writes to a running engine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from model_repository.byte_table import FILE_NAME, save_byte_table
+from model_repository.engine.loader import load_engine, read_engine_config
+from model_repository.engine.runtime import EngineConfig, UnknownRuntime, load_runtime
+
+PARAMETERS = {
+    "runtime": "synthetic",
+    "artifact_dir": "/artifacts/demo",
+    "ensemble": "demo",
+    "context_window": "2048",
+    "eos_token_ids": "[7, 9]",
+    "max_sequences": "4",
+    "max_waiting": "5",
+    "num_threads": "6",
+    "runtime_options": '{"itl_ms": "20"}',
+    "precision": "f16",
+}
+
+
+def test_every_parameter_is_read() -> None:
+    assert read_engine_config(PARAMETERS) == EngineConfig(
+        runtime="synthetic",
+        artifact_dir=Path("/artifacts/demo"),
+        context_window=2048,
+        eos_token_ids=frozenset([7, 9]),
+        max_sequences=4,
+        max_waiting=5,
+        num_threads=6,
+        options={"itl_ms": "20"},
+    )
+
+
+def test_adapters_are_in_the_artifact() -> None:
+    config = read_engine_config(PARAMETERS | {"adapters": '{"polite": "adapters/polite.gguf"}'})
+    assert config.adapters == {"polite": Path("/artifacts/demo/adapters/polite.gguf")}
+
+
+@pytest.mark.parametrize("name", sorted(PARAMETERS.keys() - {"ensemble"}))
+def test_a_missing_parameter_is_named(name: str) -> None:
+    with pytest.raises(KeyError, match=name):
+        read_engine_config({key: value for key, value in PARAMETERS.items() if key != name})
+
+
+def test_an_unknown_runtime_is_refused_with_what_there_is() -> None:
+    config = read_engine_config(PARAMETERS | {"runtime": "magic"})
+    with pytest.raises(UnknownRuntime, match=r"runtime 'magic': expected one of \['llama_cpp', 'synthetic'\]"):
+        load_runtime(config, [])
+
+
+def test_an_engine_is_loaded_with_its_runtime(tmp_path: Path) -> None:
+    save_byte_table(tmp_path / FILE_NAME, [b"a", b"b"])
+    stats = load_engine(PARAMETERS | {"artifact_dir": str(tmp_path)}).stats()
+    assert (stats.num_active, stats.num_cells) == (0, 4 * 2048)

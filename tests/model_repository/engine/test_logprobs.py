@@ -1,0 +1,40 @@
+"""Log probabilities from logits."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from model_repository.engine.logprobs import token_logprob
+
+
+def test_probabilities_add_up_to_one() -> None:
+    logits = [1.0, -2.5, 300.0, 299.0, 0.0]
+    top = token_logprob(logits, 0, 5).top
+    assert sum(math.exp(value) for _, value in top) == pytest.approx(1.0)
+    assert [token_id for token_id, _ in top] == [2, 3, 0, 4, 1]
+
+
+def test_none_of_the_most_likely_may_be_asked_for() -> None:
+    assert token_logprob([0.0, 0.0], 1, 0).top == ()
+    assert token_logprob([0.0, 0.0], 1, 0).logprob == pytest.approx(math.log(0.5))
+
+
+def test_a_token_that_cannot_be_drawn_is_infinitely_unlikely() -> None:
+    assert token_logprob([0.0, -math.inf], 1, 1).logprob == -math.inf
+
+
+@given(st.lists(st.integers(-3, 3), min_size=1, max_size=30), st.integers(0, 20), st.data())
+def test_the_most_likely_come_first_and_of_equal_ones_the_lower_ids(
+    logits: list[int], num_top: int, data: st.DataObject
+) -> None:
+    token_id = data.draw(st.integers(0, len(logits) - 1))
+    drawn = token_logprob([float(item) for item in logits], token_id, num_top)
+    expected = sorted(range(len(logits)), key=lambda index: (-logits[index], index))[:num_top]
+    assert [index for index, _ in drawn.top] == expected
+    assert dict(drawn.top).get(token_id, drawn.logprob) == drawn.logprob
+    assert drawn.logprob == pytest.approx(logits[token_id] - np.log(np.exp(logits).sum()))

@@ -1,0 +1,414 @@
+"""Admission, batches and prefix reuse, over a KV cache that is a list of token ids per slot."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from model_repository.engine.scheduler import MIN_COPIED_TOKENS, Chunk, Job, Scheduler
+
+type Cell = tuple[int, str]  # token id, and the adapter under which it was computed
+
+PROMPT = tuple(range(100, 200))
+
+
+class FakeKVCache:
+    """What llama.cpp would hold."""
+
+    def __init__(self, num_slots: int) -> None:
+        self.slots: list[list[Cell]] = [[] for _ in range(num_slots)]
+        self.copies: list[tuple[int, int]] = []
+
+    def copy(self, source: int, target: int) -> None:
+        """Copy a slot."""
+        self.slots[target] = list(self.slots[source])
+        self.copies.append((source, target))
+
+    def trim(self, slot: int, num_tokens: int) -> None:
+        """Trim a slot."""
+        assert num_tokens <= len(self.slots[slot])
+        del self.slots[slot][num_tokens:]
+
+
+class Fake:
+    """A scheduler whose steps are computed at once: every drawn token is the next of a fixed row."""
+
+    def __init__(self, num_slots: int = 2, **limits: int) -> None:
+        self.cache = FakeKVCache(num_slots)
+        self.scheduler = Scheduler(num_slots, self.cache, **limits)
+        self.texts: dict[int, list[Cell]] = {}  # prompt and drawn tokens of each sequence, with its adapter
+        self.num_cached: dict[int, int] = {}
+        self.num_computed: dict[int, int] = {}
+        self._drawn = 0
+
+    def submit(self, sequence: int, prompt: Sequence[int], adapter: str = "", *, is_scored: bool = False) -> None:
+        """Queue a sequence."""
+        self.texts[sequence] = [(token_id, adapter) for token_id in prompt]
+        self.scheduler.submit(Job(sequence, prompt, adapter, is_scored))
+
+    def free(self, sequence: int) -> None:
+        """Take a sequence out."""
+        self.scheduler.free(sequence)
+        del self.texts[sequence]
+
+    def step(self) -> list[Chunk]:
+        """Compute a step and check it against what each sequence is."""
+        chunks = self.scheduler.next_step()
+        for chunk in chunks:
+            running, cells = chunk.running, self.cache.slots[chunk.running.slot.index]
+            sequence, adapter = running.job.sequence, running.job.adapter
+            text = self.texts[sequence]
+            self.num_cached.setdefault(sequence, running.num_cached_tokens)
+            self.num_computed[sequence] = self.num_computed.get(sequence, 0) + len(chunk.token_ids)
+            assert chunk.token_ids, "an empty chunk"
+            assert adapter == chunks[0].running.job.adapter, "two adapters in one step"
+            assert chunk.position == len(cells)
+            cells.extend((token_id, adapter) for token_id in chunk.token_ids)
+            assert cells == text[: len(cells)]
+            assert chunk.is_sampled == (len(cells) == len(text))
+            next_token_id = None
+            if chunk.is_sampled:
+                self._drawn += 1
+                next_token_id = 1000 + self._drawn
+                text.append((next_token_id, adapter))
+            self.scheduler.record(chunk, next_token_id)
+        return chunks
+
+    def run(self, sequence: int, prompt: Sequence[int], adapter: str = "", *, num_steps: int = 3) -> int:
+        """Run one sequence for some steps and take it out; return how many cells it reused."""
+        self.submit(sequence, prompt, adapter)
+        for _ in range(num_steps):
+            self.step()
+        self.free(sequence)
+        return self.num_cached[sequence]
+
+
+def sequences(chunks: Sequence[Chunk]) -> list[int]:
+    return [chunk.running.job.sequence for chunk in chunks]
+
+
+def test_a_prompt_is_prefilled_then_decoded() -> None:
+    fake = Fake()
+    fake.submit(1, (5, 6, 7))
+    assert [list(chunk.token_ids) for _ in range(3) for chunk in fake.step()] == [[5, 6, 7], [1001], [1002]]
+
+
+def test_sequences_wait_in_order_for_a_slot() -> None:
+    fake = Fake(num_slots=2)
+    for sequence in (1, 2, 3, 4):
+        fake.submit(sequence, (sequence,))
+    assert sequences(fake.step()) == [1, 2]
+    assert (fake.scheduler.num_running, fake.scheduler.num_waiting) == (2, 2)
+    fake.free(2)
+    assert sequences(fake.step()) == [1, 3]
+    fake.free(1)
+    assert sequences(fake.step()) == [3, 4]
+
+
+def test_a_queued_sequence_can_be_taken_out() -> None:
+    fake = Fake(num_slots=1)
+    for sequence in (1, 2, 3):
+        fake.submit(sequence, (sequence,))
+    fake.step()
+    fake.free(2)
+    fake.free(1)
+    assert sequences(fake.step()) == [3]
+
+
+def test_freeing_an_unknown_sequence_changes_nothing() -> None:
+    fake = Fake()
+    fake.submit(1, (5,))
+    fake.scheduler.free(99)
+    assert sequences(fake.step()) == [1]
+
+
+def test_a_prompt_is_prefilled_in_chunks_beside_decoding_sequences() -> None:
+    fake = Fake(max_step_tokens=64, max_prefill_tokens=16)
+    fake.submit(1, (5,))
+    fake.step()
+    fake.submit(2, PROMPT)
+    steps = [[(chunk.running.job.sequence, len(chunk.token_ids)) for chunk in fake.step()] for _ in range(7)]
+    assert steps == [[(1, 1), (2, 16)]] * 6 + [[(1, 1), (2, 4)]]
+    assert sequences(fake.step()) == [1, 2]
+
+
+def test_alone_a_prompt_fills_the_step() -> None:
+    fake = Fake(max_step_tokens=64, max_prefill_tokens=16)
+    fake.submit(1, PROMPT)
+    assert [len(chunk.token_ids) for _ in range(3) for chunk in fake.step()] == [64, 36, 1]
+
+
+def test_prompts_share_a_step_in_the_order_of_admission() -> None:
+    fake = Fake(num_slots=3, max_step_tokens=10)
+    for sequence, length in ((1, 4), (2, 5), (3, 6)):
+        fake.submit(sequence, PROMPT[sequence : sequence + length])
+    assert [(chunk.running.job.sequence, len(chunk.token_ids)) for chunk in fake.step()] == [(1, 4), (2, 5), (3, 1)]
+
+
+def test_a_step_never_exceeds_its_tokens() -> None:
+    fake = Fake(num_slots=4, max_step_tokens=8, max_prefill_tokens=8)
+    for sequence in range(4):
+        fake.submit(sequence, PROMPT[: 10 + sequence])
+    assert all(sum(len(chunk.token_ids) for chunk in fake.step()) <= 8 for _ in range(20))
+
+
+def test_a_finished_sequence_leaves_its_cells_to_the_next_with_the_same_beginning() -> None:
+    fake = Fake()
+    fake.run(1, PROMPT)
+    assert fake.run(2, (*PROMPT, 7, 8)) == len(PROMPT)
+    assert fake.cache.copies == []
+
+
+def test_even_a_short_beginning_is_reused_where_it_is() -> None:
+    fake = Fake()
+    fake.run(1, PROMPT[:4])
+    assert fake.run(2, (*PROMPT[:4], 7, 8)) == 4
+
+
+def test_the_last_token_of_a_prompt_is_always_computed() -> None:
+    fake = Fake()
+    fake.run(1, PROMPT)
+    assert fake.run(2, PROMPT) == len(PROMPT) - 1
+
+
+def test_a_continued_conversation_reuses_the_answer_too() -> None:
+    fake = Fake()
+    fake.submit(1, PROMPT)
+    for _ in range(4):
+        fake.step()
+    answered = [token_id for token_id, _ in fake.texts[1][:-1]]  # the last token drawn was never computed
+    fake.free(1)
+    assert fake.run(2, (*answered, 7, 8)) == len(answered)
+
+
+def test_the_cells_of_a_running_sequence_are_copied() -> None:
+    fake = Fake()
+    fake.submit(1, PROMPT)
+    fake.step()
+    fake.submit(2, (*PROMPT, 7))
+    fake.step()
+    assert (fake.num_cached[2], fake.cache.copies) == (len(PROMPT), [(0, 1)])
+    fake.step()  # checks that both went their own way
+
+
+def test_a_short_common_beginning_is_not_copied() -> None:
+    fake = Fake()
+    fake.submit(1, PROMPT)
+    fake.step()
+    fake.submit(2, (*PROMPT[: MIN_COPIED_TOKENS - 1], 7))
+    fake.step()
+    assert (fake.num_cached[2], fake.cache.copies) == (0, [])
+
+
+def test_reuse_does_not_throw_away_a_long_conversation_for_a_few_tokens() -> None:
+    fake = Fake(num_slots=2)
+    fake.run(1, PROMPT)
+    fake.run(2, PROMPT[:10])  # takes the other slot, although the first has the same beginning
+    assert fake.run(3, (*PROMPT, 7)) == len(PROMPT)
+
+
+def test_without_anything_to_reuse_the_slot_that_was_free_the_longest_is_taken() -> None:
+    fake = Fake(num_slots=2)
+    fake.run(1, PROMPT)
+    fake.run(2, (1, 2, 3))
+    fake.run(3, (4, 5, 6))  # takes the slot of 1
+    assert fake.run(4, (1, 2, 3, 9)) == 3
+    assert fake.run(5, PROMPT) == 0
+
+
+def test_a_sequence_taken_out_in_prefill_leaves_what_was_computed() -> None:
+    fake = Fake(max_step_tokens=60)
+    assert fake.run(1, PROMPT, num_steps=1) == 0
+    assert fake.run(2, PROMPT) == 60
+
+
+def test_cells_in_use_are_those_of_running_sequences() -> None:
+    fake = Fake()
+    fake.run(1, PROMPT)
+    assert fake.scheduler.num_cells_used == 0
+    fake.submit(2, (5, 6))
+    fake.step()
+    assert fake.scheduler.num_cells_used == 2
+
+
+def test_after_forgetting_all_nothing_is_reused() -> None:
+    fake = Fake(num_slots=1)
+    fake.run(1, PROMPT)
+    for sequence in (2, 3):
+        fake.submit(sequence, PROMPT)
+    fake.step()
+    fake.scheduler.forget_all()
+    assert (fake.scheduler.num_running, fake.scheduler.num_waiting, fake.cache.slots) == (0, 0, [[]])
+    assert fake.run(4, PROMPT) == 0
+
+
+# --- prompts that begin alike and come together ----------------------------------------------------------------------
+
+
+def test_sequences_with_one_prompt_compute_it_once() -> None:
+    """The `n` completions of a request: the first computes the prompt, the others copy its cells."""
+    fake = Fake(num_slots=8, max_step_tokens=30)
+    for sequence in range(8):
+        fake.submit(sequence, PROMPT)
+    while len(fake.num_computed) < 8:
+        fake.step()
+    assert fake.num_cached == {0: 0} | dict.fromkeys(range(1, 8), len(PROMPT) - 1)
+    assert len(fake.cache.copies) == 7
+
+
+def test_others_pass_those_who_wait_for_a_prompt() -> None:
+    fake = Fake(num_slots=3, max_step_tokens=60, max_prefill_tokens=60)
+    for sequence, prompt in ((1, PROMPT), (2, PROMPT), (3, (7, 8))):
+        fake.submit(sequence, prompt)
+    assert sequences(fake.step()) == [1]
+    assert fake.scheduler.num_waiting == 1
+    assert sequences(fake.step()) == [1, 3]
+    assert sequences(fake.step()) == [1, 3, 2]
+
+
+def test_only_the_beginning_that_is_shared_is_waited_for() -> None:
+    fake = Fake(max_step_tokens=50)
+    fake.submit(1, tuple(range(1000, 2000)))
+    fake.submit(2, (*range(1000, 1040), 5))
+    assert sequences(fake.step()) == [1]
+    assert sequences(fake.step()) == [1]  # a full step
+    assert fake.scheduler.num_waiting == 0
+    assert len(fake.cache.copies) == 1
+
+
+def test_a_short_common_beginning_is_not_waited_for() -> None:
+    fake = Fake(max_step_tokens=110)
+    fake.submit(1, PROMPT)
+    fake.submit(2, (*PROMPT[: MIN_COPIED_TOKENS - 1], 7))
+    assert sequences(fake.step()) == [1, 2]
+
+
+def test_what_can_be_reused_already_is_not_waited_for() -> None:
+    fake = Fake(num_slots=3, max_step_tokens=110)
+    fake.run(1, PROMPT[:80])
+    fake.submit(2, PROMPT)  # goes on in the slot of 1
+    fake.submit(3, PROMPT)
+    assert sequences(fake.step()) == [2, 3]
+
+
+def test_who_is_waited_for_may_be_taken_out() -> None:
+    fake = Fake(num_slots=3, max_step_tokens=40)
+    for sequence in (1, 2, 3):
+        fake.submit(sequence, PROMPT)
+    fake.step()
+    fake.free(1)
+    assert sequences(fake.step()) == [2]
+    assert fake.num_cached[2] == 40
+    fake.step()
+    fake.step()
+    assert fake.num_cached[3] == len(PROMPT) - 1
+
+
+def test_a_prompt_under_another_adapter_is_not_waited_for() -> None:
+    fake = Fake()
+    fake.submit(1, PROMPT, "a")
+    fake.submit(2, PROMPT, "b")
+    fake.step()
+    assert fake.scheduler.num_waiting == 0
+
+
+def test_a_scored_prompt_waits_for_nobody_and_reuses_nothing() -> None:
+    fake = Fake(num_slots=3, max_step_tokens=250, max_scored_tokens=250)
+    fake.run(1, PROMPT)
+    fake.submit(2, PROMPT, is_scored=True)
+    fake.submit(3, PROMPT, is_scored=True)
+    assert sequences(fake.step()) == [2, 3]
+    assert (fake.num_cached[2], fake.num_cached[3]) == (0, 0)
+
+
+def test_scored_prompts_are_computed_in_smaller_pieces_beside_others() -> None:
+    """The logits of a whole step, read one row after the other, would have stopped everybody for seconds."""
+    fake = Fake(num_slots=3, max_step_tokens=90, max_scored_tokens=16)
+    fake.submit(1, PROMPT[:20], is_scored=True)
+    fake.submit(2, PROMPT[::-1], is_scored=True)
+    fake.submit(3, PROMPT)
+    steps = [[(chunk.running.job.sequence, len(chunk.token_ids)) for chunk in fake.step()] for _ in range(2)]
+    assert steps == [[(1, 16), (3, 74)], [(1, 4), (2, 12), (3, 26)]]
+
+
+# --- adapters --------------------------------------------------------------------------------------------------------
+
+
+def test_adapters_take_turns() -> None:
+    fake = Fake(num_slots=4)
+    for sequence, adapter in ((1, ""), (2, "b"), (3, "a"), (4, "b")):
+        fake.submit(sequence, (5, 6), adapter)
+    assert [sequences(fake.step()) for _ in range(4)] == [[3], [2, 4], [1], [3]]
+
+
+def test_an_adapter_whose_sequences_are_done_has_no_turn() -> None:
+    fake = Fake(num_slots=2)
+    fake.submit(1, (5,), "a")
+    fake.submit(2, (6,), "b")
+    fake.step()
+    fake.free(1)
+    assert [sequences(fake.step()) for _ in range(2)] == [[2], [2]]
+
+
+def test_cells_of_one_adapter_are_not_reused_under_another() -> None:
+    fake = Fake(num_slots=3)
+    fake.run(1, PROMPT, "a")
+    assert fake.run(2, (*PROMPT, 7), "b") == 0
+    assert fake.run(3, (*PROMPT, 7)) == 0
+    assert fake.run(4, (*PROMPT, 7), "a") == len(PROMPT)
+    assert fake.run(5, (*PROMPT, 7), "b") == len(PROMPT)
+
+
+def test_a_prompt_of_one_adapter_leaves_those_who_decode_under_another_their_pace() -> None:
+    fake = Fake(max_step_tokens=64, max_prefill_tokens=16)
+    fake.submit(1, (5,), "a")
+    fake.step()
+    fake.submit(2, PROMPT, "b")
+    assert [len(chunk.token_ids) for _ in range(4) for chunk in fake.step()] == [16, 1, 16, 1]
+
+
+# --- any order -------------------------------------------------------------------------------------------------------
+
+# Prompts with long and short common beginnings: how much of PROMPT, then a tail.
+PROMPTS = st.tuples(st.integers(0, len(PROMPT)), st.lists(st.integers(0, 2), min_size=1, max_size=3)).map(
+    lambda parts: (*PROMPT[: parts[0]], *parts[1])
+)
+JOBS = st.tuples(PROMPTS, st.sampled_from(["", "", "a", "b"]), st.sampled_from([False, False, True]))
+ACTIONS = st.lists(st.one_of(st.just("step"), st.integers(0, 3), JOBS), max_size=60)
+
+
+@given(ACTIONS)
+def test_cells_are_always_the_tokens_of_their_sequence(actions: list[str | int | tuple]) -> None:
+    """Submit, free and step in any order: `Fake.step` checks every cell against the text of its sequence."""
+    fake = Fake(num_slots=3, max_step_tokens=48, max_prefill_tokens=24)
+    for number, action in enumerate(actions):
+        if isinstance(action, tuple):
+            prompt, adapter, is_scored = action
+            fake.submit(number, prompt, adapter, is_scored=is_scored)
+        elif action == "step":
+            fake.step()
+        elif fake.texts:
+            fake.free(sorted(fake.texts)[int(action) % len(fake.texts)])
+    while len(fake.texts) > fake.scheduler.num_running:  # whoever is queued gets its turn
+        if fake.scheduler.num_running == 3:
+            fake.free(min(set(fake.texts) & set(fake.num_computed)))
+        fake.step()
+    assert fake.scheduler.num_waiting == 0
+
+
+@given(st.lists(JOBS, min_size=1, max_size=12))
+def test_everybody_gets_a_token_in_time(jobs: list[tuple]) -> None:
+    """Waiting for a shared prompt, or for an adapter's turn, neither starves nor blocks anybody."""
+    fake = Fake(num_slots=4, max_step_tokens=48, max_prefill_tokens=24)
+    waiting = set(range(len(jobs)))
+    for number, (prompt, adapter, is_scored) in enumerate(jobs):
+        fake.submit(number, prompt, adapter, is_scored=is_scored)
+    # Each prompt takes 5 steps of its adapter's turns at most, and one of them is computed in every turn.
+    for _ in range(3 * 5 * len(jobs)):
+        for chunk in fake.step():
+            if chunk.is_sampled and chunk.running.job.sequence in waiting:
+                waiting.remove(chunk.running.job.sequence)
+                fake.free(chunk.running.job.sequence)
+    assert not waiting

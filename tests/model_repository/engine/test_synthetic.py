@@ -1,0 +1,130 @@
+"""The runtime without weights."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from model_repository.engine.runtime import EngineConfig
+from model_repository.engine.synthetic import SyntheticRuntime
+from model_repository.generation import SamplingParams
+from model_repository.stage_messages import EngineRequest
+
+EOS = 9
+REQUEST = EngineRequest(prompt_token_ids=(1, 2, 3), max_tokens=100, sampling=SamplingParams())
+# Plain ASCII letters are tokens 1, 3 and 5.
+BYTE_TABLE = [b"", b"a", b"1", b"bc", b"\xc3\xa9", b"D", b" e", b"", b"", b""]
+
+
+class FakeTime:
+    """A clock that only sleeping moves."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self.slept_s: list[float] = []
+
+    def clock(self) -> float:
+        """Return the time."""
+        return self.now_s
+
+    def sleep(self, seconds: float) -> None:
+        """Let time pass."""
+        self.slept_s.append(seconds)
+        self.now_s += seconds
+
+
+@pytest.fixture
+def time() -> FakeTime:
+    """Time of the test's own."""
+    return FakeTime()
+
+
+def runtime(folder: Path, time: FakeTime, *, max_sequences: int = 2, **options: str) -> SyntheticRuntime:
+    config = EngineConfig(
+        runtime="synthetic",
+        artifact_dir=folder,
+        context_window=50,
+        eos_token_ids=frozenset([EOS]),
+        max_sequences=max_sequences,
+        options=options,
+    )
+    return SyntheticRuntime(config, BYTE_TABLE, clock=time.clock, sleep=time.sleep)
+
+
+def tokens(runtime: SyntheticRuntime, num_steps: int) -> list[list[tuple[int, int | None]]]:
+    return [[(output.sequence, output.token_id) for output in runtime.step()] for _ in range(num_steps)]
+
+
+def test_every_sequence_gets_the_plain_ascii_tokens_in_order(tmp_path: Path, time: FakeTime) -> None:
+    synthetic = runtime(tmp_path, time)
+    synthetic.submit(1, REQUEST)
+    assert tokens(synthetic, 2) == [[(1, 1)], [(1, 3)]]
+    synthetic.submit(2, REQUEST)
+    assert tokens(synthetic, 2) == [[(1, 5), (2, 1)], [(1, 1), (2, 3)]]
+
+
+def test_the_end_of_generation_follows_the_set_number_of_tokens(tmp_path: Path, time: FakeTime) -> None:
+    synthetic = runtime(tmp_path, time, num_tokens="4")
+    synthetic.submit(1, REQUEST)
+    assert [output[0][1] for output in tokens(synthetic, 5)] == [1, 3, 5, 1, EOS]
+
+
+def test_the_end_of_generation_waits_for_min_tokens(tmp_path: Path, time: FakeTime) -> None:
+    synthetic = runtime(tmp_path, time, num_tokens="1")
+    synthetic.submit(1, dataclasses.replace(REQUEST, min_tokens=3))
+    assert [output[0][1] for output in tokens(synthetic, 4)] == [1, 3, 5, EOS]
+
+
+def test_without_tokens_nothing_is_drawn(tmp_path: Path, time: FakeTime) -> None:
+    synthetic = runtime(tmp_path, time)
+    synthetic.submit(1, dataclasses.replace(REQUEST, max_tokens=0))
+    assert tokens(synthetic, 1) == [[(1, None)]]
+
+
+def test_steps_keep_the_set_pace(tmp_path: Path, time: FakeTime) -> None:
+    synthetic = runtime(tmp_path, time, itl_ms="20")
+    synthetic.submit(1, REQUEST)
+    tokens(synthetic, 3)
+    assert time.slept_s == pytest.approx([0.0, 0.02, 0.02])
+    time.now_s += 0.015  # of other work
+    tokens(synthetic, 1)
+    assert time.slept_s[-1] == pytest.approx(0.005)
+    time.now_s += 1.0
+    tokens(synthetic, 1)
+    assert time.slept_s[-1] == 0.0
+
+
+def test_without_a_pace_nothing_waits(tmp_path: Path, time: FakeTime) -> None:
+    synthetic = runtime(tmp_path, time)
+    synthetic.submit(1, REQUEST)
+    tokens(synthetic, 3)
+    assert sum(time.slept_s) == 0.0
+
+
+def test_sequences_beyond_the_limit_wait_in_order(tmp_path: Path, time: FakeTime) -> None:
+    synthetic = runtime(tmp_path, time, max_sequences=1)
+    for sequence in (1, 2, 3):
+        synthetic.submit(sequence, REQUEST)
+    tokens(synthetic, 1)
+    assert (synthetic.stats().num_active, synthetic.stats().num_waiting) == (1, 2)
+    synthetic.free(2)
+    synthetic.free(1)
+    assert tokens(synthetic, 1) == [[(3, 1)]]
+
+
+def test_a_cell_is_a_token(tmp_path: Path, time: FakeTime) -> None:
+    synthetic = runtime(tmp_path, time)
+    synthetic.submit(1, REQUEST)
+    tokens(synthetic, 2)
+    assert (synthetic.stats().num_cells_used, synthetic.stats().num_cells) == (5, 100)
+
+
+def test_it_has_work_while_there_are_sequences(tmp_path: Path, time: FakeTime) -> None:
+    synthetic = runtime(tmp_path, time)
+    assert not synthetic.has_work
+    synthetic.submit(1, REQUEST)
+    assert synthetic.has_work
+    synthetic.close()
+    assert not synthetic.has_work

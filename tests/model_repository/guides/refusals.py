@@ -1,0 +1,25 @@
+"""What a guide is refused with."""
+
+import json
+import time
+
+import pytest
+
+from model_repository.errors import InvalidRequest
+from model_repository.generation import Guide, GuideKind
+from model_repository.guides.grammar import guide_to_grammar
+from model_repository.guides.refusal import FIELD
+
+
+def refusal(kind: GuideKind, content: str) -> InvalidRequest:
+    start = time.perf_counter()
+    with pytest.raises(InvalidRequest) as caught:
+        guide_to_grammar(Guide(kind, content))
+    assert time.perf_counter() - start < 2, "a refusal must not take long"
+    assert caught.value.field == FIELD
+    assert len(caught.value.text) < 500
+    return caught.value
+
+
+def schema_refusal(schema: object) -> InvalidRequest:
+    return refusal(GuideKind.JSON_SCHEMA, json.dumps(schema))

@@ -1,0 +1,42 @@
+import pytest
+
+from model_repository.errors import InvalidRequest, Unsupported
+from model_repository.guides.compilation import check, grammar_error, short_message
+
+
+def test_grammar_that_can_be_followed_passes():
+    check('start: "a" | "b"+')
+
+
+@pytest.mark.parametrize(
+    ("grammar", "error", "text"),
+    [
+        ("start: other", InvalidRequest, "other"),
+        ("start: start", InvalidRequest, "nothing satisfies it"),
+        ("start: <|eos|>", Unsupported, "special tokens"),
+        ('start: %json {"oneOf": [{}, {}], "x-guidance": {"coerce_one_of": true}}', Unsupported, "oneOf"),
+    ],
+)
+def test_grammar_that_cannot_be_followed_is_refused(grammar, error, text):
+    with pytest.raises(InvalidRequest, match=text) as caught:
+        check(grammar)
+    assert type(caught.value) is error
+
+
+def test_error_of_a_grammar_is_empty_where_there_is_none():
+    assert grammar_error('start: "a"') == ""
+    assert "other" in grammar_error("start: other")
+
+
+@pytest.mark.parametrize(
+    ("message", "short"),
+    [
+        ("", "unknown error"),
+        ("\n what is wrong\nand more", "what is wrong"),
+        ("regex parse error:\n    (a\n    ^\nerror: unclosed group", "unclosed group"),
+        ("at 1(8): failed to compile JSON schema: Unsatisfiable", "schema: Unsatisfiable"),
+        ("a" * 1000, "a" * 300),
+    ],
+)
+def test_message_is_shortened_to_what_is_wrong(message, short):
+    assert short_message(message) == short

@@ -1,0 +1,128 @@
+"""An ensemble's parameters, written and read."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from model_repository.capabilities import Capability
+from model_repository.generation import ContextOverflow
+from model_repository.model_parameters import ModelParameters, RequestDefaults, checked_defaults
+
+PARAMETERS = ModelParameters(
+    model_id="org/demo",
+    context_window=2048,
+    created=1_700_000_000,
+    owned_by="conch",
+    runtime="llama_cpp",
+    fingerprint="fp_0123456789ab",
+    aliases=("gpt-4o", "nvidiaLlama-3.1-Nemotron-70B-Instruct", 'a "quoted" name/é:1'),
+    adapters=("demo-formal",),
+    capabilities=frozenset({Capability.SEED, Capability.LORA}),
+    tool_call_format="hermes",
+    has_chat_template=True,
+    defaults={
+        "completion_max_tokens": 16,
+        "chat_max_tokens": None,
+        "context_length_exceeded_behavior": ContextOverflow.ERROR,
+        "include_stop_str_in_output": True,
+    },
+)
+WRITTEN = PARAMETERS.to_parameters()
+FRONTENDS_OWN = RequestDefaults(
+    completion_max_tokens=16,
+    chat_max_tokens=256,
+    context_length_exceeded_behavior=ContextOverflow.TRUNCATE,
+    include_stop_str_in_output=False,
+)
+
+
+def test_every_field_is_a_parameter_of_its_name() -> None:
+    assert set(WRITTEN) == set(ModelParameters.__dataclass_fields__)
+    assert all(isinstance(value, str) for value in WRITTEN.values())
+
+
+def test_parameters_survive_the_configuration() -> None:
+    read = ModelParameters.from_parameters(WRITTEN)
+    assert read == PARAMETERS
+    assert isinstance(read.defaults["context_length_exceeded_behavior"], ContextOverflow)
+
+
+def test_a_default_that_the_model_leaves_out_stays_out() -> None:
+    read = ModelParameters.from_parameters(WRITTEN | {"defaults": '{"chat_max_tokens": null}'})
+    assert read is not None
+    assert read.defaults == {"chat_max_tokens": None}
+
+
+def test_what_a_later_version_adds_is_passed_over() -> None:
+    later = WRITTEN | {"colour": "blue", "capabilities": '["lora", "seed", "telepathy"]'}
+    later["defaults"] = json.dumps(json.loads(WRITTEN["defaults"]) | {"mood": "calm"})
+    assert ModelParameters.from_parameters(later) == PARAMETERS
+
+
+@pytest.mark.parametrize("missing", sorted(WRITTEN))
+def test_an_ensemble_that_lacks_a_parameter_is_not_ours(missing: str) -> None:
+    assert ModelParameters.from_parameters({name: WRITTEN[name] for name in WRITTEN if name != missing}) is None
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"context_window": "wide"},
+        {"created": ""},
+        {"aliases": "gpt-4o"},
+        {"adapters": "{}"},
+        {"aliases": "[1]"},
+        {"capabilities": "all"},
+        {"capabilities": "[[]]"},
+        {"has_chat_template": "1"},
+        {"defaults": "[]"},
+        {"defaults": '{"chat_max_tokens": 0}'},
+    ],
+    ids=str,
+)
+def test_an_ensemble_with_other_values_is_not_ours(changes: dict[str, str]) -> None:
+    assert ModelParameters.from_parameters(WRITTEN | changes) is None
+
+
+# --- defaults --------------------------------------------------------------------------------------------------------
+
+
+def test_a_models_defaults_go_before_the_frontends() -> None:
+    assert FRONTENDS_OWN.overridden_by({}) == FRONTENDS_OWN
+    assert FRONTENDS_OWN.overridden_by({"chat_max_tokens": None}) == RequestDefaults(
+        completion_max_tokens=16,
+        chat_max_tokens=None,
+        context_length_exceeded_behavior=ContextOverflow.TRUNCATE,
+        include_stop_str_in_output=False,
+    )
+    assert set(RequestDefaults.__dataclass_fields__) == set(PARAMETERS.defaults)
+
+
+def test_defaults_are_taken_as_json_has_them() -> None:
+    assert checked_defaults({"chat_max_tokens": None, "context_length_exceeded_behavior": "error"}) == {
+        "chat_max_tokens": None,
+        "context_length_exceeded_behavior": ContextOverflow.ERROR,
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("max_tokens", 5, "max_tokens: expected one of completion_max_tokens, chat_max_tokens, context_length"),
+        ("completion_max_tokens", 0, "completion_max_tokens=0: must be a whole number from 1 to 2147483647, or null"),
+        ("completion_max_tokens", 2**31, "completion_max_tokens=2147483648: must be a whole number"),
+        ("chat_max_tokens", True, "chat_max_tokens=true: must be a whole number"),
+        ("chat_max_tokens", 1.5, r"chat_max_tokens=1\.5: must be a whole number"),
+        ("chat_max_tokens", "many", 'chat_max_tokens="many": must be a whole number'),
+        ("context_length_exceeded_behavior", "ignore", '="ignore": must be truncate or error'),
+        ("context_length_exceeded_behavior", [], r"=\[\]: must be truncate or error"),
+        ("include_stop_str_in_output", 1, "include_stop_str_in_output=1: must be true or false"),
+        ("include_stop_str_in_output", None, "include_stop_str_in_output=null: must be true or false"),
+    ],
+)
+def test_a_default_that_breaks_its_rule_is_refused(name: str, value: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        checked_defaults({name: value})

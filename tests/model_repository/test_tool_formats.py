@@ -1,0 +1,160 @@
+"""How models write tool calls, and tools for templates that know none."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from model_repository.tool_formats import (
+    DEEPSEEK,
+    HERMES,
+    LLAMA3_JSON,
+    PLAIN,
+    TOOL_FORMATS,
+    detect_tool_format,
+    messages_with_plain_tools,
+    plain_tool_prompt,
+)
+
+WEATHER: dict[str, Any] = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": "Weather of a city, in °C.",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+    },
+}
+NOW: dict[str, Any] = {"type": "function", "function": {"name": "now"}}
+
+
+def call(name: str, arguments: Any) -> dict[str, Any]:
+    return {"id": "call_1", "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def test_a_format_is_found_by_its_name() -> None:
+    assert {name: each.name for name, each in TOOL_FORMATS.items()} == {
+        name: name for name in ("hermes", "llama3_json", "deepseek", "plain")
+    }
+
+
+@pytest.mark.parametrize(
+    ("tool_format", "text"),
+    [
+        (
+            HERMES,
+            '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>\n'
+            '<tool_call>\n{"name": "g", "arguments": {}}\n</tool_call>',
+        ),
+        (LLAMA3_JSON, '{"name": "f", "parameters": {"a": 1}}; {"name": "g", "parameters": {}}'),
+        (
+            DEEPSEEK,
+            "<|tool_calls_begin|><|tool_call_begin|>function<|tool_sep|>f\n"
+            '```json\n{"a": 1}\n```<|tool_call_end|>\n'
+            "<|tool_call_begin|>function<|tool_sep|>g\n```json\n{}\n```<|tool_call_end|><|tool_calls_end|>",
+        ),
+    ],
+)
+def test_calls_are_written_as_the_models_do(tool_format: Any, text: str) -> None:
+    written = tool_format.calls_text([("f", '{"a": 1}'), ("g", "{}")])
+    if tool_format is DEEPSEEK:
+        text = text.replace("<|", "<\uff5c").replace("|>", "\uff5c>")
+        for name in ("tool_calls_begin", "tool_calls_end", "tool_call_begin", "tool_call_end", "tool_sep"):
+            text = text.replace(name, name.replace("_", "\u2581"))
+    assert written == text
+    assert all(token in written for token in tool_format.special_tokens if token != tool_format.answer_prefix)
+
+
+@pytest.mark.parametrize(
+    ("template", "name"),
+    [
+        ("{%- if tools %}return a json object within <tool_call></tool_call> XML tags{% endif %}", "hermes"),
+        ("{{'<|python_tag|>' + tool_call.name + '.call('}}", "llama3_json"),
+        ("""{{- '{"name": "' + tool_call.name + '", ' }}{{- '"parameters": ' }}""", "llama3_json"),
+        (r"""{{- "{\"name\": \"" + name + "\", \"parameters\": " }}""", "llama3_json"),
+        (f"{{{{'{DEEPSEEK.trigger}'}}}} <tool_call>", "deepseek"),
+        ("{% for message in messages %}{{'<start_of_turn>' + message['role']}}{% endfor %}", "plain"),
+        ("", "plain"),
+    ],
+)
+def test_the_format_is_detected_in_the_template(template: str, name: str) -> None:
+    assert detect_tool_format(template) == name
+
+
+def test_the_prompt_lists_every_tool_as_a_line_of_json_and_shows_the_form() -> None:
+    lines = plain_tool_prompt([WEATHER, NOW]).splitlines()
+    assert [json.loads(line) for line in lines if line.startswith('{"name": ') and "NAME" not in line] == [
+        WEATHER["function"],
+        NOW["function"],
+    ]
+    assert "°" in plain_tool_prompt([WEATHER])
+    at = lines.index("<tool_call>")
+    assert lines[at + 1 : at + 3] == ['{"name": "NAME", "arguments": {"KEY": VALUE}}', "</tool_call>"]
+
+
+def test_tools_are_described_behind_the_system_message() -> None:
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]
+    assert messages_with_plain_tools(messages, [NOW]) == [
+        {"role": "system", "content": f"Be brief.\n\n{plain_tool_prompt([NOW])}"},
+        {"role": "user", "content": "Hi"},
+    ]
+
+
+def test_tools_are_described_in_a_system_message_of_their_own_where_there_is_none() -> None:
+    assert messages_with_plain_tools([{"role": "user", "content": "Hi"}], [NOW]) == [
+        {"role": "system", "content": plain_tool_prompt([NOW])},
+        {"role": "user", "content": "Hi"},
+    ]
+
+
+def test_tools_are_described_before_the_first_user_text_where_a_system_role_is_refused() -> None:
+    messages = [{"role": "assistant", "content": "Hello"}, {"role": "user", "content": "Hi"}]
+    assert messages_with_plain_tools(messages, [NOW], has_system_role=False) == [
+        {"role": "assistant", "content": "Hello"},
+        {"role": "user", "content": f"{plain_tool_prompt([NOW])}\n\nHi"},
+    ]
+    assert messages_with_plain_tools([], [NOW], has_system_role=False) == [
+        {"role": "user", "content": plain_tool_prompt([NOW])}
+    ]
+
+
+def test_calls_and_results_become_text_of_turns_that_alternate() -> None:
+    messages: list[dict[str, Any]] = [
+        {"role": "user", "content": "Weather in Oslo?"},
+        {
+            "role": "assistant",
+            "content": "Let me see.",
+            "tool_calls": [call("get_weather", '{"city":"Oslo"}'), call("now", {})],
+        },
+        {"role": "tool", "tool_call_id": "call_1", "content": "rain"},
+        {"role": "tool", "tool_call_id": "call_2", "content": "noon"},
+        {"role": "user", "content": "And in Rome?"},
+        {"role": "assistant", "content": None, "tool_calls": [call("get_weather", {"city": "Röm"})]},
+        {"role": "tool", "content": "sun"},
+        {"role": "assistant", "content": "Sunny."},
+    ]
+    rewritten = messages_with_plain_tools(messages, [])
+    assert rewritten == [
+        {"role": "user", "content": "Weather in Oslo?"},
+        {
+            "role": "assistant",
+            "content": "Let me see.\n" + PLAIN.calls_text([("get_weather", '{"city":"Oslo"}'), ("now", "{}")]),
+        },
+        {
+            "role": "user",
+            "content": "<tool_response>\nrain\n</tool_response>\n<tool_response>\nnoon\n</tool_response>"
+            "\n\nAnd in Rome?",
+        },
+        {"role": "assistant", "content": PLAIN.calls_text([("get_weather", '{"city": "Röm"}')])},
+        {"role": "user", "content": "<tool_response>\nsun\n</tool_response>"},
+        {"role": "assistant", "content": "Sunny."},
+    ]
+
+
+def test_the_messages_given_stay_as_they_are() -> None:
+    roles = ("system", "user", "assistant", "tool", "user")
+    messages = [{"role": role, "content": role} for role in roles]
+    before = json.dumps(messages)
+    messages_with_plain_tools(messages, [NOW])
+    assert json.dumps(messages) == before

@@ -1,0 +1,120 @@
+"""The sandboxed chat template."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from model_repository.errors import InvalidRequest
+from model_repository.tokenizer.chat_template import ChatTemplate
+
+MESSAGES = ({"role": "user", "content": "hi"},)
+
+
+def render(source: str, variables: Mapping[str, Any] | None = None, **special_tokens: str) -> str:
+    return ChatTemplate(source, special_tokens).render({"messages": MESSAGES, "tools": None} | dict(variables or {}))
+
+
+def test_a_template_sees_messages_special_tokens_and_the_turn_to_open() -> None:
+    source = "{{ bos_token }}{{ messages[0].content }}{% if add_generation_prompt %}assistant:{% endif %}"
+    assert render(source, bos_token="<s>") == "<s>hiassistant:"
+
+
+def test_block_lines_leave_no_blank_lines() -> None:
+    assert render(
+        "{% for message in messages %}\n    {% if true %}\n{{ message.role }}\n    {% endif %}\n{% endfor %}\n"
+    ) == ("user\n")
+
+
+def test_loops_can_be_left() -> None:
+    assert render("{% for item in [1, 2, 3] %}{% if item == 2 %}{% break %}{% endif %}{{ item }}{% endfor %}") == "1"
+
+
+def test_json_is_plain() -> None:
+    assert render("{{ {'a': '<é>'} | tojson }}") == '{"a": "<é>"}'
+    assert render("{{ [1] | tojson(indent=2) }}") == "[\n  1\n]"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ("", '{"b": "é", "a": [1, 2]}'),
+        ("ensure_ascii=False", '{"b": "é", "a": [1, 2]}'),
+        ("ensure_ascii=True", '{"b": "\\u00e9", "a": [1, 2]}'),
+        ("separators=(',', ':')", '{"b":"é","a":[1,2]}'),
+        ("sort_keys=True", '{"a": [1, 2], "b": "é"}'),
+    ],
+)
+def test_json_takes_the_arguments_that_it_has_in_transformers(arguments: str, expected: str) -> None:
+    assert render("{{ {'b': 'é', 'a': [1, 2]} | tojson(" + arguments + ") }}") == expected
+
+
+def test_escaped_json_is_escaped_as_json_does_it_but_for_the_marks() -> None:
+    text = "aé\u2028🙂\x7f\n"
+    source = "{{ messages[0].content | tojson(ensure_ascii=True) }}"
+    assert render(source, {"messages": [{"content": text}]}) == json.dumps(text)
+    assert render(source, {"messages": [{"content": "<\ufdd0s"}]}) == '"<\ufdd0s"'
+
+
+def test_what_a_trainer_would_see_as_generated_is_rendered_like_anything_else() -> None:
+    source = "{% set a = 1 %}{% generation %}{% set a = 2 %}{{ messages[0].content }}{{ a }}{% endgeneration %}{{ a }}"
+    assert render(source) == "hi21"
+    in_loop = "{%- for message in messages %}{%- generation %}{{ message.content }}{%- endgeneration %}{%- endfor %}"
+    assert render(in_loop) == "hi"
+
+
+@pytest.mark.parametrize(("add_generation_prompt", "expected"), [(True, "open"), (False, "")])
+def test_the_assistants_turn_is_opened_if_wanted(add_generation_prompt: bool, expected: str) -> None:
+    template = ChatTemplate("{% if add_generation_prompt %}open{% endif %}", {})
+    assert template.render({"messages": MESSAGES}, add_generation_prompt=add_generation_prompt) == expected
+
+
+def test_a_template_sees_tools_and_what_the_request_adds() -> None:
+    source = "{{ tools[0].name }}{{ tools is none }}{{ mood }}"
+    assert render(source, {"tools": [{"name": "add"}], "mood": " calm"}) == "addFalse calm"
+    assert render("{{ tools is none }}{{ mood is defined }}") == "TrueFalse"
+
+
+@pytest.mark.parametrize("name", ["messages", "tools", "add_generation_prompt", "bos_token", "my_token", "namespace"])
+def test_a_template_has_names_of_its_own(name: str) -> None:
+    assert name in ChatTemplate("", {"my_token": "<a>"}).own_names
+
+
+def test_special_tokens_are_not_the_requests_to_set() -> None:
+    assert render("{{ bos_token }}", {"bos_token": "<evil>"}, bos_token="<s>") == "<s>"
+
+
+def test_the_date_can_be_asked_for() -> None:
+    assert render("{{ strftime_now('%%') }}") == "%"
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("{{ raise_exception('only one system message') }}", "only one system message"),
+        ("{{ messages[0].missing.more }}", "has no attribute 'missing'"),
+        ("{{ messages[0].content + 1 }}", "can only concatenate str"),
+        ("{{ 1 / 0 }}", "division by zero"),
+        ("{{ messages[0].update({}) }}", "unsafe"),
+        ("{{ ''.__class__.__mro__ }}", "unsafe"),
+    ],
+)
+def test_what_a_template_refuses_is_the_clients_mistake(source: str, message: str) -> None:
+    with pytest.raises(InvalidRequest, match=message) as caught:
+        render(source)
+    assert caught.value.field == "messages"
+    assert caught.value.text.startswith("the model's chat template refuses it: ")
+
+
+def test_a_template_that_recurses_without_end_is_the_clients_mistake() -> None:
+    with pytest.raises(InvalidRequest, match="nested too deeply"):
+        render("{% macro again() %}{{ again() }}{% endmacro %}{{ again() }}")
+
+
+def test_rendering_leaves_the_messages_alone() -> None:
+    with pytest.raises(InvalidRequest):
+        render("{{ messages[0].update({'content': 'changed'}) }}")
+    assert MESSAGES[0]["content"] == "hi"

@@ -1,0 +1,157 @@
+"""What a request asks against what there is."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from model_repository import contract
+from model_repository.capabilities import Capability, needed_capabilities
+from model_repository.errors import InvalidRequest, PromptTooLong, Unsupported
+from model_repository.generation import (
+    ContextOverflow,
+    GenerationRequest,
+    Guide,
+    GuideKind,
+    Mirostat,
+    SamplingParams,
+    TextPrompt,
+)
+from model_repository.tokenizer.checks import (
+    BLAMED_INPUTS,
+    check_adapter,
+    check_capabilities,
+    fitting_max_tokens,
+)
+
+PLAIN = GenerationRequest(prompt=TextPrompt("a"), max_tokens=1, sampling=SamplingParams())
+SAMPLING: dict[Capability, Any] = {
+    Capability.TEMPERATURE: 0.5,
+    Capability.TOP_P: 0.5,
+    Capability.TOP_K: 5,
+    Capability.MIN_P: 0.5,
+    Capability.SEED: 5,
+    Capability.REPETITION_PENALTY: 0.5,
+    Capability.PRESENCE_PENALTY: 0.5,
+    Capability.FREQUENCY_PENALTY: 0.5,
+    Capability.LOGIT_BIAS: {1: 0.5},
+    Capability.MIROSTAT: Mirostat(),
+}
+NEEDS: dict[Capability, GenerationRequest] = {
+    **{
+        capability: dataclasses.replace(PLAIN, sampling=SamplingParams(**{capability.value: value}))
+        for capability, value in SAMPLING.items()
+    },
+    Capability.MIN_TOKENS: dataclasses.replace(PLAIN, min_tokens=1),
+    Capability.LOGPROBS: dataclasses.replace(PLAIN, num_logprobs=0),
+    Capability.GUIDES: dataclasses.replace(PLAIN, guide=Guide(GuideKind.JSON_OBJECT)),
+    Capability.LORA: dataclasses.replace(PLAIN, lora_name="a"),
+    Capability.IMAGES: dataclasses.replace(PLAIN, images=(b"a",)),
+}
+
+
+# --- capabilities ---------------------------------------------------------------------------------------------------
+
+
+def test_every_capability_has_a_request_that_needs_it_alone() -> None:
+    assert NEEDS.keys() == set(Capability) == BLAMED_INPUTS.keys()
+    for capability, request in NEEDS.items():
+        assert list(needed_capabilities(request)) == [capability]
+
+
+def test_blamed_inputs_are_a_clients_own() -> None:
+    assert set(BLAMED_INPUTS.values()) <= set(contract.HONOURED_INPUTS)
+
+
+@pytest.mark.parametrize("capability", Capability)
+def test_what_the_runtime_lacks_is_refused_by_the_name_of_its_input(capability: Capability) -> None:
+    others = set(Capability) - {capability}
+    with pytest.raises(Unsupported) as caught:
+        check_capabilities(NEEDS[capability], others, "synthetic", has_tools=False)
+    assert caught.value.text == "this model's runtime, synthetic, cannot honour it"
+    assert caught.value.field == BLAMED_INPUTS[capability].name
+    check_capabilities(NEEDS[capability], {capability}, "synthetic", has_tools=False)
+
+
+def test_a_guide_that_comes_from_tools_blames_them() -> None:
+    with pytest.raises(Unsupported) as caught:
+        check_capabilities(NEEDS[Capability.GUIDES], set(), "synthetic", has_tools=True)
+    assert caught.value.field == "tools"
+
+
+# --- adapters -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("name", "adapters"), [("", ()), ("", ("a",)), ("a", ("a", "b"))])
+def test_an_adapter_that_there_is_is_accepted(name: str, adapters: tuple[str, ...]) -> None:
+    check_adapter(name, adapters)
+
+
+@pytest.mark.parametrize(
+    ("adapters", "rule"), [((), "this model has no adapters"), (("a", "b"), "must be one of a, b")]
+)
+def test_an_unknown_adapter_is_refused_with_those_that_there_are(adapters: tuple[str, ...], rule: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        check_adapter("x", adapters)
+    assert caught.value.message() == f"[invalid_value] lora_name: 'x': {rule}"
+
+
+# --- the context window ---------------------------------------------------------------------------------------------
+
+
+def fitting(num_prompt_tokens: int, max_tokens: int, **others: Any) -> int:
+    request = dataclasses.replace(PLAIN, max_tokens=max_tokens, **others)
+    return fitting_max_tokens(request, num_prompt_tokens, 10, "messages")
+
+
+@pytest.mark.parametrize(
+    ("num_prompt_tokens", "max_tokens", "expected"),
+    [(3, 7, 7), (3, 6, 6), (3, 8, 7), (9, 100, 1), (10, 0, 0), (0, 0, 0)],
+)
+def test_max_tokens_is_lowered_to_what_the_prompt_leaves(
+    num_prompt_tokens: int, max_tokens: int, expected: int
+) -> None:
+    assert fitting(num_prompt_tokens, max_tokens) == expected
+
+
+@pytest.mark.parametrize(("num_prompt_tokens", "max_tokens"), [(3, 7), (9, 1), (10, 0)])
+def test_what_fits_exactly_is_served(num_prompt_tokens: int, max_tokens: int) -> None:
+    assert fitting(num_prompt_tokens, max_tokens, overflow=ContextOverflow.ERROR) == max_tokens
+
+
+@pytest.mark.parametrize("overflow", ContextOverflow)
+@pytest.mark.parametrize(
+    ("num_prompt_tokens", "max_tokens", "text"),
+    [
+        (10, 1, "the prompt has 10 tokens: the context window is 10 tokens, and the completion needs at least one"),
+        (11, 5, "the prompt has 11 tokens: the context window is 10 tokens, and the completion needs at least one"),
+        (11, 0, "the prompt has 11 tokens: the context window is 10 tokens"),
+    ],
+)
+def test_a_prompt_without_room_for_a_token_is_refused(
+    num_prompt_tokens: int, max_tokens: int, text: str, overflow: ContextOverflow
+) -> None:
+    with pytest.raises(PromptTooLong) as caught:
+        fitting(num_prompt_tokens, max_tokens, overflow=overflow)
+    assert (caught.value.text, caught.value.field) == (text, "messages")
+
+
+def test_a_completion_that_does_not_fit_is_refused_if_the_request_says_so() -> None:
+    with pytest.raises(PromptTooLong) as caught:
+        fitting(3, 8, overflow=ContextOverflow.ERROR)
+    assert caught.value.message() == (
+        "[context_length_exceeded] messages: "
+        "the prompt has 3 tokens and the completion may have 8: the context window is 10 tokens"
+    )
+
+
+def test_min_tokens_must_fit() -> None:
+    assert fitting(3, 20, min_tokens=7) == 7
+    with pytest.raises(InvalidRequest) as caught:
+        fitting(3, 20, min_tokens=8)
+    assert caught.value.message() == (
+        "[invalid_value] min_tokens: "
+        "8 do not fit: the context window is 10 tokens, and the prompt has 3 tokens, which leaves 7"
+    )

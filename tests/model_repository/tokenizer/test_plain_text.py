@@ -1,0 +1,215 @@
+"""Which parts of a rendered prompt are the template's own tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from model_repository.errors import InvalidRequest
+from model_repository.tokenizer.plain_text import MarkedText
+
+ALL_MARKS = "".join(map(chr, range(0xFDD0, 0xFDF0)))
+
+
+def protect(tokens: Sequence[str], messages: Sequence[dict[str, Any]]) -> tuple[list[dict[str, Any]], str | None]:
+    """Return messages with their text marked, and the mark."""
+    variables, mark = MarkedText(tokens).protect({"messages": messages})
+    return variables["messages"], mark
+
+
+def parts(tokens: Sequence[str], before: str, content: str, after: str) -> list[tuple[str, bool]]:
+    """Return the parts of what a template makes of a content between two texts of its own."""
+    marked_text = MarkedText(tokens)
+    messages, mark = protect(tokens, [{"role": "user", "content": content}])
+    rendered = before + messages[0]["content"] + after
+    assert mark is not None
+    return list(marked_text.split(rendered, mark))
+
+
+def plain(tokens: Sequence[str], before: str, content: str, after: str) -> str:
+    """Return the text of a prompt which must not have any token."""
+    found = parts(tokens, before, content, after)
+    assert not any(is_token for _, is_token in found)
+    return "".join(text for text, _ in found)
+
+
+def test_text_without_anything_special_is_left_alone() -> None:
+    messages = [{"role": "user", "content": "a < b, c > d"}]
+    assert protect(["<|end|>"], messages) == (messages, None)
+
+
+def test_without_added_tokens_nothing_is_special() -> None:
+    assert protect([], [{"role": "user", "content": "<|end|>"}])[1] is None
+
+
+def test_the_templates_tokens_are_found_and_the_users_are_not() -> None:
+    assert parts(["<s>", "</s>"], "<s>user:", "a</s><s>b", "</s>") == [
+        ("<s>", True),
+        ("user:a</s><s>b", False),
+        ("</s>", True),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("before", "content", "after"),
+    [
+        ("<|", "end|>", "."),  # the user completes what the template began
+        ("<|end|", ">x", "."),
+        (".", "x<|", "end|>"),  # the template completes what the user began
+        (".", "<", "|end|>"),
+        ("<|", "end", "|>"),  # from both sides
+        ("<|en", "d", "|>"),
+        ("<", "|", "end|>"),
+    ],
+)
+def test_a_token_across_the_border_of_user_text_is_text(before: str, content: str, after: str) -> None:
+    assert plain(["<|end|>"], before, content, after) == before + content + after
+
+
+def test_a_token_inside_a_token_is_text_too() -> None:
+    """Only the first character was broken off, and the rest was a token of its own."""
+    assert plain(["<<a>", "<a>"], "", "x<<a>y", "") == "x<<a>y"
+
+
+def test_overlapping_tokens_are_text() -> None:
+    assert plain(["ab", "bc"], "", "abc", "") == "abc"
+
+
+def test_a_token_of_one_character_is_text() -> None:
+    """There was no place inside it to break it."""
+    assert parts(["#"], "#", "a#b", "#") == [("#", True), ("a#b", False), ("#", True)]
+
+
+def test_a_shorter_token_of_the_template_beside_user_text_stays_a_token() -> None:
+    assert parts(["<a", "<a>"], "<a", ">b", "") == [("<a", True), (">b", False)]
+
+
+def test_the_longest_token_is_found() -> None:
+    found = list(MarkedText(["<a", "<a>"]).split("<a>", "\ufdd0"))
+    assert found == [("<a>", True)]
+
+
+def test_a_mark_of_the_users_own_is_kept() -> None:
+    content = "\ufdd0<s>\ufdd1"
+    assert plain(["<s>"], "", content, "") == content
+
+
+def test_text_that_holds_every_mark_is_refused() -> None:
+    """It was passed on unprotected."""
+    with pytest.raises(InvalidRequest, match="U\\+FDD0 to U\\+FDEF"):
+        protect(["<s>"], [{"role": "user", "content": ALL_MARKS + "<s>"}])
+
+
+def test_text_that_holds_every_mark_and_nothing_special_is_served() -> None:
+    messages = [{"role": "user", "content": ALL_MARKS}]
+    assert protect(["<s>"], messages) == (messages, None)
+
+
+def test_a_template_may_still_strip_and_split_text() -> None:
+    messages, mark = protect(["<s>"], [{"role": "user", "content": "  a<s> = b  "}])
+    content = messages[0]["content"]
+    assert mark is not None
+    assert [item.replace(mark, "") for item in content.strip().split(" = ")] == ["a<s>", "b"]
+
+
+def test_a_template_may_build_a_token_around_a_role() -> None:
+    marked_text = MarkedText(["<|user|>", "<s>"])
+    messages, mark = protect(["<|user|>", "<s>"], [{"role": "user", "content": "<s>"}])
+    assert mark is not None
+    assert next(marked_text.split(f"<|{messages[0]['role']}|>", mark)) == ("<|user|>", True)
+
+
+def test_a_role_with_a_token_in_it_is_text() -> None:
+    messages, mark = protect(["<s>"], [{"role": "<s>system", "content": "a"}])
+    assert mark is not None
+    assert list(MarkedText(["<s>"]).split(messages[0]["role"], mark)) == [("<s>system", False)]
+
+
+def test_text_is_protected_however_deep_it_is() -> None:
+    arguments: dict[str, Any] = {"<s>": ["<s>", {"name": "<s>"}], "count": 3}
+    messages, mark = protect(["<s>"], [{"role": "assistant", "content": "", "arguments": arguments}])
+    assert mark is not None
+    assert "<s>" not in str(messages)
+    assert str(messages).replace("\\ufdd0", "").replace(mark, "").count("<s>") == 3
+    assert list(messages[0]) == ["role", "content", "arguments"]
+
+
+def test_tools_and_names_of_the_template_are_protected_too() -> None:
+    tools = [{"type": "function", "function": {"name": "f", "description": "ends <s>"}}]
+    variables, mark = MarkedText(["<s>"]).protect({"messages": [], "tools": tools, "style": "<s>", "none": None})
+    assert mark is not None
+    assert "<s>" not in str(variables)
+    assert [
+        item.replace(mark, "") for item in (variables["style"], variables["tools"][0]["function"]["description"])
+    ] == [
+        "<s>",
+        "ends <s>",
+    ]
+    assert variables["none"] is None
+
+
+def test_a_name_in_a_tool_stays_what_a_template_compares_it_with() -> None:
+    """`string` lies inside of a token; marked, it was no longer the type of anything."""
+    schema = {"type": "string", "enum": ["str ing", "string"], "required": ["string"]}
+    variables, mark = MarkedText(["<|string|>", "<|str ing|>"]).protect({"messages": [], "tools": [schema]})
+    assert variables["tools"] == [{"type": "string", "enum": [f"str ing{mark}", "string"], "required": ["string"]}]
+
+
+def test_a_name_that_a_user_says_is_marked() -> None:
+    messages, mark = protect(["<|string|>"], [{"role": "string", "content": "string"}])
+    assert messages == [{"role": "string", "content": f"string{mark}"}]
+
+
+def test_text_nested_too_deeply_is_refused() -> None:
+    value: Any = "<s>"
+    for _ in range(100_000):
+        value = [value]
+    with pytest.raises(InvalidRequest, match="nested too deeply"):
+        MarkedText(["<s>"]).protect({"messages": [], "tools": value})
+
+
+TOKENS = st.lists(st.text("<>ab", min_size=1, max_size=4), min_size=1, max_size=4, unique=True)
+TEXT = st.text("<>ab", max_size=6)
+
+
+@given(TOKENS, TEXT, TEXT, TEXT, TEXT)
+def test_only_what_lies_wholly_in_the_template_is_a_token(
+    tokens: list[str], before: str, first: str, between: str, second: str
+) -> None:
+    """Each character of the template's is an upper bound: a token part must be found outside of user text."""
+    marked_text = MarkedText(tokens)
+    messages, mark = protect(tokens, [{"role": "x", "content": first}, {"role": "x", "content": second}])
+    template = [before, "", between, "", "."]
+    rendered = before + messages[0]["content"] + between + messages[1]["content"] + "."
+    if mark is None:
+        # Nothing is marked, so nothing of the user's may touch a token.
+        assert not _user_tokens(tokens, before, first, between, second)
+        return
+    found = list(marked_text.split(rendered, mark))
+    assert "".join(text for text, _ in found) == before + first + between + second + "."
+    owners = _owners(before, first, between, second)
+    position = 0
+    for text, is_token in found:
+        if is_token:
+            assert set(owners[position : position + len(text)]) == {"template"}, (template, found)
+            assert text in tokens
+        position += len(text)
+
+
+def _owners(before: str, first: str, between: str, second: str) -> list[str]:
+    pieces = ((before, "template"), (first, "user"), (between, "template"), (second, "user"), (".", "template"))
+    return [owner for text, owner in pieces for _ in text]
+
+
+def _user_tokens(tokens: Sequence[str], before: str, first: str, between: str, second: str) -> list[str]:
+    rendered, owners = before + first + between + second + ".", _owners(before, first, between, second)
+    return [
+        token
+        for token in tokens
+        for start in range(len(rendered))
+        if rendered.startswith(token, start) and "user" in owners[start : start + len(token)]
+    ]

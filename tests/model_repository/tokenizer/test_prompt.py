@@ -1,0 +1,124 @@
+"""Every kind of prompt to token ids, with the tokenizer of the demo model."""
+
+from __future__ import annotations
+
+import pytest
+
+from model_repository.errors import InvalidRequest, Unsupported
+from model_repository.generation import ChatPrompt, Prompt, TextPrompt, TokenPrompt
+from model_repository.tokenizer.prompt import PromptEncoder, prompt_field
+from tests.model_repository.tokenizer.models import (
+    DEMO_BYTES,
+    DEMO_FILES,
+    SPECIAL_IDS,
+    byte_level,
+    byte_table,
+    files,
+    plain_tokenizer,
+    sentencepiece,
+)
+
+DEMO = PromptEncoder(DEMO_FILES, DEMO_BYTES, "hermes")
+PLAIN = plain_tokenizer()
+CHAT = ChatPrompt(({"role": "user", "content": "hi"},))
+
+
+def test_a_text_prompt_is_tokenized() -> None:
+    assert list(DEMO.encode(TextPrompt("Hello 日本")).token_ids) == PLAIN.encode("Hello 日本").ids
+
+
+def test_special_tokens_in_a_text_prompt_are_tokens() -> None:
+    token_ids = DEMO.encode(TextPrompt("<|im_start|>user\n")).token_ids
+    assert token_ids == (SPECIAL_IDS["<|im_start|>"], *PLAIN.encode("user\n").ids)
+
+
+def test_special_tokens_in_a_prompt_with_a_suffix_are_text() -> None:
+    encoded = DEMO.encode(TextPrompt("a<|im_end|>", "<|fim_middle|>b"))
+    assert encoded.token_ids == (
+        SPECIAL_IDS["<|fim_prefix|>"],
+        *PLAIN.encode("a<|im_end|>").ids,
+        SPECIAL_IDS["<|fim_suffix|>"],
+        *PLAIN.encode("<|fim_middle|>b").ids,
+        SPECIAL_IDS["<|fim_middle|>"],
+    )
+    assert encoded.end_token_ids == (SPECIAL_IDS["<|endoftext|>"],)
+
+
+def test_a_suffix_needs_a_model_that_knows_them() -> None:
+    model = files(byte_level())
+    with pytest.raises(Unsupported, match="cannot fill in the middle"):
+        PromptEncoder(model, byte_table(model.tokenizer), "plain").encode(TextPrompt("a", "b"))
+
+
+def test_a_prompt_of_token_ids_is_taken_as_it_is() -> None:
+    assert DEMO.encode(TokenPrompt((5, 0, 3071))).token_ids == (5, 0, 3071)
+
+
+def test_a_prompt_of_token_ids_must_be_in_the_vocabulary() -> None:
+    with pytest.raises(InvalidRequest, match="3072 is not a token: they are 0 to 3071") as caught:
+        DEMO.encode(TokenPrompt((5, 3072)))
+    assert caught.value.field == "input_ids"
+
+
+@pytest.mark.parametrize("is_echo", [False, True])
+@pytest.mark.parametrize(
+    ("prompt", "field"),
+    [
+        (TextPrompt("<|im_end|>"), "text_input"),
+        (CHAT, "messages"),
+        (TokenPrompt((SPECIAL_IDS["<|im_end|>"],)), "input_ids"),
+    ],
+)
+def test_tokens_that_the_model_does_not_have_are_refused(prompt: Prompt, field: str, is_echo: bool) -> None:
+    num_tokens = min(SPECIAL_IDS.values())
+    encoder = PromptEncoder(DEMO_FILES, DEMO_BYTES[:num_tokens], "hermes")
+    with pytest.raises(InvalidRequest, match=f"is not a token: they are 0 to {num_tokens - 1}") as caught:
+        encoder.encode(prompt, is_echo=is_echo)
+    assert caught.value.field == field
+    with pytest.raises(Unsupported):  # nor has it those before a prefix, a suffix and a middle
+        encoder.encode(TextPrompt("a", "b"), is_echo=is_echo)
+
+
+@pytest.mark.parametrize(("add_special_tokens", "first"), [(True, (1,)), (False, ())])
+def test_a_text_prompt_begins_as_the_tokenizer_says(add_special_tokens: bool, first: tuple[int, ...]) -> None:
+    model = files(sentencepiece())
+    encoder = PromptEncoder(model, byte_table(model.tokenizer), "plain")
+    (a,) = encoder.vocabulary.token_ids(["▁a"])
+    assert encoder.encode(TextPrompt("a"), add_special_tokens=add_special_tokens).token_ids == (*first, a)
+
+
+@pytest.mark.parametrize(("prompt", "text"), [(TextPrompt("Hello <|im_end|> 日"), "Hello <|im_end|> 日")])
+def test_a_text_is_echoed_exactly(prompt: Prompt, text: str) -> None:
+    encoded = DEMO.encode(prompt, is_echo=True)
+    assert b"".join(encoded.echo) == text.encode()
+    assert len(encoded.echo) == len(encoded.token_ids)
+
+
+def test_a_text_is_echoed_without_its_suffix() -> None:
+    encoded = DEMO.encode(TextPrompt("def f(", "):"), is_echo=True)
+    assert b"".join(encoded.echo) == b"def f("
+    assert len(encoded.echo) == len(encoded.token_ids)
+    assert encoded.echo[0] == encoded.echo[-1] == encoded.echo[-2] == b""
+
+
+def test_token_ids_are_echoed_as_their_bytes() -> None:
+    (a,) = PLAIN.encode(" a").ids
+    assert DEMO.encode(TokenPrompt((a, SPECIAL_IDS["<|im_end|>"])), is_echo=True).echo == (b" a", b"")
+
+
+def test_a_chat_is_echoed_without_its_special_tokens() -> None:
+    encoded = DEMO.encode(CHAT, is_echo=True)
+    assert b"".join(encoded.echo) == b"user\nhi\nassistant\n"
+
+
+@pytest.mark.parametrize("prompt", [CHAT, TextPrompt("a"), TextPrompt("a", "b"), TokenPrompt((1,))])
+def test_nothing_is_echoed_unless_asked_for(prompt: Prompt) -> None:
+    assert DEMO.encode(prompt).echo == ()
+
+
+@pytest.mark.parametrize(
+    ("prompt", "name"),
+    [(TextPrompt("a", "b"), "text_input"), (CHAT, "messages"), (TokenPrompt(()), "input_ids")],
+)
+def test_a_prompt_has_a_tensor(prompt: Prompt, name: str) -> None:
+    assert prompt_field(prompt).name == name

@@ -1,0 +1,91 @@
+"""The last few results of costly work."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from model_repository.generation import ChatPrompt
+from model_repository.tokenizer.recent import MAX_KEY_CHARS, SIZE, Recent
+
+
+class Counted:
+    """Makes something new each time."""
+
+    def __init__(self) -> None:
+        self.num = 0
+
+    def __call__(self) -> int:
+        self.num += 1
+        return self.num
+
+
+def test_what_was_made_of_the_same_is_made_once() -> None:
+    recent, make = Recent[int](), Counted()
+    chats = [ChatPrompt(({"role": "user", "content": "a"},), template_kwargs={"b": [1]}) for _ in range(3)]
+    assert [recent.get((chat, True), make) for chat in chats] == [1, 1, 1]
+    assert recent.get((chats[0], False), make) == 2
+
+
+@pytest.mark.parametrize("other", [{"a": True}, {"a": 1.0}, {"a": "1"}, {"b": 2, "a": 1}])
+def test_what_is_only_equal_is_not_the_same(other: dict[str, Any]) -> None:
+    recent, make = Recent[int](), Counted()
+    first = {"a": 1, "b": 2} if "b" in other else {"a": 1}
+    assert recent.get(ChatPrompt((), template_kwargs=first), make) == 1
+    assert recent.get(ChatPrompt((), template_kwargs=other), make) == 2
+
+
+def test_the_one_that_was_not_asked_for_the_longest_goes_first() -> None:
+    recent, make = Recent[int](), Counted()
+    for number in range(SIZE):
+        recent.get(number, make)
+    assert recent.get(0, make) == 1
+    assert recent.get("one more", make) == SIZE + 1
+    assert recent.get(0, make) == 1
+    assert recent.get(1, make) == SIZE + 2
+
+
+def test_what_is_large_is_not_kept() -> None:
+    recent, make = Recent[int](), Counted()
+    assert [recent.get("a" * MAX_KEY_CHARS, make) for _ in range(2)] == [1, 2]
+
+
+def test_what_is_nested_too_deeply_to_be_written_out_is_not_kept() -> None:
+    recent, make = Recent[int](), Counted()
+    deep: list[Any] = []
+    for _ in range(100_000):
+        deep = [deep]
+    assert [recent.get(deep, make) for _ in range(2)] == [1, 2]
+
+
+def test_what_is_old_is_made_anew() -> None:
+    now = 0.0
+    recent, make = Recent[int](5, lambda: now), Counted()
+    results = []
+    for now in (0.0, 4.0, 5.0, 5.5, 10.0, 11.0):  # noqa: B007 (the clock reads it)
+        results.append(recent.get("a", make))
+    assert results == [1, 1, 1, 2, 2, 3]
+
+
+def test_what_took_longer_to_make_than_it_is_kept_is_kept_all_the_same() -> None:
+    now = 0.0
+
+    def make() -> float:
+        nonlocal now
+        now += 9.0
+        return now
+
+    recent = Recent[float](5, lambda: now)
+    assert [recent.get("a", make) for _ in range(2)] == [9.0, 9.0]
+
+
+def test_what_raises_is_not_kept() -> None:
+    recent = Recent[int]()
+
+    def fail() -> int:
+        raise ValueError
+
+    with pytest.raises(ValueError):
+        recent.get("a", fail)
+    assert recent.get("a", Counted()) == 1

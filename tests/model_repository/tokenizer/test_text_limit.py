@@ -1,0 +1,27 @@
+"""How long a text may be before it is tokenized."""
+
+from __future__ import annotations
+
+import pytest
+
+from model_repository.errors import InvalidRequest, PromptTooLong
+from model_repository.tokenizer.text_limit import MAX_CHARS, check_num_chars, window_limit
+
+
+@pytest.mark.parametrize("text", ["", "a" * 30, "\u65e5" * 10, "\ud800" * 10])
+def test_what_could_fit_the_window_is_taken(text: str) -> None:
+    window_limit(10, (b"", b"abc", b"ab"))(text, "messages")
+
+
+@pytest.mark.parametrize(("text", "num_tokens"), [("a" * 31, 11), ("\u65e5" * 12, 12)])
+def test_what_cannot_fit_the_window_is_refused(text: str, num_tokens: int) -> None:
+    with pytest.raises(PromptTooLong) as caught:
+        window_limit(10, (b"", b"abc", b"ab"))(text, "messages")
+    message = f"the prompt has at least {num_tokens} tokens: the context window is 10 tokens"
+    assert (caught.value.text, caught.value.field) == (message, "messages")
+
+
+def test_what_is_only_tokenized_has_a_limit_of_its_own() -> None:
+    check_num_chars("a" * MAX_CHARS, "text_input")
+    with pytest.raises(InvalidRequest, match="1000001 characters: at most 1000000 are tokenized"):
+        check_num_chars("a" * MAX_CHARS + "a", "text_input")

@@ -1,0 +1,129 @@
+"""Text to token ids, with and without added tokens."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer
+
+from model_repository.errors import InvalidRequest
+from model_repository.tokenizer.vocabulary import Vocabulary
+from tests.model_repository.tokenizer.models import DEMO_FILES, byte_level, sentencepiece
+
+DEMO = Vocabulary(DEMO_FILES.tokenizer)
+
+
+def vocabulary(description: dict[str, Any]) -> Vocabulary:
+    return Vocabulary(Tokenizer.from_str(json.dumps(description)))
+
+
+def strings(vocab: Vocabulary, token_ids: list[int]) -> list[str]:
+    return [vocab.token_string(token_id) for token_id in token_ids]
+
+
+def parts(text: str, token: str = "<t>") -> list[tuple[str, bool]]:
+    """Return a text's parts between and at the strings of a token."""
+    found = [part for piece in text.split(token) for part in ((piece, False), (token, True))][:-1]
+    return [(part, is_token) for part, is_token in found if part]
+
+
+def test_the_demo_vocabulary() -> None:
+    assert (DEMO.size, DEMO.first_ids) == (3072, ())
+    assert "<|im_end|>" in DEMO.control_tokens
+
+
+@pytest.mark.parametrize("token_id", [-1, 3072, 2**31 - 1])
+def test_an_id_outside_the_vocabulary_is_refused(token_id: int) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        DEMO.check((5, token_id), "input_ids")
+    assert caught.value.message() == f"[invalid_value] input_ids: {token_id} is not a token: they are 0 to 3071"
+
+
+def test_a_token_has_a_string_in_the_vocabularys_own_form() -> None:
+    assert strings(DEMO, DEMO.encode("a b<|im_end|>").ids) == ["a", "Ġb", "<|im_end|>"]
+    assert DEMO.token_string(10**6) == ""
+
+
+def test_ids_are_found_for_the_tokens_that_there_are() -> None:
+    ids = DEMO.token_ids(["<|im_start|>", "<|nothing|>", "<|im_end|>"])
+    assert strings(DEMO, ids) == ["<|im_start|>", "<|im_end|>"]
+
+
+@pytest.mark.parametrize(("bos", "first"), [(True, (1,)), (False, ())])
+def test_what_the_tokenizer_puts_before_a_prompt_is_known(bos: bool, first: tuple[int, ...]) -> None:
+    assert vocabulary(sentencepiece(bos=bos)).first_ids == first
+
+
+# --- plain text -----------------------------------------------------------------------------------------------------
+
+
+def test_strings_of_added_tokens_are_plain_text() -> None:
+    vocab = vocabulary(byte_level(["<t>"]))
+    assert strings(vocab, vocab.encode_plain("a<t>")) == ["a", "<", "t", ">"]
+    assert strings(vocab, vocab.encode("a<t>").ids) == ["a", "<t>"]
+
+
+def test_a_vocabulary_that_lists_its_special_tokens_does_not_give_them_to_text() -> None:
+    description = byte_level(["<s>"], merges=[("<", "s"), ("<s", ">")])
+    description["added_tokens"][0]["id"] = description["model"]["vocab"]["<s>"]
+    vocab = vocabulary(description)
+    assert strings(vocab, vocab.encode_plain("<s>")) == ["<s", ">"]
+
+
+def test_a_vocabulary_that_takes_whole_words_does_not_give_its_special_tokens_to_text() -> None:
+    description = byte_level(ignore_merges=True, unk_token="<s>")
+    special_id = len(description["model"]["vocab"])
+    description["model"]["vocab"]["<s>"] = special_id
+    description["added_tokens"] = [byte_level(["<s>"])["added_tokens"][0] | {"id": special_id}]
+    vocab = vocabulary(description)
+    assert strings(vocab, vocab.encode_plain("<s>")) == ["<", "s", ">"]
+
+
+def test_an_added_token_of_spaces_is_text_like_any_other() -> None:
+    """Of some vocabularies runs of spaces or line ends are added tokens: plain text lost them."""
+    vocab = vocabulary(byte_level(["<t>", "\n\n", "  "]))
+    assert vocab.control_tokens == {"<t>"}
+    assert strings(vocab, vocab.encode_plain("a\n\n  b<t>")) == ["a", "\n\n", "  ", "b", "<", "t", ">"]
+
+
+@pytest.mark.parametrize("space", ["first", "always", "never", "prepend"])
+def test_a_text_can_be_encoded_without_the_space_of_a_prompts_beginning(space: str) -> None:
+    vocab = vocabulary(sentencepiece(space=space))
+    assert strings(vocab, vocab.encode_plain("a b", add_space=False)) == ["a", "▁b"]
+    assert strings(vocab, vocab.encode_plain("a b")) == ["a" if space == "never" else "▁a", "▁b"]
+
+
+# --- parts ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("text", ["a b<t>a<t><t> b", "<t>a", "a", " a<t>  b "])
+@pytest.mark.parametrize("space", ["first", "always", "never", "prepend"])
+def test_parts_are_encoded_like_the_whole(text: str, space: str) -> None:
+    """Every part got the space that belongs only before the first."""
+    vocab = vocabulary(sentencepiece(["<t>"], space=space, bos=False))
+    assert vocab.encode_parts(parts(text)) == vocab.encode(text).ids
+
+
+@pytest.mark.parametrize("side", ["lstrip", "rstrip"])
+@pytest.mark.parametrize("text", ["a <t> \n a", " <t><t> ", "<t> a <t>", "a <t>"])
+def test_a_token_takes_the_spaces_that_the_tokenizer_gives_it(text: str, side: str) -> None:
+    """As Phi's tokens of turns take the line end behind them."""
+    description = byte_level(["<t>"])
+    description["added_tokens"][0][side] = True
+    vocab = vocabulary(description)
+    assert vocab.encode_parts(parts(text)) == vocab.encode(text).ids
+
+
+@given(st.lists(st.sampled_from(["<|im_end|>", "<tool_call>", "a", " b", "\n", "é", "🙂", "  "]), max_size=8))
+def test_parts_of_the_demo_vocabulary_are_encoded_like_the_whole(pieces: list[str]) -> None:
+    text = "".join(pieces)
+    found = [part for piece in text.split("<|im_end|>") for part in ((piece, False), ("<|im_end|>", True))][:-1]
+    split: list[tuple[str, bool]] = []
+    for part, is_token in found:
+        inner = [item for piece in part.split("<tool_call>") for item in ((piece, False), ("<tool_call>", True))][:-1]
+        split += [(part, is_token)] if is_token else inner
+    assert DEMO.encode_parts([(part, is_token) for part, is_token in split if part]) == DEMO.encode(text).ids

@@ -1,0 +1,34 @@
+"""What the tool call parser finds in a whole answer, as one value."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from frontend.tool_calls.events import ArgumentsDelta, CallBegin, CallEnd, ContentDelta
+from frontend.tool_calls.parser import tool_call_parser
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A call of a whole answer."""
+
+    name: str
+    arguments: str
+    is_complete: bool  # false: cut, or broken behind its arguments
+
+
+def parse_tool_calls(format_name: str, text: str) -> tuple[str, list[ToolCall]]:
+    """Return content and calls of a whole answer."""
+    parser = tool_call_parser(format_name)
+    content, calls = "", []
+    for event in [*parser.push(text), *parser.finish()]:
+        match event:
+            case ContentDelta(delta):
+                content += delta
+            case CallBegin(_, name):
+                calls.append(ToolCall(name, "", False))
+            case ArgumentsDelta(index, delta):
+                calls[index] = ToolCall(calls[index].name, calls[index].arguments + delta, False)
+            case CallEnd(index):
+                calls[index] = ToolCall(calls[index].name, calls[index].arguments, True)
+    return content, calls
