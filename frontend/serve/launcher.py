@@ -10,8 +10,8 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
@@ -34,6 +34,10 @@ from frontend.serve.triton_server import ADDRESS, TritonPorts, find_triton, trit
 from frontend.settings import Settings, SettingsError
 
 DEFAULT_FRONTEND = Settings(port=8000)
+
+
+class Interrupted(Exception):
+    """A signal asked the launcher to end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +99,7 @@ class Launcher:
     def __init__(self, settings: LauncherSettings, log: Callable[[str], None]) -> None:
         self._settings = settings
         self._log = log
-        self._events: queue.SimpleQueue[Child | list[str] | TimeoutError] = queue.SimpleQueue()
+        self._events: queue.SimpleQueue[Child | list[str] | TimeoutError | Interrupted] = queue.SimpleQueue()
         self._cleanup = ExitStack()
 
     def __enter__(self) -> Self:
@@ -136,11 +140,16 @@ class Launcher:
         self.frontend.stop(self._settings.stop_timeout_s)
         self.triton.stop(self._settings.stop_timeout_s)
 
+    def interrupt(self) -> None:
+        """End the waiting, now or when it begins; a signal handler may call this, whatever the launcher is doing."""
+        self._events.put(Interrupted())
+
     def wait_until_ready(self) -> list[str]:
         """Wait until every served model has made a token; return the models' ids.
 
         Raises:
             ChildEnded: a child died.
+            Interrupted: somebody asked for it.
             NotReadyInTime: the time is up.
         """
         deadline = time.monotonic() + self._settings.ready_timeout_s
@@ -149,6 +158,8 @@ class Launcher:
             match self._events.get():
                 case Child() as child:
                     _require_running(child)
+                case Interrupted() as interrupted:
+                    raise interrupted
                 case TimeoutError() as exc:
                     raise NotReadyInTime(self._not_ready_message(exc))
                 case model_ids:
@@ -158,12 +169,15 @@ class Launcher:
         """Wait until a child ends, which none should.
 
         Raises:
-            ChildEnded: always.
+            ChildEnded: a child died.
+            Interrupted: somebody asked for it.
         """
         while True:
-            event = self._events.get()
-            if isinstance(event, Child):
-                _require_running(event)
+            match self._events.get():
+                case Child() as child:
+                    _require_running(child)
+                case Interrupted() as interrupted:
+                    raise interrupted
 
     def _choose_ports(self) -> None:
         ports = free_ports(self._settings.port_choices())
@@ -205,8 +219,10 @@ class Launcher:
 
 def serve(settings: LauncherSettings, out: TextIO, err: TextIO) -> int:
     """Serve until a signal, then return 0; after an error say on `err` what it was, and return 1."""
+    launcher = Launcher(settings, lambda line: _say(line, err))
+    _call_at_signals(launcher.interrupt)
     try:
-        with _interrupts(), Launcher(settings, lambda line: _say(line, err)) as launcher:
+        with launcher:
             launcher.start()
             _say(_ready_message(launcher.url, launcher.wait_until_ready()), out)
             launcher.watch()
@@ -217,23 +233,14 @@ def serve(settings: LauncherSettings, out: TextIO, err: TextIO) -> int:
     return 1
 
 
-class Interrupted(BaseException):
-    """A signal asked the launcher to end."""
+def _call_at_signals(function: Callable[[], None]) -> None:
+    """Have the signals that end a program call this instead."""
 
+    def handle(number: int, frame: FrameType | None) -> None:
+        function()
 
-@contextmanager
-def _interrupts() -> Iterator[None]:
-    """Raise Interrupted in the block at the first signal; later ones are ignored, as the way out is short."""
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        for each in numbers:
-            signal.signal(each, signal.SIG_IGN)
-        raise Interrupted
-
-    for number in numbers:
-        signal.signal(number, interrupt)
-    yield
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, handle)
 
 
 def _require_running(child: Child) -> None:

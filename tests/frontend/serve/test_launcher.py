@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from frontend.serve.launcher import Launcher, LauncherSettings
+from frontend.serve.launcher import Interrupted, Launcher, LauncherSettings
 from frontend.settings import Settings, SettingsError
 
 DEADLINE_S = 30.0  # for things that take milliseconds: only a hang reaches it
@@ -242,8 +242,10 @@ def test_a_port_can_be_used_once_only(repository, tmp_path):
         LauncherSettings(repository=repository, state_dir=tmp_path, environment={}, triton_grpc_port=8000)
 
 
-def test_a_child_can_be_killed_and_started_again(repository, server, tmp_path):
-    settings = LauncherSettings(
+@pytest.fixture
+def deaf_settings(repository: Path, server: Callable[[str], Path], tmp_path: Path) -> LauncherSettings:
+    """What a launcher in this process is told, with a server that ignores SIGTERM."""
+    return LauncherSettings(
         repository=repository,
         state_dir=tmp_path / "state",
         environment=os.environ,
@@ -252,9 +254,35 @@ def test_a_child_can_be_killed_and_started_again(repository, server, tmp_path):
         triton_http_port=0,
         triton_metrics_port=0,
         tritonserver=server(DEAF_SERVER),
+        stop_timeout_s=0.1,
     )
+
+
+@pytest.mark.parametrize("wait", [Launcher.wait_until_ready, Launcher.watch])
+def test_a_signal_before_the_children_have_started_ends_the_first_wait(deaf_settings, wait):
+    # A handler that raised here could leave a child that nobody watches, and stopping it would never end.
+    with Launcher(deaf_settings, lambda line: None) as launcher:
+        launcher.interrupt()
+        launcher.start()
+        with pytest.raises(Interrupted):
+            wait(launcher)
+    assert not is_running(launcher.triton.pid)
+    assert not is_running(launcher.frontend.pid)
+
+
+@pytest.mark.parametrize("delay_s", [0.0, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3])
+def test_a_signal_at_any_moment_of_the_start_ends_everything(repository, server, tmp_path, delay_s):
+    with serving(tmp_path, *flags(repository, server(FORKING_SERVER))) as serve:
+        wait_until((tmp_path / "state").exists, "it takes its state directory")
+        time.sleep(delay_s)
+        serve.process.send_signal(signal.SIGTERM)
+        assert serve.ended()[0] == 0
+        assert not any(map(is_running, serve.child_pids()))
+
+
+def test_a_child_can_be_killed_and_started_again(deaf_settings):
     lines: list[str] = []
-    with Launcher(settings, lines.append) as launcher:
+    with Launcher(deaf_settings, lines.append) as launcher:
         for num_starts in (1, 2):
             launcher.triton.start()
             wait_until(lambda: lines.count("[triton] started") == num_starts, "it started")  # noqa: B023
