@@ -13,10 +13,10 @@ from build_engines import artifact
 from build_engines.artifact import Manifest
 from build_engines.checkpoint import TOKENIZER_FILES, Checkpoint, named_eos_token_ids, read_chat_templates, read_json
 from build_engines.errors import BuildError
-from build_engines.gguf_file import PRECISIONS, write_gguf
-from build_engines.gguf_header import read_gguf_base, read_gguf_facts
-from build_engines.lora import FILES as ADAPTER_FILES
-from build_engines.lora import LoraAdapter, write_lora
+from build_engines.llama_cpp.gguf_file import PRECISIONS, write_gguf
+from build_engines.llama_cpp.gguf_header import read_gguf_base, read_gguf_facts
+from build_engines.llama_cpp.lora import FILES as ADAPTER_FILES
+from build_engines.llama_cpp.lora import LoraAdapter, write_lora
 from build_engines.serving import Serving, check_id, check_names_differ, names_of
 from build_engines.vocabulary import token_bytes
 from model_repository.byte_table import FILE_NAME as BYTE_TABLE

@@ -87,7 +87,7 @@ def test_the_demo_models_own_adapters_are_built_with_it(
     for name in ("formal", "casual"):
         write_adapter(demo / "adapters" / name, tensors)
     (demo / "adapters" / "__pycache__").mkdir()
-    monkeypatch.setattr("build_engines.__main__.DEMO", demo)
+    monkeypatch.setattr("build_engines.commands.build.DEMO", demo)
     state_dir = ("--state-dir", str(tmp_path))
     assert main(["build", "demo", "--adapter", f"mine={demo / 'adapters' / 'formal'}", *state_dir]) == 0
     assert read_ensemble(tmp_path / "repository", "demo").adapters == ("demo-casual", "demo-formal", "mine")

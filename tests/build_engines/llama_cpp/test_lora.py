@@ -12,9 +12,9 @@ import pytest
 
 from build_engines.checkpoint import Checkpoint
 from build_engines.errors import BuildError, UnsupportedAdapter
-from build_engines.gguf_file import write_gguf
-from build_engines.gguf_header import GgufBase, read_gguf_base
-from build_engines.lora import LoraAdapter, write_lora
+from build_engines.llama_cpp.gguf_file import write_gguf
+from build_engines.llama_cpp.gguf_header import GgufBase, read_gguf_base
+from build_engines.llama_cpp.lora import LoraAdapter, write_lora
 from tests.build_engines.reference_llama import PROMPT, Floats, Llama, assert_same, llama_cpp_logits
 from tests.build_engines.tiny_adapter import RANK, Pairs, merged, random_pairs, tensors_of, write_adapter
 from tests.build_engines.tiny_checkpoint import random_weights, write_checkpoint
@@ -95,7 +95,7 @@ def test_the_comparison_sees_a_wrong_rotation(
     adapted_logits: Callable[..., Floats], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without the reordering of each head's rows, as the base's are reordered."""
-    monkeypatch.setattr("build_engines.lora.interleave_rope", lambda module, weight, *heads: weight)
+    monkeypatch.setattr("build_engines.llama_cpp.lora.interleave_rope", lambda module, weight, *heads: weight)
     with pytest.raises(AssertionError):
         assert_same(adapted_logits(tensors_of(PAIRS)), Llama(merged(WEIGHTS, PAIRS, SCALE)).logits(PROMPT))
 

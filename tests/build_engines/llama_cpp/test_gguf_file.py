@@ -10,7 +10,7 @@ import pytest
 
 from build_engines.checkpoint import Checkpoint
 from build_engines.errors import BuildError, UnsupportedCheckpoint
-from build_engines.gguf_file import write_gguf
+from build_engines.llama_cpp.gguf_file import write_gguf
 from tests.build_engines.reference_llama import PROMPT, Llama, assert_same, llama_cpp_logits
 from tests.build_engines.tiny_checkpoint import CONFIG, random_weights, write_checkpoint
 
@@ -51,7 +51,7 @@ def test_tied_embeddings_are_the_output_too(tmp_path: Path) -> None:
 
 def test_the_comparison_sees_a_wrong_rotation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the reordering of each head's rows, which the conversion is there for."""
-    monkeypatch.setattr("build_engines.gguf_file.interleave_rope", lambda module, weight, *heads: weight)
+    monkeypatch.setattr("build_engines.llama_cpp.gguf_file.interleave_rope", lambda module, weight, *heads: weight)
     path = convert(write_checkpoint(tmp_path / "checkpoint"), tmp_path / "model.gguf")
     with pytest.raises(AssertionError):
         assert_same(llama_cpp_logits(path, PROMPT), Llama(random_weights()).logits(PROMPT))

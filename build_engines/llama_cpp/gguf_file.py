@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from build_engines.checkpoint import Checkpoint, read_json, require
 from build_engines.errors import UnsupportedCheckpoint
-from build_engines.weights import read_tensors
+from build_engines.llama_cpp.weights import read_tensors
 
 ARCHITECTURES = {"LlamaForCausalLM": gguf.MODEL_ARCH.LLAMA}
 # What the matrices may be stored in. With f16 here and in the KV cache, what a batch computes differs from what single

@@ -10,7 +10,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from build_engines.errors import BuildError, UnsupportedCheckpoint
-from build_engines.weights import read_tensors
+from build_engines.llama_cpp.weights import read_tensors
 
 
 def write_raw(path: Path, dtype: str, numbers: bytes) -> Path:

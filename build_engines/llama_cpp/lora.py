@@ -16,9 +16,9 @@ import numpy.typing as npt
 
 from build_engines.checkpoint import read_json
 from build_engines.errors import UnsupportedAdapter
-from build_engines.gguf_file import ARCHITECTURES, interleave_rope
-from build_engines.gguf_header import GgufBase
-from build_engines.weights import read_tensors
+from build_engines.llama_cpp.gguf_file import ARCHITECTURES, interleave_rope
+from build_engines.llama_cpp.gguf_header import GgufBase
+from build_engines.llama_cpp.weights import read_tensors
 
 FILES = ("adapter_config.json", "adapter_model.safetensors")
 

@@ -9,8 +9,8 @@ import pytest
 
 from build_engines.checkpoint import Checkpoint
 from build_engines.errors import BuildError
-from build_engines.gguf_file import write_gguf
-from build_engines.gguf_header import GgufFacts, read_gguf_base, read_gguf_facts
+from build_engines.llama_cpp.gguf_file import write_gguf
+from build_engines.llama_cpp.gguf_header import GgufFacts, read_gguf_base, read_gguf_facts
 
 
 @pytest.fixture

@@ -1,0 +1,43 @@
+"""`render`: the repository that serves some artifacts."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from build_engines.render import ServeOptions, render_artifacts, write_repository
+
+
+def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the command to a parser."""
+    command = commands.add_parser("render", help="render the repository that serves the given artifacts")
+    command.add_argument("artifacts", nargs="+", type=Path, metavar="ARTIFACT")
+    command.add_argument("--repository", type=Path, required=True, metavar="DIR")
+    add_serve_options(command)
+    command.set_defaults(command=_render)
+
+
+def add_serve_options(command: argparse.ArgumentParser) -> None:
+    """Add the options that say how artifacts are served."""
+    defaults = ServeOptions()
+    for name, text in (
+        ("max_sequences", "sequences decoded in one step"),
+        ("max_waiting", "requests that may queue for them"),
+        ("num_threads", "threads of the engine; 0: as many as are good"),
+    ):
+        flag = "--" + name.replace("_", "-")
+        command.add_argument(flag, type=int, metavar="N", default=getattr(defaults, name), help=f"{text} (%(default)s)")
+
+
+def _render(options: argparse.Namespace) -> None:
+    write(options.artifacts, options.repository, options)
+
+
+def write(artifact_dirs: Sequence[Path], repository: Path, options: argparse.Namespace) -> None:
+    """Render the artifacts as the options say, and put the repository in its place."""
+    serve_options = ServeOptions(
+        max_sequences=options.max_sequences, max_waiting=options.max_waiting, num_threads=options.num_threads
+    )
+    write_repository(render_artifacts(artifact_dirs, serve_options), repository)
+    print(f"repository  {repository}")
