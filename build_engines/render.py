@@ -32,11 +32,15 @@ class ServeOptions:
     max_sequences: int = 16
     max_waiting: int = 1024
     num_threads: int = 0
+    stream_interval_ms: int = 40
 
     def __post_init__(self) -> None:
-        for name, low in (("max_sequences", 1), ("max_waiting", 0), ("num_threads", 0)):
+        for name, low in (("max_sequences", 1), ("max_waiting", 0), ("num_threads", 0), ("stream_interval_ms", 0)):
             if getattr(self, name) < low:
                 raise BuildError(f"{name}={getattr(self, name)}: must be at least {low}")
+        if self.stream_interval_ms > contract.MAX_STREAM_INTERVAL_MS:
+            rule = f"must be at most {contract.MAX_STREAM_INTERVAL_MS}"
+            raise BuildError(f"stream_interval_ms={self.stream_interval_ms}: {rule}")
 
 
 def render(manifest: Manifest, artifact_dir: Path, options: ServeOptions, version: str) -> dict[str, str]:
@@ -62,12 +66,17 @@ def render(manifest: Manifest, artifact_dir: Path, options: ServeOptions, versio
         "max_sequences": str(options.max_sequences),
         "max_waiting": str(options.max_waiting),
         "num_threads": str(options.num_threads),
+        "stream_interval_ms": str(options.stream_interval_ms),
     }
-    configs = {slug: _ensemble_config(slug, model_parameters(manifest, options, version))}
+    configs = {
+        slug: _requests_config(slug, model_parameters(manifest, options, version)),
+        stage_name(slug, contract.DELIVERIES): _deliveries_config(slug),
+    }
     for stage, parameters in (("tokenizer", tokenizer), ("engine", engine), ("detokenizer", shared)):
         configs[stage_name(slug, stage)] = _stage_config(slug, stage, contract.STAGES[stage], parameters)
     files = {f"{name}/config.pbtxt": text_format.MessageToString(config) for name, config in configs.items()}
-    files[f"{slug}/{_EMPTY_VERSION}"] = ""
+    for ensemble in (slug, stage_name(slug, contract.DELIVERIES)):
+        files[f"{ensemble}/{_EMPTY_VERSION}"] = ""
     for stage in contract.STAGES:
         files[f"{stage_name(slug, stage)}/1/model.py"] = _model_source(stage)
     return files
@@ -166,20 +175,34 @@ def _names(repository: Path) -> set[str]:
     return {str(path) for path in paths if not ignored("", list(path.parts))}
 
 
-def _ensemble_config(slug: str, parameters: ModelParameters) -> pb.ModelConfig:
-    config = pb.ModelConfig(
-        name=slug,
-        platform="ensemble",
-        max_batch_size=1,
-        input=[_input(spec) for spec in contract.PUBLIC_INPUTS],
-        output=[_output(spec) for spec in contract.PUBLIC_OUTPUTS],
-        model_transaction_policy=pb.ModelTransactionPolicy(decoupled=True),
-        ensemble_scheduling=pb.ModelEnsembling(
-            step=[_step(slug, stage, spec) for stage, spec in contract.STEPS.items()]
-        ),
-    )
+def _requests_config(slug: str, parameters: ModelParameters) -> pb.ModelConfig:
+    config = _ensemble_config(slug, slug, contract.PUBLIC_INPUTS, contract.PUBLIC_OUTPUTS, contract.STEPS)
     _set_parameters(config, parameters.to_parameters())
     return config
+
+
+def _deliveries_config(slug: str) -> pb.ModelConfig:
+    steps = contract.DELIVERY_STEPS
+    inputs, outputs = steps["engine"].inputs, steps["detokenizer"].outputs
+    return _ensemble_config(stage_name(slug, contract.DELIVERIES), slug, inputs, outputs, steps)
+
+
+def _ensemble_config(
+    name: str,
+    slug: str,
+    inputs: Iterable[TensorSpec],
+    outputs: Iterable[TensorSpec],
+    steps: Mapping[str, StageSpec],
+) -> pb.ModelConfig:
+    return pb.ModelConfig(
+        name=name,
+        platform="ensemble",
+        max_batch_size=1,
+        input=[_input(spec) for spec in inputs],
+        output=[_output(spec) for spec in outputs],
+        model_transaction_policy=pb.ModelTransactionPolicy(decoupled=True),
+        ensemble_scheduling=pb.ModelEnsembling(step=[_step(slug, stage, spec) for stage, spec in steps.items()]),
+    )
 
 
 def _stage_config(slug: str, stage: str, spec: StageSpec, parameters: Mapping[str, str]) -> pb.ModelConfig:

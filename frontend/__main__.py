@@ -82,10 +82,13 @@ def _serve(options: argparse.Namespace) -> int:
 
 
 def _api(options: argparse.Namespace) -> int:
-    from frontend.server import run  # not before it is needed: the launcher itself stays small and starts at once
+    from frontend.workers import (
+        LOG_FORMAT,
+        run,
+    )  # not before it is needed: the launcher itself stays small and starts at once
 
     settings = settings_from(options, Settings())
-    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+    logging.basicConfig(level=logging.INFO, format=LOG_FORMAT)
     return run(settings)
 
 

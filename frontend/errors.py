@@ -160,6 +160,10 @@ class EngineFailed(ServerError):
         super().__init__(message)
 
 
+class DeliveriesNotOpen(EngineFailed):
+    """The engine does not know our stream of deliveries, so it did not take the request."""
+
+
 class Overloaded(APIError):
     """The server cannot take this request now; trying again may help."""
 

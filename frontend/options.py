@@ -11,6 +11,7 @@ from frontend.settings import Settings
 _HELP = {
     "host": "address to listen on; 0.0.0.0: every one",
     "port": "port to listen on; 0: any free one",
+    "workers": "processes on the port; 0: one for every four cores, at most 8",
     "triton_endpoints": "Triton's gRPC endpoint",
     "max_body_bytes": "longer request bodies are refused",
     "validation_status": "HTTP status of requests that break the schema: 400 or 422",

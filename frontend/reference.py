@@ -11,6 +11,7 @@ from frontend.protocol.body import MAX_INT32
 from model_repository import contract
 from model_repository.contract import TensorSpec
 from model_repository.engine.runtime import RUNTIMES
+from model_repository.errors import DeliveriesNotOpen
 
 _WRITTEN = "Written by `python -m frontend reference docs`; a test keeps it equal to the code."
 
@@ -98,9 +99,9 @@ def _tensors_page() -> str:
         "A model's Triton name is its id with `--` for `/`. The ensemble is decoupled: call it with",
         "`ModelStreamInfer`; without `stream` there is one response. Shapes are without the batch dimension, which is",
         "always 1: send `[1, *shape]`. `-1` is any length. Every input is optional, but exactly one of `text_input`,",
-        "`messages` and `input_ids` must be there. A value that breaks a rule is answered with an error that names",
-        "tensor, value and rule; as the status INVALID_ARGUMENT where the call has the metadata",
-        "`triton_grpc_error: true`.",
+        "`messages` and `input_ids` must be there. A value that breaks a rule is answered with an error message that",
+        "names tensor, value and rule. Do not send the metadata `triton_grpc_error: true`, which asks for a status in",
+        "its place: after some hundred errors it ends Triton 2.51 with a segmentation fault.",
         "",
         "Always set a deadline: a client without one waits for ever when an engine is lost.",
         "",
@@ -117,6 +118,24 @@ def _tensors_page() -> str:
         "A response has the outputs that it has something to say in.",
         "",
         *_table(("tensor", "datatype", "shape", "meaning"), map(_output_cells, contract.PUBLIC_OUTPUTS)),
+        "",
+        "## Many streams in one",
+        "",
+        "A streamed response costs about the same whether it tells of one sequence or of hundreds, so who reads many",
+        "opens one stream of deliveries: a second ensemble, the model's name and `__deliveries`. Call it with",
+        f"`{contract.OPEN_DELIVERIES.name}`, and read on: its first delivery, which is empty, says that it is open.",
+        f"Send requests with that key as `{contract.DELIVERY_KEY.name}` and numbers of your own as",
+        f"`{contract.DELIVERY_NUMBER.name}`: such a request ends without a response once the engine has taken it, or",
+        "with an error, and what it generates comes by deliveries. When the stream ends, for whatever reason, its",
+        "requests are cancelled. Without requests it ends after some seconds, and a late one is answered with the",
+        f"error `[{DeliveriesNotOpen.code}]`: open another with a new key, and send it again. Do so too after some",
+        "thousand deliveries: Triton keeps two kilobytes of each until the stream ends. The key is a secret between",
+        "you and the server, as a `cancel_key` is: who knows it can write to your stream.",
+        "",
+        *_table(
+            ("tensor", "datatype", "shape", "meaning"),
+            map(_output_cells, (contract.OPEN_DELIVERIES, *contract.DELIVERY_STEPS["detokenizer"].outputs)),
+        ),
     ]
     return "\n".join(lines) + "\n"
 

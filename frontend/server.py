@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import signal
+from collections.abc import Callable
 
 import uvloop
 from aiohttp import web
@@ -16,10 +18,16 @@ from frontend.settings import Settings
 logger = logging.getLogger(__name__)
 
 
-def run(settings: Settings) -> int:
-    """Serve until SIGTERM or SIGINT; return the exit code, 1 when the port cannot be had."""
+def run(settings: Settings, *, parent: int | None = None, on_listening: Callable[[], None] = lambda: None) -> int:
+    """Serve until SIGTERM or SIGINT; return the exit code, 1 when the port cannot be had.
+
+    Args:
+        settings: what to serve, and where.
+        parent: of one of several workers on the port: a file descriptor that closes when their parent is gone.
+        on_listening: called once the port is open.
+    """
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_serve(settings))
+        return runner.run(_serve(settings, parent, on_listening))
 
 
 def app_runner(settings: Settings, triton: Triton | None = None) -> web.AppRunner:
@@ -32,21 +40,32 @@ def app_runner(settings: Settings, triton: Triton | None = None) -> web.AppRunne
     )
 
 
-async def _serve(settings: Settings) -> int:
+def log_unavailable(settings: Settings, exc: OSError) -> None:
+    """Say that the port cannot be had, and why."""
+    logger.error("cannot listen on %s port %d: %s", settings.host, settings.port, exc.strerror or exc)
+
+
+async def _serve(settings: Settings, parent: int | None, on_listening: Callable[[], None]) -> int:
     stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+        loop.add_signal_handler(number, stop.set)
+    if parent is not None:
+        loop.add_reader(parent, stop.set)
     runner = app_runner(settings)
     await runner.setup()
     try:
-        await web.TCPSite(runner, settings.host, settings.port).start()
+        await web.TCPSite(runner, settings.host, settings.port, reuse_port=parent is not None).start()
         for host, port, *_ in runner.addresses:
-            logger.info("listening on http://%s:%d", f"[{host}]" if ":" in host else host, port)
+            logger.info("process %d listens on http://%s:%d", os.getpid(), f"[{host}]" if ":" in host else host, port)
+        on_listening()
         await stop.wait()
         logger.info("stopping")
     except OSError as exc:
-        logger.error("cannot listen on %s port %d: %s", settings.host, settings.port, exc.strerror or exc)
+        log_unavailable(settings, exc)
         return 1
     finally:
+        if parent is not None:
+            loop.remove_reader(parent)
         await runner.cleanup()
     return 0

@@ -27,6 +27,7 @@ class Settings:
 
     host: str = "127.0.0.1"
     port: int = 8080  # 0: any free one
+    workers: int = 0  # processes on the port; 0: by the number of cores
     triton_endpoints: tuple[str, ...] = ("127.0.0.1:8001",)  # gRPC, host:port; exactly one for now
     max_body_bytes: int = 10 * 2**20
     validation_status: int = 400  # of schema failures; 422 is FastAPI's
@@ -49,6 +50,7 @@ class Settings:
         if not self.host:
             self._refuse("host", "must not be empty")
         self._require_int("port", 0, 65535)
+        self._require_int("workers", 0, 256)
         self._require_int("max_body_bytes", 1, 2**31 - 1)
         self._require_int("completion_max_tokens", 0, 2**31 - 1)
         self._require_int("chat_max_tokens", 0, 2**31 - 1)

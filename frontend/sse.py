@@ -24,10 +24,18 @@ _LINE_BREAKS = {character.encode(): f"\\u{ord(character):04x}".encode() for char
 
 def event(payload: Mapping[str, Any]) -> bytes:
     """Return one event with a JSON object."""
-    body = orjson.dumps(payload)
+    return b"data: " + _one_line(orjson.dumps(payload)) + b"\n\n"
+
+
+def json_text(text: str) -> bytes:
+    """Return a text as it stands inside an event."""
+    return _one_line(orjson.dumps(text))
+
+
+def _one_line(body: bytes) -> bytes:
     for raw, escaped in _LINE_BREAKS.items():
         body = body.replace(raw, escaped)
-    return b"data: " + body + b"\n\n"
+    return body
 
 
 def error_event(error: APIError) -> bytes:

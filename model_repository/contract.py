@@ -22,6 +22,8 @@ _NUMPY_DTYPES: dict[str, Any] = {
     "FP32": np.float32,
 }
 
+MAX_STREAM_INTERVAL_MS = 1000  # a reader waits no longer, whatever is asked
+
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
@@ -123,9 +125,22 @@ TOP_LOGPROBS = TensorSpec(
 )
 RETURN_TOKEN_IDS = TensorSpec("return_token_ids", "BOOL", doc="true: the ids of the text's tokens")
 STREAM = TensorSpec("stream", "BOOL", doc="false (default): one response with the whole text")
+STREAM_INTERVAL_MS = TensorSpec(
+    "stream_interval_ms",
+    "INT32",
+    low=0,
+    high=MAX_STREAM_INTERVAL_MS,
+    doc="with stream: under load, tokens gather for so long at most (default: as the model is served); 0: not at all",
+)
 CANCEL_KEY = TensorSpec(
     "cancel_key", "BYTES", doc="an unguessable name, no other request's, by which the engine's `control` can cancel"
 )
+DELIVERY_KEY = TensorSpec(
+    "delivery_key",
+    "BYTES",
+    doc="of the sender's own open stream of deliveries: the text comes there, and this request is not answered",
+)
+DELIVERY_NUMBER = TensorSpec("delivery_number", "INT64", doc="with delivery_key: what it is called there")
 RETURN_NUM_INPUT_TOKENS = TensorSpec("return_num_input_tokens", "BOOL", doc="accepted: the last response has it anyway")
 RETURN_NUM_OUTPUT_TOKENS = TensorSpec("return_num_output_tokens", "BOOL", doc="accepted, likewise")
 PAD_ID = TensorSpec("pad_id", "INT32", doc="accepted: nothing is padded")
@@ -184,7 +199,10 @@ HONOURED_INPUTS = (
     TOP_LOGPROBS,
     RETURN_TOKEN_IDS,
     STREAM,
+    STREAM_INTERVAL_MS,
     CANCEL_KEY,
+    DELIVERY_KEY,
+    DELIVERY_NUMBER,
     RETURN_NUM_INPUT_TOKENS,
     RETURN_NUM_OUTPUT_TOKENS,
     PAD_ID,
@@ -259,6 +277,20 @@ CONTROL = TensorSpec("control", "BYTES", doc='engine: JSON, `{}` or `{"cancel_ke
 STATS = TensorSpec("stats", "BYTES", doc="engine: JSON of EngineStats, the answer to every `control`")
 RELEASE = TensorSpec("release", "INT64", (-1,), doc="engine to detokenizer: a packed Release")
 RELEASE_DETAILS = TensorSpec("release_details", "BYTES", doc="likewise: JSON of what few requests ask for")
+OPEN_DELIVERIES = TensorSpec(
+    "open_deliveries",
+    "BYTES",
+    doc="the key of a new stream of deliveries: unguessable, since who knows it can write to it",
+)
+DELIVERY = TensorSpec("delivery", "INT64", (-1,), doc="engine to detokenizer: a packed Delivery")
+DELIVERY_DETAILS = TensorSpec("delivery_details", "BYTES", doc="likewise: JSON of what few of its items have")
+DELIVERED = TensorSpec(
+    "delivered", "INT64", (-1,), doc="its serial number, from 0 without a gap, then the number of each item"
+)
+DELIVERED_TEXTS = TensorSpec("delivered_texts", "BYTES", (-1,), doc="the text of each")
+DELIVERED_DETAILS = TensorSpec(
+    "delivered_details", "BYTES", doc="JSON object: what else there is of an item, by its index; a text: its error"
+)
 TOKENIZE = TensorSpec("tokenize", "BYTES", doc="tokenizer: JSON of a TokenizeOptions; only tokenize the prompt")
 TOKEN_STRINGS = TensorSpec(
     "token_strings", "BYTES", (-1,), doc="tokenizer: each prompt token in the vocabulary's own form"
@@ -274,17 +306,31 @@ class StageSpec:
     is_decoupled: bool = False  # may answer a request any number of times, also not at all
 
 
-# What the ensemble maps of each stage; the stages take and give a little more to those who call them directly.
+# What the two ensembles of a model map of each stage: that of requests, and that of one reader of many.
 STEPS = {
     "tokenizer": StageSpec(PUBLIC_INPUTS, (PROMPT_TOKEN_IDS, ENGINE_PARAMS)),
     "engine": StageSpec((PROMPT_TOKEN_IDS, ENGINE_PARAMS), (RELEASE, RELEASE_DETAILS)),
     "detokenizer": StageSpec((RELEASE, RELEASE_DETAILS), PUBLIC_OUTPUTS),
 }
+DELIVERIES = "deliveries"  # the second ensemble's name, as of a stage
+DELIVERY_STEPS = {
+    "engine": StageSpec((OPEN_DELIVERIES,), (DELIVERY, DELIVERY_DETAILS)),
+    "detokenizer": StageSpec((DELIVERY, DELIVERY_DETAILS), (DELIVERED, DELIVERED_TEXTS, DELIVERED_DETAILS)),
+}
+# What each stage takes and gives: also a little to those who call it directly.
 STAGES = {
     "tokenizer": StageSpec((*PUBLIC_INPUTS, TOKENIZE), (*STEPS["tokenizer"].outputs, TOKEN_STRINGS)),
-    "engine": StageSpec((*STEPS["engine"].inputs, CONTROL), (*STEPS["engine"].outputs, STATS), is_decoupled=True),
+    "engine": StageSpec(
+        (*STEPS["engine"].inputs, OPEN_DELIVERIES, CONTROL),
+        (*STEPS["engine"].outputs, *DELIVERY_STEPS["engine"].outputs, STATS),
+        is_decoupled=True,
+    ),
     # Decoupled so that a probe can go unanswered: a client would see even an empty response.
-    "detokenizer": StageSpec(STEPS["detokenizer"].inputs, PUBLIC_OUTPUTS, is_decoupled=True),
+    "detokenizer": StageSpec(
+        (*STEPS["detokenizer"].inputs, *DELIVERY_STEPS["detokenizer"].inputs),
+        (*PUBLIC_OUTPUTS, *DELIVERY_STEPS["detokenizer"].outputs),
+        is_decoupled=True,
+    ),
 }
 
 

@@ -6,6 +6,7 @@ StageError
 │   └── Unsupported       known, but this model or runtime cannot honour it
 ├── Overloaded            the engine's queue is full
 ├── EngineFailed          the runtime broke under this request
+├── DeliveriesNotOpen     the stream of deliveries that it names is not, or no longer
 └── InternalError         anything unexpected; its text never reaches the client
 """
 
@@ -69,6 +70,13 @@ class EngineFailed(StageError):
     triton_code = "INTERNAL"
 
 
+class DeliveriesNotOpen(StageError):
+    """The engine does not know the stream of deliveries: it was loaded anew, or took the reader for gone."""
+
+    code = "deliveries_not_open"
+    triton_code = "NOT_FOUND"
+
+
 class InternalError(StageError):
     """An unexpected exception; details are in the stage's log only."""
 
@@ -77,7 +85,16 @@ class InternalError(StageError):
 
 
 _BY_CODE: dict[str, type[StageError]] = {
-    error.code: error for error in (InvalidRequest, PromptTooLong, Unsupported, Overloaded, EngineFailed, InternalError)
+    error.code: error
+    for error in (
+        InvalidRequest,
+        PromptTooLong,
+        Unsupported,
+        Overloaded,
+        EngineFailed,
+        DeliveriesNotOpen,
+        InternalError,
+    )
 }
 # Triton puts its own words before it.
 _MESSAGE = re.compile(

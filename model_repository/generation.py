@@ -124,6 +124,9 @@ class GenerationRequest:
     images: tuple[bytes, ...] = ()
     is_stream: bool = False  # false: one chunk with everything
     cancel_key: str = ""  # unguessable; empty: cancelled by sequence number only
+    delivery_key: str = ""  # of the stream of deliveries to which its chunks go; empty: they answer the request
+    delivery_number: int = 0  # its name there
+    stream_interval_ms: int | None = None  # under load its tokens may gather for so long; None: as the model is served
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,3 +168,8 @@ class GenerationChunk:
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None  # the stop sequence, or the token id, that ended it; None: the model did
     usage: Usage | None = None
+
+    @property
+    def is_text(self) -> bool:
+        """Whether it says nothing but its text, as almost every chunk."""
+        return self.finish_reason is None and not self.token_ids and not self.logprobs

@@ -56,7 +56,10 @@ def tensors_to_request(tensors: Tensors) -> GenerationRequest:
         lora_name=text(tensors, contract.LORA_NAME),
         images=tuple(tensors[contract.IMAGES.name].reshape(-1).tolist()) if contract.IMAGES.name in tensors else (),
         is_stream=bool(scalar(tensors, contract.STREAM, False)),
+        stream_interval_ms=_read_stream_interval_ms(tensors),
         cancel_key=text(tensors, contract.CANCEL_KEY),
+        delivery_key=text(tensors, contract.DELIVERY_KEY),
+        delivery_number=int(scalar(tensors, contract.DELIVERY_NUMBER, 0)),
     )
 
 
@@ -117,6 +120,16 @@ def _read_num_logprobs(tensors: Tensors) -> int | None:
     if num_top:
         raise InvalidRequest(f"needs {contract.RETURN_LOG_PROBS.name} to be true", contract.TOP_LOGPROBS.name)
     return None
+
+
+def _read_stream_interval_ms(tensors: Tensors) -> int | None:
+    spec = contract.STREAM_INTERVAL_MS
+    if spec.name not in tensors:
+        return None
+    interval_ms = int(number(tensors, spec, 0))
+    if not scalar(tensors, contract.STREAM, False):
+        raise InvalidRequest(f"needs {contract.STREAM.name} to be true", spec.name)
+    return interval_ms
 
 
 def _read_guide(tensors: Tensors) -> Guide | None:

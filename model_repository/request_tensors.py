@@ -48,8 +48,12 @@ def request_to_tensors(request: GenerationRequest) -> dict[str, npt.NDArray[Any]
         (contract.LORA_NAME, request.lora_name),
         (contract.STREAM, request.is_stream),
         (contract.CANCEL_KEY, request.cancel_key),
+        (contract.DELIVERY_KEY, request.delivery_key),
+        (contract.DELIVERY_NUMBER, request.delivery_number),
     ]
     inputs += [(spec, (value,)) for spec, value in flags if value]
+    if request.stream_interval_ms is not None:
+        inputs.append((contract.STREAM_INTERVAL_MS, (request.stream_interval_ms,)))
     if request.is_echo:
         inputs.append((contract.EXCLUDE_INPUT_IN_OUTPUT, (False,)))
     if request.images:

@@ -46,6 +46,9 @@ class EngineRequest:
     lora_name: str = ""
     is_stream: bool = False
     cancel_key: str = ""
+    delivery_key: str = ""  # of the stream of deliveries to which its releases go; empty: they answer the request
+    delivery_number: int = 0  # its reader's own name for it
+    stream_interval_ms: int | None = None  # for so long its tokens may gather; None: as long as the engine lets them
 
     def params_json(self) -> bytes:
         """Return everything but the prompt, for the `engine_params` tensor: only what differs from the defaults."""
@@ -103,7 +106,11 @@ class ReleaseDetails:
     stop_reason: str | int | None = None  # last release only
 
     def to_json(self) -> bytes:
-        """Return it as the `release_details` tensor's bytes: only what differs from the defaults."""
+        """Return it as the `release_details` tensor's bytes."""
+        return json.dumps(self.to_fields()).encode()
+
+    def to_fields(self) -> dict[str, Any]:
+        """Return it as JSON's values: only what differs from the defaults."""
         fields = {
             field.name: getattr(self, field.name)
             for field in dataclasses.fields(self)
@@ -113,12 +120,17 @@ class ReleaseDetails:
             fields["echo"] = _bytes_to_json(self.echo)
         if self.logprobs:
             fields["logprobs"] = [[item.logprob, item.top] for item in self.logprobs]
-        return json.dumps(fields).encode()
+        return fields
 
     @classmethod
     def from_json(cls, payload: bytes) -> ReleaseDetails:
         """Rebuild it from the `release_details` tensor's bytes."""
-        fields: dict[str, Any] = json.loads(payload)
+        return cls.from_fields(json.loads(payload))
+
+    @classmethod
+    def from_fields(cls, fields: dict[str, Any]) -> ReleaseDetails:
+        """Rebuild it from JSON's values."""
+        fields = dict(fields)
         fields["echo_token_ids"] = tuple(fields.get("echo_token_ids", ()))
         fields["echo"] = _bytes_from_json(fields.get("echo", []))
         fields["logprobs"] = tuple(
@@ -154,21 +166,31 @@ class Release:
 
     def to_array(self) -> Int64s:
         """Pack all but the details into int64 [num_header + num_tokens]."""
+        return np.array(self.words(), dtype=np.int64)
+
+    def words(self) -> tuple[int, ...]:
+        """Return all but the details as numbers, the token ids last."""
+        if self.finish_reason is None:  # almost every one
+            return (self.sequence, self.num_cut_bytes, 0, 0, 0, 0, *self.token_ids)
         usage = self.usage or Usage(num_input_tokens=0, num_output_tokens=0)
-        header = (
+        return (
             self.sequence,
             self.num_cut_bytes,
             self._FINISH.index(self.finish_reason),
             usage.num_input_tokens,
             usage.num_output_tokens,
             usage.num_cached_tokens,
+            *self.token_ids,
         )
-        return np.array(header + self.token_ids, dtype=np.int64)
 
     @classmethod
     def from_array(cls, packed: Int64s, details: ReleaseDetails | None = None) -> Release:
         """Unpack what `to_array` made."""
-        words = packed.tolist()
+        return cls.from_words(packed.tolist(), details)
+
+    @classmethod
+    def from_words(cls, words: list[int], details: ReleaseDetails | None = None) -> Release:
+        """Rebuild it from its numbers."""
         sequence, cut, finish, num_input, num_output, num_cached = words[: cls._NUM_HEADER]
         usage = None
         if finish:
@@ -224,6 +246,8 @@ class EngineStats:
     max_step_sequences: int  # the most sequences that one step gave a token
     num_finished: int
     num_cancelled: int
+    num_deliveries: int  # responses to readers of many sequences, ...
+    num_delivered: int  # ... and the releases in them
     last_cancel_to_free_ms: float  # from the cancel's arrival to the release of its cells
     step_age_ms: float  # how long the step in progress has been running; 0 between steps
 

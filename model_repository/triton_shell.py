@@ -16,6 +16,7 @@ import numpy.typing as npt
 import triton_python_backend_utils as pb_utils
 
 from model_repository.contract import RELEASE, RELEASE_DETAILS, TensorSpec
+from model_repository.deliveries import Delivery
 from model_repository.errors import InternalError, StageError
 from model_repository.stage_messages import Release
 from model_repository.tensors import array
@@ -32,12 +33,7 @@ def stage_parameters(args: Mapping[str, str]) -> dict[str, str]:
 
 def read_tensors(request: Any, specs: Iterable[TensorSpec]) -> dict[str, npt.NDArray[Any]]:
     """Return the inputs that the request carries, by name, shape [1, *spec.shape]."""
-    tensors = {}
-    for spec in specs:
-        tensor = pb_utils.get_input_tensor_by_name(request, spec.name)
-        if tensor is not None:
-            tensors[spec.name] = tensor.as_numpy()
-    return tensors
+    return {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
 
 
 def response(tensors: Mapping[str, npt.NDArray[Any]]) -> Any:
@@ -69,6 +65,10 @@ class TritonResponder:
             self._sender.send(response(tensors))
         else:
             self.close(tensors)
+
+    def deliver(self, delivery: Delivery) -> None:
+        """Send a delivery; more may follow."""
+        self._sender.send(response(delivery.to_tensors()))
 
     def close(self, tensors: Mapping[str, npt.NDArray[Any]] | None = None) -> None:
         """Close the stream, with one last response or without: nobody is told of an ending without one."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -25,6 +26,7 @@ def add_serve_options(command: argparse.ArgumentParser) -> None:
         ("max_sequences", "sequences decoded in one step"),
         ("max_waiting", "requests that may queue for them"),
         ("num_threads", "threads of the engine; 0: as many as are good"),
+        ("stream_interval_ms", "milliseconds for which a stream's tokens may gather under load, 0 to 1000"),
     ):
         flag = "--" + name.replace("_", "-")
         command.add_argument(flag, type=int, metavar="N", default=getattr(defaults, name), help=f"{text} (%(default)s)")
@@ -36,8 +38,7 @@ def _render(options: argparse.Namespace) -> None:
 
 def write(artifact_dirs: Sequence[Path], repository: Path, options: argparse.Namespace) -> None:
     """Render the artifacts as the options say, and put the repository in its place."""
-    serve_options = ServeOptions(
-        max_sequences=options.max_sequences, max_waiting=options.max_waiting, num_threads=options.num_threads
-    )
+    names = [field.name for field in dataclasses.fields(ServeOptions)]
+    serve_options = ServeOptions(**{name: getattr(options, name) for name in names})
     write_repository(render_artifacts(artifact_dirs, serve_options), repository)
     print(f"repository  {repository}")

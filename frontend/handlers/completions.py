@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import aclosing
 
 from aiohttp import web
@@ -30,7 +30,8 @@ from frontend.protocol.completion import CompletionRequest, Prompt
 from frontend.protocol.fields import GenerationBody
 from frontend.translate.chat_reply import ChatReply
 from frontend.translate.completion_reply import CompletionReply
-from frontend.translate.reply import Event, Reply
+from frontend.translate.framing import Framer
+from frontend.translate.reply import Reply
 from frontend.translate.requests import chat_to_requests, completion_to_requests
 from model_repository.generation import GenerationChunk, GenerationRequest
 from model_repository.model_parameters import RequestDefaults
@@ -120,8 +121,9 @@ async def _answer(
         response = web.StreamResponse(headers={**sse.HEADERS, **headers})
         try:
             await response.prepare(request)
-            await response.write(_framed([*reply.opening(), *reply.events(index, first)]))
-            await _write_rest(response, chunks, reply, facts)
+            framer = Framer(reply)
+            await response.write(framer.opening() + framer.frame(index, first))
+            await _write_rest(response, chunks, framer, facts)
         except ConnectionResetError:
             facts.error_code = CLIENT_CLOSED
         return response
@@ -141,15 +143,15 @@ async def _collected(
 async def _write_rest(
     response: web.StreamResponse,
     chunks: AsyncIterator[tuple[int, GenerationChunk]],
-    reply: Reply,
+    framer: Framer,
     facts: RequestFacts,
 ) -> None:
     try:
         async for index, chunk in chunks:
             facts.saw(index, chunk)
-            events = reply.events(index, chunk)
-            if events:  # a parser may hold the text back
-                await response.write(_framed(events))
+            events = framer.frame(index, chunk)
+            if events:
+                await response.write(events)
     except ConnectionResetError:
         raise  # the client is gone, so there is nobody to tell
     except Exception as exc:
@@ -157,7 +159,3 @@ async def _write_rest(
         facts.error_code = error.code
         await response.write(sse.error_event(error))
     await response.write(sse.DONE)
-
-
-def _framed(events: Iterable[Event]) -> bytes:
-    return b"".join(map(sse.event, events))

@@ -225,6 +225,15 @@ class GenerationBody(Body):
             description="include_usage: a last event with the token counts; include_obfuscation: padding",
         ),
     ] = None
+    stream_interval_ms: Annotated[
+        int | None,
+        limits_of(contract.STREAM_INTERVAL_MS),
+        Field(
+            examples=[0],
+            json_schema_extra=needs(stream=True),
+            description="under load, tokens gather for so long at most before they are sent; 0: each is sent at once",
+        ),
+    ] = None
     # Bookkeeping: changes no answer, goes to the log.
     user: Annotated[str | None, Field(examples=["u-1"], description="bookkeeping")] = None
     metadata: Annotated[dict[str, Any] | None, Field(examples=[{"run": "1"}], description="bookkeeping")] = None
@@ -249,8 +258,9 @@ class GenerationBody(Body):
 
     @model_validator(mode="after")
     def _streams_with_its_options(self) -> Self:
-        if self.stream_options is not None and not self.stream:
-            raise broken_rule("stream_options", "`stream_options` can only be used when `stream` is True")
+        for name in ("stream_options", "stream_interval_ms"):
+            if getattr(self, name) is not None and not self.stream:
+                raise broken_rule(name, f"`{name}` can only be used when `stream` is True")
         return self
 
     def bookkeeping(self) -> dict[str, Any]:

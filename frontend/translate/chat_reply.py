@@ -72,6 +72,7 @@ class ChatReply:
         self._choices = [
             _Choice(tool_call_parser(name.model.tool_call_format) if has_tools else None) for _ in range(chat.n or 1)
         ]
+        self.is_plain = not (has_tools or self._is_padded or self._has_logprobs or self._has_token_ids)
 
     def opening(self) -> Sequence[ChatCompletionChunk]:
         """Return the chunks that say who speaks, one for each choice."""

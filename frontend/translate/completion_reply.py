@@ -42,6 +42,7 @@ class CompletionReply:
         options = completion.stream_options
         self._is_padded = options is not None and bool(options.include_obfuscation)
         self._has_usage = options is not None and bool(options.include_usage)
+        self.is_plain = not (self._is_padded or self._has_logprobs or self._has_token_ids)
         # Fireworks' way, for those who did not say that they want OpenAI's.
         self._has_usage_on_last_chunk = options is None
 

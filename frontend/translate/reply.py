@@ -16,6 +16,7 @@ class Reply(Protocol):
 
     id: str  # the completion's name, the same in all its chunks
     num_per_prompt: int  # completions that are drawn of each prompt
+    is_plain: bool  # a chunk that is nothing but text is one event, always the same one but for the text
 
     def opening(self) -> Sequence[Event]:
         """Return the events before the first text."""

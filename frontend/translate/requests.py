@@ -110,6 +110,7 @@ def _request(
         guide=_guide(body),
         lora_name=name.lora_name,
         is_stream=bool(body.stream),
+        stream_interval_ms=body.stream_interval_ms,
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import json
 import logging
 import time
@@ -18,8 +19,9 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 from frontend import errors
 from frontend.errors import APIError
 from frontend.models import ModelSnapshot, ServedModel
+from frontend.triton.deliveries import DeliveryReader, Mailbox
 from frontend.triton.failures import error_from_rpc
-from frontend.triton.generation_call import Generation
+from frontend.triton.generation_call import DeliveredGeneration, Generation, StreamCall
 from frontend.triton.messages import Tensors, infer_request, tensors_from_response
 from model_repository import contract
 from model_repository.chunk_tensors import tensors_to_chunk
@@ -58,6 +60,7 @@ class TritonClient:
         self._channel = grpc.aio.insecure_channel(endpoint, options=_CHANNEL_OPTIONS)
         self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
         self._generations: dict[str, set[Generation]] = {}
+        self._readers: dict[str, list[DeliveryReader]] = {}  # by slug; the last one gets the next request
         self._background: set[asyncio.Task[None]] = set()
 
     async def generate(self, slug: str, request: GenerationRequest) -> AsyncGenerator[GenerationChunk, None]:
@@ -70,17 +73,19 @@ class TritonClient:
             APIError: the request was refused, or failed.
         """
         started_at = time.monotonic()
-        message = infer_request(slug, request_to_tensors(request))
-        running = Generation(self._stub.ModelStreamInfer(iter((message,))))
-        self._generations.setdefault(slug, set()).add(running)
+        running: Generation | None = None
         is_finished = False
         is_generating = True  # as far as is known here
         try:
+            running = await self._start(slug, request)
             while not is_finished:
-                tensors = await running.read()
-                if tensors is None:
-                    raise errors.EngineFailed("The stream ended before the completion did.")
-                chunk = tensors_to_chunk(tensors)
+                try:
+                    chunk = await running.read()
+                except errors.DeliveriesNotOpen:  # it was loaded anew: nothing has come, so nothing is lost
+                    self._generations[slug].discard(running)
+                    running.cancel()
+                    running = await self._start(slug, request)
+                    chunk = await running.read()
                 is_finished = chunk.finish_reason is not None
                 if chunk.text or chunk.logprobs or chunk.token_ids or is_finished:  # tokens without bytes say nothing
                     yield chunk
@@ -96,13 +101,42 @@ class TritonClient:
             is_generating = type(exc) is not errors.Overloaded  # the queue was full: the engine did not take it
             raise
         finally:
-            self._generations[slug].discard(running)
-            if is_finished:
-                self._spawn(running.end())
-            else:
-                running.call.cancel()
-            if is_generating and not is_finished and not running.is_engine_lost:
-                self._spawn(self._cancel_sequence(slug, request.cancel_key))
+            if running is not None:
+                self._generations[slug].discard(running)
+                if is_finished:
+                    self._spawn(running.end())
+                else:
+                    running.cancel()
+                if is_generating and not is_finished and not running.is_engine_lost:
+                    self._spawn(self._cancel_sequence(slug, request.cancel_key))
+
+    async def _start(self, slug: str, request: GenerationRequest) -> Generation:
+        """Send a request: what streams comes by deliveries, a single chunk as its answer.
+
+        Raises:
+            APIError: the deliveries could not be opened.
+        """
+        if request.is_stream:
+            running: Generation = await self._start_delivered(slug, request)
+        else:
+            running = self._call(slug, request_to_tensors(request))
+        self._generations.setdefault(slug, set()).add(running)
+        return running
+
+    async def _start_delivered(self, slug: str, request: GenerationRequest) -> DeliveredGeneration:
+        readers = self._readers.setdefault(slug, [])
+        if not readers or readers[-1].is_worn:
+            readers.append(DeliveryReader(self._stub, slug, on_end=readers.remove))
+            self._spawn(readers[-1].run())
+        reader = readers[-1]
+        await reader.opened()
+        mailbox = Mailbox()
+        number = reader.add(mailbox)
+        delivered = dataclasses.replace(request, delivery_key=reader.key, delivery_number=number)
+        return DeliveredGeneration(self._call(slug, request_to_tensors(delivered)), reader, number, mailbox)
+
+    def _call(self, model: str, inputs: Tensors, timeout_s: float | None = None) -> StreamCall:
+        return StreamCall(self._stub.ModelStreamInfer(iter((infer_request(model, inputs),)), timeout=timeout_s))
 
     def abort(self, stage: str, error: APIError) -> int:
         """End the running generations that need a lost stage, by its Triton name; return how many there were.
@@ -114,6 +148,8 @@ class TritonClient:
         ended = [each for each in self._generations.get(slug, ()) if not (is_tokenizer and each.has_begun)]
         for each in ended:
             each.abort(error, is_engine_lost=stage == contract.stage_name(slug, "engine"))
+        for reader in () if is_tokenizer else list(self._readers.get(slug, ())):
+            reader.close(error)
         return len(ended)
 
     async def snapshot(self) -> ModelSnapshot:
@@ -194,17 +230,19 @@ class TritonClient:
         await self._unary(self._stub.RepositoryModelUnload, request)
 
     async def load(self, slug: str, stage: str) -> None:
-        """Load a stage and the ensemble that stands on it; return when the model is ready.
+        """Load a stage and the ensembles that stand on it; return when the model is ready.
 
         Raises:
             APIError: Triton did not do it.
         """
-        for name in (stage, slug):
+        for name in (stage, slug, contract.stage_name(slug, contract.DELIVERIES)):
             request = service_pb2.RepositoryModelLoadRequest(model_name=name)
             await self._unary(self._stub.RepositoryModelLoad, request, timeout_s=_LOAD_TIMEOUT_S)
 
     async def close(self) -> None:
         """Let go of the connection, once the cancellations under way have been told."""
+        for reader in [reader for readers in self._readers.values() for reader in readers]:
+            reader.close(errors.TritonUnreachable())
         if self._background:
             await asyncio.wait(self._background, timeout=_CANCEL_TIMEOUT_S)
         await self._channel.close()
@@ -234,15 +272,17 @@ class TritonClient:
 
     async def _one_response(self, stage: str, inputs: Tensors, timeout_s: float = _RPC_TIMEOUT_S) -> Tensors:
         """Return a stage's only response: a decoupled one can be called through a stream only."""
-        message = infer_request(stage, inputs)
-        running = Generation(self._stub.ModelStreamInfer(iter((message,)), timeout=timeout_s))
+        running = self._call(stage, inputs, timeout_s)
         try:
-            tensors = await running.read()
+            tensors = await running.read_tensors()
             if tensors is None:
                 raise errors.EngineFailed("The model's pipeline did not answer.")
+            # Not cancelled before its end: for Triton the request may then be under way for ever, and it unloads no
+            # model that has one.
+            await running.end()
             return tensors
         finally:
-            running.call.cancel()
+            running.cancel()
 
     async def _unary(self, method: Callable[..., Any], request: Any, timeout_s: float = _RPC_TIMEOUT_S) -> Any:
         try:

@@ -6,11 +6,14 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from model_repository.contract import RELEASE, RELEASE_DETAILS
+from model_repository.contract import DELIVERY, RELEASE, RELEASE_DETAILS
+from model_repository.deliveries import DeliveredChunks, Delivery
 from model_repository.errors import InvalidRequest
 from model_repository.generation import GenerationChunk, TokenLogprob, TopLogprob
 from model_repository.stage_messages import DrawnLogprob, Release, ReleaseDetails
 from model_repository.tensors import Tensors
+
+_MALFORMED = (LookupError, RecursionError, TypeError, ValueError)
 
 
 def read_special_tokens(tokenizer_json: Path) -> dict[int, bytes]:
@@ -30,8 +33,20 @@ def tensors_to_release(tensors: Tensors) -> Release:
         if RELEASE_DETAILS.name not in tensors:
             return Release.from_array(packed)
         return Release.from_array(packed, ReleaseDetails.from_json(tensors[RELEASE_DETAILS.name].item()))
-    except (LookupError, TypeError, ValueError) as exc:
+    except _MALFORMED as exc:
         raise InvalidRequest("not a packed release", RELEASE.name) from exc
+
+
+def tensors_to_delivery(tensors: Tensors) -> Delivery:
+    """Return the delivery that the stage's inputs carry.
+
+    Raises:
+        InvalidRequest: it is not what an engine packs: only who calls the stage directly can send such a one.
+    """
+    try:
+        return Delivery.from_tensors(tensors)
+    except _MALFORMED as exc:
+        raise InvalidRequest("not a packed delivery", DELIVERY.name) from exc
 
 
 class Detokenizer:
@@ -63,6 +78,15 @@ class Detokenizer:
         except KeyError as exc:
             rule = f"they are 0 to {len(self._byte_table) - 1}"
             raise InvalidRequest(f"{exc.args[0]} is not a token: {rule}", RELEASE.name) from exc
+
+    def chunks(self, delivery: Delivery) -> DeliveredChunks:
+        """Return what a delivery's releases add to their completions; errors pass through.
+
+        Raises:
+            InvalidRequest: as `chunk`.
+        """
+        items = [(number, item if isinstance(item, str) else self.chunk(item)) for number, item in delivery.items]
+        return DeliveredChunks(delivery.serial, tuple(items))
 
     def _detailed_chunk(self, release: Release, details: ReleaseDetails) -> GenerationChunk:
         table = self._shown if details.has_special_tokens else self._byte_table

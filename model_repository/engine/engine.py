@@ -13,10 +13,18 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 
+from model_repository.engine.delivery_stream import DeliveredSequence, DeliveryResponder, DeliveryStream
 from model_repository.engine.emitter import Emitter
 from model_repository.engine.runtime import EngineConfig, Runtime, StepOutput
 from model_repository.engine.sequence import EngineSequence, Responder
-from model_repository.errors import EngineFailed, InternalError, InvalidRequest, Overloaded, StageError
+from model_repository.errors import (
+    DeliveriesNotOpen,
+    EngineFailed,
+    InternalError,
+    InvalidRequest,
+    Overloaded,
+    StageError,
+)
 from model_repository.stage_messages import EngineRequest, EngineStats, Release
 
 logger = logging.getLogger(__name__)
@@ -31,6 +39,11 @@ KEYED_PROBE_INTERVAL_S = 5.0
 PROBE_GAP_S = 0.02
 # ... but so many at once after a step that took longer.
 MAX_PROBES_PER_TURN = 5
+# A stream of deliveries that has been silent for so long is probed, also while the engine has nothing else to do.
+STREAM_PROBE_INTERVAL_S = 1.0
+# One without sequences is ended after so long, and opened again when it is needed: Triton unloads no model that has a
+# request under way, so an open one would keep the old engine in memory beside the new one.
+IDLE_STREAM_S = 10.0
 # A step that hangs must not keep the process from ending.
 CLOSE_TIMEOUT_S = 5.0
 
@@ -59,19 +72,22 @@ class Engine:
         self._config = config
         self._runtime = runtime
         self._byte_table = byte_table
-        self._emitter = emitter or Emitter()
+        self._emitter = emitter or Emitter(max_wait_s=config.stream_interval_ms / 1e3)
         self._clock = clock
         self._epoch = secrets.randbits(48)
         # No number comes again after a reload, when old ones may still be on their way through the other stages.
         self._numbers = itertools.count(secrets.randbits(56) + 1)
         self._sequences: dict[int, EngineSequence] = {}
         self._numbers_by_key: dict[str, int] = {}
+        self._streams: dict[int, DeliveryStream] = {}  # by the same kind of numbers
+        self._streams_by_key: dict[str, DeliveryStream] = {}
         self._cancelled_keys: OrderedDict[str, float] = OrderedDict()
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._is_closing = False
         self._step_started_s: float | None = None
         self._num_steps = self._num_step_tokens = self._max_step_sequences = 0
         self._num_finished = self._num_cancelled = 0
+        self._num_deliveries = self._num_delivered = 0
         self._last_cancel_to_free_s = 0.0
         self._probed_s = clock()  # when silent sequences were last looked for
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
@@ -99,13 +115,22 @@ class Engine:
         self._check_alive()
         self._inbox.put(lambda: self._admit(request, responder))
 
+    def open_deliveries(self, key: str, responder: DeliveryResponder) -> None:
+        """Open a stream of deliveries for the requests that name this key; its first delivery is empty.
+
+        Raises:
+            EngineFailed: nobody is there to deliver anything.
+        """
+        self._check_alive()
+        self._inbox.put(lambda: self._open_deliveries(key, responder))
+
     def cancel_key(self, key: str) -> None:
         """Cancel the request with this cancel key, also when it arrives only later."""
         arrived_s = self._clock()
         self._inbox.put(lambda: self._cancel_key(key, arrived_s))
 
     def cancel_sequence(self, number: int) -> None:
-        """Cancel a sequence by the number in its releases."""
+        """Cancel a sequence by the number in its releases, or all sequences of a stream by that in its deliveries."""
         arrived_s = self._clock()
         self._inbox.put(lambda: self._cancel(number, arrived_s))
 
@@ -129,6 +154,8 @@ class Engine:
             max_step_sequences=self._max_step_sequences,
             num_finished=self._num_finished,
             num_cancelled=self._num_cancelled,
+            num_deliveries=self._num_deliveries,
+            num_delivered=self._num_delivered,
             last_cancel_to_free_ms=self._last_cancel_to_free_s * 1e3,
             step_age_ms=0.0 if step_started_s is None else (self._clock() - step_started_s) * 1e3,
         )
@@ -148,7 +175,11 @@ class Engine:
                     logger.exception("the engine's turn failed; every running request is ended")
                     self._fail_all(InternalError("the engine failed"))
             self._read_inbox(wait=False)
-            self._fail_all(EngineFailed("the engine is shutting down"))
+            closing = EngineFailed("the engine is shutting down")
+            self._fail_all(closing)
+            for stream in self._streams.values():
+                with contextlib.suppress(Exception):
+                    stream.responder.fail(closing)
         finally:  # also where the thread dies: the memory is for the next engine
             self._runtime.close()
 
@@ -158,21 +189,24 @@ class Engine:
         if self._runtime.has_work:
             for output in self._step():
                 self._take(output)
-            self._deliver()
+            self._release()
+        self._deliver()
+        self._tend_streams()
         self._probe()
 
     def _read_inbox(self, *, wait: bool) -> None:
         try:
             if wait:
-                # Sequences without work have all been delivered, so there is nothing to wake up for but the inbox.
-                self._inbox.get()()
+                # Sequences without work have all been delivered: there is nothing to wake up for but the inbox, and
+                # streams whose readers may be gone.
+                self._inbox.get(timeout=STREAM_PROBE_INTERVAL_S if self._streams else None)()
             while True:
                 self._inbox.get_nowait()()
         except queue.Empty:
             return
 
     def _step(self) -> Sequence[StepOutput]:
-        started_s = self._step_started_s = self._clock()
+        self._step_started_s = self._clock()
         try:
             outputs = self._runtime.step()
         except EngineFailed as error:
@@ -181,7 +215,6 @@ class Engine:
             return ()
         finally:
             self._step_started_s = None
-        self._emitter.record_step(self._clock() - started_s)
         self._num_steps += 1
         num_tokens = sum(output.token_id is not None for output in outputs)
         self._num_step_tokens += num_tokens
@@ -198,7 +231,7 @@ class Engine:
         if sequence.finish_reason is not None:
             self._runtime.free(sequence.number)  # its cells are free before its last text leaves
 
-    def _deliver(self) -> None:
+    def _release(self) -> None:
         now_s = self._clock()
         waiting = [item for sequence in self._sequences.values() if (item := sequence.waiting()) is not None]
         for key in self._emitter.due(waiting, now_s):
@@ -209,6 +242,32 @@ class Engine:
                 self._num_finished += 1
             self._send(sequence, release)
 
+    def _deliver(self) -> None:
+        """Send what has been gathered for those who read many sequences."""
+        for stream in [stream for stream in self._streams.values() if stream.has_items]:
+            self._deliver_to(stream)
+
+    def _deliver_to(self, stream: DeliveryStream) -> None:
+        try:
+            num_items = stream.deliver(self._clock())
+        except Exception:
+            logger.exception("stream %d: a delivery could not be sent, its sequences are cancelled", stream.number)
+            self._drop_stream(stream, self._clock())
+            return
+        self._num_deliveries += 1
+        self._num_delivered += num_items
+
+    def _tend_streams(self) -> None:
+        """Probe the streams that have been silent for a while, and end those that nobody has used for long."""
+        now_s = self._clock()
+        silent = [each for each in self._streams.values() if now_s - each.heard_s >= STREAM_PROBE_INTERVAL_S]
+        busy = {sequence.stream for sequence in self._sequences.values()} if silent else set()
+        for stream in silent:
+            if stream.number in busy or now_s - stream.used_s < IDLE_STREAM_S:
+                self._deliver_to(stream)
+            else:
+                self._drop_stream(stream, now_s)
+
     def _probe(self) -> None:
         """Probe the sequences that have been silent for the most of their intervals, as far as the budget goes."""
         now_s = self._clock()
@@ -216,7 +275,11 @@ class Engine:
         if not num_affordable:
             return
         self._probed_s = now_s
-        silences = ((_num_intervals_silent(item, now_s), item.number) for item in self._sequences.values())
+        silences = (
+            (_num_intervals_silent(item, now_s), item.number)
+            for item in self._sequences.values()
+            if item.stream is None
+        )
         for _, number in heapq.nlargest(num_affordable, (silence for silence in silences if silence[0] >= 1.0)):
             sequence = self._sequences[number]
             sequence.heard_s = now_s
@@ -231,38 +294,70 @@ class Engine:
             self._cancel(sequence.number, self._clock())
 
     def _admit(self, request: EngineRequest, responder: Responder) -> None:
+        with contextlib.suppress(Exception):  # one that cannot be told must not take the others with it
+            try:
+                is_answered = self._take_in(request, responder)
+            except StageError as error:
+                responder.fail(error)
+            except BaseException:  # a panic in Rust code too
+                logger.exception("the runtime did not take a request")
+                responder.fail(InternalError())
+            else:
+                if not is_answered:
+                    responder.close()
+
+    def _take_in(self, request: EngineRequest, responder: Responder) -> bool:
+        """Return whether the request's own responder is the one that will be told of what it releases.
+
+        Raises:
+            StageError: it is refused.
+        """
         if self._is_cancelled(request.cancel_key):
             self._num_cancelled += 1
-            responder.close()
-            return
+            return False
         if request.cancel_key in self._numbers_by_key:
-            responder.fail(InvalidRequest("it names another request, which has not ended yet", "cancel_key"))
-            return
+            raise InvalidRequest("it names another request, which has not ended yet", "cancel_key")
+        stream = self._streams_by_key.get(request.delivery_key)
+        if request.delivery_key and stream is None:
+            raise DeliveriesNotOpen("no stream of deliveries is open under this key", "delivery_key")
         held = self._runtime.stats()  # which counts as waiting whom its next step will let in
         if held.num_active + held.num_waiting >= self._config.max_sequences + self._config.max_waiting:
-            responder.fail(Overloaded(f"{self._config.max_waiting} requests are waiting already"))
-            return
-        number = next(self._numbers)
-        try:
-            sequence = EngineSequence(
-                number,
-                request,
-                responder,
-                byte_table=self._byte_table,
-                eos_token_ids=self._config.eos_token_ids,
-                now_s=self._clock(),
-            )
-            self._runtime.submit(number, request)
-        except StageError as error:
-            responder.fail(error)
-            return
-        except BaseException:  # a panic in Rust code too
-            logger.exception("the runtime did not take a request")
-            responder.fail(InternalError())
-            return
-        self._sequences[number] = sequence
+            raise Overloaded(f"{self._config.max_waiting} requests are waiting already")
+        sequence = EngineSequence(
+            next(self._numbers),
+            request,
+            responder if stream is None else DeliveredSequence(stream, request.delivery_number),
+            stream=None if stream is None else stream.number,
+            byte_table=self._byte_table,
+            eos_token_ids=self._config.eos_token_ids,
+            now_s=self._clock(),
+        )
+        self._runtime.submit(sequence.number, request)
+        self._sequences[sequence.number] = sequence
         if request.cancel_key:
-            self._numbers_by_key[request.cancel_key] = number
+            self._numbers_by_key[request.cancel_key] = sequence.number
+        return stream is None
+
+    def _open_deliveries(self, key: str, responder: DeliveryResponder) -> None:
+        if key in self._streams_by_key:
+            with contextlib.suppress(Exception):
+                responder.fail(InvalidRequest("it names another stream, which has not ended yet", "open_deliveries"))
+            return
+        stream = DeliveryStream(next(self._numbers), key, responder, self._clock())
+        self._streams[stream.number] = self._streams_by_key[key] = stream
+        self._deliver_to(stream)
+
+    def _drop_stream(self, stream: DeliveryStream, arrived_s: float) -> None:
+        """End a stream, and cancel its sequences: its reader is gone, or there are none."""
+        self._forget_stream(stream)
+        for number in [item.number for item in self._sequences.values() if item.stream == stream.number]:
+            self._cancel(number, arrived_s)
+        with contextlib.suppress(Exception):  # it may be the one that could not be sent to
+            stream.responder.close()
+
+    def _forget_stream(self, stream: DeliveryStream) -> None:
+        del self._streams[stream.number]
+        del self._streams_by_key[stream.key]
 
     def _is_cancelled(self, key: str) -> bool:
         """Return whether a cancel has overtaken the request with this key. It is used once."""
@@ -280,6 +375,9 @@ class Engine:
             self._cancelled_keys.popitem(last=False)
 
     def _cancel(self, number: int, arrived_s: float) -> None:
+        if number in self._streams:
+            self._drop_stream(self._streams[number], arrived_s)
+            return
         sequence = self._sequences.get(number)
         if sequence is None:  # finished meanwhile
             return
@@ -298,6 +396,7 @@ class Engine:
         sequences = list(self._sequences.values())
         for sequence in sequences:
             self._tell(sequence, error)
+        self._deliver()
         for sequence in sequences:  # last: a runtime that cannot even free them must not keep them from being told
             self._runtime.free(sequence.number)
 

@@ -26,6 +26,7 @@ def read_engine_config(parameters: Mapping[str, str]) -> EngineConfig:
         max_sequences=int(parameters["max_sequences"]),
         max_waiting=int(parameters["max_waiting"]),
         num_threads=int(parameters["num_threads"]),
+        stream_interval_ms=int(parameters["stream_interval_ms"]),
         precision=parameters["precision"],
         options=json.loads(parameters["runtime_options"]),
         adapters={name: artifact_dir / path for name, path in adapters.items()},

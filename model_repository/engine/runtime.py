@@ -24,6 +24,7 @@ class EngineConfig:
     max_sequences: int = 16  # decoded in one step
     max_waiting: int = 1024  # beyond it a request is refused
     num_threads: int = 0  # 0: as many as the runtime finds good
+    stream_interval_ms: int = 40  # under load, a stream's tokens gather for so long at most
     precision: str = "f16"  # of matrices and KV cache
     options: Mapping[str, str] = field(default_factory=dict)  # the runtime's own
     adapters: Mapping[str, Path] = field(default_factory=dict)  # LoRA adapters in the artifact, by name

@@ -37,6 +37,7 @@ class EngineSequence:
         number: the engine's own name for it.
         request: what is asked.
         responder: who asks.
+        stream: the stream of deliveries to which the responder belongs, by number.
         byte_table: the bytes of each token id.
         eos_token_ids: the model's own end tokens.
         now_s: when it arrived.
@@ -48,6 +49,7 @@ class EngineSequence:
         request: EngineRequest,
         responder: Responder,
         *,
+        stream: int | None = None,
         byte_table: Sequence[bytes],
         eos_token_ids: frozenset[int],
         now_s: float,
@@ -55,6 +57,7 @@ class EngineSequence:
         self.number = number
         self.request = request
         self.responder = responder
+        self.stream = stream
         self.heard_s = now_s  # when the last response left
         self.finish_reason: FinishReason | None = None
         self._stop_reason: str | int | None = None
@@ -79,6 +82,8 @@ class EngineSequence:
         self._cum_logprob = 0.0  # of the tokens sent
         self._lists_tokens = request.has_token_ids or request.num_logprobs is not None
         self._has_details = self._has_echo or self._lists_tokens
+        interval_ms = request.stream_interval_ms
+        self._max_wait_s = None if interval_ms is None else interval_ms / 1e3
 
     def take(self, output: StepOutput, now_s: float) -> None:
         """Take what a step did for it: count the token, let it through the gate, decide whether it is the last."""
@@ -128,7 +133,13 @@ class EngineSequence:
         is_last = self.finish_reason is not None
         if not is_last and not (self.request.is_stream and (self._released or self._can_send_echo())):
             return None
-        return Waiting(key=self.number, since_s=self._released_since_s, is_urgent=is_last or not self._has_sent_token)
+        return Waiting(
+            key=self.number,
+            since_s=self._released_since_s,
+            is_urgent=is_last or not self._has_sent_token,
+            stream=self.stream,
+            max_wait_s=self._max_wait_s,
+        )
 
     def _can_send_echo(self) -> bool:
         return self._has_echo and (self.request.num_logprobs is None or bool(self._prompt_logprobs))

@@ -121,6 +121,9 @@ class TokenizerStage:
             lora_name=request.lora_name,
             is_stream=request.is_stream,
             cancel_key=request.cancel_key,
+            delivery_key=request.delivery_key,
+            delivery_number=request.delivery_number,
+            stream_interval_ms=request.stream_interval_ms,
         )
 
     def tokenize(self, prompt: Prompt, options: TokenizeOptions) -> tuple[tuple[int, ...], list[str]]:

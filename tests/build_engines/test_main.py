@@ -43,10 +43,10 @@ def test_the_demo_model_needs_no_arguments(tmp_path: Path) -> None:
 def test_options_reach_the_artifact_and_the_repository(checkpoint: Path, tmp_path: Path) -> None:
     arguments = ["build", "fast", "--runtime", "synthetic", "--checkpoint", str(checkpoint)]
     arguments += ["--option", "itl_ms=20", "--option", "num_tokens=5", "--context-window", "99"]
-    arguments += ["--max-sequences", "3", "--max-waiting", "4", "--num-threads", "5", "--state-dir", str(tmp_path)]
-    assert main(arguments) == 0
+    arguments += ["--max-sequences", "3", "--max-waiting", "4", "--num-threads", "5", "--stream-interval-ms", "66"]
+    assert main([*arguments, "--state-dir", str(tmp_path)]) == 0
     config = (tmp_path / "repository" / "fast__engine" / "config.pbtxt").read_text()
-    for value in ('"3"', '"4"', '"5"', '"99"', r"{\"itl_ms\": \"20\", \"num_tokens\": \"5\"}"):
+    for value in ('"3"', '"4"', '"5"', '"66"', '"99"', r"{\"itl_ms\": \"20\", \"num_tokens\": \"5\"}"):
         assert value in config
 
 

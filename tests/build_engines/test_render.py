@@ -44,10 +44,11 @@ MANIFEST = Manifest(
     serving=Serving.of(["gpt-4o", "nvidiaLlama/é:1"], {"chat_max_tokens": None}),
     files={"model.gguf": "abc"},
 )
-OPTIONS = ServeOptions(max_sequences=8, max_waiting=100, num_threads=2)
+OPTIONS = ServeOptions(max_sequences=8, max_waiting=100, num_threads=2, stream_interval_ms=25)
 FILES = render(MANIFEST, Path("/artifacts/demo"), OPTIONS, "1.2.3")
 CONFIGS = {name: content for name, content in FILES.items() if name.endswith("config.pbtxt")}
-MODELS = {"org--demo", "org--demo__tokenizer", "org--demo__engine", "org--demo__detokenizer"}
+ENSEMBLES = {"org--demo", "org--demo__deliveries"}
+MODELS = ENSEMBLES | {"org--demo__tokenizer", "org--demo__engine", "org--demo__detokenizer"}
 
 
 def parsed(name: str) -> pb.ModelConfig:
@@ -105,6 +106,18 @@ def test_the_ensemble_offers_the_public_tensors_by_its_three_steps() -> None:
     assert {item.name for item in config.output} <= known
 
 
+def test_the_ensemble_of_deliveries_shares_the_stages_and_is_no_model_of_its_own() -> None:
+    config = parsed("org--demo__deliveries")
+    assert [item.name for item in config.input] == ["open_deliveries"]
+    assert [item.name for item in config.output] == ["delivered", "delivered_texts", "delivered_details"]
+    assert [step.model_name for step in config.ensemble_scheduling.step] == [
+        "org--demo__engine",
+        "org--demo__detokenizer",
+    ]
+    assert config.model_transaction_policy.decoupled
+    assert ModelParameters.from_parameters(parameters("org--demo__deliveries")) is None
+
+
 def test_the_ensemble_says_what_the_frontend_needs() -> None:
     assert ModelParameters.from_parameters(parameters("org--demo")) == ModelParameters(
         model_id="org/demo",
@@ -138,15 +151,23 @@ def test_the_engine_reads_its_configuration_back() -> None:
     config = read_engine_config(parameters("org--demo__engine"))
     assert (config.runtime, config.artifact_dir, config.context_window) == ("llama_cpp", Path("/artifacts/demo"), 2048)
     assert (config.max_sequences, config.max_waiting, config.num_threads) == (8, 100, 2)
+    assert config.stream_interval_ms == 25
     assert (config.eos_token_ids, config.options) == (frozenset([3056, 3054]), {})
     assert config.adapters == {"org/formal": Path("/artifacts/demo/adapters/org--formal.gguf")}
 
 
 @pytest.mark.parametrize(
-    ("field", "value", "low"), [("max_sequences", 0, 1), ("max_waiting", -1, 0), ("num_threads", -1, 0)]
+    ("field", "value", "rule"),
+    [
+        ("max_sequences", 0, "at least 1"),
+        ("max_waiting", -1, "at least 0"),
+        ("num_threads", -1, "at least 0"),
+        ("stream_interval_ms", -1, "at least 0"),
+        ("stream_interval_ms", 1001, "at most 1000"),
+    ],
 )
-def test_an_option_out_of_range_is_refused(field: str, value: int, low: int) -> None:
-    with pytest.raises(BuildError, match=f"{field}={value}: must be at least {low}"):
+def test_an_option_out_of_range_is_refused(field: str, value: int, rule: str) -> None:
+    with pytest.raises(BuildError, match=f"{field}={value}: must be {rule}"):
         ServeOptions(**{field: value})
 
 

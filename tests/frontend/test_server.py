@@ -28,8 +28,8 @@ def server() -> Iterator[subprocess.Popen[str]]:
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_stops_it_cleanly(server: subprocess.Popen[str], number: signal.Signals) -> None:
     assert server.stderr is not None
-    listening = next(line for line in server.stderr if line.startswith("listening on "))
-    url = listening.removeprefix("listening on ").strip()
+    listening = next(line for line in server.stderr if " listens on " in line)
+    url = listening.rpartition(" listens on ")[2].strip()
     with urllib.request.urlopen(f"{url}/health/live", timeout=10) as answer:
         assert answer.status == 200
     server.send_signal(number)

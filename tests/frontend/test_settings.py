@@ -23,6 +23,8 @@ def test_the_defaults_are_valid() -> None:
         ("port", 65536),
         ("port", "80"),
         ("port", True),
+        ("workers", -1),
+        ("workers", 257),
         ("triton_endpoints", ()),
         ("triton_endpoints", "127.0.0.1:8001"),
         ("triton_endpoints", ("a:1", "b:1")),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import time
@@ -95,16 +96,21 @@ class Stack:
 
     def kill_stage(self, stage_name: str) -> None:
         """Kill the process of a stage, as the kernel does when memory runs out."""
-        pids = [pid for pid, command in _processes() if f"/{stage_name}/" in command and "stub" in command]
+        pids = self.processes(stage_name)
         assert pids, f"no process of {stage_name}"
         for pid in pids:
             os.kill(pid, signal.SIGKILL)
 
+    def processes(self, stage_name: str) -> list[int]:
+        """Return the stage's processes under this server's Triton: another test run may be going on beside this one."""
+        found = _processes(self.launcher.triton.pid)
+        return [pid for pid, command in found if f"/{stage_name}/" in command and "stub" in command]
 
-def _processes() -> Iterator[tuple[int, str]]:
+
+def _processes(session: int) -> Iterator[tuple[int, str]]:
+    """Yield the processes of a session with their command lines."""
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():
-            try:
-                yield int(folder.name), (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
-            except OSError:  # it ended meanwhile
-                continue
+            with contextlib.suppress(OSError):  # it ended meanwhile
+                if os.getsid(int(folder.name)) == session:
+                    yield int(folder.name), (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()

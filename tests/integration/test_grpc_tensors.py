@@ -1,4 +1,4 @@
-"""What gRPC clients get through the ensemble's tensors: each capability of the API, and rules with their status."""
+"""What gRPC clients get through the ensemble's tensors: each capability of the API, and rules with their field."""
 
 from __future__ import annotations
 
@@ -6,16 +6,15 @@ import json
 import math
 from typing import Any
 
-import grpc
 import numpy as np
 import pytest
 
-from frontend.triton.messages import infer_request
 from model_repository import contract
 from model_repository.contract import TensorSpec
+from model_repository.errors import InvalidRequest, error_from_message
 from model_repository.tensors import array
 from tests.integration.api import ANSWER, WEATHER, chat_text
-from tests.integration.stack import DEADLINE_S, Stack
+from tests.integration.stack import Stack
 
 PROMPT = chat_text("Count from 1 to 9.")
 
@@ -43,15 +42,13 @@ def text(stack: Stack, **values: Any) -> str:
     return output.decode()
 
 
-def refusal(stack: Stack, **values: Any) -> grpc.RpcError:
-    """Return the status that a request ends with."""
-    message = infer_request("demo", inputs(**values))
-    call = stack.grpc_stub.ModelStreamInfer(
-        iter((message,)), timeout=DEADLINE_S, metadata=(("triton_grpc_error", "true"),)
-    )
-    with pytest.raises(grpc.RpcError) as caught:
-        list(call)
-    return caught.value
+def refused_field(stack: Stack, **values: Any) -> str | None:
+    """Return the tensor that a refusal names as the client's mistake."""
+    # Not as a status, by the metadata `triton_grpc_error`: once in some hundred calls that ends Triton (2.51).
+    [response] = stack.stream("demo", inputs(**values))
+    error = error_from_message(response.error_message)
+    assert isinstance(error, InvalidRequest)
+    return error.field
 
 
 def test_the_plain_answer_has_only_what_was_asked_for(stack: Stack) -> None:
@@ -130,9 +127,7 @@ def test_a_value_outside_its_range_is_an_invalid_argument(stack: Stack, spec: Te
         "logit_bias_token_ids": {"logit_bias_values": [1.0]},
     }
     for value in outside:
-        error = refusal(stack, **companions.get(spec.name, {}), **{spec.name: [value]})
-        assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
-        assert f"{spec.name}: " in error.details()
+        assert refused_field(stack, **companions.get(spec.name, {}), **{spec.name: [value]}) == spec.name
 
 
 @pytest.mark.parametrize(
@@ -143,6 +138,8 @@ def test_a_value_outside_its_range_is_an_invalid_argument(stack: Stack, spec: Te
         ({"input_ids": [1, 99_999], "text_input": None}, "input_ids"),
         ({"logit_bias_token_ids": [1], "logit_bias_values": [1.0, 2.0]}, "logit_bias_values"),
         ({"top_logprobs": 2}, "top_logprobs"),
+        ({"stream_interval_ms": 20}, "stream_interval_ms"),
+        ({"stream_interval_ms": 20, "stream": False}, "stream_interval_ms"),
         ({"lora_name": "nobody"}, "lora_name"),
         ({"guided_decoding_guide_type": "prose"}, "guided_decoding_guide_type"),
         ({"guided_decoding_guide_type": "regex", "guided_decoding_guide": "("}, "guided_decoding_guide"),
@@ -155,9 +152,7 @@ def test_a_value_outside_its_range_is_an_invalid_argument(stack: Stack, spec: Te
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_a_broken_rule_is_an_invalid_argument_with_its_field(stack: Stack, values: dict[str, Any], field: str) -> None:
-    error = refusal(stack, **values)
-    assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
-    assert f"{field}: " in error.details()
+    assert refused_field(stack, **values) == field
 
 
 def test_every_declared_output_is_one_that_something_asks_for(stack: Stack) -> None:

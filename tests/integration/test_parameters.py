@@ -283,6 +283,18 @@ def _streams(api: Api, endpoint: str) -> None:
     assert all(event["obfuscation"] for event in padded)
 
 
+@effect("stream_interval_ms")
+def _sends_each_token_by_itself(api: Api, endpoint: str) -> None:
+    # That they gather without it takes a load that is too much for this machine: the engine's own tests show that.
+    body = question_body(endpoint) | {"return_token_ids": True}
+    events = api.events(endpoint, body | {"stream_interval_ms": 0})
+    counts = [len(event["choices"][0].get("token_ids") or ()) for event in events]
+    assert max(counts[:-1]) == 1
+    assert sum(counts) == api.post(endpoint, body).body["usage"]["completion_tokens"]
+    for refused in ({"stream_interval_ms": 1001, "stream": True}, {"stream_interval_ms": 0}):
+        assert api.post(endpoint, body | refused).error["param"] == "stream_interval_ms"
+
+
 @effect("logprobs", "top_logprobs")
 def _tells_log_probabilities(api: Api, endpoint: str) -> None:
     if endpoint == CHAT:

@@ -57,7 +57,7 @@ def test_no_two_models_share_a_folder(first: str, second: str) -> None:
         except ValueError:
             continue
         assert slug_to_model_id(slug) == model_id
-        names += [slug, *(stage_name(slug, stage) for stage in contract.STAGES)]
+        names += [slug, *(stage_name(slug, stage) for stage in (*contract.STAGES, contract.DELIVERIES))]
     assert len(set(names)) == len(names)
 
 
@@ -91,9 +91,21 @@ def test_the_steps_connect() -> None:
     assert detokenizer.outputs == contract.PUBLIC_OUTPUTS
 
 
+def test_the_steps_of_deliveries_connect() -> None:
+    engine, detokenizer = contract.DELIVERY_STEPS.values()
+    assert detokenizer.inputs == engine.outputs
+
+
+def test_the_ensembles_share_no_tensor() -> None:
+    """A step of the one must not wait for a tensor of the other."""
+    for name, step in contract.DELIVERY_STEPS.items():
+        other = contract.STEPS[name]
+        assert not {*step.inputs, *step.outputs} & {*other.inputs, *other.outputs}
+
+
 def test_every_step_is_a_part_of_its_stage() -> None:
     assert contract.STEPS.keys() == contract.STAGES.keys()
-    for name, step in contract.STEPS.items():
+    for name, step in (*contract.STEPS.items(), *contract.DELIVERY_STEPS.items()):
         assert set(step.inputs) <= set(contract.STAGES[name].inputs)
         assert set(step.outputs) <= set(contract.STAGES[name].outputs)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from model_repository.errors import (
+    DeliveriesNotOpen,
     EngineFailed,
     InternalError,
     InvalidRequest,
@@ -15,7 +16,7 @@ from model_repository.errors import (
     error_from_message,
 )
 
-ERRORS = (InvalidRequest, PromptTooLong, Unsupported, Overloaded, EngineFailed, InternalError)
+ERRORS = (InvalidRequest, PromptTooLong, Unsupported, Overloaded, EngineFailed, DeliveriesNotOpen, InternalError)
 
 
 @pytest.mark.parametrize("error_class", ERRORS)
@@ -45,4 +46,9 @@ def test_every_code_is_there_once() -> None:
 
 
 def test_every_error_has_a_code_that_triton_knows() -> None:
-    assert {error_class.triton_code for error_class in ERRORS} <= {"INVALID_ARG", "UNAVAILABLE", "INTERNAL"}
+    assert {error_class.triton_code for error_class in ERRORS} <= {
+        "INVALID_ARG",
+        "NOT_FOUND",
+        "UNAVAILABLE",
+        "INTERNAL",
+    }

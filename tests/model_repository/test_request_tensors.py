@@ -124,7 +124,7 @@ PROMPT = st.one_of(
 
 @st.composite
 def requests(draw: st.DrawFn) -> GenerationRequest:
-    is_echo = draw(st.booleans())
+    is_echo, is_stream = draw(st.booleans()), draw(st.booleans())
     max_tokens = draw(st.integers(0 if is_echo else 1, 2**31 - 1))
     return GenerationRequest(
         prompt=draw(PROMPT),
@@ -142,8 +142,11 @@ def requests(draw: st.DrawFn) -> GenerationRequest:
         guide=draw(st.sampled_from([None, Guide(GuideKind.JSON_OBJECT)]) | st.builds(Guide, WITH_CONTENT, TEXT)),
         lora_name=draw(TEXT),
         images=tuple(draw(st.lists(st.binary(max_size=3), max_size=2))),
-        is_stream=draw(st.booleans()),
+        is_stream=is_stream,
         cancel_key=draw(TEXT),
+        delivery_key=draw(TEXT),
+        delivery_number=draw(st.integers(-(2**63), 2**63 - 1)),
+        stream_interval_ms=draw(st.none() | st.integers(0, 1000)) if is_stream else None,
     )
 
 
@@ -190,6 +193,9 @@ FULL = GenerationRequest(
     images=(b"\xff\xd8",),
     is_stream=True,
     cancel_key="secret",
+    delivery_key="another secret",
+    delivery_number=-(2**63),
+    stream_interval_ms=0,
 )
 PLAIN = GenerationRequest(prompt=TextPrompt("hello"), max_tokens=1, sampling=SamplingParams())
 
@@ -210,8 +216,11 @@ def test_the_example_sets_every_field() -> None:
 
 @pytest.mark.parametrize("field", [field.name for field in dataclasses.fields(GenerationRequest)])
 def test_every_field_of_a_request_survives_its_tensors(field: str) -> None:
-    max_tokens = {"max_tokens": 17} if field == "min_tokens" else {}
-    request = dataclasses.replace(PLAIN, **max_tokens | {field: getattr(FULL, field)})
+    companions: dict[str, dict[str, Any]] = {
+        "min_tokens": {"max_tokens": 17},
+        "stream_interval_ms": {"is_stream": True},
+    }
+    request = dataclasses.replace(PLAIN, **companions.get(field, {}) | {field: getattr(FULL, field)})
     assert tensors_to_request(request_to_tensors(request)) == request
 
 
@@ -295,7 +304,7 @@ def test_an_empty_text_alone_is_a_prompt() -> None:
         {"top_logprobs": [0], "return_log_probs": [False]},
         {"context_length_exceeded_behavior": [""]},
         {"guided_decoding_guide_type": [""], "guided_decoding_guide": [""]},
-        {"lora_name": [""], "cancel_key": [""]},
+        {"lora_name": [""], "cancel_key": [""], "delivery_key": [""]},
     ],
 )
 def test_what_says_nothing_new_is_accepted(sent: dict[str, Any]) -> None:
@@ -322,6 +331,7 @@ COMPANIONS: dict[str, dict[str, Any]] = {  # without which a value in its range 
     "max_tokens": {"exclude_input_in_output": [False]},
     "min_tokens": {"max_tokens": [2**31 - 1]},
     "top_logprobs": {"return_log_probs": [True]},
+    "stream_interval_ms": {"stream": [True]},
     "logit_bias_token_ids": {"logit_bias_values": [1.0]},
     "logit_bias_values": {"logit_bias_token_ids": [1]},
 }

@@ -50,6 +50,9 @@ REQUEST = EngineRequest(
     lora_name="adapter",
     is_stream=True,
     cancel_key="secret",
+    delivery_key="another secret",
+    delivery_number=-(2**63),
+    stream_interval_ms=0,
 )
 DETAILS = ReleaseDetails(
     echo_token_ids=(0, 7),

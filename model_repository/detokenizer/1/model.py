@@ -9,7 +9,12 @@ from model_repository import contract, triton_shell
 from model_repository.byte_table import FILE_NAME, load_byte_table
 from model_repository.cancel_channel import CancelSender
 from model_repository.chunk_tensors import chunk_to_tensors
-from model_repository.detokenizer.text import Detokenizer, read_special_tokens, tensors_to_release
+from model_repository.detokenizer.text import (
+    Detokenizer,
+    read_special_tokens,
+    tensors_to_delivery,
+    tensors_to_release,
+)
 
 
 class TritonPythonModel:
@@ -34,7 +39,10 @@ class TritonPythonModel:
                 responder.fail(exc)
 
     def _serve(self, request: Any) -> dict[str, Any] | None:
-        release = tensors_to_release(triton_shell.read_tensors(request, contract.STAGES["detokenizer"].inputs))
+        tensors = triton_shell.read_tensors(request, contract.STAGES["detokenizer"].inputs)
+        if contract.DELIVERY.name in tensors:
+            return self._deliver(request, tensors)
+        release = tensors_to_release(tensors)
         if request.is_cancelled():
             if release.finish_reason is None:
                 self.cancel_sender.cancel(release.sequence)
@@ -43,6 +51,13 @@ class TritonPythonModel:
             return None
         cum_logprob = release.details.cum_logprob if release.details else None
         return chunk_to_tensors(self.detokenizer.chunk(release), cum_logprob=cum_logprob)
+
+    def _deliver(self, request: Any, tensors: dict[str, Any]) -> dict[str, Any] | None:
+        delivery = tensors_to_delivery(tensors)
+        if request.is_cancelled():
+            self.cancel_sender.cancel(delivery.stream)
+            return None
+        return self.detokenizer.chunks(delivery).to_tensors()
 
     def finalize(self) -> None:
         """Close the way to the engine."""

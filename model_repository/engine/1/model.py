@@ -10,7 +10,7 @@ from model_repository.cancel_channel import CancelReceiver
 from model_repository.engine.loader import load_engine
 from model_repository.errors import InvalidRequest
 from model_repository.stage_messages import EngineRequest
-from model_repository.tensors import array
+from model_repository.tensors import array, text
 
 
 class TritonPythonModel:
@@ -36,12 +36,17 @@ class TritonPythonModel:
         if contract.CONTROL.name in tensors:
             self._control(tensors[contract.CONTROL.name].reshape(-1).tolist())
             responder.close({contract.STATS.name: array(contract.STATS, self.engine.stats().to_json())})
+        elif contract.OPEN_DELIVERIES.name in tensors:
+            key = text(tensors, contract.OPEN_DELIVERIES)
+            if not key:
+                raise InvalidRequest("the key is empty", contract.OPEN_DELIVERIES.name)
+            self.engine.open_deliveries(key, responder)
         elif contract.PROMPT_TOKEN_IDS.name in tensors and contract.ENGINE_PARAMS.name in tensors:
             prompt_token_ids = tensors[contract.PROMPT_TOKEN_IDS.name].reshape(-1)
             params_json = tensors[contract.ENGINE_PARAMS.name].item()
             self.engine.submit(EngineRequest.from_tensors(prompt_token_ids, params_json), responder)
         else:
-            raise InvalidRequest("expected `control`, or `prompt_token_ids` with `engine_params`")
+            raise InvalidRequest("expected `control`, `open_deliveries`, or `prompt_token_ids` with `engine_params`")
 
     def _control(self, elements: list[bytes]) -> None:
         try:

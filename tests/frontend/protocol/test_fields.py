@@ -31,8 +31,9 @@ NUMBERS: list[tuple[str, tuple[float, float], tuple[float, float]]] = [
     ("mirostat_tau", (0, 20), (-0.1, 20.1)),
     ("mirostat_eta", (0.001, 1), (0, 1.1)),
     ("n", (1, 128), (0, 129)),
+    ("stream_interval_ms", (0, 1000), (-1, 1001)),
 ]
-INTEGERS = ["max_completion_tokens", "max_tokens", "min_tokens", "top_k", "seed", "n", "mirostat"]
+INTEGERS = ["max_completion_tokens", "max_tokens", "min_tokens", "top_k", "seed", "n", "mirostat", "stream_interval_ms"]
 BOOLEANS = ["include_stop_str_in_output", "ignore_eos", "return_token_ids", "stream"]
 
 
@@ -41,6 +42,7 @@ BOOLEANS = ["include_stop_str_in_output", "ignore_eos", "return_token_ids", "str
 def test_a_range_has_its_ends_and_nothing_beyond_them(
     model: Any, body: dict[str, Any], name: str, ends: tuple[float, float], outside: tuple[float, float]
 ) -> None:
+    body = body | {"stream": True}  # which some of them need
     for value in ends:
         assert getattr(read(model, body | {name: value})[0], name) == value
     for value in outside:
@@ -168,6 +170,8 @@ def test_every_example_is_accepted_with_what_it_needs(model: Any, body: dict[str
         ({"mirostat": 0, "mirostat_eta": 0.2}, "mirostat"),
         ({"stream_options": {"include_usage": True}}, "stream_options"),
         ({"stream_options": {}, "stream": False}, "stream_options"),
+        ({"stream_interval_ms": 40}, "stream_interval_ms"),
+        ({"stream_interval_ms": 0, "stream": False}, "stream_interval_ms"),
         ({"response_format": {"type": "json_object"}, "structured_outputs": {"regex": "a"}}, "structured_outputs"),
     ],
 )

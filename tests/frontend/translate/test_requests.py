@@ -80,11 +80,13 @@ def test_every_other_shared_field_arrives(translated: Any) -> None:
             structured_outputs={"regex": "a"},
             return_token_ids=True,
             stream=True,
+            stream_interval_ms=0,
         )
     )
     assert (request.stop, request.stop_token_ids, request.include_stop) == (("a", "b"), (5,), True)
     assert (request.ignore_eos, request.min_tokens, request.overflow) == (True, 3, ContextOverflow.ERROR)
     assert (request.guide, request.has_token_ids, request.is_stream) == (Guide(GuideKind.REGEX, "a"), True, True)
+    assert request.stream_interval_ms == 0
 
 
 @BOTH

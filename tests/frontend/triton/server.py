@@ -16,8 +16,10 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 from frontend.triton.messages import infer_request
 from model_repository import contract
 from model_repository.chunk_tensors import chunk_to_tensors
+from model_repository.deliveries import DeliveredChunks
+from model_repository.errors import DeliveriesNotOpen
 from model_repository.generation import GenerationChunk
-from model_repository.tensors import array
+from model_repository.tensors import array, text
 from tests.fakes import stats
 
 _INPUTS = {spec.name: spec for stage in contract.STAGES.values() for spec in stage.inputs}
@@ -51,14 +53,52 @@ def tensors_of(request: Any) -> dict[str, npt.NDArray[Any]]:
     return tensors
 
 
-class FakeTritonServer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
-    """Plays a script for each call of an ensemble: chunks are sent, texts are error messages, events are waited for."""
+type Script = list[GenerationChunk | str | asyncio.Event]
+
+
+class Stream:
+    """A stream of deliveries that is open."""
 
     def __init__(self) -> None:
-        self.script: list[GenerationChunk | str | asyncio.Event] = []
+        self.responses: asyncio.Queue[Any] = asyncio.Queue()
+        self.ended = asyncio.Event()  # for whatever reason
+        self._serial = 0
+
+    def put(self, *items: tuple[int, GenerationChunk | str], num_lost: int = 0) -> None:
+        """Send a delivery, after some that are lost."""
+        self._serial += num_lost
+        tensors = DeliveredChunks(self._serial, items).to_tensors()
+        self._serial += 1
+        self.responses.put_nowait(service_pb2.ModelStreamInferResponse(infer_response=infer_response(tensors)))
+
+    def fail(self, message: str) -> None:
+        """Send an error."""
+        self.responses.put_nowait(service_pb2.ModelStreamInferResponse(error_message=message))
+
+    def end(self) -> None:
+        """End it."""
+        self.responses.put_nowait(None)
+
+
+class FakeTritonServer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
+    """Plays a script for each call of an ensemble: chunks are sent, texts are error messages, events are waited for.
+
+    The chunks of a request that names a stream of deliveries go there, one in each. `refusal` answers its own call.
+    """
+
+    def __init__(self) -> None:
+        self.script: Script = []
+        self.refusal = ""  # what the own call of a delivered request is answered with
+        self.take = asyncio.Event()  # until then no delivered request is taken
+        self.take.set()
+        self.opening: Script = []  # played before a stream of deliveries is open; a text ends it
+        self.streams: dict[str, Stream] = {}  # that are open, by key
+        self.num_opened = 0
+        self.opened = asyncio.Event()  # a stream of deliveries was asked for
         self.requests: list[Any] = []  # of ensembles
         self.started = asyncio.Event()
-        self.ended = asyncio.Event()  # the call of an ensemble ended, for whatever reason
+        self.ended = asyncio.Event()  # the own call of a generation ended, for whatever reason
+        self._tasks: set[asyncio.Task[None]] = set()
         self.controls: asyncio.Queue[Any] = asyncio.Queue()
         self.is_engine_silent = False
         self.detokenized: list[Tensors] = []
@@ -78,14 +118,62 @@ class FakeTritonServer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: 
                 self.detokenized.append(tensors_of(request))
                 async for response in self._play():
                     yield response
+            elif request.model_name.endswith("__deliveries"):
+                async for response in self._deliver(request):
+                    yield response
             else:
                 self.requests.append(request)
                 self.started.set()
+                inputs = tensors_of(request)
                 try:
-                    async for response in self._play():
-                        yield response
+                    if contract.DELIVERY_KEY.name in inputs:
+                        await self.take.wait()
+                        if refusal := self._take(text(inputs, contract.DELIVERY_KEY), inputs):
+                            yield service_pb2.ModelStreamInferResponse(error_message=refusal)
+                    else:
+                        async for response in self._play():
+                            yield response
                 finally:
                     self.ended.set()
+
+    async def _deliver(self, request: Any) -> AsyncIterator[Any]:
+        """Open a stream of deliveries."""
+        self.num_opened += 1
+        self.opened.set()
+        for item in self.opening:
+            if isinstance(item, asyncio.Event):
+                await item.wait()
+            else:
+                yield service_pb2.ModelStreamInferResponse(error_message=item)
+                return
+        key = text(tensors_of(request), contract.OPEN_DELIVERIES)
+        stream = self.streams[key] = Stream()
+        stream.put()
+        try:
+            while (response := await stream.responses.get()) is not None:
+                yield response
+        finally:
+            self.streams.pop(key, None)
+            stream.ended.set()
+
+    def _take(self, key: str, inputs: Tensors) -> str:
+        """Take a request whose chunks are delivered, or return why not."""
+        if self.refusal:
+            return self.refusal
+        if key not in self.streams:
+            return DeliveriesNotOpen("no stream", "delivery_key").message()
+        number = inputs[contract.DELIVERY_NUMBER.name].item()
+        task = asyncio.get_running_loop().create_task(self._deliver_script(self.streams[key], number))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return ""
+
+    async def _deliver_script(self, stream: Stream, number: int) -> None:
+        for item in self.script:
+            if isinstance(item, asyncio.Event):
+                await item.wait()
+            else:
+                stream.put((number, item))
 
     async def _play(self) -> AsyncIterator[Any]:
         for item in self.script:

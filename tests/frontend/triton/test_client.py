@@ -54,10 +54,10 @@ async def test_models_are_ready_ensembles_with_our_parameters(server: FakeTriton
     assert snapshot.unready == {"org/broken": "unavailable"}
 
 
-async def test_a_reload_is_the_stage_and_then_the_ensemble(server: FakeTritonServer, client: TritonClient) -> None:
+async def test_a_reload_is_the_stage_and_then_the_ensembles(server: FakeTritonServer, client: TritonClient) -> None:
     await client.unload("demo__engine")
     await client.load("demo", "demo__engine")
-    assert server.repository_calls == ["unload demo__engine", "load demo__engine", "load demo"]
+    assert server.repository_calls == ["unload demo__engine", "load demo__engine", "load demo", "load demo__deliveries"]
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,15 @@ import pytest
 from frontend import errors
 from frontend.errors import APIError
 from frontend.triton.failures import error_from_message
-from model_repository.errors import EngineFailed, InternalError, InvalidRequest, Overloaded, PromptTooLong, Unsupported
+from model_repository.errors import (
+    DeliveriesNotOpen,
+    EngineFailed,
+    InternalError,
+    InvalidRequest,
+    Overloaded,
+    PromptTooLong,
+    Unsupported,
+)
 
 DOWN = "in ensemble 'demo', Stub process '{}_0_0' is not healthy."
 
@@ -31,6 +39,7 @@ DOWN = "in ensemble 'demo', Stub process '{}_0_0' is not healthy."
         ("in ensemble 'demo', " + PromptTooLong("x").message(), errors.ContextLengthExceeded, None),
         (Overloaded("x").message(), errors.Overloaded, None),
         (EngineFailed("secret").message(), errors.EngineFailed, None),
+        (DeliveriesNotOpen("secret", "delivery_key").message(), errors.DeliveriesNotOpen, None),
         (InternalError("secret").message(), errors.ServerError, None),
         ("something secret", errors.ServerError, None),
         (DOWN.format("demo__tokenizer"), errors.StageUnhealthy, None),

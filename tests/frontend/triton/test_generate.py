@@ -1,8 +1,12 @@
-"""Generations over the connection to Triton: what is sent and read, and that leaving one cancels it."""
+"""Generations over the connection to Triton: what is sent and read, and that leaving one cancels it.
+
+Those that stream come by deliveries; those that do not are the answer of their own call.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from contextlib import aclosing
 
 import pytest
@@ -36,60 +40,79 @@ REQUEST = GenerationRequest(
     is_stream=True,
     cancel_key="k" * 32,
 )
+WHOLE = dataclasses.replace(REQUEST, is_stream=False)
+BOTH = pytest.mark.parametrize("asked", [REQUEST, WHOLE], ids=["delivered", "answered"])
 
 
-async def completion_of(client: TritonClient) -> list[GenerationChunk]:
-    async with aclosing(client.generate("demo", REQUEST)) as generation:
+async def completion_of(client: TritonClient, asked: GenerationRequest = REQUEST) -> list[GenerationChunk]:
+    async with aclosing(client.generate("demo", asked)) as generation:
         return [chunk async for chunk in generation]
 
 
-async def failure_of(client: TritonClient) -> APIError:
+async def failure_of(client: TritonClient, asked: GenerationRequest = REQUEST) -> APIError:
     with pytest.raises(APIError) as caught:
-        await completion_of(client)
+        await completion_of(client, asked)
     return caught.value
 
 
-async def test_a_request_arrives_as_the_stages_read_it(server: FakeTritonServer, client: TritonClient) -> None:
+@BOTH
+async def test_a_request_arrives_as_the_stages_read_it(
+    server: FakeTritonServer, client: TritonClient, asked: GenerationRequest
+) -> None:
     server.script = list(chunks("a"))
-    await completion_of(client)
+    await completion_of(client, asked)
     (request,) = server.requests
     assert request.model_name == "demo"
-    assert tensors_to_request(tensors_of(request)) == REQUEST
+    arrived = tensors_to_request(tensors_of(request))
+    assert dataclasses.replace(arrived, delivery_key="", delivery_number=0) == asked
+    assert bool(arrived.delivery_key) == bool(arrived.delivery_number) == asked.is_stream
 
 
-async def test_chunks_arrive_as_the_stages_sent_them(server: FakeTritonServer, client: TritonClient) -> None:
+@BOTH
+async def test_chunks_arrive_as_the_stages_sent_them(
+    server: FakeTritonServer, client: TritonClient, asked: GenerationRequest
+) -> None:
     sent = chunks("Grüße", " 🙂", "", finish_reason=FinishReason.LENGTH)
     server.script = list(sent)
-    assert await completion_of(client) == sent
+    *pieces, last = await completion_of(client, asked)
+    assert ("".join(piece.text for piece in pieces), last) == ("Grüße 🙂", sent[-1])
 
 
-async def test_what_answers_a_probe_is_no_chunk(server: FakeTritonServer, client: TritonClient) -> None:
+@BOTH
+async def test_what_answers_a_probe_is_no_chunk(
+    server: FakeTritonServer, client: TritonClient, asked: GenerationRequest
+) -> None:
     server.script = [GenerationChunk(text=""), *chunks("a")]
-    assert await completion_of(client) == chunks("a")
+    assert await completion_of(client, asked) == chunks("a")
 
 
-async def test_a_finished_generation_is_not_cancelled(server: FakeTritonServer, client: TritonClient) -> None:
+@BOTH
+async def test_a_finished_generation_is_not_cancelled(
+    server: FakeTritonServer, client: TritonClient, asked: GenerationRequest
+) -> None:
     server.script = list(chunks("a"))
-    await completion_of(client)
+    await completion_of(client, asked)
     await client.engine_stats("demo", timeout_s=10)
     assert server.controls.get_nowait() == ("demo__engine", {})  # the stats; nothing came before it
 
 
+@BOTH
 async def test_leaving_a_stream_cancels_the_call_and_the_sequence(
-    server: FakeTritonServer, client: TritonClient
+    server: FakeTritonServer, client: TritonClient, asked: GenerationRequest
 ) -> None:
     server.script = [GenerationChunk(text="a"), asyncio.Event()]
-    async with aclosing(client.generate("demo", REQUEST)) as generation:
+    async with aclosing(client.generate("demo", asked)) as generation:
         await anext(generation)
     assert await asyncio.wait_for(server.controls.get(), 10) == ("demo__engine", {"cancel_key": REQUEST.cancel_key})
     await asyncio.wait_for(server.ended.wait(), 10)
 
 
+@BOTH
 async def test_a_cancelled_handler_cancels_before_the_first_chunk(
-    server: FakeTritonServer, client: TritonClient
+    server: FakeTritonServer, client: TritonClient, asked: GenerationRequest
 ) -> None:
     server.script = [asyncio.Event()]
-    handler = asyncio.create_task(completion_of(client))
+    handler = asyncio.create_task(completion_of(client, asked))
     await asyncio.wait_for(server.started.wait(), 10)
     handler.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -109,11 +132,12 @@ async def test_closing_waits_until_the_cancellations_are_told(server: FakeTriton
     await listener.stop(None)
 
 
+@BOTH
 async def test_an_aborted_generation_raises_the_error_and_sends_nothing_to_the_dead(
-    server: FakeTritonServer, client: TritonClient
+    server: FakeTritonServer, client: TritonClient, asked: GenerationRequest
 ) -> None:
     server.script = [GenerationChunk(text="a"), asyncio.Event()]
-    async with aclosing(client.generate("demo", REQUEST)) as generation:
+    async with aclosing(client.generate("demo", asked)) as generation:
         await anext(generation)
         assert client.abort("other__engine", errors.EngineFailed()) == 0
         assert client.abort("demo__engine", errors.EngineFailed("lost")) == 1
@@ -125,26 +149,30 @@ async def test_an_aborted_generation_raises_the_error_and_sends_nothing_to_the_d
     assert client.abort("demo__engine", errors.EngineFailed()) == 0
 
 
+@BOTH
 async def test_an_aborted_generation_raises_the_error_while_it_waits(
-    server: FakeTritonServer, client: TritonClient
+    server: FakeTritonServer, client: TritonClient, asked: GenerationRequest
 ) -> None:
     server.script = [asyncio.Event()]
-    handler = asyncio.create_task(completion_of(client))
+    handler = asyncio.create_task(completion_of(client, asked))
     await asyncio.wait_for(server.started.wait(), 10)
     client.abort("demo__engine", errors.EngineFailed("lost"))
     with pytest.raises(errors.EngineFailed, match="lost"):
         await handler
 
 
+@BOTH
 async def test_a_lost_tokenizer_ends_what_has_not_begun_and_a_lost_detokenizer_everything(
-    server: FakeTritonServer, client: TritonClient
+    server: FakeTritonServer, client: TritonClient, asked: GenerationRequest
 ) -> None:
-    server.script = [asyncio.Event()]
-    waiting = asyncio.create_task(completion_of(client))
-    await asyncio.wait_for(server.started.wait(), 10)
     server.script = [GenerationChunk(text="a"), asyncio.Event()]
-    async with aclosing(client.generate("demo", REQUEST)) as generation:
+    async with aclosing(client.generate("demo", asked)) as generation:
         await anext(generation)
+        server.script = [asyncio.Event()]
+        server.started.clear()
+        server.take.clear()
+        waiting = asyncio.create_task(completion_of(client, asked))
+        await asyncio.wait_for(server.started.wait(), 10)
         assert client.abort("demo__tokenizer", errors.EngineFailed("tokenizer")) == 1
         with pytest.raises(errors.EngineFailed, match="tokenizer"):
             await waiting
@@ -157,29 +185,36 @@ async def test_a_lost_tokenizer_ends_what_has_not_begun_and_a_lost_detokenizer_e
 
 async def test_a_stream_that_ends_without_a_reason_is_a_failure(server: FakeTritonServer, client: TritonClient) -> None:
     server.script = [GenerationChunk(text="a")]
-    assert isinstance(await failure_of(client), errors.EngineFailed)
+    assert isinstance(await failure_of(client, WHOLE), errors.EngineFailed)
 
 
+@BOTH
 async def test_a_refusal_is_not_cancelled_since_the_engine_never_saw_it(
-    server: FakeTritonServer, client: TritonClient
+    server: FakeTritonServer, client: TritonClient, asked: GenerationRequest
 ) -> None:
     server.script = [InvalidRequest("9 is too much", "max_tokens").message()]
-    error = await failure_of(client)
+    error = await failure_of(client, asked)
     assert (error.status, error.param, error.message) == (400, "max_tokens", "max_tokens: 9 is too much")
     await client.engine_stats("demo", timeout_s=10)
     assert server.controls.get_nowait() == ("demo__engine", {})
 
 
-async def test_an_error_behind_the_engine_cancels_the_sequence(server: FakeTritonServer, client: TritonClient) -> None:
+@BOTH
+async def test_an_error_behind_the_engine_cancels_the_sequence(
+    server: FakeTritonServer, client: TritonClient, asked: GenerationRequest
+) -> None:
     downs: list[str] = []
     client.on_stage_down = lambda stage, since: downs.append(stage)
     server.script = [GenerationChunk(text="a"), DOWN.format("demo__detokenizer")]
-    assert isinstance(await failure_of(client), errors.StageUnhealthy)
+    assert isinstance(await failure_of(client, asked), errors.StageUnhealthy)
     assert downs == ["demo__detokenizer"]
     assert await asyncio.wait_for(server.controls.get(), 10) == ("demo__engine", {"cancel_key": REQUEST.cancel_key})
 
 
-async def test_log_probabilities_and_token_ids_arrive(server: FakeTritonServer, client: TritonClient) -> None:
+@BOTH
+async def test_log_probabilities_and_token_ids_arrive(
+    server: FakeTritonServer, client: TritonClient, asked: GenerationRequest
+) -> None:
     items = (
         TokenLogprob(1, b"\xe2\x82", None),
         TokenLogprob(2, b"\xac", -1.5, (TopLogprob(2, b"\xac", -1.5), TopLogprob(3, b"x", float("-inf")))),
@@ -187,10 +222,13 @@ async def test_log_probabilities_and_token_ids_arrive(server: FakeTritonServer, 
     (last,) = chunks("")
     sent = GenerationChunk(text="€", token_ids=(1, 2), logprobs=items, num_prompt_tokens=1)
     server.script = [sent, last]
-    assert await completion_of(client) == [sent, last]
+    assert await completion_of(client, asked) == [sent, last]
 
 
-async def test_tokens_without_text_are_no_probe(server: FakeTritonServer, client: TritonClient) -> None:
+@BOTH
+async def test_tokens_without_text_are_no_probe(
+    server: FakeTritonServer, client: TritonClient, asked: GenerationRequest
+) -> None:
     sent = [GenerationChunk(text="", token_ids=(1,)), *chunks("é")]
     server.script = list(sent)
-    assert await completion_of(client) == sent
+    assert await completion_of(client, asked) == sent

@@ -11,7 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from model_repository.detokenizer.text import Detokenizer, read_special_tokens, tensors_to_release
+from model_repository.deliveries import DeliveredChunks, Delivery
+from model_repository.detokenizer.text import (
+    Detokenizer,
+    read_special_tokens,
+    tensors_to_delivery,
+    tensors_to_release,
+)
 from model_repository.errors import InvalidRequest
 from model_repository.generation import FinishReason, GenerationChunk, TokenLogprob, TopLogprob, Usage
 from model_repository.stage_messages import DrawnLogprob, Release, ReleaseDetails
@@ -147,6 +153,29 @@ def test_the_bytes_of_the_tokens_are_those_of_the_text(
     assert [item.token_id for item in found.logprobs] == list(found.token_ids)
 
 
+# --- many sequences in one delivery -----------------------------------------------------------------------------------
+
+
+def test_the_chunks_of_a_delivery_keep_number_and_order_and_errors_pass() -> None:
+    plain = Release(sequence=1, token_ids=(1,))
+    last = Release(sequence=2, token_ids=(2, 3), finish_reason=FinishReason.LENGTH, usage=USAGE)
+    detailed = Release(sequence=3, token_ids=(1,), details=ReleaseDetails(has_token_ids=True))
+    delivery = Delivery(9, 4, ((7, plain), (-1, "[engine_failed] x"), (7, last), (5, detailed)))
+    assert DETOKENIZER.chunks(delivery) == DeliveredChunks(
+        4,
+        (
+            (7, DETOKENIZER.chunk(plain)),
+            (-1, "[engine_failed] x"),
+            (7, DETOKENIZER.chunk(last)),
+            (5, DETOKENIZER.chunk(detailed)),
+        ),
+    )
+
+
+def test_a_delivery_without_items_stays_one() -> None:
+    assert DETOKENIZER.chunks(Delivery(9, 4)) == DeliveredChunks(4)
+
+
 # --- who calls the stage directly -----------------------------------------------------------------------------------
 
 
@@ -175,6 +204,7 @@ def test_a_release_is_read_from_its_tensors(details: ReleaseDetails | None) -> N
         {"release": np.array([[1, 2]], dtype=np.int64)},
         {"release": np.array([[1, 0, 9, 0, 0, 0]], dtype=np.int64)},
         {"release": Release(sequence=1).to_array(), "release_details": np.array([[b"{"]], dtype=np.object_)},
+        {"release": Release(sequence=1).to_array(), "release_details": np.array([[b"[1]"]], dtype=np.object_)},
         {"release": Release(sequence=1).to_array(), "release_details": np.array([[b'{"x": 1}']], dtype=np.object_)},
         {"release": Release(sequence=1).to_array(), "release_details": np.array([[b"{}", b"{}"]], dtype=np.object_)},
     ],
@@ -183,6 +213,59 @@ def test_what_no_engine_packs_is_refused(tensors: dict[str, Any]) -> None:
     with pytest.raises(InvalidRequest) as caught:
         tensors_to_release(tensors)
     assert caught.value.message() == "[invalid_value] release: not a packed release"
+
+
+def delivery_tensors(words: list[int], details: bytes | None = None) -> dict[str, Any]:
+    tensors: dict[str, Any] = {"delivery": np.array([words], dtype=np.int64)}
+    if details is not None:
+        tensors["delivery_details"] = np.array([[details]], dtype=np.object_)
+    return tensors
+
+
+def test_a_delivery_is_read_from_its_tensors() -> None:
+    delivery = Delivery(9, 4, ((1, Release(sequence=5, token_ids=(6,))), (2, "[engine_failed] x")))
+    assert tensors_to_delivery(delivery.to_tensors()) == delivery
+
+
+@pytest.mark.parametrize(
+    "tensors",
+    [
+        {},
+        delivery_tensors([]),
+        delivery_tensors([9]),
+        delivery_tensors([9, 4, 1]),  # an item without a length
+        delivery_tensors([9, 4, 1, 6, 5, 0, 0]),  # one that ends too early
+        delivery_tensors([9, 4, 1, 5, 5, 0, 0, 0, 0]),  # one too short for a release
+        delivery_tensors([9, 4, 1, 7, 5, 0, 0, 0, 0, 0]),  # one longer than all there is
+        delivery_tensors([9, 4, 1, -2, 1, -2]),
+        delivery_tensors([9, 4, 1, -(2**63)]),
+        delivery_tensors([9, 4, 1, 6, 5, 0, 9, 0, 0, 0]),  # an unknown reason
+        delivery_tensors([9, 4, 1, 0]),  # an error without a message
+        delivery_tensors([9, 4, 1, 0], b'{"0": 5}'),
+        delivery_tensors([9, 4, 1, 0], b'{"1": "x"}'),
+        delivery_tensors([9, 4], b"{"),
+        delivery_tensors([9, 4], b"5"),
+        delivery_tensors([9, 4], b"[1]"),
+        delivery_tensors([9, 4], b"[" * 100_000),
+        delivery_tensors([9, 4, 1, 6, 5, 0, 0, 0, 0, 0], b'{"0": "x"}'),
+        delivery_tensors([9, 4, 1, 6, 5, 0, 0, 0, 0, 0], b'{"0": {"x": 1}}'),
+        delivery_tensors([9, 4, 1, 6, 5, 0, 0, 0, 0, 0], b'{"0": {"logprobs": 5}}'),
+        {"delivery": np.array([[9, 4]]), "delivery_details": np.array([[b"{}", b"{}"]], dtype=np.object_)},
+    ],
+)
+def test_what_no_engine_delivers_is_refused(tensors: dict[str, Any]) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        tensors_to_delivery(tensors)
+    assert caught.value.message() == "[invalid_value] delivery: not a packed delivery"
+
+
+@given(st.lists(st.integers(-8, 12), max_size=24), st.none() | st.binary(max_size=8))
+def test_any_words_are_a_delivery_or_refused(words: list[int], details: bytes | None) -> None:
+    try:
+        delivery = tensors_to_delivery(delivery_tensors(words, details))
+    except InvalidRequest:
+        return
+    assert tensors_to_delivery(delivery.to_tensors()) == delivery
 
 
 def test_special_tokens_are_read_from_the_tokenizer(tmp_path: Path) -> None:

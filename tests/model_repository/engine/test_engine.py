@@ -5,6 +5,7 @@ Most tests take the engine's turns one by one, on a clock that stands still; the
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -166,18 +167,25 @@ def _text(release: Release) -> str:
 class Fake:
     """An engine on a fake runtime and a fake clock, whose turns are taken by hand."""
 
-    def __init__(self, script: bytes = b"", *, emitter: Emitter | None = None, max_waiting: int = 100) -> None:
+    def __init__(
+        self,
+        script: bytes = b"",
+        *,
+        emitter: Emitter | None = None,
+        max_waiting: int = 100,
+        config: EngineConfig | None = None,
+    ) -> None:
         self.runtime = FakeRuntime(script)
         self.clock = FakeClock()
-        config = EngineConfig(
+        config = config or EngineConfig(
             runtime="fake",
             artifact_dir=Path("unused"),
             context_window=100,
             eos_token_ids=frozenset([EOS]),
             max_sequences=self.runtime.num_slots,
             max_waiting=max_waiting,
+            stream_interval_ms=0,  # everything leaves at once
         )
-        emitter = emitter or Emitter(max_wait_s=0.0)  # everything leaves at once
         self.engine = Engine(config, self.runtime, BYTE_TABLE, emitter=emitter, clock=self.clock)
 
     def submit(
@@ -313,12 +321,34 @@ def test_sequences_run_together_and_are_told_apart() -> None:
 
 
 def test_under_load_tokens_share_a_response() -> None:
-    fake = Fake(b"abcdef", emitter=Emitter(max_wait_s=1.0))  # one response per step
+    fake = Fake(b"abcdef", emitter=Emitter(max_share=0.1, max_wait_s=0.01))  # half a response per step
     responders = [fake.submit() for _ in range(3)]
     fake.turn(7, passed_s=0.001)
     assert [("".join(responder.texts)) for responder in responders] == ["abcdef"] * 3
     assert [responder.texts[0] for responder in responders] == ["a"] * 3  # first tokens never wait
     assert max(len(text) for responder in responders for text in responder.texts) > 1
+
+
+def test_a_request_has_a_stream_interval_of_its_own() -> None:
+    fake = Fake(b"abcdef", emitter=Emitter(max_share=0.0, max_wait_s=1.0))  # nothing leaves before it must
+    at_once, some, default = (fake.submit(stream_interval_ms=interval_ms) for interval_ms in (0, 20, None))
+    fake.turn(7, passed_s=0.01)
+    assert at_once.texts == ["a", "b", "c", "d", "e", "f", ""]
+    assert some.texts == ["a", "bcd", "ef"]
+    assert default.texts == ["a", "bcdef"]
+
+
+def test_the_stream_interval_is_as_the_model_is_served() -> None:
+    config = dataclasses.replace(Fake().engine._config, stream_interval_ms=100)
+    fake = Fake(b"a" * 400, config=config)
+    responders = [fake.submit(max_tokens=400) for _ in range(8)]
+    fake.turn(400, passed_s=0.001)
+    assert {"".join(responder.texts) for responder in responders} == {"a" * 400}
+    assert all(len(responder.texts) < 200 for responder in responders)
+    impatient = Fake(b"a" * 400, config=dataclasses.replace(config, stream_interval_ms=0))
+    responders = [impatient.submit(max_tokens=400) for _ in range(8)]
+    impatient.turn(400, passed_s=0.001)
+    assert all(len(responder.texts) == 400 for responder in responders)
 
 
 def test_a_response_that_cannot_be_sent_ends_only_its_own_request() -> None:

@@ -19,6 +19,7 @@ PARAMETERS = {
     "max_sequences": "4",
     "max_waiting": "5",
     "num_threads": "6",
+    "stream_interval_ms": "25",
     "runtime_options": '{"itl_ms": "20"}',
     "precision": "f16",
 }
@@ -33,6 +34,7 @@ def test_every_parameter_is_read() -> None:
         max_sequences=4,
         max_waiting=5,
         num_threads=6,
+        stream_interval_ms=25,
         options={"itl_ms": "20"},
     )
 

@@ -160,6 +160,18 @@ def test_a_stop_sequence_is_found_at_the_limit_too() -> None:
     assert ending(run(b"ab", stop=("b",), max_tokens=2)) == ("a", FinishReason.STOP, "b")
 
 
+# --- when it may leave -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("interval_ms", "max_wait_s"), [(None, None), (0, 0.0), (1000, 1.0)])
+def test_a_sequence_tells_how_long_its_reader_lets_it_wait(interval_ms: int | None, max_wait_s: float | None) -> None:
+    item = sequence(stream_interval_ms=interval_ms)
+    item.take(StepOutput(5, ord("a")), now_s=1.0)
+    waiting = item.waiting()
+    assert waiting is not None
+    assert (waiting.max_wait_s, waiting.since_s) == (max_wait_s, 1.0)
+
+
 # --- echo ------------------------------------------------------------------------------------------------------------
 
 

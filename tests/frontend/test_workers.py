@@ -1,0 +1,135 @@
+"""Several processes on one port, all of them real."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from frontend.settings import Settings
+from frontend.workers import MAX_WORKERS_BY_CORES, num_workers
+
+DEADLINE_S = 60.0  # for things that take a second: only a hang reaches it
+
+
+class Frontend:
+    """A running `api` with several workers, and what it wrote."""
+
+    def __init__(self, process: subprocess.Popen[bytes], log: Path) -> None:
+        self.process = process
+        self.log = log
+
+    def listening(self) -> list[tuple[int, str]]:
+        """Return process id and URL of every worker that has ever listened."""
+        return [(int(pid), url) for pid, url in re.findall(r"process (\d+) listens on (\S+)", self.log.read_text())]
+
+    def spawned(self) -> list[int]:
+        """Return the process ids of the workers, whether they listen or not."""
+        children = [
+            int(pid) for pid in Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
+        ]
+        return [pid for pid in children if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+
+    def wait_for_workers(self, count: int) -> list[tuple[int, str]]:
+        self.wait_until(lambda: len(self.listening()) >= count)
+        return self.listening()
+
+    def wait_until(self, is_true: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + DEADLINE_S
+        while not is_true():
+            assert time.monotonic() < deadline, self.log.read_text()
+            time.sleep(0.02)
+
+
+@contextmanager
+def running(folder: Path, *arguments: str) -> Iterator[Frontend]:
+    log = folder / "log"
+    command = [sys.executable, "-m", "frontend", "api", "--triton=127.0.0.1:1", "--workers=2", *arguments]
+    with log.open("wb") as stream, subprocess.Popen(command, stdout=stream, stderr=stream) as process:
+        try:
+            yield Frontend(process, log)
+        finally:
+            process.kill()
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except FileNotFoundError:
+        return False
+
+
+def is_live(url: str) -> bool:
+    with urllib.request.urlopen(f"{url}/health/live", timeout=10) as answer:
+        return bool(answer.status == 200)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_workers_share_a_port_and_end_at_a_signal(tmp_path: Path, number: signal.Signals) -> None:
+    with running(tmp_path, "--port=0") as frontend:
+        (first, url), (second, same_url) = frontend.wait_for_workers(2)
+        assert url == same_url
+        assert all(is_live(url) for _ in range(20))
+        frontend.process.send_signal(number)
+        assert frontend.process.wait(DEADLINE_S) == 0
+        assert not is_running(first) and not is_running(second)
+
+
+def test_a_worker_that_is_killed_is_replaced(tmp_path: Path) -> None:
+    with running(tmp_path, "--port=0") as frontend:
+        (first, url), _ = frontend.wait_for_workers(2)
+        os.kill(first, signal.SIGKILL)
+        frontend.wait_for_workers(3)
+        assert all(is_live(url) for _ in range(20))
+        assert frontend.process.poll() is None
+
+
+def test_workers_that_do_not_come_up_end_everything(tmp_path: Path) -> None:
+    with running(tmp_path, "--port=0") as frontend:
+        frontend.wait_until(lambda: bool(frontend.spawned()))
+        first = frontend.spawned()[0]
+        os.kill(first, signal.SIGKILL)
+        assert frontend.process.wait(DEADLINE_S) == 1
+        assert f"worker {first} ended with code -9" in frontend.log.read_text()
+
+
+def test_a_killed_parent_leaves_no_worker(tmp_path: Path) -> None:
+    with running(tmp_path, "--port=0") as frontend:
+        workers = frontend.wait_for_workers(2)
+        frontend.process.kill()
+        frontend.wait_until(lambda: not any(is_running(pid) for pid, _ in workers))
+
+
+def test_the_port_of_another_server_is_not_shared(tmp_path: Path) -> None:
+    with running(tmp_path, "--port=0") as first:
+        port = first.wait_for_workers(2)[0][1].rpartition(":")[2]
+        (tmp_path / "second").mkdir()
+        with running(tmp_path / "second", f"--port={port}") as second:
+            assert second.process.wait(DEADLINE_S) == 1
+            assert f"cannot listen on 127.0.0.1 port {port}: Address already in use" in second.log.read_text()
+
+
+def test_a_port_in_use_is_said(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with running(tmp_path, f"--port={port}") as frontend:
+            assert frontend.process.wait(DEADLINE_S) == 1
+
+
+@pytest.mark.parametrize(("num_cores", "expected"), [(1, 1), (2, 1), (8, 2), (16, 4), (512, MAX_WORKERS_BY_CORES)])
+def test_zero_workers_are_as_many_as_the_cores_carry(
+    monkeypatch: pytest.MonkeyPatch, num_cores: int, expected: int
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(num_cores)))
+    assert num_workers(Settings()) == expected
+    assert num_workers(Settings(workers=3)) == 3

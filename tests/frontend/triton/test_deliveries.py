@@ -1,0 +1,347 @@
+"""The frontend's stream of deliveries: opened once, shared by what streams, and what becomes of all when it breaks."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from frontend import errors
+from frontend.errors import APIError
+from frontend.triton import deliveries
+from frontend.triton.client import TritonClient
+from frontend.triton.deliveries import Mailbox
+from model_repository.errors import DeliveriesNotOpen, InvalidRequest, Overloaded
+from model_repository.generation import GenerationChunk
+from tests.fakes import chunks
+from tests.frontend.triton.server import FakeTritonServer, Script, Stream, listen, tensors_of
+from tests.frontend.triton.test_failures import DOWN
+from tests.frontend.triton.test_generate import REQUEST, WHOLE, completion_of, failure_of
+
+ENDLESS: Script = [GenerationChunk(text="a"), asyncio.Event()]
+
+
+def text(value: str) -> GenerationChunk:
+    return GenerationChunk(text=value)
+
+
+def the_stream(server: FakeTritonServer) -> Stream:
+    """Return the only open stream."""
+    [stream] = server.streams.values()
+    return stream
+
+
+@asynccontextmanager
+async def running(server: FakeTritonServer, client: TritonClient, num: int = 2) -> AsyncIterator[list[asyncio.Task]]:
+    """Run some generations that have begun and come to no end; every one must fail within the block."""
+    server.script = list(ENDLESS)
+    generations = [client.generate("demo", REQUEST) for _ in range(num)]
+    for generation in generations:
+        assert await anext(generation) == text("a")
+
+    async def fail(generation) -> APIError:
+        with pytest.raises(APIError) as caught:
+            await anext(generation)
+        return caught.value
+
+    tasks = [asyncio.create_task(fail(generation)) for generation in generations]
+    yield tasks
+    async with asyncio.timeout(10):
+        await asyncio.gather(*tasks)
+
+
+# --- what waits to be read --------------------------------------------------------------------------------------------
+
+
+async def test_text_that_has_come_is_read_as_one_chunk() -> None:
+    mailbox = Mailbox()
+    for value in ("a", "", "b"):
+        mailbox.put(text(value))
+    assert await mailbox.get() == text("ab")
+
+
+async def test_what_says_more_than_text_is_read_by_itself() -> None:
+    """Token ids belong to their text, and the last chunk has reason and usage."""
+    mailbox = Mailbox()
+    (last,) = chunks("e")
+    told = [text("a"), text("b"), GenerationChunk(text="c", token_ids=(3,)), text("d"), last]
+    for chunk in told:
+        mailbox.put(chunk)
+    assert [await mailbox.get() for _ in range(4)] == [text("ab"), told[2], text("d"), last]
+
+
+async def test_a_reader_is_woken_by_a_chunk_and_by_an_error() -> None:
+    mailbox = Mailbox()
+    reader = asyncio.create_task(mailbox.get())
+    await asyncio.sleep(0)
+    mailbox.put(text("a"))
+    assert await reader == text("a")
+    reader = asyncio.create_task(mailbox.get())
+    await asyncio.sleep(0)
+    mailbox.fail(errors.EngineFailed("first"))
+    mailbox.fail(errors.EngineFailed("second"))
+    with pytest.raises(errors.EngineFailed, match="first"):
+        await reader
+
+
+async def test_what_came_before_an_error_is_read_before_it() -> None:
+    """A completion whose last chunk had come was told as a failure."""
+    mailbox = Mailbox()
+    mailbox.put(text("a"))
+    mailbox.put(*chunks("b"))
+    mailbox.fail(errors.EngineFailed())
+    assert [await mailbox.get(), await mailbox.get()] == [text("a"), *chunks("b")]
+    with pytest.raises(errors.EngineFailed):
+        await mailbox.get()
+
+
+async def test_a_reader_that_is_cancelled_leaves_the_mailbox_as_it_is() -> None:
+    mailbox = Mailbox()
+    reader = asyncio.create_task(mailbox.get())
+    await asyncio.sleep(0)
+    reader.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await reader
+    mailbox.put(text("a"))
+    assert await mailbox.get() == text("a")
+
+
+# --- opening ----------------------------------------------------------------------------------------------------------
+
+
+async def test_requests_share_one_stream_that_the_first_one_opens(
+    server: FakeTritonServer, client: TritonClient
+) -> None:
+    server.script = list(chunks("a"))
+    assert await asyncio.gather(*(completion_of(client) for _ in range(5))) == [chunks("a")] * 5
+    assert await completion_of(client) == chunks("a")
+    assert server.num_opened == 1
+    numbers = [tensors_of(request)["delivery_number"].item() for request in server.requests]
+    assert len(set(numbers)) == 6
+
+
+async def test_a_request_that_does_not_stream_opens_none(server: FakeTritonServer, client: TritonClient) -> None:
+    server.script = list(chunks("a"))
+    await completion_of(client, WHOLE)
+    assert server.num_opened == 0
+
+
+async def test_after_many_deliveries_the_next_request_opens_another_stream_and_the_others_keep_theirs(
+    server: FakeTritonServer, client: TritonClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What Triton keeps of each response of a request it keeps until the request ends."""
+    monkeypatch.setattr(deliveries, "MAX_DELIVERIES", 5)
+    async with running(server, client, 1) as others:
+        [first] = server.streams.values()
+        server.script = list(chunks("a"))
+        num_opened = []
+        for _ in range(5):  # two deliveries have come: that of the opening, and the first chunk
+            assert await completion_of(client) == chunks("a")
+            num_opened.append(server.num_opened)
+        assert num_opened == [1, 1, 1, 2, 2]
+        assert not others[0].done()
+        client.abort("demo__engine", errors.EngineFailed("lost"))  # which ends both
+        assert (await others[0]).message == "lost"
+        await asyncio.wait_for(first.ended.wait(), 10)
+
+
+async def test_each_model_has_a_stream_of_its_own(server: FakeTritonServer, client: TritonClient) -> None:
+    server.script = list(chunks("a"))
+    for slug in ("one", "two", "one"):
+        assert [chunk async for chunk in client.generate(slug, REQUEST)] == chunks("a")
+    assert server.num_opened == 2
+
+
+async def test_no_request_is_sent_before_the_stream_is_open(server: FakeTritonServer, client: TritonClient) -> None:
+    server.script = list(chunks("a"))
+    is_open = asyncio.Event()
+    server.opening = [is_open]
+    waiting = [asyncio.create_task(completion_of(client)) for _ in range(2)]
+    await asyncio.wait_for(server.opened.wait(), 10)
+    assert await completion_of(client, WHOLE) == chunks("a")  # which needs none
+    assert len(server.requests) == 1
+    is_open.set()
+    assert await asyncio.gather(*waiting) == [chunks("a")] * 2
+
+
+async def test_a_stream_that_cannot_be_opened_fails_who_waits_and_the_next_one_tries_again(
+    server: FakeTritonServer, client: TritonClient
+) -> None:
+    server.opening = [Overloaded("full").message()]
+    failures = await asyncio.gather(*(failure_of(client) for _ in range(2)))
+    assert [type(failure) for failure in failures] == [errors.Overloaded] * 2
+    server.opening, server.script = [], list(chunks("a"))
+    assert await completion_of(client) == chunks("a")
+    assert (server.num_opened, len(server.requests), server.controls.qsize()) == (2, 1, 0)
+
+
+async def test_a_stage_that_is_found_dead_by_the_opening_is_told(
+    server: FakeTritonServer, client: TritonClient
+) -> None:
+    """Nobody else looks at the detokenizer: it stayed dead."""
+    downs: list[str] = []
+    client.on_stage_down = lambda stage, since: downs.append(stage)
+    server.opening = [DOWN.format("demo__detokenizer")]
+    assert isinstance(await failure_of(client), errors.StageUnhealthy)
+    assert downs == ["demo__detokenizer"]
+
+
+async def test_who_leaves_while_the_stream_opens_leaves_it_to_the_others(
+    server: FakeTritonServer, client: TritonClient
+) -> None:
+    server.script = list(chunks("a"))
+    is_open = asyncio.Event()
+    server.opening = [is_open]
+    leaves, stays = (asyncio.create_task(completion_of(client)) for _ in range(2))
+    await asyncio.wait_for(server.opened.wait(), 10)
+    leaves.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await leaves
+    is_open.set()
+    assert await stays == chunks("a")
+    assert (server.num_opened, server.controls.qsize()) == (1, 0)  # the engine was never asked for the other
+
+
+async def test_an_engine_that_is_lost_while_the_stream_opens_fails_who_waits(
+    server: FakeTritonServer, client: TritonClient
+) -> None:
+    server.opening = [asyncio.Event()]
+    waiting = asyncio.create_task(failure_of(client))
+    await asyncio.wait_for(server.opened.wait(), 10)
+    client.abort("demo__engine", errors.EngineFailed("lost"))
+    assert (await asyncio.wait_for(waiting, 10)).message == "lost"
+
+
+# --- what ends a request alone ----------------------------------------------------------------------------------------
+
+
+async def test_a_request_that_is_refused_fails_alone(server: FakeTritonServer, client: TritonClient) -> None:
+    async with running(server, client, 1) as others:
+        server.refusal = InvalidRequest("9 is too much", "max_tokens").message()
+        assert (await failure_of(client)).param == "max_tokens"
+        server.refusal = Overloaded("full").message()
+        assert type(await failure_of(client)) is errors.Overloaded
+        assert not others[0].done()
+        assert server.controls.empty()  # the engine took neither
+        the_stream(server).end()
+
+
+async def test_an_error_of_one_number_is_nobody_elses(server: FakeTritonServer, client: TritonClient) -> None:
+    async with running(server, client, 1) as others:
+        server.script = [text("x"), InvalidRequest("nothing can follow", "stop_words").message()]
+        assert (await failure_of(client)).param == "stop"
+        assert not others[0].done()
+        the_stream(server).end()
+
+
+async def test_what_comes_for_who_has_left_is_not_read(server: FakeTritonServer, client: TritonClient) -> None:
+    server.script = list(ENDLESS)
+    generation = client.generate("demo", REQUEST)
+    await anext(generation)
+    await generation.aclose()
+    the_stream(server).put((1, text("b")), (77, text("c")), (77, "[engine_failed] x"))
+    server.script = list(chunks("a"))
+    assert await completion_of(client) == chunks("a")
+    assert server.num_opened == 1
+
+
+# --- what ends all of them --------------------------------------------------------------------------------------------
+
+
+async def test_a_stream_that_ends_fails_all_and_the_next_request_opens_another(
+    server: FakeTritonServer, client: TritonClient
+) -> None:
+    async with running(server, client) as tasks:
+        the_stream(server).end()
+        assert [type(each) for each in await asyncio.gather(*tasks)] == [errors.EngineFailed] * 2
+    server.script = list(chunks("a"))
+    assert await completion_of(client) == chunks("a")
+    assert server.num_opened == 2
+
+
+async def test_a_lost_delivery_fails_all_and_closes_the_stream(server: FakeTritonServer, client: TritonClient) -> None:
+    async with running(server, client) as tasks:
+        stream = the_stream(server)
+        stream.put((1, text("b")), num_lost=1)
+        assert [type(each) for each in await asyncio.gather(*tasks)] == [errors.EngineFailed] * 2
+        await asyncio.wait_for(stream.ended.wait(), 10)  # so that the engine notices
+
+
+async def test_an_error_of_the_stream_fails_all_and_closes_it(server: FakeTritonServer, client: TritonClient) -> None:
+    downs: list[str] = []
+    client.on_stage_down = lambda stage, since: downs.append(stage)
+    async with running(server, client) as tasks:
+        stream = the_stream(server)
+        stream.fail(DOWN.format("demo__detokenizer"))
+        assert [type(each) for each in await asyncio.gather(*tasks)] == [errors.StageUnhealthy] * 2
+        await asyncio.wait_for(stream.ended.wait(), 10)
+    assert set(downs) == {"demo__detokenizer"}
+    for _ in range(2):  # the engine lives
+        assert (await asyncio.wait_for(server.controls.get(), 10))[1] == {"cancel_key": REQUEST.cancel_key}
+
+
+async def test_a_delivery_that_cannot_be_read_fails_all(
+    server: FakeTritonServer, client: TritonClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with running(server, client) as tasks:
+        the_stream(server).put((1, GenerationChunk(text="x", token_ids=5)))  # type: ignore[arg-type]
+        assert [type(each) for each in await asyncio.gather(*tasks)] == [errors.ServerError] * 2
+    assert "could not be read" in caplog.text
+
+
+@pytest.mark.parametrize(("stage", "is_closed"), [("engine", True), ("detokenizer", True), ("tokenizer", False)])
+async def test_a_lost_stage_closes_the_stream_unless_it_is_the_tokenizer(
+    server: FakeTritonServer, client: TritonClient, stage: str, is_closed: bool
+) -> None:
+    server.script = list(chunks("a"))
+    await completion_of(client)
+    client.abort(f"demo__{stage}", errors.EngineFailed())
+    assert await completion_of(client) == chunks("a")
+    assert server.num_opened == 1 + is_closed
+
+
+async def test_an_engine_that_does_not_know_the_stream_gets_another_and_the_request_again(
+    server: FakeTritonServer, client: TritonClient
+) -> None:
+    """Another frontend had it loaded anew: requests failed until this one looked at its epoch."""
+    async with running(server, client) as others:
+        server.streams.clear()
+        server.script = list(chunks("a"))
+        assert await asyncio.gather(*(completion_of(client) for _ in range(3))) == [chunks("a")] * 3
+        assert [type(each) for each in await asyncio.gather(*others)] == [errors.EngineFailed] * 2
+    assert server.num_opened == 2
+
+
+async def test_an_engine_that_never_knows_the_stream_is_asked_twice(
+    server: FakeTritonServer, client: TritonClient
+) -> None:
+    server.refusal = DeliveriesNotOpen("no stream", "delivery_key").message()
+    assert isinstance(await failure_of(client), errors.EngineFailed)
+    assert len(server.requests) == 2
+
+
+async def test_closing_ends_the_stream_and_who_reads_it(server: FakeTritonServer) -> None:
+    listener, port = await listen(server)
+    client = TritonClient(f"127.0.0.1:{port}")
+    async with running(server, client) as tasks:
+        stream = the_stream(server)
+        await client.close()
+        assert [type(each) for each in await asyncio.gather(*tasks)] == [errors.TritonUnreachable] * 2
+        await asyncio.wait_for(stream.ended.wait(), 10)
+    await listener.stop(None)
+
+
+async def test_keys_are_long_differ_and_stay_out_of_the_log(
+    server: FakeTritonServer, client: TritonClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    keys = set[str]()
+    for _ in range(3):
+        async with running(server, client):
+            keys |= server.streams.keys()
+            the_stream(server).fail("something went wrong")
+    assert len(keys) == 3
+    assert all(len(key) == 32 and key not in caplog.text for key in keys)
