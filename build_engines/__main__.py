@@ -6,10 +6,10 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from build_engines.commands import build, render
+from build_engines.commands import build, list, plan, render, verify
 from build_engines.errors import BuildError
 
-COMMANDS = (build, render)
+COMMANDS = (list, plan, build, verify, render)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

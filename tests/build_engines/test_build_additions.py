@@ -103,7 +103,7 @@ def test_an_addition_that_makes_no_sense_is_refused(changes: dict[str, Any], mes
 def test_a_bad_adapter_is_refused_before_the_weights_are_converted(
     checkpoint: Path, adapter: Path, artifacts: Path
 ) -> None:
-    (checkpoint / "model.safetensors").unlink()  # which would be refused too
+    (checkpoint / "model.safetensors").write_bytes(b"none")  # which would be refused too
     write_adapter(adapter, tensors_of(PAIRS), use_dora=True)
     with pytest.raises(BuildError, match="use_dora=true"):
         build(CpuSpec(model_id="tiny", checkpoint=checkpoint, adapters={"formal": adapter}), artifacts)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from pathlib import Path
 
+import gguf
 import pytest
 
 from build_engines import artifact
 from build_engines.__main__ import main
+from build_engines.checkpoint import Checkpoint
+from build_engines.llama_cpp.gguf_file import write_gguf
 from model_repository.byte_table import FILE_NAME, load_byte_table
 from model_repository.engine.llama_cpp_runtime import LlamaCppRuntime
 from model_repository.engine.runtime import EngineConfig
@@ -54,6 +58,20 @@ def test_a_built_checkpoint_generates_the_reference_tokens(precision: str, num_c
     tokens = greedy_tokens(folder, reference.prompt, len(reference.greedy))
     assert tokens[:num_certain] == reference.greedy[:num_certain]
     assert len(tokens) == len(reference.greedy)
+
+
+def test_a_gguf_in_several_files_is_served_from_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reference = Reference.load("qwen2")
+    checkpoint = reference.write_checkpoint(tmp_path / "checkpoint")
+    monkeypatch.setattr(gguf, "GGUFWriter", functools.partial(gguf.GGUFWriter, split_max_tensors=8))
+    (tmp_path / "parts").mkdir()
+    write_gguf(Checkpoint.load(checkpoint), tmp_path / "parts" / "mine.gguf", "f32")
+    (first, *others) = sorted((tmp_path / "parts").iterdir())
+    arguments = ["build", "mine", "--gguf", str(first), "--tokenizer", str(checkpoint), "--precision", "f32"]
+    assert main([*arguments, "--state-dir", str(tmp_path / "state")]) == 0
+    (folder,) = (tmp_path / "state" / "artifacts").glob("mine-*")
+    assert len([name for name in artifact.verify(folder).files if name.endswith(".gguf")]) == 1 + len(others) > 1
+    assert greedy_tokens(folder, reference.prompt, len(reference.greedy)) == reference.greedy
 
 
 def test_q8_0_takes_a_little_over_half_of_f16(tmp_path: Path) -> None:
