@@ -22,7 +22,9 @@ from model_repository.stage_messages import EngineStats
 from model_repository.tensors import array
 
 PACED_MODEL = "synthetic/paced"  # a token for each running sequence every 10 ms, until max_tokens
+ENGINE_MODEL = "demo-engine"  # the demo model on the tensorrt_llm runtime's engine backend
 ALIASES = ("llama3.1:8b", "nvidiaLlama-3.1-Nemotron-70B-Instruct")  # of the demo model: names that documents use
+WORKER = "tensorrt_llm_double_worker"  # the name of the process that stands for a rank
 MAX_SEQUENCES = 4  # that one engine decodes at a time
 DEMO_CHECKPOINT = Path(__file__).parents[2] / "build_engines" / "demo" / "checkpoint"
 DEADLINE_S = 30.0  # for things that take milliseconds: only a hang reaches it
@@ -99,6 +101,19 @@ class Stack:
         assert pids, f"no process of {stage_name}"
         for pid in pids:
             os.kill(pid, signal.SIGKILL)
+
+    def kill_worker(self, stage_name: str) -> None:
+        """Kill the process in which a stage's TensorRT-LLM computes, or rather the double of it."""
+        stages = {pid for pid, command in _processes() if f"/{stage_name}/" in command and "stub" in command}
+        pids = [pid for pid, command in _processes() if command.startswith(WORKER) and _parent_of(pid) in stages]
+        assert pids, f"no worker of {stage_name}"
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+
+
+def _parent_of(pid: int) -> int:
+    status = (Path("/proc") / str(pid) / "status").read_text()
+    return next(int(line.split()[1]) for line in status.splitlines() if line.startswith("PPid:"))
 
 
 def _processes() -> Iterator[tuple[int, str]]:
