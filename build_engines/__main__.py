@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import sys
 from collections.abc import Sequence
 
-from build_engines.commands import build, render
+from build_engines.commands import build, list, plan, render, verify
 from build_engines.errors import BuildError
 
-COMMANDS = (build, render)
+COMMANDS = (list, plan, build, verify, render)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; an error is one line on stderr and status 1."""
     options = _parser().parse_args(arguments)
+    logging.getLogger("gguf").setLevel(logging.WARNING)  # else it reports what ours reports already
     try:
         options.command(options)
     except (BuildError, OSError) as exc:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import fcntl
 import hashlib
 import json
 import os
@@ -13,13 +12,34 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from build_engines.checkpoint import read_json
+from build_engines.digests import Digests
 from build_engines.errors import ArtifactInvalid, BuildError
 from build_engines.serving import Serving
 
 MANIFEST = "manifest.json"
 FORMAT = 2  # of the artifact's layout: another number makes older artifacts invalid
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contents:
+    """What a manifest says of the files that were written; its fields are described there."""
+
+    context_window: int
+    eos_token_ids: tuple[int, ...]
+    precision: str
+    options: dict[str, str]
+    requires: dict[str, str] = field(default_factory=dict)
+    build: dict[str, Any] = field(default_factory=dict)
+    adapters: dict[str, str]
+    tool_call_format: str
+    has_chat_template: bool
+
+    def fields(self) -> dict[str, Any]:
+        """Return them by name."""
+        return {name.name: getattr(self, name.name) for name in dataclasses.fields(self)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +56,8 @@ class Manifest:
     format: int = FORMAT
     precision: str = "f16"  # of matrices and KV cache
     options: dict[str, str] = field(default_factory=dict)  # the runtime's own
+    requires: dict[str, str] = field(default_factory=dict)  # of the machine that serves it: see machine.why_unfit
+    build: dict[str, Any] = field(default_factory=dict)  # how it was made; for people, nothing reads it
     adapters: dict[str, str] = field(default_factory=dict)  # name to path, relative to the artifact
     tool_call_format: str
     has_chat_template: bool
@@ -71,12 +93,6 @@ class Manifest:
         aside.replace(artifact_dir / MANIFEST)
 
 
-def file_digest(path: Path) -> str:
-    """Return the sha256 of a file, in hexadecimal."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def key_of(**parts: object) -> str:
     """Return a short digest of everything that makes an artifact valid or not."""
     canonical = json.dumps({"format": FORMAT, **parts}, sort_keys=True, default=str)
@@ -92,31 +108,27 @@ def is_complete(artifact_dir: Path) -> bool:
     return all((artifact_dir / name).is_file() for name in manifest.files)
 
 
-def verify(artifact_dir: Path) -> Manifest:
+def verify(artifact_dir: Path, digests: Digests | None = None) -> Manifest:
     """Return the manifest of an artifact whose files are all there and unchanged.
+
+    Args:
+        artifact_dir: the artifact.
+        digests: what is remembered of large files, which are then not read again; without it everything is read.
 
     Raises:
         ArtifactInvalid: names the file that is missing or differs.
     """
     manifest = Manifest.load(artifact_dir)
+    for name in manifest.files:
+        if not (artifact_dir / name).is_file():
+            raise ArtifactInvalid(f"{artifact_dir / name}: missing, build it again")
+    found = (digests or Digests()).of_all({name: artifact_dir / name for name in manifest.files})
     for name, digest in manifest.files.items():
-        path = artifact_dir / name
-        if not path.is_file():
-            raise ArtifactInvalid(f"{path}: missing, build it again")
-        if file_digest(path) != digest:
+        if found[name] != digest:
             raise ArtifactInvalid(
-                f"{path}: differs from its digest in {MANIFEST}: remove {artifact_dir}, build it again"
+                f"{artifact_dir / name}: differs from its digest in {MANIFEST}: remove {artifact_dir}, build it again"
             )
     return manifest
-
-
-@contextlib.contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Hold a folder's lock: a second builder waits here, and finds the first one's artifact."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / ".lock").open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 @contextlib.contextmanager
@@ -136,10 +148,19 @@ def written_aside(target: Path) -> Iterator[Path]:
         raise
 
 
-def seal(artifact_dir: Path, manifest: Manifest) -> Manifest:
+def link_or_copy(source: Path, target: Path) -> None:
+    """Share the bytes of a large file where the file system can; an artifact's files are never written to."""
+    try:
+        os.link(source.resolve(), target)  # of a symbolic link, as in a download cache, link what it points to
+    except OSError:
+        shutil.copyfile(source, target)
+
+
+def seal(artifact_dir: Path, manifest: Manifest, digests: Digests | None = None) -> Manifest:
     """Compute the digests of all files and write the manifest, the last file of an artifact."""
-    names = sorted(str(path.relative_to(artifact_dir)) for path in artifact_dir.rglob("*") if path.is_file())
-    sealed = dataclasses.replace(manifest, files={name: file_digest(artifact_dir / name) for name in names})
+    paths = sorted(path for path in artifact_dir.rglob("*") if path.is_file())
+    found = (digests or Digests()).of_all({str(path.relative_to(artifact_dir)): path for path in paths})
+    sealed = dataclasses.replace(manifest, files=found)
     sealed.save(artifact_dir)
     return sealed
 

@@ -15,3 +15,11 @@ class UnsupportedAdapter(BuildError):
 
 class ArtifactInvalid(BuildError):
     """An artifact that is incomplete, damaged, or made by another version."""
+
+
+class CatalogError(BuildError):
+    """A catalog file that breaks a rule, or a name that no catalog has."""
+
+
+class DoesNotFit(BuildError):
+    """A model that does not fit the GPUs it is planned for; the message says what would."""

@@ -15,12 +15,16 @@ from tritonclient.grpc import model_config_pb2 as pb
 
 from build_engines import artifact
 from build_engines.artifact import Manifest
+from build_engines.digests import Digests
 from build_engines.errors import BuildError
+from build_engines.lock import lock_path, locked, remove_leftovers
 from build_engines.serving import check_names_differ, names_of
 from model_repository import contract
 from model_repository.contract import StageSpec, TensorSpec, model_id_to_slug, stage_name
 from model_repository.engine.runtime import RUNTIMES
 from model_repository.model_parameters import ModelParameters
+
+DEFAULT_MAX_SEQUENCES = 16
 
 _EMPTY_VERSION = "1/.keep"  # Triton wants a version folder, also in an ensemble, which has no files
 
@@ -29,18 +33,32 @@ _EMPTY_VERSION = "1/.keep"  # Triton wants a version folder, also in an ensemble
 class ServeOptions:
     """How an artifact is served, as far as its config.pbtxt decides."""
 
-    max_sequences: int = 16
+    max_sequences: int | None = None  # None: as many as the engine was built for, or DEFAULT_MAX_SEQUENCES
     max_waiting: int = 1024
     num_threads: int = 0
     stream_interval_ms: int = 40
 
     def __post_init__(self) -> None:
         for name, low in (("max_sequences", 1), ("max_waiting", 0), ("num_threads", 0), ("stream_interval_ms", 0)):
-            if getattr(self, name) < low:
-                raise BuildError(f"{name}={getattr(self, name)}: must be at least {low}")
+            value = getattr(self, name)
+            if value is not None and value < low:
+                raise BuildError(f"{name}={value}: must be at least {low}")
         if self.stream_interval_ms > contract.MAX_STREAM_INTERVAL_MS:
             rule = f"must be at most {contract.MAX_STREAM_INTERVAL_MS}"
             raise BuildError(f"stream_interval_ms={self.stream_interval_ms}: {rule}")
+
+    def max_sequences_of(self, manifest: Manifest) -> int:
+        """Return how many sequences are decoded in one step.
+
+        Raises:
+            BuildError: more than the engine was built for.
+        """
+        built_for = manifest.options.get("max_batch_size")
+        if self.max_sequences is None:
+            return DEFAULT_MAX_SEQUENCES if built_for is None else int(built_for)
+        if built_for is not None and self.max_sequences > int(built_for):
+            raise BuildError(f"max_sequences={self.max_sequences}: {manifest.model_id} is built for {built_for}")
+        return self.max_sequences
 
 
 def render(manifest: Manifest, artifact_dir: Path, options: ServeOptions, version: str) -> dict[str, str]:
@@ -62,8 +80,9 @@ def render(manifest: Manifest, artifact_dir: Path, options: ServeOptions, versio
         "runtime_options": json.dumps(manifest.options),
         "precision": manifest.precision,
         "adapters": json.dumps(manifest.adapters),
+        "requires": json.dumps(manifest.requires),
         "eos_token_ids": json.dumps(manifest.eos_token_ids),
-        "max_sequences": str(options.max_sequences),
+        "max_sequences": str(options.max_sequences_of(manifest)),
         "max_waiting": str(options.max_waiting),
         "num_threads": str(options.num_threads),
         "stream_interval_ms": str(options.stream_interval_ms),
@@ -102,7 +121,7 @@ def model_parameters(manifest: Manifest, options: ServeOptions, version: str) ->
 
 def _versions() -> str:
     """Return the versions of what computes answers here: ours, and the libraries that are installed beside us."""
-    names = ("conch", "cyllama", "llguidance", "tokenizers", "jinja2")
+    names = ("conch", "cyllama", "tensorrt_llm", "llguidance", "tokenizers", "jinja2")
     installed = {distribution.name.lower(): distribution.version for distribution in importlib.metadata.distributions()}
     return ", ".join(f"{name} {installed[name]}" for name in names if name in installed)
 
@@ -120,7 +139,7 @@ def _fingerprint(manifest: Manifest, options: ServeOptions, version: str) -> str
         adapters=manifest.adapters,
         defaults=manifest.serving.defaults,
         # Sums of floating-point numbers depend on what else is in the batch, and on how threads share them.
-        max_sequences=options.max_sequences,
+        max_sequences=options.max_sequences_of(manifest),
         num_threads=options.num_threads,
         version=version,
     )
@@ -138,7 +157,8 @@ def render_artifacts(artifact_dirs: Iterable[Path], options: ServeOptions) -> di
     names: list[tuple[str, str]] = []
     version = _versions()
     for artifact_dir in artifact_dirs:
-        manifest = artifact.verify(artifact_dir)
+        # A file that was changed or replaced is found; `verify` reads large ones that look unchanged, too.
+        manifest = artifact.verify(artifact_dir, Digests.beside(artifact_dir))
         owned = names_of(manifest.model_id, manifest.serving.aliases, manifest.adapters)
         names += [(name, f"{owner} ({artifact_dir})") for name, owner in owned]
         check_names_differ(names)
@@ -152,17 +172,23 @@ def write_repository(files: Mapping[str, str], repository: Path) -> None:
     Raises:
         BuildError: there is a folder, and it is not a rendered repository.
     """
-    if {name: _read(repository / name) for name in files} == dict(files) and _names(repository) == set(files):
+    if _holds(repository, files):
         return
-    if repository.exists():
-        for path in repository.iterdir():
-            if not (path / "config.pbtxt").is_file():
-                raise BuildError(f"{repository}: holds {path.name}, which is not a rendered model: name another folder")
-    repository.parent.mkdir(parents=True, exist_ok=True)
-    with artifact.written_aside(repository) as folder:
-        for name, content in files.items():
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            (folder / name).write_text(content, encoding="utf-8")
+    with locked(lock_path(repository), f"renders {repository}"):
+        remove_leftovers(repository)
+        if repository.exists():
+            for path in repository.iterdir():
+                if not (path / "config.pbtxt").is_file():
+                    rule = "which is not a rendered model: name another folder"
+                    raise BuildError(f"{repository}: holds {path.name}, {rule}")
+        with artifact.written_aside(repository) as folder:
+            for name, content in files.items():
+                (folder / name).parent.mkdir(parents=True, exist_ok=True)
+                (folder / name).write_text(content, encoding="utf-8")
+
+
+def _holds(repository: Path, files: Mapping[str, str]) -> bool:
+    return {name: _read(repository / name) for name in files} == dict(files) and _names(repository) == set(files)
 
 
 def _read(path: Path) -> str | None:

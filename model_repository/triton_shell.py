@@ -8,14 +8,14 @@ from __future__ import annotations
 import json
 import logging
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import triton_python_backend_utils as pb_utils
 
-from model_repository.contract import RELEASE, RELEASE_DETAILS, TensorSpec
+from model_repository.contract import RELEASE, RELEASE_DETAILS
 from model_repository.deliveries import Delivery
 from model_repository.errors import InternalError, StageError
 from model_repository.stage_messages import Release
@@ -31,7 +31,7 @@ def stage_parameters(args: Mapping[str, str]) -> dict[str, str]:
     return {name: value["string_value"] for name, value in config.get("parameters", {}).items()}
 
 
-def read_tensors(request: Any, specs: Iterable[TensorSpec]) -> dict[str, npt.NDArray[Any]]:
+def read_tensors(request: Any) -> dict[str, npt.NDArray[Any]]:
     """Return the inputs that the request carries, by name, shape [1, *spec.shape]."""
     return {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
 

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 
-from build_engines.build import BuildSpec, build
+from build_engines.build import build
+from build_engines.commands import build_tensorrt_llm
 from build_engines.commands.render import add_serve_options, write
+from build_engines.cpu_spec import CpuSpec
 from build_engines.errors import BuildError
-from build_engines.llama_cpp.gguf_file import PRECISIONS
+from build_engines.llama_cpp.storage import PRECISIONS
 from build_engines.serving import Serving
+from build_engines.signals import ended_by_signals
+from build_engines.tensorrt_llm.options import RUNTIME
 from model_repository.engine.runtime import RUNTIMES
 from model_repository.model_parameters import RequestDefaults
 from model_repository.tool_formats import TOOL_FORMATS
@@ -25,42 +30,35 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     command = commands.add_parser(
         "build",
         help="turn a model into an artifact, and render the repository that serves it",
-        description="`build demo` takes the demo model of this project; any other name needs --checkpoint, "
-        "or --gguf with --tokenizer.",
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    command.add_argument("model", metavar="MODEL", help="the model's id, as clients will name it")
-    command.add_argument("--checkpoint", type=Path, metavar="DIR", help="folder in Hugging Face's layout")
-    command.add_argument("--gguf", type=Path, metavar="FILE", help="a ready GGUF file, served as it is")
-    command.add_argument("--tokenizer", type=Path, metavar="DIR", help="folder with tokenizer.json, for --gguf")
-    command.add_argument(
-        "--runtime", choices=sorted(RUNTIMES), default="llama_cpp", help="what executes it (%(default)s)"
+    add = command.add_argument
+    add("model", metavar="MODEL", help="the model's id, as clients will name it")
+    add(
+        "--checkpoint", metavar="DIR", help="folder in Hugging Face's layout; for tensorrt_llm also OWNER/NAME@REVISION"
     )
-    command.add_argument(
-        "--precision",
-        choices=sorted(PRECISIONS),
-        help="of a checkpoint's matrices; f32 is twice the size, and keeps a seed's text the same beside any traffic "
-        "(f16; the demo model: f32)",
-    )
-    command.add_argument("--context-window", type=int, metavar="N", help="at most the model's own, the default")
-    command.add_argument(
-        "--option", action="append", default=[], metavar="NAME=VALUE", help="an option of the runtime; repeatable"
-    )
-    command.add_argument(
+    add("--gguf", type=Path, metavar="FILE", help="a ready GGUF file, served as it is")
+    add("--tokenizer", type=Path, metavar="DIR", help="folder with tokenizer.json, for --gguf")
+    add("--runtime", choices=sorted(RUNTIMES), default="llama_cpp", help="what executes it (%(default)s)")
+    add("--precision", metavar="NAME", help=_PRECISION_HELP)
+    add("--context-window", type=int, metavar="N", help="at most the model's own, the default")
+    add("--option", action="append", default=[], metavar="NAME=VALUE", help="an option of the runtime; repeatable")
+    add(
         "--adapter",
         action="append",
         default=[],
         metavar="NAME=DIR",
         help="a LoRA adapter in PEFT's format, served under this name; repeatable",
     )
-    command.add_argument(
+    add(
         "--tool-call-format",
         choices=sorted(TOOL_FORMATS),
-        help="how the model writes tool calls; without it, as the chat template says",
+        help="how the model writes tool calls; without it, as the catalog or the chat template says",
     )
-    command.add_argument(
-        "--alias", action="append", default=[], metavar="NAME", help="a further name of the model; repeatable"
-    )
-    command.add_argument(
+    add("--alias", action="append", default=[], metavar="NAME", help="a further name of the model; repeatable")
+    add(
         "--default",
         action="append",
         default=[],
@@ -68,21 +66,62 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
         help="what a request gets that leaves it out, in place of the frontend's own setting; repeatable; "
         f"one of {', '.join(RequestDefaults.__dataclass_fields__)}; null for max_tokens: all that the window leaves",
     )
-    command.add_argument(
-        "--state-dir", type=Path, default=Path(".conch"), help="holds artifacts/ and repository/ (%(default)s)"
-    )
+    add("--state-dir", type=Path, default=Path(".conch"), help="holds artifacts/ and repository/ (%(default)s)")
+    build_tensorrt_llm.add_to(command)
     add_serve_options(command)
     command.set_defaults(command=_build)
 
 
+_DESCRIPTION = """\
+Turn a model into an artifact, and render the repository that serves it.
+
+`build demo` takes the demo model of this project. On a CPU, any other name needs --checkpoint, or --gguf with
+--tokenizer. With --runtime tensorrt_llm the name is one of the catalog (`list` shows it).
+
+What is there already is not built again: an artifact is named by everything that makes it valid. A build that was cut
+off goes on behind the last step that it finished; a second build of the same model waits for the first."""
+_EPILOG = """\
+examples:
+  build demo
+  build my-model --checkpoint DIR --precision q8_0
+  build llama3.1:70b --runtime tensorrt_llm --gpu h100 --precision fp8 --dry-run
+  build llama3.1:8b --runtime tensorrt_llm --checkpoint meta-llama/Llama-3.1-8B-Instruct@main \\
+        --tensorrt-llm-examples TensorRT-LLM"""
+_PRECISION_HELP = (
+    f"of a checkpoint's matrices. llama_cpp: {', '.join(sorted(PRECISIONS))} (f16; the demo model: f32); f32 is twice "
+    "the size of f16, and keeps a seed's text the same beside any traffic. tensorrt_llm: bf16, f16 or fp8, as the "
+    "catalog has them for the model"
+)
+
+
 def _build(options: argparse.Namespace) -> None:
-    checkpoint, adapters = options.checkpoint, _pairs("--adapter", options.adapter, "NAME=DIR")
-    precision = options.precision or "f16"
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    with ended_by_signals():
+        artifact_dir = _build_tensorrt_llm(options) if options.runtime == RUNTIME else _build_on_cpu(options)
+        if artifact_dir is not None:
+            print(f"artifact    {artifact_dir}")
+            write([artifact_dir], options.state_dir / "repository", options)
+
+
+def _build_tensorrt_llm(options: argparse.Namespace) -> Path | None:
+    order = build_tensorrt_llm.Order(
+        options=options,
+        runtime_options=_pairs("--option", options.option),
+        adapters=_adapters(options),
+        serving=_serving(options),
+    )
+    return build_tensorrt_llm.build_tensorrt_llm(order)
+
+
+def _build_on_cpu(options: argparse.Namespace) -> Path:
+    build_tensorrt_llm.check_unused(options)
+    checkpoint = None if options.checkpoint is None else Path(options.checkpoint)
+    adapters, precision = _adapters(options), options.precision or "f16"
     if options.model == "demo" and checkpoint is None and options.gguf is None:
         checkpoint, precision = DEMO / "checkpoint", options.precision or "f32"
         if options.runtime == "llama_cpp":
             adapters = _demo_adapters() | adapters
-    spec = BuildSpec(
+    spec = CpuSpec(
         model_id=options.model,
         runtime=options.runtime,
         checkpoint=checkpoint,
@@ -91,19 +130,25 @@ def _build(options: argparse.Namespace) -> None:
         context_window=options.context_window,
         precision=precision,
         options=_pairs("--option", options.option),
-        adapters={name: Path(folder) for name, folder in adapters.items()},
+        adapters=adapters,
         tool_call_format=options.tool_call_format,
-        serving=Serving.of(options.alias, _values(_pairs("--default", options.default))),
+        serving=_serving(options),
     )
-    artifact_dir = build(spec, options.state_dir / "artifacts")
-    print(f"artifact    {artifact_dir}")
-    write([artifact_dir], options.state_dir / "repository", options)
+    return build(spec, options.state_dir / "artifacts")
 
 
-def _demo_adapters() -> dict[str, str]:
+def _serving(options: argparse.Namespace) -> Serving:
+    return Serving.of(options.alias, _values(_pairs("--default", options.default)))
+
+
+def _adapters(options: argparse.Namespace) -> dict[str, Path]:
+    return {name: Path(folder) for name, folder in _pairs("--adapter", options.adapter, "NAME=DIR").items()}
+
+
+def _demo_adapters() -> dict[str, Path]:
     """Return the folders of the demo model's own adapters by name."""
     configs = sorted(DEMO.glob("adapters/*/adapter_config.json"))
-    return {f"demo-{config.parent.name}": str(config.parent) for config in configs}
+    return {f"demo-{config.parent.name}": config.parent for config in configs}
 
 
 def _pairs(flag: str, items: Sequence[str], form: str = "NAME=VALUE") -> dict[str, str]:

@@ -7,14 +7,19 @@ import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
-from build_engines.render import ServeOptions, render_artifacts, write_repository
+from build_engines.render import DEFAULT_MAX_SEQUENCES, ServeOptions, render_artifacts, write_repository
 
 
 def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the command to a parser."""
-    command = commands.add_parser("render", help="render the repository that serves the given artifacts")
-    command.add_argument("artifacts", nargs="+", type=Path, metavar="ARTIFACT")
-    command.add_argument("--repository", type=Path, required=True, metavar="DIR")
+    command = commands.add_parser(
+        "render",
+        help="render the repository that serves the given artifacts",
+        description="Write the Triton repository that serves artifacts, one model for each. A repository that is there "
+        "already is replaced in one piece.",
+    )
+    command.add_argument("artifacts", nargs="+", type=Path, metavar="ARTIFACT", help="a folder that `build` made")
+    command.add_argument("--repository", type=Path, required=True, metavar="DIR", help="where the repository goes")
     add_serve_options(command)
     command.set_defaults(command=_render)
 
@@ -22,14 +27,18 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
 def add_serve_options(command: argparse.ArgumentParser) -> None:
     """Add the options that say how artifacts are served."""
     defaults = ServeOptions()
+    most = f"what an engine was built for, otherwise {DEFAULT_MAX_SEQUENCES}"
     for name, text in (
-        ("max_sequences", "sequences decoded in one step"),
-        ("max_waiting", "requests that may queue for them"),
-        ("num_threads", "threads of the engine; 0: as many as are good"),
-        ("stream_interval_ms", "milliseconds for which a stream's tokens may gather under load, 0 to 1000"),
+        ("max_sequences", f"sequences decoded in one step ({most})"),
+        ("max_waiting", "requests that may queue for them (%(default)s)"),
+        ("num_threads", "threads of the engine; 0: as many as are good (%(default)s)"),
+        (
+            "stream_interval_ms",
+            "milliseconds for which a stream's tokens may gather under load, 0 to 1000 (%(default)s)",
+        ),
     ):
         flag = "--" + name.replace("_", "-")
-        command.add_argument(flag, type=int, metavar="N", default=getattr(defaults, name), help=f"{text} (%(default)s)")
+        command.add_argument(flag, type=int, metavar="N", default=getattr(defaults, name), help=text)
 
 
 def _render(options: argparse.Namespace) -> None:

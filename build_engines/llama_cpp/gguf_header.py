@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
 import gguf
 
 from build_engines.errors import BuildError
+
+_ARCHITECTURE = gguf.Keys.General.ARCHITECTURE
+_SPLIT_NUMBER, _SPLIT_COUNT = gguf.Keys.Split.LLM_KV_SPLIT_NO, gguf.Keys.Split.LLM_KV_SPLIT_COUNT
+_ENDS = (gguf.Keys.Tokenizer.EOS_ID, gguf.Keys.Tokenizer.EOT_ID, gguf.Keys.Tokenizer.EOM_ID)
+_EMBEDDING = "token_embd.weight"
+_PART_NAME = re.compile(r"(?P<model>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,24 +37,39 @@ class GgufBase:
     shapes: dict[str, tuple[int, ...]]  # of each tensor, rows first
 
 
+def gguf_parts(path: Path) -> tuple[Path, ...]:
+    """Return the files of a model in order: the file itself, or all that it was split into, of which it is the first.
+
+    Raises:
+        BuildError: not a GGUF file, not the first of its parts, or another one is missing.
+    """
+    return tuple(_readers(path))
+
+
+def part_names(model: str, count: int) -> tuple[str, ...]:
+    """Return the names by which llama.cpp, given the first, finds all parts of a model in one folder."""
+    if count == 1:
+        return (f"{model}.gguf",)
+    return tuple(f"{model}-{number:05}-of-{count:05}.gguf" for number in range(1, count + 1))
+
+
 def read_gguf_facts(path: Path) -> GgufFacts:
-    """Read a ready GGUF file's header.
+    """Read the header of a ready GGUF file, or of the first of its parts and of the others.
 
     Raises:
         BuildError: not a GGUF file, or it lacks what serving needs.
     """
-    try:
-        reader = gguf.GGUFReader(path)
-        architecture = reader.fields["general.architecture"].contents()
-        context_length = int(reader.fields[f"{architecture}.context_length"].contents())
-        embedding = next(tensor for tensor in reader.tensors if tensor.name == "token_embd.weight")
-    except (OSError, ValueError, LookupError, StopIteration) as exc:
-        raise BuildError(f"{path}: not a GGUF file of a language model ({exc})") from exc
-    names = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id")
-    ends = [int(reader.fields[name].contents()) for name in names if name in reader.fields]
-    return GgufFacts(
-        context_length=context_length, vocab_size=int(embedding.shape[-1]), eos_token_ids=tuple(dict.fromkeys(ends))
-    )
+    readers = tuple(_readers(path).values())
+    architecture = _architecture(readers[0], path)
+    context_length = _number(readers[0], path, f"{architecture}.context_length")
+    embedding = _shapes(readers).get(_EMBEDDING)
+    if embedding is None:
+        raise BuildError(f"{path}: not a GGUF file of a language model: it has no {_EMBEDDING}")
+    ends = dict.fromkeys(_number(readers[0], path, key) for key in _ENDS if key in readers[0].fields)
+    for token_id in ends:
+        if not 0 <= token_id < embedding[0]:
+            raise BuildError(f"{path}: ends with token {token_id}: the model has tokens 0 to {embedding[0] - 1}")
+    return GgufFacts(context_length=context_length, vocab_size=embedding[0], eos_token_ids=tuple(ends))
 
 
 def read_gguf_base(path: Path) -> GgufBase:
@@ -56,22 +78,65 @@ def read_gguf_base(path: Path) -> GgufBase:
     Raises:
         BuildError: it does not say how many layers and heads there are, or not one number for all layers.
     """
-    reader = gguf.GGUFReader(path)
-    architecture = reader.fields["general.architecture"].contents()
-
-    def number(name: str, default: int | None = None) -> int:
-        field = reader.fields.get(f"{architecture}.{name}")
-        value = default if field is None else field.contents()
-        if not isinstance(value, int):
-            raise BuildError(f"{path}: {architecture}.{name} is {value}, which no adapter can be fitted to")
-        return value
-
-    num_heads = number("attention.head_count")
+    readers = tuple(_readers(path).values())
+    architecture = _architecture(readers[0], path)
+    num_heads = _number(readers[0], path, f"{architecture}.attention.head_count")
     return GgufBase(
         architecture=architecture,
-        num_layers=number("block_count"),
+        num_layers=_number(readers[0], path, f"{architecture}.block_count"),
         num_heads=num_heads,
-        num_kv_heads=number("attention.head_count_kv", num_heads),
-        # GGUF counts columns first.
-        shapes={tensor.name: tuple(int(length) for length in tensor.shape[::-1]) for tensor in reader.tensors},
+        num_kv_heads=_number(readers[0], path, f"{architecture}.attention.head_count_kv", num_heads),
+        shapes=_shapes(readers),
     )
+
+
+def _readers(path: Path) -> dict[Path, gguf.GGUFReader]:
+    first = _open(path)
+    count = _number(first, path, _SPLIT_COUNT, 1)
+    if count == 1:
+        return {path: first}
+    name = _PART_NAME.fullmatch(path.name)
+    if name is None or path.name != part_names(name["model"], count)[0]:
+        rule = f"expected the first, NAME-00001-of-{count:05}.gguf, with the others beside it"
+        raise BuildError(f"{path}: one of {count} files of a model: {rule}")
+    readers = {path: first}
+    for number, part_name in enumerate(part_names(name["model"], count)[1:], 1):
+        part = path.with_name(part_name)
+        if not part.is_file():
+            raise BuildError(f"{part}: missing; {path.name} says that the model is in {count} files")
+        readers[part] = _open(part)
+        said = (_number(readers[part], part, _SPLIT_NUMBER), _number(readers[part], part, _SPLIT_COUNT))
+        if said != (number, count):
+            raise BuildError(f"{part}: says of itself that it is number {said[0] + 1} of {said[1]}")
+    return readers
+
+
+def _open(path: Path) -> gguf.GGUFReader:
+    try:
+        return gguf.GGUFReader(path)
+    except (OSError, ValueError, LookupError) as exc:
+        raise BuildError(f"{path}: not a GGUF file of a language model ({exc})") from exc
+
+
+def _shapes(readers: tuple[gguf.GGUFReader, ...]) -> dict[str, tuple[int, ...]]:
+    """Return the shape of each tensor, rows first: GGUF counts columns first."""
+    return {
+        tensor.name: tuple(int(length) for length in tensor.shape[::-1])
+        for reader in readers
+        for tensor in reader.tensors
+    }
+
+
+def _architecture(reader: gguf.GGUFReader, path: Path) -> str:
+    field = reader.fields.get(_ARCHITECTURE)
+    if field is None:
+        raise BuildError(f"{path}: not a GGUF file of a language model: it has no {_ARCHITECTURE}")
+    return str(field.contents())
+
+
+def _number(reader: gguf.GGUFReader, path: Path, key: str, default: int | None = None) -> int:
+    field = reader.fields.get(key)
+    value = default if field is None else field.contents()
+    if not isinstance(value, int):
+        raise BuildError(f"{path}: {key} is {value}: expected one whole number")
+    return value

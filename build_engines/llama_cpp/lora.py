@@ -16,9 +16,10 @@ import numpy.typing as npt
 
 from build_engines.checkpoint import read_json
 from build_engines.errors import UnsupportedAdapter
-from build_engines.llama_cpp.gguf_file import ARCHITECTURES, interleave_rope
 from build_engines.llama_cpp.gguf_header import GgufBase
-from build_engines.llama_cpp.weights import read_tensors
+from build_engines.llama_cpp.layout import interleave_heads, num_interleaved_heads
+from build_engines.llama_cpp.model_config import ARCHITECTURES
+from build_engines.llama_cpp.weights import list_tensors
 
 FILES = ("adapter_config.json", "adapter_model.safetensors")
 
@@ -91,7 +92,8 @@ def write_lora(adapter: LoraAdapter, base: GgufBase, path: Path) -> None:
     if base.architecture not in architectures:
         rule = f"expected one of {sorted(architectures)}"
         raise UnsupportedAdapter(f"{adapter.folder}: the base is of architecture {base.architecture}: {rule}")
-    names = gguf.get_tensor_name_map(architectures[base.architecture], base.num_layers)
+    arch = architectures[base.architecture]
+    names = gguf.get_tensor_name_map(arch, base.num_layers)
     writer = gguf.GGUFWriter(path, base.architecture)
     writer.add_type(gguf.GGUFType.ADAPTER)
     writer.add_string(gguf.Keys.Adapter.TYPE, "lora")
@@ -103,7 +105,8 @@ def write_lora(adapter: LoraAdapter, base: GgufBase, path: Path) -> None:
         if len(shape) != 2 or name == "token_embd.weight":
             raise UnsupportedAdapter(f"{adapter.folder}: module {module}: the base model has no such linear layer")
         _check_shapes(adapter, module, (lora_a.shape, lora_b.shape), shape)
-        rows = interleave_rope(module, lora_b, base.num_heads, base.num_kv_heads)
+        heads = num_interleaved_heads(arch, module, base.num_heads, base.num_kv_heads)
+        rows = lora_b if heads is None else interleave_heads(lora_b, heads)
         writer.add_tensor(f"{name}.lora_a", lora_a.astype(np.float32))
         writer.add_tensor(f"{name}.lora_b", rows.astype(np.float32))
     writer.write_header_to_file()
@@ -116,11 +119,11 @@ def _read_pairs(adapter: LoraAdapter) -> Iterator[tuple[str, Matrix, Matrix]]:
     """Yield the two matrices of each module."""
     path = adapter.folder / FILES[1]
     sides: dict[str, dict[str, Matrix]] = {"A": {}, "B": {}}
-    for name, tensor in read_tensors(path):
-        found = _MATRIX.fullmatch(name)
+    for tensor in list_tensors(path):
+        found = _MATRIX.fullmatch(tensor.name)
         if found is None:
-            raise UnsupportedAdapter(f"{path}: tensor {name}: not a matrix of a linear layer's adapter")
-        sides[found["side"]][found["module"]] = tensor
+            raise UnsupportedAdapter(f"{path}: tensor {tensor.name}: not a matrix of a linear layer's adapter")
+        sides[found["side"]][found["module"]] = tensor.read()
     lonely = sorted(sides["A"].keys() ^ sides["B"].keys())
     if lonely or not sides["A"]:
         what = f"module {lonely[0]}: one of lora_A and lora_B is missing" if lonely else "no tensors"

@@ -82,15 +82,21 @@ class Constraint:
             self._allowed = None
         return is_taken
 
-    def banned(self) -> list[int]:
-        """Return the ids of the tokens that are not allowed now, ascending.
+    def allowed(self) -> NDArray[np.bool_]:
+        """Return which tokens are allowed now, bool [vocab_size].
 
         Raises:
             EngineFailed: the guide is too complex to go on, or no token of the vocabulary continues the text.
         """
-        if self._has_ended:
-            return list(range(self._vocab_size))
-        banned: list[int] = np.flatnonzero(~self._mask()).tolist()
+        return np.zeros(self._vocab_size, dtype=np.bool_) if self._has_ended else self._mask()
+
+    def banned(self) -> list[int]:
+        """Return the ids of the tokens that are not allowed now, ascending.
+
+        Raises:
+            EngineFailed: as in `allowed`.
+        """
+        banned: list[int] = np.flatnonzero(~self.allowed()).tolist()
         return banned
 
     def _mask(self) -> NDArray[np.bool_]:

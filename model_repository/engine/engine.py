@@ -99,7 +99,7 @@ class Engine:
     def close(self) -> None:
         """Stop the thread after the step in progress, fail what is running, and close the runtime."""
         self._is_closing = True
-        self._inbox.put(lambda: None)
+        self._post(lambda: None)
         self._thread.join(CLOSE_TIMEOUT_S)
         if self._thread.is_alive():  # the process ends without it
             logger.error("the step in progress did not end within %g s", CLOSE_TIMEOUT_S)
@@ -113,7 +113,7 @@ class Engine:
             EngineFailed: nobody is there to answer it.
         """
         self._check_alive()
-        self._inbox.put(lambda: self._admit(request, responder))
+        self._post(lambda: self._admit(request, responder))
 
     def open_deliveries(self, key: str, responder: DeliveryResponder) -> None:
         """Open a stream of deliveries for the requests that name this key; its first delivery is empty.
@@ -122,23 +122,23 @@ class Engine:
             EngineFailed: nobody is there to deliver anything.
         """
         self._check_alive()
-        self._inbox.put(lambda: self._open_deliveries(key, responder))
+        self._post(lambda: self._open_deliveries(key, responder))
 
     def cancel_key(self, key: str) -> None:
         """Cancel the request with this cancel key, also when it arrives only later."""
         arrived_s = self._clock()
-        self._inbox.put(lambda: self._cancel_key(key, arrived_s))
+        self._post(lambda: self._cancel_key(key, arrived_s))
 
     def cancel_sequence(self, number: int) -> None:
         """Cancel a sequence by the number in its releases, or all sequences of a stream by that in its deliveries."""
         arrived_s = self._clock()
-        self._inbox.put(lambda: self._cancel(number, arrived_s))
+        self._post(lambda: self._cancel(number, arrived_s))
 
     def stats(self) -> EngineStats:
         """Return what the engine is doing now.
 
         Raises:
-            EngineFailed: its thread has ended, so it does nothing.
+            EngineFailed: its thread has ended, or its runtime is broken, so it does nothing.
         """
         self._check_alive()
         held = self._runtime.stats()
@@ -159,6 +159,10 @@ class Engine:
             last_cancel_to_free_ms=self._last_cancel_to_free_s * 1e3,
             step_age_ms=0.0 if step_started_s is None else (self._clock() - step_started_s) * 1e3,
         )
+
+    def _post(self, message: Callable[[], None]) -> None:
+        self._inbox.put(message)
+        self._runtime.wake()
 
     def _check_alive(self) -> None:
         if self._thread.ident is not None and not self._thread.is_alive():
@@ -190,6 +194,8 @@ class Engine:
             for output in self._step():
                 self._take(output)
             self._release()
+        else:
+            self._step_started_s = None  # whatever was waited for is not wanted any more
         self._deliver()
         self._tend_streams()
         self._probe()
@@ -206,23 +212,27 @@ class Engine:
             return
 
     def _step(self) -> Sequence[StepOutput]:
-        self._step_started_s = self._clock()
+        if self._step_started_s is None:
+            self._step_started_s = self._clock()
         try:
             outputs = self._runtime.step()
         except EngineFailed as error:
             logger.exception("the runtime failed; every running request is ended")
             self._fail_all(error)
             return ()
-        finally:
-            self._step_started_s = None
+        if outputs is None:  # it goes on
+            return ()
+        self._step_started_s = None
         self._num_steps += 1
-        num_tokens = sum(output.token_id is not None for output in outputs)
-        self._num_step_tokens += num_tokens
-        self._max_step_sequences = max(self._max_step_sequences, num_tokens)
+        drawn_by = [output.sequence for output in outputs if output.token_id is not None]
+        self._num_step_tokens += len(drawn_by)
+        self._max_step_sequences = max(self._max_step_sequences, len(set(drawn_by)))
         return outputs
 
     def _take(self, output: StepOutput) -> None:
-        sequence = self._sequences[output.sequence]
+        sequence = self._sequences.get(output.sequence)
+        if sequence is None or sequence.finish_reason is not None:
+            return  # a step brought more tokens than the sequence wanted
         if output.error is not None:
             logger.warning("sequence %d failed: %s", sequence.number, output.error.code)
             self._fail(sequence, output.error)
@@ -320,9 +330,7 @@ class Engine:
         stream = self._streams_by_key.get(request.delivery_key)
         if request.delivery_key and stream is None:
             raise DeliveriesNotOpen("no stream of deliveries is open under this key", "delivery_key")
-        held = self._runtime.stats()  # which counts as waiting whom its next step will let in
-        if held.num_active + held.num_waiting >= self._config.max_sequences + self._config.max_waiting:
-            raise Overloaded(f"{self._config.max_waiting} requests are waiting already")
+        self._check_room()
         sequence = EngineSequence(
             next(self._numbers),
             request,
@@ -359,6 +367,11 @@ class Engine:
         del self._streams[stream.number]
         del self._streams_by_key[stream.key]
 
+    def _check_room(self) -> None:
+        held = self._runtime.stats()  # which counts as waiting whom its next step will let in
+        if held.num_active + held.num_waiting >= self._config.max_sequences + self._config.max_waiting:
+            raise Overloaded(f"{self._config.max_waiting} requests are waiting already")
+
     def _is_cancelled(self, key: str) -> bool:
         """Return whether a cancel has overtaken the request with this key. It is used once."""
         cancelled_s = self._cancelled_keys.pop(key, None) if key else None
@@ -393,6 +406,7 @@ class Engine:
         self._numbers_by_key.pop(sequence.request.cancel_key, None)
 
     def _fail_all(self, error: StageError) -> None:
+        self._step_started_s = None
         sequences = list(self._sequences.values())
         for sequence in sequences:
             self._tell(sequence, error)

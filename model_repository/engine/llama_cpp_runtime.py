@@ -20,7 +20,6 @@ from model_repository.engine.scheduler import Chunk, Job, Scheduler
 from model_repository.errors import EngineFailed, InvalidRequest, StageError
 from model_repository.stage_messages import DrawnLogprob, EngineRequest
 
-MODEL_FILE = "model.gguf"
 MAX_STEP_TOKENS = 512
 _GGML_TYPE_F32 = 0  # ggml.h: enum ggml_type
 _FLASH_ATTN_DISABLED = 0  # llama.h: enum llama_flash_attn_type
@@ -47,7 +46,7 @@ class LlamaCppRuntime:
     """
 
     def __init__(self, config: EngineConfig, byte_table: Sequence[bytes]) -> None:
-        path = config.artifact_dir / MODEL_FILE
+        path = min(config.artifact_dir.glob("model*.gguf"), default=config.artifact_dir / "model.gguf")
         llama.disable_logging()
         llama.ggml_backend_load_all()
         try:
@@ -185,6 +184,9 @@ class LlamaCppRuntime:
 
     def _logprob(self, row: int, token_id: int, request: EngineRequest) -> DrawnLogprob:
         return token_logprob(self._context.get_logits_ith(row), token_id, request.num_logprobs or 0)
+
+    def wake(self) -> None:
+        """Do nothing: a step computes, it does not wait."""
 
     @property
     def has_work(self) -> bool:

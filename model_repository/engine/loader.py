@@ -14,7 +14,7 @@ from model_repository.engine.runtime import EngineConfig, load_runtime
 def read_engine_config(parameters: Mapping[str, str]) -> EngineConfig:
     """Return the engine's configuration; what is missing in the rendered file is a bug of render, so KeyError.
 
-    Only `adapters` may be missing: JSON, name to path in the artifact.
+    Only `adapters` (JSON, name to path in the artifact) and `requires` (JSON, of the machine) may be missing.
     """
     artifact_dir = Path(parameters["artifact_dir"])
     adapters: dict[str, str] = json.loads(parameters.get("adapters", "{}"))
@@ -30,6 +30,7 @@ def read_engine_config(parameters: Mapping[str, str]) -> EngineConfig:
         precision=parameters["precision"],
         options=json.loads(parameters["runtime_options"]),
         adapters={name: artifact_dir / path for name, path in adapters.items()},
+        requires=json.loads(parameters.get("requires", "{}")),
     )
 
 

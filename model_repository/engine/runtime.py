@@ -28,14 +28,15 @@ class EngineConfig:
     precision: str = "f16"  # of matrices and KV cache
     options: Mapping[str, str] = field(default_factory=dict)  # the runtime's own
     adapters: Mapping[str, Path] = field(default_factory=dict)  # LoRA adapters in the artifact, by name
+    requires: Mapping[str, str] = field(default_factory=dict)  # of the machine, for what was compiled for one
 
 
 @dataclass(frozen=True, slots=True)
 class StepOutput:
     """What a step did for one sequence: its next token, or why there is none.
 
-    Without a token and without an error the prompt has been computed and nothing is drawn: `max_tokens` is 0. Either
-    way there is nothing more to come, and the sequence only waits to be freed.
+    Without a token and without an error nothing more is drawn: `max_tokens` is 0, or the runtime's own limit is
+    reached. Either way there is nothing more to come, and the sequence only waits to be freed.
     """
 
     sequence: int
@@ -59,7 +60,7 @@ class RuntimeStats:
 class Runtime(Protocol):
     """Produces token ids. Everything that ends or shapes a text stands around it, the same for every runtime.
 
-    One thread owns it and makes all calls, but `stats`, which any thread may call.
+    One thread owns it and makes all calls, but `stats` and `wake`, which any thread may call.
     """
 
     def submit(self, sequence: int, request: EngineRequest) -> None:
@@ -67,22 +68,34 @@ class Runtime(Protocol):
 
         Raises:
             InvalidRequest: the runtime cannot honour it, and has not taken it.
+            EngineFailed: the runtime is broken and takes nothing any more.
         """
         ...
 
     def free(self, sequence: int) -> None:
-        """Forget a sequence, finished or not, queued or running: its KV cache cells are free for others at return."""
+        """Forget a sequence, finished or not, queued or running: its KV cache cells are free for others at return.
+
+        A runtime whose cells another process owns frees them as soon as that one can.
+        """
         ...
 
-    def step(self) -> Sequence[StepOutput]:
-        """Advance the sequences that can run, by a token at most; return the new tokens. Empty while in prefill.
+    def step(self) -> Sequence[StepOutput] | None:
+        """Advance the sequences that can run; return their new tokens, in order. Empty while in prefill.
 
         It draws no end token before a request's `min_tokens`: neither the model's own nor one of
-        `stop_token_ids` or `end_token_ids`.
+        `stop_token_ids` or `end_token_ids`. Tokens that follow the one that ends a sequence are passed over.
+
+        Returns:
+            None if it only waited, for what another process computes: that step still goes on.
 
         Raises:
-            EngineFailed: every sequence is lost; the runtime has forgotten them and takes new ones.
+            EngineFailed: every sequence is lost, and the runtime has forgotten them. It takes new ones, unless it is
+                broken for good: then `submit` and `stats` raise the same.
         """
+        ...
+
+    def wake(self) -> None:
+        """Have a step that waits, or the next one that would, return at once: there is something else to do."""
         ...
 
     @property
@@ -91,7 +104,11 @@ class Runtime(Protocol):
         ...
 
     def stats(self) -> RuntimeStats:
-        """Return what it holds."""
+        """Return what it holds.
+
+        Raises:
+            EngineFailed: it is broken for good.
+        """
         ...
 
     def close(self) -> None:
@@ -121,6 +138,30 @@ RUNTIMES = {
         "model_repository.engine.synthetic:SyntheticRuntime",
         frozenset({Capability.TEMPERATURE, Capability.TOP_P, Capability.TOP_K, Capability.MIN_P, Capability.SEED}),
         options=frozenset({"itl_ms", "num_tokens"}),
+    ),
+    "tensorrt_llm": RuntimeEntry(
+        "model_repository.engine.tensorrt_llm.runtime:TensorRtLlmRuntime",
+        frozenset(Capability) - {Capability.IMAGES},
+        options=frozenset(
+            {
+                "backend",
+                "block_reuse",
+                "chunked_prefill",
+                "guided_decoding",
+                "kv_cache_dtype",
+                "kv_cache_fraction",
+                "logprobs",
+                "lora_max_rank",
+                "lora_modules",
+                "max_batch_size",
+                "max_num_tokens",
+                "pp_size",
+                "prompt_logprobs",
+                "scheduler_policy",
+                "tp_size",
+                "trust_remote_code",
+            }
+        ),
     ),
 }
 

@@ -90,14 +90,13 @@ class EngineSequence:
         self._num_cached_tokens = max(self._num_cached_tokens, output.num_cached_tokens)
         if output.prompt_logprobs:
             self._prompt_logprobs = output.prompt_logprobs
-        if output.token_id is None:
-            self.finish_reason = FinishReason.LENGTH
-            return
-        self._num_output_tokens += 1
-        if output.logprob is not None:
-            self._logprobs.append(output.logprob)
-        self._take_token(output.token_id, now_s)
-        if self.finish_reason is None and self._num_output_tokens >= self.request.max_tokens:
+        if output.token_id is not None:
+            self._num_output_tokens += 1
+            if output.logprob is not None:
+                self._logprobs.append(output.logprob)
+            self._take_token(output.token_id, now_s)
+        has_no_more = output.token_id is None or self._num_output_tokens >= self.request.max_tokens
+        if self.finish_reason is None and has_no_more:
             self.finish_reason = FinishReason.LENGTH
         if self.finish_reason is not None and self._gate.matched_stop is None:
             self._hold(self._gate.finish(), now_s)

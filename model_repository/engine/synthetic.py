@@ -82,6 +82,9 @@ class SyntheticRuntime:
                 num_emitted += 1
                 yield token_id
 
+    def wake(self) -> None:
+        """Do nothing: a step is not put off."""
+
     @property
     def has_work(self) -> bool:
         """Whether any sequence is queued or running."""

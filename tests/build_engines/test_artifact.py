@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import fcntl
 import json
 from pathlib import Path
 
@@ -146,20 +145,6 @@ def test_a_new_folder_takes_the_older_ones_place(folder: Path) -> None:
 
 def test_an_artifact_can_be_read_by_all(folder: Path) -> None:
     assert folder.stat().st_mode & 0o777 == 0o755
-
-
-def test_a_second_builder_cannot_have_the_lock(tmp_path: Path) -> None:
-    def is_locked() -> bool:
-        with (tmp_path / "artifacts" / ".lock").open("w") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return True
-            return False
-
-    with artifact.locked(tmp_path / "artifacts"):
-        assert is_locked()
-    assert not is_locked()
 
 
 def test_a_key_depends_on_every_part_and_not_on_their_order() -> None:

@@ -20,15 +20,24 @@ from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2 as pb
 
 from build_engines.artifact import Manifest
+from build_engines.catalog import Catalog
 from build_engines.errors import BuildError
+from build_engines.model_entry import ModelEntry
+from build_engines.planner.gpus import GPUS
+from build_engines.planner.plan import plan
 from build_engines.render import ServeOptions, model_parameters, render
 from build_engines.serving import Serving
+from build_engines.tensorrt_llm.checks import engine_requires
+from build_engines.tensorrt_llm.options import runtime_options
+from build_engines.tensorrt_llm.recipe import Recipe
 from model_repository import contract
 from model_repository.engine.loader import read_engine_config
 from model_repository.engine.runtime import RUNTIMES
+from model_repository.engine.tensorrt_llm.options import Backend, TensorRtLlmOptions
 from model_repository.model_parameters import ModelParameters
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "render"
+GOLDEN_CATALOG = Path(__file__).parent.parent / "golden" / "catalog"
 MANIFEST = Manifest(
     model_id="org/demo",
     runtime="llama_cpp",
@@ -216,12 +225,80 @@ def test_what_changes_no_answer_leaves_the_fingerprint(changes: dict[str, Any]) 
     assert fingerprint(**changes) == fingerprint()
 
 
+# --- the models of the catalog ---------------------------------------------------------------------------------------
+
+
+def catalog_manifest(entry: ModelEntry) -> Manifest:
+    """Return what a build of a model for H100 writes into the manifest, with names in place of digests."""
+    recipe = Recipe(plan=plan(entry, GPUS["h100"]))
+    return Manifest(
+        model_id=entry.model_id,
+        runtime="tensorrt_llm",
+        context_window=recipe.plan.max_seq_len,
+        eos_token_ids=entry.eos_token_ids,
+        created=1_700_000_000,
+        source={},
+        key="0123456789ab",
+        precision=recipe.plan.precision,
+        options=runtime_options(recipe, Backend.ENGINE),
+        requires=engine_requires(recipe.plan, "1.2.1"),
+        tool_call_format=entry.tool_call_format,
+        has_chat_template=True,
+        serving=Serving.of(entry.aliases, {}),
+        files={},
+    )
+
+
+def catalog_parameters(entry: ModelEntry) -> str:
+    """Return the parameters of a model's ensemble and stages as JSON; its tensors are those of any model."""
+    files = render(catalog_manifest(entry), Path("/artifacts/model"), ServeOptions(), "1.2.3")
+    configs = {name: content for name, content in files.items() if name.endswith(".pbtxt")}
+    shown = {}
+    for _, content in sorted(configs.items()):
+        config = text_format.Parse(content, pb.ModelConfig())
+        shown[config.name] = {key: value.string_value for key, value in sorted(config.parameters.items())}
+    return json.dumps(shown, indent=1, ensure_ascii=False) + "\n"
+
+
+CATALOG_PARAMETERS = {
+    f"{entry.model_id.replace('/', '--')}.json": catalog_parameters(entry) for entry in Catalog.load()
+}
+
+
+def test_every_model_of_the_catalog_has_a_golden_file() -> None:
+    assert {path.name for path in GOLDEN_CATALOG.iterdir()} == set(CATALOG_PARAMETERS)
+
+
+@pytest.mark.parametrize("name", sorted(CATALOG_PARAMETERS))
+def test_the_models_of_the_catalog_are_served_as_the_golden_files_say(name: str) -> None:
+    golden = (GOLDEN_CATALOG / name).read_text(encoding="utf-8")
+    assert golden == CATALOG_PARAMETERS[name], f"if this is on purpose: {__doc__}"
+
+
+def test_the_engine_is_told_what_it_requires() -> None:
+    manifest = catalog_manifest(Catalog.load().find("llama3.1:8b"))
+    files = render(manifest, Path("/a"), ServeOptions(), "1")
+    config = text_format.Parse(files["meta-llama--Meta-Llama-3.1-8B-Instruct__engine/config.pbtxt"], pb.ModelConfig())
+    read = read_engine_config({key: value.string_value for key, value in config.parameters.items()})
+    assert read.requires == {"tensorrt_llm": "1.2.1", "gpu_architecture": "sm90", "num_gpus": "1"}
+    assert TensorRtLlmOptions.of(read.options).max_batch_size == read.max_sequences == 128
+
+
+def test_no_more_sequences_are_served_than_the_engine_was_built_for() -> None:
+    manifest = catalog_manifest(Catalog.load().find("llama3.1:8b"))
+    assert ServeOptions(max_sequences=8).max_sequences_of(manifest) == 8
+    with pytest.raises(BuildError, match=r"max_sequences=129: .*8B-Instruct is built for 128"):
+        render(manifest, Path("/a"), ServeOptions(max_sequences=129), "1")
+    assert ServeOptions().max_sequences_of(MANIFEST) == 16
+
+
 def write_golden() -> None:
     """Replace the golden files."""
-    shutil.rmtree(GOLDEN, ignore_errors=True)
-    for name, content in CONFIGS.items():
-        (GOLDEN / name).parent.mkdir(parents=True)
-        (GOLDEN / name).write_text(content, encoding="utf-8")
+    for folder, files in ((GOLDEN, CONFIGS), (GOLDEN_CATALOG, CATALOG_PARAMETERS)):
+        shutil.rmtree(folder, ignore_errors=True)
+        for name, content in files.items():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_text(content, encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -95,7 +95,15 @@ def test_a_repository_is_written_whole(tmp_path: Path) -> None:
     written = {name: (tmp_path / "state" / "repository" / name).read_text() for name in FILES}
     assert written == FILES
     assert set(snapshot(tmp_path / "state" / "repository")) == set(FILES)
-    assert [path.name for path in (tmp_path / "state").iterdir()] == ["repository"]
+    assert {path.name for path in (tmp_path / "state").iterdir()} == {"repository", ".repository.lock"}
+
+
+def test_what_a_killed_rendering_left_is_removed(tmp_path: Path) -> None:
+    write_repository(FILES, tmp_path / "repository")
+    (tmp_path / ".repository.abcdefgh").mkdir()
+    other = render(dataclasses.replace(MANIFEST, model_id="b"), Path("/b"), OPTIONS, "1.2.3")
+    write_repository(other, tmp_path / "repository")
+    assert {path.name for path in tmp_path.iterdir()} == {"repository", ".repository.lock"}
 
 
 def test_a_repository_without_changes_is_not_touched(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""A Llama checkpoint of random weights, small enough to be made in a test, and its byte-level tokenizer."""
+"""A Llama or Qwen2 checkpoint of random weights, small enough to be made in a test, and its tokenizer."""
 
 from __future__ import annotations
 
@@ -69,6 +69,36 @@ def tokenizer_description(
     }
 
 
+def sentencepiece_description() -> dict[str, Any]:
+    """Return a tokenizer.json of Llama 2's kind: spaces as U+2581, bytes for what has no token; 288 tokens."""
+    letters = ["\u2581", *"abcdefghijklmnopqrst"]
+    merges = [("t", "h"), ("th", "e"), ("\u2581", "the"), ("i", "n"), ("\u2581", "a")]
+    special = ["<unk>", "<s>", "</s>"]
+    tokens = [*special, *(f"<0x{byte:02X}>" for byte in range(256)), *letters, *map("".join, merges)]
+    description = tokenizer_description(special, vocab={token: index for index, token in enumerate(tokens)})
+    for index, added in enumerate(description["added_tokens"]):
+        added["id"] = index
+    start = {"SpecialToken": {"id": "<s>", "type_id": 0}}
+    text = {"Sequence": {"id": "A", "type_id": 0}}
+    space, byte_fallback, fuse = "\u2581", {"type": "ByteFallback"}, {"type": "Fuse"}
+    replace = {"type": "Replace", "pattern": {"String": " "}, "content": space}
+    restore = {"type": "Replace", "pattern": {"String": space}, "content": " "}
+    strip = {"type": "Strip", "content": " ", "start": 1, "stop": 0}
+    model = {"unk_token": "<unk>", "fuse_unk": True, "byte_fallback": True, "merges": merges}
+    return description | {
+        "normalizer": {"type": "Sequence", "normalizers": [{"type": "Prepend", "prepend": space}, replace]},
+        "pre_tokenizer": None,
+        "post_processor": {
+            "type": "TemplateProcessing",
+            "single": [start, text],
+            "pair": [start, text],
+            "special_tokens": {"<s>": {"id": "<s>", "ids": [1], "tokens": ["<s>"]}},
+        },
+        "decoder": {"type": "Sequence", "decoders": [restore, byte_fallback, fuse, strip]},
+        "model": description["model"] | model,
+    }
+
+
 def random_weights(config: Mapping[str, Any] = CONFIG, seed: int = 0) -> Weights:
     """Return the tensors of a checkpoint by their names in Hugging Face's layout."""
     random = np.random.default_rng(seed)
@@ -78,14 +108,15 @@ def random_weights(config: Mapping[str, Any] = CONFIG, seed: int = 0) -> Weights
     def matrix(rows: int, columns: int) -> npt.NDArray[np.float16]:
         return random.normal(0, columns**-0.5, (rows, columns)).astype(np.float16)
 
-    def vector() -> npt.NDArray[np.float16]:
-        return random.normal(1, 0.2, hidden).astype(np.float16)
+    def vector(mean: float, length: int = hidden) -> npt.NDArray[np.float16]:
+        return random.normal(mean, 0.2, length).astype(np.float16)
 
-    weights = {
-        "model.embed_tokens.weight": matrix(config["vocab_size"], hidden),
-        "model.norm.weight": vector(),
-        "lm_head.weight": 3 * matrix(config["vocab_size"], hidden),
-    }
+    weights = {"model.embed_tokens.weight": matrix(config["vocab_size"], hidden), "model.norm.weight": vector(1)}
+    if config.get("tie_word_embeddings"):
+        weights["model.embed_tokens.weight"] *= np.float16(3)
+    else:
+        weights["lm_head.weight"] = 3 * matrix(config["vocab_size"], hidden)
+    biased = biased_modules(config)
     for layer in range(config["num_hidden_layers"]):
         shapes = {
             "self_attn.q_proj": (query, hidden),
@@ -99,22 +130,55 @@ def random_weights(config: Mapping[str, Any] = CONFIG, seed: int = 0) -> Weights
         # Larger than a trained model's, so that attention is far from uniform and a wrong rotation shows.
         weights |= {f"model.layers.{layer}.{name}.weight": 2 * matrix(*shape) for name, shape in shapes.items()}
         for name in ("input_layernorm", "post_attention_layernorm"):
-            weights[f"model.layers.{layer}.{name}.weight"] = vector()
+            weights[f"model.layers.{layer}.{name}.weight"] = vector(1)
+        for name in biased:
+            weights[f"model.layers.{layer}.{name}.bias"] = 5 * vector(0, shapes[name][0])
     return weights
 
 
-def write_checkpoint(folder: Path, *, weights: Weights | None = None, **config: Any) -> Path:
+def biased_modules(config: Mapping[str, Any]) -> list[str]:
+    """Return the modules of a layer that have a bias."""
+    attention = ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"]
+    if "Qwen2ForCausalLM" in (config.get("architectures") or ()):
+        return attention
+    mlp = ["mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"]
+    has_attention_bias, has_mlp_bias = config.get("attention_bias"), config.get("mlp_bias")
+    return [*([*attention, "self_attn.o_proj"] if has_attention_bias else []), *(mlp if has_mlp_bias else [])]
+
+
+def write_checkpoint(
+    folder: Path,
+    *,
+    weights: Mapping[str, npt.NDArray[Any]] | None = None,
+    tokenizer: dict[str, Any] | None = None,
+    num_shards: int = 1,
+    **config: Any,
+) -> Path:
     """Write a checkpoint folder and return it; a `config` value of None takes the key out."""
     folder.mkdir(parents=True, exist_ok=True)
     merged = {name: value for name, value in (CONFIG | config).items() if value is not None}
-    description = tokenizer_description(merges=[("t", "h"), ("th", "e"), ("Ġ", "the"), ("i", "n")])
-    end_of_turn = description["added_tokens"][1]["id"]
+    description = tokenizer or tokenizer_description(merges=[("t", "h"), ("th", "e"), ("Ġ", "the"), ("i", "n")])
+    end = description["added_tokens"][-1]
     for name, content in (
         ("config.json", merged),
-        ("generation_config.json", {"eos_token_id": [end_of_turn]}),
+        ("generation_config.json", {"eos_token_id": [end["id"]]}),
         ("tokenizer.json", description),
-        ("tokenizer_config.json", {"chat_template": CHAT_TEMPLATE, "eos_token": "<|im_end|>"}),
+        ("tokenizer_config.json", {"chat_template": CHAT_TEMPLATE, "eos_token": end["content"]}),
     ):
         (folder / name).write_text(json.dumps(content), encoding="utf-8")
-    save_file(random_weights() if weights is None else weights, folder / "model.safetensors")
+    write_weights(folder, random_weights(CONFIG | config) if weights is None else weights, num_shards)
     return folder
+
+
+def write_weights(folder: Path, weights: Mapping[str, npt.NDArray[Any]], num_shards: int = 1) -> None:
+    """Write model.safetensors, or shards of it with an index."""
+    if num_shards == 1:
+        save_file(dict(weights), folder / "model.safetensors", metadata={"format": "pt"})
+        return
+    weight_map: dict[str, str] = {}
+    for shard in range(num_shards):
+        file_name = f"model-{shard + 1:05}-of-{num_shards:05}.safetensors"
+        names = sorted(weights)[shard::num_shards]
+        save_file({name: weights[name] for name in names}, folder / file_name, metadata={"format": "pt"})
+        weight_map |= dict.fromkeys(names, file_name)
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import urllib.error
 import urllib.request
@@ -70,11 +71,36 @@ def text_of(choice: dict[str, Any]) -> str:
     return str(choice["text"] if "text" in choice else choice["message"]["content"] or "")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subject:
+    """What is known beforehand of the model that is asked."""
+
+    model: str
+    alias: str  # a further name of it
+    prompt: str | list[int] | None  # of QUESTION, as a completion's; None: the demo model's template makes it
+    prompt_text: str
+    answer: str  # greedily
+    end_token: int
+    end_text: str
+
+
+DEMO = Subject(
+    model="demo",
+    alias="llama3.1:8b",
+    prompt=None,
+    prompt_text=chat_text(QUESTION),
+    answer=ANSWER,
+    end_token=3056,
+    end_text="<|im_end|>",
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Api:
     """A client of one server."""
 
     url: str
+    subject: Subject = DEMO  # of the questions that name no model
 
     def post(self, path: str, body: Any, headers: dict[str, str] | None = None) -> Answer:
         """Send a body, as it is if it is bytes."""
@@ -89,8 +115,25 @@ class Api:
         return _send(urllib.request.Request(self.url + path))
 
     def ask(self, endpoint: str, question: str = QUESTION, /, **fields: Any) -> Answer:
-        """Ask the demo model a question, greedily unless the fields say otherwise."""
-        return self.post(endpoint, question_body(endpoint, question) | fields)
+        """Ask the subject a question, greedily unless the fields say otherwise."""
+        return self.post(endpoint, self.question_body(endpoint, question) | fields)
+
+    def question_body(self, endpoint: str, question: str = QUESTION) -> dict[str, Any]:
+        """Return a body that asks the subject a question, greedily."""
+        body = question_body(endpoint, question) | {"model": self.subject.model}
+        if endpoint == COMPLETIONS and self.subject.prompt is not None:
+            body["prompt"] = self.subject.prompt if question == QUESTION else self.prompt_token_ids(question)
+        return body
+
+    def prompt_token_ids(self, question: str) -> list[int]:
+        """Return what the subject's chat template makes of a question."""
+        body = {"model": self.subject.model, "messages": [{"role": "user", "content": question}]}
+        ids: list[int] = self.post("/tokenize", body).body["tokens"]
+        return ids
+
+    def text_of_tokens(self, token_ids: list[int]) -> str:
+        """Return the text of tokens, special ones too."""
+        return str(self.post("/detokenize", {"model": self.subject.model, "tokens": token_ids}).body["prompt"])
 
     def events(self, endpoint: str, body: dict[str, Any]) -> list[dict[str, Any]]:
         """Stream an answer and return its events; the last one must be [DONE]."""
@@ -112,6 +155,26 @@ def question_body(endpoint: str, question: str = QUESTION) -> dict[str, Any]:
         {"messages": [{"role": "user", "content": question}]} if endpoint == CHAT else {"prompt": chat_text(question)}
     )
     return {"model": "demo", "temperature": 0, "max_tokens": 200} | asked
+
+
+def api_of(url: str, model: str, alias: str) -> Api:
+    """Return a client of a server that was started elsewhere, with what its model says when it is asked."""
+    plain = Api(url, dataclasses.replace(DEMO, model=model, alias=alias))
+    prompt = plain.prompt_token_ids(QUESTION)
+    body = {"model": model, "prompt": prompt, "temperature": 0, "max_tokens": 200, "return_token_ids": True}
+    choice = plain.post(COMPLETIONS, body).choice
+    assert choice["finish_reason"] == "stop", f"{model} does not end its answer within 200 tokens: {choice['text']}"
+    end_token = choice["token_ids"][-1]
+    subject = Subject(
+        model=model,
+        alias=alias,
+        prompt=prompt,
+        prompt_text=plain.text_of_tokens(prompt),
+        answer=choice["text"],
+        end_token=end_token,
+        end_text=plain.text_of_tokens([end_token]),
+    )
+    return Api(url, subject)
 
 
 def _send(request: urllib.request.Request) -> Answer:

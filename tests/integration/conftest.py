@@ -1,4 +1,4 @@
-"""One real Triton and one real frontend for all of these tests, on the embedded CPU engine."""
+"""A real Triton and a real frontend on the embedded CPU engine, and another pair with the double of TensorRT-LLM."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -13,8 +14,16 @@ from openai import OpenAI
 
 from frontend.serve.launcher import Launcher, LauncherSettings
 from frontend.settings import Settings
-from tests.integration.api import Api
-from tests.integration.stack import ALIASES, DEMO_CHECKPOINT, MAX_SEQUENCES, PACED_MODEL, Stack
+from tests.integration.api import Api, api_of
+from tests.integration.stack import ALIASES, DEMO_CHECKPOINT, ENGINE_MODEL, MAX_SEQUENCES, PACED_MODEL, Stack
+from tests.tensorrt_llm_artifact import ADAPTER, install_double, write_artifact
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Let the table of parameters be walked against a server that was started elsewhere, as `selfcheck` does."""
+    parser.addoption("--server", metavar="URL", help="of a running frontend, whose model has the runtime tensorrt_llm")
+    parser.addoption("--server-model", metavar="NAME", help="the model to ask there")
+    parser.addoption("--server-alias", metavar="NAME", help="a further name of that model")
 
 
 @pytest.fixture(scope="session")
@@ -32,10 +41,35 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def stack(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     """The running server, ready."""
+    with _running(repository, tmp_path_factory) as stack:
+        yield stack
+
+
+@pytest.fixture(scope="session")
+def tensorrt_llm_stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    """A server of its own, whose engine stages run the tensorrt_llm runtime on the double of the package.
+
+    The demo model twice: `demo` on the PyTorch backend, with an adapter, and ENGINE_MODEL on the engine backend.
+    """
+    state_dir = tmp_path_factory.mktemp("tensorrt-llm")
+    artifacts = [
+        write_artifact(state_dir / "pytorch", "demo", "pytorch", aliases=ALIASES, adapter=ADAPTER),
+        write_artifact(state_dir / "engine", ENGINE_MODEL, "engine", prompt_logprobs="true"),
+    ]
+    repository = state_dir / "repository"
+    _run("render", *map(str, artifacts), "--repository", str(repository), "--max-sequences", str(MAX_SEQUENCES))
+    install_double(repository)
+    # Threads of numpy's that wait for each other are no help to a model of this size.
+    with _running(repository, tmp_path_factory, OPENBLAS_NUM_THREADS="1") as stack:
+        yield stack
+
+
+@contextmanager
+def _running(repository: Path, tmp_path_factory: pytest.TempPathFactory, **environment: str) -> Iterator[Stack]:
     settings = LauncherSettings(
         repository=repository,
         state_dir=tmp_path_factory.mktemp("launcher"),
-        environment=os.environ,
+        environment={**os.environ, **environment},
         frontend=Settings(port=0, stats_interval_s=0.2, max_body_bytes=1_000_000),
         triton_grpc_port=0,
         triton_http_port=0,
@@ -59,6 +93,17 @@ def client(stack: Stack) -> Iterator[OpenAI]:
 @pytest.fixture(scope="session")
 def api(stack: Stack) -> Api:
     """A client without a library."""
+    return Api(stack.url)
+
+
+@pytest.fixture(scope="session")
+def tensorrt_llm_api(request: pytest.FixtureRequest) -> Api:
+    """A client without a library, of the server with the double, or of the one that was named."""
+    url = request.config.getoption("--server", default=None)
+    if url is not None:
+        names = (request.config.getoption(option) for option in ("--server-model", "--server-alias"))
+        return api_of(url, *names)
+    stack: Stack = request.getfixturevalue("tensorrt_llm_stack")
     return Api(stack.url)
 
 

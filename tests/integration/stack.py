@@ -23,7 +23,9 @@ from model_repository.stage_messages import EngineStats
 from model_repository.tensors import array
 
 PACED_MODEL = "synthetic/paced"  # a token for each running sequence every 10 ms, until max_tokens
+ENGINE_MODEL = "demo-engine"  # the demo model on the tensorrt_llm runtime's engine backend
 ALIASES = ("llama3.1:8b", "nvidiaLlama-3.1-Nemotron-70B-Instruct")  # of the demo model: names that documents use
+WORKER = "tensorrt_llm_double_worker"  # the name of the process that stands for a rank
 MAX_SEQUENCES = 4  # that one engine decodes at a time
 DEMO_CHECKPOINT = Path(__file__).parents[2] / "build_engines" / "demo" / "checkpoint"
 DEADLINE_S = 30.0  # for things that take milliseconds: only a hang reaches it
@@ -101,10 +103,24 @@ class Stack:
         for pid in pids:
             os.kill(pid, signal.SIGKILL)
 
+    def kill_worker(self, stage_name: str) -> None:
+        """Kill the process in which a stage's TensorRT-LLM computes, or rather the double of it."""
+        stages = set(self.processes(stage_name))
+        found = _processes(self.launcher.triton.pid)
+        pids = [pid for pid, command in found if command.startswith(WORKER) and _parent_of(pid) in stages]
+        assert pids, f"no worker of {stage_name}"
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+
     def processes(self, stage_name: str) -> list[int]:
         """Return the stage's processes under this server's Triton: another test run may be going on beside this one."""
         found = _processes(self.launcher.triton.pid)
         return [pid for pid, command in found if f"/{stage_name}/" in command and "stub" in command]
+
+
+def _parent_of(pid: int) -> int:
+    status = (Path("/proc") / str(pid) / "status").read_text()
+    return next(int(line.split()[1]) for line in status.splitlines() if line.startswith("PPid:"))
 
 
 def _processes(session: int) -> Iterator[tuple[int, str]]:

@@ -39,7 +39,7 @@ class TritonPythonModel:
                 responder.fail(exc)
 
     def _serve(self, request: Any) -> dict[str, Any] | None:
-        tensors = triton_shell.read_tensors(request, contract.STAGES["detokenizer"].inputs)
+        tensors = triton_shell.read_tensors(request)
         if contract.DELIVERY.name in tensors:
             return self._deliver(request, tensors)
         release = tensors_to_release(tensors)

@@ -28,7 +28,7 @@ class TritonPythonModel:
         for request in requests:
             responder = triton_shell.TritonResponder(request)
             try:
-                self._serve(triton_shell.read_tensors(request, contract.STAGES["engine"].inputs), responder)
+                self._serve(triton_shell.read_tensors(request), responder)
             except Exception as exc:
                 responder.fail(exc)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from model_repository import contract, triton_shell
+from model_repository import triton_shell
 from model_repository.byte_table import FILE_NAME, load_byte_table
 from model_repository.errors import InvalidRequest
 from model_repository.tokenizer.stage import StageConfig, TokenizerStage
@@ -33,9 +33,7 @@ class TritonPythonModel:
         try:
             if _is_cancelled(request):
                 raise InvalidRequest("the request was cancelled")  # nobody reads it
-            return triton_shell.response(
-                self.stage.answer(triton_shell.read_tensors(request, contract.STAGES["tokenizer"].inputs))
-            )
+            return triton_shell.response(self.stage.answer(triton_shell.read_tensors(request)))
         except Exception as exc:
             return triton_shell.error_response(exc)
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 
 import gguf
+import numpy as np
 import pytest
 
 from build_engines.checkpoint import Checkpoint
 from build_engines.errors import BuildError
 from build_engines.llama_cpp.gguf_file import write_gguf
-from build_engines.llama_cpp.gguf_header import GgufFacts, read_gguf_base, read_gguf_facts
+from build_engines.llama_cpp.gguf_header import GgufFacts, gguf_parts, part_names, read_gguf_base, read_gguf_facts
+from tests.build_engines.llama_cpp_logits import PROMPT, llama_cpp_logits
 
 
 @pytest.fixture
@@ -40,6 +43,79 @@ def test_another_file_is_no_gguf_file(checkpoint: Path) -> None:
 def test_a_missing_gguf_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(BuildError, match=r"missing\.gguf"):
         read_gguf_facts(tmp_path / "missing.gguf")
+
+
+@pytest.mark.parametrize("key", ["eos", "eot", "eom"])
+def test_an_end_that_is_no_token_is_refused(key: str, tmp_path: Path) -> None:
+    """It would never come, and the model would not stop."""
+    writer = gguf.GGUFWriter(tmp_path / "model.gguf", "gemma3")
+    writer.add_context_length(64)
+    getattr(writer, f"add_{key}_token_id")(32)
+    writer.add_tensor("token_embd.weight", np.zeros((32, 8), dtype=np.float32))
+    close(writer)
+    with pytest.raises(BuildError, match=r"model\.gguf: ends with token 32: the model has tokens 0 to 31"):
+        read_gguf_facts(tmp_path / "model.gguf")
+
+
+def test_a_model_without_token_embedding_is_refused(writer: gguf.GGUFWriter, tmp_path: Path) -> None:
+    """As a file of LoRA adapters, or of what turns images into embeddings."""
+    writer.add_context_length(64)
+    close(writer)
+    with pytest.raises(BuildError, match=r"not a GGUF file of a language model: it has no token_embd\.weight"):
+        read_gguf_facts(tmp_path / "model.gguf")
+
+
+# --- in several files ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def parts(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """The same model in three files, as llama.cpp's own tool splits it."""
+    (tmp_path / "parts").mkdir()
+    monkeypatch.setattr(gguf, "GGUFWriter", functools.partial(gguf.GGUFWriter, split_max_tensors=8))
+    write_gguf(Checkpoint.load(checkpoint), tmp_path / "parts" / "model.gguf")
+    return sorted((tmp_path / "parts").iterdir())
+
+
+def test_a_model_in_several_files_is_read_as_one(whole_file: Path, parts: list[Path]) -> None:
+    assert [path.name for path in parts] == list(part_names("model", 3))
+    assert gguf_parts(parts[0]) == tuple(parts)
+    assert read_gguf_facts(parts[0]) == read_gguf_facts(whole_file)
+    assert read_gguf_base(parts[0]) == read_gguf_base(whole_file)
+
+
+def test_llama_cpp_finds_the_other_parts_by_the_first(whole_file: Path, parts: list[Path]) -> None:
+    assert np.array_equal(llama_cpp_logits(parts[0], PROMPT), llama_cpp_logits(whole_file, PROMPT))
+
+
+def test_a_model_in_one_file_has_one_part(whole_file: Path) -> None:
+    assert gguf_parts(whole_file) == (whole_file,)
+    assert part_names("model", 1) == ("model.gguf",)
+
+
+def test_another_part_than_the_first_is_refused(parts: list[Path]) -> None:
+    rule = r"one of 3 files of a model: expected the first, NAME-00001-of-00003\.gguf, with the others beside it"
+    with pytest.raises(BuildError, match=rf"model-00002-of-00003\.gguf: {rule}"):
+        read_gguf_facts(parts[1])
+
+
+def test_a_first_part_by_another_name_is_refused(parts: list[Path]) -> None:
+    """llama.cpp could not find the others."""
+    renamed = parts[0].rename(parts[0].with_name("first.gguf"))
+    with pytest.raises(BuildError, match=r"first\.gguf: one of 3 files of a model"):
+        gguf_parts(renamed)
+
+
+def test_a_missing_part_is_named(parts: list[Path]) -> None:
+    parts[2].unlink()
+    with pytest.raises(BuildError, match=r"model-00003-of-00003\.gguf: missing; .* says that the model is in 3 files"):
+        gguf_parts(parts[0])
+
+
+def test_parts_in_another_order_are_refused(parts: list[Path]) -> None:
+    parts[1].write_bytes(parts[2].read_bytes())
+    with pytest.raises(BuildError, match=r"model-00002-of-00003\.gguf: says of itself that it is number 3 of 3"):
+        gguf_parts(parts[0])
 
 
 # --- as the base of adapters -----------------------------------------------------------------------------------------
@@ -76,12 +152,12 @@ def test_without_grouped_queries_every_head_has_its_own_keys(writer: gguf.GGUFWr
 
 def test_a_base_that_does_not_count_its_heads_is_refused(writer: gguf.GGUFWriter, tmp_path: Path) -> None:
     close(writer)
-    with pytest.raises(BuildError, match=r"model\.gguf: llama\.attention\.head_count is None, which no adapter"):
+    with pytest.raises(BuildError, match=r"model\.gguf: llama\.attention\.head_count is None: expected one whole"):
         read_gguf_base(tmp_path / "model.gguf")
 
 
 def test_a_base_with_other_heads_in_each_layer_is_refused(writer: gguf.GGUFWriter, tmp_path: Path) -> None:
     writer.add_head_count([8, 4])
     close(writer)
-    with pytest.raises(BuildError, match=r"llama\.attention\.head_count is \[8, 4\], which no adapter"):
+    with pytest.raises(BuildError, match=r"llama\.attention\.head_count is \[8, 4\]: expected one whole"):
         read_gguf_base(tmp_path / "model.gguf")

@@ -15,9 +15,9 @@ from build_engines.errors import BuildError, UnsupportedAdapter
 from build_engines.llama_cpp.gguf_file import write_gguf
 from build_engines.llama_cpp.gguf_header import GgufBase, read_gguf_base
 from build_engines.llama_cpp.lora import LoraAdapter, write_lora
-from tests.build_engines.reference_llama import PROMPT, Floats, Llama, assert_same, llama_cpp_logits
+from tests.build_engines.llama_cpp_logits import PROMPT, Floats, assert_same, llama_cpp_logits
 from tests.build_engines.tiny_adapter import RANK, Pairs, merged, random_pairs, tensors_of, write_adapter
-from tests.build_engines.tiny_checkpoint import random_weights, write_checkpoint
+from tests.build_engines.tiny_checkpoint import CONFIG, random_weights, write_checkpoint
 
 WEIGHTS = random_weights()
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
@@ -27,9 +27,10 @@ SCALE = 8 / RANK  # alpha / r
 Q_PROJ = "base_model.model.model.layers.0.self_attn.q_proj"
 
 
-def convert_base(folder: Path, weights: dict[str, Any] = WEIGHTS, precision: str = "f16") -> Path:
+def convert_base(folder: Path, weights: dict[str, Any] = WEIGHTS, precision: str = "f16", **config: Any) -> Path:
     """Write a base model as GGUF and return its path."""
-    write_gguf(Checkpoint.load(write_checkpoint(folder, weights=weights)), folder / "model.gguf", precision)
+    checkpoint = write_checkpoint(folder, weights=weights, **config)
+    write_gguf(Checkpoint.load(checkpoint), folder / "model.gguf", precision)
     return folder / "model.gguf"
 
 
@@ -56,48 +57,83 @@ def adapted_logits(tmp_path: Path, base: Path) -> Callable[..., Floats]:
     return logits
 
 
+@pytest.fixture
+def merged_logits(tmp_path: Path) -> Callable[[float], Floats]:
+    """Returns the logits of a base whose weights have the adapter added to them."""
+
+    def logits(scale: float) -> Floats:
+        return llama_cpp_logits(convert_base(tmp_path / "merged", merged(WEIGHTS, PAIRS, scale), "f32"), PROMPT)
+
+    return logits
+
+
 # --- what comes out --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "Qwen2ForCausalLM"])
 @pytest.mark.parametrize("ends", [*((end,) for end in (*ATTENTION, *MLP, "lm_head")), (*ATTENTION, *MLP)], ids=str)
-def test_an_adapter_does_what_it_does_merged(ends: tuple[str, ...], tmp_path: Path) -> None:
-    pairs = random_pairs(WEIGHTS, ends)
-    base = convert_base(tmp_path / "a", precision="f32")  # f16 would round the merged weights
-    whole = convert_base(tmp_path / "b", merged(WEIGHTS, pairs, SCALE), precision="f32")
+def test_an_adapter_does_what_it_does_merged(ends: tuple[str, ...], architecture: str, tmp_path: Path) -> None:
+    config = {"architectures": [architecture], "hidden_size": 64}
+    weights = random_weights(CONFIG | config)
+    pairs = random_pairs(weights, ends)
+    base = convert_base(tmp_path / "a", weights, "f32", **config)  # f16 would round the merged weights
+    whole = convert_base(tmp_path / "b", merged(weights, pairs, SCALE), "f32", **config)
     adapter = convert_adapter(write_adapter(tmp_path / "c", tensors_of(pairs)), base)
     expected = llama_cpp_logits(whole, PROMPT)
     assert np.abs(llama_cpp_logits(base, PROMPT) - expected).max() > expected.std()
     assert np.abs(llama_cpp_logits(base, PROMPT, adapter) - expected).max() < 1e-3 * expected.std()
 
 
-def test_an_adapter_computes_the_same_as_the_reference(adapted_logits: Callable[..., Floats]) -> None:
-    assert_same(adapted_logits(tensors_of(PAIRS)), Llama(merged(WEIGHTS, PAIRS, SCALE)).logits(PROMPT))
+@pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "Qwen2ForCausalLM"])
+def test_an_adapter_fits_a_base_in_q8_0(architecture: str, tmp_path: Path) -> None:
+    """Up to what 8 bits round: a wrong adapter is off by more than a standard deviation."""
+    config = {"architectures": [architecture], "hidden_size": 64, "intermediate_size": 96}
+    weights = random_weights(CONFIG | config)
+    pairs = random_pairs(weights, (*ATTENTION, *MLP))
+    base = convert_base(tmp_path / "a", weights, "q8_0", **config)
+    whole = convert_base(tmp_path / "b", merged(weights, pairs, SCALE), "f32", **config)
+    adapter = convert_adapter(write_adapter(tmp_path / "c", tensors_of(pairs)), base)
+    expected = llama_cpp_logits(whole, PROMPT)
+    assert root_mean_square(llama_cpp_logits(base, PROMPT) - expected) > expected.std()
+    assert root_mean_square(llama_cpp_logits(base, PROMPT, adapter) - expected) < 0.1 * expected.std()
+
+
+def root_mean_square(differences: Floats) -> float:
+    return float(np.sqrt((differences**2).mean()))
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float64])
-def test_an_adapter_may_be_of_another_precision(dtype: Any, adapted_logits: Callable[..., Floats]) -> None:
+def test_an_adapter_may_be_of_another_precision(
+    dtype: Any, adapted_logits: Callable[..., Floats], merged_logits: Callable[[float], Floats]
+) -> None:
     tensors = {name: tensor.astype(dtype) for name, tensor in tensors_of(PAIRS).items()}
-    assert_same(adapted_logits(tensors), Llama(merged(WEIGHTS, PAIRS, SCALE)).logits(PROMPT))
+    assert_same(adapted_logits(tensors), merged_logits(SCALE))
 
 
-def test_a_rank_stabilized_adapter_is_scaled_by_the_root_of_its_rank(adapted_logits: Callable[..., Floats]) -> None:
-    expected = Llama(merged(WEIGHTS, PAIRS, 3 / RANK**0.5)).logits(PROMPT)
-    assert_same(adapted_logits(tensors_of(PAIRS), use_rslora=True, lora_alpha=3), expected)
+def test_a_rank_stabilized_adapter_is_scaled_by_the_root_of_its_rank(
+    adapted_logits: Callable[..., Floats], merged_logits: Callable[[float], Floats]
+) -> None:
+    adapted = adapted_logits(tensors_of(PAIRS), use_rslora=True, lora_alpha=3)
+    assert_same(adapted, merged_logits(3 / RANK**0.5))
 
 
-@pytest.mark.parametrize("alpha", [1, 0.5])
-def test_alpha_scales_an_adapter(alpha: float, adapted_logits: Callable[..., Floats]) -> None:
-    expected = Llama(merged(WEIGHTS, PAIRS, alpha / RANK)).logits(PROMPT)
-    assert_same(adapted_logits(tensors_of(PAIRS), lora_alpha=alpha), expected)
+@pytest.mark.parametrize("alpha", [1, 0.5, 8])
+def test_alpha_scales_an_adapter(
+    alpha: float, adapted_logits: Callable[..., Floats], merged_logits: Callable[[float], Floats]
+) -> None:
+    assert_same(adapted_logits(tensors_of(PAIRS), lora_alpha=alpha), merged_logits(alpha / RANK))
 
 
 def test_the_comparison_sees_a_wrong_rotation(
-    adapted_logits: Callable[..., Floats], monkeypatch: pytest.MonkeyPatch
+    adapted_logits: Callable[..., Floats],
+    merged_logits: Callable[[float], Floats],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Without the reordering of each head's rows, as the base's are reordered."""
-    monkeypatch.setattr("build_engines.llama_cpp.lora.interleave_rope", lambda module, weight, *heads: weight)
+    expected = merged_logits(SCALE)
+    monkeypatch.setattr("build_engines.llama_cpp.lora.interleave_heads", lambda weight, num_heads: weight)
     with pytest.raises(AssertionError):
-        assert_same(adapted_logits(tensors_of(PAIRS)), Llama(merged(WEIGHTS, PAIRS, SCALE)).logits(PROMPT))
+        assert_same(adapted_logits(tensors_of(PAIRS)), expected)
 
 
 def test_the_file_says_what_llama_cpp_wants_to_know(tmp_path: Path, base: Path) -> None:
@@ -223,7 +259,8 @@ def test_tensors_that_do_not_fit_are_refused(tensors: dict[str, Any], message: s
 
 
 def test_an_adapter_of_the_output_needs_a_base_whose_embeddings_are_not_tied(tmp_path: Path) -> None:
-    base = convert_base(tmp_path, {name: WEIGHTS[name] for name in WEIGHTS if name != "lm_head.weight"})
+    tied = {name: WEIGHTS[name] for name in WEIGHTS if name != "lm_head.weight"}
+    base = convert_base(tmp_path, tied, tie_word_embeddings=True)
     adapter = write_adapter(tmp_path / "adapter", tensors_of(random_pairs(WEIGHTS, ("lm_head",))))
     with pytest.raises(UnsupportedAdapter, match="module lm_head: the base model has no such linear layer"):
         convert_adapter(adapter, base)
@@ -232,5 +269,7 @@ def test_an_adapter_of_the_output_needs_a_base_whose_embeddings_are_not_tied(tmp
 def test_a_base_of_another_architecture_is_refused(tmp_path: Path) -> None:
     base = GgufBase(architecture="gemma", num_layers=2, num_heads=4, num_kv_heads=2, shapes={})
     adapter = LoraAdapter.load(write_adapter(tmp_path / "adapter", tensors_of(PAIRS)))
-    with pytest.raises(UnsupportedAdapter, match=r"the base is of architecture gemma: expected one of \['llama'\]"):
+    with pytest.raises(
+        UnsupportedAdapter, match=r"the base is of architecture gemma: expected one of \['llama', 'qwen2'\]"
+    ):
         write_lora(adapter, base, tmp_path / "adapter.gguf")

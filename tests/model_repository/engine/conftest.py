@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from build_engines.build import BuildSpec, build
+from build_engines.build import build
+from build_engines.cpu_spec import CpuSpec
 from tests.build_engines.tiny_checkpoint import write_checkpoint
 
 
@@ -14,4 +15,4 @@ from tests.build_engines.tiny_checkpoint import write_checkpoint
 def tiny_artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The built artifact of the tiny checkpoint."""
     folder = tmp_path_factory.mktemp("tiny")
-    return build(BuildSpec(model_id="tiny", checkpoint=write_checkpoint(folder / "checkpoint")), folder)
+    return build(CpuSpec(model_id="tiny", checkpoint=write_checkpoint(folder / "checkpoint")), folder)

@@ -62,11 +62,16 @@ class FakeRuntime:
         self.sequence_errors: dict[int, StageError] = {}  # by how many sequences were submitted before
         self.numbers: list[int] = []  # of sequences, in the order in which they were submitted
         self.num_cached_tokens = 0
+        self.num_tokens = 1  # of each sequence in a step
+        self.is_waiting = False  # for what somebody else computes
+        self.failure: EngineFailed | None = None  # for good
+        self.num_wakes = 0
         self.is_closed = False
         self.on_step: Callable[[], None] = lambda: None
 
     def submit(self, sequence: int, request: EngineRequest) -> None:
         """Queue a sequence, or fail as told."""
+        self._check()
         if self.submit_error is not None:
             raise self.submit_error
         self.numbers.append(sequence)
@@ -79,9 +84,15 @@ class FakeRuntime:
         self.running.pop(sequence, None)
         self.waiting = [item for item in self.waiting if item != sequence]
 
-    def step(self) -> Sequence[StepOutput]:
-        """Give every running sequence its next token, or fail as told."""
+    def _check(self) -> None:
+        if self.failure is not None:
+            raise self.failure
+
+    def step(self) -> Sequence[StepOutput] | None:
+        """Give every running sequence its next tokens, or wait or fail as told."""
         self.on_step()
+        if self.is_waiting:
+            return None
         if self.step_error is not None:
             error, self.step_error = self.step_error, None
             self.running.clear()
@@ -94,7 +105,12 @@ class FakeRuntime:
             if (index := self.numbers.index(sequence)) in self.sequence_errors
             else StepOutput(sequence, next(token_ids, EOS), self.num_cached_tokens)
             for sequence, token_ids in self.running.items()
+            for _ in range(self.num_tokens)
         ]
+
+    def wake(self) -> None:
+        """Count it."""
+        self.num_wakes += 1
 
     @property
     def has_work(self) -> bool:
@@ -103,6 +119,7 @@ class FakeRuntime:
 
     def stats(self) -> RuntimeStats:
         """Return what it holds; a cell per sequence."""
+        self._check()
         return RuntimeStats(
             num_active=len(self.running),
             num_waiting=len(self.waiting),
@@ -243,6 +260,16 @@ def test_a_stop_sequence_ends_generation_at_once() -> None:
     assert responder.last.finish_reason is FinishReason.STOP
     assert responder.last.usage == Usage(num_input_tokens=3, num_output_tokens=len("one, two"))
     assert not fake.runtime.has_work
+
+
+def test_tokens_that_a_step_brings_after_the_end_are_passed_over() -> None:
+    fake = Fake(b"one, two, three")
+    fake.runtime.num_tokens = 5
+    responder, other = fake.submit(stop=("two",)), fake.submit(max_tokens=7)
+    fake.turn(3)
+    assert ("".join(responder.texts), "".join(other.texts)) == ("one, ", "one, tw")
+    assert responder.last.usage == Usage(num_input_tokens=3, num_output_tokens=len("one, two"))
+    assert fake.engine.stats().max_step_sequences == 2
 
 
 def test_a_stop_sequence_that_the_limit_cuts_short_is_text() -> None:
@@ -663,6 +690,49 @@ def test_stats_tell_how_long_a_step_has_been_running() -> None:
     fake.submit()
     fake.turn()
     assert ages == [pytest.approx(3000)]
+
+
+def test_a_step_that_only_waits_goes_on() -> None:
+    fake = Fake(b"hello")
+    fake.runtime.is_waiting = True
+    responder = fake.submit()
+    fake.turn(3, passed_s=2.0)
+    stats = fake.engine.stats()
+    assert stats.num_steps == 0
+    assert stats.step_age_ms == pytest.approx(4000)
+    fake.runtime.is_waiting = False
+    fake.turn(passed_s=1.0)
+    stats = fake.engine.stats()
+    assert (stats.num_steps, stats.step_age_ms, responder.texts) == (1, 0.0, ["h"])
+
+
+def test_a_step_that_nobody_waits_for_any_more_is_over() -> None:
+    fake = Fake(b"hello")
+    fake.runtime.is_waiting = True
+    fake.submit(cancel_key="k")
+    fake.turn(2, passed_s=2.0)
+    fake.engine.cancel_key("k")
+    fake.turn(passed_s=2.0)
+    assert fake.engine.stats().step_age_ms == 0.0
+
+
+def test_whatever_arrives_wakes_the_runtime() -> None:
+    fake = Fake(b"hello")
+    fake.submit(cancel_key="k")
+    fake.engine.cancel_key("k")
+    fake.engine.cancel_sequence(1)
+    assert fake.runtime.num_wakes == 3
+
+
+def test_a_runtime_that_is_broken_for_good_refuses_and_has_no_stats() -> None:
+    """Its refusal was taken for a failure of the engine's turn, and the request waited for ever."""
+    fake = Fake(b"hello")
+    fake.runtime.failure = EngineFailed("the GPU is gone")
+    responder = fake.submit()
+    fake.turn()
+    assert responder.error is fake.runtime.failure
+    with pytest.raises(EngineFailed, match="the GPU is gone"):
+        fake.engine.stats()
 
 
 def test_every_load_has_an_epoch_and_sequence_numbers_of_its_own() -> None:

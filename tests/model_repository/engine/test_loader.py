@@ -44,6 +44,11 @@ def test_adapters_are_in_the_artifact() -> None:
     assert config.adapters == {"polite": Path("/artifacts/demo/adapters/polite.gguf")}
 
 
+def test_what_the_model_requires_of_the_machine_is_read() -> None:
+    config = read_engine_config(PARAMETERS | {"requires": '{"num_gpus": "8"}'})
+    assert config.requires == {"num_gpus": "8"}
+
+
 @pytest.mark.parametrize("name", sorted(PARAMETERS.keys() - {"ensemble"}))
 def test_a_missing_parameter_is_named(name: str) -> None:
     with pytest.raises(KeyError, match=name):
@@ -52,7 +57,9 @@ def test_a_missing_parameter_is_named(name: str) -> None:
 
 def test_an_unknown_runtime_is_refused_with_what_there_is() -> None:
     config = read_engine_config(PARAMETERS | {"runtime": "magic"})
-    with pytest.raises(UnknownRuntime, match=r"runtime 'magic': expected one of \['llama_cpp', 'synthetic'\]"):
+    with pytest.raises(
+        UnknownRuntime, match=r"runtime 'magic': expected one of \['llama_cpp', 'synthetic', 'tensorrt_llm'\]"
+    ):
         load_runtime(config, [])
 
 

@@ -124,6 +124,16 @@ def test_what_is_held_leaves_before_an_end_token() -> None:
     assert ending(run(b"hi <.", stop=("<end>",), stop_token_ids=(46,))) == ("hi <", FinishReason.STOP, 46)
 
 
+def test_what_is_held_leaves_where_the_runtime_draws_no_more() -> None:
+    item = sequence(stop=("two",))
+    for index, token_id in enumerate([*b"one, tw", None]):
+        item.take(StepOutput(5, token_id), now_s=index)
+    assert item.finish_reason is FinishReason.LENGTH
+    release = item.next_release(9)
+    assert bytes(release.token_ids) == b"one, tw"
+    assert release.usage == Usage(num_input_tokens=3, num_output_tokens=7)
+
+
 def test_an_end_token_of_the_request_is_like_the_models_own() -> None:
     end = ord(".")
     releases = run(b"one.two", end_token_ids=(end,), stop_token_ids=(end,), include_stop=True)

@@ -19,9 +19,13 @@ from tests.model_repository.tokenizer.test_stage import STAGE, request
 DOOR = Path(model_repository.__file__).parent / "tokenizer" / "1" / "model.py"
 
 
-class Tensor(SimpleNamespace):
+class Tensor:
     def __init__(self, name: str, value: Any) -> None:
-        super().__init__(name=name, value=value)
+        self._name = name
+        self.value = value
+
+    def name(self) -> str:
+        return self._name
 
     def as_numpy(self) -> Any:
         return self.value
@@ -29,7 +33,10 @@ class Tensor(SimpleNamespace):
 
 class Request:
     def __init__(self, tensors: dict[str, Any]) -> None:
-        self.tensors = tensors
+        self._tensors = [Tensor(name, value) for name, value in tensors.items()]
+
+    def inputs(self) -> list[Tensor]:
+        return self._tensors
 
 
 class Cancelled(Request):
@@ -59,9 +66,6 @@ def model(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         Tensor=Tensor,
         TritonError=Error,
         InferenceResponse=lambda tensors=(), error=None: SimpleNamespace(tensors=tensors, error=error),
-        get_input_tensor_by_name=lambda asked, name: (
-            Tensor(name, asked.tensors[name]) if name in asked.tensors else None
-        ),
     )
     monkeypatch.setitem(sys.modules, "triton_python_backend_utils", backend)
     monkeypatch.delitem(sys.modules, "model_repository.triton_shell", raising=False)
@@ -85,7 +89,7 @@ def test_a_request_that_nobody_waits_for_is_answered_without_work(model: Any) ->
 def test_others_are_served(model: Any, kind: type[Request]) -> None:
     (response,) = model.execute([kind(request_to_tensors(request()))])
     assert response.error is None
-    names = [tensor.name for tensor in response.tensors]
+    names = [tensor.name() for tensor in response.tensors]
     assert names == ["prompt_token_ids", "engine_params"]
     assert np.array_equal(response.tensors[0].value, [STAGE.encode(request()).prompt_token_ids])
 

@@ -1,0 +1,144 @@
+"""The models that can be planned and built: ours, and those in files of the user's own."""
+
+from __future__ import annotations
+
+import difflib
+import reprlib
+from collections.abc import Iterable, Iterator, Mapping
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import TypeAdapter, ValidationError
+
+from build_engines.architecture import Architecture
+from build_engines.errors import CatalogError
+from build_engines.model_entry import ModelEntry, Precision, chat_template_text
+from build_engines.parallelism import Parallelism
+
+__all__ = ["Architecture", "Catalog", "ModelEntry", "Parallelism", "Precision", "chat_template_text"]
+
+BUILT_IN = Path(str(resources.files("build_engines").joinpath("catalog.yaml")))
+
+_ENTRY: TypeAdapter[ModelEntry] = TypeAdapter(ModelEntry)
+_RULES = {"missing": "is missing", "unexpected_keyword_argument": "unknown key"}  # in place of pydantic's own words
+
+
+class Catalog:
+    """Models by id, in the order in which their files have them.
+
+    Args:
+        entries: no two with a name in common.
+
+    Raises:
+        CatalogError: two models have the same name.
+    """
+
+    def __init__(self, entries: Iterable[ModelEntry]) -> None:
+        self._entries: dict[str, ModelEntry] = {}
+        self._by_name: dict[str, ModelEntry] = {}
+        self._by_short_name: dict[str, list[ModelEntry]] = {}
+        for entry in entries:
+            self._entries[entry.model_id] = entry
+            for name in (entry.model_id, *entry.aliases):
+                other = self._by_name.setdefault(name.casefold(), entry)
+                if other is not entry:
+                    raise CatalogError(f"{entry.model_id}: {name} is a name of {other.model_id} already")
+            self._by_short_name.setdefault(entry.short_name.casefold(), []).append(entry)
+
+    @classmethod
+    def load(cls, *extra_paths: Path) -> Catalog:
+        """Read our own catalog and files of the same form that extend it.
+
+        Raises:
+            CatalogError: names the file, the path of the key, the value and the rule.
+        """
+        return cls(entry for path in (BUILT_IN, *extra_paths) for entry in _read_entries(path))
+
+    def __iter__(self) -> Iterator[ModelEntry]:
+        return iter(self._entries.values())
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def find(self, name: str) -> ModelEntry:
+        """Return the model of an id, an alias, an id without its owner, or a part of an id, where that says which.
+
+        Case is ignored, and in a part of an id everything but letters and digits.
+
+        Raises:
+            CatalogError: there is none; lists near names.
+        """
+        key = name.casefold()
+        found = [self._by_name[key]] if key in self._by_name else self._by_short_name.get(key) or self._with_part(key)
+        if not found:
+            raise CatalogError(f"{name}: not in the catalog; {self._nearest(key)}")
+        if len(found) > 1:
+            raise CatalogError(f"{name}: say which: {' or '.join(entry.model_id for entry in found)}")
+        return found[0]
+
+    def _with_part(self, key: str) -> list[ModelEntry]:
+        part = _letters_and_digits(key)
+        return [entry for entry in self if len(part) > 1 and part in _letters_and_digits(entry.model_id.casefold())]
+
+    def _nearest(self, key: str) -> str:
+        names = {**{name: entries[0] for name, entries in self._by_short_name.items()}, **self._by_name}
+        ids = dict.fromkeys(names[near].model_id for near in difflib.get_close_matches(key, names, n=5, cutoff=0.4))
+        return f"did you mean {' or '.join(ids)}?" if ids else "`list` shows it; --catalog FILE adds models of your own"
+
+
+def _letters_and_digits(text: str) -> str:
+    return "".join(filter(str.isalnum, text))
+
+
+def _read_entries(path: Path) -> Iterator[ModelEntry]:
+    try:
+        document = yaml.load(path.read_text(encoding="utf-8"), Loader=_UniqueKeyLoader)
+    except OSError as exc:
+        raise CatalogError(f"{path}: {exc.strerror}") from exc
+    except (yaml.YAMLError, UnicodeDecodeError) as exc:
+        raise CatalogError(f"{path}: not YAML: {' '.join(str(exc).split())}") from exc
+    match document:
+        case {"models": dict(models), **rest} if not rest:
+            pass
+        case _:
+            raise CatalogError(f"{path}: expected one key, `models`, an object of model ids and what is said of each")
+    for model_id, fields in models.items():
+        yield _entry(path, model_id, fields)
+
+
+def _entry(path: Path, model_id: object, fields: object) -> ModelEntry:
+    place = f"{path}: models.{model_id}"
+    if not isinstance(model_id, str) or not isinstance(fields, Mapping) or "model_id" in fields:
+        raise CatalogError(f"{place}: expected the id, a text, and an object of what is said of it but the id")
+    try:
+        return _ENTRY.validate_python({"model_id": model_id, **fields})
+    except ValidationError as exc:
+        first, *others = exc.errors(include_url=False)
+        more = f" (and {len(others)} more)" if others else ""
+        raise CatalogError(f"{place}.{_broken_rule(first)}{more}") from exc
+
+
+def _broken_rule(error: Mapping[str, Any]) -> str:
+    """Return `path.to.key: value: rule`."""
+    # Of a mapping's key pydantic says "[key]", behind the key itself.
+    key_path = ".".join(str(part) for part in error["loc"] if part != "[key]")
+    if error["type"] == "value_error":  # our own, which begins with a key
+        return ".".join(filter(None, (key_path, str(error["ctx"]["error"]))))
+    rule = _RULES.get(error["type"], error["msg"])
+    value = "" if error["type"] == "missing" else f"{reprlib.repr(error['input'])}: "
+    return f"{key_path}: {value}{rule}"
+
+
+class _UniqueKeyLoader(yaml.SafeLoader):  # type: ignore[misc]  # the library has no types
+    """Refuses a key that an object has twice, of which YAML would take the last."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[object] = set()
+        for key_node, _ in node.value:
+            key = key_node.value
+            if key in seen:
+                raise yaml.constructor.ConstructorError(None, None, f"{key}: given twice", key_node.start_mark)
+            seen.add(key)
+        return super().construct_mapping(node, deep)  # type: ignore[no-any-return]

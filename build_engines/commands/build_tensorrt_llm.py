@@ -1,0 +1,229 @@
+"""The part of `build` that makes artifacts for the tensorrt_llm runtime."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from build_engines.build import build
+from build_engines.catalog import Catalog
+from build_engines.errors import BuildError
+from build_engines.planner.gpus import GPUS, Gpu
+from build_engines.planner.plan import plan
+from build_engines.planner.sizing import Plan
+from build_engines.serving import Serving
+from build_engines.tensorrt_llm.checks import TARGET_VERSION, Check, gpu_of
+from build_engines.tensorrt_llm.dry_run import script
+from build_engines.tensorrt_llm.hub import HubReference
+from build_engines.tensorrt_llm.lora import lora_limits
+from build_engines.tensorrt_llm.mpi import MpiJob
+from build_engines.tensorrt_llm.options import CONTEXT_LOGITS, RUNTIME, checked_options
+from build_engines.tensorrt_llm.recipe import PLACEHOLDERS, Recipe
+from build_engines.tensorrt_llm.source import Source
+from build_engines.tensorrt_llm.spec import TensorRtLlmSpec, Tools
+from build_engines.tensorrt_llm.tool import ToolRun, run_tool
+from model_repository.engine.tensorrt_llm.options import Backend
+from model_repository.machine import Machine, read_machine
+
+EXAMPLES = Path("TensorRT-LLM")
+
+
+def add_to(command: argparse.ArgumentParser) -> None:
+    """Add the options that go with this runtime alone."""
+    group = command.add_argument_group(f"with --runtime {RUNTIME}, where MODEL is a name of the catalog")
+    add = group.add_argument
+    add("--catalog", type=Path, action="append", default=[], metavar="FILE", help="models of your own; repeatable")
+    add("--gpu", choices=sorted(GPUS), help="kind of GPU to build for (this machine's)")
+    add("--gpus", type=int, metavar="N", help="how many, of all nodes (as few as fit well)")
+    add("--nodes", type=int, metavar="N", help="on how many machines (as few as fit)")
+    add("--max-seq-len", type=int, metavar="N", help="tokens of prompt and completion together (the catalog's)")
+    add("--max-batch-size", type=int, metavar="N", help="sequences decoded in one step (the planner's)")
+    add("--max-num-tokens", type=int, metavar="N", help="tokens computed in one step, at most the planner's")
+    add("--backend", choices=list(Backend), help="engine compiles, pytorch takes the checkpoint as it is (engine)")
+    add(
+        "--tensorrt-llm-examples",
+        type=Path,
+        metavar="DIR",
+        help=f"a clone of TensorRT-LLM's repository at tag v{TARGET_VERSION}, which has the converters ({EXAMPLES})",
+    )
+    add("--calibration-dataset", metavar="NAME|DIR", help="texts to measure FP8 scales on (the tool's, downloaded)")
+    add("--workers", type=int, metavar="N", help="ranks converted and compiled at a time (the GPUs of a node)")
+    add("--work-dir", type=Path, metavar="DIR", help="holds what the steps leave for one another (STATE_DIR/work)")
+    add("--keep-work", action="store_true", help="keep the converted checkpoint, for a build with other limits")
+    add("--skip-check", type=Check, choices=list(Check), action="append", help="pass over this estimate; repeatable")
+    add("--dry-run", action="store_true", help="print the plan and the exact commands, on any machine; needs --gpu")
+
+
+_FLAGS = (
+    *("catalog", "gpu", "gpus", "nodes", "max_seq_len", "max_batch_size", "max_num_tokens", "backend", "workers"),
+    *("tensorrt_llm_examples", "calibration_dataset", "work_dir", "keep_work", "skip_check", "dry_run"),
+)
+_COMPILING_FLAGS = ("tensorrt_llm_examples", "calibration_dataset", "workers", "work_dir", "keep_work", "skip_check")
+_FOREIGN_FLAGS = {"gguf": "--checkpoint", "tokenizer": "--checkpoint", "context_window": "--max-seq-len"}
+
+
+def check_unused(options: argparse.Namespace) -> None:
+    """Check that none of the options is given with another runtime.
+
+    Raises:
+        BuildError: names the first that is.
+    """
+    for name in _FLAGS:
+        if getattr(options, name):
+            raise BuildError(f"--{name.replace('_', '-')}: goes with --runtime {RUNTIME}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """What the command line asks for, its pairs taken apart."""
+
+    options: argparse.Namespace
+    runtime_options: Mapping[str, str]
+    adapters: Mapping[str, Path]
+    serving: Serving
+
+    def __post_init__(self) -> None:
+        for name, instead in _FOREIGN_FLAGS.items():
+            if getattr(self.options, name) is not None:
+                raise BuildError(f"--{name.replace('_', '-')}: not with --runtime {RUNTIME}: use {instead}")
+        for name in _COMPILING_FLAGS:
+            if self.backend is Backend.PYTORCH and getattr(self.options, name):
+                raise BuildError(f"--{name.replace('_', '-')}: nothing is compiled with --backend {self.backend}")
+        for name in ("workers", "max_num_tokens"):
+            value = getattr(self.options, name)
+            if value is not None and value < 1:
+                raise BuildError(f"--{name.replace('_', '-')} {value}: expected at least 1")
+
+    @property
+    def backend(self) -> Backend:
+        """The engine, unless asked for otherwise."""
+        return Backend(self.options.backend or Backend.ENGINE)
+
+    @property
+    def work_dir(self) -> Path:
+        """Beside the artifacts, unless asked for otherwise."""
+        return Path(self.options.work_dir or self.options.state_dir / "work")
+
+    def plan(self, machine: Machine | None) -> Plan:
+        """Return where the model will run.
+
+        Args:
+            machine: whose GPUs are meant if none is named; None: one must be.
+        """
+        options = self.options
+        entry = Catalog.load(*options.catalog).find(options.model)
+        planned = plan(
+            entry,
+            self._gpu(machine),
+            num_gpus=options.gpus,
+            num_nodes=options.nodes,
+            precision=options.precision,
+            max_seq_len=options.max_seq_len,
+            max_batch_size=options.max_batch_size,
+        )
+        max_num_tokens = options.max_num_tokens or planned.max_num_tokens
+        if max_num_tokens > planned.max_num_tokens:
+            limit = planned.max_num_tokens
+            raise BuildError(f"--max-num-tokens {max_num_tokens}: the plan has memory for {limit} in one step")
+        return dataclasses.replace(planned, max_num_tokens=max_num_tokens)
+
+    def recipe(self, planned: Plan, source: Source | None) -> Recipe:
+        """Return how it is built; without a source, as for the 16-bit checkpoint that everybody has."""
+        texts = self.options.calibration_dataset
+        recipe = Recipe(
+            plan=planned,
+            has_context_logits=self.runtime_options.get(CONTEXT_LOGITS) == "true",
+            lora=lora_limits(self.adapters, planned.entry),
+            calibration_dataset=str(Path(texts).resolve()) if texts and Path(texts).is_dir() else texts,
+            num_workers=self.options.workers,
+        )
+        if source is not None:
+            recipe = dataclasses.replace(
+                recipe, source_format=source.format, has_duplicated_kv_heads=source.has_duplicated_kv_heads
+            )
+        if texts is not None and not recipe.is_quantized:
+            raise BuildError("--calibration-dataset: nothing is calibrated here: it goes with --precision fp8")
+        return recipe
+
+    def spec(self, tools: Tools) -> TensorRtLlmSpec:
+        """Return what to build, its checkpoint downloaded if it has to be."""
+        planned = self.plan(tools.machine)
+        entry = planned.entry
+        folder, revision = self._checkpoint(planned)
+        source = Source.load(folder, entry)
+        aliases = dict.fromkeys((*entry.aliases, *self.serving.aliases))
+        return TensorRtLlmSpec(
+            recipe=self.recipe(planned, source),
+            source=source,
+            revision=revision,
+            backend=self.backend,
+            options=checked_options(self.runtime_options, self.backend),
+            adapters=dict(self.adapters),
+            tool_call_format=self.options.tool_call_format or entry.tool_call_format,
+            serving=dataclasses.replace(self.serving, aliases=tuple(aliases)),
+            tools=tools,
+        )
+
+    def tools(self, run: Callable[[ToolRun], None]) -> Tools:
+        """Return what it is built with."""
+        return Tools(
+            machine=read_machine(),
+            work_dir=self.work_dir,
+            examples=self.options.tensorrt_llm_examples or EXAMPLES,
+            skipped_checks=frozenset(self.options.skip_check or ()),
+            keeps_work=self.options.keep_work,
+            run=run,
+        )
+
+    def script(self) -> Iterator[str]:
+        """Yield the plan and the commands, without looking at this machine."""
+        planned, folders, source = self.plan(None), PLACEHOLDERS, None
+        given = self.options.checkpoint
+        if given is not None and Path(given).is_dir():
+            source = Source.load(Path(given), planned.entry)
+            folders = dataclasses.replace(folders, checkpoint=Path(given))
+        elif given is not None:
+            HubReference.parse(given)
+        if self.options.tensorrt_llm_examples is not None:
+            folders = dataclasses.replace(folders, examples=self.options.tensorrt_llm_examples)
+        checked_options(self.runtime_options, self.backend)
+        return script(self.recipe(planned, source), self.backend, folders)
+
+    def _gpu(self, machine: Machine | None) -> Gpu:
+        if self.options.gpu is not None:
+            return GPUS[self.options.gpu]
+        if machine is None:
+            raise BuildError(f"--dry-run needs --gpu {'|'.join(GPUS)}")
+        return gpu_of(machine)
+
+    def _checkpoint(self, planned: Plan) -> tuple[Path, str | None]:
+        """Return the folder of the checkpoint, and of which commit of the hub it is."""
+        given = self.options.checkpoint
+        if given is None:
+            raise BuildError(f"--checkpoint is missing: DIR, or {planned.entry.model_id}@REVISION to download it")
+        return (Path(given), None) if Path(given).is_dir() else HubReference.parse(given).download(planned.entry)
+
+
+def build_tensorrt_llm(order: Order) -> Path | None:
+    """Build a model of the catalog; None: nothing was built, in a dry run or as a further rank of MPI.
+
+    Raises:
+        BuildError: one line that names the input and the rule, or a tool's end and what usually causes it.
+    """
+    artifacts_dir = order.options.state_dir / "artifacts"
+    if order.options.dry_run:
+        for line in order.script():
+            print(line)
+        return None
+    job = MpiJob.of(os.environ, order.work_dir)
+    if job is None:
+        return build(order.spec(order.tools(run_tool)), artifacts_dir)
+    if job.rank:
+        job.follow()
+        return None
+    with job.led():
+        return build(order.spec(order.tools(job.run)), artifacts_dir)

@@ -1,0 +1,108 @@
+"""`list`: the catalog, and what of it is built."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+from build_engines.artifact import Manifest
+from build_engines.catalog import Catalog
+from build_engines.commands.plan import add_catalog_option
+from build_engines.errors import ArtifactInvalid
+from build_engines.model_entry import ModelEntry
+from build_engines.tables import text_table
+
+_HEADER = ("model", "short name", "params", "context", "precisions", "tools", "license", "built")
+_EXAMPLES = """\
+examples:
+  list                             the models, and what of them is built in .conch
+  list --state-dir /srv/conch      likewise, what is built there
+  list --catalog models.yaml       with models of your own
+  list --json                      everything that the catalog says
+"""
+
+
+def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the command to a parser."""
+    command = commands.add_parser(
+        "list",
+        help="the models of the catalog, and what of them is built",
+        description="Lists the models that `plan` and `build` know by name, and the artifacts that are built.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    command.add_argument("--state-dir", type=Path, default=Path(".conch"), help="holds artifacts/ (%(default)s)")
+    add_catalog_option(command)
+    command.add_argument("--json", action="store_true", help="print everything as JSON")
+    command.set_defaults(command=_list)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Built:
+    """A folder of artifacts/."""
+
+    folder: str
+    manifest: Manifest | None  # None: not readable
+    error: str = ""
+
+    @property
+    def summary(self) -> str:
+        return f"{self.manifest.runtime} {self.manifest.precision}" if self.manifest else self.error
+
+
+def _list(options: argparse.Namespace) -> None:
+    catalog, built = Catalog.load(*options.catalog), list(_built(options.state_dir / "artifacts"))
+    if options.json:
+        print(json.dumps(_object(catalog, built), indent=2))
+        return
+    print("\n".join(text_table(_HEADER, (_row(entry, built) for entry in catalog))))
+    others = [item for item in built if not _is_listed(item, catalog)]
+    if others:
+        print("\nBuilt, and not in the catalog")
+        print("\n".join(f"  {item.folder}  {item.summary}" for item in others))
+
+
+def _built(artifacts_dir: Path) -> Iterator[_Built]:
+    """Yield what is in the folder; names with a dot are builds that have not ended."""
+    for folder in sorted(artifacts_dir.glob("[!.]*/")):
+        try:
+            yield _Built(folder.name, Manifest.load(folder))
+        except ArtifactInvalid as exc:
+            yield _Built(folder.name, None, str(exc))
+
+
+def _is_listed(item: _Built, catalog: Catalog) -> bool:
+    return item.manifest is not None and any(entry.model_id == item.manifest.model_id for entry in catalog)
+
+
+def _of(entry: ModelEntry, built: list[_Built]) -> list[_Built]:
+    return [item for item in built if item.manifest is not None and item.manifest.model_id == entry.model_id]
+
+
+def _row(entry: ModelEntry, built: list[_Built]) -> tuple[str, ...]:
+    return (
+        entry.model_id,
+        next((alias for alias in entry.aliases if ":" in alias), ""),
+        f"{entry.architecture.num_parameters / 1e9:.1f} B",
+        str(entry.seq_len_limit),
+        ", ".join(entry.precisions),
+        entry.tool_call_format,
+        f"{entry.license}{', gated' if entry.is_gated else ''}",
+        ", ".join(item.summary for item in _of(entry, built)) or "no",
+    )
+
+
+def _object(catalog: Catalog, built: list[_Built]) -> dict[str, object]:
+    models = [
+        dataclasses.asdict(entry)
+        | {
+            "num_parameters": entry.architecture.num_parameters,
+            "artifacts": [item.folder for item in _of(entry, built)],
+        }
+        for entry in catalog
+    ]
+    others = [{"folder": item.folder, "built": item.summary} for item in built if not _is_listed(item, catalog)]
+    return {"models": models, "other_artifacts": others}

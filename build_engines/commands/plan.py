@@ -1,0 +1,125 @@
+"""`plan`: what a model takes, and on which GPUs it fits."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+from pathlib import Path
+
+from build_engines.catalog import Catalog
+from build_engines.errors import BuildError
+from build_engines.model_entry import Precision
+from build_engines.planner.gpus import GPUS
+from build_engines.planner.overview import HEADER, Outcome, outcomes, page, row
+from build_engines.planner.plan import DEFAULT_MAX_BATCH_SIZE, plan
+from build_engines.planner.report import plan_lines, plan_object
+from build_engines.tables import text_table
+
+_EXAMPLES = """\
+examples:
+  plan llama3.1:70b --gpu h100                       the smallest layout that fits, with its arithmetic
+  plan llama3.1:70b --gpu h100 --precision fp8       the same in FP8: half the GPUs
+  plan qwen2.5:7b --gpu l40s --max-seq-len 8192      how many sequences of 8192 tokens fit at the same time
+  plan Meta-Llama-3.1-405B-Instruct --gpu h100 --gpus 16 --nodes 2
+  plan gemma2:27b                                    on every GPU, as a table
+  plan                                               every model on every GPU
+  plan my-model --catalog models.yaml --gpu a100     a model of your own
+
+What does not fit is an error that says what would. Weights are exact; workspace and runtime are estimates.
+"""
+
+
+def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the command to a parser."""
+    command = commands.add_parser(
+        "plan",
+        help="what a model takes of a GPU's memory, over how many, and how many sequences fit beside it",
+        description="Plans the TensorRT-LLM engine of a model of the catalog, on any machine: it needs no GPU.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    command.add_argument("model", nargs="?", metavar="MODEL", help="id, alias or short name; `list` shows them")
+    command.add_argument("--all", action="store_true", help="every model, as without MODEL")
+    command.add_argument("--gpu", choices=GPUS, help="without it, a table of all of them")
+    command.add_argument("--gpus", type=int, metavar="N", help="GPUs of all nodes together (the fewest that fit)")
+    command.add_argument("--nodes", type=int, metavar="M", help="of 8 GPUs at most (the fewest that hold the GPUs)")
+    command.add_argument("--precision", choices=list(Precision), help="of the matrices (16 bit, as the model is)")
+    command.add_argument(
+        "--max-seq-len", type=int, metavar="N", help="tokens of prompt and answer together (what the model takes)"
+    )
+    command.add_argument(
+        "--max-batch-size", type=int, metavar="N", help=f"sequences in one step ({DEFAULT_MAX_BATCH_SIZE})"
+    )
+    add_catalog_option(command)
+    command.add_argument("--json", action="store_true", help="print everything as JSON")
+    command.add_argument("--markdown", action="store_true", help="with --all and nothing else: print docs/plans.md")
+    command.set_defaults(command=_plan)
+
+
+def add_catalog_option(command: argparse.ArgumentParser) -> None:
+    """Add the option that extends the catalog."""
+    command.add_argument(
+        "--catalog",
+        action="append",
+        default=[],
+        type=Path,
+        metavar="FILE",
+        help="models of your own, in the form of build_engines/catalog.yaml; repeatable",
+    )
+
+
+def _plan(options: argparse.Namespace) -> None:
+    if options.all and options.model is not None:
+        raise BuildError(f"--all: plans every model, not {options.model} alone")
+    if options.markdown:
+        _print_page(options)
+        return
+    catalog = Catalog.load(*options.catalog)
+    settings = {
+        "precision": options.precision,
+        "num_gpus": options.gpus,
+        "num_nodes": options.nodes,
+        "max_seq_len": options.max_seq_len,
+        "max_batch_size": options.max_batch_size,
+    }
+    if options.model is not None and options.gpu is not None:
+        found = plan(catalog.find(options.model), GPUS[options.gpu], **settings)
+        if options.json:
+            print(json.dumps(plan_object(found), indent=2))
+        else:
+            print("\n".join(plan_lines(found, shutil.get_terminal_size().columns)))
+        return
+    entries = catalog if options.model is None else [catalog.find(options.model)]
+    gpus = GPUS.values() if options.gpu is None else [GPUS[options.gpu]]
+    table = list(outcomes(entries, gpus, **settings))
+    if options.json:
+        print(json.dumps([_outcome_object(outcome) for outcome in table], indent=2))
+    else:
+        _print_table(table)
+
+
+def _print_table(table: list[Outcome]) -> None:
+    print("\n".join(text_table(("GPU", *HEADER), ((outcome.gpu.name, *row(outcome)) for outcome in table))))
+    refusals = dict.fromkeys(outcome.refusal for outcome in table if outcome.plan is None)
+    if refusals:
+        print("\n" + "\n".join(refusals))
+
+
+def _outcome_object(outcome: Outcome) -> dict[str, object]:
+    if outcome.plan is not None:
+        return plan_object(outcome.plan)
+    return {
+        "model": outcome.entry.model_id,
+        "gpu": outcome.gpu.key,
+        "precision": outcome.precision.value,
+        "refusal": outcome.refusal,
+    }
+
+
+def _print_page(options: argparse.Namespace) -> None:
+    settings = ("model", "gpu", "gpus", "nodes", "precision", "max_seq_len", "max_batch_size")
+    is_changed = any(getattr(options, name) is not None for name in settings) or options.catalog or options.json
+    if is_changed or not options.all:
+        raise BuildError("--markdown: goes with --all and nothing else")
+    print(page(Catalog.load()), end="")

@@ -1,0 +1,49 @@
+"""`verify`: is an artifact whole, and does it fit this machine."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from pathlib import Path
+
+from build_engines import artifact
+from build_engines.artifact import Manifest
+from build_engines.errors import ArtifactInvalid
+from model_repository.machine import Machine, read_machine, why_unfit
+
+_NAMES = {"tensorrt_llm": "TensorRT-LLM version", "gpu_architecture": "GPU architecture", "num_gpus": "number of GPUs"}
+
+
+def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the command to a parser."""
+    command = commands.add_parser(
+        "verify",
+        help="check that an artifact is whole, and that it can run here",
+        description="Read every file of an artifact again and compare it with its digest, then compare what the "
+        "artifact was built for with this machine. One line for each check; status 1 if one fails.",
+    )
+    command.add_argument("artifact", type=Path, metavar="ARTIFACT", help="a folder that `build` made")
+    command.set_defaults(command=_verify)
+
+
+def _verify(options: argparse.Namespace) -> None:
+    failed = 0
+    for name, reason in _checks(options.artifact, read_machine()):
+        failed += reason is not None
+        print(f"{'ok' if reason is None else 'FAILED':8}{name}{'' if reason is None else f': {reason}'}")
+    if failed:
+        raise ArtifactInvalid(f"{options.artifact}: {failed} of its checks failed")
+
+
+def _checks(artifact_dir: Path, machine: Machine) -> Iterator[tuple[str, str | None]]:
+    """Yield each check with why it failed, if it did."""
+    manifest = Manifest.load(artifact_dir)
+    yield f"manifest: {manifest.model_id}, {manifest.runtime}, {manifest.precision}, key {manifest.key}", None
+    try:
+        artifact.verify(artifact_dir)
+        reason = None
+    except ArtifactInvalid as exc:
+        reason = str(exc)
+    yield f"digests of {len(manifest.files)} files", reason
+    for name, value in manifest.requires.items():
+        yield f"{_NAMES.get(name, name)}: {value}", why_unfit({name: value}, machine)

@@ -1,0 +1,183 @@
+"""What runs without a GPU: from a checkpoint or a GGUF file to what the llama.cpp and synthetic runtimes load."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from build_engines.artifact import Contents, link_or_copy
+from build_engines.checkpoint import TOKENIZER_FILES, Checkpoint, named_eos_token_ids, read_chat_templates, read_json
+from build_engines.errors import BuildError
+from build_engines.llama_cpp.gguf_file import write_gguf
+from build_engines.llama_cpp.gguf_header import gguf_parts, part_names, read_gguf_base, read_gguf_facts
+from build_engines.llama_cpp.lora import FILES as ADAPTER_FILES
+from build_engines.llama_cpp.lora import LoraAdapter, write_lora
+from build_engines.llama_cpp.shards import INDEX_FILE, weight_files
+from build_engines.llama_cpp.storage import PRECISIONS
+from build_engines.progress import Progress
+from build_engines.serving import Serving, check_id, check_names_differ, names_of
+from build_engines.text_files import detected_tool_call_format, write_text_files
+from model_repository.capabilities import Capability
+from model_repository.contract import model_id_to_slug
+from model_repository.engine.runtime import RUNTIMES
+from model_repository.tool_formats import TOOL_FORMATS
+
+CONVERTER = 2  # raise it when the same input is converted to other bytes
+GGUF_NAME = "model"  # of the file, or of its parts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CpuSpec:
+    """What to build: a checkpoint folder in Hugging Face's layout, or a GGUF file with its tokenizer's folder."""
+
+    model_id: str
+    runtime: str = "llama_cpp"
+    checkpoint: Path | None = None
+    gguf: Path | None = None
+    tokenizer: Path | None = None
+    context_window: int | None = None  # None: the model's own
+    precision: str = "f16"  # of the KV cache, and of the matrices that are converted from a checkpoint
+    options: dict[str, str] = field(default_factory=dict)  # the runtime's own
+    adapters: dict[str, Path] = field(default_factory=dict)  # by name: folders in PEFT's format
+    tool_call_format: str | None = None  # None: the one that the chat template speaks
+    serving: Serving = field(default_factory=Serving)
+
+    def __post_init__(self) -> None:
+        for name in (self.model_id, *self.adapters):
+            check_id(name)
+        check_names_differ(names_of(self.model_id, self.serving.aliases, self.adapters))
+        if self.adapters and Capability.LORA not in RUNTIMES[self.runtime].capabilities:
+            raise BuildError(f"--adapter: the runtime {self.runtime} takes none")
+        if self.tool_call_format not in (None, *TOOL_FORMATS):
+            raise BuildError(f"--tool-call-format {self.tool_call_format}: expected one of {', '.join(TOOL_FORMATS)}")
+        if self.precision not in PRECISIONS:
+            raise BuildError(f"--precision {self.precision}: expected one of {', '.join(PRECISIONS)}")
+        for name in self.options:
+            taken = sorted(RUNTIMES[self.runtime].options)
+            if name not in taken:
+                raise BuildError(f"--option {name}: the runtime {self.runtime} takes {', '.join(taken) or 'none'}")
+        if (self.checkpoint is None) == (self.gguf is None):
+            raise BuildError("expected either --checkpoint DIR or --gguf FILE")
+        if self.gguf is not None and self.tokenizer is None:
+            raise BuildError("--gguf needs --tokenizer DIR, the folder with the model's tokenizer.json")
+        if self.checkpoint is not None and self.tokenizer is not None:
+            raise BuildError("--tokenizer goes with --gguf; a checkpoint has its own tokenizer.json")
+        if not (self.tokenizer_folder / "tokenizer.json").is_file():
+            raise BuildError(f"{self.tokenizer_folder / 'tokenizer.json'}: no such file")
+
+    @property
+    def tokenizer_folder(self) -> Path:
+        """Where tokenizer.json is."""
+        folder = self.tokenizer or self.checkpoint
+        assert folder is not None
+        return folder
+
+    def source_files(self) -> dict[str, Path]:
+        """Return every file that the artifact is made of, by the name that the manifest has for it."""
+        paths = [self.tokenizer_folder / name for name in ("generation_config.json", *TOKENIZER_FILES)]
+        if self.gguf is not None:
+            paths += gguf_parts(self.gguf)
+        if self.checkpoint is not None:
+            paths += [self.checkpoint / name for name in ("config.json", INDEX_FILE)]
+        if self.checkpoint is not None and self.runtime == "llama_cpp":
+            paths += weight_files(self.checkpoint)
+        files = {path.name: path for path in paths}
+        for adapter, folder in self.adapters.items():
+            files |= {f"adapters/{model_id_to_slug(adapter)}/{name}": folder / name for name in ADAPTER_FILES}
+        return {name: path for name, path in files.items() if path.is_file()}
+
+    def key_parts(self) -> dict[str, Any]:
+        """Return what makes the artifact another one."""
+        return {
+            "converter": CONVERTER,
+            "context_window": self.context_window,
+            "precision": self.precision,
+            "options": self.options,
+            "tool_call_format": self._tool_call_format,
+        }
+
+    def write(self, folder: Path, source: dict[str, str], held: int) -> Contents:
+        """Write the weights, the adapters, the tokenizer and the byte table."""
+        del source, held  # nothing here outlives this process
+        facts = _write_model(self, folder)
+        write_text_files(self.tokenizer_folder, folder, facts.vocab_size, self._tool_call_format)
+        return Contents(
+            context_window=_context_window(self, facts),
+            eos_token_ids=facts.eos_token_ids,
+            precision=self.precision,
+            options=self.options,
+            adapters={name: _adapter_path(name) for name in self.adapters},
+            tool_call_format=self._tool_call_format,
+            has_chat_template="default" in read_chat_templates(self.tokenizer_folder),
+        )
+
+    def clean_up(self, source: dict[str, str]) -> None:
+        """Nothing is left."""
+
+    @property
+    def _tool_call_format(self) -> str:
+        return self.tool_call_format or detected_tool_call_format(self.tokenizer_folder)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFacts:
+    """What the source says about the model."""
+
+    context_window: int
+    eos_token_ids: tuple[int, ...]
+    vocab_size: int
+
+
+def _write_model(spec: CpuSpec, folder: Path) -> ModelFacts:
+    """Write the weights and the adapters; return what the source says."""
+    adapters = {name: LoraAdapter.load(source) for name, source in spec.adapters.items()}
+    facts = _write_weights(spec, folder)
+    if adapters:
+        base = read_gguf_base(min(folder.glob(f"{GGUF_NAME}*.gguf")))  # the first of its parts
+        (folder / "adapters").mkdir()
+        for name, adapter in adapters.items():
+            write_lora(adapter, base, folder / _adapter_path(name))
+    return facts
+
+
+def _write_weights(spec: CpuSpec, folder: Path) -> ModelFacts:
+    if spec.gguf is not None:
+        facts = _facts_of_gguf(spec.gguf, spec.tokenizer_folder)
+        parts = gguf_parts(spec.gguf)
+        for part, name in zip(parts, part_names(GGUF_NAME, len(parts)), strict=True):
+            link_or_copy(part, folder / name)
+        return facts
+    assert spec.checkpoint is not None
+    checkpoint = Checkpoint.load(spec.checkpoint)
+    if spec.runtime == "llama_cpp":  # the synthetic runtime has no weights
+        with Progress.shown("converting", 0) as progress:
+            path = folder / f"{GGUF_NAME}.gguf"
+            write_gguf(checkpoint, path, spec.precision, lambda done, total: progress.set(done, total_bytes=total))
+    return ModelFacts(
+        context_window=checkpoint.context_window,
+        eos_token_ids=checkpoint.eos_token_ids,
+        vocab_size=int(checkpoint.config["vocab_size"]),
+    )
+
+
+def _facts_of_gguf(path: Path, tokenizer_folder: Path) -> ModelFacts:
+    header = read_gguf_facts(path)
+    generation = read_json(tokenizer_folder / "generation_config.json", is_optional=True)
+    eos_token_ids = named_eos_token_ids(generation) or header.eos_token_ids
+    if not eos_token_ids:
+        raise BuildError(f"{path}: names no end-of-generation token, nor does generation_config.json")
+    return ModelFacts(context_window=header.context_length, eos_token_ids=eos_token_ids, vocab_size=header.vocab_size)
+
+
+def _context_window(spec: CpuSpec, facts: ModelFacts) -> int:
+    if spec.context_window is None:
+        return facts.context_window
+    if not 2 <= spec.context_window <= facts.context_window:
+        raise BuildError(f"context window {spec.context_window}: this model has 2 to {facts.context_window} tokens")
+    return spec.context_window
+
+
+def _adapter_path(name: str) -> str:
+    """Return where an adapter is, relative to the artifact."""
+    return f"adapters/{model_id_to_slug(name)}.gguf"

@@ -1,0 +1,106 @@
+"""The tensors of a Llama or Qwen2 model: their names on both sides, their shapes, and how their rows are ordered."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import gguf
+import numpy.typing as npt
+
+from build_engines.errors import UnsupportedCheckpoint
+from build_engines.llama_cpp.model_config import ModelConfig
+from build_engines.llama_cpp.weights import StoredTensor
+
+EMBEDDING, OUTPUT = "model.embed_tokens.weight", "lm_head.weight"
+_BUFFER = ".rotary_emb.inv_freq"  # of early Llama checkpoints: what config.json says, computed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placement:
+    """A tensor of the checkpoint, and where it goes."""
+
+    source: StoredTensor
+    name: str  # in GGUF
+    num_interleaved_heads: int | None  # whose rows llama.cpp wants in another order
+
+
+def place_tensors(model: ModelConfig, stored: Mapping[str, StoredTensor]) -> list[Placement]:
+    """Find every tensor of the model in the checkpoint.
+
+    Raises:
+        UnsupportedCheckpoint: one is missing, of another shape, or none of the model's; names it.
+    """
+    shapes = dict(_shapes(model))
+    names = gguf.get_tensor_name_map(model.arch, model.num_layers)
+    placements = []
+    for source_name, shape in shapes.items():
+        if source_name not in stored:
+            raise UnsupportedCheckpoint(f"tensor {source_name}: missing")
+        source = stored[source_name]
+        if source.shape != shape:
+            rule = f"config.json makes it {list(shape)}"
+            raise UnsupportedCheckpoint(f"tensor {source_name}: is of shape {list(source.shape)}, {rule}")
+        heads = num_interleaved_heads(model.arch, source_name.rpartition(".")[0], model.num_heads, model.num_kv_heads)
+        name = names.get_name(source_name, try_suffixes=(".weight", ".bias"))
+        assert name is not None
+        placements.append(Placement(source=source, name=name, num_interleaved_heads=heads))
+    for name, tensor in stored.items():
+        if name == OUTPUT and model.has_tied_embeddings:
+            _check_equal(tensor, stored[EMBEDDING])
+        elif name not in shapes and not name.endswith(_BUFFER):
+            raise UnsupportedCheckpoint(f"tensor {name}: unknown in this architecture")
+    return placements
+
+
+def num_interleaved_heads(arch: gguf.MODEL_ARCH, module: str, num_heads: int, num_kv_heads: int) -> int | None:
+    """Return how many heads a module has whose rows are to be interleaved; None for a module that stays as it is.
+
+    Hugging Face rotates the halves of a head. llama.cpp does so for Qwen2, but rotates neighbouring pairs for Llama.
+    """
+    if arch is not gguf.MODEL_ARCH.LLAMA:
+        return None
+    return {"q_proj": num_heads, "k_proj": num_kv_heads}.get(module.rpartition(".")[2])
+
+
+def interleave_heads(weight: npt.NDArray[Any], num_heads: int) -> npt.NDArray[Any]:
+    """Bring the rows of the two halves of each head together in pairs."""
+    halves = weight.reshape(num_heads, 2, len(weight) // num_heads // 2, *weight.shape[1:])
+    return halves.swapaxes(1, 2).reshape(weight.shape)
+
+
+def _shapes(model: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
+    yield EMBEDDING, (model.vocab_size, model.hidden_size)
+    for layer in range(model.num_layers):
+        for name, shape in _layer_shapes(model):
+            yield f"model.layers.{layer}.{name}", shape
+    yield "model.norm.weight", (model.hidden_size,)
+    if not model.has_tied_embeddings:
+        yield OUTPUT, (model.vocab_size, model.hidden_size)
+
+
+def _layer_shapes(model: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
+    hidden, intermediate = model.hidden_size, model.intermediate_size
+    query, key = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
+    for name, shape, has_bias in (
+        ("self_attn.q_proj", (query, hidden), model.has_qkv_bias),
+        ("self_attn.k_proj", (key, hidden), model.has_qkv_bias),
+        ("self_attn.v_proj", (key, hidden), model.has_qkv_bias),
+        ("self_attn.o_proj", (hidden, query), model.has_output_bias),
+        ("mlp.gate_proj", (intermediate, hidden), model.has_mlp_bias),
+        ("mlp.up_proj", (intermediate, hidden), model.has_mlp_bias),
+        ("mlp.down_proj", (hidden, intermediate), model.has_mlp_bias),
+    ):
+        yield f"{name}.weight", shape
+        if has_bias:
+            yield f"{name}.bias", shape[:1]
+    yield "input_layernorm.weight", (hidden,)
+    yield "post_attention_layernorm.weight", (hidden,)
+
+
+def _check_equal(output: StoredTensor, embedding: StoredTensor) -> None:
+    pieces = zip(output.read_pieces(), embedding.read_pieces(), strict=True)
+    if output.shape != embedding.shape or not all((one == other).all() for one, other in pieces):
+        rule = "config.json ties it to the embedding (tie_word_embeddings), from which it differs"
+        raise UnsupportedCheckpoint(f"tensor {output.name}: {rule}")

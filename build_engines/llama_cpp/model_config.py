@@ -1,0 +1,121 @@
+"""What config.json says of a Llama or Qwen2 model, checked: everything that a conversion goes by."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import gguf
+
+from build_engines.checkpoint import require
+from build_engines.errors import UnsupportedCheckpoint
+from build_engines.llama_cpp.rope import Rope, positive_number
+
+ARCHITECTURES = {"LlamaForCausalLM": gguf.MODEL_ARCH.LLAMA, "Qwen2ForCausalLM": gguf.MODEL_ARCH.QWEN2}
+
+# What changes the computation in a way that is not converted; each with the values by which it does not.
+_NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "hidden_act": ("silu",),
+    "partial_rotary_factor": (None, 1.0),
+    "quantization_config": (None,),
+    "use_sliding_window": (None, False),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig:
+    """The sizes of a model, and which of the optional tensors it has."""
+
+    arch: gguf.MODEL_ARCH
+    num_layers: int
+    hidden_size: int
+    intermediate_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    vocab_size: int
+    context_window: int
+    rms_norm_eps: float
+    rope: Rope
+    has_tied_embeddings: bool
+    has_qkv_bias: bool
+    has_output_bias: bool  # of the attention's output projection
+    has_mlp_bias: bool
+
+    @classmethod
+    def of(cls, config: dict[str, Any]) -> ModelConfig:
+        """Read config.json.
+
+        Raises:
+            BuildError: something is missing.
+            UnsupportedCheckpoint: it asks for something that this conversion does not do; names the field.
+        """
+        name = (config.get("architectures") or ["none"])[0]
+        if name not in ARCHITECTURES:
+            raise UnsupportedCheckpoint(f"architecture {name}: expected one of {', '.join(ARCHITECTURES)}")
+        for field, neutral in _NEUTRAL.items():
+            if config.get(field, neutral[0]) not in neutral:
+                raise UnsupportedCheckpoint(f"config.json: {field}={config[field]!r}: expected {neutral[-1]!r}")
+        if set(config.get("layer_types") or ()) - {"full_attention"}:
+            rule = "expected full_attention alone"
+            raise UnsupportedCheckpoint(f"config.json: layer_types={config['layer_types']}: {rule}")
+        require(config, "rms_norm_eps")
+        is_qwen2 = ARCHITECTURES[name] is gguf.MODEL_ARCH.QWEN2
+        hidden_size, num_heads = _count(config, "hidden_size"), _count(config, "num_attention_heads")
+        model = cls(
+            arch=ARCHITECTURES[name],
+            num_layers=_count(config, "num_hidden_layers"),
+            hidden_size=hidden_size,
+            intermediate_size=_count(config, "intermediate_size"),
+            num_heads=num_heads,
+            num_kv_heads=_count(config, "num_key_value_heads", num_heads),
+            head_dim=_count(config, "head_dim", hidden_size // num_heads),
+            vocab_size=_count(config, "vocab_size"),
+            context_window=_count(config, "max_position_embeddings"),
+            rms_norm_eps=positive_number("rms_norm_eps", config["rms_norm_eps"]),
+            rope=Rope.of(config),
+            has_tied_embeddings=bool(config.get("tie_word_embeddings", False)),
+            # Qwen2 has these three whatever its config.json says.
+            has_qkv_bias=is_qwen2 or bool(config.get("attention_bias", False)),
+            has_output_bias=not is_qwen2 and bool(config.get("attention_bias", False)),
+            has_mlp_bias=not is_qwen2 and bool(config.get("mlp_bias", False)),
+        )
+        _check_heads(model)
+        if is_qwen2 and model.rope.scaling == "llama3":
+            raise UnsupportedCheckpoint("config.json: rope_type='llama3': llama.cpp has it for LlamaForCausalLM only")
+        return model
+
+    def write(self, writer: gguf.GGUFWriter) -> None:
+        """Write what llama.cpp's loader reads."""
+        writer.add_block_count(self.num_layers)
+        writer.add_context_length(self.context_window)
+        writer.add_embedding_length(self.hidden_size)
+        writer.add_feed_forward_length(self.intermediate_size)
+        writer.add_head_count(self.num_heads)
+        writer.add_head_count_kv(self.num_kv_heads)
+        writer.add_key_length(self.head_dim)
+        writer.add_value_length(self.head_dim)
+        writer.add_rope_dimension_count(self.head_dim)
+        writer.add_layer_norm_rms_eps(self.rms_norm_eps)
+        writer.add_vocab_size(self.vocab_size)
+        self.rope.write(writer)
+
+
+def _check_heads(model: ModelConfig) -> None:
+    if model.num_heads % model.num_kv_heads:
+        rule = f"expected a divisor of num_attention_heads={model.num_heads}"
+        raise UnsupportedCheckpoint(f"config.json: num_key_value_heads={model.num_kv_heads}: {rule}")
+    if model.head_dim % 2:
+        raise UnsupportedCheckpoint(f"config.json: head_dim={model.head_dim}: expected an even number")
+
+
+def _count(config: Mapping[str, Any], name: str, default: int | None = None) -> int:
+    value = config.get(name)
+    if value is None:
+        value = default
+    if value is None:
+        require(dict(config), name)
+    if type(value) is not int or value < 1:
+        raise UnsupportedCheckpoint(f"config.json: {name}={value!r}: expected a whole number from 1")
+    return value

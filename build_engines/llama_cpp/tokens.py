@@ -1,0 +1,178 @@
+"""The vocabulary of a GGUF file, from tokenizer.json.
+
+Text is tokenized in the tokenizer stage, never by llama.cpp; other programs that open the file find what they need.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import gguf
+
+from build_engines.checkpoint import Checkpoint, read_chat_templates, read_json
+from build_engines.errors import UnsupportedCheckpoint
+
+Keys = gguf.Keys.Tokenizer
+
+_BYTE_TOKEN = re.compile(r"<0x[0-9A-F]{2}>")
+_WORDS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+# llama.cpp's names of the expressions that split text into words, before byte-level BPE.
+_PRE_TOKENIZERS = {_WORDS % "{1,3}": "llama-bpe", _WORDS % "": "qwen2"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Vocabulary:
+    """The tokens of a model, one for each row of its embedding."""
+
+    is_byte_level: bool  # otherwise of SentencePiece's kind, with byte fallback
+    tokens: list[str]
+    types: list[gguf.TokenType]
+    merges: list[str]  # first the one that is applied first; the two tokens with a space between
+    scores: list[float]  # the highest is merged first
+    special_ids: Mapping[str, int]  # by their keys in GGUF
+    pre_tokenizer: str
+    has_space_prefix: bool
+    adds_bos: bool
+    chat_template: str
+
+    @classmethod
+    def of(cls, checkpoint: Checkpoint) -> Vocabulary:
+        """Read tokenizer.json and what says more of it.
+
+        Raises:
+            UnsupportedCheckpoint: not a kind of tokenizer that is converted, or one with more tokens than the model.
+        """
+        description = read_json(checkpoint.folder / "tokenizer.json")
+        model, decoder = description["model"], json.dumps(description.get("decoder"))
+        is_byte_level = "ByteLevel" in decoder
+        if model.get("type") != "BPE" or not (is_byte_level or "ByteFallback" in decoder):
+            raise UnsupportedCheckpoint("tokenizer.json: expected byte-level BPE, or BPE with byte fallback")
+        tokens, types = _tokens(description, int(checkpoint.config["vocab_size"]))
+        merges = [item if isinstance(item, str) else " ".join(item) for item in model["merges"]]
+        special_ids = _special_ids(checkpoint, tokens)
+        unknown = _id_of(model.get("unk_token"), tokens)
+        if unknown is not None:
+            special_ids[Keys.UNK_ID] = unknown
+            types[unknown] = gguf.TokenType.UNKNOWN
+        splits = _split_patterns(description)
+        return cls(
+            is_byte_level=is_byte_level,
+            tokens=tokens,
+            types=types,
+            merges=merges,
+            scores=_scores(tokens, merges),
+            special_ids=special_ids,
+            pre_tokenizer=next((name for pattern, name in _PRE_TOKENIZERS.items() if pattern in splits), "default"),
+            has_space_prefix=_has_space_prefix(description),
+            adds_bos=_adds_bos(description, special_ids.get(Keys.BOS_ID)),
+            chat_template=read_chat_templates(checkpoint.folder).get("default", ""),
+        )
+
+    def write(self, writer: gguf.GGUFWriter) -> None:
+        """Write what llama.cpp's loader and tokenizer read."""
+        writer.add_tokenizer_model("gpt2" if self.is_byte_level else "llama")
+        writer.add_tokenizer_pre(self.pre_tokenizer)
+        writer.add_token_list(self.tokens)
+        writer.add_token_types(self.types)
+        if self.is_byte_level:
+            writer.add_token_merges(self.merges)
+        else:
+            writer.add_token_scores(self.scores)
+            writer.add_add_space_prefix(self.has_space_prefix)
+        for key, token_id in self.special_ids.items():
+            writer.add_uint32(key, token_id)
+        writer.add_add_bos_token(self.adds_bos)
+        if self.chat_template:
+            writer.add_chat_template(self.chat_template)
+
+
+def _tokens(description: dict[str, Any], vocab_size: int) -> tuple[list[str], list[gguf.TokenType]]:
+    """Return the token of every row of the embedding, and its type."""
+    vocab: dict[str, int] = description["model"]["vocab"]
+    if max(vocab.values()) >= vocab_size:
+        rule = f"config.json says vocab_size={vocab_size}"
+        raise UnsupportedCheckpoint(f"tokenizer.json: the model has token {max(vocab.values())}; {rule}")
+    # Rows that are there for a round number have no token.
+    tokens = [f"[PAD{token_id}]" for token_id in range(vocab_size)]
+    types = [gguf.TokenType.UNUSED] * vocab_size
+    has_bytes = bool(description["model"].get("byte_fallback"))
+    for token, token_id in vocab.items():
+        is_byte = has_bytes and _BYTE_TOKEN.fullmatch(token)
+        tokens[token_id] = token
+        types[token_id] = gguf.TokenType.BYTE if is_byte else gguf.TokenType.NORMAL
+    for added in description.get("added_tokens", ()):
+        if added["id"] < vocab_size:  # what was added to the tokenizer alone, the model neither reads nor writes
+            tokens[added["id"]] = added["content"]
+            types[added["id"]] = gguf.TokenType.CONTROL if added["special"] else gguf.TokenType.USER_DEFINED
+    return tokens, types
+
+
+def _scores(tokens: list[str], merges: list[str]) -> list[float]:
+    """Return scores by which llama.cpp, which merges to the best token, merges in the order of the ranks."""
+    ranks: dict[str, int] = {}
+    for rank, merge in enumerate(merges):
+        ranks.setdefault(merge.replace(" ", ""), rank)
+    return [-float(ranks.get(token, len(merges))) for token in tokens]
+
+
+def _special_ids(checkpoint: Checkpoint, tokens: list[str]) -> dict[str, int]:
+    """Return the ids of the special tokens that the configuration names, by their keys in GGUF."""
+    configured = read_json(checkpoint.folder / "tokenizer_config.json", is_optional=True)
+    special_ids = {}
+    for key, name in ((Keys.BOS_ID, "bos"), (Keys.PAD_ID, "pad")):
+        token_id = checkpoint.config.get(f"{name}_token_id")
+        if token_id is None:
+            token_id = _id_of(configured.get(f"{name}_token"), tokens)
+        if token_id is not None and 0 <= token_id < len(tokens):
+            special_ids[key] = int(token_id)
+    # llama.cpp ends generation at any of the three. GGUF has room for no more; the artifact's manifest lists all.
+    ends = dict.fromkeys(checkpoint.eos_token_ids)
+    first = _id_of(configured.get("eos_token"), tokens)
+    ordered = sorted(ends, key=lambda token_id: token_id != first)
+    return special_ids | dict(zip((Keys.EOS_ID, Keys.EOT_ID, Keys.EOM_ID), ordered, strict=False))
+
+
+def _id_of(token: object, tokens: list[str]) -> int | None:
+    """Return the id of a token of tokenizer_config.json, which is a text or an object with one."""
+    content = token.get("content") if isinstance(token, dict) else token
+    return tokens.index(content) if content in tokens else None
+
+
+def _has_space_prefix(description: dict[str, Any]) -> bool:
+    """Tell whether a text is tokenized as if a space stood before it."""
+    parts = [*_parts(description.get("normalizer")), *_parts(description.get("pre_tokenizer"))]
+    return any(
+        part["type"] == "Prepend" or (part["type"] == "Metaspace" and part.get("prepend_scheme", "always") != "never")
+        for part in parts
+    )
+
+
+def _adds_bos(description: dict[str, Any], bos_token_id: int | None) -> bool:
+    """Tell whether the tokenizer itself puts the first token before a text."""
+    for part in _parts(description.get("post_processor")):
+        first = part["single"][0] if part["type"] == "TemplateProcessing" else {}
+        if "SpecialToken" in first:
+            return bos_token_id in part["special_tokens"][first["SpecialToken"]["id"]]["ids"]
+    return False
+
+
+def _split_patterns(description: dict[str, Any]) -> list[str]:
+    """Return the regular expressions that split a text into words."""
+    parts = _parts(description.get("pre_tokenizer"))
+    return [part["pattern"].get("Regex", "") for part in parts if part["type"] == "Split"]
+
+
+def _parts(component: dict[str, Any] | None) -> list[dict[str, Any]]:
+    """Return what a tokenizer's component does, step by step; a sequence lists its steps under one of these names."""
+    if component is None:
+        return []
+    for name in ("normalizers", "pretokenizers", "processors"):
+        if name in component:
+            return [part for step in component[name] for part in _parts(step)]
+    return [component]

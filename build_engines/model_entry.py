@@ -1,0 +1,187 @@
+"""What the catalog says about one model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+from importlib import resources
+from typing import Annotated
+
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+
+from build_engines.architecture import CHECKED, Architecture, Count, Flag
+from build_engines.errors import BuildError
+from build_engines.parallelism import Parallelism, broken_rule
+from build_engines.planner.gpus import GPUS, Gpu
+from build_engines.serving import Serving, check_id
+from model_repository.tokenizer.fill_in_middle import FAMILIES
+from model_repository.tool_formats import TOOL_FORMATS
+
+CHECKPOINT_TEMPLATE = "checkpoint"
+CHAT_TEMPLATES = resources.files("build_engines").joinpath("chat_templates")
+
+TokenId = Annotated[int, Field(strict=True, ge=0)]
+Text = Annotated[str, Field(min_length=1)]
+
+
+class Family(StrEnum):
+    """The recipe that turns a checkpoint into an engine."""
+
+    LLAMA = "llama"
+    GEMMA = "gemma"
+    QWEN = "qwen"
+    DEEPSEEK_V2 = "deepseek_v2"
+
+
+class Precision(StrEnum):
+    """Of the matrices of an engine."""
+
+    BF16 = "bf16"
+    F16 = "f16"
+    FP8 = "fp8"  # embeddings, head and norms stay at 16 bit
+
+    @property
+    def num_bytes(self) -> int:
+        """Of one value."""
+        return 1 if self is Precision.FP8 else 2
+
+
+class TokenizerKind(StrEnum):
+    """How the vocabulary was made."""
+
+    BYTE_LEVEL_BPE = "byte-level BPE"
+    SENTENCEPIECE = "SentencePiece"
+    SENTENCEPIECE_BPE = "SentencePiece BPE"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, config=CHECKED)
+class FillInMiddleTokens:
+    """The tokens before the prefix, before the suffix and before the middle."""
+
+    prefix: Text
+    suffix: Text
+    middle: Text
+
+    def __post_init__(self) -> None:
+        if not any((self.prefix, self.suffix, self.middle) == (it.prefix, it.suffix, it.middle) for it in FAMILIES):
+            known = "; ".join(f"{family.prefix} {family.suffix} {family.middle}" for family in FAMILIES)
+            raise ValueError(f"prefix: {self.prefix}: the tokenizer stage knows these families: {known}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, config=CHECKED)
+class ModelEntry:
+    """A model that can be planned and built."""
+
+    model_id: Text  # the repository on the Hugging Face hub
+    aliases: tuple[Text, ...] = ()
+    family: Family
+    architecture: Architecture
+    context_window: Count
+    max_seq_len: Count | None = None  # limit of the engine, where it is below the context window
+    default_max_seq_len: Count | None = None  # what is planned unless asked for otherwise; None: all that is possible
+    default_max_batch_size: Count | None = None  # likewise; None: the planner's own
+    tokenizer_kind: TokenizerKind
+    bos_token_id: TokenId | None = None  # None: the tokenizer adds none
+    eos_token_ids: Annotated[tuple[TokenId, ...], Field(min_length=1)]  # the first is the tokenizer's own
+    chat_template: Text = CHECKPOINT_TEMPLATE  # or the name of one that we ship
+    has_system_role: Flag = True
+    tool_call_format: str
+    fill_in_middle: FillInMiddleTokens | None = None
+    license: Text
+    is_gated: Flag = False
+    precisions: Annotated[tuple[Precision, ...], Field(min_length=1)]  # the first is the default
+    has_fp8_kv_cache: Flag = True  # in engines of FP8
+    gpu_architectures: tuple[Text, ...] = ()  # on which its kernels run; empty: any
+    has_pipeline_parallelism: Flag = True
+    # By the key of the GPU: the layout that is planned unless a number of GPUs or nodes is asked for.
+    presets: Mapping[str, Mapping[Precision, Parallelism]] = Field(default_factory=dict)
+    needs_trust_remote_code: Flag = False
+    notes: tuple[Text, ...] = ()
+
+    def __post_init__(self) -> None:
+        try:
+            check_id(self.model_id)
+            Serving.of(self.aliases, {})
+        except BuildError as exc:
+            raise ValueError(f"model_id, aliases: {exc}") from exc
+        self._check_names()
+        self._check_limits()
+        self._check_presets()
+
+    @property
+    def short_name(self) -> str:
+        """The id without its owner."""
+        return self.model_id.rpartition("/")[2]
+
+    @property
+    def seq_len_limit(self) -> int:
+        """Tokens of prompt and completion together that an engine of it can take."""
+        return self.max_seq_len or self.context_window
+
+    @property
+    def base_precision(self) -> Precision:
+        """The 16-bit type of what FP8 leaves alone."""
+        return next((precision for precision in self.precisions if precision is not Precision.FP8), Precision.BF16)
+
+    def kv_precision(self, precision: Precision) -> Precision:
+        """Return the type of the KV cache of an engine."""
+        return precision if precision is not Precision.FP8 or self.has_fp8_kv_cache else self.base_precision
+
+    def layout_rule(self, tp_size: int, pp_size: int) -> str | None:
+        """Return the rule that a layout breaks; None: it is legal."""
+        if pp_size > 1 and not self.has_pipeline_parallelism:
+            return "it is built without pipeline parallelism"
+        return broken_rule(self.architecture, tp_size, pp_size)
+
+    def _check_names(self) -> None:
+        if self.tool_call_format not in TOOL_FORMATS:
+            raise ValueError(f"tool_call_format: {self.tool_call_format}: expected one of {', '.join(TOOL_FORMATS)}")
+        if self.chat_template != CHECKPOINT_TEMPLATE and self.chat_template not in shipped_templates():
+            expected = ", ".join((CHECKPOINT_TEMPLATE, *shipped_templates()))
+            raise ValueError(f"chat_template: {self.chat_template}: expected one of {expected}")
+        if len(set(self.precisions)) < len(self.precisions):
+            raise ValueError(f"precisions: {', '.join(self.precisions)}: each may be named once")
+
+    def _check_limits(self) -> None:
+        for name, limit in (("max_seq_len", self.context_window), ("default_max_seq_len", self.seq_len_limit)):
+            value = getattr(self, name)
+            if value is not None and value > limit:
+                raise ValueError(f"{name}: {value}: must be at most {limit}")
+        vocab_size = self.architecture.vocab_size
+        for token_id in (*self.eos_token_ids, *([] if self.bos_token_id is None else [self.bos_token_id])):
+            if token_id >= vocab_size:
+                raise ValueError(f"bos_token_id, eos_token_ids: {token_id}: must be below vocab_size ({vocab_size})")
+
+    def _check_presets(self) -> None:
+        for key, by_precision in self.presets.items():
+            if key not in GPUS:
+                raise ValueError(f"presets.{key}: expected one of {', '.join(GPUS)}")
+            for precision, parallelism in by_precision.items():
+                rule = self._preset_rule(GPUS[key], precision, parallelism)
+                if rule:
+                    raise ValueError(f"presets.{key}.{precision}: {rule}")
+
+    def _preset_rule(self, gpu: Gpu, precision: Precision, parallelism: Parallelism) -> str | None:
+        """Return the rule that a preset breaks."""
+        if precision not in self.precisions:
+            return "not among the model's precisions"
+        if precision is Precision.FP8 and not gpu.has_fp8:
+            return f"{gpu.name} has no FP8"
+        if self.gpu_architectures and gpu.architecture not in self.gpu_architectures:
+            return f"{gpu.name} is {gpu.architecture}, which is not among gpu_architectures"
+        if parallelism.num_gpus_per_node > gpu.num_per_node:
+            return f"{parallelism.num_gpus_per_node} GPUs in a node: it holds {gpu.num_per_node}"
+        return self.layout_rule(parallelism.tp_size, parallelism.pp_size)
+
+
+def shipped_templates() -> tuple[str, ...]:
+    """Return the names of the chat templates in this package."""
+    return tuple(sorted(path.name.removesuffix(".jinja") for path in CHAT_TEMPLATES.iterdir()))
+
+
+def chat_template_text(entry: ModelEntry) -> str | None:
+    """Return the chat template that we ship for a model; None: its checkpoint has one."""
+    if entry.chat_template == CHECKPOINT_TEMPLATE:
+        return None
+    return CHAT_TEMPLATES.joinpath(f"{entry.chat_template}.jinja").read_text(encoding="utf-8")

@@ -1,0 +1,89 @@
+"""Why a model does not fit, and what would."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from build_engines.model_entry import Precision
+from build_engines.parallelism import Parallelism
+from build_engines.planner.gpus import GPUS
+from build_engines.planner.layout import node_counts
+from build_engines.planner.search import Request, candidates, fitting_plan
+from build_engines.planner.sizing import Plan
+
+MIN_USEFUL_SEQ_LEN = 1024  # a shorter context is not worth proposing
+
+
+def what_would_fit(request: Request) -> str:
+    """Return one line for a request that no layout satisfies."""
+    remedies = list(_remedies(request))
+    ending = f"what would fit: {', or '.join(remedies)}" if remedies else "no GPU that is known here would do"
+    return f"{request.entry.model_id} does not fit: {_reason(request)}; {ending}"
+
+
+def _reason(request: Request) -> str:
+    closest = _closest(request)
+    if closest is None:
+        return _rule_broken(request)
+    gpu, memory, layout = request.gpu, closest.memory, closest.parallelism
+    taken = memory.total_bytes - memory.room_bytes
+    on = f"on {layout.num_gpus} x {gpu.name} ({layout}) in {request.precision}"
+    if memory.room_bytes <= 0:
+        return f"{on} the engine takes {_gb(taken)} of each GPU's {_gb(memory.total_bytes)}"
+    return (
+        f"{on} the engine takes {_gb(taken)} of each GPU's {_gb(memory.total_bytes)}, "
+        f"the cache gets {_gb(memory.kv_cache_bytes)}, "
+        f"and one sequence of {request.max_seq_len} tokens needs {_gb(closest.kv_bytes_per_sequence)}"
+    )
+
+
+def _closest(request: Request) -> Plan | None:
+    """Return the plan over the most GPUs, with the largest tensor parallelism; None: no layout is legal."""
+    return max(candidates(request), key=lambda plan: plan.parallelism.num_gpus, default=None)
+
+
+def _rule_broken(request: Request) -> str:
+    """Return why there is no layout at all over what was given."""
+    num_gpus, num_nodes = next(node_counts(request.num_gpus, request.num_nodes, request.gpu))
+    if num_gpus % num_nodes:
+        return f"{num_gpus} GPUs do not divide evenly over {num_nodes} nodes"
+    layouts = ((num_gpus // num_nodes, num_nodes), (1, num_gpus))
+    rules = dict.fromkeys(filter(None, (request.entry.layout_rule(*sizes) for sizes in layouts)))
+    nodes = f" on {num_nodes} nodes" if num_nodes > 1 else ""
+    return f"{num_gpus} GPUs{nodes} cannot share it ({'; '.join(rules)})"
+
+
+def _remedies(request: Request) -> Iterator[str]:
+    """Yield changes of one thing each that would do, those first that change least."""
+    entry = request.entry
+    closest = _closest(request)
+    if closest is not None and closest.num_cached_tokens >= MIN_USEFUL_SEQ_LEN:
+        yield f"--max-seq-len {closest.num_cached_tokens}"
+    if Precision.FP8 in entry.precisions and request.precision is not Precision.FP8 and request.gpu.has_fp8:
+        found = fitting_plan(replace(request, precision=Precision.FP8))
+        if found is not None:
+            yield f"--precision fp8 ({_layout(found)})"
+    if request.num_gpus is not None or request.num_nodes is not None:
+        found = fitting_plan(replace(request, num_gpus=None, num_nodes=None))
+        if found is not None:
+            yield f"{_flags(found.parallelism)} ({_layout(found)})"
+    for gpu in GPUS.values():
+        is_other = gpu != request.gpu and (not entry.gpu_architectures or gpu.architecture in entry.gpu_architectures)
+        if is_other and (gpu.has_fp8 or request.precision is not Precision.FP8):
+            found = fitting_plan(replace(request, gpu=gpu))
+            if found is not None:
+                yield f"--gpu {gpu.key} ({_layout(found)})"
+
+
+def _layout(found: Plan) -> str:
+    return f"{found.parallelism.num_gpus} x {found.gpu.name}, {found.parallelism}"
+
+
+def _flags(parallelism: Parallelism) -> str:
+    nodes = f" --nodes {parallelism.num_nodes}" if parallelism.num_nodes > 1 else ""
+    return f"--gpus {parallelism.num_gpus}{nodes}"
+
+
+def _gb(num_bytes: int) -> str:
+    return f"{num_bytes / 1e9:.1f} GB"

@@ -1,0 +1,34 @@
+"""The GPUs that models are planned for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gpu:
+    """One kind of GPU, and the nodes that it comes in."""
+
+    key: str  # what --gpu takes
+    name: str  # what nvidia-smi's name of it contains
+    memory_bytes: int  # as sold; drivers report a little more, never less
+    architecture: str
+    num_per_node: int = 8
+    has_nvlink: bool = True  # between the GPUs of a node
+
+    @property
+    def has_fp8(self) -> bool:
+        """Whether its matrix units take 8-bit floating point (Ada and later)."""
+        return int(self.architecture.removeprefix("sm")) >= 89
+
+
+GPUS: Mapping[str, Gpu] = {
+    gpu.key: gpu
+    for gpu in (
+        Gpu(key="h100", name="H100", memory_bytes=80 * 10**9, architecture="sm90"),
+        Gpu(key="h200", name="H200", memory_bytes=141 * 10**9, architecture="sm90"),
+        Gpu(key="a100", name="A100", memory_bytes=80 * 10**9, architecture="sm80"),
+        Gpu(key="l40s", name="L40S", memory_bytes=48 * 10**9, architecture="sm89", has_nvlink=False),
+    )
+}

@@ -1,0 +1,178 @@
+"""What one GPU holds of a model, as sums whose terms can be shown."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from build_engines.architecture import Architecture, Matrix, Split, kv_heads_per_rank
+from build_engines.model_entry import Precision
+from build_engines.parallelism import Parallelism
+
+# TensorRT-LLM's defaults.
+KV_CACHE_SHARE = 0.9  # of what is left when the engine is loaded
+TOKENS_PER_BLOCK = 32  # of the paged cache
+
+# Estimates. They are held to logs that others have published; on a GPU of ours nothing has been measured yet.
+ACTIVATION_BYTES = 3  # per value that is surely alive: 2, and half as much again for what TensorRT keeps beyond it
+SAMPLING_BYTES = 45  # per sequence and word of the vocabulary, for logits and decoder; logs show 29, 33 and 45
+CONTEXT_BYTES = 2_000_000_000  # the CUDA context, and the code of TensorRT and its libraries; logs show 0.8 to 3.2 GB
+COMMUNICATION_BYTES = 1_000_000_000  # NCCL's and all-reduce's buffers, with more than one GPU; no log
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    """One line of a sum: its value, and the arithmetic that gives it."""
+
+    name: str
+    formula: str  # of numbers, `x`, `/` and `+`
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuMemory:
+    """The memory of the fullest GPU in bytes. The parts add up to the total."""
+
+    total_bytes: int
+    weights: tuple[Term, ...]
+    workspace: tuple[Term, ...]  # activations and logits
+    reserve: tuple[Term, ...]  # what the runtime takes whatever the model
+
+    @property
+    def weights_bytes(self) -> int:
+        return _sum(self.weights)
+
+    @property
+    def workspace_bytes(self) -> int:
+        return _sum(self.workspace)
+
+    @property
+    def reserve_bytes(self) -> int:
+        return _sum(self.reserve)
+
+    @property
+    def room_bytes(self) -> int:
+        """What the engine leaves; below 0, it does not fit."""
+        return self.total_bytes - self.weights_bytes - self.workspace_bytes - self.reserve_bytes
+
+    @property
+    def kv_cache_bytes(self) -> int:
+        """What the runtime takes of the room."""
+        return max(0, int(self.room_bytes * KV_CACHE_SHARE))
+
+    @property
+    def free_bytes(self) -> int:
+        """What stays unused; below 0, so much is missing."""
+        return self.room_bytes - self.kv_cache_bytes
+
+
+def stage_weights(
+    architecture: Architecture, parallelism: Parallelism, precision: Precision
+) -> Iterator[tuple[Term, ...]]:
+    """Yield the weights of one rank of each pipeline stage."""
+    tp_size, num_stages = parallelism.tp_size, parallelism.pp_size
+    layers_per_stage = architecture.num_layers // num_stages
+    for stage in range(num_stages):
+        layers = range(stage * layers_per_stage, (stage + 1) * layers_per_stage)
+        matrices = Counter(matrix for layer in layers for matrix in architecture.layer_matrices(layer))
+        if stage == 0:
+            matrices.update((architecture.embedding,))
+        if stage == num_stages - 1:
+            matrices.update((architecture.final_norm, architecture.head))
+        yield tuple(_matrix_term(matrix, count, architecture, tp_size, precision) for matrix, count in matrices.items())
+
+
+def workspace(
+    architecture: Architecture, tp_size: int, *, max_num_tokens: int, max_batch_size: int
+) -> tuple[Term, ...]:
+    """Return the activations of a step, and what sampling from its logits takes.
+
+    The residual stream, its norm and the tensors of the widest part of a layer are alive at once.
+    """
+    hidden_size, vocab_size = architecture.hidden_size, architecture.vocab_size
+    widest = max(_attention_width(architecture, tp_size), _mlp_width(architecture, tp_size))
+    activations = Term(
+        "activations",
+        f"{max_num_tokens} x (2 x {hidden_size} + {widest}) x {ACTIVATION_BYTES}",
+        max_num_tokens * (2 * hidden_size + widest) * ACTIVATION_BYTES,
+    )
+    sampling = Term(
+        "sampling",
+        f"{max_batch_size} x {vocab_size} x {SAMPLING_BYTES}",
+        max_batch_size * vocab_size * SAMPLING_BYTES,
+    )
+    return activations, sampling
+
+
+def reserve(num_gpus: int) -> tuple[Term, ...]:
+    """Return what the runtime takes beside the engine."""
+    terms = [Term("CUDA context", str(CONTEXT_BYTES), CONTEXT_BYTES)]
+    if num_gpus > 1:
+        terms.append(Term("communication", str(COMMUNICATION_BYTES), COMMUNICATION_BYTES))
+    return tuple(terms)
+
+
+def kv_cache_term(architecture: Architecture, parallelism: Parallelism, bytes_per_value: int) -> Term:
+    """Return what one token takes in the cache of one GPU."""
+    num_layers = architecture.num_layers // parallelism.pp_size
+    latent = architecture.latent_attention
+    if latent is not None:
+        formula = f"{num_layers} x ({latent.kv_lora_rank} + {latent.qk_rope_head_size}) x {bytes_per_value}"
+    else:
+        num_heads = kv_heads_per_rank(architecture.num_kv_heads, parallelism.tp_size)
+        formula = f"2 x {num_layers} x {num_heads} x {architecture.head_size} x {bytes_per_value}"
+    num_bytes = architecture.kv_bytes_per_token(bytes_per_value, parallelism.tp_size) // parallelism.pp_size
+    return Term("KV cache per token", formula, num_bytes)
+
+
+def num_blocks(num_tokens: int) -> int:
+    """Return the blocks of the cache that so many tokens of one sequence take."""
+    return -(-num_tokens // TOKENS_PER_BLOCK)
+
+
+def _matrix_term(
+    matrix: Matrix, num_layers: int, architecture: Architecture, tp_size: int, precision: Precision
+) -> Term:
+    bytes_per_value = precision.num_bytes if matrix.is_quantized else 2
+    part, parts = _share(matrix.split, architecture, tp_size)
+    num_values = math.ceil(matrix.num_values * part / parts)
+    share = "" if parts == 1 else f" x {part} / {parts}"
+    formula = f"{num_layers} x {matrix.num_values}{share} x {bytes_per_value}"
+    return Term(matrix.name, formula, num_layers * num_values * bytes_per_value)
+
+
+def _share(split: Split, architecture: Architecture, tp_size: int) -> tuple[int, int]:
+    """Return which part of a matrix a rank holds, as numerator and denominator."""
+    match split:
+        case Split.COPIED:
+            return 1, 1
+        case Split.BY_RANK:
+            return 1, tp_size
+        case Split.BY_KV_HEAD:
+            return kv_heads_per_rank(architecture.num_kv_heads, tp_size), architecture.num_kv_heads
+
+
+def _attention_width(architecture: Architecture, tp_size: int) -> int:
+    """Return the values per token of queries, keys, values and the result on one rank."""
+    num_heads, latent = architecture.num_heads // tp_size, architecture.latent_attention
+    if latent is None:
+        num_kv_heads = kv_heads_per_rank(architecture.num_kv_heads, tp_size)
+        return (2 * num_heads + 2 * num_kv_heads) * architecture.head_size
+    per_head = 2 * (latent.qk_nope_head_size + latent.v_head_size) + latent.qk_rope_head_size
+    return latent.q_lora_rank + latent.cached_size + num_heads * per_head
+
+
+def _mlp_width(architecture: Architecture, tp_size: int) -> int:
+    """Return the values per token of gate, up and the result on one rank."""
+    dense = 2 * architecture.intermediate_size // tp_size + architecture.hidden_size
+    experts = architecture.mixture_of_experts
+    if experts is None:
+        return dense
+    num_experts = experts.num_experts_per_token + experts.num_shared_experts
+    return max(dense, num_experts * (2 * experts.intermediate_size // tp_size + architecture.hidden_size))
+
+
+def _sum(terms: Iterable[Term]) -> int:
+    return sum(term.num_bytes for term in terms)

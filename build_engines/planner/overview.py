@@ -1,0 +1,149 @@
+"""Plans of many models on many GPUs: one table for a terminal, and the page docs/plans.md."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from build_engines.errors import BuildError
+from build_engines.model_entry import ModelEntry, Precision
+from build_engines.planner import memory
+from build_engines.planner.gpus import GPUS, Gpu
+from build_engines.planner.plan import DEFAULT_MAX_BATCH_SIZE, plan
+from build_engines.planner.search import DEFAULT_MAX_NUM_TOKENS
+from build_engines.planner.sizing import COMFORTABLE_WEIGHTS_SHARE, Plan
+from build_engines.tables import markdown_table
+
+HEADER = (
+    "model",
+    "precision",
+    "layout",
+    "weights GB",
+    "workspace GB",
+    "runtime GB",
+    "cache GB",
+    "free GB",
+    "cache B/token",
+    "cache tokens",
+    "sequences",
+    "disk GB",
+    "RAM GB",
+    "build",
+)
+
+COMMAND = "python -m build_engines plan --all --markdown > docs/plans.md"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """The plan of a model in one precision on one GPU, or why there is none."""
+
+    entry: ModelEntry
+    gpu: Gpu
+    precision: Precision
+    plan: Plan | None = None
+    refusal: str = ""
+
+
+def outcomes(
+    entries: Iterable[ModelEntry],
+    gpus: Iterable[Gpu],
+    *,
+    precision: str | None = None,
+    num_gpus: int | None = None,
+    num_nodes: int | None = None,
+    max_seq_len: int | None = None,
+    max_batch_size: int | None = None,
+) -> Iterator[Outcome]:
+    """Plan each model on each GPU, in each precision that both have, or only in the given one."""
+    models = list(entries)
+    for gpu in gpus:
+        for entry in models:
+            precisions = [name for name in entry.precisions if name is not Precision.FP8 or gpu.has_fp8]
+            for name in precisions if precision is None else [Precision(precision)]:
+                try:
+                    found = plan(
+                        entry,
+                        gpu,
+                        precision=name,
+                        num_gpus=num_gpus,
+                        num_nodes=num_nodes,
+                        max_seq_len=max_seq_len,
+                        max_batch_size=max_batch_size,
+                    )
+                except BuildError as exc:
+                    yield Outcome(entry=entry, gpu=gpu, precision=name, refusal=str(exc))
+                else:
+                    yield Outcome(entry=entry, gpu=gpu, precision=name, plan=found)
+
+
+def row(outcome: Outcome) -> tuple[str, ...]:
+    """Return the cells below the header."""
+    found = outcome.plan
+    begin = (outcome.entry.short_name, outcome.precision.value)
+    if found is None:
+        return (*begin, "none", *[""] * (len(HEADER) - 3))
+    parts = found.memory
+    sizes = (parts.weights_bytes, parts.workspace_bytes, parts.reserve_bytes, parts.kv_cache_bytes, parts.free_bytes)
+    return (
+        *begin,
+        str(found.parallelism),
+        *(f"{size / 1e9:.1f}" for size in sizes),
+        str(found.kv_bytes_per_token),
+        str(found.num_cached_tokens),
+        f"{found.num_concurrent_sequences} x {found.max_seq_len}",
+        f"{found.build_disk_bytes / 1e9:.0f}",
+        f"{found.build_ram_bytes / 1e9:.0f}",
+        found.build_time_class.value,
+    )
+
+
+def page(entries: Iterable[ModelEntry]) -> str:
+    """Return docs/plans.md."""
+    found = list(outcomes(entries, GPUS.values()))
+    lines = list(_introduction())
+    for gpu in GPUS.values():
+        here = [outcome for outcome in found if outcome.gpu == gpu]
+        lines += [
+            f"## {gpu.name}, {gpu.memory_bytes // 10**9} GB, {gpu.architecture}",
+            "",
+            *markdown_table(HEADER, map(row, here)),
+            "",
+        ]
+        refusals = dict.fromkeys(outcome.refusal for outcome in here if outcome.plan is None)
+        lines += [*(f"- {refusal}" for refusal in refusals), *([""] if refusals else [])]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _introduction() -> Iterator[str]:
+    yield "# Plans"
+    yield ""
+    yield "What each model of the catalog takes on each GPU. Nothing of it has been measured on a GPU yet."
+    yield f"Written by `{COMMAND}`; a test keeps it equal to the code."
+    yield ""
+    for point in _POINTS:
+        yield textwrap.fill(point, 120, initial_indent="- ", subsequent_indent="  ", break_on_hyphens=False)
+    yield ""
+
+
+_POINTS = (
+    "Sizes are of one GPU, the fullest, in decimal GB; a GPU has as many as it is sold with. Weights, workspace, "
+    "runtime, cache and free memory add up to that. `python -m build_engines plan MODEL --gpu GPU` shows how.",
+    "*layout*: TP splits every matrix, PP splits the layers; a node holds 8 GPUs. It is the smallest layout within a "
+    f"node whose weights take at most {COMFORTABLE_WEIGHTS_SHARE:.0%} of a GPU; if there is none, the smallest in "
+    "which one sequence fits; more nodes only if one is not enough. No FP8 on A100, which has none.",
+    "*weights* are exact: each matrix over the ranks that share it. Embeddings and norms are on every rank, and so are "
+    "the compressions of latent attention. FP8 keeps embeddings, head and norms at 16 bit.",
+    f"*workspace* is an estimate: {DEFAULT_MAX_NUM_TOKENS} tokens in a step x the values that are alive in a layer x "
+    f"{memory.ACTIVATION_BYTES} B, and sequences x vocabulary x {memory.SAMPLING_BYTES} B for sampling. Two logs of "
+    "TensorRT-LLM that others have published show 2% more and a third less; a test compares them. Log probabilities of "
+    "prompts and LoRA adapters take more, which is not planned.",
+    f"*runtime* is an estimate: {memory.CONTEXT_BYTES / 1e9:.0f} GB for the CUDA context and libraries, of which logs "
+    f"show 0.8 to 3.2 GB, and {memory.COMMUNICATION_BYTES / 1e9:.0f} GB for communication between GPUs.",
+    f"*cache* is {memory.KV_CACHE_SHARE:.0%} of what is left, as TensorRT-LLM takes it; the rest stays *free*.",
+    f"*sequences* of so many tokens fit at the same time, at most {DEFAULT_MAX_BATCH_SIZE} in a step; shorter ones "
+    "take less. DeepSeek-V2.5 is planned for the one build of it that is documented, 4 x 4096.",
+    "*disk* holds checkpoint, converted checkpoint and engines; *RAM* is what a conversion on the CPU takes, by the "
+    "one figure that is recorded (770 GB for DeepSeek-V2.5); the time class is an estimate too.",
+)

@@ -1,0 +1,154 @@
+"""A plan as text for a terminal, with its arithmetic, and as an object for JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from build_engines.planner.memory import KV_CACHE_SHARE, TOKENS_PER_BLOCK, GpuMemory, Term, num_blocks
+from build_engines.planner.notes import notes
+from build_engines.planner.sizing import Plan
+
+_ESTIMATED = "an estimate, not measured"
+
+
+def plan_lines(plan: Plan, width: int) -> Iterator[str]:
+    """Yield the lines that explain a plan; the picture is at most `width` columns wide."""
+    layout, memory = plan.parallelism, plan.memory
+    yield (
+        f"{plan.entry.model_id} on {layout.num_gpus} x {plan.gpu.name}: {layout}, "
+        f"{plan.precision}, KV cache {plan.kv_precision}"
+    )
+    yield ""
+    yield f"Memory of one GPU, {gigabytes(memory.total_bytes)} as sold" + _which(plan)
+    yield from picture(memory, width)
+    yield from _section("Weights (bytes: layers x values x share of this GPU x bytes of a value)", memory.weights)
+    yield from _section(
+        f"Workspace ({_ESTIMATED}; bytes: tokens x values alive x bytes; sequences x vocabulary x bytes)",
+        memory.workspace,
+    )
+    yield from _section(f"Runtime ({_ESTIMATED})", memory.reserve)
+    yield from _section("KV cache, per GPU", _cache_terms(plan), has_sum=False)
+    yield f"  {plan.num_cached_tokens:,} tokens, in blocks of {TOKENS_PER_BLOCK}"
+    yield f"  {_sequences(plan)}"
+    yield ""
+    yield (
+        f"Limits  max_seq_len {plan.max_seq_len}, max_input_len {plan.max_input_len}, "
+        f"max_batch_size {plan.max_batch_size}, max_num_tokens {plan.max_num_tokens}"
+    )
+    yield (
+        f"Build   disk {gigabytes(plan.build_disk_bytes)} (checkpoint {gigabytes(plan.checkpoint_bytes)}, "
+        f"converted checkpoint and engines {gigabytes(plan.engine_bytes)} each), "
+        f"RAM up to {gigabytes(plan.build_ram_bytes)}, {plan.build_time_class}"
+    )
+    for note in notes(plan):
+        yield f"Note    {note}"
+
+
+def picture(memory: GpuMemory, width: int) -> Iterator[str]:
+    """Yield a bar of a GPU's memory and what its letters mean."""
+    parts = (
+        ("#", "weights", memory.weights_bytes),
+        ("w", "workspace", memory.workspace_bytes),
+        ("r", "runtime", memory.reserve_bytes),
+        ("=", "KV cache", memory.kv_cache_bytes),
+        (".", "free", memory.free_bytes),
+    )
+    yield f"  [{bar([(sign, size) for sign, _, size in parts], max(10, min(width, 100) - 4))}]"
+    meanings = [f"  {sign} {name} {gigabytes(size)}" for sign, name, size in parts]
+    in_one_line = " ".join(meanings)
+    yield from [in_one_line] if len(in_one_line) <= width else meanings
+
+
+def bar(parts: Sequence[tuple[str, int]], width: int) -> str:
+    """Return `width` letters, of each part as many as its share; ends of parts are rounded, so none is far off."""
+    total, end, text = sum(size for _, size in parts), 0, ""
+    for sign, size in parts:
+        end += size
+        text += sign * (round(end * width / total) - len(text))
+    return text
+
+
+def plan_object(plan: Plan) -> dict[str, Any]:
+    """Return everything that a plan says, for JSON."""
+    layout, memory = plan.parallelism, plan.memory
+    return {
+        "model": plan.entry.model_id,
+        "gpu": plan.gpu.key,
+        "precision": plan.precision.value,
+        "kv_precision": plan.kv_precision.value,
+        "num_gpus": layout.num_gpus,
+        "tp_size": layout.tp_size,
+        "pp_size": layout.pp_size,
+        "num_nodes": layout.num_nodes,
+        "max_seq_len": plan.max_seq_len,
+        "max_input_len": plan.max_input_len,
+        "max_batch_size": plan.max_batch_size,
+        "max_num_tokens": plan.max_num_tokens,
+        "memory_per_gpu": {
+            "total_bytes": memory.total_bytes,
+            "weights_bytes": memory.weights_bytes,
+            "workspace_bytes": memory.workspace_bytes,
+            "reserve_bytes": memory.reserve_bytes,
+            "kv_cache_bytes": memory.kv_cache_bytes,
+            "free_bytes": memory.free_bytes,
+            "weights": _term_objects(memory.weights),
+            "workspace": _term_objects(memory.workspace),
+            "reserve": _term_objects(memory.reserve),
+        },
+        "kv_cache": {
+            "bytes_per_token": plan.kv_bytes_per_token,
+            "bytes_per_sequence": plan.kv_bytes_per_sequence,
+            "num_tokens": plan.num_cached_tokens,
+            "num_concurrent_sequences": plan.num_concurrent_sequences,
+            "arithmetic": _term_objects(_cache_terms(plan)),
+        },
+        "build": {
+            "checkpoint_bytes": plan.checkpoint_bytes,
+            "engine_bytes": plan.engine_bytes,
+            "disk_bytes": plan.build_disk_bytes,
+            "ram_bytes": plan.build_ram_bytes,
+            "time_class": plan.build_time_class.value,
+        },
+        "notes": list(notes(plan)),
+    }
+
+
+def gigabytes(num_bytes: int) -> str:
+    """Write a number of bytes in decimal gigabytes."""
+    return f"{num_bytes / 1e9:.1f} GB"
+
+
+def _cache_terms(plan: Plan) -> tuple[Term, ...]:
+    tokens = num_blocks(plan.max_seq_len) * TOKENS_PER_BLOCK
+    memory = plan.memory
+    return (
+        Term("per token", plan.kv_cache_per_token.formula, plan.kv_bytes_per_token),
+        Term("per sequence", f"{tokens} x {plan.kv_bytes_per_token}", plan.kv_bytes_per_sequence),
+        Term("in all", f"{memory.room_bytes} x {KV_CACHE_SHARE}", memory.kv_cache_bytes),
+    )
+
+
+def _section(title: str, terms: Sequence[Term], *, has_sum: bool = True) -> Iterator[str]:
+    yield ""
+    yield title
+    if has_sum and len(terms) > 1:
+        terms = (*terms, Term("sum", "", sum(term.num_bytes for term in terms)))
+    name_width = max(len(term.name) for term in terms)
+    formula_width = max(len(term.formula) for term in terms)
+    for term in terms:
+        yield f"  {term.name:<{name_width}}  {term.formula:<{formula_width}}  {term.num_bytes:>17,}"
+
+
+def _which(plan: Plan) -> str:
+    return " (the fullest, where stages differ)" if plan.parallelism.pp_size > 1 else ""
+
+
+def _sequences(plan: Plan) -> str:
+    number = plan.num_concurrent_sequences
+    limit = ", the limit of a step" if number == plan.max_batch_size else ""
+    return f"{number:,} sequences of {plan.max_seq_len} tokens at the same time{limit}; more of shorter ones"
+
+
+def _term_objects(terms: Sequence[Term]) -> list[dict[str, Any]]:
+    return [{"name": term.name, "formula": term.formula, "bytes": term.num_bytes} for term in terms]

@@ -1,0 +1,105 @@
+"""A layout of a model over GPUs: what it takes, and what is left for the KV cache."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from build_engines.model_entry import ModelEntry, Precision
+from build_engines.parallelism import Parallelism
+from build_engines.planner.gpus import Gpu
+from build_engines.planner.memory import (
+    TOKENS_PER_BLOCK,
+    GpuMemory,
+    Term,
+    num_blocks,
+    stage_weights,
+)
+
+# More weights than this leave little room for a cache: then the next number of GPUs in the node is better.
+COMFORTABLE_WEIGHTS_SHARE = 2 / 3
+# Conversion on the CPU, by the one recorded figure: 770 GB of RAM for the 471.5 GB of DeepSeek-V2.5.
+RAM_SHARE_OF_CHECKPOINT = 770 / 471.5
+
+
+class BuildTime(StrEnum):
+    """How long a build takes, roughly; by the one recorded figure, 471.5 GB are converted in 20 to 35 minutes."""
+
+    MINUTES = "minutes"
+    TENS_OF_MINUTES = "tens of minutes"
+    HOURS = "hours"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """A layout of a model over GPUs, and what it takes."""
+
+    entry: ModelEntry
+    gpu: Gpu
+    precision: Precision
+    kv_precision: Precision
+    parallelism: Parallelism
+    max_seq_len: int
+    max_batch_size: int
+    max_num_tokens: int
+    memory: GpuMemory
+    kv_cache_per_token: Term  # on one GPU
+
+    @property
+    def max_input_len(self) -> int:
+        """A prompt leaves room for one token."""
+        return self.max_seq_len - 1
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """On one GPU."""
+        return self.kv_cache_per_token.num_bytes
+
+    @property
+    def kv_bytes_per_sequence(self) -> int:
+        """On one GPU, for a sequence of `max_seq_len` in whole blocks."""
+        return num_blocks(self.max_seq_len) * TOKENS_PER_BLOCK * self.kv_bytes_per_token
+
+    @property
+    def num_cached_tokens(self) -> int:
+        """Of all sequences together."""
+        return self.memory.kv_cache_bytes // (TOKENS_PER_BLOCK * self.kv_bytes_per_token) * TOKENS_PER_BLOCK
+
+    @property
+    def num_concurrent_sequences(self) -> int:
+        """Of `max_seq_len` each, in one step."""
+        num_held = self.num_cached_tokens // (num_blocks(self.max_seq_len) * TOKENS_PER_BLOCK)
+        return min(self.max_batch_size, num_held)
+
+    @property
+    def is_comfortable(self) -> bool:
+        """Whether the cache has a useful share of the memory."""
+        return self.memory.weights_bytes <= COMFORTABLE_WEIGHTS_SHARE * self.memory.total_bytes
+
+    @property
+    def checkpoint_bytes(self) -> int:
+        """Of the 16-bit weights that are converted."""
+        return 2 * self.entry.architecture.num_parameters
+
+    @property
+    def engine_bytes(self) -> int:
+        """Of all ranks' engines."""
+        stages = stage_weights(self.entry.architecture, self.parallelism, self.precision)
+        return self.parallelism.tp_size * sum(term.num_bytes for stage in stages for term in stage)
+
+    @property
+    def build_disk_bytes(self) -> int:
+        """The checkpoint, the converted one and the engines, which are there at the same time."""
+        return self.checkpoint_bytes + 2 * self.engine_bytes
+
+    @property
+    def build_ram_bytes(self) -> int:
+        """What conversion on the CPU takes."""
+        return int(self.checkpoint_bytes * RAM_SHARE_OF_CHECKPOINT)
+
+    @property
+    def build_time_class(self) -> BuildTime:
+        """An estimate from the size of the checkpoint."""
+        if self.checkpoint_bytes < 60 * 10**9:
+            return BuildTime.MINUTES
+        return BuildTime.TENS_OF_MINUTES if self.checkpoint_bytes < 400 * 10**9 else BuildTime.HOURS

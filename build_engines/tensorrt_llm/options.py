@@ -1,0 +1,89 @@
+"""What a build decides of the runtime's options, what a user may say of them, and what the manifest records."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from build_engines.errors import BuildError
+from build_engines.tensorrt_llm.recipe import PLACEHOLDERS, Recipe, checkpoint_step, engine_step
+from model_repository.engine.runtime import RUNTIMES
+from model_repository.engine.tensorrt_llm.options import Backend, TensorRtLlmOptions
+
+RUNTIME = "tensorrt_llm"
+CONTEXT_LOGITS = "prompt_logprobs"  # the one option that an engine must be built for
+
+
+def runtime_options(recipe: Recipe, backend: Backend) -> dict[str, str]:
+    """Return what the build decides of the runtime's options."""
+    plan, lora = recipe.plan, recipe.lora
+    options = {
+        "backend": str(backend),
+        "tp_size": str(plan.parallelism.tp_size),
+        "pp_size": str(plan.parallelism.pp_size),
+        "max_batch_size": str(plan.max_batch_size),
+        "max_num_tokens": str(plan.max_num_tokens),
+        "trust_remote_code": json.dumps(plan.entry.needs_trust_remote_code),
+    }
+    if backend is Backend.ENGINE:
+        options[CONTEXT_LOGITS] = json.dumps(recipe.has_context_logits)
+    if lora is not None:
+        options |= {"lora_max_rank": str(lora.max_rank), "lora_modules": ",".join(lora.modules)}
+    return options
+
+
+def build_record(recipe: Recipe, backend: Backend, revision: str | None) -> dict[str, Any]:
+    """Return how an artifact is made, for its key and for people; the commands with other folders' names."""
+    plan = recipe.plan
+    steps = (checkpoint_step, engine_step) if backend is Backend.ENGINE else ()
+    recipe = dataclasses.replace(recipe, num_workers=1)
+    return {
+        "backend": str(backend),
+        "revision": revision,
+        "source_format": str(recipe.source_format),
+        "gpu": plan.gpu.name,
+        "num_nodes": plan.parallelism.num_nodes,
+        "tp_size": plan.parallelism.tp_size,
+        "pp_size": plan.parallelism.pp_size,
+        "precision": str(plan.precision),
+        "kv_precision": str(recipe.kv_precision),
+        "max_seq_len": plan.max_seq_len,
+        "max_input_len": plan.max_input_len,
+        "max_batch_size": plan.max_batch_size,
+        "max_num_tokens": plan.max_num_tokens,
+        "lora": None if recipe.lora is None else dataclasses.asdict(recipe.lora),
+        "commands": [step(recipe, PLACEHOLDERS).text for step in steps],
+    }
+
+
+def checked_options(options: Mapping[str, str], backend: Backend) -> dict[str, str]:
+    """Return the options that a user gives the runtime.
+
+    Raises:
+        BuildError: one that it does not take, or that follows from the build.
+    """
+    taken = RUNTIMES[RUNTIME].options
+    for name in options:
+        if name not in taken:
+            raise BuildError(f"--option {name}: the runtime {RUNTIME} takes {', '.join(sorted(taken))}")
+        if name in _DECIDED:
+            raise BuildError(f"--option {name}: follows from the build: use {_DECIDED[name]}")
+    try:
+        TensorRtLlmOptions.of({"backend": backend, **options})
+    except ValueError as exc:
+        raise BuildError(str(exc)) from exc
+    return dict(options)
+
+
+_DECIDED = {
+    "backend": "--backend",
+    "tp_size": "--gpus",
+    "pp_size": "--gpus and --nodes",
+    "max_batch_size": "--max-batch-size",
+    "max_num_tokens": "--max-num-tokens",
+    "lora_max_rank": "--adapter",
+    "lora_modules": "--adapter",
+    "trust_remote_code": "the catalog",
+}

@@ -1,0 +1,237 @@
+"""The commands that turn a checkpoint into an engine: each family's converter or quantization, then trtllm-build.
+
+Flags and their values are those of TensorRT-LLM 1.2.1. What is not said here stays at the tools' own defaults: the
+paged KV cache, paged context attention and packed input, which block reuse and chunked prefill need.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+from build_engines.errors import BuildError
+from build_engines.model_entry import Family, Precision
+from build_engines.planner.sizing import Plan
+
+QUANTIZE = "examples/quantization/quantize.py"
+CONVERTERS = {
+    Family.LLAMA: "examples/models/core/llama/convert_checkpoint.py",
+    Family.QWEN: "examples/models/core/qwen/convert_checkpoint.py",
+    Family.GEMMA: "examples/models/core/gemma/convert_checkpoint.py",
+    Family.DEEPSEEK_V2: "examples/models/contrib/deepseek_v2/convert_checkpoint.py",
+}
+BUILD = "trtllm-build"
+NUM_CALIBRATION_SAMPLES = 512
+
+_DTYPES = {Precision.BF16: "bfloat16", Precision.F16: "float16"}
+_LOADED_BY_SHARD_PARAMETERS = 40e9  # from here on the llama converter reads one file at a time
+
+
+class SourceFormat(StrEnum):
+    """What the matrices of a checkpoint are."""
+
+    SIXTEEN_BIT = "16-bit"
+    FP8_ROWWISE = "fbgemm_fp8"  # Meta's own FP8, which the llama converter recognizes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoraLimits:
+    """What an engine is built to take of adapters."""
+
+    max_rank: int
+    modules: tuple[str, ...]  # TensorRT-LLM's names
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Folders:
+    """Where the commands read and write."""
+
+    checkpoint: Path
+    examples: Path  # a clone of TensorRT-LLM
+    converted: Path
+    engine: Path
+
+
+# For commands that are only compared or shown.
+PLACEHOLDERS = Folders(
+    checkpoint=Path("CHECKPOINT"),
+    examples=Path("TENSORRT_LLM"),
+    converted=Path("WORK/checkpoint"),
+    engine=Path("WORK/engine"),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """What is decided before the commands are known. All but `num_workers` makes the engine another one."""
+
+    plan: Plan
+    source_format: SourceFormat = SourceFormat.SIXTEEN_BIT
+    has_duplicated_kv_heads: bool = False  # early copies of Llama 3.1 405B
+    has_context_logits: bool = False  # for the log probabilities of prompts
+    lora: LoraLimits | None = None
+    calibration_dataset: str | None = None  # None: the tool's own, which it downloads
+    num_workers: int | None = None  # ranks at a time; None: as many as a node has GPUs
+
+    def __post_init__(self) -> None:
+        entry = self.plan.entry
+        if self.source_format is SourceFormat.FP8_ROWWISE and not (
+            entry.family is Family.LLAMA and self.plan.precision is Precision.FP8
+        ):
+            rule = "goes with --precision fp8 and models of the llama family: use the 16-bit checkpoint"
+            raise BuildError(f"checkpoint: quantization_config.quant_method={self.source_format}: {rule}")
+
+    @property
+    def kv_precision(self) -> Precision:
+        """Of the engine's KV cache. Meta's FP8 has no scales for it, so it has 16 bits, whatever was planned."""
+        if self.source_format is SourceFormat.FP8_ROWWISE:
+            return next(precision for precision in self.plan.entry.precisions if precision in _DTYPES)
+        return self.plan.kv_precision
+
+    @property
+    def is_quantized(self) -> bool:
+        """Whether FP8 scales are measured here, by running the model on sample texts."""
+        return self.plan.precision is Precision.FP8 and self.source_format is SourceFormat.SIXTEEN_BIT
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """One command, and the folder of files that it leaves."""
+
+    name: str
+    program: str  # as the recorded contract names it
+    command: tuple[str, ...]
+    output: Path
+    files: tuple[str, ...]
+    num_bytes: int  # about
+
+    @property
+    def text(self) -> str:
+        """The command as a shell takes it."""
+        return shlex.join(self.command)
+
+
+def checkpoint_step(recipe: Recipe, folders: Folders) -> Step:
+    """Return the command that makes TensorRT-LLM's own form of a checkpoint."""
+    program, options = _quantize(recipe) if recipe.is_quantized else _convert(recipe)
+    return Step(
+        name="checkpoint",
+        program=program,
+        command=("python3", str(folders.examples / program), *_words(options, folders)),
+        output=folders.converted,
+        files=("config.json", *(f"rank{rank}.safetensors" for rank in _ranks(recipe))),
+        num_bytes=recipe.plan.engine_bytes,
+    )
+
+
+def engine_step(recipe: Recipe, folders: Folders) -> Step:
+    """Return the command that compiles it."""
+    return Step(
+        name="engine",
+        program=BUILD,
+        command=(BUILD, *_words(_build(recipe), folders)),
+        output=folders.engine,
+        files=("config.json", *(f"rank{rank}.engine" for rank in _ranks(recipe))),
+        num_bytes=recipe.plan.engine_bytes,
+    )
+
+
+type Options = Mapping[str, object]  # flag to value; True: a flag without one; a folder by its name in Folders
+
+
+def _convert(recipe: Recipe) -> tuple[str, Options]:
+    plan = recipe.plan
+    family, parallelism = plan.entry.family, plan.parallelism
+    if family is Family.GEMMA:
+        options: dict[str, object] = {
+            "--ckpt-type": "hf",
+            "--model-dir": _CHECKPOINT,
+            "--output-model-dir": _CONVERTED,
+            "--dtype": _dtype(plan),
+            "--world-size": parallelism.tp_size,
+        }
+        return CONVERTERS[family], options
+    options = {
+        "--model_dir": _CHECKPOINT,
+        "--output_dir": _CONVERTED,
+        "--dtype": _dtype(plan),
+        "--tp_size": parallelism.tp_size,
+        "--pp_size": parallelism.pp_size,
+    }
+    if family is Family.DEEPSEEK_V2:
+        return CONVERTERS[family], options | {"--load_model_on_cpu": True}  # what the plan's RAM is for; one worker
+    options["--workers"] = _num_workers(recipe)
+    if family is Family.LLAMA:
+        options["--load_by_shard"] = plan.entry.architecture.num_parameters > _LOADED_BY_SHARD_PARAMETERS
+        options["--remove_duplicated_kv_heads"] = recipe.has_duplicated_kv_heads
+    return CONVERTERS[family], options
+
+
+def _quantize(recipe: Recipe) -> tuple[str, Options]:
+    plan = recipe.plan
+    return QUANTIZE, {
+        "--model_dir": _CHECKPOINT,
+        "--output_dir": _CONVERTED,
+        "--dtype": _dtype(plan),
+        "--qformat": "fp8",
+        "--kv_cache_dtype": "fp8" if recipe.kv_precision is Precision.FP8 else None,
+        "--tp_size": plan.parallelism.tp_size,
+        "--pp_size": plan.parallelism.pp_size,
+        "--calib_dataset": recipe.calibration_dataset,
+        "--calib_size": NUM_CALIBRATION_SAMPLES,
+    }
+
+
+def _build(recipe: Recipe) -> Options:
+    plan, lora = recipe.plan, recipe.lora
+    options: dict[str, object] = {
+        "--checkpoint_dir": _CONVERTED,
+        "--output_dir": _ENGINE,
+        "--max_batch_size": plan.max_batch_size,
+        "--max_input_len": plan.max_input_len,
+        "--max_seq_len": plan.max_seq_len,
+        "--max_num_tokens": plan.max_num_tokens,
+        "--gather_context_logits": recipe.has_context_logits,
+    }
+    if plan.entry.family is Family.DEEPSEEK_V2:
+        options |= {"--gpt_attention_plugin": _dtype(plan), "--gemm_plugin": _dtype(plan)}
+    elif plan.precision is not Precision.FP8:  # FP8 matrices have TensorRT's own kernels
+        options["--gemm_plugin"] = "auto"
+    if lora is not None:
+        options["--lora_plugin"] = "auto"
+        options["--lora_target_modules"] = lora.modules
+        options["--max_lora_rank"] = lora.max_rank
+    return options | {"--workers": _num_workers(recipe)}
+
+
+def _ranks(recipe: Recipe) -> range:
+    return range(recipe.plan.parallelism.num_gpus)
+
+
+def _num_workers(recipe: Recipe) -> int:
+    num_gpus_per_node = recipe.plan.parallelism.num_gpus_per_node
+    return min(recipe.num_workers or num_gpus_per_node, num_gpus_per_node)
+
+
+def _dtype(plan: Plan) -> str:
+    """Return what is not FP8, in TensorRT-LLM's words: the model's own 16-bit numbers."""
+    return _DTYPES[next(precision for precision in (plan.precision, *plan.entry.precisions) if precision in _DTYPES)]
+
+
+_CHECKPOINT, _CONVERTED, _ENGINE = object(), object(), object()
+
+
+def _words(options: Options, folders: Folders) -> list[str]:
+    places = {_CHECKPOINT: folders.checkpoint, _CONVERTED: folders.converted, _ENGINE: folders.engine}
+    words: list[str] = []
+    for flag, value in options.items():
+        if value is True:
+            words.append(flag)
+        elif isinstance(value, Sequence) and not isinstance(value, str):
+            words += [flag, *value]
+        elif value is not None and value is not False:
+            words += [flag, str(places.get(value, value))]
+    return words

@@ -1,0 +1,205 @@
+"""A model of the catalog for the tensorrt_llm runtime: as an engine, or as a checkpoint for the PyTorch backend."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from build_engines.artifact import Contents, link_or_copy
+from build_engines.checkpoint import read_chat_templates
+from build_engines.errors import BuildError
+from build_engines.llama_cpp.lora import FILES as ADAPTER_FILES
+from build_engines.lock import lock_path, locked, locked_if_free
+from build_engines.model_entry import ModelEntry, chat_template_text
+from build_engines.planner.sizing import Plan
+from build_engines.serving import Serving, check_id, check_names_differ, names_of
+from build_engines.tensorrt_llm.checks import (
+    Check,
+    check_gpus,
+    check_room,
+    check_version,
+    checkpoint_requires,
+    engine_requires,
+)
+from build_engines.tensorrt_llm.lora import copy_adapter
+from build_engines.tensorrt_llm.options import RUNTIME, build_record, runtime_options
+from build_engines.tensorrt_llm.recipe import Recipe, SourceFormat
+from build_engines.tensorrt_llm.source import Source
+from build_engines.tensorrt_llm.tool import ToolRun, run_tool
+from build_engines.tensorrt_llm.work import RECORD, Work
+from build_engines.text_files import write_text_files
+from model_repository.contract import model_id_to_slug
+from model_repository.engine.tensorrt_llm.options import Backend
+from model_repository.machine import Machine
+from model_repository.tool_formats import TOOL_FORMATS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tools:
+    """What a build works with; none of it makes the artifact another one, but the version of TensorRT-LLM."""
+
+    machine: Machine
+    work_dir: Path
+    examples: Path  # a clone of TensorRT-LLM
+    skipped_checks: frozenset[Check] = frozenset()
+    keeps_work: bool = False
+    run: Callable[[ToolRun], None] = field(default=run_tool)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorRtLlmSpec:
+    """What to build."""
+
+    recipe: Recipe
+    source: Source
+    revision: str | None  # the commit; None: a folder, of which nobody knows
+    backend: Backend
+    options: dict[str, str]  # what the runtime is told beside what the build decides
+    adapters: dict[str, Path]  # by name: folders in PEFT's format
+    tool_call_format: str
+    serving: Serving
+    tools: Tools
+
+    def __post_init__(self) -> None:
+        for name in self.adapters:
+            check_id(name)
+        check_names_differ(names_of(self.model_id, self.serving.aliases, self.adapters))
+        if self.tool_call_format not in TOOL_FORMATS:
+            raise BuildError(f"--tool-call-format {self.tool_call_format}: expected one of {', '.join(TOOL_FORMATS)}")
+        if self.backend is Backend.PYTORCH:
+            _check_pytorch(self.recipe)
+        else:
+            check_version(self.tools.machine)
+            check_gpus(self.plan, self.tools.machine)
+
+    @property
+    def plan(self) -> Plan:
+        """Where it will run."""
+        return self.recipe.plan
+
+    @property
+    def model_id(self) -> str:
+        """The catalog's."""
+        return self.plan.entry.model_id
+
+    @property
+    def runtime(self) -> str:
+        """The table of runtimes has it by this name."""
+        return RUNTIME
+
+    def source_files(self) -> dict[str, Path]:
+        """Return every file that is read, by the name that the manifest has for it."""
+        files = self.source.files()
+        for adapter, folder in self.adapters.items():
+            files |= {f"adapters/{model_id_to_slug(adapter)}/{name}": folder / name for name in ADAPTER_FILES}
+        return files
+
+    def key_parts(self) -> dict[str, Any]:
+        """Return what makes the artifact another one."""
+        return {
+            "build": self._build_record(),
+            "requires": self._requires(),
+            "options": self._all_options(),
+            "tool_call_format": self.tool_call_format,
+            "chat_template": chat_template_text(self.plan.entry),
+            "adapters": sorted(self.adapters),
+        }
+
+    def write(self, folder: Path, source: dict[str, str], held: int) -> Contents:
+        """Do the steps, and put their result, the tokenizer, the byte table and the adapters into the artifact.
+
+        Raises:
+            BuildError: a check or a tool failed.
+        """
+        if self.backend is Backend.ENGINE:
+            self._write_engine(folder / "engine", source, held)
+        else:
+            _link_files(self.source.files(), folder / "checkpoint")
+        template = chat_template_text(self.plan.entry)
+        vocab_size = int(self.source.checkpoint.config["vocab_size"])
+        write_text_files(self.source.folder, folder, vocab_size, self.tool_call_format, template)
+        for name, adapter in self.adapters.items():
+            copy_adapter(adapter, folder / _adapter_path(name))
+        return Contents(
+            context_window=self.plan.max_seq_len,
+            eos_token_ids=_eos_token_ids(self.plan.entry, self.source),
+            precision=self.plan.precision,
+            options=self._all_options(),
+            requires=self._requires(),
+            build=self._build_record(),
+            adapters={name: _adapter_path(name) for name in self.adapters},
+            tool_call_format=self.tool_call_format,
+            has_chat_template=template is not None or "default" in read_chat_templates(self.source.folder),
+        )
+
+    def clean_up(self, source: dict[str, str]) -> None:
+        """Remove what the steps left, unless it is to be kept for the next build."""
+        if self.backend is Backend.ENGINE and not self.tools.keeps_work:
+            work = self._work(source)
+            if not work.folder.is_dir():
+                return
+            # Who builds this model with other limits may take hours, and may be using the converted checkpoint.
+            with locked_if_free(lock_path(work.folder), f"cleans up after {self.model_id}") as is_free:
+                if is_free:
+                    work.remove()
+
+    def _write_engine(self, target: Path, source: dict[str, str], held: int) -> None:
+        work = self._work(source)
+        work.folder.mkdir(parents=True, exist_ok=True)
+        with locked(lock_path(work.folder), f"builds {self.model_id}") as held_work:
+            if not work.is_finished:
+                check_room(work.folder, target.parent, self.plan, self.tools.skipped_checks)
+                work.check_programs()
+            engine = work.finish((held, held_work))
+            files = {str(path.relative_to(engine)): path for path in engine.rglob("*") if path.is_file()}
+            _link_files({name: path for name, path in files.items() if name != RECORD}, target)
+
+    def _work(self, source: dict[str, str]) -> Work:
+        read = [self._requires(), {name: digest for name, digest in source.items() if not name.startswith("adapters/")}]
+        return Work(
+            folder=self.tools.work_dir.resolve() / model_id_to_slug(self.model_id),
+            recipe=self.recipe,
+            checkpoint=self.source.folder.resolve(),
+            examples=self.tools.examples.resolve(),
+            source_digest=hashlib.sha256(json.dumps(read, sort_keys=True).encode()).hexdigest(),
+            run=self.tools.run,
+        )
+
+    def _requires(self) -> dict[str, str]:
+        if self.backend is Backend.PYTORCH:
+            return checkpoint_requires(self.plan)
+        return engine_requires(self.plan, check_version(self.tools.machine))
+
+    def _build_record(self) -> dict[str, Any]:
+        return build_record(self.recipe, self.backend, self.revision)
+
+    def _all_options(self) -> dict[str, str]:
+        return self.options | runtime_options(self.recipe, self.backend)
+
+
+def _check_pytorch(recipe: Recipe) -> None:
+    if recipe.is_quantized:
+        rule = "the PyTorch backend takes a checkpoint as it is, and this one has 16 bits"
+        raise BuildError(f"--precision fp8: {rule}: use --backend engine, or a checkpoint in FP8")
+    if recipe.source_format is not SourceFormat.SIXTEEN_BIT:
+        raise BuildError(f"--backend pytorch: a checkpoint in {recipe.source_format}: use --backend engine")
+
+
+def _eos_token_ids(entry: ModelEntry, source: Source) -> tuple[int, ...]:
+    """Return the ids that end an answer: the catalog's, and what else the checkpoint names."""
+    return tuple(dict.fromkeys((*entry.eos_token_ids, *source.checkpoint.eos_token_ids)))
+
+
+def _adapter_path(name: str) -> str:
+    """Return where an adapter is, relative to the artifact."""
+    return f"adapters/{model_id_to_slug(name)}"
+
+
+def _link_files(files: Mapping[str, Path], target: Path) -> None:
+    for name, path in files.items():
+        (target / name).parent.mkdir(parents=True, exist_ok=True)
+        link_or_copy(path, target / name)

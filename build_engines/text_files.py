@@ -1,0 +1,45 @@
+"""What the tokenizer stage and the release gate read of an artifact: the tokenizer's files and the byte table."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from build_engines.checkpoint import TOKENIZER_FILES, read_chat_templates, read_json
+from build_engines.vocabulary import token_bytes
+from model_repository.byte_table import FILE_NAME as BYTE_TABLE
+from model_repository.byte_table import save_byte_table
+from model_repository.tool_formats import TOOL_FORMATS, detect_tool_format
+
+_CHAT_TEMPLATE = "chat_template.jinja"
+
+
+def write_text_files(
+    source: Path, folder: Path, vocab_size: int, tool_call_format: str, chat_template: str | None = None
+) -> None:
+    """Copy a checkpoint's tokenizer into an artifact and compute the bytes of its tokens.
+
+    Args:
+        source: where tokenizer.json is.
+        folder: the artifact.
+        vocab_size: rows of the model's output.
+        tool_call_format: whose special tokens are text.
+        chat_template: in place of the checkpoint's own.
+
+    Raises:
+        BuildError: a file is not what it should be.
+    """
+    (folder / "tokenizer").mkdir()
+    for name in TOKENIZER_FILES:
+        if (source / name).is_file():
+            shutil.copyfile(source / name, folder / "tokenizer" / name)
+    if chat_template is not None:
+        (folder / "tokenizer" / _CHAT_TEMPLATE).write_text(chat_template, encoding="utf-8")
+    visible = TOOL_FORMATS[tool_call_format].special_tokens
+    save_byte_table(folder / BYTE_TABLE, token_bytes(read_json(source / "tokenizer.json"), vocab_size, visible))
+
+
+def detected_tool_call_format(folder: Path) -> str:
+    """Return the tool-call format that the chat templates of a tokenizer's folder speak."""
+    templates = read_chat_templates(folder)
+    return detect_tool_format(templates.get("tool_use") or templates.get("default", ""))

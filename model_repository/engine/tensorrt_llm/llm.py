@@ -1,0 +1,147 @@
+"""How TensorRT-LLM is started and asked, for both backends: nothing else names what it takes at its start.
+
+Keywords only, and only those that both recorded snapshots of its API have. One exception, `MpiCommSession`, is used
+only under a plain mpirun, as NVIDIA's own model for Triton does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from tensorrt_llm import SamplingParams
+from tensorrt_llm.executor import LoRARequest
+from tensorrt_llm.llmapi import CapacitySchedulerPolicy, GuidedDecodingParams, KvCacheConfig, SchedulerConfig
+from tensorrt_llm.lora_helper import LoraConfig
+
+from model_repository.engine.runtime import EngineConfig
+from model_repository.engine.tensorrt_llm.options import Backend, GuidedDecoding, TensorRtLlmOptions
+from model_repository.engine.tensorrt_llm.role import Role, RoleKind
+from model_repository.engine.tensorrt_llm.sampling import SamplingPlan
+from model_repository.engine.tensorrt_llm.tensors import to_tensor
+from model_repository.errors import EngineFailed
+
+ENGINE_FOLDER = "engine"
+CHECKPOINT_FOLDER = "checkpoint"
+TOKENIZER_FOLDER = "tokenizer"
+
+
+def start_llm(config: EngineConfig, options: TensorRtLlmOptions, role: Role) -> Any:
+    """Load the model on every rank and return TensorRT-LLM's LLM.
+
+    Raises:
+        EngineFailed: TensorRT-LLM has no such backend, or does not load the model.
+    """
+    keywords = llm_keywords(config, options)
+    if role.kind is RoleKind.LEADER:
+        keywords["_mpi_session"] = _mpi_session(role)
+    llm_class = _engine_class() if options.backend is Backend.ENGINE else _pytorch_class()
+    try:
+        return llm_class(**keywords)
+    except (OSError, RuntimeError, TypeError, ValueError) as exc:
+        raise EngineFailed(f"{keywords['model']}: TensorRT-LLM does not load it: {exc}") from exc
+
+
+def work_for_leader(role: Role) -> None:
+    """Do what rank 0 asks for until it ends: this process serves nothing.
+
+    Raises:
+        EngineFailed: always, for there is nothing to serve afterwards.
+    """
+    from mpi4py.futures import MPICommExecutor  # only in images with GPUs
+    from mpi4py.MPI import COMM_WORLD
+
+    with MPICommExecutor(COMM_WORLD):
+        pass
+    raise EngineFailed(f"rank {role.rank} of {role.num_ranks} has worked for rank 0, which serves, and is done")
+
+
+def llm_keywords(config: EngineConfig, options: TensorRtLlmOptions) -> dict[str, Any]:
+    """Return what the constructor takes."""
+    is_engine = options.backend is Backend.ENGINE
+    keywords: dict[str, Any] = {
+        "model": str(config.artifact_dir / (ENGINE_FOLDER if is_engine else CHECKPOINT_FOLDER)),
+        "skip_tokenizer_init": True,  # tokens in, tokens out
+        "trust_remote_code": options.trust_remote_code,
+        "tensor_parallel_size": options.tp_size,  # an engine has its own sizes, and refuses others
+        "pipeline_parallel_size": options.pp_size,
+        "kv_cache_config": KvCacheConfig(
+            enable_block_reuse=options.block_reuse,
+            free_gpu_memory_fraction=options.kv_cache_fraction,
+            dtype=str(options.kv_cache_dtype),
+        ),
+        "scheduler_config": SchedulerConfig(
+            capacity_scheduler_policy=CapacitySchedulerPolicy[options.scheduler_policy.name]
+        ),
+        "enable_chunked_prefill": options.chunked_prefill,
+        "max_batch_size": options.max_batch_size or config.max_sequences,
+    }
+    if options.max_num_tokens is not None:
+        keywords["max_num_tokens"] = options.max_num_tokens
+    if options.guided_decoding is GuidedDecoding.XGRAMMAR:
+        tokenizer = str(config.artifact_dir / TOKENIZER_FOLDER)
+        keywords |= {"guided_decoding_backend": "xgrammar", "skip_tokenizer_init": False, "tokenizer": tokenizer}
+    return keywords | (_engine_keywords(config, options) if is_engine else _pytorch_keywords(config, options))
+
+
+def _engine_keywords(config: EngineConfig, options: TensorRtLlmOptions) -> dict[str, Any]:
+    """Return what only an engine takes: the limits of lengths are built into it."""
+    return {"gather_generation_logits": options.logprobs} | ({"enable_lora": True} if config.adapters else {})
+
+
+def _pytorch_keywords(config: EngineConfig, options: TensorRtLlmOptions) -> dict[str, Any]:
+    keywords: dict[str, Any] = {
+        "max_seq_len": config.context_window,
+        "max_input_len": config.context_window,  # its own default is 1024
+    }
+    if config.adapters:
+        keywords["lora_config"] = LoraConfig(
+            lora_dir=[str(path) for path in config.adapters.values()],
+            max_lora_rank=options.lora_max_rank,
+            lora_target_modules=list(options.lora_modules),
+            max_loras=len(config.adapters),
+            max_cpu_loras=len(config.adapters),
+        )
+    return keywords
+
+
+def _engine_class() -> Any:
+    try:
+        from tensorrt_llm._tensorrt_engine import LLM
+    except ImportError as exc:
+        raise EngineFailed(
+            "backend=engine: this TensorRT-LLM cannot run engines, which ended with release 1.2: "
+            "use an image with 1.2.1, or build the model with backend=pytorch"
+        ) from exc
+    return LLM
+
+
+def _pytorch_class() -> Any:
+    from tensorrt_llm import LLM
+
+    return LLM
+
+
+def _mpi_session(role: Role) -> Any:
+    from mpi4py.MPI import COMM_WORLD
+    from tensorrt_llm.llmapi import MpiCommSession  # its signature is uncertain
+
+    return MpiCommSession(comm=COMM_WORLD, n_workers=role.num_ranks)
+
+
+def sampling_params(plan: SamplingPlan) -> Any:
+    """Return a plan as TensorRT-LLM's SamplingParams."""
+    keywords: dict[str, Any] = dict(plan.keywords)
+    if plan.embedding_bias is not None:
+        keywords["embedding_bias"] = to_tensor(plan.embedding_bias)
+    if plan.native_guide is not None:
+        keywords["guided_decoding"] = GuidedDecodingParams(**plan.native_guide)
+    return SamplingParams(**keywords)
+
+
+def lora_requests(adapters: Mapping[str, Any]) -> dict[str, Any]:
+    """Return how to ask for each adapter: TensorRT-LLM knows them by numbers."""
+    return {
+        name: LoRARequest(lora_name=name, lora_int_id=number, lora_path=str(adapters[name]))
+        for number, name in enumerate(sorted(adapters), start=1)
+    }

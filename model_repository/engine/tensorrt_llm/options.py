@@ -1,0 +1,147 @@
+"""What an artifact or its user decides about a TensorRT-LLM runtime: texts in the manifest, checked values here."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Self
+
+
+class Backend(StrEnum):
+    """What executes the model."""
+
+    ENGINE = "engine"  # a compiled TensorRT engine, for TensorRT-LLM up to 1.2
+    PYTORCH = "pytorch"  # a checkpoint in Hugging Face's layout
+
+
+class SchedulerPolicy(StrEnum):
+    """Who is let into the batch."""
+
+    GUARANTEED_NO_EVICT = "guaranteed_no_evict"  # who can run to the end
+    MAX_UTILIZATION = "max_utilization"  # whoever fits now; somebody may have to make room and start over
+
+
+class GuidedDecoding(StrEnum):
+    """Who masks the tokens that a guide does not allow."""
+
+    LLGUIDANCE = "llguidance"  # our own masks, exact for every kind of guide
+    XGRAMMAR = "xgrammar"  # TensorRT-LLM's own masks for the kinds it has, ours for the others
+
+
+class KVCacheDtype(StrEnum):
+    """Of the KV cache of the PyTorch backend; an engine has its own built in."""
+
+    AUTO = "auto"
+    FP8 = "fp8"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorRtLlmOptions:
+    """The options of the runtime. Where one is None, TensorRT-LLM's own default holds."""
+
+    backend: Backend = Backend.ENGINE
+    tp_size: int = 1  # GPUs that share each layer
+    pp_size: int = 1  # groups of GPUs that hold one part of the layers each
+    max_batch_size: int | None = None  # None: the engine stage's max_sequences
+    max_num_tokens: int | None = None  # in one step
+    kv_cache_fraction: float = 0.9  # of the GPU memory that the weights leave
+    kv_cache_dtype: KVCacheDtype = KVCacheDtype.AUTO
+    scheduler_policy: SchedulerPolicy = SchedulerPolicy.GUARANTEED_NO_EVICT
+    chunked_prefill: bool = True
+    block_reuse: bool = True  # of KV cache blocks, between prompts that begin alike
+    logprobs: bool = True  # an engine keeps the logits of drawn tokens only if it is started so
+    prompt_logprobs: bool | None = None  # None: of the PyTorch backend only; an engine must be built for it
+    guided_decoding: GuidedDecoding = GuidedDecoding.LLGUIDANCE
+    lora_max_rank: int = 64
+    lora_modules: tuple[str, ...] = ("attn_q", "attn_k", "attn_v")  # TensorRT-LLM's names
+    trust_remote_code: bool = False
+
+    @classmethod
+    def of(cls, texts: Mapping[str, str]) -> Self:
+        """Read the options of a manifest.
+
+        Raises:
+            ValueError: names the option, its value and the rule.
+        """
+        values: dict[str, Any] = {}
+        for name, text in texts.items():
+            if name not in _READERS:
+                raise ValueError(f"option {name}: expected one of {', '.join(_READERS)}")
+            read, rule = _READERS[name]
+            try:
+                values[name] = read(text)
+            except ValueError as exc:
+                raise ValueError(f"option {name}={text}: must be {rule}") from exc
+        options = cls(**values)
+        options._check()
+        return options
+
+    def _check(self) -> None:
+        """Refuse what would be accepted and ignored."""
+        if self.backend is Backend.ENGINE and self.kv_cache_dtype is not KVCacheDtype.AUTO:
+            raise ValueError(
+                f"option kv_cache_dtype={self.kv_cache_dtype}: only with backend=pytorch; "
+                "the KV cache of an engine is decided when its checkpoint is quantized"
+            )
+
+    @property
+    def has_prompt_logprobs(self) -> bool:
+        """Whether the logits behind prompt tokens can be had."""
+        return self.backend is Backend.PYTORCH if self.prompt_logprobs is None else self.prompt_logprobs
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise ValueError(text)
+    return value
+
+
+def _fraction(text: str) -> float:
+    value = float(text)
+    if not 0.0 < value <= 1.0:
+        raise ValueError(text)
+    return value
+
+
+def _switch(text: str) -> bool:
+    if text not in ("true", "false"):
+        raise ValueError(text)
+    return text == "true"
+
+
+def _names(text: str) -> tuple[str, ...]:
+    names = tuple(text.split(","))
+    if not all(re.fullmatch(r"\w+", name) for name in names):
+        raise ValueError(text)
+    return names
+
+
+def _choice(kind: type[StrEnum]) -> tuple[Callable[[str], StrEnum], str]:
+    return kind, " or ".join(kind)
+
+
+_COUNT = (_positive, "a whole number above 0")
+_SWITCH = (_switch, "true or false")
+_READERS: dict[str, tuple[Callable[[str], object], str]] = {
+    "backend": _choice(Backend),
+    "tp_size": _COUNT,
+    "pp_size": _COUNT,
+    "max_batch_size": _COUNT,
+    "max_num_tokens": _COUNT,
+    "kv_cache_fraction": (_fraction, "a number above 0 and up to 1"),
+    "kv_cache_dtype": _choice(KVCacheDtype),
+    "scheduler_policy": _choice(SchedulerPolicy),
+    "chunked_prefill": _SWITCH,
+    "block_reuse": _SWITCH,
+    "logprobs": _SWITCH,
+    "prompt_logprobs": _SWITCH,
+    "guided_decoding": _choice(GuidedDecoding),
+    "lora_max_rank": _COUNT,
+    "lora_modules": (_names, "TensorRT-LLM's names of modules, with commas between them"),
+    "trust_remote_code": _SWITCH,
+}
+assert _READERS.keys() == {field.name for field in dataclasses.fields(TensorRtLlmOptions)}

@@ -1,0 +1,197 @@
+"""What is done to a request's logits before TensorRT-LLM draws from them, in the worker process of each rank.
+
+All of it travels there by pickle before its first use. Every rank runs its own copy, so that what is done may depend on
+nothing but the request and the tokens drawn so far.
+
+Why penalties and min_p are here at all: TensorRT-LLM 1.2 has them, but its PyTorch backend accepts them and does
+nothing by default, and its engines count the prompt's tokens where the presence and frequency penalties must not.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from model_repository.byte_table import load_byte_table
+from model_repository.engine.constraint import Constraint, ConstraintCompiler
+from model_repository.engine.tensorrt_llm import tensors
+from model_repository.errors import StageError
+from model_repository.generation import Guide, Mirostat, SamplingParams
+
+
+class LogitsEdit(Protocol):
+    """One thing that is done to the logits of one request."""
+
+    def __call__(self, logits: Any, drawn: Sequence[int]) -> bool:
+        """Change the logits in place, given all tokens drawn so far; return whether anything can follow."""
+        ...
+
+
+class LogitsChain:
+    """Several edits as the one callable that both backends take.
+
+    Args:
+        edits: in their order.
+        vocab_size: the tokens that there are; further logits only pad the matrix, and are banned.
+        dead_end: the token to draw where nothing can follow, and only there. It tells the engine stage, since an
+            exception here would end the whole process.
+    """
+
+    def __init__(self, edits: Sequence[LogitsEdit], vocab_size: int, dead_end: int) -> None:
+        self._edits = tuple(edits)
+        self._vocab_size = vocab_size
+        self._dead_end = dead_end
+        self._num_before: int | None = None  # tokens listed before the first one drawn: those of the prompt
+        self._num_calls = 0
+
+    # The names are TensorRT-LLM's: it passes some by name.
+    def __call__(
+        self, req_id: int, logits: Any, token_ids: list[list[int]], stream_ptr: int | None, client_id: int | None
+    ) -> None:
+        """Edit the logits of the next token.
+
+        Source: tensorrt_llm.sampling_params.LogitsProcessor.__call__.
+        """
+        [tokens] = token_ids  # one beam
+        if self._num_before is None:
+            self._num_before = len(tokens)
+        drawn = tokens[self._num_before :]
+        is_known = len(drawn) >= self._num_calls  # else the last token has not come back from the GPU yet
+        self._num_calls += 1
+        with tensors.on_stream(stream_ptr):
+            tensors.ban_from(logits, self._vocab_size)
+            tensors.ban_token(logits, self._dead_end)
+            if not is_known or not all(edit(logits, drawn) for edit in self._edits):
+                tensors.keep_only(logits, self._dead_end)
+
+
+@dataclass(frozen=True, slots=True)
+class VocabularyFile:
+    """Where a worker finds the vocabulary, instead of getting it with every request."""
+
+    byte_table: Path
+    size: int
+    eos_token_ids: frozenset[int]
+
+
+@functools.lru_cache(maxsize=8)
+def _compiler(vocabulary: VocabularyFile) -> ConstraintCompiler:
+    return ConstraintCompiler(load_byte_table(vocabulary.byte_table), vocabulary.eos_token_ids, vocabulary.size)
+
+
+@dataclass(slots=True)
+class AllowedTokens:
+    """Bans what a guide does not allow, what the request bans, and end tokens before `min_tokens`."""
+
+    vocabulary: VocabularyFile
+    guide: Guide | None = None
+    banned: frozenset[int] = frozenset()
+    ends: frozenset[int] = frozenset()
+    min_tokens: int = 0
+    _constraint: Constraint | None = field(default=None, init=False)
+    _num_taken: int = field(default=0, init=False)
+
+    def __call__(self, logits: Any, drawn: Sequence[int]) -> bool:
+        """Ban; False where nothing is left."""
+        try:
+            is_banned = ~self._allowed(drawn)
+        except StageError:  # the guide is too complex to go on
+            return False
+        is_banned[list(self.banned)] = True
+        if len(drawn) < self.min_tokens:
+            is_banned[list(self.ends)] = True
+        if is_banned.all():
+            return False
+        if is_banned.any():
+            tensors.ban(logits, is_banned)
+        return True
+
+    def _allowed(self, drawn: Sequence[int]) -> npt.NDArray[np.bool_]:
+        """Return what the guide allows, bool [vocab_size]; nothing after a token that it did not."""
+        if self.guide is None:
+            return np.ones(self.vocabulary.size, dtype=np.bool_)
+        if self._constraint is None:
+            self._constraint = _compiler(self.vocabulary).start(self.guide)
+        for token_id in drawn[self._num_taken :]:
+            if not self._constraint.take(token_id):
+                return np.zeros(self.vocabulary.size, dtype=np.bool_)
+        self._num_taken = len(drawn)
+        return self._constraint.allowed()
+
+
+@dataclass(slots=True)
+class MirostatDraw:
+    """Mirostat 2.0: the state of its estimate. Source: arXiv:2007.14966, in llama.cpp's form."""
+
+    mirostat: Mirostat
+    seed: int
+    _limit: float = field(init=False)  # bits of surprise above which a token is cut off
+    _random: np.random.Generator = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._limit = 2.0 * self.mirostat.target
+        self._random = np.random.default_rng(self.seed)
+
+    def draw(self, logits: tensors.Floats) -> int | None:
+        """Draw a token from logits [vocab_size], of which some may be -inf; None where all are."""
+        likeliest = int(logits.argmax())
+        if not np.isfinite(logits[likeliest]):
+            return None
+        shares = np.exp((logits - logits[likeliest]).astype(np.float64))
+        shares /= shares.sum()
+        least = 2.0 ** min(0.0, -self._limit)
+        kept = np.flatnonzero(shares >= min(least, shares[likeliest]))
+        shares = shares[kept] / shares[kept].sum()
+        index = int(self._random.choice(len(kept), p=shares))
+        self._limit -= self.mirostat.learning_rate * (-math.log2(shares[index]) - self.mirostat.target)
+        return int(kept[index])
+
+
+class Shaping:
+    """Bias, penalties, and min_p or Mirostat, in this order; what follows them is TensorRT-LLM's part.
+
+    Args:
+        sampling: what is asked.
+        bias: token id to what is added to its logit.
+        prompt_token_ids: they count for the repetition penalty.
+    """
+
+    def __init__(self, sampling: SamplingParams, bias: Mapping[int, float], prompt_token_ids: Sequence[int]) -> None:
+        self._sampling = sampling
+        self._bias = dict(bias)
+        self._counts: Counter[int] = Counter()  # of the tokens drawn
+        self._num_counted = 0
+        is_penalized = sampling.repetition_penalty != 1.0
+        self._seen = set(prompt_token_ids) if is_penalized else set()
+        self._mirostat = None if sampling.mirostat is None else MirostatDraw(sampling.mirostat, sampling.seed)
+
+    def __call__(self, logits: Any, drawn: Sequence[int]) -> bool:
+        """Shape; False where nothing is left."""
+        self._counts.update(drawn[self._num_counted :])
+        self._num_counted = len(drawn)
+        tensors.shift(logits, list(self._bias), np.array(list(self._bias.values()), dtype=np.float32))
+        self._penalize(logits)
+        if self._mirostat is not None:
+            token_id = self._mirostat.draw(tensors.to_array(logits).reshape(-1) / self._sampling.temperature)
+            if token_id is None:
+                return False
+            tensors.keep_only(logits, token_id)
+        elif self._sampling.min_p and self._sampling.temperature:
+            tensors.ban_below(logits, -math.log(self._sampling.min_p) * self._sampling.temperature)
+        return True
+
+    def _penalize(self, logits: Any) -> None:
+        sampling, counts = self._sampling, self._counts
+        if sampling.repetition_penalty != 1.0:
+            tensors.divide(logits, sorted(self._seen.union(counts)), sampling.repetition_penalty)
+        if sampling.presence_penalty or sampling.frequency_penalty:
+            amounts = np.array(list(counts.values()), dtype=np.float32) * -sampling.frequency_penalty
+            tensors.shift(logits, list(counts), (amounts - sampling.presence_penalty).astype(np.float32))

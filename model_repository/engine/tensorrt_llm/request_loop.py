@@ -1,0 +1,198 @@
+"""The thread in which requests to TensorRT-LLM live: an event loop that makes, reads and aborts them.
+
+A result takes its kind of queue from whether a loop runs where it is made, so that all of it happens in one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import queue
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from tensorrt_llm.llmapi import RequestError
+
+from model_repository.engine.runtime import StepOutput
+from model_repository.errors import EngineFailed, InternalError, InvalidRequest, StageError
+
+logger = logging.getLogger(__name__)
+
+_CLOSE_TIMEOUT_S = 2.0
+
+
+class Reader(Protocol):
+    """Reads one result."""
+
+    def can_score(self, result: Any) -> bool:
+        """Whether `score` is due."""
+        ...
+
+    def score(self, result: Any) -> None:
+        """Compute what takes long."""
+        ...
+
+    def read(self, result: Any) -> Sequence[StepOutput]:
+        """Return what is new."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call of `generate_async`."""
+
+    sequence: int
+    keywords: Mapping[str, Any]
+    reader: Reader
+    can_abort: bool  # else it runs on until it ends by itself
+
+
+class RequestLoop:
+    """Runs calls; what they bring is taken out by one other thread.
+
+    Args:
+        llm: TensorRT-LLM's LLM, of either backend.
+    """
+
+    def __init__(self, llm: Any) -> None:
+        self._llm = llm
+        self._batches: queue.SimpleQueue[Sequence[StepOutput]] = queue.SimpleQueue()  # an empty one only wakes
+        self._failure = ""  # what has ended TensorRT-LLM as a whole
+        self._outputs: list[StepOutput] = []  # of this turn of the loop
+        self._results: dict[int, Any] = {}  # of calls that somebody still reads
+        self._calls: dict[int, Call] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._num_busy = 0
+        self._lock = threading.Lock()  # of the number alone
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run, name="tensorrt-llm-requests", daemon=True)
+        self._thread.start()
+
+    # --- called from other threads ------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Check that TensorRT-LLM still works.
+
+        Raises:
+            EngineFailed: it has failed as a whole.
+        """
+        if self._failure:
+            raise EngineFailed(self._failure)
+
+    @property
+    def num_busy(self) -> int:
+        """How many calls have not ended, also of those that nobody reads any more."""
+        return self._num_busy
+
+    def start(self, call: Call) -> None:
+        """Make a call."""
+        with self._lock:
+            self._num_busy += 1
+        self._loop.call_soon_threadsafe(self._start, call)
+
+    def drop(self, sequence: int) -> None:
+        """Read a call no more, and abort it if that can be done."""
+        self._loop.call_soon_threadsafe(self._drop, sequence)
+
+    def wake(self) -> None:
+        """Have `wait` return."""
+        self._batches.put(())
+
+    def wait(self, timeout_s: float) -> list[StepOutput]:
+        """Return what there is; nothing after a wake-up, or after so long.
+
+        Raises:
+            EngineFailed: TensorRT-LLM as a whole has failed.
+        """
+        outputs: list[StepOutput] = []
+        with contextlib.suppress(queue.Empty):
+            outputs += self._batches.get(timeout=timeout_s)
+            while True:
+                outputs += self._batches.get_nowait()
+        self.check()
+        return outputs
+
+    def close(self) -> None:
+        """End the thread; calls that have not ended are left to the LLM's own shutdown."""
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(_CLOSE_TIMEOUT_S)
+
+    # --- the loop's thread ---------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        self._loop.run_forever()
+        for task in self._tasks:
+            task.cancel()
+        self._loop.run_until_complete(asyncio.gather(*self._tasks, return_exceptions=True))
+        self._loop.close()
+
+    def _start(self, call: Call) -> None:
+        self._calls[call.sequence] = call
+        task = self._loop.create_task(self._serve(call))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _drop(self, sequence: int) -> None:
+        call, result = self._calls.pop(sequence, None), self._results.pop(sequence, None)
+        if call is not None and call.can_abort and result is not None and not result.finished:
+            result.abort()
+
+    async def _serve(self, call: Call) -> None:
+        try:
+            await self._call(call)
+        except StageError as error:
+            self._emit(call, [StepOutput(call.sequence, error=error)])
+        except RequestError as exc:
+            logger.warning("sequence %d: TensorRT-LLM failed on it: %s", call.sequence, exc)
+            self._emit(call, [StepOutput(call.sequence, error=EngineFailed("TensorRT-LLM failed on this request"))])
+        except Exception as exc:  # the executor is gone, or its worker
+            logger.exception("TensorRT-LLM failed")
+            self._failure = f"TensorRT-LLM failed ({type(exc).__name__}): the model must be loaded again"
+        finally:
+            with self._lock:
+                self._num_busy -= 1
+            self.wake()  # somebody may wait for its place, or must hear of the failure
+            self._drop(call.sequence)
+
+    async def _call(self, call: Call) -> None:
+        if call.sequence not in self._calls:
+            return  # dropped at once
+        try:
+            result = self._llm.generate_async(**call.keywords)
+        except (TypeError, ValueError) as exc:  # a limit of the engine
+            raise InvalidRequest(f"TensorRT-LLM refuses it: {exc}") from exc
+        self._results[call.sequence] = result
+        if call.keywords["streaming"]:
+            async for _ in result:
+                await self._read(call, result)
+        else:
+            await result
+            await self._read(call, result)
+
+    async def _read(self, call: Call, result: Any) -> None:
+        if call.sequence not in self._calls:
+            return
+        try:
+            if call.reader.can_score(result):
+                await asyncio.to_thread(call.reader.score, result)
+            outputs = call.reader.read(result)
+        except Exception as exc:  # a mistake of ours, which must not look like TensorRT-LLM's end
+            logger.exception("sequence %d: its result could not be read", call.sequence)
+            raise InternalError() from exc
+        self._emit(call, outputs)
+
+    def _emit(self, call: Call, outputs: Sequence[StepOutput]) -> None:
+        """Put outputs together with those of the other requests that one step of TensorRT-LLM has advanced."""
+        if call.sequence not in self._calls:
+            return
+        if outputs and not self._outputs:
+            self._loop.call_soon(self._flush)
+        self._outputs += outputs
+
+    def _flush(self) -> None:
+        outputs, self._outputs = self._outputs, []
+        self._batches.put(outputs)

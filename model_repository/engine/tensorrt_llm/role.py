@@ -1,0 +1,44 @@
+"""What this process is among the ranks of a model that spans several GPUs or nodes: decided by its environment."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+# Set by trtllm-llmapi-launch, which keeps the other ranks in worker processes and takes MPI's own variables away.
+_LAUNCHED = "TLLM_SPAWN_PROXY_PROCESS"
+# Open MPI's mpirun, which NVIDIA's images have, and the PMI of MPICH's and Slurm's.
+_MPI_VARIABLES = (("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"), ("PMI_SIZE", "PMI_RANK"))
+
+
+class RoleKind(StrEnum):
+    """Who starts the other ranks, and whether this one serves."""
+
+    ALONE = "alone"  # TensorRT-LLM starts a worker for each further GPU itself
+    LAUNCHED = "launched"  # trtllm-llmapi-launch has started them, on all nodes; TensorRT-LLM finds them
+    LEADER = "leader"  # mpirun has started them: this one is rank 0, serves, and hands them their work
+    WORKER = "worker"  # mpirun has started it: it works for rank 0 and serves nothing
+
+
+@dataclass(frozen=True, slots=True)
+class Role:
+    """What this process is."""
+
+    kind: RoleKind
+    rank: int = 0
+    num_ranks: int = 1
+
+
+def role_from_environment(environment: Mapping[str, str]) -> Role:
+    """Return this process's role.
+
+    Source: how NVIDIA's llmapi model for Triton and trtllm-llmapi-launch go about it.
+    """
+    if environment.get(_LAUNCHED) == "1":
+        return Role(RoleKind.LAUNCHED)
+    for size_name, rank_name in _MPI_VARIABLES:
+        num_ranks, rank = int(environment.get(size_name, "1")), int(environment.get(rank_name, "0"))
+        if num_ranks > 1:
+            return Role(RoleKind.WORKER if rank else RoleKind.LEADER, rank, num_ranks)
+    return Role(RoleKind.ALONE)

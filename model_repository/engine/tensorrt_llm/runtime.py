@@ -1,0 +1,199 @@
+"""The GPU runtime: TensorRT-LLM, which batches by itself. One adapter over its engines and its PyTorch backend.
+
+None of it has run on a GPU yet: it is held to the recorded public API of TensorRT-LLM 1.2.1.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from model_repository.byte_table import FILE_NAME
+from model_repository.engine.runtime import EngineConfig, RuntimeStats, StepOutput
+from model_repository.engine.tensorrt_llm.llm import lora_requests, sampling_params, start_llm, work_for_leader
+from model_repository.engine.tensorrt_llm.options import Backend, TensorRtLlmOptions
+from model_repository.engine.tensorrt_llm.processors import VocabularyFile
+from model_repository.engine.tensorrt_llm.request_loop import Call, RequestLoop
+from model_repository.engine.tensorrt_llm.result_reader import ResultReader
+from model_repository.engine.tensorrt_llm.role import RoleKind, role_from_environment
+from model_repository.engine.tensorrt_llm.sampling import SamplingPlanner, is_scored
+from model_repository.errors import EngineFailed, InvalidRequest, Unsupported
+from model_repository.machine import Machine, read_machine, why_unfit
+from model_repository.stage_messages import EngineRequest
+
+# The engine looks after silent clients between two waits.
+_MAX_WAIT_S = 0.05
+
+
+class TensorRtLlmRuntime:
+    """Owns TensorRT-LLM's LLM: `max_sequences` of its requests at a time, the others wait here.
+
+    Args:
+        config: which model to load, and how; its `options` are those of TensorRtLlmOptions.
+        byte_table: the bytes of each token id.
+        environment: says what this process is among several ranks.
+        machine: what the model would run on; None: asked for.
+
+    Raises:
+        EngineFailed: the model was built for something else, or does not load; or this rank serves nothing.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        byte_table: Sequence[bytes],
+        *,
+        environment: Mapping[str, str] = os.environ,
+        machine: Machine | None = None,
+    ) -> None:
+        try:
+            self._options = TensorRtLlmOptions.of(config.options)
+        except ValueError as exc:
+            raise EngineFailed(str(exc)) from exc
+        if config.requires and (reason := why_unfit(config.requires, machine or read_machine())):
+            raise EngineFailed(f"{config.artifact_dir}: {reason}")
+        role = role_from_environment(environment)
+        if role.kind is RoleKind.WORKER:
+            work_for_leader(role)
+        self._config = config
+        self._vocab_size = len(byte_table)
+        self._lora_requests = lora_requests(config.adapters)
+        self._planner = SamplingPlanner(
+            vocabulary=VocabularyFile(config.artifact_dir / FILE_NAME, self._vocab_size, config.eos_token_ids),
+            unused=_unused(byte_table, config.eos_token_ids),
+            guided_decoding=self._options.guided_decoding,
+        )
+        self._waiting: dict[int, Call] = {}  # in their order
+        self._running: dict[int, int] = {}  # sequence to the tokens it holds
+        self._llm = start_llm(config, self._options, role)
+        self._loop = RequestLoop(self._llm)
+
+    def submit(self, sequence: int, request: EngineRequest) -> None:
+        """Queue a request.
+
+        Raises:
+            InvalidRequest: the model has no such token or adapter.
+            Unsupported: it was not built or started for this.
+            EngineFailed: TensorRT-LLM is gone.
+        """
+        self._loop.check()
+        self._check(request)
+        plan = self._planner.plan(request)
+        keywords: dict[str, Any] = {
+            "inputs": list(request.prompt_token_ids),
+            "sampling_params": sampling_params(plan),
+            "lora_request": self._lora_requests[request.lora_name] if request.lora_name else None,
+            # Without stop texts, which are matched here, nobody looks at the tokens before they are complete.
+            "streaming": request.is_stream or bool(request.stop),
+        }
+        if is_scored(request) and self._options.block_reuse:
+            # A beginning that is not computed has no logits; nobody else has this salt, so nothing can be reused.
+            keywords["cache_salt"] = secrets.token_hex(16)
+        reader = ResultReader(sequence, request, plan, end_id=self._planner.end_id, vocab_size=self._vocab_size)
+        call = Call(sequence, keywords, reader, can_abort=not self._dies_by_abort(request, keywords))
+        self._waiting[sequence] = call
+        self._admit()
+
+    def _dies_by_abort(self, request: EngineRequest, keywords: Mapping[str, Any]) -> bool:
+        """Whether to abort it would end the whole process (TensorRT-LLM issue 10810, of its engine backend)."""
+        has_logits = request.num_logprobs is not None
+        return self._options.backend is Backend.ENGINE and has_logits and bool(keywords["streaming"])
+
+    def _check(self, request: EngineRequest) -> None:
+        if not request.prompt_token_ids:
+            raise InvalidRequest("the prompt must not be empty", "prompt_token_ids")
+        for name, token_ids in (
+            ("prompt_token_ids", request.prompt_token_ids),
+            ("stop_token_ids", request.stop_token_ids),
+            ("end_token_ids", request.end_token_ids),
+            ("logit_bias_token_ids", request.sampling.logit_bias),
+        ):
+            self._check_token_ids(name, token_ids)
+        if request.lora_name and request.lora_name not in self._lora_requests:
+            raise InvalidRequest(f"{request.lora_name!r}: expected one of {sorted(self._lora_requests)}", "lora_name")
+        if request.num_logprobs is not None and not self._options.logprobs:
+            raise Unsupported("this model is served with the option logprobs=false", "return_log_probs")
+        if is_scored(request) and not self._options.has_prompt_logprobs:
+            raise Unsupported(
+                "log probabilities of the prompt need an engine that was built to gather context logits, "
+                "and the option prompt_logprobs=true",
+                "return_log_probs",
+            )
+
+    def _check_token_ids(self, name: str, token_ids: Iterable[int]) -> None:
+        unknown = next((token_id for token_id in token_ids if not 0 <= token_id < self._vocab_size), None)
+        if unknown is not None:
+            raise InvalidRequest(f"{unknown}: token ids are from 0 to {self._vocab_size - 1}", name)
+
+    def _admit(self) -> None:
+        while self._waiting and self._loop.num_busy < self._config.max_sequences:
+            sequence, call = next(iter(self._waiting.items()))
+            del self._waiting[sequence]
+            self._running[sequence] = len(call.keywords["inputs"])
+            self._loop.start(call)
+
+    def free(self, sequence: int) -> None:
+        """Forget a sequence. What cannot be aborted runs on unread, and keeps its place until it ends."""
+        if self._waiting.pop(sequence, None) is None and self._running.pop(sequence, None) is not None:
+            self._loop.drop(sequence)
+
+    def step(self) -> Sequence[StepOutput] | None:
+        """Wait for what TensorRT-LLM has drawn.
+
+        Raises:
+            EngineFailed: TensorRT-LLM as a whole has failed, and takes nothing any more.
+        """
+        self._admit()
+        try:
+            outputs = self._loop.wait(_MAX_WAIT_S)
+        except EngineFailed:
+            self._waiting.clear()
+            self._running.clear()
+            raise
+        outputs = [output for output in outputs if output.sequence in self._running]
+        for output in outputs:
+            self._running[output.sequence] += output.token_id is not None
+        return outputs or None
+
+    def wake(self) -> None:
+        """End a wait."""
+        self._loop.wake()
+
+    @property
+    def has_work(self) -> bool:
+        """Whether somebody waits for a sequence."""
+        return bool(self._waiting or self._running)
+
+    def stats(self) -> RuntimeStats:
+        """Return what it holds.
+
+        Sequences are counted here; a cell is a token, and how many TensorRT-LLM has room for is an upper bound: of the
+        memory for its KV cache only the share is known.
+
+        Raises:
+            EngineFailed: TensorRT-LLM is gone.
+        """
+        self._loop.check()
+        return RuntimeStats(
+            num_active=self._loop.num_busy,
+            num_waiting=len(self._waiting),
+            num_cells_used=sum(list(self._running.values())),
+            num_cells=self._config.max_sequences * self._config.context_window,
+        )
+
+    def close(self) -> None:
+        """End the requests, then TensorRT-LLM and its workers."""
+        self._waiting.clear()
+        self._running.clear()
+        self._loop.close()
+        self._llm.shutdown()
+
+
+def _unused(byte_table: Sequence[bytes], eos_token_ids: frozenset[int]) -> tuple[int, ...]:
+    """Return the tokens without text that end nothing; every vocabulary has some, if only to fill it up."""
+    unused = tuple(index for index, text in enumerate(byte_table) if not text and index not in eos_token_ids)
+    if not unused:
+        raise EngineFailed("the vocabulary has no token without text beside its end tokens")
+    return unused

@@ -1,0 +1,172 @@
+"""From a request to the keywords of TensorRT-LLM's SamplingParams. Pure: plain values, and a picklable callable."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from model_repository.engine.tensorrt_llm.options import GuidedDecoding
+from model_repository.engine.tensorrt_llm.processors import (
+    AllowedTokens,
+    LogitsChain,
+    LogitsEdit,
+    Shaping,
+    VocabularyFile,
+)
+from model_repository.engine.tensorrt_llm.tensors import Floats
+from model_repository.generation import Guide, GuideKind, SamplingParams
+from model_repository.stage_messages import EngineRequest
+
+_BAN_BIAS = -100.0  # merely added, it would leave a token possible where no other one is near
+
+# The kinds of guide that TensorRT-LLM has itself, as keywords of its GuidedDecodingParams. It has no choice of texts,
+# and nothing like the grammars of the stages' own, which know special tokens.
+_NATIVE_GUIDES: Mapping[GuideKind, Callable[[str], dict[str, Any]]] = {
+    GuideKind.JSON_OBJECT: lambda content: {"json_object": True},
+    GuideKind.JSON_SCHEMA: lambda content: {"json": content},
+    GuideKind.REGEX: lambda content: {"regex": content},
+    GuideKind.GRAMMAR: lambda content: {"grammar": content},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingPlan:
+    """What to ask TensorRT-LLM for one request, before anything of it is imported."""
+
+    keywords: Mapping[str, Any]  # of SamplingParams
+    embedding_bias: Floats | None  # [vocab_size]
+    native_guide: Mapping[str, Any] | None  # keywords of GuidedDecodingParams
+    ends: frozenset[int]  # the tokens that may end it
+    dead_end: int | None  # the token drawn where nothing can follow; None: that is not noticed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingPlanner:
+    """Plans requests to one model.
+
+    Args:
+        vocabulary: the model's.
+        unused: tokens without text, one of which stands for a dead end.
+        guided_decoding: who masks tokens.
+    """
+
+    vocabulary: VocabularyFile
+    unused: tuple[int, ...]
+    guided_decoding: GuidedDecoding
+
+    def plan(self, request: EngineRequest) -> SamplingPlan:
+        """Return what to ask for a request."""
+        ends = self._ends(request)
+        native_guide = self._native_guide(request.guide)
+        bias, banned = _biases(request.sampling)
+        is_shaped = _is_shaped(request.sampling)
+        edits = self._masks(request, ends, None if native_guide else request.guide, banned)
+        if is_shaped:
+            edits.append(Shaping(request.sampling, bias, request.prompt_token_ids))
+        keywords = _ending(request, ends, self.end_id) | _drawing(request.sampling) | _logits(request)
+        dead_end = None
+        if edits:
+            taken = ends.union(request.sampling.logit_bias)
+            dead_end = next((token_id for token_id in self.unused if token_id not in taken), self.unused[0])
+            keywords["logits_processor"] = LogitsChain(edits, self.vocabulary.size, dead_end)
+        return SamplingPlan(
+            keywords={**keywords, "detokenize": False},
+            embedding_bias=None if is_shaped else self._embedding_bias(bias, banned),
+            native_guide=native_guide,
+            ends=ends,
+            dead_end=dead_end,
+        )
+
+    @property
+    def end_id(self) -> int:
+        """The one end token that TensorRT-LLM knows as such; the others are stop tokens to it."""
+        return min(self.vocabulary.eos_token_ids)
+
+    def _ends(self, request: EngineRequest) -> frozenset[int]:
+        eos = frozenset() if request.ignore_eos else self.vocabulary.eos_token_ids.union(request.end_token_ids)
+        return eos.union(request.stop_token_ids)
+
+    def _native_guide(self, guide: Guide | None) -> Mapping[str, Any] | None:
+        if guide is None or self.guided_decoding is not GuidedDecoding.XGRAMMAR or guide.kind not in _NATIVE_GUIDES:
+            return None
+        return _NATIVE_GUIDES[guide.kind](guide.content)
+
+    def _masks(
+        self, request: EngineRequest, ends: frozenset[int], guide: Guide | None, banned: frozenset[int]
+    ) -> list[LogitsEdit]:
+        """Return the masks. TensorRT-LLM's `min_tokens` holds back one end token, not the others."""
+        has_held_ends = bool(request.min_tokens and ends)
+        if guide is None and not has_held_ends and not (banned and _is_shaped(request.sampling)):
+            return []
+        return [AllowedTokens(self.vocabulary, guide, banned=banned, ends=ends, min_tokens=request.min_tokens)]
+
+    def _embedding_bias(self, bias: Mapping[int, float], banned: frozenset[int]) -> Floats | None:
+        if not bias and not banned:
+            return None
+        vector = np.zeros(self.vocabulary.size, dtype=np.float32)
+        vector[list(bias)] = list(bias.values())
+        vector[list(banned)] = -np.inf
+        return vector
+
+
+def is_scored(request: EngineRequest) -> bool:
+    """Whether the log probabilities of the prompt's tokens are asked for."""
+    return bool(request.echo) and request.num_logprobs is not None
+
+
+def _biases(sampling: SamplingParams) -> tuple[dict[int, float], frozenset[int]]:
+    """Return what is added to which tokens, and the tokens that are banned."""
+    banned = frozenset(token_id for token_id, bias in sampling.logit_bias.items() if bias <= _BAN_BIAS)
+    return {token_id: bias for token_id, bias in sampling.logit_bias.items() if token_id not in banned}, banned
+
+
+def _is_shaped(sampling: SamplingParams) -> bool:
+    """Whether our own steps come before the draw; then the bias is one of them, since it comes first."""
+    neutral = SamplingParams()
+    names = ("repetition_penalty", "presence_penalty", "frequency_penalty")
+    is_penalized = any(getattr(sampling, name) != getattr(neutral, name) for name in names)
+    return is_penalized or (sampling.temperature > 0.0 and (bool(sampling.min_p) or sampling.mirostat is not None))
+
+
+def _ending(request: EngineRequest, ends: frozenset[int], end_id: int) -> dict[str, Any]:
+    """Return when to end."""
+    keywords: dict[str, Any] = {
+        "end_id": end_id,
+        "pad_id": end_id,
+        "max_tokens": max(1, request.max_tokens),  # it must draw one; where none is wanted, it is dropped
+        "ignore_eos": request.ignore_eos,
+        "include_stop_str_in_output": True,  # the engine stage wants to see what ended a sequence
+    }
+    if not request.ignore_eos:
+        ends -= {end_id}
+        keywords["min_tokens"] = request.min_tokens  # its own default, 1, forbids an empty completion
+    return keywords | ({"stop_token_ids": sorted(ends)} if ends else {})
+
+
+def _logits(request: EngineRequest) -> dict[str, Any]:
+    """Return what to tell of the distributions."""
+    keywords: dict[str, Any] = {}
+    if request.num_logprobs is not None:
+        keywords["logprobs"] = max(1, request.num_logprobs)  # 0 would mean none
+    if is_scored(request):
+        keywords["return_context_logits"] = True
+    return keywords
+
+
+def _drawing(sampling: SamplingParams) -> dict[str, Any]:
+    """Return how to draw, so that both backends understand it alike.
+
+    A temperature without top_p may still be greedy on the engine backend, whose own default of top_p is 0.
+    """
+    is_drawn_already = sampling.mirostat is not None  # one token is left
+    if sampling.temperature == 0.0 or sampling.top_p == 0.0 or sampling.top_k == 1 or is_drawn_already:
+        return {"seed": sampling.seed, "top_k": 1}
+    return {
+        "seed": sampling.seed,  # its own default is the same for every request
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k,
+    }

@@ -1,0 +1,83 @@
+"""The border between numpy and torch: nothing else here imports torch."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+type Floats = npt.NDArray[np.float32]
+
+
+def to_tensor(array: npt.NDArray[Any], like: Any = None) -> Any:
+    """Return a tensor with an array's values, on the device of another tensor or on the host."""
+    tensor = torch.from_numpy(np.ascontiguousarray(array))
+    return tensor if like is None else tensor.to(like.device)
+
+
+def to_array(tensor: Any) -> Floats:
+    """Return a tensor's values as float32 on the host; waits for the device."""
+    array: Floats = tensor.float().cpu().numpy()
+    return array
+
+
+def on_stream(stream_ptr: int | None) -> AbstractContextManager[Any]:
+    """Run what follows on a CUDA stream that is given by its address; None: on the current one."""
+    if not stream_ptr:
+        return contextlib.nullcontext()
+    context: AbstractContextManager[Any] = torch.cuda.stream(torch.cuda.ExternalStream(stream_ptr))
+    return context
+
+
+# What may be done to logits in place. The vocabulary is their last dimension; what stands before it is not relied on.
+
+
+def ban(logits: Any, is_banned: npt.NDArray[np.bool_]) -> None:
+    """Make tokens impossible.
+
+    Args:
+        logits: [..., num_logits], at least vocab_size.
+        is_banned: [vocab_size].
+    """
+    logits[..., : len(is_banned)].masked_fill_(to_tensor(is_banned, logits), -np.inf)
+
+
+def ban_token(logits: Any, token_id: int) -> None:
+    """Make one token impossible."""
+    logits[..., token_id] = -np.inf
+
+
+def ban_from(logits: Any, first: int) -> None:
+    """Make a token and all that follow it impossible."""
+    logits[..., first:] = -np.inf
+
+
+def ban_below(logits: Any, margin: float) -> None:
+    """Make every token impossible whose logit is more than `margin` under the largest."""
+    logits.masked_fill_(logits < logits.amax(-1, True) - margin, -np.inf)
+
+
+def keep_only(logits: Any, token_id: int) -> None:
+    """Leave one token possible, whatever it was before."""
+    logits.fill_(-np.inf)
+    logits[..., token_id] = 0.0
+
+
+def shift(logits: Any, token_ids: Sequence[int], amounts: Floats) -> None:
+    """Add an amount to each of some tokens' logits, no token twice."""
+    if token_ids:
+        ids = to_tensor(np.array(token_ids, dtype=np.int64), logits)
+        logits[..., ids] += to_tensor(amounts, logits).to(logits.dtype)
+
+
+def divide(logits: Any, token_ids: Sequence[int], divisor: float) -> None:
+    """Make tokens less likely by a factor: positive logits are divided by it, negative ones multiplied."""
+    if token_ids:
+        ids = to_tensor(np.array(token_ids, dtype=np.int64), logits)
+        values = logits[..., ids]
+        logits[..., ids] = torch.where(values > 0, values / divisor, values * divisor)

@@ -1,0 +1,136 @@
+"""Runs the benchmarks: `python -m tests.benchmarks --help`."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+
+from rich.console import Console
+
+from frontend.serve.errors import LaunchError
+from tests.benchmarks.machine import describe_machine, summary_line
+from tests.benchmarks.options import Options, read_options
+from tests.benchmarks.outcome import ScenarioOutcome
+from tests.benchmarks.plots import memory_plot, write_plots
+from tests.benchmarks.progress import Progress
+from tests.benchmarks.report import soak_table, tables, verdicts, write_json
+from tests.benchmarks.runs import Run, run_points
+from tests.benchmarks.scenarios import OURS, Setup, setups_of
+from tests.benchmarks.servers import Server, StartError, Workshop
+from tests.benchmarks.soak import SETUP, soak
+
+_WIDTH_ELSEWHERE = 160  # characters, where standard output is no terminal
+
+
+def main() -> int:
+    """Run what the command line says; return 1 when something could not be started or answered wrongly."""
+    options = read_options()
+    console = _console()
+    options.output.mkdir(parents=True, exist_ok=True)
+    log_path = options.output / "servers.log"
+    log_path.write_text("")
+    try:
+        with tempfile.TemporaryDirectory(prefix="bench-") as state_dir:
+            workshop = Workshop(Path(state_dir), log_path, options.num_threads)
+            if options.soak_minutes is not None:
+                return _soak(options.soak_minutes, options.output, workshop, console)
+            return _suite(options, workshop, console)
+    except (LaunchError, StartError, subprocess.CalledProcessError) as exc:
+        console.print(f"error: {exc}", markup=False)
+        console.print(f"The servers' log: {log_path}", markup=False)
+        return 1
+    except KeyboardInterrupt:
+        console.print("interrupted")
+        return 130
+
+
+def _suite(options: Options, workshop: Workshop, console: Console) -> int:
+    machine = describe_machine()
+    console.print(summary_line(machine), markup=False)
+    given: dict[str, object] = {"repeat": options.num_repeats, "threads": options.num_threads}
+    if options.external is not None:
+        given |= {"url": options.external.url, "model": options.external.model}
+        console.print(f"{options.external.url} runs elsewhere: its CPU and memory are not seen", markup=False)
+    outcomes = []
+    for outcome in _outcomes(options, workshop, console):
+        outcomes.append(outcome)
+        _show(outcome, console)
+    results = options.output / "results.json"
+    write_json(results, machine, given, outcomes)
+    for path in (results, *write_plots(options.output, outcomes)):
+        console.print(f"wrote {path}", markup=False)
+    return 1 if any(outcome.num_failed for outcome in outcomes) else 0
+
+
+def _outcomes(options: Options, workshop: Workshop, console: Console) -> Iterator[ScenarioOutcome]:
+    """Start each setup once and run all points on it; yield a scenario when all its points are done."""
+    setups = setups_of(options.scenarios)
+    progress = Progress(
+        options.scenarios, options.num_repeats, len(setups), lambda line: console.print(line, markup=False)
+    )
+    runs: dict[str, list[Run]] = {scenario.name: [] for scenario in options.scenarios}
+    for number, setup in enumerate(setups, 1):
+        with _running(options, workshop, setup) as servers:
+            for scenario in options.scenarios:
+                points = [point for point in scenario.points if point.setup == setup]
+                num_repeats = min(options.num_repeats, scenario.max_repeats)
+                for run in run_points(scenario.name, points, servers, num_repeats):
+                    progress.run_done(run)
+                    runs[scenario.name].append(run)
+        progress.setup_done()
+        to_come = set(setups[number:])
+        for scenario in options.scenarios:
+            own = [point.setup for point in scenario.points]
+            if setup in own and not to_come.intersection(own):
+                yield ScenarioOutcome.of(scenario, runs[scenario.name])
+
+
+@contextmanager
+def _running(options: Options, workshop: Workshop, setup: Setup) -> Iterator[dict[str, Server]]:
+    if options.external is not None:
+        yield {OURS: Server(target=options.external)}
+    else:
+        with workshop.running(setup) as servers:
+            yield servers
+
+
+def _console() -> Console:
+    """Return where to print: a file or a pipe gets tables as wide as they need."""
+    if sys.stdout.isatty():
+        return Console(highlight=False)
+    return Console(highlight=False, width=_WIDTH_ELSEWHERE)
+
+
+def _show(outcome: ScenarioOutcome, console: Console) -> None:
+    console.print()
+    for table in tables(outcome):
+        console.print(table)
+    for line in verdicts(outcome):
+        console.print(line, markup=False)
+    console.print()
+
+
+def _soak(minutes: float, output: Path, workshop: Workshop, console: Console) -> int:
+    machine = describe_machine()
+    console.print(summary_line(machine), markup=False)
+    with workshop.running(SETUP) as servers:
+        outcome = soak(servers[OURS], minutes, lambda line: console.print(line, markup=False))
+    console.print(soak_table(outcome))
+    for error, number in outcome.errors.items():
+        console.print(f"ERROR: {number} streams: {error}", markup=False)
+    content = {"machine": machine, "growth_mb_per_hour": outcome.memory.growth_mb_per_hour(), **asdict(outcome)}
+    (output / "soak.json").write_text(json.dumps(content, indent=1) + "\n")
+    megabytes = {name: [value / 1e6 for value in values] for name, values in outcome.memory.rss_bytes.items()}
+    memory_plot(output / "soak.png", [time_s / 60 for time_s in outcome.memory.times_s], megabytes)
+    console.print(f"wrote {output / 'soak.json'} and {output / 'soak.png'}", markup=False)
+    return 1 if outcome.num_failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,92 @@
+"""Write the fixtures of reference.py: `python -m tests.build_engines.llama_cpp.make_reference`.
+
+Needs torch and transformers, which neither the tests nor the project need: install them beside the project, in an
+environment of their own.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from dataclasses import asdict
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import AutoModelForCausalLM
+
+from tests.build_engines.llama_cpp.reference import FOLDER, Reference, digest_of, write_reference_checkpoint
+from tests.build_engines.tiny_checkpoint import CONFIG, random_weights
+
+SEED = 4
+NUM_PROMPT_TOKENS, NUM_GREEDY_TOKENS = 160, 24
+POSITIONS = [9, 99, 159, 183]
+LLAMA = CONFIG | {
+    "model_type": "llama",
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+    "rope_theta": 10_000.0,
+}
+QWEN2 = LLAMA | {"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"], "rms_norm_eps": 1e-6}
+# Trained on 64 tokens, so that a prompt of 160 is far outside.
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+OWN_YARN = YARN | {"attention_factor": 1.4}
+CASES: dict[str, dict[str, Any]] = {
+    "llama": LLAMA,
+    "llama_wide_heads": LLAMA | {"head_dim": 32, "num_key_value_heads": 1},
+    "llama_rope_llama3": LLAMA | {"rope_scaling": LLAMA3, "rope_theta": 500_000.0},
+    "llama_rope_linear": LLAMA | {"rope_scaling": {"rope_type": "linear", "factor": 4.0}},
+    "llama_rope_yarn": LLAMA | {"rope_theta": None, "rope_parameters": OWN_YARN | {"rope_theta": 10_000.0}},
+    "llama_tied": LLAMA | {"tie_word_embeddings": True},
+    "llama_biased": LLAMA | {"attention_bias": True, "mlp_bias": True},
+    "llama_sentencepiece": LLAMA | {"num_key_value_heads": 4},
+    "qwen2": QWEN2 | {"rope_theta": 1_000_000.0},
+    "qwen2_tied": QWEN2 | {"tie_word_embeddings": True},
+    "qwen2_rope_yarn": QWEN2 | {"rope_scaling": YARN},
+}
+
+
+def make(name: str, config: dict[str, Any]) -> Reference:
+    """Run a model."""
+    weights = random_weights(config, SEED)
+    tokenizer = "sentencepiece" if name.endswith("sentencepiece") else "byte_level"
+    with tempfile.TemporaryDirectory() as folder:
+        write_reference_checkpoint(Path(folder), config, weights, tokenizer)
+        # Everything in F32, and attention by matrix products as the papers write it.
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+    prompt = np.random.default_rng(SEED).integers(2, 250, NUM_PROMPT_TOKENS).tolist()
+    token_ids = list(prompt)
+    with torch.inference_mode():
+        for _ in range(NUM_GREEDY_TOKENS):
+            token_ids.append(int(model(torch.tensor([token_ids])).logits[0, -1].argmax()))
+        logits = model(torch.tensor([token_ids])).logits[0].numpy()
+    best = np.sort(logits[NUM_PROMPT_TOKENS - 1 : -1], axis=-1)[:, -2:]
+    return Reference(
+        config=config,
+        seed=SEED,
+        weights_sha256=digest_of(weights),
+        tokenizer=tokenizer,
+        prompt=prompt,
+        greedy=token_ids[NUM_PROMPT_TOKENS:],
+        margins=(best[:, 1] - best[:, 0]).round(4).tolist(),
+        positions=POSITIONS,
+        logits=[[round(float(logit), 4) for logit in logits[position]] for position in POSITIONS],
+        made_with={package: version(package) for package in ("torch", "transformers", "numpy")},
+    )
+
+
+if __name__ == "__main__":
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    for name, config in CASES.items():
+        (FOLDER / f"{name}.json").write_text(json.dumps(asdict(make(name, config))) + "\n", encoding="utf-8")

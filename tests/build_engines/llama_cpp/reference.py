@@ -1,0 +1,64 @@
+"""What Hugging Face's transformers computes of random checkpoints: the fixtures that make_reference.py writes."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tests.build_engines.tiny_checkpoint import Weights, random_weights, sentencepiece_description, write_checkpoint
+
+FOLDER = Path(__file__).parents[2] / "data" / "reference"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reference:
+    """A model, and what comes out of it: greedy tokens, and logits at some places, in F32 throughout."""
+
+    config: Mapping[str, Any]  # config.json
+    seed: int  # of the weights
+    weights_sha256: str
+    tokenizer: str  # byte_level or sentencepiece
+    prompt: list[int]
+    greedy: list[int]
+    margins: list[float]  # of each greedy token's logit over the second best
+    positions: list[int]  # in prompt and greedy tokens together
+    logits: list[list[float]]  # after each of these positions, [num_positions, vocab_size]
+    made_with: Mapping[str, str]  # versions
+
+    @classmethod
+    def load(cls, name: str) -> Reference:
+        """Read a fixture."""
+        return cls(**json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8")))
+
+    def expected_logits(self) -> npt.NDArray[np.float64]:
+        """Return the logits as an array."""
+        return np.array(self.logits)
+
+    def write_checkpoint(self, folder: Path, *, num_shards: int = 1) -> Path:
+        """Write the model as a checkpoint folder, of the very weights that the fixture was made of."""
+        weights = random_weights(self.config, self.seed)
+        assert digest_of(weights) == self.weights_sha256, "other random numbers: make the fixtures anew"
+        return write_reference_checkpoint(folder, self.config, weights, self.tokenizer, num_shards)
+
+
+def write_reference_checkpoint(
+    folder: Path, config: Mapping[str, Any], weights: Weights, tokenizer: str, num_shards: int = 1
+) -> Path:
+    """Write a checkpoint folder and return it."""
+    description = sentencepiece_description() if tokenizer == "sentencepiece" else None
+    return write_checkpoint(folder, weights=weights, tokenizer=description, num_shards=num_shards, **config)
+
+
+def digest_of(weights: Weights) -> str:
+    """Return one sha256 of all tensors."""
+    digest = hashlib.sha256()
+    for name in sorted(weights):
+        digest.update(name.encode() + weights[name].tobytes())
+    return digest.hexdigest()

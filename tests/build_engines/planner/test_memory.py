@@ -1,0 +1,256 @@
+"""What a GPU holds: sums by hand, the arithmetic that is shown, and logs that others have published."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from build_engines.architecture import Architecture
+from build_engines.catalog import Catalog
+from build_engines.model_entry import Precision
+from build_engines.parallelism import Parallelism
+from build_engines.planner.memory import (
+    GpuMemory,
+    Term,
+    kv_cache_term,
+    num_blocks,
+    reserve,
+    stage_weights,
+    workspace,
+)
+
+CATALOG = Catalog.load()
+TINY = Architecture(
+    class_name="LlamaForCausalLM",
+    num_layers=4,
+    hidden_size=10,
+    num_heads=4,
+    num_kv_heads=2,
+    head_size=5,
+    intermediate_size=8,
+    vocab_size=100,
+)
+
+
+def architectures() -> st.SearchStrategy[Architecture]:
+    def build(num_kv_heads: int, group: int, num_layers: int, hidden: int, head_size: int, vocab: int) -> Architecture:
+        return Architecture(
+            class_name="LlamaForCausalLM",
+            num_layers=2 * num_layers,
+            hidden_size=64 * hidden,
+            num_heads=num_kv_heads * group,
+            num_kv_heads=num_kv_heads,
+            head_size=head_size,
+            intermediate_size=256 * hidden,
+            vocab_size=64 * vocab,
+        )
+
+    counts = st.integers(1, 64)
+    return st.builds(
+        build, st.sampled_from([1, 2, 4, 8, 16]), st.sampled_from([1, 2, 4, 8]), counts, counts, counts, counts
+    )
+
+
+def num_bytes(terms: Iterable[Term]) -> int:
+    return sum(term.num_bytes for term in terms)
+
+
+def value_of(formula: str) -> float:
+    """Compute what a reader would."""
+    assert set(formula) <= set("0123456789 .x/+()")
+    return float(eval(formula.replace("x", "*")))
+
+
+def test_the_weights_of_a_tiny_model_are_counted_by_hand() -> None:
+    (terms,) = stage_weights(TINY, Parallelism(), Precision.BF16)
+    assert {term.name: term.num_bytes for term in terms} == {
+        "norms": 4 * 20 * 2,
+        "q": 4 * 10 * 20 * 2,
+        "k and v": 4 * 2 * 10 * 10 * 2,
+        "attention output": 4 * 20 * 10 * 2,
+        "mlp": 4 * 3 * 10 * 8 * 2,
+        "embedding": 1000 * 2,
+        "final norm": 10 * 2,
+        "head": 1000 * 2,
+    }
+
+
+def test_tensor_parallelism_splits_matrices_and_copies_norms_and_embeddings() -> None:
+    (terms,) = stage_weights(TINY, Parallelism(tp_size=4), Precision.BF16)
+    assert {term.name: term.num_bytes for term in terms} == {
+        "norms": 4 * 20 * 2,
+        "q": 4 * 10 * 20 // 4 * 2,
+        "k and v": 4 * 2 * 10 * 10 // 2 * 2,  # two heads for four ranks: each is on two
+        "attention output": 4 * 20 * 10 // 4 * 2,
+        "mlp": 4 * 3 * 10 * 8 // 4 * 2,
+        "embedding": 1000 * 2,
+        "final norm": 10 * 2,
+        "head": 1000 // 4 * 2,
+    }
+
+
+def test_pipeline_parallelism_splits_layers_and_gives_the_ends_to_the_first_and_last_stage() -> None:
+    stages = list(stage_weights(TINY, Parallelism(pp_size=4), Precision.BF16))
+    assert [{term.name for term in stage} & {"embedding", "head", "final norm"} for stage in stages] == [
+        {"embedding"},
+        set(),
+        set(),
+        {"head", "final norm"},
+    ]
+    assert [next(term.num_bytes for term in stage if term.name == "mlp") for stage in stages] == [3 * 10 * 8 * 2] * 4
+
+
+def test_fp8_halves_matrices_but_not_norms_embeddings_and_head() -> None:
+    ((wide,), (narrow,)) = (list(stage_weights(TINY, Parallelism(), name)) for name in (Precision.F16, Precision.FP8))
+    shares = {a.name: b.num_bytes / a.num_bytes for a, b in zip(wide, narrow, strict=True)}
+    assert {name for name, share in shares.items() if share == 1} == {"norms", "embedding", "final norm", "head"}
+    assert {name for name, share in shares.items() if share == 0.5} == {"q", "k and v", "attention output", "mlp"}
+
+
+def test_latent_attention_keeps_its_compressions_on_every_rank() -> None:
+    architecture = CATALOG.find("DeepSeek-V2.5").architecture
+    (terms,) = stage_weights(architecture, Parallelism(tp_size=8), Precision.BF16)
+    sizes = {term.name: term.num_bytes for term in terms}
+    assert sizes["q and kv down"] == 60 * 5120 * (1536 + 512 + 64) * 2
+    assert sizes["absorbed q up"] == 60 * 1536 * 128 * (512 + 64) // 8 * 2
+    assert sizes["routed experts"] == 59 * 160 * 3 * 5120 * 1536 // 8 * 2
+    assert sizes["mlp"] == 3 * 5120 * 12288 // 8 * 2  # the first layer has no experts
+
+
+@given(architectures())
+def test_one_gpu_holds_each_parameter_once(architecture: Architecture) -> None:
+    (terms,) = stage_weights(architecture, Parallelism(), Precision.BF16)
+    assert num_bytes(terms) == 2 * architecture.num_parameters
+
+
+@given(architectures(), st.sampled_from([1, 2]), st.sampled_from(list(Precision)))
+def test_no_layout_loses_a_parameter(architecture: Architecture, pp_size: int, precision: Precision) -> None:
+    (alone,) = stage_weights(architecture, Parallelism(), precision)
+    for tp_size in (size for size in (1, 2, 4, 8) if architecture.num_heads % size == 0):
+        stages = stage_weights(architecture, Parallelism(tp_size=tp_size, pp_size=pp_size), precision)
+        assert tp_size * sum(map(num_bytes, stages)) >= num_bytes(alone)
+
+
+# --- the cache ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("model", "layout", "bytes_per_value", "expected"),
+    [
+        ("llama3.1:70b", Parallelism(), 2, 327680),
+        ("llama3.1:70b", Parallelism(tp_size=4), 2, 81920),
+        ("llama3.1:70b", Parallelism(tp_size=8), 1, 20480),
+        ("llama3.1:405b", Parallelism(tp_size=8, pp_size=2, num_nodes=2), 2, 516096 // 16),
+        ("qwen2.5:7b", Parallelism(tp_size=4), 2, 57344 // 4),
+        ("deepseek-v2.5:236b", Parallelism(tp_size=8), 2, 69120),  # latent vectors belong to no head
+        ("mythomax:13b", Parallelism(), 2, 819200),
+    ],
+)
+def test_what_a_token_takes(model: str, layout: Parallelism, bytes_per_value: int, expected: int) -> None:
+    assert kv_cache_term(CATALOG.find(model).architecture, layout, bytes_per_value).num_bytes == expected
+
+
+def test_more_ranks_than_key_value_heads_each_hold_one() -> None:
+    assert kv_cache_term(TINY, Parallelism(tp_size=4), 2).num_bytes == 2 * 4 * 1 * 5 * 2
+
+
+def test_a_sequence_takes_whole_blocks() -> None:
+    assert [num_blocks(count) for count in (1, 32, 33, 4096)] == [1, 1, 2, 128]
+
+
+# --- workspace and runtime ------------------------------------------------------------------------------------------
+
+MIB, GIB = 2**20, 2**30
+LLAMA_2_7B = replace(
+    TINY,
+    num_layers=32,
+    hidden_size=4096,
+    num_heads=32,
+    num_kv_heads=32,
+    head_size=128,
+    intermediate_size=11008,
+    vocab_size=32000,
+)
+QWEN_CODER_HALF_B = replace(
+    TINY,
+    num_layers=24,
+    hidden_size=896,
+    num_heads=14,
+    num_kv_heads=2,
+    head_size=64,
+    intermediate_size=4864,
+    vocab_size=151936,
+    has_tied_embeddings=True,
+    has_qkv_bias=True,
+)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "max_batch_size", "logged_bytes", "ratio"),
+    [
+        # Execution context, runtime buffers and decoder, of TensorRT-LLM's benchmark README (FP8, on H100).
+        (LLAMA_2_7B, 4096, int(928.77 * MIB + 1.14 * GIB + 4.35 * GIB), 0.98),
+        # Likewise, of a comment in TensorRT-LLM's issue 1188 (INT8, on RTX A4000).
+        (QWEN_CODER_HALF_B, 2048, int(773.51 * MIB + 2.66 * GIB + 5.76 * GIB), 1.45),
+    ],
+    ids=["Llama-2-7b", "Qwen2.5-Coder-0.5B"],
+)
+def test_the_workspace_is_near_published_logs(
+    architecture: Architecture, max_batch_size: int, logged_bytes: int, ratio: float
+) -> None:
+    estimated = num_bytes(workspace(architecture, 1, max_num_tokens=8192, max_batch_size=max_batch_size))
+    assert estimated / logged_bytes == pytest.approx(ratio, abs=0.005)
+
+
+def test_all_but_the_cache_is_near_a_published_log() -> None:
+    """The log says 63.62 of 79.10 GiB available for the cache: Llama-2-7b in FP8 on H100, 4096 sequences in a step."""
+    (weights,) = stage_weights(LLAMA_2_7B, Parallelism(), Precision.FP8)
+    sampled = workspace(LLAMA_2_7B, 1, max_num_tokens=8192, max_batch_size=4096)
+    estimated = num_bytes((*weights, *sampled, *reserve(1)))
+    assert estimated / ((79.10 - 63.62) * GIB) == pytest.approx(0.95, abs=0.005)
+
+
+def test_tensor_parallelism_shrinks_activations_but_not_sampling() -> None:
+    alone = workspace(LLAMA_2_7B, 1, max_num_tokens=8192, max_batch_size=8)
+    shared = workspace(LLAMA_2_7B, 4, max_num_tokens=8192, max_batch_size=8)
+    assert shared[0].num_bytes < alone[0].num_bytes
+    assert shared[1] == alone[1]
+
+
+def test_communication_takes_memory_only_between_gpus() -> None:
+    assert [term.name for term in reserve(1)] == ["CUDA context"]
+    assert [term.name for term in reserve(2)] == ["CUDA context", "communication"]
+
+
+# --- the sum --------------------------------------------------------------------------------------------------------
+
+sizes = st.integers(0, 10**12)
+
+
+@given(sizes, sizes, sizes, sizes)
+def test_the_parts_add_up_to_the_memory(total: int, weights: int, working: int, reserved: int) -> None:
+    memory = GpuMemory(
+        total_bytes=total,
+        weights=(Term("a", "", weights),),
+        workspace=(Term("b", "", working),),
+        reserve=(Term("c", "", reserved),),
+    )
+    parts = (memory.weights_bytes, memory.workspace_bytes, memory.reserve_bytes)
+    assert sum(parts) + memory.kv_cache_bytes + memory.free_bytes == total
+    assert memory.kv_cache_bytes >= 0
+    assert (memory.free_bytes < 0) == (memory.room_bytes < 0)
+
+
+@pytest.mark.parametrize("entry", list(CATALOG), ids=lambda entry: entry.short_name)
+def test_what_is_shown_is_what_is_computed(entry) -> None:
+    for layout in (Parallelism(), Parallelism(tp_size=2), Parallelism(tp_size=4, pp_size=2)):
+        for precision in entry.precisions:
+            terms = [term for stage in stage_weights(entry.architecture, layout, precision) for term in stage]
+            terms += workspace(entry.architecture, layout.tp_size, max_num_tokens=8192, max_batch_size=128)
+            terms += [*reserve(layout.num_gpus), kv_cache_term(entry.architecture, layout, precision.num_bytes)]
+            for term in terms:
+                assert value_of(term.formula) == term.num_bytes, term.name

@@ -1,0 +1,45 @@
+"""The table of all plans, and the page that is written from it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from build_engines.catalog import Catalog
+from build_engines.planner.gpus import GPUS
+from build_engines.planner.overview import COMMAND, HEADER, outcomes, page, row
+
+CATALOG = Catalog.load()
+PAGE = Path(__file__).parents[3] / "docs" / "plans.md"
+
+
+def test_the_page_says_what_the_planner_computes() -> None:
+    written = PAGE.read_text(encoding="utf-8")
+    assert written == page(CATALOG), f"run: {COMMAND}"
+
+
+def test_the_table_has_every_model_on_every_gpu() -> None:
+    table = list(outcomes(CATALOG, GPUS.values()))
+    assert {(outcome.entry.model_id, outcome.gpu.key) for outcome in table} == {
+        (entry.model_id, key) for entry in CATALOG for key in GPUS
+    }
+    assert all(len(row(outcome)) == len(HEADER) for outcome in table)
+    refused = {(outcome.entry.short_name, outcome.gpu.key) for outcome in table if outcome.plan is None}
+    assert refused == {("DeepSeek-V2.5", "a100"), ("DeepSeek-V2.5", "l40s")}
+    assert all((outcome.plan is None) == bool(outcome.refusal) for outcome in table)
+
+
+def test_a_rows_memory_adds_up_to_the_gpu() -> None:
+    for outcome in outcomes(CATALOG, GPUS.values()):
+        if outcome.plan is not None:
+            parts = [float(cell) for cell in row(outcome)[3:8]]
+            assert abs(sum(parts) - outcome.gpu.memory_bytes / 1e9) < 0.3  # each is rounded
+
+
+def test_settings_reach_every_plan() -> None:
+    table = list(outcomes(CATALOG, [GPUS["h200"]], precision="fp8", num_gpus=8, max_seq_len=2048, max_batch_size=2))
+    plans = [outcome.plan for outcome in table if outcome.plan is not None]
+    assert {(found.precision, found.parallelism.num_gpus, found.max_seq_len) for found in plans} == {("fp8", 8, 2048)}
+    assert {found.max_batch_size for found in plans} == {2}
+    assert [outcome.refusal for outcome in table if outcome.plan is None] == [
+        "--precision fp8: deepseek-ai/DeepSeek-V2.5 is built in bf16"
+    ]

@@ -1,0 +1,140 @@
+"""Runs the build command as a user does, with the doubles of TensorRT-LLM's tools on PATH."""
+
+from __future__ import annotations
+
+import os
+import select
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.build_engines.tensorrt_llm.tiny_model import write_catalog, write_tiny_checkpoint
+
+ROOT = Path(__file__).parents[3]
+BIN = ROOT / "tests" / "doubles" / "bin"
+H100 = "NVIDIA H100 80GB HBM3, 81559, 9.0"
+
+_TIMEOUT_S = 30.0  # of what takes a second; only a test that fails waits for it
+
+
+@dataclass(frozen=True, slots=True)
+class Gate:
+    """Where a double stops until the test lets it go on: two named pipes."""
+
+    folder: Path
+    reached: int  # descriptor of one that is read
+
+    @classmethod
+    def make(cls, folder: Path) -> Gate:
+        """Make the pipes."""
+        folder.mkdir()
+        for name in ("reached", "go"):
+            os.mkfifo(folder / name)
+        return cls(folder, os.open(folder / "reached", os.O_RDONLY | os.O_NONBLOCK))
+
+    def wait(self) -> int:
+        """Wait until a double stands here; return its process id."""
+        ready, _, _ = select.select([self.reached], [], [], _TIMEOUT_S)
+        assert ready, "no double came to the gate"
+        return int(os.read(self.reached, 64))
+
+    def open(self) -> None:
+        """Let it go on."""
+        (self.folder / "go").write_bytes(b"")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Builder:
+    """A model, and where its build works."""
+
+    checkpoint: Path
+    catalog: Path
+    state_dir: Path
+    family: str = "llama"
+    num_gpus: int = 2
+    version: str = "1.2.1"  # of TensorRT-LLM
+
+    @classmethod
+    def make(cls, folder: Path, family: str = "llama", num_gpus: int = 2, version: str = "1.2.1") -> Builder:
+        """Write a tiny checkpoint and its catalog."""
+        return cls(
+            checkpoint=write_tiny_checkpoint(folder / "checkpoint", family),
+            catalog=write_catalog(folder / "catalog.yaml"),
+            state_dir=folder / "state",
+            family=family,
+            num_gpus=num_gpus,
+            version=version,
+        )
+
+    @property
+    def artifacts_dir(self) -> Path:
+        """Where artifacts go."""
+        return self.state_dir / "artifacts"
+
+    @property
+    def work_dir(self) -> Path:
+        """Where the steps of this model work."""
+        return self.state_dir / "work" / f"tiny--{self.family}"
+
+    def artifacts(self) -> list[Path]:
+        """Return the folders of artifacts, hidden ones too."""
+        return [path for path in self.artifacts_dir.iterdir() if path.is_dir()] if self.artifacts_dir.exists() else []
+
+    def arguments(self, *extra: str) -> list[str]:
+        """Return the command line after `python -m build_engines`."""
+        places = ["--checkpoint", str(self.checkpoint), "--catalog", str(self.catalog)]
+        places += ["--state-dir", str(self.state_dir)]
+        if "pytorch" not in extra:
+            places += ["--tensorrt-llm-examples", str(BIN)]
+        model = ["build", f"tiny/{self.family}", "--runtime", "tensorrt_llm", "--gpus", str(self.num_gpus)]
+        return [*model, *places, *extra]
+
+    def environment(self, **extra: str) -> dict[str, str]:
+        """Return an environment in which TensorRT-LLM and its tools are installed, and GPUs are there."""
+        site = self.state_dir.parent / "site"
+        package = site / f"tensorrt_llm-{self.version}.dist-info"
+        package.mkdir(parents=True, exist_ok=True)
+        (package / "METADATA").write_text(f"Metadata-Version: 2.1\nName: tensorrt_llm\nVersion: {self.version}\n")
+        path = [str(BIN), str(Path(sys.executable).parent), os.environ["PATH"]]
+        gpus = "\n".join([H100] * self.num_gpus)
+        ours = {"PATH": ":".join(path), "PYTHONPATH": f"{site}:{ROOT}", "CONCH_DOUBLE_GPUS": gpus}
+        return {**os.environ, **ours, **extra}
+
+    def run(self, *extra: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        """Build, to the end."""
+        process = self.start(*extra, **environment)
+        out, err = process.communicate(timeout=_TIMEOUT_S)
+        return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+    def command(self, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        """Run another command, to the end."""
+        process = self._start(["-m", "build_engines", *arguments], environment)
+        out, err = process.communicate(timeout=_TIMEOUT_S)
+        return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+    def start(self, *extra: str, **environment: str) -> subprocess.Popen[str]:
+        """Build, in the background."""
+        return self._start(["-m", "build_engines", *self.arguments(*extra)], environment)
+
+    def start_and_die_in(self, target: str) -> subprocess.Popen[str]:
+        """Build, and be killed at the call of a function: `module:name`."""
+        script = (
+            "import os, pkgutil, signal, sys\n"
+            f"owner, name = pkgutil.resolve_name({target.rpartition('.')[0]!r}), {target.rpartition('.')[2]!r}\n"
+            "setattr(owner, name, lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL))\n"
+            "from build_engines.__main__ import main\n"
+            f"sys.exit(main({self.arguments()!r}))\n"
+        )
+        return self._start(["-c", script], {})
+
+    def _start(self, arguments: list[str], environment: Mapping[str, str]) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, *arguments],
+            env=self.environment(**environment),
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )

@@ -1,0 +1,74 @@
+"""Dry runs: every model on every GPU, on a machine without any."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+import pytest
+
+from build_engines.__main__ import main
+from build_engines.catalog import Catalog
+from tests.build_engines.tensorrt_llm.tiny_model import write_catalog, write_tiny_checkpoint
+
+CATALOG = Catalog.load()
+
+
+def dry_run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[list[str], list[list[str]]]:
+    """Return the comments and the commands of a dry run."""
+    assert main(["build", *arguments, "--runtime", "tensorrt_llm", "--dry-run"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    return [line for line in lines if line.startswith("# ")], [shlex.split(line) for line in lines if line[0] != "#"]
+
+
+@pytest.mark.parametrize("model_id", [entry.model_id for entry in CATALOG])
+def test_every_model_has_its_commands(model_id: str, capsys: pytest.CaptureFixture[str]) -> None:
+    comments, commands = dry_run(capsys, model_id, "--gpu", "h200")
+    assert comments[0].startswith(f"# {model_id} on ")
+    assert [command[0] for command in commands] == ["python3", "trtllm-build"]
+    for note in CATALOG.find(model_id).notes:
+        assert f"# note: {note}" in comments
+
+
+def test_two_nodes_are_explained(capsys: pytest.CaptureFixture[str]) -> None:
+    comments, _ = dry_run(capsys, "llama3.1:405b", "--gpu", "h100", "--precision", "bf16")
+    assert any("mpirun -n 16 --map-by ppr:8:node python -m build_engines build" in line for line in comments)
+
+
+def test_a_checkpoint_that_is_there_decides(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    catalog, folder = write_catalog(tmp_path / "catalog.yaml"), write_tiny_checkpoint(tmp_path / "my checkpoint")
+    places = ["--checkpoint", str(folder), "--catalog", str(catalog), "--tensorrt-llm-examples", "/opt/x"]
+    _, (convert, _) = dry_run(capsys, "tiny/llama", "--gpu", "l40s", *places)
+    assert convert[1] == "/opt/x/examples/models/core/llama/convert_checkpoint.py"
+    assert convert[convert.index("--model_dir") + 1] == str(folder)
+
+
+def test_the_pytorch_backend_has_no_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    comments, commands = dry_run(capsys, "qwen2.5:7b", "--gpu", "h100", "--backend", "pytorch")
+    assert commands == []
+    assert comments[-1].startswith("# no commands: ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["qwen2.5:7b", "--gpu", "h100", "--checkpoint", "none"], "--checkpoint none: no such folder, nor of the form"),
+        (["qwen2.5:7b"], "--dry-run needs --gpu h100|h200|a100|l40s"),
+        (["qwen2.5:8b", "--gpu", "h100"], "qwen2.5:8b: not in the catalog"),
+        (["llama3.1:70b", "--gpu", "h100", "--gpus", "1"], "llama"),
+        (["qwen2.5:7b", "--gpu", "h100", "--option", "tp_size=2"], "--option tp_size: follows from the build"),
+    ],
+)
+def test_what_cannot_be_planned_is_one_line(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["build", *arguments, "--runtime", "tensorrt_llm", "--dry-run"]) == 1
+    captured = capsys.readouterr()
+    assert message in captured.err
+    assert captured.out == ""
+
+
+@pytest.mark.parametrize("flag", [["--dry-run"], ["--gpu", "h100"], ["--gpus", "2"], ["--keep-work"]])
+def test_another_runtime_takes_none_of_the_options(flag: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["build", "demo", *flag]) == 1
+    assert capsys.readouterr().err == f"error: {flag[0]}: goes with --runtime tensorrt_llm\n"

@@ -1,0 +1,87 @@
+"""One build by several processes of an MPI job."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from build_engines import artifact
+from build_engines.errors import BuildError
+from build_engines.tensorrt_llm.mpi import MpiJob
+from tests.build_engines.tensorrt_llm.builder import Builder
+
+
+def start_job(builder: Builder, size: int, job: str, fault: str = "") -> list[subprocess.Popen[str]]:
+    """Start the processes of a job, the leader last."""
+    ranks = [str(rank) for rank in reversed(range(size))]
+    variables = {"OMPI_COMM_WORLD_SIZE": str(size), "PMIX_NAMESPACE": job, "CONCH_DOUBLE_FAULT": fault}
+    processes = [builder.start(**variables, OMPI_COMM_WORLD_RANK=rank) for rank in ranks]
+    return list(reversed(processes))
+
+
+def finished(processes: list[subprocess.Popen[str]]) -> list[tuple[int, str]]:
+    """Return the status of each process and what it said."""
+    said = [process.communicate()[1] for process in processes]
+    return [(process.returncode, text) for process, text in zip(processes, said, strict=True)]
+
+
+def test_each_process_compiles_its_share_and_the_first_one_seals(tmp_path: Path) -> None:
+    builder = Builder.make(tmp_path, num_gpus=4)
+    results = finished(start_job(builder, 2, "job.1"))
+    assert [status for status, _ in results] == [0, 0], results
+    (folder,) = builder.artifacts()
+    manifest = artifact.verify(folder)
+    assert {f"engine/rank{rank}.engine" for rank in range(4)} <= set(manifest.files)
+    for process, name in ((0, "engine.log"), (1, "engine-1.log")):
+        log = (builder.work_dir / name).read_text()
+        assert [f"rank {rank} is built" in log for rank in range(4)] == [rank % 2 == process for rank in range(4)]
+    assert "convert_checkpoint.py" in results[0][1]
+    assert "--workers 1" in (builder.state_dir / "work" / "mpi-job-1" / "order.json").read_text().replace('", "', " ")
+    assert [status for status, _ in finished(start_job(builder, 2, "job.2"))] == [0, 0]  # nothing to do
+    assert len(builder.artifacts()) == 1
+
+
+def test_a_process_that_fails_ends_the_build(tmp_path: Path) -> None:
+    builder = Builder.make(tmp_path)
+    (leader, said), (follower, _) = finished(start_job(builder, 2, "job", fault="trtllm-build=cuda_out_of_memory"))
+    assert (leader, follower) == (1, 1)
+    assert "error: process 1 of 2: engine, process 1 failed (exit status 1)" in said
+    assert builder.artifacts() == []
+
+
+def test_what_stops_the_first_process_stops_the_others(tmp_path: Path) -> None:
+    builder = Builder.make(tmp_path)
+    (leader, said), (follower, _) = finished(start_job(builder, 2, "job", fault="convert_checkpoint.py=disk_full"))
+    assert (leader, follower) == (1, 0)
+    assert "the disk is full" in said
+
+
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [
+        ({}, None),
+        ({"OMPI_COMM_WORLD_SIZE": "1", "OMPI_COMM_WORLD_RANK": "0"}, None),
+        ({"SLURM_NTASKS": "16", "SLURM_PROCID": "3", "SLURM_JOB_ID": "7", "SLURM_STEP_ID": "2"}, (3, 16, "mpi-7-2")),
+        ({"PMI_SIZE": "2", "PMI_RANK": "1", "CONCH_MPI_JOB": "a b"}, (1, 2, "mpi-a-b")),
+    ],
+)
+def test_the_launcher_says_which_process_this_is(
+    environment: dict[str, str], expected: tuple[int, int, str] | None, tmp_path: Path
+) -> None:
+    job = MpiJob.of(environment, tmp_path)
+    assert (job and (job.rank, job.size, job.folder.name)) == expected
+
+
+def test_a_job_without_a_name_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(BuildError, match="the launcher names no job: set CONCH_MPI_JOB"):
+        MpiJob.of({"PMI_SIZE": "2", "PMI_RANK": "1"}, tmp_path)
+
+
+def test_a_name_of_an_earlier_job_is_refused(tmp_path: Path) -> None:
+    job = MpiJob(rank=0, size=2, folder=tmp_path / "mpi-1")
+    with job.led():
+        pass
+    with pytest.raises(BuildError, match="an earlier job of this name was here"), job.led():
+        pass

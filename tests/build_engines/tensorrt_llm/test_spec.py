@@ -1,0 +1,238 @@
+"""What an artifact for TensorRT-LLM is made of, with a fake in place of the tools."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from build_engines import artifact
+from build_engines.build import build
+from build_engines.errors import BuildError
+from build_engines.lock import lock_path, locked
+from build_engines.model_entry import ModelEntry
+from build_engines.planner.gpus import GPUS
+from build_engines.planner.plan import plan
+from build_engines.planner.sizing import Plan
+from build_engines.serving import Serving
+from build_engines.tensorrt_llm.options import checked_options
+from build_engines.tensorrt_llm.recipe import LoraLimits, Recipe, SourceFormat
+from build_engines.tensorrt_llm.source import Source
+from build_engines.tensorrt_llm.spec import TensorRtLlmSpec, Tools
+from build_engines.tensorrt_llm.tool import ToolRun
+from model_repository.byte_table import load_byte_table
+from model_repository.engine.tensorrt_llm.options import Backend, TensorRtLlmOptions
+from model_repository.machine import Machine
+from tests.build_engines.tensorrt_llm.tiny_model import tiny_entry, write_tiny_checkpoint
+from tests.build_engines.tiny_adapter import random_pairs, tensors_of, write_adapter
+from tests.build_engines.tiny_checkpoint import random_weights
+
+MACHINE = Machine(
+    gpu_names=("NVIDIA H100 80GB HBM3",) * 2,
+    gpu_memory_bytes=81559 << 20,
+    gpu_architecture="sm90",
+    tensorrt_llm_version="1.2.1",
+)
+
+
+@dataclass
+class FakeTools:
+    """Writes what the steps expect."""
+
+    ran: list[str] = field(default_factory=list)
+
+    def __call__(self, run: ToolRun) -> None:
+        self.ran.append(run.what)
+        suffix = "safetensors" if run.what == "checkpoint" else "engine"
+        for name in ("config.json", f"rank0.{suffix}", f"rank1.{suffix}"):
+            (run.output / name).write_text(run.what)
+
+
+@pytest.fixture
+def tools(tmp_path: Path) -> Tools:
+    """Everything that a build needs of the machine."""
+    examples = tmp_path / "examples"
+    for program in ("models/core/llama/convert_checkpoint.py", "quantization/quantize.py"):
+        (examples / "examples" / program).parent.mkdir(parents=True)
+        (examples / "examples" / program).touch()
+    return Tools(machine=MACHINE, work_dir=tmp_path / "work", examples=examples, run=FakeTools())
+
+
+@pytest.fixture
+def spec(tools: Tools, tmp_path: Path) -> TensorRtLlmSpec:
+    """A tiny Llama for two GPUs."""
+    entry = tiny_entry("llama", tmp_path)
+    return TensorRtLlmSpec(
+        recipe=Recipe(plan=planned(entry)),
+        source=Source.load(write_tiny_checkpoint(tmp_path / "checkpoint"), entry),
+        revision=None,
+        backend=Backend.ENGINE,
+        options={},
+        adapters={},
+        tool_call_format="plain",
+        serving=Serving(),
+        tools=tools,
+    )
+
+
+def planned(entry: ModelEntry, precision: str = "bf16") -> Plan:
+    return plan(entry, GPUS["h100"], num_gpus=2, precision=precision)
+
+
+def key(spec: TensorRtLlmSpec, folder: Path) -> str:
+    return artifact.verify(build(spec, folder / "artifacts")).key
+
+
+def with_plan(spec: TensorRtLlmSpec, **changes: Any) -> TensorRtLlmSpec:
+    return replace(spec, recipe=replace(spec.recipe, plan=replace(spec.plan, **changes)))
+
+
+def test_the_manifest_says_how_it_was_made(spec: TensorRtLlmSpec, tmp_path: Path) -> None:
+    folder = build(replace(spec, revision="c" * 40), tmp_path / "artifacts")
+    manifest = artifact.verify(folder)
+    assert manifest.options == {
+        "backend": "engine",
+        "tp_size": "2",
+        "pp_size": "1",
+        "max_batch_size": "128",
+        "max_num_tokens": "8192",
+        "prompt_logprobs": "false",
+        "trust_remote_code": "false",
+    }
+    TensorRtLlmOptions.of(manifest.options)
+    assert (manifest.build["revision"], manifest.build["max_seq_len"], manifest.build["gpu"]) == (
+        "c" * 40,
+        1024,
+        "H100",
+    )
+    assert len(manifest.build["commands"]) == 2
+    assert set(manifest.files) == {
+        *("engine/config.json", "engine/rank0.engine", "engine/rank1.engine"),
+        *("byte_table.npz", "tokenizer/tokenizer.json", "tokenizer/tokenizer_config.json"),
+    }
+    assert len(load_byte_table(folder / "byte_table.npz")) == 288
+
+
+def test_the_steps_leave_nothing_behind(spec: TensorRtLlmSpec, tmp_path: Path) -> None:
+    build(spec, tmp_path / "artifacts")
+    assert [path for path in (tmp_path / "work" / "tiny--llama").iterdir() if path.is_dir()] == []
+
+
+def test_cleaning_up_waits_for_nobody(spec: TensorRtLlmSpec, tmp_path: Path) -> None:
+    """The next build of the model took the lock as soon as the engine was there, and held it for hours."""
+    folder = tmp_path / "work" / "tiny--llama"
+    folder.mkdir(parents=True)
+    with locked(lock_path(folder), "builds with other limits"):
+        spec.clean_up({})
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda spec: replace(spec, revision="d" * 40),
+        lambda spec: replace(spec, tools=replace(spec.tools, machine=replace(MACHINE, tensorrt_llm_version="1.2.1+x"))),
+        lambda spec: replace(
+            spec, recipe=Recipe(plan=plan(spec.plan.entry, GPUS["h100"], num_gpus=2, precision="fp8"))
+        ),
+        lambda spec: with_plan(spec, max_batch_size=64),
+        lambda spec: with_plan(spec, max_num_tokens=64),
+        lambda spec: with_plan(spec, max_seq_len=64),
+        lambda spec: replace(spec, recipe=replace(spec.recipe, has_context_logits=True)),
+        lambda spec: replace(spec, recipe=replace(spec.recipe, lora=LoraLimits(max_rank=8, modules=("attn_q",)))),
+        lambda spec: replace(spec, options={"block_reuse": "false"}),
+        lambda spec: replace(spec, tool_call_format="hermes"),
+        lambda spec: replace(spec, backend=Backend.PYTORCH),
+    ],
+)
+def test_what_makes_an_engine_another_one_is_in_the_key(change: Any, spec: TensorRtLlmSpec, tmp_path: Path) -> None:
+    assert key(change(spec), tmp_path) != key(spec, tmp_path)
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "model-00001-of-00002.safetensors"])
+def test_every_file_of_the_source_is_in_the_key(name: str, spec: TensorRtLlmSpec, tmp_path: Path) -> None:
+    before = key(spec, tmp_path)
+    path = spec.source.folder / name
+    if name.endswith("json"):
+        path.write_text(path.read_text() + "\n")
+    else:
+        content = path.read_bytes()
+        path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    assert key(spec, tmp_path) != before
+
+
+def test_the_number_of_workers_is_not_in_the_key(spec: TensorRtLlmSpec, tmp_path: Path) -> None:
+    other = replace(spec, recipe=replace(spec.recipe, num_workers=1), serving=Serving.of(["other"], {}))
+    assert key(other, tmp_path) == key(spec, tmp_path)
+    assert isinstance(spec.tools.run, FakeTools)
+    assert spec.tools.run.ran == ["checkpoint", "engine"]
+
+
+def test_a_step_whose_file_has_changed_is_done_again(spec: TensorRtLlmSpec, tmp_path: Path) -> None:
+    kept = replace(spec, tools=replace(spec.tools, keeps_work=True))
+    build(kept, tmp_path / "artifacts")
+    (converted,) = (tmp_path / "work" / "tiny--llama").glob("checkpoint-*")
+    (converted / "rank0.safetensors").write_text("cut")
+    build(with_plan(kept, max_batch_size=2), tmp_path / "artifacts")
+    assert isinstance(spec.tools.run, FakeTools)
+    assert spec.tools.run.ran == ["checkpoint", "engine", "checkpoint", "engine"]
+    assert (converted / "rank0.safetensors").read_text() == "checkpoint"
+
+
+def test_a_template_that_we_ship_is_in_the_artifact(spec: TensorRtLlmSpec, tmp_path: Path) -> None:
+    entry = dataclasses.replace(spec.plan.entry, chat_template="alpaca")
+    (spec.source.folder / "tokenizer_config.json").write_text("{}")
+    folder = build(with_plan(spec, entry=entry), tmp_path / "artifacts")
+    assert "### Instruction:" in (folder / "tokenizer" / "chat_template.jinja").read_text()
+    assert artifact.verify(folder).has_chat_template
+
+
+def test_every_id_that_ends_an_answer_is_known(spec: TensorRtLlmSpec, tmp_path: Path) -> None:
+    (spec.source.folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [7, 261]}))
+    source = Source.load(spec.source.folder, spec.plan.entry)
+    manifest = artifact.verify(build(replace(spec, source=source), tmp_path / "artifacts"))
+    assert manifest.eos_token_ids == (261, 7)
+
+
+def test_other_adapters_of_the_same_shape_need_no_other_engine(spec: TensorRtLlmSpec, tmp_path: Path) -> None:
+    recipe = replace(spec.recipe, lora=LoraLimits(max_rank=4, modules=("attn_q",)))
+    kept = replace(spec, recipe=recipe, tools=replace(spec.tools, keeps_work=True))
+    folders: list[Path] = []
+    for name in ("one", "two"):
+        pairs = random_pairs(random_weights(), ("q_proj",))
+        adapter = write_adapter(tmp_path / name, tensors_of(pairs), lora_alpha=len(folders) + 1)
+        folders.append(build(replace(kept, adapters={"formal": adapter}), tmp_path / "artifacts"))
+    assert folders[0] != folders[1]
+    assert isinstance(spec.tools.run, FakeTools)
+    assert spec.tools.run.ran == ["checkpoint", "engine"]
+    assert artifact.verify(folders[0]).options["lora_modules"] == "attn_q"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"adapters": {"a--b": Path("x")}}, "model id 'a--b'"),
+        ({"adapters": {"tiny/llama": Path("x")}}, "adapter tiny/llama of tiny/llama: model tiny/llama has the same"),
+        ({"tool_call_format": "xml"}, "--tool-call-format xml: expected one of"),
+    ],
+)
+def test_a_spec_that_makes_no_sense_is_refused(changes: dict[str, Any], message: str, spec: TensorRtLlmSpec) -> None:
+    with pytest.raises(BuildError, match=message):
+        replace(spec, **changes)
+
+
+def test_a_checkpoint_in_metas_fp8_is_for_engines(spec: TensorRtLlmSpec) -> None:
+    recipe = Recipe(plan=planned(spec.plan.entry, "fp8"), source_format=SourceFormat.FP8_ROWWISE)
+    with pytest.raises(BuildError, match="--backend pytorch: a checkpoint in fbgemm_fp8: use --backend engine"):
+        replace(spec, recipe=recipe, backend=Backend.PYTORCH)
+
+
+def test_options_of_the_runtime_are_the_users_where_the_build_decides_nothing() -> None:
+    options = {"kv_cache_fraction": "0.5", "prompt_logprobs": "true", "guided_decoding": "xgrammar"}
+    assert checked_options(options, Backend.ENGINE) == options
+    assert checked_options({"kv_cache_dtype": "fp8"}, Backend.PYTORCH) == {"kv_cache_dtype": "fp8"}
+    with pytest.raises(BuildError, match="option kv_cache_fraction=2: must be a number above 0 and up to 1"):
+        checked_options({"kv_cache_fraction": "2"}, Backend.ENGINE)

@@ -1,0 +1,94 @@
+"""Running one tool."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from build_engines.errors import BuildError
+from build_engines.tensorrt_llm import tool
+from build_engines.tensorrt_llm.tool import ToolFailed, ToolRun, run_tool
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> ToolRun:
+    """A tool that does nothing yet."""
+    (tmp_path / "output").mkdir()
+    return ToolRun(
+        what="engine",
+        command=["true"],
+        folder=tmp_path,
+        log=tmp_path / "engine.log",
+        output=tmp_path / "output",
+        num_bytes=10,
+    )
+
+
+def python(run: ToolRun, script: str) -> ToolRun:
+    return replace(run, command=[sys.executable, "-c", script])
+
+
+def test_a_tools_output_is_in_the_log(run: ToolRun) -> None:
+    run_tool(python(run, "import sys, os; print(os.getcwd(), flush=True); sys.stderr.write('warning')"))
+    assert run.log.read_text() == f"{run.folder}\nwarning"
+
+
+def test_a_failure_shows_the_end_of_the_log(run: ToolRun) -> None:
+    with pytest.raises(ToolFailed) as caught:
+        run_tool(python(run, "print(*range(100), sep='\\n'); raise SystemExit(3)"))
+    lines = str(caught.value).splitlines()
+    assert lines[0] == "engine failed (exit status 3) after 0 s: see the end of its log"
+    assert lines[1:-1] == [f"    {number}" for number in range(80, 100)]
+    assert lines[-1] == f"whole log: {run.log}"
+
+
+def test_a_missing_tool_is_named(run: ToolRun) -> None:
+    with pytest.raises(ToolFailed, match="engine: no-such-tool: no such program: is TensorRT-LLM"):
+        run_tool(replace(run, command=["no-such-tool"]))
+
+
+def test_what_a_check_raises_ends_the_tool_and_its_children(run: ToolRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tool, "_LOOK_PERIOD_S", 0.01)
+    pipe = run.folder / "pids"
+    os.mkfifo(pipe)
+    reader, pids = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK), list[int]()
+    processes: list[int] = []
+
+    def give_up() -> None:
+        with contextlib.suppress(BlockingIOError):
+            pids.extend(int(word) for word in os.read(reader, 4096).split())
+        if len(pids) == 2:
+            processes.extend(os.pidfd_open(pid) for pid in pids)
+            raise BuildError("enough")
+
+    write = f"open({str(pipe)!r}, 'w').write(str(os.getpid()) + ' ')"
+    with pytest.raises(BuildError, match="enough"):
+        run_tool(python(run, f"import os, signal; os.fork(); {write}; signal.pause()"), give_up)
+    for process in processes:
+        assert select.select([process], [], [], 60) == ([process], [], [])  # it has ended
+        os.close(process)
+    os.close(reader)
+
+
+def test_growth_is_looked_at_while_the_tool_runs(run: ToolRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tool, "_LOOK_PERIOD_S", 0.01)
+    (run.output / "rank0.engine").write_bytes(b"12345")
+    os.mkfifo(run.folder / "go")
+    seen: list[tuple[int, str]] = []
+    growth = tool._growth
+
+    def noted(output: Path) -> tuple[int, str]:
+        seen.append(growth(output))
+        if len(seen) == 1:
+            (run.folder / "go").write_bytes(b"")
+        return seen[-1]
+
+    monkeypatch.setattr(tool, "_growth", noted)
+    run_tool(python(run, "open('go').read()"))
+    assert seen[0] == (5, "1 files")

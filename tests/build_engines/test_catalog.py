@@ -1,0 +1,328 @@
+"""The catalog: equal to what is recorded of the models, and clear about a file that breaks a rule."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from build_engines.catalog import BUILT_IN, Catalog
+from build_engines.errors import CatalogError
+from build_engines.model_entry import ModelEntry, Precision, chat_template_text
+from build_engines.parallelism import Parallelism
+from model_repository.tool_formats import detect_tool_format
+
+CATALOG = Catalog.load()
+CONTRACT = json.loads((Path(__file__).parents[1] / "data" / "tensorrt_llm_contract.json").read_text(encoding="utf-8"))
+RECORDED = {model["hf_id"]: model for model in CONTRACT["models"]}
+FAMILY_OF_EXAMPLE = {"llama": "llama", "gemma": "gemma", "qwen": "qwen", "deepseek_v2": "deepseek_v2"}
+
+
+def entry_of(model_id: str) -> ModelEntry:
+    return CATALOG.find(model_id)
+
+
+def test_the_catalog_has_the_recorded_models() -> None:
+    assert [entry.model_id for entry in CATALOG] == list(RECORDED)
+    assert len(CATALOG) == 14
+
+
+@pytest.mark.parametrize("model_id", RECORDED)
+def test_numbers_are_the_recorded_ones(model_id: str) -> None:
+    recorded, entry = RECORDED[model_id], entry_of(model_id)
+    architecture = entry.architecture
+    assert architecture.class_name == recorded["architecture"]
+    assert architecture.num_layers == recorded["layers"]
+    assert architecture.hidden_size == recorded["hidden"]
+    assert architecture.num_heads == recorded["heads"]
+    assert architecture.num_kv_heads == recorded["kv_heads"]
+    assert recorded["head_dim"] in (None, architecture.head_size)
+    assert architecture.intermediate_size == recorded["intermediate"]
+    assert architecture.vocab_size == recorded["vocab"]
+    assert architecture.has_tied_embeddings == recorded.get("tied_embeddings", False)
+    assert architecture.has_qkv_bias == recorded.get("qkv_bias", False)
+    assert architecture.num_parameters == recorded["parameters"]
+    assert 2 * architecture.num_parameters == recorded["weight_bytes_bf16"]
+    assert architecture.kv_bytes_per_token(2) == recorded["kv_bytes_per_token_16bit"]
+    assert architecture.kv_bytes_per_token(1) == recorded["kv_bytes_per_token_fp8"]
+
+
+@pytest.mark.parametrize("model_id", RECORDED)
+def test_words_are_the_recorded_ones(model_id: str) -> None:
+    recorded, entry = RECORDED[model_id], entry_of(model_id)
+    assert entry.family.value == FAMILY_OF_EXAMPLE[recorded["example"].rpartition("/")[2]]
+    assert entry.context_window == recorded["context"]
+    assert entry.max_seq_len == recorded.get("tensorrt_max_seq_len")
+    assert entry.has_pipeline_parallelism or recorded.get("pipeline_parallel_supported") is not True
+    assert entry.tokenizer_kind == recorded["tokenizer"]
+    assert entry.bos_token_id == recorded["bos_id"]
+    assert sorted(entry.eos_token_ids) == sorted(recorded["eos_ids"])
+    assert entry.eos_token_ids[0] == recorded["tokenizer_eos_id"]
+    assert entry.license == recorded["license"]
+    assert entry.is_gated == recorded["gated"]
+    assert (Precision.FP8 in entry.precisions) == recorded.get("tensorrt_fp8_supported", True)
+    assert entry.precisions[0] == ("f16" if recorded.get("checkpoint_dtype") == "float16" else "bf16")
+    assert entry.has_system_role == ("no system role" not in recorded["chat_template"])
+    is_ours = "none shipped" in recorded["chat_template"] or entry.short_name == "DeepSeek-V2.5"
+    assert (chat_template_text(entry) is not None) == is_ours
+
+
+def test_the_numbers_of_latent_attention_and_experts_are_the_recorded_ones() -> None:
+    recorded, architecture = RECORDED["deepseek-ai/DeepSeek-V2.5"], entry_of("deepseek-ai/DeepSeek-V2.5").architecture
+    latent, experts = architecture.latent_attention, architecture.mixture_of_experts
+    assert latent is not None
+    assert experts is not None
+    assert recorded["mla"] == {
+        "kv_lora_rank": latent.kv_lora_rank,
+        "q_lora_rank": latent.q_lora_rank,
+        "qk_nope_head_dim": latent.qk_nope_head_size,
+        "qk_rope_head_dim": latent.qk_rope_head_size,
+        "v_head_dim": latent.v_head_size,
+    }
+    assert recorded["moe"] == {
+        "routed_experts": experts.num_routed_experts,
+        "shared_experts": experts.num_shared_experts,
+        "experts_per_token": experts.num_experts_per_token,
+        "moe_intermediate": experts.intermediate_size,
+        "first_dense_layers": experts.num_dense_layers,
+        "n_group": experts.num_groups,
+    }
+    assert architecture.head_size == latent.qk_nope_head_size + latent.qk_rope_head_size
+
+
+def test_what_only_some_models_have() -> None:
+    assert {entry.short_name for entry in CATALOG if entry.needs_trust_remote_code} == {"DeepSeek-V2.5"}
+    assert {entry.short_name for entry in CATALOG if entry.fill_in_middle} == {
+        "Qwen2.5-Coder-32B-Instruct",
+        "DeepSeek-V2.5",
+    }
+    no_pipelines = {entry.short_name for entry in CATALOG if not entry.has_pipeline_parallelism}
+    assert no_pipelines == {"gemma-2-27b-it", "gemma-2-9b-it", "DeepSeek-V2.5"}
+
+
+def test_tool_call_formats_are_those_of_the_models_templates() -> None:
+    formats = {entry.short_name: entry.tool_call_format for entry in CATALOG}
+    assert formats == {
+        "Meta-Llama-3.1-405B-Instruct": "llama3_json",
+        "Meta-Llama-3.1-70B-Instruct": "llama3_json",
+        "Meta-Llama-3.1-8B-Instruct": "llama3_json",
+        "Llama-3.2-1B-Instruct": "llama3_json",
+        "Llama-3.2-3B-Instruct": "llama3_json",
+        "Llama-3.1-Nemotron-70B-Instruct-HF": "llama3_json",
+        "gemma-2-27b-it": "plain",
+        "gemma-2-9b-it": "plain",
+        "Qwen2.5-72B-Instruct": "hermes",
+        "Qwen2.5-Coder-32B-Instruct": "hermes",
+        "Qwen2.5-7B-Instruct": "hermes",
+        "Qwen2-72B-Instruct": "plain",
+        "DeepSeek-V2.5": "deepseek",
+        "MythoMax-L2-13b": "plain",
+    }
+    ours = [(entry, chat_template_text(entry)) for entry in CATALOG]
+    assert all(detect_tool_format(template) == entry.tool_call_format for entry, template in ours if template)
+
+
+# --- names ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "model_id"),
+    [
+        ("meta-llama/Meta-Llama-3.1-8B-Instruct", "meta-llama/Meta-Llama-3.1-8B-Instruct"),
+        ("llama3.1:8b", "meta-llama/Meta-Llama-3.1-8B-Instruct"),
+        ("LLAMA3.1:8B", "meta-llama/Meta-Llama-3.1-8B-Instruct"),
+        ("meta-llama/Llama-3.1-8B-Instruct", "meta-llama/Meta-Llama-3.1-8B-Instruct"),
+        ("gemma-2-9b-it", "google/gemma-2-9b-it"),
+        ("405b", "meta-llama/Meta-Llama-3.1-405B-Instruct"),
+        ("llama-3.1-8b", "meta-llama/Meta-Llama-3.1-8B-Instruct"),
+        ("Qwen2.5_Coder", "Qwen/Qwen2.5-Coder-32B-Instruct"),
+        ("nvidiaLlama-3.1-Nemotron-70B-Instruct", "nvidia/Llama-3.1-Nemotron-70B-Instruct-HF"),
+    ],
+)
+def test_a_model_is_found_by_its_names(name: str, model_id: str) -> None:
+    assert CATALOG.find(name).model_id == model_id
+
+
+def test_a_part_of_several_ids_is_refused_with_all_of_them() -> None:
+    with pytest.raises(CatalogError, match=r"^gemma: say which: google/gemma-2-27b-it or google/gemma-2-9b-it$"):
+        CATALOG.find("gemma")
+
+
+def test_an_unknown_name_lists_near_ones() -> None:
+    with pytest.raises(CatalogError, match=r"^qwen2\.5:8b: not in the catalog; did you mean .*Qwen/Qwen2\.5-7B-Instr"):
+        CATALOG.find("qwen2.5:8b")
+    with pytest.raises(CatalogError, match="`list` shows it; --catalog FILE adds models of your own"):
+        CATALOG.find("0")
+
+
+# --- files of the user's own ----------------------------------------------------------------------------------------
+
+ARCHITECTURE = {
+    "class_name": "LlamaForCausalLM",
+    "num_layers": 4,
+    "hidden_size": 64,
+    "num_heads": 8,
+    "num_kv_heads": 2,
+    "head_size": 8,
+    "intermediate_size": 128,
+    "vocab_size": 1000,
+}
+MODEL: dict[str, Any] = {
+    "aliases": ["small"],
+    "family": "llama",
+    "architecture": ARCHITECTURE,
+    "context_window": 2048,
+    "tokenizer_kind": "byte-level BPE",
+    "eos_token_ids": [2],
+    "tool_call_format": "plain",
+    "license": "ours",
+    "precisions": ["bf16", "fp8"],
+    "presets": {"h100": {"bf16": {"tp_size": 2}}},
+}
+
+
+def written(tmp_path: Path, model: object, model_id: str = "me/my-model") -> Path:
+    path = tmp_path / "models.yaml"
+    path.write_text(yaml.safe_dump({"models": {model_id: model}}, sort_keys=False))
+    return path
+
+
+def refusal(path: Path) -> str:
+    with pytest.raises(CatalogError) as caught:
+        Catalog.load(path)
+    assert str(caught.value).startswith(f"{path}: ")
+    return str(caught.value).removeprefix(f"{path}: ")
+
+
+def test_a_file_of_the_users_own_extends_the_catalog(tmp_path: Path) -> None:
+    catalog = Catalog.load(written(tmp_path, MODEL))
+    assert len(catalog) == 15
+    entry = catalog.find("my-model")
+    assert entry == catalog.find("small")
+    assert entry.presets["h100"][Precision.BF16] == Parallelism(tp_size=2)
+    assert entry.chat_template == "checkpoint"
+    assert chat_template_text(entry) is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"license": ...}, "license: is missing"),
+        ({"colour": "red"}, "colour: 'red': unknown key"),
+        ({"context_window": -1}, "context_window: -1: Input should be greater than 0"),
+        ({"context_window": "2048"}, "context_window: '2048': Input should be a valid integer"),
+        ({"family": "mamba"}, "family: 'mamba': Input should be 'llama', 'gemma', 'qwen' or 'deepseek_v2'"),
+        (
+            {"architecture": ARCHITECTURE | {"num_layers": 0}},
+            "architecture.num_layers: 0: Input should be greater than 0",
+        ),
+        (
+            {"architecture": ARCHITECTURE | {"num_kv_heads": 3}},
+            "architecture.num_heads: 8: must be a multiple of num_kv_heads (3)",
+        ),
+        (
+            {"architecture": ARCHITECTURE | {"layers": 3}},
+            "architecture.layers: 3: unknown key",
+        ),
+        ({"max_seq_len": 4096}, "max_seq_len: 4096: must be at most 2048"),
+        ({"max_seq_len": 1024, "default_max_seq_len": 2048}, "default_max_seq_len: 2048: must be at most 1024"),
+        ({"eos_token_ids": []}, "eos_token_ids: []: Tuple should have at least 1 item after validation, not 0"),
+        ({"eos_token_ids": [1000]}, "bos_token_id, eos_token_ids: 1000: must be below vocab_size (1000)"),
+        (
+            {"tool_call_format": "xml"},
+            "tool_call_format: xml: expected one of hermes, llama3_json, deepseek, plain",
+        ),
+        ({"chat_template": "vicuna"}, "chat_template: vicuna: expected one of checkpoint, alpaca, deepseek"),
+        ({"precisions": ["bf16", "bf16"]}, "precisions: bf16, bf16: each may be named once"),
+        ({"precisions": ["int4"]}, "precisions.0: 'int4': Input should be 'bf16', 'f16' or 'fp8'"),
+        ({"presets": {"b200": {}}}, "presets.b200: expected one of h100, h200, a100, l40s"),
+        ({"presets": {"h100": {"f16": {}}}}, "presets.h100.f16: not among the model's precisions"),
+        ({"presets": {"a100": {"fp8": {}}}}, "presets.a100.fp8: A100 has no FP8"),
+        ({"presets": {"h100": {"int4": {}}}}, "presets.h100.int4: 'int4': Input should be 'bf16', 'f16' or 'fp8'"),
+        ({"presets": {"h100": {"bf16": {"tp_size": 16}}}}, "presets.h100.bf16: 16 GPUs in a node: it holds 8"),
+        ({"presets": {"h100": {"bf16": {"tp_size": 3}}}}, "presets.h100.bf16: tp_size 3 must divide the 8 heads"),
+        (
+            {"presets": {"h100": {"bf16": {"pp_size": 3}}}},
+            "presets.h100.bf16: pp_size 3 must divide the 4 layers",
+        ),
+        (
+            {"presets": {"h100": {"bf16": {"pp_size": 2}}}, "has_pipeline_parallelism": False},
+            "presets.h100.bf16: it is built without pipeline parallelism",
+        ),
+        (
+            {"presets": {"h100": {"bf16": {"tp_size": 2, "num_nodes": 4}}}},
+            "presets.h100.bf16.num_nodes: 4: must divide the number of GPUs (2)",
+        ),
+        (
+            {"presets": {"l40s": {"bf16": {}}}, "gpu_architectures": ["sm90"]},
+            "presets.l40s.bf16: L40S is sm89, which is not among gpu_architectures",
+        ),
+        (
+            {"fill_in_middle": {"prefix": "<a>", "suffix": "<b>", "middle": "<c>"}},
+            "fill_in_middle.prefix: <a>: the tokenizer stage knows these families: ",
+        ),
+        ({"aliases": [" x"]}, "model_id, aliases: alias ' x': printable characters, no space at either end"),
+    ],
+    ids=lambda value: ",".join(value) if isinstance(value, dict) else None,
+)
+def test_a_broken_rule_names_file_key_value_and_rule(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    model = {key: value for key, value in (MODEL | changes).items() if value is not ...}
+    assert refusal(written(tmp_path, model)).startswith(f"models.me/my-model.{message}")
+
+
+def test_further_mistakes_are_counted(tmp_path: Path) -> None:
+    model = MODEL | {"context_window": 0, "colour": "red", "size": 1}
+    assert refusal(written(tmp_path, model)).endswith(" (and 2 more)")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("models: [", "not YAML: "),
+        ("- a", "expected one key, `models`, an object of model ids and what is said of each"),
+        ("models: {}\nmodel: {}", "expected one key, `models`, an object of model ids and what is said of each"),
+        ("models: {a: 1}", "models.a: expected the id, a text, and an object of what is said of it but the id"),
+        ("models: {1: {}}", "models.1: expected the id, a text, and an object of what is said of it but the id"),
+        ("models:\n  a: {license: b}\n  a: {license: c}", "not YAML: a: given twice"),
+        ("models:\n  a: {license: b, license: c}", "not YAML: license: given twice"),
+    ],
+)
+def test_what_is_no_catalog_is_refused(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "models.yaml"
+    path.write_text(text)
+    assert refusal(path).startswith(message)
+
+
+def test_a_missing_file_is_refused(tmp_path: Path) -> None:
+    assert refusal(tmp_path / "none.yaml") == "No such file or directory"
+
+
+def test_bytes_that_are_no_text_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "models.yaml"
+    path.write_bytes(b"models: \xff")
+    assert refusal(path).startswith("not YAML: ")
+
+
+@pytest.mark.parametrize(
+    ("model_id", "aliases", "message"),
+    [
+        ("Qwen/Qwen2.5-7B-Instruct", [], "Qwen/Qwen2.5-7B-Instruct is a name of Qwen/Qwen2.5-7B-Instruct already"),
+        ("me/a", ["llama3.1:8B"], "me/a: llama3.1:8B is a name of meta-llama/Meta-Llama-3.1-8B-Instruct already"),
+    ],
+)
+def test_a_name_that_is_taken_is_refused(tmp_path: Path, model_id: str, aliases: list[str], message: str) -> None:
+    with pytest.raises(CatalogError, match=message):
+        Catalog.load(written(tmp_path, MODEL | {"aliases": aliases}, model_id))
+
+
+def test_a_short_name_of_two_models_is_none_of_them(tmp_path: Path) -> None:
+    catalog = Catalog.load(written(tmp_path, MODEL, "me/gemma-2-9b-it"))
+    with pytest.raises(CatalogError, match="say which: google/gemma-2-9b-it or me/gemma-2-9b-it"):
+        catalog.find("gemma-2-9b-it")
+
+
+def test_the_file_is_part_of_the_package() -> None:
+    assert BUILT_IN.is_file()

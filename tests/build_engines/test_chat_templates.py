@@ -1,0 +1,224 @@
+"""The chat templates that we ship, and what a model that takes no system role answers."""
+
+# ruff: noqa: RUF001 (DeepSeek's markers are spelled with letters that look like others)
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import jinja2
+import pytest
+
+from build_engines.catalog import Catalog
+from build_engines.model_entry import chat_template_text, shipped_templates
+from model_repository.errors import InvalidRequest
+from model_repository.generation import ChatPrompt, ToolUse
+from model_repository.tokenizer.chat_prompt import ChatEncoder
+from model_repository.tokenizer.chat_template import ChatTemplate
+from model_repository.tokenizer.vocabulary import Vocabulary
+from model_repository.tool_formats import DEEPSEEK
+from tests.model_repository.tokenizer.models import byte_level, files, sentencepiece
+
+SPECIAL_TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
+# What is known of Gemma 2's own: turns, the assistant is `model`, and no system role.
+GEMMA_LIKE = """\
+{{ bos_token }}{% if messages[0].role == "system" %}{{ raise_exception("System role not supported") }}{% endif %}\
+{% for message in messages %}<start_of_turn>{{ "model" if message.role == "assistant" else message.role }}
+{{ message.content | trim }}<end_of_turn>
+{% endfor %}{% if add_generation_prompt %}<start_of_turn>model
+{% endif %}"""
+TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
+
+
+def said(role: str, content: str) -> dict[str, Any]:
+    return {"role": role, "content": content}
+
+
+def template_of(model: str) -> str:
+    template = chat_template_text(Catalog.load().find(model))
+    assert template is not None
+    return template
+
+
+ALPACA = template_of("Gryphe/MythoMax-L2-13b")
+DEEPSEEK_V2_5 = template_of("deepseek-ai/DeepSeek-V2.5")
+CALL = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"a": 2, "b": "x"}'}}
+
+
+def rendered(*messages: dict[str, Any], add_generation_prompt: bool = True) -> str:
+    template = ChatTemplate(ALPACA, SPECIAL_TOKENS)
+    return template.render({"messages": list(messages), "tools": None}, add_generation_prompt=add_generation_prompt)
+
+
+def prompt_text(template: str, *messages: dict[str, Any], tool_call_format: str = "plain", **others: Any) -> str:
+    """Return what the tokenizer stage makes of a conversation, as the text of its tokens."""
+    model = files(byte_level(["<s>", "</s>"]), template, special_tokens=SPECIAL_TOKENS)
+    vocabulary = Vocabulary(model.tokenizer)
+    token_ids = list(ChatEncoder(model, vocabulary, tool_call_format).encode(ChatPrompt(messages, **others)))
+    return str(model.tokenizer.decode(token_ids, skip_special_tokens=False))
+
+
+def test_every_shipped_template_is_used() -> None:
+    used = {entry.chat_template for entry in Catalog.load()} - {"checkpoint"}
+    assert used == set(shipped_templates())
+
+
+# --- Alpaca ---------------------------------------------------------------------------------------------------------
+
+
+def test_an_instruction_opens_an_answer() -> None:
+    assert rendered(said("user", "Hi.")) == "<s>### Instruction:\nHi.\n\n### Response:\n"
+
+
+def test_the_system_text_stands_before_the_first_instruction() -> None:
+    expected = "<s>Be brief.\n\n### Instruction:\nHi.\n\n### Response:\n"
+    assert rendered(said("system", "Be brief."), said("user", "Hi.")) == expected
+    assert rendered(said("developer", "Be brief."), said("user", "Hi.")) == expected
+
+
+def test_an_earlier_answer_ends_with_the_end_token() -> None:
+    messages = [said("system", "S"), said("user", "A"), said("assistant", "B"), said("user", "C")]
+    assert rendered(*messages) == (
+        "<s>S\n\n### Instruction:\nA\n\n### Response:\nB</s>\n\n### Instruction:\nC\n\n### Response:\n"
+    )
+
+
+def test_no_answer_is_opened_unless_it_is_wanted() -> None:
+    assert rendered(said("user", "A"), add_generation_prompt=False) == "<s>### Instruction:\nA\n\n"
+
+
+def test_space_around_a_text_is_left_out() -> None:
+    messages = [said("system", "\n S "), said("user", " A\n\n"), said("assistant", "\tB\n"), said("user", "C\n D ")]
+    assert rendered(*messages) == (
+        "<s>S\n\n### Instruction:\nA\n\n### Response:\nB</s>\n\n### Instruction:\nC\n D\n\n### Response:\n"
+    )
+
+
+def test_plain_jinja_renders_the_same() -> None:
+    messages = [said("system", "S"), said("user", "A"), said("assistant", "B"), said("user", "C")]
+    template = jinja2.Environment(trim_blocks=True, lstrip_blocks=True).from_string(ALPACA)
+    variables = {"messages": messages, "add_generation_prompt": True, **SPECIAL_TOKENS}
+    assert template.render(variables) == rendered(*messages)
+    assert jinja2.Environment().from_string(ALPACA).render(variables) == rendered(*messages)
+
+
+@pytest.mark.parametrize(
+    ("messages", "words"),
+    [
+        ([said("user", "A"), said("system", "S")], "a system message must be the first"),
+        ([said("critic", "A")], "this model's template knows the roles system, user and assistant, not critic"),
+    ],
+)
+def test_what_the_form_has_no_place_for_is_refused(messages: list[dict[str, Any]], words: str) -> None:
+    with pytest.raises(InvalidRequest, match=words):
+        rendered(*messages)
+
+
+def test_the_tokenizer_stage_renders_it() -> None:
+    messages = [said("system", "S"), said("user", "A"), said("assistant", "B"), said("user", "C")]
+    assert prompt_text(ALPACA, *messages) == rendered(*messages)
+
+
+def test_a_users_text_makes_no_end_token() -> None:
+    model = files(byte_level(["<s>", "</s>"]), ALPACA, special_tokens=SPECIAL_TOKENS)
+    vocabulary = Vocabulary(model.tokenizer)
+    token_ids = list(ChatEncoder(model, vocabulary, "plain").encode(ChatPrompt((said("user", "a</s>"),))))
+    assert [vocabulary.token_string(token_id) for token_id in token_ids].count("</s>") == 0
+
+
+def test_a_sentencepiece_prompt_has_one_bos() -> None:
+    model = files(sentencepiece(["</s>"]), ALPACA, special_tokens=SPECIAL_TOKENS)
+    vocabulary = Vocabulary(model.tokenizer)
+    messages = (said("user", "abc"), said("assistant", "abc"), said("user", "abc"))
+    token_ids = list(ChatEncoder(model, vocabulary, "plain").encode(ChatPrompt(messages)))
+    strings = [vocabulary.token_string(token_id) for token_id in token_ids]
+    assert (strings[0], strings.count("<s>"), strings.count("</s>")) == ("<s>", 1, 1)
+
+
+def test_an_answer_can_be_continued() -> None:
+    messages = [said("user", "A"), said("assistant", "One, two")]
+    text = prompt_text(ALPACA, *messages, add_generation_prompt=False, continue_final_message=True)
+    assert text == "<s>### Instruction:\nA\n\n### Response:\nOne, two"
+
+
+def test_tools_are_described_in_the_system_text() -> None:
+    text = prompt_text(ALPACA, said("user", "2+3?"), tool_use=ToolUse(tools=(TOOL,)))
+    system, instruction = text.split("### Instruction:\n")
+    assert json.dumps(TOOL["function"]) in system
+    assert instruction == "2+3?\n\n### Response:\n"
+
+
+# --- DeepSeek-V2.5 ---------------------------------------------------------------------------------------------------
+
+
+def deepseek_text(*messages: dict[str, Any], **others: Any) -> str:
+    return prompt_text(DEEPSEEK_V2_5, *messages, tool_call_format="deepseek", **others)
+
+
+def test_without_tools_deepseeks_turns_are_those_of_its_checkpoint() -> None:
+    messages = [said("system", "S"), said("user", "A"), said("assistant", "B"), said("user", "C")]
+    assert deepseek_text(*messages) == "<s>S<｜User｜>A<｜Assistant｜>B</s><｜User｜>C<｜Assistant｜>"
+    assert deepseek_text(*messages, add_generation_prompt=False) == "<s>S<｜User｜>A<｜Assistant｜>B</s><｜User｜>C"
+
+
+def test_deepseeks_tools_are_listed_behind_the_system_text() -> None:
+    listed = (
+        f"## Tools\n\n### Function\n\nThese can be called:\n\n- `add`:\n```json\n{json.dumps(TOOL['function'])}\n```"
+    )
+    use = ToolUse(tools=(TOOL,))
+    assert deepseek_text(said("user", "A"), tool_use=use) == f"<s>{listed}<｜User｜>A<｜Assistant｜>"
+    with_system = deepseek_text(said("system", "S"), said("user", "A"), tool_use=use)
+    assert with_system == f"<s>S\n\n{listed}<｜User｜>A<｜Assistant｜>"
+
+
+@pytest.mark.parametrize("content", ["", "Let me add."])
+def test_deepseeks_calls_and_results_stay_in_the_conversation(content: str) -> None:
+    calls = {"role": "assistant", "content": content, "tool_calls": [CALL, CALL]}
+    results = [said("tool", "5"), said("tool", "6")]
+    written = DEEPSEEK.calls_text([("add", '{"a": 2, "b": "x"}')] * 2)
+    text = (
+        f"<s><｜User｜>A<｜Assistant｜>{content}{written}</s>"
+        "<｜tool▁outputs▁begin｜><｜tool▁output▁begin｜>5<｜tool▁output▁end｜>\n"
+        "<｜tool▁output▁begin｜>6<｜tool▁output▁end｜><｜tool▁outputs▁end｜>"
+    )
+    assert deepseek_text(said("user", "A"), calls, *results) == text
+    again = [said("user", "A"), calls, *results, said("assistant", "11"), said("user", "C")]
+    assert deepseek_text(*again) == f"{text}11</s><｜User｜>C<｜Assistant｜>"
+    assert deepseek_text(said("user", "A"), calls, *results, said("user", "C")) == f"{text}<｜User｜>C<｜Assistant｜>"
+
+
+def test_a_role_that_deepseek_does_not_know_is_refused() -> None:
+    with pytest.raises(InvalidRequest, match="this model's template does not know the role critic"):
+        deepseek_text(said("critic", "A"))
+
+
+# --- a template that takes no system role, as Gemma 2's -------------------------------------------------------------
+
+
+def test_a_system_message_is_refused_in_the_templates_own_words() -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        prompt_text(GEMMA_LIKE, said("system", "Be brief."), said("user", "Hi."))
+    assert caught.value.field == "messages"
+    assert caught.value.text == "the model's chat template refuses it: System role not supported"
+
+
+def test_without_a_system_message_it_is_rendered() -> None:
+    text = prompt_text(GEMMA_LIKE, said("user", "A"), said("assistant", "B"), said("user", "C"))
+    assert text == (
+        "<s><start_of_turn>user\nA<end_of_turn>\n<start_of_turn>model\nB<end_of_turn>\n"
+        "<start_of_turn>user\nC<end_of_turn>\n<start_of_turn>model\n"
+    )
+
+
+def test_tools_are_described_by_the_user_where_there_is_no_system_role() -> None:
+    text = prompt_text(GEMMA_LIKE, said("user", "2+3?"), tool_use=ToolUse(tools=(TOOL,)))
+    assert text.startswith("<s><start_of_turn>user\nYou can call these tools.")
+    assert text.endswith("\n\n2+3?<end_of_turn>\n<start_of_turn>model\n")
+
+
+def test_the_catalog_says_so() -> None:
+    for name in ("gemma-2-9b-it", "gemma-2-27b-it"):
+        entry = Catalog.load().find(name)
+        assert not entry.has_system_role
+        assert any("takes no system role" in note and "400" in note for note in entry.notes)

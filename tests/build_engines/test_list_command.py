@@ -1,0 +1,80 @@
+"""`list`: the catalog, and what of it is built."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from build_engines.__main__ import main
+from tests.build_engines.test_catalog import CATALOG, MODEL
+
+
+def run(capsys: pytest.CaptureFixture[str], state_dir: Path, *arguments: str) -> str:
+    assert main(["list", "--state-dir", str(state_dir), *arguments]) == 0
+    captured = capsys.readouterr()
+    assert captured.err == ""
+    return captured.out
+
+
+def built(checkpoint: Path, state_dir: Path, model: str, capsys: pytest.CaptureFixture[str]) -> Path:
+    """Build a model with weights of a tiny one; return its artifact."""
+    assert main(["build", model, "--checkpoint", str(checkpoint), "--state-dir", str(state_dir)]) == 0
+    return Path(capsys.readouterr().out.split()[1])
+
+
+def test_the_catalog_is_a_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    header, *rows = run(capsys, tmp_path).splitlines()
+    assert header.split("  ")[0] == "model"
+    assert [row.split()[0] for row in rows] == [entry.model_id for entry in CATALOG]
+    assert all(row.endswith("  no") for row in rows)
+    assert "Llama 3.1 community, gated" in rows[0]
+
+
+def test_what_is_built_is_said(checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = built(checkpoint, tmp_path, "me/my-model", capsys)
+    path = tmp_path / "models.yaml"
+    path.write_text(yaml.safe_dump({"models": {"me/my-model": MODEL}}))
+    last = run(capsys, tmp_path, "--catalog", str(path)).splitlines()[-1]
+    assert last.startswith("me/my-model")
+    assert last.endswith("  llama_cpp f16")
+    models = json.loads(run(capsys, tmp_path, "--catalog", str(path), "--json"))["models"]
+    assert models[-1]["artifacts"] == [folder.name]
+    assert models[0]["artifacts"] == []
+
+
+def test_what_is_built_and_in_no_catalog_is_listed_behind_it(
+    checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = built(checkpoint, tmp_path, "tiny", capsys)
+    table, _, others = run(capsys, tmp_path).partition("\n\n")
+    assert len(table.splitlines()) == 15
+    assert others == f"Built, and not in the catalog\n  {folder.name}  llama_cpp f16\n"
+
+
+def test_a_damaged_artifact_is_said_to_be(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "artifacts" / "broken-123"
+    folder.mkdir(parents=True)
+    (tmp_path / "artifacts" / ".unfinished").mkdir()
+    others = run(capsys, tmp_path).partition("\n\n")[2].splitlines()
+    assert others[1:] == [f"  broken-123  {folder}: not an artifact, manifest.json is missing"]
+
+
+def test_json_has_everything_that_the_catalog_says(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    models = {model["model_id"]: model for model in json.loads(run(capsys, tmp_path, "--json"))["models"]}
+    deepseek = models["deepseek-ai/DeepSeek-V2.5"]
+    assert deepseek["architecture"]["latent_attention"]["kv_lora_rank"] == 512
+    assert deepseek["presets"] == {
+        key: {"bf16": {"tp_size": 8, "pp_size": 1, "num_nodes": 1}} for key in ("h100", "h200")
+    }
+    assert deepseek["num_parameters"] == 235741434880
+    assert models["google/gemma-2-9b-it"]["has_system_role"] is False
+
+
+def test_a_mistake_in_a_catalog_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "models.yaml"
+    path.write_text("models: {a: {}}")
+    assert main(["list", "--catalog", str(path)]) == 1
+    assert capsys.readouterr().err.startswith(f"error: {path}: models.a.")

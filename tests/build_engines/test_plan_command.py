@@ -1,0 +1,129 @@
+"""`plan`: what it prints, and its exit codes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from build_engines.__main__ import main
+from build_engines.catalog import Catalog
+from build_engines.planner.overview import page
+from tests.build_engines.test_catalog import MODEL
+
+
+@pytest.fixture(autouse=True)
+def _narrow(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    assert main(["plan", *arguments]) == 0
+    captured = capsys.readouterr()
+    assert captured.err == ""
+    return captured.out
+
+
+def failed(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    assert main(["plan", *arguments]) == 1
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    (line,) = captured.err.splitlines()
+    return line
+
+
+def test_a_plan_is_printed_with_a_picture_as_wide_as_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = run(capsys, "llama3.1:8b", "--gpu", "h100").splitlines()
+    assert lines[0].startswith("meta-llama/Meta-Llama-3.1-8B-Instruct on 1 x H100: TP1, bf16")
+    assert [len(line) for line in lines if line.startswith("  [")] == [60]
+
+
+def test_settings_reach_the_plan(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["--gpus", "16", "--nodes", "2", "--precision", "fp8", "--max-seq-len", "4096", "--max-batch-size", "7"]
+    written = json.loads(run(capsys, "llama3.1:405b", "--gpu", "a100", *arguments[:4], "--json"))
+    assert (written["num_gpus"], written["num_nodes"], written["precision"]) == (16, 2, "bf16")
+    written = json.loads(run(capsys, "llama3.1:405b", "--gpu", "h100", *arguments, "--json"))
+    assert (written["precision"], written["max_seq_len"], written["max_batch_size"]) == ("fp8", 4096, 7)
+
+
+def test_without_a_gpu_all_are_in_a_table(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = run(capsys, "gemma2:9b").splitlines()
+    assert [line.split()[:3] for line in lines] == [
+        ["GPU", "model", "precision"],
+        ["H100", "gemma-2-9b-it", "bf16"],
+        ["H100", "gemma-2-9b-it", "fp8"],
+        ["H200", "gemma-2-9b-it", "bf16"],
+        ["H200", "gemma-2-9b-it", "fp8"],
+        ["A100", "gemma-2-9b-it", "bf16"],
+        ["L40S", "gemma-2-9b-it", "bf16"],
+        ["L40S", "gemma-2-9b-it", "fp8"],
+    ]
+
+
+@pytest.mark.parametrize("arguments", [[], ["--all"]])
+def test_without_a_model_all_are_in_a_table(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> None:
+    out = run(capsys, *arguments)
+    table, _, refusals = out.partition("\n\n")
+    assert len(table.splitlines()) == 1 + 3 * (13 * 2 + 1) + 14
+    assert refusals.count("does not run on") == 2
+    some = run(capsys, *arguments, "--gpu", "a100").partition("\n\n")[0]
+    assert len(some.splitlines()) == 1 + 14
+
+
+def test_a_table_as_json_says_why_there_is_no_plan(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = json.loads(run(capsys, "DeepSeek-V2.5", "--json"))
+    assert [(row["gpu"], "refusal" in row) for row in rows] == [
+        ("h100", False),
+        ("h200", False),
+        ("a100", True),
+        ("l40s", True),
+    ]
+
+
+def test_the_page_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(capsys, "--all", "--markdown") == page(Catalog.load())
+
+
+def test_a_model_of_the_users_own_is_planned(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = tmp_path / "models.yaml"
+    path.write_text(yaml.safe_dump({"models": {"me/my-model": MODEL}}))
+    assert "me/my-model on 2 x H100: TP2, bf16" in run(capsys, "my-model", "--gpu", "h100", "--catalog", str(path))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ["llama3.1:70b", "--gpu", "h100", "--gpus", "1"],
+            "error: meta-llama/Meta-Llama-3.1-70B-Instruct does not fit: ",
+        ),
+        (["llama9", "--gpu", "h100"], "error: llama9: not in the catalog; did you mean "),
+        (["llama3.1:8b", "--all"], "error: --all: plans every model, not llama3.1:8b alone"),
+        (["--markdown"], "error: --markdown: goes with --all and nothing else"),
+        (["--all", "--markdown", "--gpu", "h100"], "error: --markdown: goes with --all and nothing else"),
+        (["--all", "--markdown", "--max-seq-len", "0"], "error: --markdown: goes with --all and nothing else"),
+        (["--catalog", "none.yaml"], "error: none.yaml: No such file or directory"),
+    ],
+)
+def test_a_mistake_is_one_line(capsys: pytest.CaptureFixture[str], arguments: list[str], message: str) -> None:
+    assert failed(capsys, *arguments).startswith(message)
+
+
+def test_the_help_teaches_by_examples(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["plan", "--help"])
+    assert caught.value.code == 0
+    assert "plan llama3.1:70b --gpu h100 --precision fp8" in capsys.readouterr().out
+
+
+def test_the_examples_of_the_help_work(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["plan", "--help"])
+    lines = capsys.readouterr().out.partition("examples:\n")[2].partition("\n\n")[0].splitlines()
+    examples = [line.split("   ")[0].split() for line in (line.strip() for line in lines)]
+    assert len(examples) == 7
+    for example in examples:
+        if "--catalog" not in example:
+            run(capsys, *example[1:])

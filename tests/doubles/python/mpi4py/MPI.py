@@ -1,0 +1,3 @@
+"""The communicator of all ranks."""
+
+COMM_WORLD = object()

@@ -1,0 +1,269 @@
+"""The thread that steps all requests, and what the contract records of its behaviour.
+
+- A step updates one sequence of a request, also where it has several (`n`).
+- Ends are told at the end of the whole request.
+- To abort a streaming request with log probabilities kills the process on the engine backend (issue 10810).
+- Blocks of the KV cache are reused, and what is reused has no context logits.
+- A worker process beside it stands for the ranks: when it dies, everything fails.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import subprocess
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tensorrt_llm._model import Model, State
+from tensorrt_llm._results import RequestError, RequestOutput
+from tensorrt_llm._sampler import Sampler, logprob_entry
+
+WORKER = "tensorrt_llm_double_worker"  # the name of its process
+EXIT_STATUS_OF_DEFECT = 134
+
+_STEP_S = 0.002  # at least
+_TOKENS_PER_BLOCK = 32
+
+
+@dataclass(slots=True)
+class _Sequence:
+    state: State
+    sampler: Sampler
+    logits: Any  # of its next token, raw
+    drawn: list[int] = field(default_factory=list)
+    finish_reason: str | None = None
+
+
+@dataclass(slots=True)
+class Request:
+    """One call of generate_async."""
+
+    result: RequestOutput
+    prompt: list[int]
+    params: Any
+    is_streaming: bool
+    adapter: Path | None = None
+    cache_salt: str | None = None
+    make_guide: Callable[[], Any] = lambda: None
+    sequences: list[_Sequence] = field(default_factory=list)
+    changes: list[Callable[[RequestOutput], None]] = field(default_factory=list)  # of the result, not told yet
+    is_aborted: bool = False
+
+    def tell(self) -> None:
+        """Hand the reader what has changed, as one update."""
+        changes, self.changes = self.changes, []
+        self.result.push(lambda result: _apply(result, changes))
+
+
+class Executor:
+    """Runs requests.
+
+    Args:
+        model: what computes.
+        is_engine: this is the engine backend.
+        max_batch_size: requests in one step.
+        has_block_reuse: prompts that begin alike share blocks.
+        batched_processor: edits the logits of requests that want it.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        *,
+        is_engine: bool,
+        max_batch_size: int,
+        has_block_reuse: bool,
+        batched_processor: Any = None,
+    ) -> None:
+        self._model = model
+        self._is_engine = is_engine
+        self._max_batch_size = max_batch_size
+        self._has_block_reuse = has_block_reuse
+        self._batched_processor = batched_processor
+        self._blocks: deque[tuple[Any, ...]] = deque(maxlen=64)  # what was computed, and under what
+        self._waiting: list[Request] = []
+        self._running: list[Request] = []
+        self._ids = itertools.count(1)
+        self._turns = itertools.count()
+        self._is_shut_down = False
+        self._condition = threading.Condition()
+        self._worker = subprocess.Popen([WORKER], executable="/bin/cat", stdin=subprocess.PIPE)
+        self._thread = threading.Thread(target=self._run, name="tensorrt-llm-double", daemon=True)
+        self._thread.start()
+
+    def next_id(self) -> int:
+        """Return a number for a request."""
+        return next(self._ids)
+
+    def submit(self, request: Request) -> None:
+        """Queue a request.
+
+        Raises:
+            RuntimeError: the executor has shut down.
+        """
+        with self._condition:
+            if self._is_shut_down or self._worker.poll() is not None:
+                raise RuntimeError("LLM is shutting down")
+            self._waiting.append(request)
+            self._condition.notify()
+
+    def abort(self, request: Request) -> None:
+        """End a request in the next step."""
+        has_logits = bool(request.params.logprobs)
+        if self._is_engine and request.is_streaming and has_logits and not request.result.finished:
+            os._exit(EXIT_STATUS_OF_DEFECT)
+        request.is_aborted = True
+
+    def shutdown(self) -> None:
+        """End the thread and the worker; may be called more than once."""
+        with self._condition:
+            self._is_shut_down = True
+            self._condition.notify()
+        self._thread.join()
+        assert self._worker.stdin is not None
+        self._worker.stdin.close()
+        self._worker.wait()
+
+    def _run(self) -> None:
+        while True:
+            with self._condition:
+                self._condition.wait_for(lambda: self._is_shut_down or self._waiting or self._running)
+                if self._is_shut_down:
+                    return
+                room = self._max_batch_size - len(self._running)
+                self._running += self._waiting[:room]
+                del self._waiting[:room]
+                requests = list(self._running)
+            self._step(requests)
+
+    def _step(self, requests: list[Request]) -> None:
+        began_s = time.monotonic()
+        for request in requests:
+            try:
+                if self._worker.poll() is not None:
+                    raise RuntimeError("Executor worker died")
+                is_done = self._advance(request)
+            except Exception as exc:
+                request.result.push(exc)
+                is_done = True
+            if is_done:
+                with self._condition:
+                    self._running.remove(request)
+        time.sleep(max(0.0, began_s + _STEP_S - time.monotonic()))
+
+    def _advance(self, request: Request) -> bool:
+        """Give one sequence of a request its next token; return whether the request is done."""
+        if request.is_aborted:
+            request.changes.append(lambda result: _finish(result, ["cancelled"] * len(result.outputs)))
+            request.tell()
+            return True
+        if not request.sequences:
+            self._prefill(request)
+        unfinished = [index for index, item in enumerate(request.sequences) if item.finish_reason is None]
+        index = unfinished[next(self._turns) % len(unfinished)]
+        sequence = request.sequences[index]
+        raw = sequence.logits
+        token_id = sequence.sampler.draw(raw, sequence.drawn)
+        sequence.drawn.append(token_id)
+        sequence.finish_reason = _finish_reason(request.params, sequence.drawn)
+        if sequence.finish_reason is None:
+            sequence.logits = sequence.state.feed([token_id])[-1]
+        num_top = request.params.logprobs
+        entry = logprob_entry(raw, num_top, token_id) if num_top else None
+        request.changes.append(lambda result: _append(result, index, token_id, entry))
+        is_done = all(item.finish_reason is not None for item in request.sequences)
+        if is_done:
+            reasons = [str(item.finish_reason) for item in request.sequences]
+            request.changes.append(lambda result: _finish(result, reasons, cuts_end_id=not self._is_engine))
+        if is_done or request.is_streaming:
+            request.tell()
+        return is_done
+
+    def _prefill(self, request: Request) -> None:
+        guides = [_guide(request) for _ in range(request.params.n)]
+        # A salt of its own reuses nothing; what is reused is still computed here, but its logits are not shown.
+        salt = request.cache_salt or ""
+        key = (str(request.adapter), salt)
+        num_cached = self._num_cached(key, request.prompt) if self._has_block_reuse else 0
+        self._blocks.append((key, tuple(request.prompt)))
+        for number, guide in enumerate(guides):
+            state = self._model.start(request.adapter)
+            rows = state.feed(request.prompt)
+            sampler = Sampler(
+                request.params,
+                request.prompt,
+                is_engine=self._is_engine,
+                guide=guide,
+                request_id=number,
+                batched_processor=self._batched_processor,
+            )
+            request.sequences.append(_Sequence(state, sampler, rows[-1]))
+        params = request.params
+        shown = torch.from_numpy(rows[num_cached:]) if params.return_context_logits or params.prompt_logprobs else None
+        scores = [logprob_entry(row, params.prompt_logprobs) for row in rows] if params.prompt_logprobs else []
+
+        def update(result: RequestOutput) -> None:
+            result.cached_tokens = num_cached
+            result.context_logits = shown
+            for output in result.outputs:
+                output.prompt_logprobs = scores
+
+        request.changes.append(update)
+
+    def _num_cached(self, key: tuple[str, str], prompt: list[int]) -> int:
+        """Return how many tokens of whole blocks were computed before; the last token always is computed."""
+        best = 0
+        for known_key, known in self._blocks:
+            if known_key == key:
+                pairs = zip(known, prompt[:-1], strict=False)
+                best = max(best, sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs)))
+        return best // _TOKENS_PER_BLOCK * _TOKENS_PER_BLOCK
+
+
+def _guide(request: Request) -> Any:
+    try:
+        return request.make_guide()
+    except ValueError as exc:
+        raise RequestError(str(exc)) from exc
+
+
+def _apply(result: RequestOutput, changes: list[Callable[[RequestOutput], None]]) -> None:
+    for change in changes:
+        change(result)
+
+
+def _finish_reason(params: Any, drawn: list[int]) -> str | None:
+    if (drawn[-1] == params.end_id and not params.ignore_eos) or drawn[-1] in (params.stop_token_ids or []):
+        return "stop"
+    return "length" if len(drawn) >= params.max_tokens else None
+
+
+def _append(result: RequestOutput, index: int, token_id: int, entry: Any) -> None:
+    output = result.outputs[index]
+    output.num_before = len(output.token_ids)
+    output.token_ids.append(token_id)
+    if entry is not None:
+        output.logprobs.append(entry)
+        output.cumulative_logprob = (output.cumulative_logprob or 0.0) + entry[token_id].logprob
+
+
+def _finish(result: RequestOutput, reasons: list[str], *, cuts_end_id: bool = False) -> None:
+    params = result.sampling_params
+    for output, reason in zip(result.outputs, reasons, strict=True):
+        output.finish_reason = reason
+        last = output.token_ids[-1] if output.token_ids else None
+        if reason == "stop" and last in (params.stop_token_ids or []):
+            output.stop_reason = last
+            if not params.include_stop_str_in_output:
+                del output.token_ids[-1]
+        elif reason == "stop" and cuts_end_id:
+            del output.token_ids[-1]
+    result.finish()

@@ -1,0 +1,220 @@
+"""LLM of both backends: what it takes, and what it refuses when it is asked."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Self
+
+from tensorrt_llm._contract import Recorded
+from tensorrt_llm._executor import Executor, Request
+from tensorrt_llm._guide import Guide, load_tokenizer
+from tensorrt_llm._model import Model
+from tensorrt_llm._results import RequestError, RequestOutput
+from tensorrt_llm.sampling_params import SamplingParams
+
+# What would be taken and not done: the double refuses it, unless it is the default.
+_NOT_DONE = (
+    "additional_model_outputs",
+    "bad_token_ids",
+    "beam_search_diversity_rate",
+    "early_stopping",
+    "length_penalty",
+    "lookahead_config",
+    "no_repeat_ngram_size",
+    "return_encoder_output",
+    "return_generation_logits",
+    "return_perf_metrics",
+    "top_p_decay",
+    "top_p_min",
+    "top_p_reset_ids",
+    "truncate_prompt_tokens",
+    "use_beam_search",
+)
+
+
+class _LLM:
+    """What both backends share."""
+
+    name: str  # of the class, in the contract
+    args: str  # of its argument model
+    is_engine: bool
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        recorded, recorded_args = Recorded(f"{self.name}.__init__"), Recorded(f"{self.args}.__init__")
+        bound = recorded.bind(*args, **kwargs)
+        for name, value in bound.pop("kwargs", {}).items():
+            if name not in recorded.allowed_keys or name not in recorded_args.types:
+                raise ValueError(f"{self.name} got an unexpected keyword argument {name!r}")
+            recorded_args.check(name, value)
+            bound[name] = value
+        defaults = {name: param.default for name, param in recorded_args.signature.parameters.items()}
+        self._args: dict[str, Any] = defaults | bound
+        self._folder = Path(self._args["model"])
+        self._config = self._read_config()
+        model = Model(self._folder, self._model_config())
+        self._vocab_size = model.vocab_size
+        self.tokenizer = self._args["tokenizer"]
+        if self._args["skip_tokenizer_init"]:
+            self.tokenizer = None
+        self._guide_tokenizer: Any = None
+        cache = self._args["kv_cache_config"]
+        self._executor = Executor(
+            model,
+            is_engine=self.is_engine,
+            max_batch_size=self._args["max_batch_size"],
+            has_block_reuse=cache is None or cache.enable_block_reuse,
+            batched_processor=self._args["batched_logits_processor"],
+        )
+
+    def _read_config(self) -> dict[str, Any]:
+        path = self._folder / "config.json"
+        if not path.is_file():
+            raise ValueError(f"{self._folder}: neither an engine nor a checkpoint")
+        config: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        return config
+
+    def _model_config(self) -> dict[str, Any]:
+        return self._config
+
+    def generate_async(self, *args: Any, **kwargs: Any) -> RequestOutput:
+        """Queue one request, as recorded."""
+        bound = Recorded(f"{self.name}.generate_async").bind(*args, **kwargs)
+        params, prompt = bound["sampling_params"], bound["inputs"]
+        if not isinstance(prompt, list) or not all(isinstance(item, int) for item in prompt):
+            raise TypeError("the double takes token ids only")
+        if not isinstance(params, SamplingParams):
+            raise TypeError("the double needs sampling_params")
+        self._check(prompt, params)
+        lora = bound["lora_request"]
+        result = RequestOutput(self._executor.next_id(), prompt, params)
+        request = Request(
+            result,
+            prompt,
+            params,
+            is_streaming=bound["streaming"],
+            adapter=Path(lora.lora_path) if lora is not None else None,
+            cache_salt=bound["cache_salt"],
+            make_guide=lambda: self._guide(params),
+        )
+        result.on_abort = lambda: self._executor.abort(request)
+        if lora is not None and not self._has_lora():
+            result.push(RequestError("LoRA is not enabled"))
+        else:
+            self._executor.submit(request)
+        return result
+
+    def _has_lora(self) -> bool:
+        return bool(self._args["enable_lora"] or self._args["lora_config"])
+
+    def _check(self, prompt: list[int], params: Any) -> None:
+        """Refuse at once what is recorded as refused at once."""
+        not_done = [name for name in _NOT_DONE if getattr(params, name)]
+        if not_done or params.best_of != params.n:
+            raise NotImplementedError(f"the double does not do {not_done or 'best_of'}")
+        if params.end_id is None and self.tokenizer is None:
+            raise ValueError("end_id is required without a tokenizer")
+        if (params.stop is not None or params.bad is not None) and (params.end_id is not None or not self.tokenizer):
+            raise RuntimeError("stop and bad texts need the tokenizer and no end_id")
+        if params.best_of > self._args["max_batch_size"]:
+            raise ValueError("best_of must be at most max_batch_size")
+        if params.apply_batched_logits_processor and self._args["batched_logits_processor"] is None:
+            raise ValueError("apply_batched_logits_processor needs LLM(batched_logits_processor=...)")
+        if params.embedding_bias is not None and params.embedding_bias.dtype != "float32":
+            raise ValueError("embedding_bias must be float32")
+        if not all(0 <= token_id < self._vocab_size for token_id in prompt):
+            raise ValueError("token ids must be of the vocabulary")
+
+    def _guide(self, params: Any) -> Guide | None:
+        if params.guided_decoding is None:
+            return None
+        if self._args["guided_decoding_backend"] is None:
+            raise ValueError("guided decoding is not enabled: guided_decoding_backend is not set")
+        if self.tokenizer is None:
+            raise ValueError("guided decoding needs the tokenizer")
+        if self._guide_tokenizer is None:
+            self._guide_tokenizer = load_tokenizer(Path(self.tokenizer), self._vocab_size)
+        return Guide(params.guided_decoding, self._guide_tokenizer, params.end_id)
+
+    def shutdown(self) -> None:
+        """End everything; may be called more than once."""
+        self._executor.shutdown()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.shutdown()
+
+    def __reduce__(self) -> str:
+        raise TypeError("LLM cannot be pickled")
+
+
+class EngineLLM(_LLM):
+    """On the engine backend."""
+
+    name = "tensorrt_llm._tensorrt_engine.LLM"
+    args = "tensorrt_llm.llmapi.TrtLlmArgs"
+    is_engine = True
+
+    def _read_config(self) -> dict[str, Any]:
+        config = super()._read_config()
+        if not config.keys() >= {"pretrained_config", "build_config"}:
+            raise ValueError(f"{self._folder}: not an engine")
+        cache, backend = self._args["kv_cache_config"], self._args["guided_decoding_backend"]
+        assert cache is None or cache.dtype == "auto", "dtype of the KV cache is only for the PyTorch backend"
+        if backend not in (None, "xgrammar"):
+            raise ValueError("the TensorRT backend accepts xgrammar only")
+        built: dict[str, Any] = config["build_config"]
+        for name, mapped in (("tensor_parallel_size", "tp_size"), ("pipeline_parallel_size", "pp_size")):
+            size = config["pretrained_config"].get("mapping", {}).get(mapped, 1)
+            if self._args[name] not in (1, size):
+                raise ValueError(f"{name}={self._args[name]}: the engine has {size}")
+        for name in ("max_batch_size", "max_num_tokens"):
+            self._args[name] = min(self._args[name], built[name])
+        return config
+
+    def _model_config(self) -> dict[str, Any]:
+        config: dict[str, Any] = self._config["pretrained_config"]
+        return config
+
+    def _has_lora(self) -> bool:
+        plugin = self._config["build_config"].get("plugin_config", {}).get("lora_plugin")
+        return super()._has_lora() and bool(plugin)
+
+    def _check(self, prompt: list[int], params: Any) -> None:
+        super()._check(prompt, params)
+        built = self._config["build_config"]
+        is_too_long = len(prompt) + params.max_tokens > built["max_seq_len"]
+        if is_too_long and not self._args["enable_chunked_prefill"]:
+            raise ValueError(f"prompt and max_tokens exceed max_seq_len ({built['max_seq_len']})")
+        if (params.prompt_logprobs or params.return_context_logits) and not built.get("gather_context_logits"):
+            raise ValueError("prompt_logprobs need an engine built with gather_context_logits")
+        if params.logprobs and not self._args["gather_generation_logits"]:
+            raise ValueError("logprobs need gather_generation_logits=True")
+        if isinstance(params.logits_processor, list):
+            raise ValueError("one logits processor only")
+        if params.guided_decoding is not None and params.guided_decoding.structural_tag:
+            raise ValueError("structural_tag is only for the PyTorch backend")
+
+
+class TorchLLM(_LLM):
+    """On the PyTorch backend."""
+
+    name = "tensorrt_llm.LLM"
+    args = "tensorrt_llm.llmapi.TorchLlmArgs"
+    is_engine = False
+
+    def _read_config(self) -> dict[str, Any]:
+        config = super()._read_config()
+        if "pretrained_config" in config:
+            raise ValueError(f"{self._folder}: an engine, which this backend does not run")
+        return config
+
+    def _check(self, prompt: list[int], params: Any) -> None:
+        super()._check(prompt, params)
+        if len(prompt) > self._args["max_num_tokens"] and not self._args["enable_chunked_prefill"]:
+            raise ValueError("the prompt exceeds max_num_tokens")
+        longest = self._args["max_seq_len"]
+        if longest is not None and len(prompt) + params.max_tokens > longest + 1:
+            raise ValueError(f"prompt and max_tokens exceed max_seq_len ({longest})")

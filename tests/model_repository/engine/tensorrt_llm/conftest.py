@@ -1,0 +1,143 @@
+"""Imports the runtime against the double of TensorRT-LLM, which no other test may see, and runs it on a tiny model."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from model_repository.byte_table import FILE_NAME, save_byte_table
+from model_repository.engine.runtime import EngineConfig, StepOutput
+from model_repository.generation import SamplingParams
+from model_repository.stage_messages import EngineRequest
+from tests.tensorrt_llm_artifact import DOUBLES
+
+sys.path.insert(0, str(DOUBLES))
+try:
+    RUNTIME: Any = importlib.import_module("model_repository.engine.tensorrt_llm.runtime")
+    importlib.import_module("tensorrt_llm._tensorrt_engine")
+finally:
+    sys.path.remove(str(DOUBLES))
+    del sys.modules["torch"], sys.modules["torch.cuda"]  # whoever asks for torch must not find this one
+
+UNUSED, EOS, OTHER_EOS = 0, 1, 2
+VOCAB_SIZE = 96
+BYTE_TABLE = [b"", b"", b"", *(bytes([byte]) for byte in range(35, 128))]
+PATIENCE_S = 30.0  # a test that needs it has failed
+
+
+@dataclass(slots=True)
+class Tiny:
+    """The runtime on a model without weights, whose next token hangs on the last two."""
+
+    runtime: Any
+    num_submitted: int = 0
+
+    def submit(self, **fields: Any) -> int:
+        """Submit a request, and return its number."""
+        self.num_submitted += 1
+        self.runtime.submit(self.num_submitted, request(**fields))
+        return self.num_submitted
+
+    def run(self, **fields: Any) -> list[StepOutput]:
+        """Run one request."""
+        self.num_submitted += 1
+        asked = request(**fields)
+        self.runtime.submit(self.num_submitted, asked)
+        outputs: list[StepOutput] = []
+        deadline_s = time.monotonic() + PATIENCE_S
+        while not has_ended(outputs, asked):
+            assert time.monotonic() < deadline_s, outputs
+            outputs += self.runtime.step() or ()
+        self.runtime.free(self.num_submitted)
+        return outputs
+
+    def tokens(self, **fields: Any) -> list[int | None]:
+        """Run one request and return its tokens."""
+        return [output.token_id for output in self.run(**fields)]
+
+    def wait_until_idle(self) -> None:
+        """Wait until TensorRT-LLM works on nothing."""
+        wait_until(lambda: self.runtime.stats().num_active == 0)
+
+
+def request(**fields: Any) -> EngineRequest:
+    """Return a greedy request, unless the fields say otherwise; `sampling` is a dict."""
+    greedy: dict[str, Any] = {"temperature": 0.0}
+    sampling = SamplingParams(**greedy | fields.pop("sampling", {}))
+    base: dict[str, Any] = {"prompt_token_ids": (10, 11, 12), "max_tokens": 8, "ignore_eos": True, "is_stream": True}
+    return EngineRequest(**base | {"sampling": sampling} | fields)
+
+
+def has_ended(outputs: list[StepOutput], asked: EngineRequest) -> bool:
+    """Whether the engine stage would end the sequence."""
+    if not outputs:
+        return False
+    last = outputs[-1]
+    ends = set(asked.stop_token_ids) | (set() if asked.ignore_eos else {EOS, OTHER_EOS, *asked.end_token_ids})
+    return last.error is not None or last.token_id is None or last.token_id in ends or len(outputs) >= asked.max_tokens
+
+
+def wait_until(is_true: Callable[[], bool]) -> None:
+    """Wait for another thread."""
+    deadline_s = time.monotonic() + PATIENCE_S
+    while not is_true():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.001)
+
+
+def write_model(folder: Path, **built: Any) -> Path:
+    """Write an artifact for both backends."""
+    folder.mkdir(exist_ok=True)
+    save_byte_table(folder / FILE_NAME, BYTE_TABLE)
+    model = {"vocab_size": VOCAB_SIZE}
+    limits = {"max_batch_size": 4, "max_num_tokens": 256, "max_seq_len": 256, "gather_context_logits": True}
+    limits |= {"plugin_config": {"lora_plugin": "auto"}} | built
+    for name, config in (("checkpoint", model), ("engine", {"pretrained_config": model, "build_config": limits})):
+        (folder / name).mkdir(exist_ok=True)
+        (folder / name / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    return folder
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> EngineConfig:
+    """How the tiny model is served, with an adapter."""
+    (tmp_path / "adapters" / "polite").mkdir(parents=True)
+    return EngineConfig(
+        runtime="tensorrt_llm",
+        artifact_dir=write_model(tmp_path),
+        context_window=256,
+        eos_token_ids=frozenset([EOS, OTHER_EOS]),
+        max_sequences=2,
+        adapters={"polite": tmp_path / "adapters" / "polite"},
+        options={"prompt_logprobs": "true"},
+    )
+
+
+@pytest.fixture
+def start(config: EngineConfig) -> Iterator[Callable[..., Tiny]]:
+    """Start the runtime with options; it is closed at the end."""
+    started: list[Tiny] = []
+
+    def start(**options: str) -> Tiny:
+        given = dataclasses.replace(config, options={**config.options, **options})
+        started.append(Tiny(RUNTIME.TensorRtLlmRuntime(given, BYTE_TABLE, environment={})))
+        return started[-1]
+
+    yield start
+    for tiny in started:
+        tiny.runtime.close()
+
+
+@pytest.fixture(params=["engine", "pytorch"])
+def tiny(start: Callable[..., Tiny], request: pytest.FixtureRequest) -> Tiny:
+    """The runtime on each backend."""
+    return start(backend=request.param)

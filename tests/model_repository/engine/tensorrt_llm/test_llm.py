@@ -1,0 +1,161 @@
+"""What TensorRT-LLM is started with, on both backends and in each role."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from model_repository.engine.runtime import EngineConfig
+from model_repository.engine.tensorrt_llm.llm import llm_keywords, lora_requests
+from model_repository.engine.tensorrt_llm.options import TensorRtLlmOptions
+from model_repository.errors import EngineFailed
+from model_repository.machine import Machine
+from tests.model_repository.engine.tensorrt_llm.conftest import BYTE_TABLE, RUNTIME, write_model
+from tests.tensorrt_llm_artifact import DOUBLES
+
+
+def keywords(config: EngineConfig, **options: str) -> dict[str, Any]:
+    return llm_keywords(config, TensorRtLlmOptions.of(options))
+
+
+def test_an_engine_brings_its_own_limits_of_lengths(config: EngineConfig) -> None:
+    asked = keywords(dataclasses.replace(config, adapters={}), max_batch_size="32", max_num_tokens="4096")
+    cache, scheduler = asked.pop("kv_cache_config"), asked.pop("scheduler_config")
+    assert asked == {
+        "model": str(config.artifact_dir / "engine"),
+        "skip_tokenizer_init": True,
+        "trust_remote_code": False,
+        "tensor_parallel_size": 1,
+        "pipeline_parallel_size": 1,
+        "enable_chunked_prefill": True,
+        "max_batch_size": 32,
+        "max_num_tokens": 4096,
+        "gather_generation_logits": True,
+    }
+    assert (cache.enable_block_reuse, cache.free_gpu_memory_fraction, cache.dtype) == (True, 0.9, "auto")
+    assert scheduler.capacity_scheduler_policy.name == "GUARANTEED_NO_EVICT"
+
+
+def test_the_pytorch_backend_is_told_parallelism_and_limits(config: EngineConfig) -> None:
+    asked = keywords(
+        dataclasses.replace(config, adapters={}),
+        backend="pytorch",
+        tp_size="4",
+        pp_size="2",
+        kv_cache_fraction="0.5",
+        kv_cache_dtype="fp8",
+        block_reuse="false",
+        chunked_prefill="false",
+        scheduler_policy="max_utilization",
+        trust_remote_code="true",
+    )
+    cache, scheduler = asked.pop("kv_cache_config"), asked.pop("scheduler_config")
+    assert asked == {
+        "model": str(config.artifact_dir / "checkpoint"),
+        "skip_tokenizer_init": True,
+        "trust_remote_code": True,
+        "enable_chunked_prefill": False,
+        "max_batch_size": config.max_sequences,
+        "tensor_parallel_size": 4,
+        "pipeline_parallel_size": 2,
+        "max_seq_len": config.context_window,
+        "max_input_len": config.context_window,
+    }
+    assert (cache.enable_block_reuse, cache.free_gpu_memory_fraction, cache.dtype) == (False, 0.5, "fp8")
+    assert scheduler.capacity_scheduler_policy.name == "MAX_UTILIZATION"
+
+
+def test_adapters_are_announced(config: EngineConfig) -> None:
+    assert keywords(config)["enable_lora"] is True
+    lora = keywords(config, backend="pytorch", lora_max_rank="16", lora_modules="attn_q,mlp_gate")["lora_config"]
+    assert (lora.lora_dir, lora.max_lora_rank) == ([str(config.adapters["polite"])], 16)
+    assert (lora.lora_target_modules, lora.max_loras) == (["attn_q", "mlp_gate"], 1)
+
+
+def test_adapters_have_numbers_that_do_not_depend_on_their_order(tmp_path: Path) -> None:
+    asked = lora_requests({"b": tmp_path, "a": tmp_path})
+    assert {name: item.lora_int_id for name, item in asked.items()} == {"a": 1, "b": 2}
+    assert (asked["a"].lora_name, asked["a"].lora_path) == ("a", str(tmp_path))
+
+
+def test_xgrammar_needs_the_tokenizer(config: EngineConfig) -> None:
+    asked = keywords(config, guided_decoding="xgrammar")
+    assert asked["guided_decoding_backend"] == "xgrammar"
+    assert (asked["skip_tokenizer_init"], asked["tokenizer"]) == (False, str(config.artifact_dir / "tokenizer"))
+
+
+def start(config: EngineConfig, environment: dict[str, str] | None = None, machine: Machine | None = None) -> Any:
+    return RUNTIME.TensorRtLlmRuntime(config, BYTE_TABLE, environment=environment or {}, machine=machine)
+
+
+def test_a_bad_option_stops_the_start(config: EngineConfig) -> None:
+    with pytest.raises(EngineFailed, match="option tp_size=none: must be a whole number above 0"):
+        start(dataclasses.replace(config, options={"tp_size": "none"}))
+
+
+def test_what_was_built_for_another_machine_is_refused_with_one_line(config: EngineConfig) -> None:
+    config = dataclasses.replace(config, requires={"tensorrt_llm": "1.1.0"})
+    with pytest.raises(EngineFailed, match=r"built with TensorRT-LLM 1\.1\.0, this machine has TensorRT-LLM 1\.2\.1"):
+        start(config, machine=Machine(tensorrt_llm_version="1.2.1"))
+
+
+def test_what_was_built_for_this_machine_starts(config: EngineConfig) -> None:
+    config = dataclasses.replace(config, requires={"tensorrt_llm": "1.2.1"})
+    start(config, machine=Machine(tensorrt_llm_version="1.2.1")).close()
+
+
+def test_a_model_that_does_not_load_is_one_line(config: EngineConfig, tmp_path: Path) -> None:
+    empty = dataclasses.replace(config, artifact_dir=tmp_path / "nothing")
+    with pytest.raises(EngineFailed, match=r"TensorRT-LLM does not load it: .*neither an engine nor a checkpoint"):
+        start(empty)
+
+
+def test_an_engine_of_other_sizes_is_refused(config: EngineConfig) -> None:
+    with pytest.raises(EngineFailed, match="tensor_parallel_size=8: the engine has 1"):
+        start(dataclasses.replace(config, options={"tp_size": "8"}))
+
+
+def test_a_release_without_engines_says_what_to_do(config: EngineConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "tensorrt_llm._tensorrt_engine", None)
+    with pytest.raises(EngineFailed, match=r"ended with release 1\.2"):
+        start(config)
+
+
+@pytest.fixture
+def mpi(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The double of mpi4py."""
+    monkeypatch.syspath_prepend(str(DOUBLES))
+    yield importlib.import_module("mpi4py.futures")
+    for name in ("mpi4py", "mpi4py.futures", "mpi4py.MPI"):
+        monkeypatch.delitem(sys.modules, name)
+
+
+def test_a_rank_above_0_works_for_rank_0_and_serves_nothing(config: EngineConfig, mpi: Any) -> None:
+    mpi.entered.clear()
+    with pytest.raises(EngineFailed, match="rank 3 of 16 has worked for rank 0"):
+        start(config, {"OMPI_COMM_WORLD_SIZE": "16", "OMPI_COMM_WORLD_RANK": "3"})
+    assert len(mpi.entered) == 1
+
+
+def test_rank_0_hands_the_other_ranks_to_tensorrt_llm(config: EngineConfig, mpi: Any) -> None:
+    runtime = start(config, {"OMPI_COMM_WORLD_SIZE": "16", "OMPI_COMM_WORLD_RANK": "0"})
+    session = runtime._llm._args["_mpi_session"]
+    assert (session.n_workers, session.comm) == (16, sys.modules["mpi4py.MPI"].COMM_WORLD)
+    runtime.close()
+
+
+def test_ranks_that_trtllm_llmapi_launch_started_are_found_by_tensorrt_llm(config: EngineConfig) -> None:
+    runtime = start(config, {"TLLM_SPAWN_PROXY_PROCESS": "1"})
+    assert runtime._llm._args["_mpi_session"] is None
+    runtime.close()
+
+
+def test_a_vocabulary_without_special_tokens_is_refused(tmp_path: Path, config: EngineConfig) -> None:
+    folder = write_model(tmp_path / "other")
+    with pytest.raises(EngineFailed, match="no token without text"):
+        RUNTIME.TensorRtLlmRuntime(dataclasses.replace(config, artifact_dir=folder), [b"a", b"b", b"c"], environment={})

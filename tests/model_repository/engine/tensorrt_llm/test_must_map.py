@@ -1,0 +1,36 @@
+"""The parameters that the tensorrt_llm runtime must honour are a committed list: to refuse one is a failure."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from frontend.parameters import Treatment, parameters
+
+MUST_MAP = Path(__file__).parents[3] / "data" / "tensorrt_llm_must_map.json"
+
+
+def test_none_of_them_is_refused() -> None:
+    treatments = {(row.endpoint, row.name): row.treatments["tensorrt_llm"] for row in parameters()}
+    listed = json.loads(MUST_MAP.read_text(encoding="utf-8"))
+    refused = [
+        (endpoint, name)
+        for endpoint, names in listed.items()
+        for name in names
+        if treatments[endpoint, name] is Treatment.REFUSED
+    ]
+    assert refused == []
+
+
+def test_everything_that_any_runtime_honours_is_listed_but_images() -> None:
+    listed = json.loads(MUST_MAP.read_text(encoding="utf-8"))
+    served = {
+        endpoint: sorted(
+            row.name
+            for row in parameters()
+            if row.endpoint == endpoint and (set(row.treatments.values()) != {Treatment.REFUSED} or row.needed)
+            if row.name != "images"
+        )
+        for endpoint in {row.endpoint for row in parameters()}
+    }
+    assert listed == served

@@ -1,0 +1,94 @@
+"""The runtime's options: texts in, checked values out."""
+
+from __future__ import annotations
+
+import pytest
+
+from model_repository.engine.runtime import RUNTIMES
+from model_repository.engine.tensorrt_llm.options import (
+    _READERS,
+    Backend,
+    GuidedDecoding,
+    KVCacheDtype,
+    SchedulerPolicy,
+    TensorRtLlmOptions,
+)
+
+ALL = {
+    "backend": "pytorch",
+    "tp_size": "8",
+    "pp_size": "2",
+    "max_batch_size": "32",
+    "max_num_tokens": "4096",
+    "kv_cache_fraction": "0.8",
+    "kv_cache_dtype": "fp8",
+    "scheduler_policy": "max_utilization",
+    "chunked_prefill": "false",
+    "block_reuse": "false",
+    "logprobs": "false",
+    "prompt_logprobs": "false",
+    "guided_decoding": "xgrammar",
+    "lora_max_rank": "16",
+    "lora_modules": "attn_q,mlp_gate",
+    "trust_remote_code": "true",
+}
+
+
+def test_every_option_is_read() -> None:
+    assert TensorRtLlmOptions.of(ALL) == TensorRtLlmOptions(
+        backend=Backend.PYTORCH,
+        tp_size=8,
+        pp_size=2,
+        max_batch_size=32,
+        max_num_tokens=4096,
+        kv_cache_fraction=0.8,
+        kv_cache_dtype=KVCacheDtype.FP8,
+        scheduler_policy=SchedulerPolicy.MAX_UTILIZATION,
+        chunked_prefill=False,
+        block_reuse=False,
+        logprobs=False,
+        prompt_logprobs=False,
+        guided_decoding=GuidedDecoding.XGRAMMAR,
+        lora_max_rank=16,
+        lora_modules=("attn_q", "mlp_gate"),
+        trust_remote_code=True,
+    )
+
+
+def test_the_build_takes_the_options_that_the_runtime_reads() -> None:
+    assert RUNTIMES["tensorrt_llm"].options == ALL.keys() == _READERS.keys()
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "rule"),
+    [
+        ("backend", "onnx", "engine or pytorch"),
+        ("tp_size", "0", "a whole number above 0"),
+        ("pp_size", "two", "a whole number above 0"),
+        ("kv_cache_fraction", "1.5", "a number above 0 and up to 1"),
+        ("kv_cache_fraction", "nan", "a number above 0 and up to 1"),
+        ("scheduler_policy", "static_batch", "guaranteed_no_evict or max_utilization"),
+        ("chunked_prefill", "yes", "true or false"),
+        ("guided_decoding", "outlines", "llguidance or xgrammar"),
+        ("lora_modules", "attn_q, mlp", "TensorRT-LLM's names of modules"),
+    ],
+)
+def test_a_bad_value_is_refused_with_name_value_and_rule(name: str, value: str, rule: str) -> None:
+    with pytest.raises(ValueError, match=f"option {name}={value}: must be {rule}"):
+        TensorRtLlmOptions.of({name: value})
+
+
+def test_an_unknown_option_is_refused() -> None:
+    with pytest.raises(ValueError, match="option beams: expected one of backend, "):
+        TensorRtLlmOptions.of({"beams": "4"})
+
+
+def test_the_kv_cache_type_of_an_engine_cannot_be_chosen() -> None:
+    with pytest.raises(ValueError, match="option kv_cache_dtype=fp8: only with backend=pytorch"):
+        TensorRtLlmOptions.of({"kv_cache_dtype": "fp8"})
+
+
+def test_only_an_engine_must_be_built_for_log_probabilities_of_the_prompt() -> None:
+    assert not TensorRtLlmOptions.of({}).has_prompt_logprobs
+    assert TensorRtLlmOptions.of({"backend": "pytorch"}).has_prompt_logprobs
+    assert TensorRtLlmOptions.of({"prompt_logprobs": "true"}).has_prompt_logprobs

@@ -1,0 +1,181 @@
+"""What is done to logits in a worker, on the double's tensors."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from model_repository.byte_table import FILE_NAME, save_byte_table
+from model_repository.engine.tensorrt_llm import tensors
+from model_repository.engine.tensorrt_llm.processors import (
+    AllowedTokens,
+    LogitsChain,
+    MirostatDraw,
+    Shaping,
+    VocabularyFile,
+)
+from model_repository.generation import Guide, GuideKind, Mirostat, SamplingParams
+from tests.model_repository.engine.tensorrt_llm.conftest import BYTE_TABLE, EOS, UNUSED, VOCAB_SIZE
+
+PROMPT = [10, 11]
+NUM_PADDED = VOCAB_SIZE + 4  # as a matrix that is split over GPUs has it
+
+
+@pytest.fixture
+def vocabulary(tmp_path: Path) -> VocabularyFile:
+    save_byte_table(tmp_path / FILE_NAME, BYTE_TABLE)
+    return VocabularyFile(tmp_path / FILE_NAME, VOCAB_SIZE, frozenset([EOS]))
+
+
+def token(character: str) -> int:
+    return BYTE_TABLE.index(character.encode())
+
+
+def apply(chain: LogitsChain, drawn: Sequence[int], logits: Any = None, stream_ptr: int | None = None) -> Any:
+    """Return the logits [num_logits] after one call; zeros before it, unless given."""
+    row = np.zeros(NUM_PADDED, dtype=np.float32) if logits is None else np.array(logits, dtype=np.float32)
+    chain(1, tensors.to_tensor(row).reshape(1, 1, -1), [[*PROMPT, *drawn]], stream_ptr, None)
+    return row
+
+
+def possible(row: Any) -> list[int]:
+    return [int(index) for index in np.flatnonzero(np.isfinite(row))]
+
+
+def chain_of(*edits: Any) -> LogitsChain:
+    return LogitsChain(edits, VOCAB_SIZE, UNUSED)
+
+
+def shaping(bias: dict[int, float] | None = None, **fields: Any) -> LogitsChain:
+    return chain_of(Shaping(SamplingParams(**fields), bias or {}, PROMPT))
+
+
+def test_a_chain_is_called_as_the_backends_call_it() -> None:
+    import inspect
+
+    assert list(inspect.signature(chain_of()).parameters) == [
+        "req_id",
+        "logits",
+        "token_ids",
+        "stream_ptr",
+        "client_id",
+    ]
+
+
+def test_logits_that_only_pad_the_matrix_and_the_dead_end_are_impossible() -> None:
+    assert possible(apply(chain_of(), [])) == list(range(1, VOCAB_SIZE))
+
+
+def test_edits_run_on_the_stream_that_is_given() -> None:
+    entered: list[int] = vars(tensors)["torch"].cuda.entered
+    before = len(entered)
+    apply(chain_of(), [], stream_ptr=42)
+    apply(chain_of(), [], stream_ptr=None)
+    assert entered[before:] == [42]
+
+
+def test_a_guide_is_followed_token_by_token_and_then_only_the_end_may_come(vocabulary: VocabularyFile) -> None:
+    chain = chain_of(AllowedTokens(vocabulary, Guide(GuideKind.REGEX, "a[bc]")))
+    a, b, c = map(token, "abc")
+    assert possible(apply(chain, [])) == [a]
+    assert possible(apply(chain, [a])) == [b, c]
+    assert possible(apply(chain, [a, c])) == [EOS]
+
+
+def test_every_copy_of_a_chain_does_the_same(vocabulary: VocabularyFile) -> None:
+    guide = AllowedTokens(vocabulary, Guide(GuideKind.REGEX, "[a-d]{12}"))
+    mirostat = Shaping(SamplingParams(mirostat=Mirostat(), seed=7), {}, PROMPT)
+    one, other = (pickle.loads(pickle.dumps(chain_of(guide, mirostat))) for _ in range(2))
+    drawn: list[int] = []
+    for _ in range(12):
+        [chosen] = possible(apply(one, drawn))
+        assert possible(apply(other, drawn)) == [chosen]
+        drawn.append(chosen)
+    assert len(set(drawn)) > 1
+    assert set(drawn) <= {token(character) for character in "abcd"}
+
+
+def test_where_the_guide_leaves_nothing_the_dead_end_is_drawn(vocabulary: VocabularyFile) -> None:
+    guide = Guide(GuideKind.REGEX, "ab")
+    banned = chain_of(AllowedTokens(vocabulary, guide, banned=frozenset([token("a")])))
+    assert possible(apply(banned, [])) == [UNUSED]
+    strayed = chain_of(AllowedTokens(vocabulary, guide))
+    apply(strayed, [])
+    assert possible(apply(strayed, [token("z")])) == [UNUSED]
+    held = chain_of(AllowedTokens(vocabulary, guide, ends=frozenset([EOS]), min_tokens=3))
+    apply(held, [])
+    apply(held, [token("a")])
+    assert possible(apply(held, [token("a"), token("b")])) == [UNUSED]
+
+
+def test_ends_are_impossible_before_min_tokens(vocabulary: VocabularyFile) -> None:
+    chain = chain_of(AllowedTokens(vocabulary, ends=frozenset([EOS, 20]), min_tokens=2))
+    assert not {EOS, 20} & set(possible(apply(chain, [])))
+    assert not {EOS, 20} & set(possible(apply(chain, [30])))
+    assert {EOS, 20} <= set(possible(apply(chain, [30, 31])))
+
+
+def test_a_token_that_the_gpu_has_not_told_yet_is_a_dead_end() -> None:
+    chain = chain_of()
+    apply(chain, [])
+    assert possible(apply(chain, [])) == [UNUSED]
+
+
+def test_biases_are_added() -> None:
+    row = apply(shaping({7: 2.5, 9: -3.0}, presence_penalty=1.0), [])
+    assert (row[7], row[9], row[8]) == (2.5, -3.0, 0.0)
+
+
+def test_the_repetition_penalty_is_of_prompt_and_completion() -> None:
+    logits = np.ones(VOCAB_SIZE)
+    logits[11] = -1.0
+    chain = shaping(repetition_penalty=2.0)
+    apply(chain, [])
+    row = apply(chain, [20], logits)
+    assert [row[index] for index in (10, 11, 20, 21)] == [0.5, -2.0, 0.5, 1.0]
+
+
+def test_presence_and_frequency_penalties_are_of_the_completion_only() -> None:
+    chain = shaping(presence_penalty=0.5, frequency_penalty=0.25)
+    apply(chain, [])
+    row = apply(chain, [20, 20, 21])
+    assert [row[index] for index in (10, 20, 21, 22)] == [0.0, -1.0, -0.75, 0.0]
+    assert apply(chain, [20, 20, 21, 20])[20] == -1.25
+
+
+def test_min_p_looks_at_the_distribution_that_temperature_makes() -> None:
+    logits = np.log(np.array([1e-9, 0.5, 0.3, 0.06, 0.04, *[1e-9] * (VOCAB_SIZE - 5)]))
+    assert possible(apply(shaping(min_p=0.1), [], logits)) == [1, 2, 3]
+    # At temperature 2 a share is the square root of what it was.
+    assert possible(apply(shaping(min_p=0.1, temperature=2.0), [], logits)) == [1, 2, 3, 4]
+
+
+def test_mirostat_leaves_one_token_and_keeps_surprise_near_its_target() -> None:
+    random = np.random.default_rng(1)
+    logits = random.normal(scale=1.5, size=2000).astype(np.float32)
+    shares = np.exp(logits) / np.exp(logits).sum()
+    means = []
+    for target in (2.0, 5.0):
+        mirostat = MirostatDraw(Mirostat(target=target), seed=3)
+        drawn = [mirostat.draw(logits) for _ in range(400)]
+        means.append(float(np.mean([-np.log2(shares[token_id]) for token_id in drawn[50:] if token_id is not None])))
+    assert 2.0 <= means[0] < means[1]
+    assert means[1] < -float((shares * np.log2(shares)).sum())
+
+
+def test_mirostat_has_nothing_to_draw_where_nothing_is_left() -> None:
+    assert MirostatDraw(Mirostat(), seed=1).draw(np.full(5, -np.inf, dtype=np.float32)) is None
+
+
+def test_mirostat_never_draws_what_is_banned(vocabulary: VocabularyFile) -> None:
+    allowed = AllowedTokens(vocabulary, Guide(GuideKind.REGEX, "[ab]"))
+    chain = chain_of(allowed, Shaping(SamplingParams(mirostat=Mirostat(), seed=1), {}, PROMPT))
+    logits = np.full(VOCAB_SIZE, 50.0)
+    logits[[token("a"), token("b")]] = 0.0
+    [chosen] = possible(apply(chain, [], logits))
+    assert chosen in (token("a"), token("b"))

@@ -1,0 +1,160 @@
+"""From results that change in place to the outputs of steps."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from model_repository.engine.tensorrt_llm import tensors
+from model_repository.engine.tensorrt_llm.result_reader import ResultReader
+from model_repository.engine.tensorrt_llm.sampling import SamplingPlan
+from model_repository.errors import EngineFailed, InvalidRequest
+from model_repository.generation import Guide, GuideKind
+from model_repository.stage_messages import DrawnLogprob
+from tests.model_repository.engine.tensorrt_llm.conftest import EOS, OTHER_EOS, UNUSED, request
+
+STOP = 20
+PLAN = SamplingPlan({}, None, None, frozenset([EOS, OTHER_EOS, STOP]), UNUSED)
+
+
+class Result:
+    """A result as TensorRT-LLM fills it."""
+
+    def __init__(self) -> None:
+        self.outputs = [
+            SimpleNamespace(token_ids=[], token_ids_diff="stale", logprobs=[], finish_reason=None, stop_reason=None)
+        ]
+        self.finished = False
+        self.cached_tokens = 0
+        self.context_logits: Any = None
+
+    def add(self, *token_ids: int, finish_reason: str | None = None, stop_reason: Any = None) -> Result:
+        """Go on by some tokens, and to the end."""
+        self.outputs[0].token_ids += token_ids
+        self.outputs[0].finish_reason, self.outputs[0].stop_reason = finish_reason, stop_reason
+        self.finished = finish_reason is not None
+        return self
+
+
+def reader(**fields: Any) -> ResultReader:
+    return ResultReader(5, request(**{"ignore_eos": False} | fields), PLAN, end_id=EOS, vocab_size=4)
+
+
+def tokens(outputs: Any) -> list[int | None]:
+    assert all(output.sequence == 5 and output.error is None for output in outputs)
+    return [output.token_id for output in outputs]
+
+
+def test_each_token_is_read_once_however_many_came_together() -> None:
+    read, result = reader().read, Result()
+    assert tokens(read(result.add(30))) == [30]
+    assert tokens(read(result)) == []
+    assert tokens(read(result.add(31, 32))) == [31, 32]
+
+
+def test_an_end_token_in_the_result_is_not_doubled() -> None:
+    for end in (EOS, OTHER_EOS, STOP):
+        assert tokens(reader().read(Result().add(30, end, finish_reason="stop", stop_reason=end))) == [30, end]
+
+
+def test_an_end_token_that_the_result_leaves_out_is_told() -> None:
+    assert tokens(reader().read(Result().add(30, finish_reason="stop"))) == [30, EOS]
+    assert tokens(reader().read(Result().add(30, finish_reason="stop", stop_reason=STOP))) == [30, STOP]
+
+
+def test_a_completion_that_consists_of_its_end_only_has_one_token() -> None:
+    assert tokens(reader().read(Result().add(finish_reason="stop"))) == [EOS]
+
+
+def test_max_tokens_is_the_engine_stages_to_see() -> None:
+    assert tokens(reader(max_tokens=2).read(Result().add(30, 31, finish_reason="length"))) == [30, 31]
+
+
+def test_a_limit_of_the_engines_own_ends_the_sequence() -> None:
+    assert tokens(reader(max_tokens=9).read(Result().add(30, finish_reason="length"))) == [30, None]
+
+
+def test_the_token_that_had_to_be_drawn_for_none_is_dropped() -> None:
+    read, result = reader(max_tokens=0).read, Result()
+    assert tokens(read(result.add(30))) == []
+    assert tokens(read(result.add(finish_reason="length"))) == [None]
+    assert tokens(reader(max_tokens=0).read(Result().add(EOS, finish_reason="stop"))) == [None]
+
+
+def test_what_was_cached_is_told() -> None:
+    result = Result().add(30)
+    result.cached_tokens = 2
+    assert [output.num_cached_tokens for output in reader().read(result)] == [2]
+
+
+def test_an_ending_that_nobody_asked_for_is_an_error() -> None:
+    for reason in ("cancelled", "timeout"):
+        [output] = reader().read(Result().add(finish_reason=reason))
+        assert isinstance(output.error, EngineFailed) and reason in output.error.text
+
+
+def test_a_dead_end_is_an_error_and_nothing_follows_it() -> None:
+    guide = Guide(GuideKind.REGEX, "x")
+    token, dead = reader(guide=guide).read(Result().add(30, UNUSED, 31, finish_reason="length"))
+    assert token.token_id == 30
+    assert isinstance(dead.error, InvalidRequest) and "nothing can follow" in dead.error.text
+    [late] = reader().read(Result().add(UNUSED))
+    assert isinstance(late.error, EngineFailed)
+
+
+def test_log_probabilities_are_of_the_token_and_the_likeliest() -> None:
+    result = Result().add(30)
+    entry = {7: -0.5, 9: -1.5, 8: -1.5, 30: -4.0}
+    result.outputs[0].logprobs = [{key: SimpleNamespace(logprob=value) for key, value in entry.items()}]
+    [output] = reader(num_logprobs=2).read(result)
+    assert output.logprob == DrawnLogprob(-4.0, ((7, -0.5), (8, -1.5)))
+    [plain] = reader(num_logprobs=0).read(result)
+    assert plain.logprob == DrawnLogprob(-4.0)
+    [without] = reader().read(result)
+    assert without.logprob is None
+
+
+def test_an_end_token_that_is_left_out_has_the_log_probability_that_is_there() -> None:
+    result = Result().add(finish_reason="stop")
+    result.outputs[0].logprobs = [{EOS: SimpleNamespace(logprob=-0.25)}]
+    assert [output.logprob for output in reader(num_logprobs=0).read(result)] == [DrawnLogprob(-0.25)]
+    result.outputs[0].logprobs = []
+    assert [output.logprob for output in reader(num_logprobs=0).read(result)] == [DrawnLogprob(None)]
+
+
+def test_tokens_wait_for_the_prompts_log_probabilities() -> None:
+    scored = reader(prompt_token_ids=(1, 2, 3), num_logprobs=1, echo=(b"a", b"b", b"c"))
+    result = Result().add(30)
+    result.outputs[0].logprobs = [{30: SimpleNamespace(logprob=-1.0)}]
+    assert not scored.can_score(result)
+    assert scored.read(result) == []
+    logits = np.log(np.array([[0.1, 0.2, 0.3, 0.4, 9.0], [0.7, 0.1, 0.1, 0.1, 9.0], [0.25] * 5], dtype=np.float32))
+    result.context_logits = tensors.to_tensor(logits)
+    assert scored.can_score(result)
+    scored.score(result)
+    assert not scored.can_score(result)
+    [output] = scored.read(result)
+    assert output.token_id == 30
+    first, second, third = output.prompt_logprobs
+    assert first == DrawnLogprob(None)
+    assert (second.logprob, second.top[0][1]) == pytest.approx((math.log(0.3), math.log(0.4)), abs=1e-6)
+    assert (third.logprob, third.top[0][1]) == pytest.approx((math.log(0.1), math.log(0.7)), abs=1e-6)
+    assert (second.top[0][0], third.top[0][0]) == (3, 0)
+    assert scored.read(result.add(31))[0].prompt_logprobs == ()
+
+
+def test_logits_of_the_prompt_that_never_come_are_an_error() -> None:
+    scored = reader(num_logprobs=0, echo=(b"a", b"b", b"c"))
+    [output] = scored.read(Result().add(30, finish_reason="length"))
+    assert isinstance(output.error, EngineFailed)
+
+
+def test_a_plan_without_a_dead_end_knows_none() -> None:
+    plan = dataclasses.replace(PLAN, dead_end=None)
+    free = ResultReader(5, request(), plan, end_id=EOS, vocab_size=4)
+    assert tokens(free.read(Result().add(UNUSED))) == [UNUSED]

@@ -1,0 +1,287 @@
+"""The runtime against the double: what comes out of steps, on both backends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from tensorrt_llm._model import Model
+from tensorrt_llm._sampler import logprob_entry
+
+from model_repository.engine.runtime import EngineConfig, StepOutput
+from model_repository.engine.tensorrt_llm.result_reader import ResultReader
+from model_repository.errors import EngineFailed, InternalError, InvalidRequest, Unsupported
+from model_repository.generation import Guide, GuideKind, Mirostat
+from tests.model_repository.engine.tensorrt_llm.conftest import (
+    BYTE_TABLE,
+    EOS,
+    OTHER_EOS,
+    RUNTIME,
+    VOCAB_SIZE,
+    Tiny,
+    request,
+    wait_until,
+)
+
+HOT = {"temperature": 1.0}
+LONG = tuple(range(3, 90))  # several blocks of the KV cache
+END_AT_ONCE = {"logit_bias": {EOS: 100.0}}
+
+
+def test_tokens_come_one_by_one_up_to_max_tokens(tiny: Tiny) -> None:
+    outputs = tiny.run(max_tokens=8)
+    assert len(outputs) == 8
+    assert all(output.error is None and output.token_id is not None for output in outputs)
+    assert [output.token_id for output in outputs] == tiny.tokens(max_tokens=8)
+
+
+def test_streamed_or_not_the_tokens_are_the_same(tiny: Tiny) -> None:
+    assert tiny.tokens(is_stream=False) == tiny.tokens(is_stream=True) == tiny.tokens(is_stream=False, stop=("zz",))
+
+
+def test_the_end_token_comes_once_whether_the_result_lists_it_or_not(tiny: Tiny) -> None:
+    assert tiny.tokens(ignore_eos=False, sampling=END_AT_ONCE) == [EOS]
+    assert tiny.tokens(ignore_eos=False, sampling=END_AT_ONCE, min_tokens=3)[3:] == [EOS]
+
+
+def test_a_stop_token_ends_it_and_is_told(tiny: Tiny) -> None:
+    third = tiny.tokens()[2]
+    assert third is not None
+    assert tiny.tokens(stop_token_ids=(third,))[-1] == third
+
+
+def test_end_tokens_wait_for_min_tokens(tiny: Tiny) -> None:
+    tokens = tiny.tokens()
+    assert tokens[2] is not None
+    later = tiny.tokens(stop_token_ids=(tokens[2],), min_tokens=5)
+    assert tokens[2] not in later[:5]
+
+
+def test_without_max_tokens_nothing_is_drawn(tiny: Tiny) -> None:
+    [output] = tiny.run(max_tokens=0)
+    assert (output.token_id, output.error) == (None, None)
+
+
+def test_a_seed_repeats(tiny: Tiny) -> None:
+    drawn = [tiny.tokens(sampling=HOT | {"seed": seed}) for seed in (1, 1, 2)]
+    assert drawn[0] == drawn[1] != drawn[2]
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        {"logit_bias": {50: 100.0}},
+        {"repetition_penalty": 5.0},
+        {"presence_penalty": -2.0, "frequency_penalty": -2.0},
+        HOT | {"seed": 1, "mirostat": Mirostat(target=0.5)},
+        HOT | {"seed": 1, "min_p": 0.9},
+        HOT | {"seed": 1, "top_p": 0.05},
+        HOT | {"seed": 1, "top_k": 2},
+    ],
+)
+def test_every_way_to_shape_the_draw_changes_it(tiny: Tiny, sampling: dict[str, Any]) -> None:
+    plain = {name: value for name, value in sampling.items() if name in ("temperature", "seed")}
+    assert tiny.tokens(max_tokens=30, sampling=plain) != tiny.tokens(max_tokens=30, sampling=sampling)
+
+
+def test_what_is_banned_never_comes(tiny: Tiny) -> None:
+    banned = {token_id: -100.0 for token_id in tiny.tokens() if token_id is not None}
+    assert not banned.keys() & set(tiny.tokens(max_tokens=40, sampling={"logit_bias": banned}))
+    shaped = {"logit_bias": banned, "repetition_penalty": 1.1}
+    assert not banned.keys() & set(tiny.tokens(max_tokens=40, sampling=shaped))
+
+
+def test_a_guide_is_followed(tiny: Tiny) -> None:
+    tokens = tiny.tokens(guide=Guide(GuideKind.REGEX, "(ab){3}"), ignore_eos=False, max_tokens=20)
+    assert tokens[-1] in (EOS, OTHER_EOS)
+    assert b"".join(BYTE_TABLE[token_id] for token_id in tokens if token_id is not None) == b"ababab"
+
+
+def test_a_guide_that_nothing_can_follow_is_an_error(tiny: Tiny) -> None:
+    banned = {BYTE_TABLE.index(b"b"): -100.0}
+    outputs = tiny.run(guide=Guide(GuideKind.REGEX, "(ab){3}"), sampling={"logit_bias": banned}, max_tokens=20)
+    assert BYTE_TABLE[outputs[0].token_id or 0] == b"a"
+    assert isinstance(outputs[1].error, InvalidRequest)
+
+
+def test_log_probabilities_are_of_the_raw_distribution(tiny: Tiny) -> None:
+    outputs = tiny.run(num_logprobs=3, max_tokens=2, sampling={"repetition_penalty": 2.0})
+    rows = Model(tiny.runtime._config.artifact_dir, {"vocab_size": VOCAB_SIZE}).start(None)
+    logits = [rows.feed((10, 11, 12))[-1], rows.feed([outputs[0].token_id or 0])[-1]]
+    for output, row in zip(outputs, logits, strict=True):
+        expected = logprob_entry(row, 3, output.token_id)
+        assert output.logprob is not None and output.token_id is not None and output.logprob.logprob is not None
+        assert np.isclose(output.logprob.logprob, expected[output.token_id].logprob)
+        best = [token_id for token_id, item in expected.items() if (item.rank or 0) <= 3]
+        assert [token_id for token_id, _ in output.logprob.top] == best
+
+
+def test_the_whole_prompt_is_scored_also_where_its_beginning_was_computed_before(tiny: Tiny) -> None:
+    fields: dict[str, Any] = {"prompt_token_ids": LONG, "max_tokens": 0, "num_logprobs": 0, "echo": (b"",) * len(LONG)}
+    plain = tiny.run(prompt_token_ids=LONG, max_tokens=1)
+    [first], [second] = tiny.run(**fields), tiny.run(**fields)
+    assert plain[0].num_cached_tokens == 0
+    assert len(second.prompt_logprobs) == len(LONG)
+    assert first.prompt_logprobs == second.prompt_logprobs
+    assert all(item.logprob is not None and item.logprob < 0 for item in second.prompt_logprobs[1:])
+
+
+def test_cached_tokens_are_told(tiny: Tiny) -> None:
+    counts = [tiny.run(prompt_token_ids=LONG, max_tokens=1)[0].num_cached_tokens for _ in range(2)]
+    assert counts == [0, 64]
+
+
+def test_an_adapter_is_asked_for_by_its_name(tiny: Tiny) -> None:
+    assert tiny.tokens(lora_name="polite") != tiny.tokens()
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        ({"prompt_token_ids": ()}, "prompt_token_ids"),
+        ({"prompt_token_ids": (VOCAB_SIZE,)}, "prompt_token_ids"),
+        ({"stop_token_ids": (-1,)}, "stop_token_ids"),
+        ({"end_token_ids": (VOCAB_SIZE,)}, "end_token_ids"),
+        ({"sampling": {"logit_bias": {VOCAB_SIZE: 1.0}}}, "logit_bias_token_ids"),
+        ({"lora_name": "rude"}, "lora_name"),
+    ],
+)
+def test_what_the_model_does_not_have_is_refused(tiny: Tiny, fields: dict[str, Any], field: str) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        tiny.submit(**fields)
+    assert refused.value.field == field
+    assert not tiny.runtime.has_work
+
+
+def test_log_probabilities_need_their_switches(start: Callable[..., Tiny]) -> None:
+    off = start(logprobs="false", prompt_logprobs="false")
+    with pytest.raises(Unsupported, match="option logprobs=false"):
+        off.submit(num_logprobs=0)
+    with pytest.raises(Unsupported, match="built to gather context logits"):
+        start(prompt_logprobs="false").submit(num_logprobs=0, echo=(b"", b"", b""))
+
+
+def test_sequences_beyond_the_limit_wait_in_order(tiny: Tiny) -> None:
+    numbers = [tiny.submit(max_tokens=240) for _ in range(4)]
+    stats = tiny.runtime.stats()
+    assert (stats.num_active, stats.num_waiting, stats.num_cells) == (2, 2, 512)
+    tiny.runtime.free(numbers[2])  # while it waits
+    tiny.runtime.free(numbers[0])
+    seen: set[int] = set()
+    while numbers[3] not in seen:
+        seen |= {output.sequence for output in tiny.runtime.step() or ()}
+    assert seen <= {numbers[1], numbers[3]}
+
+
+def test_cells_are_the_tokens_of_running_sequences(tiny: Tiny) -> None:
+    tiny.submit(max_tokens=200)
+    num_tokens = sum(len(tiny.runtime.step() or ()) for _ in range(5))
+    assert tiny.runtime.stats().num_cells_used == 3 + num_tokens
+
+
+def test_a_freed_sequence_is_aborted(tiny: Tiny) -> None:
+    number = tiny.submit(max_tokens=240)
+    while not tiny.runtime.step():
+        pass
+    result = tiny.runtime._loop._results[number]
+    tiny.runtime.free(number)
+    assert not tiny.runtime.has_work
+    tiny.wait_until_idle()
+    assert result.aborted() and len(result.outputs[0].token_ids) < 240
+
+
+def test_what_would_die_of_its_abort_runs_on_unread_and_keeps_its_place(start: Callable[..., Tiny]) -> None:
+    tiny = start(backend="engine")  # whose double ends this process when it is aborted
+    number = tiny.submit(max_tokens=100, num_logprobs=0)
+    while not tiny.runtime.step():
+        pass
+    result = tiny.runtime._loop._results[number]
+    tiny.runtime.free(number)
+    assert (tiny.runtime.has_work, tiny.runtime.stats().num_active) == (False, 1)
+    outputs = tiny.run(max_tokens=5)
+    assert {output.sequence for output in outputs} == {tiny.num_submitted}
+    tiny.wait_until_idle()
+    assert not result.aborted()
+    assert len(result.outputs[0].token_ids) == 100
+
+
+def test_log_probabilities_that_are_not_streamed_can_be_aborted(start: Callable[..., Tiny]) -> None:
+    tiny = start(backend="engine")
+    number = tiny.submit(max_tokens=240, num_logprobs=0, is_stream=False)
+    wait_until(lambda: number in tiny.runtime._loop._results)
+    result = tiny.runtime._loop._results[number]
+    tiny.runtime.free(number)
+    tiny.wait_until_idle()
+    assert result.aborted()
+
+
+def test_a_step_that_waits_is_woken(tiny: Tiny) -> None:
+    tiny.submit(max_tokens=1)
+    while not tiny.runtime.step():
+        pass
+    for _ in range(3):
+        tiny.runtime.wake()
+    assert tiny.runtime.step() is None
+
+
+def test_one_request_that_tensorrt_llm_refuses_leaves_the_others_alone(start: Callable[..., Tiny]) -> None:
+    tiny = start(backend="engine", chunked_prefill="false")
+    other = tiny.submit(max_tokens=20)
+    refused = tiny.submit(prompt_token_ids=LONG * 2, max_tokens=200)
+    outputs: list[StepOutput] = []
+    while len(outputs) < 21:
+        outputs += tiny.runtime.step() or ()
+    [error] = [output.error for output in outputs if output.sequence == refused]
+    assert isinstance(error, InvalidRequest) and "max_seq_len" in error.text
+    assert sum(output.sequence == other for output in outputs) == 20
+
+
+def test_one_request_that_fails_on_its_way_leaves_the_others_alone(start: Callable[..., Tiny]) -> None:
+    tiny = start(backend="engine")
+    tiny.runtime._llm._args["enable_lora"] = False  # as if the engine had been built without
+    [output] = tiny.run(lora_name="polite", max_tokens=1)
+    assert isinstance(output.error, EngineFailed)
+    assert len(tiny.tokens()) == 8
+
+
+def test_a_result_that_cannot_be_read_fails_its_request_only(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(self: ResultReader, result: Any) -> list[StepOutput]:
+        raise KeyError("no such field")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(ResultReader, "read", fail)
+        [output] = tiny.run(max_tokens=240)
+    assert isinstance(output.error, InternalError)
+    tiny.wait_until_idle()
+    assert len(tiny.tokens()) == 8
+
+
+def test_a_dead_worker_ends_everything_with_an_error(tiny: Tiny) -> None:
+    tiny.submit(max_tokens=240)
+    tiny.submit(max_tokens=240)
+    tiny.submit(max_tokens=240)
+    while not tiny.runtime.step():
+        pass
+    os.kill(tiny.runtime._llm._executor._worker.pid, signal.SIGKILL)
+    with pytest.raises(EngineFailed, match="the model must be loaded again"):
+        while True:
+            tiny.runtime.step()
+    assert not tiny.runtime.has_work
+    with pytest.raises(EngineFailed, match="the model must be loaded again"):
+        tiny.submit()
+    with pytest.raises(EngineFailed, match="the model must be loaded again"):
+        tiny.runtime.stats()
+
+
+def test_closing_ends_its_threads(config: EngineConfig) -> None:
+    runtime = RUNTIME.TensorRtLlmRuntime(config, BYTE_TABLE, environment={})
+    runtime.submit(1, request(max_tokens=240))
+    runtime.close()
+    names = {thread.name for thread in threading.enumerate()}
+    assert not names & {"tensorrt-llm-requests", "tensorrt-llm-double"}
+    assert not runtime.has_work
