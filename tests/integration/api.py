@@ -78,7 +78,7 @@ class Subject:
     model: str
     alias: str  # a further name of it
     prompt: str | list[int] | None  # of QUESTION, as a completion's; None: the demo model's template makes it
-    prompt_text: str
+    prompt_text: str  # as it is echoed: of a prompt of token ids, special tokens have none
     answer: str  # greedily
     end_token: int
     end_text: str
@@ -169,7 +169,7 @@ def api_of(url: str, model: str, alias: str) -> Api:
         model=model,
         alias=alias,
         prompt=prompt,
-        prompt_text=plain.text_of_tokens(prompt),
+        prompt_text=plain.post(COMPLETIONS, body | {"echo": True, "max_tokens": 0}).text,
         answer=choice["text"],
         end_token=end_token,
         end_text=plain.text_of_tokens([end_token]),

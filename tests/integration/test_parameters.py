@@ -46,14 +46,13 @@ def test_an_enforced_field_shows_an_effect(api: Api, row: Parameter) -> None:
 
 def proofs(runtime: str) -> list[Any]:
     """Return each proof that a runtime enforces something, once for each endpoint."""
-    proven = {
-        (EFFECTS[row.name], row.endpoint): row.name
-        for row in parameters()
-        if row.treatments[runtime] in (Treatment.ENFORCED, Treatment.EMULATED)
-    }
+    proven: dict[tuple[Effect, str], list[str]] = {}
+    for row in parameters():
+        if row.treatments[runtime] in (Treatment.ENFORCED, Treatment.EMULATED):
+            proven.setdefault((EFFECTS[row.name], row.endpoint), []).append(row.name)
     return [
-        pytest.param(proof, endpoint, id=f"{endpoint.rpartition('/v1/')[2]}-{name}")
-        for (proof, endpoint), name in proven.items()
+        pytest.param(proof, endpoint, id=f"{endpoint.rpartition('/v1/')[2]}-{'+'.join(names)}")
+        for (proof, endpoint), names in proven.items()
     ]
 
 
@@ -339,6 +338,7 @@ def _tells_log_probabilities(api: Api, endpoint: str) -> None:
 @effect("echo")
 def _begins_with_the_prompt(api: Api, endpoint: str) -> None:
     assert api.ask(endpoint, echo=True).text == api.subject.prompt_text + api.subject.answer
+    assert api.ask(endpoint, prompt="The sea and", echo=True, max_tokens=1).text.startswith("The sea and")
     scored = api.ask(endpoint, echo=True, max_tokens=0, logprobs=0)
     assert (scored.text, scored.body["usage"]["completion_tokens"]) == (api.subject.prompt_text, 0)
 
