@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
 from build_engines import artifact
 from build_engines.artifact import Contents, Manifest
 from build_engines.digests import Digests
+from build_engines.errors import BuildError
 from build_engines.lock import lock_path, locked, remove_leftovers
 from build_engines.serving import Serving
 from model_repository.contract import model_id_to_slug
@@ -64,6 +68,11 @@ def build(spec: Spec, artifacts_dir: Path) -> Path:
     Raises:
         BuildError: one line that names the input and the rule.
     """
+    with _full_disk_is_said(artifacts_dir):
+        return _built(spec, artifacts_dir)
+
+
+def _built(spec: Spec, artifacts_dir: Path) -> Path:
     digests = Digests.beside(artifacts_dir / "artifact")
     source = digests.of_all(spec.source_files())
     key = artifact.key_of(model_id=spec.model_id, runtime=spec.runtime, source=source, **spec.key_parts())
@@ -87,3 +96,14 @@ def build(spec: Spec, artifacts_dir: Path) -> Path:
                 artifact.seal(folder, manifest, digests)
         spec.clean_up(source)
     return target
+
+
+@contextlib.contextmanager
+def _full_disk_is_said(artifacts_dir: Path) -> Iterator[None]:
+    """Say of a full disk which it is; Python's own error may name no file."""
+    try:
+        yield
+    except OSError as exc:
+        if exc.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise BuildError(f"{artifacts_dir}: the disk is full: free some, or name another --state-dir ({exc})") from exc

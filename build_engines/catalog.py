@@ -137,6 +137,8 @@ class _UniqueKeyLoader(yaml.SafeLoader):  # type: ignore[misc]  # the library ha
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[object] = set()
         for key_node, _ in node.value:
+            if not isinstance(key_node, yaml.ScalarNode):
+                raise yaml.constructor.ConstructorError(None, None, "a key that is no text", key_node.start_mark)
             key = key_node.value
             if key in seen:
                 raise yaml.constructor.ConstructorError(None, None, f"{key}: given twice", key_node.start_mark)

@@ -42,11 +42,17 @@ class Checkpoint:
 
 
 def named_eos_token_ids(config: dict[str, Any]) -> tuple[int, ...]:
-    """Return the end-of-generation token ids that a configuration names; none if it does not."""
+    """Return the end-of-generation token ids that a configuration names; none if it does not.
+
+    Raises:
+        BuildError: they are something else than token ids.
+    """
     value = config.get("eos_token_id")
-    if value is None:
-        return ()
-    return tuple(value) if isinstance(value, list) else (int(value),)
+    token_ids = [] if value is None else value if isinstance(value, list) else [value]
+    for token_id in token_ids:
+        if type(token_id) is not int or token_id < 0:
+            raise BuildError(f"eos_token_id={json.dumps(value)}: expected a token id, or a list of them")
+    return tuple(token_ids)
 
 
 def read_chat_templates(folder: Path) -> dict[str, str]:

@@ -16,7 +16,7 @@ from build_engines.llama_cpp.lora import LoraAdapter, write_lora
 from build_engines.llama_cpp.shards import INDEX_FILE, weight_files
 from build_engines.llama_cpp.storage import PRECISIONS
 from build_engines.progress import Progress
-from build_engines.serving import Serving, check_id, check_names_differ, names_of
+from build_engines.serving import Serving, check_names
 from build_engines.text_files import detected_tool_call_format, write_text_files
 from model_repository.capabilities import Capability
 from model_repository.contract import model_id_to_slug
@@ -44,9 +44,7 @@ class CpuSpec:
     serving: Serving = field(default_factory=Serving)
 
     def __post_init__(self) -> None:
-        for name in (self.model_id, *self.adapters):
-            check_id(name)
-        check_names_differ(names_of(self.model_id, self.serving.aliases, self.adapters))
+        check_names(self.model_id, self.serving.aliases, self.adapters)
         if self.adapters and Capability.LORA not in RUNTIMES[self.runtime].capabilities:
             raise BuildError(f"--adapter: the runtime {self.runtime} takes none")
         if self.tool_call_format not in (None, *TOOL_FORMATS):

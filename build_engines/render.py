@@ -54,11 +54,19 @@ class ServeOptions:
             BuildError: more than the engine was built for.
         """
         built_for = manifest.options.get("max_batch_size")
-        if self.max_sequences is None:
-            return DEFAULT_MAX_SEQUENCES if built_for is None else int(built_for)
-        if built_for is not None and self.max_sequences > int(built_for):
-            raise BuildError(f"max_sequences={self.max_sequences}: {manifest.model_id} is built for {built_for}")
-        return self.max_sequences
+        if built_for is None:
+            return DEFAULT_MAX_SEQUENCES if self.max_sequences is None else self.max_sequences
+        self.check_batch(manifest.model_id, int(built_for))
+        return int(built_for) if self.max_sequences is None else self.max_sequences
+
+    def check_batch(self, model_id: str, built_for: int) -> None:
+        """Check that an engine for so many sequences in one step can do what is asked for.
+
+        Raises:
+            BuildError: it is built for fewer.
+        """
+        if self.max_sequences is not None and self.max_sequences > built_for:
+            raise BuildError(f"max_sequences={self.max_sequences}: {model_id} is built for {built_for}")
 
 
 def render(manifest: Manifest, artifact_dir: Path, options: ServeOptions, version: str) -> dict[str, str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from build_engines.errors import BuildError
@@ -44,6 +44,17 @@ def check_id(name: str) -> None:
         model_id_to_slug(name)
     except ValueError as exc:
         raise BuildError(str(exc)) from exc
+
+
+def check_names(model_id: str, aliases: Iterable[str], adapters: Collection[str]) -> None:
+    """Check every name by which clients can ask for something of one model.
+
+    Raises:
+        BuildError: a name breaks its rule, or is there twice.
+    """
+    for name in (model_id, *adapters):
+        check_id(name)
+    check_names_differ(names_of(model_id, aliases, adapters))
 
 
 def names_of(model_id: str, aliases: Iterable[str], adapters: Iterable[str]) -> Iterator[tuple[str, str]]:

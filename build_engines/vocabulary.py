@@ -22,9 +22,11 @@ def token_bytes(description: dict[str, Any], vocab_size: int, visible: Collectio
     Raises:
         UnsupportedCheckpoint: neither byte-level BPE nor SentencePiece with byte fallback.
     """
-    vocab: dict[str, int] = description["model"]["vocab"]
-    if not isinstance(vocab, dict):
-        raise UnsupportedCheckpoint(f"tokenizer.json: model {description['model'].get('type')}: expected BPE")
+    model = description.get("model")
+    vocab = model.get("vocab") if isinstance(model, dict) else None
+    if not isinstance(vocab, dict) or not vocab:
+        kind = model.get("type") if isinstance(model, dict) else model
+        raise UnsupportedCheckpoint(f"tokenizer.json: model {kind}: expected BPE with a vocabulary")
     decoders = _decoder_types(description.get("decoder"))
     if "ByteLevel" in decoders:
         to_bytes = _byte_level_bytes

@@ -23,7 +23,9 @@ from model_repository.stage_messages import EngineStats
 logger = logging.getLogger(__name__)
 
 MAX_MISSES = 2  # polls in a row without an answer, after which an engine is taken for lost
-RELOAD_PAUSE_S = 5.0  # between two reloads of one stage: a stage that dies at once must not be reloaded in a loop
+# After a reload, until the same stage is reloaded again, or as long as the reload took: a stage that dies at once,
+# maybe after minutes of loading, must not keep its machine busy with that.
+RELOAD_PAUSE_S = 5.0
 
 
 class Verdict(StrEnum):
@@ -77,6 +79,7 @@ class ReloadPlan:
         self._clock = clock
         self._wanted: set[str] = set()  # stages, by their Triton names
         self._tried_at: dict[str, float] = {}
+        self._rests_until: dict[str, float] = {}
         self._settled_at: dict[str, float] = {}
 
     def is_news(self, stage: str, since: float) -> bool:
@@ -96,11 +99,15 @@ class ReloadPlan:
     def take_due(self) -> list[str]:
         """Return the stages whose reload may be tried now, and let each of them rest for a while."""
         now = self._clock()
-        due = sorted(
-            stage for stage in self._wanted if now - self._tried_at.get(stage, -RELOAD_PAUSE_S) >= RELOAD_PAUSE_S
-        )
+        due = sorted(stage for stage in self._wanted if now >= self._rests_until.get(stage, now))
         self._tried_at |= dict.fromkeys(due, now)
+        self._rests_until |= dict.fromkeys(due, now + RELOAD_PAUSE_S)
         return due
+
+    def tried(self, stage: str) -> None:
+        """Note that a reload that was due has ended, well or not."""
+        now = self._clock()
+        self._rests_until[stage] = now + max(RELOAD_PAUSE_S, now - self._tried_at.get(stage, now))
 
     def slugs(self) -> set[str]:
         """Return the ensembles of the stages that wait for a reload."""
@@ -167,7 +174,7 @@ class EngineWatch:
             for model in models:
                 self._start(model.slug, self.poll(model.slug))
         for stage in self._plan.take_due():
-            self._start(stage, self.reload(stage))
+            self._start(stage, self._reload(stage))
 
     async def poll(self, slug: str) -> None:
         """Look at one engine."""
@@ -185,6 +192,12 @@ class EngineWatch:
         self._end_streams(stage)
         if verdict is Verdict.LOST:
             self._want_reload(stage)
+
+    async def _reload(self, stage: str) -> None:
+        try:
+            await self.reload(stage)
+        finally:
+            self._plan.tried(stage)
 
     async def reload(self, stage: str) -> None:
         """Have Triton reload a stage, unless another frontend was faster. What does not load is tried again later."""

@@ -10,10 +10,16 @@ import numpy.typing as npt
 
 from model_repository import contract
 from model_repository.contract import TensorSpec
-from model_repository.generation import FinishReason, GenerationChunk, TokenLogprob, TopLogprob, Usage
+from model_repository.generation import FinishReason, GenerationChunk, Timing, TokenLogprob, TopLogprob, Usage
 from model_repository.tensors import Tensors, array, numbers, scalar, text
 
 _NO_TOKEN = -1  # fills up the tokens' lists of the most likely ones where a token has none
+_TIMES = (
+    contract.ARRIVAL_TIME_NS,
+    contract.FIRST_SCHEDULED_TIME_NS,
+    contract.FIRST_TOKEN_TIME_NS,
+    contract.LAST_TOKEN_TIME_NS,
+)
 _COUNTS = (contract.NUM_INPUT_TOKENS, contract.NUM_OUTPUT_TOKENS, contract.NUM_CACHED_TOKENS)
 
 
@@ -37,6 +43,8 @@ def _last_tensors(chunk: GenerationChunk, cum_logprob: float | None) -> dict[str
         outputs.append((contract.STOP_REASON, json.dumps(chunk.stop_reason)))
     if chunk.usage is not None:
         outputs += [(spec, getattr(chunk.usage, spec.name)) for spec in _COUNTS]
+    if chunk.timing is not None:
+        outputs += [(spec, getattr(chunk.timing, spec.name)) for spec in _TIMES]
     if cum_logprob is not None:
         outputs.append((contract.CUM_LOG_PROBS, cum_logprob))
     return {spec.name: array(spec, value) for spec, value in outputs}
@@ -74,7 +82,14 @@ def tensors_to_chunk(tensors: Tensors) -> GenerationChunk:
         finish_reason=FinishReason(finish_reason) if finish_reason else None,
         stop_reason=json.loads(stop_reason) if stop_reason else None,
         usage=usage if finish_reason else None,
+        timing=_read_timing(tensors),
     )
+
+
+def _read_timing(tensors: Tensors) -> Timing | None:
+    if contract.ARRIVAL_TIME_NS.name not in tensors:
+        return None
+    return Timing(**{spec.name: int(scalar(tensors, spec, 0)) for spec in _TIMES})
 
 
 def _read_logprobs(tensors: Tensors) -> tuple[TokenLogprob, ...]:

@@ -123,6 +123,7 @@ RETURN_LOG_PROBS = TensorSpec(
 TOP_LOGPROBS = TensorSpec(
     "top_logprobs", "INT32", low=0, high=20, doc="with return_log_probs: also those of so many most likely tokens"
 )
+RETURN_PERF_METRICS = TensorSpec("return_perf_metrics", "BOOL", doc="true: when things happened to the sequence")
 RETURN_TOKEN_IDS = TensorSpec("return_token_ids", "BOOL", doc="true: the ids of the text's tokens")
 STREAM = TensorSpec("stream", "BOOL", doc="false (default): one response with the whole text")
 STREAM_INTERVAL_MS = TensorSpec(
@@ -155,7 +156,6 @@ LENGTH_PENALTY = TensorSpec("length_penalty", "FP32", neutral=(0.0, 1.0))
 BEAM_WIDTH = TensorSpec("beam_width", "INT32", neutral=(1,))
 RETURN_CONTEXT_LOGITS = TensorSpec("return_context_logits", "BOOL", neutral=(False,))
 RETURN_GENERATION_LOGITS = TensorSpec("return_generation_logits", "BOOL", neutral=(False,))
-RETURN_PERF_METRICS = TensorSpec("return_perf_metrics", "BOOL", neutral=(False,))
 EMBEDDING_BIAS_WORDS = TensorSpec("embedding_bias_words", "BYTES", (-1,), neutral=(b"",))
 EMBEDDING_BIAS_WEIGHTS = TensorSpec("embedding_bias_weights", "FP32", (-1,), neutral=(0.0,))
 LORA_TASK_ID = TensorSpec("lora_task_id", "UINT64", neutral=(0,), doc="use lora_name")
@@ -198,6 +198,7 @@ HONOURED_INPUTS = (
     RETURN_LOG_PROBS,
     TOP_LOGPROBS,
     RETURN_TOKEN_IDS,
+    RETURN_PERF_METRICS,
     STREAM,
     STREAM_INTERVAL_MS,
     CANCEL_KEY,
@@ -215,7 +216,6 @@ NEUTRAL_INPUTS = (
     BEAM_WIDTH,
     RETURN_CONTEXT_LOGITS,
     RETURN_GENERATION_LOGITS,
-    RETURN_PERF_METRICS,
     EMBEDDING_BIAS_WORDS,
     EMBEDDING_BIAS_WEIGHTS,
     LORA_TASK_ID,
@@ -252,6 +252,11 @@ NUM_CACHED_TOKENS = TensorSpec("num_cached_tokens", "INT32", doc="last response 
 CUM_LOG_PROBS = TensorSpec(
     "cum_log_probs", "FP32", doc="last response, with return_log_probs: the sum over the completion's text"
 )
+_CLOCK = "last response, with return_perf_metrics: nanoseconds of the monotonic clock of the engine's machine"
+ARRIVAL_TIME_NS = TensorSpec("arrival_time_ns", "INT64", doc=f"{_CLOCK}, when it came to the engine")
+FIRST_SCHEDULED_TIME_NS = TensorSpec("first_scheduled_time_ns", "INT64", doc="likewise, when it left the queue")
+FIRST_TOKEN_TIME_NS = TensorSpec("first_token_time_ns", "INT64", doc="likewise, when its first token was drawn")
+LAST_TOKEN_TIME_NS = TensorSpec("last_token_time_ns", "INT64", doc="likewise, its last")
 PUBLIC_OUTPUTS = (
     TEXT_OUTPUT,
     TOKEN_IDS,
@@ -267,6 +272,10 @@ PUBLIC_OUTPUTS = (
     NUM_OUTPUT_TOKENS,
     NUM_CACHED_TOKENS,
     CUM_LOG_PROBS,
+    ARRIVAL_TIME_NS,
+    FIRST_SCHEDULED_TIME_NS,
+    FIRST_TOKEN_TIME_NS,
+    LAST_TOKEN_TIME_NS,
 )
 
 # --- between the stages ---------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from model_repository.contract import DELIVERED, DELIVERED_DETAILS, DELIVERED_TEXTS, DELIVERY, DELIVERY_DETAILS
-from model_repository.generation import FinishReason, GenerationChunk, TokenLogprob, TopLogprob, Usage
+from model_repository.generation import FinishReason, GenerationChunk, Timing, TokenLogprob, TopLogprob, Usage
 from model_repository.stage_messages import Release, ReleaseDetails
 from model_repository.tensors import Tensors, array
 
@@ -136,6 +136,8 @@ def _chunk_details(chunk: GenerationChunk) -> dict[str, Any]:
     }
     if chunk.usage is not None:
         fields["usage"] = dataclasses.astuple(chunk.usage)
+    if chunk.timing is not None:
+        fields["timing"] = dataclasses.asdict(chunk.timing)
     if chunk.logprobs:
         fields["logprobs"] = [
             (
@@ -150,6 +152,8 @@ def _chunk_details(chunk: GenerationChunk) -> dict[str, Any]:
 
 
 def _detailed(chunk: GenerationChunk, fields: dict[str, Any]) -> GenerationChunk:
+    if "timing" in fields:
+        fields["timing"] = Timing(**fields["timing"])
     if "usage" in fields:
         num_input, num_output, num_cached = fields["usage"]
         fields["usage"] = Usage(num_input_tokens=num_input, num_output_tokens=num_output, num_cached_tokens=num_cached)

@@ -15,6 +15,8 @@ from __future__ import annotations
 import re
 from typing import ClassVar
 
+LOAD_FAILURE = "does not load:"  # in a stage's log, before the reason
+
 
 class StageError(Exception):
     """A request that a stage could not serve.

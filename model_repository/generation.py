@@ -119,6 +119,7 @@ class GenerationRequest:
     is_echo: bool = False  # the text begins with the prompt
     num_logprobs: int | None = None  # None: none; 0: of the tokens drawn; k: and of the k most likely beside them
     has_token_ids: bool = False  # chunks carry their token ids
+    has_timing: bool = False  # the last chunk says when things happened
     guide: Guide | None = None
     lora_name: str = ""
     images: tuple[bytes, ...] = ()
@@ -136,6 +137,16 @@ class Usage:
     num_input_tokens: int
     num_output_tokens: int  # every token the engine produced, the end-of-generation token among them
     num_cached_tokens: int = 0  # of the input, those whose KV cache cells were reused
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timing:
+    """When things happened to a finished sequence, by the monotonic clock of the engine's machine."""
+
+    arrival_time_ns: int  # at the engine
+    first_scheduled_time_ns: int  # out of the runtime's queue
+    first_token_time_ns: int  # drawn
+    last_token_time_ns: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +170,7 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationChunk:
-    """A piece of a completion. The last one, and only it, carries `finish_reason` and `usage`."""
+    """A piece of a completion. The last one, and only it, carries `finish_reason`, `usage` and `timing`."""
 
     text: str
     token_ids: tuple[int, ...] = ()  # where the request asked for them; an echoed prompt's first
@@ -168,6 +179,7 @@ class GenerationChunk:
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None  # the stop sequence, or the token id, that ended it; None: the model did
     usage: Usage | None = None
+    timing: Timing | None = None  # where the request asked for it
 
     @property
     def is_text(self) -> bool:

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from model_repository.contract import TOKENIZE
 from model_repository.errors import InvalidRequest
-from model_repository.generation import FinishReason, Guide, GuideKind, Mirostat, SamplingParams, Usage
+from model_repository.generation import FinishReason, Guide, GuideKind, Mirostat, SamplingParams, Timing, Usage
 
 Int32s = npt.NDArray[np.int32]
 Int64s = npt.NDArray[np.int64]
@@ -42,6 +42,7 @@ class EngineRequest:
     echo: tuple[bytes, ...] = ()  # what each prompt token stands for in the echoed text; empty: no echo
     num_logprobs: int | None = None
     has_token_ids: bool = False
+    has_timing: bool = False
     guide: Guide | None = None
     lora_name: str = ""
     is_stream: bool = False
@@ -104,6 +105,7 @@ class ReleaseDetails:
     has_token_ids: bool = False
     has_special_tokens: bool = False  # show special tokens as text: only for those who call the stage directly
     stop_reason: str | int | None = None  # last release only
+    timing: Timing | None = None  # likewise
 
     def to_json(self) -> bytes:
         """Return it as the `release_details` tensor's bytes."""
@@ -118,6 +120,8 @@ class ReleaseDetails:
         }
         if self.echo:
             fields["echo"] = _bytes_to_json(self.echo)
+        if self.timing is not None:
+            fields["timing"] = dataclasses.asdict(self.timing)
         if self.logprobs:
             fields["logprobs"] = [[item.logprob, item.top] for item in self.logprobs]
         return fields
@@ -137,6 +141,8 @@ class ReleaseDetails:
             DrawnLogprob(logprob, tuple((token_id, value) for token_id, value in top))
             for logprob, top in fields.get("logprobs", ())
         )
+        if "timing" in fields:
+            fields["timing"] = Timing(**fields["timing"])
         return cls(**fields)
 
 

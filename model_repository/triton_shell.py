@@ -5,10 +5,11 @@ The only importer of Triton's Python backend module.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ import triton_python_backend_utils as pb_utils
 
 from model_repository.contract import RELEASE, RELEASE_DETAILS
 from model_repository.deliveries import Delivery
-from model_repository.errors import InternalError, StageError
+from model_repository.errors import LOAD_FAILURE, InternalError, StageError
 from model_repository.stage_messages import Release
 from model_repository.tensors import array
 
@@ -29,6 +30,17 @@ def stage_parameters(args: Mapping[str, str]) -> dict[str, str]:
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     config = json.loads(args["model_config"])
     return {name: value["string_value"] for name, value in config.get("parameters", {}).items()}
+
+
+@contextlib.contextmanager
+def loading(args: Mapping[str, str]) -> Iterator[None]:
+    """Log in one line why a stage does not load: Triton puts it in a table, where nobody finds it."""
+    try:
+        yield
+    except Exception as exc:
+        reason = exc.text if isinstance(exc, StageError) else f"{type(exc).__name__}: {exc}"
+        logger.error("%s %s %s", args["model_name"], LOAD_FAILURE, reason)
+        raise
 
 
 def read_tensors(request: Any) -> dict[str, npt.NDArray[Any]]:

@@ -11,10 +11,11 @@ from pathlib import Path
 
 from build_engines.build import build
 from build_engines.commands import build_tensorrt_llm
-from build_engines.commands.render import add_serve_options, write
+from build_engines.commands.render import add_serve_options, serve_options_of, write
 from build_engines.cpu_spec import CpuSpec
 from build_engines.errors import BuildError
 from build_engines.llama_cpp.storage import PRECISIONS
+from build_engines.render import ServeOptions
 from build_engines.serving import Serving
 from build_engines.signals import ended_by_signals
 from build_engines.tensorrt_llm.options import RUNTIME
@@ -96,19 +97,23 @@ _PRECISION_HELP = (
 
 def _build(options: argparse.Namespace) -> None:
     logging.basicConfig(level=logging.INFO, format="%(message)s")
+    serve_options = serve_options_of(options)  # a mistake in them is said before hours are spent
     with ended_by_signals():
-        artifact_dir = _build_tensorrt_llm(options) if options.runtime == RUNTIME else _build_on_cpu(options)
+        artifact_dir = (
+            _build_tensorrt_llm(options, serve_options) if options.runtime == RUNTIME else _build_on_cpu(options)
+        )
         if artifact_dir is not None:
             print(f"artifact    {artifact_dir}")
-            write([artifact_dir], options.state_dir / "repository", options)
+            write([artifact_dir], options.state_dir / "repository", serve_options)
 
 
-def _build_tensorrt_llm(options: argparse.Namespace) -> Path | None:
+def _build_tensorrt_llm(options: argparse.Namespace, serve_options: ServeOptions) -> Path | None:
     order = build_tensorrt_llm.Order(
         options=options,
         runtime_options=_pairs("--option", options.option),
         adapters=_adapters(options),
         serving=_serving(options),
+        serve_options=serve_options,
     )
     return build_tensorrt_llm.build_tensorrt_llm(order)
 

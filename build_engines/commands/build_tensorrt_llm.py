@@ -12,10 +12,12 @@ from pathlib import Path
 from build_engines.build import build
 from build_engines.catalog import Catalog
 from build_engines.errors import BuildError
+from build_engines.model_entry import ModelEntry
 from build_engines.planner.gpus import GPUS, Gpu
 from build_engines.planner.plan import plan
 from build_engines.planner.sizing import Plan
-from build_engines.serving import Serving
+from build_engines.render import ServeOptions
+from build_engines.serving import Serving, check_names
 from build_engines.tensorrt_llm.checks import TARGET_VERSION, Check, gpu_of
 from build_engines.tensorrt_llm.dry_run import script
 from build_engines.tensorrt_llm.hub import HubReference
@@ -24,7 +26,7 @@ from build_engines.tensorrt_llm.mpi import MpiJob
 from build_engines.tensorrt_llm.options import CONTEXT_LOGITS, RUNTIME, checked_options
 from build_engines.tensorrt_llm.recipe import PLACEHOLDERS, Recipe
 from build_engines.tensorrt_llm.source import Source
-from build_engines.tensorrt_llm.spec import TensorRtLlmSpec, Tools
+from build_engines.tensorrt_llm.spec import TensorRtLlmSpec, Tools, check_machine
 from build_engines.tensorrt_llm.tool import ToolRun, run_tool
 from model_repository.engine.tensorrt_llm.options import Backend
 from model_repository.machine import Machine, read_machine
@@ -43,7 +45,11 @@ def add_to(command: argparse.ArgumentParser) -> None:
     add("--max-seq-len", type=int, metavar="N", help="tokens of prompt and completion together (the catalog's)")
     add("--max-batch-size", type=int, metavar="N", help="sequences decoded in one step (the planner's)")
     add("--max-num-tokens", type=int, metavar="N", help="tokens computed in one step, at most the planner's")
-    add("--backend", choices=list(Backend), help="engine compiles, pytorch takes the checkpoint as it is (engine)")
+    add(
+        "--backend",
+        choices=[*map(str, Backend)],
+        help="engine compiles, pytorch takes the checkpoint as it is (engine)",
+    )
     add(
         "--tensorrt-llm-examples",
         type=Path,
@@ -54,7 +60,8 @@ def add_to(command: argparse.ArgumentParser) -> None:
     add("--workers", type=int, metavar="N", help="ranks converted and compiled at a time (the GPUs of a node)")
     add("--work-dir", type=Path, metavar="DIR", help="holds what the steps leave for one another (STATE_DIR/work)")
     add("--keep-work", action="store_true", help="keep the converted checkpoint, for a build with other limits")
-    add("--skip-check", type=Check, choices=list(Check), action="append", help="pass over this estimate; repeatable")
+    checks = [*map(str, Check)]
+    add("--skip-check", choices=checks, action="append", help="pass over this estimate; repeatable")
     add("--dry-run", action="store_true", help="print the plan and the exact commands, on any machine; needs --gpu")
 
 
@@ -85,6 +92,7 @@ class Order:
     runtime_options: Mapping[str, str]
     adapters: Mapping[str, Path]
     serving: Serving
+    serve_options: ServeOptions
 
     def __post_init__(self) -> None:
         for name, instead in _FOREIGN_FLAGS.items():
@@ -129,6 +137,10 @@ class Order:
         if max_num_tokens > planned.max_num_tokens:
             limit = planned.max_num_tokens
             raise BuildError(f"--max-num-tokens {max_num_tokens}: the plan has memory for {limit} in one step")
+        if max_num_tokens < planned.max_batch_size:
+            rule = f"a step has a token of each sequence: expected at least --max-batch-size {planned.max_batch_size}"
+            raise BuildError(f"--max-num-tokens {max_num_tokens}: {rule}")
+        self.serve_options.check_batch(entry.model_id, planned.max_batch_size)
         return dataclasses.replace(planned, max_num_tokens=max_num_tokens)
 
     def recipe(self, planned: Plan, source: Source | None) -> Recipe:
@@ -153,9 +165,10 @@ class Order:
         """Return what to build, its checkpoint downloaded if it has to be."""
         planned = self.plan(tools.machine)
         entry = planned.entry
+        self._check(planned)
+        check_machine(self.recipe(planned, None), self.backend, tools.machine)  # before hours of a download
         folder, revision = self._checkpoint(planned)
         source = Source.load(folder, entry)
-        aliases = dict.fromkeys((*entry.aliases, *self.serving.aliases))
         return TensorRtLlmSpec(
             recipe=self.recipe(planned, source),
             source=source,
@@ -164,7 +177,7 @@ class Order:
             options=checked_options(self.runtime_options, self.backend),
             adapters=dict(self.adapters),
             tool_call_format=self.options.tool_call_format or entry.tool_call_format,
-            serving=dataclasses.replace(self.serving, aliases=tuple(aliases)),
+            serving=dataclasses.replace(self.serving, aliases=self._aliases(entry)),
             tools=tools,
         )
 
@@ -174,7 +187,7 @@ class Order:
             machine=read_machine(),
             work_dir=self.work_dir,
             examples=self.options.tensorrt_llm_examples or EXAMPLES,
-            skipped_checks=frozenset(self.options.skip_check or ()),
+            skipped_checks=frozenset(Check(name) for name in self.options.skip_check or ()),
             keeps_work=self.options.keep_work,
             run=run,
         )
@@ -190,8 +203,19 @@ class Order:
             HubReference.parse(given)
         if self.options.tensorrt_llm_examples is not None:
             folders = dataclasses.replace(folders, examples=self.options.tensorrt_llm_examples)
-        checked_options(self.runtime_options, self.backend)
+        self._check(planned)
         return script(self.recipe(planned, source), self.backend, folders)
+
+    def _check(self, planned: Plan) -> None:
+        """Check what needs neither this machine nor the checkpoint."""
+        options = checked_options(self.runtime_options, self.backend)
+        if options.get("chunked_prefill") == "false" and planned.max_num_tokens < planned.max_input_len:
+            rule = f"a step takes {planned.max_num_tokens} tokens, and a prompt may have {planned.max_input_len}"
+            raise BuildError(f"--option chunked_prefill=false: {rule}: use a smaller --max-seq-len")
+        check_names(planned.entry.model_id, self._aliases(planned.entry), self.adapters)
+
+    def _aliases(self, entry: ModelEntry) -> tuple[str, ...]:
+        return tuple(dict.fromkeys((*entry.aliases, *self.serving.aliases)))
 
     def _gpu(self, machine: Machine | None) -> Gpu:
         if self.options.gpu is not None:

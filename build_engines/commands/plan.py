@@ -8,7 +8,7 @@ import shutil
 from pathlib import Path
 
 from build_engines.catalog import Catalog
-from build_engines.errors import BuildError
+from build_engines.errors import BuildError, DoesNotFit
 from build_engines.model_entry import Precision
 from build_engines.planner.gpus import GPUS
 from build_engines.planner.overview import HEADER, Outcome, outcomes, page, row
@@ -44,7 +44,9 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     command.add_argument("--gpu", choices=GPUS, help="without it, a table of all of them")
     command.add_argument("--gpus", type=int, metavar="N", help="GPUs of all nodes together (the fewest that fit)")
     command.add_argument("--nodes", type=int, metavar="M", help="of 8 GPUs at most (the fewest that hold the GPUs)")
-    command.add_argument("--precision", choices=list(Precision), help="of the matrices (16 bit, as the model is)")
+    command.add_argument(
+        "--precision", choices=[*map(str, Precision)], help="of the matrices (16 bit, as the model is)"
+    )
     command.add_argument(
         "--max-seq-len", type=int, metavar="N", help="tokens of prompt and answer together (what the model takes)"
     )
@@ -93,10 +95,18 @@ def _plan(options: argparse.Namespace) -> None:
     entries = catalog if options.model is None else [catalog.find(options.model)]
     gpus = GPUS.values() if options.gpu is None else [GPUS[options.gpu]]
     table = list(outcomes(entries, gpus, **settings))
+    if all(outcome.plan is None for outcome in table):
+        raise DoesNotFit(_refusal_of_all(table))
     if options.json:
         print(json.dumps([_outcome_object(outcome) for outcome in table], indent=2))
     else:
         _print_table(table)
+
+
+def _refusal_of_all(table: list[Outcome]) -> str:
+    """Return why nothing was planned: the first reason, and how many others there are."""
+    first, *others = dict.fromkeys(outcome.refusal for outcome in table)
+    return f"{first} (and {len(others)} more, of other GPUs, models and precisions)" if others else first
 
 
 def _print_table(table: list[Outcome]) -> None:

@@ -41,13 +41,21 @@ def add_serve_options(command: argparse.ArgumentParser) -> None:
         command.add_argument(flag, type=int, metavar="N", default=getattr(defaults, name), help=text)
 
 
-def _render(options: argparse.Namespace) -> None:
-    write(options.artifacts, options.repository, options)
+def serve_options_of(options: argparse.Namespace) -> ServeOptions:
+    """Return what `add_serve_options` has added.
 
-
-def write(artifact_dirs: Sequence[Path], repository: Path, options: argparse.Namespace) -> None:
-    """Render the artifacts as the options say, and put the repository in its place."""
+    Raises:
+        BuildError: a value breaks its rule.
+    """
     names = [field.name for field in dataclasses.fields(ServeOptions)]
-    serve_options = ServeOptions(**{name: getattr(options, name) for name in names})
+    return ServeOptions(**{name: getattr(options, name) for name in names})
+
+
+def _render(options: argparse.Namespace) -> None:
+    write(options.artifacts, options.repository, serve_options_of(options))
+
+
+def write(artifact_dirs: Sequence[Path], repository: Path, serve_options: ServeOptions) -> None:
+    """Render the artifacts as the options say, and put the repository in its place."""
     write_repository(render_artifacts(artifact_dirs, serve_options), repository)
     print(f"repository  {repository}")

@@ -49,10 +49,10 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
         help="or OWNER/NAME@REVISION: of each MODEL, in the same order (the models' own repositories)",
     )
     add_catalog_option(command)
-    add("--backend", choices=list(Backend), default=Backend.ENGINE, type=Backend, help="(%(default)s)")
+    add("--backend", choices=[*map(str, Backend)], default=str(Backend.ENGINE), help="(%(default)s)")
     add("--gpu", choices=sorted(GPUS), help="kind of GPU to build for (this machine's)")
     add("--gpus", type=int, metavar="N", help="how many (as few as fit well)")
-    add("--precision", choices=list(Precision), help="of the matrices (16 bit, as the model is)")
+    add("--precision", choices=[*map(str, Precision)], help="of the matrices (16 bit, as the model is)")
     add("--max-seq-len", type=int, metavar="N", help="tokens of prompt and completion together (the catalog's)")
     add("--max-batch-size", type=int, metavar="N", help="sequences that the engine is built for (the planner's)")
     add("--tensorrt-llm-examples", type=Path, metavar="DIR", help="as for `build`")
@@ -83,7 +83,7 @@ def order_from(options: argparse.Namespace) -> Order:
         models=options.models,
         checkpoints=options.checkpoint,
         catalogs=options.catalog,
-        backend=options.backend,
+        backend=Backend(options.backend),
         gpu=options.gpu,
         num_gpus=options.gpus,
         precision=options.precision,

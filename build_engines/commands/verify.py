@@ -22,17 +22,21 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
         description="Read every file of an artifact again and compare it with its digest, then compare what the "
         "artifact was built for with this machine. One line for each check; status 1 if one fails.",
     )
-    command.add_argument("artifact", type=Path, metavar="ARTIFACT", help="a folder that `build` made")
+    command.add_argument("artifacts", nargs="+", type=Path, metavar="ARTIFACT", help="a folder that `build` made")
     command.set_defaults(command=_verify)
 
 
 def _verify(options: argparse.Namespace) -> None:
-    failed = 0
-    for name, reason in _checks(options.artifact, read_machine()):
-        failed += reason is not None
-        print(f"{'ok' if reason is None else 'FAILED':8}{name}{'' if reason is None else f': {reason}'}")
+    machine, failed = read_machine(), []
+    for artifact_dir in options.artifacts:
+        num_failed = 0
+        for name, reason in _checks(artifact_dir, machine):
+            num_failed += reason is not None
+            print(f"{'ok' if reason is None else 'FAILED':8}{name}{'' if reason is None else f': {reason}'}")
+        if num_failed:
+            failed.append(f"{artifact_dir}: {num_failed} of its checks failed")
     if failed:
-        raise ArtifactInvalid(f"{options.artifact}: {failed} of its checks failed")
+        raise ArtifactInvalid("; ".join(failed))
 
 
 def _checks(artifact_dir: Path, machine: Machine) -> Iterator[tuple[str, str | None]]:

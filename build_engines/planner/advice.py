@@ -60,6 +60,11 @@ def _remedies(request: Request) -> Iterator[str]:
     closest = _closest(request)
     if closest is not None and closest.num_cached_tokens >= MIN_USEFUL_SEQ_LEN:
         yield f"--max-seq-len {closest.num_cached_tokens}"
+    for max_batch_size in _smaller_batches(request.max_batch_size):
+        found = fitting_plan(replace(request, max_batch_size=max_batch_size))
+        if found is not None:
+            yield f"--max-batch-size {max_batch_size} ({_layout(found)})"
+            break
     if Precision.FP8 in entry.precisions and request.precision is not Precision.FP8 and request.gpu.has_fp8:
         found = fitting_plan(replace(request, precision=Precision.FP8))
         if found is not None:
@@ -74,6 +79,11 @@ def _remedies(request: Request) -> Iterator[str]:
             found = fitting_plan(replace(request, gpu=gpu))
             if found is not None:
                 yield f"--gpu {gpu.key} ({_layout(found)})"
+
+
+def _smaller_batches(max_batch_size: int) -> Iterator[int]:
+    """Yield powers of two below a batch, the largest first; a step of fewer sequences takes less workspace."""
+    yield from (2**exponent for exponent in range((max_batch_size - 1).bit_length() - 1, -1, -1))
 
 
 def _layout(found: Plan) -> str:

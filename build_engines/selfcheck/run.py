@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import time
 import traceback
@@ -29,6 +30,7 @@ from build_engines.selfcheck.table import walk_table
 from build_engines.selfcheck.unproved import observe_all
 
 _REPORT_WIDTH = 100
+_SECRET_NAME = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|(^|_)(KEY|PAT|PASS|AUTH)$", re.IGNORECASE)
 
 
 @dataclass(slots=True)
@@ -177,7 +179,7 @@ class SelfCheck:
     def _add(self, section: Section) -> None:
         """Add a section, and write the report as it is so far: it is there whatever ends this process."""
         self._report.sections.append(section)
-        self._report.write(self._order.report_dir, _secrets(os.environ))
+        self._report.write(self._order.report_dir, secrets_of(os.environ))
         for finding in section.findings:
             if finding.verdict is Verdict.FAILED:
                 _say(f"  FAILED {finding.name}: {finding.detail}")
@@ -199,9 +201,11 @@ def _headline(entry: ModelEntry, order: Order, summary: str | None) -> str:
     return f"{what} ({summary})"
 
 
-def _secrets(environment: Mapping[str, str]) -> list[str]:
-    named = [value for name, value in environment.items() if name.endswith(("_TOKEN", "_KEY", "_SECRET", "_PASSWORD"))]
-    return [secret for secret in (*named, huggingface_hub.get_token()) if secret and len(secret) > 7]
+def secrets_of(environment: Mapping[str, str]) -> list[str]:
+    """Return what a report must not say: values whose names are those of secrets, and the hub's token."""
+    named = [value for name, value in environment.items() if _SECRET_NAME.search(name)]
+    found = {secret for secret in (*named, huggingface_hub.get_token()) if secret and len(secret) > 7}
+    return sorted(found, key=len, reverse=True)  # one may begin like another
 
 
 def _gigabytes(sizes: Sequence[int] | None) -> str:

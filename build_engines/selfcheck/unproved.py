@@ -28,8 +28,8 @@ UNPROVED = (
     ),
     Unproved("TensorRT-LLM's workers can unpickle our logits processors.", observations.processors_reach_the_workers),
     Unproved(
-        "A logits processor is told every token drawn so far, under the overlap scheduler too; where it is not, that "
-        "request fails.",
+        "A logits processor is told every token drawn so far: the PyTorch backend's overlap scheduler is off for it; "
+        "an engine's request fails where it is not.",
         observations.processors_know_their_tokens,
     ),
     Unproved("Penalties have their effect.", observations.penalties_have_effect),

@@ -111,7 +111,10 @@ def available_ram_bytes(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs
     try:
         limit = int((cgroup / "memory.max").read_text(encoding="ascii"))
         used = int((cgroup / "memory.current").read_text(encoding="ascii"))
-    except (OSError, ValueError):  # no limit, which reads `max`, or an older kernel
+        statistics = dict(line.split() for line in (cgroup / "memory.stat").read_text(encoding="ascii").splitlines())
+        # Files that were read, as a checkpoint for its digests, count as used; the kernel gives them up when asked.
+        used -= int(statistics["inactive_file"]) + int(statistics["active_file"])
+    except (OSError, ValueError, KeyError):  # no limit, which reads `max`, or an older kernel
         return available
     return min(available, limit - used)
 

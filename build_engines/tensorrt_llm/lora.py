@@ -9,6 +9,7 @@ from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
 
+from build_engines.architecture import Architecture
 from build_engines.errors import BuildError, UnsupportedAdapter
 from build_engines.llama_cpp.lora import FILES, LoraAdapter
 from build_engines.model_entry import Family, ModelEntry
@@ -58,15 +59,8 @@ def copy_adapter(source: Path, target: Path) -> None:
 
 def _modules(path: Path, rank: int, entry: ModelEntry) -> set[str]:
     """Return TensorRT-LLM's names of the layers that an adapter changes."""
-    modules = set()
-    try:
-        with safe_open(path, framework="numpy") as file:
-            shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
-    except FileNotFoundError as exc:
-        raise BuildError(f"{path}: no such file") from exc
-    except (OSError, SafetensorError) as exc:
-        raise BuildError(f"{path}: cut short, or no safetensors file ({exc})") from exc
-    for name, shape in shapes.items():
+    modules, sides = set(), set()
+    for name, shape in _shapes(path).items():
         found = _TENSOR.fullmatch(name)
         if found is None or found["module"] not in MODULES:
             raise UnsupportedAdapter(f"{path}: tensor {name}: expected lora_A or lora_B of {', '.join(MODULES)}")
@@ -74,9 +68,42 @@ def _modules(path: Path, rank: int, entry: ModelEntry) -> set[str]:
             raise UnsupportedAdapter(
                 f"{path}: tensor {name}: {entry.model_id} has {entry.architecture.num_layers} layers"
             )
-        if len(shape) != 2 or shape[0 if found["side"] == "A" else 1] != rank:
-            raise UnsupportedAdapter(f"{path}: tensor {name}: shape {list(shape)} is not of rank r={rank}")
+        expected = _shape(found["module"], found["side"], rank, entry.architecture)
+        if shape != expected:
+            rule = f"r={rank} and {entry.model_id} need {list(expected)}"
+            raise UnsupportedAdapter(f"{path}: tensor {name}: shape {list(shape)}: {rule}")
         modules.add(MODULES[found["module"]])
+        sides.add((found["layer"], found["module"], found["side"]))
+    for layer, module, side in sorted(sides):
+        other = "B" if side == "A" else "A"
+        if (layer, module, other) not in sides:
+            raise UnsupportedAdapter(f"{path}: layer {layer}, {module}: has lora_{side} and no lora_{other}")
     if not modules:
         raise UnsupportedAdapter(f"{path}: no tensors")
     return modules
+
+
+def _shapes(path: Path) -> dict[str, tuple[int, ...]]:
+    try:
+        with safe_open(path, framework="numpy") as file:
+            return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+    except FileNotFoundError as exc:
+        raise BuildError(f"{path}: no such file") from exc
+    except (OSError, SafetensorError) as exc:
+        raise BuildError(f"{path}: cut short, or no safetensors file ({exc})") from exc
+
+
+def _shape(module: str, side: str, rank: int, architecture: Architecture) -> tuple[int, int]:
+    """Return the shape of one of an adapter's two matrices: A takes the layer's input, B gives its output."""
+    hidden_size, intermediate_size = architecture.hidden_size, architecture.intermediate_size
+    q_size, kv_size = (count * architecture.head_size for count in (architecture.num_heads, architecture.num_kv_heads))
+    num_inputs, num_outputs = {
+        "self_attn.q_proj": (hidden_size, q_size),
+        "self_attn.k_proj": (hidden_size, kv_size),
+        "self_attn.v_proj": (hidden_size, kv_size),
+        "self_attn.o_proj": (q_size, hidden_size),
+        "mlp.gate_proj": (hidden_size, intermediate_size),
+        "mlp.down_proj": (intermediate_size, hidden_size),
+        "mlp.up_proj": (hidden_size, intermediate_size),
+    }[module]
+    return (rank, num_inputs) if side == "A" else (num_outputs, rank)

@@ -114,9 +114,10 @@ def _check_is(checkpoint: Checkpoint, entry: ModelEntry) -> int:
 
 
 def _format(checkpoint: Checkpoint) -> SourceFormat:
-    method = checkpoint.config.get("quantization_config", {}).get("quant_method")
-    if method is None:
+    quantization = checkpoint.config.get("quantization_config")
+    if quantization is None:
         return SourceFormat.SIXTEEN_BIT
+    method = quantization.get("quant_method") if isinstance(quantization, dict) else quantization
     if method != SourceFormat.FP8_ROWWISE:
         rule = f"expected the 16-bit checkpoint, or one in {SourceFormat.FP8_ROWWISE}"
         raise UnsupportedCheckpoint(f"{checkpoint.folder}: quantization_config.quant_method={method}: {rule}")

@@ -16,7 +16,7 @@ from build_engines.llama_cpp.lora import FILES as ADAPTER_FILES
 from build_engines.lock import lock_path, locked, locked_if_free
 from build_engines.model_entry import ModelEntry, chat_template_text
 from build_engines.planner.sizing import Plan
-from build_engines.serving import Serving, check_id, check_names_differ, names_of
+from build_engines.serving import Serving, check_names
 from build_engines.tensorrt_llm.checks import (
     Check,
     check_gpus,
@@ -65,16 +65,10 @@ class TensorRtLlmSpec:
     tools: Tools
 
     def __post_init__(self) -> None:
-        for name in self.adapters:
-            check_id(name)
-        check_names_differ(names_of(self.model_id, self.serving.aliases, self.adapters))
+        check_names(self.model_id, self.serving.aliases, self.adapters)
         if self.tool_call_format not in TOOL_FORMATS:
             raise BuildError(f"--tool-call-format {self.tool_call_format}: expected one of {', '.join(TOOL_FORMATS)}")
-        if self.backend is Backend.PYTORCH:
-            _check_pytorch(self.recipe)
-        else:
-            check_version(self.tools.machine)
-            check_gpus(self.plan, self.tools.machine)
+        check_machine(self.recipe, self.backend, self.tools.machine)
 
     @property
     def plan(self) -> Plan:
@@ -105,6 +99,7 @@ class TensorRtLlmSpec:
             "requires": self._requires(),
             "options": self._all_options(),
             "tool_call_format": self.tool_call_format,
+            "eos_token_ids": _eos_token_ids(self.plan.entry, self.source),
             "chat_template": chat_template_text(self.plan.entry),
             "adapters": sorted(self.adapters),
         }
@@ -179,6 +174,19 @@ class TensorRtLlmSpec:
 
     def _all_options(self) -> dict[str, str]:
         return self.options | runtime_options(self.recipe, self.backend)
+
+
+def check_machine(recipe: Recipe, backend: Backend, machine: Machine) -> None:
+    """Check that a model can be built with this backend, on this machine if something is compiled.
+
+    Raises:
+        BuildError: says what is planned, and what is here.
+    """
+    if backend is Backend.PYTORCH:
+        _check_pytorch(recipe)
+    else:
+        check_version(machine)
+        check_gpus(recipe.plan, machine)
 
 
 def _check_pytorch(recipe: Recipe) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import threading
@@ -11,7 +12,10 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import IO
 
+from model_repository.errors import LOAD_FAILURE
+
 _NUM_LAST_LINES = 20
+_LOAD_FAILURE = re.compile(rf"\S+ {LOAD_FAILURE} .*")
 _DRAIN_S = 1.0  # for the log of a child that has ended; its own children may hold the pipe open
 
 
@@ -41,6 +45,7 @@ class Child:
         self._on_end = on_end
         self._process: subprocess.Popen[bytes] | None = None
         self._last_lines: deque[str] = deque(maxlen=_NUM_LAST_LINES)
+        self._load_failures: deque[str] = deque(maxlen=_NUM_LAST_LINES)
         self._reported = threading.Event()
 
     @property
@@ -59,6 +64,11 @@ class Child:
         """The end of its log."""
         return list(self._last_lines)
 
+    @property
+    def load_failures(self) -> list[str]:
+        """The lines of its log in which a stage says why it does not load, without what stands before the stage."""
+        return list(self._load_failures)
+
     def start(self) -> None:
         """Start it, or start it again after it has ended.
 
@@ -67,6 +77,7 @@ class Child:
         """
         assert not self.is_running, "already running"
         self._last_lines.clear()
+        self._load_failures.clear()
         self._reported.clear()
         self._process = subprocess.Popen(
             self.command,
@@ -111,6 +122,8 @@ class Child:
             for line in stream:
                 text = line.decode("utf-8", "replace").rstrip()
                 self._last_lines.append(text)
+                if found := _LOAD_FAILURE.search(text):
+                    self._load_failures.append(found[0])
                 with contextlib.suppress(
                     OSError, ValueError
                 ):  # nobody reads our output: the child goes on all the same

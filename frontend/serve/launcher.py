@@ -245,6 +245,8 @@ def _call_at_signals(function: Callable[[], None]) -> None:
 
 def _require_running(child: Child) -> None:
     """Check a child that reported an end; it may have been started again since."""
+    if not child.is_running and child.load_failures:
+        raise ChildEnded("\n".join([f"{child.how_it_ended()}: a model cannot be served", *child.load_failures]))
     if not child.is_running:
         lines = child.last_lines or ["(it logged nothing)"]
         raise ChildEnded("\n".join([f"{child.how_it_ended()}; its last lines:", *lines]))

@@ -102,6 +102,7 @@ class Detokenizer:
             finish_reason=release.finish_reason,
             stop_reason=details.stop_reason,
             usage=release.usage,
+            timing=details.timing,
         )
 
     def _logprobs(

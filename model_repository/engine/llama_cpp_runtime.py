@@ -170,17 +170,23 @@ class LlamaCppRuntime:
         """Draw the next token of a chunk's sequence; what fails here fails this sequence only."""
         running = chunk.running
         number, sequence = running.job.sequence, self._sequences[running.job.sequence]
-        prompt_logprobs = tuple(sequence.prompt_logprobs) if running.is_in_prefill else ()
-        if sequence.request.max_tokens == 0:
-            return StepOutput(number, None, running.num_cached_tokens, prompt_logprobs=prompt_logprobs)
-        try:
-            token_id = sequence.sampler.draw(self._context, row)
-        except StageError as error:
-            return StepOutput(number, error=error)
-        if sequence.request.num_logprobs is None:
-            return StepOutput(number, token_id, running.num_cached_tokens)
-        logprob = self._logprob(row, token_id, sequence.request)
-        return StepOutput(number, token_id, running.num_cached_tokens, logprob, prompt_logprobs)
+        token_id: int | None = None
+        logprob: DrawnLogprob | None = None
+        if sequence.request.max_tokens:
+            try:
+                token_id = sequence.sampler.draw(self._context, row)
+            except StageError as error:
+                return StepOutput(number, error=error)
+            if sequence.request.num_logprobs is not None:
+                logprob = self._logprob(row, token_id, sequence.request)
+        return StepOutput(
+            number,
+            token_id,
+            running.num_cached_tokens,
+            logprob,
+            tuple(sequence.prompt_logprobs) if running.is_in_prefill else (),
+            scheduled_s=running.scheduled_s,
+        )
 
     def _logprob(self, row: int, token_id: int, request: EngineRequest) -> DrawnLogprob:
         return token_logprob(self._context.get_logits_ith(row), token_id, request.num_logprobs or 0)

@@ -9,6 +9,8 @@ from pathlib import Path
 from model_repository.byte_table import FILE_NAME, load_byte_table
 from model_repository.engine.engine import Engine
 from model_repository.engine.runtime import EngineConfig, load_runtime
+from model_repository.errors import EngineFailed
+from model_repository.machine import read_machine, why_unfit
 
 
 def read_engine_config(parameters: Mapping[str, str]) -> EngineConfig:
@@ -35,7 +37,14 @@ def read_engine_config(parameters: Mapping[str, str]) -> EngineConfig:
 
 
 def load_engine(parameters: Mapping[str, str]) -> Engine:
-    """Load the model that the parameters name and return its engine, not started."""
+    """Load the model that the parameters name and return its engine, not started.
+
+    Raises:
+        EngineFailed: it was built for another machine, or does not load.
+    """
     config = read_engine_config(parameters)
+    # Before the runtime's own library is imported, which this machine may not have.
+    if config.requires and (reason := why_unfit(config.requires, read_machine())):
+        raise EngineFailed(f"{config.artifact_dir}: {reason}")
     byte_table = load_byte_table(config.artifact_dir / FILE_NAME)
     return Engine(config, load_runtime(config, byte_table), byte_table)

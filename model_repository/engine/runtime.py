@@ -45,6 +45,7 @@ class StepOutput:
     logprob: DrawnLogprob | None = None  # of the token, where the request asks for it
     prompt_logprobs: tuple[DrawnLogprob, ...] = ()  # once, of every prompt token, where an echo asks for them
     error: StageError | None = None  # this sequence alone has failed
+    scheduled_s: float | None = field(default=None, compare=False)  # when it left the runtime's queue, time.monotonic
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

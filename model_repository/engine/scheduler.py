@@ -8,8 +8,9 @@ the weights made of the tokens, so those computed under one LoRA adapter are of 
 from __future__ import annotations
 
 import itertools
+import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -69,6 +70,7 @@ class Running:
     job: Job
     slot: _Slot
     num_cached_tokens: int
+    scheduled_s: float  # when it got the slot
     next_token_id: int | None = None  # sampled, not computed yet; None while in prefill
 
     @property
@@ -119,7 +121,9 @@ class Scheduler:
         max_step_tokens: int = 512,
         max_prefill_tokens: int = 128,
         max_scored_tokens: int = 64,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self._clock = clock
         self._slots = [_Slot(index) for index in range(num_slots)]
         self._kv_cache = kv_cache
         self._max_step_tokens = max_step_tokens
@@ -213,7 +217,7 @@ class Scheduler:
             else:
                 slot = self._take_slot(item.job)
                 slot.sequence, slot.adapter = item.job.sequence, item.job.adapter
-                self._running[item.job.sequence] = Running(item.job, slot, num_cached_tokens=len(slot.cells))
+                self._running[item.job.sequence] = Running(item.job, slot, len(slot.cells), self._clock())
         self._waiting = waiting
 
     def _is_shared_prefix_on_its_way(self, item: _Waiting) -> bool:

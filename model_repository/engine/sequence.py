@@ -10,7 +10,7 @@ from model_repository.engine.emitter import Waiting
 from model_repository.engine.release_gate import ReleaseGate
 from model_repository.engine.runtime import StepOutput
 from model_repository.errors import StageError
-from model_repository.generation import FinishReason, Usage
+from model_repository.generation import FinishReason, Timing, Usage
 from model_repository.stage_messages import DrawnLogprob, EngineRequest, Release, ReleaseDetails
 
 
@@ -59,6 +59,9 @@ class EngineSequence:
         self.responder = responder
         self.stream = stream
         self.heard_s = now_s  # when the last response left
+        self._arrived_s = now_s
+        self._scheduled_s = self._last_output_s = now_s  # until there are outputs
+        self._first_output_s: float | None = None
         self.finish_reason: FinishReason | None = None
         self._stop_reason: str | int | None = None
         self._byte_table = byte_table
@@ -87,6 +90,9 @@ class EngineSequence:
 
     def take(self, output: StepOutput, now_s: float) -> None:
         """Take what a step did for it: count the token, let it through the gate, decide whether it is the last."""
+        if self._first_output_s is None:
+            self._first_output_s, self._scheduled_s = now_s, output.scheduled_s or self._arrived_s
+        self._last_output_s = now_s
         self._num_cached_tokens = max(self._num_cached_tokens, output.num_cached_tokens)
         if output.prompt_logprobs:
             self._prompt_logprobs = output.prompt_logprobs
@@ -171,6 +177,17 @@ class EngineSequence:
             num_cached_tokens=self._num_cached_tokens,
         )
 
+    def _timing(self) -> Timing:
+        assert self._first_output_s is not None, "it ends with an output"
+        times_s = self._arrived_s, self._scheduled_s, self._first_output_s, self._last_output_s
+        arrived, scheduled, first, last = (round(time_s * 1e9) for time_s in times_s)
+        return Timing(
+            arrival_time_ns=arrived,
+            first_scheduled_time_ns=scheduled,
+            first_token_time_ns=first,
+            last_token_time_ns=last,
+        )
+
     def _next_details(self, num_tokens: int) -> ReleaseDetails | None:
         """Return what else there is to say about the next tokens, if there is something."""
         request, has_echo, has_logprobs = self.request, self._has_echo, self.request.num_logprobs is not None
@@ -184,5 +201,6 @@ class EngineSequence:
             cum_logprob=self._cum_logprob if has_logprobs and self.finish_reason is not None else None,
             has_token_ids=request.has_token_ids,
             stop_reason=self._stop_reason,
+            timing=self._timing() if request.has_timing and self.finish_reason is not None else None,
         )
         return None if details == ReleaseDetails() else details

@@ -15,6 +15,7 @@ from model_repository.stage_messages import EngineRequest
 class _Running:
     token_ids: Iterator[int]
     num_cells: int  # prompt tokens and completion tokens so far
+    scheduled_s: float
 
 
 class SyntheticRuntime:
@@ -65,11 +66,11 @@ class SyntheticRuntime:
         while self._waiting and len(self._running) < self._max_sequences:
             sequence, request = self._waiting.popleft()
             token_ids = self._completion(request.min_tokens) if request.max_tokens else iter(())
-            self._running[sequence] = _Running(token_ids, len(request.prompt_token_ids))
+            self._running[sequence] = _Running(token_ids, len(request.prompt_token_ids), self._clock())
         outputs = []
         for sequence, running in self._running.items():
             running.num_cells += 1
-            outputs.append(StepOutput(sequence, next(running.token_ids, None)))
+            outputs.append(StepOutput(sequence, next(running.token_ids, None), scheduled_s=running.scheduled_s))
         return outputs
 
     def _completion(self, min_tokens: int) -> Iterator[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from build_engines import artifact
+from build_engines import artifact, cpu_spec
 from build_engines.build import build
 from build_engines.cpu_spec import CpuSpec
 from build_engines.errors import BuildError
@@ -162,6 +163,17 @@ def test_another_source_is_another_artifact(name: str, checkpoint: Path, artifac
     first = build(spec, artifacts)
     (checkpoint / name).write_text((checkpoint / name).read_text() + "\n")
     assert build(spec, artifacts) != first
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+def test_a_full_disk_is_named(number: int, checkpoint: Path, artifacts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def write(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(cpu_spec, "write_text_files", write)
+    with pytest.raises(BuildError, match=r"artifacts: the disk is full: free some, or name another --state-dir"):
+        build(CpuSpec(model_id="tiny", checkpoint=checkpoint), artifacts)
+    assert [path for path in artifacts.iterdir() if path.is_dir()] == []
 
 
 def test_a_failed_build_leaves_nothing(checkpoint: Path, artifacts: Path) -> None:

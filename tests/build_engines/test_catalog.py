@@ -288,6 +288,7 @@ def test_further_mistakes_are_counted(tmp_path: Path) -> None:
         ("models: {1: {}}", "models.1: expected the id, a text, and an object of what is said of it but the id"),
         ("models:\n  a: {license: b}\n  a: {license: c}", "not YAML: a: given twice"),
         ("models:\n  a: {license: b, license: c}", "not YAML: license: given twice"),
+        ("models:\n  ? [a, b]\n  : {license: b}", "not YAML: a key that is no text"),
     ],
 )
 def test_what_is_no_catalog_is_refused(tmp_path: Path, text: str, message: str) -> None:

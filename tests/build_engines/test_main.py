@@ -105,6 +105,37 @@ def test_artifacts_are_rendered_together(checkpoint: Path, tmp_path: Path) -> No
     assert {path.name for path in (tmp_path / "both").iterdir()} >= {"one", "two__engine"}
 
 
+def test_artifacts_are_verified_together(checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("one", "two"):
+        assert main(["build", name, "--checkpoint", str(checkpoint), "--state-dir", str(tmp_path)]) == 0
+    folders = sorted(str(path) for path in (tmp_path / "artifacts").iterdir() if path.is_dir())
+    assert main(["verify", *folders]) == 0
+    (tmp_path / "artifacts" / folders[0] / "tokenizer" / "tokenizer.json").unlink()
+    capsys.readouterr()
+    assert main(["verify", *folders]) == 1
+    captured = capsys.readouterr()
+    assert captured.err == f"error: {folders[0]}: 1 of its checks failed\n"
+    assert captured.out.count("ok      digests of") == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("tokenizer.json", "{}", "error: tokenizer.json: model None: expected BPE"),
+        ("tokenizer.json", '{"model": "BPE"}', "error: tokenizer.json: model BPE: expected BPE"),
+        ("generation_config.json", '{"eos_token_id": "</s>"}', 'error: eos_token_id="</s>": expected a token id'),
+        ("generation_config.json", '{"eos_token_id": [2, -1]}', "error: eos_token_id=[2, -1]: expected a token id"),
+    ],
+)
+def test_a_file_of_another_form_is_one_line(
+    name: str, content: str, message: str, checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (checkpoint / name).write_text(content)
+    arguments = ["build", "m", "--runtime", "synthetic", "--checkpoint", str(checkpoint), "--state-dir", str(tmp_path)]
+    assert main(arguments) == 1
+    assert capsys.readouterr().err.startswith(message)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -125,6 +156,8 @@ def test_artifacts_are_rendered_together(checkpoint: Path, tmp_path: Path) -> No
             ["build", "demo", "--default", "chat_max_tokens=all"],
             'error: default chat_max_tokens="all": must be a whole',
         ),
+        (["build", "demo", "--max-sequences", "0"], "error: max_sequences=0: must be at least 1"),
+        (["build", "demo", "--stream-interval-ms", "1001"], "error: stream_interval_ms=1001: must be at most 1000"),
         (["render", "none", "--repository", "r"], "error: none: not an artifact, manifest.json is missing"),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -104,11 +105,31 @@ def test_a_model_of_the_users_own_is_planned(capsys: pytest.CaptureFixture[str],
         (["--markdown"], "error: --markdown: goes with --all and nothing else"),
         (["--all", "--markdown", "--gpu", "h100"], "error: --markdown: goes with --all and nothing else"),
         (["--all", "--markdown", "--max-seq-len", "0"], "error: --markdown: goes with --all and nothing else"),
+        (["llama3.1:8b", "--max-seq-len", "0"], "error: --max-seq-len 0: meta-llama/Meta-Llama-3.1-8B-Instruct takes"),
+        (["--gpus", "0", "--json"], "error: --gpus 0: expected at least 1 (and 2 more, of other GPUs, models and"),
         (["--catalog", "none.yaml"], "error: none.yaml: No such file or directory"),
     ],
 )
 def test_a_mistake_is_one_line(capsys: pytest.CaptureFixture[str], arguments: list[str], message: str) -> None:
     assert failed(capsys, *arguments).startswith(message)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["plan", "--precision"],
+        ["build", "demo", "--backend"],
+        ["build", "demo", "--skip-check"],
+        ["selfcheck", "--backend"],
+        ["selfcheck", "--precision"],
+    ],
+)
+def test_a_wrong_choice_lists_the_words_that_can_be_typed(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main([*arguments, "nope"])
+    assert re.search(r"invalid choice: 'nope' \(choose from '\w+'", capsys.readouterr().err)
 
 
 def test_the_help_teaches_by_examples(capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,6 +11,7 @@ import pytest
 from build_engines.selfcheck.command import lines_of, run_shown, tail
 from build_engines.selfcheck.machine_facts import machine_facts, used_gpu_bytes
 from build_engines.selfcheck.report import Finding, Report, Section, Verdict
+from build_engines.selfcheck.run import secrets_of
 from build_engines.selfcheck.table import read_results, why_no_table
 
 NVIDIA_SMI = """#!/bin/sh
@@ -27,6 +28,16 @@ RESULTS = """<testsuites><testsuite>
 <failure message="AssertionError: assert 1\n == 2">long</failure></testcase>
 <testcase name="test_a_field_that_tensorrt_llm_lacks_is_refused[completions-images]" time="0.5"/>
 </testsuite></testsuites>"""
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["HF_TOKEN", "TOKEN", "hf_token", "AWS_SECRET_ACCESS_KEY", "NGC_API_KEY", "GITHUB_PAT", "DB_PASSWORD", "KEY"],
+)
+def test_a_value_whose_name_is_a_secrets_is_one(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.get_token", lambda: "hf_secret_too")
+    environment = {name: "hf_secret", "PATH": "/usr/bin:/bin", "KEYBOARD": "qwertyuiop"}
+    assert secrets_of(environment) == ["hf_secret_too", "hf_secret"]  # the longer one first: it begins like the other
 
 
 def test_a_report_counts_verdicts_and_leaves_secrets_out(tmp_path: Path) -> None:

@@ -65,6 +65,20 @@ def test_a_reload_is_not_tried_again_before_a_pause() -> None:
     assert plan.take_due() == [ENGINE]
 
 
+@pytest.mark.parametrize(("duration_s", "pause_s"), [(1.0, RELOAD_PAUSE_S), (240.0, 240.0)])
+def test_the_pause_begins_with_the_end_of_a_reload_and_is_at_least_as_long(duration_s: float, pause_s: float) -> None:
+    clock = Clock()
+    plan = ReloadPlan(clock)
+    plan.want(ENGINE)
+    assert plan.take_due() == [ENGINE]
+    clock.now += duration_s
+    plan.tried(ENGINE)
+    clock.now += pause_s - 0.1
+    assert plan.take_due() == []
+    clock.now += 0.2
+    assert plan.take_due() == [ENGINE]
+
+
 def test_a_settled_stage_is_not_reloaded() -> None:
     plan = ReloadPlan(Clock())
     plan.want(ENGINE)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from typing import Any
 
 import numpy as np
@@ -40,6 +41,16 @@ def text(stack: Stack, **values: Any) -> str:
     """Return the text of the only response."""
     output: bytes = generate(stack, **values)["text_output"][0]
     return output.decode()
+
+
+def test_times_are_in_order_and_of_this_call(stack: Stack) -> None:
+    begin = time.monotonic_ns()
+    answer = generate(stack, return_perf_metrics=True)
+    names = ("arrival_time_ns", "first_scheduled_time_ns", "first_token_time_ns", "last_token_time_ns")
+    times = [answer[name][0] for name in names]
+    assert times == sorted(times)
+    assert begin < times[0] and times[-1] < time.monotonic_ns()
+    assert times[2] < times[3]
 
 
 def refused_field(stack: Stack, **values: Any) -> str | None:

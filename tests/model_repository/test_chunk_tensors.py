@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from model_repository import contract
 from model_repository.chunk_tensors import chunk_to_tensors, tensors_to_chunk
-from model_repository.generation import FinishReason, GenerationChunk, TokenLogprob, TopLogprob, Usage
+from model_repository.generation import FinishReason, GenerationChunk, Timing, TokenLogprob, TopLogprob, Usage
 
 USAGE = Usage(num_input_tokens=5, num_output_tokens=7, num_cached_tokens=3)
 FULL = GenerationChunk(
@@ -26,6 +26,9 @@ FULL = GenerationChunk(
     finish_reason=FinishReason.STOP,
     stop_reason="€",
     usage=USAGE,
+    timing=Timing(
+        arrival_time_ns=1, first_scheduled_time_ns=2**40, first_token_time_ns=2**62, last_token_time_ns=2**62 + 1
+    ),
 )
 
 COUNT = st.integers(0, 2**31 - 1)

@@ -188,6 +188,7 @@ FULL = GenerationRequest(
     is_echo=True,
     num_logprobs=3,
     has_token_ids=True,
+    has_timing=True,
     guide=Guide(GuideKind.REGEX, "a+"),
     lora_name="adapter",
     images=(b"\xff\xd8",),

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from model_repository.errors import InvalidRequest
-from model_repository.generation import FinishReason, Guide, GuideKind, Mirostat, SamplingParams, Usage
+from model_repository.generation import FinishReason, Guide, GuideKind, Mirostat, SamplingParams, Timing, Usage
 from model_repository.stage_messages import (
     DrawnLogprob,
     EngineRequest,
@@ -46,6 +46,7 @@ REQUEST = EngineRequest(
     echo=(b"", b"\xff\x00", "é".encode()),
     num_logprobs=0,
     has_token_ids=True,
+    has_timing=True,
     guide=Guide(GuideKind.CHOICE, '["a", "é"]'),
     lora_name="adapter",
     is_stream=True,
@@ -62,6 +63,7 @@ DETAILS = ReleaseDetails(
     has_token_ids=True,
     has_special_tokens=True,
     stop_reason=0,
+    timing=Timing(arrival_time_ns=0, first_scheduled_time_ns=1, first_token_time_ns=2, last_token_time_ns=2**62),
 )
 COUNTS = st.integers(0, 2**31 - 1)
 LOGPROBS = st.floats(max_value=0, allow_nan=False)

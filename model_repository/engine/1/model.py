@@ -19,7 +19,8 @@ class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
         """Load the model and start the engine's thread."""
         parameters = triton_shell.stage_parameters(args)
-        self.engine = load_engine(parameters)
+        with triton_shell.loading(args):
+            self.engine = load_engine(parameters)
         self.engine.start()
         self.cancel_receiver = CancelReceiver(parameters["ensemble"], self.engine.cancel_sequence)
 

@@ -17,7 +17,7 @@ from tensorrt_llm.lora_helper import LoraConfig
 from model_repository.engine.runtime import EngineConfig
 from model_repository.engine.tensorrt_llm.options import Backend, GuidedDecoding, TensorRtLlmOptions
 from model_repository.engine.tensorrt_llm.role import Role, RoleKind
-from model_repository.engine.tensorrt_llm.sampling import SamplingPlan
+from model_repository.engine.tensorrt_llm.sampling import SamplingPlan, embedding_bias
 from model_repository.engine.tensorrt_llm.tensors import to_tensor
 from model_repository.errors import EngineFailed
 
@@ -93,6 +93,8 @@ def _pytorch_keywords(config: EngineConfig, options: TensorRtLlmOptions) -> dict
     keywords: dict[str, Any] = {
         "max_seq_len": config.context_window,
         "max_input_len": config.context_window,  # its own default is 1024
+        # Under that scheduler logits processors run before the last token is known, so that they could not follow.
+        "disable_overlap_scheduler": True,
     }
     if config.adapters:
         keywords["lora_config"] = LoraConfig(
@@ -129,11 +131,15 @@ def _mpi_session(role: Role) -> Any:
     return MpiCommSession(comm=COMM_WORLD, n_workers=role.num_ranks)
 
 
-def sampling_params(plan: SamplingPlan) -> Any:
-    """Return a plan as TensorRT-LLM's SamplingParams."""
+def sampling_params(plan: SamplingPlan, vocab_size: int) -> Any:
+    """Return a plan as TensorRT-LLM's SamplingParams; half a megabyte and more where it has biases.
+
+    Raises:
+        ValueError: TensorRT-LLM refuses a value.
+    """
     keywords: dict[str, Any] = dict(plan.keywords)
-    if plan.embedding_bias is not None:
-        keywords["embedding_bias"] = to_tensor(plan.embedding_bias)
+    if plan.biases:
+        keywords["embedding_bias"] = to_tensor(embedding_bias(plan.biases, vocab_size))
     if plan.native_guide is not None:
         keywords["guided_decoding"] = GuidedDecodingParams(**plan.native_guide)
     return SamplingParams(**keywords)

@@ -43,14 +43,19 @@ class LogitsChain:
         vocab_size: the tokens that there are; further logits only pad the matrix, and are banned.
         dead_end: the token to draw where nothing can follow, and only there. It tells the engine stage, since an
             exception here would end the whole process.
+        is_called_per_chunk: a prompt that is computed in chunks brings a call for each of them. Only the last one
+            counts, and nothing tells which it is.
     """
 
-    def __init__(self, edits: Sequence[LogitsEdit], vocab_size: int, dead_end: int) -> None:
+    def __init__(
+        self, edits: Sequence[LogitsEdit], vocab_size: int, dead_end: int, *, is_called_per_chunk: bool = False
+    ) -> None:
         self._edits = tuple(edits)
         self._vocab_size = vocab_size
         self._dead_end = dead_end
         self._num_before: int | None = None  # tokens listed before the first one drawn: those of the prompt
-        self._num_calls = 0
+        self._is_called_per_chunk = is_called_per_chunk
+        self._num_expected = 0  # how many tokens must have been drawn at the next call
 
     # The names are TensorRT-LLM's: it passes some by name.
     def __call__(
@@ -64,8 +69,9 @@ class LogitsChain:
         if self._num_before is None:
             self._num_before = len(tokens)
         drawn = tokens[self._num_before :]
-        is_known = len(drawn) >= self._num_calls  # else the last token has not come back from the GPU yet
-        self._num_calls += 1
+        # Else the last token has not come back from the GPU yet.
+        is_known = len(drawn) >= self._num_expected or (self._is_called_per_chunk and not drawn)
+        self._num_expected = len(drawn) + 1
         with tensors.on_stream(stream_ptr):
             tensors.ban_from(logits, self._vocab_size)
             tensors.ban_token(logits, self._dead_end)
@@ -133,15 +139,20 @@ class MirostatDraw:
 
     mirostat: Mirostat
     seed: int
-    _limit: float = field(init=False)  # bits of surprise above which a token is cut off
-    _random: np.random.Generator = field(init=False)
+    _position: int = field(default=0, init=False)  # of the last draw
+    _limit: float = field(init=False)  # bits of surprise above which a token is cut off there
+    _next_limit: float = field(init=False)
 
     def __post_init__(self) -> None:
-        self._limit = 2.0 * self.mirostat.target
-        self._random = np.random.default_rng(self.seed)
+        self._limit = self._next_limit = 2.0 * self.mirostat.target
 
-    def draw(self, logits: tensors.Floats) -> int | None:
-        """Draw a token from logits [vocab_size], of which some may be -inf; None where all are."""
+    def draw(self, logits: tensors.Floats, position: int) -> int | None:
+        """Draw a token from logits [vocab_size], of which some may be -inf; None where all are.
+
+        A draw at the position of the last one takes its place, as if that had never been.
+        """
+        if position != self._position:
+            self._position, self._limit = position, self._next_limit
         likeliest = int(logits.argmax())
         if not np.isfinite(logits[likeliest]):
             return None
@@ -150,8 +161,9 @@ class MirostatDraw:
         least = 2.0 ** min(0.0, -self._limit)
         kept = np.flatnonzero(shares >= min(least, shares[likeliest]))
         shares = shares[kept] / shares[kept].sum()
-        index = int(self._random.choice(len(kept), p=shares))
-        self._limit -= self.mirostat.learning_rate * (-math.log2(shares[index]) - self.mirostat.target)
+        index = int(np.random.default_rng((self.seed, position)).choice(len(kept), p=shares))
+        surprise = -math.log2(shares[index])
+        self._next_limit = self._limit - self.mirostat.learning_rate * (surprise - self.mirostat.target)
         return int(kept[index])
 
 
@@ -169,18 +181,20 @@ class Shaping:
         self._bias = dict(bias)
         self._counts: Counter[int] = Counter()  # of the tokens drawn
         self._num_counted = 0
-        is_penalized = sampling.repetition_penalty != 1.0
-        self._seen = set(prompt_token_ids) if is_penalized else set()
-        self._mirostat = None if sampling.mirostat is None else MirostatDraw(sampling.mirostat, sampling.seed)
+        is_repetition_penalized = sampling.repetition_penalty != 1.0
+        self._seen = np.unique(np.array(prompt_token_ids if is_repetition_penalized else (), dtype=np.int64))
+        self._mirostat: MirostatDraw | None = None
+        if sampling.mirostat is not None and sampling.temperature:  # at temperature 0 the likeliest is taken
+            self._mirostat = MirostatDraw(sampling.mirostat, sampling.seed)
 
     def __call__(self, logits: Any, drawn: Sequence[int]) -> bool:
         """Shape; False where nothing is left."""
-        self._counts.update(drawn[self._num_counted :])
-        self._num_counted = len(drawn)
+        self._count(drawn[self._num_counted :])
         tensors.shift(logits, list(self._bias), np.array(list(self._bias.values()), dtype=np.float32))
         self._penalize(logits)
         if self._mirostat is not None:
-            token_id = self._mirostat.draw(tensors.to_array(logits).reshape(-1) / self._sampling.temperature)
+            row = tensors.to_array(logits).reshape(-1) / self._sampling.temperature
+            token_id = self._mirostat.draw(row, len(drawn))
             if token_id is None:
                 return False
             tensors.keep_only(logits, token_id)
@@ -188,10 +202,16 @@ class Shaping:
             tensors.ban_below(logits, -math.log(self._sampling.min_p) * self._sampling.temperature)
         return True
 
+    def _count(self, token_ids: Sequence[int]) -> None:
+        self._num_counted += len(token_ids)
+        self._counts.update(token_ids)
+        if token_ids and self._sampling.repetition_penalty != 1.0:
+            self._seen = np.union1d(self._seen, np.array(token_ids, dtype=np.int64))
+
     def _penalize(self, logits: Any) -> None:
         sampling, counts = self._sampling, self._counts
         if sampling.repetition_penalty != 1.0:
-            tensors.divide(logits, sorted(self._seen.union(counts)), sampling.repetition_penalty)
+            tensors.divide(logits, self._seen, sampling.repetition_penalty)
         if sampling.presence_penalty or sampling.frequency_penalty:
             amounts = np.array(list(counts.values()), dtype=np.float32) * -sampling.frequency_penalty
             tensors.shift(logits, list(counts), (amounts - sampling.presence_penalty).astype(np.float32))

@@ -10,7 +10,7 @@ import contextlib
 import logging
 import queue
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -27,12 +27,14 @@ _CLOSE_TIMEOUT_S = 2.0
 class Reader(Protocol):
     """Reads one result."""
 
+    scheduled_s: float | None  # set before the call
+
     def can_score(self, result: Any) -> bool:
         """Whether `score` is due."""
         ...
 
-    def score(self, result: Any) -> None:
-        """Compute what takes long."""
+    def score(self, result: Any, is_wanted: Callable[[], bool]) -> None:
+        """Compute what takes long, as long as it is wanted; called in a thread of its own."""
         ...
 
     def read(self, result: Any) -> Sequence[StepOutput]:
@@ -46,6 +48,7 @@ class Call:
 
     sequence: int
     keywords: Mapping[str, Any]
+    make_sampling_params: Callable[[], Any]  # called late, for they are large, and there may be many calls in wait
     reader: Reader
     can_abort: bool  # else it runs on until it ends by itself
 
@@ -67,6 +70,8 @@ class RequestLoop:
         self._tasks: set[asyncio.Task[None]] = set()
         self._num_busy = 0
         self._lock = threading.Lock()  # of the number alone
+        self._num_scoring = 0
+        self._has_progressed = False  # since it was asked for
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="tensorrt-llm-requests", daemon=True)
         self._thread.start()
@@ -86,6 +91,11 @@ class RequestLoop:
     def num_busy(self) -> int:
         """How many calls have not ended, also of those that nobody reads any more."""
         return self._num_busy
+
+    def take_progress(self) -> bool:
+        """Return whether something has moved since the last time, also of calls that nobody reads any more."""
+        has_progressed, self._has_progressed = self._has_progressed, False
+        return has_progressed or self._num_scoring > 0
 
     def start(self, call: Call) -> None:
         """Make a call."""
@@ -162,12 +172,13 @@ class RequestLoop:
         if call.sequence not in self._calls:
             return  # dropped at once
         try:
-            result = self._llm.generate_async(**call.keywords)
-        except (TypeError, ValueError) as exc:  # a limit of the engine
+            result = self._llm.generate_async(**call.keywords, sampling_params=call.make_sampling_params())
+        except (TypeError, ValueError) as exc:  # a limit of the engine, or of a parameter
             raise InvalidRequest(f"TensorRT-LLM refuses it: {exc}") from exc
         self._results[call.sequence] = result
         if call.keywords["streaming"]:
             async for _ in result:
+                self._has_progressed = True
                 await self._read(call, result)
         else:
             await result
@@ -178,12 +189,21 @@ class RequestLoop:
             return
         try:
             if call.reader.can_score(result):
-                await asyncio.to_thread(call.reader.score, result)
+                await self._score(call, result)
+                if call.sequence not in self._calls:
+                    return
             outputs = call.reader.read(result)
         except Exception as exc:  # a mistake of ours, which must not look like TensorRT-LLM's end
             logger.exception("sequence %d: its result could not be read", call.sequence)
             raise InternalError() from exc
         self._emit(call, outputs)
+
+    async def _score(self, call: Call, result: Any) -> None:
+        self._num_scoring += 1
+        try:
+            await asyncio.to_thread(call.reader.score, result, lambda: call.sequence in self._calls)
+        finally:
+            self._num_scoring -= 1
 
     def _emit(self, call: Call, outputs: Sequence[StepOutput]) -> None:
         """Put outputs together with those of the other requests that one step of TensorRT-LLM has advanced."""

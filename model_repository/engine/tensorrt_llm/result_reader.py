@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from model_repository.engine.runtime import StepOutput
@@ -28,6 +29,7 @@ class ResultReader:
     def __init__(
         self, sequence: int, request: EngineRequest, plan: SamplingPlan, *, end_id: int, vocab_size: int
     ) -> None:
+        self.scheduled_s: float | None = None  # when TensorRT-LLM was called
         self._sequence = sequence
         self._request = request
         self._plan = plan
@@ -41,12 +43,13 @@ class ResultReader:
         """Whether `score` is due."""
         return not self._is_scored and result.context_logits is not None
 
-    def score(self, result: Any) -> None:
-        """Compute the prompt's log probabilities, once; not for an event loop."""
+    def score(self, result: Any, is_wanted: Callable[[], bool]) -> None:
+        """Compute the prompt's log probabilities, once, as long as they are wanted; not for an event loop."""
         request = self._request
-        self._prompt_logprobs = prompt_logprobs(
+        scores = prompt_logprobs(
             result.context_logits, request.prompt_token_ids, request.num_logprobs or 0, self._vocab_size
         )
+        self._prompt_logprobs = tuple(itertools.takewhile(lambda _: is_wanted(), scores))
         self._is_scored = True
 
     def read(self, result: Any) -> list[StepOutput]:
@@ -92,11 +95,16 @@ class ResultReader:
         elif not (ids and ids[-1] in self._plan.ends):  # whether the end token is among them depends on the backend
             reason = completion.stop_reason
             token_id = reason if isinstance(reason, int) and reason in self._plan.ends else self._end_id
-            yield self._output(result, token_id, self._logprob(completion.logprobs, len(ids), token_id))
+            if token_id in self._plan.ends:
+                yield self._output(result, token_id, self._logprob(completion.logprobs, len(ids), token_id))
+            else:  # of no end that the engine stage knows, which would wait for one for ever
+                yield self._output(result, None, None)
 
     def _output(self, result: Any, token_id: int | None, logprob: DrawnLogprob | None) -> StepOutput:
         prompt_logprobs, self._prompt_logprobs = self._prompt_logprobs, ()
-        return StepOutput(self._sequence, token_id, result.cached_tokens, logprob, prompt_logprobs)
+        return StepOutput(
+            self._sequence, token_id, result.cached_tokens, logprob, prompt_logprobs, scheduled_s=self.scheduled_s
+        )
 
     def _logprob(self, entries: Sequence[Any], index: int, token_id: int) -> DrawnLogprob | None:
         """Return a token's log probability; an unknown one for an end token that the result does not list."""

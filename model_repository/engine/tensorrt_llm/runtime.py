@@ -5,8 +5,10 @@ None of it has run on a GPU yet: it is held to the recorded public API of Tensor
 
 from __future__ import annotations
 
+import functools
 import os
 import secrets
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -20,7 +22,6 @@ from model_repository.engine.tensorrt_llm.result_reader import ResultReader
 from model_repository.engine.tensorrt_llm.role import RoleKind, role_from_environment
 from model_repository.engine.tensorrt_llm.sampling import SamplingPlanner, is_scored
 from model_repository.errors import EngineFailed, InvalidRequest, Unsupported
-from model_repository.machine import Machine, read_machine, why_unfit
 from model_repository.stage_messages import EngineRequest
 
 # The engine looks after silent clients between two waits.
@@ -37,7 +38,7 @@ class TensorRtLlmRuntime:
         machine: what the model would run on; None: asked for.
 
     Raises:
-        EngineFailed: the model was built for something else, or does not load; or this rank serves nothing.
+        EngineFailed: the model does not load, or this rank serves nothing.
     """
 
     def __init__(
@@ -46,14 +47,11 @@ class TensorRtLlmRuntime:
         byte_table: Sequence[bytes],
         *,
         environment: Mapping[str, str] = os.environ,
-        machine: Machine | None = None,
     ) -> None:
         try:
             self._options = TensorRtLlmOptions.of(config.options)
         except ValueError as exc:
             raise EngineFailed(str(exc)) from exc
-        if config.requires and (reason := why_unfit(config.requires, machine or read_machine())):
-            raise EngineFailed(f"{config.artifact_dir}: {reason}")
         role = role_from_environment(environment)
         if role.kind is RoleKind.WORKER:
             work_for_leader(role)
@@ -64,9 +62,11 @@ class TensorRtLlmRuntime:
             vocabulary=VocabularyFile(config.artifact_dir / FILE_NAME, self._vocab_size, config.eos_token_ids),
             unused=_unused(byte_table, config.eos_token_ids),
             guided_decoding=self._options.guided_decoding,
+            is_called_per_chunk=self._options.backend is Backend.PYTORCH and self._options.chunked_prefill,
         )
         self._waiting: dict[int, Call] = {}  # in their order
         self._running: dict[int, int] = {}  # sequence to the tokens it holds
+        self._unseen: set[int] = set()  # of these, who is heard of only at the end
         self._llm = start_llm(config, self._options, role)
         self._loop = RequestLoop(self._llm)
 
@@ -83,23 +83,22 @@ class TensorRtLlmRuntime:
         plan = self._planner.plan(request)
         keywords: dict[str, Any] = {
             "inputs": list(request.prompt_token_ids),
-            "sampling_params": sampling_params(plan),
             "lora_request": self._lora_requests[request.lora_name] if request.lora_name else None,
-            # Without stop texts, which are matched here, nobody looks at the tokens before they are complete.
-            "streaming": request.is_stream or bool(request.stop),
+            # Also where nobody looks at the tokens before they are complete: they show that TensorRT-LLM is alive.
+            "streaming": request.is_stream or bool(request.stop) or not self._is_tied_by_stream(request),
         }
         if is_scored(request) and self._options.block_reuse:
             # A beginning that is not computed has no logits; nobody else has this salt, so nothing can be reused.
             keywords["cache_salt"] = secrets.token_hex(16)
         reader = ResultReader(sequence, request, plan, end_id=self._planner.end_id, vocab_size=self._vocab_size)
-        call = Call(sequence, keywords, reader, can_abort=not self._dies_by_abort(request, keywords))
-        self._waiting[sequence] = call
+        can_abort = not (keywords["streaming"] and self._is_tied_by_stream(request))
+        make_params = functools.partial(sampling_params, plan, self._vocab_size)
+        self._waiting[sequence] = Call(sequence, keywords, make_params, reader, can_abort=can_abort)
         self._admit()
 
-    def _dies_by_abort(self, request: EngineRequest, keywords: Mapping[str, Any]) -> bool:
-        """Whether to abort it would end the whole process (TensorRT-LLM issue 10810, of its engine backend)."""
-        has_logits = request.num_logprobs is not None
-        return self._options.backend is Backend.ENGINE and has_logits and bool(keywords["streaming"])
+    def _is_tied_by_stream(self, request: EngineRequest) -> bool:
+        """Whether to abort it as a stream would end the process (TensorRT-LLM issue 10810, of its engine backend)."""
+        return self._options.backend is Backend.ENGINE and request.num_logprobs is not None
 
     def _check(self, request: EngineRequest) -> None:
         if not request.prompt_token_ids:
@@ -132,11 +131,15 @@ class TensorRtLlmRuntime:
             sequence, call = next(iter(self._waiting.items()))
             del self._waiting[sequence]
             self._running[sequence] = len(call.keywords["inputs"])
+            if not call.keywords["streaming"]:
+                self._unseen.add(sequence)
+            call.reader.scheduled_s = time.monotonic()
             self._loop.start(call)
 
     def free(self, sequence: int) -> None:
         """Forget a sequence. What cannot be aborted runs on unread, and keeps its place until it ends."""
         if self._waiting.pop(sequence, None) is None and self._running.pop(sequence, None) is not None:
+            self._unseen.discard(sequence)
             self._loop.drop(sequence)
 
     def step(self) -> Sequence[StepOutput] | None:
@@ -149,13 +152,15 @@ class TensorRtLlmRuntime:
         try:
             outputs = self._loop.wait(_MAX_WAIT_S)
         except EngineFailed:
-            self._waiting.clear()
-            self._running.clear()
+            self._forget_all()
             raise
+        has_progressed = self._loop.take_progress()
         outputs = [output for output in outputs if output.sequence in self._running]
         for output in outputs:
             self._running[output.sequence] += output.token_id is not None
-        return outputs or None
+        # Where all that run are heard of only at the end, a silence says nothing, and may not be taken for a hang.
+        is_mute = bool(self._running) and self._running.keys() <= self._unseen
+        return outputs if outputs or has_progressed or is_mute else None
 
     def wake(self) -> None:
         """End a wait."""
@@ -185,10 +190,14 @@ class TensorRtLlmRuntime:
 
     def close(self) -> None:
         """End the requests, then TensorRT-LLM and its workers."""
-        self._waiting.clear()
-        self._running.clear()
+        self._forget_all()
         self._loop.close()
         self._llm.shutdown()
+
+    def _forget_all(self) -> None:
+        self._waiting.clear()
+        self._running.clear()
+        self._unseen.clear()
 
 
 def _unused(byte_table: Sequence[bytes], eos_token_ids: frozenset[int]) -> tuple[int, ...]:

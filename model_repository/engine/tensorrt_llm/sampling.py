@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -37,7 +38,7 @@ class SamplingPlan:
     """What to ask TensorRT-LLM for one request, before anything of it is imported."""
 
     keywords: Mapping[str, Any]  # of SamplingParams
-    embedding_bias: Floats | None  # [vocab_size]
+    biases: Mapping[int, float]  # token id to what is added to its logit; -inf bans it
     native_guide: Mapping[str, Any] | None  # keywords of GuidedDecodingParams
     ends: frozenset[int]  # the tokens that may end it
     dead_end: int | None  # the token drawn where nothing can follow; None: that is not noticed
@@ -51,17 +52,21 @@ class SamplingPlanner:
         vocabulary: the model's.
         unused: tokens without text, one of which stands for a dead end.
         guided_decoding: who masks tokens.
+        is_called_per_chunk: what edits logits is called for each chunk of a prompt.
     """
 
     vocabulary: VocabularyFile
     unused: tuple[int, ...]
     guided_decoding: GuidedDecoding
+    is_called_per_chunk: bool = False
 
     def plan(self, request: EngineRequest) -> SamplingPlan:
         """Return what to ask for a request."""
         ends = self._ends(request)
-        native_guide = self._native_guide(request.guide)
         bias, banned = _biases(request.sampling)
+        # Two masks that do not know of each other may leave nothing, and nobody would notice.
+        is_masked = bool(banned or request.min_tokens or request.ignore_eos)
+        native_guide = None if is_masked else self._native_guide(request.guide)
         is_shaped = _is_shaped(request.sampling)
         edits = self._masks(request, ends, None if native_guide else request.guide, banned)
         if is_shaped:
@@ -71,10 +76,12 @@ class SamplingPlanner:
         if edits:
             taken = ends.union(request.sampling.logit_bias)
             dead_end = next((token_id for token_id in self.unused if token_id not in taken), self.unused[0])
-            keywords["logits_processor"] = LogitsChain(edits, self.vocabulary.size, dead_end)
+            keywords["logits_processor"] = LogitsChain(
+                edits, self.vocabulary.size, dead_end, is_called_per_chunk=self.is_called_per_chunk
+            )
         return SamplingPlan(
             keywords={**keywords, "detokenize": False},
-            embedding_bias=None if is_shaped else self._embedding_bias(bias, banned),
+            biases={} if is_shaped else bias | dict.fromkeys(banned, -math.inf),
             native_guide=native_guide,
             ends=ends,
             dead_end=dead_end,
@@ -103,13 +110,12 @@ class SamplingPlanner:
             return []
         return [AllowedTokens(self.vocabulary, guide, banned=banned, ends=ends, min_tokens=request.min_tokens)]
 
-    def _embedding_bias(self, bias: Mapping[int, float], banned: frozenset[int]) -> Floats | None:
-        if not bias and not banned:
-            return None
-        vector = np.zeros(self.vocabulary.size, dtype=np.float32)
-        vector[list(bias)] = list(bias.values())
-        vector[list(banned)] = -np.inf
-        return vector
+
+def embedding_bias(biases: Mapping[int, float], vocab_size: int) -> Floats:
+    """Return biases as [vocab_size]."""
+    vector = np.zeros(vocab_size, dtype=np.float32)
+    vector[list(biases)] = list(biases.values())
+    return vector
 
 
 def is_scored(request: EngineRequest) -> bool:

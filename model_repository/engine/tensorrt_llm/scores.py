@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from model_repository.engine.logprobs import token_logprob
@@ -26,8 +26,8 @@ def drawn_logprob(entry: Mapping[int, Any], token_id: int, num_top: int) -> Draw
 
 def prompt_logprobs(
     context_logits: Any, prompt_token_ids: Sequence[int], num_top: int, vocab_size: int
-) -> tuple[DrawnLogprob, ...]:
-    """Return the log probability of each prompt token; takes milliseconds a token, so not for an event loop.
+) -> Iterator[DrawnLogprob]:
+    """Yield the log probability of each prompt token; takes milliseconds a token, so not for an event loop.
 
     TensorRT-LLM's own `prompt_logprobs` hold the most likely tokens only, of which the prompt's may be none.
 
@@ -37,6 +37,6 @@ def prompt_logprobs(
         num_top: how many of the most likely ones are wanted.
         vocab_size: the tokens that there are.
     """
-    rows = zip(range(len(prompt_token_ids) - 1), prompt_token_ids[1:], strict=True)
-    scores = (token_logprob(to_array(context_logits[row])[:vocab_size], token_id, num_top) for row, token_id in rows)
-    return (DrawnLogprob(None), *scores)  # nothing precedes the first token
+    yield DrawnLogprob(None)  # nothing precedes the first token
+    for row, token_id in enumerate(prompt_token_ids[1:]):
+        yield token_logprob(to_array(context_logits[row])[:vocab_size], token_id, num_top)

@@ -75,9 +75,9 @@ def shift(logits: Any, token_ids: Sequence[int], amounts: Floats) -> None:
         logits[..., ids] += to_tensor(amounts, logits).to(logits.dtype)
 
 
-def divide(logits: Any, token_ids: Sequence[int], divisor: float) -> None:
+def divide(logits: Any, token_ids: npt.NDArray[np.int64], divisor: float) -> None:
     """Make tokens less likely by a factor: positive logits are divided by it, negative ones multiplied."""
-    if token_ids:
-        ids = to_tensor(np.array(token_ids, dtype=np.int64), logits)
+    if len(token_ids):
+        ids = to_tensor(token_ids, logits)
         values = logits[..., ids]
         logits[..., ids] = torch.where(values > 0, values / divisor, values * divisor)

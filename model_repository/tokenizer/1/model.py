@@ -19,11 +19,12 @@ class TritonPythonModel:
         """Load the tokenizer and compile the chat template."""
         parameters = triton_shell.stage_parameters(args)
         artifact = Path(parameters["artifact_dir"])
-        self.stage = TokenizerStage(
-            TokenizerFiles.load(artifact / "tokenizer"),
-            load_byte_table(artifact / FILE_NAME),
-            StageConfig.from_parameters(parameters),
-        )
+        with triton_shell.loading(args):
+            self.stage = TokenizerStage(
+                TokenizerFiles.load(artifact / "tokenizer"),
+                load_byte_table(artifact / FILE_NAME),
+                StageConfig.from_parameters(parameters),
+            )
 
     def execute(self, requests: list[Any]) -> list[Any]:
         """Encode each request's prompt."""

@@ -235,6 +235,12 @@ def test_a_number_of_gpus_that_cannot_share_the_model_says_why() -> None:
     )
 
 
+def test_a_step_that_is_too_large_says_which_is_not() -> None:
+    message = refusal("llama3.1:8b", "h100", num_gpus=1, max_batch_size=100_000, max_seq_len=4096)
+    assert "what would fit: --max-batch-size 8192 (1 x H100, TP1)" in message
+    assert planned("llama3.1:8b", "h100", num_gpus=1, max_batch_size=8192, max_seq_len=4096)
+
+
 def test_a_model_that_fits_nowhere_says_so() -> None:
     entry = CATALOG.find("llama3.1:405b")
     huge = replace(entry, architecture=replace(entry.architecture, intermediate_size=8 * 53248 * 64), presets={})

@@ -11,6 +11,7 @@ import pytest
 
 from build_engines import artifact
 from build_engines.__main__ import main
+from build_engines.tensorrt_llm.hub import HubReference
 from tests.build_engines.tensorrt_llm.builder import Builder
 from tests.build_engines.tiny_adapter import random_pairs, tensors_of, write_adapter
 from tests.build_engines.tiny_checkpoint import random_weights
@@ -156,6 +157,8 @@ def here(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) ->
         (["--gpus", "4"], "is planned for 4 x H100 of 80.0 GB in each node, this machine has 2 x NVIDIA H100"),
         (["--max-num-tokens", "0"], "--max-num-tokens 0: expected at least 1"),
         (["--max-num-tokens", "100000"], "--max-num-tokens 100000: the plan has memory for 8192 in one step"),
+        (["--max-num-tokens", "127"], "--max-num-tokens 127: a step has a token of each sequence: expected at least"),
+        (["--max-sequences", "129"], "max_sequences=129: tiny/llama is built for 128"),
         (["--workers", "0"], "--workers 0: expected at least 1"),
         (["--gguf", "x"], "--gguf: not with --runtime tensorrt_llm: use --checkpoint"),
         (["--context-window", "5"], "--context-window: not with --runtime tensorrt_llm: use --max-seq-len"),
@@ -174,6 +177,25 @@ def here(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) ->
 )
 def test_what_cannot_be_built_is_refused(builder: Builder, here: Here, extra: list[str], message: str) -> None:
     here.assert_refused(builder, *extra, message=message)
+
+
+@pytest.mark.parametrize(
+    ("extra", "message"),
+    [
+        ([], "TensorRT-LLM 1.3.0rc2: builds are made for 1.2.1"),
+        (["--option", "tp_size=2"], "--option tp_size: follows from the build"),
+        (["--adapter", "formal=none"], "none/adapter_config.json: no such file"),
+        (["--alias", "tiny/llama"], "alias 'tiny/llama' of tiny/llama: model tiny/llama has the same name"),
+        (["--backend", "pytorch", "--precision", "fp8"], "--precision fp8: the PyTorch backend takes a checkpoint as"),
+    ],
+)
+def test_what_cannot_be_built_is_not_downloaded(tmp_path: Path, here: Here, extra: list[str], message: str) -> None:
+    def download(*_: object) -> None:
+        raise AssertionError("a download was begun")
+
+    here.monkeypatch.setattr(HubReference, "download", download)
+    builder = Builder.make(tmp_path, version="1.3.0rc2")
+    here.assert_refused(builder, "--checkpoint", "owner/name@main", *extra, message=message)
 
 
 def test_another_version_is_refused(tmp_path: Path, here: Here) -> None:

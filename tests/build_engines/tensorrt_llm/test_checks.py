@@ -66,7 +66,9 @@ def test_available_memory_is_the_containers(limit: str | None, expected: int, tm
     (tmp_path / "meminfo").write_text("MemTotal: 9000 kB\nMemFree: 1 kB\nMemAvailable: 4000 kB\n")
     if limit is not None:
         (tmp_path / "memory.max").write_text(limit)
-        (tmp_path / "memory.current").write_text("100000\n")
+        (tmp_path / "memory.current").write_text("700000\n")
+        # Of which 600 kB are files that were read: the kernel gives them up.
+        (tmp_path / "memory.stat").write_text("anon 100000\ninactive_file 400000\nactive_file 200000\n")
     assert available_ram_bytes(tmp_path, tmp_path) == expected
 
 

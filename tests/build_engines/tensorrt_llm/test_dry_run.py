@@ -57,6 +57,12 @@ def test_the_pytorch_backend_has_no_commands(capsys: pytest.CaptureFixture[str])
         (["qwen2.5:8b", "--gpu", "h100"], "qwen2.5:8b: not in the catalog"),
         (["llama3.1:70b", "--gpu", "h100", "--gpus", "1"], "llama"),
         (["qwen2.5:7b", "--gpu", "h100", "--option", "tp_size=2"], "--option tp_size: follows from the build"),
+        (
+            ["qwen2.5:7b", "--gpu", "h100", "--option", "chunked_prefill=false", "--max-seq-len", "8194"],
+            "--option chunked_prefill=false: a step takes 8192 tokens, and a prompt may have 8193: use a smaller",
+        ),
+        (["qwen2.5:7b", "--gpu", "h100", "--max-sequences", "129"], "max_sequences=129: Qwen/Qwen2.5-7B-Instruct is"),
+        (["qwen2.5:7b", "--gpu", "h100", "--alias", "Qwen/Qwen2.5-7B-Instruct"], "has the same name"),
     ],
 )
 def test_what_cannot_be_planned_is_one_line(

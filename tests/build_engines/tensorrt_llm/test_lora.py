@@ -55,8 +55,10 @@ def tensor(module: str, side: str = "A", shape: tuple[int, ...] = (4, 48)) -> di
         (tensor("model.embed_tokens"), r"model\.embed_tokens\.lora_A\.weight: expected lora_A or lora_B of self_attn"),
         (tensor("model.layers.0.mlp.experts.1.up_proj"), "expected lora_A or lora_B of"),
         (tensor("model.layers.2.self_attn.q_proj"), "tiny/llama has 2 layers"),
-        (tensor("model.layers.0.self_attn.q_proj", shape=(8, 48)), r"shape \[8, 48\] is not of rank r=4"),
-        (tensor("model.layers.0.self_attn.q_proj", "B", (48, 8)), r"shape \[48, 8\] is not of rank r=4"),
+        (tensor("model.layers.0.self_attn.q_proj", shape=(8, 48)), r"\[8, 48\]: r=4 and tiny/llama need \[4, 48\]"),
+        (tensor("model.layers.0.self_attn.q_proj", "B", (64, 8)), r"\[64, 8\]: r=4 and tiny/llama need \[64, 4\]"),
+        (tensor("model.layers.0.mlp.down_proj"), r"\[4, 48\]: r=4 and tiny/llama need \[4, 80\]"),
+        (tensor("model.layers.1.mlp.up_proj"), r"layer 1, mlp\.up_proj: has lora_A and no lora_B"),
         ({}, "no tensors"),
     ],
 )

@@ -97,6 +97,11 @@ def test_metas_own_fp8_is_seen_and_other_quantizations_are_refused(folder: Path,
     entry = tiny_entry("llama", tmp_path)
     edit(folder, quantization_config={"quant_method": "fbgemm_fp8"})
     assert Source.load(folder, entry).format is SourceFormat.FP8_ROWWISE
+    edit(folder, quantization_config=None)
+    assert Source.load(folder, entry).format is SourceFormat.SIXTEEN_BIT
+    edit(folder, quantization_config="awq")
+    with pytest.raises(BuildError, match="quant_method=awq: expected"):
+        Source.load(folder, entry)
     edit(folder, quantization_config={"quant_method": "gptq"})
     with pytest.raises(BuildError, match="quant_method=gptq: expected the 16-bit checkpoint, or one in fbgemm_fp8"):
         Source.load(folder, entry)

@@ -141,6 +141,7 @@ def test_cleaning_up_waits_for_nobody(spec: TensorRtLlmSpec, tmp_path: Path) -> 
         lambda spec: with_plan(spec, max_batch_size=64),
         lambda spec: with_plan(spec, max_num_tokens=64),
         lambda spec: with_plan(spec, max_seq_len=64),
+        lambda spec: with_plan(spec, entry=replace(spec.plan.entry, eos_token_ids=(260, 261))),
         lambda spec: replace(spec, recipe=replace(spec.recipe, has_context_logits=True)),
         lambda spec: replace(spec, recipe=replace(spec.recipe, lora=LoraLimits(max_rank=8, modules=("attn_q",)))),
         lambda spec: replace(spec, options={"block_reuse": "false"}),

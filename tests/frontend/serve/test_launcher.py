@@ -150,6 +150,18 @@ def test_a_triton_that_dies_at_start_is_reported_with_its_last_lines(repository,
     assert "error: triton ended with status 3; its last lines:\nloading the model\nno space left on the moon" in log
 
 
+def test_a_model_that_does_not_load_is_the_reason_and_nothing_else(repository, server, tmp_path):
+    line = "ERROR model_repository.triton_shell: demo__engine does not load: built for 8 GPUs: build it again"
+    source = f"print({line!r}); [print('| a table |') for _ in range(99)]; raise SystemExit(1)"
+    with serving(tmp_path, *flags(repository, server(source))) as serve:
+        status, log = serve.ended()
+    assert status == 1
+    expected = (
+        "triton ended with status 1: a model cannot be served\ndemo__engine does not load: built for 8 GPUs: build"
+    )
+    assert f"error: {expected} it again\n" in log
+
+
 def test_a_triton_that_is_killed_later_is_reported(repository, server, tmp_path):
     with serving(tmp_path, *flags(repository, server(FORKING_SERVER))) as serve:
         serve.wait_for(" started")

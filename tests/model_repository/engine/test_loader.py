@@ -9,6 +9,8 @@ import pytest
 from model_repository.byte_table import FILE_NAME, save_byte_table
 from model_repository.engine.loader import load_engine, read_engine_config
 from model_repository.engine.runtime import EngineConfig, UnknownRuntime, load_runtime
+from model_repository.errors import EngineFailed
+from model_repository.machine import Machine
 
 PARAMETERS = {
     "runtime": "synthetic",
@@ -67,3 +69,17 @@ def test_an_engine_is_loaded_with_its_runtime(tmp_path: Path) -> None:
     save_byte_table(tmp_path / FILE_NAME, [b"a", b"b"])
     stats = load_engine(PARAMETERS | {"artifact_dir": str(tmp_path)}).stats()
     assert (stats.num_active, stats.num_cells) == (0, 4 * 2048)
+
+
+@pytest.mark.parametrize("runtime", ["synthetic", "tensorrt_llm"])
+def test_what_was_built_for_another_machine_is_refused_before_its_runtime_is_imported(
+    runtime: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine = Machine(tensorrt_llm_version="1.2.1")
+    monkeypatch.setattr("model_repository.engine.loader.read_machine", lambda: machine)
+    parameters = PARAMETERS | {"runtime": runtime, "requires": '{"tensorrt_llm": "1.1.0"}'}
+    expected = (
+        r"^/artifacts/demo: built with TensorRT-LLM 1\.1\.0, this machine has TensorRT-LLM 1\.2\.1: build it again"
+    )
+    with pytest.raises(EngineFailed, match=expected):
+        load_engine(parameters)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -35,7 +36,7 @@ class FakeKVCache:
 class Fake:
     """A scheduler whose steps are computed at once: every drawn token is the next of a fixed row."""
 
-    def __init__(self, num_slots: int = 2, **limits: int) -> None:
+    def __init__(self, num_slots: int = 2, **limits: Any) -> None:
         self.cache = FakeKVCache(num_slots)
         self.scheduler = Scheduler(num_slots, self.cache, **limits)
         self.texts: dict[int, list[Cell]] = {}  # prompt and drawn tokens of each sequence, with its adapter

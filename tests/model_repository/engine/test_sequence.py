@@ -11,7 +11,7 @@ import pytest
 from model_repository.engine.runtime import StepOutput
 from model_repository.engine.sequence import EngineSequence
 from model_repository.errors import StageError
-from model_repository.generation import FinishReason, SamplingParams, Usage
+from model_repository.generation import FinishReason, SamplingParams, Timing, Usage
 from model_repository.stage_messages import DrawnLogprob, EngineRequest, Release, ReleaseDetails
 
 BYTE_TABLE = [b"", *(bytes([byte]) for byte in range(1, 256))]
@@ -313,3 +313,18 @@ def test_only_who_asks_gets_details() -> None:
     releases = run(b"one.two", stop=(".",))
     assert [release.details for release in releases] == [None, None, None, ReleaseDetails(stop_reason=".")]
     assert all(release.details is None for release in run([*b"hi", EOS]))
+
+
+@pytest.mark.parametrize(("scheduled_s", "expected_ns"), [(0.5, 500_000_000), (None, 0)])
+def test_who_asks_is_told_when_things_happened(scheduled_s: float | None, expected_ns: int) -> None:
+    item = sequence(has_timing=True, is_stream=False)
+    for now_s, token_id in ((1.25, ord("a")), (2.0, ord("b")), (3.5, EOS)):
+        item.take(StepOutput(5, token_id, scheduled_s=scheduled_s), now_s=now_s)
+    details = item.next_release(9.0).details
+    assert details is not None
+    assert details.timing == Timing(
+        arrival_time_ns=0,
+        first_scheduled_time_ns=expected_ns,
+        first_token_time_ns=1_250_000_000,
+        last_token_time_ns=3_500_000_000,
+    )

@@ -76,6 +76,7 @@ def test_everything_of_a_request_goes_to_the_engine() -> None:
         is_echo=True,
         num_logprobs=2,
         has_token_ids=True,
+        has_timing=True,
         guide=Guide(GuideKind.REGEX, "a+"),
         lora_name="poet",
         is_stream=True,

@@ -4,6 +4,9 @@
 - Ends are told at the end of the whole request.
 - To abort a streaming request with log probabilities kills the process on the engine backend (issue 10810).
 - Blocks of the KV cache are reused, and what is reused has no context logits.
+- Processors of logits are what pickle makes of them, since requests travel to other processes.
+- On the PyTorch backend they are called for each chunk of a prompt, and under its overlap scheduler they are told the
+  last token one call late.
 - A worker process beside it stands for the ranks: when it dies, everything fails.
 """
 
@@ -71,6 +74,8 @@ class Executor:
         is_engine: this is the engine backend.
         max_batch_size: requests in one step.
         has_block_reuse: prompts that begin alike share blocks.
+        max_chunk_tokens: processors are called for so many tokens of a prompt each; None: once.
+        is_told_late: processors are.
         batched_processor: edits the logits of requests that want it.
     """
 
@@ -81,12 +86,16 @@ class Executor:
         is_engine: bool,
         max_batch_size: int,
         has_block_reuse: bool,
+        max_chunk_tokens: int | None = None,
+        is_told_late: bool = False,
         batched_processor: Any = None,
     ) -> None:
         self._model = model
         self._is_engine = is_engine
         self._max_batch_size = max_batch_size
         self._has_block_reuse = has_block_reuse
+        self._max_chunk_tokens = max_chunk_tokens
+        self._is_told_late = is_told_late
         self._batched_processor = batched_processor
         self._blocks: deque[tuple[Any, ...]] = deque(maxlen=64)  # what was computed, and under what
         self._waiting: list[Request] = []
@@ -203,8 +212,12 @@ class Executor:
                 is_engine=self._is_engine,
                 guide=guide,
                 request_id=number,
+                is_told_late=self._is_told_late,
                 batched_processor=self._batched_processor,
             )
+            size = self._max_chunk_tokens
+            for row in rows[size - 1 : -1 : size] if size else ():  # behind each chunk but the last one
+                sampler.process(row.copy(), ())
             request.sequences.append(_Sequence(state, sampler, rows[-1]))
         params = request.params
         shown = torch.from_numpy(rows[num_cached:]) if params.return_context_logits or params.prompt_logprobs else None

@@ -64,8 +64,13 @@ class _LLM:
             is_engine=self.is_engine,
             max_batch_size=self._args["max_batch_size"],
             has_block_reuse=cache is None or cache.enable_block_reuse,
+            max_chunk_tokens=self._args["max_num_tokens"] if self._is_called_per_chunk() else None,
+            is_told_late=not (self.is_engine or self._args["disable_overlap_scheduler"]),
             batched_processor=self._args["batched_logits_processor"],
         )
+
+    def _is_called_per_chunk(self) -> bool:
+        return not self.is_engine and self._args["enable_chunked_prefill"]
 
     def _read_config(self) -> dict[str, Any]:
         path = self._folder / "config.json"

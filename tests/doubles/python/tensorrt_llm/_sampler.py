@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Sequence
 from typing import Any
 
@@ -23,6 +24,7 @@ class Sampler:
         is_engine: it runs on the engine backend, where a missing top_p means 0 and processors are given a stream.
         guide: what the completion must look like.
         request_id: whose it is.
+        is_told_late: processors are told the last token one call late.
         batched_processor: the LLM's own, for requests that want it.
     """
 
@@ -34,6 +36,7 @@ class Sampler:
         is_engine: bool,
         guide: Any,
         request_id: int,
+        is_told_late: bool = False,
         batched_processor: Any = None,
     ) -> None:
         self._params = params
@@ -41,6 +44,9 @@ class Sampler:
         self._is_engine = is_engine
         self._guide = guide
         self._request_id = request_id
+        self._is_told_late = is_told_late
+        processors = params.logits_processor or []
+        self._processors = pickle.loads(pickle.dumps(processors if isinstance(processors, list) else [processors]))
         self._batched_processor = batched_processor if params.apply_batched_logits_processor else None
         self._random = np.random.default_rng(params.seed or 0)
         top_p = params.top_p if params.top_p is not None else (0.0 if is_engine else 1.0)
@@ -50,7 +56,7 @@ class Sampler:
     def draw(self, raw: Floats, drawn: Sequence[int]) -> int:
         """Draw the token that follows those drawn so far, from its raw logits [vocab_size]."""
         logits = raw.astype(np.float32)
-        self._process(logits, drawn)
+        self.process(logits, drawn[:-1] if self._is_told_late else drawn)
         if self._guide is not None:
             self._guide.ban(logits)
         if self._params.embedding_bias is not None:
@@ -68,11 +74,11 @@ class Sampler:
             self._guide.take(token_id)
         return token_id
 
-    def _process(self, logits: Floats, drawn: Sequence[int]) -> None:
+    def process(self, logits: Floats, drawn: Sequence[int]) -> None:
+        """Let the processors edit logits [vocab_size], given the tokens drawn so far."""
         tensor, tokens = torch.from_numpy(logits).reshape(1, 1, -1), [[*self._prompt, *drawn]]
         stream = STREAM_PTR if self._is_engine else None
-        processors = self._params.logits_processor or []
-        for processor in processors if isinstance(processors, list) else [processors]:
+        for processor in self._processors:
             processor(self._request_id, tensor, tokens, stream, None)
         if self._batched_processor is not None:
             self._batched_processor([self._request_id], [tensor], [tokens], stream, [None])

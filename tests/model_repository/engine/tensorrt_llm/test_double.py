@@ -8,7 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from tensorrt_llm import LLM, SamplingParams, llmapi
@@ -49,6 +49,24 @@ def start(tmp_path: Path) -> Iterator[Start]:
     yield start
     for llm in started:
         llm.shutdown()
+
+
+class Recorder:
+    """A processor that forces token 7; its copies share what they record."""
+
+    by_number: ClassVar[dict[int, list[tuple[int, int | None]]]] = {}  # how many tokens there were, and the stream
+
+    def __init__(self) -> None:
+        self.number = len(self.by_number)
+        self.by_number[self.number] = []
+
+    def __call__(self, req_id: int, logits: Any, token_ids: Any, stream_ptr: int | None, client_id: int | None) -> None:
+        self.calls.append((len(token_ids[0]), stream_ptr))
+        logits[..., 7] = 1000.0
+
+    @property
+    def calls(self) -> list[tuple[int, int | None]]:
+        return self.by_number[self.number]
 
 
 def params(**keywords: Any) -> Any:
@@ -216,19 +234,44 @@ def test_a_temperature_alone_is_greedy_on_an_engine(start: Start) -> None:
 
 @pytest.mark.parametrize("name", ARGS)
 def test_processors_of_a_request_and_of_all_edit_the_logits(start: Start, name: str) -> None:
-    def force(req_id: int, logits: Any, token_ids: Any, stream_ptr: int | None, client_id: int | None) -> None:
-        assert (stream_ptr is None) == (name == TORCH)
-        logits[..., 7] = 1000.0
-
     def force_all(req_ids: Any, logits: Any, token_ids: Any, stream_ptr: int | None, client_ids: Any) -> None:
         assert [len(req_ids), len(logits), len(token_ids), len(client_ids)] == [1, 1, 1, 1]
         logits[0][..., 8] = 2000.0
 
     llm = start(name, batched_logits_processor=force_all)
+    force = Recorder()
     for keywords, token_id in ((params(logits_processor=force), 7), (params(apply_batched_logits_processor=True), 8)):
         assert (
             llm.generate_async(inputs=PROMPT, sampling_params=keywords).result().outputs[0].token_ids == [token_id] * 4
         )
+    assert {stream_ptr is None for _, stream_ptr in force.calls} == {name == TORCH}
+
+
+def test_a_processor_must_stand_being_pickled(start: Start) -> None:
+    asked = params(logits_processor=lambda *call: None)
+    with pytest.raises(AttributeError, match="pickle"):
+        start(TORCH).generate_async(inputs=PROMPT, sampling_params=asked).result()
+
+
+@pytest.mark.parametrize(
+    ("name", "keywords", "num_told"),
+    [
+        (ENGINE, {"enable_chunked_prefill": True, "max_num_tokens": 2}, [0, 1, 2, 3]),
+        (TORCH, {"disable_overlap_scheduler": True}, [0, 1, 2, 3]),
+        (TORCH, {}, [0, 0, 1, 2]),
+        (
+            TORCH,
+            {"disable_overlap_scheduler": True, "enable_chunked_prefill": True, "max_num_tokens": 2},
+            [0, 0, 1, 2, 3],
+        ),
+    ],
+)
+def test_processors_are_called_per_chunk_and_told_late_on_the_pytorch_backend(
+    start: Start, name: str, keywords: dict[str, Any], num_told: list[int]
+) -> None:
+    recorder = Recorder()
+    start(name, **keywords).generate_async(inputs=PROMPT, sampling_params=params(logits_processor=recorder)).result()
+    assert [num_tokens - len(PROMPT) for num_tokens, _ in recorder.calls] == num_told
 
 
 def test_what_the_double_does_not_do_it_refuses(start: Start) -> None:

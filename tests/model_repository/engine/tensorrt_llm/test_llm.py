@@ -14,7 +14,6 @@ from model_repository.engine.runtime import EngineConfig
 from model_repository.engine.tensorrt_llm.llm import llm_keywords, lora_requests
 from model_repository.engine.tensorrt_llm.options import TensorRtLlmOptions
 from model_repository.errors import EngineFailed
-from model_repository.machine import Machine
 from tests.model_repository.engine.tensorrt_llm.conftest import BYTE_TABLE, RUNTIME, write_model
 from tests.tensorrt_llm_artifact import DOUBLES
 
@@ -65,6 +64,7 @@ def test_the_pytorch_backend_is_told_parallelism_and_limits(config: EngineConfig
         "pipeline_parallel_size": 2,
         "max_seq_len": config.context_window,
         "max_input_len": config.context_window,
+        "disable_overlap_scheduler": True,
     }
     assert (cache.enable_block_reuse, cache.free_gpu_memory_fraction, cache.dtype) == (False, 0.5, "fp8")
     assert scheduler.capacity_scheduler_policy.name == "MAX_UTILIZATION"
@@ -89,24 +89,13 @@ def test_xgrammar_needs_the_tokenizer(config: EngineConfig) -> None:
     assert (asked["skip_tokenizer_init"], asked["tokenizer"]) == (False, str(config.artifact_dir / "tokenizer"))
 
 
-def start(config: EngineConfig, environment: dict[str, str] | None = None, machine: Machine | None = None) -> Any:
-    return RUNTIME.TensorRtLlmRuntime(config, BYTE_TABLE, environment=environment or {}, machine=machine)
+def start(config: EngineConfig, environment: dict[str, str] | None = None) -> Any:
+    return RUNTIME.TensorRtLlmRuntime(config, BYTE_TABLE, environment=environment or {})
 
 
 def test_a_bad_option_stops_the_start(config: EngineConfig) -> None:
     with pytest.raises(EngineFailed, match="option tp_size=none: must be a whole number above 0"):
         start(dataclasses.replace(config, options={"tp_size": "none"}))
-
-
-def test_what_was_built_for_another_machine_is_refused_with_one_line(config: EngineConfig) -> None:
-    config = dataclasses.replace(config, requires={"tensorrt_llm": "1.1.0"})
-    with pytest.raises(EngineFailed, match=r"built with TensorRT-LLM 1\.1\.0, this machine has TensorRT-LLM 1\.2\.1"):
-        start(config, machine=Machine(tensorrt_llm_version="1.2.1"))
-
-
-def test_what_was_built_for_this_machine_starts(config: EngineConfig) -> None:
-    config = dataclasses.replace(config, requires={"tensorrt_llm": "1.2.1"})
-    start(config, machine=Machine(tensorrt_llm_version="1.2.1")).close()
 
 
 def test_a_model_that_does_not_load_is_one_line(config: EngineConfig, tmp_path: Path) -> None:

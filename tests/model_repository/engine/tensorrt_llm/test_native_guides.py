@@ -58,7 +58,7 @@ def test_each_kind_is_followed(demo: Tiny) -> None:
 
 
 def test_a_guide_that_it_does_not_take_fails_its_request(demo: Tiny) -> None:
-    demo.submit(prompt_token_ids=(100, 200), guide=Guide(GuideKind.REGEX, "(("))
+    demo.submit(prompt_token_ids=(100, 200), ignore_eos=False, guide=Guide(GuideKind.REGEX, "(("))
     outputs: list[Any] = []
     while not outputs:
         outputs += demo.runtime.step() or ()

@@ -126,6 +126,23 @@ def test_a_token_that_the_gpu_has_not_told_yet_is_a_dead_end() -> None:
     assert possible(apply(chain, [])) == [UNUSED]
 
 
+def test_calls_for_the_chunks_of_a_prompt_change_nothing(vocabulary: VocabularyFile) -> None:
+    def chain() -> LogitsChain:
+        guide = AllowedTokens(vocabulary, Guide(GuideKind.REGEX, "[a-d]{12}"))
+        mirostat = Shaping(SamplingParams(mirostat=Mirostat(), seed=7), {}, PROMPT)
+        return LogitsChain((guide, mirostat), VOCAB_SIZE, UNUSED, is_called_per_chunk=True)
+
+    whole, chunked = chain(), chain()
+    for _ in range(3):
+        apply(chunked, [])
+    drawn: list[int] = []
+    for _ in range(12):
+        [chosen] = possible(apply(whole, drawn))
+        assert possible(apply(chunked, drawn)) == [chosen]
+        drawn.append(chosen)
+    assert possible(apply(chunked, drawn[:-1])) == [UNUSED]  # it knows no more than before
+
+
 def test_biases_are_added() -> None:
     row = apply(shaping({7: 2.5, 9: -3.0}, presence_penalty=1.0), [])
     assert (row[7], row[9], row[8]) == (2.5, -3.0, 0.0)
@@ -162,14 +179,19 @@ def test_mirostat_leaves_one_token_and_keeps_surprise_near_its_target() -> None:
     means = []
     for target in (2.0, 5.0):
         mirostat = MirostatDraw(Mirostat(target=target), seed=3)
-        drawn = [mirostat.draw(logits) for _ in range(400)]
+        drawn = [mirostat.draw(logits, position) for position in range(400)]
         means.append(float(np.mean([-np.log2(shares[token_id]) for token_id in drawn[50:] if token_id is not None])))
     assert 2.0 <= means[0] < means[1]
     assert means[1] < -float((shares * np.log2(shares)).sum())
 
 
 def test_mirostat_has_nothing_to_draw_where_nothing_is_left() -> None:
-    assert MirostatDraw(Mirostat(), seed=1).draw(np.full(5, -np.inf, dtype=np.float32)) is None
+    assert MirostatDraw(Mirostat(), seed=1).draw(np.full(5, -np.inf, dtype=np.float32), 0) is None
+
+
+def test_mirostat_leaves_a_greedy_draw_alone() -> None:
+    row = apply(shaping(mirostat=Mirostat(), temperature=0.0, repetition_penalty=1.5), [], np.ones(NUM_PADDED))
+    assert possible(row) == list(range(1, VOCAB_SIZE))
 
 
 def test_mirostat_never_draws_what_is_banned(vocabulary: VocabularyFile) -> None:

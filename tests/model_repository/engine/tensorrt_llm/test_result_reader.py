@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -19,7 +19,7 @@ from model_repository.stage_messages import DrawnLogprob
 from tests.model_repository.engine.tensorrt_llm.conftest import EOS, OTHER_EOS, UNUSED, request
 
 STOP = 20
-PLAN = SamplingPlan({}, None, None, frozenset([EOS, OTHER_EOS, STOP]), UNUSED)
+PLAN = SamplingPlan({}, {}, None, frozenset([EOS, OTHER_EOS, STOP]), UNUSED)
 
 
 class Result:
@@ -65,6 +65,12 @@ def test_an_end_token_in_the_result_is_not_doubled() -> None:
 def test_an_end_token_that_the_result_leaves_out_is_told() -> None:
     assert tokens(reader().read(Result().add(30, finish_reason="stop"))) == [30, EOS]
     assert tokens(reader().read(Result().add(30, finish_reason="stop", stop_reason=STOP))) == [30, STOP]
+
+
+def test_an_end_that_nobody_knows_still_ends_the_sequence() -> None:
+    plan = SamplingPlan({}, {}, None, frozenset([STOP]), UNUSED)
+    ignoring = ResultReader(5, request(ignore_eos=True), plan, end_id=EOS, vocab_size=4)
+    assert tokens(ignoring.read(Result().add(30, finish_reason="stop"))) == [30, None]
 
 
 def test_a_completion_that_consists_of_its_end_only_has_one_token() -> None:
@@ -136,7 +142,7 @@ def test_tokens_wait_for_the_prompts_log_probabilities() -> None:
     logits = np.log(np.array([[0.1, 0.2, 0.3, 0.4, 9.0], [0.7, 0.1, 0.1, 0.1, 9.0], [0.25] * 5], dtype=np.float32))
     result.context_logits = tensors.to_tensor(logits)
     assert scored.can_score(result)
-    scored.score(result)
+    scored.score(result, lambda: True)
     assert not scored.can_score(result)
     [output] = scored.read(result)
     assert output.token_id == 30
@@ -146,6 +152,20 @@ def test_tokens_wait_for_the_prompts_log_probabilities() -> None:
     assert (third.logprob, third.top[0][1]) == pytest.approx((math.log(0.1), math.log(0.7)), abs=1e-6)
     assert (second.top[0][0], third.top[0][0]) == (3, 0)
     assert scored.read(result.add(31))[0].prompt_logprobs == ()
+
+
+def test_scores_that_nobody_wants_any_more_are_not_computed() -> None:
+    class Logits:
+        rows: ClassVar[list[int]] = []
+
+        def __getitem__(self, row: int) -> Any:
+            self.rows.append(row)
+            return tensors.to_tensor(np.zeros(4, dtype=np.float32))
+
+    scored, result = reader(prompt_token_ids=(0,) * 1000, num_logprobs=0, echo=(b"a",) * 1000), Result()
+    result.context_logits = Logits()
+    scored.score(result, lambda: len(Logits.rows) < 3)
+    assert Logits.rows == [0, 1, 2]
 
 
 def test_logits_of_the_prompt_that_never_come_are_an_error() -> None:

@@ -220,6 +220,43 @@ def test_log_probabilities_that_are_not_streamed_can_be_aborted(start: Callable[
     assert result.aborted()
 
 
+def test_an_answer_in_one_piece_shows_that_tensorrt_llm_is_alive_too(tiny: Tiny) -> None:
+    tiny.submit(max_tokens=240, is_stream=False)
+    num_steps = 0
+    while not (outputs := tiny.runtime.step()):
+        num_steps += 1
+    assert len(outputs) < 240
+
+
+def test_the_silence_of_answers_that_come_in_one_piece_is_no_hang(start: Callable[..., Tiny]) -> None:
+    tiny = start(backend="engine")
+    tiny.submit(max_tokens=240, num_logprobs=0, is_stream=False)
+    assert tiny.runtime.step() is not None
+    tiny.runtime.free(1)
+    tiny.wait_until_idle()
+    assert tiny.runtime.step() is None
+
+
+def test_requests_that_run_on_unread_are_no_hang_to_those_that_wait(start: Callable[..., Tiny]) -> None:
+    tiny = start(backend="engine")
+    unread = [tiny.submit(max_tokens=100, num_logprobs=0) for _ in range(2)]
+    wait_until(lambda: len(tiny.runtime._loop._results) == len(unread))
+    for number in unread:
+        tiny.runtime.free(number)
+    tiny.submit(max_tokens=1)
+    steps: list[Any] = []
+    while not (steps and steps[-1]):
+        steps.append(tiny.runtime.step())
+    assert () in steps or [] in steps
+
+
+def test_the_chunks_of_a_prompt_do_not_disturb_what_edits_logits(start: Callable[..., Tiny]) -> None:
+    asked: dict[str, Any] = {"prompt_token_ids": LONG, "min_tokens": 4, "sampling": HOT | {"mirostat": Mirostat()}}
+    whole = start(backend="pytorch").tokens(**asked)
+    assert len(whole) == 8
+    assert start(backend="pytorch", max_num_tokens="16").tokens(**asked) == whole
+
+
 def test_a_step_that_waits_is_woken(tiny: Tiny) -> None:
     tiny.submit(max_tokens=1)
     while not tiny.runtime.step():
@@ -239,6 +276,12 @@ def test_one_request_that_tensorrt_llm_refuses_leaves_the_others_alone(start: Ca
     [error] = [output.error for output in outputs if output.sequence == refused]
     assert isinstance(error, InvalidRequest) and "max_seq_len" in error.text
     assert sum(output.sequence == other for output in outputs) == 20
+
+
+def test_a_value_that_sampling_params_refuse_fails_its_request_only(tiny: Tiny) -> None:
+    [output] = tiny.run(sampling=HOT | {"top_k": -1})
+    assert isinstance(output.error, InvalidRequest) and "top_k" in output.error.text
+    assert len(tiny.tokens()) == 8
 
 
 def test_one_request_that_fails_on_its_way_leaves_the_others_alone(start: Callable[..., Tiny]) -> None:

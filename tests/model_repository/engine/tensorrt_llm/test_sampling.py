@@ -10,7 +10,7 @@ import pytest
 
 from model_repository.engine.tensorrt_llm.options import GuidedDecoding
 from model_repository.engine.tensorrt_llm.processors import VocabularyFile
-from model_repository.engine.tensorrt_llm.sampling import SamplingPlan, SamplingPlanner
+from model_repository.engine.tensorrt_llm.sampling import SamplingPlan, SamplingPlanner, embedding_bias
 from model_repository.generation import Guide, GuideKind, Mirostat
 from tests.model_repository.engine.tensorrt_llm.conftest import EOS, OTHER_EOS, UNUSED, VOCAB_SIZE, request
 
@@ -98,11 +98,10 @@ def test_an_echo_with_log_probabilities_needs_the_prompts_logits() -> None:
 
 
 def test_biases_are_a_vector_of_the_vocabulary() -> None:
-    bias = plan(sampling={"logit_bias": {7: 2.5, 8: -100.0, 9: -99.5}}).embedding_bias
-    assert bias is not None
+    bias = embedding_bias(plan(sampling={"logit_bias": {7: 2.5, 8: -100.0, 9: -99.5}}).biases, VOCAB_SIZE)
     assert bias.dtype == np.float32 and bias.shape == (VOCAB_SIZE,)
     assert {int(index): float(bias[index]) for index in np.flatnonzero(bias)} == {7: 2.5, 8: -np.inf, 9: -99.5}
-    assert plan().embedding_bias is None
+    assert not plan().biases
 
 
 @pytest.mark.parametrize(
@@ -111,7 +110,7 @@ def test_biases_are_a_vector_of_the_vocabulary() -> None:
 )
 def test_penalties_and_min_p_are_our_own_step_and_biases_come_before_it(sampling: dict[str, Any]) -> None:
     asked = plan(sampling={"logit_bias": {7: 2.5, 8: -100.0}, **sampling})
-    assert asked.embedding_bias is None
+    assert not asked.biases
     banned, shaping = asked.keywords["logits_processor"]._edits
     assert banned.banned == {8}
     assert shaping._bias == {7: 2.5}
@@ -152,6 +151,16 @@ def test_xgrammar_follows_the_kinds_that_it_has(kind: GuideKind, native: dict[st
     asked = plan(GuidedDecoding.XGRAMMAR, guide=Guide(kind, "x"))
     assert asked.native_guide == native
     assert ("logits_processor" in asked.keywords) == (native is None)
+
+
+@pytest.mark.parametrize(
+    "fields", [{"min_tokens": 2}, {"ignore_eos": True}, {"sampling": {"logit_bias": {7: -100.0}}}], ids=str
+)
+def test_a_guide_is_followed_by_our_own_masks_where_others_are_too(fields: dict[str, Any]) -> None:
+    guide = Guide(GuideKind.REGEX, "x")
+    asked = plan(GuidedDecoding.XGRAMMAR, guide=guide, **fields)
+    assert asked.native_guide is None
+    assert [edit.guide for edit in asked.keywords["logits_processor"]._edits] == [guide]
 
 
 def test_a_dead_end_is_a_token_that_the_request_does_not_name() -> None:
