@@ -35,7 +35,6 @@ class TensorRtLlmRuntime:
         config: which model to load, and how; its `options` are those of TensorRtLlmOptions.
         byte_table: the bytes of each token id.
         environment: says what this process is among several ranks.
-        machine: what the model would run on; None: asked for.
 
     Raises:
         EngineFailed: the model does not load, or this rank serves nothing.
