@@ -174,6 +174,7 @@ def test_every_declared_output_is_one_that_something_asks_for(stack: Stack) -> N
         return_token_ids=True,
         exclude_input_in_output=False,
         stop_words=["5"],
+        return_perf_metrics=True,
     )
     assert asked.keys() == {spec.name for spec in contract.PUBLIC_OUTPUTS}
     assert np.asarray(asked["num_input_tokens"]) > 0
