@@ -7,7 +7,7 @@ import os
 # OpenMP threads that spin while another process wants the core slow it down 5 to 100 times. Read as the library loads.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from cyllama.llama import llama_cpp as llama
@@ -15,9 +15,10 @@ from cyllama.llama import llama_cpp as llama
 from model_repository.engine.constraint import ConstraintCompiler
 from model_repository.engine.llama_cpp_sampler import TokenSampler
 from model_repository.engine.logprobs import token_logprob
+from model_repository.engine.request_checks import check_request
 from model_repository.engine.runtime import EngineConfig, RuntimeStats, StepOutput
 from model_repository.engine.scheduler import Chunk, Job, Scheduler
-from model_repository.errors import EngineFailed, InvalidRequest, StageError
+from model_repository.errors import EngineFailed, StageError
 from model_repository.stage_messages import DrawnLogprob, EngineRequest
 
 MAX_STEP_TOKENS = 512
@@ -72,7 +73,7 @@ class LlamaCppRuntime:
         Raises:
             InvalidRequest: the model has no such token or adapter, or the guide is none.
         """
-        self._check(request)
+        check_request(request, self._vocab_size, self._adapters)
         constraint = None if request.guide is None else self._constraints.start(request.guide)
         sampler = TokenSampler(
             request,
@@ -84,25 +85,6 @@ class LlamaCppRuntime:
         self._sequences[sequence] = _Sequence(request, sampler)
         is_scored = bool(request.echo) and request.num_logprobs is not None
         self._scheduler.submit(Job(sequence, request.prompt_token_ids, request.lora_name, is_scored))
-
-    def _check(self, request: EngineRequest) -> None:
-        """Refuse tokens that are not there, for which llama.cpp fails a whole batch, and unknown adapters."""
-        if not request.prompt_token_ids:
-            raise InvalidRequest("the prompt must not be empty", "prompt_token_ids")
-        for name, token_ids in (
-            ("prompt_token_ids", request.prompt_token_ids),
-            ("stop_token_ids", request.stop_token_ids),
-            ("end_token_ids", request.end_token_ids),
-            ("logit_bias_token_ids", request.sampling.logit_bias),
-        ):
-            self._check_token_ids(name, token_ids)
-        if request.lora_name and request.lora_name not in self._adapters:
-            raise InvalidRequest(f"{request.lora_name!r}: expected one of {sorted(self._adapters)}", "lora_name")
-
-    def _check_token_ids(self, name: str, token_ids: Iterable[int]) -> None:
-        unknown = next((token_id for token_id in token_ids if not 0 <= token_id < self._vocab_size), None)
-        if unknown is not None:
-            raise InvalidRequest(f"{unknown}: token ids are from 0 to {self._vocab_size - 1}", name)
 
     def free(self, sequence: int) -> None:
         """Forget a sequence; its slot is free for the next step."""

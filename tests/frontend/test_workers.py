@@ -18,6 +18,7 @@ import pytest
 
 from frontend.settings import Settings
 from frontend.workers import MAX_WORKERS_BY_CORES, num_workers
+from tests.processes import is_running
 
 DEADLINE_S = 60.0  # for things that take a second: only a hang reaches it
 
@@ -60,13 +61,6 @@ def running(folder: Path, *arguments: str) -> Iterator[Frontend]:
             yield Frontend(process, log)
         finally:
             process.kill()
-
-
-def is_running(pid: int) -> bool:
-    try:
-        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
-    except FileNotFoundError:
-        return False
 
 
 def is_live(url: str) -> bool:

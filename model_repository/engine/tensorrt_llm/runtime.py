@@ -9,10 +9,11 @@ import functools
 import os
 import secrets
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from model_repository.byte_table import FILE_NAME
+from model_repository.engine.request_checks import check_request
 from model_repository.engine.runtime import EngineConfig, RuntimeStats, StepOutput
 from model_repository.engine.tensorrt_llm.llm import lora_requests, sampling_params, start_llm, work_for_leader
 from model_repository.engine.tensorrt_llm.options import Backend, TensorRtLlmOptions
@@ -21,7 +22,7 @@ from model_repository.engine.tensorrt_llm.request_loop import Call, RequestLoop
 from model_repository.engine.tensorrt_llm.result_reader import ResultReader
 from model_repository.engine.tensorrt_llm.role import RoleKind, role_from_environment
 from model_repository.engine.tensorrt_llm.sampling import SamplingPlanner, is_scored
-from model_repository.errors import EngineFailed, InvalidRequest, Unsupported
+from model_repository.errors import EngineFailed, Unsupported
 from model_repository.stage_messages import EngineRequest
 
 # The engine looks after silent clients between two waits.
@@ -100,17 +101,7 @@ class TensorRtLlmRuntime:
         return self._options.backend is Backend.ENGINE and request.num_logprobs is not None
 
     def _check(self, request: EngineRequest) -> None:
-        if not request.prompt_token_ids:
-            raise InvalidRequest("the prompt must not be empty", "prompt_token_ids")
-        for name, token_ids in (
-            ("prompt_token_ids", request.prompt_token_ids),
-            ("stop_token_ids", request.stop_token_ids),
-            ("end_token_ids", request.end_token_ids),
-            ("logit_bias_token_ids", request.sampling.logit_bias),
-        ):
-            self._check_token_ids(name, token_ids)
-        if request.lora_name and request.lora_name not in self._lora_requests:
-            raise InvalidRequest(f"{request.lora_name!r}: expected one of {sorted(self._lora_requests)}", "lora_name")
+        check_request(request, self._vocab_size, self._lora_requests)
         if request.num_logprobs is not None and not self._options.logprobs:
             raise Unsupported("this model is served with the option logprobs=false", "return_log_probs")
         if is_scored(request) and not self._options.has_prompt_logprobs:
@@ -119,11 +110,6 @@ class TensorRtLlmRuntime:
                 "and the option prompt_logprobs=true",
                 "return_log_probs",
             )
-
-    def _check_token_ids(self, name: str, token_ids: Iterable[int]) -> None:
-        unknown = next((token_id for token_id in token_ids if not 0 <= token_id < self._vocab_size), None)
-        if unknown is not None:
-            raise InvalidRequest(f"{unknown}: token ids are from 0 to {self._vocab_size - 1}", name)
 
     def _admit(self) -> None:
         while self._waiting and self._loop.num_busy < self._config.max_sequences:

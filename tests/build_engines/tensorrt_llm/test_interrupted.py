@@ -12,6 +12,7 @@ import pytest
 
 from build_engines import artifact
 from tests.build_engines.tensorrt_llm.builder import Builder, Gate
+from tests.processes import is_running
 
 
 @pytest.fixture
@@ -41,13 +42,6 @@ def assert_one_artifact(builder: Builder) -> Path:
 def kill(process: subprocess.Popen[str]) -> None:
     process.send_signal(signal.SIGKILL)
     process.communicate()
-
-
-def is_running(pid: int) -> bool:
-    try:
-        return bool(Path(f"/proc/{pid}/cmdline").read_bytes())  # a zombie has none
-    except FileNotFoundError:
-        return False
 
 
 def wait_for_line(process: subprocess.Popen[str], text: str) -> str:

@@ -17,6 +17,7 @@ import pytest
 
 from frontend.serve.launcher import Interrupted, Launcher, LauncherSettings
 from frontend.settings import Settings, SettingsError
+from tests.processes import is_running
 
 DEADLINE_S = 30.0  # for things that take milliseconds: only a hang reaches it
 
@@ -108,13 +109,6 @@ def serving(folder: Path, *arguments: str) -> Iterator[Serve]:
         finally:
             if process.poll() is None:
                 process.kill()
-
-
-def is_running(pid: int) -> bool:
-    try:
-        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
-    except FileNotFoundError:
-        return False
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -132,26 +132,14 @@ class FakeRuntime:
         self.is_closed = True
 
 
-class FakeResponder:
-    """Records what a client would get."""
+class FakeEnd:
+    """Records how somebody's answer ends: once."""
 
     def __init__(self) -> None:
-        self.releases: list[Release] = []
         self.error: StageError | None = None
         self.is_closed = False
         self.is_broken = False
-        self.has_release = threading.Event()
         self.has_ended = threading.Event()
-
-    def send(self, release: Release) -> None:
-        """Record a release, or fail as told."""
-        if self.is_broken:
-            raise RuntimeError("the client's stream is broken")
-        assert not self.has_ended.is_set(), "a release after the end"
-        self.releases.append(release)
-        self.has_release.set()
-        if release.finish_reason is not None:
-            self.has_ended.set()
 
     def fail(self, error: StageError) -> None:
         """Record the error."""
@@ -164,6 +152,25 @@ class FakeResponder:
         assert not self.has_ended.is_set(), "closed after the end"
         self.is_closed = True
         self.has_ended.set()
+
+
+class FakeResponder(FakeEnd):
+    """Records what a client would get."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.releases: list[Release] = []
+        self.has_release = threading.Event()
+
+    def send(self, release: Release) -> None:
+        """Record a release, or fail as told."""
+        if self.is_broken:
+            raise RuntimeError("the client's stream is broken")
+        assert not self.has_ended.is_set(), "a release after the end"
+        self.releases.append(release)
+        self.has_release.set()
+        if release.finish_reason is not None:
+            self.has_ended.set()
 
     @property
     def texts(self) -> list[str]:

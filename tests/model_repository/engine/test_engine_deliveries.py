@@ -15,18 +15,15 @@ from model_repository.engine.engine import IDLE_STREAM_S, STREAM_PROBE_INTERVAL_
 from model_repository.errors import EngineFailed, InvalidRequest, StageError
 from model_repository.generation import FinishReason
 from model_repository.stage_messages import Release
-from tests.model_repository.engine.test_engine import PATIENCE_S, Fake, FakeResponder, Panic, _text
+from tests.model_repository.engine.test_engine import PATIENCE_S, Fake, FakeEnd, FakeResponder, Panic, _text
 
 
-class FakeReader:
+class FakeReader(FakeEnd):
     """Records the deliveries of one stream, as its reader gets them."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.deliveries: list[Delivery] = []
-        self.error: StageError | None = None
-        self.is_closed = False
-        self.is_broken = False
-        self.has_ended = threading.Event()
         self.has_items = threading.Event()
 
     def deliver(self, delivery: Delivery) -> None:
@@ -37,18 +34,6 @@ class FakeReader:
         self.deliveries.append(delivery)
         if delivery.items:
             self.has_items.set()
-
-    def fail(self, error: StageError) -> None:
-        """Record the error."""
-        assert not self.has_ended.is_set(), "an error after the end"
-        self.error = error
-        self.has_ended.set()
-
-    def close(self) -> None:
-        """Record the end."""
-        assert not self.has_ended.is_set(), "closed after the end"
-        self.is_closed = True
-        self.has_ended.set()
 
     def items(self, number: int) -> list[Release | str]:
         """Return what was told of one of its numbers."""
