@@ -16,6 +16,7 @@ from types import FrameType
 
 from frontend import server
 from frontend.settings import Settings
+from model_repository.cores import num_cores
 
 logger = logging.getLogger(__name__)
 
@@ -29,7 +30,7 @@ LOG_FORMAT = "%(levelname)s %(name)s: %(message)s"
 
 def num_workers(settings: Settings) -> int:
     """Return how many processes the settings mean on this machine."""
-    by_cores = len(os.sched_getaffinity(0)) // _CORES_PER_WORKER
+    by_cores = num_cores() // _CORES_PER_WORKER
     return settings.workers or min(max(by_cores, 1), MAX_WORKERS_BY_CORES)
 
 

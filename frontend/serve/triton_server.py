@@ -92,7 +92,7 @@ def triton_command(
 
 
 def _common_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    common = {"OMP_WAIT_POLICY": "passive", **environment}  # threads that spin while they wait starve the other stages
+    common = dict(environment)
     if sys.prefix != sys.base_prefix:  # the stages' Python is the one whose folder comes first
         common["PATH"] = _prepended(Path(sys.prefix, "bin"), environment.get("PATH"))
     return common

@@ -66,13 +66,13 @@ class Engine:
         runtime: Runtime,
         byte_table: Sequence[bytes],
         *,
-        emitter: Emitter | None = None,
+        emitter: Emitter,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._config = config
         self._runtime = runtime
         self._byte_table = byte_table
-        self._emitter = emitter or Emitter(max_wait_s=config.stream_interval_ms / 1e3)
+        self._emitter = emitter
         self._clock = clock
         self._epoch = secrets.randbits(48)
         # No number comes again after a reload, when old ones may still be on their way through the other stages.

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import os
 
-# OpenMP threads that spin while another process wants the core slow it down 5 to 100 times. Read as the library loads.
-os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+# How often OpenMP's threads look for work before they sleep, read as the library loads. They wait for each other a
+# hundred times in a step, for microseconds: asleep they would take longer to wake up than to compute. So many looks
+# are half a millisecond at most; thirty times as many, as is usual, take the cores from Triton and the frontend.
+if "OMP_WAIT_POLICY" not in os.environ:
+    os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from cyllama.llama import llama_cpp as llama
 
+from model_repository.cores import num_physical_cores
 from model_repository.engine.constraint import ConstraintCompiler
 from model_repository.engine.llama_cpp_sampler import TokenSampler
 from model_repository.engine.logprobs import token_logprob
@@ -215,7 +219,7 @@ class _Cells:
 
 
 def _context_params(config: EngineConfig) -> llama.LlamaContextParams:
-    num_threads = config.num_threads or _num_good_threads()
+    num_threads = config.num_threads or num_physical_cores()
     params = llama.LlamaContextParams()
     params.n_ctx = config.context_window * config.max_sequences
     params.n_seq_max = config.max_sequences
@@ -228,8 +232,3 @@ def _context_params(config: EngineConfig) -> llama.LlamaContextParams:
         params.type_k = params.type_v = _GGML_TYPE_F32
         params.flash_attn_type = _FLASH_ATTN_DISABLED
     return params
-
-
-def _num_good_threads() -> int:
-    """Return half of the cores: the others serve Triton and the frontend, or are the first ones' second threads."""
-    return max(1, len(os.sched_getaffinity(0)) // 2)

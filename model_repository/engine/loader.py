@@ -7,10 +7,15 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from model_repository.byte_table import FILE_NAME, load_byte_table
+from model_repository.cores import num_cores
+from model_repository.engine.emitter import Emitter
 from model_repository.engine.engine import Engine
-from model_repository.engine.runtime import EngineConfig, load_runtime
+from model_repository.engine.runtime import RUNTIMES, EngineConfig, load_runtime
 from model_repository.errors import EngineFailed
 from model_repository.machine import read_machine, why_unfit
+
+# Of one core, however many there are: only one thread tells of tokens.
+MAX_SENDING_SHARE = 0.5
 
 
 def read_engine_config(parameters: Mapping[str, str]) -> EngineConfig:
@@ -47,4 +52,10 @@ def load_engine(parameters: Mapping[str, str]) -> Engine:
     if config.requires and (reason := why_unfit(config.requires, read_machine())):
         raise EngineFailed(f"{config.artifact_dir}: {reason}")
     byte_table = load_byte_table(config.artifact_dir / FILE_NAME)
-    return Engine(config, load_runtime(config, byte_table), byte_table)
+    return Engine(config, load_runtime(config, byte_table), byte_table, emitter=make_emitter(config, num_cores()))
+
+
+def make_emitter(config: EngineConfig, num_cores: int) -> Emitter:
+    """Return an emitter that leaves the runtime its cores."""
+    max_share = RUNTIMES[config.runtime].max_sending_share * num_cores
+    return Emitter(max_share=min(max_share, MAX_SENDING_SHARE), max_wait_s=config.stream_interval_ms / 1e3)

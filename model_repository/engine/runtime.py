@@ -123,16 +123,23 @@ class UnknownRuntime(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class RuntimeEntry:
-    """A runtime that there is: where its class is, what it can honour, and the options of its own that it takes."""
+    """A runtime that there is: where its class is, what it can honour, and the options of its own that it takes.
+
+    `max_sending_share` is of each core: so much of its time may go into telling of tokens (see `Emitter`). Where the
+    cores that tell also compute, whatever the one takes the other lacks.
+    """
 
     target: str
     capabilities: frozenset[Capability]
+    max_sending_share: float = 0.25
     options: frozenset[str] = frozenset()
 
 
 RUNTIMES = {
     "llama_cpp": RuntimeEntry(
-        "model_repository.engine.llama_cpp_runtime:LlamaCppRuntime", frozenset(Capability) - {Capability.IMAGES}
+        "model_repository.engine.llama_cpp_runtime:LlamaCppRuntime",
+        frozenset(Capability) - {Capability.IMAGES},
+        max_sending_share=0.015,
     ),
     # Its tokens are certain, so whatever is drawn from them is drawn as asked; nothing else would show.
     "synthetic": RuntimeEntry(

@@ -72,7 +72,7 @@ class Workshop:
 
     def _artifact(self, setup: Setup, number: int) -> Path:
         """Build one of the models of a setup, if it is not there."""
-        arguments = ["demo"]
+        arguments = ["demo", "--precision", setup.precision]
         if setup.runtime == "synthetic":
             arguments = [f"bench/synthetic-{setup.itl_ms:g}ms-{number}", "--checkpoint", str(_CHECKPOINT)]
             arguments += ["--runtime", "synthetic", "--option", f"itl_ms={setup.itl_ms!r}"]

@@ -63,13 +63,11 @@ def test_the_backend_is_put_together_again_at_every_start(tmp_path):
         stub.unlink()  # as after an environment that was made anew elsewhere
 
 
-def test_stages_run_in_this_environment_and_their_threads_do_not_spin(tmp_path):
-    environment = find_triton(None, tmp_path, {"PATH": "/bin"}, full=NOWHERE).environment
-    assert environment["OMP_WAIT_POLICY"] == "passive"
+def test_stages_run_in_this_environment(tmp_path):
+    environment = find_triton(None, tmp_path, {"PATH": "/bin", "KEPT": "as it is"}, full=NOWHERE).environment
+    assert environment["KEPT"] == "as it is"
     if sys.prefix != sys.base_prefix:
         assert environment["PATH"] == f"{sys.prefix}/bin:/bin"
-    chosen = find_triton(None, tmp_path, {"OMP_WAIT_POLICY": "active"}, full=NOWHERE).environment
-    assert chosen["OMP_WAIT_POLICY"] == "active"
 
 
 def test_a_missing_wheel_is_named(tmp_path, monkeypatch):

@@ -5,7 +5,6 @@ Most tests take the engine's turns one by one, on a clock that stands still; the
 
 from __future__ import annotations
 
-import dataclasses
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -208,8 +207,8 @@ class Fake:
             eos_token_ids=frozenset([EOS]),
             max_sequences=self.runtime.num_slots,
             max_waiting=max_waiting,
-            stream_interval_ms=0,  # everything leaves at once
         )
+        emitter = emitter or Emitter(max_wait_s=0.0)  # everything leaves at once
         self.engine = Engine(config, self.runtime, BYTE_TABLE, emitter=emitter, clock=self.clock)
 
     def submit(
@@ -370,19 +369,6 @@ def test_a_request_has_a_stream_interval_of_its_own() -> None:
     assert at_once.texts == ["a", "b", "c", "d", "e", "f", ""]
     assert some.texts == ["a", "bcd", "ef"]
     assert default.texts == ["a", "bcdef"]
-
-
-def test_the_stream_interval_is_as_the_model_is_served() -> None:
-    config = dataclasses.replace(Fake().engine._config, stream_interval_ms=100)
-    fake = Fake(b"a" * 400, config=config)
-    responders = [fake.submit(max_tokens=400) for _ in range(8)]
-    fake.turn(400, passed_s=0.001)
-    assert {"".join(responder.texts) for responder in responders} == {"a" * 400}
-    assert all(len(responder.texts) < 200 for responder in responders)
-    impatient = Fake(b"a" * 400, config=dataclasses.replace(config, stream_interval_ms=0))
-    responders = [impatient.submit(max_tokens=400) for _ in range(8)]
-    impatient.turn(400, passed_s=0.001)
-    assert all(len(responder.texts) == 400 for responder in responders)
 
 
 def test_a_response_that_cannot_be_sent_ends_only_its_own_request() -> None:

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from model_repository.byte_table import FILE_NAME, save_byte_table
-from model_repository.engine.loader import load_engine, read_engine_config
+from model_repository.engine.emitter import Waiting
+from model_repository.engine.loader import load_engine, make_emitter, read_engine_config
 from model_repository.engine.runtime import EngineConfig, UnknownRuntime, load_runtime
 from model_repository.errors import EngineFailed
 from model_repository.machine import Machine
@@ -69,6 +70,29 @@ def test_an_engine_is_loaded_with_its_runtime(tmp_path: Path) -> None:
     save_byte_table(tmp_path / FILE_NAME, [b"a", b"b"])
     stats = load_engine(PARAMETERS | {"artifact_dir": str(tmp_path)}).stats()
     assert (stats.num_active, stats.num_cells) == (0, 4 * 2048)
+
+
+def num_sent(runtime: str, num_cores: int, interval_ms: int = 1000) -> int:
+    """Return how many responses of one stream leave within a second in which it has a token every 0.1 ms."""
+    config = read_engine_config(PARAMETERS | {"runtime": runtime, "stream_interval_ms": str(interval_ms)})
+    emitter, since_s, count = make_emitter(config, num_cores), 0.0, 0
+    for step in range(10_000):
+        now_s = step * 1e-4
+        if emitter.due([Waiting(key=1, since_s=since_s)], now_s):
+            since_s, count = now_s, count + 1
+    return count
+
+
+def test_telling_of_tokens_leaves_the_cores_to_a_runtime_that_computes_on_them() -> None:
+    assert num_sent("llama_cpp", num_cores=2) < num_sent("synthetic", num_cores=2) / 10
+    assert num_sent("llama_cpp", num_cores=8) > 3 * num_sent("llama_cpp", num_cores=2)
+    assert num_sent("synthetic", num_cores=64) < 3 * num_sent("synthetic", num_cores=2)  # one thread tells, on one core
+
+
+@pytest.mark.parametrize("runtime", ["llama_cpp", "synthetic"])
+def test_no_token_waits_longer_than_the_stream_interval(runtime: str) -> None:
+    assert num_sent(runtime, num_cores=1, interval_ms=4) >= 250 - 1
+    assert num_sent(runtime, num_cores=1, interval_ms=0) == 10_000
 
 
 @pytest.mark.parametrize("runtime", ["synthetic", "tensorrt_llm"])
