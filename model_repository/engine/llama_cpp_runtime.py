@@ -10,22 +10,29 @@ import os
 if "OMP_WAIT_POLICY" not in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
+import contextlib
+import queue
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from cyllama.llama import llama_cpp as llama
 
 from model_repository.cores import num_physical_cores
 from model_repository.engine.constraint import ConstraintCompiler
+from model_repository.engine.llama_cpp_lane import MAX_STEP_TOKENS, Lane
 from model_repository.engine.llama_cpp_sampler import TokenSampler
 from model_repository.engine.logprobs import token_logprob
 from model_repository.engine.request_checks import check_request
 from model_repository.engine.runtime import EngineConfig, RuntimeStats, StepOutput
-from model_repository.engine.scheduler import Chunk, Job, Scheduler
+from model_repository.engine.scheduler import Chunk, Job
 from model_repository.errors import EngineFailed, StageError
 from model_repository.stage_messages import DrawnLogprob, EngineRequest
 
-MAX_STEP_TOKENS = 512
+# A model of up to this size stays in the cores' caches: each core computes a batch of its own as fast as it can. Of a
+# larger one the weights come from memory, and all cores must use them while they are there.
+MAX_LANES_WEIGHTS_BYTES = 64 << 20
 _GGML_TYPE_F32 = 0  # ggml.h: enum ggml_type
 _FLASH_ATTN_DISABLED = 0  # llama.h: enum llama_flash_attn_type
 
@@ -36,11 +43,15 @@ class _Sequence:
 
     request: EngineRequest
     sampler: TokenSampler
+    lane: Lane | None = None  # None: it waits for one
     prompt_logprobs: list[DrawnLogprob] = field(default_factory=list)  # of an echo, so far
 
 
 class LlamaCppRuntime:
-    """Owns a llama.cpp context: one slot of `context_window` cells for each of `max_sequences` sequences.
+    """Runs sequences on lanes: llama.cpp contexts of `context_window` cells for each sequence that runs in them.
+
+    A small model has a lane for each thread, since the threads of one lane wait for each other a hundred times in a
+    step: beside other processes they wait longer than they compute. A lane that has work alone gets all threads.
 
     Args:
         config: which model to load, and how.
@@ -52,24 +63,27 @@ class LlamaCppRuntime:
 
     def __init__(self, config: EngineConfig, byte_table: Sequence[bytes]) -> None:
         path = min(config.artifact_dir.glob("model*.gguf"), default=config.artifact_dir / "model.gguf")
+        self._num_threads = config.num_threads or num_physical_cores()
+        num_slots_of_lanes = _share_out(config.max_sequences, _num_lanes(config, self._num_threads))
+        self._computed: queue.SimpleQueue[Lane] = queue.SimpleQueue()
+        self._lanes: list[Lane] = []
+        self._adapters: dict[str, Any] = {}
         llama.disable_logging()
         llama.ggml_backend_load_all()
         try:
             self._model = llama.LlamaModel(str(path), llama.LlamaModelParams())
-            self._context = llama.LlamaContext(self._model, _context_params(config))
-            self._adapters = {}
+            for num_slots in num_slots_of_lanes:
+                params = _context_params(config, num_slots, self._num_threads)
+                self._lanes.append(Lane(self._model, params, self._adapters, self._computed))
             for name, path in config.adapters.items():
                 self._adapters[name] = self._model.lora_adapter_init(str(path))
         except (OSError, RuntimeError, ValueError, MemoryError) as exc:
             raise EngineFailed(f"{path}: llama.cpp does not load it: {exc}") from exc
         self._config = config
-        self._num_cells = config.context_window * config.max_sequences
         self._vocab_size = self._model.get_vocab().n_vocab
-        self._batch = llama.LlamaBatch(n_tokens=MAX_STEP_TOKENS, embd=0, n_seq_max=1)
-        self._adapter = ""  # set in the context
         self._constraints = ConstraintCompiler(byte_table, config.eos_token_ids, self._vocab_size)
-        self._scheduler = Scheduler(config.max_sequences, _Cells(self._context), max_step_tokens=MAX_STEP_TOKENS)
         self._sequences: dict[int, _Sequence] = {}
+        self._waiting: deque[Job] = deque()  # for a place in a lane
 
     def submit(self, sequence: int, request: EngineRequest) -> None:
         """Queue a request.
@@ -88,60 +102,94 @@ class LlamaCppRuntime:
         )
         self._sequences[sequence] = _Sequence(request, sampler)
         is_scored = bool(request.echo) and request.num_logprobs is not None
-        self._scheduler.submit(Job(sequence, request.prompt_token_ids, request.lora_name, is_scored))
+        self._waiting.append(Job(sequence, request.prompt_token_ids, request.lora_name, is_scored))
 
     def free(self, sequence: int) -> None:
-        """Forget a sequence; its slot is free for the next step."""
-        self._sequences.pop(sequence, None)
-        self._scheduler.free(sequence)
+        """Forget a sequence; its slot is free for the lane's next step."""
+        freed = self._sequences.pop(sequence, None)
+        if freed is None or freed.lane is None:
+            self._waiting = deque(job for job in self._waiting if job.sequence != sequence)
+        else:
+            freed.lane.scheduler.free(sequence)
 
     def step(self) -> Sequence[StepOutput]:
-        """Run one batch: a token of every decoding sequence, and pieces of prompts beside them, under one adapter.
+        """Let every lane compute, and return what the first one that is ready has brought.
+
+        A lane's step is a token of each of its decoding sequences, and pieces of prompts beside them, under one
+        adapter.
 
         Raises:
             EngineFailed: llama.cpp failed; every sequence is lost.
         """
-        chunks = self._scheduler.next_step()
-        try:
-            return self._compute(chunks)
-        except (RuntimeError, ValueError) as exc:
-            self._sequences.clear()
-            self._scheduler.forget_all()
-            raise EngineFailed(f"llama.cpp failed in a step of {len(chunks)} sequences: {exc}") from exc
-
-    def _compute(self, chunks: Sequence[Chunk]) -> list[StepOutput]:
-        if not chunks:
+        self._assign()
+        lane = self._next_computed()
+        if lane is None:
             return []
-        self._batch.clear()
-        for chunk in chunks:
-            slot, last = [chunk.running.slot.index], len(chunk.token_ids) - 1
-            has_all_logits = chunk.running.job.is_scored
-            for offset, token_id in enumerate(chunk.token_ids):
-                has_logits = has_all_logits or (chunk.is_sampled and offset == last)
-                self._batch.add(token_id, chunk.position + offset, slot, has_logits)
-        self._apply_adapter(chunks[0].running.job.adapter)
-        self._context.decode(self._batch)
+        try:
+            return self._outputs(lane, lane.finish())
+        except (RuntimeError, ValueError) as exc:
+            self._forget_all()
+            raise EngineFailed(f"llama.cpp failed in a step: {exc}") from exc
+
+    def _assign(self) -> None:
+        """Give each waiting sequence to a lane that has room: the idlest, of these the one that has most of its prompt.
+
+        A lane that is alone gets all: it knows better who can pass whom.
+        """
+        while self._waiting:
+            job = self._waiting[0]
+            lanes = [lane for lane in self._lanes if lane.num_free > 0 or len(self._lanes) == 1]
+            if not lanes:
+                return
+            lane = max(lanes, key=lambda lane: (lane.num_free, lane.scheduler.num_reusable(job)))
+            lane.scheduler.submit(job)
+            self._sequences[job.sequence].lane = lane
+            self._waiting.popleft()
+
+    def _next_computed(self) -> Lane | None:
+        """Start the lanes that are idle and have work; wait for the first one, or compute it here if it is the only."""
+        computing = [lane for lane in self._lanes if lane.is_computing]
+        prepared = [lane for lane in self._lanes if not lane.is_computing and lane.prepare()]
+        num_busy = len(computing) + len(prepared)
+        if num_busy == 0:
+            return None
+        if not computing and len(prepared) == 1:
+            prepared[0].compute(self._num_threads)
+            return prepared[0]
+        for lane in prepared:
+            lane.start(max(1, self._num_threads // num_busy))
+        return self._computed.get()
+
+    def _outputs(self, lane: Lane, chunks: Sequence[Chunk]) -> list[StepOutput]:
         outputs, num_rows = [], 0
         for chunk in chunks:
             running, first_row = chunk.running, num_rows
             num_rows += len(chunk.token_ids)
-            if running.job.is_scored and running.is_in_prefill:
-                self._score(chunk, first_row)
             next_token_id: int | None = None
-            if chunk.is_sampled:
-                output = self._draw(chunk, num_rows - 1)
-                next_token_id = output.token_id
-                outputs.append(output)
-            self._scheduler.record(chunk, next_token_id)
+            if running.job.sequence in self._sequences:  # not freed meanwhile
+                if running.job.is_scored and running.is_in_prefill:
+                    self._score(lane.context, chunk, first_row)
+                if chunk.is_sampled:
+                    output = self._draw(lane.context, chunk, num_rows - 1)
+                    next_token_id = output.token_id
+                    outputs.append(output)
+            lane.scheduler.record(chunk, next_token_id)
         return outputs
 
-    def _apply_adapter(self, name: str) -> None:
-        """Apply an adapter to what is computed from now on: llama.cpp knows only one set for a whole batch."""
-        if name != self._adapter:
-            self._context.set_adapters_lora([(self._adapters[name], 1.0)] if name else [])
-            self._adapter = name
+    def _forget_all(self) -> None:
+        self._sequences.clear()
+        self._waiting.clear()
+        self._let_finish()
+        for lane in self._lanes:
+            lane.scheduler.forget_all()
 
-    def _score(self, chunk: Chunk, first_row: int) -> None:
+    def _let_finish(self) -> None:
+        """Wait for the lanes that are computing; nobody wants what they bring."""
+        while any(lane.is_computing for lane in self._lanes):
+            with contextlib.suppress(RuntimeError, ValueError):
+                self._computed.get().finish()
+
+    def _score(self, context: llama.LlamaContext, chunk: Chunk, first_row: int) -> None:
         """Note the log probabilities of the prompt tokens that follow those of the chunk."""
         sequence = self._sequences[chunk.running.job.sequence]
         scores = sequence.prompt_logprobs
@@ -150,9 +198,9 @@ class LlamaCppRuntime:
         begin = chunk.position + 1
         following = sequence.request.prompt_token_ids[begin : begin + len(chunk.token_ids)]
         for row, token_id in enumerate(following, first_row):
-            scores.append(self._logprob(row, token_id, sequence.request))
+            scores.append(_logprob(context, row, token_id, sequence.request))
 
-    def _draw(self, chunk: Chunk, row: int) -> StepOutput:
+    def _draw(self, context: llama.LlamaContext, chunk: Chunk, row: int) -> StepOutput:
         """Draw the next token of a chunk's sequence; what fails here fails this sequence only."""
         running = chunk.running
         number, sequence = running.job.sequence, self._sequences[running.job.sequence]
@@ -160,11 +208,11 @@ class LlamaCppRuntime:
         logprob: DrawnLogprob | None = None
         if sequence.request.max_tokens:
             try:
-                token_id = sequence.sampler.draw(self._context, row)
+                token_id = sequence.sampler.draw(context, row)
             except StageError as error:
                 return StepOutput(number, error=error)
             if sequence.request.num_logprobs is not None:
-                logprob = self._logprob(row, token_id, sequence.request)
+                logprob = _logprob(context, row, token_id, sequence.request)
         return StepOutput(
             number,
             token_id,
@@ -174,55 +222,59 @@ class LlamaCppRuntime:
             scheduled_s=running.scheduled_s,
         )
 
-    def _logprob(self, row: int, token_id: int, request: EngineRequest) -> DrawnLogprob:
-        return token_logprob(self._context.get_logits_ith(row), token_id, request.num_logprobs or 0)
-
     def wake(self) -> None:
         """Do nothing: a step computes, it does not wait."""
 
     @property
     def has_work(self) -> bool:
         """Whether any sequence is queued or running."""
-        return bool(self._scheduler.num_running or self._scheduler.num_waiting)
+        return bool(self._sequences)
 
     def stats(self) -> RuntimeStats:
         """Return what it holds."""
+        schedulers = [lane.scheduler for lane in self._lanes]
         return RuntimeStats(
-            num_active=self._scheduler.num_running,
-            num_waiting=self._scheduler.num_waiting,
-            num_cells_used=self._scheduler.num_cells_used,
-            num_cells=self._num_cells,
+            num_active=sum(each.num_running for each in schedulers),
+            num_waiting=sum(each.num_waiting for each in schedulers) + len(self._waiting),
+            num_cells_used=sum(each.num_cells_used for each in schedulers),
+            num_cells=self._config.context_window * self._config.max_sequences,
         )
 
     def close(self) -> None:
-        """Free the context, then the model and with it the adapters."""
+        """Free the lanes, then the model and with it the adapters."""
         self._sequences.clear()
-        self._batch.close()
-        self._context.close()
+        self._let_finish()
+        for lane in self._lanes:
+            lane.close()
         self._model.close()
 
 
-class _Cells:
-    """The KV cache of a context with `kv_unified` off: a slot is a llama.cpp sequence with cells of its own."""
+def _num_lanes(config: EngineConfig, num_threads: int) -> int:
+    """Return how many lanes there shall be, by the model's size if its options do not say it.
 
-    def __init__(self, context: llama.LlamaContext) -> None:
-        self._context = context
+    Raises:
+        EngineFailed: they say it wrongly.
+    """
+    given = config.options.get("lanes")
+    if given is None:
+        weights_bytes = sum(path.stat().st_size for path in config.artifact_dir.glob("*.gguf"))
+        return min(num_threads, config.max_sequences) if weights_bytes <= MAX_LANES_WEIGHTS_BYTES else 1
+    if not given.isdecimal() or not 1 <= int(given) <= config.max_sequences:
+        raise EngineFailed(
+            f"option lanes={given}: expected a whole number from 1 to {config.max_sequences}, the sequences"
+        )
+    return int(given)
 
-    def copy(self, source: int, target: int) -> None:
-        """Replace the target's cells. Only whole sequences can be copied: a part of one aborts the process."""
-        self._context.memory_seq_rm(target, -1, -1)
-        self._context.memory_seq_cp(source, target, -1, -1)
 
-    def trim(self, slot: int, num_tokens: int) -> None:
-        """Free the cells behind the first `num_tokens`."""
-        self._context.memory_seq_rm(slot, num_tokens, -1)
+def _share_out(count: int, num_parts: int) -> list[int]:
+    """Return parts that differ by one at most and add up."""
+    return [(count + part) // num_parts for part in range(num_parts)]
 
 
-def _context_params(config: EngineConfig) -> llama.LlamaContextParams:
-    num_threads = config.num_threads or num_physical_cores()
+def _context_params(config: EngineConfig, num_slots: int, num_threads: int) -> llama.LlamaContextParams:
     params = llama.LlamaContextParams()
-    params.n_ctx = config.context_window * config.max_sequences
-    params.n_seq_max = config.max_sequences
+    params.n_ctx = config.context_window * num_slots
+    params.n_seq_max = num_slots
     params.n_batch = params.n_ubatch = MAX_STEP_TOKENS
     params.n_threads = params.n_threads_batch = num_threads
     params.kv_unified = False  # a shared pool makes every sequence attend over all cells in use
@@ -232,3 +284,7 @@ def _context_params(config: EngineConfig) -> llama.LlamaContextParams:
         params.type_k = params.type_v = _GGML_TYPE_F32
         params.flash_attn_type = _FLASH_ATTN_DISABLED
     return params
+
+
+def _logprob(context: llama.LlamaContext, row: int, token_id: int, request: EngineRequest) -> DrawnLogprob:
+    return token_logprob(context.get_logits_ith(row), token_id, request.num_logprobs or 0)

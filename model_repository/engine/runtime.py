@@ -139,6 +139,7 @@ RUNTIMES = {
     "llama_cpp": RuntimeEntry(
         "model_repository.engine.llama_cpp_runtime:LlamaCppRuntime",
         frozenset(Capability) - {Capability.IMAGES},
+        options=frozenset({"lanes"}),
         max_sending_share=0.015,
     ),
     # Its tokens are certain, so whatever is drawn from them is drawn as asked; nothing else would show.

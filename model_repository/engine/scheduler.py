@@ -155,6 +155,10 @@ class Scheduler:
             self._kv_cache.trim(slot.index, 0)
             slot.cells, slot.sequence = [], None
 
+    def num_reusable(self, job: Job) -> int:
+        """Return how much of a sequence's prompt is in a slot already."""
+        return max(slot.num_reusable(job) for slot in self._slots)
+
     def next_step(self) -> list[Chunk]:
         """Return what to compute now, all under one adapter.
 
@@ -238,8 +242,7 @@ class Scheduler:
             return False
         item.leader = max(candidates, key=lambda running: item.job.num_reusable(running.job.prompt))
         item.num_shared = item.job.num_reusable(item.leader.job.prompt)
-        num_reusable = max(slot.num_reusable(item.job) for slot in self._slots)
-        return item.num_shared >= num_reusable + MIN_COPIED_TOKENS
+        return item.num_shared >= self.num_reusable(item.job) + MIN_COPIED_TOKENS
 
     def _take_slot(self, job: Job) -> _Slot:
         """Return a free slot whose cells are a beginning of the prompt, as long a one as is worth it."""

@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 import numpy as np
 
@@ -74,6 +74,8 @@ def run_points(name: str, points: Sequence[Point], servers: Mapping[str, Server]
 
 def run_point(scenario: str, point: Point, server: Server, repeat: int) -> Run:
     """Measure once."""
+    # Prompts that no run before has sent: a server may have kept what it computed for those.
+    load = replace(point.load, seed=1000 * repeat + point.load.num_streams)
     added, call_ms = Quantiles.of([]), math.nan
     with ExitStack() as stack:
         clock = None
@@ -82,7 +84,7 @@ def run_point(scenario: str, point: Point, server: Server, repeat: int) -> Run:
             clock = stack.enter_context(EngineClock.of(server.grpc_endpoint, server.target.model))
             call_ms = clock.idle_round_trip_s(point.load.itl_ms / 1e3) * 1e3
         with clock.watching() if clock is not None else nullcontext():
-            result, window = measure(point.load, server.target, server.processes)
+            result, window = measure(load, server.target, server.processes)
         if clock is not None:
             added = _added_token_ms(result, clock.steps_s, point.load.itl_ms or 0)
     return Run(
