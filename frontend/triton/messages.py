@@ -18,9 +18,9 @@ _OUTPUTS = {spec.name: spec for stage in contract.STAGES.values() for spec in st
 type Tensors = Mapping[str, npt.NDArray[Any]]
 
 
-def infer_request(model_name: str, tensors: Tensors) -> Any:
-    """Return the protobuf message that sends these tensors to a model."""
-    request = service_pb2.ModelInferRequest(model_name=model_name)
+def infer_request(model_name: str, tensors: Tensors, request_id: str = "") -> Any:
+    """Return the protobuf message that sends these tensors to a model; its responses carry the id, errors too."""
+    request = service_pb2.ModelInferRequest(model_name=model_name, id=request_id)
     for name, tensor in tensors.items():
         request.inputs.add(name=name, datatype=_INPUTS[name].datatype, shape=tensor.shape)
         request.raw_input_contents.append(_raw(tensor))
