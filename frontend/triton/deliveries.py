@@ -179,6 +179,7 @@ class DeliveryCall:
                 self._half_close()
             else:
                 self._take(DeliveredChunks.from_tensors(tensors_from_response(answer)))
+                await asyncio.sleep(0)  # who was woken writes first
 
     def _take_error(self, request_id: str, error: APIError) -> None:
         """Give a request its error.
