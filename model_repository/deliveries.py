@@ -20,6 +20,10 @@ from model_repository.generation import FinishReason, GenerationChunk, Timing, T
 from model_repository.stage_messages import Release, ReleaseDetails
 from model_repository.tensors import Tensors, array
 
+# Whether the reader is gone is known in another process, which takes longer than all else that is done for a delivery:
+# it is asked for one of so many, which follow each other within a second.
+DELIVERIES_PER_PROBE = 4
+
 _NUM_HEADER = 2  # words before the items
 _NUM_ITEM_HEADER = 2  # words before a release's own
 
@@ -28,12 +32,17 @@ _NUM_ITEM_HEADER = 2  # words before a release's own
 class Delivery:
     """Engine to detokenizer: by the readers' own numbers, what is released, or the message of what went wrong.
 
-    One without items is a probe, as of a single sequence; the first of a stream says that it is open.
+    One without items only probes for the reader; the first of a stream says that it is open.
     """
 
     stream: int  # the engine's own number, by which the detokenizer cancels
     serial: int  # counts from 0, so that a reader sees when one is lost
     items: tuple[tuple[int, Release | str], ...] = ()
+
+    @property
+    def is_probe(self) -> bool:
+        """Whether the detokenizer, the only stage that can see it, looks if the reader is still there."""
+        return not self.items or self.serial % DELIVERIES_PER_PROBE == 0
 
     def to_tensors(self) -> dict[str, npt.NDArray[Any]]:
         """Return it as the detokenizer's inputs."""

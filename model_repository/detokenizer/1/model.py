@@ -16,8 +16,6 @@ from model_repository.detokenizer.text import (
     tensors_to_release,
 )
 
-DELIVERIES_PER_LOOK = 4  # among those with items, so many for one look whether their reader is gone
-
 
 class TritonPythonModel:
     """Texts leave in the order of their releases: the stage has one instance."""
@@ -56,8 +54,7 @@ class TritonPythonModel:
 
     def _deliver(self, request: Any, tensors: dict[str, Any]) -> dict[str, Any] | None:
         delivery = tensors_to_delivery(tensors)
-        # Triton is asked in another process: not for every delivery, since another one follows within a second.
-        if (not delivery.items or delivery.serial % DELIVERIES_PER_LOOK == 0) and request.is_cancelled():
+        if delivery.is_probe and request.is_cancelled():
             self.cancel_sender.cancel(delivery.stream)
             return None
         return self.detokenizer.chunks(delivery).to_tensors()
