@@ -124,13 +124,18 @@ class DeliveredChunks:
     @classmethod
     def from_tensors(cls, tensors: Tensors) -> DeliveredChunks:
         """Rebuild it from the outputs of the ensemble of deliveries."""
-        serial, *numbers = tensors[DELIVERED.name].reshape(-1).tolist()
-        texts = tensors[DELIVERED_TEXTS.name].reshape(-1).tolist()
+        return cls.from_elements({name: tensor.reshape(-1).tolist() for name, tensor in tensors.items()})
+
+    @classmethod
+    def from_elements(cls, outputs: Mapping[str, list[Any]]) -> DeliveredChunks:
+        """Rebuild it from the elements of these outputs."""
+        serial, *numbers = outputs[DELIVERED.name]
+        texts = outputs[DELIVERED_TEXTS.name]
         items: list[Any] = [
             (number, GenerationChunk(text=text.decode())) for number, text in zip(numbers, texts, strict=True)
         ]
-        if DELIVERED_DETAILS.name in tensors:
-            for index, detail in json.loads(tensors[DELIVERED_DETAILS.name].item()).items():
+        if DELIVERED_DETAILS.name in outputs:
+            for index, detail in json.loads(outputs[DELIVERED_DETAILS.name][0]).items():
                 number, chunk = items[int(index)]
                 items[int(index)] = (number, detail if isinstance(detail, str) else _detailed(chunk, detail))
         return cls(serial, tuple(items))

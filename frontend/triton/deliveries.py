@@ -16,7 +16,7 @@ from frontend import errors
 from frontend.errors import APIError
 from frontend.triton.failures import error_from_message, error_from_rpc
 from frontend.triton.mailbox import Mailbox
-from frontend.triton.messages import infer_request, tensors_from_response
+from frontend.triton.messages import elements_from_response, infer_request
 from model_repository import contract
 from model_repository.deliveries import DeliveredChunks
 from model_repository.generation import GenerationRequest
@@ -178,7 +178,7 @@ class DeliveryCall:
             elif not answer.outputs and answer.parameters["triton_final_response"].bool_param:
                 self._half_close()
             else:
-                self._take(DeliveredChunks.from_tensors(tensors_from_response(answer)))
+                self._take(DeliveredChunks.from_elements(elements_from_response(answer)))
                 await asyncio.sleep(0)  # who was woken writes first
 
     def _take_error(self, request_id: str, error: APIError) -> None:
