@@ -76,11 +76,12 @@ class TritonClient:
         is_finished = False
         is_generating = True  # as far as is known here
         try:
-            mailbox = await self._send(slug, request)
             try:
+                mailbox = await self._send(slug, request)
                 await mailbox.ready()
             except errors.DeliveriesNotOpen:  # it was loaded anew: nothing has come, so nothing is lost
-                mailbox.leave()
+                if mailbox is not None:
+                    mailbox.leave()
                 mailbox = None
                 mailbox = await self._send(slug, request)
             while not is_finished:

@@ -142,7 +142,7 @@ class DeliveryCall:
             return
         if mailbox.is_waiting:
             self._cancel_keys_left[number] = cancel_key
-        elif self.is_worn and not self._mailboxes and not self._cancel_keys_left:
+        elif self.is_worn and self._error is None and not self._mailboxes and not self._cancel_keys_left:
             self.close(errors.DeliveriesNotOpen())
 
     def _end(self, error: APIError, *, is_engine_lost: bool = False) -> int:
@@ -193,6 +193,7 @@ class DeliveryCall:
         self._num_errors += 1
         self._cancel_keys_left.pop(int(request_id), None)
         if mailbox := self._mailboxes.get(int(request_id)):
+            mailbox.is_waiting = False
             mailbox.fail(error)
 
     def _half_close(self) -> None:
@@ -212,7 +213,9 @@ class DeliveryCall:
             if mailbox is None:
                 with contextlib.suppress(KeyError):
                     self._on_stray(self._cancel_keys_left.pop(number))
-            elif isinstance(item, str):
+                continue
+            mailbox.is_waiting = False
+            if isinstance(item, str):
                 mailbox.fail(error_from_message(item))
             else:
                 mailbox.put(item)

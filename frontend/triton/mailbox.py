@@ -18,7 +18,7 @@ class Mailbox:
     """
 
     def __init__(self, on_leave: Callable[[], None]) -> None:
-        self.is_waiting = True  # nothing has come: neither a word of the engine's that it has it, nor an error
+        self.is_waiting = True  # until Triton says something of the request: that the engine has it, or an error
         self.is_engine_lost = False
         self.leave = on_leave
         self._chunks: deque[GenerationChunk] = deque()
@@ -27,7 +27,6 @@ class Mailbox:
 
     def put(self, chunk: GenerationChunk) -> None:
         """Add the next chunk."""
-        self.is_waiting = False
         if chunk.text or not chunk.is_text:  # tokens without bytes say nothing
             self._chunks.append(chunk)
             self._wake()
@@ -35,7 +34,6 @@ class Mailbox:
     def fail(self, error: APIError, *, is_engine_lost: bool = False) -> None:
         """Have the reader raise this error once it has read what came before; the first one counts."""
         if self._error is None:
-            self.is_waiting = False
             self._error, self.is_engine_lost = error, is_engine_lost
             self._wake()
 
