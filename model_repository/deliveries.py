@@ -20,6 +20,10 @@ from model_repository.generation import FinishReason, GenerationChunk, Timing, T
 from model_repository.stage_messages import Release, ReleaseDetails
 from model_repository.tensors import Tensors, array
 
+# Whether the reader is gone is known in another process, which takes longer than all else that is done for a delivery:
+# it is asked for one of so many, which follow each other within a second.
+DELIVERIES_PER_PROBE = 4
+
 _NUM_HEADER = 2  # words before the items
 _NUM_ITEM_HEADER = 2  # words before a release's own
 
@@ -28,12 +32,17 @@ _NUM_ITEM_HEADER = 2  # words before a release's own
 class Delivery:
     """Engine to detokenizer: by the readers' own numbers, what is released, or the message of what went wrong.
 
-    One without items is a probe, as of a single sequence; the first of a stream says that it is open.
+    One without items only probes for the reader; the first of a stream says that it is open.
     """
 
     stream: int  # the engine's own number, by which the detokenizer cancels
     serial: int  # counts from 0, so that a reader sees when one is lost
     items: tuple[tuple[int, Release | str], ...] = ()
+
+    @property
+    def is_probe(self) -> bool:
+        """Whether the detokenizer, the only stage that can see it, looks if the reader is still there."""
+        return not self.items or self.serial % DELIVERIES_PER_PROBE == 0
 
     def to_tensors(self) -> dict[str, npt.NDArray[Any]]:
         """Return it as the detokenizer's inputs."""
@@ -115,13 +124,18 @@ class DeliveredChunks:
     @classmethod
     def from_tensors(cls, tensors: Tensors) -> DeliveredChunks:
         """Rebuild it from the outputs of the ensemble of deliveries."""
-        serial, *numbers = tensors[DELIVERED.name].reshape(-1).tolist()
-        texts = tensors[DELIVERED_TEXTS.name].reshape(-1).tolist()
+        return cls.from_elements({name: tensor.reshape(-1).tolist() for name, tensor in tensors.items()})
+
+    @classmethod
+    def from_elements(cls, outputs: Mapping[str, list[Any]]) -> DeliveredChunks:
+        """Rebuild it from the elements of these outputs."""
+        serial, *numbers = outputs[DELIVERED.name]
+        texts = outputs[DELIVERED_TEXTS.name]
         items: list[Any] = [
             (number, GenerationChunk(text=text.decode())) for number, text in zip(numbers, texts, strict=True)
         ]
-        if DELIVERED_DETAILS.name in tensors:
-            for index, detail in json.loads(tensors[DELIVERED_DETAILS.name].item()).items():
+        if DELIVERED_DETAILS.name in outputs:
+            for index, detail in json.loads(outputs[DELIVERED_DETAILS.name][0]).items():
                 number, chunk = items[int(index)]
                 items[int(index)] = (number, detail if isinstance(detail, str) else _detailed(chunk, detail))
         return cls(serial, tuple(items))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import aclosing
 
 from aiohttp import web
@@ -116,14 +116,11 @@ async def _answer(
         if not generations[0].is_stream:
             return json_response(reply.whole(await _collected(chunks, len(generations), facts)), headers=headers)
         # Until the first chunk is there, nothing is sent: an error is still a status.
-        index, first = await anext(chunks)
-        facts.saw(index, first)
+        first = await anext(chunks)
         response = web.StreamResponse(headers={**sse.HEADERS, **headers})
         try:
             await response.prepare(request)
-            framer = Framer(reply)
-            await response.write(framer.opening() + framer.frame(index, first))
-            await _write_rest(response, chunks, framer, facts)
+            await _write(response, first, chunks, Framer(reply), len(generations), facts)
         except ConnectionResetError:
             facts.error_code = CLIENT_CLOSED
         return response
@@ -140,22 +137,32 @@ async def _collected(
     return [collected[index] for index in range(num_expected)]
 
 
-async def _write_rest(
+async def _write(
     response: web.StreamResponse,
-    chunks: AsyncIterator[tuple[int, GenerationChunk]],
+    first: tuple[int, GenerationChunk],
+    others: AsyncGenerator[tuple[int, GenerationChunk], None],
     framer: Framer,
+    num_running: int,
     facts: RequestFacts,
 ) -> None:
+    """Write the events of a stream. What comes at once leaves at once: each write is a packet."""
+    unwritten = framer.opening()
+    index, chunk = first
     try:
-        async for index, chunk in chunks:
+        while True:
             facts.saw(index, chunk)
-            events = framer.frame(index, chunk)
-            if events:
-                await response.write(events)
+            unwritten += framer.frame(index, chunk)
+            num_running -= chunk.finish_reason is not None
+            if not num_running:
+                break
+            if unwritten:
+                await response.write(unwritten)
+                unwritten = b""
+            index, chunk = await anext(others)
     except ConnectionResetError:
         raise  # the client is gone, so there is nobody to tell
     except Exception as exc:
         error = exc if isinstance(exc, APIError) else unexpected(exc, facts)
         facts.error_code = error.code
-        await response.write(sse.error_event(error))
-    await response.write(sse.DONE)
+        unwritten += sse.error_event(error)
+    await response.write_eof(unwritten + sse.DONE)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
+import functools
 import json
 import logging
 import time
@@ -19,10 +19,11 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 from frontend import errors
 from frontend.errors import APIError
 from frontend.models import ModelSnapshot, ServedModel
-from frontend.triton.deliveries import DeliveryReader, Mailbox
+from frontend.triton.deliveries import DeliveryCall
 from frontend.triton.failures import error_from_rpc
-from frontend.triton.generation_call import DeliveredGeneration, Generation, StreamCall
+from frontend.triton.mailbox import Mailbox
 from frontend.triton.messages import Tensors, infer_request, tensors_from_response
+from frontend.triton.one_response import one_response
 from model_repository import contract
 from model_repository.chunk_tensors import tensors_to_chunk
 from model_repository.generation import FinishReason, GenerationChunk, GenerationRequest, Prompt, Usage
@@ -59,36 +60,34 @@ class TritonClient:
         self.on_stage_down: Callable[[str, float], None] = lambda stage, since: None
         self._channel = grpc.aio.insecure_channel(endpoint, options=_CHANNEL_OPTIONS)
         self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
-        self._generations: dict[str, set[Generation]] = {}
-        self._readers: dict[str, list[DeliveryReader]] = {}  # by slug; the last one gets the next request
+        self._calls: dict[str, list[DeliveryCall]] = {}  # by slug; the last one gets the next request
         self._background: set[asyncio.Task[None]] = set()
 
     async def generate(self, slug: str, request: GenerationRequest) -> AsyncGenerator[GenerationChunk, None]:
         """Yield the completion; the last chunk carries the finish reason.
 
-        Leaving it early, for any reason, cancels the generation: the call, which Triton notices in the detokenizer
-        only, and the engine's sequence by its cancel key.
+        Leaving it early, for any reason, cancels the engine's sequence by its cancel key.
 
         Raises:
             APIError: the request was refused, or failed.
         """
         started_at = time.monotonic()
-        running: Generation | None = None
+        mailbox: Mailbox | None = None
         is_finished = False
         is_generating = True  # as far as is known here
         try:
-            running = await self._start(slug, request)
+            try:
+                mailbox = await self._send(slug, request)
+                await mailbox.ready()
+            except errors.DeliveriesNotOpen:  # it was loaded anew: nothing has come, so nothing is lost
+                if mailbox is not None:
+                    mailbox.leave()
+                mailbox = None
+                mailbox = await self._send(slug, request)
             while not is_finished:
-                try:
-                    chunk = await running.read()
-                except errors.DeliveriesNotOpen:  # it was loaded anew: nothing has come, so nothing is lost
-                    self._generations[slug].discard(running)
-                    running.cancel()
-                    running = await self._start(slug, request)
-                    chunk = await running.read()
+                chunk = await mailbox.get()
                 is_finished = chunk.finish_reason is not None
-                if chunk.text or chunk.logprobs or chunk.token_ids or is_finished:  # tokens without bytes say nothing
-                    yield chunk
+                yield chunk
         except (errors.InvalidRequest, errors.NotFound):
             is_generating = False  # refused before the engine saw it
             raise
@@ -101,56 +100,37 @@ class TritonClient:
             is_generating = type(exc) is not errors.Overloaded  # the queue was full: the engine did not take it
             raise
         finally:
-            if running is not None:
-                self._generations[slug].discard(running)
-                if is_finished:
-                    self._spawn(running.end())
-                else:
-                    running.cancel()
-                if is_generating and not is_finished and not running.is_engine_lost:
-                    self._spawn(self._cancel_sequence(slug, request.cancel_key))
+            if mailbox is not None:
+                mailbox.leave()
+                if is_generating and not is_finished and not mailbox.is_engine_lost:
+                    self._cancel_sequence(slug, request.cancel_key)
 
-    async def _start(self, slug: str, request: GenerationRequest) -> Generation:
-        """Send a request: what streams comes by deliveries, a single chunk as its answer.
+    async def _send(self, slug: str, request: GenerationRequest) -> Mailbox:
+        """Send a request on the model's call, which is opened if there is none.
 
         Raises:
-            APIError: the deliveries could not be opened.
+            APIError: it could not be opened.
         """
-        if request.is_stream:
-            running: Generation = await self._start_delivered(slug, request)
-        else:
-            running = self._call(slug, request_to_tensors(request))
-        self._generations.setdefault(slug, set()).add(running)
-        return running
-
-    async def _start_delivered(self, slug: str, request: GenerationRequest) -> DeliveredGeneration:
-        readers = self._readers.setdefault(slug, [])
-        if not readers or readers[-1].is_worn:
-            readers.append(DeliveryReader(self._stub, slug, on_end=readers.remove))
-            self._spawn(readers[-1].run())
-        reader = readers[-1]
-        await reader.opened()
-        mailbox = Mailbox()
-        number = reader.add(mailbox)
-        delivered = dataclasses.replace(request, delivery_key=reader.key, delivery_number=number)
-        return DeliveredGeneration(self._call(slug, request_to_tensors(delivered)), reader, number, mailbox)
-
-    def _call(self, model: str, inputs: Tensors, timeout_s: float | None = None) -> StreamCall:
-        return StreamCall(self._stub.ModelStreamInfer(iter((infer_request(model, inputs),)), timeout=timeout_s))
+        calls = self._calls.setdefault(slug, [])
+        if not calls or calls[-1].is_worn:
+            on_stray = functools.partial(self._cancel_sequence, slug)
+            calls.append(DeliveryCall(self._stub, slug, on_end=calls.remove, on_stray=on_stray))
+            self._spawn(calls[-1].run())
+        call = calls[-1]
+        await call.opened()
+        return call.send(request)
 
     def abort(self, stage: str, error: APIError) -> int:
         """End the running generations that need a lost stage, by its Triton name; return how many there were.
 
-        The calls that wait for a dead stage do end by themselves, but one after the other, a second each.
+        The requests that wait for a dead stage do fail by themselves, but one after the other, a second each.
         """
         slug = contract.slug_of_stage(stage)
-        is_tokenizer = stage == contract.stage_name(slug, "tokenizer")
-        ended = [each for each in self._generations.get(slug, ()) if not (is_tokenizer and each.has_begun)]
-        for each in ended:
-            each.abort(error, is_engine_lost=stage == contract.stage_name(slug, "engine"))
-        for reader in () if is_tokenizer else list(self._readers.get(slug, ())):
-            reader.close(error)
-        return len(ended)
+        calls = list(self._calls.get(slug, ()))
+        if stage == contract.stage_name(slug, "tokenizer"):
+            return sum(call.fail_waiting(error) for call in calls)
+        is_engine_lost = stage == contract.stage_name(slug, "engine")
+        return sum(call.close(error, is_engine_lost=is_engine_lost) for call in calls)
 
     async def snapshot(self) -> ModelSnapshot:
         """Return what Triton serves at this moment: the ensembles that carry our parameters.
@@ -241,8 +221,8 @@ class TritonClient:
 
     async def close(self) -> None:
         """Let go of the connection, once the cancellations under way have been told."""
-        for reader in [reader for readers in self._readers.values() for reader in readers]:
-            reader.close(errors.TritonUnreachable())
+        for call in [call for calls in self._calls.values() for call in calls]:
+            call.close(errors.TritonUnreachable())
         if self._background:
             await asyncio.wait(self._background, timeout=_CANCEL_TIMEOUT_S)
         await self._channel.close()
@@ -254,7 +234,10 @@ class TritonClient:
             return _served_model(slug, answer.config)
         return None
 
-    async def _cancel_sequence(self, slug: str, cancel_key: str) -> None:
+    def _cancel_sequence(self, slug: str, cancel_key: str) -> None:
+        self._spawn(self._tell_engine_to_cancel(slug, cancel_key))
+
+    async def _tell_engine_to_cancel(self, slug: str, cancel_key: str) -> None:
         try:
             await self._control(slug, {"cancel_key": cancel_key}, _CANCEL_TIMEOUT_S)
         except APIError as exc:
@@ -271,18 +254,7 @@ class TritonClient:
         return EngineStats.from_json(tensors[contract.STATS.name].item())
 
     async def _one_response(self, stage: str, inputs: Tensors, timeout_s: float = _RPC_TIMEOUT_S) -> Tensors:
-        """Return a stage's only response: a decoupled one can be called through a stream only."""
-        running = self._call(stage, inputs, timeout_s)
-        try:
-            tensors = await running.read_tensors()
-            if tensors is None:
-                raise errors.EngineFailed("The model's pipeline did not answer.")
-            # Not cancelled before its end: for Triton the request may then be under way for ever, and it unloads no
-            # model that has one.
-            await running.end()
-            return tensors
-        finally:
-            running.cancel()
+        return await one_response(self._stub, infer_request(stage, inputs), timeout_s)
 
     async def _unary(self, method: Callable[..., Any], request: Any, timeout_s: float = _RPC_TIMEOUT_S) -> Any:
         try:

@@ -1,13 +1,13 @@
-"""The frontend's stream of deliveries from one model: what happens to all its streamed requests, in one call."""
+"""The frontend's call to one model: its requests go there, and what happens to all of them comes as deliveries."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import logging
 import secrets
-from collections import deque
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import grpc.aio
@@ -15,124 +15,105 @@ import grpc.aio
 from frontend import errors
 from frontend.errors import APIError
 from frontend.triton.failures import error_from_message, error_from_rpc
-from frontend.triton.messages import infer_request, tensors_from_response
+from frontend.triton.mailbox import Mailbox
+from frontend.triton.messages import elements_from_response, infer_request
 from model_repository import contract
 from model_repository.deliveries import DeliveredChunks
-from model_repository.generation import GenerationChunk
+from model_repository.generation import GenerationRequest
+from model_repository.request_tensors import request_to_tensors
 from model_repository.tensors import array
 
 logger = logging.getLogger(__name__)
 
-# Triton keeps two kilobytes of each response until a request ends: after so many deliveries there is a new stream.
-MAX_DELIVERIES = 5000
+# Triton keeps two kilobytes of each delivery until their stream ends, and of each error fifteen until the call does:
+# with so much of it there is a new call.
+MAX_KEPT_BYTES = 10_000_000
+_DELIVERY_BYTES = 2_000
+_ERROR_BYTES = 15_000
+# From the end of the deliveries, and of what we send, to the end of the call.
+END_TIMEOUT_S = 5.0
+_OPENING_ID = "deliveries"  # of the request that opens the stream; the others have numbers
 
 
-class Mailbox:
-    """The chunks of one completion that have come and were not read yet."""
+class DeliveryCall:
+    """One call, from the opening of a stream of deliveries until it breaks or is closed. `run` reads it.
 
-    def __init__(self) -> None:
-        self._chunks: deque[GenerationChunk] = deque()
-        self._error: APIError | None = None
-        self._waiter: asyncio.Future[None] | None = None
-
-    def put(self, chunk: GenerationChunk) -> None:
-        """Add the next chunk."""
-        self._chunks.append(chunk)
-        self._wake()
-
-    def fail(self, error: APIError) -> None:
-        """Have the reader raise this error once it has read what came before; the first one counts."""
-        self._error = self._error or error
-        self._wake()
-
-    async def get(self) -> GenerationChunk:
-        """Return what has come since the last time, as one chunk where it is nothing but text.
-
-        Raises:
-            APIError: what `fail` was given.
-        """
-        while not self._chunks and self._error is None:
-            self._waiter = asyncio.get_running_loop().create_future()
-            try:
-                await self._waiter
-            finally:
-                self._waiter = None
-        if not self._chunks:
-            assert self._error is not None
-            raise self._error
-        chunk = self._chunks.popleft()
-        if not self._chunks or not chunk.is_text:
-            return chunk
-        texts = [chunk.text]
-        while self._chunks and self._chunks[0].is_text:
-            texts.append(self._chunks.popleft().text)
-        return GenerationChunk(text="".join(texts))
-
-    def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
-
-
-class DeliveryReader:
-    """One stream of deliveries, from its opening until it breaks or is closed. `run` reads it.
-
-    The engine ends it too, when it has been of no use for a while.
+    The engine ends the stream too, when it has been of no use for a while.
 
     Args:
         stub: of Triton's gRPC service.
         slug: the model's.
-        on_end: told of itself once nothing more comes.
+        on_end: told of itself once it takes no more requests.
+        on_stray: told the cancel key of a request that the engine has taken although its reader had left.
     """
 
-    def __init__(self, stub: Any, slug: str, on_end: Callable[[DeliveryReader], None]) -> None:
-        self.slug = slug
-        self.key = secrets.token_hex(16)  # who knows it can write to us: it is neither logged nor told
-        inputs = {contract.OPEN_DELIVERIES.name: array(contract.OPEN_DELIVERIES, self.key)}
-        message = infer_request(contract.stage_name(slug, contract.DELIVERIES), inputs)
-        self._call = stub.ModelStreamInfer(iter((message,)))
+    def __init__(
+        self,
+        stub: Any,
+        slug: str,
+        *,
+        on_end: Callable[[DeliveryCall], None],
+        on_stray: Callable[[str], None],
+    ) -> None:
+        self._slug = slug
+        self._key = secrets.token_hex(16)  # who knows it can write to us: it is neither logged nor told
         self._on_end = on_end
-        self._error: APIError | None = None  # why nothing more comes
-        self._num_read = 0
+        self._on_stray = on_stray
+        self._error: APIError | None = None  # why it takes no more requests
+        self._num_delivered = self._num_errors = 0
         self._numbers = itertools.count(1)
         self._mailboxes: dict[int, Mailbox] = {}
+        self._cancel_keys_left: dict[int, str] = {}  # of requests whose readers left before anything had come
+        self._unsent: asyncio.Queue[Any] = asyncio.Queue()  # None: nothing follows
         self._opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._call = stub.ModelStreamInfer(self._messages())  # grpc takes one after the other, and then half-closes
 
     @property
     def is_worn(self) -> bool:
-        """Whether it should get no further requests: the engine ends it once it has no more sequences."""
-        return self._num_read >= MAX_DELIVERIES
+        """Whether it should get no further requests."""
+        return self._num_delivered * _DELIVERY_BYTES + self._num_errors * _ERROR_BYTES >= MAX_KEPT_BYTES
 
     async def opened(self) -> None:
-        """Wait until the engine knows the key.
+        """Wait until the engine knows the stream.
 
         Raises:
             APIError: it could not be opened.
         """
         await asyncio.shield(self._opened)
 
-    def add(self, mailbox: Mailbox) -> int:
-        """Return the number under which a completion's chunks go to this mailbox.
+    def send(self, request: GenerationRequest) -> Mailbox:
+        """Send a request; return where its chunks come. Whoever reads it must leave it.
 
         Raises:
-            APIError: the stream has ended.
+            APIError: the call has ended.
         """
         if self._error is not None:
             raise self._error
         number = next(self._numbers)
-        self._mailboxes[number] = mailbox
-        return number
+        delivery = {
+            contract.DELIVERY_KEY.name: array(contract.DELIVERY_KEY, self._key),
+            contract.DELIVERY_NUMBER.name: array(contract.DELIVERY_NUMBER, number),
+        }
+        message = infer_request(self._slug, request_to_tensors(request) | delivery, str(number))
+        self._unsent.put_nowait(message)
+        mailbox = self._mailboxes[number] = Mailbox(lambda: self._leave(number, request.cancel_key))
+        return mailbox
 
-    def remove(self, number: int) -> None:
-        """Forget a number: what still comes for it is not read."""
-        self._mailboxes.pop(number, None)
+    def fail_waiting(self, error: APIError) -> int:
+        """Fail the requests of which nothing has come yet; return how many there were."""
+        waiting = [mailbox for mailbox in self._mailboxes.values() if mailbox.is_waiting]
+        for mailbox in waiting:
+            mailbox.fail(error)
+        return len(waiting)
 
-    def close(self, error: APIError) -> None:
-        """End the stream; whoever waits for something of it gets the error."""
+    def close(self, error: APIError, *, is_engine_lost: bool = False) -> int:
+        """End the call; whoever waits for something of it gets the error. Return how many requests that are."""
+        num_requests = self._end(error, is_engine_lost=is_engine_lost)
         self._call.cancel()
-        self._end(error)
+        return num_requests
 
     async def run(self) -> None:
-        """Read until the stream ends, for whatever reason."""
+        """Read until the call ends, for whatever reason."""
         error: APIError = errors.EngineFailed("The stream ended before the completion did.")
         try:
             await self._read()
@@ -141,23 +122,45 @@ class DeliveryReader:
         except asyncio.CancelledError:  # of the call: it was closed, or the channel was
             error = errors.TritonUnreachable()
         except Exception:
-            logger.exception("a delivery of %s could not be read", self.slug)
+            logger.exception("a delivery of %s could not be read", self._slug)
             error = errors.ServerError()
         self.close(error)
 
-    def _end(self, error: APIError) -> None:
-        if self._error is not None:
+    async def _messages(self) -> AsyncIterator[Any]:
+        """Yield what is sent."""
+        inputs = {contract.OPEN_DELIVERIES.name: array(contract.OPEN_DELIVERIES, self._key)}
+        opening = infer_request(contract.stage_name(self._slug, contract.DELIVERIES), inputs, _OPENING_ID)
+        opening.parameters["triton_enable_empty_final_response"].bool_param = True  # else nothing tells of its end
+        yield opening
+        while (message := await self._unsent.get()) is not None:
+            yield message
+
+    def _leave(self, number: int, cancel_key: str) -> None:
+        """Forget a number: what still comes for it is not read. The call ends with the last one if it is worn."""
+        mailbox = self._mailboxes.pop(number, None)
+        if mailbox is None:
             return
+        if mailbox.is_waiting:
+            self._cancel_keys_left[number] = cancel_key
+        elif self.is_worn and self._error is None and not self._mailboxes and not self._cancel_keys_left:
+            self.close(errors.DeliveriesNotOpen())
+
+    def _end(self, error: APIError, *, is_engine_lost: bool = False) -> int:
+        """Take no more requests, and fail those that are there; return how many."""
+        if self._error is not None:
+            return 0
         self._error = error
         self._on_end(self)
         if not self._opened.done():
             self._opened.set_exception(error)
             self._opened.exception()  # looked at: nobody may be waiting for it
         for mailbox in self._mailboxes.values():
-            mailbox.fail(error)
+            is_lost = not mailbox.is_waiting and isinstance(error, errors.DeliveriesNotOpen)  # it cannot begin anew
+            mailbox.fail(errors.EngineFailed() if is_lost else error, is_engine_lost=is_engine_lost)
+        return len(self._mailboxes)
 
     async def _read(self) -> None:
-        """Read until the stream ends.
+        """Read until the call ends.
 
         Raises:
             APIError: what Triton or grpc said, or a delivery was lost.
@@ -169,21 +172,49 @@ class DeliveryReader:
                 raise error_from_rpc(exc) from exc
             if response is grpc.aio.EOF:
                 return
+            answer = response.infer_response
             if response.error_message:
-                raise error_from_message(response.error_message)
-            delivered = DeliveredChunks.from_tensors(tensors_from_response(response.infer_response))
-            if delivered.serial != self._num_read:
-                raise errors.EngineFailed(f"delivery {self._num_read} was lost")
-            self._num_read += 1
-            if not self._opened.done():
-                self._opened.set_result(None)
-            self._dispatch(delivered)
+                self._take_error(answer.id, error_from_message(response.error_message))
+            elif not answer.outputs and answer.parameters["triton_final_response"].bool_param:
+                self._half_close()
+            else:
+                self._take(DeliveredChunks.from_elements(elements_from_response(answer)))
+                await asyncio.sleep(0)  # who was woken writes first
 
-    def _dispatch(self, delivered: DeliveredChunks) -> None:
+    def _take_error(self, request_id: str, error: APIError) -> None:
+        """Give a request its error.
+
+        Raises:
+            APIError: it is everybody's.
+        """
+        # An engine that does not know the stream is not the one that opened it: the others wait in vain.
+        if not request_id.isdecimal() or isinstance(error, errors.DeliveriesNotOpen):
+            raise error
+        self._num_errors += 1
+        self._cancel_keys_left.pop(int(request_id), None)
+        if mailbox := self._mailboxes.get(int(request_id)):
+            mailbox.is_waiting = False
+            mailbox.fail(error)
+
+    def _half_close(self) -> None:
+        """Let the call end, now that the stream of deliveries has: the engine had no sequences left."""
+        self._end(errors.DeliveriesNotOpen())  # which what is under way will be told
+        self._unsent.put_nowait(None)
+        asyncio.get_running_loop().call_later(END_TIMEOUT_S, self._call.cancel)
+
+    def _take(self, delivered: DeliveredChunks) -> None:
+        if delivered.serial != self._num_delivered:
+            raise errors.EngineFailed(f"delivery {self._num_delivered} was lost")
+        self._num_delivered += 1
+        if not self._opened.done():
+            self._opened.set_result(None)
         for number, item in delivered.items:
             mailbox = self._mailboxes.get(number)
-            if mailbox is None:  # nobody reads it any more
+            if mailbox is None:
+                with contextlib.suppress(KeyError):
+                    self._on_stray(self._cancel_keys_left.pop(number))
                 continue
+            mailbox.is_waiting = False
             if isinstance(item, str):
                 mailbox.fail(error_from_message(item))
             else:

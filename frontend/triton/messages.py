@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -18,9 +18,9 @@ _OUTPUTS = {spec.name: spec for stage in contract.STAGES.values() for spec in st
 type Tensors = Mapping[str, npt.NDArray[Any]]
 
 
-def infer_request(model_name: str, tensors: Tensors) -> Any:
-    """Return the protobuf message that sends these tensors to a model."""
-    request = service_pb2.ModelInferRequest(model_name=model_name)
+def infer_request(model_name: str, tensors: Tensors, request_id: str = "") -> Any:
+    """Return the protobuf message that sends these tensors to a model; its responses carry the id, errors too."""
+    request = service_pb2.ModelInferRequest(model_name=model_name, id=request_id)
     for name, tensor in tensors.items():
         request.inputs.add(name=name, datatype=_INPUTS[name].datatype, shape=tensor.shape)
         request.raw_input_contents.append(_raw(tensor))
@@ -36,20 +36,33 @@ def _raw(tensor: npt.NDArray[Any]) -> bytes:
 
 def tensors_from_response(response: Any) -> dict[str, npt.NDArray[Any]]:
     """Return the outputs of a response that the contract knows, by name."""
-    outputs = zip(response.outputs, response.raw_output_contents, strict=True)
-    return {
-        output.name: _tensor(_OUTPUTS[output.name], raw, output.shape)
-        for output, raw in outputs
-        if output.name in _OUTPUTS
-    }
+    return {output.name: _tensor(spec, raw, output.shape) for output, spec, raw in _known_outputs(response)}
+
+
+def elements_from_response(response: Any) -> dict[str, list[Any]]:
+    """Return the same without their shapes, as plain values: where there are few, an array costs more than they do."""
+    return {output.name: _elements(spec, raw) for output, spec, raw in _known_outputs(response)}
+
+
+def _known_outputs(response: Any) -> Iterator[tuple[Any, TensorSpec, bytes]]:
+    for output, raw in zip(response.outputs, response.raw_output_contents, strict=True):
+        if output.name in _OUTPUTS:
+            yield output, _OUTPUTS[output.name], raw
 
 
 def _tensor(spec: TensorSpec, raw: bytes, shape: Any) -> npt.NDArray[Any]:
+    if spec.datatype == "BYTES":
+        return np.array(_elements(spec, raw), dtype=np.object_).reshape(shape)
+    return np.frombuffer(raw, dtype=spec.dtype).reshape(shape)
+
+
+def _elements(spec: TensorSpec, raw: bytes) -> list[Any]:
     if spec.datatype != "BYTES":
-        return np.frombuffer(raw, dtype=spec.dtype).reshape(shape)
+        values: list[Any] = np.frombuffer(raw, dtype=spec.dtype).tolist()
+        return values
     items, start = [], 0
     while start < len(raw):
         end = start + 4 + int.from_bytes(raw[start : start + 4], "little")
         items.append(raw[start + 4 : end])
         start = end
-    return np.array(items, dtype=np.object_).reshape(shape)
+    return items

@@ -43,6 +43,7 @@ class DeliveryStream:
         self.responder = responder
         self._serial = 0
         self._items: list[tuple[int, Release | str]] = []
+        self._untold: dict[int, Release] = {}  # of sequences of which nothing was told: that they are here
 
     @property
     def has_items(self) -> bool:
@@ -51,12 +52,22 @@ class DeliveryStream:
 
     def add(self, number: int, item: Release | str) -> None:
         """Add to the next delivery what a reader's number stands for: a release, or the message of an error."""
+        self._untold.pop(number, None)
         self._items.append((number, item))
+
+    def take(self, number: int, sequence: int) -> None:
+        """Have the next delivery say, by a release without tokens, that a sequence is here if nothing else does."""
+        self._untold[number] = Release(sequence=sequence)
+
+    def drop(self, number: int) -> None:
+        """Say nothing more of a sequence."""
+        self._untold.pop(number, None)
 
     def deliver(self, now_s: float) -> int:
         """Send what was gathered, if only to find out whether the reader is still there; return how much it was."""
-        items, self._items = tuple(self._items), []
-        delivery = Delivery(self.number, self._serial, items)
+        items, self._items = self._items, []
+        delivery = Delivery(self.number, self._serial, (*items, *self._untold.items()))
+        self._untold.clear()
         self._serial += 1
         self.heard_s = now_s
         if items:
@@ -87,3 +98,4 @@ class DeliveredSequence:
 
     def close(self) -> None:
         """Say nothing: nobody reads it."""
+        self.stream.drop(self._number)

@@ -344,6 +344,8 @@ class Engine:
         self._sequences[sequence.number] = sequence
         if request.cancel_key:
             self._numbers_by_key[request.cancel_key] = sequence.number
+        if stream is not None:
+            stream.take(request.delivery_number, sequence.number)
         return stream is None
 
     def _open_deliveries(self, key: str, responder: DeliveryResponder) -> None:

@@ -54,7 +54,7 @@ class TritonPythonModel:
 
     def _deliver(self, request: Any, tensors: dict[str, Any]) -> dict[str, Any] | None:
         delivery = tensors_to_delivery(tensors)
-        if request.is_cancelled():
+        if delivery.is_probe and request.is_cancelled():
             self.cancel_sender.cancel(delivery.stream)
             return None
         return self.detokenizer.chunks(delivery).to_tensors()

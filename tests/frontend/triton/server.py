@@ -37,6 +37,14 @@ def infer_response(tensors: Tensors) -> Any:
     return response
 
 
+def _response(tensors: Tensors) -> Any:
+    return service_pb2.ModelStreamInferResponse(infer_response=infer_response(tensors))
+
+
+def _refusal(message: str) -> Any:
+    return service_pb2.ModelStreamInferResponse(error_message=message)
+
+
 def tensors_of(request: Any) -> dict[str, npt.NDArray[Any]]:
     """Return the inputs of a request as a stage sees them."""
     tensors = {}
@@ -69,11 +77,11 @@ class Stream:
         self._serial += num_lost
         tensors = DeliveredChunks(self._serial, items).to_tensors()
         self._serial += 1
-        self.responses.put_nowait(service_pb2.ModelStreamInferResponse(infer_response=infer_response(tensors)))
+        self.responses.put_nowait(_response(tensors))
 
     def fail(self, message: str) -> None:
         """Send an error."""
-        self.responses.put_nowait(service_pb2.ModelStreamInferResponse(error_message=message))
+        self.responses.put_nowait(_refusal(message))
 
     def end(self) -> None:
         """End it."""
@@ -81,15 +89,15 @@ class Stream:
 
 
 class FakeTritonServer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
-    """Plays a script for each call of an ensemble: chunks are sent, texts are error messages, events are waited for.
+    """Plays a script for each request of an ensemble: chunks are sent, texts are error messages, events are waited for.
 
-    The chunks of a request that names a stream of deliveries go there, one in each. `refusal` answers its own call.
+    Each is a delivery to the stream that the request names. `refusal` answers the request itself.
     """
 
     def __init__(self) -> None:
         self.script: Script = []
-        self.refusal = ""  # what the own call of a delivered request is answered with
-        self.take = asyncio.Event()  # until then no delivered request is taken
+        self.refusal = ""  # what a request is answered with
+        self.take = asyncio.Event()  # until then no request is taken
         self.take.set()
         self.opening: Script = []  # played before a stream of deliveries is open; a text ends it
         self.streams: dict[str, Stream] = {}  # that are open, by key
@@ -97,7 +105,8 @@ class FakeTritonServer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: 
         self.opened = asyncio.Event()  # a stream of deliveries was asked for
         self.requests: list[Any] = []  # of ensembles
         self.started = asyncio.Event()
-        self.ended = asyncio.Event()  # the own call of a generation ended, for whatever reason
+        self.num_calls = 0  # of streams
+        self.half_closed = asyncio.Event()  # one of them
         self._tasks: set[asyncio.Task[None]] = set()
         self.controls: asyncio.Queue[Any] = asyncio.Queue()
         self.is_engine_silent = False
@@ -109,32 +118,49 @@ class FakeTritonServer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: 
         self.repository_calls: list[str] = []
 
     async def ModelStreamInfer(self, requests: Any, context: Any) -> AsyncIterator[Any]:
-        async for request in requests:
-            if request.model_name.endswith("__engine"):
-                if self.is_engine_silent:
-                    await asyncio.Event().wait()
-                yield service_pb2.ModelStreamInferResponse(infer_response=self._control(request))
-            elif request.model_name.endswith("__detokenizer"):
-                self.detokenized.append(tensors_of(request))
-                async for response in self._play():
-                    yield response
-            elif request.model_name.endswith("__deliveries"):
-                async for response in self._deliver(request):
-                    yield response
-            else:
-                self.requests.append(request)
-                self.started.set()
-                inputs = tensors_of(request)
-                try:
-                    if contract.DELIVERY_KEY.name in inputs:
-                        await self.take.wait()
-                        if refusal := self._take(text(inputs, contract.DELIVERY_KEY), inputs):
-                            yield service_pb2.ModelStreamInferResponse(error_message=refusal)
-                    else:
-                        async for response in self._play():
-                            yield response
-                finally:
-                    self.ended.set()
+        """Answer the requests of a call at a time, until there are no more and all have been answered."""
+        responses: asyncio.Queue[Any] = asyncio.Queue()
+        self.num_calls += 1
+        answering = asyncio.create_task(self._answer_all(requests, responses))
+        try:
+            while (response := await responses.get()) is not None:
+                yield response
+        finally:
+            answering.cancel()
+
+    async def _answer_all(self, requests: Any, responses: asyncio.Queue[Any]) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            async for request in requests:
+                tasks.create_task(self._answer(request, responses))
+            self.half_closed.set()
+        responses.put_nowait(None)
+
+    async def _answer(self, request: Any, responses: asyncio.Queue[Any]) -> None:
+        """Answer a request as Triton does: with its id, errors too."""
+        async for response in self._responses(request):
+            response.infer_response.id = request.id
+            responses.put_nowait(response)
+
+    async def _responses(self, request: Any) -> AsyncIterator[Any]:
+        if request.model_name.endswith("__engine"):
+            if self.is_engine_silent:
+                await asyncio.Event().wait()
+            yield _response(self._control(request))
+        elif request.model_name.endswith("__detokenizer"):
+            self.detokenized.append(tensors_of(request))
+            for item in self.script:
+                assert not isinstance(item, asyncio.Event)
+                yield _refusal(item) if isinstance(item, str) else _response(chunk_to_tensors(item))
+        elif request.model_name.endswith("__deliveries"):
+            async for response in self._deliver(request):
+                yield response
+        else:
+            self.requests.append(request)
+            self.started.set()
+            inputs = tensors_of(request)
+            await self.take.wait()
+            if refusal := self._take(text(inputs, contract.DELIVERY_KEY), inputs):
+                yield _refusal(refusal)
 
     async def _deliver(self, request: Any) -> AsyncIterator[Any]:
         """Open a stream of deliveries."""
@@ -144,7 +170,8 @@ class FakeTritonServer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: 
             if isinstance(item, asyncio.Event):
                 await item.wait()
             else:
-                yield service_pb2.ModelStreamInferResponse(error_message=item)
+                assert isinstance(item, str)
+                yield _refusal(item)
                 return
         key = text(tensors_of(request), contract.OPEN_DELIVERIES)
         stream = self.streams[key] = Stream()
@@ -155,6 +182,10 @@ class FakeTritonServer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: 
         finally:
             self.streams.pop(key, None)
             stream.ended.set()
+        if request.parameters["triton_enable_empty_final_response"].bool_param:
+            response = service_pb2.ModelStreamInferResponse()
+            response.infer_response.parameters["triton_final_response"].bool_param = True
+            yield response
 
     def _take(self, key: str, inputs: Tensors) -> str:
         """Take a request whose chunks are delivered, or return why not."""
@@ -163,33 +194,22 @@ class FakeTritonServer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: 
         if key not in self.streams:
             return DeliveriesNotOpen("no stream", "delivery_key").message()
         number = inputs[contract.DELIVERY_NUMBER.name].item()
-        task = asyncio.get_running_loop().create_task(self._deliver_script(self.streams[key], number))
+        task = asyncio.get_running_loop().create_task(self._deliver_script(self.streams[key], number, self.script))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return ""
 
-    async def _deliver_script(self, stream: Stream, number: int) -> None:
-        for item in self.script:
+    async def _deliver_script(self, stream: Stream, number: int, script: Script) -> None:
+        for item in script:
             if isinstance(item, asyncio.Event):
                 await item.wait()
             else:
                 stream.put((number, item))
 
-    async def _play(self) -> AsyncIterator[Any]:
-        for item in self.script:
-            match item:
-                case GenerationChunk():
-                    response = infer_response(chunk_to_tensors(item))
-                    yield service_pb2.ModelStreamInferResponse(infer_response=response)
-                case str():
-                    yield service_pb2.ModelStreamInferResponse(error_message=item)
-                case _:
-                    await item.wait()
-
-    def _control(self, request: Any) -> Any:
+    def _control(self, request: Any) -> Tensors:
         (payload,) = tensors_of(request)["control"].reshape(-1)
         self.controls.put_nowait((request.model_name, json.loads(payload)))
-        return infer_response({"stats": array(contract.STATS, stats(7).to_json())})
+        return {"stats": array(contract.STATS, stats(7).to_json())}
 
     async def ModelInfer(self, request: Any, context: Any) -> Any:
         self.tokenized.append((request.model_name, tensors_of(request)))

@@ -13,7 +13,6 @@ from frontend import errors
 from frontend.errors import APIError
 from frontend.triton import deliveries
 from frontend.triton.client import TritonClient
-from frontend.triton.deliveries import Mailbox
 from model_repository.errors import DeliveriesNotOpen, InvalidRequest, Overloaded
 from model_repository.generation import GenerationChunk
 from tests.fakes import chunks
@@ -53,62 +52,6 @@ async def running(server: FakeTritonServer, client: TritonClient, num: int = 2) 
         await asyncio.gather(*tasks)
 
 
-# --- what waits to be read --------------------------------------------------------------------------------------------
-
-
-async def test_text_that_has_come_is_read_as_one_chunk() -> None:
-    mailbox = Mailbox()
-    for value in ("a", "", "b"):
-        mailbox.put(text(value))
-    assert await mailbox.get() == text("ab")
-
-
-async def test_what_says_more_than_text_is_read_by_itself() -> None:
-    """Token ids belong to their text, and the last chunk has reason and usage."""
-    mailbox = Mailbox()
-    (last,) = chunks("e")
-    told = [text("a"), text("b"), GenerationChunk(text="c", token_ids=(3,)), text("d"), last]
-    for chunk in told:
-        mailbox.put(chunk)
-    assert [await mailbox.get() for _ in range(4)] == [text("ab"), told[2], text("d"), last]
-
-
-async def test_a_reader_is_woken_by_a_chunk_and_by_an_error() -> None:
-    mailbox = Mailbox()
-    reader = asyncio.create_task(mailbox.get())
-    await asyncio.sleep(0)
-    mailbox.put(text("a"))
-    assert await reader == text("a")
-    reader = asyncio.create_task(mailbox.get())
-    await asyncio.sleep(0)
-    mailbox.fail(errors.EngineFailed("first"))
-    mailbox.fail(errors.EngineFailed("second"))
-    with pytest.raises(errors.EngineFailed, match="first"):
-        await reader
-
-
-async def test_what_came_before_an_error_is_read_before_it() -> None:
-    """A completion whose last chunk had come was told as a failure."""
-    mailbox = Mailbox()
-    mailbox.put(text("a"))
-    mailbox.put(*chunks("b"))
-    mailbox.fail(errors.EngineFailed())
-    assert [await mailbox.get(), await mailbox.get()] == [text("a"), *chunks("b")]
-    with pytest.raises(errors.EngineFailed):
-        await mailbox.get()
-
-
-async def test_a_reader_that_is_cancelled_leaves_the_mailbox_as_it_is() -> None:
-    mailbox = Mailbox()
-    reader = asyncio.create_task(mailbox.get())
-    await asyncio.sleep(0)
-    reader.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await reader
-    mailbox.put(text("a"))
-    assert await mailbox.get() == text("a")
-
-
 # --- opening ----------------------------------------------------------------------------------------------------------
 
 
@@ -123,17 +66,11 @@ async def test_requests_share_one_stream_that_the_first_one_opens(
     assert len(set(numbers)) == 6
 
 
-async def test_a_request_that_does_not_stream_opens_none(server: FakeTritonServer, client: TritonClient) -> None:
-    server.script = list(chunks("a"))
-    await completion_of(client, WHOLE)
-    assert server.num_opened == 0
-
-
 async def test_after_many_deliveries_the_next_request_opens_another_stream_and_the_others_keep_theirs(
     server: FakeTritonServer, client: TritonClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What Triton keeps of each response of a request it keeps until the request ends."""
-    monkeypatch.setattr(deliveries, "MAX_DELIVERIES", 5)
+    monkeypatch.setattr(deliveries, "MAX_KEPT_BYTES", 10_000)
     async with running(server, client, 1) as others:
         [first] = server.streams.values()
         server.script = list(chunks("a"))
@@ -146,6 +83,30 @@ async def test_after_many_deliveries_the_next_request_opens_another_stream_and_t
         client.abort("demo__engine", errors.EngineFailed("lost"))  # which ends both
         assert (await others[0]).message == "lost"
         await asyncio.wait_for(first.ended.wait(), 10)
+
+
+async def test_requests_travel_on_the_call_that_brings_their_deliveries(
+    server: FakeTritonServer, client: TritonClient
+) -> None:
+    server.script = list(chunks("a"))
+    await asyncio.gather(*(completion_of(client, asked) for asked in (REQUEST, WHOLE, REQUEST)))
+    assert (len(server.requests), server.num_calls) == (3, 1)
+
+
+@pytest.mark.parametrize("refusal", ["", Overloaded("full").message()])
+async def test_a_call_of_which_triton_keeps_much_is_closed_by_the_last_who_reads_it(
+    server: FakeTritonServer, client: TritonClient, monkeypatch: pytest.MonkeyPatch, refusal: str
+) -> None:
+    """Triton keeps more of an error than of a delivery: refused requests alone filled its memory."""
+    monkeypatch.setattr(deliveries, "MAX_KEPT_BYTES", 15_000)
+    server.script, server.refusal = list(chunks("a")), refusal
+    num_opened = 0
+    while server.num_opened < 2:
+        streams = list(server.streams.values())
+        await (failure_of(client) if refusal else completion_of(client))
+        num_opened += 1
+    assert num_opened == (2 if refusal else 8)
+    await asyncio.wait_for(streams[0].ended.wait(), 10)
 
 
 async def test_each_model_has_a_stream_of_its_own(server: FakeTritonServer, client: TritonClient) -> None:
@@ -161,8 +122,7 @@ async def test_no_request_is_sent_before_the_stream_is_open(server: FakeTritonSe
     server.opening = [is_open]
     waiting = [asyncio.create_task(completion_of(client)) for _ in range(2)]
     await asyncio.wait_for(server.opened.wait(), 10)
-    assert await completion_of(client, WHOLE) == chunks("a")  # which needs none
-    assert len(server.requests) == 1
+    assert not server.requests
     is_open.set()
     assert await asyncio.gather(*waiting) == [chunks("a")] * 2
 
@@ -248,6 +208,34 @@ async def test_what_comes_for_who_has_left_is_not_read(server: FakeTritonServer,
     assert server.num_opened == 1
 
 
+async def test_a_request_that_is_taken_after_its_reader_has_left_is_cancelled_again(
+    server: FakeTritonServer, client: TritonClient
+) -> None:
+    """The engine remembers a cancel that overtakes its request, but not for ever."""
+    server.script = [GenerationChunk(text=""), asyncio.Event()]
+    server.take.clear()
+    leaves = asyncio.create_task(completion_of(client))
+    await asyncio.wait_for(server.started.wait(), 10)
+    leaves.cancel()
+    assert (await asyncio.wait_for(server.controls.get(), 10))[1] == {"cancel_key": REQUEST.cancel_key}
+    server.take.set()
+    assert (await asyncio.wait_for(server.controls.get(), 10))[1] == {"cancel_key": REQUEST.cancel_key}
+
+
+async def test_a_request_that_the_engine_has_survives_the_tokenizer(
+    server: FakeTritonServer, client: TritonClient
+) -> None:
+    is_over = asyncio.Event()
+    server.script = [text(""), is_over, *chunks("a")]  # at first what is told of a request that waits for its turn
+    waits = asyncio.create_task(completion_of(client))
+    await asyncio.wait_for(server.started.wait(), 10)
+    server.script = list(chunks("b"))
+    assert await completion_of(client) == chunks("b")  # in a later delivery
+    assert client.abort("demo__tokenizer", errors.EngineFailed()) == 0
+    is_over.set()
+    assert await waits == chunks("a")
+
+
 # --- what ends all of them --------------------------------------------------------------------------------------------
 
 
@@ -259,6 +247,23 @@ async def test_a_stream_that_ends_fails_all_and_the_next_request_opens_another(
         assert [type(each) for each in await asyncio.gather(*tasks)] == [errors.EngineFailed] * 2
     server.script = list(chunks("a"))
     assert await completion_of(client) == chunks("a")
+    assert server.num_opened == 2
+
+
+async def test_a_stream_that_the_engine_ends_is_half_closed_and_what_is_under_way_goes_to_another(
+    server: FakeTritonServer, client: TritonClient
+) -> None:
+    """A request that crossed with the end of a stream nobody had used for a while was answered with a failure."""
+    server.script = list(chunks("a"))
+    await completion_of(client)
+    server.take.clear()
+    server.started.clear()
+    under_way = asyncio.create_task(completion_of(client))
+    await asyncio.wait_for(server.started.wait(), 10)
+    the_stream(server).end()
+    await asyncio.wait_for(server.half_closed.wait(), 10)
+    server.take.set()
+    assert await under_way == chunks("a")
     assert server.num_opened == 2
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from frontend.triton.messages import infer_request, tensors_from_response
+from frontend.triton.messages import elements_from_response, infer_request, tensors_from_response
 from model_repository import contract
 from model_repository.contract import TensorSpec
 from model_repository.tensors import array
@@ -47,13 +47,15 @@ def test_inputs_arrive_as_they_were_sent(spec: TensorSpec, elements: tuple[Any, 
 )
 def test_outputs_are_read_as_they_were_sent(spec: TensorSpec, elements: tuple[Any, ...]) -> None:
     sent = array(spec, *elements)
-    read = tensors_from_response(infer_response({spec.name: sent}))[spec.name]
+    response = infer_response({spec.name: sent})
+    read = tensors_from_response(response)[spec.name]
     assert read.shape == (1, len(elements))
     np.testing.assert_array_equal(read, sent)
+    assert elements_from_response(response) == {spec.name: sent.reshape(-1).tolist()}
 
 
 def test_outputs_that_the_contract_does_not_know_are_left_out() -> None:
     response = infer_response({"text_output": array(contract.TEXT_OUTPUT, "a")})
     response.outputs.add(name="sequence_index", datatype="FP32", shape=[1, 1])
     response.raw_output_contents.append(b"\0\0\0\0")
-    assert list(tensors_from_response(response)) == ["text_output"]
+    assert list(tensors_from_response(response)) == list(elements_from_response(response)) == ["text_output"]

@@ -40,8 +40,8 @@ class FakeReader(FakeEnd):
         return [item for delivery in self.deliveries for each, item in delivery.items if each == number]
 
     def texts(self, number: int) -> list[str]:
-        """Return the text of each of its releases."""
-        return [_text(item) for item in self.items(number) if isinstance(item, Release)]
+        """Return the text of each of its releases, without what only says that it is there."""
+        return [_text(item) for item in self.items(number) if isinstance(item, Release) and not item.is_probe]
 
     @property
     def sizes(self) -> list[int]:
@@ -94,6 +94,31 @@ def test_a_request_is_closed_when_it_is_taken_and_before_its_first_token() -> No
     fake.turn()
     assert responder.is_closed
     assert fake.engine.stats().num_waiting == 1
+
+
+def test_a_request_that_waits_for_its_first_token_is_told_of_once() -> None:
+    """A reader learns that the tokenizer has done its part, and that a cancel has been overtaken by its request."""
+    fake = Fake(b"hi")
+    reader = opened(fake)
+    fake.runtime.num_slots = 1
+    submit(fake, 1, max_tokens=2)
+    submit(fake, 2, max_tokens=1)
+    fake.turn(3)
+    assert reader.sizes == [0, 2, 1, 1]
+    [taken, release] = reader.items(2)
+    assert isinstance(taken, Release) and taken.is_probe
+    assert isinstance(release, Release) and taken.sequence == release.sequence
+
+
+def test_a_request_that_is_cancelled_before_anything_was_told_of_it_is_not_told_of() -> None:
+    fake = Fake(b"hi")
+    reader = opened(fake)
+    fake.runtime.num_slots = 1
+    submit(fake, 1)
+    submit(fake, 2, cancel_key="gone")
+    fake.engine.cancel_key("gone")
+    fake.turn(3)
+    assert reader.items(2) == []
 
 
 def test_streams_get_only_what_is_theirs() -> None:
@@ -268,7 +293,7 @@ def test_a_silent_stream_is_probed_seldom_and_its_sequences_not_at_all() -> None
     fake.turn(7, passed_s=STREAM_PROBE_INTERVAL_S / 8)
     assert reader.sizes == [0]
     fake.turn(9, passed_s=STREAM_PROBE_INTERVAL_S / 8)
-    assert reader.sizes == [0, 0, 0]
+    assert reader.sizes == [0, 1, 0]  # the first one tells of the sequence
     assert [delivery.serial for delivery in reader.deliveries] == [0, 1, 2]
 
 

@@ -1,0 +1,72 @@
+"""The chunks of one completion, between the call that brings them and who asked for it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+
+from frontend.errors import APIError
+from model_repository.generation import GenerationChunk
+
+
+class Mailbox:
+    """The chunks of one completion that have come and were not read yet.
+
+    Args:
+        on_leave: what to do once nobody reads it any more.
+    """
+
+    def __init__(self, on_leave: Callable[[], None]) -> None:
+        self.is_waiting = True  # until Triton says something of the request: that the engine has it, or an error
+        self.is_engine_lost = False
+        self.leave = on_leave
+        self._chunks: deque[GenerationChunk] = deque()
+        self._error: APIError | None = None
+        self._waiter: asyncio.Future[None] | None = None
+
+    def put(self, chunk: GenerationChunk) -> None:
+        """Add the next chunk."""
+        if chunk.text or not chunk.is_text:  # tokens without bytes say nothing
+            self._chunks.append(chunk)
+            self._wake()
+
+    def fail(self, error: APIError, *, is_engine_lost: bool = False) -> None:
+        """Have the reader raise this error once it has read what came before; the first one counts."""
+        if self._error is None:
+            self._error, self.is_engine_lost = error, is_engine_lost
+            self._wake()
+
+    async def ready(self) -> None:
+        """Wait until there is a chunk.
+
+        Raises:
+            APIError: what `fail` was given.
+        """
+        while not self._chunks:
+            if self._error is not None:
+                raise self._error
+            self._waiter = asyncio.get_running_loop().create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+
+    async def get(self) -> GenerationChunk:
+        """Return what has come since the last time, as one chunk where it is nothing but text.
+
+        Raises:
+            APIError: what `fail` was given.
+        """
+        await self.ready()
+        chunk = self._chunks.popleft()
+        if not self._chunks or not chunk.is_text:
+            return chunk
+        texts = [chunk.text]
+        while self._chunks and self._chunks[0].is_text:
+            texts.append(self._chunks.popleft().text)
+        return GenerationChunk(text="".join(texts))
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)

@@ -1,0 +1,51 @@
+"""Calls of stages that are decoupled but answer once: they can be called through a stream only."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import grpc.aio
+
+from frontend import errors
+from frontend.errors import APIError
+from frontend.triton.failures import error_from_message, error_from_rpc
+from frontend.triton.messages import Tensors, tensors_from_response
+
+
+async def one_response(stub: Any, message: Any, timeout_s: float) -> Tensors:
+    """Return the outputs of a stage's only response.
+
+    Args:
+        stub: of Triton's gRPC service.
+        message: the request.
+        timeout_s: for the whole call.
+
+    Raises:
+        APIError: what Triton or grpc said.
+    """
+    call = stub.ModelStreamInfer(iter((message,)), timeout=timeout_s)
+    try:
+        tensors = await _read(call)
+        if tensors is None:
+            raise errors.EngineFailed("The model's pipeline did not answer.")
+        # Not cancelled before its end: for Triton the request may then be under way for ever, and it unloads no model
+        # that has one.
+        with contextlib.suppress(APIError):
+            await _read(call)
+        return tensors
+    finally:
+        call.cancel()
+
+
+async def _read(call: Any) -> Tensors | None:
+    """Return the outputs of the next response, None at the end."""
+    try:
+        response = await call.read()
+    except grpc.aio.AioRpcError as exc:
+        raise error_from_rpc(exc) from exc
+    if response is grpc.aio.EOF:
+        return None
+    if response.error_message:
+        raise error_from_message(response.error_message)
+    return tensors_from_response(response.infer_response)
