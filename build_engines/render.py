@@ -25,6 +25,7 @@ from model_repository.engine.runtime import RUNTIMES
 from model_repository.model_parameters import ModelParameters
 
 DEFAULT_MAX_SEQUENCES = 16
+MAX_TOKENIZER_INSTANCES = 64
 
 _EMPTY_VERSION = "1/.keep"  # Triton wants a version folder, also in an ensemble, which has no files
 
@@ -37,15 +38,21 @@ class ServeOptions:
     max_waiting: int = 1024
     num_threads: int = 0
     stream_interval_ms: int = 40
+    tokenizer_instances: int = 1
 
     def __post_init__(self) -> None:
-        for name, low in (("max_sequences", 1), ("max_waiting", 0), ("num_threads", 0), ("stream_interval_ms", 0)):
+        for name, low, high in (
+            ("max_sequences", 1, None),
+            ("max_waiting", 0, None),
+            ("num_threads", 0, None),
+            ("stream_interval_ms", 0, contract.MAX_STREAM_INTERVAL_MS),
+            ("tokenizer_instances", 1, MAX_TOKENIZER_INSTANCES),
+        ):
             value = getattr(self, name)
             if value is not None and value < low:
                 raise BuildError(f"{name}={value}: must be at least {low}")
-        if self.stream_interval_ms > contract.MAX_STREAM_INTERVAL_MS:
-            rule = f"must be at most {contract.MAX_STREAM_INTERVAL_MS}"
-            raise BuildError(f"stream_interval_ms={self.stream_interval_ms}: {rule}")
+            if value is not None and high is not None and value > high:
+                raise BuildError(f"{name}={value}: must be at most {high}")
 
     def max_sequences_of(self, manifest: Manifest) -> int:
         """Return how many sequences are decoded in one step.
@@ -100,7 +107,11 @@ def render(manifest: Manifest, artifact_dir: Path, options: ServeOptions, versio
         stage_name(slug, contract.DELIVERIES): _deliveries_config(slug),
     }
     for stage, parameters in (("tokenizer", tokenizer), ("engine", engine), ("detokenizer", shared)):
-        configs[stage_name(slug, stage)] = _stage_config(slug, stage, contract.STAGES[stage], parameters)
+        # One instance of the others: the detokenizer must keep order, the engine owns the model.
+        num_instances = options.tokenizer_instances if stage == "tokenizer" else 1
+        configs[stage_name(slug, stage)] = _stage_config(
+            slug, stage, contract.STAGES[stage], parameters, num_instances=num_instances
+        )
     files = {f"{name}/config.pbtxt": text_format.MessageToString(config) for name, config in configs.items()}
     for ensemble in (slug, stage_name(slug, contract.DELIVERIES)):
         files[f"{ensemble}/{_EMPTY_VERSION}"] = ""
@@ -239,16 +250,19 @@ def _ensemble_config(
     )
 
 
-def _stage_config(slug: str, stage: str, spec: StageSpec, parameters: Mapping[str, str]) -> pb.ModelConfig:
+def _stage_config(
+    slug: str, stage: str, spec: StageSpec, parameters: Mapping[str, str], *, num_instances: int
+) -> pb.ModelConfig:
     config = pb.ModelConfig(
         name=stage_name(slug, stage),
         backend="python",
-        max_batch_size=1,
+        max_batch_size=spec.max_batch_size,
         input=[_input(item) for item in spec.inputs],
         output=[_output(item) for item in spec.outputs],
-        # One instance each: the detokenizer must keep order, the engine owns the model.
-        instance_group=[pb.ModelInstanceGroup(count=1, kind=pb.ModelInstanceGroup.KIND_CPU)],
+        instance_group=[pb.ModelInstanceGroup(count=num_instances, kind=pb.ModelInstanceGroup.KIND_CPU)],
         model_transaction_policy=pb.ModelTransactionPolicy(decoupled=spec.is_decoupled),
+        # None is put off for others to come. Requests of other shapes, as with more stop words, come in other batches.
+        dynamic_batching=pb.ModelDynamicBatching() if spec.max_batch_size > 1 else None,
     )
     _set_parameters(config, parameters)
     return config

@@ -34,12 +34,17 @@ class Capability(StrEnum):
     IMAGES = "images"
 
 
+# Members named like the field of SamplingParams that needs them.
+_NEUTRAL_VALUES = {
+    capability: getattr(_NEUTRAL, capability) for capability in Capability if hasattr(_NEUTRAL, capability)
+}
+
+
 def needed_capabilities(request: GenerationRequest) -> Iterator[Capability]:
     """Yield what the request needs of the runtime: only values that would change the completion need anything."""
     sampling = request.sampling
-    # Members named like the field of SamplingParams that needs them.
-    for capability in Capability:
-        if hasattr(_NEUTRAL, capability) and getattr(sampling, capability) != getattr(_NEUTRAL, capability):
+    for capability, neutral in _NEUTRAL_VALUES.items():
+        if getattr(sampling, capability) != neutral:
             yield capability
     if request.min_tokens:
         yield Capability.MIN_TOKENS

@@ -23,6 +23,7 @@ _NUMPY_DTYPES: dict[str, Any] = {
 }
 
 MAX_STREAM_INTERVAL_MS = 1000  # a reader waits no longer, whatever is asked
+MAX_TOKENIZER_BATCH = 8  # requests: together they cost a third less
 
 
 @dataclass(frozen=True, slots=True)
@@ -313,6 +314,7 @@ class StageSpec:
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     is_decoupled: bool = False  # may answer a request any number of times, also not at all
+    max_batch_size: int = 1  # more: Triton hands over so many requests at a time, if they wait; each is still one
 
 
 # What the two ensembles of a model map of each stage: that of requests, and that of one reader of many.
@@ -328,7 +330,9 @@ DELIVERY_STEPS = {
 }
 # What each stage takes and gives: also a little to those who call it directly.
 STAGES = {
-    "tokenizer": StageSpec((*PUBLIC_INPUTS, TOKENIZE), (*STEPS["tokenizer"].outputs, TOKEN_STRINGS)),
+    "tokenizer": StageSpec(
+        (*PUBLIC_INPUTS, TOKENIZE), (*STEPS["tokenizer"].outputs, TOKEN_STRINGS), max_batch_size=MAX_TOKENIZER_BATCH
+    ),
     "engine": StageSpec(
         (*STEPS["engine"].inputs, OPEN_DELIVERIES, CONTROL),
         (*STEPS["engine"].outputs, *DELIVERY_STEPS["engine"].outputs, STATS),

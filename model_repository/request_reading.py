@@ -84,7 +84,7 @@ def _read_sampling(tensors: Tensors) -> SamplingParams:
         frequency_penalty=number(tensors, contract.FREQUENCY_PENALTY, 0.0),
         logit_bias=_read_logit_bias(tensors),
         mirostat=_read_mirostat(tensors),
-        seed=int(scalar(tensors, contract.SEED, secrets.randbits(64))),
+        seed=int(scalar(tensors, contract.SEED, 0)) if contract.SEED.name in tensors else secrets.randbits(64),
     )
 
 

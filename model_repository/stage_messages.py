@@ -53,14 +53,8 @@ class EngineRequest:
 
     def params_json(self) -> bytes:
         """Return everything but the prompt, for the `engine_params` tensor: only what differs from the defaults."""
-        fields = {
-            field.name: getattr(self, field.name)
-            for field in dataclasses.fields(self)
-            if field.name != "prompt_token_ids" and getattr(self, field.name) != field.default
-        }
-        sampling = dataclasses.asdict(self.sampling)
-        sampling["logit_bias"] = list(self.sampling.logit_bias.items())
-        fields["sampling"] = sampling
+        fields = {name: value for name, default in _PARAMS.items() if (value := getattr(self, name)) != default}
+        fields["sampling"] = _sampling_to_json(self.sampling)
         if self.echo:
             fields["echo"] = _bytes_to_json(self.echo)
         if self.guide is not None:
@@ -81,9 +75,31 @@ class EngineRequest:
         return cls(prompt_token_ids=tuple(prompt_token_ids.tolist()), **params)
 
 
+# Name and default: to ask dataclasses anew for each request takes longer than to write it.
+_PARAMS = {field.name: field.default for field in dataclasses.fields(EngineRequest) if field.name != "prompt_token_ids"}
+_NEUTRAL_SAMPLING = SamplingParams()
+_SAMPLING_DEFAULTS = {
+    field.name: getattr(_NEUTRAL_SAMPLING, field.name) for field in dataclasses.fields(SamplingParams)
+}
+
+
+def _sampling_to_json(sampling: SamplingParams) -> dict[str, Any]:
+    fields = {
+        name: value for name, default in _SAMPLING_DEFAULTS.items() if (value := getattr(sampling, name)) != default
+    }
+    if sampling.logit_bias:
+        fields["logit_bias"] = list(sampling.logit_bias.items())
+    if sampling.mirostat is not None:
+        fields["mirostat"] = dataclasses.asdict(sampling.mirostat)
+    return fields
+
+
 def _sampling_from_json(fields: dict[str, Any]) -> SamplingParams:
-    mirostat = Mirostat(**fields["mirostat"]) if fields["mirostat"] else None
-    return SamplingParams(**fields | {"mirostat": mirostat, "logit_bias": dict(fields["logit_bias"])})
+    if "logit_bias" in fields:
+        fields["logit_bias"] = dict(fields["logit_bias"])
+    if "mirostat" in fields:
+        fields["mirostat"] = Mirostat(**fields["mirostat"])
+    return SamplingParams(**fields)
 
 
 @dataclass(frozen=True, slots=True)

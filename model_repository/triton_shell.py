@@ -9,7 +9,7 @@ import contextlib
 import json
 import logging
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -60,6 +60,15 @@ def error_response(exc: Exception) -> Any:
         exc = InternalError()
     code = getattr(pb_utils.TritonError, exc.triton_code)
     return pb_utils.InferenceResponse(error=pb_utils.TritonError(exc.message(), code))
+
+
+def only_response_sender(request: Any) -> Callable[[Any], None]:
+    """Return what answers a request of a stage that is not decoupled, in place of what `execute` returns for it: None.
+
+    It may be called from any thread, also when `execute` has returned.
+    """
+    sender = request.get_response_sender()
+    return lambda answer: sender.send(answer, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 
 
 class TritonResponder:

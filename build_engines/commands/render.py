@@ -36,6 +36,11 @@ def add_serve_options(command: argparse.ArgumentParser) -> None:
             "stream_interval_ms",
             "milliseconds for which a stream's tokens may gather under load, 0 to 1000 (%(default)s)",
         ),
+        (
+            "tokenizer_instances",
+            "processes that tokenize, each with the tokenizer in memory: one is enough for some thousand requests a "
+            "second, and long prompts are left to threads of it (%(default)s)",
+        ),
     ):
         flag = "--" + name.replace("_", "-")
         command.add_argument(flag, type=int, metavar="N", default=getattr(defaults, name), help=text)

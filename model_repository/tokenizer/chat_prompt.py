@@ -75,8 +75,7 @@ class ChatEncoder:
         _check_encodable(rendered)
         limit(_without_mark(rendered, mark), MESSAGES.name)
         if mark is None:
-            token_ids: list[int] = self._vocabulary.encode(rendered, add_special_tokens=False).ids
-            return token_ids
+            return self._vocabulary.encode(rendered, add_special_tokens=False)
         return self._vocabulary.encode_parts(self._marked_text.split(rendered, mark))
 
 

@@ -46,7 +46,7 @@ class MarkedText:
             texts = list(_strings(variables))
             mark = next((mark for mark in _MARKS if not any(mark in text for text in texts)), None)
             marked = {name: self._mark_value(value, mark or _MARKS[0]) for name, value in variables.items()}
-            is_marked = list(_strings(marked)) != texts
+            is_marked = marked != variables
         except RecursionError as exc:
             raise InvalidRequest("nested too deeply", "messages") from exc
         if is_marked and mark is None:

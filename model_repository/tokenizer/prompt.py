@@ -73,13 +73,17 @@ class PromptEncoder:
 
     def _encode(self, prompt: Prompt, is_echo: bool, add_special_tokens: bool, limit: TextLimit) -> EncodedPrompt:
         token_ids: Sequence[int]
+        echoed: tuple[bytes, ...] = ()
         field = prompt_field(prompt).name
         match prompt:
             case TextPrompt(text, ""):
                 limit(text, field)
-                encoding = self.vocabulary.encode(text, add_special_tokens=add_special_tokens)
-                token_ids = self._checked(encoding.ids, field)
-                echoed = self._echo(text, encoding) if is_echo else ()
+                if is_echo:
+                    encoding = self.vocabulary.encode_with_offsets(text, add_special_tokens=add_special_tokens)
+                    token_ids, echoed = encoding.ids, self._echo(text, encoding)
+                else:
+                    token_ids = self.vocabulary.encode(text, add_special_tokens=add_special_tokens)
+                self._checked(token_ids, field)
             case TextPrompt(text, suffix):
                 limit(text + suffix, field)
                 return self._encode_with_suffix(text, suffix, is_echo=is_echo)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable
@@ -12,7 +13,7 @@ MAX_KEY_CHARS = 250_000  # what is made of a larger one may be large too: it is 
 
 
 class Recent[Result]:
-    """Keeps results by what they were made of, written out.
+    """Keeps results by what they were made of, written out; for any number of threads.
 
     A text as the key, since values that are equal need not be the same: 1 and True, or the order of names in an object.
 
@@ -25,6 +26,7 @@ class Recent[Result]:
         self._lifetime_s = lifetime_s
         self._clock = clock
         self._kept: OrderedDict[str, tuple[float, Result]] = OrderedDict()
+        self._lock = threading.Lock()
 
     def get(self, made_of: object, make: Callable[[], Result]) -> Result:
         """Return what was made of the same value, or make it. What raises is not kept.
@@ -42,8 +44,9 @@ class Recent[Result]:
         made_at, result = self._kept.get(key, (-math.inf, None))
         if result is None or self._clock() - made_at > self._lifetime_s:
             result, made_at = make(), self._clock()
-        self._kept[key] = made_at, result
-        self._kept.move_to_end(key)
-        if len(self._kept) > SIZE:
-            self._kept.popitem(last=False)
+        with self._lock:  # not while it is made: other threads go on
+            self._kept[key] = made_at, result
+            self._kept.move_to_end(key)
+            if len(self._kept) > SIZE:
+                self._kept.popitem(last=False)
         return result

@@ -98,7 +98,7 @@ class TokenizerStage:
         """
         made_of = (request.guide, callable_tools(request), request.ignore_eos)
         (guide,) = self._guides.get(made_of, lambda: (constraint(request, self._tool_format),))
-        self._check(dataclasses.replace(request, guide=guide))
+        self._check(request if guide == request.guide else dataclasses.replace(request, guide=guide))
         field = prompt_field(request.prompt).name
         prompt = self._prompts.encode(request.prompt, is_echo=request.is_echo, limit=self._limit)
         # A text without tokens of its own is no prompt, even where the tokenizer puts a BOS token before it.

@@ -1,4 +1,4 @@
-"""How long a text may be before it is tokenized: meanwhile, every other request waits."""
+"""How long a text may be before it is tokenized: meanwhile, it has a core and memory to itself."""
 
 from __future__ import annotations
 

@@ -47,9 +47,17 @@ class Vocabulary:
         )
         self.first_ids = tuple(token_id for token_id, _ in put)  # put before every prompt: the BOS token, or nothing
 
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> Encoding:
-        """Return the tokens of a text, strings of added tokens in it parsed, as the tokenizer's own post-processor."""
-        return self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Return the token ids of a text, strings of added tokens in it parsed, as the tokenizer's own post-processor.
+
+        Args:
+            add_special_tokens: put around it what the tokenizer puts there, as a BOS token.
+        """
+        return _token_ids(self._tokenizer, text, add_special_tokens=add_special_tokens)
+
+    def encode_with_offsets(self, text: str, *, add_special_tokens: bool = True) -> Encoding:
+        """Return the same tokens with their places in the text: to find those takes about as long again."""
+        return self._tokenizer.encode_batch([text], add_special_tokens=add_special_tokens)[0]
 
     def encode_parts(self, parts: Iterable[tuple[str, bool]]) -> list[int]:
         """Return the token ids of a text in parts, each with whether it is an added token."""
@@ -64,7 +72,7 @@ class Vocabulary:
                 part = part.lstrip()
             if index + 1 < len(parts) and self._added[self._added_ids[parts[index + 1][0]]].lstrip:
                 part = part.rstrip()
-            token_ids += (self._inner if index else self._plain).encode(part, add_special_tokens=False).ids
+            token_ids += _token_ids(self._inner if index else self._plain, part)
         return token_ids
 
     def encode_plain(self, text: str, *, add_space: bool = True) -> list[int]:
@@ -73,9 +81,7 @@ class Vocabulary:
         Args:
             add_space: put a space before the text where the tokenizer does that at the beginning of a prompt.
         """
-        tokenizer = self._plain if add_space else self._without_space
-        token_ids: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
-        return token_ids
+        return _token_ids(self._plain if add_space else self._without_space, text)
 
     def token_ids(self, tokens: Iterable[str]) -> list[int]:
         """Return the ids of tokens in the vocabulary's own form; of those that are none, nothing."""
@@ -99,6 +105,13 @@ class Vocabulary:
         for token_id in token_ids:
             if not 0 <= token_id < self.size:
                 raise InvalidRequest(f"{token_id} is not a token: they are 0 to {self.size - 1}", field)
+
+
+def _token_ids(tokenizer: Tokenizer, text: str, *, add_special_tokens: bool = False) -> list[int]:
+    # Of the tokenizer's own calls only those for a batch let other threads run, and only this one finds no offsets.
+    [encoding] = tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+    token_ids: list[int] = encoding.ids
+    return token_ids
 
 
 def _without_tokens(description: dict[str, Any], tokens: frozenset[str]) -> dict[str, Any]:

@@ -53,7 +53,7 @@ MANIFEST = Manifest(
     serving=Serving.of(["gpt-4o", "nvidiaLlama/é:1"], {"chat_max_tokens": None}),
     files={"model.gguf": "abc"},
 )
-OPTIONS = ServeOptions(max_sequences=8, max_waiting=100, num_threads=2, stream_interval_ms=25)
+OPTIONS = ServeOptions(max_sequences=8, max_waiting=100, num_threads=2, stream_interval_ms=25, tokenizer_instances=3)
 FILES = render(MANIFEST, Path("/artifacts/demo"), OPTIONS, "1.2.3")
 CONFIGS = {name: content for name, content in FILES.items() if name.endswith("config.pbtxt")}
 ENSEMBLES = {"org--demo", "org--demo__deliveries"}
@@ -89,8 +89,16 @@ def test_every_stage_has_its_door() -> None:
 
 @pytest.mark.parametrize("name", sorted(MODELS))
 def test_a_configuration_parses_and_is_named_like_its_folder(name: str) -> None:
-    config = parsed(name)
-    assert (config.name, config.max_batch_size) == (name, 1)
+    assert parsed(name).name == name
+
+
+@pytest.mark.parametrize("name", sorted(MODELS))
+def test_only_the_tokenizer_gets_requests_in_batches_and_has_several_instances(name: str) -> None:
+    config, is_tokenizer = parsed(name), name.endswith("__tokenizer")
+    assert (config.max_batch_size > 1, config.HasField("dynamic_batching")) == (is_tokenizer, is_tokenizer)
+    assert [group.count for group in config.instance_group] == (
+        [OPTIONS.tokenizer_instances if is_tokenizer else 1] if "__" in name and "deliveries" not in name else []
+    )
 
 
 @pytest.mark.parametrize("stage", contract.STAGES)
@@ -99,7 +107,6 @@ def test_a_stages_tensors_are_the_contracts(stage: str) -> None:
     assert [item.name for item in config.input] == [item.name for item in spec.inputs]
     assert [item.name for item in config.output] == [item.name for item in spec.outputs]
     assert config.model_transaction_policy.decoupled == spec.is_decoupled
-    assert config.instance_group[0].count == 1
 
 
 def test_the_ensemble_offers_the_public_tensors_by_its_three_steps() -> None:
@@ -173,6 +180,8 @@ def test_the_engine_reads_its_configuration_back() -> None:
         ("num_threads", -1, "at least 0"),
         ("stream_interval_ms", -1, "at least 0"),
         ("stream_interval_ms", 1001, "at most 1000"),
+        ("tokenizer_instances", 0, "at least 1"),
+        ("tokenizer_instances", 65, "at most 64"),
     ],
 )
 def test_an_option_out_of_range_is_refused(field: str, value: int, rule: str) -> None:

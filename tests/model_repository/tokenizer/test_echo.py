@@ -20,7 +20,7 @@ DEMO = Vocabulary(DEMO_FILES.tokenizer)
 def echo(text: str, description: dict[str, Any]) -> list[bytes]:
     tokenizer = Tokenizer.from_str(json.dumps(description))
     vocabulary = Vocabulary(tokenizer)
-    return list(aligned(spelled(text, vocabulary.encode(text), vocabulary, byte_table(tokenizer)), text))
+    return list(aligned(spelled(text, vocabulary.encode_with_offsets(text), vocabulary, byte_table(tokenizer)), text))
 
 
 @pytest.mark.parametrize("space", ["first", "always", "never", "prepend"])
@@ -60,7 +60,7 @@ def test_where_a_normalizer_changes_the_text_the_first_token_stands_for_all() ->
 @given(st.lists(st.sampled_from(["<|im_end|>", "<tool_call>", "<|", "a", " b", "\n", "é", "🙂", "  "]) | st.text()))
 def test_any_text_is_echoed_exactly_token_by_token(pieces: list[str]) -> None:
     text = "".join(pieces)
-    found = spelled(text, DEMO.encode(text), DEMO, DEMO_BYTES)
-    assert len(found) == len(DEMO.encode(text).ids)
+    found = spelled(text, DEMO.encode_with_offsets(text), DEMO, DEMO_BYTES)
+    assert len(found) == len(DEMO.encode_with_offsets(text).ids)
     assert b"".join(found) == text.encode()
     assert list(aligned(found, text)) == found

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,9 +15,11 @@ import numpy as np
 import pytest
 
 import model_repository
+from model_repository.generation import TextPrompt
 from model_repository.request_tensors import request_to_tensors
 from tests.model_repository.tokenizer.test_stage import STAGE, request
 
+DEADLINE_S = 30.0  # only a hang reaches it
 DOOR = Path(model_repository.__file__).parent / "tokenizer" / "1" / "model.py"
 
 
@@ -34,24 +38,13 @@ class Tensor:
 class Request:
     def __init__(self, tensors: dict[str, Any]) -> None:
         self._tensors = [Tensor(name, value) for name, value in tensors.items()]
+        self.sent: list[tuple[Any, int]] = []
 
     def inputs(self) -> list[Tensor]:
         return self._tensors
 
-
-class Cancelled(Request):
-    def is_cancelled(self) -> bool:
-        return True
-
-
-class Waiting(Request):
-    def is_cancelled(self) -> bool:
-        return False
-
-
-class Unsure(Request):
-    def is_cancelled(self) -> bool:
-        raise RuntimeError
+    def get_response_sender(self) -> Any:
+        return SimpleNamespace(send=lambda response, flags: self.sent.append((response, flags)))
 
 
 @pytest.fixture
@@ -65,6 +58,7 @@ def model(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     backend = SimpleNamespace(
         Tensor=Tensor,
         TritonError=Error,
+        TRITONSERVER_RESPONSE_COMPLETE_FINAL=1,
         InferenceResponse=lambda tensors=(), error=None: SimpleNamespace(tensors=tensors, error=error),
     )
     monkeypatch.setitem(sys.modules, "triton_python_backend_utils", backend)
@@ -74,20 +68,20 @@ def model(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     door = module.TritonPythonModel()
-    door.stage = STAGE
+    door.stage, door.threads = STAGE, ThreadPoolExecutor(1)
     yield door
+    door.finalize()
     sys.modules.pop("model_repository.triton_shell", None)  # it holds the fake
     vars(model_repository).pop("triton_shell", None)
 
 
-def test_a_request_that_nobody_waits_for_is_answered_without_work(model: Any) -> None:
-    (response,) = model.execute([Cancelled({})])
-    assert response.error.message == "[invalid_value] the request was cancelled"
+def prompt(text: str) -> dict[str, Any]:
+    """Return the inputs of a request with this prompt."""
+    return request_to_tensors(request(prompt=TextPrompt(text)))
 
 
-@pytest.mark.parametrize("kind", [Request, Waiting, Unsure])
-def test_others_are_served(model: Any, kind: type[Request]) -> None:
-    (response,) = model.execute([kind(request_to_tensors(request()))])
+def test_a_request_is_answered_with_the_engines_request(model: Any) -> None:
+    (response,) = model.execute([Request(request_to_tensors(request()))])
     assert response.error is None
     names = [tensor.name() for tensor in response.tensors]
     assert names == ["prompt_token_ids", "engine_params"]
@@ -95,6 +89,44 @@ def test_others_are_served(model: Any, kind: type[Request]) -> None:
 
 
 def test_a_bad_request_does_not_keep_another_from_its_answer(model: Any) -> None:
-    bad, good = model.execute([Waiting({}), Waiting(request_to_tensors(request()))])
+    bad, good = model.execute([Request({}), Request(request_to_tensors(request()))])
     assert bad.error.code == 3
     assert good.error is None
+
+
+def test_a_client_may_not_batch_requests_itself(model: Any) -> None:
+    (response,) = model.execute([Request({"text_input": np.array([[b"a"], [b"b"]], dtype=np.object_)})])
+    assert "text_input: shape [2, 1]: must be [1, ...]" in response.error.message
+
+
+def test_a_small_request_is_answered_while_large_ones_are_being_tokenized(model: Any) -> None:
+    is_answered = threading.Event()
+
+    def answer(tensors: dict[str, Any]) -> dict[str, Any]:
+        if len(tensors["text_input"].item()) > 3:
+            assert is_answered.wait(DEADLINE_S)
+        return {}
+
+    model.stage = SimpleNamespace(answer=answer)
+    large, larger = (Request(prompt("a" * length)) for length in (50_000, 60_000))
+    first, small, last = model.execute([large, Request(prompt("abc")), larger])
+    assert (first, small.error, last) == (None, None, None)
+    is_answered.set()
+    model.finalize()
+    for item in (large, larger):
+        [(response, flags)] = item.sent
+        assert (response.error, flags) == (None, 1)
+
+
+def test_a_large_request_that_is_refused_hears_so(model: Any) -> None:
+    large = Request(prompt("a" * 50_000) | {"max_tokens": np.array([[-1]], dtype=np.int32)})
+    assert model.execute([large]) == [None]
+    model.finalize()
+    [(response, _)] = large.sent
+    assert "max_tokens" in response.error.message
+
+
+def test_small_requests_that_come_together_are_answered_together(model: Any) -> None:
+    requests = [Request(prompt("a")), Request(prompt("b"))]
+    assert all(response.error is None for response in model.execute(requests))
+    assert not any(item.sent for item in requests)

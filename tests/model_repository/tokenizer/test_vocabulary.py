@@ -44,7 +44,7 @@ def test_an_id_outside_the_vocabulary_is_refused(token_id: int) -> None:
 
 
 def test_a_token_has_a_string_in_the_vocabularys_own_form() -> None:
-    assert strings(DEMO, DEMO.encode("a b<|im_end|>").ids) == ["a", "Ġb", "<|im_end|>"]
+    assert strings(DEMO, DEMO.encode("a b<|im_end|>")) == ["a", "Ġb", "<|im_end|>"]
     assert DEMO.token_string(10**6) == ""
 
 
@@ -64,7 +64,7 @@ def test_what_the_tokenizer_puts_before_a_prompt_is_known(bos: bool, first: tupl
 def test_strings_of_added_tokens_are_plain_text() -> None:
     vocab = vocabulary(byte_level(["<t>"]))
     assert strings(vocab, vocab.encode_plain("a<t>")) == ["a", "<", "t", ">"]
-    assert strings(vocab, vocab.encode("a<t>").ids) == ["a", "<t>"]
+    assert strings(vocab, vocab.encode("a<t>")) == ["a", "<t>"]
 
 
 def test_a_vocabulary_that_lists_its_special_tokens_does_not_give_them_to_text() -> None:
@@ -105,7 +105,7 @@ def test_a_text_can_be_encoded_without_the_space_of_a_prompts_beginning(space: s
 def test_parts_are_encoded_like_the_whole(text: str, space: str) -> None:
     """Every part got the space that belongs only before the first."""
     vocab = vocabulary(sentencepiece(["<t>"], space=space, bos=False))
-    assert vocab.encode_parts(parts(text)) == vocab.encode(text).ids
+    assert vocab.encode_parts(parts(text)) == vocab.encode(text)
 
 
 @pytest.mark.parametrize("side", ["lstrip", "rstrip"])
@@ -115,7 +115,7 @@ def test_a_token_takes_the_spaces_that_the_tokenizer_gives_it(text: str, side: s
     description = byte_level(["<t>"])
     description["added_tokens"][0][side] = True
     vocab = vocabulary(description)
-    assert vocab.encode_parts(parts(text)) == vocab.encode(text).ids
+    assert vocab.encode_parts(parts(text)) == vocab.encode(text)
 
 
 @given(st.lists(st.sampled_from(["<|im_end|>", "<tool_call>", "a", " b", "\n", "é", "🙂", "  "]), max_size=8))
@@ -126,4 +126,14 @@ def test_parts_of_the_demo_vocabulary_are_encoded_like_the_whole(pieces: list[st
     for part, is_token in found:
         inner = [item for piece in part.split("<tool_call>") for item in ((piece, False), ("<tool_call>", True))][:-1]
         split += [(part, is_token)] if is_token else inner
-    assert DEMO.encode_parts([(part, is_token) for part, is_token in split if part]) == DEMO.encode(text).ids
+    assert DEMO.encode_parts([(part, is_token) for part, is_token in split if part]) == DEMO.encode(text)
+
+
+@pytest.mark.parametrize("bos", [True, False])
+@pytest.mark.parametrize("space", ["first", "always", "never", "prepend"])
+@given(pieces=st.lists(st.sampled_from(["a", "b", " ", "é", "🙂", "<t>", "<s>"])))
+def test_without_their_places_the_tokens_are_the_same(space: str, bos: bool, pieces: list[str]) -> None:
+    text, vocab = "".join(pieces), vocabulary(sentencepiece(["<t>"], space=space, bos=bos))
+    for add_special_tokens in (True, False):
+        with_offsets = vocab.encode_with_offsets(text, add_special_tokens=add_special_tokens)
+        assert vocab.encode(text, add_special_tokens=add_special_tokens) == with_offsets.ids
