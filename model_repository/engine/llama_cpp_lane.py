@@ -46,9 +46,14 @@ class Lane:
         self._thread: threading.Thread | None = None
 
     @property
-    def num_free(self) -> int:
-        """How many sequences more it could run now."""
-        return self._num_slots - self.scheduler.num_running - self.scheduler.num_waiting
+    def num_sequences(self) -> int:
+        """How many sequences it was given and has not freed."""
+        return self.scheduler.num_running + self.scheduler.num_waiting
+
+    @property
+    def has_room(self) -> bool:
+        """Whether it could run one more now."""
+        return self.num_sequences < self._num_slots
 
     def prepare(self) -> bool:
         """Fill the next step's batch; return whether there is anything to compute."""

@@ -138,10 +138,10 @@ class LlamaCppRuntime:
         """
         while self._waiting:
             job = self._waiting[0]
-            lanes = [lane for lane in self._lanes if lane.num_free > 0 or len(self._lanes) == 1]
+            lanes = [lane for lane in self._lanes if lane.has_room or len(self._lanes) == 1]
             if not lanes:
                 return
-            lane = max(lanes, key=lambda lane: (lane.num_free, lane.scheduler.num_reusable(job)))
+            lane = min(lanes, key=lambda lane: (lane.num_sequences, -lane.scheduler.num_reusable(job)))
             lane.scheduler.submit(job)
             self._sequences[job.sequence].lane = lane
             self._waiting.popleft()

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from model_repository import triton_shell
 from model_repository.byte_table import FILE_NAME, load_byte_table
+from model_repository.cores import num_cores
 from model_repository.errors import InvalidRequest
 from model_repository.tensors import Tensors, num_bytes
 from model_repository.tokenizer.stage import StageConfig, TokenizerStage
@@ -31,7 +31,7 @@ class TritonPythonModel:
                 StageConfig.from_parameters(parameters),
             )
         # While they tokenize Python's lock is free. One core is left to everything else.
-        self.threads = ThreadPoolExecutor(max(1, len(os.sched_getaffinity(0)) - 1))
+        self.threads = ThreadPoolExecutor(max(1, num_cores() - 1))
 
     def execute(self, requests: list[Any]) -> list[Any]:
         """Encode each request's prompt, large ones in threads: None is returned for these, and they are answered later.
@@ -45,7 +45,10 @@ class TritonPythonModel:
         self.threads.shutdown()
 
     def _serve(self, request: Any) -> Any:
-        tensors = triton_shell.read_tensors(request)
+        try:
+            tensors = triton_shell.read_tensors(request)
+        except Exception as exc:
+            return triton_shell.error_response(exc)
         if num_bytes(tensors) < _LARGE_BYTES:
             return self._answer(tensors)
         send = triton_shell.only_response_sender(request)

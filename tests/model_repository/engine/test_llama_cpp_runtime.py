@@ -423,3 +423,108 @@ def test_the_repetition_penalty_looks_at_the_prompt_too(runtime: LlamaCppRuntime
         if tokens_of(runtime, request(prompt := PROMPT[start:]), 1)[0] in prompt  # greedy repeats the prompt
     )
     assert tokens_of(runtime, request(prompt, repetition_penalty=2.0), 1)[0] not in prompt
+
+
+# --- lanes -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def lanes(config: EngineConfig) -> Iterator[LlamaCppRuntime]:
+    """Two lanes: one of a slot, one of two. With cells in f32, so that only a wrong one makes a difference."""
+    runtime = load(dataclasses.replace(config, num_threads=2, precision="f32"))
+    yield runtime
+    runtime.close()
+
+
+def test_a_small_model_has_a_lane_for_each_thread_unless_its_options_say_otherwise(config: EngineConfig) -> None:
+    """As many cells in all, whichever it is."""
+    for num_threads, options, expected in ((1, {}, 1), (2, {}, 2), (8, {}, 3), (2, {"lanes": "1"}, 1)):
+        runtime = load(dataclasses.replace(config, num_threads=num_threads, options=options))
+        assert len(runtime._lanes) == expected
+        assert runtime.stats().num_cells == config.context_window * config.max_sequences
+        runtime.close()
+
+
+def test_a_large_model_has_one_lane(config: EngineConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("model_repository.engine.llama_cpp_runtime.MAX_LANES_WEIGHTS_BYTES", 1000)
+    runtime = load(dataclasses.replace(config, num_threads=2))
+    assert len(runtime._lanes) == 1
+    runtime.close()
+
+
+@pytest.mark.parametrize("value", ["0", "4", "-1", "two", ""])
+def test_a_number_of_lanes_that_cannot_be_is_refused(config: EngineConfig, value: str) -> None:
+    with pytest.raises(EngineFailed, match=f"option lanes={value}: expected a whole number from 1 to 3"):
+        load(dataclasses.replace(config, options={"lanes": value}))
+
+
+def test_lanes_give_each_sequence_what_it_gets_alone(lanes: LlamaCppRuntime) -> None:
+    requests = {number: request(PROMPT[number:], temperature=1.0, seed=number) for number in range(1, 9)}
+    expected = {number: tokens_of(lanes, item) for number, item in requests.items()}
+    assert complete(lanes, requests)[0] == expected
+
+
+def test_lanes_are_filled_evenly(lanes: LlamaCppRuntime) -> None:
+    for number in range(1, 6):
+        lanes.submit(number, request(PROMPT[number:]))
+    while lanes.stats().num_active < 3:
+        lanes.step()
+    assert [lane.scheduler.num_running for lane in lanes._lanes] == [1, 2]
+    assert lanes.stats().num_waiting == 2
+
+
+def test_the_next_turn_of_a_conversation_goes_to_the_lane_that_has_the_last_one(lanes: LlamaCppRuntime) -> None:
+    first = {number: request(PROMPT[number:]) for number in (1, 2)}
+    complete(lanes, first)
+    for number, item in first.items():
+        longer = dataclasses.replace(item, prompt_token_ids=(*item.prompt_token_ids, 7, 8, 9))
+        assert complete(lanes, {number: longer})[1] == {number: len(item.prompt_token_ids)}
+
+
+def test_a_sequence_freed_while_its_lane_computes_is_not_heard_of_again(lanes: LlamaCppRuntime) -> None:
+    expected = tokens_of(lanes, request())
+    lanes.submit(1, request(PROMPT[1:]))
+    lanes.submit(2, request(PROMPT[2:]))
+    (output, *_) = lanes.step()  # the other lane goes on
+    other = 3 - output.sequence
+    lanes.free(other)
+    heard = [item.sequence for _ in range(NUM_TOKENS) for item in lanes.step()]
+    assert set(heard) == {output.sequence}
+    lanes.free(output.sequence)
+    assert (lanes.has_work, lanes.stats().num_active, lanes.stats().num_cells_used) == (False, 0, 0)
+    assert tokens_of(lanes, request()) == expected
+
+
+def test_a_lane_that_fails_takes_all_sequences_with_it_and_the_lanes_go_on(
+    lanes: LlamaCppRuntime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = tokens_of(lanes, request())
+
+    class Broken:
+        def __init__(self, context: Any) -> None:
+            self._context = context
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._context, name)
+
+        def decode(self, batch: Any) -> None:
+            raise RuntimeError("out of something")
+
+    for lane in lanes._lanes:
+        monkeypatch.setattr(lane, "context", Broken(lane.context))
+    for number in (1, 2, 3, 4):
+        lanes.submit(number, request(PROMPT[number:]))
+    with pytest.raises(EngineFailed, match="out of something"):
+        lanes.step()
+    assert not lanes.has_work
+    monkeypatch.undo()
+    assert tokens_of(lanes, request()) == expected
+
+
+def test_sequences_of_several_adapters_run_on_lanes_as_each_does_alone(lanes: LlamaCppRuntime) -> None:
+    requests = {
+        number: dataclasses.replace(request(), lora_name=name)
+        for number, name in ((1, "a"), (2, "b"), (3, ""), (4, "a"), (5, "b"))
+    }
+    alone = {number: tokens_of(lanes, item) for number, item in requests.items()}
+    assert complete(lanes, requests)[0] == alone
