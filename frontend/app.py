@@ -2,35 +2,36 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import json
 import logging
 import re
 import secrets
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from http import HTTPStatus
 from urllib.parse import quote
 
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
-from frontend.engine_watch import EngineWatch
+from frontend import drain as draining
+from frontend.drain import Drain
 from frontend.errors import APIError, InvalidRequest, MethodNotAllowed, NotFound, RequestTooLarge
 from frontend.handlers import completions, description, models, tokenization
 from frontend.handlers.context import (
     CLIENT_CLOSED,
+    DRAIN,
     FACTS,
     MODELS,
     SETTINGS,
     TRITON,
-    WATCH,
     RequestFacts,
     json_response,
     unexpected,
 )
 from frontend.models import ModelDirectory, Triton
+from frontend.replicas.pool import ReplicaPool
+from frontend.replicas.replica import Replica
 from frontend.settings import Settings
 from frontend.triton.client import TritonClient
 
@@ -43,18 +44,31 @@ _MAX_SHOWN_MODEL = 256  # characters of what a client calls a model, in the log
 _HEADER_WORD = re.compile(r"[!-~]{1,128}")  # printable ASCII
 
 
-def create_app(settings: Settings, triton: Triton | None = None) -> web.Application:
+def create_app(
+    settings: Settings, tritons: Mapping[str, Triton] | None = None, drain: Drain | None = None
+) -> web.Application:
     """Return the application.
 
     Args:
         settings: what it needs to know.
-        triton: in place of a connection to the endpoint in the settings; the caller closes it.
+        tritons: by endpoint, in place of connections to those in the settings.
+        drain: begun by whoever runs the application when it is about to end; None: nobody does.
     """
-    app = web.Application(client_max_size=settings.max_body_bytes, middlewares=[_log_request, _answer_errors])
-    app[SETTINGS] = settings
-    if triton is not None:
-        app[TRITON] = triton
-    app.cleanup_ctx.extend([_triton_lifetime, _watch_lifetime])
+    drain = drain or Drain()
+    middlewares = [_log_request, _answer_errors, draining.middleware(drain)]
+    app = web.Application(client_max_size=settings.max_body_bytes, middlewares=middlewares)
+    app[SETTINGS], app[DRAIN] = settings, drain
+
+    async def replicas_lifetime(app: web.Application) -> AsyncIterator[None]:
+        connected = tritons or {endpoint: TritonClient(endpoint) for endpoint in settings.triton_endpoints}
+        replicas = [Replica(endpoint, triton, settings) for endpoint, triton in connected.items()]
+        app[TRITON] = ReplicaPool(replicas, settings.retry_share)
+        app[MODELS] = ModelDirectory(app[TRITON])
+        async with app[TRITON].running():
+            yield
+        await app[TRITON].close()
+
+    app.cleanup_ctx.append(replicas_lifetime)
     app.on_response_prepare.append(_name_request)
     for root in ("", *settings.root_paths):
         for prefix in (f"{root}/v1", root):
@@ -76,25 +90,6 @@ def _routes(prefix: str) -> list[web.RouteDef]:
         web.post(f"{prefix}/detokenize", tokenization.detokenize),
         web.get(f"{prefix}/version", description.version),
     ]
-
-
-async def _triton_lifetime(app: web.Application) -> AsyncIterator[None]:
-    client = None if TRITON in app else TritonClient(app[SETTINGS].triton_endpoints[0])
-    if client is not None:
-        app[TRITON] = client
-    app[MODELS] = ModelDirectory(app[TRITON])
-    yield
-    if client is not None:
-        await client.close()
-
-
-async def _watch_lifetime(app: web.Application) -> AsyncIterator[None]:
-    app[WATCH] = EngineWatch(app[TRITON], app[MODELS], app[SETTINGS])
-    watching = asyncio.create_task(app[WATCH].run())
-    yield
-    watching.cancel()
-    with contextlib.suppress(asyncio.CancelledError):
-        await watching
 
 
 @web.middleware
@@ -163,6 +158,8 @@ async def _name_request(request: web.Request, response: web.StreamResponse) -> N
     if FACTS not in request:
         return
     facts = request[FACTS]
+    if request.app[DRAIN].is_draining:
+        response.force_close()  # the next request must find another server
     response.headers["x-request-id"] = facts.request_id
     response.headers["openai-processing-ms"] = f"{(time.monotonic() - facts.started_at) * 1000:.0f}"
     if "organization" in facts.labels:

@@ -10,12 +10,13 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Set
 from enum import StrEnum
 from typing import Any
 
 from frontend.errors import APIError, EngineFailed, ModelNotReady, NotFound, StageUnhealthy, TritonUnreachable
 from frontend.models import ModelDirectory, Triton
+from frontend.probe import look_at_engine
 from frontend.settings import Settings
 from model_repository.contract import slug_of_stage, stage_name
 from model_repository.stage_messages import EngineStats
@@ -128,6 +129,7 @@ class EngineWatch:
         self._plan = ReloadPlan(clock)
         self._news = asyncio.Event()
         self._tasks: dict[str, asyncio.Task[None]] = {}  # by what they are about: one at a time each
+        self.on_lost: Callable[[str], None] = lambda slug: None  # told the slug of a model that needs a reload
         triton.on_stage_down = self.stage_down
 
     def stage_down(self, stage: str, since: float) -> None:
@@ -137,15 +139,6 @@ class EngineWatch:
         logger.warning("%s is down", stage)
         self._end_streams(stage)
         self._want_reload(stage)
-
-    def require_whole(self, slug: str) -> None:
-        """Refuse a request that could not be served now.
-
-        Raises:
-            ModelNotReady: a stage of the model waits for its reload.
-        """
-        if slug in self._plan.slugs():
-            raise ModelNotReady("The model is being reloaded.")
 
     def recovering(self) -> set[str]:
         """Return the slugs of the models that wait for a reload."""
@@ -165,14 +158,17 @@ class EngineWatch:
 
     async def look(self) -> None:
         """Start one round: a poll of every engine, and the reloads that are due."""
+        known = set(self._models.latest.by_slug)  # asked first: a server that hangs does not even say what it serves
+        self._poll(known)
         try:
-            models = (await self._models.snapshot()).ready.values()
-        except APIError:
-            # Triton is away. Its streams broke with the connection: those of its next life are of another epoch.
+            await asyncio.wait_for(self._models.snapshot(), self._settings.stats_deadline_s)
+        except TritonUnreachable:
+            # Its streams broke with the connection: those of its next life are of another epoch.
             self._health.clear()
+        except (APIError, TimeoutError) as exc:
+            logger.warning("Triton does not say what it serves: %s", exc or "no answer")
         else:
-            for model in models:
-                self._start(model.slug, self.poll(model.slug))
+            self._poll(set(self._models.latest.by_slug) - known)
         for stage in self._plan.take_due():
             self._start(stage, self._reload(stage))
 
@@ -183,13 +179,13 @@ class EngineWatch:
         try:
             stats = await self._look_at(slug)
         except APIError as exc:
-            verdict = health.failed(exc)
+            verdict, epoch = health.failed(exc), None
         else:
-            verdict = health.answered(stats.epoch)
+            verdict, epoch = health.answered(stats.epoch), stats.epoch
         if verdict is Verdict.FINE or not self._plan.is_news(stage, since):
             return
         logger.warning("the engine of %s is %s", slug, verdict)
-        self._end_streams(stage)
+        self._end_streams(stage, spared_epoch=epoch)
         if verdict is Verdict.LOST:
             self._want_reload(stage)
 
@@ -229,6 +225,7 @@ class EngineWatch:
 
     def _want_reload(self, stage: str) -> None:
         self._plan.want(stage)
+        self.on_lost(slug_of_stage(stage))
         self._news.set()
 
     async def _engine_answers(self, slug: str) -> bool:
@@ -244,13 +241,16 @@ class EngineWatch:
         Raises:
             APIError: it does not answer, or it answers but has been in one step for far too long.
         """
-        stats = await self._triton.engine_stats(slug, self._settings.stats_deadline_s)
-        if stats.step_age_ms > self._settings.engine_stall_s * 1000:
-            raise StageUnhealthy(stage_name(slug, "engine"))
-        return stats
+        deadline_s, stall_s = self._settings.stats_deadline_s, self._settings.engine_stall_s
+        return await look_at_engine(self._triton, slug, deadline_s=deadline_s, stall_s=stall_s)
 
-    def _end_streams(self, stage: str) -> None:
-        num_ended = self._triton.abort(stage, EngineFailed("The model broke down while it worked on this request."))
+    def _poll(self, slugs: Set[str]) -> None:
+        for slug in sorted(slugs):
+            self._start(slug, self.poll(slug))
+
+    def _end_streams(self, stage: str, *, spared_epoch: int | None = None) -> None:
+        error = EngineFailed("The model broke down while it worked on this request.")
+        num_ended = self._triton.abort(stage, error, spared_epoch=spared_epoch)
         if num_ended:
             logger.warning("ended %d requests that needed %s", num_ended, stage)
 

@@ -12,8 +12,12 @@ APIError
 ├── RequestTooLarge 413
 ├── ServerError 500              anything unexpected; its text never reaches the client
 │   └── EngineFailed             the engine broke under this request
+│       ├── BadAnswer            what came from it makes no sense
+│       └── DeliveriesNotOpen    it did not take the request
 └── Overloaded 503               full, or not ready; carries Retry-After
+    ├── Draining                 the server is about to stop
     ├── TritonUnreachable        no connection to Triton
+    │   └── NotTaken             nor has the engine the request
     ├── TritonTimeout            Triton did not answer before the deadline
     ├── ModelNotReady            the model is known, but not loaded now
     └── StageUnhealthy           a stage's process is gone: it needs a reload
@@ -160,6 +164,10 @@ class EngineFailed(ServerError):
         super().__init__(message)
 
 
+class BadAnswer(EngineFailed):
+    """Triton answered something that is no answer of ours."""
+
+
 class DeliveriesNotOpen(EngineFailed):
     """The engine does not know our stream of deliveries, so it did not take the request."""
 
@@ -180,6 +188,10 @@ class TritonUnreachable(Overloaded):
         super().__init__(message)
 
 
+class NotTaken(TritonUnreachable):
+    """The connection broke before the engine said that it has the request."""
+
+
 class TritonTimeout(Overloaded):
     """Triton did not answer before the deadline."""
 
@@ -196,6 +208,16 @@ class ModelNotReady(Overloaded):
 
     def __init__(self, message: str) -> None:
         super().__init__(message, param="model")
+
+
+class Draining(Overloaded):
+    """This server is about to stop. Another one may take the request, on a connection of its own."""
+
+    code = "draining"
+    headers: Mapping[str, str] = {"Retry-After": "1", "Connection": "close"}
+
+    def __init__(self, message: str = "The server is about to stop and takes no new requests.") -> None:
+        super().__init__(message)
 
 
 class StageUnhealthy(Overloaded):

@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Protocol
 
 from frontend.errors import APIError, ModelNotFound, ModelNotReady
@@ -64,12 +65,17 @@ class ModelName:
     lora_name: str = ""  # the adapter, where it names one
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class ModelSnapshot:
     """The models of one moment."""
 
     ready: Mapping[str, ServedModel] = field(default_factory=dict)  # by id
     unready: Mapping[str, str] = field(default_factory=dict)  # id -> Triton's word for its state
+
+    @cached_property
+    def by_slug(self) -> Mapping[str, ServedModel]:
+        """The ready ones by their ensembles' names."""
+        return {model.slug: model for model in self.ready.values()}
 
     def names(self) -> dict[str, ModelName]:
         """Return everything that clients may ask for. An id wins over an alias or an adapter's name that equals it."""
@@ -96,8 +102,15 @@ class Triton(Protocol):
             APIError: the request was refused, or failed.
         """
 
-    def abort(self, stage: str, error: APIError) -> int:
-        """End the running generations that need a lost stage, by its Triton name; return how many there were."""
+    def abort(self, stage: str, error: APIError, *, spared_epoch: int | None = None) -> int:
+        """End the running generations that need a lost stage, by its Triton name; return how many there were.
+
+        Args:
+            spared_epoch: those that were begun on an engine of this epoch go on; None: none do.
+        """
+
+    def end_all(self, error: APIError) -> int:
+        """End every running generation; return how many there were."""
 
     async def snapshot(self) -> ModelSnapshot:
         """Return what Triton serves at this moment."""
@@ -148,23 +161,30 @@ class Triton(Protocol):
         """Let go of the connection."""
 
 
+class ModelSource(Protocol):
+    """Who knows what is served."""
+
+    async def snapshot(self) -> ModelSnapshot:
+        """Return what is served at this moment."""
+
+
 class ModelDirectory:
     """The served models by their names, asked of Triton at most once a second unless a name is missing."""
 
-    def __init__(self, triton: Triton, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, triton: ModelSource, clock: Callable[[], float] = time.monotonic) -> None:
         self._triton = triton
         self._clock = clock
-        self._refreshing = asyncio.Lock()
-        self._snapshot = ModelSnapshot()
+        self._refreshing: asyncio.Task[ModelSnapshot] | None = None
         self._names: Mapping[str, ModelName] = {}
         self._fetched_at = -math.inf
-        self._num_fetches = 0
+        self.latest = ModelSnapshot()  # that was fetched, also when it cannot be fetched any more
+        self.error: APIError | None = None  # of the last time that it was fetched
 
     async def snapshot(self) -> ModelSnapshot:
         """Return the models as they were less than a second ago."""
         if self._clock() - self._fetched_at >= MAX_AGE_S:
-            await self._refresh()
-        return self._snapshot
+            await asyncio.shield(self.refreshing())
+        return self.latest
 
     async def names(self) -> Mapping[str, ModelName]:
         """Return everything that clients may ask for, as it was less than a second ago."""
@@ -180,19 +200,28 @@ class ModelDirectory:
         """
         names = await self.names()
         if asked not in names:
-            await self._refresh()
+            await asyncio.shield(self.refreshing())
         if asked in self._names:
             return self._names[asked]
-        if asked in self._snapshot.unready:
-            raise ModelNotReady(f"The model {asked} is not ready now (state: {self._snapshot.unready[asked]}).")
+        if asked in self.latest.unready:
+            raise ModelNotReady(f"The model {asked} is not ready now (state: {self.latest.unready[asked]}).")
         raise ModelNotFound(asked)
 
-    async def _refresh(self) -> None:
-        seen = self._num_fetches
-        async with self._refreshing:
-            if self._num_fetches == seen:  # else another request has fetched it while this one waited
-                started_at = self._clock()
-                self._snapshot = await self._triton.snapshot()
-                self._names = self._snapshot.names()
-                self._fetched_at = started_at
-                self._num_fetches += 1
+    def refreshing(self) -> asyncio.Task[ModelSnapshot]:
+        """Fetch the models unless somebody does already. Whoever waits for it must not cancel it for the others."""
+        if self._refreshing is None or self._refreshing.done():
+            self._refreshing = asyncio.get_running_loop().create_task(self._fetch())
+            self._refreshing.add_done_callback(lambda task: task.cancelled() or task.exception())  # it is in `error`
+        return self._refreshing
+
+    async def _fetch(self) -> ModelSnapshot:
+        started_at = self._clock()
+        try:
+            self.latest = await self._triton.snapshot()
+        except APIError as exc:
+            self.error = exc
+            raise
+        self.error = None
+        self._names = self.latest.names()
+        self._fetched_at = started_at
+        return self.latest

@@ -12,7 +12,7 @@ _HELP = {
     "host": "address to listen on; 0.0.0.0: every one",
     "port": "port to listen on; 0: any free one",
     "workers": "processes on the port; 0: one for every four cores, at most 8",
-    "triton_endpoints": "Triton's gRPC endpoint",
+    "triton_endpoints": "Triton's gRPC endpoint; repeatable: a request goes to the one with the fewest",
     "max_body_bytes": "longer request bodies are refused",
     "validation_status": "HTTP status of requests that break the schema: 400 or 422",
     "strict_extra": "refuse fields that nobody knows",
@@ -27,7 +27,11 @@ _HELP = {
     "stats_interval_s": "between two looks at an engine",
     "stats_deadline_s": "after which an engine has missed a look",
     "engine_stall_s": "seconds after which an engine that is still in one step is taken for lost",
-    "shutdown_timeout_s": "that requests in flight may go on after SIGTERM",
+    "breaker_failures": "in a row, after which a model gets no requests at an endpoint until a probe succeeds",
+    "breaker_pause_s": "from then, or from a probe that failed, to the next probe",
+    "probe_deadline_s": "for the token that a probe asks for",
+    "retry_share": "share of the requests that may be sent again, if they failed before their first chunk",
+    "drain_timeout_s": "that requests in flight may go on after SIGTERM; a second signal ends them",
 }
 
 # Settings that are lists: the option that adds one, and what it is.

@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import uvloop
 from aiohttp import web
 
 from frontend.app import create_app
+from frontend.drain import Drain
+from frontend.handlers.context import TRITON
 from frontend.models import Triton
 from frontend.settings import Settings
 
 logger = logging.getLogger(__name__)
+
+DRAIN_SIGNAL = signal.SIGUSR1  # take no more requests, but do not end yet
+
+_CLOSE_TIMEOUT_S = 3.0  # for the last bytes of answers, after the drain
 
 
 def run(settings: Settings, *, parent: int | None = None, on_listening: Callable[[], None] = lambda: None) -> int:
@@ -30,13 +37,15 @@ def run(settings: Settings, *, parent: int | None = None, on_listening: Callable
         return runner.run(_serve(settings, parent, on_listening))
 
 
-def app_runner(settings: Settings, triton: Triton | None = None) -> web.AppRunner:
-    """Return what runs the application; not set up."""
+def app_runner(
+    settings: Settings, tritons: Mapping[str, Triton] | None = None, drain: Drain | None = None
+) -> web.AppRunner:
+    """Return what runs the application; not set up. The arguments are those of `create_app`."""
     return web.AppRunner(
-        create_app(settings, triton),
+        create_app(settings, tritons, drain),
         handler_cancellation=True,  # without it aiohttp lets a handler go on whose client is gone
         access_log=None,
-        shutdown_timeout=settings.shutdown_timeout_s,
+        shutdown_timeout=min(settings.drain_timeout_s, _CLOSE_TIMEOUT_S),
     )
 
 
@@ -46,13 +55,19 @@ def log_unavailable(settings: Settings, exc: OSError) -> None:
 
 
 async def _serve(settings: Settings, parent: int | None, on_listening: Callable[[], None]) -> int:
-    stop = asyncio.Event()
+    stop, hurry = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
+
+    def on_signal() -> None:
+        (hurry if stop.is_set() else stop).set()
+
+    drain = Drain(functools.partial(os.kill, os.getppid(), DRAIN_SIGNAL) if parent is not None else lambda: None)
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
+        loop.add_signal_handler(number, on_signal)
+    loop.add_signal_handler(DRAIN_SIGNAL, drain.begin)
     if parent is not None:
         loop.add_reader(parent, stop.set)
-    runner = app_runner(settings)
+    runner = app_runner(settings, drain=drain)
     await runner.setup()
     try:
         await web.TCPSite(runner, settings.host, settings.port, reuse_port=parent is not None).start()
@@ -61,6 +76,8 @@ async def _serve(settings: Settings, parent: int | None, on_listening: Callable[
         on_listening()
         await stop.wait()
         logger.info("stopping")
+        # The port stays open: whoever comes is told to go elsewhere, and asks for the readiness in vain.
+        await drain.finish(settings.drain_timeout_s, hurry, runner.app[TRITON].end_all)
     except OSError as exc:
         log_unavailable(settings, exc)
         return 1

@@ -28,7 +28,7 @@ class Settings:
     host: str = "127.0.0.1"
     port: int = 8080  # 0: any free one
     workers: int = 0  # processes on the port; 0: by the number of cores
-    triton_endpoints: tuple[str, ...] = ("127.0.0.1:8001",)  # gRPC, host:port; exactly one for now
+    triton_endpoints: tuple[str, ...] = ("127.0.0.1:8001",)  # gRPC, host:port; a request goes to one of them
     max_body_bytes: int = 10 * 2**20
     validation_status: int = 400  # of schema failures; 422 is FastAPI's
     strict_extra: bool = False  # refuse fields that nobody knows, instead of listing them in x-ignored-params
@@ -44,7 +44,12 @@ class Settings:
     stats_interval_s: float = 1.0  # between two looks at an engine
     stats_deadline_s: float = 2.0  # an engine that takes longer to answer has missed; two misses in a row lose it
     engine_stall_s: float = 60.0  # an engine that has been in one step for longer hangs, and is lost
-    shutdown_timeout_s: float = 3.0  # how long requests in flight may go on after SIGTERM
+    # Replicas, faults, drain.
+    breaker_failures: int = 5  # of a model at an endpoint, in a row, after which it gets no requests there
+    breaker_pause_s: float = 1.0  # from then, or from a probe that failed, to the next probe
+    probe_deadline_s: float = 30.0  # for the token that a probe asks for
+    retry_share: float = 0.1  # of the requests that may be sent a second time; 0: none
+    drain_timeout_s: float = 25.0  # how long requests in flight may go on after SIGTERM
 
     def __post_init__(self) -> None:
         if not self.host:
@@ -60,9 +65,12 @@ class Settings:
             self._refuse("context_length_exceeded_behavior", f"must be {' or '.join(ContextOverflow)}")
         if not all(_ROOT_PATH.fullmatch(path) for path in self.root_paths):
             self._refuse("root_paths", "each must be a path such as /openai, without a slash at its end")
-        for name in ("stats_interval_s", "stats_deadline_s", "engine_stall_s"):
+        for name in ("stats_interval_s", "stats_deadline_s", "engine_stall_s", "breaker_pause_s", "probe_deadline_s"):
             self._require_seconds(name, is_zero_allowed=False)
-        self._require_seconds("shutdown_timeout_s", is_zero_allowed=True)
+        self._require_seconds("drain_timeout_s", is_zero_allowed=True)
+        self._require_int("breaker_failures", 1, 2**31 - 1)
+        if isinstance(self.retry_share, bool) or not 0 <= self.retry_share <= 1:
+            self._refuse("retry_share", "must be a number from 0 to 1")
         if self.validation_status not in (400, 422):
             self._refuse("validation_status", "must be 400 or 422")
         self._check_endpoints()
@@ -77,8 +85,10 @@ class Settings:
         )
 
     def _check_endpoints(self) -> None:
-        if isinstance(self.triton_endpoints, str) or len(self.triton_endpoints) != 1:
-            self._refuse("triton_endpoints", "must be a list of one host:port; several are not supported yet")
+        if isinstance(self.triton_endpoints, str) or not self.triton_endpoints:
+            self._refuse("triton_endpoints", "must be a list of host:port, at least one")
+        if len(set(self.triton_endpoints)) < len(self.triton_endpoints):
+            self._refuse("triton_endpoints", "each can be named once only")
         for endpoint in self.triton_endpoints:
             found = _ENDPOINT.fullmatch(endpoint)
             if found is None or not 1 <= int(found["port"]) <= 65535:

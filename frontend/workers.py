@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import signal
@@ -23,7 +24,7 @@ logger = logging.getLogger(__name__)
 MAX_WORKERS_BY_CORES = 8
 _CORES_PER_WORKER = 4  # the engine, tritonserver and the stages need the others
 _MIN_PAUSE_S = 1.0  # between two starts after a worker has died
-_STOP_MARGIN_S = 5.0  # beyond the time that its requests have; then it is killed
+_STOP_MARGIN_S = 8.0  # beyond the time that its requests have; then it is killed
 
 LOG_FORMAT = "%(levelname)s %(name)s: %(message)s"
 
@@ -66,12 +67,15 @@ class Workers:
         # Each worker holds the reading end: when the writing end closes, the parent is gone.
         self._is_alive, self._alive = self._context.Pipe(duplex=False)
         self._stop_read, self._stop_write = os.pipe()
+        self._workers: list[_Worker] = []
+        self._is_stopping = self._is_draining = False
 
     def run(self, count: int) -> int:
         """Keep so many workers running until a signal; return the exit code."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_signal)
-        workers = [self._start() for _ in range(count)]
+        signal.signal(server.DRAIN_SIGNAL, self._on_drain)
+        workers = self._workers = [self._start() for _ in range(count)]
         status = 0
         while True:
             ready = wait([self._stop_read, *(worker.process.sentinel for worker in workers)])
@@ -96,9 +100,9 @@ class Workers:
         return _Worker(process, has_listened)
 
     def _stop(self, workers: list[_Worker]) -> None:
-        for worker in workers:
-            worker.process.terminate()
-        deadline_s = time.monotonic() + self._settings.shutdown_timeout_s + _STOP_MARGIN_S
+        self._is_stopping = True
+        self._tell_workers(signal.SIGTERM)
+        deadline_s = time.monotonic() + self._settings.drain_timeout_s + _STOP_MARGIN_S
         for worker in workers:
             worker.process.join(max(0.0, deadline_s - time.monotonic()))
             if worker.process.is_alive():
@@ -107,7 +111,21 @@ class Workers:
                 worker.process.join()
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if self._is_stopping:
+            self._tell_workers(signal.SIGTERM)  # for the second time: at once
         os.write(self._stop_write, b"\0")
+
+    def _on_drain(self, number: int, frame: FrameType | None) -> None:
+        """Have every worker drain as soon as one does, or somebody says so."""
+        if not self._is_draining:
+            self._is_draining = True
+            self._tell_workers(server.DRAIN_SIGNAL)
+
+    def _tell_workers(self, number: signal.Signals) -> None:
+        for worker in self._workers:
+            if worker.process.pid is not None:
+                with contextlib.suppress(ProcessLookupError):  # it has ended
+                    os.kill(worker.process.pid, number)
 
 
 def _work(settings: Settings, parent: Connection, has_listened: Event) -> None:

@@ -96,6 +96,8 @@ class FakeTriton:
         self.load_error: APIError | None = None
         self.check_error: APIError | None = None
         self.checked: list[GenerationRequest] = []
+        self.ending: APIError | None = None  # raised by what waits when `end_all` is called
+        self.waited_for: set[asyncio.Event] = set()
         self.calls: list[str] = []  # unload, load, abort, with their subjects
         self.tokenized: list[tuple[Prompt, bool]] = []  # prompts, and whether special tokens were to be added
         self.detokenized: list[tuple[tuple[int, ...], bool]] = []  # token ids, and whether special ones are shown
@@ -111,7 +113,10 @@ class FakeTriton:
                     case GenerationChunk():
                         yield item
                     case asyncio.Event():
+                        self.waited_for.add(item)
                         await item.wait()
+                        if self.ending is not None:
+                            raise self.ending
                     case _:
                         raise item
         finally:
@@ -119,10 +124,17 @@ class FakeTriton:
             if not self.num_open:
                 self.closed.set()
 
-    def abort(self, stage: str, error: APIError) -> int:
+    def abort(self, stage: str, error: APIError, *, spared_epoch: int | None = None) -> int:
         """Note it."""
-        self.calls.append(f"abort {stage}")
+        self.calls.append(f"abort {stage}" + (f" but {spared_epoch}" if spared_epoch is not None else ""))
         return 1
+
+    def end_all(self, error: APIError) -> int:
+        """End the generations that wait for an event."""
+        self.ending = error
+        for event in self.waited_for:
+            event.set()
+        return self.num_open
 
     async def snapshot(self) -> ModelSnapshot:
         """Return `models`."""

@@ -17,7 +17,6 @@ from frontend.handlers.context import (
     FACTS,
     SETTINGS,
     TRITON,
-    WATCH,
     RequestFacts,
     find_model,
     json_response,
@@ -66,7 +65,7 @@ async def create_completion(request: web.Request) -> web.StreamResponse:
 async def _find_model(request: web.Request, body: GenerationBody) -> ModelName:
     request[FACTS].label(body.bookkeeping())
     name = await find_model(request, body.model)
-    request.app[WATCH].require_whole(name.model.slug)
+    request.app[TRITON].require_available(name.model.slug)
     return name
 
 

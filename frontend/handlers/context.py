@@ -13,20 +13,21 @@ from urllib.parse import quote
 import orjson
 from aiohttp import web
 
-from frontend.engine_watch import EngineWatch
+from frontend.drain import Drain
 from frontend.errors import APIError, ServerError
-from frontend.models import ModelDirectory, ModelName, Triton
+from frontend.models import ModelDirectory, ModelName
 from frontend.protocol.body import Body
 from frontend.protocol.reading import parse
+from frontend.replicas.pool import ReplicaPool
 from frontend.settings import Settings
 from model_repository.generation import GenerationChunk
 
 logger = logging.getLogger(__name__)
 
 SETTINGS = web.AppKey("settings", Settings)
-TRITON = web.AppKey("triton", Triton)
+TRITON = web.AppKey("triton", ReplicaPool)
 MODELS = web.AppKey("models", ModelDirectory)
-WATCH = web.AppKey("watch", EngineWatch)
+DRAIN = web.AppKey("drain", Drain)
 
 CLIENT_CLOSED = "client_closed"  # the error code, in the log only, of a request whose client hung up
 MAX_IGNORED_PARAMS = 32  # in the header that lists them

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+import contextlib
 
 from aiohttp import web
 
-from frontend.errors import APIError
-from frontend.handlers.context import MODELS, SETTINGS, WATCH, json_response
+from frontend.errors import APIError, Draining, Overloaded
+from frontend.handlers.context import DRAIN, MODELS, TRITON, json_response
 from frontend.translate.model_cards import model_card, model_list
 
 
@@ -27,19 +27,19 @@ async def health_live(request: web.Request) -> web.Response:
 
 
 async def health_ready(request: web.Request) -> web.Response:
-    """GET /health/ready: Triton answers and serves at least one model."""
-    endpoint = request.app[SETTINGS].triton_endpoints[0]
-    try:
+    """GET /health/ready: requests are taken, and at least one Triton answers; the body has the state of each model."""
+    triton, is_ready, models = request.app[TRITON], False, dict[str, str]()
+    with contextlib.suppress(APIError):
         snapshot = await request.app[MODELS].snapshot()
-    except APIError as exc:
-        return _readiness(False, {endpoint: exc.code}, {})
-    recovering = request.app[WATCH].recovering()
-    models: dict[str, Any] = dict(snapshot.unready) | {
-        model.id: "recovering" if model.slug in recovering else "ready" for model in snapshot.ready.values()
+        is_ready = True
+        models = dict(snapshot.unready) | {model.id: triton.state_of(model.slug) for model in snapshot.ready.values()}
+    is_draining = request.app[DRAIN].is_draining
+    body = {
+        "status": "draining" if is_draining else "ready" if is_ready else "not ready",
+        "endpoints": triton.endpoints(),
+        "models": models,
+        "replicas": triton.states_by_endpoint(),
     }
-    return _readiness("ready" in models.values(), {endpoint: "ready"}, models)
-
-
-def _readiness(is_ready: bool, endpoints: dict[str, Any], models: dict[str, Any]) -> web.Response:
-    body = {"status": "ready" if is_ready else "not ready", "endpoints": endpoints, "models": models}
-    return json_response(body, status=200 if is_ready else 503)
+    if is_ready and not is_draining:
+        return json_response(body)
+    return json_response(body, status=503, headers=Draining.headers if is_draining else Overloaded.headers)

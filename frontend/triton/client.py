@@ -8,7 +8,7 @@ import functools
 import json
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Mapping, Sequence
 from typing import Any
 
 import grpc
@@ -42,6 +42,11 @@ _CHANNEL_OPTIONS = (
     ("grpc.min_reconnect_backoff_ms", 1000),  # which is also how long one attempt may take
     ("grpc.max_reconnect_backoff_ms", 1000),
     ("grpc.use_local_subchannel_pool", 1),
+    # A name is resolved again whenever a connection is lost. Its addresses are taken one at a time, since a stream and
+    # the control of its engine must meet the same server; which one is first is drawn by lot, so that the frontends
+    # spread over them.
+    ("grpc.dns_min_time_between_resolutions_ms", 1000),
+    ("grpc.service_config", '{"loadBalancingConfig": [{"pick_first": {"shuffleAddressList": true}}]}'),
     ("grpc.enable_http_proxy", 0),  # Triton is a neighbour; a proxy in the environment is not meant for it
 )
 _RPC_TIMEOUT_S = 5.0
@@ -91,6 +96,10 @@ class TritonClient:
         except (errors.InvalidRequest, errors.NotFound):
             is_generating = False  # refused before the engine saw it
             raise
+        except errors.TritonUnreachable as exc:
+            if mailbox is None or mailbox.is_waiting:
+                raise errors.NotTaken() from exc
+            raise
         except errors.StageUnhealthy as exc:
             # Triton holds each call of a dead stage for a second: the engine must not get one per stream.
             is_generating = exc.stage != contract.stage_name(slug, "engine")
@@ -113,24 +122,38 @@ class TritonClient:
         """
         calls = self._calls.setdefault(slug, [])
         if not calls or calls[-1].is_worn:
-            on_stray = functools.partial(self._cancel_sequence, slug)
-            calls.append(DeliveryCall(self._stub, slug, on_end=calls.remove, on_stray=on_stray))
-            self._spawn(calls[-1].run())
+            call = DeliveryCall(
+                self._stub,
+                slug,
+                on_end=calls.remove,
+                on_stray=functools.partial(self._cancel_sequence, slug),
+                ask_epoch=functools.partial(self._epoch, slug),
+            )
+            calls.append(call)
+            self._spawn(call.run())
         call = calls[-1]
         await call.opened()
         return call.send(request)
 
-    def abort(self, stage: str, error: APIError) -> int:
+    def abort(self, stage: str, error: APIError, *, spared_epoch: int | None = None) -> int:
         """End the running generations that need a lost stage, by its Triton name; return how many there were.
 
         The requests that wait for a dead stage do fail by themselves, but one after the other, a second each.
+
+        Args:
+            spared_epoch: those that were begun on an engine of this epoch go on; None: none do.
         """
         slug = contract.slug_of_stage(stage)
         calls = list(self._calls.get(slug, ()))
         if stage == contract.stage_name(slug, "tokenizer"):
             return sum(call.fail_waiting(error) for call in calls)
         is_engine_lost = stage == contract.stage_name(slug, "engine")
+        calls = [call for call in calls if spared_epoch is None or call.epoch != spared_epoch]
         return sum(call.close(error, is_engine_lost=is_engine_lost) for call in calls)
+
+    def end_all(self, error: APIError) -> int:
+        """End every running generation; return how many there were."""
+        return sum(call.close(error) for calls in self._calls.values() for call in list(calls))
 
     async def snapshot(self) -> ModelSnapshot:
         """Return what Triton serves at this moment: the ensembles that carry our parameters.
@@ -221,8 +244,7 @@ class TritonClient:
 
     async def close(self) -> None:
         """Let go of the connection, once the cancellations under way have been told."""
-        for call in [call for calls in self._calls.values() for call in calls]:
-            call.close(errors.TritonUnreachable())
+        self.end_all(errors.TritonUnreachable())
         if self._background:
             await asyncio.wait(self._background, timeout=_CANCEL_TIMEOUT_S)
         await self._channel.close()
@@ -231,7 +253,8 @@ class TritonClient:
         """Return an ensemble as the model that it serves; None for what is not ours, or is gone already."""
         with contextlib.suppress(errors.NotFound, errors.ModelNotReady):
             answer = await self._unary(self._stub.ModelConfig, service_pb2.ModelConfigRequest(name=slug))
-            return _served_model(slug, answer.config)
+            with _understood("of a model's configuration"):
+                return _served_model(slug, answer.config)
         return None
 
     def _cancel_sequence(self, slug: str, cancel_key: str) -> None:
@@ -246,12 +269,20 @@ class TritonClient:
 
     async def _ask_tokenizer(self, slug: str, inputs: Tensors) -> Tensors:
         message = infer_request(contract.stage_name(slug, "tokenizer"), inputs)
-        return tensors_from_response(await self._unary(self._stub.ModelInfer, message))
+        answer = await self._unary(self._stub.ModelInfer, message)
+        with _understood("of a tokenizer"):
+            return tensors_from_response(answer)
 
     async def _control(self, slug: str, command: Mapping[str, str], timeout_s: float) -> EngineStats:
         inputs = {contract.CONTROL.name: array(contract.CONTROL, json.dumps(command))}
         tensors = await self._one_response(contract.stage_name(slug, "engine"), inputs, timeout_s)
-        return EngineStats.from_json(tensors[contract.STATS.name].item())
+        with _understood("of an engine"):
+            return EngineStats.from_json(tensors[contract.STATS.name].item())
+
+    async def _epoch(self, slug: str) -> int | None:
+        with contextlib.suppress(APIError):
+            return (await self.engine_stats(slug, _RPC_TIMEOUT_S)).epoch
+        return None
 
     async def _one_response(self, stage: str, inputs: Tensors, timeout_s: float = _RPC_TIMEOUT_S) -> Tensors:
         return await one_response(self._stub, infer_request(stage, inputs), timeout_s)
@@ -266,6 +297,16 @@ class TritonClient:
         task = asyncio.get_running_loop().create_task(work)
         self._background.add(task)
         task.add_done_callback(self._background.discard)
+
+
+@contextlib.contextmanager
+def _understood(what: str) -> Iterator[None]:
+    """Answer nonsense from Triton as a failure of the server, which it is."""
+    try:
+        yield
+    except (LookupError, TypeError, ValueError, AttributeError) as exc:
+        logger.exception("Triton's answer %s makes no sense", what)
+        raise errors.BadAnswer() from exc
 
 
 def _served_model(slug: str, config: Any) -> ServedModel | None:

@@ -7,7 +7,7 @@ import contextlib
 import itertools
 import logging
 import secrets
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import grpc.aio
@@ -45,6 +45,7 @@ class DeliveryCall:
         slug: the model's.
         on_end: told of itself once it takes no more requests.
         on_stray: told the cancel key of a request that the engine has taken although its reader had left.
+        ask_epoch: returns the engine's epoch, None where it does not say.
     """
 
     def __init__(
@@ -54,11 +55,14 @@ class DeliveryCall:
         *,
         on_end: Callable[[DeliveryCall], None],
         on_stray: Callable[[str], None],
+        ask_epoch: Callable[[], Awaitable[int | None]],
     ) -> None:
         self._slug = slug
         self._key = secrets.token_hex(16)  # who knows it can write to us: it is neither logged nor told
         self._on_end = on_end
         self._on_stray = on_stray
+        self._ask_epoch = ask_epoch
+        self.epoch: int | None = None  # of the engine, before the stream was opened
         self._error: APIError | None = None  # why it takes no more requests
         self._num_delivered = self._num_errors = 0
         self._numbers = itertools.count(1)
@@ -123,11 +127,14 @@ class DeliveryCall:
             error = errors.TritonUnreachable()
         except Exception:
             logger.exception("a delivery of %s could not be read", self._slug)
-            error = errors.ServerError()
+            error = errors.BadAnswer()
         self.close(error)
 
     async def _messages(self) -> AsyncIterator[Any]:
         """Yield what is sent."""
+        # Before, not after: of a call that was opened on an engine which was lost then, nobody must believe that it
+        # belongs to the next one.
+        self.epoch = await self._ask_epoch()
         inputs = {contract.OPEN_DELIVERIES.name: array(contract.OPEN_DELIVERIES, self._key)}
         opening = infer_request(contract.stage_name(self._slug, contract.DELIVERIES), inputs, _OPENING_ID)
         opening.parameters["triton_enable_empty_final_response"].bool_param = True  # else nothing tells of its end

@@ -48,4 +48,7 @@ async def _read(call: Any) -> Tensors | None:
         return None
     if response.error_message:
         raise error_from_message(response.error_message)
-    return tensors_from_response(response.infer_response)
+    try:
+        return tensors_from_response(response.infer_response)
+    except (LookupError, ValueError) as exc:
+        raise errors.BadAnswer() from exc

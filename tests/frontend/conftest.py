@@ -28,7 +28,7 @@ async def serve() -> AsyncIterator[Serve]:
     async with AsyncExitStack() as stack:
 
         async def start(triton: Triton, **settings: Any) -> aiohttp.ClientSession:
-            runner = app_runner(Settings(shutdown_timeout_s=0, **settings), triton)
+            runner = app_runner(Settings(drain_timeout_s=0, **settings), {"fake:1": triton})
             await runner.setup()
             stack.push_async_callback(runner.cleanup)
             await web.TCPSite(runner, "127.0.0.1", 0).start()

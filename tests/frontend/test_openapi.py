@@ -55,7 +55,7 @@ def test_every_reference_leads_somewhere_and_nothing_is_there_for_nobody() -> No
 
 
 def test_every_described_path_is_a_route_and_every_route_is_described() -> None:
-    app = create_app(Settings(root_paths=("/openai",)), FakeTriton())
+    app = create_app(Settings(root_paths=("/openai",)), {"fake:1": FakeTriton()})
     routes = {
         (route.method.lower(), (route.resource.canonical if route.resource else ""))
         for route in app.router.routes()

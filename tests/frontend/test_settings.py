@@ -27,7 +27,7 @@ def test_the_defaults_are_valid() -> None:
         ("workers", 257),
         ("triton_endpoints", ()),
         ("triton_endpoints", "127.0.0.1:8001"),
-        ("triton_endpoints", ("a:1", "b:1")),
+        ("triton_endpoints", ("a:1", "a:1")),
         ("triton_endpoints", ("http://a:1",)),
         ("triton_endpoints", ("a",)),
         ("triton_endpoints", ("a:0",)),
@@ -53,7 +53,12 @@ def test_the_defaults_are_valid() -> None:
         ("stats_interval_s", True),
         ("stats_interval_s", 0),
         ("stats_deadline_s", float("nan")),
-        ("shutdown_timeout_s", -1),
+        ("drain_timeout_s", -1),
+        ("breaker_failures", 0),
+        ("breaker_pause_s", 0),
+        ("probe_deadline_s", 0),
+        ("retry_share", 1.5),
+        ("retry_share", True),
     ],
 )
 def test_a_bad_value_is_refused_with_the_settings_name(name: str, value: Any) -> None:

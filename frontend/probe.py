@@ -1,0 +1,95 @@
+"""Asks an engine whether it works: by its own word, or by a token. The watch, the breakers and a command ask alike."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Protocol
+
+from frontend.errors import APIError, ModelNotFound, StageUnhealthy, TritonTimeout
+from frontend.models import ModelSnapshot
+from model_repository.contract import model_id_to_slug, stage_name
+from model_repository.generation import GenerationChunk, GenerationRequest, SamplingParams, TextPrompt
+from model_repository.stage_messages import EngineStats
+
+
+class Probed(Protocol):
+    """What a probe asks of Triton."""
+
+    def generate(self, slug: str, request: GenerationRequest) -> AsyncGenerator[GenerationChunk, None]:
+        """Yield the completion."""
+
+    async def engine_stats(self, slug: str, timeout_s: float) -> EngineStats:
+        """Ask a model's engine how it is."""
+
+    async def snapshot(self) -> ModelSnapshot:
+        """Return what Triton serves at this moment."""
+
+
+async def look_at_engine(triton: Probed, slug: str, *, deadline_s: float, stall_s: float) -> EngineStats:
+    """Return what an engine says of itself.
+
+    Raises:
+        APIError: it does not answer, or it answers but has been in one step for longer than `stall_s`.
+    """
+    stats = await triton.engine_stats(slug, deadline_s)
+    if stats.step_age_ms > stall_s * 1000:
+        raise StageUnhealthy(stage_name(slug, "engine"))
+    return stats
+
+
+async def generate_one_token(triton: Probed, slug: str, *, deadline_s: float) -> None:
+    """Have a model make one token, the way that every request goes.
+
+    Raises:
+        APIError: it did not, or not before the deadline.
+    """
+    request = GenerationRequest(
+        prompt=TextPrompt("Hello"),
+        max_tokens=1,
+        sampling=SamplingParams(temperature=0.0),
+        cancel_key=secrets.token_hex(16),
+    )
+    try:
+        async with asyncio.timeout(deadline_s), aclosing(triton.generate(slug, request)) as chunks:
+            async for _ in chunks:
+                pass
+    except TimeoutError as exc:
+        raise TritonTimeout("The model did not make a token in time.") from exc
+
+
+async def probe(
+    triton: Probed, *, model: str, deadline_s: float, stall_s: float, is_generating: bool
+) -> tuple[bool, str]:
+    """Return whether the engines work, and one line that says why.
+
+    Args:
+        triton: the endpoint.
+        model: the id of the only one that is asked; empty: all that are served, and there must be one.
+        deadline_s: for everything together.
+        stall_s: an engine that has been in one step for longer hangs.
+        is_generating: ask for a token each, not only for the engine's word.
+    """
+    try:
+        async with asyncio.timeout(deadline_s):
+            slugs = [model_id_to_slug(model)] if model else await _served_slugs(triton)
+            for slug in slugs:
+                await look_at_engine(triton, slug, deadline_s=deadline_s, stall_s=stall_s)
+                if is_generating:
+                    await generate_one_token(triton, slug, deadline_s=deadline_s)
+    except TimeoutError:
+        return False, f"no answer within {deadline_s:g} s"
+    except ModelNotFound:
+        return False, f"{model}: not served" if model else "a model was unloaded meanwhile"
+    except APIError as exc:
+        return False, f"{exc.code}: {exc.message}"
+    if not slugs:
+        return False, "no model is ready"
+    how = "made a token" if is_generating else "answers"
+    return True, ", ".join(f"{slug} {how}" for slug in slugs)
+
+
+async def _served_slugs(triton: Probed) -> list[str]:
+    return [served.slug for served in (await triton.snapshot()).ready.values()]

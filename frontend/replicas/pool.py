@@ -1,0 +1,200 @@
+"""All Tritons behind the frontend as one: each request goes to one of them, and once more elsewhere if that fails."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+import secrets
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import aclosing
+from dataclasses import replace
+
+from frontend.errors import APIError, ModelNotFound, ModelNotReady, NotTaken, TritonTimeout
+from frontend.models import ModelSnapshot, Triton
+from frontend.replicas.replica import Replica
+from frontend.replicas.retry_budget import RetryBudget
+from frontend.replicas.union import Union
+from model_repository.generation import GenerationChunk, GenerationRequest, Prompt
+
+logger = logging.getLogger(__name__)
+
+# How long the list of models waits for an endpoint. One that has not answered the last time is hardly waited for: a
+# server that hangs must not slow down the requests that go to the others.
+_PATIENCE_S = 1.0
+_PATIENCE_WITH_THE_ABSENT_S = 0.25
+
+
+class ReplicaPool:
+    """The replicas. They have no order: the one with the fewest requests gets the next one.
+
+    Args:
+        replicas: at least one.
+        retry_share: of the requests that may be sent a second time, 0 to 1.
+    """
+
+    def __init__(self, replicas: Sequence[Replica], retry_share: float) -> None:
+        self._replicas = tuple(replicas)
+        self._budget = RetryBudget(retry_share)
+        self._union = Union()
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Watch the replicas within the block."""
+        tasks = [asyncio.create_task(replica.run()) for replica in self._replicas]
+        try:
+            yield
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    def endpoints(self) -> dict[str, str]:
+        """Return what each endpoint is worth: `ready`, or the code of the error that it last brought."""
+        errors = {replica.endpoint: replica.models.error for replica in self._replicas}
+        return {endpoint: "ready" if error is None else str(error.code) for endpoint, error in errors.items()}
+
+    def states_by_endpoint(self) -> dict[str, dict[str, str]]:
+        """Return the state of each model at each endpoint that serves it, by id."""
+        return {replica.endpoint: replica.states() for replica in self._replicas}
+
+    def state_of(self, slug: str) -> str:
+        """Return `ready` if the model is at one endpoint at least, else what keeps it from answering."""
+        states = {state for replica in self._replicas if (state := replica.state_of(slug)) is not None}
+        return "ready" if "ready" in states else ", ".join(sorted(states))
+
+    def require_available(self, slug: str) -> None:
+        """Refuse a request that could not be served now.
+
+        Raises:
+            ModelNotReady: every replica that has the model is away, or its model is.
+        """
+        state = self.state_of(slug)
+        if state != "ready":
+            raise ModelNotReady(f"The model cannot answer now (state: {state or 'not loaded'}).")
+
+    async def generate(self, slug: str, request: GenerationRequest) -> AsyncGenerator[GenerationChunk, None]:
+        """Yield the completion; the last chunk carries the finish reason. Leaving it cancels the generation.
+
+        Raises:
+            APIError: the request was refused, or failed.
+        """
+        self._budget.count_request()
+        replica = self._choose(slug, request.lora_name)
+        has_begun = is_second = False
+        while True:
+            try:
+                with replica.serving(slug):
+                    async with aclosing(replica.triton.generate(slug, request)) as chunks:
+                        async for chunk in chunks:
+                            has_begun = True
+                            if chunk.finish_reason is not None:
+                                replica.succeeded(slug)
+                            yield chunk
+                return
+            except APIError as exc:
+                other = None if has_begun or is_second else self._second(slug, request.lora_name, replica, exc)
+                if other is None:
+                    raise
+                replica, is_second = other, True
+                # The cancellation of the first attempt may still be on its way.
+                request = replace(request, cancel_key=secrets.token_hex(16))
+
+    async def snapshot(self) -> ModelSnapshot:
+        """Return what the replicas serve together, as far as they answer.
+
+        Raises:
+            APIError: none of them does.
+        """
+        tasks = {replica: replica.models.refreshing() for replica in self._replicas}
+        present = [task for replica, task in tasks.items() if replica.models.error is None]
+        if present:
+            await asyncio.wait(present, timeout=_PATIENCE_S)
+        else:
+            await asyncio.wait(tasks.values(), timeout=_PATIENCE_WITH_THE_ABSENT_S, return_when=asyncio.FIRST_COMPLETED)
+        for replica, task in tasks.items():
+            if task in present and not task.done():
+                replica.models.error = TritonTimeout()
+        errors = [replica.models.error for replica in self._replicas]
+        if all(errors) and errors[0] is not None:
+            raise errors[0]
+        return self._union.of({replica.endpoint: replica.models for replica in self._replicas})
+
+    async def check(self, slug: str, request: GenerationRequest) -> None:
+        """Have the tokenizer stage look at a request, without generating anything.
+
+        Raises:
+            APIError: the request would be refused, or nobody answered.
+        """
+        await self._ask(slug, lambda triton: triton.check(slug, request))
+
+    async def tokenize(self, slug: str, prompt: Prompt, *, add_special_tokens: bool) -> tuple[list[int], list[str]]:
+        """Return a prompt's token ids, and each token as the vocabulary writes it.
+
+        Raises:
+            APIError: the prompt was refused, or nobody answered.
+        """
+        return await self._ask(
+            slug, lambda triton: triton.tokenize(slug, prompt, add_special_tokens=add_special_tokens)
+        )
+
+    async def detokenize(self, slug: str, token_ids: Sequence[int], *, has_special_tokens: bool) -> str:
+        """Return the text of token ids; special tokens are left out unless asked for.
+
+        Raises:
+            APIError: the ids were refused, or nobody answered.
+        """
+        return await self._ask(
+            slug, lambda triton: triton.detokenize(slug, token_ids, has_special_tokens=has_special_tokens)
+        )
+
+    def end_all(self, error: APIError) -> int:
+        """End every generation under way with an error; return how many there were."""
+        return sum(replica.triton.end_all(error) for replica in self._replicas)
+
+    async def close(self) -> None:
+        """Let go of every connection."""
+        await asyncio.gather(*(replica.triton.close() for replica in self._replicas))
+
+    async def _ask[Answer](self, slug: str, ask: Callable[[Triton], Awaitable[Answer]]) -> Answer:
+        self._budget.count_request()
+        replica = self._choose(slug)
+        try:
+            with replica.serving(slug):
+                return await ask(replica.triton)
+        except APIError as exc:
+            other = self._second(slug, "", replica, exc)
+            if other is None:
+                raise
+        with other.serving(slug):
+            return await ask(other.triton)
+
+    def _choose(self, slug: str, lora_name: str = "", *, other_than: Replica | None = None) -> Replica:
+        """Return the replica that gets a request.
+
+        Raises:
+            APIError: none can.
+        """
+        able = [each for each in self._replicas if each is not other_than and each.state_of(slug, lora_name) == "ready"]
+        if able:
+            fewest = min(replica.num_in_flight for replica in able)
+            return random.choice([replica for replica in able if replica.num_in_flight == fewest])
+        self.require_available(slug)
+        raise ModelNotReady(f"The adapter {lora_name} is nowhere that can answer now.")
+
+    def _second(self, slug: str, lora_name: str, first: Replica, exc: APIError) -> Replica | None:
+        """Return where a request that failed before its first chunk is sent again; None: nowhere."""
+        if exc.status < 500 and not isinstance(exc, ModelNotFound):
+            return None  # it would be refused elsewhere too
+        try:
+            other = self._choose(slug, lora_name, other_than=first)
+        except APIError:
+            if not isinstance(exc, NotTaken):
+                return None
+            other = first
+        if not self._budget.take():
+            logger.warning("%s failed at %s, and too many requests were sent again: %s", slug, first.endpoint, exc.code)
+            return None
+        logger.warning("%s failed at %s, sent again to %s: %s", slug, first.endpoint, other.endpoint, exc.code)
+        return other

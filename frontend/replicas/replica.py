@@ -1,0 +1,148 @@
+"""One of the Tritons behind the frontend: what it serves, how well, and how many requests it has."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Iterator
+
+from frontend.engine_watch import EngineWatch
+from frontend.errors import (
+    APIError,
+    InvalidRequest,
+    ModelNotReady,
+    NotFound,
+    Overloaded,
+    StageUnhealthy,
+    TritonUnreachable,
+)
+from frontend.models import ModelDirectory, Triton
+from frontend.probe import generate_one_token
+from frontend.replicas.circuit_breaker import CircuitBreaker
+from frontend.settings import Settings
+
+logger = logging.getLogger(__name__)
+
+
+class Replica:
+    """An endpoint, watched.
+
+    Args:
+        endpoint: its host:port, for people.
+        triton: the connection to it; this closes it.
+        clock: monotonic seconds.
+    """
+
+    def __init__(
+        self, endpoint: str, triton: Triton, settings: Settings, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.endpoint = endpoint
+        self.triton = triton
+        self.num_in_flight = 0  # of this process
+        self.models = ModelDirectory(triton, clock)
+        self.watch = EngineWatch(triton, self.models, settings, clock)
+        self.watch.on_lost = self.open_circuit
+        self._settings = settings
+        self._clock = clock
+        self._breakers: dict[str, CircuitBreaker] = {}  # by slug
+        self._probes: set[asyncio.Task[None]] = set()
+
+    def state_of(self, slug: str, lora_name: str = "") -> str | None:
+        """Return `ready`, or in a word why a model gets no requests here; None: it is not served here.
+
+        Args:
+            lora_name: an adapter that must be there too; empty: none.
+        """
+        model = self.models.latest.by_slug.get(slug)
+        if model is None or (lora_name and lora_name not in model.parameters.adapters):
+            return None
+        if self.models.error is not None:
+            return "unreachable"
+        if slug in self.watch.recovering():
+            return "recovering"
+        return "ready" if self._breaker(slug).is_closed else "failing"
+
+    def states(self) -> dict[str, str]:
+        """Return the state of each model that is served here, by id."""
+        served = self.models.latest.by_slug.items()
+        return {model.id: state for slug, model in served if (state := self.state_of(slug)) is not None}
+
+    @contextlib.contextmanager
+    def serving(self, slug: str) -> Iterator[None]:
+        """Count a request while it is under way, and what it says about the model if it fails."""
+        self.num_in_flight += 1
+        try:
+            yield
+        except APIError as exc:
+            self._failed(slug, exc)
+            raise
+        finally:
+            self.num_in_flight -= 1
+
+    def succeeded(self, slug: str) -> None:
+        """Note a completion."""
+        self._breaker(slug).succeeded()
+
+    def open_circuit(self, slug: str) -> None:
+        """Send a model no requests until it has made a token for a probe."""
+        if self._breaker(slug).is_closed:
+            logger.warning("%s gets no requests at %s until a probe succeeds", slug, self.endpoint)
+        self._breaker(slug).open()
+
+    async def run(self) -> None:
+        """Watch and probe until cancelled."""
+        watching = asyncio.create_task(self.watch.run())
+        try:
+            while True:
+                self.start_probes()
+                await asyncio.sleep(self._settings.stats_interval_s)
+        finally:
+            tasks = [watching, *self._probes]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    def start_probes(self) -> None:
+        """Probe every model whose turn it is."""
+        for slug, breaker in self._breakers.items():
+            # What is away, or waits for a reload, would only fail; what is not loaded any more may come back.
+            if self.state_of(slug) == "failing" and breaker.take_probe():
+                task = asyncio.get_running_loop().create_task(self._probe(slug, breaker))
+                self._probes.add(task)
+                task.add_done_callback(self._probes.discard)
+
+    async def _probe(self, slug: str, breaker: CircuitBreaker) -> None:
+        is_well = False
+        try:
+            await generate_one_token(self.triton, slug, deadline_s=self._settings.probe_deadline_s)
+            is_well = True
+            logger.warning("%s is well again at %s", slug, self.endpoint)
+        except APIError as exc:
+            logger.warning("%s is not well at %s: %s", slug, self.endpoint, exc.code)
+        except Exception:
+            logger.exception("unexpected exception while probing %s at %s", slug, self.endpoint)
+        finally:
+            breaker.probed(is_well=is_well)
+
+    def _failed(self, slug: str, exc: APIError) -> None:
+        match exc:
+            case InvalidRequest() | NotFound() | ModelNotReady():
+                return  # the client's mistake, or nobody's
+            case TritonUnreachable() | StageUnhealthy():
+                self.open_circuit(slug)
+            case _ if type(exc) is not Overloaded:  # a full queue is no failure
+                breaker = self._breaker(slug)
+                breaker.failed()
+                if not breaker.is_closed:
+                    logger.warning("%s fails at %s: it gets no requests until a probe succeeds", slug, self.endpoint)
+
+    def _breaker(self, slug: str) -> CircuitBreaker:
+        if slug not in self._breakers:
+            self._breakers[slug] = CircuitBreaker(
+                max_failures=self._settings.breaker_failures,
+                pause_s=self._settings.breaker_pause_s,
+                clock=self._clock,
+            )
+        return self._breakers[slug]

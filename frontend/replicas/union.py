@@ -1,0 +1,52 @@
+"""What several replicas serve, as one list of models."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Mapping
+
+from frontend.models import ModelDirectory, ModelSnapshot, ServedModel
+
+logger = logging.getLogger(__name__)
+
+# Replicas may have been given different ones; a request for an adapter goes where it is.
+_MAY_DIFFER = frozenset({"adapters", "created"})
+
+
+class Union:
+    """Puts the models of the replicas together. Where they contradict each other the first one counts."""
+
+    def __init__(self) -> None:
+        self._told: set[tuple[str, str, tuple[str, ...]]] = set()
+
+    def of(self, directories: Mapping[str, ModelDirectory]) -> ModelSnapshot:
+        """Return the models that are ready at one endpoint at least, and the others that are known.
+
+        Args:
+            directories: by endpoint; those that do not answer count with what they served before.
+        """
+        ready: dict[str, ServedModel] = {}
+        unready: dict[str, str] = {}
+        for endpoint, directory in directories.items():
+            unready |= directory.latest.unready
+            for model in directory.latest.ready.values():
+                if directory.error is not None:
+                    unready[model.id] = "unreachable"
+                elif model.id in ready:
+                    ready[model.id] = self._merged(ready[model.id], model, endpoint)
+                else:
+                    ready[model.id] = model
+        return ModelSnapshot(ready=ready, unready={key: state for key, state in unready.items() if key not in ready})
+
+    def _merged(self, first: ServedModel, other: ServedModel, endpoint: str) -> ServedModel:
+        parameters = first.parameters
+        names = [field.name for field in dataclasses.fields(parameters) if field.name not in _MAY_DIFFER]
+        differing = tuple(name for name in names if getattr(parameters, name) != getattr(other.parameters, name))
+        if differing and (key := (first.id, endpoint, differing)) not in self._told:
+            self._told.add(key)
+            logger.error("%s at %s is not what it is elsewhere: %s differ", first.id, endpoint, ", ".join(differing))
+        adapters = tuple(dict.fromkeys((*parameters.adapters, *other.parameters.adapters)))
+        if adapters == parameters.adapters:
+            return first
+        return dataclasses.replace(first, parameters=dataclasses.replace(parameters, adapters=adapters))
