@@ -1,8 +1,9 @@
-"""The command line: `serve` runs Triton and the frontend, `api` the frontend alone; `reference` writes docs."""
+"""The command line: `serve` runs Triton and the frontend, `api` the frontend alone; `probe` asks engines."""
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import logging
 import os
 import sys
@@ -52,12 +53,29 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument(
         "--stop-timeout-s", type=float, default=5, metavar="S", help="then a child is killed (%(default)s)"
     )
+    command.add_argument(
+        "--max-triton-restarts",
+        type=int,
+        default=5,
+        metavar="N",
+        help="in ten minutes, after it was ready (%(default)s)",
+    )
     add_options(command.add_argument_group("the frontend"), DEFAULT_FRONTEND, without="triton_endpoints")
     command.set_defaults(command=_serve)
 
     command = commands.add_parser("api", help="run the frontend alone, for a Triton that runs elsewhere")
     add_options(command, Settings())
     command.set_defaults(command=_api)
+
+    command = commands.add_parser("probe", help="ask a Triton's engines whether they work; exit status 0 or 1")
+    command.add_argument("--triton", required=True, metavar="HOST:PORT", help="its gRPC endpoint")
+    command.add_argument("--model", default="", metavar="ID", help="the only one to ask; else all that are served")
+    command.add_argument("--deadline", type=float, default=5, metavar="S", help="for everything (%(default)s)")
+    command.add_argument(
+        "--stall", type=float, default=60, metavar="S", help="one step that takes longer hangs (%(default)s)"
+    )
+    command.add_argument("--generate", action="store_true", help="ask for a token each, not only for the engine's word")
+    command.set_defaults(command=_probe)
 
     command = commands.add_parser("reference", help="write the pages of the documentation that come from the code")
     command.add_argument("folder", type=Path, metavar="DIR")
@@ -77,6 +95,7 @@ def _serve(options: argparse.Namespace) -> int:
         tritonserver=options.tritonserver,
         ready_timeout_s=options.ready_timeout_s,
         stop_timeout_s=options.stop_timeout_s,
+        max_triton_restarts=options.max_triton_restarts,
     )
     return serve(settings, sys.stdout, sys.stderr)
 
@@ -90,6 +109,23 @@ def _api(options: argparse.Namespace) -> int:
     settings = settings_from(options, Settings())
     logging.basicConfig(level=logging.INFO, format=LOG_FORMAT)
     return run(settings)
+
+
+def _probe(options: argparse.Namespace) -> int:
+    from frontend.triton.probing import probe_endpoint
+
+    Settings(triton_endpoints=(options.triton,), stats_deadline_s=options.deadline, engine_stall_s=options.stall)
+    is_well, why = asyncio.run(
+        probe_endpoint(
+            options.triton,
+            model=options.model,
+            deadline_s=options.deadline,
+            stall_s=options.stall,
+            is_generating=options.generate,
+        )
+    )
+    print(f"{'ok' if is_well else 'failed'}: {why}")
+    return 0 if is_well else 1
 
 
 def _reference(options: argparse.Namespace) -> int:

@@ -95,9 +95,14 @@ class Child:
     def stop(self, grace_s: float) -> None:
         """Ask it to end; after the grace, kill it and its process group."""
         if self.is_running:
-            self._signal(os.kill, signal.SIGTERM)
+            self.ask_to_end()
             if not self._reported.wait(grace_s):
                 self.kill()
+
+    def ask_to_end(self) -> None:
+        """Ask it to end, if it runs; a frontend that is asked twice ends what is under way."""
+        if self.is_running:
+            self._signal(os.kill, signal.SIGTERM)
 
     def kill(self) -> None:
         """Kill it and its process group at once, and wait until it is gone."""

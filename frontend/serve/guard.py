@@ -50,6 +50,11 @@ def end_marked(mark: str, grace_s: float) -> None:
         asked |= pids
         num_empty_scans = 0 if pids else num_empty_scans + 1
         time.sleep(_POLL_S)
+    free_shared_memory(mark)
+
+
+def free_shared_memory(mark: str) -> None:
+    """Free what the Triton of a launcher left in shared memory; none may be running."""
     for segment in Path("/dev/shm").glob(f"{shm_prefix(mark)}*"):
         segment.unlink(missing_ok=True)
 

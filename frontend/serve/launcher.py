@@ -1,4 +1,4 @@
-"""Starts tritonserver and the frontend, waits until the models answer, ends both. It builds and restarts nothing."""
+"""Starts tritonserver and the frontend, waits until the models answer, starts a dead Triton again, ends both."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ from frontend.serve.checks import (
 from frontend.serve.child import Child
 from frontend.serve.errors import ChildEnded, LaunchError, NotReadyInTime
 from frontend.serve.first_token import wait_for_first_tokens
-from frontend.serve.guard import MARK, guarded, shm_prefix
+from frontend.serve.guard import MARK, free_shared_memory, guarded, shm_prefix
+from frontend.serve.restarts import WINDOW_S, RestartPlan
 from frontend.serve.state_lock import locked
 from frontend.serve.triton_server import ADDRESS, TritonPorts, find_triton, triton_command
 from frontend.settings import Settings, SettingsError
@@ -57,7 +58,8 @@ class LauncherSettings:
     triton_http_port: int = 8003
     tritonserver: Path | None = None  # None: one is looked for
     ready_timeout_s: float = 120.0
-    stop_timeout_s: float = 5.0  # of each child, then it is killed; above the exit timeouts, 3 s of both
+    stop_timeout_s: float = 5.0  # of each child, then it is killed; the frontend has its time for draining besides
+    max_triton_restarts: int = 5  # after it was ready, in ten minutes; then the launcher ends
 
     def __post_init__(self) -> None:
         for choice in self.port_choices():
@@ -68,6 +70,8 @@ class LauncherSettings:
             clash = ", ".join(f"{choice.flag}={choice.port}" for choice in self.port_choices())
             raise SettingsError(f"{clash}: each port can be used once only")
         for flag, timeout_s in (("--ready-timeout-s", self.ready_timeout_s), ("--stop-timeout-s", self.stop_timeout_s)):
+            if self.max_triton_restarts < 0:
+                raise SettingsError(f"--max-triton-restarts={self.max_triton_restarts}: must not be negative")
             if not 0 < timeout_s < math.inf:
                 raise SettingsError(f"{flag}={timeout_s:g}: must be a number of seconds above 0")
 
@@ -101,6 +105,8 @@ class Launcher:
         self._log = log
         self._events: queue.SimpleQueue[Child | list[str] | TimeoutError | Interrupted] = queue.SimpleQueue()
         self._cleanup = ExitStack()
+        self._restarts = RestartPlan(settings.max_triton_restarts)
+        self._is_stopping = False
 
     def __enter__(self) -> Self:
         """Check everything and prepare the children.
@@ -137,11 +143,17 @@ class Launcher:
 
     def stop(self) -> None:
         """Stop both children: the frontend first, so that its requests can end."""
-        self.frontend.stop(self._settings.stop_timeout_s)
+        self._is_stopping = True
+        self.frontend.stop(self._settings.frontend.drain_timeout_s + self._settings.stop_timeout_s)
         self.triton.stop(self._settings.stop_timeout_s)
 
     def interrupt(self) -> None:
-        """End the waiting, now or when it begins; a signal handler may call this, whatever the launcher is doing."""
+        """End the waiting, now or when it begins; a signal handler may call this, whatever the launcher is doing.
+
+        For the second time it ends the requests that are under way.
+        """
+        if self._is_stopping:
+            self.frontend.ask_to_end()
         self._events.put(Interrupted())
 
     def wait_until_ready(self) -> list[str]:
@@ -166,18 +178,53 @@ class Launcher:
                     return model_ids
 
     def watch(self) -> None:
-        """Wait until a child ends, which none should.
+        """Start Triton again when it dies, and wait for what cannot be mended.
 
         Raises:
-            ChildEnded: a child died.
+            ChildEnded: the frontend died, or Triton too often.
             Interrupted: somebody asked for it.
         """
+        restart_at: float | None = None
         while True:
-            match self._events.get():
+            try:
+                event = self._events.get(
+                    timeout=None if restart_at is None else max(0.0, restart_at - time.monotonic())
+                )
+            except queue.Empty:
+                restart_at = None
+                self._start_triton_again()
+                continue
+            match event:
+                case Child() as child if child is self.triton:
+                    restart_at = self._triton_died(restart_at)
                 case Child() as child:
                     _require_running(child)
                 case Interrupted() as interrupted:
                     raise interrupted
+
+    def _triton_died(self, restart_at: float | None) -> float | None:
+        """Return when to start it again (time.monotonic()), None if it runs.
+
+        Raises:
+            ChildEnded: it died too often.
+        """
+        if self.triton.is_running or restart_at is not None:
+            return restart_at
+        pause_s = self._restarts.next_pause_s()
+        if pause_s is None:
+            self._log(
+                f"{self.triton.how_it_ended()}; it was started again {self._restarts.max_restarts} times in"
+                f" {WINDOW_S:g} s already (--max-triton-restarts)"
+            )
+            _require_running(self.triton)
+        else:
+            self._log(f"{self.triton.how_it_ended()}; it is started again in {pause_s:g} s")
+        return time.monotonic() + (pause_s or 0.0)
+
+    def _start_triton_again(self) -> None:
+        self.triton.kill()  # what it left of its own children
+        free_shared_memory(self._mark)
+        self.triton.start()
 
     def _choose_ports(self) -> None:
         ports = free_ports(self._settings.port_choices())
@@ -188,7 +235,7 @@ class Launcher:
         self.frontend_settings = replace(self._settings.frontend, port=ports["--port"], triton_endpoints=(endpoint,))
 
     def _prepare_children(self, state_dir: Path, mark: str) -> None:
-        settings = self._settings
+        self._mark, settings = mark, self._settings
         installation = find_triton(settings.tritonserver, state_dir, settings.environment)
         triton = triton_command(installation, settings.repository.resolve(), self.triton_ports, shm_prefix(mark))
         frontend = [sys.executable, "-m", "frontend", "api", *settings_to_arguments(self.frontend_settings)]

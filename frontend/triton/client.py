@@ -51,6 +51,7 @@ _CHANNEL_OPTIONS = (
 )
 _RPC_TIMEOUT_S = 5.0
 _CANCEL_TIMEOUT_S = 5.0
+_EPOCH_TIMEOUT_S = 1.0
 _LOAD_TIMEOUT_S = 1800.0  # a large engine takes minutes to load
 
 
@@ -281,7 +282,7 @@ class TritonClient:
 
     async def _epoch(self, slug: str) -> int | None:
         with contextlib.suppress(APIError):
-            return (await self.engine_stats(slug, _RPC_TIMEOUT_S)).epoch
+            return (await self.engine_stats(slug, _EPOCH_TIMEOUT_S)).epoch
         return None
 
     async def _one_response(self, stage: str, inputs: Tensors, timeout_s: float = _RPC_TIMEOUT_S) -> Tensors:

@@ -41,7 +41,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def stack(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     """The running server, ready."""
-    with _running(repository, tmp_path_factory) as stack:
+    with running_stack(repository, tmp_path_factory) as stack:
         yield stack
 
 
@@ -60,12 +60,13 @@ def tensorrt_llm_stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sta
     _run("render", *map(str, artifacts), "--repository", str(repository), "--max-sequences", str(MAX_SEQUENCES))
     install_double(repository)
     # Threads of numpy's that wait for each other are no help to a model of this size.
-    with _running(repository, tmp_path_factory, OPENBLAS_NUM_THREADS="1") as stack:
+    with running_stack(repository, tmp_path_factory, OPENBLAS_NUM_THREADS="1") as stack:
         yield stack
 
 
 @contextmanager
-def _running(repository: Path, tmp_path_factory: pytest.TempPathFactory, **environment: str) -> Iterator[Stack]:
+def running_stack(repository: Path, tmp_path_factory: pytest.TempPathFactory, **environment: str) -> Iterator[Stack]:
+    """Run Triton and a frontend until the end of the block."""
     settings = LauncherSettings(
         repository=repository,
         state_dir=tmp_path_factory.mktemp("launcher"),

@@ -208,7 +208,8 @@ class FakeTritonServer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: 
 
     def _control(self, request: Any) -> Tensors:
         (payload,) = tensors_of(request)["control"].reshape(-1)
-        self.controls.put_nowait((request.model_name, json.loads(payload)))
+        if command := json.loads(payload):  # the others only ask for the stats
+            self.controls.put_nowait((request.model_name, command))
         return {"stats": array(contract.STATS, stats(7).to_json())}
 
     async def ModelInfer(self, request: Any, context: Any) -> Any:
