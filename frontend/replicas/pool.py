@@ -194,7 +194,7 @@ class ReplicaPool:
                 return None
             other = first
         if not self._budget.take():
-            logger.warning("%s failed at %s, and too many requests were sent again: %s", slug, first.endpoint, exc.code)
+            logger.info("%s failed at %s, and too many requests were sent again: %s", slug, first.endpoint, exc.code)
             return None
-        logger.warning("%s failed at %s, sent again to %s: %s", slug, first.endpoint, other.endpoint, exc.code)
+        logger.info("%s failed at %s, sent again to %s: %s", slug, first.endpoint, other.endpoint, exc.code)
         return other

@@ -87,9 +87,7 @@ class Replica:
 
     def open_circuit(self, slug: str) -> None:
         """Send a model no requests until it has made a token for a probe."""
-        if self._breaker(slug).is_closed:
-            logger.warning("%s gets no requests at %s until a probe succeeds", slug, self.endpoint)
-        self._breaker(slug).open()
+        self._judge(slug, CircuitBreaker.open)
 
     async def run(self) -> None:
         """Watch and probe until cancelled."""
@@ -133,10 +131,14 @@ class Replica:
             case TritonUnreachable() | StageUnhealthy():
                 self.open_circuit(slug)
             case _ if type(exc) is not Overloaded:  # a full queue is no failure
-                breaker = self._breaker(slug)
-                breaker.failed()
-                if not breaker.is_closed:
-                    logger.warning("%s fails at %s: it gets no requests until a probe succeeds", slug, self.endpoint)
+                self._judge(slug, CircuitBreaker.failed)
+
+    def _judge(self, slug: str, verdict: Callable[[CircuitBreaker], None]) -> None:
+        breaker = self._breaker(slug)
+        was_closed = breaker.is_closed
+        verdict(breaker)
+        if was_closed and not breaker.is_closed:
+            logger.warning("%s gets no requests at %s until a probe succeeds", slug, self.endpoint)
 
     def _breaker(self, slug: str) -> CircuitBreaker:
         if slug not in self._breakers:

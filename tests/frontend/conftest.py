@@ -11,6 +11,7 @@ import hypothesis
 import pytest
 from aiohttp import web
 
+from frontend.drain import Drain
 from frontend.models import Triton
 from frontend.server import app_runner
 from frontend.settings import Settings
@@ -27,8 +28,8 @@ async def serve() -> AsyncIterator[Serve]:
     """Serve a Triton over HTTP with the given settings, and return a client of it."""
     async with AsyncExitStack() as stack:
 
-        async def start(triton: Triton, **settings: Any) -> aiohttp.ClientSession:
-            runner = app_runner(Settings(drain_timeout_s=0, **settings), {"fake:1": triton})
+        async def start(triton: Triton, drain: Drain | None = None, **settings: Any) -> aiohttp.ClientSession:
+            runner = app_runner(Settings(drain_timeout_s=0, **settings), {"fake:1": triton}, drain)
             await runner.setup()
             stack.push_async_callback(runner.cleanup)
             await web.TCPSite(runner, "127.0.0.1", 0).start()

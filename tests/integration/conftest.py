@@ -15,7 +15,15 @@ from openai import OpenAI
 from frontend.serve.launcher import Launcher, LauncherSettings
 from frontend.settings import Settings
 from tests.integration.api import Api, api_of
-from tests.integration.stack import ALIASES, DEMO_CHECKPOINT, ENGINE_MODEL, MAX_SEQUENCES, PACED_MODEL, Stack
+from tests.integration.stack import (
+    ALIASES,
+    DEMO_CHECKPOINT,
+    ENGINE_MODEL,
+    MAX_SEQUENCES,
+    MAX_SEQUENCES_ALONE,
+    PACED_MODEL,
+    Stack,
+)
 from tests.tensorrt_llm_artifact import ADAPTER, install_double, write_artifact
 
 
@@ -36,6 +44,15 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     repository = state_dir / "both"
     _run("render", *artifacts, "--repository", str(repository), "--max-sequences", str(MAX_SEQUENCES))
     return repository
+
+
+@pytest.fixture(scope="session")
+def paced_repository(repository: Path) -> Path:
+    """A repository with the synthetic model alone, which Triton loads in a second."""
+    [artifact] = (repository.parent / "artifacts").glob("synthetic--paced-*")
+    alone = repository.parent / "paced"
+    _run("render", str(artifact), "--repository", str(alone), "--max-sequences", str(MAX_SEQUENCES_ALONE))
+    return alone
 
 
 @pytest.fixture(scope="session")

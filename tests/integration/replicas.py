@@ -145,10 +145,7 @@ async def streaming(url: str, max_tokens: int, num_streams: int = NUM_STREAMS) -
 
 async def until(is_true: Callable[[], bool], what: str) -> None:
     """Wait for something without blocking the event loop."""
-    async with asyncio.timeout(DEADLINE_S):
-        while not is_true():
-            await asyncio.sleep(0.005)
-    assert is_true(), what
+    await asyncio.to_thread(wait_until, is_true, what)
 
 
 def stop_processes(stack: Stack) -> None:

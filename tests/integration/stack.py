@@ -27,6 +27,7 @@ ENGINE_MODEL = "demo-engine"  # the demo model on the tensorrt_llm runtime's eng
 ALIASES = ("llama3.1:8b", "nvidiaLlama-3.1-Nemotron-70B-Instruct")  # of the demo model: names that documents use
 WORKER = "tensorrt_llm_double_worker"  # the name of the process that stands for a rank
 MAX_SEQUENCES = 4  # that one engine decodes at a time
+MAX_SEQUENCES_ALONE = 12  # likewise, of the paced model where it is served alone
 DEMO_CHECKPOINT = Path(__file__).parents[2] / "build_engines" / "demo" / "checkpoint"
 DEADLINE_S = 30.0  # for things that take milliseconds: only a hang reaches it
 

@@ -30,10 +30,10 @@ SLUG = contract.model_id_to_slug(PACED_MODEL)
 
 
 @pytest.fixture(scope="module")
-def pair(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Stack]]:
-    """Two Tritons."""
+def pair(paced_repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Stack]]:
+    """Two Tritons that serve one small model."""
     with ExitStack() as exits:
-        yield [exits.enter_context(running_stack(repository, tmp_path_factory)) for _ in range(2)]
+        yield [exits.enter_context(running_stack(paced_repository, tmp_path_factory)) for _ in range(2)]
 
 
 @pytest.fixture(scope="module")
@@ -82,12 +82,17 @@ PHASES: dict[str, Callable[[list[StreamOutcome]], bool]] = {
 }
 
 
-def mend(stack: Stack) -> None:
-    """Bring back what the frontend does not."""
-    if not stack.launcher.triton.is_running:
-        stack.launcher.triton.start()
-    else:
+def mend(frontend: Frontend, stack: Stack) -> None:
+    """Bring back what the frontend does not, and wait until everything is as before."""
+    if stack.launcher.triton.is_running:
         continue_processes(stack)
+
+    def is_mended() -> bool:
+        if not stack.launcher.triton.is_running:  # also where it did not survive that its stage was killed or stopped
+            stack.launcher.triton.start()
+        return frontend.is_whole()
+
+    wait_until(is_mended, "both serve again")
 
 
 @pytest.mark.parametrize("phase", PHASES)
@@ -100,7 +105,7 @@ async def test_a_fault_of_one_replica_breaks_only_its_own_streams(
     async with streaming(frontend.url, MAX_TOKENS) as outcomes:
         await until(lambda: PHASES[phase](outcomes), phase)
         await asyncio.to_thread(FAULTS[fault], victim)
-    await asyncio.to_thread(mend, victim)
+    await asyncio.to_thread(mend, frontend, victim)
 
     whole = [outcome for outcome in outcomes if outcome.is_whole]
     broken = [outcome for outcome in outcomes if not outcome.is_whole]
@@ -108,7 +113,6 @@ async def test_a_fault_of_one_replica_breaks_only_its_own_streams(
     assert all(outcome.is_cleanly_broken and expected.startswith(outcome.text) for outcome in broken), broken
     assert len(whole) >= NUM_STREAMS // 4  # those of the other replica at least, but for what queued where it died
 
-    await asyncio.to_thread(wait_until, frontend.is_whole, "both serve again")
     for stack in pair:
         await asyncio.to_thread(stack.wait_until_idle, PACED_MODEL)
     await asyncio.to_thread(wait_until, lambda: frontend.num_open_files() <= before, "no file stays open")
@@ -125,7 +129,7 @@ async def test_while_one_replica_is_away_every_request_is_served_by_the_other(
     status, body = await asyncio.to_thread(frontend.readiness)
     assert (status, body["models"][PACED_MODEL]) == (200, "ready")
     assert body["endpoints"][pair[0].endpoint] == "triton_unreachable"
-    await asyncio.to_thread(mend, pair[0])
+    await asyncio.to_thread(mend, frontend, pair[0])
 
 
 async def test_the_streams_are_spread_over_both(pair: list[Stack], frontend: Frontend, expected: str) -> None:
@@ -157,5 +161,4 @@ def test_a_probe_says_whether_an_engine_works(pair: list[Stack], frontend: Front
     pair[0].launcher.triton.kill()
     status, line = probed(to)
     assert (status, line) == (1, "failed: triton_unreachable: The inference server cannot be reached.")
-    mend(pair[0])
-    wait_until(frontend.is_whole, "both serve again")
+    mend(frontend, pair[0])

@@ -90,7 +90,7 @@ async def test_requests_travel_on_the_call_that_brings_their_deliveries(
 ) -> None:
     server.script = list(chunks("a"))
     await asyncio.gather(*(completion_of(client, asked) for asked in (REQUEST, WHOLE, REQUEST)))
-    assert (len(server.requests), server.num_calls) == (3, 1)
+    assert (len(server.requests), server.num_calls) == (3, 1 + 1)  # the other asked for the engine's epoch
 
 
 @pytest.mark.parametrize("refusal", ["", Overloaded("full").message()])
@@ -293,7 +293,7 @@ async def test_a_delivery_that_cannot_be_read_fails_all(
 ) -> None:
     async with running(server, client) as tasks:
         the_stream(server).put((1, GenerationChunk(text="x", token_ids=5)))  # type: ignore[arg-type]
-        assert [type(each) for each in await asyncio.gather(*tasks)] == [errors.ServerError] * 2
+        assert [type(each) for each in await asyncio.gather(*tasks)] == [errors.BadAnswer] * 2
     assert "could not be read" in caplog.text
 
 
@@ -350,3 +350,18 @@ async def test_keys_are_long_differ_and_stay_out_of_the_log(
             the_stream(server).fail("something went wrong")
     assert len(keys) == 3
     assert all(len(key) == 32 and key not in caplog.text for key in keys)
+
+
+async def test_what_was_begun_on_the_engine_of_an_epoch_can_be_spared(
+    server: FakeTritonServer, client: TritonClient
+) -> None:
+    async with running(server, client) as tasks:
+        assert client.abort("demo__engine", errors.EngineFailed("lost"), spared_epoch=server.epoch) == 0
+        assert client.abort("demo__engine", errors.EngineFailed("lost"), spared_epoch=server.epoch + 1) == 2
+        assert [type(each) for each in await asyncio.gather(*tasks)] == [errors.EngineFailed] * 2
+
+
+async def test_everything_can_be_ended_with_one_error(server: FakeTritonServer, client: TritonClient) -> None:
+    async with running(server, client) as tasks:
+        assert client.end_all(errors.Draining()) == 2
+        assert [type(each) for each in await asyncio.gather(*tasks)] == [errors.Draining] * 2

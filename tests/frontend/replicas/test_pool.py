@@ -1,0 +1,231 @@
+"""Which replica a request goes to, and what becomes of it when that one fails."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import aclosing
+
+import pytest
+
+from frontend.errors import (
+    APIError,
+    EngineFailed,
+    InvalidRequest,
+    ModelNotReady,
+    NotTaken,
+    Overloaded,
+    TritonTimeout,
+    TritonUnreachable,
+)
+from frontend.models import ModelSnapshot
+from frontend.replicas.pool import ReplicaPool
+from frontend.replicas.replica import Replica
+from frontend.settings import Settings
+from model_repository.generation import GenerationChunk, GenerationRequest, SamplingParams, TextPrompt
+from tests.fakes import DEMO, FakeTriton, chunks, served_model
+from tests.frontend.test_models import Clock
+
+REQUEST = GenerationRequest(
+    prompt=TextPrompt("Hello"), max_tokens=5, sampling=SamplingParams(), is_stream=True, cancel_key="first"
+)
+SLUG = DEMO.slug
+
+
+class Pool:
+    """A pool of fakes, and what they are made of."""
+
+    def __init__(self, tritons: Sequence[FakeTriton], **settings: float) -> None:
+        self.clock = Clock()
+        self.replicas = [
+            Replica(f"fake:{index}", triton, Settings(breaker_failures=3, **settings), self.clock)  # type: ignore[arg-type]
+            for index, triton in enumerate(tritons, 1)
+        ]
+        self.pool = ReplicaPool(self.replicas, retry_share=0.1)
+
+    async def text(self, request: GenerationRequest = REQUEST) -> str:
+        """Return a whole completion."""
+        async with aclosing(self.pool.generate(SLUG, request)) as stream:
+            return "".join([chunk.text async for chunk in stream])
+
+    async def run_probes(self) -> None:
+        """Run the probes that are due to their ends."""
+        for replica in self.replicas:
+            replica.start_probes()
+            await asyncio.gather(*replica._probes)
+
+
+async def pool_of(*tritons: FakeTriton) -> Pool:
+    pool = Pool(tritons)
+    await pool.pool.snapshot()
+    return pool
+
+
+async def test_the_replica_with_the_fewest_requests_gets_the_next_one() -> None:
+    gate = asyncio.Event()
+    tritons = [FakeTriton([gate, *chunks("x")]) for _ in range(3)]
+    pool = await pool_of(*tritons)
+    tasks = [asyncio.create_task(pool.text()) for _ in range(9)]
+    await asyncio.gather(*(triton.started.wait() for triton in tritons))
+    await asyncio.wait(tasks, timeout=0)
+    assert [triton.num_open for triton in tritons] == [3, 3, 3]
+    gate.set()
+    assert await asyncio.gather(*tasks) == ["x"] * 9
+    assert [replica.num_in_flight for replica in pool.replicas] == [0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    "error", [TritonUnreachable(), NotTaken(), EngineFailed(), Overloaded("full"), TritonTimeout()]
+)
+async def test_what_fails_before_its_first_chunk_is_sent_once_more_elsewhere(error: APIError) -> None:
+    bad, good = FakeTriton([error]), FakeTriton(chunks("a", "b"))
+    pool = await pool_of(bad, good)
+    assert [await pool.text() for _ in range(6)] == ["ab"] * 6
+    assert len(good.requests) == 6
+    assert bad.requests
+
+
+async def test_a_second_attempt_has_a_cancel_key_of_its_own() -> None:
+    # The engine remembers for a while that the first attempt was cancelled.
+    triton = FakeTriton(lambda request: [NotTaken()] if request.cancel_key == "first" else chunks("x"))
+    pool = await pool_of(triton)
+    assert await pool.text() == "x"
+    assert [request.cancel_key == "first" for request in triton.requests] == [True, False]
+
+
+async def test_after_the_first_chunk_nothing_is_sent_again() -> None:
+    tritons = [FakeTriton([GenerationChunk(text="a"), EngineFailed()]) for _ in range(2)]
+    pool = await pool_of(*tritons)
+    with pytest.raises(EngineFailed):
+        await pool.text()
+    assert sum(len(triton.requests) for triton in tritons) == 1
+
+
+async def test_a_second_failure_is_the_answer() -> None:
+    tritons = [FakeTriton([EngineFailed()]) for _ in range(3)]
+    pool = await pool_of(*tritons)
+    with pytest.raises(EngineFailed):
+        await pool.text()
+    assert sum(len(triton.requests) for triton in tritons) == 2
+
+
+async def test_what_is_the_clients_mistake_is_not_sent_again_and_opens_nothing() -> None:
+    tritons = [FakeTriton([InvalidRequest("no")]) for _ in range(2)]
+    pool = await pool_of(*tritons)
+    for _ in range(10):
+        with pytest.raises(InvalidRequest):
+            await pool.text()
+    assert sum(len(triton.requests) for triton in tritons) == 10
+    assert pool.pool.state_of(SLUG) == "ready"
+
+
+async def test_an_outage_does_not_double_the_load() -> None:
+    triton = FakeTriton([NotTaken()])
+    pool = Pool([triton])
+    await pool.pool.snapshot()
+    for _ in range(200):
+        pool.replicas[0]._breaker(SLUG).probed(is_well=True)  # else nothing would reach it
+        with pytest.raises(NotTaken):
+            await pool.text()
+    assert len(triton.requests) in (229, 230)  # a tenth more, and the ten that were saved
+
+
+@pytest.mark.parametrize(("error", "num_failures"), [(EngineFailed(), 3), (TritonUnreachable(), 1)])
+async def test_a_model_that_fails_gets_no_requests_until_it_has_made_a_token(
+    error: APIError, num_failures: int
+) -> None:
+    triton = FakeTriton([error])
+    pool = await pool_of(triton)
+    for _ in range(num_failures):
+        with pytest.raises(type(error)):
+            await pool.text()
+    with pytest.raises(ModelNotReady, match="failing"):
+        await pool.text()
+    assert len(triton.requests) == num_failures
+    pool.clock.now += Settings().breaker_pause_s
+    await pool.run_probes()
+    assert pool.pool.state_of(SLUG) == "failing"
+    triton.script = chunks("x")
+    pool.clock.now += Settings().breaker_pause_s
+    await pool.run_probes()
+    assert triton.requests[-1].max_tokens == 1
+    assert await pool.text() == "x"
+
+
+async def test_a_stage_that_is_down_sends_requests_elsewhere_at_once() -> None:
+    tritons = [FakeTriton(chunks("x")) for _ in range(2)]
+    pool = await pool_of(*tritons)
+    tritons[0].on_stage_down(f"{SLUG}__engine", float("inf"))
+    assert [await pool.text() for _ in range(5)] == ["x"] * 5
+    assert (len(tritons[0].requests), len(tritons[1].requests)) == (0, 5)
+    assert pool.pool.states_by_endpoint() == {"fake:1": {DEMO.id: "recovering"}, "fake:2": {DEMO.id: "ready"}}
+
+
+async def test_the_models_are_the_union_and_each_is_asked_where_it_is() -> None:
+    other = served_model("org/other")
+    tritons = [FakeTriton(chunks("a")), FakeTriton(chunks("b"), models=[other])]
+    pool = await pool_of(*tritons)
+    assert set((await pool.pool.snapshot()).ready) == {DEMO.id, "org/other"}
+    assert [await pool.text() for _ in range(3)] == ["a"] * 3
+    assert await pool.pool.detokenize(other.slug, [1], has_special_tokens=True) == "<1>"
+    assert tritons[1].detokenized == [((1,), True)]
+    assert tritons[0].detokenized == []
+
+
+async def test_an_adapter_is_asked_for_where_it_is_loaded() -> None:
+    tritons = [FakeTriton(chunks("a")), FakeTriton(chunks("b"), models=[served_model(adapters=("formal",))])]
+    pool = await pool_of(*tritons)
+    assert (await pool.pool.snapshot()).names()["formal"].lora_name == "formal"
+    request = GenerationRequest(
+        prompt=TextPrompt("x"), max_tokens=1, sampling=SamplingParams(), lora_name="formal", cancel_key="k"
+    )
+    assert [await pool.text(request) for _ in range(4)] == ["b"] * 4
+
+
+async def test_a_contradiction_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    pool = await pool_of(FakeTriton(), FakeTriton(models=[served_model(context_window=4096)]))
+    for _ in range(2):
+        assert (await pool.pool.snapshot()).ready[DEMO.id].context_window == 2048
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert line == "org/demo at fake:2 is not what it is elsewhere: context_window differ"
+
+
+async def test_the_models_of_an_endpoint_that_is_away_are_known_but_not_ready() -> None:
+    other = served_model("org/other")
+    tritons = [FakeTriton(), FakeTriton(models=[other])]
+    pool = await pool_of(*tritons)
+    tritons[1].snapshot_error = TritonUnreachable()
+    snapshot = await pool.pool.snapshot()
+    assert (set(snapshot.ready), snapshot.unready) == ({DEMO.id}, {"org/other": "unreachable"})
+    assert pool.pool.endpoints() == {"fake:1": "ready", "fake:2": "triton_unreachable"}
+    tritons[0].snapshot_error = TritonTimeout()
+    with pytest.raises(TritonTimeout):
+        await pool.pool.snapshot()
+
+
+class Hanging(FakeTriton):
+    """Says nothing."""
+
+    async def snapshot(self) -> ModelSnapshot:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+
+async def test_an_endpoint_that_hangs_is_waited_for_only_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("frontend.replicas.pool._PATIENCE_S", 0.01)
+    pool = Pool([FakeTriton(chunks("x")), Hanging()])
+    assert set((await pool.pool.snapshot()).ready) == {DEMO.id}
+    monkeypatch.setattr("frontend.replicas.pool._PATIENCE_S", None)  # for ever, if anybody were waited for
+    assert set((await pool.pool.snapshot()).ready) == {DEMO.id}
+    assert pool.pool.endpoints()["fake:2"] == "triton_timeout"
+
+
+async def test_who_leaves_a_stream_is_counted_out_and_blames_nobody() -> None:
+    triton = FakeTriton([GenerationChunk(text="a"), asyncio.Event()])
+    pool = await pool_of(triton)
+    for _ in range(10):
+        stream = pool.pool.generate(SLUG, REQUEST)
+        assert (await anext(stream)).text == "a"
+        await stream.aclose()
+    assert (triton.num_open, pool.replicas[0].num_in_flight) == (0, 0)
+    assert pool.pool.state_of(SLUG) == "ready"

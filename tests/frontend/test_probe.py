@@ -1,0 +1,53 @@
+"""What a probe says of engines that work, and of others."""
+
+from __future__ import annotations
+
+import asyncio
+
+from frontend.errors import EngineFailed, StageUnhealthy
+from frontend.probe import probe
+from model_repository.stage_messages import EngineStats
+from tests.fakes import DEMO, FakeTriton, chunks, served_model
+
+
+async def answer(triton: FakeTriton, *, model: str = "", is_generating: bool = False) -> tuple[bool, str]:
+    return await probe(triton, model=model, deadline_s=10.0, stall_s=60.0, is_generating=is_generating)
+
+
+async def test_engines_that_answer_are_named() -> None:
+    triton = FakeTriton(models=[DEMO, served_model("org/other")])
+    assert await answer(triton) == (True, "org--demo answers, org--other answers")
+    assert await answer(triton, model="org/other") == (True, "org--other answers")
+    assert triton.requests == []
+
+
+async def test_a_token_is_asked_for_where_it_is_wanted() -> None:
+    triton = FakeTriton(chunks("x"))
+    assert await answer(triton, is_generating=True) == (True, "org--demo made a token")
+    assert [request.max_tokens for request in triton.requests] == [1]
+    triton.script = [EngineFailed()]
+    assert (await answer(triton, is_generating=True))[0] is False
+
+
+async def test_nothing_served_is_a_failure() -> None:
+    assert await answer(FakeTriton(models=[])) == (False, "no model is ready")
+
+
+async def test_an_engine_that_is_down_or_in_one_step_for_too_long_is_a_failure() -> None:
+    triton = FakeTriton()
+    triton.step_age_ms = 61_000
+    assert (await answer(triton))[0] is False
+    triton.step_age_ms, triton.stats_error = 0, StageUnhealthy("org--demo__engine")
+    assert (await answer(triton))[0] is False
+
+
+async def test_one_that_says_nothing_fails_at_the_deadline() -> None:
+    class Silent(FakeTriton):
+        async def engine_stats(self, slug: str, timeout_s: float) -> EngineStats:
+            await asyncio.Event().wait()
+            raise AssertionError
+
+    assert await probe(Silent(), model="", deadline_s=0.01, stall_s=1.0, is_generating=False) == (
+        False,
+        "no answer within 0.01 s",
+    )
