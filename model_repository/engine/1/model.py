@@ -8,7 +8,7 @@ from typing import Any
 from model_repository import contract, triton_shell
 from model_repository.cancel_channel import CancelReceiver
 from model_repository.engine.loader import load_engine
-from model_repository.errors import InvalidRequest
+from model_repository.errors import InvalidRequest, StageError
 from model_repository.stage_messages import EngineRequest
 from model_repository.tensors import array, text
 
@@ -61,6 +61,14 @@ class TritonPythonModel:
                 return
             case _:
                 raise InvalidRequest('expected {} or {"cancel_key": str}', contract.CONTROL.name)
+
+    def is_ready(self) -> bool:
+        """Return whether the model is ready. Newer servers ask; those that do not know the name never call it."""
+        try:
+            self.engine.stats()
+        except StageError:
+            return False
+        return True
 
     def finalize(self) -> None:
         """End what is running and free the model."""

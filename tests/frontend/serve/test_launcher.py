@@ -10,11 +10,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from frontend.serve.errors import ChildEnded
 from frontend.serve.launcher import Interrupted, Launcher, LauncherSettings
 from frontend.settings import Settings, SettingsError
 from tests.processes import is_running
@@ -298,3 +301,20 @@ def test_a_child_can_be_killed_and_started_again(deaf_settings):
             assert launcher.triton.how_it_ended() == "triton was killed by SIGKILL"
             assert launcher.triton.last_lines == ["started"]
             assert not is_running(pid)
+
+
+def test_a_triton_that_dies_later_is_started_again_as_often_as_is_allowed(deaf_settings):
+    lines: list[str] = []
+    settings = replace(deaf_settings, max_triton_restarts=1)
+    with Launcher(settings, lines.append) as launcher, ThreadPoolExecutor() as pool:
+        launcher.triton.start()
+        watching = pool.submit(launcher.watch)
+        first = launcher.triton.pid
+        for num_starts in (1, 2):
+            wait_until(lambda: lines.count("[triton] started") == num_starts, "it started")  # noqa: B023
+            os.kill(launcher.triton.pid, signal.SIGKILL)
+        with pytest.raises(ChildEnded, match="triton was killed by SIGKILL"):
+            watching.result(DEADLINE_S)
+        assert launcher.triton.pid != first
+    assert "triton was killed by SIGKILL; it is started again in 1 s" in lines
+    assert any("it was started again 1 times in 600 s already (--max-triton-restarts)" in line for line in lines)

@@ -244,10 +244,10 @@ class FakeTritonServer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: 
         return service_pb2.RepositoryModelLoadResponse()
 
 
-async def listen(servicer: FakeTritonServer, port: int = 0) -> tuple[grpc.aio.Server, int]:
+async def listen(servicer: FakeTritonServer, port: int = 0, host: str = "127.0.0.1") -> tuple[grpc.aio.Server, int]:
     """Serve on loopback; return what stops it, and the port."""
     server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
     service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(servicer, server)
-    port = server.add_insecure_port(f"127.0.0.1:{port}")
+    port = server.add_insecure_port(f"{host}:{port}")
     await server.start()
     return server, port
