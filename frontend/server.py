@@ -62,8 +62,9 @@ async def _serve(settings: Settings, parent: int | None, on_listening: Callable[
         (hurry if stop.is_set() else stop).set()
 
     drain = Drain(functools.partial(os.kill, os.getppid(), DRAIN_SIGNAL) if parent is not None else lambda: None)
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, on_signal)
+    loop.add_signal_handler(signal.SIGTERM, on_signal)
+    # Ctrl-C reaches the parent of several workers too, which tells them: one signal must not count twice.
+    loop.add_signal_handler(signal.SIGINT, on_signal if parent is None else lambda: None)
     loop.add_signal_handler(DRAIN_SIGNAL, drain.begin)
     if parent is not None:
         loop.add_reader(parent, stop.set)

@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, 
 from contextlib import aclosing
 from dataclasses import replace
 
-from frontend.errors import APIError, ModelNotFound, ModelNotReady, NotTaken, TritonTimeout
+from frontend.errors import APIError, Draining, ModelNotFound, ModelNotReady, NotTaken, TritonTimeout
 from frontend.models import ModelSnapshot, Triton
 from frontend.replicas.replica import Replica
 from frontend.replicas.retry_budget import RetryBudget
@@ -185,8 +185,8 @@ class ReplicaPool:
 
     def _second(self, slug: str, lora_name: str, first: Replica, exc: APIError) -> Replica | None:
         """Return where a request that failed before its first chunk is sent again; None: nowhere."""
-        if exc.status < 500 and not isinstance(exc, ModelNotFound):
-            return None  # it would be refused elsewhere too
+        if isinstance(exc, Draining) or (exc.status < 500 and not isinstance(exc, ModelNotFound)):
+            return None  # it was meant to end, or would be refused elsewhere too
         try:
             other = self._choose(slug, lora_name, other_than=first)
         except APIError:

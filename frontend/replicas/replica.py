@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from frontend.engine_watch import EngineWatch
 from frontend.errors import (
     APIError,
+    Draining,
     InvalidRequest,
     ModelNotReady,
     NotFound,
@@ -126,7 +127,7 @@ class Replica:
 
     def _failed(self, slug: str, exc: APIError) -> None:
         match exc:
-            case InvalidRequest() | NotFound() | ModelNotReady():
+            case InvalidRequest() | NotFound() | ModelNotReady() | Draining():
                 return  # the client's mistake, or nobody's
             case TritonUnreachable() | StageUnhealthy():
                 self.open_circuit(slug)

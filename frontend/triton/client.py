@@ -193,9 +193,10 @@ class TritonClient:
         inputs = {spec.name: array(spec, *elements) for spec, elements in prompt_inputs(prompt)}
         inputs[contract.TOKENIZE.name] = array(contract.TOKENIZE, options.to_json())
         outputs = await self._ask_tokenizer(slug, inputs)
-        strings = outputs[contract.TOKEN_STRINGS.name].reshape(-1).tolist()
-        token_ids: list[int] = outputs[contract.PROMPT_TOKEN_IDS.name].reshape(-1).tolist()
-        return token_ids, [item.decode("utf-8", "replace") for item in strings]
+        with _understood("of a tokenizer"):
+            strings = outputs[contract.TOKEN_STRINGS.name].reshape(-1).tolist()
+            token_ids: list[int] = outputs[contract.PROMPT_TOKEN_IDS.name].reshape(-1).tolist()
+            return token_ids, [item.decode("utf-8", "replace") for item in strings]
 
     async def detokenize(self, slug: str, token_ids: Sequence[int], *, has_special_tokens: bool) -> str:
         """Return the text of token ids; special tokens are left out unless asked for.
@@ -254,8 +255,7 @@ class TritonClient:
         """Return an ensemble as the model that it serves; None for what is not ours, or is gone already."""
         with contextlib.suppress(errors.NotFound, errors.ModelNotReady):
             answer = await self._unary(self._stub.ModelConfig, service_pb2.ModelConfigRequest(name=slug))
-            with _understood("of a model's configuration"):
-                return _served_model(slug, answer.config)
+            return _served_model(slug, answer.config)
         return None
 
     def _cancel_sequence(self, slug: str, cancel_key: str) -> None:

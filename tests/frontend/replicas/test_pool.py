@@ -10,6 +10,7 @@ import pytest
 
 from frontend.errors import (
     APIError,
+    Draining,
     EngineFailed,
     InvalidRequest,
     ModelNotReady,
@@ -116,6 +117,16 @@ async def test_what_is_the_clients_mistake_is_not_sent_again_and_opens_nothing()
         with pytest.raises(InvalidRequest):
             await pool.text()
     assert sum(len(triton.requests) for triton in tritons) == 10
+    assert pool.pool.state_of(SLUG) == "ready"
+
+
+async def test_what_a_drain_ends_is_not_sent_again() -> None:
+    tritons = [FakeTriton([Draining()]) for _ in range(2)]
+    pool = await pool_of(*tritons)
+    for _ in range(5):
+        with pytest.raises(Draining):
+            await pool.text()
+    assert sum(len(triton.requests) for triton in tritons) == 5
     assert pool.pool.state_of(SLUG) == "ready"
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from contextlib import aclosing
 from typing import Any
 
+import numpy as np
 import pytest
 
 from frontend import errors
@@ -33,6 +34,22 @@ async def test_an_engine_that_does_not_answer_is_a_timeout(server: FakeTritonSer
     server.is_engine_silent = True
     with pytest.raises(errors.TritonTimeout):
         await client.engine_stats("demo", timeout_s=0.05)
+
+
+@pytest.mark.parametrize("garbage", ["", "{", "{}", "[1]", "null", '{"epoch": 7}', "\xff"])
+async def test_an_engine_that_answers_garbage_has_failed(
+    server: FakeTritonServer, client: TritonClient, garbage: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    server.garbage = garbage or " "
+    with pytest.raises(errors.BadAnswer):
+        await client.engine_stats("demo", timeout_s=10)
+    assert "makes no sense" in caplog.text
+
+
+async def test_a_tokenizer_that_answers_garbage_has_failed(server: FakeTritonServer, client: TritonClient) -> None:
+    server.answer_to_tokenize = {"prompt_token_ids": np.zeros((1, 3), dtype=np.int32)}  # and no strings
+    with pytest.raises(errors.BadAnswer):
+        await client.tokenize("demo", TextPrompt("x"), add_special_tokens=True)
 
 
 async def test_models_are_ready_ensembles_with_our_parameters(server: FakeTritonServer, client: TritonClient) -> None:
