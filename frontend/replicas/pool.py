@@ -15,7 +15,7 @@ from frontend.errors import APIError, Draining, ModelNotFound, ModelNotReady, No
 from frontend.models import ModelSnapshot, Triton
 from frontend.replicas.replica import Replica
 from frontend.replicas.retry_budget import RetryBudget
-from frontend.replicas.union import Union
+from frontend.replicas.union import ModelUnion
 from model_repository.generation import GenerationChunk, GenerationRequest, Prompt
 
 logger = logging.getLogger(__name__)
@@ -37,7 +37,7 @@ class ReplicaPool:
     def __init__(self, replicas: Sequence[Replica], retry_share: float) -> None:
         self._replicas = tuple(replicas)
         self._budget = RetryBudget(retry_share)
-        self._union = Union()
+        self._union = ModelUnion()
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:

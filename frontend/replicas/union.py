@@ -14,7 +14,7 @@ logger = logging.getLogger(__name__)
 _MAY_DIFFER = frozenset({"adapters", "created"})
 
 
-class Union:
+class ModelUnion:
     """Puts the models of the replicas together. Where they contradict each other the first one counts."""
 
     def __init__(self) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from model_repository import contract
+from tests.integration.api import COMPLETIONS, Api
 from tests.integration.conftest import running_stack
 from tests.integration.replicas import (
     NUM_STREAMS,
@@ -90,7 +91,9 @@ def mend(frontend: Frontend, stack: Stack) -> None:
     def is_mended() -> bool:
         if not stack.launcher.triton.is_running:  # also where it did not survive that its stage was killed or stopped
             stack.launcher.triton.start()
-        return frontend.is_whole()
+        # A tokenizer that is gone is found so by the next request only; this one comes through a frontend of its own.
+        asked = Api(stack.url).post(COMPLETIONS, {"model": PACED_MODEL, "prompt": "Hello", "max_tokens": 1})
+        return asked.status == 200 and frontend.is_whole()
 
     wait_until(is_mended, "both serve again")
 
