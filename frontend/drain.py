@@ -83,7 +83,10 @@ def middleware(drain: Drain) -> Middleware:
         if request.path in _ALWAYS_ANSWERED:
             return await handler(request)
         with drain.request():
-            return await handler(request)
+            response = await handler(request)
+        if drain.is_draining:
+            response.force_close()  # also where its headers left before: the next request must find another server
+        return response
 
     return count
 
