@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from frontend.server import DRAIN_SIGNAL
 from frontend.settings import Settings
 from frontend.workers import MAX_WORKERS_BY_CORES, num_workers
 from tests.processes import is_running
@@ -95,6 +96,15 @@ def test_workers_that_do_not_come_up_end_everything(tmp_path: Path) -> None:
         os.kill(first, signal.SIGKILL)
         assert frontend.process.wait(DEADLINE_S) == 1
         assert f"worker {first} ended with code -9" in frontend.log.read_text()
+
+
+def test_a_drain_of_one_worker_is_a_drain_of_all(tmp_path: Path) -> None:
+    with running(tmp_path, "--port=0") as frontend:
+        (first, url), _ = frontend.wait_for_workers(2)
+        os.kill(first, DRAIN_SIGNAL)
+        frontend.wait_until(lambda: frontend.log.read_text().count("draining: 0 requests") == 2)
+        assert all(is_live(url) for _ in range(20))
+        assert frontend.process.poll() is None
 
 
 def test_a_killed_parent_leaves_no_worker(tmp_path: Path) -> None:

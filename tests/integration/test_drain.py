@@ -62,7 +62,7 @@ async def _pipe(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
 async def follow(url: str, outcomes: list[StreamOutcome]) -> None:
     """Read some streams one after the other.
 
-    Who is sent elsewhere comes again, and so does who meets a connection that is just being closed, as with OpenAI's SDK.
+    Who is sent elsewhere comes again, and so does who meets a connection that is just being closed: OpenAI's SDK does.
     """
     async with aiohttp.ClientSession() as session:
         for _ in range(NUM_ROUNDS):
