@@ -22,9 +22,10 @@ def wait_for_first_tokens(host: str, port: int, deadline: float) -> list[str]:
     """
     frontend = _Frontend(host, port, deadline)
     frontend.wanted("GET", "/health/ready")
-    model_ids = [model["id"] for model in frontend.wanted("GET", "/v1/models")["data"]]
-    if not model_ids:
-        raise TimeoutError("GET /v1/models: no model is served")
+    while not (model_ids := [model["id"] for model in frontend.wanted("GET", "/v1/models")["data"]]):
+        if time.monotonic() >= deadline:
+            raise TimeoutError("GET /v1/models: no model is served")
+        time.sleep(_POLL_S)
     for model_id in model_ids:
         frontend.wanted("POST", "/v1/completions", {"model": model_id, "prompt": "Hello", "max_tokens": 1})
     return model_ids

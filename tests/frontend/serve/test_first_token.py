@@ -6,7 +6,7 @@ import http.server
 import json
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import pytest
@@ -15,7 +15,9 @@ from frontend.serve.first_token import wait_for_first_tokens
 
 
 @contextmanager
-def frontend(not_ready: dict[str, int]) -> Iterator[tuple[int, list[tuple[str, str]]]]:
+def frontend(
+    not_ready: dict[str, int], model_ids: Sequence[str] = ("org/one", "two")
+) -> Iterator[tuple[int, list[tuple[str, str]]]]:
     """Answer on a port; each path with 503 as often as said. Yield the port and the requests that came."""
     requests: list[tuple[str, str]] = []
 
@@ -26,7 +28,7 @@ def frontend(not_ready: dict[str, int]) -> Iterator[tuple[int, list[tuple[str, s
             not_ready[self.path] = not_ready.get(self.path, 0) - 1
             self.send_response(503 if not_ready[self.path] >= 0 else 200)
             self.end_headers()
-            models = [{"id": "org/one"}, {"id": "two"}]
+            models = [{"id": model_id} for model_id in model_ids]
             self.wfile.write(json.dumps({"data": models} if self.path == "/v1/models" else {}).encode())
 
         do_POST = do_GET
@@ -56,6 +58,11 @@ def test_when_the_time_is_up_the_last_answer_is_told():
         pytest.raises(TimeoutError, match=r"POST /v1/completions: \{\}"),
     ):
         wait_for_first_tokens("127.0.0.1", port, time.monotonic() + 0.2)
+
+
+def test_a_server_without_a_model_is_not_ready():
+    with frontend({}, model_ids=()) as (port, _), pytest.raises(TimeoutError, match="no model is served"):
+        wait_for_first_tokens("127.0.0.1", port, time.monotonic() + 0.1)
 
 
 def test_a_frontend_that_cannot_be_reached_is_told():
