@@ -10,8 +10,12 @@ APIError
 │   └── ModelNotFound            no such model
 ├── MethodNotAllowed 405
 ├── RequestTooLarge 413
+├── URLTooLong 414, HeadersTooLarge 431
+├── RequestTimeout 408           the client took too long to send it
+├── ReaderTooSlow                an event only: the client took too long to read it
 ├── ServerError 500              anything unexpected; its text never reaches the client
 │   └── EngineFailed             the engine broke under this request
+├── GenerationTimeout 504        it took longer than any request may
 └── Overloaded 503               full, or not ready; carries Retry-After
     ├── TritonUnreachable        no connection to Triton
     ├── TritonTimeout            Triton did not answer before the deadline
@@ -140,6 +144,40 @@ class RequestTooLarge(APIError):
     """The body is longer than `max_body_bytes`."""
 
     status, type, code = 413, "invalid_request_error", "request_too_large"
+
+
+class RequestTimeout(APIError):
+    """The client took too long to send the request."""
+
+    status, type, code = 408, "invalid_request_error", "request_timeout"
+    headers: Mapping[str, str] = {"Connection": "close"}
+
+
+class URLTooLong(APIError):
+    """The URL is longer than `max_url_bytes`."""
+
+    status, type, code = 414, "invalid_request_error", "url_too_long"
+
+
+class HeadersTooLarge(APIError):
+    """A header is longer than `max_header_bytes`, or there are more than `max_headers`."""
+
+    status, type, code = 431, "invalid_request_error", "headers_too_large"
+
+
+class ReaderTooSlow(APIError):
+    """The client is so far behind in reading its stream that the rest is not kept for it."""
+
+    status, type, code = 408, "invalid_request_error", "reader_too_slow"
+
+    def __init__(self) -> None:
+        super().__init__("The stream was read too slowly, so it was ended.")
+
+
+class GenerationTimeout(APIError):
+    """The answer took longer than `request_timeout_s`."""
+
+    status, type, code = 504, "server_error", "generation_timeout"
 
 
 class ServerError(APIError):

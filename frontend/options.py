@@ -28,10 +28,30 @@ _HELP = {
     "stats_deadline_s": "after which an engine has missed a look",
     "engine_stall_s": "seconds after which an engine that is still in one step is taken for lost",
     "shutdown_timeout_s": "that requests in flight may go on after SIGTERM",
+    # Connections and hostile input.
+    "header_timeout_s": "seconds for the head of a request",
+    "body_timeout_s": "seconds for the body of a request",
+    "keepalive_timeout_s": "seconds that a connection stays open between two requests",
+    "stalled_reader_s": "seconds after which a client is cut off that does not read its answer",
+    "ping_interval_s": "seconds of silence in a stream, then a comment keeps it alive; 0: never",
+    "request_timeout_s": "seconds for a whole answer; 0: as long as it takes",
+    "max_url_bytes": "longer URLs are refused",
+    "max_header_bytes": "longer headers are refused",
+    "max_headers": "requests with more headers are refused",
+    "max_json_depth": "of lists and objects in a body",
+    "max_content_parts": "of all messages of a chat together",
+    "tls_cert": "PEM file of the certificate chain; it is read again when it changes",
+    "tls_key": "PEM file of the certificate's key",
+    "tls_client_ca": "PEM file of the authorities of clients' certificates, which are then required",
+    "cors_origins": "web pages of this origin may call the API; *: of any; repeatable",
 }
 
 # Settings that are lists: the option that adds one, and what it is.
-_REPEATED = {"triton_endpoints": ("--triton", "HOST:PORT"), "root_paths": ("--root-path", "PATH")}
+_REPEATED = {
+    "triton_endpoints": ("--triton", "HOST:PORT"),
+    "root_paths": ("--root-path", "PATH"),
+    "cors_origins": ("--cors-origin", "ORIGIN"),
+}
 
 
 def add_options(parser: argparse._ActionsContainer, defaults: Settings, *, without: str = "") -> None:

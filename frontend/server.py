@@ -12,6 +12,7 @@ import uvloop
 from aiohttp import web
 
 from frontend.app import create_app
+from frontend.connections.runner import ConnectionRunner
 from frontend.models import Triton
 from frontend.settings import Settings
 
@@ -32,12 +33,7 @@ def run(settings: Settings, *, parent: int | None = None, on_listening: Callable
 
 def app_runner(settings: Settings, triton: Triton | None = None) -> web.AppRunner:
     """Return what runs the application; not set up."""
-    return web.AppRunner(
-        create_app(settings, triton),
-        handler_cancellation=True,  # without it aiohttp lets a handler go on whose client is gone
-        access_log=None,
-        shutdown_timeout=settings.shutdown_timeout_s,
-    )
+    return ConnectionRunner(create_app(settings, triton), settings)
 
 
 def log_unavailable(settings: Settings, exc: OSError) -> None:

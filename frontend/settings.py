@@ -12,6 +12,8 @@ from model_repository.model_parameters import RequestDefaults
 _ROOT_PATH = re.compile(r"(/[\w.~-]+)+", re.ASCII)
 _ENDPOINT = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^\s:/\[\]]+):(?P<port>[0-9]{1,5})")
 
+_ORIGIN = re.compile(r"\*|https?://(\[[0-9a-f:.]+\]|[a-z0-9.-]+)(:[0-9]{1,5})?")
+
 
 class SettingsError(ValueError):
     """A setting breaks a rule; the message names it, its value and the rule."""
@@ -45,6 +47,22 @@ class Settings:
     stats_deadline_s: float = 2.0  # an engine that takes longer to answer has missed; two misses in a row lose it
     engine_stall_s: float = 60.0  # an engine that has been in one step for longer hangs, and is lost
     shutdown_timeout_s: float = 3.0  # how long requests in flight may go on after SIGTERM
+    # Connections and hostile input.
+    header_timeout_s: float = 10.0  # for the head of a request
+    body_timeout_s: float = 60.0  # for its body, from the end of its head
+    keepalive_timeout_s: float = 75.0  # between two requests
+    stalled_reader_s: float = 30.0  # a client that reads nothing for so long, though there is something, is cut off
+    ping_interval_s: float = 15.0  # of silence in a stream, then a comment goes out; 0: none does
+    request_timeout_s: float = 0.0  # for the whole answer; 0: as long as it takes
+    max_url_bytes: int = 8192
+    max_header_bytes: int = 16384  # of one header
+    max_headers: int = 100
+    max_json_depth: int = 128  # of lists and objects in a body
+    max_content_parts: int = 4096  # of all messages of a chat together
+    tls_cert: str = ""  # PEM file of the certificate and what it was signed with; empty: no TLS
+    tls_key: str = ""  # PEM file of its key
+    tls_client_ca: str = ""  # PEM file of who signs clients' certificates; empty: clients need none
+    cors_origins: tuple[str, ...] = ()  # of web pages that may call the API: such as https://a.example, or *
 
     def __post_init__(self) -> None:
         if not self.host:
@@ -63,6 +81,7 @@ class Settings:
         for name in ("stats_interval_s", "stats_deadline_s", "engine_stall_s"):
             self._require_seconds(name, is_zero_allowed=False)
         self._require_seconds("shutdown_timeout_s", is_zero_allowed=True)
+        self._check_connections()
         if self.validation_status not in (400, 422):
             self._refuse("validation_status", "must be 400 or 422")
         self._check_endpoints()
@@ -75,6 +94,23 @@ class Settings:
             context_length_exceeded_behavior=ContextOverflow(self.context_length_exceeded_behavior),
             include_stop_str_in_output=self.include_stop_str_in_output,
         )
+
+    def _check_connections(self) -> None:
+        for name in ("header_timeout_s", "body_timeout_s", "keepalive_timeout_s", "stalled_reader_s"):
+            self._require_seconds(name, is_zero_allowed=False)
+        for name in ("ping_interval_s", "request_timeout_s"):
+            self._require_seconds(name, is_zero_allowed=True)
+        self._require_int("max_url_bytes", 64, 2**20)
+        self._require_int("max_header_bytes", 64, 2**20)
+        self._require_int("max_headers", 8, 1024)
+        self._require_int("max_json_depth", 8, 128)  # what serializes a body further on has limits of its own
+        self._require_int("max_content_parts", 1, 2**20)
+        if bool(self.tls_cert) != bool(self.tls_key):
+            self._refuse("tls_cert" if self.tls_key else "tls_key", "tls_cert and tls_key go together")
+        if self.tls_client_ca and not self.tls_cert:
+            self._refuse("tls_client_ca", "it needs tls_cert and tls_key")
+        if not all(_ORIGIN.fullmatch(origin) for origin in self.cors_origins):
+            self._refuse("cors_origins", "each must be an origin such as https://a.example, without a path, or *")
 
     def _check_endpoints(self) -> None:
         if isinstance(self.triton_endpoints, str) or len(self.triton_endpoints) != 1:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, asynccontextmanager
 
 from aiohttp import web
 
 from frontend import sse
-from frontend.errors import APIError, InvalidRequest
+from frontend.errors import APIError, GenerationTimeout, InvalidRequest
 from frontend.fan_out import merged
 from frontend.handlers.context import (
     CLIENT_CLOSED,
@@ -24,6 +24,7 @@ from frontend.handlers.context import (
     read_body,
     unexpected,
 )
+from frontend.handlers.pings import Pings
 from frontend.models import ModelName
 from frontend.protocol.chat import ChatCompletionRequest
 from frontend.protocol.completion import CompletionRequest, Prompt
@@ -114,16 +115,32 @@ async def _answer(
     triton, slug = request.app[TRITON], name.model.slug
     async with aclosing(merged([triton.generate(slug, each) for each in generations])) as chunks:
         if not generations[0].is_stream:
-            return json_response(reply.whole(await _collected(chunks, len(generations), facts)), headers=headers)
-        # Until the first chunk is there, nothing is sent: an error is still a status.
-        first = await anext(chunks)
+            async with _within_time(request):
+                collected = await _collected(chunks, len(generations), facts)
+            return json_response(reply.whole(collected), headers=headers)
         response = web.StreamResponse(headers={**sse.HEADERS, **headers})
         try:
-            await response.prepare(request)
-            await _write(response, first, chunks, Framer(reply), len(generations), facts)
+            async with Pings(request, response, request.app[SETTINGS].ping_interval_s) as pings:
+                await _write(request, response, pings, chunks, Framer(reply), len(generations))
         except ConnectionResetError:
             facts.error_code = CLIENT_CLOSED
         return response
+
+
+@asynccontextmanager
+async def _within_time(request: web.Request) -> AsyncIterator[None]:
+    """Stop what takes longer than a request may, from its beginning.
+
+    Raises:
+        GenerationTimeout: it did.
+    """
+    limit_s = request.app[SETTINGS].request_timeout_s
+    passed_s = time.monotonic() - request[FACTS].started_at
+    try:
+        async with asyncio.timeout(max(limit_s - passed_s, 0) if limit_s else None):
+            yield
+    except TimeoutError as exc:
+        raise GenerationTimeout(f"The answer took longer than {limit_s:g} seconds") from exc
 
 
 async def _collected(
@@ -138,30 +155,43 @@ async def _collected(
 
 
 async def _write(
+    request: web.Request,
     response: web.StreamResponse,
-    first: tuple[int, GenerationChunk],
-    others: AsyncGenerator[tuple[int, GenerationChunk], None],
+    pings: Pings,
+    chunks: AsyncGenerator[tuple[int, GenerationChunk], None],
     framer: Framer,
     num_running: int,
-    facts: RequestFacts,
 ) -> None:
-    """Write the events of a stream. What comes at once leaves at once: each write is a packet."""
-    unwritten = framer.opening()
-    index, chunk = first
+    """Write the events of a stream. What comes at once leaves at once: each write is a packet.
+
+    Until the first chunk is there nothing is sent, but for pings: without one, an error is still a status.
+
+    Raises:
+        Exception: of such an error.
+    """
+    facts = request[FACTS]
+    unwritten = b""
     try:
-        while True:
-            facts.saw(index, chunk)
-            unwritten += framer.frame(index, chunk)
-            num_running -= chunk.finish_reason is not None
-            if not num_running:
-                break
-            if unwritten:
-                await response.write(unwritten)
-                unwritten = b""
-            index, chunk = await anext(others)
+        async with _within_time(request):
+            index, chunk = await anext(chunks)
+            await pings.prepare()
+            unwritten = framer.opening()
+            while True:
+                facts.saw(index, chunk)
+                unwritten += framer.frame(index, chunk)
+                num_running -= chunk.finish_reason is not None
+                if not num_running:
+                    break
+                if unwritten:
+                    events, unwritten = unwritten, b""
+                    await response.write(events)
+                index, chunk = await anext(chunks)
     except ConnectionResetError:
         raise  # the client is gone, so there is nobody to tell
     except Exception as exc:
+        await pings.settled()
+        if not response.prepared:
+            raise
         error = exc if isinstance(exc, APIError) else unexpected(exc, facts)
         facts.error_code = error.code
         unwritten += sse.error_event(error)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import logging
 import time
@@ -14,7 +15,7 @@ import orjson
 from aiohttp import web
 
 from frontend.engine_watch import EngineWatch
-from frontend.errors import APIError, ServerError
+from frontend.errors import APIError, RequestTimeout, ServerError
 from frontend.models import ModelDirectory, ModelName, Triton
 from frontend.protocol.body import Body
 from frontend.protocol.reading import parse
@@ -73,7 +74,13 @@ async def read_body[Request: Body](request: web.Request, model: type[Request]) -
     Raises:
         APIError: it breaks a rule.
     """
-    body, unknown = parse(model, await request.read(), request.app[SETTINGS])
+    settings = request.app[SETTINGS]
+    try:
+        async with asyncio.timeout(settings.body_timeout_s):
+            content = await request.read()
+    except TimeoutError as exc:
+        raise RequestTimeout(f"The body took longer than {settings.body_timeout_s:g} seconds") from exc
+    body, unknown = parse(model, content, settings)
     return body, {"x-ignored-params": _ignored_params(unknown)} if unknown else {}
 
 

@@ -21,10 +21,8 @@ from frontend.protocol.body import Body
 from frontend.settings import Settings
 from model_repository.nesting import levels
 
-MAX_DEPTH = 128  # of lists and objects in a body: what serializes one has limits of its own
 
-
-def json_object(body: bytes) -> dict[str, Any]:
+def json_object(body: bytes, max_depth: int) -> dict[str, Any]:
     """Parse a body. Lone surrogates, NaN, Infinity and bottomless nesting are no JSON here.
 
     Raises:
@@ -36,8 +34,8 @@ def json_object(body: bytes) -> dict[str, Any]:
         raise InvalidJSON(f"The body is not valid JSON in UTF-8: {exc}") from exc
     if not isinstance(value, dict):
         raise InvalidJSON(f"The body must be a JSON object, not {shown(value)}")
-    if body.count(b"{") + body.count(b"[") > MAX_DEPTH and _is_deeper_than(MAX_DEPTH, value):
-        raise InvalidJSON(f"The body is nested deeper than {MAX_DEPTH} levels")
+    if body.count(b"{") + body.count(b"[") > max_depth and _is_deeper_than(max_depth, value):
+        raise InvalidJSON(f"The body is nested deeper than {max_depth} levels")
     return value
 
 
@@ -53,11 +51,12 @@ def parse[Request: Body](model: type[Request], body: bytes, settings: Settings) 
     Raises:
         APIError: the body breaks a rule; the error names field, value and rule.
     """
-    value = json_object(body)
+    value = json_object(body, settings.max_json_depth)
     if settings.default_model and value.get("model") is None:
         value["model"] = settings.default_model
+    context = {"max_logprobs": settings.max_logprobs, "max_content_parts": settings.max_content_parts}
     try:
-        request = model.model_validate(value, by_alias=True, context={"max_logprobs": settings.max_logprobs})
+        request = model.model_validate(value, by_alias=True, context=context)
     except ValidationError as exc:
         raise _error_from_validation(exc, settings.validation_status) from exc
     unknown = _refuse_unsupported(request)

@@ -44,7 +44,7 @@ class DeliveryCall:
         stub: of Triton's gRPC service.
         slug: the model's.
         on_end: told of itself once it takes no more requests.
-        on_stray: told the cancel key of a request that the engine has taken although its reader had left.
+        on_stray: told the cancel key of a request that the engine has although its reader has left or is too slow.
     """
 
     def __init__(
@@ -96,7 +96,10 @@ class DeliveryCall:
         }
         message = infer_request(self._slug, request_to_tensors(request) | delivery, str(number))
         self._unsent.put_nowait(message)
-        mailbox = self._mailboxes[number] = Mailbox(lambda: self._leave(number, request.cancel_key))
+        mailbox = self._mailboxes[number] = Mailbox(
+            on_leave=lambda: self._leave(number, request.cancel_key),
+            on_overflow=lambda: self._on_stray(request.cancel_key),  # its reader may be stuck for long
+        )
         return mailbox
 
     def fail_waiting(self, error: APIError) -> int:

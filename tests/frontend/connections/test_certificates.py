@@ -1,0 +1,126 @@
+"""TLS with certificates that the tests make themselves."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from frontend.connections.certificates import Certificates
+from frontend.settings import Settings, SettingsError
+
+
+def make(folder: Path, name: str) -> tuple[str, str]:
+    """Make a certificate that signs itself; return its file and its key's."""
+    cert, key = folder / f"{name}.pem", folder / f"{name}.key"
+    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
+    names = ["-subj", f"/CN={name}", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
+    files = ["-keyout", str(key), "-out", str(cert), "-days", "2"]
+    subprocess.run([*command, *names, *files], check=True, capture_output=True)
+    return str(cert), str(key)
+
+
+def settings(folder: Path, name: str = "first", **others: str) -> Settings:
+    cert, key = make(folder, name)
+    return Settings(tls_cert=cert, tls_key=key, **others)
+
+
+async def connected(
+    certificates: Certificates, client: ssl.SSLContext, server_name: str | None = "localhost"
+) -> tuple[asyncio.Server, asyncio.StreamReader, asyncio.StreamWriter]:
+    """Start a server that echoes, and connect to it."""
+
+    async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while line := await reader.readline():
+            writer.write(line)
+        writer.close()
+
+    server = await asyncio.start_server(echo, "127.0.0.1", 0, ssl=certificates.context)
+    return server, *await dial(server, client, server_name)
+
+
+async def dial(
+    server: asyncio.Server, client: ssl.SSLContext, server_name: str | None = "localhost"
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    port = server.sockets[0].getsockname()[1]
+    return await asyncio.open_connection("127.0.0.1", port, ssl=client, server_hostname=server_name)
+
+
+def trusting(*certs: str) -> ssl.SSLContext:
+    context = ssl.create_default_context()
+    for cert in certs:
+        context.load_verify_locations(cert)
+    return context
+
+
+def common_name(writer: asyncio.StreamWriter) -> str:
+    ((((_, name),),)) = writer.get_extra_info("peercert")["subject"]
+    return str(name)
+
+
+async def test_a_changed_certificate_is_for_new_connections_and_old_ones_go_on(tmp_path: Path) -> None:
+    first = settings(tmp_path)
+    certificates = Certificates(first)
+    new_cert, new_key = make(tmp_path, "second")
+    client = trusting(first.tls_cert, new_cert)
+    server, reader, writer = await connected(certificates, client)
+    async with server:
+        assert common_name(writer) == "first"
+        Path(new_cert).rename(first.tls_cert)
+        certificates.reload()  # half of the change: the key does not go with it
+        _, half = await dial(server, client)
+        assert common_name(half) == "first"
+        Path(new_key).rename(first.tls_key)
+        certificates.reload()
+        for server_name in ("localhost", "127.0.0.1"):  # an address is named in no handshake
+            _, newer = await dial(server, client, server_name)
+            assert common_name(newer) == "second"
+            newer.close()
+        writer.write(b"still here\n")
+        assert await reader.readline() == b"still here\n"
+        writer.close()
+        half.close()
+
+
+async def test_old_versions_of_tls_are_refused(tmp_path: Path) -> None:
+    certificates = Certificates(settings(tmp_path))
+    old = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    old.check_hostname, old.verify_mode = False, ssl.CERT_NONE
+    old.set_ciphers("ALL:@SECLEVEL=0")
+    with pytest.warns(DeprecationWarning):
+        old.minimum_version = old.maximum_version = ssl.TLSVersion.TLSv1_1
+    with pytest.raises((ssl.SSLError, ConnectionError)):
+        await connected(certificates, old)
+    assert certificates.context.minimum_version == ssl.TLSVersion.TLSv1_2
+
+
+async def test_with_a_client_authority_only_its_clients_come_in(tmp_path: Path) -> None:
+    mine, my_key = make(tmp_path, "client")
+    other, other_key = make(tmp_path, "other")
+    served = settings(tmp_path, tls_client_ca=mine)
+    certificates = Certificates(served)
+    known, unknown, nobody = (trusting(served.tls_cert) for _ in range(3))
+    known.load_cert_chain(mine, my_key)
+    unknown.load_cert_chain(other, other_key)
+    server, reader, writer = await connected(certificates, known)
+    async with server:
+        writer.write(b"hello\n")
+        assert await reader.readline() == b"hello\n"
+        writer.close()
+        for stranger in (unknown, nobody):
+            with pytest.raises((ssl.SSLError, ConnectionError)):
+                stranger_reader, _ = await dial(server, stranger)
+                await stranger_reader.readexactly(1)
+
+
+@pytest.mark.parametrize("text", ["", "no certificate"])
+def test_files_of_no_use_stop_the_start(tmp_path: Path, text: str) -> None:
+    bad = tmp_path / "bad.pem"
+    with pytest.raises(SettingsError, match=r"^tls_cert=.*No such file"):
+        Certificates(Settings(tls_cert=str(bad), tls_key=str(bad)))
+    bad.write_text(text)
+    with pytest.raises(SettingsError, match="^tls_cert="):
+        Certificates(Settings(tls_cert=str(bad), tls_key=str(bad)))
