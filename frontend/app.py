@@ -16,6 +16,7 @@ from urllib.parse import quote
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
+from frontend.connections.cors import allow_origins
 from frontend.engine_watch import EngineWatch
 from frontend.errors import APIError, InvalidRequest, MethodNotAllowed, NotFound, RequestTooLarge
 from frontend.handlers import completions, description, models, tokenization
@@ -56,6 +57,7 @@ def create_app(settings: Settings, triton: Triton | None = None) -> web.Applicat
         app[TRITON] = triton
     app.cleanup_ctx.extend([_triton_lifetime, _watch_lifetime])
     app.on_response_prepare.append(_name_request)
+    allow_origins(app, settings)
     for root in ("", *settings.root_paths):
         for prefix in (f"{root}/v1", root):
             app.router.add_routes(_routes(prefix))

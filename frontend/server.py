@@ -12,6 +12,7 @@ import uvloop
 from aiohttp import web
 
 from frontend.app import create_app
+from frontend.connections.certificates import Certificates
 from frontend.connections.runner import ConnectionRunner
 from frontend.models import Triton
 from frontend.settings import Settings
@@ -48,12 +49,19 @@ async def _serve(settings: Settings, parent: int | None, on_listening: Callable[
         loop.add_signal_handler(number, stop.set)
     if parent is not None:
         loop.add_reader(parent, stop.set)
+    certificates = Certificates(settings) if settings.tls_cert else None
+    following = loop.create_task(certificates.follow()) if certificates is not None else None
+    context, scheme = (certificates.context, "https") if certificates is not None else (None, "http")
     runner = app_runner(settings)
     await runner.setup()
     try:
-        await web.TCPSite(runner, settings.host, settings.port, reuse_port=parent is not None).start()
+        await web.TCPSite(
+            runner, settings.host, settings.port, ssl_context=context, reuse_port=parent is not None
+        ).start()
         for host, port, *_ in runner.addresses:
-            logger.info("process %d listens on http://%s:%d", os.getpid(), f"[{host}]" if ":" in host else host, port)
+            logger.info(
+                "process %d listens on %s://%s:%d", os.getpid(), scheme, f"[{host}]" if ":" in host else host, port
+            )
         on_listening()
         await stop.wait()
         logger.info("stopping")
@@ -63,5 +71,7 @@ async def _serve(settings: Settings, parent: int | None, on_listening: Callable[
     finally:
         if parent is not None:
             loop.remove_reader(parent)
+        if following is not None:
+            following.cancel()
         await runner.cleanup()
     return 0

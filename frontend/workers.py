@@ -15,6 +15,7 @@ from multiprocessing.synchronize import Event
 from types import FrameType
 
 from frontend import server
+from frontend.connections.certificates import Certificates
 from frontend.settings import Settings
 from model_repository.cores import num_cores
 
@@ -37,6 +38,8 @@ def num_workers(settings: Settings) -> int:
 def run(settings: Settings) -> int:
     """Serve until SIGTERM or SIGINT; return the exit code, 1 when the port cannot be had or the workers do not run."""
     count = num_workers(settings)
+    if settings.tls_cert:
+        Certificates(settings)  # of no use to one worker, it is of none to any
     if count == 1:
         return server.run(settings)
     try:

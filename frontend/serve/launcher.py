@@ -60,6 +60,9 @@ class LauncherSettings:
     stop_timeout_s: float = 5.0  # of each child, then it is killed; above the exit timeouts, 3 s of both
 
     def __post_init__(self) -> None:
+        if self.frontend.tls_client_ca:
+            rule = "serve asks the frontend itself and has no certificate; run api and tritonserver instead"
+            raise SettingsError(f"tls_client_ca={self.frontend.tls_client_ca!r}: {rule}")
         for choice in self.port_choices():
             if not 0 <= choice.port <= 65535:
                 raise SettingsError(f"{choice.flag}={choice.port}: must be a whole number from 0 to 65535")
@@ -128,7 +131,8 @@ class Launcher:
     def url(self) -> str:
         """Where this machine reaches the frontend."""
         host, port = self._address
-        return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+        scheme = "https" if self._settings.frontend.tls_cert else "http"
+        return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
     def start(self) -> None:
         """Start both children."""
@@ -206,7 +210,9 @@ class Launcher:
 
     def _ask_for_first_tokens(self, deadline: float) -> None:
         try:
-            self._events.put(wait_for_first_tokens(*self._address, deadline))
+            self._events.put(
+                wait_for_first_tokens(*self._address, deadline, is_tls=bool(self.frontend_settings.tls_cert))
+            )
         except TimeoutError as exc:
             self._events.put(exc)
 

@@ -82,7 +82,7 @@ async def test_an_early_error_is_still_a_status(serve: Serve) -> None:
 async def test_openais_client_reads_a_stream_with_comments(serve: Serve) -> None:
     pause = asyncio.Event()
     http = await serve(FakeTriton([pause, *chunks("a", "b")]), ping_interval_s=SOON_S)
-    client = openai.AsyncOpenAI(base_url=f"{http._base_url}v1", api_key="none", max_retries=0)
+    client = openai.AsyncOpenAI(base_url=f"{http._base_url}/v1", api_key="none", max_retries=0)
     async with client:
         stream = await client.completions.create(**COMPLETION, stream=True)  # returns with the first ping
         pause.set()
@@ -92,7 +92,7 @@ async def test_openais_client_reads_a_stream_with_comments(serve: Serve) -> None
 async def test_openais_client_raises_an_error_behind_a_comment(serve: Serve) -> None:
     pause = asyncio.Event()
     http = await serve(FakeTriton([pause, EngineFailed()]), ping_interval_s=SOON_S)
-    async with openai.AsyncOpenAI(base_url=f"{http._base_url}v1", api_key="none", max_retries=0) as client:
+    async with openai.AsyncOpenAI(base_url=f"{http._base_url}/v1", api_key="none", max_retries=0) as client:
         stream = await client.completions.create(**COMPLETION, stream=True)
         pause.set()
         with pytest.raises(openai.APIError, match="engine failed"):
