@@ -55,13 +55,12 @@ async def _serve(settings: Settings, parent: int | None, on_listening: Callable[
     runner = app_runner(settings)
     await runner.setup()
     try:
-        await web.TCPSite(
-            runner, settings.host, settings.port, ssl_context=context, reuse_port=parent is not None
-        ).start()
+        is_shared = parent is not None
+        site = web.TCPSite(runner, settings.host, settings.port, ssl_context=context, reuse_port=is_shared)
+        await site.start()
         for host, port, *_ in runner.addresses:
-            logger.info(
-                "process %d listens on %s://%s:%d", os.getpid(), scheme, f"[{host}]" if ":" in host else host, port
-            )
+            name = f"[{host}]" if ":" in host else host
+            logger.info("process %d listens on %s://%s:%d", os.getpid(), scheme, name, port)
         on_listening()
         await stop.wait()
         logger.info("stopping")

@@ -210,9 +210,8 @@ class Launcher:
 
     def _ask_for_first_tokens(self, deadline: float) -> None:
         try:
-            self._events.put(
-                wait_for_first_tokens(*self._address, deadline, is_tls=bool(self.frontend_settings.tls_cert))
-            )
+            is_tls = bool(self.frontend_settings.tls_cert)
+            self._events.put(wait_for_first_tokens(*self._address, deadline, is_tls=is_tls))
         except TimeoutError as exc:
             self._events.put(exc)
 
