@@ -47,7 +47,7 @@ format: $(VENV)/test.stamp  ## put the code in its format
 	$(VENV)/bin/ruff format
 
 audit: $(VENV)/test.stamp  ## known vulnerabilities in what is pinned; asks a public advisory database, so it needs the network
-	$(PYTHON_IN_VENV) -m pip_audit --requirement constraints.txt --no-deps --disable-pip
+	$(PYTHON_IN_VENV) -m pip_audit --strict --requirement constraints.txt --no-deps --disable-pip
 
 bench: $(VENV)/test.stamp  ## what serving costs around the engine, into bench-results/; ARGS="--help" lists the options
 	@$(PYTHON_IN_VENV) -m tests.benchmarks $(ARGS)

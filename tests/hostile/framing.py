@@ -7,7 +7,7 @@ from itertools import product
 from tests.hostile.requests import CHAT, COMPLETIONS, Corpus, Hostile, request
 
 _REFUSED = frozenset({400})
-_SMUGGLED = b"5\r\nhello\r\n0\r\n\r\nGET /health/live HTTP/1.1\r\nHost: a\r\n\r\n"
+_SMUGGLED = b"5\r\nhello\r\n0\r\n\r\nGET /health/live HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n"
 
 _LENGTHS = (
     "0",
@@ -75,16 +75,22 @@ _PAIRS = (
 def smuggling() -> Corpus:
     """Yield requests that two servers would cut in different places."""
     for length in _LENGTHS:
-        yield Hostile(f"length {length[:20]!r}", request(headers=(f"Content-Length: {length}",)) + _SMUGGLED)
+        yield Hostile(
+            f"length {length[:20]!r}",
+            request(headers=(f"Content-Length: {length}",), connection="keep-alive") + _SMUGGLED,
+        )
     for encoding in _ENCODINGS:
-        yield Hostile(f"encoding {encoding!r}", request(headers=(f"Transfer-Encoding: {encoding}",)) + _SMUGGLED)
+        yield Hostile(
+            f"encoding {encoding!r}",
+            request(headers=(f"Transfer-Encoding: {encoding}",), connection="keep-alive") + _SMUGGLED,
+        )
     for length, encoding in product(_LENGTHS, _ENCODINGS):
         headers = (f"Content-Length: {length}", f"Transfer-Encoding: {encoding}")
         for order in (headers, headers[::-1]):
             name = f"length {length[:20]!r} and encoding {encoding!r}{' turned' * (order is not headers)}"
-            yield Hostile(name, request(headers=order) + _SMUGGLED, _REFUSED, max_answers=1)
+            yield Hostile(name, request(headers=order, connection="keep-alive") + _SMUGGLED, _REFUSED, max_answers=1)
     for pair in _PAIRS:
-        yield Hostile(f"headers {pair!r}", request(headers=(pair,)) + _SMUGGLED)
+        yield Hostile(f"headers {pair!r}", request(headers=(pair,), connection="keep-alive") + _SMUGGLED)
 
 
 _CHUNKS = (
@@ -122,7 +128,7 @@ _CHUNKS = (
 def chunking() -> Corpus:
     """Yield bodies in chunks that are none."""
     for target, chunks in product((COMPLETIONS, "/v1/models"), _CHUNKS):
-        raw = request(target=target, headers=("Transfer-Encoding: chunked",)) + chunks
+        raw = request(target=target, headers=("Transfer-Encoding: chunked",), connection="keep-alive") + chunks
         yield Hostile(f"chunks {chunks[:30]!r} to {target}", raw)
 
 

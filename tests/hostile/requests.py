@@ -36,10 +36,10 @@ def request(
     target: str | bytes = COMPLETIONS,
     headers: tuple[str | bytes, ...] = (),
     body: bytes | None = None,
-    version: str = "HTTP/1.1",
+    connection: str = "close",
 ) -> bytes:
-    """Return a request; the connection is to be closed behind it."""
-    lines = [b" ".join((_raw(method), _raw(target), version.encode())), b"Host: a", b"Connection: close"]
+    """Return a request; what the parser refuses behind one that closes the connection is refused for that alone."""
+    lines = [b" ".join((_raw(method), _raw(target), b"HTTP/1.1")), b"Host: a", b"Connection: " + connection.encode()]
     lines += map(_raw, headers)
     if body is not None:
         lines.append(b"Content-Length: %d" % len(body))
