@@ -106,7 +106,7 @@ class Settings:
         self._require_int("max_json_depth", 8, 128)  # what serializes a body further on has limits of its own
         self._require_int("max_content_parts", 1, 2**20)
         if bool(self.tls_cert) != bool(self.tls_key):
-            self._refuse("tls_cert" if self.tls_key else "tls_key", "tls_cert and tls_key go together")
+            self._refuse("tls_cert" if self.tls_cert else "tls_key", "tls_cert and tls_key go together")
         if self.tls_client_ca and not self.tls_cert:
             self._refuse("tls_client_ca", "it needs tls_cert and tls_key")
         if not all(_ORIGIN.fullmatch(origin) for origin in self.cors_origins):

@@ -54,6 +54,18 @@ def test_the_defaults_are_valid() -> None:
         ("stats_interval_s", 0),
         ("stats_deadline_s", float("nan")),
         ("shutdown_timeout_s", -1),
+        ("header_timeout_s", 0),
+        ("stalled_reader_s", 0),
+        ("ping_interval_s", -1),
+        ("max_json_depth", 129),
+        ("max_url_bytes", 1),
+        ("max_headers", 0),
+        ("max_content_parts", 0),
+        ("tls_key", "key.pem"),
+        ("tls_cert", "cert.pem"),
+        ("tls_client_ca", "ca.pem"),
+        ("cors_origins", ("a.example",)),
+        ("cors_origins", ("https://a.example/",)),
     ],
 )
 def test_a_bad_value_is_refused_with_the_settings_name(name: str, value: Any) -> None:
