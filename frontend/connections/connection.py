@@ -11,7 +11,10 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any, cast
 
-from aiohttp import web
+from aiohttp import HttpVersion10, HttpVersion11, web
+from aiohttp.http_exceptions import BadHttpMessage
+from aiohttp.streams import EMPTY_PAYLOAD
+from aiohttp.web_protocol import _ErrInfo
 
 from frontend.connections.refusals import refusal
 from frontend.errors import APIError, RequestTimeout
@@ -76,6 +79,8 @@ class Connection(web.RequestHandler):
         if self._is_refused:
             return  # but read: the kernel resets a connection that is closed with something unread
         super().data_received(data)
+        if self._messages:
+            self._refuse_other_versions()
         is_idle = self._waiter is not None and not self._waiter.done()
         if not is_idle:
             if self._head_timer is not None:
@@ -84,6 +89,18 @@ class Connection(web.RequestHandler):
             self._is_head_begun = True
             if self._head_timer is None:
                 self._head_timer = self._loop.call_later(self._settings.header_timeout_s, self._refuse_slow_head)
+
+    def _refuse_other_versions(self) -> None:
+        """Have requests of versions that are not served refused in their turn: aiohttp would answer in their version."""
+        for place, (message, _) in enumerate(self._messages):
+            if not isinstance(message, _ErrInfo) and message.version not in (HttpVersion10, HttpVersion11):
+                error = BadHttpMessage("another version")
+                self._messages[place] = _ErrInfo(error.code, error, error.message), EMPTY_PAYLOAD
+
+    def log_exception(self, *args: Any, **options: Any) -> None:
+        """Log what aiohttp did not foresee; a body that does not decode is the client's affair, and was answered."""
+        if not isinstance(options.get("exc_info"), web.RequestPayloadError):
+            super().log_exception(*args, **options)
 
     def pause_writing(self) -> None:
         """Begin to watch a reader that is behind."""

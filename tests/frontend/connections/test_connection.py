@@ -100,6 +100,7 @@ async def test_what_is_no_http_is_refused_without_an_echo(serve: Serve, caplog: 
     http = await serve(FakeTriton())
     for request in (
         b"secret\r\n\r\n",
+        b"GET /secret HTTP/2.0\r\nHost: a\r\n\r\n",
         b"GET /secret HTTP/9.9\r\n\r\n",
         GET + b"secret\r\n\r\n",
         b"\x16\x03\x01secret\n\n",
