@@ -91,7 +91,7 @@ class Connection(web.RequestHandler):
                 self._head_timer = self._loop.call_later(self._settings.header_timeout_s, self._refuse_slow_head)
 
     def _refuse_other_versions(self) -> None:
-        """Have requests of versions that are not served refused in their turn: aiohttp would answer in their version."""
+        """Have requests of other versions refused in their turn: aiohttp would answer them in their version."""
         for place, (message, _) in enumerate(self._messages):
             if not isinstance(message, _ErrInfo) and message.version not in (HttpVersion10, HttpVersion11):
                 error = BadHttpMessage("another version")
