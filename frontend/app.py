@@ -17,6 +17,7 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 
 from frontend.connections.cors import allow_origins
+from frontend.connections.refusals import SERVER
 from frontend.engine_watch import EngineWatch
 from frontend.errors import APIError, InvalidRequest, MethodNotAllowed, NotFound, RequestTooLarge
 from frontend.handlers import completions, description, models, tokenization
@@ -162,6 +163,7 @@ def _error_from_http(request: web.Request, exc: web.HTTPException) -> APIError:
 
 
 async def _name_request(request: web.Request, response: web.StreamResponse) -> None:
+    response.headers["Server"] = SERVER
     if FACTS not in request:
         return
     facts = request[FACTS]

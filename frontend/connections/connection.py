@@ -16,7 +16,7 @@ from aiohttp.http_exceptions import BadHttpMessage
 from aiohttp.streams import EMPTY_PAYLOAD
 from aiohttp.web_protocol import _ErrInfo
 
-from frontend.connections.refusals import refusal
+from frontend.connections.refusals import SERVER, refusal
 from frontend.errors import APIError, RequestTimeout
 from frontend.handlers.context import json_response
 from frontend.settings import Settings
@@ -126,7 +126,9 @@ class Connection(web.RequestHandler):
             raise ConnectionError("an answer has begun")
         error = refusal(exc, self._settings)
         request_id = _log_refusal(error, exc)
-        response = json_response(error.envelope(), status=error.status, headers={"x-request-id": request_id})
+        response = json_response(
+            error.envelope(), status=error.status, headers={"x-request-id": request_id, "Server": SERVER}
+        )
         response.force_close()
         return response
 

@@ -16,6 +16,8 @@ from frontend.errors import (
 )
 from frontend.settings import Settings
 
+SERVER = "conch"  # what answers are signed with; aiohttp would name itself, Python, and both versions
+
 _TOO_MANY_HEADERS = "Too many headers received"
 _TRANSFER_ENCODING = "The framing of the body is not valid HTTP/1.1"
 

@@ -102,6 +102,8 @@ def what_is_wrong_with(status: int, head: bytes, body: bytes, hostile: Hostile, 
         return f"status {status}: {body[:300]!r}"
     if b"x-evil" in head.lower():
         return f"an injected header: {head!r}"
+    if found := INTERNAL.search(head.decode("latin-1")):
+        return f"{found[0]!r} in {head!r}"
     if status < 400 or is_head:
         return None
     text = body.decode("utf-8")
