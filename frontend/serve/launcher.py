@@ -268,7 +268,8 @@ def _say(text: str, stream: TextIO) -> None:
 def _ready_message(url: str, model_ids: list[str], has_keys: bool) -> str:
     question = {"model": model_ids[0], "messages": [{"role": "user", "content": "What is the capital of France?"}]}
     key = ' -H "Authorization: Bearer $API_KEY"' if has_keys else ""
+    headers = f"-H 'Content-Type: application/json'{key}"
     return (
         f"\nReady: {url} serves {', '.join(model_ids)}. Ctrl-C stops it. Try:\n\n"
-        f"  curl {url}/v1/chat/completions -H 'Content-Type: application/json'{key} -d {shlex.quote(json.dumps(question))}\n"
+        f"  curl {url}/v1/chat/completions {headers} -d {shlex.quote(json.dumps(question))}\n"
     )

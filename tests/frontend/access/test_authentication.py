@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -13,7 +14,7 @@ import pytest
 from frontend.access.caller import Role
 from frontend.errors import TritonUnreachable
 from tests.fakes import FakeTriton, chunks, served_model
-from tests.frontend.access.conftest import KeyFile
+from tests.frontend.access.key_files import KeyFile
 from tests.frontend.bodies import COMPLETION
 from tests.frontend.conftest import Serve
 
@@ -36,6 +37,11 @@ ROUTES = [
 
 
 @pytest.fixture
+def key_file(tmp_path: Path) -> KeyFile:
+    return KeyFile(tmp_path / "keys.json")
+
+
+@pytest.fixture
 def triton() -> FakeTriton:
     demo = served_model(aliases=("gpt-4o",), adapters=("formal", "org/formal"))
     return FakeTriton(chunks("hi"), models=[demo, served_model("org/other"), served_model("third")])
@@ -53,9 +59,9 @@ async def http(serve: Serve, triton: FakeTriton, key_file: KeyFile) -> aiohttp.C
     return await serve(triton, key_file=str(key_file.path), root_paths=("/openai",))
 
 
-async def refused(response: aiohttp.ClientResponse) -> Mapping[str, Any]:
+async def refused(response: aiohttp.ClientResponse) -> dict[str, Any]:
     """Return the error of an answer."""
-    error: Mapping[str, Any] = (await response.json())["error"]
+    error: dict[str, Any] = (await response.json())["error"]
     return error | {"status": response.status}
 
 
@@ -75,8 +81,12 @@ async def test_health_needs_no_key_and_names_no_model(http: aiohttp.ClientSessio
     assert set(await response.json()) == {"status"}
 
 
-async def test_health_names_no_endpoint_when_triton_is_away(http: aiohttp.ClientSession, triton: FakeTriton) -> None:
+async def test_health_names_no_endpoint_when_triton_is_away(
+    serve: Serve, triton: FakeTriton, key_file: KeyFile
+) -> None:
+    key_file.add("all")
     triton.snapshot_error = TritonUnreachable()
+    http = await serve(triton, key_file=str(key_file.path))
     response = await http.get("/health/ready")
     assert (response.status, await response.json()) == (503, {"status": "not ready"})
 
@@ -212,7 +222,7 @@ async def test_the_official_client_raises_its_own_classes(url: str, key_file: Ke
         assert (denied.value.type, denied.value.param) == ("permission_error", "model")
         with pytest.raises(openai.NotFoundError):
             await client.models.retrieve("third")
-    bound = {"api_key": key_file.texts["bound"], "organization": "org-9"}
-    async with openai.AsyncOpenAI(base_url=url, max_retries=0, **bound) as client:
+    key = key_file.texts["bound"]
+    async with openai.AsyncOpenAI(base_url=url, api_key=key, organization="org-9", max_retries=0) as client:
         with pytest.raises(openai.PermissionDeniedError):
             await client.models.list()

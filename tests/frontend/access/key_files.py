@@ -1,11 +1,9 @@
-"""Servers with keys."""
+"""Key files whose keys are known."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
-
-import pytest
 
 from frontend.access.key_file import dump_keys
 from frontend.access.keys import Key
@@ -30,8 +28,3 @@ class KeyFile:
     def headers(self, name: str, **more: str) -> dict[str, str]:
         """Return the headers of a request with this key."""
         return {"Authorization": f"Bearer {self.texts[name]}"} | more
-
-
-@pytest.fixture
-def key_file(tmp_path: Path) -> KeyFile:
-    return KeyFile(tmp_path / "keys.json")
