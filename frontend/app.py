@@ -97,7 +97,7 @@ async def _triton_lifetime(app: web.Application) -> AsyncIterator[None]:
 
 
 async def _keys_lifetime(app: web.Application) -> AsyncIterator[None]:
-    watching = asyncio.create_task(app[KEYS].watch())
+    watching = asyncio.create_task(app[KEYS].watch(app[SETTINGS].key_interval_s))
     yield
     watching.cancel()
     with contextlib.suppress(asyncio.CancelledError):

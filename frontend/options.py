@@ -29,6 +29,7 @@ _HELP = {
     "engine_stall_s": "seconds after which an engine that is still in one step is taken for lost",
     "shutdown_timeout_s": "that requests in flight may go on after SIGTERM",
     "key_file": "JSON file of API keys, as `keys add` writes it; empty: no keys, on loopback only",
+    "key_interval_s": "between two looks at the key file",
     "allow_anonymous": "without a key file, listen on other addresses than loopback: whoever reaches them is let in",
     "launcher_key_sha256": "hash of one more key, with which `serve` asks for the first tokens",
     "admin_host": "address of health, metrics and admin routes",

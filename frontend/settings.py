@@ -49,6 +49,7 @@ class Settings:
     shutdown_timeout_s: float = 3.0  # how long requests in flight may go on after SIGTERM
     # Who may do what.
     key_file: str = ""  # of the API keys; empty: there are none, and whoever reaches the port may use it
+    key_interval_s: float = 1.0  # between two looks at the key file
     allow_anonymous: bool = False  # listen on other addresses than loopback without a key file
     launcher_key_sha256: str = ""  # of one more key, with which the launcher asks for the first tokens
     admin_host: str = "127.0.0.1"
@@ -68,7 +69,7 @@ class Settings:
             self._refuse("context_length_exceeded_behavior", f"must be {' or '.join(ContextOverflow)}")
         if not all(_ROOT_PATH.fullmatch(path) for path in self.root_paths):
             self._refuse("root_paths", "each must be a path such as /openai, without a slash at its end")
-        for name in ("stats_interval_s", "stats_deadline_s", "engine_stall_s"):
+        for name in ("stats_interval_s", "stats_deadline_s", "engine_stall_s", "key_interval_s"):
             self._require_seconds(name, is_zero_allowed=False)
         self._require_seconds("shutdown_timeout_s", is_zero_allowed=True)
         self._check_access()

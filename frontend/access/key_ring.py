@@ -16,8 +16,6 @@ from frontend.errors import AuthenticationFailed
 
 logger = logging.getLogger(__name__)
 
-POLL_S = 1.0  # a mounted secret changes by another link; who only reads the content need not know how
-
 
 def utc_now() -> datetime:
     """Return the time by the wall clock."""
@@ -82,10 +80,13 @@ class KeyRing:
         except KeyFileError as exc:
             self._log(exc)
 
-    async def watch(self) -> None:
-        """Look at the file every second, until cancelled."""
+    async def watch(self, interval_s: float) -> None:
+        """Look at the file again and again, until cancelled.
+
+        It is read, not asked for its date: a mounted secret changes by a link to another folder.
+        """
         while True:
-            await asyncio.sleep(POLL_S)
+            await asyncio.sleep(interval_s)
             try:
                 self._take(await asyncio.to_thread(read_content, self._path))
             except KeyFileError as exc:

@@ -30,7 +30,7 @@ def create_operations_app(
     if KEYS in public:
         app[KEYS] = public[KEYS]
     app[IS_PUBLIC] = False
-    app[CONTROL] = ModelControl(app[TRITON], app[MODELS])
+    app[CONTROL] = ModelControl(app[TRITON])
     app[SUPERVISOR] = supervisor
     app[DRAIN] = drain or supervisor
     app.on_response_prepare.append(name_request)

@@ -8,8 +8,8 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
-from frontend.errors import APIError, InvalidRequest, ModelNotFound, ModelNotReady
-from frontend.models import ModelDirectory, Triton
+from frontend.errors import APIError, InvalidRequest, ModelNotFound
+from frontend.models import Triton
 from model_repository import contract
 
 logger = logging.getLogger(__name__)
@@ -38,12 +38,10 @@ class ModelControl:
     def __init__(
         self,
         triton: Triton,
-        models: ModelDirectory,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self._triton = triton
-        self._models = models
         self._clock = clock
         self._sleep = sleep
         self._turn = asyncio.Lock()
@@ -87,10 +85,7 @@ class ModelControl:
         return Unloading(num_ended=num_running)
 
     async def _is_ready(self, model_id: str) -> bool:
-        try:
-            return (await self._models.get(model_id)).model.id == model_id
-        except (ModelNotFound, ModelNotReady):
-            return False
+        return model_id in (await self._triton.snapshot()).ready  # now, not a second ago
 
     async def _wait_until_idle(self, slug: str, timeout_s: float) -> int:
         """Return how many requests are still there when none is, or when the time is up."""

@@ -60,6 +60,7 @@ def test_the_defaults_are_valid() -> None:
         ("host", "10.0.0.1"),
         ("admin_host", ""),
         ("admin_port", -1),
+        ("key_interval_s", 0),
         ("admin_port", 8080),  # the API's
         ("launcher_key_sha256", "x"),
     ],
@@ -108,6 +109,6 @@ def test_loopback_is_listened_on_without_keys(host: str) -> None:
 @pytest.mark.parametrize("fields", [{"key_file": "keys.json"}, {"allow_anonymous": True}])
 def test_other_addresses_need_keys_or_a_word(fields: dict[str, Any]) -> None:
     Settings(host="0.0.0.0", admin_host="0.0.0.0", admin_port=1, **fields)
-    with pytest.raises(SettingsError, match="^admin_host=.*--key-file FILE names them, and --allow-anonymous"):
+    with pytest.raises(SettingsError, match=r"^admin_host=.*--key-file FILE names them, and --allow-anonymous"):
         Settings(admin_host="0.0.0.0", admin_port=1)
     Settings(admin_host="0.0.0.0")  # nothing listens there

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from frontend.access import key_ring
 from frontend.access.key_file import KeyFileError, dump_keys
 from frontend.access.key_ring import KeyRing
 from frontend.access.keys import Key
@@ -106,11 +105,10 @@ def test_there_is_no_ring_of_a_bad_file(tmp_path: Path, content: bytes | None) -
         KeyRing(tmp_path / "k")
 
 
-async def test_the_file_is_watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(key_ring, "POLL_S", 0)
+async def test_the_file_is_watched(tmp_path: Path) -> None:
     path = written(tmp_path / "k", alice=ALICE)
     ring = KeyRing(path)
-    watching = asyncio.create_task(ring.watch())
+    watching = asyncio.create_task(ring.watch(0))
     path.write_bytes(b"{")
     written(tmp_path / "new", bob=BOB)
     os.replace(tmp_path / "new", path)
