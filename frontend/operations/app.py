@@ -8,6 +8,7 @@ from frontend.access.authentication import KEYS, authenticate
 from frontend.app import answer_errors, log_request, name_request
 from frontend.handlers import models
 from frontend.handlers.context import IS_PUBLIC, MODELS, SETTINGS, TRITON, WATCH
+from frontend.models import MAX_AGE_S
 from frontend.operations import admin
 from frontend.operations.admin import CONTROL, DRAIN, SUPERVISOR, Drain
 from frontend.operations.models import ModelControl
@@ -30,7 +31,8 @@ def create_operations_app(
     if KEYS in public:
         app[KEYS] = public[KEYS]
     app[IS_PUBLIC] = False
-    app[CONTROL] = ModelControl(app[TRITON])
+    settle_s = MAX_AGE_S + app[SETTINGS].stats_interval_s
+    app[CONTROL] = ModelControl(app[TRITON], settle_s)
     app[SUPERVISOR] = supervisor
     app[DRAIN] = drain or supervisor
     app.on_response_prepare.append(name_request)

@@ -63,7 +63,7 @@ def server(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         repository=repository,
         state_dir=folder / "state",
         environment=os.environ,
-        frontend=Settings(port=0, workers=2, key_file=str(key_file.path), admin_port=admin_port),
+        frontend=Settings(port=0, workers=2, key_file=str(key_file.path), admin_port=admin_port, stats_interval_s=0.2),
         triton_grpc_port=0,
         triton_http_port=0,
         triton_metrics_port=0,

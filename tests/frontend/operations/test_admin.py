@@ -13,7 +13,9 @@ from aiohttp import web
 
 from frontend.access.caller import Role
 from frontend.errors import ServerError
+from frontend.operations.admin import CONTROL
 from frontend.operations.app import create_operations_app
+from frontend.operations.models import ModelControl
 from frontend.operations.supervisor import Supervisor
 from frontend.server import app_runner
 from frontend.settings import Settings
@@ -75,7 +77,9 @@ async def operate(triton: FakeTriton, supervisor: FakeSupervisor) -> AsyncIterat
             await public.setup()
             stack.push_async_callback(public.cleanup)
             assert isinstance(public.app, web.Application)
-            runner = web.AppRunner(create_operations_app(public.app, supervisor), access_log=None)
+            app = create_operations_app(public.app, supervisor)
+            app[CONTROL] = ModelControl(triton)  # which has no other workers to wait for
+            runner = web.AppRunner(app, access_log=None)
             await runner.setup()
             stack.push_async_callback(runner.cleanup)
             await web.TCPSite(runner, "127.0.0.1", 0).start()
