@@ -231,15 +231,17 @@ async def test_a_triton_that_is_away_does_not_stop_the_watch() -> None:
 async def test_an_engine_is_watched_on_while_its_model_takes_no_new_requests() -> None:
     """An unload lets what runs go on: the ensemble is away, its engine is not."""
     triton, clock = FakeTriton(), Clock()
-    watch = EngineWatch(triton, ModelDirectory(triton, clock), Settings(), clock)
-    await watch.poll(DEMO.slug)
+    watch = watch_of(triton, clock)
+    await settled(watch)
+    clock.now += 2 * MAX_AGE_S
     triton.models = ModelSnapshot(unready={DEMO.id: "unavailable"})
-    await watch.poll(DEMO.slug)
+    await settled(watch)
     assert triton.calls == []
     triton.stats_error = ModelNotReady("x")
-    await watch.poll(DEMO.slug)
-    await watch.poll(DEMO.slug)
+    await settled(watch)
+    await settled(watch)
     assert triton.calls == [f"abort {ENGINE}"]
-    triton.stats_error, triton.epoch = None, 2
-    await watch.poll(DEMO.slug)
+    clock.now += 2 * MAX_AGE_S
+    triton.stats_error, triton.epoch, triton.models = None, 2, FakeTriton().models
+    await settled(watch)
     assert triton.calls == [f"abort {ENGINE}"]
