@@ -1,4 +1,4 @@
-"""The command line: `serve` runs Triton and the frontend, `api` the frontend alone; `reference` writes docs."""
+"""The command line: `serve` runs Triton and the frontend, `api` the frontend alone; `keys` makes API keys."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
+from frontend.access.options import add_actions
 from frontend.options import add_options, settings_from
 from frontend.serve.launcher import DEFAULT_FRONTEND, LauncherSettings, serve
 from frontend.settings import Settings, SettingsError
@@ -59,6 +60,8 @@ def _parser() -> argparse.ArgumentParser:
     add_options(command, Settings())
     command.set_defaults(command=_api)
 
+    add_actions(commands.add_parser("keys", help="make, list or remove API keys"))
+
     command = commands.add_parser("reference", help="write the pages of the documentation that come from the code")
     command.add_argument("folder", type=Path, metavar="DIR")
     command.set_defaults(command=_reference)
@@ -78,6 +81,7 @@ def _serve(options: argparse.Namespace) -> int:
         ready_timeout_s=options.ready_timeout_s,
         stop_timeout_s=options.stop_timeout_s,
     )
+    _check_keys(settings.frontend)
     return serve(settings, sys.stdout, sys.stderr)
 
 
@@ -88,8 +92,21 @@ def _api(options: argparse.Namespace) -> int:
     )  # not before it is needed: the launcher itself stays small and starts at once
 
     settings = settings_from(options, Settings())
+    _check_keys(settings)
     logging.basicConfig(level=logging.INFO, format=LOG_FORMAT)
     return run(settings)
+
+
+def _check_keys(settings: Settings) -> None:
+    """Read the key file before anything is started.
+
+    Raises:
+        SettingsError: it cannot be read, or breaks a rule.
+    """
+    if settings.key_file:
+        from frontend.access.key_file import read_keys
+
+        read_keys(Path(settings.key_file))
 
 
 def _reference(options: argparse.Namespace) -> int:

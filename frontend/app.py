@@ -16,6 +16,7 @@ from urllib.parse import quote
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
+from frontend.access.authentication import KEYS, authenticate, key_ring
 from frontend.connections.cors import allow_origins
 from frontend.connections.refusals import SERVER
 from frontend.engine_watch import EngineWatch
@@ -24,6 +25,7 @@ from frontend.handlers import completions, description, models, tokenization
 from frontend.handlers.context import (
     CLIENT_CLOSED,
     FACTS,
+    IS_PUBLIC,
     MODELS,
     SETTINGS,
     TRITON,
@@ -52,12 +54,18 @@ def create_app(settings: Settings, triton: Triton | None = None) -> web.Applicat
         settings: what it needs to know.
         triton: in place of a connection to the endpoint in the settings; the caller closes it.
     """
-    app = web.Application(client_max_size=settings.max_body_bytes, middlewares=[_log_request, _answer_errors])
+    app = web.Application(
+        client_max_size=settings.max_body_bytes, middlewares=[log_request, answer_errors, authenticate]
+    )
     app[SETTINGS] = settings
+    app[IS_PUBLIC] = True
+    if (keys := key_ring(settings)) is not None:
+        app[KEYS] = keys
+        app.cleanup_ctx.append(_keys_lifetime)
     if triton is not None:
         app[TRITON] = triton
     app.cleanup_ctx.extend([_triton_lifetime, _watch_lifetime])
-    app.on_response_prepare.append(_name_request)
+    app.on_response_prepare.append(name_request)
     allow_origins(app, settings)
     for root in ("", *settings.root_paths):
         for prefix in (f"{root}/v1", root):
@@ -91,6 +99,14 @@ async def _triton_lifetime(app: web.Application) -> AsyncIterator[None]:
         await client.close()
 
 
+async def _keys_lifetime(app: web.Application) -> AsyncIterator[None]:
+    watching = asyncio.create_task(app[KEYS].watch(app[SETTINGS].key_interval_s))
+    yield
+    watching.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await watching
+
+
 async def _watch_lifetime(app: web.Application) -> AsyncIterator[None]:
     app[WATCH] = EngineWatch(app[TRITON], app[MODELS], app[SETTINGS])
     watching = asyncio.create_task(app[WATCH].run())
@@ -101,7 +117,8 @@ async def _watch_lifetime(app: web.Application) -> AsyncIterator[None]:
 
 
 @web.middleware
-async def _log_request(request: web.Request, handler: Handler) -> web.StreamResponse:
+async def log_request(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Write one line of each request."""
     facts = request[FACTS] = RequestFacts(request_id=_request_id(request), started_at=time.monotonic())
     facts.label(_callers(request))
     status = CLIENT_CLOSED_REQUEST
@@ -131,7 +148,8 @@ async def _log_request(request: web.Request, handler: Handler) -> web.StreamResp
 
 
 @web.middleware
-async def _answer_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
+async def answer_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Answer what is raised with its status and the error envelope."""
     try:
         return await handler(request)
     except APIError as exc:
@@ -162,7 +180,8 @@ def _error_from_http(request: web.Request, exc: web.HTTPException) -> APIError:
             return error
 
 
-async def _name_request(request: web.Request, response: web.StreamResponse) -> None:
+async def name_request(request: web.Request, response: web.StreamResponse) -> None:
+    """Put into an answer's headers what it is known by."""
     response.headers["Server"] = SERVER
     if FACTS not in request:
         return

@@ -32,7 +32,7 @@ class Verdict(StrEnum):
     """What one look at an engine means for its streams."""
 
     FINE = "fine"
-    RESTARTED = "restarted"  # another epoch: the old sequences are gone, the engine itself is well
+    RESTARTED = "restarted"  # unloaded, or another epoch: the old sequences are gone, nobody needs to reload it
     LOST = "lost"  # the sequences are gone and somebody must reload it
 
 
@@ -58,8 +58,9 @@ class EngineHealth:
             self._epoch, self._num_misses = None, 0
             return Verdict.FINE
         if isinstance(error, ModelNotReady | NotFound):
-            self._num_misses = 0  # somebody loads it just now: what became of its streams, the epoch will tell
-            return Verdict.FINE
+            # Somebody has unloaded it, or loads it just now. Its streams are gone, the next one's not yet there.
+            is_known, self._epoch, self._num_misses = self._epoch is not None, None, 0
+            return Verdict.RESTARTED if is_known else Verdict.FINE
         self._num_misses += 1
         return self._lost() if self._num_misses >= MAX_MISSES else Verdict.FINE
 
@@ -171,8 +172,9 @@ class EngineWatch:
             # Triton is away. Its streams broke with the connection: those of its next life are of another epoch.
             self._health.clear()
         else:
-            for model in models:
-                self._start(model.slug, self.poll(model.slug))
+            # Those that are not ready any more, too: their streams go on as long as their engines are there.
+            for slug in {model.slug for model in models} | set(self._health):
+                self._start(slug, self.poll(slug))
         for stage in self._plan.take_due():
             self._start(stage, self._reload(stage))
 
@@ -184,6 +186,8 @@ class EngineWatch:
             stats = await self._look_at(slug)
         except APIError as exc:
             verdict = health.failed(exc)
+            if isinstance(exc, ModelNotReady | NotFound):
+                self._health.pop(slug, None)
         else:
             verdict = health.answered(stats.epoch)
         if verdict is Verdict.FINE or not self._plan.is_news(stage, since):

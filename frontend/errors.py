@@ -6,6 +6,8 @@ APIError
 │   ├── InvalidJSON              the body is not a JSON object in UTF-8
 │   ├── UnsupportedValue         a known field with a value that is not served
 │   └── ContextLengthExceeded    the prompt alone fills the context window
+├── AuthenticationFailed 401     no API key, or one that is not known or has expired
+├── PermissionDenied 403         the API key does not allow this model, organization, project or route
 ├── NotFound 404                 no such route
 │   └── ModelNotFound            no such model
 ├── MethodNotAllowed 405
@@ -108,6 +110,19 @@ class ContextLengthExceeded(InvalidRequest):
     """The prompt leaves no room for one token in the context window."""
 
     code = "context_length_exceeded"
+
+
+class AuthenticationFailed(APIError):
+    """There is no API key with the request, or none that is known and in force."""
+
+    status, type, code = 401, "authentication_error", "invalid_api_key"
+    headers: Mapping[str, str] = {"WWW-Authenticate": "Bearer"}
+
+
+class PermissionDenied(APIError):
+    """The API key does not allow what is asked for."""
+
+    status, type, code = 403, "permission_error", "permission_denied"
 
 
 class NotFound(APIError):

@@ -44,6 +44,12 @@ _HELP = {
     "tls_key": "PEM file of the certificate's key",
     "tls_client_ca": "PEM file of the authorities of clients' certificates, which are then required",
     "cors_origins": "web pages of this origin may call the API; *: of any; repeatable",
+    "key_file": "JSON file of API keys, as `keys add` writes it; empty: no keys, on loopback only",
+    "key_interval_s": "between two looks at the key file",
+    "allow_anonymous": "without a key file, listen on other addresses than loopback: whoever reaches them is let in",
+    "launcher_key_sha256": "hash of one more key, with which `serve` asks for the first tokens",
+    "admin_host": "address of health, metrics and admin routes",
+    "admin_port": "port of health, metrics and admin routes, another than the API's; 0: there is none",
 }
 
 # Settings that are lists: the option that adds one, and what it is.

@@ -6,15 +6,19 @@ import asyncio
 import logging
 import os
 import signal
+import ssl
 from collections.abc import Callable
 
 import uvloop
 from aiohttp import web
 
+from frontend.access.authentication import KEYS
 from frontend.app import create_app
 from frontend.connections.certificates import Certificates
 from frontend.connections.runner import ConnectionRunner
 from frontend.models import Triton
+from frontend.operations.app import create_operations_app
+from frontend.operations.supervisor import RELOAD_KEYS, Supervisor
 from frontend.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -37,9 +41,18 @@ def app_runner(settings: Settings, triton: Triton | None = None) -> web.AppRunne
     return ConnectionRunner(create_app(settings, triton), settings)
 
 
-def log_unavailable(settings: Settings, exc: OSError) -> None:
-    """Say that the port cannot be had, and why."""
-    logger.error("cannot listen on %s port %d: %s", settings.host, settings.port, exc.strerror or exc)
+def operations_runner(public: web.AppRunner, settings: Settings, supervisor: Supervisor) -> web.AppRunner:
+    """Return what runs the operations port beside an application that is set up; not set up itself.
+
+    Its handlers go on when their clients hang up: half an unload would help nobody.
+    """
+    app = create_operations_app(public.app, supervisor)
+    return web.AppRunner(app, access_log=None, shutdown_timeout=settings.shutdown_timeout_s)
+
+
+def log_unavailable(host: str, port: int, exc: OSError) -> None:
+    """Say that a port cannot be had, and why."""
+    logger.error("cannot listen on %s port %d: %s", host, port, exc.strerror or exc)
 
 
 async def _serve(settings: Settings, parent: int | None, on_listening: Callable[[], None]) -> int:
@@ -51,26 +64,46 @@ async def _serve(settings: Settings, parent: int | None, on_listening: Callable[
         loop.add_reader(parent, stop.set)
     certificates = Certificates(settings) if settings.tls_cert else None
     following = loop.create_task(certificates.follow()) if certificates is not None else None
-    context, scheme = (certificates.context, "https") if certificates is not None else (None, "http")
+    is_shared = parent is not None
     runner = app_runner(settings)
+    runners = [runner]
     await runner.setup()
+    keys = runner.app.get(KEYS)
+    loop.add_signal_handler(RELOAD_KEYS, keys.reload_or_log if keys is not None else lambda: None)
     try:
-        is_shared = parent is not None
-        site = web.TCPSite(runner, settings.host, settings.port, ssl_context=context, reuse_port=is_shared)
-        await site.start()
-        for host, port, *_ in runner.addresses:
-            name = f"[{host}]" if ":" in host else host
-            logger.info("process %d listens on %s://%s:%d", os.getpid(), scheme, name, port)
+        context = certificates.context if certificates is not None else None
+        if not await _listen(runner, settings.host, settings.port, "process %d listens on %s", is_shared, context):
+            return 1
+        if settings.admin_port:
+            runners.append(operations_runner(runner, settings, Supervisor(os.getppid() if is_shared else os.getpid())))
+            await runners[1].setup()
+            text = "process %d has its operations on %s"
+            if not await _listen(runners[1], settings.admin_host, settings.admin_port, text, is_shared):
+                return 1
         on_listening()
         await stop.wait()
         logger.info("stopping")
-    except OSError as exc:
-        log_unavailable(settings, exc)
-        return 1
     finally:
         if parent is not None:
             loop.remove_reader(parent)
         if following is not None:
             following.cancel()
-        await runner.cleanup()
+        for each in runners:
+            await each.cleanup()
     return 0
+
+
+async def _listen(
+    runner: web.AppRunner, host: str, port: int, text: str, is_shared: bool, context: ssl.SSLContext | None = None
+) -> bool:
+    """Listen, and say where; where that cannot be, say why and return False."""
+    try:
+        await web.TCPSite(runner, host, port, ssl_context=context, reuse_port=is_shared).start()
+    except OSError as exc:
+        log_unavailable(host, port, exc)
+        return False
+    scheme = "http" if context is None else "https"
+    for address, actual_port, *_ in runner.addresses:
+        name = f"[{address}]" if ":" in address else address
+        logger.info(text, os.getpid(), f"{scheme}://{name}:{actual_port}")
+    return True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import math
 import re
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from model_repository.model_parameters import RequestDefaults
 
 _ROOT_PATH = re.compile(r"(/[\w.~-]+)+", re.ASCII)
 _ENDPOINT = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^\s:/\[\]]+):(?P<port>[0-9]{1,5})")
+_SHA256 = re.compile(r"[0-9a-f]{64}")
 
 _ORIGIN = re.compile(r"\*|https?://(\[[0-9a-f:.]+\]|[a-z0-9.-]+)(:[0-9]{1,5})?")
 
@@ -63,6 +65,13 @@ class Settings:
     tls_key: str = ""  # PEM file of its key
     tls_client_ca: str = ""  # PEM file of who signs clients' certificates; empty: clients need none
     cors_origins: tuple[str, ...] = ()  # of web pages that may call the API: such as https://a.example, or *
+    # Who may do what.
+    key_file: str = ""  # of the API keys; empty: there are none, and whoever reaches the port may use it
+    key_interval_s: float = 1.0  # between two looks at the key file
+    allow_anonymous: bool = False  # listen on other addresses than loopback without a key file
+    launcher_key_sha256: str = ""  # of one more key, with which the launcher asks for the first tokens
+    admin_host: str = "127.0.0.1"
+    admin_port: int = 0  # of health, metrics and admin routes; 0: there is none
 
     def __post_init__(self) -> None:
         if not self.host:
@@ -78,10 +87,11 @@ class Settings:
             self._refuse("context_length_exceeded_behavior", f"must be {' or '.join(ContextOverflow)}")
         if not all(_ROOT_PATH.fullmatch(path) for path in self.root_paths):
             self._refuse("root_paths", "each must be a path such as /openai, without a slash at its end")
-        for name in ("stats_interval_s", "stats_deadline_s", "engine_stall_s"):
+        for name in ("stats_interval_s", "stats_deadline_s", "engine_stall_s", "key_interval_s"):
             self._require_seconds(name, is_zero_allowed=False)
         self._require_seconds("shutdown_timeout_s", is_zero_allowed=True)
         self._check_connections()
+        self._check_access()
         if self.validation_status not in (400, 422):
             self._refuse("validation_status", "must be 400 or 422")
         self._check_endpoints()
@@ -112,6 +122,19 @@ class Settings:
         if not all(_ORIGIN.fullmatch(origin) for origin in self.cors_origins):
             self._refuse("cors_origins", "each must be an origin such as https://a.example, without a path, or *")
 
+    def _check_access(self) -> None:
+        if not self.admin_host:
+            self._refuse("admin_host", "must not be empty")
+        self._require_int("admin_port", 0, 65535)
+        if self.admin_port and self.admin_port == self.port:
+            self._refuse("admin_port", "must be another port than that of the API")
+        if self.launcher_key_sha256 and not _SHA256.fullmatch(self.launcher_key_sha256):
+            self._refuse("launcher_key_sha256", "must be 64 hexadecimal digits")
+        for name in ("host", *(["admin_host"] if self.admin_port else [])):
+            if not (self.key_file or self.allow_anonymous or is_loopback(getattr(self, name))):
+                rule = "without API keys only loopback is listened on; --key-file FILE names them, and"
+                self._refuse(name, f"{rule} --allow-anonymous lets everybody in")
+
     def _check_endpoints(self) -> None:
         if isinstance(self.triton_endpoints, str) or len(self.triton_endpoints) != 1:
             self._refuse("triton_endpoints", "must be a list of one host:port; several are not supported yet")
@@ -134,3 +157,11 @@ class Settings:
 
     def _refuse(self, name: str, rule: str) -> None:
         raise SettingsError(f"{name}={getattr(self, name)!r}: {rule}")
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches an address. A name other than localhost may stand for any."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

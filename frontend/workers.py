@@ -7,6 +7,8 @@ import os
 import signal
 import socket
 import time
+from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
@@ -16,6 +18,7 @@ from types import FrameType
 
 from frontend import server
 from frontend.connections.certificates import Certificates
+from frontend.operations.supervisor import RELOAD_KEYS
 from frontend.settings import Settings
 from model_repository.cores import num_cores
 
@@ -42,12 +45,16 @@ def run(settings: Settings) -> int:
         Certificates(settings)  # of no use to one worker, it is of none to any
     if count == 1:
         return server.run(settings)
-    try:
-        with _reserved(settings.host, settings.port) as port:
-            return Workers(replace(settings, port=port.getsockname()[1])).run(count)
-    except OSError as exc:
-        server.log_unavailable(settings, exc)
-        return 1
+    with ExitStack() as stack:
+        addresses = [(settings.host, settings.port), (settings.admin_host, settings.admin_port)]
+        ports = []
+        for host, port in addresses if settings.admin_port else addresses[:1]:
+            try:
+                ports.append(stack.enter_context(_reserved(host, port)).getsockname()[1])
+            except OSError as exc:
+                server.log_unavailable(host, port, exc)
+                return 1
+        return Workers(replace(settings, port=ports[0])).run(count)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,18 +75,21 @@ class Workers:
         self._context = get_context("spawn")  # grpc's threads do not survive a fork
         # Each worker holds the reading end: when the writing end closes, the parent is gone.
         self._is_alive, self._alive = self._context.Pipe(duplex=False)
-        self._stop_read, self._stop_write = os.pipe()
+        self._signal_read, self._signal_write = os.pipe()  # a byte for each signal: its number
 
     def run(self, count: int) -> int:
         """Keep so many workers running until a signal; return the exit code."""
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in (signal.SIGTERM, signal.SIGINT, RELOAD_KEYS):
             signal.signal(number, self._on_signal)
         workers = [self._start() for _ in range(count)]
         status = 0
         while True:
-            ready = wait([self._stop_read, *(worker.process.sentinel for worker in workers)])
-            if self._stop_read in ready:
-                break
+            ready = wait([self._signal_read, *(worker.process.sentinel for worker in workers)])
+            if self._signal_read in ready:
+                if os.read(self._signal_read, 1)[0] != RELOAD_KEYS:
+                    break
+                _reload_keys(workers)
+                continue
             dead = [worker for worker in workers if not worker.process.is_alive()]
             for worker in dead:
                 logger.error("worker %s ended with code %s", worker.process.pid, worker.process.exitcode)
@@ -110,7 +120,14 @@ class Workers:
                 worker.process.join()
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        os.write(self._stop_write, b"\0")
+        os.write(self._signal_write, bytes([number]))
+
+
+def _reload_keys(workers: Sequence[_Worker]) -> None:
+    """Hand the signal on to the workers that have a handler for it; the others read the file in a moment anyway."""
+    for worker in workers:
+        if worker.has_listened.is_set() and worker.process.is_alive() and worker.process.pid is not None:
+            os.kill(worker.process.pid, RELOAD_KEYS)
 
 
 def _work(settings: Settings, parent: Connection, has_listened: Event) -> None:

@@ -14,8 +14,17 @@ from urllib.parse import quote
 import orjson
 from aiohttp import web
 
+from frontend.access.caller import ANONYMOUS, Caller
 from frontend.engine_watch import EngineWatch
-from frontend.errors import APIError, RequestTimeout, ServerError
+from frontend.errors import (
+    APIError,
+    ModelNotFound,
+    ModelNotReady,
+    PermissionDenied,
+    RequestTimeout,
+    ServerError,
+    shown,
+)
 from frontend.models import ModelDirectory, ModelName, Triton
 from frontend.protocol.body import Body
 from frontend.protocol.reading import parse
@@ -28,6 +37,7 @@ SETTINGS = web.AppKey("settings", Settings)
 TRITON = web.AppKey("triton", Triton)
 MODELS = web.AppKey("models", ModelDirectory)
 WATCH = web.AppKey("watch", EngineWatch)
+IS_PUBLIC = web.AppKey("is_public", bool)  # the API, in contrast to the operations port
 
 CLIENT_CLOSED = "client_closed"  # the error code, in the log only, of a request whose client hung up
 MAX_IGNORED_PARAMS = 32  # in the header that lists them
@@ -48,6 +58,7 @@ class RequestFacts:
     ttft_ms: float | None = None
     error_code: str | None = None  # of an error that came after the status
     labels: dict[str, str] = field(default_factory=dict)  # what the client wants to find again
+    caller: Caller = ANONYMOUS
 
     def saw(self, index: int, chunk: GenerationChunk) -> None:
         """Note what a chunk of a completion says; of the completions of one prompt, the first counts it."""
@@ -88,10 +99,21 @@ async def find_model(request: web.Request, asked: str) -> ModelName:
     """Note the model's name, as the client has it, and return what it stands for.
 
     Raises:
+        PermissionDenied: the caller's key does not allow it; whether there is such a model, it does not tell.
         APIError: nothing is served by that name, or not now.
     """
-    request[FACTS].model = asked
-    return await request.app[MODELS].get(asked)
+    facts = request[FACTS]
+    facts.model = asked
+    refusal = PermissionDenied(f"model={shown(asked)}: the API key does not allow it", param="model")
+    try:
+        name = await request.app[MODELS].get(asked)
+    except (ModelNotFound, ModelNotReady):
+        if not facts.caller.may_name(asked):
+            raise refusal from None
+        raise
+    if not facts.caller.may_use(name):
+        raise refusal
+    return name
 
 
 def json_response(body: Any, *, status: int = 200, headers: Mapping[str, str] | None = None) -> web.Response:

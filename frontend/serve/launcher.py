@@ -17,6 +17,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Self, TextIO
 
+from frontend.access.secret import hash_of, new_key
 from frontend.options import settings_to_arguments
 from frontend.serve.checks import (
     PortChoice,
@@ -76,11 +77,13 @@ class LauncherSettings:
 
     def port_choices(self) -> list[PortChoice]:
         """Return every port that is listened on."""
+        frontend = self.frontend
         return [
-            PortChoice("--port", self.frontend.host, self.frontend.port),
+            PortChoice("--port", frontend.host, frontend.port),
             PortChoice("--triton-grpc-port", ADDRESS, self.triton_grpc_port),
             PortChoice("--triton-metrics-port", ADDRESS, self.triton_metrics_port),
             PortChoice("--triton-http-port", ADDRESS, self.triton_http_port),
+            *([PortChoice("--admin-port", frontend.admin_host, frontend.admin_port)] if frontend.admin_port else []),
         ]
 
 
@@ -104,6 +107,7 @@ class Launcher:
         self._log = log
         self._events: queue.SimpleQueue[Child | list[str] | TimeoutError | Interrupted] = queue.SimpleQueue()
         self._cleanup = ExitStack()
+        self._key = ""  # of this launcher, where the frontend wants keys
 
     def __enter__(self) -> Self:
         """Check everything and prepare the children.
@@ -190,6 +194,9 @@ class Launcher:
         )
         endpoint = f"{ADDRESS}:{self.triton_ports.grpc}"
         self.frontend_settings = replace(self._settings.frontend, port=ports["--port"], triton_endpoints=(endpoint,))
+        if self.frontend_settings.key_file:
+            self._key = new_key()
+            self.frontend_settings = replace(self.frontend_settings, launcher_key_sha256=hash_of(self._key))
 
     def _prepare_children(self, state_dir: Path, mark: str) -> None:
         settings = self._settings
@@ -211,7 +218,7 @@ class Launcher:
     def _ask_for_first_tokens(self, deadline: float) -> None:
         try:
             is_tls = bool(self.frontend_settings.tls_cert)
-            self._events.put(wait_for_first_tokens(*self._address, deadline, is_tls=is_tls))
+            self._events.put(wait_for_first_tokens(*self._address, deadline, self._key, is_tls=is_tls))
         except TimeoutError as exc:
             self._events.put(exc)
 
@@ -229,7 +236,8 @@ def serve(settings: LauncherSettings, out: TextIO, err: TextIO) -> int:
     try:
         with launcher:
             launcher.start()
-            _say(_ready_message(launcher.url, launcher.wait_until_ready()), out)
+            has_keys = bool(settings.frontend.key_file)
+            _say(_ready_message(launcher.url, launcher.wait_until_ready(), has_keys), out)
             launcher.watch()
     except Interrupted:
         return 0
@@ -262,9 +270,11 @@ def _say(text: str, stream: TextIO) -> None:
     stream.flush()
 
 
-def _ready_message(url: str, model_ids: list[str]) -> str:
+def _ready_message(url: str, model_ids: list[str], has_keys: bool) -> str:
     question = {"model": model_ids[0], "messages": [{"role": "user", "content": "What is the capital of France?"}]}
+    key = ' -H "Authorization: Bearer $API_KEY"' if has_keys else ""
+    headers = f"-H 'Content-Type: application/json'{key}"
     return (
         f"\nReady: {url} serves {', '.join(model_ids)}. Ctrl-C stops it. Try:\n\n"
-        f"  curl {url}/v1/chat/completions -H 'Content-Type: application/json' -d {shlex.quote(json.dumps(question))}\n"
+        f"  curl {url}/v1/chat/completions {headers} -d {shlex.quote(json.dumps(question))}\n"
     )

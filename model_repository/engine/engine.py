@@ -128,6 +128,10 @@ class Engine:
         arrived_s = self._clock()
         self._post(lambda: self._cancel(number, arrived_s))
 
+    def fail_running(self) -> None:
+        """End all that is running or waiting with an error: the model is being unloaded, and its time is up."""
+        self._post(lambda: self._fail_all(EngineFailed("the model is being unloaded")))
+
     def stats(self) -> EngineStats:
         """Return what the engine is doing now.
 

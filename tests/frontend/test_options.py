@@ -42,6 +42,7 @@ def test_settings_survive_the_way_through_options():
         tls_cert="cert.pem",
         tls_key="key.pem",
         cors_origins=("https://a.example", "http://[::1]:3000"),
+        allow_anonymous=True,
     )
     assert parsed(settings_to_arguments(settings), Settings()) == settings
 

@@ -57,10 +57,12 @@ class TritonPythonModel:
         match message:
             case {"cancel_key": str(key)} if key and len(message) == 1:
                 self.engine.cancel_key(key)
+            case {"fail": "running"} if len(message) == 1:
+                self.engine.fail_running()
             case {} if message == {}:
                 return
             case _:
-                raise InvalidRequest('expected {} or {"cancel_key": str}', contract.CONTROL.name)
+                raise InvalidRequest('expected {}, {"cancel_key": str} or {"fail": "running"}', contract.CONTROL.name)
 
     def finalize(self) -> None:
         """End what is running and free the model."""

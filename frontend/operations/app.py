@@ -1,0 +1,51 @@
+"""The operations port: health, metrics, and the admin routes, beside the API and never on its port."""
+
+from __future__ import annotations
+
+from aiohttp import web
+
+from frontend.access.authentication import KEYS, authenticate
+from frontend.app import answer_errors, log_request, name_request
+from frontend.handlers import models
+from frontend.handlers.context import IS_PUBLIC, MODELS, SETTINGS, TRITON, WATCH
+from frontend.models import MAX_AGE_S
+from frontend.operations import admin
+from frontend.operations.admin import CONTROL, DRAIN, SUPERVISOR, Drain
+from frontend.operations.models import ModelControl
+from frontend.operations.supervisor import Supervisor
+
+
+def create_operations_app(
+    public: web.Application, supervisor: Supervisor, drain: Drain | None = None
+) -> web.Application:
+    """Return the application of the operations port.
+
+    Args:
+        public: the application of the API, which has started; its connection and its keys are used.
+        supervisor: reaches all workers.
+        drain: what ends them in an orderly way; the supervisor, unless there is another.
+    """
+    app = web.Application(middlewares=[log_request, answer_errors, authenticate])
+    app[SETTINGS], app[TRITON] = public[SETTINGS], public[TRITON]
+    app[MODELS], app[WATCH] = public[MODELS], public[WATCH]
+    if KEYS in public:
+        app[KEYS] = public[KEYS]
+    app[IS_PUBLIC] = False
+    settle_s = MAX_AGE_S + app[SETTINGS].stats_interval_s
+    app[CONTROL] = ModelControl(app[TRITON], settle_s)
+    app[SUPERVISOR] = supervisor
+    app[DRAIN] = drain or supervisor
+    app.on_response_prepare.append(name_request)
+    app.router.add_routes(
+        [
+            web.get("/health", models.health_ready),
+            web.get("/health/live", models.health_live),
+            web.get("/health/ready", models.health_ready),
+            web.get("/admin/models", admin.list_models),
+            web.post("/admin/models/{id:.+}/load", admin.load_model),
+            web.post("/admin/models/{id:.+}/unload", admin.unload_model),
+            web.post("/admin/keys/reload", admin.reload_keys),
+            web.post("/admin/drain", admin.drain),
+        ]
+    )
+    return app
