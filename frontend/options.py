@@ -28,6 +28,10 @@ _HELP = {
     "stats_deadline_s": "after which an engine has missed a look",
     "engine_stall_s": "seconds after which an engine that is still in one step is taken for lost",
     "shutdown_timeout_s": "that requests in flight may go on after SIGTERM",
+    "log_format": "text, or json: one object a line",
+    "metrics_compat": "vllm: have the metrics that vLLM has under its names, too",
+    "metrics_by_key": "count requests and tokens by the name of the key, too",
+    "otlp_endpoint": "post OpenTelemetry spans to this URL; else OTEL_EXPORTER_OTLP_* says where, if anywhere",
 }
 
 # Settings that are lists: the option that adds one, and what it is.

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 
 from aiohttp import web
 
@@ -28,6 +29,9 @@ from frontend.models import ModelName
 from frontend.protocol.chat import ChatCompletionRequest
 from frontend.protocol.completion import CompletionRequest, Prompt
 from frontend.protocol.fields import GenerationBody
+from frontend.telemetry.observer import OBSERVER
+from frontend.telemetry.phases import server_timing
+from frontend.telemetry.stream_record import StreamRecord
 from frontend.translate.chat_reply import ChatReply
 from frontend.translate.completion_reply import CompletionReply
 from frontend.translate.framing import Framer
@@ -112,29 +116,49 @@ async def _answer(
     facts = request[FACTS]
     facts.id, facts.num_per_prompt = reply.id, reply.num_per_prompt
     triton, slug = request.app[TRITON], name.model.slug
-    async with aclosing(merged([triton.generate(slug, each) for each in generations])) as chunks:
-        if not generations[0].is_stream:
-            return json_response(reply.whole(await _collected(chunks, len(generations), facts)), headers=headers)
-        # Until the first chunk is there, nothing is sent: an error is still a status.
-        first = await anext(chunks)
-        response = web.StreamResponse(headers={**sse.HEADERS, **headers})
-        try:
-            await response.prepare(request)
-            await _write(response, first, chunks, Framer(reply), len(generations), facts)
-        except ConnectionResetError:
-            facts.error_code = CLIENT_CLOSED
-        return response
+    generations = [replace(each, request_id=facts.request_id) for each in generations]
+    record = StreamRecord(generations, reply.num_per_prompt)
+    request.app[OBSERVER].began_stream(facts, record)
+    merging = merged([triton.generate(slug, each) for each in generations])
+    with record.rules_kept():
+        async with aclosing(merging) as chunks:
+            return await _answer_with(request, reply, record, chunks, headers)
+
+
+async def _answer_with(
+    request: web.Request,
+    reply: Reply,
+    record: StreamRecord,
+    chunks: AsyncGenerator[tuple[int, GenerationChunk], None],
+    headers: Mapping[str, str],
+) -> web.StreamResponse:
+    facts = request[FACTS]
+    if not record.is_stream:
+        collected = await _collected(chunks, record, facts)
+        timing = server_timing(record.slowest, time.monotonic() - facts.started_at)
+        return json_response(reply.whole(collected), headers={**headers, "Server-Timing": timing})
+    # Until the first chunk is there, nothing is sent: an error is still a status.
+    first = await anext(chunks)
+    facts.saw(*first)
+    response = web.StreamResponse(headers={**sse.HEADERS, **headers})
+    try:
+        await response.prepare(request)
+        await _write(response, first, chunks, Framer(reply), record, facts)
+    except ConnectionResetError:
+        facts.error_code = CLIENT_CLOSED
+    return response
 
 
 async def _collected(
-    chunks: AsyncIterator[tuple[int, GenerationChunk]], num_expected: int, facts: RequestFacts
+    chunks: AsyncIterator[tuple[int, GenerationChunk]], record: StreamRecord, facts: RequestFacts
 ) -> list[GenerationChunk]:
     """Return the only chunk of each completion, in the order in which they were asked for."""
     collected: dict[int, GenerationChunk] = {}
     async for index, chunk in chunks:
         facts.saw(index, chunk)
         collected[index] = chunk
-    return [collected[index] for index in range(num_expected)]
+    record.require_ends()
+    return [collected[index] for index in range(len(record.completions))]
 
 
 async def _write(
@@ -142,27 +166,29 @@ async def _write(
     first: tuple[int, GenerationChunk],
     others: AsyncGenerator[tuple[int, GenerationChunk], None],
     framer: Framer,
-    num_running: int,
+    record: StreamRecord,
     facts: RequestFacts,
 ) -> None:
     """Write the events of a stream. What comes at once leaves at once: each write is a packet."""
     unwritten = framer.opening()
+    num_running = len(record.completions)
     index, chunk = first
     try:
-        while True:
-            facts.saw(index, chunk)
-            unwritten += framer.frame(index, chunk)
-            num_running -= chunk.finish_reason is not None
-            if not num_running:
-                break
-            if unwritten:
-                await response.write(unwritten)
-                unwritten = b""
-            index, chunk = await anext(others)
+        with record.rules_kept():
+            while True:
+                unwritten += framer.frame(index, chunk)
+                num_running -= chunk.finish_reason is not None
+                if not num_running:
+                    break
+                if unwritten:
+                    await response.write(unwritten)
+                    unwritten = b""
+                index, chunk = await anext(others)
+                facts.saw(index, chunk)
     except ConnectionResetError:
         raise  # the client is gone, so there is nobody to tell
     except Exception as exc:
         error = exc if isinstance(exc, APIError) else unexpected(exc, facts)
-        facts.error_code = error.code
+        facts.fail(error)
         unwritten += sse.error_event(error)
     await response.write_eof(unwritten + sse.DONE)
