@@ -119,7 +119,7 @@ async def _log_request(request: web.Request, handler: Handler) -> web.StreamResp
         status = response.status if facts.error_code != CLIENT_CLOSED else CLIENT_CLOSED_REQUEST
         return response
     finally:
-        level = logging.DEBUG if request.path.startswith("/health") else logging.INFO
+        level = logging.DEBUG if request.path.startswith(("/health", "/metrics")) else logging.INFO
         observer.ended(
             facts,
             method=request.method,

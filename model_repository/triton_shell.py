@@ -9,7 +9,7 @@ import contextlib
 import json
 import logging
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -59,17 +59,25 @@ def request_id(request: Any) -> str:
     return shown if shown.isprintable() else ascii(shown)
 
 
-def custom_metrics(families: Sequence[MetricFamily], ensemble: str) -> list[Any]:
-    """Return one of Triton's own metrics for each family, labelled with the model's id: they show on its metrics port.
+class CustomMetric:
+    """One of Triton's own metrics, labelled with the model's id: it shows on Triton's metrics port.
 
-    They must not be used any more once the stage was told to finalize.
+    It must not be used any more once the stage was told to finalize.
     """
-    kinds = {True: pb_utils.MetricFamily.COUNTER, False: pb_utils.MetricFamily.GAUGE}
-    made = [
-        pb_utils.MetricFamily(name=family.name, description=family.meaning, kind=kinds[family.is_counter])
-        for family in families
-    ]
-    return [family.Metric(labels={"model": slug_to_model_id(ensemble)}) for family in made]
+
+    def __init__(self, family: MetricFamily, ensemble: str) -> None:
+        kind = pb_utils.MetricFamily.COUNTER if family.is_counter else pb_utils.MetricFamily.GAUGE
+        # Triton drops a metric together with its family: both are held.
+        self._family = pb_utils.MetricFamily(name=family.name, description=family.meaning, kind=kind)
+        self._metric = self._family.Metric(labels={"model": slug_to_model_id(ensemble)})
+
+    def set(self, value: float) -> None:
+        """Set a gauge."""
+        self._metric.set(value)
+
+    def increment(self, value: float) -> None:
+        """Add to a counter."""
+        self._metric.increment(value)
 
 
 def response(tensors: Mapping[str, npt.NDArray[Any]]) -> Any:

@@ -6,12 +6,14 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
 
 from frontend.telemetry.definitions import METRICS, Kind, Metric
 from frontend.telemetry.vllm_names import VllmNames
+
+disable_created_metrics()  # else every counter and histogram has a series more, which says when it was made
 
 # Where prometheus_client keeps the values of several processes; it reads this itself, when it is imported.
 SHARED_FOLDER = "PROMETHEUS_MULTIPROC_DIR"

@@ -24,7 +24,8 @@ class TritonPythonModel:
             self.engine = load_engine(parameters)
         self.engine.start()
         self.cancel_receiver = CancelReceiver(parameters["ensemble"], self.engine.cancel_sequence)
-        self.metrics = EngineMetrics(self.engine.stats, triton_shell.custom_metrics(FAMILIES, parameters["ensemble"]))
+        custom = [triton_shell.CustomMetric(family, parameters["ensemble"]) for family in FAMILIES]
+        self.metrics = EngineMetrics(self.engine.stats, custom)
         self.metrics.start()
 
     def execute(self, requests: list[Any]) -> None:
