@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -131,11 +129,12 @@ def test_an_engine_that_is_killed_and_reloaded_tells_its_figures_again(stack: St
     wait_until(lambda: scraped(triton_url(stack))[1].get(drawn, 0) > before, "the new engine's figures are told")
 
 
-def test_the_rules_are_rules_to_promtool(tmp_path: Path) -> None:
-    try:
-        done = subprocess.run(
-            ["promtool", "check", "rules", str(OPERATIONS / "prometheus-rules.yaml")], capture_output=True, text=True
-        )
-    except FileNotFoundError:
-        pytest.skip("needs the Debian package prometheus, for its promtool")
-    assert done.returncode == 0, done.stderr
+def test_every_rule_has_what_a_rule_needs() -> None:
+    document = yaml.safe_load((OPERATIONS / "prometheus-rules.yaml").read_text())
+    rules = [rule for group in document["groups"] for rule in group["rules"]]
+    assert len({rule["alert"] for rule in rules}) == len(rules)
+    for rule in rules:
+        assert rule["labels"]["severity"] in ("critical", "warning")
+        assert rule["annotations"]["summary"]
+        for opening, closing in ("()", "[]", "{}"):
+            assert rule["expr"].count(opening) == rule["expr"].count(closing)

@@ -54,6 +54,7 @@ class Request:
 def model(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     class Error(SimpleNamespace):
         INVALID_ARG = 3
+        INTERNAL = 13
 
         def __init__(self, message: str, code: int) -> None:
             super().__init__(message=message, code=code)
