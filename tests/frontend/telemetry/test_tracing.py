@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -110,7 +111,7 @@ async def test_a_request_is_a_span_below_its_callers_with_its_phases_below_it(re
     assert told["gen_ai.response.finish_reasons"] == ["stop"]
     phases = [spans[name] for name in ("tokenization", "queue", "prefill", "decode")]
     assert {span.parent_span_id for span in phases} == {request.span_id}
-    for before, after in zip(phases, phases[1:], strict=False):
+    for before, after in itertools.pairwise(phases):
         assert before.start_time_unix_nano <= before.end_time_unix_nano == after.start_time_unix_nano
     assert request.start_time_unix_nano <= phases[0].start_time_unix_nano
     everything = b"".join(receiver.bodies)
