@@ -120,6 +120,8 @@ async def _log_request(request: web.Request, handler: Handler) -> web.StreamResp
         return response
     finally:
         level = logging.DEBUG if request.path.startswith(("/health", "/metrics")) else logging.INFO
+        if status == CLIENT_CLOSED_REQUEST:
+            facts.error_code = CLIENT_CLOSED
         observer.ended(
             facts,
             method=request.method,

@@ -13,7 +13,8 @@ from prometheus_client.multiprocess import MultiProcessCollector, mark_process_d
 from frontend.telemetry.definitions import METRICS, Kind, Metric
 from frontend.telemetry.vllm_names import VllmNames
 
-disable_created_metrics()  # else every counter and histogram has a series more, which says when it was made
+# Else every counter and histogram has a series more, which says when it was made.
+disable_created_metrics()  # type: ignore[no-untyped-call]
 
 # Where prometheus_client keeps the values of several processes; it reads this itself, when it is imported.
 SHARED_FOLDER = "PROMETHEUS_MULTIPROC_DIR"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -49,8 +49,15 @@ def logged(stack: Stack) -> Iterator[list[str]]:
     children = (stack.launcher.triton, stack.launcher.frontend)
     logs = [child._log for child in children]
 
+    def collecting(log: Callable[[str], None]) -> Callable[[str], None]:
+        def collect(line: str) -> None:
+            lines.append(line)
+            log(line)
+
+        return collect
+
     for child, log in zip(children, logs, strict=True):
-        child._log = lambda line, log=log: (lines.append(line), log(line))[1]  # type: ignore[misc]
+        child._log = collecting(log)
     try:
         yield lines
     finally:

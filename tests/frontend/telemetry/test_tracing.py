@@ -53,7 +53,7 @@ class Receiver:
         self.endpoint = f"http://127.0.0.1:{self.server.server_port}/v1/traces"
 
     def spans(self) -> dict[str, Any]:
-        found = {}
+        found: dict[str, Any] = {}
         for body in self.bodies:
             for resource in ExportTraceServiceRequest.FromString(body).resource_spans:
                 for scope in resource.scope_spans:
