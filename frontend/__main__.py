@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import logging
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
@@ -86,14 +85,12 @@ def _serve(options: argparse.Namespace) -> int:
 
 
 def _api(options: argparse.Namespace) -> int:
-    from frontend.workers import (
-        LOG_FORMAT,
-        run,
-    )  # not before it is needed: the launcher itself stays small and starts at once
+    from frontend.telemetry.log_lines import configure_logging
+    from frontend.workers import run  # not before it is needed: the launcher itself stays small and starts at once
 
-    settings = settings_from(options, Settings())
+    settings = settings_from(options, Settings(otlp_endpoint=_otlp_endpoint(os.environ)))
     _check_keys(settings)
-    logging.basicConfig(level=logging.INFO, format=LOG_FORMAT)
+    configure_logging(settings.log_format)
     return run(settings)
 
 
@@ -107,6 +104,14 @@ def _check_keys(settings: Settings) -> None:
         from frontend.access.key_file import read_keys
 
         read_keys(Path(settings.key_file))
+
+
+def _otlp_endpoint(environment: Mapping[str, str]) -> str:
+    """Return where the variables of OpenTelemetry want spans, empty if they say nothing."""
+    if named := environment.get("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"):
+        return named
+    base = environment.get("OTEL_EXPORTER_OTLP_ENDPOINT")
+    return f"{base.rstrip('/')}/v1/traces" if base else ""
 
 
 def _reference(options: argparse.Namespace) -> int:

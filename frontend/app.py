@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import logging
 import re
 import secrets
 import time
 from collections.abc import AsyncIterator
 from http import HTTPStatus
-from urllib.parse import quote
 
 from aiohttp import web
 from aiohttp.typedefs import Handler
@@ -36,13 +34,15 @@ from frontend.handlers.context import (
 )
 from frontend.models import ModelDirectory, Triton
 from frontend.settings import Settings
+from frontend.telemetry.definitions import UNKNOWN
+from frontend.telemetry.observer import OBSERVER, Observer
+from frontend.telemetry.scrape import metrics as scrape_metrics
+from frontend.telemetry.tracing import open_tracer
 from frontend.triton.client import TritonClient
 
 logger = logging.getLogger(__name__)
 
 CLIENT_CLOSED_REQUEST = 499  # in the log only: nobody is there to read it
-
-_MAX_SHOWN_MODEL = 256  # characters of what a client calls a model, in the log
 
 _HEADER_WORD = re.compile(r"[!-~]{1,128}")  # printable ASCII
 
@@ -64,7 +64,7 @@ def create_app(settings: Settings, triton: Triton | None = None) -> web.Applicat
         app.cleanup_ctx.append(_keys_lifetime)
     if triton is not None:
         app[TRITON] = triton
-    app.cleanup_ctx.extend([_triton_lifetime, _watch_lifetime])
+    app.cleanup_ctx.extend([_triton_lifetime, _observer_lifetime, _watch_lifetime])
     app.on_response_prepare.append(name_request)
     allow_origins(app, settings)
     for root in ("", *settings.root_paths):
@@ -74,6 +74,9 @@ def create_app(settings: Settings, triton: Triton | None = None) -> web.Applicat
     app.router.add_get("/health/live", models.health_live)
     app.router.add_get("/health/ready", models.health_ready)
     app.router.add_get("/openapi.json", description.openapi)
+    if not settings.admin_port and not settings.key_file:
+        # With an operations port they are there; with keys they are for nobody who has only one of these.
+        app.router.add_get("/metrics", scrape_metrics)
     return app
 
 
@@ -107,8 +110,16 @@ async def _keys_lifetime(app: web.Application) -> AsyncIterator[None]:
         await watching
 
 
+async def _observer_lifetime(app: web.Application) -> AsyncIterator[None]:
+    tracer = open_tracer(app[SETTINGS].otlp_endpoint)
+    app[OBSERVER] = Observer(app[SETTINGS], tracer)
+    yield
+    if tracer is not None:
+        await asyncio.to_thread(tracer.close)
+
+
 async def _watch_lifetime(app: web.Application) -> AsyncIterator[None]:
-    app[WATCH] = EngineWatch(app[TRITON], app[MODELS], app[SETTINGS])
+    app[WATCH] = EngineWatch(app[TRITON], app[MODELS], app[SETTINGS], on_look=app[OBSERVER].looked_at)
     watching = asyncio.create_task(app[WATCH].run())
     yield
     watching.cancel()
@@ -121,30 +132,32 @@ async def log_request(request: web.Request, handler: Handler) -> web.StreamRespo
     """Write one line of each request."""
     facts = request[FACTS] = RequestFacts(request_id=_request_id(request), started_at=time.monotonic())
     facts.label(_callers(request))
+    observer = request.app[OBSERVER]
+    if observer.tracer is not None:
+        observer.tracer.begin(facts, request.headers)
     status = CLIENT_CLOSED_REQUEST
     try:
         response = await handler(request)
         status = response.status if facts.error_code != CLIENT_CLOSED else CLIENT_CLOSED_REQUEST
         return response
     finally:
-        level = logging.DEBUG if request.path.startswith("/health") else logging.INFO
-        logger.log(
-            level,
-            "%s %s request_id=%s id=%s model=%s status=%d error=%s"
-            " input_tokens=%d output_tokens=%d ttft_ms=%s ms=%.0f%s",
-            request.method,
-            request.rel_url.raw_path,
-            facts.request_id,
-            facts.id,
-            quote(facts.model[:_MAX_SHOWN_MODEL], safe="/:@+"),
-            status,
-            facts.error_code or "-",
-            facts.num_input_tokens,
-            facts.num_output_tokens,
-            "-" if facts.ttft_ms is None else f"{facts.ttft_ms:.0f}",
-            (time.monotonic() - facts.started_at) * 1000,
-            f" labels={json.dumps(facts.labels)}" if facts.labels else "",
+        level = logging.DEBUG if request.path.startswith(("/health", "/metrics")) else logging.INFO
+        if status == CLIENT_CLOSED_REQUEST:
+            facts.error_code = CLIENT_CLOSED
+        observer.ended(
+            facts,
+            method=request.method,
+            path=request.rel_url.raw_path,
+            endpoint=_endpoint(request),
+            status=status,
+            level=level,
         )
+
+
+def _endpoint(request: web.Request) -> str:
+    """Return the route: a few words, whatever clients ask for."""
+    resource = request.match_info.route.resource
+    return UNKNOWN if resource is None else resource.canonical
 
 
 @web.middleware
@@ -160,7 +173,7 @@ async def answer_errors(request: web.Request, handler: Handler) -> web.StreamRes
         error = _error_from_http(request, exc)
     except Exception as exc:
         error = unexpected(exc, request[FACTS])
-    request[FACTS].error_code = error.code
+    request[FACTS].fail(error)
     return json_response(error.envelope(), status=error.status, headers=error.headers)
 
 

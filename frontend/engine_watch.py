@@ -17,7 +17,7 @@ from typing import Any
 from frontend.errors import APIError, EngineFailed, ModelNotReady, NotFound, StageUnhealthy, TritonUnreachable
 from frontend.models import ModelDirectory, Triton
 from frontend.settings import Settings
-from model_repository.contract import slug_of_stage, stage_name
+from model_repository.contract import slug_of_stage, slug_to_model_id, stage_name
 from model_repository.stage_messages import EngineStats
 
 logger = logging.getLogger(__name__)
@@ -116,15 +116,25 @@ class ReloadPlan:
 
 
 class EngineWatch:
-    """Looks at every engine at an interval, and acts on what it sees."""
+    """Looks at every engine at an interval, and acts on what it sees.
+
+    Args:
+        on_look: told a model's id and what its engine says of itself, None when it did not answer.
+    """
 
     def __init__(
-        self, triton: Triton, models: ModelDirectory, settings: Settings, clock: Callable[[], float] = time.monotonic
+        self,
+        triton: Triton,
+        models: ModelDirectory,
+        settings: Settings,
+        clock: Callable[[], float] = time.monotonic,
+        on_look: Callable[[str, EngineStats | None], None] = lambda model, stats: None,
     ) -> None:
         self._triton = triton
         self._models = models
         self._settings = settings
         self._clock = clock
+        self._on_look = on_look
         self._health: dict[str, EngineHealth] = {}  # by slug
         self._plan = ReloadPlan(clock)
         self._news = asyncio.Event()
@@ -188,8 +198,10 @@ class EngineWatch:
             verdict = health.failed(exc)
             if isinstance(exc, ModelNotReady | NotFound):
                 self._health.pop(slug, None)
+            self._on_look(slug_to_model_id(slug), None)
         else:
             verdict = health.answered(stats.epoch)
+            self._on_look(slug_to_model_id(slug), stats)
         if verdict is Verdict.FINE or not self._plan.is_news(stage, since):
             return
         logger.warning("the engine of %s is %s", slug, verdict)

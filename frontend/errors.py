@@ -17,6 +17,7 @@ APIError
 ├── ReaderTooSlow                an event only: the client took too long to read it
 ├── ServerError 500              anything unexpected; its text never reaches the client
 │   └── EngineFailed             the engine broke under this request
+│       └── StreamBroken         what it said cannot be passed on
 ├── GenerationTimeout 504        it took longer than any request may
 └── Overloaded 503               full, or not ready; carries Retry-After
     ├── TritonUnreachable        no connection to Triton
@@ -211,6 +212,15 @@ class EngineFailed(ServerError):
 
     def __init__(self, message: str = "The engine failed while it worked on this request.") -> None:
         super().__init__(message)
+
+
+class StreamBroken(EngineFailed):
+    """A completion said what no stream may say, such as text after its end; the rule is in metrics and log."""
+
+    code = "invalid_stream"
+
+    def __init__(self) -> None:
+        super().__init__("The engine's answer is not valid.")
 
 
 class DeliveriesNotOpen(EngineFailed):

@@ -50,6 +50,10 @@ _HELP = {
     "launcher_key_sha256": "hash of one more key, with which `serve` asks for the first tokens",
     "admin_host": "address of health, metrics and admin routes",
     "admin_port": "port of health, metrics and admin routes, another than the API's; 0: there is none",
+    "log_format": "text, or json: one object a line",
+    "metrics_compat": "vllm: have the metrics that vLLM has under its names, too",
+    "metrics_by_key": "count requests and tokens by the name of the key, too",
+    "otlp_endpoint": "post OpenTelemetry spans to this URL; else OTEL_EXPORTER_OTLP_* says where, if anywhere",
 }
 
 # Settings that are lists: the option that adds one, and what it is.

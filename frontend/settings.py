@@ -72,6 +72,11 @@ class Settings:
     launcher_key_sha256: str = ""  # of one more key, with which the launcher asks for the first tokens
     admin_host: str = "127.0.0.1"
     admin_port: int = 0  # of health, metrics and admin routes; 0: there is none
+    # What operators see.
+    log_format: str = "text"  # or json: one object a line
+    metrics_compat: str = ""  # vllm: the metrics that vLLM has, once more under its names
+    metrics_by_key: bool = False  # requests and tokens by the name of the caller's key
+    otlp_endpoint: str = ""  # spans are posted here, such as http://collector:4318/v1/traces; empty: there are none
 
     def __post_init__(self) -> None:
         if not self.host:
@@ -94,6 +99,10 @@ class Settings:
         self._check_access()
         if self.validation_status not in (400, 422):
             self._refuse("validation_status", "must be 400 or 422")
+        self._require_one_of("log_format", "text", "json")
+        self._require_one_of("metrics_compat", "", "vllm")
+        if self.otlp_endpoint and not self.otlp_endpoint.startswith(("http://", "https://")):
+            self._refuse("otlp_endpoint", "must be a URL such as http://collector:4318/v1/traces")
         self._check_endpoints()
 
     def request_defaults(self) -> RequestDefaults:
@@ -154,6 +163,10 @@ class Settings:
             self._refuse(name, "must be a number of seconds")
         if value == 0 and not is_zero_allowed:
             self._refuse(name, "must be above 0")
+
+    def _require_one_of(self, name: str, *words: str) -> None:
+        if getattr(self, name) not in words:
+            self._refuse(name, f"must be {' or '.join(word or 'empty' for word in words)}")
 
     def _refuse(self, name: str, rule: str) -> None:
         raise SettingsError(f"{name}={getattr(self, name)!r}: {rule}")

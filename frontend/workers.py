@@ -6,6 +6,7 @@ import logging
 import os
 import signal
 import socket
+import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -20,6 +21,8 @@ from frontend import server
 from frontend.connections.certificates import Certificates
 from frontend.operations.supervisor import RELOAD_KEYS
 from frontend.settings import Settings
+from frontend.telemetry.log_lines import configure_logging
+from frontend.telemetry.metrics import SHARED_FOLDER, forget_worker
 from model_repository.cores import num_cores
 
 logger = logging.getLogger(__name__)
@@ -28,8 +31,6 @@ MAX_WORKERS_BY_CORES = 8
 _CORES_PER_WORKER = 4  # the engine, tritonserver and the stages need the others
 _MIN_PAUSE_S = 1.0  # between two starts after a worker has died
 _STOP_MARGIN_S = 5.0  # beyond the time that its requests have; then it is killed
-
-LOG_FORMAT = "%(levelname)s %(name)s: %(message)s"
 
 
 def num_workers(settings: Settings) -> int:
@@ -54,6 +55,8 @@ def run(settings: Settings) -> int:
             except OSError as exc:
                 server.log_unavailable(host, port, exc)
                 return 1
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="conch-metrics-"))
+        os.environ[SHARED_FOLDER] = folder  # the workers inherit it
         return Workers(replace(settings, port=ports[0])).run(count)
 
 
@@ -93,6 +96,7 @@ class Workers:
             dead = [worker for worker in workers if not worker.process.is_alive()]
             for worker in dead:
                 logger.error("worker %s ended with code %s", worker.process.pid, worker.process.exitcode)
+                forget_worker(worker.process.pid)
             if not all(worker.has_listened.is_set() for worker in dead):  # nor would the next one
                 status = 1
                 break
@@ -132,7 +136,7 @@ def _reload_keys(workers: Sequence[_Worker]) -> None:
 
 def _work(settings: Settings, parent: Connection, has_listened: Event) -> None:
     """Serve as one of several, in a process of its own."""
-    logging.basicConfig(level=logging.INFO, format=LOG_FORMAT)
+    configure_logging(settings.log_format)
     raise SystemExit(server.run(settings, parent=parent.fileno(), on_listening=has_listened.set))
 
 

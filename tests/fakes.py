@@ -63,6 +63,7 @@ def stats(epoch: int, step_age_ms: float = 0.0) -> EngineStats:
         num_deliveries=0,
         num_delivered=0,
         last_cancel_to_free_ms=0.0,
+        cancel_to_free_ms=0.0,
         step_age_ms=step_age_ms,
     )
 

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
+from dataclasses import replace
 
 from aiohttp import web
 
@@ -29,6 +30,9 @@ from frontend.models import ModelName
 from frontend.protocol.chat import ChatCompletionRequest
 from frontend.protocol.completion import CompletionRequest, Prompt
 from frontend.protocol.fields import GenerationBody
+from frontend.telemetry.observer import OBSERVER
+from frontend.telemetry.phases import server_timing
+from frontend.telemetry.stream_record import StreamRecord
 from frontend.translate.chat_reply import ChatReply
 from frontend.translate.completion_reply import CompletionReply
 from frontend.translate.framing import Framer
@@ -113,18 +117,35 @@ async def _answer(
     facts = request[FACTS]
     facts.id, facts.num_per_prompt = reply.id, reply.num_per_prompt
     triton, slug = request.app[TRITON], name.model.slug
-    async with aclosing(merged([triton.generate(slug, each) for each in generations])) as chunks:
-        if not generations[0].is_stream:
-            async with _within_time(request):
-                collected = await _collected(chunks, len(generations), facts)
-            return json_response(reply.whole(collected), headers=headers)
-        response = web.StreamResponse(headers={**sse.HEADERS, **headers})
-        try:
-            async with Pings(request, response, request.app[SETTINGS].ping_interval_s) as pings:
-                await _write(request, response, pings, chunks, Framer(reply), len(generations))
-        except ConnectionResetError:
-            facts.error_code = CLIENT_CLOSED
-        return response
+    generations = [replace(each, request_id=facts.request_id) for each in generations]
+    record = StreamRecord(generations, reply.num_per_prompt)
+    request.app[OBSERVER].began_stream(facts, record)
+    merging = merged([triton.generate(slug, each) for each in generations])
+    with record.rules_kept():
+        async with aclosing(merging) as chunks:
+            return await _answer_with(request, reply, record, chunks, headers)
+
+
+async def _answer_with(
+    request: web.Request,
+    reply: Reply,
+    record: StreamRecord,
+    chunks: AsyncGenerator[tuple[int, GenerationChunk], None],
+    headers: Mapping[str, str],
+) -> web.StreamResponse:
+    facts = request[FACTS]
+    if not record.is_stream:
+        async with _within_time(request):
+            collected = await _collected(chunks, record, facts)
+        timing = server_timing(record.slowest, time.monotonic() - facts.started_at)
+        return json_response(reply.whole(collected), headers={**headers, "Server-Timing": timing})
+    response = web.StreamResponse(headers={**sse.HEADERS, **headers})
+    try:
+        async with Pings(request, response, request.app[SETTINGS].ping_interval_s) as pings:
+            await _write(request, response, pings, chunks, Framer(reply), record)
+    except ConnectionResetError:
+        facts.error_code = CLIENT_CLOSED
+    return response
 
 
 @asynccontextmanager
@@ -144,14 +165,15 @@ async def _within_time(request: web.Request) -> AsyncIterator[None]:
 
 
 async def _collected(
-    chunks: AsyncIterator[tuple[int, GenerationChunk]], num_expected: int, facts: RequestFacts
+    chunks: AsyncIterator[tuple[int, GenerationChunk]], record: StreamRecord, facts: RequestFacts
 ) -> list[GenerationChunk]:
     """Return the only chunk of each completion, in the order in which they were asked for."""
     collected: dict[int, GenerationChunk] = {}
     async for index, chunk in chunks:
         facts.saw(index, chunk)
         collected[index] = chunk
-    return [collected[index] for index in range(num_expected)]
+    record.require_ends()
+    return [collected[index] for index in range(len(record.completions))]
 
 
 async def _write(
@@ -160,7 +182,7 @@ async def _write(
     pings: Pings,
     chunks: AsyncGenerator[tuple[int, GenerationChunk], None],
     framer: Framer,
-    num_running: int,
+    record: StreamRecord,
 ) -> None:
     """Write the events of a stream. What comes at once leaves at once: each write is a packet.
 
@@ -171,21 +193,24 @@ async def _write(
     """
     facts = request[FACTS]
     unwritten = b""
+    num_running = len(record.completions)
     try:
         async with _within_time(request):
             index, chunk = await anext(chunks)
+            facts.saw(index, chunk)
             await pings.prepare()
             unwritten = framer.opening()
-            while True:
-                facts.saw(index, chunk)
-                unwritten += framer.frame(index, chunk)
-                num_running -= chunk.finish_reason is not None
-                if not num_running:
-                    break
-                if unwritten:
-                    events, unwritten = unwritten, b""
-                    await response.write(events)
-                index, chunk = await anext(chunks)
+            with record.rules_kept():
+                while True:
+                    unwritten += framer.frame(index, chunk)
+                    num_running -= chunk.finish_reason is not None
+                    if not num_running:
+                        break
+                    if unwritten:
+                        events, unwritten = unwritten, b""
+                        await response.write(events)
+                    index, chunk = await anext(chunks)
+                    facts.saw(index, chunk)
     except ConnectionResetError:
         raise  # the client is gone, so there is nobody to tell
     except Exception as exc:
@@ -193,6 +218,6 @@ async def _write(
         if not response.prepared:
             raise
         error = exc if isinstance(exc, APIError) else unexpected(exc, facts)
-        facts.error_code = error.code
+        facts.fail(error)
         unwritten += sse.error_event(error)
     await response.write_eof(unwritten + sse.DONE)

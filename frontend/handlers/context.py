@@ -29,6 +29,7 @@ from frontend.models import ModelDirectory, ModelName, Triton
 from frontend.protocol.body import Body
 from frontend.protocol.reading import parse
 from frontend.settings import Settings
+from frontend.telemetry.stream_record import StreamRecord
 from model_repository.generation import GenerationChunk
 
 logger = logging.getLogger(__name__)
@@ -59,9 +60,25 @@ class RequestFacts:
     error_code: str | None = None  # of an error that came after the status
     labels: dict[str, str] = field(default_factory=dict)  # what the client wants to find again
     caller: Caller = ANONYMOUS
+    # For metrics, log and traces.
+    served_model: str = "unknown"  # the id of what `model` stands for
+    error: APIError | None = None  # that it ended with, before or after the status
+    stream: StreamRecord | None = None  # once it generates
+    span: Any = None  # OpenTelemetry's, where it is traced
+    trace_id: str = ""  # likewise
+
+    def fail(self, error: APIError) -> None:
+        """Note the error that it ends with."""
+        self.error, self.error_code = error, error.code
 
     def saw(self, index: int, chunk: GenerationChunk) -> None:
-        """Note what a chunk of a completion says; of the completions of one prompt, the first counts it."""
+        """Note what a chunk of a completion says; of the completions of one prompt, the first counts it.
+
+        Raises:
+            StreamBroken: it says what no stream may say: it must not be passed on.
+        """
+        if self.stream is not None:
+            self.stream.saw(index, chunk)
         if self.ttft_ms is None:
             self.ttft_ms = (time.monotonic() - self.started_at) * 1000
         if chunk.usage is not None:
@@ -113,6 +130,7 @@ async def find_model(request: web.Request, asked: str) -> ModelName:
         raise
     if not facts.caller.may_use(name):
         raise refusal
+    facts.served_model = name.model.id
     return name
 
 

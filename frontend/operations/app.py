@@ -13,6 +13,8 @@ from frontend.operations import admin
 from frontend.operations.admin import CONTROL, DRAIN, SUPERVISOR, Drain
 from frontend.operations.models import ModelControl
 from frontend.operations.supervisor import Supervisor
+from frontend.telemetry import scrape
+from frontend.telemetry.observer import OBSERVER
 
 
 def create_operations_app(
@@ -27,7 +29,7 @@ def create_operations_app(
     """
     app = web.Application(middlewares=[log_request, answer_errors, authenticate])
     app[SETTINGS], app[TRITON] = public[SETTINGS], public[TRITON]
-    app[MODELS], app[WATCH] = public[MODELS], public[WATCH]
+    app[MODELS], app[WATCH], app[OBSERVER] = public[MODELS], public[WATCH], public[OBSERVER]
     if KEYS in public:
         app[KEYS] = public[KEYS]
     app[IS_PUBLIC] = False
@@ -41,6 +43,7 @@ def create_operations_app(
             web.get("/health", models.health_ready),
             web.get("/health/live", models.health_live),
             web.get("/health/ready", models.health_ready),
+            web.get("/metrics", scrape.metrics),
             web.get("/admin/models", admin.list_models),
             web.post("/admin/models/{id:.+}/load", admin.load_model),
             web.post("/admin/models/{id:.+}/unload", admin.unload_model),

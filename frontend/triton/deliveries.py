@@ -32,7 +32,8 @@ _DELIVERY_BYTES = 2_000
 _ERROR_BYTES = 15_000
 # From the end of the deliveries, and of what we send, to the end of the call.
 END_TIMEOUT_S = 5.0
-_OPENING_ID = "deliveries"  # of the request that opens the stream; the others have numbers
+_OPENING_ID = "deliveries"  # of the request that opens the stream; the others have numbers, ...
+_ID_MARK = "/"  # ... and after this mark what logs call them: Triton hands its request id to every stage
 
 
 class DeliveryCall:
@@ -94,7 +95,9 @@ class DeliveryCall:
             contract.DELIVERY_KEY.name: array(contract.DELIVERY_KEY, self._key),
             contract.DELIVERY_NUMBER.name: array(contract.DELIVERY_NUMBER, number),
         }
-        message = infer_request(self._slug, request_to_tensors(request) | delivery, str(number))
+        message = infer_request(
+            self._slug, request_to_tensors(request) | delivery, f"{number}{_ID_MARK}{request.request_id}"
+        )
         self._unsent.put_nowait(message)
         mailbox = self._mailboxes[number] = Mailbox(
             on_leave=lambda: self._leave(number, request.cancel_key),
@@ -191,11 +194,13 @@ class DeliveryCall:
             APIError: it is everybody's.
         """
         # An engine that does not know the stream is not the one that opened it: the others wait in vain.
-        if not request_id.isdecimal() or isinstance(error, errors.DeliveriesNotOpen):
+        digits = request_id.partition(_ID_MARK)[0]
+        if not digits.isdecimal() or isinstance(error, errors.DeliveriesNotOpen):
             raise error
         self._num_errors += 1
-        self._cancel_keys_left.pop(int(request_id), None)
-        if mailbox := self._mailboxes.get(int(request_id)):
+        number = int(digits)
+        self._cancel_keys_left.pop(number, None)
+        if mailbox := self._mailboxes.get(number):
             mailbox.is_waiting = False
             mailbox.fail(error)
 

@@ -23,7 +23,7 @@ DOCUMENT = openapi_document()
 SCHEMAS = DOCUMENT["components"]["schemas"]
 OPERATIONS = {(operation.method, operation.path): operation for operation in _OPERATIONS}
 # Routes that are there for people and probes, not for clients.
-UNDESCRIBED = {"/health", "/health/live", "/health/ready", "/openapi.json"}
+UNDESCRIBED = {"/metrics", "/health", "/health/live", "/health/ready", "/openapi.json"}
 
 TOKEN = TokenLogprob(1, b"\xe2", -1.0, (TopLogprob(1, b"\xe2", -1.0),))
 WITH_EVERYTHING = [
