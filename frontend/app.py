@@ -30,6 +30,7 @@ from frontend.handlers.context import (
     json_response,
     unexpected,
 )
+from frontend.handlers.limited import add_limit_headers, limits_lifetime
 from frontend.models import ModelDirectory, Triton
 from frontend.settings import Settings
 from frontend.triton.client import TritonClient
@@ -54,8 +55,8 @@ def create_app(settings: Settings, triton: Triton | None = None) -> web.Applicat
     app[SETTINGS] = settings
     if triton is not None:
         app[TRITON] = triton
-    app.cleanup_ctx.extend([_triton_lifetime, _watch_lifetime])
-    app.on_response_prepare.append(_name_request)
+    app.cleanup_ctx.extend([_triton_lifetime, _watch_lifetime, limits_lifetime])
+    app.on_response_prepare.extend([_name_request, add_limit_headers])
     for root in ("", *settings.root_paths):
         for prefix in (f"{root}/v1", root):
             app.router.add_routes(_routes(prefix))

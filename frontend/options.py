@@ -28,10 +28,26 @@ _HELP = {
     "stats_deadline_s": "after which an engine has missed a look",
     "engine_stall_s": "seconds after which an engine that is still in one step is taken for lost",
     "shutdown_timeout_s": "that requests in flight may go on after SIGTERM",
+    "requests_per_minute": "of a key that has no such limit of its own; 0: no limit",
+    "tokens_per_minute": "likewise, of prompts and completions",
+    "max_concurrent": "requests at a time, likewise",
+    "max_priority": "that a key may ask for which does not say: low, normal or high",
+    "model_limits": "limits of one model, such as demo:rpm=60,in_flight=32 (docs/limits.md); repeatable",
+    "max_in_flight": "completions that a model generates at a time; 0: no bound",
+    "max_in_flight_prompt_tokens": "tokens of their prompts, estimated; 0: no bound",
+    "max_queued": "requests that may wait for a model",
+    "max_queue_wait_s": "for which they may wait",
+    "redis_url": "a Redis in which replicas share the rates of the keys",
+    "limits_on_failure": "open: what cannot be counted goes on; closed: it is refused",
+    "limits_socket": "Unix socket of an admission process; several workers start one by themselves",
 }
 
 # Settings that are lists: the option that adds one, and what it is.
-_REPEATED = {"triton_endpoints": ("--triton", "HOST:PORT"), "root_paths": ("--root-path", "PATH")}
+_REPEATED = {
+    "triton_endpoints": ("--triton", "HOST:PORT"),
+    "root_paths": ("--root-path", "PATH"),
+    "model_limits": ("--model-limit", "MODEL:LIMITS"),
+}
 
 
 def add_options(parser: argparse._ActionsContainer, defaults: Settings, *, without: str = "") -> None:

@@ -7,14 +7,17 @@ import os
 import signal
 import socket
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from multiprocessing.synchronize import Event
+from tempfile import TemporaryDirectory
 from types import FrameType
 
 from frontend import server
+from frontend.limits import admission_process
 from frontend.settings import Settings
 from model_repository.cores import num_cores
 
@@ -23,6 +26,8 @@ logger = logging.getLogger(__name__)
 MAX_WORKERS_BY_CORES = 8
 _CORES_PER_WORKER = 4  # the engine, tritonserver and the stages need the others
 _MIN_PAUSE_S = 1.0  # between two starts after a worker has died
+_ADMISSION_START_S = 30.0
+_LOOK_S = 0.1  # between two looks whether a process that starts is still there
 _STOP_MARGIN_S = 5.0  # beyond the time that its requests have; then it is killed
 
 LOG_FORMAT = "%(levelname)s %(name)s: %(message)s"
@@ -40,8 +45,9 @@ def run(settings: Settings) -> int:
     if count == 1:
         return server.run(settings)
     try:
-        with _reserved(settings.host, settings.port) as port:
-            return Workers(replace(settings, port=port.getsockname()[1])).run(count)
+        with _reserved(settings.host, settings.port) as port, TemporaryDirectory(prefix="conch-") as folder:
+            limits_socket = settings.limits_socket or f"{folder}/limits.sock"
+            return Workers(replace(settings, port=port.getsockname()[1], limits_socket=limits_socket)).run(count)
     except OSError as exc:
         server.log_unavailable(settings, exc)
         return 1
@@ -51,6 +57,14 @@ def run(settings: Settings) -> int:
 class _Worker:
     process: SpawnProcess
     has_listened: Event
+
+    def listens_within(self, timeout_s: float) -> bool:
+        """Wait until it listens; return whether it does."""
+        deadline_s = time.monotonic() + timeout_s
+        while self.process.is_alive() and time.monotonic() < deadline_s:
+            if self.has_listened.wait(_LOOK_S):
+                return True
+        return False
 
 
 class Workers:
@@ -71,10 +85,15 @@ class Workers:
         """Keep so many workers running until a signal; return the exit code."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_signal)
-        workers = [self._start() for _ in range(count)]
+        admission = self._start(_admit)
+        if not admission.listens_within(_ADMISSION_START_S):
+            logger.error("the admission process does not start")
+            self._stop([admission])
+            return 1
+        workers = [self._start(_work) for _ in range(count)]
         status = 0
         while True:
-            ready = wait([self._stop_read, *(worker.process.sentinel for worker in workers)])
+            ready = wait([self._stop_read, *(child.process.sentinel for child in (admission, *workers))])
             if self._stop_read in ready:
                 break
             dead = [worker for worker in workers if not worker.process.is_alive()]
@@ -85,13 +104,18 @@ class Workers:
                 break
             time.sleep(_MIN_PAUSE_S * bool(dead))
             for worker in dead:
-                workers[workers.index(worker)] = self._start()
+                workers[workers.index(worker)] = self._start(_work)
+            if not admission.process.is_alive():
+                logger.error("the admission process ended with code %s", admission.process.exitcode)
+                time.sleep(_MIN_PAUSE_S)
+                admission = self._start(_admit)
         self._stop(workers)
+        self._stop([admission])  # after those whose requests it counts
         return status
 
-    def _start(self) -> _Worker:
+    def _start(self, target: Callable[[Settings, Connection, Event], None]) -> _Worker:
         has_listened = self._context.Event()
-        process = self._context.Process(target=_work, args=(self._settings, self._is_alive, has_listened))
+        process = self._context.Process(target=target, args=(self._settings, self._is_alive, has_listened))
         process.start()
         return _Worker(process, has_listened)
 
@@ -114,6 +138,12 @@ def _work(settings: Settings, parent: Connection, has_listened: Event) -> None:
     """Serve as one of several, in a process of its own."""
     logging.basicConfig(level=logging.INFO, format=LOG_FORMAT)
     raise SystemExit(server.run(settings, parent=parent.fileno(), on_listening=has_listened.set))
+
+
+def _admit(settings: Settings, parent: Connection, has_listened: Event) -> None:
+    """Keep the limits of all workers, in a process of its own."""
+    logging.basicConfig(level=logging.INFO, format=LOG_FORMAT)
+    admission_process.run(settings, parent=parent.fileno(), on_listening=has_listened.set)
 
 
 def _reserved(host: str, port: int) -> socket.socket:
