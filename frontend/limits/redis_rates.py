@@ -18,10 +18,10 @@ from frontend.limits.outage import Outage
 from frontend.limits.rates import reading, refusal, too_many_at_a_time
 from frontend.limits.redis_scripts import SETTLE, TAKE
 
-_TIMEOUT_S = 0.25  # a request is not held up longer by a Redis that does not answer
+_TIMEOUT_S = 1.0  # a request is not held up longer by a Redis that does not answer
 _LEASE_S = 60  # a replica that is killed gives its requests' places back after so long
 _RENEW_S = 15.0
-_MAX_CONNECTIONS = 32
+_MAX_CONNECTIONS = 8  # a burst shares them: a script takes microseconds
 
 
 class RedisRates:

@@ -12,7 +12,7 @@ from frontend.limits.asks import Ask, Lease
 from frontend.limits.outage import Outage
 from frontend.limits.wire import error_from_wire, lease_from_wire, line
 
-_CONNECT_S = 0.25
+_CONNECT_S = 1.0
 _MARGIN_S = 1.0  # beyond the longest wait in a queue; then the process hangs
 
 

@@ -178,7 +178,7 @@ async def test_who_waits_and_hangs_up_never_reaches_the_engine(serve: Serve) -> 
     first = asyncio.create_task(http.post("/v1/completions", json=COMPLETION))
     await asyncio.wait_for(triton.started.wait(), 10)
     second = asyncio.create_task(http.post("/v1/completions", json=COMPLETION))
-    while (await http.post("/v1/completions", json=COMPLETION | {"max_tokens": 999})).status != 503:
+    while (await http.post("/v1/completions", json=COMPLETION | {"service_tier": "flex"})).status != 503:
         pass  # not queued yet: the one that asks is pushed out, or waits in vain
     second.cancel()
     first.cancel()
@@ -226,7 +226,7 @@ async def test_two_names_of_different_urgency_are_refused(serve: Serve) -> None:
 
 async def test_openais_client_raises_its_rate_limit_error_and_waits_as_told(serve: Serve) -> None:
     triton = FakeTriton(chunks("x"))
-    http = await serve(triton, requests_per_minute=600)  # one comes back every 100 ms
+    http = await serve(triton, requests_per_minute=300)  # one comes back every 200 ms
     base_url = f"{(await http.get('/health/live')).url.origin()}/v1"
     async with openai.AsyncOpenAI(base_url=base_url, api_key="none", max_retries=0) as client:
         with pytest.raises(openai.RateLimitError) as caught:

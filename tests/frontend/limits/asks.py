@@ -24,9 +24,10 @@ def scope(key: str = "k", model: str = "", **limits: int) -> Scope:
 
 def ask(key: str = "k", num_tokens: int = 10, **limits: int) -> Ask:
     """Return a request that is only counted."""
-    return Ask(key=key, scopes=(scope(key, **limits),), num_tokens=num_tokens)
+    return Ask(key=key, scopes=(Scope(key, "", RateLimits(**limits)),), num_tokens=num_tokens)
 
 
 def generation(key: str = "k", **fields: Any) -> Ask:
     """Return a request that needs admission, and is not counted."""
-    return Ask(**{"key": key, "model": "m", "num_tokens": 10, "num_sequences": 1, "num_prompt_tokens": 5} | fields)
+    given: dict[str, Any] = {"model": "m", "num_tokens": 10, "num_sequences": 1, "num_prompt_tokens": 5}
+    return Ask(key=key, **given | fields)

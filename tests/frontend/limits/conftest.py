@@ -6,6 +6,7 @@ import shutil
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import redis
@@ -36,7 +37,7 @@ class RedisServer:
             self._process.wait()
             self._process = None
 
-    def run(self, ask: Callable[[redis.Redis], object]) -> object:
+    def run(self, ask: Callable[[redis.Redis], Any]) -> Any:
         """Ask it something."""
         with redis.Redis.from_url(self.url) as client:
             return ask(client)

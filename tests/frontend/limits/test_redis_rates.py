@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from frontend.errors import RateLimited
 from frontend.limits.asks import Ask, Reading
 from frontend.limits.outage import LimitsUnavailable, OnFailure, Outage
-from frontend.limits.rates import MemoryRates
+from frontend.limits.rates import MemoryRates, Rates
 from frontend.limits.redis_rates import RedisRates
 from tests.frontend.limits.asks import Clock, ask, scope
 from tests.frontend.limits.conftest import SERVER, RedisServer
@@ -76,7 +76,7 @@ async def test_the_places_of_a_replica_that_was_killed_expire(replica: Replica, 
     await killed.take("1", request)
     with pytest.raises(RateLimited):
         await other.take("2", request)
-    [key] = redis_server.run(lambda client: client.keys("*:leases"))  # type: ignore[misc]
+    [key] = redis_server.run(lambda client: client.keys("*:leases"))
     redis_server.run(lambda client: client.zadd(key, {"1": 1.0}))  # as if its time had come
     await other.take("3", request)
 
@@ -84,10 +84,10 @@ async def test_the_places_of_a_replica_that_was_killed_expire(replica: Replica, 
 async def test_a_lease_is_renewed_while_its_request_runs(replica: Replica, redis_server: RedisServer) -> None:
     rates, request = replica(), ask(max_concurrent=1)
     await rates.take("1", request)
-    [key] = redis_server.run(lambda client: client.keys("*:leases"))  # type: ignore[misc]
+    [key] = redis_server.run(lambda client: client.keys("*:leases"))
     before = redis_server.run(lambda client: client.zscore(key, "1"))
     await rates._renew_all()
-    assert redis_server.run(lambda client: client.zscore(key, "1")) > before  # type: ignore[operator]
+    assert redis_server.run(lambda client: client.zscore(key, "1")) > before
     rates.settle("1", request, 0)
     await asyncio.gather(*rates._tasks)
     await rates._renew_all()
@@ -119,7 +119,7 @@ STEPS = st.lists(
 )
 
 
-def near(readings: tuple[Reading, ...]) -> list[tuple[str, int, int]]:
+def near(readings: tuple[Reading, ...]) -> list[tuple[str, object, int]]:
     return [(each.resource, each.limit, each.remaining) for each in readings]
 
 
@@ -128,12 +128,13 @@ def near(readings: tuple[Reading, ...]) -> list[tuple[str, int, int]]:
 async def test_redis_decides_as_memory_does(redis_server: RedisServer, steps: list[tuple[str, set[int], int]]) -> None:
     redis_server.run(lambda client: client.flushall())
     shared = RedisRates(redis_server.url, Outage("Redis", OnFailure.CLOSED))
-    memory, running = MemoryRates(Clock()), []
+    both: tuple[Rates, ...] = (MemoryRates(Clock()), shared)
+    running: list[tuple[str, Ask]] = []
     for number, (kind, chosen, amount) in enumerate(steps):
         if kind == "take":
             request = Ask(key="k", scopes=tuple(SCOPES[index] for index in sorted(chosen)), num_tokens=amount)
-            outcomes = []
-            for rates in (memory, shared):
+            outcomes: list[list[tuple[str, object, int]]] = []
+            for rates in both:
                 try:
                     outcomes.append(near(await rates.take(str(number), request)))
                 except RateLimited as exc:
@@ -143,7 +144,7 @@ async def test_redis_decides_as_memory_does(redis_server: RedisServer, steps: li
                 running.append((str(number), request))
         elif running:
             lease_id, request = running.pop(0)
-            for rates in (memory, shared):
+            for rates in both:
                 if kind == "settle":
                     rates.settle(lease_id, request, amount)
                 else:
