@@ -13,12 +13,13 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 
-from model_repository.engine.delivery_stream import DeliveredSequence, DeliveryResponder, DeliveryStream
+from model_repository.engine import delivery_streams
+from model_repository.engine.delivery_stream import DeliveredSequence, DeliveryResponder
+from model_repository.engine.delivery_streams import DeliveryStreams
 from model_repository.engine.emitter import Emitter
 from model_repository.engine.runtime import EngineConfig, Runtime, StepOutput
 from model_repository.engine.sequence import EngineSequence, Responder
 from model_repository.errors import (
-    DeliveriesNotOpen,
     EngineFailed,
     InternalError,
     InvalidRequest,
@@ -39,11 +40,6 @@ KEYED_PROBE_INTERVAL_S = 5.0
 PROBE_GAP_S = 0.02
 # ... but so many at once after a step that took longer.
 MAX_PROBES_PER_TURN = 5
-# A stream of deliveries that has been silent for so long is probed, also while the engine has nothing else to do.
-STREAM_PROBE_INTERVAL_S = 1.0
-# One without sequences is ended after so long, and opened again when it is needed: Triton unloads no model that has a
-# request under way, so an open one would keep the old engine in memory beside the new one.
-IDLE_STREAM_S = 10.0
 # A step that hangs must not keep the process from ending.
 CLOSE_TIMEOUT_S = 5.0
 
@@ -79,15 +75,13 @@ class Engine:
         self._numbers = itertools.count(secrets.randbits(56) + 1)
         self._sequences: dict[int, EngineSequence] = {}
         self._numbers_by_key: dict[str, int] = {}
-        self._streams: dict[int, DeliveryStream] = {}  # by the same kind of numbers
-        self._streams_by_key: dict[str, DeliveryStream] = {}
+        self._streams = DeliveryStreams(self._cancel_stream, clock)
         self._cancelled_keys: OrderedDict[str, float] = OrderedDict()
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._is_closing = False
         self._step_started_s: float | None = None
         self._num_steps = self._num_step_tokens = self._max_step_sequences = 0
         self._num_finished = self._num_cancelled = 0
-        self._num_deliveries = self._num_delivered = 0
         self._last_cancel_to_free_s = 0.0
         self._probed_s = clock()  # when silent sequences were last looked for
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
@@ -122,7 +116,7 @@ class Engine:
             EngineFailed: nobody is there to deliver anything.
         """
         self._check_alive()
-        self._post(lambda: self._open_deliveries(key, responder))
+        self._post(lambda: self._streams.open(next(self._numbers), key, responder))
 
     def cancel_key(self, key: str) -> None:
         """Cancel the request with this cancel key, also when it arrives only later."""
@@ -154,8 +148,8 @@ class Engine:
             max_step_sequences=self._max_step_sequences,
             num_finished=self._num_finished,
             num_cancelled=self._num_cancelled,
-            num_deliveries=self._num_deliveries,
-            num_delivered=self._num_delivered,
+            num_deliveries=self._streams.num_deliveries,
+            num_delivered=self._streams.num_delivered,
             last_cancel_to_free_ms=self._last_cancel_to_free_s * 1e3,
             step_age_ms=0.0 if step_started_s is None else (self._clock() - step_started_s) * 1e3,
         )
@@ -181,9 +175,7 @@ class Engine:
             self._read_inbox(wait=False)
             closing = EngineFailed("the engine is shutting down")
             self._fail_all(closing)
-            for stream in self._streams.values():
-                with contextlib.suppress(Exception):
-                    stream.responder.fail(closing)
+            self._streams.fail(closing)
         finally:  # also where the thread dies: the memory is for the next engine
             self._runtime.close()
 
@@ -196,8 +188,8 @@ class Engine:
             self._release()
         else:
             self._step_started_s = None  # whatever was waited for is not wanted any more
-        self._deliver()
-        self._tend_streams()
+        self._streams.deliver()
+        self._streams.tend(lambda: {sequence.stream for sequence in self._sequences.values()})
         self._probe()
 
     def _read_inbox(self, *, wait: bool) -> None:
@@ -205,7 +197,7 @@ class Engine:
             if wait:
                 # Sequences without work have all been delivered: there is nothing to wake up for but the inbox, and
                 # streams whose readers may be gone.
-                self._inbox.get(timeout=STREAM_PROBE_INTERVAL_S if self._streams else None)()
+                self._inbox.get(timeout=delivery_streams.PROBE_INTERVAL_S if self._streams else None)()
             while True:
                 self._inbox.get_nowait()()
         except queue.Empty:
@@ -251,32 +243,6 @@ class Engine:
                 self._forget(sequence)
                 self._num_finished += 1
             self._send(sequence, release)
-
-    def _deliver(self) -> None:
-        """Send what has been gathered for those who read many sequences."""
-        for stream in [stream for stream in self._streams.values() if stream.has_items]:
-            self._deliver_to(stream)
-
-    def _deliver_to(self, stream: DeliveryStream) -> None:
-        try:
-            num_items = stream.deliver(self._clock())
-        except Exception:
-            logger.exception("stream %d: a delivery could not be sent, its sequences are cancelled", stream.number)
-            self._drop_stream(stream, self._clock())
-            return
-        self._num_deliveries += 1
-        self._num_delivered += num_items
-
-    def _tend_streams(self) -> None:
-        """Probe the streams that have been silent for a while, and end those that nobody has used for long."""
-        now_s = self._clock()
-        silent = [each for each in self._streams.values() if now_s - each.heard_s >= STREAM_PROBE_INTERVAL_S]
-        busy = {sequence.stream for sequence in self._sequences.values()} if silent else set()
-        for stream in silent:
-            if stream.number in busy or now_s - stream.used_s < IDLE_STREAM_S:
-                self._deliver_to(stream)
-            else:
-                self._drop_stream(stream, now_s)
 
     def _probe(self) -> None:
         """Probe the sequences that have been silent for the most of their intervals, as far as the budget goes."""
@@ -327,9 +293,7 @@ class Engine:
             return False
         if request.cancel_key in self._numbers_by_key:
             raise InvalidRequest("it names another request, which has not ended yet", "cancel_key")
-        stream = self._streams_by_key.get(request.delivery_key)
-        if request.delivery_key and stream is None:
-            raise DeliveriesNotOpen("no stream of deliveries is open under this key", "delivery_key")
+        stream = self._streams.find(request.delivery_key) if request.delivery_key else None
         self._check_room()
         sequence = EngineSequence(
             next(self._numbers),
@@ -347,27 +311,6 @@ class Engine:
         if stream is not None:
             stream.take(request.delivery_number, sequence.number)
         return stream is None
-
-    def _open_deliveries(self, key: str, responder: DeliveryResponder) -> None:
-        if key in self._streams_by_key:
-            with contextlib.suppress(Exception):
-                responder.fail(InvalidRequest("it names another stream, which has not ended yet", "open_deliveries"))
-            return
-        stream = DeliveryStream(next(self._numbers), key, responder, self._clock())
-        self._streams[stream.number] = self._streams_by_key[key] = stream
-        self._deliver_to(stream)
-
-    def _drop_stream(self, stream: DeliveryStream, arrived_s: float) -> None:
-        """End a stream, and cancel its sequences: its reader is gone, or there are none."""
-        self._forget_stream(stream)
-        for number in [item.number for item in self._sequences.values() if item.stream == stream.number]:
-            self._cancel(number, arrived_s)
-        with contextlib.suppress(Exception):  # it may be the one that could not be sent to
-            stream.responder.close()
-
-    def _forget_stream(self, stream: DeliveryStream) -> None:
-        del self._streams[stream.number]
-        del self._streams_by_key[stream.key]
 
     def _check_room(self) -> None:
         held = self._runtime.stats()  # which counts as waiting whom its next step will let in
@@ -391,7 +334,7 @@ class Engine:
 
     def _cancel(self, number: int, arrived_s: float) -> None:
         if number in self._streams:
-            self._drop_stream(self._streams[number], arrived_s)
+            self._streams.end(number, arrived_s)
             return
         sequence = self._sequences.get(number)
         if sequence is None:  # finished meanwhile
@@ -403,6 +346,10 @@ class Engine:
         with contextlib.suppress(Exception):  # it may be the one that could not be sent to
             sequence.responder.close()
 
+    def _cancel_stream(self, number: int, arrived_s: float) -> None:
+        for sequence in [item.number for item in self._sequences.values() if item.stream == number]:
+            self._cancel(sequence, arrived_s)
+
     def _forget(self, sequence: EngineSequence) -> None:
         del self._sequences[sequence.number]
         self._numbers_by_key.pop(sequence.request.cancel_key, None)
@@ -412,7 +359,7 @@ class Engine:
         sequences = list(self._sequences.values())
         for sequence in sequences:
             self._tell(sequence, error)
-        self._deliver()
+        self._streams.deliver()
         for sequence in sequences:  # last: a runtime that cannot even free them must not keep them from being told
             self._runtime.free(sequence.number)
 

@@ -214,6 +214,8 @@ class Scheduler:
         return next((adapter for adapter in adapters if adapter > self._adapter), adapters[0] if adapters else "")
 
     def _admit(self) -> None:
+        if not self._waiting:
+            return
         waiting: deque[_Waiting] = deque()
         for item in self._waiting:
             if len(self._running) == len(self._slots) or self._is_shared_prefix_on_its_way(item):

@@ -245,5 +245,5 @@ def test_a_missing_gguf_file_is_named(checkpoint: Path, artifacts: Path) -> None
 
 
 def test_an_option_that_the_runtime_does_not_take_is_refused(checkpoint: Path) -> None:
-    with pytest.raises(BuildError, match="--option itl_ms: the runtime llama_cpp takes none"):
+    with pytest.raises(BuildError, match="--option itl_ms: the runtime llama_cpp takes lanes"):
         CpuSpec(model_id="org/tiny", checkpoint=checkpoint, options={"itl_ms": "5"})

@@ -90,7 +90,7 @@ def test_streamed_deltas_add_up_to_the_answer(client: OpenAI, question: str) -> 
 def test_arguments_stream_as_they_are_generated(client: OpenAI) -> None:
     pieces = [
         piece.function.arguments
-        for chunk in create(client, stream=True)
+        for chunk in create(client, stream=True, extra_body={"stream_interval_ms": 0})
         for piece in chunk.choices[0].delta.tool_calls or ()
     ]
     assert len([piece for piece in pieces if piece]) > 2

@@ -6,6 +6,7 @@ Most tests take the engine's turns one by one, on a clock that stands still; the
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -197,6 +198,7 @@ class Fake:
         emitter: Emitter | None = None,
         max_waiting: int = 100,
         config: EngineConfig | None = None,
+        has_real_clock: bool = False,
     ) -> None:
         self.runtime = FakeRuntime(script)
         self.clock = FakeClock()
@@ -209,7 +211,9 @@ class Fake:
             max_waiting=max_waiting,
         )
         emitter = emitter or Emitter(max_wait_s=0.0)  # everything leaves at once
-        self.engine = Engine(config, self.runtime, BYTE_TABLE, emitter=emitter, clock=self.clock)
+        self.engine = Engine(
+            config, self.runtime, BYTE_TABLE, emitter=emitter, clock=time.monotonic if has_real_clock else self.clock
+        )
 
     def submit(
         self, *, max_tokens: int = 50, is_stream: bool = True, responder: FakeResponder | None = None, **fields: Any

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import threading
-import time
 from typing import Any
 
 import pytest
 
 from model_repository.deliveries import Delivery
-from model_repository.engine import engine
+from model_repository.engine import delivery_streams
+from model_repository.engine.delivery_streams import MAX_IDLE_S, PROBE_INTERVAL_S
 from model_repository.engine.emitter import Emitter
-from model_repository.engine.engine import IDLE_STREAM_S, STREAM_PROBE_INTERVAL_S
 from model_repository.errors import EngineFailed, InvalidRequest, StageError
 from model_repository.generation import FinishReason
 from model_repository.stage_messages import Release
@@ -290,9 +289,9 @@ def test_a_silent_stream_is_probed_seldom_and_its_sequences_not_at_all() -> None
     reader = opened(fake)
     submit(fake, 1, is_stream=False, max_tokens=1000)
     fake.turn()
-    fake.turn(7, passed_s=STREAM_PROBE_INTERVAL_S / 8)
+    fake.turn(7, passed_s=PROBE_INTERVAL_S / 8)
     assert reader.sizes == [0]
-    fake.turn(9, passed_s=STREAM_PROBE_INTERVAL_S / 8)
+    fake.turn(9, passed_s=PROBE_INTERVAL_S / 8)
     assert reader.sizes == [0, 1, 0]  # the first one tells of the sequence
     assert [delivery.serial for delivery in reader.deliveries] == [0, 1, 2]
 
@@ -303,7 +302,7 @@ def test_a_probe_that_cannot_be_sent_ends_the_stream() -> None:
     submit(fake, 1, is_stream=False, max_tokens=1000)
     fake.turn()
     reader.is_broken = True
-    fake.turn(2, passed_s=STREAM_PROBE_INTERVAL_S)
+    fake.turn(2, passed_s=PROBE_INTERVAL_S)
     assert (reader.is_closed, fake.runtime.has_work) == (True, False)
 
 
@@ -314,9 +313,9 @@ def test_a_stream_without_sequences_is_ended_after_a_while_and_no_other() -> Non
     submit(fake, 1, "busy", is_stream=False, max_tokens=1000)
     submit(fake, 1, "idle", max_tokens=2)
     fake.turn(2, passed_s=0.1)
-    fake.turn(19, passed_s=IDLE_STREAM_S / 20)
+    fake.turn(19, passed_s=MAX_IDLE_S / 20)
     assert not idle.is_closed
-    fake.turn(4, passed_s=IDLE_STREAM_S / 20)
+    fake.turn(4, passed_s=MAX_IDLE_S / 20)
     assert (idle.is_closed, "".join(idle.texts(1)), busy.is_closed) == (True, "xx", False)
     late = submit(fake, 2, "idle")
     fake.turn()
@@ -412,10 +411,9 @@ def test_a_thread_that_dies_has_told_its_readers() -> None:
 
 @pytest.mark.parametrize("is_broken", [False, True])
 def test_the_thread_wakes_up_to_end_idle_streams(monkeypatch: pytest.MonkeyPatch, is_broken: bool) -> None:
-    monkeypatch.setattr(engine, "STREAM_PROBE_INTERVAL_S", 0.001)
-    monkeypatch.setattr(engine, "IDLE_STREAM_S", 1e9 if is_broken else 0.01)
-    fake = Fake(b"hello")
-    fake.engine._clock = time.monotonic
+    monkeypatch.setattr(delivery_streams, "PROBE_INTERVAL_S", 0.001)
+    monkeypatch.setattr(delivery_streams, "MAX_IDLE_S", 1e9 if is_broken else 0.01)
+    fake = Fake(b"hello", has_real_clock=True)
     fake.engine.start()
     reader = FakeReader()
     fake.engine.open_deliveries("key", reader)
