@@ -28,12 +28,12 @@ _ANONYMOUS = "anonymous"
 
 
 class CallerLimits(Protocol):
-    """What a key may use; 0 or None: what the settings say."""
+    """What a key may use; None: what the settings say."""
 
     requests_per_minute: int | None
     tokens_per_minute: int | None
     max_concurrent: int | None
-    max_priority: str | None
+    max_priority: int | None  # 0: normal; above: high
 
 
 async def limits_lifetime(app: web.Application) -> AsyncIterator[None]:
@@ -126,7 +126,9 @@ def _caller(request: web.Request) -> tuple[str, RateLimits, Priority]:
         tokens_per_minute=limits.tokens_per_minute or default.tokens_per_minute,
         max_concurrent=limits.max_concurrent or default.max_concurrent,
     )
-    return caller.id, rates, Priority(limits.max_priority or most)
+    if limits.max_priority is not None:
+        most = Priority.HIGH if limits.max_priority else Priority.NORMAL
+    return caller.id, rates, most
 
 
 def _allowed_priority(body: GenerationBody, most: Priority) -> Priority:
