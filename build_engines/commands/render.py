@@ -31,7 +31,7 @@ def add_serve_options(command: argparse.ArgumentParser) -> None:
     for name, text in (
         ("max_sequences", f"sequences decoded in one step ({most})"),
         ("max_waiting", "requests that may queue for them (%(default)s)"),
-        ("num_threads", "threads of the engine; 0: as many as are good (%(default)s)"),
+        ("num_threads", "threads of the engine; 0: one for each physical core (%(default)s)"),
         (
             "stream_interval_ms",
             "milliseconds for which a stream's tokens may gather under load, 0 to 1000 (%(default)s)",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -74,7 +75,10 @@ class Lane:
                 self.context.set_n_threads(num_threads, num_threads)
                 self._num_threads = num_threads
             self._apply_adapter(self._chunks[0].running.job.adapter)
+            started_s = time.perf_counter()
             self.context.decode(self._batch)
+            num_prompt_tokens = sum(len(each.token_ids) for each in self._chunks if each.running.is_in_prefill)
+            self.scheduler.pace.took(num_prompt_tokens, time.perf_counter() - started_s)
         except Exception as exc:
             self._error = exc
 

@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from model_repository.engine.prefill_pace import PrefillPace
+
 # Copying a prefix moves a whole slot; below so many tokens computing them again is as cheap.
 MIN_COPIED_TOKENS = 32
 
@@ -109,8 +111,8 @@ class Scheduler:
         num_slots: sequences that can run at a time.
         kv_cache: where their cells are.
         max_step_tokens: tokens that one step may compute.
-        max_prefill_tokens: prompt tokens in one step while others decode, so that these keep their pace.
         max_scored_tokens: tokens of scored prompts in one step: to read their logits costs more than to compute them.
+        pace: how many prompt tokens there are in a step in which others decode.
     """
 
     def __init__(
@@ -119,15 +121,15 @@ class Scheduler:
         kv_cache: KVCache,
         *,
         max_step_tokens: int = 512,
-        max_prefill_tokens: int = 128,
         max_scored_tokens: int = 64,
+        pace: PrefillPace | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._clock = clock
+        self.pace = pace or PrefillPace()  # told by whoever computes how long the steps took
         self._slots = [_Slot(index) for index in range(num_slots)]
         self._kv_cache = kv_cache
         self._max_step_tokens = max_step_tokens
-        self._max_prefill_tokens = max_prefill_tokens
         self._max_scored_tokens = max_scored_tokens
         self._waiting: deque[_Waiting] = deque()
         self._running: dict[int, Running] = {}
@@ -174,7 +176,7 @@ class Scheduler:
         ]
         room = self._max_step_tokens - len(chunks)
         if any(not running.is_in_prefill for running in self._running.values()):
-            room = min(room, self._max_prefill_tokens)
+            room = min(room, self.pace.max_tokens)
         chunks += self._prefill_chunks(group, room)
         return chunks
 

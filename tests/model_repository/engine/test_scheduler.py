@@ -8,6 +8,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
+from model_repository.engine.prefill_pace import PrefillPace
 from model_repository.engine.scheduler import MIN_COPIED_TOKENS, Chunk, Job, Scheduler
 
 type Cell = tuple[int, str]  # token id, and the adapter under which it was computed
@@ -33,12 +34,25 @@ class FakeKVCache:
         del self.slots[slot][num_tokens:]
 
 
+class FixedPace(PrefillPace):
+    """As many tokens as it is told, whatever they cost."""
+
+    def __init__(self, max_tokens: int) -> None:
+        super().__init__()
+        self._max_tokens = max_tokens
+
+    @property
+    def max_tokens(self) -> int:
+        """The number it was told."""
+        return self._max_tokens
+
+
 class Fake:
     """A scheduler whose steps are computed at once: every drawn token is the next of a fixed row."""
 
-    def __init__(self, num_slots: int = 2, **limits: Any) -> None:
+    def __init__(self, num_slots: int = 2, *, max_prefill_tokens: int = 128, **limits: Any) -> None:
         self.cache = FakeKVCache(num_slots)
-        self.scheduler = Scheduler(num_slots, self.cache, **limits)
+        self.scheduler = Scheduler(num_slots, self.cache, pace=FixedPace(max_prefill_tokens), **limits)
         self.texts: dict[int, list[Cell]] = {}  # prompt and drawn tokens of each sequence, with its adapter
         self.num_cached: dict[int, int] = {}
         self.num_computed: dict[int, int] = {}
