@@ -32,6 +32,7 @@ from frontend.handlers.context import (
     json_response,
     unexpected,
 )
+from frontend.handlers.limited import add_limit_headers, limits_lifetime
 from frontend.models import ModelDirectory, Triton
 from frontend.settings import Settings
 from frontend.telemetry.definitions import UNKNOWN
@@ -64,8 +65,8 @@ def create_app(settings: Settings, triton: Triton | None = None) -> web.Applicat
         app.cleanup_ctx.append(_keys_lifetime)
     if triton is not None:
         app[TRITON] = triton
-    app.cleanup_ctx.extend([_triton_lifetime, _observer_lifetime, _watch_lifetime])
-    app.on_response_prepare.append(name_request)
+    app.cleanup_ctx.extend([_triton_lifetime, _observer_lifetime, _watch_lifetime, limits_lifetime])
+    app.on_response_prepare.extend([name_request, add_limit_headers])
     allow_origins(app, settings)
     for root in ("", *settings.root_paths):
         for prefix in (f"{root}/v1", root):

@@ -15,6 +15,7 @@ APIError
 ├── URLTooLong 414, HeadersTooLarge 431
 ├── RequestTimeout 408           the client took too long to send it
 ├── ReaderTooSlow                an event only: the client took too long to read it
+├── RateLimited 429              a limit of the key's own; carries Retry-After unless trying again is in vain
 ├── ServerError 500              anything unexpected; its text never reaches the client
 │   └── EngineFailed             the engine broke under this request
 │       └── StreamBroken         what it said cannot be passed on
@@ -22,6 +23,7 @@ APIError
 └── Overloaded 503               full, or not ready; carries Retry-After
     ├── TritonUnreachable        no connection to Triton
     ├── TritonTimeout            Triton did not answer before the deadline
+    ├── QueueFull                the model is at its limit; Retry-After is computed from how fast it drains
     ├── ModelNotReady            the model is known, but not loaded now
     └── StageUnhealthy           a stage's process is gone: it needs a reload
 """
@@ -31,6 +33,8 @@ from __future__ import annotations
 import reprlib
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
+
+from frontend.limits.headers import retry_headers
 
 _SHOWN = reprlib.Repr(maxstring=80, maxother=80, maxlist=4, maxdict=4, maxlevel=3, maxlong=40)
 
@@ -196,6 +200,22 @@ class GenerationTimeout(APIError):
     status, type, code = 504, "server_error", "generation_timeout"
 
 
+class RateLimited(APIError):
+    """A limit of the key's own is reached.
+
+    Args:
+        code: `requests` or `tokens`.
+        retry_after_s: when there is room again; None: never, for this request.
+        headers: the state of the limits.
+    """
+
+    status, type, code = 429, "rate_limit_error", "requests"
+
+    def __init__(self, message: str, *, code: str, retry_after_s: float | None, headers: Mapping[str, str]) -> None:
+        super().__init__(message, code=code)
+        self.headers = {**headers, **retry_headers(retry_after_s)}
+
+
 class ServerError(APIError):
     """Anything unexpected: the log has the cause, the client does not."""
 
@@ -232,6 +252,18 @@ class Overloaded(APIError):
 
     status, type, code = 503, "overloaded_error", "overloaded"
     headers: Mapping[str, str] = {"Retry-After": "1"}
+
+
+class QueueFull(Overloaded):
+    """The model has no place for this request, and would have none in time.
+
+    Args:
+        retry_after_s: when it may have one.
+    """
+
+    def __init__(self, message: str, *, retry_after_s: float) -> None:
+        super().__init__(message)
+        self.headers = retry_headers(retry_after_s)
 
 
 class TritonUnreachable(Overloaded):

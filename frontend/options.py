@@ -54,6 +54,18 @@ _HELP = {
     "metrics_compat": "vllm: have the metrics that vLLM has under its names, too",
     "metrics_by_key": "count requests and tokens by the name of the key, too",
     "otlp_endpoint": "post OpenTelemetry spans to this URL; else OTEL_EXPORTER_OTLP_* says where, if anywhere",
+    "requests_per_minute": "of a key that has no such limit of its own; 0: no limit",
+    "tokens_per_minute": "likewise, of prompts and completions",
+    "max_concurrent": "requests at a time, likewise",
+    "max_priority": "that a key may ask for which does not say: low, normal or high",
+    "model_limits": "limits of one model, such as demo:rpm=60,in_flight=32 (docs/limits.md); repeatable",
+    "max_in_flight": "completions that a model generates at a time; 0: no bound",
+    "max_in_flight_prompt_tokens": "tokens of their prompts, estimated; 0: no bound",
+    "max_queued": "requests that may wait for a model",
+    "max_queue_wait_s": "for which they may wait",
+    "redis_url": "a Redis in which replicas share the rates of the keys",
+    "limits_on_failure": "open: what cannot be counted goes on; closed: it is refused",
+    "limits_socket": "Unix socket of an admission process; several workers start one by themselves",
 }
 
 # Settings that are lists: the option that adds one, and what it is.
@@ -61,6 +73,7 @@ _REPEATED = {
     "triton_endpoints": ("--triton", "HOST:PORT"),
     "root_paths": ("--root-path", "PATH"),
     "cors_origins": ("--cors-origin", "ORIGIN"),
+    "model_limits": ("--model-limit", "MODEL:LIMITS"),
 }
 
 

@@ -7,6 +7,8 @@ import math
 import re
 from dataclasses import dataclass
 
+from frontend.limits.asks import Priority
+from frontend.limits.model_limits import ModelLimit
 from model_repository.generation import ContextOverflow
 from model_repository.model_parameters import RequestDefaults
 
@@ -15,6 +17,7 @@ _ENDPOINT = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^\s:/\[\]]+):(?P<port>[0-9]{1,5})"
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 _ORIGIN = re.compile(r"\*|https?://(\[[0-9a-f:.]+\]|[a-z0-9.-]+)(:[0-9]{1,5})?")
+_REDIS_SCHEMES = ("redis://", "rediss://", "unix://")
 
 
 class SettingsError(ValueError):
@@ -77,6 +80,19 @@ class Settings:
     metrics_compat: str = ""  # vllm: the metrics that vLLM has, once more under its names
     metrics_by_key: bool = False  # requests and tokens by the name of the caller's key
     otlp_endpoint: str = ""  # spans are posted here, such as http://collector:4318/v1/traces; empty: there are none
+    # Limits and admission (docs/limits.md). The first four are of a key that has none of its own; 0: no limit.
+    requests_per_minute: int = 0
+    tokens_per_minute: int = 0
+    max_concurrent: int = 0  # requests of a key at a time
+    max_priority: str = "high"
+    model_limits: tuple[str, ...] = ()  # MODEL:name=value,...
+    max_in_flight: int = 1024  # completions that a model generates at a time; 0: no bound
+    max_in_flight_prompt_tokens: int = 4 * 2**20  # estimated, likewise
+    max_queued: int = 1024  # requests that wait for a model
+    max_queue_wait_s: float = 5.0
+    redis_url: str = ""  # where replicas share the keys' rates; empty: each keeps its own
+    limits_on_failure: str = "open"  # or closed: what becomes of requests that cannot be counted
+    limits_socket: str = ""  # of the admission process; several workers start one by themselves
 
     def __post_init__(self) -> None:
         if not self.host:
@@ -104,6 +120,7 @@ class Settings:
         if self.otlp_endpoint and not self.otlp_endpoint.startswith(("http://", "https://")):
             self._refuse("otlp_endpoint", "must be a URL such as http://collector:4318/v1/traces")
         self._check_endpoints()
+        self._check_limits()
 
     def request_defaults(self) -> RequestDefaults:
         """Return what a request gets where it says nothing, and its model neither."""
@@ -151,6 +168,23 @@ class Settings:
             found = _ENDPOINT.fullmatch(endpoint)
             if found is None or not 1 <= int(found["port"]) <= 65535:
                 self._refuse("triton_endpoints", "each must be host:port, such as 127.0.0.1:8001")
+
+    def _check_limits(self) -> None:
+        for name in ("requests_per_minute", "tokens_per_minute", "max_concurrent", "max_in_flight", "max_queued"):
+            self._require_int(name, 0, 2**31 - 1)
+        self._require_int("max_in_flight_prompt_tokens", 0, 2**31 - 1)
+        self._require_seconds("max_queue_wait_s", is_zero_allowed=False)
+        if self.max_priority not in tuple(Priority):
+            self._refuse("max_priority", f"must be {', '.join(Priority)}")
+        if self.limits_on_failure not in ("open", "closed"):
+            self._refuse("limits_on_failure", "must be open or closed")
+        if self.redis_url and not self.redis_url.startswith(_REDIS_SCHEMES):
+            raise SettingsError(f"redis_url: must begin with {', '.join(_REDIS_SCHEMES)}")  # it may hold a password
+        for text in self.model_limits:
+            try:
+                ModelLimit.parse(text)
+            except ValueError as exc:
+                raise SettingsError(f"model_limits={text!r}: {exc}") from exc
 
     def _require_int(self, name: str, low: int, high: int) -> None:
         value = getattr(self, name)

@@ -6,19 +6,21 @@ import logging
 import os
 import signal
 import socket
-import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from multiprocessing.synchronize import Event
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import FrameType
 
 from frontend import server
 from frontend.connections.certificates import Certificates
+from frontend.limits import admission_process
 from frontend.operations.supervisor import RELOAD_KEYS
 from frontend.settings import Settings
 from frontend.telemetry.log_lines import configure_logging
@@ -30,6 +32,8 @@ logger = logging.getLogger(__name__)
 MAX_WORKERS_BY_CORES = 8
 _CORES_PER_WORKER = 4  # the engine, tritonserver and the stages need the others
 _MIN_PAUSE_S = 1.0  # between two starts after a worker has died
+_ADMISSION_START_S = 30.0
+_LOOK_S = 0.1  # between two looks whether a process that starts is still there
 _STOP_MARGIN_S = 5.0  # beyond the time that its requests have; then it is killed
 
 
@@ -55,15 +59,26 @@ def run(settings: Settings) -> int:
             except OSError as exc:
                 server.log_unavailable(host, port, exc)
                 return 1
-        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="conch-metrics-"))
-        os.environ[SHARED_FOLDER] = folder  # the workers inherit it
-        return Workers(replace(settings, port=ports[0])).run(count)
+        folder = stack.enter_context(TemporaryDirectory(prefix="conch-"))
+        metrics_folder = Path(folder, "metrics")
+        metrics_folder.mkdir()
+        os.environ[SHARED_FOLDER] = str(metrics_folder)  # the workers inherit it
+        limits_socket = settings.limits_socket or f"{folder}/limits.sock"
+        return Workers(replace(settings, port=ports[0], limits_socket=limits_socket)).run(count)
 
 
 @dataclass(frozen=True, slots=True)
 class _Worker:
     process: SpawnProcess
     has_listened: Event
+
+    def listens_within(self, timeout_s: float) -> bool:
+        """Wait until it listens; return whether it does."""
+        deadline_s = time.monotonic() + timeout_s
+        while self.process.is_alive() and time.monotonic() < deadline_s:
+            if self.has_listened.wait(_LOOK_S):
+                return True
+        return False
 
 
 class Workers:
@@ -84,10 +99,15 @@ class Workers:
         """Keep so many workers running until a signal; return the exit code."""
         for number in (signal.SIGTERM, signal.SIGINT, RELOAD_KEYS):
             signal.signal(number, self._on_signal)
-        workers = [self._start() for _ in range(count)]
+        admission = self._start(_admit)
+        if not admission.listens_within(_ADMISSION_START_S):
+            logger.error("the admission process does not start")
+            self._stop([admission])
+            return 1
+        workers = [self._start(_work) for _ in range(count)]
         status = 0
         while True:
-            ready = wait([self._signal_read, *(worker.process.sentinel for worker in workers)])
+            ready = wait([self._signal_read, *(child.process.sentinel for child in (admission, *workers))])
             if self._signal_read in ready:
                 if os.read(self._signal_read, 1)[0] != RELOAD_KEYS:
                     break
@@ -102,13 +122,18 @@ class Workers:
                 break
             time.sleep(_MIN_PAUSE_S * bool(dead))
             for worker in dead:
-                workers[workers.index(worker)] = self._start()
+                workers[workers.index(worker)] = self._start(_work)
+            if not admission.process.is_alive():
+                logger.error("the admission process ended with code %s", admission.process.exitcode)
+                time.sleep(_MIN_PAUSE_S)
+                admission = self._start(_admit)
         self._stop(workers)
+        self._stop([admission])  # after those whose requests it counts
         return status
 
-    def _start(self) -> _Worker:
+    def _start(self, target: Callable[[Settings, Connection, Event], None]) -> _Worker:
         has_listened = self._context.Event()
-        process = self._context.Process(target=_work, args=(self._settings, self._is_alive, has_listened))
+        process = self._context.Process(target=target, args=(self._settings, self._is_alive, has_listened))
         process.start()
         return _Worker(process, has_listened)
 
@@ -138,6 +163,12 @@ def _work(settings: Settings, parent: Connection, has_listened: Event) -> None:
     """Serve as one of several, in a process of its own."""
     configure_logging(settings.log_format)
     raise SystemExit(server.run(settings, parent=parent.fileno(), on_listening=has_listened.set))
+
+
+def _admit(settings: Settings, parent: Connection, has_listened: Event) -> None:
+    """Keep the limits of all workers, in a process of its own."""
+    configure_logging(settings.log_format)
+    admission_process.run(settings, parent=parent.fileno(), on_listening=has_listened.set)
 
 
 def _reserved(host: str, port: int) -> socket.socket:

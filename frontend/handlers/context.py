@@ -56,6 +56,8 @@ class RequestFacts:
     num_per_prompt: int = 1  # completions that are drawn of each prompt
     num_input_tokens: int = 0
     num_output_tokens: int = 0
+    num_finished: int = 0  # completions that came to their end
+    num_chars: int = 0  # of text
     ttft_ms: float | None = None
     error_code: str | None = None  # of an error that came after the status
     labels: dict[str, str] = field(default_factory=dict)  # what the client wants to find again
@@ -81,7 +83,9 @@ class RequestFacts:
             self.stream.saw(index, chunk)
         if self.ttft_ms is None:
             self.ttft_ms = (time.monotonic() - self.started_at) * 1000
+        self.num_chars += len(chunk.text)
         if chunk.usage is not None:
+            self.num_finished += 1
             self.num_input_tokens += 0 if index % self.num_per_prompt else chunk.usage.num_input_tokens
             self.num_output_tokens += chunk.usage.num_output_tokens
 

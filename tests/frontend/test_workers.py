@@ -38,11 +38,11 @@ class Frontend:
         return [(int(pid), url) for pid, url in re.findall(r"process (\d+) listens on (\S+)", self.log.read_text())]
 
     def spawned(self) -> list[int]:
-        """Return the process ids of the workers, whether they listen or not."""
+        """Return the process ids of the workers, whether they listen or not. The admission process is the first."""
         children = [
             int(pid) for pid in Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
         ]
-        return [pid for pid in children if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+        return [pid for pid in children if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()][1:]
 
     def wait_for_workers(self, count: int) -> list[tuple[int, str]]:
         self.wait_until(lambda: len(self.listening()) >= count)

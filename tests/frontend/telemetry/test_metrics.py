@@ -142,9 +142,9 @@ def test_a_log_line_with_a_line_break_stays_one_line_of_json() -> None:
 
 def test_metrics_hold_across_workers_and_a_dead_one_leaves_only_what_it_counted(tmp_path: Path) -> None:
     with running(tmp_path, "--port=0", "--log-format=json") as frontend:
-        frontend.wait_until(lambda: frontend.log.read_text().count(" listens on ") == 2)
-        lines = [json.loads(line) for line in frontend.log.read_text().splitlines()]
-        listening = [re.findall(r"process (\d+) listens on (\S+)", line["message"])[0] for line in lines]
+        frontend.wait_until(lambda: frontend.log.read_text().count(" listens on http") == 2)
+        messages = [json.loads(line)["message"] for line in frontend.log.read_text().splitlines()]
+        listening = [found for line in messages for found in re.findall(r"process (\d+) listens on (http\S+)", line)]
         url = listening[0][1]
         folder = Path(environment(int(listening[0][0]))["PROMETHEUS_MULTIPROC_DIR"])
 
