@@ -22,7 +22,7 @@ endef
 export NO_PYTHON
 
 .DELETE_ON_ERROR:
-.PHONY: help serve test check lint format bench clean
+.PHONY: help serve test check lint format audit bench clean
 
 help:  ## this text
 	@sed -n 's/^\([a-z]*\):.*##\(.*\)/make \1\t\2/p' Makefile | expand -t 16
@@ -45,6 +45,9 @@ lint: $(VENV)/test.stamp  ## formatting, lint and types
 format: $(VENV)/test.stamp  ## put the code in its format
 	$(VENV)/bin/ruff check --fix
 	$(VENV)/bin/ruff format
+
+audit: $(VENV)/test.stamp  ## known vulnerabilities in what is pinned; asks a public advisory database, so it needs the network
+	$(PYTHON_IN_VENV) -m pip_audit --strict --requirement constraints.txt --no-deps --disable-pip
 
 bench: $(VENV)/test.stamp  ## what serving costs around the engine, into bench-results/; ARGS="--help" lists the options
 	@$(PYTHON_IN_VENV) -m tests.benchmarks $(ARGS)

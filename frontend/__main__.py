@@ -1,16 +1,18 @@
-"""The command line: `serve` runs Triton and the frontend, `api` the frontend alone; `probe` asks engines."""
+"""The command line: `serve` runs Triton and the frontend, `api` the frontend alone; `probe` asks engines, `keys` is for
+API keys.
+"""
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import logging
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
+from frontend.access.options import add_actions
 from frontend.options import add_options, settings_from
 from frontend.serve.launcher import DEFAULT_FRONTEND, LauncherSettings, serve
 from frontend.settings import Settings, SettingsError
@@ -77,6 +79,8 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--generate", action="store_true", help="ask for a token each, not only for the engine's word")
     command.set_defaults(command=_probe)
 
+    add_actions(commands.add_parser("keys", help="make, list or remove API keys"))
+
     command = commands.add_parser("reference", help="write the pages of the documentation that come from the code")
     command.add_argument("folder", type=Path, metavar="DIR")
     command.set_defaults(command=_reference)
@@ -97,17 +101,17 @@ def _serve(options: argparse.Namespace) -> int:
         stop_timeout_s=options.stop_timeout_s,
         max_triton_restarts=options.max_triton_restarts,
     )
+    _check_keys(settings.frontend)
     return serve(settings, sys.stdout, sys.stderr)
 
 
 def _api(options: argparse.Namespace) -> int:
-    from frontend.workers import (
-        LOG_FORMAT,
-        run,
-    )  # not before it is needed: the launcher itself stays small and starts at once
+    from frontend.telemetry.log_lines import configure_logging
+    from frontend.workers import run  # not before it is needed: the launcher itself stays small and starts at once
 
-    settings = settings_from(options, Settings())
-    logging.basicConfig(level=logging.INFO, format=LOG_FORMAT)
+    settings = settings_from(options, Settings(otlp_endpoint=_otlp_endpoint(os.environ)))
+    _check_keys(settings)
+    configure_logging(settings.log_format)
     return run(settings)
 
 
@@ -126,6 +130,26 @@ def _probe(options: argparse.Namespace) -> int:
     )
     print(f"{'ok' if is_well else 'failed'}: {why}")
     return 0 if is_well else 1
+
+
+def _check_keys(settings: Settings) -> None:
+    """Read the key file before anything is started.
+
+    Raises:
+        SettingsError: it cannot be read, or breaks a rule.
+    """
+    if settings.key_file:
+        from frontend.access.key_file import read_keys
+
+        read_keys(Path(settings.key_file))
+
+
+def _otlp_endpoint(environment: Mapping[str, str]) -> str:
+    """Return where the variables of OpenTelemetry want spans, empty if they say nothing."""
+    if named := environment.get("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"):
+        return named
+    base = environment.get("OTEL_EXPORTER_OTLP_ENDPOINT")
+    return f"{base.rstrip('/')}/v1/traces" if base else ""
 
 
 def _reference(options: argparse.Namespace) -> int:

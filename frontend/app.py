@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-import json
+import asyncio
+import contextlib
 import logging
 import re
 import secrets
 import time
 from collections.abc import AsyncIterator, Mapping
+from functools import partial
 from http import HTTPStatus
-from urllib.parse import quote
 
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
 from frontend import drain as draining
+from frontend.access.authentication import KEYS, authenticate, key_ring
+from frontend.connections.cors import allow_origins
+from frontend.connections.refusals import SERVER
 from frontend.drain import Drain
 from frontend.errors import APIError, InvalidRequest, MethodNotAllowed, NotFound, RequestTooLarge
 from frontend.handlers import completions, description, models, tokenization
@@ -22,6 +26,7 @@ from frontend.handlers.context import (
     CLIENT_CLOSED,
     DRAIN,
     FACTS,
+    IS_PUBLIC,
     MODELS,
     SETTINGS,
     TRITON,
@@ -29,17 +34,20 @@ from frontend.handlers.context import (
     json_response,
     unexpected,
 )
+from frontend.handlers.limited import add_limit_headers, limits_lifetime
 from frontend.models import ModelDirectory, Triton
 from frontend.replicas.pool import ReplicaPool
 from frontend.replicas.replica import Replica
 from frontend.settings import Settings
+from frontend.telemetry.definitions import UNKNOWN
+from frontend.telemetry.observer import OBSERVER, Observer
+from frontend.telemetry.scrape import metrics as scrape_metrics
+from frontend.telemetry.tracing import open_tracer
 from frontend.triton.client import TritonClient
 
 logger = logging.getLogger(__name__)
 
 CLIENT_CLOSED_REQUEST = 499  # in the log only: nobody is there to read it
-
-_MAX_SHOWN_MODEL = 256  # characters of what a client calls a model, in the log
 
 _HEADER_WORD = re.compile(r"[!-~]{1,128}")  # printable ASCII
 
@@ -55,21 +63,30 @@ def create_app(
         drain: begun by whoever runs the application when it is about to end; None: nobody does.
     """
     drain = drain or Drain()
-    middlewares = [_log_request, _answer_errors, draining.middleware(drain)]
+    middlewares = [log_request, answer_errors, draining.middleware(drain), authenticate]
     app = web.Application(client_max_size=settings.max_body_bytes, middlewares=middlewares)
     app[SETTINGS], app[DRAIN] = settings, drain
+    app[IS_PUBLIC] = True
+    if (keys := key_ring(settings)) is not None:
+        app[KEYS] = keys
+        app.cleanup_ctx.append(_keys_lifetime)
 
     async def replicas_lifetime(app: web.Application) -> AsyncIterator[None]:
         connected = tritons or {endpoint: TritonClient(endpoint) for endpoint in settings.triton_endpoints}
-        replicas = [Replica(endpoint, triton, settings) for endpoint, triton in connected.items()]
+        observer = app[OBSERVER]
+        replicas = [
+            Replica(endpoint, triton, settings, on_look=partial(observer.looked_at, endpoint))
+            for endpoint, triton in connected.items()
+        ]
         app[TRITON] = ReplicaPool(replicas, settings.retry_share)
         app[MODELS] = ModelDirectory(app[TRITON])
         async with app[TRITON].running():
             yield
         await app[TRITON].close()
 
-    app.cleanup_ctx.append(replicas_lifetime)
-    app.on_response_prepare.append(_name_request)
+    app.cleanup_ctx.extend([_observer_lifetime, replicas_lifetime, limits_lifetime])
+    app.on_response_prepare.extend([name_request, add_limit_headers])
+    allow_origins(app, settings)
     for root in ("", *settings.root_paths):
         for prefix in (f"{root}/v1", root):
             app.router.add_routes(_routes(prefix))
@@ -77,6 +94,9 @@ def create_app(
     app.router.add_get("/health/live", models.health_live)
     app.router.add_get("/health/ready", models.health_ready)
     app.router.add_get("/openapi.json", description.openapi)
+    if not settings.admin_port and not settings.key_file:
+        # With an operations port they are there; with keys they are for nobody who has only one of these.
+        app.router.add_get("/metrics", scrape_metrics)
     return app
 
 
@@ -92,38 +112,58 @@ def _routes(prefix: str) -> list[web.RouteDef]:
     ]
 
 
+async def _keys_lifetime(app: web.Application) -> AsyncIterator[None]:
+    watching = asyncio.create_task(app[KEYS].watch(app[SETTINGS].key_interval_s))
+    yield
+    watching.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await watching
+
+
+async def _observer_lifetime(app: web.Application) -> AsyncIterator[None]:
+    tracer = open_tracer(app[SETTINGS].otlp_endpoint)
+    app[OBSERVER] = Observer(app[SETTINGS], tracer)
+    yield
+    if tracer is not None:
+        await asyncio.to_thread(tracer.close)
+
+
 @web.middleware
-async def _log_request(request: web.Request, handler: Handler) -> web.StreamResponse:
+async def log_request(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Write one line of each request."""
     facts = request[FACTS] = RequestFacts(request_id=_request_id(request), started_at=time.monotonic())
     facts.label(_callers(request))
+    observer = request.app[OBSERVER]
+    if observer.tracer is not None:
+        observer.tracer.begin(facts, request.headers)
     status = CLIENT_CLOSED_REQUEST
     try:
         response = await handler(request)
         status = response.status if facts.error_code != CLIENT_CLOSED else CLIENT_CLOSED_REQUEST
         return response
     finally:
-        level = logging.DEBUG if request.path.startswith("/health") else logging.INFO
-        logger.log(
-            level,
-            "%s %s request_id=%s id=%s model=%s status=%d error=%s"
-            " input_tokens=%d output_tokens=%d ttft_ms=%s ms=%.0f%s",
-            request.method,
-            request.rel_url.raw_path,
-            facts.request_id,
-            facts.id,
-            quote(facts.model[:_MAX_SHOWN_MODEL], safe="/:@+"),
-            status,
-            facts.error_code or "-",
-            facts.num_input_tokens,
-            facts.num_output_tokens,
-            "-" if facts.ttft_ms is None else f"{facts.ttft_ms:.0f}",
-            (time.monotonic() - facts.started_at) * 1000,
-            f" labels={json.dumps(facts.labels)}" if facts.labels else "",
+        level = logging.DEBUG if request.path.startswith(("/health", "/metrics")) else logging.INFO
+        if status == CLIENT_CLOSED_REQUEST:
+            facts.error_code = CLIENT_CLOSED
+        observer.ended(
+            facts,
+            method=request.method,
+            path=request.rel_url.raw_path,
+            endpoint=_endpoint(request),
+            status=status,
+            level=level,
         )
 
 
+def _endpoint(request: web.Request) -> str:
+    """Return the route: a few words, whatever clients ask for."""
+    resource = request.match_info.route.resource
+    return UNKNOWN if resource is None else resource.canonical
+
+
 @web.middleware
-async def _answer_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
+async def answer_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Answer what is raised with its status and the error envelope."""
     try:
         return await handler(request)
     except APIError as exc:
@@ -134,7 +174,7 @@ async def _answer_errors(request: web.Request, handler: Handler) -> web.StreamRe
         error = _error_from_http(request, exc)
     except Exception as exc:
         error = unexpected(exc, request[FACTS])
-    request[FACTS].error_code = error.code
+    request[FACTS].fail(error)
     return json_response(error.envelope(), status=error.status, headers=error.headers)
 
 
@@ -154,12 +194,15 @@ def _error_from_http(request: web.Request, exc: web.HTTPException) -> APIError:
             return error
 
 
-async def _name_request(request: web.Request, response: web.StreamResponse) -> None:
+async def name_request(request: web.Request, response: web.StreamResponse) -> None:
+    """Put into an answer's headers what it is known by."""
+    response.headers["Server"] = SERVER
     if FACTS not in request:
         return
     facts = request[FACTS]
     if request.app[DRAIN].is_draining:
         response.force_close()  # the next request must find another server
+        response.headers["Connection"] = "close"  # aiohttp has written this header before
     response.headers["x-request-id"] = facts.request_id
     response.headers["openai-processing-ms"] = f"{(time.monotonic() - facts.started_at) * 1000:.0f}"
     if "organization" in facts.labels:

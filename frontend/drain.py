@@ -14,8 +14,8 @@ from frontend.errors import Draining
 
 logger = logging.getLogger(__name__)
 
-# What still answers: whoever asks for the health must hear that it is over.
-_ALWAYS_ANSWERED = frozenset({"/health", "/health/live", "/health/ready"})
+# What still answers: whoever asks for the health must hear that it is over, and see how it goes.
+_ALWAYS_ANSWERED = frozenset({"/health", "/health/live", "/health/ready", "/metrics"})
 _LAST_WORDS_S = 2.0  # for the error events of those that were ended
 
 

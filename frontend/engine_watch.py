@@ -18,7 +18,7 @@ from frontend.errors import APIError, EngineFailed, ModelNotReady, NotFound, Sta
 from frontend.models import ModelDirectory, Triton
 from frontend.probe import look_at_engine
 from frontend.settings import Settings
-from model_repository.contract import slug_of_stage, stage_name
+from model_repository.contract import slug_of_stage, slug_to_model_id, stage_name
 from model_repository.stage_messages import EngineStats
 
 logger = logging.getLogger(__name__)
@@ -33,7 +33,7 @@ class Verdict(StrEnum):
     """What one look at an engine means for its streams."""
 
     FINE = "fine"
-    RESTARTED = "restarted"  # another epoch: the old sequences are gone, the engine itself is well
+    RESTARTED = "restarted"  # unloaded, or another epoch: the old sequences are gone, nobody needs to reload it
     LOST = "lost"  # the sequences are gone and somebody must reload it
 
 
@@ -59,8 +59,9 @@ class EngineHealth:
             self._epoch, self._num_misses = None, 0
             return Verdict.FINE
         if isinstance(error, ModelNotReady | NotFound):
-            self._num_misses = 0  # somebody loads it just now: what became of its streams, the epoch will tell
-            return Verdict.FINE
+            # Somebody has unloaded it, or loads it just now. Its streams are gone, the next one's not yet there.
+            is_known, self._epoch, self._num_misses = self._epoch is not None, None, 0
+            return Verdict.RESTARTED if is_known else Verdict.FINE
         self._num_misses += 1
         return self._lost() if self._num_misses >= MAX_MISSES else Verdict.FINE
 
@@ -116,15 +117,25 @@ class ReloadPlan:
 
 
 class EngineWatch:
-    """Looks at every engine at an interval, and acts on what it sees."""
+    """Looks at every engine at an interval, and acts on what it sees.
+
+    Args:
+        on_look: told a model's id and what its engine says of itself, None when it did not answer.
+    """
 
     def __init__(
-        self, triton: Triton, models: ModelDirectory, settings: Settings, clock: Callable[[], float] = time.monotonic
+        self,
+        triton: Triton,
+        models: ModelDirectory,
+        settings: Settings,
+        clock: Callable[[], float] = time.monotonic,
+        on_look: Callable[[str, EngineStats | None], None] = lambda model, stats: None,
     ) -> None:
         self._triton = triton
         self._models = models
         self._settings = settings
         self._clock = clock
+        self._on_look = on_look
         self._health: dict[str, EngineHealth] = {}  # by slug
         self._plan = ReloadPlan(clock)
         self._news = asyncio.Event()
@@ -158,7 +169,9 @@ class EngineWatch:
 
     async def look(self) -> None:
         """Start one round: a poll of every engine, and the reloads that are due."""
-        known = set(self._models.latest.by_slug)  # asked first: a server that hangs does not even say what it serves
+        # Asked first: a server that hangs does not even say what it serves. Those that are not ready any more, too:
+        # their streams go on as long as their engines are there.
+        known = set(self._models.latest.by_slug) | set(self._health)
         self._poll(known)
         try:
             await asyncio.wait_for(self._models.snapshot(), self._settings.stats_deadline_s)
@@ -180,8 +193,12 @@ class EngineWatch:
             stats = await self._look_at(slug)
         except APIError as exc:
             verdict, epoch = health.failed(exc), None
+            if isinstance(exc, ModelNotReady | NotFound):
+                self._health.pop(slug, None)
+            self._on_look(slug_to_model_id(slug), None)
         else:
             verdict, epoch = health.answered(stats.epoch), stats.epoch
+            self._on_look(slug_to_model_id(slug), stats)
         if verdict is Verdict.FINE or not self._plan.is_news(stage, since):
             return
         logger.warning("the engine of %s is %s", slug, verdict)

@@ -6,19 +6,28 @@ APIError
 │   ├── InvalidJSON              the body is not a JSON object in UTF-8
 │   ├── UnsupportedValue         a known field with a value that is not served
 │   └── ContextLengthExceeded    the prompt alone fills the context window
+├── AuthenticationFailed 401     no API key, or one that is not known or has expired
+├── PermissionDenied 403         the API key does not allow this model, organization, project or route
 ├── NotFound 404                 no such route
 │   └── ModelNotFound            no such model
 ├── MethodNotAllowed 405
 ├── RequestTooLarge 413
+├── URLTooLong 414, HeadersTooLarge 431
+├── RequestTimeout 408           the client took too long to send it
+├── ReaderTooSlow                an event only: the client took too long to read it
+├── RateLimited 429              a limit of the key's own; carries Retry-After unless trying again is in vain
 ├── ServerError 500              anything unexpected; its text never reaches the client
 │   └── EngineFailed             the engine broke under this request
 │       ├── BadAnswer            what came from it makes no sense
+│       ├── StreamBroken         what it said cannot be passed on
 │       └── DeliveriesNotOpen    it did not take the request
+├── GenerationTimeout 504        it took longer than any request may
 └── Overloaded 503               full, or not ready; carries Retry-After
     ├── Draining                 the server is about to stop
     ├── TritonUnreachable        no connection to Triton
     │   └── NotTaken             nor has the engine the request
     ├── TritonTimeout            Triton did not answer before the deadline
+    ├── QueueFull                the model is at its limit; Retry-After is computed from how fast it drains
     ├── ModelNotReady            the model is known, but not loaded now
     └── StageUnhealthy           a stage's process is gone: it needs a reload
 """
@@ -28,6 +37,8 @@ from __future__ import annotations
 import reprlib
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
+
+from frontend.limits.headers import retry_headers
 
 _SHOWN = reprlib.Repr(maxstring=80, maxother=80, maxlist=4, maxdict=4, maxlevel=3, maxlong=40)
 
@@ -110,6 +121,19 @@ class ContextLengthExceeded(InvalidRequest):
     code = "context_length_exceeded"
 
 
+class AuthenticationFailed(APIError):
+    """There is no API key with the request, or none that is known and in force."""
+
+    status, type, code = 401, "authentication_error", "invalid_api_key"
+    headers: Mapping[str, str] = {"WWW-Authenticate": "Bearer"}
+
+
+class PermissionDenied(APIError):
+    """The API key does not allow what is asked for."""
+
+    status, type, code = 403, "permission_error", "permission_denied"
+
+
 class NotFound(APIError):
     """No such route."""
 
@@ -146,6 +170,56 @@ class RequestTooLarge(APIError):
     status, type, code = 413, "invalid_request_error", "request_too_large"
 
 
+class RequestTimeout(APIError):
+    """The client took too long to send the request."""
+
+    status, type, code = 408, "invalid_request_error", "request_timeout"
+    headers: Mapping[str, str] = {"Connection": "close"}
+
+
+class URLTooLong(APIError):
+    """The URL is longer than `max_url_bytes`."""
+
+    status, type, code = 414, "invalid_request_error", "url_too_long"
+
+
+class HeadersTooLarge(APIError):
+    """A header is longer than `max_header_bytes`, or there are more than `max_headers`."""
+
+    status, type, code = 431, "invalid_request_error", "headers_too_large"
+
+
+class ReaderTooSlow(APIError):
+    """The client is so far behind in reading its stream that the rest is not kept for it."""
+
+    status, type, code = 408, "invalid_request_error", "reader_too_slow"
+
+    def __init__(self) -> None:
+        super().__init__("The stream was read too slowly, so it was ended.")
+
+
+class GenerationTimeout(APIError):
+    """The answer took longer than `request_timeout_s`."""
+
+    status, type, code = 504, "server_error", "generation_timeout"
+
+
+class RateLimited(APIError):
+    """A limit of the key's own is reached.
+
+    Args:
+        code: `requests` or `tokens`.
+        retry_after_s: when there is room again; None: never, for this request.
+        headers: the state of the limits.
+    """
+
+    status, type, code = 429, "rate_limit_error", "requests"
+
+    def __init__(self, message: str, *, code: str, retry_after_s: float | None, headers: Mapping[str, str]) -> None:
+        super().__init__(message, code=code)
+        self.headers = {**headers, **retry_headers(retry_after_s)}
+
+
 class ServerError(APIError):
     """Anything unexpected: the log has the cause, the client does not."""
 
@@ -168,6 +242,15 @@ class BadAnswer(EngineFailed):
     """Triton answered something that is no answer of ours."""
 
 
+class StreamBroken(EngineFailed):
+    """A completion said what no stream may say, such as text after its end; the rule is in metrics and log."""
+
+    code = "invalid_stream"
+
+    def __init__(self) -> None:
+        super().__init__("The engine's answer is not valid.")
+
+
 class DeliveriesNotOpen(EngineFailed):
     """The engine does not know our stream of deliveries, so it did not take the request."""
 
@@ -177,6 +260,18 @@ class Overloaded(APIError):
 
     status, type, code = 503, "overloaded_error", "overloaded"
     headers: Mapping[str, str] = {"Retry-After": "1"}
+
+
+class QueueFull(Overloaded):
+    """The model has no place for this request, and would have none in time.
+
+    Args:
+        retry_after_s: when it may have one.
+    """
+
+    def __init__(self, message: str, *, retry_after_s: float) -> None:
+        super().__init__(message)
+        self.headers = retry_headers(retry_after_s)
 
 
 class TritonUnreachable(Overloaded):

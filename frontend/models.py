@@ -157,6 +157,20 @@ class Triton(Protocol):
             APIError: Triton did not do it.
         """
 
+    async def repository(self) -> set[str]:
+        """Return the slugs of all models that Triton could load.
+
+        Raises:
+            APIError: Triton did not answer.
+        """
+
+    async def fail_running(self, slug: str) -> None:
+        """Have a model's engine end everything that it works on with an error, whoever asked for it.
+
+        Raises:
+            APIError: it did not answer.
+        """
+
     async def close(self) -> None:
         """Let go of the connection."""
 

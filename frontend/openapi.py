@@ -18,6 +18,7 @@ from frontend.protocol.tokenization import DetokenizeRequest, TokenizeRequest
 
 _REFERENCE = "#/components/schemas/{model}"
 _JSON = "application/json"
+_SECURITY = {"type": "http", "scheme": "bearer", "description": "An API key, where the server has a key file"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +94,8 @@ def openapi_document() -> dict[str, Any]:
         "openapi": "3.1.0",
         "info": {"title": "Conch", "version": version("conch"), "description": "The OpenAI API, served by Triton."},
         "paths": paths,
-        "components": {"schemas": dict(sorted(schemas.items()))},
+        "security": [{"key": []}, {}],  # {}: a server without a key file asks for none
+        "components": {"schemas": dict(sorted(schemas.items())), "securitySchemes": {"key": _SECURITY}},
     }
 
 
@@ -107,6 +109,10 @@ def _describe(operation: _Operation, schemas: dict[str, Any]) -> dict[str, Any]:
         }
     responses: dict[str, Any] = {"200": {"description": "The answer", "content": content}}
     statuses = {"500": "The server failed", "503": "Full, or not ready: try again"}
+    statuses |= {
+        "401": "There is no API key, or not one of this server",
+        "403": "The API key does not allow the model, the organization or the project",
+    }
     if operation.body is not None:
         statuses |= {"400": "The request breaks a rule", "413": "The body is too long", "422": "400 by that setting"}
     if operation.can_miss:

@@ -32,10 +32,53 @@ _HELP = {
     "probe_deadline_s": "for the token that a probe asks for",
     "retry_share": "share of the requests that may be sent again, if they failed before their first chunk",
     "drain_timeout_s": "that requests in flight may go on after SIGTERM; a second signal ends them",
+    # Connections and hostile input.
+    "header_timeout_s": "seconds for the head of a request",
+    "body_timeout_s": "seconds for the body of a request",
+    "keepalive_timeout_s": "seconds that a connection stays open between two requests",
+    "stalled_reader_s": "seconds after which a client is cut off that does not read its answer",
+    "ping_interval_s": "seconds of silence in a stream, then a comment keeps it alive; 0: never",
+    "request_timeout_s": "seconds for a whole answer; 0: as long as it takes",
+    "max_url_bytes": "longer URLs are refused",
+    "max_header_bytes": "longer headers are refused",
+    "max_headers": "requests with more headers are refused",
+    "max_json_depth": "of lists and objects in a body",
+    "max_content_parts": "of all messages of a chat together",
+    "tls_cert": "PEM file of the certificate chain; it is read again when it changes",
+    "tls_key": "PEM file of the certificate's key",
+    "tls_client_ca": "PEM file of the authorities of clients' certificates, which are then required",
+    "cors_origins": "web pages of this origin may call the API; *: of any; repeatable",
+    "key_file": "JSON file of API keys, as `keys add` writes it; empty: no keys, on loopback only",
+    "key_interval_s": "between two looks at the key file",
+    "allow_anonymous": "without a key file, listen on other addresses than loopback: whoever reaches them is let in",
+    "launcher_key_sha256": "hash of one more key, with which `serve` asks for the first tokens",
+    "admin_host": "address of health, metrics and admin routes",
+    "admin_port": "port of health, metrics and admin routes, another than the API's; 0: there is none",
+    "log_format": "text, or json: one object a line",
+    "metrics_compat": "vllm: have the metrics that vLLM has under its names, too",
+    "metrics_by_key": "count requests and tokens by the name of the key, too",
+    "otlp_endpoint": "post OpenTelemetry spans to this URL; else OTEL_EXPORTER_OTLP_* says where, if anywhere",
+    "requests_per_minute": "of a key that has no such limit of its own; 0: no limit",
+    "tokens_per_minute": "likewise, of prompts and completions",
+    "max_concurrent": "requests at a time, likewise",
+    "max_priority": "that a key may ask for which does not say: low, normal or high",
+    "model_limits": "limits of one model, such as demo:rpm=60,in_flight=32 (docs/limits.md); repeatable",
+    "max_in_flight": "completions that a model generates at a time; 0: no bound",
+    "max_in_flight_prompt_tokens": "tokens of their prompts, estimated; 0: no bound",
+    "max_queued": "requests that may wait for a model",
+    "max_queue_wait_s": "for which they may wait",
+    "redis_url": "a Redis in which replicas share the rates of the keys",
+    "limits_on_failure": "open: what cannot be counted goes on; closed: it is refused",
+    "limits_socket": "Unix socket of an admission process; several workers start one by themselves",
 }
 
 # Settings that are lists: the option that adds one, and what it is.
-_REPEATED = {"triton_endpoints": ("--triton", "HOST:PORT"), "root_paths": ("--root-path", "PATH")}
+_REPEATED = {
+    "triton_endpoints": ("--triton", "HOST:PORT"),
+    "root_paths": ("--root-path", "PATH"),
+    "cors_origins": ("--cors-origin", "ORIGIN"),
+    "model_limits": ("--model-limit", "MODEL:LIMITS"),
+}
 
 
 def add_options(parser: argparse._ActionsContainer, defaults: Settings, *, without: str = "") -> None:

@@ -1,4 +1,4 @@
-"""The pages of docs/ that are written from the code: the request fields by runtime, and the ensemble's tensors."""
+"""The pages of docs/ that are written from the code: request fields by runtime, tensors, metrics."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 from frontend.parameters import Parameter, Treatment, parameters
 from frontend.protocol.body import MAX_INT32
+from frontend.telemetry.reference import metrics_page
 from model_repository import contract
 from model_repository.contract import TensorSpec
 from model_repository.engine.runtime import RUNTIMES
@@ -21,7 +22,7 @@ _BOUNDS = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤"}
 
 def pages() -> dict[str, str]:
     """Return the pages by file name."""
-    return {"parameters.md": _parameters_page(), "tensors.md": _tensors_page()}
+    return {"parameters.md": _parameters_page(), "tensors.md": _tensors_page(), "metrics.md": metrics_page(_WRITTEN)}
 
 
 def _parameters_page() -> str:

@@ -3,26 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import logging
 import os
 import signal
+import ssl
 from collections.abc import Callable, Mapping
 
 import uvloop
 from aiohttp import web
 
+from frontend.access.authentication import KEYS
 from frontend.app import create_app
+from frontend.connections.certificates import Certificates
+from frontend.connections.runner import CLOSE_TIMEOUT_S, ConnectionRunner
 from frontend.drain import Drain
 from frontend.handlers.context import TRITON
 from frontend.models import Triton
+from frontend.operations.app import create_operations_app
+from frontend.operations.supervisor import DRAIN, RELOAD_KEYS, Supervisor
 from frontend.settings import Settings
 
 logger = logging.getLogger(__name__)
-
-DRAIN_SIGNAL = signal.SIGUSR1  # take no more requests, but do not end yet
-
-_CLOSE_TIMEOUT_S = 3.0  # for the last bytes of answers, after the drain
 
 
 def run(settings: Settings, *, parent: int | None = None, on_listening: Callable[[], None] = lambda: None) -> int:
@@ -41,17 +42,21 @@ def app_runner(
     settings: Settings, tritons: Mapping[str, Triton] | None = None, drain: Drain | None = None
 ) -> web.AppRunner:
     """Return what runs the application; not set up. The arguments are those of `create_app`."""
-    return web.AppRunner(
-        create_app(settings, tritons, drain),
-        handler_cancellation=True,  # without it aiohttp lets a handler go on whose client is gone
-        access_log=None,
-        shutdown_timeout=min(settings.drain_timeout_s, _CLOSE_TIMEOUT_S),
-    )
+    return ConnectionRunner(create_app(settings, tritons, drain), settings)
 
 
-def log_unavailable(settings: Settings, exc: OSError) -> None:
-    """Say that the port cannot be had, and why."""
-    logger.error("cannot listen on %s port %d: %s", settings.host, settings.port, exc.strerror or exc)
+def operations_runner(public: web.AppRunner, supervisor: Supervisor) -> web.AppRunner:
+    """Return what runs the operations port beside an application that is set up; not set up itself.
+
+    Its handlers go on when their clients hang up: half an unload would help nobody.
+    """
+    app = create_operations_app(public.app, supervisor)
+    return web.AppRunner(app, access_log=None, shutdown_timeout=CLOSE_TIMEOUT_S)
+
+
+def log_unavailable(host: str, port: int, exc: OSError) -> None:
+    """Say that a port cannot be had, and why."""
+    logger.error("cannot listen on %s port %d: %s", host, port, exc.strerror or exc)
 
 
 async def _serve(settings: Settings, parent: int | None, on_listening: Callable[[], None]) -> int:
@@ -61,29 +66,59 @@ async def _serve(settings: Settings, parent: int | None, on_listening: Callable[
     def on_signal() -> None:
         (hurry if stop.is_set() else stop).set()
 
-    drain = Drain(functools.partial(os.kill, os.getppid(), DRAIN_SIGNAL) if parent is not None else lambda: None)
+    is_shared = parent is not None
+    supervisor = Supervisor(os.getppid() if is_shared else os.getpid())
+    drain = Drain(supervisor.begin_drain if is_shared else lambda: None)
     loop.add_signal_handler(signal.SIGTERM, on_signal)
     # Ctrl-C reaches the parent of several workers too, which tells them: one signal must not count twice.
     loop.add_signal_handler(signal.SIGINT, on_signal if parent is None else lambda: None)
-    loop.add_signal_handler(DRAIN_SIGNAL, drain.begin)
+    loop.add_signal_handler(DRAIN, drain.begin)
     if parent is not None:
         loop.add_reader(parent, stop.set)
+    certificates = Certificates(settings) if settings.tls_cert else None
+    following = loop.create_task(certificates.follow()) if certificates is not None else None
     runner = app_runner(settings, drain=drain)
+    runners = [runner]
     await runner.setup()
+    keys = runner.app.get(KEYS)
+    if keys is not None:  # without them the signal ends the process, as it does others whose terminal is gone
+        loop.add_signal_handler(RELOAD_KEYS, keys.reload_or_log)
     try:
-        await web.TCPSite(runner, settings.host, settings.port, reuse_port=parent is not None).start()
-        for host, port, *_ in runner.addresses:
-            logger.info("process %d listens on http://%s:%d", os.getpid(), f"[{host}]" if ":" in host else host, port)
+        context = certificates.context if certificates is not None else None
+        if not await _listen(runner, settings.host, settings.port, "process %d listens on %s", is_shared, context):
+            return 1
+        if settings.admin_port:
+            runners.append(operations_runner(runner, supervisor))
+            await runners[1].setup()
+            text = "process %d has its operations on %s"
+            if not await _listen(runners[1], settings.admin_host, settings.admin_port, text, is_shared):
+                return 1
         on_listening()
         await stop.wait()
         logger.info("stopping")
         # The port stays open: whoever comes is told to go elsewhere, and asks for the readiness in vain.
         await drain.finish(settings.drain_timeout_s, hurry, runner.app[TRITON].end_all)
-    except OSError as exc:
-        log_unavailable(settings, exc)
-        return 1
     finally:
         if parent is not None:
             loop.remove_reader(parent)
-        await runner.cleanup()
+        if following is not None:
+            following.cancel()
+        for each in runners:
+            await each.cleanup()
     return 0
+
+
+async def _listen(
+    runner: web.AppRunner, host: str, port: int, text: str, is_shared: bool, context: ssl.SSLContext | None = None
+) -> bool:
+    """Listen, and say where; where that cannot be, say why and return False."""
+    try:
+        await web.TCPSite(runner, host, port, ssl_context=context, reuse_port=is_shared).start()
+    except OSError as exc:
+        log_unavailable(host, port, exc)
+        return False
+    scheme = "http" if context is None else "https"
+    for address, actual_port, *_ in runner.addresses:
+        name = f"[{address}]" if ":" in address else address
+        logger.info(text, os.getpid(), f"{scheme}://{name}:{actual_port}")
+    return True

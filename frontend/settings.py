@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import ipaddress
 import math
 import re
 from dataclasses import dataclass
 
+from frontend.limits.asks import Priority
+from frontend.limits.model_limits import ModelLimit
 from model_repository.generation import ContextOverflow
 from model_repository.model_parameters import RequestDefaults
 
 _ROOT_PATH = re.compile(r"(/[\w.~-]+)+", re.ASCII)
 _ENDPOINT = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^\s:/\[\]]+):(?P<port>[0-9]{1,5})")
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+
+_ORIGIN = re.compile(r"\*|https?://(\[[0-9a-f:.]+\]|[a-z0-9.-]+)(:[0-9]{1,5})?")
+_REDIS_SCHEMES = ("redis://", "rediss://", "unix://")
 
 
 class SettingsError(ValueError):
@@ -50,6 +57,47 @@ class Settings:
     probe_deadline_s: float = 30.0  # for the token that a probe asks for
     retry_share: float = 0.1  # of the requests that may be sent a second time; 0: none
     drain_timeout_s: float = 25.0  # how long requests in flight may go on after SIGTERM
+    # Connections and hostile input.
+    header_timeout_s: float = 10.0  # for the head of a request
+    body_timeout_s: float = 60.0  # for its body, from the end of its head
+    keepalive_timeout_s: float = 75.0  # between two requests
+    stalled_reader_s: float = 30.0  # a client that reads nothing for so long, though there is something, is cut off
+    ping_interval_s: float = 15.0  # of silence in a stream, then a comment goes out; 0: none does
+    request_timeout_s: float = 0.0  # for the whole answer; 0: as long as it takes
+    max_url_bytes: int = 8192
+    max_header_bytes: int = 16384  # of one header
+    max_headers: int = 100
+    max_json_depth: int = 128  # of lists and objects in a body
+    max_content_parts: int = 4096  # of all messages of a chat together
+    tls_cert: str = ""  # PEM file of the certificate and what it was signed with; empty: no TLS
+    tls_key: str = ""  # PEM file of its key
+    tls_client_ca: str = ""  # PEM file of who signs clients' certificates; empty: clients need none
+    cors_origins: tuple[str, ...] = ()  # of web pages that may call the API: such as https://a.example, or *
+    # Who may do what.
+    key_file: str = ""  # of the API keys; empty: there are none, and whoever reaches the port may use it
+    key_interval_s: float = 1.0  # between two looks at the key file
+    allow_anonymous: bool = False  # listen on other addresses than loopback without a key file
+    launcher_key_sha256: str = ""  # of one more key, with which the launcher asks for the first tokens
+    admin_host: str = "127.0.0.1"
+    admin_port: int = 0  # of health, metrics and admin routes; 0: there is none
+    # What operators see.
+    log_format: str = "text"  # or json: one object a line
+    metrics_compat: str = ""  # vllm: the metrics that vLLM has, once more under its names
+    metrics_by_key: bool = False  # requests and tokens by the name of the caller's key
+    otlp_endpoint: str = ""  # spans are posted here, such as http://collector:4318/v1/traces; empty: there are none
+    # Limits and admission (docs/limits.md). The first four are of a key that has none of its own; 0: no limit.
+    requests_per_minute: int = 0
+    tokens_per_minute: int = 0
+    max_concurrent: int = 0  # requests of a key at a time
+    max_priority: str = "high"
+    model_limits: tuple[str, ...] = ()  # MODEL:name=value,...
+    max_in_flight: int = 1024  # completions that a model generates at a time; 0: no bound
+    max_in_flight_prompt_tokens: int = 4 * 2**20  # estimated, likewise
+    max_queued: int = 1024  # requests that wait for a model
+    max_queue_wait_s: float = 5.0
+    redis_url: str = ""  # where replicas share the keys' rates; empty: each keeps its own
+    limits_on_failure: str = "open"  # or closed: what becomes of requests that cannot be counted
+    limits_socket: str = ""  # of the admission process; several workers start one by themselves
 
     def __post_init__(self) -> None:
         if not self.host:
@@ -65,15 +113,23 @@ class Settings:
             self._refuse("context_length_exceeded_behavior", f"must be {' or '.join(ContextOverflow)}")
         if not all(_ROOT_PATH.fullmatch(path) for path in self.root_paths):
             self._refuse("root_paths", "each must be a path such as /openai, without a slash at its end")
-        for name in ("stats_interval_s", "stats_deadline_s", "engine_stall_s", "breaker_pause_s", "probe_deadline_s"):
+        positive = ("stats_interval_s", "stats_deadline_s", "engine_stall_s", "breaker_pause_s", "probe_deadline_s")
+        for name in (*positive, "key_interval_s"):
             self._require_seconds(name, is_zero_allowed=False)
         self._require_seconds("drain_timeout_s", is_zero_allowed=True)
         self._require_int("breaker_failures", 1, 2**31 - 1)
         if isinstance(self.retry_share, bool) or not 0 <= self.retry_share <= 1:
             self._refuse("retry_share", "must be a number from 0 to 1")
+        self._check_connections()
+        self._check_access()
         if self.validation_status not in (400, 422):
             self._refuse("validation_status", "must be 400 or 422")
+        self._require_one_of("log_format", "text", "json")
+        self._require_one_of("metrics_compat", "", "vllm")
+        if self.otlp_endpoint and not self.otlp_endpoint.startswith(("http://", "https://")):
+            self._refuse("otlp_endpoint", "must be a URL such as http://collector:4318/v1/traces")
         self._check_endpoints()
+        self._check_limits()
 
     def request_defaults(self) -> RequestDefaults:
         """Return what a request gets where it says nothing, and its model neither."""
@@ -84,6 +140,36 @@ class Settings:
             include_stop_str_in_output=self.include_stop_str_in_output,
         )
 
+    def _check_connections(self) -> None:
+        for name in ("header_timeout_s", "body_timeout_s", "keepalive_timeout_s", "stalled_reader_s"):
+            self._require_seconds(name, is_zero_allowed=False)
+        for name in ("ping_interval_s", "request_timeout_s"):
+            self._require_seconds(name, is_zero_allowed=True)
+        self._require_int("max_url_bytes", 64, 2**20)
+        self._require_int("max_header_bytes", 64, 2**20)
+        self._require_int("max_headers", 8, 1024)
+        self._require_int("max_json_depth", 8, 128)  # what serializes a body further on has limits of its own
+        self._require_int("max_content_parts", 1, 2**20)
+        if bool(self.tls_cert) != bool(self.tls_key):
+            self._refuse("tls_cert" if self.tls_cert else "tls_key", "tls_cert and tls_key go together")
+        if self.tls_client_ca and not self.tls_cert:
+            self._refuse("tls_client_ca", "it needs tls_cert and tls_key")
+        if not all(_ORIGIN.fullmatch(origin) for origin in self.cors_origins):
+            self._refuse("cors_origins", "each must be an origin such as https://a.example, without a path, or *")
+
+    def _check_access(self) -> None:
+        if not self.admin_host:
+            self._refuse("admin_host", "must not be empty")
+        self._require_int("admin_port", 0, 65535)
+        if self.admin_port and self.admin_port == self.port:
+            self._refuse("admin_port", "must be another port than that of the API")
+        if self.launcher_key_sha256 and not _SHA256.fullmatch(self.launcher_key_sha256):
+            self._refuse("launcher_key_sha256", "must be 64 hexadecimal digits")
+        for name in ("host", *(["admin_host"] if self.admin_port else [])):
+            if not (self.key_file or self.allow_anonymous or is_loopback(getattr(self, name))):
+                rule = "without API keys only loopback is listened on; --key-file FILE names them, and"
+                self._refuse(name, f"{rule} --allow-anonymous lets everybody in")
+
     def _check_endpoints(self) -> None:
         if isinstance(self.triton_endpoints, str) or not self.triton_endpoints:
             self._refuse("triton_endpoints", "must be a list of host:port, at least one")
@@ -93,6 +179,23 @@ class Settings:
             found = _ENDPOINT.fullmatch(endpoint)
             if found is None or not 1 <= int(found["port"]) <= 65535:
                 self._refuse("triton_endpoints", "each must be host:port, such as 127.0.0.1:8001")
+
+    def _check_limits(self) -> None:
+        for name in ("requests_per_minute", "tokens_per_minute", "max_concurrent", "max_in_flight", "max_queued"):
+            self._require_int(name, 0, 2**31 - 1)
+        self._require_int("max_in_flight_prompt_tokens", 0, 2**31 - 1)
+        self._require_seconds("max_queue_wait_s", is_zero_allowed=False)
+        if self.max_priority not in tuple(Priority):
+            self._refuse("max_priority", f"must be {', '.join(Priority)}")
+        if self.limits_on_failure not in ("open", "closed"):
+            self._refuse("limits_on_failure", "must be open or closed")
+        if self.redis_url and not self.redis_url.startswith(_REDIS_SCHEMES):
+            raise SettingsError(f"redis_url: must begin with {', '.join(_REDIS_SCHEMES)}")  # it may hold a password
+        for text in self.model_limits:
+            try:
+                ModelLimit.parse(text)
+            except ValueError as exc:
+                raise SettingsError(f"model_limits={text!r}: {exc}") from exc
 
     def _require_int(self, name: str, low: int, high: int) -> None:
         value = getattr(self, name)
@@ -106,5 +209,17 @@ class Settings:
         if value == 0 and not is_zero_allowed:
             self._refuse(name, "must be above 0")
 
+    def _require_one_of(self, name: str, *words: str) -> None:
+        if getattr(self, name) not in words:
+            self._refuse(name, f"must be {' or '.join(word or 'empty' for word in words)}")
+
     def _refuse(self, name: str, rule: str) -> None:
         raise SettingsError(f"{name}={getattr(self, name)!r}: {rule}")
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches an address. A name other than localhost may stand for any."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -8,15 +8,24 @@ import os
 import signal
 import socket
 import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from multiprocessing.synchronize import Event
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import FrameType
 
 from frontend import server
+from frontend.connections.certificates import Certificates
+from frontend.limits import admission_process
+from frontend.operations.supervisor import DRAIN, RELOAD_KEYS
 from frontend.settings import Settings
+from frontend.telemetry.log_lines import configure_logging
+from frontend.telemetry.metrics import SHARED_FOLDER, forget_worker
 from model_repository.cores import num_cores
 
 logger = logging.getLogger(__name__)
@@ -24,9 +33,9 @@ logger = logging.getLogger(__name__)
 MAX_WORKERS_BY_CORES = 8
 _CORES_PER_WORKER = 4  # the engine, tritonserver and the stages need the others
 _MIN_PAUSE_S = 1.0  # between two starts after a worker has died
+_ADMISSION_START_S = 30.0
+_LOOK_S = 0.1  # between two looks whether a process that starts is still there
 _STOP_MARGIN_S = 8.0  # beyond the time that its requests have; then it is killed
-
-LOG_FORMAT = "%(levelname)s %(name)s: %(message)s"
 
 
 def num_workers(settings: Settings) -> int:
@@ -38,20 +47,39 @@ def num_workers(settings: Settings) -> int:
 def run(settings: Settings) -> int:
     """Serve until SIGTERM or SIGINT; return the exit code, 1 when the port cannot be had or the workers do not run."""
     count = num_workers(settings)
+    if settings.tls_cert:
+        Certificates(settings)  # of no use to one worker, it is of none to any
     if count == 1:
         return server.run(settings)
-    try:
-        with _reserved(settings.host, settings.port) as port:
-            return Workers(replace(settings, port=port.getsockname()[1])).run(count)
-    except OSError as exc:
-        server.log_unavailable(settings, exc)
-        return 1
+    with ExitStack() as stack:
+        addresses = [(settings.host, settings.port), (settings.admin_host, settings.admin_port)]
+        ports = []
+        for host, port in addresses if settings.admin_port else addresses[:1]:
+            try:
+                ports.append(stack.enter_context(_reserved(host, port)).getsockname()[1])
+            except OSError as exc:
+                server.log_unavailable(host, port, exc)
+                return 1
+        folder = stack.enter_context(TemporaryDirectory(prefix="conch-"))
+        metrics_folder = Path(folder, "metrics")
+        metrics_folder.mkdir()
+        os.environ[SHARED_FOLDER] = str(metrics_folder)  # the workers inherit it
+        limits_socket = settings.limits_socket or f"{folder}/limits.sock"
+        return Workers(replace(settings, port=ports[0], limits_socket=limits_socket)).run(count)
 
 
 @dataclass(frozen=True, slots=True)
 class _Worker:
     process: SpawnProcess
     has_listened: Event
+
+    def listens_within(self, timeout_s: float) -> bool:
+        """Wait until it listens; return whether it does."""
+        deadline_s = time.monotonic() + timeout_s
+        while self.process.is_alive() and time.monotonic() < deadline_s:
+            if self.has_listened.wait(_LOOK_S):
+                return True
+        return False
 
 
 class Workers:
@@ -66,72 +94,97 @@ class Workers:
         self._context = get_context("spawn")  # grpc's threads do not survive a fork
         # Each worker holds the reading end: when the writing end closes, the parent is gone.
         self._is_alive, self._alive = self._context.Pipe(duplex=False)
-        self._stop_read, self._stop_write = os.pipe()
+        self._signal_read, self._signal_write = os.pipe()  # a byte for each signal: its number
         self._workers: list[_Worker] = []
         self._is_stopping = self._is_draining = False
 
     def run(self, count: int) -> int:
         """Keep so many workers running until a signal; return the exit code."""
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in (signal.SIGTERM, signal.SIGINT, DRAIN, *([RELOAD_KEYS] if self._settings.key_file else [])):
             signal.signal(number, self._on_signal)
-        signal.signal(server.DRAIN_SIGNAL, self._on_drain)
-        workers = self._workers = [self._start() for _ in range(count)]
+        admission = self._start(_admit)
+        if not admission.listens_within(_ADMISSION_START_S):
+            logger.error("the admission process does not start")
+            self._stop([admission])
+            return 1
+        workers = self._workers = [self._start(_work) for _ in range(count)]
         status = 0
         while True:
-            ready = wait([self._stop_read, *(worker.process.sentinel for worker in workers)])
-            if self._stop_read in ready:
-                break
+            ready = wait([self._signal_read, *(child.process.sentinel for child in (admission, *workers))])
+            if self._signal_read in ready:
+                received = os.read(self._signal_read, 1)[0]
+                if received not in (DRAIN, RELOAD_KEYS):
+                    break
+                self._hand_on(signal.Signals(received))
+                continue
             dead = [worker for worker in workers if not worker.process.is_alive()]
             for worker in dead:
                 logger.error("worker %s ended with code %s", worker.process.pid, worker.process.exitcode)
+                forget_worker(worker.process.pid)
             if not all(worker.has_listened.is_set() for worker in dead):  # nor would the next one
                 status = 1
                 break
             time.sleep(_MIN_PAUSE_S * bool(dead))
             for worker in dead:
-                workers[workers.index(worker)] = self._start()
+                workers.remove(worker)
+                if not self._is_draining:  # it would take requests again
+                    workers.append(self._start(_work))
+            if not admission.process.is_alive():
+                logger.error("the admission process ended with code %s", admission.process.exitcode)
+                time.sleep(_MIN_PAUSE_S)
+                admission = self._start(_admit)
         self._stop(workers)
+        self._stop([admission])  # after those whose requests it counts
         return status
 
-    def _start(self) -> _Worker:
+    def _start(self, target: Callable[[Settings, Connection, Event], None]) -> _Worker:
         has_listened = self._context.Event()
-        process = self._context.Process(target=_work, args=(self._settings, self._is_alive, has_listened))
+        process = self._context.Process(target=target, args=(self._settings, self._is_alive, has_listened))
         process.start()
         return _Worker(process, has_listened)
 
-    def _stop(self, workers: list[_Worker]) -> None:
+    def _hand_on(self, number: signal.Signals) -> None:
+        """Hand a signal on to the workers that have a handler for it; a drain once: each that drains says so."""
+        if number == DRAIN:
+            if self._is_draining:
+                return
+            self._is_draining = True
+        _tell([worker for worker in self._workers if worker.has_listened.is_set()], number)
+
+    def _stop(self, children: list[_Worker]) -> None:
         self._is_stopping = True
-        self._tell_workers(signal.SIGTERM)
+        _tell(children, signal.SIGTERM)
         deadline_s = time.monotonic() + self._settings.drain_timeout_s + _STOP_MARGIN_S
-        for worker in workers:
-            worker.process.join(max(0.0, deadline_s - time.monotonic()))
-            if worker.process.is_alive():
-                logger.error("worker %s does not stop, it is killed", worker.process.pid)
-                worker.process.kill()
-                worker.process.join()
+        for child in children:
+            child.process.join(max(0.0, deadline_s - time.monotonic()))
+            if child.process.is_alive():
+                logger.error("process %s does not stop, it is killed", child.process.pid)
+                child.process.kill()
+                child.process.join()
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        if self._is_stopping:
-            self._tell_workers(signal.SIGTERM)  # for the second time: at once
-        os.write(self._stop_write, b"\0")
+        if self._is_stopping and number in (signal.SIGTERM, signal.SIGINT):
+            _tell(self._workers, signal.SIGTERM)  # for the second time: at once
+        os.write(self._signal_write, bytes([number]))
 
-    def _on_drain(self, number: int, frame: FrameType | None) -> None:
-        """Have every worker drain as soon as one does, or somebody says so."""
-        if not self._is_draining:
-            self._is_draining = True
-            self._tell_workers(server.DRAIN_SIGNAL)
 
-    def _tell_workers(self, number: signal.Signals) -> None:
-        for worker in self._workers:
-            if worker.process.pid is not None:
-                with contextlib.suppress(ProcessLookupError):  # it has ended
-                    os.kill(worker.process.pid, number)
+def _tell(children: Sequence[_Worker], number: signal.Signals) -> None:
+    for child in children:
+        if child.process.pid is not None:
+            with contextlib.suppress(ProcessLookupError):  # it has ended
+                os.kill(child.process.pid, number)
 
 
 def _work(settings: Settings, parent: Connection, has_listened: Event) -> None:
     """Serve as one of several, in a process of its own."""
-    logging.basicConfig(level=logging.INFO, format=LOG_FORMAT)
+    configure_logging(settings.log_format)
     raise SystemExit(server.run(settings, parent=parent.fileno(), on_listening=has_listened.set))
+
+
+def _admit(settings: Settings, parent: Connection, has_listened: Event) -> None:
+    """Keep the limits of all workers, in a process of its own."""
+    configure_logging(settings.log_format)
+    admission_process.run(settings, parent=parent.fileno(), on_listening=has_listened.set)
 
 
 def _reserved(host: str, port: int) -> socket.socket:

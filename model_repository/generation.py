@@ -128,6 +128,7 @@ class GenerationRequest:
     delivery_key: str = ""  # of the stream of deliveries to which its chunks go; empty: they answer the request
     delivery_number: int = 0  # its name there
     stream_interval_ms: int | None = None  # under load its tokens may gather for so long; None: as the model is served
+    request_id: str = ""  # what logs call the request that it belongs to: printable ASCII
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

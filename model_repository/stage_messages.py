@@ -271,6 +271,7 @@ class EngineStats:
     num_deliveries: int  # responses to readers of many sequences, ...
     num_delivered: int  # ... and the releases in them
     last_cancel_to_free_ms: float  # from the cancel's arrival to the release of its cells
+    cancel_to_free_ms: float  # of all of them together, since the load
     step_age_ms: float  # how long the step in progress has been running; 0 between steps
 
     def to_json(self) -> bytes:

@@ -16,13 +16,16 @@ import numpy as np
 import numpy.typing as npt
 import triton_python_backend_utils as pb_utils
 
-from model_repository.contract import RELEASE, RELEASE_DETAILS
+from model_repository.contract import RELEASE, RELEASE_DETAILS, slug_to_model_id
 from model_repository.deliveries import Delivery
+from model_repository.engine.metrics import MetricFamily
 from model_repository.errors import LOAD_FAILURE, InternalError, StageError
 from model_repository.stage_messages import Release
 from model_repository.tensors import array
 
 logger = logging.getLogger(__name__)
+
+_MAX_REQUEST_ID = 160  # characters of it in the log
 
 
 def stage_parameters(args: Mapping[str, str]) -> dict[str, str]:
@@ -48,15 +51,44 @@ def read_tensors(request: Any) -> dict[str, npt.NDArray[Any]]:
     return {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
 
 
+def request_id(request: Any) -> str:
+    """Return what logs call a request, in one line. A frontend puts a number of its own before it."""
+    given: str = request.request_id()
+    before, mark, name = given[:_MAX_REQUEST_ID].partition("/")
+    shown = name if mark else before
+    return shown if shown.isprintable() else ascii(shown)
+
+
+class CustomMetric:
+    """One of Triton's own metrics, labelled with the model's id: it shows on Triton's metrics port.
+
+    It must not be used any more once the stage was told to finalize.
+    """
+
+    def __init__(self, family: MetricFamily, ensemble: str) -> None:
+        kind = pb_utils.MetricFamily.COUNTER if family.is_counter else pb_utils.MetricFamily.GAUGE
+        # Triton drops a metric together with its family: both are held.
+        self._family = pb_utils.MetricFamily(name=family.name, description=family.meaning, kind=kind)
+        self._metric = self._family.Metric(labels={"model": slug_to_model_id(ensemble)})
+
+    def set(self, value: float) -> None:
+        """Set a gauge."""
+        self._metric.set(value)
+
+    def increment(self, value: float) -> None:
+        """Add to a counter."""
+        self._metric.increment(value)
+
+
 def response(tensors: Mapping[str, npt.NDArray[Any]]) -> Any:
     """Return a Triton response with these outputs; none are fine."""
     return pb_utils.InferenceResponse([pb_utils.Tensor(name, value) for name, value in tensors.items()])
 
 
-def error_response(exc: Exception) -> Any:
+def error_response(exc: Exception, request_id: str = "") -> Any:
     """Return a Triton response for a failed request; what was not foreseen is logged and stays here."""
     if not isinstance(exc, StageError):
-        logger.error("unexpected exception while serving a request", exc_info=exc)
+        logger.error("unexpected exception while serving request_id=%s", request_id or "-", exc_info=exc)
         exc = InternalError()
     code = getattr(pb_utils.TritonError, exc.triton_code)
     return pb_utils.InferenceResponse(error=pb_utils.TritonError(exc.message(), code))
@@ -75,6 +107,7 @@ class TritonResponder:
     """Answers one request of a decoupled stage."""
 
     def __init__(self, request: Any) -> None:
+        self._request_id = request_id(request)
         self._sender = request.get_response_sender()
 
     def send(self, release: Release) -> None:
@@ -100,4 +133,4 @@ class TritonResponder:
 
     def fail(self, error: Exception) -> None:
         """Send an error and close the stream."""
-        self._sender.send(error_response(error), flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+        self._sender.send(error_response(error, self._request_id), flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any
 
@@ -62,6 +63,7 @@ def stats(epoch: int, step_age_ms: float = 0.0) -> EngineStats:
         num_deliveries=0,
         num_delivered=0,
         last_cancel_to_free_ms=0.0,
+        cancel_to_free_ms=0.0,
         step_age_ms=step_age_ms,
     )
 
@@ -90,6 +92,8 @@ class FakeTriton:
         self.num_snapshots = 0
         self.epoch = 1
         self.step_age_ms = 0.0
+        self.num_active: list[int] = []  # in the next answers of the engine, then 0
+        self.loadable: set[str] = set()  # slugs of models that are not loaded
         self.stats_error: APIError | None = None
         self.snapshot_error: APIError | None = None
         self.unload_error: APIError | None = None
@@ -164,7 +168,8 @@ class FakeTriton:
         """Answer with `epoch`."""
         if self.stats_error is not None:
             raise self.stats_error
-        return stats(self.epoch, self.step_age_ms)
+        num_active = self.num_active.pop(0) if self.num_active else 0
+        return dataclasses.replace(stats(self.epoch, self.step_age_ms), num_active=num_active)
 
     async def unload(self, stage: str) -> None:
         """Note it."""
@@ -177,6 +182,14 @@ class FakeTriton:
         self.calls.append(f"load {stage}")
         if self.load_error is not None:
             raise self.load_error
+
+    async def repository(self) -> set[str]:
+        """Return the slugs of `models`, and what `loadable` adds."""
+        return {model.slug for model in self.models.ready.values()} | self.loadable
+
+    async def fail_running(self, slug: str) -> None:
+        """Note it."""
+        self.calls.append(f"fail {slug}")
 
     async def close(self) -> None:
         """Do nothing."""

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import replace
 
 from aiohttp import web
 
 from frontend import sse
-from frontend.errors import APIError, InvalidRequest
+from frontend.errors import APIError, GenerationTimeout, InvalidRequest
 from frontend.fan_out import merged
 from frontend.handlers.context import (
     CLIENT_CLOSED,
@@ -23,10 +24,15 @@ from frontend.handlers.context import (
     read_body,
     unexpected,
 )
+from frontend.handlers.limited import generating
+from frontend.handlers.pings import Pings
 from frontend.models import ModelName
 from frontend.protocol.chat import ChatCompletionRequest
 from frontend.protocol.completion import CompletionRequest, Prompt
 from frontend.protocol.fields import GenerationBody
+from frontend.telemetry.observer import OBSERVER
+from frontend.telemetry.phases import server_timing
+from frontend.telemetry.stream_record import StreamRecord
 from frontend.translate.chat_reply import ChatReply
 from frontend.translate.completion_reply import CompletionReply
 from frontend.translate.framing import Framer
@@ -44,7 +50,8 @@ async def create_chat_completion(request: web.Request) -> web.StreamResponse:
     name = await _find_model(request, chat)
     await _refuse_too_many(request, 1, chat.n or 1)
     generations = chat_to_requests(chat, name, _defaults(request, name))
-    return await _answer(request, name, generations, ChatReply(chat, name, int(time.time())), headers)
+    async with generating(request, chat, name, generations, len(generations)):
+        return await _answer(request, name, generations, ChatReply(chat, name, int(time.time())), headers)
 
 
 async def create_completion(request: web.Request) -> web.StreamResponse:
@@ -53,13 +60,15 @@ async def create_completion(request: web.Request) -> web.StreamResponse:
     name = await _find_model(request, completion)
     await _refuse_too_many(request, len(completion.prompt), completion.best_of or completion.n or 1)
     generations = completion_to_requests(completion, name, _defaults(request, name))
-    num_chars = await _prompt_lengths(request, completion, name)
-    reply = CompletionReply(completion, name, int(time.time()), num_chars)
-    if completion.stream and len(completion.prompt) > 1:
-        # Once the stream of several prompts has begun, none of them could be refused with a status of its own.
-        triton = request.app[TRITON]
-        await asyncio.gather(*(triton.check(name.model.slug, each) for each in generations[:: reply.num_per_prompt]))
-    return await _answer(request, name, generations, reply, headers)
+    num_per_prompt = len(generations) // len(completion.prompt)
+    async with generating(request, completion, name, generations, num_per_prompt):
+        num_chars = await _prompt_lengths(request, completion, name)
+        reply = CompletionReply(completion, name, int(time.time()), num_chars)
+        if completion.stream and len(completion.prompt) > 1:
+            # Once the stream of several prompts has begun, none of them could be refused with a status of its own.
+            triton = request.app[TRITON]
+            await asyncio.gather(*(triton.check(name.model.slug, each) for each in generations[::num_per_prompt]))
+        return await _answer(request, name, generations, reply, headers)
 
 
 async def _find_model(request: web.Request, body: GenerationBody) -> ModelName:
@@ -111,57 +120,107 @@ async def _answer(
     facts = request[FACTS]
     facts.id, facts.num_per_prompt = reply.id, reply.num_per_prompt
     triton, slug = request.app[TRITON], name.model.slug
-    async with aclosing(merged([triton.generate(slug, each) for each in generations])) as chunks:
-        if not generations[0].is_stream:
-            return json_response(reply.whole(await _collected(chunks, len(generations), facts)), headers=headers)
-        # Until the first chunk is there, nothing is sent: an error is still a status.
-        first = await anext(chunks)
-        response = web.StreamResponse(headers={**sse.HEADERS, **headers})
-        try:
-            await response.prepare(request)
-            await _write(response, first, chunks, Framer(reply), len(generations), facts)
-        except ConnectionResetError:
-            facts.error_code = CLIENT_CLOSED
-        return response
+    generations = [replace(each, request_id=facts.request_id) for each in generations]
+    record = StreamRecord(generations, reply.num_per_prompt)
+    request.app[OBSERVER].began_stream(facts, record)
+    merging = merged([triton.generate(slug, each) for each in generations])
+    with record.rules_kept():
+        async with aclosing(merging) as chunks:
+            return await _answer_with(request, reply, record, chunks, headers)
+
+
+async def _answer_with(
+    request: web.Request,
+    reply: Reply,
+    record: StreamRecord,
+    chunks: AsyncGenerator[tuple[int, GenerationChunk], None],
+    headers: Mapping[str, str],
+) -> web.StreamResponse:
+    facts = request[FACTS]
+    if not record.is_stream:
+        async with _within_time(request):
+            collected = await _collected(chunks, record, facts)
+        timing = server_timing(record.slowest, time.monotonic() - facts.started_at)
+        return json_response(reply.whole(collected), headers={**headers, "Server-Timing": timing})
+    response = web.StreamResponse(headers={**sse.HEADERS, **headers})
+    try:
+        async with Pings(request, response, request.app[SETTINGS].ping_interval_s) as pings:
+            await _write(request, response, pings, chunks, Framer(reply), record)
+    except ConnectionResetError:
+        facts.error_code = CLIENT_CLOSED
+    return response
+
+
+@asynccontextmanager
+async def _within_time(request: web.Request) -> AsyncIterator[None]:
+    """Stop what takes longer than a request may, from its beginning.
+
+    Raises:
+        GenerationTimeout: it did.
+    """
+    limit_s = request.app[SETTINGS].request_timeout_s
+    passed_s = time.monotonic() - request[FACTS].started_at
+    try:
+        async with asyncio.timeout(max(limit_s - passed_s, 0) if limit_s else None):
+            yield
+    except TimeoutError as exc:
+        raise GenerationTimeout(f"The answer took longer than {limit_s:g} seconds") from exc
 
 
 async def _collected(
-    chunks: AsyncIterator[tuple[int, GenerationChunk]], num_expected: int, facts: RequestFacts
+    chunks: AsyncIterator[tuple[int, GenerationChunk]], record: StreamRecord, facts: RequestFacts
 ) -> list[GenerationChunk]:
     """Return the only chunk of each completion, in the order in which they were asked for."""
     collected: dict[int, GenerationChunk] = {}
     async for index, chunk in chunks:
         facts.saw(index, chunk)
         collected[index] = chunk
-    return [collected[index] for index in range(num_expected)]
+    record.require_ends()
+    return [collected[index] for index in range(len(record.completions))]
 
 
 async def _write(
+    request: web.Request,
     response: web.StreamResponse,
-    first: tuple[int, GenerationChunk],
-    others: AsyncGenerator[tuple[int, GenerationChunk], None],
+    pings: Pings,
+    chunks: AsyncGenerator[tuple[int, GenerationChunk], None],
     framer: Framer,
-    num_running: int,
-    facts: RequestFacts,
+    record: StreamRecord,
 ) -> None:
-    """Write the events of a stream. What comes at once leaves at once: each write is a packet."""
-    unwritten = framer.opening()
-    index, chunk = first
+    """Write the events of a stream. What comes at once leaves at once: each write is a packet.
+
+    Until the first chunk is there nothing is sent, but for pings: without one, an error is still a status.
+
+    Raises:
+        Exception: of such an error.
+    """
+    facts = request[FACTS]
+    unwritten = b""
+    num_running = len(record.completions)
     try:
-        while True:
+        async with _within_time(request):
+            index, chunk = await anext(chunks)
             facts.saw(index, chunk)
-            unwritten += framer.frame(index, chunk)
-            num_running -= chunk.finish_reason is not None
-            if not num_running:
-                break
-            if unwritten:
-                await response.write(unwritten)
-                unwritten = b""
-            index, chunk = await anext(others)
+            await pings.prepare()
+            unwritten = framer.opening()
+            with record.rules_kept():
+                while True:
+                    unwritten += framer.frame(index, chunk)
+                    num_running -= chunk.finish_reason is not None
+                    if not num_running:
+                        break
+                    if unwritten:
+                        events, unwritten = unwritten, b""
+                        await response.write(events)
+                    index, chunk = await anext(chunks)
+                    facts.saw(index, chunk)
     except ConnectionResetError:
         raise  # the client is gone, so there is nobody to tell
     except Exception as exc:
+        await pings.settled()
+        if not response.prepared:
+            raise
         error = exc if isinstance(exc, APIError) else unexpected(exc, facts)
-        facts.error_code = error.code
+        facts.fail(error)
         unwritten += sse.error_event(error)
     await response.write_eof(unwritten + sse.DONE)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import logging
 import time
@@ -13,13 +14,23 @@ from urllib.parse import quote
 import orjson
 from aiohttp import web
 
+from frontend.access.caller import ANONYMOUS, Caller
 from frontend.drain import Drain
-from frontend.errors import APIError, ServerError
+from frontend.errors import (
+    APIError,
+    ModelNotFound,
+    ModelNotReady,
+    PermissionDenied,
+    RequestTimeout,
+    ServerError,
+    shown,
+)
 from frontend.models import ModelDirectory, ModelName
 from frontend.protocol.body import Body
 from frontend.protocol.reading import parse
 from frontend.replicas.pool import ReplicaPool
 from frontend.settings import Settings
+from frontend.telemetry.stream_record import StreamRecord
 from model_repository.generation import GenerationChunk
 
 logger = logging.getLogger(__name__)
@@ -28,6 +39,7 @@ SETTINGS = web.AppKey("settings", Settings)
 TRITON = web.AppKey("triton", ReplicaPool)
 MODELS = web.AppKey("models", ModelDirectory)
 DRAIN = web.AppKey("drain", Drain)
+IS_PUBLIC = web.AppKey("is_public", bool)  # the API, in contrast to the operations port
 
 CLIENT_CLOSED = "client_closed"  # the error code, in the log only, of a request whose client hung up
 MAX_IGNORED_PARAMS = 32  # in the header that lists them
@@ -45,15 +57,36 @@ class RequestFacts:
     num_per_prompt: int = 1  # completions that are drawn of each prompt
     num_input_tokens: int = 0
     num_output_tokens: int = 0
+    num_finished: int = 0  # completions that came to their end
+    num_chars: int = 0  # of text
     ttft_ms: float | None = None
     error_code: str | None = None  # of an error that came after the status
     labels: dict[str, str] = field(default_factory=dict)  # what the client wants to find again
+    caller: Caller = ANONYMOUS
+    # For metrics, log and traces.
+    served_model: str = "unknown"  # the id of what `model` stands for
+    error: APIError | None = None  # that it ended with, before or after the status
+    stream: StreamRecord | None = None  # once it generates
+    span: Any = None  # OpenTelemetry's, where it is traced
+    trace_id: str = ""  # likewise
+
+    def fail(self, error: APIError) -> None:
+        """Note the error that it ends with."""
+        self.error, self.error_code = error, error.code
 
     def saw(self, index: int, chunk: GenerationChunk) -> None:
-        """Note what a chunk of a completion says; of the completions of one prompt, the first counts it."""
+        """Note what a chunk of a completion says; of the completions of one prompt, the first counts it.
+
+        Raises:
+            StreamBroken: it says what no stream may say: it must not be passed on.
+        """
+        if self.stream is not None:
+            self.stream.saw(index, chunk)
         if self.ttft_ms is None:
             self.ttft_ms = (time.monotonic() - self.started_at) * 1000
+        self.num_chars += len(chunk.text)
         if chunk.usage is not None:
+            self.num_finished += 1
             self.num_input_tokens += 0 if index % self.num_per_prompt else chunk.usage.num_input_tokens
             self.num_output_tokens += chunk.usage.num_output_tokens
 
@@ -74,7 +107,13 @@ async def read_body[Request: Body](request: web.Request, model: type[Request]) -
     Raises:
         APIError: it breaks a rule.
     """
-    body, unknown = parse(model, await request.read(), request.app[SETTINGS])
+    settings = request.app[SETTINGS]
+    try:
+        async with asyncio.timeout(settings.body_timeout_s):
+            content = await request.read()
+    except TimeoutError as exc:
+        raise RequestTimeout(f"The body took longer than {settings.body_timeout_s:g} seconds") from exc
+    body, unknown = parse(model, content, settings)
     return body, {"x-ignored-params": _ignored_params(unknown)} if unknown else {}
 
 
@@ -82,10 +121,22 @@ async def find_model(request: web.Request, asked: str) -> ModelName:
     """Note the model's name, as the client has it, and return what it stands for.
 
     Raises:
+        PermissionDenied: the caller's key does not allow it; whether there is such a model, it does not tell.
         APIError: nothing is served by that name, or not now.
     """
-    request[FACTS].model = asked
-    return await request.app[MODELS].get(asked)
+    facts = request[FACTS]
+    facts.model = asked
+    refusal = PermissionDenied(f"model={shown(asked)}: the API key does not allow it", param="model")
+    try:
+        name = await request.app[MODELS].get(asked)
+    except (ModelNotFound, ModelNotReady):
+        if not facts.caller.may_name(asked):
+            raise refusal from None
+        raise
+    if not facts.caller.may_use(name):
+        raise refusal
+    facts.served_model = name.model.id
+    return name
 
 
 def json_response(body: Any, *, status: int = 200, headers: Mapping[str, str] | None = None) -> web.Response:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Literal, NotRequired, TypedDict
 
+type ServiceTier = Literal["default", "flex", "priority"]
+
 
 class PromptTokensDetails(TypedDict):
     """Parts of prompt_tokens."""
@@ -64,6 +66,7 @@ class Completion(TypedDict):
     created: int
     model: str
     system_fingerprint: str
+    service_tier: NotRequired[ServiceTier]  # where the request named one
     choices: list[CompletionChoice]
     usage: NotRequired[Usage | None]
     obfuscation: NotRequired[str]
@@ -148,6 +151,7 @@ class ChatCompletion(TypedDict):
     created: int
     model: str
     system_fingerprint: str
+    service_tier: NotRequired[ServiceTier]  # where the request named one
     choices: list[ChatChoice]
     usage: Usage
 
@@ -180,6 +184,7 @@ class ChatCompletionChunk(TypedDict):
     created: int
     model: str
     system_fingerprint: str
+    service_tier: NotRequired[ServiceTier]  # where the request named one
     choices: list[ChunkChoice]
     usage: NotRequired[Usage | None]
     obfuscation: NotRequired[str]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BeforeValidator, FailFast, Field, field_validator, model_validator
+from pydantic import BeforeValidator, FailFast, Field, ValidationInfo, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from frontend.protocol.body import MAX_INT32, Body, broken_rule, limits_of, needs
@@ -109,12 +109,21 @@ _TOOL: dict[str, Any] = {
 }
 
 
-def messages_from(value: Any) -> Any:
-    """Return messages as objects; a bare string, or each of a list, is what the user says (Horay.ai's wording)."""
+def messages_from(value: Any, info: ValidationInfo) -> Any:
+    """Return messages as objects; a bare string, or each of a list, is what the user says (Horay.ai's wording).
+
+    Their parts are counted before any of them is checked: a body has room for hundreds of thousands.
+    """
     if isinstance(value, str):
         value = [value]
     if isinstance(value, list) and value and all(isinstance(item, str) for item in value):
         return [{"role": "user", "content": item} for item in value]
+    limit = (info.context or {}).get("max_content_parts")
+    if limit is not None and isinstance(value, list):
+        contents = (message.get("content") for message in value if isinstance(message, dict))
+        num_parts = sum(len(content) for content in contents if isinstance(content, list))
+        if num_parts > limit:
+            raise PydanticCustomError("too_long", f"{num_parts} content parts are more than {limit}")
     return value
 
 

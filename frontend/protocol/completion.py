@@ -18,9 +18,12 @@ MAX_LOGPROBS = 5  # OpenAI's
 type Prompt = str | list[int]
 
 
-def _prompts(value: Any) -> list[Prompt]:
+def _prompts(value: Any, info: ValidationInfo) -> list[Prompt]:
     """Return the four forms of a prompt as one: a list of texts and lists of token ids, none of them empty."""
     if isinstance(value, list) and value and isinstance(value[0], str | list):
+        limit = (info.context or {}).get("max_prompts")
+        if limit is not None and len(value) > limit:
+            raise PydanticCustomError("too_long", f"{len(value)} prompts are more than {limit}")
         for item in value:
             if type(item) is not type(value[0]):
                 raise PydanticCustomError("prompt_type", "the prompts must be all texts or all lists of token ids")

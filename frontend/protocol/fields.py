@@ -8,6 +8,8 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
+from frontend.limits.asks import Priority
+from frontend.protocol.answers import ServiceTier
 from frontend.protocol.body import MAX_INT32, Body, broken_rule, limits_of, needs
 from frontend.protocol.response_format import ResponseFormat, StructuredOutputs
 from model_repository import contract
@@ -21,13 +23,11 @@ REFUSED: dict[str, tuple[Any, ...]] = {
     "moderation": (),
     "reasoning_effort": ("none",),
     "verbosity": ("medium",),
-    "service_tier": ("auto", "default"),
     "store": (False,),
     "prompt_cache_retention": ("in_memory",),
     "prompt_cache_options": ({},),
     "chat_template": (),
     "prompt_logprobs": (),
-    "priority": (0,),
     "use_beam_search": (False,),
     "length_penalty": (1,),
     "bad_words": ([],),
@@ -234,6 +234,20 @@ class GenerationBody(Body):
             description="under load, tokens gather for so long at most before they are sent; 0: each is sent at once",
         ),
     ] = None
+    # How urgent it is, against others that wait for the model.
+    service_tier: Annotated[
+        Literal["auto", "default", "flex", "priority"] | None,
+        Field(examples=["flex"], description="flex waits longer, priority shorter; the answer repeats it"),
+    ] = None
+    priority: Annotated[
+        int | None,
+        Field(
+            ge=-MAX_INT32,
+            le=MAX_INT32,
+            examples=[1],
+            description="vLLM's name of it: below 0 is service_tier priority, above 0 is flex",
+        ),
+    ] = None
     # Bookkeeping: changes no answer, goes to the log.
     user: Annotated[str | None, Field(examples=["u-1"], description="bookkeeping")] = None
     metadata: Annotated[dict[str, Any] | None, Field(examples=[{"run": "1"}], description="bookkeeping")] = None
@@ -262,6 +276,24 @@ class GenerationBody(Body):
             if getattr(self, name) is not None and not self.stream:
                 raise broken_rule(name, f"`{name}` can only be used when `stream` is True")
         return self
+
+    @model_validator(mode="after")
+    def _says_its_urgency_once(self) -> Self:
+        if self.priority and self.service_tier not in (None, "auto", self.tier()):
+            raise broken_rule("priority", f"it is service_tier {self.tier()} by another name, and they differ")
+        return self
+
+    def urgency(self) -> Priority:
+        """Return the class in which the request waits for the model."""
+        return {"priority": Priority.HIGH, "flex": Priority.LOW}.get(self.tier() or "", Priority.NORMAL)
+
+    def tier(self) -> ServiceTier | None:
+        """Return OpenAI's name of that class; None where the request does not say."""
+        if self.priority:
+            return "priority" if self.priority < 0 else "flex"
+        if self.service_tier is None and self.priority is None:
+            return None
+        return self.service_tier if self.service_tier in ("flex", "priority") else "default"
 
     def bookkeeping(self) -> dict[str, Any]:
         """Return what the client wants to find again in the log."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from typing import Any
 
 import orjson
@@ -21,10 +20,10 @@ from frontend.protocol.body import Body
 from frontend.settings import Settings
 from model_repository.nesting import levels
 
-MAX_DEPTH = 128  # of lists and objects in a body: what serializes one has limits of its own
+_MAX_CONTAINERS = 20_000  # lists and objects in a body
 
 
-def json_object(body: bytes) -> dict[str, Any]:
+def json_object(body: bytes, max_depth: int) -> dict[str, Any]:
     """Parse a body. Lone surrogates, NaN, Infinity and bottomless nesting are no JSON here.
 
     Raises:
@@ -36,15 +35,21 @@ def json_object(body: bytes) -> dict[str, Any]:
         raise InvalidJSON(f"The body is not valid JSON in UTF-8: {exc}") from exc
     if not isinstance(value, dict):
         raise InvalidJSON(f"The body must be a JSON object, not {shown(value)}")
-    if body.count(b"{") + body.count(b"[") > MAX_DEPTH and _is_deeper_than(MAX_DEPTH, value):
-        raise InvalidJSON(f"The body is nested deeper than {MAX_DEPTH} levels")
+    if body.count(b"{") + body.count(b"[") > max_depth:
+        _refuse_bombs(value, max_depth)
     return value
 
 
-def _is_deeper_than(limit: int, value: Any) -> bool:
-    """Whether lists and objects stand in one another more than so many times."""
-    level = next(itertools.islice(levels(value), limit, None), [])
-    return any(isinstance(item, dict | list) for item in level)
+def _refuse_bombs(value: Any, max_depth: int) -> None:
+    """Refuse lists and objects that stand in one another too often, or are too many: each costs a check later."""
+    num_containers = 0
+    for depth, level in enumerate(levels(value)):
+        num_here = sum(isinstance(item, dict | list) for item in level)
+        num_containers += num_here
+        if num_containers > _MAX_CONTAINERS:
+            raise InvalidJSON(f"The body has more than {_MAX_CONTAINERS} lists and objects")
+        if num_here and depth >= max_depth:
+            raise InvalidJSON(f"The body is nested deeper than {max_depth} levels")
 
 
 def parse[Request: Body](model: type[Request], body: bytes, settings: Settings) -> tuple[Request, list[str]]:
@@ -53,11 +58,16 @@ def parse[Request: Body](model: type[Request], body: bytes, settings: Settings) 
     Raises:
         APIError: the body breaks a rule; the error names field, value and rule.
     """
-    value = json_object(body)
+    value = json_object(body, settings.max_json_depth)
     if settings.default_model and value.get("model") is None:
         value["model"] = settings.default_model
+    context = {
+        "max_logprobs": settings.max_logprobs,
+        "max_content_parts": settings.max_content_parts,
+        "max_prompts": settings.max_choices,
+    }
     try:
-        request = model.model_validate(value, by_alias=True, context={"max_logprobs": settings.max_logprobs})
+        request = model.model_validate(value, by_alias=True, context=context)
     except ValidationError as exc:
         raise _error_from_validation(exc, settings.validation_status) from exc
     unknown = _refuse_unsupported(request)

@@ -35,14 +35,15 @@ class ReplicaPool:
     """
 
     def __init__(self, replicas: Sequence[Replica], retry_share: float) -> None:
-        self._replicas = tuple(replicas)
+        self.replicas = tuple(replicas)
         self._budget = RetryBudget(retry_share)
         self._union = ModelUnion()
+        self._end_error: APIError | None = None  # with which everything was ended
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Watch the replicas within the block."""
-        tasks = [asyncio.create_task(replica.run()) for replica in self._replicas]
+        tasks = [asyncio.create_task(replica.run()) for replica in self.replicas]
         try:
             yield
         finally:
@@ -52,16 +53,16 @@ class ReplicaPool:
 
     def endpoints(self) -> dict[str, str]:
         """Return what each endpoint is worth: `ready`, or the code of the error that it last brought."""
-        errors = {replica.endpoint: replica.models.error for replica in self._replicas}
+        errors = {replica.endpoint: replica.models.error for replica in self.replicas}
         return {endpoint: "ready" if error is None else str(error.code) for endpoint, error in errors.items()}
 
     def states_by_endpoint(self) -> dict[str, dict[str, str]]:
         """Return the state of each model at each endpoint that serves it, by id."""
-        return {replica.endpoint: replica.states() for replica in self._replicas}
+        return {replica.endpoint: replica.states() for replica in self.replicas}
 
     def state_of(self, slug: str) -> str:
         """Return `ready` if the model is at one endpoint at least, else what keeps it from answering."""
-        states = {state for replica in self._replicas if (state := replica.state_of(slug)) is not None}
+        states = {state for replica in self.replicas if (state := replica.state_of(slug)) is not None}
         return "ready" if "ready" in states else ", ".join(sorted(states))
 
     def require_available(self, slug: str) -> None:
@@ -80,6 +81,8 @@ class ReplicaPool:
         Raises:
             APIError: the request was refused, or failed.
         """
+        if self._end_error is not None:  # it may have waited for its turn until now
+            raise self._end_error
         self._budget.count_request()
         replica = self._choose(slug, request.lora_name)
         has_begun = is_second = False
@@ -107,7 +110,7 @@ class ReplicaPool:
         Raises:
             APIError: none of them does.
         """
-        tasks = {replica: replica.models.refreshing() for replica in self._replicas}
+        tasks = {replica: replica.models.refreshing() for replica in self.replicas}
         present = [task for replica, task in tasks.items() if replica.models.error is None]
         if present:
             await asyncio.wait(present, timeout=_PATIENCE_S)
@@ -116,10 +119,10 @@ class ReplicaPool:
         for replica, task in tasks.items():
             if task in present and not task.done():
                 replica.models.error = TritonTimeout()
-        errors = [replica.models.error for replica in self._replicas]
+        errors = [replica.models.error for replica in self.replicas]
         if all(errors) and errors[0] is not None:
             raise errors[0]
-        return self._union.of({replica.endpoint: replica.models for replica in self._replicas})
+        return self._union.of({replica.endpoint: replica.models for replica in self.replicas})
 
     async def check(self, slug: str, request: GenerationRequest) -> None:
         """Have the tokenizer stage look at a request, without generating anything.
@@ -150,12 +153,13 @@ class ReplicaPool:
         )
 
     def end_all(self, error: APIError) -> int:
-        """End every generation under way with an error; return how many there were."""
-        return sum(replica.triton.end_all(error) for replica in self._replicas)
+        """End every generation under way, and those that would begin, with an error; return how many are under way."""
+        self._end_error = error
+        return sum(replica.triton.end_all(error) for replica in self.replicas)
 
     async def close(self) -> None:
         """Let go of every connection."""
-        await asyncio.gather(*(replica.triton.close() for replica in self._replicas))
+        await asyncio.gather(*(replica.triton.close() for replica in self.replicas))
 
     async def _ask[Answer](self, slug: str, ask: Callable[[Triton], Awaitable[Answer]]) -> Answer:
         self._budget.count_request()
@@ -176,7 +180,7 @@ class ReplicaPool:
         Raises:
             APIError: none can.
         """
-        able = [each for each in self._replicas if each is not other_than and each.state_of(slug, lora_name) == "ready"]
+        able = [each for each in self.replicas if each is not other_than and each.state_of(slug, lora_name) == "ready"]
         if able:
             fewest = min(replica.num_in_flight for replica in able)
             return random.choice([replica for replica in able if replica.num_in_flight == fewest])

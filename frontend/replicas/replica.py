@@ -16,6 +16,7 @@ from frontend.errors import (
     ModelNotReady,
     NotFound,
     Overloaded,
+    ReaderTooSlow,
     StageUnhealthy,
     TritonUnreachable,
 )
@@ -23,6 +24,7 @@ from frontend.models import ModelDirectory, Triton
 from frontend.probe import generate_one_token
 from frontend.replicas.circuit_breaker import CircuitBreaker
 from frontend.settings import Settings
+from model_repository.stage_messages import EngineStats
 
 logger = logging.getLogger(__name__)
 
@@ -34,16 +36,22 @@ class Replica:
         endpoint: its host:port, for people.
         triton: the connection to it; this closes it.
         clock: monotonic seconds.
+        on_look: told a model's id and what its engine says of itself here, None when it did not answer.
     """
 
     def __init__(
-        self, endpoint: str, triton: Triton, settings: Settings, clock: Callable[[], float] = time.monotonic
+        self,
+        endpoint: str,
+        triton: Triton,
+        settings: Settings,
+        clock: Callable[[], float] = time.monotonic,
+        on_look: Callable[[str, EngineStats | None], None] = lambda model, stats: None,
     ) -> None:
         self.endpoint = endpoint
         self.triton = triton
         self.num_in_flight = 0  # of this process
         self.models = ModelDirectory(triton, clock)
-        self.watch = EngineWatch(triton, self.models, settings, clock)
+        self.watch = EngineWatch(triton, self.models, settings, clock, on_look)
         self.watch.on_lost = self.open_circuit
         self._settings = settings
         self._clock = clock
@@ -127,7 +135,7 @@ class Replica:
 
     def _failed(self, slug: str, exc: APIError) -> None:
         match exc:
-            case InvalidRequest() | NotFound() | ModelNotReady() | Draining():
+            case InvalidRequest() | ReaderTooSlow() | NotFound() | ModelNotReady() | Draining():
                 return  # the client's mistake, or nobody's
             case TritonUnreachable() | StageUnhealthy():
                 self.open_circuit(slug)

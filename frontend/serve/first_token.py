@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import ssl
 import time
 from typing import Any
 
@@ -11,16 +12,18 @@ _POLL_S = 0.05
 _REQUEST_TIMEOUT_S = 60.0  # the first token of a large model may take that long
 
 
-def wait_for_first_tokens(host: str, port: int, deadline: float) -> list[str]:
+def wait_for_first_tokens(host: str, port: int, deadline: float, key: str = "", *, is_tls: bool = False) -> list[str]:
     """Wait until the frontend is ready and every model that it lists has made a token; return the models' ids.
 
     Args:
         deadline: of time.monotonic().
+        key: the API key to ask with; empty: none is needed.
+        is_tls: whether it speaks TLS; it is our own child, so its certificate is not looked at.
 
     Raises:
         TimeoutError: with the last answer that was not the wanted one.
     """
-    frontend = _Frontend(host, port, deadline)
+    frontend = _Frontend(host, port, deadline, key, is_tls)
     frontend.wanted("GET", "/health/ready")
     while not (model_ids := [model["id"] for model in frontend.wanted("GET", "/v1/models")["data"]]):
         if time.monotonic() >= deadline:
@@ -32,9 +35,11 @@ def wait_for_first_tokens(host: str, port: int, deadline: float) -> list[str]:
 
 
 class _Frontend:
-    def __init__(self, host: str, port: int, deadline: float) -> None:
+    def __init__(self, host: str, port: int, deadline: float, key: str, is_tls: bool) -> None:
+        self._context = ssl._create_unverified_context() if is_tls else None
         self._address = host, port
         self._deadline = deadline
+        self._headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
 
     def wanted(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
         """Send the request until it is answered with 200, and return that answer."""
@@ -49,13 +54,17 @@ class _Frontend:
     def _answer(self, method: str, path: str, body: dict[str, Any] | None) -> tuple[int | None, str]:
         """Return the status, None when there was none, and what was said."""
         timeout_s = min(max(self._deadline - time.monotonic(), 0.1), _REQUEST_TIMEOUT_S)
-        connection = http.client.HTTPConnection(*self._address, timeout=timeout_s)
+        connection = self._connection(timeout_s)
         try:
-            headers = {"Content-Type": "application/json"}
-            connection.request(method, path, None if body is None else json.dumps(body), headers)
+            connection.request(method, path, None if body is None else json.dumps(body), self._headers)
             response = connection.getresponse()
             return response.status, response.read().decode("utf-8", "replace")
         except (OSError, http.client.HTTPException) as exc:
             return None, str(exc) or type(exc).__name__
         finally:
             connection.close()
+
+    def _connection(self, timeout_s: float) -> http.client.HTTPConnection:
+        if self._context is None:
+            return http.client.HTTPConnection(*self._address, timeout=timeout_s)
+        return http.client.HTTPSConnection(*self._address, timeout=timeout_s, context=self._context)

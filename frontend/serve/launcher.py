@@ -17,6 +17,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Self, TextIO
 
+from frontend.access.secret import hash_of, new_key
 from frontend.options import settings_to_arguments
 from frontend.serve.checks import (
     PortChoice,
@@ -62,6 +63,9 @@ class LauncherSettings:
     max_triton_restarts: int = 5  # after it was ready, in ten minutes; then the launcher ends
 
     def __post_init__(self) -> None:
+        if self.frontend.tls_client_ca:
+            rule = "serve asks the frontend itself and has no certificate; run api and tritonserver instead"
+            raise SettingsError(f"tls_client_ca={self.frontend.tls_client_ca!r}: {rule}")
         for choice in self.port_choices():
             if not 0 <= choice.port <= 65535:
                 raise SettingsError(f"{choice.flag}={choice.port}: must be a whole number from 0 to 65535")
@@ -77,11 +81,13 @@ class LauncherSettings:
 
     def port_choices(self) -> list[PortChoice]:
         """Return every port that is listened on."""
+        frontend = self.frontend
         return [
-            PortChoice("--port", self.frontend.host, self.frontend.port),
+            PortChoice("--port", frontend.host, frontend.port),
             PortChoice("--triton-grpc-port", ADDRESS, self.triton_grpc_port),
             PortChoice("--triton-metrics-port", ADDRESS, self.triton_metrics_port),
             PortChoice("--triton-http-port", ADDRESS, self.triton_http_port),
+            *([PortChoice("--admin-port", frontend.admin_host, frontend.admin_port)] if frontend.admin_port else []),
         ]
 
 
@@ -107,6 +113,7 @@ class Launcher:
         self._cleanup = ExitStack()
         self._restarts = RestartPlan(settings.max_triton_restarts)
         self._is_stopping = False
+        self._key = ""  # of this launcher, where the frontend wants keys
 
     def __enter__(self) -> Self:
         """Check everything and prepare the children.
@@ -134,7 +141,8 @@ class Launcher:
     def url(self) -> str:
         """Where this machine reaches the frontend."""
         host, port = self._address
-        return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+        scheme = "https" if self._settings.frontend.tls_cert else "http"
+        return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
     def start(self) -> None:
         """Start both children."""
@@ -233,6 +241,9 @@ class Launcher:
         )
         endpoint = f"{ADDRESS}:{self.triton_ports.grpc}"
         self.frontend_settings = replace(self._settings.frontend, port=ports["--port"], triton_endpoints=(endpoint,))
+        if self.frontend_settings.key_file:
+            self._key = new_key()
+            self.frontend_settings = replace(self.frontend_settings, launcher_key_sha256=hash_of(self._key))
 
     def _prepare_children(self, state_dir: Path, mark: str) -> None:
         self._mark, settings = mark, self._settings
@@ -253,7 +264,8 @@ class Launcher:
 
     def _ask_for_first_tokens(self, deadline: float) -> None:
         try:
-            self._events.put(wait_for_first_tokens(*self._address, deadline))
+            is_tls = bool(self.frontend_settings.tls_cert)
+            self._events.put(wait_for_first_tokens(*self._address, deadline, self._key, is_tls=is_tls))
         except TimeoutError as exc:
             self._events.put(exc)
 
@@ -271,7 +283,8 @@ def serve(settings: LauncherSettings, out: TextIO, err: TextIO) -> int:
     try:
         with launcher:
             launcher.start()
-            _say(_ready_message(launcher.url, launcher.wait_until_ready()), out)
+            has_keys = bool(settings.frontend.key_file)
+            _say(_ready_message(launcher.url, launcher.wait_until_ready(), has_keys), out)
             launcher.watch()
     except Interrupted:
         return 0
@@ -304,9 +317,11 @@ def _say(text: str, stream: TextIO) -> None:
     stream.flush()
 
 
-def _ready_message(url: str, model_ids: list[str]) -> str:
+def _ready_message(url: str, model_ids: list[str], has_keys: bool) -> str:
     question = {"model": model_ids[0], "messages": [{"role": "user", "content": "What is the capital of France?"}]}
+    key = ' -H "Authorization: Bearer $API_KEY"' if has_keys else ""
+    headers = f"-H 'Content-Type: application/json'{key}"
     return (
         f"\nReady: {url} serves {', '.join(model_ids)}. Ctrl-C stops it. Try:\n\n"
-        f"  curl {url}/v1/chat/completions -H 'Content-Type: application/json' -d {shlex.quote(json.dumps(question))}\n"
+        f"  curl {url}/v1/chat/completions {headers} -d {shlex.quote(json.dumps(question))}\n"
     )

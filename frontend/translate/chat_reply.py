@@ -58,6 +58,7 @@ class ChatReply:
         self.num_per_prompt = chat.n or 1
         self._created = created
         self._name = name
+        self._service_tier = chat.tier()
         options = chat.stream_options
         self._has_usage = options is not None and bool(options.include_usage)
         self._is_padded = options is not None and bool(options.include_obfuscation)
@@ -103,7 +104,7 @@ class ChatReply:
     def whole(self, chunks: Sequence[GenerationChunk]) -> ChatCompletion:
         """Return the answer of a request that does not stream: one chunk for each choice."""
         usages = [chunk.usage for chunk in chunks if chunk.usage is not None]
-        return {
+        whole: ChatCompletion = {
             "id": self.id,
             "object": "chat.completion",
             "created": self._created,
@@ -112,6 +113,9 @@ class ChatReply:
             "choices": [self._whole_choice(index, chunk) for index, chunk in enumerate(chunks)],
             "usage": total_usage(usages, len(chunks)),
         }
+        if self._service_tier is not None:
+            whole["service_tier"] = self._service_tier
+        return whole
 
     def _whole_choice(self, index: int, chunk: GenerationChunk) -> ChatChoice:
         choice = self._choices[index]
@@ -204,6 +208,8 @@ class ChatReply:
             "system_fingerprint": self._name.model.fingerprint,
             "choices": list(choices),
         }
+        if self._service_tier is not None:
+            chunk["service_tier"] = self._service_tier
         if self._has_usage:
             chunk["usage"] = None
         if self._is_padded and choices:

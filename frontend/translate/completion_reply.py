@@ -31,6 +31,7 @@ class CompletionReply:
         self.id = f"cmpl-{secrets.token_hex(16)}"
         self._created = created
         self._name = name
+        self._service_tier = completion.tier()
         self._num_chosen = completion.n or 1
         self.num_per_prompt = completion.best_of or self._num_chosen
         self._has_logprobs = completion.logprobs is not None
@@ -102,7 +103,7 @@ class CompletionReply:
         return choice
 
     def _completion(self, choices: list[CompletionChoice]) -> Completion:
-        return {
+        whole: Completion = {
             "id": self.id,
             "object": "text_completion",
             "created": self._created,
@@ -110,6 +111,9 @@ class CompletionReply:
             "system_fingerprint": self._name.model.fingerprint,
             "choices": choices,
         }
+        if self._service_tier is not None:
+            whole["service_tier"] = self._service_tier
+        return whole
 
     def _usage(self) -> Usage:
         return total_usage([self._usages[index] for index in range(self._num_choices)], self.num_per_prompt)

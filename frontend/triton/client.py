@@ -244,6 +244,23 @@ class TritonClient:
             request = service_pb2.RepositoryModelLoadRequest(model_name=name)
             await self._unary(self._stub.RepositoryModelLoad, request, timeout_s=_LOAD_TIMEOUT_S)
 
+    async def repository(self) -> set[str]:
+        """Return the slugs of all models that Triton could load.
+
+        Raises:
+            APIError: Triton did not answer.
+        """
+        index = await self._unary(self._stub.RepositoryIndex, service_pb2.RepositoryIndexRequest())
+        return {entry.name for entry in index.models if contract.slug_of_stage(entry.name) == entry.name}
+
+    async def fail_running(self, slug: str) -> None:
+        """Have a model's engine end everything that it works on with an error, whoever asked for it.
+
+        Raises:
+            APIError: it did not answer.
+        """
+        await self._control(slug, {"fail": "running"}, _RPC_TIMEOUT_S)
+
     async def close(self) -> None:
         """Let go of the connection, once the cancellations under way have been told."""
         self.end_all(errors.TritonUnreachable())

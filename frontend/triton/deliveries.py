@@ -32,7 +32,8 @@ _DELIVERY_BYTES = 2_000
 _ERROR_BYTES = 15_000
 # From the end of the deliveries, and of what we send, to the end of the call.
 END_TIMEOUT_S = 5.0
-_OPENING_ID = "deliveries"  # of the request that opens the stream; the others have numbers
+_OPENING_ID = "deliveries"  # of the request that opens the stream; the others have numbers, ...
+_ID_MARK = "/"  # ... and after this mark what logs call them: Triton hands its request id to every stage
 
 
 class DeliveryCall:
@@ -44,7 +45,7 @@ class DeliveryCall:
         stub: of Triton's gRPC service.
         slug: the model's.
         on_end: told of itself once it takes no more requests.
-        on_stray: told the cancel key of a request that the engine has taken although its reader had left.
+        on_stray: told the cancel key of a request that the engine has although its reader has left or is too slow.
         ask_epoch: returns the engine's epoch, None where it does not say.
     """
 
@@ -98,9 +99,14 @@ class DeliveryCall:
             contract.DELIVERY_KEY.name: array(contract.DELIVERY_KEY, self._key),
             contract.DELIVERY_NUMBER.name: array(contract.DELIVERY_NUMBER, number),
         }
-        message = infer_request(self._slug, request_to_tensors(request) | delivery, str(number))
+        message = infer_request(
+            self._slug, request_to_tensors(request) | delivery, f"{number}{_ID_MARK}{request.request_id}"
+        )
         self._unsent.put_nowait(message)
-        mailbox = self._mailboxes[number] = Mailbox(lambda: self._leave(number, request.cancel_key))
+        mailbox = self._mailboxes[number] = Mailbox(
+            on_leave=lambda: self._leave(number, request.cancel_key),
+            on_overflow=lambda: self._on_stray(request.cancel_key),  # its reader may be stuck for long
+        )
         return mailbox
 
     def fail_waiting(self, error: APIError) -> int:
@@ -195,11 +201,13 @@ class DeliveryCall:
             APIError: it is everybody's.
         """
         # An engine that does not know the stream is not the one that opened it: the others wait in vain.
-        if not request_id.isdecimal() or isinstance(error, errors.DeliveriesNotOpen):
+        digits = request_id.partition(_ID_MARK)[0]
+        if not digits.isdecimal() or isinstance(error, errors.DeliveriesNotOpen):
             raise error
         self._num_errors += 1
-        self._cancel_keys_left.pop(int(request_id), None)
-        if mailbox := self._mailboxes.get(int(request_id)):
+        number = int(digits)
+        self._cancel_keys_left.pop(number, None)
+        if mailbox := self._mailboxes.get(number):
             mailbox.is_waiting = False
             mailbox.fail(error)
 

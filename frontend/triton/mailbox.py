@@ -6,8 +6,12 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 
-from frontend.errors import APIError
+from frontend.errors import APIError, ReaderTooSlow
 from model_repository.generation import GenerationChunk
+
+# A reader that is further behind is cut: some megabytes of memory. A token counts as one, and so does each log
+# probability that comes with it.
+MAX_UNREAD = 16_384
 
 
 class Mailbox:
@@ -15,19 +19,26 @@ class Mailbox:
 
     Args:
         on_leave: what to do once nobody reads it any more.
+        on_overflow: what to do when more has come than is kept for a reader.
     """
 
-    def __init__(self, on_leave: Callable[[], None]) -> None:
+    def __init__(self, on_leave: Callable[[], None], on_overflow: Callable[[], None] = lambda: None) -> None:
         self.is_waiting = True  # until Triton says something of the request: that the engine has it, or an error
         self.is_engine_lost = False
         self.leave = on_leave
+        self._on_overflow = on_overflow
+        self._num_unread = 0
         self._chunks: deque[GenerationChunk] = deque()
         self._error: APIError | None = None
         self._waiter: asyncio.Future[None] | None = None
 
     def put(self, chunk: GenerationChunk) -> None:
         """Add the next chunk."""
-        if chunk.text or not chunk.is_text:  # tokens without bytes say nothing
+        if self._error is None and (chunk.text or not chunk.is_text):  # tokens without bytes say nothing
+            self._num_unread += 1 if chunk.is_text else _weight(chunk)
+            if self._num_unread > MAX_UNREAD and self._chunks:
+                self._overflow()
+                return
             self._chunks.append(chunk)
             self._wake()
 
@@ -60,13 +71,26 @@ class Mailbox:
         """
         await self.ready()
         chunk = self._chunks.popleft()
+        self._num_unread -= 1 if chunk.is_text else _weight(chunk)
         if not self._chunks or not chunk.is_text:
             return chunk
         texts = [chunk.text]
         while self._chunks and self._chunks[0].is_text:
             texts.append(self._chunks.popleft().text)
+        self._num_unread -= len(texts) - 1
         return GenerationChunk(text="".join(texts))
+
+    def _overflow(self) -> None:
+        """Keep nothing more: what has come is of no use without the rest."""
+        self._chunks.clear()
+        self.fail(ReaderTooSlow())
+        self._on_overflow()
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
+
+
+def _weight(chunk: GenerationChunk) -> int:
+    """Return how much a chunk counts among what was not read."""
+    return 1 + len(chunk.token_ids) + sum(1 + len(token.top) for token in chunk.logprobs)

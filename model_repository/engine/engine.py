@@ -82,7 +82,7 @@ class Engine:
         self._step_started_s: float | None = None
         self._num_steps = self._num_step_tokens = self._max_step_sequences = 0
         self._num_finished = self._num_cancelled = 0
-        self._last_cancel_to_free_s = 0.0
+        self._last_cancel_to_free_s = self._cancel_to_free_s = 0.0
         self._probed_s = clock()  # when silent sequences were last looked for
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
@@ -100,14 +100,17 @@ class Engine:
 
     # --- called from any thread ---------------------------------------------------------------------------------
 
-    def submit(self, request: EngineRequest, responder: Responder) -> None:
+    def submit(self, request: EngineRequest, responder: Responder, request_id: str = "") -> None:
         """Queue a request; its answer goes to the responder.
+
+        Args:
+            request_id: what logs call it.
 
         Raises:
             EngineFailed: nobody is there to answer it.
         """
         self._check_alive()
-        self._post(lambda: self._admit(request, responder))
+        self._post(lambda: self._admit(request, responder, request_id))
 
     def open_deliveries(self, key: str, responder: DeliveryResponder) -> None:
         """Open a stream of deliveries for the requests that name this key; its first delivery is empty.
@@ -127,6 +130,10 @@ class Engine:
         """Cancel a sequence by the number in its releases, or all sequences of a stream by that in its deliveries."""
         arrived_s = self._clock()
         self._post(lambda: self._cancel(number, arrived_s))
+
+    def fail_running(self) -> None:
+        """End all that is running or waiting with an error: the model is being unloaded, and its time is up."""
+        self._post(lambda: self._fail_all(EngineFailed("the model is being unloaded")))
 
     def stats(self) -> EngineStats:
         """Return what the engine is doing now.
@@ -151,6 +158,7 @@ class Engine:
             num_deliveries=self._streams.num_deliveries,
             num_delivered=self._streams.num_delivered,
             last_cancel_to_free_ms=self._last_cancel_to_free_s * 1e3,
+            cancel_to_free_ms=self._cancel_to_free_s * 1e3,
             step_age_ms=0.0 if step_started_s is None else (self._clock() - step_started_s) * 1e3,
         )
 
@@ -226,7 +234,9 @@ class Engine:
         if sequence is None or sequence.finish_reason is not None:
             return  # a step brought more tokens than the sequence wanted
         if output.error is not None:
-            logger.warning("sequence %d failed: %s", sequence.number, output.error.code)
+            logger.warning(
+                "sequence %d failed: %s request_id=%s", sequence.number, output.error.code, sequence.request_id
+            )
             self._fail(sequence, output.error)
             return
         sequence.take(output, self._clock())
@@ -242,6 +252,7 @@ class Engine:
             if release.finish_reason is not None:
                 self._forget(sequence)
                 self._num_finished += 1
+                logger.info("%s", sequence.outcome())
             self._send(sequence, release)
 
     def _probe(self) -> None:
@@ -266,23 +277,27 @@ class Engine:
         try:
             sequence.responder.send(release)
         except Exception:
-            logger.exception("sequence %d: a response could not be sent, it is cancelled", sequence.number)
+            logger.exception(
+                "sequence %d: a response could not be sent, it is cancelled request_id=%s",
+                sequence.number,
+                sequence.request_id,
+            )
             self._cancel(sequence.number, self._clock())
 
-    def _admit(self, request: EngineRequest, responder: Responder) -> None:
+    def _admit(self, request: EngineRequest, responder: Responder, request_id: str) -> None:
         with contextlib.suppress(Exception):  # one that cannot be told must not take the others with it
             try:
-                is_answered = self._take_in(request, responder)
+                is_answered = self._take_in(request, responder, request_id)
             except StageError as error:
                 responder.fail(error)
             except BaseException:  # a panic in Rust code too
-                logger.exception("the runtime did not take a request")
+                logger.exception("the runtime did not take a request request_id=%s", request_id)
                 responder.fail(InternalError())
             else:
                 if not is_answered:
                     responder.close()
 
-    def _take_in(self, request: EngineRequest, responder: Responder) -> bool:
+    def _take_in(self, request: EngineRequest, responder: Responder, request_id: str) -> bool:
         """Return whether the request's own responder is the one that will be told of what it releases.
 
         Raises:
@@ -303,6 +318,7 @@ class Engine:
             byte_table=self._byte_table,
             eos_token_ids=self._config.eos_token_ids,
             now_s=self._clock(),
+            request_id=request_id,
         )
         self._runtime.submit(sequence.number, request)
         self._sequences[sequence.number] = sequence
@@ -343,6 +359,8 @@ class Engine:
         self._forget(sequence)
         self._num_cancelled += 1
         self._last_cancel_to_free_s = self._clock() - arrived_s
+        self._cancel_to_free_s += self._last_cancel_to_free_s
+        logger.info("%s", sequence.outcome())
         with contextlib.suppress(Exception):  # it may be the one that could not be sent to
             sequence.responder.close()
 

@@ -41,6 +41,7 @@ class EngineSequence:
         byte_table: the bytes of each token id.
         eos_token_ids: the model's own end tokens.
         now_s: when it arrived.
+        request_id: what logs call it.
     """
 
     def __init__(
@@ -53,8 +54,10 @@ class EngineSequence:
         byte_table: Sequence[bytes],
         eos_token_ids: frozenset[int],
         now_s: float,
+        request_id: str = "",
     ) -> None:
         self.number = number
+        self.request_id = request_id
         self.request = request
         self.responder = responder
         self.stream = stream
@@ -149,6 +152,16 @@ class EngineSequence:
     def _can_send_echo(self) -> bool:
         return self._has_echo and (self.request.num_logprobs is None or bool(self._prompt_logprobs))
 
+    def outcome(self) -> str:
+        """Return how it ended, for the log."""
+        times = self._timing() if self.finish_reason is not None else None
+        waited_ms = 0.0 if times is None else (times.first_token_time_ns - times.arrival_time_ns) / 1e6
+        return (
+            f"{self.finish_reason or 'cancelled'} request_id={self.request_id or '-'} sequence={self.number} "
+            f"input_tokens={len(self.request.prompt_token_ids)} output_tokens={self._num_output_tokens} "
+            f"first_token_ms={waited_ms:.1f}"
+        )
+
     def next_release(self, now_s: float) -> Release:
         """Take what is released as one message."""
         is_last = self.finish_reason is not None
@@ -191,6 +204,7 @@ class EngineSequence:
     def _next_details(self, num_tokens: int) -> ReleaseDetails | None:
         """Return what else there is to say about the next tokens, if there is something."""
         request, has_echo, has_logprobs = self.request, self._has_echo, self.request.num_logprobs is not None
+        is_timed = request.has_timing or bool(request.delivery_key)  # who reads many wants to know of all
         logprobs = [self._logprobs.popleft() for _ in range(num_tokens)] if has_logprobs else []
         self._cum_logprob += sum(item.logprob or 0.0 for item in logprobs)
         self._has_echo = False
@@ -201,6 +215,6 @@ class EngineSequence:
             cum_logprob=self._cum_logprob if has_logprobs and self.finish_reason is not None else None,
             has_token_ids=request.has_token_ids,
             stop_reason=self._stop_reason,
-            timing=self._timing() if request.has_timing and self.finish_reason is not None else None,
+            timing=self._timing() if is_timed and self.finish_reason is not None else None,
         )
         return None if details == ReleaseDetails() else details

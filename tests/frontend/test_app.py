@@ -75,6 +75,17 @@ async def test_the_log_has_one_line_per_request_and_no_prompt(serve: Serve, capl
     assert "answer" not in caplog.text
 
 
+async def test_no_answer_names_the_software_below(serve: Serve) -> None:
+    http = await serve(FakeTriton(chunks("x")))
+    for response in (
+        await http.post("/v1/completions", json=COMPLETION),
+        await http.post("/v1/completions", json=COMPLETION | {"stream": True}),
+        await http.get("/v1/nothing"),
+        await http.get("/health/live", headers={"X": "a" * 20_000}),
+    ):
+        assert response.headers["Server"] == "conch"
+
+
 async def test_every_answer_says_how_long_it_took(serve: Serve) -> None:
     http = await serve(FakeTriton(chunks("x")))
     for response in (

@@ -4,7 +4,7 @@ import pytest
 
 from frontend.engine_watch import RELOAD_PAUSE_S, EngineHealth, EngineWatch, ReloadPlan, Verdict
 from frontend.errors import APIError, EngineFailed, ModelNotReady, StageUnhealthy, TritonTimeout, TritonUnreachable
-from frontend.models import MAX_AGE_S, ModelDirectory
+from frontend.models import MAX_AGE_S, ModelDirectory, ModelSnapshot
 from frontend.settings import Settings
 from tests.fakes import DEMO, FakeTriton
 from tests.frontend.test_models import Clock
@@ -47,11 +47,13 @@ def test_a_triton_that_is_away_is_no_reason_to_reload() -> None:
     assert health.answered(8) is Verdict.FINE  # its streams broke with the connection
 
 
-def test_a_model_that_is_loaded_by_somebody_else_shows_a_new_epoch() -> None:
+def test_an_engine_that_somebody_else_unloads_is_gone_at_once_and_the_next_one_is_another() -> None:
+    """Its streams were ended when the next one was there, and with them the next one's."""
     health = EngineHealth()
     health.answered(7)
-    assert [health.failed(ModelNotReady("x")) for _ in range(3)] == [Verdict.FINE] * 3
-    assert health.answered(8) is Verdict.RESTARTED
+    gone = [health.failed(ModelNotReady("x")) for _ in range(3)]
+    assert gone == [Verdict.RESTARTED, Verdict.FINE, Verdict.FINE]
+    assert health.answered(8) is Verdict.FINE
 
 
 def test_a_reload_is_not_tried_again_before_a_pause() -> None:
@@ -221,3 +223,22 @@ async def test_a_triton_that_is_away_does_not_stop_the_watch() -> None:
     triton.snapshot_error = triton.stats_error = TritonUnreachable()
     await settled(watch_of(triton, clock))
     assert triton.calls == []
+
+
+async def test_an_engine_is_watched_on_while_its_model_takes_no_new_requests() -> None:
+    """An unload lets what runs go on: the ensemble is away, its engine is not."""
+    triton, clock = FakeTriton(), Clock()
+    watch = watch_of(triton, clock)
+    await settled(watch)
+    clock.now += 2 * MAX_AGE_S
+    triton.models = ModelSnapshot(unready={DEMO.id: "unavailable"})
+    await settled(watch)
+    assert triton.calls == []
+    triton.stats_error = ModelNotReady("x")
+    await settled(watch)
+    await settled(watch)
+    assert triton.calls == [f"abort {ENGINE}"]
+    clock.now += 2 * MAX_AGE_S
+    triton.stats_error, triton.epoch, triton.models = None, 2, FakeTriton().models
+    await settled(watch)
+    assert triton.calls == [f"abort {ENGINE}"]

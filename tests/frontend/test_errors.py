@@ -33,6 +33,8 @@ def test_validation_failures_list_their_details_and_carry_their_own_status() -> 
         (errors.UnsupportedValue("x"), 400, "invalid_request_error", "unsupported_value"),
         (errors.InvalidJSON("x"), 400, "invalid_request_error", "invalid_json"),
         (errors.RequestTooLarge("x"), 413, "invalid_request_error", "request_too_large"),
+        (errors.AuthenticationFailed("x"), 401, "authentication_error", "invalid_api_key"),
+        (errors.PermissionDenied("x"), 403, "permission_error", "permission_denied"),
         (errors.EngineFailed(), 500, "server_error", "engine_failed"),
         (errors.ServerError(), 500, "server_error", "internal_error"),
         (errors.Overloaded("x"), 503, "overloaded_error", "overloaded"),

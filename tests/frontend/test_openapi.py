@@ -23,7 +23,7 @@ DOCUMENT = openapi_document()
 SCHEMAS = DOCUMENT["components"]["schemas"]
 OPERATIONS = {(operation.method, operation.path): operation for operation in _OPERATIONS}
 # Routes that are there for people and probes, not for clients.
-UNDESCRIBED = {"/health", "/health/live", "/health/ready", "/openapi.json"}
+UNDESCRIBED = {"/metrics", "/health", "/health/live", "/health/ready", "/openapi.json"}
 
 TOKEN = TokenLogprob(1, b"\xe2", -1.0, (TopLogprob(1, b"\xe2", -1.0),))
 WITH_EVERYTHING = [
@@ -72,7 +72,7 @@ def test_every_described_path_is_a_route_and_every_route_is_described() -> None:
 def test_every_status_and_body_of_an_operation_is_described(key: tuple[str, str]) -> None:
     method, path = key
     operation, described = OPERATIONS[key], DOCUMENT["paths"][path][method]
-    statuses = {"200", "500", "503"}
+    statuses = {"200", "401", "403", "500", "503"}
     statuses |= {"400", "413", "422"} if operation.body is not None else set()
     statuses |= {"404"} if operation.can_miss else set()
     assert set(described["responses"]) == statuses
@@ -90,6 +90,11 @@ def test_a_body_has_every_field_by_the_clients_name(operation: Any) -> None:
     assert set(schema["properties"]) == fields
     assert "model" in schema["required"]
     assert "schema" in SCHEMAS["ResponseFormat"]["properties"]
+
+
+def test_an_api_key_is_described_as_a_bearer_token_that_some_servers_do_not_want() -> None:
+    assert DOCUMENT["components"]["securitySchemes"]["key"]["scheme"] == "bearer"
+    assert DOCUMENT["security"] == [{"key": []}, {}]
 
 
 def test_examples_in_the_document_are_accepted() -> None:

@@ -38,6 +38,11 @@ def test_settings_survive_the_way_through_options():
         include_stop_str_in_output=True,
         max_choices=7,
         stats_interval_s=0.25,
+        ping_interval_s=0,
+        tls_cert="cert.pem",
+        tls_key="key.pem",
+        cors_origins=("https://a.example", "http://[::1]:3000"),
+        allow_anonymous=True,
     )
     assert parsed(settings_to_arguments(settings), Settings()) == settings
 

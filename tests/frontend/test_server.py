@@ -2,12 +2,16 @@ from __future__ import annotations
 
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import urllib.request
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+
+from tests.frontend.connections.self_signed import make
 
 RUN = """
 import logging, sys
@@ -45,3 +49,23 @@ def test_a_port_in_use_is_said_and_is_exit_code_1() -> None:
     assert done.returncode == 1
     assert f"cannot listen on 127.0.0.1 port {port}" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_with_a_certificate_it_speaks_tls(tmp_path: Path) -> None:
+    cert, key = make(tmp_path, "server")
+    command = [sys.executable, "-m", "frontend", "api", "--port=0", f"--tls-cert={cert}", f"--tls-key={key}"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        listening = next(line for line in process.stderr if " listens on " in line)
+        url = listening.rpartition(" listens on ")[2].strip()
+        context = ssl.create_default_context(cafile=cert)
+        with urllib.request.urlopen(f"{url}/health/live", timeout=10, context=context) as answer:
+            assert (url[:8], answer.status) == ("https://", 200)
+        process.terminate()
+        assert process.wait(timeout=30) == 0
+
+
+def test_a_certificate_of_no_use_is_one_line_and_exit_code_2() -> None:
+    command = [sys.executable, "-m", "frontend", "api", "--tls-cert=/nowhere", "--tls-key=/nowhere"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (2, "error: tls_cert='/nowhere': No such file or directory\n")

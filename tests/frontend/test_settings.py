@@ -59,6 +59,27 @@ def test_the_defaults_are_valid() -> None:
         ("probe_deadline_s", 0),
         ("retry_share", 1.5),
         ("retry_share", True),
+        ("header_timeout_s", 0),
+        ("stalled_reader_s", 0),
+        ("ping_interval_s", -1),
+        ("max_json_depth", 129),
+        ("max_url_bytes", 1),
+        ("max_headers", 0),
+        ("max_content_parts", 0),
+        ("tls_key", "key.pem"),
+        ("tls_cert", "cert.pem"),
+        ("tls_client_ca", "ca.pem"),
+        ("cors_origins", ("a.example",)),
+        ("cors_origins", ("https://a.example/",)),
+        ("host", "0.0.0.0"),
+        ("host", "::"),
+        ("host", "example.org"),
+        ("host", "10.0.0.1"),
+        ("admin_host", ""),
+        ("admin_port", -1),
+        ("key_interval_s", 0),
+        ("admin_port", 8080),  # the API's
+        ("launcher_key_sha256", "x"),
     ],
 )
 def test_a_bad_value_is_refused_with_the_settings_name(name: str, value: Any) -> None:
@@ -95,3 +116,16 @@ def test_request_defaults_are_the_settings_and_zero_fills_the_window() -> None:
         context_length_exceeded_behavior=ContextOverflow.ERROR,
         include_stop_str_in_output=True,
     )
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.1.2.3", "::1", "localhost"])
+def test_loopback_is_listened_on_without_keys(host: str) -> None:
+    Settings(host=host, admin_host=host, admin_port=1)
+
+
+@pytest.mark.parametrize("fields", [{"key_file": "keys.json"}, {"allow_anonymous": True}])
+def test_other_addresses_need_keys_or_a_word(fields: dict[str, Any]) -> None:
+    Settings(host="0.0.0.0", admin_host="0.0.0.0", admin_port=1, **fields)
+    with pytest.raises(SettingsError, match=r"^admin_host=.*--key-file FILE names them, and --allow-anonymous"):
+        Settings(admin_host="0.0.0.0", admin_port=1)
+    Settings(admin_host="0.0.0.0")  # nothing listens there

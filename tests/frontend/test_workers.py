@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,9 +17,11 @@ from pathlib import Path
 
 import pytest
 
-from frontend.server import DRAIN_SIGNAL
+from frontend.access.caller import Role
+from frontend.operations.supervisor import DRAIN, RELOAD_KEYS
 from frontend.settings import Settings
 from frontend.workers import MAX_WORKERS_BY_CORES, num_workers
+from tests.frontend.access.key_files import KeyFile
 from tests.processes import is_running
 
 DEADLINE_S = 60.0  # for things that take a second: only a hang reaches it
@@ -36,11 +39,11 @@ class Frontend:
         return [(int(pid), url) for pid, url in re.findall(r"process (\d+) listens on (\S+)", self.log.read_text())]
 
     def spawned(self) -> list[int]:
-        """Return the process ids of the workers, whether they listen or not."""
+        """Return the process ids of the workers, whether they listen or not. The admission process is the first."""
         children = [
             int(pid) for pid in Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
         ]
-        return [pid for pid in children if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+        return [pid for pid in children if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()][1:]
 
     def wait_for_workers(self, count: int) -> list[tuple[int, str]]:
         self.wait_until(lambda: len(self.listening()) >= count)
@@ -101,7 +104,7 @@ def test_workers_that_do_not_come_up_end_everything(tmp_path: Path) -> None:
 def test_a_drain_of_one_worker_is_a_drain_of_all(tmp_path: Path) -> None:
     with running(tmp_path, "--port=0") as frontend:
         (first, url), _ = frontend.wait_for_workers(2)
-        os.kill(first, DRAIN_SIGNAL)
+        os.kill(first, DRAIN)
         frontend.wait_until(lambda: frontend.log.read_text().count("draining: 0 requests") == 2)
         assert all(is_live(url) for _ in range(20))
         assert frontend.process.poll() is None
@@ -128,6 +131,75 @@ def test_a_port_in_use_is_said(tmp_path: Path) -> None:
         port = taken.getsockname()[1]
         with running(tmp_path, f"--port={port}") as frontend:
             assert frontend.process.wait(DEADLINE_S) == 1
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return int(listener.getsockname()[1])
+
+
+def status(url: str, key: str, method: str = "GET") -> int:
+    """Ask on a connection of its own, so that the kernel chooses the worker anew."""
+    request = urllib.request.Request(url, headers={"Authorization": f"Bearer {key}"}, method=method)
+    try:
+        with urllib.request.urlopen(request, timeout=10) as answer:
+            return int(answer.status)
+    except urllib.error.HTTPError as exc:
+        return exc.code
+
+
+@pytest.fixture
+def key_file(tmp_path: Path) -> KeyFile:
+    file = KeyFile(tmp_path / "keys.json")
+    file.add("admin", role=Role.ADMIN)
+    return file
+
+
+def test_keys_are_reloaded_in_every_worker(tmp_path: Path, key_file: KeyFile) -> None:
+    admin_port = free_port()
+    options = ["--port=0", f"--key-file={key_file.path}", f"--admin-port={admin_port}", "--key-interval-s=100000"]
+    with running(tmp_path, *options) as frontend:
+        (_, url), _ = frontend.wait_for_workers(2)
+        frontend.wait_until(lambda: frontend.log.read_text().count("has its operations on") == 2)
+        key_file.add("second")
+        assert status(f"http://127.0.0.1:{admin_port}/admin/keys/reload", key_file.texts["admin"], "POST") == 200
+        frontend.wait_until(lambda: frontend.log.read_text().count("has 2 keys") == 2)
+        assert {status(f"{url}/version", key_file.texts["second"]) for _ in range(20)} == {200}
+        key_file.add("third")
+        frontend.process.send_signal(RELOAD_KEYS)  # by hand, likewise
+        frontend.wait_until(lambda: frontend.log.read_text().count("has 3 keys") == 2)
+        assert frontend.process.poll() is None
+
+
+def test_a_drain_that_one_worker_is_told_is_a_drain_of_all_and_a_signal_ends_them(
+    tmp_path: Path, key_file: KeyFile
+) -> None:
+    admin_port = free_port()
+    options = ["--port=0", f"--key-file={key_file.path}", f"--admin-port={admin_port}"]
+    with running(tmp_path, *options) as frontend:
+        workers = frontend.wait_for_workers(2)
+        frontend.wait_until(lambda: frontend.log.read_text().count("has its operations on") == 2)
+        assert status(f"http://127.0.0.1:{admin_port}/admin/drain", key_file.texts["admin"], "POST") == 202
+        frontend.wait_until(lambda: frontend.log.read_text().count("draining: 0 requests") == 2)
+        assert {status(f"{url}/version", key_file.texts["admin"]) for _, url in workers * 10} == {503}
+        frontend.process.send_signal(signal.SIGTERM)
+        assert frontend.process.wait(DEADLINE_S) == 0
+        assert not any(is_running(pid) for pid, _ in workers)
+
+
+def test_an_operations_port_in_use_is_said(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with running(tmp_path, "--port=0", f"--admin-port={port}") as frontend:
+            assert frontend.process.wait(DEADLINE_S) == 1
+            assert f"cannot listen on 127.0.0.1 port {port}: Address already in use" in frontend.log.read_text()
+
+
+def test_a_bad_key_file_stops_the_start_with_one_line(tmp_path: Path, key_file: KeyFile) -> None:
+    key_file.path.write_text("{")
+    with running(tmp_path, "--port=0", f"--key-file={key_file.path}") as frontend:
+        assert frontend.process.wait(DEADLINE_S) == 2
+        assert frontend.log.read_text() == f"error: {key_file.path}: is not JSON in UTF-8 (line 1, column 2)\n"
 
 
 @pytest.mark.parametrize(("num_cores", "expected"), [(1, 1), (2, 1), (8, 2), (16, 4), (512, MAX_WORKERS_BY_CORES)])

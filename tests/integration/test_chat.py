@@ -96,6 +96,7 @@ def test_the_stream_concatenates_to_the_whole_answer(client: OpenAI, question: s
         max_tokens=1000,
         stream=True,
         stream_options={"include_usage": True},
+        extra_body={"stream_interval_ms": 0},  # nothing gathers
     )
     pieces, finish_reasons, usages = [], [], []
     for chunk in stream:

@@ -389,6 +389,17 @@ def _leaves_the_turn_unopened(api: Api, endpoint: str) -> None:
     assert unopened["prompt_tokens"] < opened["prompt_tokens"]
 
 
+@effect("service_tier", "priority")
+def _says_in_which_class_it_waited(api: Api, endpoint: str) -> None:
+    for fields, tier in (
+        ({"service_tier": "flex"}, "flex"),
+        ({"priority": -1}, "priority"),
+        ({"priority": 0}, "default"),
+    ):
+        assert api.ask(endpoint, **fields, max_tokens=1).body["service_tier"] == tier
+    assert "service_tier" not in api.ask(endpoint, max_tokens=1).body
+
+
 @effect("continue_final_message")
 def _goes_on_with_the_last_message(api: Api, endpoint: str) -> None:
     stop = stop_of(api)

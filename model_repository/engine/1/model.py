@@ -8,6 +8,7 @@ from typing import Any
 from model_repository import contract, triton_shell
 from model_repository.cancel_channel import CancelReceiver
 from model_repository.engine.loader import load_engine
+from model_repository.engine.metrics import FAMILIES, EngineMetrics
 from model_repository.errors import InvalidRequest, StageError
 from model_repository.stage_messages import EngineRequest
 from model_repository.tensors import array, text
@@ -23,17 +24,20 @@ class TritonPythonModel:
             self.engine = load_engine(parameters)
         self.engine.start()
         self.cancel_receiver = CancelReceiver(parameters["ensemble"], self.engine.cancel_sequence)
+        custom = [triton_shell.CustomMetric(family, parameters["ensemble"]) for family in FAMILIES]
+        self.metrics = EngineMetrics(self.engine.stats, custom)
+        self.metrics.start()
 
     def execute(self, requests: list[Any]) -> None:
         """Queue each request, or carry out its control message."""
         for request in requests:
             responder = triton_shell.TritonResponder(request)
             try:
-                self._serve(triton_shell.read_tensors(request), responder)
+                self._serve(request, triton_shell.read_tensors(request), responder)
             except Exception as exc:
                 responder.fail(exc)
 
-    def _serve(self, tensors: dict[str, Any], responder: triton_shell.TritonResponder) -> None:
+    def _serve(self, request: Any, tensors: dict[str, Any], responder: triton_shell.TritonResponder) -> None:
         if contract.CONTROL.name in tensors:
             self._control(tensors[contract.CONTROL.name].reshape(-1).tolist())
             responder.close({contract.STATS.name: array(contract.STATS, self.engine.stats().to_json())})
@@ -45,7 +49,8 @@ class TritonPythonModel:
         elif contract.PROMPT_TOKEN_IDS.name in tensors and contract.ENGINE_PARAMS.name in tensors:
             prompt_token_ids = tensors[contract.PROMPT_TOKEN_IDS.name].reshape(-1)
             params_json = tensors[contract.ENGINE_PARAMS.name].item()
-            self.engine.submit(EngineRequest.from_tensors(prompt_token_ids, params_json), responder)
+            engine_request = EngineRequest.from_tensors(prompt_token_ids, params_json)
+            self.engine.submit(engine_request, responder, triton_shell.request_id(request))
         else:
             raise InvalidRequest("expected `control`, `open_deliveries`, or `prompt_token_ids` with `engine_params`")
 
@@ -57,10 +62,12 @@ class TritonPythonModel:
         match message:
             case {"cancel_key": str(key)} if key and len(message) == 1:
                 self.engine.cancel_key(key)
+            case {"fail": "running"} if len(message) == 1:
+                self.engine.fail_running()
             case {} if message == {}:
                 return
             case _:
-                raise InvalidRequest('expected {} or {"cancel_key": str}', contract.CONTROL.name)
+                raise InvalidRequest('expected {}, {"cancel_key": str} or {"fail": "running"}', contract.CONTROL.name)
 
     def is_ready(self) -> bool:
         """Return whether the model is ready. Newer servers ask; those that do not know the name never call it."""
@@ -72,5 +79,6 @@ class TritonPythonModel:
 
     def finalize(self) -> None:
         """End what is running and free the model."""
+        self.metrics.close()
         self.cancel_receiver.close()
         self.engine.close()

@@ -48,20 +48,20 @@ class TritonPythonModel:
         try:
             tensors = triton_shell.read_tensors(request)
         except Exception as exc:
-            return triton_shell.error_response(exc)
+            return triton_shell.error_response(exc, triton_shell.request_id(request))
         if num_bytes(tensors) < _LARGE_BYTES:
-            return self._answer(tensors)
-        send = triton_shell.only_response_sender(request)
+            return self._answer(tensors, triton_shell.request_id(request))
+        send, request_id = triton_shell.only_response_sender(request), triton_shell.request_id(request)
         # The arrays lie in memory that Triton takes back.
         copies = {name: value.copy() for name, value in tensors.items()}
-        self.threads.submit(lambda: send(self._answer(copies)))
+        self.threads.submit(lambda: send(self._answer(copies, request_id)))
         return None
 
-    def _answer(self, tensors: Tensors) -> Any:
+    def _answer(self, tensors: Tensors, request_id: str) -> Any:
         try:
             for name, value in tensors.items():
                 if len(value) != 1:
                     raise InvalidRequest(f"shape {list(value.shape)}: must be [1, ...], of one request", name)
             return triton_shell.response(self.stage.answer(tensors))
         except Exception as exc:
-            return triton_shell.error_response(exc)
+            return triton_shell.error_response(exc, request_id)

@@ -23,13 +23,11 @@ HARMFUL: dict[str, Any] = {
     "moderation": {},
     "reasoning_effort": "high",
     "verbosity": "high",
-    "service_tier": "priority",
     "store": True,
     "prompt_cache_retention": "24h",
     "prompt_cache_options": {"mode": "explicit"},
     "chat_template": "x",
     "prompt_logprobs": 1,
-    "priority": 1,
     "use_beam_search": True,
     "length_penalty": 0.5,
     "bad_words": ["x"],
@@ -110,7 +108,7 @@ def test_a_field_that_is_not_served_may_say_what_changes_nothing(kind: type[Body
         assert read(model, body_with({name: neutral}))[1] == []
 
 
-@pytest.mark.parametrize(("name", "value"), [("store", 0), ("priority", False), ("use_beam_search", 0)])
+@pytest.mark.parametrize(("name", "value"), [("store", 0), ("use_beam_search", 0)])
 def test_true_is_not_one_and_false_is_not_zero(name: str, value: Any) -> None:
     assert refusal(CompletionRequest, COMPLETION | {name: value}).param == name
 

@@ -16,6 +16,7 @@ from frontend.errors import (
     ModelNotReady,
     NotTaken,
     Overloaded,
+    ReaderTooSlow,
     TritonTimeout,
     TritonUnreachable,
 )
@@ -239,4 +240,22 @@ async def test_who_leaves_a_stream_is_counted_out_and_blames_nobody() -> None:
         assert (await anext(stream)).text == "a"
         await stream.aclose()
     assert (triton.num_open, pool.replicas[0].num_in_flight) == (0, 0)
+    assert pool.pool.state_of(SLUG) == "ready"
+
+
+async def test_what_waited_for_its_turn_until_everything_was_ended_is_ended_too() -> None:
+    triton = FakeTriton(chunks("x"))
+    pool = await pool_of(triton)
+    assert pool.pool.end_all(Draining()) == 0
+    with pytest.raises(Draining):
+        await pool.text()
+    assert triton.requests == []
+
+
+async def test_clients_that_read_too_slowly_open_no_circuit() -> None:
+    triton = FakeTriton([GenerationChunk(text="a"), ReaderTooSlow()])
+    pool = await pool_of(triton)
+    for _ in range(10):
+        with pytest.raises(ReaderTooSlow):
+            await pool.text()
     assert pool.pool.state_of(SLUG) == "ready"

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import http.server
 import json
+import ssl
 import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
 from frontend.serve.first_token import wait_for_first_tokens
+from tests.frontend.connections.self_signed import make
 
 
 @contextmanager
 def frontend(
-    not_ready: dict[str, int], model_ids: Sequence[str] = ("org/one", "two")
+    not_ready: dict[str, int], tls: ssl.SSLContext | None = None, model_ids: Sequence[str] = ("org/one", "two")
 ) -> Iterator[tuple[int, list[tuple[str, str]]]]:
     """Answer on a port; each path with 503 as often as said. Yield the port and the requests that came."""
     requests: list[tuple[str, str]] = []
@@ -37,6 +40,8 @@ def frontend(
             pass
 
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        if tls is not None:
+            server.socket = tls.wrap_socket(server.socket, server_side=True)
         threading.Thread(target=server.serve_forever, args=(0.01,)).start()
         yield server.server_port, requests
         server.shutdown()
@@ -50,6 +55,15 @@ def test_every_model_is_asked_for_one_token_until_it_answers():
     asked = [json.loads(body) for path, body in requests if path == "/v1/completions"]
     assert [body["model"] for body in asked] == ["org/one", "org/one", "two"]
     assert all(body["max_tokens"] == 1 for body in asked)
+
+
+def test_a_frontend_with_a_certificate_is_asked_over_tls(tmp_path: Path) -> None:
+    cert, key = make(tmp_path, "frontend")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(cert, key)
+    with frontend({}, tls=context) as (port, _):
+        models = wait_for_first_tokens("127.0.0.1", port, time.monotonic() + 30, is_tls=True)
+    assert models == ["org/one", "two"]
 
 
 def test_when_the_time_is_up_the_last_answer_is_told():

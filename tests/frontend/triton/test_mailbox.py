@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from frontend import errors
-from frontend.triton.mailbox import Mailbox
+from frontend.triton.mailbox import MAX_UNREAD, Mailbox
 from model_repository.generation import GenerationChunk
 from tests.fakes import chunks
 
@@ -71,3 +71,26 @@ async def test_a_reader_that_is_cancelled_leaves_the_mailbox_as_it_is() -> None:
         await reader
     mailbox.put(text("a"))
     assert await mailbox.get() == text("a")
+
+
+async def test_a_reader_that_is_far_behind_is_given_up() -> None:
+    told: list[str] = []
+    mailbox = Mailbox(lambda: None, lambda: told.append("overflow"))
+    for _ in range(2):
+        for _ in range(MAX_UNREAD):
+            mailbox.put(text("a"))
+        assert not told
+        assert len((await mailbox.get()).text) == MAX_UNREAD
+    for _ in range(2 * MAX_UNREAD):
+        mailbox.put(text("a"))
+    assert told == ["overflow"]
+    with pytest.raises(errors.ReaderTooSlow):
+        await mailbox.get()
+
+
+async def test_one_long_chunk_is_never_too_much() -> None:
+    mailbox = empty()
+    chunk = GenerationChunk(text="a", token_ids=(1,) * (MAX_UNREAD + 1))
+    for _ in range(2):
+        mailbox.put(chunk)
+        assert await mailbox.get() == chunk

@@ -607,6 +607,19 @@ def test_a_failing_runtime_fails_what_runs_and_serves_on(caplog: pytest.LogCaptu
     assert "the runtime failed" in caplog.text
 
 
+def test_everything_is_ended_when_the_model_is_unloaded_before_it_has_finished() -> None:
+    fake = Fake(b"hello")
+    fake.runtime.num_slots = 1
+    running, queued = fake.submit(), fake.submit()
+    fake.turn()
+    fake.engine.fail_running()
+    fake.turn()
+    for responder in (running, queued):
+        assert responder.error is not None
+        assert responder.error.message() == "[engine_failed] the model is being unloaded"
+    assert fake.runtime.stats().num_active == fake.runtime.stats().num_waiting == 0
+
+
 @pytest.mark.parametrize(
     ("error", "code"),
     [

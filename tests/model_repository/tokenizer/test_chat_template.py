@@ -118,3 +118,8 @@ def test_rendering_leaves_the_messages_alone() -> None:
     with pytest.raises(InvalidRequest):
         render("{{ messages[0].update({'content': 'changed'}) }}")
     assert MESSAGES[0]["content"] == "hi"
+
+
+def test_a_loop_over_a_huge_range_is_refused() -> None:
+    with pytest.raises(InvalidRequest, match=r"(?i)range"):
+        render("{% for i in range(10**9) %}x{% endfor %}")

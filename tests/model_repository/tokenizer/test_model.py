@@ -40,6 +40,9 @@ class Request:
         self._tensors = [Tensor(name, value) for name, value in tensors.items()]
         self.sent: list[tuple[Any, int]] = []
 
+    def request_id(self) -> str:
+        return "7/req_abc"
+
     def inputs(self) -> list[Tensor]:
         return self._tensors
 
@@ -51,6 +54,7 @@ class Request:
 def model(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     class Error(SimpleNamespace):
         INVALID_ARG = 3
+        INTERNAL = 13
 
         def __init__(self, message: str, code: int) -> None:
             super().__init__(message=message, code=code)
@@ -130,3 +134,12 @@ def test_small_requests_that_come_together_are_answered_together(model: Any) -> 
     requests = [Request(prompt("a")), Request(prompt("b"))]
     assert all(response.error is None for response in model.execute(requests))
     assert not any(item.sent for item in requests)
+
+
+def test_what_was_not_foreseen_is_logged_with_the_id_that_the_frontends_log_has(
+    model: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    model.stage = SimpleNamespace()  # which cannot answer
+    (response,) = model.execute([Request(prompt("a"))])
+    assert "answer" not in response.error.message
+    assert "request_id=req_abc" in caplog.text

@@ -1,0 +1,59 @@
+"""Which web pages may call the API from a browser. Aiohttp's own extension for this has not been kept up for years, and
+registers every route once more; what the protocol asks for is this file.
+
+Source: https://fetch.spec.whatwg.org/#http-cors-protocol
+"""
+
+from __future__ import annotations
+
+from aiohttp import hdrs, web
+from aiohttp.typedefs import Handler
+
+from frontend.settings import Settings
+
+_EXPOSED_HEADERS = (
+    "x-request-id, x-ignored-params, openai-processing-ms, openai-organization, retry-after, server-timing, "
+    "x-ratelimit-limit-requests, x-ratelimit-limit-tokens, x-ratelimit-remaining-requests, "
+    "x-ratelimit-remaining-tokens, x-ratelimit-reset-requests, x-ratelimit-reset-tokens"
+)
+_MAX_AGE_S = 600  # that a browser remembers what it may; some take no more
+
+
+def allow_origins(app: web.Application, settings: Settings) -> None:
+    """Have an application answer preflights, before anything else looks at them, and name the allowed origin."""
+    if settings.cors_origins:
+        cors = _Cors(frozenset(settings.cors_origins))
+        app.middlewares.insert(0, cors.answer_preflight)
+        app.on_response_prepare.append(cors.name_origin)
+
+
+class _Cors:
+    def __init__(self, origins: frozenset[str]) -> None:
+        self._origins = origins
+
+    @web.middleware
+    async def answer_preflight(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Answer what a browser asks before a request; it carries no key, so it comes before every check."""
+        if request.method != hdrs.METH_OPTIONS or hdrs.ACCESS_CONTROL_REQUEST_METHOD not in request.headers:
+            return await handler(request)
+        response = web.Response(status=204)
+        if self._allowed(request):
+            response.headers[hdrs.ACCESS_CONTROL_ALLOW_METHODS] = "GET, POST"
+            asked = request.headers.get(hdrs.ACCESS_CONTROL_REQUEST_HEADERS)
+            if asked:  # clients name their own beside the usual ones; none of them opens anything
+                response.headers[hdrs.ACCESS_CONTROL_ALLOW_HEADERS] = asked
+            response.headers[hdrs.ACCESS_CONTROL_MAX_AGE] = str(_MAX_AGE_S)
+        return response
+
+    async def name_origin(self, request: web.Request, response: web.StreamResponse) -> None:
+        """Say in an answer that its page may read it. Credentials of the browser's own are never asked for."""
+        response.headers.add(hdrs.VARY, "Origin")
+        if origin := self._allowed(request):
+            response.headers[hdrs.ACCESS_CONTROL_ALLOW_ORIGIN] = origin
+            response.headers[hdrs.ACCESS_CONTROL_EXPOSE_HEADERS] = _EXPOSED_HEADERS
+
+    def _allowed(self, request: web.Request) -> str | None:
+        origin = request.headers.get(hdrs.ORIGIN)
+        if origin is None:
+            return None
+        return "*" if "*" in self._origins else origin if origin in self._origins else None

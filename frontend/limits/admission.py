@@ -1,0 +1,146 @@
+"""Admission to one model: bounded in flight, a bounded fair queue before it, and a refusal at once beyond it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from frontend.errors import QueueFull
+from frontend.limits.asks import Ask
+from frontend.limits.drain_rate import DrainRate
+from frontend.limits.fair_queue import Entry, FairQueue
+
+_MAX_RETRY_S = 60.0
+_UNKNOWN_RETRY_S = 1.0
+_HOPE = 0.5  # of the maximum wait: who is expected to wait longer is refused at once, so that few wait in vain
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bounds:
+    """How much of a model's work may be in flight, and how much may wait for it; 0 is no bound of what is in flight."""
+
+    max_in_flight: int  # completions that are generated at a time
+    max_in_flight_prompt_tokens: int  # estimated
+    max_queued: int  # requests
+    max_queue_wait_s: float
+
+
+@dataclass(slots=True)
+class _Waiter:
+    ask: Ask
+    turn: asyncio.Future[None]
+    is_queued: bool = False
+    is_admitted: bool = False
+
+
+class Admission:
+    """The door of one model."""
+
+    def __init__(self, bounds: Bounds, clock: Callable[[], float] = time.monotonic) -> None:
+        self._bounds = bounds
+        self._clock = clock
+        self._queue: FairQueue[_Waiter] = FairQueue()
+        self._drain_rate = DrainRate()
+        self.num_requests = 0  # in flight
+        self.num_sequences = 0
+        self.num_prompt_tokens = 0
+
+    @property
+    def num_queued(self) -> int:
+        """Requests that wait."""
+        return len(self._queue)
+
+    async def enter(self, ask: Ask) -> None:
+        """Wait for a place, for the maximum wait at most. Who is cancelled meanwhile has left the queue.
+
+        Raises:
+            QueueFull: there is no place, and there will be none in time.
+        """
+        if not self._queue and self._has_room(ask):
+            self._occupy(ask)
+            return
+        waiter = _Waiter(ask, asyncio.get_running_loop().create_future())
+        entry = self._queue.entry(waiter, (ask.key, ask.priority), float(max(1, ask.num_tokens)))
+        self._make_place(entry)
+        self._queue.push(entry)
+        waiter.is_queued = True
+        self._drain_rate.advance(self._clock(), is_full=True)
+        try:
+            async with asyncio.timeout(self._bounds.max_queue_wait_s):
+                await waiter.turn
+        except BaseException as exc:
+            self._abandon(entry)
+            if isinstance(exc, TimeoutError):
+                raise self._refusal(f"no place within {self._bounds.max_queue_wait_s:g} s") from None
+            raise
+
+    def leave(self, ask: Ask) -> None:
+        """Give a place back."""
+        self.num_requests -= 1
+        self.num_sequences -= ask.num_sequences
+        self.num_prompt_tokens -= ask.num_prompt_tokens
+        self._drain_rate.advance(self._clock(), is_full=bool(self._queue))
+        self._drain_rate.ended()
+        self._let_in()
+
+    def _has_room(self, ask: Ask) -> bool:
+        """Whether a request fits beside those in flight; alone, any does: what is too large is not refused for ever."""
+        if not self.num_requests:
+            return True
+        bounds = self._bounds
+        return (not bounds.max_in_flight or self.num_sequences + ask.num_sequences <= bounds.max_in_flight) and (
+            not bounds.max_in_flight_prompt_tokens
+            or self.num_prompt_tokens + ask.num_prompt_tokens <= bounds.max_in_flight_prompt_tokens
+        )
+
+    def _occupy(self, ask: Ask) -> None:
+        self.num_requests += 1
+        self.num_sequences += ask.num_sequences
+        self.num_prompt_tokens += ask.num_prompt_tokens
+
+    def _let_in(self) -> None:
+        """Admit those who are next, as long as the first of them fits: nobody passes it, so it is not starved."""
+        while self._queue and self._has_room(self._queue.first().item.ask):
+            waiter = self._queue.pop()
+            waiter.is_queued = False
+            if not waiter.turn.done():
+                self._occupy(waiter.ask)
+                waiter.is_admitted = True
+                waiter.turn.set_result(None)
+        self._drain_rate.advance(self._clock(), is_full=bool(self._queue))
+
+    def _make_place(self, entry: Entry[_Waiter]) -> None:
+        """Refuse the newcomer, or in a full queue the one who would be served last."""
+        self._drain_rate.advance(self._clock(), is_full=bool(self._queue))
+        wait_s = self._drain_rate.wait_s(self._queue.num_before(entry) + 1)
+        if wait_s is not None and wait_s > _HOPE * self._bounds.max_queue_wait_s:
+            raise self._refusal(f"a place would take about {wait_s:.1f} s")
+        if len(self._queue) < self._bounds.max_queued:
+            return
+        refusal = self._refusal(f"{self._bounds.max_queued} requests are waiting already")
+        if not self._bounds.max_queued or self._queue.last() < entry:
+            raise refusal
+        pushed_out = self._queue.last()
+        self._queue.remove(pushed_out)
+        pushed_out.item.is_queued = False
+        if not pushed_out.item.turn.done():
+            pushed_out.item.turn.set_exception(refusal)
+
+    def _abandon(self, entry: Entry[_Waiter]) -> None:
+        """Forget one who does not wait any more, wherever its end finds it."""
+        waiter = entry.item
+        if waiter.is_admitted:
+            self.leave(waiter.ask)
+        elif waiter.is_queued:
+            self._queue.remove(entry)
+            waiter.is_queued = False
+            self._let_in()
+
+    def _refusal(self, reason: str) -> QueueFull:
+        wait_s = self._drain_rate.wait_s(len(self._queue) + 1)
+        return QueueFull(
+            f"The model is at its limit: {reason}.",
+            retry_after_s=min(_MAX_RETRY_S, _UNKNOWN_RETRY_S if wait_s is None else wait_s),
+        )

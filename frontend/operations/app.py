@@ -1,0 +1,52 @@
+"""The operations port: health, metrics, and the admin routes, beside the API and never on its port."""
+
+from __future__ import annotations
+
+from aiohttp import web
+
+from frontend.access.authentication import KEYS, authenticate
+from frontend.app import answer_errors, log_request, name_request
+from frontend.handlers import models
+from frontend.handlers.context import DRAIN, IS_PUBLIC, MODELS, SETTINGS, TRITON
+from frontend.models import MAX_AGE_S
+from frontend.operations import admin
+from frontend.operations.admin import CONTROL, SUPERVISOR
+from frontend.operations.models import EndpointsControl, ModelControl
+from frontend.operations.supervisor import Supervisor
+from frontend.telemetry import scrape
+from frontend.telemetry.observer import OBSERVER
+
+
+def create_operations_app(public: web.Application, supervisor: Supervisor) -> web.Application:
+    """Return the application of the operations port.
+
+    Args:
+        public: the application of the API, which has started; its connections, its keys and its drain are used.
+        supervisor: reaches all workers.
+    """
+    app = web.Application(middlewares=[log_request, answer_errors, authenticate])
+    app[SETTINGS], app[TRITON] = public[SETTINGS], public[TRITON]
+    app[MODELS], app[DRAIN], app[OBSERVER] = public[MODELS], public[DRAIN], public[OBSERVER]
+    if KEYS in public:
+        app[KEYS] = public[KEYS]
+    app[IS_PUBLIC] = False
+    settle_s = MAX_AGE_S + app[SETTINGS].stats_interval_s
+    app[CONTROL] = EndpointsControl(
+        {replica.endpoint: ModelControl(replica.triton, settle_s) for replica in app[TRITON].replicas}
+    )
+    app[SUPERVISOR] = supervisor
+    app.on_response_prepare.append(name_request)
+    app.router.add_routes(
+        [
+            web.get("/health", models.health_ready),
+            web.get("/health/live", models.health_live),
+            web.get("/health/ready", models.health_ready),
+            web.get("/metrics", scrape.metrics),
+            web.get("/admin/models", admin.list_models),
+            web.post("/admin/models/{id:.+}/load", admin.load_model),
+            web.post("/admin/models/{id:.+}/unload", admin.unload_model),
+            web.post("/admin/keys/reload", admin.reload_keys),
+            web.post("/admin/drain", admin.drain),
+        ]
+    )
+    return app

@@ -1,0 +1,214 @@
+"""Every metric that the frontend exports: its name, type, labels and meaning, and what vLLM calls it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Literal
+
+type GaugeMode = Literal["livesum", "livemostrecent"]  # of several workers' values: their sum, or the latest one
+
+
+class Kind(StrEnum):
+    """Prometheus' types."""
+
+    COUNTER = "counter"
+    GAUGE = "gauge"
+    HISTOGRAM = "histogram"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Metric:
+    """One metric. Times are in seconds."""
+
+    name: str  # of a counter: with the `_total` that Prometheus shows
+    kind: Kind
+    meaning: str
+    labels: tuple[str, ...] = ("model",)
+    buckets: tuple[float, ...] = ()  # upper bounds of a histogram
+    gauge_mode: GaugeMode = "livesum"
+    vllm: tuple[str, ...] = ()  # vLLM's names of it
+
+
+_PHASE_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640)
+_REQUEST_S = (
+    0.01,
+    0.025,
+    0.05,
+    0.1,
+    0.2,
+    0.3,
+    0.5,
+    0.8,
+    1,
+    1.5,
+    2,
+    2.5,
+    5,
+    10,
+    15,
+    20,
+    30,
+    40,
+    60,
+    120,
+    240,
+    480,
+    1920,
+)
+GAP_S = (0.001, 0.0025, 0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.06, 0.08, 0.1, 0.15, 0.2, 0.3, 0.5, 1, 2.5, 5, 10, 40)
+_TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000, 200_000)
+
+
+_OF_AN_ENGINE = ("model", "triton")
+
+
+def _histogram(name: str, meaning: str, buckets: tuple[float, ...], *vllm: str) -> Metric:
+    return Metric(name=name, kind=Kind.HISTOGRAM, meaning=meaning, buckets=buckets, vllm=vllm)
+
+
+def _counter(name: str, meaning: str, *further_labels: str, vllm: tuple[str, ...] = ()) -> Metric:
+    return Metric(name=name, kind=Kind.COUNTER, meaning=meaning, labels=("model", *further_labels), vllm=vllm)
+
+
+def _engine_gauge(name: str, meaning: str, *vllm: str) -> Metric:
+    return Metric(
+        name=name, kind=Kind.GAUGE, meaning=meaning, labels=_OF_AN_ENGINE, gauge_mode="livemostrecent", vllm=vllm
+    )
+
+
+TTFT = _histogram(
+    "conch_time_to_first_token_seconds",
+    "From the request's arrival to its first token; of an answer that does not stream, as if it had streamed.",
+    _PHASE_S,
+    "vllm:time_to_first_token_seconds",
+)
+INTER_TOKEN_LATENCY = _histogram(
+    "conch_inter_token_latency_seconds",
+    "Between two pieces of one streamed completion, as its reader gets them; tokens that come together are one piece.",
+    GAP_S,
+    "vllm:inter_token_latency_seconds",
+)
+TIME_PER_OUTPUT_TOKEN = _histogram(
+    "conch_time_per_output_token_seconds",
+    "Decode time of a completion by its tokens after the first.",
+    GAP_S,
+    "vllm:request_time_per_output_token_seconds",
+)
+REQUEST = _histogram(
+    "conch_request_seconds",
+    "From a generation request's arrival to the end of its answer, however it ended.",
+    _REQUEST_S,
+    "vllm:e2e_request_latency_seconds",
+)
+TOKENIZATION = _histogram(
+    "conch_tokenization_seconds",
+    "What the first token took outside the engine: the tokenizer stage, and the way to Triton and back.",
+    _PHASE_S,
+)
+QUEUE = _histogram(
+    "conch_queue_seconds",
+    "A completion's wait in the engine's queue.",
+    _PHASE_S,
+    "vllm:request_queue_time_seconds",
+)
+PREFILL = _histogram(
+    "conch_prefill_seconds",
+    "From the queue's end to a completion's first token.",
+    _PHASE_S,
+    "vllm:request_prefill_time_seconds",
+)
+DECODE = _histogram(
+    "conch_decode_seconds",
+    "From a completion's first token to its last.",
+    _REQUEST_S,
+    "vllm:request_decode_time_seconds",
+)
+INFERENCE = _histogram(
+    "conch_inference_seconds",
+    "Prefill and decode of a completion together.",
+    _REQUEST_S,
+    "vllm:request_inference_time_seconds",
+)
+REQUEST_INPUT_TOKENS = _histogram(
+    "conch_request_input_tokens", "Prompt tokens of a completion.", _TOKENS, "vllm:request_prompt_tokens"
+)
+REQUEST_OUTPUT_TOKENS = _histogram(
+    "conch_request_output_tokens", "Tokens of a completion.", _TOKENS, "vllm:request_generation_tokens"
+)
+REQUEST_CHOICES = _histogram(
+    "conch_request_choices",
+    "Completions that a request asks for, of each prompt.",
+    (1, 2, 5, 10, 20, 50, 100),
+    "vllm:request_params_n",
+)
+REQUEST_MAX_TOKENS = _histogram(
+    "conch_request_max_tokens", "The limit of tokens of a completion.", _TOKENS, "vllm:request_params_max_tokens"
+)
+
+INPUT_TOKENS = _counter(
+    "conch_input_tokens_total",
+    "Prompt tokens of finished completions.",
+    vllm=("vllm:prompt_tokens_total", "vllm:prefix_cache_queries_total"),
+)
+CACHED_TOKENS = _counter(
+    "conch_cached_tokens_total",
+    "Of the prompt tokens, those that the engine had in its KV cache.",
+    vllm=("vllm:prefix_cache_hits_total",),
+)
+OUTPUT_TOKENS = _counter(
+    "conch_output_tokens_total", "Tokens of finished completions.", vllm=("vllm:generation_tokens_total",)
+)
+COMPLETIONS = _counter(
+    "conch_completions_total",
+    "Completions by how they ended: stop, length, cancelled (the client left) or error.",
+    "finish_reason",
+    vllm=("vllm:request_success_total",),
+)
+REQUESTS = _counter("conch_requests_total", "HTTP requests; `endpoint` is the route.", "endpoint", "status")
+ERRORS = _counter("conch_errors_total", "Requests that ended with an error, before or after the status.", "code")
+SHED = _counter(
+    "conch_shed_total",
+    "Requests that were turned away with 429 or 503.",
+    "code",
+    vllm=("vllm:admission_rejections_total",),
+)
+CANCELLED = _counter("conch_cancelled_total", "Requests whose client left before the answer's end.")
+VIOLATIONS = _counter(
+    "conch_stream_violations_total",
+    "Completions that broke a rule of what a stream may say; the client got an error instead.",
+    "rule",
+)
+
+IN_FLIGHT = Metric(name="conch_requests_in_flight", kind=Kind.GAUGE, meaning="Generation requests being answered.")
+RUNNING = _engine_gauge("conch_requests_running", "Completions that the engine works on.", "vllm:num_requests_running")
+WAITING = _engine_gauge("conch_requests_waiting", "Completions in the engine's queue.", "vllm:num_requests_waiting")
+KV_CACHE_USAGE = _engine_gauge(
+    "conch_kv_cache_usage_ratio", "Share of the KV cache that running completions hold.", "vllm:kv_cache_usage_perc"
+)
+ENGINE_UP = _engine_gauge("conch_engine_up", "Whether the engine answered the last look at it: 1 or 0.")
+CANCEL_TO_FREE = _engine_gauge(
+    "conch_cancel_to_free_seconds", "From a cancel's arrival at the engine to its memory being free, the last time."
+)
+
+KEY_REQUESTS = Metric(
+    name="conch_key_requests_total",
+    kind=Kind.COUNTER,
+    meaning="HTTP requests by the key's name; only with `--metrics-by-key`.",
+    labels=("key",),
+)
+KEY_INPUT_TOKENS = Metric(
+    name="conch_key_input_tokens_total",
+    kind=Kind.COUNTER,
+    meaning="Prompt tokens by the key's name; only with `--metrics-by-key`.",
+    labels=("key",),
+)
+KEY_OUTPUT_TOKENS = Metric(
+    name="conch_key_output_tokens_total",
+    kind=Kind.COUNTER,
+    meaning="Tokens of completions by the key's name; only with `--metrics-by-key`.",
+    labels=("key",),
+)
+
+METRICS = tuple(value for value in list(globals().values()) if isinstance(value, Metric))
+UNKNOWN = "unknown"  # the label of every model that is not served, and of routes that do not exist

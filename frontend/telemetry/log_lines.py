@@ -1,0 +1,48 @@
+"""Log lines, as text or as JSON: one for each request, and those of everything else."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+import orjson
+
+TEXT_FORMAT = "%(levelname)s %(name)s: %(message)s"
+_FIELDS = "fields"  # of a log record: what its JSON line says beside the message
+
+
+class JsonFormatter(logging.Formatter):
+    """Writes a record as one line of JSON."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line."""
+        line: dict[str, Any] = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname,
+            "logger": record.name,
+        }
+        fields = getattr(record, _FIELDS, None)
+        line |= {"message": record.getMessage()} if fields is None else fields
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return orjson.dumps(line, default=str).decode()
+
+
+def configure_logging(log_format: str) -> None:
+    """Have this process log to its standard error, as `text` or as `json`."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(JsonFormatter() if log_format == "json" else logging.Formatter(TEXT_FORMAT))
+    logging.basicConfig(level=logging.INFO, handlers=[handler])
+
+
+def log_fields(logger: logging.Logger, level: int, fields: Mapping[str, Any], text: str, *arguments: object) -> None:
+    """Log a line that is `text` for people and `fields` for machines."""
+    logger.log(level, text, *arguments, extra={_FIELDS: fields})
+
+
+def labels_text(labels: Mapping[str, str]) -> str:
+    """Return what a client wants to find again, as the end of a line of text."""
+    return f" labels={json.dumps(labels)}" if labels else ""

@@ -1,0 +1,100 @@
+"""The frontend's Prometheus metrics: kept by prometheus_client, in a shared folder where several workers serve."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
+
+from frontend.telemetry.definitions import METRICS, Kind, Metric
+from frontend.telemetry.vllm_names import VllmNames
+
+# Else every counter and histogram has a series more, which says when it was made.
+disable_created_metrics()  # type: ignore[no-untyped-call]
+
+# Where prometheus_client keeps the values of several processes; it reads this itself, when it is imported.
+SHARED_FOLDER = "PROMETHEUS_MULTIPROC_DIR"
+
+
+def forget_worker(pid: int | None) -> None:
+    """Take the gauges of a dead worker out of the shared folder; what it has counted stays."""
+    mark_process_dead(pid, os.environ[SHARED_FOLDER])  # type: ignore[no-untyped-call]
+
+
+class BulkHistogram(Histogram):
+    """Takes many observations in one go."""
+
+    def add(self, counts: Sequence[int], total: float) -> None:
+        """Add observations that were counted elsewhere.
+
+        Args:
+            counts: by bucket, not cumulative, the last one for what is above all bounds.
+            total: of the observed values.
+        """
+        for bucket, count in zip(self._buckets, counts, strict=True):
+            if count:
+                bucket.inc(count)
+        self._sum.inc(total)
+
+
+class Metrics:
+    """The metrics of one process."""
+
+    def __init__(self) -> None:
+        self._registry = CollectorRegistry()
+        self._families = {metric.name: _family(metric, self._registry) for metric in METRICS}
+        self._children: dict[tuple[str, ...], Any] = {}
+
+    def count(self, metric: Metric, *labels: str, amount: float = 1) -> None:
+        """Add to a counter, or to a gauge."""
+        self._child(metric, labels).inc(amount)
+
+    def observe(self, metric: Metric, value: float, *labels: str) -> None:
+        """Add an observation to a histogram."""
+        self._child(metric, labels).observe(value)
+
+    def add(self, metric: Metric, counts: Sequence[int], total: float, *labels: str) -> None:
+        """Add observations that were counted by bucket, as `BulkHistogram.add`."""
+        self._child(metric, labels).add(counts, total)
+
+    def set(self, metric: Metric, value: float, *labels: str) -> None:
+        """Set a gauge."""
+        self._child(metric, labels).set(value)
+
+    def exposition(self, accept: str, *, has_vllm_names: bool) -> tuple[bytes, str]:
+        """Return what Prometheus scrapes, of all workers, and its content type. It may read many files.
+
+        Args:
+            accept: the header of the request.
+            has_vllm_names: add the metrics that vLLM has under vLLM's names.
+        """
+        registry = self._registry
+        if SHARED_FOLDER in os.environ:
+            registry = CollectorRegistry()
+            MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
+        encode, content_type = choose_encoder(accept)
+        families = CollectorRegistry()
+        families.register(VllmNames(registry) if has_vllm_names else registry)
+        return encode(families), content_type
+
+    def _child(self, metric: Metric, labels: tuple[str, ...]) -> Any:
+        key = (metric.name, *labels)
+        child = self._children.get(key)
+        if child is None:  # prometheus_client would take a lock for each look
+            child = self._children[key] = self._families[metric.name].labels(*labels)
+        return child
+
+
+def _family(metric: Metric, registry: CollectorRegistry) -> Any:
+    arguments: dict[str, Any] = {"labelnames": metric.labels, "registry": registry}
+    match metric.kind:
+        case Kind.COUNTER:
+            return Counter(metric.name, metric.meaning, **arguments)
+        case Kind.GAUGE:
+            return Gauge(metric.name, metric.meaning, multiprocess_mode=metric.gauge_mode, **arguments)
+        case Kind.HISTOGRAM:
+            return BulkHistogram(metric.name, metric.meaning, buckets=metric.buckets, **arguments)

@@ -1,0 +1,213 @@
+"""Tells metrics, log and traces of every request, once, when it has ended."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping
+from typing import Any, Protocol
+from urllib.parse import quote
+
+from aiohttp import web
+
+from frontend.handlers.context import CLIENT_CLOSED, RequestFacts
+from frontend.settings import Settings
+from frontend.telemetry import definitions
+from frontend.telemetry.definitions import UNKNOWN
+from frontend.telemetry.log_lines import labels_text, log_fields
+from frontend.telemetry.metrics import Metrics
+from frontend.telemetry.stream_record import Completion, StreamRecord
+from model_repository.generation import FinishReason
+from model_repository.stage_messages import EngineStats
+
+logger = logging.getLogger("frontend.app")  # the name by which filters know the line of a request
+
+_MAX_SHOWN_MODEL = 256  # characters of what a client calls a model, in the log
+_SHED = (429, 503)
+
+
+class Tracer(Protocol):
+    """Where the spans of requests go."""
+
+    def begin(self, facts: RequestFacts, headers: Mapping[str, str]) -> None:
+        """Give a request its place in a trace."""
+
+    def end(self, facts: RequestFacts, *, method: str, endpoint: str, status: int) -> None:
+        """Tell of a request."""
+
+    def close(self) -> None:
+        """Send what was not sent yet. It may block."""
+
+
+class Observer:
+    """What an application tells of its requests.
+
+    Args:
+        settings: whether keys are named, and metrics as vLLM does.
+        tracer: None: there are no traces.
+    """
+
+    def __init__(self, settings: Settings, tracer: Tracer | None = None) -> None:
+        self.metrics = Metrics()
+        self.tracer = tracer
+        self.has_vllm_names = settings.metrics_compat == "vllm"
+        self._is_by_key = settings.metrics_by_key
+
+    def began_stream(self, facts: RequestFacts, record: StreamRecord) -> None:
+        """Note that a request generates from here on."""
+        facts.stream = record
+        self.metrics.count(definitions.IN_FLIGHT, facts.served_model)
+
+    def ended(self, facts: RequestFacts, *, method: str, path: str, endpoint: str, status: int, level: int) -> None:
+        """Tell of a request.
+
+        Args:
+            path: as the client wrote it.
+            endpoint: the route.
+            status: of the answer, 499 when nobody was there to read it.
+            level: of the line in the log.
+        """
+        total_s = time.monotonic() - facts.started_at
+        self._count(facts, endpoint, status)
+        if facts.stream is not None:
+            self._count_stream(facts, facts.stream, total_s)
+        if self.tracer is not None:
+            self.tracer.end(facts, method=method, endpoint=endpoint, status=status)
+        if logger.isEnabledFor(level):
+            self._log(facts, method, path, status, total_s, level)
+
+    def looked_at(self, endpoint: str, model: str, stats: EngineStats | None) -> None:
+        """Note what an engine says of itself at an endpoint, None where it did not answer."""
+        self.metrics.set(definitions.ENGINE_UP, stats is not None, model, endpoint)
+        if stats is None:
+            return
+        self.metrics.set(definitions.RUNNING, stats.num_active, model, endpoint)
+        self.metrics.set(definitions.WAITING, stats.num_waiting, model, endpoint)
+        self.metrics.set(definitions.KV_CACHE_USAGE, stats.num_cells_used / max(1, stats.num_cells), model, endpoint)
+        self.metrics.set(definitions.CANCEL_TO_FREE, stats.last_cancel_to_free_ms / 1000, model, endpoint)
+
+    def _count(self, facts: RequestFacts, endpoint: str, status: int) -> None:
+        count, model = self.metrics.count, facts.served_model
+        count(definitions.REQUESTS, model, endpoint, str(status))
+        if facts.error_code == CLIENT_CLOSED:
+            count(definitions.CANCELLED, model)
+        elif facts.error is not None:
+            code = type(facts.error).code or UNKNOWN  # the class's: those of single errors are many
+            count(definitions.ERRORS, model, code)
+            if facts.error.status in _SHED:
+                count(definitions.SHED, model, code)
+        if self._is_by_key:
+            key = facts.caller.name
+            count(definitions.KEY_REQUESTS, key)
+            count(definitions.KEY_INPUT_TOKENS, key, amount=facts.num_input_tokens)
+            count(definitions.KEY_OUTPUT_TOKENS, key, amount=facts.num_output_tokens)
+
+    def _count_stream(self, facts: RequestFacts, record: StreamRecord, total_s: float) -> None:
+        metrics, model = self.metrics, facts.served_model
+        metrics.count(definitions.IN_FLIGHT, model, amount=-1)
+        metrics.observe(definitions.REQUEST, total_s, model)
+        metrics.observe(definitions.REQUEST_CHOICES, record.num_per_prompt, model)
+        if record.gaps_s:
+            metrics.add(definitions.INTER_TOKEN_LATENCY, record.gap_counts, record.gaps_s, model)
+        if record.broken_rule is not None:
+            metrics.count(definitions.VIOLATIONS, model, record.broken_rule)
+        ttft_s = _ttft_s(facts, record)
+        if ttft_s is not None:
+            metrics.observe(definitions.TTFT, ttft_s, model)
+        for index, completion in enumerate(record.completions):
+            self._count_completion(facts, completion, is_first=index % record.num_per_prompt == 0)
+
+    def _count_completion(self, facts: RequestFacts, completion: Completion, *, is_first: bool) -> None:
+        metrics, model = self.metrics, facts.served_model
+        metrics.count(definitions.COMPLETIONS, model, _outcome(facts, completion.finish_reason))
+        metrics.observe(definitions.REQUEST_MAX_TOKENS, completion.request.max_tokens, model)
+        usage, phases = completion.usage, completion.phases
+        if usage is not None:
+            metrics.observe(definitions.REQUEST_INPUT_TOKENS, usage.num_input_tokens, model)
+            metrics.observe(definitions.REQUEST_OUTPUT_TOKENS, usage.num_output_tokens, model)
+            metrics.count(definitions.OUTPUT_TOKENS, model, amount=usage.num_output_tokens)
+            if is_first:  # the completions of one prompt share it, in the client's usage too
+                metrics.count(definitions.INPUT_TOKENS, model, amount=usage.num_input_tokens)
+                metrics.count(definitions.CACHED_TOKENS, model, amount=usage.num_cached_tokens)
+        if phases is not None:
+            metrics.observe(definitions.TOKENIZATION, phases.tokenization_s, model)
+            metrics.observe(definitions.QUEUE, phases.queue_s, model)
+            metrics.observe(definitions.PREFILL, phases.prefill_s, model)
+            metrics.observe(definitions.DECODE, phases.decode_s, model)
+            metrics.observe(definitions.INFERENCE, phases.prefill_s + phases.decode_s, model)
+            if usage is not None and usage.num_output_tokens > 1:
+                per_token_s = phases.decode_s / (usage.num_output_tokens - 1)
+                metrics.observe(definitions.TIME_PER_OUTPUT_TOKEN, per_token_s, model)
+
+    def _log(self, facts: RequestFacts, method: str, path: str, status: int, total_s: float, level: int) -> None:
+        shown_model = facts.model[:_MAX_SHOWN_MODEL]
+        log_fields(
+            logger,
+            level,
+            _fields(facts, method, path, status, total_s) | {"model": shown_model},
+            "%s %s request_id=%s id=%s model=%s status=%d error=%s"
+            " input_tokens=%d output_tokens=%d ttft_ms=%s ms=%.0f%s",
+            method,
+            path,
+            facts.request_id,
+            facts.id,
+            quote(shown_model, safe="/:@+"),
+            status,
+            facts.error_code or "-",
+            facts.num_input_tokens,
+            facts.num_output_tokens,
+            "-" if facts.ttft_ms is None else f"{facts.ttft_ms:.0f}",
+            total_s * 1000,
+            labels_text(facts.labels),
+        )
+
+
+def _fields(facts: RequestFacts, method: str, path: str, status: int, total_s: float) -> dict[str, Any]:
+    """Return the line of a request for machines. Neither prompts nor completions nor keys are ever in it."""
+    fields: dict[str, Any] = {
+        "event": "request",
+        "method": method,
+        "path": path,
+        "request_id": facts.request_id,
+        "id": facts.id,
+        "key_name": facts.caller.name,
+        "served_model": facts.served_model,
+        "status": status,
+        "error": facts.error_code,
+        "input_tokens": facts.num_input_tokens,
+        "output_tokens": facts.num_output_tokens,
+        "ttft_ms": None if facts.ttft_ms is None else round(facts.ttft_ms, 3),
+        "total_ms": round(total_s * 1000, 3),
+        "labels": facts.labels,
+    }
+    if facts.trace_id:
+        fields["trace_id"] = facts.trace_id
+    record = facts.stream
+    if record is not None:
+        fields["stream"] = record.is_stream
+        fields["finish_reasons"] = [completion.finish_reason for completion in record.completions]
+        fields["cached_tokens"] = sum(each.usage.num_cached_tokens for each in record.completions if each.usage)
+        if (phases := record.slowest) is not None:
+            fields["tokenize_ms"] = round(phases.tokenization_s * 1000, 3)
+            fields["queue_ms"] = round(phases.queue_s * 1000, 3)
+            fields["prefill_ms"] = round(phases.prefill_s * 1000, 3)
+            fields["decode_ms"] = round(phases.decode_s * 1000, 3)
+    return fields
+
+
+def _ttft_s(facts: RequestFacts, record: StreamRecord) -> float | None:
+    """Return the time to the first token of all, also where it was told with the last one."""
+    if facts.ttft_ms is None:
+        return None
+    phases = record.completions[0].phases
+    decode_s = 0.0 if record.is_stream or phases is None else phases.decode_s
+    return max(0.0, facts.ttft_ms / 1000 - decode_s)
+
+
+def _outcome(facts: RequestFacts, reason: FinishReason | None) -> str:
+    if reason is not None:
+        return reason
+    return "cancelled" if facts.error_code == CLIENT_CLOSED else "error"
+
+
+OBSERVER = web.AppKey("observer", Observer)

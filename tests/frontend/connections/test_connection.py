@@ -1,0 +1,146 @@
+"""Connections over real sockets: what is slow, what is too much, and what is no HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import select
+import socket
+
+import pytest
+
+from model_repository.generation import GenerationChunk, GenerationRequest, TextPrompt
+from tests.fakes import FakeTriton, chunks
+from tests.frontend.bodies import CHAT, COMPLETION
+from tests.frontend.conftest import Serve
+from tests.frontend.connections.raw_http import DEADLINE_S, exchange, narrow_connection, port_of, post
+
+GET = b"GET /health/live HTTP/1.1\r\nHost: a\r\n"
+CLOSE = b"Connection: close\r\n"
+
+
+async def is_closed(reader: asyncio.StreamReader) -> bool:
+    return await asyncio.wait_for(reader.read(), DEADLINE_S) == b""
+
+
+async def test_a_head_that_dribbles_in_is_answered_with_408(serve: Serve) -> None:
+    http = await serve(FakeTriton(), header_timeout_s=0.05)
+    for head in (b"GET", GET, GET + b"X: y"):
+        (answer,) = await exchange(port_of(http), head)
+        assert (answer.status, answer.error["code"]) == (408, "request_timeout")
+        assert answer.headers["connection"] == "close"
+
+
+async def test_the_head_of_a_later_request_has_the_same_deadline(serve: Serve) -> None:
+    http = await serve(FakeTriton(), header_timeout_s=0.05)
+    reader, writer = await asyncio.open_connection("127.0.0.1", port_of(http))
+    writer.write(GET + b"\r\n")
+    assert b"200 OK" in await reader.readline()
+    await reader.readuntil(b"}")
+    writer.write(b"GET /he")
+    assert b" 408 " in await asyncio.wait_for(reader.readline(), DEADLINE_S)
+    writer.close()
+
+
+async def test_a_connection_that_says_nothing_is_closed_without_a_word(serve: Serve) -> None:
+    http = await serve(FakeTriton(), header_timeout_s=0.05)
+    reader, writer = await asyncio.open_connection("127.0.0.1", port_of(http))
+    assert await is_closed(reader)
+    writer.close()
+
+
+async def test_an_idle_connection_is_closed_after_its_time(serve: Serve) -> None:
+    http = await serve(FakeTriton(), keepalive_timeout_s=0.05)
+    (answer,) = await exchange(port_of(http), GET + b"\r\n")
+    assert answer.status == 200
+    assert "connection" not in answer.headers
+
+
+async def test_a_body_that_dribbles_in_is_answered_with_408(serve: Serve) -> None:
+    triton = FakeTriton(chunks("x"))
+    http = await serve(triton, body_timeout_s=0.05)
+    (answer,) = await exchange(port_of(http), post("/v1/completions", COMPLETION)[:-1])
+    assert (answer.status, answer.error["code"]) == (408, "request_timeout")
+    assert not triton.requests
+
+
+def echo(request: GenerationRequest) -> list[GenerationChunk]:
+    assert isinstance(request.prompt, TextPrompt)
+    return chunks(request.prompt.text)
+
+
+async def test_pipelined_requests_are_answered_in_order(serve: Serve) -> None:
+    http = await serve(FakeTriton(echo))
+    requests = [post("/v1/completions", COMPLETION | {"prompt": f"p{number}"}) for number in range(50)]
+    answers = await exchange(port_of(http), b"".join(requests) + GET + CLOSE + b"\r\n")
+    assert [answer.status for answer in answers] == [200] * 51
+    assert all(f'"p{number}"'.encode() in answer.body for number, answer in enumerate(answers[:50]))
+
+
+async def test_a_url_that_is_too_long_is_414(serve: Serve) -> None:
+    for is_same in (True, False):
+        http = await serve(FakeTriton(), max_url_bytes=1000, max_header_bytes=1000 if is_same else 2000)
+        (answer,) = await exchange(port_of(http), b"GET /" + b"a" * 1100 + b" HTTP/1.1\r\nHost: a\r\n\r\n")
+        assert (answer.status, answer.error["code"]) == (414, "url_too_long")
+        assert "1000 bytes" in answer.error["message"]
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [b"X: " + b"a" * 2**20 + b"\r\n", b"a" * 2**20 + b": b\r\n", b"X: y\r\n" * 200, b"Cookie: " + b"a" * 20_000],
+    ids=["a value of a megabyte", "a name of a megabyte", "two hundred", "no end"],
+)
+async def test_headers_that_are_too_much_are_431(serve: Serve, headers: bytes) -> None:
+    http = await serve(FakeTriton())
+    (answer,) = await exchange(port_of(http), GET + headers + b"\r\n")
+    assert (answer.status, answer.error["code"]) == (431, "headers_too_large")
+    assert answer.headers["x-request-id"].startswith("req_")
+
+
+async def test_what_is_no_http_is_refused_without_an_echo(serve: Serve, caplog: pytest.LogCaptureFixture) -> None:
+    http = await serve(FakeTriton())
+    for request in (
+        b"secret\r\n\r\n",
+        b"GET /secret HTTP/2.0\r\nHost: a\r\n\r\n",
+        b"GET /secret HTTP/9.9\r\n\r\n",
+        GET + b"secret\r\n\r\n",
+        b"\x16\x03\x01secret\n\n",
+    ):
+        (answer,) = await exchange(port_of(http), request)
+        assert (answer.status, answer.error["code"]) == (400, "invalid_http")
+        assert b"secret" not in answer.body
+    assert "Traceback" not in caplog.text
+    assert "secret" not in caplog.text
+
+
+def endless(num_open: int = 10_000) -> list[GenerationChunk]:
+    return [GenerationChunk(text="x" * 1000) for _ in range(num_open)]
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_reader_that_stalls_is_cut_and_its_generation_left(serve: Serve, stream: bool) -> None:
+    triton = FakeTriton(endless() if stream else chunks("x" * 20_000_000))
+    http = await serve(triton, stalled_reader_s=0.1)
+    with narrow_connection(port_of(http)) as client:
+        client.sendall(post("/v1/chat/completions", CHAT | {"stream": stream}))
+        await asyncio.wait_for(triton.closed.wait(), DEADLINE_S)
+        assert len(asyncio.all_tasks()) < 10
+        assert await asyncio.to_thread(is_reset, client)
+
+
+def is_reset(client: socket.socket) -> bool:
+    """Wait until the server has reset the connection, without reading."""
+    poll = select.poll()
+    poll.register(client, 0)
+    return any(events & select.POLLERR for _, events in poll.poll(DEADLINE_S * 1000))
+
+
+async def test_a_slow_reader_that_goes_on_reading_gets_everything(serve: Serve) -> None:
+    http = await serve(FakeTriton(chunks("x" * 3_000_000)), stalled_reader_s=0.2)
+    with narrow_connection(port_of(http)) as client:
+        client.setblocking(False)
+        loop = asyncio.get_running_loop()
+        await loop.sock_sendall(client, post("/v1/chat/completions", CHAT, "Connection: close"))
+        received = 0
+        while part := await loop.sock_recv(client, 2048):
+            received += len(part)
+    assert received > 3_000_000

@@ -1,0 +1,239 @@
+"""Limits as clients see them: charged however a request ends, told in headers, refused with 429 or 503."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import openai
+import pytest
+
+from frontend.errors import EngineFailed, InvalidRequest
+from model_repository.generation import GenerationChunk
+from tests.fakes import DEMO, FakeTriton, chunks
+from tests.frontend.answers import error_of
+from tests.frontend.bodies import CHAT, COMPLETION, PATHS
+from tests.frontend.conftest import Serve
+
+NUM_USED = 12  # tokens of a completion of the fake's
+LIMIT = 1000  # tokens a minute
+PROMPT_BYTES = 300
+
+
+def remaining(headers: Any) -> int:
+    """Return the tokens that are left."""
+    return int(headers["x-ratelimit-remaining-tokens"])
+
+
+async def left(http: Any) -> int:
+    """Return the tokens that are left of a minute's worth, asked with a request that uses none."""
+    response = await http.post("/tokenize", json={"model": DEMO.id, "prompt": "a"})
+    assert response.status == 200, await response.text()
+    return remaining(response.headers)
+
+
+@pytest.mark.parametrize(("path", "body"), PATHS)
+@pytest.mark.parametrize("stream", [False, True])
+async def test_every_answer_says_what_is_left(serve: Serve, path: str, body: dict[str, Any], stream: bool) -> None:
+    http = await serve(FakeTriton(chunks("x")), requests_per_minute=60, tokens_per_minute=60_000)
+    response = await http.post(path, json=body | {"stream": stream, "max_tokens": 100})
+    assert response.headers["x-ratelimit-limit-requests"] == "60"
+    assert response.headers["x-ratelimit-remaining-requests"] == "59"
+    assert response.headers["x-ratelimit-reset-requests"] == "1s"
+    assert response.headers["x-ratelimit-limit-tokens"] == "60000"
+    num_bytes = int(response.request_info.headers.get("Content-Length", 0)) or len(str(body))
+    assert 100 < 60_000 - remaining(response.headers) < 100 + num_bytes
+
+
+async def test_who_is_not_limited_gets_no_headers(serve: Serve) -> None:
+    http = await serve(FakeTriton(chunks("x")))
+    response = await http.post("/v1/completions", json=COMPLETION)
+    assert response.status == 200
+    assert not [name for name in response.headers if name.lower().startswith("x-ratelimit")]
+
+
+async def test_beyond_the_rate_it_is_429_with_the_time_to_come_back(serve: Serve) -> None:
+    http = await serve(FakeTriton(chunks("x")), requests_per_minute=1)
+    await http.post("/v1/completions", json=COMPLETION)
+    response = await http.post("/v1/completions", json=COMPLETION)
+    error = await error_of(response)
+    assert (error["status"], error["type"], error["code"]) == (429, "rate_limit_error", "requests")
+    assert "1 requests a minute" in error["message"]
+    assert 50 <= int(response.headers["Retry-After"]) <= 60
+    assert 50_000 <= int(response.headers["retry-after-ms"]) <= 60_000
+    assert response.headers["x-ratelimit-remaining-requests"] == "0"
+    assert len(response.headers["x-request-id"]) > 10
+
+
+async def test_a_request_larger_than_its_limit_is_not_to_be_tried_again(serve: Serve) -> None:
+    triton = FakeTriton(chunks("x"))
+    http = await serve(triton, tokens_per_minute=LIMIT)
+    response = await http.post("/v1/completions", json=COMPLETION | {"max_tokens": 500, "n": 2})
+    error = await error_of(response)
+    assert (error["status"], error["code"]) == (429, "tokens")
+    assert response.headers["x-should-retry"] == "false"
+    assert "Retry-After" not in response.headers
+    assert triton.requests == []
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_request_that_comes_to_its_end_costs_what_the_engine_counted(serve: Serve, stream: bool) -> None:
+    http = await serve(FakeTriton(chunks("x")), tokens_per_minute=LIMIT)
+    response = await http.post("/v1/completions", json=COMPLETION | {"max_tokens": 500, "stream": stream, "n": 1})
+    assert remaining(response.headers) < LIMIT - 500
+    await response.read()
+    assert await left(http) in (LIMIT - NUM_USED, LIMIT - NUM_USED + 1)  # a token every 60 ms comes back
+
+
+async def test_choices_of_one_prompt_pay_for_it_once(serve: Serve) -> None:
+    http = await serve(FakeTriton(chunks("x")), tokens_per_minute=LIMIT)
+    await (await http.post("/v1/completions", json=COMPLETION | {"n": 3})).read()
+    assert LIMIT - await left(http) in (7 + 3 * 5, 7 + 3 * 5 - 1)
+
+
+async def test_an_error_before_anything_is_generated_costs_no_tokens(serve: Serve) -> None:
+    http = await serve(FakeTriton([InvalidRequest("prompt: too long")]), tokens_per_minute=LIMIT)
+    assert (await http.post("/v1/completions", json=COMPLETION)).status == 400
+    assert await left(http) == LIMIT
+
+
+async def test_a_stream_that_breaks_costs_its_prompt_and_its_text(serve: Serve) -> None:
+    http = await serve(FakeTriton([GenerationChunk(text="a" * 90), EngineFailed()]), tokens_per_minute=LIMIT)
+    body = COMPLETION | {"prompt": "p" * PROMPT_BYTES, "stream": True, "max_tokens": 500}
+    await (await http.post("/v1/completions", json=body)).read()
+    assert PROMPT_BYTES / 3 + 30 <= LIMIT - await left(http) <= PROMPT_BYTES / 3 + 30 + 40  # and the rest of the body
+
+
+async def test_who_hangs_up_on_a_stream_pays_for_what_it_was_sent(serve: Serve) -> None:
+    triton = FakeTriton([GenerationChunk(text="a" * 90), asyncio.Event()])
+    http = await serve(triton, tokens_per_minute=LIMIT, max_concurrent=1)
+    body = COMPLETION | {"prompt": "p" * PROMPT_BYTES, "stream": True, "max_tokens": 500}
+    response = await http.post("/v1/completions", json=body)
+    await response.content.readline()
+    response.close()
+    await asyncio.wait_for(triton.closed.wait(), 10)
+    assert PROMPT_BYTES / 3 + 30 <= LIMIT - await left(http) <= PROMPT_BYTES / 3 + 30 + 40
+
+
+async def test_who_hangs_up_on_a_whole_answer_pays_for_all_it_asked_for(serve: Serve) -> None:
+    triton = FakeTriton([asyncio.Event()])
+    http = await serve(triton, tokens_per_minute=LIMIT)
+    request = asyncio.create_task(http.post("/v1/completions", json=COMPLETION | {"max_tokens": 500}))
+    await asyncio.wait_for(triton.started.wait(), 10)
+    request.cancel()
+    await asyncio.wait_for(triton.closed.wait(), 10)
+    assert await left(http) <= LIMIT - 500
+
+
+async def test_only_so_many_of_a_keys_requests_run_at_a_time_and_each_end_makes_place(serve: Serve) -> None:
+    triton = FakeTriton([GenerationChunk(text="a"), asyncio.Event()])
+    http = await serve(triton, max_concurrent=1)
+    body = CHAT | {"stream": True}
+    response = await http.post("/v1/chat/completions", json=body)
+    error = await error_of(await http.post("/v1/chat/completions", json=body))
+    assert (error["status"], error["code"]) == (429, "requests")
+    response.close()
+    await asyncio.wait_for(triton.closed.wait(), 10)
+    triton.script = chunks("x")
+    for _ in range(3):
+        assert (await http.post("/v1/chat/completions", json=CHAT)).status == 200
+
+
+async def test_a_models_own_limit_is_for_each_key_and_that_model(serve: Serve) -> None:
+    http = await serve(FakeTriton(chunks("x")), model_limits=(f"{DEMO.id}:rpm=1",))
+    assert (await http.post("/v1/completions", json=COMPLETION)).status == 200
+    error = await error_of(await http.post("/v1/completions", json=COMPLETION))
+    assert (error["status"], error["code"]) == (429, "requests")
+    assert f"with the model {DEMO.id}" in error["message"]
+
+
+async def test_tokenization_counts_as_a_request_without_tokens(serve: Serve) -> None:
+    http = await serve(FakeTriton(), requests_per_minute=2, tokens_per_minute=LIMIT)
+    for path, body in (("/tokenize", {"prompt": "a"}), ("/detokenize", {"tokens": [1]})):
+        response = await http.post(path, json={"model": DEMO.id} | body)
+        assert (response.status, remaining(response.headers)) == (200, LIMIT)
+    assert (await http.post("/tokenize", json={"model": DEMO.id, "prompt": "a"})).status == 429
+
+
+async def test_a_full_model_is_503_at_once_and_tells_when_to_come_back(serve: Serve) -> None:
+    triton = FakeTriton([asyncio.Event()])
+    http = await serve(triton, max_in_flight=1, max_queued=0, requests_per_minute=9)
+    request = asyncio.create_task(http.post("/v1/completions", json=COMPLETION))
+    await asyncio.wait_for(triton.started.wait(), 10)
+    response = await http.post("/v1/completions", json=COMPLETION)
+    error = await error_of(response)
+    assert (error["status"], error["type"], error["code"]) == (503, "overloaded_error", "overloaded")
+    assert int(response.headers["Retry-After"]) >= 1
+    assert response.headers["x-ratelimit-limit-requests"] == "9"
+    request.cancel()
+    await asyncio.wait_for(triton.closed.wait(), 10)
+    triton.script = chunks("x")
+    response = await http.post("/v1/completions", json=COMPLETION)
+    assert (response.status, response.headers["x-ratelimit-remaining-requests"]) == (200, "7")  # 503 was not charged
+
+
+async def test_who_waits_and_hangs_up_never_reaches_the_engine(serve: Serve) -> None:
+    triton = FakeTriton([asyncio.Event()])
+    http = await serve(triton, max_in_flight=1, max_queued=1)
+    first = asyncio.create_task(http.post("/v1/completions", json=COMPLETION))
+    await asyncio.wait_for(triton.started.wait(), 10)
+    second = asyncio.create_task(http.post("/v1/completions", json=COMPLETION))
+    while (await http.post("/v1/completions", json=COMPLETION | {"service_tier": "flex"})).status != 503:
+        pass  # not queued yet: the one that asks is pushed out, or waits in vain
+    second.cancel()
+    first.cancel()
+    await asyncio.wait_for(triton.closed.wait(), 10)
+    triton.script = chunks("x")
+    assert (await http.post("/v1/completions", json=COMPLETION)).status == 200
+    assert len(triton.requests) == 2
+
+
+@pytest.mark.parametrize(
+    ("fields", "tier"),
+    [
+        ({}, None),
+        ({"service_tier": "auto"}, "default"),
+        ({"service_tier": "flex"}, "flex"),
+        ({"priority": -3}, "priority"),
+        ({"priority": 0}, "default"),
+        ({"priority": 1, "service_tier": "flex"}, "flex"),
+    ],
+)
+@pytest.mark.parametrize(("path", "body"), PATHS)
+async def test_the_answer_says_how_urgent_it_was_if_the_request_did(
+    serve: Serve, path: str, body: dict[str, Any], fields: dict[str, Any], tier: str | None
+) -> None:
+    http = await serve(FakeTriton(chunks("x")))
+    answer = await (await http.post(path, json=body | fields)).json()
+    assert answer.get("service_tier") == tier
+
+
+@pytest.mark.parametrize("fields", [{"service_tier": "priority"}, {"priority": -1}])
+async def test_more_urgency_than_a_key_may_ask_for_is_refused(serve: Serve, fields: dict[str, Any]) -> None:
+    http = await serve(FakeTriton(chunks("x")), max_priority="normal")
+    error = await error_of(await http.post("/v1/completions", json=COMPLETION | fields))
+    assert (error["status"], error["param"]) == (400, next(iter(fields)))
+    assert "normal priority at most" in error["message"]
+
+
+async def test_two_names_of_different_urgency_are_refused(serve: Serve) -> None:
+    http = await serve(FakeTriton(chunks("x")))
+    error = await error_of(
+        await http.post("/v1/completions", json=COMPLETION | {"priority": 1, "service_tier": "priority"})
+    )
+    assert (error["status"], error["param"]) == (400, "priority")
+
+
+async def test_openais_client_raises_its_rate_limit_error_and_waits_as_told(serve: Serve) -> None:
+    triton = FakeTriton(chunks("x"))
+    http = await serve(triton, requests_per_minute=300)  # one comes back every 200 ms
+    base_url = f"{(await http.get('/health/live')).url.origin()}/v1"
+    async with openai.AsyncOpenAI(base_url=base_url, api_key="none", max_retries=0) as client:
+        with pytest.raises(openai.RateLimitError) as caught:
+            for _ in range(2000):
+                await client.completions.create(model=DEMO.id, prompt="a")
+        assert caught.value.code == "requests"
+        assert caught.value.response.headers["retry-after-ms"]
+        num_before = len(triton.requests)
+        await client.with_options(max_retries=1).completions.create(model=DEMO.id, prompt="a")
+        assert len(triton.requests) == num_before + 1

@@ -1,0 +1,40 @@
+"""What the time of waiting is estimated from."""
+
+from __future__ import annotations
+
+import pytest
+
+from frontend.limits.drain_rate import DrainRate
+
+
+def test_a_steady_rate_is_known_from_the_first_seconds_on() -> None:
+    rate = DrainRate()
+    rate.advance(0.0, is_full=True)
+    for number in range(1, 21):
+        rate.advance(number * 0.1, is_full=True)
+        rate.ended()
+    assert rate.wait_s(10) == pytest.approx(1.0, rel=0.2)
+
+
+def test_time_in_which_nobody_waits_does_not_count() -> None:
+    rate = DrainRate()
+    rate.advance(0.0, is_full=True)
+    for number in range(1, 11):
+        rate.advance(number * 0.1, is_full=True)
+        rate.ended()
+    before = rate.wait_s(10)
+    rate.advance(1.0, is_full=False)
+    rate.advance(1000.0, is_full=True)
+    assert rate.wait_s(10) == before
+
+
+def test_while_nothing_ends_the_wait_grows() -> None:
+    rate = DrainRate()
+    rate.advance(0.0, is_full=True)
+    rate.advance(1.0, is_full=True)
+    assert rate.wait_s(1) is None
+    rate.ended()
+    known = rate.wait_s(1)
+    rate.advance(3.0, is_full=True)
+    grown = rate.wait_s(1)
+    assert known is not None and grown is not None and grown > known

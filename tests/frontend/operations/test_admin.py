@@ -1,0 +1,258 @@
+"""The operations port over a fake Triton: health, and what an administrator may do."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from frontend.access.caller import Role
+from frontend.drain import Drain
+from frontend.errors import ModelNotFound, ServerError, TritonUnreachable
+from frontend.operations.admin import CONTROL
+from frontend.operations.app import create_operations_app
+from frontend.operations.models import EndpointsControl, ModelControl
+from frontend.operations.supervisor import Supervisor
+from frontend.server import app_runner
+from frontend.settings import Settings
+from tests.fakes import FakeTriton, served_model
+from tests.frontend.access.key_files import KeyFile
+
+ROUTES = [
+    ("GET", "/admin/models"),
+    ("POST", "/admin/models/org/demo/load"),
+    ("POST", "/admin/models/org/demo/unload"),
+    ("POST", "/admin/keys/reload"),
+    ("POST", "/admin/drain"),
+]
+
+type Operate = Callable[..., Awaitable[aiohttp.ClientSession]]
+
+
+class FakeSupervisor(Supervisor):
+    """Notes what the workers are told."""
+
+    def __init__(self) -> None:
+        super().__init__(pid=0)
+        self.told: list[str] = []
+
+    def reload_keys(self) -> None:
+        """Note it."""
+        self.told.append("reload")
+
+    def begin_drain(self) -> None:
+        """Note it."""
+        self.told.append("drain")
+
+
+@pytest.fixture
+def supervisor() -> FakeSupervisor:
+    return FakeSupervisor()
+
+
+@pytest.fixture
+def triton() -> FakeTriton:
+    return FakeTriton(models=[served_model(aliases=("gpt-4o",), adapters=("formal",))])
+
+
+@pytest.fixture
+def key_file(tmp_path: Path) -> KeyFile:
+    file = KeyFile(tmp_path / "keys.json")
+    file.add("user")
+    file.add("admin", role=Role.ADMIN)
+    return file
+
+
+@pytest.fixture
+async def operate(triton: FakeTriton, supervisor: FakeSupervisor) -> AsyncIterator[Operate]:
+    """Serve the operations port with the given settings, and return a client of it."""
+    async with AsyncExitStack() as stack:
+
+        async def start(**settings: Any) -> aiohttp.ClientSession:
+            public = app_runner(
+                Settings(drain_timeout_s=0, **settings), {"fake:1": triton}, Drain(supervisor.begin_drain)
+            )
+            await public.setup()
+            stack.push_async_callback(public.cleanup)
+            assert isinstance(public.app, web.Application)
+            app = create_operations_app(public.app, supervisor)
+            app[CONTROL] = EndpointsControl({"fake:1": ModelControl(triton)})  # which has no other workers to wait for
+            runner = web.AppRunner(app, access_log=None)
+            await runner.setup()
+            stack.push_async_callback(runner.cleanup)
+            await web.TCPSite(runner, "127.0.0.1", 0).start()
+            port = runner.addresses[0][1]
+            return await stack.enter_async_context(aiohttp.ClientSession(f"http://127.0.0.1:{port}"))
+
+        yield start
+
+
+@pytest.mark.parametrize(("method", "path"), ROUTES)
+async def test_admin_routes_want_an_admins_key(
+    operate: Operate, key_file: KeyFile, triton: FakeTriton, supervisor: FakeSupervisor, method: str, path: str
+) -> None:
+    http = await operate(key_file=str(key_file.path))
+    calls = list(triton.calls)
+    assert (await http.request(method, path)).status == 401
+    refused = await http.request(method, path, headers=key_file.headers("user"))
+    assert (refused.status, (await refused.json())["error"]["type"]) == (403, "permission_error")
+    assert (triton.calls, supervisor.told) == (calls, [])
+    assert (await http.request(method, path, headers=key_file.headers("admin"))).status in (200, 202)
+
+
+@pytest.mark.parametrize(("method", "path"), ROUTES)
+async def test_without_a_key_file_only_this_machine_administers_and_no_web_page(
+    operate: Operate, method: str, path: str
+) -> None:
+    http = await operate()
+    page = await http.request(method, path, headers={"Origin": "http://example.org"})
+    assert page.status == 403
+    assert (await http.request(method, path)).status in (200, 202, 400)
+    open_to_all = await operate(admin_host="0.0.0.0", admin_port=1, allow_anonymous=True)
+    assert (await open_to_all.request(method, path)).status == 403
+
+
+async def test_health_is_open_and_in_full(operate: Operate, key_file: KeyFile) -> None:
+    http = await operate(key_file=str(key_file.path))
+    assert (await http.get("/health/live")).status == 200
+    ready = await http.get("/health/ready")
+    assert (ready.status, (await ready.json())["models"]) == (200, {"org/demo": "ready"})
+
+
+async def test_it_does_not_serve_the_api(operate: Operate) -> None:
+    http = await operate()
+    assert (await http.get("/v1/models")).status == 404
+
+
+async def test_models_are_listed_with_their_states(operate: Operate, triton: FakeTriton) -> None:
+    triton.models = type(triton.models)(ready=triton.models.ready, unready={"a": "unavailable"})
+    http = await operate()
+    assert (await (await http.get("/admin/models")).json())["models"] == [
+        {"id": "a", "state": "unavailable"},
+        {"id": "org/demo", "state": "ready", "runtime": "llama_cpp", "aliases": ["gpt-4o"], "adapters": ["formal"]},
+    ]
+
+
+async def test_an_unload_waits_for_what_runs_and_then_takes_every_stage(operate: Operate, triton: FakeTriton) -> None:
+    http = await operate(stats_interval_s=1000)
+    triton.num_active = [2, 1]
+    answer = await http.post("/admin/models/org/demo/unload")
+    assert await answer.json() == {"id": "org/demo", "state": "unloaded", "num_ended": 0}
+    assert triton.num_active == []
+    assert triton.calls == [
+        "unload org--demo",
+        "unload org--demo__tokenizer",
+        "unload org--demo__engine",
+        "unload org--demo__detokenizer",
+        "unload org--demo__deliveries",
+    ]
+
+
+async def test_what_runs_for_too_long_is_ended_first(operate: Operate, triton: FakeTriton) -> None:
+    http = await operate(stats_interval_s=1000)
+    triton.num_active = [3, 3]
+    answer = await http.post("/admin/models/org/demo/unload", json={"timeout_s": 0})
+    assert (await answer.json())["num_ended"] == 3
+    assert triton.calls[:2] == ["unload org--demo", "fail org--demo"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "word"),
+    [
+        ("org/other/unload", None, 404, "org/other"),
+        ("gpt-4o/unload", None, 404, "gpt-4o"),  # an alias is no model of its own
+        ("a--b/unload", None, 400, "neither `--` nor `__`"),
+        ("nothing/load", None, 404, "nothing"),
+        ("org/demo/unload", {"timeout_s": -1}, 400, "timeout_s=-1"),
+        ("org/demo/unload", {"timeout_s": "1"}, 400, "timeout_s='1'"),
+        ("org/demo/unload", {"force": True}, 400, "force: unknown field"),
+    ],
+)
+async def test_what_cannot_be_done_is_refused_and_changes_nothing(
+    operate: Operate, triton: FakeTriton, path: str, body: Any, status: int, word: str
+) -> None:
+    http = await operate()
+    answer = await http.post(f"/admin/models/{path}", json=body) if body else await http.post(f"/admin/models/{path}")
+    assert answer.status == status
+    assert word in (await answer.json())["error"]["message"]
+    assert triton.calls == []
+
+
+async def test_a_model_is_loaded_by_its_engine_and_its_ensemble(operate: Operate, triton: FakeTriton) -> None:
+    triton.loadable = {"org--big"}
+    http = await operate()
+    answer = await http.post("/admin/models/org/big/load")
+    assert await answer.json() == {"id": "org/big", "state": "ready"}
+    assert triton.calls == ["load org--big__engine"]
+    assert (await http.post("/admin/models/org/demo/load")).status == 200  # it is there already
+    assert triton.calls == ["load org--big__engine"]
+
+
+async def test_a_load_that_fails_is_said(operate: Operate, triton: FakeTriton) -> None:
+    triton.loadable, triton.load_error = {"org--big"}, ServerError()
+    http = await operate()
+    assert (await http.post("/admin/models/org/big/load")).status == 500
+
+
+async def test_keys_are_reloaded_here_and_in_every_worker(
+    operate: Operate, key_file: KeyFile, supervisor: FakeSupervisor
+) -> None:
+    http = await operate(key_file=str(key_file.path))
+    key_file.add("second", role=Role.ADMIN)
+    answer = await http.post("/admin/keys/reload", headers=key_file.headers("admin"))
+    assert await answer.json() == {"num_keys": 3}
+    assert supervisor.told == ["reload"]
+    assert (await http.get("/admin/models", headers=key_file.headers("second"))).status == 200
+
+
+async def test_a_bad_key_file_is_refused_with_its_fault_and_the_old_keys_stay(
+    operate: Operate, key_file: KeyFile, supervisor: FakeSupervisor
+) -> None:
+    http = await operate(key_file=str(key_file.path))
+    key_file.path.write_text('{"keys": [{"name": "x"}]}')
+    answer = await http.post("/admin/keys/reload", headers=key_file.headers("admin"))
+    assert answer.status == 400
+    assert "key 'x': sha256: Field required" in (await answer.json())["error"]["message"]
+    assert supervisor.told == []
+    assert (await http.get("/admin/models", headers=key_file.headers("admin"))).status == 200
+
+
+async def test_a_drain_is_begun_here_and_in_every_worker_and_health_and_metrics_answer_on(
+    operate: Operate, supervisor: FakeSupervisor
+) -> None:
+    http = await operate()
+    for _ in range(2):
+        answer = await http.post("/admin/drain")
+        assert (answer.status, await answer.json()) == (202, {"status": "draining"})
+    assert supervisor.told == ["drain"]
+    ready = await http.get("/health/ready")
+    assert (ready.status, (await ready.json())["status"]) == (503, "draining")
+    assert (await http.get("/metrics")).status == 200
+
+
+async def test_a_model_is_loaded_and_unloaded_at_every_endpoint_that_has_it() -> None:
+    tritons = {"a:1": FakeTriton(), "b:1": FakeTriton(), "c:1": FakeTriton(models=[])}
+    for triton in tritons.values():
+        triton.num_active = [2]
+    control = EndpointsControl({endpoint: ModelControl(triton) for endpoint, triton in tritons.items()})
+    assert (await control.unload("org/demo", timeout_s=0)).num_ended == 4
+    assert [triton.calls[:1] for triton in tritons.values()] == [["unload org--demo"], ["unload org--demo"], []]
+    tritons["b:1"].loadable = {"org--big"}
+    await control.load("org/big")
+    assert [triton.calls[-1:] == ["load org--big__engine"] for triton in tritons.values()] == [False, True, False]
+    with pytest.raises(ModelNotFound):
+        await control.load("org/other")
+
+
+async def test_an_endpoint_that_fails_is_told_once_the_others_are_done() -> None:
+    bad, good = FakeTriton(), FakeTriton()
+    bad.unload_error = TritonUnreachable()
+    control = EndpointsControl({"bad:1": ModelControl(bad), "good:1": ModelControl(good)})
+    with pytest.raises(TritonUnreachable):
+        await control.unload("org/demo", timeout_s=0)
+    assert good.calls[-1] == "unload org--demo__deliveries"

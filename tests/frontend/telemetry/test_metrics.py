@@ -1,0 +1,185 @@
+"""What the frontend exports, by one worker and by two."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import re
+import signal
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client import Metric as Family
+from prometheus_client.parser import text_string_to_metric_families
+
+from frontend.errors import Overloaded
+from frontend.telemetry.definitions import METRICS
+from frontend.telemetry.log_lines import JsonFormatter
+from model_repository.generation import GenerationChunk
+from tests.fakes import FakeTriton, chunks
+from tests.frontend.conftest import Serve
+from tests.frontend.test_workers import running
+
+BODY = {"model": "org/demo", "prompt": "a secret", "max_tokens": 10}
+
+
+async def scraped(http: Any) -> list[Family]:
+    return list(text_string_to_metric_families(await (await http.get("/metrics")).text()))
+
+
+def value(families: list[Family], name: str, **labels: str) -> float:
+    """Return the sum of a name's samples with these labels."""
+    samples = [sample for family in families for sample in family.samples if sample.name == name]
+    return sum(sample.value for sample in samples if labels.items() <= sample.labels.items())
+
+
+async def test_a_stream_is_counted_once_it_has_ended(serve: Serve) -> None:
+    http = await serve(FakeTriton(chunks("a", "b", "c")))
+    await (await http.post("/v1/completions", json=BODY | {"stream": True})).read()
+    families = await scraped(http)
+    model = {"model": "org/demo"}
+    assert value(families, "conch_inter_token_latency_seconds_count", **model) == 2
+    assert value(families, "conch_time_to_first_token_seconds_count", **model) == 1
+    assert value(families, "conch_input_tokens_total", **model) == 7
+    assert value(families, "conch_cached_tokens_total", **model) == 3
+    assert value(families, "conch_output_tokens_total", **model) == 5
+    assert value(families, "conch_completions_total", finish_reason="stop", **model) == 1
+    assert value(families, "conch_requests_total", endpoint="/v1/completions", status="200", **model) == 1
+    assert value(families, "conch_requests_in_flight") == 0
+
+
+async def test_a_client_that_leaves_is_a_cancelled_request_and_no_error(serve: Serve) -> None:
+    triton = FakeTriton([GenerationChunk(text="a"), asyncio.Event()])
+    http = await serve(triton)
+    answer = await http.post("/v1/completions", json=BODY | {"stream": True})
+    await answer.content.readany()
+    answer.close()
+    await triton.closed.wait()
+    families = await scraped(http)
+    while value(families, "conch_requests_in_flight"):
+        families = await scraped(http)
+    assert value(families, "conch_cancelled_total", model="org/demo") == 1
+    assert value(families, "conch_completions_total", finish_reason="cancelled") == 1
+    assert value(families, "conch_errors_total") == 0
+
+
+async def test_what_is_turned_away_is_shed_and_an_error(serve: Serve) -> None:
+    http = await serve(FakeTriton([Overloaded("full")]))
+    assert (await http.post("/v1/completions", json=BODY)).status == 503
+    families = await scraped(http)
+    assert value(families, "conch_shed_total", code="overloaded", model="org/demo") == 1
+    assert value(families, "conch_errors_total", code="overloaded") == 1
+    assert value(families, "conch_completions_total", finish_reason="error") == 1
+
+
+async def test_labels_do_not_grow_with_what_clients_ask_for(serve: Serve) -> None:
+    http = await serve(FakeTriton(chunks("a")))
+    counts = []
+    for number in range(5):
+        await http.post("/v1/completions", json=BODY | {"model": f"nobody/{number}"})
+        await http.get(f"/v1/nothing/{number}")
+        await http.get(f"/v1/models/m{number}")
+        counts.append(sum(len(family.samples) for family in await scraped(http)))
+    assert counts[-1] - counts[0] <= 1  # /metrics itself has been asked for
+    assert value(await scraped(http), "conch_requests_total", model="unknown") >= 15
+
+
+async def test_vllms_names_are_there_on_request_only(serve: Serve) -> None:
+    plain = await serve(FakeTriton(chunks("a")))
+    assert not [family for family in await scraped(plain) if family.name.startswith("vllm:")]
+    http = await serve(FakeTriton(chunks("a", "b")), metrics_compat="vllm")
+    await (await http.post("/v1/completions", json=BODY | {"stream": True})).read()
+    families = await scraped(http)
+    labels = {"model_name": "org/demo", "engine": "0"}
+    assert value(families, "vllm:time_to_first_token_seconds_count", **labels) == 1
+    assert value(families, "vllm:inter_token_latency_seconds_count", **labels) == 1
+    assert value(families, "vllm:prompt_tokens_total", **labels) == 7
+    assert value(families, "vllm:prefix_cache_hits_total", **labels) == 3
+    assert value(families, "vllm:request_success_total", finished_reason="stop", **labels) == 1
+    shown = {family.name: family.type for family in families}
+    for metric in METRICS:
+        for name in metric.vllm:
+            assert shown[name.removesuffix("_total")] == metric.kind
+
+
+async def test_keys_are_named_on_request_only(serve: Serve) -> None:
+    for is_asked in (False, True):
+        http = await serve(FakeTriton(chunks("a")), metrics_by_key=is_asked)
+        await http.post("/v1/completions", json=BODY)
+        assert value(await scraped(http), "conch_key_output_tokens_total", key="anonymous") == 5 * is_asked
+
+
+async def test_the_line_of_a_request_in_json_has_sizes_and_times_but_no_prompt(
+    serve: Serve, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "frontend.app")
+    http = await serve(FakeTriton(chunks("an answer")))
+    await http.post("/v1/completions", json=BODY, headers={"x-request-id": "r1", "Authorization": "Bearer k"})
+    (record,) = caplog.records
+    line = json.loads(JsonFormatter().format(record))
+    assert line["request_id"] == "r1"
+    assert (line["status"], line["model"], line["error"]) == (200, "org/demo", None)
+    assert (line["input_tokens"], line["output_tokens"], line["cached_tokens"]) == (7, 5, 3)
+    assert line["finish_reasons"] == ["stop"]
+    assert line["total_ms"] >= line["ttft_ms"] > 0
+    assert not re.search("secret|an answer|Bearer", json.dumps(line))
+
+
+def test_a_log_line_with_a_line_break_stays_one_line_of_json() -> None:
+    try:
+        raise ValueError("two\nlines")
+    except ValueError as exc:
+        record = logging.LogRecord("n", logging.ERROR, "", 0, "a\n%s", ("b",), (type(exc), exc, exc.__traceback__))
+    line = JsonFormatter().format(record)
+    assert "\n" not in line
+    assert json.loads(line)["message"] == "a\nb"
+    assert "two\nlines" in json.loads(line)["exception"]
+
+
+def test_metrics_hold_across_workers_and_a_dead_one_leaves_only_what_it_counted(tmp_path: Path) -> None:
+    with running(tmp_path, "--port=0", "--log-format=json") as frontend:
+        frontend.wait_until(lambda: frontend.log.read_text().count(" listens on http") == 2)
+        messages = [json.loads(line)["message"] for line in frontend.log.read_text().splitlines()]
+        listening = [found for line in messages for found in re.findall(r"process (\d+) listens on (http\S+)", line)]
+        url = listening[0][1]
+        folder = Path(environment(int(listening[0][0]))["PROMETHEUS_MULTIPROC_DIR"])
+
+        def total() -> float:
+            with urllib.request.urlopen(f"{url}/metrics", timeout=10) as answer:
+                families = list(text_string_to_metric_families(answer.read().decode()))
+            return value(families, "conch_requests_total", endpoint="/health/live")
+
+        def ask() -> None:
+            urllib.request.urlopen(f"{url}/health/live", timeout=10).close()
+
+        for number in range(40):  # the kernel deals them out
+            assert total() == number
+            ask()
+        counted_by = {path.name for path in folder.glob("counter_*.db")}
+        assert len(counted_by) == 2
+        os.kill(int(listening[0][0]), signal.SIGKILL)
+        frontend.wait_until(lambda: frontend.log.read_text().count(" listens on ") == 3)
+        assert total() == 40
+        assert not list(folder.glob(f"gauge_live*_{listening[0][0]}.db"))
+        frontend.process.send_signal(signal.SIGTERM)
+        frontend.process.wait(60)
+        assert not folder.exists()
+
+
+def environment(pid: int) -> dict[str, str]:
+    items = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    return dict(item.decode().split("=", 1) for item in items if b"=" in item)
+
+
+async def test_each_triton_has_gauges_of_its_own(serve: Serve) -> None:
+    triton = FakeTriton()
+    http = await serve(triton, stats_interval_s=0.01)
+    while not (up := [f for f in await scraped(http) if f.name == "conch_engine_up" and f.samples]):
+        pass
+    assert [(sample.labels, sample.value) for sample in up[0].samples] == [
+        ({"model": "org/demo", "triton": "fake:1"}, 1)
+    ]

@@ -1,0 +1,67 @@
+"""How the tables of hostile requests are written: bytes that go over a socket as they are, and their names."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+MODEL = "demo"
+
+
+@dataclass(frozen=True, slots=True)
+class Hostile:
+    """A request that nobody means well.
+
+    Args:
+        name: for the report.
+        raw: what is sent.
+        statuses: that its answers may have; empty: any below 500.
+        max_answers: more would mean that a part of it was taken for a request of its own.
+    """
+
+    name: str
+    raw: bytes
+    statuses: frozenset[int] = frozenset()
+    max_answers: int = 2
+
+
+type Corpus = Iterator[Hostile]
+
+
+def request(
+    method: str | bytes = "POST",
+    target: str | bytes = COMPLETIONS,
+    headers: tuple[str | bytes, ...] = (),
+    body: bytes | None = None,
+    connection: str = "close",
+) -> bytes:
+    """Return a request; what the parser refuses behind one that closes the connection is refused for that alone."""
+    lines = [b" ".join((_raw(method), _raw(target), b"HTTP/1.1")), b"Host: a", b"Connection: " + connection.encode()]
+    lines += map(_raw, headers)
+    if body is not None:
+        lines.append(b"Content-Length: %d" % len(body))
+    return b"\r\n".join((*lines, b"", b"")) + (body or b"")
+
+
+def post(body: Any, target: str | bytes = COMPLETIONS, headers: tuple[str | bytes, ...] = ()) -> bytes:
+    """Return a request with a body; what is not bytes is written as JSON."""
+    payload = body if isinstance(body, bytes) else json.dumps(body).encode()
+    return request("POST", target, ("Content-Type: application/json", *headers), payload)
+
+
+def chat(content: Any = "hi", **fields: Any) -> bytes:
+    """Return a chat of one message with these fields."""
+    messages = [{"role": "user", "content": content}]
+    return post({"model": MODEL, "messages": messages, "max_tokens": 2} | fields, CHAT)
+
+
+def completion(**fields: Any) -> bytes:
+    """Return a completion with these fields."""
+    return post({"model": MODEL, "prompt": "hi", "max_tokens": 2} | fields)
+
+
+def _raw(text: str | bytes) -> bytes:
+    return text if isinstance(text, bytes) else text.encode()

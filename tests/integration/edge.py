@@ -1,0 +1,48 @@
+"""A frontend in this process on the stack's Triton, whose tasks and descriptors can be counted; raw sockets to it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from aiohttp import web
+
+from frontend.server import app_runner
+from frontend.settings import Settings
+from tests.integration.stack import Stack
+
+EDGE_DEADLINE_S = 60.0  # only a hang reaches it
+
+
+@asynccontextmanager
+async def serving(stack: Stack, **settings: Any) -> AsyncIterator[int]:
+    """Run a frontend on the stack's Triton; yield its port."""
+    runner = app_runner(Settings(triton_endpoints=(stack.endpoint,), **settings))
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        yield runner.addresses[0][1]
+    finally:
+        await runner.cleanup()
+
+
+async def exchange(port: int, raw: bytes) -> bytes:
+    """Send bytes; return what comes until the server closes the connection."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        writer.write(raw)
+        return await asyncio.wait_for(reader.read(), EDGE_DEADLINE_S)
+    except TimeoutError:
+        return b"hang"
+    except ConnectionResetError:
+        return b"reset"
+    finally:
+        writer.transport.abort()
+
+
+def open_files() -> int:
+    """Return how many descriptors this process has open; the frontend's sockets are among them."""
+    return len(os.listdir("/proc/self/fd"))

@@ -1,0 +1,181 @@
+"""Keys and the operations port on the real stack, with two workers on the port."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from frontend.access.caller import Role
+from frontend.serve.checks import PortChoice, free_ports
+from frontend.serve.launcher import Launcher, LauncherSettings
+from frontend.settings import Settings
+from tests.frontend.access.key_files import KeyFile
+from tests.integration.stack import PACED_MODEL, wait_until
+
+LONG = {"model": PACED_MODEL, "prompt": "x", "stream": True, "max_tokens": 200}  # two seconds
+
+
+@dataclass(frozen=True)
+class Server:
+    """A running server with keys."""
+
+    launcher: Launcher
+    admin_url: str
+    key_file: KeyFile
+
+    def client(self, name: str) -> openai.OpenAI:
+        """Return the official client with a key."""
+        return openai.OpenAI(
+            base_url=f"{self.launcher.url}/v1", api_key=self.key_file.texts[name], max_retries=0, timeout=60
+        )
+
+    def admin(self, method: str, path: str, name: str = "admin", **body: Any) -> tuple[int, Any]:
+        """Return status and body of an answer of the operations port."""
+        headers = self.key_file.headers(name)
+        data = json.dumps(body).encode() if body else None
+        request = urllib.request.Request(f"{self.admin_url}{path}", data, headers, method=method)
+        try:
+            with urllib.request.urlopen(request, timeout=60) as answer:
+                return answer.status, json.load(answer)
+        except urllib.error.HTTPError as exc:
+            return exc.code, json.load(exc)
+
+
+@pytest.fixture(scope="module")
+def server(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    folder = tmp_path_factory.mktemp("access")
+    key_file = KeyFile(folder / "keys.json")
+    key_file.add("admin", role=Role.ADMIN)
+    key_file.add("everything")
+    key_file.add("demo", models=("demo",))
+    [admin_port] = free_ports([PortChoice("--admin-port", "127.0.0.1", 0)]).values()
+    settings = LauncherSettings(
+        repository=repository,
+        state_dir=folder / "state",
+        environment=os.environ,
+        frontend=Settings(port=0, workers=2, key_file=str(key_file.path), admin_port=admin_port, stats_interval_s=0.2),
+        triton_grpc_port=0,
+        triton_http_port=0,
+        triton_metrics_port=0,
+    )
+    with (
+        (folder / "log").open("w") as log,
+        Launcher(settings, lambda line: print(line, file=log, flush=True)) as launcher,
+    ):
+        launcher.start()
+        launcher.wait_until_ready()
+        yield Server(launcher, f"http://127.0.0.1:{admin_port}", key_file)
+
+
+class Streams:
+    """Completions of the paced model that run at the same time, and how each ended."""
+
+    def __init__(self, server: Server, count: int) -> None:
+        self.ends: list[str] = []
+        self.num_begun = 0
+        self._lock = threading.Lock()
+        self._threads = [threading.Thread(target=self._read, args=(server,)) for _ in range(count)]
+        for thread in self._threads:
+            thread.start()
+        wait_until(lambda: self.num_begun == count, "every stream has begun")
+
+    def join(self) -> list[str]:
+        """Wait for all, and return how they ended."""
+        for thread in self._threads:
+            thread.join(60)
+        return self.ends
+
+    def _read(self, server: Server) -> None:
+        end = "nothing"
+        try:
+            with server.client("everything") as client, client.completions.create(**LONG) as stream:  # type: ignore[call-overload]
+                for number, event in enumerate(stream):
+                    with self._lock:
+                        self.num_begun += number == 0
+                    end = event.choices[0].finish_reason or end
+        except openai.APIError as exc:
+            end = str(exc.code)
+        with self._lock:
+            self.ends.append(end)
+
+
+def test_a_key_uses_and_sees_its_models_only(server: Server) -> None:
+    with server.client("demo") as client:
+        assert "demo" in {model.id for model in client.models.list()}
+        assert PACED_MODEL not in {model.id for model in client.models.list()}
+        assert client.completions.create(model="demo", prompt="x", max_tokens=1).choices[0].finish_reason
+        with pytest.raises(openai.PermissionDeniedError):
+            client.completions.create(model=PACED_MODEL, prompt="x")
+        with pytest.raises(openai.PermissionDeniedError):
+            client.completions.create(model="demo-formal", prompt="x")
+    stranger = openai.OpenAI(base_url=f"{server.launcher.url}/v1", api_key="no", max_retries=0)
+    with stranger, pytest.raises(openai.AuthenticationError):
+        stranger.models.list()
+    assert server.admin("GET", "/admin/models", "demo")[0] == 403
+
+
+def test_a_key_that_is_added_and_removed_works_and_stops_working_in_every_worker(server: Server) -> None:
+    server.key_file.add("late")
+    assert server.admin("POST", "/admin/keys/reload") == (200, {"num_keys": 4})
+    text = server.key_file.texts["late"]
+
+    def statuses() -> set[int]:
+        with_key = {"Authorization": f"Bearer {text}"}
+        found = set()
+        for _ in range(10):  # a connection each, so that the kernel chooses the worker
+            try:
+                with urllib.request.urlopen(
+                    urllib.request.Request(f"{server.launcher.url}/v1/models", headers=with_key), timeout=60
+                ) as answer:
+                    found.add(answer.status)
+            except urllib.error.HTTPError as exc:
+                found.add(exc.code)
+        return found
+
+    wait_until(lambda: statuses() == {200}, "every worker knows the key")
+    server.key_file.remove("late")
+    wait_until(lambda: statuses() == {401}, "every worker has forgotten the key")
+
+
+def test_an_unload_lets_streams_end_and_refuses_new_ones_and_a_load_brings_the_model_back(server: Server) -> None:
+    streams = Streams(server, 4)
+    status, answer = server.admin("POST", f"/admin/models/{PACED_MODEL}/unload", timeout_s=60)
+    assert (status, answer["num_ended"]) == (200, 0)
+    assert streams.join() == ["length"] * 4
+    with server.client("everything") as client:
+        for _ in range(4):
+            with pytest.raises(openai.InternalServerError) as refused:
+                client.completions.create(model=PACED_MODEL, prompt="x", max_tokens=1)
+            assert (refused.value.status_code, refused.value.code) == (503, "model_not_ready")
+        assert client.completions.create(model="demo", prompt="x", max_tokens=1).choices
+        states = {model["id"]: model["state"] for model in server.admin("GET", "/admin/models")[1]["models"]}
+        assert states["demo"] == "ready" and states[PACED_MODEL] != "ready"
+        assert server.admin("POST", f"/admin/models/{PACED_MODEL}/load")[0] == 200
+        answer = client.completions.create(model=PACED_MODEL, prompt="x", max_tokens=3)
+        assert answer.usage is not None and answer.usage.completion_tokens == 3
+
+
+def test_streams_that_outlast_an_unload_end_with_an_error_in_every_worker(server: Server) -> None:
+    streams = Streams(server, 4)
+    status, answer = server.admin("POST", f"/admin/models/{PACED_MODEL}/unload", timeout_s=0)
+    assert (status, answer["num_ended"]) == (200, 4)
+    assert streams.join() == ["engine_failed"] * 4
+    assert server.admin("POST", f"/admin/models/{PACED_MODEL}/load")[0] == 200
+    with server.client("everything") as client:
+        answer = client.completions.create(model=PACED_MODEL, prompt="x", max_tokens=3)
+        assert answer.choices[0].finish_reason == "length"
+
+
+def test_what_is_not_there_is_404(server: Server) -> None:
+    assert server.admin("POST", "/admin/models/nothing/load")[0] == 404
+    assert server.admin("POST", "/admin/models/nothing/unload")[0] == 404

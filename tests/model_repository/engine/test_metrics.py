@@ -1,0 +1,56 @@
+"""The engine's figures, as Triton is told them."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from model_repository.engine.metrics import FAMILIES, EngineMetrics
+from tests.fakes import stats
+
+
+class FakeMetric:
+    def __init__(self) -> None:
+        self.value = 0.0
+        self.calls: list[str] = []
+
+    def set(self, value: float) -> None:
+        self.value = value
+        self.calls.append("set")
+
+    def increment(self, value: float) -> None:
+        assert value >= 0
+        self.value += value
+        self.calls.append("increment")
+
+
+def test_counters_are_told_what_is_new_and_gauges_what_is() -> None:
+    told = [
+        dataclasses.replace(stats(1), num_active=3, num_step_tokens=10),
+        dataclasses.replace(stats(1), num_active=1, num_step_tokens=14),
+    ]
+    metrics = {family.name: FakeMetric() for family in FAMILIES}
+    engine_metrics = EngineMetrics(lambda: told.pop(0), list(metrics.values()))
+    engine_metrics.update()
+    engine_metrics.update()
+    assert metrics["conch_engine_sequences_active"].value == 1
+    assert metrics["conch_engine_tokens_total"].value == 14
+    for family in FAMILIES:
+        assert set(metrics[family.name].calls) == {"increment" if family.is_counter else "set"}
+        assert family.name.endswith("_total") == family.is_counter
+
+
+def test_every_figure_has_a_family_of_its_own() -> None:
+    base = stats(1)
+    for family in FAMILIES:
+        assert [
+            field.name
+            for field in dataclasses.fields(base)
+            if family.value(dataclasses.replace(base, **{field.name: 7})) != family.value(base)
+        ], family.name
+
+
+def test_the_thread_ends_when_it_is_told_to() -> None:
+    metrics = EngineMetrics(lambda: stats(1), [FakeMetric() for _ in FAMILIES])
+    metrics.start()
+    metrics.close()
+    assert not metrics._thread.is_alive()
