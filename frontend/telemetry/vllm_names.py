@@ -47,7 +47,7 @@ def _samples(samples: Iterable[Sample], old: str, new: str) -> Iterator[Sample]:
 
 
 def _labels(labels: Mapping[str, str]) -> dict[str, str]:
-    """Return vLLM's labels. One engine stands for all replicas of a model."""
+    """Return vLLM's labels; where ours name the Triton, that tells the engines of a model apart."""
     ours = dict(labels)
     renamed = {"model_name": ours.pop("model"), "engine": "0"}
     if "finish_reason" in ours:

@@ -30,7 +30,8 @@ async def test_a_drain_refuses_what_comes_and_says_so_in_the_health(serve: Serve
         assert response.headers["Connection"] == "close"
     ready = await http.get("/health/ready")
     assert (ready.status, (await ready.json())["status"]) == (503, "draining")
-    assert (await http.get("/health/live")).status == 200
+    live = await http.get("/health/live")
+    assert (live.status, live.headers["Connection"]) == (200, "close")
 
 
 async def test_a_stream_that_is_under_way_is_finished(serve: Serve) -> None:

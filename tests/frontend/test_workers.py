@@ -49,6 +49,9 @@ class Frontend:
         self.wait_until(lambda: len(self.listening()) >= count)
         return self.listening()
 
+    def wait_for_log(self, text: str) -> None:
+        self.wait_until(lambda: text in self.log.read_text())
+
     def wait_until(self, is_true: Callable[[], bool]) -> None:
         deadline = time.monotonic() + DEADLINE_S
         while not is_true():
@@ -108,6 +111,19 @@ def test_a_drain_of_one_worker_is_a_drain_of_all(tmp_path: Path) -> None:
         frontend.wait_until(lambda: frontend.log.read_text().count("draining: 0 requests") == 2)
         assert all(is_live(url) for _ in range(20))
         assert frontend.process.poll() is None
+
+
+def test_a_worker_that_dies_during_a_drain_is_not_replaced(tmp_path: Path) -> None:
+    with running(tmp_path, "--port=0") as frontend:
+        workers = [pid for pid, _ in frontend.wait_for_workers(2)]
+        frontend.process.send_signal(DRAIN)
+        frontend.wait_until(lambda: frontend.log.read_text().count("draining: 0 requests") == 2)
+        for pid in workers:
+            os.kill(pid, signal.SIGKILL)
+            frontend.wait_for_log(f"worker {pid} ended")
+        assert frontend.spawned() == []
+        frontend.process.send_signal(signal.SIGTERM)
+        assert frontend.process.wait(DEADLINE_S) == 0
 
 
 def test_a_killed_parent_leaves_no_worker(tmp_path: Path) -> None:
