@@ -144,11 +144,8 @@ class Workers:
         return _Worker(process, has_listened)
 
     def _hand_on(self, number: signal.Signals) -> None:
-        """Hand a signal on to the workers that have a handler for it; a drain once: each that drains says so."""
-        if number == DRAIN:
-            if self._is_draining:
-                return
-            self._is_draining = True
+        """Hand a signal on to the workers that have a handler for it. A drain is told again by each that begins it."""
+        self._is_draining = self._is_draining or number == DRAIN
         _tell([worker for worker in self._workers if worker.has_listened.is_set()], number)
 
     def _stop(self, children: list[_Worker]) -> None:

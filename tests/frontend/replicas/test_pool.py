@@ -82,9 +82,11 @@ async def test_the_replica_with_the_fewest_requests_gets_the_next_one() -> None:
 async def test_what_fails_before_its_first_chunk_is_sent_once_more_elsewhere(error: APIError) -> None:
     bad, good = FakeTriton([error]), FakeTriton(chunks("a", "b"))
     pool = await pool_of(bad, good)
-    assert [await pool.text() for _ in range(6)] == ["ab"] * 6
-    assert len(good.requests) == 6
-    assert bad.requests
+    num_requests = 0
+    while not bad.requests:  # which one is first is drawn by lot
+        assert await pool.text() == "ab"
+        num_requests += 1
+    assert len(good.requests) == num_requests
 
 
 async def test_a_second_attempt_has_a_cancel_key_of_its_own() -> None:
