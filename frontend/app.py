@@ -8,8 +8,9 @@ import logging
 import re
 import secrets
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from http import HTTPStatus
+from typing import Any
 
 from aiohttp import web
 from aiohttp.typedefs import Handler
@@ -104,11 +105,8 @@ async def _triton_lifetime(app: web.Application) -> AsyncIterator[None]:
 
 
 async def _keys_lifetime(app: web.Application) -> AsyncIterator[None]:
-    watching = asyncio.create_task(app[KEYS].watch(app[SETTINGS].key_interval_s))
-    yield
-    watching.cancel()
-    with contextlib.suppress(asyncio.CancelledError):
-        await watching
+    async with _running(app[KEYS].watch(app[SETTINGS].key_interval_s)):
+        yield
 
 
 async def _observer_lifetime(app: web.Application) -> AsyncIterator[None]:
@@ -121,11 +119,18 @@ async def _observer_lifetime(app: web.Application) -> AsyncIterator[None]:
 
 async def _watch_lifetime(app: web.Application) -> AsyncIterator[None]:
     app[WATCH] = EngineWatch(app[TRITON], app[MODELS], app[SETTINGS], on_look=app[OBSERVER].looked_at)
-    watching = asyncio.create_task(app[WATCH].run())
+    async with _running(app[WATCH].run()):
+        yield
+
+
+@contextlib.asynccontextmanager
+async def _running(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+    """Have it run beside what is inside, and no longer."""
+    task = asyncio.create_task(work)
     yield
-    watching.cancel()
+    task.cancel()
     with contextlib.suppress(asyncio.CancelledError):
-        await watching
+        await task
 
 
 @web.middleware
