@@ -126,17 +126,20 @@ async def find_model(request: web.Request, asked: str) -> ModelName:
     """
     facts = request[FACTS]
     facts.model = asked
-    refusal = PermissionDenied(f"model={shown(asked)}: the API key does not allow it", param="model")
     try:
         name = await request.app[MODELS].get(asked)
     except (ModelNotFound, ModelNotReady):
         if not facts.caller.may_name(asked):
-            raise refusal from None
+            raise _not_allowed(asked) from None
         raise
     if not facts.caller.may_use(name):
-        raise refusal
+        raise _not_allowed(asked)
     facts.served_model = name.model.id
     return name
+
+
+def _not_allowed(model: str) -> PermissionDenied:
+    return PermissionDenied(f"model={shown(model)}: the API key does not allow it", param="model")
 
 
 def json_response(body: Any, *, status: int = 200, headers: Mapping[str, str] | None = None) -> web.Response:

@@ -30,10 +30,15 @@ async def serve() -> AsyncIterator[Serve]:
 
         async def start(triton: Triton, drain: Drain | None = None, **settings: Any) -> aiohttp.ClientSession:
             runner = app_runner(Settings(drain_timeout_s=0, **settings), {"fake:1": triton}, drain)
-            await runner.setup()
-            stack.push_async_callback(runner.cleanup)
-            await web.TCPSite(runner, "127.0.0.1", 0).start()
-            port = runner.addresses[0][1]
-            return await stack.enter_async_context(aiohttp.ClientSession(f"http://127.0.0.1:{port}"))
+            return await client_of(runner, stack)
 
         yield start
+
+
+async def client_of(runner: web.AppRunner, stack: AsyncExitStack) -> aiohttp.ClientSession:
+    """Have an application listen until the stack is left, and return a client of it."""
+    await runner.setup()
+    stack.push_async_callback(runner.cleanup)
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    port = runner.addresses[0][1]
+    return await stack.enter_async_context(aiohttp.ClientSession(f"http://127.0.0.1:{port}"))

@@ -22,6 +22,7 @@ from frontend.server import app_runner
 from frontend.settings import Settings
 from tests.fakes import FakeTriton, served_model
 from tests.frontend.access.key_files import KeyFile
+from tests.frontend.conftest import client_of
 
 ROUTES = [
     ("GET", "/admin/models"),
@@ -82,12 +83,7 @@ async def operate(triton: FakeTriton, supervisor: FakeSupervisor) -> AsyncIterat
             assert isinstance(public.app, web.Application)
             app = create_operations_app(public.app, supervisor)
             app[CONTROL] = EndpointsControl({"fake:1": ModelControl(triton)})  # which has no other workers to wait for
-            runner = web.AppRunner(app, access_log=None)
-            await runner.setup()
-            stack.push_async_callback(runner.cleanup)
-            await web.TCPSite(runner, "127.0.0.1", 0).start()
-            port = runner.addresses[0][1]
-            return await stack.enter_async_context(aiohttp.ClientSession(f"http://127.0.0.1:{port}"))
+            return await client_of(web.AppRunner(app, access_log=None), stack)
 
         yield start
 
