@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Protocol
 
 from frontend.errors import APIError, ModelNotFound, StageUnhealthy, TritonTimeout
 from frontend.models import ModelSnapshot
-from model_repository.contract import model_id_to_slug, stage_name
-from model_repository.generation import GenerationChunk, GenerationRequest, SamplingParams, TextPrompt
+from model_repository.contract import model_id_to_slug, slug_of_stage, stage_name
+from model_repository.generation import GenerationChunk, GenerationRequest, Prompt, SamplingParams, TextPrompt
 from model_repository.stage_messages import EngineStats
 
 
@@ -23,6 +23,12 @@ class Probed(Protocol):
 
     async def engine_stats(self, slug: str, timeout_s: float) -> EngineStats:
         """Ask a model's engine how it is."""
+
+    async def tokenize(self, slug: str, prompt: Prompt, *, add_special_tokens: bool) -> tuple[list[int], list[str]]:
+        """Return a prompt's token ids, and each token as the vocabulary writes it."""
+
+    async def detokenize(self, slug: str, token_ids: Sequence[int], *, has_special_tokens: bool) -> str:
+        """Return the text of token ids."""
 
     async def snapshot(self) -> ModelSnapshot:
         """Return what Triton serves at this moment."""
@@ -38,6 +44,25 @@ async def look_at_engine(triton: Probed, slug: str, *, deadline_s: float, stall_
     if stats.step_age_ms > stall_s * 1000:
         raise StageUnhealthy(stage_name(slug, "engine"))
     return stats
+
+
+async def look_at_stage(triton: Probed, stage: str, *, deadline_s: float, stall_s: float) -> None:
+    """Have any stage, by its Triton name, show that it works; an engine as `look_at_engine`.
+
+    Raises:
+        APIError: it does not answer.
+    """
+    slug = slug_of_stage(stage)
+    try:
+        async with asyncio.timeout(deadline_s):
+            if stage == stage_name(slug, "tokenizer"):
+                await triton.tokenize(slug, TextPrompt("Hello"), add_special_tokens=False)
+            elif stage == stage_name(slug, "detokenizer"):
+                await triton.detokenize(slug, (), has_special_tokens=False)
+            else:
+                await look_at_engine(triton, slug, deadline_s=deadline_s, stall_s=stall_s)
+    except TimeoutError as exc:
+        raise TritonTimeout() from exc
 
 
 async def generate_one_token(triton: Probed, slug: str, *, deadline_s: float) -> None:

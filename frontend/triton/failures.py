@@ -66,6 +66,8 @@ def _known_error(message: str) -> APIError | None:
             return _client_mistake(errors.InvalidRequest, error)
         case stage_errors.Overloaded():
             return errors.Overloaded("The model's queue is full.")
+        case stage_errors.Unloading():
+            return errors.ModelNotReady("The model was unloaded before this request was finished.")
         case stage_errors.DeliveriesNotOpen():
             return errors.DeliveriesNotOpen()
         case stage_errors.EngineFailed():
