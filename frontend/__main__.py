@@ -14,7 +14,8 @@ from typing import NoReturn
 
 from frontend.access.options import add_actions
 from frontend.options import add_options, settings_from
-from frontend.serve.launcher import DEFAULT_FRONTEND, LauncherSettings, serve
+from frontend.serve.command import serve
+from frontend.serve.launcher import DEFAULT_FRONTEND, LauncherSettings
 from frontend.settings import Settings, SettingsError
 
 
@@ -62,6 +63,13 @@ def _parser() -> argparse.ArgumentParser:
         metavar="N",
         help="in ten minutes, after it was ready (%(default)s)",
     )
+    command.add_argument(
+        "--triton-hang-s",
+        type=float,
+        default=30,
+        metavar="S",
+        help="one that has answered no probe for so long is killed, and started again (%(default)s); 0: none is",
+    )
     add_options(command.add_argument_group("the frontend"), DEFAULT_FRONTEND, without="triton_endpoints")
     command.set_defaults(command=_serve)
 
@@ -100,6 +108,7 @@ def _serve(options: argparse.Namespace) -> int:
         ready_timeout_s=options.ready_timeout_s,
         stop_timeout_s=options.stop_timeout_s,
         max_triton_restarts=options.max_triton_restarts,
+        triton_hang_s=options.triton_hang_s,
     )
     _check_keys(settings.frontend)
     return serve(settings, sys.stdout, sys.stderr)
@@ -119,7 +128,7 @@ def _probe(options: argparse.Namespace) -> int:
     from frontend.triton.probing import probe_endpoint
 
     Settings(triton_endpoints=(options.triton,), stats_deadline_s=options.deadline, engine_stall_s=options.stall)
-    is_well, why = asyncio.run(
+    result = asyncio.run(
         probe_endpoint(
             options.triton,
             model=options.model,
@@ -128,8 +137,8 @@ def _probe(options: argparse.Namespace) -> int:
             is_generating=options.generate,
         )
     )
-    print(f"{'ok' if is_well else 'failed'}: {why}")
-    return 0 if is_well else 1
+    print(f"{'ok' if result.is_well else 'failed'}: {result.reason}")
+    return 0 if result.is_well else 1
 
 
 def _check_keys(settings: Settings) -> None:

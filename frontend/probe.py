@@ -6,13 +6,21 @@ import asyncio
 import secrets
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
-from frontend.errors import APIError, ModelNotFound, StageUnhealthy, TritonTimeout
+from frontend.errors import APIError, ModelNotFound, StageUnhealthy, TritonTimeout, TritonUnreachable
 from frontend.models import ModelSnapshot
 from model_repository.contract import model_id_to_slug, slug_of_stage, stage_name
 from model_repository.generation import GenerationChunk, GenerationRequest, Prompt, SamplingParams, TextPrompt
 from model_repository.stage_messages import EngineStats
+
+
+class ProbeResult(NamedTuple):
+    """How a probe went."""
+
+    is_well: bool
+    reason: str  # one line
+    is_silent: bool = False  # there was no answer at all, not even that something is wrong
 
 
 class Probed(Protocol):
@@ -85,9 +93,7 @@ async def generate_one_token(triton: Probed, slug: str, *, deadline_s: float) ->
         raise TritonTimeout("The model did not make a token in time.") from exc
 
 
-async def probe(
-    triton: Probed, *, model: str, deadline_s: float, stall_s: float, is_generating: bool
-) -> tuple[bool, str]:
+async def probe(triton: Probed, *, model: str, deadline_s: float, stall_s: float, is_generating: bool) -> ProbeResult:
     """Return whether the engines work, and one line that says why.
 
     Args:
@@ -105,15 +111,16 @@ async def probe(
                 if is_generating:
                     await generate_one_token(triton, slug, deadline_s=deadline_s)
     except TimeoutError:
-        return False, f"no answer within {deadline_s:g} s"
+        return ProbeResult(False, f"no answer within {deadline_s:g} s", is_silent=True)
     except ModelNotFound:
-        return False, f"{model}: not served" if model else "a model was unloaded meanwhile"
+        return ProbeResult(False, f"{model}: not served" if model else "a model was unloaded meanwhile")
     except APIError as exc:
-        return False, f"{exc.code}: {exc.message}"
+        is_silent = isinstance(exc, TritonTimeout | TritonUnreachable)
+        return ProbeResult(False, f"{exc.code}: {exc.message}", is_silent)
     if not slugs:
-        return False, "no model is ready"
+        return ProbeResult(False, "no model is ready")
     how = "made a token" if is_generating else "answers"
-    return True, ", ".join(f"{slug} {how}" for slug in slugs)
+    return ProbeResult(True, ", ".join(f"{slug} {how}" for slug in slugs))
 
 
 async def _served_slugs(triton: Probed) -> list[str]:

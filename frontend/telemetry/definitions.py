@@ -181,6 +181,9 @@ VIOLATIONS = _counter(
 )
 
 IN_FLIGHT = Metric(name="conch_requests_in_flight", kind=Kind.GAUGE, meaning="Generation requests being answered.")
+TASKS = Metric(
+    name="conch_tasks", kind=Kind.GAUGE, meaning="Tasks of the frontend's event loop, when it was scraped.", labels=()
+)
 RUNNING = _engine_gauge("conch_requests_running", "Completions that the engine works on.", "vllm:num_requests_running")
 WAITING = _engine_gauge("conch_requests_waiting", "Completions in the engine's queue.", "vllm:num_requests_waiting")
 KV_CACHE_USAGE = _engine_gauge(

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import json
-import logging
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 
 import numpy as np
 from tritonclient.grpc import service_pb2_grpc
 
-from frontend import errors
 from frontend.errors import APIError
 from frontend.models import ModelSnapshot
 from frontend.triton.channel import RPC_TIMEOUT_S, open_channel, unary
+from frontend.triton.failures import understood
 from frontend.triton.generations import Generations
 from frontend.triton.messages import Tensors, infer_request, tensors_from_response
 from frontend.triton.one_response import one_response
@@ -24,8 +23,6 @@ from model_repository.generation import FinishReason, GenerationChunk, Generatio
 from model_repository.request_tensors import prompt_inputs, request_to_tensors
 from model_repository.stage_messages import EngineStats, Release, ReleaseDetails, TokenizeOptions
 from model_repository.tensors import array
-
-logger = logging.getLogger(__name__)
 
 _CANCEL_TIMEOUT_S = 5.0
 _EPOCH_TIMEOUT_S = 1.0
@@ -103,7 +100,7 @@ class TritonClient:
         inputs = {spec.name: array(spec, *elements) for spec, elements in prompt_inputs(prompt)}
         inputs[contract.TOKENIZE.name] = array(contract.TOKENIZE, options.to_json())
         outputs = await self._ask_tokenizer(slug, inputs)
-        with _understood("of a tokenizer"):
+        with understood("of a tokenizer"):
             strings = outputs[contract.TOKEN_STRINGS.name].reshape(-1).tolist()
             token_ids: list[int] = outputs[contract.PROMPT_TOKEN_IDS.name].reshape(-1).tolist()
             return token_ids, [item.decode("utf-8", "replace") for item in strings]
@@ -126,7 +123,7 @@ class TritonClient:
             contract.RELEASE_DETAILS.name: array(contract.RELEASE_DETAILS, details.to_json()),
         }
         outputs = await self._one_response(contract.stage_name(slug, "detokenizer"), inputs)
-        with _understood("of a detokenizer"):
+        with understood("of a detokenizer"):
             return tensors_to_chunk(outputs).text
 
     async def engine_stats(self, slug: str, timeout_s: float) -> EngineStats:
@@ -161,7 +158,7 @@ class TritonClient:
     async def _ask_tokenizer(self, slug: str, inputs: Tensors) -> Tensors:
         message = infer_request(contract.stage_name(slug, "tokenizer"), inputs)
         answer = await unary(self._stub.ModelInfer, message)
-        with _understood("of a tokenizer"):
+        with understood("of a tokenizer"):
             return tensors_from_response(answer)
 
     async def _cancel(self, slug: str, cancel_key: str) -> None:
@@ -175,18 +172,8 @@ class TritonClient:
     async def _control(self, slug: str, command: Mapping[str, str], timeout_s: float) -> EngineStats:
         inputs = {contract.CONTROL.name: array(contract.CONTROL, json.dumps(command))}
         tensors = await self._one_response(contract.stage_name(slug, "engine"), inputs, timeout_s)
-        with _understood("of an engine"):
+        with understood("of an engine"):
             return EngineStats.from_json(tensors[contract.STATS.name].item())
 
     async def _one_response(self, stage: str, inputs: Tensors, timeout_s: float = RPC_TIMEOUT_S) -> Tensors:
         return await one_response(self._stub, infer_request(stage, inputs), timeout_s)
-
-
-@contextlib.contextmanager
-def _understood(what: str) -> Iterator[None]:
-    """Answer nonsense from Triton as a failure of the server, which it is."""
-    try:
-        yield
-    except (LookupError, TypeError, ValueError, AttributeError) as exc:
-        logger.exception("Triton's answer %s makes no sense", what)
-        raise errors.BadAnswer() from exc

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import re
+from collections.abc import Iterator
 
 import grpc
 
@@ -54,6 +56,23 @@ def error_from_rpc(exc: grpc.aio.AioRpcError) -> APIError:
         return errors.TritonTimeout()
     logger.error("Triton answered %s: %s", exc.code().name, exc.details())
     return errors.ServerError()
+
+
+@contextlib.contextmanager
+def understood(what: str) -> Iterator[None]:
+    """Answer nonsense from Triton as a failure of the server, which it is.
+
+    Args:
+        what: whose answer is read in the block, for the log.
+
+    Raises:
+        BadAnswer: it could not be read.
+    """
+    try:
+        yield
+    except (LookupError, TypeError, ValueError, AttributeError) as exc:
+        logger.exception("Triton's answer %s makes no sense", what)
+        raise errors.BadAnswer() from exc
 
 
 def _known_error(message: str) -> APIError | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 
-from frontend.probe import probe
+from frontend.probe import ProbeResult, probe
 from frontend.triton.client import TritonClient
 
 _CLOSE_TIMEOUT_S = 0.5
@@ -13,7 +13,7 @@ _CLOSE_TIMEOUT_S = 0.5
 
 async def probe_endpoint(
     endpoint: str, *, model: str, deadline_s: float, stall_s: float, is_generating: bool
-) -> tuple[bool, str]:
+) -> ProbeResult:
     """Return whether the engines behind an endpoint work, and why; the arguments are those of `probe`."""
     client = TritonClient(endpoint)
     try:

@@ -161,6 +161,7 @@ class Engine:
             max_step_sequences=self._max_step_sequences,
             num_finished=self._num_finished,
             num_cancelled=self._num_cancelled,
+            num_streams=len(self._streams),
             num_deliveries=self._streams.num_deliveries,
             num_delivered=self._streams.num_delivered,
             last_cancel_to_free_ms=self._last_cancel_to_free_s * 1e3,
