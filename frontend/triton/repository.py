@@ -11,7 +11,6 @@ from tritonclient.grpc import service_pb2
 from frontend.errors import ModelNotReady, NotFound
 from frontend.models import ModelSnapshot, ServedModel
 from frontend.triton.channel import unary
-from frontend.triton.failures import understood
 from model_repository import contract
 from model_repository.model_parameters import ModelParameters
 
@@ -90,8 +89,7 @@ class Repository:
         """Return an ensemble as the model that it serves; None for what is not ours, or is gone already."""
         with contextlib.suppress(NotFound, ModelNotReady):
             answer = await unary(self._stub.ModelConfig, service_pb2.ModelConfigRequest(name=slug))
-            with understood("of a model's configuration"):
-                return _model_of(slug, answer.config)
+            return _model_of(slug, answer.config)
         return None
 
 

@@ -71,14 +71,6 @@ async def test_models_are_ready_ensembles_with_our_parameters(server: FakeTriton
     assert snapshot.unready == {"org/broken": "unavailable"}
 
 
-async def test_parameters_that_make_no_sense_are_an_error(server: FakeTritonServer, client: TritonClient) -> None:
-    parameters = served_model().parameters.to_parameters()
-    server.index = [("org--demo", "READY")]
-    server.configs = {"org--demo": ("ensemble", dict.fromkeys(parameters, "x"))}
-    with pytest.raises(errors.BadAnswer):
-        await client.snapshot()
-
-
 async def test_a_reload_is_the_stage_and_then_the_ensembles(server: FakeTritonServer, client: TritonClient) -> None:
     server.index = [("demo", "UNAVAILABLE"), ("demo__deliveries", "UNAVAILABLE"), ("demo__engine", "READY")]
     await client.unload("demo__engine")
