@@ -98,12 +98,12 @@ class Stack:
 
         wait_until(is_idle, f"{model} is idle")
 
-    def kill_stage(self, stage_name: str) -> None:
-        """Kill the process of a stage, as the kernel does when memory runs out."""
+    def kill_stage(self, stage_name: str, number: signal.Signals = signal.SIGKILL) -> None:
+        """Kill the process of a stage, as the kernel does when memory runs out, or send it another signal."""
         pids = self.processes(stage_name)
         assert pids, f"no process of {stage_name}"
         for pid in pids:
-            os.kill(pid, signal.SIGKILL)
+            os.kill(pid, number)
 
     def kill_worker(self, stage_name: str, number: signal.Signals = signal.SIGKILL) -> None:
         """Kill the process in which a stage's TensorRT-LLM computes, or rather the double of it.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -49,7 +50,7 @@ SLUG = contract.model_id_to_slug(PACED_MODEL)
 @pytest.fixture(scope="module")
 def frontend(pair: list[Stack], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Frontend]:
     """The frontend of both, that has seen one of them die: what gRPC then keeps for itself is no leak."""
-    with frontend_of(pair, tmp_path_factory.mktemp("frontend")) as frontend:
+    with frontend_of(pair, tmp_path_factory.mktemp("frontend"), "--stage-stall-s=2") as frontend:
         kill_triton(pair[0])
         mend(frontend, pair[0])
         yield frontend
@@ -76,12 +77,19 @@ def kill_stage(name: str) -> Callable[[Stack], None]:
     return lambda stack: stack.kill_stage(contract.stage_name(SLUG, name))
 
 
+def stop_stage(name: str) -> Callable[[Stack], None]:
+    return lambda stack: stack.kill_stage(contract.stage_name(SLUG, name), signal.SIGSTOP)
+
+
 FAULTS: dict[str, Callable[[Stack], None]] = {
     "tritonserver dies": kill_triton,
     "tritonserver hangs": stop_processes,
     "the engine dies": kill_stage("engine"),
     "the detokenizer dies": kill_stage("detokenizer"),
     "the tokenizer dies": kill_stage("tokenizer"),
+    "the engine hangs": stop_stage("engine"),
+    "the detokenizer hangs": stop_stage("detokenizer"),
+    "the tokenizer hangs": stop_stage("tokenizer"),
 }
 
 
