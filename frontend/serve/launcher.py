@@ -37,6 +37,8 @@ from frontend.serve.triton_server import ADDRESS, TritonPorts, find_triton, trit
 from frontend.settings import Settings, SettingsError
 
 DEFAULT_FRONTEND = Settings(port=8000)
+# Settings that the launcher decides: its Triton is on this machine's loopback, and nowhere else.
+OF_TRITON = frozenset({"triton_endpoints", "triton_tls_ca", "triton_tls_cert", "triton_tls_key"})
 
 
 class Interrupted(Exception):
