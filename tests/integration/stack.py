@@ -65,6 +65,11 @@ class Stack:
         return self.launcher.url
 
     @property
+    def triton_metrics_url(self) -> str:
+        """Where Triton tells metrics, without the path."""
+        return f"http://127.0.0.1:{self.launcher.triton_ports.metrics}"
+
+    @property
     def endpoint(self) -> str:
         """Triton's gRPC host and port."""
         return endpoint_of(self.launcher)
