@@ -46,6 +46,7 @@ class EngineWatch:
         self._clock = clock
         self._on_look = on_look
         self._health: dict[str, EngineHealth] = {}  # by slug
+        self._draining: set[str] = set()  # slugs
         self._plan = ReloadPlan(clock)
         self._news = asyncio.Event()
         self._tasks: dict[str, asyncio.Task[None]] = {}  # by what they are about: one at a time each
@@ -63,6 +64,10 @@ class EngineWatch:
     def recovering(self) -> set[str]:
         """Return the slugs of the models that wait for a reload."""
         return self._plan.slugs()
+
+    def is_draining(self, slug: str) -> bool:
+        """Whether a model's engine, when it was last looked at, was to get no further requests."""
+        return slug in self._draining
 
     async def run(self) -> None:
         """Watch until cancelled."""
@@ -103,6 +108,7 @@ class EngineWatch:
             stats = await look_at_engine(self._triton, slug, deadline_s=self._deadline_s, stall_s=self._stall_s)
         except APIError as exc:
             verdict = health.failed(exc)
+            self._draining.discard(slug)
             if isinstance(exc, ModelNotReady | NotFound):
                 self._health.pop(slug, None)
             # One that nobody has unloaded on purpose is down, whatever its stage says.
@@ -110,6 +116,7 @@ class EngineWatch:
         else:
             epoch = stats.epoch
             verdict = health.answered(epoch)
+            (self._draining.add if stats.is_draining else self._draining.discard)(slug)
             self._on_look(slug_to_model_id(slug), stats)
             self._look_beside(slug, stats)
         if verdict is Verdict.FINE or not self._plan.is_news(stage, since):

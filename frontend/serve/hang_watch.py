@@ -44,7 +44,6 @@ class HangWatch:
 
     Args:
         server: that is ready; whoever supervises it starts it again.
-        endpoint: its gRPC host:port.
         settings: of the frontend, which asks in the same way.
         limits_s: of silence: of one that has answered, and of one that has been started again.
         log: takes one line, from the thread.
@@ -53,13 +52,11 @@ class HangWatch:
     def __init__(
         self,
         server: Child,
-        endpoint: str,
         settings: Settings,
         limits_s: tuple[float, float],
         log: Callable[[str], None],
     ) -> None:
         self._server = server
-        self._endpoint = endpoint
         self._settings = settings
         self._limits_s = limits_s
         self._log = log
@@ -75,13 +72,7 @@ class HangWatch:
         while True:
             await asyncio.sleep(_INTERVAL_S)
             pid = self._server.pid
-            probed = await probe_endpoint(
-                self._endpoint,
-                model="",
-                deadline_s=self._settings.stats_deadline_s,
-                stall_s=self._settings.engine_stall_s,
-                is_generating=False,
-            )
+            probed = await probe_endpoint(self._settings, model="", is_generating=False)
             if clock.probed(pid, is_silent=probed.is_silent) and self._server.pid == pid:
                 self._log(f"{self._server.name} runs, but answers no probe any more; it is killed")
                 await asyncio.to_thread(self._server.kill)

@@ -29,9 +29,11 @@ _OPTIONS = (
 )
 
 
-def open_channel(endpoint: str) -> grpc.aio.Channel:
-    """Return a channel to a gRPC host:port; it connects when it is used."""
-    return grpc.aio.insecure_channel(endpoint, options=_OPTIONS)
+def open_channel(endpoint: str, credentials: grpc.ChannelCredentials | None = None) -> grpc.aio.Channel:
+    """Return a channel to a gRPC host:port; it connects when it is used. Without credentials it is not encrypted."""
+    if credentials is None:
+        return grpc.aio.insecure_channel(endpoint, options=_OPTIONS)
+    return grpc.aio.secure_channel(endpoint, credentials, options=_OPTIONS)
 
 
 async def unary(method: Callable[..., Any], request: Any, timeout_s: float = RPC_TIMEOUT_S) -> Any:

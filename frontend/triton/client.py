@@ -6,12 +6,14 @@ import contextlib
 import json
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 
+import grpc
 import numpy as np
 from tritonclient.grpc import service_pb2_grpc
 
 from frontend.errors import APIError
 from frontend.models import ModelSnapshot
 from frontend.triton.channel import RPC_TIMEOUT_S, open_channel, unary
+from frontend.triton.deliveries import ID_MARK
 from frontend.triton.failures import understood
 from frontend.triton.generations import Generations
 from frontend.triton.messages import Tensors, infer_request, tensors_from_response
@@ -33,13 +35,20 @@ class TritonClient:
 
     Args:
         endpoint: its gRPC host:port.
+        credentials: for TLS; None: the connection is not encrypted.
+        on_late: told a model's slug and a request's id when something comes after the completion's finish.
     """
 
-    def __init__(self, endpoint: str) -> None:
-        self._channel = open_channel(endpoint)
+    def __init__(
+        self,
+        endpoint: str,
+        credentials: grpc.ChannelCredentials | None = None,
+        on_late: Callable[[str, str], None] = lambda slug, request_id: None,
+    ) -> None:
+        self._channel = open_channel(endpoint, credentials)
         self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
         self._repository = Repository(self._stub)
-        self._generations = Generations(self._stub, cancel=self._cancel, ask_epoch=self._epoch)
+        self._generations = Generations(self._stub, cancel=self._cancel, ask_epoch=self._epoch, on_late=on_late)
 
     @property
     def on_stage_down(self) -> Callable[[str, float], None]:
@@ -88,7 +97,7 @@ class TritonClient:
         Raises:
             APIError: the request would be refused, or Triton did not answer.
         """
-        await self._ask_tokenizer(slug, request_to_tensors(request))
+        await self._ask_tokenizer(slug, request_to_tensors(request), f"check{ID_MARK}{request.request_id}")
 
     async def tokenize(self, slug: str, prompt: Prompt, *, add_special_tokens: bool) -> tuple[list[int], list[str]]:
         """Return a prompt's token ids, and each token as the vocabulary writes it.
@@ -150,13 +159,21 @@ class TritonClient:
         """
         await self._control(slug, {"fail": "streams"}, RPC_TIMEOUT_S)
 
+    async def drain(self, slug: str) -> None:
+        """Have a model's engine tell every frontend that looks at it to send requests elsewhere.
+
+        Raises:
+            APIError: it did not answer.
+        """
+        await self._control(slug, {"drain": True}, RPC_TIMEOUT_S)
+
     async def close(self) -> None:
         """Let go of the connection, once the cancellations under way have been told."""
         await self._generations.close()
         await self._channel.close()
 
-    async def _ask_tokenizer(self, slug: str, inputs: Tensors) -> Tensors:
-        message = infer_request(contract.stage_name(slug, "tokenizer"), inputs)
+    async def _ask_tokenizer(self, slug: str, inputs: Tensors, request_id: str = "") -> Tensors:
+        message = infer_request(contract.stage_name(slug, "tokenizer"), inputs, request_id)
         answer = await unary(self._stub.ModelInfer, message)
         with understood("of a tokenizer"):
             return tensors_from_response(answer)
@@ -169,7 +186,7 @@ class TritonClient:
             return (await self.engine_stats(slug, _EPOCH_TIMEOUT_S)).epoch
         return None
 
-    async def _control(self, slug: str, command: Mapping[str, str], timeout_s: float) -> EngineStats:
+    async def _control(self, slug: str, command: Mapping[str, str | bool], timeout_s: float) -> EngineStats:
         inputs = {contract.CONTROL.name: array(contract.CONTROL, json.dumps(command))}
         tensors = await self._one_response(contract.stage_name(slug, "engine"), inputs, timeout_s)
         with understood("of an engine"):

@@ -28,6 +28,7 @@ class Generations:
         stub: of Triton's gRPC service.
         cancel: tells a model's engine to cancel the sequence with a cancel key.
         ask_epoch: returns a model's engine's epoch, None where it does not say.
+        on_late: told a model's slug and a request's id when something comes after the completion's finish.
     """
 
     def __init__(
@@ -36,11 +37,13 @@ class Generations:
         *,
         cancel: Callable[[str, str], Awaitable[object]],
         ask_epoch: Callable[[str], Awaitable[int | None]],
+        on_late: Callable[[str, str], None],
     ) -> None:
         self.on_stage_down: Callable[[str, float], None] = lambda stage, since: None
         self._stub = stub
         self._cancel = cancel
         self._ask_epoch = ask_epoch
+        self._on_late = on_late
         self._calls: dict[str, list[DeliveryCall]] = {}  # by slug; the last one gets the next request
         self._background: set[asyncio.Task[None]] = set()
 
@@ -138,6 +141,7 @@ class Generations:
                 slug,
                 on_end=calls.remove,
                 on_stray=functools.partial(self._cancel_sequence, slug),
+                on_late=functools.partial(self._on_late, slug),
                 ask_epoch=functools.partial(self._ask_epoch, slug),
             )
             calls.append(call)

@@ -66,11 +66,13 @@ class TritonPythonModel:
                 self.engine.fail_running()
             case {"fail": "streams"} if len(message) == 1:
                 self.engine.fail_streams()
+            case {"drain": bool(is_draining)} if len(message) == 1:
+                self.engine.is_draining = is_draining
             case {} if message == {}:
                 return
             case _:
-                expected = '{}, {"cancel_key": str}, {"fail": "running"} or {"fail": "streams"}'
-                raise InvalidRequest(f"expected {expected}", contract.CONTROL.name)
+                rule = 'expected {}, {"cancel_key": str}, {"fail": "running"}, {"fail": "streams"} or {"drain": bool}'
+                raise InvalidRequest(rule, contract.CONTROL.name)
 
     def is_ready(self) -> bool:
         """Return whether the model is ready. Newer servers ask; those that do not know the name never call it."""
