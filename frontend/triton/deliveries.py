@@ -189,6 +189,7 @@ class DeliveryCall:
         if self._error is not None:
             return 0
         self._error = error
+        self._unsent.put_nowait(None)  # else the task that sends would wait for ever where the call is over by itself
         self._on_end(self)
         if not self._opened.done():
             self._opened.set_exception(error)
@@ -240,7 +241,6 @@ class DeliveryCall:
     def _half_close(self) -> None:
         """Let the call end, now that the stream of deliveries has: the engine had no sequences left."""
         self._end(errors.DeliveriesNotOpen())  # which what is under way will be told
-        self._unsent.put_nowait(None)
         asyncio.get_running_loop().call_later(END_TIMEOUT_S, self._call.cancel)
 
     def _told(self, mailbox: Mailbox) -> None:

@@ -87,7 +87,6 @@ FAULTS: dict[str, Callable[[Stack], None]] = {
     "the engine dies": kill_stage("engine"),
     "the detokenizer dies": kill_stage("detokenizer"),
     "the tokenizer dies": kill_stage("tokenizer"),
-    "the engine hangs": stop_stage("engine"),
     "the detokenizer hangs": stop_stage("detokenizer"),
     "the tokenizer hangs": stop_stage("tokenizer"),
 }

@@ -438,3 +438,21 @@ async def test_everything_can_be_ended_with_one_error(server: FakeTritonServer, 
     async with running(server, client) as tasks:
         assert client.end_all(errors.Draining()) == 2
         assert [type(each) for each in await asyncio.gather(*tasks)] == [errors.Draining] * 2
+
+
+@pytest.mark.parametrize("how", ["closed", "failed by Triton"])
+async def test_nothing_of_a_call_is_left_when_it_has_ended(
+    server: FakeTritonServer, client: TritonClient, how: str
+) -> None:
+    # grpc leaves the task that sends what we have to send where the call was over before it was cancelled.
+    await client.engine_stats("demo", 10)
+    before = len(asyncio.all_tasks())
+    async with running(server, client):
+        if how == "closed":
+            client.end_all(errors.EngineFailed())
+        else:
+            the_stream(server).fail("[engine_failed] broken")
+    await client.close()
+    async with asyncio.timeout(10):
+        while len(asyncio.all_tasks()) > before:  # noqa: ASYNC110  # tasks of grpc's have no event
+            await asyncio.sleep(0.01)
