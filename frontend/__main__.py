@@ -1,5 +1,5 @@
-"""The command line: `serve` runs Triton and the frontend, `api` the frontend alone; `probe` asks engines, `keys` is for
-API keys.
+"""The command line: `serve` runs Triton and the frontend, `api` the frontend alone; `probe` asks engines, `drain`
+takes a Triton out of service, `keys` is for API keys.
 """
 
 from __future__ import annotations
@@ -80,6 +80,16 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--generate", action="store_true", help="ask for a token each, not only for the engine's word")
     command.set_defaults(command=_probe)
 
+    command = commands.add_parser(
+        "drain", help="have frontends send nothing more to a Triton, and wait until it is idle"
+    )
+    command.add_argument("--triton", required=True, metavar="HOST:PORT", help="its gRPC endpoint")
+    command.add_argument(
+        "--notice", type=float, default=5, metavar="S", help="in which all frontends have heard of it (%(default)s)"
+    )
+    command.add_argument("--timeout", type=float, default=60, metavar="S", help="for what still runs (%(default)s)")
+    command.set_defaults(command=_drain)
+
     add_actions(commands.add_parser("keys", help="make, list or remove API keys"))
 
     command = commands.add_parser("reference", help="write the pages of the documentation that come from the code")
@@ -126,6 +136,15 @@ def _probe(options: argparse.Namespace) -> int:
     is_well, why = asyncio.run(probe_endpoint(settings, model=options.model, is_generating=options.generate))
     print(f"{'ok' if is_well else 'failed'}: {why}")
     return 0 if is_well else 1
+
+
+def _drain(options: argparse.Namespace) -> int:
+    from frontend.triton.draining import drain_endpoint
+
+    Settings(triton_endpoints=(options.triton,))
+    is_idle, why = asyncio.run(drain_endpoint(options.triton, notice_s=options.notice, timeout_s=options.timeout))
+    print(f"{'ok' if is_idle else 'failed'}: {why}")
+    return 0 if is_idle else 1
 
 
 def _check_keys(settings: Settings) -> None:

@@ -94,9 +94,9 @@ class Settings:
     max_concurrent: int = 0  # requests of a key at a time
     max_priority: str = "high"
     model_limits: tuple[str, ...] = ()  # MODEL:name=value,...
-    max_in_flight: int = 1024  # completions that a model generates at a time; 0: no bound
+    max_in_flight: int = 1024  # completions that a replica of a model generates at a time; 0: no bound
     max_in_flight_prompt_tokens: int = 4 * 2**20  # estimated, likewise
-    max_queued: int = 1024  # requests that wait for a model
+    max_queue_share: float = 0.5  # requests that wait for a model, for each that is in flight
     max_queue_wait_s: float = 5.0
     redis_url: str = ""  # where replicas share the keys' rates; empty: each keeps its own
     limits_on_failure: str = "open"  # or closed: what becomes of requests that cannot be counted
@@ -187,9 +187,11 @@ class Settings:
                 self._refuse("triton_endpoints", "each must be host:port, such as 127.0.0.1:8001")
 
     def _check_limits(self) -> None:
-        for name in ("requests_per_minute", "tokens_per_minute", "max_concurrent", "max_in_flight", "max_queued"):
+        for name in ("requests_per_minute", "tokens_per_minute", "max_concurrent", "max_in_flight"):
             self._require_int(name, 0, 2**31 - 1)
         self._require_int("max_in_flight_prompt_tokens", 0, 2**31 - 1)
+        if isinstance(self.max_queue_share, bool) or not 0 <= self.max_queue_share < math.inf:
+            self._refuse("max_queue_share", "must be a number from 0")
         self._require_seconds("max_queue_wait_s", is_zero_allowed=False)
         if self.max_priority not in tuple(Priority):
             self._refuse("max_priority", f"must be {', '.join(Priority)}")

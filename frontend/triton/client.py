@@ -273,6 +273,14 @@ class TritonClient:
         """
         await self._control(slug, {"fail": "running"}, _RPC_TIMEOUT_S)
 
+    async def drain(self, slug: str) -> None:
+        """Have a model's engine tell every frontend that looks at it to send requests elsewhere.
+
+        Raises:
+            APIError: it did not answer.
+        """
+        await self._control(slug, {"drain": True}, _RPC_TIMEOUT_S)
+
     async def close(self) -> None:
         """Let go of the connection, once the cancellations under way have been told."""
         self.end_all(errors.TritonUnreachable())
@@ -303,7 +311,7 @@ class TritonClient:
         with _understood("of a tokenizer"):
             return tensors_from_response(answer)
 
-    async def _control(self, slug: str, command: Mapping[str, str], timeout_s: float) -> EngineStats:
+    async def _control(self, slug: str, command: Mapping[str, str | bool], timeout_s: float) -> EngineStats:
         inputs = {contract.CONTROL.name: array(contract.CONTROL, json.dumps(command))}
         tensors = await self._one_response(contract.stage_name(slug, "engine"), inputs, timeout_s)
         with _understood("of an engine"):

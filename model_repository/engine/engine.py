@@ -79,6 +79,7 @@ class Engine:
         self._cancelled_keys: OrderedDict[str, float] = OrderedDict()
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._is_closing = False
+        self.is_draining = False  # any thread may say so; it only goes into the stats
         self._step_started_s: float | None = None
         self._num_steps = self._num_step_tokens = self._max_step_sequences = 0
         self._num_finished = self._num_cancelled = 0
@@ -160,6 +161,7 @@ class Engine:
             last_cancel_to_free_ms=self._last_cancel_to_free_s * 1e3,
             cancel_to_free_ms=self._cancel_to_free_s * 1e3,
             step_age_ms=0.0 if step_started_s is None else (self._clock() - step_started_s) * 1e3,
+            is_draining=self.is_draining,
         )
 
     def _post(self, message: Callable[[], None]) -> None:

@@ -78,6 +78,13 @@ def stack(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 
 
 @pytest.fixture(scope="session")
+def paced_stack(paced_repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    """A server with the paced model alone, which runs MAX_SEQUENCES_ALONE at a time."""
+    with running_stack(paced_repository, tmp_path_factory) as stack:
+        yield stack
+
+
+@pytest.fixture(scope="session")
 def tensorrt_llm_stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     """A server of its own, whose engine stages run the tensorrt_llm runtime on the double of the package.
 
