@@ -8,12 +8,12 @@ import argparse
 import asyncio
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
 from frontend.access.options import add_actions
-from frontend.options import add_options, settings_from
+from frontend.options import add_options, settings_from, settings_of_environment
 from frontend.serve.command import serve
 from frontend.serve.launcher import DEFAULT_FRONTEND, OF_TRITON, LauncherSettings
 from frontend.settings import Settings, SettingsError
@@ -111,7 +111,7 @@ def _serve(options: argparse.Namespace) -> int:
         repository=options.repository,
         state_dir=options.state_dir,
         environment=os.environ,
-        frontend=settings_from(options, DEFAULT_FRONTEND),
+        frontend=settings_from(options, settings_of_environment(os.environ, DEFAULT_FRONTEND)),
         triton_grpc_port=options.triton_grpc_port,
         triton_metrics_port=options.triton_metrics_port,
         triton_http_port=options.triton_http_port,
@@ -129,7 +129,7 @@ def _api(options: argparse.Namespace) -> int:
     from frontend.telemetry.log_lines import configure_logging
     from frontend.workers import run  # not before it is needed: the launcher itself stays small and starts at once
 
-    settings = settings_from(options, Settings(otlp_endpoint=_otlp_endpoint(os.environ)))
+    settings = settings_from(options, settings_of_environment(os.environ, Settings()))
     _check_keys(settings)
     configure_logging(settings.log_format)
     return run(settings)
@@ -166,14 +166,6 @@ def _check_keys(settings: Settings) -> None:
         from frontend.access.key_file import read_keys
 
         read_keys(Path(settings.key_file))
-
-
-def _otlp_endpoint(environment: Mapping[str, str]) -> str:
-    """Return where the variables of OpenTelemetry want spans, empty if they say nothing."""
-    if named := environment.get("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"):
-        return named
-    base = environment.get("OTEL_EXPORTER_OTLP_ENDPOINT")
-    return f"{base.rstrip('/')}/v1/traces" if base else ""
 
 
 def _reference(options: argparse.Namespace) -> int:
