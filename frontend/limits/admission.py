@@ -65,6 +65,8 @@ class Admission:
             QueueFull: there is no place, and there will be none in time.
         """
         self._num_replicas = ask.num_replicas
+        if self._queue:
+            self._let_in()  # where a replica has come back
         if not self._queue and self._has_room(ask):
             self._occupy(ask)
             return

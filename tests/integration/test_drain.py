@@ -20,6 +20,7 @@ from tests.integration.replicas import NUM_STREAMS, Frontend, StreamOutcome, fro
 from tests.integration.stack import DEADLINE_S, PACED_MODEL, Stack
 
 MAX_TOKENS = 60
+STOP_S = 5.0  # then it is killed, as a pod is after its grace period
 
 
 class Balancer:
@@ -117,7 +118,7 @@ async def test_a_rolling_restart_of_tritons_under_streams_loses_none_and_refuses
                     assert await asyncio.to_thread(lambda stack: stack.stats(PACED_MODEL).num_active, stack) > 0
                     command = [sys.executable, "-m", "frontend", "drain", f"--triton={stack.endpoint}", "--notice=1"]
                     assert await asyncio.to_thread(subprocess.call, command) == 0
-                    await asyncio.to_thread(stack.launcher.triton.stop, DEADLINE_S)
+                    await asyncio.to_thread(stack.launcher.triton.stop, STOP_S)
                     stack.launcher.triton.start()
                     await until(frontend.is_whole, "both serve again")
     assert {outcome.status for outcome in outcomes} == {200}

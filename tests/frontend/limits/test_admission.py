@@ -105,6 +105,8 @@ async def test_each_replica_that_is_ready_brings_places_and_nobody_is_sent_away_
     assert (tasks[-1].done(), late.done(), admission.num_sequences) == (True, False, 2)
     admission.leave(request)
     await late
+    [waiter, comer] = await waiting(admission, generation(), generation(num_replicas=2))
+    assert waiter.done() and comer.done()
 
 
 async def test_nobody_waits_longer_than_the_maximum() -> None:
