@@ -36,6 +36,9 @@ class Settings:
     port: int = 8080  # 0: any free one
     workers: int = 0  # processes on the port; 0: by the number of cores
     triton_endpoints: tuple[str, ...] = ("127.0.0.1:8001",)  # gRPC, host:port; a request goes to one of them
+    triton_tls_ca: str = ""  # PEM file of who signs the Tritons' certificates; empty: no TLS to them
+    triton_tls_cert: str = ""  # PEM file of the certificate that the Tritons want of us; empty: none
+    triton_tls_key: str = ""  # PEM file of its key
     max_body_bytes: int = 10 * 2**20
     validation_status: int = 400  # of schema failures; 422 is FastAPI's
     strict_extra: bool = False  # refuse fields that nobody knows, instead of listing them in x-ignored-params
@@ -175,6 +178,9 @@ class Settings:
             self._refuse("triton_endpoints", "must be a list of host:port, at least one")
         if len(set(self.triton_endpoints)) < len(self.triton_endpoints):
             self._refuse("triton_endpoints", "each can be named once only")
+        if bool(self.triton_tls_cert) != bool(self.triton_tls_key) or (self.triton_tls_cert and not self.triton_tls_ca):
+            name = "triton_tls_cert" if self.triton_tls_cert else "triton_tls_key"
+            self._refuse(name, "triton_tls_cert and triton_tls_key go together, and with triton_tls_ca")
         for endpoint in self.triton_endpoints:
             found = _ENDPOINT.fullmatch(endpoint)
             if found is None or not 1 <= int(found["port"]) <= 65535:

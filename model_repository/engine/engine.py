@@ -236,9 +236,6 @@ class Engine:
         if sequence is None or sequence.finish_reason is not None:
             return  # a step brought more tokens than the sequence wanted
         if output.error is not None:
-            logger.warning(
-                "sequence %d failed: %s request_id=%s", sequence.number, output.error.code, sequence.request_id
-            )
             self._fail(sequence, output.error)
             return
         sequence.take(output, self._clock())
@@ -389,6 +386,7 @@ class Engine:
 
     def _tell(self, sequence: EngineSequence, error: StageError) -> None:
         self._forget(sequence)
+        logger.warning("sequence %d failed: %s request_id=%s", sequence.number, error.code, sequence.request_id)
         with contextlib.suppress(Exception):  # one that cannot be told must not keep the others from being told
             sequence.responder.fail(error)
 
