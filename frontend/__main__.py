@@ -96,6 +96,7 @@ def _parser() -> argparse.ArgumentParser:
         "--notice", type=float, default=5, metavar="S", help="in which all frontends have heard of it (%(default)s)"
     )
     command.add_argument("--timeout", type=float, default=60, metavar="S", help="for what still runs (%(default)s)")
+    command.add_argument("--undo", action="store_true", help="have them send again")
     command.set_defaults(command=_drain)
 
     add_actions(commands.add_parser("keys", help="make, list or remove API keys"))
@@ -151,9 +152,11 @@ def _drain(options: argparse.Namespace) -> int:
     from frontend.triton.draining import drain_endpoint
 
     Settings(triton_endpoints=(options.triton,))
-    is_idle, why = asyncio.run(drain_endpoint(options.triton, notice_s=options.notice, timeout_s=options.timeout))
-    print(f"{'ok' if is_idle else 'failed'}: {why}")
-    return 0 if is_idle else 1
+    is_done, why = asyncio.run(
+        drain_endpoint(options.triton, notice_s=options.notice, timeout_s=options.timeout, is_undone=options.undo)
+    )
+    print(f"{'ok' if is_done else 'failed'}: {why}")
+    return 0 if is_done else 1
 
 
 def _check_keys(settings: Settings) -> None:
