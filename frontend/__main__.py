@@ -8,12 +8,12 @@ import argparse
 import asyncio
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
 from frontend.access.options import add_actions
-from frontend.options import add_options, settings_from
+from frontend.options import add_options, settings_from, settings_of_environment
 from frontend.serve.command import serve
 from frontend.serve.launcher import DEFAULT_FRONTEND, OF_TRITON, LauncherSettings
 from frontend.settings import Settings, SettingsError
@@ -96,6 +96,7 @@ def _parser() -> argparse.ArgumentParser:
         "--notice", type=float, default=5, metavar="S", help="in which all frontends have heard of it (%(default)s)"
     )
     command.add_argument("--timeout", type=float, default=60, metavar="S", help="for what still runs (%(default)s)")
+    command.add_argument("--undo", action="store_true", help="have them send again")
     command.set_defaults(command=_drain)
 
     add_actions(commands.add_parser("keys", help="make, list or remove API keys"))
@@ -111,7 +112,7 @@ def _serve(options: argparse.Namespace) -> int:
         repository=options.repository,
         state_dir=options.state_dir,
         environment=os.environ,
-        frontend=settings_from(options, DEFAULT_FRONTEND),
+        frontend=settings_from(options, settings_of_environment(os.environ, DEFAULT_FRONTEND)),
         triton_grpc_port=options.triton_grpc_port,
         triton_metrics_port=options.triton_metrics_port,
         triton_http_port=options.triton_http_port,
@@ -129,7 +130,7 @@ def _api(options: argparse.Namespace) -> int:
     from frontend.telemetry.log_lines import configure_logging
     from frontend.workers import run  # not before it is needed: the launcher itself stays small and starts at once
 
-    settings = settings_from(options, Settings(otlp_endpoint=_otlp_endpoint(os.environ)))
+    settings = settings_from(options, settings_of_environment(os.environ, Settings()))
     _check_keys(settings)
     configure_logging(settings.log_format)
     return run(settings)
@@ -151,9 +152,11 @@ def _drain(options: argparse.Namespace) -> int:
     from frontend.triton.draining import drain_endpoint
 
     Settings(triton_endpoints=(options.triton,))
-    is_idle, why = asyncio.run(drain_endpoint(options.triton, notice_s=options.notice, timeout_s=options.timeout))
-    print(f"{'ok' if is_idle else 'failed'}: {why}")
-    return 0 if is_idle else 1
+    is_done, why = asyncio.run(
+        drain_endpoint(options.triton, notice_s=options.notice, timeout_s=options.timeout, is_undone=options.undo)
+    )
+    print(f"{'ok' if is_done else 'failed'}: {why}")
+    return 0 if is_done else 1
 
 
 def _check_keys(settings: Settings) -> None:
@@ -166,14 +169,6 @@ def _check_keys(settings: Settings) -> None:
         from frontend.access.key_file import read_keys
 
         read_keys(Path(settings.key_file))
-
-
-def _otlp_endpoint(environment: Mapping[str, str]) -> str:
-    """Return where the variables of OpenTelemetry want spans, empty if they say nothing."""
-    if named := environment.get("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"):
-        return named
-    base = environment.get("OTEL_EXPORTER_OTLP_ENDPOINT")
-    return f"{base.rstrip('/')}/v1/traces" if base else ""
 
 
 def _reference(options: argparse.Namespace) -> int:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Self
 
 from frontend.access.secret import hash_of, new_key
-from frontend.options import settings_to_arguments
+from frontend.options import settings_to_arguments, settings_to_environment
 from frontend.serve.checks import (
     PortChoice,
     check_repository,
@@ -261,7 +261,8 @@ class Launcher:
         triton = triton_command(installation, settings.repository.resolve(), self.triton_ports, shm_prefix(mark))
         frontend = [sys.executable, "-m", "frontend", "api", *settings_to_arguments(self.frontend_settings)]
         self.triton = self._child("triton", triton, installation.environment, mark)
-        self.frontend = self._child("frontend", frontend, settings.environment, mark)
+        environment = {**settings.environment, **settings_to_environment(self.frontend_settings)}
+        self.frontend = self._child("frontend", frontend, environment, mark)
 
     def _child(self, name: str, command: list[str], environment: Mapping[str, str], mark: str) -> Child:
         marked = {**environment, MARK: mark, "PYTHONUNBUFFERED": "1"}

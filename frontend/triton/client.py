@@ -159,13 +159,13 @@ class TritonClient:
         """
         await self._control(slug, {"fail": "streams"}, RPC_TIMEOUT_S)
 
-    async def drain(self, slug: str) -> None:
-        """Have a model's engine tell every frontend that looks at it to send requests elsewhere.
+    async def drain(self, slug: str, *, is_draining: bool) -> None:
+        """Have a model's engine tell every frontend that looks at it to send requests elsewhere, or not any more.
 
         Raises:
             APIError: it did not answer.
         """
-        await self._control(slug, {"drain": True}, RPC_TIMEOUT_S)
+        await self._control(slug, {"drain": is_draining}, RPC_TIMEOUT_S)
 
     async def close(self) -> None:
         """Let go of the connection, once the cancellations under way have been told."""
