@@ -157,7 +157,7 @@ class EngineWatch:
         return self._plan.slugs()
 
     def is_draining(self, slug: str) -> bool:
-        """Whether a model's engine, when it was last looked at, was to get no further requests."""
+        """Whether a model's engine, when it last answered, was to get no further requests."""
         return slug in self._draining
 
     async def run(self) -> None:
@@ -198,7 +198,6 @@ class EngineWatch:
             stats = await self._look_at(slug)
         except APIError as exc:
             verdict, epoch = health.failed(exc), None
-            self._draining.discard(slug)
             if isinstance(exc, ModelNotReady | NotFound):
                 self._health.pop(slug, None)
             self._on_look(slug_to_model_id(slug), None)

@@ -60,6 +60,7 @@ def stats(epoch: int, step_age_ms: float = 0.0, *, is_draining: bool = False) ->
         max_step_sequences=0,
         num_finished=0,
         num_cancelled=0,
+        num_streams=0,
         num_deliveries=0,
         num_delivered=0,
         last_cancel_to_free_ms=0.0,

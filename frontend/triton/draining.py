@@ -32,8 +32,9 @@ async def drain_endpoint(
         while not is_undone:
             held = [await triton.engine_stats(slug, _STATS_DEADLINE_S) for slug in slugs]
             num_running = sum(stats.num_active + stats.num_waiting for stats in held)
+            num_streams = sum(stats.num_streams for stats in held)  # Triton does not end well while one is open
             passed_s = time.monotonic() - start_s
-            if passed_s >= notice_s and not num_running:
+            if passed_s >= notice_s and not num_running and not num_streams:
                 return True, f"nothing runs at {endpoint} any more"
             if passed_s >= timeout_s:
                 return False, f"{num_running} requests still run at {endpoint} after {timeout_s:g} s"
