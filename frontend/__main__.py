@@ -8,13 +8,14 @@ import argparse
 import asyncio
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
 from frontend.access.options import add_actions
-from frontend.options import add_options, settings_from
-from frontend.serve.launcher import DEFAULT_FRONTEND, OF_TRITON, LauncherSettings, serve
+from frontend.options import add_options, settings_from, settings_of_environment
+from frontend.serve.command import serve
+from frontend.serve.launcher import DEFAULT_FRONTEND, OF_TRITON, LauncherSettings
 from frontend.settings import Settings, SettingsError
 
 
@@ -62,6 +63,13 @@ def _parser() -> argparse.ArgumentParser:
         metavar="N",
         help="in ten minutes, after it was ready (%(default)s)",
     )
+    command.add_argument(
+        "--triton-hang-s",
+        type=float,
+        default=30,
+        metavar="S",
+        help="one that has answered no probe for so long is killed, and started again (%(default)s); 0: none is",
+    )
     add_options(command.add_argument_group("the frontend"), DEFAULT_FRONTEND, without=OF_TRITON)
     command.set_defaults(command=_serve)
 
@@ -103,7 +111,7 @@ def _serve(options: argparse.Namespace) -> int:
         repository=options.repository,
         state_dir=options.state_dir,
         environment=os.environ,
-        frontend=settings_from(options, DEFAULT_FRONTEND),
+        frontend=settings_from(options, settings_of_environment(os.environ, DEFAULT_FRONTEND)),
         triton_grpc_port=options.triton_grpc_port,
         triton_metrics_port=options.triton_metrics_port,
         triton_http_port=options.triton_http_port,
@@ -111,6 +119,7 @@ def _serve(options: argparse.Namespace) -> int:
         ready_timeout_s=options.ready_timeout_s,
         stop_timeout_s=options.stop_timeout_s,
         max_triton_restarts=options.max_triton_restarts,
+        triton_hang_s=options.triton_hang_s,
     )
     _check_keys(settings.frontend)
     return serve(settings, sys.stdout, sys.stderr)
@@ -120,7 +129,7 @@ def _api(options: argparse.Namespace) -> int:
     from frontend.telemetry.log_lines import configure_logging
     from frontend.workers import run  # not before it is needed: the launcher itself stays small and starts at once
 
-    settings = settings_from(options, Settings(otlp_endpoint=_otlp_endpoint(os.environ)))
+    settings = settings_from(options, settings_of_environment(os.environ, Settings()))
     _check_keys(settings)
     configure_logging(settings.log_format)
     return run(settings)
@@ -133,9 +142,9 @@ def _probe(options: argparse.Namespace) -> int:
         triton_endpoints=(options.triton,), stats_deadline_s=options.deadline, engine_stall_s=options.stall
     )
     settings = settings_from(options, asked)
-    is_well, why = asyncio.run(probe_endpoint(settings, model=options.model, is_generating=options.generate))
-    print(f"{'ok' if is_well else 'failed'}: {why}")
-    return 0 if is_well else 1
+    result = asyncio.run(probe_endpoint(settings, model=options.model, is_generating=options.generate))
+    print(f"{'ok' if result.is_well else 'failed'}: {result.reason}")
+    return 0 if result.is_well else 1
 
 
 def _drain(options: argparse.Namespace) -> int:
@@ -159,14 +168,6 @@ def _check_keys(settings: Settings) -> None:
         from frontend.access.key_file import read_keys
 
         read_keys(Path(settings.key_file))
-
-
-def _otlp_endpoint(environment: Mapping[str, str]) -> str:
-    """Return where the variables of OpenTelemetry want spans, empty if they say nothing."""
-    if named := environment.get("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"):
-        return named
-    base = environment.get("OTEL_EXPORTER_OTLP_ENDPOINT")
-    return f"{base.rstrip('/')}/v1/traces" if base else ""
 
 
 def _reference(options: argparse.Namespace) -> int:
