@@ -14,7 +14,8 @@ from typing import NoReturn
 
 from frontend.access.options import add_actions
 from frontend.options import add_options, settings_from, settings_of_environment
-from frontend.serve.launcher import DEFAULT_FRONTEND, OF_TRITON, LauncherSettings, serve
+from frontend.serve.command import serve
+from frontend.serve.launcher import DEFAULT_FRONTEND, OF_TRITON, LauncherSettings
 from frontend.settings import Settings, SettingsError
 
 
@@ -62,6 +63,13 @@ def _parser() -> argparse.ArgumentParser:
         metavar="N",
         help="in ten minutes, after it was ready (%(default)s)",
     )
+    command.add_argument(
+        "--triton-hang-s",
+        type=float,
+        default=30,
+        metavar="S",
+        help="one that has answered no probe for so long is killed, and started again (%(default)s); 0: none is",
+    )
     add_options(command.add_argument_group("the frontend"), DEFAULT_FRONTEND, without=OF_TRITON)
     command.set_defaults(command=_serve)
 
@@ -88,6 +96,7 @@ def _parser() -> argparse.ArgumentParser:
         "--notice", type=float, default=5, metavar="S", help="in which all frontends have heard of it (%(default)s)"
     )
     command.add_argument("--timeout", type=float, default=60, metavar="S", help="for what still runs (%(default)s)")
+    command.add_argument("--undo", action="store_true", help="have them send again")
     command.set_defaults(command=_drain)
 
     add_actions(commands.add_parser("keys", help="make, list or remove API keys"))
@@ -111,6 +120,7 @@ def _serve(options: argparse.Namespace) -> int:
         ready_timeout_s=options.ready_timeout_s,
         stop_timeout_s=options.stop_timeout_s,
         max_triton_restarts=options.max_triton_restarts,
+        triton_hang_s=options.triton_hang_s,
     )
     _check_keys(settings.frontend)
     return serve(settings, sys.stdout, sys.stderr)
@@ -133,18 +143,20 @@ def _probe(options: argparse.Namespace) -> int:
         triton_endpoints=(options.triton,), stats_deadline_s=options.deadline, engine_stall_s=options.stall
     )
     settings = settings_from(options, asked)
-    is_well, why = asyncio.run(probe_endpoint(settings, model=options.model, is_generating=options.generate))
-    print(f"{'ok' if is_well else 'failed'}: {why}")
-    return 0 if is_well else 1
+    result = asyncio.run(probe_endpoint(settings, model=options.model, is_generating=options.generate))
+    print(f"{'ok' if result.is_well else 'failed'}: {result.reason}")
+    return 0 if result.is_well else 1
 
 
 def _drain(options: argparse.Namespace) -> int:
     from frontend.triton.draining import drain_endpoint
 
     Settings(triton_endpoints=(options.triton,))
-    is_idle, why = asyncio.run(drain_endpoint(options.triton, notice_s=options.notice, timeout_s=options.timeout))
-    print(f"{'ok' if is_idle else 'failed'}: {why}")
-    return 0 if is_idle else 1
+    is_done, why = asyncio.run(
+        drain_endpoint(options.triton, notice_s=options.notice, timeout_s=options.timeout, is_undone=options.undo)
+    )
+    print(f"{'ok' if is_done else 'failed'}: {why}")
+    return 0 if is_done else 1
 
 
 def _check_keys(settings: Settings) -> None:

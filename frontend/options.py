@@ -31,6 +31,7 @@ _HELP = {
     "stats_interval_s": "between two looks at an engine",
     "stats_deadline_s": "after which an engine has missed a look",
     "engine_stall_s": "seconds after which an engine that is still in one step is taken for lost",
+    "stage_stall_s": "seconds after which a stage that brings nothing, beside an engine that works, is taken for stuck",
     "breaker_failures": "in a row, after which a model gets no requests at an endpoint until a probe succeeds",
     "breaker_pause_s": "from then, or from a probe that failed, to the next probe",
     "probe_deadline_s": "for the token that a probe asks for",

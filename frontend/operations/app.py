@@ -8,7 +8,6 @@ from frontend.access.authentication import KEYS, authenticate
 from frontend.app import answer_errors, log_request, name_request
 from frontend.handlers import models
 from frontend.handlers.context import DRAIN, IS_PUBLIC, MODELS, SETTINGS, TRITON
-from frontend.models import MAX_AGE_S
 from frontend.operations import admin
 from frontend.operations.admin import CONTROL, SUPERVISOR
 from frontend.operations.models import EndpointsControl, ModelControl
@@ -30,9 +29,8 @@ def create_operations_app(public: web.Application, supervisor: Supervisor) -> we
     if KEYS in public:
         app[KEYS] = public[KEYS]
     app[IS_PUBLIC] = False
-    settle_s = MAX_AGE_S + app[SETTINGS].stats_interval_s
     app[CONTROL] = EndpointsControl(
-        {replica.endpoint: ModelControl(replica.triton, settle_s) for replica in app[TRITON].replicas}
+        {replica.endpoint: ModelControl(replica.triton) for replica in app[TRITON].replicas}
     )
     app[SUPERVISOR] = supervisor
     app.on_response_prepare.append(name_request)

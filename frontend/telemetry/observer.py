@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Mapping
 from typing import Any, Protocol
@@ -11,10 +12,11 @@ from urllib.parse import quote
 from aiohttp import web
 
 from frontend import errors
+from frontend.errors import APIError, ModelNotReady, NotFound
 from frontend.handlers.context import CLIENT_CLOSED, RequestFacts
 from frontend.settings import Settings
 from frontend.telemetry import definitions
-from frontend.telemetry.definitions import UNKNOWN
+from frontend.telemetry.definitions import UNKNOWN, Metric
 from frontend.telemetry.log_lines import labels_text, log_fields
 from frontend.telemetry.metrics import Metrics
 from frontend.telemetry.stream_record import Completion, Rule, StreamRecord
@@ -30,7 +32,7 @@ _SHED_CODES = sorted(
     {
         each.code
         for each in vars(errors).values()
-        if isinstance(each, type) and issubclass(each, errors.APIError) and each.status in _SHED and each.code
+        if isinstance(each, type) and issubclass(each, APIError) and each.status in _SHED and each.code
     }
 )
 _CANCELLED, _ERROR = "cancelled", "error"  # how a completion ends that does not finish
@@ -87,18 +89,28 @@ class Observer:
         if logger.isEnabledFor(level):
             self._log(facts, method, path, status, total_s, level)
 
-    def looked_at(self, endpoint: str, model: str, stats: EngineStats | None) -> None:
-        """Note what an engine says of itself at an endpoint, None where it did not answer."""
+    def looked_at(self, endpoint: str, model: str, seen: EngineStats | APIError) -> None:
+        """Note what an engine says of itself at an endpoint, or why it does not."""
         if model not in self._known_models:
             self._known_models.add(model)
             self._begin_at_zero(model)
-        self.metrics.set(definitions.ENGINE_UP, stats is not None, model, endpoint)
-        if stats is None:
-            return
-        self.metrics.set(definitions.RUNNING, stats.num_active, model, endpoint)
-        self.metrics.set(definitions.WAITING, stats.num_waiting, model, endpoint)
-        self.metrics.set(definitions.KV_CACHE_USAGE, stats.num_cells_used / max(1, stats.num_cells), model, endpoint)
-        self.metrics.set(definitions.CANCEL_TO_FREE, stats.last_cancel_to_free_ms / 1000, model, endpoint)
+        gauges: dict[Metric, float] = {}
+        match seen:
+            case EngineStats():
+                gauges = {
+                    definitions.ENGINE_UP: 1,
+                    definitions.RUNNING: seen.num_active,
+                    definitions.WAITING: seen.num_waiting,
+                    definitions.KV_CACHE_USAGE: seen.num_cells_used / max(1, seen.num_cells),
+                    definitions.CANCEL_TO_FREE: seen.last_cancel_to_free_ms / 1000,
+                }
+            case ModelNotReady() | NotFound():  # it is not meant to be up
+                gauges = dict.fromkeys((definitions.RUNNING, definitions.WAITING, definitions.KV_CACHE_USAGE), 0)
+                gauges[definitions.ENGINE_UP] = math.nan
+            case _:
+                gauges = {definitions.ENGINE_UP: 0}
+        for gauge, value in gauges.items():
+            self.metrics.set(gauge, value, model, endpoint)
 
     def late(self, slug: str, request_id: str) -> None:
         """Note that something came of a completion after its finish, when its client had its whole answer."""

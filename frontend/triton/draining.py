@@ -12,21 +12,24 @@ _POLL_S = 0.1
 _STATS_DEADLINE_S = 2.0
 
 
-async def drain_endpoint(endpoint: str, *, notice_s: float, timeout_s: float) -> tuple[bool, str]:
+async def drain_endpoint(
+    endpoint: str, *, notice_s: float, timeout_s: float, is_undone: bool = False
+) -> tuple[bool, str]:
     """Return whether nothing runs at an endpoint any more, and one line that says so.
 
     Args:
         endpoint: the Triton's.
         notice_s: in which every frontend has looked at its engines once; until then requests may still come.
         timeout_s: for what runs to end, the notice included.
+        is_undone: only take an earlier drain back.
     """
     start_s = time.monotonic()
     triton = TritonClient(endpoint)
     try:
         slugs = [model.slug for model in (await triton.snapshot()).ready.values()]
         for slug in slugs:
-            await triton.drain(slug)
-        while True:
+            await triton.drain(slug, is_draining=not is_undone)
+        while not is_undone:
             held = [await triton.engine_stats(slug, _STATS_DEADLINE_S) for slug in slugs]
             num_running = sum(stats.num_active + stats.num_waiting for stats in held)
             passed_s = time.monotonic() - start_s
@@ -35,6 +38,7 @@ async def drain_endpoint(endpoint: str, *, notice_s: float, timeout_s: float) ->
             if passed_s >= timeout_s:
                 return False, f"{num_running} requests still run at {endpoint} after {timeout_s:g} s"
             await asyncio.sleep(_POLL_S)
+        return True, f"{endpoint} takes requests again"
     except APIError as exc:
         return False, f"{exc.code}: {exc.message}"
     finally:

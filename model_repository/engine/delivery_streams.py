@@ -92,9 +92,12 @@ class DeliveryStreams:
             stream.responder.close()
 
     def fail(self, error: StageError) -> None:
-        """End all of them with an error, at the engine's own end."""
-        for stream in self._streams.values():
-            with contextlib.suppress(Exception):
+        """End all of them with an error. Nothing is told of their sequences, which the caller has ended."""
+        streams = list(self._streams.values())
+        self._streams.clear()
+        self._by_key.clear()
+        for stream in streams:
+            with contextlib.suppress(Exception):  # one that cannot be told must not keep the others from being told
                 stream.responder.fail(error)
 
     def _send(self, stream: DeliveryStream) -> None:

@@ -136,6 +136,17 @@ def test_a_worker_that_dies_during_a_drain_is_not_replaced(tmp_path: Path) -> No
         assert frontend.process.wait(DEADLINE_S) == 0
 
 
+def test_a_worker_that_starts_while_the_others_begin_a_drain_drains_too(tmp_path: Path) -> None:
+    with running(tmp_path, "--port=0") as frontend:
+        (first, _), _ = frontend.wait_for_workers(2)
+        os.kill(first, signal.SIGKILL)
+        frontend.wait_until(lambda: len(frontend.spawned()) == 2 and first not in frontend.spawned())
+        frontend.process.send_signal(DRAIN)
+        frontend.wait_for_workers(3)
+        frontend.wait_until(lambda: frontend.log.read_text().count("draining: 0 requests") == 2)
+        assert frontend.process.poll() is None
+
+
 def test_a_killed_parent_leaves_no_worker(tmp_path: Path) -> None:
     with running(tmp_path, "--port=0") as frontend:
         workers = frontend.wait_for_workers(2)

@@ -309,6 +309,46 @@ async def test_a_lost_stage_closes_the_stream_unless_it_is_the_tokenizer(
     assert server.num_opened == 1 + is_closed
 
 
+async def test_a_stream_that_is_silent_while_the_engine_works_is_stalled(
+    server: FakeTritonServer, client: TritonClient
+) -> None:
+    async with running(server, client):
+        looks = [client.stalled_stages("demo", 1.0, 2.0) for _ in range(4)]
+        assert looks == [set(), set(), set(), {"demo__detokenizer"}]  # the first one finds that something has come
+        assert client.stalled_stages("other", 1.0, 2.0) == set()
+        client.abort("demo__detokenizer", errors.EngineFailed())
+        assert client.stalled_stages("demo", 1.0, 2.0) == set()
+
+
+async def test_time_in_which_the_engine_was_not_at_work_stalls_nothing(
+    server: FakeTritonServer, client: TritonClient
+) -> None:
+    async with running(server, client):
+        assert [client.stalled_stages("demo", 0.0, 2.0) for _ in range(4)] == [set()] * 4
+        client.end_all(errors.EngineFailed())
+
+
+async def test_a_request_that_nobody_takes_while_deliveries_come_is_stuck_in_the_tokenizer(
+    server: FakeTritonServer, client: TritonClient
+) -> None:
+    server.script = list(ENDLESS)
+    async with aclosing(client.generate("demo", REQUEST)) as taken:
+        await anext(taken)
+        server.take.clear()
+        server.started.clear()
+        waiting = asyncio.create_task(failure_of(client))
+        await server.started.wait()
+        looks = []
+        for _ in range(4):
+            the_stream(server).put((1, text("a")))
+            await anext(taken)
+            looks.append(client.stalled_stages("demo", 1.0, 2.0))
+        assert looks == [set(), set(), set(), {"demo__tokenizer"}]
+        client.abort("demo__tokenizer", errors.EngineFailed())
+        assert isinstance(await waiting, errors.EngineFailed)
+        assert client.stalled_stages("demo", 1.0, 2.0) == set()
+
+
 async def test_an_engine_that_does_not_know_the_stream_gets_another_and_the_request_again(
     server: FakeTritonServer, client: TritonClient
 ) -> None:

@@ -436,3 +436,24 @@ def test_closing_ends_the_streams_with_an_error() -> None:
     for reader in (idle, busy):
         assert reader.error is not None
         assert reader.error.message() == "[engine_failed] the engine is shutting down"
+
+
+def test_when_nothing_arrives_any_more_streams_and_sequences_end_with_errors() -> None:
+    """The detokenizer was loaded anew: what is under way would go through the old one."""
+    fake = Fake(b"hello")
+    reader = opened(fake)
+    submit(fake, 1)
+    alone = fake.submit()
+    fake.turn()
+    fake.engine.fail_streams()
+    fake.turn()
+    assert reader.error is not None and reader.error.message().startswith("[deliveries_not_open]")
+    assert alone.error is not None and alone.error.message().startswith("[engine_failed]")
+    assert fake.runtime.stats().num_active == 0
+    refused = submit(fake, 2)
+    fake.turn()
+    assert refused.error is not None and refused.error.message().startswith("[deliveries_not_open]")
+    again = opened(fake)
+    submit(fake, 1)
+    fake.turn(7)
+    assert "".join(again.texts(1)) == "hello"
