@@ -88,10 +88,9 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--generate", action="store_true", help="ask for a token each, not only for the engine's word")
     command.set_defaults(command=_probe)
 
-    command = commands.add_parser(
-        "drain", help="have frontends send nothing more to a Triton, and wait until it is idle"
-    )
+    command = commands.add_parser("drain", help="have frontends leave a Triton alone, and wait until it is idle")
     command.add_argument("--triton", required=True, metavar="HOST:PORT", help="its gRPC endpoint")
+    add_options(command, Settings(), only=OF_TRITON - {"triton_endpoints"})
     command.add_argument(
         "--notice", type=float, default=5, metavar="S", help="in which all frontends have heard of it (%(default)s)"
     )
@@ -151,9 +150,9 @@ def _probe(options: argparse.Namespace) -> int:
 def _drain(options: argparse.Namespace) -> int:
     from frontend.triton.draining import drain_endpoint
 
-    Settings(triton_endpoints=(options.triton,))
+    settings = settings_from(options, Settings(triton_endpoints=(options.triton,)))
     is_done, why = asyncio.run(
-        drain_endpoint(options.triton, notice_s=options.notice, timeout_s=options.timeout, is_undone=options.undo)
+        drain_endpoint(settings, notice_s=options.notice, timeout_s=options.timeout, is_undone=options.undo)
     )
     print(f"{'ok' if is_done else 'failed'}: {why}")
     return 0 if is_done else 1

@@ -66,7 +66,7 @@ class EngineWatch:
         return self._plan.slugs()
 
     def is_draining(self, slug: str) -> bool:
-        """Whether a model's engine, when it was last looked at, was to get no further requests."""
+        """Whether a model's engine, when it last answered, was to get no further requests."""
         return slug in self._draining
 
     async def run(self) -> None:
@@ -108,7 +108,6 @@ class EngineWatch:
             stats = await look_at_engine(self._triton, slug, deadline_s=self._deadline_s, stall_s=self._stall_s)
         except APIError as exc:
             verdict = health.failed(exc)
-            self._draining.discard(slug)
             if isinstance(exc, ModelNotReady | NotFound):
                 self._health.pop(slug, None)
             # One that nobody has unloaded on purpose is down, whatever its stage says.

@@ -11,6 +11,7 @@ from urllib.parse import quote
 
 from aiohttp import web
 
+from frontend import errors
 from frontend.errors import APIError, ModelNotReady, NotFound
 from frontend.handlers.context import CLIENT_CLOSED, RequestFacts
 from frontend.settings import Settings
@@ -27,6 +28,14 @@ logger = logging.getLogger("frontend.app")  # the name by which filters know the
 
 _MAX_SHOWN_MODEL = 256  # characters of what a client calls a model, in the log
 _SHED = (429, 503)
+_SHED_CODES = sorted(
+    {
+        each.code
+        for each in vars(errors).values()
+        if isinstance(each, type) and issubclass(each, APIError) and each.status in _SHED and each.code
+    }
+)
+_CANCELLED, _ERROR = "cancelled", "error"  # how a completion ends that does not finish
 
 
 class Tracer(Protocol):
@@ -55,6 +64,7 @@ class Observer:
         self.tracer = tracer
         self.has_vllm_names = settings.metrics_compat == "vllm"
         self._is_by_key = settings.metrics_by_key
+        self._known_models: set[str] = set()
 
     def began_stream(self, facts: RequestFacts, record: StreamRecord) -> None:
         """Note that a request generates from here on."""
@@ -81,6 +91,9 @@ class Observer:
 
     def looked_at(self, endpoint: str, model: str, seen: EngineStats | APIError) -> None:
         """Note what an engine says of itself at an endpoint, or why it does not."""
+        if model not in self._known_models:
+            self._known_models.add(model)
+            self._begin_at_zero(model)
         gauges: dict[Metric, float] = {}
         match seen:
             case EngineStats():
@@ -104,6 +117,16 @@ class Observer:
         rule = Rule.NOTHING_AFTER_THE_FINISH
         self.metrics.count(definitions.VIOLATIONS, slug_to_model_id(slug), rule)
         logger.error("a completion broke a rule: %s request_id=%s", rule, request_id)
+
+    def _begin_at_zero(self, model: str) -> None:
+        """Have what seldom happens be there before it does: to Prometheus, a series that begins at 1 has not grown."""
+        self.metrics.count(definitions.CANCELLED, model, amount=0)
+        for rule in Rule:
+            self.metrics.count(definitions.VIOLATIONS, model, rule, amount=0)
+        for code in _SHED_CODES:
+            self.metrics.count(definitions.SHED, model, code, amount=0)
+        for outcome in (*FinishReason, _CANCELLED, _ERROR):
+            self.metrics.count(definitions.COMPLETIONS, model, outcome, amount=0)
 
     def _count(self, facts: RequestFacts, endpoint: str, status: int) -> None:
         count, model = self.metrics.count, facts.served_model
@@ -227,7 +250,7 @@ def _ttft_s(facts: RequestFacts, record: StreamRecord) -> float | None:
 def _outcome(facts: RequestFacts, reason: FinishReason | None) -> str:
     if reason is not None:
         return reason
-    return "cancelled" if facts.error_code == CLIENT_CLOSED else "error"
+    return _CANCELLED if facts.error_code == CLIENT_CLOSED else _ERROR
 
 
 OBSERVER = web.AppKey("observer", Observer)

@@ -81,7 +81,7 @@ class Engine:
         self._cancelled_keys: OrderedDict[str, float] = OrderedDict()
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._is_closing = False
-        self.is_draining = False  # any thread may say so; it only goes into the stats
+        self.is_draining = False  # any thread may say so; whatever comes is served all the same
         self._step_started_s: float | None = None
         self._num_steps = self._num_step_tokens = self._max_step_sequences = 0
         self._num_finished = self._num_cancelled = 0
@@ -206,7 +206,9 @@ class Engine:
         else:
             self._step_started_s = None  # whatever was waited for is not wanted any more
         self._streams.deliver()
-        self._streams.tend(lambda: {sequence.stream for sequence in self._sequences.values()})
+        self._streams.tend(
+            lambda: {sequence.stream for sequence in self._sequences.values()}, is_draining=self.is_draining
+        )
         self._probe()
 
     def _read_inbox(self, *, wait: bool) -> None:
