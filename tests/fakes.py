@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any
 
-from frontend.errors import APIError
+from frontend.errors import AdapterNotFound, APIError
 from frontend.models import ModelSnapshot, ServedModel
 from model_repository.capabilities import Capability
 from model_repository.contract import model_id_to_slug
@@ -65,6 +65,9 @@ def stats(epoch: int, step_age_ms: float = 0.0) -> EngineStats:
         last_cancel_to_free_ms=0.0,
         cancel_to_free_ms=0.0,
         step_age_ms=step_age_ms,
+        adapters={},
+        adapter_bytes=0,
+        num_unloading=0,
     )
 
 
@@ -93,6 +96,8 @@ class FakeTriton:
         self.epoch = 1
         self.step_age_ms = 0.0
         self.num_active: list[int] = []  # in the next answers of the engine, then 0
+        self.adapters: dict[str, str] = {}  # name to source
+        self.adapter_error: APIError | None = None
         self.loadable: set[str] = set()  # slugs of models that are not loaded
         self.stats_error: APIError | None = None
         self.snapshot_error: APIError | None = None
@@ -169,7 +174,9 @@ class FakeTriton:
         if self.stats_error is not None:
             raise self.stats_error
         num_active = self.num_active.pop(0) if self.num_active else 0
-        return dataclasses.replace(stats(self.epoch, self.step_age_ms), num_active=num_active)
+        return dataclasses.replace(
+            stats(self.epoch, self.step_age_ms), num_active=num_active, adapters=dict(self.adapters)
+        )
 
     async def unload(self, stage: str) -> None:
         """Note it."""
@@ -190,6 +197,19 @@ class FakeTriton:
     async def fail_running(self, slug: str) -> None:
         """Note it."""
         self.calls.append(f"fail {slug}")
+
+    async def load_adapter(self, slug: str, name: str, source: str) -> EngineStats:
+        """Note it in `adapters`, or refuse it."""
+        if self.adapter_error is not None:
+            raise self.adapter_error
+        self.adapters[name] = source
+        return dataclasses.replace(stats(self.epoch), adapters=dict(self.adapters))
+
+    async def unload_adapter(self, slug: str, name: str) -> EngineStats:
+        """Take it from `adapters`."""
+        if self.adapters.pop(name, None) is None:
+            raise AdapterNotFound()
+        return dataclasses.replace(stats(self.epoch), num_unloading=1)
 
     async def close(self) -> None:
         """Do nothing."""

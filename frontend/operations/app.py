@@ -10,7 +10,8 @@ from frontend.handlers import models
 from frontend.handlers.context import DRAIN, IS_PUBLIC, MODELS, SETTINGS, TRITON
 from frontend.models import MAX_AGE_S
 from frontend.operations import admin
-from frontend.operations.admin import CONTROL, SUPERVISOR
+from frontend.operations.adapters import AdapterControl
+from frontend.operations.admin import ADAPTERS, CONTROL, SUPERVISOR
 from frontend.operations.models import EndpointsControl, ModelControl
 from frontend.operations.supervisor import Supervisor
 from frontend.telemetry import scrape
@@ -34,6 +35,7 @@ def create_operations_app(public: web.Application, supervisor: Supervisor) -> we
     app[CONTROL] = EndpointsControl(
         {replica.endpoint: ModelControl(replica.triton, settle_s) for replica in app[TRITON].replicas}
     )
+    app[ADAPTERS] = AdapterControl({replica.endpoint: replica.triton for replica in app[TRITON].replicas}, settle_s)
     app[SUPERVISOR] = supervisor
     app.on_response_prepare.append(name_request)
     app.router.add_routes(
@@ -45,6 +47,9 @@ def create_operations_app(public: web.Application, supervisor: Supervisor) -> we
             web.get("/admin/models", admin.list_models),
             web.post("/admin/models/{id:.+}/load", admin.load_model),
             web.post("/admin/models/{id:.+}/unload", admin.unload_model),
+            web.get("/admin/models/{id:.+}/adapters", admin.list_adapters),
+            web.post("/admin/models/{id:.+}/adapters", admin.load_adapter),
+            web.delete("/admin/models/{id:.+}/adapters/{name:.+}", admin.unload_adapter),
             web.post("/admin/keys/reload", admin.reload_keys),
             web.post("/admin/drain", admin.drain),
         ]

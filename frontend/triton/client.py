@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import functools
 import json
 import logging
@@ -52,6 +53,7 @@ _CHANNEL_OPTIONS = (
 _RPC_TIMEOUT_S = 5.0
 _CANCEL_TIMEOUT_S = 5.0
 _EPOCH_TIMEOUT_S = 1.0
+_ADAPTER_TIMEOUT_S = 120.0  # its files are read from wherever they are
 _LOAD_TIMEOUT_S = 1800.0  # a large engine takes minutes to load
 
 
@@ -67,6 +69,7 @@ class TritonClient:
         self._channel = grpc.aio.insecure_channel(endpoint, options=_CHANNEL_OPTIONS)
         self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
         self._calls: dict[str, list[DeliveryCall]] = {}  # by slug; the last one gets the next request
+        self._adapters: dict[str, tuple[str, ...]] = {}  # by slug: as its engine said the last time
         self._background: set[asyncio.Task[None]] = set()
 
     async def generate(self, slug: str, request: GenerationRequest) -> AsyncGenerator[GenerationChunk, None]:
@@ -158,6 +161,8 @@ class TritonClient:
 
     async def snapshot(self) -> ModelSnapshot:
         """Return what Triton serves at this moment: the ensembles that carry our parameters.
+
+        Their adapters are those that their engines named when they were last asked for anything.
 
         Raises:
             APIError: Triton did not answer.
@@ -261,6 +266,22 @@ class TritonClient:
         """
         await self._control(slug, {"fail": "running"}, _RPC_TIMEOUT_S)
 
+    async def load_adapter(self, slug: str, name: str, source: str) -> EngineStats:
+        """Have a model's engine load a LoRA adapter from below its root of adapters, and offer it under a name.
+
+        Raises:
+            APIError: it refused, or did not answer.
+        """
+        return await self._control(slug, {"load_adapter": name, "source": source}, _ADAPTER_TIMEOUT_S)
+
+    async def unload_adapter(self, slug: str, name: str) -> EngineStats:
+        """Have a model's engine offer a LoRA adapter no more; requests under way keep it.
+
+        Raises:
+            APIError: it has none of that name, refused, or did not answer.
+        """
+        return await self._control(slug, {"unload_adapter": name}, _RPC_TIMEOUT_S)
+
     async def close(self) -> None:
         """Let go of the connection, once the cancellations under way have been told."""
         self.end_all(errors.TritonUnreachable())
@@ -272,7 +293,7 @@ class TritonClient:
         """Return an ensemble as the model that it serves; None for what is not ours, or is gone already."""
         with contextlib.suppress(errors.NotFound, errors.ModelNotReady):
             answer = await self._unary(self._stub.ModelConfig, service_pb2.ModelConfigRequest(name=slug))
-            return _served_model(slug, answer.config)
+            return _served_model(slug, answer.config, self._adapters.get(slug))
         return None
 
     def _cancel_sequence(self, slug: str, cancel_key: str) -> None:
@@ -295,7 +316,9 @@ class TritonClient:
         inputs = {contract.CONTROL.name: array(contract.CONTROL, json.dumps(command))}
         tensors = await self._one_response(contract.stage_name(slug, "engine"), inputs, timeout_s)
         with _understood("of an engine"):
-            return EngineStats.from_json(tensors[contract.STATS.name].item())
+            stats = EngineStats.from_json(tensors[contract.STATS.name].item())
+            self._adapters[slug] = tuple(stats.adapters)
+            return stats
 
     async def _epoch(self, slug: str) -> int | None:
         with contextlib.suppress(APIError):
@@ -327,9 +350,11 @@ def _understood(what: str) -> Iterator[None]:
         raise errors.BadAnswer() from exc
 
 
-def _served_model(slug: str, config: Any) -> ServedModel | None:
+def _served_model(slug: str, config: Any, adapters: tuple[str, ...] | None) -> ServedModel | None:
     if config.platform != "ensemble":
         return None
     texts = {name: value.string_value for name, value in config.parameters.items()}
     parameters = ModelParameters.from_parameters(texts)
+    if parameters is not None and adapters is not None:
+        parameters = dataclasses.replace(parameters, adapters=adapters)
     return None if parameters is None else ServedModel(slug=slug, parameters=parameters)
