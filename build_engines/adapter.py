@@ -36,7 +36,8 @@ def build_adapter(source: Path, artifact_dir: Path, target: Path, catalogs: tupl
     with artifact.written_aside(target) as folder:
         match model.runtime:
             case "llama_cpp":
-                base = read_gguf_base(min(artifact_dir.glob("model*.gguf")))  # the first of its parts
+                first = min(artifact_dir.glob("model*.gguf"), default=artifact_dir / "model.gguf")  # of its parts
+                base = read_gguf_base(first)
                 write_lora(adapter, base, folder / WEIGHTS[model.runtime])
             case "tensorrt_llm":
                 limits = lora_limits({target.name: source}, Catalog.load(*catalogs).find(model.model_id))

@@ -10,7 +10,7 @@ from typing import Protocol
 from model_repository.engine.adapter_root import AdapterRoot
 from model_repository.engine.engine import Engine
 from model_repository.engine.runtime import Runtime
-from model_repository.errors import InvalidRequest, StageError, UnknownAdapter, Unsupported
+from model_repository.errors import EngineFailed, InvalidRequest, StageError, UnknownAdapter, Unsupported
 
 logger = logging.getLogger(__name__)
 
@@ -84,11 +84,11 @@ class AdapterControl:
         if sum(bool(each.source) for each in loaded.values()) >= root.max_adapters:
             rule = f"{root.max_adapters} adapters are loaded already, which is the most (--max-adapters): unload one"
             raise InvalidRequest(f"{name!r}: {rule}", "name")
-        root.note(name, adapter)
+        self._engine.between_steps(lambda runtime: runtime.load_adapter(name, adapter)).result()
         try:
-            self._engine.between_steps(lambda runtime: runtime.load_adapter(name, adapter)).result()
-        except BaseException:
-            root.forget(name)
+            root.note(name, adapter)  # last: one whose load ends the process must not end the next one too
+        except EngineFailed:
+            self._engine.between_steps(lambda runtime: runtime.unload_adapter(name)).result()
             raise
         logger.info("loaded the adapter %s from %s", name, adapter.source)
 
@@ -108,6 +108,9 @@ def restore_adapters(runtime: Runtime, root: AdapterRoot) -> None:
     for name, source in root.noted():
         try:
             runtime.load_adapter(name, root.find(name, source))
-            logger.info("loaded the adapter %s again, from %s", name, source)
         except StageError as exc:
             logger.error("the adapter %s does not load again: %s", name, exc.text)
+        except Exception:  # the model itself is well
+            logger.exception("the adapter %s does not load again", name)
+        else:
+            logger.info("loaded the adapter %s again, from %s", name, source)

@@ -66,9 +66,13 @@ class AdapterRoot:
             raise InvalidRequest(f"{name!r}: it is the model's own id", "name")
         folder = self._inside(source)
         relative = str(folder.relative_to(self.folder.resolve()))
-        if not folder.is_dir():
-            raise InvalidRequest(f"{source!r}: there is no such folder below the root of adapters", "source")
-        return read_adapter(folder, relative, runtime=self.runtime, base=self.base, max_rank=self.max_rank)
+        try:
+            if not folder.is_dir():
+                raise InvalidRequest(f"{source!r}: there is no such folder below the root of adapters", "source")
+            return read_adapter(folder, relative, runtime=self.runtime, base=self.base, max_rank=self.max_rank)
+        except OSError as exc:
+            logger.error("%s cannot be read: %s", folder, exc)
+            raise InvalidRequest(f"{source!r}: it cannot be read, see the engine's log", "source") from exc
 
     def note(self, name: str, adapter: Adapter) -> None:
         """Note that an adapter is loaded.

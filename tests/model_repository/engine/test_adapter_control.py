@@ -95,6 +95,12 @@ def test_what_the_runtime_refuses_is_told_and_not_noted(control: AdapterControl,
     assert noted(folder) == {}
 
 
+def test_what_cannot_be_noted_is_not_offered(control: AdapterControl, fake: Fake, folder: Path) -> None:
+    (folder / ".loaded").write_text("a file")
+    assert isinstance(load(control, "polite", "a"), EngineFailed)
+    assert fake.engine.stats().adapters == {}
+
+
 def test_there_is_a_bound(control: AdapterControl) -> None:
     assert [load(control, name, name) for name in ("a", "b")] == [None, None]
     error = load(control, "c", "c")
@@ -139,3 +145,13 @@ def test_a_new_engine_loads_what_is_noted_and_leaves_out_what_does_not_load_any_
     assert {name: adapter.source for name, adapter in runtime.adapters.items()} == {"b": "b"}
     assert "the adapter a does not load again: 'a': its file 'adapter.gguf' differs from its digest" in caplog.text
     assert noted(folder) == {"a": "a", "b": "b"}
+
+
+def test_an_adapter_that_fails_in_a_way_that_nobody_foresaw_does_not_keep_the_model_from_loading(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    root, runtime = root_of(folder), FakeRuntime()
+    root.note("a", root.find("a", "a"))
+    (folder / "a" / "adapter.json").write_text("[" * 100_000)
+    restore_adapters(runtime, root)
+    assert (runtime.adapters, "the adapter a does not load again" in caplog.text) == ({}, True)
