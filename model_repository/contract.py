@@ -134,6 +134,13 @@ STREAM_INTERVAL_MS = TensorSpec(
     high=MAX_STREAM_INTERVAL_MS,
     doc="with stream: under load, tokens gather for so long at most (default: as the model is served); 0: not at all",
 )
+PRIORITY = TensorSpec(
+    "priority",
+    "INT32",
+    low=-1,
+    high=1,
+    doc="-1: while requests wait for the engine, as if it had come 10 s earlier; 1: later; 0 (default): as it came",
+)
 CANCEL_KEY = TensorSpec(
     "cancel_key", "BYTES", doc="an unguessable name, no other request's, by which the engine's `control` can cancel"
 )
@@ -202,6 +209,7 @@ HONOURED_INPUTS = (
     RETURN_PERF_METRICS,
     STREAM,
     STREAM_INTERVAL_MS,
+    PRIORITY,
     CANCEL_KEY,
     DELIVERY_KEY,
     DELIVERY_NUMBER,
@@ -284,7 +292,7 @@ PUBLIC_OUTPUTS = (
 PROMPT_TOKEN_IDS = TensorSpec("prompt_token_ids", "INT32", (-1,), doc="tokenizer to engine")
 ENGINE_PARAMS = TensorSpec("engine_params", "BYTES", doc="tokenizer to engine: JSON of the rest of an EngineRequest")
 CONTROL_MESSAGES = (
-    '`{}`, `{"cancel_key": str}`, `{"fail": "running"}`, `{"load_adapter": str, "source": str}` '
+    '`{}`, `{"cancel_key": str}`, `{"fail": "running"}`, `{"drain": bool}`, `{"load_adapter": str, "source": str}` '
     'or `{"unload_adapter": str}`'
 )
 CONTROL = TensorSpec("control", "BYTES", doc=f"engine: JSON, {CONTROL_MESSAGES}")

@@ -46,6 +46,7 @@ class EngineRequest:
     guide: Guide | None = None
     lora_name: str = ""
     is_stream: bool = False
+    priority: int = 0  # -1, 0 or 1; lower is earlier, while it waits
     cancel_key: str = ""
     delivery_key: str = ""  # of the stream of deliveries to which its releases go; empty: they answer the request
     delivery_number: int = 0  # its reader's own name for it
@@ -276,6 +277,7 @@ class EngineStats:
     adapters: dict[str, str]  # LoRA adapters by name: from where each was loaded; empty: it is the artifact's own
     adapter_bytes: int  # of all that are in memory
     num_unloading: int  # sequences under way whose adapter is not offered any more
+    is_draining: bool = False  # whoever has another replica should ask that one; what comes here is served all the same
 
     def to_json(self) -> bytes:
         """Return it as the `stats` tensor's bytes."""

@@ -47,7 +47,7 @@ def chunks(*texts: str, finish_reason: FinishReason = FinishReason.STOP) -> list
     return [*(GenerationChunk(text=text) for text in texts[:-1]), last]
 
 
-def stats(epoch: int, step_age_ms: float = 0.0) -> EngineStats:
+def stats(epoch: int, step_age_ms: float = 0.0, *, is_draining: bool = False) -> EngineStats:
     """Return the answer of an idle engine."""
     return EngineStats(
         epoch=epoch,
@@ -68,6 +68,7 @@ def stats(epoch: int, step_age_ms: float = 0.0) -> EngineStats:
         adapters={},
         adapter_bytes=0,
         num_unloading=0,
+        is_draining=is_draining,
     )
 
 
@@ -95,6 +96,7 @@ class FakeTriton:
         self.num_snapshots = 0
         self.epoch = 1
         self.step_age_ms = 0.0
+        self.is_draining = False
         self.num_active: list[int] = []  # in the next answers of the engine, then 0
         self.adapters: dict[str, str] = {}  # name to source
         self.adapter_error: APIError | None = None
@@ -175,7 +177,9 @@ class FakeTriton:
             raise self.stats_error
         num_active = self.num_active.pop(0) if self.num_active else 0
         return dataclasses.replace(
-            stats(self.epoch, self.step_age_ms), num_active=num_active, adapters=dict(self.adapters)
+            stats(self.epoch, self.step_age_ms, is_draining=self.is_draining),
+            num_active=num_active,
+            adapters=dict(self.adapters),
         )
 
     async def unload(self, stage: str) -> None:

@@ -6,18 +6,28 @@ import asyncio
 import contextlib
 
 from frontend.probe import probe
+from frontend.settings import Settings
 from frontend.triton.client import TritonClient
+from frontend.triton.credentials import triton_credentials
 
 _CLOSE_TIMEOUT_S = 0.5
 
 
-async def probe_endpoint(
-    endpoint: str, *, model: str, deadline_s: float, stall_s: float, is_generating: bool
-) -> tuple[bool, str]:
-    """Return whether the engines behind an endpoint work, and why; the arguments are those of `probe`."""
-    client = TritonClient(endpoint)
+async def probe_endpoint(settings: Settings, *, model: str, is_generating: bool) -> tuple[bool, str]:
+    """Return whether the engines behind the first endpoint work, and why; the arguments are those of `probe`.
+
+    Raises:
+        SettingsError: the files for TLS are of no use.
+    """
+    client = TritonClient(settings.triton_endpoints[0], triton_credentials(settings))
     try:
-        return await probe(client, model=model, deadline_s=deadline_s, stall_s=stall_s, is_generating=is_generating)
+        return await probe(
+            client,
+            model=model,
+            deadline_s=settings.stats_deadline_s,
+            stall_s=settings.engine_stall_s,
+            is_generating=is_generating,
+        )
     finally:
         with contextlib.suppress(TimeoutError):  # a server that hangs takes no cancellations either
             await asyncio.wait_for(client.close(), _CLOSE_TIMEOUT_S)

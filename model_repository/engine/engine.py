@@ -81,6 +81,7 @@ class Engine:
         self._cancelled_keys: OrderedDict[str, float] = OrderedDict()
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._is_closing = False
+        self.is_draining = False  # any thread may say so; it only goes into the stats
         self._step_started_s: float | None = None
         self._num_steps = self._num_step_tokens = self._max_step_sequences = 0
         self._num_finished = self._num_cancelled = 0
@@ -191,6 +192,7 @@ class Engine:
             adapters={name: adapter.source for name, adapter in held.adapters.items()},
             adapter_bytes=held.adapter_bytes,
             num_unloading=self._num_unloading(held.adapters),
+            is_draining=self.is_draining,
         )
 
     def _num_unloading(self, adapters: Mapping[str, Adapter]) -> int:
@@ -269,9 +271,6 @@ class Engine:
         if sequence is None or sequence.finish_reason is not None:
             return  # a step brought more tokens than the sequence wanted
         if output.error is not None:
-            logger.warning(
-                "sequence %d failed: %s request_id=%s", sequence.number, output.error.code, sequence.request_id
-            )
             self._fail(sequence, output.error)
             return
         sequence.take(output, self._clock())
@@ -422,6 +421,7 @@ class Engine:
 
     def _tell(self, sequence: EngineSequence, error: StageError) -> None:
         self._forget(sequence)
+        logger.warning("sequence %d failed: %s request_id=%s", sequence.number, error.code, sequence.request_id)
         with contextlib.suppress(Exception):  # one that cannot be told must not keep the others from being told
             sequence.responder.fail(error)
 

@@ -50,6 +50,7 @@ REQUEST = EngineRequest(
     guide=Guide(GuideKind.CHOICE, '["a", "é"]'),
     lora_name="adapter",
     is_stream=True,
+    priority=1,
     cancel_key="secret",
     delivery_key="another secret",
     delivery_number=-(2**63),

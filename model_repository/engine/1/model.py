@@ -69,6 +69,8 @@ class TritonPythonModel:
                 self.engine.cancel_key(key)
             case {"fail": "running"} if len(message) == 1:
                 self.engine.fail_running()
+            case {"drain": bool(is_draining)} if len(message) == 1:
+                self.engine.is_draining = is_draining
             case {"load_adapter": str(name), "source": str(source)} if len(message) == 2:
                 return self.adapters.load(name, source, done, responder)
             case {"unload_adapter": str(name)} if len(message) == 1:
