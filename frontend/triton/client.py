@@ -53,7 +53,7 @@ _CHANNEL_OPTIONS = (
 _RPC_TIMEOUT_S = 5.0
 _CANCEL_TIMEOUT_S = 5.0
 _EPOCH_TIMEOUT_S = 1.0
-_ADAPTER_TIMEOUT_S = 120.0  # its files are read from wherever they are
+_ADAPTER_TIMEOUT_S = 120.0  # its files are read from wherever they are, and the engine ends its step first
 _LOAD_TIMEOUT_S = 1800.0  # a large engine takes minutes to load
 
 
@@ -300,7 +300,7 @@ class TritonClient:
         Raises:
             APIError: it has none of that name, refused, or did not answer.
         """
-        return await self._control(slug, {"unload_adapter": name}, _RPC_TIMEOUT_S)
+        return await self._control(slug, {"unload_adapter": name}, _ADAPTER_TIMEOUT_S)
 
     async def close(self) -> None:
         """Let go of the connection, once the cancellations under way have been told."""

@@ -10,9 +10,7 @@ from frontend.errors import APIError, InvalidRequest, ModelNotFound, NotFound, S
 from frontend.models import ModelSnapshot
 from frontend.operations.adapters import AdapterControl
 from tests.fakes import FakeTriton, served_model
-from tests.frontend.operations.test_admin import Operate, key_file, operate, supervisor, triton
-
-__all__ = ["key_file", "operate", "supervisor", "triton"]  # fixtures
+from tests.frontend.operations.conftest import Operate
 
 ROUTE = "/admin/models/org/demo/adapters"
 POLITE = {"name": "polite", "source": "teams/polite"}
