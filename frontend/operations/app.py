@@ -8,8 +8,10 @@ from frontend.access.authentication import KEYS, authenticate
 from frontend.app import answer_errors, log_request, name_request
 from frontend.handlers import models
 from frontend.handlers.context import DRAIN, IS_PUBLIC, MODELS, SETTINGS, TRITON
+from frontend.models import MAX_AGE_S
 from frontend.operations import admin
-from frontend.operations.admin import CONTROL, SUPERVISOR
+from frontend.operations.adapters import AdapterControl
+from frontend.operations.admin import ADAPTERS, CONTROL, SUPERVISOR
 from frontend.operations.models import EndpointsControl, ModelControl
 from frontend.operations.supervisor import Supervisor
 from frontend.telemetry import scrape
@@ -29,9 +31,9 @@ def create_operations_app(public: web.Application, supervisor: Supervisor) -> we
     if KEYS in public:
         app[KEYS] = public[KEYS]
     app[IS_PUBLIC] = False
-    app[CONTROL] = EndpointsControl(
-        {replica.endpoint: ModelControl(replica.triton) for replica in app[TRITON].replicas}
-    )
+    tritons = {replica.endpoint: replica.triton for replica in app[TRITON].replicas}
+    app[CONTROL] = EndpointsControl({endpoint: ModelControl(triton) for endpoint, triton in tritons.items()})
+    app[ADAPTERS] = AdapterControl(tritons, settle_s=MAX_AGE_S + app[SETTINGS].stats_interval_s)
     app[SUPERVISOR] = supervisor
     app.on_response_prepare.append(name_request)
     app.router.add_routes(
@@ -43,6 +45,9 @@ def create_operations_app(public: web.Application, supervisor: Supervisor) -> we
             web.get("/admin/models", admin.list_models),
             web.post("/admin/models/{id:.+}/load", admin.load_model),
             web.post("/admin/models/{id:.+}/unload", admin.unload_model),
+            web.get("/admin/models/{id:.+}/adapters", admin.list_adapters),
+            web.post("/admin/models/{id:.+}/adapters", admin.load_adapter),
+            web.delete("/admin/models/{id:.+}/adapters/{name:.+}", admin.unload_adapter),
             web.post("/admin/keys/reload", admin.reload_keys),
             web.post("/admin/drain", admin.drain),
         ]
