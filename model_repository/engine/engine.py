@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import heapq
+import dataclasses
 import itertools
 import logging
 import queue
 import secrets
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 
@@ -18,9 +17,12 @@ from model_repository.engine import delivery_streams
 from model_repository.engine.adapter_folder import Adapter
 from model_repository.engine.delivery_stream import DeliveredSequence, DeliveryResponder
 from model_repository.engine.delivery_streams import DeliveryStreams
+from model_repository.engine.early_cancels import EarlyCancels
 from model_repository.engine.emitter import Emitter
 from model_repository.engine.runtime import EngineConfig, Runtime, StepOutput
 from model_repository.engine.sequence import EngineSequence, Responder
+from model_repository.engine.silence_probes import SilenceProbes
+from model_repository.engine.tally import Tally
 from model_repository.errors import (
     DeliveriesNotOpen,
     EngineFailed,
@@ -34,16 +36,6 @@ from model_repository.stage_messages import EngineRequest, EngineStats, Release
 
 logger = logging.getLogger(__name__)
 
-# A cancel may overtake its request in the tokenizer stage: an unknown key is remembered for so long.
-CANCELLED_KEY_TTL_S = 10.0
-# A sequence that has sent nothing for so long is probed: its client may be gone, and only the detokenizer can tell.
-PROBE_INTERVAL_S = 0.1
-# One with a cancel key has somebody who cancels it, so probes only make up for a cancel that is lost.
-KEYED_PROBE_INTERVAL_S = 5.0
-# Each probe is a response and costs as much: there are no more than one in so long, over all sequences, ...
-PROBE_GAP_S = 0.02
-# ... but so many at once after a step that took longer.
-MAX_PROBES_PER_TURN = 5
 # A step that hangs must not keep the process from ending.
 CLOSE_TIMEOUT_S = 5.0
 
@@ -80,15 +72,13 @@ class Engine:
         self._sequences: dict[int, EngineSequence] = {}
         self._numbers_by_key: dict[str, int] = {}
         self._streams = DeliveryStreams(self._cancel_stream, clock)
-        self._cancelled_keys: OrderedDict[str, float] = OrderedDict()
+        self._early_cancels = EarlyCancels(clock)
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._is_closing = False
         self.is_draining = False  # any thread may say so; whatever comes is served all the same
         self._step_started_s: float | None = None
-        self._num_steps = self._num_step_tokens = self._max_step_sequences = 0
-        self._num_finished = self._num_cancelled = 0
-        self._last_cancel_to_free_s = self._cancel_to_free_s = 0.0
-        self._probed_s = clock()  # when silent sequences were last looked for
+        self._tally = Tally()
+        self._probes = SilenceProbes(clock)
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
     def start(self) -> None:
@@ -185,21 +175,15 @@ class Engine:
             num_waiting=held.num_waiting,
             num_cells_used=held.num_cells_used,
             num_cells=held.num_cells,
-            num_steps=self._num_steps,
-            num_step_tokens=self._num_step_tokens,
-            max_step_sequences=self._max_step_sequences,
-            num_finished=self._num_finished,
-            num_cancelled=self._num_cancelled,
             num_streams=len(self._streams),
             num_deliveries=self._streams.num_deliveries,
             num_delivered=self._streams.num_delivered,
-            last_cancel_to_free_ms=self._last_cancel_to_free_s * 1e3,
-            cancel_to_free_ms=self._cancel_to_free_s * 1e3,
             step_age_ms=0.0 if step_started_s is None else (self._clock() - step_started_s) * 1e3,
             adapters={name: adapter.source for name, adapter in held.adapters.items()},
             adapter_bytes=held.adapter_bytes,
             num_unloading=self._num_unloading(held.adapters),
             is_draining=self.is_draining,
+            **dataclasses.asdict(self._tally),
         )
 
     def _num_unloading(self, adapters: Mapping[str, Adapter]) -> int:
@@ -269,10 +253,7 @@ class Engine:
         if outputs is None:  # it goes on
             return ()
         self._step_started_s = None
-        self._num_steps += 1
-        drawn_by = [output.sequence for output in outputs if output.token_id is not None]
-        self._num_step_tokens += len(drawn_by)
-        self._max_step_sequences = max(self._max_step_sequences, len(set(drawn_by)))
+        self._tally.step(outputs)
         return outputs
 
     def _take(self, output: StepOutput) -> None:
@@ -294,26 +275,13 @@ class Engine:
             release = sequence.next_release(now_s)  # while it is known, so that a failure here reaches it too
             if release.finish_reason is not None:
                 self._forget(sequence)
-                self._num_finished += 1
+                self._tally.num_finished += 1
                 logger.info("%s", sequence.outcome())
             self._send(sequence, release)
 
     def _probe(self) -> None:
-        """Probe the sequences that have been silent for the most of their intervals, as far as the budget goes."""
-        now_s = self._clock()
-        num_affordable = min(int((now_s - self._probed_s) / PROBE_GAP_S), MAX_PROBES_PER_TURN)
-        if not num_affordable:
-            return
-        self._probed_s = now_s
-        silences = (
-            (_num_intervals_silent(item, now_s), item.number)
-            for item in self._sequences.values()
-            if item.stream is None
-        )
-        for _, number in heapq.nlargest(num_affordable, (silence for silence in silences if silence[0] >= 1.0)):
-            sequence = self._sequences[number]
-            sequence.heard_s = now_s
-            self._send(sequence, Release(sequence=number))
+        for sequence in self._probes.due(self._sequences.values()):
+            self._send(sequence, Release(sequence=sequence.number))
 
     def _send(self, sequence: EngineSequence, release: Release) -> None:
         """Deliver a release. A request whose delivery fails must not take the others with it."""
@@ -346,8 +314,8 @@ class Engine:
         Raises:
             StageError: it is refused.
         """
-        if self._is_cancelled(request.cancel_key):
-            self._num_cancelled += 1
+        if self._early_cancels.take(request.cancel_key):
+            self._tally.num_cancelled += 1
             return False
         if request.cancel_key in self._numbers_by_key:
             raise InvalidRequest("it names another request, which has not ended yet", "cancel_key")
@@ -376,20 +344,11 @@ class Engine:
         if held.num_active + held.num_waiting >= self._config.max_sequences + self._config.max_waiting:
             raise Overloaded(f"{self._config.max_waiting} requests are waiting already")
 
-    def _is_cancelled(self, key: str) -> bool:
-        """Return whether a cancel has overtaken the request with this key. It is used once."""
-        cancelled_s = self._cancelled_keys.pop(key, None) if key else None
-        return cancelled_s is not None and self._clock() - cancelled_s <= CANCELLED_KEY_TTL_S
-
     def _cancel_key(self, key: str, arrived_s: float) -> None:
         if key in self._numbers_by_key:
             self._cancel(self._numbers_by_key[key], arrived_s)
-            return
-        now_s = self._clock()
-        self._cancelled_keys[key] = now_s
-        self._cancelled_keys.move_to_end(key)
-        while now_s - next(iter(self._cancelled_keys.values())) > CANCELLED_KEY_TTL_S:
-            self._cancelled_keys.popitem(last=False)
+        else:
+            self._early_cancels.add(key)
 
     def _cancel(self, number: int, arrived_s: float) -> None:
         if number in self._streams:
@@ -400,9 +359,7 @@ class Engine:
             return
         self._runtime.free(number)
         self._forget(sequence)
-        self._num_cancelled += 1
-        self._last_cancel_to_free_s = self._clock() - arrived_s
-        self._cancel_to_free_s += self._last_cancel_to_free_s
+        self._tally.cancelled(self._clock() - arrived_s)
         logger.info("%s", sequence.outcome())
         with contextlib.suppress(Exception):  # it may be the one that could not be sent to
             sequence.responder.close()
@@ -437,8 +394,3 @@ class Engine:
         logger.warning("sequence %d failed: %s request_id=%s", sequence.number, error.code, sequence.request_id)
         with contextlib.suppress(Exception):  # one that cannot be told must not keep the others from being told
             sequence.responder.fail(error)
-
-
-def _num_intervals_silent(sequence: EngineSequence, now_s: float) -> float:
-    interval_s = KEYED_PROBE_INTERVAL_S if sequence.request.cancel_key else PROBE_INTERVAL_S
-    return (now_s - sequence.heard_s) / interval_s

@@ -11,7 +11,7 @@ import pytest
 from model_repository.engine.adapter_control import AdapterControl, restore_adapters
 from model_repository.errors import EngineFailed, InvalidRequest, UnknownAdapter, Unsupported
 from tests.model_repository.engine.adapter_folders import root_of, write_folder
-from tests.model_repository.engine.test_engine import POLITE, Fake, FakeRuntime
+from tests.model_repository.engine.fake_engine import POLITE, Fake, FakeRuntime
 
 
 class Asker:

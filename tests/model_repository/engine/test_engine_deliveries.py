@@ -14,7 +14,7 @@ from model_repository.engine.emitter import Emitter
 from model_repository.errors import EngineFailed, InvalidRequest, StageError
 from model_repository.generation import FinishReason
 from model_repository.stage_messages import Release
-from tests.model_repository.engine.test_engine import PATIENCE_S, Fake, FakeEnd, FakeResponder, Panic, _text
+from tests.model_repository.engine.fake_engine import PATIENCE_S, Fake, FakeEnd, FakeResponder, Panic, text_of
 
 
 class FakeReader(FakeEnd):
@@ -40,7 +40,7 @@ class FakeReader(FakeEnd):
 
     def texts(self, number: int) -> list[str]:
         """Return the text of each of its releases, without what only says that it is there."""
-        return [_text(item) for item in self.items(number) if isinstance(item, Release) and not item.is_probe]
+        return [text_of(item) for item in self.items(number) if isinstance(item, Release) and not item.is_probe]
 
     @property
     def sizes(self) -> list[int]:
