@@ -1,6 +1,6 @@
 """Writes values.yaml and the table of values in the README from values.schema.json, which says what there is and why.
 
-    python -m helm.generate.values
+python -m helm.generate.values
 """
 
 from __future__ import annotations
@@ -85,7 +85,11 @@ def _resolved(node: Schema, schema: Schema) -> Schema:
 def _yaml_lines(name: str, node: Schema, schema: Schema, depth: int) -> Iterator[str]:
     node, indent = _resolved(node, schema), "  " * depth
     yield from textwrap.wrap(
-        node["description"], 120, initial_indent=f"{indent}# -- ", subsequent_indent=f"{indent}# ", break_on_hyphens=False
+        node["description"],
+        120,
+        initial_indent=f"{indent}# -- ",
+        subsequent_indent=f"{indent}# ",
+        break_on_hyphens=False,
     )
     if "default" in node:
         text = yaml.safe_dump({name: node["default"]}, sort_keys=False, width=1000, allow_unicode=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,13 +15,11 @@ from frontend.settings import SettingsError
 PORTS = TritonPorts(grpc=1, http=2, metrics=3)
 
 
-def settings(**changes) -> TritonSettings:
-    fields = {"repository": Path("/r"), "state_dir": Path("/s"), "address": "::", "ports": PORTS, "exit_timeout_s": 9}
-    return TritonSettings(**(fields | changes))
+GOOD = TritonSettings(repository=Path("/r"), state_dir=Path("/s"), address="::", ports=PORTS, exit_timeout_s=9)
 
 
 def test_others_reach_grpc_and_metrics_but_not_http():
-    command = alone_command(TritonInstallation(binary=Path("/bin/tritonserver"), environment={}), settings())
+    command = alone_command(TritonInstallation(binary=Path("/bin/tritonserver"), environment={}), GOOD)
     assert {"--grpc-address=::", "--metrics-address=::", "--http-address=127.0.0.1"} <= set(command)
     assert {"--grpc-port=1", "--http-port=2", "--metrics-port=3", "--exit-timeout-secs=9"} <= set(command)
 
@@ -34,7 +33,7 @@ def test_others_reach_grpc_and_metrics_but_not_http():
 )
 def test_a_wrong_value_is_named(changes, name):
     with pytest.raises(SettingsError, match=name):
-        settings(**changes)
+        replace(GOOD, **changes)
 
 
 def test_nothing_to_serve_is_one_line(tmp_path, capsys):
