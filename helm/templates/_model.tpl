@@ -47,8 +47,8 @@ servedName, numNodes, its `resourceProfiles` entry as profile, and isBuilt, whet
 {{- end -}}
 
 {{- /*
-Digest of everything that makes a model's artifact another one: in the name of its Job, whose template cannot change, and
-of the folder in the cache. Whether an artifact is valid is decided by its own manifest.
+Digest of everything that makes a model's artifact another one, in the name of its folder in the cache. Whether an artifact
+is valid is decided by its own manifest.
 */ -}}
 {{- define "conch.model.key" -}}
 {{- $engine := .model.engine -}}

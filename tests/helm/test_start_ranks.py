@@ -92,8 +92,9 @@ class Group:
     def end(self) -> None:
         """End everything that was started."""
         for process in self.running:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
+            for pid in (*_descendants(process.pid), process.pid):  # an SSH server's have process groups of their own
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
             process.communicate()
 
 
@@ -194,7 +195,10 @@ def test_what_is_wrong_is_said_before_anything_is_started(
 
 
 def _descendants(pid: int) -> list[int]:
-    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    try:
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    except OSError:  # it has ended
+        return []
     return [found for child in children for found in (int(child), *_descendants(int(child)))]
 
 
