@@ -1,5 +1,5 @@
-"""The command line: `serve` runs Triton and the frontend, `api` and `triton` one of them alone; `probe` asks engines,
-`keys` is for API keys.
+"""The command line: `serve` runs Triton and the frontend, `api` and `triton` one of them alone; `probe` and `quiet` ask
+engines, `keys` is for API keys.
 """
 
 from __future__ import annotations
@@ -98,6 +98,12 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--generate", action="store_true", help="ask for a token each, not only for the engine's word")
     command.set_defaults(command=_probe)
 
+    command = commands.add_parser("quiet", help="wait until a Triton has nothing under way, before it is told to end")
+    command.add_argument("--triton", required=True, metavar="HOST:PORT", help="its gRPC endpoint")
+    command.add_argument("--pause", type=float, default=0, metavar="S", help="before the first look (%(default)s)")
+    command.add_argument("--timeout", type=float, default=600, metavar="S", help="after the pause (%(default)s)")
+    command.set_defaults(command=_quiet)
+
     add_actions(commands.add_parser("keys", help="make, list or remove API keys"))
 
     command = commands.add_parser("reference", help="write the pages of the documentation that come from the code")
@@ -163,6 +169,19 @@ def _probe(options: argparse.Namespace) -> int:
             is_generating=options.generate,
         )
     )
+    return _say(is_well, why)
+
+
+def _quiet(options: argparse.Namespace) -> int:
+    from frontend.triton.probing import wait_until_endpoint_is_quiet
+
+    Settings(triton_endpoints=(options.triton,))
+    waiting = wait_until_endpoint_is_quiet(options.triton, pause_s=options.pause, timeout_s=options.timeout)
+    return _say(*asyncio.run(waiting))
+
+
+def _say(is_well: bool, why: str) -> int:
+    """Print how it went, and return the exit status."""
     print(f"{'ok' if is_well else 'failed'}: {why}")
     return 0 if is_well else 1
 

@@ -67,6 +67,7 @@ priorityClassName: {{ . }}
 {{ add (int .preStopSeconds) (int .maxStreamSeconds) 15 }}
 {{- end -}}
 
+{{- /* For as long as the cluster needs to forget a pod's address, it goes on as before. Takes drain. */ -}}
 {{- define "conch.preStop" -}}
 preStop:
   exec:

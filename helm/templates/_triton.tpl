@@ -19,7 +19,7 @@ args:
   - --grpc-port=8001
   - --metrics-port=8002
   - --http-port=8003
-  - --exit-timeout-s={{ int .model.drain.maxStreamSeconds }}
+  - --exit-timeout-s=5
 env:
   {{- include "conch.writable.env" . | nindent 2 }}
   {{- include "conch.ranks.env" . | nindent 2 }}
@@ -44,7 +44,16 @@ livenessProbe:
   periodSeconds: 20
   failureThreshold: 4
 lifecycle:
-  {{- include "conch.preStop" .model.drain | nindent 2 }}
+  preStop:  # the whole drain: told to end, Triton takes no further step of an ensemble
+    exec:
+      command:
+        - python3
+        - -m
+        - frontend
+        - quiet
+        - --triton=127.0.0.1:8001
+        - --pause={{ int .model.drain.preStopSeconds }}
+        - --timeout={{ int .model.drain.maxStreamSeconds }}
 resources:
   {{- include "conch.triton.resources" . | nindent 2 }}
 securityContext:

@@ -10,7 +10,7 @@ import pytest
 from tests.helm.cases import CASES, case, values_of, with_demo, with_gpu_model
 from tests.helm.chart import CHART, PodTemplate, Rendered, pods, render
 
-MARGIN_S = 10  # of a pod that ends, beyond its pause and its streams
+MARGIN_S = 5  # of a pod that ends, beyond its pause and its streams
 
 
 def selectors(rendered: Rendered) -> dict[tuple[str, str], Any]:
@@ -129,17 +129,21 @@ def test_15_a_change_of_one_model_rolls_no_pod_of_another() -> None:
         assert after[owner] == before[owner]
 
 
+def longest_end_s(pod: PodTemplate) -> int:
+    """Return how long a pod may take from the decision to end it until it does so by itself."""
+    words = [*pod.main["lifecycle"]["preStop"]["exec"]["command"], *pod.main["args"]]
+    if words[0] == "sleep":
+        return int(words[1]) + sum(int(word.partition("=")[2]) for word in words if "drain-timeout-s" in word)
+    limits = ("--pause=", "--timeout=", "--exit-timeout-s=")
+    return sum(int(word.partition("=")[2]) for word in words if word.startswith(limits))
+
+
 @pytest.mark.parametrize("name", CASES)
-def test_21_22_a_pod_has_time_to_load_and_to_end(name: str) -> None:
-    for pod in pods(render(CASES[name])):
-        if "startupProbe" not in pod.main:
-            continue
-        probe = pod.main["startupProbe"]
-        arguments = " ".join(pod.main["args"])
-        pause_s = int(pod.main["lifecycle"]["preStop"]["exec"]["command"][1])
-        [drain_s] = map(int, re.findall(r"--(?:exit-timeout-s|drain-timeout-s)=(\d+)", arguments))
-        assert pod.spec["terminationGracePeriodSeconds"] >= pause_s + drain_s + MARGIN_S
-        assert probe["periodSeconds"] * probe["failureThreshold"] >= 60
+def test_22_a_pod_is_not_killed_before_it_has_ended_by_itself(name: str) -> None:
+    serving = [pod for pod in pods(render(CASES[name])) if "startupProbe" in pod.main]
+    assert serving
+    for pod in serving:
+        assert pod.spec["terminationGracePeriodSeconds"] >= longest_end_s(pod) + MARGIN_S
 
 
 def test_21_a_model_is_given_its_time_for_loading() -> None:
@@ -153,9 +157,9 @@ def test_22_the_time_for_streams_reaches_both_tiers() -> None:
     rendered = render({"frontend": {"drain": drain}, **with_demo(drain=drain)})
     frontend, model = pod_of(rendered, "Deployment/demo-frontend"), pod_of(rendered, "Deployment/demo-demo")
     assert "--drain-timeout-s=100" in frontend.main["args"]
-    assert "--exit-timeout-s=100" in model.main["args"]
+    assert frontend.main["lifecycle"]["preStop"]["exec"]["command"] == ["sleep", "7"]
+    assert {"quiet", "--pause=7", "--timeout=100"} <= set(model.main["lifecycle"]["preStop"]["exec"]["command"])
     for pod in (frontend, model):
-        assert pod.main["lifecycle"]["preStop"]["exec"]["command"] == ["sleep", "7"]
         assert pod.spec["terminationGracePeriodSeconds"] == 122
 
 

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from pathlib import Path
 from typing import Any
 
 import jsonschema
 import kubernetes_validate
+import kubernetes_validate.utils
 
 from tests.helm.chart import KubernetesObject, Rendered
 
 KUBERNETES_VERSIONS = tuple(f"1.{minor}" for minor in range(29, 38))
+# It reads its megabytes of schemas for each object otherwise.
+kubernetes_validate.utils.schema_contents = functools.cache(kubernetes_validate.utils.schema_contents)
+
 CRDS = Path(__file__).parent / "crds"
 
 
