@@ -47,7 +47,8 @@ format: $(VENV)/test.stamp  ## put the code in its format
 	$(VENV)/bin/ruff format
 
 audit: $(VENV)/test.stamp  ## known vulnerabilities in what is pinned; asks a public advisory database, so it needs the network
-	$(PYTHON_IN_VENV) -m pip_audit --strict --requirement constraints.txt --no-deps --disable-pip
+	@$(PYTHON_IN_VENV) -m pip_audit --strict --progress-spinner off --requirement constraints.txt --no-deps --disable-pip \
+		|| { echo "audit: not passed: a vulnerability is named above, or why the database could not be asked" >&2; exit 1; }
 
 bench: $(VENV)/test.stamp  ## what serving costs around the engine, into bench-results/; ARGS="--help" lists the options
 	@$(PYTHON_IN_VENV) -m tests.benchmarks $(ARGS)

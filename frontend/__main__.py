@@ -1,5 +1,5 @@
-"""The command line: `serve` runs Triton and the frontend, `api` and `triton` one of them alone; `probe` and `quiet` ask
-engines, `keys` is for API keys.
+"""The command line: `serve` runs Triton and the frontend, `api` and `triton` one of them alone; `probe` asks engines,
+`drain` takes a Triton out of service, `keys` is for API keys.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import NoReturn
 from frontend.access.options import add_actions
 from frontend.options import add_options, settings_from
 from frontend.serve.errors import LaunchError
-from frontend.serve.launcher import DEFAULT_FRONTEND, LauncherSettings, serve
+from frontend.serve.launcher import DEFAULT_FRONTEND, OF_TRITON, LauncherSettings, serve
 from frontend.serve.triton_alone import TritonSettings, become_triton
 from frontend.serve.triton_server import ADDRESS, TritonPorts
 from frontend.settings import Settings, SettingsError
@@ -65,7 +65,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="N",
         help="in ten minutes, after it was ready (%(default)s)",
     )
-    add_options(command.add_argument_group("the frontend"), DEFAULT_FRONTEND, without="triton_endpoints")
+    add_options(command.add_argument_group("the frontend"), DEFAULT_FRONTEND, without=OF_TRITON)
     command.set_defaults(command=_serve)
 
     command = commands.add_parser("api", help="run the frontend alone, for a Triton that runs elsewhere")
@@ -90,6 +90,7 @@ def _parser() -> argparse.ArgumentParser:
 
     command = commands.add_parser("probe", help="ask a Triton's engines whether they work; exit status 0 or 1")
     command.add_argument("--triton", required=True, metavar="HOST:PORT", help="its gRPC endpoint")
+    add_options(command, Settings(), only=OF_TRITON - {"triton_endpoints"})
     command.add_argument("--model", default="", metavar="ID", help="the only one to ask; else all that are served")
     command.add_argument("--deadline", type=float, default=5, metavar="S", help="for everything (%(default)s)")
     command.add_argument(
@@ -98,11 +99,15 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--generate", action="store_true", help="ask for a token each, not only for the engine's word")
     command.set_defaults(command=_probe)
 
-    command = commands.add_parser("quiet", help="wait until a Triton has nothing under way, before it is told to end")
+    command = commands.add_parser(
+        "drain", help="have frontends send nothing more to a Triton, and wait until it is idle"
+    )
     command.add_argument("--triton", required=True, metavar="HOST:PORT", help="its gRPC endpoint")
-    command.add_argument("--pause", type=float, default=0, metavar="S", help="before the first look (%(default)s)")
-    command.add_argument("--timeout", type=float, default=600, metavar="S", help="after the pause (%(default)s)")
-    command.set_defaults(command=_quiet)
+    command.add_argument(
+        "--notice", type=float, default=5, metavar="S", help="in which all frontends have heard of it (%(default)s)"
+    )
+    command.add_argument("--timeout", type=float, default=60, metavar="S", help="for what still runs (%(default)s)")
+    command.set_defaults(command=_drain)
 
     add_actions(commands.add_parser("keys", help="make, list or remove API keys"))
 
@@ -159,31 +164,22 @@ def _triton(options: argparse.Namespace) -> int:
 def _probe(options: argparse.Namespace) -> int:
     from frontend.triton.probing import probe_endpoint
 
-    Settings(triton_endpoints=(options.triton,), stats_deadline_s=options.deadline, engine_stall_s=options.stall)
-    is_well, why = asyncio.run(
-        probe_endpoint(
-            options.triton,
-            model=options.model,
-            deadline_s=options.deadline,
-            stall_s=options.stall,
-            is_generating=options.generate,
-        )
+    asked = Settings(
+        triton_endpoints=(options.triton,), stats_deadline_s=options.deadline, engine_stall_s=options.stall
     )
-    return _say(is_well, why)
-
-
-def _quiet(options: argparse.Namespace) -> int:
-    from frontend.triton.probing import wait_until_endpoint_is_quiet
-
-    Settings(triton_endpoints=(options.triton,))
-    waiting = wait_until_endpoint_is_quiet(options.triton, pause_s=options.pause, timeout_s=options.timeout)
-    return _say(*asyncio.run(waiting))
-
-
-def _say(is_well: bool, why: str) -> int:
-    """Print how it went, and return the exit status."""
+    settings = settings_from(options, asked)
+    is_well, why = asyncio.run(probe_endpoint(settings, model=options.model, is_generating=options.generate))
     print(f"{'ok' if is_well else 'failed'}: {why}")
     return 0 if is_well else 1
+
+
+def _drain(options: argparse.Namespace) -> int:
+    from frontend.triton.draining import drain_endpoint
+
+    Settings(triton_endpoints=(options.triton,))
+    is_idle, why = asyncio.run(drain_endpoint(options.triton, notice_s=options.notice, timeout_s=options.timeout))
+    print(f"{'ok' if is_idle else 'failed'}: {why}")
+    return 0 if is_idle else 1
 
 
 def _check_keys(settings: Settings) -> None:

@@ -44,6 +44,7 @@ from frontend.telemetry.observer import OBSERVER, Observer
 from frontend.telemetry.scrape import metrics as scrape_metrics
 from frontend.telemetry.tracing import open_tracer
 from frontend.triton.client import TritonClient
+from frontend.triton.credentials import triton_credentials
 
 logger = logging.getLogger(__name__)
 
@@ -72,8 +73,10 @@ def create_app(
         app.cleanup_ctx.append(_keys_lifetime)
 
     async def replicas_lifetime(app: web.Application) -> AsyncIterator[None]:
-        connected = tritons or {endpoint: TritonClient(endpoint) for endpoint in settings.triton_endpoints}
-        observer = app[OBSERVER]
+        observer, credentials = app[OBSERVER], triton_credentials(settings)
+        connected = tritons or {
+            endpoint: TritonClient(endpoint, credentials, observer.late) for endpoint in settings.triton_endpoints
+        }
         replicas = [
             Replica(endpoint, triton, settings, on_look=partial(observer.looked_at, endpoint))
             for endpoint, triton in connected.items()

@@ -137,6 +137,7 @@ class EngineWatch:
         self._clock = clock
         self._on_look = on_look
         self._health: dict[str, EngineHealth] = {}  # by slug
+        self._draining: set[str] = set()  # slugs
         self._plan = ReloadPlan(clock)
         self._news = asyncio.Event()
         self._tasks: dict[str, asyncio.Task[None]] = {}  # by what they are about: one at a time each
@@ -154,6 +155,10 @@ class EngineWatch:
     def recovering(self) -> set[str]:
         """Return the slugs of the models that wait for a reload."""
         return self._plan.slugs()
+
+    def is_draining(self, slug: str) -> bool:
+        """Whether a model's engine, when it was last looked at, was to get no further requests."""
+        return slug in self._draining
 
     async def run(self) -> None:
         """Watch until cancelled."""
@@ -193,11 +198,13 @@ class EngineWatch:
             stats = await self._look_at(slug)
         except APIError as exc:
             verdict, epoch = health.failed(exc), None
+            self._draining.discard(slug)
             if isinstance(exc, ModelNotReady | NotFound):
                 self._health.pop(slug, None)
             self._on_look(slug_to_model_id(slug), None)
         else:
             verdict, epoch = health.answered(stats.epoch), stats.epoch
+            (self._draining.add if stats.is_draining else self._draining.discard)(slug)
             self._on_look(slug_to_model_id(slug), stats)
         if verdict is Verdict.FINE or not self._plan.is_news(stage, since):
             return

@@ -20,6 +20,27 @@ _REFERENCE = "#/components/schemas/{model}"
 _JSON = "application/json"
 _SECURITY = {"type": "http", "scheme": "bearer", "description": "An API key, where the server has a key file"}
 
+_ERRORS = {
+    "400": "The request breaks a rule",
+    "401": "There is no API key, or not one of this server",
+    "403": "The API key does not allow the model, the organization or the project",
+    "408": "The request took too long to come",
+    "414": "The URL is too long",
+    "431": "The headers are too long, or too many",
+    "500": "The server failed",
+    "503": "Full, or not ready: try again",
+}
+_ERRORS_OF_BODIES = {
+    "413": "The body is too long",
+    "422": "400 by that setting",
+    "429": "A limit of the API key is reached: try again later, unless x-should-retry is false",
+}
+_RETRIED = ("429", "503")
+_RETRY_HEADERS = {
+    "Retry-After": {"description": "Seconds after which to try again", "schema": {"type": "integer"}},
+    "retry-after-ms": {"description": "The same in milliseconds", "schema": {"type": "integer"}},
+}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Operation:
@@ -108,18 +129,11 @@ def _describe(operation: _Operation, schemas: dict[str, Any]) -> dict[str, Any]:
             "schema": {"type": "object", "properties": {"data": {"anyOf": data}}, "required": ["data"]}
         }
     responses: dict[str, Any] = {"200": {"description": "The answer", "content": content}}
-    statuses = {"500": "The server failed", "503": "Full, or not ready: try again"}
-    statuses |= {
-        "401": "There is no API key, or not one of this server",
-        "403": "The API key does not allow the model, the organization or the project",
-    }
-    if operation.body is not None:
-        statuses |= {"400": "The request breaks a rule", "413": "The body is too long", "422": "400 by that setting"}
-    if operation.can_miss:
-        statuses["404"] = "Nothing is served by that name"
     envelope = {_JSON: {"schema": _schema(answers.ErrorEnvelope, "serialization", schemas)}}
-    for status, description in sorted(statuses.items()):
+    for status, description in sorted(_errors(operation).items()):
         responses[status] = {"description": description, "content": envelope}
+        if status in _RETRIED:
+            responses[status]["headers"] = _RETRY_HEADERS
     described: dict[str, Any] = {"summary": operation.summary, "responses": responses}
     if operation.body is not None:
         schema = _schema(operation.body, "validation", schemas)
@@ -134,6 +148,18 @@ def _describe(operation: _Operation, schemas: dict[str, Any]) -> dict[str, Any]:
             for name in operation.parameters
         ]
     return described
+
+
+def _errors(operation: _Operation) -> dict[str, str]:
+    """Return the statuses with which an operation may fail, and what they mean."""
+    statuses = dict(_ERRORS)
+    if operation.body is not None:
+        statuses |= _ERRORS_OF_BODIES
+    if operation.can_miss:
+        statuses["404"] = "Nothing is served by that name"
+    if operation.event is not None:
+        statuses["504"] = "The answer took longer than the server allows"
+    return statuses
 
 
 def _schema(kind: Any, mode: Any, schemas: dict[str, Any]) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+from collections.abc import Collection
 from typing import Any
 
 from frontend.settings import Settings
@@ -13,6 +14,9 @@ _HELP = {
     "port": "port to listen on; 0: any free one",
     "workers": "processes on the port; 0: one for every four cores, at most 8",
     "triton_endpoints": "Triton's gRPC endpoint; repeatable: a request goes to the one with the fewest",
+    "triton_tls_ca": "PEM file of the authorities of the Tritons' certificates; with it, connections to them use TLS",
+    "triton_tls_cert": "PEM file of the certificate that the frontend shows them",
+    "triton_tls_key": "PEM file of that certificate's key",
     "max_body_bytes": "longer request bodies are refused",
     "validation_status": "HTTP status of requests that break the schema: 400 or 422",
     "strict_extra": "refuse fields that nobody knows",
@@ -63,9 +67,9 @@ _HELP = {
     "max_concurrent": "requests at a time, likewise",
     "max_priority": "that a key may ask for which does not say: low, normal or high",
     "model_limits": "limits of one model, such as demo:rpm=60,in_flight=32 (docs/limits.md); repeatable",
-    "max_in_flight": "completions that a model generates at a time; 0: no bound",
+    "max_in_flight": "completions that each replica of a model generates at a time; 0: no bound",
     "max_in_flight_prompt_tokens": "tokens of their prompts, estimated; 0: no bound",
-    "max_queued": "requests that may wait for a model",
+    "max_queue_share": "requests that may wait for a model, for each that is in flight",
     "max_queue_wait_s": "for which they may wait",
     "redis_url": "a Redis in which replicas share the rates of the keys",
     "limits_on_failure": "open: what cannot be counted goes on; closed: it is refused",
@@ -81,10 +85,12 @@ _REPEATED = {
 }
 
 
-def add_options(parser: argparse._ActionsContainer, defaults: Settings, *, without: str = "") -> None:
-    """Add one option per setting, except the one that the caller decides."""
+def add_options(
+    parser: argparse._ActionsContainer, defaults: Settings, *, without: Collection[str] = (), only: Collection[str] = ()
+) -> None:
+    """Add one option per setting, except those that the caller decides, or only those that it wants."""
     for field in dataclasses.fields(Settings):
-        if field.name == without:
+        if field.name in without or (only and field.name not in only):
             continue
         default = getattr(defaults, field.name)
         kind: dict[str, Any] = {"type": type(default), "metavar": field.name.rpartition("_")[2].upper()}

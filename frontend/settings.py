@@ -36,6 +36,9 @@ class Settings:
     port: int = 8080  # 0: any free one
     workers: int = 0  # processes on the port; 0: by the number of cores
     triton_endpoints: tuple[str, ...] = ("127.0.0.1:8001",)  # gRPC, host:port; a request goes to one of them
+    triton_tls_ca: str = ""  # PEM file of who signs the Tritons' certificates; empty: no TLS to them
+    triton_tls_cert: str = ""  # PEM file of the certificate that the Tritons want of us; empty: none
+    triton_tls_key: str = ""  # PEM file of its key
     max_body_bytes: int = 10 * 2**20
     validation_status: int = 400  # of schema failures; 422 is FastAPI's
     strict_extra: bool = False  # refuse fields that nobody knows, instead of listing them in x-ignored-params
@@ -91,9 +94,9 @@ class Settings:
     max_concurrent: int = 0  # requests of a key at a time
     max_priority: str = "high"
     model_limits: tuple[str, ...] = ()  # MODEL:name=value,...
-    max_in_flight: int = 1024  # completions that a model generates at a time; 0: no bound
+    max_in_flight: int = 1024  # completions that a replica of a model generates at a time; 0: no bound
     max_in_flight_prompt_tokens: int = 4 * 2**20  # estimated, likewise
-    max_queued: int = 1024  # requests that wait for a model
+    max_queue_share: float = 0.5  # requests that wait for a model, for each that is in flight
     max_queue_wait_s: float = 5.0
     redis_url: str = ""  # where replicas share the keys' rates; empty: each keeps its own
     limits_on_failure: str = "open"  # or closed: what becomes of requests that cannot be counted
@@ -175,15 +178,20 @@ class Settings:
             self._refuse("triton_endpoints", "must be a list of host:port, at least one")
         if len(set(self.triton_endpoints)) < len(self.triton_endpoints):
             self._refuse("triton_endpoints", "each can be named once only")
+        if bool(self.triton_tls_cert) != bool(self.triton_tls_key) or (self.triton_tls_cert and not self.triton_tls_ca):
+            name = "triton_tls_cert" if self.triton_tls_cert else "triton_tls_key"
+            self._refuse(name, "triton_tls_cert and triton_tls_key go together, and with triton_tls_ca")
         for endpoint in self.triton_endpoints:
             found = _ENDPOINT.fullmatch(endpoint)
             if found is None or not 1 <= int(found["port"]) <= 65535:
                 self._refuse("triton_endpoints", "each must be host:port, such as 127.0.0.1:8001")
 
     def _check_limits(self) -> None:
-        for name in ("requests_per_minute", "tokens_per_minute", "max_concurrent", "max_in_flight", "max_queued"):
+        for name in ("requests_per_minute", "tokens_per_minute", "max_concurrent", "max_in_flight"):
             self._require_int(name, 0, 2**31 - 1)
         self._require_int("max_in_flight_prompt_tokens", 0, 2**31 - 1)
+        if isinstance(self.max_queue_share, bool) or not 0 <= self.max_queue_share < math.inf:
+            self._refuse("max_queue_share", "must be a number from 0")
         self._require_seconds("max_queue_wait_s", is_zero_allowed=False)
         if self.max_priority not in tuple(Priority):
             self._refuse("max_priority", f"must be {', '.join(Priority)}")

@@ -134,6 +134,13 @@ STREAM_INTERVAL_MS = TensorSpec(
     high=MAX_STREAM_INTERVAL_MS,
     doc="with stream: under load, tokens gather for so long at most (default: as the model is served); 0: not at all",
 )
+PRIORITY = TensorSpec(
+    "priority",
+    "INT32",
+    low=-1,
+    high=1,
+    doc="-1: while requests wait for the engine, as if it had come 10 s earlier; 1: later; 0 (default): as it came",
+)
 CANCEL_KEY = TensorSpec(
     "cancel_key", "BYTES", doc="an unguessable name, no other request's, by which the engine's `control` can cancel"
 )
@@ -202,6 +209,7 @@ HONOURED_INPUTS = (
     RETURN_PERF_METRICS,
     STREAM,
     STREAM_INTERVAL_MS,
+    PRIORITY,
     CANCEL_KEY,
     DELIVERY_KEY,
     DELIVERY_NUMBER,
@@ -283,7 +291,9 @@ PUBLIC_OUTPUTS = (
 # A response's cost grows with its number of tensors (about 25 us each), so what always travels together is packed.
 PROMPT_TOKEN_IDS = TensorSpec("prompt_token_ids", "INT32", (-1,), doc="tokenizer to engine")
 ENGINE_PARAMS = TensorSpec("engine_params", "BYTES", doc="tokenizer to engine: JSON of the rest of an EngineRequest")
-CONTROL = TensorSpec("control", "BYTES", doc='engine: JSON, `{}`, `{"cancel_key": str}` or `{"fail": "running"}`')
+CONTROL = TensorSpec(
+    "control", "BYTES", doc='engine: JSON, `{}`, `{"cancel_key": str}`, `{"fail": "running"}` or `{"drain": bool}`'
+)
 STATS = TensorSpec("stats", "BYTES", doc="engine: JSON of EngineStats, the answer to every `control`")
 RELEASE = TensorSpec("release", "INT64", (-1,), doc="engine to detokenizer: a packed Release")
 RELEASE_DETAILS = TensorSpec("release_details", "BYTES", doc="likewise: JSON of what few requests ask for")

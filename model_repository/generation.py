@@ -128,6 +128,7 @@ class GenerationRequest:
     delivery_key: str = ""  # of the stream of deliveries to which its chunks go; empty: they answer the request
     delivery_number: int = 0  # its name there
     stream_interval_ms: int | None = None  # under load its tokens may gather for so long; None: as the model is served
+    priority: int = 0  # -1: it passes others that wait for the engine, 1: they pass it; in the end nobody is passed
     request_id: str = ""  # what logs call the request that it belongs to: printable ASCII
 
 

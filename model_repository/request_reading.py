@@ -58,6 +58,7 @@ def tensors_to_request(tensors: Tensors) -> GenerationRequest:
         images=tuple(tensors[contract.IMAGES.name].reshape(-1).tolist()) if contract.IMAGES.name in tensors else (),
         is_stream=bool(scalar(tensors, contract.STREAM, False)),
         stream_interval_ms=_read_stream_interval_ms(tensors),
+        priority=int(number(tensors, contract.PRIORITY, 0)),
         cancel_key=text(tensors, contract.CANCEL_KEY),
         delivery_key=text(tensors, contract.DELIVERY_KEY),
         delivery_number=int(scalar(tensors, contract.DELIVERY_NUMBER, 0)),

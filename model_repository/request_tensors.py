@@ -48,6 +48,7 @@ def request_to_tensors(request: GenerationRequest) -> dict[str, npt.NDArray[Any]
         (contract.RETURN_PERF_METRICS, request.has_timing),
         (contract.LORA_NAME, request.lora_name),
         (contract.STREAM, request.is_stream),
+        (contract.PRIORITY, request.priority),
         (contract.CANCEL_KEY, request.cancel_key),
         (contract.DELIVERY_KEY, request.delivery_key),
         (contract.DELIVERY_NUMBER, request.delivery_number),

@@ -46,6 +46,7 @@ class EngineRequest:
     guide: Guide | None = None
     lora_name: str = ""
     is_stream: bool = False
+    priority: int = 0  # -1, 0 or 1; lower is earlier, while it waits
     cancel_key: str = ""
     delivery_key: str = ""  # of the stream of deliveries to which its releases go; empty: they answer the request
     delivery_number: int = 0  # its reader's own name for it
@@ -273,6 +274,7 @@ class EngineStats:
     last_cancel_to_free_ms: float  # from the cancel's arrival to the release of its cells
     cancel_to_free_ms: float  # of all of them together, since the load
     step_age_ms: float  # how long the step in progress has been running; 0 between steps
+    is_draining: bool = False  # whoever has another replica should ask that one; what comes here is served all the same
 
     def to_json(self) -> bytes:
         """Return it as the `stats` tensor's bytes."""

@@ -47,7 +47,7 @@ def chunks(*texts: str, finish_reason: FinishReason = FinishReason.STOP) -> list
     return [*(GenerationChunk(text=text) for text in texts[:-1]), last]
 
 
-def stats(epoch: int, step_age_ms: float = 0.0) -> EngineStats:
+def stats(epoch: int, step_age_ms: float = 0.0, *, is_draining: bool = False) -> EngineStats:
     """Return the answer of an idle engine."""
     return EngineStats(
         epoch=epoch,
@@ -65,6 +65,7 @@ def stats(epoch: int, step_age_ms: float = 0.0) -> EngineStats:
         last_cancel_to_free_ms=0.0,
         cancel_to_free_ms=0.0,
         step_age_ms=step_age_ms,
+        is_draining=is_draining,
     )
 
 
@@ -92,6 +93,7 @@ class FakeTriton:
         self.num_snapshots = 0
         self.epoch = 1
         self.step_age_ms = 0.0
+        self.is_draining = False
         self.num_active: list[int] = []  # in the next answers of the engine, then 0
         self.loadable: set[str] = set()  # slugs of models that are not loaded
         self.stats_error: APIError | None = None
@@ -169,7 +171,9 @@ class FakeTriton:
         if self.stats_error is not None:
             raise self.stats_error
         num_active = self.num_active.pop(0) if self.num_active else 0
-        return dataclasses.replace(stats(self.epoch, self.step_age_ms), num_active=num_active)
+        return dataclasses.replace(
+            stats(self.epoch, self.step_age_ms, is_draining=self.is_draining), num_active=num_active
+        )
 
     async def unload(self, stage: str) -> None:
         """Note it."""

@@ -6,7 +6,6 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
-from dataclasses import replace
 
 from aiohttp import web
 
@@ -49,9 +48,9 @@ async def create_chat_completion(request: web.Request) -> web.StreamResponse:
     chat, headers = await read_body(request, ChatCompletionRequest)
     name = await _find_model(request, chat)
     await _refuse_too_many(request, 1, chat.n or 1)
-    generations = chat_to_requests(chat, name, _defaults(request, name))
-    async with generating(request, chat, name, generations, len(generations)):
-        return await _answer(request, name, generations, ChatReply(chat, name, int(time.time())), headers)
+    generations = chat_to_requests(chat, name, _defaults(request, name), request[FACTS].request_id)
+    async with generating(request, chat, name, generations, len(generations)) as admitted:
+        return await _answer(request, name, admitted, ChatReply(chat, name, int(time.time())), headers)
 
 
 async def create_completion(request: web.Request) -> web.StreamResponse:
@@ -59,16 +58,16 @@ async def create_completion(request: web.Request) -> web.StreamResponse:
     completion, headers = await read_body(request, CompletionRequest)
     name = await _find_model(request, completion)
     await _refuse_too_many(request, len(completion.prompt), completion.best_of or completion.n or 1)
-    generations = completion_to_requests(completion, name, _defaults(request, name))
+    generations = completion_to_requests(completion, name, _defaults(request, name), request[FACTS].request_id)
     num_per_prompt = len(generations) // len(completion.prompt)
-    async with generating(request, completion, name, generations, num_per_prompt):
+    async with generating(request, completion, name, generations, num_per_prompt) as admitted:
         num_chars = await _prompt_lengths(request, completion, name)
         reply = CompletionReply(completion, name, int(time.time()), num_chars)
         if completion.stream and len(completion.prompt) > 1:
             # Once the stream of several prompts has begun, none of them could be refused with a status of its own.
             triton = request.app[TRITON]
-            await asyncio.gather(*(triton.check(name.model.slug, each) for each in generations[::num_per_prompt]))
-        return await _answer(request, name, generations, reply, headers)
+            await asyncio.gather(*(triton.check(name.model.slug, each) for each in admitted[::num_per_prompt]))
+        return await _answer(request, name, admitted, reply, headers)
 
 
 async def _find_model(request: web.Request, body: GenerationBody) -> ModelName:
@@ -120,7 +119,6 @@ async def _answer(
     facts = request[FACTS]
     facts.id, facts.num_per_prompt = reply.id, reply.num_per_prompt
     triton, slug = request.app[TRITON], name.model.slug
-    generations = [replace(each, request_id=facts.request_id) for each in generations]
     record = StreamRecord(generations, reply.num_per_prompt)
     request.app[OBSERVER].began_stream(facts, record)
     merging = merged([triton.generate(slug, each) for each in generations])

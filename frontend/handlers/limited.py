@@ -6,11 +6,12 @@ import asyncio
 import math
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 from aiohttp import web
 
 from frontend.errors import UnsupportedValue, shown
-from frontend.handlers.context import CLIENT_CLOSED, FACTS, SETTINGS, RequestFacts
+from frontend.handlers.context import CLIENT_CLOSED, FACTS, SETTINGS, TRITON, RequestFacts
 from frontend.limits.asks import Ask, Lease, Limiter, Priority, RateLimits
 from frontend.limits.headers import rate_headers
 from frontend.limits.policy import Policy, limiter_of
@@ -22,6 +23,7 @@ LIMITER: web.AppKey[Limiter] = web.AppKey("limiter")
 _POLICY = web.AppKey("policy", Policy)
 _LEASE = web.RequestKey("lease", Lease)
 
+_ENGINE_PRIORITIES = {Priority.HIGH: -1, Priority.NORMAL: 0, Priority.LOW: 1}
 _BYTES_PER_TOKEN = 3  # of text, when nothing has counted it yet: few tokenizers make more tokens of it
 
 
@@ -46,8 +48,10 @@ async def generating(
     name: ModelName,
     generations: Sequence[GenerationRequest],
     num_per_prompt: int,
-) -> AsyncIterator[None]:
+) -> AsyncIterator[list[GenerationRequest]]:
     """Hold a place for a request's completions, and charge what they used, however it ends.
+
+    Yields them with the priority that they have at the engine.
 
     Args:
         request: the HTTP request.
@@ -70,12 +74,13 @@ async def generating(
         num_tokens=num_prompt_tokens + len(generations) * max_tokens,
         num_sequences=len(generations),
         num_prompt_tokens=num_prompt_tokens,
+        num_replicas=max(1, request.app[TRITON].num_ready(name.model.slug)),
         priority=_allowed_priority(body, max_priority),
     )
     lease = request[_LEASE] = await limiter.acquire(ask)
     num_tokens = ask.num_tokens  # of one that is cut and was not streamed nobody knows what it used
     try:
-        yield
+        yield [replace(each, priority=_ENGINE_PRIORITIES[ask.priority]) for each in generations]
         if generations[0].is_stream or facts.error_code != CLIENT_CLOSED:
             num_tokens = _num_tokens_used(facts, ask)
     except asyncio.CancelledError:

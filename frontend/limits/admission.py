@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,9 +22,9 @@ _HOPE = 0.5  # of the maximum wait: who is expected to wait longer is refused at
 class Bounds:
     """How much of a model's work may be in flight, and how much may wait for it; 0 is no bound of what is in flight."""
 
-    max_in_flight: int  # completions that are generated at a time
-    max_in_flight_prompt_tokens: int  # estimated
-    max_queued: int  # requests
+    max_in_flight: int  # completions that one replica of it generates at a time
+    max_in_flight_prompt_tokens: int  # likewise, estimated
+    max_queue_share: float  # requests that may wait before another, for each that is in flight
     max_queue_wait_s: float
 
 
@@ -36,13 +37,18 @@ class _Waiter:
 
 
 class Admission:
-    """The door of one model."""
+    """The door of one model.
+
+    While all places are taken, as many requests end in the time that one takes as are in flight (Little's law). So a
+    queue of half as many as are in flight adds half of the time that a request takes anyway, however long that is.
+    """
 
     def __init__(self, bounds: Bounds, clock: Callable[[], float] = time.monotonic) -> None:
         self._bounds = bounds
         self._clock = clock
         self._queue: FairQueue[_Waiter] = FairQueue()
         self._drain_rate = DrainRate()
+        self._num_replicas = 1  # that could serve when last somebody came
         self.num_requests = 0  # in flight
         self.num_sequences = 0
         self.num_prompt_tokens = 0
@@ -58,12 +64,13 @@ class Admission:
         Raises:
             QueueFull: there is no place, and there will be none in time.
         """
+        self._num_replicas = ask.num_replicas
         if not self._queue and self._has_room(ask):
             self._occupy(ask)
             return
         waiter = _Waiter(ask, asyncio.get_running_loop().create_future())
         entry = self._queue.entry(waiter, (ask.key, ask.priority), float(max(1, ask.num_tokens)))
-        self._make_place(entry)
+        self._refuse_hopeless(entry)
         self._queue.push(entry)
         waiter.is_queued = True
         self._drain_rate.advance(self._clock(), is_full=True)
@@ -89,10 +96,10 @@ class Admission:
         """Whether a request fits beside those in flight; alone, any does: what is too large is not refused for ever."""
         if not self.num_requests:
             return True
-        bounds = self._bounds
-        return (not bounds.max_in_flight or self.num_sequences + ask.num_sequences <= bounds.max_in_flight) and (
-            not bounds.max_in_flight_prompt_tokens
-            or self.num_prompt_tokens + ask.num_prompt_tokens <= bounds.max_in_flight_prompt_tokens
+        max_sequences = self._bounds.max_in_flight * self._num_replicas
+        max_prompt_tokens = self._bounds.max_in_flight_prompt_tokens * self._num_replicas
+        return (not max_sequences or self.num_sequences + ask.num_sequences <= max_sequences) and (
+            not max_prompt_tokens or self.num_prompt_tokens + ask.num_prompt_tokens <= max_prompt_tokens
         )
 
     def _occupy(self, ask: Ask) -> None:
@@ -111,22 +118,15 @@ class Admission:
                 waiter.turn.set_result(None)
         self._drain_rate.advance(self._clock(), is_full=bool(self._queue))
 
-    def _make_place(self, entry: Entry[_Waiter]) -> None:
-        """Refuse the newcomer, or in a full queue the one who would be served last."""
+    def _refuse_hopeless(self, entry: Entry[_Waiter]) -> None:
+        """Refuse one who would wait too long; who comes after it, but is served before it, is not counted."""
+        num_before = self._queue.num_before(entry)
+        if num_before >= math.ceil(self._bounds.max_queue_share * self.num_requests):
+            raise self._refusal(f"{num_before} requests are waiting already")
         self._drain_rate.advance(self._clock(), is_full=bool(self._queue))
-        wait_s = self._drain_rate.wait_s(self._queue.num_before(entry) + 1)
+        wait_s = self._drain_rate.wait_s(num_before + 1)
         if wait_s is not None and wait_s > _HOPE * self._bounds.max_queue_wait_s:
             raise self._refusal(f"a place would take about {wait_s:.1f} s")
-        if len(self._queue) < self._bounds.max_queued:
-            return
-        refusal = self._refusal(f"{self._bounds.max_queued} requests are waiting already")
-        if not self._bounds.max_queued or self._queue.last() < entry:
-            raise refusal
-        pushed_out = self._queue.last()
-        self._queue.remove(pushed_out)
-        pushed_out.item.is_queued = False
-        if not pushed_out.item.turn.done():
-            pushed_out.item.turn.set_exception(refusal)
 
     def _abandon(self, entry: Entry[_Waiter]) -> None:
         """Forget one who does not wait any more, wherever its end finds it."""

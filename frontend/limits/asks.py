@@ -68,6 +68,7 @@ class Ask:
     model: str = ""  # where it is to be admitted
     num_sequences: int = 0  # completions that are generated; 0: it needs no admission
     num_prompt_tokens: int = 0  # estimated
+    num_replicas: int = 1  # of the model that could serve it now
     priority: Priority = Priority.NORMAL
 
 

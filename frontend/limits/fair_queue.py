@@ -66,10 +66,6 @@ class FairQueue[Item]:
         """Return who is next."""
         return self._entries[0]
 
-    def last(self) -> Entry[Item]:
-        """Return who is served after all the others: one of the key that has asked for most."""
-        return self._entries[-1]
-
     def pop(self) -> Item:
         """Take the next one out to be served."""
         entry = self._entries.pop(0)

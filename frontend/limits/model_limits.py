@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from dataclasses import dataclass
 
 from frontend.limits.admission import Bounds
@@ -13,9 +14,10 @@ _OF_A_KEY = {"rpm": "requests_per_minute", "tpm": "tokens_per_minute", "concurre
 _OF_THE_MODEL = {
     "in_flight": "max_in_flight",
     "prompt_tokens": "max_in_flight_prompt_tokens",
-    "queued": "max_queued",
+    "queue_share": "max_queue_share",
     "queue_wait_s": "max_queue_wait_s",
 }
+_FRACTIONS = {"queue_share": 0.0, "queue_wait_s": 0.001}  # not only whole numbers: the least
 _MAX = 2**31 - 1
 
 
@@ -43,8 +45,8 @@ class ModelLimit:
             name, _, value = item.partition("=")
             if name in _OF_A_KEY:
                 rates[_OF_A_KEY[name]] = _whole_number(name, value)
-            elif name == "queue_wait_s":
-                bounds[_OF_THE_MODEL[name]] = _seconds(name, value)
+            elif name in _FRACTIONS:
+                bounds[_OF_THE_MODEL[name]] = _number(name, value, low=_FRACTIONS[name])
             elif name in _OF_THE_MODEL:
                 bounds[_OF_THE_MODEL[name]] = _whole_number(name, value)
             else:
@@ -62,11 +64,11 @@ def _whole_number(name: str, value: str) -> int:
     return int(value)
 
 
-def _seconds(name: str, value: str) -> float:
+def _number(name: str, value: str, *, low: float) -> float:
     try:
-        seconds = float(value)
+        number = float(value)
     except ValueError:
-        seconds = -1.0
-    if not 0 < seconds < _MAX:
-        raise ValueError(f"{name} must be a number of seconds above 0")
-    return seconds
+        number = math.nan
+    if not low <= number <= _MAX:
+        raise ValueError(f"{name} must be a number from {low:g} to {_MAX}")
+    return number

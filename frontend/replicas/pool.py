@@ -65,6 +65,10 @@ class ReplicaPool:
         states = {state for replica in self.replicas if (state := replica.state_of(slug)) is not None}
         return "ready" if "ready" in states else ", ".join(sorted(states))
 
+    def num_ready(self, slug: str) -> int:
+        """Return at how many endpoints the model could answer now."""
+        return sum(replica.state_of(slug) == "ready" for replica in self.replicas)
+
     def require_available(self, slug: str) -> None:
         """Refuse a request that could not be served now.
 

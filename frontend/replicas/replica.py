@@ -71,7 +71,9 @@ class Replica:
             return "unreachable"
         if slug in self.watch.recovering():
             return "recovering"
-        return "ready" if self._breaker(slug).is_closed else "failing"
+        if not self._breaker(slug).is_closed:
+            return "failing"
+        return "draining" if self.watch.is_draining(slug) else "ready"
 
     def states(self) -> dict[str, str]:
         """Return the state of each model that is served here, by id."""

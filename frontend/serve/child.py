@@ -1,4 +1,4 @@
-"""One supervised child process: its log is forwarded with a prefix, its end is reported, and it can be ended."""
+"""One supervised child process: its log is forwarded with its name, its end is reported, and it can be ended."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import IO
 
+from frontend.serve.child_lines import text_line
 from model_repository.errors import LOAD_FAILURE
 
 _NUM_LAST_LINES = 20
@@ -23,9 +24,10 @@ class Child:
     """A command that runs in a session of its own, so that Ctrl-C reaches the launcher alone. It may be started again.
 
     Args:
-        name: the prefix of its log lines.
+        name: of its log lines.
         environment: the whole of it.
         log: takes one line, without its end, from another thread.
+        named: puts the name into a line.
         on_end: called from another thread when it has ended, however it did.
     """
 
@@ -36,12 +38,14 @@ class Child:
         environment: Mapping[str, str],
         *,
         log: Callable[[str], None],
+        named: Callable[[str, str], str] = text_line,
         on_end: Callable[[Child], None] = lambda child: None,
     ) -> None:
         self.name = name
         self.command = tuple(command)
         self._environment = dict(environment)
         self._log = log
+        self._named = named
         self._on_end = on_end
         self._process: subprocess.Popen[bytes] | None = None
         self._last_lines: deque[str] = deque(maxlen=_NUM_LAST_LINES)
@@ -132,7 +136,7 @@ class Child:
                 with contextlib.suppress(
                     OSError, ValueError
                 ):  # nobody reads our output: the child goes on all the same
-                    self._log(f"[{self.name}] {text}")
+                    self._log(self._named(self.name, text))
 
     def _report_end(self, process: subprocess.Popen[bytes], reader: threading.Thread) -> None:
         process.wait()

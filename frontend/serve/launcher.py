@@ -27,6 +27,7 @@ from frontend.serve.checks import (
     free_shared_memory_bytes,
 )
 from frontend.serve.child import Child
+from frontend.serve.child_lines import json_line, text_line
 from frontend.serve.errors import ChildEnded, LaunchError, NotReadyInTime
 from frontend.serve.first_token import wait_for_first_tokens
 from frontend.serve.guard import MARK, free_shared_memory, guarded, shm_prefix
@@ -36,6 +37,8 @@ from frontend.serve.triton_server import ADDRESS, TritonPorts, find_triton, trit
 from frontend.settings import Settings, SettingsError
 
 DEFAULT_FRONTEND = Settings(port=8000)
+# Settings that the launcher decides: its Triton is on this machine's loopback, and nowhere else.
+OF_TRITON = frozenset({"triton_endpoints", "triton_tls_ca", "triton_tls_cert", "triton_tls_key"})
 
 
 class Interrupted(Exception):
@@ -109,6 +112,7 @@ class Launcher:
     def __init__(self, settings: LauncherSettings, log: Callable[[str], None]) -> None:
         self._settings = settings
         self._log = log
+        self._named = json_line if settings.frontend.log_format == "json" else text_line
         self._events: queue.SimpleQueue[Child | list[str] | TimeoutError | Interrupted] = queue.SimpleQueue()
         self._cleanup = ExitStack()
         self._restarts = RestartPlan(settings.max_triton_restarts)
@@ -220,14 +224,17 @@ class Launcher:
             return restart_at
         pause_s = self._restarts.next_pause_s()
         if pause_s is None:
-            self._log(
+            self._say(
                 f"{self.triton.how_it_ended()}; it was started again {self._restarts.max_restarts} times in"
                 f" {WINDOW_S:g} s already (--max-triton-restarts)"
             )
             _require_running(self.triton)
         else:
-            self._log(f"{self.triton.how_it_ended()}; it is started again in {pause_s:g} s")
+            self._say(f"{self.triton.how_it_ended()}; it is started again in {pause_s:g} s")
         return time.monotonic() + (pause_s or 0.0)
+
+    def _say(self, text: str) -> None:
+        self._log(self._named("serve", text))
 
     def _start_triton_again(self) -> None:
         self.triton.kill()  # what it left of its own children
@@ -255,7 +262,7 @@ class Launcher:
 
     def _child(self, name: str, command: list[str], environment: Mapping[str, str], mark: str) -> Child:
         marked = {**environment, MARK: mark, "PYTHONUNBUFFERED": "1"}
-        return Child(name, command, marked, log=self._log, on_end=self._events.put)
+        return Child(name, command, marked, log=self._log, named=self._named, on_end=self._events.put)
 
     @property
     def _address(self) -> tuple[str, int]:

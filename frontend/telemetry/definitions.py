@@ -176,7 +176,7 @@ SHED = _counter(
 CANCELLED = _counter("conch_cancelled_total", "Requests whose client left before the answer's end.")
 VIOLATIONS = _counter(
     "conch_stream_violations_total",
-    "Completions that broke a rule of what a stream may say; the client got an error instead.",
+    "What broke a rule of what a stream may say; it was not passed on, and whose answer was not whole got an error.",
     "rule",
 )
 

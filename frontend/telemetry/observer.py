@@ -16,7 +16,8 @@ from frontend.telemetry import definitions
 from frontend.telemetry.definitions import UNKNOWN
 from frontend.telemetry.log_lines import labels_text, log_fields
 from frontend.telemetry.metrics import Metrics
-from frontend.telemetry.stream_record import Completion, StreamRecord
+from frontend.telemetry.stream_record import Completion, Rule, StreamRecord
+from model_repository.contract import slug_to_model_id
 from model_repository.generation import FinishReason
 from model_repository.stage_messages import EngineStats
 
@@ -86,6 +87,12 @@ class Observer:
         self.metrics.set(definitions.KV_CACHE_USAGE, stats.num_cells_used / max(1, stats.num_cells), model, endpoint)
         self.metrics.set(definitions.CANCEL_TO_FREE, stats.last_cancel_to_free_ms / 1000, model, endpoint)
 
+    def late(self, slug: str, request_id: str) -> None:
+        """Note that something came of a completion after its finish, when its client had its whole answer."""
+        rule = Rule.NOTHING_AFTER_THE_FINISH
+        self.metrics.count(definitions.VIOLATIONS, slug_to_model_id(slug), rule)
+        logger.error("a completion broke a rule: %s request_id=%s", rule, request_id)
+
     def _count(self, facts: RequestFacts, endpoint: str, status: int) -> None:
         count, model = self.metrics.count, facts.served_model
         count(definitions.REQUESTS, model, endpoint, str(status))
@@ -145,12 +152,13 @@ class Observer:
             logger,
             level,
             _fields(facts, method, path, status, total_s) | {"model": shown_model},
-            "%s %s request_id=%s id=%s model=%s status=%d error=%s"
+            "%s %s request_id=%s id=%s key=%s model=%s status=%d error=%s"
             " input_tokens=%d output_tokens=%d ttft_ms=%s ms=%.0f%s",
             method,
             path,
             facts.request_id,
             facts.id,
+            quote(facts.caller.name, safe="/:@+"),
             quote(shown_model, safe="/:@+"),
             status,
             facts.error_code or "-",

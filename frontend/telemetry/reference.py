@@ -45,10 +45,11 @@ phases in milliseconds and outcome, never a prompt, a completion or a key. Its `
 Triton's request id: the engine says with one line how each sequence ended.
 
 With `--otlp-endpoint URL`, or OpenTelemetry's own `OTEL_EXPORTER_OTLP_ENDPOINT`, each request is a span, below its
-caller's if there is a `traceparent`, with the phases of its completions below it, and the attributes of the semantic
-conventions for generative AI, without content. It needs the extra `traces`. The other `OTEL_*` variables count too.
+caller's if there is a `traceparent`. Below it is a span for each completion, with the attributes of the semantic
+conventions for generative AI, without content; below that are tokenization, queue, prefill, decode and detokenization,
+with the stage in `conch.stage`. It needs the extra `traces`. The other `OTEL_*` variables count too.
 All requests to a model share one call to Triton, so its metadata cannot carry a context for each of them: the spans of
-queue, prefill and decode come from the engine's own times.
+queue, prefill and decode come from the engine's own times, and the other two also hold the way to Triton and back.
 
 An answer that does not stream has the same phases in its header `Server-Timing`.
 """

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib.metadata import version
 from typing import Any
 
 from frontend.handlers.context import CLIENT_CLOSED, RequestFacts
 from frontend.settings import SettingsError
-from frontend.telemetry.stream_record import Completion, StreamRecord
+from frontend.telemetry.phases import Phases
+from frontend.telemetry.stream_record import StreamRecord
+
+type _UnixClock = Callable[[float], int]  # monotonic seconds to nanoseconds since 1970
 
 
 def open_tracer(endpoint: str) -> RequestTracer | None:
@@ -58,14 +61,14 @@ class RequestTracer:
             "HTTP",
             context=self._propagator.extract(carrier),
             kind=SpanKind.SERVER,
-            start_time=_unix_ns(facts.started_at),
+            start_time=_unix_clock()(facts.started_at),
         )
         facts.span = span
         facts.trace_id = f"{span.get_span_context().trace_id:032x}"
 
     def end(self, facts: RequestFacts, *, method: str, endpoint: str, status: int) -> None:
-        """Close the span of a request, with those of its completions' phases below it."""
-        from opentelemetry.trace import StatusCode, set_span_in_context
+        """Close the span of a request, with those of its completions below it."""
+        from opentelemetry.trace import StatusCode
 
         span = facts.span
         span.update_name(f"{method} {endpoint}")
@@ -75,44 +78,70 @@ class RequestTracer:
                 "http.route": endpoint,
                 "http.response.status_code": status,
                 "conch.request_id": facts.request_id,
+                "gen_ai.request.model": facts.model,
             }
         )
         if facts.error is not None and (facts.error.status >= 500 or status == 200):
             span.set_status(StatusCode.ERROR)
         if facts.error_code is not None:
             span.set_attribute("error.type", facts.error_code)
-        if facts.stream is not None:
-            span.set_attributes(_generation_attributes(facts, facts.stream))
-            context = set_span_in_context(span)
-            if span.is_recording():
-                for completion in facts.stream.completions:
-                    self._phases(completion, facts.stream, context)
+        if facts.stream is not None and span.is_recording():
+            unix_ns = _unix_clock()
+            for index in range(len(facts.stream.completions)):
+                self._completion(facts, facts.stream, index, unix_ns)
         span.end()
 
     def close(self) -> None:
         """Send what was not sent yet. It may block."""
         self._provider.shutdown()
 
-    def _phases(self, completion: Completion, record: StreamRecord, context: Any) -> None:
-        """Make the spans of a completion's phases, one after the other from when it was sent to Triton."""
-        phases = completion.phases
-        if phases is None:
-            return
-        start_ns = _unix_ns(record.sent_s)
-        for name, seconds in (
-            ("tokenization", phases.tokenization_s),
-            ("queue", phases.queue_s),
-            ("prefill", phases.prefill_s),
-            ("decode", phases.decode_s),
+    def _completion(self, facts: RequestFacts, record: StreamRecord, index: int, unix_ns: _UnixClock) -> None:
+        """Make the span of a completion: from when it was sent to Triton to its last chunk, its phases below it."""
+        from opentelemetry.trace import SpanKind, StatusCode, set_span_in_context
+
+        completion = record.completions[index]
+        attributes = _attributes(facts, record, index)
+        span = self._tracer.start_span(
+            f"{attributes['gen_ai.operation.name']} {facts.served_model}",
+            context=set_span_in_context(facts.span),
+            kind=SpanKind.CLIENT,
+            start_time=unix_ns(record.sent_s),
+            attributes=attributes,
+        )
+        if completion.phases is not None:
+            told_s = completion.last_s - record.sent_s
+            self._phases(completion.phases, told_s, set_span_in_context(span), lambda s: unix_ns(record.sent_s + s))
+        if completion.finish_reason is None and facts.error is not None:
+            span.set_status(StatusCode.ERROR)
+            span.set_attribute("error.type", facts.error_code)
+        span.end(unix_ns(time.monotonic() if completion.finish_reason is None else completion.last_s))
+
+    def _phases(self, phases: Phases, told_s: float, context: Any, unix_ns: _UnixClock) -> None:
+        """Make the spans of what the stages did, one after the other; the way to Triton and back is the outer ones'.
+
+        Args:
+            told_s: when the last chunk came, from when the completion was sent to Triton, as are the clock's seconds.
+        """
+        start_s = 0.0
+        for name, stage, seconds in (
+            ("tokenization", "tokenizer", phases.tokenization_s),
+            ("queue", "engine", phases.queue_s),
+            ("prefill", "engine", phases.prefill_s),
+            ("decode", "engine", phases.decode_s),
+            ("detokenization", "detokenizer", max(0.0, told_s - phases.total_s)),
         ):
-            end_ns = start_ns + round(seconds * 1e9)
-            self._tracer.start_span(name, context=context, start_time=start_ns).end(end_ns)
-            start_ns = end_ns
+            begun = self._tracer.start_span(
+                name, context=context, start_time=unix_ns(start_s), attributes={"conch.stage": stage}
+            )
+            start_s += seconds
+            begun.end(unix_ns(start_s))
 
 
-def _generation_attributes(facts: RequestFacts, record: StreamRecord) -> dict[str, Any]:
-    """Return the attributes of the semantic conventions for generative AI. What was said is not among them."""
-    request = record.completions[0].request
+def _attributes(facts: RequestFacts, record: StreamRecord, index: int) -> dict[str, Any]:
+    """Return what the semantic conventions for generative AI know of a completion. What was said is not among it."""
+    completion = record.completions[index]
+    request, usage = completion.request, completion.usage
+    reason = completion.finish_reason or ("cancelled" if facts.error_code == CLIENT_CLOSED else "error")
     attributes: dict[str, Any] = {
         "gen_ai.operation.name": "chat" if facts.id.startswith("chatcmpl-") else "text_completion",
         "gen_ai.provider.name": "conch",
@@ -122,15 +151,17 @@ def _generation_attributes(facts: RequestFacts, record: StreamRecord) -> dict[st
         "gen_ai.request.max_tokens": request.max_tokens,
         "gen_ai.request.temperature": request.sampling.temperature,
         "gen_ai.request.top_p": request.sampling.top_p,
-        "gen_ai.usage.input_tokens": facts.num_input_tokens,
-        "gen_ai.usage.output_tokens": facts.num_output_tokens,
+        "gen_ai.response.finish_reasons": [str(reason)],
     }
     if record.num_per_prompt > 1:
         attributes["gen_ai.request.choice.count"] = record.num_per_prompt
-    cancelled = facts.error_code == CLIENT_CLOSED
-    reasons = [each.finish_reason or ("cancelled" if cancelled else "error") for each in record.completions]
-    return attributes | {"gen_ai.response.finish_reasons": [str(reason) for reason in reasons]}
+    if usage is not None:
+        attributes["gen_ai.usage.output_tokens"] = usage.num_output_tokens
+        if index % record.num_per_prompt == 0:  # the completions of one prompt share it: who adds up gets the sum
+            attributes["gen_ai.usage.input_tokens"] = usage.num_input_tokens
+    return attributes
 
 
-def _unix_ns(monotonic_s: float) -> int:
-    return time.time_ns() - round((time.monotonic() - monotonic_s) * 1e9)
+def _unix_clock() -> _UnixClock:
+    offset_ns = time.time_ns() - time.monotonic_ns()
+    return lambda monotonic_s: offset_ns + round(monotonic_s * 1e9)

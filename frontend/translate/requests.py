@@ -35,20 +35,30 @@ IMAGE_MARKER = "<image>"
 
 
 def chat_to_requests(
-    chat: ChatCompletionRequest, name: ModelName, defaults: RequestDefaults
+    chat: ChatCompletionRequest, name: ModelName, defaults: RequestDefaults, request_id: str = ""
 ) -> list[GenerationRequest]:
-    """Return what a chat request asks of the model: one generation request for each choice."""
+    """Return what a chat request asks of the model: one generation request for each choice.
+
+    Args:
+        request_id: what logs call it.
+    """
     num_logprobs = (chat.top_logprobs or 0) if chat.logprobs else None
     prompt = _chat_prompt(chat, chat.messages, _tool_use(chat))
     request = _request(chat, prompt, name, defaults, _max_tokens(chat, defaults.chat_max_tokens, name))
-    request = dataclasses.replace(request, num_logprobs=num_logprobs, images=_images_in(chat.messages))
+    request = dataclasses.replace(
+        request, request_id=request_id, num_logprobs=num_logprobs, images=_images_in(chat.messages)
+    )
     return _repeated(request, chat.n or 1)
 
 
 def completion_to_requests(
-    completion: CompletionRequest, name: ModelName, defaults: RequestDefaults
+    completion: CompletionRequest, name: ModelName, defaults: RequestDefaults, request_id: str = ""
 ) -> list[GenerationRequest]:
-    """Return what a completions request asks of the model: for each prompt, all that are drawn of it."""
+    """Return what a completions request asks of the model: for each prompt, all that are drawn of it.
+
+    Args:
+        request_id: what logs call it.
+    """
     num_drawn = completion.best_of or completion.n or 1
     is_ranked = num_drawn > (completion.n or 1)
     max_tokens = _max_tokens(completion, defaults.completion_max_tokens, name)
@@ -61,6 +71,7 @@ def completion_to_requests(
         )
         request = dataclasses.replace(
             _request(completion, prompt, name, defaults, max_tokens),
+            request_id=request_id,
             is_echo=bool(completion.echo),
             # Of several candidates, the one with the likeliest tokens is the best.
             num_logprobs=0 if is_ranked and completion.logprobs is None else completion.logprobs,

@@ -19,7 +19,7 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 from frontend import errors
 from frontend.errors import APIError
 from frontend.models import ModelSnapshot, ServedModel
-from frontend.triton.deliveries import DeliveryCall
+from frontend.triton.deliveries import ID_MARK, DeliveryCall
 from frontend.triton.failures import error_from_rpc
 from frontend.triton.mailbox import Mailbox
 from frontend.triton.messages import Tensors, infer_request, tensors_from_response
@@ -60,11 +60,22 @@ class TritonClient:
 
     Args:
         endpoint: its gRPC host:port.
+        credentials: for TLS; None: the connection is not encrypted.
+        on_late: told a model's slug and a request's id when something comes after the completion's finish.
     """
 
-    def __init__(self, endpoint: str) -> None:
+    def __init__(
+        self,
+        endpoint: str,
+        credentials: grpc.ChannelCredentials | None = None,
+        on_late: Callable[[str, str], None] = lambda slug, request_id: None,
+    ) -> None:
         self.on_stage_down: Callable[[str, float], None] = lambda stage, since: None
-        self._channel = grpc.aio.insecure_channel(endpoint, options=_CHANNEL_OPTIONS)
+        self._on_late = on_late
+        if credentials is None:
+            self._channel = grpc.aio.insecure_channel(endpoint, options=_CHANNEL_OPTIONS)
+        else:
+            self._channel = grpc.aio.secure_channel(endpoint, credentials, options=_CHANNEL_OPTIONS)
         self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
         self._calls: dict[str, list[DeliveryCall]] = {}  # by slug; the last one gets the next request
         self._background: set[asyncio.Task[None]] = set()
@@ -128,6 +139,7 @@ class TritonClient:
                 slug,
                 on_end=calls.remove,
                 on_stray=functools.partial(self._cancel_sequence, slug),
+                on_late=functools.partial(self._on_late, slug),
                 ask_epoch=functools.partial(self._epoch, slug),
             )
             calls.append(call)
@@ -181,7 +193,7 @@ class TritonClient:
         Raises:
             APIError: the request would be refused, or Triton did not answer.
         """
-        await self._ask_tokenizer(slug, request_to_tensors(request))
+        await self._ask_tokenizer(slug, request_to_tensors(request), f"check{ID_MARK}{request.request_id}")
 
     async def tokenize(self, slug: str, prompt: Prompt, *, add_special_tokens: bool) -> tuple[list[int], list[str]]:
         """Return a prompt's token ids, and each token as the vocabulary writes it.
@@ -261,6 +273,14 @@ class TritonClient:
         """
         await self._control(slug, {"fail": "running"}, _RPC_TIMEOUT_S)
 
+    async def drain(self, slug: str) -> None:
+        """Have a model's engine tell every frontend that looks at it to send requests elsewhere.
+
+        Raises:
+            APIError: it did not answer.
+        """
+        await self._control(slug, {"drain": True}, _RPC_TIMEOUT_S)
+
     async def close(self) -> None:
         """Let go of the connection, once the cancellations under way have been told."""
         self.end_all(errors.TritonUnreachable())
@@ -285,13 +305,13 @@ class TritonClient:
             # Nothing to free where the engine is gone; where it only hangs, the watch reloads it.
             logger.info("cancel not delivered to the engine of %s: %s", slug, exc.code)
 
-    async def _ask_tokenizer(self, slug: str, inputs: Tensors) -> Tensors:
-        message = infer_request(contract.stage_name(slug, "tokenizer"), inputs)
+    async def _ask_tokenizer(self, slug: str, inputs: Tensors, request_id: str = "") -> Tensors:
+        message = infer_request(contract.stage_name(slug, "tokenizer"), inputs, request_id)
         answer = await self._unary(self._stub.ModelInfer, message)
         with _understood("of a tokenizer"):
             return tensors_from_response(answer)
 
-    async def _control(self, slug: str, command: Mapping[str, str], timeout_s: float) -> EngineStats:
+    async def _control(self, slug: str, command: Mapping[str, str | bool], timeout_s: float) -> EngineStats:
         inputs = {contract.CONTROL.name: array(contract.CONTROL, json.dumps(command))}
         tensors = await self._one_response(contract.stage_name(slug, "engine"), inputs, timeout_s)
         with _understood("of an engine"):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 import logging
 import secrets
@@ -32,8 +31,9 @@ _DELIVERY_BYTES = 2_000
 _ERROR_BYTES = 15_000
 # From the end of the deliveries, and of what we send, to the end of the call.
 END_TIMEOUT_S = 5.0
+_NUM_FINISHED_KNOWN = 256  # requests of which it is noticed if anything comes after their end
 _OPENING_ID = "deliveries"  # of the request that opens the stream; the others have numbers, ...
-_ID_MARK = "/"  # ... and after this mark what logs call them: Triton hands its request id to every stage
+ID_MARK = "/"  # ... and after this mark what logs call them: Triton hands its request id to every stage
 
 
 class DeliveryCall:
@@ -46,6 +46,7 @@ class DeliveryCall:
         slug: the model's.
         on_end: told of itself once it takes no more requests.
         on_stray: told the cancel key of a request that the engine has although its reader has left or is too slow.
+        on_late: told the id of a request of which something comes although it has finished. Nobody reads that.
         ask_epoch: returns the engine's epoch, None where it does not say.
     """
 
@@ -56,12 +57,14 @@ class DeliveryCall:
         *,
         on_end: Callable[[DeliveryCall], None],
         on_stray: Callable[[str], None],
+        on_late: Callable[[str], None],
         ask_epoch: Callable[[], Awaitable[int | None]],
     ) -> None:
         self._slug = slug
         self._key = secrets.token_hex(16)  # who knows it can write to us: it is neither logged nor told
         self._on_end = on_end
         self._on_stray = on_stray
+        self._on_late = on_late
         self._ask_epoch = ask_epoch
         self.epoch: int | None = None  # of the engine, before the stream was opened
         self._error: APIError | None = None  # why it takes no more requests
@@ -69,6 +72,7 @@ class DeliveryCall:
         self._numbers = itertools.count(1)
         self._mailboxes: dict[int, Mailbox] = {}
         self._cancel_keys_left: dict[int, str] = {}  # of requests whose readers left before anything had come
+        self._finished: dict[int, str] = {}  # the ids of the last that did, by their numbers
         self._unsent: asyncio.Queue[Any] = asyncio.Queue()  # None: nothing follows
         self._opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._call = stub.ModelStreamInfer(self._messages())  # grpc takes one after the other, and then half-closes
@@ -100,12 +104,13 @@ class DeliveryCall:
             contract.DELIVERY_NUMBER.name: array(contract.DELIVERY_NUMBER, number),
         }
         message = infer_request(
-            self._slug, request_to_tensors(request) | delivery, f"{number}{_ID_MARK}{request.request_id}"
+            self._slug, request_to_tensors(request) | delivery, f"{number}{ID_MARK}{request.request_id}"
         )
         self._unsent.put_nowait(message)
         mailbox = self._mailboxes[number] = Mailbox(
             on_leave=lambda: self._leave(number, request.cancel_key),
             on_overflow=lambda: self._on_stray(request.cancel_key),  # its reader may be stuck for long
+            request_id=request.request_id,
         )
         return mailbox
 
@@ -153,6 +158,10 @@ class DeliveryCall:
         mailbox = self._mailboxes.pop(number, None)
         if mailbox is None:
             return
+        if mailbox.is_finished:
+            self._finished[number] = mailbox.request_id
+            if len(self._finished) > _NUM_FINISHED_KNOWN:
+                del self._finished[next(iter(self._finished))]
         if mailbox.is_waiting:
             self._cancel_keys_left[number] = cancel_key
         elif self.is_worn and self._error is None and not self._mailboxes and not self._cancel_keys_left:
@@ -201,7 +210,7 @@ class DeliveryCall:
             APIError: it is everybody's.
         """
         # An engine that does not know the stream is not the one that opened it: the others wait in vain.
-        digits = request_id.partition(_ID_MARK)[0]
+        digits = request_id.partition(ID_MARK)[0]
         if not digits.isdecimal() or isinstance(error, errors.DeliveriesNotOpen):
             raise error
         self._num_errors += 1
@@ -226,11 +235,20 @@ class DeliveryCall:
         for number, item in delivered.items:
             mailbox = self._mailboxes.get(number)
             if mailbox is None:
-                with contextlib.suppress(KeyError):
-                    self._on_stray(self._cancel_keys_left.pop(number))
+                self._take_unread(number)
+                continue
+            if mailbox.is_finished:
+                self._on_late(mailbox.request_id)
                 continue
             mailbox.is_waiting = False
             if isinstance(item, str):
                 mailbox.fail(error_from_message(item))
             else:
                 mailbox.put(item)
+
+    def _take_unread(self, number: int) -> None:
+        """Note that something has come for a request that nobody reads any more."""
+        if number in self._finished:
+            self._on_late(self._finished[number])
+        elif number in self._cancel_keys_left:
+            self._on_stray(self._cancel_keys_left.pop(number))

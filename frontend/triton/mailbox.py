@@ -20,9 +20,14 @@ class Mailbox:
     Args:
         on_leave: what to do once nobody reads it any more.
         on_overflow: what to do when more has come than is kept for a reader.
+        request_id: what logs call the request.
     """
 
-    def __init__(self, on_leave: Callable[[], None], on_overflow: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self, on_leave: Callable[[], None], on_overflow: Callable[[], None] = lambda: None, request_id: str = ""
+    ) -> None:
+        self.request_id = request_id
+        self.is_finished = False  # its last chunk has come
         self.is_waiting = True  # until Triton says something of the request: that the engine has it, or an error
         self.is_engine_lost = False
         self.leave = on_leave
@@ -40,6 +45,7 @@ class Mailbox:
                 self._overflow()
                 return
             self._chunks.append(chunk)
+            self.is_finished = chunk.finish_reason is not None
             self._wake()
 
     def fail(self, error: APIError, *, is_engine_lost: bool = False) -> None:

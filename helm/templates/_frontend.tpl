@@ -13,7 +13,7 @@
 - --request-timeout-s={{ $limits.requestTimeoutSeconds }}
 - --max-in-flight={{ int64 $limits.maxInFlight }}
 - --max-in-flight-prompt-tokens={{ int64 $limits.maxInFlightPromptTokens }}
-- --max-queued={{ int64 $limits.maxQueued }}
+- --max-queue-share={{ $limits.maxQueueShare }}
 - --max-queue-wait-s={{ $limits.maxQueueWaitSeconds }}
 - --requests-per-minute={{ int64 $limits.requestsPerMinute }}
 - --tokens-per-minute={{ int64 $limits.tokensPerMinute }}
@@ -53,9 +53,10 @@
 {{- /* A model's own limits, as --model-limit takes them; empty if it has none. */ -}}
 {{- define "conch.frontend.modelLimits" -}}
 {{- $limits := list -}}
-{{- range $pair := list (list "in_flight" "maxInFlight") (list "prompt_tokens" "maxInFlightPromptTokens") (list "queued" "maxQueued") -}}
+{{- range $pair := list (list "in_flight" "maxInFlight") (list "prompt_tokens" "maxInFlightPromptTokens") -}}
 {{- with int64 (index $.limits (last $pair)) }}{{ $limits = append $limits (printf "%s=%d" (first $pair) .) }}{{ end -}}
 {{- end -}}
+{{- with .limits.maxQueueShare }}{{ $limits = append $limits (printf "queue_share=%v" .) }}{{ end -}}
 {{- with .limits.maxQueueWaitSeconds }}{{ $limits = append $limits (printf "queue_wait_s=%v" .) }}{{ end -}}
 {{- join "," $limits -}}
 {{- end -}}

@@ -50,10 +50,10 @@ lifecycle:
         - python3
         - -m
         - frontend
-        - quiet
+        - drain
         - --triton=127.0.0.1:8001
-        - --pause={{ int .model.drain.preStopSeconds }}
-        - --timeout={{ int .model.drain.maxStreamSeconds }}
+        - --notice={{ int .model.drain.preStopSeconds }}
+        - --timeout={{ add (int .model.drain.preStopSeconds) (int .model.drain.maxStreamSeconds) }}
 resources:
   {{- include "conch.triton.resources" . | nindent 2 }}
 securityContext:

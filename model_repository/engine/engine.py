@@ -79,6 +79,7 @@ class Engine:
         self._cancelled_keys: OrderedDict[str, float] = OrderedDict()
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._is_closing = False
+        self.is_draining = False  # any thread may say so; it only goes into the stats
         self._step_started_s: float | None = None
         self._num_steps = self._num_step_tokens = self._max_step_sequences = 0
         self._num_finished = self._num_cancelled = 0
@@ -160,6 +161,7 @@ class Engine:
             last_cancel_to_free_ms=self._last_cancel_to_free_s * 1e3,
             cancel_to_free_ms=self._cancel_to_free_s * 1e3,
             step_age_ms=0.0 if step_started_s is None else (self._clock() - step_started_s) * 1e3,
+            is_draining=self.is_draining,
         )
 
     def _post(self, message: Callable[[], None]) -> None:
@@ -234,9 +236,6 @@ class Engine:
         if sequence is None or sequence.finish_reason is not None:
             return  # a step brought more tokens than the sequence wanted
         if output.error is not None:
-            logger.warning(
-                "sequence %d failed: %s request_id=%s", sequence.number, output.error.code, sequence.request_id
-            )
             self._fail(sequence, output.error)
             return
         sequence.take(output, self._clock())
@@ -387,6 +386,7 @@ class Engine:
 
     def _tell(self, sequence: EngineSequence, error: StageError) -> None:
         self._forget(sequence)
+        logger.warning("sequence %d failed: %s request_id=%s", sequence.number, error.code, sequence.request_id)
         with contextlib.suppress(Exception):  # one that cannot be told must not keep the others from being told
             sequence.responder.fail(error)
 

@@ -12,7 +12,8 @@ if "OMP_WAIT_POLICY" not in os.environ:
 
 import contextlib
 import queue
-from collections import deque
+import time
+from bisect import insort
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -27,6 +28,7 @@ from model_repository.engine.logprobs import token_logprob
 from model_repository.engine.request_checks import check_request
 from model_repository.engine.runtime import EngineConfig, RuntimeStats, StepOutput
 from model_repository.engine.scheduler import Chunk, Job
+from model_repository.engine.turns import turn_s
 from model_repository.errors import EngineFailed, StageError
 from model_repository.stage_messages import DrawnLogprob, EngineRequest
 
@@ -83,7 +85,7 @@ class LlamaCppRuntime:
         self._vocab_size = self._model.get_vocab().n_vocab
         self._constraints = ConstraintCompiler(byte_table, config.eos_token_ids, self._vocab_size)
         self._sequences: dict[int, _Sequence] = {}
-        self._waiting: deque[Job] = deque()  # for a place in a lane
+        self._waiting: list[Job] = []  # for a place in a lane, by their turns
 
     def submit(self, sequence: int, request: EngineRequest) -> None:
         """Queue a request.
@@ -102,13 +104,15 @@ class LlamaCppRuntime:
         )
         self._sequences[sequence] = _Sequence(request, sampler)
         is_scored = bool(request.echo) and request.num_logprobs is not None
-        self._waiting.append(Job(sequence, request.prompt_token_ids, request.lora_name, is_scored))
+        turn = turn_s(request, time.monotonic())
+        job = Job(sequence, request.prompt_token_ids, request.lora_name, is_scored, turn)
+        insort(self._waiting, job, key=lambda item: item.turn_s)
 
     def free(self, sequence: int) -> None:
         """Forget a sequence; its slot is free for the lane's next step."""
         freed = self._sequences.pop(sequence, None)
         if freed is None or freed.lane is None:
-            self._waiting = deque(job for job in self._waiting if job.sequence != sequence)
+            self._waiting = [job for job in self._waiting if job.sequence != sequence]
         else:
             freed.lane.scheduler.free(sequence)
 
@@ -144,7 +148,7 @@ class LlamaCppRuntime:
             lane = min(lanes, key=lambda lane: (lane.num_sequences, -lane.scheduler.num_reusable(job)))
             lane.scheduler.submit(job)
             self._sequences[job.sequence].lane = lane
-            self._waiting.popleft()
+            del self._waiting[0]
 
     def _next_computed(self) -> Lane | None:
         """Start the lanes that are idle and have work; wait for the first one, or compute it here if it is the only."""

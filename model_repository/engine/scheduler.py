@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections import deque
+from bisect import insort
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -40,6 +40,7 @@ class Job:
     prompt: Sequence[int]
     adapter: str = ""  # the LoRA adapter that it runs under; empty: none
     is_scored: bool = False  # the logits behind every prompt token are needed, so that each must be computed
+    turn_s: float = 0.0  # those that wait are ordered by it; of equals the first to come is first
 
     def num_reusable(self, token_ids: Sequence[int]) -> int:
         """Return how many of these tokens, computed elsewhere, begin its prompt.
@@ -101,7 +102,7 @@ class Chunk:
 
 
 class Scheduler:
-    """Admits in order, decodes every running sequence in every step, and fills up the step with prompts.
+    """Admits by turns, decodes every running sequence in every step, and fills up the step with prompts.
 
     A step computes sequences of one LoRA adapter only; the adapters in use take turns. A sequence whose prompt begins
     like one that is being computed waits until that beginning can be copied, and lets others pass: the `n` completions
@@ -131,20 +132,20 @@ class Scheduler:
         self._kv_cache = kv_cache
         self._max_step_tokens = max_step_tokens
         self._max_scored_tokens = max_scored_tokens
-        self._waiting: deque[_Waiting] = deque()
+        self._waiting: list[_Waiting] = []  # by their turns
         self._running: dict[int, Running] = {}
         self._ticks = itertools.count(1)
         self._adapter = ""  # of the last step
 
     def submit(self, job: Job) -> None:
         """Queue a sequence."""
-        self._waiting.append(_Waiting(job))
+        insort(self._waiting, _Waiting(job), key=lambda item: item.job.turn_s)
 
     def free(self, sequence: int) -> None:
         """Take a sequence out, running or queued; its cells may be reused from now on."""
         running = self._running.pop(sequence, None)
         if running is None:
-            self._waiting = deque(item for item in self._waiting if item.job.sequence != sequence)
+            self._waiting = [item for item in self._waiting if item.job.sequence != sequence]
             return
         running.slot.sequence = None
         running.slot.last_used = next(self._ticks)
@@ -218,7 +219,7 @@ class Scheduler:
     def _admit(self) -> None:
         if not self._waiting:
             return
-        waiting: deque[_Waiting] = deque()
+        waiting: list[_Waiting] = []
         for item in self._waiting:
             if len(self._running) == len(self._slots) or self._is_shared_prefix_on_its_way(item):
                 waiting.append(item)

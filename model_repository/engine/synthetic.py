@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections import deque
+from bisect import insort
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from model_repository.engine.runtime import EngineConfig, RuntimeStats, StepOutput
+from model_repository.engine.turns import turn_s
 from model_repository.stage_messages import EngineRequest
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    turn_s: float
+    sequence: int
+    request: EngineRequest
 
 
 @dataclass(slots=True)
@@ -25,7 +33,7 @@ class SyntheticRuntime:
     end-of-generation token follows, but not before `min_tokens` (default 0: never, so `max_tokens` ends it).
 
     Args:
-        config: `max_sequences` run at a time, the others wait in order.
+        config: `max_sequences` run at a time, the others wait for their turn.
         byte_table: the bytes of each token id.
         sleep: waits for the rest of a step, in seconds.
     """
@@ -44,7 +52,7 @@ class SyntheticRuntime:
         self._max_sequences = config.max_sequences
         self._context_window = config.context_window
         self._text_token_ids = [index for index, item in enumerate(byte_table) if item.isascii() and item.isalpha()]
-        self._waiting: deque[tuple[int, EngineRequest]] = deque()
+        self._waiting: list[_Waiting] = []  # by their turns
         self._running: dict[int, _Running] = {}
         self._clock = clock
         self._sleep = sleep
@@ -52,21 +60,23 @@ class SyntheticRuntime:
 
     def submit(self, sequence: int, request: EngineRequest) -> None:
         """Queue a request."""
-        self._waiting.append((sequence, request))
+        waiting = _Waiting(turn_s(request, self._clock()), sequence, request)
+        insort(self._waiting, waiting, key=lambda item: item.turn_s)
 
     def free(self, sequence: int) -> None:
         """Forget a sequence."""
         if self._running.pop(sequence, None) is None:
-            self._waiting = deque(item for item in self._waiting if item[0] != sequence)
+            self._waiting = [item for item in self._waiting if item.sequence != sequence]
 
     def step(self) -> Sequence[StepOutput]:
         """Give every running sequence its next token."""
         self._sleep(max(0.0, self._next_step_s - self._clock()))
         self._next_step_s = self._clock() + self._itl_s
         while self._waiting and len(self._running) < self._max_sequences:
-            sequence, request = self._waiting.popleft()
+            admitted = self._waiting.pop(0)
+            request = admitted.request
             token_ids = self._completion(request.min_tokens) if request.max_tokens else iter(())
-            self._running[sequence] = _Running(token_ids, len(request.prompt_token_ids), self._clock())
+            self._running[admitted.sequence] = _Running(token_ids, len(request.prompt_token_ids), self._clock())
         outputs = []
         for sequence, running in self._running.items():
             running.num_cells += 1

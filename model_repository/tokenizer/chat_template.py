@@ -12,9 +12,9 @@ import jinja2
 from jinja2 import nodes
 from jinja2.ext import Extension
 from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from model_repository.errors import InvalidRequest
+from model_repository.tokenizer.bounded_sandbox import BoundedSandbox
 
 SPECIAL_TOKEN_NAMES = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token", "mask_token")
 
@@ -31,13 +31,15 @@ class ChatTemplate:
     """
 
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
-        environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _GenerationBlock]
+        environment = self._environment = BoundedSandbox(
+            {"tojson": _tojson},
+            trim_blocks=True,
+            lstrip_blocks=True,
+            extensions=["jinja2.ext.loopcontrols", _GenerationBlock],
         )
-        environment.filters["tojson"] = _tojson
         environment.globals["raise_exception"] = _raise_exception
         environment.globals["strftime_now"] = lambda form: datetime.datetime.now().strftime(form)
-        self._template = environment.from_string(source)
+        self._template: jinja2.Template = environment.from_string(source)
         self._special_tokens = dict(special_tokens)
         # What a request may not set: the rest of the prompt depends on it.
         self.own_names = frozenset(
@@ -55,6 +57,7 @@ class ChatTemplate:
             InvalidRequest: the template refuses these messages, in its own words.
         """
         names = dict(variables) | {"add_generation_prompt": add_generation_prompt} | self._special_tokens
+        self._environment.begin()
         try:
             return self._template.render(names)
         except RecursionError as exc:

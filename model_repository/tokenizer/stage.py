@@ -121,6 +121,7 @@ class TokenizerStage:
             guide=guide,
             lora_name=request.lora_name,
             is_stream=request.is_stream,
+            priority=request.priority,
             cancel_key=request.cancel_key,
             delivery_key=request.delivery_key,
             delivery_number=request.delivery_number,

@@ -10,6 +10,8 @@ from typing import Any
 
 import psutil
 
+from model_repository.cores import num_cores
+
 _PACKAGES = (
     "conch",
     "aiohttp",
@@ -31,7 +33,7 @@ _PACKAGES = (
 def describe_machine() -> dict[str, Any]:
     """Return cores, processor, memory, load at the start and versions, as JSON takes them."""
     return {
-        "num_cores": len(os.sched_getaffinity(0)),
+        "num_cores": num_cores(),
         "cpu_model": _cpu_model(),
         "memory_gb": round(psutil.virtual_memory().total / 1e9, 1),
         "load_average": os.getloadavg(),

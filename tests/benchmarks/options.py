@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import os
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import NoReturn
 
+from model_repository.cores import num_cores
 from tests.benchmarks.load import Load, Target
 from tests.benchmarks.scenarios import SUITE, Scenario, Setup, custom, quick
 
@@ -98,7 +98,7 @@ def _make_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--threads",
         type=int,
-        default=len(os.sched_getaffinity(0)),
+        default=num_cores(),
         metavar="N",
         help="of the CPU engine and of llama.cpp's server (%(default)s, the cores)",
     )

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import random
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,15 +17,17 @@ from typing import Any
 
 import aiohttp
 import numpy as np
-import psutil
 import uvloop
-from aiohttp import web
 
-from frontend.server import app_runner
-from frontend.settings import Settings
+from tests.benchmarks.scenarios import OURS, Setup
+from tests.benchmarks.servers import Server, Workshop
 
-_ITL_MS, _NUM_TOKENS, _MAX_SEQUENCES = 10.0, 50, 32
 OVERLOAD = 5  # times the capacity
+_ITL_MS, _MAX_SEQUENCES = 10.0, 32
+_LATE_S = 0.1  # a refusal that takes longer holds up its client
+
+
+type Bodies = Iterator[dict[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +35,14 @@ class Answer:
     """One request's end."""
 
     status: int
-    latency_s: float
+    started_s: float  # time.monotonic()
+    ended_s: float
     has_retry_after: bool
+
+    @property
+    def latency_s(self) -> float:
+        """How long it took."""
+        return self.ended_s - self.started_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +50,7 @@ class Phase:
     """What a phase of the load found."""
 
     answers: Sequence[Answer]
-    duration_s: float  # from the first request to the last answer
+    duration_s: float  # in which the served ones were served
 
     def latencies_s(self, status: int) -> list[float]:
         """Return how long the answers of a status took."""
@@ -52,98 +61,141 @@ class Phase:
         """Served requests a second."""
         return len(self.latencies_s(200)) / self.duration_s
 
-    def p99_s(self, status: int) -> float:
-        """Return the latency that one in a hundred exceeds."""
-        return float(np.percentile(self.latencies_s(status), 99))
+    def percentile_s(self, status: int, percent: float) -> float:
+        """Return the latency that so many answers of a status do not exceed."""
+        return float(np.percentile(self.latencies_s(status), percent))
+
+    @property
+    def share_refused_late(self) -> float:
+        """How many of the refused had to wait for it, 0 to 1."""
+        refused = self.latencies_s(503)
+        return sum(latency_s > _LATE_S for latency_s in refused) / max(1, len(refused))
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """A model that has room, one that is just full, and one that is asked for too much."""
+
+    unloaded: Phase
+    full: Phase
+    overloaded: Phase
+
+
+def bodies_of(model: str, num_tokens: Sequence[int]) -> Bodies:
+    """Yield completions of these lengths for ever, mixed the same way every time."""
+    rng = random.Random(0)
+    while True:
+        yield {"model": model, "prompt": "a", "max_tokens": rng.choice(num_tokens), "ignore_eos": True}
 
 
 @asynccontextmanager
-async def frontend(endpoint: str, **settings: Any) -> AsyncIterator[aiohttp.ClientSession]:
-    """Run a frontend of a Triton here; yield a client of it."""
-    runner = app_runner(Settings(triton_endpoints=(endpoint,), **settings))
-    await runner.setup()
-    try:
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-        async with aiohttp.ClientSession(url, connector=aiohttp.TCPConnector(limit=0)) as http:
-            yield http
-    finally:
-        await runner.cleanup()
+async def client_of(url: str, headers: Mapping[str, str] | None = None) -> AsyncIterator[aiohttp.ClientSession]:
+    """Yield a client with as many connections as it takes."""
+    async with aiohttp.ClientSession(url, headers=headers, connector=aiohttp.TCPConnector(limit=0)) as http:
+        yield http
 
 
-async def closed_loop(http: aiohttp.ClientSession, body: dict[str, Any], num_streams: int, duration_s: float) -> Phase:
-    """Send the next request of each stream as soon as the last one is answered: capacity, unloaded by a queue."""
+async def closed_loop(http: aiohttp.ClientSession, bodies: Bodies, num_streams: int, duration_s: float) -> Phase:
+    """Send the next request of each stream as soon as the last one is answered."""
     answers: list[Answer] = []
     start_s = time.monotonic()
 
     async def stream() -> None:
         while time.monotonic() - start_s < duration_s:
-            answers.append(await _ask(http, body))
+            answers.append(await ask(http, next(bodies)))
 
     await asyncio.gather(*(stream() for _ in range(num_streams)))
     return Phase(answers, time.monotonic() - start_s)
 
 
-async def open_loop(http: aiohttp.ClientSession, body: dict[str, Any], rate_per_s: float, duration_s: float) -> Phase:
+async def open_loop(http: aiohttp.ClientSession, bodies: Bodies, rate_per_s: float, duration_s: float) -> Phase:
     """Send requests at a rate, whatever becomes of them."""
     start_s = time.monotonic()
     tasks = []
     for number in range(int(rate_per_s * duration_s)):
         await asyncio.sleep(max(0.0, start_s + number / rate_per_s - time.monotonic()))
-        tasks.append(asyncio.create_task(_ask(http, body)))
+        tasks.append(asyncio.create_task(ask(http, next(bodies))))
     sent_s = time.monotonic() - start_s
     answers = await asyncio.gather(*tasks)
     # What is served after the last request was sent is no part of the steady state: it counts by its share of time.
     return Phase(answers, sent_s + fmean(answer.latency_s for answer in answers if answer.status == 200))
 
 
-async def _ask(http: aiohttp.ClientSession, body: dict[str, Any]) -> Answer:
+async def ask(http: aiohttp.ClientSession, body: dict[str, Any]) -> Answer:
+    """Send a request and wait for its end."""
     start_s = time.monotonic()
     async with http.post("/v1/completions", json=body) as response:
         await response.read()
-        return Answer(response.status, time.monotonic() - start_s, "Retry-After" in response.headers)
+        return Answer(response.status, start_s, time.monotonic(), "Retry-After" in response.headers)
 
 
-async def compare(http: aiohttp.ClientSession, body: dict[str, Any], num_streams: int, seconds: float) -> list[Phase]:
-    """Return the model unloaded, and overloaded."""
-    await closed_loop(http, body, num_streams, 0.5)  # connections, caches
-    unloaded = await closed_loop(http, body, num_streams, seconds)
-    return [unloaded, await open_loop(http, body, OVERLOAD * unloaded.rate_per_s, seconds)]
+async def compare(http: aiohttp.ClientSession, bodies: Bodies, num_places: int, seconds: float) -> Comparison:
+    """Load a model that takes so many requests at a time, for so long each time."""
+    await closed_loop(http, bodies, num_places, 0.5)  # connections, caches
+    unloaded = await closed_loop(http, bodies, max(1, num_places // 4), seconds)
+    full = await closed_loop(http, bodies, num_places, seconds)
+    return Comparison(unloaded, full, await open_loop(http, bodies, OVERLOAD * full.rate_per_s, seconds))
 
 
 def main() -> int:
     """Run it for as long as one wants, with a synthetic engine."""
-    from tests.benchmarks.scenarios import OURS, Setup
-    from tests.benchmarks.servers import Workshop
-
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.overload", description=__doc__)
     parser.add_argument("--seconds", type=float, default=60.0, metavar="S", help="of each phase (%(default)s)")
+    lengths = {"mixed": range(25, 76), "same": (50,)}
+    parser.add_argument("--lengths", choices=lengths, default="mixed", help="of the completions (%(default)s)")
     options = parser.parse_args()
-    setup = Setup(itl_ms=_ITL_MS, max_sequences=_MAX_SEQUENCES)
+    setup = Setup(itl_ms=_ITL_MS, max_sequences=_MAX_SEQUENCES, max_in_flight=_MAX_SEQUENCES)
     with tempfile.TemporaryDirectory() as folder:
         workshop = Workshop(Path(folder), Path(folder) / "log", num_threads=1)
         with workshop.running(setup) as servers:
-            server = servers[OURS]
-            body = {"model": server.target.model, "prompt": "a", "max_tokens": _NUM_TOKENS, "ignore_eos": True}
-
-            async def run() -> list[Phase]:
-                limits = {"max_in_flight": _MAX_SEQUENCES, "max_queue_wait_s": 0.5}
-                async with frontend(server.grpc_endpoint, **limits) as http:
-                    return await compare(http, body, _MAX_SEQUENCES, options.seconds)
-
-            before_bytes = psutil.Process().memory_info().rss
-            phases = uvloop.run(run())
-            grown_mb = (psutil.Process().memory_info().rss - before_bytes) / 1e6
-    for name, phase in zip(("unloaded", f"at {OVERLOAD} times"), phases, strict=True):
-        served, refused = phase.latencies_s(200), phase.latencies_s(503)
-        sys.stdout.write(
-            f"{name}: {len(phase.answers)} requests, {phase.rate_per_s:.1f} served/s, p50 {np.median(served):.3f} s,"
-            f" p99 {phase.p99_s(200):.3f} s; {len(refused)} refused"
-            + (f", p50 {np.median(refused) * 1e3:.1f} ms, p99 {phase.p99_s(503) * 1e3:.1f} ms" if refused else "")
-            + "\n"
-        )
-    sys.stdout.write(f"memory of frontend and load generator together grew by {grown_mb:.1f} MB\n")
+            sys.stdout.write(
+                "\n".join(uvloop.run(_measured(servers[OURS], lengths[options.lengths], options.seconds))) + "\n"
+            )
     return 0
+
+
+async def _measured(server: Server, num_tokens: Sequence[int], seconds: float) -> list[str]:
+    """Return a table."""
+    memory = [_memory_bytes(server)]
+
+    async def watch_memory() -> None:
+        while True:
+            await asyncio.sleep(1)
+            memory.append(_memory_bytes(server))
+
+    watching = asyncio.create_task(watch_memory())
+    async with client_of(server.target.url) as http:
+        found = await compare(http, bodies_of(server.target.model, num_tokens), _MAX_SEQUENCES, seconds)
+    watching.cancel()
+    overloaded = memory[-max(4, int(seconds)) :]
+    memory_mb = ", ".join(f"{overloaded[len(overloaded) * part // 4] / 1e6:.1f}" for part in range(4))
+    phases = {
+        "unloaded": found.unloaded,
+        "just full": found.full,
+        f"{OVERLOAD} times that": found.overloaded,
+    }
+    return [
+        "| | requests/s | served/s | p50 | p99 | refused: p50 | p99 | later than 100 ms |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- |",
+        *(f"| {name} | {_figures(phase)} |" for name, phase in phases.items()),
+        "",
+        f"p99 of the served: {found.overloaded.percentile_s(200, 99) / found.unloaded.percentile_s(200, 99):.2f} times"
+        f" the unloaded; throughput: {found.overloaded.rate_per_s / found.full.rate_per_s:.1%} of the maximum; "
+        f"memory of the frontend at each quarter of the overload: {memory_mb}, {memory[-1] / 1e6:.1f} MB",
+    ]
+
+
+def _figures(phase: Phase) -> str:
+    served = f"{phase.percentile_s(200, 50) * 1e3:.0f} ms | {phase.percentile_s(200, 99) * 1e3:.0f} ms"
+    refused = "- | - | -"
+    if phase.latencies_s(503):
+        times = (f"{phase.percentile_s(503, percent) * 1e3:.1f} ms" for percent in (50, 99))
+        refused = " | ".join((*times, f"{phase.share_refused_late:.2%}"))
+    return f"{len(phase.answers) / phase.duration_s:.1f} | {phase.rate_per_s:.1f} | {served} | {refused}"
+
+
+def _memory_bytes(server: Server) -> int:
+    return server.processes.memory()["frontend"].rss_bytes
 
 
 if __name__ == "__main__":

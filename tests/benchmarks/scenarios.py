@@ -19,6 +19,7 @@ class Setup:
     runtime: Literal["synthetic", "llama_cpp"] = "synthetic"
     itl_ms: float = 0.0  # of the synthetic engine: the time between two of its steps
     max_sequences: int = 320  # that the engine decodes at a time
+    max_in_flight: int = 1024  # that the frontend lets through at a time
     precision: Literal["f16", "f32"] = "f16"  # of the demo model's weights and, at ours, of its KV cache
     num_rendered: int = 1  # models in the repository; all but the first are not loaded
     has_peer: bool = False  # llama.cpp's own server runs too, on the same weights

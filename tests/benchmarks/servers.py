@@ -91,7 +91,7 @@ class Workshop:
             repository=repository,
             state_dir=self.state_dir / "launcher",
             environment=os.environ,
-            frontend=Settings(port=0),
+            frontend=Settings(port=0, max_in_flight=setup.max_in_flight),
             triton_grpc_port=0,
             triton_http_port=0,
             triton_metrics_port=0,

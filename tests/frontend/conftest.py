@@ -25,11 +25,12 @@ type Serve = Callable[..., Awaitable[aiohttp.ClientSession]]
 
 @pytest.fixture
 async def serve() -> AsyncIterator[Serve]:
-    """Serve a Triton over HTTP with the given settings, and return a client of it."""
+    """Serve a Triton over HTTP with the given settings, and return a client of it; None: those of the settings."""
     async with AsyncExitStack() as stack:
 
-        async def start(triton: Triton, drain: Drain | None = None, **settings: Any) -> aiohttp.ClientSession:
-            runner = app_runner(Settings(drain_timeout_s=0, **settings), {"fake:1": triton}, drain)
+        async def start(triton: Triton | None, drain: Drain | None = None, **settings: Any) -> aiohttp.ClientSession:
+            tritons = None if triton is None else {"fake:1": triton}
+            runner = app_runner(Settings(drain_timeout_s=0, **settings), tritons, drain)
             return await client_of(runner, stack)
 
         yield start

@@ -69,7 +69,15 @@ async def test_the_log_has_one_line_per_request_and_no_prompt(serve: Serve, capl
     name = (await response.json())["id"]
     await http.get("/health/live")
     (line,) = [record.getMessage() for record in caplog.records if record.name == "frontend.app"]
-    for fact in (f"id={name}", "model=org/demo", "status=200", "input_tokens=7", "output_tokens=5", "ttft_ms="):
+    for fact in (
+        f"id={name}",
+        "key=anonymous",
+        "model=org/demo",
+        "status=200",
+        "input_tokens=7",
+        "output_tokens=5",
+        "ttft_ms=",
+    ):
         assert fact in line
     assert "question" not in caplog.text
     assert "answer" not in caplog.text

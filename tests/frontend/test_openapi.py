@@ -11,6 +11,7 @@ import schemathesis
 from pydantic import TypeAdapter
 
 from frontend.app import create_app
+from frontend.errors import APIError
 from frontend.openapi import _OPERATIONS, openapi_document
 from frontend.settings import Settings
 from model_repository.generation import FinishReason, GenerationChunk, TokenLogprob, TopLogprob
@@ -72,9 +73,10 @@ def test_every_described_path_is_a_route_and_every_route_is_described() -> None:
 def test_every_status_and_body_of_an_operation_is_described(key: tuple[str, str]) -> None:
     method, path = key
     operation, described = OPERATIONS[key], DOCUMENT["paths"][path][method]
-    statuses = {"200", "401", "403", "500", "503"}
-    statuses |= {"400", "413", "422"} if operation.body is not None else set()
+    statuses = {"200", "400", "401", "403", "408", "414", "431", "500", "503"}
+    statuses |= {"413", "422", "429"} if operation.body is not None else set()
     statuses |= {"404"} if operation.can_miss else set()
+    statuses |= {"504"} if operation.event is not None else set()
     assert set(described["responses"]) == statuses
     assert all(response["description"] for response in described["responses"].values())
     assert ("requestBody" in described) == (method == "post")
@@ -151,6 +153,15 @@ async def test_events_are_true_to_it(serve: Serve, fields: dict[str, Any]) -> No
         event_type: TypeAdapter[Any] = TypeAdapter(kind)
         for event in await events_of(await http.post(path, json=body)):
             event_type.validate_python(event, strict=True)
+
+
+def test_every_status_of_an_error_is_described() -> None:
+    def statuses(error: type[APIError]) -> set[str]:
+        return {str(error.status)}.union(*map(statuses, error.__subclasses__()))
+
+    responses = DOCUMENT["paths"]["/v1/chat/completions"]["post"]["responses"]
+    assert statuses(APIError) - {"405"} == responses.keys() - {"200", "422"}  # 405 is of no operation
+    assert {status for status in responses if "headers" in responses[status]} == {"429", "503"}
 
 
 @pytest.mark.parametrize("validation_status", [400, 422])

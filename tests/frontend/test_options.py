@@ -41,6 +41,9 @@ def test_settings_survive_the_way_through_options():
         ping_interval_s=0,
         tls_cert="cert.pem",
         tls_key="key.pem",
+        triton_tls_ca="ca.pem",
+        triton_tls_cert="mine.pem",
+        triton_tls_key="mine.key",
         cors_origins=("https://a.example", "http://[::1]:3000"),
         allow_anonymous=True,
     )

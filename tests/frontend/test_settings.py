@@ -32,6 +32,8 @@ def test_the_defaults_are_valid() -> None:
         ("triton_endpoints", ("a",)),
         ("triton_endpoints", ("a:0",)),
         ("triton_endpoints", ("a:99999",)),
+        ("triton_tls_cert", "cert.pem"),
+        ("triton_tls_key", "key.pem"),
         ("max_body_bytes", 0),
         ("validation_status", 418),
         ("validation_status", True),

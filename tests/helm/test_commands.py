@@ -69,7 +69,7 @@ def test_every_command_is_one_that_its_program_takes(name: str) -> None:
             assert not command.words or command.words[0] == "sleep" or command.words[1].startswith("/etc/conch/"), (
                 command
             )
-    assert {"api", "triton", "probe", "quiet"} <= seen
+    assert {"api", "triton", "probe", "drain"} <= seen
     assert seen & {"build", "render"}
 
 

@@ -138,9 +138,9 @@ def test_44_a_stream_is_finished_when_its_frontend_is_told_to_end(install: Insta
 
 def test_22_triton_finishes_what_is_under_way_before_it_is_told_to_end(install: Install) -> None:
     words = install.model.main["lifecycle"]["preStop"]["exec"]["command"]
-    words = [re.sub("--pause=.*", "--pause=0", word) for word in words]
+    words = [re.sub("--notice=.*", "--notice=1", word) for word in words]
     said, _ = install.box.run(install.model, install.model.main, words).communicate(timeout=PATIENCE_S)
-    assert said == "ok: nothing is under way\n"
+    assert said == "ok: nothing runs at 127.0.0.1:8001 any more\n"
     install.triton.send_signal(signal.SIGTERM)
     install.triton.wait(PATIENCE_S)
 

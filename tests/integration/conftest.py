@@ -19,12 +19,16 @@ from tests.integration.stack import (
     ALIASES,
     DEMO_CHECKPOINT,
     ENGINE_MODEL,
+    FLOOD_MODEL,
     MAX_SEQUENCES,
     MAX_SEQUENCES_ALONE,
+    MAX_SEQUENCES_FLOOD,
     PACED_MODEL,
     Stack,
 )
 from tests.tensorrt_llm_artifact import ADAPTER, install_double, write_artifact
+
+FRONTEND = Settings(port=0, stats_interval_s=0.2, max_body_bytes=1_000_000)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -56,9 +60,27 @@ def paced_repository(repository: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
+def flood_repository(repository: Path) -> Path:
+    """A repository with a synthetic model that makes far more tokens than anybody reads."""
+    state_dir = repository.parent
+    flood = [FLOOD_MODEL, "--checkpoint", str(DEMO_CHECKPOINT), "--runtime", "synthetic", "--option", "itl_ms=2"]
+    rendered = state_dir / "flood"
+    artifact = _build(state_dir, *flood)
+    _run("render", artifact, "--repository", str(rendered), "--max-sequences", str(MAX_SEQUENCES_FLOOD))
+    return rendered
+
+
+@pytest.fixture(scope="session")
 def stack(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     """The running server, ready."""
     with running_stack(repository, tmp_path_factory) as stack:
+        yield stack
+
+
+@pytest.fixture(scope="session")
+def paced_stack(paced_repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    """A server with the paced model alone, which runs MAX_SEQUENCES_ALONE at a time."""
+    with running_stack(paced_repository, tmp_path_factory) as stack:
         yield stack
 
 
@@ -82,13 +104,18 @@ def tensorrt_llm_stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sta
 
 
 @contextmanager
-def running_stack(repository: Path, tmp_path_factory: pytest.TempPathFactory, **environment: str) -> Iterator[Stack]:
+def running_stack(
+    repository: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    frontend: Settings = FRONTEND,
+    **environment: str,
+) -> Iterator[Stack]:
     """Run Triton and a frontend until the end of the block."""
     settings = LauncherSettings(
         repository=repository,
         state_dir=tmp_path_factory.mktemp("launcher"),
         environment={**os.environ, **environment},
-        frontend=Settings(port=0, stats_interval_s=0.2, max_body_bytes=1_000_000),
+        frontend=frontend,
         triton_grpc_port=0,
         triton_http_port=0,
         triton_metrics_port=0,

@@ -23,11 +23,13 @@ from model_repository.stage_messages import EngineStats
 from model_repository.tensors import array
 
 PACED_MODEL = "synthetic/paced"  # a token for each running sequence every 10 ms, until max_tokens
+FLOOD_MODEL = "synthetic/flood"  # the same every 2 ms
 ENGINE_MODEL = "demo-engine"  # the demo model on the tensorrt_llm runtime's engine backend
 ALIASES = ("llama3.1:8b", "nvidiaLlama-3.1-Nemotron-70B-Instruct")  # of the demo model: names that documents use
 WORKER = "tensorrt_llm_double_worker"  # the name of the process that stands for a rank
 MAX_SEQUENCES = 4  # that one engine decodes at a time
 MAX_SEQUENCES_ALONE = 12  # likewise, of the paced model where it is served alone
+MAX_SEQUENCES_FLOOD = 64
 DEMO_CHECKPOINT = Path(__file__).parents[2] / "build_engines" / "demo" / "checkpoint"
 DEADLINE_S = 30.0  # for things that take milliseconds: only a hang reaches it
 
@@ -63,6 +65,11 @@ class Stack:
     def url(self) -> str:
         """The frontend's."""
         return self.launcher.url
+
+    @property
+    def triton_metrics_url(self) -> str:
+        """Where Triton tells metrics, without the path."""
+        return f"http://127.0.0.1:{self.launcher.triton_ports.metrics}"
 
     @property
     def endpoint(self) -> str:

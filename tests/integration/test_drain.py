@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import signal
-from collections.abc import AsyncIterator, Iterator
+import subprocess
+import sys
+from collections.abc import AsyncIterator
 from contextlib import ExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -14,17 +17,9 @@ import pytest
 
 from tests.integration.conftest import running_stack
 from tests.integration.replicas import NUM_STREAMS, Frontend, StreamOutcome, frontend_of, read_stream, streaming, until
-from tests.integration.stack import DEADLINE_S, Stack
+from tests.integration.stack import DEADLINE_S, PACED_MODEL, Stack
 
 MAX_TOKENS = 60
-NUM_ROUNDS = 3  # of streams, one after the other, by each client
-
-
-@pytest.fixture(scope="module")
-def small_stack(paced_repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    """A Triton with the paced model alone."""
-    with running_stack(paced_repository, tmp_path_factory) as stack:
-        yield stack
 
 
 class Balancer:
@@ -59,61 +54,92 @@ async def _pipe(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
     writer.close()
 
 
-async def follow(url: str, outcomes: list[StreamOutcome]) -> None:
-    """Read some streams one after the other.
+@asynccontextmanager
+async def followed(url: str) -> AsyncIterator[list[StreamOutcome]]:
+    """Have many clients read streams, one after the other, until the block ends; yield the outcomes, refused ones too.
 
     Who is sent elsewhere comes again, and so does who meets a connection that is just being closed: OpenAI's SDK does.
     """
-    async with aiohttp.ClientSession() as session:
-        for _ in range(NUM_ROUNDS):
-            is_refused = True
-            while is_refused:
-                outcome = StreamOutcome()
+    outcomes: list[StreamOutcome] = []
+    is_over = asyncio.Event()
+
+    async def follow() -> None:
+        async with aiohttp.ClientSession() as session:
+            while not is_over.is_set():
+                outcomes.append(StreamOutcome())
                 with suppress(aiohttp.ServerDisconnectedError, aiohttp.ClientOSError):
-                    await read_stream(session, url, outcome, MAX_TOKENS)
-                assert outcome.status in (0, 200, 503)
-                is_refused = outcome.status != 200
-            outcomes.append(outcome)
+                    await read_stream(session, url, outcomes[-1], MAX_TOKENS)
+
+    clients = asyncio.gather(*(follow() for _ in range(NUM_STREAMS)))
+    try:
+        await until(lambda: any(outcome.is_done for outcome in outcomes), "the first streams have ended")
+        yield outcomes
+    finally:
+        is_over.set()
+        await asyncio.wait_for(clients, DEADLINE_S)
 
 
-async def test_a_rolling_restart_under_streams_loses_none(small_stack: Stack, tmp_path: Path) -> None:
-    balancer, outcomes = Balancer(), list[StreamOutcome]()
+def assert_whole(outcomes: list[StreamOutcome]) -> None:
+    """Check that no stream that has begun was lost."""
+    begun = [outcome for outcome in outcomes if outcome.status == 200]
+    assert len(begun) > 2 * NUM_STREAMS
+    assert [outcome for outcome in begun if not outcome.is_whole] == []
+    assert len({outcome.text for outcome in begun}) == 1
+
+
+async def test_a_rolling_restart_of_frontends_under_streams_loses_none(paced_stack: Stack, tmp_path: Path) -> None:
+    balancer = Balancer()
     with ExitStack() as exits:
 
         def started() -> Frontend:
-            return exits.enter_context(frontend_of([small_stack], tmp_path))
+            return exits.enter_context(frontend_of([paced_stack], tmp_path))
 
         balancer.frontends = [started(), started()]
-        async with balancer.listening() as url:
-            clients = asyncio.gather(*(follow(url, outcomes) for _ in range(NUM_STREAMS)))
-            await until(lambda: bool(outcomes), "the first streams have ended")
+        async with balancer.listening() as url, followed(url) as outcomes:
             for leaving in list(balancer.frontends):
                 leaving.process.send_signal(signal.SIGTERM)
                 balancer.frontends.append(await asyncio.to_thread(started))
                 assert await asyncio.to_thread(leaving.process.wait, DEADLINE_S) == 0, leaving.log
                 balancer.frontends.remove(leaving)
-            await asyncio.wait_for(clients, DEADLINE_S)
-    assert len(outcomes) == NUM_STREAMS * NUM_ROUNDS
-    assert [outcome for outcome in outcomes if not outcome.is_whole] == []
-    assert len({outcome.text for outcome in outcomes}) == 1
+                assert re.search(r"draining: [1-9]\d* requests are under way", leaving.log)
+    assert {outcome.status for outcome in outcomes} <= {0, 200, 503}
+    assert_whole(outcomes)
+
+
+async def test_a_rolling_restart_of_tritons_under_streams_loses_none_and_refuses_none(
+    paced_stack: Stack, paced_repository: Path, tmp_path_factory: pytest.TempPathFactory, tmp_path: Path
+) -> None:
+    with running_stack(paced_repository, tmp_path_factory) as other:
+        stacks = [paced_stack, other]
+        with frontend_of(stacks, tmp_path) as frontend:
+            async with followed(frontend.url) as outcomes:
+                for stack in stacks:
+                    assert await asyncio.to_thread(lambda stack: stack.stats(PACED_MODEL).num_active, stack) > 0
+                    command = [sys.executable, "-m", "frontend", "drain", f"--triton={stack.endpoint}", "--notice=1"]
+                    assert await asyncio.to_thread(subprocess.call, command) == 0
+                    await asyncio.to_thread(stack.launcher.triton.stop, DEADLINE_S)
+                    stack.launcher.triton.start()
+                    await until(frontend.is_whole, "both serve again")
+    assert {outcome.status for outcome in outcomes} == {200}
+    assert_whole(outcomes)
 
 
 @pytest.mark.parametrize("workers", [1, 2])
 async def test_after_its_time_a_drain_ends_the_streams_with_an_error(
-    small_stack: Stack, tmp_path: Path, workers: int
+    paced_stack: Stack, tmp_path: Path, workers: int
 ) -> None:
-    with frontend_of([small_stack], tmp_path, "--drain-timeout-s=0.5", f"--workers={workers}") as frontend:
+    with frontend_of([paced_stack], tmp_path, "--drain-timeout-s=0.5", f"--workers={workers}") as frontend:
         async with streaming(frontend.url, 1900) as outcomes:
             await until(lambda: any(outcome.text for outcome in outcomes), "they have begun")
             frontend.process.send_signal(signal.SIGTERM)
         assert all(outcome.is_cleanly_broken for outcome in outcomes), outcomes
         assert {outcome.error["code"] for outcome in outcomes if outcome.error} == {"draining"}
         assert await asyncio.to_thread(frontend.process.wait, DEADLINE_S) == 0
-    await asyncio.to_thread(small_stack.wait_until_idle, "synthetic/paced")
+    await asyncio.to_thread(paced_stack.wait_until_idle, "synthetic/paced")
 
 
-async def test_a_second_signal_ends_a_drain(small_stack: Stack, tmp_path: Path) -> None:
-    with frontend_of([small_stack], tmp_path, "--drain-timeout-s=3600") as frontend:
+async def test_a_second_signal_ends_a_drain(paced_stack: Stack, tmp_path: Path) -> None:
+    with frontend_of([paced_stack], tmp_path, "--drain-timeout-s=3600") as frontend:
         async with streaming(frontend.url, 1900, num_streams=4) as outcomes:
             await until(lambda: all(outcome.text for outcome in outcomes), "they have begun")
             frontend.process.send_signal(signal.SIGTERM)

@@ -3,15 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-import socket
+import re
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
 
+import psutil
+import pytest
 import uvloop
 
+from tests.frontend.connections.raw_http import narrow_connection
 from tests.hostile.requests import CHAT, completion, post
+from tests.integration.api import Api
+from tests.integration.conftest import FRONTEND, running_stack
 from tests.integration.edge import exchange, serving
-from tests.integration.stack import MAX_SEQUENCES, PACED_MODEL, Stack, wait_until
+from tests.integration.stack import FLOOD_MODEL, MAX_SEQUENCES, MAX_SEQUENCES_FLOOD, PACED_MODEL, Stack, wait_until
 
-MAX_TOKENS = 1900  # of each completion: nineteen seconds
+MAX_TOKENS = 1900  # of each completion: nineteen seconds of the paced model
+NUM_CHOICES = 4
+NUM_ROUNDS = 4
+MAX_BYTES_PER_READER = 1_000_000
 
 
 def test_a_reader_that_stalls_frees_the_engine_and_leaves_others_alone(stack: Stack) -> None:
@@ -27,9 +39,7 @@ async def stall(stack: Stack) -> tuple[bytes, bytes]:
     async with serving(stack, stalled_reader_s=0.3) as port:
         alone = await exchange(port, completion(temperature=0, max_tokens=20))
         num_cancelled = stack.stats(PACED_MODEL).num_cancelled + MAX_SEQUENCES
-        with socket.socket() as client:
-            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
-            client.connect(("127.0.0.1", port))
+        with narrow_connection(port) as client:
             messages = [{"role": "user", "content": "x"}]
             body = {"model": PACED_MODEL, "messages": messages, "stream": True, "n": MAX_SEQUENCES}
             client.sendall(post(body | {"max_tokens": MAX_TOKENS}, CHAT))
@@ -48,3 +58,51 @@ def is_cancelled(stack: Stack, num_cancelled: int) -> bool:
 def text_of(answer: bytes) -> bytes:
     """Return the completion's text as it stands in the answer."""
     return answer.partition(b'"text":')[2].partition(b"}")[0]
+
+
+@pytest.fixture
+def flood(flood_repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    """A stack whose frontend cuts stalled readers soon, and whose engine makes more than they would ever take."""
+    with running_stack(flood_repository, tmp_path_factory, replace(FRONTEND, stalled_reader_s=0.3)) as stack:
+        yield stack
+
+
+def test_many_readers_that_stall_are_cut_counted_and_cost_little_memory(flood: Stack) -> None:
+    frontend = psutil.Process(flood.launcher.frontend.pid)
+    num_readers = MAX_SEQUENCES_FLOOD // NUM_CHOICES
+    held, peaks = [], []
+    for number in range(1, NUM_ROUNDS + 1):
+        peaks.append(stalled_round(flood, frontend, num_readers, num_cut=number * num_readers))
+        held.append(frontend.memory_info().rss)
+    assert max(peaks) - held[0] < num_readers * MAX_BYTES_PER_READER, (held, peaks)
+    assert held[-1] - held[0] < num_readers * MAX_BYTES_PER_READER / 4, (held, peaks)
+    stats = flood.stats(FLOOD_MODEL)
+    assert stats.num_cancelled == NUM_ROUNDS * MAX_SEQUENCES_FLOOD
+    assert frontend.num_fds() < num_readers + 60
+
+
+def stalled_round(flood: Stack, frontend: psutil.Process, num_readers: int, num_cut: int) -> int:
+    """Have readers stall until each is cut; return the most memory that the frontend had meanwhile, in bytes."""
+    port = int(flood.url.rsplit(":", 1)[1])
+    body = {"model": FLOOD_MODEL, "messages": [{"role": "user", "content": "x"}], "stream": True}
+    raw = post(body | {"n": NUM_CHOICES, "max_tokens": MAX_TOKENS}, CHAT)
+    peak = 0
+    with ExitStack() as stack:
+        for _ in range(num_readers):
+            stack.enter_context(narrow_connection(port)).sendall(raw)
+
+        def is_over() -> bool:
+            nonlocal peak
+            peak = max(peak, frontend.memory_info().rss)
+            return cancelled(flood) == num_cut
+
+        wait_until(is_over, "every reader is cut, and counted")
+    flood.wait_until_idle(FLOOD_MODEL)
+    return peak
+
+
+def cancelled(flood: Stack) -> int:
+    """Return how many requests the metrics have as left by their clients."""
+    metrics = Api(flood.url).get("/metrics").body
+    found = re.search(rf'^conch_cancelled_total{{model="{FLOOD_MODEL}"}} ([0-9.]+)$', metrics, re.MULTILINE)
+    return int(float(found[1])) if found else 0

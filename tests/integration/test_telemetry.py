@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
+import shutil
+import subprocess
 import urllib.request
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
+import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from frontend.telemetry.definitions import METRICS
 from model_repository.engine.metrics import FAMILIES
-from tests.integration.api import Api
+from tests.integration.api import COMPLETIONS, Api
+from tests.integration.edge import serving
+from tests.integration.logs import logged
 from tests.integration.stack import PACED_MODEL, Stack, wait_until
+from tests.otlp_receiver import attributes, receiving
 
 OPERATIONS = Path(__file__).parents[2] / "docs" / "operations"
 NAME = re.compile(r"\bconch_[a-z_]+")
@@ -38,36 +44,9 @@ def scraped(url: str) -> tuple[set[str], Samples]:
     return names, samples
 
 
-def triton_url(stack: Stack) -> str:
-    return f"http://127.0.0.1:{stack.launcher.triton_ports.metrics}"
-
-
-@contextmanager
-def logged(stack: Stack) -> Iterator[list[str]]:
-    """Collect what both children write."""
-    lines: list[str] = []
-    children = (stack.launcher.triton, stack.launcher.frontend)
-    logs = [child._log for child in children]
-
-    def collecting(log: Callable[[str], None]) -> Callable[[str], None]:
-        def collect(line: str) -> None:
-            lines.append(line)
-            log(line)
-
-        return collect
-
-    for child, log in zip(children, logs, strict=True):
-        child._log = collecting(log)
-    try:
-        yield lines
-    finally:
-        for child, log in zip(children, logs, strict=True):
-            child._log = log
-
-
 def test_a_request_is_in_the_metrics_of_both_ports(stack: Stack, api: Api) -> None:
     _, before = scraped(stack.url)
-    _, engine_before = scraped(triton_url(stack))
+    _, engine_before = scraped(stack.triton_metrics_url)
     body = {"model": "demo", "prompt": "hello", "max_tokens": 5, "ignore_eos": True}
     answer = api.post("/v1/completions", body)
     assert re.fullmatch(
@@ -88,27 +67,83 @@ def test_a_request_is_in_the_metrics_of_both_ports(stack: Stack, api: Api) -> No
     assert 0 < told <= grew("conch_request_seconds_sum")
     drawn = ("conch_engine_tokens_total", "demo")
     wait_until(
-        lambda: scraped(triton_url(stack))[1][drawn] >= engine_before.get(drawn, 0) + 5, "the engine's figures are told"
+        lambda: scraped(stack.triton_metrics_url)[1][drawn] >= engine_before.get(drawn, 0) + 5,
+        "the engine's figures are told",
     )
 
 
-def test_a_request_is_followed_by_its_id_from_the_frontends_log_to_the_engines(stack: Stack) -> None:
-    body = json.dumps({"model": "demo", "prompt": "hello", "max_tokens": 2}).encode()
-    headers = {"Content-Type": "application/json", "x-request-id": "follow-me/1"}
+def named(lines: list[str], request_id: str) -> list[str]:
+    """Return the lines about a request."""
+    return [line for line in lines if f"request_id={request_id} " in f"{line} "]
+
+
+def test_a_request_is_followed_by_its_id_from_the_frontends_log_to_the_engines(stack: Stack, api: Api) -> None:
+    body = {"model": "demo", "prompt": "hello", "max_tokens": 2}
     with logged(stack) as lines:
-        request = urllib.request.Request(f"{stack.url}/v1/completions", data=body, headers=headers)
-        urllib.request.urlopen(request, timeout=30).close()
-        wait_until(lambda: sum("request_id=follow-me/1 " in line for line in lines) == 2, "two lines name the request")
-    named = [line for line in lines if "follow-me/1" in line]
-    assert {line.split("]")[0] for line in named} == {"[frontend", "[triton"}
-    assert not any("hello" in line for line in named)
+        api.post(COMPLETIONS, body, {"x-request-id": "follow-me/1"})
+        wait_until(lambda: len(named(lines, "follow-me/1")) == 2, "two lines name the request")
+    found = named(lines, "follow-me/1")
+    assert {line.split("]")[0] for line in found} == {"[frontend", "[triton"}
+    assert not any("hello" in line for line in found)
+
+
+def test_a_request_is_followed_from_the_engines_log_back_to_the_answer(stack: Stack, api: Api) -> None:
+    with logged(stack) as lines:
+        answer = api.post(COMPLETIONS, {"model": "demo", "prompt": "hello", "max_tokens": 2})
+        wait_until(lambda: any("[triton" in line and " sequence=" in line for line in lines), "the engine names it")
+        [of_engine] = [line for line in lines if "[triton" in line and " sequence=" in line]
+        [request_id] = re.findall(r"request_id=(\S+)", of_engine)
+        assert request_id == answer.headers["x-request-id"]
+        wait_until(lambda: len(named(lines, request_id)) == 2, "the frontend names it too")
+    [of_frontend] = [line for line in named(lines, request_id) if line.startswith("[frontend")]
+    assert f" id={answer.body['id']} " in of_frontend
+
+
+@pytest.mark.parametrize("fields", [{"prompt": "a " * 5000}, {"prompt": ["a", "a " * 5000], "stream": True}])
+def test_a_request_that_a_stage_refuses_is_in_both_logs_by_its_id(stack: Stack, api: Api, fields: Any) -> None:
+    with logged(stack) as lines:
+        body = {"model": "demo", "max_tokens": 2} | fields
+        assert api.post(COMPLETIONS, body, {"x-request-id": "refuse/me"}).status == 400
+        wait_until(lambda: len(named(lines, "refuse/me")) >= 2, "both name it")
+    told = "\n".join(named(lines, "refuse/me"))
+    assert "refused: context_length_exceeded" in told
+    assert "status=400 error=context_length_exceeded" in told
+
+
+async def test_a_request_is_one_trace_from_its_caller_to_the_stages(stack: Stack) -> None:
+    trace_id, parent_id = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+    headers = {"traceparent": f"00-{trace_id}-{parent_id}-01"}
+    body = {"model": PACED_MODEL, "prompt": "hello", "max_tokens": 20, "n": 2}
+    with receiving() as receiver:
+        async with serving(stack, otlp_endpoint=receiver.endpoint) as port:
+            answer = await asyncio.to_thread(Api(f"http://127.0.0.1:{port}").post, COMPLETIONS, body, headers)
+    assert answer.status == 200
+    spans = receiver.spans()
+    assert {span.trace_id.hex() for span in spans} == {trace_id}
+    below: dict[str, list[Any]] = {}
+    for span in spans:
+        below.setdefault(span.parent_span_id.hex(), []).append(span)
+    [request] = below.pop(parent_id)
+    assert request.name == "POST /v1/completions"
+    completions = below.pop(request.span_id.hex())
+    assert [attributes(span)["gen_ai.usage.output_tokens"] for span in completions] == [20, 20]
+    for completion in completions:
+        stages = below.pop(completion.span_id.hex())
+        assert [span.name for span in stages] == ["tokenization", "queue", "prefill", "decode", "detokenization"]
+        assert stages[0].start_time_unix_nano == completion.start_time_unix_nano
+        assert stages[-1].end_time_unix_nano <= completion.end_time_unix_nano + 1000  # a float's rounding
+        decode = stages[3]
+        assert decode.end_time_unix_nano - decode.start_time_unix_nano >= 19 * 8_000_000  # a token every 10 ms
+    assert not below
 
 
 def test_every_name_in_the_dashboard_and_the_rules_is_exported(stack: Stack, api: Api) -> None:
     api.post("/v1/completions", {"model": "demo", "prompt": "hello", "max_tokens": 3, "stream": True})
-    wait_until(lambda: "conch_engine_tokens_total" in scraped(triton_url(stack))[0], "the engine's figures are told")
+    wait_until(
+        lambda: "conch_engine_tokens_total" in scraped(stack.triton_metrics_url)[0], "the engine's figures are told"
+    )
     wait_until(lambda: ("conch_engine_up", "demo") in scraped(stack.url)[1], "the engine was looked at")
-    exported = scraped(stack.url)[0] | scraped(triton_url(stack))[0]
+    exported = scraped(stack.url)[0] | scraped(stack.triton_metrics_url)[0]
     rules = yaml.safe_load((OPERATIONS / "prometheus-rules.yaml").read_text())
     expressions = [rule["expr"] for group in rules["groups"] for rule in group["rules"]]
     dashboard = json.loads((OPERATIONS / "grafana-dashboard.json").read_text())
@@ -119,11 +154,13 @@ def test_every_name_in_the_dashboard_and_the_rules_is_exported(stack: Stack, api
 
 
 def test_every_metric_of_the_definitions_is_exported(stack: Stack) -> None:
-    wait_until(lambda: "conch_engine_tokens_total" in scraped(triton_url(stack))[0], "the engine's figures are told")
+    wait_until(
+        lambda: "conch_engine_tokens_total" in scraped(stack.triton_metrics_url)[0], "the engine's figures are told"
+    )
     names = scraped(stack.url)[0]
     for metric in METRICS:
         assert metric.name in names or f"{metric.name}_count" in names
-    assert {family.name for family in FAMILIES} <= scraped(triton_url(stack))[0]
+    assert {family.name for family in FAMILIES} <= scraped(stack.triton_metrics_url)[0]
 
 
 def test_an_engine_that_is_killed_and_reloaded_tells_its_figures_again(stack: Stack, api: Api) -> None:
@@ -131,9 +168,9 @@ def test_an_engine_that_is_killed_and_reloaded_tells_its_figures_again(stack: St
     stack.kill_stage("synthetic--paced__engine")
     body = {"model": model, "prompt": "x", "max_tokens": 2}
     wait_until(lambda: api.post("/v1/completions", body).status == 200, "the engine was reloaded")
-    before = scraped(triton_url(stack))[1].get(drawn, 0)
+    before = scraped(stack.triton_metrics_url)[1].get(drawn, 0)
     assert api.post("/v1/completions", body).status == 200
-    wait_until(lambda: scraped(triton_url(stack))[1].get(drawn, 0) > before, "the new engine's figures are told")
+    wait_until(lambda: scraped(stack.triton_metrics_url)[1].get(drawn, 0) > before, "the new engine's figures are told")
 
 
 def test_every_rule_has_what_a_rule_needs() -> None:
@@ -145,3 +182,13 @@ def test_every_rule_has_what_a_rule_needs() -> None:
         assert rule["annotations"]["summary"]
         for opening, closing in ("()", "[]", "{}"):
             assert rule["expr"].count(opening) == rule["expr"].count(closing)
+
+
+def test_promtool_finds_no_fault_in_the_rules() -> None:
+    promtool = shutil.which("promtool")
+    if promtool is None:
+        pytest.skip("needs the Debian package prometheus")
+    checked = subprocess.run(
+        [promtool, "check", "rules", OPERATIONS / "prometheus-rules.yaml"], capture_output=True, text=True, check=False
+    )
+    assert checked.returncode == 0, checked.stdout + checked.stderr

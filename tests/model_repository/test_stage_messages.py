@@ -50,6 +50,7 @@ REQUEST = EngineRequest(
     guide=Guide(GuideKind.CHOICE, '["a", "é"]'),
     lora_name="adapter",
     is_stream=True,
+    priority=1,
     cancel_key="secret",
     delivery_key="another secret",
     delivery_number=-(2**63),
@@ -186,5 +187,5 @@ def test_options_that_are_none_are_refused(fields: Any, message: str) -> None:
 
 def test_stats_survive_json() -> None:
     fields = [field.name for field in dataclasses.fields(EngineStats)]
-    stats = EngineStats(**{name: index + 1 for index, name in enumerate(fields)})
+    stats = EngineStats(**{name: index + 1 for index, name in enumerate(fields)})  # type: ignore[arg-type]
     assert EngineStats.from_json(stats.to_json()) == stats

@@ -64,10 +64,13 @@ class TritonPythonModel:
                 self.engine.cancel_key(key)
             case {"fail": "running"} if len(message) == 1:
                 self.engine.fail_running()
+            case {"drain": bool(is_draining)} if len(message) == 1:
+                self.engine.is_draining = is_draining
             case {} if message == {}:
                 return
             case _:
-                raise InvalidRequest('expected {}, {"cancel_key": str} or {"fail": "running"}', contract.CONTROL.name)
+                rule = 'expected {}, {"cancel_key": str}, {"fail": "running"} or {"drain": bool}'
+                raise InvalidRequest(rule, contract.CONTROL.name)
 
     def is_ready(self) -> bool:
         """Return whether the model is ready. Newer servers ask; those that do not know the name never call it."""

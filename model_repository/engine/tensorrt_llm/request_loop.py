@@ -51,6 +51,7 @@ class Call:
     make_sampling_params: Callable[[], Any]  # called late, for they are large, and there may be many calls in wait
     reader: Reader
     can_abort: bool  # else it runs on until it ends by itself
+    turn_s: float = 0.0  # those that wait are ordered by it
 
 
 class RequestLoop:

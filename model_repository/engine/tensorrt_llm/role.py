@@ -8,8 +8,12 @@ from enum import StrEnum
 
 # Set by trtllm-llmapi-launch, which keeps the other ranks in worker processes and takes MPI's own variables away.
 _LAUNCHED = "TLLM_SPAWN_PROXY_PROCESS"
-# Open MPI's mpirun, which NVIDIA's images have, and the PMI of MPICH's and Slurm's.
-_MPI_VARIABLES = (("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"), ("PMI_SIZE", "PMI_RANK"))
+# Open MPI's mpirun, as in NVIDIA's images; the PMI of MPICH's and Slurm's; Slurm's PMIx, which tells only the rank.
+_MPI_VARIABLES = (
+    ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"),
+    ("PMI_SIZE", "PMI_RANK"),
+    ("SLURM_STEP_NUM_TASKS", "PMIX_RANK"),
+)
 
 
 class RoleKind(StrEnum):
@@ -38,7 +42,9 @@ def role_from_environment(environment: Mapping[str, str]) -> Role:
     if environment.get(_LAUNCHED) == "1":
         return Role(RoleKind.LAUNCHED)
     for size_name, rank_name in _MPI_VARIABLES:
-        num_ranks, rank = int(environment.get(size_name, "1")), int(environment.get(rank_name, "0"))
+        if rank_name not in environment:  # Slurm's sizes are there without MPI too
+            continue
+        num_ranks, rank = int(environment.get(size_name, "1")), int(environment[rank_name])
         if num_ranks > 1:
             return Role(RoleKind.WORKER if rank else RoleKind.LEADER, rank, num_ranks)
     return Role(RoleKind.ALONE)

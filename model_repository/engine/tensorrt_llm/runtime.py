@@ -22,6 +22,7 @@ from model_repository.engine.tensorrt_llm.request_loop import Call, RequestLoop
 from model_repository.engine.tensorrt_llm.result_reader import ResultReader
 from model_repository.engine.tensorrt_llm.role import RoleKind, role_from_environment
 from model_repository.engine.tensorrt_llm.sampling import SamplingPlanner, is_scored
+from model_repository.engine.turns import turn_s
 from model_repository.errors import EngineFailed, Unsupported
 from model_repository.stage_messages import EngineRequest
 
@@ -30,7 +31,7 @@ _MAX_WAIT_S = 0.05
 
 
 class TensorRtLlmRuntime:
-    """Owns TensorRT-LLM's LLM: `max_sequences` of its requests at a time, the others wait here.
+    """Owns TensorRT-LLM's LLM: `max_sequences` of its requests at a time, the others wait here for their turn.
 
     Args:
         config: which model to load, and how; its `options` are those of TensorRtLlmOptions.
@@ -64,7 +65,7 @@ class TensorRtLlmRuntime:
             guided_decoding=self._options.guided_decoding,
             is_called_per_chunk=self._options.backend is Backend.PYTORCH and self._options.chunked_prefill,
         )
-        self._waiting: dict[int, Call] = {}  # in their order
+        self._waiting: dict[int, Call] = {}  # in the order in which they came
         self._running: dict[int, int] = {}  # sequence to the tokens it holds
         self._unseen: set[int] = set()  # of these, who is heard of only at the end
         self._llm = start_llm(config, self._options, role)
@@ -93,7 +94,9 @@ class TensorRtLlmRuntime:
         reader = ResultReader(sequence, request, plan, end_id=self._planner.end_id, vocab_size=self._vocab_size)
         can_abort = not (keywords["streaming"] and self._is_tied_by_stream(request))
         make_params = functools.partial(sampling_params, plan, self._vocab_size)
-        self._waiting[sequence] = Call(sequence, keywords, make_params, reader, can_abort=can_abort)
+        self._waiting[sequence] = Call(
+            sequence, keywords, make_params, reader, can_abort=can_abort, turn_s=turn_s(request, time.monotonic())
+        )
         self._admit()
 
     def _is_tied_by_stream(self, request: EngineRequest) -> bool:
@@ -113,11 +116,11 @@ class TensorRtLlmRuntime:
 
     def _admit(self) -> None:
         while self._waiting and self._loop.num_busy < self._config.max_sequences:
-            sequence, call = next(iter(self._waiting.items()))
-            del self._waiting[sequence]
-            self._running[sequence] = len(call.keywords["inputs"])
+            call = min(self._waiting.values(), key=lambda call: call.turn_s)  # of equals the first
+            del self._waiting[call.sequence]
+            self._running[call.sequence] = len(call.keywords["inputs"])
             if not call.keywords["streaming"]:
-                self._unseen.add(sequence)
+                self._unseen.add(call.sequence)
             call.reader.scheduled_s = time.monotonic()
             self._loop.start(call)
 

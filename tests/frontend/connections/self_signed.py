@@ -6,11 +6,16 @@ import subprocess
 from pathlib import Path
 
 
+def paths(folder: Path, name: str) -> tuple[str, str]:
+    """Return where a certificate and its key are, or will be."""
+    return str(folder / f"{name}.pem"), str(folder / f"{name}.key")
+
+
 def make(folder: Path, name: str) -> tuple[str, str]:
     """Make a certificate that signs itself; return its file and its key's."""
-    cert, key = folder / f"{name}.pem", folder / f"{name}.key"
+    cert, key = paths(folder, name)
     command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
     names = ["-subj", f"/CN={name}", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
-    files = ["-keyout", str(key), "-out", str(cert), "-days", "2"]
+    files = ["-keyout", key, "-out", cert, "-days", "2"]
     subprocess.run([*command, *names, *files], check=True, capture_output=True)
-    return str(cert), str(key)
+    return cert, key

@@ -157,7 +157,7 @@ async def test_tokenization_counts_as_a_request_without_tokens(serve: Serve) -> 
 
 async def test_a_full_model_is_503_at_once_and_tells_when_to_come_back(serve: Serve) -> None:
     triton = FakeTriton([asyncio.Event()])
-    http = await serve(triton, max_in_flight=1, max_queued=0, requests_per_minute=9)
+    http = await serve(triton, max_in_flight=1, max_queue_share=0.0, requests_per_minute=9)
     request = asyncio.create_task(http.post("/v1/completions", json=COMPLETION))
     await asyncio.wait_for(triton.started.wait(), 10)
     response = await http.post("/v1/completions", json=COMPLETION)
@@ -174,12 +174,12 @@ async def test_a_full_model_is_503_at_once_and_tells_when_to_come_back(serve: Se
 
 async def test_who_waits_and_hangs_up_never_reaches_the_engine(serve: Serve) -> None:
     triton = FakeTriton([asyncio.Event()])
-    http = await serve(triton, max_in_flight=1, max_queued=1)
+    http = await serve(triton, max_in_flight=1)
     first = asyncio.create_task(http.post("/v1/completions", json=COMPLETION))
     await asyncio.wait_for(triton.started.wait(), 10)
     second = asyncio.create_task(http.post("/v1/completions", json=COMPLETION))
     while (await http.post("/v1/completions", json=COMPLETION | {"service_tier": "flex"})).status != 503:
-        pass  # not queued yet: the one that asks is pushed out, or waits in vain
+        pass  # not queued yet: the one that asks waits in vain
     second.cancel()
     first.cancel()
     await asyncio.wait_for(triton.closed.wait(), 10)

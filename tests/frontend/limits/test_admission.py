@@ -16,7 +16,7 @@ from tests.frontend.limits.asks import Clock, generation
 BOUNDS: dict[str, Any] = {
     "max_in_flight": 2,
     "max_in_flight_prompt_tokens": 100,
-    "max_queued": 3,
+    "max_queue_share": 1.5,
     "max_queue_wait_s": 60.0,
 }
 
@@ -81,17 +81,30 @@ async def test_beyond_the_queue_a_request_is_refused_at_once_and_told_when_to_co
         task.cancel()
 
 
-async def test_in_a_full_queue_the_flood_makes_place_for_another_key() -> None:
+async def test_a_queue_that_is_full_for_the_flood_has_place_for_another_key() -> None:
     admission = door()
     tasks = await waiting(admission, *[generation("flood")] * 5)
     [other] = await waiting(admission, generation("other"))
     with pytest.raises(QueueFull):
-        await tasks[-1]
+        await admission.enter(generation("flood"))
     admission.leave(generation("flood"))
     admission.leave(generation("flood"))
     await other
     for task in tasks:
         task.cancel()
+
+
+async def test_each_replica_that_is_ready_brings_places_and_nobody_is_sent_away_when_one_goes() -> None:
+    admission, request = door(), generation(num_replicas=2)
+    tasks = await waiting(admission, *[request] * 5)
+    assert [task.done() for task in tasks] == [True, True, True, True, False]
+    [late] = await waiting(admission, generation(num_replicas=1))
+    for _ in range(3):
+        admission.leave(request)
+    await settled()
+    assert (tasks[-1].done(), late.done(), admission.num_sequences) == (True, False, 2)
+    admission.leave(request)
+    await late
 
 
 async def test_nobody_waits_longer_than_the_maximum() -> None:
@@ -104,7 +117,9 @@ async def test_nobody_waits_longer_than_the_maximum() -> None:
 
 async def test_who_is_expected_to_wait_too_long_is_refused_at_once() -> None:
     clock = Clock()
-    admission = Admission(Bounds(**BOUNDS | {"max_in_flight": 1, "max_queue_wait_s": 10.0}), clock)
+    admission = Admission(
+        Bounds(**BOUNDS | {"max_in_flight": 1, "max_queue_share": 9.0, "max_queue_wait_s": 10.0}), clock
+    )
     first, second = await waiting(admission, generation(), generation())
     await first
     clock.now_s += 4
@@ -139,7 +154,7 @@ async def test_who_hangs_up_in_the_moment_of_its_turn_holds_nothing() -> None:
 
 
 async def test_a_key_that_floods_gets_no_more_than_its_share() -> None:
-    admission = door(max_queued=1000)
+    admission = door(max_queue_share=200.0)
     served: Counter[str] = Counter()
 
     async def one(key: str) -> None:

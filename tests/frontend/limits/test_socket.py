@@ -19,7 +19,7 @@ from frontend.limits.socket_limiter import SocketLimiter
 from frontend.limits.socket_server import WorkerConnection
 from tests.frontend.limits.asks import Clock, ask, generation
 
-BOUNDS = Bounds(max_in_flight=1, max_in_flight_prompt_tokens=0, max_queued=1, max_queue_wait_s=60.0)
+BOUNDS = Bounds(max_in_flight=1, max_in_flight_prompt_tokens=0, max_queue_share=1.0, max_queue_wait_s=60.0)
 
 
 @asynccontextmanager

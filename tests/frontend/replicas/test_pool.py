@@ -63,6 +63,20 @@ async def pool_of(*tritons: FakeTriton) -> Pool:
     return pool
 
 
+async def test_an_engine_that_is_to_be_drained_gets_nothing_more() -> None:
+    tritons = [FakeTriton(chunks("x")), FakeTriton(chunks("x"))]
+    pool = await pool_of(*tritons)
+    tritons[0].is_draining = True
+    await pool.replicas[0].watch.poll(SLUG)
+    assert [await pool.text() for _ in range(4)] == ["x"] * 4
+    assert (len(tritons[0].requests), len(tritons[1].requests)) == (0, 4)
+    assert pool.pool.states_by_endpoint()["fake:1"] == {DEMO.id: "draining"}
+    assert pool.pool.num_ready(SLUG) == 1
+    tritons[0].is_draining = False  # the one that was started in its place
+    await pool.replicas[0].watch.poll(SLUG)
+    assert pool.pool.num_ready(SLUG) == 2
+
+
 async def test_the_replica_with_the_fewest_requests_gets_the_next_one() -> None:
     gate = asyncio.Event()
     tritons = [FakeTriton([gate, *chunks("x")]) for _ in range(3)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -72,7 +73,7 @@ class Serve:
 
     def child_pids(self) -> list[int]:
         """Return the processes that the forking server named."""
-        return [int(pid) for pid in re.findall(r"\[triton\] child (\d+)", self.log)]
+        return [int(pid) for pid in re.findall(r"\bchild (\d+)", self.log)]
 
 
 @pytest.fixture
@@ -124,6 +125,19 @@ def test_a_signal_ends_every_process_even_detached_ones_that_ignore_sigterm(repo
         assert status == 0
         assert len(serve.child_pids()) == 3
         assert not any(map(is_running, serve.child_pids()))
+
+
+def test_with_json_every_line_is_an_object_that_names_its_process(repository, server, tmp_path):
+    with serving(tmp_path, *flags(repository, server(FORKING_SERVER)), "--log-format=json") as serve:
+        serve.wait_for(" started")
+        serve.wait_for('"process": "frontend"')
+        serve.process.send_signal(signal.SIGTERM)
+        status, log = serve.ended()
+    assert status == 0
+    lines = [json.loads(line) for line in log.splitlines()]
+    assert {"process": "triton", "message": f"child {serve.child_pids()[-1]} started"} in lines
+    told = [line for line in lines if line["process"] == "frontend"]
+    assert told and all(line["logger"] and line["level"] for line in told)
 
 
 def test_a_killed_launcher_leaves_nothing_and_the_next_one_can_start(repository, server, tmp_path):
@@ -316,5 +330,5 @@ def test_a_triton_that_dies_later_is_started_again_as_often_as_is_allowed(deaf_s
         with pytest.raises(ChildEnded, match="triton was killed by SIGKILL"):
             watching.result(DEADLINE_S)
         assert launcher.triton.pid != first
-    assert "triton was killed by SIGKILL; it is started again in 1 s" in lines
+    assert "[serve] triton was killed by SIGKILL; it is started again in 1 s" in lines
     assert any("it was started again 1 times in 600 s already (--max-triton-restarts)" in line for line in lines)

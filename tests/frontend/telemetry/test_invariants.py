@@ -18,8 +18,9 @@ from model_repository.generation import (
     Timing,
     Usage,
 )
-from tests.fakes import USAGE, FakeTriton, Script, chunks
+from tests.fakes import DEMO, USAGE, FakeTriton, Script, chunks
 from tests.frontend.conftest import Serve
+from tests.frontend.triton.server import FakeTritonServer, listen
 
 BODY = {"model": "org/demo", "prompt": "x", "max_tokens": 10}
 STOP = FinishReason.STOP
@@ -97,6 +98,25 @@ async def test_text_after_the_finish_is_not_passed_on(serve: Serve) -> None:
     assert "late" not in text
     assert "invalid_stream" in text
     assert await violations(http) == {Rule.NOTHING_AFTER_THE_FINISH: 1}
+
+
+async def test_what_comes_after_the_whole_answer_is_counted_and_logged(
+    serve: Serve, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The only completion of a request is read to its finish: what comes then, its call to Triton sees."""
+    server = FakeTritonServer()
+    server.script = [*chunks("a"), GenerationChunk(text="late")]
+    server.configs["org--demo"] = ("ensemble", DEMO.parameters.to_parameters())
+    server.index = [("org--demo", "READY"), ("org--demo__engine", "READY")]
+    listener, port = await listen(server)
+    http = await serve(None, triton_endpoints=(f"127.0.0.1:{port}",))
+    answer = await http.post("/v1/completions", json=BODY, headers={"x-request-id": "r1"})
+    assert (await answer.json())["choices"][0]["text"] == "a"
+    server.script = list(chunks("b"))
+    await http.post("/v1/completions", json=BODY)  # it comes after all that
+    assert await violations(http) == {Rule.NOTHING_AFTER_THE_FINISH: 1}
+    assert f"{Rule.NOTHING_AFTER_THE_FINISH} request_id=r1" in caplog.text
+    await listener.stop(None)
 
 
 async def test_completions_of_one_prompt_agree_on_its_length(serve: Serve) -> None:

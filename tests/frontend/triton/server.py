@@ -114,6 +114,7 @@ class FakeTritonServer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: 
         self.garbage = ""  # in place of an engine's stats
         self.detokenized: list[Tensors] = []
         self.tokenized: list[tuple[str, Tensors]] = []
+        self.ids: list[str] = []  # of requests to tokenizers
         self.answer_to_tokenize: Tensors | str = {}  # a text is an error message
         self.index: list[tuple[str, str]] = [("demo", "READY"), ("demo__engine", "READY")]
         self.configs: dict[str, tuple[str, Mapping[str, str]]] = {}
@@ -216,6 +217,7 @@ class FakeTritonServer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: 
 
     async def ModelInfer(self, request: Any, context: Any) -> Any:
         self.tokenized.append((request.model_name, tensors_of(request)))
+        self.ids.append(request.id)
         if not isinstance(self.answer_to_tokenize, str):
             return infer_response(self.answer_to_tokenize)
         await context.abort(grpc.StatusCode.INVALID_ARGUMENT, self.answer_to_tokenize)
@@ -245,10 +247,13 @@ class FakeTritonServer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: 
         return service_pb2.RepositoryModelLoadResponse()
 
 
-async def listen(servicer: FakeTritonServer, port: int = 0, host: str = "127.0.0.1") -> tuple[grpc.aio.Server, int]:
-    """Serve on loopback; return what stops it, and the port."""
+async def listen(
+    servicer: FakeTritonServer, port: int = 0, host: str = "127.0.0.1", credentials: Any = None
+) -> tuple[grpc.aio.Server, int]:
+    """Serve on loopback, with credentials over TLS; return what stops it, and the port."""
     server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
     service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(servicer, server)
-    port = server.add_insecure_port(f"{host}:{port}")
+    address = f"{host}:{port}"
+    port = server.add_secure_port(address, credentials) if credentials else server.add_insecure_port(address)
     await server.start()
     return server, port

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 from collections.abc import Callable
 from contextlib import aclosing
@@ -143,8 +144,9 @@ async def test_a_prompt_is_tokenized_by_the_models_own_stage(
 
 
 async def test_a_request_is_checked_by_the_models_own_stage(server: FakeTritonServer, client: TritonClient) -> None:
-    await client.check("demo", REQUEST)
+    await client.check("demo", dataclasses.replace(REQUEST, request_id="a/1"))
     ((stage, inputs),) = server.tokenized
+    assert server.ids == ["check/a/1"]
     assert (stage, inputs.keys()) == ("demo__tokenizer", request_to_tensors(REQUEST).keys())
     server.answer_to_tokenize = PromptTooLong("the prompt has 9 tokens", "text_input").message()
     with pytest.raises(errors.ContextLengthExceeded, match=r"^prompt: the prompt has 9 tokens"):

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 
 import pytest
 
@@ -326,6 +327,38 @@ async def test_an_engine_that_never_knows_the_stream_is_asked_twice(
     server.refusal = DeliveriesNotOpen("no stream", "delivery_key").message()
     assert isinstance(await failure_of(client), errors.EngineFailed)
     assert len(server.requests) == 2
+
+
+async def test_what_comes_after_a_finish_is_told_and_not_read(server: FakeTritonServer) -> None:
+    listener, port = await listen(server)
+    told: asyncio.Queue[tuple[str, str]] = asyncio.Queue()
+    client = TritonClient(f"127.0.0.1:{port}", on_late=lambda slug, request_id: told.put_nowait((slug, request_id)))
+    rest = asyncio.Event()
+    server.script = [*chunks("a"), text("at once"), rest, text("later")]
+    asked = dataclasses.replace(REQUEST, request_id="r1")
+    async with asyncio.timeout(10):
+        assert await completion_of(client, asked) == chunks("a")
+        assert await told.get() == ("demo", "r1")  # its reader may be there still
+        rest.set()
+        assert await told.get() == ("demo", "r1")  # it has left
+    await client.close()
+    await listener.stop(None)
+
+
+async def test_what_comes_for_a_reader_that_has_left_breaks_no_rule(server: FakeTritonServer) -> None:
+    listener, port = await listen(server)
+    told: list[str] = []
+    client = TritonClient(f"127.0.0.1:{port}", on_late=lambda slug, request_id: told.append(request_id))
+    rest = asyncio.Event()
+    server.script = [text("a"), rest, *chunks("b")]
+    async with aclosing(client.generate("demo", REQUEST)) as generation:
+        await anext(generation)
+    rest.set()
+    server.script = list(chunks("c"))
+    assert await completion_of(client) == chunks("c")
+    assert told == []
+    await client.close()
+    await listener.stop(None)
 
 
 async def test_closing_ends_the_stream_and_who_reads_it(server: FakeTritonServer) -> None:

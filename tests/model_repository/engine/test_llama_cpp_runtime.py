@@ -464,6 +464,22 @@ def test_lanes_give_each_sequence_what_it_gets_alone(lanes: LlamaCppRuntime) -> 
     assert complete(lanes, requests)[0] == expected
 
 
+@pytest.mark.parametrize("num_lanes", ["1", "2"])
+def test_the_urgent_pass_others_that_wait(config: EngineConfig, num_lanes: str) -> None:
+    runtime = load(dataclasses.replace(config, num_threads=2, options={"lanes": num_lanes}))
+    for number, priority in enumerate((0, 0, 0, 1, 0, -1)):
+        runtime.submit(number, dataclasses.replace(request(PROMPT[number:]), priority=priority))
+        runtime.step()
+    scheduled_s: dict[int, float] = {}
+    while runtime.has_work:
+        for output in runtime.step():
+            assert output.scheduled_s is not None
+            scheduled_s[output.sequence] = output.scheduled_s
+            runtime.free(output.sequence)
+    assert scheduled_s[5] < scheduled_s[4] < scheduled_s[3]
+    runtime.close()
+
+
 def test_lanes_are_filled_evenly(lanes: LlamaCppRuntime) -> None:
     for number in range(1, 6):
         lanes.submit(number, request(PROMPT[number:]))

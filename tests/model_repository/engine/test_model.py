@@ -1,8 +1,9 @@
-"""Triton's door to the engine stage: what it says when a server asks whether the model is ready."""
+"""Triton's door to the engine stage: whether the model is ready, and whether it is to be left alone."""
 
 from __future__ import annotations
 
 import importlib.util
+import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 
 import model_repository
-from model_repository.errors import EngineFailed
+from model_repository.errors import EngineFailed, InvalidRequest
 
 DOOR = Path(model_repository.__file__).parent / "engine" / "1" / "model.py"
 
@@ -21,6 +22,8 @@ class Engine:
     """An engine that works until it is told not to."""
 
     error: Exception | None = None
+
+    is_draining = False
 
     def stats(self) -> None:
         if self.error is not None:
@@ -46,3 +49,11 @@ def test_it_is_ready_while_its_engine_works(model: Any) -> None:
     assert model.is_ready() is True
     model.engine.error = EngineFailed("the runtime is broken")
     assert model.is_ready() is False
+
+
+def test_it_is_drained_until_it_is_told_otherwise(model: Any) -> None:
+    for is_draining in (True, False):
+        model._control([json.dumps({"drain": is_draining}).encode()])
+        assert model.engine.is_draining is is_draining
+    with pytest.raises(InvalidRequest, match="expected"):
+        model._control([b'{"drain": 1}'])

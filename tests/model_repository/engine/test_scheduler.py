@@ -58,10 +58,12 @@ class Fake:
         self.num_computed: dict[int, int] = {}
         self._drawn = 0
 
-    def submit(self, sequence: int, prompt: Sequence[int], adapter: str = "", *, is_scored: bool = False) -> None:
+    def submit(
+        self, sequence: int, prompt: Sequence[int], adapter: str = "", *, is_scored: bool = False, turn_s: float = 0.0
+    ) -> None:
         """Queue a sequence."""
         self.texts[sequence] = [(token_id, adapter) for token_id in prompt]
-        self.scheduler.submit(Job(sequence, prompt, adapter, is_scored))
+        self.scheduler.submit(Job(sequence, prompt, adapter, is_scored, turn_s))
 
     def free(self, sequence: int) -> None:
         """Take a sequence out."""
@@ -120,6 +122,16 @@ def test_sequences_wait_in_order_for_a_slot() -> None:
     assert sequences(fake.step()) == [1, 3]
     fake.free(1)
     assert sequences(fake.step()) == [3, 4]
+
+
+def test_who_has_an_earlier_turn_passes_those_that_wait() -> None:
+    fake = Fake(num_slots=1)
+    for sequence, turn_s in ((1, 10.0), (2, 10.0), (3, 5.0), (4, 10.0)):
+        fake.submit(sequence, (5, 6), turn_s=turn_s)
+        fake.step()
+    for sequence in (3, 2, 4):  # the first of them runs already
+        fake.free(fake.step()[0].running.job.sequence)
+        assert sequences(fake.step()) == [sequence]
 
 
 def test_a_queued_sequence_can_be_taken_out() -> None:

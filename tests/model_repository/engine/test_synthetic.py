@@ -9,6 +9,7 @@ import pytest
 
 from model_repository.engine.runtime import EngineConfig
 from model_repository.engine.synthetic import SyntheticRuntime
+from model_repository.engine.turns import HEAD_START_S
 from model_repository.generation import SamplingParams
 from model_repository.stage_messages import EngineRequest
 
@@ -112,6 +113,23 @@ def test_sequences_beyond_the_limit_wait_in_order(tmp_path: Path, time: FakeTime
     synthetic.free(2)
     synthetic.free(1)
     assert tokens(synthetic, 1) == [[(3, 1)]]
+
+
+def test_among_those_that_wait_the_urgent_pass_the_others_but_not_who_has_waited_long(
+    tmp_path: Path, time: FakeTime
+) -> None:
+    synthetic = runtime(tmp_path, time, max_sequences=1)
+    patient, normal, urgent = (dataclasses.replace(REQUEST, priority=priority) for priority in (1, 0, -1))
+    synthetic.submit(1, patient)
+    time.now_s += 2 * HEAD_START_S + 1
+    for sequence, request in ((2, normal), (3, patient), (4, urgent), (5, normal)):
+        synthetic.submit(sequence, request)
+    order = []
+    while synthetic.has_work:
+        [[(sequence, _)]] = tokens(synthetic, 1)
+        order.append(sequence)
+        synthetic.free(sequence)
+    assert order == [1, 4, 2, 5, 3]
 
 
 def test_a_cell_is_a_token(tmp_path: Path, time: FakeTime) -> None:

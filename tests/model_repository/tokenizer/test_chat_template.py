@@ -100,6 +100,7 @@ def test_the_date_can_be_asked_for() -> None:
         ("{{ 1 / 0 }}", "division by zero"),
         ("{{ messages[0].update({}) }}", "unsafe"),
         ("{{ ''.__class__.__mro__ }}", "unsafe"),
+        ("{{ messages[0].content * 10**9 }}", "too large"),
     ],
 )
 def test_what_a_template_refuses_is_the_clients_mistake(source: str, message: str) -> None:

@@ -80,6 +80,7 @@ def test_everything_of_a_request_goes_to_the_engine() -> None:
         guide=Guide(GuideKind.REGEX, "a+"),
         lora_name="poet",
         is_stream=True,
+        priority=-1,
         cancel_key="secret",
     )
     encoded = STAGE.encode(asked)

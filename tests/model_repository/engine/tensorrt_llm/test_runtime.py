@@ -178,6 +178,16 @@ def test_sequences_beyond_the_limit_wait_in_order(tiny: Tiny) -> None:
     assert seen <= {numbers[1], numbers[3]}
 
 
+def test_the_urgent_pass_others_that_wait(tiny: Tiny) -> None:
+    running = [tiny.submit(max_tokens=240) for _ in range(2)]
+    patient, urgent = tiny.submit(priority=1), tiny.submit(priority=-1)
+    tiny.runtime.free(running[0])
+    seen: set[int] = set()
+    while urgent not in seen:
+        seen |= {output.sequence for output in tiny.runtime.step() or ()}
+    assert patient not in seen
+
+
 def test_cells_are_the_tokens_of_running_sequences(tiny: Tiny) -> None:
     tiny.submit(max_tokens=200)
     num_tokens = sum(len(tiny.runtime.step() or ()) for _ in range(5))

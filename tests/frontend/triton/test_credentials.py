@@ -1,0 +1,88 @@
+"""Connections to Triton over TLS: who may be at the other end, and what is wrong with files."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import grpc
+import pytest
+
+from frontend import errors
+from frontend.settings import Settings, SettingsError
+from frontend.triton.client import TritonClient
+from frontend.triton.credentials import triton_credentials
+from tests.fakes import chunks
+from tests.frontend.connections import self_signed
+from tests.frontend.triton.server import FakeTritonServer, listen
+from tests.frontend.triton.test_generate import completion_of, failure_of
+
+TRUSTED, STRANGER = "trusted", "stranger"
+
+
+def server_credentials(folder: Path, *, wants_certificate: bool) -> grpc.ServerCredentials:
+    """Make the trusted certificate; it is also its own authority."""
+    cert, key = (Path(file).read_bytes() for file in self_signed.make(folder, TRUSTED))
+    return grpc.ssl_server_credentials([(key, cert)], cert if wants_certificate else None, wants_certificate)
+
+
+@asynccontextmanager
+async def connected(folder: Path, *, wants_certificate: bool = False, **settings: str) -> AsyncIterator[TritonClient]:
+    """Run a Triton with the trusted certificate, and a client with these settings."""
+    credentials = server_credentials(folder, wants_certificate=wants_certificate)
+    server = FakeTritonServer()
+    server.script = list(chunks("a"))
+    listener, port = await listen(server, credentials=credentials)
+    client = TritonClient(f"127.0.0.1:{port}", triton_credentials(Settings(**settings)))  # type: ignore[arg-type]
+    try:
+        yield client
+    finally:
+        await client.close()
+        await listener.stop(None)
+
+
+async def is_refused(client: TritonClient) -> bool:
+    """Tell whether the connection does not come about."""
+    return isinstance(await asyncio.wait_for(failure_of(client), 10), errors.TritonUnreachable)
+
+
+async def test_a_triton_that_the_authority_vouches_for_is_talked_to(tmp_path: Path) -> None:
+    async with connected(tmp_path, triton_tls_ca=str(tmp_path / f"{TRUSTED}.pem")) as client:
+        assert await completion_of(client) == chunks("a")
+
+
+async def test_another_triton_is_not_talked_to(tmp_path: Path) -> None:
+    ca, _ = self_signed.make(tmp_path, STRANGER)
+    async with connected(tmp_path, triton_tls_ca=ca) as client:
+        assert await is_refused(client)
+
+
+async def test_without_tls_a_triton_that_wants_it_is_not_reached(tmp_path: Path) -> None:
+    async with connected(tmp_path) as client:
+        assert await is_refused(client)
+
+
+@pytest.mark.parametrize(("name", "is_let_in"), [(TRUSTED, True), (STRANGER, False), ("", False)])
+async def test_a_triton_may_want_a_certificate_of_the_frontend(tmp_path: Path, name: str, is_let_in: bool) -> None:
+    own = self_signed.make(tmp_path, STRANGER) if name == STRANGER else self_signed.paths(tmp_path, name)
+    files = dict(zip(("triton_tls_cert", "triton_tls_key"), own, strict=True)) if name else {}
+    ca, _ = self_signed.paths(tmp_path, TRUSTED)
+    async with connected(tmp_path, wants_certificate=True, triton_tls_ca=ca, **files) as client:
+        if is_let_in:
+            assert await completion_of(client) == chunks("a")
+        else:
+            assert await is_refused(client)
+
+
+def test_files_of_no_use_are_named(tmp_path: Path) -> None:
+    cert, key = self_signed.make(tmp_path, TRUSTED)
+    _, other_key = self_signed.make(tmp_path, STRANGER)
+    for settings, message in (
+        ({"triton_tls_ca": "/nowhere.pem"}, "triton_tls_ca='/nowhere.pem': No such file"),
+        ({"triton_tls_ca": key}, f"triton_tls_ca='{key}': "),
+        ({"triton_tls_ca": cert, "triton_tls_cert": cert, "triton_tls_key": other_key}, f"triton_tls_cert='{cert}': "),
+    ):
+        with pytest.raises(SettingsError, match=f"^{message}"):
+            triton_credentials(Settings(**settings))  # type: ignore[arg-type]

@@ -1,0 +1,80 @@
+"""Slow, eager and vanished clients on the real stack; those that do not read are in `test_slow_readers.py`."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from pathlib import Path
+
+from tests.frontend.connections.raw_http import answers_in
+from tests.hostile.requests import post, request
+from tests.integration.edge import EDGE_DEADLINE_S, exchange, open_files, serving
+from tests.integration.stack import Stack
+
+NUM_SLOW = 40
+MAX_IDLE_S = 30.0  # until the kernel asks a silent peer whether it is there
+_ESTABLISHED, _KEEPALIVE_TIMER = "01", "02"
+_JIFFIES_PER_S = 100
+
+
+async def test_pipelined_requests_are_answered_in_order(stack: Stack) -> None:
+    body = {"model": "demo", "prompt": "Count from 1 to 9.", "ignore_eos": True}
+    raw = b"".join(
+        post(body | {"max_tokens": number}).replace(b"Connection: close", b"Connection: keep-alive")
+        for number in range(1, 9)
+    )
+    async with serving(stack) as port:
+        answers = answers_in(await exchange(port, raw + request("GET", "/health/live")))
+    counts = [json.loads(answer.body)["usage"]["completion_tokens"] for answer in answers[:-1]]
+    assert counts == list(range(1, 9))
+    assert answers[-1].status == 200
+
+
+async def test_slow_senders_are_given_up_and_others_served_meanwhile(stack: Stack) -> None:
+    served = post({"model": "demo", "prompt": "hi", "max_tokens": 2})
+    async with serving(stack, header_timeout_s=0.5, body_timeout_s=0.5) as port:
+        assert b" 200 " in await exchange(port, served)
+        num_files = open_files()
+        slow = [dribbled(port, served[:end]) for end in (30, len(served) - 5) for _ in range(NUM_SLOW // 2)]
+        *answers, other = await asyncio.gather(*slow, exchange(port, served))
+        assert b" 200 " in other
+        assert all(answer.startswith(b"HTTP/1.1 408 ") for answer in answers)
+        async with asyncio.timeout(EDGE_DEADLINE_S):
+            while open_files() > num_files:  # noqa: ASYNC110 (nobody tells when the kernel has closed them)
+                await asyncio.sleep(0.01)
+
+
+async def dribbled(port: int, raw: bytes) -> bytes:
+    """Send bytes a few at a time, until something comes back; return that."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    answer = asyncio.create_task(reader.read())
+    while raw and not answer.done():
+        writer.write(raw[:8])
+        raw = raw[8:]
+        await asyncio.wait([answer], timeout=0.01)
+    try:
+        return await asyncio.wait_for(answer, EDGE_DEADLINE_S)
+    finally:
+        writer.close()
+
+
+def test_a_peer_that_vanishes_is_found_by_the_kernel(stack: Stack) -> None:
+    """A half-open connection sends nothing ever again: only a question can tell it from one that is quiet."""
+    _, port = stack.url.rsplit(":", 1)
+    with socket.create_connection(("127.0.0.1", int(port))) as client:
+        timer, expires_s = kernel_timer(int(port), client.getsockname()[1])
+    assert timer == _KEEPALIVE_TIMER
+    assert 0 < expires_s <= MAX_IDLE_S
+
+
+def kernel_timer(port: int, peer_port: int) -> tuple[str, float]:
+    """Wait for a connection of a local port; return the kind of the timer that runs for it, and its seconds."""
+    for _ in range(1000):
+        for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
+            _, local, remote, state, _, timer, *_ = line.split()
+            ports = int(local.rpartition(":")[2], 16), int(remote.rpartition(":")[2], 16)
+            kind, _, jiffies = timer.partition(":")
+            if ports == (port, peer_port) and state == _ESTABLISHED and kind != "00":
+                return kind, int(jiffies, 16) / _JIFFIES_PER_S
+    raise AssertionError("no timer runs for the connection")

@@ -1,0 +1,94 @@
+"""Several callers want more of a model than there is: real keys, real processes, and what each of them gets."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.benchmarks.overload import Phase, ask, bodies_of, client_of, closed_loop
+from tests.frontend.access.key_files import KeyFile
+from tests.integration.replicas import Frontend, frontend_of, until
+from tests.integration.stack import MAX_SEQUENCES_ALONE, PACED_MODEL, Stack
+
+BODY = {"model": PACED_MODEL, "prompt": "a", "max_tokens": 40, "ignore_eos": True}
+ADMISSION = (f"--max-in-flight={MAX_SEQUENCES_ALONE}", "--max-queue-share=20", "--max-queue-wait-s=60")  # all may wait
+NUM_FLOOD, NUM_FEW = 64, 4  # requests at a time
+
+
+@pytest.fixture
+def key_file(tmp_path: Path) -> KeyFile:
+    key_file = KeyFile(tmp_path / "keys.json")
+    for name in ("flood", "few"):
+        key_file.add(name)
+    return key_file
+
+
+@pytest.fixture(params=[1, 2])
+def frontend(
+    request: pytest.FixtureRequest, paced_stack: Stack, tmp_path: Path, key_file: KeyFile
+) -> Iterator[Frontend]:
+    workers = f"--workers={request.param}"
+    with frontend_of([paced_stack], tmp_path, *ADMISSION, f"--key-file={key_file.path}", workers) as frontend:
+        yield frontend
+
+
+async def contend(
+    frontend: Frontend, key_file: KeyFile, loads: dict[str, tuple[str, int, dict[str, Any]]], duration_s: float
+) -> dict[str, int]:
+    """Return how many requests of each load were served before the first of the loads ended.
+
+    Args:
+        loads: by any name: of which key, how many at a time, and the fields of their own.
+    """
+    bodies = bodies_of(PACED_MODEL, range(20, 61))  # those of one length would end together, and wait for each other
+
+    async def load(key: str, num_streams: int, fields: dict[str, Any]) -> Phase:
+        async with client_of(frontend.url, key_file.headers(key)) as http:
+            return await closed_loop(http, (body | fields for body in bodies), num_streams, duration_s)
+
+    phases = await asyncio.gather(*(load(*each) for each in loads.values()))
+    assert {answer.status for phase in phases for answer in phase.answers} == {200}
+    end_s = min(max(answer.started_s for answer in phase.answers) for phase in phases)
+    return {
+        name: sum(answer.ended_s <= end_s for answer in phase.answers)
+        for name, phase in zip(loads, phases, strict=True)
+    }
+
+
+async def test_a_key_that_floods_leaves_another_what_it_asks_for(frontend: Frontend, key_file: KeyFile) -> None:
+    served = await contend(
+        frontend, key_file, {"flood": ("flood", NUM_FLOOD, {}), "few": ("few", NUM_FEW, {})}, duration_s=4
+    )
+    # In order of arrival it would be 4 of 68; it may have half, and asks for 4 places of 12.
+    assert served["few"] / sum(served.values()) > 0.7 * NUM_FEW / MAX_SEQUENCES_ALONE, served
+
+
+async def test_classes_of_urgency_get_their_shares_and_none_is_starved(frontend: Frontend, key_file: KeyFile) -> None:
+    loads = {tier: ("few", 24, {"service_tier": tier}) for tier in ("priority", "default", "flex")}
+    served = await contend(frontend, key_file, loads, duration_s=5)
+    assert served["priority"] > 2 * served["default"] > 4 * served["flex"] > 0, served
+
+
+async def test_between_frontends_the_engine_lets_the_urgent_go_first(paced_stack: Stack, tmp_path: Path) -> None:
+    def are_waiting(number: int) -> bool:
+        stats = paced_stack.stats(PACED_MODEL)
+        return (stats.num_active, stats.num_waiting) == (MAX_SEQUENCES_ALONE, number)
+
+    with frontend_of([paced_stack], tmp_path) as first, frontend_of([paced_stack], tmp_path) as second:
+        async with client_of(first.url) as http, client_of(second.url) as other_http:
+            long = [BODY | {"max_tokens": 1900}] * (MAX_SEQUENCES_ALONE - 1)
+            occupants = [asyncio.create_task(ask(http, body)) for body in [BODY | {"max_tokens": 200}, *long]]
+            await until(lambda: are_waiting(0), "the engine is full")
+            patient = asyncio.create_task(ask(http, BODY | {"service_tier": "flex"}))
+            await until(lambda: are_waiting(1), "one waits")
+            urgent = asyncio.create_task(ask(other_http, BODY | {"priority": -1}))
+            await until(lambda: are_waiting(2), "two wait")
+            answers = await asyncio.gather(occupants[0], urgent, patient)
+            for occupant in occupants:
+                occupant.cancel()
+    assert [answer.status for answer in answers] == [200] * 3
+    assert list(answers) == sorted(answers, key=lambda answer: answer.ended_s)
