@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from functools import partial
+from weakref import WeakKeyDictionary
+
 from aiohttp import web
 
 from frontend.access.authentication import KEYS, authenticate
@@ -13,6 +16,8 @@ from frontend.operations import admin
 from frontend.operations.admin import CONTROL, SUPERVISOR
 from frontend.operations.models import EndpointsControl, ModelControl
 from frontend.operations.supervisor import Supervisor
+from frontend.replicas.pool import ReplicaPool
+from frontend.replicas.replica import Replica
 from frontend.telemetry import scrape
 from frontend.telemetry.observer import OBSERVER
 
@@ -31,9 +36,7 @@ def create_operations_app(public: web.Application, supervisor: Supervisor) -> we
         app[KEYS] = public[KEYS]
     app[IS_PUBLIC] = False
     settle_s = MAX_AGE_S + app[SETTINGS].stats_interval_s
-    app[CONTROL] = EndpointsControl(
-        {replica.endpoint: ModelControl(replica.triton, settle_s) for replica in app[TRITON].replicas}
-    )
+    app[CONTROL] = EndpointsControl(partial(_controls, app[TRITON], WeakKeyDictionary(), settle_s))
     app[SUPERVISOR] = supervisor
     app.on_response_prepare.append(name_request)
     app.router.add_routes(
@@ -50,3 +53,13 @@ def create_operations_app(public: web.Application, supervisor: Supervisor) -> we
         ]
     )
     return app
+
+
+def _controls(
+    pool: ReplicaPool, known: WeakKeyDictionary[Replica, ModelControl], settle_s: float
+) -> dict[str, ModelControl]:
+    """Return what loads and unloads at each replica that there is now, the same one as before."""
+    for replica in pool.replicas:
+        if replica not in known:
+            known[replica] = ModelControl(replica.triton, settle_s)
+    return {replica.endpoint: known[replica] for replica in pool.replicas}

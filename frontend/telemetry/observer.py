@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Mapping
 from typing import Any, Protocol
@@ -53,6 +54,7 @@ class Observer:
         self.tracer = tracer
         self.has_vllm_names = settings.metrics_compat == "vllm"
         self._is_by_key = settings.metrics_by_key
+        self._looked_at: dict[str, set[str]] = {}  # the models by endpoint
 
     def began_stream(self, facts: RequestFacts, record: StreamRecord) -> None:
         """Note that a request generates from here on."""
@@ -79,6 +81,7 @@ class Observer:
 
     def looked_at(self, endpoint: str, model: str, stats: EngineStats | None) -> None:
         """Note what an engine says of itself at an endpoint, None where it did not answer."""
+        self._looked_at.setdefault(endpoint, set()).add(model)
         self.metrics.set(definitions.ENGINE_UP, stats is not None, model, endpoint)
         if stats is None:
             return
@@ -86,6 +89,16 @@ class Observer:
         self.metrics.set(definitions.WAITING, stats.num_waiting, model, endpoint)
         self.metrics.set(definitions.KV_CACHE_USAGE, stats.num_cells_used / max(1, stats.num_cells), model, endpoint)
         self.metrics.set(definitions.CANCEL_TO_FREE, stats.last_cancel_to_free_ms / 1000, model, endpoint)
+
+    def forget(self, endpoint: str) -> None:
+        """Note that an endpoint is gone for good.
+
+        Where several processes tell their figures none can be taken away, so that it is neither up nor down.
+        """
+        for model in self._looked_at.pop(endpoint, ()):
+            self.metrics.set(definitions.ENGINE_UP, math.nan, model, endpoint)
+            for metric in (definitions.RUNNING, definitions.WAITING, definitions.KV_CACHE_USAGE):
+                self.metrics.set(metric, 0, model, endpoint)
 
     def late(self, slug: str, request_id: str) -> None:
         """Note that something came of a completion after its finish, when its client had its whole answer."""

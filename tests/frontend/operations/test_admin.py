@@ -82,7 +82,9 @@ async def operate(triton: FakeTriton, supervisor: FakeSupervisor) -> AsyncIterat
             stack.push_async_callback(public.cleanup)
             assert isinstance(public.app, web.Application)
             app = create_operations_app(public.app, supervisor)
-            app[CONTROL] = EndpointsControl({"fake:1": ModelControl(triton)})  # which has no other workers to wait for
+            app[CONTROL] = EndpointsControl(
+                lambda: {"fake:1": ModelControl(triton)}
+            )  # which has no other workers to wait for
             return await client_of(web.AppRunner(app, access_log=None), stack)
 
         yield start
@@ -235,7 +237,8 @@ async def test_a_model_is_loaded_and_unloaded_at_every_endpoint_that_has_it() ->
     tritons = {"a:1": FakeTriton(), "b:1": FakeTriton(), "c:1": FakeTriton(models=[])}
     for triton in tritons.values():
         triton.num_active = [2]
-    control = EndpointsControl({endpoint: ModelControl(triton) for endpoint, triton in tritons.items()})
+    controls = {endpoint: ModelControl(triton) for endpoint, triton in tritons.items()}
+    control = EndpointsControl(lambda: controls)
     assert (await control.unload("org/demo", timeout_s=0)).num_ended == 4
     assert [triton.calls[:1] for triton in tritons.values()] == [["unload org--demo"], ["unload org--demo"], []]
     tritons["b:1"].loadable = {"org--big"}
@@ -248,7 +251,7 @@ async def test_a_model_is_loaded_and_unloaded_at_every_endpoint_that_has_it() ->
 async def test_an_endpoint_that_fails_is_told_once_the_others_are_done() -> None:
     bad, good = FakeTriton(), FakeTriton()
     bad.unload_error = TritonUnreachable()
-    control = EndpointsControl({"bad:1": ModelControl(bad), "good:1": ModelControl(good)})
+    control = EndpointsControl(lambda: {"bad:1": ModelControl(bad), "good:1": ModelControl(good)})
     with pytest.raises(TritonUnreachable):
         await control.unload("org/demo", timeout_s=0)
     assert good.calls[-1] == "unload org--demo__deliveries"
