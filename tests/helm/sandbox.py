@@ -43,6 +43,14 @@ class Sandbox:
     holder: subprocess.Popen[bytes]
     started: list[subprocess.Popen[str]] = field(default_factory=list)
 
+    def __post_init__(self) -> None:
+        self.name_services("127.0.0.1")
+
+    def name_services(self, *addresses: str) -> None:
+        """Have the names of all Services stand for these addresses; processes that run already see it too."""
+        names = " ".join(each["metadata"]["name"] for each in self.rendered.of_kind("Service"))
+        self._hosts.write_text("".join(f"{address} localhost {names}\n" for address in addresses))
+
     def run(self, pod: PodTemplate, container: dict[str, Any], command: Iterable[str] = ()) -> subprocess.Popen[str]:
         """Start a container, or another command in it, as a probe or a hook is run."""
         words = [*command] or [*container["command"], *container.get("args", [])]
@@ -53,7 +61,7 @@ class Sandbox:
             "PATH": os.environ["PATH"],
             "ROOT": str(root),
             "ENV_FILE": str(env_file),
-            "HOSTS": str(self._hosts()),
+            "HOSTS": str(self._hosts),
             "READABLE": " ".join(_python_folders()),
             "VOLUMES": " ".join(self._volumes(pod, container)),
             "SHM": _shared_memory(pod),
@@ -96,11 +104,9 @@ class Sandbox:
         folder.mkdir()
         return folder
 
+    @property
     def _hosts(self) -> Path:
-        names = " ".join(each["metadata"]["name"] for each in self.rendered.of_kind("Service"))
-        hosts = self.folder / "hosts"
-        hosts.write_text(f"127.0.0.1 localhost {names}\n")
-        return hosts
+        return self.folder / "hosts"
 
     def _volumes(self, pod: PodTemplate, container: dict[str, Any]) -> Iterator[str]:
         volumes = {volume["name"]: volume for volume in pod.spec["volumes"]}

@@ -18,6 +18,7 @@ from tests.helm.chart import PodTemplate, pods, render
 from tests.helm.sandbox import PATIENCE_S, Sandbox, sandbox, wait_until, why_impossible
 from tests.helm.test_monitoring import NAME, expressions
 
+NUM_STREAMS = 4
 VALUES = {
     "frontend": {"service": {"port": 8000}},  # of the pod: nothing translates ports here
     "metrics": {"prometheusRule": {"enabled": True}, "dashboards": {"enabled": True}},
@@ -109,30 +110,11 @@ def test_the_operations_port_opens_no_admin_routes_without_keys(install: Install
     assert install.box.fetch("http://127.0.0.1:8000/metrics") is None, "metrics are not on the API's port"
 
 
-def test_44_a_stream_is_finished_when_its_frontend_is_told_to_end(install: Install) -> None:
-    body = {
-        "model": "demo",
-        "messages": [{"role": "user", "content": "Count from 1 to 20."}],
-        "max_tokens": 200,
-        "ignore_eos": True,
-        "stream": True,
-    }
-    code = (
-        "import sys, urllib.request as u\n"
-        "r = u.Request('http://demo-frontend:8000/v1/chat/completions', sys.argv[1].encode(),"
-        " {'Content-Type': 'application/json'})\n"
-        "for line in u.urlopen(r):\n"
-        "    sys.stdout.write(line.decode()); sys.stdout.flush()\n"
-    )
-    client = install.box.run(install.test, install.test.main, ["python3", "-c", code, json.dumps(body)])
-    assert client.stdout is not None
-    assert client.stdout.readline().startswith("data: ")
+def test_44_streams_are_finished_when_their_frontend_is_told_to_end(install: Install) -> None:
+    clients = [streaming(install) for _ in range(NUM_STREAMS)]
     install.api.send_signal(signal.SIGTERM)
-    lines = [line for line in client.stdout.read().splitlines() if line]
-    assert client.wait(PATIENCE_S) == 0
-    assert lines[-1] == "data: [DONE]"
-    assert not [line for line in lines if '"error"' in line]
-    assert sum("content" in line for line in lines) > 1
+    for client in clients:
+        assert_whole(client)
     assert install.api.wait(PATIENCE_S) == 0, "it ends by itself, with status 0"
 
 
@@ -143,6 +125,33 @@ def test_22_triton_finishes_what_is_under_way_before_it_is_told_to_end(install: 
     assert said == "ok: nothing runs at 127.0.0.1:8001 any more\n"
     install.triton.send_signal(signal.SIGTERM)
     install.triton.wait(PATIENCE_S)
+
+
+def streaming(install: Install) -> subprocess.Popen[str]:
+    """Start a stream through the Service; return its client when the first event is there."""
+    messages = [{"role": "user", "content": "Count from 1 to 20."}]
+    body = {"model": "demo", "messages": messages, "max_tokens": 200, "ignore_eos": True, "stream": True}
+    words = ["python3", "-c", _CLIENT, "http://demo-frontend:8000/v1/chat/completions", json.dumps(body)]
+    client = install.box.run(install.test, install.test.main, words)
+    assert client.stdout is not None
+    assert client.stdout.readline().startswith("data: ")
+    return client
+
+
+def assert_whole(client: subprocess.Popen[str]) -> None:
+    """Check that a stream went on to its end."""
+    said, _ = client.communicate(timeout=PATIENCE_S)
+    lines = [line for line in said.splitlines() if line]
+    assert lines[-1] == "data: [DONE]", lines[-3:]
+    assert not [line for line in lines if '"error"' in line]
+    assert '"finish_reason":"length"' in said.replace(": ", ":")
+
+
+_CLIENT = """
+import sys, urllib.request as u
+for line in u.urlopen(u.Request(sys.argv[1], sys.argv[2].encode(), {"Content-Type": "application/json"})):
+    sys.stdout.write(line.decode()); sys.stdout.flush()
+"""
 
 
 def _has_metrics(install: Install, port: int) -> bool:
