@@ -12,6 +12,8 @@ from tests.helm.chart import CHART, Rendered, Values, render
 CI = tuple(sorted((CHART / "ci").glob("*.yaml")))
 EXAMPLES = tuple(sorted((CHART / "examples").glob("*.yaml")))
 CASES = {path.stem: yaml.safe_load(path.read_text(encoding="utf-8")) for path in (*CI, *EXAMPLES)}
+# Of the examples that are written from the catalog, which differ in numbers only, one of each form.
+SHAPES = (*(path.stem for path in CI), "mixed", "air-gapped", "llama3-1-405b-h100", "qwen2-5-7b-h200")
 
 
 def case(name: str) -> Rendered:

@@ -110,6 +110,23 @@ def test_the_operations_port_opens_no_admin_routes_without_keys(install: Install
     assert install.box.fetch("http://127.0.0.1:8000/metrics") is None, "metrics are not on the API's port"
 
 
+def test_45_what_is_too_much_is_refused_at_once_and_told_when_to_come_back(install: Install) -> None:
+    limits = {"maxInFlight": 1, "maxQueueShare": 0, "requestsPerMinute": 2}
+    [frontend] = [pod for pod in pods(render({"frontend": {"limits": limits}})) if pod.owner == install.frontend.owner]
+    words = [*frontend.main["command"], *frontend.main["args"], "--port=8100", "--admin-port=9100"]
+    process = install.box.run(frontend, frontend.main, words)
+    wait_until(lambda: install.box.fetch("http://127.0.0.1:9100/health/ready") is not None, "the frontend is ready")
+    url = "http://127.0.0.1:8100"
+    occupied = streaming(install, url)
+    full = refusal(install, url)
+    assert_whole(occupied)
+    assert full == (503, True), "the model is full"
+    assert_whole(streaming(install, url))
+    assert refusal(install, url) == (429, True), "the caller has had its share"
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(PATIENCE_S) == 0
+
+
 def test_44_streams_are_finished_when_their_frontend_is_told_to_end(install: Install) -> None:
     clients = [streaming(install) for _ in range(NUM_STREAMS)]
     install.api.send_signal(signal.SIGTERM)
@@ -127,15 +144,19 @@ def test_22_triton_finishes_what_is_under_way_before_it_is_told_to_end(install: 
     install.triton.wait(PATIENCE_S)
 
 
-def streaming(install: Install) -> subprocess.Popen[str]:
-    """Start a stream through the Service; return its client when the first event is there."""
-    messages = [{"role": "user", "content": "Count from 1 to 20."}]
-    body = {"model": "demo", "messages": messages, "max_tokens": 200, "ignore_eos": True, "stream": True}
-    words = ["python3", "-c", _CLIENT, "http://demo-frontend:8000/v1/chat/completions", json.dumps(body)]
-    client = install.box.run(install.test, install.test.main, words)
+def streaming(install: Install, url: str = "http://demo-frontend:8000") -> subprocess.Popen[str]:
+    """Start a stream, through the Service; return its client when the first event is there."""
+    client = _client(install, url)
     assert client.stdout is not None
     assert client.stdout.readline().startswith("data: ")
     return client
+
+
+def refusal(install: Install, url: str) -> tuple[int, bool]:
+    """Return the status of a request that is refused, and whether it is told when to come back."""
+    said, _ = _client(install, url).communicate(timeout=PATIENCE_S)
+    status, retry_after = said.split()
+    return int(status), int(retry_after) > 0
 
 
 def assert_whole(client: subprocess.Popen[str]) -> None:
@@ -147,9 +168,20 @@ def assert_whole(client: subprocess.Popen[str]) -> None:
     assert '"finish_reason":"length"' in said.replace(": ", ":")
 
 
+def _client(install: Install, url: str) -> subprocess.Popen[str]:
+    messages = [{"role": "user", "content": "Count from 1 to 20."}]
+    body = {"model": "demo", "messages": messages, "max_tokens": 200, "ignore_eos": True, "stream": True}
+    words = ["python3", "-c", _CLIENT, f"{url}/v1/chat/completions", json.dumps(body)]
+    return install.box.run(install.test, install.test.main, words)
+
+
 _CLIENT = """
-import sys, urllib.request as u
-for line in u.urlopen(u.Request(sys.argv[1], sys.argv[2].encode(), {"Content-Type": "application/json"})):
+import sys, urllib.error, urllib.request as u
+try:
+    answer = u.urlopen(u.Request(sys.argv[1], sys.argv[2].encode(), {"Content-Type": "application/json"}))
+except urllib.error.HTTPError as refused:
+    sys.exit(print(refused.code, refused.headers["Retry-After"]))
+for line in answer:
     sys.stdout.write(line.decode()); sys.stdout.flush()
 """
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.helm.cases import CASES, case, values_of
+from tests.helm.cases import CASES, SHAPES, case, values_of
 from tests.helm.chart import Rendered, pods, render
 
 
@@ -59,7 +59,7 @@ def test_17_services_lead_to_leaders_only() -> None:
         assert service["spec"]["selector"]["leaderworkerset.sigs.k8s.io/worker-index"] == "0"
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", SHAPES)
 def test_17_services_of_other_models_lead_to_all_pods(name: str) -> None:
     rendered = render(CASES[name])
     for service in rendered.of_kind("Service"):

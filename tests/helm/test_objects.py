@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.helm.cases import CASES, case, values_of, with_demo, with_gpu_model
+from tests.helm.cases import CASES, SHAPES, case, values_of, with_demo, with_gpu_model
 from tests.helm.chart import CHART, PodTemplate, Rendered, pods, render
 
 MARGIN_S = 5  # of a pod that ends, beyond its pause and its streams
@@ -30,7 +30,7 @@ def pod_of(rendered: Rendered, owner: str) -> PodTemplate:
     return found
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", SHAPES)
 def test_11_two_releases_in_one_namespace_share_no_object_and_select_no_pod_of_the_other(name: str) -> None:
     one, two = render(CASES[name], release="one"), render(CASES[name], release="two")
     shared = {*one.names()} & {*two.names()}
@@ -39,7 +39,7 @@ def test_11_two_releases_in_one_namespace_share_no_object_and_select_no_pod_of_t
         assert not [name for name, selector in selectors(one).items() if selector.items() <= pod.labels.items()]
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", SHAPES)
 def test_11_no_object_of_a_release_has_the_name_of_another(name: str) -> None:
     names = render(CASES[name]).names()
     assert len(set(names)) == len(names)
@@ -58,7 +58,7 @@ def test_12_selectors_are_the_same_after_an_upgrade_of_version_and_values() -> N
         assert not {"helm.sh/chart", "app.kubernetes.io/version"} & set(selector)
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", SHAPES)
 def test_12_every_selector_selects_a_pod_of_the_release(name: str) -> None:
     rendered = render(CASES[name])
     by_controller = {"leaderworkerset.sigs.k8s.io/worker-index"}
@@ -69,7 +69,7 @@ def test_12_every_selector_selects_a_pod_of_the_release(name: str) -> None:
             assert any(own.items() <= each.items() for each in labels), owner
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", SHAPES)
 def test_13_no_image_is_named_latest_or_nothing(name: str) -> None:
     images = [container["image"] for pod in pods(render(CASES[name])) for container in pod.containers]
     assert images
@@ -138,7 +138,7 @@ def longest_end_s(pod: PodTemplate) -> int:
     return sum(int(word.partition("=")[2]) for word in words if word.startswith(limits))
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", SHAPES)
 def test_22_a_pod_is_not_killed_before_it_has_ended_by_itself(name: str) -> None:
     serving = [pod for pod in pods(render(CASES[name])) if "startupProbe" in pod.main]
     assert serving
@@ -163,7 +163,7 @@ def test_22_the_time_for_streams_reaches_both_tiers() -> None:
         assert pod.spec["terminationGracePeriodSeconds"] == 122
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", SHAPES)
 def test_23_readiness_and_liveness_ask_for_different_things(name: str) -> None:
     for pod in pods(render(CASES[name])):
         if "startupProbe" in pod.main:
@@ -201,7 +201,7 @@ def test_25_the_budget_of_a_group_covers_its_workers() -> None:
         assert budget["spec"]["selector"]["matchLabels"].items() <= pod.labels.items()
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", SHAPES)
 def test_26_every_triton_has_shared_memory_of_a_set_size(name: str) -> None:
     found = [pod for pod in pods(render(CASES[name])) if pod.labels["app.kubernetes.io/component"] == "model"]
     assert found

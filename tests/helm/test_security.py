@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from tests.helm.cases import CASES, case, values_of
+from tests.helm.cases import CASES, SHAPES, case, values_of
 from tests.helm.chart import PodTemplate, pods, render
 
 WRITABLE = {"/tmp", "/home/conch"}
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", SHAPES)
 def test_20_33_nothing_has_rights_or_a_token(name: str) -> None:
     rendered = render(CASES[name])
     assert not {each["kind"] for each in rendered.objects} & {
@@ -27,7 +27,7 @@ def test_20_33_nothing_has_rights_or_a_token(name: str) -> None:
         assert pod.spec["automountServiceAccountToken"] is False
 
 
-@pytest.mark.parametrize("name", sorted(set(CASES) - {"nodes-values", "plain-values"}))
+@pytest.mark.parametrize("name", sorted(set(SHAPES) - {"nodes-values", "plain-values"}))
 def test_31_every_pod_is_what_the_restricted_standard_asks_for(name: str) -> None:
     for pod in pods(render(CASES[name])):
         assert _violations(pod) == [], pod.owner
@@ -43,7 +43,7 @@ def test_31_only_what_is_asked_for_by_name_leaves_the_standard() -> None:
     assert not [violation for pod in pods(render(values)) for violation in _violations(pod)]
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", SHAPES)
 def test_32_root_file_systems_are_read_only_and_what_is_written_to_is_a_volume(name: str) -> None:
     for pod in pods(render(CASES[name])):
         volumes = {volume["name"]: volume for volume in pod.spec["volumes"]}
@@ -92,6 +92,12 @@ def test_35_a_model_hears_frontends_and_prometheus_and_nobody_else() -> None:
     assert policy["egress"] == []
 
 
+def test_35_others_may_call_models_where_the_values_say_so() -> None:
+    peer = {"podSelector": {"matchLabels": {"app": "batch"}}}
+    policy = render({"networkPolicy": {"modelsFrom": [peer]}}).one("NetworkPolicy", "demo-demo")["spec"]
+    assert policy["ingress"][0]["from"][1:] == [peer]
+
+
 def test_35_the_frontend_reaches_names_and_models_and_what_the_values_add() -> None:
     redis = {"ports": [{"port": 6379}]}
     policy = render({"networkPolicy": {"frontendEgress": [redis]}}).one("NetworkPolicy", "demo-frontend")["spec"]
@@ -130,7 +136,7 @@ def test_35_only_jobs_that_download_reach_the_world() -> None:
     assert from_claim.one("NetworkPolicy", "demo-build-gemma")["spec"]["egress"] == []
 
 
-@pytest.mark.parametrize("name", sorted(set(CASES) - {"plain-values"}))
+@pytest.mark.parametrize("name", sorted(set(SHAPES) - {"plain-values"}))
 def test_35_every_pod_has_a_policy_for_both_directions(name: str) -> None:
     rendered = render(CASES[name])
     for pod in pods(rendered):
