@@ -88,7 +88,8 @@ run_leader() {
         [[ -v $name ]] && forwarded+=(-x "$name")
     done
     echo "starting $CONCH_NUM_RANKS ranks on ${hosts[*]}"
-    exec mpirun -np "$CONCH_NUM_RANKS" --hostfile "$folder/hosts" --map-by "ppr:$CONCH_RANKS_PER_NODE:node" \
+    # By its whole path, so that it looks for its own programs in the same place on the other nodes.
+    exec "$(command -v mpirun)" -np "$CONCH_NUM_RANKS" --hostfile "$folder/hosts" --map-by "ppr:$CONCH_RANKS_PER_NODE:node" \
         --mca plm_rsh_agent "ssh ${ssh_options[*]}" --mca orte_keep_fqdn_hostnames 1 \
         "${forwarded[@]}" trtllm-llmapi-launch "$@"
 }

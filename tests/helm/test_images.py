@@ -34,8 +34,10 @@ def test_13_an_image_is_pinned_and_without_root(path) -> None:
 def test_an_image_copies_what_is_there(path) -> None:
     copied = [word for line in instructions(path.stem) if line.startswith("COPY ") for word in line.split()[1:-1]]
     assert {"pyproject.toml", "constraints.txt", "frontend", "model_repository"} <= set(copied)
+    sent = (PROJECT / ".dockerignore").read_text(encoding="utf-8").splitlines()
     for name in copied:
         assert (PROJECT / name).exists(), name
+        assert f"!{name}" in sent, "the others are not sent to the builder"
 
 
 def test_the_images_are_those_that_the_chart_names() -> None:
