@@ -1,7 +1,7 @@
 {{- /* What the schema cannot say. Each message names the value, and what to write instead. */ -}}
 {{- define "conch.checks" -}}
 {{- $root := . -}}
-{{- include "conch.checks.autoscaling" (dict "where" "frontend" "of" .Values.frontend) -}}
+{{- include "conch.checks.scale" (dict "where" "frontend" "of" .Values.frontend) -}}
 {{- with .Values.frontend.inferencePool }}
 {{- if and .enabled (not .endpointPicker) }}{{ fail "frontend.inferencePool.endpointPicker: name the Service of the endpoint picker" }}{{ end -}}
 {{- end -}}
@@ -25,7 +25,7 @@
 {{- include "conch.checks.runtime" $arguments -}}
 {{- include "conch.checks.source" $arguments -}}
 {{- include "conch.checks.gpus" $arguments -}}
-{{- include "conch.checks.autoscaling" (dict "where" $where "of" $model) -}}
+{{- include "conch.checks.scale" (dict "where" $where "of" $model) -}}
 {{- end -}}
 {{- include "conch.checks.cache" . -}}
 {{- end -}}
@@ -88,7 +88,11 @@
 {{- end -}}
 {{- end -}}
 
-{{- define "conch.checks.autoscaling" -}}
+{{- define "conch.checks.scale" -}}
+{{- $strategy := .of.strategy -}}
+{{- if and (has (toString $strategy.maxSurge) (list "0" "0%")) (has (toString $strategy.maxUnavailable) (list "0" "0%")) -}}
+{{- fail (printf "%s: strategy.maxSurge and strategy.maxUnavailable are both 0, so that no version could take over: write 1 for one of them" .where) -}}
+{{- end -}}
 {{- $autoscaling := .of.autoscaling -}}
 {{- if and $autoscaling.enabled (gt (int $autoscaling.minReplicas) (int $autoscaling.maxReplicas)) -}}
 {{- fail (printf "%s: autoscaling.minReplicas %v is more than maxReplicas %v" .where $autoscaling.minReplicas $autoscaling.maxReplicas) -}}

@@ -27,7 +27,7 @@ Takes root and suffix. A release's name may have dots, which a Service's may not
 {{- end -}}
 
 {{- define "conch.serviceAccountName" -}}
-{{ .Values.serviceAccount.name | default (include "conch.name" (dict "root" . "suffix" "pods")) }}
+{{ .Values.serviceAccount.name | default (.Values.serviceAccount.create | ternary (include "conch.name" (dict "root" . "suffix" "pods")) "default") }}
 {{- end -}}
 
 {{- define "conch.scripts.name" -}}

@@ -93,8 +93,18 @@ def test_more_replicas_at_least_than_at_most_are_refused() -> None:
     assert "autoscaling.minReplicas 5 is more than maxReplicas 4" in said
 
 
-GPU = {"runtime": "tensorrt_llm"}
-H100 = {"perNode": 1, "profile": "h100"}
+@pytest.mark.parametrize("none", [0, "0%"])
+def test_a_strategy_by_which_no_version_could_take_over_is_refused(none: int | str) -> None:
+    strategy = {"maxSurge": none, "maxUnavailable": 0}
+    for values, where in (
+        ({"frontend": {"strategy": strategy}}, "frontend"),
+        (with_demo(strategy=strategy), "models[0]"),
+    ):
+        said = refusal(values)
+        assert where in said
+        assert "strategy.maxSurge and strategy.maxUnavailable are both 0" in said
+
+
 CLAIM = {"existingClaim": "c"}
 
 

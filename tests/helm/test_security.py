@@ -27,6 +27,13 @@ def test_20_33_nothing_has_rights_or_a_token(name: str) -> None:
         assert pod.spec["automountServiceAccountToken"] is False
 
 
+def test_33_pods_have_an_account_that_exists() -> None:
+    for settings, name in (({}, "demo-pods"), ({"create": False}, "default"), ({"create": False, "name": "x"}, "x")):
+        rendered = render({"serviceAccount": settings})
+        assert {pod.spec["serviceAccountName"] for pod in pods(rendered)} == {name}
+        assert bool(rendered.of_kind("ServiceAccount")) is (name == "demo-pods")
+
+
 @pytest.mark.parametrize("name", sorted(set(SHAPES) - {"nodes-values", "plain-values"}))
 def test_31_every_pod_is_what_the_restricted_standard_asks_for(name: str) -> None:
     for pod in pods(render(CASES[name])):
