@@ -22,7 +22,7 @@ endef
 export NO_PYTHON
 
 .DELETE_ON_ERROR:
-.PHONY: help serve test check lint format audit bench clean
+.PHONY: help serve test faults check lint format audit bench clean
 
 help:  ## this text
 	@sed -n 's/^\([a-z]*\):.*##\(.*\)/make \1\t\2/p' Makefile | expand -t 16
@@ -33,6 +33,9 @@ serve: $(VENV)/serve.stamp  ## set up, build the demo model and serve it until C
 
 test: $(VENV)/test.stamp  ## every test; ARGS="-k name" passes options to pytest
 	$(PYTHON_IN_VENV) -m pytest $(ARGS)
+
+faults: $(VENV)/test.stamp  ## what `make test` leaves out: the other faults at the other moments of a request, some minutes
+	$(PYTHON_IN_VENV) -m pytest -m faults $(ARGS)
 
 check: lint test  ## what a change must pass: formatting, lint, types, tests
 

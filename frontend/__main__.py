@@ -8,14 +8,15 @@ import argparse
 import asyncio
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
 from frontend.access.options import add_actions
-from frontend.options import add_options, settings_from
+from frontend.options import add_options, settings_from, settings_of_environment
+from frontend.serve.command import serve
 from frontend.serve.errors import LaunchError
-from frontend.serve.launcher import DEFAULT_FRONTEND, OF_TRITON, LauncherSettings, serve
+from frontend.serve.launcher import DEFAULT_FRONTEND, OF_TRITON, LauncherSettings
 from frontend.serve.triton_alone import TritonSettings, become_triton
 from frontend.serve.triton_server import ADDRESS, TritonPorts
 from frontend.settings import Settings, SettingsError
@@ -65,6 +66,13 @@ def _parser() -> argparse.ArgumentParser:
         metavar="N",
         help="in ten minutes, after it was ready (%(default)s)",
     )
+    command.add_argument(
+        "--triton-hang-s",
+        type=float,
+        default=30,
+        metavar="S",
+        help="one that has answered no probe for so long is killed, and started again (%(default)s); 0: none is",
+    )
     add_options(command.add_argument_group("the frontend"), DEFAULT_FRONTEND, without=OF_TRITON)
     command.set_defaults(command=_serve)
 
@@ -99,14 +107,14 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--generate", action="store_true", help="ask for a token each, not only for the engine's word")
     command.set_defaults(command=_probe)
 
-    command = commands.add_parser(
-        "drain", help="have frontends send nothing more to a Triton, and wait until it is idle"
-    )
+    command = commands.add_parser("drain", help="have frontends leave a Triton alone, and wait until it is idle")
     command.add_argument("--triton", required=True, metavar="HOST:PORT", help="its gRPC endpoint")
+    add_options(command, Settings(), only=OF_TRITON - {"triton_endpoints"})
     command.add_argument(
         "--notice", type=float, default=5, metavar="S", help="in which all frontends have heard of it (%(default)s)"
     )
     command.add_argument("--timeout", type=float, default=60, metavar="S", help="for what still runs (%(default)s)")
+    command.add_argument("--undo", action="store_true", help="have them send again")
     command.set_defaults(command=_drain)
 
     add_actions(commands.add_parser("keys", help="make, list or remove API keys"))
@@ -122,7 +130,7 @@ def _serve(options: argparse.Namespace) -> int:
         repository=options.repository,
         state_dir=options.state_dir,
         environment=os.environ,
-        frontend=settings_from(options, DEFAULT_FRONTEND),
+        frontend=settings_from(options, settings_of_environment(os.environ, DEFAULT_FRONTEND)),
         triton_grpc_port=options.triton_grpc_port,
         triton_metrics_port=options.triton_metrics_port,
         triton_http_port=options.triton_http_port,
@@ -130,6 +138,7 @@ def _serve(options: argparse.Namespace) -> int:
         ready_timeout_s=options.ready_timeout_s,
         stop_timeout_s=options.stop_timeout_s,
         max_triton_restarts=options.max_triton_restarts,
+        triton_hang_s=options.triton_hang_s,
     )
     _check_keys(settings.frontend)
     return serve(settings, sys.stdout, sys.stderr)
@@ -139,7 +148,7 @@ def _api(options: argparse.Namespace) -> int:
     from frontend.telemetry.log_lines import configure_logging
     from frontend.workers import run  # not before it is needed: the launcher itself stays small and starts at once
 
-    settings = settings_from(options, Settings(otlp_endpoint=_otlp_endpoint(os.environ)))
+    settings = settings_from(options, settings_of_environment(os.environ, Settings()))
     _check_keys(settings)
     configure_logging(settings.log_format)
     return run(settings)
@@ -168,18 +177,20 @@ def _probe(options: argparse.Namespace) -> int:
         triton_endpoints=(options.triton,), stats_deadline_s=options.deadline, engine_stall_s=options.stall
     )
     settings = settings_from(options, asked)
-    is_well, why = asyncio.run(probe_endpoint(settings, model=options.model, is_generating=options.generate))
-    print(f"{'ok' if is_well else 'failed'}: {why}")
-    return 0 if is_well else 1
+    result = asyncio.run(probe_endpoint(settings, model=options.model, is_generating=options.generate))
+    print(f"{'ok' if result.is_well else 'failed'}: {result.reason}")
+    return 0 if result.is_well else 1
 
 
 def _drain(options: argparse.Namespace) -> int:
     from frontend.triton.draining import drain_endpoint
 
-    Settings(triton_endpoints=(options.triton,))
-    is_idle, why = asyncio.run(drain_endpoint(options.triton, notice_s=options.notice, timeout_s=options.timeout))
-    print(f"{'ok' if is_idle else 'failed'}: {why}")
-    return 0 if is_idle else 1
+    settings = settings_from(options, Settings(triton_endpoints=(options.triton,)))
+    is_done, why = asyncio.run(
+        drain_endpoint(settings, notice_s=options.notice, timeout_s=options.timeout, is_undone=options.undo)
+    )
+    print(f"{'ok' if is_done else 'failed'}: {why}")
+    return 0 if is_done else 1
 
 
 def _check_keys(settings: Settings) -> None:
@@ -192,14 +203,6 @@ def _check_keys(settings: Settings) -> None:
         from frontend.access.key_file import read_keys
 
         read_keys(Path(settings.key_file))
-
-
-def _otlp_endpoint(environment: Mapping[str, str]) -> str:
-    """Return where the variables of OpenTelemetry want spans, empty if they say nothing."""
-    if named := environment.get("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"):
-        return named
-    base = environment.get("OTEL_EXPORTER_OTLP_ENDPOINT")
-    return f"{base.rstrip('/')}/v1/traces" if base else ""
 
 
 def _reference(options: argparse.Namespace) -> int:

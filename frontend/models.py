@@ -171,6 +171,20 @@ class Triton(Protocol):
             APIError: it did not answer.
         """
 
+    async def fail_streams(self, slug: str) -> None:
+        """Have a model's engine do the same, and end every stream of deliveries: what it sends arrives nowhere.
+
+        Raises:
+            APIError: it did not answer.
+        """
+
+    def stalled_stages(self, slug: str, fair_s: float, limit_s: float) -> set[str]:
+        """Return the stages, by their Triton names, through which nothing has come for longer than the limit.
+
+        Args:
+            fair_s: for how much of the time since this was asked last the engine has been seen at work.
+        """
+
     async def close(self) -> None:
         """Let go of the connection."""
 

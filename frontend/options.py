@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from frontend.settings import Settings
@@ -33,6 +33,7 @@ _HELP = {
     "stats_interval_s": "between two looks at an engine",
     "stats_deadline_s": "after which an engine has missed a look",
     "engine_stall_s": "seconds after which an engine that is still in one step is taken for lost",
+    "stage_stall_s": "seconds after which a stage that brings nothing, beside an engine that works, is taken for stuck",
     "breaker_failures": "in a row, after which a model gets no requests at an endpoint until a probe succeeds",
     "breaker_pause_s": "from then, or from a probe that failed, to the next probe",
     "probe_deadline_s": "for the token that a probe asks for",
@@ -73,10 +74,12 @@ _HELP = {
     "max_in_flight_prompt_tokens": "tokens of their prompts, estimated; 0: no bound",
     "max_queue_share": "requests that may wait for a model, for each that is in flight",
     "max_queue_wait_s": "for which they may wait",
-    "redis_url": "a Redis in which replicas share the rates of the keys",
+    "redis_url": "a Redis in which replicas share the rates of the keys; else CONCH_REDIS_URL says which",
     "limits_on_failure": "open: what cannot be counted goes on; closed: it is refused",
     "limits_socket": "Unix socket of an admission process; several workers start one by themselves",
 }
+
+_REDIS_URL = "CONCH_REDIS_URL"  # it may hold a password, which every user of the machine sees in a command line
 
 # Settings that are lists: the option that adds one, and what it is.
 _REPEATED = {
@@ -117,10 +120,29 @@ def settings_from(options: argparse.Namespace, defaults: Settings) -> Settings:
     return dataclasses.replace(defaults, **given | lists)
 
 
+def settings_of_environment(environment: Mapping[str, str], defaults: Settings) -> Settings:
+    """Return the defaults with what variables say in place of options.
+
+    Raises:
+        SettingsError: a value breaks a rule.
+    """
+    traces = environment.get("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "")
+    if not traces and (base := environment.get("OTEL_EXPORTER_OTLP_ENDPOINT")):
+        traces = f"{base.rstrip('/')}/v1/traces"
+    return dataclasses.replace(defaults, otlp_endpoint=traces, redis_url=environment.get(_REDIS_URL, ""))
+
+
+def settings_to_environment(settings: Settings) -> dict[str, str]:
+    """Return the variables that say what `settings_to_arguments` leaves out."""
+    return {_REDIS_URL: settings.redis_url}
+
+
 def settings_to_arguments(settings: Settings) -> list[str]:
-    """Return the options that say these settings."""
+    """Return the options that say these settings, but for what must not be seen."""
     arguments = []
     for field in dataclasses.fields(Settings):
+        if field.name == "redis_url":
+            continue
         flag, value = _flag(field.name), getattr(settings, field.name)
         if isinstance(value, bool):
             arguments += [flag] if value else []

@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
-from frontend.errors import APIError, ModelNotFound, StageUnhealthy, TritonTimeout
+from frontend.errors import APIError, ModelNotFound, StageUnhealthy, TritonTimeout, TritonUnreachable
 from frontend.models import ModelSnapshot
-from model_repository.contract import model_id_to_slug, stage_name
-from model_repository.generation import GenerationChunk, GenerationRequest, SamplingParams, TextPrompt
+from model_repository.contract import model_id_to_slug, slug_of_stage, stage_name
+from model_repository.generation import GenerationChunk, GenerationRequest, Prompt, SamplingParams, TextPrompt
 from model_repository.stage_messages import EngineStats
+
+
+class ProbeResult(NamedTuple):
+    """How a probe went."""
+
+    is_well: bool
+    reason: str  # one line
+    is_silent: bool = False  # there was no answer at all, not even that something is wrong
 
 
 class Probed(Protocol):
@@ -23,6 +31,12 @@ class Probed(Protocol):
 
     async def engine_stats(self, slug: str, timeout_s: float) -> EngineStats:
         """Ask a model's engine how it is."""
+
+    async def tokenize(self, slug: str, prompt: Prompt, *, add_special_tokens: bool) -> tuple[list[int], list[str]]:
+        """Return a prompt's token ids, and each token as the vocabulary writes it."""
+
+    async def detokenize(self, slug: str, token_ids: Sequence[int], *, has_special_tokens: bool) -> str:
+        """Return the text of token ids."""
 
     async def snapshot(self) -> ModelSnapshot:
         """Return what Triton serves at this moment."""
@@ -38,6 +52,25 @@ async def look_at_engine(triton: Probed, slug: str, *, deadline_s: float, stall_
     if stats.step_age_ms > stall_s * 1000:
         raise StageUnhealthy(stage_name(slug, "engine"))
     return stats
+
+
+async def look_at_stage(triton: Probed, stage: str, *, deadline_s: float, stall_s: float) -> None:
+    """Have any stage, by its Triton name, show that it works; an engine as `look_at_engine`.
+
+    Raises:
+        APIError: it does not answer.
+    """
+    slug = slug_of_stage(stage)
+    try:
+        async with asyncio.timeout(deadline_s):
+            if stage == stage_name(slug, "tokenizer"):
+                await triton.tokenize(slug, TextPrompt("Hello"), add_special_tokens=False)
+            elif stage == stage_name(slug, "detokenizer"):
+                await triton.detokenize(slug, (), has_special_tokens=False)
+            else:
+                await look_at_engine(triton, slug, deadline_s=deadline_s, stall_s=stall_s)
+    except TimeoutError as exc:
+        raise TritonTimeout() from exc
 
 
 async def generate_one_token(triton: Probed, slug: str, *, deadline_s: float) -> None:
@@ -60,9 +93,7 @@ async def generate_one_token(triton: Probed, slug: str, *, deadline_s: float) ->
         raise TritonTimeout("The model did not make a token in time.") from exc
 
 
-async def probe(
-    triton: Probed, *, model: str, deadline_s: float, stall_s: float, is_generating: bool
-) -> tuple[bool, str]:
+async def probe(triton: Probed, *, model: str, deadline_s: float, stall_s: float, is_generating: bool) -> ProbeResult:
     """Return whether the engines work, and one line that says why.
 
     Args:
@@ -80,15 +111,16 @@ async def probe(
                 if is_generating:
                     await generate_one_token(triton, slug, deadline_s=deadline_s)
     except TimeoutError:
-        return False, f"no answer within {deadline_s:g} s"
+        return ProbeResult(False, f"no answer within {deadline_s:g} s", is_silent=True)
     except ModelNotFound:
-        return False, f"{model}: not served" if model else "a model was unloaded meanwhile"
+        return ProbeResult(False, f"{model}: not served" if model else "a model was unloaded meanwhile")
     except APIError as exc:
-        return False, f"{exc.code}: {exc.message}"
+        is_silent = isinstance(exc, TritonTimeout | TritonUnreachable)
+        return ProbeResult(False, f"{exc.code}: {exc.message}", is_silent)
     if not slugs:
-        return False, "no model is ready"
+        return ProbeResult(False, "no model is ready")
     how = "made a token" if is_generating else "answers"
-    return True, ", ".join(f"{slug} {how}" for slug in slugs)
+    return ProbeResult(True, ", ".join(f"{slug} {how}" for slug in slugs))
 
 
 async def _served_slugs(triton: Probed) -> list[str]:

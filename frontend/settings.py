@@ -17,6 +17,7 @@ _ENDPOINT = re.compile(r"(?:dns:)?(\[[0-9A-Fa-f:.]+\]|[^\s:/\[\]]+):(?P<port>[0-
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 _ORIGIN = re.compile(r"\*|https?://(\[[0-9a-f:.]+\]|[a-z0-9.-]+)(:[0-9]{1,5})?")
+MIN_STAGE_STALL_S = 2.0
 _REDIS_SCHEMES = ("redis://", "rediss://", "unix://")
 
 
@@ -55,6 +56,7 @@ class Settings:
     stats_interval_s: float = 1.0  # between two looks at an engine
     stats_deadline_s: float = 2.0  # an engine that takes longer to answer has missed; two misses in a row lose it
     engine_stall_s: float = 60.0  # an engine that has been in one step for longer hangs, and is lost
+    stage_stall_s: float = 20.0  # a stage beside an engine at work that has brought nothing for so long is looked at
     # Replicas, faults, drain.
     breaker_failures: int = 5  # of a model at an endpoint, in a row, after which it gets no requests there
     breaker_pause_s: float = 1.0  # from then, or from a probe that failed, to the next probe
@@ -127,6 +129,9 @@ class Settings:
         )
         for name in (*positive, "key_interval_s"):
             self._require_seconds(name, is_zero_allowed=False)
+        self._require_seconds("stage_stall_s", is_zero_allowed=False)
+        if self.stage_stall_s < MIN_STAGE_STALL_S:
+            self._refuse("stage_stall_s", f"must be at least {MIN_STAGE_STALL_S:g}: each stream hears once a second")
         self._require_seconds("drain_timeout_s", is_zero_allowed=True)
         self._require_int("breaker_failures", 1, 2**31 - 1)
         if isinstance(self.retry_share, bool) or not 0 <= self.retry_share <= 1:

@@ -98,7 +98,8 @@ class Workers:
         self._is_alive, self._alive = self._context.Pipe(duplex=False)
         self._signal_read, self._signal_write = os.pipe()  # a byte for each signal: its number
         self._workers: list[_Worker] = []
-        self._is_stopping = self._is_draining = False
+        self._is_draining = self._context.Event()
+        self._is_stopping = False
 
     def run(self, count: int) -> int:
         """Keep so many workers running until a signal; return the exit code."""
@@ -109,7 +110,7 @@ class Workers:
             logger.error("the admission process does not start")
             self._stop([admission])
             return 1
-        workers = self._workers = [self._start(_work) for _ in range(count)]
+        workers = self._workers = [self._start(_work, self._is_draining) for _ in range(count)]
         status = 0
         while True:
             ready = wait([self._signal_read, *(child.process.sentinel for child in (admission, *workers))])
@@ -129,8 +130,8 @@ class Workers:
             time.sleep(_MIN_PAUSE_S * bool(dead))
             for worker in dead:
                 workers.remove(worker)
-                if not self._is_draining:  # it would take requests again
-                    workers.append(self._start(_work))
+                if not self._is_draining.is_set():  # it would take requests again
+                    workers.append(self._start(_work, self._is_draining))
             if not admission.process.is_alive():
                 logger.error("the admission process ended with code %s", admission.process.exitcode)
                 time.sleep(_MIN_PAUSE_S)
@@ -139,15 +140,16 @@ class Workers:
         self._stop([admission])  # after those whose requests it counts
         return status
 
-    def _start(self, target: Callable[[Settings, Connection, Event], None]) -> _Worker:
+    def _start(self, target: Callable[..., None], *further: Event) -> _Worker:
         has_listened = self._context.Event()
-        process = self._context.Process(target=target, args=(self._settings, self._is_alive, has_listened))
+        process = self._context.Process(target=target, args=(self._settings, self._is_alive, has_listened, *further))
         process.start()
         return _Worker(process, has_listened)
 
     def _hand_on(self, number: signal.Signals) -> None:
         """Hand a signal on to the workers that have a handler for it. A drain is told again by each that begins it."""
-        self._is_draining = self._is_draining or number == DRAIN
+        if number == DRAIN:
+            self._is_draining.set()  # before the look at who listens: the others look at this once they do
         _tell([worker for worker in self._workers if worker.has_listened.is_set()], number)
 
     def _stop(self, children: list[_Worker]) -> None:
@@ -174,10 +176,16 @@ def _tell(children: Sequence[_Worker], number: signal.Signals) -> None:
                 os.kill(child.process.pid, number)
 
 
-def _work(settings: Settings, parent: Connection, has_listened: Event) -> None:
+def _work(settings: Settings, parent: Connection, has_listened: Event, is_draining: Event) -> None:
     """Serve as one of several, in a process of its own."""
+
+    def on_listening() -> None:
+        has_listened.set()
+        if is_draining.is_set():
+            os.kill(os.getpid(), DRAIN)
+
     configure_logging(settings.log_format)
-    raise SystemExit(server.run(settings, parent=parent.fileno(), on_listening=has_listened.set))
+    raise SystemExit(server.run(settings, parent=parent.fileno(), on_listening=on_listening))
 
 
 def _admit(settings: Settings, parent: Connection, has_listened: Event) -> None:

@@ -292,7 +292,9 @@ PUBLIC_OUTPUTS = (
 PROMPT_TOKEN_IDS = TensorSpec("prompt_token_ids", "INT32", (-1,), doc="tokenizer to engine")
 ENGINE_PARAMS = TensorSpec("engine_params", "BYTES", doc="tokenizer to engine: JSON of the rest of an EngineRequest")
 CONTROL = TensorSpec(
-    "control", "BYTES", doc='engine: JSON, `{}`, `{"cancel_key": str}`, `{"fail": "running"}` or `{"drain": bool}`'
+    "control",
+    "BYTES",
+    doc='engine: JSON, `{}`, `{"cancel_key": str}`, `{"fail": "running"}`, `{"fail": "streams"}` or `{"drain": bool}`',
 )
 STATS = TensorSpec("stats", "BYTES", doc="engine: JSON of EngineStats, the answer to every `control`")
 RELEASE = TensorSpec("release", "INT64", (-1,), doc="engine to detokenizer: a packed Release")

@@ -6,6 +6,7 @@ StageError
 │   └── Unsupported       known, but this model or runtime cannot honour it
 ├── Overloaded            the engine's queue is full
 ├── EngineFailed          the runtime broke under this request
+├── Unloading             the model is being unloaded, and the request's time is up
 ├── DeliveriesNotOpen     the stream of deliveries that it names is not, or no longer
 └── InternalError         anything unexpected; its text never reaches the client
 """
@@ -72,6 +73,13 @@ class EngineFailed(StageError):
     triton_code = "INTERNAL"
 
 
+class Unloading(StageError):
+    """Somebody unloads the model, and this request did not end in time."""
+
+    code = "unloading"
+    triton_code = "UNAVAILABLE"
+
+
 class DeliveriesNotOpen(StageError):
     """The engine does not know the stream of deliveries: it was loaded anew, or took the reader for gone."""
 
@@ -94,6 +102,7 @@ _BY_CODE: dict[str, type[StageError]] = {
         Unsupported,
         Overloaded,
         EngineFailed,
+        Unloading,
         DeliveriesNotOpen,
         InternalError,
     )

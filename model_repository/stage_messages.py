@@ -269,7 +269,8 @@ class EngineStats:
     max_step_sequences: int  # the most sequences that one step gave a token
     num_finished: int
     num_cancelled: int
-    num_deliveries: int  # responses to readers of many sequences, ...
+    num_streams: int  # of deliveries, that are open: readers of many sequences
+    num_deliveries: int  # responses to them, ...
     num_delivered: int  # ... and the releases in them
     last_cancel_to_free_ms: float  # from the cancel's arrival to the release of its cells
     cancel_to_free_ms: float  # of all of them together, since the load

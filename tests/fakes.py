@@ -60,6 +60,7 @@ def stats(epoch: int, step_age_ms: float = 0.0, *, is_draining: bool = False) ->
         max_step_sequences=0,
         num_finished=0,
         num_cancelled=0,
+        num_streams=0,
         num_deliveries=0,
         num_delivered=0,
         last_cancel_to_free_ms=0.0,
@@ -101,6 +102,8 @@ class FakeTriton:
         self.unload_error: APIError | None = None
         self.load_error: APIError | None = None
         self.check_error: APIError | None = None
+        self.stage_errors: dict[str, APIError] = {}  # of what is asked of the tokenizer or the detokenizer itself
+        self.stalled: set[str] = set()  # stages, by their Triton names
         self.checked: list[GenerationRequest] = []
         self.ending: APIError | None = None  # raised by what waits when `end_all` is called
         self.waited_for: set[asyncio.Event] = set()
@@ -159,11 +162,15 @@ class FakeTriton:
     async def tokenize(self, slug: str, prompt: Prompt, *, add_special_tokens: bool) -> tuple[list[int], list[str]]:
         """Return the same two tokens for any prompt."""
         self.tokenized.append((prompt, add_special_tokens))
+        if "tokenizer" in self.stage_errors:
+            raise self.stage_errors["tokenizer"]
         return [5, 6], ["Ġa", "b"]
 
     async def detokenize(self, slug: str, token_ids: Sequence[int], *, has_special_tokens: bool) -> str:
         """Return `<id>` for each token."""
         self.detokenized.append((tuple(token_ids), has_special_tokens))
+        if "detokenizer" in self.stage_errors:
+            raise self.stage_errors["detokenizer"]
         return "".join(f"<{token_id}>" for token_id in token_ids)
 
     async def engine_stats(self, slug: str, timeout_s: float) -> EngineStats:
@@ -194,6 +201,15 @@ class FakeTriton:
     async def fail_running(self, slug: str) -> None:
         """Note it."""
         self.calls.append(f"fail {slug}")
+
+    async def fail_streams(self, slug: str) -> None:
+        """Note it."""
+        self.calls.append(f"fail streams of {slug}")
+
+    def stalled_stages(self, slug: str, fair_s: float, limit_s: float) -> set[str]:
+        """Return `stalled`, once, if the engine works."""
+        stalled, self.stalled = (self.stalled, set()) if fair_s else (set(), self.stalled)
+        return stalled
 
     async def close(self) -> None:
         """Do nothing."""

@@ -14,7 +14,7 @@ from frontend.limits.drain_rate import DrainRate
 from frontend.limits.fair_queue import Entry, FairQueue
 
 _MAX_RETRY_S = 60.0
-_UNKNOWN_RETRY_S = 1.0
+_MIN_RETRY_S = 0.1
 _HOPE = 0.5  # of the maximum wait: who is expected to wait longer is refused at once, so that few wait in vain
 
 
@@ -65,15 +65,17 @@ class Admission:
             QueueFull: there is no place, and there will be none in time.
         """
         self._num_replicas = ask.num_replicas
+        if self._queue:
+            self._let_in()  # where a replica has come back
         if not self._queue and self._has_room(ask):
             self._occupy(ask)
+            self._count_time()
             return
         waiter = _Waiter(ask, asyncio.get_running_loop().create_future())
         entry = self._queue.entry(waiter, (ask.key, ask.priority), float(max(1, ask.num_tokens)))
         self._refuse_hopeless(entry)
         self._queue.push(entry)
         waiter.is_queued = True
-        self._drain_rate.advance(self._clock(), is_full=True)
         try:
             async with asyncio.timeout(self._bounds.max_queue_wait_s):
                 await waiter.turn
@@ -85,22 +87,27 @@ class Admission:
 
     def leave(self, ask: Ask) -> None:
         """Give a place back."""
+        self._count_time()
+        self._drain_rate.ended()
         self.num_requests -= 1
         self.num_sequences -= ask.num_sequences
         self.num_prompt_tokens -= ask.num_prompt_tokens
-        self._drain_rate.advance(self._clock(), is_full=bool(self._queue))
-        self._drain_rate.ended()
         self._let_in()
 
     def _has_room(self, ask: Ask) -> bool:
         """Whether a request fits beside those in flight; alone, any does: what is too large is not refused for ever."""
-        if not self.num_requests:
-            return True
+        return not self.num_requests or self._fits(ask.num_sequences, ask.num_prompt_tokens)
+
+    def _fits(self, num_sequences: int, num_prompt_tokens: int) -> bool:
         max_sequences = self._bounds.max_in_flight * self._num_replicas
         max_prompt_tokens = self._bounds.max_in_flight_prompt_tokens * self._num_replicas
-        return (not max_sequences or self.num_sequences + ask.num_sequences <= max_sequences) and (
-            not max_prompt_tokens or self.num_prompt_tokens + ask.num_prompt_tokens <= max_prompt_tokens
+        return (not max_sequences or self.num_sequences + num_sequences <= max_sequences) and (
+            not max_prompt_tokens or self.num_prompt_tokens + num_prompt_tokens <= max_prompt_tokens
         )
+
+    def _count_time(self) -> None:
+        """Tell the drain rate what time it is, and whether from now on the smallest request would have to wait."""
+        self._drain_rate.advance(self._clock(), is_full=bool(self._queue) or not self._fits(1, 1))
 
     def _occupy(self, ask: Ask) -> None:
         self.num_requests += 1
@@ -116,16 +123,16 @@ class Admission:
                 self._occupy(waiter.ask)
                 waiter.is_admitted = True
                 waiter.turn.set_result(None)
-        self._drain_rate.advance(self._clock(), is_full=bool(self._queue))
+        self._count_time()
 
     def _refuse_hopeless(self, entry: Entry[_Waiter]) -> None:
         """Refuse one who would wait too long; who comes after it, but is served before it, is not counted."""
         num_before = self._queue.num_before(entry)
         if num_before >= math.ceil(self._bounds.max_queue_share * self.num_requests):
             raise self._refusal(f"{num_before} requests are waiting already")
-        self._drain_rate.advance(self._clock(), is_full=bool(self._queue))
+        self._count_time()
         wait_s = self._drain_rate.wait_s(num_before + 1)
-        if wait_s is not None and wait_s > _HOPE * self._bounds.max_queue_wait_s:
+        if wait_s > _HOPE * self._bounds.max_queue_wait_s:
             raise self._refusal(f"a place would take about {wait_s:.1f} s")
 
     def _abandon(self, entry: Entry[_Waiter]) -> None:
@@ -140,7 +147,5 @@ class Admission:
 
     def _refusal(self, reason: str) -> QueueFull:
         wait_s = self._drain_rate.wait_s(len(self._queue) + 1)
-        return QueueFull(
-            f"The model is at its limit: {reason}.",
-            retry_after_s=min(_MAX_RETRY_S, _UNKNOWN_RETRY_S if wait_s is None else wait_s),
-        )
+        retry_after_s = min(_MAX_RETRY_S, max(_MIN_RETRY_S, wait_s))
+        return QueueFull(f"The model is at its limit: {reason}.", retry_after_s=retry_after_s)

@@ -8,7 +8,7 @@ _MEMORY_S = 10.0  # of full time: older events count for less
 
 
 class DrainRate:
-    """Requests that end per second while others wait; the time in which nobody waits does not count.
+    """Requests that end per second while all places are taken; no other time counts.
 
     Events and time both fade, so the estimate is right from the first seconds on, and falls while nothing ends.
     """
@@ -19,7 +19,7 @@ class DrainRate:
         self._at_s: float | None = None  # up to when the current full time is counted; None: it is not full
 
     def advance(self, now_s: float, *, is_full: bool) -> None:
-        """Say whether somebody waits from now on."""
+        """Say whether all places are taken from now on."""
         if self._at_s is not None and now_s > self._at_s:
             elapsed_s = now_s - self._at_s
             faded = math.exp(-elapsed_s / _MEMORY_S)
@@ -28,12 +28,10 @@ class DrainRate:
         self._at_s = now_s if is_full else None
 
     def ended(self) -> None:
-        """Count a request that has ended; it counts only while others wait."""
+        """Count a request that has ended; it counts only while all places are taken."""
         if self._at_s is not None:
             self._num_ended += 1
 
-    def wait_s(self, num_requests: int) -> float | None:
-        """Return how long it takes until so many have ended; None: nothing is known yet."""
-        if self._num_ended < 0.5 or not self._full_s:
-            return None
-        return num_requests * self._full_s / self._num_ended
+    def wait_s(self, num_requests: int) -> float:
+        """Return how long it takes until so many have ended; as long as none has, as if one did now."""
+        return num_requests * self._full_s / max(1.0, self._num_ended)

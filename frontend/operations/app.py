@@ -11,7 +11,6 @@ from frontend.access.authentication import KEYS, authenticate
 from frontend.app import answer_errors, log_request, name_request
 from frontend.handlers import models
 from frontend.handlers.context import DRAIN, IS_PUBLIC, MODELS, SETTINGS, TRITON
-from frontend.models import MAX_AGE_S
 from frontend.operations import admin
 from frontend.operations.admin import CONTROL, SUPERVISOR
 from frontend.operations.models import EndpointsControl, ModelControl
@@ -35,8 +34,7 @@ def create_operations_app(public: web.Application, supervisor: Supervisor) -> we
     if KEYS in public:
         app[KEYS] = public[KEYS]
     app[IS_PUBLIC] = False
-    settle_s = MAX_AGE_S + app[SETTINGS].stats_interval_s
-    app[CONTROL] = EndpointsControl(partial(_controls, app[TRITON], WeakKeyDictionary(), settle_s))
+    app[CONTROL] = EndpointsControl(partial(_controls, app[TRITON], WeakKeyDictionary()))
     app[SUPERVISOR] = supervisor
     app.on_response_prepare.append(name_request)
     app.router.add_routes(
@@ -55,11 +53,9 @@ def create_operations_app(public: web.Application, supervisor: Supervisor) -> we
     return app
 
 
-def _controls(
-    pool: ReplicaPool, known: WeakKeyDictionary[Replica, ModelControl], settle_s: float
-) -> dict[str, ModelControl]:
+def _controls(pool: ReplicaPool, known: WeakKeyDictionary[Replica, ModelControl]) -> dict[str, ModelControl]:
     """Return what loads and unloads at each replica that there is now, the same one as before."""
     for replica in pool.replicas:
         if replica not in known:
-            known[replica] = ModelControl(replica.triton, settle_s)
+            known[replica] = ModelControl(replica.triton)
     return {replica.endpoint: known[replica] for replica in pool.replicas}

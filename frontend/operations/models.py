@@ -31,7 +31,6 @@ class ModelControl:
     """Loads and unloads at one endpoint, one model at a time.
 
     Args:
-        settle_s: after which every worker has noticed that a model is gone.
         clock: seconds, monotonic.
         sleep: lets time pass.
     """
@@ -39,12 +38,10 @@ class ModelControl:
     def __init__(
         self,
         triton: Triton,
-        settle_s: float = 0.0,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self._triton = triton
-        self._settle_s = settle_s
         self._clock = clock
         self._sleep = sleep
         self._turn = asyncio.Lock()
@@ -85,7 +82,6 @@ class ModelControl:
                 logger.warning("ending %d requests of %s", num_running, model_id)
                 await self._triton.fail_running(slug)
             await self._unload_all(slug, [contract.stage_name(slug, stage) for stage in STAGES])
-            await self._sleep(self._settle_s)  # a worker that missed it would take the next load for a crash
         return Unloading(num_ended=num_running)
 
     async def _is_ready(self, model_id: str) -> bool:

@@ -36,7 +36,7 @@ class Replica:
         endpoint: its host:port, for people.
         triton: the connection to it; this closes it.
         clock: monotonic seconds.
-        on_look: told a model's id and what its engine says of itself here, None when it did not answer.
+        on_look: told a model's id, and what its engine says of itself here or why it does not.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class Replica:
         triton: Triton,
         settings: Settings,
         clock: Callable[[], float] = time.monotonic,
-        on_look: Callable[[str, EngineStats | None], None] = lambda model, stats: None,
+        on_look: Callable[[str, EngineStats | APIError], None] = lambda model, seen: None,
     ) -> None:
         self.endpoint = endpoint
         self.triton = triton

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import math
 import queue
-import shlex
-import signal
 import sys
 import threading
 import time
@@ -14,11 +11,10 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import FrameType
-from typing import Self, TextIO
+from typing import Self
 
 from frontend.access.secret import hash_of, new_key
-from frontend.options import settings_to_arguments
+from frontend.options import settings_to_arguments, settings_to_environment
 from frontend.serve.checks import (
     PortChoice,
     check_repository,
@@ -28,9 +24,10 @@ from frontend.serve.checks import (
 )
 from frontend.serve.child import Child
 from frontend.serve.child_lines import json_line, text_line
-from frontend.serve.errors import ChildEnded, LaunchError, NotReadyInTime
+from frontend.serve.errors import ChildEnded, NotReadyInTime
 from frontend.serve.first_token import wait_for_first_tokens
 from frontend.serve.guard import MARK, free_shared_memory, guarded, shm_prefix
+from frontend.serve.hang_watch import HangWatch
 from frontend.serve.restarts import WINDOW_S, RestartPlan
 from frontend.serve.state_lock import locked
 from frontend.serve.triton_server import ADDRESS, TritonPorts, find_triton, triton_command
@@ -64,6 +61,7 @@ class LauncherSettings:
     ready_timeout_s: float = 120.0
     stop_timeout_s: float = 5.0  # of each child, then it is killed; the frontend has its time for draining besides
     max_triton_restarts: int = 5  # after it was ready, in ten minutes; then the launcher ends
+    triton_hang_s: float = 30.0  # of silence, after which it is killed, and started again; 0: it never is
 
     def __post_init__(self) -> None:
         if self.frontend.tls_client_ca:
@@ -76,9 +74,11 @@ class LauncherSettings:
         if len(set(named)) < len(named):
             clash = ", ".join(f"{choice.flag}={choice.port}" for choice in self.port_choices())
             raise SettingsError(f"{clash}: each port can be used once only")
+        if self.max_triton_restarts < 0:
+            raise SettingsError(f"--max-triton-restarts={self.max_triton_restarts}: must not be negative")
+        if not 0 <= self.triton_hang_s < math.inf:
+            raise SettingsError(f"--triton-hang-s={self.triton_hang_s:g}: must be a number of seconds")
         for flag, timeout_s in (("--ready-timeout-s", self.ready_timeout_s), ("--stop-timeout-s", self.stop_timeout_s)):
-            if self.max_triton_restarts < 0:
-                raise SettingsError(f"--max-triton-restarts={self.max_triton_restarts}: must not be negative")
             if not 0 < timeout_s < math.inf:
                 raise SettingsError(f"{flag}={timeout_s:g}: must be a number of seconds above 0")
 
@@ -190,12 +190,15 @@ class Launcher:
                     return model_ids
 
     def watch(self) -> None:
-        """Start Triton again when it dies, and wait for what cannot be mended.
+        """Start Triton again when it dies or hangs, and wait for what cannot be mended.
 
         Raises:
             ChildEnded: the frontend died, or Triton too often.
             Interrupted: somebody asked for it.
         """
+        if self._settings.triton_hang_s:
+            limits_s = self._settings.triton_hang_s, self._settings.ready_timeout_s
+            HangWatch(self.triton, self.frontend_settings, limits_s, self._say).start()
         restart_at: float | None = None
         while True:
             try:
@@ -258,7 +261,8 @@ class Launcher:
         triton = triton_command(installation, settings.repository.resolve(), self.triton_ports, shm_prefix(mark))
         frontend = [sys.executable, "-m", "frontend", "api", *settings_to_arguments(self.frontend_settings)]
         self.triton = self._child("triton", triton, installation.environment, mark)
-        self.frontend = self._child("frontend", frontend, settings.environment, mark)
+        environment = {**settings.environment, **settings_to_environment(self.frontend_settings)}
+        self.frontend = self._child("frontend", frontend, environment, mark)
 
     def _child(self, name: str, command: list[str], environment: Mapping[str, str], mark: str) -> Child:
         marked = {**environment, MARK: mark, "PYTHONUNBUFFERED": "1"}
@@ -283,33 +287,6 @@ class Launcher:
         return "\n".join(lines)
 
 
-def serve(settings: LauncherSettings, out: TextIO, err: TextIO) -> int:
-    """Serve until a signal, then return 0; after an error say on `err` what it was, and return 1."""
-    launcher = Launcher(settings, lambda line: _say(line, err))
-    _call_at_signals(launcher.interrupt)
-    try:
-        with launcher:
-            launcher.start()
-            has_keys = bool(settings.frontend.key_file)
-            _say(_ready_message(launcher.url, launcher.wait_until_ready(), has_keys), out)
-            launcher.watch()
-    except Interrupted:
-        return 0
-    except LaunchError as exc:
-        _say(f"error: {exc}", err)
-    return 1
-
-
-def _call_at_signals(function: Callable[[], None]) -> None:
-    """Have the signals that end a program call this instead."""
-
-    def handle(number: int, frame: FrameType | None) -> None:
-        function()
-
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, handle)
-
-
 def _require_running(child: Child) -> None:
     """Check a child that reported an end; it may have been started again since."""
     if not child.is_running and child.load_failures:
@@ -317,18 +294,3 @@ def _require_running(child: Child) -> None:
     if not child.is_running:
         lines = child.last_lines or ["(it logged nothing)"]
         raise ChildEnded("\n".join([f"{child.how_it_ended()}; its last lines:", *lines]))
-
-
-def _say(text: str, stream: TextIO) -> None:
-    stream.write(f"{text}\n")
-    stream.flush()
-
-
-def _ready_message(url: str, model_ids: list[str], has_keys: bool) -> str:
-    question = {"model": model_ids[0], "messages": [{"role": "user", "content": "What is the capital of France?"}]}
-    key = ' -H "Authorization: Bearer $API_KEY"' if has_keys else ""
-    headers = f"-H 'Content-Type: application/json'{key}"
-    return (
-        f"\nReady: {url} serves {', '.join(model_ids)}. Ctrl-C stops it. Try:\n\n"
-        f"  curl {url}/v1/chat/completions {headers} -d {shlex.quote(json.dumps(question))}\n"
-    )

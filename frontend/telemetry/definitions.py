@@ -181,12 +181,17 @@ VIOLATIONS = _counter(
 )
 
 IN_FLIGHT = Metric(name="conch_requests_in_flight", kind=Kind.GAUGE, meaning="Generation requests being answered.")
+TASKS = Metric(
+    name="conch_tasks", kind=Kind.GAUGE, meaning="Tasks of the frontend's event loop, when it was scraped.", labels=()
+)
 RUNNING = _engine_gauge("conch_requests_running", "Completions that the engine works on.", "vllm:num_requests_running")
 WAITING = _engine_gauge("conch_requests_waiting", "Completions in the engine's queue.", "vllm:num_requests_waiting")
 KV_CACHE_USAGE = _engine_gauge(
     "conch_kv_cache_usage_ratio", "Share of the KV cache that running completions hold.", "vllm:kv_cache_usage_perc"
 )
-ENGINE_UP = _engine_gauge("conch_engine_up", "Whether the engine answered the last look at it: 1 or 0.")
+ENGINE_UP = _engine_gauge(
+    "conch_engine_up", "Whether the engine answered the last look at it: 1 or 0; NaN where the model is not loaded."
+)
 CANCEL_TO_FREE = _engine_gauge(
     "conch_cancel_to_free_seconds", "From a cancel's arrival at the engine to its memory being free, the last time."
 )

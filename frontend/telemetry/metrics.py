@@ -85,7 +85,8 @@ class Metrics:
         key = (metric.name, *labels)
         child = self._children.get(key)
         if child is None:  # prometheus_client would take a lock for each look
-            child = self._children[key] = self._families[metric.name].labels(*labels)
+            family = self._families[metric.name]
+            child = self._children[key] = family.labels(*labels) if labels else family
         return child
 
 

@@ -11,10 +11,12 @@ from urllib.parse import quote
 
 from aiohttp import web
 
+from frontend import errors
+from frontend.errors import APIError, ModelNotReady, NotFound
 from frontend.handlers.context import CLIENT_CLOSED, RequestFacts
 from frontend.settings import Settings
 from frontend.telemetry import definitions
-from frontend.telemetry.definitions import UNKNOWN
+from frontend.telemetry.definitions import UNKNOWN, Metric
 from frontend.telemetry.log_lines import labels_text, log_fields
 from frontend.telemetry.metrics import Metrics
 from frontend.telemetry.stream_record import Completion, Rule, StreamRecord
@@ -26,6 +28,14 @@ logger = logging.getLogger("frontend.app")  # the name by which filters know the
 
 _MAX_SHOWN_MODEL = 256  # characters of what a client calls a model, in the log
 _SHED = (429, 503)
+_SHED_CODES = sorted(
+    {
+        each.code
+        for each in vars(errors).values()
+        if isinstance(each, type) and issubclass(each, APIError) and each.status in _SHED and each.code
+    }
+)
+_CANCELLED, _ERROR = "cancelled", "error"  # how a completion ends that does not finish
 
 
 class Tracer(Protocol):
@@ -54,6 +64,7 @@ class Observer:
         self.tracer = tracer
         self.has_vllm_names = settings.metrics_compat == "vllm"
         self._is_by_key = settings.metrics_by_key
+        self._known_models: set[str] = set()
         self._looked_at: dict[str, set[str]] = {}  # the models by endpoint
 
     def began_stream(self, facts: RequestFacts, record: StreamRecord) -> None:
@@ -79,32 +90,51 @@ class Observer:
         if logger.isEnabledFor(level):
             self._log(facts, method, path, status, total_s, level)
 
-    def looked_at(self, endpoint: str, model: str, stats: EngineStats | None) -> None:
-        """Note what an engine says of itself at an endpoint, None where it did not answer."""
+    def looked_at(self, endpoint: str, model: str, seen: EngineStats | APIError) -> None:
+        """Note what an engine says of itself at an endpoint, or why it does not."""
         self._looked_at.setdefault(endpoint, set()).add(model)
-        self.metrics.set(definitions.ENGINE_UP, stats is not None, model, endpoint)
-        if stats is None:
-            return
-        self.metrics.set(definitions.RUNNING, stats.num_active, model, endpoint)
-        self.metrics.set(definitions.WAITING, stats.num_waiting, model, endpoint)
-        self.metrics.set(definitions.KV_CACHE_USAGE, stats.num_cells_used / max(1, stats.num_cells), model, endpoint)
-        self.metrics.set(definitions.CANCEL_TO_FREE, stats.last_cancel_to_free_ms / 1000, model, endpoint)
+        if model not in self._known_models:
+            self._known_models.add(model)
+            self._begin_at_zero(model)
+        gauges: dict[Metric, float] = {}
+        match seen:
+            case EngineStats():
+                gauges = {
+                    definitions.ENGINE_UP: 1,
+                    definitions.RUNNING: seen.num_active,
+                    definitions.WAITING: seen.num_waiting,
+                    definitions.KV_CACHE_USAGE: seen.num_cells_used / max(1, seen.num_cells),
+                    definitions.CANCEL_TO_FREE: seen.last_cancel_to_free_ms / 1000,
+                }
+            case ModelNotReady() | NotFound():  # it is not meant to be up
+                gauges = dict.fromkeys((definitions.RUNNING, definitions.WAITING, definitions.KV_CACHE_USAGE), 0)
+                gauges[definitions.ENGINE_UP] = math.nan
+            case _:
+                gauges = {definitions.ENGINE_UP: 0}
+        for gauge, value in gauges.items():
+            self.metrics.set(gauge, value, model, endpoint)
 
     def forget(self, endpoint: str) -> None:
-        """Note that an endpoint is gone for good.
-
-        Where several processes tell their figures none can be taken away, so that it is neither up nor down.
-        """
-        for model in self._looked_at.pop(endpoint, ()):
-            self.metrics.set(definitions.ENGINE_UP, math.nan, model, endpoint)
-            for metric in (definitions.RUNNING, definitions.WAITING, definitions.KV_CACHE_USAGE):
-                self.metrics.set(metric, 0, model, endpoint)
+        """Note that an endpoint is gone for good."""
+        for model in tuple(self._looked_at.get(endpoint, ())):
+            self.looked_at(endpoint, model, ModelNotReady("The endpoint is gone."))
+        self._looked_at.pop(endpoint, None)
 
     def late(self, slug: str, request_id: str) -> None:
         """Note that something came of a completion after its finish, when its client had its whole answer."""
         rule = Rule.NOTHING_AFTER_THE_FINISH
         self.metrics.count(definitions.VIOLATIONS, slug_to_model_id(slug), rule)
         logger.error("a completion broke a rule: %s request_id=%s", rule, request_id)
+
+    def _begin_at_zero(self, model: str) -> None:
+        """Have what seldom happens be there before it does: to Prometheus, a series that begins at 1 has not grown."""
+        self.metrics.count(definitions.CANCELLED, model, amount=0)
+        for rule in Rule:
+            self.metrics.count(definitions.VIOLATIONS, model, rule, amount=0)
+        for code in _SHED_CODES:
+            self.metrics.count(definitions.SHED, model, code, amount=0)
+        for outcome in (*FinishReason, _CANCELLED, _ERROR):
+            self.metrics.count(definitions.COMPLETIONS, model, outcome, amount=0)
 
     def _count(self, facts: RequestFacts, endpoint: str, status: int) -> None:
         count, model = self.metrics.count, facts.served_model
@@ -228,7 +258,7 @@ def _ttft_s(facts: RequestFacts, record: StreamRecord) -> float | None:
 def _outcome(facts: RequestFacts, reason: FinishReason | None) -> str:
     if reason is not None:
         return reason
-    return "cancelled" if facts.error_code == CLIENT_CLOSED else "error"
+    return _CANCELLED if facts.error_code == CLIENT_CLOSED else _ERROR
 
 
 OBSERVER = web.AppKey("observer", Observer)

@@ -6,12 +6,14 @@ import asyncio
 
 from aiohttp import web
 
+from frontend.telemetry import definitions
 from frontend.telemetry.observer import OBSERVER
 
 
 async def metrics(request: web.Request) -> web.Response:
     """GET /metrics. It tells how much is served and to whom: it belongs on a port that is not public."""
     observer = request.config_dict[OBSERVER]
+    observer.metrics.set(definitions.TASKS, len(asyncio.all_tasks()))
     body, content_type = await asyncio.to_thread(  # of several workers it reads files
         observer.metrics.exposition, request.headers.get("Accept", ""), has_vllm_names=observer.has_vllm_names
     )

@@ -16,6 +16,7 @@ from frontend.errors import APIError
 from frontend.triton.failures import error_from_message, error_from_rpc
 from frontend.triton.mailbox import Mailbox
 from frontend.triton.messages import elements_from_response, infer_request
+from frontend.triton.stall import StallClock
 from model_repository import contract
 from model_repository.deliveries import DeliveredChunks
 from model_repository.generation import GenerationRequest
@@ -69,6 +70,8 @@ class DeliveryCall:
         self.epoch: int | None = None  # of the engine, before the stream was opened
         self._error: APIError | None = None  # why it takes no more requests
         self._num_delivered = self._num_errors = 0
+        self._num_told = 0  # requests of which something has come, an error too
+        self._silence, self._standstill = StallClock(), StallClock()  # of the call; of what waits for the engine
         self._numbers = itertools.count(1)
         self._mailboxes: dict[int, Mailbox] = {}
         self._cancel_keys_left: dict[int, str] = {}  # of requests whose readers left before anything had come
@@ -119,7 +122,21 @@ class DeliveryCall:
         waiting = [mailbox for mailbox in self._mailboxes.values() if mailbox.is_waiting]
         for mailbox in waiting:
             mailbox.fail(error)
+        self._standstill = StallClock()
         return len(waiting)
+
+    def stalled_stage(self, fair_s: float, limit_s: float) -> str | None:
+        """Return which stage beside the engine brings nothing although it should, for longer than the limit.
+
+        Args:
+            fair_s: for how much of the time since this was asked last the engine has been seen at work.
+        """
+        # An engine at work has something to tell to each stream once a second, and tells at once what it has taken.
+        if self._silence.look(self._num_delivered + self._num_errors, fair_s) > limit_s:
+            return "detokenizer"
+        is_waiting = any(mailbox.is_waiting for mailbox in self._mailboxes.values())
+        is_stuck = self._standstill.look(self._num_told, fair_s if is_waiting else 0.0) > limit_s
+        return "tokenizer" if is_stuck and is_waiting else None
 
     def close(self, error: APIError, *, is_engine_lost: bool = False) -> int:
         """End the call; whoever waits for something of it gets the error. Return how many requests that are."""
@@ -172,6 +189,7 @@ class DeliveryCall:
         if self._error is not None:
             return 0
         self._error = error
+        self._unsent.put_nowait(None)  # else the task that sends would wait for ever where the call is over by itself
         self._on_end(self)
         if not self._opened.done():
             self._opened.set_exception(error)
@@ -217,14 +235,18 @@ class DeliveryCall:
         number = int(digits)
         self._cancel_keys_left.pop(number, None)
         if mailbox := self._mailboxes.get(number):
-            mailbox.is_waiting = False
+            self._told(mailbox)
             mailbox.fail(error)
 
     def _half_close(self) -> None:
         """Let the call end, now that the stream of deliveries has: the engine had no sequences left."""
         self._end(errors.DeliveriesNotOpen())  # which what is under way will be told
-        self._unsent.put_nowait(None)
         asyncio.get_running_loop().call_later(END_TIMEOUT_S, self._call.cancel)
+
+    def _told(self, mailbox: Mailbox) -> None:
+        """Note that something of a request has come."""
+        self._num_told += mailbox.is_waiting
+        mailbox.is_waiting = False
 
     def _take(self, delivered: DeliveredChunks) -> None:
         if delivered.serial != self._num_delivered:
@@ -240,7 +262,7 @@ class DeliveryCall:
             if mailbox.is_finished:
                 self._on_late(mailbox.request_id)
                 continue
-            mailbox.is_waiting = False
+            self._told(mailbox)
             if isinstance(item, str):
                 mailbox.fail(error_from_message(item))
             else:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import re
+from collections.abc import Iterator
 
 import grpc
 
@@ -56,6 +58,23 @@ def error_from_rpc(exc: grpc.aio.AioRpcError) -> APIError:
     return errors.ServerError()
 
 
+@contextlib.contextmanager
+def understood(what: str) -> Iterator[None]:
+    """Answer nonsense from Triton as a failure of the server, which it is.
+
+    Args:
+        what: whose answer is read in the block, for the log.
+
+    Raises:
+        BadAnswer: it could not be read.
+    """
+    try:
+        yield
+    except (LookupError, TypeError, ValueError, AttributeError) as exc:
+        logger.exception("Triton's answer %s makes no sense", what)
+        raise errors.BadAnswer() from exc
+
+
 def _known_error(message: str) -> APIError | None:
     match stage_errors.error_from_message(message):
         case stage_errors.PromptTooLong() as error:
@@ -66,6 +85,8 @@ def _known_error(message: str) -> APIError | None:
             return _client_mistake(errors.InvalidRequest, error)
         case stage_errors.Overloaded():
             return errors.Overloaded("The model's queue is full.")
+        case stage_errors.Unloading():
+            return errors.ModelNotReady("The model was unloaded before this request was finished.")
         case stage_errors.DeliveriesNotOpen():
             return errors.DeliveriesNotOpen()
         case stage_errors.EngineFailed():

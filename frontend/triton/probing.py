@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 
-from frontend.probe import probe
+from frontend.probe import ProbeResult, probe
 from frontend.settings import Settings
 from frontend.triton.client import TritonClient
 from frontend.triton.credentials import triton_credentials
@@ -13,7 +13,7 @@ from frontend.triton.credentials import triton_credentials
 _CLOSE_TIMEOUT_S = 0.5
 
 
-async def probe_endpoint(settings: Settings, *, model: str, is_generating: bool) -> tuple[bool, str]:
+async def probe_endpoint(settings: Settings, *, model: str, is_generating: bool) -> ProbeResult:
     """Return whether the engines behind the first endpoint work, and why; the arguments are those of `probe`.
 
     Raises:

@@ -68,17 +68,19 @@ class DeliveryStreams:
         for stream in [stream for stream in self._streams.values() if stream.has_items]:
             self._send(stream)
 
-    def tend(self, busy: Callable[[], Set[int | None]]) -> None:
+    def tend(self, busy: Callable[[], Set[int | None]], *, is_draining: bool = False) -> None:
         """Probe the streams that have been silent for a while, and end those that nobody has used for long.
 
         Args:
             busy: returns the numbers of the streams that have sequences.
+            is_draining: no more requests are expected, so that a silent one without sequences is of no use.
         """
+        max_idle_s = 0.0 if is_draining else MAX_IDLE_S
         now_s = self._clock()
         silent = [stream for stream in self._streams.values() if now_s - stream.heard_s >= PROBE_INTERVAL_S]
         used = busy() if silent else set()
         for stream in silent:
-            if stream.number in used or now_s - stream.used_s < MAX_IDLE_S:
+            if stream.number in used or now_s - stream.used_s < max_idle_s:
                 self._send(stream)
             else:
                 self.end(stream.number, now_s)
@@ -92,9 +94,12 @@ class DeliveryStreams:
             stream.responder.close()
 
     def fail(self, error: StageError) -> None:
-        """End all of them with an error, at the engine's own end."""
-        for stream in self._streams.values():
-            with contextlib.suppress(Exception):
+        """End all of them with an error. Nothing is told of their sequences, which the caller has ended."""
+        streams = list(self._streams.values())
+        self._streams.clear()
+        self._by_key.clear()
+        for stream in streams:
+            with contextlib.suppress(Exception):  # one that cannot be told must not keep the others from being told
                 stream.responder.fail(error)
 
     def _send(self, stream: DeliveryStream) -> None:

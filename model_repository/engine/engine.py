@@ -20,11 +20,13 @@ from model_repository.engine.emitter import Emitter
 from model_repository.engine.runtime import EngineConfig, Runtime, StepOutput
 from model_repository.engine.sequence import EngineSequence, Responder
 from model_repository.errors import (
+    DeliveriesNotOpen,
     EngineFailed,
     InternalError,
     InvalidRequest,
     Overloaded,
     StageError,
+    Unloading,
 )
 from model_repository.stage_messages import EngineRequest, EngineStats, Release
 
@@ -79,7 +81,7 @@ class Engine:
         self._cancelled_keys: OrderedDict[str, float] = OrderedDict()
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._is_closing = False
-        self.is_draining = False  # any thread may say so; it only goes into the stats
+        self.is_draining = False  # any thread may say so; whatever comes is served all the same
         self._step_started_s: float | None = None
         self._num_steps = self._num_step_tokens = self._max_step_sequences = 0
         self._num_finished = self._num_cancelled = 0
@@ -134,7 +136,11 @@ class Engine:
 
     def fail_running(self) -> None:
         """End all that is running or waiting with an error: the model is being unloaded, and its time is up."""
-        self._post(lambda: self._fail_all(EngineFailed("the model is being unloaded")))
+        self._post(lambda: self._fail_all(Unloading("the model is being unloaded")))
+
+    def fail_streams(self) -> None:
+        """End the same and all streams of deliveries: what they go through on their way has been unloaded."""
+        self._post(self._fail_streams)
 
     def stats(self) -> EngineStats:
         """Return what the engine is doing now.
@@ -156,6 +162,7 @@ class Engine:
             max_step_sequences=self._max_step_sequences,
             num_finished=self._num_finished,
             num_cancelled=self._num_cancelled,
+            num_streams=len(self._streams),
             num_deliveries=self._streams.num_deliveries,
             num_delivered=self._streams.num_delivered,
             last_cancel_to_free_ms=self._last_cancel_to_free_s * 1e3,
@@ -199,7 +206,9 @@ class Engine:
         else:
             self._step_started_s = None  # whatever was waited for is not wanted any more
         self._streams.deliver()
-        self._streams.tend(lambda: {sequence.stream for sequence in self._sequences.values()})
+        self._streams.tend(
+            lambda: {sequence.stream for sequence in self._sequences.values()}, is_draining=self.is_draining
+        )
         self._probe()
 
     def _read_inbox(self, *, wait: bool) -> None:
@@ -379,6 +388,10 @@ class Engine:
         self._streams.deliver()
         for sequence in sequences:  # last: a runtime that cannot even free them must not keep them from being told
             self._runtime.free(sequence.number)
+
+    def _fail_streams(self) -> None:
+        self._fail_all(EngineFailed("what it is delivered through was unloaded"))
+        self._streams.fail(DeliveriesNotOpen("what it goes through was unloaded"))
 
     def _fail(self, sequence: EngineSequence, error: StageError) -> None:
         self._runtime.free(sequence.number)

@@ -146,7 +146,7 @@ RUNTIMES = {
     "synthetic": RuntimeEntry(
         "model_repository.engine.synthetic:SyntheticRuntime",
         frozenset({Capability.TEMPERATURE, Capability.TOP_P, Capability.TOP_K, Capability.MIN_P, Capability.SEED}),
-        options=frozenset({"itl_ms", "num_tokens"}),
+        options=frozenset({"itl_ms", "num_tokens", "prefill_tokens"}),
     ),
     "tensorrt_llm": RuntimeEntry(
         "model_repository.engine.tensorrt_llm.runtime:TensorRtLlmRuntime",

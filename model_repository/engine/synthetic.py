@@ -24,13 +24,15 @@ class _Running:
     token_ids: Iterator[int]
     num_cells: int  # prompt tokens and completion tokens so far
     scheduled_s: float
+    num_unread: int  # prompt tokens
 
 
 class SyntheticRuntime:
     """Emits the vocabulary's plain ASCII tokens in order, the same for every request, one per sequence and step.
 
-    Options: `itl_ms`, the time between two steps (default 0: as fast as it goes); `num_tokens`, after which the
-    end-of-generation token follows, but not before `min_tokens` (default 0: never, so `max_tokens` ends it).
+    Options: `itl_ms`, the time between two steps (default 0: as fast as it goes); `prefill_tokens`, how many of its
+    prompt's tokens a sequence reads in a step (default 0: all); `num_tokens`, after which the end-of-generation token
+    follows, but not before `min_tokens` (default 0: never, so `max_tokens` ends it).
 
     Args:
         config: `max_sequences` run at a time, the others wait for their turn.
@@ -47,6 +49,7 @@ class SyntheticRuntime:
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self._itl_s = float(config.options.get("itl_ms", "0")) / 1e3
+        self._prefill_tokens = int(config.options.get("prefill_tokens", "0")) or config.context_window
         self._num_tokens = int(config.options.get("num_tokens", "0"))
         self._eos_token_id = min(config.eos_token_ids)
         self._max_sequences = config.max_sequences
@@ -76,9 +79,13 @@ class SyntheticRuntime:
             admitted = self._waiting.pop(0)
             request = admitted.request
             token_ids = self._completion(request.min_tokens) if request.max_tokens else iter(())
-            self._running[admitted.sequence] = _Running(token_ids, len(request.prompt_token_ids), self._clock())
+            num_prompt_tokens = len(request.prompt_token_ids)
+            self._running[admitted.sequence] = _Running(token_ids, num_prompt_tokens, self._clock(), num_prompt_tokens)
         outputs = []
         for sequence, running in self._running.items():
+            running.num_unread -= self._prefill_tokens
+            if running.num_unread > 0:
+                continue
             running.num_cells += 1
             outputs.append(StepOutput(sequence, next(running.token_ids, None), scheduled_s=running.scheduled_s))
         return outputs

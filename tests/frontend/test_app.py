@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import logging
 from urllib.parse import quote
@@ -196,6 +197,15 @@ async def test_a_body_over_the_limit_is_refused_with_413(serve: Serve) -> None:
     assert (await http.post("/v1/completions", json=COMPLETION | {"prompt": "x" * 800})).status == 200
     error = await error_of(await http.post("/v1/completions", json=COMPLETION | {"prompt": "x" * 1000}))
     assert (error["status"], error["code"]) == (413, "request_too_large")
+
+
+async def test_a_compressed_body_counts_as_it_is_unpacked(serve: Serve) -> None:
+    http = await serve(FakeTriton(chunks("x")), max_body_bytes=1000)
+    for num_chars, status in ((800, 200), (100_000, 413)):
+        body = gzip.compress(json.dumps(COMPLETION | {"prompt": "x" * num_chars}).encode())
+        assert len(body) < 1000
+        headers = {"Content-Type": "application/json", "Content-Encoding": "gzip"}
+        assert (await http.post("/v1/completions", data=body, headers=headers)).status == status
 
 
 async def test_a_body_that_does_not_unpack_is_refused(serve: Serve) -> None:

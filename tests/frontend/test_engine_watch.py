@@ -2,105 +2,18 @@ from __future__ import annotations
 
 import pytest
 
-from frontend.engine_watch import RELOAD_PAUSE_S, EngineHealth, EngineWatch, ReloadPlan, Verdict
-from frontend.errors import APIError, EngineFailed, ModelNotReady, StageUnhealthy, TritonTimeout, TritonUnreachable
+from frontend.engine_health import RELOAD_PAUSE_S
+from frontend.engine_watch import EngineWatch
+from frontend.errors import APIError, ModelNotReady, StageUnhealthy, TritonTimeout, TritonUnreachable
 from frontend.models import MAX_AGE_S, ModelDirectory, ModelSnapshot
 from frontend.settings import Settings
+from model_repository.stage_messages import EngineStats
 from tests.fakes import DEMO, FakeTriton
 from tests.frontend.test_models import Clock
 
 ENGINE = "org--demo__engine"
 TOKENIZER = "org--demo__tokenizer"
-
-
-def test_an_engine_with_the_same_epoch_is_fine() -> None:
-    health = EngineHealth()
-    assert [health.answered(7), health.answered(7)] == [Verdict.FINE, Verdict.FINE]
-
-
-def test_another_epoch_is_a_restart_once() -> None:
-    health = EngineHealth()
-    assert [health.answered(epoch) for epoch in (7, 8, 8)] == [Verdict.FINE, Verdict.RESTARTED, Verdict.FINE]
-
-
-@pytest.mark.parametrize("error", [TritonTimeout(), EngineFailed()])
-def test_two_misses_in_a_row_lose_the_engine(error: APIError) -> None:
-    health = EngineHealth()
-    assert [health.failed(error), health.failed(error)] == [Verdict.FINE, Verdict.LOST]
-
-
-def test_an_answer_between_two_misses_forgives_the_first() -> None:
-    health = EngineHealth()
-    health.failed(TritonTimeout())
-    health.answered(7)
-    assert health.failed(TritonTimeout()) is Verdict.FINE
-
-
-def test_a_dead_process_loses_the_engine_at_once() -> None:
-    assert EngineHealth().failed(StageUnhealthy(ENGINE)) is Verdict.LOST
-
-
-def test_a_triton_that_is_away_is_no_reason_to_reload() -> None:
-    health = EngineHealth()
-    health.answered(7)
-    assert [health.failed(TritonUnreachable()) for _ in range(3)] == [Verdict.FINE] * 3
-    assert health.answered(8) is Verdict.FINE  # its streams broke with the connection
-
-
-def test_an_engine_that_somebody_else_unloads_is_gone_at_once_and_the_next_one_is_another() -> None:
-    """Its streams were ended when the next one was there, and with them the next one's."""
-    health = EngineHealth()
-    health.answered(7)
-    gone = [health.failed(ModelNotReady("x")) for _ in range(3)]
-    assert gone == [Verdict.RESTARTED, Verdict.FINE, Verdict.FINE]
-    assert health.answered(8) is Verdict.FINE
-
-
-def test_a_reload_is_not_tried_again_before_a_pause() -> None:
-    clock = Clock()
-    plan = ReloadPlan(clock)
-    plan.want(ENGINE)
-    assert plan.take_due() == [ENGINE]
-    clock.now += RELOAD_PAUSE_S - 0.1
-    assert plan.take_due() == []
-    clock.now += 0.1
-    assert plan.take_due() == [ENGINE]
-
-
-@pytest.mark.parametrize(("duration_s", "pause_s"), [(1.0, RELOAD_PAUSE_S), (240.0, 240.0)])
-def test_the_pause_begins_with_the_end_of_a_reload_and_is_at_least_as_long(duration_s: float, pause_s: float) -> None:
-    clock = Clock()
-    plan = ReloadPlan(clock)
-    plan.want(ENGINE)
-    assert plan.take_due() == [ENGINE]
-    clock.now += duration_s
-    plan.tried(ENGINE)
-    clock.now += pause_s - 0.1
-    assert plan.take_due() == []
-    clock.now += 0.2
-    assert plan.take_due() == [ENGINE]
-
-
-def test_a_settled_stage_is_not_reloaded() -> None:
-    plan = ReloadPlan(Clock())
-    plan.want(ENGINE)
-    plan.settle(ENGINE)
-    assert plan.take_due() == []
-    assert plan.slugs() == set()
-
-
-def test_trouble_from_before_a_reload_is_no_news_after_it() -> None:
-    # A dead detokenizer answered its queue with errors for seconds, which had the new one reloaded, too.
-    clock = Clock()
-    plan = ReloadPlan(clock)
-    assert plan.is_news(TOKENIZER, since=clock.now)
-    plan.want(TOKENIZER)
-    assert not plan.is_news(TOKENIZER, since=clock.now)
-    began = clock.now
-    clock.now += 1
-    plan.settle(TOKENIZER)
-    assert not plan.is_news(TOKENIZER, since=began)
-    assert plan.is_news(TOKENIZER, since=clock.now)
+DETOKENIZER = "org--demo__detokenizer"
 
 
 def watch_of(triton: FakeTriton, clock: Clock) -> EngineWatch:
@@ -151,13 +64,69 @@ async def test_the_epoch_after_a_reload_is_no_restart() -> None:
     assert triton.calls == []
 
 
-async def test_an_engine_that_somebody_else_reloaded_is_not_reloaded_again() -> None:
+@pytest.mark.parametrize("stage", [ENGINE, TOKENIZER, DETOKENIZER])
+async def test_a_stage_that_somebody_else_reloaded_is_not_reloaded_again(stage: str) -> None:
     triton, clock = FakeTriton(), Clock()
     watch = watch_of(triton, clock)
-    watch.stage_down(ENGINE, clock.now)
+    watch.stage_down(stage, clock.now)
     await settled(watch)
-    assert triton.calls == [f"abort {ENGINE}"]
+    assert triton.calls == [f"abort {stage}"]
     assert watch.recovering() == set()
+
+
+async def test_with_a_dead_detokenizer_the_streams_of_other_frontends_end_too() -> None:
+    # They waited behind a hundred responses for a second each, while the new detokenizer had nothing to do.
+    triton, clock = FakeTriton(), Clock()
+    watch = watch_of(triton, clock)
+    triton.stage_errors["detokenizer"] = StageUnhealthy(DETOKENIZER)
+    watch.stage_down(DETOKENIZER, clock.now)
+    await settled(watch)
+    unloaded = [f"unload {DETOKENIZER}", f"abort {DETOKENIZER}", f"fail streams of {DEMO.slug}"]
+    assert triton.calls == [f"abort {DETOKENIZER}", *unloaded, f"load {DETOKENIZER}"]
+
+
+@pytest.mark.parametrize("stage", [TOKENIZER, DETOKENIZER])
+async def test_a_stage_through_which_nothing_comes_loses_its_streams_and_stays_if_it_answers(stage: str) -> None:
+    triton, clock = FakeTriton(), Clock()
+    watch = watch_of(triton, clock)
+    triton.stalled = {stage}
+    await settled(watch)
+    await settled(watch)
+    assert triton.calls == [f"abort {stage}"]
+    assert watch.recovering() == set()
+
+
+async def test_a_stage_through_which_nothing_comes_is_reloaded_if_it_does_not_answer() -> None:
+    triton, clock = FakeTriton(), Clock()
+    watch = watch_of(triton, clock)
+    triton.stalled = {TOKENIZER}
+    triton.stage_errors["tokenizer"] = TritonTimeout()
+    await settled(watch)
+    assert watch.recovering() == {DEMO.slug}
+    await settled(watch)
+    assert triton.calls[-3:] == [f"unload {TOKENIZER}", f"abort {TOKENIZER}", f"load {TOKENIZER}"]
+
+
+async def test_while_an_engine_is_in_a_long_step_nothing_is_stalled() -> None:
+    triton, clock = FakeTriton(), Clock()
+    watch = watch_of(triton, clock)
+    triton.stalled = {TOKENIZER}
+    triton.step_age_ms = Settings().stats_interval_s * 1000
+    await settled(watch)
+    assert triton.calls == []
+
+
+async def test_an_engine_that_is_down_is_told_as_such_while_it_is_reloaded() -> None:
+    """Triton calls it not ready then, as one that was unloaded on purpose."""
+    triton, clock = FakeTriton(), Clock()
+    seen: list[EngineStats | APIError] = []
+    watch = EngineWatch(triton, ModelDirectory(triton, clock), Settings(), clock, lambda model, what: seen.append(what))
+    triton.stats_error = StageUnhealthy(ENGINE)
+    triton.load_error = TritonTimeout()
+    await settled(watch)
+    triton.stats_error = ModelNotReady("x")
+    await settled(watch)
+    assert [type(what) for what in seen] == [StageUnhealthy, StageUnhealthy]
 
 
 async def test_a_restarted_engine_loses_its_streams_and_is_left_alone() -> None:
@@ -172,6 +141,7 @@ async def test_a_restarted_engine_loses_its_streams_and_is_left_alone() -> None:
 
 async def test_a_dead_tokenizer_is_reloaded_once() -> None:
     triton, clock = FakeTriton(), Clock()
+    triton.stage_errors["tokenizer"] = StageUnhealthy(TOKENIZER)
     watch = watch_of(triton, clock)
     triton.on_stage_down(TOKENIZER, clock.now)
     triton.on_stage_down(TOKENIZER, clock.now)
@@ -183,6 +153,7 @@ async def test_a_stage_that_does_not_load_is_tried_again_after_a_pause() -> None
     triton, clock = FakeTriton(), Clock()
     watch = watch_of(triton, clock)
     triton.load_error = TritonUnreachable()
+    triton.stage_errors["tokenizer"] = StageUnhealthy(TOKENIZER)
     watch.stage_down(TOKENIZER, clock.now)
     await settled(watch)
     await settled(watch)
@@ -199,6 +170,7 @@ async def test_where_model_control_is_not_permitted_requests_are_not_refused_for
     triton, clock = FakeTriton(), Clock()
     watch = watch_of(triton, clock)
     triton.unload_error = APIError("not allowed")
+    triton.stage_errors["tokenizer"] = StageUnhealthy(TOKENIZER)
     watch.stage_down(TOKENIZER, clock.now)
     await settled(watch)
     assert triton.calls == [f"abort {TOKENIZER}", f"unload {TOKENIZER}"]

@@ -8,7 +8,13 @@ import dataclasses
 import pytest
 
 from frontend import options
-from frontend.options import add_options, settings_from, settings_to_arguments
+from frontend.options import (
+    add_options,
+    settings_from,
+    settings_of_environment,
+    settings_to_arguments,
+    settings_to_environment,
+)
 from frontend.settings import Settings, SettingsError
 
 
@@ -62,3 +68,26 @@ def test_every_setting_has_a_text_for_help():
 def test_root_paths_are_named_one_by_one():
     assert parsed(["--root-path=/a", "--root-path", "/b"], Settings()).root_paths == ("/a", "/b")
     assert parsed(["--root-path=/a"], Settings(root_paths=("/z",))).root_paths == ("/a",)
+
+
+def test_the_standard_variables_say_where_spans_go():
+    def endpoint(**environment: str) -> str:
+        return settings_of_environment(environment, Settings()).otlp_endpoint
+
+    assert endpoint() == ""
+    assert endpoint(OTEL_EXPORTER_OTLP_ENDPOINT="http://c:4318/") == "http://c:4318/v1/traces"
+    both = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://c", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://t/x"}
+    assert endpoint(**both) == "http://t/x"
+
+
+def test_an_option_wins_over_a_variable():
+    defaults = settings_of_environment({"CONCH_REDIS_URL": "redis://a"}, Settings())
+    assert defaults.redis_url == "redis://a"
+    assert parsed(["--redis-url=redis://b"], defaults).redis_url == "redis://b"
+
+
+def test_a_password_is_in_no_command_line():
+    settings = Settings(port=1, redis_url="redis://:password@redis:6379/0")
+    assert "password" not in " ".join(settings_to_arguments(settings))
+    told = settings_of_environment(settings_to_environment(settings), Settings())
+    assert parsed(settings_to_arguments(settings), told) == settings

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 
-from frontend.errors import EngineFailed, StageUnhealthy
+from frontend.errors import EngineFailed, StageUnhealthy, TritonUnreachable
 from frontend.probe import probe
 from model_repository.stage_messages import EngineStats
 from tests.fakes import DEMO, FakeTriton, chunks, served_model
 
 
 async def answer(triton: FakeTriton, *, model: str = "", is_generating: bool = False) -> tuple[bool, str]:
-    return await probe(triton, model=model, deadline_s=10.0, stall_s=60.0, is_generating=is_generating)
+    return (await probe(triton, model=model, deadline_s=10.0, stall_s=60.0, is_generating=is_generating))[:2]
 
 
 async def test_engines_that_answer_are_named() -> None:
@@ -38,7 +38,8 @@ async def test_an_engine_that_is_down_or_in_one_step_for_too_long_is_a_failure()
     triton.step_age_ms = 61_000
     assert (await answer(triton))[0] is False
     triton.step_age_ms, triton.stats_error = 0, StageUnhealthy("org--demo__engine")
-    assert (await answer(triton))[0] is False
+    result = await probe(triton, model="", deadline_s=10.0, stall_s=60.0, is_generating=False)
+    assert (result.is_well, result.is_silent) == (False, False)
 
 
 async def test_one_that_says_nothing_fails_at_the_deadline() -> None:
@@ -47,7 +48,11 @@ async def test_one_that_says_nothing_fails_at_the_deadline() -> None:
             await asyncio.Event().wait()
             raise AssertionError
 
-    assert await probe(Silent(), model="", deadline_s=0.01, stall_s=1.0, is_generating=False) == (
-        False,
-        "no answer within 0.01 s",
-    )
+    result = await probe(Silent(), model="", deadline_s=0.01, stall_s=1.0, is_generating=False)
+    assert result == (False, "no answer within 0.01 s", True)
+
+
+async def test_one_that_is_not_there_is_silent() -> None:
+    triton = FakeTriton()
+    triton.snapshot_error = TritonUnreachable()
+    assert (await probe(triton, model="", deadline_s=10.0, stall_s=60.0, is_generating=False)).is_silent

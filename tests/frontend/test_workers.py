@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import socket
+import stat
 import subprocess
 import sys
 import time
@@ -86,6 +87,15 @@ def test_workers_share_a_port_and_end_at_a_signal(tmp_path: Path, number: signal
         assert not is_running(first) and not is_running(second)
 
 
+def test_what_workers_share_is_their_users_alone(tmp_path: Path) -> None:
+    with running(tmp_path, "--port=0", f"--limits-socket={tmp_path}/limits") as frontend:
+        frontend.wait_for_workers(2)
+        assert stat.S_IMODE(os.stat(tmp_path / "limits").st_mode) == 0o600
+        environ = Path(f"/proc/{frontend.spawned()[0]}/environ").read_bytes().decode()
+        [metrics] = re.findall(r"PROMETHEUS_MULTIPROC_DIR=([^\0]+)", environ)
+        assert stat.S_IMODE(os.stat(Path(metrics).parent).st_mode) == 0o700
+
+
 def test_a_worker_that_is_killed_is_replaced(tmp_path: Path) -> None:
     with running(tmp_path, "--port=0") as frontend:
         (first, url), _ = frontend.wait_for_workers(2)
@@ -124,6 +134,17 @@ def test_a_worker_that_dies_during_a_drain_is_not_replaced(tmp_path: Path) -> No
         assert frontend.spawned() == []
         frontend.process.send_signal(signal.SIGTERM)
         assert frontend.process.wait(DEADLINE_S) == 0
+
+
+def test_a_worker_that_starts_while_the_others_begin_a_drain_drains_too(tmp_path: Path) -> None:
+    with running(tmp_path, "--port=0") as frontend:
+        (first, _), _ = frontend.wait_for_workers(2)
+        os.kill(first, signal.SIGKILL)
+        frontend.wait_until(lambda: len(frontend.spawned()) == 2 and first not in frontend.spawned())
+        frontend.process.send_signal(DRAIN)
+        frontend.wait_for_workers(3)
+        frontend.wait_until(lambda: frontend.log.read_text().count("draining: 0 requests") == 2)
+        assert frontend.process.poll() is None
 
 
 def test_a_killed_parent_leaves_no_worker(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -24,6 +24,7 @@ from tests.integration.stack import (
     MAX_SEQUENCES_ALONE,
     MAX_SEQUENCES_FLOOD,
     PACED_MODEL,
+    PREFILL_TOKENS,
     Stack,
 )
 from tests.tensorrt_llm_artifact import ADAPTER, install_double, write_artifact
@@ -42,7 +43,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A repository with the demo model and a synthetic one that makes a token every 10 ms."""
     state_dir = tmp_path_factory.mktemp("state")
-    paced = [PACED_MODEL, "--checkpoint", str(DEMO_CHECKPOINT), "--runtime", "synthetic", "--option", "itl_ms=10"]
+    paced = [PACED_MODEL, "--checkpoint", str(DEMO_CHECKPOINT), "--runtime", "synthetic"]
+    paced += ["--option", "itl_ms=10", "--option", f"prefill_tokens={PREFILL_TOKENS}"]
     aliases = [argument for alias in ALIASES for argument in ("--alias", alias)]
     artifacts = [_build(state_dir, "demo", *aliases), _build(state_dir, *paced)]
     repository = state_dir / "both"
@@ -57,6 +59,13 @@ def paced_repository(repository: Path) -> Path:
     alone = repository.parent / "paced"
     _run("render", str(artifact), "--repository", str(alone), "--max-sequences", str(MAX_SEQUENCES_ALONE))
     return alone
+
+
+@pytest.fixture(scope="module")
+def pair(paced_repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Stack]]:
+    """Two Tritons that serve one small model."""
+    with ExitStack() as exits:
+        yield [exits.enter_context(running_stack(paced_repository, tmp_path_factory)) for _ in range(2)]
 
 
 @pytest.fixture(scope="session")

@@ -19,9 +19,15 @@ from typing import Any
 
 import aiohttp
 
-from tests.integration.stack import DEADLINE_S, PACED_MODEL, Stack, wait_until
+from tests.integration.resources import num_tasks, open_files
+from tests.integration.stack import DEADLINE_S, PACED_MODEL, PREFILL_TOKENS, Stack, wait_until
 
 NUM_STREAMS = 32
+NUM_EQUAL = 10  # looks in a row
+LONG_PROMPT = "x " * (25 * PREFILL_TOKENS)  # whose prefill takes steps enough to be caught at it
+
+
+type Holdings = tuple[dict[str, int], int]
 
 
 class Frontend:
@@ -61,16 +67,27 @@ class Frontend:
         states = [models.get(PACED_MODEL) for models in body.get("replicas", {}).values()]
         return status == 200 and set(body["endpoints"].values()) == {"ready"} and set(states) == {"ready"}
 
-    def num_open_files(self) -> int:
-        """Return how many file descriptors it has."""
-        return len(list(Path(f"/proc/{self.process.pid}/fd").iterdir()))
+    def holds(self) -> Holdings:
+        """Return its file descriptors by kind, and how many tasks it has."""
+        return dict(open_files(self.process.pid)), num_tasks(self.url)
+
+    def settled(self) -> Holdings:
+        """Return what it holds once that does not change any more."""
+        seen: list[Holdings] = []
+
+        def is_settled() -> bool:
+            seen.append(self.holds())
+            return len(seen) >= NUM_EQUAL and all(each == seen[-1] for each in seen[-NUM_EQUAL:])
+
+        wait_until(is_settled, "it holds the same for a while")
+        return seen[-1]
 
 
 @contextmanager
-def frontend_of(stacks: Sequence[Stack], folder: Path, *arguments: str) -> Iterator[Frontend]:
-    """Run a frontend for these Tritons; it is ready when all of them are."""
+def frontend_of(stacks: Sequence[Stack | str], folder: Path, *arguments: str) -> Iterator[Frontend]:
+    """Run a frontend for these Tritons, or endpoints; it is ready when all of them are."""
     log = folder / f"api-{len(list(folder.iterdir()))}.log"
-    endpoints = [f"--triton={stack.endpoint}" for stack in stacks]
+    endpoints = [f"--triton={stack.endpoint if isinstance(stack, Stack) else stack}" for stack in stacks]
     fast = ["--stats-interval-s=0.2", "--stats-deadline-s=0.5", "--breaker-pause-s=0.2"]
     command = [sys.executable, "-m", "frontend", "api", "--port=0", *endpoints, *fast, *arguments]
     with log.open("wb") as stream, subprocess.Popen(command, stdout=stream, stderr=stream) as process:
@@ -103,9 +120,11 @@ class StreamOutcome:
         return self.error is not None and not self.finish_reasons and (self.status != 200 or self.is_done)
 
 
-async def read_stream(session: aiohttp.ClientSession, url: str, outcome: StreamOutcome, max_tokens: int) -> None:
+async def read_stream(
+    session: aiohttp.ClientSession, url: str, outcome: StreamOutcome, max_tokens: int, **fields: Any
+) -> None:
     """Stream one completion into the outcome."""
-    body = {"model": PACED_MODEL, "prompt": "Hello", "max_tokens": max_tokens, "stream": True}
+    body = {"model": PACED_MODEL, "prompt": "Hello", "max_tokens": max_tokens, "stream": True} | fields
     async with session.post(f"{url}/v1/completions", json=body) as response:
         outcome.status = response.status
         if response.status != 200:
@@ -130,12 +149,14 @@ def _take(outcome: StreamOutcome, event: dict[str, Any]) -> None:
 
 
 @asynccontextmanager
-async def streaming(url: str, max_tokens: int, num_streams: int = NUM_STREAMS) -> AsyncIterator[list[StreamOutcome]]:
+async def streaming(
+    url: str, max_tokens: int, num_streams: int = NUM_STREAMS, **fields: Any
+) -> AsyncIterator[list[StreamOutcome]]:
     """Run streams beside the block, and wait for their ends after it, which a hang would fail."""
     outcomes = [StreamOutcome() for _ in range(num_streams)]
     connector = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(connector=connector) as session:
-        tasks = [asyncio.create_task(read_stream(session, url, outcome, max_tokens)) for outcome in outcomes]
+        tasks = [asyncio.create_task(read_stream(session, url, outcome, max_tokens, **fields)) for outcome in outcomes]
         try:
             yield outcomes
             await asyncio.wait_for(asyncio.gather(*tasks), DEADLINE_S)

@@ -30,6 +30,7 @@ WORKER = "tensorrt_llm_double_worker"  # the name of the process that stands for
 MAX_SEQUENCES = 4  # that one engine decodes at a time
 MAX_SEQUENCES_ALONE = 12  # likewise, of the paced model where it is served alone
 MAX_SEQUENCES_FLOOD = 64
+PREFILL_TOKENS = 64  # of a prompt that the paced model reads in a step
 DEMO_CHECKPOINT = Path(__file__).parents[2] / "build_engines" / "demo" / "checkpoint"
 DEADLINE_S = 30.0  # for things that take milliseconds: only a hang reaches it
 
@@ -104,21 +105,25 @@ class Stack:
 
         wait_until(is_idle, f"{model} is idle")
 
-    def kill_stage(self, stage_name: str) -> None:
-        """Kill the process of a stage, as the kernel does when memory runs out."""
+    def kill_stage(self, stage_name: str, number: signal.Signals = signal.SIGKILL) -> None:
+        """Kill the process of a stage, as the kernel does when memory runs out, or send it another signal."""
         pids = self.processes(stage_name)
         assert pids, f"no process of {stage_name}"
         for pid in pids:
-            os.kill(pid, signal.SIGKILL)
+            os.kill(pid, number)
 
-    def kill_worker(self, stage_name: str) -> None:
-        """Kill the process in which a stage's TensorRT-LLM computes, or rather the double of it."""
+    def kill_worker(self, stage_name: str, number: signal.Signals = signal.SIGKILL) -> None:
+        """Kill the process in which a stage's TensorRT-LLM computes, or rather the double of it.
+
+        Args:
+            number: SIGABRT as after an error of the GPU.
+        """
         stages = set(self.processes(stage_name))
         found = _processes(self.launcher.triton.pid)
         pids = [pid for pid, command in found if command.startswith(WORKER) and _parent_of(pid) in stages]
         assert pids, f"no worker of {stage_name}"
         for pid in pids:
-            os.kill(pid, signal.SIGKILL)
+            os.kill(pid, number)
 
     def processes(self, stage_name: str) -> list[int]:
         """Return the stage's processes under this server's Triton: another test run may be going on beside this one."""

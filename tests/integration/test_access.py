@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import threading
 import urllib.error
@@ -14,13 +15,14 @@ from typing import Any
 
 import openai
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from frontend.access.caller import Role
 from frontend.serve.checks import PortChoice, free_ports
 from frontend.serve.launcher import Launcher, LauncherSettings
 from frontend.settings import Settings
 from tests.frontend.access.key_files import KeyFile
-from tests.integration.stack import PACED_MODEL, wait_until
+from tests.integration.stack import MAX_SEQUENCES, PACED_MODEL, wait_until
 
 LONG = {"model": PACED_MODEL, "prompt": "x", "stream": True, "max_tokens": 200}  # two seconds
 
@@ -80,14 +82,14 @@ def server(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 class Streams:
     """Completions of the paced model that run at the same time, and how each ended."""
 
-    def __init__(self, server: Server, count: int) -> None:
+    def __init__(self, server: Server, count: int, num_queued: int = 0) -> None:
         self.ends: list[str] = []
         self.num_begun = 0
         self._lock = threading.Lock()
         self._threads = [threading.Thread(target=self._read, args=(server,)) for _ in range(count)]
         for thread in self._threads:
             thread.start()
-        wait_until(lambda: self.num_begun == count, "every stream has begun")
+        wait_until(lambda: self.num_begun == count - num_queued, "every stream has begun that is not queued")
 
     def join(self) -> list[str]:
         """Wait for all, and return how they ended."""
@@ -166,14 +168,28 @@ def test_an_unload_lets_streams_end_and_refuses_new_ones_and_a_load_brings_the_m
 
 
 def test_streams_that_outlast_an_unload_end_with_an_error_in_every_worker(server: Server) -> None:
-    streams = Streams(server, 4)
+    num_streams = 4 * MAX_SEQUENCES  # enough to open a circuit breaker in each worker, if they counted as failures
+    streams = Streams(server, num_streams, num_queued=num_streams - MAX_SEQUENCES)
+    wait_until(lambda: gauge(server, "conch_requests_waiting") == num_streams - MAX_SEQUENCES, "the others are queued")
     status, answer = server.admin("POST", f"/admin/models/{PACED_MODEL}/unload", timeout_s=0)
-    assert (status, answer["num_ended"]) == (200, 4)
-    assert streams.join() == ["engine_failed"] * 4
+    assert (status, answer["num_ended"]) == (200, num_streams)
+    assert streams.join() == ["model_not_ready"] * num_streams
+    wait_until(lambda: math.isnan(gauge(server, "conch_engine_up")), "it is known to be unloaded, not down")
     assert server.admin("POST", f"/admin/models/{PACED_MODEL}/load")[0] == 200
-    with server.client("everything") as client:
-        answer = client.completions.create(model=PACED_MODEL, prompt="x", max_tokens=3)
-        assert answer.choices[0].finish_reason == "length"
+    for _ in range(8):  # on connections of their own, for both workers
+        with server.client("everything") as client:
+            answer = client.completions.create(model=PACED_MODEL, prompt="x", max_tokens=3)
+            assert answer.choices[0].finish_reason == "length"
+    wait_until(lambda: gauge(server, "conch_engine_up") == 1, "it is up again")
+
+
+def gauge(server: Server, name: str) -> float:
+    """Return what the metrics say of the paced model."""
+    request = urllib.request.Request(f"{server.admin_url}/metrics", headers=server.key_file.headers("admin"))
+    with urllib.request.urlopen(request, timeout=30) as answer:
+        families = list(text_string_to_metric_families(answer.read().decode()))
+    samples = [sample for family in families for sample in family.samples if sample.name == name]
+    return next(sample.value for sample in samples if sample.labels["model"] == PACED_MODEL)
 
 
 def test_what_is_not_there_is_404(server: Server) -> None:

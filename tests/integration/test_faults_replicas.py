@@ -3,66 +3,70 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
-from pathlib import Path
+from functools import partial
 
 import pytest
 
 from model_repository import contract
-from tests.integration.api import COMPLETIONS, Api
-from tests.integration.conftest import running_stack
+from tests.integration.faults import (
+    MAX_TOKENS,
+    broken_by,
+    cases,
+    holdings,
+    mend,
+    require_nothing_leaked,
+    text_of_one_stream,
+)
+from tests.integration.garbling_proxy import (
+    Garble,
+    GarblingProxy,
+    another_serial,
+    fewer_texts,
+    garbling,
+    lost,
+    noise,
+    repeated,
+    truncated,
+    without_texts,
+)
 from tests.integration.replicas import (
     NUM_STREAMS,
     Frontend,
-    StreamOutcome,
+    Holdings,
     continue_processes,
     frontend_of,
     stop_processes,
     streaming,
-    until,
 )
 from tests.integration.stack import PACED_MODEL, Stack, wait_until
 
-MAX_TOKENS = 60
-MAX_FURTHER_FILES = 4  # after all faults together, for gRPC's own: one that leaks in each would be five times that
 SLUG = contract.model_id_to_slug(PACED_MODEL)
 
 
 @pytest.fixture(scope="module")
-def pair(paced_repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Stack]]:
-    """Two Tritons that serve one small model."""
-    with ExitStack() as exits:
-        yield [exits.enter_context(running_stack(paced_repository, tmp_path_factory)) for _ in range(2)]
-
-
-@pytest.fixture(scope="module")
 def frontend(pair: list[Stack], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Frontend]:
-    """The frontend of both."""
-    with frontend_of(pair, tmp_path_factory.mktemp("frontend")) as frontend:
+    """The frontend of both, that has seen one of them die: what gRPC then keeps for itself is no leak."""
+    with frontend_of(pair, tmp_path_factory.mktemp("frontend"), "--stage-stall-s=2") as frontend:
+        kill_triton(pair[0])
+        mend(frontend, pair[0])
         yield frontend
 
 
 @pytest.fixture(scope="module")
-def num_files_at_start(frontend: Frontend) -> int:
-    """The file descriptors of the frontend before anything has happened to it."""
-    return frontend.num_open_files()
+def held(frontend: Frontend, pair: list[Stack]) -> Holdings:
+    """What the frontend holds before a test."""
+    return asyncio.run(holdings(frontend, pair))
 
 
 @pytest.fixture
 def expected(frontend: Frontend) -> str:
     """The text of a stream to which nothing happens."""
-
-    async def whole() -> str:
-        async with streaming(frontend.url, MAX_TOKENS, num_streams=1) as outcomes:
-            pass
-        assert outcomes[0].is_whole
-        return outcomes[0].text
-
     wait_until(frontend.is_whole, "both serve")
-    return asyncio.run(whole())
+    return asyncio.run(text_of_one_stream(frontend))
 
 
 def kill_triton(stack: Stack) -> None:
@@ -73,59 +77,104 @@ def kill_stage(name: str) -> Callable[[Stack], None]:
     return lambda stack: stack.kill_stage(contract.stage_name(SLUG, name))
 
 
+def stop_stage(name: str) -> Callable[[Stack], None]:
+    return lambda stack: stack.kill_stage(contract.stage_name(SLUG, name), signal.SIGSTOP)
+
+
 FAULTS: dict[str, Callable[[Stack], None]] = {
     "tritonserver dies": kill_triton,
     "tritonserver hangs": stop_processes,
     "the engine dies": kill_stage("engine"),
     "the detokenizer dies": kill_stage("detokenizer"),
     "the tokenizer dies": kill_stage("tokenizer"),
-}
-
-# When the fault comes: what the streams have brought until then.
-PHASES: dict[str, Callable[[list[StreamOutcome]], bool]] = {
-    "queued": lambda outcomes: True,
-    "first byte": lambda outcomes: any(outcome.text for outcome in outcomes),
-    "mid-stream": lambda outcomes: any(len(outcome.text) > MAX_TOKENS // 2 for outcome in outcomes),
-    "last chunk": lambda outcomes: any(outcome.finish_reasons for outcome in outcomes),
+    "the detokenizer hangs": stop_stage("detokenizer"),
+    "the tokenizer hangs": stop_stage("tokenizer"),
 }
 
 
-def mend(frontend: Frontend, stack: Stack) -> None:
-    """Bring back what the frontend does not, and wait until everything is as before."""
-    if stack.launcher.triton.is_running:
-        continue_processes(stack)
-
-    def is_mended() -> bool:
-        if not stack.launcher.triton.is_running:  # also where it did not survive that its stage was killed or stopped
-            stack.launcher.triton.start()
-        # A tokenizer that is gone is found so by the next request only; this one comes through a frontend of its own.
-        asked = Api(stack.url).post(COMPLETIONS, {"model": PACED_MODEL, "prompt": "Hello", "max_tokens": 1})
-        return asked.status == 200 and frontend.is_whole()
-
-    wait_until(is_mended, "both serve again")
-
-
-@pytest.mark.parametrize("phase", PHASES)
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize(("fault", "phase"), cases(FAULTS, at_every_moment="the detokenizer dies"))
 async def test_a_fault_of_one_replica_breaks_only_its_own_streams(
-    pair: list[Stack], frontend: Frontend, num_files_at_start: int, expected: str, fault: str, phase: str
+    pair: list[Stack], frontend: Frontend, held: Holdings, expected: str, fault: str, phase: str
 ) -> None:
     victim = pair[0]
-    async with streaming(frontend.url, MAX_TOKENS) as outcomes:
-        await until(lambda: PHASES[phase](outcomes), phase)
-        await asyncio.to_thread(FAULTS[fault], victim)
+    await broken_by(partial(FAULTS[fault], victim), phase, frontend, victim, expected)
     await asyncio.to_thread(mend, frontend, victim)
+    await require_nothing_leaked(frontend, pair, held)
 
-    whole = [outcome for outcome in outcomes if outcome.is_whole]
-    broken = [outcome for outcome in outcomes if not outcome.is_whole]
-    assert all(outcome.text == expected for outcome in whole)
-    assert all(outcome.is_cleanly_broken and expected.startswith(outcome.text) for outcome in broken), broken
-    assert len(whole) >= NUM_STREAMS // 4  # those of the other replica at least, but for what queued where it died
 
-    for stack in pair:
-        await asyncio.to_thread(stack.wait_until_idle, PACED_MODEL)
-    most = num_files_at_start + MAX_FURTHER_FILES
-    await asyncio.to_thread(wait_until, lambda: frontend.num_open_files() <= most, "no file stays open")
+# --- garbage ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def proxy(pair: list[Stack]) -> Iterator[tuple[GarblingProxy, str]]:
+    """What stands before the first Triton."""
+    with garbling(pair[0].endpoint) as proxy:
+        yield proxy
+
+
+@pytest.fixture(scope="module")
+def garbled(
+    pair: list[Stack], proxy: tuple[GarblingProxy, str], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Frontend]:
+    """A frontend that reaches one Triton through the proxy, and the other one straight."""
+    with frontend_of([proxy[1], pair[1]], tmp_path_factory.mktemp("garbled")) as frontend:
+        yield frontend
+
+
+@pytest.fixture(scope="module")
+def held_by_garbled(garbled: Frontend, pair: list[Stack], proxy: tuple[GarblingProxy, str]) -> Holdings:
+    """What that one holds, when it has read some garbage."""
+    proxy[0].delivery = noise
+    asyncio.run(broken_by(lambda: None, "mid-stream", garbled, pair[0], asyncio.run(text_of_one_stream(garbled))))
+    wait_until(garbled.is_whole, "both serve")
+    return asyncio.run(holdings(garbled, pair))
+
+
+GARBAGE: dict[str, Garble] = {
+    garble.__name__: garble for garble in (truncated, noise, repeated, lost, without_texts, fewer_texts, another_serial)
+}
+
+
+@pytest.mark.parametrize(("garble", "phase"), cases(GARBAGE, at_every_moment="truncated"))
+async def test_garbage_from_one_replica_is_an_error_never_a_text(
+    pair: list[Stack],
+    garbled: Frontend,
+    proxy: tuple[GarblingProxy, str],
+    held_by_garbled: Holdings,
+    expected: str,
+    garble: str,
+    phase: str,
+) -> None:
+    def begin() -> None:
+        proxy[0].delivery = GARBAGE[garble]
+
+    broken = await broken_by(begin, phase, garbled, pair[0], expected)
+    await asyncio.to_thread(wait_until, lambda: proxy[0].delivery is None, "it was sent")
+    await asyncio.to_thread(wait_until, garbled.is_whole, "both serve")
+    assert broken or phase in ("queued", "prefill", "last chunk")  # sent again, or over
+    await require_nothing_leaked(garbled, pair, held_by_garbled)
+
+
+async def test_while_all_that_a_replica_says_is_noise_requests_are_served_by_the_other(
+    pair: list[Stack], garbled: Frontend, proxy: tuple[GarblingProxy, str], held_by_garbled: Holdings, expected: str
+) -> None:
+    proxy[0].everything = noise
+    try:
+        async with streaming(garbled.url, MAX_TOKENS) as outcomes:
+            pass
+        assert all(outcome.text == expected for outcome in outcomes if outcome.is_whole)
+        assert all(outcome.is_whole or outcome.is_cleanly_broken for outcome in outcomes), outcomes
+        for _ in range(3):
+            async with streaming(garbled.url, MAX_TOKENS, num_streams=4) as outcomes:
+                pass
+        assert [outcome.text for outcome in outcomes if outcome.is_whole] == [expected] * 4
+    finally:
+        proxy[0].everything = None
+    await asyncio.to_thread(wait_until, garbled.is_whole, "both serve")
+    await require_nothing_leaked(garbled, pair, held_by_garbled)
+
+
+# --- one of several, and the probe ------------------------------------------------------------------------------------
 
 
 async def test_while_one_replica_is_away_every_request_is_served_by_the_other(

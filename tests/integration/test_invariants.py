@@ -203,3 +203,11 @@ def test_every_answer_keeps_them(api: Api, demo_artifact: Path) -> None:
         list(pool.map(attempt, range(NUM_COMBINATIONS)))
     if failures:
         pytest.fail(f"{len(failures)} of {NUM_COMBINATIONS}:\n" + "\n\n".join(failures[:3]))
+    assert violations(api) == {}
+
+
+def violations(api: Api) -> dict[str, str]:
+    """Return what the frontend has counted of broken rules, by model and rule: it sees more than an answer tells."""
+    lines = re.findall(r"^conch_stream_violations_total{(.*)} (.*)$", api.get("/metrics").body, re.MULTILINE)
+    assert lines
+    return {labels: count for labels, count in lines if float(count)}

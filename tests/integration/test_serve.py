@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import signal
 import subprocess
@@ -11,22 +12,25 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import IO
 
 import pytest
 
 from frontend.serve.guard import MARK, marked_pids
-from tests.integration.stack import wait_until
+from tests.integration.stack import PACED_MODEL, wait_until
+from tests.processes import is_running
 
 STOP_S = 10.0
 
 
 @contextmanager
-def serving(repository: Path, folder: Path) -> Iterator[subprocess.Popen[str]]:
+def serving(repository: Path, folder: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
     """Run `serve` on free ports; its log goes to a file in the folder."""
     ports = [f"--{name}=0" for name in ("port", "triton-grpc-port", "triton-http-port", "triton-metrics-port")]
     command = [sys.executable, "-m", "frontend", "serve", f"--repository={repository}", f"--state-dir={folder}", *ports]
+    command += arguments
     with (
         (folder / "serve.log").open("w") as log,
         subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True) as process,
@@ -73,3 +77,40 @@ def test_serve_prints_a_curl_line_that_works_and_a_signal_leaves_nothing(reposit
         wait_until(lambda: not marked_pids(mark), "every process has ended")
         assert time.monotonic() - started_at < STOP_S
         wait_until(lambda: not list(Path("/dev/shm").glob(f"conch_{mark}_*")), "its shared memory is free")
+
+
+def answers(url: str) -> bool:
+    """Whether the paced model makes a token."""
+    body = {"model": PACED_MODEL, "prompt": "Hello", "max_tokens": 1}
+    request = urllib.request.Request(f"{url}/v1/completions", json.dumps(body).encode())
+    request.add_header("Content-Type", "application/json")
+    try:
+        with urllib.request.urlopen(request, timeout=30) as response:
+            return bool(response.status == 200)
+    except OSError:
+        return False
+
+
+def is_tritonserver(pid: int) -> bool:
+    """Whether a process is the server, not one of its stages."""
+    return Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0].endswith(b"/tritonserver")
+
+
+def is_gone(pid: int) -> bool:
+    """Whether a process has ended."""
+    return not is_running(pid)
+
+
+def test_a_tritonserver_that_hangs_or_dies_is_started_again(paced_repository: Path, tmp_path: Path) -> None:
+    with serving(paced_repository, tmp_path, "--triton-hang-s=2", "--stats-deadline-s=0.5") as process:
+        assert process.stdout is not None
+        url = printed_curl(process.stdout)[1].partition("/v1/")[0]
+        assert answers(url)
+        for number in (signal.SIGSTOP, signal.SIGKILL):
+            [triton] = [pid for pid in marked_pids(mark_of(process.pid)) if is_tritonserver(pid)]
+            os.killpg(triton, number)
+            wait_until(partial(is_gone, triton), "it is gone")
+            wait_until(lambda: answers(url), "the model answers again")
+        assert "triton runs, but answers no probe any more; it is killed" in (tmp_path / "serve.log").read_text()
+        process.send_signal(signal.SIGINT)
+        assert process.wait(STOP_S) == 0

@@ -1,4 +1,4 @@
-"""The limits of several real workers on one port: kept in one process, which may be killed."""
+"""The limits of several real processes: of workers in one beside them, of frontends in Redis. Both may be killed."""
 
 from __future__ import annotations
 
@@ -14,6 +14,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
+
+from tests.frontend.limits.conftest import SERVER, RedisServer
+from tests.integration.replicas import frontend_of
 from tests.integration.stack import PACED_MODEL, Stack, wait_until
 
 LIMIT = 5
@@ -59,3 +63,27 @@ def test_workers_count_together_and_go_on_when_what_counts_is_killed(stack: Stac
         wait_until(lambda: len(admission_processes(log)) == 2, "the admission process is started again")
         wait_until(lambda: status_of(url) == 200, "it is found again")
         assert 503 not in {status_of(url) for _ in range(4 * LIMIT)} - {200, 429}
+
+
+@pytest.mark.skipif(SERVER is None, reason="needs the Debian package redis-server")
+@pytest.mark.parametrize(("on_failure", "meanwhile"), [("open", 200), ("closed", 503)])
+def test_frontends_count_together_in_redis_and_go_on_as_told_when_it_is_killed(
+    paced_stack: Stack, tmp_path: Path, on_failure: str, meanwhile: int
+) -> None:
+    redis_server = RedisServer(tmp_path)
+    redis_server.start()
+    arguments = [f"--requests-per-minute={LIMIT}", f"--redis-url={redis_server.url}"]
+    arguments.append(f"--limits-on-failure={on_failure}")
+    try:
+        with (
+            frontend_of([paced_stack], tmp_path, *arguments) as first,
+            frontend_of([paced_stack], tmp_path, *arguments) as second,
+        ):
+            urls = [first.url, second.url]
+            assert sorted(status_of(url) for url in urls * LIMIT) == [200] * LIMIT + [429] * LIMIT
+            redis_server.stop()
+            assert {status_of(url) for url in urls * LIMIT} == {meanwhile}
+            redis_server.start()
+            wait_until(lambda: {status_of(url) for url in urls} == {429}, "what is used is counted again")
+    finally:
+        redis_server.stop()

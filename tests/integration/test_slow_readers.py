@@ -20,10 +20,11 @@ from tests.integration.conftest import FRONTEND, running_stack
 from tests.integration.edge import exchange, serving
 from tests.integration.stack import FLOOD_MODEL, MAX_SEQUENCES, MAX_SEQUENCES_FLOOD, PACED_MODEL, Stack, wait_until
 
+BODY = {"model": FLOOD_MODEL, "messages": [{"role": "user", "content": "x"}]}
 MAX_TOKENS = 1900  # of each completion: nineteen seconds of the paced model
 NUM_CHOICES = 4
 NUM_ROUNDS = 4
-MAX_BYTES_PER_READER = 1_000_000
+MAX_BYTES_PER_READER = 500_000
 
 
 def test_a_reader_that_stalls_frees_the_engine_and_leaves_others_alone(stack: Stack) -> None:
@@ -70,12 +71,13 @@ def flood(flood_repository: Path, tmp_path_factory: pytest.TempPathFactory) -> I
 def test_many_readers_that_stall_are_cut_counted_and_cost_little_memory(flood: Stack) -> None:
     frontend = psutil.Process(flood.launcher.frontend.pid)
     num_readers = MAX_SEQUENCES_FLOOD // NUM_CHOICES
-    held, peaks = [], []
+    Api(flood.url).post(CHAT, BODY)  # what the first request of all takes, it keeps
+    held, peaks = [frontend.memory_info().rss], []
     for number in range(1, NUM_ROUNDS + 1):
         peaks.append(stalled_round(flood, frontend, num_readers, num_cut=number * num_readers))
         held.append(frontend.memory_info().rss)
     assert max(peaks) - held[0] < num_readers * MAX_BYTES_PER_READER, (held, peaks)
-    assert held[-1] - held[0] < num_readers * MAX_BYTES_PER_READER / 4, (held, peaks)
+    assert held[-1] - held[1] < num_readers * MAX_BYTES_PER_READER / 2, (held, peaks)  # what came first may stay
     stats = flood.stats(FLOOD_MODEL)
     assert stats.num_cancelled == NUM_ROUNDS * MAX_SEQUENCES_FLOOD
     assert frontend.num_fds() < num_readers + 60
@@ -84,8 +86,7 @@ def test_many_readers_that_stall_are_cut_counted_and_cost_little_memory(flood: S
 def stalled_round(flood: Stack, frontend: psutil.Process, num_readers: int, num_cut: int) -> int:
     """Have readers stall until each is cut; return the most memory that the frontend had meanwhile, in bytes."""
     port = int(flood.url.rsplit(":", 1)[1])
-    body = {"model": FLOOD_MODEL, "messages": [{"role": "user", "content": "x"}], "stream": True}
-    raw = post(body | {"n": NUM_CHOICES, "max_tokens": MAX_TOKENS}, CHAT)
+    raw = post(BODY | {"stream": True, "n": NUM_CHOICES, "max_tokens": MAX_TOKENS}, CHAT)
     peak = 0
     with ExitStack() as stack:
         for _ in range(num_readers):

@@ -5,7 +5,9 @@ What the API's fields do there, test_parameters.py shows.
 
 from __future__ import annotations
 
+import asyncio
 import json
+import signal
 import threading
 import urllib.request
 from collections.abc import Iterator
@@ -16,6 +18,7 @@ import pytest
 
 from model_repository import contract
 from tests.integration.api import ANSWER, CHAT, COMPLETIONS, WEATHER, Answer, Api, chat_text, question_body
+from tests.integration.replicas import streaming, until
 from tests.integration.stack import DEADLINE_S, ENGINE_MODEL, MAX_SEQUENCES, Stack, wait_until
 from tests.tensorrt_llm_artifact import ADAPTER
 
@@ -105,6 +108,24 @@ def test_a_dead_worker_ends_all_requests_with_errors_and_the_model_comes_back(
     assert [outcome.status for outcome in outcomes] == [500] * len(bodies)
     wait_until(lambda: api.post(COMPLETIONS, bodies[0] | {"max_tokens": 1}).status == 200, "it answers again")
     assert tensorrt_llm_stack.stats(model).epoch != epoch
+
+
+@pytest.mark.parametrize("model", MODELS)
+async def test_a_gpu_error_ends_every_stream_with_an_error_event(tensorrt_llm_stack: Stack, model: str) -> None:
+    epoch = tensorrt_llm_stack.stats(model).epoch
+    engine = contract.stage_name(contract.model_id_to_slug(model), "engine")
+    async with streaming(tensorrt_llm_stack.url, 1500, model=model, ignore_eos=True) as outcomes:
+        await until(lambda: any(outcome.text for outcome in outcomes), "the first ones have begun")
+        await asyncio.to_thread(tensorrt_llm_stack.kill_worker, engine, signal.SIGABRT)
+    assert all(outcome.is_cleanly_broken for outcome in outcomes), outcomes
+    assert any(outcome.status == 200 for outcome in outcomes)
+    await until(lambda: is_reloaded(tensorrt_llm_stack, model, epoch), "it was loaded again")
+
+
+def is_reloaded(stack: Stack, model: str, epoch: int) -> bool:
+    """Whether another engine answers than that of this epoch."""
+    status = Api(stack.url).post(COMPLETIONS, {"model": model, "prompt": "Hello", "max_tokens": 1}).status
+    return status == 200 and stack.stats(model).epoch != epoch
 
 
 def test_an_engine_follows_guides_and_calls_the_tools_it_must(api: Api) -> None:

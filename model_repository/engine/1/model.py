@@ -64,12 +64,14 @@ class TritonPythonModel:
                 self.engine.cancel_key(key)
             case {"fail": "running"} if len(message) == 1:
                 self.engine.fail_running()
+            case {"fail": "streams"} if len(message) == 1:
+                self.engine.fail_streams()
             case {"drain": bool(is_draining)} if len(message) == 1:
                 self.engine.is_draining = is_draining
             case {} if message == {}:
                 return
             case _:
-                rule = 'expected {}, {"cancel_key": str}, {"fail": "running"} or {"drain": bool}'
+                rule = 'expected {}, {"cancel_key": str}, {"fail": "running"}, {"fail": "streams"} or {"drain": bool}'
                 raise InvalidRequest(rule, contract.CONTROL.name)
 
     def is_ready(self) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hmac
 import logging
 import os
 from datetime import UTC, datetime, timedelta
@@ -46,6 +47,18 @@ def test_a_hash_that_agrees_only_in_its_first_half_opens_nothing(tmp_path: Path)
     path = tmp_path / "k"
     path.write_bytes(dump_keys([Key(name="alice", sha256=hash_of(ALICE)[:32] + "0" * 32)]))
     assert names(KeyRing(path), ALICE) == ["-"]
+
+
+def test_whole_hashes_are_compared_in_constant_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compared: list[tuple[str, str]] = []
+
+    def compare(kept: str, sent: str) -> bool:
+        compared.append((kept, sent))
+        return kept == sent
+
+    monkeypatch.setattr(hmac, "compare_digest", compare)
+    assert names(KeyRing(written(tmp_path / "k", alice=ALICE)), ALICE) == ["alice"]
+    assert compared == [(hash_of(ALICE), hash_of(ALICE))]
 
 
 def test_a_key_expires_at_its_time(tmp_path: Path) -> None:

@@ -117,6 +117,22 @@ async def test_with_a_client_authority_only_its_clients_come_in(tmp_path: Path) 
                 await ask(server, stranger)
 
 
+async def test_a_renewed_client_authority_lets_in_its_own_clients_and_no_others(tmp_path: Path) -> None:
+    mine, my_key = make(tmp_path, "client")
+    other, other_key = make(tmp_path, "other")
+    served = settings(tmp_path, tls_client_ca=mine)
+    certificates = Certificates(served)
+    old, new = (trusting(served.tls_cert) for _ in range(2))
+    old.load_cert_chain(mine, my_key)
+    new.load_cert_chain(other, other_key)
+    replace(mine, other)
+    certificates.reload()
+    async with await echo_server(certificates) as server:
+        await ask(server, new)
+        with pytest.raises((ssl.SSLError, ConnectionError, EOFError)):
+            await ask(server, old)
+
+
 @pytest.mark.parametrize("text", ["", "no certificate"])
 def test_files_of_no_use_stop_the_start(tmp_path: Path, text: str) -> None:
     bad = tmp_path / "bad.pem"

@@ -189,23 +189,32 @@ async def test_who_waits_and_hangs_up_never_reaches_the_engine(serve: Serve) -> 
 
 
 @pytest.mark.parametrize(
-    ("fields", "tier"),
+    ("fields", "tier", "at_the_engine"),
     [
-        ({}, None),
-        ({"service_tier": "auto"}, "default"),
-        ({"service_tier": "flex"}, "flex"),
-        ({"priority": -3}, "priority"),
-        ({"priority": 0}, "default"),
-        ({"priority": 1, "service_tier": "flex"}, "flex"),
+        ({}, None, 0),
+        ({"service_tier": "auto"}, "default", 0),
+        ({"service_tier": "flex"}, "flex", 1),
+        ({"priority": -3}, "priority", -1),
+        ({"priority": 0}, "default", 0),
+        ({"priority": 1, "service_tier": "flex"}, "flex", 1),
     ],
 )
 @pytest.mark.parametrize(("path", "body"), PATHS)
-async def test_the_answer_says_how_urgent_it_was_if_the_request_did(
-    serve: Serve, path: str, body: dict[str, Any], fields: dict[str, Any], tier: str | None
+async def test_the_engine_is_told_how_urgent_it_is_and_the_answer_says_it_if_the_request_did(
+    serve: Serve, path: str, body: dict[str, Any], fields: dict[str, Any], tier: str | None, at_the_engine: int
 ) -> None:
-    http = await serve(FakeTriton(chunks("x")))
+    triton = FakeTriton(chunks("x"))
+    http = await serve(triton)
     answer = await (await http.post(path, json=body | fields)).json()
     assert answer.get("service_tier") == tier
+    assert [request.priority for request in triton.requests] == [at_the_engine]
+
+
+async def test_what_a_key_may_at_most_holds_at_the_engine_too(serve: Serve) -> None:
+    triton = FakeTriton(chunks("x"))
+    http = await serve(triton, max_priority="low")
+    assert (await http.post("/v1/completions", json=COMPLETION)).status == 200
+    assert [request.priority for request in triton.requests] == [1]
 
 
 @pytest.mark.parametrize("fields", [{"service_tier": "priority"}, {"priority": -1}])

@@ -22,7 +22,7 @@ async def test_models_are_listed_with_their_window(serve: Serve) -> None:
 
 async def test_a_model_that_is_being_reloaded_is_refused_at_once(serve: Serve) -> None:
     triton = FakeTriton(chunks("x"))
-    triton.load_error = TritonUnreachable()
+    triton.load_error = triton.stage_errors["tokenizer"] = TritonUnreachable()
     http = await serve(triton)
     await http.get("/health/ready")
     triton.on_stage_down("org--demo__tokenizer", float("inf"))

@@ -105,6 +105,8 @@ async def test_each_replica_that_is_ready_brings_places_and_nobody_is_sent_away_
     assert (tasks[-1].done(), late.done(), admission.num_sequences) == (True, False, 2)
     admission.leave(request)
     await late
+    [waiter, comer] = await waiting(admission, generation(), generation(num_replicas=2))
+    assert waiter.done() and comer.done()
 
 
 async def test_nobody_waits_longer_than_the_maximum() -> None:
@@ -130,6 +132,24 @@ async def test_who_is_expected_to_wait_too_long_is_refused_at_once() -> None:
         await admission.enter(generation())
     assert caught.value.headers["Retry-After"] == "8"
     third.cancel()
+
+
+async def test_what_is_expected_follows_the_model_though_nobody_waits() -> None:
+    """It was learnt only while somebody waited, and a slow time kept everybody from waiting ever after."""
+    clock = Clock()
+    admission = Admission(Bounds(**BOUNDS | {"max_in_flight": 1, "max_queue_wait_s": 10.0}), clock)
+    await admission.enter(generation())
+    clock.now_s += 6  # and nothing has ended
+    with pytest.raises(QueueFull, match=r"about 6\.0 s"):
+        await admission.enter(generation())
+    admission.leave(generation())
+    for _ in range(50):
+        await admission.enter(generation())
+        clock.now_s += 0.5
+        admission.leave(generation())
+    [running, waiter] = await waiting(admission, generation(), generation())
+    assert running.done() and admission.num_queued == 1
+    waiter.cancel()
 
 
 async def test_who_hangs_up_while_waiting_leaves_at_once_and_lets_the_next_in() -> None:

@@ -82,9 +82,7 @@ async def operate(triton: FakeTriton, supervisor: FakeSupervisor) -> AsyncIterat
             stack.push_async_callback(public.cleanup)
             assert isinstance(public.app, web.Application)
             app = create_operations_app(public.app, supervisor)
-            app[CONTROL] = EndpointsControl(
-                lambda: {"fake:1": ModelControl(triton)}
-            )  # which has no other workers to wait for
+            app[CONTROL] = EndpointsControl(lambda: {"fake:1": ModelControl(triton)})
             return await client_of(web.AppRunner(app, access_log=None), stack)
 
         yield start

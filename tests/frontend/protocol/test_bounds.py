@@ -35,3 +35,10 @@ def test_the_depth_of_a_body_is_a_setting() -> None:
     parse(CompletionRequest, json.dumps(body).encode(), Settings())
     with pytest.raises(InvalidJSON, match="8 levels"):
         parse(CompletionRequest, json.dumps(body | {"foo": [body]}).encode(), Settings(max_json_depth=8))
+
+
+def test_lists_and_objects_are_counted() -> None:
+    body = {"model": "a", "prompt": "b"}
+    parse(CompletionRequest, json.dumps(body | {"foo": [[]] * 19_990}).encode(), Settings())
+    with pytest.raises(InvalidJSON, match="more than 20000 lists and objects"):
+        parse(CompletionRequest, json.dumps(body | {"foo": [[]] * 20_000}).encode(), Settings())

@@ -72,7 +72,10 @@ async def test_an_engine_that_is_to_be_drained_gets_nothing_more() -> None:
     assert (len(tritons[0].requests), len(tritons[1].requests)) == (0, 4)
     assert pool.pool.states_by_endpoint()["fake:1"] == {DEMO.id: "draining"}
     assert pool.pool.num_ready(SLUG) == 1
-    tritons[0].is_draining = False  # the one that was started in its place
+    tritons[0].stats_error = TritonUnreachable()  # it ends
+    await pool.replicas[0].watch.poll(SLUG)
+    assert pool.pool.num_ready(SLUG) == 1
+    tritons[0].stats_error, tritons[0].is_draining = None, False  # the one that was started in its place
     await pool.replicas[0].watch.poll(SLUG)
     assert pool.pool.num_ready(SLUG) == 2
 

@@ -317,6 +317,16 @@ def test_a_child_can_be_killed_and_started_again(deaf_settings):
             assert not is_running(pid)
 
 
+def test_the_frontend_is_told_a_password_but_not_in_its_command_line(deaf_settings):
+    url = "redis://:password@127.0.0.1:1/0"
+    settings = replace(deaf_settings, frontend=Settings(port=0, redis_url=url))
+    with Launcher(settings, lambda line: None) as launcher:
+        launcher.frontend.start()
+        process = Path(f"/proc/{launcher.frontend.pid}")
+        assert b"password" not in (process / "cmdline").read_bytes()
+        assert f"CONCH_REDIS_URL={url}".encode() in (process / "environ").read_bytes().split(b"\0")
+
+
 def test_a_triton_that_dies_later_is_started_again_as_often_as_is_allowed(deaf_settings):
     lines: list[str] = []
     settings = replace(deaf_settings, max_triton_restarts=1)

@@ -10,7 +10,6 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from frontend.__main__ import _otlp_endpoint
 from frontend.errors import EngineFailed
 from frontend.server import app_runner
 from frontend.settings import Settings
@@ -90,10 +89,3 @@ async def test_the_completions_of_one_prompt_count_it_once(receiver: Receiver) -
 async def test_a_caller_that_does_not_sample_gets_no_spans(receiver: Receiver) -> None:
     spans = await traced(receiver, FakeTriton([DONE]), traceparent=f"00-{TRACE_ID}-{PARENT_ID}-00")
     assert spans == {}
-
-
-def test_the_standard_variables_say_where_spans_go() -> None:
-    assert _otlp_endpoint({}) == ""
-    assert _otlp_endpoint({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://c:4318/"}) == "http://c:4318/v1/traces"
-    both = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://c", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://t/x"}
-    assert _otlp_endpoint(both) == "http://t/x"

@@ -73,9 +73,17 @@ async def test_models_are_ready_ensembles_with_our_parameters(server: FakeTriton
 
 
 async def test_a_reload_is_the_stage_and_then_the_ensembles(server: FakeTritonServer, client: TritonClient) -> None:
+    server.index = [("demo", "UNAVAILABLE"), ("demo__deliveries", "UNAVAILABLE"), ("demo__engine", "READY")]
     await client.unload("demo__engine")
     await client.load("demo", "demo__engine")
     assert server.repository_calls == ["unload demo__engine", "load demo__engine", "load demo", "load demo__deliveries"]
+
+
+async def test_an_ensemble_that_is_ready_is_not_loaded_again(server: FakeTritonServer, client: TritonClient) -> None:
+    # It took the engine with it: Triton loads every stage whose folder has changed, and Python had cached its model.py.
+    server.index = [("demo", "READY"), ("demo__deliveries", "READY"), ("demo__detokenizer", "READY")]
+    await client.load("demo", "demo__detokenizer")
+    assert server.repository_calls == ["load demo__detokenizer"]
 
 
 @pytest.mark.parametrize(

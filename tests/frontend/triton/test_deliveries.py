@@ -309,6 +309,46 @@ async def test_a_lost_stage_closes_the_stream_unless_it_is_the_tokenizer(
     assert server.num_opened == 1 + is_closed
 
 
+async def test_a_stream_that_is_silent_while_the_engine_works_is_stalled(
+    server: FakeTritonServer, client: TritonClient
+) -> None:
+    async with running(server, client):
+        looks = [client.stalled_stages("demo", 1.0, 2.0) for _ in range(4)]
+        assert looks == [set(), set(), set(), {"demo__detokenizer"}]  # the first one finds that something has come
+        assert client.stalled_stages("other", 1.0, 2.0) == set()
+        client.abort("demo__detokenizer", errors.EngineFailed())
+        assert client.stalled_stages("demo", 1.0, 2.0) == set()
+
+
+async def test_time_in_which_the_engine_was_not_at_work_stalls_nothing(
+    server: FakeTritonServer, client: TritonClient
+) -> None:
+    async with running(server, client):
+        assert [client.stalled_stages("demo", 0.0, 2.0) for _ in range(4)] == [set()] * 4
+        client.end_all(errors.EngineFailed())
+
+
+async def test_a_request_that_nobody_takes_while_deliveries_come_is_stuck_in_the_tokenizer(
+    server: FakeTritonServer, client: TritonClient
+) -> None:
+    server.script = list(ENDLESS)
+    async with aclosing(client.generate("demo", REQUEST)) as taken:
+        await anext(taken)
+        server.take.clear()
+        server.started.clear()
+        waiting = asyncio.create_task(failure_of(client))
+        await server.started.wait()
+        looks = []
+        for _ in range(4):
+            the_stream(server).put((1, text("a")))
+            await anext(taken)
+            looks.append(client.stalled_stages("demo", 1.0, 2.0))
+        assert looks == [set(), set(), set(), {"demo__tokenizer"}]
+        client.abort("demo__tokenizer", errors.EngineFailed())
+        assert isinstance(await waiting, errors.EngineFailed)
+        assert client.stalled_stages("demo", 1.0, 2.0) == set()
+
+
 async def test_an_engine_that_does_not_know_the_stream_gets_another_and_the_request_again(
     server: FakeTritonServer, client: TritonClient
 ) -> None:
@@ -398,3 +438,21 @@ async def test_everything_can_be_ended_with_one_error(server: FakeTritonServer, 
     async with running(server, client) as tasks:
         assert client.end_all(errors.Draining()) == 2
         assert [type(each) for each in await asyncio.gather(*tasks)] == [errors.Draining] * 2
+
+
+@pytest.mark.parametrize("how", ["closed", "failed by Triton"])
+async def test_nothing_of_a_call_is_left_when_it_has_ended(
+    server: FakeTritonServer, client: TritonClient, how: str
+) -> None:
+    # grpc leaves the task that sends what we have to send where the call was over before it was cancelled.
+    await client.engine_stats("demo", 10)
+    before = len(asyncio.all_tasks())
+    async with running(server, client):
+        if how == "closed":
+            client.end_all(errors.EngineFailed())
+        else:
+            the_stream(server).fail("[engine_failed] broken")
+    await client.close()
+    async with asyncio.timeout(10):
+        while len(asyncio.all_tasks()) > before:  # noqa: ASYNC110  # tasks of grpc's have no event
+            await asyncio.sleep(0.01)

@@ -616,7 +616,7 @@ def test_everything_is_ended_when_the_model_is_unloaded_before_it_has_finished()
     fake.turn()
     for responder in (running, queued):
         assert responder.error is not None
-        assert responder.error.message() == "[engine_failed] the model is being unloaded"
+        assert responder.error.message() == "[unloading] the model is being unloaded"
     assert fake.runtime.stats().num_active == fake.runtime.stats().num_waiting == 0
 
 

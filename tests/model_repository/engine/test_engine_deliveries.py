@@ -327,6 +327,22 @@ def test_a_stream_without_sequences_is_ended_after_a_while_and_no_other() -> Non
     assert "".join(again.texts(2)) == "xx"
 
 
+def test_an_engine_that_is_drained_ends_idle_streams_at_once_and_says_when_none_is_left() -> None:
+    """Triton waits in vain for them when it is to end, and then breaks off."""
+    fake = Fake(b"x" * 1000)
+    idle, busy = opened(fake, "idle"), opened(fake, "busy")
+    submit(fake, 1, "busy", is_stream=False, max_tokens=1000)
+    fake.engine.is_draining = True
+    fake.turn(2, passed_s=PROBE_INTERVAL_S)
+    assert (idle.is_closed, busy.is_closed) == (True, False)
+    stats = fake.engine.stats()
+    assert (stats.is_draining, stats.num_streams) == (True, 1)
+    late = opened(fake, "late")  # its frontend has not heard of it yet
+    submit(fake, 2, "late", max_tokens=2)
+    fake.turn(3)
+    assert "".join(late.texts(2)) == "xx"
+
+
 def test_a_delivered_sequence_is_cancelled_by_its_key() -> None:
     fake = Fake(b"hello")
     reader = opened(fake)
@@ -436,3 +452,24 @@ def test_closing_ends_the_streams_with_an_error() -> None:
     for reader in (idle, busy):
         assert reader.error is not None
         assert reader.error.message() == "[engine_failed] the engine is shutting down"
+
+
+def test_when_nothing_arrives_any_more_streams_and_sequences_end_with_errors() -> None:
+    """The detokenizer was loaded anew: what is under way would go through the old one."""
+    fake = Fake(b"hello")
+    reader = opened(fake)
+    submit(fake, 1)
+    alone = fake.submit()
+    fake.turn()
+    fake.engine.fail_streams()
+    fake.turn()
+    assert reader.error is not None and reader.error.message().startswith("[deliveries_not_open]")
+    assert alone.error is not None and alone.error.message().startswith("[engine_failed]")
+    assert fake.runtime.stats().num_active == 0
+    refused = submit(fake, 2)
+    fake.turn()
+    assert refused.error is not None and refused.error.message().startswith("[deliveries_not_open]")
+    again = opened(fake)
+    submit(fake, 1)
+    fake.turn(7)
+    assert "".join(again.texts(1)) == "hello"

@@ -146,3 +146,10 @@ def test_it_has_work_while_there_are_sequences(tmp_path: Path, time: FakeTime) -
     assert synthetic.has_work
     synthetic.close()
     assert not synthetic.has_work
+
+
+def test_a_long_prompt_is_read_for_several_steps_before_the_first_token(tmp_path: Path, time: FakeTime) -> None:
+    synthetic = runtime(tmp_path, time, prefill_tokens="2")
+    synthetic.submit(1, REQUEST)
+    synthetic.submit(2, dataclasses.replace(REQUEST, prompt_token_ids=(1, 2)))
+    assert tokens(synthetic, 3) == [[(2, 1)], [(1, 1), (2, 3)], [(1, 3), (2, 5)]]

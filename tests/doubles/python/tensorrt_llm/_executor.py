@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import signal
 import subprocess
 import threading
 import time
@@ -33,6 +34,7 @@ WORKER = "tensorrt_llm_double_worker"  # the name of its process
 EXIT_STATUS_OF_DEFECT = 134
 
 _STEP_S = 0.002  # at least
+_DEATHS = {-signal.SIGABRT: "CUDA error: an illegal memory access was encountered"}  # of the worker, by exit status
 _TOKENS_PER_BLOCK = 32
 
 
@@ -158,7 +160,7 @@ class Executor:
         for request in requests:
             try:
                 if self._worker.poll() is not None:
-                    raise RuntimeError("Executor worker died")
+                    raise RuntimeError(_DEATHS.get(self._worker.returncode, "Executor worker died"))
                 is_done = self._advance(request)
             except Exception as exc:
                 request.result.push(exc)

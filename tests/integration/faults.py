@@ -1,0 +1,126 @@
+"""What every test of a fault under streams does: catch the right moment, judge the outcomes, count what is left."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from tests.integration.api import COMPLETIONS, Api
+from tests.integration.replicas import (
+    LONG_PROMPT,
+    NUM_STREAMS,
+    Frontend,
+    Holdings,
+    StreamOutcome,
+    continue_processes,
+    streaming,
+    until,
+)
+from tests.integration.stack import PACED_MODEL, Stack, wait_until
+
+MAX_TOKENS = 60
+NUM_READERS = 2  # frontends of one Triton, each of which may have one stream of deliveries open
+
+
+@dataclass(frozen=True)
+class Phase:
+    """When a fault comes.
+
+    Args:
+        is_reached: whether it is time, from the streams' outcomes so far and the Triton that the fault is for.
+        prompt: of every stream.
+    """
+
+    is_reached: Callable[[list[StreamOutcome], Stack], bool]
+    prompt: str = "Hello"
+
+
+PHASES = {
+    "queued": Phase(lambda outcomes, victim: victim.stats(PACED_MODEL).num_waiting > 0),
+    "prefill": Phase(
+        lambda outcomes, victim: victim.stats(PACED_MODEL).num_active > 0 and not any(each.text for each in outcomes),
+        LONG_PROMPT,
+    ),
+    "first byte": Phase(lambda outcomes, victim: any(outcome.text for outcome in outcomes)),
+    "mid-stream": Phase(lambda outcomes, victim: any(len(outcome.text) > MAX_TOKENS // 2 for outcome in outcomes)),
+    "last chunk": Phase(lambda outcomes, victim: any(outcome.finish_reasons for outcome in outcomes)),
+}
+
+
+def cases(faults: Iterable[str], *, at_every_moment: str) -> list[Any]:
+    """Return every fault at every moment; without `-m faults` one fault runs at each, and each one in mid-stream."""
+    return [
+        pytest.param(
+            fault, phase, marks=() if fault == at_every_moment or phase == "mid-stream" else pytest.mark.faults
+        )
+        for fault in faults
+        for phase in PHASES
+    ]
+
+
+async def text_of_one_stream(frontend: Frontend) -> str:
+    """Return what a stream brings to which nothing happens."""
+    async with streaming(frontend.url, MAX_TOKENS, num_streams=1) as outcomes:
+        pass
+    assert outcomes[0].is_whole
+    return outcomes[0].text
+
+
+async def broken_by(
+    fault: Callable[[], object], phase: str, frontend: Frontend, victim: Stack, expected: str
+) -> list[StreamOutcome]:
+    """Let a fault happen under streams; return those that it broke. The others are whole, to the letter.
+
+    Args:
+        fault: it may block.
+        phase: one of PHASES.
+        victim: what the fault is done to.
+        expected: the text of a whole stream.
+    """
+    async with streaming(frontend.url, MAX_TOKENS, prompt=PHASES[phase].prompt) as outcomes:
+        await until(lambda: PHASES[phase].is_reached(outcomes, victim), phase)
+        await asyncio.to_thread(fault)
+    whole = [outcome for outcome in outcomes if outcome.is_whole]
+    broken = [outcome for outcome in outcomes if not outcome.is_whole]
+    assert all(outcome.text == expected for outcome in whole)
+    assert all(outcome.is_cleanly_broken and expected.startswith(outcome.text) for outcome in broken), broken
+    assert len(whole) >= NUM_STREAMS // 4  # those of the other replica at least, but for what queued where it died
+    return broken
+
+
+def mend(frontend: Frontend, stack: Stack) -> None:
+    """Bring back what the frontend does not, and wait until everything is as before."""
+    if stack.launcher.triton.is_running:
+        continue_processes(stack)
+
+    def is_mended() -> bool:
+        if not stack.launcher.triton.is_running:  # also where it did not survive that its stage was killed or stopped
+            stack.launcher.triton.start()
+        # A tokenizer that is gone is found so by the next request only; this one comes through a frontend of its own.
+        asked = Api(stack.url).post(COMPLETIONS, {"model": PACED_MODEL, "prompt": "Hello", "max_tokens": 1})
+        return asked.status == 200 and frontend.is_whole()
+
+    wait_until(is_mended, "both serve again")
+
+
+async def holdings(frontend: Frontend, pair: list[Stack]) -> Holdings:
+    """Return what a frontend holds right after a use of both Tritons: with a stream of deliveries open at each."""
+    async with streaming(frontend.url, 1, num_streams=8) as outcomes:
+        pass
+    assert all(outcome.is_whole for outcome in outcomes), outcomes
+    for stack in pair:
+        assert stack.stats(PACED_MODEL).num_streams > 0
+    return await asyncio.to_thread(frontend.settled)
+
+
+async def require_nothing_leaked(frontend: Frontend, pair: list[Stack], held: Holdings) -> None:
+    """Wait until the engines are idle, and the frontend holds what it held: files, sockets by state, tasks."""
+    for stack in pair:
+        await asyncio.to_thread(stack.wait_until_idle, PACED_MODEL)
+        await until(lambda stack=stack: stack.stats(PACED_MODEL).num_streams <= NUM_READERS, "old streams have ended")  # type: ignore[misc]
+    now = await holdings(frontend, pair)
+    await until(lambda: frontend.holds() == held, f"it holds {held} again, after {now}")

@@ -1,0 +1,83 @@
+"""What a running server exposes, and what it reaches for: docs/security.md says so."""
+
+from __future__ import annotations
+
+import json
+import socket
+import stat
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.integration.api import CHAT, COMPLETIONS, Answer, Api
+from tests.integration.stack import Stack
+
+LOOPBACK = {"0100007F", "0000000000000000FFFF00000100007F"}  # as /proc/net/tcp writes 127.0.0.1, and tcp6
+_LISTENING = "0A"
+
+
+def listening_addresses(port: int) -> set[str]:
+    """Return on which addresses of this machine somebody listens on a port."""
+    lines = [
+        line.split() for name in ("tcp", "tcp6") for line in Path(f"/proc/net/{name}").read_text().splitlines()[1:]
+    ]
+    local = [line[1].split(":") for line in lines if line[3] == _LISTENING]
+    return {address for address, number in local if int(number, 16) == port}
+
+
+def test_everything_that_serve_starts_listens_on_loopback_only(stack: Stack) -> None:
+    ports = stack.launcher.triton_ports
+    for port in (ports.grpc, ports.http, ports.metrics, stack.launcher.frontend_settings.port):
+        addresses = listening_addresses(port)
+        assert addresses and addresses <= LOOPBACK
+
+
+def test_tritons_http_port_wants_no_key(stack: Stack) -> None:
+    """Which is why it must be out of reach."""
+    url = f"http://127.0.0.1:{stack.launcher.triton_ports.http}"
+    index = urllib.request.Request(f"{url}/v2/repository/index", b"{}", method="POST")
+    with urllib.request.urlopen(index, timeout=30) as answer:
+        assert "demo__engine" in {model["name"] for model in json.load(answer)}
+
+
+def test_nobody_else_writes_to_shared_memory(stack: Stack) -> None:
+    """Prompts and completions lie there between Triton and the stages. Triton has every user of the machine read it."""
+    segments = list(Path("/dev/shm").glob("conch_*"))
+    assert segments
+    for segment in segments:
+        assert not segment.stat().st_mode & (stat.S_IWGRP | stat.S_IWOTH), segment
+
+
+def asked_of(url: str, api: Api) -> list[Answer]:
+    """Send requests that name a URL wherever something might fetch it."""
+    schemas: list[Any] = [{"$ref": url}, {"$ref": f"{url}#/a"}, {"$id": url, "$schema": url, "type": "integer"}]
+    message = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}}]}
+    chat: dict[str, Any] = {"model": "demo", "messages": [{"role": "user", "content": url}], "max_tokens": 2}
+    forms = [{"type": "json_schema", "json_schema": {"name": "a", "schema": schema}} for schema in schemas]
+    function = {"name": "f", "parameters": schemas[0]}
+    return [
+        api.post(CHAT, chat),
+        api.post(CHAT, chat | {"messages": [message]}),
+        *(api.post(CHAT, chat | {"response_format": form}) for form in forms),
+        api.post(CHAT, chat | {"tools": [{"type": "function", "function": function}], "tool_choice": "required"}),
+        api.post(COMPLETIONS, {"model": "demo", "prompt": "<image>", "images": [url], "max_tokens": 2}),
+        api.post(COMPLETIONS, {"model": url, "prompt": "a"}),
+    ]
+
+
+def test_nothing_is_fetched_for_a_request(api: Api) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.settimeout(0.2)
+        answers = asked_of(f"http://127.0.0.1:{listener.getsockname()[1]}/x.png", api)
+        with pytest.raises(TimeoutError):
+            listener.accept()
+    assert max(answer.status for answer in answers) < 500
+
+
+def test_who_shares_a_beginning_can_tell(api: Api) -> None:
+    """The KV cache of a beginning is everybody's: the count of cached tokens says that it was there before."""
+    body = {"model": "demo", "prompt": "A beginning that nobody else has: 7, 1, 8, 2, 8.", "max_tokens": 1}
+    first, second = (api.post(COMPLETIONS, body).body["usage"]["prompt_tokens_details"] for _ in range(2))
+    assert second["cached_tokens"] > first["cached_tokens"]
