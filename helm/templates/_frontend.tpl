@@ -39,9 +39,6 @@
 - --tls-client-ca=/etc/conch/tls/ca.crt
 {{- end }}
 {{- end }}
-{{- if $frontend.redis.existingSecret }}
-- --redis-url=$(CONCH_REDIS_URL)
-{{- end }}
 {{- with .Values.tracing.otlpEndpoint }}
 - --otlp-endpoint={{ . }}
 {{- end }}

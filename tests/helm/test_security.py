@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from frontend.options import settings_of_environment
+from frontend.settings import Settings
 from tests.helm.cases import CASES, SHAPES, case, values_of
 from tests.helm.chart import PodTemplate, pods, render
 
@@ -82,9 +84,11 @@ def test_34_secrets_are_files_where_the_program_can_read_a_file() -> None:
     assert volumes == {"keys": "api-keys", "tls": "api-tls"}
     arguments = frontend.main["args"]
     assert "--key-file=/etc/conch/keys/keys.json" in arguments
-    assert "--redis-url=$(CONCH_REDIS_URL)" in arguments
+    assert "redis" not in " ".join(arguments)
     [variable] = [each for each in frontend.main["env"] if each["name"] == "CONCH_REDIS_URL"]
     assert variable["valueFrom"]["secretKeyRef"] == {"name": "redis", "key": "url"}
+    url = "redis://:password@redis:6379/0"
+    assert settings_of_environment({variable["name"]: url}, Settings()).redis_url == url
 
 
 def test_35_a_model_hears_frontends_and_prometheus_and_nobody_else() -> None:
