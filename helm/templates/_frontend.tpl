@@ -58,6 +58,15 @@
 {{- join "," $limits -}}
 {{- end -}}
 
+{{- /*
+Whether there is a test, empty if not: without the key that the API asks for it could not pass, nor with clients'
+certificates, of which it has none.
+*/ -}}
+{{- define "conch.test.isRendered" -}}
+{{- $hasKey := or (not .Values.frontend.auth.existingSecret) .Values.tests.apiKey.existingSecret -}}
+{{- if and .Values.tests.enabled $hasKey (not .Values.frontend.tls.clientCa) }}true{{ end -}}
+{{- end -}}
+
 {{- define "conch.frontend.selector" -}}
 {{ include "conch.selector" (dict "root" . "component" "frontend") }}
 {{- end -}}

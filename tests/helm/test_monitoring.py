@@ -147,6 +147,13 @@ def test_41_the_test_asks_every_model_through_the_service() -> None:
 def test_41_there_is_no_test_where_it_could_not_pass_or_is_not_wanted() -> None:
     assert case("cpu").of_kind("Pod") == []  # clients need certificates
     assert case("plain").of_kind("Pod") == []
+    keys = {"frontend": {"auth": {"existingSecret": "api-keys"}}}
+    without, with_key = render(keys), render({**keys, "tests": {"apiKey": {"existingSecret": "test-key"}}})
+    assert without.of_kind("Pod") == []
+    assert "There is no `helm test`: it needs tests.apiKey.existingSecret" in without.notes
+    assert "There is no `helm test`" not in with_key.notes
+    [volume] = [each for each in with_key.of_kind("Pod")[0]["spec"]["volumes"] if each["name"] == "key"]
+    assert volume["secret"] == {"secretName": "test-key"}
 
 
 def _without_variables(expression: str) -> str:
