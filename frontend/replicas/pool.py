@@ -24,7 +24,6 @@ logger = logging.getLogger(__name__)
 # server that hangs must not slow down the requests that go to the others.
 _PATIENCE_S = 1.0
 _PATIENCE_WITH_THE_ABSENT_S = 0.25
-_RETIREMENT_POLL_S = 0.1
 
 
 class ReplicaPool:
@@ -81,8 +80,7 @@ class ReplicaPool:
         self._running[replica] = asyncio.create_task(replica.run())
 
     async def _retire(self, replica: Replica) -> None:
-        while replica.num_in_flight:  # noqa: ASYNC110 - they are many, and none of them knows that it is the last
-            await asyncio.sleep(_RETIREMENT_POLL_S)
+        await replica.until_idle()
         if (task := self._running.pop(replica, None)) is not None:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
