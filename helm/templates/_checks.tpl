@@ -80,6 +80,9 @@
 {{- if or (mod $numGpus $perNode) (lt $numGpus $perNode) -}}
 {{- fail (printf "%s: %s = %d GPUs do not fill nodes of gpus.perNode %d: write a number that divides %d" .where $parallelism $numGpus $perNode $numGpus) -}}
 {{- end -}}
+{{- if and .model.isBuilt (eq .model.engine.backend "pytorch") (not .model.profile.gpu) -}}
+{{- fail (printf "%s: resourceProfiles.%s.gpu: a download has no GPU to look at: write h100, h200, a100 or l40s" .where .model.gpus.profile) -}}
+{{- end -}}
 {{- else if or $perNode (gt $numGpus 1) -}}
 {{- fail (printf "%s: %s and gpus.perNode %d: %s runs on CPUs: write 1, 1 and 0, or engine.runtime: tensorrt_llm" .where $parallelism $perNode .model.engine.runtime) -}}
 {{- end -}}

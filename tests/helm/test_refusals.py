@@ -137,6 +137,10 @@ CLAIM = {"existingClaim": "c"}
         (values_of("nodes") | {"multinode": {}}, "it spans 2 nodes: write multinode.sshKeySecret"),
         ({"frontend": {"httpRoute": {"enabled": True}}}, "frontend.httpRoute.parentRefs: name a Gateway"),
         ({"frontend": {"inferencePool": {"enabled": True}}}, "endpointPicker: name the Service of the endpoint picker"),
+        (
+            values_of("nodes") | {"resourceProfiles": {"h100": {"gpu": ""}}},
+            "resourceProfiles.h100.gpu: a download has no GPU to look at: write h100, h200, a100 or l40s",
+        ),
         ({"models": []}, "/models"),
         ({"images": {"frontend": {"tag": "latest"}}}, "/images/frontend/tag"),
         ({"models": [{"servedName": "demo"}]}, "missing property 'name'"),
