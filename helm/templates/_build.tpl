@@ -119,11 +119,9 @@ volumeMounts:
   {{- end }}
 {{- end -}}
 
-{{- /* What a Job takes: as the model that it is for, but a download needs no GPU. */ -}}
+{{- /* What a Job takes: as the model that it is for; a download needs no GPU, and not its memory. */ -}}
 {{- define "conch.build.resources" -}}
-{{- $resources := deepCopy .model.resources -}}
-{{- if ne .model.engine.backend "engine" -}}
-{{- $resources = dict "requests" (omit ($resources.requests | default dict) "nvidia.com/gpu") "limits" (omit ($resources.limits | default dict) "nvidia.com/gpu") -}}
-{{- end -}}
+{{- $download := dict "requests" (dict "cpu" "2" "memory" "8Gi") -}}
+{{- $resources := eq .model.engine.backend "engine" | ternary (deepCopy .model.resources) $download -}}
 {{- toYaml (mergeOverwrite $resources (deepCopy .model.build.resources)) -}}
 {{- end -}}

@@ -95,8 +95,17 @@ def test_a_build_takes_gpus_and_a_download_takes_none() -> None:
     build, download = (jobs[f"demo-build-{name}"]["spec"]["template"]["spec"] for name in ("llama-70b", "qwen-7b"))
     assert build["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] == "2"
     assert "nvidia.com/gpu" not in str(download["containers"][0]["resources"])
-    assert build["containers"][0]["name"], download["containers"][0]["name"] == ("build", "download")
+    assert download["containers"][0]["resources"]["requests"] == {"cpu": "2", "memory": "8Gi"}
+    assert (build["containers"][0]["name"], download["containers"][0]["name"]) == ("build", "download")
     assert set(jobs) == {"demo-build-llama-70b", "demo-build-qwen-7b"}
+
+
+def test_where_no_gpus_are_to_spare_a_build_can_go_before_the_pods() -> None:
+    rendered = render(with_gpu_model(replicas=0))
+    assert rendered.one("Deployment", "demo-llama")["spec"]["replicas"] == 0
+    assert job_of(rendered)["metadata"]["name"] == job_of(render(with_gpu_model()))["metadata"]["name"]
+    assert "The build of llama takes 1 GPUs beside" in render(with_gpu_model()).notes
+    assert "The build of llama" not in rendered.notes
 
 
 def test_only_jobs_get_the_token_and_as_a_file() -> None:

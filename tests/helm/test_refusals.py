@@ -75,7 +75,10 @@ def test_10_a_model_whose_name_no_object_can_have_is_refused(name: str) -> None:
     assert "/models/0/name" in refusal({"models": [{"name": name, "servedName": "demo"}]})
 
 
-@pytest.mark.parametrize("name", ["frontend", "cache", "scripts", "pods", "demo-pods", "build-x", "test-api", "alerts"])
+@pytest.mark.parametrize(
+    "name",
+    ["frontend", "frontend-operations", "cache", "scripts", "pods", "demo-pods", "build-x", "test-api", "alerts"],
+)
 def test_a_model_that_is_named_like_another_object_is_refused(name: str) -> None:
     assert "the chart names other objects so" in refusal({"models": [{"name": name, "servedName": "demo"}]})
 
