@@ -93,7 +93,7 @@ def render(values: Values | None = None, *, release: str = RELEASE, is_upgrade: 
     files = _chart().render(values or {}, name=release, namespace=NAMESPACE, is_upgrade=is_upgrade)
     notes = next(text for path, text in files.items() if path.endswith("NOTES.txt"))
     texts = [text for path, text in sorted(files.items()) if path.endswith(".yaml")]
-    return Rendered(tuple(each for text in texts for each in yaml.safe_load_all(text) if each), notes)
+    return Rendered(tuple(each for text in texts for each in yaml.load_all(text, yaml.CSafeLoader) if each), notes)
 
 
 def refusal(values: Values, *, release: str = RELEASE) -> str:
