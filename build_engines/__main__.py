@@ -7,10 +7,10 @@ import logging
 import sys
 from collections.abc import Sequence
 
-from build_engines.commands import build, list, plan, render, selfcheck, verify
+from build_engines.commands import adapter, build, list, plan, render, selfcheck, verify
 from build_engines.errors import BuildError
 
-COMMANDS = (list, plan, build, verify, render, selfcheck)
+COMMANDS = (list, plan, build, adapter, verify, render, selfcheck)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -64,6 +64,11 @@ class Manifest:
     serving: Serving = field(default_factory=Serving)  # not in the key
     files: dict[str, str] = field(default_factory=dict)  # relative path to sha256
 
+    @property
+    def base(self) -> str:
+        """A digest of what the model is, beside its own adapters: an adapter that was made for it fits no other."""
+        return key_of(source={name: digest for name, digest in self.source.items() if not name.startswith("adapters/")})
+
     @classmethod
     def load(cls, artifact_dir: Path) -> Manifest:
         """Read an artifact's manifest.

@@ -39,6 +39,9 @@ class ServeOptions:
     num_threads: int = 0
     stream_interval_ms: int = 40
     tokenizer_instances: int = 1
+    adapter_root: Path | None = None  # of LoRA adapters that are loaded while the model runs; None: none are
+    max_adapters: int = 8  # of those
+    max_adapter_rank: int = 64
 
     def __post_init__(self) -> None:
         for name, low, high in (
@@ -47,6 +50,8 @@ class ServeOptions:
             ("num_threads", 0, None),
             ("stream_interval_ms", 0, contract.MAX_STREAM_INTERVAL_MS),
             ("tokenizer_instances", 1, MAX_TOKENIZER_INSTANCES),
+            ("max_adapters", 1, None),
+            ("max_adapter_rank", 1, None),
         ):
             value = getattr(self, name)
             if value is not None and value < low:
@@ -87,7 +92,6 @@ def render(manifest: Manifest, artifact_dir: Path, options: ServeOptions, versio
     tokenizer = shared | {
         "runtime": manifest.runtime,
         "capabilities": json.dumps(sorted(RUNTIMES[manifest.runtime].capabilities)),
-        "adapters": json.dumps(list(manifest.adapters)),
         "tool_call_format": manifest.tool_call_format,
     }
     engine = shared | {
@@ -102,6 +106,8 @@ def render(manifest: Manifest, artifact_dir: Path, options: ServeOptions, versio
         "num_threads": str(options.num_threads),
         "stream_interval_ms": str(options.stream_interval_ms),
     }
+    if options.adapter_root is not None:
+        engine["adapter_root"] = json.dumps(_adapter_root(manifest, options.adapter_root, options))
     configs = {
         slug: _requests_config(slug, model_parameters(manifest, options, version)),
         stage_name(slug, contract.DELIVERIES): _deliveries_config(slug),
@@ -118,6 +124,15 @@ def render(manifest: Manifest, artifact_dir: Path, options: ServeOptions, versio
     for stage in contract.STAGES:
         files[f"{stage_name(slug, stage)}/1/model.py"] = _model_source(stage)
     return files
+
+
+def _adapter_root(manifest: Manifest, folder: Path, options: ServeOptions) -> dict[str, object]:
+    return {
+        "folder": str(folder.absolute()),
+        "base": manifest.base,
+        "max_adapters": options.max_adapters,
+        "max_rank": options.max_adapter_rank,
+    }
 
 
 def model_parameters(manifest: Manifest, options: ServeOptions, version: str) -> ModelParameters:

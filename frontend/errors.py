@@ -10,6 +10,7 @@ APIError
 ├── PermissionDenied 403         the API key does not allow this model, organization, project or route
 ├── NotFound 404                 no such route
 │   └── ModelNotFound            no such model
+│       └── AdapterNotFound      its engine has no such LoRA adapter, or no longer
 ├── MethodNotAllowed 405
 ├── RequestTooLarge 413
 ├── URLTooLong 414, HeadersTooLarge 431
@@ -148,6 +149,13 @@ class ModelNotFound(NotFound):
     def __init__(self, model_id: str) -> None:
         rule = "this server does not serve it; GET /v1/models lists what it serves"
         super().__init__(f"model={shown(model_id)}: {rule}", param="model")
+
+
+class AdapterNotFound(ModelNotFound):
+    """The engine has no such LoRA adapter, or no longer: this process has not noticed yet."""
+
+    def __init__(self) -> None:
+        NotFound.__init__(self, "The model has no such adapter, or no longer.", param="model")
 
 
 class MethodNotAllowed(APIError):

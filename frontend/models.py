@@ -171,6 +171,20 @@ class Triton(Protocol):
             APIError: it did not answer.
         """
 
+    async def load_adapter(self, slug: str, name: str, source: str) -> EngineStats:
+        """Have a model's engine load a LoRA adapter from below its root of adapters, and offer it under a name.
+
+        Raises:
+            APIError: it refused, or did not answer.
+        """
+
+    async def unload_adapter(self, slug: str, name: str) -> EngineStats:
+        """Have a model's engine offer a LoRA adapter no more; requests under way keep it.
+
+        Raises:
+            APIError: it has none of that name, refused, or did not answer.
+        """
+
     async def fail_streams(self, slug: str) -> None:
         """Have a model's engine do the same, and end every stream of deliveries: what it sends arrives nowhere.
 
@@ -204,6 +218,7 @@ class ModelDirectory:
         self._clock = clock
         self._refreshing: asyncio.Task[ModelSnapshot] | None = None
         self._names: Mapping[str, ModelName] = {}
+        self._ids: dict[str, str] = {}  # of what each name stands for, or did when its model was last ready
         self._fetched_at = -math.inf
         self.latest = ModelSnapshot()  # that was fetched, also when it cannot be fetched any more
         self.error: APIError | None = None  # of the last time that it was fetched
@@ -224,15 +239,16 @@ class ModelDirectory:
 
         Raises:
             ModelNotFound: nothing is served by that name.
-            ModelNotReady: it is a model's id that is known, but not loaded now.
+            ModelNotReady: it is a model's id, or was another name of it, and the model is not loaded now.
         """
         names = await self.names()
         if asked not in names:
             await asyncio.shield(self.refreshing())
         if asked in self._names:
             return self._names[asked]
-        if asked in self.latest.unready:
-            raise ModelNotReady(f"The model {asked} is not ready now (state: {self.latest.unready[asked]}).")
+        model_id = self._ids.get(asked, asked)
+        if model_id in self.latest.unready:
+            raise ModelNotReady(f"The model {asked} is not ready now (state: {self.latest.unready[model_id]}).")
         raise ModelNotFound(asked)
 
     def refreshing(self) -> asyncio.Task[ModelSnapshot]:
@@ -251,5 +267,7 @@ class ModelDirectory:
             raise
         self.error = None
         self._names = self.latest.names()
+        self._ids = {name: model_id for name, model_id in self._ids.items() if model_id in self.latest.unready}
+        self._ids |= {name: meant.model.id for name, meant in self._names.items()}
         self._fetched_at = started_at
         return self.latest

@@ -291,11 +291,11 @@ PUBLIC_OUTPUTS = (
 # A response's cost grows with its number of tensors (about 25 us each), so what always travels together is packed.
 PROMPT_TOKEN_IDS = TensorSpec("prompt_token_ids", "INT32", (-1,), doc="tokenizer to engine")
 ENGINE_PARAMS = TensorSpec("engine_params", "BYTES", doc="tokenizer to engine: JSON of the rest of an EngineRequest")
-CONTROL = TensorSpec(
-    "control",
-    "BYTES",
-    doc='engine: JSON, `{}`, `{"cancel_key": str}`, `{"fail": "running"}`, `{"fail": "streams"}` or `{"drain": bool}`',
+CONTROL_MESSAGES = (
+    '`{}`, `{"cancel_key": str}`, `{"fail": "running"}`, `{"fail": "streams"}`, `{"drain": bool}`, '
+    '`{"load_adapter": str, "source": str}` or `{"unload_adapter": str}`'
 )
+CONTROL = TensorSpec("control", "BYTES", doc=f"engine: JSON, {CONTROL_MESSAGES}")
 STATS = TensorSpec("stats", "BYTES", doc="engine: JSON of EngineStats, the answer to every `control`")
 RELEASE = TensorSpec("release", "INT64", (-1,), doc="engine to detokenizer: a packed Release")
 RELEASE_DETAILS = TensorSpec("release_details", "BYTES", doc="likewise: JSON of what few requests ask for")

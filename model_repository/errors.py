@@ -3,6 +3,7 @@
 StageError
 ├── InvalidRequest        the client's mistake: names field, value and rule
 │   ├── PromptTooLong     the prompt alone fills the context window
+│   ├── UnknownAdapter    the model has no LoRA adapter of that name, or no longer
 │   └── Unsupported       known, but this model or runtime cannot honour it
 ├── Overloaded            the engine's queue is full
 ├── EngineFailed          the runtime broke under this request
@@ -53,6 +54,12 @@ class PromptTooLong(InvalidRequest):
     code = "context_length_exceeded"
 
 
+class UnknownAdapter(InvalidRequest):
+    """The model has no LoRA adapter of that name."""
+
+    code = "adapter_not_found"
+
+
 class Unsupported(InvalidRequest):
     """A known input with a value that this model or its runtime cannot honour."""
 
@@ -99,6 +106,7 @@ _BY_CODE: dict[str, type[StageError]] = {
     for error in (
         InvalidRequest,
         PromptTooLong,
+        UnknownAdapter,
         Unsupported,
         Overloaded,
         EngineFailed,

@@ -275,6 +275,9 @@ class EngineStats:
     last_cancel_to_free_ms: float  # from the cancel's arrival to the release of its cells
     cancel_to_free_ms: float  # of all of them together, since the load
     step_age_ms: float  # how long the step in progress has been running; 0 between steps
+    adapters: dict[str, str]  # LoRA adapters by name: from where each was loaded; empty: it is the artifact's own
+    adapter_bytes: int  # of all that are in memory
+    num_unloading: int  # sequences under way whose adapter is not offered any more
     is_draining: bool = False  # whoever has another replica should ask that one; what comes here is served all the same
 
     def to_json(self) -> bytes:

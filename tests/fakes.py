@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any
 
-from frontend.errors import APIError
+from frontend.errors import AdapterNotFound, APIError
 from frontend.models import ModelSnapshot, ServedModel
 from model_repository.capabilities import Capability
 from model_repository.contract import model_id_to_slug
@@ -66,6 +66,9 @@ def stats(epoch: int, step_age_ms: float = 0.0, *, is_draining: bool = False) ->
         last_cancel_to_free_ms=0.0,
         cancel_to_free_ms=0.0,
         step_age_ms=step_age_ms,
+        adapters={},
+        adapter_bytes=0,
+        num_unloading=0,
         is_draining=is_draining,
     )
 
@@ -96,6 +99,8 @@ class FakeTriton:
         self.step_age_ms = 0.0
         self.is_draining = False
         self.num_active: list[int] = []  # in the next answers of the engine, then 0
+        self.adapters: dict[str, str] = {}  # name to source
+        self.adapter_error: APIError | None = None
         self.loadable: set[str] = set()  # slugs of models that are not loaded
         self.stats_error: APIError | None = None
         self.snapshot_error: APIError | None = None
@@ -179,7 +184,9 @@ class FakeTriton:
             raise self.stats_error
         num_active = self.num_active.pop(0) if self.num_active else 0
         return dataclasses.replace(
-            stats(self.epoch, self.step_age_ms, is_draining=self.is_draining), num_active=num_active
+            stats(self.epoch, self.step_age_ms, is_draining=self.is_draining),
+            num_active=num_active,
+            adapters=dict(self.adapters),
         )
 
     async def unload(self, stage: str) -> None:
@@ -210,6 +217,19 @@ class FakeTriton:
         """Return `stalled`, once, if the engine works."""
         stalled, self.stalled = (self.stalled, set()) if fair_s else (set(), self.stalled)
         return stalled
+
+    async def load_adapter(self, slug: str, name: str, source: str) -> EngineStats:
+        """Note it in `adapters`, or refuse it."""
+        if self.adapter_error is not None:
+            raise self.adapter_error
+        self.adapters[name] = source
+        return dataclasses.replace(stats(self.epoch), adapters=dict(self.adapters))
+
+    async def unload_adapter(self, slug: str, name: str) -> EngineStats:
+        """Take it from `adapters`."""
+        if self.adapters.pop(name, None) is None:
+            raise AdapterNotFound()
+        return dataclasses.replace(stats(self.epoch), num_unloading=1)
 
     async def close(self) -> None:
         """Do nothing."""

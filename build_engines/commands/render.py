@@ -41,9 +41,17 @@ def add_serve_options(command: argparse.ArgumentParser) -> None:
             "processes that tokenize, each with the tokenizer in memory: one is enough for some thousand requests a "
             "second, and long prompts are left to threads of it (%(default)s)",
         ),
+        ("max_adapters", "LoRA adapters that may be loaded while the model runs (%(default)s)"),
+        ("max_adapter_rank", "of each of those (%(default)s)"),
     ):
         flag = "--" + name.replace("_", "-")
         command.add_argument(flag, type=int, metavar="N", default=getattr(defaults, name), help=text)
+    command.add_argument(
+        "--adapter-root",
+        type=Path,
+        metavar="DIR",
+        help="LoRA adapters below this folder may be loaded while the model runs; without it, none may",
+    )
 
 
 def serve_options_of(options: argparse.Namespace) -> ServeOptions:

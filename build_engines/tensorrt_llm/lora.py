@@ -52,7 +52,7 @@ def lora_limits(adapters: Mapping[str, Path], entry: ModelEntry) -> LoraLimits |
 
 def copy_adapter(source: Path, target: Path) -> None:
     """Copy an adapter's two files into an artifact."""
-    target.mkdir(parents=True)
+    target.mkdir(parents=True, exist_ok=True)
     for name in FILES:
         shutil.copyfile(source / name, target / name)
 

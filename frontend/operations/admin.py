@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any
 
 from aiohttp import web
 from pydantic import Field
@@ -12,13 +13,16 @@ from frontend.access.caller import Role
 from frontend.access.key_file import KeyFileError
 from frontend.errors import InvalidRequest, PermissionDenied
 from frontend.handlers.context import DRAIN, FACTS, MODELS, SETTINGS, TRITON, json_response
+from frontend.operations.adapters import AdapterControl, Outcomes
 from frontend.operations.models import EndpointsControl
 from frontend.operations.supervisor import Supervisor
 from frontend.protocol.body import Body
 from frontend.protocol.reading import parse
 from frontend.settings import is_loopback
+from model_repository.stage_messages import EngineStats
 
 CONTROL = web.AppKey("control", EndpointsControl)
+ADAPTERS = web.AppKey("adapters", AdapterControl)
 SUPERVISOR = web.AppKey("supervisor", Supervisor)
 
 
@@ -26,6 +30,13 @@ class UnloadRequest(Body):
     """The body of an unload; there may be none."""
 
     timeout_s: Annotated[float, Field(ge=0, le=3600)] = 30.0  # that requests under way may go on
+
+
+class LoadAdapterRequest(Body):
+    """The body of a request to load an adapter."""
+
+    name: Annotated[str, Field(min_length=1, max_length=256)]  # by which clients will ask for it
+    source: Annotated[str, Field(min_length=1, max_length=4096)]  # its folder below the engines' root of adapters
 
 
 async def list_models(request: web.Request) -> web.Response:
@@ -61,11 +72,45 @@ async def unload_model(request: web.Request) -> web.Response:
     _require_admin(request)
     model_id = request.match_info["id"]
     request[FACTS].model = model_id
-    body, unknown = parse(UnloadRequest, await request.read() or b"{}", request.app[SETTINGS])
-    if unknown:
-        raise InvalidRequest(f"{unknown[0]}: unknown field", param=unknown[0], code="unknown_parameter")
+    body = await _body(request, UnloadRequest)
     unloading = await request.app[CONTROL].unload(model_id, body.timeout_s)
     return json_response({"id": model_id, "state": "unloaded", "num_ended": unloading.num_ended})
+
+
+async def list_adapters(request: web.Request) -> web.Response:
+    """GET /admin/models/{id}/adapters: what each engine of the model has, and from where; null: built in."""
+    _require_admin(request)
+    outcomes = await request.app[ADAPTERS].look(request.match_info["id"])
+    endpoints = outcomes.describe(
+        lambda stats: {
+            "adapters": {name: source or None for name, source in stats.adapters.items()},
+            "adapter_bytes": stats.adapter_bytes,
+            "num_unloading": stats.num_unloading,
+        }
+    )
+    return json_response({"id": request.match_info["id"], "endpoints": endpoints})
+
+
+async def load_adapter(request: web.Request) -> web.Response:
+    """POST /admin/models/{id}/adapters: answers when every worker knows the adapter."""
+    _require_admin(request)
+    model_id = request.match_info["id"]
+    body = await _body(request, LoadAdapterRequest)
+    request[FACTS].model = body.name
+    served = await request.app[MODELS].snapshot()
+    outcomes = await request.app[ADAPTERS].load(model_id, body.name, body.source, served)
+    return _adapter_response(model_id, body.name, outcomes, lambda stats: {"state": "loaded"})
+
+
+async def unload_adapter(request: web.Request) -> web.Response:
+    """DELETE /admin/models/{id}/adapters/{name}: answers when no request gets it any more; some may still run."""
+    _require_admin(request)
+    model_id, name = request.match_info["id"], request.match_info["name"]
+    request[FACTS].model = name
+    outcomes = await request.app[ADAPTERS].unload(model_id, name)
+    return _adapter_response(
+        model_id, name, outcomes, lambda stats: {"state": "unloaded", "num_unloading": stats.num_unloading}
+    )
 
 
 async def reload_keys(request: web.Request) -> web.Response:
@@ -87,6 +132,24 @@ async def drain(request: web.Request) -> web.Response:
     _require_admin(request)
     request.app[DRAIN].begin()
     return json_response({"status": "draining"}, status=202)
+
+
+async def _body[Request: Body](request: web.Request, model: type[Request]) -> Request:
+    body, unknown = parse(model, await request.read() or b"{}", request.app[SETTINGS])
+    if unknown:
+        raise InvalidRequest(f"{unknown[0]}: unknown field", param=unknown[0], code="unknown_parameter")
+    return body
+
+
+def _adapter_response(
+    model_id: str, name: str, outcomes: Outcomes, done: Callable[[EngineStats], Mapping[str, Any]]
+) -> web.Response:
+    """Return how it went everywhere; where something failed, with the status and the error of the first failure."""
+    body = {"id": model_id, "name": name, "endpoints": outcomes.describe(done)}
+    failure = outcomes.failure
+    if failure is None:
+        return json_response(body)
+    return json_response(failure.envelope() | body, status=failure.status, headers=failure.headers)
 
 
 def _require_admin(request: web.Request) -> None:

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from functools import partial
-from weakref import WeakKeyDictionary
-
 from aiohttp import web
 
 from frontend.access.authentication import KEYS, authenticate
 from frontend.app import answer_errors, log_request, name_request
 from frontend.handlers import models
 from frontend.handlers.context import DRAIN, IS_PUBLIC, MODELS, SETTINGS, TRITON
+from frontend.models import MAX_AGE_S
 from frontend.operations import admin
-from frontend.operations.admin import CONTROL, SUPERVISOR
+from frontend.operations.adapters import AdapterControl
+from frontend.operations.admin import ADAPTERS, CONTROL, SUPERVISOR
 from frontend.operations.models import EndpointsControl, ModelControl
 from frontend.operations.supervisor import Supervisor
-from frontend.replicas.pool import ReplicaPool
-from frontend.replicas.replica import Replica
+from frontend.replicas.by_endpoint import ByEndpoint
 from frontend.telemetry import scrape
 from frontend.telemetry.observer import OBSERVER
 
@@ -34,7 +32,10 @@ def create_operations_app(public: web.Application, supervisor: Supervisor) -> we
     if KEYS in public:
         app[KEYS] = public[KEYS]
     app[IS_PUBLIC] = False
-    app[CONTROL] = EndpointsControl(partial(_controls, app[TRITON], WeakKeyDictionary()))
+    pool = app[TRITON]
+    app[CONTROL] = EndpointsControl(ByEndpoint(pool, lambda replica: ModelControl(replica.triton)))
+    tritons = ByEndpoint(pool, lambda replica: replica.triton)
+    app[ADAPTERS] = AdapterControl(tritons, settle_s=MAX_AGE_S + app[SETTINGS].stats_interval_s)
     app[SUPERVISOR] = supervisor
     app.on_response_prepare.append(name_request)
     app.router.add_routes(
@@ -46,16 +47,11 @@ def create_operations_app(public: web.Application, supervisor: Supervisor) -> we
             web.get("/admin/models", admin.list_models),
             web.post("/admin/models/{id:.+}/load", admin.load_model),
             web.post("/admin/models/{id:.+}/unload", admin.unload_model),
+            web.get("/admin/models/{id:.+}/adapters", admin.list_adapters),
+            web.post("/admin/models/{id:.+}/adapters", admin.load_adapter),
+            web.delete("/admin/models/{id:.+}/adapters/{name:.+}", admin.unload_adapter),
             web.post("/admin/keys/reload", admin.reload_keys),
             web.post("/admin/drain", admin.drain),
         ]
     )
     return app
-
-
-def _controls(pool: ReplicaPool, known: WeakKeyDictionary[Replica, ModelControl]) -> dict[str, ModelControl]:
-    """Return what loads and unloads at each replica that there is now, the same one as before."""
-    for replica in pool.replicas:
-        if replica not in known:
-            known[replica] = ModelControl(replica.triton)
-    return {replica.endpoint: known[replica] for replica in pool.replicas}

@@ -110,10 +110,10 @@ class EndpointsControl:
     """Loads and unloads at every endpoint.
 
     Args:
-        controls: returns those of the endpoints that there are, by endpoint.
+        controls: by endpoint; those that are there when something is asked for.
     """
 
-    def __init__(self, controls: Callable[[], Mapping[str, ModelControl]]) -> None:
+    def __init__(self, controls: Mapping[str, ModelControl]) -> None:
         self._controls = controls
 
     async def load(self, model_id: str) -> None:
@@ -142,7 +142,7 @@ class EndpointsControl:
             ModelNotFound: none does.
             APIError: one failed.
         """
-        controls = self._controls()
+        controls = dict(self._controls)
         outcomes = await asyncio.gather(*map(work, controls.values()), return_exceptions=True)
         unknown: ModelNotFound | None = None
         results: list[Result] = []

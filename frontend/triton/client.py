@@ -28,6 +28,7 @@ from model_repository.tensors import array
 
 _CANCEL_TIMEOUT_S = 5.0
 _EPOCH_TIMEOUT_S = 1.0
+_ADAPTER_TIMEOUT_S = 120.0  # its files are read from wherever they are, and the engine ends its step first
 
 
 class TritonClient:
@@ -48,6 +49,7 @@ class TritonClient:
         self._channel = open_channel(endpoint, credentials)
         self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
         self._repository = Repository(self._stub)
+        self._adapters: dict[str, tuple[str, ...]] = {}  # by slug: as its engine said the last time
         self._generations = Generations(self._stub, cancel=self._cancel, ask_epoch=self._epoch, on_late=on_late)
 
     @property
@@ -77,7 +79,7 @@ class TritonClient:
 
     async def snapshot(self) -> ModelSnapshot:
         """Return what Triton serves at this moment, as `Repository.snapshot`."""
-        return await self._repository.snapshot()
+        return await self._repository.snapshot(self._adapters)
 
     async def repository(self) -> set[str]:
         """Return the slugs of all models that Triton could load, as `Repository.slugs`."""
@@ -167,6 +169,22 @@ class TritonClient:
         """
         await self._control(slug, {"drain": is_draining}, RPC_TIMEOUT_S)
 
+    async def load_adapter(self, slug: str, name: str, source: str) -> EngineStats:
+        """Have a model's engine load a LoRA adapter from below its root of adapters, and offer it under a name.
+
+        Raises:
+            APIError: it refused, or did not answer.
+        """
+        return await self._control(slug, {"load_adapter": name, "source": source}, _ADAPTER_TIMEOUT_S)
+
+    async def unload_adapter(self, slug: str, name: str) -> EngineStats:
+        """Have a model's engine offer a LoRA adapter no more; requests under way keep it.
+
+        Raises:
+            APIError: it has none of that name, refused, or did not answer.
+        """
+        return await self._control(slug, {"unload_adapter": name}, _ADAPTER_TIMEOUT_S)
+
     async def close(self) -> None:
         """Let go of the connection, once the cancellations under way have been told."""
         await self._generations.close()
@@ -190,7 +208,9 @@ class TritonClient:
         inputs = {contract.CONTROL.name: array(contract.CONTROL, json.dumps(command))}
         tensors = await self._one_response(contract.stage_name(slug, "engine"), inputs, timeout_s)
         with understood("of an engine"):
-            return EngineStats.from_json(tensors[contract.STATS.name].item())
+            stats = EngineStats.from_json(tensors[contract.STATS.name].item())
+            self._adapters[slug] = tuple(stats.adapters)
+            return stats
 
     async def _one_response(self, stage: str, inputs: Tensors, timeout_s: float = RPC_TIMEOUT_S) -> Tensors:
         return await one_response(self._stub, infer_request(stage, inputs), timeout_s)

@@ -79,6 +79,8 @@ def _known_error(message: str) -> APIError | None:
     match stage_errors.error_from_message(message):
         case stage_errors.PromptTooLong() as error:
             return _client_mistake(errors.ContextLengthExceeded, error)
+        case stage_errors.UnknownAdapter():
+            return errors.AdapterNotFound()
         case stage_errors.Unsupported() as error:
             return _client_mistake(errors.UnsupportedValue, error)
         case stage_errors.InvalidRequest() as error:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 from tritonclient.grpc import service_pb2
@@ -28,15 +30,18 @@ class Repository:
     def __init__(self, stub: Any) -> None:
         self._stub = stub
 
-    async def snapshot(self) -> ModelSnapshot:
+    async def snapshot(self, adapters: Mapping[str, tuple[str, ...]]) -> ModelSnapshot:
         """Return what is served at this moment: the ensembles that carry our parameters.
+
+        Args:
+            adapters: by slug: those that an engine named last, which may be others than those that were built in.
 
         Raises:
             APIError: Triton did not answer.
         """
         ensembles = {name: state for name, state in (await self._states()).items() if _is_ensemble(name)}
         served = await asyncio.gather(
-            *(self._served_model(name) for name, state in ensembles.items() if state == _READY)
+            *(self._served_model(name, adapters.get(name)) for name, state in ensembles.items() if state == _READY)
         )
         return ModelSnapshot(
             ready={model.id: model for model in served if model is not None},
@@ -85,11 +90,11 @@ class Repository:
         index = await unary(self._stub.RepositoryIndex, service_pb2.RepositoryIndexRequest())
         return {entry.name: entry.state for entry in index.models}
 
-    async def _served_model(self, slug: str) -> ServedModel | None:
+    async def _served_model(self, slug: str, adapters: tuple[str, ...] | None) -> ServedModel | None:
         """Return an ensemble as the model that it serves; None for what is not ours, or is gone already."""
         with contextlib.suppress(NotFound, ModelNotReady):
             answer = await unary(self._stub.ModelConfig, service_pb2.ModelConfigRequest(name=slug))
-            return _model_of(slug, answer.config)
+            return _model_of(slug, answer.config, adapters)
         return None
 
 
@@ -97,9 +102,11 @@ def _is_ensemble(name: str) -> bool:
     return contract.slug_of_stage(name) == name
 
 
-def _model_of(slug: str, config: Any) -> ServedModel | None:
+def _model_of(slug: str, config: Any, adapters: tuple[str, ...] | None) -> ServedModel | None:
     if config.platform != "ensemble":
         return None
     texts = {name: value.string_value for name, value in config.parameters.items()}
     parameters = ModelParameters.from_parameters(texts)
+    if parameters is not None and adapters is not None:
+        parameters = dataclasses.replace(parameters, adapters=adapters)
     return None if parameters is None else ServedModel(slug=slug, parameters=parameters)

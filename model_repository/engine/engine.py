@@ -11,9 +11,11 @@ import secrets
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 
 from model_repository.engine import delivery_streams
+from model_repository.engine.adapter_folder import Adapter
 from model_repository.engine.delivery_stream import DeliveredSequence, DeliveryResponder
 from model_repository.engine.delivery_streams import DeliveryStreams
 from model_repository.engine.emitter import Emitter
@@ -142,6 +144,32 @@ class Engine:
         """End the same and all streams of deliveries: what they go through on their way has been unloaded."""
         self._post(self._fail_streams)
 
+    def between_steps[Result](self, work: Callable[[Runtime], Result]) -> Future[Result]:
+        """Have the engine's thread do something to the runtime, between two steps.
+
+        Raises:
+            EngineFailed: its thread has ended.
+        """
+        self._check_alive()
+        future: Future[Result] = Future()
+
+        def run() -> None:
+            try:
+                future.set_result(work(self._runtime))
+            except Exception as exc:
+                future.set_exception(exc)
+
+        self._post(run)
+        return future
+
+    def adapters(self) -> Mapping[str, Adapter]:
+        """Return the LoRA adapters that requests may name.
+
+        Raises:
+            EngineFailed: the runtime is broken.
+        """
+        return self._runtime.stats().adapters
+
     def stats(self) -> EngineStats:
         """Return what the engine is doing now.
 
@@ -168,8 +196,15 @@ class Engine:
             last_cancel_to_free_ms=self._last_cancel_to_free_s * 1e3,
             cancel_to_free_ms=self._cancel_to_free_s * 1e3,
             step_age_ms=0.0 if step_started_s is None else (self._clock() - step_started_s) * 1e3,
+            adapters={name: adapter.source for name, adapter in held.adapters.items()},
+            adapter_bytes=held.adapter_bytes,
+            num_unloading=self._num_unloading(held.adapters),
             is_draining=self.is_draining,
         )
+
+    def _num_unloading(self, adapters: Mapping[str, Adapter]) -> int:
+        names = [sequence.request.lora_name for sequence in list(self._sequences.values())]
+        return sum(bool(name) and name not in adapters for name in names)
 
     def _post(self, message: Callable[[], None]) -> None:
         self._inbox.put(message)

@@ -21,7 +21,7 @@ class Lane:
     Args:
         model: the weights, which all lanes share.
         params: of its context; `n_seq_max` is the number of its slots.
-        adapters: LoRA adapters of the model, by name.
+        adapters: LoRA adapters of the model, by the keys that jobs have; there may be more of them later.
         done: gets the lane itself each time that a step it has started is computed.
     """
 

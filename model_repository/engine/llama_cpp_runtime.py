@@ -16,12 +16,13 @@ import time
 from bisect import insort
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from cyllama.llama import llama_cpp as llama
 
 from model_repository.cores import num_physical_cores
+from model_repository.engine.adapter_folder import Adapter
 from model_repository.engine.constraint import ConstraintCompiler
+from model_repository.engine.llama_cpp_adapters import LlamaCppAdapters
 from model_repository.engine.llama_cpp_lane import MAX_STEP_TOKENS, Lane
 from model_repository.engine.llama_cpp_sampler import TokenSampler
 from model_repository.engine.logprobs import token_logprob
@@ -29,7 +30,7 @@ from model_repository.engine.request_checks import check_request
 from model_repository.engine.runtime import EngineConfig, RuntimeStats, StepOutput
 from model_repository.engine.scheduler import Chunk, Job
 from model_repository.engine.turns import turn_s
-from model_repository.errors import EngineFailed, StageError
+from model_repository.errors import EngineFailed, InvalidRequest, StageError
 from model_repository.stage_messages import DrawnLogprob, EngineRequest
 
 # A model of up to this size stays in the cores' caches: each core computes a batch of its own as fast as it can. Of a
@@ -69,16 +70,16 @@ class LlamaCppRuntime:
         num_slots_of_lanes = _share_out(config.max_sequences, _num_lanes(config, self._num_threads))
         self._computed: queue.SimpleQueue[Lane] = queue.SimpleQueue()
         self._lanes: list[Lane] = []
-        self._adapters: dict[str, Any] = {}
+        self._adapters = LlamaCppAdapters(config)
         llama.disable_logging()
         llama.ggml_backend_load_all()
         try:
             self._model = llama.LlamaModel(str(path), llama.LlamaModelParams())
             for num_slots in num_slots_of_lanes:
                 params = _context_params(config, num_slots, self._num_threads)
-                self._lanes.append(Lane(self._model, params, self._adapters, self._computed))
+                self._lanes.append(Lane(self._model, params, self._adapters.weights, self._computed))
             for name, path in config.adapters.items():
-                self._adapters[name] = self._model.lora_adapter_init(str(path))
+                self._adapters.add(self._model, name, Adapter.of_artifact(path))
         except (OSError, RuntimeError, ValueError, MemoryError) as exc:
             raise EngineFailed(f"{path}: llama.cpp does not load it: {exc}") from exc
         self._config = config
@@ -93,7 +94,7 @@ class LlamaCppRuntime:
         Raises:
             InvalidRequest: the model has no such token or adapter, or the guide is none.
         """
-        check_request(request, self._vocab_size, self._adapters)
+        check_request(request, self._vocab_size, self._adapters.by_name)
         constraint = None if request.guide is None else self._constraints.start(request.guide)
         sampler = TokenSampler(
             request,
@@ -104,8 +105,9 @@ class LlamaCppRuntime:
         )
         self._sequences[sequence] = _Sequence(request, sampler)
         is_scored = bool(request.echo) and request.num_logprobs is not None
-        turn = turn_s(request, time.monotonic())
-        job = Job(sequence, request.prompt_token_ids, request.lora_name, is_scored, turn)
+        # By its weights, not its name: what is loaded under a name later must not find the cells of what was before.
+        adapter = self._adapters.key_of(request.lora_name)
+        job = Job(sequence, request.prompt_token_ids, adapter, is_scored, turn_s(request, time.monotonic()))
         insort(self._waiting, job, key=lambda item: item.turn_s)
 
     def free(self, sequence: int) -> None:
@@ -226,6 +228,28 @@ class LlamaCppRuntime:
             scheduled_s=running.scheduled_s,
         )
 
+    def load_adapter(self, name: str, adapter: Adapter) -> None:
+        """Load an adapter from a file, or take the weights that are still there from the last time.
+
+        Raises:
+            InvalidRequest: it does not fit the model, or too many were loaded since that was.
+        """
+        self._adapters.check_room(adapter)
+        self._let_lanes_rest()
+        try:
+            self._adapters.add(self._model, name, adapter)
+        except (OSError, RuntimeError, ValueError, MemoryError) as exc:
+            raise InvalidRequest(f"{adapter.source!r}: llama.cpp does not load it: {exc}", "source") from exc
+
+    def unload_adapter(self, name: str) -> None:
+        """Offer an adapter no more; llama.cpp keeps its weights as long as the model."""
+        self._adapters.remove(name)
+
+    def _let_lanes_rest(self) -> None:
+        """Wait for the lanes that are computing, which read the model's list of adapters; the next steps take it up."""
+        for lane in [self._computed.get() for lane in self._lanes if lane.is_computing]:
+            self._computed.put(lane)
+
     def wake(self) -> None:
         """Do nothing: a step computes, it does not wait."""
 
@@ -242,6 +266,8 @@ class LlamaCppRuntime:
             num_waiting=sum(each.num_waiting for each in schedulers) + len(self._waiting),
             num_cells_used=sum(each.num_cells_used for each in schedulers),
             num_cells=self._config.context_window * self._config.max_sequences,
+            adapters=dict(self._adapters.by_name),
+            adapter_bytes=self._adapters.num_bytes,
         )
 
     def close(self) -> None:

@@ -8,6 +8,8 @@ from pathlib import Path
 
 from model_repository.byte_table import FILE_NAME, load_byte_table
 from model_repository.cores import num_cores
+from model_repository.engine.adapter_control import restore_adapters
+from model_repository.engine.adapter_root import AdapterRoot
 from model_repository.engine.emitter import Emitter
 from model_repository.engine.engine import Engine
 from model_repository.engine.runtime import RUNTIMES, EngineConfig, load_runtime
@@ -21,7 +23,8 @@ MAX_SENDING_SHARE = 0.5
 def read_engine_config(parameters: Mapping[str, str]) -> EngineConfig:
     """Return the engine's configuration; what is missing in the rendered file is a bug of render, so KeyError.
 
-    Only `adapters` (JSON, name to path in the artifact) and `requires` (JSON, of the machine) may be missing.
+    Only `adapters` (JSON, name to path in the artifact), `adapter_root` (JSON, of an AdapterRoot) and `requires` (JSON,
+    of the machine) may be missing.
     """
     artifact_dir = Path(parameters["artifact_dir"])
     adapters: dict[str, str] = json.loads(parameters.get("adapters", "{}"))
@@ -37,6 +40,7 @@ def read_engine_config(parameters: Mapping[str, str]) -> EngineConfig:
         precision=parameters["precision"],
         options=json.loads(parameters["runtime_options"]),
         adapters={name: artifact_dir / path for name, path in adapters.items()},
+        adapter_root=AdapterRoot.from_parameters(parameters),
         requires=json.loads(parameters.get("requires", "{}")),
     )
 
@@ -52,7 +56,10 @@ def load_engine(parameters: Mapping[str, str]) -> Engine:
     if config.requires and (reason := why_unfit(config.requires, read_machine())):
         raise EngineFailed(f"{config.artifact_dir}: {reason}")
     byte_table = load_byte_table(config.artifact_dir / FILE_NAME)
-    return Engine(config, load_runtime(config, byte_table), byte_table, emitter=make_emitter(config, num_cores()))
+    runtime = load_runtime(config, byte_table)
+    if config.adapter_root is not None:
+        restore_adapters(runtime, config.adapter_root)
+    return Engine(config, runtime, byte_table, emitter=make_emitter(config, num_cores()))
 
 
 def make_emitter(config: EngineConfig, num_cores: int) -> Emitter:

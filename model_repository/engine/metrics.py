@@ -52,6 +52,7 @@ FAMILIES = (
     _gauge(
         "max_step_sequences", "The most sequences that a step gave a token.", lambda stats: stats.max_step_sequences
     ),
+    _gauge("adapter_bytes", "Bytes of LoRA adapters in memory.", lambda stats: stats.adapter_bytes),
     _gauge("step_age_seconds", "How long the step in progress runs.", lambda stats: stats.step_age_ms / 1e3),
     _counter("steps", "Steps.", lambda stats: stats.num_steps),
     _counter("tokens", "Tokens drawn.", lambda stats: stats.num_step_tokens),

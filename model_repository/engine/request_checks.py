@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from model_repository.errors import InvalidRequest
+from model_repository.errors import InvalidRequest, UnknownAdapter
 from model_repository.stage_messages import EngineRequest
 
 
@@ -13,6 +13,7 @@ def check_request(request: EngineRequest, vocab_size: int, adapters: Collection[
 
     Raises:
         InvalidRequest: names the input, the value and what there is.
+        UnknownAdapter: likewise.
     """
     if not request.prompt_token_ids:
         raise InvalidRequest("the prompt must not be empty", "prompt_token_ids")
@@ -26,4 +27,4 @@ def check_request(request: EngineRequest, vocab_size: int, adapters: Collection[
         if unknown is not None:
             raise InvalidRequest(f"{unknown}: token ids are from 0 to {vocab_size - 1}", name)
     if request.lora_name and request.lora_name not in adapters:
-        raise InvalidRequest(f"{request.lora_name!r}: expected one of {sorted(adapters)}", "lora_name")
+        raise UnknownAdapter(f"{request.lora_name!r}: expected one of {sorted(adapters)}", "lora_name")

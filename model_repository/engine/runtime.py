@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Protocol
 
 from model_repository.capabilities import Capability
+from model_repository.engine.adapter_folder import Adapter
+from model_repository.engine.adapter_root import AdapterRoot
 from model_repository.errors import StageError
 from model_repository.stage_messages import DrawnLogprob, EngineRequest
 
@@ -28,6 +30,7 @@ class EngineConfig:
     precision: str = "f16"  # of matrices and KV cache
     options: Mapping[str, str] = field(default_factory=dict)  # the runtime's own
     adapters: Mapping[str, Path] = field(default_factory=dict)  # LoRA adapters in the artifact, by name
+    adapter_root: AdapterRoot | None = None  # of adapters that are loaded later; None: there will be none
     requires: Mapping[str, str] = field(default_factory=dict)  # of the machine, for what was compiled for one
 
 
@@ -56,6 +59,8 @@ class RuntimeStats:
     num_waiting: int
     num_cells_used: int
     num_cells: int
+    adapters: Mapping[str, Adapter] = field(default_factory=dict)  # that requests may name
+    adapter_bytes: int = 0  # of all that are in memory; what another process holds is not counted
 
 
 class Runtime(Protocol):
@@ -92,6 +97,21 @@ class Runtime(Protocol):
         Raises:
             EngineFailed: every sequence is lost, and the runtime has forgotten them. It takes new ones, unless it is
                 broken for good: then `submit` and `stats` raise the same.
+        """
+        ...
+
+    def load_adapter(self, name: str, adapter: Adapter) -> None:
+        """Load a LoRA adapter and offer it under a name that none has, to requests from now on.
+
+        Raises:
+            InvalidRequest: it does not fit the model, or how that was started.
+        """
+        ...
+
+    def unload_adapter(self, name: str) -> None:
+        """Offer an adapter no more. Sequences under way keep it; what only they need is freed with the last of them.
+
+        A runtime whose library cannot free it keeps it, counts it, and uses it again if it comes back.
         """
         ...
 

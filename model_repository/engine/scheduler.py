@@ -38,7 +38,7 @@ class Job:
 
     sequence: int
     prompt: Sequence[int]
-    adapter: str = ""  # the LoRA adapter that it runs under; empty: none
+    adapter: str = ""  # the key of the LoRA adapter that it runs under; empty: none
     is_scored: bool = False  # the logits behind every prompt token are needed, so that each must be computed
     turn_s: float = 0.0  # those that wait are ordered by it; of equals the first to come is first
 
@@ -212,7 +212,7 @@ class Scheduler:
                 yield Chunk(running, job.prompt[position:end], position, is_sampled=end == len(job.prompt))
 
     def _next_adapter(self) -> str:
-        """Return the adapter whose turn it is: the next one in use, in the order of their names."""
+        """Return the adapter whose turn it is: the next one in use, in the order of their keys."""
         adapters = sorted({running.job.adapter for running in self._running.values()})
         return next((adapter for adapter in adapters if adapter > self._adapter), adapters[0] if adapters else "")
 

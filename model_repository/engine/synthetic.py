@@ -7,8 +7,10 @@ from bisect import insort
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+from model_repository.engine.adapter_folder import Adapter
 from model_repository.engine.runtime import EngineConfig, RuntimeStats, StepOutput
 from model_repository.engine.turns import turn_s
+from model_repository.errors import Unsupported
 from model_repository.stage_messages import EngineRequest
 
 
@@ -99,6 +101,13 @@ class SyntheticRuntime:
                     yield self._eos_token_id
                 num_emitted += 1
                 yield token_id
+
+    def load_adapter(self, name: str, adapter: Adapter) -> None:
+        """Refuse it."""
+        raise Unsupported("the runtime synthetic takes no adapters")
+
+    def unload_adapter(self, name: str) -> None:
+        """Do nothing: there is none."""
 
     def wake(self) -> None:
         """Do nothing: a step is not put off."""

@@ -1,8 +1,8 @@
-"""What a request asks against what this model and its runtime have: capabilities, adapters, the context window."""
+"""What a request asks against what this model and its runtime have: capabilities, the context window."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 
 from model_repository import contract
 from model_repository.capabilities import Capability, needed_capabilities
@@ -49,17 +49,6 @@ def check_capabilities(
             is_from_tools = capability is Capability.GUIDES and has_tools
             spec = contract.TOOLS if is_from_tools else BLAMED_INPUTS[capability]
             raise Unsupported(f"this model's runtime, {runtime}, cannot honour it", spec.name)
-
-
-def check_adapter(name: str, adapters: Sequence[str]) -> None:
-    """Refuse an adapter that the model does not have.
-
-    Raises:
-        InvalidRequest: names those that there are.
-    """
-    if name and name not in adapters:
-        rule = f"must be one of {', '.join(adapters)}" if adapters else "this model has no adapters"
-        raise InvalidRequest(f"{name!r}: {rule}", contract.LORA_NAME.name)
 
 
 def fitting_max_tokens(request: GenerationRequest, num_prompt_tokens: int, context_window: int, field: str) -> int:

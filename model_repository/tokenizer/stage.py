@@ -19,7 +19,7 @@ from model_repository.prompt_reading import read_prompt
 from model_repository.request_reading import tensors_to_request
 from model_repository.stage_messages import EngineRequest, TokenizeOptions
 from model_repository.tensors import Tensors, array, json_value
-from model_repository.tokenizer.checks import check_adapter, check_capabilities, fitting_max_tokens
+from model_repository.tokenizer.checks import check_capabilities, fitting_max_tokens
 from model_repository.tokenizer.constraint import callable_tools, constraint
 from model_repository.tokenizer.prompt import PromptEncoder, prompt_field
 from model_repository.tokenizer.recent import Recent
@@ -35,7 +35,6 @@ class StageConfig:
     context_window: int  # tokens of prompt and completion together
     runtime: str
     capabilities: frozenset[Capability]
-    adapters: tuple[str, ...]
     tool_call_format: str
 
     @classmethod
@@ -45,7 +44,6 @@ class StageConfig:
             context_window=int(parameters["context_window"]),
             runtime=parameters["runtime"],
             capabilities=frozenset(map(Capability, json.loads(parameters["capabilities"]))),
-            adapters=tuple(json.loads(parameters["adapters"])),
             tool_call_format=parameters["tool_call_format"],
         )
 
@@ -141,7 +139,6 @@ class TokenizerStage:
     def _check(self, request: GenerationRequest) -> None:
         has_tools = callable_tools(request) is not None
         check_capabilities(request, self._config.capabilities, self._config.runtime, has_tools=has_tools)
-        check_adapter(request.lora_name, self._config.adapters)
         vocabulary = self._prompts.vocabulary
         vocabulary.check(request.sampling.logit_bias, contract.LOGIT_BIAS_TOKEN_IDS.name)
         vocabulary.check(request.stop_token_ids, contract.STOP_TOKEN_IDS.name)

@@ -31,6 +31,7 @@ from build_engines.tensorrt_llm.checks import engine_requires
 from build_engines.tensorrt_llm.options import runtime_options
 from build_engines.tensorrt_llm.recipe import Recipe
 from model_repository import contract
+from model_repository.engine.adapter_root import AdapterRoot
 from model_repository.engine.loader import read_engine_config
 from model_repository.engine.runtime import RUNTIMES
 from model_repository.engine.tensorrt_llm.options import Backend, TensorRtLlmOptions
@@ -154,7 +155,6 @@ def test_the_ensemble_says_what_the_frontend_needs() -> None:
 def test_the_tokenizer_stage_is_told_what_it_must_refuse() -> None:
     given = parameters("org--demo__tokenizer")
     assert set(json.loads(given["capabilities"])) == RUNTIMES["llama_cpp"].capabilities
-    assert json.loads(given["adapters"]) == ["org/formal"]
     assert (given["runtime"], given["tool_call_format"]) == ("llama_cpp", "hermes")
 
 
@@ -172,6 +172,22 @@ def test_the_engine_reads_its_configuration_back() -> None:
     assert config.adapters == {"org/formal": Path("/artifacts/demo/adapters/org--formal.gguf")}
 
 
+def test_the_engine_is_told_from_where_it_may_load_adapters() -> None:
+    assert read_engine_config(parameters("org--demo__engine")).adapter_root is None
+    options = dataclasses.replace(OPTIONS, adapter_root=Path("/adapters"), max_adapters=3, max_adapter_rank=16)
+    files = render(MANIFEST, Path("/artifacts/demo"), options, "1.2.3")
+    config = text_format.Parse(files["org--demo__engine/config.pbtxt"], pb.ModelConfig())
+    given = {name: value.string_value for name, value in config.parameters.items()}
+    assert AdapterRoot.from_parameters(given) == AdapterRoot(
+        folder=Path("/adapters"),
+        slug="org--demo",
+        runtime="llama_cpp",
+        base=MANIFEST.base,
+        max_adapters=3,
+        max_rank=16,
+    )
+
+
 @pytest.mark.parametrize(
     ("field", "value", "rule"),
     [
@@ -182,9 +198,11 @@ def test_the_engine_reads_its_configuration_back() -> None:
         ("stream_interval_ms", 1001, "at most 1000"),
         ("tokenizer_instances", 0, "at least 1"),
         ("tokenizer_instances", 65, "at most 64"),
+        ("max_adapters", 0, "at least 1"),
+        ("max_adapter_rank", 0, "at least 1"),
     ],
 )
-def test_an_option_out_of_range_is_refused(field: str, value: int, rule: str) -> None:
+def test_an_option_out_of_range_is_refused(field: str, value: Any, rule: str) -> None:
     with pytest.raises(BuildError, match=f"{field}={value}: must be {rule}"):
         ServeOptions(**{field: value})
 
@@ -192,7 +210,7 @@ def test_an_option_out_of_range_is_refused(field: str, value: int, rule: str) ->
 # --- the fingerprint -------------------------------------------------------------------------------------------------
 
 
-def fingerprint(version: str = "1.2.3", serve: dict[str, int] | None = None, **changes: Any) -> str:
+def fingerprint(version: str = "1.2.3", serve: dict[str, Any] | None = None, **changes: Any) -> str:
     options = dataclasses.replace(OPTIONS, **(serve or {}))
     return model_parameters(dataclasses.replace(MANIFEST, **changes), options, version).fingerprint
 

@@ -48,6 +48,27 @@ async def test_a_model_that_is_not_loaded_now_is_not_ready() -> None:
         await ModelDirectory(triton, Clock()).get(DEMO.id)
 
 
+async def test_every_name_of_a_model_that_is_not_loaded_now_is_not_ready_and_what_was_taken_away_is_not_found() -> None:
+    triton, clock = FakeTriton(models=[served_model(aliases=("gpt-4o",), adapters=("formal", "brief"))]), Clock()
+    models = ModelDirectory(triton, clock)
+    await models.get("gpt-4o")
+    triton.models = ModelSnapshot(ready={DEMO.id: served_model(aliases=("gpt-4o",), adapters=("formal",))})
+    clock.now += MAX_AGE_S
+    with pytest.raises(ModelNotFound):
+        await models.get("brief")
+    triton.models = ModelSnapshot(unready={DEMO.id: "unavailable"})
+    clock.now += MAX_AGE_S
+    for name in ("gpt-4o", "formal"):
+        with pytest.raises(ModelNotReady, match=f"The model {name} is not ready now"):
+            await models.get(name)
+    with pytest.raises(ModelNotFound):
+        await models.get("brief")
+    triton.models = ModelSnapshot()
+    clock.now += MAX_AGE_S
+    with pytest.raises(ModelNotFound):
+        await models.get("formal")
+
+
 async def test_what_triton_served_before_it_went_away_is_not_served_from_memory() -> None:
     triton, clock = FakeTriton(), Clock()
     models = ModelDirectory(triton, clock)

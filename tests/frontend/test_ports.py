@@ -34,6 +34,9 @@ OPERATIONS = {
     "GET /admin/models",
     "POST /admin/models/{id}/load",
     "POST /admin/models/{id}/unload",
+    "GET /admin/models/{id}/adapters",
+    "POST /admin/models/{id}/adapters",
+    "DELETE /admin/models/{id}/adapters/{name}",
     "POST /admin/keys/reload",
     "POST /admin/drain",
 }

@@ -12,6 +12,9 @@ from pathlib import Path
 import pytest
 from openai import OpenAI
 
+from build_engines.adapter import build_adapter
+from build_engines.selfcheck.order import DEMO_CATALOG
+from build_engines.tensorrt_llm.lora import MODULES
 from frontend.serve.launcher import Launcher, LauncherSettings
 from frontend.settings import Settings
 from tests.integration.api import Api, api_of
@@ -27,7 +30,7 @@ from tests.integration.stack import (
     PREFILL_TOKENS,
     Stack,
 )
-from tests.tensorrt_llm_artifact import ADAPTER, install_double, write_artifact
+from tests.tensorrt_llm_artifact import ADAPTER, DEMO, install_double, write_artifact
 
 FRONTEND = Settings(port=0, stats_interval_s=0.2, max_body_bytes=1_000_000)
 
@@ -97,15 +100,25 @@ def paced_stack(paced_repository: Path, tmp_path_factory: pytest.TempPathFactory
 def tensorrt_llm_stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     """A server of its own, whose engine stages run the tensorrt_llm runtime on the double of the package.
 
-    The demo model twice: `demo` on the PyTorch backend, with an adapter, and ENGINE_MODEL on the engine backend.
+    The demo model twice: `demo` on the PyTorch backend, with an adapter, which can also be loaded while it runs, from
+    `formal`, and ENGINE_MODEL on the engine backend.
     """
     state_dir = tmp_path_factory.mktemp("tensorrt-llm")
     artifacts = [
-        write_artifact(state_dir / "pytorch", "demo", "pytorch", aliases=ALIASES, adapter=ADAPTER),
+        write_artifact(
+            state_dir / "pytorch",
+            "demo",
+            "pytorch",
+            aliases=ALIASES,
+            adapter=ADAPTER,
+            lora_modules=",".join(MODULES.values()),
+        ),
         write_artifact(state_dir / "engine", ENGINE_MODEL, "engine", prompt_logprobs="true"),
     ]
-    repository = state_dir / "repository"
-    _run("render", *map(str, artifacts), "--repository", str(repository), "--max-sequences", str(MAX_SEQUENCES))
+    repository, root = state_dir / "repository", state_dir / "adapters"
+    build_adapter(DEMO / "adapters" / "formal", artifacts[0], root / "formal", (DEMO_CATALOG,))
+    options = ["--max-sequences", str(MAX_SEQUENCES), "--adapter-root", str(root)]
+    _run("render", *map(str, artifacts), "--repository", str(repository), *options)
     install_double(repository)
     # Threads of numpy's that wait for each other are no help to a model of this size.
     with running_stack(repository, tmp_path_factory, OPENBLAS_NUM_THREADS="1") as stack:

@@ -2,55 +2,23 @@
 
 from __future__ import annotations
 
-import json
 import math
-import os
 import threading
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import openai
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from frontend.access.caller import Role
-from frontend.serve.checks import PortChoice, free_ports
-from frontend.serve.launcher import Launcher, LauncherSettings
-from frontend.settings import Settings
 from tests.frontend.access.key_files import KeyFile
+from tests.integration.operations import Server, running_server
 from tests.integration.stack import MAX_SEQUENCES, PACED_MODEL, wait_until
 
 LONG = {"model": PACED_MODEL, "prompt": "x", "stream": True, "max_tokens": 200}  # two seconds
-
-
-@dataclass(frozen=True)
-class Server:
-    """A running server with keys."""
-
-    launcher: Launcher
-    admin_url: str
-    key_file: KeyFile
-
-    def client(self, name: str) -> openai.OpenAI:
-        """Return the official client with a key."""
-        return openai.OpenAI(
-            base_url=f"{self.launcher.url}/v1", api_key=self.key_file.texts[name], max_retries=0, timeout=60
-        )
-
-    def admin(self, method: str, path: str, name: str = "admin", **body: Any) -> tuple[int, Any]:
-        """Return status and body of an answer of the operations port."""
-        headers = self.key_file.headers(name)
-        data = json.dumps(body).encode() if body else None
-        request = urllib.request.Request(f"{self.admin_url}{path}", data, headers, method=method)
-        try:
-            with urllib.request.urlopen(request, timeout=60) as answer:
-                return answer.status, json.load(answer)
-        except urllib.error.HTTPError as exc:
-            return exc.code, json.load(exc)
 
 
 @pytest.fixture(scope="module")
@@ -60,23 +28,8 @@ def server(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     key_file.add("admin", role=Role.ADMIN)
     key_file.add("everything")
     key_file.add("demo", models=("demo",))
-    [admin_port] = free_ports([PortChoice("--admin-port", "127.0.0.1", 0)]).values()
-    settings = LauncherSettings(
-        repository=repository,
-        state_dir=folder / "state",
-        environment=os.environ,
-        frontend=Settings(port=0, workers=2, key_file=str(key_file.path), admin_port=admin_port, stats_interval_s=0.2),
-        triton_grpc_port=0,
-        triton_http_port=0,
-        triton_metrics_port=0,
-    )
-    with (
-        (folder / "log").open("w") as log,
-        Launcher(settings, lambda line: print(line, file=log, flush=True)) as launcher,
-    ):
-        launcher.start()
-        launcher.wait_until_ready()
-        yield Server(launcher, f"http://127.0.0.1:{admin_port}", key_file)
+    with running_server(repository, folder, key_file) as server:
+        yield server
 
 
 class Streams:

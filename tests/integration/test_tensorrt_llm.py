@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from model_repository import contract
+from model_repository.tensors import array
 from tests.integration.api import ANSWER, CHAT, COMPLETIONS, WEATHER, Answer, Api, chat_text, question_body
 from tests.integration.replicas import streaming, until
 from tests.integration.stack import DEADLINE_S, ENGINE_MODEL, MAX_SEQUENCES, Stack, wait_until
@@ -179,3 +180,18 @@ def hang_up(api: Api, body: dict[str, Any]) -> None:
     )
     with urllib.request.urlopen(request, timeout=DEADLINE_S) as response:
         assert response.readline().startswith(b"data: {")
+
+
+def test_an_adapter_is_loaded_and_unloaded_while_the_model_runs(api: Api, tensorrt_llm_stack: Stack) -> None:
+    def order(model: str, **message: str) -> None:
+        control = array(contract.CONTROL, json.dumps(message))
+        tensorrt_llm_stack.infer(contract.stage_name(model, "engine"), {contract.CONTROL.name: control})
+
+    question = "What is the capital of France?"
+    with pytest.raises(AssertionError, match="the engine was built without adapters"):
+        order(ENGINE_MODEL, load_adapter="later", source="formal")
+    order("demo", load_adapter="later", source="formal")
+    wait_until(lambda: api.ask(CHAT, question, model="later").status == 200, "the frontend knows it")
+    assert api.ask(CHAT, question, model="later").text == api.ask(CHAT, question, model=ADAPTER).text
+    order("demo", unload_adapter="later")
+    wait_until(lambda: api.ask(CHAT, question, model="later").status == 404, "the frontend has noticed")

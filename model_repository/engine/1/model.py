@@ -7,6 +7,8 @@ from typing import Any
 
 from model_repository import contract, triton_shell
 from model_repository.cancel_channel import CancelReceiver
+from model_repository.engine.adapter_control import AdapterControl
+from model_repository.engine.adapter_root import AdapterRoot
 from model_repository.engine.loader import load_engine
 from model_repository.engine.metrics import FAMILIES, EngineMetrics
 from model_repository.errors import InvalidRequest, StageError
@@ -23,6 +25,7 @@ class TritonPythonModel:
         with triton_shell.loading(args):
             self.engine = load_engine(parameters)
         self.engine.start()
+        self.adapters = AdapterControl(self.engine, AdapterRoot.from_parameters(parameters))
         self.cancel_receiver = CancelReceiver(parameters["ensemble"], self.engine.cancel_sequence)
         custom = [triton_shell.CustomMetric(family, parameters["ensemble"]) for family in FAMILIES]
         self.metrics = EngineMetrics(self.engine.stats, custom)
@@ -39,8 +42,7 @@ class TritonPythonModel:
 
     def _serve(self, request: Any, tensors: dict[str, Any], responder: triton_shell.TritonResponder) -> None:
         if contract.CONTROL.name in tensors:
-            self._control(tensors[contract.CONTROL.name].reshape(-1).tolist())
-            responder.close({contract.STATS.name: array(contract.STATS, self.engine.stats().to_json())})
+            self._control(tensors[contract.CONTROL.name].reshape(-1).tolist(), responder)
         elif contract.OPEN_DELIVERIES.name in tensors:
             key = text(tensors, contract.OPEN_DELIVERIES)
             if not key:
@@ -54,7 +56,10 @@ class TritonPythonModel:
         else:
             raise InvalidRequest("expected `control`, `open_deliveries`, or `prompt_token_ids` with `engine_params`")
 
-    def _control(self, elements: list[bytes]) -> None:
+    def _control(self, elements: list[bytes], responder: triton_shell.TritonResponder) -> None:
+        def done() -> None:
+            responder.close({contract.STATS.name: array(contract.STATS, self.engine.stats().to_json())})
+
         try:
             message = json.loads(b"".join(elements))
         except ValueError as exc:
@@ -68,11 +73,15 @@ class TritonPythonModel:
                 self.engine.fail_streams()
             case {"drain": bool(is_draining)} if len(message) == 1:
                 self.engine.is_draining = is_draining
+            case {"load_adapter": str(name), "source": str(source)} if len(message) == 2:
+                return self.adapters.load(name, source, done, responder)
+            case {"unload_adapter": str(name)} if len(message) == 1:
+                return self.adapters.unload(name, done, responder)
             case {} if message == {}:
-                return
+                pass
             case _:
-                rule = 'expected {}, {"cancel_key": str}, {"fail": "running"}, {"fail": "streams"} or {"drain": bool}'
-                raise InvalidRequest(rule, contract.CONTROL.name)
+                raise InvalidRequest(f"expected {contract.CONTROL_MESSAGES}", contract.CONTROL.name)
+        done()
 
     def is_ready(self) -> bool:
         """Return whether the model is ready. Newer servers ask; those that do not know the name never call it."""

@@ -6,15 +6,13 @@ only under a plain mpirun, as NVIDIA's own model for Triton does.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from tensorrt_llm import SamplingParams
-from tensorrt_llm.executor import LoRARequest
 from tensorrt_llm.llmapi import CapacitySchedulerPolicy, GuidedDecodingParams, KvCacheConfig, SchedulerConfig
-from tensorrt_llm.lora_helper import LoraConfig
 
 from model_repository.engine.runtime import EngineConfig
+from model_repository.engine.tensorrt_llm.lora import lora_config, takes_adapters
 from model_repository.engine.tensorrt_llm.options import Backend, GuidedDecoding, TensorRtLlmOptions
 from model_repository.engine.tensorrt_llm.role import Role, RoleKind
 from model_repository.engine.tensorrt_llm.sampling import SamplingPlan, embedding_bias
@@ -86,7 +84,9 @@ def llm_keywords(config: EngineConfig, options: TensorRtLlmOptions) -> dict[str,
 
 def _engine_keywords(config: EngineConfig, options: TensorRtLlmOptions) -> dict[str, Any]:
     """Return what only an engine takes: the limits of lengths are built into it."""
-    return {"gather_generation_logits": options.logprobs} | ({"enable_lora": True} if config.adapters else {})
+    return {"gather_generation_logits": options.logprobs} | (
+        {"enable_lora": True} if takes_adapters(config, options) else {}
+    )
 
 
 def _pytorch_keywords(config: EngineConfig, options: TensorRtLlmOptions) -> dict[str, Any]:
@@ -96,14 +96,8 @@ def _pytorch_keywords(config: EngineConfig, options: TensorRtLlmOptions) -> dict
         # Under that scheduler logits processors run before the last token is known, so that they could not follow.
         "disable_overlap_scheduler": True,
     }
-    if config.adapters:
-        keywords["lora_config"] = LoraConfig(
-            lora_dir=[str(path) for path in config.adapters.values()],
-            max_lora_rank=options.lora_max_rank,
-            lora_target_modules=list(options.lora_modules),
-            max_loras=len(config.adapters),
-            max_cpu_loras=len(config.adapters),
-        )
+    if takes_adapters(config, options):
+        keywords["lora_config"] = lora_config(config, options)
     return keywords
 
 
@@ -143,11 +137,3 @@ def sampling_params(plan: SamplingPlan, vocab_size: int) -> Any:
     if plan.native_guide is not None:
         keywords["guided_decoding"] = GuidedDecodingParams(**plan.native_guide)
     return SamplingParams(**keywords)
-
-
-def lora_requests(adapters: Mapping[str, Any]) -> dict[str, Any]:
-    """Return how to ask for each adapter: TensorRT-LLM knows them by numbers."""
-    return {
-        name: LoRARequest(lora_name=name, lora_int_id=number, lora_path=str(adapters[name]))
-        for number, name in enumerate(sorted(adapters), start=1)
-    }

@@ -13,9 +13,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from model_repository.byte_table import FILE_NAME
+from model_repository.engine.adapter_folder import Adapter
 from model_repository.engine.request_checks import check_request
 from model_repository.engine.runtime import EngineConfig, RuntimeStats, StepOutput
-from model_repository.engine.tensorrt_llm.llm import lora_requests, sampling_params, start_llm, work_for_leader
+from model_repository.engine.tensorrt_llm.llm import sampling_params, start_llm, work_for_leader
+from model_repository.engine.tensorrt_llm.lora import LoraRequests
 from model_repository.engine.tensorrt_llm.options import Backend, TensorRtLlmOptions
 from model_repository.engine.tensorrt_llm.processors import VocabularyFile
 from model_repository.engine.tensorrt_llm.request_loop import Call, RequestLoop
@@ -58,7 +60,7 @@ class TensorRtLlmRuntime:
             work_for_leader(role)
         self._config = config
         self._vocab_size = len(byte_table)
-        self._lora_requests = lora_requests(config.adapters)
+        self._lora = LoraRequests(config, self._options)
         self._planner = SamplingPlanner(
             vocabulary=VocabularyFile(config.artifact_dir / FILE_NAME, self._vocab_size, config.eos_token_ids),
             unused=_unused(byte_table, config.eos_token_ids),
@@ -84,7 +86,7 @@ class TensorRtLlmRuntime:
         plan = self._planner.plan(request)
         keywords: dict[str, Any] = {
             "inputs": list(request.prompt_token_ids),
-            "lora_request": self._lora_requests[request.lora_name] if request.lora_name else None,
+            "lora_request": self._lora.of(request.lora_name),
             # Also where nobody looks at the tokens before they are complete: they show that TensorRT-LLM is alive.
             "streaming": request.is_stream or bool(request.stop) or not self._is_tied_by_stream(request),
         }
@@ -104,7 +106,7 @@ class TensorRtLlmRuntime:
         return self._options.backend is Backend.ENGINE and request.num_logprobs is not None
 
     def _check(self, request: EngineRequest) -> None:
-        check_request(request, self._vocab_size, self._lora_requests)
+        check_request(request, self._vocab_size, self._lora.adapters)
         if request.num_logprobs is not None and not self._options.logprobs:
             raise Unsupported("this model is served with the option logprobs=false", "return_log_probs")
         if is_scored(request) and not self._options.has_prompt_logprobs:
@@ -150,6 +152,18 @@ class TensorRtLlmRuntime:
         is_mute = bool(self._running) and self._running.keys() <= self._unseen
         return outputs if outputs or has_progressed or is_mute else None
 
+    def load_adapter(self, name: str, adapter: Adapter) -> None:
+        """Offer an adapter, which TensorRT-LLM loads with the first request for it.
+
+        Raises:
+            InvalidRequest: it is beyond what the model was built or started for.
+        """
+        self._lora.add(name, adapter)
+
+    def unload_adapter(self, name: str) -> None:
+        """Offer an adapter no more; TensorRT-LLM drops it when another one needs its place."""
+        self._lora.remove(name)
+
     def wake(self) -> None:
         """End a wait."""
         self._loop.wake()
@@ -174,6 +188,7 @@ class TensorRtLlmRuntime:
             num_waiting=len(self._waiting),
             num_cells_used=sum(list(self._running.values())),
             num_cells=self._config.max_sequences * self._config.context_window,
+            adapters=dict(self._lora.adapters),
         )
 
     def close(self) -> None:

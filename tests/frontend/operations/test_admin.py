@@ -2,90 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack
-from pathlib import Path
 from typing import Any
 
-import aiohttp
 import pytest
-from aiohttp import web
 
 from frontend.access.caller import Role
-from frontend.drain import Drain
 from frontend.errors import ModelNotFound, ServerError, TritonUnreachable
-from frontend.operations.admin import CONTROL
-from frontend.operations.app import create_operations_app
 from frontend.operations.models import EndpointsControl, ModelControl
-from frontend.operations.supervisor import Supervisor
-from frontend.server import app_runner
-from frontend.settings import Settings
-from tests.fakes import FakeTriton, served_model
+from tests.fakes import FakeTriton
 from tests.frontend.access.key_files import KeyFile
-from tests.frontend.conftest import client_of
+from tests.frontend.operations.conftest import FakeSupervisor, Operate
 
 ROUTES = [
     ("GET", "/admin/models"),
     ("POST", "/admin/models/org/demo/load"),
     ("POST", "/admin/models/org/demo/unload"),
+    ("GET", "/admin/models/org/demo/adapters"),
+    ("POST", "/admin/models/org/demo/adapters"),
+    ("DELETE", "/admin/models/org/demo/adapters/polite"),
     ("POST", "/admin/keys/reload"),
     ("POST", "/admin/drain"),
 ]
-
-type Operate = Callable[..., Awaitable[aiohttp.ClientSession]]
-
-
-class FakeSupervisor(Supervisor):
-    """Notes what the workers are told."""
-
-    def __init__(self) -> None:
-        super().__init__(pid=0)
-        self.told: list[str] = []
-
-    def reload_keys(self) -> None:
-        """Note it."""
-        self.told.append("reload")
-
-    def begin_drain(self) -> None:
-        """Note it."""
-        self.told.append("drain")
-
-
-@pytest.fixture
-def supervisor() -> FakeSupervisor:
-    return FakeSupervisor()
-
-
-@pytest.fixture
-def triton() -> FakeTriton:
-    return FakeTriton(models=[served_model(aliases=("gpt-4o",), adapters=("formal",))])
-
-
-@pytest.fixture
-def key_file(tmp_path: Path) -> KeyFile:
-    file = KeyFile(tmp_path / "keys.json")
-    file.add("user")
-    file.add("admin", role=Role.ADMIN)
-    return file
-
-
-@pytest.fixture
-async def operate(triton: FakeTriton, supervisor: FakeSupervisor) -> AsyncIterator[Operate]:
-    """Serve the operations port with the given settings, and return a client of it."""
-    async with AsyncExitStack() as stack:
-
-        async def start(**settings: Any) -> aiohttp.ClientSession:
-            public = app_runner(
-                Settings(drain_timeout_s=0, **settings), {"fake:1": triton}, Drain(supervisor.begin_drain)
-            )
-            await public.setup()
-            stack.push_async_callback(public.cleanup)
-            assert isinstance(public.app, web.Application)
-            app = create_operations_app(public.app, supervisor)
-            app[CONTROL] = EndpointsControl(lambda: {"fake:1": ModelControl(triton)})
-            return await client_of(web.AppRunner(app, access_log=None), stack)
-
-        yield start
 
 
 @pytest.mark.parametrize(("method", "path"), ROUTES)
@@ -98,7 +35,7 @@ async def test_admin_routes_want_an_admins_key(
     refused = await http.request(method, path, headers=key_file.headers("user"))
     assert (refused.status, (await refused.json())["error"]["type"]) == (403, "permission_error")
     assert (triton.calls, supervisor.told) == (calls, [])
-    assert (await http.request(method, path, headers=key_file.headers("admin"))).status in (200, 202)
+    assert (await http.request(method, path, headers=key_file.headers("admin"))).status not in (401, 403)
 
 
 @pytest.mark.parametrize(("method", "path"), ROUTES)
@@ -108,7 +45,7 @@ async def test_without_a_key_file_only_this_machine_administers_and_no_web_page(
     http = await operate()
     page = await http.request(method, path, headers={"Origin": "http://example.org"})
     assert page.status == 403
-    assert (await http.request(method, path)).status in (200, 202, 400)
+    assert (await http.request(method, path)).status not in (401, 403)
     open_to_all = await operate(admin_host="0.0.0.0", admin_port=1, allow_anonymous=True)
     assert (await open_to_all.request(method, path)).status == 403
 
@@ -235,8 +172,7 @@ async def test_a_model_is_loaded_and_unloaded_at_every_endpoint_that_has_it() ->
     tritons = {"a:1": FakeTriton(), "b:1": FakeTriton(), "c:1": FakeTriton(models=[])}
     for triton in tritons.values():
         triton.num_active = [2]
-    controls = {endpoint: ModelControl(triton) for endpoint, triton in tritons.items()}
-    control = EndpointsControl(lambda: controls)
+    control = EndpointsControl({endpoint: ModelControl(triton) for endpoint, triton in tritons.items()})
     assert (await control.unload("org/demo", timeout_s=0)).num_ended == 4
     assert [triton.calls[:1] for triton in tritons.values()] == [["unload org--demo"], ["unload org--demo"], []]
     tritons["b:1"].loadable = {"org--big"}
@@ -249,7 +185,7 @@ async def test_a_model_is_loaded_and_unloaded_at_every_endpoint_that_has_it() ->
 async def test_an_endpoint_that_fails_is_told_once_the_others_are_done() -> None:
     bad, good = FakeTriton(), FakeTriton()
     bad.unload_error = TritonUnreachable()
-    control = EndpointsControl(lambda: {"bad:1": ModelControl(bad), "good:1": ModelControl(good)})
+    control = EndpointsControl({"bad:1": ModelControl(bad), "good:1": ModelControl(good)})
     with pytest.raises(TritonUnreachable):
         await control.unload("org/demo", timeout_s=0)
     assert good.calls[-1] == "unload org--demo__deliveries"

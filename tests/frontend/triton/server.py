@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
@@ -111,6 +112,7 @@ class FakeTritonServer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: 
         self.controls: asyncio.Queue[Any] = asyncio.Queue()
         self.is_engine_silent = False
         self.epoch = 7
+        self.adapters: dict[str, str] = {}
         self.garbage = ""  # in place of an engine's stats
         self.detokenized: list[Tensors] = []
         self.tokenized: list[tuple[str, Tensors]] = []
@@ -213,7 +215,8 @@ class FakeTritonServer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: 
         (payload,) = tensors_of(request)["control"].reshape(-1)
         if command := json.loads(payload):  # the others only ask for the stats
             self.controls.put_nowait((request.model_name, command))
-        return {"stats": array(contract.STATS, self.garbage or stats(self.epoch).to_json())}
+        answer = dataclasses.replace(stats(self.epoch), adapters=self.adapters)
+        return {"stats": array(contract.STATS, self.garbage or answer.to_json())}
 
     async def ModelInfer(self, request: Any, context: Any) -> Any:
         self.tokenized.append((request.model_name, tensors_of(request)))

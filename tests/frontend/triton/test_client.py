@@ -72,6 +72,35 @@ async def test_models_are_ready_ensembles_with_our_parameters(server: FakeTriton
     assert snapshot.unready == {"org/broken": "unavailable"}
 
 
+async def test_adapters_are_those_that_the_engine_named_last(server: FakeTritonServer, client: TritonClient) -> None:
+    model = served_model(adapters=("formal",))
+    server.index = [("org--demo", "READY")]
+    server.configs = {"org--demo": ("ensemble", model.parameters.to_parameters())}
+
+    async def adapters() -> tuple[str, ...]:
+        return (await client.snapshot()).ready["org/demo"].parameters.adapters
+
+    assert await adapters() == ("formal",)
+    server.adapters = {"formal": "", "polite": "teams/polite"}
+    await client.engine_stats("org--demo", timeout_s=10)
+    assert await adapters() == ("formal", "polite")
+    server.adapters = {}
+    await client.engine_stats("org--other", timeout_s=10)
+    assert await adapters() == ("formal", "polite")
+    await client.unload_adapter("org--demo", "polite")
+    assert await adapters() == ()
+
+
+async def test_adapters_are_the_engines_work(server: FakeTritonServer, client: TritonClient) -> None:
+    server.adapters = {"polite": "teams/polite"}
+    assert (await client.load_adapter("demo", "polite", "teams/polite")).adapters == server.adapters
+    await client.unload_adapter("demo", "polite")
+    assert [server.controls.get_nowait() for _ in range(2)] == [
+        ("demo__engine", {"load_adapter": "polite", "source": "teams/polite"}),
+        ("demo__engine", {"unload_adapter": "polite"}),
+    ]
+
+
 async def test_a_reload_is_the_stage_and_then_the_ensembles(server: FakeTritonServer, client: TritonClient) -> None:
     server.index = [("demo", "UNAVAILABLE"), ("demo__deliveries", "UNAVAILABLE"), ("demo__engine", "READY")]
     await client.unload("demo__engine")

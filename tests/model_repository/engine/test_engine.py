@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from model_repository.engine.adapter_folder import Adapter
 from model_repository.engine.emitter import Emitter
 from model_repository.engine.engine import (
     CANCELLED_KEY_TTL_S,
@@ -65,6 +66,8 @@ class FakeRuntime:
         self.num_tokens = 1  # of each sequence in a step
         self.is_waiting = False  # for what somebody else computes
         self.failure: EngineFailed | None = None  # for good
+        self.adapters: dict[str, Adapter] = {}
+        self.adapter_error: StageError | None = None
         self.num_wakes = 0
         self.is_closed = False
         self.on_step: Callable[[], None] = lambda: None
@@ -108,6 +111,16 @@ class FakeRuntime:
             for _ in range(self.num_tokens)
         ]
 
+    def load_adapter(self, name: str, adapter: Adapter) -> None:
+        """Note it, or fail as told."""
+        if self.adapter_error is not None:
+            raise self.adapter_error
+        self.adapters[name] = adapter
+
+    def unload_adapter(self, name: str) -> None:
+        """Forget it."""
+        del self.adapters[name]
+
     def wake(self) -> None:
         """Count it."""
         self.num_wakes += 1
@@ -125,6 +138,8 @@ class FakeRuntime:
             num_waiting=len(self.waiting),
             num_cells_used=len(self.running),
             num_cells=self.num_slots,
+            adapters=dict(self.adapters),
+            adapter_bytes=sum(adapter.num_bytes for adapter in self.adapters.values()),
         )
 
     def close(self) -> None:
@@ -841,3 +856,46 @@ def test_closing_fails_what_is_running_and_frees_the_model() -> None:
     assert responder.error.message() == "[engine_failed] the engine is shutting down"
     assert fake.runtime.is_closed
     assert not fake.runtime.has_work
+
+
+# --- adapters --------------------------------------------------------------------------------------------------------
+
+POLITE = Adapter(path=Path("unused"), key="1", num_bytes=7, source="teams/polite")
+
+
+def test_adapters_are_changed_between_two_steps_and_told_with_the_stats() -> None:
+    fake = Fake(b"hello")
+    loaded = fake.engine.between_steps(lambda runtime: runtime.load_adapter("polite", POLITE))
+    assert (loaded.done(), fake.engine.stats().adapters, fake.runtime.num_wakes) == (False, {}, 1)
+    fake.turn()
+    assert loaded.result(0) is None
+    stats = fake.engine.stats()
+    assert (stats.adapters, stats.adapter_bytes, fake.engine.adapters()) == (
+        {"polite": "teams/polite"},
+        7,
+        {"polite": POLITE},
+    )
+
+
+def test_an_adapter_that_does_not_load_harms_nobody() -> None:
+    fake = Fake(b"hello")
+    responder = fake.submit()
+    fake.runtime.adapter_error = InvalidRequest("bad", "source")
+    loaded = fake.engine.between_steps(lambda runtime: runtime.load_adapter("polite", POLITE))
+    fake.turn(6)
+    assert loaded.exception(0) is fake.runtime.adapter_error
+    assert responder.texts == ["h", "e", "l", "l", "o", ""]
+
+
+def test_sequences_whose_adapter_is_unloaded_are_counted_until_they_end() -> None:
+    fake = Fake(b"hello")
+    fake.runtime.adapters["polite"] = POLITE
+    for name in ("polite", ""):
+        fake.submit(lora_name=name)
+    fake.turn()
+    assert fake.engine.stats().num_unloading == 0
+    fake.engine.between_steps(lambda runtime: runtime.unload_adapter("polite"))
+    fake.turn()
+    assert fake.engine.stats().num_unloading == 1
+    fake.turn(6)
+    assert fake.engine.stats().num_unloading == 0

@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 
 from model_repository.byte_table import FILE_NAME, load_byte_table
+from model_repository.engine.adapter_folder import Adapter
+from model_repository.engine.adapter_root import AdapterRoot
 from model_repository.engine.llama_cpp_runtime import LlamaCppRuntime
 from model_repository.engine.runtime import EngineConfig, StepOutput
-from model_repository.errors import EngineFailed, InvalidRequest
+from model_repository.errors import EngineFailed, InvalidRequest, UnknownAdapter
 from model_repository.generation import Guide, GuideKind, SamplingParams
 from model_repository.stage_messages import EngineRequest
 from tests.build_engines.tiny_checkpoint import CONFIG
@@ -340,6 +342,89 @@ def test_cells_are_reused_under_their_own_adapter_only(runtime: LlamaCppRuntime)
     assert complete(runtime, {1: request()})[1] == {1: 0}
     tokens, num_cached = complete(runtime, {1: under_a})
     assert (tokens[1], num_cached[1]) == (expected, len(PROMPT) - 1)
+
+
+def test_an_adapter_that_is_loaded_later_computes_what_one_of_the_artifact_does(
+    config: EngineConfig, tmp_path: Path
+) -> None:
+    expected = {}
+    for name in ("a", "b"):
+        built_in = load(config)
+        expected[name] = tokens_of(built_in, dataclasses.replace(request(), lora_name=name))
+        built_in.close()
+    runtime = load(dataclasses.replace(config, adapters={}))
+    plain = tokens_of(runtime, request())
+    for name, path in config.adapters.items():
+        runtime.load_adapter(name, Adapter.of_artifact(path))
+        assert tokens_of(runtime, dataclasses.replace(request(), lora_name=name)) == expected[name]
+        assert tokens_of(runtime, request()) == plain
+    runtime.close()
+
+
+def test_an_adapter_is_loaded_and_unloaded_beside_sequences_which_go_on_as_alone(lanes: LlamaCppRuntime) -> None:
+    items = {1: request(), 2: dataclasses.replace(request(), lora_name="a"), 3: request(PROMPT[::-1])}
+    alone = {number: tokens_of(lanes, item) for number, item in items.items()}
+    later = Adapter.of_artifact(lanes._config.adapters["b"])
+    tokens: dict[int, list[int | None]] = {number: [] for number in items}
+    for number, item in items.items():
+        lanes.submit(number, item)
+    num_steps = 0
+    while lanes.has_work:
+        num_steps += 1
+        if num_steps == 4:
+            lanes.load_adapter("later", later)
+        if num_steps == 8:
+            lanes.unload_adapter("later")
+            lanes.unload_adapter("a")  # which a sequence runs under
+        for output in lanes.step():
+            tokens[output.sequence].append(output.token_id)
+            if len(tokens[output.sequence]) == NUM_TOKENS:
+                lanes.free(output.sequence)
+    assert tokens == alone
+    for name in ("later", "a"):
+        with pytest.raises(UnknownAdapter, match=f"'{name}': expected one of \\['b'\\]"):
+            lanes.submit(4, dataclasses.replace(request(), lora_name=name))
+
+
+def test_what_comes_back_under_a_name_with_other_weights_reuses_no_cells(runtime: LlamaCppRuntime) -> None:
+    under_a = dataclasses.replace(request(), lora_name="a")
+    of_b = tokens_of(runtime, dataclasses.replace(request(), lora_name="b"))
+    _forget(runtime)
+    of_a = tokens_of(runtime, under_a)
+    weights = {name: Adapter.of_artifact(runtime._config.adapters[name]) for name in ("a", "b")}
+    runtime.unload_adapter("a")
+    runtime.load_adapter("a", weights["b"])
+    tokens, num_cached = complete(runtime, {1: under_a})
+    assert (tokens[1], num_cached[1]) == (of_b, 0)
+    runtime.unload_adapter("a")
+    runtime.load_adapter("a", weights["a"])
+    assert tokens_of(runtime, under_a) == of_a
+
+
+def test_memory_that_llama_cpp_does_not_give_back_is_counted_reused_and_bounded(
+    config: EngineConfig, tmp_path: Path
+) -> None:
+    root = AdapterRoot(folder=tmp_path, slug="tiny", runtime="llama_cpp", base="", max_adapters=2, max_rank=8)
+    runtime = load(dataclasses.replace(config, adapter_root=root))
+    built_in_bytes = runtime.stats().adapter_bytes
+    adapters = [Adapter.of_artifact(write_adapter(tmp_path / f"{seed}.gguf", seed)) for seed in range(2, 5)]
+    for adapter in (adapters[0], adapters[0], adapters[1]):
+        runtime.load_adapter("c", adapter)
+        runtime.unload_adapter("c")
+    assert runtime.stats().adapter_bytes == built_in_bytes + adapters[0].num_bytes + adapters[1].num_bytes
+    with pytest.raises(InvalidRequest, match="2 were loaded since the model was"):
+        runtime.load_adapter("c", adapters[2])
+    runtime.load_adapter("c", adapters[0])
+    runtime.close()
+
+
+def test_a_file_that_is_no_adapter_of_the_model_is_refused(runtime: LlamaCppRuntime, tmp_path: Path) -> None:
+    (tmp_path / "bad.gguf").write_bytes(b"GGUF, but not really")
+    before = runtime.stats()
+    with pytest.raises(InvalidRequest, match=r"'teams/bad': llama\.cpp does not load it") as refused:
+        bad = dataclasses.replace(Adapter.of_artifact(tmp_path / "bad.gguf"), source="teams/bad")
+        runtime.load_adapter("bad", bad)
+    assert (refused.value.field, runtime.stats()) == ("source", before)
 
 
 # --- constraints -----------------------------------------------------------------------------------------------------

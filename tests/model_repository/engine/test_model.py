@@ -1,11 +1,11 @@
-"""Triton's door to the engine stage: whether the model is ready, and whether it is to be left alone."""
+"""Triton's door to the engine stage: whether the model is ready, whether it is to be left alone, its adapters."""
 
 from __future__ import annotations
 
 import importlib.util
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +14,8 @@ import pytest
 
 import model_repository
 from model_repository.errors import EngineFailed, InvalidRequest
+from model_repository.stage_messages import EngineStats
+from tests.fakes import stats
 
 DOOR = Path(model_repository.__file__).parent / "engine" / "1" / "model.py"
 
@@ -25,9 +27,35 @@ class Engine:
 
     is_draining = False
 
-    def stats(self) -> None:
+    def stats(self) -> EngineStats:
         if self.error is not None:
             raise self.error
+        return stats(7)
+
+
+class Adapters:
+    """Notes orders, and has carried them out at once."""
+
+    def __init__(self) -> None:
+        self.orders: list[tuple[str, ...]] = []
+
+    def load(self, name: str, source: str, done: Callable[[], None], asker: Any) -> None:
+        self.orders.append(("load", name, source))
+        done()
+
+    def unload(self, name: str, done: Callable[[], None], asker: Any) -> None:
+        self.orders.append(("unload", name))
+        done()
+
+
+class Responder:
+    """Notes the answers."""
+
+    def __init__(self) -> None:
+        self.answers: list[Any] = []
+
+    def close(self, tensors: Any) -> None:
+        self.answers.append(tensors)
 
 
 @pytest.fixture
@@ -39,7 +67,7 @@ def model(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     door = module.TritonPythonModel()
-    door.engine = Engine()
+    door.engine, door.adapters = Engine(), Adapters()
     yield door
     sys.modules.pop("model_repository.triton_shell", None)  # it holds the fake
     vars(model_repository).pop("triton_shell", None)
@@ -51,9 +79,31 @@ def test_it_is_ready_while_its_engine_works(model: Any) -> None:
     assert model.is_ready() is False
 
 
+def control(model: Any, message: Any) -> EngineStats:
+    responder = Responder()
+    model._control([json.dumps(message).encode()], responder)
+    [answer] = responder.answers
+    return EngineStats.from_json(answer["stats"].item())
+
+
 def test_it_is_drained_until_it_is_told_otherwise(model: Any) -> None:
     for is_draining in (True, False):
-        model._control([json.dumps({"drain": is_draining}).encode()])
+        assert control(model, {"drain": is_draining}) == stats(7)
         assert model.engine.is_draining is is_draining
     with pytest.raises(InvalidRequest, match="expected"):
-        model._control([b'{"drain": 1}'])
+        control(model, {"drain": 1})
+
+
+def test_adapters_are_loaded_and_unloaded_by_their_control(model: Any) -> None:
+    assert control(model, {"load_adapter": "polite", "source": "teams/polite"}) == stats(7)
+    assert control(model, {"unload_adapter": "polite"}) == stats(7)
+    assert model.adapters.orders == [("load", "polite", "teams/polite"), ("unload", "polite")]
+
+
+@pytest.mark.parametrize(
+    "message", [{"load_adapter": "x"}, {"load_adapter": "x", "source": 1}, {"unload_adapter": "x", "source": "y"}]
+)
+def test_an_order_that_is_none_is_refused(model: Any, message: Any) -> None:
+    with pytest.raises(InvalidRequest, match="expected"):
+        control(model, message)
+    assert model.adapters.orders == []

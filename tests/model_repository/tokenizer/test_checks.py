@@ -21,7 +21,6 @@ from model_repository.generation import (
 )
 from model_repository.tokenizer.checks import (
     BLAMED_INPUTS,
-    check_adapter,
     check_capabilities,
     fitting_max_tokens,
 )
@@ -79,23 +78,6 @@ def test_a_guide_that_comes_from_tools_blames_them() -> None:
     with pytest.raises(Unsupported) as caught:
         check_capabilities(NEEDS[Capability.GUIDES], set(), "synthetic", has_tools=True)
     assert caught.value.field == "tools"
-
-
-# --- adapters -------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("name", "adapters"), [("", ()), ("", ("a",)), ("a", ("a", "b"))])
-def test_an_adapter_that_there_is_is_accepted(name: str, adapters: tuple[str, ...]) -> None:
-    check_adapter(name, adapters)
-
-
-@pytest.mark.parametrize(
-    ("adapters", "rule"), [((), "this model has no adapters"), (("a", "b"), "must be one of a, b")]
-)
-def test_an_unknown_adapter_is_refused_with_those_that_there_are(adapters: tuple[str, ...], rule: str) -> None:
-    with pytest.raises(InvalidRequest) as caught:
-        check_adapter("x", adapters)
-    assert caught.value.message() == f"[invalid_value] lora_name: 'x': {rule}"
 
 
 # --- the context window ---------------------------------------------------------------------------------------------

@@ -44,7 +44,6 @@ CONFIG = StageConfig(
     context_window=2048,
     runtime="llama_cpp",
     capabilities=frozenset(Capability) - {Capability.IMAGES},
-    adapters=("poet",),
     tool_call_format="hermes",
 )
 STAGE = TokenizerStage(DEMO_FILES, DEMO_BYTES, CONFIG)
@@ -127,7 +126,6 @@ def test_a_middle_ends_where_the_model_ends_it() -> None:
             "logit_bias_token_ids: 3072 is not a token: they are 0 to 3071",
         ),
         ({"prompt": TokenPrompt((-1,))}, "input_ids: -1 is not a token: they are 0 to 3071"),
-        ({"lora_name": "painter"}, "lora_name: 'painter': must be one of poet"),
         ({"min_tokens": 2045, "max_tokens": 4000}, "min_tokens: 2045 do not fit: the context window is 2048 tokens"),
         (
             {"guide": Guide(GuideKind.JSON_OBJECT), "ignore_eos": True},
@@ -329,7 +327,6 @@ def test_the_configuration_is_read_from_parameters() -> None:
         "context_window": "2048",
         "runtime": "llama_cpp",
         "capabilities": json.dumps(sorted(CONFIG.capabilities)),
-        "adapters": '["poet"]',
         "tool_call_format": "hermes",
         "artifact_dir": "somewhere",
     }

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from model_repository.engine.runtime import EngineConfig
-from model_repository.engine.tensorrt_llm.llm import llm_keywords, lora_requests
+from model_repository.engine.tensorrt_llm.llm import llm_keywords
 from model_repository.engine.tensorrt_llm.options import TensorRtLlmOptions
 from model_repository.errors import EngineFailed
 from tests.model_repository.engine.tensorrt_llm.conftest import BYTE_TABLE, RUNTIME, write_model
@@ -75,12 +75,6 @@ def test_adapters_are_announced(config: EngineConfig) -> None:
     lora = keywords(config, backend="pytorch", lora_max_rank="16", lora_modules="attn_q,mlp_gate")["lora_config"]
     assert (lora.lora_dir, lora.max_lora_rank) == ([str(config.adapters["polite"])], 16)
     assert (lora.lora_target_modules, lora.max_loras) == (["attn_q", "mlp_gate"], 1)
-
-
-def test_adapters_have_numbers_that_do_not_depend_on_their_order(tmp_path: Path) -> None:
-    asked = lora_requests({"b": tmp_path, "a": tmp_path})
-    assert {name: item.lora_int_id for name, item in asked.items()} == {"a": 1, "b": 2}
-    assert (asked["a"].lora_name, asked["a"].lora_path) == ("a", str(tmp_path))
 
 
 def test_xgrammar_needs_the_tokenizer(config: EngineConfig) -> None:

@@ -1,0 +1,129 @@
+"""The folder from which adapters are loaded while the model runs, and what is noted there of those that are loaded."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+from model_repository.contract import model_id_to_slug, slug_to_model_id
+from model_repository.engine.adapter_folder import Adapter, read_adapter
+from model_repository.errors import EngineFailed, InvalidRequest
+
+logger = logging.getLogger(__name__)
+
+NOTES = ".loaded"  # a folder below the root
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdapterRoot:
+    """Finds adapters below one folder, and nowhere else.
+
+    Each adapter that is loaded is noted in a file of its own, so that the engine loads it again when it is started
+    again. Engines that share the folder, replicas of one model, share the notes: each of them is told the same.
+    """
+
+    folder: Path
+    slug: str  # of the model
+    runtime: str
+    base: str  # of the model's weights
+    max_adapters: int  # loaded beside the artifact's own
+    max_rank: int
+
+    @classmethod
+    def from_parameters(cls, parameters: Mapping[str, str]) -> Self | None:
+        """Read it from the engine's config.pbtxt; None: the model was rendered without a root."""
+        if "adapter_root" not in parameters:
+            return None
+        given = json.loads(parameters["adapter_root"])
+        return cls(
+            folder=Path(given["folder"]),
+            slug=parameters["ensemble"],
+            runtime=parameters["runtime"],
+            base=given["base"],
+            max_adapters=given["max_adapters"],
+            max_rank=given["max_rank"],
+        )
+
+    def find(self, name: str, source: str) -> Adapter:
+        """Return an adapter, checked against the model.
+
+        Args:
+            name: by which clients will ask for it.
+            source: its folder, relative to the root or absolute.
+
+        Raises:
+            InvalidRequest: names the field, the value and the rule. What is outside is never looked at.
+        """
+        try:
+            model_id_to_slug(name)
+        except ValueError as exc:
+            raise InvalidRequest(str(exc), "name") from exc
+        if name == slug_to_model_id(self.slug):
+            raise InvalidRequest(f"{name!r}: it is the model's own id", "name")
+        folder = self._inside(source)
+        relative = str(folder.relative_to(self.folder.resolve()))
+        try:
+            if not folder.is_dir():
+                raise InvalidRequest(f"{source!r}: there is no such folder below the root of adapters", "source")
+            return read_adapter(folder, relative, runtime=self.runtime, base=self.base, max_rank=self.max_rank)
+        except OSError as exc:
+            logger.error("%s cannot be read: %s", folder, exc)
+            raise InvalidRequest(f"{source!r}: it cannot be read, see the engine's log", "source") from exc
+
+    def note(self, name: str, adapter: Adapter) -> None:
+        """Note that an adapter is loaded.
+
+        Raises:
+            EngineFailed: the folder cannot be written.
+        """
+        try:
+            self._notes.mkdir(parents=True, exist_ok=True)
+            aside = self._path_of(name).with_suffix(".new")
+            aside.write_text(json.dumps({"name": name, "source": adapter.source}), encoding="utf-8")
+            aside.replace(self._path_of(name))
+        except OSError as exc:
+            logger.error("%s cannot be written: %s", self._notes, exc)
+            raise EngineFailed("the root of adapters cannot be written, where it is noted what is loaded") from exc
+
+    def forget(self, name: str) -> None:
+        """Note that an adapter is not loaded any more.
+
+        Raises:
+            EngineFailed: the folder cannot be written.
+        """
+        try:
+            self._path_of(name).unlink(missing_ok=True)
+        except OSError as exc:
+            logger.error("%s cannot be written: %s", self._notes, exc)
+            raise EngineFailed("the root of adapters cannot be written, where it is noted what is loaded") from exc
+
+    def noted(self) -> Iterator[tuple[str, str]]:
+        """Yield name and source of each adapter that is to be loaded; a note that cannot be read is logged."""
+        for path in sorted(self._notes.glob("*.json")):
+            try:
+                note = json.loads(path.read_text(encoding="utf-8"))
+                yield str(note["name"]), str(note["source"])
+            except (OSError, ValueError, LookupError, TypeError) as exc:
+                logger.error("%s is no note of an adapter: %s", path, exc)
+
+    @property
+    def _notes(self) -> Path:
+        return self.folder / NOTES / self.slug
+
+    def _path_of(self, name: str) -> Path:
+        return self._notes / f"{model_id_to_slug(name)}.json"
+
+    def _inside(self, source: str) -> Path:
+        """Return a folder below the root, symbolic links followed."""
+        root = self.folder.resolve()
+        try:
+            folder = (root / source).resolve()
+        except (OSError, ValueError, RuntimeError):  # a null byte, a loop of links
+            folder = root
+        if folder == root or not folder.is_relative_to(root) or folder.is_relative_to(root / NOTES):
+            raise InvalidRequest(f"{source!r}: must be a folder below the root of adapters", "source")
+        return folder

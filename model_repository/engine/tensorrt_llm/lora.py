@@ -1,0 +1,91 @@
+"""How TensorRT-LLM is asked for LoRA adapters: by numbers and paths, and within what it was started for."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from typing import Any
+
+from tensorrt_llm.executor import LoRARequest
+from tensorrt_llm.lora_helper import LoraConfig
+
+from model_repository.engine.adapter_folder import Adapter
+from model_repository.engine.runtime import EngineConfig
+from model_repository.engine.tensorrt_llm.options import Backend, TensorRtLlmOptions
+from model_repository.errors import InvalidRequest, Unsupported
+
+
+def takes_adapters(config: EngineConfig, options: TensorRtLlmOptions) -> bool:
+    """Whether TensorRT-LLM is started for adapters: an engine must have been built for them, with one at least."""
+    if options.backend is Backend.ENGINE:
+        return bool(config.adapters) or (config.adapter_root is not None and "lora_modules" in config.options)
+    return bool(config.adapters) or config.adapter_root is not None
+
+
+def lora_config(config: EngineConfig, options: TensorRtLlmOptions) -> LoraConfig:
+    """Return what the PyTorch backend wants to know of adapters at its start."""
+    max_loras = len(config.adapters) + (0 if config.adapter_root is None else config.adapter_root.max_adapters)
+    return LoraConfig(
+        lora_dir=[str(path) for path in config.adapters.values()],
+        max_lora_rank=options.lora_max_rank,
+        lora_target_modules=list(options.lora_modules),
+        max_loras=max_loras,
+        max_cpu_loras=max_loras,
+    )
+
+
+class LoraRequests:
+    """The adapters by name. TensorRT-LLM loads one with the first request for it, and makes room by itself.
+
+    It keeps weights and KV cache blocks by an adapter's number, so that a number never stands for two.
+
+    Args:
+        config: of the model.
+        options: of the runtime.
+    """
+
+    def __init__(self, config: EngineConfig, options: TensorRtLlmOptions) -> None:
+        self._options = options
+        self._takes_adapters = takes_adapters(config, options)
+        self._adapters: dict[str, Adapter] = {}
+        self._requests: dict[str, Any] = {}
+        self._numbers: dict[str, int] = {}  # by the keys of adapters
+        self._next_number = itertools.count(1)
+        for name in sorted(config.adapters):
+            self._add(name, Adapter.of_artifact(config.adapters[name]))
+
+    @property
+    def adapters(self) -> Mapping[str, Adapter]:
+        """Those that requests may name."""
+        return self._adapters
+
+    def of(self, name: str) -> Any:
+        """Return how to ask for an adapter; None for an empty name."""
+        return self._requests[name] if name else None
+
+    def add(self, name: str, adapter: Adapter) -> None:
+        """Offer one more.
+
+        Raises:
+            Unsupported: TensorRT-LLM was not started for adapters.
+            InvalidRequest: it was for others.
+        """
+        if not self._takes_adapters:
+            raise Unsupported("the engine was built without adapters: build it with one (--adapter)", "source")
+        if adapter.rank > self._options.lora_max_rank:
+            rule = f"at most {self._options.lora_max_rank}, for which the model was built"
+            raise InvalidRequest(f"{adapter.source!r}: its rank is {adapter.rank}: {rule}", "source")
+        foreign = sorted(set(adapter.modules) - set(self._options.lora_modules))
+        if foreign:
+            rule = f"expected some of {', '.join(self._options.lora_modules)}, for which the model was built"
+            raise InvalidRequest(f"{adapter.source!r}: it changes {', '.join(foreign)}: {rule}", "source")
+        self._add(name, adapter)
+
+    def remove(self, name: str) -> None:
+        """Offer one no more."""
+        del self._adapters[name], self._requests[name]
+
+    def _add(self, name: str, adapter: Adapter) -> None:
+        number = self._numbers.setdefault(adapter.key, next(self._next_number))
+        self._requests[name] = LoRARequest(lora_name=name, lora_int_id=number, lora_path=str(adapter.path))
+        self._adapters[name] = adapter

@@ -1,0 +1,82 @@
+"""The operations port over a fake Triton."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from frontend.access.caller import Role
+from frontend.drain import Drain
+from frontend.operations.adapters import AdapterControl
+from frontend.operations.admin import ADAPTERS, CONTROL
+from frontend.operations.app import create_operations_app
+from frontend.operations.models import EndpointsControl, ModelControl
+from frontend.operations.supervisor import Supervisor
+from frontend.server import app_runner
+from frontend.settings import Settings
+from tests.fakes import FakeTriton, served_model
+from tests.frontend.access.key_files import KeyFile
+from tests.frontend.conftest import client_of
+
+type Operate = Callable[..., Awaitable[aiohttp.ClientSession]]
+
+
+class FakeSupervisor(Supervisor):
+    """Notes what the workers are told."""
+
+    def __init__(self) -> None:
+        super().__init__(pid=0)
+        self.told: list[str] = []
+
+    def reload_keys(self) -> None:
+        """Note it."""
+        self.told.append("reload")
+
+    def begin_drain(self) -> None:
+        """Note it."""
+        self.told.append("drain")
+
+
+@pytest.fixture
+def supervisor() -> FakeSupervisor:
+    return FakeSupervisor()
+
+
+@pytest.fixture
+def triton() -> FakeTriton:
+    return FakeTriton(models=[served_model(aliases=("gpt-4o",), adapters=("formal",))])
+
+
+@pytest.fixture
+def key_file(tmp_path: Path) -> KeyFile:
+    file = KeyFile(tmp_path / "keys.json")
+    file.add("user")
+    file.add("admin", role=Role.ADMIN)
+    return file
+
+
+@pytest.fixture
+async def operate(triton: FakeTriton, supervisor: FakeSupervisor) -> AsyncIterator[Operate]:
+    """Serve the operations port with the given settings, and return a client of it."""
+    async with AsyncExitStack() as stack:
+
+        async def start(**settings: Any) -> aiohttp.ClientSession:
+            public = app_runner(
+                Settings(drain_timeout_s=0, **settings), {"fake:1": triton}, Drain(supervisor.begin_drain)
+            )
+            await public.setup()
+            stack.push_async_callback(public.cleanup)
+            assert isinstance(public.app, web.Application)
+            app = create_operations_app(public.app, supervisor)
+            # Which have no other workers to wait for.
+            app[CONTROL] = EndpointsControl({"fake:1": ModelControl(triton)})
+            app[ADAPTERS] = AdapterControl({"fake:1": triton})
+            return await client_of(web.AppRunner(app, access_log=None), stack)
+
+        yield start

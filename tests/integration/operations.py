@@ -1,0 +1,67 @@
+"""A server with API keys and an operations port, as an administrator sees it."""
+
+from __future__ import annotations
+
+import json
+import os
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import openai
+
+from frontend.serve.checks import PortChoice, free_ports
+from frontend.serve.launcher import Launcher, LauncherSettings
+from frontend.settings import Settings
+from tests.frontend.access.key_files import KeyFile
+
+
+@dataclass(frozen=True)
+class Server:
+    """A running server with keys."""
+
+    launcher: Launcher
+    admin_url: str
+    key_file: KeyFile
+
+    def client(self, name: str, url: str = "") -> openai.OpenAI:
+        """Return the official client with a key, of this server or of another that has the same keys."""
+        base_url = f"{url or self.launcher.url}/v1"
+        return openai.OpenAI(base_url=base_url, api_key=self.key_file.texts[name], max_retries=0, timeout=60)
+
+    def admin(self, method: str, path: str, key: str = "admin", /, **body: Any) -> tuple[int, Any]:
+        """Return status and body of an answer of the operations port."""
+        headers = self.key_file.headers(key)
+        data = json.dumps(body).encode() if body else None
+        request = urllib.request.Request(f"{self.admin_url}{path}", data, headers, method=method)
+        try:
+            with urllib.request.urlopen(request, timeout=60) as answer:
+                return answer.status, json.load(answer)
+        except urllib.error.HTTPError as exc:
+            return exc.code, json.load(exc)
+
+
+@contextmanager
+def running_server(repository: Path, folder: Path, key_file: KeyFile) -> Iterator[Server]:
+    """Run Triton and a frontend of two workers until the end of the block."""
+    [admin_port] = free_ports([PortChoice("--admin-port", "127.0.0.1", 0)]).values()
+    settings = LauncherSettings(
+        repository=repository,
+        state_dir=folder / "state",
+        environment=os.environ,
+        frontend=Settings(port=0, workers=2, key_file=str(key_file.path), admin_port=admin_port, stats_interval_s=0.2),
+        triton_grpc_port=0,
+        triton_http_port=0,
+        triton_metrics_port=0,
+    )
+    with (
+        (folder / "log").open("w") as log,
+        Launcher(settings, lambda line: print(line, file=log, flush=True)) as launcher,
+    ):
+        launcher.start()
+        launcher.wait_until_ready()
+        yield Server(launcher, f"http://127.0.0.1:{admin_port}", key_file)

@@ -1,0 +1,105 @@
+"""Which adapters TensorRT-LLM is asked for, by which numbers, and what it was not started for."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from model_repository.engine.adapter_folder import Adapter
+from model_repository.engine.adapter_root import AdapterRoot
+from model_repository.engine.runtime import EngineConfig
+from model_repository.engine.tensorrt_llm.lora import LoraRequests, lora_config, takes_adapters
+from model_repository.engine.tensorrt_llm.options import TensorRtLlmOptions
+from model_repository.errors import InvalidRequest, UnknownAdapter, Unsupported
+from tests.model_repository.engine.tensorrt_llm.conftest import Tiny, wait_until
+
+ROOT = AdapterRoot(folder=Path("unused"), slug="tiny", runtime="tensorrt_llm", base="", max_adapters=3, max_rank=64)
+
+
+def adapter(path: Path, key: str = "key", **fields: Any) -> Adapter:
+    known: dict[str, Any] = {"rank": 8, "modules": ("attn_q",)}
+    return Adapter(path=path, key=key, num_bytes=1, source="teams/x", **known | fields)
+
+
+def requests_of(config: EngineConfig, **options: str) -> LoraRequests:
+    return LoraRequests(dataclasses.replace(config, options=options), TensorRtLlmOptions.of(options))
+
+
+def test_adapters_of_the_artifact_have_numbers_that_do_not_depend_on_their_order(
+    config: EngineConfig, tmp_path: Path
+) -> None:
+    paths = {name: tmp_path / name for name in ("b", "a")}
+    for path in paths.values():
+        path.mkdir()
+    requests = requests_of(dataclasses.replace(config, adapters=paths))
+    asked = {name: requests.of(name) for name in paths}
+    assert {name: item.lora_int_id for name, item in asked.items()} == {"a": 1, "b": 2}
+    assert (asked["a"].lora_name, asked["a"].lora_path) == ("a", str(tmp_path / "a"))
+    assert requests.of("") is None
+
+
+def test_a_number_stands_for_the_same_weights_for_ever(config: EngineConfig, tmp_path: Path) -> None:
+    requests = requests_of(config)
+    numbers = []
+    for key in ("one", "two", "one"):
+        requests.add("x", adapter(tmp_path, key))
+        numbers.append(requests.of("x").lora_int_id)
+        requests.remove("x")
+    assert numbers[0] == numbers[2] != numbers[1]
+    assert requests.of("polite").lora_int_id not in numbers
+
+
+@pytest.mark.parametrize(
+    ("fields", "rule"),
+    [
+        ({"rank": 17}, "its rank is 17: at most 16, for which the model was built"),
+        ({"modules": ("attn_q", "mlp_gate")}, "it changes mlp_gate: expected some of attn_q, attn_v"),
+    ],
+)
+def test_what_the_model_was_not_built_for_is_refused(
+    config: EngineConfig, tmp_path: Path, fields: dict[str, Any], rule: str
+) -> None:
+    requests = requests_of(config, lora_max_rank="16", lora_modules="attn_q,attn_v")
+    with pytest.raises(InvalidRequest, match=rule) as refused:
+        requests.add("x", adapter(tmp_path, **fields))
+    assert (refused.value.field, list(requests.adapters)) == ("source", ["polite"])
+
+
+def test_an_engine_takes_adapters_only_if_it_was_built_with_one(config: EngineConfig, tmp_path: Path) -> None:
+    alone = dataclasses.replace(config, adapters={}, adapter_root=ROOT, options={})
+    with pytest.raises(Unsupported, match="built without adapters"):
+        requests_of(alone).add("x", adapter(tmp_path))
+    requests_of(alone, lora_modules="attn_q").add("x", adapter(tmp_path))
+    requests_of(alone, backend="pytorch").add("x", adapter(tmp_path))
+
+
+def test_the_pytorch_backend_is_started_with_room_for_those_to_come(config: EngineConfig) -> None:
+    options = TensorRtLlmOptions.of({"backend": "pytorch"})
+    assert not takes_adapters(dataclasses.replace(config, adapters={}), options)
+    told = lora_config(dataclasses.replace(config, adapter_root=ROOT), options)
+    assert (told.max_loras, told.max_cpu_loras, told.max_lora_rank) == (4, 4, 64)
+
+
+def test_an_adapter_is_used_once_it_is_loaded_and_not_after_it_is_unloaded(
+    start: Callable[..., Tiny], tmp_path: Path
+) -> None:
+    tiny = start(backend="pytorch")
+    tiny.runtime.load_adapter("later", adapter(tmp_path))
+    assert tiny.tokens(lora_name="later") != tiny.tokens()
+    tiny.submit(lora_name="later", max_tokens=8)
+    tiny.runtime.unload_adapter("later")
+    assert list(tiny.runtime.stats().adapters) == ["polite"]
+    with pytest.raises(UnknownAdapter):
+        tiny.submit(lora_name="later")
+    outputs: list[Any] = []
+
+    def is_complete() -> bool:
+        outputs.extend(tiny.runtime.step() or ())
+        return len(outputs) >= 8
+
+    wait_until(is_complete)
+    assert [output.error for output in outputs] == [None] * 8

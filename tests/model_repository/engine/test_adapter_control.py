@@ -1,0 +1,157 @@
+"""Orders to load and unload adapters, and what a new engine finds of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from queue import SimpleQueue
+
+import pytest
+
+from model_repository.engine.adapter_control import AdapterControl, restore_adapters
+from model_repository.errors import EngineFailed, InvalidRequest, UnknownAdapter, Unsupported
+from tests.model_repository.engine.adapter_folders import root_of, write_folder
+from tests.model_repository.engine.test_engine import POLITE, Fake, FakeRuntime
+
+
+class Asker:
+    """Waits for the outcome of one order."""
+
+    def __init__(self) -> None:
+        self._outcomes: SimpleQueue[Exception | None] = SimpleQueue()
+
+    def done(self) -> None:
+        """Note that it was carried out."""
+        self._outcomes.put(None)
+
+    def fail(self, error: Exception) -> None:
+        """Note why it was not."""
+        self._outcomes.put(error)
+
+    def outcome(self) -> Exception | None:
+        """Return it."""
+        return self._outcomes.get(timeout=30)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for name in ("a", "b", "c"):
+        write_folder(tmp_path / name)
+    return tmp_path
+
+
+@pytest.fixture
+def fake() -> Iterator[Fake]:
+    fake = Fake()
+    fake.engine.start()
+    yield fake
+    fake.engine.close()
+
+
+@pytest.fixture
+def control(fake: Fake, folder: Path) -> AdapterControl:
+    return AdapterControl(fake.engine, root_of(folder))
+
+
+def outcome_of(order: Callable[[Asker], None]) -> Exception | None:
+    asker = Asker()
+    order(asker)
+    return asker.outcome()
+
+
+def load(control: AdapterControl, name: str, source: str) -> Exception | None:
+    return outcome_of(lambda asker: control.load(name, source, asker.done, asker))
+
+
+def unload(control: AdapterControl, name: str) -> Exception | None:
+    return outcome_of(lambda asker: control.unload(name, asker.done, asker))
+
+
+def noted(folder: Path) -> dict[str, str]:
+    return dict(root_of(folder).noted())
+
+
+def test_an_adapter_is_loaded_noted_unloaded_and_forgotten(control: AdapterControl, fake: Fake, folder: Path) -> None:
+    assert load(control, "polite", "a") is None
+    assert fake.engine.stats().adapters == noted(folder) == {"polite": "a"}
+    assert unload(control, "polite") is None
+    assert fake.engine.stats().adapters == noted(folder) == {}
+
+
+def test_the_same_order_twice_is_fine_and_other_weights_under_the_name_are_not(
+    control: AdapterControl, folder: Path
+) -> None:
+    assert [load(control, "polite", "a"), load(control, "polite", "a")] == [None, None]
+    write_folder(folder / "other", b"other weights")
+    error = load(control, "polite", "other")
+    assert isinstance(error, InvalidRequest)
+    assert error.text.startswith("'polite': another adapter is loaded under this name")
+    assert noted(folder) == {"polite": "a"}
+
+
+def test_what_the_runtime_refuses_is_told_and_not_noted(control: AdapterControl, fake: Fake, folder: Path) -> None:
+    fake.runtime.adapter_error = InvalidRequest("bad", "source")
+    assert load(control, "polite", "a") is fake.runtime.adapter_error
+    assert noted(folder) == {}
+
+
+def test_what_cannot_be_noted_is_not_offered(control: AdapterControl, fake: Fake, folder: Path) -> None:
+    (folder / ".loaded").write_text("a file")
+    assert isinstance(load(control, "polite", "a"), EngineFailed)
+    assert fake.engine.stats().adapters == {}
+
+
+def test_there_is_a_bound(control: AdapterControl) -> None:
+    assert [load(control, name, name) for name in ("a", "b")] == [None, None]
+    error = load(control, "c", "c")
+    assert isinstance(error, InvalidRequest)
+    assert error.message() == (
+        "[invalid_value] name: 'c': 2 adapters are loaded already, which is the most (--max-adapters): unload one"
+    )
+    assert unload(control, "a") is None
+    assert load(control, "c", "c") is None
+
+
+def test_what_is_not_loaded_or_built_in_is_not_unloaded(control: AdapterControl, fake: Fake) -> None:
+    assert isinstance(unload(control, "nothing"), UnknownAdapter)
+    fake.runtime.adapters["own"] = type(POLITE)(path=Path("x"), key="1", num_bytes=1)
+    error = unload(control, "own")
+    assert isinstance(error, InvalidRequest) and "part of the model's artifact" in error.text
+
+
+def test_without_a_root_every_order_is_refused_at_once(fake: Fake) -> None:
+    control = AdapterControl(fake.engine, None)
+    with pytest.raises(Unsupported, match="rendered without --adapter-root"):
+        load(control, "x", "a")
+    with pytest.raises(Unsupported, match="rendered without --adapter-root"):
+        unload(control, "x")
+
+
+def test_an_engine_that_has_ended_says_so(fake: Fake, folder: Path) -> None:
+    fake.engine.close()
+    assert isinstance(load(AdapterControl(fake.engine, root_of(folder)), "polite", "a"), EngineFailed)
+    assert noted(folder) == {}
+
+
+def test_a_new_engine_loads_what_is_noted_and_leaves_out_what_does_not_load_any_more(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    root = root_of(folder)
+    for name in ("a", "b"):
+        root.note(name, root.find(name, name))
+    (folder / "a" / "adapter.gguf").write_bytes(b"others")
+    runtime = FakeRuntime()
+    restore_adapters(runtime, root)
+    assert {name: adapter.source for name, adapter in runtime.adapters.items()} == {"b": "b"}
+    assert "the adapter a does not load again: 'a': its file 'adapter.gguf' differs from its digest" in caplog.text
+    assert noted(folder) == {"a": "a", "b": "b"}
+
+
+def test_an_adapter_that_fails_in_a_way_that_nobody_foresaw_does_not_keep_the_model_from_loading(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    root, runtime = root_of(folder), FakeRuntime()
+    root.note("a", root.find("a", "a"))
+    (folder / "a" / "adapter.json").write_text("[" * 100_000)
+    restore_adapters(runtime, root)
+    assert (runtime.adapters, "the adapter a does not load again" in caplog.text) == ({}, True)

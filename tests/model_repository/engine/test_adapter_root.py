@@ -1,0 +1,171 @@
+"""From where adapters may be loaded, what is checked of them, and what is noted."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from model_repository.engine.adapter_folder import Adapter, AdapterManifest
+from model_repository.errors import EngineFailed, InvalidRequest
+from tests.model_repository.engine.adapter_folders import WEIGHTS, root_of, write_folder
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A root with one adapter, and one beside it."""
+    write_folder(tmp_path / "outside" / "secret")
+    write_folder(tmp_path / "root" / "teams" / "polite")
+    return tmp_path / "root"
+
+
+def refusal(folder: Path, source: str, name: str = "x", **fields: Any) -> InvalidRequest:
+    with pytest.raises(InvalidRequest) as refused:
+        root_of(folder, **fields).find(name, source)
+    return refused.value
+
+
+@pytest.mark.parametrize("source", ["teams/polite", "teams//polite/", "./teams/../teams/polite"])
+def test_an_adapter_is_found_below_the_root(folder: Path, source: str) -> None:
+    adapter = root_of(folder).find("org/polite", source)
+    assert (adapter.path, adapter.source) == (folder / "teams" / "polite" / "adapter.gguf", "teams/polite")
+    assert (adapter.num_bytes, adapter.rank) == (len(WEIGHTS), 8)
+
+
+def test_an_absolute_path_may_lie_below_the_root(folder: Path) -> None:
+    assert root_of(folder).find("x", str(folder / "teams" / "polite")).source == "teams/polite"
+
+
+def test_the_root_itself_may_be_a_link(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(folder)
+    assert root_of(tmp_path / "link").find("x", "teams/polite").source == "teams/polite"
+
+
+@pytest.mark.parametrize(
+    "source", ["", ".", "..", "../outside/secret", "teams/../../outside/secret", "/etc", "~", "link", "in/link", "a\0b"]
+)
+def test_nothing_outside_the_root_is_loaded_or_told_of(folder: Path, source: str) -> None:
+    (folder / "link").symlink_to(folder.parent / "outside" / "secret")
+    (folder / "in").mkdir()
+    (folder / "in" / "link").symlink_to("../../outside")
+    refused = refusal(folder, source)
+    assert refused.field == "source"
+    assert str(folder.parent) not in refused.text
+    if source != "~":  # a name as any other
+        assert refused.text == f"{source!r}: must be a folder below the root of adapters"
+
+
+def test_what_is_outside_looks_the_same_whether_it_is_there_or_not(folder: Path) -> None:
+    there, absent = refusal(folder, "../outside/secret").text, refusal(folder, "../outside/nothing").text
+    assert there.partition(": ")[2] == absent.partition(": ")[2]
+
+
+def test_a_loop_of_links_is_no_folder(folder: Path) -> None:
+    (folder / "loop").symlink_to("loop")
+    assert refusal(folder, "loop").field == "source"
+
+
+@pytest.mark.parametrize(
+    ("fields", "rule"),
+    [
+        ({"runtime": "tensorrt_llm"}, "built for the runtime tensorrt_llm, and the model's is llama_cpp"),
+        ({"base": "other"}, "built for other weights than the model's"),
+        ({"rank": 65}, "its rank is 65: at most 64"),
+        ({"files": {}}, "adapter.json names no adapter.gguf"),
+        ({"files": {"adapter.gguf": "0" * 64}}, "'adapter.gguf' differs from its digest"),
+        ({"files": {"more.bin": "0" * 64}}, "'more.bin' is missing"),
+        ({"files": {"../polite/adapter.gguf": "0" * 64}}, "or is none of this folder"),
+        ({"files": {"/etc/passwd": "0" * 64}}, "or is none of this folder"),
+        ({"files": {"linked": "0" * 64}}, "'linked' is missing, or is none of this folder"),
+    ],
+)
+def test_an_adapter_that_is_not_what_it_says_or_does_not_fit_is_refused(
+    folder: Path, fields: dict[str, Any], rule: str
+) -> None:
+    write_folder(folder / "bad", **fields)
+    (folder / "bad" / "linked").symlink_to("/etc/passwd")
+    assert rule in refusal(folder, "bad").text
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "{", "[]", "null", "{}", '{"format": 2}', '{"format": 1, "runtime": "llama_cpp"}', b"\xff".decode("latin-1")],
+)
+def test_a_manifest_that_is_none_is_refused(folder: Path, text: str) -> None:
+    (folder / "teams" / "polite" / "adapter.json").write_text(text, encoding="latin-1")
+    assert "is not what `python -m build_engines adapter` writes" in refusal(folder, "teams/polite").text
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("rank", 0), ("rank", True), ("rank", "8"), ("modules", [1]), ("files", {"a": 1}), ("base", None)],
+)
+def test_a_manifest_with_a_wrong_value_is_refused(folder: Path, name: str, value: Any) -> None:
+    path = folder / "teams" / "polite" / "adapter.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {name: value}))
+    assert "is not what" in refusal(folder, "teams/polite").text
+
+
+def test_a_manifest_survives_its_file(tmp_path: Path) -> None:
+    manifest = AdapterManifest(runtime="tensorrt_llm", base="b", rank=4, modules=("attn_q",), files={"a": "0"})
+    manifest.save(tmp_path)
+    assert AdapterManifest.from_fields(json.loads((tmp_path / "adapter.json").read_text())) == manifest
+
+
+def test_a_folder_without_a_manifest_says_how_to_make_one(folder: Path) -> None:
+    assert "`python -m build_engines adapter` makes such a folder" in refusal(folder, "teams").text
+
+
+@pytest.mark.parametrize("name", ["", "a--b", "a b", "../x", "x" * 3 + "/", "org/demo"])
+def test_a_name_that_no_model_could_have_or_that_is_the_models_own_is_refused(folder: Path, name: str) -> None:
+    assert refusal(folder, "teams/polite", name).field == "name"
+
+
+# --- notes -----------------------------------------------------------------------------------------------------------
+
+
+def test_notes_outlive_the_engine_and_models_have_their_own(folder: Path) -> None:
+    root = root_of(folder)
+    adapter = root.find("org/polite", "teams/polite")
+    root.note("org/polite", adapter)
+    root.note("brief", adapter)
+    root.note("brief", adapter)
+    assert list(root_of(folder).noted()) == [("brief", "teams/polite"), ("org/polite", "teams/polite")]
+    assert list(root_of(folder, slug="other").noted()) == []
+    for _ in range(2):
+        root.forget("brief")
+    assert list(root_of(folder).noted()) == [("org/polite", "teams/polite")]
+
+
+def test_a_note_that_is_none_is_passed_over(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    root = root_of(folder)
+    root.note("polite", root.find("polite", "teams/polite"))
+    notes = folder / ".loaded" / "org--demo"
+    for name, text in (("a.json", "{"), ("b.json", "[]"), ("c.json", '{"name": "c"}')):
+        (notes / name).write_text(text)
+    assert list(root.noted()) == [("polite", "teams/polite")]
+    assert caplog.text.count("is no note of an adapter") == 3
+
+
+def test_notes_are_no_adapters(folder: Path) -> None:
+    root = root_of(folder)
+    root.note("polite", root.find("polite", "teams/polite"))
+    assert "must be a folder below the root" in refusal(folder, ".loaded/org--demo").text
+
+
+def test_what_cannot_be_noted_is_said(tmp_path: Path) -> None:
+    (tmp_path / ".loaded").write_text("a file")
+    adapter = Adapter(path=tmp_path, key="", num_bytes=0, source="x")
+    with pytest.raises(EngineFailed, match="cannot be written"):
+        root_of(tmp_path).note("x", adapter)
+    with pytest.raises(EngineFailed, match="cannot be written"):
+        root_of(tmp_path).forget("x")
+
+
+def test_the_size_of_an_adapter_of_the_artifact_is_known(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"12345")
+    os.mkdir(tmp_path / "b")
+    assert Adapter.of_artifact(tmp_path).num_bytes == Adapter.of_artifact(tmp_path / "a").num_bytes == 5
