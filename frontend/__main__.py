@@ -1,5 +1,5 @@
-"""The command line: `serve` runs Triton and the frontend, `api` the frontend alone; `probe` asks engines, `drain`
-takes a Triton out of service, `keys` is for API keys.
+"""The command line: `serve` runs Triton and the frontend, `api` and `triton` one of them alone; `probe` asks engines,
+`drain` takes a Triton out of service, `keys` is for API keys.
 """
 
 from __future__ import annotations
@@ -15,7 +15,10 @@ from typing import NoReturn
 from frontend.access.options import add_actions
 from frontend.options import add_options, settings_from, settings_of_environment
 from frontend.serve.command import serve
+from frontend.serve.errors import LaunchError
 from frontend.serve.launcher import DEFAULT_FRONTEND, OF_TRITON, LauncherSettings
+from frontend.serve.triton_alone import TritonSettings, become_triton
+from frontend.serve.triton_server import ADDRESS, TritonPorts
 from frontend.settings import Settings, SettingsError
 
 
@@ -77,6 +80,22 @@ def _parser() -> argparse.ArgumentParser:
     add_options(command, Settings())
     command.set_defaults(command=_api)
 
+    command = commands.add_parser("triton", help="run tritonserver alone, for frontends that run elsewhere")
+    command.add_argument("--repository", type=Path, required=True, metavar="DIR", help="what build_engines rendered")
+    command.add_argument(
+        "--state-dir", type=Path, default=".conch", metavar="DIR", help="for what the server needs (%(default)s)"
+    )
+    command.add_argument(
+        "--address", default=ADDRESS, help="of gRPC and metrics, which know no keys: admit frontends only (%(default)s)"
+    )
+    for name, default in (("grpc", 8001), ("metrics", 8002), ("http", 8003)):
+        command.add_argument(f"--{name}-port", type=int, default=default, metavar="PORT", help="(%(default)s)")
+    command.add_argument(
+        "--exit-timeout-s", type=int, default=25, metavar="S", help="for requests under way, at the end (%(default)s)"
+    )
+    command.add_argument("--tritonserver", type=Path, metavar="PATH", help="the server to use; else one is looked for")
+    command.set_defaults(command=_triton)
+
     command = commands.add_parser("probe", help="ask a Triton's engines whether they work; exit status 0 or 1")
     command.add_argument("--triton", required=True, metavar="HOST:PORT", help="its gRPC endpoint")
     add_options(command, Settings(), only=OF_TRITON - {"triton_endpoints"})
@@ -133,6 +152,22 @@ def _api(options: argparse.Namespace) -> int:
     _check_keys(settings)
     configure_logging(settings.log_format)
     return run(settings)
+
+
+def _triton(options: argparse.Namespace) -> int:
+    settings = TritonSettings(
+        repository=options.repository,
+        state_dir=options.state_dir,
+        address=options.address,
+        ports=TritonPorts(grpc=options.grpc_port, http=options.http_port, metrics=options.metrics_port),
+        exit_timeout_s=options.exit_timeout_s,
+        tritonserver=options.tritonserver,
+    )
+    try:
+        become_triton(settings, os.environ)
+    except (LaunchError, OSError) as exc:
+        print(f"error: {exc}", file=sys.stderr)
+    return 1
 
 
 def _probe(options: argparse.Namespace) -> int:

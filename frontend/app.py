@@ -36,6 +36,7 @@ from frontend.handlers.context import (
 )
 from frontend.handlers.limited import add_limit_headers, limits_lifetime
 from frontend.models import ModelDirectory, Triton
+from frontend.replicas.following import FOLLOWED, NameFollower, following
 from frontend.replicas.pool import ReplicaPool
 from frontend.replicas.replica import Replica
 from frontend.settings import Settings
@@ -74,18 +75,19 @@ def create_app(
 
     async def replicas_lifetime(app: web.Application) -> AsyncIterator[None]:
         observer, credentials = app[OBSERVER], triton_credentials(settings)
-        connected = tritons or {
-            endpoint: TritonClient(endpoint, credentials, observer.late) for endpoint in settings.triton_endpoints
-        }
-        replicas = [
-            Replica(endpoint, triton, settings, on_look=partial(observer.looked_at, endpoint))
-            for endpoint, triton in connected.items()
-        ]
-        app[TRITON] = ReplicaPool(replicas, settings.retry_share)
-        app[MODELS] = ModelDirectory(app[TRITON])
-        async with app[TRITON].running():
+
+        def replica(endpoint: str, triton: Triton | None = None) -> Replica:
+            connected = triton or TritonClient(endpoint, credentials, observer.late)
+            return Replica(endpoint, connected, settings, on_look=partial(observer.looked_at, endpoint))
+
+        named = [] if tritons else [each for each in settings.triton_endpoints if each.startswith(FOLLOWED)]
+        fixed = tritons or dict.fromkeys(each for each in settings.triton_endpoints if each not in named)
+        pool = ReplicaPool([replica(*each) for each in fixed.items()], settings.retry_share, observer.forget)
+        app[TRITON], app[MODELS] = pool, ModelDirectory(pool)
+        followers = [NameFollower(endpoint, pool, replica) for endpoint in named]
+        async with pool.running(), following(followers, settings.dns_interval_s):
             yield
-        await app[TRITON].close()
+        await pool.close()
 
     app.cleanup_ctx.extend([_observer_lifetime, replicas_lifetime, limits_lifetime])
     app.on_response_prepare.extend([name_request, add_limit_headers])

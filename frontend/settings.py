@@ -13,7 +13,7 @@ from model_repository.generation import ContextOverflow
 from model_repository.model_parameters import RequestDefaults
 
 _ROOT_PATH = re.compile(r"(/[\w.~-]+)+", re.ASCII)
-_ENDPOINT = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^\s:/\[\]]+):(?P<port>[0-9]{1,5})")
+_ENDPOINT = re.compile(r"(?:dns:)?(\[[0-9A-Fa-f:.]+\]|[^\s:/\[\]]+):(?P<port>[0-9]{1,5})")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 _ORIGIN = re.compile(r"\*|https?://(\[[0-9a-f:.]+\]|[a-z0-9.-]+)(:[0-9]{1,5})?")
@@ -36,7 +36,8 @@ class Settings:
     host: str = "127.0.0.1"
     port: int = 8080  # 0: any free one
     workers: int = 0  # processes on the port; 0: by the number of cores
-    triton_endpoints: tuple[str, ...] = ("127.0.0.1:8001",)  # gRPC, host:port; a request goes to one of them
+    triton_endpoints: tuple[str, ...] = ("127.0.0.1:8001",)  # gRPC, [dns:]host:port; a request goes to one of them
+    dns_interval_s: float = 2.0  # between two looks at what an endpoint dns:NAME:PORT stands for
     triton_tls_ca: str = ""  # PEM file of who signs the Tritons' certificates; empty: no TLS to them
     triton_tls_cert: str = ""  # PEM file of the certificate that the Tritons want of us; empty: none
     triton_tls_key: str = ""  # PEM file of its key
@@ -118,7 +119,14 @@ class Settings:
             self._refuse("context_length_exceeded_behavior", f"must be {' or '.join(ContextOverflow)}")
         if not all(_ROOT_PATH.fullmatch(path) for path in self.root_paths):
             self._refuse("root_paths", "each must be a path such as /openai, without a slash at its end")
-        positive = ("stats_interval_s", "stats_deadline_s", "engine_stall_s", "breaker_pause_s", "probe_deadline_s")
+        positive = (
+            "stats_interval_s",
+            "stats_deadline_s",
+            "engine_stall_s",
+            "breaker_pause_s",
+            "probe_deadline_s",
+            "dns_interval_s",
+        )
         for name in (*positive, "key_interval_s"):
             self._require_seconds(name, is_zero_allowed=False)
         self._require_seconds("stage_stall_s", is_zero_allowed=False)
@@ -189,7 +197,9 @@ class Settings:
         for endpoint in self.triton_endpoints:
             found = _ENDPOINT.fullmatch(endpoint)
             if found is None or not 1 <= int(found["port"]) <= 65535:
-                self._refuse("triton_endpoints", "each must be host:port, such as 127.0.0.1:8001")
+                self._refuse("triton_endpoints", "each must be host:port, such as 127.0.0.1:8001, or dns:host:port")
+            if endpoint.startswith("dns:") and self.triton_tls_ca:
+                self._refuse("triton_endpoints", "addresses of a name have no certificates: no dns: with triton_tls_ca")
 
     def _check_limits(self) -> None:
         for name in ("requests_per_minute", "tokens_per_minute", "max_concurrent", "max_in_flight"):

@@ -45,7 +45,7 @@ class AdapterControl:
     """Tells the engines of a model, at every endpoint that has it.
 
     Args:
-        tritons: by endpoint.
+        tritons: by endpoint; those that are there when something is asked for.
         settle_s: after which every worker has noticed.
         sleep: lets time pass.
     """
@@ -56,7 +56,7 @@ class AdapterControl:
         settle_s: float = 0.0,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        self._tritons = dict(tritons)
+        self._tritons = tritons
         self._settle_s = settle_s
         self._sleep = sleep
 
@@ -113,8 +113,9 @@ class AdapterControl:
             slug = model_id_to_slug(model_id)
         except ValueError as exc:
             raise InvalidRequest(str(exc), param="model") from exc
-        works = [self._at(triton, model_id, slug, order) for triton in self._tritons.values()]
-        outcomes = dict(zip(self._tritons, await asyncio.gather(*works), strict=True))
+        tritons = dict(self._tritons)
+        works = [self._at(triton, model_id, slug, order) for triton in tritons.values()]
+        outcomes = dict(zip(tritons, await asyncio.gather(*works), strict=True))
         concerned = {endpoint: outcome for endpoint, outcome in outcomes.items() if outcome is not None}
         if not concerned:
             raise ModelNotFound(model_id)

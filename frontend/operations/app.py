@@ -14,6 +14,7 @@ from frontend.operations.adapters import AdapterControl
 from frontend.operations.admin import ADAPTERS, CONTROL, SUPERVISOR
 from frontend.operations.models import EndpointsControl, ModelControl
 from frontend.operations.supervisor import Supervisor
+from frontend.replicas.by_endpoint import ByEndpoint
 from frontend.telemetry import scrape
 from frontend.telemetry.observer import OBSERVER
 
@@ -31,8 +32,9 @@ def create_operations_app(public: web.Application, supervisor: Supervisor) -> we
     if KEYS in public:
         app[KEYS] = public[KEYS]
     app[IS_PUBLIC] = False
-    tritons = {replica.endpoint: replica.triton for replica in app[TRITON].replicas}
-    app[CONTROL] = EndpointsControl({endpoint: ModelControl(triton) for endpoint, triton in tritons.items()})
+    pool = app[TRITON]
+    app[CONTROL] = EndpointsControl(ByEndpoint(pool, lambda replica: ModelControl(replica.triton)))
+    tritons = ByEndpoint(pool, lambda replica: replica.triton)
     app[ADAPTERS] = AdapterControl(tritons, settle_s=MAX_AGE_S + app[SETTINGS].stats_interval_s)
     app[SUPERVISOR] = supervisor
     app.on_response_prepare.append(name_request)

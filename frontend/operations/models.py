@@ -110,11 +110,11 @@ class EndpointsControl:
     """Loads and unloads at every endpoint.
 
     Args:
-        controls: by endpoint.
+        controls: by endpoint; those that are there when something is asked for.
     """
 
     def __init__(self, controls: Mapping[str, ModelControl]) -> None:
-        self._controls = dict(controls)
+        self._controls = controls
 
     async def load(self, model_id: str) -> None:
         """Load a model wherever the repository has it; return when it is ready there.
@@ -123,7 +123,7 @@ class EndpointsControl:
             ModelNotFound: no repository has one of this id.
             APIError: a Triton did not do it; others may have.
         """
-        await self._everywhere([control.load(model_id) for control in self._controls.values()])
+        await self._everywhere(lambda control: control.load(model_id))
 
     async def unload(self, model_id: str, timeout_s: float) -> Unloading:
         """Unload a model wherever it is loaded, at the same time; the arguments are those of `ModelControl.unload`.
@@ -132,21 +132,22 @@ class EndpointsControl:
             ModelNotFound: no model of this id is loaded.
             APIError: a Triton did not do it; others may have.
         """
-        unloadings = await self._everywhere([each.unload(model_id, timeout_s) for each in self._controls.values()])
+        unloadings = await self._everywhere(lambda control: control.unload(model_id, timeout_s))
         return Unloading(num_ended=sum(unloading.num_ended for unloading in unloadings))
 
-    async def _everywhere[Result](self, works: Sequence[Awaitable[Result]]) -> list[Result]:
+    async def _everywhere[Result](self, work: Callable[[ModelControl], Awaitable[Result]]) -> list[Result]:
         """Return the results of those endpoints that know the model; all come to their ends first.
 
         Raises:
             ModelNotFound: none does.
             APIError: one failed.
         """
-        outcomes = await asyncio.gather(*works, return_exceptions=True)
+        controls = dict(self._controls)
+        outcomes = await asyncio.gather(*map(work, controls.values()), return_exceptions=True)
         unknown: ModelNotFound | None = None
         results: list[Result] = []
         failures: list[BaseException] = []
-        for endpoint, outcome in zip(self._controls, outcomes, strict=True):
+        for endpoint, outcome in zip(controls, outcomes, strict=True):
             match outcome:
                 case ModelNotFound():
                     unknown = outcome

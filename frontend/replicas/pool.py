@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, 
 from contextlib import aclosing
 from dataclasses import replace
 
-from frontend.errors import APIError, Draining, ModelNotFound, ModelNotReady, NotTaken, TritonTimeout
+from frontend.errors import APIError, Draining, ModelNotFound, ModelNotReady, NotTaken, TritonTimeout, TritonUnreachable
 from frontend.models import ModelSnapshot, Triton
 from frontend.replicas.replica import Replica
 from frontend.replicas.retry_budget import RetryBudget
@@ -30,12 +30,19 @@ class ReplicaPool:
     """The replicas. They have no order: the one with the fewest requests gets the next one.
 
     Args:
-        replicas: at least one.
+        replicas: the first ones; `add` and `remove` change them.
         retry_share: of the requests that may be sent a second time, 0 to 1.
+        on_retired: told the endpoint of one that was removed, when its last request has ended.
     """
 
-    def __init__(self, replicas: Sequence[Replica], retry_share: float) -> None:
+    def __init__(
+        self, replicas: Sequence[Replica], retry_share: float, on_retired: Callable[[str], None] = lambda endpoint: None
+    ) -> None:
         self.replicas = tuple(replicas)
+        self._retired: dict[Replica, asyncio.Task[None]] = {}  # those that still have requests
+        self._running: dict[Replica, asyncio.Task[None]] = {}
+        self._is_running = False
+        self._on_retired = on_retired
         self._budget = RetryBudget(retry_share)
         self._union = ModelUnion()
         self._end_error: APIError | None = None  # with which everything was ended
@@ -43,13 +50,43 @@ class ReplicaPool:
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Watch the replicas within the block."""
-        tasks = [asyncio.create_task(replica.run()) for replica in self.replicas]
+        self._is_running = True
+        for replica in self.replicas:
+            self._start(replica)
         try:
             yield
         finally:
+            self._is_running = False
+            tasks = [*self._retired.values(), *self._running.values()]
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+
+    def add(self, replica: Replica) -> None:
+        """Have requests go to one more replica, unless its endpoint is there already."""
+        if replica.endpoint not in [each.endpoint for each in self.replicas]:
+            self.replicas = (*self.replicas, replica)
+            if self._is_running:
+                self._start(replica)
+
+    def remove(self, endpoint: str) -> None:
+        """Send a replica no more requests; it is watched until those that it has have ended."""
+        for replica in self.replicas:
+            if replica.endpoint == endpoint:
+                self.replicas = tuple(each for each in self.replicas if each is not replica)
+                self._retired[replica] = asyncio.create_task(self._retire(replica))
+
+    def _start(self, replica: Replica) -> None:
+        self._running[replica] = asyncio.create_task(replica.run())
+
+    async def _retire(self, replica: Replica) -> None:
+        await replica.until_idle()
+        if (task := self._running.pop(replica, None)) is not None:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+        await replica.triton.close()
+        del self._retired[replica]
+        self._on_retired(replica.endpoint)
 
     def endpoints(self) -> dict[str, str]:
         """Return what each endpoint is worth: `ready`, or the code of the error that it last brought."""
@@ -114,7 +151,10 @@ class ReplicaPool:
         Raises:
             APIError: none of them does.
         """
-        tasks = {replica: replica.models.refreshing() for replica in self.replicas}
+        replicas = self.replicas
+        if not replicas:
+            raise TritonUnreachable()  # a name that stands for nothing yet
+        tasks = {replica: replica.models.refreshing() for replica in replicas}
         present = [task for replica, task in tasks.items() if replica.models.error is None]
         if present:
             await asyncio.wait(present, timeout=_PATIENCE_S)
@@ -123,10 +163,10 @@ class ReplicaPool:
         for replica, task in tasks.items():
             if task in present and not task.done():
                 replica.models.error = TritonTimeout()
-        errors = [replica.models.error for replica in self.replicas]
+        errors = [replica.models.error for replica in replicas]
         if all(errors) and errors[0] is not None:
             raise errors[0]
-        return self._union.of({replica.endpoint: replica.models for replica in self.replicas})
+        return self._union.of({replica.endpoint: replica.models for replica in replicas})
 
     async def check(self, slug: str, request: GenerationRequest) -> None:
         """Have the tokenizer stage look at a request, without generating anything.
@@ -159,11 +199,11 @@ class ReplicaPool:
     def end_all(self, error: APIError) -> int:
         """End every generation under way, and those that would begin, with an error; return how many are under way."""
         self._end_error = error
-        return sum(replica.triton.end_all(error) for replica in self.replicas)
+        return sum(replica.triton.end_all(error) for replica in (*self.replicas, *self._retired))
 
     async def close(self) -> None:
         """Let go of every connection."""
-        await asyncio.gather(*(replica.triton.close() for replica in self.replicas))
+        await asyncio.gather(*(replica.triton.close() for replica in (*self.replicas, *self._retired)))
 
     async def _ask[Answer](self, slug: str, ask: Callable[[Triton], Awaitable[Answer]]) -> Answer:
         self._budget.count_request()

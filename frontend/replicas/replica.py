@@ -50,6 +50,8 @@ class Replica:
         self.endpoint = endpoint
         self.triton = triton
         self.num_in_flight = 0  # of this process
+        self._is_idle = asyncio.Event()
+        self._is_idle.set()
         self.models = ModelDirectory(triton, clock)
         self.watch = EngineWatch(triton, self.models, settings, clock, on_look)
         self.watch.on_lost = self.open_circuit
@@ -84,6 +86,7 @@ class Replica:
     def serving(self, slug: str) -> Iterator[None]:
         """Count a request while it is under way, and what it says about the model if it fails."""
         self.num_in_flight += 1
+        self._is_idle.clear()
         try:
             yield
         except APIError as exc:
@@ -91,6 +94,12 @@ class Replica:
             raise
         finally:
             self.num_in_flight -= 1
+            if not self.num_in_flight:
+                self._is_idle.set()
+
+    async def until_idle(self) -> None:
+        """Return when no request is under way."""
+        await self._is_idle.wait()
 
     def succeeded(self, slug: str) -> None:
         """Note a completion."""

@@ -18,7 +18,7 @@ from pathlib import Path
 from frontend.serve.errors import TritonNotFound
 from frontend.serve.libpython import libpython_dir, why_unusable
 
-ADDRESS = "127.0.0.1"  # where Triton listens: its APIs know no authentication
+ADDRESS = "127.0.0.1"  # where Triton listens unless told otherwise: its APIs know no authentication
 FULL_TRITON = Path("/opt/tritonserver/bin/tritonserver")
 
 _STUB = "triton_python_backend_stub"
@@ -36,7 +36,7 @@ class TritonInstallation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TritonPorts:
-    """Where Triton listens on ADDRESS."""
+    """Where Triton listens."""
 
     grpc: int
     http: int
@@ -69,19 +69,30 @@ def find_triton(
 
 
 def triton_command(
-    installation: TritonInstallation, repository: Path, ports: TritonPorts, shm_prefix: str
+    installation: TritonInstallation,
+    repository: Path,
+    ports: TritonPorts,
+    shm_prefix: str,
+    *,
+    address: str = ADDRESS,
+    exit_timeout_s: int = _EXIT_TIMEOUT_S,
 ) -> list[str]:
-    """Return the command line; the server ends when a model of the repository cannot be loaded."""
+    """Return the command line; the server ends when a model of the repository cannot be loaded.
+
+    Args:
+        address: of gRPC and metrics. HTTP, which no part of this project uses, is for this machine alone.
+        exit_timeout_s: for requests under way, after it was asked to end.
+    """
     options: dict[str, object] = {
         "model-repository": repository,
         "model-control-mode": "explicit",  # a model can be loaded again after its process was killed
         "load-model": "*",
-        "exit-timeout-secs": _EXIT_TIMEOUT_S,
+        "exit-timeout-secs": exit_timeout_s,
         "http-address": ADDRESS,
         "http-port": ports.http,
-        "grpc-address": ADDRESS,
+        "grpc-address": address,
         "grpc-port": ports.grpc,
-        "metrics-address": ADDRESS,
+        "metrics-address": address,
         "metrics-port": ports.metrics,
         "backend-config": f"python,shm-region-prefix-name={shm_prefix}",
     }

@@ -65,6 +65,7 @@ class Observer:
         self.has_vllm_names = settings.metrics_compat == "vllm"
         self._is_by_key = settings.metrics_by_key
         self._known_models: set[str] = set()
+        self._looked_at: dict[str, set[str]] = {}  # the models by endpoint
 
     def began_stream(self, facts: RequestFacts, record: StreamRecord) -> None:
         """Note that a request generates from here on."""
@@ -91,6 +92,7 @@ class Observer:
 
     def looked_at(self, endpoint: str, model: str, seen: EngineStats | APIError) -> None:
         """Note what an engine says of itself at an endpoint, or why it does not."""
+        self._looked_at.setdefault(endpoint, set()).add(model)
         if model not in self._known_models:
             self._known_models.add(model)
             self._begin_at_zero(model)
@@ -111,6 +113,12 @@ class Observer:
                 gauges = {definitions.ENGINE_UP: 0}
         for gauge, value in gauges.items():
             self.metrics.set(gauge, value, model, endpoint)
+
+    def forget(self, endpoint: str) -> None:
+        """Note that an endpoint is gone for good."""
+        for model in tuple(self._looked_at.get(endpoint, ())):
+            self.looked_at(endpoint, model, ModelNotReady("The endpoint is gone."))
+        self._looked_at.pop(endpoint, None)
 
     def late(self, slug: str, request_id: str) -> None:
         """Note that something came of a completion after its finish, when its client had its whole answer."""

@@ -1,0 +1,91 @@
+"""Follows a name that stands for several Tritons, such as a headless Service's: each of its addresses is a replica."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
+
+from frontend.replicas.pool import ReplicaPool
+from frontend.replicas.replica import Replica
+
+logger = logging.getLogger(__name__)
+
+FOLLOWED = "dns:"  # before the host:port of an endpoint that is followed
+
+
+async def addresses_of(host: str, port: int) -> Collection[str]:
+    """Return the endpoints that a name stands for at this moment.
+
+    Raises:
+        OSError: nobody knows it, or nobody answers.
+    """
+    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    hosts = [str(address[0]) for _, _, _, _, address in found]
+    return {f"[{each}]:{port}" if ":" in each else f"{each}:{port}" for each in hosts}
+
+
+class NameFollower:
+    """Keeps a pool's replicas those that a name stands for.
+
+    A name that stands for nothing, or cannot be looked up, changes nothing: what was there may well be there still, and
+    is watched.
+
+    Args:
+        endpoint: `dns:HOST:PORT`.
+        connect: makes the replica of an address.
+        resolve: returns the endpoints of a host and a port.
+    """
+
+    def __init__(
+        self,
+        endpoint: str,
+        pool: ReplicaPool,
+        connect: Callable[[str], Replica],
+        resolve: Callable[[str, int], Awaitable[Collection[str]]] = addresses_of,
+    ) -> None:
+        host, _, port = endpoint.removeprefix(FOLLOWED).rpartition(":")
+        self._host, self._port = host, int(port)
+        self._pool = pool
+        self._connect = connect
+        self._resolve = resolve
+        self._followed: set[str] = set()
+        self._is_known = True
+
+    async def run(self, interval_s: float) -> None:
+        """Look again and again, until cancelled."""
+        while True:
+            await self.look()
+            await asyncio.sleep(interval_s)
+
+    async def look(self) -> None:
+        """Look the name up, and make the pool's replicas those that it stands for."""
+        try:
+            found = set(await self._resolve(self._host, self._port))
+        except OSError as exc:
+            if self._is_known:
+                logger.warning("%s cannot be looked up: %s", self._host, exc.strerror or exc)
+            self._is_known = False
+            return
+        self._is_known = True
+        for endpoint in sorted(found - self._followed):
+            logger.info("%s stands for %s", self._host, endpoint)
+            self._pool.add(self._connect(endpoint))
+        for endpoint in sorted(self._followed - found):
+            logger.info("%s does not stand for %s any more", self._host, endpoint)
+            self._pool.remove(endpoint)
+        self._followed = found
+
+
+@contextlib.asynccontextmanager
+async def following(followers: Sequence[NameFollower], interval_s: float) -> AsyncIterator[None]:
+    """Follow names within the block."""
+    tasks = [asyncio.create_task(follower.run(interval_s)) for follower in followers]
+    try:
+        yield
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,63 @@
+"""Runs tritonserver alone, as the only program of a container; a frontend elsewhere follows it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from frontend.serve.checks import check_repository, check_shared_memory, free_shared_memory_bytes
+from frontend.serve.triton_server import TritonInstallation, TritonPorts, find_triton, triton_command
+from frontend.settings import SettingsError
+
+_SHM_PREFIX = "conch_"  # a container's shared memory is its own
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TritonSettings:
+    """What `triton` is told.
+
+    Raises:
+        SettingsError: at construction.
+    """
+
+    repository: Path
+    state_dir: Path
+    address: str  # of gRPC and metrics; HTTP is for this machine alone
+    ports: TritonPorts
+    exit_timeout_s: int  # for requests under way, after it was asked to end
+    tritonserver: Path | None = None  # None: one is looked for
+
+    def __post_init__(self) -> None:
+        for name, port in (("grpc", self.ports.grpc), ("http", self.ports.http), ("metrics", self.ports.metrics)):
+            if not 1 <= port <= 65535:
+                raise SettingsError(f"--{name}-port={port}: must be a whole number from 1 to 65535")
+        if self.exit_timeout_s < 0:
+            raise SettingsError(f"--exit-timeout-s={self.exit_timeout_s}: must not be negative")
+
+
+def become_triton(settings: TritonSettings, environment: Mapping[str, str]) -> None:
+    """Replace this process by the server, so that signals and the exit status are its own.
+
+    Raises:
+        LaunchError: there is nothing to serve, too little shared memory, or no server that can run here.
+        OSError: the server cannot be run.
+    """
+    check_repository(settings.repository)
+    check_shared_memory(free_shared_memory_bytes())
+    settings.state_dir.mkdir(parents=True, exist_ok=True)
+    installation = find_triton(settings.tritonserver, settings.state_dir.resolve(), environment)
+    os.execve(installation.binary, alone_command(installation, settings), dict(installation.environment))
+
+
+def alone_command(installation: TritonInstallation, settings: TritonSettings) -> list[str]:
+    """Return the command line of a server that frontends elsewhere may reach."""
+    return triton_command(
+        installation,
+        settings.repository.resolve(),
+        settings.ports,
+        _SHM_PREFIX,
+        address=settings.address,
+        exit_timeout_s=settings.exit_timeout_s,
+    )

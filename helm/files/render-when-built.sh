@@ -1,0 +1,26 @@
+#!/bin/sh
+# Waits for the artifact that a Job makes, and renders the repository that serves it.
+#
+#   render-when-built.sh FOLDER SECONDS OPTION...
+#
+# FOLDER is the --state-dir of the Job; an artifact appears in it in one piece. The options are those of
+# `python3 -m build_engines render`.
+set -eu
+folder=$1
+timeout_s=$2
+shift 2
+
+started=$(date +%s)
+while :; do
+    for manifest in "$folder"/artifacts/*/manifest.json; do
+        if [ -f "$manifest" ]; then
+            exec python3 -m build_engines render "$(dirname "$manifest")" "$@"
+        fi
+    done
+    if [ $(($(date +%s) - started)) -ge "$timeout_s" ]; then
+        echo "error: no artifact in $folder after $timeout_s s: see whether its Job has failed" \
+            "(kubectl get jobs; kubectl logs job/...); build.waitSeconds is how long pods wait" >&2
+        exit 1
+    fi
+    sleep 2
+done

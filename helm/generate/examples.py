@@ -1,0 +1,94 @@
+"""Writes the examples of one model each: every model of the catalog on H100 and on H200, as the planner lays it out.
+
+python -m helm.generate.examples
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import yaml
+
+from build_engines.catalog import Catalog
+from build_engines.model_entry import ModelEntry
+from build_engines.planner.gpus import GPUS
+from build_engines.planner.plan import plan
+from build_engines.planner.sizing import Plan
+from helm.generate.values import CHART
+
+EXAMPLES = CHART / "examples"
+GPU_KEYS = ("h100", "h200")
+
+_GIB = 2**30
+_RAM_MARGIN = 1.1  # on the planner's estimate of what a conversion takes
+_LOADED_BYTES_PER_S = 0.25e9  # from shared storage, slowly
+_SHORTEST_LOAD_S = 600
+
+
+def examples() -> Mapping[str, str]:
+    """Return the text of each example by its file name."""
+    return {
+        f"{_object_name(entry)}-{key}.yaml": _text(plan(entry, GPUS[key]))
+        for entry in Catalog.load()
+        for key in GPU_KEYS
+    }
+
+
+def example_values(planned: Plan) -> dict[str, Any]:
+    """Return the values that serve a model as it is planned."""
+    entry, layout = planned.entry, planned.parallelism
+    is_one_node = layout.num_nodes == 1
+    model: dict[str, Any] = {
+        "name": _object_name(entry),
+        "servedName": entry.model_id,
+        "engine": {
+            "runtime": "tensorrt_llm",
+            "backend": "engine" if is_one_node else "pytorch",
+            "precision": str(planned.precision),
+            "maxSeqLen": planned.max_seq_len,
+            "maxBatchSize": planned.max_batch_size,
+        },
+        "source": {"huggingface": {"repo": entry.model_id, "revision": "main"}},
+        "parallelism": {"tensor": layout.tp_size, "pipeline": layout.pp_size},
+        "gpus": {"perNode": layout.num_gpus_per_node, "profile": planned.gpu.key},
+        "shmSize": f"{2 + 2 * layout.num_gpus_per_node}Gi",
+        "loadTimeoutSeconds": max(_SHORTEST_LOAD_S, round(planned.engine_bytes / _LOADED_BYTES_PER_S)),
+        "strategy": {"maxSurge": 0, "maxUnavailable": 1},
+    }
+    if is_one_node:
+        ram_gib = round(planned.build_ram_bytes * _RAM_MARGIN / _GIB) + 1
+        model["build"] = {"enabled": True, "resources": {"requests": {"memory": f"{ram_gib}Gi"}}}
+    values: dict[str, Any] = {"cache": {"type": "pvc", "size": f"{round(planned.build_disk_bytes * 1.2 / _GIB) + 1}Gi"}}
+    if entry.is_gated:
+        values["huggingface"] = {"existingSecret": "huggingface"}
+    if not is_one_node:
+        values["multinode"] = {"sshKeySecret": "ranks"}
+    return values | {"models": [model]}
+
+
+def _text(planned: Plan) -> str:
+    lines = [f"# {line}" for line in _comments(planned)]
+    return "\n".join([*lines, yaml.safe_dump(example_values(planned), sort_keys=False, width=120).rstrip(), ""])
+
+
+def _comments(planned: Plan) -> Iterator[str]:
+    yield f"{planned.entry.model_id} on {planned.parallelism.num_gpus} x {planned.gpu.name}: {planned.parallelism}."
+    yield f"Room for {planned.num_concurrent_sequences} sequences of {planned.max_seq_len} tokens, more of shorter."
+    yield f"Licence: {planned.entry.license}{', gated: it needs a token' if planned.entry.is_gated else ''}."
+    yield "Written by `python -m helm.generate.examples` from the catalog. Not tried on a GPU yet."
+
+
+def _object_name(entry: ModelEntry) -> str:
+    return re.sub(r"[^a-z0-9]+", "-", entry.aliases[-1].lower())
+
+
+def main() -> None:
+    """Write them."""
+    for name, text in examples().items():
+        (EXAMPLES / name).write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

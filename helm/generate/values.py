@@ -1,0 +1,118 @@
+"""Writes values.yaml and the table of values in the README from values.schema.json, which says what there is and why.
+
+python -m helm.generate.values
+"""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from build_engines.tables import markdown_table
+
+CHART = Path(__file__).parents[1]
+SCHEMA = CHART / "values.schema.json"
+VALUES = CHART / "values.yaml"
+README = CHART / "README.md"
+TABLE_BEGIN, TABLE_END = "<!-- values: begin -->", "<!-- values: end -->"
+
+type Schema = dict[str, Any]
+
+_INTRODUCTION = """\
+# Values of the chart. Written by `python -m helm.generate.values` from values.schema.json, which the README shows as a
+# table; a test keeps them equal."""
+
+
+def load_schema() -> Schema:
+    """Return values.schema.json."""
+    schema: Schema = json.loads(SCHEMA.read_text(encoding="utf-8"))
+    return schema
+
+
+def values_text(schema: Schema) -> str:
+    """Return values.yaml."""
+    lines = [_INTRODUCTION]
+    for name, node in schema["properties"].items():
+        lines += ["", *_yaml_lines(name, node, schema, 0)]
+    return "\n".join(lines) + "\n"
+
+
+def table_lines(schema: Schema) -> list[str]:
+    """Return the README's table of values: every leaf, its default and its meaning."""
+    rows = [
+        (f"`{path}`", f"`{json.dumps(node['default'])}`", node["description"])
+        for path, node in leaves(schema)
+        if not path.startswith("modelDefaults.")
+    ]
+    return list(markdown_table(("value", "default", "meaning"), rows))
+
+
+def leaves(schema: Schema) -> Iterator[tuple[str, Schema]]:
+    """Yield every value that can be set, by its path; models are `models[]`, profiles `resourceProfiles.*`."""
+    for name, node in schema["properties"].items():
+        yield from _leaves(name, node, schema)
+
+
+def _leaves(path: str, node: Schema, schema: Schema) -> Iterator[tuple[str, Schema]]:
+    node = _resolved(node, schema)
+    if "default" in node:
+        yield path, node
+    nested = {f"{path}[]": node.get("items"), f"{path}.*": node.get("additionalProperties")}
+    for nested_path, child in nested.items():
+        if isinstance(child, dict) and "$ref" in child:
+            yield from _leaves(nested_path, child, schema)
+    if "default" not in node:
+        for name, child in node.get("properties", {}).items():
+            yield from _leaves(f"{path}.{name}", child, schema)
+
+
+def _resolved(node: Schema, schema: Schema) -> Schema:
+    """Return a node with what it refers to; a property that is `false` there is none."""
+    if "$ref" not in node:
+        return node
+    target = schema["$defs"][node["$ref"].rpartition("/")[2]]
+    properties = {
+        name: child for name, child in target["properties"].items() if node.get("properties", {}).get(name) is not False
+    }
+    return {**target, **{key: value for key, value in node.items() if key != "$ref"}, "properties": properties}
+
+
+def _yaml_lines(name: str, node: Schema, schema: Schema, depth: int) -> Iterator[str]:
+    node, indent = _resolved(node, schema), "  " * depth
+    yield from textwrap.wrap(
+        node["description"],
+        120,
+        initial_indent=f"{indent}# -- ",
+        subsequent_indent=f"{indent}# ",
+        break_on_hyphens=False,
+    )
+    if "default" in node:
+        text = yaml.safe_dump({name: node["default"]}, sort_keys=False, width=1000, allow_unicode=True)
+        yield from textwrap.indent(text.rstrip("\n"), indent).splitlines()
+        return
+    yield f"{indent}{name}:"
+    for child_name, child in node["properties"].items():
+        yield from _yaml_lines(child_name, child, schema, depth + 1)
+
+
+def readme_text(old: str, schema: Schema) -> str:
+    """Return the README with the table of this schema."""
+    before, _, rest = old.partition(TABLE_BEGIN)
+    _, _, after = rest.partition(TABLE_END)
+    return "\n".join([before + TABLE_BEGIN, *table_lines(schema), TABLE_END]) + after
+
+
+def main() -> None:
+    """Write both files."""
+    schema = load_schema()
+    VALUES.write_text(values_text(schema), encoding="utf-8")
+    README.write_text(readme_text(README.read_text(encoding="utf-8"), schema), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,116 @@
+{{- /* What the schema cannot say. Each message names the value, and what to write instead. */ -}}
+{{- define "conch.checks" -}}
+{{- $root := . -}}
+{{- include "conch.checks.scale" (dict "where" "frontend" "of" .Values.frontend) -}}
+{{- with .Values.frontend.inferencePool }}
+{{- if and .enabled (not .endpointPicker) }}{{ fail "frontend.inferencePool.endpointPicker: name the Service of the endpoint picker" }}{{ end -}}
+{{- end -}}
+{{- with .Values.frontend.httpRoute }}
+{{- if and .enabled (not .parentRefs) }}{{ fail "frontend.httpRoute.parentRefs: name a Gateway, such as [{name: public}]" }}{{ end -}}
+{{- end -}}
+{{- $ids := dict -}}
+{{- $names := dict -}}
+{{- range $index, $model := include "conch.models" . | fromJsonArray -}}
+{{- $where := printf "models[%d] (%s)" $index $model.name -}}
+{{- $arguments := dict "root" $root "where" $where "model" $model -}}
+{{- if hasKey $names $model.name }}{{ fail (printf "%s: another model has this name: write another `name`; its `servedName` and `aliases` are what clients see" $where) }}{{ end -}}
+{{- $_ := set $names $model.name true -}}
+{{- range $id := concat (list $model.servedName) $model.aliases -}}
+{{- if hasKey $ids $id }}{{ fail (printf "%s: %s has the id %q already: write another `servedName`, or take it out of `aliases`" $where (get $ids $id) $id) }}{{ end -}}
+{{- $_ := set $ids $id $model.name -}}
+{{- end -}}
+{{- if or (has $model.name (list "frontend" "frontend-operations" "cache" "scripts" "pods" "dashboards" "alerts")) (hasSuffix "-pods" $model.name) (hasPrefix "build-" $model.name) (hasPrefix "test-" $model.name) -}}
+{{- fail (printf "%s: the chart names other objects so: write another `name`" $where) -}}
+{{- end -}}
+{{- include "conch.checks.runtime" $arguments -}}
+{{- include "conch.checks.source" $arguments -}}
+{{- include "conch.checks.gpus" $arguments -}}
+{{- include "conch.checks.scale" (dict "where" $where "of" $model) -}}
+{{- end -}}
+{{- include "conch.checks.cache" . -}}
+{{- end -}}
+
+{{- define "conch.checks.runtime" -}}
+{{- $engine := .model.engine -}}
+{{- $version := .root.Values.images.tritonGpu.tensorrtLlmVersion -}}
+{{- $hasEngines := and (eq $engine.runtime "tensorrt_llm") (eq $engine.backend "engine") -}}
+{{- if and .model.build.enabled (not $hasEngines) -}}
+{{- fail (printf "%s: build.enabled: %s has no engines to build: write build.enabled: false" .where (eq $engine.runtime "tensorrt_llm" | ternary "backend pytorch" $engine.runtime)) -}}
+{{- end -}}
+{{- if and $hasEngines (semverCompare ">=1.3.0-0" $version) -}}
+{{- fail (printf "%s: images.tritonGpu.tensorrtLlmVersion %s has no engines any more, the last that has them is 1.2: write engine.backend: pytorch, or an image from 26.04 to 26.07 and its version 1.2.1" .where $version) -}}
+{{- end -}}
+{{- if and $hasEngines (not .model.build.enabled) (not .model.source.artifact) -}}
+{{- fail (printf "%s: where does its engine come from? Write build.enabled: true, or source.existingClaim and source.artifact of one that was built" .where) -}}
+{{- end -}}
+{{- if ne $engine.runtime "tensorrt_llm" -}}
+{{- range $name := list "maxBatchSize" "maxNumTokens" -}}
+{{- if index $engine $name }}{{ fail (printf "%s: engine.%s goes with tensorrt_llm: write serving.maxSequences" $.where $name) }}{{ end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "conch.checks.source" -}}
+{{- $source := .model.source -}}
+{{- $isGpu := eq .model.engine.runtime "tensorrt_llm" -}}
+{{- $given := list -}}
+{{- with $source.huggingface.repo }}{{ $given = append $given "huggingface" }}{{ end -}}
+{{- range $name := list "path" "gguf" "artifact" }}{{ with index $source $name }}{{ $given = append $given $name }}{{ end }}{{ end -}}
+{{- if gt (len $given) 1 }}{{ fail (printf "%s: source.%s: write one of them" .where (join " and source." $given)) }}{{ end -}}
+{{- if and (not $given) (or $isGpu (ne .model.servedName "demo")) -}}
+{{- fail (printf "%s: source: only the demo model needs none: write %s" .where ($isGpu | ternary "source.huggingface.repo, source.path or source.artifact" "source.existingClaim and source.path, source.gguf or source.artifact")) -}}
+{{- end -}}
+{{- $inClaim := or $source.path $source.gguf $source.artifact $source.tokenizer -}}
+{{- if and $inClaim (not $source.existingClaim) }}{{ fail (printf "%s: source.existingClaim: name the claim that has %s" .where $inClaim) }}{{ end -}}
+{{- if and $source.existingClaim (not $inClaim) }}{{ fail (printf "%s: source: write the path, gguf or artifact in source.existingClaim %s" .where $source.existingClaim) }}{{ end -}}
+{{- if ne (empty $source.gguf) (empty $source.tokenizer) }}{{ fail (printf "%s: source.gguf and source.tokenizer go together" .where) }}{{ end -}}
+{{- if and $isGpu $source.gguf }}{{ fail (printf "%s: source.gguf goes with llama_cpp: write source.huggingface.repo or source.path" .where) }}{{ end -}}
+{{- if and (not $isGpu) $source.huggingface.repo }}{{ fail (printf "%s: source.huggingface goes with tensorrt_llm: put the checkpoint or a GGUF file into a claim, and write source.existingClaim and source.path or source.gguf" .where) }}{{ end -}}
+{{- end -}}
+
+{{- define "conch.checks.gpus" -}}
+{{- $perNode := int .model.gpus.perNode -}}
+{{- $numGpus := int .model.numGpus -}}
+{{- $parallelism := printf "parallelism.tensor %v x parallelism.pipeline %v" .model.parallelism.tensor .model.parallelism.pipeline -}}
+{{- if not (hasKey .root.Values.resourceProfiles .model.gpus.profile) -}}
+{{- fail (printf "%s: gpus.profile %q: write one of %s, or add it to resourceProfiles" .where .model.gpus.profile (keys .root.Values.resourceProfiles | sortAlpha | join ", ")) -}}
+{{- end -}}
+{{- if eq .model.engine.runtime "tensorrt_llm" -}}
+{{- if not $perNode }}{{ fail (printf "%s: gpus.perNode: tensorrt_llm needs GPUs: write how many of a node it takes, %d for one node" .where $numGpus) }}{{ end -}}
+{{- if or (mod $numGpus $perNode) (lt $numGpus $perNode) -}}
+{{- fail (printf "%s: %s = %d GPUs do not fill nodes of gpus.perNode %d: write a number that divides %d" .where $parallelism $numGpus $perNode $numGpus) -}}
+{{- end -}}
+{{- if and .model.isBuilt (eq .model.engine.backend "pytorch") (not .model.profile.gpu) -}}
+{{- fail (printf "%s: resourceProfiles.%s.gpu: a download has no GPU to look at: write h100, h200, a100 or l40s" .where .model.gpus.profile) -}}
+{{- end -}}
+{{- else if or $perNode (gt $numGpus 1) -}}
+{{- fail (printf "%s: %s and gpus.perNode %d: %s runs on CPUs: write 1, 1 and 0, or engine.runtime: tensorrt_llm" .where $parallelism $perNode .model.engine.runtime) -}}
+{{- end -}}
+{{- if and (gt (int .model.numNodes) 1) (not .root.Values.multinode.sshKeySecret) -}}
+{{- fail (printf "%s: it spans %d nodes: write multinode.sshKeySecret, the name of a Secret of type kubernetes.io/ssh-auth (the README says how to make it)" .where (int .model.numNodes)) -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "conch.checks.scale" -}}
+{{- $strategy := .of.strategy -}}
+{{- if and (has (toString $strategy.maxSurge) (list "0" "0%")) (has (toString $strategy.maxUnavailable) (list "0" "0%")) -}}
+{{- fail (printf "%s: strategy.maxSurge and strategy.maxUnavailable are both 0, so that no version could take over: write 1 for one of them" .where) -}}
+{{- end -}}
+{{- $autoscaling := .of.autoscaling -}}
+{{- if and $autoscaling.enabled (gt (int $autoscaling.minReplicas) (int $autoscaling.maxReplicas)) -}}
+{{- fail (printf "%s: autoscaling.minReplicas %v is more than maxReplicas %v" .where $autoscaling.minReplicas $autoscaling.maxReplicas) -}}
+{{- end -}}
+{{- if and $autoscaling.enabled (gt (int .of.replicas) 1) -}}
+{{- fail (printf "%s: replicas %v and autoscaling.enabled contradict each other: write the number into autoscaling.minReplicas, and leave replicas out" .where .of.replicas) -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "conch.checks.cache" -}}
+{{- $needed := list -}}
+{{- range include "conch.models" . | fromJsonArray }}{{ if .isBuilt }}{{ $needed = append $needed .name }}{{ end }}{{ end -}}
+{{- if and $needed (eq .Values.cache.type "none") -}}
+{{- fail (printf "cache.type: the models %s are built or downloaded once, and read by their pods: write pvc, existingClaim or hostPath" (join ", " $needed)) -}}
+{{- end -}}
+{{- if and (eq .Values.cache.type "existingClaim") (not .Values.cache.existingClaim) }}{{ fail "cache.existingClaim: name the claim" }}{{ end -}}
+{{- if and (eq .Values.cache.type "hostPath") (not .Values.cache.hostPath) }}{{ fail "cache.hostPath: name the folder" }}{{ end -}}
+{{- end -}}

@@ -1,0 +1,82 @@
+{{- /* The options of `python -m frontend api`. */ -}}
+{{- define "conch.frontend.args" -}}
+{{- $frontend := .Values.frontend -}}
+{{- $limits := $frontend.limits -}}
+- --host=0.0.0.0
+- --port=8000
+- --admin-host=0.0.0.0
+- --admin-port=9000
+- --workers={{ int $frontend.workers }}
+- --log-format={{ $frontend.logFormat }}
+- --drain-timeout-s={{ int $frontend.drain.maxStreamSeconds }}
+- --max-body-bytes={{ int64 $limits.maxBodyBytes }}
+- --request-timeout-s={{ $limits.requestTimeoutSeconds }}
+- --max-in-flight={{ int64 $limits.maxInFlight }}
+- --max-in-flight-prompt-tokens={{ int64 $limits.maxInFlightPromptTokens }}
+- --max-queue-share={{ $limits.maxQueueShare }}
+- --max-queue-wait-s={{ $limits.maxQueueWaitSeconds }}
+- --requests-per-minute={{ int64 $limits.requestsPerMinute }}
+- --tokens-per-minute={{ int64 $limits.tokensPerMinute }}
+- --max-concurrent={{ int64 $limits.maxConcurrent }}
+{{- range $model := include "conch.models" . | fromJsonArray }}
+- --triton=dns:{{ include "conch.model.pods" (dict "root" $ "model" $model) }}:8001
+{{- with include "conch.frontend.modelLimits" $model }}
+- {{ printf "--model-limit=%s:%s" $model.servedName . | quote }}
+{{- end }}
+{{- end }}
+{{- with $frontend.defaultModel }}
+- {{ printf "--default-model=%s" . | quote }}
+{{- end }}
+{{- if $frontend.auth.existingSecret }}
+- --key-file=/etc/conch/keys/{{ $frontend.auth.key }}
+{{- else }}
+- --allow-anonymous
+{{- end }}
+{{- if $frontend.tls.existingSecret }}
+- --tls-cert=/etc/conch/tls/tls.crt
+- --tls-key=/etc/conch/tls/tls.key
+{{- if $frontend.tls.clientCa }}
+- --tls-client-ca=/etc/conch/tls/ca.crt
+{{- end }}
+{{- end }}
+{{- with .Values.tracing.otlpEndpoint }}
+- --otlp-endpoint={{ . }}
+{{- end }}
+{{- with $frontend.extraArgs }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
+{{- /* A model's own limits, as --model-limit takes them; empty if it has none. */ -}}
+{{- define "conch.frontend.modelLimits" -}}
+{{- $limits := list -}}
+{{- range $pair := list (list "in_flight" "maxInFlight") (list "prompt_tokens" "maxInFlightPromptTokens") -}}
+{{- with int64 (index $.limits (last $pair)) }}{{ $limits = append $limits (printf "%s=%d" (first $pair) .) }}{{ end -}}
+{{- end -}}
+{{- with .limits.maxQueueShare }}{{ $limits = append $limits (printf "queue_share=%v" .) }}{{ end -}}
+{{- with .limits.maxQueueWaitSeconds }}{{ $limits = append $limits (printf "queue_wait_s=%v" .) }}{{ end -}}
+{{- join "," $limits -}}
+{{- end -}}
+
+{{- /*
+Whether there is a test, empty if not: without the key that the API asks for it could not pass, nor with clients'
+certificates, of which it has none.
+*/ -}}
+{{- define "conch.test.isRendered" -}}
+{{- $hasKey := or (not .Values.frontend.auth.existingSecret) .Values.tests.apiKey.existingSecret -}}
+{{- if and .Values.tests.enabled $hasKey (not .Values.frontend.tls.clientCa) }}true{{ end -}}
+{{- end -}}
+
+{{- define "conch.frontend.selector" -}}
+{{ include "conch.selector" (dict "root" . "component" "frontend") }}
+{{- end -}}
+
+{{- /* The Secrets that the frontend reads, as volumes by name: a list of pairs. */ -}}
+{{- define "conch.frontend.secrets" -}}
+{{- with .Values.frontend.auth.existingSecret }}
+keys: {{ . }}
+{{- end }}
+{{- with .Values.frontend.tls.existingSecret }}
+tls: {{ . }}
+{{- end }}
+{{- end -}}

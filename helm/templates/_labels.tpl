@@ -1,0 +1,34 @@
+{{- /* What selects pods; none of it changes with a version or a value. Takes root, component and, of a model, model. */ -}}
+{{- define "conch.selector" -}}
+app.kubernetes.io/name: conch
+app.kubernetes.io/instance: {{ .root.Release.Name }}
+app.kubernetes.io/component: {{ .component }}
+{{- with .model }}
+conch/model: {{ .name }}
+{{- end }}
+{{- end -}}
+
+{{- /* Of objects and pods; takes the same. */ -}}
+{{- define "conch.labels" -}}
+{{ include "conch.selector" . }}
+app.kubernetes.io/managed-by: {{ .root.Release.Service }}
+{{- with .root.Values.commonLabels }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
+{{- /* name, labels and annotations of an object. Takes the same, name and perhaps annotations and labels. */ -}}
+{{- define "conch.metadata" -}}
+name: {{ .name }}
+labels:
+  helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name (.root.Chart.Version | replace "+" "_") }}
+  app.kubernetes.io/version: {{ .root.Chart.AppVersion | quote }}
+  {{- include "conch.labels" . | nindent 2 }}
+  {{- with .labels }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
+{{- with merge (dict) (.annotations | default dict) .root.Values.commonAnnotations }}
+annotations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end -}}

@@ -1,0 +1,67 @@
+{{- /*
+All models, complete, as a JSON list: each with what `modelDefaults` says where it says nothing, and with what follows:
+servedName, numNodes, its `resourceProfiles` entry as profile, and isBuilt, whether a Job makes its artifact.
+*/ -}}
+{{- define "conch.models" -}}
+{{- $root := . -}}
+{{- $models := list -}}
+{{- range $own := .Values.models -}}
+{{- $model := mergeOverwrite (deepCopy $root.Values.modelDefaults) (deepCopy $own) -}}
+{{- $numGpus := mul (int $model.parallelism.tensor) (int $model.parallelism.pipeline) -}}
+{{- $numNodes := 1 -}}
+{{- if gt (int $model.gpus.perNode) 0 -}}{{- $numNodes = div $numGpus (int $model.gpus.perNode) -}}{{- end -}}
+{{- $profile := index $root.Values.resourceProfiles $model.gpus.profile | default dict -}}
+{{- $isBuilt := and (eq $model.engine.runtime "tensorrt_llm") (not $model.source.artifact) -}}
+{{- $_ := set $model "servedName" ($model.servedName | default $model.name) -}}
+{{- $_ := set $model "aliases" ($model.aliases | default list) -}}
+{{- $_ := set $model "numGpus" $numGpus -}}
+{{- $_ := set $model "numNodes" $numNodes -}}
+{{- $_ := set $model "profile" $profile -}}
+{{- $_ := set $model "isBuilt" $isBuilt -}}
+{{- $_ := set $model "resources" (include "conch.model.resources" (dict "model" $model "own" $own) | fromYaml) -}}
+{{- $models = append $models $model -}}
+{{- end -}}
+{{- toJson $models -}}
+{{- end -}}
+
+{{- /* What a pod takes: its profile's share for each GPU, and what the model itself says; without GPUs the defaults. */ -}}
+{{- define "conch.model.resources" -}}
+{{- $numGpus := int .model.gpus.perNode -}}
+{{- if $numGpus -}}
+{{- $perGpu := .model.profile.perGpu | default dict -}}
+{{- $requests := dict -}}
+{{- range $name := list "cpu" "memory" -}}
+{{- with index $perGpu $name -}}
+{{- $number := regexFind "^[0-9]+" . -}}
+{{- $_ := set $requests $name (printf "%d%s" (mul (int $number) $numGpus) (trimPrefix $number .)) -}}
+{{- end -}}
+{{- end -}}
+{{- $gpus := dict "nvidia.com/gpu" (toString $numGpus) -}}
+{{- $resources := mergeOverwrite (dict "requests" $requests "limits" dict) (deepCopy (.own.resources | default dict)) -}}
+{{- $_ := mergeOverwrite $resources.limits $gpus -}}
+{{- $_ := mergeOverwrite $resources.requests $gpus -}}
+{{- toYaml $resources -}}
+{{- else -}}
+{{- toYaml .model.resources -}}
+{{- end -}}
+{{- end -}}
+
+{{- /*
+Digest of everything that makes a model's artifact another one, in the name of its folder in the cache. Whether an artifact
+is valid is decided by its own manifest.
+*/ -}}
+{{- define "conch.model.key" -}}
+{{- $engine := .model.engine -}}
+{{- $image := include "conch.model.image" . | fromYaml -}}
+{{- $inputs := dict
+    "model" .model.servedName "aliases" .model.aliases "source" .model.source "engine" $engine
+    "parallelism" .model.parallelism "perNode" .model.gpus.perNode "gpu" .model.profile.gpu
+    "gpuProduct" .model.profile.gpuProduct "image" (include "conch.image" (dict "root" .root "image" $image))
+    "extraArgs" .model.build.extraArgs -}}
+{{- toJson $inputs | sha256sum | trunc 8 -}}
+{{- end -}}
+
+{{- /* Where the cache has a model's artifact. */ -}}
+{{- define "conch.model.folder" -}}
+/models/{{ .model.name }}-{{ include "conch.model.key" . }}
+{{- end -}}

@@ -1,0 +1,51 @@
+{{- /*
+The name of an object of this release, at most 63 characters, or .max: a longer one ends with a digest of itself.
+Takes root and suffix. A release's name may have dots, which a Service's may not.
+*/ -}}
+{{- define "conch.name" -}}
+{{- $full := printf "%s-%s" .root.Release.Name .suffix | replace "." "-" -}}
+{{- $max := int (.max | default 63) -}}
+{{- if le (len $full) $max -}}
+{{ $full }}
+{{- else -}}
+{{ printf "%s-%s" ($full | trunc (int (sub $max 9)) | trimSuffix "-") (sha256sum $full | trunc 8) }}
+{{- end -}}
+{{- end -}}
+
+{{- define "conch.frontend.name" -}}
+{{ include "conch.name" (dict "root" . "suffix" "frontend") }}
+{{- end -}}
+
+{{- /* Of a model's Deployment, or LeaderWorkerSet, whose pods' names add the numbers of group and pod. */ -}}
+{{- define "conch.model.name" -}}
+{{ include "conch.name" (dict "root" .root "suffix" .model.name "max" (gt (int .model.numNodes) 1 | ternary 51 63)) }}
+{{- end -}}
+
+{{- /* Of the headless Service, whose addresses are those of the ready pods. */ -}}
+{{- define "conch.model.pods" -}}
+{{ include "conch.name" (dict "root" .root "suffix" (printf "%s-pods" .model.name)) }}
+{{- end -}}
+
+{{- define "conch.serviceAccountName" -}}
+{{ .Values.serviceAccount.name | default (.Values.serviceAccount.create | ternary (include "conch.name" (dict "root" . "suffix" "pods")) "default") }}
+{{- end -}}
+
+{{- define "conch.scripts.name" -}}
+{{ include "conch.name" (dict "root" . "suffix" "scripts") }}
+{{- end -}}
+
+{{- define "conch.cache.claim" -}}
+{{- if eq .Values.cache.type "existingClaim" -}}
+{{ .Values.cache.existingClaim }}
+{{- else -}}
+{{ include "conch.name" (dict "root" . "suffix" "cache") }}
+{{- end -}}
+{{- end -}}
+
+{{- define "conch.operations.name" -}}
+{{ include "conch.name" (dict "root" . "suffix" "frontend-operations") }}
+{{- end -}}
+
+{{- define "conch.test.name" -}}
+{{ include "conch.name" (dict "root" . "suffix" "test-api") }}
+{{- end -}}

@@ -1,0 +1,53 @@
+{{- /* What the start script of a group of nodes needs to know; nothing for a model on one node. */ -}}
+{{- define "conch.ranks.env" -}}
+{{- if gt (int .model.numNodes) 1 }}
+- name: CONCH_NUM_RANKS
+  value: {{ .model.numGpus | int | quote }}
+- name: CONCH_RANKS_PER_NODE
+  value: {{ .model.gpus.perNode | int | quote }}
+- name: CONCH_START_TIMEOUT_S
+  value: {{ .root.Values.multinode.startTimeoutSeconds | int | quote }}
+{{- with .root.Values.multinode.env }}
+- name: CONCH_FORWARDED
+  value: {{ keys . | sortAlpha | join " " | quote }}
+{{- range $name, $value := . }}
+- name: {{ $name }}
+  value: {{ $value | quote }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- end -}}
+
+{{- /* The container of a further node: it waits for the leader to start ranks in it. */ -}}
+{{- define "conch.worker.container" -}}
+{{- $image := include "conch.model.image" . | fromYaml -}}
+name: ranks
+{{ include "conch.container.image" (dict "root" .root "image" $image) }}
+command:
+  - /bin/bash
+  - /etc/conch/scripts/start-ranks.sh
+env:
+  {{- include "conch.writable.env" . | nindent 2 }}
+  {{- include "conch.ranks.env" . | nindent 2 }}
+  {{- with .model.extraEnv }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
+ports:
+  - name: ssh
+    containerPort: 2222
+readinessProbe:
+  tcpSocket:
+    port: ssh
+  periodSeconds: 5
+livenessProbe:
+  tcpSocket:
+    port: ssh
+  initialDelaySeconds: 30
+  periodSeconds: 20
+resources:
+  {{- include "conch.triton.resources" . | nindent 2 }}
+securityContext:
+  {{- include "conch.triton.securityContext" . | nindent 2 }}
+volumeMounts:
+  {{- include "conch.triton.mounts" . | nindent 2 }}
+{{- end -}}

@@ -1,0 +1,175 @@
+{{- /* The container that serves a model: tritonserver alone. Takes root and model. */ -}}
+{{- define "conch.triton.container" -}}
+{{- $image := include "conch.model.image" . | fromYaml -}}
+name: triton
+{{ include "conch.container.image" (dict "root" .root "image" $image) }}
+command:
+  {{- if gt (int .model.numNodes) 1 }}
+  - /bin/bash
+  - /etc/conch/scripts/start-ranks.sh
+  {{- end }}
+  - python3
+  - -m
+  - frontend
+  - triton
+args:
+  - --repository=/state/repository
+  - --state-dir=/state
+  - --address=0.0.0.0
+  - --grpc-port=8001
+  - --metrics-port=8002
+  - --http-port=8003
+  - --exit-timeout-s=5
+env:
+  {{- include "conch.writable.env" . | nindent 2 }}
+  {{- include "conch.ranks.env" . | nindent 2 }}
+  {{- with .model.extraEnv }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
+ports:
+  - name: grpc
+    containerPort: 8001
+  - name: metrics
+    containerPort: 8002
+startupProbe:
+  {{- include "conch.triton.probe" (dict "deadline" .model.probeDeadlineSeconds "generates" true) | nindent 2 }}
+  periodSeconds: 10
+  failureThreshold: {{ add 1 (div (int .model.loadTimeoutSeconds) 10) }}
+readinessProbe:
+  {{- include "conch.triton.probe" (dict "deadline" .model.probeDeadlineSeconds "generates" true) | nindent 2 }}
+  periodSeconds: 15
+  failureThreshold: 3
+livenessProbe:
+  {{- include "conch.triton.probe" (dict "deadline" 10 "generates" false) | nindent 2 }}
+  periodSeconds: 20
+  failureThreshold: 4
+lifecycle:
+  preStop:  # the whole drain: told to end, Triton takes no further step of an ensemble
+    exec:
+      command:
+        - python3
+        - -m
+        - frontend
+        - drain
+        - --triton=127.0.0.1:8001
+        - --notice={{ int .model.drain.preStopSeconds }}
+        - --timeout={{ add (int .model.drain.preStopSeconds) (int .model.drain.maxStreamSeconds) }}
+resources:
+  {{- include "conch.triton.resources" . | nindent 2 }}
+securityContext:
+  {{- include "conch.triton.securityContext" . | nindent 2 }}
+volumeMounts:
+  {{- include "conch.triton.mounts" . | nindent 2 }}
+{{- end -}}
+
+{{- /* The project's own probe; it ends by itself before the cluster loses patience. Takes deadline and generates. */ -}}
+{{- define "conch.triton.probe" -}}
+exec:
+  command:
+    - python3
+    - -m
+    - frontend
+    - probe
+    - --triton=127.0.0.1:8001
+    - --deadline={{ int .deadline }}
+    {{- if .generates }}
+    - --generate
+    {{- end }}
+timeoutSeconds: {{ add 10 (int .deadline) }}
+{{- end -}}
+
+{{- define "conch.triton.resources" -}}
+{{- $resources := deepCopy .model.resources -}}
+{{- if gt (int .model.numNodes) 1 -}}
+{{- with .root.Values.multinode.rdmaResources -}}
+{{- $resources = mergeOverwrite $resources (dict "limits" . "requests" .) -}}
+{{- end -}}
+{{- end -}}
+{{- toYaml $resources -}}
+{{- end -}}
+
+{{- define "conch.triton.securityContext" -}}
+{{- $context := deepCopy .root.Values.containerSecurityContext -}}
+{{- if and (gt (int .model.numNodes) 1) .root.Values.multinode.ipcLock -}}
+{{- $context = mergeOverwrite $context (dict "capabilities" (dict "add" (list "IPC_LOCK"))) -}}
+{{- end -}}
+{{- toYaml $context -}}
+{{- end -}}
+
+{{- define "conch.triton.mounts" -}}
+{{- include "conch.writable.mounts" . }}
+- name: shared-memory
+  mountPath: /dev/shm
+{{ include "conch.model.mounts" . }}
+{{- if gt (int .model.numNodes) 1 }}
+- name: scripts
+  mountPath: /etc/conch/scripts
+  readOnly: true
+- name: ssh
+  mountPath: /etc/conch/ssh
+  readOnly: true
+{{- end }}
+{{- end -}}
+
+{{- /* The folders that its artifact and its repository are in. */ -}}
+{{- define "conch.model.mounts" -}}
+- name: state
+  mountPath: /state
+{{- if .model.isBuilt }}
+- name: models
+  mountPath: /models
+{{- end }}
+{{- if .model.source.existingClaim }}
+- name: source
+  mountPath: /source
+  readOnly: true
+{{- end }}
+{{- with .model.extraVolumeMounts }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
+{{- define "conch.model.volumes" -}}
+{{- include "conch.writable.volumes" . }}
+- name: state
+  emptyDir:
+    sizeLimit: {{ .model.stateSize }}
+{{- if .model.isBuilt }}
+- name: models
+  {{- if eq .root.Values.cache.type "hostPath" }}
+  hostPath:
+    path: {{ .root.Values.cache.hostPath }}
+    type: DirectoryOrCreate
+  {{- else }}
+  persistentVolumeClaim:
+    claimName: {{ include "conch.cache.claim" .root }}
+  {{- end }}
+{{- end }}
+{{- with .model.source.existingClaim }}
+- name: source
+  persistentVolumeClaim:
+    claimName: {{ . }}
+    readOnly: true
+{{- end }}
+{{- with .model.extraVolumes }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
+{{- define "conch.triton.volumes" -}}
+{{- include "conch.model.volumes" . }}
+- name: shared-memory
+  emptyDir:
+    medium: Memory
+    sizeLimit: {{ .model.shmSize }}
+{{- if or .model.isBuilt (gt (int .model.numNodes) 1) }}
+- name: scripts
+  configMap:
+    name: {{ include "conch.scripts.name" .root }}
+{{- end }}
+{{- if gt (int .model.numNodes) 1 }}
+- name: ssh
+  secret:
+    secretName: {{ .root.Values.multinode.sshKeySecret }}
+{{- end }}
+{{- end -}}

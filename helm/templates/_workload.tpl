@@ -1,0 +1,52 @@
+{{- /* The pod of a model, or of its leader. Takes root and model. */ -}}
+{{- define "conch.model.pod" -}}
+metadata:
+  {{- include "conch.model.podMetadata" . | nindent 2 }}
+spec:
+  {{- include "conch.pod.common" . | nindent 2 }}
+  {{- include "conch.pod.placement" (dict "of" .model) | nindent 2 }}
+  terminationGracePeriodSeconds: {{ include "conch.gracePeriod" .model.drain }}
+  initContainers:
+    - {{- include "conch.repository.container" . | nindent 6 }}
+  containers:
+    - {{- include "conch.triton.container" . | nindent 6 }}
+  volumes:
+    {{- include "conch.triton.volumes" . | nindent 4 }}
+{{- end -}}
+
+{{- /* The pod of a further node. */ -}}
+{{- define "conch.worker.pod" -}}
+metadata:
+  {{- include "conch.model.podMetadata" . | nindent 2 }}
+spec:
+  {{- include "conch.pod.common" . | nindent 2 }}
+  {{- include "conch.pod.placement" (dict "of" .model) | nindent 2 }}
+  terminationGracePeriodSeconds: {{ include "conch.gracePeriod" .model.drain }}
+  containers:
+    - {{- include "conch.worker.container" . | nindent 6 }}
+  volumes:
+    {{- include "conch.triton.volumes" . | nindent 4 }}
+{{- end -}}
+
+{{- define "conch.model.podMetadata" -}}
+labels:
+  {{- include "conch.labels" (dict "root" .root "component" "model" "model" .model) | nindent 2 }}
+  {{- with .model.podLabels }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
+{{- $annotations := merge (dict) .model.podAnnotations .root.Values.commonAnnotations -}}
+{{- if or .model.isBuilt (gt (int .model.numNodes) 1) -}}
+{{- $_ := set $annotations "conch/scripts" (include "conch.scripts" .root | sha256sum) -}}
+{{- end -}}
+{{- with $annotations }}
+annotations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end -}}
+
+{{- define "conch.scripts" -}}
+{{- range $path := list "files/render-when-built.sh" "files/start-ranks.sh" }}
+{{ base $path }}: |
+  {{- $.Files.Get $path | nindent 2 }}
+{{- end }}
+{{- end -}}

@@ -1,0 +1,99 @@
+"""Replicas that come and go with the addresses of a name."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections.abc import Collection
+from contextlib import aclosing
+
+import pytest
+
+from frontend.errors import TritonUnreachable
+from frontend.replicas.following import NameFollower, addresses_of
+from frontend.replicas.pool import ReplicaPool
+from frontend.replicas.replica import Replica
+from frontend.settings import Settings
+from tests.fakes import DEMO, FakeTriton, chunks
+from tests.frontend.replicas.test_pool import REQUEST, SLUG
+
+
+class Name:
+    """A name whose addresses the test decides, and the pool that follows it."""
+
+    def __init__(self) -> None:
+        self.addresses: Collection[str] = ()
+        self.error: OSError | None = None
+        self.tritons: dict[str, FakeTriton] = {}
+        self.retired: asyncio.Queue[str] = asyncio.Queue()
+        self.pool = ReplicaPool([], 0.1, self.retired.put_nowait)
+        self.follower = NameFollower("dns:pods:8001", self.pool, self._connect, self._resolve)
+
+    async def stands_for(self, *addresses: str) -> list[str]:
+        """Change the addresses, have the follower look, and return the pool's endpoints."""
+        self.addresses, self.error = addresses, None
+        await self.follower.look()
+        return [replica.endpoint for replica in self.pool.replicas]
+
+    def _connect(self, endpoint: str) -> Replica:
+        self.tritons[endpoint] = FakeTriton(chunks("x"), models=[DEMO])
+        return Replica(endpoint, self.tritons[endpoint], Settings())
+
+    async def _resolve(self, host: str, port: int) -> Collection[str]:
+        if self.error is not None:
+            raise self.error
+        return [f"{address}:{port}" for address in self.addresses]
+
+
+async def test_each_address_is_a_replica_as_long_as_the_name_stands_for_it():
+    name = Name()
+    assert await name.stands_for("10.0.0.2", "10.0.0.1") == ["10.0.0.1:8001", "10.0.0.2:8001"]
+    first = name.tritons["10.0.0.1:8001"]
+    assert await name.stands_for("10.0.0.1", "10.0.0.3") == ["10.0.0.1:8001", "10.0.0.3:8001"]
+    assert name.tritons["10.0.0.1:8001"] is first, "a replica that stays keeps its connection"
+    assert await name.retired.get() == "10.0.0.2:8001"
+
+
+async def test_a_name_that_cannot_be_looked_up_changes_nothing_and_is_said_once(caplog):
+    name = Name()
+    await name.stands_for("10.0.0.1")
+    name.error = socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+    with caplog.at_level(logging.WARNING):
+        await name.follower.look()
+        await name.follower.look()
+    assert [replica.endpoint for replica in name.pool.replicas] == ["10.0.0.1:8001"]
+    assert [record.getMessage() for record in caplog.records] == ["pods cannot be looked up: Name or service not known"]
+
+
+async def test_a_replica_that_goes_finishes_its_requests_and_gets_no_more():
+    name = Name()
+    await name.stands_for("10.0.0.1")
+    async with name.pool.running():
+        await name.pool.snapshot()
+        async with aclosing(name.pool.generate(SLUG, REQUEST)) as stream:
+            await anext(stream)
+            await name.stands_for("10.0.0.2")
+            await name.pool.snapshot()
+            assert name.retired.empty()
+            async with aclosing(name.pool.generate(SLUG, REQUEST)) as other:
+                assert [chunk.text async for chunk in other]
+        assert await name.retired.get() == "10.0.0.1:8001"
+    assert len(name.tritons["10.0.0.1:8001"].requests) == len(name.tritons["10.0.0.2:8001"].requests) == 1
+
+
+async def test_before_the_name_stands_for_anything_nobody_is_reached():
+    with pytest.raises(TritonUnreachable):
+        await Name().pool.snapshot()
+
+
+async def test_an_endpoint_that_is_named_by_itself_too_is_one_replica():
+    name = Name()
+    name.pool.add(name._connect("10.0.0.1:8001"))
+    assert await name.stands_for("10.0.0.1") == ["10.0.0.1:8001"]
+
+
+async def test_a_name_of_this_machine_stands_for_its_addresses():
+    assert "127.0.0.1:8001" in await addresses_of("localhost", 8001)
+    with pytest.raises(OSError, match=r".+"):
+        await addresses_of("no-such-name.invalid", 8001)

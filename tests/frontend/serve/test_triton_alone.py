@@ -1,0 +1,55 @@
+"""tritonserver as the only program of a container."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from frontend.__main__ import main
+from frontend.serve.triton_alone import TritonSettings, alone_command
+from frontend.serve.triton_server import TritonInstallation, TritonPorts
+from frontend.settings import SettingsError
+
+PORTS = TritonPorts(grpc=1, http=2, metrics=3)
+
+
+GOOD = TritonSettings(repository=Path("/r"), state_dir=Path("/s"), address="::", ports=PORTS, exit_timeout_s=9)
+
+
+def test_others_reach_grpc_and_metrics_but_not_http():
+    command = alone_command(TritonInstallation(binary=Path("/bin/tritonserver"), environment={}), GOOD)
+    assert {"--grpc-address=::", "--metrics-address=::", "--http-address=127.0.0.1"} <= set(command)
+    assert {"--grpc-port=1", "--http-port=2", "--metrics-port=3", "--exit-timeout-secs=9"} <= set(command)
+
+
+@pytest.mark.parametrize(
+    ("changes", "name"),
+    [
+        ({"ports": TritonPorts(grpc=1, http=0, metrics=3)}, "--http-port=0"),
+        ({"exit_timeout_s": -1}, "--exit-timeout-s"),
+    ],
+)
+def test_a_wrong_value_is_named(changes, name):
+    with pytest.raises(SettingsError, match=name):
+        replace(GOOD, **changes)
+
+
+def test_nothing_to_serve_is_one_line(tmp_path, capsys):
+    assert main(["triton", "--repository", str(tmp_path / "none")]) == 1
+    assert capsys.readouterr().err.startswith("error: --repository=")
+
+
+def test_the_process_becomes_the_server(tmp_path, monkeypatch):
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.pbtxt").touch()
+    server = tmp_path / "tritonserver"
+    server.touch(0o755)
+    became = []
+    monkeypatch.setattr("os.execve", lambda *arguments: became.append(arguments))
+    main(["triton", f"--repository={tmp_path}", f"--state-dir={tmp_path}", f"--tritonserver={server}"])
+    [(binary, command, environment)] = became
+    assert binary == server
+    assert f"--model-repository={tmp_path}" in command
+    assert "PATH" in environment

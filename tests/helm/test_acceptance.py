@@ -1,0 +1,90 @@
+"""What an API server checks beyond the schemas: names, labels, and what must be there once."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import pytest
+
+from tests.helm.cases import CASES, SHAPES
+from tests.helm.chart import PodTemplate, pods, render
+
+LABEL_KEY = re.compile(r"([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-\w.]*[A-Za-z0-9])?")
+LABEL_VALUE = re.compile(r"([A-Za-z0-9]([-\w.]{0,61}[A-Za-z0-9])?)?")
+SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
+SERVICE = re.compile(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?")
+PORT = re.compile(r"(?=.*[a-z])[a-z0-9]([-a-z0-9]{0,13}[a-z0-9])?")
+
+RELEASES = ("demo", "r" * 53, "a.b")
+
+
+@pytest.mark.parametrize("release", RELEASES)
+@pytest.mark.parametrize("name", SHAPES)
+def test_names_and_labels_are_ones_that_may_be(name: str, release: str) -> None:
+    rendered = render(CASES[name], release=release)
+    for each in rendered.objects:
+        found = each["metadata"]["name"]
+        assert (SERVICE if each["kind"] == "Service" else SUBDOMAIN).fullmatch(found), found
+        assert_labels(each["metadata"].get("labels", {}))
+        assert all(isinstance(value, str) for value in each["metadata"].get("annotations", {}).values())
+    for pod in pods(rendered):
+        assert_labels(pod.labels)
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_nothing_of_a_pod_is_there_twice(name: str) -> None:
+    for pod in pods(render(CASES[name])):
+        for what, names in _lists(pod):
+            assert twice(names) == [], f"{pod.owner}: {what}"
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_what_is_mounted_is_a_volume_of_the_pod_and_every_volume_is_mounted(name: str) -> None:
+    for pod in pods(render(CASES[name])):
+        mounted = {mount["name"] for container in pod.containers for mount in container["volumeMounts"]}
+        assert mounted == {volume["name"] for volume in pod.spec["volumes"]}, pod.owner
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_ports_have_names_that_may_be_and_probes_and_services_use_them(name: str) -> None:
+    for pod in pods(render(CASES[name])):
+        names = {port["name"] for port in pod.main.get("ports", [])}
+        assert all(PORT.fullmatch(each) for each in names)
+        for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
+            for kind in ("httpGet", "tcpSocket"):
+                if kind in pod.main.get(probe, {}):
+                    assert pod.main[probe][kind]["port"] in names
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_what_is_limited_beyond_cpu_and_memory_is_requested_alike(name: str) -> None:
+    for pod in pods(render(CASES[name])):
+        for container in pod.containers:
+            resources: dict[str, Any] = container["resources"]
+            for resource, limit in resources.get("limits", {}).items():
+                if "/" in resource:
+                    assert resources["requests"][resource] == limit
+
+
+def assert_labels(labels: dict[str, str]) -> None:
+    """Check keys and values of labels."""
+    for key, value in labels.items():
+        assert LABEL_KEY.fullmatch(key), key
+        assert LABEL_VALUE.fullmatch(value), value
+
+
+def twice(names: Iterable[str]) -> list[str]:
+    """Return the names that are there more than once."""
+    return [name for name, number in Counter(names).items() if number > 1]
+
+
+def _lists(pod: PodTemplate) -> Iterator[tuple[str, list[str]]]:
+    yield "volumes", [volume["name"] for volume in pod.spec["volumes"]]
+    yield "containers", [container["name"] for container in pod.containers]
+    for container in pod.containers:
+        yield "variables", [variable["name"] for variable in container.get("env", [])]
+        yield "mounts", [mount["mountPath"] for mount in container["volumeMounts"]]
+        yield "ports", [port["name"] for port in container.get("ports", [])]

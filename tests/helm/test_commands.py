@@ -1,0 +1,158 @@
+"""The rendered commands, read by the programs that they are for."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from build_engines import __main__ as build_engines
+from build_engines.catalog import Catalog
+from build_engines.planner.gpus import GPUS
+from build_engines.planner.plan import plan
+from frontend import __main__ as frontend
+from frontend.options import settings_from
+from frontend.settings import Settings
+from tests.helm.cases import CASES, case, with_demo
+from tests.helm.chart import Rendered, pods, render
+
+SCRIPT = {"start-ranks.sh": 2, "render-when-built.sh": 4}  # the number of its words before a command, or options
+
+
+@dataclass(frozen=True)
+class Command:
+    """What a container, or a probe of it, runs."""
+
+    owner: str
+    words: list[str]
+
+    @property
+    def module(self) -> str:
+        """The module that Python runs; empty: none."""
+        return self.words[2] if self.words[:2] == ["python3", "-m"] else ""
+
+
+def commands(rendered: Rendered) -> list[Command]:
+    """Return every command of every container."""
+    found = []
+    for pod in pods(rendered):
+        for container in pod.containers:
+            found.append(Command(pod.owner, [*container["command"], *container.get("args", [])]))
+            for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
+                if "exec" in container.get(probe, {}):
+                    found.append(Command(f"{pod.owner} {probe}", container[probe]["exec"]["command"]))
+            if "lifecycle" in container:
+                found.append(Command(f"{pod.owner} preStop", container["lifecycle"]["preStop"]["exec"]["command"]))
+    return [Command(each.owner, _inner(each.words)) for each in found]
+
+
+def _inner(words: list[str]) -> list[str]:
+    """Return the command that a script of ours runs in the end."""
+    script = words[1].rpartition("/")[2] if len(words) > 1 else ""
+    if script == "render-when-built.sh":
+        return ["python3", "-m", "build_engines", "render", words[2], *words[SCRIPT[script] :]]
+    return words[SCRIPT[script] :] if script in SCRIPT else words
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_command_is_one_that_its_program_takes(name: str) -> None:
+    seen = set()
+    for command in commands(render(CASES[name])):
+        parser = {"frontend": frontend._parser, "build_engines": build_engines._parser}.get(command.module)
+        if parser is not None:
+            options = parser().parse_args(command.words[3:])
+            seen.add(command.words[3])
+            assert options.command
+        else:
+            assert not command.words or command.words[0] == "sleep" or command.words[1].startswith("/etc/conch/"), (
+                command
+            )
+    assert {"api", "triton", "probe", "drain"} <= seen
+    assert seen & {"build", "render"}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_frontends_options_are_settings_that_hold_together(name: str) -> None:
+    [command] = [each for each in commands(render(CASES[name])) if each.words[3:4] == ["api"]]
+    settings = settings_from(frontend._parser().parse_args(command.words[3:]), Settings())
+    assert settings.admin_port == 9000
+    assert len(settings.triton_endpoints) == len(CASES[name].get("models", [None]))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_ports_that_are_named_are_the_ports_that_are_listened_on(name: str) -> None:
+    for pod in pods(render(CASES[name])):
+        ports = {port["name"]: port["containerPort"] for port in pod.main.get("ports", [])}
+        arguments = " ".join([*pod.main["command"], *pod.main.get("args", [])])
+        for port_name, flag in (
+            ("api", "port"),
+            ("operations", "admin-port"),
+            ("grpc", "grpc-port"),
+            ("metrics", "metrics-port"),
+        ):
+            if port_name in ports:
+                assert f"--{flag}={ports[port_name]} " in f"{arguments} "
+
+
+def test_values_become_options() -> None:
+    [command] = [each for each in commands(case("cpu")) if each.words[3:4] == ["api"]]
+    assert {
+        "--workers=2",
+        "--model-limit=demo:in_flight=16,queue_wait_s=2.5",
+        "--default-model=demo",
+        "--tls-client-ca=/etc/conch/tls/ca.crt",
+        "--request-timeout-s=0.5",
+        "--tokens-per-minute=100000",
+        "--metrics-by-key",
+        "--otlp-endpoint=http://collector.monitoring:4318/v1/traces",
+    } <= set(command.words)
+    assert "--allow-anonymous" not in command.words
+
+
+def test_large_numbers_are_not_rounded() -> None:
+    limits = {"maxBodyBytes": 2**31 - 1, "maxInFlightPromptTokens": 123456789}
+    [command] = [each for each in commands(render({"frontend": {"limits": limits}})) if each.words[3:4] == ["api"]]
+    assert {"--max-body-bytes=2147483647", "--max-in-flight-prompt-tokens=123456789"} <= set(command.words)
+
+
+def test_a_model_with_an_id_of_any_characters_is_passed_on_as_it_is() -> None:
+    source = {"existingClaim": "c", "path": "x"}
+    rendered = render(with_demo(servedName='org/a:b "c"', aliases=["#1: x"], limits={"maxInFlight": 2}, source=source))
+    words = [word for command in commands(rendered) for word in command.words]
+    assert {'org/a:b "c"', "--alias=#1: x", '--model-limit=org/a:b "c":in_flight=2'} <= set(words)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_planner_lays_a_model_out_as_the_values_have_it(name: str) -> None:
+    for values in CASES[name].get("models", []):
+        model: dict[str, Any] = _merged(CASES[name].get("modelDefaults", {}), values)
+        engine, gpus = model.get("engine", {}), model.get("gpus", {})
+        if engine.get("runtime") != "tensorrt_llm" or "artifact" in model.get("source", {}):
+            continue
+        sizes = {"tensor": 1, "pipeline": 1} | model.get("parallelism", {})
+        num_gpus = sizes["tensor"] * sizes["pipeline"]
+        planned = plan(
+            Catalog.load().find(model["servedName"]),
+            GPUS[gpus["profile"]],
+            num_gpus=num_gpus,
+            num_nodes=num_gpus // gpus["perNode"],
+            precision=engine.get("precision"),
+            max_seq_len=engine.get("maxSeqLen"),
+        )
+        assert planned.entry.model_id == model["servedName"], "limits and autoscaling name the model by its id"
+        assert (planned.parallelism.tp_size, planned.parallelism.pp_size) == (sizes["tensor"], sizes["pipeline"])
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_a_job_runs_can_be_planned(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    for command in commands(render(CASES[name])):
+        if command.words[3:4] == ["build"] and "--runtime=tensorrt_llm" in command.words:
+            words = [re.sub("^--checkpoint=/source/.*", "--checkpoint=a/b@main", word) for word in command.words[3:]]
+            assert build_engines.main([*words, "--dry-run"]) == 0, capsys.readouterr().err
+
+
+def _merged(defaults: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
+    both = {key: _merged(defaults[key], own[key]) for key in defaults.keys() & own.keys() if isinstance(own[key], dict)}
+    return {**defaults, **own, **both}

@@ -1,0 +1,194 @@
+"""The default install, run: the rendered commands, environment, probes and test as processes on this machine.
+
+Points 32, 38, 39, 41 and 44 of the checklist, as far as processes can show them.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+from collections.abc import Iterator
+from functools import partial
+
+import pytest
+
+from tests.helm.chart import PodTemplate, pods, render
+from tests.helm.sandbox import PATIENCE_S, Sandbox, sandbox, wait_until, why_impossible
+from tests.helm.test_monitoring import NAME, expressions
+
+NUM_STREAMS = 4
+VALUES = {
+    "frontend": {"service": {"port": 8000}},  # of the pod: nothing translates ports here
+    "metrics": {"prometheusRule": {"enabled": True}, "dashboards": {"enabled": True}},
+}
+
+pytestmark = pytest.mark.skipif(why_impossible() != "", reason=why_impossible())
+
+
+class Install:
+    """The pods of a release that run."""
+
+    def __init__(self, box: Sandbox) -> None:
+        self.box = box
+        by_owner = {pod.owner: pod for pod in pods(box.rendered)}
+        self.model, self.frontend = by_owner["Deployment/demo-demo"], by_owner["Deployment/demo-frontend"]
+        self.test = by_owner["Pod/demo-test-api"]
+
+    def start(self) -> None:
+        """Start both pods, as a cluster does, and wait until they are ready."""
+        [init] = self.model.spec["initContainers"]
+        process = self.box.run(self.model, init)
+        said, _ = process.communicate(timeout=PATIENCE_S)
+        assert process.returncode == 0, said
+        self.triton = self.box.run(self.model, self.model.main)
+        self.api = self.box.run(self.frontend, self.frontend.main)
+        for pod, process in ((self.model, self.triton), (self.frontend, self.api)):
+            wait_until(partial(self._is_ready, pod, process), f"{pod.owner} is ready")
+
+    def _is_ready(self, pod: PodTemplate, process: subprocess.Popen[str]) -> bool:
+        assert process.poll() is None, process.communicate()[0]
+        return self.box.probe(pod, pod.main["startupProbe"]) and self.box.probe(pod, pod.main["readinessProbe"])
+
+
+@pytest.fixture(scope="module")
+def install(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Install]:
+    """The release, ready."""
+    with sandbox(render(VALUES), tmp_path_factory.mktemp("sandbox")) as box:
+        found = Install(box)
+        found.start()
+        yield found
+
+
+def test_32_the_root_file_system_of_what_runs_cannot_be_written(install: Install) -> None:
+    for pod in (install.model, install.frontend):
+        script = "id -u; for d in / /usr /etc /home /tmp /home/conch; do touch $d/x 2>/dev/null && echo $d; done; true"
+        said, _ = install.box.run(pod, pod.main, ["sh", "-c", script]).communicate(timeout=PATIENCE_S)
+        assert said.split() == ["65532", "/tmp", "/home/conch"]
+
+
+def test_every_probe_of_what_runs_succeeds(install: Install) -> None:
+    for pod in (install.model, install.frontend):
+        for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
+            assert install.box.probe(pod, pod.main[probe]), f"{pod.owner} {probe}"
+
+
+def test_41_the_test_of_the_chart_passes(install: Install) -> None:
+    process = install.box.run(install.test, install.test.main)
+    said, _ = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 0, said
+    served, chat, stream = said.splitlines()
+    assert served.startswith("ok: serves demo")
+    assert "Paris" in chat
+    assert re.fullmatch(r"ok: demo streams \d+ events", stream)
+
+
+def test_41_the_test_of_the_chart_fails_for_a_model_that_is_not_served(install: Install) -> None:
+    command = [*install.test.main["command"], "other"]
+    process = install.box.run(install.test, install.test.main, command)
+    said, _ = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 1
+    assert "failed: GET /v1/models: other are not among demo" in said
+
+
+def test_38_39_what_monitors_scrape_has_every_name_that_alerts_and_dashboards_ask_for(install: Install) -> None:
+    texts = []
+    for pod, port_name in ((install.frontend, "operations"), (install.model, "metrics")):
+        [port] = [each["containerPort"] for each in pod.main["ports"] if each["name"] == port_name]
+        wait_until(partial(_has_metrics, install, port), "metrics of ours are there")
+        texts.append(_metrics(install, port))
+    exported = set(NAME.findall("\n".join(texts)))
+    asked = {name for text in expressions(install.box.rendered) for name in NAME.findall(text)}
+    assert len(asked) > 20
+    assert asked <= exported
+    assert "conch_requests_in_flight" in exported, "what KEDA asks for"
+
+
+def test_the_operations_port_opens_no_admin_routes_without_keys(install: Install) -> None:
+    assert install.box.fetch("http://127.0.0.1:9000/health/ready") is not None
+    assert install.box.fetch("http://127.0.0.1:8000/metrics") is None, "metrics are not on the API's port"
+
+
+def test_45_what_is_too_much_is_refused_at_once_and_told_when_to_come_back(install: Install) -> None:
+    limits = {"maxInFlight": 1, "maxQueueShare": 0, "requestsPerMinute": 2}
+    [frontend] = [pod for pod in pods(render({"frontend": {"limits": limits}})) if pod.owner == install.frontend.owner]
+    words = [*frontend.main["command"], *frontend.main["args"], "--port=8100", "--admin-port=9100"]
+    process = install.box.run(frontend, frontend.main, words)
+    wait_until(lambda: install.box.fetch("http://127.0.0.1:9100/health/ready") is not None, "the frontend is ready")
+    url = "http://127.0.0.1:8100"
+    occupied = streaming(install, url)
+    full = refusal(install, url)
+    assert_whole(occupied)
+    assert full == (503, True), "the model is full"
+    assert_whole(streaming(install, url))
+    assert refusal(install, url) == (429, True), "the caller has had its share"
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(PATIENCE_S) == 0
+
+
+def test_44_streams_are_finished_when_their_frontend_is_told_to_end(install: Install) -> None:
+    clients = [streaming(install) for _ in range(NUM_STREAMS)]
+    install.api.send_signal(signal.SIGTERM)
+    for client in clients:
+        assert_whole(client)
+    assert install.api.wait(PATIENCE_S) == 0, "it ends by itself, with status 0"
+
+
+def test_22_triton_finishes_what_is_under_way_before_it_is_told_to_end(install: Install) -> None:
+    words = install.model.main["lifecycle"]["preStop"]["exec"]["command"]
+    words = [re.sub("--notice=.*", "--notice=1", word) for word in words]
+    said, _ = install.box.run(install.model, install.model.main, words).communicate(timeout=PATIENCE_S)
+    assert said == "ok: nothing runs at 127.0.0.1:8001 any more\n"
+    install.triton.send_signal(signal.SIGTERM)
+    install.triton.wait(PATIENCE_S)
+
+
+def streaming(install: Install, url: str = "http://demo-frontend:8000") -> subprocess.Popen[str]:
+    """Start a stream, through the Service; return its client when the first event is there."""
+    client = _client(install, url)
+    assert client.stdout is not None
+    assert client.stdout.readline().startswith("data: ")
+    return client
+
+
+def refusal(install: Install, url: str) -> tuple[int, bool]:
+    """Return the status of a request that is refused, and whether it is told when to come back."""
+    said, _ = _client(install, url).communicate(timeout=PATIENCE_S)
+    status, retry_after = said.split()
+    return int(status), int(retry_after) > 0
+
+
+def assert_whole(client: subprocess.Popen[str]) -> None:
+    """Check that a stream went on to its end."""
+    said, _ = client.communicate(timeout=PATIENCE_S)
+    lines = [line for line in said.splitlines() if line]
+    assert lines[-1] == "data: [DONE]", lines[-3:]
+    assert not [line for line in lines if '"error"' in line]
+    assert '"finish_reason":"length"' in said.replace(": ", ":")
+
+
+def _client(install: Install, url: str) -> subprocess.Popen[str]:
+    messages = [{"role": "user", "content": "Count from 1 to 20."}]
+    body = {"model": "demo", "messages": messages, "max_tokens": 200, "ignore_eos": True, "stream": True}
+    words = ["python3", "-c", _CLIENT, f"{url}/v1/chat/completions", json.dumps(body)]
+    return install.box.run(install.test, install.test.main, words)
+
+
+_CLIENT = """
+import sys, urllib.error, urllib.request as u
+try:
+    answer = u.urlopen(u.Request(sys.argv[1], sys.argv[2].encode(), {"Content-Type": "application/json"}))
+except urllib.error.HTTPError as refused:
+    sys.exit(print(refused.code, refused.headers["Retry-After"]))
+for line in answer:
+    sys.stdout.write(line.decode()); sys.stdout.flush()
+"""
+
+
+def _has_metrics(install: Install, port: int) -> bool:
+    return "conch_" in _metrics(install, port)
+
+
+def _metrics(install: Install, port: int) -> str:
+    return install.box.fetch(f"http://127.0.0.1:{port}/metrics") or ""

@@ -1,0 +1,80 @@
+"""The Dockerfiles: pinned, without root, with the install commands that `make` uses."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tests.helm.chart import CHART, default_values, pods, render
+
+IMAGES = sorted((CHART / "images").glob("*.Dockerfile"))
+PROJECT = CHART.parent
+
+
+def instructions(name: str) -> list[str]:
+    """Return the instructions of a Dockerfile, each in one line, without comments."""
+    text = (CHART / "images" / f"{name}.Dockerfile").read_text(encoding="utf-8")
+    lines = [line for line in text.splitlines() if line and not line.startswith("#")]
+    return "\n".join(lines).replace("\\\n", " ").splitlines()
+
+
+@pytest.mark.parametrize("path", IMAGES, ids=lambda path: path.stem)
+def test_13_an_image_is_pinned_and_without_root(path) -> None:
+    found = instructions(path.stem)
+    [base] = [line for line in found if line.startswith("FROM ")]
+    assert re.search(r":(\d+\.\d+\.\d+-slim-bookworm|26\.07-trtllm-python-py3)$", base)
+    context = render().one("Deployment", "demo-frontend")["spec"]["template"]["spec"]["securityContext"]
+    assert [line for line in found if line.startswith("USER ")] == [
+        f"USER {context['runAsUser']}:{context['runAsGroup']}"
+    ]
+
+
+@pytest.mark.parametrize("path", IMAGES, ids=lambda path: path.stem)
+def test_an_image_copies_what_is_there(path) -> None:
+    copied = [word for line in instructions(path.stem) if line.startswith("COPY ") for word in line.split()[1:-1]]
+    assert {"pyproject.toml", "constraints.txt", "frontend", "model_repository"} <= set(copied)
+    sent = (PROJECT / ".dockerignore").read_text(encoding="utf-8").splitlines()
+    for name in copied:
+        assert (PROJECT / name).exists(), name
+        assert f"!{name}" in sent, "the others are not sent to the builder"
+
+
+def test_the_images_are_those_that_the_chart_names() -> None:
+    assert {image["repository"] for image in default_values()["images"].values()} == {
+        f"conch-{path.stem}" for path in IMAGES
+    }
+    assert [pod for pod in pods(render()) if pod.main["image"].startswith("conch-triton-cpu:")]
+
+
+def test_cpu_images_are_installed_as_make_installs() -> None:
+    makefile = (PROJECT / "Makefile").read_text(encoding="utf-8")
+    assert "-c constraints.txt -e '.[$(EXTRAS)]'" in makefile
+    [extras] = re.findall(r"serve\.stamp: private EXTRAS = (\S+)", makefile)
+    [install] = [line for line in instructions("triton-cpu") if "pip install" in line]
+    assert install.endswith(f"-c constraints.txt '.[{extras}]'")
+    [install] = [line for line in instructions("frontend") if "pip install" in line]
+    assert install.endswith("-c constraints.txt '.[frontend,traces]'")
+
+
+def test_the_gpu_image_is_installed_as_its_page_says() -> None:
+    page = (PROJECT / "docs" / "gpu.md").read_text(encoding="utf-8")
+    text = "\n".join(instructions("triton-gpu"))
+    for words in (
+        "python3 -m pip list --format=freeze > /tmp/image.txt",
+        "--constraint /tmp/image.txt",
+        "PIP_CONSTRAINT= python3 -m pip install",
+        "'.[tensorrt-llm,build,frontend]'" if "-e '.[tensorrt-llm,build,frontend]'" in page else "missing",
+        "nvcr.io/nvidia/tritonserver:26.07-trtllm-python-py3",
+        "git clone --depth 1 --branch v1.2.1 https://github.com/NVIDIA/TensorRT-LLM.git",
+    ):
+        assert words in text, words
+    for words in ("nvcr.io/nvidia/tritonserver:26.07-trtllm-python-py3", "--branch v1.2.1"):
+        assert words in page
+    assert default_values()["images"]["tritonGpu"]["tensorrtLlmVersion"] == "1.2.1"
+
+
+def test_the_gpu_image_has_what_the_start_script_calls() -> None:
+    text = "\n".join(instructions("triton-gpu"))
+    assert "openssh-client openssh-server" in text
+    assert "--shell /bin/bash" in text, "a rank is started by the shell of its user"

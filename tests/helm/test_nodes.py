@@ -1,0 +1,99 @@
+"""Models over several nodes. Points 16 to 20 of the checklist."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.helm.cases import CASES, SHAPES, case, values_of
+from tests.helm.chart import Rendered, pods, render
+
+
+def group(rendered: Rendered) -> dict[str, Any]:
+    [found] = rendered.of_kind("LeaderWorkerSet")
+    return found
+
+
+def with_layout(tensor: int, pipeline: int, per_node: int) -> Rendered:
+    values = values_of("nodes")
+    values["models"][0] |= {
+        "parallelism": {"tensor": tensor, "pipeline": pipeline},
+        "gpus": {"perNode": per_node, "profile": "h100"},
+    }
+    return render(values)
+
+
+def test_16_405b_is_a_group_of_two_nodes_with_16_gpus() -> None:
+    spec = group(case("nodes"))["spec"]["leaderWorkerTemplate"]
+    assert spec["size"] == 2
+    for role in ("leaderTemplate", "workerTemplate"):
+        [container] = spec[role]["spec"]["containers"]
+        assert container["resources"]["limits"] == {"nvidia.com/gpu": "8", "rdma/hca": "8"}
+    [frontend] = case("nodes").of_kind("Deployment")
+    assert frontend["metadata"]["name"] == "demo-frontend"
+
+
+@pytest.mark.parametrize("layout", [(8, 1, 8), (2, 2, 4), (1, 1, 1)])
+def test_16_what_fits_a_node_is_a_deployment(layout: tuple[int, int, int]) -> None:
+    rendered = with_layout(*layout)
+    assert rendered.of_kind("LeaderWorkerSet") == []
+    assert rendered.one("Deployment", "demo-llama-405b")
+
+
+@pytest.mark.parametrize(("layout", "num_nodes"), [((8, 3, 8), 3), ((4, 2, 4), 2), ((8, 8, 8), 8), ((8, 1, 4), 2)])
+def test_18_the_size_and_the_ranks_follow_from_the_layout(layout: tuple[int, int, int], num_nodes: int) -> None:
+    template = group(with_layout(*layout))["spec"]["leaderWorkerTemplate"]
+    assert template["size"] == num_nodes
+    for role in ("leaderTemplate", "workerTemplate"):
+        environment = {each["name"]: each["value"] for each in template[role]["spec"]["containers"][0]["env"]}
+        assert int(environment["CONCH_NUM_RANKS"]) == layout[0] * layout[1]
+        assert int(environment["CONCH_RANKS_PER_NODE"]) * num_nodes == layout[0] * layout[1]
+
+
+def test_17_services_lead_to_leaders_only() -> None:
+    rendered = case("nodes")
+    services = [each for each in rendered.of_kind("Service") if each["metadata"]["name"].startswith("demo-llama")]
+    assert len(services) == 2
+    for service in services:
+        assert service["spec"]["selector"]["leaderworkerset.sigs.k8s.io/worker-index"] == "0"
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_17_services_of_other_models_lead_to_all_pods(name: str) -> None:
+    rendered = render(CASES[name])
+    for service in rendered.of_kind("Service"):
+        model = service["spec"]["selector"].get("conch/model")
+        is_group = any(
+            each["metadata"]["labels"].get("conch/model") == model for each in rendered.of_kind("LeaderWorkerSet")
+        )
+        assert ("leaderworkerset.sigs.k8s.io/worker-index" in service["spec"]["selector"]) is (
+            model is not None and is_group
+        )
+
+
+def test_19_a_group_of_which_a_pod_is_lost_is_made_anew() -> None:
+    assert group(case("nodes"))["spec"]["leaderWorkerTemplate"]["restartPolicy"] == "RecreateGroupOnPodRestart"
+
+
+def test_leader_and_workers_run_the_start_script_with_the_key_and_the_checkpoint() -> None:
+    leader, worker = (pod for pod in pods(case("nodes")) if pod.owner.startswith("LeaderWorkerSet/"))
+    assert leader.main["command"][:6] == [
+        *("/bin/bash", "/etc/conch/scripts/start-ranks.sh"),
+        *("python3", "-m", "frontend", "triton"),
+    ]
+    assert worker.main["command"] == ["/bin/bash", "/etc/conch/scripts/start-ranks.sh"]
+    for pod in (leader, worker):
+        mounts = {mount["mountPath"] for mount in pod.main["volumeMounts"]}
+        assert {"/etc/conch/ssh", "/etc/conch/scripts", "/models", "/dev/shm"} <= mounts
+        environment = {each["name"]: each["value"] for each in pod.main["env"]}
+        assert environment["NCCL_IB_HCA"] == "mlx5"
+        assert environment["CONCH_FORWARDED"] == "NCCL_IB_HCA"
+    assert "initContainers" not in worker.spec
+    assert worker.main["livenessProbe"]["tcpSocket"] == {"port": "ssh"}
+
+
+def test_a_model_on_one_node_knows_nothing_of_groups() -> None:
+    [model] = [pod for pod in pods(render()) if pod.owner == "Deployment/demo-demo"]
+    assert not [each for each in model.main["env"] if each["name"].startswith("CONCH_")]
+    assert not [volume for volume in model.spec["volumes"] if "secret" in volume]

@@ -1,0 +1,154 @@
+"""Values that are refused, with a message that says what to write instead. Points 4 and 6 to 10 of the checklist."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.helm.cases import CASES, values_of, with_demo, with_gpu_model
+from tests.helm.chart import Values, refusal, render
+
+CHECKPOINT = {"existingClaim": "checkpoints", "path": "llama"}
+
+
+def test_06_two_models_of_one_name_are_refused() -> None:
+    said = refusal({"models": [{"name": "demo"}, {"name": "demo", "servedName": "other", "source": CHECKPOINT}]})
+    assert "models[1] (demo): another model has this name: write another `name`" in said
+
+
+@pytest.mark.parametrize("second", [{"servedName": "demo"}, {"servedName": "b", "aliases": ["demo"]}])
+def test_06_two_models_of_one_id_are_refused(second: dict[str, Any]) -> None:
+    said = refusal({"models": [{"name": "demo"}, {"name": "b", "source": CHECKPOINT, **second}]})
+    assert 'models[1] (b): demo has the id "demo" already' in said
+
+
+@pytest.mark.parametrize(
+    ("parallelism", "per_node"), [({"tensor": 3}, 2), ({"tensor": 2, "pipeline": 3}, 4), ({"tensor": 1}, 2)]
+)
+def test_07_gpus_that_do_not_fill_nodes_are_refused(parallelism: dict[str, int], per_node: int) -> None:
+    said = refusal(with_gpu_model(parallelism=parallelism, gpus={"perNode": per_node, "profile": "h100"}))
+    assert f"do not fill nodes of gpus.perNode {per_node}: write a number that divides" in said
+
+
+@pytest.mark.parametrize("settings", [{}, {"engine": {"runtime": "synthetic"}}], ids=["llama_cpp", "synthetic"])
+def test_08_a_build_for_a_runtime_without_engines_is_refused(settings: dict[str, Any]) -> None:
+    said = refusal(with_demo(build={"enabled": True}, **settings))
+    assert "has no engines to build: write build.enabled: false" in said
+
+
+def test_08_a_build_for_the_pytorch_backend_is_refused() -> None:
+    said = refusal(with_gpu_model(engine={"runtime": "tensorrt_llm", "backend": "pytorch"}))
+    assert "build.enabled: backend pytorch has no engines to build" in said
+
+
+@pytest.mark.parametrize("version", ["1.3.0", "2.0.0"])
+def test_09_an_image_without_engines_is_refused_for_the_engine_backend(version: str) -> None:
+    images = {"images": {"tritonGpu": {"tensorrtLlmVersion": version}}}
+    said = refusal(with_gpu_model() | images)
+    assert f"tensorrtLlmVersion {version} has no engines any more" in said
+    assert "write engine.backend: pytorch, or an image from 26.04 to 26.07" in said
+    pytorch = with_gpu_model(engine={"runtime": "tensorrt_llm", "backend": "pytorch"}, build={})
+    assert render(pytorch | images).of_kind("Deployment")
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_10_names_stay_within_their_limits_in_a_release_with_a_long_name(name: str) -> None:
+    release = "r" * 53
+    for kind, found in render(CASES[name], release=release).names():
+        if found != "beside":  # an object of the user's own
+            assert len(found) <= (51 if kind == "LeaderWorkerSet" else 63), (kind, found)
+
+
+def test_10_long_names_that_are_cut_stay_different() -> None:
+    models = [{"name": f"{'m' * 29}{n}", "servedName": str(n), "source": CHECKPOINT} for n in range(3)]
+    names = render({"models": models}, release="r" * 53).names()
+    assert len(set(names)) == len(names)
+
+
+def test_10_a_release_with_dots_in_its_name_has_names_that_services_may_have() -> None:
+    assert all("." not in name for _, name in render(release="a.b").names())
+
+
+@pytest.mark.parametrize("name", ["Upper", "9lives", "a_b", "-a", "a-", "m" * 31, ""])
+def test_10_a_model_whose_name_no_object_can_have_is_refused(name: str) -> None:
+    assert "/models/0/name" in refusal({"models": [{"name": name, "servedName": "demo"}]})
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["frontend", "frontend-operations", "cache", "scripts", "pods", "demo-pods", "build-x", "test-api", "alerts"],
+)
+def test_a_model_that_is_named_like_another_object_is_refused(name: str) -> None:
+    assert "the chart names other objects so" in refusal({"models": [{"name": name, "servedName": "demo"}]})
+
+
+def test_both_replicas_and_autoscaling_are_refused() -> None:
+    said = refusal({"frontend": {"replicas": 2, "autoscaling": {"enabled": True}}})
+    assert "frontend: replicas 2 and autoscaling.enabled contradict each other" in said
+    assert "write the number into autoscaling.minReplicas" in said
+    said = refusal(with_demo(replicas=3, autoscaling={"enabled": True}))
+    assert "models[0] (demo): replicas 3 and autoscaling.enabled contradict each other" in said
+
+
+def test_more_replicas_at_least_than_at_most_are_refused() -> None:
+    said = refusal(with_demo(autoscaling={"enabled": True, "minReplicas": 5}))
+    assert "autoscaling.minReplicas 5 is more than maxReplicas 4" in said
+
+
+@pytest.mark.parametrize("none", [0, "0%"])
+def test_a_strategy_by_which_no_version_could_take_over_is_refused(none: int | str) -> None:
+    strategy = {"maxSurge": none, "maxUnavailable": 0}
+    for values, where in (
+        ({"frontend": {"strategy": strategy}}, "frontend"),
+        (with_demo(strategy=strategy), "models[0]"),
+    ):
+        said = refusal(values)
+        assert where in said
+        assert "strategy.maxSurge and strategy.maxUnavailable are both 0" in said
+
+
+CLAIM = {"existingClaim": "c"}
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        (with_demo(servedName="other"), "source: only the demo model needs none: write source.existingClaim"),
+        (with_demo(source={"path": "x"}), "source.existingClaim: name the claim that has x"),
+        (with_demo(source=CLAIM), "write the path, gguf or artifact in source.existingClaim c"),
+        (with_demo(source={**CLAIM, "gguf": "x"}), "source.gguf and source.tokenizer go together"),
+        (
+            with_demo(source={**CLAIM, "path": "x", "artifact": "y"}),
+            "source.path and source.artifact: write one of them",
+        ),
+        (with_demo(source={"huggingface": {"repo": "a/b"}}), "source.huggingface goes with tensorrt_llm"),
+        (
+            with_demo(engine={"maxBatchSize": 4}),
+            "engine.maxBatchSize goes with tensorrt_llm: write serving.maxSequences",
+        ),
+        (with_demo(gpus={"perNode": 1, "profile": "h100"}), "runs on CPUs: write 1, 1 and 0"),
+        (with_demo(parallelism={"tensor": 2}), "runs on CPUs: write 1, 1 and 0"),
+        (with_demo(gpus={"profile": "tpu"}), 'gpus.profile "tpu": write one of cpu-small, h100, h200'),
+        (with_gpu_model(gpus={"profile": "h100"}), "tensorrt_llm needs GPUs: write how many of a node it takes, 1"),
+        (with_gpu_model(source={**CLAIM, "gguf": "x", "tokenizer": "y"}), "source.gguf goes with llama_cpp"),
+        (with_gpu_model(source={}), "write source.huggingface.repo, source.path or source.artifact"),
+        (with_gpu_model(build={}), "where does its engine come from? Write build.enabled: true, or"),
+        (with_gpu_model() | {"cache": {"type": "none"}}, "cache.type: the models llama are built or downloaded once"),
+        (with_gpu_model() | {"cache": {"type": "existingClaim"}}, "cache.existingClaim: name the claim"),
+        (with_gpu_model() | {"cache": {"type": "hostPath"}}, "cache.hostPath: name the folder"),
+        (values_of("nodes") | {"multinode": {}}, "it spans 2 nodes: write multinode.sshKeySecret"),
+        ({"frontend": {"httpRoute": {"enabled": True}}}, "frontend.httpRoute.parentRefs: name a Gateway"),
+        ({"frontend": {"inferencePool": {"enabled": True}}}, "endpointPicker: name the Service of the endpoint picker"),
+        (
+            values_of("nodes") | {"resourceProfiles": {"h100": {"gpu": ""}}},
+            "resourceProfiles.h100.gpu: a download has no GPU to look at: write h100, h200, a100 or l40s",
+        ),
+        ({"models": []}, "/models"),
+        ({"images": {"frontend": {"tag": "latest"}}}, "/images/frontend/tag"),
+        ({"models": [{"servedName": "demo"}]}, "missing property 'name'"),
+        ({"frontend": {"replicas": "2"}}, "/frontend/replicas"),
+    ],
+)
+def test_a_contradiction_is_refused_with_what_to_write_instead(values: Values, message: str) -> None:
+    assert message in refusal(values)

@@ -1,0 +1,200 @@
+"""What pods may do, who may talk to whom, where secrets go. Points 20 and 31 to 35 of the checklist."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from frontend.options import settings_of_environment
+from frontend.settings import Settings
+from tests.helm.cases import CASES, SHAPES, case, values_of
+from tests.helm.chart import PodTemplate, pods, render
+
+WRITABLE = {"/tmp", "/home/conch"}
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_20_33_nothing_has_rights_or_a_token(name: str) -> None:
+    rendered = render(CASES[name])
+    assert not {each["kind"] for each in rendered.objects} & {
+        "Role",
+        "ClusterRole",
+        "RoleBinding",
+        "ClusterRoleBinding",
+    }
+    for account in rendered.of_kind("ServiceAccount"):
+        assert account["automountServiceAccountToken"] is False
+    for pod in pods(rendered):
+        assert pod.spec["automountServiceAccountToken"] is False
+
+
+def test_33_pods_have_an_account_that_exists() -> None:
+    for settings, name in (({}, "demo-pods"), ({"create": False}, "default"), ({"create": False, "name": "x"}, "x")):
+        rendered = render({"serviceAccount": settings})
+        assert {pod.spec["serviceAccountName"] for pod in pods(rendered)} == {name}
+        assert bool(rendered.of_kind("ServiceAccount")) is (name == "demo-pods")
+
+
+@pytest.mark.parametrize("name", sorted(set(SHAPES) - {"nodes-values", "plain-values"}))
+def test_31_every_pod_is_what_the_restricted_standard_asks_for(name: str) -> None:
+    for pod in pods(render(CASES[name])):
+        assert _violations(pod) == [], pod.owner
+
+
+def test_31_only_what_is_asked_for_by_name_leaves_the_standard() -> None:
+    found = {violation for pod in pods(case("nodes")) for violation in _violations(pod)}
+    assert found == {"capability IPC_LOCK"}  # multinode.ipcLock
+    found = {violation for pod in pods(case("plain")) for violation in _violations(pod)}
+    assert found == {"volume hostPath"}  # cache.type hostPath
+    values = values_of("nodes")
+    values["multinode"]["ipcLock"] = False
+    assert not [violation for pod in pods(render(values)) for violation in _violations(pod)]
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_32_root_file_systems_are_read_only_and_what_is_written_to_is_a_volume(name: str) -> None:
+    for pod in pods(render(CASES[name])):
+        volumes = {volume["name"]: volume for volume in pod.spec["volumes"]}
+        for container in pod.containers:
+            assert container["securityContext"]["readOnlyRootFilesystem"] is True
+            mounts = {mount["mountPath"]: mount for mount in container["volumeMounts"]}
+            assert set(mounts) >= WRITABLE
+            assert {"HOME", "XDG_CACHE_HOME"} <= {each["name"] for each in container["env"]}
+            for mount in mounts.values():
+                kind = next(key for key in volumes[mount["name"]] if key != "name")
+                assert mount.get("readOnly", False) is (kind in ("secret", "configMap") or mount["name"] == "source")
+
+
+@pytest.mark.parametrize("name", ["cpu", "gpu", "nodes"])
+def test_34_secrets_are_named_and_never_read_by_the_chart(name: str) -> None:
+    rendered = case(name)
+    assert rendered.of_kind("Secret") == []
+    for pod in pods(rendered):
+        for container in pod.containers:
+            for variable in container.get("env", []):
+                assert not (variable["name"].endswith(("TOKEN", "KEY", "PASSWORD")) and "value" in variable)
+
+
+def test_34_secrets_are_files_where_the_program_can_read_a_file() -> None:
+    frontend = next(pod for pod in pods(case("cpu")) if pod.owner == "Deployment/demo-frontend")
+    volumes = {
+        volume["name"]: volume["secret"]["secretName"] for volume in frontend.spec["volumes"] if "secret" in volume
+    }
+    assert volumes == {"keys": "api-keys", "tls": "api-tls"}
+    arguments = frontend.main["args"]
+    assert "--key-file=/etc/conch/keys/keys.json" in arguments
+    assert "redis" not in " ".join(arguments)
+    [variable] = [each for each in frontend.main["env"] if each["name"] == "CONCH_REDIS_URL"]
+    assert variable["valueFrom"]["secretKeyRef"] == {"name": "redis", "key": "url"}
+    url = "redis://:password@redis:6379/0"
+    assert settings_of_environment({variable["name"]: url}, Settings()).redis_url == url
+
+
+def test_35_a_model_hears_frontends_and_prometheus_and_nobody_else() -> None:
+    policy = render().one("NetworkPolicy", "demo-demo")["spec"]
+    assert policy["policyTypes"] == ["Ingress", "Egress"]
+    by_port = {rule["ports"][0]["port"]: rule["from"] for rule in policy["ingress"]}
+    assert set(by_port) == {"grpc", "metrics"}
+    [frontends] = by_port["grpc"]
+    assert frontends["podSelector"]["matchLabels"]["app.kubernetes.io/component"] == "frontend"
+    assert frontends["podSelector"]["matchLabels"]["app.kubernetes.io/instance"] == "demo"
+    assert by_port["metrics"] == [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}]
+    assert policy["egress"] == []
+
+
+def test_35_others_may_call_models_where_the_values_say_so() -> None:
+    peer = {"podSelector": {"matchLabels": {"app": "batch"}}}
+    policy = render({"networkPolicy": {"modelsFrom": [peer]}}).one("NetworkPolicy", "demo-demo")["spec"]
+    assert policy["ingress"][0]["from"][1:] == [peer]
+
+
+def test_35_the_frontend_reaches_names_and_models_and_what_the_values_add() -> None:
+    redis = {"ports": [{"port": 6379}]}
+    policy = render({"networkPolicy": {"frontendEgress": [redis]}}).one("NetworkPolicy", "demo-frontend")["spec"]
+    dns, models, added = policy["egress"]
+    assert {port["port"] for port in dns["ports"]} == {53}
+    assert models["ports"] == [{"port": 8001}]
+    assert models["to"][0]["podSelector"]["matchLabels"]["app.kubernetes.io/component"] == "model"
+    assert added == redis
+    api, operations = policy["ingress"]
+    assert api == {"ports": [{"port": "api"}]}
+    assert operations["from"]
+
+
+def test_35_the_api_can_be_closed_to_all_but_some_and_the_test() -> None:
+    api = case("scaled").one("NetworkPolicy", "demo-frontend")["spec"]["ingress"][0]
+    named, test = api["from"]
+    assert named == {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "gateways"}}}
+    [pod] = [pod for pod in pods(case("scaled")) if pod.owner == "Pod/demo-test-api"]
+    assert test["podSelector"]["matchLabels"].items() <= pod.labels.items()
+
+
+def test_35_ranks_of_a_group_reach_each_other_and_nobody_else() -> None:
+    policy = case("nodes").one("NetworkPolicy", "demo-llama-405b")["spec"]
+    group = {"podSelector": policy["podSelector"]}
+    assert {"from": [group]} in policy["ingress"]
+    assert policy["egress"][0] == {"to": [group]}
+    assert {port["port"] for port in policy["egress"][1]["ports"]} == {53}
+    assert len(policy["egress"]) == 2
+
+
+def test_35_only_jobs_that_download_reach_the_world() -> None:
+    policies = {each["metadata"]["name"]: each["spec"]["egress"] for each in case("gpu").of_kind("NetworkPolicy")}
+    assert {"ports": [{"protocol": "TCP", "port": 443}]} in policies["demo-build-llama-70b"]
+    assert policies["demo-llama-70b"] == []
+    from_claim = render(values_of("plain") | {"networkPolicy": {"enabled": True}})
+    assert from_claim.one("NetworkPolicy", "demo-build-gemma")["spec"]["egress"] == []
+
+
+@pytest.mark.parametrize("name", sorted(set(SHAPES) - {"plain-values"}))
+def test_35_every_pod_has_a_policy_for_both_directions(name: str) -> None:
+    rendered = render(CASES[name])
+    for pod in pods(rendered):
+        assert [policy for policy in rendered.of_kind("NetworkPolicy") if _selects(policy, pod)], pod.owner
+    for policy in rendered.of_kind("NetworkPolicy"):
+        assert policy["spec"]["policyTypes"] == ["Ingress", "Egress"]
+
+
+def test_35_policies_can_be_left_to_others() -> None:
+    assert case("plain").of_kind("NetworkPolicy") == []
+
+
+def _selects(policy: dict[str, Any], pod: PodTemplate) -> bool:
+    return bool(policy["spec"]["podSelector"]["matchLabels"].items() <= pod.labels.items())
+
+
+def _violations(pod: PodTemplate) -> list[str]:
+    """Return what the Pod Security Standard `restricted` has against a pod.
+
+    Source: Kubernetes' documentation of the Pod Security Standards.
+    """
+    found = []
+    for volume in pod.spec.get("volumes", []):
+        kind = next(key for key in volume if key != "name")
+        allowed = (
+            "configMap",
+            "csi",
+            "downwardAPI",
+            "emptyDir",
+            "ephemeral",
+            "persistentVolumeClaim",
+            "projected",
+            "secret",
+        )
+        found += [f"volume {kind}"] if kind not in allowed else []
+    for setting in ("hostNetwork", "hostPID", "hostIPC"):
+        found += [setting] if pod.spec.get(setting) else []
+    of_pod = pod.spec.get("securityContext", {})
+    for container in pod.containers:
+        context = of_pod | container.get("securityContext", {})
+        capabilities = context.get("capabilities", {})
+        added = set(capabilities.get("add", [])) - {"NET_BIND_SERVICE"}
+        found += [f"capability {name}" for name in sorted(added)]
+        found += [] if capabilities.get("drop") == ["ALL"] else ["capabilities are kept"]
+        found += [] if context.get("allowPrivilegeEscalation") is False else ["privilege escalation"]
+        found += [] if context.get("runAsNonRoot") is True and context.get("runAsUser") != 0 else ["root"]
+        found += ["privileged"] if context.get("privileged") else []
+        found += [] if context.get("seccompProfile", {}).get("type") == "RuntimeDefault" else ["seccomp"]
+        found += [f"host port {port}" for port in container.get("ports", []) if "hostPort" in port]
+    return found

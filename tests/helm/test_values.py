@@ -1,0 +1,126 @@
+"""The values: checked by the schema, explained in values.yaml and the README. Points 1 to 5 of the checklist."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import helm_python
+import pytest
+
+from helm.generate import values as generated
+from tests.helm.cases import CASES, values_of
+from tests.helm.chart import CHART, default_values, metadata, refusal, render, schema
+from tests.helm.validation import KUBERNETES_VERSIONS, errors
+
+PROJECT = CHART.parent
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_01_strict_lint_finds_nothing(name: str) -> None:
+    report = helm_python.lint(CHART, CASES[name], strict=True)
+    assert report == {"total_charts_linted": 1, "messages": [], "errors": []}
+
+
+def test_01_the_chart_says_what_it_is() -> None:
+    found = metadata()
+    assert found["icon"]
+    assert f'version = "{found["appVersion"]}"' in (PROJECT / "pyproject.toml").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("version", KUBERNETES_VERSIONS)
+@pytest.mark.parametrize("name", CASES)
+def test_02_03_what_is_rendered_is_valid_in_every_supported_version(name: str, version: str) -> None:
+    assert errors(render(CASES[name]), version) == []
+
+
+def test_02_the_validation_sees_a_field_that_does_not_exist() -> None:
+    for name, kind in (("default", "Deployment"), ("nodes", "LeaderWorkerSet"), ("scaled", "ScaledObject")):
+        rendered = render(values_of(name))
+        rendered.of_kind(kind)[0]["spec"]["replica"] = 1
+        [line] = errors(rendered, "1.37")
+        assert "replica" in line
+
+
+def test_02_the_validation_looks_into_the_pods_of_a_group() -> None:
+    rendered = render(values_of("nodes"))
+    [group] = rendered.of_kind("LeaderWorkerSet")
+    group["spec"]["leaderWorkerTemplate"]["workerTemplate"]["spec"]["containers"][0]["imagee"] = "x"
+    assert "imagee" in errors(rendered, "1.37")[0]
+
+
+def test_04_an_unknown_key_is_refused_at_every_level() -> None:
+    paths = list(_object_paths(default_values(), schema()))
+    assert len(paths) > 40
+    for path in paths:
+        values = _nested(path, {"unknownKey": 1})
+        assert "unknownKey" in refusal(values), path
+
+
+def test_04_an_unknown_key_of_a_model_is_refused() -> None:
+    for path in _object_paths(default_values()["modelDefaults"], schema()["$defs"]["model"]):
+        model = {"name": "demo", **_nested(path, {"unknownKey": 1})}
+        assert "unknownKey" in refusal({"models": [model]}), path
+
+
+def test_04_what_belongs_to_one_model_is_no_default() -> None:
+    assert "name" in refusal({"modelDefaults": {"name": "x"}})
+
+
+def test_05_values_yaml_and_the_readme_are_those_of_the_schema() -> None:
+    expected = schema()
+    assert generated.VALUES.read_text(encoding="utf-8") == generated.values_text(expected), _HOW
+    readme = generated.README.read_text(encoding="utf-8")
+    assert readme == generated.readme_text(readme, expected), _HOW
+
+
+def test_05_every_value_is_explained() -> None:
+    leaves = dict(generated.leaves(schema()))
+    assert len(leaves) > 150
+    for path, node in leaves.items():
+        assert node["description"].endswith("."), path
+
+
+def test_05_values_yaml_has_the_defaults_of_the_schema() -> None:
+    for path, node in generated.leaves(schema()):
+        value: Any = default_values()
+        if "[]" in path or "*" in path:
+            continue
+        for name in path.split("."):
+            value = value[name]
+        assert value == node["default"], path
+
+
+_HOW = "run `python -m helm.generate.values`"
+
+
+def _object_paths(
+    values: dict[str, Any], node: dict[str, Any], path: tuple[str, ...] = ()
+) -> Iterator[tuple[str, ...]]:
+    """Yield the path of every object whose keys the schema names."""
+    node = schema()["$defs"][node["$ref"].rpartition("/")[2]] if "$ref" in node else node
+    if "x-kubernetes" in node or "properties" not in node:
+        return
+    yield path
+    for name, child in node["properties"].items():
+        if isinstance(values.get(name), dict):
+            yield from _object_paths(values[name], child, (*path, name))
+
+
+def _nested(path: tuple[str, ...], value: dict[str, Any]) -> dict[str, Any]:
+    for name in reversed(path):
+        value = {name: copy.deepcopy(value)}
+    return value
+
+
+def test_the_chart_is_packaged_with_what_it_reads_and_without_what_makes_it(tmp_path: Path) -> None:
+    helm_python.package(CHART, destination=tmp_path)
+    [archive] = tmp_path.glob("conch-*.tgz")
+    helm_python.expand(tmp_path, archive)
+    packaged = {str(path.relative_to(tmp_path / "conch")) for path in (tmp_path / "conch").rglob("*") if path.is_file()}
+    assert {"values.schema.json", "README.md", "files/start-ranks.sh", "files/grafana-dashboard.json"} <= packaged
+    assert not [name for name in packaged if name.startswith(("generate/", "ci/", "images/", "examples/"))]
+    rules = (tmp_path / "conch" / "files" / "prometheus-rules.yaml").read_text(encoding="utf-8")
+    assert rules == (PROJECT / "docs" / "operations" / "prometheus-rules.yaml").read_text(encoding="utf-8")
