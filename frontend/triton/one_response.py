@@ -46,6 +46,8 @@ async def _read(call: Any) -> Tensors | None:
         raise error_from_rpc(exc) from exc
     if response is grpc.aio.EOF:
         return None
+    if response is None:  # grpc could not read it
+        raise errors.BadAnswer()
     if response.error_message:
         raise error_from_message(response.error_message)
     try:

@@ -15,7 +15,6 @@ from tritonclient.grpc import service_pb2
 from model_repository.contract import DELIVERED, DELIVERED_TEXTS
 
 _MAX_CALLS = 256
-_DELIVERED = DELIVERED.name.encode()
 
 type Garble = Callable[[bytes], list[bytes]]  # a message to those that take its place
 
@@ -89,17 +88,22 @@ class GarblingProxy:
         context.add_callback(call.cancel)
         try:
             for message in call:
-                yield from self._garbled(message)
+                yield from self._garbled(message, is_stream=method.endswith("/ModelStreamInfer"))
         except grpc.RpcError as exc:
             context.abort(exc.code(), exc.details())
 
-    def _garbled(self, message: bytes) -> list[bytes]:
+    def _garbled(self, message: bytes, *, is_stream: bool) -> list[bytes]:
         if self.everything is not None:
             return self.everything(message)
-        if self.delivery is not None and _DELIVERED in message:
+        if self.delivery is not None and is_stream and _is_delivery(message):
             garble, self.delivery = self.delivery, None
             return garble(message)
         return [message]
+
+
+def _is_delivery(message: bytes) -> bool:
+    response = service_pb2.ModelStreamInferResponse.FromString(message)
+    return any(output.name == DELIVERED.name for output in response.infer_response.outputs)
 
 
 @contextmanager
