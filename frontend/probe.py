@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import secrets
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import NamedTuple, Protocol
 
-from frontend.errors import APIError, ModelNotFound, StageUnhealthy, TritonTimeout, TritonUnreachable
+from frontend.errors import APIError, ModelNotFound, Overloaded, StageUnhealthy, TritonTimeout, TritonUnreachable
 from frontend.models import ModelSnapshot
 from model_repository.contract import model_id_to_slug, slug_of_stage, stage_name
 from model_repository.generation import GenerationChunk, GenerationRequest, Prompt, SamplingParams, TextPrompt
 from model_repository.stage_messages import EngineStats
+
+_SHARE_OF_TOKEN = 0.7  # of the deadline; the rest is for a look at what a busy engine does instead
+_POLL_S = 0.1
 
 
 class ProbeResult(NamedTuple):
@@ -73,17 +77,36 @@ async def look_at_stage(triton: Probed, stage: str, *, deadline_s: float, stall_
         raise TritonTimeout() from exc
 
 
-async def generate_one_token(triton: Probed, slug: str, *, deadline_s: float) -> None:
-    """Have a model make one token, the way that every request goes.
+async def require_tokens(triton: Probed, slug: str, *, deadline_s: float) -> bool:
+    """Have a model make a token, the way that every request goes; one that is too busy for it must make others' tokens.
+
+    An overload is no fault: whoever took a replica away for it would only overload the others.
+
+    Returns:
+        Whether it made ours.
 
     Raises:
-        APIError: it did not, or not before the deadline.
+        APIError: it did neither before the deadline.
     """
+    before = await triton.engine_stats(slug, deadline_s)
+    try:
+        await _generate_one_token(triton, slug, deadline_s=_SHARE_OF_TOKEN * deadline_s)
+    except APIError as exc:
+        if type(exc) not in (Overloaded, TritonTimeout):  # the queue is full, or ours was not our turn yet
+            raise
+        if not await _is_busy(triton, slug, before, within_s=(1 - _SHARE_OF_TOKEN) * deadline_s):
+            raise
+        return False
+    return True
+
+
+async def _generate_one_token(triton: Probed, slug: str, *, deadline_s: float) -> None:
     request = GenerationRequest(
         prompt=TextPrompt("Hello"),
         max_tokens=1,
         sampling=SamplingParams(temperature=0.0),
         cancel_key=secrets.token_hex(16),
+        priority=-1,
     )
     try:
         async with asyncio.timeout(deadline_s), aclosing(triton.generate(slug, request)) as chunks:
@@ -91,6 +114,20 @@ async def generate_one_token(triton: Probed, slug: str, *, deadline_s: float) ->
                 pass
     except TimeoutError as exc:
         raise TritonTimeout("The model did not make a token in time.") from exc
+
+
+async def _is_busy(triton: Probed, slug: str, before: EngineStats, *, within_s: float) -> bool:
+    """Return whether an engine at which others wait makes tokens: more than the one that may be a probe's."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(within_s):
+            while True:
+                now = await triton.engine_stats(slug, within_s)
+                if now.epoch != before.epoch or not now.num_waiting:
+                    return False
+                if now.num_step_tokens > before.num_step_tokens + 1:
+                    return True
+                await asyncio.sleep(_POLL_S)
+    return False
 
 
 async def probe(triton: Probed, *, model: str, deadline_s: float, stall_s: float, is_generating: bool) -> ProbeResult:
@@ -103,13 +140,17 @@ async def probe(triton: Probed, *, model: str, deadline_s: float, stall_s: float
         stall_s: an engine that has been in one step for longer hangs.
         is_generating: ask for a token each, not only for the engine's word.
     """
+    words: list[str] = []
     try:
         async with asyncio.timeout(deadline_s):
             slugs = [model_id_to_slug(model)] if model else await _served_slugs(triton)
             for slug in slugs:
                 await look_at_engine(triton, slug, deadline_s=deadline_s, stall_s=stall_s)
+                word = "answers"
                 if is_generating:
-                    await generate_one_token(triton, slug, deadline_s=deadline_s)
+                    is_ours = await require_tokens(triton, slug, deadline_s=deadline_s / len(slugs))
+                    word = "made a token" if is_ours else "is busy"
+                words.append(f"{slug} {word}")
     except TimeoutError:
         return ProbeResult(False, f"no answer within {deadline_s:g} s", is_silent=True)
     except ModelNotFound:
@@ -119,8 +160,7 @@ async def probe(triton: Probed, *, model: str, deadline_s: float, stall_s: float
         return ProbeResult(False, f"{exc.code}: {exc.message}", is_silent)
     if not slugs:
         return ProbeResult(False, "no model is ready")
-    how = "made a token" if is_generating else "answers"
-    return ProbeResult(True, ", ".join(f"{slug} {how}" for slug in slugs))
+    return ProbeResult(True, ", ".join(words))
 
 
 async def _served_slugs(triton: Probed) -> list[str]:

@@ -21,7 +21,7 @@ from frontend.errors import (
     TritonUnreachable,
 )
 from frontend.models import ModelDirectory, Triton
-from frontend.probe import generate_one_token
+from frontend.probe import require_tokens
 from frontend.replicas.circuit_breaker import CircuitBreaker
 from frontend.settings import Settings
 from model_repository.stage_messages import EngineStats
@@ -134,7 +134,7 @@ class Replica:
     async def _probe(self, slug: str, breaker: CircuitBreaker) -> None:
         is_well = False
         try:
-            await generate_one_token(self.triton, slug, deadline_s=self._settings.probe_deadline_s)
+            await require_tokens(self.triton, slug, deadline_s=self._settings.probe_deadline_s)
             is_well = True
             logger.warning("%s is well again at %s", slug, self.endpoint)
         except APIError as exc:

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
+from typing import Any
 
-from frontend.errors import EngineFailed, StageUnhealthy, TritonUnreachable
+import pytest
+
+from frontend.errors import APIError, EngineFailed, Overloaded, StageUnhealthy, TritonUnreachable
 from frontend.probe import probe
 from model_repository.stage_messages import EngineStats
 from tests.fakes import DEMO, FakeTriton, chunks, served_model
@@ -27,6 +31,44 @@ async def test_a_token_is_asked_for_where_it_is_wanted() -> None:
     assert [request.max_tokens for request in triton.requests] == [1]
     triton.script = [EngineFailed()]
     assert (await answer(triton, is_generating=True))[0] is False
+
+
+class Busy(FakeTriton):
+    """An engine at which others wait; it makes some tokens for them between two looks."""
+
+    def __init__(self, script: list[Any], tokens_per_look: int) -> None:
+        super().__init__(script)
+        self.tokens_per_look = tokens_per_look
+        self.num_step_tokens = 0
+
+    async def engine_stats(self, slug: str, timeout_s: float) -> EngineStats:
+        """Answer, a look later."""
+        self.num_step_tokens += self.tokens_per_look
+        stats = await super().engine_stats(slug, timeout_s)
+        return dataclasses.replace(stats, num_waiting=3, num_step_tokens=self.num_step_tokens)
+
+
+@pytest.mark.parametrize("obstacle", [Overloaded("The model's queue is full."), asyncio.Event()])
+async def test_an_engine_that_is_too_busy_for_a_probe_is_well_while_it_makes_tokens(
+    obstacle: APIError | asyncio.Event,
+) -> None:
+    async def result(tokens_per_look: int) -> tuple[bool, str]:
+        triton = Busy([obstacle], tokens_per_look)
+        return (await probe(triton, model="", deadline_s=0.1, stall_s=60.0, is_generating=True))[:2]
+
+    assert await result(2) == (True, "org--demo is busy")
+    assert (await result(0))[0] is False
+
+
+async def test_a_probe_passes_those_that_wait() -> None:
+    triton = FakeTriton(chunks("x"))
+    await answer(triton, is_generating=True)
+    assert triton.requests[0].priority == -1
+
+
+async def test_an_idle_engine_whose_tokens_do_not_arrive_is_a_failure() -> None:
+    triton = FakeTriton([asyncio.Event()])
+    assert (await probe(triton, model="", deadline_s=0.1, stall_s=60.0, is_generating=True)).is_well is False
 
 
 async def test_nothing_served_is_a_failure() -> None:
