@@ -18,7 +18,8 @@ class Verdict(StrEnum):
     """What one look at an engine means for its streams."""
 
     FINE = "fine"
-    RESTARTED = "restarted"  # unloaded, or another epoch: the old sequences are gone, nobody needs to reload it
+    RESTARTED = "restarted"  # another epoch: the old sequences are gone, nobody needs to reload it
+    UNLOADED = "unloaded"  # likewise
     LOST = "lost"  # the sequences are gone and somebody must reload it
 
 
@@ -46,7 +47,7 @@ class EngineHealth:
         if isinstance(error, ModelNotReady | NotFound):
             # Somebody has unloaded it, or loads it just now. Its streams are gone, the next one's not yet there.
             is_known, self._epoch, self._num_misses = self._epoch is not None, None, 0
-            return Verdict.RESTARTED if is_known else Verdict.FINE
+            return Verdict.UNLOADED if is_known else Verdict.FINE
         self._num_misses += 1
         return self._lost() if self._num_misses >= MAX_MISSES else Verdict.FINE
 

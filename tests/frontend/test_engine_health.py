@@ -49,7 +49,7 @@ def test_an_engine_that_somebody_else_unloads_is_gone_at_once_and_the_next_one_i
     health = EngineHealth()
     health.answered(7)
     gone = [health.failed(ModelNotReady("x")) for _ in range(3)]
-    assert gone == [Verdict.RESTARTED, Verdict.FINE, Verdict.FINE]
+    assert gone == [Verdict.UNLOADED, Verdict.FINE, Verdict.FINE]
     assert health.answered(8) is Verdict.FINE
 
 
