@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,12 +51,20 @@ PHASES = {
 }
 
 
-def cases(faults: Iterable[str], *, at_every_moment: str) -> list[Any]:
-    """Return every fault at every moment; without `-m faults` one fault runs at each, and each one in mid-stream."""
+def cases(faults: Iterable[str], *, at_every_moment: str, only_in_full: Sequence[str] = ()) -> list[Any]:
+    """Return every fault at every moment; without `-m faults` one fault runs at each, and each one in mid-stream.
+
+    Args:
+        faults: their names.
+        at_every_moment: the one that always runs at each.
+        only_in_full: those that run with `-m faults` only.
+    """
+
+    def is_usual(fault: str, phase: str) -> bool:
+        return fault not in only_in_full and (fault == at_every_moment or phase == "mid-stream")
+
     return [
-        pytest.param(
-            fault, phase, marks=() if fault == at_every_moment or phase == "mid-stream" else pytest.mark.faults
-        )
+        pytest.param(fault, phase, marks=() if is_usual(fault, phase) else pytest.mark.faults)
         for fault in faults
         for phase in PHASES
     ]

@@ -92,7 +92,11 @@ FAULTS: dict[str, Callable[[Stack], None]] = {
 }
 
 
-@pytest.mark.parametrize(("fault", "phase"), cases(FAULTS, at_every_moment="the detokenizer dies"))
+# tritonserver 2.51 does not always survive that one of its stages is stopped; what is left then is not ours.
+STOPS = ("the detokenizer hangs", "the tokenizer hangs")
+
+
+@pytest.mark.parametrize(("fault", "phase"), cases(FAULTS, at_every_moment="the detokenizer dies", only_in_full=STOPS))
 async def test_a_fault_of_one_replica_breaks_only_its_own_streams(
     pair: list[Stack], frontend: Frontend, held: Holdings, expected: str, fault: str, phase: str
 ) -> None:
