@@ -77,10 +77,16 @@ async def look_at_stage(triton: Probed, stage: str, *, deadline_s: float, stall_
         raise TritonTimeout() from exc
 
 
-async def require_tokens(triton: Probed, slug: str, *, deadline_s: float) -> bool:
+async def require_tokens(triton: Probed, slug: str, before: EngineStats, *, deadline_s: float) -> bool:
     """Have a model make a token, the way that every request goes; one that is too busy for it must make others' tokens.
 
     An overload is no fault: whoever took a replica away for it would only overload the others.
+
+    Args:
+        triton: the endpoint.
+        slug: the model's.
+        before: what its engine has just said of itself.
+        deadline_s: for the token, and for a look at what the engine does instead.
 
     Returns:
         Whether it made ours.
@@ -88,7 +94,6 @@ async def require_tokens(triton: Probed, slug: str, *, deadline_s: float) -> boo
     Raises:
         APIError: it did neither before the deadline.
     """
-    before = await triton.engine_stats(slug, deadline_s)
     try:
         await _generate_one_token(triton, slug, deadline_s=_SHARE_OF_TOKEN * deadline_s)
     except APIError as exc:
@@ -145,10 +150,10 @@ async def probe(triton: Probed, *, model: str, deadline_s: float, stall_s: float
         async with asyncio.timeout(deadline_s):
             slugs = [model_id_to_slug(model)] if model else await _served_slugs(triton)
             for slug in slugs:
-                await look_at_engine(triton, slug, deadline_s=deadline_s, stall_s=stall_s)
+                stats = await look_at_engine(triton, slug, deadline_s=deadline_s, stall_s=stall_s)
                 word = "answers"
                 if is_generating:
-                    is_ours = await require_tokens(triton, slug, deadline_s=deadline_s / len(slugs))
+                    is_ours = await require_tokens(triton, slug, stats, deadline_s=deadline_s / len(slugs))
                     word = "made a token" if is_ours else "is busy"
                 words.append(f"{slug} {word}")
     except TimeoutError:

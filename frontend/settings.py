@@ -126,10 +126,11 @@ class Settings:
             "breaker_pause_s",
             "probe_deadline_s",
             "dns_interval_s",
+            "key_interval_s",
+            "stage_stall_s",
         )
-        for name in (*positive, "key_interval_s"):
+        for name in positive:
             self._require_seconds(name, is_zero_allowed=False)
-        self._require_seconds("stage_stall_s", is_zero_allowed=False)
         if self.stage_stall_s < MIN_STAGE_STALL_S:
             self._refuse("stage_stall_s", f"must be at least {MIN_STAGE_STALL_S:g}: each stream hears once a second")
         self._require_seconds("drain_timeout_s", is_zero_allowed=True)

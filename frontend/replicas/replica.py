@@ -134,7 +134,9 @@ class Replica:
     async def _probe(self, slug: str, breaker: CircuitBreaker) -> None:
         is_well = False
         try:
-            await require_tokens(self.triton, slug, deadline_s=self._settings.probe_deadline_s)
+            deadline_s = self._settings.probe_deadline_s
+            stats = await self.triton.engine_stats(slug, deadline_s)
+            await require_tokens(self.triton, slug, stats, deadline_s=deadline_s)
             is_well = True
             logger.warning("%s is well again at %s", slug, self.endpoint)
         except APIError as exc:

@@ -64,7 +64,6 @@ class Observer:
         self.tracer = tracer
         self.has_vllm_names = settings.metrics_compat == "vllm"
         self._is_by_key = settings.metrics_by_key
-        self._known_models: set[str] = set()
         self._looked_at: dict[str, set[str]] = {}  # the models by endpoint
 
     def began_stream(self, facts: RequestFacts, record: StreamRecord) -> None:
@@ -92,10 +91,10 @@ class Observer:
 
     def looked_at(self, endpoint: str, model: str, seen: EngineStats | APIError) -> None:
         """Note what an engine says of itself at an endpoint, or why it does not."""
-        self._looked_at.setdefault(endpoint, set()).add(model)
-        if model not in self._known_models:
-            self._known_models.add(model)
-            self._begin_at_zero(model)
+        known = self._looked_at.setdefault(endpoint, set())
+        if model not in known:
+            known.add(model)
+            self._begin_at_zero(model)  # once more for another endpoint, which changes nothing
         gauges: dict[Metric, float] = {}
         match seen:
             case EngineStats():
