@@ -20,7 +20,8 @@ from tests.integration.replicas import (
     streaming,
     until,
 )
-from tests.integration.stack import PACED_MODEL, Stack, wait_until
+from tests.integration.stack import PACED_MODEL, Stack
+from tests.waiting import wait_until
 
 MAX_TOKENS = 60
 NUM_READERS = 2  # frontends of one Triton, each of which may have one stream of deliveries open

@@ -20,7 +20,8 @@ from typing import Any
 import aiohttp
 
 from tests.integration.resources import num_tasks, open_files
-from tests.integration.stack import DEADLINE_S, PACED_MODEL, PREFILL_TOKENS, Stack, wait_until
+from tests.integration.stack import PACED_MODEL, PREFILL_TOKENS, Stack
+from tests.waiting import DEADLINE_S, wait_until
 
 NUM_STREAMS = 32
 NUM_EQUAL = 10  # looks in a row

@@ -5,8 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +20,7 @@ from frontend.triton.messages import infer_request, tensors_from_response
 from model_repository import contract
 from model_repository.stage_messages import EngineStats
 from model_repository.tensors import array
+from tests.waiting import DEADLINE_S, wait_until
 
 PACED_MODEL = "synthetic/paced"  # a token for each running sequence every 10 ms, until max_tokens
 FLOOD_MODEL = "synthetic/flood"  # the same every 2 ms
@@ -32,20 +32,11 @@ MAX_SEQUENCES_ALONE = 12  # likewise, of the paced model where it is served alon
 MAX_SEQUENCES_FLOOD = 64
 PREFILL_TOKENS = 64  # of a prompt that the paced model reads in a step
 DEMO_CHECKPOINT = Path(__file__).parents[2] / "build_engines" / "demo" / "checkpoint"
-DEADLINE_S = 30.0  # for things that take milliseconds: only a hang reaches it
 
 
 def endpoint_of(launcher: Launcher) -> str:
     """Return the gRPC host and port of a launcher's Triton."""
     return f"127.0.0.1:{launcher.triton_ports.grpc}"
-
-
-def wait_until(is_true: Callable[[], bool], what: str) -> None:
-    """Poll until a condition holds; fail when it never does."""
-    deadline = time.monotonic() + DEADLINE_S
-    while not is_true():
-        assert time.monotonic() < deadline, f"waited {DEADLINE_S} s in vain: {what}"
-        time.sleep(0.01)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from frontend.access.caller import Role
 from tests.frontend.access.key_files import KeyFile
 from tests.integration.operations import Server, running_server
-from tests.integration.stack import MAX_SEQUENCES, PACED_MODEL, wait_until
+from tests.integration.stack import MAX_SEQUENCES, PACED_MODEL
+from tests.waiting import wait_until
 
 LONG = {"model": PACED_MODEL, "prompt": "x", "stream": True, "max_tokens": 200}  # two seconds
 

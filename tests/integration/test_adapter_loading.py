@@ -20,7 +20,8 @@ from tests.frontend.access.key_files import KeyFile
 from tests.integration.api import chat_text
 from tests.integration.operations import Server, running_server
 from tests.integration.replicas import frontend_of
-from tests.integration.stack import Stack, wait_until
+from tests.integration.stack import Stack
+from tests.waiting import wait_until
 
 ROUTE = "/admin/models/demo/adapters"
 FORMAL = Path(__file__).parents[2] / "build_engines" / "demo" / "adapters" / "formal"

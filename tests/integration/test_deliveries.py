@@ -22,7 +22,8 @@ from model_repository.generation import FinishReason, GenerationChunk, Generatio
 from model_repository.request_tensors import request_to_tensors
 from model_repository.tensors import array
 from tests.integration.api import ANSWER, chat_text
-from tests.integration.stack import MAX_SEQUENCES, PACED_MODEL, Stack, wait_until
+from tests.integration.stack import MAX_SEQUENCES, PACED_MODEL, Stack
+from tests.waiting import wait_until
 
 SLUG = contract.model_id_to_slug(PACED_MODEL)
 

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from tests.integration.api import CHAT, COMPLETIONS, Api
-from tests.integration.stack import DEADLINE_S, Stack
+from tests.integration.stack import Stack
+from tests.waiting import DEADLINE_S
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
 

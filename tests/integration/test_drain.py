@@ -17,7 +17,8 @@ import pytest
 
 from tests.integration.conftest import running_stack
 from tests.integration.replicas import NUM_STREAMS, Frontend, StreamOutcome, frontend_of, read_stream, streaming, until
-from tests.integration.stack import DEADLINE_S, PACED_MODEL, Stack
+from tests.integration.stack import PACED_MODEL, Stack
+from tests.waiting import DEADLINE_S
 
 MAX_TOKENS = 60
 

@@ -13,7 +13,8 @@ import pytest
 from openai import OpenAI
 
 from model_repository import contract
-from tests.integration.stack import DEADLINE_S, PACED_MODEL, Stack, wait_until
+from tests.integration.stack import PACED_MODEL, Stack
+from tests.waiting import DEADLINE_S, wait_until
 
 SLUG = contract.model_id_to_slug(PACED_MODEL)
 HELLO = [{"role": "user", "content": "Hello"}]

@@ -42,7 +42,8 @@ from tests.integration.replicas import (
     stop_processes,
     streaming,
 )
-from tests.integration.stack import PACED_MODEL, Stack, wait_until
+from tests.integration.stack import PACED_MODEL, Stack
+from tests.waiting import wait_until
 
 SLUG = contract.model_id_to_slug(PACED_MODEL)
 

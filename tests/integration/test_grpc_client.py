@@ -11,7 +11,8 @@ import pytest
 import tritonclient.grpc as triton
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
-from tests.integration.stack import DEADLINE_S, Stack
+from tests.integration.stack import Stack
+from tests.waiting import DEADLINE_S
 
 
 @pytest.fixture

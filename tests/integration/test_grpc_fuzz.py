@@ -14,7 +14,8 @@ from model_repository import contract
 from model_repository.contract import PUBLIC_INPUTS, TensorSpec
 from model_repository.tensors import array
 from tests.integration.api import COMPLETIONS, Api
-from tests.integration.stack import DEADLINE_S, Stack
+from tests.integration.stack import Stack
+from tests.waiting import DEADLINE_S
 
 NUM_CASES = 8  # of each input
 STAGES = ("demo__tokenizer", "demo__engine", "demo__detokenizer")

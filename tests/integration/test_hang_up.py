@@ -17,7 +17,8 @@ import pytest
 from model_repository import contract
 from model_repository.stage_messages import EngineStats
 from model_repository.tensors import array
-from tests.integration.stack import MAX_SEQUENCES, PACED_MODEL, Stack, wait_until
+from tests.integration.stack import MAX_SEQUENCES, PACED_MODEL, Stack
+from tests.waiting import wait_until
 
 MAX_FREE_MS = 3000.0  # a fifth of what the generation would have run on: generous, since the machine may be busy
 SLUG = contract.model_id_to_slug(PACED_MODEL)

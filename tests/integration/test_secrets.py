@@ -20,8 +20,9 @@ from frontend.serve.checks import PortChoice, free_ports
 from tests.frontend.access.key_files import KeyFile
 from tests.integration.api import CHAT, COMPLETIONS, Answer, Api
 from tests.integration.logs import logged
-from tests.integration.stack import DEADLINE_S, Stack, wait_until
+from tests.integration.stack import Stack
 from tests.otlp_receiver import Receiver, receiving
+from tests.waiting import DEADLINE_S, wait_until
 
 SECRET = "xyzzy-4711"  # in everything that a client says
 TOOL = {

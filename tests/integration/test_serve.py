@@ -19,8 +19,9 @@ from typing import IO
 import pytest
 
 from frontend.serve.guard import MARK, marked_pids
-from tests.integration.stack import PACED_MODEL, wait_until
+from tests.integration.stack import PACED_MODEL
 from tests.processes import is_running
+from tests.waiting import wait_until
 
 STOP_S = 10.0
 

@@ -18,7 +18,8 @@ import pytest
 
 from tests.frontend.limits.conftest import SERVER, RedisServer
 from tests.integration.replicas import frontend_of
-from tests.integration.stack import PACED_MODEL, Stack, wait_until
+from tests.integration.stack import PACED_MODEL, Stack
+from tests.waiting import wait_until
 
 LIMIT = 5
 

@@ -18,7 +18,8 @@ from tests.hostile.requests import CHAT, completion, post
 from tests.integration.api import Api
 from tests.integration.conftest import FRONTEND, running_stack
 from tests.integration.edge import exchange, serving
-from tests.integration.stack import FLOOD_MODEL, MAX_SEQUENCES, MAX_SEQUENCES_FLOOD, PACED_MODEL, Stack, wait_until
+from tests.integration.stack import FLOOD_MODEL, MAX_SEQUENCES, MAX_SEQUENCES_FLOOD, PACED_MODEL, Stack
+from tests.waiting import wait_until
 
 BODY = {"model": FLOOD_MODEL, "messages": [{"role": "user", "content": "x"}]}
 MAX_TOKENS = 1900  # of each completion: nineteen seconds of the paced model

@@ -20,8 +20,9 @@ from model_repository.engine.metrics import FAMILIES
 from tests.integration.api import COMPLETIONS, Api
 from tests.integration.edge import serving
 from tests.integration.logs import logged
-from tests.integration.stack import PACED_MODEL, Stack, wait_until
+from tests.integration.stack import PACED_MODEL, Stack
 from tests.otlp_receiver import attributes, receiving
+from tests.waiting import wait_until
 
 OPERATIONS = Path(__file__).parents[2] / "docs" / "operations"
 NAME = re.compile(r"\bconch_[a-z_]+")

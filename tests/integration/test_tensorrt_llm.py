@@ -20,8 +20,9 @@ from model_repository import contract
 from model_repository.tensors import array
 from tests.integration.api import ANSWER, CHAT, COMPLETIONS, WEATHER, Answer, Api, chat_text, question_body
 from tests.integration.replicas import streaming, until
-from tests.integration.stack import DEADLINE_S, ENGINE_MODEL, MAX_SEQUENCES, Stack, wait_until
+from tests.integration.stack import ENGINE_MODEL, MAX_SEQUENCES, Stack
 from tests.tensorrt_llm_artifact import ADAPTER
+from tests.waiting import DEADLINE_S, wait_until
 
 MODELS = ["demo", ENGINE_MODEL]
 LONG = {"ignore_eos": True, "max_tokens": 1500}

@@ -22,8 +22,7 @@ from frontend.serve.errors import ChildEnded
 from frontend.serve.launcher import Interrupted, Launcher, LauncherSettings
 from frontend.settings import Settings, SettingsError
 from tests.processes import is_running
-
-DEADLINE_S = 30.0  # for things that take milliseconds: only a hang reaches it
+from tests.waiting import DEADLINE_S, wait_until
 
 # Stands in for a server whose children are hard to get rid of: one is detached, and both ignore SIGTERM.
 FORKING_SERVER = """
@@ -40,13 +39,6 @@ DYING_SERVER = "print('loading the model'); print('no space left on the moon'); 
 DEAF_SERVER = (
     "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('started', flush=True); time.sleep(600)"
 )
-
-
-def wait_until(is_true: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while not is_true():
-        assert time.monotonic() < deadline, f"waited {DEADLINE_S} s in vain: {what}"
-        time.sleep(0.01)
 
 
 class Serve:
