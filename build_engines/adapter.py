@@ -10,7 +10,8 @@ from build_engines.catalog import Catalog
 from build_engines.digests import Digests
 from build_engines.errors import BuildError
 from build_engines.llama_cpp.gguf_header import read_gguf_base
-from build_engines.llama_cpp.lora import LoraAdapter, write_lora
+from build_engines.llama_cpp.lora import write_lora
+from build_engines.peft import LoraAdapter
 from build_engines.tensorrt_llm.lora import copy_adapter, lora_limits
 from model_repository.engine.adapter_folder import MANIFEST, WEIGHTS, AdapterManifest
 

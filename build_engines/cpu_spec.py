@@ -11,13 +11,14 @@ from build_engines.checkpoint import TOKENIZER_FILES, Checkpoint, named_eos_toke
 from build_engines.errors import BuildError
 from build_engines.llama_cpp.gguf_file import write_gguf
 from build_engines.llama_cpp.gguf_header import gguf_parts, part_names, read_gguf_base, read_gguf_facts
-from build_engines.llama_cpp.lora import FILES as ADAPTER_FILES
-from build_engines.llama_cpp.lora import LoraAdapter, write_lora
-from build_engines.llama_cpp.shards import INDEX_FILE, weight_files
+from build_engines.llama_cpp.lora import write_lora
 from build_engines.llama_cpp.storage import PRECISIONS
+from build_engines.peft import FILES as ADAPTER_FILES
+from build_engines.peft import LoraAdapter
 from build_engines.progress import Progress
 from build_engines.serving import Serving, check_names
 from build_engines.text_files import detected_tool_call_format, write_text_files
+from build_engines.weight_files import INDEX_FILE, weight_files
 from model_repository.capabilities import Capability
 from model_repository.contract import model_id_to_slug
 from model_repository.engine.runtime import RUNTIMES

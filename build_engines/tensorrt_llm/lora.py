@@ -11,8 +11,8 @@ from safetensors import SafetensorError, safe_open
 
 from build_engines.architecture import Architecture
 from build_engines.errors import BuildError, UnsupportedAdapter
-from build_engines.llama_cpp.lora import FILES, LoraAdapter
 from build_engines.model_entry import Family, ModelEntry
+from build_engines.peft import FILES, LoraAdapter
 from build_engines.tensorrt_llm.recipe import LoraLimits
 
 # PEFT's names of linear layers, and TensorRT-LLM's.

@@ -12,9 +12,9 @@ from safetensors import SafetensorError, safe_open
 
 from build_engines.checkpoint import Checkpoint
 from build_engines.errors import BuildError, UnsupportedCheckpoint
-from build_engines.llama_cpp.shards import INDEX_FILE, weight_files
 from build_engines.model_entry import Family, ModelEntry
 from build_engines.tensorrt_llm.recipe import SourceFormat
+from build_engines.weight_files import INDEX_FILE, weight_files
 
 # What our own files need beside the weights, and what the converters read; other files of a repository are not ours.
 TEXT_FILES = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja")

@@ -12,9 +12,9 @@ from typing import Any
 from build_engines.artifact import Contents, link_or_copy
 from build_engines.checkpoint import read_chat_templates
 from build_engines.errors import BuildError
-from build_engines.llama_cpp.lora import FILES as ADAPTER_FILES
 from build_engines.lock import lock_path, locked, locked_if_free
 from build_engines.model_entry import ModelEntry, chat_template_text
+from build_engines.peft import FILES as ADAPTER_FILES
 from build_engines.planner.sizing import Plan
 from build_engines.serving import Serving, check_names
 from build_engines.tensorrt_llm.checks import (

@@ -26,6 +26,7 @@ def run(settings: Settings, *, parent: int, on_listening: Callable[[], None]) ->
         parent: a file descriptor that closes when the parent of the workers is gone.
         on_listening: called once workers can connect.
     """
+    os.umask(0o177)  # the socket is never another user's, not for a moment
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_serve(settings, parent, on_listening))
 
@@ -41,7 +42,6 @@ async def _serve(settings: Settings, parent: int, on_listening: Callable[[], Non
     with contextlib.suppress(FileNotFoundError):
         os.unlink(settings.limits_socket)  # of a process that was killed
     server = await loop.create_unix_server(lambda: WorkerConnection(limiter), settings.limits_socket)
-    os.chmod(settings.limits_socket, 0o600)
     logger.info("the admission process %d serves %s", os.getpid(), settings.limits_socket)
     on_listening()
     await stop.wait()

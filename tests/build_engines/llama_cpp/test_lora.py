@@ -14,7 +14,8 @@ from build_engines.checkpoint import Checkpoint
 from build_engines.errors import BuildError, UnsupportedAdapter
 from build_engines.llama_cpp.gguf_file import write_gguf
 from build_engines.llama_cpp.gguf_header import GgufBase, read_gguf_base
-from build_engines.llama_cpp.lora import LoraAdapter, write_lora
+from build_engines.llama_cpp.lora import write_lora
+from build_engines.peft import LoraAdapter
 from tests.build_engines.llama_cpp_logits import PROMPT, Floats, assert_same, llama_cpp_logits
 from tests.build_engines.tiny_adapter import RANK, Pairs, merged, random_pairs, tensors_of, write_adapter
 from tests.build_engines.tiny_checkpoint import CONFIG, random_weights, write_checkpoint

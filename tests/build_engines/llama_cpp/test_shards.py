@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from build_engines.errors import BuildError
-from build_engines.llama_cpp.shards import find_tensors, weight_files
+from build_engines.llama_cpp.shards import find_tensors
+from build_engines.weight_files import weight_files
 from tests.build_engines.tiny_checkpoint import random_weights, write_checkpoint
 
 

@@ -1,0 +1,73 @@
+"""LoRA adapters as PEFT writes them: a configuration and the matrices."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from build_engines.checkpoint import read_json
+from build_engines.errors import UnsupportedAdapter
+
+FILES = ("adapter_config.json", "adapter_model.safetensors")
+
+# What changes the meaning of the two matrices, or adds to them; each with the values by which it is off.
+_OFF: tuple[Any, ...] = (None, False, [], {})
+_REFUSED = {
+    "use_dora": _OFF,
+    "use_qalora": _OFF,
+    "bias": (None, "none"),
+    "lora_bias": _OFF,
+    "modules_to_save": _OFF,
+    "fan_in_fan_out": _OFF,
+    "rank_pattern": _OFF,
+    "alpha_pattern": _OFF,
+    "layer_replication": _OFF,
+    "trainable_token_indices": _OFF,
+    "target_parameters": _OFF,
+    "alora_invocation_tokens": _OFF,
+    "arrow_config": _OFF,
+}
+_CHANGES_BASE = ("pissa", "olora", "corda", "loftq")  # ways of initialization that subtract from the base's weights
+
+
+@dataclass(frozen=True, slots=True)
+class LoraAdapter:
+    """An adapter folder whose configuration is one that is converted."""
+
+    folder: Path
+    rank: int
+    alpha: float  # what it adds is scaled by alpha / rank
+
+    @classmethod
+    def load(cls, folder: Path) -> LoraAdapter:
+        """Read adapter_config.json.
+
+        Raises:
+            BuildError: it is missing or no JSON.
+            UnsupportedAdapter: it asks for something that this conversion does not do; names the field.
+        """
+        path = folder / FILES[0]
+        config = read_json(path)
+        if config.get("peft_type") != "LORA":
+            raise UnsupportedAdapter(f"{path}: peft_type={_text(config.get('peft_type'))}: expected LORA")
+        for field, off in _REFUSED.items():
+            if config.get(field) not in off:
+                raise UnsupportedAdapter(f"{path}: {field}={_text(config[field])}: is not converted")
+        initialization = config.get("init_lora_weights")
+        if str(initialization).lower().startswith(_CHANGES_BASE):
+            rule = "changes the base model too: save the adapter for the unchanged base"
+            raise UnsupportedAdapter(f"{path}: init_lora_weights={_text(initialization)}: {rule}")
+        rank, alpha = config.get("r"), config.get("lora_alpha")
+        if type(rank) is not int or rank < 1:
+            raise UnsupportedAdapter(f"{path}: r={_text(rank)}: expected a whole number from 1")
+        if not isinstance(alpha, int | float) or not 0 < alpha < math.inf:
+            raise UnsupportedAdapter(f"{path}: lora_alpha={_text(alpha)}: expected a number above 0")
+        # Rank-stabilized LoRA (arXiv:2312.03732) scales by alpha / sqrt(rank).
+        return cls(folder, rank, alpha * math.sqrt(rank) if config.get("use_rslora") else float(alpha))
+
+
+def _text(value: object) -> str:
+    return json.dumps(value)
