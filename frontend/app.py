@@ -36,7 +36,7 @@ from frontend.handlers.context import (
 )
 from frontend.handlers.limited import add_limit_headers, limits_lifetime
 from frontend.models import ModelDirectory, Triton
-from frontend.replicas.following import FOLLOWED, NameFollower, following
+from frontend.replicas.following import FOLLOWED, NameFollower, following, host_of
 from frontend.replicas.pool import ReplicaPool
 from frontend.replicas.replica import Replica
 from frontend.settings import Settings
@@ -76,15 +76,16 @@ def create_app(
     async def replicas_lifetime(app: web.Application) -> AsyncIterator[None]:
         observer, credentials = app[OBSERVER], triton_credentials(settings)
 
-        def replica(endpoint: str, triton: Triton | None = None) -> Replica:
-            connected = triton or TritonClient(endpoint, credentials, observer.late)
+        def replica(endpoint: str, triton: Triton | None = None, *, name: str = "") -> Replica:
+            name = settings.triton_tls_name or name
+            connected = triton or TritonClient(endpoint, credentials, name, observer.late)
             return Replica(endpoint, connected, settings, on_look=partial(observer.looked_at, endpoint))
 
         named = [] if tritons else [each for each in settings.triton_endpoints if each.startswith(FOLLOWED)]
         fixed = tritons or dict.fromkeys(each for each in settings.triton_endpoints if each not in named)
         pool = ReplicaPool([replica(*each) for each in fixed.items()], settings.retry_share, observer.forget)
         app[TRITON], app[MODELS] = pool, ModelDirectory(pool)
-        followers = [NameFollower(endpoint, pool, replica) for endpoint in named]
+        followers = [NameFollower(endpoint, pool, partial(replica, name=host_of(endpoint))) for endpoint in named]
         async with pool.running(), following(followers, settings.dns_interval_s):
             yield
         await pool.close()

@@ -19,6 +19,7 @@ _HELP = {
     "triton_tls_ca": "PEM file of the authorities of the Tritons' certificates; with it, connections to them use TLS",
     "triton_tls_cert": "PEM file of the certificate that the frontend shows them",
     "triton_tls_key": "PEM file of that certificate's key",
+    "triton_tls_name": "that the Tritons' certificates have; else each must have the host of its endpoint",
     "max_body_bytes": "longer request bodies are refused",
     "validation_status": "HTTP status of requests that break the schema: 400 or 422",
     "strict_extra": "refuse fields that nobody knows",
@@ -51,7 +52,7 @@ _HELP = {
     "max_headers": "requests with more headers are refused",
     "max_json_depth": "of lists and objects in a body",
     "max_content_parts": "of all messages of a chat together",
-    "tls_cert": "PEM file of the certificate chain; it is read again when it changes",
+    "tls_cert": "PEM file of the certificate chain; with it, whoever connects uses TLS",
     "tls_key": "PEM file of the certificate's key",
     "tls_client_ca": "PEM file of the authorities of clients' certificates, which are then required",
     "cors_origins": "web pages of this origin may call the API; *: of any; repeatable",
@@ -78,6 +79,10 @@ _HELP = {
     "limits_on_failure": "open: what cannot be counted goes on; closed: it is refused",
     "limits_socket": "Unix socket of an admission process; several workers start one by themselves",
 }
+
+# How a Triton is connected to, and what a server that is connected to shows.
+TLS_TO_TRITON = frozenset({"triton_tls_ca", "triton_tls_cert", "triton_tls_key", "triton_tls_name"})
+TLS_OF_SERVER = frozenset({"tls_cert", "tls_key", "tls_client_ca"})
 
 _REDIS_URL = "CONCH_REDIS_URL"  # it may hold a password, which every user of the machine sees in a command line
 

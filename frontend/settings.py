@@ -14,6 +14,7 @@ from model_repository.model_parameters import RequestDefaults
 
 _ROOT_PATH = re.compile(r"(/[\w.~-]+)+", re.ASCII)
 _ENDPOINT = re.compile(r"(?:dns:)?(\[[0-9A-Fa-f:.]+\]|[^\s:/\[\]]+):(?P<port>[0-9]{1,5})")
+_HOST_NAME = re.compile(r"[0-9A-Za-z._-]+")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 _ORIGIN = re.compile(r"\*|https?://(\[[0-9a-f:.]+\]|[a-z0-9.-]+)(:[0-9]{1,5})?")
@@ -41,6 +42,7 @@ class Settings:
     triton_tls_ca: str = ""  # PEM file of who signs the Tritons' certificates; empty: no TLS to them
     triton_tls_cert: str = ""  # PEM file of the certificate that the Tritons want of us; empty: none
     triton_tls_key: str = ""  # PEM file of its key
+    triton_tls_name: str = ""  # that the Tritons' certificates have; empty: each has the host of its endpoint
     max_body_bytes: int = 10 * 2**20
     validation_status: int = 400  # of schema failures; 422 is FastAPI's
     strict_extra: bool = False  # refuse fields that nobody knows, instead of listing them in x-ignored-params
@@ -157,6 +159,13 @@ class Settings:
             include_stop_str_in_output=self.include_stop_str_in_output,
         )
 
+    @property
+    def triton_security(self) -> str:
+        """How Tritons are connected to, for a log line."""
+        if not self.triton_tls_ca:
+            return "without TLS"
+        return "over TLS" if self.triton_tls_cert else "over TLS, without a certificate of the frontend's"
+
     def _check_connections(self) -> None:
         for name in ("header_timeout_s", "body_timeout_s", "keepalive_timeout_s", "stalled_reader_s"):
             self._require_seconds(name, is_zero_allowed=False)
@@ -195,12 +204,12 @@ class Settings:
         if bool(self.triton_tls_cert) != bool(self.triton_tls_key) or (self.triton_tls_cert and not self.triton_tls_ca):
             name = "triton_tls_cert" if self.triton_tls_cert else "triton_tls_key"
             self._refuse(name, "triton_tls_cert and triton_tls_key go together, and with triton_tls_ca")
+        if self.triton_tls_name and not (self.triton_tls_ca and _HOST_NAME.fullmatch(self.triton_tls_name)):
+            self._refuse("triton_tls_name", "must be a name such as triton.example.com, and goes with triton_tls_ca")
         for endpoint in self.triton_endpoints:
             found = _ENDPOINT.fullmatch(endpoint)
             if found is None or not 1 <= int(found["port"]) <= 65535:
                 self._refuse("triton_endpoints", "each must be host:port, such as 127.0.0.1:8001, or dns:host:port")
-            if endpoint.startswith("dns:") and self.triton_tls_ca:
-                self._refuse("triton_endpoints", "addresses of a name have no certificates: no dns: with triton_tls_ca")
 
     def _check_limits(self) -> None:
         for name in ("requests_per_minute", "tokens_per_minute", "max_concurrent", "max_in_flight"):

@@ -16,6 +16,11 @@ logger = logging.getLogger(__name__)
 FOLLOWED = "dns:"  # before the host:port of an endpoint that is followed
 
 
+def host_of(endpoint: str) -> str:
+    """Return the name in an endpoint that is followed."""
+    return endpoint.removeprefix(FOLLOWED).rpartition(":")[0]
+
+
 async def addresses_of(host: str, port: int) -> Collection[str]:
     """Return the endpoints that a name stands for at this moment.
 
@@ -46,8 +51,7 @@ class NameFollower:
         connect: Callable[[str], Replica],
         resolve: Callable[[str, int], Awaitable[Collection[str]]] = addresses_of,
     ) -> None:
-        host, _, port = endpoint.removeprefix(FOLLOWED).rpartition(":")
-        self._host, self._port = host, int(port)
+        self._host, self._port = host_of(endpoint), int(endpoint.rpartition(":")[2])
         self._pool = pool
         self._connect = connect
         self._resolve = resolve

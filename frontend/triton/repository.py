@@ -12,7 +12,7 @@ from tritonclient.grpc import service_pb2
 
 from frontend.errors import ModelNotReady, NotFound
 from frontend.models import ModelSnapshot, ServedModel
-from frontend.triton.channel import unary
+from frontend.triton.channel import Connection, unary
 from model_repository import contract
 from model_repository.model_parameters import ModelParameters
 
@@ -24,11 +24,11 @@ class Repository:
     """What Triton knows of models, not what they do.
 
     Args:
-        stub: of Triton's gRPC service.
+        connection: to it.
     """
 
-    def __init__(self, stub: Any) -> None:
-        self._stub = stub
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
 
     async def snapshot(self, adapters: Mapping[str, tuple[str, ...]]) -> ModelSnapshot:
         """Return what is served at this moment: the ensembles that carry our parameters.
@@ -66,7 +66,9 @@ class Repository:
         Raises:
             APIError: Triton did not do it.
         """
-        await unary(self._stub.RepositoryModelUnload, service_pb2.RepositoryModelUnloadRequest(model_name=name))
+        await unary(
+            self._connection.stub.RepositoryModelUnload, service_pb2.RepositoryModelUnloadRequest(model_name=name)
+        )
 
     async def load(self, slug: str, stage: str) -> None:
         """Load a stage and the ensembles that stand on it; return when the model is ready.
@@ -84,16 +86,16 @@ class Repository:
 
     async def _load(self, name: str) -> None:
         request = service_pb2.RepositoryModelLoadRequest(model_name=name)
-        await unary(self._stub.RepositoryModelLoad, request, _LOAD_TIMEOUT_S)
+        await unary(self._connection.stub.RepositoryModelLoad, request, _LOAD_TIMEOUT_S)
 
     async def _states(self) -> dict[str, str]:
-        index = await unary(self._stub.RepositoryIndex, service_pb2.RepositoryIndexRequest())
+        index = await unary(self._connection.stub.RepositoryIndex, service_pb2.RepositoryIndexRequest())
         return {entry.name: entry.state for entry in index.models}
 
     async def _served_model(self, slug: str, adapters: tuple[str, ...] | None) -> ServedModel | None:
         """Return an ensemble as the model that it serves; None for what is not ours, or is gone already."""
         with contextlib.suppress(NotFound, ModelNotReady):
-            answer = await unary(self._stub.ModelConfig, service_pb2.ModelConfigRequest(name=slug))
+            answer = await unary(self._connection.stub.ModelConfig, service_pb2.ModelConfigRequest(name=slug))
             return _model_of(slug, answer.config, adapters)
         return None
 

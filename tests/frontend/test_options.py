@@ -50,6 +50,7 @@ def test_settings_survive_the_way_through_options():
         triton_tls_ca="ca.pem",
         triton_tls_cert="mine.pem",
         triton_tls_key="mine.key",
+        triton_tls_name="triton.example.com",
         cors_origins=("https://a.example", "http://[::1]:3000"),
         allow_anonymous=True,
     )

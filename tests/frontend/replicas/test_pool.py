@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Sequence
 from contextlib import aclosing
 
@@ -219,6 +220,25 @@ async def test_a_contradiction_is_logged_once(caplog: pytest.LogCaptureFixture) 
         assert (await pool.pool.snapshot()).ready[DEMO.id].context_window == 2048
     (line,) = [record.getMessage() for record in caplog.records]
     assert line == "org/demo at fake:2 is not what it is elsewhere: context_window differ"
+
+
+async def test_why_an_endpoint_is_not_reached_is_logged_once_until_it_is_reached(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO")
+    triton = FakeTriton()
+    pool = await pool_of(triton)
+    for reason in ("refused", "refused", "wrong certificate", "refused", "", "refused"):
+        triton.snapshot_error = TritonUnreachable(reason=reason) if reason else None
+        with contextlib.suppress(TritonUnreachable):
+            await pool.replicas[0].models.refreshing()
+        pool.replicas[0].tell_connection()
+    assert [record.getMessage() for record in caplog.records] == [
+        "fake:1 is not reached without TLS: refused",
+        "fake:1 is not reached without TLS: wrong certificate",
+        "fake:1 is reached again",
+        "fake:1 is not reached without TLS: refused",
+    ]
 
 
 async def test_the_models_of_an_endpoint_that_is_away_are_known_but_not_ready() -> None:
