@@ -9,6 +9,7 @@
 {{- with .Values.frontend.httpRoute }}
 {{- if and .enabled (not .parentRefs) }}{{ fail "frontend.httpRoute.parentRefs: name a Gateway, such as [{name: public}]" }}{{ end -}}
 {{- end -}}
+{{- if and .Values.tritonTls.clientSecret (not .Values.tritonTls.existingSecret) }}{{ fail "tritonTls.clientSecret: the models' pods need a certificate of their own first: write tritonTls.existingSecret" }}{{ end -}}
 {{- $ids := dict -}}
 {{- $names := dict -}}
 {{- range $index, $model := include "conch.models" . | fromJsonArray -}}

@@ -19,11 +19,12 @@
 - --tokens-per-minute={{ int64 $limits.tokensPerMinute }}
 - --max-concurrent={{ int64 $limits.maxConcurrent }}
 {{- range $model := include "conch.models" . | fromJsonArray }}
-- --triton=dns:{{ include "conch.model.pods" (dict "root" $ "model" $model) }}:8001
+- --triton=dns:{{ include "conch.model.host" (dict "root" $ "model" $model) }}:8001
 {{- with include "conch.frontend.modelLimits" $model }}
 - {{ printf "--model-limit=%s:%s" $model.servedName . | quote }}
 {{- end }}
 {{- end }}
+{{- include "conch.tritonTls.connect" (dict "root" .) }}
 {{- with $frontend.defaultModel }}
 - {{ printf "--default-model=%s" . | quote }}
 {{- end }}
