@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.helm.chart import CHART, KubernetesObject, PodTemplate, Rendered
+from tests.helm.chart import CHART, NAMESPACE, PodTemplate, Rendered
 
 _RUN = Path(__file__).parent / "run_container.sh"
 _PATH = f"{sys.prefix}/bin:/usr/bin:/bin"
@@ -48,7 +48,8 @@ class Sandbox:
 
     def name_services(self, *addresses: str) -> None:
         """Have the names of all Services stand for these addresses; processes that run already see it too."""
-        names = " ".join(each["metadata"]["name"] for each in self.rendered.of_kind("Service"))
+        services = [each["metadata"]["name"] for each in self.rendered.of_kind("Service")]
+        names = " ".join([*services, *(f"{name}.{NAMESPACE}.svc" for name in services)])
         self._hosts.write_text("".join(f"{address} localhost {names}\n" for address in addresses))
 
     def run(self, pod: PodTemplate, container: dict[str, Any], command: Iterable[str] = ()) -> subprocess.Popen[str]:
@@ -172,8 +173,11 @@ def _files_of(rendered: Rendered, volume: dict[str, Any]) -> dict[str, bytes]:
     """Return what a ConfigMap or a Secret puts into a volume."""
     for kind, key in (("ConfigMap", "configMap"), ("Secret", "secret")):
         if key in volume:
-            name: KubernetesObject = rendered.one(kind, volume[key].get("name") or volume[key]["secretName"])
-            return {file: _bytes(text, kind) for file, text in name["data"].items()}
+            found = rendered.one(kind, volume[key].get("name") or volume[key]["secretName"])
+            paths = {item["key"]: item["path"] for item in volume[key].get("items", [])} or {
+                name: name for name in found["data"]
+            }
+            return {path: _bytes(found["data"][name], kind) for name, path in paths.items()}
     return {}
 
 

@@ -154,6 +154,10 @@ CLAIM = {"existingClaim": "c"}
         (with_gpu_model() | {"cache": {"type": "existingClaim"}}, "cache.existingClaim: name the claim"),
         (with_gpu_model() | {"cache": {"type": "hostPath"}}, "cache.hostPath: name the folder"),
         (values_of("nodes") | {"multinode": {}}, "it spans 2 nodes: write multinode.sshKeySecret"),
+        (
+            {"tritonTls": {"clientSecret": "x"}},
+            "tritonTls.clientSecret: the models' pods need a certificate of their own",
+        ),
         ({"frontend": {"httpRoute": {"enabled": True}}}, "frontend.httpRoute.parentRefs: name a Gateway"),
         ({"frontend": {"inferencePool": {"enabled": True}}}, "endpointPicker: name the Service of the endpoint picker"),
         (
