@@ -222,6 +222,7 @@ class ModelDirectory:
         self._fetched_at = -math.inf
         self.latest = ModelSnapshot()  # that was fetched, also when it cannot be fetched any more
         self.error: APIError | None = None  # of the last time that it was fetched
+        self.is_looked_at = False  # once, with whatever result
 
     async def snapshot(self) -> ModelSnapshot:
         """Return the models as they were less than a second ago."""
@@ -246,10 +247,14 @@ class ModelDirectory:
             await asyncio.shield(self.refreshing())
         if asked in self._names:
             return self._names[asked]
-        model_id = self._ids.get(asked, asked)
+        model_id = self.id_of(asked)
         if model_id in self.latest.unready:
             raise ModelNotReady(f"The model {asked} is not ready now (state: {self.latest.unready[model_id]}).")
         raise ModelNotFound(asked)
+
+    def id_of(self, asked: str) -> str:
+        """Return the id of the model that a name stands for, or did when that was last ready; else the name itself."""
+        return self._ids.get(asked, asked)
 
     def refreshing(self) -> asyncio.Task[ModelSnapshot]:
         """Fetch the models unless somebody does already. Whoever waits for it must not cancel it for the others."""
@@ -265,6 +270,8 @@ class ModelDirectory:
         except APIError as exc:
             self.error = exc
             raise
+        finally:
+            self.is_looked_at = True
         self.error = None
         self._names = self.latest.names()
         self._ids = {name: model_id for name, model_id in self._ids.items() if model_id in self.latest.unready}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Container, Mapping, Sequence
 
 import grpc
 import numpy as np
@@ -12,6 +12,7 @@ from tritonclient.grpc import service_pb2_grpc
 
 from frontend.errors import APIError
 from frontend.models import ModelSnapshot
+from frontend.replicas.targets import Offer
 from frontend.triton.channel import RPC_TIMEOUT_S, open_channel, unary
 from frontend.triton.deliveries import ID_MARK
 from frontend.triton.failures import understood
@@ -38,6 +39,7 @@ class TritonClient:
         endpoint: its gRPC host:port.
         credentials: for TLS; None: the connection is not encrypted.
         on_late: told a model's slug and a request's id when something comes after the completion's finish.
+        offered: ids of the models that there are; what else the endpoint has is not seen.
     """
 
     def __init__(
@@ -45,10 +47,11 @@ class TritonClient:
         endpoint: str,
         credentials: grpc.ChannelCredentials | None = None,
         on_late: Callable[[str, str], None] = lambda slug, request_id: None,
+        offered: Container[str] | None = None,
     ) -> None:
         self._channel = open_channel(endpoint, credentials)
         self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
-        self._repository = Repository(self._stub)
+        self._repository = Repository(self._stub, Offer() if offered is None else offered)
         self._adapters: dict[str, tuple[str, ...]] = {}  # by slug: as its engine said the last time
         self._generations = Generations(self._stub, cancel=self._cancel, ask_epoch=self._epoch, on_late=on_late)
 

@@ -34,7 +34,7 @@ def test_settings_survive_the_way_through_options():
     settings = Settings(
         host="0.0.0.0",
         port=1,
-        triton_endpoints=("triton:8001",),
+        triton_endpoints=("triton:8001", "org/demo=triton:8001,other:8001"),
         strict_extra=True,
         validation_status=422,
         default_model="org/demo",
@@ -57,7 +57,7 @@ def test_settings_survive_the_way_through_options():
 
 
 def test_a_value_that_breaks_a_rule_is_refused():
-    with pytest.raises(SettingsError, match="triton_endpoints"):
+    with pytest.raises(SettingsError, match=r"^--triton='nowhere'"):
         parsed(["--triton=nowhere"], Settings())
 
 
