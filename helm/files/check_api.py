@@ -1,12 +1,14 @@
 """Asks the API for its models, and each of them for a chat and for a stream. Status 0: all of it was answered.
 
-    check_api.py URL MODEL...
+    check_api.py URL [--resting MODEL]... MODEL...
 
+A resting model may have been scaled to zero: then its answer is 503, which says when to come back.
 `CONCH_KEY_FILE` names a file with the API key to ask with. Python's standard library only.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import ssl
@@ -24,8 +26,13 @@ class CheckFailed(Exception):
     """An answer is not what it must be."""
 
 
-def check(url: str, models: list[str]) -> None:
+def check(url: str, models: list[str], resting: list[str]) -> None:
     """Ask for everything.
+
+    Args:
+        url: of the API, without a slash at its end.
+        models: that must be served.
+        resting: that may be served.
 
     Raises:
         CheckFailed: says which answer is wrong.
@@ -35,8 +42,11 @@ def check(url: str, models: list[str]) -> None:
         served = [model["id"] for model in json.load(response)["data"]]
     if missing := [model for model in models if model not in served]:
         raise CheckFailed(f"GET /v1/models: {', '.join(missing)} are not among {', '.join(served) or 'none'}")
-    print(f"ok: serves {', '.join(served)}")
-    for model in models:
+    print(f"ok: serves {', '.join(served) or 'none'}")
+    for model in [*models, *resting]:
+        if model not in served:
+            print(f"ok: {model} {_answer_of_resting(url, model)}")
+            continue
         print(f"ok: {model} answers {_chat(url, model)!r}")
         print(f"ok: {model} streams {_stream(url, model)} events")
 
@@ -58,6 +68,17 @@ def _stream(url: str, model: str) -> int:
     if events[-1:] != [b"[DONE]"] or not chunks or any("error" in chunk for chunk in chunks):
         raise CheckFailed(f"stream of {model}: {events[-2:]}")
     return len(chunks)
+
+
+def _answer_of_resting(url: str, model: str) -> str:
+    """Return what a model does that was not served: it says when to come back, or has come up meanwhile."""
+    try:
+        return f"answers {_chat(url, model)!r}"
+    except CheckFailed as exc:
+        refusal = exc.__cause__
+        if isinstance(refusal, urllib.error.HTTPError) and refusal.code == 503 and refusal.headers["Retry-After"]:
+            return f"runs nowhere, and is to be asked again in {refusal.headers['Retry-After']} s"
+        raise
 
 
 def _chat_body(model: str) -> dict[str, Any]:
@@ -82,6 +103,11 @@ def _ask(url: str, path: str, body: dict[str, Any] | None = None) -> HTTPRespons
 
 if __name__ == "__main__":
     try:
-        check(sys.argv[1].rstrip("/"), sys.argv[2:])
+        parser = argparse.ArgumentParser()
+        parser.add_argument("url")
+        parser.add_argument("--resting", action="append", default=[])
+        parser.add_argument("models", nargs="*")
+        options = parser.parse_args()
+        check(options.url.rstrip("/"), options.models, options.resting)
     except (CheckFailed, OSError) as failure:
         sys.exit(f"failed: {failure}")

@@ -78,7 +78,9 @@ def test_the_frontends_options_are_settings_that_hold_together(name: str) -> Non
     [command] = [each for each in commands(render(CASES[name])) if each.words[3:4] == ["api"]]
     settings = settings_from(frontend._parser().parse_args(command.words[3:]), Settings())
     assert settings.admin_port == 9000
-    assert len(settings.triton_endpoints) == len(CASES[name].get("models", [None]))
+    models = CASES[name].get("models", [{"name": "demo"}])
+    assert settings.targets().expected == {model.get("servedName") or model["name"] for model in models}
+    assert settings.targets().is_complete
 
 
 @pytest.mark.parametrize("name", CASES)
