@@ -90,7 +90,7 @@ def create_app(
                 followers.append(NameFollower(endpoint, named_for, pool, connect))
             else:
                 pool.add(endpoint, named_for, connect)
-        app[TRITON], app[MODELS] = pool, ModelDirectory(pool)
+        app[TRITON], app[MODELS] = pool, ModelDirectory(pool, aliases=targets.aliases)
         async with pool.running(), following(followers, settings.dns_interval_s):
             yield
         await pool.close()

@@ -83,7 +83,7 @@ _REDIS_URL = "CONCH_REDIS_URL"  # it may hold a password, which every user of th
 
 # Settings that are lists: the option that adds one, and what it is.
 _REPEATED = {
-    "triton_endpoints": ("--triton", "[MODEL=][dns:]HOST:PORT[,...]"),
+    "triton_endpoints": ("--triton", "[MODEL[,ALIAS...]=][dns:]HOST:PORT[,...]"),
     "root_paths": ("--root-path", "PATH"),
     "cors_origins": ("--cors-origin", "ORIGIN"),
     "model_limits": ("--model-limit", "MODEL:LIMITS"),

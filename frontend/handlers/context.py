@@ -129,10 +129,11 @@ async def find_model(request: web.Request, asked: str) -> ModelName:
     try:
         name = await models.get(asked)
     except (ModelNotFound, ModelNotReady) as exc:
-        if not facts.caller.may_name(asked):
+        known = models.known(asked)
+        if not facts.caller.may_use(known):
             raise _not_allowed(asked) from None
         if isinstance(exc, ModelNotReady):
-            facts.served_model = models.id_of(asked)  # so that it can be counted that somebody wants it
+            facts.served_model = known.model_id  # so that it can be counted that somebody wants it
         raise
     if not facts.caller.may_use(name):
         raise _not_allowed(asked)

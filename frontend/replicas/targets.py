@@ -1,4 +1,4 @@
-"""`--triton [MODEL=]ENDPOINT[,ENDPOINT...]`: where Tritons are, and what is offered of what each of them serves."""
+"""`--triton [MODEL[,ALIAS...]=]ENDPOINT[,ENDPOINT...]`: where Tritons are, and what is offered of what they serve."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ class Targets:
     """What all `--triton` say together."""
 
     models: Mapping[str, Collection[str]]  # by endpoint: the ids that it is named for, or EVERYTHING
+    aliases: Mapping[str, str]  # further names, and the ids that they stand for; the models themselves know them all
 
     @classmethod
     def parse(cls, texts: Iterable[str]) -> Targets:
@@ -27,10 +28,13 @@ class Targets:
             ValueError: one breaks a rule; the message has the option, its value and the rule.
         """
         models: dict[str, list[str]] = {}
+        ids: dict[str, str] = {}
         for text in texts:
             before, sign, after = text.rpartition("=")
+            model, *aliases = before.split(",")
             try:
-                model = _model_id(before) if sign else EVERYTHING
+                if sign:
+                    _check_names(model, aliases, ids)
                 for endpoint in after.split(","):
                     named_for = models.setdefault(_endpoint(endpoint), [])
                     if model in named_for:
@@ -38,7 +42,7 @@ class Targets:
                     named_for.append(model)
             except ValueError as exc:
                 raise ValueError(f"--triton={text!r}: {exc}") from exc
-        return cls(models)
+        return cls(models, {name: model for name, model in ids.items() if name != model})
 
     @property
     def expected(self) -> frozenset[str]:
@@ -70,11 +74,16 @@ class Offer:
         return bool(self._num_namings)
 
 
-def _model_id(text: str) -> str:
+def _check_names(model: str, aliases: Collection[str], ids: dict[str, str]) -> None:
+    """Add the names of a model to those that are known, with its id."""
     from model_repository.contract import model_id_to_slug  # not before it is needed: it imports numpy
 
-    model_id_to_slug(text)
-    return text
+    model_id_to_slug(model)
+    for name in (model, *aliases):
+        if not name:
+            raise ValueError("an alias must not be empty")
+        if ids.setdefault(name, model) != model:
+            raise ValueError(f"{name} is a name of {ids[name]} already")
 
 
 def _endpoint(text: str) -> str:

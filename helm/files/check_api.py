@@ -26,6 +26,14 @@ class CheckFailed(Exception):
     """An answer is not what it must be."""
 
 
+class NotNow(CheckFailed):
+    """An answer is 503, and says when to come back."""
+
+    def __init__(self, message: str, retry_after_s: str) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
 def check(url: str, models: list[str], resting: list[str]) -> None:
     """Ask for everything.
 
@@ -44,11 +52,13 @@ def check(url: str, models: list[str], resting: list[str]) -> None:
         raise CheckFailed(f"GET /v1/models: {', '.join(missing)} are not among {', '.join(served) or 'none'}")
     print(f"ok: serves {', '.join(served) or 'none'}")
     for model in [*models, *resting]:
-        if model not in served:
-            print(f"ok: {model} {_answer_of_resting(url, model)}")
-            continue
-        print(f"ok: {model} answers {_chat(url, model)!r}")
-        print(f"ok: {model} streams {_stream(url, model)} events")
+        try:
+            print(f"ok: {model} answers {_chat(url, model)!r}")
+            print(f"ok: {model} streams {_stream(url, model)} events")
+        except NotNow as exc:
+            if model not in resting:
+                raise
+            print(f"ok: {model} runs nowhere, and is to be asked again in {exc.retry_after_s} s")
 
 
 def _chat(url: str, model: str) -> str:
@@ -70,17 +80,6 @@ def _stream(url: str, model: str) -> int:
     return len(chunks)
 
 
-def _answer_of_resting(url: str, model: str) -> str:
-    """Return what a model does that was not served: it says when to come back, or has come up meanwhile."""
-    try:
-        return f"answers {_chat(url, model)!r}"
-    except CheckFailed as exc:
-        refusal = exc.__cause__
-        if isinstance(refusal, urllib.error.HTTPError) and refusal.code == 503 and refusal.headers["Retry-After"]:
-            return f"runs nowhere, and is to be asked again in {refusal.headers['Retry-After']} s"
-        raise
-
-
 def _chat_body(model: str) -> dict[str, Any]:
     messages = [{"role": "user", "content": "What is the capital of France?"}]
     return {"model": model, "messages": messages, "max_tokens": 16, "temperature": 0}
@@ -97,7 +96,11 @@ def _ask(url: str, path: str, body: dict[str, Any] | None = None) -> HTTPRespons
     try:
         response: HTTPResponse = urllib.request.urlopen(request, timeout=_TIMEOUT_S, context=context)
     except urllib.error.HTTPError as exc:
-        raise CheckFailed(f"{path}: {exc.code} {exc.read().decode('utf-8', 'replace')}") from exc
+        message, retry_after_s = (
+            f"{path}: {exc.code} {exc.read().decode('utf-8', 'replace')}",
+            exc.headers["Retry-After"],
+        )
+        raise (NotNow(message, retry_after_s) if exc.code == 503 and retry_after_s else CheckFailed(message)) from exc
     return response
 
 

@@ -19,6 +19,7 @@
 {{- fail (printf "%s: %q cannot be its id: write a `servedName` of letters, digits and . : _ - between them, its parts separated by /, without -- and __" $where $model.servedName) -}}
 {{- end -}}
 {{- range $id := concat (list $model.servedName) $model.aliases -}}
+{{- if or (not $id) (contains "," $id) }}{{ fail (printf "%s: aliases: %q cannot be a name of it: write one that is not empty, without commas" $where $id) }}{{ end -}}
 {{- if hasKey $ids $id }}{{ fail (printf "%s: %s has the id %q already: write another `servedName`, or take it out of `aliases`" $where (get $ids $id) $id) }}{{ end -}}
 {{- $_ := set $ids $id $model.name -}}
 {{- end -}}

@@ -119,11 +119,13 @@ def test_large_numbers_are_not_rounded() -> None:
     assert {"--max-body-bytes=2147483647", "--max-in-flight-prompt-tokens=123456789"} <= set(command.words)
 
 
-def test_a_model_with_an_id_of_any_characters_is_passed_on_as_it_is() -> None:
+def test_a_model_with_names_of_any_characters_is_passed_on_as_it_is() -> None:
     source = {"existingClaim": "c", "path": "x"}
-    rendered = render(with_demo(servedName='org/a:b "c"', aliases=["#1: x"], limits={"maxInFlight": 2}, source=source))
+    aliases = ['a "b"', "#1: x=y"]
+    rendered = render(with_demo(servedName="org/a:b", aliases=aliases, limits={"maxInFlight": 2}, source=source))
     words = [word for command in commands(rendered) for word in command.words]
-    assert {'org/a:b "c"', "--alias=#1: x", '--model-limit=org/a:b "c":in_flight=2'} <= set(words)
+    target = '--triton=org/a:b,a "b",#1: x=y=dns:demo-demo-pods:8001'
+    assert {"org/a:b", '--alias=a "b"', "--alias=#1: x=y", "--model-limit=org/a:b:in_flight=2", target} <= set(words)
 
 
 @pytest.mark.parametrize("name", CASES)

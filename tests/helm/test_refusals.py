@@ -113,6 +113,12 @@ def test_an_id_that_no_model_can_have_is_refused(model_id: str) -> None:
     assert "cannot be its id: write a `servedName` of letters, digits" in said
 
 
+@pytest.mark.parametrize("alias", ["", "a,b"])
+def test_an_alias_that_the_frontend_cannot_be_told_is_refused(alias: str) -> None:
+    said = refusal(with_demo(aliases=[alias]))
+    assert f'models[0] (demo): aliases: "{alias}" cannot be a name of it: write one that is not empty' in said
+
+
 @pytest.mark.parametrize("model_id", ["a", "org/a.b:c_d-1", "A/b/C9"])
 def test_every_id_that_a_model_can_have_is_taken(model_id: str) -> None:
     assert model_id_to_slug(model_id)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import signal
 import subprocess
@@ -94,13 +95,13 @@ def test_a_resting_model_answers_503_is_wanted_and_is_served_when_its_pod_is_rea
 
         process = start(box, install.model)
         box.name_services("127.0.0.1")
-        wait_until(lambda: endpoints(box) == {"127.0.0.1:8001": "ready"}, "the pod is known")
+        wait_until(lambda: state(box) == "ready", "the pod is known")
         assert "ok: demo streams" in said_by_the_test(install)
 
         box.name_services("127.0.0.1", but=PODS)
         process.send_signal(signal.SIGTERM)
         process.wait(PATIENCE_S)
-        wait_until(lambda: endpoints(box) == {}, "the pod is forgotten")
+        wait_until(lambda: endpoints(box) == {} and state(box) == "not loaded", "the pod is forgotten")
         assert readiness()
         assert "ok: demo runs nowhere" in said_by_the_test(install)
         assert wanted(box) == 2
@@ -112,6 +113,11 @@ def said_by_the_test(install: Install) -> str:
     said, _ = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 0, said
     return said
+
+
+def state(box: Sandbox) -> str:
+    """Return the state of the model, as the frontend tells it."""
+    return str(json.loads(box.fetch("http://127.0.0.1:9000/health/ready") or "{}")["models"]["demo"])
 
 
 def wanted(box: Sandbox) -> float:

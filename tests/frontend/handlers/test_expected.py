@@ -103,6 +103,36 @@ async def test_its_alias_is_counted_for_it_once_it_has_been_seen(serve: Serve) -
     assert await shed(http) == ["1.0"]
 
 
+async def test_an_alias_that_is_named_beside_it_is_known_before_it_has_been_seen(serve: Serve, tmp_path: Path) -> None:
+    triton = away()
+    keys = KeyFile(tmp_path / "keys.json")
+    keys.add("demo", models=(DEMO.id,))
+    http = await serve(triton, triton_endpoints=(f"{DEMO.id},gpt-4o,gone=fake:1",), key_file=str(keys.path))
+
+    async def statuses() -> list[int]:
+        bodies = [COMPLETION | {"model": name} for name in ("gpt-4o", "gone")]
+        return [(await http.post("/v1/completions", json=body, headers=keys.headers("demo"))).status for body in bodies]
+
+    assert await statuses() == [503, 503]
+    triton.snapshot_error = triton.stats_error = None
+    triton.models = ModelSnapshot(ready={DEMO.id: served_model(aliases=("gpt-4o",))})
+    assert await statuses() == [200, 403], "the model knows best which names it has"
+
+
+async def test_a_key_that_may_use_it_may_not_use_its_adapter_while_it_is_away(serve: Serve, tmp_path: Path) -> None:
+    triton = FakeTriton(chunks("x"), models=[served_model(aliases=("gpt-4o",), adapters=("formal",))])
+    keys = KeyFile(tmp_path / "keys.json")
+    keys.add("demo", models=(DEMO.id,))
+    http = await serve(triton, triton_endpoints=NAMED, key_file=str(keys.path))
+    for is_away, expected in ((False, [200, 403]), (True, [503, 403])):
+        if is_away:
+            triton.models = ModelSnapshot()
+        await http.get("/v1/models/gone", headers=keys.headers("demo"))
+        for name, status in zip(("gpt-4o", "formal"), expected, strict=True):
+            body = COMPLETION | {"model": name}
+            assert (await http.post("/v1/completions", json=body, headers=keys.headers("demo"))).status == status
+
+
 async def test_a_key_that_may_not_use_it_cannot_tell_it_from_what_there_is_not(serve: Serve, tmp_path: Path) -> None:
     keys = KeyFile(tmp_path / "keys.json")
     keys.add("other", models=("other",))

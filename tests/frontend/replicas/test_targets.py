@@ -26,6 +26,12 @@ def test_an_endpoint_named_with_a_model_and_without_may_serve_anything():
     assert (targets.expected, targets.is_complete) == (frozenset({"demo"}), False)
 
 
+def test_aliases_stand_for_the_model_beside_them():
+    targets = Targets.parse(['demo,gpt-4o,a "b"=é:1=dns:pods:1', "other=a:1"])
+    assert targets.aliases == {"gpt-4o": "demo", 'a "b"=é:1': "demo"}
+    assert (targets.models["dns:pods:1"], targets.expected) == (["demo"], frozenset({"demo", "other"}))
+
+
 @pytest.mark.parametrize(
     ("texts", "message"),
     [
@@ -38,6 +44,8 @@ def test_an_endpoint_named_with_a_model_and_without_may_serve_anything():
         (["=a:1"], "--triton='=a:1': model id ''"),
         (["a=b=c:1"], "--triton='a=b=c:1': model id 'a=b'"),
         (["a:1", "a:1"], "--triton='a:1': a:1 can be named once only"),
+        (["demo,=a:1"], "--triton='demo,=a:1': an alias must not be empty"),
+        (["demo,x=a:1", "other,x=a:1"], "--triton='other,x=a:1': x is a name of demo already"),
         (["demo=a:1", "demo=b:1,a:1"], "--triton='demo=b:1,a:1': a:1 can be named once only for demo"),
     ],
 )
