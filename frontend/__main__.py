@@ -176,7 +176,7 @@ def _probe(options: argparse.Namespace) -> int:
     from frontend.triton.probing import probe_endpoint
 
     asked = Settings(
-        triton_endpoints=(options.triton,), stats_deadline_s=options.deadline, engine_stall_s=options.stall
+        triton_endpoints=_one_endpoint(options), stats_deadline_s=options.deadline, engine_stall_s=options.stall
     )
     settings = settings_from(options, asked)
     result = asyncio.run(probe_endpoint(settings, model=options.model, is_generating=options.generate))
@@ -187,12 +187,23 @@ def _probe(options: argparse.Namespace) -> int:
 def _drain(options: argparse.Namespace) -> int:
     from frontend.triton.draining import drain_endpoint
 
-    settings = settings_from(options, Settings(triton_endpoints=(options.triton,)))
+    settings = settings_from(options, Settings(triton_endpoints=_one_endpoint(options)))
     is_done, why = asyncio.run(
         drain_endpoint(settings, notice_s=options.notice, timeout_s=options.timeout, is_undone=options.undo)
     )
     print(f"{'ok' if is_done else 'failed'}: {why}")
     return 0 if is_done else 1
+
+
+def _one_endpoint(options: argparse.Namespace) -> tuple[str]:
+    """Return what `--triton` names, for what is about one server and not about what is offered.
+
+    Raises:
+        SettingsError: it names more.
+    """
+    if "=" in options.triton or "," in options.triton:
+        raise SettingsError(f"--triton={options.triton!r}: must be one host:port, without a model")
+    return (options.triton,)
 
 
 def _check_files(settings: Settings) -> None:

@@ -14,7 +14,7 @@ _HELP = {
     "port": "port to listen on; 0: any free one",
     "workers": "processes on the port; 0: one for every four cores, at most 8",
     "triton_endpoints": "Triton's gRPC endpoint; dns:HOST:PORT: one at each address of the name; repeatable: a request "
-    "goes to the one with the fewest",
+    "goes to the one with the fewest; MODEL=: of what is served there only this model is offered, and it is expected",
     "dns_interval_s": "between two looks at what a name stands for, of an endpoint dns:NAME:PORT",
     "triton_tls_ca": "PEM file of the authorities of the Tritons' certificates; with it, connections to them use TLS",
     "triton_tls_cert": "PEM file of the certificate that the frontend shows them",
@@ -88,7 +88,7 @@ _REDIS_URL = "CONCH_REDIS_URL"  # it may hold a password, which every user of th
 
 # Settings that are lists: the option that adds one, and what it is.
 _REPEATED = {
-    "triton_endpoints": ("--triton", "[dns:]HOST:PORT"),
+    "triton_endpoints": ("--triton", "[MODEL[,ALIAS...]=][dns:]HOST:PORT[,...]"),
     "root_paths": ("--root-path", "PATH"),
     "cors_origins": ("--cors-origin", "ORIGIN"),
     "model_limits": ("--model-limit", "MODEL:LIMITS"),

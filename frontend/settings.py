@@ -9,11 +9,11 @@ from dataclasses import dataclass
 
 from frontend.limits.asks import Priority
 from frontend.limits.model_limits import ModelLimit
+from frontend.replicas.targets import Targets
 from model_repository.generation import ContextOverflow
 from model_repository.model_parameters import RequestDefaults
 
 _ROOT_PATH = re.compile(r"(/[\w.~-]+)+", re.ASCII)
-_ENDPOINT = re.compile(r"(?:dns:)?(\[[0-9A-Fa-f:.]+\]|[^\s:/\[\]]+):(?P<port>[0-9]{1,5})")
 _HOST_NAME = re.compile(r"[0-9A-Za-z._-]+")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
@@ -37,7 +37,7 @@ class Settings:
     host: str = "127.0.0.1"
     port: int = 8080  # 0: any free one
     workers: int = 0  # processes on the port; 0: by the number of cores
-    triton_endpoints: tuple[str, ...] = ("127.0.0.1:8001",)  # gRPC, [dns:]host:port; a request goes to one of them
+    triton_endpoints: tuple[str, ...] = ("127.0.0.1:8001",)  # gRPC: [MODEL=][dns:]host:port,...
     dns_interval_s: float = 2.0  # between two looks at what an endpoint dns:NAME:PORT stands for
     triton_tls_ca: str = ""  # PEM file of who signs the Tritons' certificates; empty: no TLS to them
     triton_tls_cert: str = ""  # PEM file of the certificate that the Tritons want of us; empty: none
@@ -159,6 +159,10 @@ class Settings:
             include_stop_str_in_output=self.include_stop_str_in_output,
         )
 
+    def targets(self) -> Targets:
+        """Return where Tritons are, and what is offered of what each of them serves."""
+        return Targets.parse(self.triton_endpoints)
+
     @property
     def triton_security(self) -> str:
         """How Tritons are connected to, for a log line."""
@@ -199,17 +203,15 @@ class Settings:
     def _check_endpoints(self) -> None:
         if isinstance(self.triton_endpoints, str) or not self.triton_endpoints:
             self._refuse("triton_endpoints", "must be a list of host:port, at least one")
-        if len(set(self.triton_endpoints)) < len(self.triton_endpoints):
-            self._refuse("triton_endpoints", "each can be named once only")
+        try:
+            self.targets()
+        except ValueError as exc:
+            raise SettingsError(str(exc)) from exc
         if bool(self.triton_tls_cert) != bool(self.triton_tls_key) or (self.triton_tls_cert and not self.triton_tls_ca):
             name = "triton_tls_cert" if self.triton_tls_cert else "triton_tls_key"
             self._refuse(name, "triton_tls_cert and triton_tls_key go together, and with triton_tls_ca")
         if self.triton_tls_name and not (self.triton_tls_ca and _HOST_NAME.fullmatch(self.triton_tls_name)):
             self._refuse("triton_tls_name", "must be a name such as triton.example.com, and goes with triton_tls_ca")
-        for endpoint in self.triton_endpoints:
-            found = _ENDPOINT.fullmatch(endpoint)
-            if found is None or not 1 <= int(found["port"]) <= 65535:
-                self._refuse("triton_endpoints", "each must be host:port, such as 127.0.0.1:8001, or dns:host:port")
 
     def _check_limits(self) -> None:
         for name in ("requests_per_minute", "tokens_per_minute", "max_concurrent", "max_in_flight"):

@@ -23,6 +23,7 @@ from frontend.errors import (
 from frontend.models import ModelDirectory, Triton
 from frontend.probe import require_tokens
 from frontend.replicas.circuit_breaker import CircuitBreaker
+from frontend.replicas.targets import Offer
 from frontend.settings import Settings
 from model_repository.stage_messages import EngineStats
 
@@ -37,6 +38,7 @@ class Replica:
         triton: the connection to it; this closes it.
         clock: monotonic seconds.
         on_look: told a model's id, and what its engine says of itself here or why it does not.
+        offer: the models that the connection lets through; changed as they are named.
     """
 
     def __init__(
@@ -46,8 +48,10 @@ class Replica:
         settings: Settings,
         clock: Callable[[], float] = time.monotonic,
         on_look: Callable[[str, EngineStats | APIError], None] = lambda model, seen: None,
+        offer: Offer | None = None,
     ) -> None:
         self.endpoint = endpoint
+        self.offer = offer or Offer()
         self.triton = triton
         self.num_in_flight = 0  # of this process
         self._is_idle = asyncio.Event()

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Container, Mapping, Sequence
 
 import numpy as np
 
 from frontend.errors import APIError
 from frontend.models import ModelSnapshot
+from frontend.replicas.targets import Offer
 from frontend.triton.channel import RPC_TIMEOUT_S, Connection, unary
 from frontend.triton.credentials import TritonCredentials
 from frontend.triton.deliveries import ID_MARK
@@ -38,6 +39,7 @@ class TritonClient:
         credentials: for TLS; None: the connection is not encrypted.
         server_name: that its certificate must have; empty: the endpoint's host.
         on_late: told a model's slug and a request's id when something comes after the completion's finish.
+        offered: ids of the models that there are; what else the endpoint has is not seen.
     """
 
     def __init__(
@@ -46,9 +48,10 @@ class TritonClient:
         credentials: TritonCredentials | None = None,
         server_name: str = "",
         on_late: Callable[[str, str], None] = lambda slug, request_id: None,
+        offered: Container[str] | None = None,
     ) -> None:
         self._connection = Connection(endpoint, credentials, server_name)
-        self._repository = Repository(self._connection)
+        self._repository = Repository(self._connection, Offer() if offered is None else offered)
         self._adapters: dict[str, tuple[str, ...]] = {}  # by slug: as its engine said the last time
         self._generations = Generations(self._connection, cancel=self._cancel, ask_epoch=self._epoch, on_late=on_late)
 

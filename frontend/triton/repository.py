@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import Any
 
 from tritonclient.grpc import service_pb2
@@ -25,10 +25,12 @@ class Repository:
 
     Args:
         connection: to it.
+        offered: ids of the models that there are, whatever else Triton has.
     """
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: Connection, offered: Container[str]) -> None:
         self._connection = connection
+        self._offered = offered
 
     async def snapshot(self, adapters: Mapping[str, tuple[str, ...]]) -> ModelSnapshot:
         """Return what is served at this moment: the ensembles that carry our parameters.
@@ -39,7 +41,7 @@ class Repository:
         Raises:
             APIError: Triton did not answer.
         """
-        ensembles = {name: state for name, state in (await self._states()).items() if _is_ensemble(name)}
+        ensembles = await self._ensembles()
         served = await asyncio.gather(
             *(self._served_model(name, adapters.get(name)) for name, state in ensembles.items() if state == _READY)
         )
@@ -58,7 +60,7 @@ class Repository:
         Raises:
             APIError: Triton did not answer.
         """
-        return {name for name in await self._states() if _is_ensemble(name)}
+        return set(await self._ensembles())
 
     async def unload(self, name: str) -> None:
         """Unload a stage or an ensemble, by its Triton name.
@@ -88,6 +90,14 @@ class Repository:
         request = service_pb2.RepositoryModelLoadRequest(model_name=name)
         await unary(self._connection.stub.RepositoryModelLoad, request, _LOAD_TIMEOUT_S)
 
+    async def _ensembles(self) -> dict[str, str]:
+        """Return the state of each ensemble that is offered, by its name."""
+        return {
+            name: state
+            for name, state in (await self._states()).items()
+            if contract.slug_of_stage(name) == name and contract.slug_to_model_id(name) in self._offered
+        }
+
     async def _states(self) -> dict[str, str]:
         index = await unary(self._connection.stub.RepositoryIndex, service_pb2.RepositoryIndexRequest())
         return {entry.name: entry.state for entry in index.models}
@@ -98,10 +108,6 @@ class Repository:
             answer = await unary(self._connection.stub.ModelConfig, service_pb2.ModelConfigRequest(name=slug))
             return _model_of(slug, answer.config, adapters)
         return None
-
-
-def _is_ensemble(name: str) -> bool:
-    return contract.slug_of_stage(name) == name
 
 
 def _model_of(slug: str, config: Any, adapters: tuple[str, ...] | None) -> ServedModel | None:

@@ -19,7 +19,7 @@
 - --tokens-per-minute={{ int64 $limits.tokensPerMinute }}
 - --max-concurrent={{ int64 $limits.maxConcurrent }}
 {{- range $model := include "conch.models" . | fromJsonArray }}
-- --triton=dns:{{ include "conch.model.host" (dict "root" $ "model" $model) }}:8001
+- {{ printf "--triton=%s=dns:%s:8001" (prepend $model.aliases $model.servedName | join ",") (include "conch.model.host" (dict "root" $ "model" $model)) | quote }}
 {{- with include "conch.frontend.modelLimits" $model }}
 - {{ printf "--model-limit=%s:%s" $model.servedName . | quote }}
 {{- end }}

@@ -27,11 +27,6 @@ def test_the_defaults_are_valid() -> None:
         ("workers", 257),
         ("triton_endpoints", ()),
         ("triton_endpoints", "127.0.0.1:8001"),
-        ("triton_endpoints", ("a:1", "a:1")),
-        ("triton_endpoints", ("http://a:1",)),
-        ("triton_endpoints", ("a",)),
-        ("triton_endpoints", ("a:0",)),
-        ("triton_endpoints", ("a:99999",)),
         ("triton_tls_cert", "cert.pem"),
         ("triton_tls_key", "key.pem"),
         ("triton_tls_name", "triton"),  # without triton_tls_ca

@@ -44,13 +44,14 @@ class Sandbox:
     started: list[subprocess.Popen[str]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
+        self._nsswitch.write_text("passwd: files\ngroup: files\nhosts: files\n")  # no name server is asked
         self.name_services("127.0.0.1")
 
-    def name_services(self, *addresses: str) -> None:
-        """Have the names of all Services stand for these addresses; processes that run already see it too."""
-        services = [each["metadata"]["name"] for each in self.rendered.of_kind("Service")]
-        names = " ".join([*services, *(f"{name}.{NAMESPACE}.svc" for name in services)])
-        self._hosts.write_text("".join(f"{address} localhost {names}\n" for address in addresses))
+    def name_services(self, *addresses: str, but: str = "") -> None:
+        """Have the names of all Services but one stand for these addresses; processes that run already see it too."""
+        names = [each["metadata"]["name"] for each in self.rendered.of_kind("Service")]
+        known = " ".join(f"{name} {name}.{NAMESPACE}.svc" for name in names if name != but)
+        self._hosts.write_text("".join(f"{address} localhost {known}\n" for address in addresses))
 
     def run(self, pod: PodTemplate, container: dict[str, Any], command: Iterable[str] = ()) -> subprocess.Popen[str]:
         """Start a container, or another command in it, as a probe or a hook is run."""
@@ -63,6 +64,7 @@ class Sandbox:
             "ROOT": str(root),
             "ENV_FILE": str(env_file),
             "HOSTS": str(self._hosts),
+            "NSSWITCH": str(self._nsswitch),
             "READABLE": " ".join(_python_folders()),
             "VOLUMES": " ".join(self._volumes(pod, container)),
             "SHM": _shared_memory(pod),
@@ -108,6 +110,10 @@ class Sandbox:
     @property
     def _hosts(self) -> Path:
         return self.folder / "hosts"
+
+    @property
+    def _nsswitch(self) -> Path:
+        return self.folder / "nsswitch.conf"
 
     def _volumes(self, pod: PodTemplate, container: dict[str, Any]) -> Iterator[str]:
         volumes = {volume["name"]: volume for volume in pod.spec["volumes"]}

@@ -41,7 +41,7 @@ def test_the_frontend_has_its_own_certificate_and_of_the_models_only_their_autho
         "/etc/conch/triton-tls": {"secretName": "triton-tls", "items": [{"key": "ca.crt", "path": "ca.crt"}]},
         "/etc/conch/triton-client": {"secretName": "triton-client"},
     }
-    assert "--triton=dns:demo-demo-pods.serving.svc:8001" in frontend.main["args"]
+    assert "--triton=demo=dns:demo-demo-pods.serving.svc:8001" in frontend.main["args"]
 
 
 @pytest.mark.parametrize("owner", ["Deployment/demo-demo", "leader"])
