@@ -88,7 +88,6 @@ def test_leader_and_workers_run_the_start_script_with_the_key_and_the_checkpoint
         assert {"/etc/conch/ssh", "/etc/conch/scripts", "/models", "/dev/shm"} <= mounts
         environment = {each["name"]: each["value"] for each in pod.main["env"]}
         assert environment["NCCL_IB_HCA"] == "mlx5"
-        assert environment["CONCH_FORWARDED"] == "NCCL_IB_HCA"
     assert "initContainers" not in worker.spec
     assert worker.main["livenessProbe"]["tcpSocket"] == {"port": "ssh"}
 
