@@ -26,6 +26,8 @@ _COUNTS = (contract.NUM_INPUT_TOKENS, contract.NUM_OUTPUT_TOKENS, contract.NUM_C
 def chunk_to_tensors(chunk: GenerationChunk, *, cum_logprob: float | None = None) -> dict[str, npt.NDArray[Any]]:
     """Return the ensemble's outputs for a chunk, by name."""
     tensors = {contract.TEXT_OUTPUT.name: array(contract.TEXT_OUTPUT, chunk.text)}
+    if chunk.usage is not None:
+        tensors |= {spec.name: array(spec, getattr(chunk.usage, spec.name)) for spec in _COUNTS}
     if chunk.finish_reason is not None:
         tensors |= _last_tensors(chunk, cum_logprob)
     if chunk.num_prompt_tokens:
@@ -41,8 +43,6 @@ def _last_tensors(chunk: GenerationChunk, cum_logprob: float | None) -> dict[str
     outputs: list[tuple[TensorSpec, Any]] = [(contract.FINISH_REASON, chunk.finish_reason)]
     if chunk.stop_reason is not None:
         outputs.append((contract.STOP_REASON, json.dumps(chunk.stop_reason)))
-    if chunk.usage is not None:
-        outputs += [(spec, getattr(chunk.usage, spec.name)) for spec in _COUNTS]
     if chunk.timing is not None:
         outputs += [(spec, getattr(chunk.timing, spec.name)) for spec in _TIMES]
     if cum_logprob is not None:
@@ -73,7 +73,6 @@ def tensors_to_chunk(tensors: Tensors) -> GenerationChunk:
         return GenerationChunk(text=chunk_text)
     finish_reason = text(tensors, contract.FINISH_REASON)
     stop_reason = text(tensors, contract.STOP_REASON)
-    usage = Usage(**{spec.name: int(scalar(tensors, spec, 0)) for spec in _COUNTS})
     return GenerationChunk(
         text=chunk_text,
         token_ids=tuple(numbers(tensors, contract.TOKEN_IDS)),
@@ -81,9 +80,15 @@ def tensors_to_chunk(tensors: Tensors) -> GenerationChunk:
         num_prompt_tokens=int(scalar(tensors, contract.NUM_ECHOED_TOKENS, 0)),
         finish_reason=FinishReason(finish_reason) if finish_reason else None,
         stop_reason=json.loads(stop_reason) if stop_reason else None,
-        usage=usage if finish_reason else None,
+        usage=_read_usage(tensors),
         timing=_read_timing(tensors),
     )
+
+
+def _read_usage(tensors: Tensors) -> Usage | None:
+    if contract.NUM_INPUT_TOKENS.name not in tensors:
+        return None
+    return Usage(**{spec.name: int(scalar(tensors, spec, 0)) for spec in _COUNTS})
 
 
 def _read_timing(tensors: Tensors) -> Timing | None:

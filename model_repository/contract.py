@@ -126,6 +126,7 @@ TOP_LOGPROBS = TensorSpec(
 )
 RETURN_PERF_METRICS = TensorSpec("return_perf_metrics", "BOOL", doc="true: when things happened to the sequence")
 RETURN_TOKEN_IDS = TensorSpec("return_token_ids", "BOOL", doc="true: the ids of the text's tokens")
+RETURN_USAGE = TensorSpec("return_usage", "BOOL", doc="with stream: every response has the token counts so far")
 STREAM = TensorSpec("stream", "BOOL", doc="false (default): one response with the whole text")
 STREAM_INTERVAL_MS = TensorSpec(
     "stream_interval_ms",
@@ -206,6 +207,7 @@ HONOURED_INPUTS = (
     RETURN_LOG_PROBS,
     TOP_LOGPROBS,
     RETURN_TOKEN_IDS,
+    RETURN_USAGE,
     RETURN_PERF_METRICS,
     STREAM,
     STREAM_INTERVAL_MS,
@@ -255,9 +257,9 @@ STOP_REASON = TensorSpec(
     "BYTES",
     doc="last response only: the stop word (JSON string) or token id (JSON number) that ended it",
 )
-NUM_INPUT_TOKENS = TensorSpec("num_input_tokens", "INT32", doc="last response only")
-NUM_OUTPUT_TOKENS = TensorSpec("num_output_tokens", "INT32", doc="last response only")
-NUM_CACHED_TOKENS = TensorSpec("num_cached_tokens", "INT32", doc="last response only: input tokens that were reused")
+NUM_INPUT_TOKENS = TensorSpec("num_input_tokens", "INT32", doc="last response; with return_usage every one")
+NUM_OUTPUT_TOKENS = TensorSpec("num_output_tokens", "INT32", doc="likewise")
+NUM_CACHED_TOKENS = TensorSpec("num_cached_tokens", "INT32", doc="likewise: input tokens that were reused")
 CUM_LOG_PROBS = TensorSpec(
     "cum_log_probs", "FP32", doc="last response, with return_log_probs: the sum over the completion's text"
 )

@@ -119,6 +119,7 @@ class GenerationRequest:
     is_echo: bool = False  # the text begins with the prompt
     num_logprobs: int | None = None  # None: none; 0: of the tokens drawn; k: and of the k most likely beside them
     has_token_ids: bool = False  # chunks carry their token ids
+    has_usage: bool = False  # every chunk of a stream says how many tokens there are so far
     has_timing: bool = False  # the last chunk says when things happened
     guide: Guide | None = None
     lora_name: str = ""
@@ -134,7 +135,7 @@ class GenerationRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
-    """Token counts of a finished sequence."""
+    """Token counts of a sequence: of a finished one, or as they are so far."""
 
     num_input_tokens: int
     num_output_tokens: int  # every token the engine produced, the end-of-generation token among them
@@ -172,7 +173,7 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationChunk:
-    """A piece of a completion. The last one, and only it, carries `finish_reason`, `usage` and `timing`."""
+    """A piece of a completion. The last one, and only it, carries `finish_reason` and `timing`."""
 
     text: str
     token_ids: tuple[int, ...] = ()  # where the request asked for them; an echoed prompt's first
@@ -180,10 +181,10 @@ class GenerationChunk:
     num_prompt_tokens: int = 0  # how many of token_ids and logprobs are the echoed prompt's
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None  # the stop sequence, or the token id, that ended it; None: the model did
-    usage: Usage | None = None
+    usage: Usage | None = None  # of the last one; of the others where the request asked for it
     timing: Timing | None = None  # where the request asked for it
 
     @property
     def is_text(self) -> bool:
         """Whether it says nothing but its text, as almost every chunk."""
-        return self.finish_reason is None and not self.token_ids and not self.logprobs
+        return self.finish_reason is None and not self.token_ids and not self.logprobs and self.usage is None

@@ -52,6 +52,7 @@ def tensors_to_request(tensors: Tensors) -> GenerationRequest:
         is_echo=is_echo,
         num_logprobs=_read_num_logprobs(tensors),
         has_token_ids=bool(scalar(tensors, contract.RETURN_TOKEN_IDS, False)),
+        has_usage=bool(scalar(tensors, contract.RETURN_USAGE, False)),
         has_timing=bool(scalar(tensors, contract.RETURN_PERF_METRICS, False)),
         guide=_read_guide(tensors),
         lora_name=text(tensors, contract.LORA_NAME),

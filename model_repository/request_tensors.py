@@ -45,6 +45,7 @@ def request_to_tensors(request: GenerationRequest) -> dict[str, npt.NDArray[Any]
         (contract.CONTEXT_LENGTH_EXCEEDED_BEHAVIOR, request.overflow if request.overflow == "error" else ""),
         (contract.TOP_LOGPROBS, request.num_logprobs),
         (contract.RETURN_TOKEN_IDS, request.has_token_ids),
+        (contract.RETURN_USAGE, request.has_usage),
         (contract.RETURN_PERF_METRICS, request.has_timing),
         (contract.LORA_NAME, request.lora_name),
         (contract.STREAM, request.is_stream),

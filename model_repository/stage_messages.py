@@ -42,6 +42,7 @@ class EngineRequest:
     echo: tuple[bytes, ...] = ()  # what each prompt token stands for in the echoed text; empty: no echo
     num_logprobs: int | None = None
     has_token_ids: bool = False
+    has_usage: bool = False
     has_timing: bool = False
     guide: Guide | None = None
     lora_name: str = ""
@@ -175,7 +176,7 @@ class Release:
     token_ids: tuple[int, ...] = ()
     num_cut_bytes: int = 0  # at the end of the last token, not part of the text: a stop sequence, or an end token
     finish_reason: FinishReason | None = None
-    usage: Usage | None = None  # with finish_reason
+    usage: Usage | None = None  # with finish_reason; else where the request asked for it
     details: ReleaseDetails | None = None
 
     # Int64 words before the token ids: sequence, cut, finish code, input, output, cached tokens.
@@ -193,7 +194,7 @@ class Release:
 
     def words(self) -> tuple[int, ...]:
         """Return all but the details as numbers, the token ids last."""
-        if self.finish_reason is None:  # almost every one
+        if self.finish_reason is None and self.usage is None:  # almost every one
             return (self.sequence, self.num_cut_bytes, 0, 0, 0, 0, *self.token_ids)
         usage = self.usage or Usage(num_input_tokens=0, num_output_tokens=0)
         return (
@@ -216,7 +217,7 @@ class Release:
         """Rebuild it from its numbers."""
         sequence, cut, finish, num_input, num_output, num_cached = words[: cls._NUM_HEADER]
         usage = None
-        if finish:
+        if finish or num_input:
             usage = Usage(num_input_tokens=num_input, num_output_tokens=num_output, num_cached_tokens=num_cached)
         return cls(
             sequence=sequence,

@@ -41,6 +41,13 @@ DEMO = served_model()
 USAGE = Usage(num_input_tokens=7, num_output_tokens=5, num_cached_tokens=3)
 
 
+def counted(text: str, num_input_tokens: int, num_output_tokens: int) -> GenerationChunk:
+    """Return a piece of a completion that says how many tokens there are so far."""
+    return GenerationChunk(
+        text=text, usage=Usage(num_input_tokens=num_input_tokens, num_output_tokens=num_output_tokens)
+    )
+
+
 def chunks(*texts: str, finish_reason: FinishReason = FinishReason.STOP) -> list[GenerationChunk]:
     """Return a completion in these pieces; the last one is complete."""
     last = GenerationChunk(text=texts[-1], finish_reason=finish_reason, usage=USAGE)

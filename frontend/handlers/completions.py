@@ -200,7 +200,7 @@ async def _write(
             index, chunk = await anext(chunks)
             facts.saw(index, chunk)
             await pings.prepare()
-            unwritten = framer.opening()
+            unwritten = framer.opening(chunk)
             with record.rules_kept():
                 while True:
                     unwritten += framer.frame(index, chunk)

@@ -85,7 +85,7 @@ class RequestFacts:
         if self.ttft_ms is None:
             self.ttft_ms = (time.monotonic() - self.started_at) * 1000
         self.num_chars += len(chunk.text)
-        if chunk.usage is not None:
+        if chunk.finish_reason is not None and chunk.usage is not None:
             self.num_finished += 1
             self.num_input_tokens += 0 if index % self.num_per_prompt else chunk.usage.num_input_tokens
             self.num_output_tokens += chunk.usage.num_output_tokens

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
@@ -48,9 +47,8 @@ _MAX_BIASES = 1024
 class StreamOptions(Body):
     """What a stream carries beside the text."""
 
-    refused: ClassVar[Mapping[str, tuple[Any, ...]]] = {"continuous_usage_stats": (False,)}
-
-    include_usage: bool | None = None
+    include_usage: bool | None = None  # one more event at the end, with the token counts
+    continuous_usage_stats: bool | None = None  # every event has the counts so far
     include_obfuscation: bool | None = None  # pad each event, so that its size tells little
 
 
@@ -222,7 +220,8 @@ class GenerationBody(Body):
         Field(
             examples=[{"include_usage": True}],
             json_schema_extra=needs(stream=True),
-            description="include_usage: a last event with the token counts; include_obfuscation: padding",
+            description="include_usage: a last event with the token counts; continuous_usage_stats: each event has "
+            "those so far; include_obfuscation: padding",
         ),
     ] = None
     stream_interval_ms: Annotated[

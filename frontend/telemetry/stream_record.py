@@ -89,7 +89,7 @@ class StreamRecord:
             raise self._broken(Rule.NOTHING_AFTER_THE_FINISH)
         if chunk.token_ids:
             completion.num_token_ids += len(chunk.token_ids) - chunk.num_prompt_tokens
-        if chunk.finish_reason is not None or chunk.usage is not None:
+        if chunk.finish_reason is not None or (chunk.usage is not None and not completion.request.has_usage):
             self._finish(index, completion, chunk)
 
     def require_ends(self) -> None:

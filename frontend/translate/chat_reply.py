@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -34,7 +35,6 @@ class _Choice:
     """One choice while it is told."""
 
     parser: ToolCallParser | None
-    usage: generation.Usage | None = None
     num_called: int = 0
     num_ended: int = 0  # of them; what was cut is no call to carry out
 
@@ -61,6 +61,7 @@ class ChatReply:
         self._service_tier = chat.tier()
         options = chat.stream_options
         self._has_usage = options is not None and bool(options.include_usage)
+        self._has_running_usage = options is not None and bool(options.continuous_usage_stats)
         self._is_padded = options is not None and bool(options.include_obfuscation)
         self._has_logprobs = bool(chat.logprobs)
         self._has_token_ids = bool(chat.return_token_ids)
@@ -73,16 +74,22 @@ class ChatReply:
         self._choices = [
             _Choice(tool_call_parser(name.model.tool_call_format) if has_tools else None) for _ in range(chat.n or 1)
         ]
+        self._num_running = len(self._choices)
+        self._usages: dict[int, generation.Usage] = {}  # of the choices that have said theirs
         self.is_plain = not (has_tools or self._is_padded or self._has_logprobs or self._has_token_ids)
 
-    def opening(self) -> Sequence[ChatCompletionChunk]:
+    def opening(self, first: GenerationChunk) -> Sequence[ChatCompletionChunk]:
         """Return the chunks that say who speaks, one for each choice."""
+        if first.usage is not None:
+            self._usages[0] = dataclasses.replace(first.usage, num_output_tokens=0)
         role: Delta = {"role": "assistant", "content": ""}
         return [self._chunk(self._piece(index, role)) for index in range(len(self._choices))]
 
     def events(self, index: int, chunk: GenerationChunk) -> Sequence[ChatCompletionChunk]:
         """Return the events that tell of a chunk; after the last one of all, also the usage if it was asked for."""
         choice = self._choices[index]
+        if chunk.usage is not None:
+            self._usages[index] = chunk.usage
         pieces = [self._piece(index, delta) for delta in self._deltas(choice, chunk)]
         if not pieces and (chunk.finish_reason is not None or chunk.logprobs or chunk.token_ids):
             pieces = [self._piece(index, {})]
@@ -93,17 +100,17 @@ class ChatReply:
         if chunk.finish_reason is not None:
             pieces[-1]["finish_reason"] = self._finish_reason(choice, chunk.finish_reason)
             pieces[-1]["stop_reason"] = chunk.stop_reason
-            choice.usage = chunk.usage
+            self._num_running -= 1
         events = [self._chunk(piece) for piece in pieces]
-        if self._has_usage and chunk.finish_reason is not None and all(each.usage for each in self._choices):
+        if self._has_usage and chunk.finish_reason is not None and not self._num_running:
             closing = self._chunk()
-            closing["usage"] = total_usage([each.usage for each in self._choices if each.usage], len(self._choices))
+            closing["usage"] = total_usage(self._usages, len(self._choices))
             events.append(closing)
         return events
 
     def whole(self, chunks: Sequence[GenerationChunk]) -> ChatCompletion:
         """Return the answer of a request that does not stream: one chunk for each choice."""
-        usages = [chunk.usage for chunk in chunks if chunk.usage is not None]
+        usages = {index: chunk.usage for index, chunk in enumerate(chunks) if chunk.usage is not None}
         whole: ChatCompletion = {
             "id": self.id,
             "object": "chat.completion",
@@ -210,7 +217,9 @@ class ChatReply:
         }
         if self._service_tier is not None:
             chunk["service_tier"] = self._service_tier
-        if self._has_usage:
+        if self._has_running_usage:
+            chunk["usage"] = total_usage(self._usages, len(self._choices))
+        elif self._has_usage:
             chunk["usage"] = None
         if self._is_padded and choices:
             chunk["obfuscation"] = padding(len(str(choices[0]["delta"])))

@@ -39,28 +39,32 @@ class CompletionReply:
         self._usages: dict[int, generation.Usage] = {}
         num_chars = prompt_num_chars if self._has_logprobs and not completion.echo else [0] * len(completion.prompt)
         self._writers = [CompletionLogprobsWriter(each) for each in num_chars for _ in range(self.num_per_prompt)]
-        self._num_choices = len(completion.prompt) * self.num_per_prompt
+        self._num_running = len(completion.prompt) * self.num_per_prompt
         options = completion.stream_options
         self._is_padded = options is not None and bool(options.include_obfuscation)
         self._has_usage = options is not None and bool(options.include_usage)
+        self._has_running_usage = options is not None and bool(options.continuous_usage_stats)
         self.is_plain = not (self._is_padded or self._has_logprobs or self._has_token_ids)
         # Fireworks' way, for those who did not say that they want OpenAI's.
         self._has_usage_on_last_chunk = options is None
 
-    def opening(self) -> Sequence[Completion]:
+    def opening(self, first: GenerationChunk) -> Sequence[Completion]:
         """Return nothing: a completion has no role."""
         return ()
 
     def events(self, index: int, chunk: GenerationChunk) -> Sequence[Completion]:
         """Return the events that tell of a chunk; after the last one of all, also the usage where it is wanted."""
+        if chunk.usage is not None:
+            self._usages[index] = chunk.usage
         piece = self._completion([self._choice(index, index, chunk)])
-        if self._has_usage or self._has_usage_on_last_chunk:
+        if self._has_running_usage:
+            piece["usage"] = self._usage()
+        elif self._has_usage or self._has_usage_on_last_chunk:
             piece["usage"] = None
         if self._is_padded:
             piece["obfuscation"] = padding(len(chunk.text))
-        if chunk.usage is not None:
-            self._usages[index] = chunk.usage
-        if len(self._usages) < self._num_choices:
+        self._num_running -= chunk.finish_reason is not None
+        if self._num_running:
             return (piece,)
         if self._has_usage_on_last_chunk:
             piece["usage"] = self._usage()
@@ -116,7 +120,7 @@ class CompletionReply:
         return whole
 
     def _usage(self) -> Usage:
-        return total_usage([self._usages[index] for index in range(self._num_choices)], self.num_per_prompt)
+        return total_usage(self._usages, self.num_per_prompt)
 
 
 def _reported(chunk: GenerationChunk) -> generation.Usage:

@@ -21,9 +21,9 @@ class Framer:
         self._reply = reply
         self._halves: dict[int, tuple[bytes, bytes]] = {}  # of the event for a text, by choice
 
-    def opening(self) -> bytes:
-        """Return what comes before the first text."""
-        return _framed(self._reply.opening())
+    def opening(self, first: GenerationChunk) -> bytes:
+        """Return what comes before the first chunk of all."""
+        return _framed(self._reply.opening(first))
 
     def frame(self, index: int, chunk: GenerationChunk) -> bytes:
         """Return what tells of a chunk of a choice; nothing where a parser holds the text back."""

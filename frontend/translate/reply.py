@@ -18,8 +18,8 @@ class Reply(Protocol):
     num_per_prompt: int  # completions that are drawn of each prompt
     is_plain: bool  # a chunk that is nothing but text is one event, always the same one but for the text
 
-    def opening(self) -> Sequence[Event]:
-        """Return the events before the first text."""
+    def opening(self, first: GenerationChunk) -> Sequence[Event]:
+        """Return the events before the first chunk of all."""
 
     def events(self, index: int, chunk: GenerationChunk) -> Sequence[Event]:
         """Return the events that tell of a chunk of a choice; after the last one of all, also what closes it."""

@@ -118,6 +118,7 @@ def _request(
         ignore_eos=bool(body.ignore_eos),
         min_tokens=body.min_tokens or 0,
         has_token_ids=bool(body.return_token_ids),
+        has_usage=body.stream_options is not None and bool(body.stream_options.continuous_usage_stats),
         guide=_guide(body),
         lora_name=name.lora_name,
         is_stream=bool(body.stream),

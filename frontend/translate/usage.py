@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Mapping
 
 from frontend.protocol.answers import Usage
 from model_repository import generation
 
 
-def total_usage(usages: Sequence[generation.Usage], num_per_prompt: int) -> Usage:
+def total_usage(usages: Mapping[int, generation.Usage], num_per_prompt: int) -> Usage:
     """Return the counts of a request: each prompt counts once, every completion that was drawn of it counts.
 
     Args:
-        usages: of the completions, those of one prompt together.
-        num_per_prompt: how many those are.
+        usages: by completion, those of one prompt beside each other; of those that have said something.
+        num_per_prompt: how many completions a prompt has.
     """
-    prompts = [usages[start : start + num_per_prompt] for start in range(0, len(usages), num_per_prompt)]
-    prompt_tokens = sum(same[0].num_input_tokens for same in prompts)
-    completion_tokens = sum(each.num_output_tokens for each in usages)
+    prompts = defaultdict[int, list[generation.Usage]](list)
+    for index, usage in usages.items():
+        prompts[index // num_per_prompt].append(usage)
+    prompt_tokens = sum(same[0].num_input_tokens for same in prompts.values())
+    completion_tokens = sum(each.num_output_tokens for each in usages.values())
     # Completions of one prompt reuse each other's cells: what was there before is what the least of them found.
-    cached_tokens = sum(min(each.num_cached_tokens for each in same) for same in prompts)
+    cached_tokens = sum(min(each.num_cached_tokens for each in same) for same in prompts.values())
     return {
         "prompt_tokens": prompt_tokens,
         "completion_tokens": completion_tokens,

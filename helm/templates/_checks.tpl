@@ -1,6 +1,7 @@
 {{- /* What the schema cannot say. Each message names the value, and what to write instead. */ -}}
 {{- define "conch.checks" -}}
 {{- $root := . -}}
+{{- if not (regexMatch "^[a-z]" .Release.Name) }}{{ fail (printf "release %s: names of Services begin with a letter, and so must the release's: install it as llm-%s" .Release.Name .Release.Name) }}{{ end -}}
 {{- include "conch.checks.scale" (dict "where" "frontend" "of" .Values.frontend) -}}
 {{- with .Values.frontend.inferencePool }}
 {{- if and .enabled (not .endpointPicker) }}{{ fail "frontend.inferencePool.endpointPicker: name the Service of the endpoint picker" }}{{ end -}}
@@ -19,7 +20,7 @@
 {{- if hasKey $ids $id }}{{ fail (printf "%s: %s has the id %q already: write another `servedName`, or take it out of `aliases`" $where (get $ids $id) $id) }}{{ end -}}
 {{- $_ := set $ids $id $model.name -}}
 {{- end -}}
-{{- if or (has $model.name (list "frontend" "frontend-operations" "cache" "scripts" "pods" "dashboards" "alerts")) (hasSuffix "-pods" $model.name) (hasPrefix "build-" $model.name) (hasPrefix "test-" $model.name) -}}
+{{- if or (has $model.name (list "frontend" "frontend-operations" "cache" "scripts" "pods" "dashboards" "alerts")) (hasSuffix "-pods" $model.name) (hasSuffix "-group" $model.name) (hasPrefix "build-" $model.name) (hasPrefix "test-" $model.name) -}}
 {{- fail (printf "%s: the chart names other objects so: write another `name`" $where) -}}
 {{- end -}}
 {{- include "conch.checks.runtime" $arguments -}}

@@ -1,10 +1,10 @@
 {{- /* What selects pods; none of it changes with a version or a value. Takes root, component and, of a model, model. */ -}}
 {{- define "conch.selector" -}}
 app.kubernetes.io/name: conch
-app.kubernetes.io/instance: {{ .root.Release.Name }}
+app.kubernetes.io/instance: {{ .root.Release.Name | quote }}
 app.kubernetes.io/component: {{ .component }}
 {{- with .model }}
-conch/model: {{ .name }}
+conch/model: {{ .name | quote }}
 {{- end }}
 {{- end -}}
 

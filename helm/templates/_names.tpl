@@ -16,9 +16,16 @@ Takes root and suffix. A release's name may have dots, which a Service's may not
 {{ include "conch.name" (dict "root" . "suffix" "frontend") }}
 {{- end -}}
 
-{{- /* Of a model's Deployment, or LeaderWorkerSet, whose pods' names add the numbers of group and pod. */ -}}
+{{- /*
+Of a model's Deployment, or LeaderWorkerSet, whose pods' names add the numbers of group and pod. Its controller makes a
+headless Service of the same name, by which the pods of a group find each other: no Service of ours may be called so.
+*/ -}}
 {{- define "conch.model.name" -}}
-{{ include "conch.name" (dict "root" .root "suffix" .model.name "max" (gt (int .model.numNodes) 1 | ternary 51 63)) }}
+{{- if gt (int .model.numNodes) 1 -}}
+{{ include "conch.name" (dict "root" .root "suffix" (printf "%s-group" .model.name) "max" 51) }}
+{{- else -}}
+{{ include "conch.name" (dict "root" .root "suffix" .model.name) }}
+{{- end -}}
 {{- end -}}
 
 {{- /* Of the headless Service, whose addresses are those of the ready pods. */ -}}

@@ -174,7 +174,7 @@ class EngineSequence:
             token_ids=token_ids,
             num_cut_bytes=self._num_cut_bytes(),
             finish_reason=self.finish_reason,
-            usage=self._usage() if is_last else None,
+            usage=self._usage() if is_last or self.request.has_usage else None,
             details=details,
         )
 

@@ -115,6 +115,7 @@ class TokenizerStage:
             echo=prompt.echo,
             num_logprobs=request.num_logprobs,
             has_token_ids=request.has_token_ids,
+            has_usage=request.has_usage,
             has_timing=request.has_timing,
             guide=guide,
             lora_name=request.lora_name,

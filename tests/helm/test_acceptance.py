@@ -34,6 +34,24 @@ def test_names_and_labels_are_ones_that_may_be(name: str, release: str) -> None:
         assert_labels(pod.labels)
 
 
+@pytest.mark.parametrize("word", ["true", "null", "on", "no", "y"])
+def test_names_that_yaml_takes_for_something_else_stay_words(word: str) -> None:
+    rendered = render({"models": [{"name": word, "servedName": "demo"}]}, release=word)
+    for labels in (*(each["metadata"]["labels"] for each in rendered.objects), *(pod.labels for pod in pods(rendered))):
+        assert labels["app.kubernetes.io/instance"] == word
+        assert labels.get("conch/model") in (None, word)
+        assert_labels(labels)
+
+
+@pytest.mark.parametrize("release", RELEASES)
+@pytest.mark.parametrize("name", SHAPES)
+def test_the_name_of_a_group_is_left_to_the_service_that_its_controller_makes(name: str, release: str) -> None:
+    """Its pods are found by that Service only; the controller takes one that is there already for its own."""
+    rendered = render(CASES[name], release=release)
+    services = {each["metadata"]["name"] for each in rendered.of_kind("Service")}
+    assert not services & {each["metadata"]["name"] for each in rendered.of_kind("LeaderWorkerSet")}
+
+
 @pytest.mark.parametrize("name", SHAPES)
 def test_nothing_of_a_pod_is_there_twice(name: str) -> None:
     for pod in pods(render(CASES[name])):

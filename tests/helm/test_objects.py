@@ -197,7 +197,7 @@ def test_25_the_budget_of_a_group_covers_its_workers() -> None:
     rendered = case("nodes")
     [budget] = rendered.of_kind("PodDisruptionBudget")
     for role in ("leader", "worker"):
-        pod = pod_of(rendered, f"LeaderWorkerSet/demo-llama-405b/{role}")
+        pod = pod_of(rendered, f"LeaderWorkerSet/demo-llama-405b-group/{role}")
         assert budget["spec"]["selector"]["matchLabels"].items() <= pod.labels.items()
 
 

@@ -76,6 +76,11 @@ def test_10_a_release_with_dots_in_its_name_has_names_that_services_may_have() -
     assert all("." not in name for _, name in render(release="a.b").names())
 
 
+@pytest.mark.parametrize("release", ["123", "1a", "0x10", "2024-01-01"])
+def test_10_a_release_after_which_no_service_can_be_named_is_refused(release: str) -> None:
+    assert f"install it as llm-{release}" in refusal({}, release=release)
+
+
 @pytest.mark.parametrize("name", ["Upper", "9lives", "a_b", "-a", "a-", "m" * 31, ""])
 def test_10_a_model_whose_name_no_object_can_have_is_refused(name: str) -> None:
     assert "/models/0/name" in refusal({"models": [{"name": name, "servedName": "demo"}]})
@@ -83,7 +88,18 @@ def test_10_a_model_whose_name_no_object_can_have_is_refused(name: str) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["frontend", "frontend-operations", "cache", "scripts", "pods", "demo-pods", "build-x", "test-api", "alerts"],
+    [
+        "frontend",
+        "frontend-operations",
+        "cache",
+        "scripts",
+        "pods",
+        "demo-pods",
+        "demo-group",
+        "build-x",
+        "test-api",
+        "alerts",
+    ],
 )
 def test_a_model_that_is_named_like_another_object_is_refused(name: str) -> None:
     assert "the chart names other objects so" in refusal({"models": [{"name": name, "servedName": "demo"}]})

@@ -53,6 +53,15 @@ def test_times_are_in_order_and_of_this_call(stack: Stack) -> None:
     assert times[2] < times[3]
 
 
+def test_every_response_of_a_stream_may_have_the_counts_so_far(stack: Stack) -> None:
+    answers = stack.infer("demo", inputs(stream=True, stream_interval_ms=0, return_usage=True))
+    counts = [answer["num_output_tokens"].item() for answer in answers]
+    assert counts == sorted(counts)
+    assert len(set(counts)) > 2
+    assert len({answer["num_input_tokens"].item() for answer in answers}) == 1
+    assert "num_output_tokens" not in stack.infer("demo", inputs(stream=True, stream_interval_ms=0))[0]
+
+
 def refused_field(stack: Stack, **values: Any) -> str | None:
     """Return the tensor that a refusal names as the client's mistake."""
     # Not as a status, by the metadata `triton_grpc_error`: once in some hundred calls that ends Triton (2.51).

@@ -305,9 +305,21 @@ def _streams(api: Api, endpoint: str) -> None:
     assert events[-1]["choices"] == []
     assert events[-1]["usage"]["completion_tokens"] == api.post(endpoint, body).body["usage"]["completion_tokens"]
     assert all(event["usage"] is None for event in events[:-1])
+    _counts_on_the_way(api, endpoint, events[-1]["usage"])
     assert not any("obfuscation" in event for event in events)
     padded = api.events(endpoint, body | {"stream_options": {"include_obfuscation": True}})
     assert all(event["obfuscation"] for event in padded)
+
+
+def _counts_on_the_way(api: Api, endpoint: str, usage: dict[str, Any]) -> None:
+    body = api.question_body(endpoint) | {"stream_interval_ms": 0}
+    events = api.events(endpoint, body | {"stream_options": {"continuous_usage_stats": True}})
+    counts = [event["usage"]["completion_tokens"] for event in events]
+    assert counts == sorted(counts)
+    assert counts[-1] == usage["completion_tokens"]
+    assert len(set(counts)) > 2
+    assert {event["usage"]["prompt_tokens"] for event in events} == {usage["prompt_tokens"]}
+    assert all(event["choices"] for event in events)  # none of its own: that is include_usage
 
 
 @effect("stream_interval_ms")

@@ -53,9 +53,9 @@ def chunks(draw: st.DrawFn) -> GenerationChunk:
         num_prompt_tokens=draw(COUNT),
         finish_reason=finish_reason,
         stop_reason=draw(st.none() | st.text(max_size=3) | COUNT) if finish_reason else None,
-        usage=draw(st.builds(Usage, num_input_tokens=COUNT, num_output_tokens=COUNT, num_cached_tokens=COUNT))
-        if finish_reason
-        else None,
+        usage=draw(
+            st.none() | st.builds(Usage, num_input_tokens=COUNT, num_output_tokens=COUNT, num_cached_tokens=COUNT)
+        ),
     )
 
 
@@ -69,6 +69,7 @@ def test_a_chunk_survives_its_tensors(chunk: GenerationChunk) -> None:
     [
         FULL,
         GenerationChunk(text=""),
+        GenerationChunk(text="a", usage=USAGE),
         GenerationChunk(text="", finish_reason=FinishReason.LENGTH, usage=USAGE),
         GenerationChunk(text="", token_ids=(0,), finish_reason=FinishReason.STOP, stop_reason=0, usage=USAGE),
         GenerationChunk(text="", finish_reason=FinishReason.STOP, stop_reason="", usage=USAGE),

@@ -46,6 +46,7 @@ REQUEST = EngineRequest(
     echo=(b"", b"\xff\x00", "é".encode()),
     num_logprobs=0,
     has_token_ids=True,
+    has_usage=True,
     has_timing=True,
     guide=Guide(GuideKind.CHOICE, '["a", "é"]'),
     lora_name="adapter",
@@ -146,6 +147,13 @@ def test_a_release_survives_packing(
         usage = Usage(num_input_tokens=finish[1], num_output_tokens=finish[2], num_cached_tokens=finish[3])
         release = dataclasses.replace(release, finish_reason=finish[0], usage=usage)
     assert Release.from_array(release.to_array(), details) == release
+
+
+@pytest.mark.parametrize("finish_reason", [None, *FinishReason])
+def test_a_release_may_carry_the_counts_so_far(finish_reason: FinishReason | None) -> None:
+    usage = Usage(num_input_tokens=7, num_output_tokens=0, num_cached_tokens=6)
+    release = Release(sequence=1, token_ids=(5,), finish_reason=finish_reason, usage=usage)
+    assert Release.from_array(release.to_array()) == release
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,6 @@ from frontend.errors import UnsupportedValue
 from frontend.protocol.body import Body
 from frontend.protocol.chat import ChatCompletionRequest, ChatMessage
 from frontend.protocol.completion import CompletionRequest
-from frontend.protocol.fields import StreamOptions
 from frontend.protocol.tokenization import TokenizeRequest
 from tests.frontend.bodies import CHAT, COMPLETION, USER, read, refusal
 
@@ -61,8 +60,6 @@ HARMFUL: dict[str, Any] = {
     "annotations": [{"type": "url_citation"}],
     "reasoning_content": "hm",
     "reasoning": "hm",
-    # of stream_options
-    "continuous_usage_stats": True,
     # of /tokenize
     "mm_processor_kwargs": {"a": 1},
 }
@@ -76,11 +73,6 @@ PLACES: dict[type[Body], tuple[type[Body], Any, str]] = {
         ChatCompletionRequest,
         lambda field: CHAT | {"messages": [USER, {"role": "assistant", "content": "x"} | field]},
         "messages[1].",
-    ),
-    StreamOptions: (
-        CompletionRequest,
-        lambda field: COMPLETION | {"stream": True, "stream_options": field},
-        "stream_options.",
     ),
 }
 FIELDS = [pytest.param(kind, name, id=f"{kind.__name__}.{name}") for kind in PLACES for name in kind.refused]

@@ -39,7 +39,9 @@ def pieces_of(texts: Sequence[str], reason: FinishReason = FinishReason.STOP) ->
 
 def told(reply: ChatReply, pieces: Iterable[tuple[int, GenerationChunk]]) -> list[ChatCompletionChunk]:
     """Return every event of a stream; each has the shape that is promised."""
-    events = [*reply.opening(), *(event for index, chunk in pieces for event in reply.events(index, chunk))]
+    pieces = list(pieces)
+    opening = reply.opening(pieces[0][1] if pieces else GenerationChunk(text=""))
+    events = [*opening, *(event for index, chunk in pieces for event in reply.events(index, chunk))]
     for event in events:
         _EVENT.validate_python(event, strict=True)
     return events

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from model_repository.generation import FinishReason, GenerationChunk, TokenLogprob
-from tests.fakes import chunks
+from tests.fakes import chunks, counted
 from tests.frontend.translate.chat_events import pieces_of, put_together, reply_to, told, whole
 
 (LAST,) = chunks("c", finish_reason=FinishReason.LENGTH)
@@ -41,7 +41,7 @@ def test_an_empty_answer_is_an_empty_text() -> None:
 
 
 def test_a_stream_opens_with_the_role_of_each_choice() -> None:
-    openings = reply_to(stream=True, n=3).opening()
+    openings = reply_to(stream=True, n=3).opening(GenerationChunk(text=""))
     assert [event["choices"] for event in openings] == [
         [
             {
@@ -83,6 +83,23 @@ def test_include_usage_brings_null_on_all_chunks_and_one_chunk_of_its_own() -> N
         assert all(event["usage"] is None for event in events)
         assert closing["choices"] == []
         assert closing["usage"] == whole(reply_to(), LAST)["usage"]
+
+
+def test_every_event_may_have_the_counts_so_far() -> None:
+    pieces = [
+        (0, counted("a", 7, 1)),
+        (1, counted("b", 7, 1)),
+        (0, counted("c", 7, 3)),
+        (0, dataclasses.replace(counted("", 7, 4), finish_reason=FinishReason.STOP)),
+        (1, dataclasses.replace(counted("d", 7, 2), finish_reason=FinishReason.LENGTH)),
+    ]
+    options = {"continuous_usage_stats": True}
+    events = told(reply_to(stream=True, n=2, stream_options=options), pieces)
+    assert [event["usage"]["completion_tokens"] for event in events if event["usage"]] == [0, 0, 1, 2, 4, 5, 6]
+    assert all(event["usage"] and event["usage"]["prompt_tokens"] == 7 for event in events)
+    *same, closing = told(reply_to(stream=True, n=2, stream_options=options | {"include_usage": True}), pieces)
+    assert [event["usage"] for event in same] == [event["usage"] for event in events]
+    assert (closing["choices"], closing["usage"]) == ([], same[-1]["usage"])
 
 
 @pytest.mark.parametrize("options", [None, {}, {"include_usage": False}])

@@ -12,7 +12,7 @@ from frontend.models import ModelName
 from frontend.protocol.answers import Completion
 from frontend.translate.completion_reply import CompletionReply
 from model_repository.generation import FinishReason, GenerationChunk, TokenLogprob, Usage
-from tests.fakes import DEMO, USAGE, chunks
+from tests.fakes import DEMO, USAGE, chunks, counted
 from tests.frontend.bodies import completion
 
 NAME = ModelName(asked="gpt-4o", model=DEMO)
@@ -34,7 +34,7 @@ def told(reply: CompletionReply, *pieces: tuple[int, GenerationChunk]) -> list[C
     events = [event for index, chunk in pieces for event in reply.events(index, chunk)]
     for event in events:
         ANSWER.validate_python(event, strict=True)
-    return [*reply.opening(), *events]
+    return [*reply.opening(GenerationChunk(text="")), *events]
 
 
 def whole(reply: CompletionReply, *chunks: GenerationChunk) -> Completion:
@@ -66,6 +66,20 @@ def test_a_stream_without_options_has_usage_on_its_last_chunk() -> None:
     assert first["usage"] is None
     assert last["usage"] == whole(reply_to(), LAST)["usage"]
     assert [event["choices"][0]["finish_reason"] for event in (first, last)] == [None, "length"]
+
+
+def test_every_event_may_have_the_counts_so_far_of_the_prompts_that_have_begun() -> None:
+    pieces = [
+        (0, counted("a", 7, 1)),
+        (1, counted("b", 3, 2)),
+        (1, dataclasses.replace(counted("", 3, 3), finish_reason=FinishReason.STOP)),
+        (0, dataclasses.replace(counted("c", 7, 2), finish_reason=FinishReason.LENGTH)),
+    ]
+    options = {"continuous_usage_stats": True}
+    events = told(reply_to(prompt=["x", "y"], stream=True, stream_options=options), *pieces)
+    usages = [event["usage"] for event in events]
+    assert [usage and usage["prompt_tokens"] for usage in usages] == [7, 10, 10, 10]
+    assert [usage and usage["completion_tokens"] for usage in usages] == [1, 3, 4, 5]
 
 
 @pytest.mark.parametrize("options", [{}, {"include_usage": False}, {"include_usage": None}])

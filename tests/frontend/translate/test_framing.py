@@ -30,11 +30,14 @@ def completion_reply(**fields: Any) -> CompletionReply:
 
 def framed(reply: Reply, chunks: Sequence[tuple[int, GenerationChunk]]) -> bytes:
     framer = Framer(reply)
-    return framer.opening() + b"".join(framer.frame(index, chunk) for index, chunk in chunks)
+    return framer.opening(GenerationChunk(text="")) + b"".join(framer.frame(index, chunk) for index, chunk in chunks)
 
 
 def told(reply: Reply, chunks: Sequence[tuple[int, GenerationChunk]]) -> bytes:
-    events = [*reply.opening(), *(event for index, chunk in chunks for event in reply.events(index, chunk))]
+    events = [
+        *reply.opening(GenerationChunk(text="")),
+        *(event for index, chunk in chunks for event in reply.events(index, chunk)),
+    ]
     return b"".join(map(sse.event, events))
 
 
@@ -51,7 +54,7 @@ def told(reply: Reply, chunks: Sequence[tuple[int, GenerationChunk]]) -> bytes:
 @given(texts=st.lists(st.tuples(st.integers(0, 1), st.text() | st.sampled_from(TEXTS)), max_size=6))
 def test_plain_replies_are_framed_as_their_events(reply: Reply, texts: list[tuple[int, str]]) -> None:
     assert reply.is_plain
-    num_choices = 2 if len(reply.opening()) == 2 or isinstance(reply, CompletionReply) else 1
+    num_choices = 2 if len(reply.opening(GenerationChunk(text=""))) == 2 or isinstance(reply, CompletionReply) else 1
     chunks = [(index % num_choices, GenerationChunk(text=text)) for index, text in texts]
     chunks += [(index, LAST) for index in range(num_choices)]
     assert framed(copy.deepcopy(reply), chunks) == told(copy.deepcopy(reply), chunks)

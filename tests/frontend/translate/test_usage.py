@@ -13,7 +13,7 @@ def used(num_input: int, num_output: int, num_cached: int = 0) -> Usage:
 
 
 def test_one_completions_counts_are_the_engines() -> None:
-    assert total_usage([used(7, 5, 3)], 1) == {
+    assert total_usage({0: used(7, 5, 3)}, 1) == {
         "prompt_tokens": 7,
         "completion_tokens": 5,
         "total_tokens": 12,
@@ -39,7 +39,7 @@ def test_one_completions_counts_are_the_engines() -> None:
 def test_a_prompt_counts_once_and_every_completion_counts(
     usages: list[Usage], num_per_prompt: int, expected: tuple[int, int]
 ) -> None:
-    total = total_usage(usages, num_per_prompt)
+    total = total_usage(dict(enumerate(usages)), num_per_prompt)
     assert (total["prompt_tokens"], total["completion_tokens"]) == expected
     assert total["total_tokens"] == sum(expected)
 
@@ -55,4 +55,4 @@ def test_a_prompt_counts_once_and_every_completion_counts(
 def test_cells_that_one_choice_lends_another_were_not_cached_before(
     usages: list[Usage], num_per_prompt: int, cached: int
 ) -> None:
-    assert total_usage(usages, num_per_prompt)["prompt_tokens_details"]["cached_tokens"] == cached
+    assert total_usage(dict(enumerate(usages)), num_per_prompt)["prompt_tokens_details"]["cached_tokens"] == cached

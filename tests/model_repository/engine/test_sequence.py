@@ -309,6 +309,13 @@ def test_token_ids_are_asked_for_in_every_release() -> None:
     ] * 3
 
 
+def test_the_counts_so_far_are_asked_for_in_every_release() -> None:
+    usages = [release.usage for release in run([*b"hi", EOS], has_usage=True)]
+    assert [usage and usage.num_output_tokens for usage in usages] == [1, 2, 3]
+    assert len({usage and usage.num_input_tokens for usage in usages}) == 1
+    assert [release.usage is None for release in run([*b"hi", EOS])] == [True, True, False]
+
+
 def test_only_who_asks_gets_details() -> None:
     releases = run(b"one.two", stop=(".",))
     assert [release.details for release in releases] == [None, None, None, ReleaseDetails(stop_reason=".")]

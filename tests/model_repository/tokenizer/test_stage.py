@@ -75,6 +75,7 @@ def test_everything_of_a_request_goes_to_the_engine() -> None:
         is_echo=True,
         num_logprobs=2,
         has_token_ids=True,
+        has_usage=True,
         has_timing=True,
         guide=Guide(GuideKind.REGEX, "a+"),
         lora_name="poet",
