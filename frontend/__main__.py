@@ -1,5 +1,6 @@
 """The command line: `serve` runs Triton and the frontend, `api` and `triton` one of them alone; `probe` asks engines,
-`drain` takes a Triton out of service, `keys` is for API keys.
+`drain` takes a Triton out of service, `keys` is for API keys. Each command imports what it alone needs, since a cluster
+starts `probe` every few seconds.
 """
 
 from __future__ import annotations
@@ -14,11 +15,7 @@ from typing import NoReturn
 
 from frontend.access.options import add_actions
 from frontend.options import TLS_OF_SERVER, TLS_TO_TRITON, add_options, settings_from, settings_of_environment
-from frontend.serve.command import serve
-from frontend.serve.errors import LaunchError
-from frontend.serve.launcher import DEFAULT_FRONTEND, LauncherSettings
-from frontend.serve.triton_alone import TritonSettings, become_triton, tls_from
-from frontend.serve.triton_server import ADDRESS, TritonPorts
+from frontend.serve.defaults import ADDRESS, DEFAULT_FRONTEND
 from frontend.settings import Settings, SettingsError
 
 
@@ -127,6 +124,9 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _serve(options: argparse.Namespace) -> int:
+    from frontend.serve.command import serve
+    from frontend.serve.launcher import LauncherSettings
+
     settings = LauncherSettings(
         repository=options.repository,
         state_dir=options.state_dir,
@@ -147,7 +147,7 @@ def _serve(options: argparse.Namespace) -> int:
 
 def _api(options: argparse.Namespace) -> int:
     from frontend.telemetry.log_lines import configure_logging
-    from frontend.workers import run  # not before it is needed: the launcher itself stays small and starts at once
+    from frontend.workers import run
 
     settings = settings_from(options, settings_of_environment(os.environ, Settings()))
     _check_files(settings)
@@ -156,6 +156,10 @@ def _api(options: argparse.Namespace) -> int:
 
 
 def _triton(options: argparse.Namespace) -> int:
+    from frontend.serve.errors import LaunchError
+    from frontend.serve.triton_alone import TritonSettings, become_triton, tls_from
+    from frontend.serve.triton_server import TritonPorts
+
     settings = TritonSettings(
         repository=options.repository,
         state_dir=options.state_dir,
@@ -173,6 +177,7 @@ def _triton(options: argparse.Namespace) -> int:
 
 
 def _probe(options: argparse.Namespace) -> int:
+    _stay_small()
     from frontend.triton.probing import probe_endpoint
 
     asked = Settings(
@@ -185,6 +190,7 @@ def _probe(options: argparse.Namespace) -> int:
 
 
 def _drain(options: argparse.Namespace) -> int:
+    _stay_small()
     from frontend.triton.draining import drain_endpoint
 
     settings = settings_from(options, Settings(triton_endpoints=_one_endpoint(options)))
@@ -193,6 +199,11 @@ def _drain(options: argparse.Namespace) -> int:
     )
     print(f"{'ok' if is_done else 'failed'}: {why}")
     return 0 if is_done else 1
+
+
+def _stay_small() -> None:
+    """Keep numpy from starting a thread for each core, for a command that a cluster runs every few seconds."""
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 
 def _one_endpoint(options: argparse.Namespace) -> tuple[str]:

@@ -24,16 +24,15 @@ from frontend.serve.checks import (
 )
 from frontend.serve.child import Child
 from frontend.serve.child_lines import json_line, text_line
+from frontend.serve.defaults import ADDRESS, DEFAULT_FRONTEND
 from frontend.serve.errors import ChildEnded, NotReadyInTime
 from frontend.serve.first_token import wait_for_first_tokens
 from frontend.serve.guard import MARK, free_shared_memory, guarded, shm_prefix
 from frontend.serve.hang_watch import HangWatch
 from frontend.serve.restarts import WINDOW_S, RestartPlan
 from frontend.serve.state_lock import locked
-from frontend.serve.triton_server import ADDRESS, GrpcTls, TritonPorts, find_triton, triton_command
+from frontend.serve.triton_server import GrpcTls, TritonPorts, find_triton, triton_command
 from frontend.settings import Settings, SettingsError
-
-DEFAULT_FRONTEND = Settings(port=8000)
 
 
 class Interrupted(Exception):

@@ -15,10 +15,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from frontend.serve.defaults import ADDRESS
 from frontend.serve.errors import TritonNotFound
 from frontend.serve.libpython import libpython_dir, why_unusable
 
-ADDRESS = "127.0.0.1"  # where Triton listens unless told otherwise: its APIs know no authentication
 FULL_TRITON = Path("/opt/tritonserver/bin/tritonserver")
 
 _STUB = "triton_python_backend_stub"

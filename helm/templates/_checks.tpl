@@ -49,6 +49,9 @@
 {{- if and $hasEngines (not .model.build.enabled) (not .model.source.artifact) -}}
 {{- fail (printf "%s: where does its engine come from? Write build.enabled: true, or source.existingClaim and source.artifact of one that was built" .where) -}}
 {{- end -}}
+{{- if and .model.build.priorityClassName (eq .model.build.priorityClassName .model.priorityClassName) -}}
+{{- fail (printf "%s: build.priorityClassName is that of its pods, which then do not give way to the Job: write a higher class, or leave it out" .where) -}}
+{{- end -}}
 {{- if ne $engine.runtime "tensorrt_llm" -}}
 {{- range $name := list "maxBatchSize" "maxNumTokens" -}}
 {{- if index $engine $name }}{{ fail (printf "%s: engine.%s goes with tensorrt_llm: write serving.maxSequences" $.where $name) }}{{ end -}}

@@ -35,7 +35,8 @@ ports:
 startupProbe:
   {{- include "conch.triton.probe" (dict "root" .root "model" .model "deadline" .model.probeDeadlineSeconds "generates" true) | nindent 2 }}
   periodSeconds: 10
-  failureThreshold: {{ add 1 (div (int .model.loadTimeoutSeconds) 10) }}
+  {{- $waitSeconds := gt (int .model.numNodes) 1 | ternary (int .root.Values.multinode.startTimeoutSeconds) 0 }}
+  failureThreshold: {{ add 1 (div (add (int .model.loadTimeoutSeconds) $waitSeconds) 10) }}
 readinessProbe:
   {{- include "conch.triton.probe" (dict "root" .root "model" .model "deadline" .model.probeDeadlineSeconds "generates" true) | nindent 2 }}
   periodSeconds: 15
