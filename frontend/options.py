@@ -62,6 +62,7 @@ _HELP = {
     "launcher_key_sha256": "hash of one more key, with which `serve` asks for the first tokens",
     "admin_host": "address of health, metrics and admin routes",
     "admin_port": "port of health, metrics and admin routes, another than the API's; 0: there is none",
+    "admin_tls": "show --tls-cert there too; clients' certificates are not asked for",
     "log_format": "text, or json: one object a line",
     "metrics_compat": "vllm: have the metrics that vLLM has under its names, too",
     "metrics_by_key": "count requests and tokens by the name of the key, too",

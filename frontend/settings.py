@@ -88,6 +88,7 @@ class Settings:
     launcher_key_sha256: str = ""  # of one more key, with which the launcher asks for the first tokens
     admin_host: str = "127.0.0.1"
     admin_port: int = 0  # of health, metrics and admin routes; 0: there is none
+    admin_tls: bool = False  # it shows tls_cert too, and asks for no certificate: probes of a cluster have none
     # What operators see.
     log_format: str = "text"  # or json: one object a line
     metrics_compat: str = ""  # vllm: the metrics that vLLM has, once more under its names
@@ -193,6 +194,8 @@ class Settings:
         self._require_int("admin_port", 0, 65535)
         if self.admin_port and self.admin_port == self.port:
             self._refuse("admin_port", "must be another port than that of the API")
+        if self.admin_tls and not (self.admin_port and self.tls_cert):
+            self._refuse("admin_tls", "it needs admin_port, tls_cert and tls_key")
         if self.launcher_key_sha256 and not _SHA256.fullmatch(self.launcher_key_sha256):
             self._refuse("launcher_key_sha256", "must be 64 hexadecimal digits")
         for name in ("host", *(["admin_host"] if self.admin_port else [])):

@@ -9,6 +9,9 @@
 {{- with .Values.frontend.httpRoute }}
 {{- if and .enabled (not .parentRefs) }}{{ fail "frontend.httpRoute.parentRefs: name a Gateway, such as [{name: public}]" }}{{ end -}}
 {{- end -}}
+{{- range $name := list "clientCa" "operations" -}}
+{{- if and (index $root.Values.frontend.tls $name) (not $root.Values.frontend.tls.existingSecret) }}{{ fail (printf "frontend.tls.%s: the frontend needs a certificate first: write frontend.tls.existingSecret" $name) }}{{ end -}}
+{{- end -}}
 {{- if and .Values.tritonTls.clientSecret (not .Values.tritonTls.existingSecret) }}{{ fail "tritonTls.clientSecret: the models' pods need a certificate of their own first: write tritonTls.existingSecret" }}{{ end -}}
 {{- $ids := dict -}}
 {{- $names := dict -}}

@@ -39,6 +39,9 @@
 {{- if $frontend.tls.clientCa }}
 - --tls-client-ca=/etc/conch/tls/ca.crt
 {{- end }}
+{{- if $frontend.tls.operations }}
+- --admin-tls
+{{- end }}
 {{- end }}
 {{- with .Values.tracing.otlpEndpoint }}
 - --otlp-endpoint={{ . }}

@@ -48,6 +48,8 @@ def test_settings_survive_the_way_through_options():
         ping_interval_s=0,
         tls_cert="cert.pem",
         tls_key="key.pem",
+        admin_port=2,
+        admin_tls=True,
         triton_tls_ca="ca.pem",
         triton_tls_cert="mine.pem",
         triton_tls_key="mine.key",

@@ -77,6 +77,7 @@ def test_the_defaults_are_valid() -> None:
         ("admin_port", -1),
         ("key_interval_s", 0),
         ("admin_port", 8080),  # the API's
+        ("admin_tls", True),  # without a port, and a certificate
         ("launcher_key_sha256", "x"),
         ("max_queue_share", -0.5),
         ("max_queue_share", True),

@@ -193,6 +193,11 @@ CLAIM = {"existingClaim": "c"}
             {"tritonTls": {"clientSecret": "x"}},
             "tritonTls.clientSecret: the models' pods need a certificate of their own",
         ),
+        ({"frontend": {"tls": {"clientCa": True}}}, "frontend.tls.clientCa: the frontend needs a certificate first"),
+        (
+            {"frontend": {"tls": {"operations": True}}},
+            "frontend.tls.operations: the frontend needs a certificate first",
+        ),
         ({"frontend": {"httpRoute": {"enabled": True}}}, "frontend.httpRoute.parentRefs: name a Gateway"),
         ({"frontend": {"inferencePool": {"enabled": True}}}, "endpointPicker: name the Service of the endpoint picker"),
         (

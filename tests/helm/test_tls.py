@@ -18,7 +18,7 @@ import pytest
 from tests.helm.cases import case
 from tests.helm.chart import CHART, NAMESPACE, PodTemplate, Rendered, pods, render
 from tests.helm.sandbox import PATIENCE_S, sandbox, why_impossible
-from tests.helm.test_default_install import Install, assert_whole, streaming
+from tests.helm.test_default_install import Install
 
 CERTIFICATES = re.compile(r"<!-- certificates: begin -->\n```sh\n(?P<commands>.*?)```", re.DOTALL)
 
@@ -38,6 +38,7 @@ def secrets_of(pod: PodTemplate) -> dict[str, Any]:
 def test_the_frontend_has_its_own_certificate_and_of_the_models_only_their_authority() -> None:
     frontend = by_owner(case("tls"))["Deployment/demo-frontend"]
     assert secrets_of(frontend) == {
+        "/etc/conch/tls": {"secretName": "api-tls"},
         "/etc/conch/triton-tls": {"secretName": "triton-tls", "items": [{"key": "ca.crt", "path": "ca.crt"}]},
         "/etc/conch/triton-client": {"secretName": "triton-client"},
     }
@@ -69,6 +70,18 @@ def test_without_a_certificate_of_the_frontends_models_let_everybody_in() -> Non
     assert "--tls-client-ca=" not in words
 
 
+def test_probes_and_prometheus_ask_the_operations_port_as_it_wants_to_be_asked() -> None:
+    for rendered, scheme in ((case("tls"), "HTTPS"), (render(), "HTTP")):
+        frontend = by_owner(rendered)["Deployment/demo-frontend"].main
+        probes = [frontend[name]["httpGet"] for name in ("startupProbe", "readinessProbe", "livenessProbe")]
+        assert [probe["scheme"] for probe in probes] == [scheme] * 3
+        assert ("--admin-tls" in frontend["args"]) is (scheme == "HTTPS")
+    [scraped] = case("tls").one("ServiceMonitor", "demo-frontend")["spec"]["endpoints"]
+    assert (scraped["scheme"], scraped["tlsConfig"]) == ("https", {"insecureSkipVerify": True})
+    [scraped] = case("tls").one("ServiceMonitor", "demo-models")["spec"]["endpoints"]
+    assert "scheme" not in scraped
+
+
 def test_there_is_no_tls_unless_it_is_asked_for() -> None:
     assert "tls" not in str([pod.main for pod in pods(render())])
 
@@ -87,7 +100,7 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def install(certificates: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Install]:
     """A release with TLS, ready; it was made so by its own probes."""
     values = {
-        "frontend": {"service": {"port": 8000}},
+        "frontend": {"service": {"port": 8000}, "tls": {"existingSecret": "triton-tls", "operations": True}},
         "tritonTls": {"existingSecret": "triton-tls", "clientSecret": "triton-client-tls"},
         "extraObjects": [_secret(certificates, name) for name in ("triton", "triton-client")],
     }
@@ -102,7 +115,8 @@ def test_an_install_with_tls_answers_and_takes_itself_out_of_service(install: In
     for pod in (install.model, install.frontend):
         for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
             assert install.box.probe(pod, pod.main[probe]), f"{pod.owner} {probe}"
-    assert_whole(streaming(install))
+    said, _ = install.box.run(install.test, install.test.main).communicate(timeout=PATIENCE_S)
+    assert re.search(r"\nok: demo streams \d+ events\n$", said), said
     assert said_by(install, _without_tls(install.model.main["livenessProbe"]["exec"]["command"])).startswith("failed")
     words = [
         re.sub("--notice=.*", "--notice=1", word)
