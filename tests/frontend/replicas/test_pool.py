@@ -271,6 +271,21 @@ async def test_an_endpoint_that_hangs_is_waited_for_only_once(monkeypatch: pytes
     assert pool.pool.endpoints()["fake:2"] == "triton_timeout"
 
 
+async def test_what_is_expected_is_away_only_once_every_endpoint_has_been_looked_at(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("frontend.replicas.pool._PATIENCE_S", 0.01)
+    monkeypatch.setattr("frontend.replicas.pool._PATIENCE_WITH_THE_ABSENT_S", 0.01)
+    silent = Replica("fake:1", Hanging(), Settings())
+    pool = ReplicaPool([silent], 0.1, expected=[DEMO.id], is_complete=True)
+    with pytest.raises(TritonTimeout):
+        await pool.snapshot()
+    silent.models.is_looked_at = True
+    assert (await pool.snapshot()).unready == {DEMO.id: "not loaded"}
+    silent.models.is_looked_at = False  # as of one that came later
+    assert (await pool.snapshot()).unready == {DEMO.id: "not loaded"}
+
+
 async def test_who_leaves_a_stream_is_counted_out_and_blames_nobody() -> None:
     triton = FakeTriton([GenerationChunk(text="a"), asyncio.Event()])
     pool = await pool_of(triton)
