@@ -321,6 +321,13 @@ class ModelNotReady(Overloaded):
         super().__init__(message, param="model")
 
 
+class ModelUnloaded(ModelNotReady):
+    """The model was unloaded while it worked on the request."""
+
+    def __init__(self) -> None:
+        super().__init__("The model was unloaded before this request was finished.")
+
+
 class Draining(Overloaded):
     """This server is about to stop. Another one may take the request, on a connection of its own."""
 

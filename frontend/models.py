@@ -240,7 +240,9 @@ class ModelDirectory:
     ) -> None:
         self._triton = triton
         self._clock = clock
-        self._refreshing: asyncio.Task[ModelSnapshot] | None = None
+        self._turn = asyncio.Lock()
+        self._fetching: asyncio.Task[ModelSnapshot] | None = None  # Triton has been asked
+        self._next: asyncio.Task[ModelSnapshot] | None = None  # it has not been yet
         self._names: Mapping[str, ModelName] = {}
         # What each name stands for, or did when its model was last ready.
         self._known = {alias: KnownName(alias, model_id) for alias, model_id in aliases.items()}
@@ -252,7 +254,7 @@ class ModelDirectory:
     async def snapshot(self) -> ModelSnapshot:
         """Return the models as they were less than a second ago."""
         if self._clock() - self._fetched_at >= MAX_AGE_S:
-            await asyncio.shield(self.refreshing())
+            await asyncio.shield(self._fetching or self.refreshing())
         return self.latest
 
     async def names(self) -> Mapping[str, ModelName]:
@@ -282,11 +284,23 @@ class ModelDirectory:
         return self._known.get(asked) or KnownName(asked, asked)
 
     def refreshing(self) -> asyncio.Task[ModelSnapshot]:
-        """Fetch the models unless somebody does already. Whoever waits for it must not cancel it for the others."""
-        if self._refreshing is None or self._refreshing.done():
-            self._refreshing = asyncio.get_running_loop().create_task(self._fetch())
-            self._refreshing.add_done_callback(lambda task: task.cancelled() or task.exception())  # it is in `error`
-        return self._refreshing
+        """Fetch the models as they are from now on, once for all who ask before Triton is asked.
+
+        What has been asked of Triton already may be answered as it was before. Whoever waits must not cancel this for
+        the others.
+        """
+        if self._next is None:
+            self._next = asyncio.get_running_loop().create_task(self._fetch_in_turn())
+            self._next.add_done_callback(lambda task: task.cancelled() or task.exception())  # it is in `error`
+        return self._next
+
+    async def _fetch_in_turn(self) -> ModelSnapshot:
+        async with self._turn:
+            self._fetching, self._next = self._next, None
+            try:
+                return await self._fetch()
+            finally:
+                self._fetching = None
 
     async def _fetch(self) -> ModelSnapshot:
         started_at = self._clock()

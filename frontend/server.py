@@ -66,6 +66,11 @@ async def _serve(settings: Settings, parent: int | None, on_listening: Callable[
     def on_signal() -> None:
         (hurry if stop.is_set() else stop).set()
 
+    def on_parent_gone() -> None:
+        assert parent is not None
+        loop.remove_reader(parent)  # it can be read from now on, which would keep the loop busy
+        stop.set()
+
     is_shared = parent is not None
     supervisor = Supervisor(os.getppid() if is_shared else os.getpid())
     drain = Drain(supervisor.begin_drain if is_shared else lambda: None)
@@ -74,7 +79,7 @@ async def _serve(settings: Settings, parent: int | None, on_listening: Callable[
     loop.add_signal_handler(signal.SIGINT, on_signal if parent is None else lambda: None)
     loop.add_signal_handler(DRAIN, drain.begin)
     if parent is not None:
-        loop.add_reader(parent, stop.set)
+        loop.add_reader(parent, on_parent_gone)
     public_tls = Certificates(settings) if settings.tls_cert else None
     admin_tls = Certificates(replace(settings, tls_client_ca="")) if settings.admin_tls else None
     following = [loop.create_task(each.follow()) for each in (public_tls, admin_tls) if each is not None]

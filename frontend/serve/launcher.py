@@ -153,6 +153,12 @@ class Launcher:
         self.triton.start()
         self.frontend.start()
 
+    def start_triton_again(self) -> None:
+        """Start Triton after it has ended, and first do away with what it left: its own children, its shared memory."""
+        self.triton.kill()
+        free_shared_memory(self._mark)
+        self.triton.start()
+
     def stop(self) -> None:
         """Stop both children: the frontend first, so that its requests can end."""
         self._is_stopping = True
@@ -207,7 +213,7 @@ class Launcher:
                 )
             except queue.Empty:
                 restart_at = None
-                self._start_triton_again()
+                self.start_triton_again()
                 continue
             match event:
                 case Child() as child if child is self.triton:
@@ -238,11 +244,6 @@ class Launcher:
 
     def _say(self, text: str) -> None:
         self._log(self._named("serve", text))
-
-    def _start_triton_again(self) -> None:
-        self.triton.kill()  # what it left of its own children
-        free_shared_memory(self._mark)
-        self.triton.start()
 
     def _choose_ports(self) -> None:
         ports = free_ports(self._settings.port_choices())

@@ -88,7 +88,7 @@ def _known_error(message: str) -> APIError | None:
         case stage_errors.Overloaded():
             return errors.Overloaded("The model's queue is full.")
         case stage_errors.Unloading():
-            return errors.ModelNotReady("The model was unloaded before this request was finished.")
+            return errors.ModelUnloaded()
         case stage_errors.DeliveriesNotOpen():
             return errors.DeliveriesNotOpen()
         case stage_errors.EngineFailed():

@@ -21,7 +21,7 @@ from frontend.errors import (
     TritonTimeout,
     TritonUnreachable,
 )
-from frontend.models import ModelSnapshot
+from frontend.models import ModelDirectory, ModelSnapshot
 from frontend.replicas.pool import ReplicaPool
 from frontend.replicas.replica import Replica
 from frontend.settings import Settings
@@ -313,3 +313,40 @@ async def test_clients_that_read_too_slowly_open_no_circuit() -> None:
         with pytest.raises(ReaderTooSlow):
             await pool.text()
     assert pool.pool.state_of(SLUG) == "ready"
+
+
+class SlowTriton(FakeTriton):
+    """Answers what it serves when it is told to: with what it served when it was asked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_asked, self.answers = asyncio.Event(), asyncio.Event()
+        self.answers.set()
+
+    async def snapshot(self) -> ModelSnapshot:
+        """Return `models`, late."""
+        models = await super().snapshot()
+        self.is_asked.set()
+        await self.answers.wait()
+        return models
+
+
+async def test_a_model_is_found_that_was_loaded_while_an_older_question_is_under_way() -> None:
+    # Else whoever has a model loaded is told by another worker that it is not: its watch asked a moment before.
+    triton = SlowTriton()
+    served, triton.models = triton.models, ModelSnapshot(unready={DEMO.id: "unavailable"})
+    pool = Pool([triton])
+    models = ModelDirectory(pool.pool, pool.clock)
+    with pytest.raises(ModelNotReady):
+        await models.get(DEMO.id)
+    triton.is_asked.clear()
+    triton.answers.clear()
+    older = pool.replicas[0].models.refreshing()
+    await triton.is_asked.wait()
+    triton.models = served
+    asked = asyncio.create_task(models.get(DEMO.id))
+    for _ in range(5):  # it asks the directory, the pool, and the replica
+        await asyncio.sleep(0)
+    triton.answers.set()
+    assert (await asked).model == DEMO
+    assert (await older).ready == {}
