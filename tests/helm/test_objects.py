@@ -268,3 +268,18 @@ def test_30_priority_classes_are_passed_on() -> None:
     assert pod_of(rendered, "Deployment/demo-frontend").spec["priorityClassName"] == "interactive"
     assert pod_of(rendered, "Deployment/demo-qwen-gguf").spec["priorityClassName"] == "batch"
     assert "priorityClassName" not in pod_of(rendered, "Deployment/demo-demo").spec
+
+
+@pytest.mark.parametrize(("own", "built"), [("", "builds"), ("batch", "builds"), ("batch", "")])
+def test_30_a_build_can_come_before_the_pods_that_wait_for_it(own: str, built: str) -> None:
+    build = {"enabled": True, "priorityClassName": built}
+    job, serving = (
+        next(
+            pod
+            for pod in pods(render(with_gpu_model(priorityClassName=own, build=build)))
+            if pod.owner.startswith(kind)
+        )
+        for kind in ("Job/", "Deployment/demo-llama")
+    )
+    assert job.spec["priorityClassName"] == (built or own)
+    assert serving.spec.get("priorityClassName", "") == own

@@ -224,5 +224,6 @@ def test_a_probe_says_whether_an_engine_works(pair: list[Stack], frontend: Front
         continue_processes(pair[0])
     pair[0].launcher.triton.kill()
     status, line = probed(to)
-    assert (status, line) == (1, "failed: triton_unreachable: The inference server cannot be reached.")
+    assert status == 1
+    assert line.startswith("failed: triton_unreachable: The inference server cannot be reached. (failed to connect")
     mend(frontend, pair[0])
