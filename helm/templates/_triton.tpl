@@ -139,7 +139,7 @@ timeoutSeconds: {{ add 10 (int .deadline) }}
   {{- if eq .root.Values.cache.type "hostPath" }}
   hostPath:
     path: {{ .root.Values.cache.hostPath }}
-    type: DirectoryOrCreate
+    type: Directory  # one that the cluster made would be root's alone
   {{- else }}
   persistentVolumeClaim:
     claimName: {{ include "conch.cache.claim" .root }}

@@ -191,6 +191,8 @@ def test_25_there_is_a_disruption_budget_only_for_more_than_one_pod() -> None:
     assert names == {"demo-frontend", "demo-qwen-gguf"}
     names = {each["metadata"]["name"] for each in case("scaled").of_kind("PodDisruptionBudget")}
     assert names == {"demo-frontend", "demo-demo"}  # the other one has one replica at least
+    for each in case("scaled").of_kind("PodDisruptionBudget"):
+        assert each["spec"]["unhealthyPodEvictionPolicy"] == "AlwaysAllow", "a pod that never gets ready can be moved"
 
 
 def test_25_the_budget_of_a_group_covers_its_workers() -> None:
