@@ -270,3 +270,14 @@ def test_30_priority_classes_are_passed_on() -> None:
     assert pod_of(rendered, "Deployment/demo-frontend").spec["priorityClassName"] == "interactive"
     assert pod_of(rendered, "Deployment/demo-qwen-gguf").spec["priorityClassName"] == "batch"
     assert "priorityClassName" not in pod_of(rendered, "Deployment/demo-demo").spec
+
+
+def test_what_stands_before_the_frontend_learns_whether_it_speaks_tls() -> None:
+    nginx = "nginx.ingress.kubernetes.io/backend-protocol"
+    for tls, protocol in (({}, "http"), ({"existingSecret": "api-tls"}, "https")):
+        rendered = render({"frontend": {"tls": tls, "ingress": {"enabled": True}}})
+        [port] = rendered.one("Service", "demo-frontend")["spec"]["ports"]
+        assert port["appProtocol"] == protocol
+        assert (nginx in rendered.of_kind("Ingress")[0]["metadata"]["annotations"]) is bool(tls)
+    own = render({"frontend": {"tls": tls, "ingress": {"enabled": True, "annotations": {nginx: "GRPCS"}}}})
+    assert own.of_kind("Ingress")[0]["metadata"]["annotations"][nginx] == "GRPCS"
