@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.helm.cases import case, values_of, with_demo
-from tests.helm.chart import render
+from tests.helm.chart import CHART, render
 
 KEYS = {"auth": {"existingSecret": "api-keys"}}
 
@@ -51,3 +51,9 @@ def test_the_notes_say_what_the_frontend_is_kept_from() -> None:
     for policy in ({"frontendEgress": [{"ports": [{"port": 6379}]}]}, {"enabled": False}):
         assert "cannot reach" not in render(values | {"networkPolicy": policy}).notes
     assert "cannot reach" not in render().notes
+
+
+def test_the_readmes_wait_for_the_install_before_they_test_it() -> None:
+    for path in (CHART / "README.md", CHART.parent / "README.md"):
+        before, _, _ = path.read_text(encoding="utf-8").partition("helm test demo")
+        assert "helm install demo ./helm --wait" in before.rpartition("```")[2], path
