@@ -45,7 +45,11 @@ def _plan_lines(recipe: Recipe) -> Iterator[str]:
 def _node_lines(plan: Plan) -> Iterator[str]:
     parallelism = plan.parallelism
     yield (
-        f"over {parallelism.num_nodes} nodes with one file system: "
+        f"on one node: this command line; step 2 compiles the {parallelism.num_gpus} ranks on its "
+        f"{parallelism.num_gpus_per_node} GPUs, one after the other on each"
+    )
+    yield (
+        f"sooner, over {parallelism.num_nodes} nodes with one file system: "
         f"mpirun -n {parallelism.num_gpus} --map-by ppr:{parallelism.num_gpus_per_node}:node "
         "python -m build_engines build ... (this command line)"
     )

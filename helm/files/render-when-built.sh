@@ -6,10 +6,12 @@
 # FOLDER is the --state-dir of the Job; an artifact appears in it in one piece. The options are those of
 # `python3 -m build_engines render`.
 set -eu
+trap 'exit 143' TERM # process 1 does not end of a signal that it has no handler for; the Job may wait for these GPUs
 folder=$1
 timeout_s=$2
 shift 2
 
+echo "waiting for an artifact in $folder, at most $timeout_s s"
 started=$(date +%s)
 while :; do
     for manifest in "$folder"/artifacts/*/manifest.json; do

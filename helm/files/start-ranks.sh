@@ -3,15 +3,18 @@
 #
 #   start-ranks.sh COMMAND...
 #
-# Every pod of a LeaderWorkerSet runs this. A worker runs an SSH server until it is ended. The leader waits until it
-# reaches every worker, then has mpirun start the ranks on all of them: COMMAND runs on rank 0, the others work for it.
-# When a rank dies, mpirun ends, and so does the leader: the controller then recreates the group.
+# Every pod of a LeaderWorkerSet runs this, as its process 1. A worker runs an SSH server; told to end, it stays as long
+# as it has ranks, since the leader drains meanwhile. The leader waits until it reaches every worker, then has mpirun
+# start the ranks on all of them: COMMAND runs on rank 0, the others work for it. When a rank dies, mpirun ends, and so
+# does the leader: the controller then recreates the group.
 #
-# LWS_LEADER_ADDRESS, LWS_GROUP_SIZE, LWS_WORKER_INDEX come from the controller; CONCH_NUM_RANKS, CONCH_RANKS_PER_NODE,
-# CONCH_START_TIMEOUT_S and CONCH_FORWARDED (names of further variables that all ranks get) from the chart.
+# LWS_LEADER_ADDRESS, LWS_GROUP_SIZE, LWS_WORKER_INDEX come from the controller; CONCH_NUM_RANKS, CONCH_RANKS_PER_NODE
+# and CONCH_START_TIMEOUT_S from the chart.
 set -euo pipefail
+trap 'exit 143' TERM # process 1 does not end of a signal that it has no handler for
 
 ssh_port=${CONCH_SSH_PORT:-2222}
+alive_s=${CONCH_SSH_ALIVE_S:-10} # a peer that has not answered three times is gone
 key_file=${CONCH_SSH_KEY:-/etc/conch/ssh/ssh-privatekey}
 folder=$(mktemp -d "${TMPDIR:-/tmp}/ranks.XXXXXX")
 
@@ -31,11 +34,16 @@ prepare_keys() {
 }
 
 run_worker() {
+    # SSH does not hand the pod's environment on to ranks. Logged would be each probe of the port.
+    export -p >"$folder/environment"
     cat >"$folder/sshd_config" <<END
 Port $ssh_port
-ListenAddress ${CONCH_SSH_ADDRESS:-0.0.0.0}
+${CONCH_SSH_ADDRESS:+ListenAddress $CONCH_SSH_ADDRESS}
 HostKey $folder/key
 AuthorizedKeysFile $folder/authorized_keys
+ForceCommand /bin/bash -c '. $folder/environment; eval "\$SSH_ORIGINAL_COMMAND"'
+ClientAliveInterval $alive_s
+LogLevel FATAL
 PidFile none
 StrictModes no
 UsePAM no
@@ -44,8 +52,23 @@ KbdInteractiveAuthentication no
 X11Forwarding no
 AllowTcpForwarding no
 END
+    "$(PATH=$PATH:/usr/sbin command -v sshd)" -D -e -f "$folder/sshd_config" &
+    server=$!
+    trap end_with_ranks TERM
     echo "worker $LWS_WORKER_INDEX waits for the leader $LWS_LEADER_ADDRESS"
-    exec "$(PATH=$PATH:/usr/sbin command -v sshd)" -D -e -f "$folder/sshd_config"
+    wait "$server"
+}
+
+# A connection is a child of the server, until the leader closes it or is gone. From now on there are no new ones.
+end_with_ranks() {
+    local status connections
+    connections=$(grep -lsx "PPid:[[:space:]]$server" /proc/[0-9]*/status) || true
+    kill "$server"
+    for status in $connections; do
+        echo "worker $LWS_WORKER_INDEX is told to end, and waits for the end of its ranks"
+        while [[ -e $status ]]; do sleep 1; done
+    done
+    exit 0
 }
 
 # The leader's name is GROUP.DOMAIN, a worker's GROUP-INDEX.DOMAIN.
@@ -73,29 +96,27 @@ wait_for_workers() {
 }
 
 run_leader() {
-    local hosts host name forwarded=()
+    local hosts host
     mapfile -t hosts < <(group_hosts)
     workers=("${hosts[@]:1}")
     ((CONCH_NUM_RANKS == CONCH_RANKS_PER_NODE * ${#hosts[@]})) ||
         fail "$CONCH_NUM_RANKS ranks are not $CONCH_RANKS_PER_NODE on each of ${#hosts[@]} nodes"
     ssh_options=(-p "$ssh_port" -i "$folder/key" -o "UserKnownHostsFile=$folder/known_hosts" -o LogLevel=ERROR
-        -o StrictHostKeyChecking=yes -o BatchMode=yes -o ConnectTimeout=5 -o ServerAliveInterval=10)
+        -o StrictHostKeyChecking=yes -o BatchMode=yes -o ConnectTimeout=5 -o "ServerAliveInterval=$alive_s")
     wait_for_workers
     for host in "${hosts[@]}"; do
         echo "$host slots=$CONCH_RANKS_PER_NODE"
     done >"$folder/hosts"
-    for name in PATH LD_LIBRARY_PATH PYTHONPATH HOME XDG_CACHE_HOME ${CONCH_FORWARDED:-}; do
-        [[ -v $name ]] && forwarded+=(-x "$name")
-    done
     echo "starting $CONCH_NUM_RANKS ranks on ${hosts[*]}"
     # By its whole path, so that it looks for its own programs in the same place on the other nodes.
     exec "$(command -v mpirun)" -np "$CONCH_NUM_RANKS" --hostfile "$folder/hosts" --map-by "ppr:$CONCH_RANKS_PER_NODE:node" \
-        --mca plm_rsh_agent "ssh ${ssh_options[*]}" --mca orte_keep_fqdn_hostnames 1 \
-        "${forwarded[@]}" trtllm-llmapi-launch "$@"
+        --bind-to none --mca plm_rsh_agent "ssh ${ssh_options[*]}" --mca orte_keep_fqdn_hostnames 1 \
+        trtllm-llmapi-launch "$@"
 }
 
 prepare_keys
 if ((LWS_WORKER_INDEX)); then
     run_worker
+else
+    run_leader "$@"
 fi
-run_leader "$@"

@@ -39,13 +39,13 @@ def examples() -> Mapping[str, str]:
 def example_values(planned: Plan) -> dict[str, Any]:
     """Return the values that serve a model as it is planned."""
     entry, layout = planned.entry, planned.parallelism
-    is_one_node = layout.num_nodes == 1
+    ram_gib = round(planned.build_ram_bytes * _RAM_MARGIN / _GIB) + 1
     model: dict[str, Any] = {
         "name": _object_name(entry),
         "servedName": entry.model_id,
         "engine": {
             "runtime": "tensorrt_llm",
-            "backend": "engine" if is_one_node else "pytorch",
+            "backend": "engine",
             "precision": str(planned.precision),
             "maxSeqLen": planned.max_seq_len,
             "maxBatchSize": planned.max_batch_size,
@@ -56,14 +56,12 @@ def example_values(planned: Plan) -> dict[str, Any]:
         "shmSize": f"{2 + 2 * layout.num_gpus_per_node}Gi",
         "loadTimeoutSeconds": max(_SHORTEST_LOAD_S, round(planned.engine_bytes / _LOADED_BYTES_PER_S)),
         "strategy": {"maxSurge": 0, "maxUnavailable": 1},
+        "build": {"enabled": True, "resources": {"requests": {"memory": f"{ram_gib}Gi"}}},
     }
-    if is_one_node:
-        ram_gib = round(planned.build_ram_bytes * _RAM_MARGIN / _GIB) + 1
-        model["build"] = {"enabled": True, "resources": {"requests": {"memory": f"{ram_gib}Gi"}}}
     values: dict[str, Any] = {"cache": {"type": "pvc", "size": f"{round(planned.build_disk_bytes * 1.2 / _GIB) + 1}Gi"}}
     if entry.is_gated:
         values["huggingface"] = {"existingSecret": "huggingface"}
-    if not is_one_node:
+    if layout.num_nodes > 1:
         values["multinode"] = {"sshKeySecret": "ranks"}
     return values | {"models": [model]}
 

@@ -15,7 +15,8 @@ metadata:
   {{- end }}
 spec:
   {{- include "conch.pod.common" . | nindent 2 }}
-  {{- include "conch.pod.placement" (dict "of" .model) | nindent 2 }}
+  {{- $priority := dict "priorityClassName" (.model.build.priorityClassName | default .model.priorityClassName) }}
+  {{- include "conch.pod.placement" (dict "of" (merge $priority .model)) | nindent 2 }}
   restartPolicy: Never
   containers:
     - name: {{ $compiles | ternary "build" "download" }}

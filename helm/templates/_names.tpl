@@ -34,6 +34,11 @@ of a group, of up to three digits, and whose pods have a label that adds a diges
 {{ include "conch.name" (dict "root" .root "suffix" (printf "%s-pods" .model.name)) }}
 {{- end -}}
 
+{{- /* Its name for the frontend. With TLS it is that of a certificate, which *.NAMESPACE.svc is enough for, too. */ -}}
+{{- define "conch.model.host" -}}
+{{ include "conch.model.pods" . }}{{ if .root.Values.tritonTls.existingSecret }}.{{ .root.Release.Namespace }}.svc{{ end }}
+{{- end -}}
+
 {{- define "conch.serviceAccountName" -}}
 {{ .Values.serviceAccount.name | default (.Values.serviceAccount.create | ternary (include "conch.name" (dict "root" . "suffix" "pods")) "default") }}
 {{- end -}}

@@ -7,18 +7,17 @@
   value: {{ .model.gpus.perNode | int | quote }}
 - name: CONCH_START_TIMEOUT_S
   value: {{ .root.Values.multinode.startTimeoutSeconds | int | quote }}
-{{- with .root.Values.multinode.env }}
-- name: CONCH_FORWARDED
-  value: {{ keys . | sortAlpha | join " " | quote }}
-{{- range $name, $value := . }}
+{{- range $name, $value := .root.Values.multinode.env }}
 - name: {{ $name }}
   value: {{ $value | quote }}
 {{- end }}
 {{- end }}
-{{- end }}
 {{- end -}}
 
-{{- /* The container of a further node: it waits for the leader to start ranks in it. */ -}}
+{{- /*
+The container of a further node: it waits for the leader to start ranks in it. Told to end, it stays until the leader has
+ended them, for which both have the same grace period. Its probes ask for the SSH server, which is not asked for then.
+*/ -}}
 {{- define "conch.worker.container" -}}
 {{- $image := include "conch.model.image" . | fromYaml -}}
 name: ranks

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.helm.cases import case, with_gpu_model
+from tests.helm.cases import CASES, case, with_gpu_model
 from tests.helm.chart import CHART, Rendered, Values, pods, render
+from tests.helm.node_group import AS_PROCESS_1, heard, tell
+from tests.waiting import DEADLINE_S
 
 SCRIPT = CHART / "files" / "render-when-built.sh"
 ENGINE = {"runtime": "tensorrt_llm"}
@@ -104,8 +107,17 @@ def test_where_no_gpus_are_to_spare_a_build_can_go_before_the_pods() -> None:
     rendered = render(with_gpu_model(replicas=0))
     assert rendered.one("Deployment", "demo-llama")["spec"]["replicas"] == 0
     assert job_of(rendered)["metadata"]["name"] == job_of(render(with_gpu_model()))["metadata"]["name"]
-    assert "The build of llama takes 1 GPUs beside" in render(with_gpu_model()).notes
+    assert "The build of llama takes 1 GPUs of one node beside" in render(with_gpu_model()).notes
     assert "The build of llama" not in rendered.notes
+    evicting = render(with_gpu_model(build={"enabled": True, "priorityClassName": "builds"})).notes
+    assert "The build of llama" not in evicting
+    assert "pods below the priority class builds are evicted" in evicting
+
+
+def test_a_model_over_several_nodes_is_built_on_the_gpus_of_one() -> None:
+    [container] = job_of(render(CASES["llama3-1-405b-h100"]))["spec"]["template"]["spec"]["containers"]
+    assert {"--backend=engine", "--gpus=16", "--nodes=2"} <= set(container["command"])
+    assert container["resources"]["limits"]["nvidia.com/gpu"] == "8"
 
 
 def test_only_jobs_get_the_token_and_as_a_file() -> None:
@@ -131,16 +143,17 @@ def test_37_the_cache_outlives_the_release_unless_told_otherwise() -> None:
     assert case("nodes").of_kind("PersistentVolumeClaim") == []
 
 
-def run_script(folder: Path, seconds: str, tmp_path: Path) -> subprocess.CompletedProcess[str]:
+def start_script(folder: Path, seconds: str, tmp_path: Path) -> subprocess.Popen[str]:
     """Run the waiting script with a `python3` that only prints what it was called with."""
     programs = tmp_path / "programs"
     programs.mkdir()
     (programs / "python3").write_text('#!/bin/sh\necho "$@"\n')
     (programs / "python3").chmod(0o755)
-    return subprocess.run(
-        ["/bin/sh", SCRIPT, folder, seconds, "--repository=/r", "--max-sequences=4"],
+    return subprocess.Popen(
+        [*AS_PROCESS_1, "/bin/sh", SCRIPT, folder, seconds, "--repository=/r", "--max-sequences=4"],
         env={"PATH": f"{programs}:{os.environ['PATH']}"},
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
         text=True,
     )
 
@@ -149,17 +162,26 @@ def test_a_finished_artifact_is_rendered(tmp_path: Path) -> None:
     artifact = tmp_path / "artifacts" / "llama-0123"
     artifact.mkdir(parents=True)
     (artifact / "manifest.json").touch()
-    done = run_script(tmp_path, "0", tmp_path)
-    assert done.stdout == f"-m build_engines render {artifact} --repository=/r --max-sequences=4\n"
+    said, _ = start_script(tmp_path, "0", tmp_path).communicate()
+    assert said.splitlines()[1:] == [f"-m build_engines render {artifact} --repository=/r --max-sequences=4"]
 
 
 def test_an_unfinished_artifact_is_waited_for_and_the_job_is_named_when_the_time_is_up(tmp_path: Path) -> None:
     unfinished = tmp_path / "artifacts" / ".llama-0123.aside"
     unfinished.mkdir(parents=True)
     (unfinished / "manifest.json").touch()
-    done = run_script(tmp_path, "0", tmp_path)
-    assert done.returncode == 1
-    assert f"error: no artifact in {tmp_path} after 0 s: see whether its Job has failed" in done.stderr
+    script = start_script(tmp_path, "0", tmp_path)
+    said, _ = script.communicate()
+    assert script.returncode == 1
+    assert f"error: no artifact in {tmp_path} after 0 s: see whether its Job has failed" in said
+
+
+def test_a_pod_that_waits_for_its_artifact_ends_when_it_is_told_to_and_gives_its_gpus_back(tmp_path: Path) -> None:
+    script = start_script(tmp_path, "3600", tmp_path)
+    heard(script, f"waiting for an artifact in {tmp_path}, at most 3600 s")
+    tell(script, signal.SIGTERM)
+    script.communicate(timeout=DEADLINE_S)
+    assert script.returncode == 143
 
 
 def _state_dir(job: dict[str, Any]) -> str:

@@ -88,9 +88,15 @@ def test_leader_and_workers_run_the_start_script_with_the_key_and_the_checkpoint
         assert {"/etc/conch/ssh", "/etc/conch/scripts", "/models", "/dev/shm"} <= mounts
         environment = {each["name"]: each["value"] for each in pod.main["env"]}
         assert environment["NCCL_IB_HCA"] == "mlx5"
-        assert environment["CONCH_FORWARDED"] == "NCCL_IB_HCA"
     assert "initContainers" not in worker.spec
     assert worker.main["livenessProbe"]["tcpSocket"] == {"port": "ssh"}
+
+
+def test_21_a_leader_may_wait_for_its_workers_before_it_loads() -> None:
+    values = values_of("nodes") | {"modelDefaults": {"loadTimeoutSeconds": 100}}
+    values["multinode"]["startTimeoutSeconds"] = 500
+    leader = group(render(values))["spec"]["leaderWorkerTemplate"]["leaderTemplate"]["spec"]["containers"][0]
+    assert leader["startupProbe"]["periodSeconds"] * leader["startupProbe"]["failureThreshold"] >= 600
 
 
 def test_a_model_on_one_node_knows_nothing_of_groups() -> None:

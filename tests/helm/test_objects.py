@@ -281,3 +281,18 @@ def test_what_stands_before_the_frontend_learns_whether_it_speaks_tls() -> None:
         assert (nginx in rendered.of_kind("Ingress")[0]["metadata"]["annotations"]) is bool(tls)
     own = render({"frontend": {"tls": tls, "ingress": {"enabled": True, "annotations": {nginx: "GRPCS"}}}})
     assert own.of_kind("Ingress")[0]["metadata"]["annotations"][nginx] == "GRPCS"
+
+
+@pytest.mark.parametrize(("own", "built"), [("", "builds"), ("batch", "builds"), ("batch", "")])
+def test_30_a_build_can_come_before_the_pods_that_wait_for_it(own: str, built: str) -> None:
+    build = {"enabled": True, "priorityClassName": built}
+    job, serving = (
+        next(
+            pod
+            for pod in pods(render(with_gpu_model(priorityClassName=own, build=build)))
+            if pod.owner.startswith(kind)
+        )
+        for kind in ("Job/", "Deployment/demo-llama")
+    )
+    assert job.spec["priorityClassName"] == (built or own)
+    assert serving.spec.get("priorityClassName", "") == own

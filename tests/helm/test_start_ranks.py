@@ -2,100 +2,23 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import socket
 import subprocess
-import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from tests.helm.chart import CHART
-
-SCRIPT = CHART / "files" / "start-ranks.sh"
-DOUBLES = Path(__file__).parent / "doubles"
-RANKS_PER_NODE = 2
-PATIENCE_S = 60
+from tests.helm.node_group import Group, descendants, heard, ranks_below, tell
+from tests.waiting import DEADLINE_S, wait_until
 
 pytestmark = pytest.mark.skipif(
     not Path("/usr/sbin/sshd").exists() or not Path("/usr/bin/ssh").exists(),
     reason="needs the Debian packages openssh-server and openssh-client",
 )
-
-
-@dataclass
-class Group:
-    """A leader and its workers, as the controller of LeaderWorkerSets makes them."""
-
-    number: int
-    folder: Path
-    key: Path
-    port: int
-    num_nodes: int = 2
-    environment: dict[str, str] = field(default_factory=dict)
-    running: list[subprocess.Popen[str]] = field(default_factory=list)
-
-    @property
-    def leader_address(self) -> str:
-        return f"demo-llama-{self.number}.demo-llama.serving"
-
-    def address(self, index: int) -> str:
-        """Of a node, on loopback."""
-        return f"127.0.{self.number + 1}.{index + 1}"
-
-    def start(self, index: int, *command: str, key: Path | None = None) -> subprocess.Popen[str]:
-        """Start what the pod of this index runs."""
-        self.folder.mkdir(exist_ok=True)
-        hosts = self.folder / "hosts"
-        names = {worker: f"{self.leader_address.replace('.', f'-{worker}.', 1)}" for worker in range(1, self.num_nodes)}
-        hosts.write_text("".join(f"Host {name}\n  HostName {self.address(n)}\n" for n, name in names.items()))
-        environment = {
-            "PATH": f"{DOUBLES}:{os.environ['PATH']}",
-            "HOME": str(self.folder),
-            "TMPDIR": str(self.folder),
-            "LWS_LEADER_ADDRESS": self.leader_address,
-            "LWS_GROUP_SIZE": str(self.num_nodes),
-            "LWS_WORKER_INDEX": str(index),
-            "CONCH_NUM_RANKS": str(RANKS_PER_NODE * self.num_nodes),
-            "CONCH_RANKS_PER_NODE": str(RANKS_PER_NODE),
-            "CONCH_START_TIMEOUT_S": "30",
-            "CONCH_FORWARDED": "NCCL_IB_HCA RANKS_FOLDER",
-            "CONCH_SSH_PORT": str(self.port),
-            "CONCH_SSH_ADDRESS": self.address(index),
-            "CONCH_SSH_KEY": str(key or self.key),
-            "NCCL_IB_HCA": "mlx5",
-            "RANKS_FOLDER": str(self.folder),
-            "FAKE_HOSTS": str(hosts),
-        }
-        process = subprocess.Popen(
-            ["/bin/bash", str(SCRIPT), *command],
-            env=environment | self.environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-        )
-        self.running.append(process)
-        return process
-
-    def ranks(self) -> dict[int, list[str]]:
-        """Return what each rank that runs has written, when all of them have."""
-        files = [self.folder / f"rank-{rank}" for rank in range(RANKS_PER_NODE * self.num_nodes)]
-        wait_until(lambda: all(file.is_file() and file.read_text() for file in files))
-        return {rank: file.read_text().split() for rank, file in enumerate(files)}
-
-    def end(self) -> None:
-        """End everything that was started."""
-        for process in self.running:
-            for pid in (*_descendants(process.pid), process.pid):  # an SSH server's have process groups of their own
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-            process.communicate()
 
 
 @pytest.fixture(scope="module")
@@ -121,25 +44,32 @@ def groups(keys: list[Path], tmp_path: Path) -> Iterator[list[Group]]:
         group.end()
 
 
-def wait_until(is_so) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not is_so():
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.02)
-
-
 def test_each_leader_starts_the_ranks_of_its_own_group(groups: list[Group]) -> None:
     for group in groups:
         group.start(1)
-        group.start(0, "sh", "-c", 'echo "$NCCL_IB_HCA" > "$RANKS_FOLDER/served"; exec sleep 60')
+        group.start(0, "sh", "-c", 'touch "$RANKS_FOLDER/served"; exec sleep 60')
     for group in groups:
         ranks = group.ranks()
         assert {words[1] for words in ranks.values()} == {"4"}
-        assert {words[-1] for words in ranks.values()} == {"mlx5"}, "variables of the network reach every rank"
         assert [ranks[rank][2] for rank in (0, 1)] == ["leader", "leader"]
         for rank in (2, 3):  # SSH_CONNECTION: client's address and port, server's address and port
             assert ranks[rank][4:6] == [group.address(1), str(group.port)]
-        wait_until((group.folder / "served").is_file)
+        wait_until((group.folder / "served").is_file, "rank 0 runs the command")
+
+
+def test_each_rank_has_the_environment_of_its_own_pod(groups: list[Group]) -> None:
+    awkward = """mlx5_0:1,'"$x\\;`"""
+    groups[0].start(1, NCCL_IB_HCA=awkward, HOST_IP="10.0.0.2")
+    groups[0].start(0, "sleep", "60", NCCL_IB_HCA=awkward, HOST_IP="10.0.0.1")
+    ranks = groups[0].ranks()
+    assert [words[-2:] for words in ranks.values()] == [[awkward, f"10.0.0.{node}"] for node in (1, 1, 2, 2)]
+
+
+def test_a_worker_listens_on_every_address_of_its_pod(groups: list[Group]) -> None:
+    worker = groups[0].start(1, CONCH_SSH_ADDRESS="")
+    heard(worker, "waits for the leader")
+    for address in ("127.0.0.1", "::1"):
+        wait_until(partial(is_open, address, groups[0].port), f"it listens on {address}")
 
 
 def test_the_leader_waits_for_a_worker_that_comes_later(groups: list[Group]) -> None:
@@ -157,14 +87,58 @@ def test_the_leader_ends_when_a_rank_dies(groups: list[Group], node: int) -> Non
     leader = group.start(0, "sleep", "60")
     group.ranks()
     killed = leader if node == 0 else worker
-    wait_until(lambda: ranks_below(killed.pid))
+    wait_until(lambda: bool(ranks_below(killed.pid)), "there is a rank to kill")
     os.kill(ranks_below(killed.pid)[0], signal.SIGKILL)
-    assert leader.wait(PATIENCE_S) != 0
+    assert leader.wait(DEADLINE_S) != 0
+
+
+def test_a_worker_that_is_told_to_end_stays_until_the_leader_has_ended_its_ranks(groups: list[Group]) -> None:
+    group = groups[0]
+    worker, leader = group.start(1), group.start(0, "sleep", "60")
+    group.ranks()
+    wait_until(lambda: len(ranks_below(worker.pid)) == 2, "its ranks work")
+    ranks = ranks_below(worker.pid)
+    tell(worker, signal.SIGTERM)
+    heard(worker, "worker 1 is told to end, and waits for the end of its ranks")
+    wait_until(lambda: not is_open(group.address(1), group.port), "nobody else can reach it")
+    assert set(ranks) <= set(ranks_below(worker.pid))
+    assert (worker.poll(), leader.poll()) == (None, None)
+    tell(leader, signal.SIGTERM)
+    assert (leader.wait(DEADLINE_S), worker.wait(DEADLINE_S)) == (143, 0)
+
+
+@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGSTOP], ids=["is killed", "cannot be heard any more"])
+def test_a_leader_that_is_gone_keeps_no_worker(groups: list[Group], end: signal.Signals) -> None:
+    group = groups[0]
+    worker = group.start(1, CONCH_SSH_ALIVE_S="1")
+    leader = group.start(0, "sleep", "60")
+    group.ranks()
+    tell(worker, signal.SIGTERM)
+    heard(worker, "waits for the end of its ranks")
+    for pid in descendants(leader.pid):
+        os.kill(pid, end)
+    assert worker.wait(DEADLINE_S) == 0
+
+
+def test_a_worker_without_ranks_ends_when_it_is_told_to(groups: list[Group]) -> None:
+    worker = groups[0].start(1)
+    heard(worker, "waits for the leader")
+    tell(worker, signal.SIGTERM)
+    said, _ = worker.communicate(timeout=DEADLINE_S)
+    assert worker.returncode == 0
+    assert "its ranks" not in said
+
+
+def test_a_leader_that_waits_for_workers_ends_when_it_is_told_to(groups: list[Group]) -> None:
+    leader = groups[0].start(0, "sleep", "60")
+    heard(leader, "waiting for")
+    tell(leader, signal.SIGTERM)
+    assert leader.wait(DEADLINE_S) == 143
 
 
 def test_a_worker_that_never_comes_is_named_after_a_bounded_wait(groups: list[Group]) -> None:
     groups[0].environment["CONCH_START_TIMEOUT_S"] = "1"
-    said, _ = groups[0].start(0, "true").communicate(timeout=PATIENCE_S)
+    said, _ = groups[0].start(0, "true").communicate(timeout=DEADLINE_S)
     assert "error: not reached within 1 s: demo-llama-0-1.demo-llama.serving" in said
     assert "a group needs 2 nodes" in said
     assert groups[0].running[0].returncode == 1
@@ -172,8 +146,8 @@ def test_a_worker_that_never_comes_is_named_after_a_bounded_wait(groups: list[Gr
 
 def test_a_worker_of_another_release_is_not_reached(groups: list[Group], keys: list[Path]) -> None:
     groups[0].environment["CONCH_START_TIMEOUT_S"] = "2"
-    groups[0].start(1, key=keys[1])
-    said, _ = groups[0].start(0, "true").communicate(timeout=PATIENCE_S)
+    groups[0].start(1, CONCH_SSH_KEY=str(keys[1]))
+    said, _ = groups[0].start(0, "true").communicate(timeout=DEADLINE_S)
     assert "error: not reached within 2 s: demo-llama-0-1" in said
 
 
@@ -189,21 +163,15 @@ def test_what_is_wrong_is_said_before_anything_is_started(
     groups: list[Group], environment: dict[str, str], message: str
 ) -> None:
     groups[0].environment |= environment
-    said, _ = groups[0].start(0, "true").communicate(timeout=PATIENCE_S)
+    said, _ = groups[0].start(0, "true").communicate(timeout=DEADLINE_S)
     assert message in said
     assert groups[0].running[0].returncode == 1
 
 
-def _descendants(pid: int) -> list[int]:
+def is_open(address: str, port: int) -> bool:
+    """Whether somebody listens there."""
     try:
-        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    except OSError:  # it has ended
-        return []
-    return [found for child in children for found in (int(child), *_descendants(int(child)))]
-
-
-def ranks_below(pid: int) -> list[int]:
-    """Return the ranks that work below a process."""
-    with contextlib.suppress(OSError):
-        return [each for each in _descendants(pid) if Path(f"/proc/{each}/comm").read_text() == "sleep\n"]
-    return []
+        with socket.create_connection((address, port)):
+            return True
+    except ConnectionRefusedError:
+        return False

@@ -33,6 +33,9 @@ def test_every_model_has_its_commands(model_id: str, capsys: pytest.CaptureFixtu
 def test_two_nodes_are_explained(capsys: pytest.CaptureFixture[str]) -> None:
     comments, _ = dry_run(capsys, "llama3.1:405b", "--gpu", "h100", "--precision", "bf16")
     assert any("mpirun -n 16 --map-by ppr:8:node python -m build_engines build" in line for line in comments)
+    assert any(
+        "on one node: this command line; step 2 compiles the 16 ranks on its 8 GPUs" in line for line in comments
+    )
 
 
 def test_a_checkpoint_that_is_there_decides(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""One build by several processes of an MPI job."""
+"""Builds for several nodes: by one process, and by those of an MPI job."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import pytest
 from build_engines import artifact
 from build_engines.errors import BuildError
 from build_engines.tensorrt_llm.mpi import MpiJob
-from tests.build_engines.tensorrt_llm.builder import Builder
+from tests.build_engines.tensorrt_llm.builder import H100, Builder
+from tests.build_engines.tensorrt_llm.tiny_model import write_catalog, write_tiny_checkpoint
 
 
 def start_job(builder: Builder, size: int, job: str, fault: str = "") -> list[subprocess.Popen[str]]:
@@ -41,6 +42,26 @@ def test_each_process_compiles_its_share_and_the_first_one_seals(tmp_path: Path)
     assert "--workers 1" in (builder.state_dir / "work" / "mpi-job-1" / "order.json").read_text().replace('", "', " ")
     assert [status for status, _ in finished(start_job(builder, 2, "job.2"))] == [0, 0]  # nothing to do
     assert len(builder.artifacts()) == 1
+
+
+def test_one_process_compiles_the_ranks_of_two_nodes_on_the_gpus_of_one(tmp_path: Path) -> None:
+    builder = Builder(
+        checkpoint=write_tiny_checkpoint(tmp_path / "checkpoint", num_attention_heads=8),
+        catalog=write_catalog(tmp_path / "catalog.yaml", num_heads=8),
+        state_dir=tmp_path / "state",
+        num_gpus=16,
+    )
+    result = builder.run("--nodes", "2", CONCH_DOUBLE_GPUS="\n".join([H100] * 8))
+    assert result.returncode == 0, result.stderr
+    (folder,) = builder.artifacts()
+    manifest = artifact.verify(folder)
+    assert {name for name in manifest.files if name.endswith(".engine")} == {
+        f"engine/rank{rank}.engine" for rank in range(16)
+    }
+    assert (manifest.build["tp_size"], manifest.build["pp_size"], manifest.build["num_nodes"]) == (8, 2, 2)
+    assert manifest.requires["num_gpus"] == "8", "of each node"
+    log = (builder.work_dir / "engine.log").read_text()
+    assert log == "".join(f"rank {rank} is built on GPU {rank % 8}\n" for rank in range(16))
 
 
 def test_a_process_that_fails_ends_the_build(tmp_path: Path) -> None:

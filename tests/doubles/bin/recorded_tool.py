@@ -114,8 +114,10 @@ def write_checkpoint(
     say("done")
 
 
-def write_engine(checkpoint_dir: Path, output_dir: Path, build_config: dict[str, Any], fault: Fault) -> None:
-    """Write config.json and rankN.engine; in a job of MPI, the ranks of this process's number."""
+def write_engine(
+    checkpoint_dir: Path, output_dir: Path, build_config: dict[str, Any], num_workers: int, fault: Fault
+) -> None:
+    """Write config.json and rankN.engine, each on a GPU; in a job of MPI, the ranks of this process's number."""
     pretrained = json.loads((checkpoint_dir / "config.json").read_text(encoding="utf-8"))
     num_ranks = pretrained["mapping"]["world_size"]
     output_dir.mkdir(parents=True, exist_ok=True)
@@ -133,7 +135,8 @@ def write_engine(checkpoint_dir: Path, output_dir: Path, build_config: dict[str,
             digest = hashlib.sha256(engine + json.dumps(build_config, sort_keys=True).encode()).hexdigest()
             engine = f"engine of a double {rank} {digest}".encode()
         (output_dir / f"rank{rank}.engine").write_bytes(b"" if fault.name == "empty" else engine)
-        say(f"rank {rank} is built")
+        gpu = process if num_processes > 1 else rank % num_workers
+        say(f"rank {rank} is built on GPU {gpu}")
 
 
 def say(text: str) -> None:
