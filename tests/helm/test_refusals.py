@@ -161,6 +161,13 @@ def test_a_strategy_by_which_no_version_could_take_over_is_refused(none: int | s
         assert "strategy.maxSurge and strategy.maxUnavailable are both 0" in said
 
 
+def test_a_share_of_groups_that_the_controller_takes_for_none_is_refused() -> None:
+    values = values_of("nodes")
+    values["models"][0]["strategy"] = {"maxSurge": 0, "maxUnavailable": "25%"}
+    assert "strategy.maxUnavailable 25% of few groups of nodes is none" in refusal(values)
+    assert render(with_demo(strategy={"maxSurge": 0, "maxUnavailable": "25%"}))  # a Deployment takes one pod at least
+
+
 CLAIM = {"existingClaim": "c"}
 
 
