@@ -29,6 +29,7 @@ class Capability(StrEnum):
     MIROSTAT = "mirostat"
     MIN_TOKENS = "min_tokens"
     LOGPROBS = "logprobs"  # of drawn tokens, and of an echoed prompt
+    BAD_WORDS = "bad_words"
     GUIDES = "guides"  # constrained decoding: JSON schemas, regular expressions, choices, grammars, tool calls
     LORA = "lora"
     IMAGES = "images"
@@ -50,6 +51,8 @@ def needed_capabilities(request: GenerationRequest) -> Iterator[Capability]:
         yield Capability.MIN_TOKENS
     if request.num_logprobs is not None:
         yield Capability.LOGPROBS
+    if request.bad_words:
+        yield Capability.BAD_WORDS
     if request.guide is not None or _may_call_tools(request.prompt):
         yield Capability.GUIDES
     if request.lora_name:

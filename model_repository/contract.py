@@ -80,6 +80,13 @@ MAX_TOKENS = TensorSpec(
 )
 MIN_TOKENS = TensorSpec("min_tokens", "INT32", low=0, doc="before it neither end tokens nor stop words end it")
 STOP_WORDS = TensorSpec("stop_words", "BYTES", (-1,), doc="texts that end the completion; left out of it")
+MAX_BAD_WORDS, MAX_BAD_WORD_CHARS = 256, 256
+BAD_WORDS = TensorSpec(
+    "bad_words",
+    "BYTES",
+    (-1,),
+    doc=f"texts that the completion does not contain: {MAX_BAD_WORDS} of {MAX_BAD_WORD_CHARS} characters at most",
+)
 STOP_TOKEN_IDS = TensorSpec("stop_token_ids", "INT32", (-1,), low=0, doc="tokens that end it; left out of its text")
 INCLUDE_STOP_STR_IN_OUTPUT = TensorSpec("include_stop_str_in_output", "BOOL", doc="true: the text keeps what ended it")
 IGNORE_EOS = TensorSpec("ignore_eos", "BOOL", doc="true: the model's own end tokens do not end it")
@@ -157,7 +164,6 @@ PAD_ID = TensorSpec("pad_id", "INT32", doc="accepted: nothing is padded")
 
 # Declared for NVIDIA's clients; only the values that change nothing are accepted.
 NUM_RETURN_SEQUENCES = TensorSpec("num_return_sequences", "INT32", neutral=(1,))
-BAD_WORDS = TensorSpec("bad_words", "BYTES", (-1,), neutral=(b"",))
 END_ID = TensorSpec(
     "end_id", "INT32", neutral=(-1,), doc="the model's own end tokens end it, unless ignore_eos is true"
 )
@@ -186,6 +192,7 @@ HONOURED_INPUTS = (
     MAX_TOKENS,
     MIN_TOKENS,
     STOP_WORDS,
+    BAD_WORDS,
     STOP_TOKEN_IDS,
     INCLUDE_STOP_STR_IN_OUTPUT,
     IGNORE_EOS,
@@ -221,7 +228,6 @@ HONOURED_INPUTS = (
 )
 NEUTRAL_INPUTS = (
     NUM_RETURN_SEQUENCES,
-    BAD_WORDS,
     END_ID,
     LENGTH_PENALTY,
     BEAM_WIDTH,

@@ -113,6 +113,7 @@ class GenerationRequest:
     overflow: ContextOverflow = ContextOverflow.TRUNCATE
     stop: tuple[str, ...] = ()  # none of them empty
     stop_token_ids: tuple[int, ...] = ()
+    bad_words: tuple[str, ...] = ()  # texts that the completion does not contain; none of them empty
     include_stop: bool = False  # the text ends with the stop sequence that ended it
     ignore_eos: bool = False  # the model's own end tokens do not end it
     min_tokens: int = 0  # before it neither end tokens nor stop sequences end it

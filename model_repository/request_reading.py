@@ -45,6 +45,7 @@ def tensors_to_request(tensors: Tensors) -> GenerationRequest:
         overflow=_read_word(tensors, contract.CONTEXT_LENGTH_EXCEEDED_BEHAVIOR, tuple(ContextOverflow))
         or ContextOverflow.TRUNCATE,
         stop=tuple(stop for stop in texts(tensors, contract.STOP_WORDS) if stop),
+        bad_words=_read_bad_words(tensors),
         stop_token_ids=tuple(numbers(tensors, contract.STOP_TOKEN_IDS)),
         include_stop=bool(scalar(tensors, contract.INCLUDE_STOP_STR_IN_OUTPUT, False)),
         ignore_eos=bool(scalar(tensors, contract.IGNORE_EOS, False)),
@@ -107,6 +108,17 @@ def _read_mirostat(tensors: Tensors) -> Mirostat | None:
         target=number(tensors, contract.MIROSTAT_TARGET, default.target),
         learning_rate=number(tensors, contract.MIROSTAT_LR, default.learning_rate),
     )
+
+
+def _read_bad_words(tensors: Tensors) -> tuple[str, ...]:
+    words = tuple(word for word in texts(tensors, contract.BAD_WORDS) if word)
+    if len(words) > contract.MAX_BAD_WORDS:
+        raise InvalidRequest(f"{len(words)} texts: there may be {contract.MAX_BAD_WORDS}", contract.BAD_WORDS.name)
+    longest = max(map(len, words), default=0)
+    if longest > contract.MAX_BAD_WORD_CHARS:
+        rule = f"a text of {longest} characters: it may have {contract.MAX_BAD_WORD_CHARS}"
+        raise InvalidRequest(rule, contract.BAD_WORDS.name)
+    return words
 
 
 def _read_min_tokens(tensors: Tensors, max_tokens: int) -> int:

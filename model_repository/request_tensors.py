@@ -93,6 +93,8 @@ def _ending_inputs(request: GenerationRequest) -> Iterator[_Input]:
         yield contract.MIN_TOKENS, (request.min_tokens,)
     if request.stop:
         yield contract.STOP_WORDS, request.stop
+    if request.bad_words:
+        yield contract.BAD_WORDS, request.bad_words
     if request.stop_token_ids:
         yield contract.STOP_TOKEN_IDS, request.stop_token_ids
     if request.include_stop:

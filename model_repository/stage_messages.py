@@ -36,6 +36,7 @@ class EngineRequest:
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     end_token_ids: tuple[int, ...] = ()  # of this request, beside the model's own and just like them
+    bad_words: tuple[str, ...] = ()
     include_stop: bool = False
     ignore_eos: bool = False
     min_tokens: int = 0
@@ -68,7 +69,7 @@ class EngineRequest:
         """Rebuild the request from the two tensors that carry it."""
         params: dict[str, Any] = json.loads(params_json)
         params["sampling"] = _sampling_from_json(params["sampling"])
-        for name in ("stop", "stop_token_ids", "end_token_ids"):
+        for name in ("stop", "stop_token_ids", "end_token_ids", "bad_words"):
             params[name] = tuple(params.get(name, ()))
         params["echo"] = _bytes_from_json(params.get("echo", []))
         if "guide" in params:

@@ -29,7 +29,6 @@ REFUSED: dict[str, tuple[Any, ...]] = {
     "prompt_logprobs": (),
     "use_beam_search": (False,),
     "length_penalty": (1,),
-    "bad_words": ([],),
     "allowed_token_ids": (),
     "truncate_prompt_tokens": (),
     "skip_special_tokens": (True,),
@@ -94,6 +93,14 @@ class GenerationBody(Body):
         list[_StopText] | None,
         Field(max_length=4, examples=[["\n"]], description="up to four texts that end the completion; left out of it"),
         BeforeValidator(_as_list, json_schema_input_type=StopInput | None),
+    ] = None
+    bad_words: Annotated[
+        list[Annotated[str, Field(min_length=1, max_length=contract.MAX_BAD_WORD_CHARS)]] | None,
+        Field(
+            max_length=contract.MAX_BAD_WORDS,
+            examples=[["5"]],
+            description="texts that the completion does not contain, in whatever tokens",
+        ),
     ] = None
     stop_token_ids: Annotated[
         list[TokenId] | None,

@@ -113,6 +113,7 @@ def _request(
         sampling=_sampling(body),
         overflow=ContextOverflow.TRUNCATE if fills_window else overflow,
         stop=tuple(body.stop or ()),
+        bad_words=tuple(body.bad_words or ()),
         stop_token_ids=tuple(body.stop_token_ids or ()),
         include_stop=defaults.include_stop_str_in_output if include_stop is None else include_stop,
         ignore_eos=bool(body.ignore_eos),

@@ -77,7 +77,9 @@ def _resolved(node: Schema, schema: Schema) -> Schema:
         return node
     target = schema["$defs"][node["$ref"].rpartition("/")[2]]
     properties = {
-        name: child for name, child in target["properties"].items() if node.get("properties", {}).get(name) is not False
+        name: child
+        for name, child in target.get("properties", {}).items()
+        if node.get("properties", {}).get(name) is not False
     }
     return {**target, **{key: value for key, value in node.items() if key != "$ref"}, "properties": properties}
 

@@ -3,6 +3,9 @@
 {{- $root := . -}}
 {{- if not (regexMatch "^[a-z]" .Release.Name) }}{{ fail (printf "release %s: names of Services begin with a letter, and so must the release's: install it as llm-%s" .Release.Name .Release.Name) }}{{ end -}}
 {{- include "conch.checks.scale" (dict "where" "frontend" "of" .Values.frontend) -}}
+{{- include "conch.checks.additions" (dict "where" "frontend" "of" .Values.frontend "env" list) -}}
+{{- include "conch.checks.labels" (dict "where" "commonLabels" "labels" .Values.commonLabels) -}}
+{{- if and .Values.frontend.tls.clientCa (not .Values.frontend.tls.existingSecret) }}{{ fail "frontend.tls.clientCa: there is no TLS: write frontend.tls.existingSecret, a Secret with tls.crt, tls.key and ca.crt" }}{{ end -}}
 {{- with .Values.frontend.inferencePool }}
 {{- if and .enabled (not .endpointPicker) }}{{ fail "frontend.inferencePool.endpointPicker: name the Service of the endpoint picker" }}{{ end -}}
 {{- end -}}
@@ -27,6 +30,7 @@
 {{- include "conch.checks.source" $arguments -}}
 {{- include "conch.checks.gpus" $arguments -}}
 {{- include "conch.checks.scale" (dict "where" $where "of" $model) -}}
+{{- include "conch.checks.additions" (dict "where" $where "of" $model "env" (gt (int $model.numNodes) 1 | ternary (keys $root.Values.multinode.env) list)) -}}
 {{- end -}}
 {{- include "conch.checks.cache" . -}}
 {{- end -}}

@@ -5,10 +5,14 @@ that is there already is found by another Job with the same folder. Takes root a
 {{- define "conch.job.template" -}}
 {{- $compiles := eq .model.engine.backend "engine" -}}
 {{- $image := include "conch.model.image" . | fromYaml -}}
-{{- $labels := dict "root" .root "model" .model "component" "build" -}}
+{{- $labels := dict "root" .root "model" .model "component" "build" "labels" .model.podLabels -}}
 metadata:
   labels:
     {{- include "conch.labels" $labels | nindent 4 }}
+  {{- with merge (dict) .model.podAnnotations .root.Values.commonAnnotations }}
+  annotations:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
 spec:
   {{- include "conch.pod.common" . | nindent 2 }}
   {{- $priority := dict "priorityClassName" (.model.build.priorityClassName | default .model.priorityClassName) }}

@@ -8,25 +8,22 @@ conch/model: {{ .name | quote }}
 {{- end }}
 {{- end -}}
 
-{{- /* Of objects and pods; takes the same. */ -}}
+{{- /* Of objects and pods; takes the same, and perhaps labels. */ -}}
 {{- define "conch.labels" -}}
 {{ include "conch.selector" . }}
 app.kubernetes.io/managed-by: {{ .root.Release.Service }}
-{{- with .root.Values.commonLabels }}
+{{- with merge (dict) (.labels | default dict) .root.Values.commonLabels }}
 {{ toYaml . }}
 {{- end }}
 {{- end -}}
 
-{{- /* name, labels and annotations of an object. Takes the same, name and perhaps annotations and labels. */ -}}
+{{- /* name, labels and annotations of an object. Takes the same, name and perhaps annotations. */ -}}
 {{- define "conch.metadata" -}}
 name: {{ .name }}
 labels:
   helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name (.root.Chart.Version | replace "+" "_") }}
   app.kubernetes.io/version: {{ .root.Chart.AppVersion | quote }}
   {{- include "conch.labels" . | nindent 2 }}
-  {{- with .labels }}
-  {{- toYaml . | nindent 2 }}
-  {{- end }}
 {{- with merge (dict) (.annotations | default dict) .root.Values.commonAnnotations }}
 annotations:
   {{- toYaml . | nindent 2 }}

@@ -30,10 +30,7 @@ spec:
 
 {{- define "conch.model.podMetadata" -}}
 labels:
-  {{- include "conch.labels" (dict "root" .root "component" "model" "model" .model) | nindent 2 }}
-  {{- with .model.podLabels }}
-  {{- toYaml . | nindent 2 }}
-  {{- end }}
+  {{- include "conch.labels" (dict "root" .root "component" "model" "model" .model "labels" .model.podLabels) | nindent 2 }}
 {{- $annotations := merge (dict) .model.podAnnotations .root.Values.commonAnnotations -}}
 {{- if or .model.isBuilt (gt (int .model.numNodes) 1) -}}
 {{- $_ := set $annotations "conch/scripts" (include "conch.scripts" .root | sha256sum) -}}

@@ -21,6 +21,7 @@ from cyllama.llama import llama_cpp as llama
 
 from model_repository.cores import num_physical_cores
 from model_repository.engine.adapter_folder import Adapter
+from model_repository.engine.bad_words import BadWords, TokenIndex
 from model_repository.engine.constraint import ConstraintCompiler
 from model_repository.engine.llama_cpp_adapters import LlamaCppAdapters
 from model_repository.engine.llama_cpp_lane import MAX_STEP_TOKENS, Lane
@@ -85,6 +86,7 @@ class LlamaCppRuntime:
         self._config = config
         self._vocab_size = self._model.get_vocab().n_vocab
         self._constraints = ConstraintCompiler(byte_table, config.eos_token_ids, self._vocab_size)
+        self._token_index = TokenIndex(byte_table, self._vocab_size)
         self._sequences: dict[int, _Sequence] = {}
         self._waiting: list[Job] = []  # for a place in a lane, by their turns
 
@@ -96,12 +98,13 @@ class LlamaCppRuntime:
         """
         check_request(request, self._vocab_size, self._adapters.by_name)
         constraint = None if request.guide is None else self._constraints.start(request.guide)
+        bad_words = BadWords(request.bad_words, self._token_index, constraint) if request.bad_words else None
         sampler = TokenSampler(
             request,
             vocab_size=self._vocab_size,
             context_window=self._config.context_window,
             eos_token_ids=self._config.eos_token_ids,
-            constraint=constraint,
+            constraint=bad_words or constraint,
         )
         self._sequences[sequence] = _Sequence(request, sampler)
         is_scored = bool(request.echo) and request.num_logprobs is not None

@@ -10,13 +10,14 @@ from operator import methodcaller
 
 from cyllama.llama import llama_cpp as llama
 
+from model_repository.contract import BAD_WORDS, GUIDED_DECODING_GUIDE
+from model_repository.engine.bad_words import BadWords
 from model_repository.engine.constraint import Constraint
 from model_repository.errors import InvalidRequest
 from model_repository.generation import SamplingParams
 from model_repository.stage_messages import EngineRequest
 
 _BAN_BIAS = -100.0  # merely added, it would leave a token possible where no other one is near
-_GUIDE = "guided_decoding_guide"
 _RANDOM_SEED = 0xFFFFFFFF  # llama.cpp takes this one as "draw a seed yourself"
 
 type _Link = Callable[[llama.LlamaSampler], object]  # adds itself to a chain
@@ -41,7 +42,7 @@ class TokenSampler:
         vocab_size: the number of tokens.
         context_window: how many tokens the penalties look back.
         eos_token_ids: the model's own end tokens.
-        constraint: what the completion must look like.
+        constraint: what the completion must look like, and not contain.
     """
 
     def __init__(
@@ -51,11 +52,12 @@ class TokenSampler:
         vocab_size: int,
         context_window: int,
         eos_token_ids: frozenset[int],
-        constraint: Constraint | None = None,
+        constraint: Constraint | BadWords | None = None,
     ) -> None:
         sampling = request.sampling
         self._vocab_size = vocab_size
         self._constraint = constraint
+        self._constraint_field = (GUIDED_DECODING_GUIDE if request.guide is not None else BAD_WORDS).name
         # A mirostat draw moves its estimate, also one that is thrown away.
         self._may_draw_twice = sampling.mirostat is None
         self._banned = frozenset(item for item, bias in sampling.logit_bias.items() if bias <= _BAN_BIAS)
@@ -90,7 +92,7 @@ class TokenSampler:
                 self._chain = self._rebuilt(self._banned)
         return token_id
 
-    def _draw_allowed(self, constraint: Constraint, context: llama.LlamaContext, row: int) -> int:
+    def _draw_allowed(self, constraint: Constraint | BadWords, context: llama.LlamaContext, row: int) -> int:
         token_id: int
         if self._may_draw_twice:
             trial = self._chain.clone()
@@ -103,7 +105,8 @@ class TokenSampler:
         masked = self._rebuilt([*self._banned_now(), *constraint.banned()])
         token_id = masked.sample(context, row)
         if not constraint.take(token_id):
-            raise InvalidRequest("nothing can follow: it rules out every token, with logit_bias or min_tokens", _GUIDE)
+            text = "nothing can follow: it rules out every token, with bad_words, logit_bias or min_tokens"
+            raise InvalidRequest(text, self._constraint_field)
         self._copy_state(masked, self._chain)
         return token_id
 

@@ -24,6 +24,7 @@ BLAMED_INPUTS: dict[Capability, TensorSpec] = {
     Capability.MIROSTAT: contract.MIROSTAT_TARGET,
     Capability.MIN_TOKENS: contract.MIN_TOKENS,
     Capability.LOGPROBS: contract.RETURN_LOG_PROBS,
+    Capability.BAD_WORDS: contract.BAD_WORDS,
     Capability.GUIDES: contract.GUIDED_DECODING_GUIDE_TYPE,
     Capability.LORA: contract.LORA_NAME,
     Capability.IMAGES: contract.IMAGES,

@@ -108,6 +108,7 @@ class TokenizerStage:
             sampling=request.sampling,
             stop=request.stop,
             stop_token_ids=request.stop_token_ids,
+            bad_words=request.bad_words,
             end_token_ids=() if request.ignore_eos else prompt.end_token_ids,
             include_stop=request.include_stop,
             ignore_eos=request.ignore_eos,

@@ -61,6 +61,16 @@ class PodTemplate:
         return container
 
 
+class _StrictLoader(yaml.CSafeLoader):  # type: ignore[misc]
+    """Refuses a key that is there twice: a cluster refuses it, or takes either."""
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+        mapping = super().construct_mapping(node, deep)
+        if len(mapping) != len(node.value):
+            raise AssertionError(f"a key is there twice:\n{node.start_mark}: {sorted(mapping)}")
+        return mapping
+
+
 @functools.cache
 def _chart() -> helm_python.Chart:
     return helm_python.Chart.load(CHART)
@@ -93,7 +103,7 @@ def render(values: Values | None = None, *, release: str = RELEASE, is_upgrade: 
     files = _chart().render(values or {}, name=release, namespace=NAMESPACE, is_upgrade=is_upgrade)
     notes = next(text for path, text in files.items() if path.endswith("NOTES.txt"))
     texts = [text for path, text in sorted(files.items()) if path.endswith(".yaml")]
-    return Rendered(tuple(each for text in texts for each in yaml.load_all(text, yaml.CSafeLoader) if each), notes)
+    return Rendered(tuple(each for text in texts for each in yaml.load_all(text, _StrictLoader) if each), notes)
 
 
 def refusal(values: Values, *, release: str = RELEASE) -> str:

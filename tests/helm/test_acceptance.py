@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from tests.helm.cases import CASES, SHAPES
-from tests.helm.chart import PodTemplate, pods, render
+from tests.helm.cases import CASES, SHAPES, values_of, with_demo, with_gpu_model
+from tests.helm.chart import PodTemplate, pods, refusal, render
 
 LABEL_KEY = re.compile(r"([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-\w.]*[A-Za-z0-9])?")
 LABEL_VALUE = re.compile(r"([A-Za-z0-9]([-\w.]{0,61}[A-Za-z0-9])?)?")
@@ -57,6 +57,43 @@ def test_nothing_of_a_pod_is_there_twice(name: str) -> None:
     for pod in pods(render(CASES[name])):
         for what, names in _lists(pod):
             assert twice(names) == [], f"{pod.owner}: {what}"
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_what_a_pod_has_already_cannot_be_added_to_it(name: str) -> None:
+    for pod in pods(render(CASES[name])):
+        for container in pod.containers:
+            mine = CASES[name].get("multinode", {}).get("env", {})
+            for variable in (each["name"] for each in container["env"] if each["name"] not in mine):
+                assert "is the chart's own" in refusal(with_demo(extraEnv=[{"name": variable}])), variable
+            for path in (mount["mountPath"] for mount in container["volumeMounts"]):
+                mount = {"name": "x", "mountPath": path}
+                assert "is the chart's own" in refusal(with_demo(extraVolumeMounts=[mount])), path
+        if not pod.owner.startswith("Pod/"):
+            for volume in (each["name"] for each in pod.spec["volumes"]):
+                assert "is the chart's own" in refusal(with_demo(extraVolumes=[{"name": volume}])), volume
+
+
+def test_a_variable_of_all_ranks_cannot_be_added_again() -> None:
+    values = values_of("nodes")
+    values["models"][0]["extraEnv"] = [{"name": "NCCL_IB_HCA", "value": "x"}]
+    assert "extraEnv: NCCL_IB_HCA is there twice" in refusal(values)
+
+
+def test_labels_of_one_kind_of_pod_count_before_those_of_all() -> None:
+    labels = {"team": "here"}
+    values = {
+        "commonLabels": {"team": "everywhere"},
+        "frontend": {"podLabels": labels},
+        "metrics": {"serviceMonitor": {"enabled": True, "labels": labels}},
+        **with_gpu_model(podLabels=labels, podAnnotations={"note": "x"}),
+    }
+    rendered = render(values)
+    owners = {pod.owner.partition("/")[0]: pod for pod in pods(rendered)}
+    assert {pod.labels["team"] for pod in pods(rendered) if not pod.owner.startswith("Pod/")} == {"here"}
+    assert {each["metadata"]["labels"]["team"] for each in rendered.of_kind("ServiceMonitor")} == {"here"}
+    assert {each["metadata"]["labels"]["team"] for each in rendered.of_kind("Service")} == {"everywhere"}
+    assert owners["Job"].annotations["note"] == "x"
 
 
 @pytest.mark.parametrize("name", SHAPES)

@@ -238,6 +238,18 @@ def _forces_and_bans(api: Api, endpoint: str) -> None:
     assert greedy[0] not in banned
 
 
+@effect("bad_words")
+def _leaves_texts_out(api: Api, endpoint: str) -> None:
+    answer = api.ask(endpoint).text
+    whole, half = answer.strip(), answer.strip()[: len(answer.strip()) // 2]
+    for words in ([whole], [half], [half[-1]], ["never said", half[-1:]]):
+        told = api.ask(endpoint, bad_words=words)
+        assert not any(word in told.text for word in words)
+        assert told.text
+    assert api.ask(endpoint, bad_words=["never said"]).text == answer
+    assert not {*half} & {*api.ask(endpoint, bad_words=sorted({*half}), temperature=2, max_tokens=100).text}
+
+
 @effect("mirostat_target", "mirostat_tau", "mirostat", "mirostat_lr", "mirostat_eta")
 def _holds_the_surprise_near_its_target(api: Api, endpoint: str) -> None:
     # How near, test_logprobs.py measures; here that each spelling of it works.

@@ -186,6 +186,7 @@ FULL = GenerationRequest(
     stop_token_ids=(0, 7),
     include_stop=True,
     ignore_eos=True,
+    bad_words=("damn", "é"),
     min_tokens=2,
     is_echo=True,
     num_logprobs=3,
@@ -508,4 +509,13 @@ def test_values_that_cannot_be_honoured_are_refused(spec: TensorSpec) -> None:
 
 
 def test_one_value_that_cannot_be_honoured_among_neutral_ones_is_refused() -> None:
-    assert refusal(error=Unsupported, bad_words=["", "damn"]) == "bad_words: 'damn' is not supported, only '' is"
+    assert refusal(error=Unsupported, embedding_bias_words=["", "damn"]) == (
+        "embedding_bias_words: 'damn' is not supported, only '' is"
+    )
+
+
+def test_bad_words_are_few_and_short() -> None:
+    longest = ["é" * 256] * 256
+    assert request_of(bad_words=[*longest, ""]).bad_words == tuple(longest)
+    assert refusal(bad_words=["a"] * 257) == "bad_words: 257 texts: there may be 256"
+    assert refusal(bad_words=["a" * 257]) == "bad_words: a text of 257 characters: it may have 256"

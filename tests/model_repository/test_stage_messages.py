@@ -42,6 +42,7 @@ REQUEST = EngineRequest(
     end_token_ids=(3, 151_645),
     include_stop=True,
     ignore_eos=True,
+    bad_words=("damn", "é"),
     min_tokens=2,
     echo=(b"", b"\xff\x00", "é".encode()),
     num_logprobs=0,

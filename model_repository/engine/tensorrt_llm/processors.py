@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from model_repository.byte_table import load_byte_table
+from model_repository.engine.bad_words import BadWords, TokenIndex
 from model_repository.engine.constraint import Constraint, ConstraintCompiler
 from model_repository.engine.tensorrt_llm import tensors
 from model_repository.errors import StageError
@@ -93,16 +94,22 @@ def _compiler(vocabulary: VocabularyFile) -> ConstraintCompiler:
     return ConstraintCompiler(load_byte_table(vocabulary.byte_table), vocabulary.eos_token_ids, vocabulary.size)
 
 
+@functools.lru_cache(maxsize=8)
+def _token_index(vocabulary: VocabularyFile) -> TokenIndex:
+    return TokenIndex(load_byte_table(vocabulary.byte_table), vocabulary.size)
+
+
 @dataclass(slots=True)
 class AllowedTokens:
-    """Bans what a guide does not allow, what the request bans, and end tokens before `min_tokens`."""
+    """Bans what a guide does not allow, what completes a bad word, other bans, and end tokens before `min_tokens`."""
 
     vocabulary: VocabularyFile
     guide: Guide | None = None
+    bad_words: tuple[str, ...] = ()
     banned: frozenset[int] = frozenset()
     ends: frozenset[int] = frozenset()
     min_tokens: int = 0
-    _constraint: Constraint | None = field(default=None, init=False)
+    _constraint: Constraint | BadWords | None = field(default=None, init=False)
     _num_taken: int = field(default=0, init=False)
 
     def __call__(self, logits: Any, drawn: Sequence[int]) -> bool:
@@ -121,16 +128,20 @@ class AllowedTokens:
         return True
 
     def _allowed(self, drawn: Sequence[int]) -> npt.NDArray[np.bool_]:
-        """Return what the guide allows, bool [vocab_size]; nothing after a token that it did not."""
-        if self.guide is None:
-            return np.ones(self.vocabulary.size, dtype=np.bool_)
+        """Return what guide and bad words allow, bool [vocab_size]; nothing after a token that they did not."""
         if self._constraint is None:
-            self._constraint = _compiler(self.vocabulary).start(self.guide)
+            self._constraint = self._begun()
+        if self._constraint is None:
+            return np.ones(self.vocabulary.size, dtype=np.bool_)
         for token_id in drawn[self._num_taken :]:
             if not self._constraint.take(token_id):
                 return np.zeros(self.vocabulary.size, dtype=np.bool_)
         self._num_taken = len(drawn)
         return self._constraint.allowed()
+
+    def _begun(self) -> Constraint | BadWords | None:
+        guide = None if self.guide is None else _compiler(self.vocabulary).start(self.guide)
+        return BadWords(self.bad_words, _token_index(self.vocabulary), guide) if self.bad_words else guide
 
 
 @dataclass(slots=True)

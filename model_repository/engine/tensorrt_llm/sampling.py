@@ -65,7 +65,7 @@ class SamplingPlanner:
         ends = self._ends(request)
         bias, banned = _biases(request.sampling)
         # Two masks that do not know of each other may leave nothing, and nobody would notice.
-        is_masked = bool(banned or request.min_tokens or request.ignore_eos)
+        is_masked = bool(banned or request.min_tokens or request.ignore_eos or request.bad_words)
         native_guide = None if is_masked else self._native_guide(request.guide)
         is_shaped = _is_shaped(request.sampling)
         edits = self._masks(request, ends, None if native_guide else request.guide, banned)
@@ -106,9 +106,14 @@ class SamplingPlanner:
     ) -> list[LogitsEdit]:
         """Return the masks. TensorRT-LLM's `min_tokens` holds back one end token, not the others."""
         has_held_ends = bool(request.min_tokens and ends)
-        if guide is None and not has_held_ends and not (banned and _is_shaped(request.sampling)):
+        is_constrained = guide is not None or bool(request.bad_words)
+        if not is_constrained and not has_held_ends and not (banned and _is_shaped(request.sampling)):
             return []
-        return [AllowedTokens(self.vocabulary, guide, banned=banned, ends=ends, min_tokens=request.min_tokens)]
+        return [
+            AllowedTokens(
+                self.vocabulary, guide, request.bad_words, banned=banned, ends=ends, min_tokens=request.min_tokens
+            )
+        ]
 
 
 def embedding_bias(biases: Mapping[int, float], vocab_size: int) -> Floats:

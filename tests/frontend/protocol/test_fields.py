@@ -102,6 +102,10 @@ def test_what_is_no_boolean_is_none(model: Any, body: dict[str, Any], name: str,
         ({"logit_bias": {"1": "1"}}, "logit_bias.1", "invalid_type"),
         ({"logit_bias": {str(each): 1 for each in range(1025)}}, "logit_bias", "invalid_value"),
         ({"logit_bias": [1]}, "logit_bias", "invalid_type"),
+        ({"bad_words": ["a", ""]}, "bad_words[1]", "invalid_value"),
+        ({"bad_words": ["a" * 257]}, "bad_words[0]", "invalid_value"),
+        ({"bad_words": ["a"] * 257}, "bad_words", "invalid_value"),
+        ({"bad_words": "a"}, "bad_words", "invalid_type"),
         ({"mirostat": 1}, "mirostat", "invalid_value"),
         ({"mirostat": "2"}, "mirostat", "invalid_value"),
         ({"mirostat": False}, "mirostat", "invalid_type"),
@@ -130,10 +134,11 @@ def test_the_longest_lists_are_accepted(model: Any, body: dict[str, Any]) -> Non
     longest = {
         "stop": ["a", "b", "c", "d"],
         "stop_token_ids": [MAX_INT32] * 64,
+        "bad_words": ["é" * 256] * 256,
         "logit_bias": {str(token_id): 100 for token_id in range(1024)},
     }
     request, unknown = read(model, body | longest)
-    assert (request.stop, request.stop_token_ids, request.logit_bias) == tuple(longest.values())
+    assert (request.stop, request.stop_token_ids, request.bad_words, request.logit_bias) == tuple(longest.values())
     assert unknown == []
 
 

@@ -15,7 +15,7 @@ from cyllama.llama import llama_cpp as llama
 
 from model_repository.engine.llama_cpp_sampler import TokenSampler
 from model_repository.errors import InvalidRequest
-from model_repository.generation import Mirostat, SamplingParams
+from model_repository.generation import Guide, GuideKind, Mirostat, SamplingParams
 from model_repository.stage_messages import EngineRequest
 from tests.build_engines.tiny_checkpoint import CONFIG
 
@@ -266,8 +266,8 @@ def test_a_constraint_that_is_free_changes_nothing(context: llama.LlamaContext) 
 def test_when_nothing_can_follow_the_request_is_at_fault(context: llama.LlamaContext, fields: dict[str, Any]) -> None:
     allowed = {"logit_bias": {7}, "min_tokens": {EOS}}.get(next(iter(fields), ""), set[int]())
     with pytest.raises(InvalidRequest) as caught:
-        sampler(FakeConstraint(lambda _: allowed), **fields).draw(context, ROW)
-    assert caught.value.field in ("guided_decoding_guide", "logit_bias_token_ids")
+        sampler(FakeConstraint(lambda _: allowed), guide=Guide(GuideKind.REGEX, "x"), **fields).draw(context, ROW)
+    assert caught.value.field == "guided_decoding_guide"
 
 
 # --- the random numbers ----------------------------------------------------------------------------------------------

@@ -43,6 +43,7 @@ NEEDS: dict[Capability, GenerationRequest] = {
         capability: dataclasses.replace(PLAIN, sampling=SamplingParams(**{capability.value: value}))
         for capability, value in SAMPLING.items()
     },
+    Capability.BAD_WORDS: dataclasses.replace(PLAIN, bad_words=("x",)),
     Capability.MIN_TOKENS: dataclasses.replace(PLAIN, min_tokens=1),
     Capability.LOGPROBS: dataclasses.replace(PLAIN, num_logprobs=0),
     Capability.GUIDES: dataclasses.replace(PLAIN, guide=Guide(GuideKind.JSON_OBJECT)),

@@ -71,6 +71,7 @@ def test_everything_of_a_request_goes_to_the_engine() -> None:
         stop=("a", "b"),
         stop_token_ids=(5,),
         include_stop=True,
+        bad_words=("damn",),
         min_tokens=3,
         is_echo=True,
         num_logprobs=2,

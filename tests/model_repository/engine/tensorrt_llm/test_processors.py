@@ -113,6 +113,18 @@ def test_where_the_guide_leaves_nothing_the_dead_end_is_drawn(vocabulary: Vocabu
     assert possible(apply(held, [token("a"), token("b")])) == [UNUSED]
 
 
+def test_what_would_complete_a_bad_word_is_impossible(vocabulary: VocabularyFile) -> None:
+    a, b = map(token, "ab")
+    chain = chain_of(AllowedTokens(vocabulary, bad_words=("ab",)))
+    assert {a, b, EOS} <= set(possible(apply(chain, [])))
+    assert b not in possible(apply(chain, [a]))
+    assert b not in possible(apply(chain, [a, EOS]))  # which is no text
+    assert b in possible(apply(chain, [a, EOS, token("c")]))
+    guided = pickle.loads(pickle.dumps(chain_of(AllowedTokens(vocabulary, Guide(GuideKind.REGEX, "a[bc]"), ("ab",)))))
+    apply(guided, [])
+    assert possible(apply(guided, [a])) == [token("c")]
+
+
 def test_ends_are_impossible_before_min_tokens(vocabulary: VocabularyFile) -> None:
     chain = chain_of(AllowedTokens(vocabulary, ends=frozenset([EOS, 20]), min_tokens=2))
     assert not {EOS, 20} & set(possible(apply(chain, [])))

@@ -102,6 +102,24 @@ def test_a_guide_is_followed(tiny: Tiny) -> None:
     assert b"".join(BYTE_TABLE[token_id] for token_id in tokens if token_id is not None) == b"ababab"
 
 
+def test_bad_words_never_come(tiny: Tiny) -> None:
+    def text(**fields: Any) -> bytes:
+        return b"".join(
+            BYTE_TABLE[token_id] for token_id in tiny.tokens(max_tokens=40, **fields) if token_id is not None
+        )
+
+    words = [text()[start : start + 2].decode("latin-1") for start in range(6)]
+    words = [word for word in words if word.isascii()]
+    assert words
+    assert not any(word.encode() in text(bad_words=tuple(words)) for word in words)
+
+
+def test_bad_words_that_leave_nothing_are_the_requests_fault(tiny: Tiny) -> None:
+    outputs = tiny.run(guide=Guide(GuideKind.REGEX, "(ab){3}"), bad_words=("bab",), max_tokens=20)
+    assert len(outputs) == 4
+    assert isinstance(outputs[-1].error, InvalidRequest)
+
+
 def test_a_guide_that_nothing_can_follow_is_an_error(tiny: Tiny) -> None:
     banned = {BYTE_TABLE.index(b"b"): -100.0}
     outputs = tiny.run(guide=Guide(GuideKind.REGEX, "(ab){3}"), sampling={"logit_bias": banned}, max_tokens=20)

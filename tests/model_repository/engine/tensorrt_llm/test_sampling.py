@@ -154,7 +154,9 @@ def test_xgrammar_follows_the_kinds_that_it_has(kind: GuideKind, native: dict[st
 
 
 @pytest.mark.parametrize(
-    "fields", [{"min_tokens": 2}, {"ignore_eos": True}, {"sampling": {"logit_bias": {7: -100.0}}}], ids=str
+    "fields",
+    [{"min_tokens": 2}, {"ignore_eos": True}, {"bad_words": ("x",)}, {"sampling": {"logit_bias": {7: -100.0}}}],
+    ids=str,
 )
 def test_a_guide_is_followed_by_our_own_masks_where_others_are_too(fields: dict[str, Any]) -> None:
     guide = Guide(GuideKind.REGEX, "x")

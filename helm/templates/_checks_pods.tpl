@@ -1,0 +1,51 @@
+{{- /*
+What values add to a pod: each once, and beside what the chart itself has there; a cluster would refuse the pod otherwise.
+Takes where, of (the frontend's values, or a model) and env: names of variables that come from elsewhere.
+*/ -}}
+{{- define "conch.checks.additions" -}}
+{{- $own := dict
+    "extraEnv" "^(HOME|XDG_CACHE_HOME|PYTHONDONTWRITEBYTECODE|HF_HOME|HF_TOKEN_PATH|CONCH_.*)$"
+    "extraVolumes" "^(home|tmp|state|models|source|scripts|shared-memory|ssh|huggingface|keys|tls)$"
+    "extraVolumeMounts" "^(/home/conch|/tmp|/state|/models|/source|/dev/shm|/etc/conch(/.*)?)$" -}}
+{{- range .env }}{{ if regexMatch $own.extraEnv . }}{{ fail (printf "multinode.env: %s is the chart's own: write another name" .) }}{{ end }}{{ end -}}
+{{- $seen := dict "extraEnv" .env "extraVolumes" list "extraVolumeMounts" list -}}
+{{- range $field, $key := dict "extraEnv" "name" "extraVolumes" "name" "extraVolumeMounts" "mountPath" -}}
+{{- range index $.of $field -}}
+{{- $name := index . $key | trimSuffix "/" -}}
+{{- if regexMatch (index $own $field) $name }}{{ fail (printf "%s: %s: %s is the chart's own: write another %s" $.where $field $name $key) }}{{ end -}}
+{{- if has $name (index $seen $field) }}{{ fail (printf "%s: %s: %s is there twice: leave one" $.where $field $name) }}{{ end -}}
+{{- $_ := set $seen $field (append (index $seen $field) $name) -}}
+{{- end -}}
+{{- end -}}
+{{- range .of.extraVolumeMounts -}}
+{{- if not (or (has .name $seen.extraVolumes) (regexMatch $own.extraVolumes .name)) }}{{ fail (printf "%s: extraVolumeMounts: there is no volume %s: add it to extraVolumes" $.where .name) }}{{ end -}}
+{{- end -}}
+{{- include "conch.checks.labels" (dict "where" (printf "%s: podLabels" .where) "labels" .of.podLabels) -}}
+{{- include "conch.checks.resources" (dict "where" (printf "%s: resources" .where) "resources" .of.resources) -}}
+{{- end -}}
+
+{{- define "conch.checks.labels" -}}
+{{- range $key, $_ := .labels -}}
+{{- if regexMatch "^(app\\.kubernetes\\.io/(name|instance|component|version|managed-by)|helm\\.sh/.*|conch/.*|leaderworkerset\\.sigs\\.k8s\\.io/.*)$" $key -}}
+{{- fail (printf "%s: %s is the chart's own, and selects pods: write another key" $.where $key) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "conch.checks.resources" -}}
+{{- range $name, $request := .resources.requests -}}
+{{- with index ($.resources.limits | default dict) $name -}}
+{{- if gt (include "conch.quantity" $request | float64) (include "conch.quantity" . | float64) -}}
+{{- fail (printf "%s: requests.%s %v is more than limits.%s %v, which may be a default: write both" $.where $name $request $name .) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{- /* A quantity, such as 500m or 2Gi, as a number. */ -}}
+{{- define "conch.quantity" -}}
+{{- $text := toString . -}}
+{{- $number := regexFind "^[0-9.]+" $text -}}
+{{- $units := dict "" 1 "m" 0.001 "k" 1e3 "M" 1e6 "G" 1e9 "T" 1e12 "P" 1e15 "Ki" 1024 "Mi" 1048576 "Gi" 1073741824 "Ti" 1099511627776 "Pi" 1125899906842624 -}}
+{{- mulf $number (index $units (trimPrefix $number $text)) -}}
+{{- end -}}

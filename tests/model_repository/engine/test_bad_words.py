@@ -1,0 +1,86 @@
+"""Bad words over the borders of tokens, against a look at the whole text."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from model_repository.engine.bad_words import BadWords, TokenIndex
+from model_repository.engine.constraint import ConstraintCompiler
+from model_repository.generation import Guide, GuideKind
+
+EOS = 0
+PIECES = [b"", *(bytes([byte]) for byte in range(256)), b"ab", b"aba", b"ba", b"caba", b" ab", "é".encode()]
+WORDS = st.lists(st.text(alphabet="abcé ", min_size=1, max_size=5), min_size=1, max_size=4)
+TOKENS = st.lists(st.sampled_from([b"a", b"b", b"c", b" ", b"ab", b"aba", b"ba", b"caba", b" ab"]), max_size=12)
+
+
+def index_of(pieces: Sequence[bytes] = PIECES, vocab_size: int | None = None) -> TokenIndex:
+    return TokenIndex(pieces, len(pieces) if vocab_size is None else vocab_size)
+
+
+INDEX = index_of()
+
+
+def taken(words: Sequence[str], pieces: Sequence[bytes]) -> tuple[BadWords, bytes]:
+    """Return the state after those of the pieces that were taken, and their text."""
+    bad_words, text = BadWords(words, INDEX), b""
+    for piece in pieces:
+        if bad_words.take(PIECES.index(piece)):
+            text += piece
+    return bad_words, text
+
+
+@given(st.lists(st.binary(max_size=3), min_size=1), st.binary(min_size=1, max_size=3))
+def test_an_index_finds_what_begins_with_a_text_and_what_contains_it(pieces: list[bytes], text: bytes) -> None:
+    index = index_of(pieces, len(pieces) + 2)  # logits that only pad the matrix are no text
+    assert sorted(index.starting_with(text)) == [i for i, piece in enumerate(pieces) if piece.startswith(text)]
+    assert list(index.containing(text)) == [i for i, piece in enumerate(pieces) if text in piece]
+
+
+@given(WORDS, TOKENS)
+def test_a_token_is_allowed_if_the_text_with_it_has_no_bad_word(words: list[str], pieces: list[bytes]) -> None:
+    bad_words, text = taken(words, pieces)
+    expected = [not any(word.encode() in text + piece for word in words) for piece in PIECES]
+    assert bad_words.allowed().tolist() == expected
+    assert bad_words.banned() == [token_id for token_id, is_allowed in enumerate(expected) if not is_allowed]
+    assert [taken(words, [*pieces, piece])[1] != text for piece in PIECES[1:]] == expected[1:]
+
+
+def test_a_word_may_come_token_by_token_or_within_a_longer_one() -> None:
+    bad_words, text = taken(["abc"], [b"a", b"b"])
+    assert text == b"ab"
+    assert not bad_words.take(PIECES.index(b"c"))
+    assert bad_words.take(PIECES.index(b"a"))  # a refused token changes nothing, and "abac" is none
+    assert bad_words.take(PIECES.index(b"c"))
+    assert not BadWords(["ab"], INDEX).take(PIECES.index(b"caba"))
+
+
+def test_an_end_token_is_allowed_at_any_time() -> None:
+    assert taken(["ab"], [b"a"])[0].take(EOS)
+
+
+def test_a_guide_and_bad_words_both_hold() -> None:
+    guides = ConstraintCompiler(PIECES, frozenset([EOS]), len(PIECES))
+    for _ in range(20):
+        guide = guides.start(Guide(GuideKind.REGEX, "[abc]{6}"))
+        both, text = BadWords(["ab", "cc"], INDEX, guide), b""
+        while (allowed := np.flatnonzero(both.allowed())).size and len(text) < 6:
+            token_id = random.Random(len(text)).choice(allowed.tolist())
+            assert both.take(token_id)
+            text += PIECES[token_id]
+        assert len(text) == 6
+        assert b"ab" not in text and b"cc" not in text
+        assert both.take(EOS)
+
+
+def test_a_guide_that_refuses_leaves_the_words_as_they_were() -> None:
+    guide = ConstraintCompiler(PIECES, frozenset([EOS]), len(PIECES)).start(Guide(GuideKind.REGEX, "ba+"))
+    both = BadWords(["ab"], INDEX, guide)
+    assert not both.take(PIECES.index(b"a"))
+    assert both.take(PIECES.index(b"b"))
+    assert both.banned() == [token_id for token_id in range(len(PIECES)) if PIECES[token_id] != b"a"]
