@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import NoReturn
 
 from frontend.access.options import add_actions
-from frontend.options import add_options, settings_from, settings_of_environment
-from frontend.serve.defaults import ADDRESS, DEFAULT_FRONTEND, OF_TRITON
+from frontend.options import TLS_OF_SERVER, TLS_TO_TRITON, add_options, settings_from, settings_of_environment
+from frontend.serve.defaults import ADDRESS, DEFAULT_FRONTEND
 from frontend.settings import Settings, SettingsError
 
 
@@ -70,7 +70,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="S",
         help="one that has answered no probe for so long is killed, and started again (%(default)s); 0: none is",
     )
-    add_options(command.add_argument_group("the frontend"), DEFAULT_FRONTEND, without=OF_TRITON)
+    add_options(command.add_argument_group("the frontend"), DEFAULT_FRONTEND, without={"triton_endpoints"})
     command.set_defaults(command=_serve)
 
     command = commands.add_parser("api", help="run the frontend alone, for a Triton that runs elsewhere")
@@ -90,12 +90,13 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument(
         "--exit-timeout-s", type=int, default=25, metavar="S", help="for requests under way, at the end (%(default)s)"
     )
+    add_options(command.add_argument_group("TLS of gRPC, without HTTP then"), Settings(), only=TLS_OF_SERVER)
     command.add_argument("--tritonserver", type=Path, metavar="PATH", help="the server to use; else one is looked for")
     command.set_defaults(command=_triton)
 
     command = commands.add_parser("probe", help="ask a Triton's engines whether they work; exit status 0 or 1")
     command.add_argument("--triton", required=True, metavar="HOST:PORT", help="its gRPC endpoint")
-    add_options(command, Settings(), only=OF_TRITON - {"triton_endpoints"})
+    add_options(command, Settings(), only=TLS_TO_TRITON)
     command.add_argument("--model", default="", metavar="ID", help="the only one to ask; else all that are served")
     command.add_argument("--deadline", type=float, default=5, metavar="S", help="for everything (%(default)s)")
     command.add_argument(
@@ -106,7 +107,7 @@ def _parser() -> argparse.ArgumentParser:
 
     command = commands.add_parser("drain", help="have frontends leave a Triton alone, and wait until it is idle")
     command.add_argument("--triton", required=True, metavar="HOST:PORT", help="its gRPC endpoint")
-    add_options(command, Settings(), only=OF_TRITON - {"triton_endpoints"})
+    add_options(command, Settings(), only=TLS_TO_TRITON)
     command.add_argument(
         "--notice", type=float, default=5, metavar="S", help="in which all frontends have heard of it (%(default)s)"
     )
@@ -140,7 +141,7 @@ def _serve(options: argparse.Namespace) -> int:
         max_triton_restarts=options.max_triton_restarts,
         triton_hang_s=options.triton_hang_s,
     )
-    _check_keys(settings.frontend)
+    _check_files(settings.frontend)
     return serve(settings, sys.stdout, sys.stderr)
 
 
@@ -149,14 +150,14 @@ def _api(options: argparse.Namespace) -> int:
     from frontend.workers import run
 
     settings = settings_from(options, settings_of_environment(os.environ, Settings()))
-    _check_keys(settings)
+    _check_files(settings)
     configure_logging(settings.log_format)
     return run(settings)
 
 
 def _triton(options: argparse.Namespace) -> int:
     from frontend.serve.errors import LaunchError
-    from frontend.serve.triton_alone import TritonSettings, become_triton
+    from frontend.serve.triton_alone import TritonSettings, become_triton, tls_from
     from frontend.serve.triton_server import TritonPorts
 
     settings = TritonSettings(
@@ -165,6 +166,7 @@ def _triton(options: argparse.Namespace) -> int:
         address=options.address,
         ports=TritonPorts(grpc=options.grpc_port, http=options.http_port, metrics=options.metrics_port),
         exit_timeout_s=options.exit_timeout_s,
+        tls=tls_from(settings_from(options, Settings())),
         tritonserver=options.tritonserver,
     )
     try:
@@ -179,7 +181,7 @@ def _probe(options: argparse.Namespace) -> int:
     from frontend.triton.probing import probe_endpoint
 
     asked = Settings(
-        triton_endpoints=(options.triton,), stats_deadline_s=options.deadline, engine_stall_s=options.stall
+        triton_endpoints=_one_endpoint(options), stats_deadline_s=options.deadline, engine_stall_s=options.stall
     )
     settings = settings_from(options, asked)
     result = asyncio.run(probe_endpoint(settings, model=options.model, is_generating=options.generate))
@@ -191,7 +193,7 @@ def _drain(options: argparse.Namespace) -> int:
     _stay_small()
     from frontend.triton.draining import drain_endpoint
 
-    settings = settings_from(options, Settings(triton_endpoints=(options.triton,)))
+    settings = settings_from(options, Settings(triton_endpoints=_one_endpoint(options)))
     is_done, why = asyncio.run(
         drain_endpoint(settings, notice_s=options.notice, timeout_s=options.timeout, is_undone=options.undo)
     )
@@ -204,16 +206,31 @@ def _stay_small() -> None:
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 
-def _check_keys(settings: Settings) -> None:
-    """Read the key file before anything is started.
+def _one_endpoint(options: argparse.Namespace) -> tuple[str]:
+    """Return what `--triton` names, for what is about one server and not about what is offered.
 
     Raises:
-        SettingsError: it cannot be read, or breaks a rule.
+        SettingsError: it names more.
+    """
+    if "=" in options.triton or "," in options.triton:
+        raise SettingsError(f"--triton={options.triton!r}: must be one host:port, without a model")
+    return (options.triton,)
+
+
+def _check_files(settings: Settings) -> None:
+    """Read the files of keys and certificates before anything is started.
+
+    Raises:
+        SettingsError: one cannot be read, or breaks a rule.
     """
     if settings.key_file:
         from frontend.access.key_file import read_keys
 
         read_keys(Path(settings.key_file))
+    if settings.triton_tls_ca:
+        from frontend.triton.credentials import triton_credentials
+
+        triton_credentials(settings)
 
 
 def _reference(options: argparse.Namespace) -> int:

@@ -36,9 +36,10 @@ from frontend.handlers.context import (
 )
 from frontend.handlers.limited import add_limit_headers, limits_lifetime
 from frontend.models import ModelDirectory, Triton
-from frontend.replicas.following import FOLLOWED, NameFollower, following
+from frontend.replicas.following import NameFollower, following, host_of
 from frontend.replicas.pool import ReplicaPool
 from frontend.replicas.replica import Replica
+from frontend.replicas.targets import EVERYTHING, FOLLOWED, Offer
 from frontend.settings import Settings
 from frontend.telemetry.definitions import UNKNOWN
 from frontend.telemetry.observer import OBSERVER, Observer
@@ -74,17 +75,23 @@ def create_app(
         app.cleanup_ctx.append(_keys_lifetime)
 
     async def replicas_lifetime(app: web.Application) -> AsyncIterator[None]:
-        observer, credentials = app[OBSERVER], triton_credentials(settings)
+        observer, credentials, targets = app[OBSERVER], triton_credentials(settings), settings.targets()
 
-        def replica(endpoint: str, triton: Triton | None = None) -> Replica:
-            connected = triton or TritonClient(endpoint, credentials, observer.late)
-            return Replica(endpoint, connected, settings, on_look=partial(observer.looked_at, endpoint))
+        def connect(endpoint: str, offer: Offer, *, name: str = "") -> Replica:
+            name = settings.triton_tls_name or name
+            triton = tritons[endpoint] if tritons else TritonClient(endpoint, credentials, name, observer.late, offer)
+            return Replica(endpoint, triton, settings, on_look=partial(observer.looked_at, endpoint), offer=offer)
 
-        named = [] if tritons else [each for each in settings.triton_endpoints if each.startswith(FOLLOWED)]
-        fixed = tritons or dict.fromkeys(each for each in settings.triton_endpoints if each not in named)
-        pool = ReplicaPool([replica(*each) for each in fixed.items()], settings.retry_share, observer.forget)
-        app[TRITON], app[MODELS] = pool, ModelDirectory(pool)
-        followers = [NameFollower(endpoint, pool, replica) for endpoint in named]
+        pool = ReplicaPool(
+            [], settings.retry_share, observer.forget, expected=targets.expected, is_complete=targets.is_complete
+        )
+        followers = []
+        for endpoint, named_for in (dict.fromkeys(tritons, (EVERYTHING,)) if tritons else targets.models).items():
+            if endpoint.startswith(FOLLOWED):
+                followers.append(NameFollower(endpoint, named_for, pool, partial(connect, name=host_of(endpoint))))
+            else:
+                pool.add(endpoint, named_for, connect)
+        app[TRITON], app[MODELS] = pool, ModelDirectory(pool, aliases=targets.aliases)
         async with pool.running(), following(followers, settings.dns_interval_s):
             yield
         await pool.close()

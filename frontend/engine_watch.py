@@ -14,7 +14,15 @@ from collections.abc import Callable, Coroutine, Set
 from typing import Any
 
 from frontend.engine_health import RELOAD_PAUSE_S, EngineHealth, ReloadPlan, Verdict
-from frontend.errors import APIError, EngineFailed, ModelNotReady, NotFound, StageUnhealthy, TritonUnreachable
+from frontend.errors import (
+    APIError,
+    EngineFailed,
+    ModelNotReady,
+    ModelUnloaded,
+    NotFound,
+    StageUnhealthy,
+    TritonUnreachable,
+)
 from frontend.models import ModelDirectory, Triton
 from frontend.probe import look_at_engine, look_at_stage
 from frontend.settings import Settings
@@ -121,7 +129,8 @@ class EngineWatch:
         if verdict is Verdict.FINE or not self._plan.is_news(stage, since):
             return
         logger.warning("the engine of %s is %s", slug, verdict)
-        self._end_streams(stage, spared_epoch=epoch)
+        # Whoever unloads it by force has its requests told why, which this look may overtake.
+        self._end_streams(stage, ModelUnloaded() if verdict is Verdict.UNLOADED else None, spared_epoch=epoch)
         if verdict is Verdict.LOST:
             self._want_reload(stage)
 
@@ -203,8 +212,8 @@ class EngineWatch:
         for slug in sorted(slugs):
             self._start(slug, self.poll(slug))
 
-    def _end_streams(self, stage: str, *, spared_epoch: int | None = None) -> None:
-        error = EngineFailed("The model broke down while it worked on this request.")
+    def _end_streams(self, stage: str, error: APIError | None = None, *, spared_epoch: int | None = None) -> None:
+        error = error or EngineFailed("The model broke down while it worked on this request.")
         num_ended = self._triton.abort(stage, error, spared_epoch=spared_epoch)
         if num_ended:
             logger.warning("ended %d requests that needed %s", num_ended, stage)

@@ -283,12 +283,20 @@ class QueueFull(Overloaded):
 
 
 class TritonUnreachable(Overloaded):
-    """There is no connection to Triton."""
+    """There is no connection to Triton.
+
+    Args:
+        reason: why, in grpc's words; for operators, clients are not told.
+    """
 
     code = "triton_unreachable"
 
-    def __init__(self, message: str = "The inference server cannot be reached.") -> None:
+    def __init__(self, message: str = "The inference server cannot be reached.", *, reason: str = "") -> None:
         super().__init__(message)
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"{self.message} ({self.reason})" if self.reason else self.message
 
 
 class NotTaken(TritonUnreachable):
@@ -311,6 +319,13 @@ class ModelNotReady(Overloaded):
 
     def __init__(self, message: str) -> None:
         super().__init__(message, param="model")
+
+
+class ModelUnloaded(ModelNotReady):
+    """The model was unloaded while it worked on the request."""
+
+    def __init__(self) -> None:
+        super().__init__("The model was unloaded before this request was finished.")
 
 
 class Draining(Overloaded):

@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from types import MappingProxyType
 from typing import Protocol
 
 from frontend.errors import APIError, ModelNotFound, ModelNotReady
@@ -63,6 +64,20 @@ class ModelName:
     asked: str  # an id, an alias, or an adapter's name
     model: ServedModel
     lora_name: str = ""  # the adapter, where it names one
+
+    @property
+    def model_id(self) -> str:
+        """The id of the model."""
+        return self.model.id
+
+
+@dataclass(frozen=True, slots=True)
+class KnownName:
+    """What a name stands for whose model is not ready, as far as it is known."""
+
+    asked: str
+    model_id: str
+    lora_name: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -211,22 +226,35 @@ class ModelSource(Protocol):
 
 
 class ModelDirectory:
-    """The served models by their names, asked of Triton at most once a second unless a name is missing."""
+    """The served models by their names, asked of Triton at most once a second unless a name is missing.
 
-    def __init__(self, triton: ModelSource, clock: Callable[[], float] = time.monotonic) -> None:
+    Args:
+        aliases: what some names stand for, until their models have been seen.
+    """
+
+    def __init__(
+        self,
+        triton: ModelSource,
+        clock: Callable[[], float] = time.monotonic,
+        aliases: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
         self._triton = triton
         self._clock = clock
-        self._refreshing: asyncio.Task[ModelSnapshot] | None = None
+        self._turn = asyncio.Lock()
+        self._fetching: asyncio.Task[ModelSnapshot] | None = None  # Triton has been asked
+        self._next: asyncio.Task[ModelSnapshot] | None = None  # it has not been yet
         self._names: Mapping[str, ModelName] = {}
-        self._ids: dict[str, str] = {}  # of what each name stands for, or did when its model was last ready
+        # What each name stands for, or did when its model was last ready.
+        self._known = {alias: KnownName(alias, model_id) for alias, model_id in aliases.items()}
         self._fetched_at = -math.inf
         self.latest = ModelSnapshot()  # that was fetched, also when it cannot be fetched any more
         self.error: APIError | None = None  # of the last time that it was fetched
+        self.is_looked_at = False  # once, with whatever result
 
     async def snapshot(self) -> ModelSnapshot:
         """Return the models as they were less than a second ago."""
         if self._clock() - self._fetched_at >= MAX_AGE_S:
-            await asyncio.shield(self.refreshing())
+            await asyncio.shield(self._fetching or self.refreshing())
         return self.latest
 
     async def names(self) -> Mapping[str, ModelName]:
@@ -246,17 +274,33 @@ class ModelDirectory:
             await asyncio.shield(self.refreshing())
         if asked in self._names:
             return self._names[asked]
-        model_id = self._ids.get(asked, asked)
+        model_id = self.known(asked).model_id
         if model_id in self.latest.unready:
             raise ModelNotReady(f"The model {asked} is not ready now (state: {self.latest.unready[model_id]}).")
         raise ModelNotFound(asked)
 
+    def known(self, asked: str) -> KnownName:
+        """Return what a name stands for, or did when its model was last ready; any other one may be an id."""
+        return self._known.get(asked) or KnownName(asked, asked)
+
     def refreshing(self) -> asyncio.Task[ModelSnapshot]:
-        """Fetch the models unless somebody does already. Whoever waits for it must not cancel it for the others."""
-        if self._refreshing is None or self._refreshing.done():
-            self._refreshing = asyncio.get_running_loop().create_task(self._fetch())
-            self._refreshing.add_done_callback(lambda task: task.cancelled() or task.exception())  # it is in `error`
-        return self._refreshing
+        """Fetch the models as they are from now on, once for all who ask before Triton is asked.
+
+        What has been asked of Triton already may be answered as it was before. Whoever waits must not cancel this for
+        the others.
+        """
+        if self._next is None:
+            self._next = asyncio.get_running_loop().create_task(self._fetch_in_turn())
+            self._next.add_done_callback(lambda task: task.cancelled() or task.exception())  # it is in `error`
+        return self._next
+
+    async def _fetch_in_turn(self) -> ModelSnapshot:
+        async with self._turn:
+            self._fetching, self._next = self._next, None
+            try:
+                return await self._fetch()
+            finally:
+                self._fetching = None
 
     async def _fetch(self) -> ModelSnapshot:
         started_at = self._clock()
@@ -265,9 +309,11 @@ class ModelDirectory:
         except APIError as exc:
             self.error = exc
             raise
+        finally:
+            self.is_looked_at = True
         self.error = None
         self._names = self.latest.names()
-        self._ids = {name: model_id for name, model_id in self._ids.items() if model_id in self.latest.unready}
-        self._ids |= {name: meant.model.id for name, meant in self._names.items()}
+        self._known = {name: known for name, known in self._known.items() if known.model_id in self.latest.unready}
+        self._known |= {name: KnownName(name, meant.model_id, meant.lora_name) for name, meant in self._names.items()}
         self._fetched_at = started_at
         return self.latest

@@ -14,11 +14,12 @@ _HELP = {
     "port": "port to listen on; 0: any free one",
     "workers": "processes on the port; 0: one for every four cores, at most 8",
     "triton_endpoints": "Triton's gRPC endpoint; dns:HOST:PORT: one at each address of the name; repeatable: a request "
-    "goes to the one with the fewest",
+    "goes to the one with the fewest; MODEL=: of what is served there only this model is offered, and it is expected",
     "dns_interval_s": "between two looks at what a name stands for, of an endpoint dns:NAME:PORT",
     "triton_tls_ca": "PEM file of the authorities of the Tritons' certificates; with it, connections to them use TLS",
     "triton_tls_cert": "PEM file of the certificate that the frontend shows them",
     "triton_tls_key": "PEM file of that certificate's key",
+    "triton_tls_name": "that the Tritons' certificates have; else each must have the host of its endpoint",
     "max_body_bytes": "longer request bodies are refused",
     "validation_status": "HTTP status of requests that break the schema: 400 or 422",
     "strict_extra": "refuse fields that nobody knows",
@@ -51,7 +52,7 @@ _HELP = {
     "max_headers": "requests with more headers are refused",
     "max_json_depth": "of lists and objects in a body",
     "max_content_parts": "of all messages of a chat together",
-    "tls_cert": "PEM file of the certificate chain; it is read again when it changes",
+    "tls_cert": "PEM file of the certificate chain; with it, whoever connects uses TLS",
     "tls_key": "PEM file of the certificate's key",
     "tls_client_ca": "PEM file of the authorities of clients' certificates, which are then required",
     "cors_origins": "web pages of this origin may call the API; *: of any; repeatable",
@@ -61,6 +62,7 @@ _HELP = {
     "launcher_key_sha256": "hash of one more key, with which `serve` asks for the first tokens",
     "admin_host": "address of health, metrics and admin routes",
     "admin_port": "port of health, metrics and admin routes, another than the API's; 0: there is none",
+    "admin_tls": "show --tls-cert there too; clients' certificates are not asked for",
     "log_format": "text, or json: one object a line",
     "metrics_compat": "vllm: have the metrics that vLLM has under its names, too",
     "metrics_by_key": "count requests and tokens by the name of the key, too",
@@ -79,11 +81,15 @@ _HELP = {
     "limits_socket": "Unix socket of an admission process; several workers start one by themselves",
 }
 
+# How a Triton is connected to, and what a server that is connected to shows.
+TLS_TO_TRITON = frozenset({"triton_tls_ca", "triton_tls_cert", "triton_tls_key", "triton_tls_name"})
+TLS_OF_SERVER = frozenset({"tls_cert", "tls_key", "tls_client_ca"})
+
 _REDIS_URL = "CONCH_REDIS_URL"  # it may hold a password, which every user of the machine sees in a command line
 
 # Settings that are lists: the option that adds one, and what it is.
 _REPEATED = {
-    "triton_endpoints": ("--triton", "[dns:]HOST:PORT"),
+    "triton_endpoints": ("--triton", "[MODEL[,ALIAS...]=][dns:]HOST:PORT[,...]"),
     "root_paths": ("--root-path", "PATH"),
     "cors_origins": ("--cors-origin", "ORIGIN"),
     "model_limits": ("--model-limit", "MODEL:LIMITS"),

@@ -162,7 +162,7 @@ async def probe(triton: Probed, *, model: str, deadline_s: float, stall_s: float
         return ProbeResult(False, f"{model}: not served" if model else "a model was unloaded meanwhile")
     except APIError as exc:
         is_silent = isinstance(exc, TritonTimeout | TritonUnreachable)
-        return ProbeResult(False, f"{exc.code}: {exc.message}", is_silent)
+        return ProbeResult(False, f"{exc.code}: {exc}", is_silent)
     if not slugs:
         return ProbeResult(False, "no model is ready")
     return ProbeResult(True, ", ".join(words))

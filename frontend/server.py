@@ -6,8 +6,8 @@ import asyncio
 import logging
 import os
 import signal
-import ssl
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import uvloop
 from aiohttp import web
@@ -66,6 +66,11 @@ async def _serve(settings: Settings, parent: int | None, on_listening: Callable[
     def on_signal() -> None:
         (hurry if stop.is_set() else stop).set()
 
+    def on_parent_gone() -> None:
+        assert parent is not None
+        loop.remove_reader(parent)  # it can be read from now on, which would keep the loop busy
+        stop.set()
+
     is_shared = parent is not None
     supervisor = Supervisor(os.getppid() if is_shared else os.getpid())
     drain = Drain(supervisor.begin_drain if is_shared else lambda: None)
@@ -74,9 +79,10 @@ async def _serve(settings: Settings, parent: int | None, on_listening: Callable[
     loop.add_signal_handler(signal.SIGINT, on_signal if parent is None else lambda: None)
     loop.add_signal_handler(DRAIN, drain.begin)
     if parent is not None:
-        loop.add_reader(parent, stop.set)
-    certificates = Certificates(settings) if settings.tls_cert else None
-    following = loop.create_task(certificates.follow()) if certificates is not None else None
+        loop.add_reader(parent, on_parent_gone)
+    public_tls = Certificates(settings) if settings.tls_cert else None
+    admin_tls = Certificates(replace(settings, tls_client_ca="")) if settings.admin_tls else None
+    following = [loop.create_task(each.follow()) for each in (public_tls, admin_tls) if each is not None]
     runner = app_runner(settings, drain=drain)
     runners = [runner]
     await runner.setup()
@@ -84,14 +90,13 @@ async def _serve(settings: Settings, parent: int | None, on_listening: Callable[
     if keys is not None:  # without them the signal ends the process, as it does others whose terminal is gone
         loop.add_signal_handler(RELOAD_KEYS, keys.reload_or_log)
     try:
-        context = certificates.context if certificates is not None else None
-        if not await _listen(runner, settings.host, settings.port, "process %d listens on %s", is_shared, context):
+        if not await _listen(runner, settings.host, settings.port, "process %d listens on %s", is_shared, public_tls):
             return 1
         if settings.admin_port:
             runners.append(operations_runner(runner, supervisor))
             await runners[1].setup()
             text = "process %d has its operations on %s"
-            if not await _listen(runners[1], settings.admin_host, settings.admin_port, text, is_shared):
+            if not await _listen(runners[1], settings.admin_host, settings.admin_port, text, is_shared, admin_tls):
                 return 1
         on_listening()
         await stop.wait()
@@ -101,17 +106,18 @@ async def _serve(settings: Settings, parent: int | None, on_listening: Callable[
     finally:
         if parent is not None:
             loop.remove_reader(parent)
-        if following is not None:
-            following.cancel()
+        for task in following:
+            task.cancel()
         for each in runners:
             await each.cleanup()
     return 0
 
 
 async def _listen(
-    runner: web.AppRunner, host: str, port: int, text: str, is_shared: bool, context: ssl.SSLContext | None = None
+    runner: web.AppRunner, host: str, port: int, text: str, is_shared: bool, certificates: Certificates | None
 ) -> bool:
     """Listen, and say where; where that cannot be, say why and return False."""
+    context = None if certificates is None else certificates.context
     try:
         await web.TCPSite(runner, host, port, ssl_context=context, reuse_port=is_shared).start()
     except OSError as exc:

@@ -9,11 +9,12 @@ from dataclasses import dataclass
 
 from frontend.limits.asks import Priority
 from frontend.limits.model_limits import ModelLimit
+from frontend.replicas.targets import Targets
 from model_repository.generation import ContextOverflow
 from model_repository.model_parameters import RequestDefaults
 
 _ROOT_PATH = re.compile(r"(/[\w.~-]+)+", re.ASCII)
-_ENDPOINT = re.compile(r"(?:dns:)?(\[[0-9A-Fa-f:.]+\]|[^\s:/\[\]]+):(?P<port>[0-9]{1,5})")
+_HOST_NAME = re.compile(r"[0-9A-Za-z._-]+")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 _ORIGIN = re.compile(r"\*|https?://(\[[0-9a-f:.]+\]|[a-z0-9.-]+)(:[0-9]{1,5})?")
@@ -36,11 +37,12 @@ class Settings:
     host: str = "127.0.0.1"
     port: int = 8080  # 0: any free one
     workers: int = 0  # processes on the port; 0: by the number of cores
-    triton_endpoints: tuple[str, ...] = ("127.0.0.1:8001",)  # gRPC, [dns:]host:port; a request goes to one of them
+    triton_endpoints: tuple[str, ...] = ("127.0.0.1:8001",)  # gRPC: [MODEL=][dns:]host:port,...
     dns_interval_s: float = 2.0  # between two looks at what an endpoint dns:NAME:PORT stands for
     triton_tls_ca: str = ""  # PEM file of who signs the Tritons' certificates; empty: no TLS to them
     triton_tls_cert: str = ""  # PEM file of the certificate that the Tritons want of us; empty: none
     triton_tls_key: str = ""  # PEM file of its key
+    triton_tls_name: str = ""  # that the Tritons' certificates have; empty: each has the host of its endpoint
     max_body_bytes: int = 10 * 2**20
     validation_status: int = 400  # of schema failures; 422 is FastAPI's
     strict_extra: bool = False  # refuse fields that nobody knows, instead of listing them in x-ignored-params
@@ -86,6 +88,7 @@ class Settings:
     launcher_key_sha256: str = ""  # of one more key, with which the launcher asks for the first tokens
     admin_host: str = "127.0.0.1"
     admin_port: int = 0  # of health, metrics and admin routes; 0: there is none
+    admin_tls: bool = False  # it shows tls_cert too, and asks for no certificate: probes of a cluster have none
     # What operators see.
     log_format: str = "text"  # or json: one object a line
     metrics_compat: str = ""  # vllm: the metrics that vLLM has, once more under its names
@@ -157,6 +160,17 @@ class Settings:
             include_stop_str_in_output=self.include_stop_str_in_output,
         )
 
+    def targets(self) -> Targets:
+        """Return where Tritons are, and what is offered of what each of them serves."""
+        return Targets.parse(self.triton_endpoints)
+
+    @property
+    def triton_security(self) -> str:
+        """How Tritons are connected to, for a log line."""
+        if not self.triton_tls_ca:
+            return "without TLS"
+        return "over TLS" if self.triton_tls_cert else "over TLS, without a certificate of the frontend's"
+
     def _check_connections(self) -> None:
         for name in ("header_timeout_s", "body_timeout_s", "keepalive_timeout_s", "stalled_reader_s"):
             self._require_seconds(name, is_zero_allowed=False)
@@ -180,6 +194,8 @@ class Settings:
         self._require_int("admin_port", 0, 65535)
         if self.admin_port and self.admin_port == self.port:
             self._refuse("admin_port", "must be another port than that of the API")
+        if self.admin_tls and not (self.admin_port and self.tls_cert):
+            self._refuse("admin_tls", "it needs admin_port, tls_cert and tls_key")
         if self.launcher_key_sha256 and not _SHA256.fullmatch(self.launcher_key_sha256):
             self._refuse("launcher_key_sha256", "must be 64 hexadecimal digits")
         for name in ("host", *(["admin_host"] if self.admin_port else [])):
@@ -190,17 +206,15 @@ class Settings:
     def _check_endpoints(self) -> None:
         if isinstance(self.triton_endpoints, str) or not self.triton_endpoints:
             self._refuse("triton_endpoints", "must be a list of host:port, at least one")
-        if len(set(self.triton_endpoints)) < len(self.triton_endpoints):
-            self._refuse("triton_endpoints", "each can be named once only")
+        try:
+            self.targets()
+        except ValueError as exc:
+            raise SettingsError(str(exc)) from exc
         if bool(self.triton_tls_cert) != bool(self.triton_tls_key) or (self.triton_tls_cert and not self.triton_tls_ca):
             name = "triton_tls_cert" if self.triton_tls_cert else "triton_tls_key"
             self._refuse(name, "triton_tls_cert and triton_tls_key go together, and with triton_tls_ca")
-        for endpoint in self.triton_endpoints:
-            found = _ENDPOINT.fullmatch(endpoint)
-            if found is None or not 1 <= int(found["port"]) <= 65535:
-                self._refuse("triton_endpoints", "each must be host:port, such as 127.0.0.1:8001, or dns:host:port")
-            if endpoint.startswith("dns:") and self.triton_tls_ca:
-                self._refuse("triton_endpoints", "addresses of a name have no certificates: no dns: with triton_tls_ca")
+        if self.triton_tls_name and not (self.triton_tls_ca and _HOST_NAME.fullmatch(self.triton_tls_name)):
+            self._refuse("triton_tls_name", "must be a name such as triton.example.com, and goes with triton_tls_ca")
 
     def _check_limits(self) -> None:
         for name in ("requests_per_minute", "tokens_per_minute", "max_concurrent", "max_in_flight"):

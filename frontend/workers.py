@@ -26,7 +26,6 @@ from frontend.operations.supervisor import DRAIN, RELOAD_KEYS
 from frontend.settings import Settings
 from frontend.telemetry.log_lines import configure_logging
 from frontend.telemetry.metrics import SHARED_FOLDER, forget_worker
-from frontend.triton.credentials import triton_credentials
 from model_repository.cores import num_cores
 
 logger = logging.getLogger(__name__)
@@ -50,7 +49,6 @@ def run(settings: Settings) -> int:
     count = num_workers(settings)
     if settings.tls_cert:
         Certificates(settings)  # of no use to one worker, it is of none to any
-    triton_credentials(settings)  # likewise
     if count == 1:
         return server.run(settings)
     with ExitStack() as stack:

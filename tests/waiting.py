@@ -8,9 +8,9 @@ from collections.abc import Callable
 DEADLINE_S = 30.0  # for things that take milliseconds: only a hang reaches it
 
 
-def wait_until(is_true: Callable[[], bool], what: str) -> None:
-    """Poll until a condition holds; fail when it never does."""
-    deadline = time.monotonic() + DEADLINE_S
+def wait_until(is_true: Callable[[], bool], what: str, timeout_s: float = DEADLINE_S) -> None:
+    """Poll until a condition holds; fail when it does not in time."""
+    deadline = time.monotonic() + timeout_s
     while not is_true():
-        assert time.monotonic() < deadline, f"waited {DEADLINE_S} s in vain: {what}"
+        assert time.monotonic() < deadline, f"waited {timeout_s:g} s in vain: {what}"
         time.sleep(0.01)

@@ -11,7 +11,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import ConfigDict, Field
 
-from frontend.models import ModelName
+from frontend.models import KnownName, ModelName
 
 MAX_LIMIT = 2**31 - 1
 
@@ -54,9 +54,9 @@ class Caller:
         """Whether a name of a model is among those that the key allows, served or not."""
         return not self.models or _allowed(self.models).fullmatch(name) is not None
 
-    def may_use(self, name: ModelName) -> bool:
+    def may_use(self, name: ModelName | KnownName) -> bool:
         """Whether the key allows a model. Its id allows its aliases too, but no adapter: that is a model of its own."""
-        return self.may_name(name.asked) or (not name.lora_name and self.may_name(name.model.id))
+        return self.may_name(name.asked) or (not name.lora_name and self.may_name(name.model_id))
 
     def visible(self, names: Mapping[str, ModelName]) -> dict[str, ModelName]:
         """Return those that the key allows."""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import ssl
 from typing import Any
 
 from frontend.settings import Settings, SettingsError
+from frontend.tls_files import no_password, reason_of, versions_of
 
 logger = logging.getLogger(__name__)
 
@@ -27,13 +27,13 @@ class Certificates:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._paths = [path for path in (settings.tls_cert, settings.tls_key, settings.tls_client_ca) if path]
+        self._paths = (settings.tls_cert, settings.tls_key, settings.tls_client_ca)
         try:
-            self._seen = self._versions()
+            self._seen = versions_of(self._paths)
             self._current = self._load()
             self.context = self._load()
         except (OSError, ssl.SSLError) as exc:
-            raise SettingsError(f"tls_cert={settings.tls_cert!r}: {_reason(exc)}") from exc
+            raise SettingsError(f"tls_cert={settings.tls_cert!r}: {reason_of(exc)}") from exc
         self.context.sni_callback = self._choose
 
     async def follow(self) -> None:
@@ -45,37 +45,24 @@ class Certificates:
     def reload(self) -> None:
         """Read the files again if they have changed. What is half written, or of no use, changes nothing."""
         try:
-            versions = self._versions()
+            versions = versions_of(self._paths)
             if versions == self._seen:
                 return
             self._current = self._load()
             self._seen = versions
             logger.info("the certificate was read again")
         except (OSError, ssl.SSLError) as exc:
-            logger.error("the certificate cannot be read again, the last one stays: %s", _reason(exc))
+            logger.error("the certificate cannot be read again, the last one stays: %s", reason_of(exc))
 
     def _choose(self, connection: Any, server_name: str | None, context: ssl.SSLContext) -> None:
         """Put a handshake on the files as they are now; OpenSSL asks at each, whether it names a server or not."""
         connection.context = self._current
 
-    def _versions(self) -> list[tuple[int, int, int]]:
-        facts = [os.stat(path) for path in self._paths]
-        return [(each.st_ino, each.st_mtime_ns, each.st_size) for each in facts]
-
     def _load(self) -> ssl.SSLContext:
         context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=self._settings.tls_client_ca or None)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         context.set_alpn_protocols(["http/1.1"])
-        context.load_cert_chain(self._settings.tls_cert, self._settings.tls_key, password=_no_password)
+        context.load_cert_chain(self._settings.tls_cert, self._settings.tls_key, password=no_password)
         if self._settings.tls_client_ca:
             context.verify_mode = ssl.CERT_REQUIRED
         return context
-
-
-def _no_password() -> str:
-    raise ssl.SSLError("the key is encrypted: give one without a password")
-
-
-def _reason(exc: OSError) -> str:
-    """Return what is wrong with the files, without the place in OpenSSL's source."""
-    return exc.reason if isinstance(exc, ssl.SSLError) and exc.reason else exc.strerror or str(exc)

@@ -124,13 +124,16 @@ async def find_model(request: web.Request, asked: str) -> ModelName:
         PermissionDenied: the caller's key does not allow it; whether there is such a model, it does not tell.
         APIError: nothing is served by that name, or not now.
     """
-    facts = request[FACTS]
+    facts, models = request[FACTS], request.app[MODELS]
     facts.model = asked
     try:
-        name = await request.app[MODELS].get(asked)
-    except (ModelNotFound, ModelNotReady):
-        if not facts.caller.may_name(asked):
+        name = await models.get(asked)
+    except (ModelNotFound, ModelNotReady) as exc:
+        known = models.known(asked)
+        if not facts.caller.may_use(known):
             raise _not_allowed(asked) from None
+        if isinstance(exc, ModelNotReady):
+            facts.served_model = known.model_id  # so that it can be counted that somebody wants it
         raise
     if not facts.caller.may_use(name):
         raise _not_allowed(asked)

@@ -8,12 +8,18 @@ import logging
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 
-from frontend.replicas.pool import ReplicaPool
-from frontend.replicas.replica import Replica
+from frontend.replicas.pool import Connect, ReplicaPool
+from frontend.replicas.targets import EVERYTHING, FOLLOWED
 
 logger = logging.getLogger(__name__)
 
-FOLLOWED = "dns:"  # before the host:port of an endpoint that is followed
+_STANDS_FOR_NOTHING = (socket.EAI_NONAME, socket.EAI_NODATA)  # a name server's word, in contrast to its silence
+_FIRST_LOOK_S = 5.0
+
+
+def host_of(endpoint: str) -> str:
+    """Return the name in an endpoint that is followed."""
+    return endpoint.removeprefix(FOLLOWED).rpartition(":")[0]
 
 
 async def addresses_of(host: str, port: int) -> Collection[str]:
@@ -31,10 +37,12 @@ class NameFollower:
     """Keeps a pool's replicas those that a name stands for.
 
     A name that stands for nothing, or cannot be looked up, changes nothing: what was there may well be there still, and
-    is watched.
+    is watched. Only where models are named, which are expected to come back, are those let go that do not answer either
+    when the name stands for nothing: the models have been scaled to zero.
 
     Args:
         endpoint: `dns:HOST:PORT`.
+        models: that are offered there, as `Targets` has them.
         connect: makes the replica of an address.
         resolve: returns the endpoints of a host and a port.
     """
@@ -42,12 +50,13 @@ class NameFollower:
     def __init__(
         self,
         endpoint: str,
+        models: Collection[str],
         pool: ReplicaPool,
-        connect: Callable[[str], Replica],
+        connect: Connect,
         resolve: Callable[[str, int], Awaitable[Collection[str]]] = addresses_of,
     ) -> None:
-        host, _, port = endpoint.removeprefix(FOLLOWED).rpartition(":")
-        self._host, self._port = host, int(port)
+        self._host, self._port = host_of(endpoint), int(endpoint.rpartition(":")[2])
+        self._models = models
         self._pool = pool
         self._connect = connect
         self._resolve = resolve
@@ -68,20 +77,26 @@ class NameFollower:
             if self._is_known:
                 logger.warning("%s cannot be looked up: %s", self._host, exc.strerror or exc)
             self._is_known = False
-            return
-        self._is_known = True
+            if EVERYTHING in self._models or exc.errno not in _STANDS_FOR_NOTHING:
+                return
+            found = {each for each in self._followed if self._pool.answers(each)}
+        else:
+            self._is_known = True
         for endpoint in sorted(found - self._followed):
             logger.info("%s stands for %s", self._host, endpoint)
-            self._pool.add(self._connect(endpoint))
+            self._pool.add(endpoint, self._models, self._connect)
         for endpoint in sorted(self._followed - found):
             logger.info("%s does not stand for %s any more", self._host, endpoint)
-            self._pool.remove(endpoint)
+            self._pool.remove(endpoint, self._models)
         self._followed = found
 
 
 @contextlib.asynccontextmanager
 async def following(followers: Sequence[NameFollower], interval_s: float) -> AsyncIterator[None]:
-    """Follow names within the block."""
+    """Follow names within the block, which begins when all have been looked up, or after a few seconds."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(_FIRST_LOOK_S):
+            await asyncio.gather(*(follower.look() for follower in followers))
     tasks = [asyncio.create_task(follower.run(interval_s)) for follower in followers]
     try:
         yield

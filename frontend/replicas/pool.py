@@ -7,7 +7,7 @@ import contextlib
 import logging
 import random
 import secrets
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 
@@ -15,6 +15,7 @@ from frontend.errors import APIError, Draining, ModelNotFound, ModelNotReady, No
 from frontend.models import ModelSnapshot, Triton
 from frontend.replicas.replica import Replica
 from frontend.replicas.retry_budget import RetryBudget
+from frontend.replicas.targets import Offer
 from frontend.replicas.union import ModelUnion
 from model_repository.generation import GenerationChunk, GenerationRequest, Prompt
 
@@ -26,6 +27,9 @@ _PATIENCE_S = 1.0
 _PATIENCE_WITH_THE_ABSENT_S = 0.25
 
 
+type Connect = Callable[[str, Offer], Replica]  # makes the replica of an endpoint
+
+
 class ReplicaPool:
     """The replicas. They have no order: the one with the fewest requests gets the next one.
 
@@ -33,10 +37,18 @@ class ReplicaPool:
         replicas: the first ones; `add` and `remove` change them.
         retry_share: of the requests that may be sent a second time, 0 to 1.
         on_retired: told the endpoint of one that was removed, when its last request has ended.
+        expected: ids of models that are meant to be served: where they are not, they are known all the same.
+        is_complete: nothing but those can be served, so that no endpoint has to answer for the list of models.
     """
 
     def __init__(
-        self, replicas: Sequence[Replica], retry_share: float, on_retired: Callable[[str], None] = lambda endpoint: None
+        self,
+        replicas: Sequence[Replica],
+        retry_share: float,
+        on_retired: Callable[[str], None] = lambda endpoint: None,
+        *,
+        expected: Collection[str] = (),
+        is_complete: bool = False,
     ) -> None:
         self.replicas = tuple(replicas)
         self._retired: dict[Replica, asyncio.Task[None]] = {}  # those that still have requests
@@ -44,7 +56,9 @@ class ReplicaPool:
         self._is_running = False
         self._on_retired = on_retired
         self._budget = RetryBudget(retry_share)
-        self._union = ModelUnion()
+        self._union = ModelUnion(expected)
+        self._is_complete = is_complete
+        self._is_looked_at = False  # every endpoint, once
         self._end_error: APIError | None = None  # with which everything was ended
 
     @contextlib.asynccontextmanager
@@ -62,19 +76,27 @@ class ReplicaPool:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    def add(self, replica: Replica) -> None:
-        """Have requests go to one more replica, unless its endpoint is there already."""
-        if replica.endpoint not in [each.endpoint for each in self.replicas]:
-            self.replicas = (*self.replicas, replica)
-            if self._is_running:
-                self._start(replica)
-
-    def remove(self, endpoint: str) -> None:
-        """Send a replica no more requests; it is watched until those that it has have ended."""
+    def add(self, endpoint: str, models: Collection[str], connect: Connect) -> None:
+        """Have requests for these models go to an endpoint: to the replica that is there, or to one more."""
         for replica in self.replicas:
             if replica.endpoint == endpoint:
+                replica.offer.add(models)
+                return
+        replica = connect(endpoint, Offer(models))
+        self.replicas = (*self.replicas, replica)
+        if self._is_running:
+            self._start(replica)
+
+    def remove(self, endpoint: str, models: Collection[str]) -> None:
+        """Undo an `add`. A replica for which none is left gets no more requests, and is watched until its last ends."""
+        for replica in self.replicas:
+            if replica.endpoint == endpoint and not replica.offer.remove(models):
                 self.replicas = tuple(each for each in self.replicas if each is not replica)
                 self._retired[replica] = asyncio.create_task(self._retire(replica))
+
+    def answers(self, endpoint: str) -> bool:
+        """Whether an endpoint is there, and answered when it was last asked what it serves."""
+        return any(each.endpoint == endpoint and each.models.error is None for each in self.replicas)
 
     def _start(self, replica: Replica) -> None:
         self._running[replica] = asyncio.create_task(replica.run())
@@ -149,23 +171,22 @@ class ReplicaPool:
         """Return what the replicas serve together, as far as they answer.
 
         Raises:
-            APIError: none of them does.
+            APIError: none of them does, and one of them might serve what nobody has named.
         """
         replicas = self.replicas
-        if not replicas:
-            raise TritonUnreachable()  # a name that stands for nothing yet
         tasks = {replica: replica.models.refreshing() for replica in replicas}
         present = [task for replica, task in tasks.items() if replica.models.error is None]
         if present:
             await asyncio.wait(present, timeout=_PATIENCE_S)
-        else:
+        elif tasks:
             await asyncio.wait(tasks.values(), timeout=_PATIENCE_WITH_THE_ABSENT_S, return_when=asyncio.FIRST_COMPLETED)
         for replica, task in tasks.items():
             if task in present and not task.done():
                 replica.models.error = TritonTimeout()
-        errors = [replica.models.error for replica in replicas]
-        if all(errors) and errors[0] is not None:
-            raise errors[0]
+        self._is_looked_at = self._is_looked_at or all(replica.models.is_looked_at for replica in replicas)
+        errors = [error for replica in replicas if (error := replica.models.error) is not None]
+        if len(errors) == len(replicas) and not (self._is_complete and self._is_looked_at):
+            raise errors[0] if errors else TritonUnreachable()  # a name that stands for nothing yet
         return self._union.of({replica.endpoint: replica.models for replica in replicas})
 
     async def check(self, slug: str, request: GenerationRequest) -> None:

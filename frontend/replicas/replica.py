@@ -23,6 +23,7 @@ from frontend.errors import (
 from frontend.models import ModelDirectory, Triton
 from frontend.probe import require_tokens
 from frontend.replicas.circuit_breaker import CircuitBreaker
+from frontend.replicas.targets import Offer
 from frontend.settings import Settings
 from model_repository.stage_messages import EngineStats
 
@@ -37,6 +38,7 @@ class Replica:
         triton: the connection to it; this closes it.
         clock: monotonic seconds.
         on_look: told a model's id, and what its engine says of itself here or why it does not.
+        offer: the models that the connection lets through; changed as they are named.
     """
 
     def __init__(
@@ -46,8 +48,10 @@ class Replica:
         settings: Settings,
         clock: Callable[[], float] = time.monotonic,
         on_look: Callable[[str, EngineStats | APIError], None] = lambda model, seen: None,
+        offer: Offer | None = None,
     ) -> None:
         self.endpoint = endpoint
+        self.offer = offer or Offer()
         self.triton = triton
         self.num_in_flight = 0  # of this process
         self._is_idle = asyncio.Event()
@@ -59,6 +63,7 @@ class Replica:
         self._clock = clock
         self._breakers: dict[str, CircuitBreaker] = {}  # by slug
         self._probes: set[asyncio.Task[None]] = set()
+        self._told: set[str] = set()  # why it is not reached; empty while it is
 
     def state_of(self, slug: str, lora_name: str = "") -> str | None:
         """Return `ready`, or in a word why a model gets no requests here; None: it is not served here.
@@ -114,6 +119,7 @@ class Replica:
         watching = asyncio.create_task(self.watch.run())
         try:
             while True:
+                self.tell_connection()
                 self.start_probes()
                 await asyncio.sleep(self._settings.stats_interval_s)
         finally:
@@ -121,6 +127,18 @@ class Replica:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+
+    def tell_connection(self) -> None:
+        """Log why the endpoint is not reached, each reason once, and when it is reached again."""
+        error = self.models.error
+        if isinstance(error, TritonUnreachable):
+            reason = error.reason or error.message
+            if reason not in self._told:
+                self._told.add(reason)
+                logger.warning("%s is not reached %s: %s", self.endpoint, self._settings.triton_security, reason)
+        elif error is None and self._told:
+            self._told.clear()
+            logger.info("%s is reached again", self.endpoint)
 
     def start_probes(self) -> None:
         """Probe every model whose turn it is."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from frontend.models import ModelDirectory, ModelSnapshot, ServedModel
 
@@ -15,9 +15,14 @@ _MAY_DIFFER = frozenset({"adapters", "created"})
 
 
 class ModelUnion:
-    """Puts the models of the replicas together. Where they contradict each other the first one counts."""
+    """Puts the models of the replicas together. Where they contradict each other the first one counts.
 
-    def __init__(self) -> None:
+    Args:
+        expected: ids of models that are known also where no replica has heard of them.
+    """
+
+    def __init__(self, expected: Collection[str] = ()) -> None:
+        self._expected = expected
         self._told: set[tuple[str, str, tuple[str, ...]]] = set()
 
     def of(self, directories: Mapping[str, ModelDirectory]) -> ModelSnapshot:
@@ -27,7 +32,7 @@ class ModelUnion:
             directories: by endpoint; those that do not answer count with what they served before.
         """
         ready: dict[str, ServedModel] = {}
-        unready: dict[str, str] = {}
+        unready = dict.fromkeys(self._expected, "not loaded")
         for endpoint, directory in directories.items():
             unready |= directory.latest.unready
             for model in directory.latest.ready.values():

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 
 from frontend.serve.child import Child
-from frontend.settings import Settings
+from frontend.settings import Settings, SettingsError
 
 _INTERVAL_S = 1.0  # between two probes
 
@@ -72,7 +72,10 @@ class HangWatch:
         while True:
             await asyncio.sleep(_INTERVAL_S)
             pid = self._server.pid
-            probed = await probe_endpoint(self._settings, model="", is_generating=False)
+            try:
+                probed = await probe_endpoint(self._settings, model="", is_generating=False)
+            except SettingsError:  # certificates that are being replaced: nothing was asked
+                continue
             if clock.probed(pid, is_silent=probed.is_silent) and self._server.pid == pid:
                 self._log(f"{self._server.name} runs, but answers no probe any more; it is killed")
                 await asyncio.to_thread(self._server.kill)

@@ -31,7 +31,7 @@ from frontend.serve.guard import MARK, free_shared_memory, guarded, shm_prefix
 from frontend.serve.hang_watch import HangWatch
 from frontend.serve.restarts import WINDOW_S, RestartPlan
 from frontend.serve.state_lock import locked
-from frontend.serve.triton_server import TritonPorts, find_triton, triton_command
+from frontend.serve.triton_server import GrpcTls, TritonPorts, find_triton, triton_command
 from frontend.settings import Settings, SettingsError
 
 
@@ -64,6 +64,9 @@ class LauncherSettings:
         if self.frontend.tls_client_ca:
             rule = "serve asks the frontend itself and has no certificate; run api and tritonserver instead"
             raise SettingsError(f"tls_client_ca={self.frontend.tls_client_ca!r}: {rule}")
+        if self.frontend.triton_tls_ca and not self.frontend.triton_tls_cert:
+            rule = "its Triton shows the frontend's own certificate: it needs triton_tls_cert and triton_tls_key"
+            raise SettingsError(f"triton_tls_ca={self.frontend.triton_tls_ca!r}: {rule}")
         for choice in self.port_choices():
             if not 0 <= choice.port <= 65535:
                 raise SettingsError(f"{choice.flag}={choice.port}: must be a whole number from 0 to 65535")
@@ -150,6 +153,12 @@ class Launcher:
         self.triton.start()
         self.frontend.start()
 
+    def start_triton_again(self) -> None:
+        """Start Triton after it has ended, and first do away with what it left: its own children, its shared memory."""
+        self.triton.kill()
+        free_shared_memory(self._mark)
+        self.triton.start()
+
     def stop(self) -> None:
         """Stop both children: the frontend first, so that its requests can end."""
         self._is_stopping = True
@@ -204,7 +213,7 @@ class Launcher:
                 )
             except queue.Empty:
                 restart_at = None
-                self._start_triton_again()
+                self.start_triton_again()
                 continue
             match event:
                 case Child() as child if child is self.triton:
@@ -236,11 +245,6 @@ class Launcher:
     def _say(self, text: str) -> None:
         self._log(self._named("serve", text))
 
-    def _start_triton_again(self) -> None:
-        self.triton.kill()  # what it left of its own children
-        free_shared_memory(self._mark)
-        self.triton.start()
-
     def _choose_ports(self) -> None:
         ports = free_ports(self._settings.port_choices())
         self.triton_ports = TritonPorts(
@@ -255,7 +259,9 @@ class Launcher:
     def _prepare_children(self, state_dir: Path, mark: str) -> None:
         self._mark, settings = mark, self._settings
         installation = find_triton(settings.tritonserver, state_dir, settings.environment)
-        triton = triton_command(installation, settings.repository.resolve(), self.triton_ports, shm_prefix(mark))
+        repository, own = settings.repository.resolve(), settings.frontend
+        tls = GrpcTls(cert=own.triton_tls_cert, key=own.triton_tls_key, client_ca=own.triton_tls_ca)
+        triton = triton_command(installation, repository, self.triton_ports, shm_prefix(mark), tls=tls)
         frontend = [sys.executable, "-m", "frontend", "api", *settings_to_arguments(self.frontend_settings)]
         self.triton = self._child("triton", triton, installation.environment, mark)
         environment = {**settings.environment, **settings_to_environment(self.frontend_settings)}

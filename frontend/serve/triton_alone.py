@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from frontend.connections.certificates import Certificates
 from frontend.serve.checks import check_repository, check_shared_memory, free_shared_memory_bytes
-from frontend.serve.triton_server import TritonInstallation, TritonPorts, find_triton, triton_command
-from frontend.settings import SettingsError
+from frontend.serve.triton_server import NO_TLS, GrpcTls, TritonInstallation, TritonPorts, find_triton, triton_command
+from frontend.settings import Settings, SettingsError
 
 _SHM_PREFIX = "conch_"  # a container's shared memory is its own
 
@@ -27,6 +28,7 @@ class TritonSettings:
     address: str  # of gRPC and metrics; HTTP is for this machine alone
     ports: TritonPorts
     exit_timeout_s: int  # for requests under way, after it was asked to end
+    tls: GrpcTls = NO_TLS  # of gRPC
     tritonserver: Path | None = None  # None: one is looked for
 
     def __post_init__(self) -> None:
@@ -35,6 +37,17 @@ class TritonSettings:
                 raise SettingsError(f"--{name}-port={port}: must be a whole number from 1 to 65535")
         if self.exit_timeout_s < 0:
             raise SettingsError(f"--exit-timeout-s={self.exit_timeout_s}: must not be negative")
+
+
+def tls_from(settings: Settings) -> GrpcTls:
+    """Return what the options for a server's TLS say.
+
+    Raises:
+        SettingsError: the files are of no use; what Triton itself would say of them names none.
+    """
+    if settings.tls_cert:
+        Certificates(settings)
+    return GrpcTls(cert=settings.tls_cert, key=settings.tls_key, client_ca=settings.tls_client_ca)
 
 
 def become_triton(settings: TritonSettings, environment: Mapping[str, str]) -> None:
@@ -58,6 +71,7 @@ def alone_command(installation: TritonInstallation, settings: TritonSettings) ->
         settings.repository.resolve(),
         settings.ports,
         _SHM_PREFIX,
+        tls=settings.tls,
         address=settings.address,
         exit_timeout_s=settings.exit_timeout_s,
     )

@@ -43,6 +43,26 @@ class TritonPorts:
     metrics: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GrpcTls:
+    """What Triton's gRPC port shows whoever connects, and whom it lets in: PEM files, which it reads once."""
+
+    cert: str = ""  # empty: no TLS
+    key: str = ""
+    client_ca: str = ""  # of who signs the certificates of those that are let in; empty: everybody is
+
+    def options(self) -> dict[str, str]:
+        """Return the server's options. Its HTTP, which would know no TLS, is not opened beside it."""
+        if not self.cert:
+            return {}
+        kind = "grpc-use-ssl-mutual" if self.client_ca else "grpc-use-ssl"
+        options = {kind: "true", "grpc-server-cert": self.cert, "grpc-server-key": self.key, "allow-http": "false"}
+        return options | ({"grpc-root-cert": self.client_ca} if self.client_ca else {})
+
+
+NO_TLS = GrpcTls()
+
+
 def find_triton(
     named: Path | None, state_dir: Path, environment: Mapping[str, str], *, full: Path = FULL_TRITON
 ) -> TritonInstallation:
@@ -74,12 +94,14 @@ def triton_command(
     ports: TritonPorts,
     shm_prefix: str,
     *,
+    tls: GrpcTls = NO_TLS,
     address: str = ADDRESS,
     exit_timeout_s: int = _EXIT_TIMEOUT_S,
 ) -> list[str]:
     """Return the command line; the server ends when a model of the repository cannot be loaded.
 
     Args:
+        tls: of gRPC.
         address: of gRPC and metrics. HTTP, which no part of this project uses, is for this machine alone.
         exit_timeout_s: for requests under way, after it was asked to end.
     """
@@ -95,6 +117,7 @@ def triton_command(
         "metrics-address": address,
         "metrics-port": ports.metrics,
         "backend-config": f"python,shm-region-prefix-name={shm_prefix}",
+        **tls.options(),
     }
     if installation.backend_dir is not None:
         options["backend-directory"] = installation.backend_dir

@@ -169,7 +169,7 @@ REQUESTS = _counter("conch_requests_total", "HTTP requests; `endpoint` is the ro
 ERRORS = _counter("conch_errors_total", "Requests that ended with an error, before or after the status.", "code")
 SHED = _counter(
     "conch_shed_total",
-    "Requests that were turned away with 429 or 503.",
+    "Requests that were turned away with 429 or 503; with the code model_not_ready, because nothing serves the model.",
     "code",
     vllm=("vllm:admission_rejections_total",),
 )

@@ -65,6 +65,8 @@ class Observer:
         self.has_vllm_names = settings.metrics_compat == "vllm"
         self._is_by_key = settings.metrics_by_key
         self._looked_at: dict[str, set[str]] = {}  # the models by endpoint
+        for model in settings.targets().expected:
+            self._begin_at_zero(model)
 
     def began_stream(self, facts: RequestFacts, record: StreamRecord) -> None:
         """Note that a request generates from here on."""
@@ -127,6 +129,7 @@ class Observer:
 
     def _begin_at_zero(self, model: str) -> None:
         """Have what seldom happens be there before it does: to Prometheus, a series that begins at 1 has not grown."""
+        self.metrics.count(definitions.IN_FLIGHT, model, amount=0)
         self.metrics.count(definitions.CANCELLED, model, amount=0)
         for rule in Rule:
             self.metrics.count(definitions.VIOLATIONS, model, rule, amount=0)

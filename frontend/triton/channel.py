@@ -7,10 +7,14 @@ from typing import Any
 
 import grpc
 import grpc.aio
+from tritonclient.grpc import service_pb2_grpc
 
+from frontend.triton.credentials import TritonCredentials
 from frontend.triton.failures import error_from_rpc
 
 RPC_TIMEOUT_S = 5.0
+
+_DISCONNECTED = (grpc.ChannelConnectivity.IDLE, grpc.ChannelConnectivity.TRANSIENT_FAILURE)
 
 _OPTIONS = (
     ("grpc.max_receive_message_length", -1),
@@ -29,11 +33,44 @@ _OPTIONS = (
 )
 
 
-def open_channel(endpoint: str, credentials: grpc.ChannelCredentials | None = None) -> grpc.aio.Channel:
-    """Return a channel to a gRPC host:port; it connects when it is used. Without credentials it is not encrypted."""
-    if credentials is None:
-        return grpc.aio.insecure_channel(endpoint, options=_OPTIONS)
-    return grpc.aio.secure_channel(endpoint, credentials, options=_OPTIONS)
+class Connection:
+    """A channel to one Triton. It connects when it is used.
+
+    A channel of grpc's keeps the credentials that it was opened with, also for a connection that it makes months later.
+    So once it is disconnected, and there are newer ones, another channel takes its place.
+
+    Args:
+        endpoint: a gRPC host:port.
+        credentials: for TLS; None: it is not encrypted.
+        server_name: that the server's certificate must have, and that requests are addressed to; empty: the host.
+    """
+
+    def __init__(self, endpoint: str, credentials: TritonCredentials | None = None, server_name: str = "") -> None:
+        self._endpoint = endpoint
+        self._credentials = credentials
+        self._options = (*_OPTIONS, ("grpc.default_authority", server_name)) if server_name else _OPTIONS
+        self._open(None if credentials is None else credentials.latest())
+
+    @property
+    def stub(self) -> Any:
+        """Triton's gRPC service on the channel, for the next call; whoever keeps it keeps the channel."""
+        if self._credentials is not None and self._channel.get_state() in _DISCONNECTED:
+            latest = self._credentials.latest()
+            if latest is not self._opened_with:
+                self._open(latest)  # nothing is under way on the last one, which closes when it is forgotten
+        return self._stub
+
+    async def close(self) -> None:
+        """End what is under way, and let go of the channel."""
+        await self._channel.close()
+
+    def _open(self, credentials: grpc.ChannelCredentials | None) -> None:
+        self._opened_with = credentials
+        if credentials is None:
+            self._channel = grpc.aio.insecure_channel(self._endpoint, options=self._options)
+        else:
+            self._channel = grpc.aio.secure_channel(self._endpoint, credentials, options=self._options)
+        self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
 
 
 async def unary(method: Callable[..., Any], request: Any, timeout_s: float = RPC_TIMEOUT_S) -> Any:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Container, Mapping, Sequence
 
-import grpc
 import numpy as np
-from tritonclient.grpc import service_pb2_grpc
 
 from frontend.errors import APIError
 from frontend.models import ModelSnapshot
-from frontend.triton.channel import RPC_TIMEOUT_S, open_channel, unary
+from frontend.replicas.targets import Offer
+from frontend.triton.channel import RPC_TIMEOUT_S, Connection, unary
+from frontend.triton.credentials import TritonCredentials
 from frontend.triton.deliveries import ID_MARK
 from frontend.triton.failures import understood
 from frontend.triton.generations import Generations
@@ -37,20 +37,23 @@ class TritonClient:
     Args:
         endpoint: its gRPC host:port.
         credentials: for TLS; None: the connection is not encrypted.
+        server_name: that its certificate must have; empty: the endpoint's host.
         on_late: told a model's slug and a request's id when something comes after the completion's finish.
+        offered: ids of the models that there are; what else the endpoint has is not seen.
     """
 
     def __init__(
         self,
         endpoint: str,
-        credentials: grpc.ChannelCredentials | None = None,
+        credentials: TritonCredentials | None = None,
+        server_name: str = "",
         on_late: Callable[[str, str], None] = lambda slug, request_id: None,
+        offered: Container[str] | None = None,
     ) -> None:
-        self._channel = open_channel(endpoint, credentials)
-        self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
-        self._repository = Repository(self._stub)
+        self._connection = Connection(endpoint, credentials, server_name)
+        self._repository = Repository(self._connection, Offer() if offered is None else offered)
         self._adapters: dict[str, tuple[str, ...]] = {}  # by slug: as its engine said the last time
-        self._generations = Generations(self._stub, cancel=self._cancel, ask_epoch=self._epoch, on_late=on_late)
+        self._generations = Generations(self._connection, cancel=self._cancel, ask_epoch=self._epoch, on_late=on_late)
 
     @property
     def on_stage_down(self) -> Callable[[str, float], None]:
@@ -188,11 +191,11 @@ class TritonClient:
     async def close(self) -> None:
         """Let go of the connection, once the cancellations under way have been told."""
         await self._generations.close()
-        await self._channel.close()
+        await self._connection.close()
 
     async def _ask_tokenizer(self, slug: str, inputs: Tensors, request_id: str = "") -> Tensors:
         message = infer_request(contract.stage_name(slug, "tokenizer"), inputs, request_id)
-        answer = await unary(self._stub.ModelInfer, message)
+        answer = await unary(self._connection.stub.ModelInfer, message)
         with understood("of a tokenizer"):
             return tensors_from_response(answer)
 
@@ -213,4 +216,4 @@ class TritonClient:
             return stats
 
     async def _one_response(self, stage: str, inputs: Tensors, timeout_s: float = RPC_TIMEOUT_S) -> Tensors:
-        return await one_response(self._stub, infer_request(stage, inputs), timeout_s)
+        return await one_response(self._connection.stub, infer_request(stage, inputs), timeout_s)

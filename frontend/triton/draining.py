@@ -29,7 +29,7 @@ async def drain_endpoint(
         SettingsError: the files for TLS are of no use.
     """
     start_s, endpoint = time.monotonic(), settings.triton_endpoints[0]
-    triton = TritonClient(endpoint, triton_credentials(settings))
+    triton = TritonClient(endpoint, triton_credentials(settings), settings.triton_tls_name)
     try:
         slugs = [model.slug for model in (await triton.snapshot()).ready.values()]
         for slug in slugs:
@@ -46,6 +46,6 @@ async def drain_endpoint(
             await asyncio.sleep(_POLL_S)
         return True, f"{endpoint} takes requests again"
     except APIError as exc:
-        return False, f"{exc.code}: {exc.message}"
+        return False, f"{exc.code}: {exc}"
     finally:
         await triton.close()

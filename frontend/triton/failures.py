@@ -51,7 +51,7 @@ def error_from_rpc(exc: grpc.aio.AioRpcError) -> APIError:
     if known := _known_error(exc.details() or ""):
         return known
     if exc.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):
-        return errors.TritonUnreachable()
+        return errors.TritonUnreachable(reason=exc.details() or "")
     if exc.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
         return errors.TritonTimeout()
     logger.error("Triton answered %s: %s", exc.code().name, exc.details())
@@ -88,7 +88,7 @@ def _known_error(message: str) -> APIError | None:
         case stage_errors.Overloaded():
             return errors.Overloaded("The model's queue is full.")
         case stage_errors.Unloading():
-            return errors.ModelNotReady("The model was unloaded before this request was finished.")
+            return errors.ModelUnloaded()
         case stage_errors.DeliveriesNotOpen():
             return errors.DeliveriesNotOpen()
         case stage_errors.EngineFailed():

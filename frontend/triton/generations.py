@@ -11,6 +11,7 @@ from typing import Any
 
 from frontend import errors
 from frontend.errors import APIError
+from frontend.triton.channel import Connection
 from frontend.triton.deliveries import DeliveryCall
 from frontend.triton.mailbox import Mailbox
 from model_repository import contract
@@ -25,7 +26,7 @@ class Generations:
     """Keeps a call for each model, and in it the requests.
 
     Args:
-        stub: of Triton's gRPC service.
+        connection: to Triton.
         cancel: tells a model's engine to cancel the sequence with a cancel key.
         ask_epoch: returns a model's engine's epoch, None where it does not say.
         on_late: told a model's slug and a request's id when something comes after the completion's finish.
@@ -33,14 +34,14 @@ class Generations:
 
     def __init__(
         self,
-        stub: Any,
+        connection: Connection,
         *,
         cancel: Callable[[str, str], Awaitable[object]],
         ask_epoch: Callable[[str], Awaitable[int | None]],
         on_late: Callable[[str, str], None],
     ) -> None:
         self.on_stage_down: Callable[[str, float], None] = lambda stage, since: None
-        self._stub = stub
+        self._connection = connection
         self._cancel = cancel
         self._ask_epoch = ask_epoch
         self._on_late = on_late
@@ -137,7 +138,7 @@ class Generations:
         calls = self._calls.setdefault(slug, [])
         if not calls or calls[-1].is_worn:
             call = DeliveryCall(
-                self._stub,
+                self._connection.stub,
                 slug,
                 on_end=calls.remove,
                 on_stray=functools.partial(self._cancel_sequence, slug),

@@ -19,7 +19,7 @@ async def probe_endpoint(settings: Settings, *, model: str, is_generating: bool)
     Raises:
         SettingsError: the files for TLS are of no use.
     """
-    client = TritonClient(settings.triton_endpoints[0], triton_credentials(settings))
+    client = TritonClient(settings.triton_endpoints[0], triton_credentials(settings), settings.triton_tls_name)
     try:
         return await probe(
             client,

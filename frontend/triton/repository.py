@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import Any
 
 from tritonclient.grpc import service_pb2
 
 from frontend.errors import ModelNotReady, NotFound
 from frontend.models import ModelSnapshot, ServedModel
-from frontend.triton.channel import unary
+from frontend.triton.channel import Connection, unary
 from model_repository import contract
 from model_repository.model_parameters import ModelParameters
 
@@ -24,11 +24,13 @@ class Repository:
     """What Triton knows of models, not what they do.
 
     Args:
-        stub: of Triton's gRPC service.
+        connection: to it.
+        offered: ids of the models that there are, whatever else Triton has.
     """
 
-    def __init__(self, stub: Any) -> None:
-        self._stub = stub
+    def __init__(self, connection: Connection, offered: Container[str]) -> None:
+        self._connection = connection
+        self._offered = offered
 
     async def snapshot(self, adapters: Mapping[str, tuple[str, ...]]) -> ModelSnapshot:
         """Return what is served at this moment: the ensembles that carry our parameters.
@@ -39,7 +41,7 @@ class Repository:
         Raises:
             APIError: Triton did not answer.
         """
-        ensembles = {name: state for name, state in (await self._states()).items() if _is_ensemble(name)}
+        ensembles = await self._ensembles()
         served = await asyncio.gather(
             *(self._served_model(name, adapters.get(name)) for name, state in ensembles.items() if state == _READY)
         )
@@ -58,7 +60,7 @@ class Repository:
         Raises:
             APIError: Triton did not answer.
         """
-        return {name for name in await self._states() if _is_ensemble(name)}
+        return set(await self._ensembles())
 
     async def unload(self, name: str) -> None:
         """Unload a stage or an ensemble, by its Triton name.
@@ -66,7 +68,9 @@ class Repository:
         Raises:
             APIError: Triton did not do it.
         """
-        await unary(self._stub.RepositoryModelUnload, service_pb2.RepositoryModelUnloadRequest(model_name=name))
+        await unary(
+            self._connection.stub.RepositoryModelUnload, service_pb2.RepositoryModelUnloadRequest(model_name=name)
+        )
 
     async def load(self, slug: str, stage: str) -> None:
         """Load a stage and the ensembles that stand on it; return when the model is ready.
@@ -84,22 +88,26 @@ class Repository:
 
     async def _load(self, name: str) -> None:
         request = service_pb2.RepositoryModelLoadRequest(model_name=name)
-        await unary(self._stub.RepositoryModelLoad, request, _LOAD_TIMEOUT_S)
+        await unary(self._connection.stub.RepositoryModelLoad, request, _LOAD_TIMEOUT_S)
+
+    async def _ensembles(self) -> dict[str, str]:
+        """Return the state of each ensemble that is offered, by its name."""
+        return {
+            name: state
+            for name, state in (await self._states()).items()
+            if contract.slug_of_stage(name) == name and contract.slug_to_model_id(name) in self._offered
+        }
 
     async def _states(self) -> dict[str, str]:
-        index = await unary(self._stub.RepositoryIndex, service_pb2.RepositoryIndexRequest())
+        index = await unary(self._connection.stub.RepositoryIndex, service_pb2.RepositoryIndexRequest())
         return {entry.name: entry.state for entry in index.models}
 
     async def _served_model(self, slug: str, adapters: tuple[str, ...] | None) -> ServedModel | None:
         """Return an ensemble as the model that it serves; None for what is not ours, or is gone already."""
         with contextlib.suppress(NotFound, ModelNotReady):
-            answer = await unary(self._stub.ModelConfig, service_pb2.ModelConfigRequest(name=slug))
+            answer = await unary(self._connection.stub.ModelConfig, service_pb2.ModelConfigRequest(name=slug))
             return _model_of(slug, answer.config, adapters)
         return None
-
-
-def _is_ensemble(name: str) -> bool:
-    return contract.slug_of_stage(name) == name
 
 
 def _model_of(slug: str, config: Any, adapters: tuple[str, ...] | None) -> ServedModel | None:

@@ -1,12 +1,14 @@
 """Asks the API for its models, and each of them for a chat and for a stream. Status 0: all of it was answered.
 
-    check_api.py URL MODEL...
+    check_api.py URL [--resting MODEL]... MODEL...
 
+A resting model may have been scaled to zero: then its answer is 503, which says when to come back.
 `CONCH_KEY_FILE` names a file with the API key to ask with. Python's standard library only.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import ssl
@@ -24,8 +26,21 @@ class CheckFailed(Exception):
     """An answer is not what it must be."""
 
 
-def check(url: str, models: list[str]) -> None:
+class NotNow(CheckFailed):
+    """An answer is 503, and says when to come back."""
+
+    def __init__(self, message: str, retry_after_s: str) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+def check(url: str, models: list[str], resting: list[str]) -> None:
     """Ask for everything.
+
+    Args:
+        url: of the API, without a slash at its end.
+        models: that must be served.
+        resting: that may be served.
 
     Raises:
         CheckFailed: says which answer is wrong.
@@ -35,10 +50,15 @@ def check(url: str, models: list[str]) -> None:
         served = [model["id"] for model in json.load(response)["data"]]
     if missing := [model for model in models if model not in served]:
         raise CheckFailed(f"GET /v1/models: {', '.join(missing)} are not among {', '.join(served) or 'none'}")
-    print(f"ok: serves {', '.join(served)}")
-    for model in models:
-        print(f"ok: {model} answers {_chat(url, model)!r}")
-        print(f"ok: {model} streams {_stream(url, model)} events")
+    print(f"ok: serves {', '.join(served) or 'none'}")
+    for model in [*models, *resting]:
+        try:
+            print(f"ok: {model} answers {_chat(url, model)!r}")
+            print(f"ok: {model} streams {_stream(url, model)} events")
+        except NotNow as exc:
+            if model not in resting:
+                raise
+            print(f"ok: {model} runs nowhere, and is to be asked again in {exc.retry_after_s} s")
 
 
 def _chat(url: str, model: str) -> str:
@@ -76,12 +96,21 @@ def _ask(url: str, path: str, body: dict[str, Any] | None = None) -> HTTPRespons
     try:
         response: HTTPResponse = urllib.request.urlopen(request, timeout=_TIMEOUT_S, context=context)
     except urllib.error.HTTPError as exc:
-        raise CheckFailed(f"{path}: {exc.code} {exc.read().decode('utf-8', 'replace')}") from exc
+        message, retry_after_s = (
+            f"{path}: {exc.code} {exc.read().decode('utf-8', 'replace')}",
+            exc.headers["Retry-After"],
+        )
+        raise (NotNow(message, retry_after_s) if exc.code == 503 and retry_after_s else CheckFailed(message)) from exc
     return response
 
 
 if __name__ == "__main__":
     try:
-        check(sys.argv[1].rstrip("/"), sys.argv[2:])
+        parser = argparse.ArgumentParser()
+        parser.add_argument("url")
+        parser.add_argument("--resting", action="append", default=[])
+        parser.add_argument("models", nargs="*")
+        options = parser.parse_args()
+        check(options.url.rstrip("/"), options.models, options.resting)
     except (CheckFailed, OSError) as failure:
         sys.exit(f"failed: {failure}")

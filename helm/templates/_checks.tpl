@@ -12,6 +12,10 @@
 {{- with .Values.frontend.httpRoute }}
 {{- if and .enabled (not .parentRefs) }}{{ fail "frontend.httpRoute.parentRefs: name a Gateway, such as [{name: public}]" }}{{ end -}}
 {{- end -}}
+{{- range $name := list "clientCa" "operations" -}}
+{{- if and (index $root.Values.frontend.tls $name) (not $root.Values.frontend.tls.existingSecret) }}{{ fail (printf "frontend.tls.%s: the frontend needs a certificate first: write frontend.tls.existingSecret" $name) }}{{ end -}}
+{{- end -}}
+{{- if and .Values.tritonTls.clientSecret (not .Values.tritonTls.existingSecret) }}{{ fail "tritonTls.clientSecret: the models' pods need a certificate of their own first: write tritonTls.existingSecret" }}{{ end -}}
 {{- $ids := dict -}}
 {{- $names := dict -}}
 {{- range $index, $model := include "conch.models" . | fromJsonArray -}}
@@ -19,7 +23,11 @@
 {{- $arguments := dict "root" $root "where" $where "model" $model -}}
 {{- if hasKey $names $model.name }}{{ fail (printf "%s: another model has this name: write another `name`; its `servedName` and `aliases` are what clients see" $where) }}{{ end -}}
 {{- $_ := set $names $model.name true -}}
+{{- if or (not (regexMatch "^[A-Za-z0-9]([\\w.:-]*[A-Za-z0-9])?(/[A-Za-z0-9]([\\w.:-]*[A-Za-z0-9])?)*$" $model.servedName)) (regexMatch "--|__" $model.servedName) -}}
+{{- fail (printf "%s: %q cannot be its id: write a `servedName` of letters, digits and . : _ - between them, its parts separated by /, without -- and __" $where $model.servedName) -}}
+{{- end -}}
 {{- range $id := concat (list $model.servedName) $model.aliases -}}
+{{- if or (not $id) (contains "," $id) }}{{ fail (printf "%s: aliases: %q cannot be a name of it: write one that is not empty, without commas" $where $id) }}{{ end -}}
 {{- if hasKey $ids $id }}{{ fail (printf "%s: %s has the id %q already: write another `servedName`, or take it out of `aliases`" $where (get $ids $id) $id) }}{{ end -}}
 {{- $_ := set $ids $id $model.name -}}
 {{- end -}}
@@ -110,6 +118,12 @@
 {{- $autoscaling := .of.autoscaling -}}
 {{- if and $autoscaling.enabled (gt (int $autoscaling.minReplicas) (int $autoscaling.maxReplicas)) -}}
 {{- fail (printf "%s: autoscaling.minReplicas %v is more than maxReplicas %v" .where $autoscaling.minReplicas $autoscaling.maxReplicas) -}}
+{{- end -}}
+{{- if and $autoscaling.scaleToZero (not $autoscaling.enabled) -}}
+{{- fail (printf "%s: autoscaling.scaleToZero: nothing scales it: write autoscaling.enabled: true" .where) -}}
+{{- end -}}
+{{- if and $autoscaling.scaleToZero (ne $autoscaling.type "keda") -}}
+{{- fail (printf "%s: autoscaling.scaleToZero: pods that do not run have no metrics for a HorizontalPodAutoscaler: write autoscaling.type: keda" .where) -}}
 {{- end -}}
 {{- if and $autoscaling.enabled (gt (int .of.replicas) 1) -}}
 {{- fail (printf "%s: replicas %v and autoscaling.enabled contradict each other: write the number into autoscaling.minReplicas, and leave replicas out" .where .of.replicas) -}}

@@ -19,11 +19,12 @@
 - --tokens-per-minute={{ int64 $limits.tokensPerMinute }}
 - --max-concurrent={{ int64 $limits.maxConcurrent }}
 {{- range $model := include "conch.models" . | fromJsonArray }}
-- --triton=dns:{{ include "conch.model.pods" (dict "root" $ "model" $model) }}:8001
+- {{ printf "--triton=%s=dns:%s:8001" (prepend $model.aliases $model.servedName | join ",") (include "conch.model.host" (dict "root" $ "model" $model)) | quote }}
 {{- with include "conch.frontend.modelLimits" $model }}
 - {{ printf "--model-limit=%s:%s" $model.servedName . | quote }}
 {{- end }}
 {{- end }}
+{{- include "conch.tritonTls.connect" (dict "root" .) }}
 {{- with $frontend.defaultModel }}
 - {{ printf "--default-model=%s" . | quote }}
 {{- end }}
@@ -37,6 +38,9 @@
 - --tls-key=/etc/conch/tls/tls.key
 {{- if $frontend.tls.clientCa }}
 - --tls-client-ca=/etc/conch/tls/ca.crt
+{{- end }}
+{{- if $frontend.tls.operations }}
+- --admin-tls
 {{- end }}
 {{- end }}
 {{- with .Values.tracing.otlpEndpoint }}

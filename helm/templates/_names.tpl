@@ -33,6 +33,11 @@ headless Service of the same name, by which the pods of a group find each other:
 {{ include "conch.name" (dict "root" .root "suffix" (printf "%s-pods" .model.name)) }}
 {{- end -}}
 
+{{- /* Its name for the frontend. With TLS it is that of a certificate, which *.NAMESPACE.svc is enough for, too. */ -}}
+{{- define "conch.model.host" -}}
+{{ include "conch.model.pods" . }}{{ if .root.Values.tritonTls.existingSecret }}.{{ .root.Release.Namespace }}.svc{{ end }}
+{{- end -}}
+
 {{- define "conch.serviceAccountName" -}}
 {{ .Values.serviceAccount.name | default (.Values.serviceAccount.create | ternary (include "conch.name" (dict "root" . "suffix" "pods")) "default") }}
 {{- end -}}

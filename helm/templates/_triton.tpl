@@ -20,6 +20,7 @@ args:
   - --metrics-port=8002
   - --http-port=8003
   - --exit-timeout-s=5
+  {{- include "conch.tritonTls.serve" . | nindent 2 }}
 env:
   {{- include "conch.writable.env" . | nindent 2 }}
   {{- include "conch.ranks.env" . | nindent 2 }}
@@ -32,16 +33,16 @@ ports:
   - name: metrics
     containerPort: 8002
 startupProbe:
-  {{- include "conch.triton.probe" (dict "deadline" .model.probeDeadlineSeconds "generates" true) | nindent 2 }}
+  {{- include "conch.triton.probe" (dict "root" .root "model" .model "deadline" .model.probeDeadlineSeconds "generates" true) | nindent 2 }}
   periodSeconds: 10
   {{- $waitSeconds := gt (int .model.numNodes) 1 | ternary (int .root.Values.multinode.startTimeoutSeconds) 0 }}
   failureThreshold: {{ add 1 (div (add (int .model.loadTimeoutSeconds) $waitSeconds) 10) }}
 readinessProbe:
-  {{- include "conch.triton.probe" (dict "deadline" .model.probeDeadlineSeconds "generates" true) | nindent 2 }}
+  {{- include "conch.triton.probe" (dict "root" .root "model" .model "deadline" .model.probeDeadlineSeconds "generates" true) | nindent 2 }}
   periodSeconds: 15
   failureThreshold: 3
 livenessProbe:
-  {{- include "conch.triton.probe" (dict "deadline" 10 "generates" false) | nindent 2 }}
+  {{- include "conch.triton.probe" (dict "root" .root "model" .model "deadline" 10 "generates" false) | nindent 2 }}
   periodSeconds: 20
   failureThreshold: 4
 lifecycle:
@@ -55,15 +56,17 @@ lifecycle:
         - --triton=127.0.0.1:8001
         - --notice={{ int .model.drain.preStopSeconds }}
         - --timeout={{ add (int .model.drain.preStopSeconds) (int .model.drain.maxStreamSeconds) }}
+        {{- include "conch.tritonTls.connect" . | nindent 8 }}
 resources:
   {{- include "conch.triton.resources" . | nindent 2 }}
 securityContext:
   {{- include "conch.triton.securityContext" . | nindent 2 }}
 volumeMounts:
   {{- include "conch.triton.mounts" . | nindent 2 }}
+  {{- include "conch.tritonTls.mounts" . | nindent 2 }}
 {{- end -}}
 
-{{- /* The project's own probe; it ends by itself before the cluster loses patience. Takes deadline and generates. */ -}}
+{{- /* The project's own probe; it ends by itself before the cluster loses patience. Takes root, model, deadline, generates. */ -}}
 {{- define "conch.triton.probe" -}}
 exec:
   command:
@@ -73,6 +76,7 @@ exec:
     - probe
     - --triton=127.0.0.1:8001
     - --deadline={{ int .deadline }}
+    {{- include "conch.tritonTls.connect" . | nindent 4 }}
     {{- if .generates }}
     - --generate
     {{- end }}

@@ -12,6 +12,7 @@ spec:
     - {{- include "conch.triton.container" . | nindent 6 }}
   volumes:
     {{- include "conch.triton.volumes" . | nindent 4 }}
+    {{- include "conch.tritonTls.volumes" . | nindent 4 }}
 {{- end -}}
 
 {{- /* The pod of a further node. */ -}}

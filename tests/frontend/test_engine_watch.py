@@ -139,6 +139,16 @@ async def test_a_restarted_engine_loses_its_streams_and_is_left_alone() -> None:
     assert triton.calls == [f"abort {ENGINE} but 2"]
 
 
+async def test_the_streams_of_an_engine_that_was_unloaded_are_told_so_and_count_as_no_failures() -> None:
+    triton, clock = FakeTriton(), Clock()
+    watch = watch_of(triton, clock)
+    await settled(watch)
+    triton.stats_error = ModelNotReady("x")
+    await settled(watch)
+    assert triton.calls == [f"abort {ENGINE}"]
+    assert [error.code for error in triton.abort_errors] == ["model_not_ready"]
+
+
 async def test_a_dead_tokenizer_is_reloaded_once() -> None:
     triton, clock = FakeTriton(), Clock()
     triton.stage_errors["tokenizer"] = StageUnhealthy(TOKENIZER)

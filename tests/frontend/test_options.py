@@ -8,6 +8,7 @@ import dataclasses
 import pytest
 
 from frontend import options
+from frontend.__main__ import main
 from frontend.options import (
     add_options,
     settings_from,
@@ -34,7 +35,7 @@ def test_settings_survive_the_way_through_options():
     settings = Settings(
         host="0.0.0.0",
         port=1,
-        triton_endpoints=("triton:8001",),
+        triton_endpoints=("triton:8001", "org/demo=triton:8001,other:8001"),
         strict_extra=True,
         validation_status=422,
         default_model="org/demo",
@@ -47,9 +48,12 @@ def test_settings_survive_the_way_through_options():
         ping_interval_s=0,
         tls_cert="cert.pem",
         tls_key="key.pem",
+        admin_port=2,
+        admin_tls=True,
         triton_tls_ca="ca.pem",
         triton_tls_cert="mine.pem",
         triton_tls_key="mine.key",
+        triton_tls_name="triton.example.com",
         cors_origins=("https://a.example", "http://[::1]:3000"),
         allow_anonymous=True,
     )
@@ -57,8 +61,17 @@ def test_settings_survive_the_way_through_options():
 
 
 def test_a_value_that_breaks_a_rule_is_refused():
-    with pytest.raises(SettingsError, match="triton_endpoints"):
+    with pytest.raises(SettingsError, match=r"^--triton='nowhere'"):
         parsed(["--triton=nowhere"], Settings())
+
+
+@pytest.mark.parametrize("command", ["probe", "drain"])
+@pytest.mark.parametrize("value", ["demo=a:1", "a:1,b:1"])
+def test_what_is_about_one_server_takes_neither_a_model_nor_a_second_one(
+    command: str, value: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([command, f"--triton={value}"]) == 2
+    assert capsys.readouterr().err == f"error: --triton='{value}': must be one host:port, without a model\n"
 
 
 def test_every_setting_has_a_text_for_help():

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from frontend.serve.checks import PortChoice, free_ports
 from tests.frontend.connections.self_signed import make
 
 RUN = """
@@ -61,6 +62,21 @@ def test_with_a_certificate_it_speaks_tls(tmp_path: Path) -> None:
         context = ssl.create_default_context(cafile=cert)
         with urllib.request.urlopen(f"{url}/health/live", timeout=10, context=context) as answer:
             assert (url[:8], answer.status) == ("https://", 200)
+        process.terminate()
+        assert process.wait(timeout=30) == 0
+
+
+def test_the_operations_port_shows_the_certificate_and_asks_for_none(tmp_path: Path) -> None:
+    cert, key = make(tmp_path, "server")
+    tls = [f"--tls-cert={cert}", f"--tls-key={key}", f"--tls-client-ca={cert}", "--admin-tls"]
+    [port] = free_ports([PortChoice("--admin-port", "127.0.0.1", 0)]).values()
+    command = [sys.executable, "-m", "frontend", "api", "--port=0", f"--admin-port={port}", *tls]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        assert next(line for line in process.stderr if f"has its operations on https://127.0.0.1:{port}" in line)
+        context = ssl.create_default_context(cafile=cert)
+        with urllib.request.urlopen(f"https://127.0.0.1:{port}/health/live", timeout=10, context=context) as answer:
+            assert answer.status == 200
         process.terminate()
         assert process.wait(timeout=30) == 0
 

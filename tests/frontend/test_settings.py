@@ -27,13 +27,9 @@ def test_the_defaults_are_valid() -> None:
         ("workers", 257),
         ("triton_endpoints", ()),
         ("triton_endpoints", "127.0.0.1:8001"),
-        ("triton_endpoints", ("a:1", "a:1")),
-        ("triton_endpoints", ("http://a:1",)),
-        ("triton_endpoints", ("a",)),
-        ("triton_endpoints", ("a:0",)),
-        ("triton_endpoints", ("a:99999",)),
         ("triton_tls_cert", "cert.pem"),
         ("triton_tls_key", "key.pem"),
+        ("triton_tls_name", "triton"),  # without triton_tls_ca
         ("max_body_bytes", 0),
         ("validation_status", 418),
         ("validation_status", True),
@@ -81,6 +77,7 @@ def test_the_defaults_are_valid() -> None:
         ("admin_port", -1),
         ("key_interval_s", 0),
         ("admin_port", 8080),  # the API's
+        ("admin_tls", True),  # without a port, and a certificate
         ("launcher_key_sha256", "x"),
         ("max_queue_share", -0.5),
         ("max_queue_share", True),
@@ -94,6 +91,16 @@ def test_a_bad_value_is_refused_with_the_settings_name(name: str, value: Any) ->
 @pytest.mark.parametrize("endpoint", ["triton:8001", "10.0.0.1:8001", "[::1]:8001", "triton.conch.svc.cluster.local:1"])
 def test_endpoints_are_host_and_port(endpoint: str) -> None:
     assert Settings(triton_endpoints=(endpoint,)).triton_endpoints == (endpoint,)
+
+
+@pytest.mark.parametrize("name", ["a:8001", "a b", "https://a"])
+def test_the_name_in_tritons_certificates_is_a_name_alone(name: str) -> None:
+    with pytest.raises(SettingsError, match=r"^triton_tls_name="):
+        Settings(triton_tls_ca="ca.pem", triton_tls_name=name)
+
+
+def test_endpoints_of_a_name_may_have_certificates() -> None:
+    assert Settings(triton_endpoints=("dns:pods:8001",), triton_tls_ca="ca.pem").triton_endpoints
 
 
 @pytest.mark.parametrize("path", ["/openai", "/inference/v1", "/a.b/c-d_e~f"])

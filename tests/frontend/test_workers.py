@@ -23,7 +23,8 @@ from frontend.operations.supervisor import DRAIN, RELOAD_KEYS
 from frontend.settings import Settings
 from frontend.workers import MAX_WORKERS_BY_CORES, num_workers
 from tests.frontend.access.key_files import KeyFile
-from tests.processes import is_running
+from tests.launching import free_port
+from tests.processes import command_line, is_running
 
 DEADLINE_S = 60.0  # for things that take a second: only a hang reaches it
 
@@ -44,7 +45,7 @@ class Frontend:
         children = [
             int(pid) for pid in Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
         ]
-        return [pid for pid in children if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()][1:]
+        return [pid for pid in children if b"spawn_main" in command_line(pid)][1:]
 
     def wait_for_workers(self, count: int) -> list[tuple[int, str]]:
         self.wait_until(lambda: len(self.listening()) >= count)
@@ -168,11 +169,6 @@ def test_a_port_in_use_is_said(tmp_path: Path) -> None:
         port = taken.getsockname()[1]
         with running(tmp_path, f"--port={port}") as frontend:
             assert frontend.process.wait(DEADLINE_S) == 1
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
 
 
 def status(url: str, key: str, method: str = "GET") -> int:

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.helm.chart import CHART, KubernetesObject, PodTemplate, Rendered
+from tests.helm.chart import CHART, NAMESPACE, PodTemplate, Rendered
 
 _RUN = Path(__file__).parent / "run_container.sh"
 _PATH = f"{sys.prefix}/bin:/usr/bin:/bin"
@@ -44,12 +44,14 @@ class Sandbox:
     started: list[subprocess.Popen[str]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
+        self._nsswitch.write_text("passwd: files\ngroup: files\nhosts: files\n")  # no name server is asked
         self.name_services("127.0.0.1")
 
-    def name_services(self, *addresses: str) -> None:
-        """Have the names of all Services stand for these addresses; processes that run already see it too."""
-        names = " ".join(each["metadata"]["name"] for each in self.rendered.of_kind("Service"))
-        self._hosts.write_text("".join(f"{address} localhost {names}\n" for address in addresses))
+    def name_services(self, *addresses: str, but: str = "") -> None:
+        """Have the names of all Services but one stand for these addresses; processes that run already see it too."""
+        names = [each["metadata"]["name"] for each in self.rendered.of_kind("Service")]
+        known = " ".join(f"{name} {name}.{NAMESPACE}.svc" for name in names if name != but)
+        self._hosts.write_text("".join(f"{address} localhost {known}\n" for address in addresses))
 
     def run(self, pod: PodTemplate, container: dict[str, Any], command: Iterable[str] = ()) -> subprocess.Popen[str]:
         """Start a container, or another command in it, as a probe or a hook is run."""
@@ -62,6 +64,7 @@ class Sandbox:
             "ROOT": str(root),
             "ENV_FILE": str(env_file),
             "HOSTS": str(self._hosts),
+            "NSSWITCH": str(self._nsswitch),
             "READABLE": " ".join(_python_folders()),
             "VOLUMES": " ".join(self._volumes(pod, container)),
             "SHM": _shared_memory(pod),
@@ -87,11 +90,18 @@ class Sandbox:
             return process.returncode == 0
         ports = {port["name"]: port["containerPort"] for port in pod.main["ports"]}
         target = probe["httpGet"]
-        return self.fetch(f"http://127.0.0.1:{ports[target['port']]}{target['path']}") is not None
+        scheme = target.get("scheme", "HTTP").lower()
+        return self.fetch(f"{scheme}://127.0.0.1:{ports[target['port']]}{target['path']}") is not None
 
     def fetch(self, url: str) -> str | None:
-        """Return the body of a URL inside the sandbox; None: the status is no success, or nobody answers."""
-        code = "import sys, urllib.request as u; sys.stdout.write(u.urlopen(sys.argv[1], timeout=10).read().decode())"
+        """Return the body of a URL inside the sandbox; None: the status is no success, or nobody answers.
+
+        Certificates are not looked at, as a kubelet does not for probes.
+        """
+        code = (
+            "import ssl, sys, urllib.request as u; context = ssl._create_unverified_context();"
+            "sys.stdout.write(u.urlopen(sys.argv[1], timeout=10, context=context).read().decode())"
+        )
         done = subprocess.run(
             ["nsenter", f"--net=/proc/{self.holder.pid}/ns/net", sys.executable, "-c", code, url],
             capture_output=True,
@@ -107,6 +117,10 @@ class Sandbox:
     @property
     def _hosts(self) -> Path:
         return self.folder / "hosts"
+
+    @property
+    def _nsswitch(self) -> Path:
+        return self.folder / "nsswitch.conf"
 
     def _volumes(self, pod: PodTemplate, container: dict[str, Any]) -> Iterator[str]:
         volumes = {volume["name"]: volume for volume in pod.spec["volumes"]}
@@ -172,8 +186,11 @@ def _files_of(rendered: Rendered, volume: dict[str, Any]) -> dict[str, bytes]:
     """Return what a ConfigMap or a Secret puts into a volume."""
     for kind, key in (("ConfigMap", "configMap"), ("Secret", "secret")):
         if key in volume:
-            name: KubernetesObject = rendered.one(kind, volume[key].get("name") or volume[key]["secretName"])
-            return {file: _bytes(text, kind) for file, text in name["data"].items()}
+            found = rendered.one(kind, volume[key].get("name") or volume[key]["secretName"])
+            paths = {item["key"]: item["path"] for item in volume[key].get("items", [])} or {
+                name: name for name in found["data"]
+            }
+            return {path: _bytes(found["data"][name], kind) for name, path in paths.items()}
     return {}
 
 

@@ -78,7 +78,9 @@ def test_the_frontends_options_are_settings_that_hold_together(name: str) -> Non
     [command] = [each for each in commands(render(CASES[name])) if each.words[3:4] == ["api"]]
     settings = settings_from(frontend._parser().parse_args(command.words[3:]), Settings())
     assert settings.admin_port == 9000
-    assert len(settings.triton_endpoints) == len(CASES[name].get("models", [None]))
+    models = CASES[name].get("models", [{"name": "demo"}])
+    assert settings.targets().expected == {model.get("servedName") or model["name"] for model in models}
+    assert settings.targets().is_complete
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -117,11 +119,13 @@ def test_large_numbers_are_not_rounded() -> None:
     assert {"--max-body-bytes=2147483647", "--max-in-flight-prompt-tokens=123456789"} <= set(command.words)
 
 
-def test_a_model_with_an_id_of_any_characters_is_passed_on_as_it_is() -> None:
+def test_a_model_with_names_of_any_characters_is_passed_on_as_it_is() -> None:
     source = {"existingClaim": "c", "path": "x"}
-    rendered = render(with_demo(servedName='org/a:b "c"', aliases=["#1: x"], limits={"maxInFlight": 2}, source=source))
+    aliases = ['a "b"', "#1: x=y"]
+    rendered = render(with_demo(servedName="org/a:b", aliases=aliases, limits={"maxInFlight": 2}, source=source))
     words = [word for command in commands(rendered) for word in command.words]
-    assert {'org/a:b "c"', "--alias=#1: x", '--model-limit=org/a:b "c":in_flight=2'} <= set(words)
+    target = '--triton=org/a:b,a "b",#1: x=y=dns:demo-demo-pods:8001'
+    assert {"org/a:b", '--alias=a "b"', "--alias=#1: x=y", "--model-limit=org/a:b:in_flight=2", target} <= set(words)
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -14,7 +14,7 @@ import yaml
 
 from frontend.telemetry.definitions import METRICS
 from model_repository.engine.metrics import FAMILIES
-from tests.helm.cases import CASES, SHAPES, case
+from tests.helm.cases import CASES, SHAPES, case, with_demo
 from tests.helm.chart import Rendered, pods, render
 
 NAME = re.compile(r"\bconch_\w+")
@@ -58,7 +58,7 @@ def test_38_39_every_metric_that_is_asked_for_is_exported(name: str) -> None:
 
 
 def test_38_keda_asks_for_the_requests_of_one_model_of_one_release() -> None:
-    rendered = case("scaled")
+    rendered = render(with_demo(autoscaling={"enabled": True}))
     [trigger] = rendered.of_kind("ScaledObject")[0]["spec"]["triggers"]
     query = trigger["metadata"]["query"]
     assert query == (

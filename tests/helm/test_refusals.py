@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from model_repository.contract import model_id_to_slug
 from tests.helm.cases import CASES, values_of, with_demo, with_gpu_model
 from tests.helm.chart import Values, refusal, render
 
@@ -127,6 +128,34 @@ def test_more_replicas_at_least_than_at_most_are_refused() -> None:
     assert "autoscaling.minReplicas 5 is more than maxReplicas 4" in said
 
 
+def test_scaling_to_zero_without_keda_is_refused() -> None:
+    said = refusal(with_demo(autoscaling={"scaleToZero": True}))
+    assert "models[0] (demo): autoscaling.scaleToZero: nothing scales it: write autoscaling.enabled: true" in said
+    said = refusal(with_demo(autoscaling={"enabled": True, "type": "hpa", "scaleToZero": True}))
+    assert "models[0] (demo): autoscaling.scaleToZero: pods that do not run have no metrics" in said
+    assert "write autoscaling.type: keda" in said
+
+
+@pytest.mark.parametrize("model_id", ["org/a--b", "a__b", "a b", "a=b", "a,b", "/a", "a/", "-a", "a//b", "é"])
+def test_an_id_that_no_model_can_have_is_refused(model_id: str) -> None:
+    with pytest.raises(ValueError, match="model id"):
+        model_id_to_slug(model_id)
+    said = refusal(with_demo(servedName=model_id, source=CHECKPOINT))
+    assert "cannot be its id: write a `servedName` of letters, digits" in said
+
+
+@pytest.mark.parametrize("alias", ["", "a,b"])
+def test_an_alias_that_the_frontend_cannot_be_told_is_refused(alias: str) -> None:
+    said = refusal(with_demo(aliases=[alias]))
+    assert f'models[0] (demo): aliases: "{alias}" cannot be a name of it: write one that is not empty' in said
+
+
+@pytest.mark.parametrize("model_id", ["a", "org/a.b:c_d-1", "A/b/C9"])
+def test_every_id_that_a_model_can_have_is_taken(model_id: str) -> None:
+    assert model_id_to_slug(model_id)
+    assert render(with_demo(servedName=model_id, source=CHECKPOINT)).of_kind("Deployment")
+
+
 @pytest.mark.parametrize("none", [0, "0%"])
 def test_a_strategy_by_which_no_version_could_take_over_is_refused(none: int | str) -> None:
     strategy = {"maxSurge": none, "maxUnavailable": 0}
@@ -169,6 +198,15 @@ CLAIM = {"existingClaim": "c"}
         (with_gpu_model() | {"cache": {"type": "existingClaim"}}, "cache.existingClaim: name the claim"),
         (with_gpu_model() | {"cache": {"type": "hostPath"}}, "cache.hostPath: name the folder"),
         (values_of("nodes") | {"multinode": {}}, "it spans 2 nodes: write multinode.sshKeySecret"),
+        (
+            {"tritonTls": {"clientSecret": "x"}},
+            "tritonTls.clientSecret: the models' pods need a certificate of their own",
+        ),
+        ({"frontend": {"tls": {"clientCa": True}}}, "frontend.tls.clientCa: the frontend needs a certificate first"),
+        (
+            {"frontend": {"tls": {"operations": True}}},
+            "frontend.tls.operations: the frontend needs a certificate first",
+        ),
         ({"frontend": {"httpRoute": {"enabled": True}}}, "frontend.httpRoute.parentRefs: name a Gateway"),
         ({"frontend": {"inferencePool": {"enabled": True}}}, "endpointPicker: name the Service of the endpoint picker"),
         (

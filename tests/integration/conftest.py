@@ -15,7 +15,7 @@ from openai import OpenAI
 from build_engines.adapter import build_adapter
 from build_engines.selfcheck.order import DEMO_CATALOG
 from build_engines.tensorrt_llm.lora import MODULES
-from frontend.serve.launcher import Launcher, LauncherSettings
+from frontend.serve.launcher import Launcher
 from frontend.settings import Settings
 from tests.integration.api import Api, api_of
 from tests.integration.stack import (
@@ -30,9 +30,10 @@ from tests.integration.stack import (
     PREFILL_TOKENS,
     Stack,
 )
+from tests.launching import launcher_settings
 from tests.tensorrt_llm_artifact import ADAPTER, DEMO, install_double, write_artifact
 
-FRONTEND = Settings(port=0, stats_interval_s=0.2, max_body_bytes=1_000_000)
+FRONTEND = Settings(stats_interval_s=0.2, max_body_bytes=1_000_000)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -133,15 +134,8 @@ def running_stack(
     **environment: str,
 ) -> Iterator[Stack]:
     """Run Triton and a frontend until the end of the block."""
-    settings = LauncherSettings(
-        repository=repository,
-        state_dir=tmp_path_factory.mktemp("launcher"),
-        environment={**os.environ, **environment},
-        frontend=frontend,
-        triton_grpc_port=0,
-        triton_http_port=0,
-        triton_metrics_port=0,
-    )
+    state_dir = tmp_path_factory.mktemp("launcher")
+    settings = launcher_settings(repository, state_dir, frontend, {**os.environ, **environment})
     log_path = tmp_path_factory.mktemp("log") / "serve.log"
     with log_path.open("w") as log, Launcher(settings, lambda line: print(line, file=log, flush=True)) as launcher:
         launcher.start()

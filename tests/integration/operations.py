@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -14,10 +13,10 @@ from typing import Any
 
 import openai
 
-from frontend.serve.checks import PortChoice, free_ports
-from frontend.serve.launcher import Launcher, LauncherSettings
+from frontend.serve.launcher import Launcher
 from frontend.settings import Settings
 from tests.frontend.access.key_files import KeyFile
+from tests.launching import free_port, launcher_settings
 
 
 @dataclass(frozen=True)
@@ -48,16 +47,9 @@ class Server:
 @contextmanager
 def running_server(repository: Path, folder: Path, key_file: KeyFile) -> Iterator[Server]:
     """Run Triton and a frontend of two workers until the end of the block."""
-    [admin_port] = free_ports([PortChoice("--admin-port", "127.0.0.1", 0)]).values()
-    settings = LauncherSettings(
-        repository=repository,
-        state_dir=folder / "state",
-        environment=os.environ,
-        frontend=Settings(port=0, workers=2, key_file=str(key_file.path), admin_port=admin_port, stats_interval_s=0.2),
-        triton_grpc_port=0,
-        triton_http_port=0,
-        triton_metrics_port=0,
-    )
+    admin_port = free_port()
+    frontend = Settings(workers=2, key_file=str(key_file.path), admin_port=admin_port, stats_interval_s=0.2)
+    settings = launcher_settings(repository, folder / "state", frontend)
     with (
         (folder / "log").open("w") as log,
         Launcher(settings, lambda line: print(line, file=log, flush=True)) as launcher,

@@ -85,8 +85,13 @@ class Frontend:
 
 
 @contextmanager
-def frontend_of(stacks: Sequence[Stack | str], folder: Path, *arguments: str) -> Iterator[Frontend]:
-    """Run a frontend for these Tritons, or endpoints; it is ready when all of them are."""
+def frontend_of(
+    stacks: Sequence[Stack | str],
+    folder: Path,
+    *arguments: str,
+    is_up: Callable[[Frontend], bool] = Frontend.is_whole,
+) -> Iterator[Frontend]:
+    """Run a frontend for these Tritons, or endpoints; unless `is_up` says else, it is ready when all of them are."""
     log = folder / f"api-{len(list(folder.iterdir()))}.log"
     endpoints = [f"--triton={stack.endpoint if isinstance(stack, Stack) else stack}" for stack in stacks]
     fast = ["--stats-interval-s=0.2", "--stats-deadline-s=0.5", "--breaker-pause-s=0.2"]
@@ -94,7 +99,7 @@ def frontend_of(stacks: Sequence[Stack | str], folder: Path, *arguments: str) ->
     with log.open("wb") as stream, subprocess.Popen(command, stdout=stream, stderr=stream) as process:
         try:
             frontend = Frontend(process, log)
-            wait_until(frontend.is_whole, "the frontend is ready")
+            wait_until(lambda: is_up(frontend), "the frontend is ready")
             yield frontend
         finally:
             process.kill()

@@ -20,12 +20,14 @@ from frontend.triton.messages import infer_request, tensors_from_response
 from model_repository import contract
 from model_repository.stage_messages import EngineStats
 from model_repository.tensors import array
+from tests.processes import is_stopped
 from tests.waiting import DEADLINE_S, wait_until
 
 PACED_MODEL = "synthetic/paced"  # a token for each running sequence every 10 ms, until max_tokens
 FLOOD_MODEL = "synthetic/flood"  # the same every 2 ms
 ENGINE_MODEL = "demo-engine"  # the demo model on the tensorrt_llm runtime's engine backend
 ALIASES = ("llama3.1:8b", "nvidiaLlama-3.1-Nemotron-70B-Instruct")  # of the demo model: names that documents use
+STUB = "triton_python_backend_stub"  # the name of the process of a stage
 WORKER = "tensorrt_llm_double_worker"  # the name of the process that stands for a rank
 MAX_SEQUENCES = 4  # that one engine decodes at a time
 MAX_SEQUENCES_ALONE = 12  # likewise, of the paced model where it is served alone
@@ -96,6 +98,28 @@ class Stack:
 
         wait_until(is_idle, f"{model} is idle")
 
+    def start_again_if_ended(self) -> None:
+        """Do what `serve` does when Triton has ended, which tritonserver 2.51 does after some faults of its stages.
+
+        A stage that is killed or stopped while it holds a lock in shared memory takes it with it (SIGABRT,
+        boost::interprocess::lock_exception), at once or some seconds later.
+        """
+        if not self.launcher.triton.is_running:
+            self.launcher.start_triton_again()
+
+    def end_stops(self) -> None:
+        """Have a Triton go on that was stopped as a whole, and kill the stages of it that were stopped alone.
+
+        A stage that went on after it was given up would have Triton end (SIGSEGV), or stay for good beside the new one.
+        """
+        triton = self.launcher.triton.pid
+        if is_stopped(triton):
+            os.killpg(triton, signal.SIGCONT)
+            return
+        for pid, command in _processes(triton):
+            if STUB in command and is_stopped(pid):
+                os.kill(pid, signal.SIGKILL)
+
     def kill_stage(self, stage_name: str, number: signal.Signals = signal.SIGKILL) -> None:
         """Kill the process of a stage, as the kernel does when memory runs out, or send it another signal."""
         pids = self.processes(stage_name)
@@ -119,7 +143,7 @@ class Stack:
     def processes(self, stage_name: str) -> list[int]:
         """Return the stage's processes under this server's Triton: another test run may be going on beside this one."""
         found = _processes(self.launcher.triton.pid)
-        return [pid for pid, command in found if f"/{stage_name}/" in command and "stub" in command]
+        return [pid for pid, command in found if f"/{stage_name}/" in command and STUB in command]
 
 
 def _parent_of(pid: int) -> int:

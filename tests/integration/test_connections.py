@@ -11,6 +11,7 @@ from tests.frontend.connections.raw_http import answers_in
 from tests.hostile.requests import post, request
 from tests.integration.edge import EDGE_DEADLINE_S, exchange, open_files, serving
 from tests.integration.stack import Stack
+from tests.waiting import wait_until
 
 NUM_SLOW = 40
 MAX_IDLE_S = 30.0  # until the kernel asks a silent peer whether it is there
@@ -70,11 +71,16 @@ def test_a_peer_that_vanishes_is_found_by_the_kernel(stack: Stack) -> None:
 
 def kernel_timer(port: int, peer_port: int) -> tuple[str, float]:
     """Wait for a connection of a local port; return the kind of the timer that runs for it, and its seconds."""
-    for _ in range(1000):
+    found: list[tuple[str, float]] = []
+
+    def is_found() -> bool:
         for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
             _, local, remote, state, _, timer, *_ = line.split()
             ports = int(local.rpartition(":")[2], 16), int(remote.rpartition(":")[2], 16)
             kind, _, jiffies = timer.partition(":")
             if ports == (port, peer_port) and state == _ESTABLISHED and kind != "00":
-                return kind, int(jiffies, 16) / _JIFFIES_PER_S
-    raise AssertionError("no timer runs for the connection")
+                found.append((kind, int(jiffies, 16) / _JIFFIES_PER_S))
+        return bool(found)
+
+    wait_until(is_found, "a timer runs for the connection")
+    return found[0]

@@ -89,19 +89,24 @@ async def read(client):
             print("token", flush=True)
 
 async def main():
+    print("ready", flush=True)
+    input()
     client = TritonClient({stack.endpoint!r})
     await asyncio.gather(*(read(client) for _ in range({MAX_SEQUENCES + 1})))
 
 asyncio.run(main())
 """
     num_cancelled = stack.stats(PACED_MODEL).num_cancelled
+    command, pipe = [sys.executable, "-c", script], subprocess.PIPE
+    process = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe)
+    assert process.stdin is not None and process.stdout is not None
+    assert await process.stdout.readline() == b"ready\n"  # before the two seconds of the other stream begin
     async with (
         frontend_of(stack) as other,
         aclosing(other.generate(SLUG, request(max_tokens=200))) as chunks,
     ):
         await anext(chunks)
-        process = await asyncio.create_subprocess_exec(sys.executable, "-c", script, stdout=subprocess.PIPE)
-        assert process.stdout is not None
+        process.stdin.write(b"\n")
         assert await process.stdout.readline() == b"token\n"
         await asyncio.to_thread(
             wait_until, lambda: stack.stats(PACED_MODEL).num_waiting == 2, "all were taken, two of them wait"

@@ -119,7 +119,7 @@ async def test_a_triton_that_is_out_of_service_gets_nothing_until_that_is_taken_
     paced_stack: Stack, tmp_path: Path
 ) -> None:
     with frontend_of([paced_stack], tmp_path) as frontend:
-        async with streaming(frontend.url, 200, num_streams=1) as outcomes:
+        async with streaming(frontend.url, 600, num_streams=1) as outcomes:  # for six seconds, if nothing delays it
             await until(lambda: bool(outcomes[0].text), "it has begun")
             line = f"failed: 1 requests still run at {paced_stack.endpoint} after 0.5 s"
             assert await drained(paced_stack, "--timeout=0.5") == (1, line)
@@ -144,7 +144,7 @@ async def test_a_rolling_restart_of_tritons_under_streams_loses_none_and_refuses
                     assert (await drained(stack, "--notice=1"))[0] == 0
                     await asyncio.to_thread(stack.launcher.triton.stop, DEADLINE_S)
                     assert stack.launcher.triton.how_it_ended().endswith("ended with status 0")
-                    stack.launcher.triton.start()
+                    stack.launcher.start_triton_again()
                     await until(frontend.is_whole, "both serve again")
     assert [outcome for outcome in outcomes if outcome.status != 200] == []
     assert_whole(outcomes)

@@ -21,18 +21,16 @@ HELLO = [{"role": "user", "content": "Hello"}]
 
 
 @pytest.fixture(autouse=True)
-def whole_again(stack: Stack) -> Iterator[None]:
-    """Leave a server that answers to the next test."""
+def whole(stack: Stack) -> Iterator[None]:
+    """Have a server that answers, and leave one to the next test."""
+    wait_until(lambda: is_whole(stack), "both models answer")
     yield
     wait_until(lambda: is_whole(stack), "both models answer")
 
 
 def is_whole(stack: Stack) -> bool:
     """Whether both models answer; a tritonserver that has ended is started again."""
-    # A stage that is killed while it holds a lock in shared memory takes tritonserver with it, once in many runs
-    # (boost::interprocess::lock_exception in the Python backend).
-    if not stack.launcher.triton.is_running:
-        stack.launcher.triton.start()
+    stack.start_again_if_ended()
     return answers(stack, "demo") and answers(stack, PACED_MODEL)
 
 
@@ -107,7 +105,7 @@ def test_while_triton_is_down_requests_answer_503_and_recover_with_it(stack: Sta
     stack.launcher.triton.kill()
     status, envelope = post(stack, "/v1/chat/completions", chat())
     assert (status, bool(envelope["error"]["message"])) == (503, True)
-    stack.launcher.triton.start()
+    stack.launcher.start_triton_again()
     wait_until(lambda: answers(stack, "demo"), "the demo model answers again")
     assert client.chat.completions.create(model="demo", messages=HELLO).choices  # type: ignore[arg-type]
 
@@ -118,7 +116,7 @@ def test_triton_killed_mid_stream_ends_the_stream_with_an_error(stack: Stack, cl
     stack.launcher.triton.kill()
     with pytest.raises(openai.APIError):
         finish_reasons_of(stream)
-    stack.launcher.triton.start()
+    stack.launcher.start_triton_again()
 
 
 @pytest.mark.parametrize("stage", ["engine", "detokenizer", "tokenizer"])

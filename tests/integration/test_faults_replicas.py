@@ -19,6 +19,7 @@ from tests.integration.faults import (
     holdings,
     mend,
     require_nothing_leaked,
+    require_recovery,
     text_of_one_stream,
 )
 from tests.integration.garbling_proxy import (
@@ -64,8 +65,9 @@ def held(frontend: Frontend, pair: list[Stack]) -> Holdings:
 
 
 @pytest.fixture
-def expected(frontend: Frontend) -> str:
+def expected(frontend: Frontend, pair: list[Stack]) -> str:
     """The text of a stream to which nothing happens."""
+    pair[0].start_again_if_ended()
     wait_until(frontend.is_whole, "both serve")
     return asyncio.run(text_of_one_stream(frontend))
 
@@ -93,18 +95,13 @@ FAULTS: dict[str, Callable[[Stack], None]] = {
 }
 
 
-# tritonserver 2.51 does not always survive that one of its stages is stopped; what is left then is not ours.
-STOPS = ("the detokenizer hangs", "the tokenizer hangs")
-
-
-@pytest.mark.parametrize(("fault", "phase"), cases(FAULTS, at_every_moment="the detokenizer dies", only_in_full=STOPS))
+@pytest.mark.parametrize(("fault", "phase"), cases(FAULTS, at_every_moment="the detokenizer dies"))
 async def test_a_fault_of_one_replica_breaks_only_its_own_streams(
     pair: list[Stack], frontend: Frontend, held: Holdings, expected: str, fault: str, phase: str
 ) -> None:
     victim = pair[0]
     await broken_by(partial(FAULTS[fault], victim), phase, frontend, victim, expected)
-    await asyncio.to_thread(mend, frontend, victim)
-    await require_nothing_leaked(frontend, pair, held)
+    await require_recovery(frontend, pair, victim, held)
 
 
 # --- garbage ----------------------------------------------------------------------------------------------------------
@@ -227,5 +224,6 @@ def test_a_probe_says_whether_an_engine_works(pair: list[Stack], frontend: Front
         continue_processes(pair[0])
     pair[0].launcher.triton.kill()
     status, line = probed(to)
-    assert (status, line) == (1, "failed: triton_unreachable: The inference server cannot be reached.")
+    assert status == 1
+    assert line.startswith("failed: triton_unreachable: The inference server cannot be reached. (failed to connect")
     mend(frontend, pair[0])

@@ -16,11 +16,11 @@ from typing import Any
 
 import pytest
 
-from frontend.serve.checks import PortChoice, free_ports
 from tests.frontend.access.key_files import KeyFile
 from tests.integration.api import CHAT, COMPLETIONS, Answer, Api
 from tests.integration.logs import logged
 from tests.integration.stack import Stack
+from tests.launching import free_port
 from tests.otlp_receiver import Receiver, receiving
 from tests.waiting import DEADLINE_S, wait_until
 
@@ -89,7 +89,7 @@ def serving(stack: Stack, folder: Path, log_format: str) -> Iterator[Frontend]:
     """Run a frontend of this Triton, and end it."""
     key_file = KeyFile(folder / "keys.json")
     key_file.add("somebody")
-    [admin_port] = free_ports([PortChoice("--admin-port", "127.0.0.1", 0)]).values()
+    admin_port = free_port()
     with receiving() as receiver, (folder / "log").open("wb") as log:
         options = {
             "triton": stack.endpoint,

@@ -20,7 +20,7 @@ import pytest
 
 from frontend.serve.guard import MARK, marked_pids
 from tests.integration.stack import PACED_MODEL
-from tests.processes import is_running
+from tests.processes import command_line, is_running
 from tests.waiting import wait_until
 
 STOP_S = 10.0
@@ -94,7 +94,7 @@ def answers(url: str) -> bool:
 
 def is_tritonserver(pid: int) -> bool:
     """Whether a process is the server, not one of its stages."""
-    return Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0].endswith(b"/tritonserver")
+    return command_line(pid).split(b"\0")[0].endswith(b"/tritonserver")
 
 
 def is_gone(pid: int) -> bool:

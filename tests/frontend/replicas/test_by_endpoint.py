@@ -7,6 +7,7 @@ import pytest
 from frontend.replicas.by_endpoint import ByEndpoint
 from frontend.replicas.pool import ReplicaPool
 from frontend.replicas.replica import Replica
+from frontend.replicas.targets import EVERYTHING
 from frontend.settings import Settings
 from tests.fakes import FakeTriton
 
@@ -19,10 +20,10 @@ async def test_it_is_there_for_the_replicas_of_the_moment_and_made_once():
     pool = ReplicaPool([replica("a:1")], 0.1)
     made = ByEndpoint(pool, lambda each: [each.endpoint])
     first = made["a:1"]
-    pool.add(replica("b:1"))
+    pool.add("b:1", [EVERYTHING], lambda endpoint, offer: replica(endpoint))
     assert dict(made) == {"a:1": ["a:1"], "b:1": ["b:1"]}
     assert made["a:1"] is first
-    pool.remove("a:1")
+    pool.remove("a:1", [EVERYTHING])
     assert dict(made) == {"b:1": ["b:1"]}
     assert len(made) == 1
     with pytest.raises(KeyError):

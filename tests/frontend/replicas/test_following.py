@@ -11,9 +11,10 @@ from contextlib import aclosing
 import pytest
 
 from frontend.errors import TritonUnreachable
-from frontend.replicas.following import NameFollower, addresses_of
+from frontend.replicas.following import NameFollower, addresses_of, following
 from frontend.replicas.pool import ReplicaPool
 from frontend.replicas.replica import Replica
+from frontend.replicas.targets import EVERYTHING, Offer
 from frontend.settings import Settings
 from tests.fakes import DEMO, FakeTriton, chunks
 from tests.frontend.replicas.test_pool import REQUEST, SLUG
@@ -22,13 +23,13 @@ from tests.frontend.replicas.test_pool import REQUEST, SLUG
 class Name:
     """A name whose addresses the test decides, and the pool that follows it."""
 
-    def __init__(self) -> None:
+    def __init__(self, *models: str) -> None:
         self.addresses: Collection[str] = ()
         self.error: OSError | None = None
         self.tritons: dict[str, FakeTriton] = {}
         self.retired: asyncio.Queue[str] = asyncio.Queue()
         self.pool = ReplicaPool([], 0.1, self.retired.put_nowait)
-        self.follower = NameFollower("dns:pods:8001", self.pool, self._connect, self._resolve)
+        self.follower = NameFollower("dns:pods:8001", models, self.pool, self.connect, self._resolve)
 
     async def stands_for(self, *addresses: str) -> list[str]:
         """Change the addresses, have the follower look, and return the pool's endpoints."""
@@ -36,9 +37,10 @@ class Name:
         await self.follower.look()
         return [replica.endpoint for replica in self.pool.replicas]
 
-    def _connect(self, endpoint: str) -> Replica:
+    def connect(self, endpoint: str, offer: Offer) -> Replica:
+        """Make the replica of an endpoint."""
         self.tritons[endpoint] = FakeTriton(chunks("x"), models=[DEMO])
-        return Replica(endpoint, self.tritons[endpoint], Settings())
+        return Replica(endpoint, self.tritons[endpoint], Settings(), offer=offer)
 
     async def _resolve(self, host: str, port: int) -> Collection[str]:
         if self.error is not None:
@@ -47,7 +49,7 @@ class Name:
 
 
 async def test_each_address_is_a_replica_as_long_as_the_name_stands_for_it():
-    name = Name()
+    name = Name(EVERYTHING)
     assert await name.stands_for("10.0.0.2", "10.0.0.1") == ["10.0.0.1:8001", "10.0.0.2:8001"]
     first = name.tritons["10.0.0.1:8001"]
     assert await name.stands_for("10.0.0.1", "10.0.0.3") == ["10.0.0.1:8001", "10.0.0.3:8001"]
@@ -56,7 +58,7 @@ async def test_each_address_is_a_replica_as_long_as_the_name_stands_for_it():
 
 
 async def test_a_name_that_cannot_be_looked_up_changes_nothing_and_is_said_once(caplog):
-    name = Name()
+    name = Name(EVERYTHING)
     await name.stands_for("10.0.0.1")
     name.error = socket.gaierror(socket.EAI_NONAME, "Name or service not known")
     with caplog.at_level(logging.WARNING):
@@ -67,7 +69,7 @@ async def test_a_name_that_cannot_be_looked_up_changes_nothing_and_is_said_once(
 
 
 async def test_a_replica_that_goes_finishes_its_requests_and_gets_no_more():
-    name = Name()
+    name = Name(EVERYTHING)
     await name.stands_for("10.0.0.1")
     async with name.pool.running():
         await name.pool.snapshot()
@@ -84,13 +86,38 @@ async def test_a_replica_that_goes_finishes_its_requests_and_gets_no_more():
 
 async def test_before_the_name_stands_for_anything_nobody_is_reached():
     with pytest.raises(TritonUnreachable):
-        await Name().pool.snapshot()
+        await Name(EVERYTHING).pool.snapshot()
 
 
 async def test_an_endpoint_that_is_named_by_itself_too_is_one_replica():
-    name = Name()
-    name.pool.add(name._connect("10.0.0.1:8001"))
+    name = Name(DEMO.id)
+    name.pool.add("10.0.0.1:8001", ["other"], name.connect)
     assert await name.stands_for("10.0.0.1") == ["10.0.0.1:8001"]
+    [replica] = name.pool.replicas
+    assert (DEMO.id in replica.offer, "other" in replica.offer) == (True, True)
+    assert await name.stands_for() == ["10.0.0.1:8001"]
+    assert (DEMO.id in replica.offer, "other" in replica.offer) == (False, True)
+
+
+async def test_of_a_named_model_what_does_not_answer_is_let_go_when_the_name_stands_for_nothing():
+    name = Name(DEMO.id)
+    await name.stands_for("10.0.0.1", "10.0.0.2")
+    await name.pool.snapshot()
+    name.tritons["10.0.0.1:8001"].snapshot_error = TritonUnreachable()
+    await name.pool.snapshot()
+    name.error = socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
+    await name.follower.look()
+    assert len(name.pool.replicas) == 2, "nobody has said that it stands for nothing"
+    name.error = socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+    await name.follower.look()
+    assert [replica.endpoint for replica in name.pool.replicas] == ["10.0.0.2:8001"]
+
+
+async def test_the_first_look_is_over_when_the_block_begins():
+    name = Name(EVERYTHING)
+    name.addresses = ["10.0.0.1"]
+    async with following([name.follower], 3600):
+        assert [replica.endpoint for replica in name.pool.replicas] == ["10.0.0.1:8001"]
 
 
 async def test_a_name_of_this_machine_stands_for_its_addresses():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Sequence
 from contextlib import aclosing
 
@@ -20,7 +21,7 @@ from frontend.errors import (
     TritonTimeout,
     TritonUnreachable,
 )
-from frontend.models import ModelSnapshot
+from frontend.models import ModelDirectory, ModelSnapshot
 from frontend.replicas.pool import ReplicaPool
 from frontend.replicas.replica import Replica
 from frontend.settings import Settings
@@ -221,6 +222,25 @@ async def test_a_contradiction_is_logged_once(caplog: pytest.LogCaptureFixture) 
     assert line == "org/demo at fake:2 is not what it is elsewhere: context_window differ"
 
 
+async def test_why_an_endpoint_is_not_reached_is_logged_once_until_it_is_reached(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO")
+    triton = FakeTriton()
+    pool = await pool_of(triton)
+    for reason in ("refused", "refused", "wrong certificate", "refused", "", "refused"):
+        triton.snapshot_error = TritonUnreachable(reason=reason) if reason else None
+        with contextlib.suppress(TritonUnreachable):
+            await pool.replicas[0].models.refreshing()
+        pool.replicas[0].tell_connection()
+    assert [record.getMessage() for record in caplog.records] == [
+        "fake:1 is not reached without TLS: refused",
+        "fake:1 is not reached without TLS: wrong certificate",
+        "fake:1 is reached again",
+        "fake:1 is not reached without TLS: refused",
+    ]
+
+
 async def test_the_models_of_an_endpoint_that_is_away_are_known_but_not_ready() -> None:
     other = served_model("org/other")
     tritons = [FakeTriton(), FakeTriton(models=[other])]
@@ -251,6 +271,21 @@ async def test_an_endpoint_that_hangs_is_waited_for_only_once(monkeypatch: pytes
     assert pool.pool.endpoints()["fake:2"] == "triton_timeout"
 
 
+async def test_what_is_expected_is_away_only_once_every_endpoint_has_been_looked_at(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("frontend.replicas.pool._PATIENCE_S", 0.01)
+    monkeypatch.setattr("frontend.replicas.pool._PATIENCE_WITH_THE_ABSENT_S", 0.01)
+    silent = Replica("fake:1", Hanging(), Settings())
+    pool = ReplicaPool([silent], 0.1, expected=[DEMO.id], is_complete=True)
+    with pytest.raises(TritonTimeout):
+        await pool.snapshot()
+    silent.models.is_looked_at = True
+    assert (await pool.snapshot()).unready == {DEMO.id: "not loaded"}
+    silent.models.is_looked_at = False  # as of one that came later
+    assert (await pool.snapshot()).unready == {DEMO.id: "not loaded"}
+
+
 async def test_who_leaves_a_stream_is_counted_out_and_blames_nobody() -> None:
     triton = FakeTriton([GenerationChunk(text="a"), asyncio.Event()])
     pool = await pool_of(triton)
@@ -278,3 +313,40 @@ async def test_clients_that_read_too_slowly_open_no_circuit() -> None:
         with pytest.raises(ReaderTooSlow):
             await pool.text()
     assert pool.pool.state_of(SLUG) == "ready"
+
+
+class SlowTriton(FakeTriton):
+    """Answers what it serves when it is told to: with what it served when it was asked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_asked, self.answers = asyncio.Event(), asyncio.Event()
+        self.answers.set()
+
+    async def snapshot(self) -> ModelSnapshot:
+        """Return `models`, late."""
+        models = await super().snapshot()
+        self.is_asked.set()
+        await self.answers.wait()
+        return models
+
+
+async def test_a_model_is_found_that_was_loaded_while_an_older_question_is_under_way() -> None:
+    # Else whoever has a model loaded is told by another worker that it is not: its watch asked a moment before.
+    triton = SlowTriton()
+    served, triton.models = triton.models, ModelSnapshot(unready={DEMO.id: "unavailable"})
+    pool = Pool([triton])
+    models = ModelDirectory(pool.pool, pool.clock)
+    with pytest.raises(ModelNotReady):
+        await models.get(DEMO.id)
+    triton.is_asked.clear()
+    triton.answers.clear()
+    older = pool.replicas[0].models.refreshing()
+    await triton.is_asked.wait()
+    triton.models = served
+    asked = asyncio.create_task(models.get(DEMO.id))
+    for _ in range(5):  # it asks the directory, the pool, and the replica
+        await asyncio.sleep(0)
+    triton.answers.set()
+    assert (await asked).model == DEMO
+    assert (await older).ready == {}

@@ -252,6 +252,12 @@ def test_a_wrong_option_is_one_line_and_status_2(repository, tmp_path, argument,
     assert log.count("\n") == 1
 
 
+def test_its_triton_has_a_certificate_or_no_tls(repository, tmp_path):
+    frontend = Settings(triton_tls_ca="ca.pem")
+    with pytest.raises(SettingsError, match=r"^triton_tls_ca='ca.pem': .* needs triton_tls_cert and triton_tls_key"):
+        LauncherSettings(repository=repository, state_dir=tmp_path, environment={}, frontend=frontend)
+
+
 def test_a_port_can_be_used_once_only(repository, tmp_path):
     with pytest.raises(SettingsError, match="each port can be used once only"):
         LauncherSettings(repository=repository, state_dir=tmp_path, environment={}, triton_grpc_port=8000)

@@ -11,6 +11,7 @@ from frontend.__main__ import main
 from frontend.serve.triton_alone import TritonSettings, alone_command
 from frontend.serve.triton_server import TritonInstallation, TritonPorts
 from frontend.settings import SettingsError
+from tests.frontend.connections import self_signed
 
 PORTS = TritonPorts(grpc=1, http=2, metrics=3)
 
@@ -41,6 +42,19 @@ def test_nothing_to_serve_is_one_line(tmp_path, capsys):
     assert capsys.readouterr().err.startswith("error: --repository=")
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--tls-cert=c"], "error: tls_cert='c': tls_cert and tls_key go together"),
+        (["--tls-client-ca=c"], "error: tls_client_ca='c': it needs tls_cert and tls_key"),
+        (["--tls-cert=/none", "--tls-key=/none"], "error: tls_cert='/none': No such file or directory"),
+    ],
+)
+def test_certificates_of_no_use_are_one_line(options, message, capsys):
+    assert main(["triton", "--repository=/", *options]) == 2
+    assert capsys.readouterr().err == f"{message}\n"
+
+
 def test_the_process_becomes_the_server(tmp_path, monkeypatch):
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "config.pbtxt").touch()
@@ -48,8 +62,11 @@ def test_the_process_becomes_the_server(tmp_path, monkeypatch):
     server.touch(0o755)
     became = []
     monkeypatch.setattr("os.execve", lambda *arguments: became.append(arguments))
-    main(["triton", f"--repository={tmp_path}", f"--state-dir={tmp_path}", f"--tritonserver={server}"])
+    cert, key = self_signed.make(tmp_path, "triton")
+    tls = [f"--tls-cert={cert}", f"--tls-key={key}", f"--tls-client-ca={cert}"]
+    main(["triton", f"--repository={tmp_path}", f"--state-dir={tmp_path}", f"--tritonserver={server}", *tls])
     [(binary, command, environment)] = became
     assert binary == server
     assert f"--model-repository={tmp_path}" in command
+    assert {f"--grpc-server-cert={cert}", f"--grpc-server-key={key}", f"--grpc-root-cert={cert}"} <= set(command)
     assert "PATH" in environment

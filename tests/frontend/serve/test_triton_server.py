@@ -9,7 +9,7 @@ import pytest
 
 from frontend.serve.errors import TritonNotFound
 from frontend.serve.libpython import LIBRARY, libpython_dir
-from frontend.serve.triton_server import TritonInstallation, TritonPorts, find_triton, triton_command
+from frontend.serve.triton_server import GrpcTls, TritonInstallation, TritonPorts, find_triton, triton_command
 
 NOWHERE = Path("/nowhere/tritonserver")
 
@@ -90,6 +90,24 @@ def test_triton_listens_on_loopback_only_and_loads_everything_explicitly():
     assert expected <= set(command)
     for name, port in (("grpc", 1), ("http", 2), ("metrics", 3)):
         assert {f"--{name}-address=127.0.0.1", f"--{name}-port={port}"} <= set(command)
+
+
+def test_with_tls_triton_has_no_port_that_knows_none_but_that_of_metrics():
+    installation = TritonInstallation(binary=Path("/bin/tritonserver"), environment={})
+    ports = TritonPorts(grpc=1, http=2, metrics=3)
+
+    def command(**files: str) -> set[str]:
+        return set(triton_command(installation, Path("/r"), ports, "conch_x_", tls=GrpcTls(**files)))
+
+    plain = command()
+    assert command(cert="c", key="k") - plain == {
+        "--grpc-use-ssl=true",
+        "--grpc-server-cert=c",
+        "--grpc-server-key=k",
+        "--allow-http=false",
+    }
+    mutual = {"--grpc-use-ssl-mutual=true", "--grpc-root-cert=a"}
+    assert command(cert="c", key="k", client_ca="a") - command(cert="c", key="k") == mutual
 
 
 def test_the_library_of_this_python_is_where_it_is_said_to_be():

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from frontend import errors
+from frontend.replicas.targets import Offer
 from frontend.triton.client import TritonClient
 from model_repository import contract
 from model_repository.errors import InvalidRequest, PromptTooLong
@@ -70,6 +71,25 @@ async def test_models_are_ready_ensembles_with_our_parameters(server: FakeTriton
     snapshot = await client.snapshot()
     assert snapshot.ready == {"org/demo": model}
     assert snapshot.unready == {"org/broken": "unavailable"}
+
+
+async def test_models_that_are_not_offered_are_not_seen_whatever_their_state() -> None:
+    server = FakeTritonServer()
+    server.index = [("org--demo", "READY"), ("other", "READY"), ("broken", "UNAVAILABLE")]
+    parameters = {name: ("ensemble", served_model(name.replace("--", "/"))) for name, _ in server.index}
+    server.configs = {name: (kind, model.parameters.to_parameters()) for name, (kind, model) in parameters.items()}
+    listener, port = await listen(server)
+    offer = Offer(["org/demo"])
+    client = TritonClient(f"127.0.0.1:{port}", offered=offer)
+    try:
+        snapshot = await client.snapshot()
+        assert (set(snapshot.ready), set(snapshot.unready)) == ({"org/demo"}, set())
+        assert await client.repository() == {"org--demo"}
+        offer.add(["broken"])
+        assert (await client.snapshot()).unready == {"broken": "unavailable"}
+    finally:
+        await client.close()
+        await listener.stop(None)
 
 
 async def test_adapters_are_those_that_the_engine_named_last(server: FakeTritonServer, client: TritonClient) -> None:

@@ -13,7 +13,7 @@ import pytest
 from frontend import errors
 from frontend.settings import Settings, SettingsError
 from frontend.triton.client import TritonClient
-from frontend.triton.credentials import triton_credentials
+from frontend.triton.credentials import TritonCredentials, triton_credentials
 from tests.fakes import chunks
 from tests.frontend.connections import self_signed
 from tests.frontend.triton.server import FakeTritonServer, listen
@@ -22,16 +22,26 @@ from tests.frontend.triton.test_generate import completion_of, failure_of
 TRUSTED, STRANGER = "trusted", "stranger"
 
 
-def server_credentials(folder: Path, *, wants_certificate: bool) -> grpc.ServerCredentials:
-    """Make the trusted certificate; it is also its own authority."""
-    cert, key = (Path(file).read_bytes() for file in self_signed.make(folder, TRUSTED))
-    return grpc.ssl_server_credentials([(key, cert)], cert if wants_certificate else None, wants_certificate)
+def credentials_of(cert: str, key: str, client_ca: str = "") -> grpc.ServerCredentials:
+    """Return what a server has that shows a certificate, and may want one that an authority has signed."""
+    authority = Path(client_ca).read_bytes() if client_ca else None
+    return grpc.ssl_server_credentials([(Path(key).read_bytes(), Path(cert).read_bytes())], authority, bool(client_ca))
+
+
+async def unless_reached(client: TritonClient) -> errors.APIError | None:
+    """Return why a client does not reach its server, None if it does."""
+    try:
+        await client.snapshot()
+    except errors.APIError as exc:
+        return exc
+    return None
 
 
 @asynccontextmanager
 async def connected(folder: Path, *, wants_certificate: bool = False, **settings: str) -> AsyncIterator[TritonClient]:
     """Run a Triton with the trusted certificate, and a client with these settings."""
-    credentials = server_credentials(folder, wants_certificate=wants_certificate)
+    cert, key = self_signed.make(folder, TRUSTED)  # it is also its own authority
+    credentials = credentials_of(cert, key, client_ca=cert if wants_certificate else "")
     server = FakeTritonServer()
     server.script = list(chunks("a"))
     listener, port = await listen(server, credentials=credentials)
@@ -51,6 +61,61 @@ async def is_refused(client: TritonClient) -> bool:
 async def test_a_triton_that_the_authority_vouches_for_is_talked_to(tmp_path: Path) -> None:
     async with connected(tmp_path, triton_tls_ca=str(tmp_path / f"{TRUSTED}.pem")) as client:
         assert await completion_of(client) == chunks("a")
+
+
+async def test_a_triton_may_be_known_by_another_name_than_its_address(tmp_path: Path) -> None:
+    cert, key = self_signed.make(tmp_path, TRUSTED, "DNS:pods.example.com")
+    credentials = triton_credentials(Settings(triton_tls_ca=cert))
+    server = FakeTritonServer()
+    server.script = list(chunks("a"))
+    listener, port = await listen(server, credentials=credentials_of(cert, key))
+    for name, is_right in (("pods.example.com", True), ("pods", False), ("", False)):
+        client = TritonClient(f"127.0.0.1:{port}", credentials, name)
+        if is_right:
+            assert await completion_of(client) == chunks("a")
+        else:
+            assert "Hostname Verification Check failed" in str(await unless_reached(client))
+        await client.close()
+    await listener.stop(None)
+
+
+async def test_a_connection_that_is_lost_is_made_anew_with_the_files_as_they_are(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    cert, key = self_signed.make(tmp_path, TRUSTED)
+    credentials = triton_credentials(Settings(triton_tls_ca=cert, triton_tls_cert=cert, triton_tls_key=key))
+    server = FakeTritonServer()
+    server.script = list(chunks("a"))
+    listener, port = await listen(server, credentials=credentials_of(cert, key, client_ca=cert))
+    client = TritonClient(f"127.0.0.1:{port}", credentials)
+    assert await completion_of(client) == chunks("a")
+    self_signed.make(tmp_path, TRUSTED)
+    assert await completion_of(client) == chunks("a"), "the connection goes on"
+    assert not caplog.records
+    await listener.stop(None)
+    listener, _ = await listen(server, port, credentials=credentials_of(cert, key, client_ca=cert))
+    async with asyncio.timeout(10):
+        while isinstance(await unless_reached(client), errors.TritonUnreachable):
+            pass
+    assert "the certificates for Triton were read again" in caplog.messages
+    await client.close()
+    await listener.stop(None)
+
+
+def test_files_that_do_not_fit_change_nothing_and_are_told_of_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    cert, key = self_signed.make(tmp_path, TRUSTED)
+    credentials = TritonCredentials(Settings(triton_tls_ca=cert, triton_tls_cert=cert, triton_tls_key=key))
+    first = credentials.latest()
+    old_key, new_key = Path(key).read_bytes(), Path(self_signed.make(tmp_path, STRANGER)[1]).read_bytes()
+    Path(key).write_bytes(new_key)
+    assert [credentials.latest(), credentials.latest()] == [first, first]
+    (line,) = caplog.messages
+    assert line.startswith("the certificates for Triton cannot be read again, the last ones stay: triton_tls_cert=")
+    Path(key).write_bytes(old_key)
+    assert credentials.latest() is not first
 
 
 async def test_another_triton_is_not_talked_to(tmp_path: Path) -> None:

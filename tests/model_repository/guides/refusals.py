@@ -12,10 +12,10 @@ from model_repository.guides.refusal import FIELD
 
 
 def refusal(kind: GuideKind, content: str) -> InvalidRequest:
-    start = time.perf_counter()
+    start_s = time.process_time()
     with pytest.raises(InvalidRequest) as caught:
         guide_to_grammar(Guide(kind, content))
-    assert time.perf_counter() - start < 2, "a refusal must not take long"
+    assert time.process_time() - start_s < 2, "a refusal must not take long"  # of computing: the machine may be busy
     assert caught.value.field == FIELD
     assert len(caught.value.text) < 500
     return caught.value

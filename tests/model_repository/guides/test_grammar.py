@@ -114,8 +114,8 @@ def test_hostile_guide_is_refused_quickly(kind, content):
 
 
 def test_large_schemas_are_compiled_quickly():
-    start = time.perf_counter()
+    start_s = time.process_time()
     guide_to_grammar(Guide(GuideKind.JSON_SCHEMA, json.dumps({"enum": [f"value {n}" for n in range(5000)]})))
     guide_to_grammar(Guide(GuideKind.CHOICE, json.dumps([f"choice {n}" for n in range(1000)])))
     guide_to_grammar(Guide(GuideKind.LARK, chain(400)))
-    assert time.perf_counter() - start < 2
+    assert time.process_time() - start_s < 2

@@ -1,0 +1,67 @@
+{{- /* TLS between the frontend and the models' pods; nothing of it without tritonTls.existingSecret. All take root. */ -}}
+
+{{- /*
+What a command connects to Tritons with. With model, for one beside it in its pod: the certificate is for the name that the
+frontend knows, and not for loopback.
+*/ -}}
+{{- define "conch.tritonTls.connect" -}}
+{{- with .root.Values.tritonTls -}}
+{{- if .existingSecret }}
+- --triton-tls-ca=/etc/conch/triton-tls/ca.crt
+{{- if .clientSecret }}
+- --triton-tls-cert=/etc/conch/triton-client/tls.crt
+- --triton-tls-key=/etc/conch/triton-client/tls.key
+{{- end }}
+{{- if $.model }}
+- --triton-tls-name={{ include "conch.model.host" $ }}
+{{- end }}
+{{- end }}
+{{- end -}}
+{{- end -}}
+
+{{- /* What Triton shows, and whom it lets in. */ -}}
+{{- define "conch.tritonTls.serve" -}}
+{{- with .root.Values.tritonTls -}}
+{{- if .existingSecret }}
+- --tls-cert=/etc/conch/triton-tls/tls.crt
+- --tls-key=/etc/conch/triton-tls/tls.key
+{{- if .clientSecret }}
+- --tls-client-ca=/etc/conch/triton-client/ca.crt
+{{- end }}
+{{- end }}
+{{- end -}}
+{{- end -}}
+
+{{- define "conch.tritonTls.mounts" -}}
+{{- with .root.Values.tritonTls -}}
+{{- if .existingSecret }}
+- name: triton-tls
+  mountPath: /etc/conch/triton-tls
+  readOnly: true
+{{- end }}
+{{- if .clientSecret }}
+- name: triton-client
+  mountPath: /etc/conch/triton-client
+  readOnly: true
+{{- end }}
+{{- end -}}
+{{- end -}}
+
+{{- /* With isFrontend the models' key is left out: it is theirs alone. */ -}}
+{{- define "conch.tritonTls.volumes" -}}
+{{- with .root.Values.tritonTls -}}
+{{- if .existingSecret }}
+- name: triton-tls
+  secret:
+    secretName: {{ .existingSecret }}
+    {{- if $.isFrontend }}
+    items: [{key: ca.crt, path: ca.crt}]
+    {{- end }}
+{{- end }}
+{{- if .clientSecret }}
+- name: triton-client
+  secret:
+    secretName: {{ .clientSecret }}
+{{- end }}
+{{- end -}}
+{{- end -}}

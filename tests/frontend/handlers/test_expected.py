@@ -1,0 +1,144 @@
+"""A model that `--triton MODEL=` names, while nothing serves it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from frontend.errors import TritonUnreachable
+from frontend.models import ModelSnapshot
+from tests.fakes import DEMO, FakeTriton, chunks, served_model
+from tests.frontend.access.key_files import KeyFile
+from tests.frontend.answers import error_of
+from tests.frontend.bodies import CHAT, COMPLETION
+from tests.frontend.conftest import Serve
+
+NAMED = (f"{DEMO.id}=fake:1",)
+TOKENIZE = {"model": DEMO.id, "prompt": "hi"}
+
+
+def away() -> FakeTriton:
+    """Return a Triton that is not there."""
+    triton = FakeTriton(chunks("x"), models=[])
+    triton.snapshot_error = triton.stats_error = TritonUnreachable()
+    return triton
+
+
+async def statuses(http: aiohttp.ClientSession, keys: KeyFile, *names: str) -> list[int]:
+    """Return the statuses of completions that the key `demo` asks for by these names."""
+    bodies = [COMPLETION | {"model": name} for name in names]
+    return [(await http.post("/v1/completions", json=body, headers=keys.headers("demo"))).status for body in bodies]
+
+
+async def shed(http: aiohttp.ClientSession, model: str = DEMO.id) -> list[str]:
+    """Return how often a model was refused because nothing serves it, as the metrics say it."""
+    lines = (await (await http.get("/metrics")).text()).splitlines()
+    return [line.split()[-1] for line in lines if line.startswith("conch_shed_total{") and _is_about(line, model)]
+
+
+def _is_about(line: str, model: str) -> bool:
+    return 'code="model_not_ready"' in line and f'model="{model}"' in line
+
+
+@pytest.mark.parametrize("is_away", [True, False], ids=["away", "nothing loaded"])
+@pytest.mark.parametrize(
+    ("path", "body"), [("/v1/chat/completions", CHAT), ("/v1/completions", COMPLETION), ("/tokenize", TOKENIZE)]
+)
+async def test_it_is_not_ready_and_the_client_is_told_to_come_back(
+    serve: Serve, path: str, body: dict[str, object], *, is_away: bool
+) -> None:
+    http = await serve(away() if is_away else FakeTriton(models=[]), triton_endpoints=NAMED)
+    response = await http.post(path, json=body)
+    assert response.headers["Retry-After"] == "1"
+    error = await error_of(response)
+    assert (error["status"], error["code"]) == (503, "model_not_ready")
+    assert "(state: not loaded)" in error["message"]
+
+
+async def test_it_is_served_once_its_triton_is_there(serve: Serve) -> None:
+    triton = away()
+    http = await serve(triton, triton_endpoints=NAMED)
+    assert (await http.post("/v1/completions", json=COMPLETION)).status == 503
+    triton.snapshot_error = triton.stats_error = None
+    triton.models = ModelSnapshot(ready={DEMO.id: DEMO})
+    assert (await http.post("/v1/completions", json=COMPLETION)).status == 200
+
+
+async def test_what_nobody_named_is_still_not_found(serve: Serve) -> None:
+    http = await serve(away(), triton_endpoints=NAMED)
+    error = await error_of(await http.post("/v1/completions", json=COMPLETION | {"model": "other"}))
+    assert (error["status"], error["code"]) == (404, "model_not_found")
+
+
+async def test_the_frontend_is_ready_and_lists_what_is_served(serve: Serve) -> None:
+    http = await serve(away(), triton_endpoints=NAMED)
+    ready = await http.get("/health/ready")
+    assert (ready.status, (await ready.json())["models"]) == (200, {DEMO.id: "not loaded"})
+    models = await http.get("/v1/models")
+    assert (models.status, (await models.json())["data"]) == (200, [])
+
+
+async def test_beside_an_endpoint_that_may_serve_anything_nothing_is_known_while_nobody_answers(serve: Serve) -> None:
+    http = await serve(away(), triton_endpoints=(*NAMED, "fake:1"))
+    error = await error_of(await http.post("/v1/completions", json=COMPLETION | {"model": "other"}))
+    assert (error["status"], error["code"]) == (503, "triton_unreachable")
+    assert (await http.get("/health/ready")).status == 503
+
+
+async def test_that_somebody_wants_it_is_counted_from_zero_on(serve: Serve) -> None:
+    http = await serve(away(), triton_endpoints=NAMED)
+    assert await shed(http) == ["0.0"]
+    text = await (await http.get("/metrics")).text()
+    assert f'conch_requests_in_flight{{model="{DEMO.id}"}} 0.0' in text
+    await http.post("/v1/completions", json=COMPLETION)
+    await http.post("/v1/completions", json=COMPLETION | {"model": "other"})
+    assert await shed(http) == ["1.0"]
+    assert await shed(http, "other") == []
+
+
+async def test_its_alias_is_counted_for_it_once_it_has_been_seen(serve: Serve) -> None:
+    triton = FakeTriton(chunks("x"), models=[served_model(aliases=("gpt-4o",))])
+    http = await serve(triton, triton_endpoints=NAMED)
+    assert (await http.post("/v1/completions", json=COMPLETION)).status == 200
+    triton.snapshot_error = triton.stats_error = TritonUnreachable()
+    await http.get("/v1/models/gone")  # has the list of models fetched anew
+    assert (await http.post("/v1/completions", json=COMPLETION | {"model": "gpt-4o"})).status == 503
+    assert await shed(http) == ["1.0"]
+
+
+async def test_an_alias_that_is_named_beside_it_is_known_before_it_has_been_seen(serve: Serve, tmp_path: Path) -> None:
+    triton = away()
+    keys = KeyFile(tmp_path / "keys.json")
+    keys.add("demo", models=(DEMO.id,))
+    http = await serve(triton, triton_endpoints=(f"{DEMO.id},gpt-4o,gone=fake:1",), key_file=str(keys.path))
+    assert await statuses(http, keys, "gpt-4o", "gone") == [503, 503]
+    triton.snapshot_error = triton.stats_error = None
+    triton.models = ModelSnapshot(ready={DEMO.id: served_model(aliases=("gpt-4o",))})
+    assert await statuses(http, keys, "gpt-4o", "gone") == [200, 403], "the model knows best which names it has"
+
+
+async def test_a_key_that_may_use_it_may_not_use_its_adapter_while_it_is_away(serve: Serve, tmp_path: Path) -> None:
+    triton = FakeTriton(chunks("x"), models=[served_model(aliases=("gpt-4o",), adapters=("formal",))])
+    keys = KeyFile(tmp_path / "keys.json")
+    keys.add("demo", models=(DEMO.id,))
+    http = await serve(triton, triton_endpoints=NAMED, key_file=str(keys.path))
+    assert await statuses(http, keys, "gpt-4o", "formal") == [200, 403]
+    triton.models = ModelSnapshot()
+    # A name that is not known has the list of models fetched anew.
+    assert await statuses(http, keys, "gone", "gpt-4o", "formal") == [403, 503, 403]
+
+
+async def test_a_key_that_may_not_use_it_cannot_tell_it_from_what_there_is_not(serve: Serve, tmp_path: Path) -> None:
+    keys = KeyFile(tmp_path / "keys.json")
+    keys.add("other", models=("other",))
+    http = await serve(away(), triton_endpoints=NAMED, key_file=str(keys.path))
+    answers = []
+    for model in (DEMO.id, "x/demo"):
+        error = await error_of(
+            await http.post("/v1/completions", json=COMPLETION | {"model": model}, headers=keys.headers("other"))
+        )
+        answers.append((error["status"], error["code"], error["message"].replace(model, "")))
+    assert answers[0] == answers[1]
+    assert answers[0][:2] == (403, "permission_denied")

@@ -1,0 +1,75 @@
+"""What `--triton` says: endpoints, and what is offered of what each of them serves."""
+
+from __future__ import annotations
+
+import pytest
+
+from frontend.replicas.targets import EVERYTHING, Offer, Targets
+from frontend.settings import Settings, SettingsError
+
+
+def test_without_a_model_everything_is_offered_and_nothing_is_expected():
+    targets = Targets.parse(["a:1,b:1", "dns:pods:8001"])
+    assert targets.models == {"a:1": [EVERYTHING], "b:1": [EVERYTHING], "dns:pods:8001": [EVERYTHING]}
+    assert (targets.expected, targets.is_complete) == (frozenset(), False)
+
+
+def test_an_endpoint_may_be_named_for_several_models_and_is_one():
+    targets = Targets.parse(["org/demo:v1=a:1,[::1]:2", "other=a:1"])
+    assert targets.models == {"a:1": ["org/demo:v1", "other"], "[::1]:2": ["org/demo:v1"]}
+    assert (targets.expected, targets.is_complete) == (frozenset({"org/demo:v1", "other"}), True)
+
+
+def test_an_endpoint_named_with_a_model_and_without_may_serve_anything():
+    targets = Targets.parse(["demo=a:1", "a:1"])
+    assert targets.models == {"a:1": ["demo", EVERYTHING]}
+    assert (targets.expected, targets.is_complete) == (frozenset({"demo"}), False)
+
+
+def test_aliases_stand_for_the_model_beside_them():
+    targets = Targets.parse(['demo,gpt-4o,a "b"=é:1=dns:pods:1', "other=a:1"])
+    assert targets.aliases == {"gpt-4o": "demo", 'a "b"=é:1': "demo"}
+    assert (targets.models["dns:pods:1"], targets.expected) == (["demo"], frozenset({"demo", "other"}))
+
+
+@pytest.mark.parametrize(
+    ("texts", "message"),
+    [
+        (["nowhere"], "--triton='nowhere': 'nowhere' must be host:port"),
+        (["http://a:1"], "'http://a:1' must be host:port"),
+        (["a:0"], "'a:0' must be host:port"),
+        (["a:99999"], "'a:99999' must be host:port"),
+        (["demo=a:1,"], "--triton='demo=a:1,': '' must be host:port"),
+        (["demo="], "--triton='demo=': '' must be host:port"),
+        (["=a:1"], "--triton='=a:1': model id ''"),
+        (["a=b=c:1"], "--triton='a=b=c:1': model id 'a=b'"),
+        (["a:1", "a:1"], "--triton='a:1': a:1 can be named once only"),
+        (["demo,=a:1"], "--triton='demo,=a:1': an alias must not be empty"),
+        (["demo,x=a:1", "other,x=a:1"], "--triton='other,x=a:1': x is a name of demo already"),
+        (["demo=a:1", "demo=b:1,a:1"], "--triton='demo=b:1,a:1': a:1 can be named once only for demo"),
+    ],
+)
+def test_what_breaks_a_rule_is_refused_in_a_line_with_option_value_and_rule(texts: list[str], message: str):
+    with pytest.raises(SettingsError) as caught:
+        Settings(triton_endpoints=tuple(texts))
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_model_is_offered_as_long_as_one_naming_of_it_is_left():
+    offer = Offer(["a"])
+    offer.add(["a", "b"])
+    assert ("a" in offer, "b" in offer, "c" in offer) == (True, True, False)
+    assert offer.remove(["a"])
+    assert "a" in offer
+    assert offer.remove(["b"])
+    assert "b" not in offer
+    assert not offer.remove(["a"])
+
+
+def test_everything_is_offered_beside_what_is_named():
+    offer = Offer(["a"])
+    offer.add([EVERYTHING])
+    assert "b" in offer
+    offer.remove([EVERYTHING])
+    assert "b" not in offer

@@ -1,0 +1,85 @@
+"""`--triton MODEL=...` against real Tritons: a model at several, others hidden, one that is not up yet."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.integration.api import COMPLETIONS, Answer, Api
+from tests.integration.conftest import running_stack
+from tests.integration.replicas import NUM_STREAMS, Frontend, frontend_of, streaming
+from tests.integration.stack import PACED_MODEL, Stack
+from tests.waiting import wait_until
+
+MAX_TOKENS = 60
+BODY = {"model": PACED_MODEL, "prompt": "Hello", "max_tokens": 2}
+
+
+def asked(frontend: Frontend, **fields: str) -> Answer:
+    """Return the answer to a completion."""
+    return Api(frontend.url).post(COMPLETIONS, BODY | fields)
+
+
+def served(frontend: Frontend) -> list[str]:
+    """Return every name that is offered."""
+    return [card["id"] for card in Api(frontend.url).get("/v1/models").body["data"]]
+
+
+def num_refused(frontend: Frontend) -> float:
+    """Return how often the model was asked for while nothing served it."""
+    lines = Api(frontend.url).get("/metrics").body.splitlines()
+    series = f'conch_shed_total{{code="model_not_ready",model="{PACED_MODEL}"}}'
+    return sum(float(line.split()[-1]) for line in lines if line.startswith(series))
+
+
+@pytest.fixture
+def stopped(paced_repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    """A Triton whose place is known, and which does not run."""
+    with running_stack(paced_repository, tmp_path_factory) as stack:
+        stack.launcher.frontend.kill()
+        stack.launcher.triton.kill()
+        yield stack
+
+
+async def test_a_model_at_two_tritons_is_spread_over_both(pair: list[Stack], tmp_path: Path) -> None:
+    endpoints = ",".join(stack.endpoint for stack in pair)
+    with frontend_of([f"{PACED_MODEL}={endpoints}"], tmp_path) as frontend:
+        before = [stack.stats(PACED_MODEL).num_finished for stack in pair]
+        async with streaming(frontend.url, MAX_TOKENS) as outcomes:
+            pass
+        assert all(outcome.is_whole for outcome in outcomes)
+        finished = [stack.stats(PACED_MODEL).num_finished - num for stack, num in zip(pair, before, strict=True)]
+        assert finished == [NUM_STREAMS // 2] * 2
+
+
+def test_what_else_a_triton_serves_is_hidden(stack: Stack, pair: list[Stack], tmp_path: Path) -> None:
+    with frontend_of([f"{PACED_MODEL}={stack.endpoint}", pair[0]], tmp_path) as frontend:
+        assert served(frontend) == [PACED_MODEL]
+        assert asked(frontend).status == 200
+        assert asked(frontend, model="demo").status == 404
+        assert frontend.readiness()[1]["replicas"][stack.endpoint] == {PACED_MODEL: "ready"}
+
+
+@pytest.mark.parametrize("where", ["127.0.0.1", "dns:localhost"])
+def test_a_model_that_is_not_up_yet_is_not_ready_and_is_served_when_it_comes(
+    stopped: Stack, tmp_path: Path, where: str
+) -> None:
+    target = f"{PACED_MODEL}={where}:{stopped.launcher.triton_ports.grpc}"
+    with frontend_of([target], tmp_path, is_up=lambda frontend: frontend.readiness()[0] == 200) as frontend:
+        assert served(frontend) == []
+        assert num_refused(frontend) == 0
+        refused = asked(frontend)
+        assert (refused.status, refused.error["code"], refused.headers["Retry-After"]) == (503, "model_not_ready", "1")
+        assert asked(frontend, model="demo").status == 404
+        assert num_refused(frontend) == 1
+
+        stopped.launcher.triton.start()
+        wait_until(lambda: asked(frontend).status == 200, "the model is served")
+        assert served(frontend) == [PACED_MODEL]
+
+        stopped.launcher.triton.kill()
+        wait_until(lambda: asked(frontend).status == 503, "it is missed")
+        assert asked(frontend).error["code"] == "model_not_ready"
+        assert frontend.readiness()[0] == 200

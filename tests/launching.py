@@ -1,0 +1,49 @@
+"""Ports that stay free until they are used, and what a launcher is told to serve on such ports."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import socket
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from frontend.serve.launcher import LauncherSettings
+from frontend.settings import Settings
+
+_KERNELS_OWN = Path("/proc/sys/net/ipv4/ip_local_port_range")
+_given: set[int] = set()
+
+
+def free_port() -> int:
+    """Return a port of this machine on which nothing listens, and that the kernel gives to nobody who asks for any.
+
+    One of the kernel's own could be given to somebody else while the server that it is for starts, or starts again.
+    """
+    first_of_kernel = int(_KERNELS_OWN.read_text().split()[0])
+    while True:
+        port = first_of_kernel // 2 + secrets.randbelow(first_of_kernel // 2)
+        with socket.socket() as listener, contextlib.suppress(OSError):  # it is taken
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(("127.0.0.1", port))
+            listener.listen()
+            if port not in _given:
+                _given.add(port)
+                return port
+
+
+def launcher_settings(
+    repository: Path, state_dir: Path, frontend: Settings, environment: Mapping[str, str] = os.environ
+) -> LauncherSettings:
+    """Return what a launcher is told; whatever port the frontend's settings name, it gets a free one."""
+    return LauncherSettings(
+        repository=repository,
+        state_dir=state_dir,
+        environment=environment,
+        frontend=replace(frontend, port=free_port()),
+        triton_grpc_port=free_port(),
+        triton_http_port=free_port(),
+        triton_metrics_port=free_port(),
+    )
