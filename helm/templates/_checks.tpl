@@ -115,6 +115,9 @@
 {{- if and (has (toString $strategy.maxSurge) (list "0" "0%")) (has (toString $strategy.maxUnavailable) (list "0" "0%")) -}}
 {{- fail (printf "%s: strategy.maxSurge and strategy.maxUnavailable are both 0, so that no version could take over: write 1 for one of them" .where) -}}
 {{- end -}}
+{{- if and (gt (int .of.numNodes) 1) (has (toString $strategy.maxSurge) (list "0" "0%")) (hasSuffix "%" (toString $strategy.maxUnavailable)) -}}
+{{- fail (printf "%s: strategy.maxUnavailable %s of few groups of nodes is none, as it is rounded down: write a number" .where $strategy.maxUnavailable) -}}
+{{- end -}}
 {{- $autoscaling := .of.autoscaling -}}
 {{- if and $autoscaling.enabled (gt (int $autoscaling.minReplicas) (int $autoscaling.maxReplicas)) -}}
 {{- fail (printf "%s: autoscaling.minReplicas %v is more than maxReplicas %v" .where $autoscaling.minReplicas $autoscaling.maxReplicas) -}}

@@ -52,6 +52,13 @@ def test_31_only_what_is_asked_for_by_name_leaves_the_standard() -> None:
     assert not [violation for pod in pods(render(values)) for violation in _violations(pod)]
 
 
+def test_31_a_folder_of_the_nodes_must_be_there_for_a_cluster_would_make_one_that_only_root_can_write() -> None:
+    paths = [
+        volume["hostPath"] for pod in pods(case("plain")) for volume in pod.spec["volumes"] if "hostPath" in volume
+    ]
+    assert paths == [{"path": "/srv/models", "type": "Directory"}] * 2  # of the Job and of the model
+
+
 @pytest.mark.parametrize("name", SHAPES)
 def test_32_root_file_systems_are_read_only_and_what_is_written_to_is_a_volume(name: str) -> None:
     for pod in pods(render(CASES[name])):
