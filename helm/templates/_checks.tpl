@@ -99,6 +99,9 @@
 {{- if or (mod $numGpus $perNode) (lt $numGpus $perNode) -}}
 {{- fail (printf "%s: %s = %d GPUs do not fill nodes of gpus.perNode %d: write a number that divides %d" .where $parallelism $numGpus $perNode $numGpus) -}}
 {{- end -}}
+{{- if mod $perNode (int .model.parallelism.tensor) -}}
+{{- fail (printf "%s: parallelism.tensor %v: GPUs that share layers are of one node: write a number that divides gpus.perNode %d, such as %d, and parallelism.pipeline %d" .where .model.parallelism.tensor $perNode $perNode (div $numGpus $perNode)) -}}
+{{- end -}}
 {{- if and .model.isBuilt (eq .model.engine.backend "pytorch") (not .model.profile.gpu) -}}
 {{- fail (printf "%s: resourceProfiles.%s.gpu: a download has no GPU to look at: write h100, h200, a100 or l40s" .where .model.gpus.profile) -}}
 {{- end -}}
