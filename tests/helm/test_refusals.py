@@ -209,12 +209,11 @@ CLAIM = {"existingClaim": "c"}
         (values_of("nodes") | {"multinode": {}}, "it spans 2 nodes: write multinode.sshKeySecret"),
         (
             {"tritonTls": {"clientSecret": "x"}},
-            "tritonTls.clientSecret: the models' pods need a certificate of their own",
+            "tritonTls.clientSecret: there is no TLS: write tritonTls.existingSecret",
         ),
-        ({"frontend": {"tls": {"clientCa": True}}}, "frontend.tls.clientCa: the frontend needs a certificate first"),
         (
             {"frontend": {"tls": {"operations": True}}},
-            "frontend.tls.operations: the frontend needs a certificate first",
+            "frontend.tls.operations: there is no TLS: write frontend.tls.existingSecret",
         ),
         ({"frontend": {"httpRoute": {"enabled": True}}}, "frontend.httpRoute.parentRefs: name a Gateway"),
         ({"frontend": {"inferencePool": {"enabled": True}}}, "endpointPicker: name the Service of the endpoint picker"),
