@@ -268,7 +268,6 @@ CLAIM = {"existingClaim": "c"}
         ({"extraObjects": [{"kind": "ConfigMap"}]}, "/extraObjects/0"),
         (with_demo(resources={"limits": {"memory": "8GB"}}), "/models/0/resources/limits/memory"),
         (with_demo(source={**CLAIM, "path": "../x"}), "/models/0/source/path"),
-        (with_demo(servedName="two words"), "/models/0/servedName"),
     ],
 )
 def test_a_contradiction_is_refused_with_what_to_write_instead(values: Values, message: str) -> None:
