@@ -34,7 +34,7 @@ prepare_keys() {
 }
 
 run_worker() {
-    # SSH does not hand the pod's environment on to ranks. Logged would be each probe of the port.
+    # Ranks get the environment of their pod, which SSH does not hand on. With more of a log, each probe would be in it.
     export -p >"$folder/environment"
     cat >"$folder/sshd_config" <<END
 Port $ssh_port
@@ -52,7 +52,9 @@ KbdInteractiveAuthentication no
 X11Forwarding no
 AllowTcpForwarding no
 END
-    "$(PATH=$PATH:/usr/sbin command -v sshd)" -D -e -f "$folder/sshd_config" &
+    local sshd
+    sshd=$(PATH=$PATH:/usr/sbin command -v sshd) || fail "there is no sshd in this image"
+    "$sshd" -D -e -f "$folder/sshd_config" &
     server=$!
     trap end_with_ranks TERM
     echo "worker $LWS_WORKER_INDEX waits for the leader $LWS_LEADER_ADDRESS"

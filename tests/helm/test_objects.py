@@ -125,8 +125,17 @@ def test_15_a_change_of_one_model_rolls_no_pod_of_another() -> None:
     values["models"][0]["aliases"] = ["another"]
     after = {pod.owner: pod for pod in pods(render(values))}
     assert after["Deployment/demo-llama-70b"] != before["Deployment/demo-llama-70b"]
-    for owner in ("Deployment/demo-qwen-7b", "Deployment/demo-qwen-32b", "Deployment/demo-frontend"):
+    for owner in ("Deployment/demo-qwen-7b", "Deployment/demo-qwen-32b"):
         assert after[owner] == before[owner]
+
+
+def test_15_the_frontend_rolls_for_the_names_of_models_and_for_nothing_else_of_them() -> None:
+    values = values_of("gpu")
+    frontend = next(pod for pod in pods(render(values)) if pod.owner == "Deployment/demo-frontend")
+    values["models"][0]["shmSize"] = "1Gi"
+    assert frontend in pods(render(values))
+    values["models"][0]["aliases"] = ["another"]
+    assert frontend not in pods(render(values))
 
 
 def longest_end_s(pod: PodTemplate) -> int:
@@ -191,6 +200,8 @@ def test_25_there_is_a_disruption_budget_only_for_more_than_one_pod() -> None:
     assert names == {"demo-frontend", "demo-qwen-gguf"}
     names = {each["metadata"]["name"] for each in case("scaled").of_kind("PodDisruptionBudget")}
     assert names == {"demo-frontend", "demo-demo"}  # the other one has one replica at least
+    for each in case("scaled").of_kind("PodDisruptionBudget"):
+        assert each["spec"]["unhealthyPodEvictionPolicy"] == "AlwaysAllow", "a pod that never gets ready can be moved"
 
 
 def test_25_the_budget_of_a_group_covers_its_workers() -> None:
@@ -268,6 +279,17 @@ def test_30_priority_classes_are_passed_on() -> None:
     assert pod_of(rendered, "Deployment/demo-frontend").spec["priorityClassName"] == "interactive"
     assert pod_of(rendered, "Deployment/demo-qwen-gguf").spec["priorityClassName"] == "batch"
     assert "priorityClassName" not in pod_of(rendered, "Deployment/demo-demo").spec
+
+
+def test_what_stands_before_the_frontend_learns_whether_it_speaks_tls() -> None:
+    nginx = "nginx.ingress.kubernetes.io/backend-protocol"
+    for tls, protocol in (({}, "http"), ({"existingSecret": "api-tls"}, "https")):
+        rendered = render({"frontend": {"tls": tls, "ingress": {"enabled": True}}})
+        [port] = rendered.one("Service", "demo-frontend")["spec"]["ports"]
+        assert port["appProtocol"] == protocol
+        assert (nginx in rendered.of_kind("Ingress")[0]["metadata"]["annotations"]) is bool(tls)
+    own = render({"frontend": {"tls": tls, "ingress": {"enabled": True, "annotations": {nginx: "GRPCS"}}}})
+    assert own.of_kind("Ingress")[0]["metadata"]["annotations"][nginx] == "GRPCS"
 
 
 @pytest.mark.parametrize(("own", "built"), [("", "builds"), ("batch", "builds"), ("batch", "")])
