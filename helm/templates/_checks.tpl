@@ -5,7 +5,6 @@
 {{- include "conch.checks.scale" (dict "where" "frontend" "of" .Values.frontend) -}}
 {{- include "conch.checks.additions" (dict "where" "frontend" "of" .Values.frontend "env" list) -}}
 {{- include "conch.checks.labels" (dict "where" "commonLabels" "labels" .Values.commonLabels) -}}
-{{- if and .Values.frontend.tls.clientCa (not .Values.frontend.tls.existingSecret) }}{{ fail "frontend.tls.clientCa: there is no TLS: write frontend.tls.existingSecret, a Secret with tls.crt, tls.key and ca.crt" }}{{ end -}}
 {{- with .Values.frontend.inferencePool }}
 {{- if and .enabled (not .endpointPicker) }}{{ fail "frontend.inferencePool.endpointPicker: name the Service of the endpoint picker" }}{{ end -}}
 {{- end -}}
