@@ -11,6 +11,7 @@ from pathlib import Path
 
 from build_engines.build import build
 from build_engines.catalog import Catalog
+from build_engines.commands.plan import TENSOR_HELP
 from build_engines.errors import BuildError
 from build_engines.model_entry import ModelEntry
 from build_engines.planner.gpus import GPUS, Gpu
@@ -42,6 +43,7 @@ def add_to(command: argparse.ArgumentParser) -> None:
     add("--gpu", choices=sorted(GPUS), help="kind of GPU to build for (this machine's)")
     add("--gpus", type=int, metavar="N", help="how many, of all nodes (as few as fit well)")
     add("--nodes", type=int, metavar="N", help="on how many machines (as few as fit)")
+    add("--tensor", type=int, metavar="N", help=f"with --gpus: {TENSOR_HELP}")
     add("--max-seq-len", type=int, metavar="N", help="tokens of prompt and completion together (the catalog's)")
     add("--max-batch-size", type=int, metavar="N", help="sequences decoded in one step (the planner's)")
     add("--max-num-tokens", type=int, metavar="N", help="tokens computed in one step, at most the planner's")
@@ -66,8 +68,8 @@ def add_to(command: argparse.ArgumentParser) -> None:
 
 
 _FLAGS = (
-    *("catalog", "gpu", "gpus", "nodes", "max_seq_len", "max_batch_size", "max_num_tokens", "backend", "workers"),
-    *("tensorrt_llm_examples", "calibration_dataset", "work_dir", "keep_work", "skip_check", "dry_run"),
+    *("catalog", "gpu", "gpus", "nodes", "tensor", "max_seq_len", "max_batch_size", "max_num_tokens", "backend"),
+    *("workers", "tensorrt_llm_examples", "calibration_dataset", "work_dir", "keep_work", "skip_check", "dry_run"),
 )
 _COMPILING_FLAGS = ("tensorrt_llm_examples", "calibration_dataset", "workers", "work_dir", "keep_work", "skip_check")
 _FOREIGN_FLAGS = {"gguf": "--checkpoint", "tokenizer": "--checkpoint", "context_window": "--max-seq-len"}
@@ -129,6 +131,7 @@ class Order:
             self._gpu(machine),
             num_gpus=options.gpus,
             num_nodes=options.nodes,
+            tp_size=options.tensor,
             precision=options.precision,
             max_seq_len=options.max_seq_len,
             max_batch_size=options.max_batch_size,

@@ -16,6 +16,7 @@ from build_engines.planner.plan import DEFAULT_MAX_BATCH_SIZE, plan
 from build_engines.planner.report import plan_lines, plan_object
 from build_engines.tables import text_table
 
+TENSOR_HELP = "that share each layer (as many of a node's as the model's shape allows)"
 _EXAMPLES = """\
 examples:
   plan llama3.1:70b --gpu h100                       the smallest layout that fits, with its arithmetic
@@ -44,6 +45,7 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     command.add_argument("--gpu", choices=GPUS, help="without it, a table of all of them")
     command.add_argument("--gpus", type=int, metavar="N", help="GPUs of all nodes together (the fewest that fit)")
     command.add_argument("--nodes", type=int, metavar="M", help="of 8 GPUs at most (the fewest that hold the GPUs)")
+    command.add_argument("--tensor", type=int, metavar="N", help=f"with --gpus: {TENSOR_HELP}")
     command.add_argument(
         "--precision", choices=[*map(str, Precision)], help="of the matrices (16 bit, as the model is)"
     )
@@ -82,6 +84,7 @@ def _plan(options: argparse.Namespace) -> None:
         "precision": options.precision,
         "num_gpus": options.gpus,
         "num_nodes": options.nodes,
+        "tp_size": options.tensor,
         "max_seq_len": options.max_seq_len,
         "max_batch_size": options.max_batch_size,
     }

@@ -70,7 +70,7 @@ def _remedies(request: Request) -> Iterator[str]:
         if found is not None:
             yield f"--precision fp8 ({_layout(found)})"
     if request.num_gpus is not None or request.num_nodes is not None:
-        found = fitting_plan(replace(request, num_gpus=None, num_nodes=None))
+        found = fitting_plan(replace(request, num_gpus=None, num_nodes=None, tp_size=None))
         if found is not None:
             yield f"{_flags(found.parallelism)} ({_layout(found)})"
     for gpu in GPUS.values():

@@ -53,6 +53,7 @@ def outcomes(
     precision: str | None = None,
     num_gpus: int | None = None,
     num_nodes: int | None = None,
+    tp_size: int | None = None,
     max_seq_len: int | None = None,
     max_batch_size: int | None = None,
 ) -> Iterator[Outcome]:
@@ -69,6 +70,7 @@ def outcomes(
                         precision=name,
                         num_gpus=num_gpus,
                         num_nodes=num_nodes,
+                        tp_size=tp_size,
                         max_seq_len=max_seq_len,
                         max_batch_size=max_batch_size,
                     )

@@ -6,6 +6,7 @@ from build_engines.errors import BuildError, DoesNotFit
 from build_engines.model_entry import ModelEntry, Precision
 from build_engines.planner.advice import what_would_fit
 from build_engines.planner.gpus import GPUS, Gpu
+from build_engines.planner.layout import node_counts
 from build_engines.planner.search import Request, fitting_plan
 from build_engines.planner.sizing import Plan
 
@@ -20,6 +21,7 @@ def plan(
     *,
     num_gpus: int | None = None,
     num_nodes: int | None = None,
+    tp_size: int | None = None,
     precision: str | None = None,
     max_seq_len: int | None = None,
     max_batch_size: int | None = None,
@@ -38,8 +40,10 @@ def plan(
         max_batch_size=_default(max_batch_size, entry.default_max_batch_size or DEFAULT_MAX_BATCH_SIZE),
         num_gpus=num_gpus,
         num_nodes=num_nodes,
+        tp_size=tp_size,
     )
     _check_counts(request)
+    _check_tp_size(request)
     found = fitting_plan(request)
     if found is None:
         raise DoesNotFit(what_would_fit(request))
@@ -84,6 +88,20 @@ def _check_counts(request: Request) -> None:
         raise BuildError(f"--gpus {num_gpus}: must be a multiple of --nodes {num_nodes}")
     if num_gpus > num_nodes * gpu.num_per_node:
         raise BuildError(f"--gpus {num_gpus} --nodes {num_nodes}: a node holds {gpu.num_per_node} GPUs")
+
+
+def _check_tp_size(request: Request) -> None:
+    num_gpus, tp_size = request.num_gpus, request.tp_size
+    if tp_size is None:
+        return
+    if num_gpus is None:
+        raise BuildError(f"--tensor {tp_size}: goes with --gpus")
+    [(_, num_nodes)] = node_counts(num_gpus, request.num_nodes, request.gpu)
+    if tp_size < 1 or num_gpus // num_nodes % tp_size:
+        raise BuildError(f"--tensor {tp_size}: must divide the {num_gpus // num_nodes} GPUs of a node")
+    rule = request.entry.layout_rule(tp_size, num_gpus // tp_size)
+    if rule is not None:
+        raise DoesNotFit(f"--tensor {tp_size} --gpus {num_gpus}: {request.entry.model_id}: {rule}")
 
 
 def _default(value: int | None, default: int) -> int:

@@ -26,6 +26,7 @@ class Request:
     max_batch_size: int
     num_gpus: int | None = None
     num_nodes: int | None = None
+    tp_size: int | None = None  # goes with num_gpus
 
 
 def fitting_plan(request: Request) -> Plan | None:
@@ -54,7 +55,8 @@ def candidates(request: Request) -> Iterator[Plan]:
     """Yield every legal layout, the smallest first, whether it fits or not."""
     for num_gpus, num_nodes in node_counts(request.num_gpus, request.num_nodes, request.gpu):
         for parallelism in layouts(request.entry, num_gpus, num_nodes):
-            yield _sized(request, parallelism)
+            if request.tp_size in (None, parallelism.tp_size):
+                yield _sized(request, parallelism)
 
 
 def _sized(request: Request, parallelism: Parallelism) -> Plan:

@@ -79,8 +79,8 @@ def checked_options(options: Mapping[str, str], backend: Backend) -> dict[str, s
 
 _DECIDED = {
     "backend": "--backend",
-    "tp_size": "--gpus",
-    "pp_size": "--gpus and --nodes",
+    "tp_size": "--tensor",
+    "pp_size": "--gpus and --tensor",
     "max_batch_size": "--max-batch-size",
     "max_num_tokens": "--max-num-tokens",
     "lora_max_rank": "--adapter",

@@ -34,7 +34,7 @@ prepare_keys() {
 }
 
 run_worker() {
-    # SSH does not hand the pod's environment on to ranks. Logged would be each probe of the port.
+    # Ranks get the environment of their pod, which SSH does not hand on. With more of a log, each probe would be in it.
     export -p >"$folder/environment"
     cat >"$folder/sshd_config" <<END
 Port $ssh_port

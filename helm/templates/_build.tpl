@@ -50,6 +50,7 @@
 {{- end }}
 - --gpus={{ int .model.numGpus }}
 - --nodes={{ int .model.numNodes }}
+- --tensor={{ int .model.parallelism.tensor }}
 {{- with int .model.engine.maxSeqLen }}
 - --max-seq-len={{ . }}
 {{- end }}

@@ -11,10 +11,7 @@
 {{- with .Values.frontend.httpRoute }}
 {{- if and .enabled (not .parentRefs) }}{{ fail "frontend.httpRoute.parentRefs: name a Gateway, such as [{name: public}]" }}{{ end -}}
 {{- end -}}
-{{- range $name := list "clientCa" "operations" -}}
-{{- if and (index $root.Values.frontend.tls $name) (not $root.Values.frontend.tls.existingSecret) }}{{ fail (printf "frontend.tls.%s: the frontend needs a certificate first: write frontend.tls.existingSecret" $name) }}{{ end -}}
-{{- end -}}
-{{- if and .Values.tritonTls.clientSecret (not .Values.tritonTls.existingSecret) }}{{ fail "tritonTls.clientSecret: the models' pods need a certificate of their own first: write tritonTls.existingSecret" }}{{ end -}}
+{{- include "conch.checks.tls" . -}}
 {{- $ids := dict -}}
 {{- $names := dict -}}
 {{- range $index, $model := include "conch.models" . | fromJsonArray -}}
@@ -40,6 +37,13 @@
 {{- include "conch.checks.additions" (dict "where" $where "of" $model "env" (gt (int $model.numNodes) 1 | ternary (keys $root.Values.multinode.env) list)) -}}
 {{- end -}}
 {{- include "conch.checks.cache" . -}}
+{{- end -}}
+
+{{- define "conch.checks.tls" -}}
+{{- range $name, $secret := dict "clientCa" "a Secret with tls.crt, tls.key and ca.crt" "operations" "a Secret with tls.crt and tls.key" -}}
+{{- if and (index $.Values.frontend.tls $name) (not $.Values.frontend.tls.existingSecret) }}{{ fail (printf "frontend.tls.%s: there is no TLS: write frontend.tls.existingSecret, %s" $name $secret) }}{{ end -}}
+{{- end -}}
+{{- if and .Values.tritonTls.clientSecret (not .Values.tritonTls.existingSecret) }}{{ fail "tritonTls.clientSecret: there is no TLS: write tritonTls.existingSecret, a Secret of the models' own with tls.crt, tls.key and ca.crt" }}{{ end -}}
 {{- end -}}
 
 {{- define "conch.checks.runtime" -}}
@@ -94,6 +98,9 @@
 {{- if not $perNode }}{{ fail (printf "%s: gpus.perNode: tensorrt_llm needs GPUs: write how many of a node it takes, %d for one node" .where $numGpus) }}{{ end -}}
 {{- if or (mod $numGpus $perNode) (lt $numGpus $perNode) -}}
 {{- fail (printf "%s: %s = %d GPUs do not fill nodes of gpus.perNode %d: write a number that divides %d" .where $parallelism $numGpus $perNode $numGpus) -}}
+{{- end -}}
+{{- if mod $perNode (int .model.parallelism.tensor) -}}
+{{- fail (printf "%s: parallelism.tensor %v: GPUs that share layers are of one node: write a number that divides gpus.perNode %d, such as %d, and parallelism.pipeline %d" .where .model.parallelism.tensor $perNode $perNode (div $numGpus $perNode)) -}}
 {{- end -}}
 {{- if and .model.isBuilt (eq .model.engine.backend "pytorch") (not .model.profile.gpu) -}}
 {{- fail (printf "%s: resourceProfiles.%s.gpu: a download has no GPU to look at: write h100, h200, a100 or l40s" .where .model.gpus.profile) -}}

@@ -15,8 +15,8 @@
 {{- end -}}
 
 {{- /*
-The container of a further node: it waits for the leader to start ranks in it. Told to end, it stays until the leader has
-ended them, for which both have the same grace period. Its probes ask for the SSH server, which is not asked for then.
+The container of a further node: it waits for the leader to start ranks in it. Told to end, it closes its port and stays
+until the leader has ended them, for which both have the same grace period; a pod that ends is not probed for its liveness.
 */ -}}
 {{- define "conch.worker.container" -}}
 {{- $image := include "conch.model.image" . | fromYaml -}}

@@ -45,6 +45,8 @@ def test_settings_reach_the_plan(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["--gpus", "16", "--nodes", "2", "--precision", "fp8", "--max-seq-len", "4096", "--max-batch-size", "7"]
     written = json.loads(run(capsys, "llama3.1:405b", "--gpu", "a100", *arguments[:4], "--json"))
     assert (written["num_gpus"], written["num_nodes"], written["precision"]) == (16, 2, "bf16")
+    written = json.loads(run(capsys, "llama3.1:8b", "--gpu", "h100", "--gpus", "4", "--tensor", "2", "--json"))
+    assert (written["tp_size"], written["pp_size"]) == (2, 2)
     written = json.loads(run(capsys, "llama3.1:405b", "--gpu", "h100", *arguments, "--json"))
     assert (written["precision"], written["max_seq_len"], written["max_batch_size"]) == ("fp8", 4096, 7)
 

@@ -116,7 +116,7 @@ def test_where_no_gpus_are_to_spare_a_build_can_go_before_the_pods() -> None:
 
 def test_a_model_over_several_nodes_is_built_on_the_gpus_of_one() -> None:
     [container] = job_of(render(CASES["llama3-1-405b-h100"]))["spec"]["template"]["spec"]["containers"]
-    assert {"--backend=engine", "--gpus=16", "--nodes=2"} <= set(container["command"])
+    assert {"--backend=engine", "--gpus=16", "--nodes=2", "--tensor=8"} <= set(container["command"])
     assert container["resources"]["limits"]["nvidia.com/gpu"] == "8"
 
 

@@ -41,7 +41,7 @@ def test_16_what_fits_a_node_is_a_deployment(layout: tuple[int, int, int]) -> No
     assert rendered.one("Deployment", "demo-llama-405b")
 
 
-@pytest.mark.parametrize(("layout", "num_nodes"), [((8, 3, 8), 3), ((4, 2, 4), 2), ((8, 8, 8), 8), ((8, 1, 4), 2)])
+@pytest.mark.parametrize(("layout", "num_nodes"), [((8, 3, 8), 3), ((4, 2, 4), 2), ((8, 8, 8), 8), ((2, 8, 8), 2)])
 def test_18_the_size_and_the_ranks_follow_from_the_layout(layout: tuple[int, int, int], num_nodes: int) -> None:
     template = group(with_layout(*layout))["spec"]["leaderWorkerTemplate"]
     assert template["size"] == num_nodes

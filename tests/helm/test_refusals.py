@@ -32,6 +32,15 @@ def test_07_gpus_that_do_not_fill_nodes_are_refused(parallelism: dict[str, int],
     assert f"do not fill nodes of gpus.perNode {per_node}: write a number that divides" in said
 
 
+@pytest.mark.parametrize(("tensor", "pipeline"), [(16, 1), (3, 8)])
+def test_07_layers_shared_across_nodes_are_refused(tensor: int, pipeline: int) -> None:
+    values = values_of("nodes")
+    values["models"][0]["parallelism"] = {"tensor": tensor, "pipeline": pipeline}
+    said = refusal(values)
+    assert f"parallelism.tensor {tensor}: GPUs that share layers are of one node: write a number that divides" in said
+    assert f"gpus.perNode 8, such as 8, and parallelism.pipeline {tensor * pipeline // 8}" in said
+
+
 @pytest.mark.parametrize("settings", [{}, {"engine": {"runtime": "synthetic"}}], ids=["llama_cpp", "synthetic"])
 def test_08_a_build_for_a_runtime_without_engines_is_refused(settings: dict[str, Any]) -> None:
     said = refusal(with_demo(build={"enabled": True}, **settings))
@@ -200,12 +209,11 @@ CLAIM = {"existingClaim": "c"}
         (values_of("nodes") | {"multinode": {}}, "it spans 2 nodes: write multinode.sshKeySecret"),
         (
             {"tritonTls": {"clientSecret": "x"}},
-            "tritonTls.clientSecret: the models' pods need a certificate of their own",
+            "tritonTls.clientSecret: there is no TLS: write tritonTls.existingSecret",
         ),
-        ({"frontend": {"tls": {"clientCa": True}}}, "frontend.tls.clientCa: the frontend needs a certificate first"),
         (
             {"frontend": {"tls": {"operations": True}}},
-            "frontend.tls.operations: the frontend needs a certificate first",
+            "frontend.tls.operations: there is no TLS: write frontend.tls.existingSecret",
         ),
         ({"frontend": {"httpRoute": {"enabled": True}}}, "frontend.httpRoute.parentRefs: name a Gateway"),
         ({"frontend": {"inferencePool": {"enabled": True}}}, "endpointPicker: name the Service of the endpoint picker"),

@@ -158,6 +158,8 @@ def test_gpus_and_nodes_that_are_given_stay_as_they_are() -> None:
     assert str(planned("llama3.1:405b", "h100", num_gpus=16, num_nodes=2).parallelism) == "TP8 x PP2, 2 nodes"
     assert str(planned("llama3.1:405b", "h100", num_gpus=16).parallelism) == "TP8 x PP2, 2 nodes"
     assert str(planned("llama3.1:8b", "h100", num_nodes=2).parallelism) == "TP1 x PP2, 2 nodes"
+    assert str(planned("llama3.1:8b", "h100", num_gpus=8, tp_size=4).parallelism) == "TP4 x PP2"
+    assert str(planned("llama3.1:8b", "h100", num_gpus=16, tp_size=2).parallelism) == "TP2 x PP8, 2 nodes"
 
 
 def test_large_models_take_the_room_that_they_are_known_to_take() -> None:
@@ -303,6 +305,15 @@ def test_what_is_said_to_fit_does() -> None:
         ("gemma2:9b", "h100", {"num_nodes": -1}, "--nodes -1: expected at least 1"),
         ("gemma2:9b", "h100", {"num_gpus": 3, "num_nodes": 2}, "--gpus 3: must be a multiple of --nodes 2"),
         ("gemma2:9b", "h100", {"num_gpus": 16, "num_nodes": 1}, "--gpus 16 --nodes 1: a node holds 8 GPUs"),
+        ("llama3.1:8b", "h100", {"tp_size": 4}, "--tensor 4: goes with --gpus"),
+        ("llama3.1:8b", "h100", {"num_gpus": 16, "tp_size": 16}, "--tensor 16: must divide the 8 GPUs of a node"),
+        ("llama3.1:8b", "h100", {"num_gpus": 8, "tp_size": 0}, "--tensor 0: must divide the 8 GPUs of a node"),
+        (
+            "gemma2:9b",
+            "h100",
+            {"num_gpus": 8, "tp_size": 4},
+            "--tensor 4 --gpus 8: google/gemma-2-9b-it: it is built wi",
+        ),
     ],
 )
 def test_a_wrong_argument_names_the_rule(model: str, gpu_key: str, settings: dict, message: str) -> None:

@@ -38,6 +38,11 @@ def test_two_nodes_are_explained(capsys: pytest.CaptureFixture[str]) -> None:
     )
 
 
+def test_a_layout_that_is_asked_for_is_built(capsys: pytest.CaptureFixture[str]) -> None:
+    _, commands = dry_run(capsys, "llama3.1:8b", "--gpu", "h100", "--gpus", "4", "--tensor", "2")
+    assert "--tp_size 2 --pp_size 2" in shlex.join(commands[0])
+
+
 def test_a_checkpoint_that_is_there_decides(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     catalog, folder = write_catalog(tmp_path / "catalog.yaml"), write_tiny_checkpoint(tmp_path / "my checkpoint")
     places = ["--checkpoint", str(folder), "--catalog", str(catalog), "--tensorrt-llm-examples", "/opt/x"]
