@@ -122,7 +122,7 @@ def test_15_a_change_of_one_model_rolls_no_pod_of_another() -> None:
     values = values_of("gpu")
     before = {pod.owner: pod for pod in pods(render(values))}
     values["models"][0]["shmSize"] = "1Gi"
-    values["models"][0]["aliases"] = ["another"]
+    values["models"][0]["serving"] = {"maxSequences": 8}
     after = {pod.owner: pod for pod in pods(render(values))}
     assert after["Deployment/demo-llama-70b"] != before["Deployment/demo-llama-70b"]
     for owner in ("Deployment/demo-qwen-7b", "Deployment/demo-qwen-32b"):
