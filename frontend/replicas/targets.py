@@ -10,7 +10,7 @@ from dataclasses import dataclass
 FOLLOWED = "dns:"  # before the host:port of an endpoint that is followed
 EVERYTHING = ""  # in the place of a model's id: whatever is served there
 
-_ENDPOINT = re.compile(r"(?:dns:)?(\[[0-9A-Fa-f:.]+\]|[^\s:/\[\]]+):(?P<port>[0-9]{1,5})")
+_ENDPOINT = re.compile(r"(?:dns:)?(?P<host>\[[0-9A-Fa-f:.]+\]|[^\s:/\[\]]+):(?P<port>[0-9]{1,5})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +88,14 @@ def _check_names(model: str, aliases: Collection[str], ids: dict[str, str]) -> N
 
 def _endpoint(text: str) -> str:
     found = _ENDPOINT.fullmatch(text)
-    if found is None or not 1 <= int(found["port"]) <= 65535:
+    if found is None or not 1 <= int(found["port"]) <= 65535 or not _is_name(found["host"]):
         raise ValueError(f"{text!r} must be host:port, such as 127.0.0.1:8001, or dns:host:port")
     return text
+
+
+def _is_name(host: str) -> bool:
+    """Whether it can be looked up: its labels are neither empty nor too long."""
+    try:
+        return bool(host.encode("idna"))
+    except UnicodeError:
+        return False

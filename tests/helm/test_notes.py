@@ -20,8 +20,16 @@ def test_the_notes_say_how_to_ask_and_that_nobody_is_kept_out() -> None:
 def test_the_notes_name_what_must_be_in_the_cluster() -> None:
     assert "These values need" not in render().notes
     assert "in the cluster: LeaderWorkerSet (leaderworkerset.x-k8s.io)." in case("nodes").notes
-    for name in ("KEDA (keda.sh)", "the Gateway API (gateway", "inference extension"):
+    for name in ("KEDA 2.17 or later (keda.sh)", "the Gateway API (gateway", "inference extension"):
         assert name in case("scaled").notes
+
+
+def test_the_notes_say_which_labels_keda_asks_for_where_nothing_gives_them() -> None:
+    said = "have Prometheus scrape demo-frontend-operations with these labels"
+    assert (said in case("scaled").notes) is not values_of("scaled")["metrics"]["serviceMonitor"]["enabled"]
+    values = values_of("scaled") | {"metrics": {"serviceMonitor": {"enabled": False}}}
+    assert said in render(values).notes
+    assert said not in render().notes
 
 
 def test_the_notes_warn_of_what_a_value_brings_with_it() -> None:
