@@ -3,9 +3,10 @@ FROM nvcr.io/nvidia/tritonserver:26.07-trtllm-python-py3
 
 # For models over several nodes: the leader reaches the workers by SSH, as this user.
 RUN apt-get update \
-    && apt-get install --yes --no-install-recommends openssh-client openssh-server \
+    && apt-get install --yes --no-install-recommends git openssh-client openssh-server \
     && rm -rf /var/lib/apt/lists/* /etc/ssh/ssh_host_* \
-    && useradd --uid 65532 --user-group --create-home --shell /bin/bash conch
+    && groupadd --gid 65532 conch \
+    && useradd --no-log-init --uid 65532 --gid 65532 --create-home --shell /bin/bash conch
 # The converters are only in TensorRT-LLM's repository, not in the image.
 RUN git clone --depth 1 --branch v1.2.1 https://github.com/NVIDIA/TensorRT-LLM.git /opt/TensorRT-LLM \
     && rm -rf /opt/TensorRT-LLM/.git
@@ -17,7 +18,7 @@ COPY build_engines build_engines
 # The image's own packages are the constraints, so that numpy, torch and TensorRT-LLM stay as they are (docs/gpu.md).
 RUN python3 -m pip list --format=freeze > /tmp/image.txt \
     && PIP_CONSTRAINT= python3 -m pip install --no-cache-dir --constraint /tmp/image.txt '.[tensorrt-llm,build,frontend]' \
-    && rm /tmp/image.txt
+    && rm -rf /tmp/image.txt build ./*.egg-info
 
 WORKDIR /
 USER 65532:65532

@@ -5,17 +5,13 @@
 {{- include "conch.checks.scale" (dict "where" "frontend" "of" .Values.frontend) -}}
 {{- include "conch.checks.additions" (dict "where" "frontend" "of" .Values.frontend "env" list) -}}
 {{- include "conch.checks.labels" (dict "where" "commonLabels" "labels" .Values.commonLabels) -}}
-{{- if and .Values.frontend.tls.clientCa (not .Values.frontend.tls.existingSecret) }}{{ fail "frontend.tls.clientCa: there is no TLS: write frontend.tls.existingSecret, a Secret with tls.crt, tls.key and ca.crt" }}{{ end -}}
 {{- with .Values.frontend.inferencePool }}
 {{- if and .enabled (not .endpointPicker) }}{{ fail "frontend.inferencePool.endpointPicker: name the Service of the endpoint picker" }}{{ end -}}
 {{- end -}}
 {{- with .Values.frontend.httpRoute }}
 {{- if and .enabled (not .parentRefs) }}{{ fail "frontend.httpRoute.parentRefs: name a Gateway, such as [{name: public}]" }}{{ end -}}
 {{- end -}}
-{{- range $name := list "clientCa" "operations" -}}
-{{- if and (index $root.Values.frontend.tls $name) (not $root.Values.frontend.tls.existingSecret) }}{{ fail (printf "frontend.tls.%s: the frontend needs a certificate first: write frontend.tls.existingSecret" $name) }}{{ end -}}
-{{- end -}}
-{{- if and .Values.tritonTls.clientSecret (not .Values.tritonTls.existingSecret) }}{{ fail "tritonTls.clientSecret: the models' pods need a certificate of their own first: write tritonTls.existingSecret" }}{{ end -}}
+{{- include "conch.checks.tls" . -}}
 {{- $ids := dict -}}
 {{- $names := dict -}}
 {{- range $index, $model := include "conch.models" . | fromJsonArray -}}
@@ -41,6 +37,13 @@
 {{- include "conch.checks.additions" (dict "where" $where "of" $model "env" (gt (int $model.numNodes) 1 | ternary (keys $root.Values.multinode.env) list)) -}}
 {{- end -}}
 {{- include "conch.checks.cache" . -}}
+{{- end -}}
+
+{{- define "conch.checks.tls" -}}
+{{- range $name, $secret := dict "clientCa" "a Secret with tls.crt, tls.key and ca.crt" "operations" "a Secret with tls.crt and tls.key" -}}
+{{- if and (index $.Values.frontend.tls $name) (not $.Values.frontend.tls.existingSecret) }}{{ fail (printf "frontend.tls.%s: there is no TLS: write frontend.tls.existingSecret, %s" $name $secret) }}{{ end -}}
+{{- end -}}
+{{- if and .Values.tritonTls.clientSecret (not .Values.tritonTls.existingSecret) }}{{ fail "tritonTls.clientSecret: there is no TLS: write tritonTls.existingSecret, a Secret of the models' own with tls.crt, tls.key and ca.crt" }}{{ end -}}
 {{- end -}}
 
 {{- define "conch.checks.runtime" -}}
@@ -114,6 +117,9 @@
 {{- $strategy := .of.strategy -}}
 {{- if and (has (toString $strategy.maxSurge) (list "0" "0%")) (has (toString $strategy.maxUnavailable) (list "0" "0%")) -}}
 {{- fail (printf "%s: strategy.maxSurge and strategy.maxUnavailable are both 0, so that no version could take over: write 1 for one of them" .where) -}}
+{{- end -}}
+{{- if and (gt (int .of.numNodes) 1) (has (toString $strategy.maxSurge) (list "0" "0%")) (hasSuffix "%" (toString $strategy.maxUnavailable)) -}}
+{{- fail (printf "%s: strategy.maxUnavailable %s of few groups of nodes is none, as it is rounded down: write a number" .where $strategy.maxUnavailable) -}}
 {{- end -}}
 {{- $autoscaling := .of.autoscaling -}}
 {{- if and $autoscaling.enabled (gt (int $autoscaling.minReplicas) (int $autoscaling.maxReplicas)) -}}

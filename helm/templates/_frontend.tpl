@@ -78,9 +78,9 @@ certificates, of which it has none.
 {{- /* The Secrets that the frontend reads, as volumes by name: a list of pairs. */ -}}
 {{- define "conch.frontend.secrets" -}}
 {{- with .Values.frontend.auth.existingSecret }}
-keys: {{ . }}
+keys: {{ . | quote }}
 {{- end }}
 {{- with .Values.frontend.tls.existingSecret }}
-tls: {{ . }}
+tls: {{ . | quote }}
 {{- end }}
 {{- end -}}

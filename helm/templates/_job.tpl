@@ -57,6 +57,6 @@ spec:
     {{- with .root.Values.huggingface.existingSecret }}
     - name: huggingface
       secret:
-        secretName: {{ . }}
+        secretName: {{ . | quote }}
     {{- end }}
 {{- end -}}

@@ -19,7 +19,7 @@ app.kubernetes.io/managed-by: {{ .root.Release.Service }}
 
 {{- /* name, labels and annotations of an object. Takes the same, name and perhaps annotations. */ -}}
 {{- define "conch.metadata" -}}
-name: {{ .name }}
+name: {{ .name | quote }}
 labels:
   helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name (.root.Chart.Version | replace "+" "_") }}
   app.kubernetes.io/version: {{ .root.Chart.AppVersion | quote }}

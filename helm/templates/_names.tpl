@@ -17,12 +17,13 @@ Takes root and suffix. A release's name may have dots, which a Service's may not
 {{- end -}}
 
 {{- /*
-Of a model's Deployment, or LeaderWorkerSet, whose pods' names add the numbers of group and pod. Its controller makes a
-headless Service of the same name, by which the pods of a group find each other: no Service of ours may be called so.
+Of a model's Deployment, or LeaderWorkerSet. The latter's controller makes a headless Service of the same name, by which the
+pods of a group find each other: no Service of ours may be called so. And it makes StatefulSets whose names add the number
+of a group, of up to three digits, and whose pods have a label that adds a digest of ten characters: 48 leave room for both.
 */ -}}
 {{- define "conch.model.name" -}}
 {{- if gt (int .model.numNodes) 1 -}}
-{{ include "conch.name" (dict "root" .root "suffix" (printf "%s-group" .model.name) "max" 51) }}
+{{ include "conch.name" (dict "root" .root "suffix" (printf "%s-group" .model.name) "max" 48) }}
 {{- else -}}
 {{ include "conch.name" (dict "root" .root "suffix" .model.name) }}
 {{- end -}}

@@ -1,6 +1,6 @@
 {{- /* What every pod has. Takes root. */ -}}
 {{- define "conch.pod.common" -}}
-serviceAccountName: {{ include "conch.serviceAccountName" .root }}
+serviceAccountName: {{ include "conch.serviceAccountName" .root | quote }}
 automountServiceAccountToken: false
 enableServiceLinks: false
 securityContext:
@@ -8,7 +8,7 @@ securityContext:
 {{- with .root.Values.global.imagePullSecrets }}
 imagePullSecrets:
   {{- range . }}
-  - name: {{ . }}
+  - name: {{ . | quote }}
   {{- end }}
 {{- end }}
 {{- end -}}
@@ -31,10 +31,10 @@ affinity:
   {{- toYaml . | nindent 2 }}
 {{- end }}
 {{- with .of.runtimeClassName | default $profile.runtimeClassName }}
-runtimeClassName: {{ . }}
+runtimeClassName: {{ . | quote }}
 {{- end }}
 {{- with .of.priorityClassName }}
-priorityClassName: {{ . }}
+priorityClassName: {{ . | quote }}
 {{- end }}
 {{- end -}}
 

@@ -53,7 +53,7 @@ frontend knows, and not for loopback.
 {{- if .existingSecret }}
 - name: triton-tls
   secret:
-    secretName: {{ .existingSecret }}
+    secretName: {{ .existingSecret | quote }}
     {{- if $.isFrontend }}
     items: [{key: ca.crt, path: ca.crt}]
     {{- end }}
@@ -61,7 +61,7 @@ frontend knows, and not for loopback.
 {{- if .clientSecret }}
 - name: triton-client
   secret:
-    secretName: {{ .clientSecret }}
+    secretName: {{ .clientSecret | quote }}
 {{- end }}
 {{- end -}}
 {{- end -}}

@@ -143,17 +143,17 @@ timeoutSeconds: {{ add 10 (int .deadline) }}
 - name: models
   {{- if eq .root.Values.cache.type "hostPath" }}
   hostPath:
-    path: {{ .root.Values.cache.hostPath }}
-    type: DirectoryOrCreate
+    path: {{ .root.Values.cache.hostPath | quote }}
+    type: Directory  # one that the cluster made would be root's alone
   {{- else }}
   persistentVolumeClaim:
-    claimName: {{ include "conch.cache.claim" .root }}
+    claimName: {{ include "conch.cache.claim" .root | quote }}
   {{- end }}
 {{- end }}
 {{- with .model.source.existingClaim }}
 - name: source
   persistentVolumeClaim:
-    claimName: {{ . }}
+    claimName: {{ . | quote }}
     readOnly: true
 {{- end }}
 {{- with .model.extraVolumes }}
@@ -175,6 +175,6 @@ timeoutSeconds: {{ add 10 (int .deadline) }}
 {{- if gt (int .model.numNodes) 1 }}
 - name: ssh
   secret:
-    secretName: {{ .root.Values.multinode.sshKeySecret }}
+    secretName: {{ .root.Values.multinode.sshKeySecret | quote }}
 {{- end }}
 {{- end -}}

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from frontend.serve.checks import PortChoice, free_ports
 from tests.frontend.connections.self_signed import make
+from tests.launching import free_port
 
 RUN = """
 import logging, sys
@@ -69,7 +69,7 @@ def test_with_a_certificate_it_speaks_tls(tmp_path: Path) -> None:
 def test_the_operations_port_shows_the_certificate_and_asks_for_none(tmp_path: Path) -> None:
     cert, key = make(tmp_path, "server")
     tls = [f"--tls-cert={cert}", f"--tls-key={key}", f"--tls-client-ca={cert}", "--admin-tls"]
-    [port] = free_ports([PortChoice("--admin-port", "127.0.0.1", 0)]).values()
+    port = free_port()
     command = [sys.executable, "-m", "frontend", "api", "--port=0", f"--admin-port={port}", *tls]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None

@@ -117,10 +117,11 @@ def refusal(values: Values, *, release: str = RELEASE) -> str:
 
 def pods(rendered: Rendered) -> list[PodTemplate]:
     """Return every pod that the objects make."""
-    return [pod for each in rendered.objects for pod in _pods_of(each)]
+    return [pod for each in rendered.objects for pod in pods_of(each)]
 
 
-def _pods_of(each: KubernetesObject) -> Iterator[PodTemplate]:
+def pods_of(each: KubernetesObject) -> Iterator[PodTemplate]:
+    """Yield every pod that an object makes."""
     owner = f"{each['kind']}/{each['metadata']['name']}"
     if each["kind"] == "Pod":
         yield _pod(owner, each)

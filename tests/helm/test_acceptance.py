@@ -11,6 +11,7 @@ import pytest
 
 from tests.helm.cases import CASES, SHAPES, values_of, with_demo, with_gpu_model
 from tests.helm.chart import PodTemplate, pods, refusal, render
+from tests.helm.validation import errors
 
 LABEL_KEY = re.compile(r"([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-\w.]*[A-Za-z0-9])?")
 LABEL_VALUE = re.compile(r"([A-Za-z0-9]([-\w.]{0,61}[A-Za-z0-9])?)?")
@@ -41,6 +42,29 @@ def test_names_that_yaml_takes_for_something_else_stay_words(word: str) -> None:
         assert labels["app.kubernetes.io/instance"] == word
         assert labels.get("conch/model") in (None, word)
         assert_labels(labels)
+
+
+def test_names_of_others_objects_stay_words_too() -> None:
+    secret = {"existingSecret": "1"}
+    for name in ("cpu", "gpu", "nodes", "scaled", "plain"):
+        values = values_of(name)
+        values["global"] = {"imagePullSecrets": ["1"]}
+        values["huggingface"] = {**secret, "key": "1"}
+        values["serviceAccount"] = {"name": "1"}
+        values["tests"] = {"apiKey": secret}
+        frontend = values.setdefault("frontend", {})
+        frontend |= {"priorityClassName": "1", "auth": secret, "tls": secret, "redis": {**secret, "key": "1"}}
+        frontend["ingress"] = {"enabled": True, "className": "1", "tlsSecret": "1"}
+        if name == "nodes":
+            values["multinode"]["sshKeySecret"] = "1"
+        if name == "gpu":
+            values["cache"]["storageClassName"] = "1"
+        for model in values["models"]:
+            model |= {"priorityClassName": "1", "runtimeClassName": "1"}
+            model["source"] = {**model.get("source", {})}
+            if model["source"].get("existingClaim"):
+                model["source"]["existingClaim"] = "1"
+        assert errors(render(values), "1.37") == []
 
 
 @pytest.mark.parametrize("release", RELEASES)

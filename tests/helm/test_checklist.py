@@ -10,11 +10,12 @@ from tests.helm.chart import pods, render
 
 NUM_POINTS = 45
 
-# What only a real API server can show. The tests of these numbers assert what the rendered objects decide.
+# What only a real cluster can show. The tests of these numbers assert what the rendered objects decide, and what Helm
+# does with them at a double of an API server.
 NEEDS_A_CLUSTER = {
     31: "a server's own dry run of Pod Security `restricted`",
-    36: "an upgrade with a changed model",
-    42: "install, upgrade, rollback, uninstall",
+    36: "a server's own refusal of an upgrade that changes a Job",
+    42: "controllers and garbage collection, between install and uninstall",
     43: "two of three pods with eight GPUs are bound to two nodes",
 }
 

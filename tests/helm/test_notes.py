@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tests.helm.cases import case, with_demo
-from tests.helm.chart import render
+from tests.helm.cases import case, values_of, with_demo
+from tests.helm.chart import CHART, render
 
 KEYS = {"auth": {"existingSecret": "api-keys"}}
 
@@ -31,3 +31,29 @@ def test_the_notes_warn_of_what_a_value_brings_with_it() -> None:
     shared = {**KEYS, "replicas": 2, "redis": {"existingSecret": "redis"}}
     assert "counts the rates of keys by itself" not in render({"frontend": shared}).notes
     assert "Jobs build or download llama-70b, qwen-7b" in case("gpu").notes
+
+
+def test_the_notes_wait_for_what_becomes_ready_and_for_nothing_that_a_test_left_behind() -> None:
+    assert (
+        "--selector 'app.kubernetes.io/instance=demo,app.kubernetes.io/component in (frontend,model)'" in render().notes
+    )
+
+
+def test_the_notes_ask_as_tls_wants_it() -> None:
+    assert "curl http://127.0.0.1:8000/v1" in render().notes
+    assert "curl --insecure https://127.0.0.1:8000/v1" in render({"frontend": {"tls": {"existingSecret": "a"}}}).notes
+    assert "curl --insecure --cert CLIENT.crt --key CLIENT.key https://127.0.0.1:8000/v1" in case("cpu").notes
+
+
+def test_the_notes_say_what_the_frontend_is_kept_from() -> None:
+    values = values_of("cpu")
+    assert "cannot reach Redis and the collector of traces: its NetworkPolicy" in render(values).notes
+    for policy in ({"frontendEgress": [{"ports": [{"port": 6379}]}]}, {"enabled": False}):
+        assert "cannot reach" not in render(values | {"networkPolicy": policy}).notes
+    assert "cannot reach" not in render().notes
+
+
+def test_the_readmes_wait_for_the_install_before_they_test_it() -> None:
+    for path in (CHART / "README.md", CHART.parent / "README.md"):
+        before, _, _ = path.read_text(encoding="utf-8").partition("helm test demo")
+        assert "helm install demo ./helm --wait" in before.rpartition("```")[2], path

@@ -191,6 +191,8 @@ def test_25_there_is_a_disruption_budget_only_for_more_than_one_pod() -> None:
     assert names == {"demo-frontend", "demo-qwen-gguf"}
     names = {each["metadata"]["name"] for each in case("scaled").of_kind("PodDisruptionBudget")}
     assert names == {"demo-frontend", "demo-demo"}  # the other one has one replica at least
+    for each in case("scaled").of_kind("PodDisruptionBudget"):
+        assert each["spec"]["unhealthyPodEvictionPolicy"] == "AlwaysAllow", "a pod that never gets ready can be moved"
 
 
 def test_25_the_budget_of_a_group_covers_its_workers() -> None:
@@ -268,6 +270,17 @@ def test_30_priority_classes_are_passed_on() -> None:
     assert pod_of(rendered, "Deployment/demo-frontend").spec["priorityClassName"] == "interactive"
     assert pod_of(rendered, "Deployment/demo-qwen-gguf").spec["priorityClassName"] == "batch"
     assert "priorityClassName" not in pod_of(rendered, "Deployment/demo-demo").spec
+
+
+def test_what_stands_before_the_frontend_learns_whether_it_speaks_tls() -> None:
+    nginx = "nginx.ingress.kubernetes.io/backend-protocol"
+    for tls, protocol in (({}, "http"), ({"existingSecret": "api-tls"}, "https")):
+        rendered = render({"frontend": {"tls": tls, "ingress": {"enabled": True}}})
+        [port] = rendered.one("Service", "demo-frontend")["spec"]["ports"]
+        assert port["appProtocol"] == protocol
+        assert (nginx in rendered.of_kind("Ingress")[0]["metadata"]["annotations"]) is bool(tls)
+    own = render({"frontend": {"tls": tls, "ingress": {"enabled": True, "annotations": {nginx: "GRPCS"}}}})
+    assert own.of_kind("Ingress")[0]["metadata"]["annotations"][nginx] == "GRPCS"
 
 
 @pytest.mark.parametrize(("own", "built"), [("", "builds"), ("batch", "builds"), ("batch", "")])

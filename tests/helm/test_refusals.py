@@ -73,7 +73,9 @@ def test_10_names_stay_within_their_limits_in_a_release_with_a_long_name(name: s
     release = "r" * 53
     for kind, found in render(CASES[name], release=release).names():
         if found != "beside":  # an object of the user's own
-            assert len(found) <= (51 if kind == "LeaderWorkerSet" else 63), (kind, found)
+            # A pod of a group has the label controller-revision-hash: NAME-GROUP-DIGEST.
+            label = found + "-999-4294967295" if kind == "LeaderWorkerSet" else found
+            assert len(label) <= 63, (kind, found)
 
 
 def test_10_long_names_that_are_cut_stay_different() -> None:
@@ -168,6 +170,13 @@ def test_a_strategy_by_which_no_version_could_take_over_is_refused(none: int | s
         assert "strategy.maxSurge and strategy.maxUnavailable are both 0" in said
 
 
+def test_a_share_of_groups_that_the_controller_takes_for_none_is_refused() -> None:
+    values = values_of("nodes")
+    values["models"][0]["strategy"] = {"maxSurge": 0, "maxUnavailable": "25%"}
+    assert "strategy.maxUnavailable 25% of few groups of nodes is none" in refusal(values)
+    assert render(with_demo(strategy={"maxSurge": 0, "maxUnavailable": "25%"}))  # a Deployment takes one pod at least
+
+
 CLAIM = {"existingClaim": "c"}
 
 
@@ -200,12 +209,11 @@ CLAIM = {"existingClaim": "c"}
         (values_of("nodes") | {"multinode": {}}, "it spans 2 nodes: write multinode.sshKeySecret"),
         (
             {"tritonTls": {"clientSecret": "x"}},
-            "tritonTls.clientSecret: the models' pods need a certificate of their own",
+            "tritonTls.clientSecret: there is no TLS: write tritonTls.existingSecret",
         ),
-        ({"frontend": {"tls": {"clientCa": True}}}, "frontend.tls.clientCa: the frontend needs a certificate first"),
         (
             {"frontend": {"tls": {"operations": True}}},
-            "frontend.tls.operations: the frontend needs a certificate first",
+            "frontend.tls.operations: there is no TLS: write frontend.tls.existingSecret",
         ),
         ({"frontend": {"httpRoute": {"enabled": True}}}, "frontend.httpRoute.parentRefs: name a Gateway"),
         ({"frontend": {"inferencePool": {"enabled": True}}}, "endpointPicker: name the Service of the endpoint picker"),
@@ -242,6 +250,10 @@ CLAIM = {"existingClaim": "c"}
         ({"frontend": {"podLabels": {"a b": "x"}}}, "/frontend/podLabels"),
         ({"frontend": {"extraEnv": [{"name": "A", "value": True}]}}, "/frontend/extraEnv/0/value"),
         ({"frontend": {"tolerations": [{"effect": "NoScheduling"}]}}, "/frontend/tolerations/0/effect"),
+        ({"containerSecurityContext": {"runAsNonroot": True}}, "/containerSecurityContext"),
+        ({"podSecurityContext": {"readOnlyRootFilesystem": True}}, "/podSecurityContext"),
+        ({"networkPolicy": {"apiFrom": [{"podselector": {}}]}}, "/networkPolicy/apiFrom/0"),
+        ({"frontend": {"affinity": {"nodeAfinity": {}}}}, "/frontend/affinity"),
         ({"global": {"imagePullSecrets": ["a", "a"]}}, "/global/imagePullSecrets"),
         ({"global": {"imageRegistry": "https://registry"}}, "/global/imageRegistry"),
         ({"cache": {"accessModes": ["RWX"]}}, "/cache/accessModes/0"),

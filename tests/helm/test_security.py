@@ -10,6 +10,7 @@ from frontend.options import settings_of_environment
 from frontend.settings import Settings
 from tests.helm.cases import CASES, SHAPES, case, values_of
 from tests.helm.chart import PodTemplate, pods, render
+from tests.helm.pod_security import violations
 
 WRITABLE = {"/tmp", "/home/conch"}
 
@@ -39,17 +40,24 @@ def test_33_pods_have_an_account_that_exists() -> None:
 @pytest.mark.parametrize("name", sorted(set(SHAPES) - {"nodes-values", "plain-values"}))
 def test_31_every_pod_is_what_the_restricted_standard_asks_for(name: str) -> None:
     for pod in pods(render(CASES[name])):
-        assert _violations(pod) == [], pod.owner
+        assert violations(pod) == [], pod.owner
 
 
 def test_31_only_what_is_asked_for_by_name_leaves_the_standard() -> None:
-    found = {violation for pod in pods(case("nodes")) for violation in _violations(pod)}
+    found = {violation for pod in pods(case("nodes")) for violation in violations(pod)}
     assert found == {"capability IPC_LOCK"}  # multinode.ipcLock
-    found = {violation for pod in pods(case("plain")) for violation in _violations(pod)}
+    found = {violation for pod in pods(case("plain")) for violation in violations(pod)}
     assert found == {"volume hostPath"}  # cache.type hostPath
     values = values_of("nodes")
     values["multinode"]["ipcLock"] = False
-    assert not [violation for pod in pods(render(values)) for violation in _violations(pod)]
+    assert not [violation for pod in pods(render(values)) for violation in violations(pod)]
+
+
+def test_31_a_folder_of_the_nodes_must_be_there_for_a_cluster_would_make_one_that_only_root_can_write() -> None:
+    paths = [
+        volume["hostPath"] for pod in pods(case("plain")) for volume in pod.spec["volumes"] if "hostPath" in volume
+    ]
+    assert paths == [{"path": "/srv/models", "type": "Directory"}] * 2  # of the Job and of the model
 
 
 @pytest.mark.parametrize("name", SHAPES)
@@ -162,39 +170,3 @@ def test_35_policies_can_be_left_to_others() -> None:
 
 def _selects(policy: dict[str, Any], pod: PodTemplate) -> bool:
     return bool(policy["spec"]["podSelector"]["matchLabels"].items() <= pod.labels.items())
-
-
-def _violations(pod: PodTemplate) -> list[str]:
-    """Return what the Pod Security Standard `restricted` has against a pod.
-
-    Source: Kubernetes' documentation of the Pod Security Standards.
-    """
-    found = []
-    for volume in pod.spec.get("volumes", []):
-        kind = next(key for key in volume if key != "name")
-        allowed = (
-            "configMap",
-            "csi",
-            "downwardAPI",
-            "emptyDir",
-            "ephemeral",
-            "persistentVolumeClaim",
-            "projected",
-            "secret",
-        )
-        found += [f"volume {kind}"] if kind not in allowed else []
-    for setting in ("hostNetwork", "hostPID", "hostIPC"):
-        found += [setting] if pod.spec.get(setting) else []
-    of_pod = pod.spec.get("securityContext", {})
-    for container in pod.containers:
-        context = of_pod | container.get("securityContext", {})
-        capabilities = context.get("capabilities", {})
-        added = set(capabilities.get("add", [])) - {"NET_BIND_SERVICE"}
-        found += [f"capability {name}" for name in sorted(added)]
-        found += [] if capabilities.get("drop") == ["ALL"] else ["capabilities are kept"]
-        found += [] if context.get("allowPrivilegeEscalation") is False else ["privilege escalation"]
-        found += [] if context.get("runAsNonRoot") is True and context.get("runAsUser") != 0 else ["root"]
-        found += ["privileged"] if context.get("privileged") else []
-        found += [] if context.get("seccompProfile", {}).get("type") == "RuntimeDefault" else ["seccomp"]
-        found += [f"host port {port}" for port in container.get("ports", []) if "hostPort" in port]
-    return found

@@ -22,10 +22,11 @@ CRDS = Path(__file__).parent / "crds"
 
 def errors(rendered: Rendered, kubernetes_version: str) -> list[str]:
     """Return one line for each object that a cluster of this version would refuse or prune."""
-    return [found for each in rendered.objects if (found := _error(each, kubernetes_version))]
+    return [found for each in rendered.objects if (found := error_of(each, kubernetes_version))]
 
 
-def _error(each: KubernetesObject, kubernetes_version: str) -> str:
+def error_of(each: KubernetesObject, kubernetes_version: str) -> str:
+    """Return why a cluster of this version would refuse or prune an object; empty: it would not."""
     try:
         if (crd := CRDS / f"{each['kind']}.json").is_file():
             jsonschema.validate(each, json.loads(crd.read_text(encoding="utf-8")))

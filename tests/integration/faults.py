@@ -121,14 +121,14 @@ async def require_recovery(frontend: Frontend, pair: list[Stack], victim: Stack,
 
     A Triton that ends only now, from what was done to its stage, is started again, and all is required of that one.
     """
-    while True:
+    await asyncio.to_thread(mend, frontend, victim)
+    try:
+        await require_nothing_leaked(frontend, pair, held)
+    except (AssertionError, grpc.RpcError):
+        if not await asyncio.to_thread(ends, victim):
+            raise
         await asyncio.to_thread(mend, frontend, victim)
-        try:
-            await require_nothing_leaked(frontend, pair, held)
-            return
-        except (AssertionError, grpc.RpcError):
-            if not await asyncio.to_thread(ends, victim):
-                raise
+        await require_nothing_leaked(frontend, pair, held)
 
 
 def ends(stack: Stack) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -10,12 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from frontend.serve.launcher import Launcher, LauncherSettings
+from frontend.serve.launcher import Launcher
 from frontend.settings import Settings
 from tests.frontend.connections import self_signed
 from tests.integration.api import COMPLETIONS, Api
 from tests.integration.replicas import Frontend, frontend_of
 from tests.integration.stack import PACED_MODEL, endpoint_of
+from tests.launching import launcher_settings
 from tests.waiting import wait_until
 
 NAME = "localhost"  # that the certificate is for, and not for any address
@@ -39,15 +39,8 @@ def files(tmp_path: Path) -> Files:
 @pytest.fixture
 def launcher(paced_repository: Path, tmp_path: Path, files: Files) -> Iterator[Launcher]:
     """A running stack."""
-    settings = LauncherSettings(
-        repository=paced_repository,
-        state_dir=tmp_path / "state",
-        environment=os.environ,
-        frontend=Settings(port=0, stats_interval_s=0.2, triton_tls_name=NAME, **files),  # type: ignore[arg-type]
-        triton_grpc_port=0,
-        triton_http_port=0,
-        triton_metrics_port=0,
-    )
+    frontend = Settings(stats_interval_s=0.2, triton_tls_name=NAME, **files)  # type: ignore[arg-type]
+    settings = launcher_settings(paced_repository, tmp_path / "state", frontend)
     with (tmp_path / "log").open("w") as log, Launcher(settings, lambda line: print(line, file=log)) as launcher:
         launcher.start()
         launcher.wait_until_ready()

@@ -1,0 +1,156 @@
+"""Releases, as Helm itself makes them at a double of an API server. Points 14, 31, 36, 37 and 42 of the checklist."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import helm_python
+import pytest
+
+from tests.helm.api_server import api_server
+from tests.helm.cases import CASES, SHAPES, values_of, with_gpu_model
+from tests.helm.chart import CHART, NAMESPACE, RELEASE, Values, render
+from tests.helm.cluster import Cluster, Refused
+
+CACHE = ("PersistentVolumeClaim", f"{RELEASE}-cache")
+# They leave the standard by name, which test_security.py shows.
+RESTRICTED = sorted(set(SHAPES) - {"nodes-values", "plain-values"})
+
+
+class Releases:
+    """Helm, with a cluster."""
+
+    def __init__(self, cluster: Cluster, url: str) -> None:
+        self.cluster = cluster
+        context = {"cluster": "double", "user": "nobody", "namespace": NAMESPACE}
+        config = {
+            "apiVersion": "v1",
+            "kind": "Config",
+            "clusters": [{"name": "double", "cluster": {"server": url}}],
+            "users": [{"name": "nobody", "user": {}}],
+            "contexts": [{"name": "double", "context": context}],
+            "current-context": "double",
+        }
+        self.helm = helm_python.Config(
+            namespace=NAMESPACE, kubeconfig_content=json.dumps(config), storage_driver="memory", burst_limit=1000
+        )
+
+    def install(self, values: Values) -> None:
+        self.helm.install(CHART, RELEASE, values, namespace=NAMESPACE)
+
+    def upgrade(self, values: Values) -> None:
+        self.helm.upgrade(CHART, RELEASE, values, namespace=NAMESPACE)
+
+    def rendered(self, values: Values) -> set[tuple[str, str]]:
+        """Return what should be there with these values: a test's pod is not, until it is run."""
+        return {
+            (each["kind"], each["metadata"]["name"])
+            for each in render(values).objects
+            if "helm.sh/hook" not in each["metadata"].get("annotations", {})
+        }
+
+
+@pytest.fixture
+def releases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Releases]:
+    monkeypatch.setenv("HOME", str(tmp_path))  # where Helm keeps what it has learnt of a cluster
+    cluster = Cluster()
+    with api_server(cluster) as url:
+        found = Releases(cluster, url)
+        yield found
+        found.helm.close()
+
+
+@pytest.mark.parametrize("name", RESTRICTED)
+def test_31_42_every_shape_is_installed_under_the_restricted_standard_and_leaves_nothing(
+    releases: Releases, name: str
+) -> None:
+    values = CASES[name]
+    releases.install(values)
+    assert releases.cluster.names() == releases.rendered(values)
+    releases.helm.uninstall(RELEASE)
+    assert set(releases.cluster.objects) == {CACHE} & releases.rendered(values)
+
+
+def test_42_upgrade_and_rollback_change_what_they_say_and_nothing_stays(releases: Releases) -> None:
+    first: Values = {}
+    second = values_of("cpu")
+    releases.install(first)
+    before = {key: stored.body["spec"] for key, stored in releases.cluster.objects.items() if key[0] == "Deployment"}
+    releases.upgrade(second)
+    assert releases.cluster.names() == releases.rendered(second)
+    releases.helm.rollback(RELEASE, version=1)
+    assert releases.cluster.names() == releases.rendered(first)
+    assert {key: releases.cluster.get(*key)["spec"] for key in before} == before
+    releases.helm.uninstall(RELEASE)
+    assert not releases.cluster.objects
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"engine": {"runtime": "tensorrt_llm", "maxSeqLen": 2048}},
+        {"build": {"enabled": True, "resources": {"limits": {"memory": "1Ti"}}}},
+        {"tolerations": [{"key": "x"}]},
+        {"podLabels": {"x": "y"}},
+    ],
+    ids=str,
+)
+def test_36_an_upgrade_that_changes_a_job_is_another_job(releases: Releases, change: dict[str, Any]) -> None:
+    releases.install(with_gpu_model())
+    before = {name for kind, name in releases.cluster.names() if kind == "Job"}
+    releases.upgrade(with_gpu_model(**change))
+    assert {name for kind, name in releases.cluster.names() if kind == "Job"}.isdisjoint(before)
+
+
+def test_37_the_cache_outlives_a_release_and_the_next_one_takes_it(releases: Releases) -> None:
+    releases.install(with_gpu_model())
+    uid = releases.cluster.get(*CACHE)["metadata"]["uid"]
+    releases.helm.uninstall(RELEASE)
+    assert set(releases.cluster.objects) == {CACHE}
+    releases.install(with_gpu_model())
+    assert releases.cluster.get(*CACHE)["metadata"]["uid"] == uid
+
+
+def test_14_an_upgrade_leaves_an_autoscaler_its_number(releases: Releases) -> None:
+    key = "Deployment", f"{RELEASE}-frontend"
+    values = {"frontend": {"autoscaling": {"enabled": True}}}
+    releases.install(values)
+    releases.cluster.scale(*key, 5)
+    releases.upgrade(values | {"commonLabels": {"a": "b"}})
+    assert releases.cluster.get(*key)["spec"]["replicas"] == 5
+
+
+def test_41_helm_test_makes_its_pod_and_takes_it_away(releases: Releases) -> None:
+    releases.install({})
+    before = releases.cluster.names()
+    releases.helm.test(RELEASE, timeout=60)
+    assert releases.cluster.names() == before
+
+
+def test_the_double_refuses_what_a_cluster_refuses(releases: Releases) -> None:
+    releases.install(with_gpu_model())
+    cluster = releases.cluster
+    for kind, path, value, rule in (
+        ("Deployment", ("spec", "selector", "matchLabels", "a"), "b", "spec.selector: field is immutable"),
+        ("Job", ("spec", "template", "spec", "restartPolicy"), "OnFailure", "spec.template: field is immutable"),
+        ("Service", ("spec", "unknown"), 1, "unknown"),
+    ):
+        name = next(name for each, name in cluster.names() if each == kind)
+        body = json.loads(json.dumps({key: value for key, value in cluster.get(kind, name).items() if key != "status"}))
+        inner = body
+        for part in path[:-1]:
+            inner = inner[part]
+        inner[path[-1]] = value
+        with pytest.raises(Refused, match=rule):
+            cluster.put(body, is_new=False)
+    deployment = json.loads(json.dumps(cluster.get("Deployment", f"{RELEASE}-frontend")))
+    deployment["spec"]["template"]["spec"]["hostNetwork"] = True
+    with pytest.raises(Refused, match="violates PodSecurity: hostNetwork"):
+        cluster.put(deployment, is_new=False)
+    cluster.scale("Deployment", f"{RELEASE}-frontend", 5)
+    deployment = {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": f"{RELEASE}-frontend"}}
+    with pytest.raises(Refused, match="conflict with autoscaler"):
+        cluster.apply(deployment | {"spec": {"replicas": 2}}, "helm", is_forced=False)
