@@ -52,7 +52,9 @@ KbdInteractiveAuthentication no
 X11Forwarding no
 AllowTcpForwarding no
 END
-    "$(PATH=$PATH:/usr/sbin command -v sshd)" -D -e -f "$folder/sshd_config" &
+    local sshd
+    sshd=$(PATH=$PATH:/usr/sbin command -v sshd) || fail "there is no sshd in this image"
+    "$sshd" -D -e -f "$folder/sshd_config" &
     server=$!
     trap end_with_ranks TERM
     echo "worker $LWS_WORKER_INDEX waits for the leader $LWS_LEADER_ADDRESS"

@@ -122,11 +122,20 @@ def test_15_a_change_of_one_model_rolls_no_pod_of_another() -> None:
     values = values_of("gpu")
     before = {pod.owner: pod for pod in pods(render(values))}
     values["models"][0]["shmSize"] = "1Gi"
-    values["models"][0]["aliases"] = ["another"]
+    values["models"][0]["serving"] = {"maxSequences": 8}
     after = {pod.owner: pod for pod in pods(render(values))}
     assert after["Deployment/demo-llama-70b"] != before["Deployment/demo-llama-70b"]
-    for owner in ("Deployment/demo-qwen-7b", "Deployment/demo-qwen-32b", "Deployment/demo-frontend"):
+    for owner in ("Deployment/demo-qwen-7b", "Deployment/demo-qwen-32b"):
         assert after[owner] == before[owner]
+
+
+def test_15_the_frontend_rolls_for_the_names_of_models_and_for_nothing_else_of_them() -> None:
+    values = values_of("gpu")
+    frontend = next(pod for pod in pods(render(values)) if pod.owner == "Deployment/demo-frontend")
+    values["models"][0]["shmSize"] = "1Gi"
+    assert frontend in pods(render(values))
+    values["models"][0]["aliases"] = ["another"]
+    assert frontend not in pods(render(values))
 
 
 def longest_end_s(pod: PodTemplate) -> int:

@@ -221,7 +221,6 @@ CLAIM = {"existingClaim": "c"}
             values_of("nodes") | {"resourceProfiles": {"h100": {"gpu": ""}}},
             "resourceProfiles.h100.gpu: a download has no GPU to look at: write h100, h200, a100 or l40s",
         ),
-        ({"frontend": {"tls": {"clientCa": True}}}, "frontend.tls.clientCa: there is no TLS: write"),
         ({"commonLabels": {"helm.sh/chart": "x"}}, "commonLabels: helm.sh/chart is the chart's own"),
         (with_demo(podLabels={"conch/model": "x"}), "(demo): podLabels: conch/model is the chart's own"),
         (with_demo(extraEnv=[{"name": "HOME", "value": "/x"}]), "(demo): extraEnv: HOME is the chart's own"),
@@ -268,7 +267,6 @@ CLAIM = {"existingClaim": "c"}
         ({"extraObjects": [{"kind": "ConfigMap"}]}, "/extraObjects/0"),
         (with_demo(resources={"limits": {"memory": "8GB"}}), "/models/0/resources/limits/memory"),
         (with_demo(source={**CLAIM, "path": "../x"}), "/models/0/source/path"),
-        (with_demo(servedName="two words"), "/models/0/servedName"),
     ],
 )
 def test_a_contradiction_is_refused_with_what_to_write_instead(values: Values, message: str) -> None:
