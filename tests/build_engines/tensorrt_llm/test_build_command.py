@@ -162,7 +162,7 @@ def here(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) ->
         (["--workers", "0"], "--workers 0: expected at least 1"),
         (["--gguf", "x"], "--gguf: not with --runtime tensorrt_llm: use --checkpoint"),
         (["--context-window", "5"], "--context-window: not with --runtime tensorrt_llm: use --max-seq-len"),
-        (["--option", "tp_size=2"], "--option tp_size: follows from the build: use --gpus"),
+        (["--option", "tp_size=2"], "--option tp_size: follows from the build: use --tensor"),
         (["--option", "itl_ms=2"], "--option itl_ms: the runtime tensorrt_llm takes backend, block_reuse"),
         (["--option", "block_reuse=yes"], "option block_reuse=yes: must be true or false"),
         (["--option", "kv_cache_dtype=fp8"], "option kv_cache_dtype=fp8: only with backend=pytorch"),
