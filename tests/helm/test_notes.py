@@ -26,9 +26,9 @@ def test_the_notes_name_what_must_be_in_the_cluster() -> None:
 
 def test_the_notes_say_which_labels_keda_asks_for_where_nothing_gives_them() -> None:
     said = "have Prometheus scrape demo-frontend-operations with these labels"
-    assert (said in case("scaled").notes) is not values_of("scaled")["metrics"]["serviceMonitor"]["enabled"]
-    values = values_of("scaled") | {"metrics": {"serviceMonitor": {"enabled": False}}}
-    assert said in render(values).notes
+    for is_monitored in (False, True):
+        values = values_of("scaled") | {"metrics": {"serviceMonitor": {"enabled": is_monitored}}}
+        assert (said not in render(values).notes) is is_monitored
     assert said not in render().notes
 
 
