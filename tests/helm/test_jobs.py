@@ -114,6 +114,13 @@ def test_where_no_gpus_are_to_spare_a_build_can_go_before_the_pods() -> None:
     assert "pods below the priority class builds are evicted" in evicting
 
 
+def test_a_drained_node_costs_a_build_none_of_its_tries() -> None:
+    spec = job_of(render(with_gpu_model()))["spec"]
+    [rule] = spec["podFailurePolicy"]["rules"]
+    assert rule == {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}
+    assert spec["template"]["spec"]["restartPolicy"] == "Never"  # which such a policy needs
+
+
 def test_a_model_over_several_nodes_is_built_on_the_gpus_of_one() -> None:
     [container] = job_of(render(CASES["llama3-1-405b-h100"]))["spec"]["template"]["spec"]["containers"]
     assert {"--backend=engine", "--gpus=16", "--nodes=2", "--tensor=8"} <= set(container["command"])
