@@ -61,9 +61,9 @@ class Cluster:
         self._changed = threading.Condition()
         self._is_closed = False
 
-    def names(self, *, without: str = "Secret") -> set[tuple[str, str]]:
-        """Return kind and name of everything but what Helm keeps for itself."""
-        return {key for key in self.objects if key[0] != without}
+    def names(self) -> set[tuple[str, str]]:
+        """Return kind and name of everything."""
+        return set(self.objects)
 
     def scale(self, kind: str, name: str, replicas: int) -> None:
         """Set a number of replicas as an autoscaler does: from then on the field is its own."""
@@ -98,9 +98,12 @@ class Cluster:
         """
         with self._changed:
             key = body["kind"], body["metadata"]["name"]
-            if is_new and key in self.objects:
+            if not is_new:
+                self.get(*key)
+                return self._store(body, self.objects[key].owners)
+            if key in self.objects:
                 raise Refused(HTTPStatus.CONFLICT, "AlreadyExists", f"{key[0]} {key[1]} already exists")
-            return self._store(body, {} if is_new else self.objects[key].owners)
+            return self._store(body, {})
 
     def apply(self, body: KubernetesObject, manager: str, *, is_forced: bool) -> KubernetesObject:
         """Make an object what a manager says of it; what it said before and does not any more goes.
