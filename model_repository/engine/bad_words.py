@@ -11,7 +11,7 @@ from itertools import accumulate
 import numpy as np
 from numpy.typing import NDArray
 
-from model_repository.engine.constraint import Constraint
+from model_repository.engine.token_constraint import TokenConstraint
 
 NUM_CACHED_WORDS = 1024
 
@@ -57,7 +57,7 @@ class TokenIndex:
             position = self._joined.find(text, end if is_inside else position + 1)
 
 
-class BadWords:
+class BadWords(TokenConstraint):
     """What bad words, and a guide beside them, make of the tokens taken so far.
 
     A word is any text: it counts wherever it stands in the completion, also within a longer word and over the borders
@@ -69,7 +69,7 @@ class BadWords:
         guide: what else the completion must satisfy.
     """
 
-    def __init__(self, words: Sequence[str], index: TokenIndex, guide: Constraint | None = None) -> None:
+    def __init__(self, words: Sequence[str], index: TokenIndex, guide: TokenConstraint | None = None) -> None:
         self._words = [word.encode() for word in words]
         self._index = index
         self._guide = guide
@@ -77,11 +77,6 @@ class BadWords:
         self._num_kept = max(map(len, self._words)) - 1
 
     def take(self, token_id: int) -> bool:
-        """Append a token if it is allowed now; otherwise nothing changes.
-
-        Raises:
-            EngineFailed: the guide is too complex to go on.
-        """
         text = self._tail + self._index.texts[token_id]
         if any(word in text for word in self._words) or not (self._guide is None or self._guide.take(token_id)):
             return False
@@ -89,11 +84,6 @@ class BadWords:
         return True
 
     def allowed(self) -> NDArray[np.bool_]:
-        """Return which tokens are allowed now, bool [vocab_size].
-
-        Raises:
-            EngineFailed: as of the guide.
-        """
         allowed = (
             np.ones(self._index.vocab_size, dtype=np.bool_) if self._guide is None else self._guide.allowed().copy()
         )
@@ -103,12 +93,3 @@ class BadWords:
                 if self._tail.endswith(word[:length]):
                     allowed[self._index.starting_with(word[length:])] = False
         return allowed
-
-    def banned(self) -> list[int]:
-        """Return the ids of the tokens that are not allowed now, ascending.
-
-        Raises:
-            EngineFailed: as of the guide.
-        """
-        banned: list[int] = np.flatnonzero(~self.allowed()).tolist()
-        return banned

@@ -9,6 +9,7 @@ import numpy as np
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 from numpy.typing import NDArray
 
+from model_repository.engine.token_constraint import TokenConstraint
 from model_repository.errors import EngineFailed, InvalidRequest
 from model_repository.generation import Guide
 from model_repository.guides.compilation import LIMITS, short_message
@@ -55,7 +56,7 @@ class ConstraintCompiler:
         return matcher
 
 
-class Constraint:
+class Constraint(TokenConstraint):
     """What a guide makes of the tokens taken so far."""
 
     def __init__(self, matcher: LLMatcher, eos_token_ids: frozenset[int], vocab_size: int) -> None:
@@ -66,11 +67,6 @@ class Constraint:
         self._has_ended = False
 
     def take(self, token_id: int) -> bool:
-        """Append a token if it is allowed now; otherwise nothing changes.
-
-        Raises:
-            EngineFailed: the guide is too complex to go on.
-        """
         if self._has_ended or not 0 <= token_id < self._vocab_size:
             return False
         if token_id in self._eos_token_ids:  # llguidance no longer takes one where nothing else may follow
@@ -83,21 +79,7 @@ class Constraint:
         return is_taken
 
     def allowed(self) -> NDArray[np.bool_]:
-        """Return which tokens are allowed now, bool [vocab_size].
-
-        Raises:
-            EngineFailed: the guide is too complex to go on, or no token of the vocabulary continues the text.
-        """
         return np.zeros(self._vocab_size, dtype=np.bool_) if self._has_ended else self._mask()
-
-    def banned(self) -> list[int]:
-        """Return the ids of the tokens that are not allowed now, ascending.
-
-        Raises:
-            EngineFailed: as in `allowed`.
-        """
-        banned: list[int] = np.flatnonzero(~self.allowed()).tolist()
-        return banned
 
     def _mask(self) -> NDArray[np.bool_]:
         if self._allowed is None:

@@ -11,6 +11,7 @@ if "OMP_WAIT_POLICY" not in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
 import contextlib
+import functools
 import queue
 import time
 from bisect import insort
@@ -86,7 +87,7 @@ class LlamaCppRuntime:
         self._config = config
         self._vocab_size = self._model.get_vocab().n_vocab
         self._constraints = ConstraintCompiler(byte_table, config.eos_token_ids, self._vocab_size)
-        self._token_index = TokenIndex(byte_table, self._vocab_size)
+        self._byte_table = byte_table
         self._sequences: dict[int, _Sequence] = {}
         self._waiting: list[Job] = []  # for a place in a lane, by their turns
 
@@ -112,6 +113,11 @@ class LlamaCppRuntime:
         adapter = self._adapters.key_of(request.lora_name)
         job = Job(sequence, request.prompt_token_ids, adapter, is_scored, turn_s(request, time.monotonic()))
         insort(self._waiting, job, key=lambda item: item.turn_s)
+
+    @functools.cached_property
+    def _token_index(self) -> TokenIndex:
+        """Made for the first request with bad words: most models never see one."""
+        return TokenIndex(self._byte_table, self._vocab_size)
 
     def free(self, sequence: int) -> None:
         """Forget a sequence; its slot is free for the lane's next step."""

@@ -10,9 +10,8 @@ from operator import methodcaller
 
 from cyllama.llama import llama_cpp as llama
 
-from model_repository.contract import BAD_WORDS, GUIDED_DECODING_GUIDE
-from model_repository.engine.bad_words import BadWords
-from model_repository.engine.constraint import Constraint
+from model_repository.engine.request_checks import constraint_field
+from model_repository.engine.token_constraint import TokenConstraint
 from model_repository.errors import InvalidRequest
 from model_repository.generation import SamplingParams
 from model_repository.stage_messages import EngineRequest
@@ -52,12 +51,12 @@ class TokenSampler:
         vocab_size: int,
         context_window: int,
         eos_token_ids: frozenset[int],
-        constraint: Constraint | BadWords | None = None,
+        constraint: TokenConstraint | None = None,
     ) -> None:
         sampling = request.sampling
         self._vocab_size = vocab_size
         self._constraint = constraint
-        self._constraint_field = (GUIDED_DECODING_GUIDE if request.guide is not None else BAD_WORDS).name
+        self._constraint_field = constraint_field(request)
         # A mirostat draw moves its estimate, also one that is thrown away.
         self._may_draw_twice = sampling.mirostat is None
         self._banned = frozenset(item for item, bias in sampling.logit_bias.items() if bias <= _BAN_BIAS)
@@ -92,7 +91,7 @@ class TokenSampler:
                 self._chain = self._rebuilt(self._banned)
         return token_id
 
-    def _draw_allowed(self, constraint: Constraint | BadWords, context: llama.LlamaContext, row: int) -> int:
+    def _draw_allowed(self, constraint: TokenConstraint, context: llama.LlamaContext, row: int) -> int:
         token_id: int
         if self._may_draw_twice:
             trial = self._chain.clone()

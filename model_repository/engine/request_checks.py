@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from model_repository.contract import BAD_WORDS, GUIDED_DECODING_GUIDE
 from model_repository.errors import InvalidRequest, UnknownAdapter
 from model_repository.stage_messages import EngineRequest
 
@@ -28,3 +29,10 @@ def check_request(request: EngineRequest, vocab_size: int, adapters: Collection[
             raise InvalidRequest(f"{unknown}: token ids are from 0 to {vocab_size - 1}", name)
     if request.lora_name and request.lora_name not in adapters:
         raise UnknownAdapter(f"{request.lora_name!r}: expected one of {sorted(adapters)}", "lora_name")
+
+
+def constraint_field(request: EngineRequest) -> str:
+    """Return the input to name where nothing can follow: the guide, else the bad words; empty without both."""
+    if request.guide is not None:
+        return GUIDED_DECODING_GUIDE.name
+    return BAD_WORDS.name if request.bad_words else ""

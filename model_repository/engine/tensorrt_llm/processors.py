@@ -22,8 +22,9 @@ import numpy.typing as npt
 
 from model_repository.byte_table import load_byte_table
 from model_repository.engine.bad_words import BadWords, TokenIndex
-from model_repository.engine.constraint import Constraint, ConstraintCompiler
+from model_repository.engine.constraint import ConstraintCompiler
 from model_repository.engine.tensorrt_llm import tensors
+from model_repository.engine.token_constraint import TokenConstraint
 from model_repository.errors import StageError
 from model_repository.generation import Guide, Mirostat, SamplingParams
 
@@ -109,7 +110,7 @@ class AllowedTokens:
     banned: frozenset[int] = frozenset()
     ends: frozenset[int] = frozenset()
     min_tokens: int = 0
-    _constraint: Constraint | BadWords | None = field(default=None, init=False)
+    _constraint: TokenConstraint | None = field(default=None, init=False)
     _num_taken: int = field(default=0, init=False)
 
     def __call__(self, logits: Any, drawn: Sequence[int]) -> bool:
@@ -139,7 +140,7 @@ class AllowedTokens:
         self._num_taken = len(drawn)
         return self._constraint.allowed()
 
-    def _begun(self) -> Constraint | BadWords | None:
+    def _begun(self) -> TokenConstraint | None:
         guide = None if self.guide is None else _compiler(self.vocabulary).start(self.guide)
         return BadWords(self.bad_words, _token_index(self.vocabulary), guide) if self.bad_words else guide
 

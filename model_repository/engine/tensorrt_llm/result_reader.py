@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from model_repository.contract import BAD_WORDS, GUIDED_DECODING_GUIDE
+from model_repository.engine.request_checks import constraint_field
 from model_repository.engine.runtime import StepOutput
 from model_repository.engine.tensorrt_llm.sampling import SamplingPlan, is_scored
 from model_repository.engine.tensorrt_llm.scores import drawn_logprob, prompt_logprobs
@@ -76,14 +76,11 @@ class ResultReader:
             yield self._output(result, token_id, self._logprob(completion.logprobs, index, token_id))
 
     def _dead_end(self) -> StageError:
-        if self._request.guide is not None:
-            field = GUIDED_DECODING_GUIDE
-        elif self._request.bad_words:
-            field = BAD_WORDS
-        else:  # our steps before a draw did not hear of the token before it
+        field = constraint_field(self._request)
+        if not field:  # our steps before a draw did not hear of the token before it
             return EngineFailed("TensorRT-LLM did not tell in time which token it had drawn")
         rule = "it rules out every token, with bad_words, logit_bias or min_tokens, or is too complex"
-        return InvalidRequest(f"nothing can follow: {rule}", field.name)
+        return InvalidRequest(f"nothing can follow: {rule}", field)
 
     def _ending(self, result: Any, completion: Any) -> Iterator[StepOutput]:
         """Yield what the engine stage must still be told so that it ends the sequence too."""
