@@ -12,18 +12,20 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from tests import waiting
 from tests.helm.chart import CHART, NAMESPACE, PodTemplate, Rendered
 
 _RUN = Path(__file__).parent / "run_container.sh"
 _PATH = f"{sys.prefix}/bin:/usr/bin:/bin"
 PATIENCE_S = 120.0
+wait_until = partial(waiting.wait_until, timeout_s=PATIENCE_S)
 
 
 def why_impossible() -> str:
@@ -157,14 +159,6 @@ def sandbox(rendered: Rendered, folder: Path) -> Iterator[Sandbox]:
         for process in made.started:
             process.communicate()
         holder.wait()
-
-
-def wait_until(is_so: Callable[[], bool], what: str) -> None:
-    """Wait until something is so, as long as patience lasts."""
-    deadline = time.monotonic() + PATIENCE_S
-    while not is_so():
-        assert time.monotonic() < deadline, f"not within {PATIENCE_S:g} s: {what}"
-        time.sleep(0.1)
 
 
 def _is_in_namespace(pid: int) -> bool:
