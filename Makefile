@@ -1,6 +1,8 @@
 # What a person runs; the help text is in the comments after ##.
 STATE_DIR ?= .conch
 VENV := .venv
+SERVE_PINS := helm/images/triton-cpu.txt
+TEST_PINS := tests/requirements.txt
 PYTHON_IN_VENV := $(VENV)/bin/python
 
 # Where a Python 3.12 may be; `make PYTHON=/path/to/python3.12` names one.
@@ -22,7 +24,7 @@ endef
 export NO_PYTHON
 
 .DELETE_ON_ERROR:
-.PHONY: help serve test faults check lint format audit bench clean
+.PHONY: help serve test faults check lint format pins sbom audit bench clean
 
 help:  ## this text
 	@sed -n 's/^\([a-z]*\):.*##\(.*\)/make \1\t\2/p' Makefile | expand -t 16
@@ -49,23 +51,41 @@ format: $(VENV)/test.stamp  ## put the code in its format
 	$(VENV)/bin/ruff check --fix
 	$(VENV)/bin/ruff format
 
+# The files name wheels only, so that pip runs no package's build script, and the setuptools that builds this project.
+UV_COMPILE = sed -n 's/^requires = \["\(.*\)"\]/\1/p' pyproject.toml | $(VENV)/bin/uv pip compile --quiet \
+	--generate-hashes --only-binary :all: --emit-build-options --no-annotate --no-emit-package pip \
+	--custom-compile-command 'make pins' --python-version 3.12 --python-platform x86_64-manylinux_2_35 $(ARGS) \
+	pyproject.toml - --output-file
+
+pins: $(VENV)/python.stamp  ## pin what pyproject.toml asks for, with hashes; ARGS="--upgrade" takes newer versions
+	@$(PIP_INSTALL) uv==0.13.9
+	@$(UV_COMPILE) $(TEST_PINS) --extra frontend --extra cpu --extra build --extra test --extra bench
+	@$(UV_COMPILE) $(SERVE_PINS) --extra frontend --extra cpu --extra build --constraint $(TEST_PINS)
+	@$(UV_COMPILE) helm/images/frontend.txt --extra frontend --extra traces --constraint $(TEST_PINS)
+
+sbom: $(VENV)/test.stamp  ## sbom.json: what is pinned, and the servers compiled into it, in CycloneDX's format
+	@$(PYTHON_IN_VENV) -m tests.sbom && echo sbom.json
+
 audit: $(VENV)/test.stamp  ## known vulnerabilities in what is pinned; asks a public advisory database, so it needs the network
-	@$(PYTHON_IN_VENV) -m pip_audit --strict --progress-spinner off --requirement constraints.txt --no-deps --disable-pip \
+	@$(PYTHON_IN_VENV) -m pip_audit --strict --progress-spinner off --requirement $(TEST_PINS) --disable-pip \
 		|| { echo "audit: not passed: a vulnerability is named above, or why the database could not be asked" >&2; exit 1; }
 
 bench: $(VENV)/test.stamp  ## what serving costs around the engine, into bench-results/; ARGS="--help" lists the options
 	@$(PYTHON_IN_VENV) -m tests.benchmarks $(ARGS)
 
 clean:  ## remove the environment, everything built, and caches
-	rm -rf $(VENV) $(STATE_DIR) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(STATE_DIR) build dist sbom.json *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-$(VENV)/serve.stamp: private EXTRAS = frontend,cpu,build
-$(VENV)/test.stamp: private EXTRAS = frontend,cpu,build,test,bench
+PIP_INSTALL := $(PYTHON_IN_VENV) -m pip install --quiet --disable-pip-version-check
+
+$(VENV)/serve.stamp: private PINS = $(SERVE_PINS)
+$(VENV)/test.stamp: private PINS = $(TEST_PINS)
 $(VENV)/test.stamp: $(VENV)/serve.stamp
-$(VENV)/serve.stamp $(VENV)/test.stamp: $(VENV)/python.stamp pyproject.toml constraints.txt
-	@echo "Installing what is pinned for $(EXTRAS) into $(VENV) (a minute or two the first time)"
-	@$(PYTHON_IN_VENV) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[$(EXTRAS)]'
+$(VENV)/serve.stamp $(VENV)/test.stamp: $(VENV)/python.stamp pyproject.toml $(SERVE_PINS) $(TEST_PINS)
+	@echo "Installing $(PINS) into $(VENV) (a minute or two the first time)"
+	@$(PIP_INSTALL) --require-hashes --no-deps -r $(PINS)
+	@$(PIP_INSTALL) --no-deps --no-build-isolation -e .
 	@touch $@
 
 $(VENV)/python.stamp:

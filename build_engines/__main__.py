@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import argparse
 import logging
+import os
+import signal
 import sys
 from collections.abc import Sequence
 
-from build_engines.commands import adapter, build, list, plan, render, selfcheck, verify
 from build_engines.errors import BuildError
-
-COMMANDS = (list, plan, build, adapter, verify, render, selfcheck)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; an error is one line on stderr and status 1."""
-    options = _parser().parse_args(arguments)
-    logging.getLogger("gguf").setLevel(logging.WARNING)  # else it reports what ours reports already
     try:
+        options = _parser().parse_args(arguments)
+        logging.getLogger("gguf").setLevel(logging.WARNING)  # else it reports what ours reports already
         options.command(options)
+        sys.stdout.flush()
+    except BrokenPipeError:  # the reader of our output has had enough, as `head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python fails to flush it at its end
+        return 128 + signal.SIGPIPE
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
     except (BuildError, OSError) as exc:
         print(f"error: {exc}", file=sys.stderr)
         return 1
@@ -26,9 +31,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
+    # Imported here because it takes a second, in which Ctrl-C ends the program as at any other time.
+    from build_engines.commands import adapter, build, list, plan, render, selfcheck, verify
+
     parser = argparse.ArgumentParser(prog="python -m build_engines", description=__doc__)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for command in COMMANDS:
+    for command in (list, plan, build, adapter, verify, render, selfcheck):
         command.add_to(commands)
     return parser
 

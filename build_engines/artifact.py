@@ -20,7 +20,7 @@ from build_engines.errors import ArtifactInvalid, BuildError
 from build_engines.serving import Serving
 
 MANIFEST = "manifest.json"
-FORMAT = 2  # of the artifact's layout: another number makes older artifacts invalid
+FORMAT = 3  # of the artifact's files: another number makes older artifacts invalid
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +35,7 @@ class Contents:
     build: dict[str, Any] = field(default_factory=dict)
     adapters: dict[str, str]
     tool_call_format: str
-    has_chat_template: bool
+    template_fields: tuple[str, ...]  # see ModelParameters
 
     def fields(self) -> dict[str, Any]:
         """Return them by name."""
@@ -60,7 +60,7 @@ class Manifest:
     build: dict[str, Any] = field(default_factory=dict)  # how it was made; for people, nothing reads it
     adapters: dict[str, str] = field(default_factory=dict)  # name to path, relative to the artifact
     tool_call_format: str
-    has_chat_template: bool
+    template_fields: tuple[str, ...]  # see ModelParameters
     serving: Serving = field(default_factory=Serving)  # not in the key
     files: dict[str, str] = field(default_factory=dict)  # relative path to sha256
 
@@ -85,8 +85,8 @@ class Manifest:
         if fields.get("format", FORMAT) != FORMAT:
             raise ArtifactInvalid(f"{path}: format {fields['format']}, expected {FORMAT}: build it again")
         try:
-            eos_token_ids, serving = tuple(fields["eos_token_ids"]), Serving.of(**fields["serving"])
-            return cls(**(fields | {"eos_token_ids": eos_token_ids, "serving": serving}))
+            tuples = {name: tuple(fields[name]) for name in ("eos_token_ids", "template_fields")}
+            return cls(**(fields | tuples | {"serving": Serving.of(**fields["serving"])}))
         except (BuildError, KeyError, TypeError) as exc:
             raise ArtifactInvalid(f"{path}: not a manifest ({exc})") from exc
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from build_engines.artifact import Contents, link_or_copy
-from build_engines.checkpoint import TOKENIZER_FILES, Checkpoint, named_eos_token_ids, read_chat_templates, read_json
+from build_engines.checkpoint import TOKENIZER_FILES, Checkpoint, named_eos_token_ids, read_json
 from build_engines.errors import BuildError
 from build_engines.llama_cpp.gguf_file import write_gguf
 from build_engines.llama_cpp.gguf_header import gguf_parts, part_names, read_gguf_base, read_gguf_facts
@@ -17,7 +17,8 @@ from build_engines.peft import FILES as ADAPTER_FILES
 from build_engines.peft import LoraAdapter
 from build_engines.progress import Progress
 from build_engines.serving import Serving, check_names
-from build_engines.text_files import detected_tool_call_format, write_text_files
+from build_engines.tensorrt_llm.hub import how_to_download
+from build_engines.text_files import detected_tool_call_format, template_fields, write_text_files
 from build_engines.weight_files import INDEX_FILE, weight_files
 from model_repository.capabilities import Capability
 from model_repository.contract import model_id_to_slug
@@ -62,6 +63,11 @@ class CpuSpec:
             raise BuildError("--gguf needs --tokenizer DIR, the folder with the model's tokenizer.json")
         if self.checkpoint is not None and self.tokenizer is not None:
             raise BuildError("--tokenizer goes with --gguf; a checkpoint has its own tokenizer.json")
+        if not self.tokenizer_folder.is_dir():
+            flag = "--checkpoint" if self.tokenizer is None else "--tokenizer"
+            raise BuildError(
+                f"{flag} {self.tokenizer_folder}: no such folder{how_to_download(str(self.tokenizer_folder))}"
+            )
         if not (self.tokenizer_folder / "tokenizer.json").is_file():
             raise BuildError(f"{self.tokenizer_folder / 'tokenizer.json'}: no such file")
 
@@ -108,7 +114,7 @@ class CpuSpec:
             options=self.options,
             adapters={name: _adapter_path(name) for name in self.adapters},
             tool_call_format=self._tool_call_format,
-            has_chat_template="default" in read_chat_templates(self.tokenizer_folder),
+            template_fields=template_fields(folder / "tokenizer"),
         )
 
     def clean_up(self, source: dict[str, str]) -> None:

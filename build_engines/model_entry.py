@@ -15,6 +15,7 @@ from build_engines.errors import BuildError
 from build_engines.parallelism import Parallelism, broken_rule
 from build_engines.planner.gpus import GPUS, Gpu
 from build_engines.serving import Serving, check_id
+from model_repository.engine.tensorrt_llm.options import Backend
 from model_repository.tokenizer.fill_in_middle import FAMILIES
 from model_repository.tool_formats import TOOL_FORMATS
 
@@ -94,6 +95,7 @@ class ModelEntry:
     has_fp8_kv_cache: Flag = True  # in engines of FP8
     gpu_architectures: tuple[Text, ...] = ()  # on which its kernels run; empty: any
     has_pipeline_parallelism: Flag = True
+    backends: Annotated[tuple[Backend, ...], Field(min_length=1)] = tuple(Backend)  # of TensorRT-LLM
     # By the key of the GPU: the layout that is planned unless a number of GPUs or nodes is asked for.
     presets: Mapping[str, Mapping[Precision, Parallelism]] = Field(default_factory=dict)
     needs_trust_remote_code: Flag = False

@@ -91,7 +91,7 @@ def render(manifest: Manifest, artifact_dir: Path, options: ServeOptions, versio
     shared = {"artifact_dir": str(artifact_dir), "ensemble": slug, "context_window": str(manifest.context_window)}
     tokenizer = shared | {
         "runtime": manifest.runtime,
-        "capabilities": json.dumps(sorted(RUNTIMES[manifest.runtime].capabilities)),
+        "capabilities": json.dumps(sorted(RUNTIMES[manifest.runtime].capabilities_with(manifest.options))),
         "tool_call_format": manifest.tool_call_format,
     }
     engine = shared | {
@@ -140,15 +140,16 @@ def model_parameters(manifest: Manifest, options: ServeOptions, version: str) ->
     return ModelParameters(
         model_id=manifest.model_id,
         context_window=manifest.context_window,
+        max_sequences=options.max_sequences_of(manifest),
         created=manifest.created,
         owned_by="conch",
         runtime=manifest.runtime,
         fingerprint=_fingerprint(manifest, options, version),
         aliases=manifest.serving.aliases,
         adapters=tuple(manifest.adapters),
-        capabilities=RUNTIMES[manifest.runtime].capabilities,
+        capabilities=RUNTIMES[manifest.runtime].capabilities_with(manifest.options),
         tool_call_format=manifest.tool_call_format,
-        has_chat_template=manifest.has_chat_template,
+        template_fields=manifest.template_fields,
         defaults=manifest.serving.defaults,
     )
 

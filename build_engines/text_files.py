@@ -5,10 +5,14 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+import jinja2
+
 from build_engines.checkpoint import TOKENIZER_FILES, read_chat_templates, read_json
+from build_engines.errors import BuildError
 from build_engines.vocabulary import token_bytes
 from model_repository.byte_table import FILE_NAME as BYTE_TABLE
 from model_repository.byte_table import save_byte_table
+from model_repository.model_parameters import TEMPLATE_FIELDS
 from model_repository.tool_formats import TOOL_FORMATS, detect_tool_format
 
 _CHAT_TEMPLATE = "chat_template.jinja"
@@ -37,6 +41,20 @@ def write_text_files(
         (folder / "tokenizer" / _CHAT_TEMPLATE).write_text(chat_template, encoding="utf-8")
     visible = TOOL_FORMATS[tool_call_format].special_tokens
     save_byte_table(folder / BYTE_TABLE, token_bytes(read_json(source / "tokenizer.json"), vocab_size, visible))
+
+
+def template_fields(folder: Path) -> tuple[str, ...]:
+    """Return those of TEMPLATE_FIELDS that the chat templates of a tokenizer's folder read.
+
+    Raises:
+        BuildError: a template is not Jinja.
+    """
+    source = "\n".join(read_chat_templates(folder).values())
+    try:
+        words = {word.strip("'\"") for _, kind, word in jinja2.Environment().lex(source) if kind in ("name", "string")}
+    except jinja2.TemplateSyntaxError as exc:
+        raise BuildError(f"{folder}: the chat template is not Jinja: {exc}") from exc
+    return tuple(name for name in TEMPLATE_FIELDS if name in words)
 
 
 def detected_tool_call_format(folder: Path) -> str:

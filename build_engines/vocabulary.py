@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import re
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from build_engines.errors import UnsupportedCheckpoint
 
-_BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 def token_bytes(description: dict[str, Any], vocab_size: int, visible: Collection[str] = ()) -> list[bytes]:
@@ -27,28 +28,49 @@ def token_bytes(description: dict[str, Any], vocab_size: int, visible: Collectio
     if not isinstance(vocab, dict) or not vocab:
         kind = model.get("type") if isinstance(model, dict) else model
         raise UnsupportedCheckpoint(f"tokenizer.json: model {kind}: expected BPE with a vocabulary")
-    decoders = _decoder_types(description.get("decoder"))
-    if "ByteLevel" in decoders:
-        to_bytes = _byte_level_bytes
-    elif "ByteFallback" in decoders:
-        to_bytes = _sentencepiece_bytes
-    else:
-        raise UnsupportedCheckpoint(f"tokenizer.json: decoder {decoders}: expected ByteLevel or ByteFallback")
+    to_bytes = _token_decoder(description.get("decoder"))
     table = [b""] * max(vocab_size, max(vocab.values()) + 1)
     for token, token_id in vocab.items():
         table[token_id] = to_bytes(token)
     for added in description.get("added_tokens", ()):
         if added["id"] < len(table):
-            # As in Hugging Face's decoding: a special token is no text, any other added token is its own string.
+            # As in Hugging Face's decoding: a special token is no text, any other is decoded like the vocabulary's own.
             is_text = not added["special"] or added["content"] in visible
-            table[added["id"]] = added["content"].encode() if is_text else b""
+            table[added["id"]] = to_bytes(added["content"]) if is_text else b""
     return table
 
 
-def _decoder_types(decoder: dict[str, Any] | None) -> list[str]:
-    if decoder is None:
-        return []
-    return [decoder["type"], *(item["type"] for item in decoder.get("decoders", ()))]
+def _token_decoder(decoder: Mapping[str, Any] | None) -> Callable[[str], bytes]:
+    """Return the function from a token to its bytes that a tokenizer.json's decoder stands for.
+
+    A last step of type Strip, which changes the start of a text and no token, is the detokenizer's.
+
+    Raises:
+        UnsupportedCheckpoint: the decoder is of another kind, or treats a text otherwise than token by token.
+    """
+    steps: list[dict[str, Any]] = list(decoder.get("decoders", [decoder])) if decoder else []
+    match steps:
+        case [*_, {"type": "Strip", "content": " ", "stop": 0}]:
+            steps.pop()
+    match steps:
+        case [{"type": "ByteLevel"}]:
+            return _byte_level_bytes
+        case [*replaces, {"type": "ByteFallback"}, {"type": "Fuse"}]:
+            return functools.partial(_sentencepiece_bytes, list(map(_replacement, replaces)))
+        case _:
+            types = [step["type"] for step in steps]
+            rule = "expected ByteLevel, or Replace with ByteFallback and Fuse, and Strip only at the start of a text"
+            raise UnsupportedCheckpoint(f"tokenizer.json: decoder {types}: {rule}")
+
+
+def _replacement(step: Mapping[str, Any]) -> tuple[str, str]:
+    match step:
+        case {"type": "Replace", "pattern": {"String": str(pattern)}, "content": str(content)}:
+            return pattern, content
+        case _:
+            raise UnsupportedCheckpoint(
+                f"tokenizer.json: decoder {step}: expected Replace with a pattern of type String"
+            )
 
 
 def _byte_level_bytes(token: str) -> bytes:
@@ -58,9 +80,11 @@ def _byte_level_bytes(token: str) -> bytes:
         return token.encode()
 
 
-def _sentencepiece_bytes(token: str) -> bytes:
+def _sentencepiece_bytes(replacements: Sequence[tuple[str, str]], token: str) -> bytes:
+    for pattern, content in replacements:
+        token = token.replace(pattern, content)
     byte = _BYTE_TOKEN.fullmatch(token)
-    return bytes([int(byte[1], 16)]) if byte else token.replace("\u2581", " ").encode()
+    return bytes([int(byte[1], 16)]) if byte else token.encode()
 
 
 def _bytes_of_characters() -> dict[str, int]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
+import secrets
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,6 +18,8 @@ from frontend.access.options import add_actions
 from frontend.options import TLS_OF_SERVER, TLS_TO_TRITON, add_options, settings_from, settings_of_environment
 from frontend.serve.defaults import ADDRESS, DEFAULT_FRONTEND
 from frontend.settings import Settings, SettingsError
+
+_HTTP_HELP = "Triton's own HTTP, on loopback; no part of Conch uses it (default: not opened)"
 
 
 class _Parser(argparse.ArgumentParser):
@@ -45,10 +48,11 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument(
         "--state-dir", type=Path, default=".conch", metavar="DIR", help="used by one launcher at a time (%(default)s)"
     )
-    for name, default in (("grpc", 8001), ("metrics", 8002), ("http", 8003)):
+    for name, default in (("grpc", 8001), ("metrics", 8002)):
         command.add_argument(
             f"--triton-{name}-port", type=int, default=default, metavar="PORT", help="0: any free one (%(default)s)"
         )
+    command.add_argument("--triton-http-port", type=int, metavar="PORT", help=f"0: any free one; {_HTTP_HELP}")
     command.add_argument("--tritonserver", type=Path, metavar="PATH", help="the server to use; else one is looked for")
     command.add_argument(
         "--ready-timeout-s", type=float, default=120, metavar="S", help="for the models to answer (%(default)s)"
@@ -57,11 +61,11 @@ def _parser() -> argparse.ArgumentParser:
         "--stop-timeout-s", type=float, default=5, metavar="S", help="then a child is killed (%(default)s)"
     )
     command.add_argument(
-        "--max-triton-restarts",
+        "--max-restarts",
         type=int,
         default=5,
         metavar="N",
-        help="in ten minutes, after it was ready (%(default)s)",
+        help="of Triton and of the frontend, in ten minutes, after they were ready (%(default)s)",
     )
     command.add_argument(
         "--triton-hang-s",
@@ -83,14 +87,17 @@ def _parser() -> argparse.ArgumentParser:
         "--state-dir", type=Path, default=".conch", metavar="DIR", help="for what the server needs (%(default)s)"
     )
     command.add_argument(
-        "--address", default=ADDRESS, help="of gRPC and metrics, which know no keys: admit frontends only (%(default)s)"
+        "--address",
+        default=ADDRESS,
+        help="of gRPC and metrics; whoever reaches them can generate: admit frontends only (%(default)s)",
     )
-    for name, default in (("grpc", 8001), ("metrics", 8002), ("http", 8003)):
+    for name, default in (("grpc", 8001), ("metrics", 8002)):
         command.add_argument(f"--{name}-port", type=int, default=default, metavar="PORT", help="(%(default)s)")
+    command.add_argument("--http-port", type=int, metavar="PORT", help=_HTTP_HELP)
     command.add_argument(
         "--exit-timeout-s", type=int, default=25, metavar="S", help="for requests under way, at the end (%(default)s)"
     )
-    add_options(command.add_argument_group("TLS of gRPC, without HTTP then"), Settings(), only=TLS_OF_SERVER)
+    add_options(command.add_argument_group("TLS of gRPC"), Settings(), only=TLS_OF_SERVER)
     command.add_argument("--tritonserver", type=Path, metavar="PATH", help="the server to use; else one is looked for")
     command.set_defaults(command=_triton)
 
@@ -138,7 +145,7 @@ def _serve(options: argparse.Namespace) -> int:
         tritonserver=options.tritonserver,
         ready_timeout_s=options.ready_timeout_s,
         stop_timeout_s=options.stop_timeout_s,
-        max_triton_restarts=options.max_triton_restarts,
+        max_restarts=options.max_restarts,
         triton_hang_s=options.triton_hang_s,
     )
     _check_files(settings.frontend)
@@ -167,6 +174,7 @@ def _triton(options: argparse.Namespace) -> int:
         ports=TritonPorts(grpc=options.grpc_port, http=options.http_port, metrics=options.metrics_port),
         exit_timeout_s=options.exit_timeout_s,
         tls=tls_from(settings_from(options, Settings())),
+        key=settings_of_environment(os.environ, Settings()).triton_key or secrets.token_urlsafe(),
         tritonserver=options.tritonserver,
     )
     try:
@@ -183,7 +191,7 @@ def _probe(options: argparse.Namespace) -> int:
     asked = Settings(
         triton_endpoints=_one_endpoint(options), stats_deadline_s=options.deadline, engine_stall_s=options.stall
     )
-    settings = settings_from(options, asked)
+    settings = settings_from(options, settings_of_environment(os.environ, asked))
     result = asyncio.run(probe_endpoint(settings, model=options.model, is_generating=options.generate))
     print(f"{'ok' if result.is_well else 'failed'}: {result.reason}")
     return 0 if result.is_well else 1
@@ -193,7 +201,8 @@ def _drain(options: argparse.Namespace) -> int:
     _stay_small()
     from frontend.triton.draining import drain_endpoint
 
-    settings = settings_from(options, Settings(triton_endpoints=_one_endpoint(options)))
+    asked = settings_of_environment(os.environ, Settings(triton_endpoints=_one_endpoint(options)))
+    settings = settings_from(options, asked)
     is_done, why = asyncio.run(
         drain_endpoint(settings, notice_s=options.notice, timeout_s=options.timeout, is_undone=options.undo)
     )

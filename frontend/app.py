@@ -17,11 +17,13 @@ from aiohttp.typedefs import Handler
 
 from frontend import drain as draining
 from frontend.access.authentication import KEYS, authenticate, key_ring
+from frontend.connections.connection import leave_packed_body
 from frontend.connections.cors import allow_origins
 from frontend.connections.refusals import SERVER
 from frontend.drain import Drain
 from frontend.errors import APIError, InvalidRequest, MethodNotAllowed, NotFound, RequestTooLarge
 from frontend.handlers import completions, description, models, tokenization
+from frontend.handlers.bodies import LARGE_BODIES, expect_later, large_bodies_of
 from frontend.handlers.context import (
     CLIENT_CLOSED,
     DRAIN,
@@ -53,6 +55,7 @@ logger = logging.getLogger(__name__)
 CLIENT_CLOSED_REQUEST = 499  # in the log only: nobody is there to read it
 
 _HEADER_WORD = re.compile(r"[!-~]{1,128}")  # printable ASCII
+_OTHER_CHAT_APIS = re.compile(r"(?P<root>.*)/(responses|messages)")  # OpenAI's newer one, and Anthropic's
 
 
 def create_app(
@@ -70,16 +73,20 @@ def create_app(
     app = web.Application(client_max_size=settings.max_body_bytes, middlewares=middlewares)
     app[SETTINGS], app[DRAIN] = settings, drain
     app[IS_PUBLIC] = True
+    app[LARGE_BODIES] = large_bodies_of(settings.max_body_bytes)
     if (keys := key_ring(settings)) is not None:
         app[KEYS] = keys
         app.cleanup_ctx.append(_keys_lifetime)
 
     async def replicas_lifetime(app: web.Application) -> AsyncIterator[None]:
         observer, credentials, targets = app[OBSERVER], triton_credentials(settings), settings.targets()
+        key = settings.triton_key
 
         def connect(endpoint: str, offer: Offer, *, name: str = "") -> Replica:
             name = settings.triton_tls_name or name
-            triton = tritons[endpoint] if tritons else TritonClient(endpoint, credentials, name, observer.late, offer)
+            triton = (
+                tritons[endpoint] if tritons else TritonClient(endpoint, credentials, name, observer.late, offer, key)
+            )
             return Replica(endpoint, triton, settings, on_look=partial(observer.looked_at, endpoint), offer=offer)
 
         pool = ReplicaPool(
@@ -97,7 +104,7 @@ def create_app(
         await pool.close()
 
     app.cleanup_ctx.extend([_observer_lifetime, replicas_lifetime, limits_lifetime])
-    app.on_response_prepare.extend([name_request, add_limit_headers])
+    app.on_response_prepare.extend([name_request, add_limit_headers, leave_packed_body])
     allow_origins(app, settings)
     for root in ("", *settings.root_paths):
         for prefix in (f"{root}/v1", root):
@@ -114,12 +121,12 @@ def create_app(
 
 def _routes(prefix: str) -> list[web.RouteDef]:
     return [
-        web.post(f"{prefix}/chat/completions", completions.create_chat_completion),
-        web.post(f"{prefix}/completions", completions.create_completion),
+        web.post(f"{prefix}/chat/completions", completions.create_chat_completion, expect_handler=expect_later),
+        web.post(f"{prefix}/completions", completions.create_completion, expect_handler=expect_later),
         web.get(f"{prefix}/models", models.list_models),
         web.get(f"{prefix}/models/{{id:.+}}", models.get_model),
-        web.post(f"{prefix}/tokenize", tokenization.tokenize),
-        web.post(f"{prefix}/detokenize", tokenization.detokenize),
+        web.post(f"{prefix}/tokenize", tokenization.tokenize, expect_handler=expect_later),
+        web.post(f"{prefix}/detokenize", tokenization.detokenize, expect_handler=expect_later),
         web.get(f"{prefix}/version", description.version),
     ]
 
@@ -154,6 +161,8 @@ async def log_request(request: web.Request, handler: Handler) -> web.StreamRespo
         status = response.status if facts.error_code != CLIENT_CLOSED else CLIENT_CLOSED_REQUEST
         return response
     finally:
+        if facts.num_held_bytes:
+            request.app[LARGE_BODIES].give_back(facts.num_held_bytes)
         level = logging.DEBUG if request.path.startswith(("/health", "/metrics")) else logging.INFO
         if status == CLIENT_CLOSED_REQUEST:
             facts.error_code = CLIENT_CLOSED
@@ -196,7 +205,9 @@ def _error_from_http(request: web.Request, exc: web.HTTPException) -> APIError:
         case web.HTTPMethodNotAllowed():
             return MethodNotAllowed(f"{request.method} is not allowed for {request.path}", exc.allowed_methods)
         case web.HTTPNotFound():
-            return NotFound(f"There is no {request.method} {request.path}")
+            other = _OTHER_CHAT_APIS.fullmatch(request.path)
+            hint = f": use {other['root']}/chat/completions" if other else ""
+            return NotFound(f"There is no {request.method} {request.path}{hint}")
         case web.HTTPRequestEntityTooLarge():
             limit = request.app[SETTINGS].max_body_bytes
             return RequestTooLarge(f"The body is longer than {limit} bytes")

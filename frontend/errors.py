@@ -13,11 +13,13 @@ APIError
 │       └── AdapterNotFound      its engine has no such LoRA adapter, or no longer
 ├── MethodNotAllowed 405
 ├── RequestTooLarge 413
+├── UnsupportedMediaType 415     the body is not sent as JSON
 ├── URLTooLong 414, HeadersTooLarge 431
 ├── RequestTimeout 408           the client took too long to send it
 ├── ReaderTooSlow                an event only: the client took too long to read it
-├── RateLimited 429              a limit of the key's own; carries Retry-After unless trying again is in vain
+├── RateLimited 429              a limit of the sender's own; carries Retry-After unless trying again is in vain
 ├── ServerError 500              anything unexpected; its text never reaches the client
+│   ├── TritonKeyRefused         Triton's restricted APIs want another key
 │   └── EngineFailed             the engine broke under this request
 │       ├── BadAnswer            what came from it makes no sense
 │       ├── StreamBroken         what it said cannot be passed on
@@ -40,6 +42,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from frontend.limits.headers import retry_headers
+from model_repository.contract import KEY_VARIABLE
 
 _SHOWN = reprlib.Repr(maxstring=80, maxother=80, maxlist=4, maxdict=4, maxlevel=3, maxlong=40)
 
@@ -178,6 +181,12 @@ class RequestTooLarge(APIError):
     status, type, code = 413, "invalid_request_error", "request_too_large"
 
 
+class UnsupportedMediaType(APIError):
+    """The body is not sent as JSON: a web page may send other media types without asking the server first."""
+
+    status, type, code = 415, "invalid_request_error", "unsupported_media_type"
+
+
 class RequestTimeout(APIError):
     """The client took too long to send the request."""
 
@@ -216,7 +225,7 @@ class RateLimited(APIError):
     """A limit of the key's own is reached.
 
     Args:
-        code: `requests` or `tokens`.
+        code: `requests`, `tokens` or `grammars`.
         retry_after_s: when there is room again; None: never, for this request.
         headers: the state of the limits.
     """
@@ -235,6 +244,18 @@ class ServerError(APIError):
 
     def __init__(self, message: str = "The server failed while it worked on this request.") -> None:
         super().__init__(message)
+
+
+class TritonKeyRefused(ServerError):
+    """Triton's restricted APIs want a key that this frontend does not have."""
+
+    code = "triton_key_refused"
+
+    def __init__(self) -> None:
+        super().__init__(
+            f"{KEY_VARIABLE} is not the key that Triton was started with. Without it this frontend cannot load or "
+            "unload models and adapters, drain engines, or reload stages that broke."
+        )
 
 
 class EngineFailed(ServerError):

@@ -23,7 +23,7 @@ _SECURITY = {"type": "http", "scheme": "bearer", "description": "An API key, whe
 _ERRORS = {
     "400": "The request breaks a rule",
     "401": "There is no API key, or not one of this server",
-    "403": "The API key does not allow the model, the organization or the project",
+    "403": "The API key does not allow the model, the organization or the project; or a foreign web page asks",
     "408": "The request took too long to come",
     "414": "The URL is too long",
     "431": "The headers are too long, or too many",
@@ -32,6 +32,7 @@ _ERRORS = {
 }
 _ERRORS_OF_BODIES = {
     "413": "The body is too long",
+    "415": "The body is not sent as JSON",
     "422": "400 by that setting",
     "429": "A limit of the API key is reached: try again later, unless x-should-retry is false",
 }

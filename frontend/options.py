@@ -8,6 +8,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from frontend.settings import Settings
+from model_repository.contract import KEY_VARIABLE
 
 _HELP = {
     "host": "address to listen on; 0.0.0.0: every one",
@@ -22,7 +23,7 @@ _HELP = {
     "triton_tls_name": "that the Tritons' certificates have; else each must have the host of its endpoint",
     "max_body_bytes": "longer request bodies are refused",
     "validation_status": "HTTP status of requests that break the schema: 400 or 422",
-    "strict_extra": "refuse fields that nobody knows",
+    "strict_extra": "refuse unknown fields, unfollowed hints and unenforced JSON schema keywords",
     "default_model": "for requests that name none",
     "root_paths": "serve the API below this path too; repeatable",
     "completion_max_tokens": "of a completion that does not say; 0: what the context window leaves",
@@ -56,6 +57,7 @@ _HELP = {
     "tls_key": "PEM file of the certificate's key",
     "tls_client_ca": "PEM file of the authorities of clients' certificates, which are then required",
     "cors_origins": "web pages of this origin may call the API; *: of any; repeatable",
+    "allow_hosts": "further name in the header Host that a server without keys on loopback accepts; *: all; repeatable",
     "key_file": "JSON file of API keys, as `keys add` writes it; empty: no keys, on loopback only",
     "key_interval_s": "between two looks at the key file",
     "allow_anonymous": "without a key file, listen on other addresses than loopback: whoever reaches them is let in",
@@ -72,10 +74,9 @@ _HELP = {
     "max_concurrent": "requests at a time, likewise",
     "max_priority": "that a key may ask for which does not say: low, normal or high",
     "model_limits": "limits of one model, such as demo:rpm=60,in_flight=32 (docs/limits.md); repeatable",
-    "max_in_flight": "completions that each replica of a model generates at a time; 0: no bound",
+    "max_in_flight": "completions at each replica of a model at a time; 0: as many as it decodes at a time",
     "max_in_flight_prompt_tokens": "tokens of their prompts, estimated; 0: no bound",
-    "max_queue_share": "requests that may wait for a model, for each that is in flight",
-    "max_queue_wait_s": "for which they may wait",
+    "max_queue_wait_s": "seconds that a request may wait for its turn at a model; beyond it: 503",
     "redis_url": "a Redis in which replicas share the rates of the keys; else CONCH_REDIS_URL says which",
     "limits_on_failure": "open: what cannot be counted goes on; closed: it is refused",
     "limits_socket": "Unix socket of an admission process; several workers start one by themselves",
@@ -85,13 +86,15 @@ _HELP = {
 TLS_TO_TRITON = frozenset({"triton_tls_ca", "triton_tls_cert", "triton_tls_key", "triton_tls_name"})
 TLS_OF_SERVER = frozenset({"tls_cert", "tls_key", "tls_client_ca"})
 
-_REDIS_URL = "CONCH_REDIS_URL"  # it may hold a password, which every user of the machine sees in a command line
+# Settings with secrets, and their variables: every user of the machine sees a command line.
+_VARIABLES = {"redis_url": "CONCH_REDIS_URL", "triton_key": KEY_VARIABLE}
 
 # Settings that are lists: the option that adds one, and what it is.
 _REPEATED = {
     "triton_endpoints": ("--triton", "[MODEL[,ALIAS...]=][dns:]HOST:PORT[,...]"),
     "root_paths": ("--root-path", "PATH"),
     "cors_origins": ("--cors-origin", "ORIGIN"),
+    "allow_hosts": ("--allow-host", "NAME"),
     "model_limits": ("--model-limit", "MODEL:LIMITS"),
 }
 
@@ -101,7 +104,7 @@ def add_options(
 ) -> None:
     """Add one option per setting, except those that the caller decides, or only those that it wants."""
     for field in dataclasses.fields(Settings):
-        if field.name in without or (only and field.name not in only):
+        if field.name in {*without, "triton_key"} or (only and field.name not in only):
             continue
         default = getattr(defaults, field.name)
         kind: dict[str, Any] = {"type": type(default), "metavar": field.name.rpartition("_")[2].upper()}
@@ -135,19 +138,20 @@ def settings_of_environment(environment: Mapping[str, str], defaults: Settings) 
     traces = environment.get("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "")
     if not traces and (base := environment.get("OTEL_EXPORTER_OTLP_ENDPOINT")):
         traces = f"{base.rstrip('/')}/v1/traces"
-    return dataclasses.replace(defaults, otlp_endpoint=traces, redis_url=environment.get(_REDIS_URL, ""))
+    redis_url, triton_key = (environment.get(variable, "") for variable in _VARIABLES.values())
+    return dataclasses.replace(defaults, otlp_endpoint=traces, redis_url=redis_url, triton_key=triton_key)
 
 
 def settings_to_environment(settings: Settings) -> dict[str, str]:
     """Return the variables that say what `settings_to_arguments` leaves out."""
-    return {_REDIS_URL: settings.redis_url}
+    return {variable: getattr(settings, name) for name, variable in _VARIABLES.items()}
 
 
 def settings_to_arguments(settings: Settings) -> list[str]:
     """Return the options that say these settings, but for what must not be seen."""
     arguments = []
     for field in dataclasses.fields(Settings):
-        if field.name == "redis_url":
+        if field.name in _VARIABLES:
             continue
         flag, value = _flag(field.name), getattr(settings, field.name)
         if isinstance(value, bool):

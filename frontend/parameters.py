@@ -21,7 +21,7 @@ from frontend.protocol.completion import CompletionRequest
 from frontend.protocol.fields import GenerationBody
 from frontend.settings import Settings
 from frontend.translate.requests import chat_to_requests, completion_to_requests
-from model_repository.capabilities import Capability, needed_capabilities
+from model_repository.capabilities import HINTS, Capability, needed_capabilities
 from model_repository.engine.runtime import RUNTIMES
 from model_repository.generation import GenerationRequest
 from model_repository.model_parameters import ModelParameters
@@ -34,6 +34,7 @@ class Treatment(StrEnum):
     EMULATED = "emulated"  # by several requests to the ensemble
     LOGGED = "logged"  # bookkeeping: changes no answer
     REFUSED = "refused"  # 400, unless its value changes nothing
+    HINT = "hint"  # listed in x-ignored-params where the model does not follow it, unless its value changes nothing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +62,7 @@ _BODIES: dict[str, tuple[type[GenerationBody], dict[str, Any]]] = {
 @functools.cache
 def parameters() -> tuple[Parameter, ...]:
     """Return the table: every field that is known, of both endpoints."""
-    return tuple(row for endpoint in _BODIES for row in (*_served(endpoint), *_refused(endpoint)))
+    return tuple(row for endpoint in _BODIES for row in (*_served(endpoint), *_unserved(endpoint)))
 
 
 def _served(endpoint: str) -> Iterator[Parameter]:
@@ -82,17 +83,18 @@ def _served(endpoint: str) -> Iterator[Parameter]:
         )
 
 
-def _refused(endpoint: str) -> Iterator[Parameter]:
+def _unserved(endpoint: str) -> Iterator[Parameter]:
     model, base = _BODIES[endpoint]
-    for name, neutral in model.refused.items():
-        values = [None, *neutral]
-        yield Parameter(
-            endpoint=endpoint,
-            name=name,
-            treatments=dict.fromkeys(RUNTIMES, Treatment.REFUSED),
-            body=base | {name: values[-1]},
-            schema={"enum": values},
-        )
+    for fields, treatment in ((model.refused, Treatment.REFUSED), (model.hints, Treatment.HINT)):
+        for name, neutral in fields.items():
+            values = [None, *neutral]
+            yield Parameter(
+                endpoint=endpoint,
+                name=name,
+                treatments=dict.fromkeys(RUNTIMES, treatment),
+                body=base | {name: values[-1]},
+                schema={"enum": values},
+            )
 
 
 def _resolved(schema: Mapping[str, Any], definitions: Mapping[str, Any]) -> dict[str, Any]:
@@ -119,19 +121,16 @@ def _treatment(
 ) -> Treatment:
     if needed - RUNTIMES[runtime].capabilities:
         return Treatment.REFUSED
+    if any(needed & lost for lost in RUNTIMES[runtime].lost_with.values()):
+        return Treatment.HINT
     if name in _read(endpoint, body).bookkeeping():
         return Treatment.LOGGED
     return Treatment.EMULATED if len(_requests(endpoint, body)) > 1 else Treatment.ENFORCED
 
 
 def _needs(endpoint: str, body: Mapping[str, Any]) -> frozenset[Capability]:
-    # A random seed is drawn where none is sent, so only a field of that name can need the capability.
-    return frozenset(
-        capability
-        for request in _requests(endpoint, body)
-        for capability in needed_capabilities(request)
-        if capability is not Capability.SEED or "seed" in body
-    )
+    needed = {capability for request in _requests(endpoint, body) for capability in needed_capabilities(request)}
+    return frozenset(needed | (HINTS & body.keys()))  # named like the fields
 
 
 def _read(endpoint: str, body: Mapping[str, Any]) -> GenerationBody:
@@ -154,6 +153,7 @@ _SOME_MODEL = ModelName(
         parameters=ModelParameters(
             model_id="demo",
             context_window=2048,
+            max_sequences=1,
             created=0,
             owned_by="",
             runtime="",
@@ -162,7 +162,7 @@ _SOME_MODEL = ModelName(
             adapters=(),
             capabilities=frozenset(Capability),
             tool_call_format="hermes",
-            has_chat_template=True,
+            template_fields=(),
             defaults={},
         ),
     ),

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Sequence
 from contextlib import aclosing
 from typing import NamedTuple, Protocol
 
+from frontend import loop_time
 from frontend.errors import APIError, ModelNotFound, Overloaded, StageUnhealthy, TritonTimeout, TritonUnreachable
 from frontend.models import ModelSnapshot
 from model_repository.contract import model_id_to_slug, slug_of_stage, stage_name
@@ -65,14 +66,15 @@ async def look_at_stage(triton: Probed, stage: str, *, deadline_s: float, stall_
         APIError: it does not answer.
     """
     slug = slug_of_stage(stage)
+    look: Awaitable[object]
+    if stage == stage_name(slug, "tokenizer"):
+        look = triton.tokenize(slug, TextPrompt("Hello"), add_special_tokens=False)
+    elif stage == stage_name(slug, "detokenizer"):
+        look = triton.detokenize(slug, (), has_special_tokens=False)
+    else:
+        look = look_at_engine(triton, slug, deadline_s=deadline_s, stall_s=stall_s)
     try:
-        async with asyncio.timeout(deadline_s):
-            if stage == stage_name(slug, "tokenizer"):
-                await triton.tokenize(slug, TextPrompt("Hello"), add_special_tokens=False)
-            elif stage == stage_name(slug, "detokenizer"):
-                await triton.detokenize(slug, (), has_special_tokens=False)
-            else:
-                await look_at_engine(triton, slug, deadline_s=deadline_s, stall_s=stall_s)
+        await loop_time.within(deadline_s, look)
     except TimeoutError as exc:
         raise TritonTimeout() from exc
 
@@ -113,10 +115,14 @@ async def _generate_one_token(triton: Probed, slug: str, *, deadline_s: float) -
         cancel_key=secrets.token_hex(16),
         priority=-1,
     )
-    try:
-        async with asyncio.timeout(deadline_s), aclosing(triton.generate(slug, request)) as chunks:
+
+    async def generate() -> None:
+        async with aclosing(triton.generate(slug, request)) as chunks:
             async for _ in chunks:
                 pass
+
+    try:
+        await loop_time.within(deadline_s, generate())
     except TimeoutError as exc:
         raise TritonTimeout("The model did not make a token in time.") from exc
 

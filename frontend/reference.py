@@ -8,13 +8,14 @@ from typing import Any
 
 from frontend.parameters import Parameter, Treatment, parameters
 from frontend.protocol.body import MAX_INT32
+from frontend.protocol.fields import OF_PEERS
 from frontend.telemetry.reference import metrics_page
 from model_repository import contract
 from model_repository.contract import TensorSpec
 from model_repository.engine.runtime import RUNTIMES
 from model_repository.errors import DeliveriesNotOpen
 
-_WRITTEN = "Written by `python -m frontend reference docs`; a test keeps it equal to the code."
+_WRITTEN = "Written by `.venv/bin/python -m frontend reference docs`; a test keeps it equal to the code."
 
 _KINDS = {"array": "list", "string": "text"}
 _BOUNDS = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤"}
@@ -35,32 +36,53 @@ def _parameters_page() -> str:
         "- *emulated*: likewise, by several requests to the ensemble.",
         "- *logged*: bookkeeping; it changes no answer and goes to the log.",
         "- *refused*: 400 with the field's name, unless its value changes nothing.",
+        "- *hint*: listed in `x-ignored-params` where the model does not follow it. TensorRT-LLM's engines follow",
+        "  `seed`, its PyTorch backend does not.",
         "",
-        "`null` is the same as absent. Fields that nobody knows are ignored and listed in the response's header",
-        "`x-ignored-params`. The same table is in `/openapi.json`, as `x-runtimes` of each property.",
+        "`null` is the same as absent. The response's header `x-ignored-params` lists what is ignored: unknown fields,",
+        "hints, and keywords of JSON schemas that are unknown or cannot be enforced, each with its place, such as",
+        "`tools[0].function.parameters.properties.tags.uniqueItems`; `--strict-extra` refuses them. The same table is",
+        "in `/openapi.json`, as `x-runtimes` of each property.",
+        "",
+        "A JSON schema with `strict: true` is a promise: a keyword that cannot be enforced is refused with 400, its",
+        "path and the rule. Without it, as in `json_object` with a `schema` and in `structured_outputs`, the schema is",
+        "enforced as far as it can be; `oneOf` whose alternatives cannot be told apart is then enforced as `anyOf`.",
+        "Patterns mean what ECMA-262 says with its `u` flag; look-around, back references and word boundaries cannot",
+        "be enforced. A `regex`, a `choice` and a `grammar` are enforced exactly, or refused.",
         "",
     ]
     for endpoint in dict.fromkeys(row.endpoint for row in parameters()):
         rows = [row for row in parameters() if row.endpoint == endpoint]
-        served = [row for row in rows if not _is_refused(row)]
+        unserved = {
+            treatment: [(f"`{row.name}`", _values(row.schema)) for row in rows if _is_always(row, treatment)]
+            for treatment in (Treatment.REFUSED, Treatment.HINT)
+        }
+        served = [row for row in rows if not any(_is_always(row, treatment) for treatment in unserved)]
         lines += [
             f"## POST {endpoint}",
             "",
             *_table(("field", "values", *RUNTIMES, "meaning"), map(_cells, served)),
             "",
         ]
-        refused = [(f"`{row.name}`", _values(row.schema)) for row in rows if _is_refused(row)]
+        refused = [
+            (name, values, f"`{OF_PEERS[name.strip('`')][0]}`" if name.strip("`") in OF_PEERS else "")
+            for name, values in unserved[Treatment.REFUSED]
+        ]
         lines += [
             "Refused by every runtime, unless:",
             "",
-            *_table(("field", "values that change nothing"), refused),
+            *_table(("field", "values that change nothing", "use instead"), refused),
+            "",
+            "Hints, which no model here follows: accepted, and listed in `x-ignored-params`, unless:",
+            "",
+            *_table(("field", "values that change nothing"), unserved[Treatment.HINT]),
             "",
         ]
     return "\n".join(lines).rstrip() + "\n"
 
 
-def _is_refused(row: Parameter) -> bool:
-    return set(row.treatments.values()) == {Treatment.REFUSED}
+def _is_always(row: Parameter, treatment: Treatment) -> bool:
+    return set(row.treatments.values()) == {treatment}
 
 
 def _cells(row: Parameter) -> Sequence[str]:
@@ -103,6 +125,10 @@ def _tensors_page() -> str:
         "`messages` and `input_ids` must be there. A value that breaks a rule is answered with an error message that",
         "names tensor, value and rule. Do not send the metadata `triton_grpc_error: true`, which asks for a status in",
         "its place: after some hundred errors it ends Triton 2.51 with a segmentation fault.",
+        "",
+        "Shared memory, loading of models and the settings of traces and logs want Triton's key. Triton's HTTP port,",
+        "with its `generate` endpoint, is closed by default. [security.md](security.md#tritons-key) tells how to open",
+        "both.",
         "",
         "Always set a deadline: a client without one waits for ever when an engine is lost.",
         "",

@@ -5,19 +5,21 @@ from __future__ import annotations
 import ipaddress
 import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from frontend.limits.asks import Priority
 from frontend.limits.model_limits import ModelLimit
 from frontend.replicas.targets import Targets
+from model_repository.contract import KEY_VARIABLE
 from model_repository.generation import ContextOverflow
 from model_repository.model_parameters import RequestDefaults
 
 _ROOT_PATH = re.compile(r"(/[\w.~-]+)+", re.ASCII)
 _HOST_NAME = re.compile(r"[0-9A-Za-z._-]+")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
+_TRITON_KEY = re.compile(r"[!-~]{32,}")
 
-_ORIGIN = re.compile(r"\*|https?://(\[[0-9a-f:.]+\]|[a-z0-9.-]+)(:[0-9]{1,5})?")
+_ORIGIN = re.compile(r"\*|[a-z][a-z0-9+.-]*://(\[[0-9a-f:.]+\]|[a-z0-9.-]+)(:[0-9]{1,5})?")
 MIN_STAGE_STALL_S = 2.0
 _REDIS_SCHEMES = ("redis://", "rediss://", "unix://")
 
@@ -43,9 +45,10 @@ class Settings:
     triton_tls_cert: str = ""  # PEM file of the certificate that the Tritons want of us; empty: none
     triton_tls_key: str = ""  # PEM file of its key
     triton_tls_name: str = ""  # that the Tritons' certificates have; empty: each has the host of its endpoint
+    triton_key: str = field(default="", repr=False)  # to the restricted APIs of the Tritons; empty: they stay closed
     max_body_bytes: int = 10 * 2**20
     validation_status: int = 400  # of schema failures; 422 is FastAPI's
-    strict_extra: bool = False  # refuse fields that nobody knows, instead of listing them in x-ignored-params
+    strict_extra: bool = False  # refuse what else would be listed in x-ignored-params
     default_model: str = ""  # for requests that name none; empty: they are refused
     root_paths: tuple[str, ...] = ()  # the API is served below each of these too, such as /openai
     # What a request gets where it says nothing, and its model neither.
@@ -81,6 +84,7 @@ class Settings:
     tls_key: str = ""  # PEM file of its key
     tls_client_ca: str = ""  # PEM file of who signs clients' certificates; empty: clients need none
     cors_origins: tuple[str, ...] = ()  # of web pages that may call the API: such as https://a.example, or *
+    allow_hosts: tuple[str, ...] = ()  # names in the header Host, beside loopback's, without keys on loopback; *: any
     # Who may do what.
     key_file: str = ""  # of the API keys; empty: there are none, and whoever reaches the port may use it
     key_interval_s: float = 1.0  # between two looks at the key file
@@ -100,10 +104,9 @@ class Settings:
     max_concurrent: int = 0  # requests of a key at a time
     max_priority: str = "high"
     model_limits: tuple[str, ...] = ()  # MODEL:name=value,...
-    max_in_flight: int = 1024  # completions that a replica of a model generates at a time; 0: no bound
-    max_in_flight_prompt_tokens: int = 4 * 2**20  # estimated, likewise
-    max_queue_share: float = 0.5  # requests that wait for a model, for each that is in flight
-    max_queue_wait_s: float = 5.0
+    max_in_flight: int = 0  # completions of a replica of a model at a time; 0: as many as it decodes at a time
+    max_in_flight_prompt_tokens: int = 4 * 2**20  # of a replica too, estimated; 0: no bound
+    max_queue_wait_s: float = 30.0  # a request that would wait longer for a model is refused
     redis_url: str = ""  # where replicas share the keys' rates; empty: each keeps its own
     limits_on_failure: str = "open"  # or closed: what becomes of requests that cannot be counted
     limits_socket: str = ""  # of the admission process; several workers start one by themselves
@@ -187,6 +190,8 @@ class Settings:
             self._refuse("tls_client_ca", "it needs tls_cert and tls_key")
         if not all(_ORIGIN.fullmatch(origin) for origin in self.cors_origins):
             self._refuse("cors_origins", "each must be an origin such as https://a.example, without a path, or *")
+        if not all(host == "*" or _HOST_NAME.fullmatch(host) for host in self.allow_hosts):
+            self._refuse("allow_hosts", "each must be a name such as llm.example.com, without a port, or *")
 
     def _check_access(self) -> None:
         if not self.admin_host:
@@ -210,6 +215,8 @@ class Settings:
             self.targets()
         except ValueError as exc:
             raise SettingsError(str(exc)) from exc
+        if self.triton_key and not _TRITON_KEY.fullmatch(self.triton_key):  # the value is a secret
+            raise SettingsError(f"{KEY_VARIABLE}: must be 32 or more characters of printable ASCII, without spaces")
         if bool(self.triton_tls_cert) != bool(self.triton_tls_key) or (self.triton_tls_cert and not self.triton_tls_ca):
             name = "triton_tls_cert" if self.triton_tls_cert else "triton_tls_key"
             self._refuse(name, "triton_tls_cert and triton_tls_key go together, and with triton_tls_ca")
@@ -220,8 +227,6 @@ class Settings:
         for name in ("requests_per_minute", "tokens_per_minute", "max_concurrent", "max_in_flight"):
             self._require_int(name, 0, 2**31 - 1)
         self._require_int("max_in_flight_prompt_tokens", 0, 2**31 - 1)
-        if isinstance(self.max_queue_share, bool) or not 0 <= self.max_queue_share < math.inf:
-            self._refuse("max_queue_share", "must be a number from 0")
         self._require_seconds("max_queue_wait_s", is_zero_allowed=False)
         if self.max_priority not in tuple(Priority):
             self._refuse("max_priority", f"must be {', '.join(Priority)}")

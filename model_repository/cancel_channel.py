@@ -1,4 +1,6 @@
-"""How the detokenizer tells the engine that a client is gone: a datagram socket between their two processes.
+"""How one stage tells another that a client is gone: a datagram socket between their two processes.
+
+The detokenizer tells the engine, and the engine the tokenizer, where a grammar may wait to be compiled.
 
 Triton shows a hang-up only to steps that it schedules afterwards, which are the detokenizer's. Triton's own way from
 stage to stage, a request from within `execute`, was tried first: it crashed the server under cancellations (2.51).
@@ -20,7 +22,12 @@ from pathlib import Path
 
 logger = logging.getLogger(__name__)
 
-_MESSAGE = struct.Struct("<Q")  # a sequence number
+_MESSAGE = struct.Struct("<Q")  # a sequence number, or a cancel key as a number
+
+
+def key_to_number(cancel_key: str) -> int:
+    """Return a number for a cancel key, which may have any length."""
+    return int.from_bytes(hashlib.blake2b(cancel_key.encode("utf-8", "replace"), digest_size=8).digest())
 
 
 def _address(ensemble: str) -> str:
@@ -39,11 +46,11 @@ def _address(ensemble: str) -> str:
 
 
 class CancelReceiver:
-    """The engine's end.
+    """The receiving end.
 
     Args:
-        ensemble: whose engine this is.
-        cancel: takes a sequence number, from the receiver's thread; must return at once.
+        ensemble: name of the ensemble for its engine; name of the stage for a tokenizer.
+        cancel: takes a number, from the receiver's thread; must return at once.
     """
 
     def __init__(self, ensemble: str, cancel: Callable[[int], None]) -> None:
@@ -73,10 +80,10 @@ class CancelReceiver:
 
 
 class CancelSender:
-    """The detokenizer's end.
+    """The sending end.
 
     Args:
-        ensemble: whose engine is to be told.
+        ensemble: name of the ensemble for its engine; name of the stage for a tokenizer.
     """
 
     def __init__(self, ensemble: str) -> None:
@@ -93,7 +100,7 @@ class CancelSender:
             self._socket.sendto(_MESSAGE.pack(number), self._address)
         except OSError as exc:
             # No engine, which means no sequence either; or a full buffer: the next release tries again.
-            logger.warning("sequence %d could not be cancelled: %s", number, exc)
+            logger.warning("%d could not be cancelled: %s", number, exc)
             return
         self._sent.append(number)
 

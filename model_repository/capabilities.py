@@ -35,6 +35,9 @@ class Capability(StrEnum):
     IMAGES = "images"
 
 
+# OpenAI calls `seed` a best effort: a runtime without this capability ignores the field, and the frontend says so.
+HINTS = frozenset({Capability.SEED})
+
 # Members named like the field of SamplingParams that needs them.
 _NEUTRAL_VALUES = {
     capability: getattr(_NEUTRAL, capability) for capability in Capability if hasattr(_NEUTRAL, capability)
@@ -42,10 +45,13 @@ _NEUTRAL_VALUES = {
 
 
 def needed_capabilities(request: GenerationRequest) -> Iterator[Capability]:
-    """Yield what the request needs of the runtime: only values that would change the completion need anything."""
+    """Yield what the request needs of the runtime: only values that would change the completion need anything.
+
+    HINTS are not needed.
+    """
     sampling = request.sampling
     for capability, neutral in _NEUTRAL_VALUES.items():
-        if getattr(sampling, capability) != neutral:
+        if getattr(sampling, capability) != neutral and capability not in HINTS:
             yield capability
     if request.min_tokens:
         yield Capability.MIN_TOKENS

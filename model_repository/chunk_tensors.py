@@ -34,6 +34,8 @@ def chunk_to_tensors(chunk: GenerationChunk, *, cum_logprob: float | None = None
         tensors[contract.NUM_ECHOED_TOKENS.name] = array(contract.NUM_ECHOED_TOKENS, chunk.num_prompt_tokens)
     if chunk.token_ids:
         tensors[contract.TOKEN_IDS.name] = array(contract.TOKEN_IDS, *chunk.token_ids)
+    if chunk.prompt_token_ids:
+        tensors[contract.INPUT_TOKEN_IDS.name] = array(contract.INPUT_TOKEN_IDS, *chunk.prompt_token_ids)
     if chunk.logprobs:
         tensors |= _logprob_tensors(chunk.logprobs)
     return tensors
@@ -77,6 +79,7 @@ def tensors_to_chunk(tensors: Tensors) -> GenerationChunk:
         text=chunk_text,
         token_ids=tuple(numbers(tensors, contract.TOKEN_IDS)),
         logprobs=_read_logprobs(tensors),
+        prompt_token_ids=tuple(numbers(tensors, contract.INPUT_TOKEN_IDS)),
         num_prompt_tokens=int(scalar(tensors, contract.NUM_ECHOED_TOKENS, 0)),
         finish_reason=FinishReason(finish_reason) if finish_reason else None,
         stop_reason=json.loads(stop_reason) if stop_reason else None,

@@ -59,7 +59,9 @@ INPUT_IDS = TensorSpec("input_ids", "INT32", (-1,), doc="prompt as token ids")
 SUFFIX = TensorSpec(
     "suffix", "BYTES", doc="with text_input: fill in the middle between the two, by the model's own tokens"
 )
-TOOLS = TensorSpec("tools", "BYTES", doc="with messages: JSON list of OpenAI's tool objects")
+TOOLS = TensorSpec(
+    "tools", "BYTES", doc="with messages: JSON list of OpenAI's tool objects, `strict` among their fields"
+)
 TOOL_CHOICE = TensorSpec("tool_choice", "BYTES", doc="`none`, `auto` (default), `required` or `function:NAME`")
 PARALLEL_TOOL_CALLS = TensorSpec("parallel_tool_calls", "BOOL", doc="true (default): more than one call may follow")
 CHAT_TEMPLATE_KWARGS = TensorSpec("chat_template_kwargs", "BYTES", doc="JSON object: further names for the template")
@@ -79,7 +81,10 @@ MAX_TOKENS = TensorSpec(
     "max_tokens", "INT32", low=0, doc="at most so many completion tokens (default 16); 0 only to score an echoed prompt"
 )
 MIN_TOKENS = TensorSpec("min_tokens", "INT32", low=0, doc="before it neither end tokens nor stop words end it")
-STOP_WORDS = TensorSpec("stop_words", "BYTES", (-1,), doc="texts that end the completion; left out of it")
+MAX_STOP_WORDS = 16  # each token is compared with each stop word: 16 cost 3 us more per token than OpenAI's 4
+STOP_WORDS = TensorSpec(
+    "stop_words", "BYTES", (-1,), doc=f"texts that end the completion, {MAX_STOP_WORDS} at most; left out of it"
+)
 MAX_BAD_WORDS, MAX_BAD_WORD_CHARS = 256, 256
 BAD_WORDS = TensorSpec(
     "bad_words",
@@ -116,13 +121,27 @@ MIROSTAT_TARGET = TensorSpec(
 MIROSTAT_LR = TensorSpec(
     "mirostat_lr", "FP32", low=0, high=1, is_low_open=True, doc="its learning rate (default 0.1); sent, it is on"
 )
-SEED = TensorSpec("seed", "UINT64", doc="same seed and inputs, same text; without it a random one")
+SEED = TensorSpec(
+    "seed",
+    "UINT64",
+    doc="same seed and inputs, same text, but on TensorRT-LLM's PyTorch backend; without it a random one",
+)
 GUIDED_DECODING_GUIDE_TYPE = TensorSpec(
     "guided_decoding_guide_type",
     "BYTES",
     doc="`json`, `json_schema`, `regex`, `choice` or `ebnf_grammar`; empty: none",
 )
 GUIDED_DECODING_GUIDE = TensorSpec("guided_decoding_guide", "BYTES", doc="the schema, expression, list or grammar")
+GUIDED_DECODING_STRICT = TensorSpec(
+    "guided_decoding_strict",
+    "BOOL",
+    doc="with a JSON schema; true (default): a keyword that cannot be enforced is refused; false: it is ignored",
+)
+SENDER = TensorSpec(
+    "sender",
+    "BYTES",
+    doc="name of the sender: grammars of one sender are compiled one after the other, and share their limits",
+)
 # What is answered, and how.
 EXCLUDE_INPUT_IN_OUTPUT = TensorSpec("exclude_input_in_output", "BOOL", doc="true (default); false: echo the prompt")
 RETURN_LOG_PROBS = TensorSpec(
@@ -132,7 +151,7 @@ TOP_LOGPROBS = TensorSpec(
     "top_logprobs", "INT32", low=0, high=20, doc="with return_log_probs: also those of so many most likely tokens"
 )
 RETURN_PERF_METRICS = TensorSpec("return_perf_metrics", "BOOL", doc="true: when things happened to the sequence")
-RETURN_TOKEN_IDS = TensorSpec("return_token_ids", "BOOL", doc="true: the ids of the text's tokens")
+RETURN_TOKEN_IDS = TensorSpec("return_token_ids", "BOOL", doc="true: the ids of the text's and the prompt's tokens")
 RETURN_USAGE = TensorSpec("return_usage", "BOOL", doc="with stream: every response has the token counts so far")
 STREAM = TensorSpec("stream", "BOOL", doc="false (default): one response with the whole text")
 STREAM_INTERVAL_MS = TensorSpec(
@@ -210,6 +229,8 @@ HONOURED_INPUTS = (
     SEED,
     GUIDED_DECODING_GUIDE_TYPE,
     GUIDED_DECODING_GUIDE,
+    GUIDED_DECODING_STRICT,
+    SENDER,
     EXCLUDE_INPUT_IN_OUTPUT,
     RETURN_LOG_PROBS,
     TOP_LOGPROBS,
@@ -242,6 +263,7 @@ PUBLIC_INPUTS = HONOURED_INPUTS + NEUTRAL_INPUTS
 # --- the ensemble's public outputs, all of which the detokenizer stage writes ---------------------------------------
 TEXT_OUTPUT = TensorSpec("text_output", "BYTES", (-1,), doc="the text since the last response")
 TOKEN_IDS = TensorSpec("token_ids", "INT32", (-1,), doc="of the text, with return_token_ids or return_log_probs")
+INPUT_TOKEN_IDS = TensorSpec("input_token_ids", "INT32", (-1,), doc="first response, with return_token_ids: the prompt")
 TOKEN_BYTES = TensorSpec(
     "token_bytes", "BYTES", (-1,), doc="with return_log_probs: what each of these tokens adds to the text"
 )
@@ -277,6 +299,7 @@ LAST_TOKEN_TIME_NS = TensorSpec("last_token_time_ns", "INT64", doc="likewise, it
 PUBLIC_OUTPUTS = (
     TEXT_OUTPUT,
     TOKEN_IDS,
+    INPUT_TOKEN_IDS,
     TOKEN_BYTES,
     OUTPUT_LOG_PROBS,
     TOP_LOGPROB_TOKEN_IDS,
@@ -304,6 +327,8 @@ CONTROL_MESSAGES = (
     '`{"load_adapter": str, "source": str}` or `{"unload_adapter": str}`'
 )
 CONTROL = TensorSpec("control", "BYTES", doc=f"engine: JSON, {CONTROL_MESSAGES}")
+# Environment variable with Triton's key. All messages but the first two also need `"key": str`, where Triton has a key.
+KEY_VARIABLE = "CONCH_TRITON_KEY"
 STATS = TensorSpec("stats", "BYTES", doc="engine: JSON of EngineStats, the answer to every `control`")
 RELEASE = TensorSpec("release", "INT64", (-1,), doc="engine to detokenizer: a packed Release")
 RELEASE_DETAILS = TensorSpec("release_details", "BYTES", doc="likewise: JSON of what few requests ask for")

@@ -183,6 +183,7 @@ def _detailed(chunk: GenerationChunk, fields: dict[str, Any]) -> GenerationChunk
             )
             for token_id, token_bytes, logprob, top in fields["logprobs"]
         )
-    if "token_ids" in fields:
-        fields["token_ids"] = tuple(fields["token_ids"])
+    for name in ("token_ids", "prompt_token_ids"):
+        if name in fields:
+            fields[name] = tuple(fields[name])
     return dataclasses.replace(chunk, **fields)

@@ -6,6 +6,8 @@ StageError
 │   ├── UnknownAdapter    the model has no LoRA adapter of that name, or no longer
 │   └── Unsupported       known, but this model or runtime cannot honour it
 ├── Overloaded            the engine's queue is full
+├── TooManyGrammars       one sender has more grammars waiting or in use than it may
+├── KeyRefused            a control message lacks Triton's key
 ├── EngineFailed          the runtime broke under this request
 ├── Unloading             the model is being unloaded, and the request's time is up
 ├── DeliveriesNotOpen     the stream of deliveries that it names is not, or no longer
@@ -73,6 +75,20 @@ class Overloaded(StageError):
     triton_code = "UNAVAILABLE"
 
 
+class TooManyGrammars(StageError):
+    """One sender has more grammars waiting, or in use, than it may."""
+
+    code = "too_many_grammars"
+    triton_code = "UNAVAILABLE"
+
+
+class KeyRefused(StageError):
+    """A control message lacks Triton's key."""
+
+    code = "key_refused"
+    triton_code = "UNAVAILABLE"
+
+
 class EngineFailed(StageError):
     """The runtime failed while it worked on this request."""
 
@@ -109,6 +125,8 @@ _BY_CODE: dict[str, type[StageError]] = {
         UnknownAdapter,
         Unsupported,
         Overloaded,
+        TooManyGrammars,
+        KeyRefused,
         EngineFailed,
         Unloading,
         DeliveriesNotOpen,

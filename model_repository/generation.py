@@ -63,6 +63,8 @@ class Guide:
 
     kind: GuideKind
     content: str = ""
+    is_strict: bool = True  # of a JSON schema: each of its constraints is enforced, or else the request refused
+    num_bytes: int = field(default=0, compare=False)  # of memory that it takes compiled; 0: not compiled yet
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,6 +133,7 @@ class GenerationRequest:
     delivery_number: int = 0  # its name there
     stream_interval_ms: int | None = None  # under load its tokens may gather for so long; None: as the model is served
     priority: int = 0  # -1: it passes others that wait for the engine, 1: they pass it; in the end nobody is passed
+    sender: str = ""  # grammars of one sender are compiled one after the other
     request_id: str = ""  # what logs call the request that it belongs to: printable ASCII
 
 
@@ -180,6 +183,7 @@ class GenerationChunk:
     token_ids: tuple[int, ...] = ()  # where the request asked for them; an echoed prompt's first
     logprobs: tuple[TokenLogprob, ...] = ()  # where the request asked for them; an echoed prompt's first
     num_prompt_tokens: int = 0  # how many of token_ids and logprobs are the echoed prompt's
+    prompt_token_ids: tuple[int, ...] = ()  # of the first chunk, where the request asked for token ids
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None  # the stop sequence, or the token id, that ended it; None: the model did
     usage: Usage | None = None  # of the last one; of the others where the request asked for it
@@ -188,4 +192,5 @@ class GenerationChunk:
     @property
     def is_text(self) -> bool:
         """Whether it says nothing but its text, as almost every chunk."""
-        return self.finish_reason is None and not self.token_ids and not self.logprobs and self.usage is None
+        lists = self.token_ids or self.logprobs or self.prompt_token_ids
+        return self.finish_reason is None and not lists and self.usage is None

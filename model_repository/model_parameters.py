@@ -13,6 +13,9 @@ from model_repository.generation import ContextOverflow
 
 _MAX_INT32 = 2**31 - 1
 
+# Fields of a request or a message that some chat templates read and others do not know.
+TEMPLATE_FIELDS = ("reasoning_effort", "reasoning_content", "reasoning")
+
 
 class ModelDefaults(TypedDict, total=False):
     """The request defaults that a model sets itself; where a key is absent, the frontend's own setting holds."""
@@ -43,6 +46,7 @@ class ModelParameters:
 
     model_id: str
     context_window: int  # tokens of prompt and completion together
+    max_sequences: int  # that one replica decodes at a time
     created: int  # unix seconds
     owned_by: str
     runtime: str
@@ -51,7 +55,7 @@ class ModelParameters:
     adapters: tuple[str, ...]  # names of its LoRA adapters
     capabilities: frozenset[Capability]
     tool_call_format: str
-    has_chat_template: bool
+    template_fields: tuple[str, ...]  # those of TEMPLATE_FIELDS that its chat template reads
     defaults: ModelDefaults
 
     def to_parameters(self) -> dict[str, str]:
@@ -59,6 +63,7 @@ class ModelParameters:
         return {
             "model_id": self.model_id,
             "context_window": str(self.context_window),
+            "max_sequences": str(self.max_sequences),
             "created": str(self.created),
             "owned_by": self.owned_by,
             "runtime": self.runtime,
@@ -67,7 +72,7 @@ class ModelParameters:
             "adapters": json.dumps(self.adapters),
             "capabilities": json.dumps(sorted(self.capabilities)),
             "tool_call_format": self.tool_call_format,
-            "has_chat_template": json.dumps(self.has_chat_template),
+            "template_fields": json.dumps(self.template_fields),
             "defaults": json.dumps(self.defaults),
         }
 
@@ -79,6 +84,7 @@ class ModelParameters:
             return cls(
                 model_id=parameters["model_id"],
                 context_window=int(parameters["context_window"]),
+                max_sequences=int(parameters["max_sequences"]),
                 created=int(parameters["created"]),
                 owned_by=parameters["owned_by"],
                 runtime=parameters["runtime"],
@@ -87,7 +93,7 @@ class ModelParameters:
                 adapters=_read_texts(parameters["adapters"]),
                 capabilities=_read_capabilities(parameters["capabilities"]),
                 tool_call_format=parameters["tool_call_format"],
-                has_chat_template=_read(parameters["has_chat_template"], bool),
+                template_fields=_read_texts(parameters["template_fields"]),
                 defaults=checked_defaults({name: defaults[name] for name in defaults if name in _DEFAULTS}),
             )
         except (KeyError, ValueError):

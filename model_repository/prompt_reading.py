@@ -17,6 +17,7 @@ from model_repository.generation import (
 from model_repository.tensors import Tensors, json_value, numbers, scalar, text
 
 MAX_TOOLS = 128
+MAX_TOOLS_CHARS = 300_000  # of all together, as JSON: their schemas are read before anything is generated
 
 # Those of OpenAI's API, and those that templates of Llama 3, Gemma and Granite know beside them. A template may build a
 # special token around a role, so it must be no text of a user's choice.
@@ -97,11 +98,12 @@ def _read_chat(tensors: Tensors) -> ChatPrompt:
 
 def _read_tool_use(tensors: Tensors) -> ToolUse | None:
     tools = json_value(tensors, contract.TOOLS, [])
-    if not isinstance(tools, list) or len(tools) > MAX_TOOLS:
-        raise InvalidRequest(f"expected a list of at most {MAX_TOOLS} tools", contract.TOOLS.name)
+    if not isinstance(tools, list) or len(tools) > MAX_TOOLS or len(text(tensors, contract.TOOLS)) > MAX_TOOLS_CHARS:
+        rule = f"expected a list of at most {MAX_TOOLS} tools with {MAX_TOOLS_CHARS} characters"
+        raise InvalidRequest(rule, contract.TOOLS.name)
     for index, tool in enumerate(tools):
         if not _is_tool(tool):
-            rule = 'expected {"type": "function", "function": {"name": str, "parameters": object}}'
+            rule = 'expected {"type": "function", "function": {"name": str, "parameters": object, "strict": bool}}'
             raise InvalidRequest(rule, f"tools[{index}]")
     names = [tool["function"]["name"] for tool in tools]
     choice = text(tensors, contract.TOOL_CHOICE) or "auto"
@@ -120,6 +122,7 @@ def _read_tool_use(tensors: Tensors) -> ToolUse | None:
 def _is_tool(tool: Any) -> bool:
     match tool:
         case {"type": "function", "function": {"name": str(name), **rest}}:
-            return bool(name) and isinstance(rest.get("parameters") or {}, dict)
+            is_strict_known = isinstance(rest.get("strict"), bool | None)
+            return bool(name) and isinstance(rest.get("parameters") or {}, dict) and is_strict_known
         case _:
             return False

@@ -44,7 +44,7 @@ def tensors_to_request(tensors: Tensors) -> GenerationRequest:
         sampling=_read_sampling(tensors),
         overflow=_read_word(tensors, contract.CONTEXT_LENGTH_EXCEEDED_BEHAVIOR, tuple(ContextOverflow))
         or ContextOverflow.TRUNCATE,
-        stop=tuple(stop for stop in texts(tensors, contract.STOP_WORDS) if stop),
+        stop=_read_words(tensors, contract.STOP_WORDS, contract.MAX_STOP_WORDS),
         bad_words=_read_bad_words(tensors),
         stop_token_ids=tuple(numbers(tensors, contract.STOP_TOKEN_IDS)),
         include_stop=bool(scalar(tensors, contract.INCLUDE_STOP_STR_IN_OUTPUT, False)),
@@ -56,6 +56,7 @@ def tensors_to_request(tensors: Tensors) -> GenerationRequest:
         has_usage=bool(scalar(tensors, contract.RETURN_USAGE, False)),
         has_timing=bool(scalar(tensors, contract.RETURN_PERF_METRICS, False)),
         guide=_read_guide(tensors),
+        sender=text(tensors, contract.SENDER),
         lora_name=text(tensors, contract.LORA_NAME),
         images=tuple(tensors[contract.IMAGES.name].reshape(-1).tolist()) if contract.IMAGES.name in tensors else (),
         is_stream=bool(scalar(tensors, contract.STREAM, False)),
@@ -110,10 +111,15 @@ def _read_mirostat(tensors: Tensors) -> Mirostat | None:
     )
 
 
+def _read_words(tensors: Tensors, spec: TensorSpec, max_words: int) -> tuple[str, ...]:
+    words = tuple(word for word in texts(tensors, spec) if word)
+    if len(words) > max_words:
+        raise InvalidRequest(f"{len(words)} texts: there may be {max_words}", spec.name)
+    return words
+
+
 def _read_bad_words(tensors: Tensors) -> tuple[str, ...]:
-    words = tuple(word for word in texts(tensors, contract.BAD_WORDS) if word)
-    if len(words) > contract.MAX_BAD_WORDS:
-        raise InvalidRequest(f"{len(words)} texts: there may be {contract.MAX_BAD_WORDS}", contract.BAD_WORDS.name)
+    words = _read_words(tensors, contract.BAD_WORDS, contract.MAX_BAD_WORDS)
     longest = max(map(len, words), default=0)
     if longest > contract.MAX_BAD_WORD_CHARS:
         rule = f"a text of {longest} characters: it may have {contract.MAX_BAD_WORD_CHARS}"
@@ -158,7 +164,9 @@ def _read_guide(tensors: Tensors) -> Guide | None:
     if kind is GuideKind.JSON_OBJECT and content:
         rule = f"{kind} takes none: the type for a schema is {GuideKind.JSON_SCHEMA}"
         raise InvalidRequest(rule, contract.GUIDED_DECODING_GUIDE.name)
-    return Guide(kind, content)
+    if kind is not GuideKind.JSON_SCHEMA and contract.GUIDED_DECODING_STRICT.name in tensors:
+        raise InvalidRequest(f"goes with {GuideKind.JSON_SCHEMA} only", contract.GUIDED_DECODING_STRICT.name)
+    return Guide(kind, content, is_strict=bool(scalar(tensors, contract.GUIDED_DECODING_STRICT, True)))
 
 
 def _read_word[Word: (ContextOverflow, GuideKind)](

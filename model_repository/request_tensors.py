@@ -39,6 +39,11 @@ def request_to_tensors(request: GenerationRequest) -> dict[str, npt.NDArray[Any]
     if request.guide is not None:
         inputs.append((contract.GUIDED_DECODING_GUIDE_TYPE, (request.guide.kind,)))
         inputs.append((contract.GUIDED_DECODING_GUIDE, (request.guide.content,)))
+        if not request.guide.is_strict:
+            inputs.append((contract.GUIDED_DECODING_STRICT, (False,)))
+    has_tools = isinstance(request.prompt, ChatPrompt) and request.prompt.tool_use is not None
+    if request.sender and (request.guide is not None or has_tools):  # nothing else asks for it
+        inputs.append((contract.SENDER, (request.sender,)))
     if request.num_logprobs is not None:
         inputs.append((contract.RETURN_LOG_PROBS, (True,)))
     flags: list[tuple[TensorSpec, Any]] = [

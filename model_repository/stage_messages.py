@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import builtins
 import dataclasses
 import json
+from collections import abc
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from types import UnionType
+from typing import Any, ClassVar, get_args, get_origin, get_type_hints
 
 import numpy as np
 import numpy.typing as npt
 
-from model_repository.contract import TOKENIZE
+from model_repository.contract import ENGINE_PARAMS, TOKENIZE
 from model_repository.errors import InvalidRequest
 from model_repository.generation import FinishReason, Guide, GuideKind, Mirostat, SamplingParams, Timing, Usage
 
@@ -46,6 +49,7 @@ class EngineRequest:
     has_usage: bool = False
     has_timing: bool = False
     guide: Guide | None = None
+    sender: str = ""  # of the request; guides of one sender share their limits
     lora_name: str = ""
     is_stream: bool = False
     priority: int = 0  # -1, 0 or 1; lower is earlier, while it waits
@@ -61,21 +65,33 @@ class EngineRequest:
         if self.echo:
             fields["echo"] = _bytes_to_json(self.echo)
         if self.guide is not None:
-            fields["guide"] = [self.guide.kind, self.guide.content]
+            fields["guide"] = [self.guide.kind, self.guide.content, self.guide.num_bytes]
         return json.dumps(fields).encode()
 
     @classmethod
     def from_tensors(cls, prompt_token_ids: Int32s, params_json: bytes) -> EngineRequest:
-        """Rebuild the request from the two tensors that carry it."""
-        params: dict[str, Any] = json.loads(params_json)
-        params["sampling"] = _sampling_from_json(params["sampling"])
-        for name in ("stop", "stop_token_ids", "end_token_ids", "bad_words"):
-            params[name] = tuple(params.get(name, ()))
-        params["echo"] = _bytes_from_json(params.get("echo", []))
-        if "guide" in params:
-            kind, content = params["guide"]
-            params["guide"] = Guide(GuideKind(kind), content)
-        return cls(prompt_token_ids=tuple(prompt_token_ids.tolist()), **params)
+        """Rebuild the request from the two tensors that carry it.
+
+        Raises:
+            InvalidRequest: `params_json` is not what `params_json()` returns: anybody may call the engine stage.
+        """
+        try:
+            params: dict[str, Any] = json.loads(params_json)
+            params["sampling"] = _sampling_from_json(params["sampling"])
+            for name in ("stop", "stop_token_ids", "end_token_ids", "bad_words"):
+                params[name] = tuple(params.get(name, ()))
+            params["echo"] = _bytes_from_json(params.get("echo", []))
+            if "guide" in params:
+                kind, content, num_bytes = params["guide"]
+                params["guide"] = _typed(Guide, {"kind": GuideKind(kind), "content": content, "num_bytes": num_bytes})
+            request = _typed(cls, params, prompt_token_ids=tuple(prompt_token_ids.tolist()))
+            if not all(request.stop):
+                raise ValueError("stop: a text is empty")
+            if not (0 <= request.sampling.seed < 2**64 and -(2**63) <= request.delivery_number < 2**63):
+                raise ValueError("seed or delivery_number: more than 64 bits")
+            return request
+        except (ValueError, TypeError, LookupError, AttributeError) as exc:
+            raise InvalidRequest(f"not the JSON of an engine request ({exc})", ENGINE_PARAMS.name) from exc
 
 
 # Name and default: to ask dataclasses anew for each request takes longer than to write it.
@@ -101,8 +117,39 @@ def _sampling_from_json(fields: dict[str, Any]) -> SamplingParams:
     if "logit_bias" in fields:
         fields["logit_bias"] = dict(fields["logit_bias"])
     if "mirostat" in fields:
-        fields["mirostat"] = Mirostat(**fields["mirostat"])
-    return SamplingParams(**fields)
+        fields["mirostat"] = _typed(Mirostat, fields["mirostat"])
+    return _typed(SamplingParams, fields)
+
+
+def _typed[Message](kind: type[Message], fields: abc.Mapping[str, Any], **trusted: Any) -> Message:
+    """Build a dataclass.
+
+    Raises:
+        TypeError: a field is not of its annotated type: in the engine it would end the requests of others too.
+    """
+    hints = _HINTS[kind]
+    for name, value in fields.items():
+        if name in hints and not _is_of(value, hints[name]):
+            raise TypeError(f"{name}: expected {hints[name]}")
+    return kind(**fields, **trusted)
+
+
+def _is_of(value: Any, hint: Any) -> bool:
+    if type(value) is hint or (hint is float and type(value) is int):  # a bool is no int
+        return True
+    if isinstance(hint, UnionType):
+        return any(_is_of(value, each) for each in get_args(hint))
+    match get_origin(hint), get_args(hint):
+        case builtins.tuple, (item, _):
+            return isinstance(value, tuple) and all(_is_of(each, item) for each in value)
+        case abc.Mapping, (key, item):
+            return isinstance(value, dict) and all(_is_of(k, key) and _is_of(v, item) for k, v in value.items())
+    return False
+
+
+_HINTS: dict[Any, dict[str, Any]] = {
+    kind: get_type_hints(kind) for kind in (EngineRequest, SamplingParams, Mirostat, Guide)
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,12 +164,12 @@ class DrawnLogprob:
 class ReleaseDetails:
     """What few requests ask for; it travels beside the release only where there is something to say."""
 
-    echo_token_ids: tuple[int, ...] = ()  # first release only: the prompt ...
-    echo: tuple[bytes, ...] = ()  # ... and what each of its tokens stands for
+    prompt_token_ids: tuple[int, ...] = ()  # first release only, with echo or has_token_ids
+    echo: tuple[bytes, ...] = ()  # first release only, with echo: the bytes of each prompt token
     logprobs: tuple[DrawnLogprob, ...] = ()  # of the echoed tokens, then of the release's
     cum_logprob: float | None = None  # last release only
     has_token_ids: bool = False
-    has_special_tokens: bool = False  # show special tokens as text: only for those who call the stage directly
+    has_special_tokens: bool = False  # a text of its own, with special tokens: only for direct calls of the stage
     stop_reason: str | int | None = None  # last release only
     timing: Timing | None = None  # likewise
 
@@ -154,7 +201,7 @@ class ReleaseDetails:
     def from_fields(cls, fields: dict[str, Any]) -> ReleaseDetails:
         """Rebuild it from JSON's values."""
         fields = dict(fields)
-        fields["echo_token_ids"] = tuple(fields.get("echo_token_ids", ()))
+        fields["prompt_token_ids"] = tuple(fields.get("prompt_token_ids", ()))
         fields["echo"] = _bytes_from_json(fields.get("echo", []))
         fields["logprobs"] = tuple(
             DrawnLogprob(logprob, tuple((token_id, value) for token_id, value in top))

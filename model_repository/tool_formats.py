@@ -9,6 +9,16 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 
+class RawArguments(dict[str, str]):
+    """Arguments of a call that are no JSON object, as of a cut one: `tojson` and `str` give the model's own text.
+
+    Still a dictionary, for templates that walk through arguments: the text stands under the empty name.
+    """
+
+    def __str__(self) -> str:
+        return self[""]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolFormat:
     """The text of an answer that calls tools, as the parts around each call's name and arguments.
@@ -162,4 +172,4 @@ def _calls_text(tool_calls: Iterable[Mapping[str, Any]]) -> str:
 
 def _json_text(arguments: Any) -> str:
     """Return arguments as JSON text, which they are in OpenAI's messages and may not be in a template's."""
-    return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+    return str(arguments) if isinstance(arguments, str | RawArguments) else json.dumps(arguments, ensure_ascii=False)

@@ -19,7 +19,7 @@ import triton_python_backend_utils as pb_utils
 from model_repository.contract import RELEASE, RELEASE_DETAILS, slug_to_model_id
 from model_repository.deliveries import Delivery
 from model_repository.engine.metrics import MetricFamily
-from model_repository.errors import LOAD_FAILURE, InternalError, InvalidRequest, Overloaded, StageError
+from model_repository.errors import LOAD_FAILURE, InternalError, InvalidRequest, Overloaded, StageError, TooManyGrammars
 from model_repository.stage_messages import Release
 from model_repository.tensors import array
 
@@ -90,7 +90,7 @@ def error_response(exc: Exception, request_id: str = "") -> Any:
 
     What was not foreseen is logged in full, and stays here.
     """
-    if isinstance(exc, InvalidRequest | Overloaded):
+    if isinstance(exc, InvalidRequest | Overloaded | TooManyGrammars):
         logger.info("refused: %s request_id=%s", exc.code, request_id or "-")
     elif not isinstance(exc, StageError):
         logger.error("unexpected exception while serving request_id=%s", request_id or "-", exc_info=exc)

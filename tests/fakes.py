@@ -20,6 +20,7 @@ def served_model(model_id: str = "org/demo", **parameters: Any) -> ServedModel:
     """Return a model of this id that can do everything; `parameters` are those of its ensemble."""
     fields: dict[str, Any] = {
         "context_window": 2048,
+        "max_sequences": 64,
         "created": 1700000000,
         "owned_by": "conch",
         "runtime": "llama_cpp",
@@ -28,7 +29,7 @@ def served_model(model_id: str = "org/demo", **parameters: Any) -> ServedModel:
         "adapters": (),
         "capabilities": frozenset(Capability),
         "tool_call_format": "hermes",
-        "has_chat_template": True,
+        "template_fields": (),
         "defaults": {},
     }
     return ServedModel(

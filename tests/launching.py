@@ -12,9 +12,16 @@ from pathlib import Path
 
 from frontend.serve.launcher import LauncherSettings
 from frontend.settings import Settings
+from model_repository.contract import KEY_VARIABLE
 
 _KERNELS_OWN = Path("/proc/sys/net/ipv4/ip_local_port_range")
 _given: set[int] = set()
+KEY_OF_ALL = secrets.token_urlsafe()  # to the restricted APIs of every Triton, so that one frontend may have several
+
+
+def environment_with_key() -> dict[str, str]:
+    """Return the environment of a command that uses restricted APIs of Triton."""
+    return {**os.environ, KEY_VARIABLE: KEY_OF_ALL}
 
 
 def free_port() -> int:
@@ -35,15 +42,19 @@ def free_port() -> int:
 
 
 def launcher_settings(
-    repository: Path, state_dir: Path, frontend: Settings, environment: Mapping[str, str] = os.environ
+    repository: Path,
+    state_dir: Path,
+    frontend: Settings,
+    environment: Mapping[str, str] = os.environ,
+    http_port: int | None = None,
 ) -> LauncherSettings:
     """Return what a launcher is told; whatever port the frontend's settings name, it gets a free one."""
     return LauncherSettings(
         repository=repository,
         state_dir=state_dir,
         environment=environment,
-        frontend=replace(frontend, port=free_port()),
+        frontend=replace(frontend, port=free_port(), triton_key=KEY_OF_ALL),
         triton_grpc_port=free_port(),
-        triton_http_port=free_port(),
         triton_metrics_port=free_port(),
+        triton_http_port=http_port,
     )

@@ -17,11 +17,11 @@ class ToolCall:
     is_complete: bool  # false: cut, or broken behind its arguments
 
 
-def parse_tool_calls(format_name: str, text: str) -> tuple[str, list[ToolCall]]:
+def parse_tool_calls(format_name: str, text: str, *, is_cut: bool = False) -> tuple[str, list[ToolCall]]:
     """Return content and calls of a whole answer."""
     parser = tool_call_parser(format_name)
     content, calls = "", []
-    for event in [*parser.push(text), *parser.finish()]:
+    for event in [*parser.push(text), *parser.finish(is_cut=is_cut)]:
         match event:
             case ContentDelta(delta):
                 content += delta

@@ -16,6 +16,12 @@ def is_stopped(pid: int) -> bool:
     return b"\nState:\tT" in _read(pid, "status")
 
 
+def parent_of(pid: int) -> int:
+    """Return the process id of the parent; 0 of a process that has ended."""
+    stat = _read(pid, "stat").rpartition(b") ")[2].split()  # see proc(5): field 3 and the following ones
+    return int(stat[1]) if stat else 0
+
+
 def command_line(pid: int) -> bytes:
     """Return its words, each with a NUL after it; none of one that has ended."""
     return _read(pid, "cmdline")

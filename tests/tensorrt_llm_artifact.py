@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from build_engines.artifact import Manifest
-from build_engines.checkpoint import TOKENIZER_FILES, Checkpoint, read_chat_templates, read_json
+from build_engines.checkpoint import TOKENIZER_FILES, Checkpoint, read_json
 from build_engines.serving import Serving
 from build_engines.vocabulary import token_bytes
 from model_repository.byte_table import FILE_NAME, save_byte_table
@@ -62,7 +62,7 @@ def write_artifact(
         options={"backend": backend, **options},
         adapters={adapter: f"adapters/{adapter}"} if adapter else {},
         tool_call_format="hermes",
-        has_chat_template="default" in read_chat_templates(source),
+        template_fields=(),
         serving=Serving.of(aliases, {}),
     ).save(folder)
     return folder

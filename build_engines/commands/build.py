@@ -5,19 +5,24 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import sys
 from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 
 from build_engines.build import build
+from build_engines.catalog import Catalog
+from build_engines.checkpoint import read_chat_templates
 from build_engines.commands import build_tensorrt_llm
 from build_engines.commands.render import add_serve_options, serve_options_of, write
 from build_engines.cpu_spec import CpuSpec
-from build_engines.errors import BuildError
+from build_engines.errors import BuildError, CatalogError
+from build_engines.llama_cpp.model_config import ARCHITECTURES
 from build_engines.llama_cpp.storage import PRECISIONS
 from build_engines.render import ServeOptions
 from build_engines.serving import Serving
 from build_engines.signals import ended_by_signals
+from build_engines.tensorrt_llm.hub import how_to_download
 from build_engines.tensorrt_llm.options import RUNTIME
 from model_repository.engine.runtime import RUNTIMES
 from model_repository.model_parameters import RequestDefaults
@@ -90,8 +95,8 @@ examples:
         --tensorrt-llm-examples TensorRT-LLM"""
 _PRECISION_HELP = (
     f"of a checkpoint's matrices. llama_cpp: {', '.join(sorted(PRECISIONS))} (f16; the demo model: f32); f32 is twice "
-    "the size of f16, and keeps a seed's text the same beside any traffic. tensorrt_llm: bf16, f16 or fp8, as the "
-    "catalog has them for the model"
+    "the size of f16, and other traffic then changes a seed's text only where many tokens are almost equally likely. "
+    "tensorrt_llm: bf16, f16 or fp8, as the catalog has them for the model"
 )
 
 
@@ -104,6 +109,9 @@ def _build(options: argparse.Namespace) -> None:
         )
         if artifact_dir is not None:
             print(f"artifact    {artifact_dir}")
+            if "default" not in read_chat_templates(artifact_dir / "tokenizer"):
+                rule = "chat requests are refused; put its chat_template.jinja beside tokenizer.json and build again"
+                print(f"warning: {options.model} has no chat template: {rule}", file=sys.stderr)
             write([artifact_dir], options.state_dir / "repository", serve_options)
 
 
@@ -126,6 +134,8 @@ def _build_on_cpu(options: argparse.Namespace) -> Path:
         checkpoint, precision = DEMO / "checkpoint", options.precision or "f32"
         if options.runtime == "llama_cpp":
             adapters = _demo_adapters() | adapters
+    if checkpoint is None and options.gguf is None:
+        raise BuildError(f"{options.model}: expected {_source_of(options.model)}")
     spec = CpuSpec(
         model_id=options.model,
         runtime=options.runtime,
@@ -140,6 +150,18 @@ def _build_on_cpu(options: argparse.Namespace) -> Path:
         serving=_serving(options),
     )
     return build(spec, options.state_dir / "artifacts")
+
+
+def _source_of(model: str) -> str:
+    """Say what a model is built of, and how to download that if the name tells."""
+    ready = "--gguf FILE with --tokenizer DIR"
+    try:
+        entry = Catalog.load().find(model)
+    except CatalogError:
+        return f"--checkpoint DIR, or {ready}{how_to_download(model)}"
+    if entry.architecture.class_name not in ARCHITECTURES:
+        return f"{ready}: of checkpoints, {' and '.join(ARCHITECTURES)} are converted"
+    return f"--checkpoint DIR, or {ready}{how_to_download(entry.model_id)}"
 
 
 def _serving(options: argparse.Namespace) -> Serving:

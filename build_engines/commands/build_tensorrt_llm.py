@@ -126,6 +126,9 @@ class Order:
         """
         options = self.options
         entry = Catalog.load(*options.catalog).find(options.model)
+        if self.backend not in entry.backends:
+            rule = f"it has no {entry.architecture.class_name}: use --backend {' or '.join(entry.backends)}"
+            raise BuildError(f"--backend {self.backend}: cannot run {entry.model_id}: {rule}")
         planned = plan(
             entry,
             self._gpu(machine),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ _ARCHITECTURE = gguf.Keys.General.ARCHITECTURE
 _SPLIT_NUMBER, _SPLIT_COUNT = gguf.Keys.Split.LLM_KV_SPLIT_NO, gguf.Keys.Split.LLM_KV_SPLIT_COUNT
 _ENDS = (gguf.Keys.Tokenizer.EOS_ID, gguf.Keys.Tokenizer.EOT_ID, gguf.Keys.Tokenizer.EOM_ID)
 _EMBEDDING = "token_embd.weight"
+_MAGIC = b"GGUF"
 _PART_NAME = re.compile(r"(?P<model>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
 
 
@@ -111,11 +113,33 @@ def _readers(path: Path) -> dict[Path, gguf.GGUFReader]:
     return readers
 
 
+class _Reader(gguf.GGUFReader):
+    def _build_tensors(self, start_offs: int, fields: list[gguf.ReaderField]) -> None:
+        """Check that the file is as long as its header says, before its tensors are looked for."""
+        end = max((start_offs + _end_of_tensor(field) for field in fields), default=0)
+        if end > len(self.data):
+            raise ValueError(f"it has {len(self.data):,} bytes of at least {end:,}")
+        super()._build_tensors(start_offs, fields)
+
+
+def _end_of_tensor(field: gguf.ReaderField) -> int:
+    """Return the offset behind a tensor, from the first one's."""
+    dimensions, kind, offset = field.parts[3:]
+    block_size, block_bytes = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType(kind[0])]
+    return int(offset[0]) + math.prod(map(int, dimensions)) // block_size * block_bytes
+
+
 def _open(path: Path) -> gguf.GGUFReader:
     try:
-        return gguf.GGUFReader(path)
-    except (OSError, ValueError, LookupError) as exc:
-        raise BuildError(f"{path}: not a GGUF file of a language model ({exc})") from exc
+        with path.open("rb") as file:
+            magic = file.read(len(_MAGIC))
+        if magic != _MAGIC:
+            raise BuildError(f"{path}: not a GGUF file: it begins with {magic!r}")
+        return _Reader(path)
+    except OSError as exc:
+        raise BuildError(f"{path}: {(exc.strerror or str(exc)).lower()}") from exc
+    except (ValueError, LookupError) as exc:
+        raise BuildError(f"{path}: a GGUF file that is cut off or damaged: download it again ({exc})") from exc
 
 
 def _shapes(readers: tuple[gguf.GGUFReader, ...]) -> dict[str, tuple[int, ...]]:

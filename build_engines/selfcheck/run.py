@@ -131,7 +131,7 @@ class SelfCheck:
 
         self._try("Chat", lambda: Section(findings=[Finding("a chat", Verdict.PASSED, chat(subject()))]))
         self._try("Figures (a smoke test, no benchmark)", lambda: Section(findings=smoke_figures(client)))
-        self._try("Not proved on a GPU", lambda: Section(findings=list(observe_all(subject()))))
+        self._try("Not proved on a GPU", lambda: Section(findings=list(observe_all(subject(), self._order.backend))))
         self._try("The API's table of parameters", lambda: self._table(server, manifest.model_id))
 
     def _table(self, server: Server, model: str) -> Section:

@@ -10,6 +10,7 @@ from build_engines.selfcheck import observations
 from build_engines.selfcheck.client import CheckFailed
 from build_engines.selfcheck.observations import Subject
 from build_engines.selfcheck.report import Finding, Verdict
+from model_repository.engine.tensorrt_llm.options import Backend
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,10 +20,13 @@ class Unproved:
     claim: str
     observe: Callable[[Subject], str] | None = None  # returns what it saw, or raises CheckFailed
     why_not: str = ""  # why no request can show it
+    backend: Backend | None = None  # that the claim is about; None: both
 
 
 UNPROVED = (
-    Unproved("The same seed gives the same text.", observations.seed_repeats),
+    Unproved(
+        "The same seed gives the same text, on the engine backend.", observations.seed_repeats, backend=Backend.ENGINE
+    ),
     Unproved(
         "Log probabilities are the raw ones where a logits processor edits logits.", observations.logprobs_are_raw
     ),
@@ -37,7 +41,9 @@ UNPROVED = (
     Unproved("A client that leaves frees its place in the batch.", observations.abort_frees_the_slot),
     Unproved("The end token is the last token id of an answer.", observations.end_token_is_told),
     Unproved(
-        "Prompts that begin alike share KV cache blocks, and `cached_tokens` says so.", observations.prompts_are_cached
+        "Prompts that begin alike share KV cache blocks, and `cached_tokens` says so, on the PyTorch backend.",
+        observations.prompts_are_cached,
+        backend=Backend.PYTORCH,
     ),
     Unproved("A greedy answer is the same alone and beside others.", observations.batches_change_nothing),
     Unproved(
@@ -70,13 +76,15 @@ UNPROVED = (
 )
 
 
-def observe_all(subject: Subject) -> Iterator[Finding]:
+def observe_all(subject: Subject, backend: Backend) -> Iterator[Finding]:
     """Yield what could be observed of each, and why the rest could not."""
     for unproved in UNPROVED:
-        yield _observed(unproved, subject)
+        yield _observed(unproved, subject, backend)
 
 
-def _observed(unproved: Unproved, subject: Subject) -> Finding:
+def _observed(unproved: Unproved, subject: Subject, backend: Backend) -> Finding:
+    if unproved.backend not in (None, backend):
+        return Finding(unproved.claim, Verdict.NOT_TRIED, f"this is the backend {backend}")
     if unproved.observe is None:
         return Finding(unproved.claim, Verdict.NOT_TRIED, unproved.why_not)
     try:

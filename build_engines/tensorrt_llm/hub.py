@@ -31,6 +31,16 @@ def _snapshot(repo_id: str, *, revision: str, allow_patterns: Sequence[str]) -> 
     return str(huggingface_hub.snapshot_download(repo_id, revision=revision, allow_patterns=list(allow_patterns)))
 
 
+def how_to_download(name: str) -> str:
+    """Return the end of a message about a folder that is not there; empty where the name is no repository's."""
+    found = _REFERENCE.fullmatch(name)
+    if found is None:
+        return ""
+    revision = f" --revision {found['revision']}" if found["revision"] else ""
+    repository, folder = found["repository"], found["repository"].rpartition("/")[2]
+    return f"; from the Hugging Face hub: hf download {repository}{revision} --local-dir {folder}"
+
+
 @dataclass(frozen=True, slots=True)
 class HubReference:
     """`owner/name`, or `owner/name@revision`."""

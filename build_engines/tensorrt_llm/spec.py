@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from build_engines.artifact import Contents, link_or_copy
-from build_engines.checkpoint import read_chat_templates
 from build_engines.errors import BuildError
 from build_engines.lock import lock_path, locked, locked_if_free
 from build_engines.model_entry import ModelEntry, chat_template_text
@@ -31,7 +30,7 @@ from build_engines.tensorrt_llm.recipe import Recipe, SourceFormat
 from build_engines.tensorrt_llm.source import Source
 from build_engines.tensorrt_llm.tool import ToolRun, run_tool
 from build_engines.tensorrt_llm.work import RECORD, Work
-from build_engines.text_files import write_text_files
+from build_engines.text_files import template_fields, write_text_files
 from model_repository.contract import model_id_to_slug
 from model_repository.engine.tensorrt_llm.options import Backend
 from model_repository.machine import Machine
@@ -128,7 +127,7 @@ class TensorRtLlmSpec:
             build=self._build_record(),
             adapters={name: _adapter_path(name) for name in self.adapters},
             tool_call_format=self.tool_call_format,
-            has_chat_template=template is not None or "default" in read_chat_templates(self.source.folder),
+            template_fields=template_fields(folder / "tokenizer"),
         )
 
     def clean_up(self, source: dict[str, str]) -> None:

@@ -1,13 +1,14 @@
 """Stream a chat from the ensemble with Triton's own gRPC client: deadline, cancel, LoRA adapter.
 
-python docs/examples/grpc_stream.py "What is the capital of France?"
-python docs/examples/grpc_stream.py --lora demo-formal "What is the capital of France?"
-python docs/examples/grpc_stream.py --cancel-after 5 "Count from 1 to 30."
+.venv/bin/python docs/examples/grpc_stream.py "What is the capital of France?"
+.venv/bin/python docs/examples/grpc_stream.py --lora demo-formal "What is the capital of France?"
+.venv/bin/python docs/examples/grpc_stream.py --cancel-after 5 "Count from 1 to 30."
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import queue
 import sys
@@ -15,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import tritonclient.grpc as triton
+from tritonclient.utils import InferenceServerException
 
 _DTYPES = {"BYTES": np.object_, "INT32": np.int32, "FP32": np.float32, "BOOL": np.bool_}
 
@@ -49,7 +51,8 @@ def main() -> int:
     responses: queue.SimpleQueue[tuple[Any, Any]] = queue.SimpleQueue()
     client = triton.InferenceServerClient(options.url)
     client.start_stream(lambda result, error: responses.put((result, error)), stream_timeout=options.deadline_s)
-    client.async_stream_infer(options.model, inputs)
+    with contextlib.suppress(InferenceServerException):  # the connection has failed: the callback gets the reason
+        client.async_stream_infer(options.model, inputs)
     num_responses = 0
     while True:
         result, error = responses.get()

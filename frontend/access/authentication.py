@@ -12,8 +12,9 @@ from aiohttp.typedefs import Handler
 from frontend.access.caller import ANONYMOUS
 from frontend.access.key_ring import KeyRing
 from frontend.access.keys import Key
+from frontend.connections.cors import refuse_foreign_pages
 from frontend.errors import AuthenticationFailed, PermissionDenied
-from frontend.handlers.context import FACTS
+from frontend.handlers.context import FACTS, IS_PUBLIC, SETTINGS
 from frontend.settings import Settings
 
 KEYS = web.AppKey("keys", KeyRing)  # missing: there is no key file
@@ -37,7 +38,11 @@ def key_ring(settings: Settings) -> KeyRing | None:
 @web.middleware
 async def authenticate(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Note who sends the request, or refuse it."""
-    keys = request.app.get(KEYS)
+    keys, settings = request.app.get(KEYS), request.app[SETTINGS]
+    if keys is None and request.app[IS_PUBLIC]:
+        refuse_foreign_pages(request, settings.host, settings.cors_origins, settings.allow_hosts)
+    elif keys is None:  # it has no pages, and no proxy before it
+        refuse_foreign_pages(request, settings.admin_host, (), ())
     resource = request.match_info.route.resource
     is_open = resource is not None and resource.canonical in _OPEN_ROUTES
     if not is_open:

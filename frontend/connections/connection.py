@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any, cast
 
-from aiohttp import HttpVersion10, HttpVersion11, web
+from aiohttp import HttpVersion10, HttpVersion11, hdrs, web
 from aiohttp.http_exceptions import BadHttpMessage
 from aiohttp.streams import EMPTY_PAYLOAD
 from aiohttp.web_protocol import _ErrInfo
@@ -29,6 +29,15 @@ logger = logging.getLogger(__name__)
 _MAX_UNSENT_BYTES = 64 * 1024
 # A peer that is silent is asked whether it is there: after half a minute, three times.
 _KEEPALIVE_IDLE_S, _KEEPALIVE_INTERVAL_S, _KEEPALIVE_COUNT = 30, 10, 3
+
+
+async def leave_packed_body(request: web.Request, response: web.StreamResponse) -> None:
+    """Drop the rest of a compressed body without unpacking it; aiohttp would unpack it and throw it away."""
+    if hdrs.CONTENT_ENCODING in request.headers and not request.content.is_eof():
+        assert isinstance(request.protocol, Connection)
+        request.protocol.drop_input()
+        response.force_close()
+        response.headers[hdrs.CONNECTION] = "close"  # aiohttp has written this header before
 
 
 class Connection(web.RequestHandler):
@@ -89,6 +98,10 @@ class Connection(web.RequestHandler):
             self._is_head_begun = True
             if self._head_timer is None:
                 self._head_timer = self._loop.call_later(self._settings.header_timeout_s, self._refuse_slow_head)
+
+    def drop_input(self) -> None:
+        """Read what else comes, and throw it away."""
+        self._is_refused = True
 
     def _refuse_other_versions(self) -> None:
         """Have requests of other versions refused in their turn: aiohttp would answer them in their version."""

@@ -6,10 +6,14 @@ Source: https://fetch.spec.whatwg.org/#http-cors-protocol
 
 from __future__ import annotations
 
+import re
+from collections.abc import Collection
+
 from aiohttp import hdrs, web
 from aiohttp.typedefs import Handler
 
-from frontend.settings import Settings
+from frontend.errors import PermissionDenied, shown
+from frontend.settings import Settings, is_loopback
 
 _EXPOSED_HEADERS = (
     "x-request-id, x-ignored-params, openai-processing-ms, openai-organization, retry-after, server-timing, "
@@ -25,6 +29,33 @@ def allow_origins(app: web.Application, settings: Settings) -> None:
         cors = _Cors(frozenset(settings.cors_origins))
         app.middlewares.insert(0, cors.answer_preflight)
         app.on_response_prepare.append(cors.name_origin)
+
+
+def refuse_foreign_pages(request: web.Request, address: str, origins: Collection[str], hosts: Collection[str]) -> None:
+    """Refuse a request that a foreign web page made a browser on this machine or network send.
+
+    `Origin` names the page. A page can also make its own name resolve to this machine (DNS rebinding). Then `Host` has
+    that name, so on a loopback address only loopback's names and those of a reverse proxy are accepted.
+
+    Args:
+        request: to a server without API keys.
+        address: the server listens on it.
+        origins: pages that may call the server; *: all.
+        hosts: further names of the server; *: all.
+
+    Raises:
+        PermissionDenied: a foreign page sent the request.
+    """
+    host, origin = request.headers.get(hdrs.HOST), request.headers.get(hdrs.ORIGIN)
+    if host is not None and is_loopback(address) and "*" not in hosts:
+        name = re.sub(r":\d*$", "", host.lower()).strip("[]")
+        if not is_loopback(name) and name not in map(str.lower, hosts):
+            rule = "without API keys this server answers to localhost and loopback addresses"
+            raise PermissionDenied(f"Host: {shown(host)}: {rule}; --allow-host NAME adds a name")
+    if origin is None or "*" in origins or origin in origins:
+        return
+    if host is None or origin.lower().partition("://")[2] != host.lower():
+        raise PermissionDenied(f"Origin: {shown(origin)}: web pages of other origins need --cors-origin ORIGIN")
 
 
 class _Cors:

@@ -12,6 +12,7 @@ from aiohttp import web
 from frontend import sse
 from frontend.errors import APIError, GenerationTimeout, InvalidRequest
 from frontend.fan_out import merged
+from frontend.handlers.bodies import ignored_header, read_body
 from frontend.handlers.context import (
     CLIENT_CLOSED,
     FACTS,
@@ -20,7 +21,6 @@ from frontend.handlers.context import (
     RequestFacts,
     find_model,
     json_response,
-    read_body,
     unexpected,
 )
 from frontend.handlers.limited import generating
@@ -36,7 +36,7 @@ from frontend.translate.chat_reply import ChatReply
 from frontend.translate.completion_reply import CompletionReply
 from frontend.translate.framing import Framer
 from frontend.translate.reply import Reply
-from frontend.translate.requests import chat_to_requests, completion_to_requests
+from frontend.translate.requests import chat_to_requests, completion_to_requests, ignored_fields
 from model_repository.generation import GenerationChunk, GenerationRequest
 from model_repository.model_parameters import RequestDefaults
 
@@ -45,9 +45,10 @@ _MAX_BODIES = 4  # of the largest size, which one request may send to Triton
 
 async def create_chat_completion(request: web.Request) -> web.StreamResponse:
     """POST /v1/chat/completions."""
-    chat, headers = await read_body(request, ChatCompletionRequest)
+    chat, ignored = await read_body(request, ChatCompletionRequest)
     name = await _find_model(request, chat)
-    await _refuse_too_many(request, 1, chat.n or 1)
+    headers = ignored_header(request, ignored + ignored_fields(chat, name))
+    _refuse_too_many(request, 1, chat.n or 1)
     generations = chat_to_requests(chat, name, _defaults(request, name), request[FACTS].request_id)
     async with generating(request, chat, name, generations, len(generations)) as admitted:
         return await _answer(request, name, admitted, ChatReply(chat, name, int(time.time())), headers)
@@ -55,9 +56,10 @@ async def create_chat_completion(request: web.Request) -> web.StreamResponse:
 
 async def create_completion(request: web.Request) -> web.StreamResponse:
     """POST /v1/completions."""
-    completion, headers = await read_body(request, CompletionRequest)
+    completion, ignored = await read_body(request, CompletionRequest)
     name = await _find_model(request, completion)
-    await _refuse_too_many(request, len(completion.prompt), completion.best_of or completion.n or 1)
+    headers = ignored_header(request, ignored + ignored_fields(completion, name))
+    _refuse_too_many(request, len(completion.prompt), completion.best_of or completion.n or 1)
     generations = completion_to_requests(completion, name, _defaults(request, name), request[FACTS].request_id)
     num_per_prompt = len(generations) // len(completion.prompt)
     async with generating(request, completion, name, generations, num_per_prompt) as admitted:
@@ -81,7 +83,7 @@ def _defaults(request: web.Request, name: ModelName) -> RequestDefaults:
     return request.app[SETTINGS].request_defaults().overridden_by(name.model.parameters.defaults)
 
 
-async def _refuse_too_many(request: web.Request, num_prompts: int, num_per_prompt: int) -> None:
+def _refuse_too_many(request: web.Request, num_prompts: int, num_per_prompt: int) -> None:
     """Refuse more completions than one request may ask for, and prompts that would be sent too often."""
     settings = request.app[SETTINGS]
     num_choices = num_prompts * num_per_prompt
@@ -89,7 +91,7 @@ async def _refuse_too_many(request: web.Request, num_prompts: int, num_per_promp
         rule = f"{num_choices} completions are more than one request may ask for, which is {settings.max_choices}"
         param = "prompt" if num_prompts > 1 else "n"
         raise InvalidRequest(f"{param}: {rule}", param=param)
-    num_bytes = len(await request.read()) * num_per_prompt  # each completion is a request of its own to Triton
+    num_bytes = request[FACTS].num_body_bytes * num_per_prompt  # each completion is a request of its own to Triton
     limit = _MAX_BODIES * settings.max_body_bytes
     if num_bytes > limit:
         raise InvalidRequest(f"n: a body of so many bytes for each completion exceeds {limit} bytes", param="n")

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import logging
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
-from urllib.parse import quote
 
 import orjson
 from aiohttp import web
@@ -21,13 +19,10 @@ from frontend.errors import (
     ModelNotFound,
     ModelNotReady,
     PermissionDenied,
-    RequestTimeout,
     ServerError,
     shown,
 )
 from frontend.models import ModelDirectory, ModelName
-from frontend.protocol.body import Body
-from frontend.protocol.reading import parse
 from frontend.replicas.pool import ReplicaPool
 from frontend.settings import Settings
 from frontend.telemetry.stream_record import StreamRecord
@@ -42,7 +37,6 @@ DRAIN = web.AppKey("drain", Drain)
 IS_PUBLIC = web.AppKey("is_public", bool)  # the API, in contrast to the operations port
 
 CLIENT_CLOSED = "client_closed"  # the error code, in the log only, of a request whose client hung up
-MAX_IGNORED_PARAMS = 32  # in the header that lists them
 _MAX_LABEL = 256  # characters of what a client wants in the log
 
 
@@ -52,6 +46,8 @@ class RequestFacts:
 
     request_id: str
     started_at: float  # time.monotonic()
+    num_body_bytes: int = 0
+    num_held_bytes: int = 0  # of memory, for a large body
     id: str = "-"  # of the completion
     model: str = "-"
     num_per_prompt: int = 1  # completions that are drawn of each prompt
@@ -73,6 +69,8 @@ class RequestFacts:
     def fail(self, error: APIError) -> None:
         """Note the error that it ends with."""
         self.error, self.error_code = error, error.code
+        # They would keep what a refused body was made into until the garbage collector comes by.
+        error.__traceback__ = error.__cause__ = error.__context__ = None
 
     def saw(self, index: int, chunk: GenerationChunk) -> None:
         """Note what a chunk of a completion says; of the completions of one prompt, the first counts it.
@@ -99,22 +97,6 @@ class RequestFacts:
 
 
 FACTS = web.RequestKey("facts", RequestFacts)
-
-
-async def read_body[Request: Body](request: web.Request, model: type[Request]) -> tuple[Request, dict[str, str]]:
-    """Return the checked body, and the header that lists the names in it that nobody knows.
-
-    Raises:
-        APIError: it breaks a rule.
-    """
-    settings = request.app[SETTINGS]
-    try:
-        async with asyncio.timeout(settings.body_timeout_s):
-            content = await request.read()
-    except TimeoutError as exc:
-        raise RequestTimeout(f"The body took longer than {settings.body_timeout_s:g} seconds") from exc
-    body, unknown = parse(model, content, settings)
-    return body, {"x-ignored-params": _ignored_params(unknown)} if unknown else {}
 
 
 async def find_model(request: web.Request, asked: str) -> ModelName:
@@ -154,9 +136,3 @@ def unexpected(exc: Exception, facts: RequestFacts) -> APIError:
     """Log an exception that nobody foresaw; return what the client may know of it."""
     logger.error("unexpected exception while serving request_id=%s", facts.request_id, exc_info=exc)
     return ServerError()
-
-
-def _ignored_params(names: list[str]) -> str:
-    """Return the names that nobody knows as a header: whatever a client calls its fields, it stays one short line."""
-    shown = [quote(name[:64], safe="[].") for name in names[:MAX_IGNORED_PARAMS]]
-    return ",".join(shown + ["..."] * (len(names) > MAX_IGNORED_PARAMS))

@@ -8,8 +8,10 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
+import orjson
 from aiohttp import web
 
+from frontend.access.caller import ANONYMOUS
 from frontend.errors import UnsupportedValue, shown
 from frontend.handlers.context import CLIENT_CLOSED, FACTS, SETTINGS, TRITON, RequestFacts
 from frontend.limits.asks import Ask, Lease, Limiter, Priority, RateLimits
@@ -17,7 +19,8 @@ from frontend.limits.headers import rate_headers
 from frontend.limits.policy import Policy, limiter_of
 from frontend.models import ModelName
 from frontend.protocol.fields import GenerationBody
-from model_repository.generation import GenerationRequest, TokenPrompt
+from frontend.telemetry.observer import OBSERVER
+from model_repository.generation import ChatPrompt, GenerationRequest, Prompt, TextPrompt, TokenPrompt
 
 LIMITER: web.AppKey[Limiter] = web.AppKey("limiter")
 _POLICY = web.AppKey("policy", Policy)
@@ -65,8 +68,9 @@ async def generating(
     """
     facts, limiter = request[FACTS], request.app[LIMITER]
     key, rates, max_priority = _caller(request)
-    num_prompt_tokens = _num_prompt_tokens(generations[::num_per_prompt], len(await request.read()))
-    max_tokens = min(generations[0].max_tokens, name.model.context_window)
+    window = name.model.context_window
+    num_prompt_tokens = sum(_num_tokens(each.prompt, window) for each in generations[::num_per_prompt])
+    max_tokens = min(generations[0].max_tokens, window)
     ask = Ask(
         key=key,
         scopes=request.app[_POLICY].scopes(key, rates, name.model.id),
@@ -75,23 +79,26 @@ async def generating(
         num_sequences=len(generations),
         num_prompt_tokens=num_prompt_tokens,
         num_replicas=max(1, request.app[TRITON].num_ready(name.model.slug)),
+        max_sequences=name.model.parameters.max_sequences,
         priority=_allowed_priority(body, max_priority),
     )
-    lease = request[_LEASE] = await limiter.acquire(ask)
-    num_tokens = ask.num_tokens  # of one that is cut and was not streamed nobody knows what it used
-    try:
-        yield [replace(each, priority=_ENGINE_PRIORITIES[ask.priority]) for each in generations]
-        if generations[0].is_stream or facts.error_code != CLIENT_CLOSED:
-            num_tokens = _num_tokens_used(facts, ask)
-    except asyncio.CancelledError:
-        if generations[0].is_stream:
-            num_tokens = _num_tokens_used(facts, ask)
-        raise
-    except Exception:
-        num_tokens = _num_tokens_used(facts, ask) if facts.ttft_ms is not None else 0  # it was never generated
-        raise
-    finally:
-        limiter.release(lease, num_tokens)
+    sender = key if key != ANONYMOUS.id else request.remote or ""
+    with request.app[OBSERVER].in_flight(name.model.id):  # waiting requests count as demand too
+        lease = request[_LEASE] = await limiter.acquire(ask)
+        num_tokens = ask.num_tokens  # an aborted request without streaming: usage unknown, so charge the estimate
+        try:
+            yield [replace(each, priority=_ENGINE_PRIORITIES[ask.priority], sender=sender) for each in generations]
+            if generations[0].is_stream or facts.error_code != CLIENT_CLOSED:
+                num_tokens = _num_tokens_used(facts, ask)
+        except asyncio.CancelledError:
+            if generations[0].is_stream:
+                num_tokens = _num_tokens_used(facts, ask)
+            raise
+        except Exception:
+            num_tokens = _num_tokens_used(facts, ask) if facts.ttft_ms is not None else 0  # it was never generated
+            raise
+        finally:
+            limiter.release(lease, num_tokens)
 
 
 async def count_request(request: web.Request, model: str) -> None:
@@ -138,13 +145,18 @@ def _allowed_priority(body: GenerationBody, most: Priority) -> Priority:
     return most if priority.is_above(most) else priority
 
 
-def _num_prompt_tokens(of_each_prompt: Sequence[GenerationRequest], num_body_bytes: int) -> int:
-    """Return the estimate: exact for token ids; for text by the body's bytes, without those of its images."""
-    prompts = [each.prompt for each in of_each_prompt]
-    if isinstance(prompts[0], TokenPrompt):
-        return sum(len(prompt.token_ids) for prompt in prompts if isinstance(prompt, TokenPrompt))
-    num_image_bytes = sum(len(image) * 4 // 3 for each in of_each_prompt for image in each.images)  # as base64
-    return math.ceil(max(0, num_body_bytes - num_image_bytes) / _BYTES_PER_TOKEN)
+def _num_tokens(prompt: Prompt, context_window: int) -> int:
+    """Number of prompt tokens: exact for token ids, estimated for text, messages and tools."""
+    match prompt:
+        case TokenPrompt(token_ids):
+            return len(token_ids)
+        case TextPrompt(text, suffix):
+            longest = _BYTES_PER_TOKEN * context_window  # characters; the window bounds the estimate
+            num_bytes = len(text[:longest].encode()) + len(suffix[:longest].encode())
+        case ChatPrompt(messages, tool_use, template_kwargs):
+            tools = tool_use.tools if tool_use is not None else ()
+            num_bytes = len(orjson.dumps((messages, tools, template_kwargs)))
+    return min(math.ceil(num_bytes / _BYTES_PER_TOKEN), context_window)
 
 
 def _num_tokens_used(facts: RequestFacts, ask: Ask) -> int:

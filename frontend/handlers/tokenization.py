@@ -4,20 +4,22 @@ from __future__ import annotations
 
 from aiohttp import web
 
-from frontend.handlers.context import TRITON, find_model, json_response, read_body
+from frontend.handlers.bodies import ignored_header, read_body
+from frontend.handlers.context import TRITON, find_model, json_response
 from frontend.handlers.limited import count_request
 from frontend.protocol.answers import Detokenization, Tokenization
 from frontend.protocol.tokenization import DetokenizeRequest, TokenizeRequest
-from frontend.translate.requests import tokenize_to_prompt
+from frontend.translate.requests import check_num_tokens, ignored_fields, tokenize_to_prompt
 
 
 async def tokenize(request: web.Request) -> web.Response:
     """POST /tokenize."""
-    body, headers = await read_body(request, TokenizeRequest)
-    model = (await find_model(request, body.model)).model
+    body, ignored = await read_body(request, TokenizeRequest)
+    name = await find_model(request, body.model)
+    headers, model = ignored_header(request, ignored + ignored_fields(body, name)), name.model
     await count_request(request, model.id)
     token_ids, strings = await request.app[TRITON].tokenize(
-        model.slug, tokenize_to_prompt(body), add_special_tokens=body.add_special_tokens is not False
+        model.slug, tokenize_to_prompt(body, name), add_special_tokens=body.add_special_tokens is not False
     )
     answer: Tokenization = {
         "count": len(token_ids),
@@ -30,9 +32,11 @@ async def tokenize(request: web.Request) -> web.Response:
 
 async def detokenize(request: web.Request) -> web.Response:
     """POST /detokenize."""
-    body, headers = await read_body(request, DetokenizeRequest)
+    body, ignored = await read_body(request, DetokenizeRequest)
+    headers = ignored_header(request, ignored)
     model = (await find_model(request, body.model)).model
     await count_request(request, model.id)
+    check_num_tokens(body.tokens, "tokens", model)
     text = await request.app[TRITON].detokenize(model.slug, body.tokens, has_special_tokens=True)
     answer: Detokenization = {"prompt": text}
     return json_response(answer, headers=headers)

@@ -1,9 +1,8 @@
-"""Admission to one model: bounded in flight, a bounded fair queue before it, and a refusal at once beyond it."""
+"""Admission to one model: bounded in flight, a fair queue of bounded time before it, a refusal at once beyond it."""
 
 from __future__ import annotations
 
 import asyncio
-import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,16 +14,16 @@ from frontend.limits.fair_queue import Entry, FairQueue
 
 _MAX_RETRY_S = 60.0
 _MIN_RETRY_S = 0.1
-_HOPE = 0.5  # of the maximum wait: who is expected to wait longer is refused at once, so that few wait in vain
+_MAX_QUEUED = 2048  # requests; each of them takes memory
+_HOPE = 0.5  # of the maximum wait: a request with a longer expected wait is refused at once, so that few wait in vain
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bounds:
-    """How much of a model's work may be in flight, and how much may wait for it; 0 is no bound of what is in flight."""
+    """How much of a model's work may be in flight, and how long a request may wait for its turn."""
 
-    max_in_flight: int  # completions that one replica of it generates at a time
-    max_in_flight_prompt_tokens: int  # likewise, estimated
-    max_queue_share: float  # requests that may wait before another, for each that is in flight
+    max_in_flight: int  # completions of one replica at a time; 0: as many as it decodes at a time
+    max_in_flight_prompt_tokens: int  # their prompts, estimated; 0: no bound
     max_queue_wait_s: float
 
 
@@ -37,18 +36,15 @@ class _Waiter:
 
 
 class Admission:
-    """The door of one model.
-
-    While all places are taken, as many requests end in the time that one takes as are in flight (Little's law). So a
-    queue of half as many as are in flight adds half of the time that a request takes anyway, however long that is.
-    """
+    """Admission to one model. Requests wait here, in fair order, and not in the engine's own queue."""
 
     def __init__(self, bounds: Bounds, clock: Callable[[], float] = time.monotonic) -> None:
         self._bounds = bounds
         self._clock = clock
         self._queue: FairQueue[_Waiter] = FairQueue()
         self._drain_rate = DrainRate()
-        self._num_replicas = 1  # that could serve when last somebody came
+        self._num_replicas = 1  # ready replicas at the latest request
+        self._replica_sequences = 1  # sequences that one replica decodes at a time
         self.num_requests = 0  # in flight
         self.num_sequences = 0
         self.num_prompt_tokens = 0
@@ -64,7 +60,7 @@ class Admission:
         Raises:
             QueueFull: there is no place, and there will be none in time.
         """
-        self._num_replicas = ask.num_replicas
+        self._num_replicas, self._replica_sequences = ask.num_replicas, ask.max_sequences
         if self._queue:
             self._let_in()  # where a replica has come back
         if not self._queue and self._has_room(ask):
@@ -88,7 +84,7 @@ class Admission:
     def leave(self, ask: Ask) -> None:
         """Give a place back."""
         self._count_time()
-        self._drain_rate.ended()
+        self._drain_rate.ended(ask.num_sequences)
         self.num_requests -= 1
         self.num_sequences -= ask.num_sequences
         self.num_prompt_tokens -= ask.num_prompt_tokens
@@ -99,9 +95,9 @@ class Admission:
         return not self.num_requests or self._fits(ask.num_sequences, ask.num_prompt_tokens)
 
     def _fits(self, num_sequences: int, num_prompt_tokens: int) -> bool:
-        max_sequences = self._bounds.max_in_flight * self._num_replicas
+        max_sequences = (self._bounds.max_in_flight or self._replica_sequences) * self._num_replicas
         max_prompt_tokens = self._bounds.max_in_flight_prompt_tokens * self._num_replicas
-        return (not max_sequences or self.num_sequences + num_sequences <= max_sequences) and (
+        return self.num_sequences + num_sequences <= max_sequences and (
             not max_prompt_tokens or self.num_prompt_tokens + num_prompt_tokens <= max_prompt_tokens
         )
 
@@ -128,10 +124,10 @@ class Admission:
     def _refuse_hopeless(self, entry: Entry[_Waiter]) -> None:
         """Refuse one who would wait too long; who comes after it, but is served before it, is not counted."""
         num_before = self._queue.num_before(entry)
-        if num_before >= math.ceil(self._bounds.max_queue_share * self.num_requests):
+        if num_before >= _MAX_QUEUED:
             raise self._refusal(f"{num_before} requests are waiting already")
         self._count_time()
-        wait_s = self._drain_rate.wait_s(num_before + 1)
+        wait_s = self._drain_rate.wait_s(num_before + 1, self.num_sequences)
         if wait_s > _HOPE * self._bounds.max_queue_wait_s:
             raise self._refusal(f"a place would take about {wait_s:.1f} s")
 
@@ -146,6 +142,6 @@ class Admission:
             self._let_in()
 
     def _refusal(self, reason: str) -> QueueFull:
-        wait_s = self._drain_rate.wait_s(len(self._queue) + 1)
+        wait_s = self._drain_rate.wait_s(len(self._queue) + 1, self.num_sequences)
         retry_after_s = min(_MAX_RETRY_S, max(_MIN_RETRY_S, wait_s))
         return QueueFull(f"The model is at its limit: {reason}.", retry_after_s=retry_after_s)

@@ -69,6 +69,7 @@ class Ask:
     num_sequences: int = 0  # completions that are generated; 0: it needs no admission
     num_prompt_tokens: int = 0  # estimated
     num_replicas: int = 1  # of the model that could serve it now
+    max_sequences: int = 1  # sequences that one replica decodes at a time
     priority: Priority = Priority.NORMAL
 
 

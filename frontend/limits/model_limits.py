@@ -14,11 +14,10 @@ _OF_A_KEY = {"rpm": "requests_per_minute", "tpm": "tokens_per_minute", "concurre
 _OF_THE_MODEL = {
     "in_flight": "max_in_flight",
     "prompt_tokens": "max_in_flight_prompt_tokens",
-    "queue_share": "max_queue_share",
     "queue_wait_s": "max_queue_wait_s",
 }
-_FRACTIONS = {"queue_share": 0.0, "queue_wait_s": 0.001}  # not only whole numbers: the least
 _MAX = 2**31 - 1
+_MIN_S = 0.001
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +44,8 @@ class ModelLimit:
             name, _, value = item.partition("=")
             if name in _OF_A_KEY:
                 rates[_OF_A_KEY[name]] = _whole_number(name, value)
-            elif name in _FRACTIONS:
-                bounds[_OF_THE_MODEL[name]] = _number(name, value, low=_FRACTIONS[name])
+            elif name == "queue_wait_s":
+                bounds[_OF_THE_MODEL[name]] = _seconds(name, value)
             elif name in _OF_THE_MODEL:
                 bounds[_OF_THE_MODEL[name]] = _whole_number(name, value)
             else:
@@ -64,11 +63,11 @@ def _whole_number(name: str, value: str) -> int:
     return int(value)
 
 
-def _number(name: str, value: str, *, low: float) -> float:
+def _seconds(name: str, value: str) -> float:
     try:
-        number = float(value)
+        seconds = float(value)
     except ValueError:
-        number = math.nan
-    if not low <= number <= _MAX:
-        raise ValueError(f"{name} must be a number from {low:g} to {_MAX}")
-    return number
+        seconds = math.nan
+    if not _MIN_S <= seconds <= _MAX:
+        raise ValueError(f"{name} must be a number from {_MIN_S:g} to {_MAX}")
+    return seconds

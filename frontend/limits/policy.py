@@ -24,7 +24,6 @@ class Policy:
         self._bounds = Bounds(
             max_in_flight=settings.max_in_flight,
             max_in_flight_prompt_tokens=settings.max_in_flight_prompt_tokens,
-            max_queue_share=settings.max_queue_share,
             max_queue_wait_s=settings.max_queue_wait_s,
         )
         self.default_rates = RateLimits(

@@ -12,6 +12,7 @@ from frontend.access.authentication import KEYS
 from frontend.access.caller import Role
 from frontend.access.key_file import KeyFileError
 from frontend.errors import InvalidRequest, PermissionDenied
+from frontend.handlers.bodies import require_json
 from frontend.handlers.context import DRAIN, FACTS, MODELS, SETTINGS, TRITON, json_response
 from frontend.operations.adapters import AdapterControl, Outcomes
 from frontend.operations.models import EndpointsControl
@@ -135,6 +136,8 @@ async def drain(request: web.Request) -> web.Response:
 
 
 async def _body[Request: Body](request: web.Request, model: type[Request]) -> Request:
+    if request.body_exists:
+        require_json(request)
     body, unknown = parse(model, await request.read() or b"{}", request.app[SETTINGS])
     if unknown:
         raise InvalidRequest(f"{unknown[0]}: unknown field", param=unknown[0], code="unknown_parameter")
@@ -164,5 +167,3 @@ def _require_admin(request: web.Request) -> None:
             raise PermissionDenied("This route needs an API key with the role admin")
     elif not is_loopback(settings.admin_host):
         raise PermissionDenied("Without a key file, the admin routes are served on loopback only (--admin-host)")
-    elif "Origin" in request.headers:  # a page in a browser on this machine is not its administrator
-        raise PermissionDenied("Without a key file, the admin routes are not for web pages")

@@ -56,6 +56,7 @@ class CompletionChoice(TypedDict):
     finish_reason: FinishReason | None
     stop_reason: StopReason
     token_ids: NotRequired[list[int]]
+    prompt_token_ids: NotRequired[list[int]]  # in a stream, of a choice's first piece
 
 
 class Completion(TypedDict):
@@ -154,6 +155,7 @@ class ChatCompletion(TypedDict):
     service_tier: NotRequired[ServiceTier]  # where the request named one
     choices: list[ChatChoice]
     usage: Usage
+    prompt_token_ids: NotRequired[list[int]]
 
 
 class Delta(TypedDict, total=False):
@@ -187,6 +189,7 @@ class ChatCompletionChunk(TypedDict):
     service_tier: NotRequired[ServiceTier]  # where the request named one
     choices: list[ChunkChoice]
     usage: NotRequired[Usage | None]
+    prompt_token_ids: NotRequired[list[int]]  # in the first event
     obfuscation: NotRequired[str]
 
 

@@ -1,14 +1,17 @@
-"""What every JSON object of a request has: exact types, known fields that are refused, unknown ones that are told."""
+"""What every JSON object of a request has: exact types, fields that are refused, and ignored ones, which are listed."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
+import orjson
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic_core import PydanticCustomError
 
 from model_repository.contract import TensorSpec
+from model_repository.guides.json_schema import ignored_keywords
 
 MAX_INT32 = 2**31 - 1  # what the tensors hold
 
@@ -21,6 +24,22 @@ class Body(BaseModel):
     # Fields that OpenAI's API or a peer's has and we do not serve, each with the values that change nothing. null never
     # does. A field that nobody knows is in neither place.
     refused: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
+    # Hints of such an API that no model here follows: accepted, and listed with the unknown fields. The values change
+    # nothing and are not listed.
+    hints: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
+
+    # Those that hold JSON schemas, which are enforced as far as they can be.
+    schema_fields: ClassVar[tuple[str, ...]] = ()
+
+    def ignored_keywords(self) -> Iterator[str]:
+        """Yield the places of the keywords that its own JSON schemas are enforced without."""
+        for name in self.schema_fields:
+            field, schema = type(self).model_fields[name], getattr(self, name)
+            if isinstance(schema, str):  # JSON, or refused later
+                with contextlib.suppress(orjson.JSONDecodeError):
+                    schema = orjson.loads(schema)
+            if isinstance(schema, dict):
+                yield from ignored_keywords(schema, field.alias or name)
 
     def parts(self) -> Iterator[tuple[str, Body]]:
         """Yield the objects inside this one, each with its place."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BeforeValidator, FailFast, Field, ValidationInfo, field_validator, model_validator
+from pydantic import AfterValidator, BeforeValidator, FailFast, Field, ValidationInfo, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from frontend.protocol.body import MAX_INT32, Body, broken_rule, limits_of, needs
@@ -19,11 +19,14 @@ from frontend.protocol.tools import (
     ToolChoice,
     ToolChoiceInput,
     function_call_from,
+    not_too_large,
     only_functions,
     tool_choice_from,
 )
 from model_repository import contract
 from model_repository.prompt_reading import MAX_TOOLS
+
+MAX_MESSAGES = 4096
 
 
 class ImageUrl(Body):
@@ -72,13 +75,8 @@ def _content_parts(value: Any) -> Any:
 class ChatMessage(Body):
     """One message of a conversation."""
 
-    refused: ClassVar[Mapping[str, tuple[Any, ...]]] = {
-        "audio": (),
-        "refusal": (),
-        "annotations": ([],),
-        "reasoning_content": ("",),
-        "reasoning": ("",),
-    }
+    refused: ClassVar[Mapping[str, tuple[Any, ...]]] = {"audio": ()}
+    hints: ClassVar[Mapping[str, tuple[Any, ...]]] = {"annotations": ([],)}
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: Annotated[
@@ -89,6 +87,9 @@ class ChatMessage(Body):
     name: str | None = None
     tool_calls: Annotated[list[PastToolCall] | None, FailFast()] = None
     function_call: PastFunctionCall | None = None  # deprecated form of tool_calls
+    refusal: str | None = None  # the content, of an assistant that refused
+    reasoning_content: str | None = None
+    reasoning: str | None = None  # the same by another name
     tool_call_id: str | None = None
 
     @model_validator(mode="after")
@@ -98,6 +99,8 @@ class ChatMessage(Body):
             raise broken_rule("content", "it is required, except in an assistant's message")
         if (self.tool_calls or self.function_call) and not is_assistant:
             raise broken_rule("tool_calls", "only an assistant's message has them")
+        if self.refusal and not is_assistant:
+            raise broken_rule("refusal", "only an assistant's message has one")
         if self.role == "tool" and self.tool_call_id is None:
             raise broken_rule("tool_call_id", "it is required in a tool's message")
         return self
@@ -112,10 +115,12 @@ _TOOL: dict[str, Any] = {
 def messages_from(value: Any, info: ValidationInfo) -> Any:
     """Return messages as objects; a bare string, or each of a list, is what the user says (Horay.ai's wording).
 
-    Their parts are counted before any of them is checked: a body has room for hundreds of thousands.
+    They and their parts are counted before any of them is checked: a body has room for thousands.
     """
     if isinstance(value, str):
         value = [value]
+    if isinstance(value, list) and len(value) > MAX_MESSAGES:
+        raise PydanticCustomError("too_long", f"{len(value)} messages are more than {MAX_MESSAGES}")
     if isinstance(value, list) and value and all(isinstance(item, str) for item in value):
         return [{"role": "user", "content": item} for item in value]
     limit = (info.context or {}).get("max_content_parts")
@@ -133,7 +138,7 @@ def check_open_turn(continue_final_message: bool | None, add_generation_prompt: 
         raise broken_rule("continue_final_message", "it needs add_generation_prompt to be false")
 
 
-MESSAGES_LENGTH = Field(min_length=1, max_length=4096)
+MESSAGES_LENGTH = Field(min_length=1, max_length=MAX_MESSAGES)
 type MessagesInput = str | Annotated[list[str], MESSAGES_LENGTH] | Annotated[list[ChatMessage], MESSAGES_LENGTH]
 
 
@@ -174,6 +179,7 @@ class ChatCompletionRequest(GenerationBody):
         list[Tool] | None,
         Field(max_length=MAX_TOOLS, examples=[[_TOOL]], description="functions that the model may call"),
         BeforeValidator(only_functions),
+        AfterValidator(not_too_large),
     ] = None
     tool_choice: Annotated[
         ToolChoice | None,
@@ -187,6 +193,7 @@ class ChatCompletionRequest(GenerationBody):
     functions: Annotated[
         list[FunctionDefinition] | None,
         Field(max_length=MAX_TOOLS, examples=[[_TOOL["function"]]], description="deprecated form of tools"),
+        AfterValidator(not_too_large),
     ] = None
     function_call: Annotated[
         ToolChoice | None,
@@ -195,6 +202,14 @@ class ChatCompletionRequest(GenerationBody):
             examples=[{"name": "f"}],
             json_schema_extra=needs(functions=[_TOOL["function"]]),
             description="deprecated form of tool_choice",
+        ),
+    ] = None
+    reasoning_effort: Annotated[
+        str | None,
+        Field(
+            max_length=32,
+            examples=["high"],
+            description="for the model's chat template; listed in x-ignored-params where it does not read the field",
         ),
     ] = None
     chat_template_kwargs: Annotated[

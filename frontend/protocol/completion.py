@@ -10,7 +10,7 @@ from pydantic.functional_validators import PlainValidator
 from pydantic_core import PydanticCustomError, PydanticKnownError
 
 from frontend.protocol.body import MAX_INT32, broken_rule, limits_of, needs
-from frontend.protocol.fields import REFUSED, GenerationBody, TokenId
+from frontend.protocol.fields import HINTS, REFUSED, GenerationBody, TokenId
 from model_repository import contract
 
 MAX_LOGPROBS = 5  # OpenAI's
@@ -40,7 +40,7 @@ def _check_prompt(value: Any) -> None:
         )
     if not value:
         raise PydanticCustomError("prompt_empty", "the prompt must not be empty")
-    if isinstance(value, list) and not all(type(item) is int and 0 <= item <= MAX_INT32 for item in value):
+    if isinstance(value, list) and (set(map(type, value)) != {int} or min(value) < 0 or max(value) > MAX_INT32):
         raise PydanticCustomError("token_ids", "Input should be a list of token ids, integers of at least 0")
 
 
@@ -70,6 +70,8 @@ class CompletionRequest(GenerationBody):
         "add_generation_prompt": (),
         "continue_final_message": (False,),
     }
+
+    hints: ClassVar[Mapping[str, tuple[Any, ...]]] = HINTS | {"reasoning_effort": ("none",)}
 
     prompt: Annotated[
         list[Prompt],

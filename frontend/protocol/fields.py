@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Self
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
@@ -20,8 +21,6 @@ REFUSED: dict[str, tuple[Any, ...]] = {
     "prediction": (),
     "web_search_options": (),
     "moderation": (),
-    "reasoning_effort": ("none",),
-    "verbosity": ("medium",),
     "store": (False,),
     "prompt_cache_retention": ("in_memory",),
     "prompt_cache_options": ({},),
@@ -33,12 +32,37 @@ REFUSED: dict[str, tuple[Any, ...]] = {
     "truncate_prompt_tokens": (),
     "skip_special_tokens": (True,),
     "spaces_between_special_tokens": (True,),
-    "guided_json": (),
-    "guided_regex": (),
-    "guided_choice": (),
-    "guided_grammar": (),
 }
 
+HINTS: dict[str, tuple[Any, ...]] = {"verbosity": ("medium",)}
+
+# Peers' names: the field to use instead, and the values that change nothing.
+OF_PEERS: dict[str, tuple[str, tuple[Any, ...]]] = {
+    "guided_json": ("structured_outputs.json", ()),
+    "guided_regex": ("structured_outputs.regex", ()),
+    "guided_choice": ("structured_outputs.choice", ()),
+    "guided_grammar": ("structured_outputs.grammar", ()),
+    "grammar": ("structured_outputs.grammar", ("",)),
+    "ebnf": ("structured_outputs.grammar", ()),
+    "regex": ("structured_outputs.regex", ()),
+    "json_schema": ("response_format", ()),
+    "format": ("response_format", ("",)),
+    "structural_tag": ("tools", ()),
+    "n_predict": ("max_tokens", (-1,)),
+    "max_new_tokens": ("max_tokens", ()),
+    "min_new_tokens": ("min_tokens", (0,)),
+    "stop_sequences": ("stop", ([],)),
+    "no_stop_trim": ("include_stop_str_in_output", (False,)),
+    "n_probs": ("logprobs", (0,)),
+    "repeat_penalty": ("repetition_penalty", (1,)),
+    "typical_p": ("top_p", (1,)),
+    "tfs_z": ("top_p", (1,)),
+    "top_a": ("min_p", (0,)),
+    "dynatemp_range": ("temperature", (0,)),
+    "dry_multiplier": ("repetition_penalty", (0,)),
+    "xtc_probability": ("temperature", (0,)),
+}
+REFUSED |= {name: neutral for name, (_, neutral) in OF_PEERS.items()}
 
 _MAX_BIASES = 1024
 
@@ -73,11 +97,13 @@ TokenId = Annotated[int, Field(ge=0, le=MAX_INT32)]
 
 
 _StopText = Annotated[str, Field(min_length=1)]
-type StopInput = _StopText | Annotated[list[_StopText], Field(max_length=4)]
+type StopInput = _StopText | Annotated[list[_StopText], Field(max_length=contract.MAX_STOP_WORDS)]
 
 
 class GenerationBody(Body):
     """What is generated, and how. `examples` hold values that change the answer: the parameter table tries them."""
+
+    hints: ClassVar[Mapping[str, tuple[Any, ...]]] = HINTS
 
     model: Annotated[str, Field(min_length=1, description="a model's id, an alias, or a LoRA adapter's name")]
     # What ends the completion.
@@ -91,7 +117,11 @@ class GenerationBody(Body):
     ] = None
     stop: Annotated[
         list[_StopText] | None,
-        Field(max_length=4, examples=[["\n"]], description="up to four texts that end the completion; left out of it"),
+        Field(
+            max_length=contract.MAX_STOP_WORDS,
+            examples=[["\n"]],
+            description=f"up to {contract.MAX_STOP_WORDS} texts that end the completion; left out of it",
+        ),
         BeforeValidator(_as_list, json_schema_input_type=StopInput | None),
     ] = None
     bad_words: Annotated[
@@ -218,7 +248,12 @@ class GenerationBody(Body):
     structured_outputs: Annotated[
         StructuredOutputs | None, Field(examples=[{"choice": ["a", "b"]}], description="the same by vLLM's names")
     ] = None
-    return_token_ids: Annotated[bool | None, Field(examples=[True], description="choices carry their token ids")] = None
+    return_token_ids: Annotated[
+        bool | None, Field(examples=[True], description="choices carry their token ids, and the prompt's, as in vLLM")
+    ] = None
+    return_tokens_as_token_ids: Annotated[
+        bool | None, Field(examples=[True], description="log probabilities name tokens by id, as token_id:123")
+    ] = None
     stream: Annotated[
         bool | None, Field(examples=[True], description="send the answer in pieces as server-sent events")
     ] = None

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import orjson
 from pydantic import ValidationError
 
@@ -17,43 +19,64 @@ from frontend.errors import (
     shown,
 )
 from frontend.protocol.body import Body
+from frontend.protocol.fields import OF_PEERS
 from frontend.settings import Settings
-from model_repository.nesting import levels
 
-_MAX_CONTAINERS = 20_000  # lists and objects in a body
+MAX_VALUES = 2**20  # in a body: room for a prompt of a million token ids
+MAX_NAMES = 20_000  # of members of objects; lists and objects may be as many
 
 
-def json_object(body: bytes, max_depth: int) -> dict[str, Any]:
+def json_object(body: bytes | bytearray, max_depth: int) -> dict[str, Any]:
     """Parse a body. Lone surrogates, NaN, Infinity and bottomless nesting are no JSON here.
 
     Raises:
         InvalidJSON: it is not a JSON object in UTF-8.
     """
+    _refuse_too_many_values(body, max_depth)
     try:
         value = orjson.loads(body)
     except orjson.JSONDecodeError as exc:
         raise InvalidJSON(f"The body is not valid JSON in UTF-8: {exc}") from exc
     if not isinstance(value, dict):
         raise InvalidJSON(f"The body must be a JSON object, not {shown(value)}")
-    if body.count(b"{") + body.count(b"[") > max_depth:
-        _refuse_bombs(value, max_depth)
     return value
 
 
-def _refuse_bombs(value: Any, max_depth: int) -> None:
-    """Refuse lists and objects that stand in one another too often, or are too many: each costs a check later."""
-    num_containers = 0
-    for depth, level in enumerate(levels(value)):
-        num_here = sum(isinstance(item, dict | list) for item in level)
-        num_containers += num_here
-        if num_containers > _MAX_CONTAINERS:
-            raise InvalidJSON(f"The body has more than {_MAX_CONTAINERS} lists and objects")
-        if num_here and depth >= max_depth:
-            raise InvalidJSON(f"The body is nested deeper than {max_depth} levels")
+def _refuse_too_many_values(body: bytes | bytearray, max_depth: int) -> None:
+    """Bound what a body holds, before anything is built of it: each value costs memory and checks later.
+
+    Raises:
+        InvalidJSON: values, names, lists or objects are too many, or nested too deep.
+    """
+    num_brackets, num_separators = body.count(b"{") + body.count(b"["), body.count(b":") + body.count(b",")
+    if num_brackets <= max_depth and num_separators <= MAX_NAMES:
+        return  # even if all of them stand outside of texts
+    if b"\\" in body:  # only escaped quotes and backslashes matter here
+        body = body.replace(rb"\\", b"").replace(rb"\"", b"")
+    characters = np.frombuffer(body, np.uint8)
+    characters = characters[np.bitwise_xor.accumulate((characters == ord('"')).view(np.uint8)) == 0]  # not in texts
+    is_opening = (characters == ord("{")) | (characters == ord("["))
+    is_closing = (characters == ord("}")) | (characters == ord("]"))
+    found = {
+        "values": (np.count_nonzero(characters == ord(",")), MAX_VALUES),
+        "names": (np.count_nonzero(characters == ord(":")), MAX_NAMES),
+        "lists and objects": (np.count_nonzero(is_opening), MAX_NAMES),
+        "levels of nesting": (_depth(is_opening[is_opening | is_closing]), max_depth),
+    }
+    for what, (number, limit) in found.items():
+        if number > limit:
+            raise InvalidJSON(f"The body has {number} {what}: at most {limit} are read")
 
 
-def parse[Request: Body](model: type[Request], body: bytes, settings: Settings) -> tuple[Request, list[str]]:
-    """Read a body; return it with the names in it that nobody knows.
+def _depth(is_opening: npt.NDArray[np.bool_]) -> int:
+    """Return how many brackets are open at a time at most."""
+    return int(np.cumsum(np.where(is_opening, np.int8(1), np.int8(-1)), dtype=np.int32).max(initial=0))
+
+
+def parse[Request: Body](
+    model: type[Request], body: bytes | bytearray, settings: Settings
+) -> tuple[Request, list[str]]:
+    """Read a body; return it with the places of the fields in it that the server ignores.
 
     Raises:
         APIError: the body breaks a rule; the error names field, value and rule.
@@ -70,29 +93,31 @@ def parse[Request: Body](model: type[Request], body: bytes, settings: Settings) 
         request = model.model_validate(value, by_alias=True, context=context)
     except ValidationError as exc:
         raise _error_from_validation(exc, settings.validation_status) from exc
-    unknown = _refuse_unsupported(request)
-    if unknown and settings.strict_extra:
-        raise InvalidRequest(f"{unknown[0]}: unknown field", param=unknown[0], code="unknown_parameter")
-    return request, unknown
+    return request, _ignored(request)
 
 
-def _refuse_unsupported(body: Body, place: str = "") -> list[str]:
-    """Return the names that nobody knows, in this object and in those inside it.
+def _ignored(body: Body, place: str = "") -> list[str]:
+    """Return the places of ignored fields in this object and in the objects inside it.
+
+    These are unknown fields, hints that no model follows, and the keywords of JSON schemas that are not enforced.
 
     Raises:
         UnsupportedValue: a known field that is not served would change the answer.
     """
-    unknown = []
+    ignored = []
     for name, value in (body.model_extra or {}).items():
-        if name not in body.refused:
-            unknown.append(place + name)
-        elif not _is_neutral(value, body.refused[name]):
+        known = {**body.refused, **body.hints}
+        if name not in known or (name in body.hints and not _is_neutral(value, known[name])):
+            ignored.append(place + name)
+        elif not _is_neutral(value, known[name]):
             expected = " or ".join(orjson.dumps(neutral).decode() for neutral in (None, *body.refused[name]))
-            message = f"{place}{name}={shown(value)}: not supported here, expected {expected}"
+            hint = f"; use {OF_PEERS[name][0]}" if name in OF_PEERS else ""
+            message = f"{place}{name}={shown(value)}: not supported here, expected {expected}{hint}"
             raise UnsupportedValue(message, param=place + name)
+    ignored += [place + keyword for keyword in body.ignored_keywords()]
     for inner, part in body.parts():
-        unknown += _refuse_unsupported(part, f"{place}{inner}.")
-    return unknown
+        ignored += _ignored(part, f"{place}{inner}.")
+    return ignored
 
 
 def _is_neutral(value: Any, neutrals: tuple[Any, ...]) -> bool:

@@ -26,14 +26,18 @@ type Choices = Annotated[list[Annotated[str, Field(min_length=1)]], FailFast(), 
 class JsonSchemaFormat(Body):
     """A named JSON schema, as OpenAI's SDK makes it of a class."""
 
+    schema_fields = ("schema_",)
+
     name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
     description: str | None = None
     schema_: Annotated[Schema | None, Field(alias="schema")] = None
-    strict: bool | None = None  # the schema is enforced in both cases
+    strict: bool | None = None  # true: what cannot be enforced of the schema is refused, not ignored
 
 
 class ResponseFormat(Body):
     """What the whole answer must look like. The answer always conforms, unless it was cut by length."""
+
+    schema_fields = ("schema_",)
 
     type: Literal["text", "json_object", "json_schema", "regex", "choice", "grammar", "ebnf"]
     json_schema: JsonSchemaFormat | None = None  # of json_schema
@@ -63,7 +67,7 @@ class ResponseFormat(Body):
                 return json_guide(self.schema_)
             case "json_schema":
                 assert self.json_schema is not None
-                return json_guide(self.json_schema.schema_)
+                return json_guide(self.json_schema.schema_, is_strict=bool(self.json_schema.strict))
             case "regex":
                 return Guide(GuideKind.REGEX, self.regex or "")
             case "choice":
@@ -74,6 +78,8 @@ class ResponseFormat(Body):
 
 class StructuredOutputs(Body):
     """The same by vLLM's names: exactly one of them."""
+
+    schema_fields = ("json_",)
 
     json_: Annotated[
         Schema | str | None,
@@ -95,7 +101,7 @@ class StructuredOutputs(Body):
     def guide(self) -> Guide:
         """Return the constraint on the completion."""
         if isinstance(self.json_, str):
-            return Guide(GuideKind.JSON_SCHEMA, self.json_)
+            return Guide(GuideKind.JSON_SCHEMA, self.json_, is_strict=False)
         if self.regex is not None:
             return Guide(GuideKind.REGEX, self.regex)
         if self.choice is not None:
@@ -105,11 +111,11 @@ class StructuredOutputs(Body):
         return json_guide(self.json_)
 
 
-def json_guide(schema: Schema | None) -> Guide:
+def json_guide(schema: Schema | None, *, is_strict: bool = False) -> Guide:
     """Return the constraint to a schema; to any JSON object without one."""
     if schema is None:
         return Guide(GuideKind.JSON_OBJECT)
-    return Guide(GuideKind.JSON_SCHEMA, orjson.dumps(schema).decode())
+    return Guide(GuideKind.JSON_SCHEMA, orjson.dumps(schema).decode(), is_strict=is_strict)
 
 
 def choice_guide(choices: list[str]) -> Guide:

@@ -28,7 +28,7 @@ class TokenizeRequest(Body):
         BeforeValidator(messages_from, json_schema_input_type=MessagesInput | None),
     ] = None
     tools: Annotated[list[Tool] | None, Field(max_length=MAX_TOOLS)] = None
-    add_special_tokens: bool | None = None  # of a prompt: true by default; a chat template has its own
+    add_special_tokens: bool | None = None  # true by default; with messages false, since a chat template has its own
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
@@ -44,10 +44,11 @@ class TokenizeRequest(Body):
     @model_validator(mode="after")
     def _says_what_goes_with_it(self) -> Self:
         of_messages = ("tools", "add_generation_prompt", "continue_final_message", "chat_template_kwargs")
-        needed, others = ("prompt", of_messages) if self.messages is None else ("messages", ("add_special_tokens",))
-        for name in others:
+        for name in of_messages if self.messages is None else ():
             if getattr(self, name) is not None:
-                raise broken_rule(name, f"it does not go with {needed}")
+                raise broken_rule(name, "it does not go with prompt")
+        if self.messages is not None and self.add_special_tokens:
+            raise broken_rule("add_special_tokens", "the chat template puts them around messages: it must be false")
         return self
 
 

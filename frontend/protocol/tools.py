@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, Self
 
+import orjson
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from frontend.protocol.body import Body, broken_rule
+from model_repository.prompt_reading import MAX_TOOLS_CHARS
 
 FunctionName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
 
@@ -15,10 +17,12 @@ FunctionName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
 class FunctionDefinition(Body):
     """A function that the model may call."""
 
+    schema_fields = ("parameters",)
+
     name: FunctionName
     description: str | None = None
     parameters: dict[str, Any] | None = None  # a JSON schema; none: no parameters
-    strict: bool | None = None  # the schema is enforced in both cases
+    strict: bool | None = None  # true: what cannot be enforced of the schema is refused, not ignored
 
     def as_tool(self) -> dict[str, Any]:
         """Return OpenAI's tool object, as chat templates expect it."""
@@ -26,6 +30,8 @@ class FunctionDefinition(Body):
         if self.description is not None:
             function["description"] = self.description
         function["parameters"] = self.parameters or {"type": "object", "properties": {}}
+        if self.strict:
+            function["strict"] = True
         return {"type": "function", "function": function}
 
 
@@ -100,6 +106,15 @@ class PastToolCall(Body):
         """Return the call as a message for the chat template has it."""
         function = {"name": self.function.name, "arguments": self.function.arguments}
         return {"id": self.id, "type": "function", "function": function}
+
+
+def not_too_large[Tools: (list[Tool] | None, list[FunctionDefinition] | None)](tools: Tools) -> Tools:
+    """Refuse schemas that take long to read."""
+    functions = [tool.function if isinstance(tool, Tool) else tool for tool in tools or ()]
+    num_chars = sum(len(orjson.dumps(function.parameters)) for function in functions)
+    if num_chars > MAX_TOOLS_CHARS:
+        raise PydanticCustomError("too_long", f"{num_chars} characters of parameters are more than {MAX_TOOLS_CHARS}")
+    return tools
 
 
 def only_functions(value: Any) -> Any:

@@ -11,6 +11,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, 
 from contextlib import aclosing
 from dataclasses import replace
 
+from frontend import loop_time
 from frontend.errors import APIError, Draining, ModelNotFound, ModelNotReady, NotTaken, TritonTimeout, TritonUnreachable
 from frontend.models import ModelSnapshot, Triton
 from frontend.replicas.replica import Replica
@@ -177,11 +178,14 @@ class ReplicaPool:
         tasks = {replica: replica.models.refreshing() for replica in replicas}
         present = [task for replica, task in tasks.items() if replica.models.error is None]
         if present:
-            await asyncio.wait(present, timeout=_PATIENCE_S)
+            await loop_time.wait(present, _PATIENCE_S)
         elif tasks:
             await asyncio.wait(tasks.values(), timeout=_PATIENCE_WITH_THE_ABSENT_S, return_when=asyncio.FIRST_COMPLETED)
+        has_answer = any(task.done() and replica.models.error is None for replica, task in tasks.items())
         for replica, task in tasks.items():
-            if task in present and not task.done():
+            # Where no endpoint answers in time, the machine may be slow: what is known is served, and the watch of the
+            # engines decides.
+            if task in present and not task.done() and (has_answer or not replica.models.is_looked_at):
                 replica.models.error = TritonTimeout()
         self._is_looked_at = self._is_looked_at or all(replica.models.is_looked_at for replica in replicas)
         errors = [error for replica in replicas if (error := replica.models.error) is not None]

@@ -16,8 +16,10 @@ from frontend.errors import (
     ModelNotReady,
     NotFound,
     Overloaded,
+    RateLimited,
     ReaderTooSlow,
     StageUnhealthy,
+    TritonTimeout,
     TritonUnreachable,
 )
 from frontend.models import ModelDirectory, Triton
@@ -166,8 +168,10 @@ class Replica:
 
     def _failed(self, slug: str, exc: APIError) -> None:
         match exc:
-            case InvalidRequest() | ReaderTooSlow() | NotFound() | ModelNotReady() | Draining():
+            case InvalidRequest() | RateLimited() | ReaderTooSlow() | NotFound() | ModelNotReady() | Draining():
                 return  # the client's mistake, or nobody's
+            case TritonTimeout():
+                return  # maybe only a long text was tokenized: the engine watch judges silence
             case TritonUnreachable() | StageUnhealthy():
                 self.open_circuit(slug)
             case _ if type(exc) is not Overloaded:  # a full queue is no failure

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import os
+import resource
 import socket
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from frontend.serve.errors import PortInUse, RepositoryInvalid, SharedMemoryTooSmall
+from frontend.serve.errors import LimitTooLow, PortInUse, RepositoryInvalid, SharedMemoryTooSmall
 
 SHARED_MEMORY = Path("/dev/shm")
 
 _MIN_SHM_BYTES = 64 * 2**20  # what a container has by default, which is too small
+# Each limit with its name and unit in the shell, and what a small model needs: Triton alone has 70 files open and
+# reserves 2.1 GB of addresses, and clients' connections are files.
+_LIMITS = (
+    (resource.RLIMIT_NOFILE, "ulimit -n (open files)", 1, 256),
+    (resource.RLIMIT_AS, "ulimit -v (KiB of addresses)", 1024, 3 * 2**20),
+)
 
 
 class PortChoice(NamedTuple):
@@ -64,6 +71,20 @@ def check_shared_memory(free_bytes: int) -> None:
             f"{SHARED_MEMORY} has {free_bytes // 2**20} MiB free: Triton's Python backend needs more than "
             f"{_MIN_SHM_BYTES // 2**20} MiB (docker run --shm-size=1g; Kubernetes: an emptyDir of medium Memory)"
         )
+
+
+def check_limits() -> None:
+    """Check that the limits of the shell let Triton run.
+
+    Raises:
+        LimitTooLow: one does not.
+    """
+    for limit, name, unit, needed in _LIMITS:
+        allowed, _ = resource.getrlimit(limit)
+        if allowed != resource.RLIM_INFINITY and allowed < needed * unit:
+            raise LimitTooLow(
+                f"{name} is {allowed // unit}: Triton needs at least {needed}, and more for a large model"
+            )
 
 
 @contextmanager

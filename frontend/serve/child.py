@@ -7,21 +7,29 @@ import os
 import re
 import signal
 import subprocess
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import IO
 
 from frontend.serve.child_lines import text_line
 from model_repository.errors import LOAD_FAILURE
 
+_TIE = Path(__file__).with_name("tie.py")
 _NUM_LAST_LINES = 20
+_ARG_START = 48 - 3  # of /proc/PID/stat, see proc(5): field 48, and the first two are cut off
 _LOAD_FAILURE = re.compile(rf"\S+ {LOAD_FAILURE} .*")
+_TRITON_LINE = re.compile(rb"[IWEF]\d{4} \d\d:")  # of a server that has read its command line
 _DRAIN_S = 1.0  # for the log of a child that has ended; its own children may hold the pipe open
 
 
 class Child:
     """A command that runs in a session of its own, so that Ctrl-C reaches the launcher alone. It may be started again.
+
+    When the launcher ends in whatever way, the kernel asks the command to end.
 
     Args:
         name: of its log lines.
@@ -29,6 +37,8 @@ class Child:
         log: takes one line, without its end, from another thread.
         named: puts the name into a line.
         on_end: called from another thread when it has ended, however it did.
+        secret: a part of the command line that is overwritten, since every user of the machine sees command lines.
+            That is done at the first log line of a Triton, which has read its options then.
     """
 
     def __init__(
@@ -40,6 +50,7 @@ class Child:
         log: Callable[[str], None],
         named: Callable[[str, str], str] = text_line,
         on_end: Callable[[Child], None] = lambda child: None,
+        secret: str = "",
     ) -> None:
         self.name = name
         self.command = tuple(command)
@@ -47,6 +58,9 @@ class Child:
         self._log = log
         self._named = named
         self._on_end = on_end
+        # For the kernel the parent is a thread, so this one lives as long as the launcher.
+        self._parent_thread = ThreadPoolExecutor(1)
+        self._secret = secret.encode()
         self._process: subprocess.Popen[bytes] | None = None
         self._last_lines: deque[str] = deque(maxlen=_NUM_LAST_LINES)
         self._load_failures: deque[str] = deque(maxlen=_NUM_LAST_LINES)
@@ -83,14 +97,15 @@ class Child:
         self._last_lines.clear()
         self._load_failures.clear()
         self._reported.clear()
-        self._process = subprocess.Popen(
-            self.command,
+        self._process = self._parent_thread.submit(
+            subprocess.Popen,
+            [sys.executable, "-I", "-S", str(_TIE), str(os.getpid()), *self.command],
             env=self._environment,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             start_new_session=True,
-        )
+        ).result()
         assert self._process.stdout is not None
         reader = threading.Thread(target=self._forward, args=(self._process.stdout,), daemon=True)
         reader.start()
@@ -127,8 +142,12 @@ class Child:
             send(self.pid, number)
 
     def _forward(self, stream: IO[bytes]) -> None:
+        secret = self._secret
         with stream:
             for line in stream:
+                if secret and _TRITON_LINE.match(line):
+                    self._hide(secret)
+                    secret = b""
                 text = line.decode("utf-8", "replace").rstrip()
                 self._last_lines.append(text)
                 if found := _LOAD_FAILURE.search(text):
@@ -137,6 +156,21 @@ class Child:
                     OSError, ValueError
                 ):  # nobody reads our output: the child goes on all the same
                     self._log(self._named(self.name, text))
+
+    def _hide(self, secret: bytes) -> None:
+        """Overwrite a part of the command line in the process's memory."""
+        try:
+            folder = Path("/proc", str(self.pid))
+            command_line = (folder / "cmdline").read_bytes()
+            begin = int((folder / "stat").read_text().rpartition(")")[2].split()[_ARG_START])
+            with (folder / "mem").open("r+b", buffering=0) as memory:
+                for found in re.finditer(re.escape(secret), command_line):
+                    memory.seek(begin + found.start())
+                    memory.write(b"*" * len(secret))
+        except OSError as exc:  # a hardened kernel, or it has ended already
+            self._log(
+                self._named(self.name, f"other users of this machine can read the key in its command line: {exc}")
+            )
 
     def _report_end(self, process: subprocess.Popen[bytes], reader: threading.Thread) -> None:
         process.wait()

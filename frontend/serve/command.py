@@ -25,7 +25,7 @@ def serve(settings: LauncherSettings, out: TextIO, err: TextIO) -> int:
             launcher.watch()
     except Interrupted:
         return 0
-    except LaunchError as exc:
+    except (LaunchError, OSError) as exc:
         _say(f"error: {exc}", err)
     return 1
 

@@ -5,6 +5,7 @@ LaunchError
 ├── PortInUse
 ├── RepositoryInvalid       missing, or nothing in it to serve
 ├── SharedMemoryTooSmall
+├── LimitTooLow             a limit of the shell that Triton exceeds
 ├── TritonNotFound          no server, or one that cannot run here
 ├── ChildEnded              tritonserver or the frontend died
 └── NotReadyInTime
@@ -31,6 +32,10 @@ class RepositoryInvalid(LaunchError):
 
 class SharedMemoryTooSmall(LaunchError):
     """Triton's Python backend would not fit in /dev/shm."""
+
+
+class LimitTooLow(LaunchError):
+    """A limit of the shell (ulimit) would stop Triton."""
 
 
 class TritonNotFound(LaunchError):

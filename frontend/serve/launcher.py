@@ -1,9 +1,10 @@
-"""Starts tritonserver and the frontend, waits until the models answer, starts a dead Triton again, ends both."""
+"""Starts tritonserver and the frontend, waits until the models answer, starts one that died again, ends both."""
 
 from __future__ import annotations
 
 import math
 import queue
+import secrets
 import sys
 import threading
 import time
@@ -17,6 +18,7 @@ from frontend.access.secret import hash_of, new_key
 from frontend.options import settings_to_arguments, settings_to_environment
 from frontend.serve.checks import (
     PortChoice,
+    check_limits,
     check_repository,
     check_shared_memory,
     free_ports,
@@ -33,6 +35,7 @@ from frontend.serve.restarts import WINDOW_S, RestartPlan
 from frontend.serve.state_lock import locked
 from frontend.serve.triton_server import GrpcTls, TritonPorts, find_triton, triton_command
 from frontend.settings import Settings, SettingsError
+from model_repository.contract import KEY_VARIABLE
 
 
 class Interrupted(Exception):
@@ -53,11 +56,11 @@ class LauncherSettings:
     frontend: Settings = DEFAULT_FRONTEND  # the launcher sets its Triton endpoint
     triton_grpc_port: int = 8001
     triton_metrics_port: int = 8002
-    triton_http_port: int = 8003
+    triton_http_port: int | None = None  # None: it is not opened
     tritonserver: Path | None = None  # None: one is looked for
     ready_timeout_s: float = 120.0
     stop_timeout_s: float = 5.0  # of each child, then it is killed; the frontend has its time for draining besides
-    max_triton_restarts: int = 5  # after it was ready, in ten minutes; then the launcher ends
+    max_restarts: int = 5  # of each child after it was ready, in ten minutes; then the launcher ends
     triton_hang_s: float = 30.0  # of silence, after which it is killed, and started again; 0: it never is
 
     def __post_init__(self) -> None:
@@ -67,6 +70,9 @@ class LauncherSettings:
         if self.frontend.triton_tls_ca and not self.frontend.triton_tls_cert:
             rule = "its Triton shows the frontend's own certificate: it needs triton_tls_cert and triton_tls_key"
             raise SettingsError(f"triton_tls_ca={self.frontend.triton_tls_ca!r}: {rule}")
+        if self.frontend.triton_tls_ca and self.triton_http_port is not None:
+            rule = "Triton's HTTP knows no TLS, leave it out with --triton-tls-ca"
+            raise SettingsError(f"--triton-http-port={self.triton_http_port}: {rule}")
         for choice in self.port_choices():
             if not 0 <= choice.port <= 65535:
                 raise SettingsError(f"{choice.flag}={choice.port}: must be a whole number from 0 to 65535")
@@ -74,8 +80,8 @@ class LauncherSettings:
         if len(set(named)) < len(named):
             clash = ", ".join(f"{choice.flag}={choice.port}" for choice in self.port_choices())
             raise SettingsError(f"{clash}: each port can be used once only")
-        if self.max_triton_restarts < 0:
-            raise SettingsError(f"--max-triton-restarts={self.max_triton_restarts}: must not be negative")
+        if self.max_restarts < 0:
+            raise SettingsError(f"--max-restarts={self.max_restarts}: must not be negative")
         if not 0 <= self.triton_hang_s < math.inf:
             raise SettingsError(f"--triton-hang-s={self.triton_hang_s:g}: must be a number of seconds")
         for flag, timeout_s in (("--ready-timeout-s", self.ready_timeout_s), ("--stop-timeout-s", self.stop_timeout_s)):
@@ -89,7 +95,7 @@ class LauncherSettings:
             PortChoice("--port", frontend.host, frontend.port),
             PortChoice("--triton-grpc-port", ADDRESS, self.triton_grpc_port),
             PortChoice("--triton-metrics-port", ADDRESS, self.triton_metrics_port),
-            PortChoice("--triton-http-port", ADDRESS, self.triton_http_port),
+            *(PortChoice("--triton-http-port", ADDRESS, port) for port in (self.triton_http_port,) if port is not None),
             *([PortChoice("--admin-port", frontend.admin_host, frontend.admin_port)] if frontend.admin_port else []),
         ]
 
@@ -115,7 +121,6 @@ class Launcher:
         self._named = json_line if settings.frontend.log_format == "json" else text_line
         self._events: queue.SimpleQueue[Child | list[str] | TimeoutError | Interrupted] = queue.SimpleQueue()
         self._cleanup = ExitStack()
-        self._restarts = RestartPlan(settings.max_triton_restarts)
         self._is_stopping = False
         self._key = ""  # of this launcher, where the frontend wants keys
 
@@ -124,9 +129,11 @@ class Launcher:
 
         Raises:
             LaunchError: something is missing or taken.
+            OSError: the state directory cannot be written.
         """
         state_dir = self._settings.state_dir.resolve()
         with ExitStack() as stack:
+            check_limits()
             lock = stack.enter_context(locked(state_dir))
             check_repository(self._settings.repository)
             check_shared_memory(free_shared_memory_bytes())
@@ -153,11 +160,12 @@ class Launcher:
         self.triton.start()
         self.frontend.start()
 
-    def start_triton_again(self) -> None:
-        """Start Triton after it has ended, and first do away with what it left: its own children, its shared memory."""
-        self.triton.kill()
-        free_shared_memory(self._mark)
-        self.triton.start()
+    def start_again(self, child: Child) -> None:
+        """Start a child that has ended, and first remove what it left: its own children, Triton's shared memory."""
+        child.kill()
+        if child is self.triton:
+            free_shared_memory(self._mark)
+        child.start()
 
     def stop(self) -> None:
         """Stop both children: the frontend first, so that its requests can end."""
@@ -187,7 +195,8 @@ class Launcher:
         while True:
             match self._events.get():
                 case Child() as child:
-                    _require_running(child)
+                    if not child.is_running:
+                        raise _ended(child)
                 case Interrupted() as interrupted:
                     raise interrupted
                 case TimeoutError() as exc:
@@ -196,51 +205,46 @@ class Launcher:
                     return model_ids
 
     def watch(self) -> None:
-        """Start Triton again when it dies or hangs, and wait for what cannot be mended.
+        """Start a child again when it dies, or Triton hangs, and wait for what cannot be mended.
 
         Raises:
-            ChildEnded: the frontend died, or Triton too often.
+            ChildEnded: a child died too often.
             Interrupted: somebody asked for it.
         """
         if self._settings.triton_hang_s:
             limits_s = self._settings.triton_hang_s, self._settings.ready_timeout_s
             HangWatch(self.triton, self.frontend_settings, limits_s, self._say).start()
-        restart_at: float | None = None
+        plans = {child: RestartPlan(self._settings.max_restarts) for child in (self.triton, self.frontend)}
+        restart_at: dict[Child, float] = {}  # time.monotonic()
         while True:
             try:
                 event = self._events.get(
-                    timeout=None if restart_at is None else max(0.0, restart_at - time.monotonic())
+                    timeout=max(0.0, min(restart_at.values()) - time.monotonic()) if restart_at else None
                 )
             except queue.Empty:
-                restart_at = None
-                self.start_triton_again()
+                child = min(restart_at, key=restart_at.__getitem__)
+                del restart_at[child]
+                self.start_again(child)
                 continue
             match event:
-                case Child() as child if child is self.triton:
-                    restart_at = self._triton_died(restart_at)
-                case Child() as child:
-                    _require_running(child)
+                case Child() as child if not child.is_running and child not in restart_at:
+                    restart_at[child] = time.monotonic() + self._pause_s(child, plans[child])
                 case Interrupted() as interrupted:
                     raise interrupted
 
-    def _triton_died(self, restart_at: float | None) -> float | None:
-        """Return when to start it again (time.monotonic()), None if it runs.
+    def _pause_s(self, child: Child, plan: RestartPlan) -> float:
+        """Return how long to wait before a child that died is started again.
 
         Raises:
             ChildEnded: it died too often.
         """
-        if self.triton.is_running or restart_at is not None:
-            return restart_at
-        pause_s = self._restarts.next_pause_s()
+        pause_s = plan.next_pause_s()
         if pause_s is None:
-            self._say(
-                f"{self.triton.how_it_ended()}; it was started again {self._restarts.max_restarts} times in"
-                f" {WINDOW_S:g} s already (--max-triton-restarts)"
-            )
-            _require_running(self.triton)
-        else:
-            self._say(f"{self.triton.how_it_ended()}; it is started again in {pause_s:g} s")
-        return time.monotonic() + (pause_s or 0.0)
+            again = f"it was started again {plan.max_restarts} times in {WINDOW_S:g} s already (--max-restarts)"
+            self._say(f"{child.how_it_ended()}; {again}")
+            raise _ended(child)
+        self._say(f"{child.how_it_ended()}; it is started again in {pause_s:g} s")
+        return pause_s
 
     def _say(self, text: str) -> None:
         self._log(self._named("serve", text))
@@ -248,10 +252,17 @@ class Launcher:
     def _choose_ports(self) -> None:
         ports = free_ports(self._settings.port_choices())
         self.triton_ports = TritonPorts(
-            grpc=ports["--triton-grpc-port"], metrics=ports["--triton-metrics-port"], http=ports["--triton-http-port"]
+            grpc=ports["--triton-grpc-port"],
+            metrics=ports["--triton-metrics-port"],
+            http=ports.get("--triton-http-port"),
         )
         endpoint = f"{ADDRESS}:{self.triton_ports.grpc}"
-        self.frontend_settings = replace(self._settings.frontend, port=ports["--port"], triton_endpoints=(endpoint,))
+        self.frontend_settings = replace(
+            self._settings.frontend,
+            port=ports["--port"],
+            triton_endpoints=(endpoint,),
+            triton_key=self._settings.frontend.triton_key or secrets.token_urlsafe(),
+        )
         if self.frontend_settings.key_file:
             self._key = new_key()
             self.frontend_settings = replace(self.frontend_settings, launcher_key_sha256=hash_of(self._key))
@@ -261,15 +272,18 @@ class Launcher:
         installation = find_triton(settings.tritonserver, state_dir, settings.environment)
         repository, own = settings.repository.resolve(), settings.frontend
         tls = GrpcTls(cert=own.triton_tls_cert, key=own.triton_tls_key, client_ca=own.triton_tls_ca)
-        triton = triton_command(installation, repository, self.triton_ports, shm_prefix(mark), tls=tls)
+        key = self.frontend_settings.triton_key
+        triton = triton_command(installation, repository, self.triton_ports, shm_prefix(mark), key=key, tls=tls)
         frontend = [sys.executable, "-m", "frontend", "api", *settings_to_arguments(self.frontend_settings)]
-        self.triton = self._child("triton", triton, installation.environment, mark)
+        self.triton = self._child("triton", triton, {**installation.environment, KEY_VARIABLE: key}, mark, secret=key)
         environment = {**settings.environment, **settings_to_environment(self.frontend_settings)}
         self.frontend = self._child("frontend", frontend, environment, mark)
 
-    def _child(self, name: str, command: list[str], environment: Mapping[str, str], mark: str) -> Child:
+    def _child(
+        self, name: str, command: list[str], environment: Mapping[str, str], mark: str, secret: str = ""
+    ) -> Child:
         marked = {**environment, MARK: mark, "PYTHONUNBUFFERED": "1"}
-        return Child(name, command, marked, log=self._log, named=self._named, on_end=self._events.put)
+        return Child(name, command, marked, log=self._log, named=self._named, on_end=self._events.put, secret=secret)
 
     @property
     def _address(self) -> tuple[str, int]:
@@ -290,10 +304,9 @@ class Launcher:
         return "\n".join(lines)
 
 
-def _require_running(child: Child) -> None:
-    """Check a child that reported an end; it may have been started again since."""
-    if not child.is_running and child.load_failures:
-        raise ChildEnded("\n".join([f"{child.how_it_ended()}: a model cannot be served", *child.load_failures]))
-    if not child.is_running:
-        lines = child.last_lines or ["(it logged nothing)"]
-        raise ChildEnded("\n".join([f"{child.how_it_ended()}; its last lines:", *lines]))
+def _ended(child: Child) -> ChildEnded:
+    """Return why the launcher ends with a child that has ended."""
+    if child.load_failures:
+        return ChildEnded("\n".join([f"{child.how_it_ended()}: a model cannot be served", *child.load_failures]))
+    lines = child.last_lines or ["(it logged nothing)"]
+    return ChildEnded("\n".join([f"{child.how_it_ended()}; its last lines:", *lines]))

@@ -27,9 +27,15 @@ class StateLock:
     file: TextIO
 
     def name_url(self, url: str) -> None:
-        """Say who holds it, for the message of a second launcher."""
-        self.file.write(json.dumps({"pid": os.getpid(), "url": url}))
-        self.file.flush()
+        """Say who holds it, for the message of a second launcher.
+
+        Raises:
+            OSError: the disk is full.
+        """
+        try:
+            os.write(self.file.fileno(), json.dumps({"pid": os.getpid(), "url": url}).encode())
+        except OSError as exc:
+            raise OSError(exc.errno, exc.strerror, self.file.name) from exc
 
 
 @contextmanager

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
+import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from frontend.connections.certificates import Certificates
-from frontend.serve.checks import check_repository, check_shared_memory, free_shared_memory_bytes
+from frontend.serve.checks import check_limits, check_repository, check_shared_memory, free_shared_memory_bytes
 from frontend.serve.triton_server import NO_TLS, GrpcTls, TritonInstallation, TritonPorts, find_triton, triton_command
 from frontend.settings import Settings, SettingsError
+from model_repository.contract import KEY_VARIABLE
 
 _SHM_PREFIX = "conch_"  # a container's shared memory is its own
 
@@ -29,12 +31,17 @@ class TritonSettings:
     ports: TritonPorts
     exit_timeout_s: int  # for requests under way, after it was asked to end
     tls: GrpcTls = NO_TLS  # of gRPC
+    key: str = field(default_factory=secrets.token_urlsafe, repr=False)  # to the restricted APIs
     tritonserver: Path | None = None  # None: one is looked for
 
     def __post_init__(self) -> None:
         for name, port in (("grpc", self.ports.grpc), ("http", self.ports.http), ("metrics", self.ports.metrics)):
-            if not 1 <= port <= 65535:
+            if port is not None and not 1 <= port <= 65535:
                 raise SettingsError(f"--{name}-port={port}: must be a whole number from 1 to 65535")
+        if self.ports.http is not None and self.tls.cert:
+            raise SettingsError(
+                f"--http-port={self.ports.http}: Triton's HTTP knows no TLS, leave it out with --tls-cert"
+            )
         if self.exit_timeout_s < 0:
             raise SettingsError(f"--exit-timeout-s={self.exit_timeout_s}: must not be negative")
 
@@ -54,14 +61,16 @@ def become_triton(settings: TritonSettings, environment: Mapping[str, str]) -> N
     """Replace this process by the server, so that signals and the exit status are its own.
 
     Raises:
-        LaunchError: there is nothing to serve, too little shared memory, or no server that can run here.
+        LaunchError: there is nothing to serve, a limit or shared memory is too small, or no server that can run here.
         OSError: the server cannot be run.
     """
+    check_limits()
     check_repository(settings.repository)
     check_shared_memory(free_shared_memory_bytes())
     settings.state_dir.mkdir(parents=True, exist_ok=True)
     installation = find_triton(settings.tritonserver, settings.state_dir.resolve(), environment)
-    os.execve(installation.binary, alone_command(installation, settings), dict(installation.environment))
+    environment = {**installation.environment, KEY_VARIABLE: settings.key}
+    os.execve(installation.binary, alone_command(installation, settings), environment)
 
 
 def alone_command(installation: TritonInstallation, settings: TritonSettings) -> list[str]:
@@ -71,6 +80,7 @@ def alone_command(installation: TritonInstallation, settings: TritonSettings) ->
         settings.repository.resolve(),
         settings.ports,
         _SHM_PREFIX,
+        key=settings.key,
         tls=settings.tls,
         address=settings.address,
         exit_timeout_s=settings.exit_timeout_s,

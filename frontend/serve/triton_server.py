@@ -18,6 +18,7 @@ from pathlib import Path
 from frontend.serve.defaults import ADDRESS
 from frontend.serve.errors import TritonNotFound
 from frontend.serve.libpython import libpython_dir, why_unusable
+from frontend.triton import restricted
 
 FULL_TRITON = Path("/opt/tritonserver/bin/tritonserver")
 
@@ -39,8 +40,8 @@ class TritonPorts:
     """Where Triton listens."""
 
     grpc: int
-    http: int
     metrics: int
+    http: int | None = None  # None: no part of this project uses it, so it is not opened
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,11 +53,11 @@ class GrpcTls:
     client_ca: str = ""  # of who signs the certificates of those that are let in; empty: everybody is
 
     def options(self) -> dict[str, str]:
-        """Return the server's options. Its HTTP, which would know no TLS, is not opened beside it."""
+        """Return the server's options."""
         if not self.cert:
             return {}
         kind = "grpc-use-ssl-mutual" if self.client_ca else "grpc-use-ssl"
-        options = {kind: "true", "grpc-server-cert": self.cert, "grpc-server-key": self.key, "allow-http": "false"}
+        options = {kind: "true", "grpc-server-cert": self.cert, "grpc-server-key": self.key}
         return options | ({"grpc-root-cert": self.client_ca} if self.client_ca else {})
 
 
@@ -94,6 +95,7 @@ def triton_command(
     ports: TritonPorts,
     shm_prefix: str,
     *,
+    key: str,
     tls: GrpcTls = NO_TLS,
     address: str = ADDRESS,
     exit_timeout_s: int = _EXIT_TIMEOUT_S,
@@ -101,8 +103,9 @@ def triton_command(
     """Return the command line; the server ends when a model of the repository cannot be loaded.
 
     Args:
+        key: to the restricted APIs.
         tls: of gRPC.
-        address: of gRPC and metrics. HTTP, which no part of this project uses, is for this machine alone.
+        address: of gRPC and metrics. HTTP is for this machine alone.
         exit_timeout_s: for requests under way, after it was asked to end.
     """
     options: dict[str, object] = {
@@ -110,15 +113,22 @@ def triton_command(
         "model-control-mode": "explicit",  # a model can be loaded again after its process was killed
         "load-model": "*",
         "exit-timeout-secs": exit_timeout_s,
-        "http-address": ADDRESS,
-        "http-port": ports.http,
         "grpc-address": address,
         "grpc-port": ports.grpc,
         "metrics-address": address,
         "metrics-port": ports.metrics,
         "backend-config": f"python,shm-region-prefix-name={shm_prefix}",
+        "grpc-restricted-protocol": f"{restricted.APIS}:{restricted.HEADER}={key}",
+        "allow-http": "false",
         **tls.options(),
     }
+    if ports.http is not None:
+        options |= {
+            "allow-http": "true",
+            "http-address": ADDRESS,
+            "http-port": ports.http,
+            "http-restricted-api": options["grpc-restricted-protocol"],
+        }
     if installation.backend_dir is not None:
         options["backend-directory"] = installation.backend_dir
     flags = [f"--{name}={value}" for name, value in options.items()]
@@ -126,7 +136,8 @@ def triton_command(
 
 
 def _common_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    common = dict(environment)
+    # This variable of Vertex AI would have Triton close gRPC, and open HTTP on every address without any key.
+    common = {name: value for name, value in environment.items() if name != "AIP_MODE"}
     if sys.prefix != sys.base_prefix:  # the stages' Python is the one whose folder comes first
         common["PATH"] = _prepended(Path(sys.prefix, "bin"), environment.get("PATH"))
     return common

@@ -180,7 +180,7 @@ VIOLATIONS = _counter(
     "rule",
 )
 
-IN_FLIGHT = Metric(name="conch_requests_in_flight", kind=Kind.GAUGE, meaning="Generation requests being answered.")
+IN_FLIGHT = Metric(name="conch_requests_in_flight", kind=Kind.GAUGE, meaning="Generation requests, waiting ones too.")
 TASKS = Metric(
     name="conch_tasks", kind=Kind.GAUGE, meaning="Tasks of the frontend's event loop, when it was scraped.", labels=()
 )

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 from urllib.parse import quote
 
@@ -71,7 +72,15 @@ class Observer:
     def began_stream(self, facts: RequestFacts, record: StreamRecord) -> None:
         """Note that a request generates from here on."""
         facts.stream = record
-        self.metrics.count(definitions.IN_FLIGHT, facts.served_model)
+
+    @contextlib.contextmanager
+    def in_flight(self, model: str) -> Iterator[None]:
+        """Count a request within the block."""
+        self.metrics.count(definitions.IN_FLIGHT, model)
+        try:
+            yield
+        finally:
+            self.metrics.count(definitions.IN_FLIGHT, model, amount=-1)
 
     def ended(self, facts: RequestFacts, *, method: str, path: str, endpoint: str, status: int, level: int) -> None:
         """Tell of a request.
@@ -156,7 +165,6 @@ class Observer:
 
     def _count_stream(self, facts: RequestFacts, record: StreamRecord, total_s: float) -> None:
         metrics, model = self.metrics, facts.served_model
-        metrics.count(definitions.IN_FLIGHT, model, amount=-1)
         metrics.observe(definitions.REQUEST, total_s, model)
         metrics.observe(definitions.REQUEST_CHOICES, record.num_per_prompt, model)
         if record.gaps_s:

@@ -35,9 +35,15 @@ class ToolCallParser:
                 pass
         return self._take_events()
 
-    def finish(self) -> list[ToolEvent]:
-        """Return what was held back when the answer has ended. A call that is open then gets no end."""
-        if self._step in (self._read_content, self._read_head):
+    def finish(self, *, is_cut: bool = False) -> list[ToolEvent]:
+        """Return the events that were held back until the answer's end. An open call gets no end event.
+
+        Args:
+            is_cut: the answer ended by length. The beginning of a call is then dropped instead of becoming content. A
+                single held character is content: it is more likely text.
+        """
+        is_lost = is_cut and len(self._buffer) > 1
+        if self._step == self._read_content or (self._step == self._read_head and not is_lost):
             self._add_content(self._held + self._buffer)
         elif self._step == self._read_arguments:
             self._add_arguments(self._buffer)

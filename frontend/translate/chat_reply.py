@@ -13,6 +13,7 @@ from frontend.protocol.answers import (
     ChatChoice,
     ChatCompletion,
     ChatCompletionChunk,
+    ChatLogprobs,
     ChunkChoice,
     Delta,
     FinishReason,
@@ -65,6 +66,7 @@ class ChatReply:
         self._is_padded = options is not None and bool(options.include_obfuscation)
         self._has_logprobs = bool(chat.logprobs)
         self._has_token_ids = bool(chat.return_token_ids)
+        self._names_ids = bool(chat.return_tokens_as_token_ids)
         self._is_deprecated = bool(chat.functions)
         tool_choice = chat.tool_choice or chat.function_call
         self._is_named = tool_choice is not None and tool_choice.type == "function"
@@ -83,7 +85,10 @@ class ChatReply:
         if first.usage is not None:
             self._usages[0] = dataclasses.replace(first.usage, num_output_tokens=0)
         role: Delta = {"role": "assistant", "content": ""}
-        return [self._chunk(self._piece(index, role)) for index in range(len(self._choices))]
+        events = [self._chunk(self._piece(index, role)) for index in range(len(self._choices))]
+        if first.prompt_token_ids:
+            events[0]["prompt_token_ids"] = list(first.prompt_token_ids)
+        return events
 
     def events(self, index: int, chunk: GenerationChunk) -> Sequence[ChatCompletionChunk]:
         """Return the events that tell of a chunk; after the last one of all, also the usage if it was asked for."""
@@ -94,7 +99,7 @@ class ChatReply:
         if not pieces and (chunk.finish_reason is not None or chunk.logprobs or chunk.token_ids):
             pieces = [self._piece(index, {})]
         if pieces and self._has_logprobs:
-            pieces[0]["logprobs"] = chat_logprobs(chunk.logprobs)
+            pieces[0]["logprobs"] = self._logprobs(chunk)
         if pieces and self._has_token_ids:
             pieces[0]["token_ids"] = list(chunk.token_ids)
         if chunk.finish_reason is not None:
@@ -122,6 +127,8 @@ class ChatReply:
         }
         if self._service_tier is not None:
             whole["service_tier"] = self._service_tier
+        if chunks[0].prompt_token_ids:
+            whole["prompt_token_ids"] = list(chunks[0].prompt_token_ids)
         return whole
 
     def _whole_choice(self, index: int, chunk: GenerationChunk) -> ChatChoice:
@@ -131,13 +138,16 @@ class ChatReply:
         whole: ChatChoice = {
             "index": index,
             "message": message,
-            "logprobs": chat_logprobs(chunk.logprobs) if self._has_logprobs else None,
+            "logprobs": self._logprobs(chunk) if self._has_logprobs else None,
             "finish_reason": self._finish_reason(choice, chunk.finish_reason),
             "stop_reason": chunk.stop_reason,
         }
         if self._has_token_ids:
             whole["token_ids"] = list(chunk.token_ids)
         return whole
+
+    def _logprobs(self, chunk: GenerationChunk) -> ChatLogprobs:
+        return chat_logprobs(chunk.logprobs, has_ids=self._names_ids, is_whole=self._has_token_ids or self._names_ids)
 
     def _message(self, deltas: Sequence[Delta]) -> AssistantMessage:
         content = "".join(delta.get("content", "") for delta in deltas)
@@ -165,7 +175,8 @@ class ChatReply:
             return [{"content": chunk.text}] if chunk.text else []
         events = choice.parser.push(chunk.text)
         if chunk.finish_reason is not None:
-            events = [*events, *choice.parser.finish()]
+            is_cut = chunk.finish_reason is generation.FinishReason.LENGTH
+            events = [*events, *choice.parser.finish(is_cut=is_cut)]
         deltas: list[Delta] = []
         for event in events:
             choice.num_called += isinstance(event, CallBegin)

@@ -37,8 +37,11 @@ class CompletionReply:
         self._has_logprobs = completion.logprobs is not None
         self._has_token_ids = bool(completion.return_token_ids)
         self._usages: dict[int, generation.Usage] = {}
+        has_ids = bool(completion.return_tokens_as_token_ids)
         num_chars = prompt_num_chars if self._has_logprobs and not completion.echo else [0] * len(completion.prompt)
-        self._writers = [CompletionLogprobsWriter(each) for each in num_chars for _ in range(self.num_per_prompt)]
+        self._writers = [
+            CompletionLogprobsWriter(each, has_ids=has_ids) for each in num_chars for _ in range(self.num_per_prompt)
+        ]
         self._num_running = len(completion.prompt) * self.num_per_prompt
         options = completion.stream_options
         self._is_padded = options is not None and bool(options.include_obfuscation)
@@ -103,7 +106,9 @@ class CompletionReply:
             "stop_reason": chunk.stop_reason,
         }
         if self._has_token_ids:
-            choice["token_ids"] = list(chunk.token_ids)
+            choice["token_ids"] = list(chunk.token_ids[chunk.num_prompt_tokens :])
+        if chunk.prompt_token_ids:
+            choice["prompt_token_ids"] = list(chunk.prompt_token_ids)
         return choice
 
     def _completion(self, choices: list[CompletionChoice]) -> Completion:

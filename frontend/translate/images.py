@@ -19,7 +19,7 @@ def images_from_data_uris(uris: Sequence[str], num_markers: int) -> tuple[bytes,
     Raises:
         InvalidRequest: their number differs from the markers', or one is malformed.
     """
-    if uris and len(uris) != num_markers:
+    if len(uris) != num_markers:
         rule = f"{len(uris)} images for {num_markers} `<image>` in the prompt: there must be one for each"
         raise InvalidRequest(f"images: {rule}", param="images")
     return tuple(image_from_data_uri(uri, f"images[{index}]") for index, uri in enumerate(uris))

@@ -7,21 +7,27 @@ from collections.abc import Sequence
 
 from frontend.protocol import answers
 from frontend.protocol.answers import ChatLogprobs, CompletionLogprobs
-from model_repository.generation import GenerationChunk, TokenLogprob
+from model_repository.generation import GenerationChunk, TokenLogprob, TopLogprob
 
 _LEAST = -9999.0  # JSON has no minus infinity; OpenAI's own stand-in
 
 
-def chat_logprobs(logprobs: Sequence[TokenLogprob]) -> ChatLogprobs:
-    """Return the log probabilities of a chat's content, with the bytes of each token."""
+def chat_logprobs(logprobs: Sequence[TokenLogprob], *, has_ids: bool = False, is_whole: bool = False) -> ChatLogprobs:
+    """Return the log probabilities of a chat's content, with the bytes of each token.
+
+    Args:
+        logprobs: of the tokens drawn.
+        has_ids: tokens are named by their ids.
+        is_whole: tokens without text, as an end token, are among them: for those who read token ids beside them.
+    """
     content: list[answers.TokenLogprob] = [
         {
-            "token": item.token_bytes.decode("utf-8", "replace"),
+            "token": _chat_token(item, has_ids),
             "logprob": _finite(item.logprob or 0.0),
             "bytes": list(item.token_bytes),
             "top_logprobs": [
                 {
-                    "token": each.token_bytes.decode("utf-8", "replace"),
+                    "token": _chat_token(each, has_ids),
                     "logprob": _finite(each.logprob),
                     "bytes": list(each.token_bytes),
                 }
@@ -29,8 +35,18 @@ def chat_logprobs(logprobs: Sequence[TokenLogprob]) -> ChatLogprobs:
             ],
         }
         for item in logprobs
+        if is_whole or item.token_bytes
     ]
     return {"content": content, "refusal": None}
+
+
+def _chat_token(item: TokenLogprob | TopLogprob, has_ids: bool) -> str:
+    return _id_text(item.token_id) if has_ids else item.token_bytes.decode("utf-8", "replace")
+
+
+def _id_text(token_id: int) -> str:
+    """Return a token's id as vLLM writes it in place of its text."""
+    return f"token_id:{token_id}"
 
 
 class CompletionLogprobsWriter:
@@ -38,10 +54,12 @@ class CompletionLogprobsWriter:
 
     Args:
         num_chars: characters of the prompt, where the text does not begin with it.
+        has_ids: tokens are named by their ids.
     """
 
-    def __init__(self, num_chars: int) -> None:
+    def __init__(self, num_chars: int, *, has_ids: bool = False) -> None:
         self._num_chars = num_chars
+        self._has_ids = has_ids
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def write(self, logprobs: Sequence[TokenLogprob], num_prompt_tokens: int = 0) -> CompletionLogprobs:
@@ -52,7 +70,7 @@ class CompletionLogprobsWriter:
                 self._num_chars += len(self._decoder.decode(b"", final=True))
             lists["text_offset"].append(self._num_chars + self._num_broken_before(item.token_bytes))
             self._num_chars += len(self._decoder.decode(item.token_bytes))
-            name = _name(item)
+            name = _id_text(item.token_id) if self._has_ids else _name(item)
             lists["tokens"].append(name)
             if item.logprob is None:
                 lists["token_logprobs"].append(None)
@@ -60,11 +78,14 @@ class CompletionLogprobsWriter:
                 continue
             lists["token_logprobs"].append(_finite(item.logprob))
             top = {
-                name if each.token_id == item.token_id else _token_text(each.token_bytes): _finite(each.logprob)
+                name if each.token_id == item.token_id else self._text(each): _finite(each.logprob)
                 for each in reversed(item.top)
             }
             lists["top_logprobs"].append(dict(reversed(top.items())) | {name: _finite(item.logprob)})
         return lists
+
+    def _text(self, item: TopLogprob) -> str:
+        return _id_text(item.token_id) if self._has_ids else _token_text(item.token_bytes)
 
     def _num_broken_before(self, token_bytes: bytes) -> int:
         """Return 1 if an unfinished character stands before these bytes that they do not finish, else 0."""

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import secrets
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
-from frontend.models import ModelName
+from frontend.errors import ContextLengthExceeded
+from frontend.models import ModelName, ServedModel
 from frontend.protocol.chat import ChatCompletionRequest, ChatMessage
 from frontend.protocol.completion import CompletionRequest
 from frontend.protocol.fields import GenerationBody
 from frontend.protocol.tokenization import TokenizeRequest
 from frontend.protocol.tools import PastToolCall, ToolChoice
 from frontend.translate.images import image_from_data_uri, images_from_data_uris
+from model_repository.capabilities import Capability
 from model_repository.generation import (
     ChatPrompt,
     ContextOverflow,
@@ -32,6 +34,7 @@ _NEUTRAL = SamplingParams()
 _UINT64 = 2**64 - 1
 _LLAMA_CPP_TARGET = 5.0  # of Mirostat, for those who switch it on by llama.cpp's name
 IMAGE_MARKER = "<image>"
+_REASONING = ("reasoning_content", "reasoning")
 
 
 def chat_to_requests(
@@ -43,7 +46,10 @@ def chat_to_requests(
         request_id: what logs call it.
     """
     num_logprobs = (chat.top_logprobs or 0) if chat.logprobs else None
-    prompt = _chat_prompt(chat, chat.messages, _tool_use(chat))
+    prompt = _chat_prompt(chat, chat.messages, _tool_use(chat), name)
+    if chat.reasoning_effort is not None and "reasoning_effort" in name.model.parameters.template_fields:
+        kwargs = {"reasoning_effort": chat.reasoning_effort, **prompt.template_kwargs}
+        prompt = dataclasses.replace(prompt, template_kwargs=kwargs)
     request = _request(chat, prompt, name, defaults, _max_tokens(chat, defaults.chat_max_tokens, name))
     request = dataclasses.replace(
         request, request_id=request_id, num_logprobs=num_logprobs, images=_images_in(chat.messages)
@@ -58,42 +64,79 @@ def completion_to_requests(
 
     Args:
         request_id: what logs call it.
+
+    Raises:
+        ContextLengthExceeded: a prompt of token ids is longer than the context window.
     """
     num_drawn = completion.best_of or completion.n or 1
     is_ranked = num_drawn > (completion.n or 1)
     max_tokens = _max_tokens(completion, defaults.completion_max_tokens, name)
     requests: list[GenerationRequest] = []
     for text_or_ids in completion.prompt:
-        prompt: Prompt = (
-            TokenPrompt(tuple(text_or_ids))
-            if isinstance(text_or_ids, list)
-            else TextPrompt(text_or_ids, completion.suffix or "")
-        )
+        prompt: Prompt
+        if isinstance(text_or_ids, list):
+            check_num_tokens(text_or_ids, "prompt", name.model)
+            prompt = TokenPrompt(tuple(text_or_ids))
+        else:
+            prompt = TextPrompt(text_or_ids, completion.suffix or "")
         request = dataclasses.replace(
             _request(completion, prompt, name, defaults, max_tokens),
             request_id=request_id,
             is_echo=bool(completion.echo),
             # Of several candidates, the one with the likeliest tokens is the best.
             num_logprobs=0 if is_ranked and completion.logprobs is None else completion.logprobs,
-            images=images_from_data_uris(completion.images or (), _num_markers(text_or_ids)),
+            images=images_from_data_uris(completion.images, _num_markers(text_or_ids)) if completion.images else (),
         )
         requests += _repeated(request, num_drawn)
     return requests
 
 
-def tokenize_to_prompt(request: TokenizeRequest) -> Prompt:
+def check_num_tokens(token_ids: Sequence[int], field: str, model: ServedModel) -> None:
+    """Refuse more token ids than the model has room for, before anything is made of them.
+
+    Raises:
+        ContextLengthExceeded: names the field.
+    """
+    if len(token_ids) > model.context_window:
+        sizes = f"{len(token_ids)} tokens: the context window is {model.context_window} tokens"
+        raise ContextLengthExceeded(f"{field}: {sizes}", param=field)
+
+
+def tokenize_to_prompt(request: TokenizeRequest, name: ModelName) -> Prompt:
     """Return the prompt whose tokens are asked for."""
     if request.messages is None:
         return TextPrompt(request.prompt or "")
     tools = tuple(tool.function.as_tool() for tool in request.tools or ())
-    return _chat_prompt(request, request.messages, ToolUse(tools=tools) if tools else None)
+    return _chat_prompt(request, request.messages, ToolUse(tools=tools) if tools else None, name)
+
+
+def ignored_fields(body: GenerationBody | TokenizeRequest, name: ModelName) -> list[str]:
+    """Return the places of the fields that this model's runtime or chat template does not read."""
+    parameters = name.model.parameters
+    places = []
+    if isinstance(body, GenerationBody) and body.seed is not None and _mirostat(body) is None:  # Conch draws Mirostat's
+        places += ["seed"] * (Capability.SEED not in parameters.capabilities)
+    if isinstance(body, ChatCompletionRequest) and body.reasoning_effort is not None:
+        places += ["reasoning_effort"] * ("reasoning_effort" not in parameters.template_fields)
+    if isinstance(body, ChatCompletionRequest | TokenizeRequest) and not set(_REASONING) & set(
+        parameters.template_fields
+    ):
+        messages = enumerate(body.messages or ())
+        places += [
+            f"messages[{i}].{field}" for i, message in messages for field in _REASONING if getattr(message, field)
+        ]
+    return places
 
 
 def _chat_prompt(
-    body: ChatCompletionRequest | TokenizeRequest, messages: Sequence[ChatMessage], tool_use: ToolUse | None
+    body: ChatCompletionRequest | TokenizeRequest,
+    messages: Sequence[ChatMessage],
+    tool_use: ToolUse | None,
+    name: ModelName,
 ) -> ChatPrompt:
+    fields = name.model.parameters.template_fields
     return ChatPrompt(
-        messages=tuple(map(message_for_template, messages)),
+        messages=tuple(message_for_template(message, fields) for message in messages),
         tool_use=tool_use,
         template_kwargs=body.chat_template_kwargs or {},
         add_generation_prompt=body.add_generation_prompt is not False,
@@ -200,15 +243,24 @@ def _tool_use(chat: ChatCompletionRequest) -> ToolUse | None:
     )
 
 
-def message_for_template(message: ChatMessage) -> dict[str, Any]:
-    """Return a message for the chat template. Parts are joined by a line break, as vLLM does."""
+def message_for_template(message: ChatMessage, template_fields: Collection[str] = ()) -> dict[str, Any]:
+    """Return a message for the chat template. Parts are joined by a line break, as vLLM does.
+
+    Args:
+        message: the client's.
+        template_fields: those of TEMPLATE_FIELDS that the template reads: it gets the reasoning by each of its names.
+    """
     roles = {"developer": "system", "function": "tool"}
     texts = [
         IMAGE_MARKER if part.type == "image_url" else part.text or part.refusal or "" for part in message.content or ()
     ]
+    if message.refusal:
+        texts = [*filter(None, texts), message.refusal]
+    reasoning = message.reasoning_content or message.reasoning or None
     calls = [call.for_template() for call in _tool_calls(message)]
     fields: dict[str, Any] = {"role": roles.get(message.role, message.role), "content": "\n".join(texts)}
     named = {"name": message.name, "tool_call_id": message.tool_call_id, "tool_calls": calls or None}
+    named |= {name: reasoning for name in _REASONING if name in template_fields}
     return fields | {key: value for key, value in named.items() if value is not None}
 
 

@@ -9,8 +9,11 @@ import grpc
 import grpc.aio
 from tritonclient.grpc import service_pb2_grpc
 
+from frontend import loop_time
+from frontend.errors import TritonTimeout
 from frontend.triton.credentials import TritonCredentials
 from frontend.triton.failures import error_from_rpc
+from frontend.triton.restricted import METADATA
 
 RPC_TIMEOUT_S = 5.0
 
@@ -43,10 +46,14 @@ class Connection:
         endpoint: a gRPC host:port.
         credentials: for TLS; None: it is not encrypted.
         server_name: that the server's certificate must have, and that requests are addressed to; empty: the host.
+        key: to the server's restricted APIs; empty: they stay closed.
     """
 
-    def __init__(self, endpoint: str, credentials: TritonCredentials | None = None, server_name: str = "") -> None:
-        self._endpoint = endpoint
+    def __init__(
+        self, endpoint: str, credentials: TritonCredentials | None = None, server_name: str = "", key: str = ""
+    ) -> None:
+        self.endpoint = endpoint
+        self.key_metadata = ((METADATA, key),) if key else ()
         self._credentials = credentials
         self._options = (*_OPTIONS, ("grpc.default_authority", server_name)) if server_name else _OPTIONS
         self._open(None if credentials is None else credentials.latest())
@@ -67,19 +74,26 @@ class Connection:
     def _open(self, credentials: grpc.ChannelCredentials | None) -> None:
         self._opened_with = credentials
         if credentials is None:
-            self._channel = grpc.aio.insecure_channel(self._endpoint, options=self._options)
+            self._channel = grpc.aio.insecure_channel(self.endpoint, options=self._options)
         else:
-            self._channel = grpc.aio.secure_channel(self._endpoint, credentials, options=self._options)
+            self._channel = grpc.aio.secure_channel(self.endpoint, credentials, options=self._options)
         self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
 
 
-async def unary(method: Callable[..., Any], request: Any, timeout_s: float = RPC_TIMEOUT_S) -> Any:
+async def unary(
+    method: Callable[..., Any],
+    request: Any,
+    timeout_s: float = RPC_TIMEOUT_S,
+    metadata: tuple[tuple[str, str], ...] = (),
+) -> Any:
     """Return the answer to a request that has one.
 
     Raises:
         APIError: what Triton or grpc said.
     """
     try:
-        return await method(request, timeout=timeout_s)
+        return await loop_time.within(timeout_s, method(request, metadata=metadata))
+    except TimeoutError as exc:
+        raise TritonTimeout() from exc
     except grpc.aio.AioRpcError as exc:
         raise error_from_rpc(exc) from exc

@@ -38,6 +38,7 @@ class TritonClient:
         endpoint: its gRPC host:port.
         credentials: for TLS; None: the connection is not encrypted.
         server_name: that its certificate must have; empty: the endpoint's host.
+        key: to its restricted APIs; empty: they stay closed.
         on_late: told a model's slug and a request's id when something comes after the completion's finish.
         offered: ids of the models that there are; what else the endpoint has is not seen.
     """
@@ -49,8 +50,10 @@ class TritonClient:
         server_name: str = "",
         on_late: Callable[[str, str], None] = lambda slug, request_id: None,
         offered: Container[str] | None = None,
+        key: str = "",
     ) -> None:
-        self._connection = Connection(endpoint, credentials, server_name)
+        self._key = key
+        self._connection = Connection(endpoint, credentials, server_name, key)
         self._repository = Repository(self._connection, Offer() if offered is None else offered)
         self._adapters: dict[str, tuple[str, ...]] = {}  # by slug: as its engine said the last time
         self._generations = Generations(self._connection, cancel=self._cancel, ask_epoch=self._epoch, on_late=on_late)
@@ -208,7 +211,8 @@ class TritonClient:
         return None
 
     async def _control(self, slug: str, command: Mapping[str, str | bool], timeout_s: float) -> EngineStats:
-        inputs = {contract.CONTROL.name: array(contract.CONTROL, json.dumps(command))}
+        key = {"key": self._key} if self._key else {}
+        inputs = {contract.CONTROL.name: array(contract.CONTROL, json.dumps({**command, **key}))}
         tensors = await self._one_response(contract.stage_name(slug, "engine"), inputs, timeout_s)
         with understood("of an engine"):
             stats = EngineStats.from_json(tensors[contract.STATS.name].item())

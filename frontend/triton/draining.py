@@ -29,7 +29,7 @@ async def drain_endpoint(
         SettingsError: the files for TLS are of no use.
     """
     start_s, endpoint = time.monotonic(), settings.triton_endpoints[0]
-    triton = TritonClient(endpoint, triton_credentials(settings), settings.triton_tls_name)
+    triton = TritonClient(endpoint, triton_credentials(settings), settings.triton_tls_name, key=settings.triton_key)
     try:
         slugs = [model.slug for model in (await triton.snapshot()).ready.values()]
         for slug in slugs:

@@ -19,6 +19,7 @@ logger = logging.getLogger(__name__)
 _STUB_DOWN = re.compile(r"Stub process '(?P<instance>[^']*)' is not healthy")
 _INSTANCE_SUFFIX = re.compile(r"(_\d+)*$")  # Triton calls the instances of a model NAME_0_0, NAME_0_1, ...
 _UNKNOWN_MODEL = re.compile(r"unknown model: '(?P<name>[^']*)' is not found")
+_RESTRICTED = "This protocol is restricted"
 _NOT_READY = re.compile(r"unknown model: '[^']*' has no available versions|is not ready|is not at ready state")
 
 # Where OpenAI's name of a field differs from the tensor's.
@@ -50,6 +51,8 @@ def error_from_rpc(exc: grpc.aio.AioRpcError) -> APIError:
     """Return what a failed call means for the client."""
     if known := _known_error(exc.details() or ""):
         return known
+    if (exc.details() or "").startswith(_RESTRICTED):
+        return errors.TritonKeyRefused()
     if exc.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):
         return errors.TritonUnreachable(reason=exc.details() or "")
     if exc.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
@@ -87,6 +90,10 @@ def _known_error(message: str) -> APIError | None:
             return _client_mistake(errors.InvalidRequest, error)
         case stage_errors.Overloaded():
             return errors.Overloaded("The model's queue is full.")
+        case stage_errors.TooManyGrammars() as error:
+            return errors.RateLimited(error.text, code="grammars", retry_after_s=1.0, headers={})
+        case stage_errors.KeyRefused():
+            return errors.TritonKeyRefused()
         case stage_errors.Unloading():
             return errors.ModelUnloaded()
         case stage_errors.DeliveriesNotOpen():

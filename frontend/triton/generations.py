@@ -73,7 +73,7 @@ class Generations:
                 chunk = await mailbox.get()
                 is_finished = chunk.finish_reason is not None
                 yield chunk
-        except (errors.InvalidRequest, errors.NotFound):
+        except (errors.InvalidRequest, errors.NotFound, errors.RateLimited):
             is_generating = False  # refused before the engine saw it
             raise
         except errors.TritonUnreachable as exc:

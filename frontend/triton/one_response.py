@@ -7,7 +7,7 @@ from typing import Any
 
 import grpc.aio
 
-from frontend import errors
+from frontend import errors, loop_time
 from frontend.errors import APIError
 from frontend.triton.failures import error_from_message, error_from_rpc
 from frontend.triton.messages import Tensors, tensors_from_response
@@ -24,18 +24,24 @@ async def one_response(stub: Any, message: Any, timeout_s: float) -> Tensors:
     Raises:
         APIError: what Triton or grpc said.
     """
-    call = stub.ModelStreamInfer(iter((message,)), timeout=timeout_s)
+    call = stub.ModelStreamInfer(iter((message,)))
     try:
-        tensors = await _read(call)
-        if tensors is None:
-            raise errors.EngineFailed("The model's pipeline did not answer.")
-        # Not cancelled before its end: for Triton the request may then be under way for ever, and it unloads no model
-        # that has one.
-        with contextlib.suppress(APIError):
-            await _read(call)
-        return tensors
+        return await loop_time.within(timeout_s, _only_response(call))
+    except TimeoutError as exc:
+        raise errors.TritonTimeout() from exc
     finally:
         call.cancel()
+
+
+async def _only_response(call: Any) -> Tensors:
+    tensors = await _read(call)
+    if tensors is None:
+        raise errors.EngineFailed("The model's pipeline did not answer.")
+    # Not cancelled before its end: for Triton the request may then be under way for ever, and it unloads no model
+    # that has one.
+    with contextlib.suppress(APIError):
+        await _read(call)
+    return tensors
 
 
 async def _read(call: Any) -> Tensors | None:

@@ -19,7 +19,9 @@ async def probe_endpoint(settings: Settings, *, model: str, is_generating: bool)
     Raises:
         SettingsError: the files for TLS are of no use.
     """
-    client = TritonClient(settings.triton_endpoints[0], triton_credentials(settings), settings.triton_tls_name)
+    client = TritonClient(
+        settings.triton_endpoints[0], triton_credentials(settings), settings.triton_tls_name, key=settings.triton_key
+    )
     try:
         return await probe(
             client,

@@ -5,16 +5,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import logging
 from collections.abc import Container, Mapping
 from typing import Any
 
 from tritonclient.grpc import service_pb2
 
-from frontend.errors import ModelNotReady, NotFound
+from frontend.errors import ModelNotReady, NotFound, TritonKeyRefused
 from frontend.models import ModelSnapshot, ServedModel
-from frontend.triton.channel import Connection, unary
+from frontend.triton.channel import RPC_TIMEOUT_S, Connection, unary
 from model_repository import contract
 from model_repository.model_parameters import ModelParameters
+
+logger = logging.getLogger(__name__)
 
 _LOAD_TIMEOUT_S = 1800.0  # a large engine takes minutes to load
 _READY = "READY"
@@ -31,6 +34,7 @@ class Repository:
     def __init__(self, connection: Connection, offered: Container[str]) -> None:
         self._connection = connection
         self._offered = offered
+        self._is_refused = False  # Triton does not take our key
 
     async def snapshot(self, adapters: Mapping[str, tuple[str, ...]]) -> ModelSnapshot:
         """Return what is served at this moment: the ensembles that carry our parameters.
@@ -41,7 +45,14 @@ class Repository:
         Raises:
             APIError: Triton did not answer.
         """
-        ensembles = await self._ensembles()
+        try:
+            states = await self._states()
+        except TritonKeyRefused as exc:
+            if not self._is_refused:
+                logger.warning("%s: %s A model that is not ready is not seen.", self._connection.endpoint, exc.message)
+            self._is_refused = True
+            states = await self._ready_states()
+        ensembles = self._ensembles_of(states)
         served = await asyncio.gather(
             *(self._served_model(name, adapters.get(name)) for name, state in ensembles.items() if state == _READY)
         )
@@ -60,7 +71,7 @@ class Repository:
         Raises:
             APIError: Triton did not answer.
         """
-        return set(await self._ensembles())
+        return set(self._ensembles_of(await self._states()))
 
     async def unload(self, name: str) -> None:
         """Unload a stage or an ensemble, by its Triton name.
@@ -68,9 +79,7 @@ class Repository:
         Raises:
             APIError: Triton did not do it.
         """
-        await unary(
-            self._connection.stub.RepositoryModelUnload, service_pb2.RepositoryModelUnloadRequest(model_name=name)
-        )
+        await self._ask("RepositoryModelUnload", service_pb2.RepositoryModelUnloadRequest(model_name=name))
 
     async def load(self, slug: str, stage: str) -> None:
         """Load a stage and the ensembles that stand on it; return when the model is ready.
@@ -87,20 +96,33 @@ class Repository:
                 await self._load(name)
 
     async def _load(self, name: str) -> None:
-        request = service_pb2.RepositoryModelLoadRequest(model_name=name)
-        await unary(self._connection.stub.RepositoryModelLoad, request, _LOAD_TIMEOUT_S)
+        await self._ask("RepositoryModelLoad", service_pb2.RepositoryModelLoadRequest(model_name=name), _LOAD_TIMEOUT_S)
 
-    async def _ensembles(self) -> dict[str, str]:
+    def _ensembles_of(self, states: Mapping[str, str]) -> dict[str, str]:
         """Return the state of each ensemble that is offered, by its name."""
         return {
             name: state
-            for name, state in (await self._states()).items()
+            for name, state in states.items()
             if contract.slug_of_stage(name) == name and contract.slug_to_model_id(name) in self._offered
         }
 
     async def _states(self) -> dict[str, str]:
-        index = await unary(self._connection.stub.RepositoryIndex, service_pb2.RepositoryIndexRequest())
+        """Return the state of each stage and ensemble.
+
+        Raises:
+            TritonKeyRefused: the index is a restricted API.
+        """
+        index = await self._ask("RepositoryIndex", service_pb2.RepositoryIndexRequest())
         return {entry.name: entry.state for entry in index.models}
+
+    async def _ready_states(self) -> dict[str, str]:
+        """Return the same of the ready ones only. The statistics name them, and are open to everybody."""
+        statistics = await unary(self._connection.stub.ModelStatistics, service_pb2.ModelStatisticsRequest())
+        return {entry.name: _READY for entry in statistics.model_stats}
+
+    async def _ask(self, method: str, request: Any, timeout_s: float = RPC_TIMEOUT_S) -> Any:
+        """Call a restricted API."""
+        return await unary(getattr(self._connection.stub, method), request, timeout_s, self._connection.key_metadata)
 
     async def _served_model(self, slug: str, adapters: tuple[str, ...] | None) -> ServedModel | None:
         """Return an ensemble as the model that it serves; None for what is not ours, or is gone already."""

@@ -11,12 +11,12 @@ RUN apt-get update \
 RUN git clone --depth 1 --branch v1.2.1 https://github.com/NVIDIA/TensorRT-LLM.git /opt/TensorRT-LLM \
     && rm -rf /opt/TensorRT-LLM/.git
 WORKDIR /opt/conch
-COPY pyproject.toml constraints.txt README.md LICENSE ./
+COPY pyproject.toml README.md LICENSE ./
 COPY model_repository model_repository
 COPY frontend frontend
 COPY build_engines build_engines
-# The image's own packages are the constraints, so that numpy, torch and TensorRT-LLM stay as they are (docs/gpu.md).
-RUN python3 -m pip list --format=freeze > /tmp/image.txt \
+# The image's own packages are the constraints, so that numpy and torch stay as they are, but for llguidance (docs/gpu.md).
+RUN python3 -m pip list --format=freeze | grep -v '^llguidance==' > /tmp/image.txt \
     && PIP_CONSTRAINT= python3 -m pip install --no-cache-dir --constraint /tmp/image.txt '.[tensorrt-llm,build,frontend]' \
     && rm -rf /tmp/image.txt build ./*.egg-info
 

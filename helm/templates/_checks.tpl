@@ -27,7 +27,7 @@
 {{- if hasKey $ids $id }}{{ fail (printf "%s: %s has the id %q already: write another `servedName`, or take it out of `aliases`" $where (get $ids $id) $id) }}{{ end -}}
 {{- $_ := set $ids $id $model.name -}}
 {{- end -}}
-{{- if or (has $model.name (list "frontend" "frontend-operations" "cache" "scripts" "pods" "dashboards" "alerts")) (hasSuffix "-pods" $model.name) (hasSuffix "-group" $model.name) (hasPrefix "build-" $model.name) (hasPrefix "test-" $model.name) -}}
+{{- if or (has $model.name (list "frontend" "frontend-operations" "cache" "scripts" "pods" "dashboards" "alerts" "triton-key")) (hasSuffix "-pods" $model.name) (hasSuffix "-group" $model.name) (hasPrefix "build-" $model.name) (hasPrefix "test-" $model.name) -}}
 {{- fail (printf "%s: the chart names other objects so: write another `name`" $where) -}}
 {{- end -}}
 {{- include "conch.checks.runtime" $arguments -}}

@@ -13,7 +13,6 @@
 - --request-timeout-s={{ $limits.requestTimeoutSeconds }}
 - --max-in-flight={{ int64 $limits.maxInFlight }}
 - --max-in-flight-prompt-tokens={{ int64 $limits.maxInFlightPromptTokens }}
-- --max-queue-share={{ $limits.maxQueueShare }}
 - --max-queue-wait-s={{ $limits.maxQueueWaitSeconds }}
 - --requests-per-minute={{ int64 $limits.requestsPerMinute }}
 - --tokens-per-minute={{ int64 $limits.tokensPerMinute }}
@@ -57,7 +56,6 @@
 {{- range $pair := list (list "in_flight" "maxInFlight") (list "prompt_tokens" "maxInFlightPromptTokens") -}}
 {{- with int64 (index $.limits (last $pair)) }}{{ $limits = append $limits (printf "%s=%d" (first $pair) .) }}{{ end -}}
 {{- end -}}
-{{- with .limits.maxQueueShare }}{{ $limits = append $limits (printf "queue_share=%v" .) }}{{ end -}}
 {{- with .limits.maxQueueWaitSeconds }}{{ $limits = append $limits (printf "queue_wait_s=%v" .) }}{{ end -}}
 {{- join "," $limits -}}
 {{- end -}}

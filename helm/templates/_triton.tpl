@@ -18,11 +18,11 @@ args:
   - --address=0.0.0.0
   - --grpc-port=8001
   - --metrics-port=8002
-  - --http-port=8003
   - --exit-timeout-s=5
   {{- include "conch.tritonTls.serve" . | nindent 2 }}
 env:
   {{- include "conch.writable.env" . | nindent 2 }}
+  {{- include "conch.tritonKey.env" .root | nindent 2 }}
   {{- include "conch.ranks.env" . | nindent 2 }}
   {{- with .model.extraEnv }}
   {{- toYaml . | nindent 2 }}

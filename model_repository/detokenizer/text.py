@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from model_repository.contract import DELIVERY, RELEASE, RELEASE_DETAILS
@@ -16,10 +17,22 @@ from model_repository.tensors import Tensors
 _MALFORMED = (LookupError, RecursionError, TypeError, ValueError)
 
 
-def read_special_tokens(tokenizer_json: Path) -> dict[int, bytes]:
-    """Return the strings of the tokens that are no text by id, as bytes."""
-    description = json.loads(tokenizer_json.read_text(encoding="utf-8"))
-    return {token["id"]: token["content"].encode() for token in description.get("added_tokens", ())}
+@dataclass(frozen=True, slots=True)
+class Decoding:
+    """What a tokenizer.json says of decoding that is not in the byte table."""
+
+    special_tokens: Mapping[int, bytes]  # the strings of added tokens by id
+    num_stripped_spaces: int = 0  # left out at the start of a text, at most
+
+    @classmethod
+    def load(cls, tokenizer_json: Path) -> Decoding:
+        """Read it."""
+        description = json.loads(tokenizer_json.read_text(encoding="utf-8"))
+        special_tokens = {token["id"]: token["content"].encode() for token in description.get("added_tokens", ())}
+        match description.get("decoder"):
+            case {"decoders": [*_, {"type": "Strip", "content": " ", "start": start}]}:
+                return cls(special_tokens, start)
+        return cls(special_tokens)
 
 
 def tensors_to_release(tensors: Tensors) -> Release:
@@ -54,16 +67,18 @@ class Detokenizer:
 
     Args:
         byte_table: the bytes of each token id.
-        special_tokens: the strings of added tokens, as bytes by id. Where the table has nothing, they stand for the
-            token among the most likely ones, and in the text for those who ask for it.
+        decoding: where the table has nothing, the special tokens' strings stand for the token among the most likely
+            ones, and in a text that is no completion. Only such a text has spaces stripped: a completion goes on
+            behind its prompt.
     """
 
-    def __init__(self, byte_table: Sequence[bytes], special_tokens: Mapping[int, bytes]) -> None:
+    def __init__(self, byte_table: Sequence[bytes], decoding: Decoding) -> None:
         # A mapping, unlike a list, takes no id below zero.
         self._byte_table = dict(enumerate(byte_table))
         self._shown = self._byte_table | {
-            token_id: shown for token_id, shown in special_tokens.items() if not self._byte_table.get(token_id)
+            token_id: shown for token_id, shown in decoding.special_tokens.items() if not self._byte_table.get(token_id)
         }
+        self._num_stripped_spaces = decoding.num_stripped_spaces
 
     def chunk(self, release: Release) -> GenerationChunk:
         """Return what a release adds to the completion. U+FFFD stands only where the model's own bytes are not UTF-8.
@@ -91,14 +106,19 @@ class Detokenizer:
     def _detailed_chunk(self, release: Release, details: ReleaseDetails) -> GenerationChunk:
         table = self._shown if details.has_special_tokens else self._byte_table
         pieces = _cut([table[token_id] for token_id in release.token_ids], release.num_cut_bytes)
-        token_ids = details.echo_token_ids + release.token_ids
+        text = _decode(pieces)
+        if details.has_special_tokens:
+            text = text[: self._num_stripped_spaces].lstrip(" ") + text[self._num_stripped_spaces :]
+        echo_token_ids = details.prompt_token_ids if details.echo else ()
+        token_ids = echo_token_ids + release.token_ids
         is_listed = details.has_token_ids or bool(details.logprobs)
         return GenerationChunk(
             # Each decoded by itself: what is open at the end of the prompt is no part of the completion.
-            text=_decode(details.echo) + _decode(pieces),
+            text=_decode(details.echo) + text,
             token_ids=token_ids if is_listed else (),
             logprobs=self._logprobs(token_ids, (*details.echo, *pieces), details.logprobs),
-            num_prompt_tokens=len(details.echo_token_ids) if is_listed else 0,
+            num_prompt_tokens=len(echo_token_ids) if is_listed else 0,
+            prompt_token_ids=details.prompt_token_ids if details.has_token_ids else (),
             finish_reason=release.finish_reason,
             stop_reason=details.stop_reason,
             usage=release.usage,

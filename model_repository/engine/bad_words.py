@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import functools
-from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import accumulate
 
 import numpy as np
 from numpy.typing import NDArray
 
 from model_repository.engine.token_constraint import TokenConstraint
-
-NUM_CACHED_WORDS = 1024
 
 type TokenIds = NDArray[np.int64]
 
@@ -29,9 +25,8 @@ class TokenIndex:
     def __init__(self, byte_table: Sequence[bytes], vocab_size: int) -> None:
         self.vocab_size = vocab_size
         self.texts = [*byte_table[:vocab_size], *[b""] * (vocab_size - len(byte_table))]
-        self.containing = functools.lru_cache(maxsize=NUM_CACHED_WORDS)(self._containing)
-        self._ends = array("q", accumulate(map(len, self.texts)))  # of each token's text in the joined one
-        self._joined = b"".join(self.texts)
+        self._ends = np.fromiter(accumulate(map(len, self.texts)), dtype=np.int64)  # of each text in the joined one
+        self._joined = np.frombuffer(b"".join(self.texts), dtype=np.uint8)
         order = sorted(range(vocab_size), key=self.texts.__getitem__)
         self._sorted = [self.texts[token_id] for token_id in order]
         self._order = np.array(order, dtype=np.int64)
@@ -42,19 +37,15 @@ class TokenIndex:
         end = bisect_right(self._sorted, text, lo=begin, key=lambda each: each[: len(text)])
         return self._order[begin:end]
 
-    def _containing(self, text: bytes) -> TokenIds:
-        """Return the ids of the tokens that a text stands in, int64 [num_found]."""
-        return np.fromiter(self._found(text), dtype=np.int64)
-
-    def _found(self, text: bytes) -> Iterator[int]:
-        position = self._joined.find(text)
-        while position >= 0:
-            token_id = bisect_right(self._ends, position)
-            end = self._ends[token_id]
-            is_inside = position + len(text) <= end  # else it lies across two tokens
-            if is_inside:
-                yield token_id
-            position = self._joined.find(text, end if is_inside else position + 1)
+    def containing(self, text: bytes) -> TokenIds:
+        """Return the ids of the tokens that a text, not empty, stands in, int64 [num_found]."""
+        positions = np.flatnonzero(self._joined[: max(0, len(self._joined) - len(text) + 1)] == text[0])
+        for offset in range(1, len(text)):
+            positions = positions[self._joined[positions + offset] == text[offset]]
+        token_ids = np.searchsorted(self._ends, positions, side="right")
+        is_inside = positions + len(text) <= self._ends[token_ids]  # else it lies across two tokens
+        found: TokenIds = np.unique(token_ids[is_inside])
+        return found
 
 
 class BadWords(TokenConstraint):
@@ -75,6 +66,9 @@ class BadWords(TokenConstraint):
         self._guide = guide
         self._tail = b""  # of the text, as much as may be the beginning of a word
         self._num_kept = max(map(len, self._words)) - 1
+        self._has_no_word = np.ones(index.vocab_size, dtype=np.bool_)  # which tokens, by themselves
+        for word in self._words:
+            self._has_no_word[index.containing(word)] = False
 
     def take(self, token_id: int) -> bool:
         text = self._tail + self._index.texts[token_id]
@@ -84,11 +78,10 @@ class BadWords(TokenConstraint):
         return True
 
     def allowed(self) -> NDArray[np.bool_]:
-        allowed = (
-            np.ones(self._index.vocab_size, dtype=np.bool_) if self._guide is None else self._guide.allowed().copy()
-        )
+        allowed = self._has_no_word.copy()
+        if self._guide is not None:
+            allowed &= self._guide.allowed()
         for word in self._words:
-            allowed[self._index.containing(word)] = False
             for length in range(1, len(word)):
                 if self._tail.endswith(word[:length]):
                     allowed[self._index.starting_with(word[length:])] = False

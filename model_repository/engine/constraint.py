@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-import functools
+import threading
+import weakref
+from collections import OrderedDict
 from collections.abc import Sequence
 
 import numpy as np
@@ -10,17 +12,33 @@ from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 from numpy.typing import NDArray
 
 from model_repository.engine.token_constraint import TokenConstraint
-from model_repository.errors import EngineFailed, InvalidRequest
+from model_repository.errors import InvalidRequest, Overloaded, TooManyGrammars
 from model_repository.generation import Guide
 from model_repository.guides.compilation import LIMITS, short_message
 from model_repository.guides.grammar import grammar_text
 from model_repository.guides.refusal import FIELD
 
-NUM_CACHED_GUIDES = 64
+MAX_BYTES = 128 << 20  # of all compiled guides, cached ones and those in use
+MAX_SENDER_BYTES = MAX_BYTES // 2  # of one sender's that are in use: two of the largest
+
+
+class CompiledGuide:
+    """A guide for one vocabulary, before the first token. It counts among the compiler's bytes while it is referred to.
+
+    Args:
+        matcher: is copied, never used.
+        num_bytes: what it takes.
+        sender: who had it compiled.
+    """
+
+    def __init__(self, matcher: LLMatcher, num_bytes: int, sender: str) -> None:
+        self.matcher = matcher
+        self.num_bytes = num_bytes
+        self.sender = sender
 
 
 class ConstraintCompiler:
-    """Compiles guides for one vocabulary; one per engine, for one thread.
+    """Compiles guides for one vocabulary; one per engine, for any number of threads.
 
     Args:
         byte_table: the bytes of each token, empty for one that is no text and therefore never allowed; tokens of the
@@ -36,31 +54,57 @@ class ConstraintCompiler:
         self._tokenizer = LLTokenizer(
             TokenizerWrapper(vocabulary), n_vocab=len(vocabulary.tokens), eos_token=vocabulary.eos_token_ids
         )
-        self._compile = functools.lru_cache(maxsize=NUM_CACHED_GUIDES)(self._compile_guide)
+        self._known: weakref.WeakValueDictionary[Guide, CompiledGuide] = weakref.WeakValueDictionary()
+        self._cached: OrderedDict[Guide, CompiledGuide] = OrderedDict()  # the last ones, whether in use or not
+        self._lock = threading.Lock()
 
-    def start(self, guide: Guide) -> Constraint:
-        """Return the guide's state before the first token.
+    @property
+    def num_bytes(self) -> int:
+        """How much memory the compiled guides take."""
+        return sum(compiled.num_bytes for compiled in list(self._known.values()))
 
-        The tokenizer stage has checked the guide; a second time would cost more than all else here, between two steps
-        of every other sequence.
+    def start(self, guide: Guide, sender: str = "") -> Constraint:
+        """Return the guide's state before the first token. The tokenizer stage has checked the guide.
 
         Raises:
             InvalidRequest: the guide is malformed, or too complex for this vocabulary.
+            Overloaded: the guides in use take all the memory there is for them.
+            TooManyGrammars: the sender's guides in use take a sender's part of it.
         """
-        return Constraint(self._compile(guide).deep_copy(), self._eos_token_ids, self._vocab_size)
+        with self._lock:
+            compiled = self._known.get(guide)
+            if compiled is None:
+                self._make_room(guide.num_bytes, sender)
+        if compiled is None:
+            compiled = CompiledGuide(self._compile(guide), guide.num_bytes, sender)
+        with self._lock:
+            self._known[guide] = self._cached[guide] = compiled
+            self._cached.move_to_end(guide)
+        return Constraint(compiled, self._eos_token_ids, self._vocab_size)
 
-    def _compile_guide(self, guide: Guide) -> LLMatcher:
+    def _compile(self, guide: Guide) -> LLMatcher:
         matcher = LLMatcher(self._tokenizer, grammar_text(guide), log_level=0, limits=LIMITS)
         if matcher.is_error():
             raise InvalidRequest(short_message(matcher.get_error()), FIELD)
         return matcher
 
+    def _make_room(self, num_bytes: int, sender: str) -> None:
+        while self._cached and self.num_bytes + num_bytes > MAX_BYTES - MAX_SENDER_BYTES:
+            self._cached.popitem(last=False)  # it goes on to count if it is in use
+        in_use = [compiled for guide, compiled in list(self._known.items()) if guide not in self._cached]
+        if sum(each.num_bytes for each in in_use if each.sender == sender) + num_bytes > MAX_SENDER_BYTES:
+            rule = f"the grammars of one sender that are in use may take {MAX_SENDER_BYTES >> 20} MiB"
+            raise TooManyGrammars(rule)
+        if self.num_bytes + num_bytes > MAX_BYTES:
+            raise Overloaded(f"the grammars in use take {self.num_bytes >> 20} MiB")
+
 
 class Constraint(TokenConstraint):
     """What a guide makes of the tokens taken so far."""
 
-    def __init__(self, matcher: LLMatcher, eos_token_ids: frozenset[int], vocab_size: int) -> None:
-        self._matcher = matcher
+    def __init__(self, compiled: CompiledGuide, eos_token_ids: frozenset[int], vocab_size: int) -> None:
+        self._compiled = compiled  # which counts while this is in use
+        self._matcher = compiled.matcher.deep_copy()
         self._eos_token_ids = eos_token_ids
         self._vocab_size = vocab_size
         self._allowed: NDArray[np.bool_] | None = None  # bool [vocab_size], of the present state
@@ -87,12 +131,13 @@ class Constraint(TokenConstraint):
             self._check()
             self._allowed = np.frombuffer(bias, dtype=np.uint8)[: self._vocab_size] != 0
             if not self._allowed.any() and not self._matcher.is_accepting():
-                raise EngineFailed("no token of this model continues the text as the guide demands", FIELD)
+                raise InvalidRequest("no token of this model continues the text as the schema or grammar says", FIELD)
         return self._allowed
 
     def _check(self) -> None:
         if self._matcher.is_error():
-            raise EngineFailed(f"the guide cannot be followed: {short_message(self._matcher.get_error())}", FIELD)
+            reason = short_message(self._matcher.get_error())
+            raise InvalidRequest(f"the schema or grammar cannot be followed: {reason}", FIELD)
 
 
 class _Vocabulary:

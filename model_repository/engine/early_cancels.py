@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable
 
+from model_repository.cancel_channel import key_to_number
+
 REMEMBERED_S = 10.0
+MAX_KEYS = 10_000
 
 
 class EarlyCancels:
@@ -17,17 +20,17 @@ class EarlyCancels:
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._cancelled_s: OrderedDict[str, float] = OrderedDict()  # by key, the latest last
+        self._cancelled_s: OrderedDict[int, float] = OrderedDict()  # by key, as a number; the latest last
 
     def add(self, key: str) -> None:
-        """Remember a key, and forget those of long ago."""
-        now_s = self._clock()
-        self._cancelled_s[key] = now_s
-        self._cancelled_s.move_to_end(key)
-        while now_s - next(iter(self._cancelled_s.values())) > REMEMBERED_S:
+        """Remember a key, and forget those of long ago, and the first of too many."""
+        now_s, number = self._clock(), key_to_number(key)
+        self._cancelled_s[number] = now_s
+        self._cancelled_s.move_to_end(number)
+        while len(self._cancelled_s) > MAX_KEYS or now_s - next(iter(self._cancelled_s.values())) > REMEMBERED_S:
             self._cancelled_s.popitem(last=False)
 
     def take(self, key: str) -> bool:
         """Return whether the request with this key was cancelled before it came. It is used once."""
-        cancelled_s = self._cancelled_s.pop(key, None) if key else None
+        cancelled_s = self._cancelled_s.pop(key_to_number(key), None) if key else None
         return cancelled_s is not None and self._clock() - cancelled_s <= REMEMBERED_S

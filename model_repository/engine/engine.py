@@ -23,6 +23,7 @@ from model_repository.engine.runtime import EngineConfig, Runtime, StepOutput
 from model_repository.engine.sequence import EngineSequence, Responder
 from model_repository.engine.silence_probes import SilenceProbes
 from model_repository.engine.tally import Tally
+from model_repository.engine.token_constraint import TokenConstraint
 from model_repository.errors import (
     DeliveriesNotOpen,
     EngineFailed,
@@ -32,12 +33,14 @@ from model_repository.errors import (
     StageError,
     Unloading,
 )
+from model_repository.fair_pool import FairPool
 from model_repository.stage_messages import EngineRequest, EngineStats, Release
 
 logger = logging.getLogger(__name__)
 
 # A step that hangs must not keep the process from ending.
 CLOSE_TIMEOUT_S = 5.0
+_NUM_GRAMMAR_THREADS = 2
 
 
 class Engine:
@@ -79,6 +82,7 @@ class Engine:
         self._step_started_s: float | None = None
         self._tally = Tally()
         self._probes = SilenceProbes(clock)
+        self._grammar_threads = FairPool(_NUM_GRAMMAR_THREADS)
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
     def start(self) -> None:
@@ -88,6 +92,7 @@ class Engine:
     def close(self) -> None:
         """Stop the thread after the step in progress, fail what is running, and close the runtime."""
         self._is_closing = True
+        self._grammar_threads.close()
         self._post(lambda: None)
         self._thread.join(CLOSE_TIMEOUT_S)
         if self._thread.is_alive():  # the process ends without it
@@ -103,9 +108,13 @@ class Engine:
 
         Raises:
             EngineFailed: nobody is there to answer it.
+            TooManyGrammars: its sender has too many that wait to be compiled.
         """
         self._check_alive()
-        self._post(lambda: self._admit(request, responder, request_id))
+        if request.guide is None and not request.bad_words:
+            self._post(lambda: self._admit(request, responder, request_id))
+        else:
+            self._grammar_threads.submit(request.sender, lambda: self._prepare(request, responder, request_id))
 
     def open_deliveries(self, key: str, responder: DeliveryResponder) -> None:
         """Open a stream of deliveries for the requests that name this key; its first delivery is empty.
@@ -185,6 +194,20 @@ class Engine:
             is_draining=self.is_draining,
             **dataclasses.asdict(self._tally),
         )
+
+    def _prepare(self, request: EngineRequest, responder: Responder, request_id: str) -> None:
+        """Compile a request's constraint and queue the request. No other sequence waits for the thread of this."""
+        try:
+            if self._is_closing:
+                raise EngineFailed("the engine is shutting down")
+            constraint = self._runtime.prepare(request)
+        except BaseException as exc:  # a panic in Rust code too
+            if not isinstance(exc, StageError):
+                logger.exception("the runtime did not compile a guide request_id=%s", request_id)
+            with contextlib.suppress(Exception):  # one that cannot be told must not end the thread
+                responder.fail(exc if isinstance(exc, StageError) else InternalError())
+        else:
+            self._post(lambda: self._admit(request, responder, request_id, constraint))
 
     def _num_unloading(self, adapters: Mapping[str, Adapter]) -> int:
         names = [sequence.request.lora_name for sequence in list(self._sequences.values())]
@@ -295,10 +318,16 @@ class Engine:
             )
             self._cancel(sequence.number, self._clock())
 
-    def _admit(self, request: EngineRequest, responder: Responder, request_id: str) -> None:
+    def _admit(
+        self,
+        request: EngineRequest,
+        responder: Responder,
+        request_id: str,
+        constraint: TokenConstraint | None = None,
+    ) -> None:
         with contextlib.suppress(Exception):  # one that cannot be told must not take the others with it
             try:
-                is_answered = self._take_in(request, responder, request_id)
+                is_answered = self._take_in(request, responder, request_id, constraint)
             except StageError as error:
                 responder.fail(error)
             except BaseException:  # a panic in Rust code too
@@ -308,7 +337,9 @@ class Engine:
                 if not is_answered:
                     responder.close()
 
-    def _take_in(self, request: EngineRequest, responder: Responder, request_id: str) -> bool:
+    def _take_in(
+        self, request: EngineRequest, responder: Responder, request_id: str, constraint: TokenConstraint | None
+    ) -> bool:
         """Return whether the request's own responder is the one that will be told of what it releases.
 
         Raises:
@@ -331,7 +362,7 @@ class Engine:
             now_s=self._clock(),
             request_id=request_id,
         )
-        self._runtime.submit(sequence.number, request)
+        self._runtime.submit(sequence.number, request, constraint)
         self._sequences[sequence.number] = sequence
         if request.cancel_key:
             self._numbers_by_key[request.cancel_key] = sequence.number

@@ -31,6 +31,7 @@ from model_repository.engine.logprobs import token_logprob
 from model_repository.engine.request_checks import check_request
 from model_repository.engine.runtime import EngineConfig, RuntimeStats, StepOutput
 from model_repository.engine.scheduler import Chunk, Job
+from model_repository.engine.token_constraint import TokenConstraint
 from model_repository.engine.turns import turn_s
 from model_repository.errors import EngineFailed, InvalidRequest, StageError
 from model_repository.stage_messages import DrawnLogprob, EngineRequest
@@ -91,21 +92,31 @@ class LlamaCppRuntime:
         self._sequences: dict[int, _Sequence] = {}
         self._waiting: list[Job] = []  # for a place in a lane, by their turns
 
-    def submit(self, sequence: int, request: EngineRequest) -> None:
-        """Queue a request.
+    def prepare(self, request: EngineRequest) -> TokenConstraint | None:
+        """Compile what a completion must look like, and not contain; from any thread.
 
         Raises:
-            InvalidRequest: the model has no such token or adapter, or the guide is none.
+            StageError: the guide is malformed, or there is no room for it.
+        """
+        guide = request.guide
+        constraint = None if guide is None else self._constraints.start(guide, request.sender)
+        return BadWords(request.bad_words, self._token_index, constraint) if request.bad_words else constraint
+
+    def submit(self, sequence: int, request: EngineRequest, constraint: TokenConstraint | None = None) -> None:
+        """Queue a request; without a constraint it is prepared here.
+
+        Raises:
+            InvalidRequest: the model has no such token or adapter.
         """
         check_request(request, self._vocab_size, self._adapters.by_name)
-        constraint = None if request.guide is None else self._constraints.start(request.guide)
-        bad_words = BadWords(request.bad_words, self._token_index, constraint) if request.bad_words else None
+        if constraint is None:
+            constraint = self.prepare(request)
         sampler = TokenSampler(
             request,
             vocab_size=self._vocab_size,
             context_window=self._config.context_window,
             eos_token_ids=self._config.eos_token_ids,
-            constraint=bad_words or constraint,
+            constraint=constraint,
         )
         self._sequences[sequence] = _Sequence(request, sampler)
         is_scored = bool(request.echo) and request.num_logprobs is not None

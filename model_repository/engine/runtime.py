@@ -11,6 +11,7 @@ from typing import Protocol
 from model_repository.capabilities import Capability
 from model_repository.engine.adapter_folder import Adapter
 from model_repository.engine.adapter_root import AdapterRoot
+from model_repository.engine.token_constraint import TokenConstraint
 from model_repository.errors import StageError
 from model_repository.stage_messages import DrawnLogprob, EngineRequest
 
@@ -66,11 +67,24 @@ class RuntimeStats:
 class Runtime(Protocol):
     """Produces token ids. Everything that ends or shapes a text stands around it, the same for every runtime.
 
-    One thread owns it and makes all calls, but `stats` and `wake`, which any thread may call.
+    One thread owns it and makes all calls, but `prepare`, `stats` and `wake`, which any thread may call.
     """
 
-    def submit(self, sequence: int, request: EngineRequest) -> None:
+    def prepare(self, request: EngineRequest) -> TokenConstraint | None:
+        """Do the part of a `submit` that takes long: compile what the completion must look like, and not contain.
+
+        Raises:
+            StageError: the guide is malformed, or there is no room for it.
+        """
+        ...
+
+    def submit(self, sequence: int, request: EngineRequest, constraint: TokenConstraint | None = None) -> None:
         """Queue a request under a number that is not in use.
+
+        Args:
+            sequence: the number.
+            request: what to do.
+            constraint: what `prepare` returned for it.
 
         Raises:
             InvalidRequest: the runtime cannot honour it, and has not taken it.
@@ -145,6 +159,8 @@ class UnknownRuntime(ValueError):
 class RuntimeEntry:
     """A runtime that there is: where its class is, what it can honour, and the options of its own that it takes.
 
+    `lost_with` says what an option, NAME=VALUE, takes from the capabilities.
+
     `max_sending_share` is of each core: so much of its time may go into telling of tokens (see `Emitter`). Where the
     cores that tell also compute, whatever the one takes the other lacks.
     """
@@ -153,6 +169,13 @@ class RuntimeEntry:
     capabilities: frozenset[Capability]
     max_sending_share: float = 0.25
     options: frozenset[str] = frozenset()
+    lost_with: Mapping[str, frozenset[Capability]] = field(default_factory=dict)
+
+    def capabilities_with(self, options: Mapping[str, str]) -> frozenset[Capability]:
+        """Return what a model with these options can honour."""
+        return self.capabilities.difference(
+            *(self.lost_with.get(f"{name}={value}", ()) for name, value in options.items())
+        )
 
 
 RUNTIMES = {
@@ -191,6 +214,8 @@ RUNTIMES = {
                 "trust_remote_code",
             }
         ),
+        # The PyTorch backend of release 1.2 draws for the whole batch from one generator with a fixed seed.
+        lost_with={"backend=pytorch": frozenset({Capability.SEED})},
     ),
 }
 

@@ -83,6 +83,7 @@ class EngineSequence:
         self._num_output_tokens = 0
         self._num_cached_tokens = 0
         self._has_echo = bool(request.echo)  # still to be sent
+        self._has_prompt = self._has_echo or request.has_token_ids  # the prompt's token ids are still to be sent
         self._prompt_logprobs: tuple[DrawnLogprob, ...] = ()
         self._logprobs: deque[DrawnLogprob] = deque()  # of tokens not sent yet, held ones too
         self._cum_logprob = 0.0  # of the tokens sent
@@ -204,12 +205,13 @@ class EngineSequence:
     def _next_details(self, num_tokens: int) -> ReleaseDetails | None:
         """Return what else there is to say about the next tokens, if there is something."""
         request, has_echo, has_logprobs = self.request, self._has_echo, self.request.num_logprobs is not None
+        has_prompt = self._has_prompt
         is_timed = request.has_timing or bool(request.delivery_key)  # who reads many wants to know of all
         logprobs = [self._logprobs.popleft() for _ in range(num_tokens)] if has_logprobs else []
         self._cum_logprob += sum(item.logprob or 0.0 for item in logprobs)
-        self._has_echo = False
+        self._has_echo = self._has_prompt = False
         details = ReleaseDetails(
-            echo_token_ids=request.prompt_token_ids if has_echo else (),
+            prompt_token_ids=request.prompt_token_ids if has_prompt else (),
             echo=request.echo if has_echo else (),
             logprobs=(*self._prompt_logprobs, *logprobs) if has_echo else tuple(logprobs),
             cum_logprob=self._cum_logprob if has_logprobs and self.finish_reason is not None else None,

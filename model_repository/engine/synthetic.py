@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from model_repository.engine.adapter_folder import Adapter
 from model_repository.engine.runtime import EngineConfig, RuntimeStats, StepOutput
+from model_repository.engine.token_constraint import TokenConstraint
 from model_repository.engine.turns import turn_s
 from model_repository.errors import Unsupported
 from model_repository.stage_messages import EngineRequest
@@ -63,7 +64,10 @@ class SyntheticRuntime:
         self._sleep = sleep
         self._next_step_s = 0.0
 
-    def submit(self, sequence: int, request: EngineRequest) -> None:
+    def prepare(self, request: EngineRequest) -> None:
+        """Do nothing: it has no guides."""
+
+    def submit(self, sequence: int, request: EngineRequest, constraint: TokenConstraint | None = None) -> None:
         """Queue a request."""
         waiting = _Waiting(turn_s(request, self._clock()), sequence, request)
         insort(self._waiting, waiting, key=lambda item: item.turn_s)

@@ -16,7 +16,7 @@ class TokenConstraint(ABC):
         """Append a token if it is allowed now; otherwise nothing changes.
 
         Raises:
-            EngineFailed: the rule is too complex to go on.
+            InvalidRequest: the rule is too complex to go on.
         """
 
     @abstractmethod
@@ -24,14 +24,14 @@ class TokenConstraint(ABC):
         """Return which tokens are allowed now, bool [vocab_size].
 
         Raises:
-            EngineFailed: the rule is too complex to go on, or no token of the vocabulary continues the text.
+            InvalidRequest: the rule is too complex to go on, or no token of the vocabulary continues the text.
         """
 
     def banned(self) -> list[int]:
         """Return the ids of the tokens that are not allowed now, ascending.
 
         Raises:
-            EngineFailed: as in `allowed`.
+            InvalidRequest: as in `allowed`.
         """
         banned: list[int] = np.flatnonzero(~self.allowed()).tolist()
         return banned

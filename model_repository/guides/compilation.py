@@ -13,6 +13,12 @@ from model_repository.guides.refusal import decline, refuse
 # items for each optional property. Verbose errors repeat the whole grammar.
 LIMITS = LLParserLimits(max_items_in_row=1_000, verbose_errors=False)
 
+_PLAIN_WORDS = {
+    "NoExtension": "no text satisfies it",
+    "Regex is empty": "schema: no text has the pattern, the format and the length that it asks for",
+    "TooComplex": "it is too complex",
+}
+
 
 def check(grammar: str) -> None:
     """Compile a grammar and compute its first mask, over a vocabulary of single bytes.
@@ -32,18 +38,14 @@ def check(grammar: str) -> None:
     if not matcher.is_error():
         matcher.compute_bitmask()
     if matcher.is_error():
-        refuse(f"nothing satisfies it, or it is too complex: {short_message(matcher.get_error())}")
-
-
-@functools.lru_cache(maxsize=1024)
-def grammar_error(grammar: str) -> str:
-    """Return why llguidance does not take a grammar, empty if it does."""
-    message = LLMatcher.validate_grammar(grammar, limits=LIMITS)
-    return short_message(message) if message else ""
+        refuse(short_message(matcher.get_error()))
 
 
 def short_message(message: str) -> str:
     """Return the line of an error of llguidance that says what is wrong."""
+    for theirs, ours in _PLAIN_WORDS.items():
+        if theirs in message:
+            return ours
     lines = [line.strip() for line in message.splitlines() if line.strip()] or ["unknown error"]
     line = next((line for line in lines if line.startswith("error: ")), lines[0]).removeprefix("error: ")
     line = line.replace("failed to compile JSON schema: ", "schema: ")

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Set
 
+from llguidance.gbnf_to_lark import AlternativeNode, ASTNode, GrammarParser, RepetitionNode, RuleRefNode
 from llguidance.gbnf_to_lark import gbnf_to_lark as convert
 
 from model_repository.errors import InvalidRequest
 from model_repository.guides.refusal import FIELD, refuse
 
-# The texts of a grammar: strings and classes of characters; comments, so that quotes in them are none.
-_TEXT = re.compile(r'"(?:\\.|[^"\\\n])*"|\[(?:\\.|[^\]\\\n])+\]|#[^\n]*')
+# llguidance 1.9 writes ("a"{2}){3} without its parentheses.
+setattr(RepetitionNode, "is_atomic", lambda node: False)  # noqa: B010 (mypy knows no assignment to a method)
+
+# llguidance reads a rule without recursion as one expression, which takes the longest text that it matches; but never
+# the first rule. So in `root ::= word "ing"` the word took all. Behind another first rule, root is such an expression.
+_ROOT = "whole-text"
+# Strings, classes of characters, any character, the name root; comments, so that quotes in them are none.
+_TEXT = re.compile(r'"(?:\\.|[^"\\\n])*"|\[(?:\\.|[^\]\\\n])+\]|#[^\n]*|\.|(?<![\w-])root(?![\w-])')
 _CHAR = re.compile(r"\\x([0-9a-fA-F]{2})|\\u([0-9a-fA-F]{4})|\\U([0-9a-fA-F]{8})|\\(.)|(.)", re.DOTALL)
 _ESCAPES = {"n": "\n", "r": "\r", "t": "\t"}
 
@@ -22,7 +30,13 @@ def gbnf_to_lark(content: str) -> str:
         InvalidRequest: the grammar is malformed.
     """
     try:
-        return convert(_TEXT.sub(_plain_text, content))
+        plain = _TEXT.sub(_plain_text, content)
+        rules = GrammarParser().parse(plain)
+        if _ROOT not in rules:
+            refuse("grammar: there is no rule of the name root")
+        lark: str = convert(f"{plain}\nroot ::= {_ROOT}\n")
+        _check_finite(rules)
+        return lark
     except RecursionError as exc:
         raise InvalidRequest("grammar: nested too deeply", FIELD) from exc
     except InvalidRequest:
@@ -31,11 +45,40 @@ def gbnf_to_lark(content: str) -> str:
         raise InvalidRequest(f"grammar: {str(exc)[:300]}", FIELD) from exc
 
 
+def _check_finite(rules: Mapping[str, ASTNode]) -> None:
+    """Refuse rules that no finite text satisfies: llguidance may take them, and what they ask for has no end."""
+    finite: set[str] = set()
+    num_before = -1
+    while num_before < len(finite):
+        num_before = len(finite)
+        finite.update(name for name in reversed([*rules]) if _is_finite(rules[name], finite))
+    if endless := [name for name in rules if name not in finite]:
+        names = ", ".join(endless[:5]).replace(_ROOT, "root")
+        refuse(f"grammar: no text satisfies {names}: each of the alternatives leads to the rule again, without an end")
+
+
+def _is_finite(node: ASTNode, finite: Set[str]) -> bool:
+    """Return whether a finite text satisfies a part of a grammar, of the rules that are known to have one."""
+    match node:
+        case RuleRefNode():
+            return node.name in finite
+        case RepetitionNode() if node.min_times == 0:
+            return True
+        case AlternativeNode():
+            return any(_is_finite(child, finite) for child in node.alternatives)
+        case _:
+            return all(_is_finite(child, finite) for child in node.children())
+
+
 def _plain_text(found: re.Match[str]) -> str:
     """Return a text in escapes that the converter keeps: it breaks \\u, and takes `--` in a class for a difference."""
     text = found[0]
     if text.startswith("#"):
         return ""
+    if text == "root":
+        return _ROOT
+    if text == ".":  # in an expression it would not be the end of a line
+        return r'(. | "\x0a")'
     body, result = text[1:-1], []
     is_class = text.startswith("[")
     if is_class and body.startswith("^"):

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable
 from typing import Any
-
-from llguidance import regex_to_lark
 
 from model_repository.generation import Guide, GuideKind
 from model_repository.guides.compilation import check
 from model_repository.guides.gbnf import gbnf_to_lark
 from model_repository.guides.json_schema import enforceable_schema, rewritten_schema, schema_grammar
-from model_repository.guides.pattern import MAX_OPTIONAL, rust_pattern
+from model_repository.guides.pattern import MAX_OPTIONAL, literal, whole_pattern
 from model_repository.guides.refusal import parse_json, refuse
 
 # llguidance's parser recurses on the native stack, over references too: without these a request could end the process.
@@ -39,7 +38,7 @@ def guide_to_grammar(guide: Guide) -> str:
         InvalidRequest: the guide is malformed or too large.
         Unsupported: a part of it cannot be enforced.
     """
-    grammar = _grammar(guide, enforceable_schema)
+    grammar = _grammar(guide, functools.partial(enforceable_schema, is_strict=guide.is_strict))
     check(grammar)
     return grammar
 
@@ -103,8 +102,7 @@ def _has_surrogates(text: str) -> bool:
 def _regex_grammar(content: str) -> str:
     if not content:
         refuse("the regular expression must not be empty")
-    rust_pattern(content, "regex")  # for its limits
-    return f"start: /{regex_to_lark(content)}/"
+    return f"start: /{whole_pattern(content, 'regex')}/"
 
 
 def _choice_grammar(content: str) -> str:
@@ -116,11 +114,7 @@ def _choice_grammar(content: str) -> str:
             refuse(f"choice[{index}]: must be a text, not empty")
         if _has_surrogates(choice):
             refuse(f"choice[{index}]: half of a surrogate pair: this is no text")
-    return f"start: /{'|'.join(''.join(map(_literal, choice)) for choice in dict.fromkeys(choices))}/"
-
-
-def _literal(char: str) -> str:
-    return char if char.isascii() and char.isalnum() else f"\\x{{{ord(char):x}}}"
+    return f"start: /{'|'.join(''.join(map(literal, choice)) for choice in dict.fromkeys(choices))}/"
 
 
 def _check_grammar_size(content: str) -> None:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from model_repository.guides.compilation import grammar_error
-from model_repository.guides.keywords import NOT_ENFORCED, PLAIN_KEYWORDS, Keyword
-from model_repository.guides.pattern import rust_pattern
+from model_repository.errors import InvalidRequest, Unsupported
+from model_repository.guides.keywords import NOT_ENFORCED, PLAIN_KEYWORDS, Keyword, required_names
+from model_repository.guides.pattern import search_pattern
 from model_repository.guides.references import References
 from model_repository.guides.refusal import (
     check_depth,
@@ -19,18 +20,26 @@ from model_repository.guides.refusal import (
     decline,
     refuse,
 )
-from model_repository.guides.satisfaction import DisjointProof, is_finite
+from model_repository.guides.satisfaction import MAX_STEPS, DisjointProof, is_finite
 
 MAX_ONE_OF = 100
+MAX_STEPS_TO_LIST = 10_000  # of the oneOf proof where a failure only lists the keyword: about 40 ms
 MAX_OPTIONAL_PROPERTIES = 240  # of one object; see LIMITS
 
 # Compact as json.dumps writes it: were white space free, a weak model would run on in it.
 JSON_LAYOUT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
+# JSON Schema's and OpenAPI's; `nullable` is read with `type`, `$id` before all else.
 _ANNOTATIONS = frozenset(
     {"$schema", "$comment", "$anchor", "$defs", "definitions", "title", "description", "default", "example", "examples"}
     | {"deprecated", "readOnly", "writeOnly", "contentMediaType", "contentEncoding", "contentSchema", "discriminator"}
-    | {"externalDocs", "xml"}
+    | {"externalDocs", "xml", "nullable", "$id", "$dynamicAnchor", "$recursiveAnchor", "$vocabulary"}
+)
+# Constraints of JSON Schema, of any draft, that are never enforced.
+_NOT_ENFORCED = frozenset(
+    {"not", "if", "then", "else", "contains", "minContains", "maxContains", "dependentRequired", "dependentSchemas"}
+    | {"dependencies", "unevaluatedProperties", "unevaluatedItems", "$dynamicRef", "$recursiveRef", "extends"}
+    | {"disallow", "divisibleBy"}
 )
 _COMBINING = ("$ref", "allOf", "anyOf", "oneOf")
 
@@ -40,40 +49,63 @@ def schema_grammar(schema: Mapping[str, Any]) -> str:
     return f"start: %json {json.dumps({**schema, 'x-guidance': JSON_LAYOUT})}"
 
 
-def enforceable_schema(schema: object, path: str = "schema") -> dict[str, Any]:
+def enforceable_schema(schema: object, path: str = "schema", is_strict: bool = True) -> dict[str, Any]:
     """Return a JSON schema in the words that llguidance enforces, fit for `%json` in a Lark grammar too.
 
     Args:
         schema: as parsed from JSON.
         path: what messages call it.
+        is_strict: every constraint is enforced; else the result may allow more, as `ignored_keywords` says.
 
     Raises:
-        InvalidRequest: the schema is malformed or too large.
-        Unsupported: a part of it cannot be enforced.
+        InvalidRequest: the schema is malformed or too large, or nothing satisfies it.
+        Unsupported: it is strict, and a part of it cannot be enforced.
     """
-    rewriting = _Rewriting(schema, path)
+    rewriting = _Rewriting(schema, path, is_strict=is_strict)
     result = rewriting.run()
-    rewriting.check()
+    rewriting.check_finite()
+    if is_strict:
+        rewriting.check_one_ofs(MAX_STEPS)
     return result
 
 
 def rewritten_schema(schema: object, path: str = "schema") -> dict[str, Any]:
     """Return what enforceable_schema returns, for a schema that it took: nothing is compiled or proved again."""
-    return _Rewriting(schema, path).run()
+    return _Rewriting(schema, path, is_strict=False).run()
+
+
+def ignored_keywords(schema: object, path: str) -> list[str]:
+    """Return the paths of the keywords that a schema is enforced without, unless it is strict; none of a bad schema.
+
+    A keyword that is not known is among them: JSON Schema takes it for an annotation, but it may be a typing error.
+    """
+    try:
+        rewriting = _Rewriting(schema, path, is_strict=False)
+        rewriting.run()
+        rewriting.check_one_ofs(MAX_STEPS_TO_LIST)
+    except InvalidRequest:
+        return []
+    return list(dict.fromkeys(rewriting.ignored))
 
 
 class _Rewriting:
-    """One schema in llguidance's words: keyword by keyword, definition by definition."""
+    """One schema in llguidance's words: keyword by keyword, definition by definition.
 
-    def __init__(self, root: object, path: str) -> None:
+    A schema that is not strict loses the keywords that cannot be enforced. That only widens it: every keyword that is
+    enforced allows more when one of its own schemas allows more.
+    """
+
+    def __init__(self, root: object, path: str, *, is_strict: bool) -> None:
         check_depth(root, path)
         self._root = root
         self._path = path
+        self._is_strict = is_strict
+        self.ignored: list[str] = []  # paths
         self._references = References(root, path)
         self._rewritten: dict[str, Any] | bool = True
         self._definitions: dict[str, dict[str, Any] | bool] = {}
-        self._patterns: list[tuple[str, str]] = []  # path and pattern
-        self._one_ofs: list[tuple[str, list[Any]]] = []  # path and alternatives
+        self._enforced: dict[int, dict[str, Any]] = {}  # by the id of a schema: its keywords, as the client wrote them
+        self._one_ofs: dict[str, list[Any]] = {}  # alternatives, by path
 
     def run(self) -> dict[str, Any]:
         self._rewritten = self._schema(self._root, self._path, is_open=False)
@@ -82,20 +114,34 @@ class _Rewriting:
         schema = self._rewritten if isinstance(self._rewritten, dict) else ({} if self._rewritten else {"enum": []})
         return {**schema, "$defs": self._definitions, "x-guidance": JSON_LAYOUT}
 
-    def check(self) -> None:
-        """Refuse what llguidance would take, but not follow, or not name."""
-        for path, pattern in self._patterns:
-            if message := grammar_error(schema_grammar({"type": "string", "pattern": pattern})):
-                decline(f"{path}: {message}")
-        self._check_finite()
-        proof = DisjointProof(lambda reference: self._references.resolve(reference, self._path)[0], self._path)
-        for path, options in self._one_ofs:
-            for (first, one), (second, other) in itertools.combinations(enumerate(options), 2):
-                if not proof.succeeds(one, other):
-                    rule = "enforced only where a type, a const or a required property tells the alternatives apart"
-                    decline(f"{path}: [{first}] and [{second}] may both match: {rule}; use anyOf")
+    def check_one_ofs(self, max_steps: int) -> None:
+        """Decline each `oneOf` that is not proved to be the `anyOf` as which it is enforced."""
+        proof = DisjointProof(
+            lambda reference: self._references.resolve(reference, self._path)[0],
+            lambda schema: self._enforced[id(schema)],
+            self._path,
+            max_steps,
+        )
+        for path, options in self._one_ofs.items():
+            with self._ignoring(path):
+                if len(options) > MAX_ONE_OF:
+                    decline(f"{path}: at most {MAX_ONE_OF} alternatives are enforced")
+                for (first, one), (second, other) in itertools.combinations(enumerate(options), 2):
+                    if not proof.succeeds(one, other):
+                        rule = "enforced only where a type, a const or a required property tells the alternatives apart"
+                        decline(f"{path}: [{first}] and [{second}] may both match: {rule}; use anyOf")
 
-    def _check_finite(self) -> None:
+    @contextlib.contextmanager
+    def _ignoring(self, path: str) -> Iterator[None]:
+        """Go on without a keyword that is declined in the block, unless the schema is strict."""
+        try:
+            yield
+        except Unsupported:
+            if self._is_strict:
+                raise
+            self.ignored.append(path)
+
+    def check_finite(self) -> None:
         """Refuse what only an endless value satisfies: llguidance takes it and fails while it generates."""
         finite: set[str] = set()
         while added := {n for n in self._definitions if n not in finite and is_finite(self._definitions[n], finite)}:
@@ -111,21 +157,41 @@ class _Rewriting:
             return schema
         if not isinstance(schema, dict):
             refuse(f"{path}: a schema must be an object, true or false")
-        written = {key: value for key, value in schema.items() if not _is_annotation(key)}
+        enforced = self._enforced[id(schema)] = {}
+        if "$id" in schema and schema is not self._root:  # references inside it are not from our root
+            with self._ignoring(f"{path}.$id"):
+                decline(f"{path}.$id: a schema with a name of its own inside another one is not enforced")
+            return True
+        written = {key: value for key, value in schema.items() if self._is_constraint(key, path)}
         is_open = is_open or _is_mixed(written, path)
         result: dict[str, Any] = {}
         more: list[dict[str, Any]] = []  # what needs a keyword twice
         for name, value in written.items():
-            part = self._keyword(Keyword(name, value, f"{path}.{name}", schema, is_open))
-            if part.keys() & result.keys():
-                more.append(part)
-            else:
-                result.update(part)
+            keyword = Keyword(name, value, f"{path}.{name}", schema, is_open)
+            with self._ignoring(keyword.path):
+                part = self._keyword(keyword)
+                enforced[name] = part.get(name, value) if name == "type" else value
+                if part.keys() & result.keys():
+                    more.append(part)
+                else:
+                    result.update(part)
         if more:
             result["allOf"] = [*result.get("allOf", []), *more]
-        if not is_open:
+        if any(name in written and name not in enforced for name in ("properties", "patternProperties")):
+            # The names that are left out would count as additional.
+            if result.pop("additionalProperties", True) is not True:
+                self.ignored.append(f"{path}.additionalProperties")
+            enforced.pop("additionalProperties", None)
+        elif not is_open:
             _close(result)
         return result
+
+    def _is_constraint(self, name: str, path: str) -> bool:
+        if name in PLAIN_KEYWORDS or name in _KEYWORDS or name in _NOT_ENFORCED:
+            return True
+        if name not in _ANNOTATIONS and not name.startswith("x-"):
+            self.ignored.append(f"{path}.{name}")
+        return False
 
     def _keyword(self, keyword: Keyword) -> dict[str, Any]:
         if plain := PLAIN_KEYWORDS.get(keyword.name):
@@ -145,19 +211,23 @@ class _Rewriting:
         return {keyword.name: [self._schema(item, f"{path}[{i}]", keyword.is_open) for i, item in enumerate(schemas)]}
 
     def one_of(self, keyword: Keyword) -> dict[str, Any]:
-        if len(checked_list(keyword.value, keyword.path, is_filled=True)) > MAX_ONE_OF:
-            decline(f"{keyword.path}: at most {MAX_ONE_OF} alternatives are enforced")
-        self._one_ofs.append((keyword.path, keyword.value))
-        return {"anyOf": self.schemas(keyword)["oneOf"]}
+        rewritten = {"anyOf": self.schemas(keyword)["oneOf"]}
+        self._one_ofs[keyword.path] = keyword.value
+        return rewritten
 
     def items(self, keyword: Keyword) -> dict[str, Any]:
-        if isinstance(keyword.value, list):
-            decline(f"{keyword.path}: a list is not enforced; use prefixItems")
+        if isinstance(keyword.value, list):  # as prefixItems was called before 2020
+            return {"prefixItems": self.schemas(keyword)["items"]}
         return self.schema(keyword)
+
+    def additional_items(self, keyword: Keyword) -> dict[str, Any]:
+        if not isinstance(keyword.schema.get("items"), list):  # it means nothing
+            return {}
+        return {"items": self.schema(keyword)["additionalItems"]}
 
     def properties(self, keyword: Keyword) -> dict[str, Any]:
         path, properties = keyword.path, checked_object(keyword.value, keyword.path)
-        if len(properties) - len(checked_list(keyword.schema.get("required", []), path)) > MAX_OPTIONAL_PROPERTIES:
+        if len(properties) - len(required_names(keyword.schema, path)) > MAX_OPTIONAL_PROPERTIES:
             decline(f"{path}: more than {MAX_OPTIONAL_PROPERTIES} optional properties are not enforced; require some")
         return {
             "properties": {
@@ -181,14 +251,13 @@ class _Rewriting:
     def _pattern(self, value: object, path: str) -> str:
         if not isinstance(value, str):
             refuse(f"{path}: must be a text")
-        pattern = rust_pattern(value, path)
-        self._patterns.append((path, pattern))
-        return pattern
+        return f"^{search_pattern(value, path)}$"
 
 
 # The keywords that hold schemas, or what is checked once all of them are known.
 _KEYWORDS: Mapping[str, Callable[[_Rewriting, Keyword], dict[str, Any]]] = {
     "$ref": _Rewriting.reference,
+    "additionalItems": _Rewriting.additional_items,
     "additionalProperties": _Rewriting.schema,
     "allOf": _Rewriting.schemas,
     "anyOf": _Rewriting.schemas,
@@ -201,16 +270,12 @@ _KEYWORDS: Mapping[str, Callable[[_Rewriting, Keyword], dict[str, Any]]] = {
 }
 
 
-def _is_annotation(key: str) -> bool:
-    return key in _ANNOTATIONS or key.startswith("x-")
-
-
 def _is_mixed(schema: Mapping[str, Any], path: str) -> bool:
     """Return whether a schema combines others, with each other or with keywords of its own."""
     combining = [key for key in _COMBINING if key in schema]
     return bool(combining) and (
         len(combining) > 1
-        or not {*schema} <= {*combining, "type"}
+        or not {*schema} <= {*combining, "type", *_NOT_ENFORCED}
         or ("allOf" in schema and len(checked_list(schema["allOf"], f"{path}.allOf")) > 1)
     )
 

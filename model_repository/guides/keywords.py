@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from model_repository.guides.refusal import checked_list, checked_names, decline, refuse
@@ -32,6 +32,15 @@ class Keyword:
 def _number(keyword: Keyword) -> dict[str, Any]:
     _check_number(keyword.value, keyword.path)
     return {keyword.name: keyword.value}
+
+
+def _exclusive(keyword: Keyword) -> dict[str, Any]:
+    if not isinstance(keyword.value, bool):
+        return _number(keyword)
+    inclusive = keyword.name.removeprefix("exclusive").lower()  # before 2016 that was the number
+    if keyword.value and inclusive not in keyword.schema:
+        decline(f"{keyword.path}: true is enforced only beside {inclusive}")
+    return _number(replace(keyword, value=keyword.schema[inclusive])) if keyword.value else {}
 
 
 def _check_number(value: object, path: str) -> None:
@@ -64,7 +73,7 @@ def _count(keyword: Keyword) -> dict[str, Any]:
 
 
 def _min_properties(keyword: Keyword) -> dict[str, Any]:
-    required = checked_names(keyword.schema.get("required", []), keyword.path)
+    required = required_names(keyword.schema, keyword.path)
     if _count(keyword) and keyword.value > max(1, len(required)):
         decline(f"{keyword.path}: {keyword.value}: enforced only as 0, 1 or the number of required properties")
     return {} if required else {"minProperties": keyword.value}
@@ -78,7 +87,9 @@ def _type(keyword: Keyword) -> dict[str, Any]:
             refuse(f"{path}: {str(item)[:40]}: must be one of {', '.join(TYPES)}")
     if not types:
         refuse(f"{path}: must not be empty")
-    return {"type": list(dict.fromkeys(types)) if isinstance(value, list) else value}
+    if keyword.schema.get("nullable") is True:  # OpenAPI's
+        types = [*types, "null"]
+    return {"type": list(dict.fromkeys(types)) if len(types) > 1 else types[0]}
 
 
 def _format(keyword: Keyword) -> dict[str, Any]:
@@ -89,7 +100,15 @@ def _format(keyword: Keyword) -> dict[str, Any]:
 
 
 def _required(keyword: Keyword) -> dict[str, Any]:
-    return {"required": checked_names(keyword.value, keyword.path)}
+    if isinstance(keyword.value, bool):  # of a property: what the first drafts had
+        decline(f"{keyword.path}: {NOT_ENFORCED}; list the name in the object's own required")
+    return {"required": required_names(keyword.schema, keyword.path)}
+
+
+def required_names(schema: Mapping[str, Any], path: str) -> list[str]:
+    """Return the names that a schema requires."""
+    names = schema.get("required", [])
+    return [] if isinstance(names, bool) else checked_names(names, path)
 
 
 def _enum(keyword: Keyword) -> dict[str, Any]:
@@ -121,24 +140,16 @@ def _property_names(keyword: Keyword) -> dict[str, Any]:
 
 def _false(keyword: Keyword) -> dict[str, Any]:
     if keyword.value is not False:
-        hint = '; write type: [..., "null"]' if keyword.name == "nullable" else ""
-        decline(f"{keyword.path}: {NOT_ENFORCED}{hint}")
-    return {}
-
-
-def _identifier(keyword: Keyword) -> dict[str, Any]:
-    if keyword.path.count(".") > 1:
-        decline(f"{keyword.path}: a schema within a schema is not supported; leave it out")
+        decline(f"{keyword.path}: {NOT_ENFORCED}")
     return {}
 
 
 # Each returns the keywords that say the same to llguidance.
 PLAIN_KEYWORDS: Mapping[str, Callable[[Keyword], dict[str, Any]]] = {
-    "$id": _identifier,
     "const": _const,
     "enum": _enum,
-    "exclusiveMaximum": _number,
-    "exclusiveMinimum": _number,
+    "exclusiveMaximum": _exclusive,
+    "exclusiveMinimum": _exclusive,
     "format": _format,
     "maxItems": _count,
     "maxLength": _count,
@@ -149,7 +160,6 @@ PLAIN_KEYWORDS: Mapping[str, Callable[[Keyword], dict[str, Any]]] = {
     "minProperties": _min_properties,
     "minimum": _number,
     "multipleOf": _multiple,
-    "nullable": _false,
     "propertyNames": _property_names,
     "required": _required,
     "type": _type,

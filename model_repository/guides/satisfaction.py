@@ -31,12 +31,22 @@ class DisjointProof:
 
     Args:
         resolve: returns the schema that a reference names.
+        keywords: returns the keywords of a schema that are enforced.
         path: what messages call the whole schema.
+        max_steps: how much is compared.
     """
 
-    def __init__(self, resolve: Callable[[str], Any], path: str) -> None:
+    def __init__(
+        self,
+        resolve: Callable[[str], Any],
+        keywords: Callable[[Mapping[str, Any]], Mapping[str, Any]],
+        path: str,
+        max_steps: int,
+    ) -> None:
         self._resolve = resolve
+        self._keywords = keywords
         self._path = path
+        self._max_steps = max_steps
         self._num_steps = 0
         self._parts: dict[int, list[Any]] = {}  # that a schema consists of
         self._constants: dict[int, frozenset[str] | None] = {}  # that a schema lists
@@ -66,7 +76,7 @@ class DisjointProof:
 
     def _count(self, num_steps: int) -> None:
         self._num_steps += num_steps
-        if self._num_steps > MAX_STEPS:
+        if self._num_steps > self._max_steps:
             decline(f"{self._path}: its oneOf are too many to be told apart; use anyOf")
 
     def _conjuncts(self, schema: Any) -> list[Any]:
@@ -78,10 +88,10 @@ class DisjointProof:
                 part = waiting.pop()
                 if part is True or id(part) in found:
                     continue
-                found[id(part)] = part
-                if part is not False:
-                    waiting += part.get("allOf", [])
-                    waiting += [self._resolve(part["$ref"])] if "$ref" in part else []
+                found[id(part)] = keywords = part if part is False else self._keywords(part)
+                if keywords is not False:
+                    waiting += keywords.get("allOf", [])
+                    waiting += [self._resolve(keywords["$ref"])] if "$ref" in keywords else []
             self._parts[id(schema)] = [*found.values()]
         return self._parts[id(schema)]
 

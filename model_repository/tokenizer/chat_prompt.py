@@ -15,7 +15,7 @@ from model_repository.tokenizer.plain_text import MarkedText
 from model_repository.tokenizer.text_limit import TextLimit
 from model_repository.tokenizer.tokenizer_files import TokenizerFiles
 from model_repository.tokenizer.vocabulary import Vocabulary
-from model_repository.tool_formats import PLAIN, messages_with_plain_tools
+from model_repository.tool_formats import PLAIN, RawArguments, messages_with_plain_tools
 
 
 class ChatEncoder:
@@ -49,7 +49,9 @@ class ChatEncoder:
             InvalidRequest: the model has no chat template, or it refuses the conversation, or the limit does.
         """
         # Tools that may not be called are left out: what the model does not see it does not call.
-        tools = list(prompt.tool_use.tools) if prompt.tool_use and prompt.tool_use.choice != "none" else []
+        tools = (
+            tools_for_template(prompt.tool_use.tools) if prompt.tool_use and prompt.tool_use.choice != "none" else []
+        )
         template = self._tool_template if tools else self._template
         if template is None:
             raise InvalidRequest("this model has no chat template: use a text prompt", MESSAGES.name)
@@ -79,8 +81,18 @@ class ChatEncoder:
         return self._vocabulary.encode_parts(self._marked_text.split(rendered, mark))
 
 
+def tools_for_template(tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return OpenAI's tools as models know them: whether a schema is strict is no matter of theirs."""
+    return [
+        {**tool, "function": {key: value for key, value in tool["function"].items() if key != "strict"}}
+        for tool in tools
+    ]
+
+
 def messages_for_template(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return OpenAI's messages as templates expect them: a call's arguments an object, content always a text.
+
+    A client sends back what a model wrote, so arguments may be any text.
 
     Raises:
         InvalidRequest: a tool call is malformed.
@@ -112,14 +124,15 @@ def _call_for_template(call: Any, path: str) -> dict[str, Any]:
 def _parsed_arguments(arguments: Any, path: str) -> dict[str, Any]:
     if arguments is None or arguments == "":
         return {}
-    if isinstance(arguments, str):
-        try:
-            arguments = json.loads(arguments)
-        except (ValueError, RecursionError) as exc:
-            raise InvalidRequest(f"not JSON ({exc})", path) from exc
-    if not isinstance(arguments, dict):
-        raise InvalidRequest("expected a JSON object", path)
-    return arguments
+    if isinstance(arguments, dict):
+        return arguments
+    if not isinstance(arguments, str):
+        raise InvalidRequest("expected a JSON object, or its text", path)
+    try:
+        parsed = json.loads(arguments)
+    except (ValueError, RecursionError):
+        parsed = None
+    return parsed if isinstance(parsed, dict) else RawArguments({"": arguments})
 
 
 def _render_up_to_last_content(template: ChatTemplate, variables: Mapping[str, Any]) -> str:

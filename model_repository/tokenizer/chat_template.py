@@ -15,6 +15,7 @@ from jinja2.parser import Parser
 
 from model_repository.errors import InvalidRequest
 from model_repository.tokenizer.bounded_sandbox import BoundedSandbox
+from model_repository.tool_formats import RawArguments
 
 SPECIAL_TOKEN_NAMES = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token", "mask_token")
 
@@ -94,6 +95,8 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
+    if isinstance(value, RawArguments):
+        return str(value)
     # Jinja's own filter escapes for HTML; models were trained on plain JSON. The arguments are those in transformers.
     written = json.dumps(value, ensure_ascii=False, indent=indent, separators=separators, sort_keys=sort_keys)
     return _NOT_ASCII.sub(lambda match: json.dumps(match.group())[1:-1], written) if ensure_ascii else written

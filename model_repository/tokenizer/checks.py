@@ -10,13 +10,12 @@ from model_repository.contract import TensorSpec
 from model_repository.errors import InvalidRequest, PromptTooLong, Unsupported
 from model_repository.generation import ContextOverflow, GenerationRequest
 
-# The input to name where a runtime lacks something.
+# The input to name where a runtime lacks something that is no hint.
 BLAMED_INPUTS: dict[Capability, TensorSpec] = {
     Capability.TEMPERATURE: contract.TEMPERATURE,
     Capability.TOP_P: contract.TOP_P,
     Capability.TOP_K: contract.TOP_K,
     Capability.MIN_P: contract.MIN_P,
-    Capability.SEED: contract.SEED,
     Capability.REPETITION_PENALTY: contract.REPETITION_PENALTY,
     Capability.PRESENCE_PENALTY: contract.PRESENCE_PENALTY,
     Capability.FREQUENCY_PENALTY: contract.FREQUENCY_PENALTY,

@@ -108,12 +108,12 @@ def _map_strings(value: Any, change: Callable[[str, str], str], key: str = "") -
     """Return a value with its texts changed: `change` gets a text and the name under which it stands."""
     if isinstance(value, str):
         return change(value, key)
-    if isinstance(value, Mapping):
+    if isinstance(value, dict):
         # Names that a template looks up stay as they are; a key that is none of them is text, as in a tool's arguments.
-        return {
-            name if name.isidentifier() else change(name, ""): _map_strings(item, change, name)
+        return type(value)(
+            (name if name.isidentifier() else change(name, ""), _map_strings(item, change, name))
             for name, item in value.items()
-        }
+        )
     if isinstance(value, Sequence):
         return [_map_strings(item, change, key) for item in value]
     return value

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -30,6 +31,10 @@ class EncodedPrompt:
     end_token_ids: tuple[int, ...] = ()  # end this completion beside the model's own end tokens
 
 
+def _num_bytes(prompt: EncodedPrompt) -> int:
+    return 40 * len(prompt.token_ids) + sum(map(sys.getsizeof, prompt.echo))
+
+
 class PromptEncoder:
     """Encodes prompts.
 
@@ -44,7 +49,7 @@ class PromptEncoder:
         self._byte_table = byte_table
         self._fill_in_middle = FillInMiddleEncoder(self.vocabulary)
         self._chat = ChatEncoder(files, self.vocabulary, tool_call_format)
-        self._recent: Recent[EncodedPrompt] = Recent(KEPT_S)
+        self._recent: Recent[EncodedPrompt] = Recent(_num_bytes, KEPT_S)
 
     def encode(
         self,

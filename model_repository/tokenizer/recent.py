@@ -1,32 +1,40 @@
-"""The last few results of costly work: the completions of one prompt arrive as requests of their own."""
+"""The last results of costly work: the completions of one prompt arrive as requests of their own."""
 
 from __future__ import annotations
 
 import math
+import sys
 import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable
 
-SIZE = 8
-MAX_KEY_CHARS = 250_000  # what is made of a larger one may be large too: it is made anew each time
+MAX_BYTES = 8 << 20  # of one cache; what takes more than an eighth of it is made anew each time
 
 
 class Recent[Result]:
-    """Keeps results by what they were made of, written out; for any number of threads.
+    """Keeps results by what they were made of, written out; for any number of threads. It holds MAX_BYTES at most.
 
     A text as the key, since values that are equal need not be the same: 1 and True, or the order of names in an object.
 
     Args:
+        num_bytes: returns how much memory a result takes.
         lifetime_s: after it a result is made anew.
         clock: returns seconds.
     """
 
-    def __init__(self, lifetime_s: float = math.inf, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        num_bytes: Callable[[Result], int],
+        lifetime_s: float = math.inf,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._num_bytes_of = num_bytes
         self._lifetime_s = lifetime_s
         self._clock = clock
-        self._kept: OrderedDict[str, tuple[float, Result]] = OrderedDict()
+        self._kept: OrderedDict[str, tuple[float, Result, int]] = OrderedDict()
         self._lock = threading.Lock()
+        self.num_bytes = 0  # of all that is kept
 
     def get(self, made_of: object, make: Callable[[], Result]) -> Result:
         """Return what was made of the same value, or make it. What raises is not kept.
@@ -39,14 +47,15 @@ class Recent[Result]:
             key = repr(made_of)
         except RecursionError:
             return make()
-        if len(key) > MAX_KEY_CHARS:
-            return make()
-        made_at, result = self._kept.get(key, (-math.inf, None))
+        made_at, result, num_bytes = self._kept.get(key, (-math.inf, None, 0))
         if result is None or self._clock() - made_at > self._lifetime_s:
-            result, made_at = make(), self._clock()
-        with self._lock:  # not while it is made: other threads go on
-            self._kept[key] = made_at, result
-            self._kept.move_to_end(key)
-            if len(self._kept) > SIZE:
-                self._kept.popitem(last=False)
+            result, made_at = make(), self._clock()  # without the lock: other threads go on
+            num_bytes = sys.getsizeof(key) + self._num_bytes_of(result)
+        if num_bytes > MAX_BYTES // 8:
+            return result
+        with self._lock:
+            self.num_bytes += num_bytes - self._kept.pop(key, (0, None, 0))[2]
+            self._kept[key] = made_at, result, num_bytes
+            while self.num_bytes > MAX_BYTES:
+                self.num_bytes -= self._kept.popitem(last=False)[1][2]
         return result

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,9 +24,9 @@ from model_repository.tokenizer.checks import check_capabilities, fitting_max_to
 from model_repository.tokenizer.constraint import callable_tools, constraint
 from model_repository.tokenizer.prompt import PromptEncoder, prompt_field
 from model_repository.tokenizer.recent import Recent
-from model_repository.tokenizer.text_limit import check_num_chars, window_limit
+from model_repository.tokenizer.text_limit import check_num_bytes, window_limit
 from model_repository.tokenizer.tokenizer_files import TokenizerFiles
-from model_repository.tool_formats import TOOL_FORMATS
+from model_repository.tool_formats import TOOL_FORMATS, ToolFormat
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +49,18 @@ class StageConfig:
         )
 
 
+def _num_bytes(found: tuple[Guide | None] | InvalidRequest) -> int:
+    return 0 if isinstance(found, InvalidRequest) or found[0] is None else sys.getsizeof(found[0].content)
+
+
+class GrammarNotChecked(Exception):
+    """The request's grammar must be checked first, and the caller does not want to wait for it."""
+
+    def __init__(self, sender: str) -> None:
+        super().__init__()
+        self.sender = sender
+
+
 class TokenizerStage:
     """Turns a request for a text into a request for the engine, or refuses it.
 
@@ -55,21 +68,31 @@ class TokenizerStage:
         files: the model's tokenizer and chat templates.
         byte_table: the bytes of each token id.
         config: the model.
+        check: returns the constraint of a request, as `constraint` does, within bounds where the request is a client's.
     """
 
-    def __init__(self, files: TokenizerFiles, byte_table: Sequence[bytes], config: StageConfig) -> None:
+    def __init__(
+        self,
+        files: TokenizerFiles,
+        byte_table: Sequence[bytes],
+        config: StageConfig,
+        check: Callable[[GenerationRequest, ToolFormat], Guide | None] = constraint,
+    ) -> None:
         self._config = config
         self._tool_format = TOOL_FORMATS[config.tool_call_format]
         self._prompts = PromptEncoder(files, byte_table, config.tool_call_format)
         tokens = (*byte_table, *(token.encode() for token in self._prompts.vocabulary.added_tokens))
         self._limit = window_limit(config.context_window, tokens)
-        self._guides: Recent[tuple[Guide | None]] = Recent()
+        self._check_constraint = check
+        # A refusal is kept too: whoever sends the same again does not pay for it with the time of others.
+        self._constraints: Recent[tuple[Guide | None] | InvalidRequest] = Recent(_num_bytes)
 
-    def answer(self, tensors: Tensors) -> dict[str, npt.NDArray[Any]]:
+    def answer(self, tensors: Tensors, *, may_wait: bool = True) -> dict[str, npt.NDArray[Any]]:
         """Return the stage's outputs for its inputs: a request for the engine, or only the tokens of its prompt.
 
         Raises:
             InvalidRequest: as `tensors_to_request`, `encode` and `tokenize`.
+            GrammarNotChecked: as `encode`.
         """
         if contract.TOKENIZE.name in tensors:
             options = TokenizeOptions.from_json(json_value(tensors, contract.TOKENIZE, None))
@@ -79,23 +102,23 @@ class TokenizerStage:
                 (contract.TOKEN_STRINGS, strings),
             )
         else:
-            request = self.encode(tensors_to_request(tensors))
+            request = self.encode(tensors_to_request(tensors), may_wait=may_wait)
             outputs = (
                 (contract.PROMPT_TOKEN_IDS, request.prompt_token_ids),
                 (contract.ENGINE_PARAMS, (request.params_json(),)),
             )
         return {spec.name: array(spec, *elements) for spec, elements in outputs}
 
-    def encode(self, request: GenerationRequest) -> EngineRequest:
+    def encode(self, request: GenerationRequest, *, may_wait: bool = True) -> EngineRequest:
         """Return the engine's request: prompt as token ids, `max_tokens` lowered to what the window leaves.
 
         Raises:
+            GrammarNotChecked: it has a grammar that was not checked lately, and the caller may not wait.
             PromptTooLong: prompt and completion do not fit the context window.
             Unsupported: the model or its runtime cannot honour it.
             InvalidRequest: it is malformed, not in the vocabulary, or refused by the chat template.
         """
-        made_of = (request.guide, callable_tools(request), request.ignore_eos)
-        (guide,) = self._guides.get(made_of, lambda: (constraint(request, self._tool_format),))
+        guide = self._constraint(request, may_wait=may_wait)
         self._check(request if guide == request.guide else dataclasses.replace(request, guide=guide))
         field = prompt_field(request.prompt).name
         prompt = self._prompts.encode(request.prompt, is_echo=request.is_echo, limit=self._limit)
@@ -119,6 +142,7 @@ class TokenizerStage:
             has_usage=request.has_usage,
             has_timing=request.has_timing,
             guide=guide,
+            sender=request.sender,
             lora_name=request.lora_name,
             is_stream=request.is_stream,
             priority=request.priority,
@@ -134,9 +158,27 @@ class TokenizerStage:
         Raises:
             Unsupported, InvalidRequest: as of a request with this prompt.
         """
-        encoded = self._prompts.encode(prompt, add_special_tokens=options.add_special_tokens, limit=check_num_chars)
+        encoded = self._prompts.encode(prompt, add_special_tokens=options.add_special_tokens, limit=check_num_bytes)
         token_ids = encoded.token_ids
         return token_ids, [self._prompts.vocabulary.token_string(token_id) for token_id in token_ids]
+
+    def _constraint(self, request: GenerationRequest, *, may_wait: bool) -> Guide | None:
+        made_of = (request.guide, callable_tools(request), request.ignore_eos)
+        if made_of[:2] == (None, None):
+            return None
+
+        def check() -> tuple[Guide | None] | InvalidRequest:
+            if not may_wait:
+                raise GrammarNotChecked(request.sender)
+            try:
+                return (self._check_constraint(request, self._tool_format),)
+            except InvalidRequest as exc:
+                return type(exc)(exc.text, exc.field)  # without the frames that this one holds
+
+        found = self._constraints.get(made_of, check)
+        if isinstance(found, InvalidRequest):
+            raise type(found)(found.text, found.field)
+        return found[0]
 
     def _check(self, request: GenerationRequest) -> None:
         has_tools = callable_tools(request) is not None

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 
 from model_repository.errors import InvalidRequest, PromptTooLong
 
-MAX_CHARS = 1_000_000  # of a text that is only tokenized
+MAX_BYTES = 500_000  # of a text that is only tokenized; at worst each is a token, and they take a second
 
 type TextLimit = Callable[[str, str], None]  # takes the text and the input that carries it; raises
 
@@ -29,11 +29,12 @@ def window_limit(context_window: int, tokens: Iterable[bytes]) -> TextLimit:
     return check
 
 
-def check_num_chars(text: str, field: str) -> None:
+def check_num_bytes(text: str, field: str) -> None:
     """Refuse a text that is too long to be only tokenized.
 
     Raises:
         InvalidRequest: it is.
     """
-    if len(text) > MAX_CHARS:
-        raise InvalidRequest(f"{len(text)} characters: at most {MAX_CHARS} are tokenized", field)
+    num_bytes = len(text.encode("utf-8", "surrogatepass"))
+    if num_bytes > MAX_BYTES:
+        raise InvalidRequest(f"{num_bytes} bytes: at most {MAX_BYTES} are tokenized", field)

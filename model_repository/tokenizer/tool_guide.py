@@ -19,7 +19,8 @@ _NAME = re.compile(r'[^"\\\x00-\x1f\x7f\ud800-\udfff]{1,256}')
 _NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
 _ANNOTATIONS = ("$schema", "title", "description")
 
-type PrepareSchema = Callable[[object, str], object]
+
+type PrepareSchema = Callable[[object, str, bool], object]
 
 
 def tool_guide(
@@ -32,8 +33,8 @@ def tool_guide(
 
     Args:
         content: with `auto`, the rule for an answer that calls no tool; None: free text.
-        prepare_schema: takes a JSON schema and its place, as in `tools[0].function.parameters`, and returns the schema
-            that llguidance enforces, or raises.
+        prepare_schema: takes a JSON schema, its place, as in `tools[0].function.parameters`, and whether it is strict,
+            and returns the schema that llguidance enforces, or raises.
 
     Raises:
         InvalidRequest: a tool is malformed, or the choice names none of them.
@@ -95,7 +96,7 @@ def _offered_tools(tool_use: ToolUse, prepare_schema: PrepareSchema) -> list[tup
             raise InvalidRequest("expected an object", place)
         name = _checked_name(function.get("name"), f"{place}.name")
         if kind != "function" or name == chosen_name:
-            offered.append((name, _arguments_schema(function.get("parameters"), f"{place}.parameters", prepare_schema)))
+            offered.append((name, _arguments_schema(function, f"{place}.parameters", prepare_schema)))
     if not offered and kind != "auto":
         wanted = f"named {chosen_name!r}" if kind == "function" else "to call"
         raise InvalidRequest(f"there is no tool {wanted}", "tool_choice")
@@ -108,12 +109,13 @@ def _checked_name(name: object, place: str) -> str:
     return name
 
 
-def _arguments_schema(parameters: object, place: str, prepare_schema: PrepareSchema) -> dict[str, Any]:
+def _arguments_schema(function: Mapping[str, Any], place: str, prepare_schema: PrepareSchema) -> dict[str, Any]:
     """Return the schema to embed, of an object in any case.
 
     OpenAI's tool without parameters has none, or those of an object whose properties are none; JSON schema takes the
     latter as any object.
     """
+    parameters = function.get("parameters")
     if parameters is None:
         parameters = {}
     if not isinstance(parameters, Mapping):
@@ -125,7 +127,9 @@ def _arguments_schema(parameters: object, place: str, prepare_schema: PrepareSch
         key: rule for key, rule in parameters.items() if key not in _ANNOTATIONS and (key, rule) != ("required", [])
     }
     has_none = rules in ({}, {"properties": {}}, {"type": "object", "properties": {}})
-    schema = prepare_schema(_NO_PARAMETERS if has_none else {**parameters, "type": "object"}, place)
+    typed = {key: rule for key, rule in parameters.items() if key != "nullable"} | {"type": "object"}
+    arguments = _NO_PARAMETERS if has_none else typed
+    schema = prepare_schema(arguments, place, bool(function.get("strict")))
     if not isinstance(schema, Mapping):
         raise InvalidRequest("expected a JSON schema of an object", place)
     return {**schema, "x-guidance": JSON_LAYOUT}

@@ -63,7 +63,9 @@ def _suite(options: Options, workshop: Workshop, console: Console) -> int:
         _show(outcome, console)
     results = options.output / "results.json"
     write_json(results, machine, given, outcomes)
-    for path in (results, *write_plots(options.output, outcomes)):
+    note = "--quick: a trial run, its figures mean nothing" if options.is_quick else ""
+    console.print(note, markup=False)
+    for path in (results, *write_plots(options.output, outcomes, note)):
         console.print(f"wrote {path}", markup=False)
     return 1 if any(outcome.num_failed for outcome in outcomes) else 0
 

@@ -36,6 +36,7 @@ class Options:
     num_threads: int
     external: Target | None  # a server that runs elsewhere
     soak_minutes: float | None
+    is_quick: bool  # the figures mean nothing
 
 
 class _Parser(argparse.ArgumentParser):
@@ -75,6 +76,7 @@ def read_options(arguments: list[str] | None = None) -> Options:
         num_threads=given.threads,
         external=external,
         soak_minutes=given.soak,
+        is_quick=given.quick,
     )
 
 

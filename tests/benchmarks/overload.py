@@ -19,6 +19,7 @@ import aiohttp
 import numpy as np
 import uvloop
 
+from frontend.settings import Settings
 from tests.benchmarks.scenarios import OURS, Setup
 from tests.benchmarks.servers import Server, Workshop
 
@@ -144,7 +145,7 @@ def main() -> int:
     lengths = {"mixed": range(25, 76), "same": (50,)}
     parser.add_argument("--lengths", choices=lengths, default="mixed", help="of the completions (%(default)s)")
     options = parser.parse_args()
-    setup = Setup(itl_ms=_ITL_MS, max_sequences=_MAX_SEQUENCES, max_in_flight=_MAX_SEQUENCES)
+    setup = Setup(itl_ms=_ITL_MS, max_sequences=_MAX_SEQUENCES, max_in_flight=Settings().max_in_flight)
     with tempfile.TemporaryDirectory() as folder:
         workshop = Workshop(Path(folder), Path(folder) / "log", num_threads=1)
         with workshop.running(setup) as servers:

@@ -24,8 +24,8 @@ _SIZE = (9.0, 4.0)  # inches
 _DPI = 130
 
 
-def write_plots(folder: Path, outcomes: Sequence[ScenarioOutcome]) -> list[Path]:
-    """Write the pictures for which there are outcomes; return their paths."""
+def write_plots(folder: Path, outcomes: Sequence[ScenarioOutcome], note: str = "") -> list[Path]:
+    """Write the pictures for which there are outcomes, with the note across each; return their paths."""
     by_name = {outcome.scenario.name: outcome for outcome in outcomes if outcome.points}
     figures: dict[str, Figure] = {}
     if "streams" in by_name:
@@ -39,7 +39,8 @@ def write_plots(folder: Path, outcomes: Sequence[ScenarioOutcome]) -> list[Path]
     paths = []
     for name, figure in figures.items():
         paths.append(folder / f"{name}.png")
-        figure.savefig(paths[-1], dpi=_DPI)
+        figure.text(0.5, 0.5, note, color="red", fontsize=20, rotation=15, ha="center", va="center")
+        figure.savefig(paths[-1], dpi=_DPI, metadata={"Comment": note})
     return paths
 
 

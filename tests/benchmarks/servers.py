@@ -93,7 +93,6 @@ class Workshop:
             environment=os.environ,
             frontend=Settings(port=0, max_in_flight=setup.max_in_flight),
             triton_grpc_port=0,
-            triton_http_port=0,
             triton_metrics_port=0,
         )
         with self.log_path.open("a") as log, Launcher(settings, _line_writer(log.write)) as launcher:

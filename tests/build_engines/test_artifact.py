@@ -24,7 +24,7 @@ MANIFEST = Manifest(
     options={"itl_ms": "20"},
     adapters={"org/formal": "adapters/org--formal.gguf"},
     tool_call_format="hermes",
-    has_chat_template=True,
+    template_fields=(),
     serving=Serving.of(["gpt-4o"], {"chat_max_tokens": None, "context_length_exceeded_behavior": "error"}),
 )
 
@@ -92,7 +92,7 @@ def test_an_artifact_of_another_format_is_refused(folder: Path) -> None:
     fields = json.loads((folder / "manifest.json").read_text())
     (folder / "manifest.json").write_text(json.dumps(fields | {"format": 99}))
     assert not artifact.is_complete(folder)
-    with pytest.raises(ArtifactInvalid, match="format 99, expected 2: build it again"):
+    with pytest.raises(ArtifactInvalid, match="format 99, expected 3: build it again"):
         artifact.verify(folder)
 
 
@@ -103,9 +103,9 @@ def test_an_artifact_of_another_format_is_refused(folder: Path) -> None:
         ("{", "not JSON"),
         ("[]", "expected a JSON object"),
         ("{}", "not a manifest"),
-        ('{"format": 2, "eos_token_ids": [1]}', "not a manifest"),
-        ('{"format": 2, "eos_token_ids": [1], "serving": {}}', "not a manifest"),
-        ('{"format": 2, "eos_token_ids": [1], "serving": {"aliases": [""], "defaults": {}}}', "not a manifest"),
+        ('{"format": 3, "eos_token_ids": [1]}', "not a manifest"),
+        ('{"format": 3, "eos_token_ids": [1], "serving": {}}', "not a manifest"),
+        ('{"format": 3, "eos_token_ids": [1], "serving": {"aliases": [""], "defaults": {}}}', "not a manifest"),
     ],
 )
 def test_what_is_not_a_manifest_is_refused(content: str, message: str, tmp_path: Path) -> None:

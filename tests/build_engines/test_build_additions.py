@@ -126,7 +126,7 @@ def tool_checkpoint(checkpoint: Path) -> Path:
 def test_the_chat_template_names_the_tool_call_format(tool_checkpoint: Path, artifacts: Path) -> None:
     folder = build(CpuSpec(model_id="tiny", checkpoint=tool_checkpoint), artifacts)
     manifest = artifact.verify(folder)
-    assert (manifest.tool_call_format, manifest.has_chat_template) == ("hermes", True)
+    assert manifest.tool_call_format == "hermes"
     assert load_byte_table(folder / "byte_table.npz")[260:262] == [b"<tool_call>", b""]
 
 
@@ -136,6 +136,13 @@ def test_the_template_for_tools_goes_before_the_other_one(tool_checkpoint: Path,
     (tool_checkpoint / "chat_template.jinja").unlink()
     manifest = artifact.verify(build(CpuSpec(model_id="tiny", checkpoint=tool_checkpoint), artifacts))
     assert manifest.tool_call_format == "llama3_json"
+
+
+def test_the_fields_that_the_chat_template_reads_are_known(tool_checkpoint: Path, artifacts: Path) -> None:
+    template = "reasoning {% if reasoning_effort %}{{ messages[0]['reasoning_content'] }} thinking{% endif %}"
+    (tool_checkpoint / "chat_template.jinja").write_text(template)
+    manifest = artifact.verify(build(CpuSpec(model_id="tiny", checkpoint=tool_checkpoint), artifacts))
+    assert manifest.template_fields == ("reasoning_effort", "reasoning_content")
 
 
 def test_another_tool_call_format_is_another_artifact(tool_checkpoint: Path, artifacts: Path) -> None:
@@ -155,7 +162,7 @@ def test_the_format_that_is_detected_anyway_can_be_named(tool_checkpoint: Path, 
 def test_a_model_without_a_chat_template_is_plain(checkpoint: Path, artifacts: Path) -> None:
     (checkpoint / "tokenizer_config.json").write_text("{}")
     manifest = artifact.verify(build(CpuSpec(model_id="tiny", checkpoint=checkpoint), artifacts))
-    assert (manifest.tool_call_format, manifest.has_chat_template) == ("plain", False)
+    assert (manifest.tool_call_format, manifest.template_fields) == ("plain", ())
 
 
 # --- names and defaults ----------------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from build_engines.catalog import BUILT_IN, Catalog
 from build_engines.errors import CatalogError
 from build_engines.model_entry import ModelEntry, Precision, chat_template_text
 from build_engines.parallelism import Parallelism
+from model_repository.engine.tensorrt_llm.options import Backend
 from model_repository.tool_formats import detect_tool_format
 
 CATALOG = Catalog.load()
@@ -101,6 +102,8 @@ def test_what_only_some_models_have() -> None:
     }
     no_pipelines = {entry.short_name for entry in CATALOG if not entry.has_pipeline_parallelism}
     assert no_pipelines == {"gemma-2-27b-it", "gemma-2-9b-it", "DeepSeek-V2.5"}
+    only_engines = {entry.short_name for entry in CATALOG if entry.backends == (Backend.ENGINE,)}
+    assert only_engines == {"gemma-2-27b-it", "gemma-2-9b-it", "DeepSeek-V2.5"}
 
 
 def test_tool_call_formats_are_those_of_the_models_templates() -> None:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -32,6 +36,22 @@ def test_a_checkpoint_is_built_and_rendered(
     (folder,) = (path for path in (state_dir / "artifacts").iterdir() if path.is_dir())
     assert capsys.readouterr().out.splitlines() == [f"artifact    {folder}", f"repository  {state_dir / 'repository'}"]
     assert str(folder) in (state_dir / "repository" / "tiny__engine" / "config.pbtxt").read_text()
+
+
+@pytest.mark.parametrize("runtime", ["llama_cpp", "synthetic"])
+def test_a_model_without_a_chat_template_is_built_with_a_warning(
+    runtime: str, checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each build says it, also of an artifact that is there already: chat requests are answered with 400."""
+    arguments = ["build", "tiny", "--runtime", runtime, "--checkpoint", str(checkpoint), "--state-dir", str(tmp_path)]
+    assert main(arguments) == 0
+    assert "chat template" not in capsys.readouterr().err
+    config = json.loads((checkpoint / "tokenizer_config.json").read_text())
+    del config["chat_template"]
+    (checkpoint / "tokenizer_config.json").write_text(json.dumps(config))
+    for _ in range(2):
+        assert main(arguments) == 0
+        assert "warning: tiny has no chat template: chat requests are refused; put its" in capsys.readouterr().err
 
 
 def test_the_demo_model_needs_no_arguments(tmp_path: Path) -> None:
@@ -139,9 +159,29 @@ def test_a_file_of_another_form_is_one_line(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["build", "tiny"], "error: expected either --checkpoint DIR or --gguf FILE"),
+        (["build", "tiny"], "error: tiny: expected --checkpoint DIR, or --gguf FILE with --tokenizer DIR\n"),
+        (
+            ["build", "llama3.1:8b"],
+            "error: llama3.1:8b: expected --checkpoint DIR, or --gguf FILE with --tokenizer DIR; from the Hugging Face "
+            "hub: hf download meta-llama/Meta-Llama-3.1-8B-Instruct --local-dir Meta-Llama-3.1-8B-Instruct\n",
+        ),
+        (
+            ["build", "gemma2:9b"],
+            "error: gemma2:9b: expected --gguf FILE with --tokenizer DIR: of checkpoints, LlamaForCausalLM and "
+            "Qwen2ForCausalLM are converted\n",
+        ),
+        (
+            ["build", "tiny", "--checkpoint", "Qwen/Qwen2.5-0.5B-Instruct@refs/pr/1"],
+            "error: --checkpoint Qwen/Qwen2.5-0.5B-Instruct@refs/pr/1: no such folder; from the Hugging Face hub: "
+            "hf download Qwen/Qwen2.5-0.5B-Instruct --revision refs/pr/1 --local-dir Qwen2.5-0.5B-Instruct\n",
+        ),
+        (
+            ["build", "tiny", "--gguf", "x.gguf", "--tokenizer", "Qwen/Qwen3-0.6B"],
+            "error: --tokenizer Qwen/Qwen3-0.6B: no such folder; from the Hugging Face hub: hf download "
+            "Qwen/Qwen3-0.6B --local-dir Qwen3-0.6B\n",
+        ),
         (["build", "a--b", "--checkpoint", "none"], "error: model id 'a--b': letters, digits"),
-        (["build", "tiny", "--checkpoint", "none"], "error: none/tokenizer.json: no such file"),
+        (["build", "tiny", "--checkpoint", "none"], "error: --checkpoint none: no such folder\n"),
         (["build", "tiny", "--gguf", "x.gguf"], "error: --gguf needs --tokenizer DIR"),
         (["build", "demo", "--option", "itl_ms"], "error: --option itl_ms: expected NAME=VALUE"),
         (["build", "demo", "--option", "=5"], "error: --option =5: expected NAME=VALUE"),
@@ -189,3 +229,20 @@ def test_a_wrong_command_line_is_status_2(arguments: list[str], capsys: pytest.C
         main(arguments)
     assert caught.value.code == 2
     assert "usage: python -m build_engines" in capsys.readouterr().err
+
+
+def test_a_reader_that_has_had_enough_gets_no_traceback() -> None:
+    reader, writer = os.pipe()
+    os.close(reader)  # as `head` does, only earlier
+    command = [sys.executable, "-m", "build_engines", "list"]
+    done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (141, "")
+
+
+def test_an_interrupt_during_the_imports_leaves_no_traceback(tmp_path: Path) -> None:
+    (tmp_path / "pydantic.py").write_text("import os, signal; os.kill(os.getpid(), signal.SIGINT)")
+    command = [sys.executable, "-m", "build_engines", "list"]
+    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")

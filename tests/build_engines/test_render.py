@@ -31,6 +31,7 @@ from build_engines.tensorrt_llm.checks import engine_requires
 from build_engines.tensorrt_llm.options import runtime_options
 from build_engines.tensorrt_llm.recipe import Recipe
 from model_repository import contract
+from model_repository.capabilities import HINTS, Capability
 from model_repository.engine.adapter_root import AdapterRoot
 from model_repository.engine.loader import read_engine_config
 from model_repository.engine.runtime import RUNTIMES
@@ -50,7 +51,7 @@ MANIFEST = Manifest(
     options={},
     adapters={"org/formal": "adapters/org--formal.gguf"},
     tool_call_format="hermes",
-    has_chat_template=True,
+    template_fields=(),
     serving=Serving.of(["gpt-4o", "nvidiaLlama/é:1"], {"chat_max_tokens": None}),
     files={"model.gguf": "abc"},
 )
@@ -139,6 +140,7 @@ def test_the_ensemble_says_what_the_frontend_needs() -> None:
     assert ModelParameters.from_parameters(parameters("org--demo")) == ModelParameters(
         model_id="org/demo",
         context_window=2048,
+        max_sequences=8,
         created=1_700_000_000,
         owned_by="conch",
         runtime="llama_cpp",
@@ -147,9 +149,17 @@ def test_the_ensemble_says_what_the_frontend_needs() -> None:
         adapters=("org/formal",),
         capabilities=RUNTIMES["llama_cpp"].capabilities,
         tool_call_format="hermes",
-        has_chat_template=True,
+        template_fields=(),
         defaults={"chat_max_tokens": None},
     )
+
+
+def test_the_pytorch_backend_does_not_say_that_it_honours_seeds() -> None:
+    for backend in Backend:
+        manifest = dataclasses.replace(MANIFEST, runtime="tensorrt_llm", options={"backend": str(backend)})
+        capabilities = model_parameters(manifest, OPTIONS, "0").capabilities
+        assert (Capability.SEED in capabilities) == (backend is Backend.ENGINE)
+        assert RUNTIMES["tensorrt_llm"].capabilities - capabilities <= HINTS
 
 
 def test_the_tokenizer_stage_is_told_what_it_must_refuse() -> None:
@@ -270,7 +280,7 @@ def catalog_manifest(entry: ModelEntry) -> Manifest:
         options=runtime_options(recipe, Backend.ENGINE),
         requires=engine_requires(recipe.plan, "1.2.1"),
         tool_call_format=entry.tool_call_format,
-        has_chat_template=True,
+        template_fields=(),
         serving=Serving.of(entry.aliases, {}),
         files={},
     )

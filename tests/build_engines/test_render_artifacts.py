@@ -23,7 +23,7 @@ MANIFEST = Manifest(
     source={},
     key="0123456789ab",
     tool_call_format="plain",
-    has_chat_template=True,
+    template_fields=(),
 )
 OPTIONS = ServeOptions()
 FILES = render(MANIFEST, Path("/artifacts/demo"), OPTIONS, "1.2.3")

@@ -13,6 +13,7 @@ from build_engines.selfcheck.client import CheckFailed, Client
 from build_engines.selfcheck.observations import Subject
 from build_engines.selfcheck.report import Verdict
 from build_engines.selfcheck.unproved import UNPROVED, observe_all
+from model_repository.engine.tensorrt_llm.options import Backend
 
 
 class BadServer:
@@ -75,8 +76,19 @@ def test_a_server_that_does_otherwise_fails(observe: Callable[[Subject], str], m
 
 
 def test_a_server_that_dies_fails_every_point_that_asks_it_and_ends_none() -> None:
-    findings = list(observe_all(subject(DeadServer())))
+    findings = list(observe_all(subject(DeadServer()), Backend.ENGINE))
     asked = [finding for finding in findings if finding.verdict is Verdict.FAILED]
     assert len(findings) == len(UNPROVED)
-    assert len(asked) == sum(each.observe is not None for each in UNPROVED)
+    asks = [each for each in UNPROVED if each.observe is not None and each.backend is not Backend.PYTORCH]
+    assert [finding.name for finding in asked] == [each.claim for each in asks]
     assert {finding.detail for finding in asked} == {"nobody listens"}
+
+
+def test_what_only_one_backend_does_is_not_tried_on_the_other() -> None:
+    """TensorRT-LLM's PyTorch backend has no seed for one request, and an engine does not count cached tokens."""
+    for backend, claim in (
+        (Backend.PYTORCH, "The same seed gives the same text, on the engine backend."),
+        (Backend.ENGINE, "Prompts that begin alike share KV cache blocks, and `cached_tokens` says so, on the PyTorch"),
+    ):
+        [finding] = [each for each in observe_all(subject(DeadServer()), backend) if each.name.startswith(claim)]
+        assert (finding.verdict, finding.detail) == (Verdict.NOT_TRIED, f"this is the backend {backend}")

@@ -41,10 +41,9 @@ def test_single_bytes_are_all_there() -> None:
     assert {bytes([byte]) for byte in range(256)} <= set(token_bytes(description_of_demo(), 0))
 
 
-def test_special_tokens_are_no_text_and_other_added_tokens_are_their_own() -> None:
+def test_special_tokens_are_no_text() -> None:
     table, description = token_bytes(description_of_demo(), 3072), description_of_demo()
-    for added in description["added_tokens"]:
-        assert table[added["id"]] == (b"" if added["special"] else added["content"].encode())
+    assert {table[added["id"]] for added in description["added_tokens"] if added["special"]} == {b""}
 
 
 def test_special_tokens_of_a_tool_call_format_are_text() -> None:
@@ -74,9 +73,10 @@ def test_a_token_outside_the_byte_alphabet_stands_for_itself_as_the_tokenizer_de
     assert token_bytes(description, 0)[256].decode() == tokenizer.decode([256]) == "日 本"
 
 
+REPLACE = {"type": "Replace", "pattern": {"String": "\u2581"}, "content": " "}
 SENTENCEPIECE: dict[str, Any] = {
     "added_tokens": [{"id": 0, "content": "<s>", "special": True}],
-    "decoder": {"type": "Sequence", "decoders": [{"type": "Replace"}, {"type": "ByteFallback"}, {"type": "Fuse"}]},
+    "decoder": {"type": "Sequence", "decoders": [REPLACE, {"type": "ByteFallback"}, {"type": "Fuse"}]},
     "model": {
         "type": "BPE",
         "vocab": {"<s>": 0, "<0x0A>": 1, "<0xE2>": 2, "\u2581the": 3, "日": 4, "\u2581": 5, "<0xZZ>": 6, "a<0x0A>": 7},
@@ -89,10 +89,31 @@ def test_sentencepiece_tokens_are_bytes_or_text_with_spaces() -> None:
     assert token_bytes(SENTENCEPIECE, 0) == expected
 
 
-@pytest.mark.parametrize("decoder", [None, {"type": "WordPiece"}, {"type": "Sequence", "decoders": [{"type": "Fuse"}]}])
-def test_another_kind_of_vocabulary_is_refused(decoder: dict[str, Any] | None) -> None:
-    with pytest.raises(UnsupportedCheckpoint, match="expected ByteLevel or ByteFallback"):
-        token_bytes(SENTENCEPIECE | {"decoder": decoder}, 0)
+@pytest.mark.parametrize(
+    "steps",
+    [
+        [],
+        [{"type": "WordPiece"}],
+        [{"type": "Fuse"}],
+        [{"type": "ByteFallback"}, REPLACE, {"type": "Fuse"}],  # also replaces what byte tokens spell
+        [{"type": "Strip", "content": " ", "start": 1, "stop": 0}, {"type": "ByteFallback"}, {"type": "Fuse"}],
+        [{"type": "ByteFallback"}, {"type": "Fuse"}, {"type": "Strip", "content": " ", "start": 0, "stop": 1}],
+    ],
+)
+def test_a_decoder_that_no_table_of_bytes_represents_is_refused(steps: list[dict[str, Any]]) -> None:
+    with pytest.raises(UnsupportedCheckpoint, match=r"decoder .*: expected "):
+        token_bytes(SENTENCEPIECE | {"decoder": {"type": "Sequence", "decoders": steps}}, 0)
+
+
+def test_a_replacement_by_a_regular_expression_is_refused() -> None:
+    steps = [REPLACE | {"pattern": {"Regex": "\u2581+"}}, {"type": "ByteFallback"}, {"type": "Fuse"}]
+    with pytest.raises(UnsupportedCheckpoint, match="expected Replace with a pattern of type String"):
+        token_bytes(SENTENCEPIECE | {"decoder": {"type": "Sequence", "decoders": steps}}, 0)
+
+
+def test_a_tokenizer_without_decoder_is_refused() -> None:
+    with pytest.raises(UnsupportedCheckpoint, match=r"decoder \[\]: expected ByteLevel"):
+        token_bytes(SENTENCEPIECE | {"decoder": None}, 0)
 
 
 def test_a_vocabulary_with_scores_is_refused() -> None:

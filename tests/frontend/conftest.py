@@ -7,7 +7,6 @@ from contextlib import AsyncExitStack
 from typing import Any
 
 import aiohttp
-import hypothesis
 import pytest
 from aiohttp import web
 
@@ -15,10 +14,6 @@ from frontend.drain import Drain
 from frontend.models import Triton
 from frontend.server import app_runner
 from frontend.settings import Settings
-
-# The same cases every time, on slow machines too; a run leaves nothing behind.
-hypothesis.settings.register_profile("repeatable", derandomize=True, database=None, deadline=None)
-hypothesis.settings.load_profile("repeatable")
 
 type Serve = Callable[..., Awaitable[aiohttp.ClientSession]]
 

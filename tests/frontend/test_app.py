@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import json
 import logging
+from typing import Any
 from urllib.parse import quote
 
 import pytest
+from aiohttp import StreamReader
 
 from frontend.errors import EngineFailed
 from model_repository.generation import GenerationChunk
 from tests.fakes import DEMO, FakeTriton, chunks
 from tests.frontend.answers import error_of
-from tests.frontend.bodies import CHAT, COMPLETION
+from tests.frontend.bodies import CHAT, COMPLETION, TIME, USER
 from tests.frontend.conftest import Serve
+from tests.frontend.connections.raw_http import DEADLINE_S, exchange, port_of
+
+JSON = {"Content-Type": "application/json"}
 
 
 @pytest.mark.parametrize("prefix", ["/v1", "", "/openai", "/openai/v1", "/inference/v1", "/inference/v1/v1"])
@@ -46,10 +52,49 @@ async def test_no_header_without_such_names(serve: Serve) -> None:
     assert "x-ignored-params" not in (await http.post("/v1/completions", json=COMPLETION)).headers
 
 
+async def test_keywords_that_are_not_enforced_are_listed_in_the_header(serve: Serve) -> None:
+    http = await serve(FakeTriton(chunks("x")))
+    schema = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True, "größe": 1}}}
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    tool: dict[str, Any] = {"type": "function", "function": {"name": "f", "parameters": schema}}
+    cases: list[tuple[dict[str, Any], list[str]]] = [
+        ({"tools": [TIME, tool]}, ["tools[1].function.parameters"]),
+        ({"functions": [tool["function"]]}, ["functions[0].parameters"]),
+        ({"response_format": form}, ["response_format.json_schema.schema"]),
+        ({"response_format": {"type": "json_object", "schema": schema}}, ["response_format.schema"]),
+        ({"structured_outputs": {"json": schema}}, ["structured_outputs.json"]),
+        (
+            {"structured_outputs": {"json": json.dumps(schema)}, "tools": [tool]},
+            ["structured_outputs.json", "tools[0].function.parameters"],
+        ),
+        ({"structured_outputs": {"json": {"$ref": "#/nowhere", "not": {}}}}, []),  # the tokenizer stage refuses it
+    ]
+    for fields, places in cases:
+        names = [f"{place}.properties.a.{name}" for place in places for name in ("gr%C3%B6%C3%9Fe", "uniqueItems")]
+        for stream in (False, True):
+            response = await http.post("/v1/chat/completions", json=CHAT | fields | {"stream": stream})
+            assert response.status == 200
+            assert response.headers.get("x-ignored-params", "") == ",".join(names)
+
+
+async def test_a_long_list_of_ignored_places_is_cut(serve: Serve) -> None:
+    http = await serve(FakeTriton(chunks("x")))
+    schema: dict[str, Any] = {"properties": {f"{index}{'é' * 300}": {"not": {}} for index in range(40)}}
+    response = await http.post("/v1/chat/completions", json=CHAT | {"structured_outputs": {"json": schema}})
+    assert len(response.headers["x-ignored-params"]) < 2100
+    assert response.headers["x-ignored-params"].endswith("%C3%A9,...")
+
+
 async def test_strict_extra_refuses_such_names(serve: Serve) -> None:
     http = await serve(FakeTriton(chunks("x")), strict_extra=True)
-    error = await error_of(await http.post("/v1/completions", json=COMPLETION | {"foo": 1}))
-    assert (error["status"], error["param"]) == (400, "foo")
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"not": {}}}}
+    for path, body, place in (
+        ("/v1/completions", COMPLETION | {"foo": 1}, "foo"),
+        ("/v1/completions", COMPLETION | {"stream": True, "stream_options": {"x": 1}}, "stream_options.x"),
+        ("/v1/chat/completions", CHAT | {"tools": [tool]}, "tools[0].function.parameters.not"),
+    ):
+        error = await error_of(await http.post(path, json=body))
+        assert (error["status"], error["param"], error["code"]) == (400, place, "unknown_parameter")
 
 
 async def test_the_callers_request_id_comes_back(serve: Serve) -> None:
@@ -188,8 +233,48 @@ async def test_the_log_says_what_an_error_was(serve: Serve, caplog: pytest.LogCa
 async def test_a_body_that_is_no_json_object_is_refused(serve: Serve, body: bytes) -> None:
     http = await serve(FakeTriton())
     for path in ("/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize"):
-        error = await error_of(await http.post(path, data=body))
+        error = await error_of(await http.post(path, data=body, headers=JSON))
         assert (error["status"], error["code"]) == (400, "invalid_json")
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize"])
+@pytest.mark.parametrize(
+    "media_type",
+    ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=a", "json", "", None],
+)
+async def test_what_a_web_page_may_send_unasked_is_no_json(serve: Serve, path: str, media_type: str | None) -> None:
+    http = await serve(triton := FakeTriton(chunks("x")))
+    headers = {} if media_type is None else {"Content-Type": media_type}
+    body = json.dumps(COMPLETION | CHAT | {"tokens": [1]}).encode()
+    response = await http.post(path, data=body, headers=headers, skip_auto_headers=["Content-Type"])
+    error = await error_of(response)
+    assert (error["status"], error["code"], triton.requests) == (415, "unsupported_media_type", [])
+    assert "-H 'Content-Type: application/json'" in error["message"]
+
+
+@pytest.mark.parametrize(
+    "media_type", ["application/json", "Application/JSON; charset=utf-8", "application/vnd.api+json"]
+)
+async def test_json_has_several_names(serve: Serve, media_type: str) -> None:
+    http = await serve(FakeTriton(chunks("x")))
+    body = json.dumps(COMPLETION).encode()
+    assert (await http.post("/v1/completions", data=body, headers={"Content-Type": media_type})).status == 200
+
+
+async def test_a_body_that_is_refused_for_its_headers_is_not_asked_for(serve: Serve) -> None:
+    http = await serve(FakeTriton(chunks("x")), max_body_bytes=1000)
+    for size, expected, media_type in ((10**9, 413, "application/json"), (10, 415, "text/plain")):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port_of(http))
+        head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: {media_type}\r\n"
+        writer.write(f"{head}Content-Length: {size}\r\nExpect: 100-continue\r\n\r\n".encode())
+        line = await asyncio.wait_for(reader.readline(), DEADLINE_S)
+        assert int(line.split()[1]) == expected
+        writer.close()
+
+
+async def test_a_body_that_is_wanted_is_asked_for(serve: Serve) -> None:
+    http = await serve(FakeTriton(chunks("x")))
+    assert (await http.post("/v1/completions", json=COMPLETION, expect100=True)).status == 200
 
 
 async def test_a_body_over_the_limit_is_refused_with_413(serve: Serve) -> None:
@@ -204,13 +289,44 @@ async def test_a_compressed_body_counts_as_it_is_unpacked(serve: Serve) -> None:
     for num_chars, status in ((800, 200), (100_000, 413)):
         body = gzip.compress(json.dumps(COMPLETION | {"prompt": "x" * num_chars}).encode())
         assert len(body) < 1000
-        headers = {"Content-Type": "application/json", "Content-Encoding": "gzip"}
+        headers = JSON | {"Content-Encoding": "gzip"}
         assert (await http.post("/v1/completions", data=body, headers=headers)).status == status
+
+
+@pytest.mark.parametrize(
+    ("path", "media_type", "status"),
+    [
+        ("/v1/completions", "application/json", 413),
+        ("/v1/completions", "text/plain", 415),
+        ("/v1/nothing", "application/json", 404),
+    ],
+)
+async def test_of_a_body_that_is_refused_no_more_is_unpacked(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch, path: str, media_type: str, status: int
+) -> None:
+    # To throw the rest of 100 MB away, aiohttp would first unpack it, on the event loop of everybody.
+    num_unpacked = 0
+    feed = StreamReader.feed_data
+
+    def count(reader: StreamReader, data: bytes, *size: int) -> bool:
+        nonlocal num_unpacked
+        num_unpacked += len(data)
+        return feed(reader, data, *size)
+
+    monkeypatch.setattr(StreamReader, "feed_data", count)
+    monkeypatch.setattr("frontend.connections.runner.LINGERING_S", 0.3)
+    http = await serve(FakeTriton(), max_body_bytes=1000)
+    body = gzip.compress(b" " * 100_000_000)
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: {media_type}\r\nContent-Encoding: gzip\r\n"
+    head += f"Content-Length: {len(body)}\r\n\r\n"
+    (answer,) = await exchange(port_of(http), head.encode() + body)
+    assert (answer.status, answer.headers["connection"]) == (status, "close")
+    assert num_unpacked < 2_000_000
 
 
 async def test_a_body_that_does_not_unpack_is_refused(serve: Serve) -> None:
     http = await serve(FakeTriton())
-    error = await error_of(await http.post("/v1/completions", data=b"{}", headers={"Content-Encoding": "gzip"}))
+    error = await error_of(await http.post("/v1/completions", data=b"{}", headers=JSON | {"Content-Encoding": "gzip"}))
     assert error["status"] == 400
 
 
@@ -244,3 +360,28 @@ async def test_aiohttps_own_refusals_have_the_envelope(
     error = await error_of(response)
     assert (error["status"], error["code"]) == (status, code)
     assert ("Allow" in response.headers) == (status == 405)
+
+
+@pytest.mark.parametrize("root", ["", "/v1"])
+@pytest.mark.parametrize("api", ["responses", "messages"])
+async def test_the_404_of_another_chat_api_names_ours(serve: Serve, root: str, api: str) -> None:
+    http = await serve(FakeTriton())
+    error = await error_of(await http.post(f"{root}/{api}", json={}))
+    assert error["message"] == f"There is no POST {root}/{api}: use {root}/chat/completions"
+
+
+async def test_fields_that_the_models_chat_template_does_not_read_are_listed(serve: Serve) -> None:
+    http = await serve(FakeTriton(chunks("x")))
+    thought = {"role": "assistant", "content": "4", "reasoning_content": "2 and 2", "annotations": [{}]}
+    body = CHAT | {"messages": [USER, thought, USER], "reasoning_effort": "low", "verbosity": "high"}
+    answer = await http.post("/v1/chat/completions", json=body)
+    ignored = ["verbosity", "messages[1].annotations", "reasoning_effort", "messages[1].reasoning_content"]
+    assert (answer.status, answer.headers["x-ignored-params"].split(",")) == (200, ignored)
+    answer = await http.post("/tokenize", json={"model": DEMO.id, "messages": [USER, thought]})
+    assert answer.headers["x-ignored-params"] == "messages[1].annotations,messages[1].reasoning_content"
+
+
+async def test_strict_extra_refuses_fields_that_the_models_chat_template_does_not_read(serve: Serve) -> None:
+    http = await serve(FakeTriton(chunks("x")), strict_extra=True)
+    error = await error_of(await http.post("/v1/chat/completions", json=CHAT | {"reasoning_effort": "low"}))
+    assert (error["status"], error["param"], error["code"]) == (400, "reasoning_effort", "unknown_parameter")

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from frontend.engine_health import RELOAD_PAUSE_S
@@ -23,8 +25,8 @@ def watch_of(triton: FakeTriton, clock: Clock) -> EngineWatch:
 async def settled(watch: EngineWatch) -> None:
     """Run one round to its end."""
     await watch.look()
-    for task in list(watch._tasks.values()):
-        await task
+    while running := [task for task in watch._tasks.values() if not task.done()]:
+        await asyncio.wait(running)
 
 
 async def test_a_dead_engine_loses_its_streams_and_is_reloaded() -> None:

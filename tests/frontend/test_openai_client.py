@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from typing import Any
 
 import openai
 import pydantic
 import pytest
+from openai.lib.streaming.chat import ChatCompletionStreamState
 from openai.types.chat import ChatCompletionFunctionToolParam, ChatCompletionUserMessageParam
 
 from frontend.errors import EngineFailed
@@ -21,8 +23,11 @@ from model_repository.generation import (
     ToolUse,
     TopLogprob,
 )
+from model_repository.tokenizer.chat_prompt import ChatEncoder
+from model_repository.tokenizer.vocabulary import Vocabulary
 from tests.fakes import DEMO, USAGE, FakeTriton, chunks, served_model
 from tests.frontend.conftest import Serve
+from tests.model_repository.tokenizer.models import DEMO_FILES
 
 ANSWER = chunks("Grüße", " 🙂", "日本", finish_reason=FinishReason.LENGTH)
 WHOLE = chunks("Grüße 🙂日本", finish_reason=FinishReason.LENGTH)
@@ -165,6 +170,47 @@ async def test_a_tool_call_can_be_streamed_and_answered(client: openai.AsyncOpen
     prompt = triton.requests[-1].prompt
     assert isinstance(prompt, ChatPrompt)
     assert [message["role"] for message in prompt.messages] == ["user", "assistant", "tool"]
+
+
+@pytest.mark.parametrize("is_deprecated", [False, True])
+@pytest.mark.parametrize("is_stream", [False, True])
+@pytest.mark.parametrize("finish_reason", FinishReason)
+@pytest.mark.parametrize(
+    "last", ["", "Let", "<t", "<tool_call>", '"get_w', '": {"', '{"city": "Z', "}}", "</tool_call>"]
+)
+async def test_every_answer_can_be_sent_back(
+    client: openai.AsyncOpenAI,
+    triton: FakeTriton,
+    last: str,
+    finish_reason: FinishReason,
+    is_stream: bool,
+    is_deprecated: bool,
+) -> None:
+    """An answer whose arguments were cut was refused as no JSON."""
+    text = "".join(CALLS.partition(last)[:2]) if last else ""
+    triton.script = chunks(*(text[:3], text[3:]) if is_stream else (text,), finish_reason=finish_reason)
+    tools: dict[str, Any] = (
+        {"functions": [weather_tool()["function"]]} if is_deprecated else {"tools": [weather_tool()]}
+    )
+    if is_stream:
+        merged = ChatCompletionStreamState()
+        async for event in await client.chat.completions.create(
+            model=DEMO.id, messages=[USER], stream=True, extra_body=tools
+        ):
+            merged.handle_chunk(event)
+        message: Any = merged.current_completion_snapshot.choices[0].message
+    else:
+        answer = await client.chat.completions.create(model=DEMO.id, messages=[USER], extra_body=tools)
+        message = answer.choices[0].message
+    triton.script = WHOLE
+    await client.chat.completions.create(model=DEMO.id, messages=[USER, message, USER], extra_body=tools)
+    prompt = triton.requests[-1].prompt
+    assert isinstance(prompt, ChatPrompt)
+    encoder = ChatEncoder(DEMO_FILES, Vocabulary(DEMO_FILES.tokenizer), "hermes")
+    sent = DEMO_FILES.tokenizer.decode(list(encoder.encode(prompt)), skip_special_tokens=False)
+    said = sent.split("<|im_start|>assistant\n")[1].partition("<|im_end|>")[0]
+    arguments = text.partition('"arguments": ')[2].removesuffix("}\n</tool_call>")
+    assert said.startswith(text[:11]) and arguments in said
 
 
 async def test_a_class_is_the_form_of_the_answer(client: openai.AsyncOpenAI, triton: FakeTriton) -> None:

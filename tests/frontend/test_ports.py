@@ -1,10 +1,11 @@
-"""What each port offers, route by route: docs/security.md says so, and whoever adds one must think of it."""
+"""What our own ports offer, and to whom: docs/security.md says so, and whoever adds a route must think of it."""
 
 from __future__ import annotations
 
+from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Any
 
+import aiohttp
 import pytest
 from aiohttp import web
 
@@ -15,34 +16,13 @@ from frontend.server import app_runner
 from frontend.settings import Settings
 from tests.fakes import FakeTriton
 from tests.frontend.access.key_files import KeyFile
+from tests.frontend.conftest import client_of
+from tests.security_page import EVERYBODY, offered_to
 
-HEALTH = {"GET /health", "GET /health/live", "GET /health/ready"}
-OF_THE_API = {
-    "POST /chat/completions",
-    "POST /completions",
-    "GET /models",
-    "GET /models/{id}",
-    "POST /tokenize",
-    "POST /detokenize",
-    "GET /version",
-}
 METRICS = "GET /metrics"
-PUBLIC = HEALTH | {"GET /openapi.json"} | OF_THE_API | {route.replace(" ", " /v1") for route in OF_THE_API}
-OPERATIONS = {
-    *HEALTH,
-    METRICS,
-    "GET /admin/models",
-    "POST /admin/models/{id}/load",
-    "POST /admin/models/{id}/unload",
-    "GET /admin/models/{id}/adapters",
-    "POST /admin/models/{id}/adapters",
-    "DELETE /admin/models/{id}/adapters/{name}",
-    "POST /admin/keys/reload",
-    "POST /admin/drain",
-}
 
 
-def offered(app: web.Application) -> set[str]:
+def routes_of(app: web.Application) -> set[str]:
     """Return the routes, but for those that only answer a GET without its body."""
     return {
         f"{route.method} {route.resource.canonical}"
@@ -51,20 +31,41 @@ def offered(app: web.Application) -> set[str]:
     }
 
 
-@pytest.mark.parametrize(
-    ("settings", "has_metrics"), [({}, True), ({"admin_port": 9}, False), ({"key_file": "keys.json"}, False)]
-)
-def test_the_api_port_offers_no_more_than_the_api(tmp_path: Path, settings: dict[str, Any], has_metrics: bool) -> None:
-    if "key_file" in settings:
-        file = KeyFile(tmp_path / settings["key_file"])
-        file.add("somebody")
-        settings = {"key_file": str(file.path)}
-    assert offered(create_app(Settings(**settings))) == PUBLIC | ({METRICS} if has_metrics else set())
+@pytest.fixture
+def key_file(tmp_path: Path) -> KeyFile:
+    """With the key of somebody."""
+    file = KeyFile(tmp_path / "keys.json")
+    file.add("somebody")
+    return file
 
 
-async def test_the_operations_port_offers_neither_the_api_nor_keys_nor_files() -> None:
-    runner = app_runner(Settings(drain_timeout_s=0), {"fake:1": FakeTriton()})
-    await runner.setup()
-    assert isinstance(runner.app, web.Application)
-    assert offered(create_operations_app(runner.app, Supervisor(0))) == OPERATIONS
-    await runner.cleanup()
+@pytest.mark.parametrize("port", ["the API", "operations"])
+async def test_the_page_names_every_route_and_who_may_use_it(key_file: KeyFile, port: str) -> None:
+    offered = offered_to(port)
+    async with AsyncExitStack() as stack:
+        runner = app_runner(Settings(drain_timeout_s=0, key_file=str(key_file.path)), {"fake:1": FakeTriton()})
+        http = await client_of(runner, stack)
+        app = runner.app
+        assert isinstance(app, web.Application)
+        if port == "operations":
+            app = create_operations_app(app, Supervisor(0))
+            http = await client_of(web.AppRunner(app), stack)
+        routes = routes_of(app)
+        assert routes == offered.keys() | {route.replace("/v1", "", 1) for route in offered}
+        for route in routes:
+            assert (await status_of(http, route) == 401) is not (offered.get(route) == EVERYBODY), route
+
+
+async def status_of(http: aiohttp.ClientSession, route: str) -> int:
+    """Return the status of the answer to a stranger."""
+    method, path = route.split()
+    async with http.request(method, path.format(id="demo", name="polite")) as answer:
+        return answer.status
+
+
+@pytest.mark.parametrize(("admin_port", "has_keys"), [(0, False), (9, False), (0, True)])
+def test_metrics_are_on_the_api_port_without_keys_and_an_operations_port(
+    key_file: KeyFile, admin_port: int, has_keys: bool
+) -> None:
+    settings = Settings(admin_port=admin_port, key_file=str(key_file.path) if has_keys else "")
+    assert (METRICS in routes_of(create_app(settings))) is (admin_port == 0 and not has_keys)

@@ -79,8 +79,6 @@ def test_the_defaults_are_valid() -> None:
         ("admin_port", 8080),  # the API's
         ("admin_tls", True),  # without a port, and a certificate
         ("launcher_key_sha256", "x"),
-        ("max_queue_share", -0.5),
-        ("max_queue_share", True),
     ],
 )
 def test_a_bad_value_is_refused_with_the_settings_name(name: str, value: Any) -> None:

@@ -14,7 +14,7 @@ from frontend.tool_calls.parser import tool_call_parser
 from model_repository.tool_formats import DEEPSEEK, TOOL_FORMATS
 from tests.parsed_calls import ToolCall, parse_tool_calls
 
-REPEATABLE = settings(derandomize=True, database=None, deadline=None, max_examples=100)
+REPEATABLE = settings(max_examples=100)
 FORMATS = st.sampled_from(sorted(TOOL_FORMATS))
 # What calls and broken calls are made of.
 FRAGMENTS = st.sampled_from(

@@ -59,7 +59,7 @@ class Sandbox:
         """Start a container, or another command in it, as a probe or a hook is run."""
         words = [*command] or [*container["command"], *container.get("args", [])]
         root = self._new_folder("root")
-        environment = {"PATH": _PATH} | {each["name"]: each["value"] for each in container.get("env", [])}
+        environment = {"PATH": _PATH} | {each["name"]: self._value_of(each) for each in container.get("env", [])}
         (env_file := self._new_folder("env") / "env").write_text("".join(f"{k}={v}\n" for k, v in environment.items()))
         variables = {
             "PATH": os.environ["PATH"],
@@ -83,6 +83,13 @@ class Sandbox:
         )
         self.started.append(process)
         return process
+
+    def _value_of(self, variable: dict[str, Any]) -> str:
+        """Return the value of an environment variable, which may come from a Secret."""
+        if "value" in variable:
+            return str(variable["value"])
+        named = variable["valueFrom"]["secretKeyRef"]
+        return _bytes(self.rendered.one("Secret", named["name"])["data"][named["key"]], "Secret").decode()
 
     def probe(self, pod: PodTemplate, probe: dict[str, Any]) -> bool:
         """Run a probe once; return whether it succeeded."""

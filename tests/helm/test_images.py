@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import re
+from fnmatch import fnmatch
 
 import pytest
 
@@ -23,7 +23,8 @@ def instructions(name: str) -> list[str]:
 def test_13_an_image_is_pinned_and_without_root(path) -> None:
     found = instructions(path.stem)
     [base] = [line for line in found if line.startswith("FROM ")]
-    assert re.search(r":(\d+\.\d+\.\d+-slim-bookworm|26\.07-trtllm-python-py3)$", base)
+    digest = "@sha256:519591d6871b7bc437060736b9f7456b8731f1499a57e22e6c285135ae657bf7"
+    assert base.endswith((f":3.12.11-slim-bookworm{digest}", ":26.07-trtllm-python-py3"))
     context = render().one("Deployment", "demo-frontend")["spec"]["template"]["spec"]["securityContext"]
     assert [line for line in found if line.startswith("USER ")] == [
         f"USER {context['runAsUser']}:{context['runAsGroup']}"
@@ -41,19 +42,19 @@ def test_the_user_of_an_image_has_the_group_that_pods_run_with(path) -> None:
 
 @pytest.mark.parametrize("path", IMAGES, ids=lambda path: path.stem)
 def test_an_image_keeps_nothing_of_its_building(path) -> None:
-    [install] = [line for line in instructions(path.stem) if "pip install" in line]
-    assert "--no-cache-dir" in install
-    assert install.endswith("build ./*.egg-info")
+    installs = [line for line in instructions(path.stem) if "pip install" in line]
+    assert all("--no-cache-dir" in install for install in installs)
+    assert installs[-1].endswith("build ./*.egg-info")
 
 
 @pytest.mark.parametrize("path", IMAGES, ids=lambda path: path.stem)
 def test_an_image_copies_what_is_there(path) -> None:
     copied = [word for line in instructions(path.stem) if line.startswith("COPY ") for word in line.split()[1:-1]]
-    assert {"pyproject.toml", "constraints.txt", "frontend", "model_repository"} <= set(copied)
+    assert {"pyproject.toml", "frontend", "model_repository"} <= set(copied)
     sent = (PROJECT / ".dockerignore").read_text(encoding="utf-8").splitlines()
     for name in copied:
         assert (PROJECT / name).exists(), name
-        assert f"!{name}" in sent, "the others are not sent to the builder"
+        assert any(fnmatch(f"!{name}", line) for line in sent), f"{name} is not sent to the builder"
 
 
 def test_the_images_are_those_that_the_chart_names() -> None:
@@ -65,22 +66,18 @@ def test_the_images_are_those_that_the_chart_names() -> None:
 
 def test_cpu_images_are_installed_as_make_installs() -> None:
     makefile = (PROJECT / "Makefile").read_text(encoding="utf-8")
-    assert "-c constraints.txt -e '.[$(EXTRAS)]'" in makefile
-    [extras] = re.findall(r"serve\.stamp: private EXTRAS = (\S+)", makefile)
-    [install] = [line for line in instructions("triton-cpu") if "pip install" in line]
-    assert f"-c constraints.txt '.[{extras}]' " in install
-    [install] = [line for line in instructions("frontend") if "pip install" in line]
-    assert "-c constraints.txt '.[frontend,traces]' " in install
+    assert "$(PIP_INSTALL) --require-hashes --no-deps -r $(PINS)" in makefile
+    assert "$(PIP_INSTALL) --no-deps --no-build-isolation -e ." in makefile
+    for image in ("triton-cpu", "frontend"):
+        [pinned, own] = [line for line in instructions(image) if "pip install" in line]
+        assert f"--require-hashes --no-deps -r {image}.txt" in pinned
+        assert "--no-deps --no-build-isolation . " in own
 
 
 def test_the_gpu_image_is_installed_as_its_page_says() -> None:
     page = (PROJECT / "docs" / "gpu.md").read_text(encoding="utf-8")
     text = "\n".join(instructions("triton-gpu"))
     for words in (
-        "python3 -m pip list --format=freeze > /tmp/image.txt",
-        "--constraint /tmp/image.txt",
-        "PIP_CONSTRAINT= python3 -m pip install",
-        "'.[tensorrt-llm,build,frontend]'" if "-e '.[tensorrt-llm,build,frontend]'" in page else "missing",
         "nvcr.io/nvidia/tritonserver:26.07-trtllm-python-py3",
         "git clone --depth 1 --branch v1.2.1 https://github.com/NVIDIA/TensorRT-LLM.git",
     ):

@@ -111,6 +111,7 @@ def test_10_a_model_whose_name_no_object_can_have_is_refused(name: str) -> None:
         "build-x",
         "test-api",
         "alerts",
+        "triton-key",
     ],
 )
 def test_a_model_that_is_named_like_another_object_is_refused(name: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,9 +11,10 @@ from typing import Any
 import helm_python
 import pytest
 
+from frontend.settings import Settings
 from tests.helm.api_server import api_server
 from tests.helm.cases import CASES, SHAPES, values_of, with_gpu_model
-from tests.helm.chart import CHART, NAMESPACE, RELEASE, Values, render
+from tests.helm.chart import CHART, NAMESPACE, RELEASE, Values, pods, render
 from tests.helm.cluster import Cluster, Refused
 
 CACHE = ("PersistentVolumeClaim", f"{RELEASE}-cache")
@@ -103,6 +105,40 @@ def test_36_an_upgrade_that_changes_a_job_is_another_job(releases: Releases, cha
     before = {name for kind, name in releases.cluster.names() if kind == "Job"}
     releases.upgrade(with_gpu_model(**change))
     assert {name for kind, name in releases.cluster.names() if kind == "Job"}.isdisjoint(before)
+
+
+def test_upgrades_and_rollbacks_keep_tritons_key_and_every_pod_takes_it(releases: Releases) -> None:
+    def key() -> str:
+        secret = releases.cluster.get("Secret", f"{RELEASE}-triton-key")
+        return base64.b64decode(secret["data"]["key"]).decode()
+
+    releases.install({})
+    first = key()
+    assert Settings(triton_key=first).triton_key == first, "it is as long as a key must be"
+    releases.upgrade({"commonLabels": {"a": "b"}})
+    assert key() == first
+    releases.helm.rollback(RELEASE, version=1)
+    assert key() == first
+    releases.helm.uninstall(RELEASE)
+    releases.install({})
+    assert key() != first
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_every_frontend_and_triton_takes_tritons_key_from_the_secret(name: str) -> None:
+    for secret, values in (("demo-triton-key", {}), ("mine", {"tritonKey": {"existingSecret": "mine", "key": "k"}})):
+        takers = set()
+        for pod in pods(render(CASES[name] | values)):
+            for container in pod.containers:
+                named = [each["valueFrom"] for each in container["env"] if each["name"] == "CONCH_TRITON_KEY"]
+                words = container.get("command", [])
+                assert bool(named) is bool({"api", "triton"} & set(words[-1:])), container["name"]
+                if named:
+                    takers.add(container["name"])
+                    assert named == [
+                        {"secretKeyRef": {"name": secret, "key": values.get("tritonKey", {}).get("key", "key")}}
+                    ]
+        assert takers == {"frontend", "triton"}
 
 
 def test_37_the_cache_outlives_a_release_and_the_next_one_takes_it(releases: Releases) -> None:

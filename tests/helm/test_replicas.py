@@ -21,12 +21,9 @@ pytestmark = pytest.mark.skipif(why_impossible() != "", reason=why_impossible())
 
 
 def replica(box: Sandbox, pod: PodTemplate, address: str) -> PodTemplate:
-    """Return a replica of a model's pod. Pods have networks of their own; these share one, and not the port of HTTP."""
-    http_port = 8010 + int(address.rpartition(".")[2])
-    changes = {"--address=0.0.0.0": f"--address={address}", "--http-port=8003": f"--http-port={http_port}"}
+    """Return a replica of a model's pod. Pods have networks of their own; these share one."""
     text = json.dumps(pod.spec).replace("--triton=127.0.0.1:", f"--triton={address}:")
-    for old, new in changes.items():
-        text = text.replace(old, new)
+    text = text.replace("--address=0.0.0.0", f"--address={address}")
     return dataclasses.replace(pod, owner=f"{pod.owner}-{address}", spec=json.loads(text))
 
 

@@ -76,7 +76,7 @@ def test_32_root_file_systems_are_read_only_and_what_is_written_to_is_a_volume(n
 
 @pytest.mark.parametrize("name", ["cpu", "gpu", "nodes"])
 def test_34_secrets_are_named_and_never_read_by_the_chart(name: str) -> None:
-    rendered = case(name)
+    rendered = render(values_of(name) | {"tritonKey": {"existingSecret": "triton-key"}})
     assert rendered.of_kind("Secret") == []
     for pod in pods(rendered):
         for container in pod.containers:
@@ -152,7 +152,7 @@ def test_35_only_jobs_that_download_reach_the_world() -> None:
     assert {"ports": [{"protocol": "TCP", "port": 443}]} in policies["demo-build-llama-70b"]
     assert policies["demo-llama-70b"] == []
     from_claim = render(values_of("plain") | {"networkPolicy": {"enabled": True}})
-    assert from_claim.one("NetworkPolicy", "demo-build-gemma")["spec"]["egress"] == []
+    assert from_claim.one("NetworkPolicy", "demo-build-qwen")["spec"]["egress"] == []
 
 
 @pytest.mark.parametrize("name", sorted(set(SHAPES) - {"plain-values"}))

@@ -7,7 +7,7 @@ from itertools import product
 from tests.hostile.requests import CHAT, COMPLETIONS, Corpus, Hostile, request
 
 _REFUSED = frozenset({400})
-_SMUGGLED = b"5\r\nhello\r\n0\r\n\r\nGET /health/live HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n"
+_SMUGGLED = b"5\r\nhello\r\n0\r\n\r\nGET /health/live HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
 
 _LENGTHS = (
     "0",
@@ -181,7 +181,7 @@ _LINES = (
 _GREETINGS = (
     b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x00\x04\x00\x00\x00\x00\x00",
     b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + b"\x00" * 500 + b"\r\n\r\n",
-    b"PROXY TCP4 1.2.3.4 5.6.7.8 1 2\r\nGET / HTTP/1.1\r\nHost: a\r\n\r\n",
+    b"PROXY TCP4 1.2.3.4 5.6.7.8 1 2\r\nGET / HTTP/1.1\r\nHost: localhost\r\n\r\n",
     b"\x0d\x0a\x0d\x0a\x00\x0d\x0a\x51\x55\x49\x54\x0a\x21\x11\x00\x0c" + b"\x00" * 12,
     b"\x00" * 10_000,
     b"\xff" * 10_000,
@@ -199,12 +199,12 @@ _METHODS = ("GET", "HEAD", "PUT", "PATCH", "DELETE", "TRACE", "OPTIONS", "PROPFI
 def lines() -> Corpus:
     """Yield first lines that are none, and greetings of other protocols."""
     for line in _LINES:
-        yield Hostile(f"line {line[:60]!r}", line.encode() + b"\r\nHost: a\r\nConnection: close\r\n\r\n")
+        yield Hostile(f"line {line[:60]!r}", line.encode() + b"\r\nHost: localhost\r\nConnection: close\r\n\r\n")
     for greeting in _GREETINGS:
         yield Hostile(f"greeting {greeting[:20]!r}", greeting)
     for version in ("HTTP/1.1", "HTTP/1.0"):
         yield Hostile(
-            f"bare line feeds {version}", f"GET /v1/models {version}\nHost: a\nConnection: close\n\n".encode()
+            f"bare line feeds {version}", f"GET /v1/models {version}\nHost: localhost\nConnection: close\n\n".encode()
         )
         yield Hostile(f"no host {version}", f"GET /v1/models {version}\r\nConnection: close\r\n\r\n".encode())
 

@@ -39,8 +39,10 @@ def request(
     connection: str = "close",
 ) -> bytes:
     """Return a request; what the parser refuses behind one that closes the connection is refused for that alone."""
-    lines = [b" ".join((_raw(method), _raw(target), b"HTTP/1.1")), b"Host: a", b"Connection: " + connection.encode()]
-    lines += map(_raw, headers)
+    lines = [b" ".join((_raw(method), _raw(target), b"HTTP/1.1")), b"Host: localhost"]
+    lines += [b"Connection: " + connection.encode(), *map(_raw, headers)]
+    if not any(line.startswith(b"Content-Type:") for line in lines):
+        lines.append(b"Content-Type: application/json")
     if body is not None:
         lines.append(b"Content-Length: %d" % len(body))
     return b"\r\n".join((*lines, b"", b"")) + (body or b"")
@@ -49,7 +51,7 @@ def request(
 def post(body: Any, target: str | bytes = COMPLETIONS, headers: tuple[str | bytes, ...] = ()) -> bytes:
     """Return a request with a body; what is not bytes is written as JSON."""
     payload = body if isinstance(body, bytes) else json.dumps(body).encode()
-    return request("POST", target, ("Content-Type: application/json", *headers), payload)
+    return request("POST", target, headers, payload)
 
 
 def chat(content: Any = "hi", **fields: Any) -> bytes:

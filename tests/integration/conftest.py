@@ -33,7 +33,7 @@ from tests.integration.stack import (
 from tests.launching import launcher_settings
 from tests.tensorrt_llm_artifact import ADAPTER, DEMO, install_double, write_artifact
 
-FRONTEND = Settings(stats_interval_s=0.2, max_body_bytes=1_000_000)
+FRONTEND = Settings(stats_interval_s=0.2, max_body_bytes=1_000_000, max_in_flight=1024)  # engines' queues fill, too
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -34,7 +34,7 @@ class Server:
 
     def admin(self, method: str, path: str, key: str = "admin", /, **body: Any) -> tuple[int, Any]:
         """Return status and body of an answer of the operations port."""
-        headers = self.key_file.headers(key)
+        headers = {**self.key_file.headers(key), "Content-Type": "application/json"}
         data = json.dumps(body).encode() if body else None
         request = urllib.request.Request(f"{self.admin_url}{path}", data, headers, method=method)
         try:
@@ -48,7 +48,9 @@ class Server:
 def running_server(repository: Path, folder: Path, key_file: KeyFile) -> Iterator[Server]:
     """Run Triton and a frontend of two workers until the end of the block."""
     admin_port = free_port()
-    frontend = Settings(workers=2, key_file=str(key_file.path), admin_port=admin_port, stats_interval_s=0.2)
+    frontend = Settings(  # requests may wait in the engine, where an unload finds them
+        workers=2, key_file=str(key_file.path), admin_port=admin_port, stats_interval_s=0.2, max_in_flight=1024
+    )
     settings = launcher_settings(repository, folder / "state", frontend)
     with (
         (folder / "log").open("w") as log,

@@ -21,6 +21,7 @@ import aiohttp
 
 from tests.integration.resources import num_tasks, open_files
 from tests.integration.stack import PACED_MODEL, PREFILL_TOKENS, Stack
+from tests.launching import environment_with_key
 from tests.waiting import DEADLINE_S, wait_until
 
 NUM_STREAMS = 32
@@ -91,12 +92,16 @@ def frontend_of(
     *arguments: str,
     is_up: Callable[[Frontend], bool] = Frontend.is_whole,
 ) -> Iterator[Frontend]:
-    """Run a frontend for these Tritons, or endpoints; unless `is_up` says else, it is ready when all of them are."""
+    """Run a frontend for these Tritons, or endpoints; unless `is_up` says else, it is ready when all of them are.
+
+    It sends more than they decode at a time, unless the arguments say else: what waits in an engine has its faults too.
+    """
     log = folder / f"api-{len(list(folder.iterdir()))}.log"
     endpoints = [f"--triton={stack.endpoint if isinstance(stack, Stack) else stack}" for stack in stacks]
-    fast = ["--stats-interval-s=0.2", "--stats-deadline-s=0.5", "--breaker-pause-s=0.2"]
+    fast = ["--max-in-flight=1024", "--stats-interval-s=0.2", "--stats-deadline-s=0.5", "--breaker-pause-s=0.2"]
     command = [sys.executable, "-m", "frontend", "api", "--port=0", *endpoints, *fast, *arguments]
-    with log.open("wb") as stream, subprocess.Popen(command, stdout=stream, stderr=stream) as process:
+    environment = environment_with_key()
+    with log.open("wb") as stream, subprocess.Popen(command, env=environment, stdout=stream, stderr=stream) as process:
         try:
             frontend = Frontend(process, log)
             wait_until(lambda: is_up(frontend), "the frontend is ready")

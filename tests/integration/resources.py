@@ -23,6 +23,12 @@ def open_files(pid: int) -> Counter[str]:
     return Counter(_kind(target, states) for target in _targets(pid))
 
 
+def max_memory_bytes(pid: int) -> int:
+    """Return the most memory that a process has ever had."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    return next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmHWM:"))
+
+
 def num_tasks(url: str) -> int:
     """Return how many tasks a frontend's event loop has; the one that answers this is among them."""
     with urllib.request.urlopen(f"{url}/metrics", timeout=30) as answer:

@@ -105,7 +105,7 @@ class Stack:
         boost::interprocess::lock_exception), at once or some seconds later.
         """
         if not self.launcher.triton.is_running:
-            self.launcher.start_triton_again()
+            self.launcher.start_again(self.launcher.triton)
 
     def end_stops(self) -> None:
         """Have a Triton go on that was stopped as a whole, and kill the stages of it that were stopped alone.
@@ -141,9 +141,13 @@ class Stack:
             os.kill(pid, number)
 
     def processes(self, stage_name: str) -> list[int]:
-        """Return the stage's processes under this server's Triton: another test run may be going on beside this one."""
+        """Return the stage's processes under this server's Triton: another test run may be going on beside this one.
+
+        Those that they forked, to compile grammars, are not among them.
+        """
         found = _processes(self.launcher.triton.pid)
-        return [pid for pid, command in found if f"/{stage_name}/" in command and STUB in command]
+        pids = [pid for pid, command in found if f"/{stage_name}/" in command and STUB in command]
+        return [pid for pid in pids if _parent_of(pid) not in pids]
 
 
 def _parent_of(pid: int) -> int:

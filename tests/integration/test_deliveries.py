@@ -23,6 +23,7 @@ from model_repository.request_tensors import request_to_tensors
 from model_repository.tensors import array
 from tests.integration.api import ANSWER, chat_text
 from tests.integration.stack import MAX_SEQUENCES, PACED_MODEL, Stack
+from tests.launching import KEY_OF_ALL
 from tests.waiting import wait_until
 
 SLUG = contract.model_id_to_slug(PACED_MODEL)
@@ -47,7 +48,7 @@ def request(prompt: str = "Hello", **fields: Any) -> GenerationRequest:
 @asynccontextmanager
 async def frontend_of(stack: Stack) -> AsyncIterator[TritonClient]:
     """A second frontend, as far as Triton sees it."""
-    client = TritonClient(stack.endpoint)
+    client = TritonClient(stack.endpoint, key=KEY_OF_ALL)
     try:
         yield client
     finally:

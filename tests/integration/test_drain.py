@@ -18,6 +18,7 @@ import pytest
 from tests.integration.conftest import running_stack
 from tests.integration.replicas import NUM_STREAMS, Frontend, StreamOutcome, frontend_of, read_stream, streaming, until
 from tests.integration.stack import PACED_MODEL, Stack
+from tests.launching import environment_with_key
 from tests.waiting import DEADLINE_S
 
 MAX_TOKENS = 60
@@ -110,7 +111,9 @@ async def test_a_rolling_restart_of_frontends_under_streams_loses_none(paced_sta
 async def drained(stack: Stack, *arguments: str) -> tuple[int, str]:
     """Take a Triton out of service; return the command's status and its only line."""
     command = [sys.executable, "-m", "frontend", "drain", f"--triton={stack.endpoint}", *arguments]
-    done = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, check=False)
+    done = await asyncio.to_thread(
+        subprocess.run, command, capture_output=True, text=True, check=False, env=environment_with_key()
+    )
     assert done.stdout.count("\n") == 1, done.stderr
     return done.returncode, done.stdout.strip()
 
@@ -140,11 +143,11 @@ async def test_a_rolling_restart_of_tritons_under_streams_loses_none_and_refuses
         with frontend_of(stacks, tmp_path) as frontend:
             async with followed(frontend.url) as outcomes:
                 for stack in stacks:
-                    assert await asyncio.to_thread(lambda stack: stack.stats(PACED_MODEL).num_active, stack) > 0
+                    await until(lambda stack=stack: stack.stats(PACED_MODEL).num_active > 0, "streams run there")  # type: ignore[misc]
                     assert (await drained(stack, "--notice=1"))[0] == 0
                     await asyncio.to_thread(stack.launcher.triton.stop, DEADLINE_S)
                     assert stack.launcher.triton.how_it_ended().endswith("ended with status 0")
-                    stack.launcher.start_triton_again()
+                    stack.launcher.start_again(stack.launcher.triton)
                     await until(frontend.is_whole, "both serve again")
     assert [outcome for outcome in outcomes if outcome.status != 200] == []
     assert_whole(outcomes)

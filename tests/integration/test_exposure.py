@@ -2,44 +2,24 @@
 
 from __future__ import annotations
 
-import json
 import socket
 import stat
-import urllib.request
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.integration.api import CHAT, COMPLETIONS, Answer, Api
+from tests.integration.listening import LOOPBACK, listening_addresses, listening_ports
 from tests.integration.stack import Stack
-
-LOOPBACK = {"0100007F", "0000000000000000FFFF00000100007F"}  # as /proc/net/tcp writes 127.0.0.1, and tcp6
-_LISTENING = "0A"
-
-
-def listening_addresses(port: int) -> set[str]:
-    """Return on which addresses of this machine somebody listens on a port."""
-    lines = [
-        line.split() for name in ("tcp", "tcp6") for line in Path(f"/proc/net/{name}").read_text().splitlines()[1:]
-    ]
-    local = [line[1].split(":") for line in lines if line[3] == _LISTENING]
-    return {address for address, number in local if int(number, 16) == port}
 
 
 def test_everything_that_serve_starts_listens_on_loopback_only(stack: Stack) -> None:
     ports = stack.launcher.triton_ports
-    for port in (ports.grpc, ports.http, ports.metrics, stack.launcher.frontend_settings.port):
+    for port in (ports.grpc, ports.metrics, stack.launcher.frontend_settings.port):
         addresses = listening_addresses(port)
         assert addresses and addresses <= LOOPBACK
-
-
-def test_tritons_http_port_wants_no_key(stack: Stack) -> None:
-    """Which is why it must be out of reach."""
-    url = f"http://127.0.0.1:{stack.launcher.triton_ports.http}"
-    index = urllib.request.Request(f"{url}/v2/repository/index", b"{}", method="POST")
-    with urllib.request.urlopen(index, timeout=30) as answer:
-        assert "demo__engine" in {model["name"] for model in json.load(answer)}
+    assert listening_ports(stack.launcher.triton.pid) == {ports.grpc, ports.metrics}
 
 
 def test_nobody_else_writes_to_shared_memory(stack: Stack) -> None:

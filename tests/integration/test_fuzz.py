@@ -40,9 +40,6 @@ def test_whatever_is_sent_the_answer_is_true_to_the_description(stack: Stack, pa
 
     @settings(
         max_examples=NUM_CASES[path],
-        deadline=None,
-        database=None,
-        derandomize=True,
         phases=(Phase.generate,),
         suppress_health_check=list(HealthCheck),
     )

@@ -12,6 +12,7 @@ import tritonclient.grpc as triton
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
 from tests.integration.stack import Stack
+from tests.sbom import TRITON_VERSION
 from tests.waiting import DEADLINE_S
 
 
@@ -20,6 +21,11 @@ def client(stack: Stack) -> Iterator[triton.InferenceServerClient]:
     """NVIDIA's own client."""
     with triton.InferenceServerClient(stack.endpoint) as client:
         yield client
+
+
+def test_the_bill_of_materials_names_the_version_of_the_server(client: triton.InferenceServerClient) -> None:
+    """The wheel that carries the server does not tell."""
+    assert client.get_server_metadata().version == TRITON_VERSION
 
 
 def tensor(name: str, value: Any, dtype: Any) -> triton.InferInput:

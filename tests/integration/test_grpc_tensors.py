@@ -88,7 +88,9 @@ def test_log_probabilities_token_ids_and_the_echo(stack: Stack) -> None:
     assert len(answer["top_logprob_values"]) == len(answer["top_logprob_token_ids"]) == 2 * num_tokens
     [num_echoed] = answer["num_echoed_tokens"]
     assert answer["cum_log_probs"] == pytest.approx([sum(answer["output_log_probs"][num_echoed:])], abs=1e-3)
-    assert generate(stack, return_token_ids=True)["token_ids"] == answer["token_ids"][num_echoed:]
+    plain = generate(stack, return_token_ids=True)
+    assert plain["token_ids"] == answer["token_ids"][num_echoed:]
+    assert plain["input_token_ids"] == answer["token_ids"][:num_echoed]
 
 
 def test_what_ends_it(stack: Stack) -> None:

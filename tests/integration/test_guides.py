@@ -9,11 +9,13 @@ from concurrent.futures import ThreadPoolExecutor
 from enum import Enum
 from typing import Annotated, Any, Literal
 
+import psutil
 import pytest
 from openai import OpenAI
 from pydantic import BaseModel, ConfigDict, Field
 
 from tests.integration.api import CHAT, COMPLETIONS, Api
+from tests.integration.stack import Stack
 
 
 class Colour(Enum):
@@ -45,6 +47,16 @@ class City(BaseModel):
 
     country: str
     capital: str
+
+
+# The class that ends in a hyphen was once read as one with the quotation mark and the letters.
+UNIQUE = {
+    "type": "array",
+    "items": {"type": "string", "pattern": "^[0-9 -]{1,5}$"},
+    "minItems": 2,
+    "maxItems": 3,
+    "uniqueItems": True,
+}
 
 
 def test_a_hundred_hot_answers_all_validate_or_were_cut(api: Api) -> None:
@@ -90,7 +102,7 @@ def test_every_form_is_enforced_streamed_and_not(
     ("form", "names"),
     [
         (
-            {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "array", "uniqueItems": True}}},
+            {"type": "json_schema", "json_schema": {"name": "x", "schema": UNIQUE, "strict": True}},
             "uniqueItems",
         ),
         ({"type": "json_object", "schema": {"properties": {"a": {"$ref": "#/nowhere"}}}}, "nowhere"),
@@ -104,6 +116,15 @@ def test_what_would_not_be_enforced_is_refused_by_its_place(api: Api, form: dict
     assert answer.status == 400
     assert answer.error["param"].startswith("response_format")
     assert names in answer.error["message"]
+
+
+def test_a_keyword_that_cannot_be_enforced_is_listed_and_the_rest_of_the_schema_enforced(api: Api) -> None:
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": UNIQUE}}
+    for seed in range(4):
+        answer = api.ask(CHAT, "Make a list.", response_format=form, temperature=1.5, seed=seed, max_tokens=100)
+        assert answer.headers["x-ignored-params"] == "response_format.json_schema.schema.uniqueItems"
+        assert 2 <= len(json.loads(answer.text)) <= 3
+        assert all(re.fullmatch("[0-9 -]{1,5}", item) for item in json.loads(answer.text))
 
 
 def test_the_sdk_parses_an_answer_into_a_class(client: OpenAI) -> None:
@@ -122,3 +143,30 @@ def test_a_constraint_beside_other_traffic_binds_only_its_own_request(api: Api) 
         free = [pool.submit(api.ask, CHAT) for _ in range(4)]
     assert all(set(each.result().text) <= set("xyz") for each in bound)
     assert {each.result().text for each in free} == {"1, 2, 3, 4, 5, 6, 7, 8, 9."}
+
+
+def test_sixty_bombs_fail_their_sender_only(stack: Stack, api: Api) -> None:
+    """They were compiled where everybody's prompts are tokenized, and what was compiled was kept without a bound."""
+
+    def grammar(num_levels: int, text: str) -> dict[str, str]:
+        rules = [f"r{level} ::= r{level + 1} r{level + 1}" for level in range(num_levels)]
+        return {"grammar": "\n".join(["root ::= r0", *rules, f'r{num_levels} ::= "{text}"'])}
+
+    def status_of(fields: dict[str, Any]) -> tuple[int, str]:
+        answer = api.ask(COMPLETIONS, "a", max_tokens=4, **fields)
+        return answer.status, "" if answer.status == 200 else str(answer.error["message"])
+
+    bombs = [{"structured_outputs": grammar(30, "abcdef"[number % 6])} for number in range(60)]
+    large = [{"structured_outputs": grammar(18, "abcdef"[number % 6] * 2)} for number in range(12)]
+    [engine] = stack.processes("demo__engine")
+    before_bytes = psutil.Process(engine).memory_info().rss
+    with ThreadPoolExecutor(80) as pool:
+        attacks = [pool.submit(status_of, fields) for fields in (*bombs, *large)]
+        healthy = [status_of({}) for _ in range(20)]
+        found = [attack.result() for attack in attacks]
+    grown_bytes = psutil.Process(engine).memory_info().rss - before_bytes
+    assert healthy == [(200, "")] * 20
+    rule = "response_format: compiling it takes more than .*, which is the limit"
+    assert all(status == 400 and re.fullmatch(rule, text) for status, text in found[:60]), found[:60]
+    assert {status for status, _ in found[60:]} == {200}
+    assert grown_bytes < 300_000_000

@@ -79,7 +79,15 @@ def streamed(api: Api, endpoint: str, body: dict[str, Any]) -> tuple[list[dict[s
         usage = event["usage"] or usage
         for piece in event["choices"]:
             choice = choices.setdefault(
-                piece["index"], {"text": "", "calls": [], "token_ids": [], "token_bytes": [], "finish_reason": None}
+                piece["index"],
+                {
+                    "text": "",
+                    "calls": [],
+                    "token_ids": [],
+                    "prompt_token_ids": [],
+                    "token_bytes": [],
+                    "finish_reason": None,
+                },
             )
             assert choice["finish_reason"] is None, "something came after the finish reason"
             delta = piece.get("delta", {})
@@ -89,6 +97,7 @@ def streamed(api: Api, endpoint: str, body: dict[str, Any]) -> tuple[list[dict[s
                     choice["calls"].append([call["function"]["name"], ""])
                 choice["calls"][call["index"]][1] += call["function"]["arguments"]
             choice["token_ids"] += piece.get("token_ids", [])
+            choice["prompt_token_ids"] += piece.get("prompt_token_ids", [])
             choice["token_bytes"] += token_bytes(piece["logprobs"])
             choice["finish_reason"] = piece["finish_reason"]
             choice["stop_reason"] = piece.get("stop_reason")
@@ -102,6 +111,7 @@ def whole(choice: dict[str, Any]) -> dict[str, Any]:
         "text": text_of(choice),
         "calls": [[call["function"]["name"], call["function"]["arguments"]] for call in calls],
         "token_ids": choice["token_ids"],
+        "prompt_token_ids": choice.get("prompt_token_ids", []),
         "token_bytes": token_bytes(choice["logprobs"]),
         "finish_reason": choice["finish_reason"],
         "stop_reason": choice["stop_reason"],
@@ -155,9 +165,7 @@ def check(api: Api, byte_table: list[bytes], seed: int) -> None:
     num_drawn = max(body.get("n", 1), body.get("best_of", 1))
     assert usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"]
     assert usage["completion_tokens"] <= num_drawn * body["max_tokens"]
-    assert sum(len(choice["token_ids"]) for choice in choices) <= usage["completion_tokens"] + num_drawn * (
-        usage["prompt_tokens"] if body.get("echo") else 0
-    )
+    assert sum(len(choice["token_ids"]) for choice in choices) <= usage["completion_tokens"]
 
 
 def check_choice(body: dict[str, Any], choice: dict[str, Any], byte_table: list[bytes]) -> None:
@@ -171,14 +179,14 @@ def check_choice(body: dict[str, Any], choice: dict[str, Any], byte_table: list[
     prompt = body["prompt"] if body.get("echo") else ""
     assert text.startswith(prompt)
     completion = text[len(prompt) :]
-    if not prompt:
-        from_tokens = b"".join(byte_table[token_id] for token_id in choice["token_ids"])
-        was_cut = "stop" in body or "stop_token_ids" in body
-        shown = from_tokens.decode("utf-8", "replace")
-        assert shown.startswith(completion) if was_cut else shown == completion
+    from_tokens = b"".join(byte_table[token_id] for token_id in choice["token_ids"])
+    was_cut = "stop" in body or "stop_token_ids" in body
+    shown = from_tokens.decode("utf-8", "replace")
+    assert shown.startswith(completion) if was_cut else shown == completion
     if choice["token_bytes"]:
         assert text_of_tokens(choice["token_bytes"], prompt).decode("utf-8", "replace") == text
-        assert len(choice["token_bytes"]) == len(choice["token_ids"])
+        num_echoed = len(choice["prompt_token_ids"]) if prompt else 0
+        assert len(choice["token_bytes"]) == num_echoed + len(choice["token_ids"])
     if isinstance(choice["stop_reason"], str):
         assert choice["finish_reason"] == "stop" and choice["stop_reason"] in body["stop"]
         assert completion.endswith(choice["stop_reason"]) == bool(body.get("include_stop_str_in_output"))

@@ -45,10 +45,13 @@ def test_a_self_check_with_doubles_passes_and_says_that_they_are_doubles(tmp_pat
     assert "checkpoint/model.safetensors" in sections["Build"]["facts"] or backend == "engine"
     assert sections["Server"]["facts"]["Triton"].startswith("triton ")
     verdicts = [finding["verdict"] for finding in sections["The API's table of parameters"]["findings"]]
-    assert verdicts.count("passed") > 40 and set(verdicts) == {"passed", "refused"}
+    # The PyTorch backend has no seed, so its effects are not tried there.
+    expected = {"passed", "refused"} if backend == "engine" else {"passed", "refused", "not tried"}
+    assert verdicts.count("passed") > 40 and set(verdicts) == expected
     observed = {finding["name"]: finding["verdict"] for finding in sections["Not proved on a GPU"]["findings"]}
     assert set(observed.values()) == {"passed", "not tried"}
-    assert observed["The same seed gives the same text."] == "passed"
+    claim = "The same seed gives the same text, on the engine backend."
+    assert observed.get(claim) == ("passed" if backend == "engine" else None)
     page = (report_dir / "report.md").read_text(encoding="utf-8")
     assert "Everything passed." in page and "8 streams" in page
     assert "hf_a_secret" not in page

@@ -21,6 +21,7 @@ from model_repository.tensors import array
 from tests.integration.api import ANSWER, CHAT, COMPLETIONS, WEATHER, Answer, Api, chat_text, question_body
 from tests.integration.replicas import streaming, until
 from tests.integration.stack import ENGINE_MODEL, MAX_SEQUENCES, Stack
+from tests.launching import KEY_OF_ALL
 from tests.tensorrt_llm_artifact import ADAPTER
 from tests.waiting import DEADLINE_S, wait_until
 
@@ -185,7 +186,7 @@ def hang_up(api: Api, body: dict[str, Any]) -> None:
 
 def test_an_adapter_is_loaded_and_unloaded_while_the_model_runs(api: Api, tensorrt_llm_stack: Stack) -> None:
     def order(model: str, **message: str) -> None:
-        control = array(contract.CONTROL, json.dumps(message))
+        control = array(contract.CONTROL, json.dumps({**message, "key": KEY_OF_ALL}))
         tensorrt_llm_stack.infer(contract.stage_name(model, "engine"), {contract.CONTROL.name: control})
 
     question = "What is the capital of France?"

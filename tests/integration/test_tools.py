@@ -10,7 +10,7 @@ from openai import OpenAI
 from openai.lib._pydantic import to_strict_json_schema
 from pydantic import BaseModel
 
-from tests.integration.api import WEATHER
+from tests.integration.api import CHAT, WEATHER, Api
 
 QUESTION = "What is the weather in Paris?"
 RESULT = '{"temperature": 21, "condition": "sunny"}'
@@ -66,6 +66,25 @@ def test_a_call_that_must_come_does_with_valid_arguments(client: OpenAI, tool_ch
         assert set(arguments_of(call)) == {"city"}
     assert choice.finish_reason == ("tool_calls" if tool_choice == "required" else "stop")
     assert choice.message.content is None
+
+
+def test_a_tool_with_keywords_that_cannot_be_enforced_is_served_and_the_rest_enforced(api: Api) -> None:
+    """One such keyword refused every chat of agents whose built-in tools have it."""
+    function: Any = WEATHER["function"]
+    schema = function["parameters"]
+    days = {"type": "array", "items": {"enum": [1, 2]}, "minItems": 1, "maxItems": 2, "uniqueItems": True}
+    wider = schema | {"properties": schema["properties"] | {"days": days}, "required": ["city", "days"]}
+    tool = {"type": "function", "function": function | {"parameters": wider}}
+    path = "tools[0].function.parameters.properties.days.uniqueItems"
+    for choice in ("auto", "required"):
+        answer = api.ask(CHAT, QUESTION, tools=[tool], tool_choice=choice, max_tokens=200)
+        assert answer.headers["x-ignored-params"] == path
+        for call in answer.choice["message"].get("tool_calls", []):
+            assert set(json.loads(call["function"]["arguments"])["days"]) <= {1, 2}
+    assert answer.choice["finish_reason"] == "tool_calls"
+    strict = {"type": "function", "function": function | {"parameters": wider, "strict": True}}
+    error = api.ask(CHAT, QUESTION, tools=[strict]).error
+    assert error["param"] == "tools" and error["message"].startswith(f"tools: {path}: ")
 
 
 @pytest.mark.parametrize("question", [QUESTION, "What is the weather in Paris and Rome?", "What color is the sky?"])

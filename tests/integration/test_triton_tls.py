@@ -15,7 +15,7 @@ from tests.frontend.connections import self_signed
 from tests.integration.api import COMPLETIONS, Api
 from tests.integration.replicas import Frontend, frontend_of
 from tests.integration.stack import PACED_MODEL, endpoint_of
-from tests.launching import launcher_settings
+from tests.launching import environment_with_key, launcher_settings
 from tests.waiting import wait_until
 
 NAME = "localhost"  # that the certificate is for, and not for any address
@@ -54,7 +54,7 @@ def options(settings: Files) -> list[str]:
 def asked(launcher: Launcher, command: str, *arguments: str) -> tuple[int, str]:
     """Return the status of a command that asks the launcher's Triton, and what it said."""
     words = [sys.executable, "-m", "frontend", command, f"--triton={endpoint_of(launcher)}", *arguments]
-    done = subprocess.run(words, check=False, capture_output=True, text=True)
+    done = subprocess.run(words, check=False, capture_output=True, text=True, env=environment_with_key())
     return done.returncode, done.stdout
 
 

@@ -23,6 +23,7 @@ FULL = GenerationChunk(
         TokenLogprob(2, b"\xa5\xe6\x9c\xac", -0.5, (TopLogprob(2, b"\xa5", -0.5), TopLogprob(9, b"", -1.25))),
     ),
     num_prompt_tokens=1,
+    prompt_token_ids=(0, 7),
     finish_reason=FinishReason.STOP,
     stop_reason="€",
     usage=USAGE,
@@ -51,6 +52,7 @@ def chunks(draw: st.DrawFn) -> GenerationChunk:
         else draw(st.lists(COUNT, max_size=3).map(tuple)),
         logprobs=logprobs,
         num_prompt_tokens=draw(COUNT),
+        prompt_token_ids=draw(st.lists(COUNT, max_size=3).map(tuple)),
         finish_reason=finish_reason,
         stop_reason=draw(st.none() | st.text(max_size=3) | COUNT) if finish_reason else None,
         usage=draw(

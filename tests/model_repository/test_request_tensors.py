@@ -193,7 +193,8 @@ FULL = GenerationRequest(
     has_token_ids=True,
     has_usage=True,
     has_timing=True,
-    guide=Guide(GuideKind.REGEX, "a+"),
+    guide=Guide(GuideKind.JSON_SCHEMA, '{"type": "null"}', is_strict=False),
+    sender="key-1",
     lora_name="adapter",
     images=(b"\xff\xd8",),
     is_stream=True,
@@ -229,6 +230,7 @@ def test_every_field_of_a_request_survives_its_tensors(field: str) -> None:
     companions: dict[str, dict[str, Any]] = {
         "min_tokens": {"max_tokens": 17},
         "stream_interval_ms": {"is_stream": True},
+        "sender": {"guide": FULL.guide},
     }
     request = dataclasses.replace(PLAIN, **companions.get(field, {}) | {field: getattr(FULL, field)})
     assert tensors_to_request(request_to_tensors(request)) == request
@@ -405,6 +407,10 @@ def test_what_is_outside_a_range_is_refused(spec: TensorSpec) -> None:
         ({"top_logprobs": [1]}, "top_logprobs: needs return_log_probs to be true"),
         ({"guided_decoding_guide": ["a"]}, "guided_decoding_guide: needs guided_decoding_guide_type"),
         (
+            {"guided_decoding_guide_type": ["json"], "guided_decoding_strict": [False]},
+            "guided_decoding_strict: goes with json_schema only",
+        ),
+        (
             {"guided_decoding_guide_type": ["json"], "guided_decoding_guide": ["{}"]},
             "guided_decoding_guide: json takes none: the type for a schema is json_schema",
         ),
@@ -517,5 +523,6 @@ def test_one_value_that_cannot_be_honoured_among_neutral_ones_is_refused() -> No
 def test_bad_words_are_few_and_short() -> None:
     longest = ["é" * 256] * 256
     assert request_of(bad_words=[*longest, ""]).bad_words == tuple(longest)
+    assert refusal(stop_words=["a"] * 17) == "stop_words: 17 texts: there may be 16"
     assert refusal(bad_words=["a"] * 257) == "bad_words: 257 texts: there may be 256"
     assert refusal(bad_words=["a" * 257]) == "bad_words: a text of 257 characters: it may have 256"

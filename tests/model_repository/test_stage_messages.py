@@ -50,6 +50,7 @@ REQUEST = EngineRequest(
     has_usage=True,
     has_timing=True,
     guide=Guide(GuideKind.CHOICE, '["a", "é"]'),
+    sender="key-1",
     lora_name="adapter",
     is_stream=True,
     priority=1,
@@ -59,7 +60,7 @@ REQUEST = EngineRequest(
     stream_interval_ms=0,
 )
 DETAILS = ReleaseDetails(
-    echo_token_ids=(0, 7),
+    prompt_token_ids=(0, 7),
     echo=(b"", b"\xff\xe2\x82"),
     logprobs=(DrawnLogprob(None), DrawnLogprob(-0.1, ((5, -0.1), (6, -3.0))), DrawnLogprob(-float("inf"))),
     cum_logprob=0.0,
@@ -115,7 +116,7 @@ def test_each_field_of_an_engine_request_travels_alone(field: str) -> None:
 )
 def test_details_survive_json(echo: list[tuple[int, bytes]], **fields: Any) -> None:
     details = ReleaseDetails(
-        echo_token_ids=tuple(token_id for token_id, _ in echo), echo=tuple(text for _, text in echo), **fields
+        prompt_token_ids=tuple(token_id for token_id, _ in echo), echo=tuple(text for _, text in echo), **fields
     )
     assert ReleaseDetails.from_json(details.to_json()) == details
 
@@ -199,3 +200,54 @@ def test_stats_survive_json() -> None:
     numbers: dict[str, Any] = {name: index + 1 for index, name in enumerate(fields)}
     stats = EngineStats(**numbers | {"adapters": {"polite": "", "brief": "teams/brief"}})
     assert EngineStats.from_json(stats.to_json()) == stats
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"max_tokens": "5"},
+        {"max_tokens": None},
+        {"max_tokens": 1.5},
+        {"max_tokens": True},
+        {"sampling": 1},
+        {"sampling": {"temperature": "a"}},
+        {"sampling": {"seed": "1"}},
+        {"sampling": {"logit_bias": [[1, "x"]]}},
+        {"sampling": {"logit_bias": 3}},
+        {"sampling": {"mirostat": {"target": "x"}}},
+        {"sampling": {"mirostat": {"other": 1}}},
+        {"stop": 5},
+        {"stop": [5]},
+        {"stop_token_ids": ["a"]},
+        {"echo": ["€"]},
+        {"guide": 1},
+        {"guide": ["other", ""]},
+        {"guide": ["regex", 5]},
+        {"num_logprobs": "x"},
+        {"min_tokens": {}},
+        {"lora_name": 5},
+        {"is_stream": 1},
+        {"priority": 10**30 * 1.0},
+        {"stream_interval_ms": "x"},
+        {"prompt_token_ids": [1]},
+        {"stop": ["a", ""]},
+        {"sampling": {"seed": 2**64}},
+        {"sampling": {"seed": -1}},
+        {"delivery_number": 2**63},
+        {"unknown": 1},
+    ],
+    ids=str,
+)
+def test_engine_params_of_another_form_are_the_senders_mistake(fields: dict[str, Any]) -> None:
+    refuse_engine_params(json.dumps({"max_tokens": 3, "sampling": {}} | fields).encode())
+
+
+@pytest.mark.parametrize("params", [b"nonsense", b"", b"\xff", b"[]", b"1", b"null", b"{}", b'{"max_tokens": 3}'])
+def test_engine_params_that_are_no_request_are_the_senders_mistake(params: bytes) -> None:
+    refuse_engine_params(params)
+
+
+def refuse_engine_params(params: bytes) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        EngineRequest.from_tensors(np.zeros(1, np.int32), params)
+    assert refused.value.field == "engine_params"

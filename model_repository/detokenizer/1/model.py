@@ -9,12 +9,7 @@ from model_repository import contract, triton_shell
 from model_repository.byte_table import FILE_NAME, load_byte_table
 from model_repository.cancel_channel import CancelSender
 from model_repository.chunk_tensors import chunk_to_tensors
-from model_repository.detokenizer.text import (
-    Detokenizer,
-    read_special_tokens,
-    tensors_to_delivery,
-    tensors_to_release,
-)
+from model_repository.detokenizer.text import Decoding, Detokenizer, tensors_to_delivery, tensors_to_release
 
 
 class TritonPythonModel:
@@ -25,7 +20,7 @@ class TritonPythonModel:
         parameters = triton_shell.stage_parameters(args)
         artifact = Path(parameters["artifact_dir"])
         self.detokenizer = Detokenizer(
-            load_byte_table(artifact / FILE_NAME), read_special_tokens(artifact / "tokenizer" / "tokenizer.json")
+            load_byte_table(artifact / FILE_NAME), Decoding.load(artifact / "tokenizer" / "tokenizer.json")
         )
         self.cancel_sender = CancelSender(parameters["ensemble"])
 

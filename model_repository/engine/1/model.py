@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import hmac
 import json
+import os
 from typing import Any
 
 from model_repository import contract, triton_shell
-from model_repository.cancel_channel import CancelReceiver
+from model_repository.cancel_channel import CancelReceiver, CancelSender, key_to_number
 from model_repository.engine.adapter_control import AdapterControl
 from model_repository.engine.adapter_root import AdapterRoot
 from model_repository.engine.loader import load_engine
 from model_repository.engine.metrics import FAMILIES, EngineMetrics
-from model_repository.errors import InvalidRequest, StageError
+from model_repository.errors import InvalidRequest, KeyRefused, StageError
 from model_repository.stage_messages import EngineRequest
 from model_repository.tensors import array, text
 
@@ -25,8 +27,10 @@ class TritonPythonModel:
         with triton_shell.loading(args):
             self.engine = load_engine(parameters)
         self.engine.start()
+        self.key = os.environ.get(contract.KEY_VARIABLE, "")
         self.adapters = AdapterControl(self.engine, AdapterRoot.from_parameters(parameters))
         self.cancel_receiver = CancelReceiver(parameters["ensemble"], self.engine.cancel_sequence)
+        self.cancel_sender = CancelSender(contract.stage_name(parameters["ensemble"], "tokenizer"))
         custom = [triton_shell.CustomMetric(family, parameters["ensemble"]) for family in FAMILIES]
         self.metrics = EngineMetrics(self.engine.stats, custom)
         self.metrics.start()
@@ -64,9 +68,15 @@ class TritonPythonModel:
             message = json.loads(b"".join(elements))
         except ValueError as exc:
             raise InvalidRequest(f"not JSON ({exc})", contract.CONTROL.name) from exc
+        if isinstance(message, dict):
+            given = str(message.pop("key", "")).encode()
+            is_open = not self.key or message.keys() <= {"cancel_key"}
+            if not is_open and not hmac.compare_digest(given, self.key.encode()):
+                raise KeyRefused(f"this message needs Triton's key ({contract.KEY_VARIABLE})", contract.CONTROL.name)
         match message:
             case {"cancel_key": str(key)} if key and len(message) == 1:
                 self.engine.cancel_key(key)
+                self.cancel_sender.cancel(key_to_number(key))  # its grammar may still wait to be compiled
             case {"fail": "running"} if len(message) == 1:
                 self.engine.fail_running()
             case {"fail": "streams"} if len(message) == 1:
@@ -95,4 +105,5 @@ class TritonPythonModel:
         """End what is running and free the model."""
         self.metrics.close()
         self.cancel_receiver.close()
+        self.cancel_sender.close()
         self.engine.close()

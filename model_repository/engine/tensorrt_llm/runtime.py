@@ -24,6 +24,7 @@ from model_repository.engine.tensorrt_llm.request_loop import Call, RequestLoop
 from model_repository.engine.tensorrt_llm.result_reader import ResultReader
 from model_repository.engine.tensorrt_llm.role import RoleKind, role_from_environment
 from model_repository.engine.tensorrt_llm.sampling import SamplingPlanner, is_scored
+from model_repository.engine.token_constraint import TokenConstraint
 from model_repository.engine.turns import turn_s
 from model_repository.errors import EngineFailed, Unsupported
 from model_repository.stage_messages import EngineRequest
@@ -73,7 +74,10 @@ class TensorRtLlmRuntime:
         self._llm = start_llm(config, self._options, role)
         self._loop = RequestLoop(self._llm)
 
-    def submit(self, sequence: int, request: EngineRequest) -> None:
+    def prepare(self, request: EngineRequest) -> None:
+        """Do nothing: each worker process compiles the guide itself."""
+
+    def submit(self, sequence: int, request: EngineRequest, constraint: TokenConstraint | None = None) -> None:
         """Queue a request.
 
         Raises:

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from model_repository import triton_shell
+from model_repository import contract, triton_shell
 from model_repository.byte_table import FILE_NAME, load_byte_table
+from model_repository.cancel_channel import CancelReceiver, key_to_number
 from model_repository.cores import num_cores
-from model_repository.errors import InvalidRequest
-from model_repository.tensors import Tensors, num_bytes
-from model_repository.tokenizer.stage import StageConfig, TokenizerStage
+from model_repository.errors import InvalidRequest, StageError
+from model_repository.fair_pool import FairPool
+from model_repository.tensors import Tensors, num_bytes, text
+from model_repository.tokenizer.constraint import ConstraintCompiler
+from model_repository.tokenizer.stage import GrammarNotChecked, StageConfig, TokenizerStage
 from model_repository.tokenizer.tokenizer_files import TokenizerFiles
 
 _LARGE_BYTES = 16_384  # of inputs: about a millisecond's work
+_NUM_CANCELLED = 4096
+_NUM_COMPILERS = 3  # grammars that are compiled at the same time, each of another sender
 
 
 class TritonPythonModel:
@@ -25,43 +31,91 @@ class TritonPythonModel:
         parameters = triton_shell.stage_parameters(args)
         artifact = Path(parameters["artifact_dir"])
         with triton_shell.loading(args):
+            self.compiler = ConstraintCompiler(_NUM_COMPILERS)  # it forks: first, while there are no threads
             self.stage = TokenizerStage(
                 TokenizerFiles.load(artifact / "tokenizer"),
                 load_byte_table(artifact / FILE_NAME),
                 StageConfig.from_parameters(parameters),
+                self.compiler,
             )
         # While they tokenize Python's lock is free. One core is left to everything else.
         self.threads = ThreadPoolExecutor(max(1, num_cores() - 1))
+        self.grammar_threads = FairPool(_NUM_COMPILERS)
+        self.cancelled: dict[int, None] = {}  # the last cancel keys, as numbers
+        self.cancel_receiver = CancelReceiver(contract.stage_name(parameters["ensemble"], "tokenizer"), self._cancel)
 
     def execute(self, requests: list[Any]) -> list[Any]:
-        """Encode each request's prompt, large ones in threads: None is returned for these, and they are answered later.
+        """Encode each request's prompt. None stands for a request that a thread answers later.
 
-        An answer of its own costs more, but the next requests come as soon as this returns.
+        Threads answer large prompts and new grammars, since Triton sends the next requests only when this returns. An
+        answer from a thread costs more.
         """
         return [self._serve(request) for request in requests]
 
     def finalize(self) -> None:
-        """Answer what is waiting."""
+        """Finish the requests in the threads."""
+        self.cancel_receiver.close()
         self.threads.shutdown()
+        self.grammar_threads.close()
+        self.compiler.close()
 
     def _serve(self, request: Any) -> Any:
+        request_id = triton_shell.request_id(request)
         try:
             tensors = triton_shell.read_tensors(request)
         except Exception as exc:
-            return triton_shell.error_response(exc, triton_shell.request_id(request))
-        if num_bytes(tensors) < _LARGE_BYTES:
-            return self._answer(tensors, triton_shell.request_id(request))
-        send, request_id = triton_shell.only_response_sender(request), triton_shell.request_id(request)
+            return triton_shell.error_response(exc, request_id)
+        is_large = num_bytes(tensors) >= _LARGE_BYTES
+        sender = ""
+        if not is_large:
+            try:
+                return self._answer(tensors, request_id, may_wait=False)
+            except GrammarNotChecked as exc:
+                sender = exc.sender
+        send = triton_shell.only_response_sender(request)
         # The arrays lie in memory that Triton takes back.
         copies = {name: value.copy() for name, value in tensors.items()}
-        self.threads.submit(lambda: send(self._answer(copies, request_id)))
+        if is_large:
+            self.threads.submit(self._answer_large, copies, request_id, send)
+        else:
+            self._answer_compiled(sender, copies, request_id, send)
         return None
 
-    def _answer(self, tensors: Tensors, request_id: str) -> Any:
+    def _answer_large(self, tensors: Tensors, request_id: str, send: Callable[[Any], None]) -> None:
+        try:
+            send(self._answer(tensors, request_id, may_wait=False))
+        except GrammarNotChecked as exc:
+            self._answer_compiled(exc.sender, tensors, request_id, send)
+
+    def _answer_compiled(self, sender: str, tensors: Tensors, request_id: str, send: Callable[[Any], None]) -> None:
+        """Answer a request once its grammar is compiled, which waits for other grammars of its sender."""
+
+        def answer() -> None:
+            key = text(tensors, contract.CANCEL_KEY)
+            if key_to_number(key) in self.cancelled:
+                send(
+                    triton_shell.error_response(InvalidRequest("it is cancelled", contract.CANCEL_KEY.name), request_id)
+                )
+            else:
+                send(self._answer(tensors, request_id, may_wait=True))
+
+        try:
+            self.grammar_threads.submit(sender, answer)
+        except StageError as exc:
+            send(triton_shell.error_response(exc, request_id))
+
+    def _answer(self, tensors: Tensors, request_id: str, *, may_wait: bool) -> Any:
         try:
             for name, value in tensors.items():
                 if len(value) != 1:
                     raise InvalidRequest(f"shape {list(value.shape)}: must be [1, ...], of one request", name)
-            return triton_shell.response(self.stage.answer(tensors))
+            return triton_shell.response(self.stage.answer(tensors, may_wait=may_wait))
+        except GrammarNotChecked:
+            raise
         except Exception as exc:
             return triton_shell.error_response(exc, request_id)
+
+    def _cancel(self, number: int) -> None:
+        self.cancelled[number] = None
+        if len(self.cancelled) > _NUM_CANCELLED:
+            del self.cancelled[next(iter(self.cancelled))]

@@ -27,21 +27,34 @@ def test_a_gguf_file_says_what_it_is(whole_file: Path) -> None:
     assert read_gguf_facts(whole_file) == GgufFacts(context_length=1024, vocab_size=288, eos_token_ids=(261,))
 
 
-@pytest.mark.parametrize("length", [0, 3, 10, 100, 1000, 4000, 20_000, -1])
-def test_a_cut_gguf_file_is_refused(length: int, whole_file: Path) -> None:
-    """Some cuts ended in an IndexError of the reader."""
-    whole_file.write_bytes(whole_file.read_bytes()[:length])
-    with pytest.raises(BuildError, match=r"model\.gguf: not a GGUF file of a language model"):
+@pytest.mark.parametrize("length", [4, 10, 100, 1000, 4000, 20_000, -100])
+def test_a_gguf_file_that_was_cut_off_is_refused_as_that(length: int, whole_file: Path) -> None:
+    """Some cuts ended in an IndexError of the reader, others were called "not a GGUF file"."""
+    whole = whole_file.read_bytes()
+    whole_file.write_bytes(whole[:length])
+    with pytest.raises(BuildError, match=r"model\.gguf: a GGUF file that is cut off or damaged: download it"):
         read_gguf_facts(whole_file)
 
 
-def test_another_file_is_no_gguf_file(checkpoint: Path) -> None:
-    with pytest.raises(BuildError, match="not a GGUF file"):
-        read_gguf_facts(checkpoint / "tokenizer.json")
+def test_of_a_gguf_file_that_was_cut_off_behind_its_header_it_is_said_how_much_is_missing(whole_file: Path) -> None:
+    end = max(tensor.data_offset + tensor.n_bytes for tensor in gguf.GGUFReader(whole_file).tensors)
+    whole = whole_file.read_bytes()
+    whole_file.write_bytes(whole[:end])
+    read_gguf_facts(whole_file)
+    whole_file.write_bytes(whole[: end - 1])
+    with pytest.raises(BuildError, match=rf"it has {end - 1:,} bytes of at least {end:,}\)$"):
+        read_gguf_facts(whole_file)
+
+
+@pytest.mark.parametrize("content", [b"", b"GG", b"{}", b"version https://git-lfs"])
+def test_another_file_is_no_gguf_file(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "model.gguf").write_bytes(content)
+    with pytest.raises(BuildError, match=r"model\.gguf: not a GGUF file: it begins with b'"):
+        read_gguf_facts(tmp_path / "model.gguf")
 
 
 def test_a_missing_gguf_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(BuildError, match=r"missing\.gguf"):
+    with pytest.raises(BuildError, match=r"missing\.gguf: no such file"):
         read_gguf_facts(tmp_path / "missing.gguf")
 
 

@@ -82,6 +82,26 @@ def test_what_cannot_be_planned_is_one_line(
     assert captured.out == ""
 
 
+@pytest.mark.parametrize(
+    ("model_id", "class_name"),
+    [
+        ("google/gemma-2-27b-it", "Gemma2ForCausalLM"),
+        ("google/gemma-2-9b-it", "Gemma2ForCausalLM"),
+        ("deepseek-ai/DeepSeek-V2.5", "DeepseekV2ForCausalLM"),
+    ],
+)
+@pytest.mark.parametrize("dry_run", [[], ["--dry-run"]])
+def test_a_model_that_the_pytorch_backend_lacks_is_refused_before_anything_is_fetched(
+    dry_run: list[str], model_id: str, class_name: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Such an artifact was made of hundreds of gigabytes, and did not load."""
+    place = ["--gpu", "h200", "--state-dir", str(tmp_path), "--checkpoint", f"{model_id}@main"]
+    arguments = [model_id, "--runtime", "tensorrt_llm", "--backend", "pytorch", *place, *dry_run]
+    assert main(["build", *arguments]) == 1
+    rule = f"it has no {class_name}: use --backend engine"
+    assert capsys.readouterr().err == f"error: --backend pytorch: cannot run {model_id}: {rule}\n"
+
+
 @pytest.mark.parametrize("flag", [["--dry-run"], ["--gpu", "h100"], ["--gpus", "2"], ["--keep-work"]])
 def test_another_runtime_takes_none_of_the_options(flag: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["build", "demo", *flag]) == 1

@@ -188,7 +188,6 @@ def test_a_template_that_we_ship_is_in_the_artifact(spec: TensorRtLlmSpec, tmp_p
     (spec.source.folder / "tokenizer_config.json").write_text("{}")
     folder = build(with_plan(spec, entry=entry), tmp_path / "artifacts")
     assert "### Instruction:" in (folder / "tokenizer" / "chat_template.jinja").read_text()
-    assert artifact.verify(folder).has_chat_template
 
 
 def test_every_id_that_ends_an_answer_is_known(spec: TensorRtLlmSpec, tmp_path: Path) -> None:

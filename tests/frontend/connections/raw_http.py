@@ -49,8 +49,8 @@ async def exchange(port: int, request: bytes) -> list[RawAnswer]:
 def post(path: str, body: Mapping[str, Any], *headers: str) -> bytes:
     """Return a request with a JSON body."""
     payload = json.dumps(body).encode()
-    lines = (f"POST {path} HTTP/1.1", "Host: a", f"Content-Length: {len(payload)}", *headers, "", "")
-    return "\r\n".join(lines).encode() + payload
+    lines = [f"POST {path} HTTP/1.1", "Host: localhost", "Content-Type: application/json"]
+    return "\r\n".join([*lines, f"Content-Length: {len(payload)}", *headers, "", ""]).encode() + payload
 
 
 def answers_in(received: bytes) -> list[RawAnswer]:

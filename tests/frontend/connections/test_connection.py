@@ -14,7 +14,7 @@ from tests.frontend.bodies import CHAT, COMPLETION
 from tests.frontend.conftest import Serve
 from tests.frontend.connections.raw_http import DEADLINE_S, exchange, narrow_connection, port_of, post
 
-GET = b"GET /health/live HTTP/1.1\r\nHost: a\r\n"
+GET = b"GET /health/live HTTP/1.1\r\nHost: localhost\r\n"
 CLOSE = b"Connection: close\r\n"
 
 
@@ -79,7 +79,7 @@ async def test_pipelined_requests_are_answered_in_order(serve: Serve) -> None:
 async def test_a_url_that_is_too_long_is_414(serve: Serve) -> None:
     for is_same in (True, False):
         http = await serve(FakeTriton(), max_url_bytes=1000, max_header_bytes=1000 if is_same else 2000)
-        (answer,) = await exchange(port_of(http), b"GET /" + b"a" * 1100 + b" HTTP/1.1\r\nHost: a\r\n\r\n")
+        (answer,) = await exchange(port_of(http), b"GET /" + b"a" * 1100 + b" HTTP/1.1\r\nHost: localhost\r\n\r\n")
         assert (answer.status, answer.error["code"]) == (414, "url_too_long")
         assert "1000 bytes" in answer.error["message"]
 
@@ -100,7 +100,7 @@ async def test_what_is_no_http_is_refused_without_an_echo(serve: Serve, caplog: 
     http = await serve(FakeTriton())
     for request in (
         b"secret\r\n\r\n",
-        b"GET /secret HTTP/2.0\r\nHost: a\r\n\r\n",
+        b"GET /secret HTTP/2.0\r\nHost: localhost\r\n\r\n",
         b"GET /secret HTTP/9.9\r\n\r\n",
         GET + b"secret\r\n\r\n",
         b"\x16\x03\x01secret\n\n",

@@ -16,6 +16,7 @@ from frontend.errors import (
     StageUnhealthy,
     TritonUnreachable,
 )
+from model_repository.capabilities import Capability
 from model_repository.generation import GenerationChunk, GenerationRequest, TextPrompt
 from tests.fakes import FakeTriton, chunks, served_model
 from tests.frontend.answers import error_of, events_of
@@ -318,3 +319,24 @@ async def test_text_that_a_parser_holds_back_makes_no_empty_event(serve: Serve) 
     response = await http.post("/v1/chat/completions", json=CHAT | {"tools": tools, "stream": True})
     deltas = [event["choices"][0]["delta"] for event in await events_of(response)]
     assert deltas == [{"role": "assistant", "content": ""}, {"content": "Hi"}, {"content": " <tool_kit>"}]
+
+
+@pytest.mark.parametrize(("path", "body"), PATHS)
+async def test_a_seed_that_the_runtime_draws_without_is_listed_as_ignored(
+    serve: Serve, path: str, body: dict[str, Any]
+) -> None:
+    """TensorRT-LLM's PyTorch backend took seeds, and answered the same request with another text each time."""
+    model = served_model(capabilities=frozenset(Capability) - {Capability.SEED})
+    http = await serve(FakeTriton(chunks("x"), models=[model]))
+    for fields, ignored in (
+        ({"seed": 5}, "seed"),
+        ({"seed": 5, "foo": 1, "stream": True}, "foo,seed"),
+        ({}, None),
+        ({"seed": 5, "mirostat": 2}, None),  # drawn by the engine stage itself
+    ):
+        response = await http.post(path, json=body | fields)
+        assert (response.status, response.headers.get("x-ignored-params")) == (200, ignored), fields
+    strict = await serve(FakeTriton(chunks("x"), models=[model]), strict_extra=True)
+    error = await error_of(await strict.post(path, json=body | {"seed": 5}))
+    assert (error["status"], error["param"], error["code"]) == (400, "seed", "unknown_parameter")
+    assert "x-ignored-params" not in (await http.post(path, json=body)).headers

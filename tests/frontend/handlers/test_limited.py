@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 from typing import Any
 
 import openai
@@ -14,10 +15,12 @@ from tests.fakes import DEMO, FakeTriton, chunks
 from tests.frontend.answers import error_of
 from tests.frontend.bodies import CHAT, COMPLETION, PATHS
 from tests.frontend.conftest import Serve
+from tests.hostile.large import spaces
 
 NUM_USED = 12  # tokens of a completion of the fake's
 LIMIT = 1000  # tokens a minute
 PROMPT_BYTES = 300
+IMAGE = "data:image/png;base64," + "A" * 60_000
 
 
 def remaining(headers: Any) -> int:
@@ -91,6 +94,44 @@ async def test_choices_of_one_prompt_pay_for_it_once(serve: Serve) -> None:
     assert LIMIT - await left(http) in (7 + 3 * 5, 7 + 3 * 5 - 1)
 
 
+@pytest.mark.parametrize(
+    ("path", "body", "num_tokens"),
+    [
+        ("/v1/completions", {"prompt": "a" * 60_000}, DEMO.context_window + 100),
+        ("/v1/completions", {"prompt": ["a" * 60_000] * 2}, 2 * DEMO.context_window + 200),
+        ("/v1/completions", {"prompt": ["a" * 15 + "\u20ac" * 5] * 2}, 20 + 200),
+        ("/v1/completions", {"prompt": [1] * 40, "metadata": {"a": "a" * 60_000}}, 40 + 100),
+        ("/v1/completions", {"prompt": "a" * 90, "nobody": "a" * 60_000, "user": "a" * 60_000}, 30 + 100),
+        ("/v1/completions", {"prompt": "a <image>", "images": [IMAGE]}, 3 + 100),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a" * 60_000}]}, DEMO.context_window + 100),
+    ],
+)
+async def test_what_a_prompt_costs_beforehand_is_its_text_alone_and_never_more_than_the_window(
+    serve: Serve, path: str, body: dict[str, Any], num_tokens: int
+) -> None:
+    http = await serve(FakeTriton(chunks("x")), tokens_per_minute=1_000_000)
+    response = await http.post(path, json={"model": DEMO.id, "max_tokens": 100} | body)
+    assert (response.status, 1_000_000 - remaining(response.headers)) == (200, num_tokens)
+
+
+async def test_white_space_takes_no_place_of_others(serve: Serve) -> None:
+    """Two such bodies were estimated at 6.7 million tokens of 4.2 million: the next requests were refused."""
+    triton = FakeTriton([asyncio.Event()])
+    http = await serve(triton)
+    path, body = spaces(DEMO.id)
+    tasks = [
+        asyncio.create_task(http.post(path, data=io.BytesIO(body), headers={"Content-Type": "application/json"}))
+        for _ in range(3)
+    ]
+    tasks += [asyncio.create_task(http.post("/v1/completions", json=COMPLETION)) for _ in range(3)]
+    async with asyncio.timeout(10):
+        while len(triton.requests) < len(tasks):
+            assert not [task for task in tasks if task.done()]
+            await asyncio.sleep(0.01)
+    for task in tasks:
+        task.cancel()
+
+
 async def test_an_error_before_anything_is_generated_costs_no_tokens(serve: Serve) -> None:
     http = await serve(FakeTriton([InvalidRequest("prompt: too long")]), tokens_per_minute=LIMIT)
     assert (await http.post("/v1/completions", json=COMPLETION)).status == 400
@@ -155,9 +196,9 @@ async def test_tokenization_counts_as_a_request_without_tokens(serve: Serve) -> 
     assert (await http.post("/tokenize", json={"model": DEMO.id, "prompt": "a"})).status == 429
 
 
-async def test_a_full_model_is_503_at_once_and_tells_when_to_come_back(serve: Serve) -> None:
+async def test_a_full_model_is_503_and_tells_when_to_come_back(serve: Serve) -> None:
     triton = FakeTriton([asyncio.Event()])
-    http = await serve(triton, max_in_flight=1, max_queue_share=0.0, requests_per_minute=9)
+    http = await serve(triton, max_in_flight=1, max_queue_wait_s=0.01, requests_per_minute=9)
     request = asyncio.create_task(http.post("/v1/completions", json=COMPLETION))
     await asyncio.wait_for(triton.started.wait(), 10)
     response = await http.post("/v1/completions", json=COMPLETION)
@@ -178,8 +219,9 @@ async def test_who_waits_and_hangs_up_never_reaches_the_engine(serve: Serve) -> 
     first = asyncio.create_task(http.post("/v1/completions", json=COMPLETION))
     await asyncio.wait_for(triton.started.wait(), 10)
     second = asyncio.create_task(http.post("/v1/completions", json=COMPLETION))
-    while (await http.post("/v1/completions", json=COMPLETION | {"service_tier": "flex"})).status != 503:
-        pass  # not queued yet: the one that asks waits in vain
+    async with asyncio.timeout(10):
+        while f'conch_requests_in_flight{{model="{DEMO.id}"}} 2.0' not in await (await http.get("/metrics")).text():
+            pass
     second.cancel()
     first.cancel()
     await asyncio.wait_for(triton.closed.wait(), 10)

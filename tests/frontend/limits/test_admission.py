@@ -11,12 +11,13 @@ import pytest
 from frontend.errors import QueueFull
 from frontend.limits.admission import Admission, Bounds
 from frontend.limits.asks import Ask, Priority
+from frontend.limits.policy import Policy
+from frontend.settings import Settings
 from tests.frontend.limits.asks import Clock, generation
 
 BOUNDS: dict[str, Any] = {
     "max_in_flight": 2,
     "max_in_flight_prompt_tokens": 100,
-    "max_queue_share": 1.5,
     "max_queue_wait_s": 60.0,
 }
 
@@ -50,7 +51,7 @@ async def test_beyond_the_bound_requests_wait_for_their_turn() -> None:
 
 
 async def test_prompt_tokens_are_bounded_too() -> None:
-    admission = door(max_in_flight=0)
+    admission = door(max_in_flight=9)
     tasks = await waiting(admission, generation(num_prompt_tokens=60), generation(num_prompt_tokens=60))
     assert [task.done() for task in tasks] == [True, False]
     admission.leave(generation(num_prompt_tokens=60))
@@ -69,7 +70,44 @@ async def test_what_exceeds_the_bounds_by_itself_runs_alone() -> None:
     await asyncio.gather(*tasks)
 
 
-async def test_beyond_the_queue_a_request_is_refused_at_once_and_told_when_to_come_back() -> None:
+async def test_by_default_a_model_gets_as_many_completions_as_its_replicas_decode_at_a_time() -> None:
+    admission = door(max_in_flight=0)
+    tasks = await waiting(admission, *[generation(num_replicas=2, max_sequences=3)] * 7)
+    assert [task.done() for task in tasks] == [True] * 6 + [False]
+    tasks[-1].cancel()
+
+
+async def test_a_burst_that_is_served_in_time_is_not_refused_however_few_places_there_are() -> None:
+    """As many waited as half of what is in flight: of 200 requests at once at 16 places 176 were refused."""
+    clock = Clock()
+    admission = Admission(Policy(Settings()).bounds("m"), clock)
+    burst = generation(max_sequences=16)
+    tasks = []
+    for _ in range(200):
+        clock.now_s += 0.005
+        tasks += await waiting(admission, burst)
+    for _ in range(200 // 16):
+        clock.now_s += 1.0
+        for _ in range(16):
+            admission.leave(burst)
+        await settled()
+    assert all(task.done() for task in tasks)
+    await asyncio.gather(*tasks)
+
+
+async def test_one_large_request_in_flight_leaves_place_in_the_queue_for_others() -> None:
+    """The queue held half as many requests as were in flight, which was one."""
+    admission = door()
+    tasks = await waiting(admission, generation(num_sequences=2), *[generation()] * 9)
+    assert (admission.num_requests, admission.num_queued) == (1, 9)
+    for task in tasks:
+        task.cancel()
+
+
+async def test_beyond_the_queue_a_request_is_refused_at_once_and_told_when_to_come_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("frontend.limits.admission._MAX_QUEUED", 3)
     admission = door()
     tasks = await waiting(admission, *[generation()] * 5)
     with pytest.raises(QueueFull) as caught:
@@ -81,7 +119,8 @@ async def test_beyond_the_queue_a_request_is_refused_at_once_and_told_when_to_co
         task.cancel()
 
 
-async def test_a_queue_that_is_full_for_the_flood_has_place_for_another_key() -> None:
+async def test_a_queue_that_is_full_for_the_flood_has_place_for_another_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("frontend.limits.admission._MAX_QUEUED", 3)
     admission = door()
     tasks = await waiting(admission, *[generation("flood")] * 5)
     [other] = await waiting(admission, generation("other"))
@@ -110,7 +149,8 @@ async def test_each_replica_that_is_ready_brings_places_and_nobody_is_sent_away_
 
 
 async def test_nobody_waits_longer_than_the_maximum() -> None:
-    admission = door(max_in_flight=1, max_queue_wait_s=0.001)
+    bounds = Bounds(**BOUNDS | {"max_in_flight": 1, "max_queue_wait_s": 0.001})
+    admission = Admission(bounds, Clock())  # by a real clock, the wait that is expected may be too long already
     await admission.enter(generation())
     with pytest.raises(QueueFull, match=r"0\.001 s"):
         await admission.enter(generation())
@@ -119,9 +159,7 @@ async def test_nobody_waits_longer_than_the_maximum() -> None:
 
 async def test_who_is_expected_to_wait_too_long_is_refused_at_once() -> None:
     clock = Clock()
-    admission = Admission(
-        Bounds(**BOUNDS | {"max_in_flight": 1, "max_queue_share": 9.0, "max_queue_wait_s": 10.0}), clock
-    )
+    admission = Admission(Bounds(**BOUNDS | {"max_in_flight": 1, "max_queue_wait_s": 10.0}), clock)
     first, second = await waiting(admission, generation(), generation())
     await first
     clock.now_s += 4
@@ -174,7 +212,7 @@ async def test_who_hangs_up_in_the_moment_of_its_turn_holds_nothing() -> None:
 
 
 async def test_a_key_that_floods_gets_no_more_than_its_share() -> None:
-    admission = door(max_queue_share=200.0)
+    admission = door()
     served: Counter[str] = Counter()
 
     async def one(key: str) -> None:

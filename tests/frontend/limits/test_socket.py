@@ -19,7 +19,7 @@ from frontend.limits.socket_limiter import SocketLimiter
 from frontend.limits.socket_server import WorkerConnection
 from tests.frontend.limits.asks import Clock, ask, generation
 
-BOUNDS = Bounds(max_in_flight=1, max_in_flight_prompt_tokens=0, max_queue_share=1.0, max_queue_wait_s=60.0)
+BOUNDS = Bounds(max_in_flight=1, max_in_flight_prompt_tokens=0, max_queue_wait_s=60.0)
 
 
 @asynccontextmanager
@@ -82,7 +82,10 @@ async def test_two_workers_share_one_limit(tmp_path: Path) -> None:
         await worker.close()
 
 
-async def test_a_place_goes_from_one_worker_to_the_next(tmp_path: Path, limiter: LocalLimiter) -> None:
+async def test_a_place_goes_from_one_worker_to_the_next(
+    tmp_path: Path, limiter: LocalLimiter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("frontend.limits.admission._MAX_QUEUED", 1)
     first, second = worker_of(tmp_path), worker_of(tmp_path)
     lease = await first.acquire(generation())
     waiting = asyncio.create_task(second.acquire(generation()))

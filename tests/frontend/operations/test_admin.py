@@ -43,8 +43,8 @@ async def test_without_a_key_file_only_this_machine_administers_and_no_web_page(
     operate: Operate, method: str, path: str
 ) -> None:
     http = await operate()
-    page = await http.request(method, path, headers={"Origin": "http://example.org"})
-    assert page.status == 403
+    for page in ({"Origin": "http://example.org"}, {"Origin": "http://evil:80", "Host": "evil:80"}):
+        assert (await http.request(method, path, headers=page)).status == 403
     assert (await http.request(method, path)).status not in (401, 403)
     open_to_all = await operate(admin_host="0.0.0.0", admin_port=1, allow_anonymous=True)
     assert (await open_to_all.request(method, path)).status == 403
@@ -113,6 +113,12 @@ async def test_what_cannot_be_done_is_refused_and_changes_nothing(
     answer = await http.post(f"/admin/models/{path}", json=body) if body else await http.post(f"/admin/models/{path}")
     assert answer.status == status
     assert word in (await answer.json())["error"]["message"]
+    assert triton.calls == []
+
+
+async def test_a_body_must_be_json(operate: Operate, triton: FakeTriton) -> None:
+    http = await operate()
+    assert (await http.post("/admin/models/org/demo/unload", data='{"timeout_s": 0}')).status == 415
     assert triton.calls == []
 
 

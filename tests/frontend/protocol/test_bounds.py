@@ -33,12 +33,12 @@ def test_content_parts_are_counted_over_all_messages(model: type[ChatCompletionR
 def test_the_depth_of_a_body_is_a_setting() -> None:
     body = {"model": "a", "prompt": "b", "metadata": {"a": [[[[[[1]]]]]]}}
     parse(CompletionRequest, json.dumps(body).encode(), Settings())
-    with pytest.raises(InvalidJSON, match="8 levels"):
+    with pytest.raises(InvalidJSON, match="10 levels of nesting: at most 8 are read"):
         parse(CompletionRequest, json.dumps(body | {"foo": [body]}).encode(), Settings(max_json_depth=8))
 
 
 def test_lists_and_objects_are_counted() -> None:
     body = {"model": "a", "prompt": "b"}
     parse(CompletionRequest, json.dumps(body | {"foo": [[]] * 19_990}).encode(), Settings())
-    with pytest.raises(InvalidJSON, match="more than 20000 lists and objects"):
+    with pytest.raises(InvalidJSON, match="has 20002 lists and objects: at most 20000 are read"):
         parse(CompletionRequest, json.dumps(body | {"foo": [[]] * 20_000}).encode(), Settings())

@@ -86,6 +86,7 @@ def test_a_bad_message_is_refused_by_place(messages: Any, param: str) -> None:
         ({"role": "tool", "tool_call_id": "1"}, "content"),
         ({"role": "user", "content": "x", "tool_calls": [CALL]}, "tool_calls"),
         ({"role": "user", "content": "x", "function_call": CALL["function"]}, "tool_calls"),
+        ({"role": "user", "content": "x", "refusal": "no"}, "refusal"),
         (user({"type": "text"}), "content[0].text"),
         (user({"type": "text", "text": None}), "content[0].text"),
         (user({"type": "refusal"}), "content[0].refusal"),

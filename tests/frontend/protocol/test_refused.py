@@ -1,4 +1,4 @@
-"""Fields that are known and not served: refused, unless their value changes nothing."""
+"""Fields that are known and not served: refused, or listed if they are hints, unless their value changes nothing."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from frontend.errors import UnsupportedValue
 from frontend.protocol.body import Body
 from frontend.protocol.chat import ChatCompletionRequest, ChatMessage
 from frontend.protocol.completion import CompletionRequest
+from frontend.protocol.fields import OF_PEERS
 from frontend.protocol.tokenization import TokenizeRequest
 from tests.frontend.bodies import CHAT, COMPLETION, USER, read, refusal
 
@@ -20,8 +21,6 @@ HARMFUL: dict[str, Any] = {
     "prediction": {"type": "content", "content": "x"},
     "web_search_options": {},
     "moderation": {},
-    "reasoning_effort": "high",
-    "verbosity": "high",
     "store": True,
     "prompt_cache_retention": "24h",
     "prompt_cache_options": {"mode": "explicit"},
@@ -37,6 +36,25 @@ HARMFUL: dict[str, Any] = {
     "guided_regex": "a",
     "guided_choice": ["a"],
     "guided_grammar": "x",
+    "grammar": "x",
+    "ebnf": "x",
+    "regex": "a",
+    "json_schema": {},
+    "format": "json",
+    "structural_tag": "{}",
+    "n_predict": 5,
+    "max_new_tokens": 5,
+    "min_new_tokens": 5,
+    "stop_sequences": ["a"],
+    "no_stop_trim": True,
+    "n_probs": 1,
+    "repeat_penalty": 1.1,
+    "typical_p": 0.9,
+    "tfs_z": 0.9,
+    "top_a": 0.1,
+    "dynatemp_range": 0.5,
+    "dry_multiplier": 0.8,
+    "xtc_probability": 0.5,
     # of chats
     "prompt": "x",
     "echo": True,
@@ -54,11 +72,6 @@ HARMFUL: dict[str, Any] = {
     "chat_template_kwargs": {"a": 1},
     "add_generation_prompt": False,
     "continue_final_message": True,
-    # of messages
-    "refusal": "no",
-    "annotations": [{"type": "url_citation"}],
-    "reasoning_content": "hm",
-    "reasoning": "hm",
     # of /tokenize
     "mm_processor_kwargs": {"a": 1},
 }
@@ -75,6 +88,12 @@ PLACES: dict[type[Body], tuple[type[Body], Any, str]] = {
     ),
 }
 FIELDS = [pytest.param(kind, name, id=f"{kind.__name__}.{name}") for kind in PLACES for name in kind.refused]
+HINTS = [pytest.param(kind, name, id=f"{kind.__name__}.{name}") for kind in PLACES for name in kind.hints]
+FOLLOWED_ELSEWHERE: dict[str, Any] = {
+    "verbosity": "high",
+    "reasoning_effort": "high",
+    "annotations": [{"type": "url_citation"}],
+}
 
 
 def test_there_is_a_harmful_value_for_every_refused_field() -> None:
@@ -90,12 +109,25 @@ def test_a_field_that_is_not_served_is_refused_by_place(kind: type[Body], name: 
         assert (error.status, error.code, error.param) == (400, "unsupported_value", place + name)
         assert error.message.startswith(f"{place}{name}=")
         assert "expected null" in error.message
+        if name in OF_PEERS:
+            field, _, part = OF_PEERS[name][0].partition(".")
+            assert error.message.endswith(f"; use {OF_PEERS[name][0]}")
+            served = {**model.model_fields, **ChatCompletionRequest.model_fields}
+            assert field in served and (not part or field == "structured_outputs")
 
 
 @pytest.mark.parametrize(("kind", "name"), FIELDS)
 def test_a_field_that_is_not_served_may_say_what_changes_nothing(kind: type[Body], name: str) -> None:
     model, body_with, _ = PLACES[kind]
     for neutral in (None, *kind.refused[name]):
+        assert read(model, body_with({name: neutral}))[1] == []
+
+
+@pytest.mark.parametrize(("kind", "name"), HINTS)
+def test_a_hint_that_no_model_follows_is_accepted_and_listed_by_place(kind: type[Body], name: str) -> None:
+    model, body_with, place = PLACES[kind]
+    assert read(model, body_with({name: FOLLOWED_ELSEWHERE[name]}))[1] == [place + name]
+    for neutral in (None, *kind.hints[name]):
         assert read(model, body_with({name: neutral}))[1] == []
 
 
@@ -107,9 +139,10 @@ def test_true_is_not_one_and_false_is_not_zero(name: str, value: Any) -> None:
 @pytest.mark.parametrize("model", [ChatCompletionRequest, CompletionRequest])
 def test_no_field_is_both_served_and_refused(model: type[Body]) -> None:
     assert not set(model.refused) & set(model.model_fields)
+    assert not set(model.hints) & {*model.refused, *model.model_fields}
 
 
 def test_each_endpoint_knows_the_others_fields() -> None:
     chat, completion = ChatCompletionRequest, CompletionRequest
-    assert set(chat.model_fields) <= set(completion.model_fields) | set(completion.refused)
+    assert set(chat.model_fields) <= {*completion.model_fields, *completion.refused, *completion.hints}
     assert set(completion.model_fields) <= set(chat.model_fields) | set(chat.refused)

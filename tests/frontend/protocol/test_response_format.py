@@ -54,13 +54,14 @@ def test_a_schema_is_enforced_wherever_it_stands(fields: dict[str, Any]) -> None
     assert guide is not None
     assert guide.kind is GuideKind.JSON_SCHEMA
     assert json.loads(guide.content) == SCHEMA
+    assert guide.is_strict == ('"strict": true' in json.dumps(fields))
 
 
 @pytest.mark.parametrize(
     ("structured_outputs", "guide"),
     [
         ({"json_object": True}, Guide(GuideKind.JSON_OBJECT)),
-        ({"json": {}}, Guide(GuideKind.JSON_SCHEMA, "{}")),
+        ({"json": {}}, Guide(GuideKind.JSON_SCHEMA, "{}", is_strict=False)),
         ({"regex": "a"}, Guide(GuideKind.REGEX, "a")),
         ({"choice": ["a"]}, Guide(GuideKind.CHOICE, '["a"]')),
         ({"grammar": "x"}, Guide(GuideKind.GRAMMAR, "x")),

@@ -20,7 +20,7 @@ MODEL = {"model": "m"}
         {"prompt": ""},
         {"prompt": "x", "add_special_tokens": False, "return_token_strs": True},
         {"messages": [USER]},
-        {"messages": "hi"},
+        {"messages": "hi", "add_special_tokens": False},
         {"messages": [USER], "tools": [TIME], "chat_template_kwargs": {"a": 1}},
         {"messages": [USER], "add_generation_prompt": False, "continue_final_message": True},
     ],

@@ -8,7 +8,7 @@ import pytest
 
 from frontend.errors import InvalidRequest, UnsupportedValue, ValidationFailed
 from frontend.protocol.chat import ChatCompletionRequest
-from model_repository.prompt_reading import MAX_TOOLS
+from model_repository.prompt_reading import MAX_TOOLS, MAX_TOOLS_CHARS
 from tests.frontend.bodies import CHAT, TIME, WEATHER, chat, refusal
 
 TOOLS = {"tools": [WEATHER, TIME]}
@@ -123,9 +123,19 @@ def test_as_many_tools_as_may_be_offered() -> None:
 
 def test_a_tool_reaches_the_template_whole() -> None:
     function = {"name": "f", "description": "adds", "parameters": {"type": "object", "required": ["a"]}}
-    tools = chat(tools=[{"type": "function", "function": function | {"strict": True}}]).tools
-    assert tools is not None
-    assert tools[0].function.as_tool() == {"type": "function", "function": function}
+    for strict in ({"strict": True}, {"strict": False}, {}):
+        tools = chat(tools=[{"type": "function", "function": function | strict}]).tools
+        assert tools is not None
+        kept = strict if strict == {"strict": True} else {}
+        assert tools[0].function.as_tool() == {"type": "function", "function": function | kept}
+
+
+@pytest.mark.parametrize("field", ["tools", "functions"])
+def test_schemas_of_tools_are_not_too_long(field: str) -> None:
+    function = {"name": "f", "parameters": {"description": "x" * MAX_TOOLS_CHARS}}
+    tool = function if field == "functions" else {"type": "function", "function": function}
+    error = refusal(ChatCompletionRequest, CHAT | {field: [tool]})
+    assert error.param == field and f"more than {MAX_TOOLS_CHARS}" in error.message
 
 
 @pytest.mark.parametrize("parameters", [None, {}])

@@ -17,16 +17,18 @@ from frontend.errors import (
     ModelNotReady,
     NotTaken,
     Overloaded,
+    RateLimited,
     ReaderTooSlow,
     TritonTimeout,
     TritonUnreachable,
 )
 from frontend.models import ModelDirectory, ModelSnapshot
-from frontend.replicas.pool import ReplicaPool
+from frontend.replicas.pool import _PATIENCE_S, ReplicaPool
 from frontend.replicas.replica import Replica
 from frontend.settings import Settings
 from model_repository.generation import GenerationChunk, GenerationRequest, SamplingParams, TextPrompt
 from tests.fakes import DEMO, FakeTriton, chunks, served_model
+from tests.frontend.test_loop_time import stand_still
 from tests.frontend.test_models import Clock
 
 REQUEST = GenerationRequest(
@@ -81,6 +83,24 @@ async def test_an_engine_that_is_to_be_drained_gets_nothing_more() -> None:
     assert pool.pool.num_ready(SLUG) == 2
 
 
+async def test_a_busy_frontend_takes_no_endpoint_for_absent() -> None:
+    pool = await pool_of(FakeTriton())
+    listing = asyncio.create_task(pool.pool.snapshot())
+    await stand_still(_PATIENCE_S)
+    await listing
+    assert pool.pool.state_of(SLUG) == "ready"
+
+
+async def test_texts_that_take_too_long_to_tokenize_open_no_breaker() -> None:
+    triton = FakeTriton(chunks("x"))
+    pool = await pool_of(triton)
+    triton.stage_errors["tokenizer"] = TritonTimeout()
+    for _ in range(9):
+        with pytest.raises(TritonTimeout):
+            await pool.pool.tokenize(SLUG, TextPrompt("a"), add_special_tokens=True)
+    assert await pool.text() == "x"
+
+
 async def test_the_replica_with_the_fewest_requests_gets_the_next_one() -> None:
     gate = asyncio.Event()
     tritons = [FakeTriton([gate, *chunks("x")]) for _ in range(3)]
@@ -131,11 +151,14 @@ async def test_a_second_failure_is_the_answer() -> None:
     assert sum(len(triton.requests) for triton in tritons) == 2
 
 
-async def test_what_is_the_clients_mistake_is_not_sent_again_and_opens_nothing() -> None:
-    tritons = [FakeTriton([InvalidRequest("no")]) for _ in range(2)]
+@pytest.mark.parametrize(
+    "error", [InvalidRequest("no"), RateLimited("no", code="grammars", retry_after_s=1.0, headers={})]
+)
+async def test_what_is_the_clients_mistake_is_not_sent_again_and_opens_nothing(error: APIError) -> None:
+    tritons = [FakeTriton([error]) for _ in range(2)]
     pool = await pool_of(*tritons)
     for _ in range(10):
-        with pytest.raises(InvalidRequest):
+        with pytest.raises(type(error)):
             await pool.text()
     assert sum(len(triton.requests) for triton in tritons) == 10
     assert pool.pool.state_of(SLUG) == "ready"
@@ -266,9 +289,18 @@ async def test_an_endpoint_that_hangs_is_waited_for_only_once(monkeypatch: pytes
     monkeypatch.setattr("frontend.replicas.pool._PATIENCE_S", 0.01)
     pool = Pool([FakeTriton(chunks("x")), Hanging()])
     assert set((await pool.pool.snapshot()).ready) == {DEMO.id}
-    monkeypatch.setattr("frontend.replicas.pool._PATIENCE_S", None)  # for ever, if anybody were waited for
+    monkeypatch.setattr("frontend.replicas.pool._PATIENCE_S", 3600.0)  # if anybody were waited for
     assert set((await pool.pool.snapshot()).ready) == {DEMO.id}
     assert pool.pool.endpoints()["fake:2"] == "triton_timeout"
+
+
+async def test_what_is_known_of_the_only_endpoint_is_served_while_it_is_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("frontend.replicas.pool._PATIENCE_S", 0.01)
+    pool = await pool_of(FakeTriton(chunks("x")))
+    await pool.pool.snapshot()
+    monkeypatch.setattr(pool.replicas[0].triton, "snapshot", Hanging().snapshot)
+    assert set((await pool.pool.snapshot()).ready) == {DEMO.id}
+    assert pool.pool.state_of(SLUG) == "ready"
 
 
 async def test_what_is_expected_is_away_only_once_every_endpoint_has_been_looked_at(

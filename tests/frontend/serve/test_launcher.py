@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
 
 from frontend.serve.errors import ChildEnded
@@ -39,6 +40,15 @@ DYING_SERVER = "print('loading the model'); print('no space left on the moon'); 
 DEAF_SERVER = (
     "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('started', flush=True); time.sleep(600)"
 )
+
+# Says how long the key is that it has read, as a Triton writes its log lines.
+SERVER_WITH_OPTIONS = """
+import sys, time
+print("a word of the loader's", flush=True)
+key = next(word.rpartition("=")[2] for word in sys.argv if "restricted-protocol" in word)
+print("W1122 19:48:14.2 1 x.cc:1] has read", len(key), flush=True)
+time.sleep(600)
+"""
 
 
 class Serve:
@@ -90,7 +100,7 @@ def server(tmp_path: Path) -> Callable[[str], Path]:
 
 
 def flags(repository: Path, tritonserver: Path) -> list[str]:
-    ports = [f"--{name}=0" for name in ("port", "triton-grpc-port", "triton-http-port", "triton-metrics-port")]
+    ports = [f"--{name}=0" for name in ("port", "triton-grpc-port", "triton-metrics-port")]
     return [f"--repository={repository}", f"--tritonserver={tritonserver}", "--stop-timeout-s=0.5", *ports]
 
 
@@ -143,6 +153,21 @@ def test_a_killed_launcher_leaves_nothing_and_the_next_one_can_start(repository,
             assert not any(map(is_running, serve.child_pids()))
             next_serve.process.send_signal(signal.SIGINT)
             assert next_serve.ended()[0] == 0
+
+
+def test_children_end_with_their_launcher_also_when_its_guard_is_killed_too(repository, server, tmp_path):
+    with serving(
+        tmp_path, *flags(repository, server("import time; print('started', flush=True); time.sleep(600)"))
+    ) as serve:
+        serve.wait_for("[triton] started")
+        serve.wait_for("[frontend]")
+        children = psutil.Process(serve.process.pid).children()
+        assert len(children) == 3  # the guard, Triton, the frontend
+        for process in children:
+            if "guard.py" in " ".join(process.cmdline()):
+                process.kill()
+        serve.process.kill()
+        wait_until(lambda: not any(is_running(child.pid) for child in children), "everything has ended")
 
 
 def test_a_triton_that_dies_at_start_is_reported_with_its_last_lines(repository, server, tmp_path):
@@ -216,6 +241,26 @@ def test_a_port_in_use_is_named_with_the_flag_that_changes_it(repository, server
     )
 
 
+@pytest.mark.parametrize(
+    ("limit", "state_dir", "message"),
+    [
+        ("-n 64", "state", "ulimit -n (open files) is 64: Triton needs at least 256, "),
+        ("-v 1500000", "state", "ulimit -v (KiB of addresses) is 1500000: Triton needs at least 3145728, "),
+        ("-f 0", "state", "[Errno 27] File too large: "),  # as a full disk does, nothing can be written
+        ("-c 0", "repository/demo/config.pbtxt/state", "[Errno 20] Not a directory: "),
+    ],
+)
+def test_limits_and_a_state_directory_that_cannot_be_used_are_one_line(
+    repository, server, tmp_path, limit, state_dir, message
+):
+    words = [*flags(repository, server(FORKING_SERVER)), f"--state-dir={tmp_path / state_dir}"]
+    command = ["sh", "-c", f'ulimit {limit} && exec "$@"', "sh", sys.executable, "-m", "frontend", "serve", *words]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+    assert done.stderr.startswith(f"error: {message}")
+    assert "ulimit" in message or str(tmp_path / state_dir) in done.stderr
+
+
 @pytest.mark.parametrize(("name", "problem"), [("missing", "no such folder"), ("empty", "no model in it")])
 def test_a_repository_with_nothing_to_serve_is_refused(server, tmp_path, name, problem):
     (tmp_path / "empty").mkdir()
@@ -258,6 +303,14 @@ def test_its_triton_has_a_certificate_or_no_tls(repository, tmp_path):
         LauncherSettings(repository=repository, state_dir=tmp_path, environment={}, frontend=frontend)
 
 
+def test_tritons_http_goes_without_tls(repository, tmp_path):
+    frontend = Settings(triton_tls_ca="a", triton_tls_cert="c", triton_tls_key="k")
+    with pytest.raises(SettingsError, match=r"^--triton-http-port=0: Triton's HTTP knows no TLS"):
+        LauncherSettings(
+            repository=repository, state_dir=tmp_path, environment={}, frontend=frontend, triton_http_port=0
+        )
+
+
 def test_a_port_can_be_used_once_only(repository, tmp_path):
     with pytest.raises(SettingsError, match="each port can be used once only"):
         LauncherSettings(repository=repository, state_dir=tmp_path, environment={}, triton_grpc_port=8000)
@@ -272,7 +325,6 @@ def deaf_settings(repository: Path, server: Callable[[str], Path], tmp_path: Pat
         environment=os.environ,
         frontend=Settings(port=0),
         triton_grpc_port=0,
-        triton_http_port=0,
         triton_metrics_port=0,
         tritonserver=server(DEAF_SERVER),
         stop_timeout_s=0.1,
@@ -325,18 +377,50 @@ def test_the_frontend_is_told_a_password_but_not_in_its_command_line(deaf_settin
         assert f"CONCH_REDIS_URL={url}".encode() in (process / "environ").read_bytes().split(b"\0")
 
 
-def test_a_triton_that_dies_later_is_started_again_as_often_as_is_allowed(deaf_settings):
+def test_tritons_key_is_in_nobodys_sight(deaf_settings, server):
+    # Every user of the machine sees command lines, and Triton takes its key on no other way.
+    settings = replace(deaf_settings, tritonserver=server(SERVER_WITH_OPTIONS))
     lines: list[str] = []
-    settings = replace(deaf_settings, max_triton_restarts=1)
-    with Launcher(settings, lines.append) as launcher, ThreadPoolExecutor() as pool:
-        launcher.triton.start()
-        watching = pool.submit(launcher.watch)
-        first = launcher.triton.pid
+    with Launcher(settings, lines.append) as launcher:
+        key = launcher.frontend_settings.triton_key
+        launcher.frontend.start()
         for num_starts in (1, 2):
-            wait_until(lambda: lines.count("[triton] started") == num_starts, "it started")  # noqa: B023
-            os.kill(launcher.triton.pid, signal.SIGKILL)
-        with pytest.raises(ChildEnded, match="triton was killed by SIGKILL"):
+            launcher.triton.start()
+            wait_until(lambda: sum("has read" in line for line in lines) == num_starts, "it started")  # noqa: B023
+            for child in (launcher.triton, launcher.frontend):
+                assert key.encode() not in Path(f"/proc/{child.pid}/cmdline").read_bytes()
+            assert b"conch-key=" + b"*" * len(key) in Path(f"/proc/{launcher.triton.pid}/cmdline").read_bytes()
+            launcher.triton.kill()
+        assert lines.count(f"[triton] W1122 19:48:14.2 1 x.cc:1] has read {len(key)}") == 2
+        assert f"CONCH_TRITON_KEY={key}".encode() in Path(f"/proc/{launcher.frontend.pid}/environ").read_bytes()
+    assert key not in "".join(lines)
+    with Launcher(settings, lines.append) as launcher:
+        assert launcher.frontend_settings.triton_key != key
+
+
+def test_a_key_that_was_given_is_tritons(deaf_settings):
+    settings = replace(deaf_settings, frontend=Settings(port=0, triton_key="x" * 32))
+    with Launcher(settings, lambda line: None) as launcher:
+        assert any(word.endswith("conch-key=" + "x" * 32) for word in launcher.triton.command)
+
+
+@pytest.mark.parametrize("name", ["triton", "frontend"])
+def test_a_child_that_dies_later_is_started_again_as_often_as_is_allowed(deaf_settings, name):
+    lines: list[str] = []
+    settings = replace(deaf_settings, max_restarts=1)
+    with Launcher(settings, lines.append) as launcher, ThreadPoolExecutor() as pool:
+        launcher.start()
+        watching = pool.submit(launcher.watch)
+        dying, other = launcher.triton, launcher.frontend
+        if name == "frontend":
+            dying, other = other, dying
+        dead, unharmed = set[int](), other.pid
+        for _ in range(2):
+            wait_until(lambda: dying.is_running and dying.pid not in dead, "it started")
+            dead.add(dying.pid)
+            os.kill(dying.pid, signal.SIGKILL)
+        with pytest.raises(ChildEnded, match=f"{name} was killed by SIGKILL"):
             watching.result(DEADLINE_S)
-        assert launcher.triton.pid != first
-    assert "[serve] triton was killed by SIGKILL; it is started again in 1 s" in lines
-    assert any("it was started again 1 times in 600 s already (--max-triton-restarts)" in line for line in lines)
+        assert other.is_running and other.pid == unharmed
+    assert f"[serve] {name} was killed by SIGKILL; it is started again in 1 s" in lines
+    assert any("it was started again 1 times in 600 s already (--max-restarts)" in line for line in lines)

@@ -4,19 +4,37 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from frontend.__main__ import main
 from frontend.serve.triton_alone import TritonSettings, alone_command
-from frontend.serve.triton_server import TritonInstallation, TritonPorts
+from frontend.serve.triton_server import GrpcTls, TritonInstallation, TritonPorts
 from frontend.settings import SettingsError
 from tests.frontend.connections import self_signed
 
-PORTS = TritonPorts(grpc=1, http=2, metrics=3)
+PORTS = TritonPorts(grpc=1, metrics=3, http=2)
+KEY = "0123456789abcdef" * 2
+WITHOUT_KEY: dict[str, Any] = {
+    "repository": Path("/r"),
+    "state_dir": Path("/s"),
+    "address": "::",
+    "ports": PORTS,
+    "exit_timeout_s": 9,
+}
+GOOD = TritonSettings(**WITHOUT_KEY)
 
 
-GOOD = TritonSettings(repository=Path("/r"), state_dir=Path("/s"), address="::", ports=PORTS, exit_timeout_s=9)
+def test_without_a_key_the_restricted_apis_want_one_that_nobody_knows():
+    installation = TritonInstallation(binary=Path("/bin/tritonserver"), environment={})
+
+    def key_of(settings: TritonSettings) -> str:
+        [option] = [word for word in alone_command(installation, settings) if "restricted-protocol" in word]
+        return option.rpartition("=")[2]
+
+    assert key_of(replace(GOOD, key="x" * 32)) == "x" * 32
+    assert len({key_of(GOOD), key_of(TritonSettings(**WITHOUT_KEY)), ""}) == 3
 
 
 def test_others_reach_grpc_and_metrics_but_not_http():
@@ -30,6 +48,7 @@ def test_others_reach_grpc_and_metrics_but_not_http():
     [
         ({"ports": TritonPorts(grpc=1, http=0, metrics=3)}, "--http-port=0"),
         ({"exit_timeout_s": -1}, "--exit-timeout-s"),
+        ({"tls": GrpcTls(cert="c", key="k")}, "--http-port=2: Triton's HTTP knows no TLS"),
     ],
 )
 def test_a_wrong_value_is_named(changes, name):
@@ -61,6 +80,7 @@ def test_the_process_becomes_the_server(tmp_path, monkeypatch):
     server = tmp_path / "tritonserver"
     server.touch(0o755)
     became = []
+    monkeypatch.setenv("CONCH_TRITON_KEY", KEY)
     monkeypatch.setattr("os.execve", lambda *arguments: became.append(arguments))
     cert, key = self_signed.make(tmp_path, "triton")
     tls = [f"--tls-cert={cert}", f"--tls-key={key}", f"--tls-client-ca={cert}"]
@@ -69,4 +89,5 @@ def test_the_process_becomes_the_server(tmp_path, monkeypatch):
     assert binary == server
     assert f"--model-repository={tmp_path}" in command
     assert {f"--grpc-server-cert={cert}", f"--grpc-server-key={key}", f"--grpc-root-cert={cert}"} <= set(command)
+    assert f"--grpc-restricted-protocol=model-repository,shared-memory,trace,logging:conch-key={KEY}" in command
     assert "PATH" in environment

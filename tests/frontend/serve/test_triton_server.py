@@ -79,7 +79,8 @@ def test_a_missing_wheel_is_named(tmp_path, monkeypatch):
 
 def test_triton_listens_on_loopback_only_and_loads_everything_explicitly():
     installation = TritonInstallation(binary=Path("/bin/tritonserver"), environment={}, backend_dir=Path("/backends"))
-    command = triton_command(installation, Path("/repository"), TritonPorts(grpc=1, http=2, metrics=3), "conch_x_")
+    ports = TritonPorts(grpc=1, http=2, metrics=3)
+    command = triton_command(installation, Path("/repository"), ports, "conch_x_", key="k")
     assert command[0] == "/bin/tritonserver"
     expected = {
         "--model-control-mode=explicit",
@@ -92,19 +93,35 @@ def test_triton_listens_on_loopback_only_and_loads_everything_explicitly():
         assert {f"--{name}-address=127.0.0.1", f"--{name}-port={port}"} <= set(command)
 
 
+def test_http_is_opened_where_it_is_asked_for_and_restricted_as_grpc_is():
+    installation = TritonInstallation(binary=Path("/bin/tritonserver"), environment={})
+
+    def command(http: int | None) -> set[str]:
+        ports = TritonPorts(grpc=1, metrics=3, http=http)
+        return set(triton_command(installation, Path("/r"), ports, "conch_x_", key="k"))
+
+    restriction = "model-repository,shared-memory,trace,logging:conch-key=k"
+    assert {"--allow-http=false", f"--grpc-restricted-protocol={restriction}"} <= command(None)
+    assert command(2) - command(None) == {
+        "--allow-http=true",
+        "--http-address=127.0.0.1",
+        "--http-port=2",
+        f"--http-restricted-api={restriction}",
+    }
+
+
 def test_with_tls_triton_has_no_port_that_knows_none_but_that_of_metrics():
     installation = TritonInstallation(binary=Path("/bin/tritonserver"), environment={})
-    ports = TritonPorts(grpc=1, http=2, metrics=3)
+    ports = TritonPorts(grpc=1, metrics=3)
 
     def command(**files: str) -> set[str]:
-        return set(triton_command(installation, Path("/r"), ports, "conch_x_", tls=GrpcTls(**files)))
+        return set(triton_command(installation, Path("/r"), ports, "conch_x_", key="k", tls=GrpcTls(**files)))
 
     plain = command()
     assert command(cert="c", key="k") - plain == {
         "--grpc-use-ssl=true",
         "--grpc-server-cert=c",
         "--grpc-server-key=k",
-        "--allow-http=false",
     }
     mutual = {"--grpc-use-ssl-mutual=true", "--grpc-root-cert=a"}
     assert command(cert="c", key="k", client_ca="a") - command(cert="c", key="k") == mutual

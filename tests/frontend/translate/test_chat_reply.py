@@ -146,3 +146,13 @@ def test_token_ids_are_told_to_those_who_ask(asked: bool) -> None:
     assert put_together(one_choice(*pieces, return_token_ids=asked))["token_ids"] == ([0, 1] if asked else [])
     (choice,) = whole(reply_to(return_token_ids=asked), pieces[-1])["choices"]
     assert choice.get("token_ids") == ([1] if asked else None)
+
+
+def test_the_prompts_token_ids_are_told_once_as_in_vllm() -> None:
+    first = GenerationChunk(text="a", token_ids=(5,), prompt_token_ids=(1, 2))
+    reply = reply_to(return_token_ids=True, stream=True, n=2)
+    events = [*reply.opening(first), *reply.events(1, first), *reply.events(0, first)]
+    assert [event.get("prompt_token_ids") for event in events] == [[1, 2], None, None, None]
+    last = dataclasses.replace(LAST, token_ids=(5,), prompt_token_ids=(1, 2))
+    assert whole(reply_to(return_token_ids=True), last)["prompt_token_ids"] == [1, 2]
+    assert "prompt_token_ids" not in whole(reply_to(), LAST)

@@ -155,9 +155,17 @@ def test_the_deprecated_form_has_one_call() -> None:
 
 @pytest.mark.parametrize("text", ["Hi <", "Hi <tool_call>", 'Hi <tool_call>\n{"name": "get_'])
 def test_what_never_became_a_call_is_content(text: str) -> None:
-    for reason in FinishReason:
-        assert answered(text, reason, **TOOLS)["message"]["content"] == text
-        assert streamed(list(text), reason, **TOOLS)["message"]["content"] == text
+    assert answered(text, **TOOLS)["message"]["content"] == text
+    assert streamed(list(text), **TOOLS)["message"]["content"] == text
+
+
+@pytest.mark.parametrize(
+    ("text", "content"), [("Hi <", "Hi <"), ("Hi <t", "Hi"), ("Hi <tool_call>", "Hi"), ('<tool_call>\n{"name": "g', "")]
+)
+def test_the_beginning_of_a_call_that_was_cut_is_no_content(text: str, content: str) -> None:
+    """The markup of a call was the answer's text."""
+    assert answered(text, FinishReason.LENGTH, **TOOLS)["message"]["content"] == content
+    assert (streamed(list(text), FinishReason.LENGTH, **TOOLS)["message"]["content"] or "") == content
 
 
 def test_a_call_that_was_cut_keeps_the_arguments_so_far() -> None:
@@ -198,7 +206,7 @@ def test_streamed_deltas_concatenate_to_the_message(
     expected = answered(text, reason, logprobs=True, **offered)
     assert without_ids(choice["message"]) == without_ids(expected["message"])
     assert choice["finish_reasons"] == [expected["finish_reason"]]
-    content, calls = parse_tool_calls("hermes", text)
+    content, calls = parse_tool_calls("hermes", text, is_cut=end is not None)
     assert without_ids(expected["message"])["content"] == (content or None)
     if offered is TOOLS:
         expected_calls = [{"name": call.name, "arguments": call.arguments} for call in calls]

@@ -195,3 +195,11 @@ def test_token_ids_are_told_to_those_who_ask(asked: bool) -> None:
     (event,) = told(reply_to(return_token_ids=asked, stream=True), (0, chunk))
     for choice in (event["choices"][0], whole(reply_to(return_token_ids=asked), chunk)["choices"][0]):
         assert choice.get("token_ids") == ([5, 6] if asked else None)
+
+
+def test_the_prompts_token_ids_are_told_for_each_choice_as_in_vllm() -> None:
+    chunk = dataclasses.replace(LAST, token_ids=(1, 2, 5), num_prompt_tokens=2, prompt_token_ids=(1, 2))
+    fields = {"return_token_ids": True, "echo": True}
+    (event,) = told(reply_to(stream=True, **fields), (0, chunk))
+    for choice in (event["choices"][0], whole(reply_to(**fields), chunk)["choices"][0]):
+        assert (choice["prompt_token_ids"], choice["token_ids"]) == ([1, 2], [5])

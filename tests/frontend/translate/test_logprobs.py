@@ -41,6 +41,26 @@ def test_a_chats_token_has_its_text_bytes_and_rivals() -> None:
     assert chat_logprobs([]) == {"content": [], "refusal": None}
 
 
+def test_a_token_without_text_is_not_among_a_chats_tokens() -> None:
+    """The end token was there as an empty text, beside its own name among the likeliest ones. OpenAI leaves it out."""
+    end = token("", -1.0, other("<|end|>", -1.0))
+    assert chat_logprobs([token("a"), end]) == chat_logprobs([token("a")])
+    assert len(chat_logprobs([token("a"), end], is_whole=True)["content"]) == 2  # for those who read token ids
+
+
+def test_tokens_are_named_by_their_ids_as_vllm_does() -> None:
+    items = [token("a", -0.5, other("b", -0.25)), token("", -1.0, TopLogprob(1, b"<|end|>", -1.0))]
+    content = chat_logprobs(items, has_ids=True, is_whole=True)["content"]
+    assert [(item["token"], [each["token"] for each in item["top_logprobs"]]) for item in content] == [
+        ("token_id:1", ["token_id:2"]),
+        ("token_id:1", ["token_id:1"]),
+    ]
+    lists = CompletionLogprobsWriter(0, has_ids=True).write(items)
+    assert lists["tokens"] == ["token_id:1", "token_id:1"]
+    assert lists["top_logprobs"] == [{"token_id:2": -0.25, "token_id:1": -0.5}, {"token_id:1": -1.0}]
+    assert lists["text_offset"] == [0, 1]
+
+
 def test_a_chats_bytes_concatenate_to_the_text_where_tokens_do_not() -> None:
     content = chat_logprobs([token("a"), *EURO])["content"]
     assert bytes(byte for item in content for byte in item["bytes"]).decode() == "a€"

@@ -63,6 +63,12 @@ def test_an_assistants_refusal_is_what_it_said() -> None:
     assert rendered(USER, {"role": "assistant", "content": parts})[1]["content"] == "I will not."
 
 
+@pytest.mark.parametrize("content", [None, "", []])
+def test_a_refusal_in_the_field_that_answers_have_is_what_it_said(content: Any) -> None:
+    message = {"role": "assistant", "content": content, "refusal": "I will not."}
+    assert rendered(USER, message)[1] == {"role": "assistant", "content": "I will not."}
+
+
 @pytest.mark.parametrize("call", [CALL, CALL | {"type": None}, {key: CALL[key] for key in ("id", "function")}])
 def test_calls_of_earlier_turns_reach_the_template(call: dict[str, Any]) -> None:
     message = {"role": "assistant", "content": None, "tool_calls": [call, CALL | {"id": "call_2"}]}

@@ -10,7 +10,7 @@ import pytest
 from frontend.models import ModelName
 from frontend.protocol.tokenization import TokenizeRequest
 from frontend.settings import Settings
-from frontend.translate.requests import chat_to_requests, completion_to_requests, tokenize_to_prompt
+from frontend.translate.requests import chat_to_requests, completion_to_requests, ignored_fields, tokenize_to_prompt
 from model_repository.generation import (
     ChatPrompt,
     ContextOverflow,
@@ -23,7 +23,7 @@ from model_repository.generation import (
     TokenPrompt,
 )
 from model_repository.model_parameters import ModelDefaults
-from tests.fakes import DEMO
+from tests.fakes import DEMO, served_model
 from tests.frontend.bodies import USER, WEATHER, chat, completion, read
 
 NAME = ModelName(asked=DEMO.id, model=DEMO)
@@ -282,5 +282,50 @@ def test_what_the_template_is_told() -> None:
 def test_what_is_tokenized_is_what_would_be_generated_from() -> None:
     fields: dict[str, Any] = {"messages": [USER], "tools": [WEATHER], "chat_template_kwargs": {"a": 1}}
     request, _ = read(TokenizeRequest, {"model": "m"} | fields)
-    assert tokenize_to_prompt(request) == one(of_chat(**fields)).prompt
-    assert tokenize_to_prompt(read(TokenizeRequest, {"model": "m", "prompt": "x"})[0]) == TextPrompt("x")
+    assert tokenize_to_prompt(request, NAME) == one(of_chat(**fields)).prompt
+    assert tokenize_to_prompt(read(TokenizeRequest, {"model": "m", "prompt": "x"})[0], NAME) == TextPrompt("x")
+
+
+# --- what only some chat templates read -------------------------------------------------------------------------------
+THOUGHT = {"role": "assistant", "content": "4", "reasoning": "2 and 2"}
+
+
+def reading(*fields: str) -> ModelName:
+    """Return a model whose chat template reads these fields."""
+    model = served_model(template_fields=fields)
+    return ModelName(asked=model.id, model=model)
+
+
+@pytest.mark.parametrize("sent", ["reasoning", "reasoning_content"])
+@pytest.mark.parametrize("read_fields", [("reasoning",), ("reasoning_content",), ("reasoning_content", "reasoning")])
+def test_the_reasoning_of_an_earlier_turn_reaches_a_template_that_reads_it(
+    sent: str, read_fields: tuple[str, ...]
+) -> None:
+    """Histories move between models that call it by other names."""
+    body = chat(messages=[USER, {"role": "assistant", "content": "4", sent: "2 and 2"}])
+    assert ignored_fields(body, reading(*read_fields)) == []
+    (request,) = chat_to_requests(body, reading(*read_fields), DEFAULTS)
+    assert isinstance(request.prompt, ChatPrompt)
+    assert request.prompt.messages[1] == {"role": "assistant", "content": "4"} | dict.fromkeys(read_fields, "2 and 2")
+
+
+def test_the_reasoning_of_an_earlier_turn_is_left_out_and_listed_where_no_template_reads_it() -> None:
+    body = chat(messages=[USER, THOUGHT, USER | {"content": "x"}, THOUGHT | {"reasoning": ""}])
+    assert ignored_fields(body, NAME) == ["messages[1].reasoning"]
+    (request,) = chat_to_requests(body, NAME, DEFAULTS)
+    assert isinstance(request.prompt, ChatPrompt)
+    assert request.prompt.messages[1] == {"role": "assistant", "content": "4"}
+
+
+def test_the_reasoning_effort_is_a_name_for_a_template_that_reads_it() -> None:
+    model = reading("reasoning_effort")
+    body = chat(reasoning_effort="high")
+    assert (ignored_fields(body, model), ignored_fields(body, NAME)) == ([], ["reasoning_effort"])
+    assert one(of_chat(model, reasoning_effort="high")).prompt == ChatPrompt(
+        messages=(USER,), template_kwargs={"reasoning_effort": "high"}
+    )
+    kwargs = {"reasoning_effort": "low"}
+    assert one(of_chat(model, reasoning_effort="high", chat_template_kwargs=kwargs)).prompt == ChatPrompt(
+        messages=(USER,), template_kwargs=kwargs
+    )
+    assert one(of_chat(reasoning_effort="high")).prompt == ChatPrompt(messages=(USER,))

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
+from frontend.triton import restricted
 from frontend.triton.messages import infer_request
 from model_repository import contract
 from model_repository.chunk_tensors import chunk_to_tensors
@@ -121,6 +122,7 @@ class FakeTritonServer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: 
         self.index: list[tuple[str, str]] = [("demo", "READY"), ("demo__engine", "READY")]
         self.configs: dict[str, tuple[str, Mapping[str, str]]] = {}
         self.repository_calls: list[str] = []
+        self.key = ""  # to the restricted APIs; empty: they are open
 
     async def ModelStreamInfer(self, requests: Any, context: Any) -> AsyncIterator[Any]:
         """Answer the requests of a call at a time, until there are no more and all have been answered."""
@@ -226,9 +228,17 @@ class FakeTritonServer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: 
         await context.abort(grpc.StatusCode.INVALID_ARGUMENT, self.answer_to_tokenize)
 
     async def RepositoryIndex(self, request: Any, context: Any) -> Any:
+        await self._require_key(context)
         answer = service_pb2.RepositoryIndexResponse()
         for name, state in self.index:
             answer.models.add(name=name, version="1", state=state)
+        return answer
+
+    async def ModelStatistics(self, request: Any, context: Any) -> Any:
+        answer = service_pb2.ModelStatisticsResponse()
+        for name, state in self.index:
+            if state == "READY":
+                answer.model_stats.add(name=name, version="1")
         return answer
 
     async def ModelConfig(self, request: Any, context: Any) -> Any:
@@ -242,12 +252,19 @@ class FakeTritonServer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: 
         return answer
 
     async def RepositoryModelUnload(self, request: Any, context: Any) -> Any:
+        await self._require_key(context)
         self.repository_calls.append(f"unload {request.model_name}")
         return service_pb2.RepositoryModelUnloadResponse()
 
     async def RepositoryModelLoad(self, request: Any, context: Any) -> Any:
+        await self._require_key(context)
         self.repository_calls.append(f"load {request.model_name}")
         return service_pb2.RepositoryModelLoadResponse()
+
+    async def _require_key(self, context: Any) -> None:
+        if self.key and (restricted.METADATA, self.key) not in context.invocation_metadata():
+            details = f"This protocol is restricted, expecting header '{restricted.METADATA}'"
+            await context.abort(grpc.StatusCode.UNAVAILABLE, details)
 
 
 async def listen(

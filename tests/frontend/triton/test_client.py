@@ -24,6 +24,7 @@ from model_repository.stage_messages import Release, ReleaseDetails
 from model_repository.tensors import array
 from tests.fakes import chunks, served_model, stats
 from tests.frontend.bodies import USER, WEATHER
+from tests.frontend.test_loop_time import TIMEOUT_S, stand_still
 from tests.frontend.triton.server import FakeTritonServer, listen
 from tests.frontend.triton.test_generate import REQUEST, completion_of
 
@@ -36,6 +37,15 @@ async def test_an_engine_that_does_not_answer_is_a_timeout(server: FakeTritonSer
     server.is_engine_silent = True
     with pytest.raises(errors.TritonTimeout):
         await client.engine_stats("demo", timeout_s=0.05)
+
+
+async def test_a_frontend_that_is_busy_itself_takes_no_engine_for_lost(client: TritonClient) -> None:
+    # Large bodies kept the event loop busy for longer than an engine's deadline, twice: the engine was reloaded.
+    asking = asyncio.create_task(client.engine_stats("demo", timeout_s=TIMEOUT_S))
+    listing = asyncio.create_task(client.snapshot())
+    for _ in range(3):
+        await stand_still()
+    assert (await asking, list((await listing).ready)) == (stats(7), [])
 
 
 @pytest.mark.parametrize("garbage", ["", "{", "{}", "[1]", "null", '{"epoch": 7}', "\xff"])
@@ -133,6 +143,48 @@ async def test_an_ensemble_that_is_ready_is_not_loaded_again(server: FakeTritonS
     server.index = [("demo", "READY"), ("demo__deliveries", "READY"), ("demo__detokenizer", "READY")]
     await client.load("demo", "demo__detokenizer")
     assert server.repository_calls == ["load demo__detokenizer"]
+
+
+@pytest.mark.parametrize("key", ["", "wrong" * 10])
+async def test_without_tritons_key_models_are_served_but_not_loaded(
+    server: FakeTritonServer, key: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = served_model()
+    server.key = "right" * 10
+    server.index = [("org--demo", "READY"), ("org--demo__engine", "READY"), ("broken", "UNAVAILABLE")]
+    server.configs = {"org--demo": ("ensemble", model.parameters.to_parameters())}
+    server.script = list(chunks("a"))
+    listener, port = await listen(server)
+    client = TritonClient(f"127.0.0.1:{port}", key=key)
+    try:
+        for _ in range(2):
+            snapshot = await client.snapshot()
+            assert (snapshot.ready, snapshot.unready) == ({"org/demo": model}, {})
+        assert await completion_of(client) == chunks("a")
+        for refused in (client.repository(), client.unload("broken"), client.load("broken", "broken__engine")):
+            with pytest.raises(errors.TritonKeyRefused, match="CONCH_TRITON_KEY"):
+                await refused
+        assert not server.repository_calls
+    finally:
+        await client.close()
+        await listener.stop(None)
+    [warning] = caplog.messages
+    assert warning.startswith(f"127.0.0.1:{port}: CONCH_TRITON_KEY is not the key that Triton was started with.")
+
+
+async def test_the_key_is_sent_to_the_restricted_apis(server: FakeTritonServer) -> None:
+    server.key = "right" * 10
+    server.index = [("broken", "UNAVAILABLE")]
+    listener, port = await listen(server)
+    client = TritonClient(f"127.0.0.1:{port}", key=server.key)
+    try:
+        assert (await client.snapshot()).unready == {"broken": "unavailable"}
+        await client.unload("broken__engine")
+        await client.load("broken", "broken__engine")
+    finally:
+        await client.close()
+        await listener.stop(None)
+    assert len(server.repository_calls) == 4
 
 
 @pytest.mark.parametrize(

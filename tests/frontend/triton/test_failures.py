@@ -14,6 +14,7 @@ from model_repository.errors import (
     InvalidRequest,
     Overloaded,
     PromptTooLong,
+    TooManyGrammars,
     Unsupported,
 )
 
@@ -38,6 +39,7 @@ DOWN = "in ensemble 'demo', Stub process '{}_0_0' is not healthy."
         (PromptTooLong("x", "messages").message(), errors.ContextLengthExceeded, "messages"),
         ("in ensemble 'demo', " + PromptTooLong("x").message(), errors.ContextLengthExceeded, None),
         (Overloaded("x").message(), errors.Overloaded, None),
+        (TooManyGrammars("x").message(), errors.RateLimited, None),
         (EngineFailed("secret").message(), errors.EngineFailed, None),
         (DeliveriesNotOpen("secret", "delivery_key").message(), errors.DeliveriesNotOpen, None),
         (InternalError("secret").message(), errors.ServerError, None),

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from model_repository.deliveries import DeliveredChunks, Delivery
 from model_repository.detokenizer.text import (
+    Decoding,
     Detokenizer,
-    read_special_tokens,
     tensors_to_delivery,
     tensors_to_release,
 )
@@ -24,7 +24,7 @@ from model_repository.stage_messages import DrawnLogprob, Release, ReleaseDetail
 
 BYTE_TABLE = [b"", b"Paris", b"\xe2\x82", b"\xac", b" STOP ", b"<tool>"]
 SPECIAL = {0: b"<|end|>", 5: b"<tool>"}
-DETOKENIZER = Detokenizer(BYTE_TABLE, SPECIAL)
+DETOKENIZER = Detokenizer(BYTE_TABLE, Decoding(SPECIAL))
 USAGE = Usage(num_input_tokens=1, num_output_tokens=2)
 
 
@@ -70,14 +70,22 @@ def test_token_ids_are_told_if_asked_for() -> None:
 
 
 def test_an_echo_comes_first() -> None:
-    assert chunk(1, echo_token_ids=(0, 9), echo=(b"", b"Q: ")) == GenerationChunk(text="Q: Paris")
-    assert chunk(1, echo_token_ids=(0, 9), echo=(b"", b"Q: "), has_token_ids=True) == GenerationChunk(
-        text="Q: Paris", token_ids=(0, 9, 1), num_prompt_tokens=2
+    assert chunk(1, prompt_token_ids=(0, 9), echo=(b"", b"Q: ")) == GenerationChunk(text="Q: Paris")
+    assert chunk(1, prompt_token_ids=(0, 9), echo=(b"", b"Q: "), has_token_ids=True) == GenerationChunk(
+        text="Q: Paris", token_ids=(0, 9, 1), num_prompt_tokens=2, prompt_token_ids=(0, 9)
     )
 
 
+def test_the_prompts_token_ids_are_told_beside_those_of_the_text() -> None:
+    assert chunk(1, prompt_token_ids=(0, 9), has_token_ids=True) == GenerationChunk(
+        text="Paris", token_ids=(1,), prompt_token_ids=(0, 9)
+    )
+    with_logprobs = chunk(1, prompt_token_ids=(0, 9), has_token_ids=True, logprobs=(DrawnLogprob(-1.0),))
+    assert (len(with_logprobs.logprobs), with_logprobs.num_prompt_tokens) == (1, 0)
+
+
 def test_an_open_character_of_the_prompt_is_not_closed_by_the_completion() -> None:
-    assert chunk(3, echo_token_ids=(2,), echo=(b"\xe2\x82",)).text == "\ufffd\ufffd"
+    assert chunk(3, prompt_token_ids=(2,), echo=(b"\xe2\x82",)).text == "\ufffd\ufffd"
 
 
 def test_log_probabilities_tell_what_each_token_adds() -> None:
@@ -85,7 +93,7 @@ def test_log_probabilities_tell_what_each_token_adds() -> None:
         2,
         4,
         num_cut_bytes=len("STOP "),
-        echo_token_ids=(0, 1),
+        prompt_token_ids=(0, 1),
         echo=(b"", b"aris"),
         logprobs=(
             DrawnLogprob(None),
@@ -142,7 +150,7 @@ def test_the_bytes_of_the_tokens_are_those_of_the_text(
     found = chunk(
         *token_ids,
         num_cut_bytes=num_cut_bytes,
-        echo_token_ids=tuple(token_id for token_id, _ in echo),
+        prompt_token_ids=tuple(token_id for token_id, _ in echo),
         echo=echo_bytes,
         logprobs=(DrawnLogprob(-1.0),) * (len(echo) + len(token_ids)),
         has_token_ids=True,
@@ -268,9 +276,14 @@ def test_any_words_are_a_delivery_or_refused(words: list[int], details: bytes | 
     assert tensors_to_delivery(delivery.to_tensors()) == delivery
 
 
-def test_special_tokens_are_read_from_the_tokenizer(tmp_path: Path) -> None:
+def test_what_decoding_needs_is_read_from_the_tokenizer(tmp_path: Path) -> None:
     path = tmp_path / "tokenizer.json"
-    path.write_text(json.dumps({"added_tokens": [{"id": 7, "content": "<｜end｜>"}]}), encoding="utf-8")  # noqa: RUF001
-    assert read_special_tokens(path) == {7: "<｜end｜>".encode()}  # noqa: RUF001
+    strip = {"type": "Strip", "content": " ", "start": 2, "stop": 0}
+    description = {
+        "added_tokens": [{"id": 7, "content": "<｜end｜>"}],  # noqa: RUF001
+        "decoder": {"type": "Sequence", "decoders": [{"type": "Fuse"}, strip]},
+    }
+    path.write_text(json.dumps(description), encoding="utf-8")
+    assert Decoding.load(path) == Decoding({7: "<｜end｜>".encode()}, 2)  # noqa: RUF001
     path.write_text("{}", encoding="utf-8")
-    assert read_special_tokens(path) == {}
+    assert Decoding.load(path) == Decoding({})

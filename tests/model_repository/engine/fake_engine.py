@@ -13,6 +13,7 @@ from model_repository.engine.emitter import Emitter
 from model_repository.engine.engine import Engine
 from model_repository.engine.runtime import EngineConfig, RuntimeStats, StepOutput
 from model_repository.engine.silence_probes import PROBE_INTERVAL_S
+from model_repository.engine.token_constraint import TokenConstraint
 from model_repository.errors import EngineFailed, StageError
 from model_repository.generation import SamplingParams
 from model_repository.stage_messages import EngineRequest, Release
@@ -61,8 +62,12 @@ class FakeRuntime:
         self.num_wakes = 0
         self.is_closed = False
         self.on_step: Callable[[], None] = lambda: None
+        self.on_prepare: Callable[[], None] = lambda: None
 
-    def submit(self, sequence: int, request: EngineRequest) -> None:
+    def prepare(self, request: EngineRequest) -> None:
+        self.on_prepare()
+
+    def submit(self, sequence: int, request: EngineRequest, constraint: TokenConstraint | None = None) -> None:
         """Queue a sequence, or fail as told."""
         self._check()
         if self.submit_error is not None:

@@ -1,3 +1,4 @@
+import itertools
 import json
 import random
 import re
@@ -6,8 +7,8 @@ from uuid import UUID
 
 import pytest
 
-from model_repository.engine.constraint import ConstraintCompiler
-from model_repository.errors import EngineFailed, InvalidRequest
+from model_repository.engine.constraint import MAX_BYTES, MAX_SENDER_BYTES, ConstraintCompiler
+from model_repository.errors import InvalidRequest, Overloaded, TooManyGrammars
 from model_repository.generation import Guide, GuideKind
 from model_repository.guides.compilation import LIMITS
 from model_repository.guides.grammar import guide_to_grammar
@@ -274,9 +275,9 @@ def test_vocabulary_may_be_shorter_than_the_byte_table_and_without_an_end():
 
 def test_text_that_the_vocabulary_cannot_write_fails_the_request():
     constraint = ConstraintCompiler([b"a", b"b", b""], frozenset({2}), 3).start(Guide(GuideKind.CHOICE, '["ax"]'))
-    with pytest.raises(EngineFailed):
+    with pytest.raises(InvalidRequest):
         constraint.take(0) and constraint.banned()
-    with pytest.raises(EngineFailed):
+    with pytest.raises(InvalidRequest):
         constraint.banned()
 
 
@@ -287,18 +288,18 @@ def test_guide_that_becomes_too_complex_fails_the_request():
     guide_to_grammar(guide)
     constraint = COMPILER.start(guide)
     constraint.banned()
-    with pytest.raises(EngineFailed, match="the guide cannot be followed") as caught:
+    with pytest.raises(InvalidRequest, match="the schema or grammar cannot be followed") as caught:
         constraint.take(b"{"[0]) and constraint.banned()
     assert len(caught.value.text) < 400
-    with pytest.raises(EngineFailed):
+    with pytest.raises(InvalidRequest):
         constraint.take(97)
 
 
 def test_guide_that_nobody_checked_is_refused_or_fails_the_request():
-    for kind, content in [(GuideKind.LARK, "start: other"), (GuideKind.JSON_SCHEMA, '{"pattern": "(?=a)"}')]:
+    for kind, content in [(GuideKind.LARK, "start: other"), (GuideKind.JSON_SCHEMA, '{"pattern": "("}')]:
         with pytest.raises(InvalidRequest):
             COMPILER.start(Guide(kind, content))
-    with pytest.raises(EngineFailed):
+    with pytest.raises(InvalidRequest):
         COMPILER.start(Guide(GuideKind.LARK, "start: start")).banned()
 
 
@@ -306,4 +307,40 @@ def test_compiled_guide_is_cached_and_a_refusal_is_not():
     with pytest.raises(InvalidRequest):
         COMPILER.start(Guide(GuideKind.REGEX, "("))
     guide = Guide(GuideKind.JSON_SCHEMA, json.dumps({"enum": [f"v{n}" for n in range(2000)]}))
-    assert COMPILER._compile(guide) is COMPILER._compile(guide)
+    assert COMPILER.start(guide)._compiled is COMPILER.start(guide)._compiled
+
+
+def guides_of(num_bytes):
+    """Yield guides that all take so much memory."""
+    for number in itertools.count():
+        yield Guide(GuideKind.REGEX, f"a{number}", num_bytes=num_bytes)
+
+
+def compiler():
+    return ConstraintCompiler(BYTE_TABLE, frozenset({EOS}), VOCAB_SIZE)
+
+
+def test_however_many_guides_are_compiled_those_that_are_kept_take_no_more_than_they_may():
+    one = compiler()
+    for guide in itertools.islice(guides_of(MAX_BYTES // 20), 100):
+        one.start(guide)
+        assert one.num_bytes <= MAX_BYTES - MAX_SENDER_BYTES
+    assert one.num_bytes > MAX_BYTES // 3
+
+
+def test_a_sender_whose_guides_are_in_use_leaves_room_for_others():
+    one, guides, held = compiler(), guides_of(MAX_SENDER_BYTES // 4), []
+    with pytest.raises(TooManyGrammars, match=f"may take {MAX_SENDER_BYTES >> 20} MiB"):
+        for guide in guides:
+            held.append(one.start(guide, "hog"))
+    other = [one.start(next(guides), "other") for _ in range(3)]
+    held.clear()
+    assert one.start(next(guides), "hog") and other
+
+
+def test_guides_of_many_senders_in_use_take_no_more_than_they_may():
+    one, held = compiler(), []
+    with pytest.raises(Overloaded, match="MiB"):
+        for number, guide in enumerate(guides_of(MAX_SENDER_BYTES // 2)):
+            held.append(one.start(guide, f"sender {number}"))
+    assert MAX_BYTES // 2 < one.num_bytes <= MAX_BYTES

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 
 from model_repository.engine.emitter import Emitter
 from model_repository.errors import EngineFailed, InvalidRequest
-from model_repository.generation import FinishReason, Usage
+from model_repository.generation import FinishReason, Guide, GuideKind, Usage
 from model_repository.stage_messages import Release
 from tests.model_repository.engine.fake_engine import POLITE, Fake, FakeResponder, Panic
+from tests.waiting import DEADLINE_S, wait_until
 
 # --- how a sequence ends --------------------------------------------------------------------------------------------
 
@@ -245,6 +248,40 @@ def test_a_sequence_that_fails_in_a_step_fails_alone() -> None:
     fake.turn(6)
     assert ("".join(other.texts), "".join(after.texts)) == ("hello", "hello")
     assert fake.engine.stats().num_active == 0
+
+
+def test_no_step_waits_for_a_guide_that_is_being_compiled() -> None:
+    fake, may_go_on = Fake(b"hello"), threading.Event()
+
+    def wait() -> None:
+        assert may_go_on.wait(DEADLINE_S)
+
+    fake.runtime.on_prepare = wait
+    guided, other = fake.submit(guide=Guide(GuideKind.REGEX, "a")), fake.submit()
+    fake.turn(6)
+    assert ("".join(other.texts), guided.texts) == ("hello", [])
+    may_go_on.set()
+    wait_until(lambda: fake.engine._inbox.qsize() == 1, "it is compiled")
+    fake.turn(6)
+    assert "".join(guided.texts) == "hello"
+
+
+@pytest.mark.parametrize(("error", "code"), [(InvalidRequest("no", "f"), "invalid_value"), (Panic(), "internal_error")])
+def test_a_guide_that_does_not_compile_fails_its_request_and_keeps_none_from_its_turn(
+    error: BaseException, code: str
+) -> None:
+    fake, errors = Fake(b"hello"), iter([error])
+
+    def fail_once() -> None:
+        if (found := next(errors, None)) is not None:
+            raise found
+
+    fake.runtime.on_prepare = fail_once
+    refused, other = (fake.submit(guide=Guide(GuideKind.REGEX, "a"), cancel_key="") for _ in range(2))
+    wait_until(lambda: fake.engine._inbox.qsize() == 1, "both are compiled")
+    fake.turn(6)
+    assert refused.error is not None
+    assert (refused.error.code, "".join(other.texts)) == (code, "hello")
 
 
 def test_what_nobody_asks_for_does_not_travel() -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import model_repository
-from model_repository.errors import EngineFailed, InvalidRequest
+from model_repository.errors import EngineFailed, InvalidRequest, KeyRefused
 from model_repository.stage_messages import EngineStats
 from tests.fakes import stats
 
@@ -67,7 +67,7 @@ def model(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     door = module.TritonPythonModel()
-    door.engine, door.adapters = Engine(), Adapters()
+    door.engine, door.adapters, door.key = Engine(), Adapters(), ""
     yield door
     sys.modules.pop("model_repository.triton_shell", None)  # it holds the fake
     vars(model_repository).pop("triton_shell", None)
@@ -92,6 +92,17 @@ def test_it_is_drained_until_it_is_told_otherwise(model: Any) -> None:
         assert model.engine.is_draining is is_draining
     with pytest.raises(InvalidRequest, match="expected"):
         control(model, {"drain": 1})
+
+
+def test_only_the_holder_of_the_key_controls_an_engine_that_has_one(model: Any) -> None:
+    model.key = "k" * 32
+    for message in ({"drain": True}, {"drain": True, "key": "x"}, {"fail": "running", "cancel_key": "a"}):
+        with pytest.raises(KeyRefused):
+            control(model, message)
+    assert model.engine.is_draining is False
+    assert control(model, {}) == stats(7)
+    assert control(model, {"drain": True, "key": model.key}) == stats(7)
+    assert model.engine.is_draining is True
 
 
 def test_adapters_are_loaded_and_unloaded_by_their_control(model: Any) -> None:

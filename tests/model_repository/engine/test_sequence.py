@@ -189,7 +189,7 @@ def test_an_echo_leaves_before_the_first_token() -> None:
     item = sequence(echo=ECHO)
     assert item.waiting() is not None
     release = item.next_release(0.0)
-    assert release.details == ReleaseDetails(echo_token_ids=PROMPT, echo=ECHO)
+    assert release.details == ReleaseDetails(prompt_token_ids=PROMPT, echo=ECHO)
     assert (release.token_ids, release.is_probe, item.waiting()) == ((), False, None)
 
 
@@ -212,7 +212,7 @@ def test_an_echo_with_logprobs_waits_for_them() -> None:
     release = item.next_release(1.0)
     assert release.token_ids == tuple(b"a")
     assert release.details == ReleaseDetails(
-        echo_token_ids=PROMPT, echo=ECHO, logprobs=(*PROMPT_LOGPROBS, DrawnLogprob(-0.5))
+        prompt_token_ids=PROMPT, echo=ECHO, logprobs=(*PROMPT_LOGPROBS, DrawnLogprob(-0.5))
     )
 
 
@@ -221,7 +221,7 @@ def test_an_echo_with_logprobs_does_not_wait_for_a_token_that_is_held() -> None:
     item.take(StepOutput(5, ord("a"), logprob=DrawnLogprob(-0.5), prompt_logprobs=PROMPT_LOGPROBS), 1.0)
     release = item.next_release(1.0)
     assert release.token_ids == ()
-    assert release.details == ReleaseDetails(echo_token_ids=PROMPT, echo=ECHO, logprobs=PROMPT_LOGPROBS)
+    assert release.details == ReleaseDetails(prompt_token_ids=PROMPT, echo=ECHO, logprobs=PROMPT_LOGPROBS)
     item.take(StepOutput(5, ord("c"), logprob=DrawnLogprob(-1.5)), 2.0)
     assert logprobs([item.next_release(2.0)]) == [-0.5, -1.5]
 
@@ -234,14 +234,14 @@ def test_without_tokens_there_is_the_echo_and_the_end(is_stream: bool) -> None:
     assert (release.token_ids, release.finish_reason) == ((), FinishReason.LENGTH)
     assert release.usage == Usage(num_input_tokens=3, num_output_tokens=0, num_cached_tokens=2)
     assert release.details == ReleaseDetails(
-        echo_token_ids=PROMPT, echo=ECHO, logprobs=PROMPT_LOGPROBS, cum_logprob=0.0
+        prompt_token_ids=PROMPT, echo=ECHO, logprobs=PROMPT_LOGPROBS, cum_logprob=0.0
     )
 
 
 def test_without_streaming_the_echo_leaves_with_the_rest() -> None:
     (release,) = run([*b"hi", EOS], echo=ECHO, is_stream=False)
     assert release.token_ids == tuple(b"hi")
-    assert release.details == ReleaseDetails(echo_token_ids=PROMPT, echo=ECHO)
+    assert release.details == ReleaseDetails(prompt_token_ids=PROMPT, echo=ECHO)
 
 
 # --- log probabilities and token ids ---------------------------------------------------------------------------------
@@ -304,9 +304,9 @@ def test_without_streaming_all_logprobs_leave_together() -> None:
 
 
 def test_token_ids_are_asked_for_in_every_release() -> None:
-    assert [release.details for release in run([*b"hi", EOS], has_token_ids=True)] == [
-        ReleaseDetails(has_token_ids=True)
-    ] * 3
+    first, *others = [release.details for release in run([*b"hi", EOS], has_token_ids=True)]
+    assert first == ReleaseDetails(has_token_ids=True, prompt_token_ids=PROMPT)
+    assert others == [ReleaseDetails(has_token_ids=True)] * 2
 
 
 def test_the_counts_so_far_are_asked_for_in_every_release() -> None:

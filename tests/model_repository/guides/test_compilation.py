@@ -1,7 +1,7 @@
 import pytest
 
 from model_repository.errors import InvalidRequest, Unsupported
-from model_repository.guides.compilation import check, grammar_error, short_message
+from model_repository.guides.compilation import check, short_message
 
 
 def test_grammar_that_can_be_followed_passes():
@@ -12,7 +12,7 @@ def test_grammar_that_can_be_followed_passes():
     ("grammar", "error", "text"),
     [
         ("start: other", InvalidRequest, "other"),
-        ("start: start", InvalidRequest, "nothing satisfies it"),
+        ("start: start", InvalidRequest, "^no text satisfies it$"),
         ("start: <|eos|>", Unsupported, "special tokens"),
         ('start: %json {"oneOf": [{}, {}], "x-guidance": {"coerce_one_of": true}}', Unsupported, "oneOf"),
     ],
@@ -23,11 +23,6 @@ def test_grammar_that_cannot_be_followed_is_refused(grammar, error, text):
     assert type(caught.value) is error
 
 
-def test_error_of_a_grammar_is_empty_where_there_is_none():
-    assert grammar_error('start: "a"') == ""
-    assert "other" in grammar_error("start: other")
-
-
 @pytest.mark.parametrize(
     ("message", "short"),
     [
@@ -36,6 +31,12 @@ def test_error_of_a_grammar_is_empty_where_there_is_none():
         ("regex parse error:\n    (a\n    ^\nerror: unclosed group", "unclosed group"),
         ("at 1(8): failed to compile JSON schema: Unsatisfiable", "schema: Unsatisfiable"),
         ("a" * 1000, "a" * 300),
+        ("NoExtensionBias", "no text satisfies it"),
+        ("ParserTooComplex", "it is too complex"),
+        (
+            "at 1(8): failed to compile JSON schema: Unsatisfiable schema: Regex is empty:  (And (SearchRegex /a/))",
+            "schema: no text has the pattern, the format and the length that it asks for",
+        ),
     ],
 )
 def test_message_is_shortened_to_what_is_wrong(message, short):

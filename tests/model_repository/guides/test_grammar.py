@@ -28,9 +28,9 @@ def test_grammar_is_the_same_with_and_without_its_check(kind, content):
     ("kind", "content", "text"),
     [
         (GuideKind.REGEX, "", "empty"),
-        (GuideKind.REGEX, "(?<!a)b", "look-around"),
-        (GuideKind.REGEX, r"(a)\1", "backreferences"),
-        (GuideKind.REGEX, r"\bword", "lookarounds"),
+        (GuideKind.REGEX, "(?<!a)b", "look-behind"),
+        (GuideKind.REGEX, r"(a)\1", "back references"),
+        (GuideKind.REGEX, r"\bword", "word boundaries"),
         (GuideKind.REGEX, "(a", "unclosed"),
         (GuideKind.REGEX, "[a", "no end"),
         (GuideKind.REGEX, "a" * 6000, "5000"),
@@ -46,7 +46,7 @@ def test_grammar_is_the_same_with_and_without_its_check(kind, content):
         (GuideKind.LARK, "start: other", "other"),
         (GuideKind.LARK, "start: <|eos|>", "special tokens"),
         (GuideKind.LARK, "start: <[5]>", "special tokens"),
-        (GuideKind.LARK, "start: start", "nothing satisfies it"),
+        (GuideKind.LARK, "start: start", "no text satisfies it"),
         (GuideKind.LARK, 'start: %json {"uniqueItems": true}', "uniqueItems"),
         (GuideKind.LARK, 'start: %json {"oneOf": [{}, {}], "x-guidance": {"coerce_one_of": true}}', "oneOf"),
     ],
@@ -68,7 +68,7 @@ def nested(depth):
 
 # One name, written in many ways.
 SPELLINGS = ["".join(f"%{ord(c):02x}" if n >> i & 1 else c for i, c in enumerate("definition")) for n in range(250)]
-BIG = [f"value {n}" for n in range(4000)]
+DEFINITION = {"enum": [f"value {n}" for n in range(4000)]}
 
 
 # Each of these crashed, hung or filled the memory when given to llguidance as it is.
@@ -92,12 +92,6 @@ BIG = [f"value {n}" for n in range(4000)]
             GuideKind.JSON_SCHEMA,
             json.dumps({"allOf": [{"anyOf": [{"required": [f"{n}{m}"]} for m in "ab"]} for n in range(30)]}),
         ),
-        (
-            GuideKind.JSON_SCHEMA,
-            json.dumps(
-                {"anyOf": [{"$ref": f"#/d/{spelling}"} for spelling in SPELLINGS], "d": {"definition": {"enum": BIG}}}
-            ),
-        ),
         (GuideKind.REGEX, "(a{1000}){1000}"),
         (GuideKind.REGEX, "a?" * 2400),
         (GuideKind.REGEX, "(" * 2000 + "a" + ")" * 2000),
@@ -107,7 +101,7 @@ BIG = [f"value {n}" for n in range(4000)]
         (GuideKind.LARK, "start: " + '"a"? ' * 5000),
         (GuideKind.LARK, "start: " + "(" * 30_000 + '"a"' + ")" * 30_000),
     ],
-    ids=range(14),
+    ids=range(13),
 )
 def test_hostile_guide_is_refused_quickly(kind, content):
     refusal(kind, content)
@@ -116,6 +110,10 @@ def test_hostile_guide_is_refused_quickly(kind, content):
 def test_large_schemas_are_compiled_quickly():
     start_s = time.process_time()
     guide_to_grammar(Guide(GuideKind.JSON_SCHEMA, json.dumps({"enum": [f"value {n}" for n in range(5000)]})))
+    spellings = [{"$ref": f"#/$defs/{spelling}"} for spelling in SPELLINGS]
+    guide_to_grammar(
+        Guide(GuideKind.JSON_SCHEMA, json.dumps({"anyOf": spellings, "$defs": {"definition": DEFINITION}}))
+    )
     guide_to_grammar(Guide(GuideKind.CHOICE, json.dumps([f"choice {n}" for n in range(1000)])))
     guide_to_grammar(Guide(GuideKind.LARK, chain(400)))
     assert time.process_time() - start_s < 2

@@ -57,6 +57,7 @@ def sentencepiece(added_tokens: Sequence[str] = (), *, space: str = "first", bos
     tokens = [*pieces, *map("".join, merges), *added_tokens]
     vocab = {token: index for index, token in enumerate(tokens)}
     replace = {"type": "Replace", "pattern": {"String": " "}, "content": "\u2581"}
+    restore = {"type": "Replace", "pattern": {"String": "\u2581"}, "content": " "}
     prepend = {"type": "Sequence", "normalizers": [{"type": "Prepend", "prepend": "\u2581"}, replace]}
     metaspace = {"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": space, "split": False}
     template = {
@@ -82,7 +83,7 @@ def sentencepiece(added_tokens: Sequence[str] = (), *, space: str = "first", bos
         "normalizer": prepend if space == "prepend" else None,
         "pre_tokenizer": None if space == "prepend" else metaspace,
         "post_processor": template if bos else None,
-        "decoder": {"type": "Sequence", "decoders": [{"type": "ByteFallback"}, {"type": "Fuse"}]},
+        "decoder": {"type": "Sequence", "decoders": [restore, {"type": "ByteFallback"}, {"type": "Fuse"}]},
         "model": {
             "type": "BPE",
             "unk_token": "<unk>",

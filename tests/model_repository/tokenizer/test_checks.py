@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from model_repository import contract
-from model_repository.capabilities import Capability, needed_capabilities
+from model_repository.capabilities import HINTS, Capability, needed_capabilities
 from model_repository.errors import InvalidRequest, PromptTooLong, Unsupported
 from model_repository.generation import (
     ContextOverflow,
@@ -31,7 +31,6 @@ SAMPLING: dict[Capability, Any] = {
     Capability.TOP_P: 0.5,
     Capability.TOP_K: 5,
     Capability.MIN_P: 0.5,
-    Capability.SEED: 5,
     Capability.REPETITION_PENALTY: 0.5,
     Capability.PRESENCE_PENALTY: 0.5,
     Capability.FREQUENCY_PENALTY: 0.5,
@@ -56,7 +55,7 @@ NEEDS: dict[Capability, GenerationRequest] = {
 
 
 def test_every_capability_has_a_request_that_needs_it_alone() -> None:
-    assert NEEDS.keys() == set(Capability) == BLAMED_INPUTS.keys()
+    assert NEEDS.keys() == set(Capability) - HINTS == BLAMED_INPUTS.keys()
     for capability, request in NEEDS.items():
         assert list(needed_capabilities(request)) == [capability]
 
@@ -65,7 +64,7 @@ def test_blamed_inputs_are_a_clients_own() -> None:
     assert set(BLAMED_INPUTS.values()) <= set(contract.HONOURED_INPUTS)
 
 
-@pytest.mark.parametrize("capability", Capability)
+@pytest.mark.parametrize("capability", NEEDS)
 def test_what_the_runtime_lacks_is_refused_by_the_name_of_its_input(capability: Capability) -> None:
     others = set(Capability) - {capability}
     with pytest.raises(Unsupported) as caught:
@@ -73,6 +72,12 @@ def test_what_the_runtime_lacks_is_refused_by_the_name_of_its_input(capability: 
     assert caught.value.text == "this model's runtime, synthetic, cannot honour it"
     assert caught.value.field == BLAMED_INPUTS[capability].name
     check_capabilities(NEEDS[capability], {capability}, "synthetic", has_tools=False)
+
+
+def test_a_seed_is_a_hint_that_no_runtime_refuses() -> None:
+    """Each request has a seed, drawn where the client sent none."""
+    seeded = dataclasses.replace(PLAIN, sampling=SamplingParams(seed=5))
+    check_capabilities(seeded, set(), "synthetic", has_tools=False)
 
 
 def test_a_guide_that_comes_from_tools_blames_them() -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import re
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -17,9 +20,10 @@ from model_repository.generation import (
     TokenPrompt,
     ToolUse,
 )
+from model_repository.guides.bounded_process import MAX_BYTES
 from model_repository.guides.grammar import rule_of
 from model_repository.guides.json_schema import enforceable_schema
-from model_repository.tokenizer.constraint import callable_tools, constraint
+from model_repository.tokenizer.constraint import ConstraintCompiler, callable_tools, constraint
 from model_repository.tokenizer.tool_guide import tool_guide
 from model_repository.tool_formats import HERMES
 
@@ -97,6 +101,15 @@ def test_a_bad_schema_of_a_tool_is_blamed_on_the_tools() -> None:
     assert refusal(tools("required", tool)).startswith("[invalid_value] tools: tools[0].function.parameters")
 
 
+def test_a_keyword_that_is_not_enforced_is_refused_of_a_strict_tool_only() -> None:
+    function = {"name": "add", "parameters": {"properties": {"a": {"type": "array", "uniqueItems": True}}}}
+    place = "tools[0].function.parameters.properties.a.uniqueItems"
+    strict = tools("auto", {"type": "function", "function": function | {"strict": True}})
+    assert refusal(strict).startswith(f"[unsupported_value] tools: {place}: ")
+    for lenient in (function, function | {"strict": False}):
+        assert constraint(request(tools("auto", {"type": "function", "function": lenient})), HERMES) is not None
+
+
 def test_a_tool_that_is_malformed_is_named() -> None:
     tool = {"type": "function", "function": {"name": "add", "parameters": {"type": "string"}}}
     assert refusal(tools("auto", tool)).startswith("[invalid_value] tools[0].function.parameters.type: ")
@@ -104,9 +117,86 @@ def test_a_tool_that_is_malformed_is_named() -> None:
 
 @pytest.mark.parametrize("asked", [(TextPrompt("a"), GUIDE), (tools("auto"),), (tools("required"),)])
 def test_who_ignores_the_end_cannot_have_a_form(asked: tuple[Any, ...]) -> None:
-    message = "[invalid_value] ignore_eos: true goes with neither a guide nor tools: they say where it ends"
+    message = "[invalid_value] ignore_eos: true goes with neither structured output nor tools: they say where it ends"
     assert refusal(*asked, ignore_eos=True) == message
 
 
 def test_who_has_no_form_may_ignore_the_end() -> None:
     assert constraint(request(tools("none"), ignore_eos=True), HERMES) is None
+
+
+def fan(num_levels: int) -> str:
+    """Return a grammar whose rules, written out, have 2 to the power of the levels characters."""
+    rules = [f"r{level} ::= r{level + 1} r{level + 1}" for level in range(num_levels)]
+    return "\n".join(["root ::= r0", *rules, f'r{num_levels} ::= "a"'])
+
+
+# Each within what a request may have of characters, lines, definitions and nesting.
+BOMBS = {
+    "a grammar of 30 levels": Guide(GuideKind.GRAMMAR, fan(30)),
+    "a grammar of 24 levels": Guide(GuideKind.GRAMMAR, fan(24)),
+    "patterns that must all match": Guide(
+        GuideKind.JSON_SCHEMA, json.dumps({"allOf": [{"pattern": f"a{{0,{n}}}b"} for n in range(1, 60)]})
+    ),
+    "multiples": Guide(
+        GuideKind.JSON_SCHEMA,
+        json.dumps(
+            {
+                "type": "object",
+                "properties": {f"p{n}": {"type": "integer", "multipleOf": 9000 + n} for n in range(100)},
+                "required": [f"p{n}" for n in range(100)],
+            }
+        ),
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def compiler() -> Iterator[ConstraintCompiler]:
+    one = ConstraintCompiler(1)
+    yield one
+    one.close()
+
+
+@pytest.mark.parametrize("bomb", BOMBS)
+def test_a_grammar_that_is_a_bomb_is_refused_within_its_bounds(compiler: ConstraintCompiler, bomb: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        compiler(request(TextPrompt("a"), BOMBS[bomb]), HERMES)
+    assert caught.value.field == "guided_decoding_guide"
+    assert re.search("more than .* (processor time|memory), which is the limit", caught.value.text)
+
+
+@pytest.mark.parametrize("choice", ["auto", "required"])
+def test_a_bomb_in_a_tool_names_the_tools(compiler: ConstraintCompiler, choice: str) -> None:
+    tool = {"type": "function", "function": {"name": "f", "parameters": json.loads(BOMBS["multiples"].content)}}
+    with pytest.raises(InvalidRequest, match=r"more than .* (processor time|memory)") as caught:
+        compiler(request(tools(choice, tool)), HERMES)
+    assert caught.value.field == "tools"
+
+
+@pytest.mark.parametrize(
+    "guide",
+    [
+        GUIDE,
+        Guide(GuideKind.JSON_OBJECT),
+        Guide(GuideKind.GRAMMAR, fan(10)),
+        Guide(
+            GuideKind.JSON_SCHEMA,
+            json.dumps(
+                {
+                    "type": "object",
+                    "properties": {
+                        f"p{n}": {"type": "integer", "minimum": n - 2**53, "maximum": 2**53 - n} for n in range(100)
+                    },
+                }
+            ),
+        ),
+        Guide(GuideKind.CHOICE, json.dumps([f"choice {n}" for n in range(1000)])),
+    ],
+)
+def test_a_grammar_within_its_bounds_comes_back_with_the_memory_it_takes(
+    compiler: ConstraintCompiler, guide: Guide
+) -> None:
+    found = compiler(request(TextPrompt("a"), guide), HERMES)
+    assert found == guide
+    assert 100_000 < found.num_bytes <= MAX_BYTES

@@ -15,9 +15,16 @@ import numpy as np
 import pytest
 
 import model_repository
-from model_repository.generation import TextPrompt
+from model_repository.cancel_channel import key_to_number
+from model_repository.errors import InvalidRequest
+from model_repository.fair_pool import MAX_WAITING, FairPool
+from model_repository.generation import GenerationRequest, Guide, GuideKind, TextPrompt
 from model_repository.request_tensors import request_to_tensors
-from tests.model_repository.tokenizer.test_stage import STAGE, request
+from model_repository.tokenizer.constraint import constraint
+from model_repository.tokenizer.stage import TokenizerStage
+from tests.model_repository.tokenizer.models import DEMO_BYTES, DEMO_FILES
+from tests.model_repository.tokenizer.test_stage import CONFIG, STAGE, request
+from tests.waiting import wait_until
 
 DEADLINE_S = 30.0  # only a hang reaches it
 DOOR = Path(model_repository.__file__).parent / "tokenizer" / "1" / "model.py"
@@ -55,6 +62,7 @@ def model(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     class Error(SimpleNamespace):
         INVALID_ARG = 3
         INTERNAL = 13
+        UNAVAILABLE = 14
 
         def __init__(self, message: str, code: int) -> None:
             super().__init__(message=message, code=code)
@@ -72,7 +80,9 @@ def model(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     door = module.TritonPythonModel()
-    door.stage, door.threads = STAGE, ThreadPoolExecutor(1)
+    door.stage, door.threads, door.grammar_threads = STAGE, ThreadPoolExecutor(1), FairPool(2)
+    door.cancelled = {}
+    door.compiler = door.cancel_receiver = SimpleNamespace(close=lambda: None)
     yield door
     door.finalize()
     sys.modules.pop("model_repository.triton_shell", None)  # it holds the fake
@@ -106,7 +116,7 @@ def test_a_client_may_not_batch_requests_itself(model: Any) -> None:
 def test_a_small_request_is_answered_while_large_ones_are_being_tokenized(model: Any) -> None:
     is_answered = threading.Event()
 
-    def answer(tensors: dict[str, Any]) -> dict[str, Any]:
+    def answer(tensors: dict[str, Any], *, may_wait: bool) -> dict[str, Any]:
         if len(tensors["text_input"].item()) > 3:
             assert is_answered.wait(DEADLINE_S)
         return {}
@@ -143,3 +153,93 @@ def test_what_was_not_foreseen_is_logged_with_the_id_that_the_frontends_log_has(
     (response,) = model.execute([Request(prompt("a"))])
     assert "answer" not in response.error.message
     assert "request_id=req_abc" in caplog.text
+
+
+class SlowGrammars:
+    """Compiles a grammar when it is told to; which ones were begun, by what they say."""
+
+    def __init__(self) -> None:
+        self.begun: list[str] = []
+        self.may_go_on = threading.Event()
+
+    def __call__(self, asked: GenerationRequest, *arguments: Any) -> Guide | None:
+        assert asked.guide is not None
+        self.begun.append(asked.guide.content)
+        if "slow" in asked.guide.content:
+            assert self.may_go_on.wait(DEADLINE_S)
+        if "refused" in asked.guide.content:
+            raise InvalidRequest("it is refused", "guided_decoding_guide")
+        return constraint(asked, *arguments)
+
+
+@pytest.fixture
+def grammars(model: Any) -> Iterator[SlowGrammars]:
+    slow = SlowGrammars()
+    model.stage = TokenizerStage(DEMO_FILES, DEMO_BYTES, CONFIG, slow)
+    yield slow
+    slow.may_go_on.set()
+
+
+def guided(regex: str, sender: str = "a", cancel_key: str = "") -> Request:
+    """Return a request whose grammar must be compiled."""
+    guide = Guide(GuideKind.REGEX, regex)
+    return Request(request_to_tensors(request(guide=guide, sender=sender, cancel_key=cancel_key)))
+
+
+def answers_of(requests: list[Request]) -> list[str]:
+    """Return what each was answered with: an error's message, or nothing."""
+    return [response.error.message if response.error else "" for item in requests for response, _ in item.sent]
+
+
+def test_a_request_without_a_grammar_never_waits_for_one(model: Any, grammars: SlowGrammars) -> None:
+    bombs = [guided(f"slow{number}") for number in range(60)]
+    assert model.execute(bombs) == [None] * 60
+    (response,) = model.execute([Request(prompt("a"))])
+    assert response.error is None
+    grammars.may_go_on.set()
+    model.finalize()
+    assert answers_of(bombs) == [""] * 60
+
+
+def test_the_grammars_of_one_sender_wait_behind_each_other_and_not_ahead_of_others(
+    model: Any, grammars: SlowGrammars
+) -> None:
+    bombs, healthy = [guided(f"slow{number}") for number in range(60)], guided("healthy", sender="b")
+    model.execute([*bombs, healthy])
+    wait_until(lambda: len(healthy.sent) == 1, "the other sender is answered")
+    assert grammars.begun == ["slow0", "healthy"]
+    grammars.may_go_on.set()
+    model.finalize()
+    assert answers_of([healthy, *bombs]) == [""] * 61
+
+
+def test_a_sender_with_too_many_grammars_waiting_is_refused_alone(model: Any, grammars: SlowGrammars) -> None:
+    bombs, healthy = [guided(f"slow{number}") for number in range(MAX_WAITING + 2)], guided("healthy", sender="b")
+    model.execute([*bombs, healthy])
+    grammars.may_go_on.set()
+    model.finalize()
+    assert answers_of([healthy]) == [""]
+    refused = [answer for answer in answers_of(bombs) if answer]
+    assert refused == [f"[too_many_grammars] {MAX_WAITING} grammars of this sender are waiting already"]
+
+
+def test_no_grammar_is_compiled_for_a_client_that_is_gone(model: Any, grammars: SlowGrammars) -> None:
+    first, gone, last = guided("slow"), guided("gone", cancel_key="key"), guided("last")
+    model.execute([first, gone, last])
+    model._cancel(key_to_number("key"))
+    grammars.may_go_on.set()
+    model.finalize()
+    assert grammars.begun == ["slow", "last"]
+    assert answers_of([first, gone, last]) == ["", "[invalid_value] cancel_key: it is cancelled", ""]
+
+
+@pytest.mark.parametrize("regex", ["refused", "fine"])
+def test_what_was_found_of_a_grammar_is_answered_at_once_the_next_time(
+    model: Any, grammars: SlowGrammars, regex: str
+) -> None:
+    first = guided(regex)
+    assert model.execute([first]) == [None]
+    wait_until(lambda: len(first.sent) == 1, "the grammar is compiled")
+    (response,) = model.execute([guided(regex)])
+    assert [response.error.message if response.error else ""] == answers_of([first])
+    assert grammars.begun == [regex]

@@ -7,7 +7,11 @@ from typing import Any
 import pytest
 
 from model_repository.generation import ChatPrompt
-from model_repository.tokenizer.recent import MAX_KEY_CHARS, SIZE, Recent
+from model_repository.tokenizer.recent import MAX_BYTES, Recent
+
+
+def no_bytes(result: object) -> int:
+    return 0
 
 
 class Counted:
@@ -22,7 +26,7 @@ class Counted:
 
 
 def test_what_was_made_of_the_same_is_made_once() -> None:
-    recent, make = Recent[int](), Counted()
+    recent, make = Recent[int](no_bytes), Counted()
     chats = [ChatPrompt(({"role": "user", "content": "a"},), template_kwargs={"b": [1]}) for _ in range(3)]
     assert [recent.get((chat, True), make) for chat in chats] == [1, 1, 1]
     assert recent.get((chats[0], False), make) == 2
@@ -30,29 +34,39 @@ def test_what_was_made_of_the_same_is_made_once() -> None:
 
 @pytest.mark.parametrize("other", [{"a": True}, {"a": 1.0}, {"a": "1"}, {"b": 2, "a": 1}])
 def test_what_is_only_equal_is_not_the_same(other: dict[str, Any]) -> None:
-    recent, make = Recent[int](), Counted()
+    recent, make = Recent[int](no_bytes), Counted()
     first = {"a": 1, "b": 2} if "b" in other else {"a": 1}
     assert recent.get(ChatPrompt((), template_kwargs=first), make) == 1
     assert recent.get(ChatPrompt((), template_kwargs=other), make) == 2
 
 
 def test_the_one_that_was_not_asked_for_the_longest_goes_first() -> None:
-    recent, make = Recent[int](), Counted()
-    for number in range(SIZE):
+    recent, make = Recent[int](lambda result: MAX_BYTES // 9), Counted()
+    for number in range(8):
         recent.get(number, make)
     assert recent.get(0, make) == 1
-    assert recent.get("one more", make) == SIZE + 1
+    assert recent.get("one more", make) == 9
     assert recent.get(0, make) == 1
-    assert recent.get(1, make) == SIZE + 2
+    assert recent.get(1, make) == 10
 
 
-def test_what_is_large_is_not_kept() -> None:
-    recent, make = Recent[int](), Counted()
-    assert [recent.get("a" * MAX_KEY_CHARS, make) for _ in range(2)] == [1, 2]
+def test_however_many_results_are_made_they_take_no_more_bytes_than_the_cache_may() -> None:
+    recent, make = Recent[int](lambda result: 10_000), Counted()
+    for number in range(2_000):
+        recent.get(number, make)
+        assert recent.num_bytes <= MAX_BYTES
+    assert recent.num_bytes > MAX_BYTES // 2
+
+
+@pytest.mark.parametrize(("key", "num_bytes"), [("a" * MAX_BYTES, 0), ("a", MAX_BYTES)])
+def test_what_is_large_is_not_kept(key: str, num_bytes: int) -> None:
+    recent, make = Recent[int](lambda result: num_bytes), Counted()
+    assert [recent.get(key, make) for _ in range(2)] == [1, 2]
+    assert recent.num_bytes == 0
 
 
 def test_what_is_nested_too_deeply_to_be_written_out_is_not_kept() -> None:
-    recent, make = Recent[int](), Counted()
+    recent, make = Recent[int](no_bytes), Counted()
     deep: list[Any] = []
     for _ in range(100_000):
         deep = [deep]
@@ -61,7 +75,7 @@ def test_what_is_nested_too_deeply_to_be_written_out_is_not_kept() -> None:
 
 def test_what_is_old_is_made_anew() -> None:
     now = 0.0
-    recent, make = Recent[int](5, lambda: now), Counted()
+    recent, make = Recent[int](no_bytes, 5, lambda: now), Counted()
     results = []
     for now in (0.0, 4.0, 5.0, 5.5, 10.0, 11.0):  # noqa: B007 (the clock reads it)
         results.append(recent.get("a", make))
@@ -76,12 +90,12 @@ def test_what_took_longer_to_make_than_it_is_kept_is_kept_all_the_same() -> None
         now += 9.0
         return now
 
-    recent = Recent[float](5, lambda: now)
+    recent = Recent[float](no_bytes, 5, lambda: now)
     assert [recent.get("a", make) for _ in range(2)] == [9.0, 9.0]
 
 
 def test_what_raises_is_not_kept() -> None:
-    recent = Recent[int]()
+    recent = Recent[int](no_bytes)
 
     def fail() -> int:
         raise ValueError

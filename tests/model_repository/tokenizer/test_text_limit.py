@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from model_repository.errors import InvalidRequest, PromptTooLong
-from model_repository.tokenizer.text_limit import MAX_CHARS, check_num_chars, window_limit
+from model_repository.tokenizer.text_limit import MAX_BYTES, check_num_bytes, window_limit
 
 
 @pytest.mark.parametrize("text", ["", "a" * 30, "\u65e5" * 10, "\ud800" * 10])
@@ -22,6 +22,7 @@ def test_what_cannot_fit_the_window_is_refused(text: str, num_tokens: int) -> No
 
 
 def test_what_is_only_tokenized_has_a_limit_of_its_own() -> None:
-    check_num_chars("a" * MAX_CHARS, "text_input")
-    with pytest.raises(InvalidRequest, match="1000001 characters: at most 1000000 are tokenized"):
-        check_num_chars("a" * MAX_CHARS + "a", "text_input")
+    # 800,000 combining marks, two bytes each, took longer than anybody waits.
+    check_num_bytes("\u0301" * (MAX_BYTES // 2), "text_input")
+    with pytest.raises(InvalidRequest, match="500001 bytes: at most 500000 are tokenized"):
+        check_num_bytes("\u0301" * (MAX_BYTES // 2) + "a", "text_input")

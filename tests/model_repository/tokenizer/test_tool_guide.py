@@ -92,7 +92,7 @@ IS_VALID: dict[str, Callable[[Any], bool]] = {
 }
 
 
-def identity(schema: object, place: str) -> object:
+def identity(schema: object, place: str, is_strict: bool) -> object:
     return schema
 
 
@@ -205,6 +205,7 @@ def test_llamas_answer_is_a_call_by_its_first_character() -> None:
         ({"type": "object"}, '{"a": 1}', True),  # any object
         ({"type": "object", "properties": {}, "additionalProperties": {"type": "integer"}}, '{"a": 1}', True),
         ({"type": ["object", "null"], "properties": {"a": INTEGER}}, "null", False),
+        ({"type": "object", "nullable": True}, "null", False),
         ({"properties": {"a": INTEGER}}, '{"a": 1}', True),
         ({"properties": {"a": INTEGER}}, "5", False),
         (closed({"a": INTEGER, "b": INTEGER}), '{"a": 1, "b": 2}', True),
@@ -235,7 +236,7 @@ def test_without_tools_or_with_none_of_them_nothing_is_constrained() -> None:
 def test_schemas_are_prepared_with_their_place() -> None:
     seen: list[tuple[object, str]] = []
 
-    def prepare(schema: object, place: str) -> object:
+    def prepare(schema: object, place: str, is_strict: bool) -> object:
         seen.append((schema, place))
         return closed({"z": INTEGER}, "z")
 
@@ -246,6 +247,19 @@ def test_schemas_are_prepared_with_their_place() -> None:
     assert guide is not None
     compiled = LLMatcher(TOKENIZER, LLMatcher.grammar_from_lark(guide.content))
     assert is_allowed(compiled, HERMES.calls_text([("a", '{"z": 1}')]))
+
+
+def test_each_tool_says_whether_its_schema_is_strict() -> None:
+    seen: list[bool] = []
+
+    def prepare(schema: object, place: str, is_strict: bool) -> object:
+        seen.append(is_strict)
+        return schema
+
+    tools = [tool(name) for name in "abc"]
+    tools[0]["function"]["strict"], tools[1]["function"]["strict"] = True, False
+    tool_guide(ToolUse(tools=tuple(tools)), HERMES, prepare)
+    assert seen == [True, False, False]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,143 @@
+"""Request bodies: JSON, read into bounded memory, large ones checked off the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import re
+from concurrent.futures import ThreadPoolExecutor
+from urllib.parse import quote
+
+from aiohttp import HttpVersion11, hdrs, web
+
+from frontend.errors import InvalidRequest, Overloaded, RequestTimeout, UnsupportedMediaType, shown
+from frontend.handlers.context import FACTS, SETTINGS
+from frontend.protocol.body import Body
+from frontend.protocol.reading import parse
+
+LARGE_BYTES = 65_536  # a body of that size is checked in about a millisecond
+_MAX_LARGEST = 8  # bodies of the largest size that are in memory at a time; each costs up to eight times its size
+_WAIT_S = 30.0  # for room in memory
+MAX_IGNORED_PARAMS, MAX_IGNORED_PLACE, MAX_IGNORED_CHARS = 32, 200, 2048  # in the header that lists them
+_JSON = re.compile(r"application/([\w.+-]+\+)?json")
+
+
+class LargeBodies:
+    """Bounds what bodies above LARGE_BYTES take: memory until their requests end, and one thread.
+
+    Args:
+        max_bytes: of all of them together; a body for which there is no room is not read further until there is.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self._num_free_bytes = max_bytes
+        self._first = asyncio.Lock()
+        self._freed = asyncio.Event()
+        # One: while such a thread holds Python's lock the event loop stands still.
+        self.thread = ThreadPoolExecutor(1, "large-bodies")
+
+    async def take(self, num_bytes: int) -> None:
+        """Wait for room, first come, first served.
+
+        Raises:
+            Overloaded: there is none in time.
+        """
+        try:
+            async with asyncio.timeout(_WAIT_S), self._first:
+                while num_bytes > self._num_free_bytes:
+                    self._freed.clear()
+                    await self._freed.wait()
+                self._num_free_bytes -= num_bytes
+        except TimeoutError as exc:
+            raise Overloaded("The server's memory for large bodies is full.") from exc
+
+    def give_back(self, num_bytes: int) -> None:
+        """Make room."""
+        self._num_free_bytes += num_bytes
+        self._freed.set()
+
+
+LARGE_BODIES: web.AppKey[LargeBodies] = web.AppKey("large_bodies")
+
+
+def large_bodies_of(max_body_bytes: int) -> LargeBodies:
+    """Return the bounds for bodies of at most `max_body_bytes` each."""
+    return LargeBodies(_MAX_LARGEST * max_body_bytes)
+
+
+async def read_body[Request: Body](request: web.Request, model: type[Request]) -> tuple[Request, list[str]]:
+    """Return the checked body, and the places of the fields in it that are ignored for every model.
+
+    Raises:
+        APIError: it breaks a rule.
+    """
+    settings = request.app[SETTINGS]
+    require_json(request)
+    size = request.content_length
+    if size is not None and size > settings.max_body_bytes:
+        raise web.HTTPRequestEntityTooLarge(settings.max_body_bytes, size)
+    if request.headers.get(hdrs.EXPECT, "").lower() == "100-continue" and request.version == HttpVersion11:
+        await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        request.writer.output_size = 0  # of the answer, which has not begun
+    try:
+        async with asyncio.timeout(settings.body_timeout_s):
+            content = await _content(request, settings.max_body_bytes)
+    except TimeoutError as exc:
+        raise RequestTimeout(f"The body took longer than {settings.body_timeout_s:g} seconds") from exc
+    request[FACTS].num_body_bytes = len(content)
+    if len(content) <= LARGE_BYTES:
+        return parse(model, content, settings)
+    thread = request.app[LARGE_BODIES].thread
+    return await asyncio.get_running_loop().run_in_executor(thread, parse, model, content, settings)
+
+
+def ignored_header(request: web.Request, places: list[str]) -> dict[str, str]:
+    """Return the header that lists ignored fields by their places; it is one short line, whatever their names are.
+
+    Raises:
+        InvalidRequest: the server is set to refuse such fields.
+    """
+    if not places:
+        return {}
+    if request.app[SETTINGS].strict_extra:
+        rule = "unknown, or without effect on this model; this server refuses such fields (--strict-extra)"
+        raise InvalidRequest(f"{places[0]}: {rule}", param=places[0], code="unknown_parameter")
+    listed = [quote(place[:MAX_IGNORED_PLACE], safe="[].$") for place in places[:MAX_IGNORED_PARAMS]]
+    num_shown = sum(num_chars <= MAX_IGNORED_CHARS for num_chars in itertools.accumulate(map(len, listed)))
+    return {"x-ignored-params": ",".join(listed[:num_shown] + ["..."] * (num_shown < len(places)))}
+
+
+async def expect_later(request: web.Request) -> None:
+    """Leave `100 Continue` to `read_body`: a request that is refused for its headers must not send its body."""
+
+
+def require_json(request: web.Request) -> None:
+    """Check that Content-Type is JSON. A browser asks the server before it sends JSON to another origin.
+
+    Raises:
+        UnsupportedMediaType: the header is missing, or names another media type.
+    """
+    given = request.headers.get(hdrs.CONTENT_TYPE)
+    if given is None or not _JSON.fullmatch(request.content_type):
+        found = "missing" if given is None else shown(given)
+        raise UnsupportedMediaType(f"Content-Type: {found}: send JSON with -H 'Content-Type: application/json'")
+
+
+async def _content(request: web.Request, max_bytes: int) -> bytearray:
+    """Return the bytes of a body; of a large one, only once there is room for it.
+
+    Raises:
+        Overloaded: there is no room.
+        web.HTTPRequestEntityTooLarge: it is too long.
+    """
+    content, facts = bytearray(), request[FACTS]
+    while chunk := await request.content.readany():
+        content += chunk
+        if len(content) > max_bytes:
+            raise web.HTTPRequestEntityTooLarge(max_bytes)
+        if len(content) > LARGE_BYTES and not facts.num_held_bytes:
+            is_told = request.content_length is not None and hdrs.CONTENT_ENCODING not in request.headers
+            num_bytes = min(request.content_length or max_bytes, max_bytes) if is_told else max_bytes
+            await request.app[LARGE_BODIES].take(num_bytes)
+            facts.num_held_bytes = num_bytes
+    return content

@@ -1,0 +1,62 @@
+"""Threads that several senders share: one sender's work waits behind its own, not ahead of the others'."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+from model_repository.errors import TooManyGrammars
+
+MAX_WAITING = 100  # pieces of work of one sender
+_NICENESS = 10  # of the threads, so that they get a tenth of a core that others want too
+
+
+class FairPool:
+    """Does one piece of work of each sender at a time, and takes the senders in turns.
+
+    Args:
+        num_threads: number of senders served at the same time.
+    """
+
+    def __init__(self, num_threads: int) -> None:
+        self._threads = ThreadPoolExecutor(num_threads, initializer=_lower_priority)
+        self._waiting: dict[str, deque[Callable[[], None]]] = {}  # by sender; those without an entry have no work here
+        self._lock = threading.Lock()
+
+    def submit(self, sender: str, work: Callable[[], None]) -> None:
+        """Queue a piece of work, which must not raise.
+
+        Raises:
+            TooManyGrammars: the sender has too many waiting.
+        """
+        with self._lock:
+            if (waiting := self._waiting.get(sender)) is not None:
+                if len(waiting) >= MAX_WAITING:
+                    raise TooManyGrammars(f"{MAX_WAITING} grammars of this sender are waiting already")
+                waiting.append(work)
+                return
+            self._waiting[sender] = deque()
+        self._threads.submit(self._run, sender, work)
+
+    def close(self) -> None:
+        """Finish all work."""
+        self._threads.shutdown()
+
+    def _run(self, sender: str, work: Callable[[], None]) -> None:
+        work()
+        with self._lock:
+            if not self._waiting[sender]:
+                del self._waiting[sender]
+                return
+            following = self._waiting[sender].popleft()
+        try:
+            self._threads.submit(self._run, sender, following)  # behind the other senders' work
+        except RuntimeError:  # they are being closed
+            self._run(sender, following)
+
+
+def _lower_priority() -> None:
+    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)  # of the thread, on Linux

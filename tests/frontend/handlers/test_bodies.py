@@ -1,0 +1,138 @@
+"""Large bodies: refused before anything is built of them, and in bounded memory."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from typing import Any
+
+import orjson
+import pytest
+from pydantic import BaseModel
+
+from frontend.errors import ContextLengthExceeded, InvalidJSON, Overloaded
+from frontend.handlers import bodies
+from frontend.handlers.bodies import LARGE_BYTES, LargeBodies
+from frontend.protocol.chat import ChatCompletionRequest
+from frontend.protocol.completion import CompletionRequest
+from frontend.protocol.reading import MAX_NAMES, MAX_VALUES, parse
+from frontend.settings import Settings
+from tests.fakes import DEMO, FakeTriton, chunks
+from tests.frontend.answers import error_of
+from tests.frontend.bodies import COMPLETION
+from tests.frontend.conftest import Serve
+from tests.hostile import large
+
+JSON = {"Content-Type": "application/json"}
+
+
+@pytest.mark.parametrize("attack", large.CROWDS)
+def test_a_body_of_too_many_values_is_refused_before_anything_is_built_of_it(
+    attack: large.Attack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, body = attack(DEMO.id)
+    monkeypatch.setattr(orjson, "loads", lambda body: pytest.fail("it was parsed"))
+    with pytest.raises(InvalidJSON, match=r"The body has [0-9]+ (values|names): at most [0-9]+ are read"):
+        parse(CompletionRequest, body, Settings())
+
+
+@pytest.mark.parametrize(
+    "text", [",:[{" * 300_000, "\\" * 30_001 + '"' + "," * 30_000, '\\"' + ":" * 30_000 + '\\\\"'], ids=range(3)
+)
+def test_what_stands_in_a_text_is_not_counted(text: str) -> None:
+    request, _ = parse(CompletionRequest, json.dumps(COMPLETION | {"prompt": text}).encode(), Settings())
+    assert request.prompt == [text]
+
+
+@pytest.mark.parametrize(
+    ("field", "limit"),
+    [("[" + "1," * MAX_VALUES + "1]", MAX_VALUES), ("{" + '"a":1,' * MAX_NAMES + '"a":1}', MAX_NAMES)],
+)
+def test_what_follows_a_text_is_counted(field: str, limit: int) -> None:
+    body = f'{{"model":"m","prompt":"\\\\\\"[","foo":{field}}}'
+    with pytest.raises(InvalidJSON, match=f"at most {limit} are read"):
+        parse(CompletionRequest, body.encode(), Settings())
+
+
+def test_messages_are_counted_before_any_is_built(monkeypatch: pytest.MonkeyPatch) -> None:
+    body = {"model": "m", "messages": [""] * 100_000}
+    monkeypatch.setattr(BaseModel, "__init__", lambda *_, **__: pytest.fail("it was built"))
+    with pytest.raises(Exception, match="100000 messages are more than 4096"):
+        parse(ChatCompletionRequest, json.dumps(body).encode(), Settings())
+
+
+@pytest.mark.parametrize("ids", [[1] * 2049, [[1], [1] * 2049]], ids=["a prompt", "one of two"])
+async def test_more_token_ids_than_the_window_has_are_refused_with_their_number(serve: Serve, ids: list[Any]) -> None:
+    triton = FakeTriton(chunks("x"))
+    http = await serve(triton)
+    error = await error_of(await http.post("/v1/completions", json=COMPLETION | {"prompt": ids}))
+    assert (error["status"], error["param"], error["code"]) == (400, "prompt", ContextLengthExceeded.code)
+    assert error["message"] == "prompt: 2049 tokens: the context window is 2048 tokens"
+    error = await error_of(await http.post("/detokenize", json={"model": DEMO.id, "tokens": [1] * 2049}))
+    assert (error["status"], error["param"]) == (400, "tokens")
+    assert (triton.requests, triton.detokenized) == ([], [])
+
+
+async def test_a_large_body_is_read_off_the_event_loop(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: list[bool] = []
+
+    def parse_noted(*arguments: Any) -> Any:
+        threads.append(threading.current_thread() is threading.main_thread())
+        return parse(*arguments)
+
+    monkeypatch.setattr(bodies, "parse", parse_noted)
+    http = await serve(FakeTriton(chunks("x")))
+    for num_bytes in (10, LARGE_BYTES + 1):
+        assert (await http.post("/v1/completions", json=COMPLETION | {"prompt": "a" * num_bytes})).status == 200
+    assert threads == [True, False]
+
+
+async def test_a_large_body_waits_for_room_in_turn_and_none_is_lost() -> None:
+    memory = LargeBodies(10)
+    await memory.take(6)
+    large_one = asyncio.create_task(memory.take(5))
+    small_one = asyncio.create_task(memory.take(1))
+    gone = asyncio.create_task(memory.take(1))
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert not (large_one.done() or small_one.done())
+    gone.cancel()
+    memory.give_back(6)
+    await asyncio.gather(large_one, small_one)
+    await memory.take(4)
+
+
+async def test_a_body_for_which_there_is_no_room_in_time_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bodies, "_WAIT_S", 0.0)
+    memory = LargeBodies(10)
+    await memory.take(6)
+    with pytest.raises(Overloaded, match="memory for large bodies is full"):
+        await memory.take(5)
+    await memory.take(4)
+
+
+@pytest.mark.parametrize("is_chunked", [False, True])
+async def test_the_room_of_a_large_body_is_given_back_with_the_answer(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch, is_chunked: bool
+) -> None:
+    monkeypatch.setattr(bodies, "_WAIT_S", 0.0)
+    monkeypatch.setattr(bodies, "_MAX_LARGEST", 1)
+    triton = FakeTriton([asyncio.Event()])
+    http = await serve(triton, max_body_bytes=200_000)
+    body = json.dumps(COMPLETION | {"prompt": "a" * 150_000}).encode()
+
+    async def in_pieces() -> Any:
+        for start in range(0, len(body), 50_000):
+            yield body[start : start + 50_000]
+
+    first = asyncio.create_task(http.post("/v1/completions", data=in_pieces() if is_chunked else body, headers=JSON))
+    await asyncio.wait_for(triton.started.wait(), 10)
+    error = await error_of(await http.post("/v1/completions", data=body, headers=JSON))
+    assert (error["status"], error["code"]) == (503, "overloaded")
+    triton.script = chunks("x")
+    assert (await http.post("/v1/completions", json=COMPLETION)).status == 200
+    first.cancel()
+    await asyncio.wait_for(triton.closed.wait(), 10)
+    while (await http.post("/v1/completions", data=body, headers=JSON)).status == 503:
+        pass

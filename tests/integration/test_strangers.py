@@ -1,0 +1,198 @@
+"""Each API of each port of Triton, asked by a stranger: docs/security.md says who may use it."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from multiprocessing import shared_memory
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from tritonclient.grpc import service_pb2
+
+from frontend.serve.launcher import Launcher
+from frontend.settings import Settings
+from frontend.triton.restricted import HEADER, METADATA
+from model_repository import contract
+from model_repository.tensors import array
+from tests.integration.api import COMPLETIONS, Api
+from tests.integration.listening import listening_ports
+from tests.integration.stack import PACED_MODEL, Stack
+from tests.launching import KEY_OF_ALL, free_port, launcher_settings
+from tests.security_page import EVERYBODY, offered_to
+from tests.waiting import DEADLINE_S, wait_until
+
+GRPC = offered_to("Triton's gRPC")
+HTTP = offered_to("Triton's HTTP")
+RPCS = service_pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"].methods_by_name
+ENGINE = "demo__engine"
+
+
+@pytest.fixture
+def marker(tmp_path: Path) -> Path:
+    """The file that a stranger's code makes, if it runs."""
+    return tmp_path / "executed"
+
+
+def evil_model(marker: Path) -> dict[str, str | bytes]:
+    """Return the parameters of a load that bring a model with code of their own."""
+    config = {
+        "name": "evil",
+        "backend": "python",
+        "input": [{"name": "a", "data_type": "TYPE_INT32", "dims": [1]}],
+        "output": [{"name": "b", "data_type": "TYPE_INT32", "dims": [1]}],
+    }
+    code = f"class TritonPythonModel:\n    def initialize(self, args):\n        open({str(marker)!r}, 'w').close()\n"
+    return {"config": json.dumps(config), "file:1/model.py": code.encode()}
+
+
+@pytest.fixture
+def requests(marker: Path) -> Iterator[dict[str, Any]]:
+    """What a stranger sends to each RPC; to the others an empty message."""
+    load = service_pb2.RepositoryModelLoadRequest(model_name="evil")
+    for name, value in evil_model(marker).items():
+        kind = "string_param" if isinstance(value, str) else "bytes_param"
+        setattr(load.parameters[name], kind, value)
+    unload = service_pb2.RepositoryModelUnloadRequest(model_name=ENGINE)
+    unload.parameters["unload_dependents"].bool_param = True
+    trace = service_pb2.TraceSettingRequest()
+    trace.settings["trace_file"].value.append(str(marker))
+    log = service_pb2.LogSettingsRequest()
+    log.settings["log_file"].string_param = str(marker)
+    segment = shared_memory.SharedMemory(create=True, size=64)
+    try:
+        yield {
+            "RepositoryModelLoad": load,
+            "RepositoryModelUnload": unload,
+            "TraceSetting": trace,
+            "LogSettings": log,
+            "ModelReady": service_pb2.ModelReadyRequest(name=ENGINE),
+            "ModelMetadata": service_pb2.ModelMetadataRequest(name=ENGINE),
+            "ModelConfig": service_pb2.ModelConfigRequest(name=ENGINE),
+            "SystemSharedMemoryRegister": service_pb2.SystemSharedMemoryRegisterRequest(
+                name="stolen", key=f"/{segment.name}", byte_size=64
+            ),
+        }
+    finally:
+        segment.close()
+        segment.unlink()
+
+
+def why_refused(stack: Stack, rpc: str, request: Any = None, key: str = "") -> str:
+    """Return why a restricted API refuses a request; empty: it does not."""
+    message = request or getattr(service_pb2, RPCS[rpc].input_type.name)()
+    metadata = ((METADATA, key),) if key else ()
+    ask = getattr(stack.grpc_stub, rpc)
+    try:
+        if RPCS[rpc].client_streaming:
+            list(ask(iter((message,)), timeout=DEADLINE_S, metadata=metadata))
+        else:
+            ask(message, timeout=DEADLINE_S, metadata=metadata)
+    except grpc.RpcError as exc:
+        return str(exc.details()) if exc.code() is grpc.StatusCode.UNAVAILABLE else ""
+    return ""
+
+
+def test_the_page_names_every_rpc() -> None:
+    assert set(GRPC) == set(RPCS)
+
+
+@pytest.mark.parametrize("key", ["", "wrong" * 10], ids=["without", "wrong"])
+@pytest.mark.parametrize("rpc", RPCS)
+def test_a_stranger_gets_from_the_grpc_port_what_the_page_says(
+    stack: Stack, requests: dict[str, Any], marker: Path, rpc: str, key: str
+) -> None:
+    expected = "" if GRPC[rpc] == EVERYBODY else f"This protocol is restricted, expecting header '{METADATA}'"
+    reason = why_refused(stack, rpc, requests.get(rpc), key)
+    assert not marker.exists(), "code of a stranger ran, or a file of its choice was written"
+    assert reason == expected
+
+
+@pytest.mark.parametrize("message", [{"drain": True}, {"fail": "streams"}, {"load_adapter": "a", "source": "b"}])
+def test_a_stranger_does_not_control_an_engine(stack: Stack, message: dict[str, Any]) -> None:
+    """Anybody could drain an engine, or end the requests of all others."""
+    for keys in ({}, {"key": "wrong" * 10}):
+        control = {contract.CONTROL.name: array(contract.CONTROL, json.dumps(message | keys))}
+        [answer] = stack.stream(ENGINE, control)
+        assert "[key_refused]" in answer.error_message
+    assert not stack.stats("demo").is_draining
+
+
+def test_after_all_strangers_the_model_answers(api: Api) -> None:
+    assert api.post(COMPLETIONS, {"model": "demo", "prompt": "a", "max_tokens": 1}).status == 200
+
+
+@pytest.mark.parametrize("rpc", [rpc for rpc, who in GRPC.items() if who != EVERYBODY])
+def test_the_key_of_the_launcher_opens_the_restricted_apis(stack: Stack, rpc: str) -> None:
+    """Which shows that the refusals above are about the key. The messages are empty, and change nothing."""
+    assert not why_refused(stack, rpc, key=KEY_OF_ALL)
+
+
+@pytest.fixture(scope="module")
+def http_url(paced_repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A Triton whose HTTP port was asked for."""
+    vertex_ai = {"AIP_MODE": "PREDICTION", "AIP_HTTP_PORT": str(free_port())}  # one more HTTP port, if Triton heeded it
+    state_dir = tmp_path_factory.mktemp("http")
+    settings = launcher_settings(paced_repository, state_dir, Settings(), os.environ | vertex_ai, free_port())
+    with Launcher(settings, lambda line: None) as launcher:
+        launcher.triton.start()
+        ports, pid = launcher.triton_ports, launcher.triton.pid
+        asked_for = {ports.grpc, ports.http, ports.metrics}
+        wait_until(lambda: listening_ports(pid) == asked_for, "Triton listens where it was asked to, and nowhere else")
+        yield f"http://127.0.0.1:{launcher.triton_ports.http}"
+        launcher.triton.kill()
+
+
+def answer(url: str, route: str, body: bytes = b"{}") -> tuple[int, str]:
+    """Return what a web page of another origin gets without asking first whether it may: no preflight precedes this."""
+    method, path = route.split()
+    headers = {"Origin": "http://evil.example", "Content-Type": "text/plain"}
+    path = path.format(id=PACED_MODEL.replace("/", "--"))
+    request = urllib.request.Request(f"{url}{path}", body if method == "POST" else None, headers, method=method)
+    try:
+        with urllib.request.urlopen(request, timeout=DEADLINE_S) as found:
+            return found.status, found.read().decode()
+    except urllib.error.HTTPError as exc:
+        with exc:
+            return exc.code, exc.read().decode()
+
+
+@pytest.mark.parametrize("route", HTTP)
+def test_a_web_page_gets_from_the_http_port_what_the_page_says(http_url: str, route: str) -> None:
+    refused = (
+        403,
+        json.dumps({"error": f"This API is restricted, expecting header '{HEADER}'"}, separators=(",", ":")),
+    )
+    assert (answer(http_url, route) == refused) is (HTTP[route] != EVERYBODY)
+
+
+def test_a_web_page_runs_no_code_over_the_http_port(http_url: str, marker: Path) -> None:
+    parameters = {
+        name: value if isinstance(value, str) else base64.b64encode(value).decode()
+        for name, value in evil_model(marker).items()
+    }
+    body = json.dumps({"parameters": parameters}).encode()
+    status, _ = answer(http_url, "POST /v2/repository/models/evil/load", body)
+    assert not marker.exists()
+    assert status == 403
+
+
+def test_a_web_page_can_generate_over_the_http_port(http_url: str) -> None:
+    """Which is why it is closed by default: Triton reads a body of any media type, and looks at no origin."""
+    body = json.dumps({"text_input": "a", "max_tokens": 1}).encode()
+    status, text = answer(http_url, "POST /v2/models/{id}/generate", body)
+    assert (status, "text_output" in text) == (200, True)
+
+
+def test_the_metrics_port_tells_metrics_and_nothing_else(stack: Stack) -> None:
+    [metrics] = offered_to("Triton's metrics")
+    status, text = answer(stack.triton_metrics_url, metrics)
+    assert (status, text.startswith("# HELP nv_")) == (200, True)
+    for route in HTTP:
+        assert answer(stack.triton_metrics_url, route)[1] in ("", '{"error":"Method Not Allowed"}'), route

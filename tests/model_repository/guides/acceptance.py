@@ -1,0 +1,34 @@
+"""Whether a compiled constraint accepts a text."""
+
+import functools
+import json
+from typing import Any
+
+from llguidance import LLMatcher, LLTokenizer
+
+from model_repository.generation import Guide, GuideKind
+from model_repository.guides.grammar import guide_to_grammar
+
+
+def accepts(guide: Guide, text: str) -> bool:
+    """Return whether a text may be the whole completion."""
+    matcher = _matcher(guide).deep_copy()
+    content = text.encode()
+    return bool(matcher.try_consume_tokens([*content]) == len(content) and matcher.is_accepting())
+
+
+def accepts_json(schema: object, value: Any, *, is_strict: bool = True) -> bool:
+    """Return whether a value, written as we have JSON written, satisfies the constraint of a schema."""
+    return accepts(Guide(GuideKind.JSON_SCHEMA, json.dumps(schema), is_strict=is_strict), canonical(value))
+
+
+def canonical(value: Any) -> str:
+    """Return JSON as constrained decoding writes it: as json.dumps does, with DEL escaped too."""
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+@functools.lru_cache(maxsize=4)
+def _matcher(guide: Guide) -> LLMatcher:
+    matcher = LLMatcher(LLTokenizer("byte"), guide_to_grammar(guide), log_level=0)
+    assert not matcher.get_error()
+    return matcher

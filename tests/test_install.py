@@ -1,0 +1,144 @@
+"""What is installed: the pins and their hashes, and Conch beside TensorRT-LLM, from a package index of stubs."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tomllib
+import venv
+import zipfile
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+from tests.helm.test_images import instructions
+
+PROJECT = Path(__file__).parents[1]
+PROJECT_FILE = tomllib.loads((PROJECT / "pyproject.toml").read_text(encoding="utf-8"))
+EXTRAS = PROJECT_FILE["project"]["optional-dependencies"]
+TEST_PINS = "tests/requirements.txt"
+# A file of pins to the extras that it is for, as `make pins` writes it.
+PINNED_EXTRAS = {
+    "helm/images/frontend.txt": ["frontend", "traces"],
+    "helm/images/triton-cpu.txt": ["frontend", "cpu", "build"],
+    TEST_PINS: ["frontend", "cpu", "build", "test", "bench"],
+}
+# What the image has: TensorRT-LLM with the exact requirement of its own metadata, and a numpy that has to stay.
+IMAGE = {"tensorrt_llm": ("1.2.1", ["llguidance==0.7.29"]), "llguidance": ("0.7.29", []), "numpy": ("1.26.4", [])}
+
+
+def pins(name: str) -> dict[str, str]:
+    """Return what a file of pins says of each package, by its normalised name."""
+    text = (PROJECT / name).read_text(encoding="utf-8").replace("\\\n", "")
+    lines = [line for line in text.splitlines() if line and not line.startswith(("#", "--only-binary"))]
+    return {re.sub(r"[-_.]+", "-", line.partition("==")[0]).lower(): " ".join(line.split()) for line in lines}
+
+
+@pytest.mark.parametrize("name", PINNED_EXTRAS)
+def test_every_pin_is_a_version_with_hashes_and_no_address(name: str) -> None:
+    for package, pin in pins(name).items():
+        assert re.fullmatch(r"[\w.-]+==[\w.]+( --hash=sha256:[0-9a-f]{64})+", pin), pin
+        assert pins(TEST_PINS).get(package, pin) == pin, "two files differ"
+
+
+@pytest.mark.parametrize(("name", "extras"), PINNED_EXTRAS.items())
+def test_the_pins_are_what_the_project_asks_for(name: str, extras: list[str]) -> None:
+    asked = [*PROJECT_FILE["build-system"]["requires"], *PROJECT_FILE["project"]["dependencies"]]
+    asked += [text for extra in extras for text in EXTRAS[extra]]
+    found = pins(name)
+    for requirement in map(Requirement, asked):
+        if requirement.name != "conch":
+            version = found[re.sub(r"[-_.]+", "-", requirement.name).lower()].split()[0].partition("==")[2]
+            assert requirement.specifier.contains(version), f"{requirement}: run: make pins"
+
+
+def test_a_file_with_other_bytes_is_not_installed(tmp_path) -> None:
+    """With versions alone, whoever serves the package index chooses what is run."""
+    _stub_wheel(tmp_path, "sniffio", pins(TEST_PINS)["sniffio"].split()[0].partition("==")[2], [])
+    (tmp_path / "pins.txt").write_text(pins(TEST_PINS)["sniffio"])
+    [flags] = re.findall(r"PIP_INSTALL\) (.*) -r \$\(PINS\)", (PROJECT / "Makefile").read_text(encoding="utf-8"))
+    offline = ["--no-index", "--find-links", str(tmp_path), "--target", str(tmp_path / "site")]
+    command = [sys.executable, "-m", "pip", "install", *flags.split(), *offline, "-r", str(tmp_path / "pins.txt")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode != 0
+    assert "THESE PACKAGES DO NOT MATCH THE HASHES" in done.stderr
+    assert not (tmp_path / "site").exists()
+
+
+def from_dockerfile() -> str:
+    [line] = [line for line in instructions("triton-gpu") if "pip install" in line]
+    return line.removeprefix("RUN ")
+
+
+def from_page() -> str:
+    page = (PROJECT / "docs" / "gpu.md").read_text(encoding="utf-8")
+    [block] = [block for block in re.findall(r"```sh\n(.*?)```", page, re.DOTALL) if "pip list" in block]
+    return f"set -e\n{block}"
+
+
+@pytest.mark.parametrize("commands", [from_dockerfile, from_page])
+def test_conch_installs_beside_tensorrt_llm(commands, tmp_path) -> None:
+    """TensorRT-LLM 1.2.1 requires llguidance 0.7.29 and Conch 1.9: naming both left pip without a solution."""
+    index, site = tmp_path / "index", _environment(tmp_path / "image")
+    index.mkdir()
+    for name, version in _asked_for():
+        _stub_wheel(index, name, version, [])
+    for name, (version, requires) in IMAGE.items():
+        with zipfile.ZipFile(_stub_wheel(index, name, version, requires)) as wheel:
+            wheel.extractall(site)
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(PROJECT / name, tmp_path)
+
+    script = commands().replace("/tmp/image.txt", str(tmp_path / "image.txt"))
+    own = {"PATH": f"{tmp_path}/image/bin:{os.environ['PATH']}", "HOME": str(tmp_path)}
+    offline = {"PIP_CONFIG_FILE": os.devnull, "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(index)}
+    isolation = {
+        "PIP_NO_BUILD_ISOLATION": "0"
+    }  # pip reads it as --no-build-isolation: setuptools is in the environment
+    done = subprocess.run(
+        ["bash", "-c", script], cwd=tmp_path, env=own | offline | isolation, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    installed = {path.name.removesuffix(".dist-info") for path in site.glob("*.dist-info")}
+    assert {"conch-0.1.0", "llguidance-1.9", "numpy-1.26.4", "tensorrt_llm-1.2.1"} <= installed
+
+
+def _asked_for() -> list[tuple[str, str]]:
+    """Each requirement of the installed extras, at its lowest version, and a numpy that is newer than the image's."""
+    found = [Requirement(text) for name in ("tensorrt_llm", "build", "frontend") for text in EXTRAS[name]]
+    lowest = {(it.name, spec.version) for it in found for spec in it.specifier if spec.operator == ">="}
+    return [*sorted(lowest), ("numpy", "2.4.0")]
+
+
+def _environment(folder: Path) -> Path:
+    """Make an environment with the pip and setuptools of this one, and return its site-packages."""
+    venv.create(folder, symlinks=True)
+    site = folder / "lib" / "python3.12" / "site-packages"
+    for path in Path(sysconfig.get_path("purelib")).glob("*"):
+        if re.match(r"(pip|setuptools)(-.*)?$|_distutils_hack$", path.name):
+            (site / path.name).symlink_to(path)
+    return site
+
+
+def _stub_wheel(index: Path, name: str, version: str, requires: Iterable[str]) -> Path:
+    stem = f"{name.replace('-', '_')}-{version}"
+    metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+    metadata += "".join(f"Requires-Dist: {text}\n" for text in requires)
+    files = {
+        f"{name}.py": f"__version__ = {version!r}\n",
+        f"{stem}.dist-info/METADATA": metadata,
+        f"{stem}.dist-info/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+    }
+    record = f"{stem}.dist-info/RECORD"
+    path = index / f"{stem}-py3-none-any.whl"
+    with zipfile.ZipFile(path, "w") as wheel:
+        for file_name, text in files.items():
+            wheel.writestr(file_name, text)
+        wheel.writestr(record, "".join(f"{file_name},,\n" for file_name in (*files, record)))
+    return path
