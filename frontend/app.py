@@ -37,11 +37,6 @@ from frontend.handlers.context import (
     unexpected,
 )
 from frontend.handlers.limited import add_limit_headers, limits_lifetime
-from frontend.models import ModelDirectory, Triton
-from frontend.replicas.following import NameFollower, following, host_of
-from frontend.replicas.pool import ReplicaPool
-from frontend.replicas.replica import Replica
-from frontend.replicas.targets import EVERYTHING, FOLLOWED, Offer
 from frontend.settings import Settings
 from frontend.telemetry.definitions import UNKNOWN
 from frontend.telemetry.observer import OBSERVER, Observer
@@ -49,6 +44,11 @@ from frontend.telemetry.scrape import metrics as scrape_metrics
 from frontend.telemetry.tracing import open_tracer
 from frontend.triton.client import TritonClient
 from frontend.triton.credentials import triton_credentials
+from frontend.triton.discovery import NameFollower, following, host_of
+from frontend.triton.endpoints import EVERYTHING, FOLLOWED, Offer
+from frontend.triton.models import ModelDirectory, Triton
+from frontend.triton.pool import ReplicaPool
+from frontend.triton.replica import Replica
 
 logger = logging.getLogger(__name__)
 

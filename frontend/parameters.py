@@ -15,12 +15,12 @@ from typing import Any
 
 from pydantic.fields import FieldInfo
 
-from frontend.models import ModelName, ServedModel
 from frontend.protocol.chat import ChatCompletionRequest
 from frontend.protocol.completion import CompletionRequest
 from frontend.protocol.fields import GenerationBody
 from frontend.settings import Settings
 from frontend.translate.requests import chat_to_requests, completion_to_requests
+from frontend.triton.models import ModelName, ServedModel
 from model_repository.capabilities import HINTS, Capability, needed_capabilities
 from model_repository.engine.runtime import RUNTIMES
 from model_repository.generation import GenerationRequest

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from frontend.limits.asks import Priority
 from frontend.limits.model_limits import ModelLimit
-from frontend.replicas.targets import Targets
+from frontend.triton.endpoints import Targets
 from model_repository.contract import KEY_VARIABLE
 from model_repository.generation import ContextOverflow
 from model_repository.model_parameters import RequestDefaults

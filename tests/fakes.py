@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any
 
 from frontend.errors import AdapterNotFound, APIError
-from frontend.models import ModelSnapshot, ServedModel
+from frontend.triton.models import ModelSnapshot, ServedModel
 from model_repository.capabilities import Capability
 from model_repository.contract import model_id_to_slug
 from model_repository.generation import FinishReason, GenerationChunk, GenerationRequest, Prompt, Usage

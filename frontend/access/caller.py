@@ -11,7 +11,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import ConfigDict, Field
 
-from frontend.models import KnownName, ModelName
+from frontend.triton.models import KnownName, ModelName
 
 MAX_LIMIT = 2**31 - 1
 

@@ -25,7 +25,6 @@ from frontend.handlers.context import (
 )
 from frontend.handlers.limited import generating
 from frontend.handlers.pings import Pings
-from frontend.models import ModelName
 from frontend.protocol.chat import ChatCompletionRequest
 from frontend.protocol.completion import CompletionRequest, Prompt
 from frontend.protocol.fields import GenerationBody
@@ -37,6 +36,7 @@ from frontend.translate.completion_reply import CompletionReply
 from frontend.translate.framing import Framer
 from frontend.translate.reply import Reply
 from frontend.translate.requests import chat_to_requests, completion_to_requests, ignored_fields
+from frontend.triton.models import ModelName
 from model_repository.generation import GenerationChunk, GenerationRequest
 from model_repository.model_parameters import RequestDefaults
 

@@ -22,10 +22,10 @@ from frontend.errors import (
     ServerError,
     shown,
 )
-from frontend.models import ModelDirectory, ModelName
-from frontend.replicas.pool import ReplicaPool
 from frontend.settings import Settings
 from frontend.telemetry.stream_record import StreamRecord
+from frontend.triton.models import ModelDirectory, ModelName
+from frontend.triton.pool import ReplicaPool
 from model_repository.generation import GenerationChunk
 
 logger = logging.getLogger(__name__)

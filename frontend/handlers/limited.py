@@ -17,9 +17,9 @@ from frontend.handlers.context import CLIENT_CLOSED, FACTS, SETTINGS, TRITON, Re
 from frontend.limits.asks import Ask, Lease, Limiter, Priority, RateLimits
 from frontend.limits.headers import rate_headers
 from frontend.limits.policy import Policy, limiter_of
-from frontend.models import ModelName
 from frontend.protocol.fields import GenerationBody
 from frontend.telemetry.observer import OBSERVER
+from frontend.triton.models import ModelName
 from model_repository.generation import ChatPrompt, GenerationRequest, Prompt, TextPrompt, TokenPrompt
 
 LIMITER: web.AppKey[Limiter] = web.AppKey("limiter")

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from frontend.errors import APIError, InvalidRequest, ModelNotFound, NotFound, shown
-from frontend.models import ModelSnapshot, Triton
+from frontend.triton.models import ModelSnapshot, Triton
 from model_repository.contract import model_id_to_slug
 from model_repository.stage_messages import EngineStats
 

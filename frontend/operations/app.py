@@ -8,15 +8,15 @@ from frontend.access.authentication import KEYS, authenticate
 from frontend.app import answer_errors, log_request, name_request
 from frontend.handlers import models
 from frontend.handlers.context import DRAIN, IS_PUBLIC, MODELS, SETTINGS, TRITON
-from frontend.models import MAX_AGE_S
 from frontend.operations import admin
 from frontend.operations.adapters import AdapterControl
 from frontend.operations.admin import ADAPTERS, CONTROL, SUPERVISOR
 from frontend.operations.models import EndpointsControl, ModelControl
 from frontend.operations.supervisor import Supervisor
-from frontend.replicas.by_endpoint import ByEndpoint
 from frontend.telemetry import scrape
 from frontend.telemetry.observer import OBSERVER
+from frontend.triton.by_endpoint import ByEndpoint
+from frontend.triton.models import MAX_AGE_S
 
 
 def create_operations_app(public: web.Application, supervisor: Supervisor) -> web.Application:

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from frontend.errors import APIError, InvalidRequest, ModelNotFound
-from frontend.models import Triton
+from frontend.triton.models import Triton
 from model_repository import contract
 
 logger = logging.getLogger(__name__)

@@ -7,7 +7,6 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from frontend.models import ModelName
 from frontend.protocol.answers import (
     AssistantMessage,
     ChatChoice,
@@ -27,6 +26,7 @@ from frontend.tool_calls.parser import ToolCallParser, tool_call_parser
 from frontend.translate.logprobs import chat_logprobs
 from frontend.translate.obfuscation import padding
 from frontend.translate.usage import total_usage
+from frontend.triton.models import ModelName
 from model_repository import generation
 from model_repository.generation import GenerationChunk
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import secrets
 from collections.abc import Sequence
 
-from frontend.models import ModelName
 from frontend.protocol.answers import Completion, CompletionChoice, Usage
 from frontend.protocol.completion import CompletionRequest
 from frontend.translate.logprobs import CompletionLogprobsWriter, mean_logprob
 from frontend.translate.obfuscation import padding
 from frontend.translate.usage import total_usage
+from frontend.triton.models import ModelName
 from model_repository import generation
 from model_repository.generation import GenerationChunk
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from frontend.models import ModelName
 from frontend.protocol.answers import ModelCard, ModelList
+from frontend.triton.models import ModelName
 
 
 def model_card(name: ModelName) -> ModelCard:

@@ -8,13 +8,13 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from frontend.errors import ContextLengthExceeded
-from frontend.models import ModelName, ServedModel
 from frontend.protocol.chat import ChatCompletionRequest, ChatMessage
 from frontend.protocol.completion import CompletionRequest
 from frontend.protocol.fields import GenerationBody
 from frontend.protocol.tokenization import TokenizeRequest
 from frontend.protocol.tools import PastToolCall, ToolChoice
 from frontend.translate.images import image_from_data_uri, images_from_data_uris
+from frontend.triton.models import ModelName, ServedModel
 from model_repository.capabilities import Capability
 from model_repository.generation import (
     ChatPrompt,

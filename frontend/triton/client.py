@@ -9,14 +9,14 @@ from collections.abc import AsyncGenerator, Callable, Container, Mapping, Sequen
 import numpy as np
 
 from frontend.errors import APIError
-from frontend.models import ModelSnapshot
-from frontend.replicas.targets import Offer
 from frontend.triton.channel import RPC_TIMEOUT_S, Connection, unary
 from frontend.triton.credentials import TritonCredentials
 from frontend.triton.deliveries import ID_MARK
+from frontend.triton.endpoints import Offer
 from frontend.triton.failures import understood
 from frontend.triton.generations import Generations
 from frontend.triton.messages import Tensors, infer_request, tensors_from_response
+from frontend.triton.models import ModelSnapshot
 from frontend.triton.one_response import one_response
 from frontend.triton.repository import Repository
 from model_repository import contract

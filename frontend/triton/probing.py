@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 
-from frontend.probe import ProbeResult, probe
 from frontend.settings import Settings
 from frontend.triton.client import TritonClient
 from frontend.triton.credentials import triton_credentials
+from frontend.triton.probe import ProbeResult, probe
 
 _CLOSE_TIMEOUT_S = 0.5
 

@@ -12,8 +12,8 @@ from typing import Any
 from tritonclient.grpc import service_pb2
 
 from frontend.errors import ModelNotReady, NotFound, TritonKeyRefused
-from frontend.models import ModelSnapshot, ServedModel
 from frontend.triton.channel import RPC_TIMEOUT_S, Connection, unary
+from frontend.triton.models import ModelSnapshot, ServedModel
 from model_repository import contract
 from model_repository.model_parameters import ModelParameters
 

@@ -11,9 +11,9 @@ import pytest
 from aiohttp import web
 
 from frontend.drain import Drain
-from frontend.models import Triton
 from frontend.server import app_runner
 from frontend.settings import Settings
+from frontend.triton.models import Triton
 
 type Serve = Callable[..., Awaitable[aiohttp.ClientSession]]
 

@@ -8,7 +8,7 @@ import aiohttp
 import pytest
 
 from frontend.errors import TritonUnreachable
-from frontend.models import ModelSnapshot
+from frontend.triton.models import ModelSnapshot
 from tests.fakes import DEMO, FakeTriton, chunks, served_model
 from tests.frontend.access.key_files import KeyFile
 from tests.frontend.answers import error_of

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from frontend.errors import TritonUnreachable
-from frontend.models import ModelSnapshot
+from frontend.triton.models import ModelSnapshot
 from tests.fakes import DEMO, FakeTriton, chunks, served_model
 from tests.frontend.answers import error_of
 from tests.frontend.bodies import COMPLETION

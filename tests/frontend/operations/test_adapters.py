@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from frontend.errors import APIError, InvalidRequest, ModelNotFound, NotFound, StageUnhealthy, TritonUnreachable
-from frontend.models import ModelSnapshot
 from frontend.operations.adapters import AdapterControl
+from frontend.triton.models import ModelSnapshot
 from tests.fakes import FakeTriton, served_model
 from tests.frontend.operations.conftest import Operate
 

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from frontend.serve.hang_watch import HangClock
-from tests.frontend.test_models import Clock
+from tests.frontend.triton.test_models import Clock
 
 
 def test_a_server_that_has_answered_hangs_after_so_long_a_silence() -> None:

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from frontend.serve.restarts import WINDOW_S, RestartPlan
-from tests.frontend.test_models import Clock
+from tests.frontend.triton.test_models import Clock
 
 
 def test_the_pauses_grow_and_end_at_the_limit() -> None:

@@ -7,9 +7,9 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from frontend.models import ModelName
 from frontend.protocol.answers import ChatCompletion, ChatCompletionChunk
 from frontend.translate.chat_reply import ChatReply
+from frontend.triton.models import ModelName
 from model_repository.generation import FinishReason, GenerationChunk, TokenLogprob
 from tests.fakes import USAGE, served_model
 from tests.frontend.bodies import chat

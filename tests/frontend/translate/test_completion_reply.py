@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter
 
-from frontend.models import ModelName
 from frontend.protocol.answers import Completion
 from frontend.translate.completion_reply import CompletionReply
+from frontend.triton.models import ModelName
 from model_repository.generation import FinishReason, GenerationChunk, TokenLogprob, Usage
 from tests.fakes import DEMO, USAGE, chunks, counted
 from tests.frontend.bodies import completion

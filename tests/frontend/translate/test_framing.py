@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from frontend import sse
-from frontend.models import ModelName
 from frontend.translate.completion_reply import CompletionReply
 from frontend.translate.framing import Framer
 from frontend.translate.reply import Reply
+from frontend.triton.models import ModelName
 from model_repository.generation import FinishReason, GenerationChunk
 from tests.fakes import DEMO, USAGE
 from tests.frontend.bodies import WEATHER, completion

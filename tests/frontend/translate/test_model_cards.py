@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from frontend.models import ModelSnapshot
 from frontend.translate.model_cards import model_card, model_list
+from frontend.triton.models import ModelSnapshot
 from tests.fakes import served_model
 
 MODEL = served_model("org/team/demo", aliases=("gpt-4o", 'a "b"/é:1'), adapters=("formal",))

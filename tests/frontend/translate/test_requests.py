@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from frontend.models import ModelName
 from frontend.protocol.tokenization import TokenizeRequest
 from frontend.settings import Settings
 from frontend.translate.requests import chat_to_requests, completion_to_requests, ignored_fields, tokenize_to_prompt
+from frontend.triton.models import ModelName
 from model_repository.generation import (
     ChatPrompt,
     ContextOverflow,

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from frontend import errors
-from frontend.replicas.targets import Offer
 from frontend.triton.client import TritonClient
+from frontend.triton.endpoints import Offer
 from model_repository import contract
 from model_repository.errors import InvalidRequest, PromptTooLong
 from model_repository.generation import ChatPrompt, GenerationChunk, Prompt, TextPrompt, TokenPrompt, ToolUse

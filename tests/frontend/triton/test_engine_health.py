@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from frontend.engine_health import RELOAD_PAUSE_S, EngineHealth, ReloadPlan, Verdict
 from frontend.errors import APIError, EngineFailed, ModelNotReady, StageUnhealthy, TritonTimeout, TritonUnreachable
-from tests.frontend.test_models import Clock
+from frontend.triton.engine_health import RELOAD_PAUSE_S, EngineHealth, ReloadPlan, Verdict
+from tests.frontend.triton.test_models import Clock
 
 ENGINE = "org--demo__engine"
 TOKENIZER = "org--demo__tokenizer"

@@ -22,14 +22,14 @@ from frontend.errors import (
     TritonTimeout,
     TritonUnreachable,
 )
-from frontend.models import ModelDirectory, ModelSnapshot
-from frontend.replicas.pool import _PATIENCE_S, ReplicaPool
-from frontend.replicas.replica import Replica
 from frontend.settings import Settings
+from frontend.triton.models import ModelDirectory, ModelSnapshot
+from frontend.triton.pool import _PATIENCE_S, ReplicaPool
+from frontend.triton.replica import Replica
 from model_repository.generation import GenerationChunk, GenerationRequest, SamplingParams, TextPrompt
 from tests.fakes import DEMO, FakeTriton, chunks, served_model
 from tests.frontend.test_loop_time import stand_still
-from tests.frontend.test_models import Clock
+from tests.frontend.triton.test_models import Clock
 
 REQUEST = GenerationRequest(
     prompt=TextPrompt("Hello"), max_tokens=5, sampling=SamplingParams(), is_stream=True, cancel_key="first"
@@ -286,16 +286,16 @@ class Hanging(FakeTriton):
 
 
 async def test_an_endpoint_that_hangs_is_waited_for_only_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("frontend.replicas.pool._PATIENCE_S", 0.01)
+    monkeypatch.setattr("frontend.triton.pool._PATIENCE_S", 0.01)
     pool = Pool([FakeTriton(chunks("x")), Hanging()])
     assert set((await pool.pool.snapshot()).ready) == {DEMO.id}
-    monkeypatch.setattr("frontend.replicas.pool._PATIENCE_S", 3600.0)  # if anybody were waited for
+    monkeypatch.setattr("frontend.triton.pool._PATIENCE_S", 3600.0)  # if anybody were waited for
     assert set((await pool.pool.snapshot()).ready) == {DEMO.id}
     assert pool.pool.endpoints()["fake:2"] == "triton_timeout"
 
 
 async def test_what_is_known_of_the_only_endpoint_is_served_while_it_is_slow(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("frontend.replicas.pool._PATIENCE_S", 0.01)
+    monkeypatch.setattr("frontend.triton.pool._PATIENCE_S", 0.01)
     pool = await pool_of(FakeTriton(chunks("x")))
     await pool.pool.snapshot()
     monkeypatch.setattr(pool.replicas[0].triton, "snapshot", Hanging().snapshot)
@@ -306,8 +306,8 @@ async def test_what_is_known_of_the_only_endpoint_is_served_while_it_is_slow(mon
 async def test_what_is_expected_is_away_only_once_every_endpoint_has_been_looked_at(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("frontend.replicas.pool._PATIENCE_S", 0.01)
-    monkeypatch.setattr("frontend.replicas.pool._PATIENCE_WITH_THE_ABSENT_S", 0.01)
+    monkeypatch.setattr("frontend.triton.pool._PATIENCE_S", 0.01)
+    monkeypatch.setattr("frontend.triton.pool._PATIENCE_WITH_THE_ABSENT_S", 0.01)
     silent = Replica("fake:1", Hanging(), Settings())
     pool = ReplicaPool([silent], 0.1, expected=[DEMO.id], is_complete=True)
     with pytest.raises(TritonTimeout):

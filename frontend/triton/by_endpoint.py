@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from weakref import WeakKeyDictionary
 
-from frontend.replicas.pool import ReplicaPool
-from frontend.replicas.replica import Replica
+from frontend.triton.pool import ReplicaPool
+from frontend.triton.replica import Replica
 
 
 class ByEndpoint[Value](Mapping[str, Value]):

@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Coroutine, Set
 from typing import Any
 
-from frontend.engine_health import RELOAD_PAUSE_S, EngineHealth, ReloadPlan, Verdict
 from frontend.errors import (
     APIError,
     EngineFailed,
@@ -23,9 +22,10 @@ from frontend.errors import (
     StageUnhealthy,
     TritonUnreachable,
 )
-from frontend.models import ModelDirectory, Triton
-from frontend.probe import look_at_engine, look_at_stage
 from frontend.settings import Settings
+from frontend.triton.engine_health import RELOAD_PAUSE_S, EngineHealth, ReloadPlan, Verdict
+from frontend.triton.models import ModelDirectory, Triton
+from frontend.triton.probe import look_at_engine, look_at_stage
 from model_repository.contract import slug_of_stage, slug_to_model_id, stage_name
 from model_repository.stage_messages import EngineStats
 

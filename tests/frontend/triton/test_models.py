@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from frontend.errors import ModelNotFound, ModelNotReady, TritonUnreachable
-from frontend.models import MAX_AGE_S, ModelDirectory, ModelName, ModelSnapshot, ServedModel
+from frontend.triton.models import MAX_AGE_S, ModelDirectory, ModelName, ModelSnapshot, ServedModel
 from tests.fakes import DEMO, FakeTriton, served_model
 
 

@@ -11,13 +11,13 @@ from contextlib import aclosing
 import pytest
 
 from frontend.errors import TritonUnreachable
-from frontend.replicas.following import NameFollower, addresses_of, following
-from frontend.replicas.pool import ReplicaPool
-from frontend.replicas.replica import Replica
-from frontend.replicas.targets import EVERYTHING, Offer
 from frontend.settings import Settings
+from frontend.triton.discovery import NameFollower, addresses_of, following
+from frontend.triton.endpoints import EVERYTHING, Offer
+from frontend.triton.pool import ReplicaPool
+from frontend.triton.replica import Replica
 from tests.fakes import DEMO, FakeTriton, chunks
-from tests.frontend.replicas.test_pool import REQUEST, SLUG
+from tests.frontend.triton.test_pool import REQUEST, SLUG
 
 
 class Name:

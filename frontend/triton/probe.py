@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol
 
 from frontend import loop_time
 from frontend.errors import APIError, ModelNotFound, Overloaded, StageUnhealthy, TritonTimeout, TritonUnreachable
-from frontend.models import ModelSnapshot
+from frontend.triton.models import ModelSnapshot
 from model_repository.contract import model_id_to_slug, slug_of_stage, stage_name
 from model_repository.generation import GenerationChunk, GenerationRequest, Prompt, SamplingParams, TextPrompt
 from model_repository.stage_messages import EngineStats

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from frontend.replicas.targets import EVERYTHING, Offer, Targets
 from frontend.settings import Settings, SettingsError
+from frontend.triton.endpoints import EVERYTHING, Offer, Targets
 
 
 def test_without_a_model_everything_is_offered_and_nothing_is_expected():

@@ -6,7 +6,7 @@ import dataclasses
 import logging
 from collections.abc import Collection, Mapping
 
-from frontend.models import ModelDirectory, ModelSnapshot, ServedModel
+from frontend.triton.models import ModelDirectory, ModelSnapshot, ServedModel
 
 logger = logging.getLogger(__name__)
 

@@ -13,11 +13,11 @@ from dataclasses import replace
 
 from frontend import loop_time
 from frontend.errors import APIError, Draining, ModelNotFound, ModelNotReady, NotTaken, TritonTimeout, TritonUnreachable
-from frontend.models import ModelSnapshot, Triton
-from frontend.replicas.replica import Replica
-from frontend.replicas.retry_budget import RetryBudget
-from frontend.replicas.targets import Offer
-from frontend.replicas.union import ModelUnion
+from frontend.triton.endpoints import Offer
+from frontend.triton.model_union import ModelUnion
+from frontend.triton.models import ModelSnapshot, Triton
+from frontend.triton.replica import Replica
+from frontend.triton.retry_budget import RetryBudget
 from model_repository.generation import GenerationChunk, GenerationRequest, Prompt
 
 logger = logging.getLogger(__name__)

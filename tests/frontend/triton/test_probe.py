@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from frontend.errors import APIError, EngineFailed, Overloaded, StageUnhealthy, TritonUnreachable
-from frontend.probe import probe
+from frontend.triton.probe import probe
 from model_repository.stage_messages import EngineStats
 from tests.fakes import DEMO, FakeTriton, chunks, served_model
 

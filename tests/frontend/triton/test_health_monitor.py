@@ -4,14 +4,14 @@ import asyncio
 
 import pytest
 
-from frontend.engine_health import RELOAD_PAUSE_S
-from frontend.engine_watch import EngineWatch
 from frontend.errors import APIError, ModelNotReady, StageUnhealthy, TritonTimeout, TritonUnreachable
-from frontend.models import MAX_AGE_S, ModelDirectory, ModelSnapshot
 from frontend.settings import Settings
+from frontend.triton.engine_health import RELOAD_PAUSE_S
+from frontend.triton.health_monitor import EngineWatch
+from frontend.triton.models import MAX_AGE_S, ModelDirectory, ModelSnapshot
 from model_repository.stage_messages import EngineStats
 from tests.fakes import DEMO, FakeTriton
-from tests.frontend.test_models import Clock
+from tests.frontend.triton.test_models import Clock
 
 ENGINE = "org--demo__engine"
 TOKENIZER = "org--demo__tokenizer"

@@ -8,7 +8,6 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 
-from frontend.engine_watch import EngineWatch
 from frontend.errors import (
     APIError,
     Draining,
@@ -22,11 +21,12 @@ from frontend.errors import (
     TritonTimeout,
     TritonUnreachable,
 )
-from frontend.models import ModelDirectory, Triton
-from frontend.probe import require_tokens
-from frontend.replicas.circuit_breaker import CircuitBreaker
-from frontend.replicas.targets import Offer
 from frontend.settings import Settings
+from frontend.triton.circuit_breaker import CircuitBreaker
+from frontend.triton.endpoints import Offer
+from frontend.triton.health_monitor import EngineWatch
+from frontend.triton.models import ModelDirectory, Triton
+from frontend.triton.probe import require_tokens
 from model_repository.stage_messages import EngineStats
 
 logger = logging.getLogger(__name__)

@@ -8,8 +8,8 @@ import logging
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 
-from frontend.replicas.pool import Connect, ReplicaPool
-from frontend.replicas.targets import EVERYTHING, FOLLOWED
+from frontend.triton.endpoints import EVERYTHING, FOLLOWED
+from frontend.triton.pool import Connect, ReplicaPool
 
 logger = logging.getLogger(__name__)
 

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
-from frontend.replicas.circuit_breaker import CircuitBreaker
-from tests.frontend.test_models import Clock
+from frontend.triton.circuit_breaker import CircuitBreaker
+from tests.frontend.triton.test_models import Clock
 
 
 def breaker_of(clock: Clock) -> CircuitBreaker:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from frontend.replicas.by_endpoint import ByEndpoint
-from frontend.replicas.pool import ReplicaPool
-from frontend.replicas.replica import Replica
-from frontend.replicas.targets import EVERYTHING
 from frontend.settings import Settings
+from frontend.triton.by_endpoint import ByEndpoint
+from frontend.triton.endpoints import EVERYTHING
+from frontend.triton.pool import ReplicaPool
+from frontend.triton.replica import Replica
 from tests.fakes import FakeTriton
 
 
