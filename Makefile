@@ -90,7 +90,7 @@ $(VENV)/serve.stamp $(VENV)/test.stamp: $(VENV)/python.stamp pyproject.toml $(SE
 
 $(VENV)/python.stamp:
 	@set -e; for python in $(CANDIDATES); do \
-		if reason=$$("$$python" -I frontend/serve/libpython.py 2>&1); then \
+		if reason=$$("$$python" -I frontend/launcher/libpython.py 2>&1); then \
 			echo "Python: $$python"; "$$python" -m venv --clear $(VENV); touch $@; exit 0; \
 		fi; \
 		if [ -x "$$python" ]; then echo "not usable: $$reason"; fi; \

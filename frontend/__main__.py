@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import NoReturn
 
 from frontend.access.options import add_actions
+from frontend.launcher.defaults import ADDRESS, DEFAULT_FRONTEND
 from frontend.options import TLS_OF_SERVER, TLS_TO_TRITON, add_options, settings_from, settings_of_environment
-from frontend.serve.defaults import ADDRESS, DEFAULT_FRONTEND
 from frontend.settings import Settings, SettingsError
 
 _HTTP_HELP = "Triton's own HTTP, on loopback; no part of Conch uses it (default: not opened)"
@@ -131,8 +131,8 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _serve(options: argparse.Namespace) -> int:
-    from frontend.serve.command import serve
-    from frontend.serve.launcher import LauncherSettings
+    from frontend.launcher.command import serve
+    from frontend.launcher.launcher import LauncherSettings
 
     settings = LauncherSettings(
         repository=options.repository,
@@ -153,8 +153,8 @@ def _serve(options: argparse.Namespace) -> int:
 
 
 def _api(options: argparse.Namespace) -> int:
+    from frontend.launcher.workers import run
     from frontend.telemetry.log_lines import configure_logging
-    from frontend.workers import run
 
     settings = settings_from(options, settings_of_environment(os.environ, Settings()))
     _check_files(settings)
@@ -163,9 +163,9 @@ def _api(options: argparse.Namespace) -> int:
 
 
 def _triton(options: argparse.Namespace) -> int:
-    from frontend.serve.errors import LaunchError
-    from frontend.serve.triton_alone import TritonSettings, become_triton, tls_from
-    from frontend.serve.triton_server import TritonPorts
+    from frontend.launcher.errors import LaunchError
+    from frontend.launcher.triton_alone import TritonSettings, become_triton, tls_from
+    from frontend.launcher.triton_server import TritonPorts
 
     settings = TritonSettings(
         repository=options.repository,

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from frontend.serve.launcher import LauncherSettings
+from frontend.launcher.launcher import LauncherSettings
 from frontend.settings import Settings
 from model_repository.contract import KEY_VARIABLE
 

@@ -25,7 +25,7 @@ BOUNDS = {
     "frontend/access/caller.py": "1,024 lists of names, which operators wrote into keys",
     "frontend/openapi.py": "the API's own description",
     "frontend/parameters.py": "the contract's own inputs",
-    "frontend/serve/child.py": "the last lines of a child's log",
+    "frontend/launcher/child.py": "the last lines of a child's log",
 }
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from frontend.serve.errors import LaunchError
+from frontend.launcher.errors import LaunchError
 from tests.benchmarks.machine import describe_machine, summary_line
 from tests.benchmarks.options import Options, read_options
 from tests.benchmarks.outcome import ScenarioOutcome

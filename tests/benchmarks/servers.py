@@ -15,7 +15,7 @@ from pathlib import Path
 
 from build_engines.__main__ import main as build_engines_main
 from build_engines.artifact import Manifest
-from frontend.serve.launcher import Launcher, LauncherSettings
+from frontend.launcher.launcher import Launcher, LauncherSettings
 from frontend.settings import Settings
 from model_repository.byte_table import FILE_NAME, load_byte_table
 from model_repository.engine.runtime import EngineConfig

@@ -14,7 +14,7 @@ from frontend.__main__ import main
 assert main(sys.argv[1:]) == 1
 print(json.dumps([os.environ["OPENBLAS_NUM_THREADS"], sorted(sys.modules)]))
 """
-_OF_SERVERS = {"aiohttp", "pydantic", "http.client", "frontend.app", "frontend.serve.launcher"}
+_OF_SERVERS = {"aiohttp", "pydantic", "http.client", "frontend.app", "frontend.launcher.launcher"}
 
 
 @pytest.mark.parametrize("command", ["probe", "drain"])

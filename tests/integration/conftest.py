@@ -15,7 +15,7 @@ from openai import OpenAI
 from build_engines.adapter import build_adapter
 from build_engines.selfcheck.order import DEMO_CATALOG
 from build_engines.tensorrt_llm.lora import MODULES
-from frontend.serve.launcher import Launcher
+from frontend.launcher.launcher import Launcher
 from frontend.settings import Settings
 from tests.integration.api import Api, api_of
 from tests.integration.stack import (

@@ -13,7 +13,7 @@ from typing import Any
 
 import openai
 
-from frontend.serve.launcher import Launcher
+from frontend.launcher.launcher import Launcher
 from frontend.settings import Settings
 from tests.frontend.access.key_files import KeyFile
 from tests.launching import free_port, launcher_settings

@@ -15,7 +15,7 @@ import grpc
 import numpy as np
 from tritonclient.grpc import service_pb2_grpc
 
-from frontend.serve.launcher import Launcher
+from frontend.launcher.launcher import Launcher
 from frontend.triton.messages import infer_request, tensors_from_response
 from model_repository import contract
 from model_repository.stage_messages import EngineStats

@@ -20,8 +20,8 @@ import openai
 import pytest
 from openai import OpenAI
 
-from frontend.serve.guard import marked_pids
-from frontend.serve.launcher import Interrupted
+from frontend.launcher.guard import marked_pids
+from frontend.launcher.launcher import Interrupted
 from model_repository import contract
 from tests.integration.conftest import FRONTEND, running_stack
 from tests.integration.replicas import StreamOutcome, read_stream, until

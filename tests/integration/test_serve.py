@@ -18,7 +18,7 @@ from typing import IO
 import psutil
 import pytest
 
-from frontend.serve.guard import MARK, marked_pids
+from frontend.launcher.guard import MARK, marked_pids
 from tests.integration.stack import PACED_MODEL
 from tests.processes import command_line, is_running
 from tests.waiting import wait_until

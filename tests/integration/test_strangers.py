@@ -16,7 +16,7 @@ import grpc
 import pytest
 from tritonclient.grpc import service_pb2
 
-from frontend.serve.launcher import Launcher
+from frontend.launcher.launcher import Launcher
 from frontend.settings import Settings
 from frontend.triton.restricted import HEADER, METADATA
 from model_repository import contract

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from frontend.serve.launcher import Launcher
+from frontend.launcher.launcher import Launcher
 from frontend.settings import Settings
 from tests.frontend.connections import self_signed
 from tests.integration.api import COMPLETIONS, Api

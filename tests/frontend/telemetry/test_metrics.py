@@ -22,7 +22,7 @@ from frontend.telemetry.log_lines import JsonFormatter
 from model_repository.generation import GenerationChunk
 from tests.fakes import FakeTriton, chunks
 from tests.frontend.conftest import Serve
-from tests.frontend.test_workers import running
+from tests.frontend.launcher.test_workers import running
 
 BODY = {"model": "org/demo", "prompt": "a secret", "max_tokens": 10}
 

@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from frontend.serve.errors import LimitTooLow, PortInUse, RepositoryInvalid, SharedMemoryTooSmall
+from frontend.launcher.errors import LimitTooLow, PortInUse, RepositoryInvalid, SharedMemoryTooSmall
 
 SHARED_MEMORY = Path("/dev/shm")
 

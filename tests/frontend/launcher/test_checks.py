@@ -6,8 +6,8 @@ import socket
 
 import pytest
 
-from frontend.serve.checks import PortChoice, check_shared_memory, free_ports
-from frontend.serve.errors import PortInUse, SharedMemoryTooSmall
+from frontend.launcher.checks import PortChoice, check_shared_memory, free_ports
+from frontend.launcher.errors import PortInUse, SharedMemoryTooSmall
 
 HOST = "127.0.0.1"
 

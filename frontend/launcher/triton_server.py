@@ -15,9 +15,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from frontend.serve.defaults import ADDRESS
-from frontend.serve.errors import TritonNotFound
-from frontend.serve.libpython import libpython_dir, why_unusable
+from frontend.launcher.defaults import ADDRESS
+from frontend.launcher.errors import TritonNotFound
+from frontend.launcher.libpython import libpython_dir, why_unusable
 from frontend.triton import restricted
 
 FULL_TRITON = Path("/opt/tritonserver/bin/tritonserver")

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from frontend.serve.hang_watch import HangClock
+from frontend.launcher.hang_watch import HangClock
 from tests.frontend.triton.test_models import Clock
 
 

@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from frontend.serve.child import Child
+from frontend.launcher.child import Child
 from frontend.settings import Settings, SettingsError
 
 _INTERVAL_S = 1.0  # between two probes

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from frontend.serve.first_token import wait_for_first_tokens
+from frontend.launcher.first_token import wait_for_first_tokens
 from tests.frontend.connections.self_signed import make
 
 

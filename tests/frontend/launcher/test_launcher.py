@@ -19,8 +19,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from frontend.serve.errors import ChildEnded
-from frontend.serve.launcher import Interrupted, Launcher, LauncherSettings
+from frontend.launcher.errors import ChildEnded
+from frontend.launcher.launcher import Interrupted, Launcher, LauncherSettings
 from frontend.settings import Settings, SettingsError
 from tests.processes import is_running
 from tests.waiting import DEADLINE_S, wait_until

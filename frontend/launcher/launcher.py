@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Self
 
 from frontend.access.secret import hash_of, new_key
-from frontend.options import settings_to_arguments, settings_to_environment
-from frontend.serve.checks import (
+from frontend.launcher.checks import (
     PortChoice,
     check_limits,
     check_repository,
@@ -24,16 +23,17 @@ from frontend.serve.checks import (
     free_ports,
     free_shared_memory_bytes,
 )
-from frontend.serve.child import Child
-from frontend.serve.child_lines import json_line, text_line
-from frontend.serve.defaults import ADDRESS, DEFAULT_FRONTEND
-from frontend.serve.errors import ChildEnded, NotReadyInTime
-from frontend.serve.first_token import wait_for_first_tokens
-from frontend.serve.guard import MARK, free_shared_memory, guarded, shm_prefix
-from frontend.serve.hang_watch import HangWatch
-from frontend.serve.restarts import WINDOW_S, RestartPlan
-from frontend.serve.state_lock import locked
-from frontend.serve.triton_server import GrpcTls, TritonPorts, find_triton, triton_command
+from frontend.launcher.child import Child
+from frontend.launcher.child_lines import json_line, text_line
+from frontend.launcher.defaults import ADDRESS, DEFAULT_FRONTEND
+from frontend.launcher.errors import ChildEnded, NotReadyInTime
+from frontend.launcher.first_token import wait_for_first_tokens
+from frontend.launcher.guard import MARK, free_shared_memory, guarded, shm_prefix
+from frontend.launcher.hang_watch import HangWatch
+from frontend.launcher.restarts import WINDOW_S, RestartPlan
+from frontend.launcher.state_lock import locked
+from frontend.launcher.triton_server import GrpcTls, TritonPorts, find_triton, triton_command
+from frontend.options import settings_to_arguments, settings_to_environment
 from frontend.settings import Settings, SettingsError
 from model_repository.contract import KEY_VARIABLE
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from frontend.__main__ import main
-from frontend.serve.triton_alone import TritonSettings, alone_command
-from frontend.serve.triton_server import GrpcTls, TritonInstallation, TritonPorts
+from frontend.launcher.triton_alone import TritonSettings, alone_command
+from frontend.launcher.triton_server import GrpcTls, TritonInstallation, TritonPorts
 from frontend.settings import SettingsError
 from tests.frontend.connections import self_signed
 

@@ -19,9 +19,9 @@ from pathlib import Path
 import pytest
 
 from frontend.access.caller import Role
+from frontend.launcher.workers import MAX_WORKERS_BY_CORES, num_workers
 from frontend.operations.supervisor import DRAIN, RELOAD_KEYS
 from frontend.settings import Settings
-from frontend.workers import MAX_WORKERS_BY_CORES, num_workers
 from tests.frontend.access.key_files import KeyFile
 from tests.launching import free_port
 from tests.processes import command_line, is_running
@@ -239,6 +239,6 @@ def test_a_bad_key_file_stops_the_start_with_one_line(tmp_path: Path, key_file: 
 def test_zero_workers_are_as_many_as_the_cores_carry(
     monkeypatch: pytest.MonkeyPatch, num_cores: int, expected: int
 ) -> None:
-    monkeypatch.setattr("frontend.workers.num_cores", lambda: num_cores)
+    monkeypatch.setattr("frontend.launcher.workers.num_cores", lambda: num_cores)
     assert num_workers(Settings()) == expected
     assert num_workers(Settings(workers=3)) == 3

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from types import FrameType
 from typing import TextIO
 
-from frontend.serve.errors import LaunchError
-from frontend.serve.launcher import Interrupted, Launcher, LauncherSettings
+from frontend.launcher.errors import LaunchError
+from frontend.launcher.launcher import Interrupted, Launcher, LauncherSettings
 
 
 def serve(settings: LauncherSettings, out: TextIO, err: TextIO) -> int:

@@ -9,8 +9,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from frontend.connections.certificates import Certificates
-from frontend.serve.checks import check_limits, check_repository, check_shared_memory, free_shared_memory_bytes
-from frontend.serve.triton_server import NO_TLS, GrpcTls, TritonInstallation, TritonPorts, find_triton, triton_command
+from frontend.launcher.checks import check_limits, check_repository, check_shared_memory, free_shared_memory_bytes
+from frontend.launcher.triton_server import (
+    NO_TLS,
+    GrpcTls,
+    TritonInstallation,
+    TritonPorts,
+    find_triton,
+    triton_command,
+)
 from frontend.settings import Settings, SettingsError
 from model_repository.contract import KEY_VARIABLE
 

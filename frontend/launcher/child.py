@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import IO
 
-from frontend.serve.child_lines import text_line
+from frontend.launcher.child_lines import text_line
 from model_repository.errors import LOAD_FAILURE
 
 _TIE = Path(__file__).with_name("tie.py")

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
-from frontend.serve.errors import AlreadyServing
+from frontend.launcher.errors import AlreadyServing
 
 FILE_NAME = "launcher.lock"
 

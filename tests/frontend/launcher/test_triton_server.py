@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from frontend.serve.errors import TritonNotFound
-from frontend.serve.libpython import LIBRARY, libpython_dir
-from frontend.serve.triton_server import GrpcTls, TritonInstallation, TritonPorts, find_triton, triton_command
+from frontend.launcher.errors import TritonNotFound
+from frontend.launcher.libpython import LIBRARY, libpython_dir
+from frontend.launcher.triton_server import GrpcTls, TritonInstallation, TritonPorts, find_triton, triton_command
 
 NOWHERE = Path("/nowhere/tritonserver")
 
@@ -72,7 +72,7 @@ def test_stages_run_in_this_environment(tmp_path):
 
 def test_a_missing_wheel_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    monkeypatch.setattr("frontend.serve.triton_server.why_unusable", lambda: None)
+    monkeypatch.setattr("frontend.launcher.triton_server.why_unusable", lambda: None)
     with pytest.raises(TritonNotFound, match="nvidia-pytriton"):
         find_triton(None, tmp_path, {}, full=NOWHERE)
 
