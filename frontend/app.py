@@ -24,7 +24,8 @@ from frontend.drain import Drain
 from frontend.errors import APIError, InvalidRequest, MethodNotAllowed, NotFound, RequestTooLarge
 from frontend.handlers import completions, description, models, tokenization
 from frontend.handlers.bodies import LARGE_BODIES, expect_later, large_bodies_of
-from frontend.handlers.context import (
+from frontend.handlers.limited import add_limit_headers, limits_lifetime
+from frontend.request_context import (
     CLIENT_CLOSED,
     DRAIN,
     FACTS,
@@ -36,7 +37,6 @@ from frontend.handlers.context import (
     json_response,
     unexpected,
 )
-from frontend.handlers.limited import add_limit_headers, limits_lifetime
 from frontend.settings import Settings
 from frontend.telemetry.definitions import UNKNOWN
 from frontend.telemetry.observer import OBSERVER, Observer

@@ -17,9 +17,9 @@ from frontend.app import create_app
 from frontend.connections.certificates import Certificates
 from frontend.connections.runner import CLOSE_TIMEOUT_S, ConnectionRunner
 from frontend.drain import Drain
-from frontend.handlers.context import TRITON
 from frontend.operations.app import create_operations_app
 from frontend.operations.supervisor import DRAIN, RELOAD_KEYS, Supervisor
+from frontend.request_context import TRITON
 from frontend.settings import Settings
 from frontend.triton.models import Triton
 

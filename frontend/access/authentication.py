@@ -14,7 +14,7 @@ from frontend.access.key_ring import KeyRing
 from frontend.access.keys import Key
 from frontend.connections.cors import refuse_foreign_pages
 from frontend.errors import AuthenticationFailed, PermissionDenied
-from frontend.handlers.context import FACTS, IS_PUBLIC, SETTINGS
+from frontend.request_context import FACTS, IS_PUBLIC, SETTINGS
 from frontend.settings import Settings
 
 KEYS = web.AppKey("keys", KeyRing)  # missing: there is no key file

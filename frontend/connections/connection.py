@@ -18,7 +18,7 @@ from aiohttp.web_protocol import _ErrInfo
 
 from frontend.connections.refusals import SERVER, refusal
 from frontend.errors import APIError, RequestTimeout
-from frontend.handlers.context import json_response
+from frontend.request_context import json_response
 from frontend.settings import Settings
 
 LINGERING_S = 3.0  # that what a refused client goes on sending is read and dropped

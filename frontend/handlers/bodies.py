@@ -11,9 +11,9 @@ from urllib.parse import quote
 from aiohttp import HttpVersion11, hdrs, web
 
 from frontend.errors import InvalidRequest, Overloaded, RequestTimeout, UnsupportedMediaType, shown
-from frontend.handlers.context import FACTS, SETTINGS
 from frontend.protocol.body import Body
 from frontend.protocol.reading import parse
+from frontend.request_context import FACTS, SETTINGS
 
 LARGE_BYTES = 65_536  # a body of that size is checked in about a millisecond
 _MAX_LARGEST = 8  # bodies of the largest size that are in memory at a time; each costs up to eight times its size

@@ -13,7 +13,12 @@ from frontend import sse
 from frontend.errors import APIError, GenerationTimeout, InvalidRequest
 from frontend.fan_out import merged
 from frontend.handlers.bodies import ignored_header, read_body
-from frontend.handlers.context import (
+from frontend.handlers.limited import generating
+from frontend.handlers.pings import Pings
+from frontend.protocol.chat import ChatCompletionRequest
+from frontend.protocol.completion import CompletionRequest, Prompt
+from frontend.protocol.fields import GenerationBody
+from frontend.request_context import (
     CLIENT_CLOSED,
     FACTS,
     SETTINGS,
@@ -23,11 +28,6 @@ from frontend.handlers.context import (
     json_response,
     unexpected,
 )
-from frontend.handlers.limited import generating
-from frontend.handlers.pings import Pings
-from frontend.protocol.chat import ChatCompletionRequest
-from frontend.protocol.completion import CompletionRequest, Prompt
-from frontend.protocol.fields import GenerationBody
 from frontend.telemetry.observer import OBSERVER
 from frontend.telemetry.phases import server_timing
 from frontend.telemetry.stream_record import StreamRecord

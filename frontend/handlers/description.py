@@ -6,9 +6,9 @@ from importlib.metadata import version as distribution_version
 
 from aiohttp import web
 
-from frontend.handlers.context import json_response
 from frontend.openapi import openapi_document
 from frontend.protocol.answers import Version
+from frontend.request_context import json_response
 
 
 async def version(request: web.Request) -> web.Response:

@@ -13,11 +13,11 @@ from aiohttp import web
 
 from frontend.access.caller import ANONYMOUS
 from frontend.errors import UnsupportedValue, shown
-from frontend.handlers.context import CLIENT_CLOSED, FACTS, SETTINGS, TRITON, RequestFacts
 from frontend.limits.asks import Ask, Lease, Limiter, Priority, RateLimits
 from frontend.limits.headers import rate_headers
 from frontend.limits.policy import Policy, limiter_of
 from frontend.protocol.fields import GenerationBody
+from frontend.request_context import CLIENT_CLOSED, FACTS, SETTINGS, TRITON, RequestFacts
 from frontend.telemetry.observer import OBSERVER
 from frontend.triton.models import ModelName
 from model_repository.generation import ChatPrompt, GenerationRequest, Prompt, TextPrompt, TokenPrompt

@@ -8,7 +8,7 @@ from typing import Any
 from aiohttp import web
 
 from frontend.errors import APIError, Draining, ModelNotFound, Overloaded
-from frontend.handlers.context import DRAIN, FACTS, IS_PUBLIC, MODELS, SETTINGS, TRITON, json_response
+from frontend.request_context import DRAIN, FACTS, IS_PUBLIC, MODELS, SETTINGS, TRITON, json_response
 from frontend.translate.model_cards import model_card, model_list
 
 

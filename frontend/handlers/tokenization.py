@@ -5,10 +5,10 @@ from __future__ import annotations
 from aiohttp import web
 
 from frontend.handlers.bodies import ignored_header, read_body
-from frontend.handlers.context import TRITON, find_model, json_response
 from frontend.handlers.limited import count_request
 from frontend.protocol.answers import Detokenization, Tokenization
 from frontend.protocol.tokenization import DetokenizeRequest, TokenizeRequest
+from frontend.request_context import TRITON, find_model, json_response
 from frontend.translate.requests import check_num_tokens, ignored_fields, tokenize_to_prompt
 
 

@@ -13,12 +13,12 @@ from frontend.access.caller import Role
 from frontend.access.key_file import KeyFileError
 from frontend.errors import InvalidRequest, PermissionDenied
 from frontend.handlers.bodies import require_json
-from frontend.handlers.context import DRAIN, FACTS, MODELS, SETTINGS, TRITON, json_response
 from frontend.operations.adapters import AdapterControl, Outcomes
 from frontend.operations.models import EndpointsControl
 from frontend.operations.supervisor import Supervisor
 from frontend.protocol.body import Body
 from frontend.protocol.reading import parse
+from frontend.request_context import DRAIN, FACTS, MODELS, SETTINGS, TRITON, json_response
 from frontend.settings import is_loopback
 from model_repository.stage_messages import EngineStats
 

@@ -7,12 +7,12 @@ from aiohttp import web
 from frontend.access.authentication import KEYS, authenticate
 from frontend.app import answer_errors, log_request, name_request
 from frontend.handlers import models
-from frontend.handlers.context import DRAIN, IS_PUBLIC, MODELS, SETTINGS, TRITON
 from frontend.operations import admin
 from frontend.operations.adapters import AdapterControl
 from frontend.operations.admin import ADAPTERS, CONTROL, SUPERVISOR
 from frontend.operations.models import EndpointsControl, ModelControl
 from frontend.operations.supervisor import Supervisor
+from frontend.request_context import DRAIN, IS_PUBLIC, MODELS, SETTINGS, TRITON
 from frontend.telemetry import scrape
 from frontend.telemetry.observer import OBSERVER
 from frontend.triton.by_endpoint import ByEndpoint

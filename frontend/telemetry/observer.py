@@ -14,7 +14,7 @@ from aiohttp import web
 
 from frontend import errors
 from frontend.errors import APIError, ModelNotReady, NotFound
-from frontend.handlers.context import CLIENT_CLOSED, RequestFacts
+from frontend.request_context import CLIENT_CLOSED, RequestFacts
 from frontend.settings import Settings
 from frontend.telemetry import definitions
 from frontend.telemetry.definitions import UNKNOWN, Metric

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from importlib.metadata import version
 from typing import Any
 
-from frontend.handlers.context import CLIENT_CLOSED, RequestFacts
+from frontend.request_context import CLIENT_CLOSED, RequestFacts
 from frontend.settings import SettingsError
 from frontend.telemetry.phases import Phases
 from frontend.telemetry.stream_record import StreamRecord
