@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from frontend.access.options import add_actions
+from frontend.gateway.keys_options import add_actions
 from frontend.launcher.defaults import ADDRESS, DEFAULT_FRONTEND
 from frontend.options import TLS_OF_SERVER, TLS_TO_TRITON, add_options, settings_from, settings_of_environment
 from frontend.settings import Settings, SettingsError
@@ -233,7 +233,7 @@ def _check_files(settings: Settings) -> None:
         SettingsError: one cannot be read, or breaks a rule.
     """
     if settings.key_file:
-        from frontend.access.key_file import read_keys
+        from frontend.gateway.key_file import read_keys
 
         read_keys(Path(settings.key_file))
     if settings.triton_tls_ca:

@@ -15,16 +15,16 @@ from http import HTTPStatus
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
-from frontend import drain as draining
-from frontend.access.authentication import KEYS, authenticate, key_ring
 from frontend.connections.connection import leave_packed_body
-from frontend.connections.cors import allow_origins
 from frontend.connections.refusals import SERVER
-from frontend.drain import Drain
 from frontend.errors import APIError, InvalidRequest, MethodNotAllowed, NotFound, RequestTooLarge
+from frontend.gateway import drain as draining
+from frontend.gateway.authentication import KEYS, authenticate, key_ring
+from frontend.gateway.cors import allow_origins
+from frontend.gateway.drain import Drain
+from frontend.gateway.limited import add_limit_headers, limits_lifetime
 from frontend.handlers import completions, description, models, tokenization
 from frontend.handlers.bodies import LARGE_BODIES, expect_later, large_bodies_of
-from frontend.handlers.limited import add_limit_headers, limits_lifetime
 from frontend.request_context import (
     CLIENT_CLOSED,
     DRAIN,

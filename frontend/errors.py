@@ -41,7 +41,7 @@ import reprlib
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from frontend.limits.headers import retry_headers
+from frontend.gateway.headers import retry_headers
 from model_repository.contract import KEY_VARIABLE
 
 _SHOWN = reprlib.Repr(maxstring=80, maxother=80, maxlist=4, maxdict=4, maxlevel=3, maxlong=40)

@@ -12,8 +12,7 @@ from typing import Any
 import orjson
 from aiohttp import web
 
-from frontend.access.caller import ANONYMOUS, Caller
-from frontend.drain import Drain
+from frontend.caller import ANONYMOUS, Caller
 from frontend.errors import (
     APIError,
     ModelNotFound,
@@ -22,6 +21,7 @@ from frontend.errors import (
     ServerError,
     shown,
 )
+from frontend.gateway.drain import Drain
 from frontend.settings import Settings
 from frontend.telemetry.stream_record import StreamRecord
 from frontend.triton.models import ModelDirectory, ModelName

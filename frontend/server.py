@@ -12,11 +12,11 @@ from dataclasses import replace
 import uvloop
 from aiohttp import web
 
-from frontend.access.authentication import KEYS
 from frontend.app import create_app
 from frontend.connections.certificates import Certificates
 from frontend.connections.runner import CLOSE_TIMEOUT_S, ConnectionRunner
-from frontend.drain import Drain
+from frontend.gateway.authentication import KEYS
+from frontend.gateway.drain import Drain
 from frontend.operations.app import create_operations_app
 from frontend.operations.supervisor import DRAIN, RELOAD_KEYS, Supervisor
 from frontend.request_context import TRITON

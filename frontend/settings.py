@@ -7,8 +7,8 @@ import math
 import re
 from dataclasses import dataclass, field
 
-from frontend.limits.asks import Priority
-from frontend.limits.model_limits import ModelLimit
+from frontend.gateway.model_limits import ModelLimit
+from frontend.gateway.types import Priority
 from frontend.triton.endpoints import Targets
 from model_repository.contract import KEY_VARIABLE
 from model_repository.generation import ContextOverflow

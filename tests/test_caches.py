@@ -22,7 +22,7 @@ BOUNDS = {
     "model_repository/cancel_channel.py": "1,024 numbers",
     "model_repository/guides/compilation.py": "one tokenizer of bytes",
     "model_repository/engine/tensorrt_llm/processors.py": "one entry for each model",
-    "frontend/access/caller.py": "1,024 lists of names, which operators wrote into keys",
+    "frontend/caller.py": "1,024 lists of names, which operators wrote into keys",
     "frontend/openapi.py": "the API's own description",
     "frontend/parameters.py": "the contract's own inputs",
     "frontend/launcher/child.py": "the last lines of a child's log",

@@ -12,8 +12,8 @@ from aiohttp import web
 from frontend import sse
 from frontend.errors import APIError, GenerationTimeout, InvalidRequest
 from frontend.fan_out import merged
+from frontend.gateway.limited import generating
 from frontend.handlers.bodies import ignored_header, read_body
-from frontend.handlers.limited import generating
 from frontend.handlers.pings import Pings
 from frontend.protocol.chat import ChatCompletionRequest
 from frontend.protocol.completion import CompletionRequest, Prompt

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from aiohttp import web
 
+from frontend.gateway.limited import count_request
 from frontend.handlers.bodies import ignored_header, read_body
-from frontend.handlers.limited import count_request
 from frontend.protocol.answers import Detokenization, Tokenization
 from frontend.protocol.tokenization import DetokenizeRequest, TokenizeRequest
 from frontend.request_context import TRITON, find_model, json_response

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
 
-from frontend.access.secret import hash_of, new_key
+from frontend.gateway.secret import hash_of, new_key
 from frontend.launcher.checks import (
     PortChoice,
     check_limits,

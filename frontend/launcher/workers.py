@@ -21,7 +21,7 @@ from types import FrameType
 
 from frontend import server
 from frontend.connections.certificates import Certificates
-from frontend.limits import admission_process
+from frontend.gateway import admission_process
 from frontend.operations.supervisor import DRAIN, RELOAD_KEYS
 from frontend.settings import Settings
 from frontend.telemetry.log_lines import configure_logging

@@ -8,10 +8,10 @@ from typing import Annotated, Any
 from aiohttp import web
 from pydantic import Field
 
-from frontend.access.authentication import KEYS
-from frontend.access.caller import Role
-from frontend.access.key_file import KeyFileError
+from frontend.caller import Role
 from frontend.errors import InvalidRequest, PermissionDenied
+from frontend.gateway.authentication import KEYS
+from frontend.gateway.key_file import KeyFileError
 from frontend.handlers.bodies import require_json
 from frontend.operations.adapters import AdapterControl, Outcomes
 from frontend.operations.models import EndpointsControl

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from aiohttp import web
 
-from frontend.access.authentication import KEYS, authenticate
 from frontend.app import answer_errors, log_request, name_request
+from frontend.gateway.authentication import KEYS, authenticate
 from frontend.handlers import models
 from frontend.operations import admin
 from frontend.operations.adapters import AdapterControl

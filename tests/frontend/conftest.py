@@ -10,7 +10,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from frontend.drain import Drain
+from frontend.gateway.drain import Drain
 from frontend.server import app_runner
 from frontend.settings import Settings
 from frontend.triton.models import Triton

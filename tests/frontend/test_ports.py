@@ -15,8 +15,8 @@ from frontend.operations.supervisor import Supervisor
 from frontend.server import app_runner
 from frontend.settings import Settings
 from tests.fakes import FakeTriton
-from tests.frontend.access.key_files import KeyFile
 from tests.frontend.conftest import client_of
+from tests.frontend.gateway.key_files import KeyFile
 from tests.security_page import EVERYBODY, offered_to
 
 METRICS = "GET /metrics"

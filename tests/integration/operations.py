@@ -15,7 +15,7 @@ import openai
 
 from frontend.launcher.launcher import Launcher
 from frontend.settings import Settings
-from tests.frontend.access.key_files import KeyFile
+from tests.frontend.gateway.key_files import KeyFile
 from tests.launching import free_port, launcher_settings
 
 

@@ -13,8 +13,8 @@ import openai
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from frontend.access.caller import Role
-from tests.frontend.access.key_files import KeyFile
+from frontend.caller import Role
+from tests.frontend.gateway.key_files import KeyFile
 from tests.integration.operations import Server, running_server
 from tests.integration.stack import MAX_SEQUENCES, PACED_MODEL
 from tests.waiting import wait_until

@@ -15,8 +15,8 @@ import openai
 import pytest
 
 from build_engines.adapter import build_adapter
-from frontend.access.caller import Role
-from tests.frontend.access.key_files import KeyFile
+from frontend.caller import Role
+from tests.frontend.gateway.key_files import KeyFile
 from tests.integration.api import chat_text
 from tests.integration.operations import Server, running_server
 from tests.integration.replicas import frontend_of

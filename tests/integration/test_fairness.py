@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.benchmarks.overload import Phase, ask, bodies_of, client_of, closed_loop
-from tests.frontend.access.key_files import KeyFile
+from tests.frontend.gateway.key_files import KeyFile
 from tests.integration.replicas import Frontend, frontend_of, until
 from tests.integration.stack import MAX_SEQUENCES_ALONE, PACED_MODEL, Stack
 

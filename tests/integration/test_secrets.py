@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from tests.frontend.access.key_files import KeyFile
+from tests.frontend.gateway.key_files import KeyFile
 from tests.integration.api import CHAT, COMPLETIONS, Answer, Api
 from tests.integration.logs import logged
 from tests.integration.stack import Stack

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.frontend.limits.conftest import SERVER, RedisServer
+from tests.frontend.gateway.conftest import SERVER, RedisServer
 from tests.integration.replicas import frontend_of
 from tests.integration.stack import PACED_MODEL, Stack
 from tests.waiting import wait_until

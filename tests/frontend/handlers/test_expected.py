@@ -10,10 +10,10 @@ import pytest
 from frontend.errors import TritonUnreachable
 from frontend.triton.models import ModelSnapshot
 from tests.fakes import DEMO, FakeTriton, chunks, served_model
-from tests.frontend.access.key_files import KeyFile
 from tests.frontend.answers import error_of
 from tests.frontend.bodies import CHAT, COMPLETION
 from tests.frontend.conftest import Serve
+from tests.frontend.gateway.key_files import KeyFile
 
 NAMED = (f"{DEMO.id}=fake:1",)
 TOKENIZE = {"model": DEMO.id, "prompt": "hi"}

@@ -18,11 +18,11 @@ from pathlib import Path
 
 import pytest
 
-from frontend.access.caller import Role
+from frontend.caller import Role
 from frontend.launcher.workers import MAX_WORKERS_BY_CORES, num_workers
 from frontend.operations.supervisor import DRAIN, RELOAD_KEYS
 from frontend.settings import Settings
-from tests.frontend.access.key_files import KeyFile
+from tests.frontend.gateway.key_files import KeyFile
 from tests.launching import free_port
 from tests.processes import command_line, is_running
 

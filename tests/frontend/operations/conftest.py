@@ -11,8 +11,8 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from frontend.access.caller import Role
-from frontend.drain import Drain
+from frontend.caller import Role
+from frontend.gateway.drain import Drain
 from frontend.operations.adapters import AdapterControl
 from frontend.operations.admin import ADAPTERS, CONTROL
 from frontend.operations.app import create_operations_app
@@ -21,8 +21,8 @@ from frontend.operations.supervisor import Supervisor
 from frontend.server import app_runner
 from frontend.settings import Settings
 from tests.fakes import FakeTriton, served_model
-from tests.frontend.access.key_files import KeyFile
 from tests.frontend.conftest import client_of
+from tests.frontend.gateway.key_files import KeyFile
 
 type Operate = Callable[..., Awaitable[aiohttp.ClientSession]]
 

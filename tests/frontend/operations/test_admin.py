@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from frontend.access.caller import Role
+from frontend.caller import Role
 from frontend.errors import ModelNotFound, ServerError, TritonUnreachable
 from frontend.operations.models import EndpointsControl, ModelControl
 from tests.fakes import FakeTriton
-from tests.frontend.access.key_files import KeyFile
+from tests.frontend.gateway.key_files import KeyFile
 from tests.frontend.operations.conftest import FakeSupervisor, Operate
 
 ROUTES = [

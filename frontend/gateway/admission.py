@@ -1,0 +1,147 @@
+"""Admission to one model: bounded in flight, a fair queue of bounded time before it, a refusal at once beyond it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from frontend.errors import QueueFull
+from frontend.gateway.drain_rate import DrainRate
+from frontend.gateway.fair_queue import Entry, FairQueue
+from frontend.gateway.types import Ask
+
+_MAX_RETRY_S = 60.0
+_MIN_RETRY_S = 0.1
+_MAX_QUEUED = 2048  # requests; each of them takes memory
+_HOPE = 0.5  # of the maximum wait: a request with a longer expected wait is refused at once, so that few wait in vain
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bounds:
+    """How much of a model's work may be in flight, and how long a request may wait for its turn."""
+
+    max_in_flight: int  # completions of one replica at a time; 0: as many as it decodes at a time
+    max_in_flight_prompt_tokens: int  # their prompts, estimated; 0: no bound
+    max_queue_wait_s: float
+
+
+@dataclass(slots=True)
+class _Waiter:
+    ask: Ask
+    turn: asyncio.Future[None]
+    is_queued: bool = False
+    is_admitted: bool = False
+
+
+class Admission:
+    """Admission to one model. Requests wait here, in fair order, and not in the engine's own queue."""
+
+    def __init__(self, bounds: Bounds, clock: Callable[[], float] = time.monotonic) -> None:
+        self._bounds = bounds
+        self._clock = clock
+        self._queue: FairQueue[_Waiter] = FairQueue()
+        self._drain_rate = DrainRate()
+        self._num_replicas = 1  # ready replicas at the latest request
+        self._replica_sequences = 1  # sequences that one replica decodes at a time
+        self.num_requests = 0  # in flight
+        self.num_sequences = 0
+        self.num_prompt_tokens = 0
+
+    @property
+    def num_queued(self) -> int:
+        """Requests that wait."""
+        return len(self._queue)
+
+    async def enter(self, ask: Ask) -> None:
+        """Wait for a place, for the maximum wait at most. Who is cancelled meanwhile has left the queue.
+
+        Raises:
+            QueueFull: there is no place, and there will be none in time.
+        """
+        self._num_replicas, self._replica_sequences = ask.num_replicas, ask.max_sequences
+        if self._queue:
+            self._let_in()  # where a replica has come back
+        if not self._queue and self._has_room(ask):
+            self._occupy(ask)
+            self._count_time()
+            return
+        waiter = _Waiter(ask, asyncio.get_running_loop().create_future())
+        entry = self._queue.entry(waiter, (ask.key, ask.priority), float(max(1, ask.num_tokens)))
+        self._refuse_hopeless(entry)
+        self._queue.push(entry)
+        waiter.is_queued = True
+        try:
+            async with asyncio.timeout(self._bounds.max_queue_wait_s):
+                await waiter.turn
+        except BaseException as exc:
+            self._abandon(entry)
+            if isinstance(exc, TimeoutError):
+                raise self._refusal(f"no place within {self._bounds.max_queue_wait_s:g} s") from None
+            raise
+
+    def leave(self, ask: Ask) -> None:
+        """Give a place back."""
+        self._count_time()
+        self._drain_rate.ended(ask.num_sequences)
+        self.num_requests -= 1
+        self.num_sequences -= ask.num_sequences
+        self.num_prompt_tokens -= ask.num_prompt_tokens
+        self._let_in()
+
+    def _has_room(self, ask: Ask) -> bool:
+        """Whether a request fits beside those in flight; alone, any does: what is too large is not refused for ever."""
+        return not self.num_requests or self._fits(ask.num_sequences, ask.num_prompt_tokens)
+
+    def _fits(self, num_sequences: int, num_prompt_tokens: int) -> bool:
+        max_sequences = (self._bounds.max_in_flight or self._replica_sequences) * self._num_replicas
+        max_prompt_tokens = self._bounds.max_in_flight_prompt_tokens * self._num_replicas
+        return self.num_sequences + num_sequences <= max_sequences and (
+            not max_prompt_tokens or self.num_prompt_tokens + num_prompt_tokens <= max_prompt_tokens
+        )
+
+    def _count_time(self) -> None:
+        """Tell the drain rate what time it is, and whether from now on the smallest request would have to wait."""
+        self._drain_rate.advance(self._clock(), is_full=bool(self._queue) or not self._fits(1, 1))
+
+    def _occupy(self, ask: Ask) -> None:
+        self.num_requests += 1
+        self.num_sequences += ask.num_sequences
+        self.num_prompt_tokens += ask.num_prompt_tokens
+
+    def _let_in(self) -> None:
+        """Admit those who are next, as long as the first of them fits: nobody passes it, so it is not starved."""
+        while self._queue and self._has_room(self._queue.first().item.ask):
+            waiter = self._queue.pop()
+            waiter.is_queued = False
+            if not waiter.turn.done():
+                self._occupy(waiter.ask)
+                waiter.is_admitted = True
+                waiter.turn.set_result(None)
+        self._count_time()
+
+    def _refuse_hopeless(self, entry: Entry[_Waiter]) -> None:
+        """Refuse one who would wait too long; who comes after it, but is served before it, is not counted."""
+        num_before = self._queue.num_before(entry)
+        if num_before >= _MAX_QUEUED:
+            raise self._refusal(f"{num_before} requests are waiting already")
+        self._count_time()
+        wait_s = self._drain_rate.wait_s(num_before + 1, self.num_sequences)
+        if wait_s > _HOPE * self._bounds.max_queue_wait_s:
+            raise self._refusal(f"a place would take about {wait_s:.1f} s")
+
+    def _abandon(self, entry: Entry[_Waiter]) -> None:
+        """Forget one who does not wait any more, wherever its end finds it."""
+        waiter = entry.item
+        if waiter.is_admitted:
+            self.leave(waiter.ask)
+        elif waiter.is_queued:
+            self._queue.remove(entry)
+            waiter.is_queued = False
+            self._let_in()
+
+    def _refusal(self, reason: str) -> QueueFull:
+        wait_s = self._drain_rate.wait_s(len(self._queue) + 1, self.num_sequences)
+        retry_after_s = min(_MAX_RETRY_S, max(_MIN_RETRY_S, wait_s))
+        return QueueFull(f"The model is at its limit: {reason}.", retry_after_s=retry_after_s)

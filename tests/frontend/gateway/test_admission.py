@@ -1,0 +1,243 @@
+"""The door of one model: bounds, order, refusals, and who leaves."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from frontend.errors import QueueFull
+from frontend.gateway.admission import Admission, Bounds
+from frontend.gateway.policy import Policy
+from frontend.gateway.types import Ask, Priority
+from frontend.settings import Settings
+from tests.frontend.gateway.admission_requests import Clock, generation
+
+BOUNDS: dict[str, Any] = {
+    "max_in_flight": 2,
+    "max_in_flight_prompt_tokens": 100,
+    "max_queue_wait_s": 60.0,
+}
+
+
+def door(**bounds: Any) -> Admission:
+    return Admission(Bounds(**BOUNDS | bounds))
+
+
+async def settled() -> None:
+    """Let every task do what it can do now."""
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+async def waiting(admission: Admission, *asks: Ask) -> list[asyncio.Task[None]]:
+    tasks = [asyncio.create_task(admission.enter(each)) for each in asks]
+    await settled()
+    return tasks
+
+
+async def test_beyond_the_bound_requests_wait_for_their_turn() -> None:
+    admission, request = door(), generation()
+    tasks = await waiting(admission, *[request] * 4)
+    assert [task.done() for task in tasks] == [True, True, False, False]
+    admission.leave(request)
+    await settled()
+    assert [task.done() for task in tasks] == [True, True, True, False]
+    assert (admission.num_sequences, admission.num_queued) == (2, 1)
+    admission.leave(request)
+    await asyncio.gather(*tasks)
+
+
+async def test_prompt_tokens_are_bounded_too() -> None:
+    admission = door(max_in_flight=9)
+    tasks = await waiting(admission, generation(num_prompt_tokens=60), generation(num_prompt_tokens=60))
+    assert [task.done() for task in tasks] == [True, False]
+    admission.leave(generation(num_prompt_tokens=60))
+    await tasks[1]
+
+
+async def test_what_exceeds_the_bounds_by_itself_runs_alone() -> None:
+    admission = door()
+    huge, small = generation(num_sequences=9, num_prompt_tokens=1000), generation()
+    tasks = await waiting(admission, small, huge, small)
+    assert [task.done() for task in tasks] == [True, False, False]  # nobody passes it
+    admission.leave(small)
+    await settled()
+    assert [task.done() for task in tasks] == [True, True, False]
+    admission.leave(huge)
+    await asyncio.gather(*tasks)
+
+
+async def test_by_default_a_model_gets_as_many_completions_as_its_replicas_decode_at_a_time() -> None:
+    admission = door(max_in_flight=0)
+    tasks = await waiting(admission, *[generation(num_replicas=2, max_sequences=3)] * 7)
+    assert [task.done() for task in tasks] == [True] * 6 + [False]
+    tasks[-1].cancel()
+
+
+async def test_a_burst_that_is_served_in_time_is_not_refused_however_few_places_there_are() -> None:
+    """As many waited as half of what is in flight: of 200 requests at once at 16 places 176 were refused."""
+    clock = Clock()
+    admission = Admission(Policy(Settings()).bounds("m"), clock)
+    burst = generation(max_sequences=16)
+    tasks = []
+    for _ in range(200):
+        clock.now_s += 0.005
+        tasks += await waiting(admission, burst)
+    for _ in range(200 // 16):
+        clock.now_s += 1.0
+        for _ in range(16):
+            admission.leave(burst)
+        await settled()
+    assert all(task.done() for task in tasks)
+    await asyncio.gather(*tasks)
+
+
+async def test_one_large_request_in_flight_leaves_place_in_the_queue_for_others() -> None:
+    """The queue held half as many requests as were in flight, which was one."""
+    admission = door()
+    tasks = await waiting(admission, generation(num_sequences=2), *[generation()] * 9)
+    assert (admission.num_requests, admission.num_queued) == (1, 9)
+    for task in tasks:
+        task.cancel()
+
+
+async def test_beyond_the_queue_a_request_is_refused_at_once_and_told_when_to_come_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("frontend.gateway.admission._MAX_QUEUED", 3)
+    admission = door()
+    tasks = await waiting(admission, *[generation()] * 5)
+    with pytest.raises(QueueFull) as caught:
+        await admission.enter(generation())
+    assert (caught.value.status, caught.value.type) == (503, "overloaded_error")
+    assert int(caught.value.headers["Retry-After"]) >= 1
+    assert admission.num_queued == 3
+    for task in tasks:
+        task.cancel()
+
+
+async def test_a_queue_that_is_full_for_the_flood_has_place_for_another_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("frontend.gateway.admission._MAX_QUEUED", 3)
+    admission = door()
+    tasks = await waiting(admission, *[generation("flood")] * 5)
+    [other] = await waiting(admission, generation("other"))
+    with pytest.raises(QueueFull):
+        await admission.enter(generation("flood"))
+    admission.leave(generation("flood"))
+    admission.leave(generation("flood"))
+    await other
+    for task in tasks:
+        task.cancel()
+
+
+async def test_each_replica_that_is_ready_brings_places_and_nobody_is_sent_away_when_one_goes() -> None:
+    admission, request = door(), generation(num_replicas=2)
+    tasks = await waiting(admission, *[request] * 5)
+    assert [task.done() for task in tasks] == [True, True, True, True, False]
+    [late] = await waiting(admission, generation(num_replicas=1))
+    for _ in range(3):
+        admission.leave(request)
+    await settled()
+    assert (tasks[-1].done(), late.done(), admission.num_sequences) == (True, False, 2)
+    admission.leave(request)
+    await late
+    [waiter, comer] = await waiting(admission, generation(), generation(num_replicas=2))
+    assert waiter.done() and comer.done()
+
+
+async def test_nobody_waits_longer_than_the_maximum() -> None:
+    bounds = Bounds(**BOUNDS | {"max_in_flight": 1, "max_queue_wait_s": 0.001})
+    admission = Admission(bounds, Clock())  # by a real clock, the wait that is expected may be too long already
+    await admission.enter(generation())
+    with pytest.raises(QueueFull, match=r"0\.001 s"):
+        await admission.enter(generation())
+    assert admission.num_queued == 0
+
+
+async def test_who_is_expected_to_wait_too_long_is_refused_at_once() -> None:
+    clock = Clock()
+    admission = Admission(Bounds(**BOUNDS | {"max_in_flight": 1, "max_queue_wait_s": 10.0}), clock)
+    first, second = await waiting(admission, generation(), generation())
+    await first
+    clock.now_s += 4
+    admission.leave(generation())
+    await second  # one in four seconds
+    [third] = await waiting(admission, generation())
+    with pytest.raises(QueueFull, match=r"about 8\.0 s") as caught:
+        await admission.enter(generation())
+    assert caught.value.headers["Retry-After"] == "8"
+    third.cancel()
+
+
+async def test_what_is_expected_follows_the_model_though_nobody_waits() -> None:
+    """It was learnt only while somebody waited, and a slow time kept everybody from waiting ever after."""
+    clock = Clock()
+    admission = Admission(Bounds(**BOUNDS | {"max_in_flight": 1, "max_queue_wait_s": 10.0}), clock)
+    await admission.enter(generation())
+    clock.now_s += 6  # and nothing has ended
+    with pytest.raises(QueueFull, match=r"about 6\.0 s"):
+        await admission.enter(generation())
+    admission.leave(generation())
+    for _ in range(50):
+        await admission.enter(generation())
+        clock.now_s += 0.5
+        admission.leave(generation())
+    [running, waiter] = await waiting(admission, generation(), generation())
+    assert running.done() and admission.num_queued == 1
+    waiter.cancel()
+
+
+async def test_who_hangs_up_while_waiting_leaves_at_once_and_lets_the_next_in() -> None:
+    admission = door()
+    large = generation(num_sequences=2)
+    running, blocked, small = await waiting(admission, generation(), large, generation("other", num_tokens=11))
+    assert running.done() and not small.done()
+    blocked.cancel()
+    await settled()
+    assert blocked.cancelled() and small.done()
+    assert (admission.num_queued, admission.num_sequences) == (0, 2)
+
+
+async def test_who_hangs_up_in_the_moment_of_its_turn_holds_nothing() -> None:
+    admission = door(max_in_flight=1)
+    running, next_one = await waiting(admission, generation(), generation())
+    admission.leave(generation())  # its turn has come, and it does not know yet
+    next_one.cancel()
+    await settled()
+    assert next_one.cancelled() and running.done()
+    assert (admission.num_requests, admission.num_sequences, admission.num_prompt_tokens) == (0, 0, 0)
+
+
+async def test_a_key_that_floods_gets_no_more_than_its_share() -> None:
+    admission = door()
+    served: Counter[str] = Counter()
+
+    async def one(key: str) -> None:
+        request = generation(key)
+        await admission.enter(request)
+        served[key] += 1
+        await asyncio.sleep(0)
+        admission.leave(request)
+        if served.total() == 60:
+            done.set()
+
+    done = asyncio.Event()
+    tasks = [asyncio.create_task(one(key)) for key in ["flood"] * 300 + ["quiet"] * 40]
+    await done.wait()
+    assert served["quiet"] >= 28  # of 60; the flood was first in line for its places
+    await asyncio.gather(*tasks)
+    assert (served["quiet"], served["flood"], admission.num_requests) == (40, 300, 0)
+
+
+async def test_urgent_requests_go_first() -> None:
+    admission = door(max_in_flight=1)
+    first, normal, urgent = await waiting(
+        admission, generation("a"), generation("b"), generation("c", priority=Priority.HIGH)
+    )
+    admission.leave(generation("a"))
+    await urgent
+    assert first.done() and not normal.done()
+    normal.cancel()

@@ -1,0 +1,73 @@
+"""The end of a server's life, over HTTP: who is under way finishes, who comes is sent elsewhere."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+
+from frontend.errors import Draining
+from frontend.gateway.drain import Drain
+from model_repository.generation import GenerationChunk
+from tests.fakes import FakeTriton, chunks
+from tests.frontend.answers import error_of
+from tests.frontend.bodies import COMPLETION
+from tests.frontend.conftest import Serve
+
+STREAMED = COMPLETION | {"stream": True}
+
+
+async def test_a_drain_refuses_what_comes_and_says_so_in_the_health(serve: Serve) -> None:
+    drain = Drain()
+    http = await serve(FakeTriton(chunks("x")), drain=drain)
+    assert (await http.post("/v1/completions", json=COMPLETION)).status == 200
+    drain.begin()
+    for path in ("/v1/completions", "/v1/chat/completions", "/tokenize"):
+        response = await http.post(path, json=COMPLETION)
+        error = await error_of(response)
+        assert (error["status"], error["code"], response.headers["Retry-After"]) == (503, "draining", "1")
+        assert response.headers["Connection"] == "close"
+    ready = await http.get("/health/ready")
+    assert (ready.status, (await ready.json())["status"]) == (503, "draining")
+    live = await http.get("/health/live")
+    assert (live.status, live.headers["Connection"]) == (200, "close")
+
+
+async def test_a_stream_that_is_under_way_is_finished(serve: Serve) -> None:
+    drain, gate = Drain(), asyncio.Event()
+    triton = FakeTriton([GenerationChunk(text="a"), gate, *chunks("b")])
+    http = await serve(triton, drain=drain)
+    response = await http.post("/v1/completions", json=STREAMED)
+    finishing = asyncio.create_task(drain.finish(60.0, asyncio.Event(), triton.end_all))
+    await asyncio.sleep(0)
+    assert drain.is_draining and not finishing.done()
+    gate.set()
+    text = (await response.read()).decode()
+    assert '"finish_reason":"stop"' in text
+    assert "error" not in text
+    await asyncio.wait_for(finishing, 10)
+
+
+@pytest.mark.parametrize("is_hurried", [True, False])
+async def test_a_stream_that_takes_too_long_ends_with_an_error(serve: Serve, is_hurried: bool) -> None:
+    drain, hurry = Drain(), asyncio.Event()
+    triton = FakeTriton([GenerationChunk(text="a"), asyncio.Event()])
+    http = await serve(triton, drain=drain)
+    response = await http.post("/v1/completions", json=STREAMED)
+    if is_hurried:
+        hurry.set()
+    await asyncio.wait_for(drain.finish(60.0 if is_hurried else 0.0, hurry, triton.end_all), 10)
+    events = (await response.read()).decode().split("\n\n")
+    assert events[-2] == "data: [DONE]"
+    assert json.loads(events[-3].removeprefix("data: "))["error"]["code"] == "draining"
+
+
+async def test_a_drain_of_nothing_ends_at_once_and_tells_the_others_once() -> None:
+    told: list[str] = []
+    drain = Drain(lambda: told.append("drain"))
+    await asyncio.wait_for(drain.finish(60.0, asyncio.Event(), lambda error: 0), 10)
+    drain.begin()
+    assert told == ["drain"]
+    with pytest.raises(Draining), drain.request():
+        pass

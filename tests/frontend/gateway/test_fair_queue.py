@@ -1,0 +1,107 @@
+"""Who is next: fairness between keys, over generated cases."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from frontend.gateway.fair_queue import WEIGHTS, Entry, FairQueue
+from frontend.gateway.types import Priority
+
+COSTS = st.integers(1, 100)
+
+
+def push(queue: FairQueue[str], key: str, cost: float = 1, priority: Priority = Priority.NORMAL) -> Entry[str]:
+    entry = queue.entry(key, (key, priority), cost)
+    queue.push(entry)
+    return entry
+
+
+def test_a_key_that_came_later_does_not_wait_for_all_of_a_flood() -> None:
+    queue: FairQueue[str] = FairQueue()
+    for _ in range(100):
+        push(queue, "flood")
+    push(queue, "other")
+    assert "other" in [queue.pop() for _ in range(2)]
+
+
+@given(
+    mine=st.lists(COSTS, min_size=30, max_size=30),
+    others=st.lists(COSTS, min_size=30, max_size=30),
+    num_served=st.integers(1, 30),
+)
+def test_two_keys_that_wait_get_the_same_but_for_one_request_each(
+    mine: list[int], others: list[int], num_served: int
+) -> None:
+    queue: FairQueue[tuple[str, int]] = FairQueue()
+    for key, costs in (("a", mine), ("b", others)):
+        for cost in costs:
+            queue.push(queue.entry((key, cost), (key, Priority.NORMAL), cost))
+    served: Counter[str] = Counter()
+    for _ in range(num_served):
+        key, cost = queue.pop()
+        served[key] += cost
+    assert abs(served["a"] - served["b"]) <= max(mine) + max(others)
+
+
+@given(st.lists(st.tuples(st.sampled_from("abcd"), COSTS, st.sampled_from(Priority)), max_size=200))
+def test_nobody_starves_however_many_come_after(newcomers: list[tuple[str, int, Priority]]) -> None:
+    queue: FairQueue[str] = FairQueue()
+    push(queue, "flood", 100, Priority.HIGH)
+    queue.pop()
+    push(queue, "me", 100, Priority.LOW)
+    budget = 100 / WEIGHTS[Priority.LOW]  # of virtual time, after which everybody who comes is behind
+    served: Counter[tuple[str, Priority]] = Counter()
+    for key, cost, priority in newcomers:
+        entry = queue.entry(f"{key}", (key, priority), cost)
+        queue.push(entry)
+        if queue.pop() == "me":
+            return
+        served[key, priority] += cost
+    for flow, cost in served.items():
+        assert cost <= (budget + 100) * WEIGHTS[flow[1]]
+
+
+@given(st.lists(COSTS, min_size=60, max_size=60))
+def test_a_higher_class_gets_its_weight_and_no_more(costs: list[int]) -> None:
+    queue: FairQueue[tuple[Priority, int]] = FairQueue()
+    for priority in Priority:
+        for cost in costs:
+            queue.push(queue.entry((priority, cost), (priority, priority), cost))
+    served: Counter[Priority] = Counter()
+    for _ in range(60):
+        priority, cost = queue.pop()
+        served[priority] += cost
+    high, normal = served[Priority.HIGH] / WEIGHTS[Priority.HIGH], served[Priority.NORMAL] / WEIGHTS[Priority.NORMAL]
+    assert abs(high - normal) <= 100 / WEIGHTS[Priority.HIGH] + 100 / WEIGHTS[Priority.NORMAL]
+
+
+def test_an_urgent_request_passes_those_that_came_before_it() -> None:
+    queue: FairQueue[str] = FairQueue()
+    for key in "abc":
+        push(queue, key)
+    push(queue, "urgent", priority=Priority.HIGH)
+    push(queue, "patient", priority=Priority.LOW)
+    assert [queue.pop() for _ in range(5)] == ["urgent", "a", "b", "c", "patient"]
+
+
+def test_who_leaves_is_not_charged() -> None:
+    queue: FairQueue[str] = FairQueue()
+    push(queue, "other", 10)
+    queue.remove(push(queue, "me", 1000))
+    push(queue, "me", 1)
+    assert queue.pop() == "me"
+
+
+@given(st.lists(st.tuples(st.sampled_from("abc"), COSTS), min_size=1, max_size=50))
+def test_the_number_before_an_entry_is_when_its_turn_comes(items: list[tuple[str, int]]) -> None:
+    queue: FairQueue[int] = FairQueue()
+    for number, (key, cost) in enumerate(items[:-1]):
+        queue.push(queue.entry(number, (key, Priority.NORMAL), cost))
+    key, cost = items[-1]
+    mine = queue.entry(len(items), (key, Priority.NORMAL), cost)
+    num_before = queue.num_before(mine)
+    queue.push(mine)
+    assert [queue.pop() for _ in range(len(items))].index(len(items)) == num_before

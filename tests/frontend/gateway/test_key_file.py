@@ -1,0 +1,149 @@
+"""What a key file may say, and how it is written."""
+
+from __future__ import annotations
+
+import json
+import stat
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from frontend.gateway.key_file import KeyFileError, dump_keys, editing, parse_keys, read_keys
+from frontend.gateway.keys import Key
+from frontend.gateway.secret import PREFIX, hash_of, new_key
+
+SHA = "a" * 64
+FULL = {
+    "name": "alice",
+    "sha256": SHA,
+    "role": "admin",
+    "models": ["demo", "my-org/*"],
+    "organizations": ["org-1"],
+    "projects": ["p-1"],
+    "limits": {"requests_per_minute": 60, "tokens_per_minute": 1000, "max_concurrent": 2, "max_priority": 3},
+    "created_at": "2026-01-01T00:00:00Z",
+    "expires_at": "2027-01-01T00:00:00+02:00",
+}
+
+
+def parsed(*entries: Any) -> tuple[Key, ...]:
+    return parse_keys(json.dumps({"keys": entries}).encode(), Path("keys.json"))
+
+
+def test_every_field_survives_being_written_and_read():
+    keys = parsed(FULL, {"name": "bob", "sha256": "b" * 64})
+    assert parse_keys(dump_keys(keys), Path("keys.json")) == keys
+    assert keys[0].limits.tokens_per_minute == 1000
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"role": "root"}, "key 'alice': role='root': Input should be 'user' or 'admin'"),
+        ({"limits": {"max_concurrent": 0}}, "key 'alice': limits.max_concurrent=0: Input should be greater than or"),
+        (
+            {"limits": {"max_concurrent": "2"}},
+            "key 'alice': limits.max_concurrent='2': Input should be a valid integer",
+        ),
+        ({"limits": {"rpm": 1}}, "key 'alice': limits.rpm: unknown field"),
+        ({"models": "demo"}, "key 'alice': models='demo': Input should be a valid array"),
+        ({"models": ["a", " b"]}, "key 'alice': models[1]=' b': String should match pattern"),
+        ({"organizations": ["a b"]}, "key 'alice': organizations[0]='a b': String should match pattern"),
+        ({"expires_at": "2027-01-01T00:00:00"}, "key 'alice': expires_at='2027-01-01T00:00:00': Input should have"),
+        ({"expires_at": 1800000000}, "key 'alice': expires_at=1800000000: Input should be a valid datetime"),
+        ({"sha256": SHA.upper()}, "key 'alice': sha256: String should match pattern"),
+        ({"name": ""}, "key '': name: String should match pattern"),
+        ({"name": None}, "key number 1: name: Input should be a valid string"),
+        ({"role": None}, "key 'alice': role=null: Input should be"),
+    ],
+)
+def test_a_broken_rule_is_told_with_file_key_field_value_and_rule(change: dict[str, Any], message: str):
+    with pytest.raises(KeyFileError) as refused:
+        parsed(FULL | change)
+    assert str(refused.value).startswith(f"keys.json: {message}")
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "keys.json: is not JSON in UTF-8 (line 1, column 1)"),
+        (b"\xff", "keys.json: is not JSON in UTF-8"),
+        (b'{"keys": [}', "keys.json: is not JSON in UTF-8 (line 1, column 11)"),
+        (b"[" * 100_000, "keys.json: is not JSON in UTF-8"),
+        (b"[]", "keys.json: Input should be"),
+        (b"{}", "keys.json: keys: Field required"),
+        (b'{"keys": [7]}', "keys.json: key number 1: Input should be"),
+        (b'{"keys": [], "more": 1}', "keys.json: more: unknown field"),
+        (
+            b'{"keys": [{"name": "a", "role": "user", "role": "admin"}]}',
+            "keys.json: an object has the field 'role' twice",
+        ),
+    ],
+)
+def test_what_is_no_key_file_is_refused(content: bytes, message: str):
+    with pytest.raises(KeyFileError) as refused:
+        parse_keys(content, Path("keys.json"))
+    assert str(refused.value).startswith(message)
+
+
+def test_two_keys_of_one_name_or_one_hash_are_refused():
+    with pytest.raises(KeyFileError, match="key 'alice': name: another key has it"):
+        parsed(FULL, FULL | {"sha256": "b" * 64})
+    with pytest.raises(KeyFileError, match="key 'bob': sha256: it is that of key 'alice'"):
+        parsed(FULL, FULL | {"name": "bob"})
+
+
+@pytest.mark.parametrize("field", ["name", "sha256", "models", "organizations", "role", "key", "expires_at"])
+def test_a_key_in_the_wrong_place_does_not_come_back_in_the_message(field: str):
+    text = new_key()
+    with pytest.raises(KeyFileError) as refused:
+        parsed(FULL | {field: [f" {text}"] if field in ("models", "organizations") else f"{text} "})
+    assert text not in str(refused.value)
+    assert PREFIX not in str(refused.value)
+
+
+def test_a_file_is_made_for_its_owner_only_and_replaced_whole(tmp_path: Path):
+    path = tmp_path / "keys.json"
+    with editing(path) as keys:
+        keys.append(Key(name="a", sha256=hash_of("x")))
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    before = path.read_bytes()
+    with pytest.raises(KeyFileError), editing(path) as keys:
+        keys.append(keys[0])
+    assert path.read_bytes() == before
+    assert {each.name for each in tmp_path.iterdir()} == {"keys.json", ".keys.json.lock"}
+
+
+def test_a_link_stays_a_link(tmp_path: Path):
+    (tmp_path / "link").symlink_to(tmp_path / "keys.json")
+    with editing(tmp_path / "link") as keys:
+        keys.append(Key(name="a", sha256=hash_of("x")))
+    assert (tmp_path / "link").is_symlink()
+    assert [key.name for key in read_keys(tmp_path / "keys.json")] == ["a"]
+
+
+def test_a_folder_that_is_not_there_is_said(tmp_path: Path):
+    with pytest.raises(KeyFileError, match="cannot be written: No such file"), editing(tmp_path / "no" / "keys.json"):
+        pass
+
+
+def test_editors_at_the_same_time_lose_nothing(tmp_path: Path):
+    path = tmp_path / "keys.json"
+    command = [sys.executable, "-m", "frontend", "keys", "add", f"--file={path}", "--name"]
+    editors = [
+        subprocess.Popen([*command, f"k{number}"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        for number in range(4)
+    ]
+    assert [editor.wait(60) for editor in editors] == [0] * 4
+    assert {key.name for key in read_keys(path)} == {"k0", "k1", "k2", "k3"}
+
+
+def test_the_example_of_the_docs_is_a_key_file():
+    page = (Path(__file__).parents[3] / "docs" / "keys.md").read_text()
+    example = page.partition("```json\n")[2].partition("```")[0]
+    (key,) = parse_keys(example.encode(), Path("keys.md"))
+    assert key.limits.max_concurrent == 4
