@@ -12,8 +12,8 @@ from pydantic.dataclasses import dataclass
 
 from build_engines.architecture import CHECKED, Architecture, Count, Flag
 from build_engines.errors import BuildError
+from build_engines.gpus import GPUS, Gpu
 from build_engines.parallelism import Parallelism, broken_rule
-from build_engines.planner.gpus import GPUS, Gpu
 from build_engines.serving import Serving, check_id
 from model_repository.engine.tensorrt_llm.options import Backend
 from model_repository.tokenizer.fill_in_middle import FAMILIES

@@ -13,8 +13,8 @@ from build_engines.build import build
 from build_engines.catalog import Catalog
 from build_engines.commands.plan import TENSOR_HELP
 from build_engines.errors import BuildError
+from build_engines.gpus import GPUS, Gpu
 from build_engines.model_entry import ModelEntry
-from build_engines.planner.gpus import GPUS, Gpu
 from build_engines.planner.plan import plan
 from build_engines.planner.sizing import Plan
 from build_engines.render import ServeOptions

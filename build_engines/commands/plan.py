@@ -9,8 +9,8 @@ from pathlib import Path
 
 from build_engines.catalog import Catalog
 from build_engines.errors import BuildError, DoesNotFit
+from build_engines.gpus import GPUS
 from build_engines.model_entry import Precision
-from build_engines.planner.gpus import GPUS
 from build_engines.planner.overview import HEADER, Outcome, outcomes, page, row
 from build_engines.planner.plan import DEFAULT_MAX_BATCH_SIZE, plan
 from build_engines.planner.report import plan_lines, plan_object

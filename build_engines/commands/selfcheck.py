@@ -7,8 +7,8 @@ from pathlib import Path
 
 from build_engines.commands.plan import add_catalog_option
 from build_engines.errors import BuildError
+from build_engines.gpus import GPUS
 from build_engines.model_entry import Precision
-from build_engines.planner.gpus import GPUS
 from build_engines.selfcheck.order import Order
 from build_engines.selfcheck.run import SelfCheck
 from build_engines.signals import ended_by_signals

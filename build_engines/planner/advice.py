@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from build_engines.gpus import GPUS
 from build_engines.model_entry import Precision
 from build_engines.parallelism import Parallelism
-from build_engines.planner.gpus import GPUS
 from build_engines.planner.layout import node_counts
 from build_engines.planner.search import Request, candidates, fitting_plan
 from build_engines.planner.sizing import Plan

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from build_engines.gpus import Gpu
 from build_engines.model_entry import ModelEntry
 from build_engines.parallelism import Parallelism
-from build_engines.planner.gpus import Gpu
 
 MAX_NODES = 8  # more are not searched
 

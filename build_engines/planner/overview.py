@@ -7,9 +7,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from build_engines.errors import BuildError
+from build_engines.gpus import GPUS, Gpu
 from build_engines.model_entry import ModelEntry, Precision
 from build_engines.planner import memory
-from build_engines.planner.gpus import GPUS, Gpu
 from build_engines.planner.plan import DEFAULT_MAX_BATCH_SIZE, plan
 from build_engines.planner.search import DEFAULT_MAX_NUM_TOKENS
 from build_engines.planner.sizing import COMFORTABLE_WEIGHTS_SHARE, Plan

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from build_engines.errors import BuildError, DoesNotFit
+from build_engines.gpus import GPUS, Gpu
 from build_engines.model_entry import ModelEntry, Precision
 from build_engines.planner.advice import what_would_fit
-from build_engines.planner.gpus import GPUS, Gpu
 from build_engines.planner.layout import node_counts
 from build_engines.planner.search import Request, fitting_plan
 from build_engines.planner.sizing import Plan

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from build_engines.gpus import Gpu
 from build_engines.model_entry import ModelEntry, Precision
 from build_engines.parallelism import Parallelism
-from build_engines.planner.gpus import Gpu
 from build_engines.planner.layout import layouts, node_counts
 from build_engines.planner.memory import GpuMemory, Term, kv_cache_term, reserve, stage_weights, workspace
 from build_engines.planner.sizing import Plan

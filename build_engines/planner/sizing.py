@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from build_engines.gpus import Gpu
 from build_engines.model_entry import ModelEntry, Precision
 from build_engines.parallelism import Parallelism
-from build_engines.planner.gpus import Gpu
 from build_engines.planner.memory import (
     TOKENS_PER_BLOCK,
     GpuMemory,

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from build_engines.catalog import Catalog
 from build_engines.errors import BuildError
+from build_engines.gpus import GPUS, Gpu
 from build_engines.model_entry import ModelEntry
-from build_engines.planner.gpus import GPUS, Gpu
 from build_engines.planner.plan import plan
 from build_engines.planner.sizing import Plan
 from build_engines.selfcheck.observations import NUM_SLOTS

@@ -8,7 +8,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from build_engines.errors import BuildError
-from build_engines.planner.gpus import GPUS, Gpu
+from build_engines.gpus import GPUS, Gpu
 from build_engines.planner.sizing import Plan
 from model_repository.machine import Machine
 

@@ -12,8 +12,8 @@ from typing import Any
 import yaml
 
 from build_engines.catalog import Catalog
+from build_engines.gpus import GPUS
 from build_engines.model_entry import ModelEntry
-from build_engines.planner.gpus import GPUS
 from build_engines.planner.plan import plan
 from build_engines.planner.sizing import Plan
 from helm.generate.values import CHART

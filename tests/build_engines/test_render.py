@@ -22,8 +22,8 @@ from tritonclient.grpc import model_config_pb2 as pb
 from build_engines.artifact import Manifest
 from build_engines.catalog import Catalog
 from build_engines.errors import BuildError
+from build_engines.gpus import GPUS
 from build_engines.model_entry import ModelEntry
-from build_engines.planner.gpus import GPUS
 from build_engines.planner.plan import plan
 from build_engines.render import ServeOptions, model_parameters, render
 from build_engines.serving import Serving

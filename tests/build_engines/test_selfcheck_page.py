@@ -15,8 +15,8 @@ import pytest
 
 from build_engines.__main__ import _parser as build_parser
 from build_engines.catalog import Catalog
+from build_engines.gpus import GPUS
 from build_engines.model_entry import Precision
-from build_engines.planner.gpus import GPUS
 from build_engines.planner.plan import plan
 from build_engines.planner.report import plan_lines
 from build_engines.selfcheck.unproved import UNPROVED

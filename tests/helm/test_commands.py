@@ -10,7 +10,7 @@ import pytest
 
 from build_engines import __main__ as build_engines
 from build_engines.catalog import Catalog
-from build_engines.planner.gpus import GPUS
+from build_engines.gpus import GPUS
 from build_engines.planner.plan import plan
 from frontend import __main__ as frontend
 from frontend.options import settings_from

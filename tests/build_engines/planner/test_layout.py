@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from build_engines.catalog import Catalog
+from build_engines.gpus import GPUS
 from build_engines.model_entry import ModelEntry
-from build_engines.planner.gpus import GPUS
 from build_engines.planner.layout import layouts, node_counts
 
 CATALOG = Catalog.load()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from build_engines.catalog import Catalog
-from build_engines.planner.gpus import GPUS
+from build_engines.gpus import GPUS
 from build_engines.planner.overview import COMMAND, HEADER, outcomes, page, row
 
 CATALOG = Catalog.load()

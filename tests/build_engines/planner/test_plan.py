@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from build_engines.catalog import Catalog
 from build_engines.errors import BuildError, DoesNotFit
+from build_engines.gpus import GPUS
 from build_engines.model_entry import ModelEntry, Precision
 from build_engines.parallelism import Parallelism
-from build_engines.planner.gpus import GPUS
 from build_engines.planner.plan import plan
 from build_engines.planner.sizing import BuildTime, Plan
 

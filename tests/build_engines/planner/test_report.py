@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from build_engines.catalog import Catalog
-from build_engines.planner.gpus import GPUS
+from build_engines.gpus import GPUS
 from build_engines.planner.plan import plan
 from build_engines.planner.report import bar, picture, plan_lines, plan_object
 from build_engines.planner.sizing import Plan

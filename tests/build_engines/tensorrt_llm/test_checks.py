@@ -11,7 +11,7 @@ import pytest
 
 from build_engines.catalog import Catalog
 from build_engines.errors import BuildError
-from build_engines.planner.gpus import GPUS
+from build_engines.gpus import GPUS
 from build_engines.planner.plan import plan
 from build_engines.tensorrt_llm import checks
 from build_engines.tensorrt_llm.checks import Check, available_ram_bytes, check_gpus, check_room, check_version, gpu_of

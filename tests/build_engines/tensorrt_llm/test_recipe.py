@@ -12,8 +12,8 @@ import pytest
 
 from build_engines.catalog import Catalog
 from build_engines.errors import BuildError, DoesNotFit
+from build_engines.gpus import GPUS
 from build_engines.model_entry import Family, Precision
-from build_engines.planner.gpus import GPUS
 from build_engines.planner.plan import plan
 from build_engines.tensorrt_llm.recipe import (
     PLACEHOLDERS,

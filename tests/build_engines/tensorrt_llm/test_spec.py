@@ -13,9 +13,9 @@ import pytest
 from build_engines import artifact
 from build_engines.build import build
 from build_engines.errors import BuildError
+from build_engines.gpus import GPUS
 from build_engines.lock import lock_path, locked
 from build_engines.model_entry import ModelEntry
-from build_engines.planner.gpus import GPUS
 from build_engines.planner.plan import plan
 from build_engines.planner.sizing import Plan
 from build_engines.serving import Serving
