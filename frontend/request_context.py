@@ -23,7 +23,7 @@ from frontend.errors import (
 )
 from frontend.gateway.drain import Drain
 from frontend.settings import Settings
-from frontend.telemetry.stream_record import StreamRecord
+from frontend.stream_record import StreamRecord
 from frontend.triton.models import ModelDirectory, ModelName
 from frontend.triton.pool import ReplicaPool
 from model_repository.generation import GenerationChunk

@@ -15,6 +15,7 @@ from frontend.fan_out import merged
 from frontend.gateway.limited import generating
 from frontend.handlers.bodies import ignored_header, read_body
 from frontend.handlers.pings import Pings
+from frontend.phases import server_timing
 from frontend.protocol.chat import ChatCompletionRequest
 from frontend.protocol.completion import CompletionRequest, Prompt
 from frontend.protocol.fields import GenerationBody
@@ -28,9 +29,8 @@ from frontend.request_context import (
     json_response,
     unexpected,
 )
+from frontend.stream_record import StreamRecord
 from frontend.telemetry.observer import OBSERVER
-from frontend.telemetry.phases import server_timing
-from frontend.telemetry.stream_record import StreamRecord
 from frontend.translate.chat_reply import ChatReply
 from frontend.translate.completion_reply import CompletionReply
 from frontend.translate.framing import Framer

@@ -16,11 +16,11 @@ from frontend import errors
 from frontend.errors import APIError, ModelNotReady, NotFound
 from frontend.request_context import CLIENT_CLOSED, RequestFacts
 from frontend.settings import Settings
+from frontend.stream_record import Completion, Rule, StreamRecord
 from frontend.telemetry import definitions
 from frontend.telemetry.definitions import UNKNOWN, Metric
 from frontend.telemetry.log_lines import labels_text, log_fields
 from frontend.telemetry.metrics import Metrics
-from frontend.telemetry.stream_record import Completion, Rule, StreamRecord
 from model_repository.contract import slug_to_model_id
 from model_repository.generation import FinishReason
 from model_repository.stage_messages import EngineStats

@@ -16,8 +16,8 @@ from enum import StrEnum
 import orjson
 
 from frontend.errors import StreamBroken
+from frontend.phases import Phases, phases_of
 from frontend.telemetry.definitions import GAP_S
-from frontend.telemetry.phases import Phases, phases_of
 from model_repository.generation import FinishReason, GenerationChunk, GenerationRequest, Usage
 
 logger = logging.getLogger(__name__)

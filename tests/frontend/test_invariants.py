@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from frontend.telemetry.stream_record import Rule, StreamRecord
+from frontend.stream_record import Rule, StreamRecord
 from model_repository.generation import (
     FinishReason,
     GenerationChunk,
