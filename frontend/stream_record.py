@@ -1,6 +1,7 @@
 """What is seen of a request's completions while their chunks pass: the times, and whether the chunks keep the rules.
 
-This is on the path of every chunk, so it only compares and counts; what it finds is told at the request's end.
+This is on the path of every chunk, so it only compares and counts. Metrics, log and traces read it at the end of the
+request.
 """
 
 from __future__ import annotations
@@ -16,11 +17,13 @@ from enum import StrEnum
 import orjson
 
 from frontend.errors import StreamBroken
-from frontend.phases import Phases, phases_of
-from frontend.telemetry.definitions import GAP_S
-from model_repository.generation import FinishReason, GenerationChunk, GenerationRequest, Usage
+from model_repository.generation import FinishReason, GenerationChunk, GenerationRequest, Timing, Usage
 
 logger = logging.getLogger(__name__)
+
+# Upper bounds, in seconds, of the buckets in which the times between two chunks are counted.
+GAP_S = (0.001, 0.0025, 0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.06, 0.08, 0.1, 0.15, 0.2, 0.3, 0.5, 1, 2.5, 5, 10, 40)
+_NS = 1e-9
 
 
 class Rule(StrEnum):
@@ -145,3 +148,50 @@ def _adds_up(completion: Completion, usage: Usage, same_prompt: Sequence[Usage])
         and usage.num_output_tokens >= 0
         and all(other.num_input_tokens == usage.num_input_tokens for other in same_prompt)
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Phases:
+    """Seconds, one phase after the other."""
+
+    tokenization_s: float  # and the way to Triton and back: all that is not the engine's
+    queue_s: float
+    prefill_s: float
+    decode_s: float
+
+    @property
+    def total_s(self) -> float:
+        """All of them."""
+        return self.tokenization_s + self.queue_s + self.prefill_s + self.decode_s
+
+
+def phases_of(timing: Timing, waited_s: float, *, is_stream: bool) -> Phases:
+    """Return the phases of a completion.
+
+    Args:
+        timing: the engine's, whose clock may be another machine's: only differences say something.
+        waited_s: from the request's departure to its first chunk.
+        is_stream: whether that chunk was the first token's, else it is the whole completion.
+    """
+    told_ns = timing.first_token_time_ns if is_stream else timing.last_token_time_ns
+    return Phases(
+        tokenization_s=max(0.0, waited_s - (told_ns - timing.arrival_time_ns) * _NS),
+        queue_s=(timing.first_scheduled_time_ns - timing.arrival_time_ns) * _NS,
+        prefill_s=(timing.first_token_time_ns - timing.first_scheduled_time_ns) * _NS,
+        decode_s=(timing.last_token_time_ns - timing.first_token_time_ns) * _NS,
+    )
+
+
+def server_timing(phases: Phases | None, total_s: float) -> str:
+    """Return the `Server-Timing` header of an answer; without phases where the engine told none."""
+    parts = (
+        {}
+        if phases is None
+        else {
+            "tokenize": phases.tokenization_s,
+            "queue": phases.queue_s,
+            "prefill": phases.prefill_s,
+            "decode": phases.decode_s,
+        }
+    )
+    return ", ".join(f"{name};dur={seconds * 1000:.1f}" for name, seconds in (parts | {"total": total_s}).items())

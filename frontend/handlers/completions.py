@@ -15,7 +15,6 @@ from frontend.fan_out import merged
 from frontend.gateway.limited import generating
 from frontend.handlers.bodies import ignored_header, read_body
 from frontend.handlers.pings import Pings
-from frontend.phases import server_timing
 from frontend.protocol.chat import ChatCompletionRequest
 from frontend.protocol.completion import CompletionRequest, Prompt
 from frontend.protocol.fields import GenerationBody
@@ -29,7 +28,7 @@ from frontend.request_context import (
     json_response,
     unexpected,
 )
-from frontend.stream_record import StreamRecord
+from frontend.stream_record import StreamRecord, server_timing
 from frontend.telemetry.observer import OBSERVER
 from frontend.translate.chat_reply import ChatReply
 from frontend.translate.completion_reply import CompletionReply

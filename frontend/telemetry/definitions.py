@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Literal
 
+from frontend.stream_record import GAP_S
+
 type GaugeMode = Literal["livesum", "livemostrecent"]  # of several workers' values: their sum, or the latest one
 
 
@@ -56,7 +58,6 @@ _REQUEST_S = (
     480,
     1920,
 )
-GAP_S = (0.001, 0.0025, 0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.06, 0.08, 0.1, 0.15, 0.2, 0.3, 0.5, 1, 2.5, 5, 10, 40)
 _TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000, 200_000)
 
 

@@ -7,10 +7,9 @@ from collections.abc import Callable, Mapping
 from importlib.metadata import version
 from typing import Any
 
-from frontend.phases import Phases
 from frontend.request_context import CLIENT_CLOSED, RequestFacts
 from frontend.settings import SettingsError
-from frontend.stream_record import StreamRecord
+from frontend.stream_record import Phases, StreamRecord
 
 type _UnixClock = Callable[[float], int]  # monotonic seconds to nanoseconds since 1970
 
