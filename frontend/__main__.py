@@ -186,7 +186,7 @@ def _triton(options: argparse.Namespace) -> int:
 
 def _probe(options: argparse.Namespace) -> int:
     _stay_small()
-    from frontend.triton.probing import probe_endpoint
+    from frontend.triton.commands import probe_endpoint
 
     asked = Settings(
         triton_endpoints=_one_endpoint(options), stats_deadline_s=options.deadline, engine_stall_s=options.stall
@@ -199,7 +199,7 @@ def _probe(options: argparse.Namespace) -> int:
 
 def _drain(options: argparse.Namespace) -> int:
     _stay_small()
-    from frontend.triton.draining import drain_endpoint
+    from frontend.triton.commands import drain_endpoint
 
     asked = settings_of_environment(os.environ, Settings(triton_endpoints=_one_endpoint(options)))
     settings = settings_from(options, asked)
@@ -237,7 +237,7 @@ def _check_files(settings: Settings) -> None:
 
         read_keys(Path(settings.key_file))
     if settings.triton_tls_ca:
-        from frontend.triton.credentials import triton_credentials
+        from frontend.triton.channel import triton_credentials
 
         triton_credentials(settings)
 

@@ -42,8 +42,8 @@ from frontend.telemetry.definitions import UNKNOWN
 from frontend.telemetry.observer import OBSERVER, Observer
 from frontend.telemetry.scrape import metrics as scrape_metrics
 from frontend.telemetry.tracing import open_tracer
+from frontend.triton.channel import triton_credentials
 from frontend.triton.client import TritonClient
-from frontend.triton.credentials import triton_credentials
 from frontend.triton.discovery import NameFollower, following, host_of
 from frontend.triton.endpoints import EVERYTHING, FOLLOWED, Offer
 from frontend.triton.models import ModelDirectory, Triton

@@ -66,7 +66,7 @@ class HangWatch:
         threading.Thread(target=lambda: asyncio.run(self._watch()), name="hang-watch", daemon=True).start()
 
     async def _watch(self) -> None:
-        from frontend.triton.probing import probe_endpoint  # not before it is needed: the launcher starts at once
+        from frontend.triton.commands import probe_endpoint  # not before it is needed: the launcher starts at once
 
         clock = HangClock(*self._limits_s, self._server.pid)
         while True:

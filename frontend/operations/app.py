@@ -15,8 +15,8 @@ from frontend.operations.supervisor import Supervisor
 from frontend.request_context import DRAIN, IS_PUBLIC, MODELS, SETTINGS, TRITON
 from frontend.telemetry import scrape
 from frontend.telemetry.observer import OBSERVER
-from frontend.triton.by_endpoint import ByEndpoint
 from frontend.triton.models import MAX_AGE_S
+from frontend.triton.pool import ByEndpoint
 
 
 def create_operations_app(public: web.Application, supervisor: Supervisor) -> web.Application:

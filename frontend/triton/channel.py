@@ -1,8 +1,11 @@
-"""The connection to one Triton, and the calls on it that have one answer."""
+"""The connection to one Triton, its TLS credentials, and the calls on it that have one answer."""
 
 from __future__ import annotations
 
+import logging
+import ssl
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -11,14 +14,15 @@ from tritonclient.grpc import service_pb2_grpc
 
 from frontend import loop_time
 from frontend.errors import TritonTimeout
-from frontend.triton.credentials import TritonCredentials
+from frontend.settings import Settings, SettingsError
+from frontend.tls_files import no_password, reason_of, versions_of
 from frontend.triton.failures import error_from_rpc
 from frontend.triton.restricted import METADATA
 
+logger = logging.getLogger(__name__)
+
 RPC_TIMEOUT_S = 5.0
-
 _DISCONNECTED = (grpc.ChannelConnectivity.IDLE, grpc.ChannelConnectivity.TRANSIENT_FAILURE)
-
 _OPTIONS = (
     ("grpc.max_receive_message_length", -1),
     ("grpc.max_send_message_length", -1),
@@ -34,6 +38,55 @@ _OPTIONS = (
     ("grpc.service_config", '{"loadBalancingConfig": [{"pick_first": {"shuffleAddressList": true}}]}'),
     ("grpc.enable_http_proxy", 0),  # Triton is a neighbour; a proxy in the environment is not meant for it
 )
+
+
+class TritonCredentials:
+    """What connections to Triton over TLS are opened with: the files as they are then.
+
+    Args:
+        settings: which files; with TLS.
+
+    Raises:
+        SettingsError: the files are of no use.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._ca, self._cert, self._key = settings.triton_tls_ca, settings.triton_tls_cert, settings.triton_tls_key
+        self._seen = versions_of((self._ca, self._cert, self._key))
+        self._current = self._load()
+
+    def latest(self) -> grpc.ChannelCredentials:
+        """Return the same ones until the files change. What is half written, or of no use, changes nothing."""
+        versions = versions_of((self._ca, self._cert, self._key))
+        if versions != self._seen:
+            self._seen = versions
+            try:
+                self._current = self._load()
+                logger.info("the certificates for Triton were read again")
+            except SettingsError as exc:
+                logger.error("the certificates for Triton cannot be read again, the last ones stay: %s", exc)
+        return self._current
+
+    def _load(self) -> grpc.ChannelCredentials:
+        name, value = "triton_tls_ca", self._ca
+        try:
+            context = ssl.create_default_context(cafile=value)  # grpc itself says nothing of a bad file, ever
+            if self._cert:
+                name, value = "triton_tls_cert", self._cert
+                context.load_cert_chain(value, self._key, password=no_password)
+            files = (Path(file).read_bytes() if file else None for file in (self._ca, self._key, self._cert))
+            return grpc.ssl_channel_credentials(*files)
+        except (OSError, ssl.SSLError) as exc:
+            raise SettingsError(f"{name}={value!r}: {reason_of(exc)}") from exc
+
+
+def triton_credentials(settings: Settings) -> TritonCredentials | None:
+    """Return what connections to Triton are opened with; None: they are not encrypted.
+
+    Raises:
+        SettingsError: the files are of no use.
+    """
+    return TritonCredentials(settings) if settings.triton_tls_ca else None
 
 
 class Connection:

@@ -9,8 +9,7 @@ from collections.abc import AsyncGenerator, Callable, Container, Mapping, Sequen
 import numpy as np
 
 from frontend.errors import APIError
-from frontend.triton.channel import RPC_TIMEOUT_S, Connection, unary
-from frontend.triton.credentials import TritonCredentials
+from frontend.triton.channel import RPC_TIMEOUT_S, Connection, TritonCredentials, unary
 from frontend.triton.deliveries import ID_MARK
 from frontend.triton.endpoints import Offer
 from frontend.triton.failures import understood

@@ -7,9 +7,10 @@ import contextlib
 import logging
 import random
 import secrets
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
+from weakref import WeakKeyDictionary
 
 from frontend import loop_time
 from frontend.errors import APIError, Draining, ModelNotFound, ModelNotReady, NotTaken, TritonTimeout, TritonUnreachable
@@ -17,15 +18,39 @@ from frontend.triton.endpoints import Offer
 from frontend.triton.model_union import ModelUnion
 from frontend.triton.models import ModelSnapshot, Triton
 from frontend.triton.replica import Replica
-from frontend.triton.retry_budget import RetryBudget
 from model_repository.generation import GenerationChunk, GenerationRequest, Prompt
 
 logger = logging.getLogger(__name__)
+
+MAX_SAVED = 10.0  # retries, that were not needed while all was well; also what there is at the start
 
 # How long the list of models waits for an endpoint. One that has not answered the last time is hardly waited for: a
 # server that hangs must not slow down the requests that go to the others.
 _PATIENCE_S = 1.0
 _PATIENCE_WITH_THE_ABSENT_S = 0.25
+
+
+class RetryBudget:
+    """A token bucket that requests fill, not time. Pure.
+
+    Args:
+        share: of the requests that may be sent again, 0 to 1.
+    """
+
+    def __init__(self, share: float) -> None:
+        self._share = share
+        self._saved = MAX_SAVED if share else 0.0
+
+    def count_request(self) -> None:
+        """Note a request that was not sent before."""
+        self._saved = min(MAX_SAVED, self._saved + self._share)
+
+    def take(self) -> bool:
+        """Return whether a request may be sent again."""
+        if self._saved < 1.0:
+            return False
+        self._saved -= 1.0
+        return True
 
 
 type Connect = Callable[[str, Offer], Replica]  # makes the replica of an endpoint
@@ -271,3 +296,30 @@ class ReplicaPool:
             return None
         logger.info("%s failed at %s, sent again to %s: %s", slug, first.endpoint, other.endpoint, exc.code)
         return other
+
+
+class ByEndpoint[Value](Mapping[str, Value]):
+    """What is made for each replica that a pool has at the moment; a replica keeps what was made for it.
+
+    Args:
+        make: called once for each replica.
+    """
+
+    def __init__(self, pool: ReplicaPool, make: Callable[[Replica], Value]) -> None:
+        self._pool = pool
+        self._make = make
+        self._made: WeakKeyDictionary[Replica, Value] = WeakKeyDictionary()
+
+    def __getitem__(self, endpoint: str) -> Value:
+        for replica in self._pool.replicas:
+            if replica.endpoint == endpoint:
+                if replica not in self._made:
+                    self._made[replica] = self._make(replica)
+                return self._made[replica]
+        raise KeyError(endpoint)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter([replica.endpoint for replica in self._pool.replicas])
+
+    def __len__(self) -> int:
+        return len(self._pool.replicas)

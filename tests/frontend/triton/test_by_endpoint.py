@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from frontend.settings import Settings
-from frontend.triton.by_endpoint import ByEndpoint
 from frontend.triton.endpoints import EVERYTHING
-from frontend.triton.pool import ReplicaPool
+from frontend.triton.pool import ByEndpoint, ReplicaPool
 from frontend.triton.replica import Replica
 from tests.fakes import FakeTriton
 

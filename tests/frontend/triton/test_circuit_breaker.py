@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from frontend.triton.circuit_breaker import CircuitBreaker
+from frontend.triton.replica import CircuitBreaker
 from tests.frontend.triton.test_models import Clock
 
 

@@ -12,8 +12,8 @@ import pytest
 
 from frontend import errors
 from frontend.settings import Settings, SettingsError
+from frontend.triton.channel import TritonCredentials, triton_credentials
 from frontend.triton.client import TritonClient
-from frontend.triton.credentials import TritonCredentials, triton_credentials
 from tests.fakes import chunks
 from tests.frontend.connections import self_signed
 from tests.frontend.triton.server import FakeTritonServer, listen

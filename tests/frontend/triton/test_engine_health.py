@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from frontend.errors import APIError, EngineFailed, ModelNotReady, StageUnhealthy, TritonTimeout, TritonUnreachable
-from frontend.triton.engine_health import RELOAD_PAUSE_S, EngineHealth, ReloadPlan, Verdict
+from frontend.triton.health_monitor import RELOAD_PAUSE_S, EngineHealth, ReloadPlan, Verdict
 from tests.frontend.triton.test_models import Clock
 
 ENGINE = "org--demo__engine"

@@ -6,8 +6,7 @@ import pytest
 
 from frontend.errors import APIError, ModelNotReady, StageUnhealthy, TritonTimeout, TritonUnreachable
 from frontend.settings import Settings
-from frontend.triton.engine_health import RELOAD_PAUSE_S
-from frontend.triton.health_monitor import EngineWatch
+from frontend.triton.health_monitor import RELOAD_PAUSE_S, EngineWatch
 from frontend.triton.models import MAX_AGE_S, ModelDirectory, ModelSnapshot
 from model_repository.stage_messages import EngineStats
 from tests.fakes import DEMO, FakeTriton

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from frontend.triton.retry_budget import MAX_SAVED, RetryBudget
+from frontend.triton.pool import MAX_SAVED, RetryBudget
 
 
 def num_retries(budget: RetryBudget, num_requests: int) -> int:
