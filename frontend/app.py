@@ -44,8 +44,8 @@ from frontend.telemetry.scrape import metrics as scrape_metrics
 from frontend.telemetry.tracing import open_tracer
 from frontend.triton.channel import triton_credentials
 from frontend.triton.client import TritonClient
-from frontend.triton.discovery import NameFollower, following, host_of
-from frontend.triton.endpoints import EVERYTHING, FOLLOWED, Offer
+from frontend.triton.discovery import DnsDiscovery, discovering, host_of
+from frontend.triton.endpoints import ANY_MODEL, DNS_PREFIX, ModelFilter
 from frontend.triton.models import ModelDirectory, Triton
 from frontend.triton.pool import ReplicaPool
 from frontend.triton.replica import Replica
@@ -82,24 +82,28 @@ def create_app(
         observer, credentials, targets = app[OBSERVER], triton_credentials(settings), settings.targets()
         key = settings.triton_key
 
-        def connect(endpoint: str, offer: Offer, *, name: str = "") -> Replica:
+        def connect(endpoint: str, model_filter: ModelFilter, *, name: str = "") -> Replica:
             name = settings.triton_tls_name or name
             triton = (
-                tritons[endpoint] if tritons else TritonClient(endpoint, credentials, name, observer.late, offer, key)
+                tritons[endpoint]
+                if tritons
+                else TritonClient(endpoint, credentials, name, observer.late, model_filter, key)
             )
-            return Replica(endpoint, triton, settings, on_look=partial(observer.looked_at, endpoint), offer=offer)
+            return Replica(
+                endpoint, triton, settings, on_look=partial(observer.looked_at, endpoint), model_filter=model_filter
+            )
 
         pool = ReplicaPool(
             [], settings.retry_share, observer.forget, expected=targets.expected, is_complete=targets.is_complete
         )
-        followers = []
-        for endpoint, named_for in (dict.fromkeys(tritons, (EVERYTHING,)) if tritons else targets.models).items():
-            if endpoint.startswith(FOLLOWED):
-                followers.append(NameFollower(endpoint, named_for, pool, partial(connect, name=host_of(endpoint))))
+        discoveries = []
+        for endpoint, named_for in (dict.fromkeys(tritons, (ANY_MODEL,)) if tritons else targets.models).items():
+            if endpoint.startswith(DNS_PREFIX):
+                discoveries.append(DnsDiscovery(endpoint, named_for, pool, partial(connect, name=host_of(endpoint))))
             else:
                 pool.add(endpoint, named_for, connect)
         app[TRITON], app[MODELS] = pool, ModelDirectory(pool, aliases=targets.aliases)
-        async with pool.running(), following(followers, settings.dns_interval_s):
+        async with pool.running(), discovering(discoveries, settings.dns_interval_s):
             yield
         await pool.close()
 

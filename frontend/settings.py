@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from frontend.gateway.model_limits import ModelLimit
 from frontend.gateway.types import Priority
-from frontend.triton.endpoints import Targets
+from frontend.triton.endpoints import Endpoints
 from model_repository.contract import KEY_VARIABLE
 from model_repository.generation import ContextOverflow
 from model_repository.model_parameters import RequestDefaults
@@ -163,9 +163,9 @@ class Settings:
             include_stop_str_in_output=self.include_stop_str_in_output,
         )
 
-    def targets(self) -> Targets:
+    def targets(self) -> Endpoints:
         """Return where Tritons are, and what is offered of what each of them serves."""
-        return Targets.parse(self.triton_endpoints)
+        return Endpoints.parse(self.triton_endpoints)
 
     @property
     def triton_security(self) -> str:

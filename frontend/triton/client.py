@@ -11,7 +11,7 @@ import numpy as np
 from frontend.errors import APIError
 from frontend.triton.channel import RPC_TIMEOUT_S, Connection, TritonCredentials, unary
 from frontend.triton.deliveries import ID_MARK
-from frontend.triton.endpoints import Offer
+from frontend.triton.endpoints import ModelFilter
 from frontend.triton.failures import understood
 from frontend.triton.generations import Generations
 from frontend.triton.messages import Tensors, infer_request, tensors_from_response
@@ -53,7 +53,7 @@ class TritonClient:
     ) -> None:
         self._key = key
         self._connection = Connection(endpoint, credentials, server_name, key)
-        self._repository = Repository(self._connection, Offer() if offered is None else offered)
+        self._repository = Repository(self._connection, ModelFilter() if offered is None else offered)
         self._adapters: dict[str, tuple[str, ...]] = {}  # by slug: as its engine said the last time
         self._generations = Generations(self._connection, cancel=self._cancel, ask_epoch=self._epoch, on_late=on_late)
 

@@ -8,7 +8,7 @@ import logging
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 
-from frontend.triton.endpoints import EVERYTHING, FOLLOWED
+from frontend.triton.endpoints import ANY_MODEL, DNS_PREFIX
 from frontend.triton.pool import Connect, ReplicaPool
 
 logger = logging.getLogger(__name__)
@@ -19,7 +19,7 @@ _FIRST_LOOK_S = 5.0
 
 def host_of(endpoint: str) -> str:
     """Return the name in an endpoint that is followed."""
-    return endpoint.removeprefix(FOLLOWED).rpartition(":")[0]
+    return endpoint.removeprefix(DNS_PREFIX).rpartition(":")[0]
 
 
 async def addresses_of(host: str, port: int) -> Collection[str]:
@@ -33,7 +33,7 @@ async def addresses_of(host: str, port: int) -> Collection[str]:
     return {f"[{each}]:{port}" if ":" in each else f"{each}:{port}" for each in hosts}
 
 
-class NameFollower:
+class DnsDiscovery:
     """Keeps a pool's replicas those that a name stands for.
 
     A name that stands for nothing, or cannot be looked up, changes nothing: what was there may well be there still, and
@@ -42,7 +42,7 @@ class NameFollower:
 
     Args:
         endpoint: `dns:HOST:PORT`.
-        models: that are offered there, as `Targets` has them.
+        models: that are offered there, as `Endpoints` has them.
         connect: makes the replica of an address.
         resolve: returns the endpoints of a host and a port.
     """
@@ -77,7 +77,7 @@ class NameFollower:
             if self._is_known:
                 logger.warning("%s cannot be looked up: %s", self._host, exc.strerror or exc)
             self._is_known = False
-            if EVERYTHING in self._models or exc.errno not in _STANDS_FOR_NOTHING:
+            if ANY_MODEL in self._models or exc.errno not in _STANDS_FOR_NOTHING:
                 return
             found = {each for each in self._followed if self._pool.answers(each)}
         else:
@@ -92,12 +92,12 @@ class NameFollower:
 
 
 @contextlib.asynccontextmanager
-async def following(followers: Sequence[NameFollower], interval_s: float) -> AsyncIterator[None]:
+async def discovering(discoveries: Sequence[DnsDiscovery], interval_s: float) -> AsyncIterator[None]:
     """Follow names within the block, which begins when all have been looked up, or after a few seconds."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(_FIRST_LOOK_S):
-            await asyncio.gather(*(follower.look() for follower in followers))
-    tasks = [asyncio.create_task(follower.run(interval_s)) for follower in followers]
+            await asyncio.gather(*(discovery.look() for discovery in discoveries))
+    tasks = [asyncio.create_task(discovery.run(interval_s)) for discovery in discoveries]
     try:
         yield
     finally:

@@ -7,21 +7,21 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
-FOLLOWED = "dns:"  # before the host:port of an endpoint that is followed
-EVERYTHING = ""  # in the place of a model's id: whatever is served there
+DNS_PREFIX = "dns:"  # before the host:port of an endpoint that is followed
+ANY_MODEL = ""  # in the place of a model's id: whatever is served there
 
 _ENDPOINT = re.compile(r"(?:dns:)?(?P<host>\[[0-9A-Fa-f:.]+\]|[^\s:/\[\]]+):(?P<port>[0-9]{1,5})")
 
 
 @dataclass(frozen=True, slots=True)
-class Targets:
+class Endpoints:
     """What all `--triton` say together."""
 
-    models: Mapping[str, Collection[str]]  # by endpoint: the ids that it is named for, or EVERYTHING
+    models: Mapping[str, Collection[str]]  # by endpoint: the ids that it is named for, or ANY_MODEL
     aliases: Mapping[str, str]  # further names, and the ids that they stand for; the models themselves know them all
 
     @classmethod
-    def parse(cls, texts: Iterable[str]) -> Targets:
+    def parse(cls, texts: Iterable[str]) -> Endpoints:
         """Read them.
 
         Raises:
@@ -47,29 +47,29 @@ class Targets:
     @property
     def expected(self) -> frozenset[str]:
         """The ids of the models that are named: they are meant to be served, whether they are now or not."""
-        return frozenset(model for named_for in self.models.values() for model in named_for) - {EVERYTHING}
+        return frozenset(model for named_for in self.models.values() for model in named_for) - {ANY_MODEL}
 
     @property
     def is_complete(self) -> bool:
         """Whether nothing else than those can be served."""
-        return not any(EVERYTHING in named_for for named_for in self.models.values())
+        return not any(ANY_MODEL in named_for for named_for in self.models.values())
 
 
-class Offer:
+class ModelFilter:
     """The ids of the models that are offered through one endpoint, which may be named for a model in several ways."""
 
-    def __init__(self, models: Collection[str] = (EVERYTHING,)) -> None:
+    def __init__(self, models: Collection[str] = (ANY_MODEL,)) -> None:
         self._num_namings = Counter(models)
 
     def __contains__(self, model_id: object) -> bool:
-        return EVERYTHING in self._num_namings or model_id in self._num_namings
+        return ANY_MODEL in self._num_namings or model_id in self._num_namings
 
     def add(self, models: Collection[str]) -> None:
-        """Offer these too."""
+        """Let these through too."""
         self._num_namings.update(models)
 
     def remove(self, models: Collection[str]) -> bool:
-        """Undo an `add`; return whether anything is still offered."""
+        """Undo an `add`; return whether any model is still let through."""
         self._num_namings -= Counter(models)
         return bool(self._num_namings)
 

@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary
 
 from frontend import loop_time
 from frontend.errors import APIError, Draining, ModelNotFound, ModelNotReady, NotTaken, TritonTimeout, TritonUnreachable
-from frontend.triton.endpoints import Offer
+from frontend.triton.endpoints import ModelFilter
 from frontend.triton.model_union import ModelUnion
 from frontend.triton.models import ModelSnapshot, Triton
 from frontend.triton.replica import Replica
@@ -53,7 +53,7 @@ class RetryBudget:
         return True
 
 
-type Connect = Callable[[str, Offer], Replica]  # makes the replica of an endpoint
+type Connect = Callable[[str, ModelFilter], Replica]  # makes the replica of an endpoint
 
 
 class ReplicaPool:
@@ -106,9 +106,9 @@ class ReplicaPool:
         """Have requests for these models go to an endpoint: to the replica that is there, or to one more."""
         for replica in self.replicas:
             if replica.endpoint == endpoint:
-                replica.offer.add(models)
+                replica.model_filter.add(models)
                 return
-        replica = connect(endpoint, Offer(models))
+        replica = connect(endpoint, ModelFilter(models))
         self.replicas = (*self.replicas, replica)
         if self._is_running:
             self._start(replica)
@@ -116,7 +116,7 @@ class ReplicaPool:
     def remove(self, endpoint: str, models: Collection[str]) -> None:
         """Undo an `add`. A replica for which none is left gets no more requests, and is watched until its last ends."""
         for replica in self.replicas:
-            if replica.endpoint == endpoint and not replica.offer.remove(models):
+            if replica.endpoint == endpoint and not replica.model_filter.remove(models):
                 self.replicas = tuple(each for each in self.replicas if each is not replica)
                 self._retired[replica] = asyncio.create_task(self._retire(replica))
 

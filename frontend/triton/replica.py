@@ -23,7 +23,7 @@ from frontend.errors import (
     TritonUnreachable,
 )
 from frontend.settings import Settings
-from frontend.triton.endpoints import Offer
+from frontend.triton.endpoints import ModelFilter
 from frontend.triton.health_monitor import EngineWatch
 from frontend.triton.models import ModelDirectory, Triton
 from frontend.triton.probe import require_tokens
@@ -89,7 +89,7 @@ class Replica:
         triton: the connection to it; this closes it.
         clock: monotonic seconds.
         on_look: told a model's id, and what its engine says of itself here or why it does not.
-        offer: the models that the connection lets through; changed as they are named.
+        model_filter: the models that the connection lets through; changed as they are named.
     """
 
     def __init__(
@@ -99,10 +99,10 @@ class Replica:
         settings: Settings,
         clock: Callable[[], float] = time.monotonic,
         on_look: Callable[[str, EngineStats | APIError], None] = lambda model, seen: None,
-        offer: Offer | None = None,
+        model_filter: ModelFilter | None = None,
     ) -> None:
         self.endpoint = endpoint
-        self.offer = offer or Offer()
+        self.model_filter = model_filter or ModelFilter()
         self.triton = triton
         self.num_in_flight = 0  # of this process
         self._is_idle = asyncio.Event()

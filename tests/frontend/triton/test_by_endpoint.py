@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from frontend.settings import Settings
-from frontend.triton.endpoints import EVERYTHING
+from frontend.triton.endpoints import ANY_MODEL
 from frontend.triton.pool import ByEndpoint, ReplicaPool
 from frontend.triton.replica import Replica
 from tests.fakes import FakeTriton
@@ -19,10 +19,10 @@ async def test_it_is_there_for_the_replicas_of_the_moment_and_made_once():
     pool = ReplicaPool([replica("a:1")], 0.1)
     made = ByEndpoint(pool, lambda each: [each.endpoint])
     first = made["a:1"]
-    pool.add("b:1", [EVERYTHING], lambda endpoint, offer: replica(endpoint))
+    pool.add("b:1", [ANY_MODEL], lambda endpoint, model_filter: replica(endpoint))
     assert dict(made) == {"a:1": ["a:1"], "b:1": ["b:1"]}
     assert made["a:1"] is first
-    pool.remove("a:1", [EVERYTHING])
+    pool.remove("a:1", [ANY_MODEL])
     assert dict(made) == {"b:1": ["b:1"]}
     assert len(made) == 1
     with pytest.raises(KeyError):

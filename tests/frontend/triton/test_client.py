@@ -14,7 +14,7 @@ import pytest
 
 from frontend import errors
 from frontend.triton.client import TritonClient
-from frontend.triton.endpoints import Offer
+from frontend.triton.endpoints import ModelFilter
 from model_repository import contract
 from model_repository.errors import InvalidRequest, PromptTooLong
 from model_repository.generation import ChatPrompt, GenerationChunk, Prompt, TextPrompt, TokenPrompt, ToolUse
@@ -89,13 +89,13 @@ async def test_models_that_are_not_offered_are_not_seen_whatever_their_state() -
     parameters = {name: ("ensemble", served_model(name.replace("--", "/"))) for name, _ in server.index}
     server.configs = {name: (kind, model.parameters.to_parameters()) for name, (kind, model) in parameters.items()}
     listener, port = await listen(server)
-    offer = Offer(["org/demo"])
-    client = TritonClient(f"127.0.0.1:{port}", offered=offer)
+    model_filter = ModelFilter(["org/demo"])
+    client = TritonClient(f"127.0.0.1:{port}", offered=model_filter)
     try:
         snapshot = await client.snapshot()
         assert (set(snapshot.ready), set(snapshot.unready)) == ({"org/demo"}, set())
         assert await client.repository() == {"org--demo"}
-        offer.add(["broken"])
+        model_filter.add(["broken"])
         assert (await client.snapshot()).unready == {"broken": "unavailable"}
     finally:
         await client.close()

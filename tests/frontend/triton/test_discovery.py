@@ -12,8 +12,8 @@ import pytest
 
 from frontend.errors import TritonUnreachable
 from frontend.settings import Settings
-from frontend.triton.discovery import NameFollower, addresses_of, following
-from frontend.triton.endpoints import EVERYTHING, Offer
+from frontend.triton.discovery import DnsDiscovery, addresses_of, discovering
+from frontend.triton.endpoints import ANY_MODEL, ModelFilter
 from frontend.triton.pool import ReplicaPool
 from frontend.triton.replica import Replica
 from tests.fakes import DEMO, FakeTriton, chunks
@@ -29,18 +29,18 @@ class Name:
         self.tritons: dict[str, FakeTriton] = {}
         self.retired: asyncio.Queue[str] = asyncio.Queue()
         self.pool = ReplicaPool([], 0.1, self.retired.put_nowait)
-        self.follower = NameFollower("dns:pods:8001", models, self.pool, self.connect, self._resolve)
+        self.discovery = DnsDiscovery("dns:pods:8001", models, self.pool, self.connect, self._resolve)
 
     async def stands_for(self, *addresses: str) -> list[str]:
-        """Change the addresses, have the follower look, and return the pool's endpoints."""
+        """Change the addresses, have the discovery look, and return the pool's endpoints."""
         self.addresses, self.error = addresses, None
-        await self.follower.look()
+        await self.discovery.look()
         return [replica.endpoint for replica in self.pool.replicas]
 
-    def connect(self, endpoint: str, offer: Offer) -> Replica:
+    def connect(self, endpoint: str, model_filter: ModelFilter) -> Replica:
         """Make the replica of an endpoint."""
         self.tritons[endpoint] = FakeTriton(chunks("x"), models=[DEMO])
-        return Replica(endpoint, self.tritons[endpoint], Settings(), offer=offer)
+        return Replica(endpoint, self.tritons[endpoint], Settings(), model_filter=model_filter)
 
     async def _resolve(self, host: str, port: int) -> Collection[str]:
         if self.error is not None:
@@ -49,7 +49,7 @@ class Name:
 
 
 async def test_each_address_is_a_replica_as_long_as_the_name_stands_for_it():
-    name = Name(EVERYTHING)
+    name = Name(ANY_MODEL)
     assert await name.stands_for("10.0.0.2", "10.0.0.1") == ["10.0.0.1:8001", "10.0.0.2:8001"]
     first = name.tritons["10.0.0.1:8001"]
     assert await name.stands_for("10.0.0.1", "10.0.0.3") == ["10.0.0.1:8001", "10.0.0.3:8001"]
@@ -58,18 +58,18 @@ async def test_each_address_is_a_replica_as_long_as_the_name_stands_for_it():
 
 
 async def test_a_name_that_cannot_be_looked_up_changes_nothing_and_is_said_once(caplog):
-    name = Name(EVERYTHING)
+    name = Name(ANY_MODEL)
     await name.stands_for("10.0.0.1")
     name.error = socket.gaierror(socket.EAI_NONAME, "Name or service not known")
     with caplog.at_level(logging.WARNING):
-        await name.follower.look()
-        await name.follower.look()
+        await name.discovery.look()
+        await name.discovery.look()
     assert [replica.endpoint for replica in name.pool.replicas] == ["10.0.0.1:8001"]
     assert [record.getMessage() for record in caplog.records] == ["pods cannot be looked up: Name or service not known"]
 
 
 async def test_a_replica_that_goes_finishes_its_requests_and_gets_no_more():
-    name = Name(EVERYTHING)
+    name = Name(ANY_MODEL)
     await name.stands_for("10.0.0.1")
     async with name.pool.running():
         await name.pool.snapshot()
@@ -86,7 +86,7 @@ async def test_a_replica_that_goes_finishes_its_requests_and_gets_no_more():
 
 async def test_before_the_name_stands_for_anything_nobody_is_reached():
     with pytest.raises(TritonUnreachable):
-        await Name(EVERYTHING).pool.snapshot()
+        await Name(ANY_MODEL).pool.snapshot()
 
 
 async def test_an_endpoint_that_is_named_by_itself_too_is_one_replica():
@@ -94,9 +94,9 @@ async def test_an_endpoint_that_is_named_by_itself_too_is_one_replica():
     name.pool.add("10.0.0.1:8001", ["other"], name.connect)
     assert await name.stands_for("10.0.0.1") == ["10.0.0.1:8001"]
     [replica] = name.pool.replicas
-    assert (DEMO.id in replica.offer, "other" in replica.offer) == (True, True)
+    assert (DEMO.id in replica.model_filter, "other" in replica.model_filter) == (True, True)
     assert await name.stands_for() == ["10.0.0.1:8001"]
-    assert (DEMO.id in replica.offer, "other" in replica.offer) == (False, True)
+    assert (DEMO.id in replica.model_filter, "other" in replica.model_filter) == (False, True)
 
 
 async def test_of_a_named_model_what_does_not_answer_is_let_go_when_the_name_stands_for_nothing():
@@ -106,17 +106,17 @@ async def test_of_a_named_model_what_does_not_answer_is_let_go_when_the_name_sta
     name.tritons["10.0.0.1:8001"].snapshot_error = TritonUnreachable()
     await name.pool.snapshot()
     name.error = socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
-    await name.follower.look()
+    await name.discovery.look()
     assert len(name.pool.replicas) == 2, "nobody has said that it stands for nothing"
     name.error = socket.gaierror(socket.EAI_NONAME, "Name or service not known")
-    await name.follower.look()
+    await name.discovery.look()
     assert [replica.endpoint for replica in name.pool.replicas] == ["10.0.0.2:8001"]
 
 
 async def test_the_first_look_is_over_when_the_block_begins():
-    name = Name(EVERYTHING)
+    name = Name(ANY_MODEL)
     name.addresses = ["10.0.0.1"]
-    async with following([name.follower], 3600):
+    async with discovering([name.discovery], 3600):
         assert [replica.endpoint for replica in name.pool.replicas] == ["10.0.0.1:8001"]
 
 

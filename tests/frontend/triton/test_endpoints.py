@@ -5,29 +5,29 @@ from __future__ import annotations
 import pytest
 
 from frontend.settings import Settings, SettingsError
-from frontend.triton.endpoints import EVERYTHING, Offer, Targets
+from frontend.triton.endpoints import ANY_MODEL, Endpoints, ModelFilter
 
 
 def test_without_a_model_everything_is_offered_and_nothing_is_expected():
-    targets = Targets.parse(["a:1,b:1", "dns:pods:8001"])
-    assert targets.models == {"a:1": [EVERYTHING], "b:1": [EVERYTHING], "dns:pods:8001": [EVERYTHING]}
+    targets = Endpoints.parse(["a:1,b:1", "dns:pods:8001"])
+    assert targets.models == {"a:1": [ANY_MODEL], "b:1": [ANY_MODEL], "dns:pods:8001": [ANY_MODEL]}
     assert (targets.expected, targets.is_complete) == (frozenset(), False)
 
 
 def test_an_endpoint_may_be_named_for_several_models_and_is_one():
-    targets = Targets.parse(["org/demo:v1=a:1,[::1]:2", "other=a:1"])
+    targets = Endpoints.parse(["org/demo:v1=a:1,[::1]:2", "other=a:1"])
     assert targets.models == {"a:1": ["org/demo:v1", "other"], "[::1]:2": ["org/demo:v1"]}
     assert (targets.expected, targets.is_complete) == (frozenset({"org/demo:v1", "other"}), True)
 
 
 def test_an_endpoint_named_with_a_model_and_without_may_serve_anything():
-    targets = Targets.parse(["demo=a:1", "a:1"])
-    assert targets.models == {"a:1": ["demo", EVERYTHING]}
+    targets = Endpoints.parse(["demo=a:1", "a:1"])
+    assert targets.models == {"a:1": ["demo", ANY_MODEL]}
     assert (targets.expected, targets.is_complete) == (frozenset({"demo"}), False)
 
 
 def test_aliases_stand_for_the_model_beside_them():
-    targets = Targets.parse(['demo,gpt-4o,a "b"=é:1=dns:pods:1', "other=a:1"])
+    targets = Endpoints.parse(['demo,gpt-4o,a "b"=é:1=dns:pods:1', "other=a:1"])
     assert targets.aliases == {"gpt-4o": "demo", 'a "b"=é:1': "demo"}
     assert (targets.models["dns:pods:1"], targets.expected) == (["demo"], frozenset({"demo", "other"}))
 
@@ -59,19 +59,19 @@ def test_what_breaks_a_rule_is_refused_in_a_line_with_option_value_and_rule(text
 
 
 def test_a_model_is_offered_as_long_as_one_naming_of_it_is_left():
-    offer = Offer(["a"])
-    offer.add(["a", "b"])
-    assert ("a" in offer, "b" in offer, "c" in offer) == (True, True, False)
-    assert offer.remove(["a"])
-    assert "a" in offer
-    assert offer.remove(["b"])
-    assert "b" not in offer
-    assert not offer.remove(["a"])
+    model_filter = ModelFilter(["a"])
+    model_filter.add(["a", "b"])
+    assert ("a" in model_filter, "b" in model_filter, "c" in model_filter) == (True, True, False)
+    assert model_filter.remove(["a"])
+    assert "a" in model_filter
+    assert model_filter.remove(["b"])
+    assert "b" not in model_filter
+    assert not model_filter.remove(["a"])
 
 
 def test_everything_is_offered_beside_what_is_named():
-    offer = Offer(["a"])
-    offer.add([EVERYTHING])
-    assert "b" in offer
-    offer.remove([EVERYTHING])
-    assert "b" not in offer
+    model_filter = ModelFilter(["a"])
+    model_filter.add([ANY_MODEL])
+    assert "b" in model_filter
+    model_filter.remove([ANY_MODEL])
+    assert "b" not in model_filter
