@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from frontend.gateway.keys_options import add_actions
-from frontend.launcher.defaults import ADDRESS, DEFAULT_FRONTEND
+from frontend.launcher.triton_server import ADDRESS, DEFAULT_FRONTEND
 from frontend.options import TLS_OF_SERVER, TLS_TO_TRITON, add_options, settings_from, settings_of_environment
 from frontend.settings import Settings, SettingsError
 

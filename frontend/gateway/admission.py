@@ -1,21 +1,65 @@
-"""Admission to one model: bounded in flight, a fair queue of bounded time before it, a refusal at once beyond it."""
+"""Admission to a model: bounded in flight, a fair queue of bounded time before it, a refusal at once beyond it.
+
+The expected wait comes from the rate at which a full model finishes completions.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import math
+import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from frontend.errors import QueueFull
-from frontend.gateway.drain_rate import DrainRate
 from frontend.gateway.fair_queue import Entry, FairQueue
-from frontend.gateway.types import Ask
+from frontend.gateway.headers import rate_headers
+from frontend.gateway.rates import Rates
+from frontend.gateway.types import Ask, Lease
+
+_MEMORY_S = 10.0  # of full time: older completions count for less in the completion rate
+_FIRST_S = 5.0  # of full time: no completion may have ended yet
 
 _MAX_RETRY_S = 60.0
 _MIN_RETRY_S = 0.1
 _MAX_QUEUED = 2048  # requests; each of them takes memory
 _HOPE = 0.5  # of the maximum wait: a request with a longer expected wait is refused at once, so that few wait in vain
+
+
+class DrainRate:
+    """Completions that end per second while all places are taken; no other time counts.
+
+    Events and time both fade, so the estimate is right from the first seconds on, and falls while nothing ends.
+    """
+
+    def __init__(self) -> None:
+        self._num_ended = 0.0
+        self._full_s = 0.0
+        self._at_s: float | None = None  # up to when the current full time is counted; None: it is not full
+
+    def advance(self, now_s: float, *, is_full: bool) -> None:
+        """Say whether all places are taken from now on."""
+        if self._at_s is not None and now_s > self._at_s:
+            elapsed_s = now_s - self._at_s
+            faded = math.exp(-elapsed_s / _MEMORY_S)
+            self._num_ended *= faded
+            self._full_s = self._full_s * faded + elapsed_s
+        self._at_s = now_s if is_full else None
+
+    def ended(self, num_completions: int) -> None:
+        """Count completions that have ended; they count only while all places are taken."""
+        if self._at_s is not None:
+            self._num_ended += num_completions
+
+    def wait_s(self, num_completions: int, num_running: int) -> float:
+        """Estimated seconds until `num_completions` have ended at the recent rate.
+
+        A burst arrives before any completion could end. So during the first seconds of full time the estimate assumes
+        that all running completions end now.
+        """
+        num_ended = max(self._num_ended, num_running) if self._full_s < _FIRST_S else self._num_ended
+        return num_completions * self._full_s / max(1.0, num_ended)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,3 +189,54 @@ class Admission:
         wait_s = self._drain_rate.wait_s(len(self._queue) + 1, self.num_sequences)
         retry_after_s = min(_MAX_RETRY_S, max(_MIN_RETRY_S, wait_s))
         return QueueFull(f"The model is at its limit: {reason}.", retry_after_s=retry_after_s)
+
+
+class LocalLimiter:
+    """Decides in this process.
+
+    Args:
+        rates: of the keys; they may be kept elsewhere.
+        bounds_of: a model's.
+    """
+
+    def __init__(self, rates: Rates, bounds_of: Callable[[str], Bounds]) -> None:
+        self._rates = rates
+        self._bounds_of = bounds_of
+        self._admissions: dict[str, Admission] = {}  # by model
+
+    @property
+    def admissions(self) -> Mapping[str, Admission]:
+        """What is in flight and what waits, of each model that was asked for."""
+        return self._admissions
+
+    async def acquire(self, ask: Ask) -> Lease:
+        """Wait until the request may go on; see Limiter."""
+        lease_id = secrets.token_hex(8) if ask.scopes else ""
+        readings = await self._rates.take(lease_id, ask) if ask.scopes else ()
+        if ask.num_sequences:
+            try:
+                await self._admission(ask.model).enter(ask)
+            except BaseException as exc:
+                if ask.scopes:
+                    self._rates.undo(lease_id, ask)
+                if isinstance(exc, QueueFull):
+                    exc.headers = {**exc.headers, **rate_headers(readings)}
+                raise
+        return Lease(lease_id, ask, readings)
+
+    def release(self, lease: Lease, num_tokens: int) -> None:
+        """Give back what a request held; see Limiter."""
+        if lease.ask.num_sequences:
+            self._admission(lease.ask.model).leave(lease.ask)
+        if lease.ask.scopes:
+            self._rates.settle(lease.id, lease.ask, num_tokens)
+
+    async def close(self) -> None:
+        """Let go of the rates' connections."""
+        await self._rates.close()
+
+    def _admission(self, model: str) -> Admission:
+        admission = self._admissions.get(model)
+        if admission is None:
+            admission = self._admissions[model] = Admission(self._bounds_of(model))
+        return admission

@@ -12,8 +12,8 @@ from aiohttp.typedefs import Handler
 from frontend.caller import ANONYMOUS
 from frontend.errors import AuthenticationFailed, PermissionDenied
 from frontend.gateway.cors import refuse_foreign_pages
+from frontend.gateway.key_file import Key
 from frontend.gateway.key_ring import KeyRing
-from frontend.gateway.keys import Key
 from frontend.request_context import FACTS, IS_PUBLIC, SETTINGS
 from frontend.settings import Settings
 

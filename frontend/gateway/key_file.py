@@ -1,23 +1,90 @@
-"""The key file: JSON with every key's hash and rights; read strictly, written whole or not at all."""
+"""API keys and the key file: JSON with each key's hash and rights; read strictly, written whole or not at all."""
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
+import hashlib
 import json
 import os
+import secrets
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
-from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic import AwareDatetime, ConfigDict, Field, TypeAdapter, ValidationError
 
+from frontend.caller import NO_LIMITS, Caller, KeyLimits, Role
 from frontend.errors import shown
-from frontend.gateway.keys import Key
-from frontend.gateway.secret import PREFIX
 from frontend.settings import SettingsError
+
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._@-]{0,63}$")]
+_Pattern = Annotated[str, Field(pattern=r"^[A-Za-z0-9*][A-Za-z0-9._:/*-]{0,255}$")]
+_Word = Annotated[str, Field(pattern=r"^[!-~]{1,128}$")]  # what can stand in a header
+
+PREFIX = "conch_"  # so that people and scanners for leaked secrets recognise a key
+_NUM_RANDOM_BYTES = 32
+_ID_DIGITS = 16
+_UNKNOWN = "unexpected_keyword_argument"  # pydantic's word for such a field
+# A key that was put where its hash or its name belongs, or in a field of its own, must not come back in a message.
+_SHOWN_FIELDS = {"role", "models", "organizations", "projects", "limits", "created_at", "expires_at"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Key:
+    """A key as the key file has it: its hash, and what it may do."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(strict=True, extra="forbid")
+
+    name: Name
+    sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+    role: Role = Role.USER
+    models: tuple[_Pattern, ...] = ()  # empty: all
+    organizations: tuple[_Word, ...] = ()  # empty: the key is bound to none; else the first is the default
+    projects: tuple[_Word, ...] = ()  # likewise
+    limits: KeyLimits = NO_LIMITS
+    created_at: AwareDatetime | None = None
+    expires_at: AwareDatetime | None = None
+
+    @property
+    def id(self) -> str:
+        """What logs and limits know the key by."""
+        return id_of(self.sha256)
+
+    def has_expired(self, now: datetime) -> bool:
+        """Whether it is too late to use the key."""
+        return self.expires_at is not None and now >= self.expires_at
+
+    def caller(self) -> Caller:
+        """Return who uses the key; the request names organization and project."""
+        return Caller(
+            name=self.name,
+            id=self.id,
+            role=self.role,
+            models=self.models,
+            limits=self.limits,
+        )
+
+
+def new_key() -> str:
+    """Return a new key: the prefix and 256 random bits."""
+    return PREFIX + secrets.token_urlsafe(_NUM_RANDOM_BYTES)
+
+
+def hash_of(text: str) -> str:
+    """Return what is kept of a key.
+
+    A fast hash without salt will do: against 256 random bits there is neither a dictionary nor a table.
+    """
+    return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()
+
+
+def id_of(sha256: str) -> str:
+    """Return what logs and limits know the key with this hash by."""
+    return sha256[:_ID_DIGITS]
 
 
 class KeyFileError(SettingsError):
@@ -32,9 +99,6 @@ class _Document:
 
 
 _DOCUMENT = TypeAdapter(_Document)
-_UNKNOWN = "unexpected_keyword_argument"  # pydantic's word for such a field
-# A key that was put where its hash or its name belongs, or in a field of its own, must not come back in a message.
-_SHOWN_FIELDS = {"role", "models", "organizations", "projects", "limits", "created_at", "expires_at"}
 
 
 def read_keys(path: Path) -> tuple[Key, ...]:

@@ -10,9 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from frontend.errors import AuthenticationFailed
-from frontend.gateway.key_file import KeyFileError, parse_keys, read_content
-from frontend.gateway.keys import Key
-from frontend.gateway.secret import hash_of, id_of
+from frontend.gateway.key_file import Key, KeyFileError, hash_of, id_of, parse_keys, read_content
 
 logger = logging.getLogger(__name__)
 

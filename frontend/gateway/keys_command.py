@@ -9,11 +9,9 @@ from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 
 from frontend.caller import KeyLimits, Role
-from frontend.gateway.key_file import KeyFileError, editing, read_keys
+from frontend.gateway.key_file import Key, KeyFileError, editing, hash_of, new_key, read_keys
 from frontend.gateway.key_ring import utc_now
-from frontend.gateway.keys import Key
 from frontend.gateway.keys_options import LIMITS
-from frontend.gateway.secret import hash_of, new_key
 
 
 def _add(options: argparse.Namespace) -> None:

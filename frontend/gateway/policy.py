@@ -5,8 +5,7 @@ from __future__ import annotations
 import functools
 from urllib.parse import urlsplit
 
-from frontend.gateway.admission import Bounds
-from frontend.gateway.limiter import LocalLimiter
+from frontend.gateway.admission import Bounds, LocalLimiter
 from frontend.gateway.model_limits import ModelLimit
 from frontend.gateway.outage import OnFailure, Outage
 from frontend.gateway.rates import MemoryRates, Rates

@@ -1,16 +1,25 @@
-"""The admission process's side of its socket: one limiter for all workers, and nothing is held by one that is gone."""
+"""The admission process: one limiter for several workers, on a Unix socket. A worker asks once for each request, never
+for a token, and holds nothing once it is gone.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import os
+import signal
+from collections.abc import Callable
 from typing import Any, cast
 
 import orjson
+import uvloop
 
 from frontend.errors import APIError, ServerError
+from frontend.gateway.policy import deciding_limiter_of
 from frontend.gateway.types import Lease, Limiter
 from frontend.gateway.wire import ask_from_wire, error_to_wire, lease_to_wire, line
+from frontend.settings import Settings
 
 logger = logging.getLogger(__name__)
 
@@ -84,3 +93,35 @@ class WorkerConnection(asyncio.Protocol):
             self._transport.write(line({"number": number, **answer}))
         else:
             self._release(number, 0)
+
+
+def run(settings: Settings, *, parent: int, on_listening: Callable[[], None]) -> None:
+    """Serve until SIGTERM, or until the parent is gone.
+
+    Args:
+        settings: with the socket's path.
+        parent: a file descriptor that closes when the parent of the workers is gone.
+        on_listening: called once workers can connect.
+    """
+    os.umask(0o177)  # the socket is never another user's, not for a moment
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(_serve(settings, parent, on_listening))
+
+
+async def _serve(settings: Settings, parent: int, on_listening: Callable[[], None]) -> None:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGTERM, stop.set)
+    for number in (signal.SIGINT, signal.SIGHUP):
+        loop.add_signal_handler(number, lambda: None)  # of a whole group: the workers still settle
+    loop.add_reader(parent, stop.set)
+    limiter = deciding_limiter_of(settings)
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(settings.limits_socket)  # of a process that was killed
+    server = await loop.create_unix_server(lambda: WorkerConnection(limiter), settings.limits_socket)
+    logger.info("the admission process %d serves %s", os.getpid(), settings.limits_socket)
+    on_listening()
+    await stop.wait()
+    loop.remove_reader(parent)
+    server.close()
+    await limiter.close()

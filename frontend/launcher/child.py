@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import signal
@@ -15,7 +16,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import IO
 
-from frontend.launcher.child_lines import text_line
 from model_repository.errors import LOAD_FAILURE
 
 _TIE = Path(__file__).with_name("tie.py")
@@ -24,6 +24,22 @@ _ARG_START = 48 - 3  # of /proc/PID/stat, see proc(5): field 48, and the first t
 _LOAD_FAILURE = re.compile(rf"\S+ {LOAD_FAILURE} .*")
 _TRITON_LINE = re.compile(rb"[IWEF]\d{4} \d\d:")  # of a server that has read its command line
 _DRAIN_S = 1.0  # for the log of a child that has ended; its own children may hold the pipe open
+
+
+def text_line(process: str, line: str) -> str:
+    """Return a line for people."""
+    return f"[{process}] {line}"
+
+
+def json_line(process: str, line: str) -> str:
+    """Return a line of JSON: the object that it is, with the process's name, or one around what is none."""
+    try:
+        fields = json.loads(line)
+    except (ValueError, RecursionError):
+        fields = None
+    if not isinstance(fields, dict):
+        fields = {"message": line}
+    return json.dumps({"process": process} | fields, ensure_ascii=False)
 
 
 class Child:

@@ -8,13 +8,14 @@ import secrets
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
 
-from frontend.gateway.secret import hash_of, new_key
+from frontend.gateway.key_file import hash_of, new_key
 from frontend.launcher.checks import (
     PortChoice,
     check_limits,
@@ -23,19 +24,44 @@ from frontend.launcher.checks import (
     free_ports,
     free_shared_memory_bytes,
 )
-from frontend.launcher.child import Child
-from frontend.launcher.child_lines import json_line, text_line
-from frontend.launcher.defaults import ADDRESS, DEFAULT_FRONTEND
+from frontend.launcher.child import Child, json_line, text_line
 from frontend.launcher.errors import ChildEnded, NotReadyInTime
 from frontend.launcher.first_token import wait_for_first_tokens
 from frontend.launcher.guard import MARK, free_shared_memory, guarded, shm_prefix
 from frontend.launcher.hang_watch import HangWatch
-from frontend.launcher.restarts import WINDOW_S, RestartPlan
 from frontend.launcher.state_lock import locked
-from frontend.launcher.triton_server import GrpcTls, TritonPorts, find_triton, triton_command
+from frontend.launcher.triton_server import ADDRESS, DEFAULT_FRONTEND, GrpcTls, TritonPorts, find_triton, triton_command
 from frontend.options import settings_to_arguments, settings_to_environment
 from frontend.settings import Settings, SettingsError
 from model_repository.contract import KEY_VARIABLE
+
+WINDOW_S = 600.0  # the restarts of so long count
+_FIRST_PAUSE_S = 1.0
+_MAX_PAUSE_S = 30.0
+
+
+class RestartPlan:
+    """Counts restarts. Pure.
+
+    Args:
+        max_restarts: within the window; 0: none at all.
+        clock: monotonic seconds.
+    """
+
+    def __init__(self, max_restarts: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self.max_restarts = max_restarts
+        self._clock = clock
+        self._died_at: deque[float] = deque()
+
+    def next_pause_s(self) -> float | None:
+        """Note that it died; return how long to wait before it is started again, None when it died too often."""
+        now = self._clock()
+        while self._died_at and now - self._died_at[0] >= WINDOW_S:
+            self._died_at.popleft()
+        if len(self._died_at) >= self.max_restarts:
+            return None
+        self._died_at.append(now)
+        return float(min(_FIRST_PAUSE_S * 2 ** (len(self._died_at) - 1), _MAX_PAUSE_S))
 
 
 class Interrupted(Exception):

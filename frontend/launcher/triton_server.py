@@ -15,11 +15,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from frontend.launcher.defaults import ADDRESS
 from frontend.launcher.errors import TritonNotFound
 from frontend.launcher.libpython import libpython_dir, why_unusable
+from frontend.settings import Settings
 from frontend.triton import restricted
 
+ADDRESS = "127.0.0.1"  # where Triton listens: its APIs know no authentication
+DEFAULT_FRONTEND = Settings(port=8000)  # of `serve`
 FULL_TRITON = Path("/opt/tritonserver/bin/tritonserver")
 
 _STUB = "triton_python_backend_stub"

@@ -21,7 +21,7 @@ from types import FrameType
 
 from frontend import server
 from frontend.connections.certificates import Certificates
-from frontend.gateway import admission_process
+from frontend.gateway import socket_server
 from frontend.operations.supervisor import DRAIN, RELOAD_KEYS
 from frontend.settings import Settings
 from frontend.telemetry.log_lines import configure_logging
@@ -189,7 +189,7 @@ def _work(settings: Settings, parent: Connection, has_listened: Event, is_draini
 def _admit(settings: Settings, parent: Connection, has_listened: Event) -> None:
     """Keep the limits of all workers, in a process of its own."""
     configure_logging(settings.log_format)
-    admission_process.run(settings, parent=parent.fileno(), on_listening=has_listened.set)
+    socket_server.run(settings, parent=parent.fileno(), on_listening=has_listened.set)
 
 
 def _reserved(host: str, port: int) -> socket.socket:

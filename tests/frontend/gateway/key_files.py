@@ -5,9 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from frontend.gateway.key_file import dump_keys
-from frontend.gateway.keys import Key
-from frontend.gateway.secret import hash_of, new_key
+from frontend.gateway.key_file import Key, dump_keys, hash_of, new_key
 
 
 class KeyFile:

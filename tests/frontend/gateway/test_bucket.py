@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frontend.gateway.bucket import Bucket
+from frontend.gateway.rates import Bucket
 
 LIMITS = st.integers(1, 10**6)
 TIMES_S = st.lists(st.floats(0, 30), max_size=20)

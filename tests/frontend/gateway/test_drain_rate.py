@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from frontend.gateway.drain_rate import DrainRate
+from frontend.gateway.admission import DrainRate
 
 
 def test_a_steady_rate_is_known_from_the_first_seconds_on() -> None:

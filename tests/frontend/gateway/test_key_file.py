@@ -11,9 +11,17 @@ from typing import Any
 
 import pytest
 
-from frontend.gateway.key_file import KeyFileError, dump_keys, editing, parse_keys, read_keys
-from frontend.gateway.keys import Key
-from frontend.gateway.secret import PREFIX, hash_of, new_key
+from frontend.gateway.key_file import (
+    PREFIX,
+    Key,
+    KeyFileError,
+    dump_keys,
+    editing,
+    hash_of,
+    new_key,
+    parse_keys,
+    read_keys,
+)
 
 SHA = "a" * 64
 FULL = {

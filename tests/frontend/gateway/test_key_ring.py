@@ -12,10 +12,8 @@ from pathlib import Path
 import pytest
 
 from frontend.errors import AuthenticationFailed
-from frontend.gateway.key_file import KeyFileError, dump_keys
+from frontend.gateway.key_file import Key, KeyFileError, dump_keys, hash_of, new_key
 from frontend.gateway.key_ring import KeyRing
-from frontend.gateway.keys import Key
-from frontend.gateway.secret import hash_of, new_key
 
 NOW = datetime(2026, 11, 22, tzinfo=UTC)
 ALICE, BOB = new_key(), new_key()

@@ -9,9 +9,8 @@ import pytest
 
 from frontend.__main__ import main
 from frontend.caller import KeyLimits
-from frontend.gateway.key_file import read_keys
+from frontend.gateway.key_file import PREFIX, hash_of, read_keys
 from frontend.gateway.keys_options import LIMITS
-from frontend.gateway.secret import PREFIX, hash_of
 
 
 def test_add_prints_the_key_once_and_keeps_its_hash(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 
-from frontend.gateway.secret import PREFIX, hash_of, id_of, new_key
+from frontend.gateway.key_file import PREFIX, hash_of, id_of, new_key
 
 
 def test_a_key_is_256_random_bits() -> None:

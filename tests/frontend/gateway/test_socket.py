@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from frontend.errors import QueueFull, RateLimited
-from frontend.gateway.admission import Admission, Bounds
-from frontend.gateway.limiter import LocalLimiter
+from frontend.gateway.admission import Admission, Bounds, LocalLimiter
 from frontend.gateway.outage import LimitsUnavailable, OnFailure, Outage
 from frontend.gateway.rates import MemoryRates
 from frontend.gateway.socket_limiter import SocketLimiter

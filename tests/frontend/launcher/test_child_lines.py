@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from frontend.launcher.child_lines import json_line, text_line
+from frontend.launcher.child import json_line, text_line
 
 
 def test_a_line_for_people_begins_with_its_process() -> None:

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from frontend.launcher.restarts import WINDOW_S, RestartPlan
+from frontend.launcher.launcher import WINDOW_S, RestartPlan
 from tests.frontend.triton.test_models import Clock
 
 
