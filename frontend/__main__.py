@@ -18,6 +18,7 @@ from frontend.gateway.keys_options import add_actions
 from frontend.launcher.triton_server import ADDRESS, DEFAULT_FRONTEND
 from frontend.options import TLS_OF_SERVER, TLS_TO_TRITON, add_options, settings_from, settings_of_environment
 from frontend.settings import Settings, SettingsError
+from frontend.triton.endpoints import Endpoints
 
 _HTTP_HELP = "Triton's own HTTP, on loopback; no part of Conch uses it (default: not opened)"
 
@@ -148,7 +149,7 @@ def _serve(options: argparse.Namespace) -> int:
         max_restarts=options.max_restarts,
         triton_hang_s=options.triton_hang_s,
     )
-    _check_files(settings.frontend)
+    _check(settings.frontend)
     return serve(settings, sys.stdout, sys.stderr)
 
 
@@ -157,7 +158,7 @@ def _api(options: argparse.Namespace) -> int:
     from frontend.telemetry.log_lines import configure_logging
 
     settings = settings_from(options, settings_of_environment(os.environ, Settings()))
-    _check_files(settings)
+    _check(settings)
     configure_logging(settings.log_format)
     return run(settings)
 
@@ -219,19 +220,25 @@ def _one_endpoint(options: argparse.Namespace) -> tuple[str]:
     """Return what `--triton` names, for what is about one server and not about what is offered.
 
     Raises:
-        SettingsError: it names more.
+        SettingsError: it is not one endpoint.
     """
     if "=" in options.triton or "," in options.triton:
         raise SettingsError(f"--triton={options.triton!r}: must be one host:port, without a model")
+    Endpoints.parse((options.triton,))
     return (options.triton,)
 
 
-def _check_files(settings: Settings) -> None:
-    """Read the files of keys and certificates before anything is started.
+def _check(settings: Settings) -> None:
+    """Check endpoints, limits, and the files of keys and certificates before anything is started.
 
     Raises:
-        SettingsError: one cannot be read, or breaks a rule.
+        SettingsError: one breaks a rule, or a file cannot be read.
     """
+    Endpoints.parse(settings.triton_endpoints)
+    if settings.model_limits:
+        from frontend.gateway.model_limits import model_limits_of
+
+        model_limits_of(settings)
     if settings.key_file:
         from frontend.gateway.key_file import read_keys
 

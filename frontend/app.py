@@ -45,7 +45,7 @@ from frontend.telemetry.tracing import open_tracer
 from frontend.triton.channel import triton_credentials
 from frontend.triton.client import TritonClient
 from frontend.triton.discovery import DnsDiscovery, discovering, host_of
-from frontend.triton.endpoints import ANY_MODEL, DNS_PREFIX, ModelFilter
+from frontend.triton.endpoints import ANY_MODEL, DNS_PREFIX, Endpoints, ModelFilter
 from frontend.triton.models import ModelDirectory, Triton
 from frontend.triton.pool import ReplicaPool
 from frontend.triton.replica import Replica
@@ -79,8 +79,8 @@ def create_app(
         app.cleanup_ctx.append(_keys_lifetime)
 
     async def replicas_lifetime(app: web.Application) -> AsyncIterator[None]:
-        observer, credentials, targets = app[OBSERVER], triton_credentials(settings), settings.targets()
-        key = settings.triton_key
+        observer, credentials, key = app[OBSERVER], triton_credentials(settings), settings.triton_key
+        endpoints = Endpoints.parse(settings.triton_endpoints)
 
         def connect(endpoint: str, model_filter: ModelFilter, *, name: str = "") -> Replica:
             name = settings.triton_tls_name or name
@@ -94,15 +94,15 @@ def create_app(
             )
 
         pool = ReplicaPool(
-            [], settings.retry_share, observer.forget, expected=targets.expected, is_complete=targets.is_complete
+            [], settings.retry_share, observer.forget, expected=endpoints.expected, is_complete=endpoints.is_complete
         )
         discoveries = []
-        for endpoint, named_for in (dict.fromkeys(tritons, (ANY_MODEL,)) if tritons else targets.models).items():
+        for endpoint, named_for in (dict.fromkeys(tritons, (ANY_MODEL,)) if tritons else endpoints.models).items():
             if endpoint.startswith(DNS_PREFIX):
                 discoveries.append(DnsDiscovery(endpoint, named_for, pool, partial(connect, name=host_of(endpoint))))
             else:
                 pool.add(endpoint, named_for, connect)
-        app[TRITON], app[MODELS] = pool, ModelDirectory(pool, aliases=targets.aliases)
+        app[TRITON], app[MODELS] = pool, ModelDirectory(pool, aliases=endpoints.aliases)
         async with pool.running(), discovering(discoveries, settings.dns_interval_s):
             yield
         await pool.close()

@@ -37,11 +37,11 @@ APIError
 
 from __future__ import annotations
 
+import math
 import reprlib
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from frontend.gateway.headers import retry_headers
 from model_repository.contract import KEY_VARIABLE
 
 _SHOWN = reprlib.Repr(maxstring=80, maxother=80, maxlist=4, maxdict=4, maxlevel=3, maxlong=40)
@@ -371,6 +371,17 @@ class StageUnhealthy(Overloaded):
     def __init__(self, stage: str) -> None:
         super().__init__("A part of the model's pipeline is down and is being reloaded.")
         self.stage = stage
+
+
+def retry_headers(wait_s: float | None) -> dict[str, str]:
+    """Return headers that say when to try again: in whole seconds for all clients, in milliseconds for OpenAI's.
+
+    Args:
+        wait_s: None: trying again is in vain.
+    """
+    if wait_s is None:
+        return {"x-should-retry": "false"}
+    return {"Retry-After": str(max(1, math.ceil(wait_s))), "retry-after-ms": str(max(1, math.ceil(wait_s * 1000)))}
 
 
 def shown(value: object) -> str:

@@ -7,9 +7,6 @@ import math
 import re
 from dataclasses import dataclass, field
 
-from frontend.gateway.model_limits import ModelLimit
-from frontend.gateway.types import Priority
-from frontend.triton.endpoints import Endpoints
 from model_repository.contract import KEY_VARIABLE
 from model_repository.generation import ContextOverflow
 from model_repository.model_parameters import RequestDefaults
@@ -31,6 +28,9 @@ class SettingsError(ValueError):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     """What the frontend needs to know beyond what Triton tells it.
+
+    `triton_endpoints` and `model_limits` are texts with a grammar: `frontend.triton.endpoints` and
+    `frontend.gateway.model_limits` read and check them.
 
     Raises:
         SettingsError: at construction.
@@ -163,10 +163,6 @@ class Settings:
             include_stop_str_in_output=self.include_stop_str_in_output,
         )
 
-    def targets(self) -> Endpoints:
-        """Return where Tritons are, and what is offered of what each of them serves."""
-        return Endpoints.parse(self.triton_endpoints)
-
     @property
     def triton_security(self) -> str:
         """How Tritons are connected to, for a log line."""
@@ -211,10 +207,6 @@ class Settings:
     def _check_endpoints(self) -> None:
         if isinstance(self.triton_endpoints, str) or not self.triton_endpoints:
             self._refuse("triton_endpoints", "must be a list of host:port, at least one")
-        try:
-            self.targets()
-        except ValueError as exc:
-            raise SettingsError(str(exc)) from exc
         if self.triton_key and not _TRITON_KEY.fullmatch(self.triton_key):  # the value is a secret
             raise SettingsError(f"{KEY_VARIABLE}: must be 32 or more characters of printable ASCII, without spaces")
         if bool(self.triton_tls_cert) != bool(self.triton_tls_key) or (self.triton_tls_cert and not self.triton_tls_ca):
@@ -228,17 +220,12 @@ class Settings:
             self._require_int(name, 0, 2**31 - 1)
         self._require_int("max_in_flight_prompt_tokens", 0, 2**31 - 1)
         self._require_seconds("max_queue_wait_s", is_zero_allowed=False)
-        if self.max_priority not in tuple(Priority):
-            self._refuse("max_priority", f"must be {', '.join(Priority)}")
+        if self.max_priority not in ("low", "normal", "high"):
+            self._refuse("max_priority", "must be low, normal, high")
         if self.limits_on_failure not in ("open", "closed"):
             self._refuse("limits_on_failure", "must be open or closed")
         if self.redis_url and not self.redis_url.startswith(_REDIS_SCHEMES):
             raise SettingsError(f"redis_url: must begin with {', '.join(_REDIS_SCHEMES)}")  # it may hold a password
-        for text in self.model_limits:
-            try:
-                ModelLimit.parse(text)
-            except ValueError as exc:
-                raise SettingsError(f"model_limits={text!r}: {exc}") from exc
 
     def _require_int(self, name: str, low: int, high: int) -> None:
         value = getattr(self, name)

@@ -6,7 +6,7 @@ from bisect import insort
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from frontend.gateway.types import Priority
+from frontend.protocol.priority import Priority
 
 # A class that is one step more urgent gets four times the share of the one below, which is never starved.
 WEIGHTS = {Priority.LOW: 1.0, Priority.NORMAL: 4.0, Priority.HIGH: 16.0}

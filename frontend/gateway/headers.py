@@ -26,14 +26,3 @@ def duration(seconds: float) -> str:
         return f"{num_ms}ms"
     minutes, rest_ms = divmod(num_ms, _MINUTE_S * 1000)
     return f"{minutes}m{rest_ms / 1000:g}s" if minutes else f"{rest_ms / 1000:g}s"
-
-
-def retry_headers(wait_s: float | None) -> dict[str, str]:
-    """Return what tells a client when to come back: in whole seconds for any, in milliseconds for OpenAI's clients.
-
-    Args:
-        wait_s: None: coming back is in vain.
-    """
-    if wait_s is None:
-        return {"x-should-retry": "false"}
-    return {"Retry-After": str(max(1, math.ceil(wait_s))), "retry-after-ms": str(max(1, math.ceil(wait_s * 1000)))}

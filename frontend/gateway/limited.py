@@ -15,8 +15,9 @@ from frontend.caller import ANONYMOUS
 from frontend.errors import UnsupportedValue, shown
 from frontend.gateway.headers import rate_headers
 from frontend.gateway.policy import Policy, limiter_of
-from frontend.gateway.types import Ask, Lease, Limiter, Priority, RateLimits
+from frontend.gateway.types import Ask, Lease, Limiter, RateLimits
 from frontend.protocol.fields import GenerationBody
+from frontend.protocol.priority import Priority
 from frontend.request_context import CLIENT_CLOSED, FACTS, SETTINGS, TRITON, RequestFacts
 from frontend.telemetry.observer import OBSERVER
 from frontend.triton.models import ModelName

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from frontend.gateway.admission import Bounds
 from frontend.gateway.types import RateLimits
+from frontend.settings import Settings, SettingsError
 
 # What a limit is called on the command line: the field it stands for, of a key's rates or of the model's bounds.
 _OF_A_KEY = {"rpm": "requests_per_minute", "tpm": "tokens_per_minute", "concurrent": "max_concurrent"}
@@ -55,6 +56,22 @@ class ModelLimit:
     def applied_to(self, bounds: Bounds) -> Bounds:
         """Return the bounds of all models with what this one has of its own."""
         return dataclasses.replace(bounds, **self.bounds)  # type: ignore[arg-type]  # parse made them
+
+
+def model_limits_of(settings: Settings) -> dict[str, ModelLimit]:
+    """Return the limits that single models have, by model.
+
+    Raises:
+        SettingsError: one breaks a rule.
+    """
+    found = {}
+    for text in settings.model_limits:
+        try:
+            limit = ModelLimit.parse(text)
+        except ValueError as exc:
+            raise SettingsError(f"model_limits={text!r}: {exc}") from exc
+        found[limit.model] = limit
+    return found
 
 
 def _whole_number(name: str, value: str) -> int:

@@ -6,7 +6,7 @@ import functools
 from urllib.parse import urlsplit
 
 from frontend.gateway.admission import Bounds, LocalLimiter
-from frontend.gateway.model_limits import ModelLimit
+from frontend.gateway.model_limits import model_limits_of
 from frontend.gateway.outage import OnFailure, Outage
 from frontend.gateway.rates import MemoryRates, Rates
 from frontend.gateway.socket_limiter import SocketLimiter
@@ -15,11 +15,14 @@ from frontend.settings import Settings
 
 
 class Policy:
-    """What the settings say about limits."""
+    """What the settings say about limits.
+
+    Raises:
+        SettingsError: at construction.
+    """
 
     def __init__(self, settings: Settings) -> None:
-        limits = map(ModelLimit.parse, settings.model_limits)
-        self._of_models = {limit.model: limit for limit in limits}
+        self._of_models = model_limits_of(settings)
         self._bounds = Bounds(
             max_in_flight=settings.max_in_flight,
             max_in_flight_prompt_tokens=settings.max_in_flight_prompt_tokens,

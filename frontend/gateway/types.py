@@ -6,18 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
-
-class Priority(StrEnum):
-    """How urgent a request is, against others that wait for the same model."""
-
-    LOW = "low"
-    NORMAL = "normal"
-    HIGH = "high"
-
-    def is_above(self, other: Priority) -> bool:
-        """Whether it is more urgent than another."""
-        order = tuple(Priority)
-        return order.index(self) > order.index(other)
+from frontend.protocol.priority import Priority
 
 
 class Resource(StrEnum):

@@ -8,7 +8,8 @@ import orjson
 
 from frontend.errors import APIError, QueueFull, RateLimited, ServerError
 from frontend.gateway.outage import LimitsUnavailable
-from frontend.gateway.types import Ask, Lease, Priority, RateLimits, Reading, Resource, Scope
+from frontend.gateway.types import Ask, Lease, RateLimits, Reading, Resource, Scope
+from frontend.protocol.priority import Priority
 
 
 def line(message: dict[str, Any]) -> bytes:

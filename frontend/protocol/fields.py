@@ -8,9 +8,9 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from frontend.gateway.types import Priority
 from frontend.protocol.answers import ServiceTier
 from frontend.protocol.body import MAX_INT32, Body, broken_rule, limits_of, needs
+from frontend.protocol.priority import Priority
 from frontend.protocol.response_format import ResponseFormat, StructuredOutputs
 from model_repository import contract
 

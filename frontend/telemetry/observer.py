@@ -21,6 +21,7 @@ from frontend.telemetry import definitions
 from frontend.telemetry.definitions import UNKNOWN, Metric
 from frontend.telemetry.log_lines import labels_text, log_fields
 from frontend.telemetry.metrics import Metrics
+from frontend.triton.endpoints import Endpoints
 from model_repository.contract import slug_to_model_id
 from model_repository.generation import FinishReason
 from model_repository.stage_messages import EngineStats
@@ -66,7 +67,7 @@ class Observer:
         self.has_vllm_names = settings.metrics_compat == "vllm"
         self._is_by_key = settings.metrics_by_key
         self._looked_at: dict[str, set[str]] = {}  # the models by endpoint
-        for model in settings.targets().expected:
+        for model in Endpoints.parse(settings.triton_endpoints).expected:
             self._begin_at_zero(model)
 
     def began_stream(self, facts: RequestFacts, record: StreamRecord) -> None:

@@ -7,6 +7,9 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
+from frontend.settings import SettingsError
+from model_repository.contract import model_id_to_slug
+
 DNS_PREFIX = "dns:"  # before the host:port of an endpoint that is followed
 ANY_MODEL = ""  # in the place of a model's id: whatever is served there
 
@@ -25,7 +28,7 @@ class Endpoints:
         """Read them.
 
         Raises:
-            ValueError: one breaks a rule; the message has the option, its value and the rule.
+            SettingsError: one breaks a rule; the message has the option, its value and the rule.
         """
         models: dict[str, list[str]] = {}
         ids: dict[str, str] = {}
@@ -41,7 +44,7 @@ class Endpoints:
                         raise ValueError(f"{endpoint} can be named once only" + (f" for {model}" if model else ""))
                     named_for.append(model)
             except ValueError as exc:
-                raise ValueError(f"--triton={text!r}: {exc}") from exc
+                raise SettingsError(f"--triton={text!r}: {exc}") from exc
         return cls(models, {name: model for name, model in ids.items() if name != model})
 
     @property
@@ -76,8 +79,6 @@ class ModelFilter:
 
 def _check_names(model: str, aliases: Collection[str], ids: dict[str, str]) -> None:
     """Add the names of a model to those that are known, with its id."""
-    from model_repository.contract import model_id_to_slug  # not before it is needed: it imports numpy
-
     model_id_to_slug(model)
     for name in (model, *aliases):
         if not name:

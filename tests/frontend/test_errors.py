@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from frontend import errors
-from frontend.errors import APIError, shown
+from frontend.errors import APIError, retry_headers, shown
 
 
 def test_the_envelope_has_openais_four_fields_and_detail() -> None:
@@ -51,3 +51,9 @@ def test_a_value_is_shown_as_json_spells_it_and_short() -> None:
     assert [shown(None), shown(True), shown("5"), shown(5)] == ["null", "true", "'5'", "5"]
     assert len(shown("x" * 10_000)) < 100
     assert len(shown([["x" * 1000] * 1000] * 1000)) < 2000
+
+
+def test_the_time_to_try_again_is_told_in_both_units_and_rounded_up() -> None:
+    assert retry_headers(1.2001) == {"Retry-After": "2", "retry-after-ms": "1201"}
+    assert retry_headers(0) == {"Retry-After": "1", "retry-after-ms": "1"}
+    assert retry_headers(None) == {"x-should-retry": "false"}

@@ -61,8 +61,25 @@ def test_settings_survive_the_way_through_options():
 
 
 def test_a_value_that_breaks_a_rule_is_refused():
-    with pytest.raises(SettingsError, match=r"^--triton='nowhere'"):
-        parsed(["--triton=nowhere"], Settings())
+    with pytest.raises(SettingsError, match=r"^port=65536: "):
+        parsed(["--port=65536"], Settings())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["api", "--triton=nowhere"], "--triton='nowhere': 'nowhere' must be host:port"),
+        (["probe", "--triton=nowhere"], "--triton='nowhere': 'nowhere' must be host:port"),
+        (["drain", "--triton=nowhere"], "--triton='nowhere': 'nowhere' must be host:port"),
+        (["api", "--model-limit=demo"], "model_limits='demo': must be MODEL:name=value"),
+        (["serve", "--repository=r", "--model-limit=demo"], "model_limits='demo': must be MODEL:name=value"),
+    ],
+)
+def test_a_text_that_breaks_its_grammar_ends_the_command_before_anything_is_started(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments) == 2
+    assert capsys.readouterr().err.startswith(f"error: {message}")
 
 
 @pytest.mark.parametrize("command", ["probe", "drain"])

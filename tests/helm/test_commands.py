@@ -15,6 +15,7 @@ from build_engines.planner.plan import plan
 from frontend import __main__ as frontend
 from frontend.options import settings_from
 from frontend.settings import Settings
+from frontend.triton.endpoints import Endpoints
 from tests.helm.cases import CASES, case, with_demo
 from tests.helm.chart import Rendered, pods, render
 
@@ -79,8 +80,9 @@ def test_the_frontends_options_are_settings_that_hold_together(name: str) -> Non
     settings = settings_from(frontend._parser().parse_args(command.words[3:]), Settings())
     assert settings.admin_port == 9000
     models = CASES[name].get("models", [{"name": "demo"}])
-    assert settings.targets().expected == {model.get("servedName") or model["name"] for model in models}
-    assert settings.targets().is_complete
+    endpoints = Endpoints.parse(settings.triton_endpoints)
+    assert endpoints.expected == {model.get("servedName") or model["name"] for model in models}
+    assert endpoints.is_complete
 
 
 @pytest.mark.parametrize("name", CASES)

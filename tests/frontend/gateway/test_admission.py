@@ -11,7 +11,8 @@ import pytest
 from frontend.errors import QueueFull
 from frontend.gateway.admission import Admission, Bounds
 from frontend.gateway.policy import Policy
-from frontend.gateway.types import Ask, Priority
+from frontend.gateway.types import Ask
+from frontend.protocol.priority import Priority
 from frontend.settings import Settings
 from tests.frontend.gateway.admission_requests import Clock, generation
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from frontend.gateway.fair_queue import WEIGHTS, Entry, FairQueue
-from frontend.gateway.types import Priority
+from frontend.protocol.priority import Priority
 
 COSTS = st.integers(1, 100)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from frontend.gateway.headers import duration, rate_headers, retry_headers
+from frontend.gateway.headers import duration, rate_headers
 from frontend.gateway.types import Reading, Resource
 
 
@@ -33,9 +33,3 @@ def test_of_several_limits_the_tightest_is_told() -> None:
         "x-ratelimit-remaining-requests": "4",
         "x-ratelimit-reset-requests": "36s",
     }
-
-
-def test_coming_back_is_told_in_both_units_and_rounded_up() -> None:
-    assert retry_headers(1.2001) == {"Retry-After": "2", "retry-after-ms": "1201"}
-    assert retry_headers(0) == {"Retry-After": "1", "retry-after-ms": "1"}
-    assert retry_headers(None) == {"x-should-retry": "false"}

@@ -7,8 +7,9 @@ import dataclasses
 import pytest
 
 from frontend.gateway.admission import Bounds
-from frontend.gateway.model_limits import ModelLimit
+from frontend.gateway.model_limits import ModelLimit, model_limits_of
 from frontend.gateway.types import RateLimits
+from frontend.settings import Settings, SettingsError
 
 BOUNDS = Bounds(max_in_flight=8, max_in_flight_prompt_tokens=100, max_queue_wait_s=5.0)
 
@@ -38,3 +39,8 @@ def test_a_model_has_rates_and_bounds_of_its_own_and_the_rest_of_all_models() ->
 def test_what_is_no_limit_is_refused_with_the_rule(text: str, rule: str) -> None:
     with pytest.raises(ValueError, match=rule):
         ModelLimit.parse(text)
+
+
+def test_a_setting_that_is_no_limit_is_refused_with_its_name_and_value():
+    with pytest.raises(SettingsError, match=r"^model_limits='demo': must be MODEL:name=value"):
+        model_limits_of(Settings(model_limits=("demo:rpm=1", "demo")))

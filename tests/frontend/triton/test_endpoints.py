@@ -4,32 +4,32 @@ from __future__ import annotations
 
 import pytest
 
-from frontend.settings import Settings, SettingsError
+from frontend.settings import SettingsError
 from frontend.triton.endpoints import ANY_MODEL, Endpoints, ModelFilter
 
 
 def test_without_a_model_everything_is_offered_and_nothing_is_expected():
-    targets = Endpoints.parse(["a:1,b:1", "dns:pods:8001"])
-    assert targets.models == {"a:1": [ANY_MODEL], "b:1": [ANY_MODEL], "dns:pods:8001": [ANY_MODEL]}
-    assert (targets.expected, targets.is_complete) == (frozenset(), False)
+    endpoints = Endpoints.parse(["a:1,b:1", "dns:pods:8001"])
+    assert endpoints.models == {"a:1": [ANY_MODEL], "b:1": [ANY_MODEL], "dns:pods:8001": [ANY_MODEL]}
+    assert (endpoints.expected, endpoints.is_complete) == (frozenset(), False)
 
 
 def test_an_endpoint_may_be_named_for_several_models_and_is_one():
-    targets = Endpoints.parse(["org/demo:v1=a:1,[::1]:2", "other=a:1"])
-    assert targets.models == {"a:1": ["org/demo:v1", "other"], "[::1]:2": ["org/demo:v1"]}
-    assert (targets.expected, targets.is_complete) == (frozenset({"org/demo:v1", "other"}), True)
+    endpoints = Endpoints.parse(["org/demo:v1=a:1,[::1]:2", "other=a:1"])
+    assert endpoints.models == {"a:1": ["org/demo:v1", "other"], "[::1]:2": ["org/demo:v1"]}
+    assert (endpoints.expected, endpoints.is_complete) == (frozenset({"org/demo:v1", "other"}), True)
 
 
 def test_an_endpoint_named_with_a_model_and_without_may_serve_anything():
-    targets = Endpoints.parse(["demo=a:1", "a:1"])
-    assert targets.models == {"a:1": ["demo", ANY_MODEL]}
-    assert (targets.expected, targets.is_complete) == (frozenset({"demo"}), False)
+    endpoints = Endpoints.parse(["demo=a:1", "a:1"])
+    assert endpoints.models == {"a:1": ["demo", ANY_MODEL]}
+    assert (endpoints.expected, endpoints.is_complete) == (frozenset({"demo"}), False)
 
 
 def test_aliases_stand_for_the_model_beside_them():
-    targets = Endpoints.parse(['demo,gpt-4o,a "b"=é:1=dns:pods:1', "other=a:1"])
-    assert targets.aliases == {"gpt-4o": "demo", 'a "b"=é:1': "demo"}
-    assert (targets.models["dns:pods:1"], targets.expected) == (["demo"], frozenset({"demo", "other"}))
+    endpoints = Endpoints.parse(['demo,gpt-4o,a "b"=é:1=dns:pods:1', "other=a:1"])
+    assert endpoints.aliases == {"gpt-4o": "demo", 'a "b"=é:1': "demo"}
+    assert (endpoints.models["dns:pods:1"], endpoints.expected) == (["demo"], frozenset({"demo", "other"}))
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_aliases_stand_for_the_model_beside_them():
 )
 def test_what_breaks_a_rule_is_refused_in_a_line_with_option_value_and_rule(texts: list[str], message: str):
     with pytest.raises(SettingsError) as caught:
-        Settings(triton_endpoints=tuple(texts))
+        Endpoints.parse(texts)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
 
