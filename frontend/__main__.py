@@ -154,13 +154,14 @@ def _serve(options: argparse.Namespace) -> int:
 
 
 def _api(options: argparse.Namespace) -> int:
+    from frontend.gateway.socket_server import run as run_admission
     from frontend.launcher.workers import run
     from frontend.telemetry.log_lines import configure_logging
 
     settings = settings_from(options, settings_of_environment(os.environ, Settings()))
     _check(settings)
     configure_logging(settings.log_format)
-    return run(settings)
+    return run(settings, run_admission)
 
 
 def _triton(options: argparse.Namespace) -> int:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import re
 import secrets
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from functools import partial
 from http import HTTPStatus
 
@@ -18,22 +17,18 @@ from aiohttp.typedefs import Handler
 from frontend.connections.connection import leave_packed_body
 from frontend.connections.refusals import SERVER
 from frontend.errors import APIError, InvalidRequest, MethodNotAllowed, NotFound, RequestTooLarge
-from frontend.gateway import drain as draining
-from frontend.gateway.authentication import KEYS, authenticate, key_ring
-from frontend.gateway.cors import allow_origins
-from frontend.gateway.drain import Drain
-from frontend.gateway.limited import add_limit_headers, limits_lifetime
+from frontend.gateway.install import install_gateway
 from frontend.handlers import completions, description, models, tokenization
 from frontend.handlers.bodies import LARGE_BODIES, expect_later, large_bodies_of
 from frontend.request_context import (
     CLIENT_CLOSED,
-    DRAIN,
     FACTS,
     IS_PUBLIC,
     MODELS,
     SETTINGS,
     TRITON,
     RequestFacts,
+    is_draining,
     json_response,
     unexpected,
 )
@@ -59,24 +54,18 @@ _OTHER_CHAT_APIS = re.compile(r"(?P<root>.*)/(responses|messages)")  # OpenAI's 
 
 
 def create_app(
-    settings: Settings, tritons: Mapping[str, Triton] | None = None, drain: Drain | None = None
+    settings: Settings, tritons: Mapping[str, Triton] | None = None, tell_others: Callable[[], None] = lambda: None
 ) -> web.Application:
     """Return the application.
 
     Args:
         settings: what it needs to know.
         tritons: by endpoint, in place of connections to those in the settings.
-        drain: begun by whoever runs the application when it is about to end; None: nobody does.
+        tell_others: called when the drain begins, for the other processes on the port.
     """
-    drain = drain or Drain()
-    middlewares = [log_request, answer_errors, draining.middleware(drain), authenticate]
-    app = web.Application(client_max_size=settings.max_body_bytes, middlewares=middlewares)
-    app[SETTINGS], app[DRAIN] = settings, drain
-    app[IS_PUBLIC] = True
+    app = web.Application(client_max_size=settings.max_body_bytes, middlewares=[log_request, answer_errors])
+    app[SETTINGS], app[IS_PUBLIC] = settings, True
     app[LARGE_BODIES] = large_bodies_of(settings.max_body_bytes)
-    if (keys := key_ring(settings)) is not None:
-        app[KEYS] = keys
-        app.cleanup_ctx.append(_keys_lifetime)
 
     async def replicas_lifetime(app: web.Application) -> AsyncIterator[None]:
         observer, credentials, key = app[OBSERVER], triton_credentials(settings), settings.triton_key
@@ -107,9 +96,9 @@ def create_app(
             yield
         await pool.close()
 
-    app.cleanup_ctx.extend([_observer_lifetime, replicas_lifetime, limits_lifetime])
-    app.on_response_prepare.extend([name_request, add_limit_headers, leave_packed_body])
-    allow_origins(app, settings)
+    app.cleanup_ctx.extend([_observer_lifetime, replicas_lifetime])
+    app.on_response_prepare.extend([name_request, leave_packed_body])
+    install_gateway(app, tell_others)
     for root in ("", *settings.root_paths):
         for prefix in (f"{root}/v1", root):
             app.router.add_routes(_routes(prefix))
@@ -133,14 +122,6 @@ def _routes(prefix: str) -> list[web.RouteDef]:
         web.post(f"{prefix}/detokenize", tokenization.detokenize, expect_handler=expect_later),
         web.get(f"{prefix}/version", description.version),
     ]
-
-
-async def _keys_lifetime(app: web.Application) -> AsyncIterator[None]:
-    watching = asyncio.create_task(app[KEYS].watch(app[SETTINGS].key_interval_s))
-    yield
-    watching.cancel()
-    with contextlib.suppress(asyncio.CancelledError):
-        await watching
 
 
 async def _observer_lifetime(app: web.Application) -> AsyncIterator[None]:
@@ -227,7 +208,7 @@ async def name_request(request: web.Request, response: web.StreamResponse) -> No
     if FACTS not in request:
         return
     facts = request[FACTS]
-    if request.app[DRAIN].is_draining:
+    if is_draining(request.app):
         response.force_close()  # the next request must find another server
         response.headers["Connection"] = "close"  # aiohttp has written this header before
     response.headers["x-request-id"] = facts.request_id

@@ -7,13 +7,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Annotated, ClassVar
-
-from pydantic import ConfigDict, Field
 
 from frontend.triton.models import KnownName, ModelName
-
-MAX_LIMIT = 2**31 - 1
 
 
 class Role(StrEnum):
@@ -24,21 +19,6 @@ class Role(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KeyLimits:
-    """What a key may take; None is no limit of its own. Read by the admission, which enforces them."""
-
-    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(strict=True, extra="forbid")
-
-    requests_per_minute: Annotated[int, Field(ge=1, le=MAX_LIMIT)] | None = None
-    tokens_per_minute: Annotated[int, Field(ge=1, le=MAX_LIMIT)] | None = None
-    max_concurrent: Annotated[int, Field(ge=1, le=MAX_LIMIT)] | None = None  # requests under way
-    max_priority: Annotated[int, Field(ge=0, le=MAX_LIMIT)] | None = None  # that its requests may ask for
-
-
-NO_LIMITS = KeyLimits()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Caller:
     """Who sent a request. Where there is no key file, everybody is the anonymous one."""
 
@@ -46,9 +26,8 @@ class Caller:
     id: str  # the first digits of the key's hash: it tells keys apart and gives none away
     role: Role = Role.USER
     models: tuple[str, ...] = ()  # names or patterns with *; empty: all
-    limits: KeyLimits = NO_LIMITS
     organization: str = ""  # of this request; checked where the key is bound to some
-    project: str = ""  # likewise
+    project: str = ""  # of this request; checked in the same way
 
     def may_name(self, name: str) -> bool:
         """Whether a name of a model is among those that the key allows, served or not."""

@@ -1,13 +1,19 @@
-"""What the handlers share: where the application keeps things, and what is known of a request."""
+"""What the handlers share: where the application keeps things, and what is known of a request.
+
+`DRAIN`, `KEYS` and `LIMITS` belong to the gateway. An application without a gateway lacks them and serves every
+request.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import orjson
 from aiohttp import web
@@ -15,26 +21,78 @@ from aiohttp import web
 from frontend.caller import ANONYMOUS, Caller
 from frontend.errors import (
     APIError,
+    Draining,
     ModelNotFound,
     ModelNotReady,
     PermissionDenied,
     ServerError,
     shown,
 )
-from frontend.gateway.drain import Drain
+from frontend.protocol.fields import GenerationBody
 from frontend.settings import Settings
 from frontend.stream_record import StreamRecord
 from frontend.triton.models import ModelDirectory, ModelName
 from frontend.triton.pool import ReplicaPool
-from model_repository.generation import GenerationChunk
+from model_repository.generation import GenerationChunk, GenerationRequest
 
 logger = logging.getLogger(__name__)
 
 SETTINGS = web.AppKey("settings", Settings)
 TRITON = web.AppKey("triton", ReplicaPool)
 MODELS = web.AppKey("models", ModelDirectory)
-DRAIN = web.AppKey("drain", Drain)
 IS_PUBLIC = web.AppKey("is_public", bool)  # the API, in contrast to the operations port
+
+
+class DrainControl(Protocol):
+    """How the server stops: no new requests, while those in flight may finish."""
+
+    is_draining: bool
+
+    def begin(self) -> None:
+        """Refuse new requests from now on."""
+
+    async def finish(self, timeout_s: float, hurry: asyncio.Event, end_all: Callable[[Draining], int]) -> None:
+        """Begin, and return once no request is in flight: after the timeout, or when hurried, they are ended."""
+
+
+class KeyControl(Protocol):
+    """The API keys of the key file, as an administrator sees them."""
+
+    @property
+    def num_in_file(self) -> int:
+        """How many keys the file has."""
+
+    def reload(self) -> None:
+        """Read the file if it has changed.
+
+        Raises:
+            SettingsError: the file cannot be read, or breaks a rule; the old keys stay.
+        """
+
+    def reload_or_log(self) -> None:
+        """Read the file if it has changed; log a failure and keep the old keys."""
+
+
+class LimitControl(Protocol):
+    """Holds requests to the limits of their keys and models."""
+
+    def generating(
+        self,
+        request: web.Request,
+        body: GenerationBody,
+        name: ModelName,
+        generations: Sequence[GenerationRequest],
+        num_per_prompt: int,
+    ) -> AbstractAsyncContextManager[Sequence[GenerationRequest]]:
+        """Hold a place for a request's completions, and charge what they used, however the request ends."""
+
+    async def count_request(self, request: web.Request, model: str) -> None:
+        """Charge a request that generates nothing."""
+
+
+DRAIN: web.AppKey[DrainControl] = web.AppKey("drain")
+KEYS: web.AppKey[KeyControl] = web.AppKey("keys")  # missing also where there is no key file
+LIMITS: web.AppKey[LimitControl] = web.AppKey("limits")
 
 CLIENT_CLOSED = "client_closed"  # the error code, in the log only, of a request whose client hung up
 _MAX_LABEL = 256  # characters of what a client wants in the log
@@ -97,6 +155,11 @@ class RequestFacts:
 
 
 FACTS = web.RequestKey("facts", RequestFacts)
+
+
+def is_draining(app: web.Application) -> bool:
+    """Return whether the server stops, so that it takes no new requests."""
+    return DRAIN in app and app[DRAIN].is_draining
 
 
 async def find_model(request: web.Request, asked: str) -> ModelName:

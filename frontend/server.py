@@ -15,11 +15,9 @@ from aiohttp import web
 from frontend.app import create_app
 from frontend.connections.certificates import Certificates
 from frontend.connections.runner import CLOSE_TIMEOUT_S, ConnectionRunner
-from frontend.gateway.authentication import KEYS
-from frontend.gateway.drain import Drain
 from frontend.operations.app import create_operations_app
-from frontend.operations.supervisor import DRAIN, RELOAD_KEYS, Supervisor
-from frontend.request_context import TRITON
+from frontend.operations.supervisor import BEGIN_DRAIN, RELOAD_KEYS, Supervisor
+from frontend.request_context import DRAIN, KEYS, TRITON
 from frontend.settings import Settings
 from frontend.triton.models import Triton
 
@@ -39,10 +37,10 @@ def run(settings: Settings, *, parent: int | None = None, on_listening: Callable
 
 
 def app_runner(
-    settings: Settings, tritons: Mapping[str, Triton] | None = None, drain: Drain | None = None
+    settings: Settings, tritons: Mapping[str, Triton] | None = None, tell_others: Callable[[], None] = lambda: None
 ) -> web.AppRunner:
     """Return what runs the application; not set up. The arguments are those of `create_app`."""
-    return ConnectionRunner(create_app(settings, tritons, drain), settings)
+    return ConnectionRunner(create_app(settings, tritons, tell_others), settings)
 
 
 def operations_runner(public: web.AppRunner, supervisor: Supervisor) -> web.AppRunner:
@@ -73,20 +71,20 @@ async def _serve(settings: Settings, parent: int | None, on_listening: Callable[
 
     is_shared = parent is not None
     supervisor = Supervisor(os.getppid() if is_shared else os.getpid())
-    drain = Drain(supervisor.begin_drain if is_shared else lambda: None)
     loop.add_signal_handler(signal.SIGTERM, on_signal)
     # Ctrl-C reaches the parent of several workers too, which tells them: one signal must not count twice.
     loop.add_signal_handler(signal.SIGINT, on_signal if parent is None else lambda: None)
-    loop.add_signal_handler(DRAIN, drain.begin)
+    runner = app_runner(settings, tell_others=supervisor.begin_drain if is_shared else lambda: None)
+    drain, keys = runner.app.get(DRAIN), runner.app.get(KEYS)
+    if drain is not None:
+        loop.add_signal_handler(BEGIN_DRAIN, drain.begin)
     if parent is not None:
         loop.add_reader(parent, on_parent_gone)
     public_tls = Certificates(settings) if settings.tls_cert else None
     admin_tls = Certificates(replace(settings, tls_client_ca="")) if settings.admin_tls else None
     following = [loop.create_task(each.follow()) for each in (public_tls, admin_tls) if each is not None]
-    runner = app_runner(settings, drain=drain)
     runners = [runner]
     await runner.setup()
-    keys = runner.app.get(KEYS)
     if keys is not None:  # without them the signal ends the process, as it does others whose terminal is gone
         loop.add_signal_handler(RELOAD_KEYS, keys.reload_or_log)
     try:
@@ -101,8 +99,9 @@ async def _serve(settings: Settings, parent: int | None, on_listening: Callable[
         on_listening()
         await stop.wait()
         logger.info("stopping")
-        # The port stays open: whoever comes is told to go elsewhere, and asks for the readiness in vain.
-        await drain.finish(settings.drain_timeout_s, hurry, runner.app[TRITON].end_all)
+        if drain is not None:
+            # The port stays open: whoever comes is told to go elsewhere, and asks for the readiness in vain.
+            await drain.finish(settings.drain_timeout_s, hurry, runner.app[TRITON].end_all)
     finally:
         if parent is not None:
             loop.remove_reader(parent)

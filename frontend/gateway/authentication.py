@@ -12,12 +12,13 @@ from aiohttp.typedefs import Handler
 from frontend.caller import ANONYMOUS
 from frontend.errors import AuthenticationFailed, PermissionDenied
 from frontend.gateway.cors import refuse_foreign_pages
-from frontend.gateway.key_file import Key
+from frontend.gateway.key_file import Key, KeyLimits
 from frontend.gateway.key_ring import KeyRing
 from frontend.request_context import FACTS, IS_PUBLIC, SETTINGS
 from frontend.settings import Settings
 
-KEYS = web.AppKey("keys", KeyRing)  # missing: there is no key file
+KEY_RING = web.AppKey("key_ring", KeyRing)  # missing: there is no key file
+KEY_LIMITS = web.RequestKey("key_limits", KeyLimits)  # of the caller's key; missing: there is no key
 
 # Probes and Prometheus have no key. The API's port has no metrics.
 _OPEN_ROUTES = {"/health", "/health/live", "/health/ready", "/metrics"}
@@ -38,7 +39,7 @@ def key_ring(settings: Settings) -> KeyRing | None:
 @web.middleware
 async def authenticate(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Note who sends the request, or refuse it."""
-    keys, settings = request.app.get(KEYS), request.app[SETTINGS]
+    keys, settings = request.app.get(KEY_RING), request.app[SETTINGS]
     if keys is None and request.app[IS_PUBLIC]:
         refuse_foreign_pages(request, settings.host, settings.cors_origins, settings.allow_hosts)
     elif keys is None:  # it has no pages, and no proxy before it
@@ -53,6 +54,8 @@ async def authenticate(request: web.Request, handler: Handler) -> web.StreamResp
         named = {"organization": organization, "project": project}
         facts.label({name: value for name, value in named.items() if value})
         caller = key.caller() if key else ANONYMOUS
+        if key:
+            request[KEY_LIMITS] = key.limits
         facts.caller = replace(caller, organization=organization, project=project)
     return await handler(request)
 

@@ -17,7 +17,7 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import AwareDatetime, ConfigDict, Field, TypeAdapter, ValidationError
 
-from frontend.caller import NO_LIMITS, Caller, KeyLimits, Role
+from frontend.caller import Caller, Role
 from frontend.errors import shown
 from frontend.settings import SettingsError
 
@@ -28,9 +28,25 @@ _Word = Annotated[str, Field(pattern=r"^[!-~]{1,128}$")]  # what can stand in a 
 PREFIX = "conch_"  # so that people and scanners for leaked secrets recognise a key
 _NUM_RANDOM_BYTES = 32
 _ID_DIGITS = 16
+_MAX_LIMIT = 2**31 - 1
 _UNKNOWN = "unexpected_keyword_argument"  # pydantic's word for such a field
 # A key that was put where its hash or its name belongs, or in a field of its own, must not come back in a message.
 _SHOWN_FIELDS = {"role", "models", "organizations", "projects", "limits", "created_at", "expires_at"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyLimits:
+    """Limits of one key; None: the key has no such limit of its own. The admission enforces them."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(strict=True, extra="forbid")
+
+    requests_per_minute: Annotated[int, Field(ge=1, le=_MAX_LIMIT)] | None = None
+    tokens_per_minute: Annotated[int, Field(ge=1, le=_MAX_LIMIT)] | None = None
+    max_concurrent: Annotated[int, Field(ge=1, le=_MAX_LIMIT)] | None = None  # requests under way
+    max_priority: Annotated[int, Field(ge=0, le=_MAX_LIMIT)] | None = None  # that its requests may ask for
+
+
+NO_LIMITS = KeyLimits()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +81,6 @@ class Key:
             id=self.id,
             role=self.role,
             models=self.models,
-            limits=self.limits,
         )
 
 

@@ -5,18 +5,17 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from datetime import UTC, datetime, timedelta
 
-from frontend.caller import KeyLimits, Role
-from frontend.gateway.key_file import Key, KeyFileError, editing, hash_of, new_key, read_keys
+from frontend.caller import Role
+from frontend.gateway.key_file import Key, KeyFileError, KeyLimits, editing, hash_of, new_key, read_keys
 from frontend.gateway.key_ring import utc_now
-from frontend.gateway.keys_options import LIMITS
 
 
 def _add(options: argparse.Namespace) -> None:
     text, now = new_key(), utc_now()
-    limits = {name: getattr(options, name) for name in LIMITS}
+    limits = {limit.name: getattr(options, limit.name) for limit in fields(KeyLimits)}
     key = Key(
         name=options.name,
         sha256=hash_of(text),

@@ -13,18 +13,18 @@ from aiohttp import web
 
 from frontend.caller import ANONYMOUS
 from frontend.errors import UnsupportedValue, shown
+from frontend.gateway.authentication import KEY_LIMITS
 from frontend.gateway.headers import rate_headers
+from frontend.gateway.key_file import NO_LIMITS
 from frontend.gateway.policy import Policy, limiter_of
-from frontend.gateway.types import Ask, Lease, Limiter, RateLimits
+from frontend.gateway.types import Ask, Lease, RateLimits
 from frontend.protocol.fields import GenerationBody
 from frontend.protocol.priority import Priority
-from frontend.request_context import CLIENT_CLOSED, FACTS, SETTINGS, TRITON, RequestFacts
-from frontend.telemetry.observer import OBSERVER
+from frontend.request_context import CLIENT_CLOSED, FACTS, LIMITS, SETTINGS, TRITON, RequestFacts
+from frontend.settings import Settings
 from frontend.triton.models import ModelName
 from model_repository.generation import ChatPrompt, GenerationRequest, Prompt, TextPrompt, TokenPrompt
 
-LIMITER: web.AppKey[Limiter] = web.AppKey("limiter")
-_POLICY = web.AppKey("policy", Policy)
 _LEASE = web.RequestKey("lease", Lease)
 
 _ENGINE_PRIORITIES = {Priority.HIGH: -1, Priority.NORMAL: 0, Priority.LOW: 1}
@@ -33,10 +33,9 @@ _BYTES_PER_TOKEN = 3  # of text, when nothing has counted it yet: few tokenizers
 
 async def limits_lifetime(app: web.Application) -> AsyncIterator[None]:
     """Keep the limits for as long as the application runs."""
-    app[_POLICY] = Policy(app[SETTINGS])
-    app[LIMITER] = limiter_of(app[SETTINGS])
+    limits = app[LIMITS] = Limits(app[SETTINGS])
     yield
-    await app[LIMITER].close()
+    await limits.close()
 
 
 async def add_limit_headers(request: web.Request, response: web.StreamResponse) -> None:
@@ -45,47 +44,45 @@ async def add_limit_headers(request: web.Request, response: web.StreamResponse) 
         response.headers.update(rate_headers(request[_LEASE].readings))
 
 
-@asynccontextmanager
-async def generating(
-    request: web.Request,
-    body: GenerationBody,
-    name: ModelName,
-    generations: Sequence[GenerationRequest],
-    num_per_prompt: int,
-) -> AsyncIterator[list[GenerationRequest]]:
-    """Hold a place for a request's completions, and charge what they used, however it ends.
-
-    Yields them with the priority that they have at the engine.
+class Limits:
+    """Holds the requests of an application to the limits of their keys and models.
 
     Args:
-        request: the HTTP request.
-        body: what it says.
-        name: of the model.
-        generations: the completions, all those of a prompt after each other.
-        num_per_prompt: how many those are.
-
-    Raises:
-        APIError: a limit of the key's own is reached, or the model has no room.
+        settings: the limits of the keys that have none of their own, and those of the models.
     """
-    facts, limiter = request[FACTS], request.app[LIMITER]
-    key, rates, max_priority = _caller(request)
-    window = name.model.context_window
-    num_prompt_tokens = sum(_num_tokens(each.prompt, window) for each in generations[::num_per_prompt])
-    max_tokens = min(generations[0].max_tokens, window)
-    ask = Ask(
-        key=key,
-        scopes=request.app[_POLICY].scopes(key, rates, name.model.id),
-        model=name.model.id,
-        num_tokens=num_prompt_tokens + len(generations) * max_tokens,
-        num_sequences=len(generations),
-        num_prompt_tokens=num_prompt_tokens,
-        num_replicas=max(1, request.app[TRITON].num_ready(name.model.slug)),
-        max_sequences=name.model.parameters.max_sequences,
-        priority=_allowed_priority(body, max_priority),
-    )
-    sender = key if key != ANONYMOUS.id else request.remote or ""
-    with request.app[OBSERVER].in_flight(name.model.id):  # waiting requests count as demand too
-        lease = request[_LEASE] = await limiter.acquire(ask)
+
+    def __init__(self, settings: Settings) -> None:
+        self._policy = Policy(settings)
+        self._limiter = limiter_of(settings)
+        self._max_priority = Priority(settings.max_priority)
+
+    @asynccontextmanager
+    async def generating(
+        self,
+        request: web.Request,
+        body: GenerationBody,
+        name: ModelName,
+        generations: Sequence[GenerationRequest],
+        num_per_prompt: int,
+    ) -> AsyncIterator[list[GenerationRequest]]:
+        """Hold a place for a request's completions, and charge what they used, however it ends.
+
+        Yields them with the priority that they have at the engine.
+
+        Args:
+            request: the HTTP request.
+            body: what it says.
+            name: of the model.
+            generations: the completions, all those of a prompt after each other.
+            num_per_prompt: how many those are.
+
+        Raises:
+            APIError: a limit of the key's own is reached, or the model has no room.
+        """
+        facts = request[FACTS]
+        ask = self._ask(request, body, name, generations, num_per_prompt)
+        sender = ask.key if ask.key != ANONYMOUS.id else request.remote or ""
+        lease = request[_LEASE] = await self._limiter.acquire(ask)
         num_tokens = ask.num_tokens  # an aborted request without streaming: usage unknown, so charge the estimate
         try:
             yield [replace(each, priority=_ENGINE_PRIORITIES[ask.priority], sender=sender) for each in generations]
@@ -99,36 +96,63 @@ async def generating(
             num_tokens = _num_tokens_used(facts, ask) if facts.ttft_ms is not None else 0  # it was never generated
             raise
         finally:
-            limiter.release(lease, num_tokens)
+            self._limiter.release(lease, num_tokens)
 
+    async def count_request(self, request: web.Request, model: str) -> None:
+        """Charge a request that generates nothing.
 
-async def count_request(request: web.Request, model: str) -> None:
-    """Charge a request that generates nothing.
+        Raises:
+            RateLimited: a limit of the key's own is reached.
+        """
+        key = request[FACTS].caller.id
+        scopes = self._policy.scopes(key, self._rates(request), model)
+        if scopes:
+            lease = request[_LEASE] = await self._limiter.acquire(Ask(key=key, scopes=scopes))
+            self._limiter.release(lease, 0)
 
-    Raises:
-        RateLimited: a limit of the key's own is reached.
-    """
-    key, rates, _ = _caller(request)
-    scopes = request.app[_POLICY].scopes(key, rates, model)
-    if scopes:
-        lease = request[_LEASE] = await request.app[LIMITER].acquire(Ask(key=key, scopes=scopes))
-        request.app[LIMITER].release(lease, 0)
+    async def close(self) -> None:
+        """Let go of connections and tasks."""
+        await self._limiter.close()
 
+    def _ask(
+        self,
+        request: web.Request,
+        body: GenerationBody,
+        name: ModelName,
+        generations: Sequence[GenerationRequest],
+        num_per_prompt: int,
+    ) -> Ask:
+        """Return what a request asks of the limits; the arguments are those of `generating`."""
+        key, window = request[FACTS].caller.id, name.model.context_window
+        num_prompt_tokens = sum(_num_tokens(each.prompt, window) for each in generations[::num_per_prompt])
+        max_tokens = min(generations[0].max_tokens, window)
+        return Ask(
+            key=key,
+            scopes=self._policy.scopes(key, self._rates(request), name.model.id),
+            model=name.model.id,
+            num_tokens=num_prompt_tokens + len(generations) * max_tokens,
+            num_sequences=len(generations),
+            num_prompt_tokens=num_prompt_tokens,
+            num_replicas=max(1, request.app[TRITON].num_ready(name.model.slug)),
+            max_sequences=name.model.parameters.max_sequences,
+            priority=_allowed_priority(body, self._highest_priority(request)),
+        )
 
-def _caller(request: web.Request) -> tuple[str, RateLimits, Priority]:
-    """Return who asks, and what the key may use; where it does not say, what the settings say."""
-    default = request.app[_POLICY].default_rates
-    most = Priority(request.app[SETTINGS].max_priority)
-    caller = request[FACTS].caller
-    limits = caller.limits
-    rates = RateLimits(
-        requests_per_minute=limits.requests_per_minute or default.requests_per_minute,
-        tokens_per_minute=limits.tokens_per_minute or default.tokens_per_minute,
-        max_concurrent=limits.max_concurrent or default.max_concurrent,
-    )
-    if limits.max_priority is not None:
-        most = Priority.HIGH if limits.max_priority else Priority.NORMAL
-    return caller.id, rates, most
+    def _rates(self, request: web.Request) -> RateLimits:
+        """Return the rates of the caller's key; those of the settings where the key has none of its own."""
+        own, default = request.get(KEY_LIMITS, NO_LIMITS), self._policy.default_rates
+        return RateLimits(
+            requests_per_minute=own.requests_per_minute or default.requests_per_minute,
+            tokens_per_minute=own.tokens_per_minute or default.tokens_per_minute,
+            max_concurrent=own.max_concurrent or default.max_concurrent,
+        )
+
+    def _highest_priority(self, request: web.Request) -> Priority:
+        """Return the highest priority that the caller's key may ask for."""
+        own = request.get(KEY_LIMITS, NO_LIMITS).max_priority
+        if own is None:
+            return self._max_priority
+        return Priority.HIGH if own else Priority.NORMAL
 
 
 def _allowed_priority(body: GenerationBody, most: Priority) -> Priority:

@@ -12,7 +12,6 @@ from aiohttp import web
 from frontend import sse
 from frontend.errors import APIError, GenerationTimeout, InvalidRequest
 from frontend.fan_out import merged
-from frontend.gateway.limited import generating
 from frontend.handlers.bodies import ignored_header, read_body
 from frontend.handlers.pings import Pings
 from frontend.protocol.chat import ChatCompletionRequest
@@ -21,6 +20,7 @@ from frontend.protocol.fields import GenerationBody
 from frontend.request_context import (
     CLIENT_CLOSED,
     FACTS,
+    LIMITS,
     SETTINGS,
     TRITON,
     RequestFacts,
@@ -49,7 +49,7 @@ async def create_chat_completion(request: web.Request) -> web.StreamResponse:
     headers = ignored_header(request, ignored + ignored_fields(chat, name))
     _refuse_too_many(request, 1, chat.n or 1)
     generations = chat_to_requests(chat, name, _defaults(request, name), request[FACTS].request_id)
-    async with generating(request, chat, name, generations, len(generations)) as admitted:
+    async with _admitted(request, chat, name, generations, len(generations)) as admitted:
         return await _answer(request, name, admitted, ChatReply(chat, name, int(time.time())), headers)
 
 
@@ -61,7 +61,7 @@ async def create_completion(request: web.Request) -> web.StreamResponse:
     _refuse_too_many(request, len(completion.prompt), completion.best_of or completion.n or 1)
     generations = completion_to_requests(completion, name, _defaults(request, name), request[FACTS].request_id)
     num_per_prompt = len(generations) // len(completion.prompt)
-    async with generating(request, completion, name, generations, num_per_prompt) as admitted:
+    async with _admitted(request, completion, name, generations, num_per_prompt) as admitted:
         num_chars = await _prompt_lengths(request, completion, name)
         reply = CompletionReply(completion, name, int(time.time()), num_chars)
         if completion.stream and len(completion.prompt) > 1:
@@ -69,6 +69,28 @@ async def create_completion(request: web.Request) -> web.StreamResponse:
             triton = request.app[TRITON]
             await asyncio.gather(*(triton.check(name.model.slug, each) for each in admitted[::num_per_prompt]))
         return await _answer(request, name, admitted, reply, headers)
+
+
+@asynccontextmanager
+async def _admitted(
+    request: web.Request,
+    body: GenerationBody,
+    name: ModelName,
+    generations: Sequence[GenerationRequest],
+    num_per_prompt: int,
+) -> AsyncIterator[Sequence[GenerationRequest]]:
+    """Count a request as in flight, and hold it to the limits; waiting requests count as demand too.
+
+    Raises:
+        APIError: a limit of the key is reached, or the model has no room.
+    """
+    limits = request.app.get(LIMITS)
+    with request.app[OBSERVER].in_flight(name.model.id):
+        if limits is None:
+            yield generations
+            return
+        async with limits.generating(request, body, name, generations, num_per_prompt) as admitted:
+            yield admitted
 
 
 async def _find_model(request: web.Request, body: GenerationBody) -> ModelName:

@@ -8,7 +8,7 @@ from typing import Any
 from aiohttp import web
 
 from frontend.errors import APIError, Draining, ModelNotFound, Overloaded
-from frontend.request_context import DRAIN, FACTS, IS_PUBLIC, MODELS, SETTINGS, TRITON, json_response
+from frontend.request_context import FACTS, IS_PUBLIC, MODELS, SETTINGS, TRITON, is_draining, json_response
 from frontend.translate.model_cards import model_card, model_list
 
 
@@ -41,10 +41,10 @@ async def health_ready(request: web.Request) -> web.Response:
         snapshot = await request.app[MODELS].snapshot()
         is_ready = True
         models = dict(snapshot.unready) | {model.id: triton.state_of(model.slug) for model in snapshot.ready.values()}
-    is_draining = request.app[DRAIN].is_draining
-    body: dict[str, Any] = {"status": "draining" if is_draining else "ready" if is_ready else "not ready"}
+    stops = is_draining(request.app)
+    body: dict[str, Any] = {"status": "draining" if stops else "ready" if is_ready else "not ready"}
     if not (request.app[IS_PUBLIC] and request.app[SETTINGS].key_file):  # it is open, the list of models is not
         body |= {"endpoints": triton.endpoints(), "models": models, "replicas": triton.states_by_endpoint()}
-    if is_ready and not is_draining:
+    if is_ready and not stops:
         return json_response(body)
-    return json_response(body, status=503, headers=Draining.headers if is_draining else Overloaded.headers)
+    return json_response(body, status=503, headers=Draining.headers if stops else Overloaded.headers)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from aiohttp import web
 
-from frontend.gateway.limited import count_request
 from frontend.handlers.bodies import ignored_header, read_body
 from frontend.protocol.answers import Detokenization, Tokenization
 from frontend.protocol.tokenization import DetokenizeRequest, TokenizeRequest
-from frontend.request_context import TRITON, find_model, json_response
+from frontend.request_context import LIMITS, TRITON, find_model, json_response
 from frontend.translate.requests import check_num_tokens, ignored_fields, tokenize_to_prompt
 
 
@@ -17,7 +16,7 @@ async def tokenize(request: web.Request) -> web.Response:
     body, ignored = await read_body(request, TokenizeRequest)
     name = await find_model(request, body.model)
     headers, model = ignored_header(request, ignored + ignored_fields(body, name)), name.model
-    await count_request(request, model.id)
+    await _count_request(request, model.id)
     token_ids, strings = await request.app[TRITON].tokenize(
         model.slug, tokenize_to_prompt(body, name), add_special_tokens=body.add_special_tokens is not False
     )
@@ -35,8 +34,13 @@ async def detokenize(request: web.Request) -> web.Response:
     body, ignored = await read_body(request, DetokenizeRequest)
     headers = ignored_header(request, ignored)
     model = (await find_model(request, body.model)).model
-    await count_request(request, model.id)
+    await _count_request(request, model.id)
     check_num_tokens(body.tokens, "tokens", model)
     text = await request.app[TRITON].detokenize(model.slug, body.tokens, has_special_tokens=True)
     answer: Detokenization = {"prompt": text}
     return json_response(answer, headers=headers)
+
+
+async def _count_request(request: web.Request, model: str) -> None:
+    if (limits := request.app.get(LIMITS)) is not None:
+        await limits.count_request(request, model)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import queue
 import secrets
@@ -15,7 +16,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
 
-from frontend.gateway.key_file import hash_of, new_key
 from frontend.launcher.checks import (
     PortChoice,
     check_limits,
@@ -290,8 +290,9 @@ class Launcher:
             triton_key=self._settings.frontend.triton_key or secrets.token_urlsafe(),
         )
         if self.frontend_settings.key_file:
-            self._key = new_key()
-            self.frontend_settings = replace(self.frontend_settings, launcher_key_sha256=hash_of(self._key))
+            self._key = secrets.token_urlsafe()
+            sha256 = hashlib.sha256(self._key.encode()).hexdigest()
+            self.frontend_settings = replace(self.frontend_settings, launcher_key_sha256=sha256)
 
     def _prepare_children(self, state_dir: Path, mark: str) -> None:
         self._mark, settings = mark, self._settings

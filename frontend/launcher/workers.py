@@ -21,8 +21,7 @@ from types import FrameType
 
 from frontend import server
 from frontend.connections.certificates import Certificates
-from frontend.gateway import socket_server
-from frontend.operations.supervisor import DRAIN, RELOAD_KEYS
+from frontend.operations.supervisor import BEGIN_DRAIN, RELOAD_KEYS
 from frontend.settings import Settings
 from frontend.telemetry.log_lines import configure_logging
 from frontend.telemetry.metrics import SHARED_FOLDER, forget_worker
@@ -44,8 +43,14 @@ def num_workers(settings: Settings) -> int:
     return settings.workers or min(max(by_cores, 1), MAX_WORKERS_BY_CORES)
 
 
-def run(settings: Settings) -> int:
-    """Serve until SIGTERM or SIGINT; return the exit code, 1 when the port cannot be had or the workers do not run."""
+def run(settings: Settings, run_admission: Callable[..., None] | None = None) -> int:
+    """Serve until SIGTERM or SIGINT; return the exit code, 1 when the port cannot be had or the workers do not run.
+
+    Args:
+        settings: of each worker.
+        run_admission: serves the limits of several workers in a process of its own; its arguments are those of
+            `frontend.gateway.socket_server.run`. None: no limits are shared.
+    """
     count = num_workers(settings)
     if settings.tls_cert:
         Certificates(settings)  # of no use to one worker, it is of none to any
@@ -65,7 +70,8 @@ def run(settings: Settings) -> int:
         metrics_folder.mkdir()
         os.environ[SHARED_FOLDER] = str(metrics_folder)  # the workers inherit it
         limits_socket = settings.limits_socket or f"{folder}/limits.sock"
-        return Workers(replace(settings, port=ports[0], limits_socket=limits_socket)).run(count)
+        settings = replace(settings, port=ports[0], limits_socket=limits_socket)
+        return Workers(settings, run_admission).run(count)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,10 +93,12 @@ class Workers:
 
     Args:
         settings: of each; the port is reserved.
+        run_admission: as in `run`.
     """
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, run_admission: Callable[..., None] | None) -> None:
         self._settings = settings
+        self._run_admission = run_admission
         self._context = get_context("spawn")  # grpc's threads do not survive a fork
         # Each worker holds the reading end: when the writing end closes, the parent is gone.
         self._is_alive, self._alive = self._context.Pipe(duplex=False)
@@ -101,20 +109,20 @@ class Workers:
 
     def run(self, count: int) -> int:
         """Keep so many workers running until a signal; return the exit code."""
-        for number in (signal.SIGTERM, signal.SIGINT, DRAIN, *([RELOAD_KEYS] if self._settings.key_file else [])):
+        for number in (signal.SIGTERM, signal.SIGINT, BEGIN_DRAIN, *([RELOAD_KEYS] if self._settings.key_file else [])):
             signal.signal(number, self._on_signal)
-        admission = self._start(_admit)
-        if not admission.listens_within(_ADMISSION_START_S):
+        admission = self._start_admission()
+        if not all(child.listens_within(_ADMISSION_START_S) for child in admission):
             logger.error("the admission process does not start")
-            self._stop([admission])
+            self._stop(admission)
             return 1
         workers = self._workers = [self._start(_work, self._is_draining) for _ in range(count)]
         status = 0
         while True:
-            ready = wait([self._signal_read, *(child.process.sentinel for child in (admission, *workers))])
+            ready = wait([self._signal_read, *(child.process.sentinel for child in (*admission, *workers))])
             if self._signal_read in ready:
                 received = os.read(self._signal_read, 1)[0]
-                if received not in (DRAIN, RELOAD_KEYS):
+                if received not in (BEGIN_DRAIN, RELOAD_KEYS):
                     break
                 self._hand_on(signal.Signals(received))
                 continue
@@ -130,15 +138,20 @@ class Workers:
                 workers.remove(worker)
                 if not self._is_draining.is_set():  # it would take requests again
                     workers.append(self._start(_work, self._is_draining))
-            if not admission.process.is_alive():
-                logger.error("the admission process ended with code %s", admission.process.exitcode)
-                time.sleep(_MIN_PAUSE_S)
-                admission = self._start(_admit)
+            for child in admission:
+                if not child.process.is_alive():
+                    logger.error("the admission process ended with code %s", child.process.exitcode)
+                    time.sleep(_MIN_PAUSE_S)
+                    admission = self._start_admission()
         self._stop(workers)
-        self._stop([admission])  # after those whose requests it counts
+        self._stop(admission)  # after those whose requests it counts
         return status
 
-    def _start(self, target: Callable[..., None], *further: Event) -> _Worker:
+    def _start_admission(self) -> list[_Worker]:
+        """Start the admission process; return it, or nothing where no limits are shared."""
+        return [] if self._run_admission is None else [self._start(_admit, self._run_admission)]
+
+    def _start(self, target: Callable[..., None], *further: object) -> _Worker:
         has_listened = self._context.Event()
         process = self._context.Process(target=target, args=(self._settings, self._is_alive, has_listened, *further))
         process.start()
@@ -146,7 +159,7 @@ class Workers:
 
     def _hand_on(self, number: signal.Signals) -> None:
         """Hand a signal on to the workers that have a handler for it. A drain is told again by each that begins it."""
-        if number == DRAIN:
+        if number == BEGIN_DRAIN:
             self._is_draining.set()  # before the look at who listens: the others look at this once they do
         _tell([worker for worker in self._workers if worker.has_listened.is_set()], number)
 
@@ -180,16 +193,16 @@ def _work(settings: Settings, parent: Connection, has_listened: Event, is_draini
     def on_listening() -> None:
         has_listened.set()
         if is_draining.is_set():
-            os.kill(os.getpid(), DRAIN)
+            os.kill(os.getpid(), BEGIN_DRAIN)
 
     configure_logging(settings.log_format)
     raise SystemExit(server.run(settings, parent=parent.fileno(), on_listening=on_listening))
 
 
-def _admit(settings: Settings, parent: Connection, has_listened: Event) -> None:
+def _admit(settings: Settings, parent: Connection, has_listened: Event, run_admission: Callable[..., None]) -> None:
     """Keep the limits of all workers, in a process of its own."""
     configure_logging(settings.log_format)
-    socket_server.run(settings, parent=parent.fileno(), on_listening=has_listened.set)
+    run_admission(settings, parent=parent.fileno(), on_listening=has_listened.set)
 
 
 def _reserved(host: str, port: int) -> socket.socket:

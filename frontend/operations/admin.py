@@ -10,16 +10,14 @@ from pydantic import Field
 
 from frontend.caller import Role
 from frontend.errors import InvalidRequest, PermissionDenied
-from frontend.gateway.authentication import KEYS
-from frontend.gateway.key_file import KeyFileError
 from frontend.handlers.bodies import require_json
 from frontend.operations.adapters import AdapterControl, Outcomes
 from frontend.operations.models import EndpointsControl
 from frontend.operations.supervisor import Supervisor
 from frontend.protocol.body import Body
 from frontend.protocol.reading import parse
-from frontend.request_context import DRAIN, FACTS, MODELS, SETTINGS, TRITON, json_response
-from frontend.settings import is_loopback
+from frontend.request_context import DRAIN, FACTS, KEYS, MODELS, SETTINGS, TRITON, json_response
+from frontend.settings import SettingsError, is_loopback
 from model_repository.stage_messages import EngineStats
 
 CONTROL = web.AppKey("control", EndpointsControl)
@@ -122,7 +120,7 @@ async def reload_keys(request: web.Request) -> web.Response:
         raise InvalidRequest("There is no key file: the server was started without --key-file.")
     try:
         keys.reload()
-    except KeyFileError as exc:
+    except SettingsError as exc:
         raise InvalidRequest(f"{exc}; the keys as they were before stay in force") from exc
     request.app[SUPERVISOR].reload_keys()
     return json_response({"num_keys": keys.num_in_file})

@@ -5,14 +5,14 @@ from __future__ import annotations
 from aiohttp import web
 
 from frontend.app import answer_errors, log_request, name_request
-from frontend.gateway.authentication import KEYS, authenticate
+from frontend.gateway.install import share_gateway
 from frontend.handlers import models
 from frontend.operations import admin
 from frontend.operations.adapters import AdapterControl
 from frontend.operations.admin import ADAPTERS, CONTROL, SUPERVISOR
 from frontend.operations.models import EndpointsControl, ModelControl
 from frontend.operations.supervisor import Supervisor
-from frontend.request_context import DRAIN, IS_PUBLIC, MODELS, SETTINGS, TRITON
+from frontend.request_context import IS_PUBLIC, MODELS, SETTINGS, TRITON
 from frontend.telemetry import scrape
 from frontend.telemetry.observer import OBSERVER
 from frontend.triton.models import MAX_AGE_S
@@ -26,12 +26,11 @@ def create_operations_app(public: web.Application, supervisor: Supervisor) -> we
         public: the application of the API, which has started; its connections, its keys and its drain are used.
         supervisor: reaches all workers.
     """
-    app = web.Application(middlewares=[log_request, answer_errors, authenticate])
+    app = web.Application(middlewares=[log_request, answer_errors])
     app[SETTINGS], app[TRITON] = public[SETTINGS], public[TRITON]
-    app[MODELS], app[DRAIN], app[OBSERVER] = public[MODELS], public[DRAIN], public[OBSERVER]
-    if KEYS in public:
-        app[KEYS] = public[KEYS]
+    app[MODELS], app[OBSERVER] = public[MODELS], public[OBSERVER]
     app[IS_PUBLIC] = False
+    share_gateway(public, app)
     pool = app[TRITON]
     app[CONTROL] = EndpointsControl(ByEndpoint(pool, lambda replica: ModelControl(replica.triton)))
     tritons = ByEndpoint(pool, lambda replica: replica.triton)

@@ -7,7 +7,7 @@ import os
 import signal
 
 RELOAD_KEYS = signal.SIGHUP  # look at the key file now
-DRAIN = signal.SIGUSR1  # take no more requests, but do not end yet
+BEGIN_DRAIN = signal.SIGUSR1  # take no more requests, but do not end yet
 
 
 class Supervisor:
@@ -27,4 +27,4 @@ class Supervisor:
     def begin_drain(self) -> None:
         """Have every worker begin its drain."""
         with contextlib.suppress(ProcessLookupError):  # it is gone, which each of them notices
-            os.kill(self._pid, DRAIN)
+            os.kill(self._pid, BEGIN_DRAIN)

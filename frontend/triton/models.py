@@ -105,7 +105,7 @@ class ModelSnapshot:
 
 
 class Triton(Protocol):
-    """What the frontend asks of Triton; `frontend.triton.TritonClient` is the real one."""
+    """What the frontend asks of Triton; `frontend.triton.client.TritonClient` is the real one."""
 
     # Told the Triton name of a stage whose process is gone, and when the request began that found it (time.monotonic).
     on_stage_down: Callable[[str, float], None]

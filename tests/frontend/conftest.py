@@ -10,7 +10,6 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from frontend.gateway.drain import Drain
 from frontend.server import app_runner
 from frontend.settings import Settings
 from frontend.triton.models import Triton
@@ -20,12 +19,19 @@ type Serve = Callable[..., Awaitable[aiohttp.ClientSession]]
 
 @pytest.fixture
 async def serve() -> AsyncIterator[Serve]:
-    """Serve a Triton over HTTP with the given settings, and return a client of it; None: those of the settings."""
+    """Serve a Triton over HTTP with the given settings, and return a client of it; None: those of the settings.
+
+    The application is appended to `apps`, for a test that looks into it.
+    """
     async with AsyncExitStack() as stack:
 
-        async def start(triton: Triton | None, drain: Drain | None = None, **settings: Any) -> aiohttp.ClientSession:
+        async def start(
+            triton: Triton | None, apps: list[web.Application] | None = None, **settings: Any
+        ) -> aiohttp.ClientSession:
             tritons = None if triton is None else {"fake:1": triton}
-            runner = app_runner(Settings(drain_timeout_s=0, **settings), tritons, drain)
+            runner = app_runner(Settings(drain_timeout_s=0, **settings), tritons)
+            if apps is not None:
+                apps.append(runner.app)
             return await client_of(runner, stack)
 
         yield start

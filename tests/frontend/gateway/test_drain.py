@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 
+import aiohttp
 import pytest
+from aiohttp import web
 
 from frontend.errors import Draining
 from frontend.gateway.drain import Drain
+from frontend.request_context import DRAIN, DrainControl
 from model_repository.generation import GenerationChunk
 from tests.fakes import FakeTriton, chunks
 from tests.frontend.answers import error_of
@@ -18,9 +21,15 @@ from tests.frontend.conftest import Serve
 STREAMED = COMPLETION | {"stream": True}
 
 
+async def served(serve: Serve, triton: FakeTriton) -> tuple[aiohttp.ClientSession, DrainControl]:
+    """Serve a Triton over HTTP; return a client, and the drain of the application."""
+    apps: list[web.Application] = []
+    http = await serve(triton, apps=apps)
+    return http, apps[0][DRAIN]
+
+
 async def test_a_drain_refuses_what_comes_and_says_so_in_the_health(serve: Serve) -> None:
-    drain = Drain()
-    http = await serve(FakeTriton(chunks("x")), drain=drain)
+    http, drain = await served(serve, FakeTriton(chunks("x")))
     assert (await http.post("/v1/completions", json=COMPLETION)).status == 200
     drain.begin()
     for path in ("/v1/completions", "/v1/chat/completions", "/tokenize"):
@@ -35,9 +44,9 @@ async def test_a_drain_refuses_what_comes_and_says_so_in_the_health(serve: Serve
 
 
 async def test_a_stream_that_is_under_way_is_finished(serve: Serve) -> None:
-    drain, gate = Drain(), asyncio.Event()
+    gate = asyncio.Event()
     triton = FakeTriton([GenerationChunk(text="a"), gate, *chunks("b")])
-    http = await serve(triton, drain=drain)
+    http, drain = await served(serve, triton)
     response = await http.post("/v1/completions", json=STREAMED)
     finishing = asyncio.create_task(drain.finish(60.0, asyncio.Event(), triton.end_all))
     await asyncio.sleep(0)
@@ -51,9 +60,9 @@ async def test_a_stream_that_is_under_way_is_finished(serve: Serve) -> None:
 
 @pytest.mark.parametrize("is_hurried", [True, False])
 async def test_a_stream_that_takes_too_long_ends_with_an_error(serve: Serve, is_hurried: bool) -> None:
-    drain, hurry = Drain(), asyncio.Event()
+    hurry = asyncio.Event()
     triton = FakeTriton([GenerationChunk(text="a"), asyncio.Event()])
-    http = await serve(triton, drain=drain)
+    http, drain = await served(serve, triton)
     response = await http.post("/v1/completions", json=STREAMED)
     if is_hurried:
         hurry.set()

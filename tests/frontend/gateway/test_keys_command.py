@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from frontend.__main__ import main
-from frontend.caller import KeyLimits
-from frontend.gateway.key_file import PREFIX, hash_of, read_keys
+from frontend.gateway.key_file import PREFIX, KeyLimits, hash_of, read_keys
 from frontend.gateway.keys_options import LIMITS
 
 

@@ -20,7 +20,7 @@ import pytest
 
 from frontend.caller import Role
 from frontend.launcher.workers import MAX_WORKERS_BY_CORES, num_workers
-from frontend.operations.supervisor import DRAIN, RELOAD_KEYS
+from frontend.operations.supervisor import BEGIN_DRAIN, RELOAD_KEYS
 from frontend.settings import Settings
 from tests.frontend.gateway.key_files import KeyFile
 from tests.launching import free_port
@@ -118,7 +118,7 @@ def test_workers_that_do_not_come_up_end_everything(tmp_path: Path) -> None:
 def test_a_drain_of_one_worker_is_a_drain_of_all(tmp_path: Path) -> None:
     with running(tmp_path, "--port=0") as frontend:
         (first, url), _ = frontend.wait_for_workers(2)
-        os.kill(first, DRAIN)
+        os.kill(first, BEGIN_DRAIN)
         frontend.wait_until(lambda: frontend.log.read_text().count("draining: 0 requests") == 2)
         assert all(is_live(url) for _ in range(20))
         assert frontend.process.poll() is None
@@ -127,7 +127,7 @@ def test_a_drain_of_one_worker_is_a_drain_of_all(tmp_path: Path) -> None:
 def test_a_worker_that_dies_during_a_drain_is_not_replaced(tmp_path: Path) -> None:
     with running(tmp_path, "--port=0") as frontend:
         workers = [pid for pid, _ in frontend.wait_for_workers(2)]
-        frontend.process.send_signal(DRAIN)
+        frontend.process.send_signal(BEGIN_DRAIN)
         frontend.wait_until(lambda: frontend.log.read_text().count("draining: 0 requests") == 2)
         for pid in workers:
             os.kill(pid, signal.SIGKILL)
@@ -142,7 +142,7 @@ def test_a_worker_that_starts_while_the_others_begin_a_drain_drains_too(tmp_path
         (first, _), _ = frontend.wait_for_workers(2)
         os.kill(first, signal.SIGKILL)
         frontend.wait_until(lambda: len(frontend.spawned()) == 2 and first not in frontend.spawned())
-        frontend.process.send_signal(DRAIN)
+        frontend.process.send_signal(BEGIN_DRAIN)
         frontend.wait_for_workers(3)
         frontend.wait_until(lambda: frontend.log.read_text().count("draining: 0 requests") == 2)
         assert frontend.process.poll() is None

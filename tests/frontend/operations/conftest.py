@@ -12,7 +12,6 @@ import pytest
 from aiohttp import web
 
 from frontend.caller import Role
-from frontend.gateway.drain import Drain
 from frontend.operations.adapters import AdapterControl
 from frontend.operations.admin import ADAPTERS, CONTROL
 from frontend.operations.app import create_operations_app
@@ -67,9 +66,7 @@ async def operate(triton: FakeTriton, supervisor: FakeSupervisor) -> AsyncIterat
     async with AsyncExitStack() as stack:
 
         async def start(**settings: Any) -> aiohttp.ClientSession:
-            public = app_runner(
-                Settings(drain_timeout_s=0, **settings), {"fake:1": triton}, Drain(supervisor.begin_drain)
-            )
+            public = app_runner(Settings(drain_timeout_s=0, **settings), {"fake:1": triton}, supervisor.begin_drain)
             await public.setup()
             stack.push_async_callback(public.cleanup)
             assert isinstance(public.app, web.Application)

@@ -1,0 +1,51 @@
+"""Puts the gateway before the handlers of an application. An application without it serves every request."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+
+from aiohttp import web
+
+from frontend.gateway.authentication import KEY_RING, authenticate, key_ring
+from frontend.gateway.cors import allow_origins
+from frontend.gateway.drain import Drain, middleware
+from frontend.gateway.limited import add_limit_headers, limits_lifetime
+from frontend.request_context import DRAIN, KEYS, SETTINGS
+
+
+def install_gateway(app: web.Application, tell_others: Callable[[], None] = lambda: None) -> None:
+    """Put keys, limits, drain and CORS before the handlers of the API.
+
+    Args:
+        app: with its settings, and with the middlewares that run before the gateway's.
+        tell_others: called when the drain begins, for the other processes on the port.
+
+    Raises:
+        KeyFileError: the key file cannot be read, or breaks a rule.
+    """
+    drain = app[DRAIN] = Drain(tell_others)
+    app.middlewares.extend([middleware(drain), authenticate])
+    if (keys := key_ring(app[SETTINGS])) is not None:
+        app[KEYS] = app[KEY_RING] = keys
+        app.cleanup_ctx.append(_keys_lifetime)
+    app.cleanup_ctx.append(limits_lifetime)
+    app.on_response_prepare.append(add_limit_headers)
+    allow_origins(app, app[SETTINGS])
+
+
+def share_gateway(public: web.Application, app: web.Application) -> None:
+    """Use the keys and the drain of the API's application for that of the operations port."""
+    app[DRAIN] = public[DRAIN]
+    app.middlewares.append(authenticate)
+    if KEY_RING in public:
+        app[KEYS] = app[KEY_RING] = public[KEY_RING]
+
+
+async def _keys_lifetime(app: web.Application) -> AsyncIterator[None]:
+    watching = asyncio.create_task(app[KEY_RING].watch(app[SETTINGS].key_interval_s))
+    yield
+    watching.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await watching
