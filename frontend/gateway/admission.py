@@ -16,7 +16,7 @@ from frontend.errors import QueueFull
 from frontend.gateway.fair_queue import Entry, FairQueue
 from frontend.gateway.headers import rate_headers
 from frontend.gateway.rates import Rates
-from frontend.gateway.types import Ask, Lease
+from frontend.gateway.types import AdmissionRequest, Lease
 
 _MEMORY_S = 10.0  # of full time: older completions count for less in the completion rate
 _FIRST_S = 5.0  # of full time: no completion may have ended yet
@@ -73,7 +73,7 @@ class Bounds:
 
 @dataclass(slots=True)
 class _Waiter:
-    ask: Ask
+    request: AdmissionRequest
     turn: asyncio.Future[None]
     is_queued: bool = False
     is_admitted: bool = False
@@ -98,21 +98,21 @@ class Admission:
         """Requests that wait."""
         return len(self._queue)
 
-    async def enter(self, ask: Ask) -> None:
+    async def enter(self, request: AdmissionRequest) -> None:
         """Wait for a place, for the maximum wait at most. Who is cancelled meanwhile has left the queue.
 
         Raises:
             QueueFull: there is no place, and there will be none in time.
         """
-        self._num_replicas, self._replica_sequences = ask.num_replicas, ask.max_sequences
+        self._num_replicas, self._replica_sequences = request.num_replicas, request.max_sequences
         if self._queue:
             self._let_in()  # where a replica has come back
-        if not self._queue and self._has_room(ask):
-            self._occupy(ask)
+        if not self._queue and self._has_room(request):
+            self._occupy(request)
             self._count_time()
             return
-        waiter = _Waiter(ask, asyncio.get_running_loop().create_future())
-        entry = self._queue.entry(waiter, (ask.key, ask.priority), float(max(1, ask.num_tokens)))
+        waiter = _Waiter(request, asyncio.get_running_loop().create_future())
+        entry = self._queue.entry(waiter, (request.key, request.priority), float(max(1, request.num_tokens)))
         self._refuse_hopeless(entry)
         self._queue.push(entry)
         waiter.is_queued = True
@@ -125,18 +125,18 @@ class Admission:
                 raise self._refusal(f"no place within {self._bounds.max_queue_wait_s:g} s") from None
             raise
 
-    def leave(self, ask: Ask) -> None:
+    def leave(self, request: AdmissionRequest) -> None:
         """Give a place back."""
         self._count_time()
-        self._drain_rate.ended(ask.num_sequences)
+        self._drain_rate.ended(request.num_sequences)
         self.num_requests -= 1
-        self.num_sequences -= ask.num_sequences
-        self.num_prompt_tokens -= ask.num_prompt_tokens
+        self.num_sequences -= request.num_sequences
+        self.num_prompt_tokens -= request.num_prompt_tokens
         self._let_in()
 
-    def _has_room(self, ask: Ask) -> bool:
+    def _has_room(self, request: AdmissionRequest) -> bool:
         """Whether a request fits beside those in flight; alone, any does: what is too large is not refused for ever."""
-        return not self.num_requests or self._fits(ask.num_sequences, ask.num_prompt_tokens)
+        return not self.num_requests or self._fits(request.num_sequences, request.num_prompt_tokens)
 
     def _fits(self, num_sequences: int, num_prompt_tokens: int) -> bool:
         max_sequences = (self._bounds.max_in_flight or self._replica_sequences) * self._num_replicas
@@ -149,18 +149,18 @@ class Admission:
         """Tell the drain rate what time it is, and whether from now on the smallest request would have to wait."""
         self._drain_rate.advance(self._clock(), is_full=bool(self._queue) or not self._fits(1, 1))
 
-    def _occupy(self, ask: Ask) -> None:
+    def _occupy(self, request: AdmissionRequest) -> None:
         self.num_requests += 1
-        self.num_sequences += ask.num_sequences
-        self.num_prompt_tokens += ask.num_prompt_tokens
+        self.num_sequences += request.num_sequences
+        self.num_prompt_tokens += request.num_prompt_tokens
 
     def _let_in(self) -> None:
         """Admit those who are next, as long as the first of them fits: nobody passes it, so it is not starved."""
-        while self._queue and self._has_room(self._queue.first().item.ask):
+        while self._queue and self._has_room(self._queue.first().item.request):
             waiter = self._queue.pop()
             waiter.is_queued = False
             if not waiter.turn.done():
-                self._occupy(waiter.ask)
+                self._occupy(waiter.request)
                 waiter.is_admitted = True
                 waiter.turn.set_result(None)
         self._count_time()
@@ -179,7 +179,7 @@ class Admission:
         """Forget one who does not wait any more, wherever its end finds it."""
         waiter = entry.item
         if waiter.is_admitted:
-            self.leave(waiter.ask)
+            self.leave(waiter.request)
         elif waiter.is_queued:
             self._queue.remove(entry)
             waiter.is_queued = False
@@ -209,27 +209,27 @@ class LocalLimiter:
         """What is in flight and what waits, of each model that was asked for."""
         return self._admissions
 
-    async def acquire(self, ask: Ask) -> Lease:
+    async def acquire(self, request: AdmissionRequest) -> Lease:
         """Wait until the request may go on; see Limiter."""
-        lease_id = secrets.token_hex(8) if ask.scopes else ""
-        readings = await self._rates.take(lease_id, ask) if ask.scopes else ()
-        if ask.num_sequences:
+        lease_id = secrets.token_hex(8) if request.scopes else ""
+        readings = await self._rates.take(lease_id, request) if request.scopes else ()
+        if request.num_sequences:
             try:
-                await self._admission(ask.model).enter(ask)
+                await self._admission(request.model).enter(request)
             except BaseException as exc:
-                if ask.scopes:
-                    self._rates.undo(lease_id, ask)
+                if request.scopes:
+                    self._rates.undo(lease_id, request)
                 if isinstance(exc, QueueFull):
                     exc.headers = {**exc.headers, **rate_headers(readings)}
                 raise
-        return Lease(lease_id, ask, readings)
+        return Lease(lease_id, request, readings)
 
     def release(self, lease: Lease, num_tokens: int) -> None:
         """Give back what a request held; see Limiter."""
-        if lease.ask.num_sequences:
-            self._admission(lease.ask.model).leave(lease.ask)
-        if lease.ask.scopes:
-            self._rates.settle(lease.id, lease.ask, num_tokens)
+        if lease.request.num_sequences:
+            self._admission(lease.request.model).leave(lease.request)
+        if lease.request.scopes:
+            self._rates.settle(lease.id, lease.request, num_tokens)
 
     async def close(self) -> None:
         """Let go of the rates' connections."""

@@ -17,7 +17,7 @@ from frontend.gateway.authentication import KEY_LIMITS
 from frontend.gateway.headers import rate_headers
 from frontend.gateway.key_file import NO_LIMITS
 from frontend.gateway.policy import Policy, limiter_of
-from frontend.gateway.types import Ask, Lease, RateLimits
+from frontend.gateway.types import AdmissionRequest, Lease, RateLimits
 from frontend.protocol.fields import GenerationBody
 from frontend.protocol.priority import Priority
 from frontend.request_context import CLIENT_CLOSED, FACTS, LIMITS, SETTINGS, TRITON, RequestFacts
@@ -80,20 +80,20 @@ class Limits:
             APIError: a limit of the key's own is reached, or the model has no room.
         """
         facts = request[FACTS]
-        ask = self._ask(request, body, name, generations, num_per_prompt)
-        sender = ask.key if ask.key != ANONYMOUS.id else request.remote or ""
-        lease = request[_LEASE] = await self._limiter.acquire(ask)
-        num_tokens = ask.num_tokens  # an aborted request without streaming: usage unknown, so charge the estimate
+        wanted = self._admission_request(request, body, name, generations, num_per_prompt)
+        sender = wanted.key if wanted.key != ANONYMOUS.id else request.remote or ""
+        lease = request[_LEASE] = await self._limiter.acquire(wanted)
+        num_tokens = wanted.num_tokens  # an aborted request without streaming: usage unknown, so charge the estimate
         try:
-            yield [replace(each, priority=_ENGINE_PRIORITIES[ask.priority], sender=sender) for each in generations]
+            yield [replace(each, priority=_ENGINE_PRIORITIES[wanted.priority], sender=sender) for each in generations]
             if generations[0].is_stream or facts.error_code != CLIENT_CLOSED:
-                num_tokens = _num_tokens_used(facts, ask)
+                num_tokens = _num_tokens_used(facts, wanted)
         except asyncio.CancelledError:
             if generations[0].is_stream:
-                num_tokens = _num_tokens_used(facts, ask)
+                num_tokens = _num_tokens_used(facts, wanted)
             raise
         except Exception:
-            num_tokens = _num_tokens_used(facts, ask) if facts.ttft_ms is not None else 0  # it was never generated
+            num_tokens = _num_tokens_used(facts, wanted) if facts.ttft_ms is not None else 0  # it was never generated
             raise
         finally:
             self._limiter.release(lease, num_tokens)
@@ -107,26 +107,26 @@ class Limits:
         key = request[FACTS].caller.id
         scopes = self._policy.scopes(key, self._rates(request), model)
         if scopes:
-            lease = request[_LEASE] = await self._limiter.acquire(Ask(key=key, scopes=scopes))
+            lease = request[_LEASE] = await self._limiter.acquire(AdmissionRequest(key=key, scopes=scopes))
             self._limiter.release(lease, 0)
 
     async def close(self) -> None:
         """Let go of connections and tasks."""
         await self._limiter.close()
 
-    def _ask(
+    def _admission_request(
         self,
         request: web.Request,
         body: GenerationBody,
         name: ModelName,
         generations: Sequence[GenerationRequest],
         num_per_prompt: int,
-    ) -> Ask:
+    ) -> AdmissionRequest:
         """Return what a request asks of the limits; the arguments are those of `generating`."""
         key, window = request[FACTS].caller.id, name.model.context_window
         num_prompt_tokens = sum(_num_tokens(each.prompt, window) for each in generations[::num_per_prompt])
         max_tokens = min(generations[0].max_tokens, window)
-        return Ask(
+        return AdmissionRequest(
             key=key,
             scopes=self._policy.scopes(key, self._rates(request), name.model.id),
             model=name.model.id,
@@ -184,9 +184,9 @@ def _num_tokens(prompt: Prompt, context_window: int) -> int:
     return min(math.ceil(num_bytes / _BYTES_PER_TOKEN), context_window)
 
 
-def _num_tokens_used(facts: RequestFacts, ask: Ask) -> int:
+def _num_tokens_used(facts: RequestFacts, wanted: AdmissionRequest) -> int:
     """Return what was generated: by the engine's counts where a completion came to its end, else by the text."""
-    if facts.num_finished == ask.num_sequences:
+    if facts.num_finished == wanted.num_sequences:
         return facts.num_input_tokens + facts.num_output_tokens
     num_streamed = math.ceil(facts.num_chars / _BYTES_PER_TOKEN)
-    return max(facts.num_input_tokens, ask.num_prompt_tokens) + max(facts.num_output_tokens, num_streamed)
+    return max(facts.num_input_tokens, wanted.num_prompt_tokens) + max(facts.num_output_tokens, num_streamed)

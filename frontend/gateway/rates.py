@@ -10,7 +10,7 @@ from typing import Protocol
 
 from frontend.errors import RateLimited
 from frontend.gateway.headers import rate_headers
-from frontend.gateway.types import Ask, Reading, Resource, Scope
+from frontend.gateway.types import AdmissionRequest, Reading, Resource, Scope
 
 _MINUTE_S = 60.0
 
@@ -57,17 +57,17 @@ class Bucket:
 class Rates(Protocol):
     """Where rates are kept."""
 
-    async def take(self, lease_id: str, ask: Ask) -> tuple[Reading, ...]:
+    async def take(self, lease_id: str, request: AdmissionRequest) -> tuple[Reading, ...]:
         """Charge a request with its estimate, in every scope or in none.
 
         Raises:
             RateLimited: one of the scopes has no room.
         """
 
-    def settle(self, lease_id: str, ask: Ask, num_tokens: int) -> None:
+    def settle(self, lease_id: str, request: AdmissionRequest, num_tokens: int) -> None:
         """End a request: charge what it used instead of the estimate."""
 
-    def undo(self, lease_id: str, ask: Ask) -> None:
+    def undo(self, lease_id: str, request: AdmissionRequest) -> None:
         """End a request that was never served: it costs nothing."""
 
     async def close(self) -> None:
@@ -90,12 +90,12 @@ class MemoryRates:
         self._clock = clock
         self._accounts: dict[str, _Account] = {}
 
-    async def take(self, lease_id: str, ask: Ask) -> tuple[Reading, ...]:
+    async def take(self, lease_id: str, request: AdmissionRequest) -> tuple[Reading, ...]:
         """Charge a request with its estimate; see Rates."""
         now_s = self._clock()
-        accounts = [self._account(scope, now_s) for scope in ask.scopes]
-        for scope, account in zip(ask.scopes, accounts, strict=True):
-            for resource, bucket, amount in _charges(account, ask.num_tokens):
+        accounts = [self._account(scope, now_s) for scope in request.scopes]
+        for scope, account in zip(request.scopes, accounts, strict=True):
+            for resource, bucket, amount in _charges(account, request.num_tokens):
                 if bucket is not None and bucket.level < amount:
                     readings = _readings(accounts)
                     raise refusal(scope, resource, amount, bucket.per_minute, bucket.wait_s(amount), readings)
@@ -103,25 +103,25 @@ class MemoryRates:
                 raise too_many_at_a_time(scope, _readings(accounts))
         for account in accounts:
             account.num_concurrent += 1
-            for _, bucket, amount in _charges(account, ask.num_tokens):
+            for _, bucket, amount in _charges(account, request.num_tokens):
                 if bucket is not None:
                     bucket.add(-amount)
         return _readings(accounts)
 
-    def settle(self, lease_id: str, ask: Ask, num_tokens: int) -> None:
+    def settle(self, lease_id: str, request: AdmissionRequest, num_tokens: int) -> None:
         """End a request; see Rates."""
-        self._end(ask, {Resource.TOKENS: ask.num_tokens - num_tokens})
+        self._end(request, {Resource.TOKENS: request.num_tokens - num_tokens})
 
-    def undo(self, lease_id: str, ask: Ask) -> None:
+    def undo(self, lease_id: str, request: AdmissionRequest) -> None:
         """End a request that was never served; see Rates."""
-        self._end(ask, {Resource.TOKENS: ask.num_tokens, Resource.REQUESTS: 1})
+        self._end(request, {Resource.TOKENS: request.num_tokens, Resource.REQUESTS: 1})
 
     async def close(self) -> None:
         """Do nothing."""
 
-    def _end(self, ask: Ask, given_back: Mapping[Resource, int]) -> None:
+    def _end(self, request: AdmissionRequest, given_back: Mapping[Resource, int]) -> None:
         now_s = self._clock()
-        for scope in ask.scopes:
+        for scope in request.scopes:
             account = self._account(scope, now_s)
             account.num_concurrent = max(0, account.num_concurrent - 1)
             if account.tokens is not None:

@@ -14,7 +14,7 @@ from redis.exceptions import RedisError
 
 from frontend.gateway.outage import Outage
 from frontend.gateway.rates import Bucket, reading, refusal, too_many_at_a_time
-from frontend.gateway.types import Ask, Reading, Resource
+from frontend.gateway.types import AdmissionRequest, Reading, Resource
 
 # The arithmetic of `Bucket` in Lua, which Redis computes itself. A test holds both to the same results.
 _LEVELS = """
@@ -128,37 +128,37 @@ class RedisRates:
         self._take = self._client.register_script(TAKE)
         self._settle = self._client.register_script(SETTLE)
         self._outage = outage
-        self._held: dict[str, Ask] = {}
+        self._held: dict[str, AdmissionRequest] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._renewing: asyncio.Task[None] | None = None
 
-    async def take(self, lease_id: str, ask: Ask) -> tuple[Reading, ...]:
+    async def take(self, lease_id: str, request: AdmissionRequest) -> tuple[Reading, ...]:
         """Charge a request with its estimate; see Rates."""
         if self._outage.is_pause:
             self._outage.pass_or_refuse()
             return ()
         self._renewing = self._renewing or asyncio.create_task(self._renew())
-        self._held[lease_id] = ask
+        self._held[lease_id] = request
         try:
             async with asyncio.timeout(_TIMEOUT_S):
-                args: list[str | int] = [lease_id, ask.num_tokens, _LEASE_S, *_limits(ask)]
-                answer = await self._take(keys=_keys(ask), args=args)
+                args: list[str | int] = [lease_id, request.num_tokens, _LEASE_S, *_limits(request)]
+                answer = await self._take(keys=_keys(request), args=args)
         except (RedisError, OSError, TimeoutError) as exc:
-            self._failed(lease_id, ask, exc)
+            self._failed(lease_id, request, exc)
             return ()
         except asyncio.CancelledError:
-            self.undo(lease_id, ask)  # it may have been taken
+            self.undo(lease_id, request)  # it may have been taken
             raise
         self._outage.worked()
-        return self._outcome(lease_id, ask, answer)
+        return self._outcome(lease_id, request, answer)
 
-    def settle(self, lease_id: str, ask: Ask, num_tokens: int) -> None:
+    def settle(self, lease_id: str, request: AdmissionRequest, num_tokens: int) -> None:
         """End a request; see Rates."""
-        self._end(lease_id, ask, num_requests=0, num_tokens=ask.num_tokens - num_tokens)
+        self._end(lease_id, request, num_requests=0, num_tokens=request.num_tokens - num_tokens)
 
-    def undo(self, lease_id: str, ask: Ask) -> None:
+    def undo(self, lease_id: str, request: AdmissionRequest) -> None:
         """End a request that was never served; see Rates."""
-        self._end(lease_id, ask, num_requests=1, num_tokens=ask.num_tokens)
+        self._end(lease_id, request, num_requests=1, num_tokens=request.num_tokens)
 
     async def close(self) -> None:
         """Wait for what is being settled, and disconnect."""
@@ -169,11 +169,11 @@ class RedisRates:
         await asyncio.gather(*self._tasks)
         await self._client.aclose()
 
-    def _outcome(self, lease_id: str, ask: Ask, answer: Sequence[bytes]) -> tuple[Reading, ...]:
+    def _outcome(self, lease_id: str, request: AdmissionRequest, answer: Sequence[bytes]) -> tuple[Reading, ...]:
         """Return the readings that a script's answer says, or raise its refusal."""
         refused, kind, *levels = (float(value) for value in answer)
         readings: list[Reading] = []
-        for index, scope in enumerate(ask.scopes):
+        for index, scope in enumerate(request.scopes):
             limits = scope.limits
             rates = (Resource.REQUESTS, limits.requests_per_minute), (Resource.TOKENS, limits.tokens_per_minute)
             for offset, (resource, limit) in enumerate(rates):
@@ -182,28 +182,28 @@ class RedisRates:
         if not refused:
             return tuple(readings)
         del self._held[lease_id]
-        scope = ask.scopes[int(refused) - 1]
+        scope = request.scopes[int(refused) - 1]
         if kind == 3:
             raise too_many_at_a_time(scope, readings)
         is_tokens = kind == 2
         limit = scope.limits.tokens_per_minute if is_tokens else scope.limits.requests_per_minute
-        amount = ask.num_tokens if is_tokens else 1
+        amount = request.num_tokens if is_tokens else 1
         bucket = Bucket(limit, levels[2 * (int(refused) - 1) + is_tokens], 0.0)
         resource = Resource.TOKENS if is_tokens else Resource.REQUESTS
         raise refusal(scope, resource, amount, limit, bucket.wait_s(amount), readings)
 
-    def _failed(self, lease_id: str, ask: Ask, cause: Exception) -> None:
+    def _failed(self, lease_id: str, request: AdmissionRequest, cause: Exception) -> None:
         """Go on uncounted, or refuse."""
         self._outage.failed(cause)
         # The script may have run although its answer was not seen; the place would expire, the charge would refill.
         self._held.pop(lease_id, None)
         self._outage.pass_or_refuse()
 
-    def _end(self, lease_id: str, ask: Ask, *, num_requests: int, num_tokens: int) -> None:
+    def _end(self, lease_id: str, request: AdmissionRequest, *, num_requests: int, num_tokens: int) -> None:
         if self._held.pop(lease_id, None) is None:
             return  # it went on uncounted
-        args: list[str | int] = [lease_id, num_requests, num_tokens, *_limits(ask)]
-        self._keep(asyncio.create_task(self._run(self._settle(keys=_keys(ask), args=args))))
+        args: list[str | int] = [lease_id, num_requests, num_tokens, *_limits(request)]
+        self._keep(asyncio.create_task(self._run(self._settle(keys=_keys(request), args=args))))
 
     async def _run(self, call: Awaitable[Any]) -> None:
         try:
@@ -223,8 +223,8 @@ class RedisRates:
         seconds, microseconds = await self._client.time()
         expires_s = seconds + microseconds / 1e6 + _LEASE_S
         async with self._client.pipeline(transaction=False) as pipe:
-            for lease_id, ask in self._held.items():
-                for key in _keys(ask)[1::2]:
+            for lease_id, request in self._held.items():
+                for key in _keys(request)[1::2]:
                     pipe.zadd(key, {lease_id: expires_s}, xx=True)
                     pipe.expire(key, 2 * _LEASE_S)
             await pipe.execute()
@@ -234,14 +234,14 @@ class RedisRates:
         task.add_done_callback(self._tasks.discard)
 
 
-def _keys(ask: Ask) -> list[str]:
+def _keys(request: AdmissionRequest) -> list[str]:
     """Return the keys of the scopes, two for each. In braces: in a cluster, one key's scopes lie on one node."""
-    return [f"conch:{{{scope.key}}}:{scope.model}:{kind}" for scope in ask.scopes for kind in ("levels", "leases")]
+    return [f"conch:{{{scope.key}}}:{scope.model}:{kind}" for scope in request.scopes for kind in ("levels", "leases")]
 
 
-def _limits(ask: Ask) -> list[int]:
+def _limits(request: AdmissionRequest) -> list[int]:
     return [
         limit
-        for scope in ask.scopes
+        for scope in request.scopes
         for limit in (scope.limits.requests_per_minute, scope.limits.tokens_per_minute, scope.limits.max_concurrent)
     ]

@@ -9,7 +9,7 @@ from typing import Any, cast
 import orjson
 
 from frontend.gateway.outage import Outage
-from frontend.gateway.types import Ask, Lease
+from frontend.gateway.types import AdmissionRequest, Lease
 from frontend.gateway.wire import error_from_wire, lease_from_wire, line
 
 _CONNECT_S = 1.0
@@ -33,9 +33,9 @@ class SocketLimiter:
         self._connection: _Connection | None = None
         self._connecting = asyncio.Lock()
 
-    async def acquire(self, ask: Ask) -> Lease:
+    async def acquire(self, request: AdmissionRequest) -> Lease:
         """Wait until the request may go on; see Limiter."""
-        uncounted = Lease("", ask)
+        uncounted = Lease("", request)
         if self._outage.is_pause:
             self._outage.pass_or_refuse()
             return uncounted
@@ -44,7 +44,7 @@ class SocketLimiter:
         try:
             connection = await self._connected()
             async with asyncio.timeout(self._answer_s):
-                answer = await connection.ask(number, ask)
+                answer = await connection.acquire(number, request)
         except (OSError, TimeoutError) as exc:  # TimeoutError is an OSError, but says so here
             if connection is not None:
                 connection.cancel(number)
@@ -58,7 +58,7 @@ class SocketLimiter:
         self._outage.worked()
         if "error" in answer:
             raise error_from_wire(answer)
-        return lease_from_wire(number, ask, answer)
+        return lease_from_wire(number, request, answer)
 
     def release(self, lease: Lease, num_tokens: int) -> None:
         """Give back what a request held; see Limiter. What a lost connection held was given back when it was lost."""
@@ -107,10 +107,10 @@ class _Connection(asyncio.Protocol):
                 waiting.set_exception(ConnectionResetError("the admission process is gone"))
         self._answers.clear()
 
-    async def ask(self, number: int, ask: Ask) -> dict[str, Any]:
+    async def acquire(self, number: int, request: AdmissionRequest) -> dict[str, Any]:
         waiting: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
         self._answers[number] = waiting
-        self.send({"do": "acquire", "number": number, "ask": ask})
+        self.send({"do": "acquire", "number": number, "request": request})
         return await waiting
 
     def cancel(self, number: int) -> None:

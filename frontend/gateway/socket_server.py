@@ -18,7 +18,7 @@ import uvloop
 from frontend.errors import APIError, ServerError
 from frontend.gateway.policy import deciding_limiter_of
 from frontend.gateway.types import Lease, Limiter
-from frontend.gateway.wire import ask_from_wire, error_to_wire, lease_to_wire, line
+from frontend.gateway.wire import error_to_wire, lease_to_wire, line, request_from_wire
 from frontend.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -54,14 +54,14 @@ class WorkerConnection(asyncio.Protocol):
         for task in self._waiting.values():
             task.cancel()
         for lease in self._leases.values():
-            self._limiter.release(lease, lease.ask.num_tokens)
+            self._limiter.release(lease, lease.request.num_tokens)
         self._leases.clear()
 
     def _do(self, message: dict[str, Any]) -> None:
         number = message["number"]
         match message["do"]:
             case "acquire":
-                task = asyncio.create_task(self._acquire(number, message["ask"]))
+                task = asyncio.create_task(self._acquire(number, message["request"]))
                 self._waiting[number] = task
                 task.add_done_callback(lambda _: self._waiting.pop(number, None))
             case "release":
@@ -71,9 +71,9 @@ class WorkerConnection(asyncio.Protocol):
                     self._waiting[number].cancel()
                 self._release(number, 0)
 
-    async def _acquire(self, number: int, ask: dict[str, Any]) -> None:
+    async def _acquire(self, number: int, request: dict[str, Any]) -> None:
         try:
-            lease = await self._limiter.acquire(ask_from_wire(ask))
+            lease = await self._limiter.acquire(request_from_wire(request))
         except APIError as exc:
             self._answer(number, error_to_wire(exc))
         except Exception:

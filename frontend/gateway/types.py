@@ -48,7 +48,7 @@ class Scope:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ask:
+class AdmissionRequest:
     """One request, as far as limits are concerned."""
 
     key: str  # whose it is: waiting requests are served fairly between keys
@@ -77,14 +77,14 @@ class Lease:
     """The permission to go on, to be released in the end."""
 
     id: str
-    ask: Ask
+    request: AdmissionRequest
     readings: tuple[Reading, ...] = ()
 
 
 class Limiter(Protocol):
     """What decides who may go on, and when."""
 
-    async def acquire(self, ask: Ask) -> Lease:
+    async def acquire(self, request: AdmissionRequest) -> Lease:
         """Wait until the request may go on. A caller that is cancelled meanwhile holds nothing.
 
         Raises:

@@ -8,7 +8,7 @@ import orjson
 
 from frontend.errors import APIError, QueueFull, RateLimited, ServerError
 from frontend.gateway.outage import LimitsUnavailable
-from frontend.gateway.types import Ask, Lease, RateLimits, Reading, Resource, Scope
+from frontend.gateway.types import AdmissionRequest, Lease, RateLimits, Reading, Resource, Scope
 from frontend.protocol.priority import Priority
 
 
@@ -17,10 +17,10 @@ def line(message: dict[str, Any]) -> bytes:
     return orjson.dumps(message) + b"\n"
 
 
-def ask_from_wire(fields: dict[str, Any]) -> Ask:
+def request_from_wire(fields: dict[str, Any]) -> AdmissionRequest:
     """Return what a worker asks."""
     scopes = tuple(Scope(each["key"], each["model"], RateLimits(**each["limits"])) for each in fields["scopes"])
-    return Ask(**fields | {"scopes": scopes, "priority": Priority(fields["priority"])})
+    return AdmissionRequest(**fields | {"scopes": scopes, "priority": Priority(fields["priority"])})
 
 
 def lease_to_wire(lease: Lease) -> dict[str, Any]:
@@ -28,10 +28,10 @@ def lease_to_wire(lease: Lease) -> dict[str, Any]:
     return {"lease": lease.id, "readings": lease.readings}
 
 
-def lease_from_wire(number: int, ask: Ask, answer: dict[str, Any]) -> Lease:
+def lease_from_wire(number: int, request: AdmissionRequest, answer: dict[str, Any]) -> Lease:
     """Return a lease by the number that the worker gave it."""
     readings = (Reading(**each | {"resource": Resource(each["resource"])}) for each in answer["readings"])
-    return Lease(str(number), ask, tuple(readings))
+    return Lease(str(number), request, tuple(readings))
 
 
 def error_to_wire(error: APIError) -> dict[str, Any]:

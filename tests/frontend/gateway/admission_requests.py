@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from frontend.gateway.types import Ask, RateLimits, Scope
+from frontend.gateway.types import AdmissionRequest, RateLimits, Scope
 
 
 class Clock:
@@ -22,12 +22,12 @@ def scope(key: str = "k", model: str = "", **limits: int) -> Scope:
     return Scope(key, model, RateLimits(**limits))
 
 
-def ask(key: str = "k", num_tokens: int = 10, **limits: int) -> Ask:
+def counted(key: str = "k", num_tokens: int = 10, **limits: int) -> AdmissionRequest:
     """Return a request that is only counted."""
-    return Ask(key=key, scopes=(Scope(key, "", RateLimits(**limits)),), num_tokens=num_tokens)
+    return AdmissionRequest(key=key, scopes=(Scope(key, "", RateLimits(**limits)),), num_tokens=num_tokens)
 
 
-def generation(key: str = "k", **fields: Any) -> Ask:
+def generation(key: str = "k", **fields: Any) -> AdmissionRequest:
     """Return a request that needs admission, and is not counted."""
     given: dict[str, Any] = {"model": "m", "num_tokens": 10, "num_sequences": 1, "num_prompt_tokens": 5}
-    return Ask(key=key, **given | fields)
+    return AdmissionRequest(key=key, **given | fields)

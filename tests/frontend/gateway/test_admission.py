@@ -11,7 +11,7 @@ import pytest
 from frontend.errors import QueueFull
 from frontend.gateway.admission import Admission, Bounds
 from frontend.gateway.policy import Policy
-from frontend.gateway.types import Ask
+from frontend.gateway.types import AdmissionRequest
 from frontend.protocol.priority import Priority
 from frontend.settings import Settings
 from tests.frontend.gateway.admission_requests import Clock, generation
@@ -33,8 +33,8 @@ async def settled() -> None:
         await asyncio.sleep(0)
 
 
-async def waiting(admission: Admission, *asks: Ask) -> list[asyncio.Task[None]]:
-    tasks = [asyncio.create_task(admission.enter(each)) for each in asks]
+async def waiting(admission: Admission, *requests: AdmissionRequest) -> list[asyncio.Task[None]]:
+    tasks = [asyncio.create_task(admission.enter(each)) for each in requests]
     await settled()
     return tasks
 

@@ -17,8 +17,8 @@ from frontend.errors import RateLimited
 from frontend.gateway.outage import LimitsUnavailable, OnFailure, Outage
 from frontend.gateway.rates import MemoryRates, Rates
 from frontend.gateway.redis_rates import RedisRates
-from frontend.gateway.types import Ask, Reading
-from tests.frontend.gateway.admission_requests import Clock, ask, scope
+from frontend.gateway.types import AdmissionRequest, Reading
+from tests.frontend.gateway.admission_requests import Clock, counted, scope
 from tests.frontend.gateway.conftest import SERVER, RedisServer
 
 type Replica = Callable[..., RedisRates]
@@ -38,7 +38,7 @@ async def replica(redis_server: RedisServer) -> AsyncIterator[Replica]:
 
 async def test_replicas_share_one_limit(replica: Replica) -> None:
     here, there = replica(), replica()
-    request = ask(num_tokens=40, requests_per_minute=2, tokens_per_minute=100)
+    request = counted(num_tokens=40, requests_per_minute=2, tokens_per_minute=100)
     await here.take("1", request)
     readings = await there.take("2", request)
     assert [each.remaining for each in readings] == [0, 20]
@@ -50,20 +50,20 @@ async def test_replicas_share_one_limit(replica: Replica) -> None:
 
 async def test_tokens_are_settled_and_requests_that_were_not_served_undone(replica: Replica) -> None:
     rates = replica()
-    request = ask(num_tokens=80, tokens_per_minute=100, requests_per_minute=10)
+    request = counted(num_tokens=80, tokens_per_minute=100, requests_per_minute=10)
     await rates.take("1", request)
     rates.settle("1", request, 30)
     await asyncio.gather(*rates._tasks)
-    [requests, tokens] = await rates.take("2", ask(num_tokens=0, tokens_per_minute=100, requests_per_minute=10))
+    [requests, tokens] = await rates.take("2", counted(num_tokens=0, tokens_per_minute=100, requests_per_minute=10))
     assert (requests.remaining, tokens.remaining) == (8, 70)
-    rates.undo("2", ask(num_tokens=0, tokens_per_minute=100, requests_per_minute=10))
+    rates.undo("2", counted(num_tokens=0, tokens_per_minute=100, requests_per_minute=10))
     await asyncio.gather(*rates._tasks)
-    [requests, tokens] = await rates.take("3", ask(num_tokens=0, tokens_per_minute=100, requests_per_minute=10))
+    [requests, tokens] = await rates.take("3", counted(num_tokens=0, tokens_per_minute=100, requests_per_minute=10))
     assert (requests.remaining, tokens.remaining) == (8, 70)
 
 
 async def test_many_at_once_never_pass_the_limit(replica: Replica) -> None:
-    replicas, request = [replica(), replica()], ask(max_concurrent=5)
+    replicas, request = [replica(), replica()], counted(max_concurrent=5)
     takes = [replicas[number % 2].take(str(number), request) for number in range(40)]
     outcomes = await asyncio.gather(*takes, return_exceptions=True)
     assert sum(isinstance(each, tuple) for each in outcomes) == 5
@@ -72,7 +72,7 @@ async def test_many_at_once_never_pass_the_limit(replica: Replica) -> None:
 
 async def test_the_places_of_a_replica_that_was_killed_expire(replica: Replica, redis_server: RedisServer) -> None:
     killed, other = replica(), replica()
-    request = ask(max_concurrent=1)
+    request = counted(max_concurrent=1)
     await killed.take("1", request)
     with pytest.raises(RateLimited):
         await other.take("2", request)
@@ -82,7 +82,7 @@ async def test_the_places_of_a_replica_that_was_killed_expire(replica: Replica, 
 
 
 async def test_a_lease_is_renewed_while_its_request_runs(replica: Replica, redis_server: RedisServer) -> None:
-    rates, request = replica(), ask(max_concurrent=1)
+    rates, request = replica(), counted(max_concurrent=1)
     await rates.take("1", request)
     [key] = redis_server.run(lambda client: client.keys("*:leases"))
     before = redis_server.run(lambda client: client.zscore(key, "1"))
@@ -95,8 +95,8 @@ async def test_a_lease_is_renewed_while_its_request_runs(replica: Replica, redis
 
 
 async def test_who_hangs_up_while_redis_is_asked_holds_nothing(replica: Replica) -> None:
-    rates, request = replica(), ask(max_concurrent=1)
-    await rates.take("0", ask("other", max_concurrent=1))
+    rates, request = replica(), counted(max_concurrent=1)
+    await rates.take("0", counted("other", max_concurrent=1))
     taking = asyncio.create_task(rates.take("1", request))
     await asyncio.sleep(0)
     taking.cancel()
@@ -129,10 +129,12 @@ async def test_redis_decides_as_memory_does(redis_server: RedisServer, steps: li
     redis_server.run(lambda client: client.flushall())
     shared = RedisRates(redis_server.url, Outage("Redis", OnFailure.CLOSED))
     both: tuple[Rates, ...] = (MemoryRates(Clock()), shared)
-    running: list[tuple[str, Ask]] = []
+    running: list[tuple[str, AdmissionRequest]] = []
     for number, (kind, chosen, amount) in enumerate(steps):
         if kind == "take":
-            request = Ask(key="k", scopes=tuple(SCOPES[index] for index in sorted(chosen)), num_tokens=amount)
+            request = AdmissionRequest(
+                key="k", scopes=tuple(SCOPES[index] for index in sorted(chosen)), num_tokens=amount
+            )
             outcomes: list[list[tuple[str, object, int]]] = []
             for rates in both:
                 try:
@@ -159,7 +161,7 @@ async def test_without_redis_the_choice_holds_and_nobody_waits(
 ) -> None:
     rates = replica(on_failure, f"unix://{tmp_path}/nobody")
     for number in range(3):
-        request = ask(requests_per_minute=1)
+        request = counted(requests_per_minute=1)
         if on_failure is OnFailure.OPEN:
             assert await rates.take(str(number), request) == ()
             rates.settle(str(number), request, 5)
@@ -175,7 +177,7 @@ async def test_a_redis_that_hangs_is_not_waited_for(replica: Replica, tmp_path: 
         silent.listen()
         rates = replica(OnFailure.OPEN, f"unix://{tmp_path}/silent")
         async with asyncio.timeout(10):
-            assert await rates.take("1", ask(requests_per_minute=1)) == ()
+            assert await rates.take("1", counted(requests_per_minute=1)) == ()
 
 
 async def test_a_redis_that_is_started_again_counts_again(tmp_path: Path) -> None:
@@ -183,7 +185,7 @@ async def test_a_redis_that_is_started_again_counts_again(tmp_path: Path) -> Non
     if SERVER is None:
         pytest.skip("needs the Debian package redis-server")
     server.start()
-    rates, request = RedisRates(server.url, Outage("Redis", OnFailure.OPEN, clock)), ask(requests_per_minute=1)
+    rates, request = RedisRates(server.url, Outage("Redis", OnFailure.OPEN, clock)), counted(requests_per_minute=1)
     try:
         assert await rates.take("1", request)
         server.stop()

@@ -16,7 +16,7 @@ from frontend.gateway.rates import MemoryRates
 from frontend.gateway.socket_limiter import SocketLimiter
 from frontend.gateway.socket_server import WorkerConnection
 from frontend.gateway.types import Resource
-from tests.frontend.gateway.admission_requests import Clock, ask, generation
+from tests.frontend.gateway.admission_requests import Clock, counted, generation
 
 BOUNDS = Bounds(max_in_flight=1, max_in_flight_prompt_tokens=0, max_queue_wait_s=60.0)
 
@@ -65,7 +65,7 @@ async def until(is_true: Callable[[], object]) -> None:
 @pytest.mark.usefixtures("limiter")
 async def test_two_workers_share_one_limit(tmp_path: Path) -> None:
     workers = [worker_of(tmp_path), worker_of(tmp_path)]
-    request = ask(num_tokens=30, tokens_per_minute=100, requests_per_minute=2)
+    request = counted(num_tokens=30, tokens_per_minute=100, requests_per_minute=2)
     lease = await workers[0].acquire(request)
     assert {(each.resource, each.remaining) for each in lease.readings} == {
         (Resource.REQUESTS, 1),
@@ -144,11 +144,11 @@ async def test_without_the_process_requests_go_on_uncounted_and_the_log_says_so_
     clock = Clock()
     worker = worker_of(tmp_path, OnFailure.OPEN, clock)
     for _ in range(3):
-        worker.release(await worker.acquire(ask(requests_per_minute=1)), 5)
+        worker.release(await worker.acquire(counted(requests_per_minute=1)), 5)
         clock.now_s += 10
     assert caplog.text.count("the admission process does not answer") == 1
     async with serving(tmp_path / "s"):
-        assert (await worker.acquire(ask(requests_per_minute=1))).readings
+        assert (await worker.acquire(counted(requests_per_minute=1))).readings
         assert caplog.text.count("the admission process answers again") == 1
         await worker.close()
 
@@ -157,7 +157,7 @@ async def test_without_the_process_requests_are_refused_where_that_was_chosen(tm
     worker = worker_of(tmp_path, OnFailure.CLOSED)
     for _ in range(2):
         with pytest.raises(LimitsUnavailable) as caught:
-            await worker.acquire(ask(requests_per_minute=1))
+            await worker.acquire(counted(requests_per_minute=1))
         assert (caught.value.status, caught.value.headers["Retry-After"]) == (503, "1")
 
 
