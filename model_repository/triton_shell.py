@@ -18,8 +18,8 @@ import triton_python_backend_utils as pb_utils
 
 from model_repository.contract import RELEASE, RELEASE_DETAILS, slug_to_model_id
 from model_repository.deliveries import Delivery
-from model_repository.engine.metrics import MetricFamily
 from model_repository.errors import LOAD_FAILURE, InternalError, InvalidRequest, Overloaded, StageError, TooManyGrammars
+from model_repository.metric_family import MetricFamily
 from model_repository.stage_messages import Release
 from model_repository.tensors import array
 

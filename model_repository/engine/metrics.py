@@ -5,25 +5,15 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 from model_repository.errors import StageError
+from model_repository.metric_family import MetricFamily
 from model_repository.stage_messages import EngineStats
 
 logger = logging.getLogger(__name__)
 
 INTERVAL_S = 1.0  # each update is a message to Triton
-
-
-@dataclass(frozen=True, slots=True)
-class MetricFamily:
-    """One metric; its label is the model's id."""
-
-    name: str
-    meaning: str
-    is_counter: bool
-    value: Callable[[EngineStats], float]  # of a counter: since the load
 
 
 class Metric(Protocol):
