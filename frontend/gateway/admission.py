@@ -27,7 +27,7 @@ _MAX_QUEUED = 2048  # requests; each of them takes memory
 _HOPE = 0.5  # of the maximum wait: a request with a longer expected wait is refused at once, so that few wait in vain
 
 
-class DrainRate:
+class CompletionRate:
     """Completions that end per second while all places are taken; no other time counts.
 
     Events and time both fade, so the estimate is right from the first seconds on, and falls while nothing ends.
@@ -86,7 +86,7 @@ class Admission:
         self._bounds = bounds
         self._clock = clock
         self._queue: FairQueue[_Waiter] = FairQueue()
-        self._drain_rate = DrainRate()
+        self._completion_rate = CompletionRate()
         self._num_replicas = 1  # ready replicas at the latest request
         self._replica_sequences = 1  # sequences that one replica decodes at a time
         self.num_requests = 0  # in flight
@@ -128,7 +128,7 @@ class Admission:
     def leave(self, request: AdmissionRequest) -> None:
         """Give a place back."""
         self._count_time()
-        self._drain_rate.ended(request.num_sequences)
+        self._completion_rate.ended(request.num_sequences)
         self.num_requests -= 1
         self.num_sequences -= request.num_sequences
         self.num_prompt_tokens -= request.num_prompt_tokens
@@ -146,8 +146,8 @@ class Admission:
         )
 
     def _count_time(self) -> None:
-        """Tell the drain rate what time it is, and whether from now on the smallest request would have to wait."""
-        self._drain_rate.advance(self._clock(), is_full=bool(self._queue) or not self._fits(1, 1))
+        """Tell the completion rate what time it is, and whether from now on the smallest request would have to wait."""
+        self._completion_rate.advance(self._clock(), is_full=bool(self._queue) or not self._fits(1, 1))
 
     def _occupy(self, request: AdmissionRequest) -> None:
         self.num_requests += 1
@@ -171,7 +171,7 @@ class Admission:
         if num_before >= _MAX_QUEUED:
             raise self._refusal(f"{num_before} requests are waiting already")
         self._count_time()
-        wait_s = self._drain_rate.wait_s(num_before + 1, self.num_sequences)
+        wait_s = self._completion_rate.wait_s(num_before + 1, self.num_sequences)
         if wait_s > _HOPE * self._bounds.max_queue_wait_s:
             raise self._refusal(f"a place would take about {wait_s:.1f} s")
 
@@ -186,7 +186,7 @@ class Admission:
             self._let_in()
 
     def _refusal(self, reason: str) -> QueueFull:
-        wait_s = self._drain_rate.wait_s(len(self._queue) + 1, self.num_sequences)
+        wait_s = self._completion_rate.wait_s(len(self._queue) + 1, self.num_sequences)
         retry_after_s = min(_MAX_RETRY_S, max(_MIN_RETRY_S, wait_s))
         return QueueFull(f"The model is at its limit: {reason}.", retry_after_s=retry_after_s)
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from frontend.gateway.admission import DrainRate
+from frontend.gateway.admission import CompletionRate
 
 
 def test_a_steady_rate_is_known_from_the_first_seconds_on() -> None:
-    rate = DrainRate()
+    rate = CompletionRate()
     rate.advance(0.0, is_full=True)
     for number in range(1, 21):
         rate.advance(number * 0.1, is_full=True)
@@ -17,7 +17,7 @@ def test_a_steady_rate_is_known_from_the_first_seconds_on() -> None:
 
 
 def test_time_in_which_nobody_waits_does_not_count() -> None:
-    rate = DrainRate()
+    rate = CompletionRate()
     rate.advance(0.0, is_full=True)
     for number in range(1, 11):
         rate.advance(number * 0.1, is_full=True)
@@ -29,7 +29,7 @@ def test_time_in_which_nobody_waits_does_not_count() -> None:
 
 
 def test_while_nothing_ends_the_wait_grows() -> None:
-    rate = DrainRate()
+    rate = CompletionRate()
     rate.advance(0.0, is_full=True)
     assert rate.wait_s(1, 1) == 0.0
     rate.advance(1.0, is_full=True)
@@ -42,7 +42,7 @@ def test_while_nothing_ends_the_wait_grows() -> None:
 
 def test_a_burst_is_not_judged_by_the_moment_in_which_it_came() -> None:
     """As long as nothing had ended one was taken to end: the last of 200 at 16 places were refused after 0.1 s."""
-    rate = DrainRate()
+    rate = CompletionRate()
     rate.advance(0.0, is_full=True)
     rate.advance(0.1, is_full=True)
     assert rate.wait_s(200, 16) == pytest.approx(200 * 0.1 / 16)
