@@ -41,9 +41,10 @@ faults: $(VENV)/test.stamp  ## what `make test` leaves out: the other faults at 
 
 check: lint test  ## what a change must pass: formatting, lint, types, tests
 
-lint: $(VENV)/test.stamp  ## formatting, lint and types
+lint: $(VENV)/test.stamp  ## formatting, lint, imports between packages, types
 	$(VENV)/bin/ruff format --check
 	$(VENV)/bin/ruff check
+	$(VENV)/bin/lint-imports --no-cache
 	$(VENV)/bin/mypy
 	@for door in model_repository/*/1/model.py; do $(VENV)/bin/mypy "$$door" || exit 1; done
 
