@@ -6,6 +6,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable
+from typing import Self
 
 from frontend.launcher.child import Child
 from frontend.settings import Settings, SettingsError
@@ -40,7 +41,7 @@ class HangClock:
 
 
 class HangWatch:
-    """Probes a server from a thread of its own, and kills it when it hangs.
+    """Asks a server for its health from a thread of its own, and kills it when it hangs. A context manager.
 
     Args:
         server: that is ready; whoever supervises it starts it again.
@@ -60,22 +61,28 @@ class HangWatch:
         self._settings = settings
         self._limits_s = limits_s
         self._log = log
+        self._has_ended = threading.Event()
 
-    def start(self) -> None:
-        """Start the thread, which ends with the process."""
+    def __enter__(self) -> Self:
         threading.Thread(target=lambda: asyncio.run(self._watch()), name="hang-watch", daemon=True).start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        """Let the thread end; it kills nothing from here on."""
+        self._has_ended.set()
 
     async def _watch(self) -> None:
         from frontend.triton.commands import probe_endpoint  # not before it is needed: the launcher starts at once
 
         clock = HangClock(*self._limits_s, self._server.pid)
-        while True:
+        while not self._has_ended.is_set():
             await asyncio.sleep(_INTERVAL_S)
             pid = self._server.pid
             try:
                 probed = await probe_endpoint(self._settings, model="", is_generating=False)
             except SettingsError:  # certificates that are being replaced: nothing was asked
                 continue
-            if clock.probed(pid, is_silent=probed.is_silent) and self._server.pid == pid:
+            hangs = clock.probed(pid, is_silent=probed.is_silent) and self._server.pid == pid
+            if hangs and not self._has_ended.is_set():
                 self._log(f"{self._server.name} runs, but answers no probe any more; it is killed")
                 await asyncio.to_thread(self._server.kill)

@@ -33,7 +33,7 @@ from frontend.launcher.state_lock import locked
 from frontend.launcher.triton_server import ADDRESS, DEFAULT_FRONTEND, GrpcTls, TritonPorts, find_triton, triton_command
 from frontend.options import settings_to_arguments, settings_to_environment
 from frontend.settings import Settings, SettingsError
-from model_repository.contract import KEY_VARIABLE
+from model_repository.contract.tensors import KEY_VARIABLE
 
 WINDOW_S = 600.0  # the restarts of so long count
 _FIRST_PAUSE_S = 1.0
@@ -237,9 +237,13 @@ class Launcher:
             ChildEnded: a child died too often.
             Interrupted: somebody asked for it.
         """
-        if self._settings.triton_hang_s:
-            limits_s = self._settings.triton_hang_s, self._settings.ready_timeout_s
-            HangWatch(self.triton, self.frontend_settings, limits_s, self._say).start()
+        with ExitStack() as stack:
+            if self._settings.triton_hang_s:
+                limits_s = self._settings.triton_hang_s, self._settings.ready_timeout_s
+                stack.enter_context(HangWatch(self.triton, self.frontend_settings, limits_s, self._say))
+            self._restart_what_dies()
+
+    def _restart_what_dies(self) -> None:
         plans = {child: RestartPlan(self._settings.max_restarts) for child in (self.triton, self.frontend)}
         restart_at: dict[Child, float] = {}  # time.monotonic()
         while True:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 from typing import Any
 
+import msgspec.structs
 import pytest
 
 from frontend.errors import APIError, EngineFailed, Overloaded, StageUnhealthy, TritonUnreachable
 from frontend.triton.probe import probe
-from model_repository.stage_messages import EngineStats
+from model_repository.contract.output import EngineStats
 from tests.fakes import DEMO, FakeTriton, chunks, served_model
 
 
@@ -28,7 +28,7 @@ async def test_engines_that_answer_are_named() -> None:
 async def test_a_token_is_asked_for_where_it_is_wanted() -> None:
     triton = FakeTriton(chunks("x"))
     assert await answer(triton, is_generating=True) == (True, "org--demo made a token")
-    assert [request.max_tokens for request in triton.requests] == [1]
+    assert [request.params.max_tokens for request in triton.requests] == [1]
     triton.script = [EngineFailed()]
     assert (await answer(triton, is_generating=True))[0] is False
 
@@ -45,7 +45,7 @@ class Busy(FakeTriton):
         """Answer, a look later."""
         self.num_step_tokens += self.tokens_per_look
         stats = await super().engine_stats(slug, timeout_s)
-        return dataclasses.replace(stats, num_waiting=3, num_step_tokens=self.num_step_tokens)
+        return msgspec.structs.replace(stats, num_waiting=3, num_step_tokens=self.num_step_tokens)
 
 
 @pytest.mark.parametrize("obstacle", [Overloaded("The model's queue is full."), asyncio.Event()])
@@ -54,7 +54,7 @@ async def test_an_engine_that_is_too_busy_for_a_probe_is_well_while_it_makes_tok
 ) -> None:
     async def result(tokens_per_look: int) -> tuple[bool, str]:
         triton = Busy([obstacle], tokens_per_look)
-        return (await probe(triton, model="", deadline_s=0.1, stall_s=60.0, is_generating=True))[:2]
+        return (await probe(triton, model="", deadline_s=1.0, stall_s=60.0, is_generating=True))[:2]
 
     assert await result(2) == (True, "org--demo is busy")
     assert (await result(0))[0] is False
@@ -63,12 +63,12 @@ async def test_an_engine_that_is_too_busy_for_a_probe_is_well_while_it_makes_tok
 async def test_a_probe_passes_those_that_wait() -> None:
     triton = FakeTriton(chunks("x"))
     await answer(triton, is_generating=True)
-    assert triton.requests[0].priority == -1
+    assert triton.requests[0].params.priority == -1
 
 
 async def test_an_idle_engine_whose_tokens_do_not_arrive_is_a_failure() -> None:
     triton = FakeTriton([asyncio.Event()])
-    assert (await probe(triton, model="", deadline_s=0.1, stall_s=60.0, is_generating=True)).is_well is False
+    assert (await probe(triton, model="", deadline_s=1.0, stall_s=60.0, is_generating=True)).is_well is False
 
 
 async def test_nothing_served_is_a_failure() -> None:
