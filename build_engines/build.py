@@ -15,7 +15,7 @@ from build_engines.digests import Digests
 from build_engines.errors import BuildError
 from build_engines.lock import lock_path, locked, remove_leftovers
 from build_engines.serving import Serving
-from model_repository.contract import model_id_to_slug
+from model_repository.contract.tensors import model_id_to_slug
 
 
 class Spec(Protocol):

@@ -21,7 +21,7 @@ from build_engines.tensorrt_llm.hub import how_to_download
 from build_engines.text_files import detected_tool_call_format, template_fields, write_text_files
 from build_engines.weight_files import INDEX_FILE, weight_files
 from model_repository.capabilities import Capability
-from model_repository.contract import model_id_to_slug
+from model_repository.contract.tensors import model_id_to_slug
 from model_repository.engine.runtime import RUNTIMES
 from model_repository.tool_formats import TOOL_FORMATS
 

@@ -19,8 +19,10 @@ from build_engines.digests import Digests
 from build_engines.errors import BuildError
 from build_engines.lock import lock_path, locked, remove_leftovers
 from build_engines.serving import check_names_differ, names_of
-from model_repository import contract
-from model_repository.contract import StageSpec, TensorSpec, model_id_to_slug, stage_name
+from model_repository.contract import tensors
+from model_repository.contract.request import MAX_STREAM_INTERVAL_MS
+from model_repository.contract.spec import StageSpec, TensorSpec
+from model_repository.contract.tensors import model_id_to_slug, stage_name
 from model_repository.engine.runtime import RUNTIMES
 from model_repository.model_parameters import ModelParameters
 
@@ -48,7 +50,7 @@ class ServeOptions:
             ("max_sequences", 1, None),
             ("max_waiting", 0, None),
             ("num_threads", 0, None),
-            ("stream_interval_ms", 0, contract.MAX_STREAM_INTERVAL_MS),
+            ("stream_interval_ms", 0, MAX_STREAM_INTERVAL_MS),
             ("tokenizer_instances", 1, MAX_TOKENIZER_INSTANCES),
             ("max_adapters", 1, None),
             ("max_adapter_rank", 1, None),
@@ -82,7 +84,7 @@ class ServeOptions:
 
 
 def render(manifest: Manifest, artifact_dir: Path, options: ServeOptions, version: str) -> dict[str, str]:
-    """Return the files of one model's ensemble and its three stages: path in the repository to content.
+    """Return the files of one model's ensembles and its three stages: path in the repository to content.
 
     Args:
         version: the distribution's, of which the fingerprint depends.
@@ -108,20 +110,18 @@ def render(manifest: Manifest, artifact_dir: Path, options: ServeOptions, versio
     }
     if options.adapter_root is not None:
         engine["adapter_root"] = json.dumps(_adapter_root(manifest, options.adapter_root, options))
-    configs = {
-        slug: _requests_config(slug, model_parameters(manifest, options, version)),
-        stage_name(slug, contract.DELIVERIES): _deliveries_config(slug),
-    }
+    configs = {stage_name(slug, name): _ensemble_config(slug, name) for name in tensors.ENSEMBLES}
+    _set_parameters(configs[slug], model_parameters(manifest, options, version).to_parameters())
     for stage, parameters in (("tokenizer", tokenizer), ("engine", engine), ("detokenizer", shared)):
         # One instance of the others: the detokenizer must keep order, the engine owns the model.
         num_instances = options.tokenizer_instances if stage == "tokenizer" else 1
         configs[stage_name(slug, stage)] = _stage_config(
-            slug, stage, contract.STAGES[stage], parameters, num_instances=num_instances
+            slug, stage, tensors.STAGES[stage], parameters, num_instances=num_instances
         )
     files = {f"{name}/config.pbtxt": text_format.MessageToString(config) for name, config in configs.items()}
-    for ensemble in (slug, stage_name(slug, contract.DELIVERIES)):
-        files[f"{ensemble}/{_EMPTY_VERSION}"] = ""
-    for stage in contract.STAGES:
+    for name in tensors.ENSEMBLES:
+        files[f"{stage_name(slug, name)}/{_EMPTY_VERSION}"] = ""
+    for stage in tensors.STAGES:
         files[f"{stage_name(slug, stage)}/1/model.py"] = _model_source(stage)
     return files
 
@@ -236,33 +236,17 @@ def _names(repository: Path) -> set[str]:
     return {str(path) for path in paths if not ignored("", list(path.parts))}
 
 
-def _requests_config(slug: str, parameters: ModelParameters) -> pb.ModelConfig:
-    config = _ensemble_config(slug, slug, contract.PUBLIC_INPUTS, contract.PUBLIC_OUTPUTS, contract.STEPS)
-    _set_parameters(config, parameters.to_parameters())
-    return config
-
-
-def _deliveries_config(slug: str) -> pb.ModelConfig:
-    steps = contract.DELIVERY_STEPS
-    inputs, outputs = steps["engine"].inputs, steps["detokenizer"].outputs
-    return _ensemble_config(stage_name(slug, contract.DELIVERIES), slug, inputs, outputs, steps)
-
-
-def _ensemble_config(
-    name: str,
-    slug: str,
-    inputs: Iterable[TensorSpec],
-    outputs: Iterable[TensorSpec],
-    steps: Mapping[str, StageSpec],
-) -> pb.ModelConfig:
+def _ensemble_config(slug: str, name: str) -> pb.ModelConfig:
+    steps = list(tensors.ENSEMBLES[name].items())
+    (_, first), (_, last) = steps[0], steps[-1]
     return pb.ModelConfig(
-        name=name,
+        name=stage_name(slug, name),
         platform="ensemble",
         max_batch_size=1,
-        input=[_input(spec) for spec in inputs],
-        output=[_output(spec) for spec in outputs],
+        input=[_input(spec) for spec in first.inputs],
+        output=[_output(spec) for spec in last.outputs],
         model_transaction_policy=pb.ModelTransactionPolicy(decoupled=True),
-        ensemble_scheduling=pb.ModelEnsembling(step=[_step(slug, stage, spec) for stage, spec in steps.items()]),
+        ensemble_scheduling=pb.ModelEnsembling(step=[_step(slug, stage, spec) for stage, spec in steps]),
     )
 
 
@@ -294,7 +278,7 @@ def _step(slug: str, stage: str, spec: StageSpec) -> pb.ModelEnsembling.Step:
 
 
 def _input(spec: TensorSpec) -> pb.ModelInput:
-    return pb.ModelInput(name=spec.name, data_type=_data_type(spec), dims=spec.shape, optional=spec.is_optional)
+    return pb.ModelInput(name=spec.name, data_type=_data_type(spec), dims=spec.shape, optional=True)
 
 
 def _output(spec: TensorSpec) -> pb.ModelOutput:

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from build_engines.errors import BuildError
-from model_repository.contract import model_id_to_slug
+from model_repository.contract.tensors import model_id_to_slug
 from model_repository.model_parameters import ModelDefaults, checked_defaults
 
 

@@ -146,19 +146,22 @@ async def log_request(request: web.Request, handler: Handler) -> web.StreamRespo
         status = response.status if facts.error_code != CLIENT_CLOSED else CLIENT_CLOSED_REQUEST
         return response
     finally:
-        if facts.num_held_bytes:
-            request.app[LARGE_BODIES].give_back(facts.num_held_bytes)
-        level = logging.DEBUG if request.path.startswith(("/health", "/metrics")) else logging.INFO
         if status == CLIENT_CLOSED_REQUEST:
             facts.error_code = CLIENT_CLOSED
-        observer.ended(
-            facts,
-            method=request.method,
-            path=request.rel_url.raw_path,
-            endpoint=_endpoint(request),
-            status=status,
-            level=level,
-        )
+        _ended(request, facts, status)
+
+
+def _ended(request: web.Request, facts: RequestFacts, status: int) -> None:
+    if facts.num_held_bytes:
+        request.app[LARGE_BODIES].give_back(facts.num_held_bytes)
+    request.app[OBSERVER].ended(
+        facts,
+        method=request.method,
+        path=request.rel_url.raw_path,
+        endpoint=_endpoint(request),
+        status=status,
+        level=logging.DEBUG if request.path.startswith(("/health", "/metrics")) else logging.INFO,
+    )
 
 
 def _endpoint(request: web.Request) -> str:

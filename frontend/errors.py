@@ -23,7 +23,7 @@ APIError
 │   └── EngineFailed             the engine broke under this request
 │       ├── BadAnswer            what came from it makes no sense
 │       ├── StreamBroken         what it said cannot be passed on
-│       └── DeliveriesNotOpen    it did not take the request
+│       └── OutputStreamNotOpen  it did not take the request
 ├── GenerationTimeout 504        it took longer than any request may
 └── Overloaded 503               full, or not ready; carries Retry-After
     ├── Draining                 the server is about to stop
@@ -42,7 +42,7 @@ import reprlib
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from model_repository.contract import KEY_VARIABLE
+from model_repository.contract.tensors import KEY_VARIABLE
 
 _SHOWN = reprlib.Repr(maxstring=80, maxother=80, maxlist=4, maxdict=4, maxlevel=3, maxlong=40)
 
@@ -280,8 +280,8 @@ class StreamBroken(EngineFailed):
         super().__init__("The engine's answer is not valid.")
 
 
-class DeliveriesNotOpen(EngineFailed):
-    """The engine does not know our stream of deliveries, so it did not take the request."""
+class OutputStreamNotOpen(EngineFailed):
+    """The engine does not know our output stream, so it did not take the request."""
 
 
 class Overloaded(APIError):

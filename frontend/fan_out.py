@@ -7,23 +7,28 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 
 from frontend.errors import TritonUnreachable
-from model_repository.generation import GenerationChunk
+from model_repository.contract.output import GenerationChunk
 
 _QUEUED_PER_STREAM = 2  # chunks that may wait for a slow reader; beyond it the streams wait
 
 type Stream = AsyncGenerator[GenerationChunk, None]
 
 
-async def merged(streams: Sequence[Stream]) -> AsyncGenerator[tuple[int, GenerationChunk], None]:
-    """Yield the chunks of all streams as they come, each with its stream's index.
+def merged(streams: Sequence[Stream]) -> AsyncGenerator[tuple[int, GenerationChunk], None]:
+    """Return the chunks of all streams as they come, each with its stream's index.
 
-    Leaving it closes every stream, and so does the first error of one of them, which it raises.
+    Closing it closes every stream. So does the first error of one of them, which it raises.
     """
-    if len(streams) == 1:
-        async with aclosing(streams[0]) as only:
-            async for chunk in only:
-                yield 0, chunk
-        return
+    return _numbered(streams[0]) if len(streams) == 1 else _merged(streams)
+
+
+async def _numbered(stream: Stream) -> AsyncGenerator[tuple[int, GenerationChunk], None]:
+    async with aclosing(stream):
+        async for chunk in stream:
+            yield 0, chunk
+
+
+async def _merged(streams: Sequence[Stream]) -> AsyncGenerator[tuple[int, GenerationChunk], None]:
     queue: asyncio.Queue[tuple[int, GenerationChunk] | Exception | None] = asyncio.Queue(
         _QUEUED_PER_STREAM * len(streams)
     )

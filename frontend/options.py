@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from frontend.settings import Settings
-from model_repository.contract import KEY_VARIABLE
+from model_repository.contract.tensors import KEY_VARIABLE
 
 _HELP = {
     "host": "address to listen on; 0.0.0.0: every one",

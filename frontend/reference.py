@@ -10,10 +10,10 @@ from frontend.parameters import Parameter, Treatment, parameters
 from frontend.protocol.body import MAX_INT32
 from frontend.protocol.fields import OF_PEERS
 from frontend.telemetry.reference import metrics_page
-from model_repository import contract
-from model_repository.contract import TensorSpec
+from model_repository.contract import tensors
+from model_repository.contract.spec import TensorSpec
 from model_repository.engine.runtime import RUNTIMES
-from model_repository.errors import DeliveriesNotOpen
+from model_repository.errors import OutputStreamNotOpen
 
 _WRITTEN = "Written by `.venv/bin/python -m frontend reference docs`; a test keeps it equal to the code."
 
@@ -134,38 +134,43 @@ def _tensors_page() -> str:
         "",
         "## Inputs",
         "",
-        *_table(header, map(_tensor_cells, contract.HONOURED_INPUTS)),
+        *_table(header, map(_tensor_cells, tensors.HONOURED_INPUTS)),
         "",
         "Declared for clients of NVIDIA's ensemble; only the values that change nothing are accepted:",
         "",
-        *_table(("tensor", "datatype", "accepted", "meaning"), map(_neutral_cells, contract.NEUTRAL_INPUTS)),
+        *_table(("tensor", "datatype", "accepted", "meaning"), map(_neutral_cells, tensors.NEUTRAL_INPUTS)),
         "",
         "## Outputs",
         "",
         "A response has the outputs that it has something to say in.",
         "",
-        *_table(("tensor", "datatype", "shape", "meaning"), map(_output_cells, contract.PUBLIC_OUTPUTS)),
+        *_table(("tensor", "datatype", "shape", "meaning"), map(_output_cells, tensors.PUBLIC_OUTPUTS)),
         "",
-        "## Many streams in one",
+        "## Many requests in one call",
         "",
-        "A streamed response costs about the same whether it tells of one sequence or of hundreds, so who reads many",
-        "opens one stream of deliveries: a second ensemble, the model's name and `__deliveries`. Call it with",
-        f"`{contract.OPEN_DELIVERIES.name}`, and read on: its first delivery, which is empty, says that it is open.",
-        f"Send requests with that key as `{contract.DELIVERY_KEY.name}` and numbers of your own as",
-        f"`{contract.DELIVERY_NUMBER.name}`: such a request ends without a response once the engine has taken it, or",
-        "with an error, and what it generates comes by deliveries. An item that says nothing tells that the engine has",
-        "the request, which waits for its turn. One gRPC call can carry all of it: errors have the `id` of their",
-        "request, and the opening with the parameter `triton_enable_empty_final_response` is answered when the stream",
-        "ends, with the parameter `triton_final_response`. When it ends, for whatever reason, its",
-        "requests are cancelled. Without requests it ends after some seconds, and a late one is answered with the",
-        f"error `[{DeliveriesNotOpen.code}]`: open another with a new key, and send it again. Do so too after some",
-        "thousand deliveries, or some hundred errors: Triton keeps two kilobytes of each delivery until the stream",
-        "ends, and fifteen of each error until the call does. The key is a secret between",
-        "you and the server, as a `cancel_key` is: who knows it can write to your stream.",
+        "A response costs about the same whether it carries the tokens of one sequence or of hundreds, so a frontend",
+        "opens one *output stream* for each model and sends its requests in batches. The messages are MessagePack of",
+        "the classes that are named below, in `model_repository/contract/`: an object by field names, a class with",
+        "`array_like` as an array. Any client may do so:",
+        "",
+        f"1. Call the ensemble `MODEL__{tensors.OUTPUTS}` with `{tensors.OPEN_STREAM.name}`, and read on. The first",
+        "   batch is empty and says that the stream is open.",
+        f"2. Call `MODEL__{tensors.REQUESTS}` with `{tensors.REQUEST_BATCH.name}`: the stream's key, and requests",
+        "   under numbers of your own. The call ends without a response, or with an error of the whole batch.",
+        "3. The outputs come on the stream, by those numbers. A text in place of a chunk is the error of that request;",
+        "   a chunk without text says that the engine has the request.",
+        "",
+        "One gRPC call can carry all of it: an error has the `id` of its message, and an opening with the parameter",
+        "`triton_enable_empty_final_response` is answered when the stream ends, with the parameter",
+        "`triton_final_response`. When a stream ends, its requests are cancelled. Without requests it ends after some",
+        f"seconds; a late request gets the error `[{OutputStreamNotOpen.code}]`: open another stream with a new key,",
+        "and send the request again. Do so too after some thousand batches, or some hundred errors: Triton keeps two",
+        "kilobytes of each batch until the stream ends, and fifteen of each error until the call does. The key is a",
+        "secret between client and server, as a `cancel_key` is.",
         "",
         *_table(
             ("tensor", "datatype", "shape", "meaning"),
-            map(_output_cells, (contract.OPEN_DELIVERIES, *contract.DELIVERY_STEPS["detokenizer"].outputs)),
+            map(_output_cells, (tensors.OPEN_STREAM, tensors.REQUEST_BATCH, tensors.CHUNK_BATCH)),
         ),
     ]
     return "\n".join(lines) + "\n"

@@ -33,7 +33,8 @@ from frontend.settings import Settings
 from frontend.stream_record import StreamRecord
 from frontend.triton.models import ModelDirectory, ModelName
 from frontend.triton.pool import ReplicaPool
-from model_repository.generation import GenerationChunk, GenerationRequest
+from model_repository.contract.output import GenerationChunk
+from model_repository.contract.request import GenerationRequest
 
 logger = logging.getLogger(__name__)
 

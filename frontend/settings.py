@@ -7,8 +7,8 @@ import math
 import re
 from dataclasses import dataclass, field
 
-from model_repository.contract import KEY_VARIABLE
-from model_repository.generation import ContextOverflow
+from model_repository.contract.request import ContextOverflow
+from model_repository.contract.tensors import KEY_VARIABLE
 from model_repository.model_parameters import RequestDefaults
 
 _ROOT_PATH = re.compile(r"(/[\w.~-]+)+", re.ASCII)

@@ -17,7 +17,8 @@ from enum import StrEnum
 import orjson
 
 from frontend.errors import StreamBroken
-from model_repository.generation import FinishReason, GenerationChunk, GenerationRequest, Timing, Usage
+from model_repository.contract.output import FinishReason, GenerationChunk, Timing, Usage
+from model_repository.contract.request import GenerationRequest
 
 logger = logging.getLogger(__name__)
 
@@ -66,7 +67,7 @@ class StreamRecord:
     ) -> None:
         self.completions = [Completion(request) for request in requests]
         self.num_per_prompt = num_per_prompt
-        self.is_stream = requests[0].is_stream
+        self.is_stream = requests[0].params.is_stream
         self.gap_counts = [0] * (len(GAP_S) + 1)  # between two chunks of a completion, by bucket
         self.gaps_s = 0.0  # all of them together
         self.broken_rule: Rule | None = None
@@ -92,7 +93,7 @@ class StreamRecord:
             raise self._broken(Rule.NOTHING_AFTER_THE_FINISH)
         if chunk.token_ids:
             completion.num_token_ids += len(chunk.token_ids) - chunk.num_prompt_tokens
-        if chunk.finish_reason is not None or (chunk.usage is not None and not completion.request.has_usage):
+        if chunk.finish_reason is not None or (chunk.usage is not None and not completion.request.params.has_usage):
             self._finish(index, completion, chunk)
 
     def require_ends(self) -> None:
@@ -144,7 +145,7 @@ class StreamRecord:
 def _adds_up(completion: Completion, usage: Usage, same_prompt: Sequence[Usage]) -> bool:
     return (
         0 <= usage.num_cached_tokens <= usage.num_input_tokens
-        and completion.num_token_ids <= usage.num_output_tokens <= completion.request.max_tokens
+        and completion.num_token_ids <= usage.num_output_tokens <= completion.request.params.max_tokens
         and usage.num_output_tokens >= 0
         and all(other.num_input_tokens == usage.num_input_tokens for other in same_prompt)
     )

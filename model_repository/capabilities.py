@@ -9,9 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from enum import StrEnum
 
-from model_repository.generation import ChatPrompt, GenerationRequest, Prompt, SamplingParams
-
-_NEUTRAL = SamplingParams()
+from model_repository.contract.request import ChatPrompt, GenerationRequest, Params, Prompt, SamplingParams
 
 
 class Capability(StrEnum):
@@ -30,7 +28,8 @@ class Capability(StrEnum):
     MIN_TOKENS = "min_tokens"
     LOGPROBS = "logprobs"  # of drawn tokens, and of an echoed prompt
     BAD_WORDS = "bad_words"
-    GUIDES = "guides"  # constrained decoding: JSON schemas, regular expressions, choices, grammars, tool calls
+    ALLOWED_TOKEN_IDS = "allowed_token_ids"
+    STRUCTURED_OUTPUT = "structured_output"  # JSON schemas, regular expressions, choices, grammars, tool calls
     LORA = "lora"
     IMAGES = "images"
 
@@ -38,9 +37,12 @@ class Capability(StrEnum):
 # OpenAI calls `seed` a best effort: a runtime without this capability ignores the field, and the frontend says so.
 HINTS = frozenset({Capability.SEED})
 
-# Members named like the field of SamplingParams that needs them.
+# Members named like the field that needs them.
 _NEUTRAL_VALUES = {
-    capability: getattr(_NEUTRAL, capability) for capability in Capability if hasattr(_NEUTRAL, capability)
+    capability: getattr(message, capability)
+    for capability in Capability
+    for message in (SamplingParams(), Params())
+    if hasattr(message, capability)
 }
 
 
@@ -49,19 +51,16 @@ def needed_capabilities(request: GenerationRequest) -> Iterator[Capability]:
 
     HINTS are not needed.
     """
-    sampling = request.sampling
+    params = request.params
     for capability, neutral in _NEUTRAL_VALUES.items():
-        if getattr(sampling, capability) != neutral and capability not in HINTS:
+        message = params.sampling if hasattr(params.sampling, capability) else params
+        if getattr(message, capability) != neutral and capability not in HINTS:
             yield capability
-    if request.min_tokens:
-        yield Capability.MIN_TOKENS
-    if request.num_logprobs is not None:
+    if params.has_logprobs:
         yield Capability.LOGPROBS
-    if request.bad_words:
-        yield Capability.BAD_WORDS
-    if request.guide is not None or _may_call_tools(request.prompt):
-        yield Capability.GUIDES
-    if request.lora_name:
+    if _may_call_tools(request.prompt):
+        yield Capability.STRUCTURED_OUTPUT
+    if params.lora_name:
         yield Capability.LORA
     if request.images:
         yield Capability.IMAGES

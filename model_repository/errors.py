@@ -10,14 +10,17 @@ StageError
 ├── KeyRefused            a control message lacks Triton's key
 ├── EngineFailed          the runtime broke under this request
 ├── Unloading             the model is being unloaded, and the request's time is up
-├── DeliveriesNotOpen     the stream of deliveries that it names is not, or no longer
+├── OutputStreamNotOpen   the output stream that a request names is not open, or no longer
 └── InternalError         anything unexpected; its text never reaches the client
 """
 
 from __future__ import annotations
 
+import logging
 import re
 from typing import ClassVar
+
+logger = logging.getLogger(__name__)
 
 LOAD_FAILURE = "does not load:"  # in a stage's log, before the reason
 
@@ -39,8 +42,9 @@ class StageError(Exception):
         self.field = field
 
     def message(self) -> str:
-        """Return the text that travels through Triton: `[code] field: text`."""
-        return f"[{self.code}] {self.field}: {self.text}" if self.field else f"[{self.code}] {self.text}"
+        """Return the text that travels through Triton: `[code] field: text`, without halves of surrogate pairs."""
+        text = self.text.encode(errors="replace").decode()
+        return f"[{self.code}] {self.field}: {text}" if self.field else f"[{self.code}] {text}"
 
 
 class InvalidRequest(StageError):
@@ -103,10 +107,10 @@ class Unloading(StageError):
     triton_code = "UNAVAILABLE"
 
 
-class DeliveriesNotOpen(StageError):
-    """The engine does not know the stream of deliveries: it was loaded anew, or took the reader for gone."""
+class OutputStreamNotOpen(StageError):
+    """The engine does not know the output stream: it was loaded anew, or took the reader for gone."""
 
-    code = "deliveries_not_open"
+    code = "output_stream_not_open"
     triton_code = "NOT_FOUND"
 
 
@@ -115,6 +119,19 @@ class InternalError(StageError):
 
     def __init__(self, text: str = "internal error, see the server's log", field: str | None = None) -> None:
         super().__init__(text, field)
+
+
+def stage_error(exc: Exception, request_id: str = "") -> StageError:
+    """Return the error that the client gets for an exception, and log it: a refusal without its text.
+
+    An unexpected exception is logged in full, and its text stays here.
+    """
+    if not isinstance(exc, StageError):
+        logger.error("unexpected exception while serving request_id=%s", request_id or "-", exc_info=exc)
+        return InternalError()
+    if isinstance(exc, InvalidRequest | Overloaded | TooManyGrammars):
+        logger.info("refused: %s request_id=%s", exc.code, request_id or "-")
+    return exc
 
 
 _BY_CODE: dict[str, type[StageError]] = {
@@ -129,7 +146,7 @@ _BY_CODE: dict[str, type[StageError]] = {
         KeyRefused,
         EngineFailed,
         Unloading,
-        DeliveriesNotOpen,
+        OutputStreamNotOpen,
         InternalError,
     )
 }

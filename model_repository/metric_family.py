@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from model_repository.stage_messages import EngineStats
+from model_repository.contract.output import EngineStats
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, TypedDict, cast
 
 from model_repository.capabilities import Capability
-from model_repository.generation import ContextOverflow
+from model_repository.contract.request import ContextOverflow
 
 _MAX_INT32 = 2**31 - 1
 

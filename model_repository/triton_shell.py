@@ -12,20 +12,17 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 import triton_python_backend_utils as pb_utils
 
-from model_repository.contract import RELEASE, RELEASE_DETAILS, slug_to_model_id
-from model_repository.deliveries import Delivery
-from model_repository.errors import LOAD_FAILURE, InternalError, InvalidRequest, Overloaded, StageError, TooManyGrammars
+from model_repository.contract.codec import Tensors, message_tensor, pack
+from model_repository.contract.output import OutputBatch
+from model_repository.contract.rules import MAX_REQUEST_ID_CHARS
+from model_repository.contract.tensors import OUTPUT_BATCH, slug_to_model_id
+from model_repository.errors import LOAD_FAILURE, StageError, stage_error
 from model_repository.metric_family import MetricFamily
-from model_repository.stage_messages import Release
-from model_repository.tensors import array
 
 logger = logging.getLogger(__name__)
-
-_MAX_REQUEST_ID = 160  # characters of it in the log
 
 
 def stage_parameters(args: Mapping[str, str]) -> dict[str, str]:
@@ -52,11 +49,9 @@ def read_tensors(request: Any) -> dict[str, npt.NDArray[Any]]:
 
 
 def request_id(request: Any) -> str:
-    """Return what logs call a request, in one line. A frontend puts a number of its own before it."""
-    given: str = request.request_id()
-    before, mark, name = given[:_MAX_REQUEST_ID].partition("/")
-    shown = name if mark else before
-    return shown if shown.isprintable() else ascii(shown)
+    """Return the name of a request in logs, in one line."""
+    given: str = request.request_id()[:MAX_REQUEST_ID_CHARS]
+    return given if given.isprintable() else ascii(given)[:MAX_REQUEST_ID_CHARS]
 
 
 class CustomMetric:
@@ -86,17 +81,11 @@ def response(tensors: Mapping[str, npt.NDArray[Any]]) -> Any:
 
 
 def error_response(exc: Exception, request_id: str = "") -> Any:
-    """Return a Triton response for a failed request, and log that it is refused, without what it says.
-
-    What was not foreseen is logged in full, and stays here.
-    """
-    if isinstance(exc, InvalidRequest | Overloaded | TooManyGrammars):
-        logger.info("refused: %s request_id=%s", exc.code, request_id or "-")
-    elif not isinstance(exc, StageError):
-        logger.error("unexpected exception while serving request_id=%s", request_id or "-", exc_info=exc)
-        exc = InternalError()
-    code = getattr(pb_utils.TritonError, exc.triton_code)
-    return pb_utils.InferenceResponse(error=pb_utils.TritonError(exc.message(), code))
+    """Return a Triton response for a failed request, and log the failure."""
+    error = stage_error(exc, request_id)
+    return pb_utils.InferenceResponse(
+        error=pb_utils.TritonError(error.message(), getattr(pb_utils.TritonError, error.triton_code))
+    )
 
 
 def only_response_sender(request: Any) -> Callable[[Any], None]:
@@ -115,22 +104,16 @@ class TritonResponder:
         self._request_id = request_id(request)
         self._sender = request.get_response_sender()
 
-    def send(self, release: Release) -> None:
-        """Send a release; the one with a finish reason closes the stream."""
-        tensors: dict[str, npt.NDArray[Any]] = {RELEASE.name: release.to_array()[np.newaxis]}
-        if release.details is not None:
-            tensors[RELEASE_DETAILS.name] = array(RELEASE_DETAILS, release.details.to_json())
-        if release.finish_reason is None:
-            self._sender.send(response(tensors))
-        else:
-            self.close(tensors)
+    def send(self, batch: OutputBatch) -> None:
+        """Send an output batch; more may follow."""
+        self._sender.send(response(message_tensor(OUTPUT_BATCH, pack(batch))))
 
-    def deliver(self, delivery: Delivery) -> None:
-        """Send a delivery; more may follow."""
-        self._sender.send(response(delivery.to_tensors()))
+    def close(self, batch: OutputBatch | None = None) -> None:
+        """Close the stream, with a last batch or without."""
+        self.close_with(None if batch is None else message_tensor(OUTPUT_BATCH, pack(batch)))
 
-    def close(self, tensors: Mapping[str, npt.NDArray[Any]] | None = None) -> None:
-        """Close the stream, with one last response or without: nobody is told of an ending without one."""
+    def close_with(self, tensors: Tensors | None) -> None:
+        """Close the stream, with one last response or without: a client sees no response then, and no error."""
         if tensors is None:
             self._sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
         else:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any
+
+import msgspec.structs
 
 from frontend.errors import AdapterNotFound, APIError
 from frontend.triton.models import ModelSnapshot, ServedModel
 from model_repository.capabilities import Capability
-from model_repository.contract import model_id_to_slug
-from model_repository.generation import FinishReason, GenerationChunk, GenerationRequest, Prompt, Usage
+from model_repository.contract.output import EngineStats, FinishReason, GenerationChunk, Usage
+from model_repository.contract.request import GenerationRequest, Prompt, TokenizeAnswer
+from model_repository.contract.tensors import model_id_to_slug
 from model_repository.model_parameters import ModelParameters
-from model_repository.stage_messages import EngineStats
 
 
 def served_model(model_id: str = "org/demo", **parameters: Any) -> ServedModel:
@@ -69,8 +70,8 @@ def stats(epoch: int, step_age_ms: float = 0.0, *, is_draining: bool = False) ->
         num_finished=0,
         num_cancelled=0,
         num_streams=0,
-        num_deliveries=0,
-        num_delivered=0,
+        num_output_batches=0,
+        num_output_items=0,
         last_cancel_to_free_ms=0.0,
         cancel_to_free_ms=0.0,
         step_age_ms=step_age_ms,
@@ -174,12 +175,12 @@ class FakeTriton:
         if self.check_error is not None:
             raise self.check_error
 
-    async def tokenize(self, slug: str, prompt: Prompt, *, add_special_tokens: bool) -> tuple[list[int], list[str]]:
+    async def tokenize(self, slug: str, prompt: Prompt, *, add_special_tokens: bool) -> TokenizeAnswer:
         """Return the same two tokens for any prompt."""
         self.tokenized.append((prompt, add_special_tokens))
         if "tokenizer" in self.stage_errors:
             raise self.stage_errors["tokenizer"]
-        return [5, 6], ["Ġa", "b"]
+        return TokenizeAnswer((5, 6), ("Ġa", "b"))
 
     async def detokenize(self, slug: str, token_ids: Sequence[int], *, has_special_tokens: bool) -> str:
         """Return `<id>` for each token."""
@@ -193,7 +194,7 @@ class FakeTriton:
         if self.stats_error is not None:
             raise self.stats_error
         num_active = self.num_active.pop(0) if self.num_active else 0
-        return dataclasses.replace(
+        return msgspec.structs.replace(
             stats(self.epoch, self.step_age_ms, is_draining=self.is_draining),
             num_active=num_active,
             adapters=dict(self.adapters),
@@ -233,13 +234,13 @@ class FakeTriton:
         if self.adapter_error is not None:
             raise self.adapter_error
         self.adapters[name] = source
-        return dataclasses.replace(stats(self.epoch), adapters=dict(self.adapters))
+        return msgspec.structs.replace(stats(self.epoch), adapters=dict(self.adapters))
 
     async def unload_adapter(self, slug: str, name: str) -> EngineStats:
         """Take it from `adapters`."""
         if self.adapters.pop(name, None) is None:
             raise AdapterNotFound()
-        return dataclasses.replace(stats(self.epoch), num_unloading=1)
+        return msgspec.structs.replace(stats(self.epoch), num_unloading=1)
 
     async def close(self) -> None:
         """Do nothing."""

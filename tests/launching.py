@@ -12,7 +12,7 @@ from pathlib import Path
 
 from frontend.launcher.launcher import LauncherSettings
 from frontend.settings import Settings
-from model_repository.contract import KEY_VARIABLE
+from model_repository.contract.tensors import KEY_VARIABLE
 
 _KERNELS_OWN = Path("/proc/sys/net/ipv4/ip_local_port_range")
 _given: set[int] = set()

@@ -14,6 +14,9 @@ _PACKAGES = [Path(package.__path__[0]) for package in (frontend, model_repositor
 _CACHE = re.compile(r"functools\.(?:lru_)?cache\b|OrderedDict\(\)|\bRecent\(|WeakValueDictionary\(\)|deque\(maxlen")
 
 BOUNDS = {
+    "model_repository/contract/codec.py": "one decoder for each message of the contract",
+    "model_repository/contract/rules.py": "one entry for each message of the contract",
+    "model_repository/contract/spec.py": "one entry for each message of the contract",
     "model_repository/tokenizer/recent.py": "MAX_BYTES (test_recent.py)",
     "model_repository/tokenizer/prompt.py": "that of Recent",
     "model_repository/tokenizer/stage.py": "that of Recent",

@@ -111,7 +111,8 @@ def test_conch_installs_beside_tensorrt_llm(commands, tmp_path) -> None:
 
 def _asked_for() -> list[tuple[str, str]]:
     """Each requirement of the installed extras, at its lowest version, and a numpy that is newer than the image's."""
-    found = [Requirement(text) for name in ("tensorrt_llm", "build", "frontend") for text in EXTRAS[name]]
+    extras = [text for name in ("tensorrt_llm", "build", "frontend") for text in EXTRAS[name]]
+    found = [Requirement(text) for text in (*PROJECT_FILE["project"]["dependencies"], *extras)]
     lowest = {(it.name, spec.version) for it in found for spec in it.specifier if spec.operator == ">="}
     return [*sorted(lowest), ("numpy", "2.4.0")]
 

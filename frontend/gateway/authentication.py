@@ -39,25 +39,32 @@ def key_ring(settings: Settings) -> KeyRing | None:
 @web.middleware
 async def authenticate(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Note who sends the request, or refuse it."""
-    keys, settings = request.app.get(KEY_RING), request.app[SETTINGS]
-    if keys is None and request.app[IS_PUBLIC]:
-        refuse_foreign_pages(request, settings.host, settings.cors_origins, settings.allow_hosts)
-    elif keys is None:  # it has no pages, and no proxy before it
-        refuse_foreign_pages(request, settings.admin_host, (), ())
     resource = request.match_info.route.resource
-    is_open = resource is not None and resource.canonical in _OPEN_ROUTES
-    if not is_open:
-        facts = request[FACTS]
-        key = None if keys is None else keys.authenticate(_key_in(request))
-        organization = _membership(request, "organization", key.organizations if key else ())
-        project = _membership(request, "project", key.projects if key else ())
-        named = {"organization": organization, "project": project}
-        facts.label({name: value for name, value in named.items() if value})
-        caller = key.caller() if key else ANONYMOUS
-        if key:
-            request[KEY_LIMITS] = key.limits
-        facts.caller = replace(caller, organization=organization, project=project)
+    if request.app.get(KEY_RING) is None:
+        _refuse_foreign_page(request)
+    if resource is None or resource.canonical not in _OPEN_ROUTES:
+        _identify(request)
     return await handler(request)
+
+
+def _refuse_foreign_page(request: web.Request) -> None:
+    settings = request.app[SETTINGS]
+    if request.app[IS_PUBLIC]:
+        refuse_foreign_pages(request, settings.host, settings.cors_origins, settings.allow_hosts)
+    else:  # it has no pages, and no proxy before it
+        refuse_foreign_pages(request, settings.admin_host, (), ())
+
+
+def _identify(request: web.Request) -> None:
+    facts, keys = request[FACTS], request.app.get(KEY_RING)
+    key = None if keys is None else keys.authenticate(_key_in(request))
+    organization = _membership(request, "organization", key.organizations if key else ())
+    project = _membership(request, "project", key.projects if key else ())
+    named = {"organization": organization, "project": project}
+    facts.label({name: value for name, value in named.items() if value})
+    if key:
+        request[KEY_LIMITS] = key.limits
+    facts.caller = replace(key.caller() if key else ANONYMOUS, organization=organization, project=project)
 
 
 def _key_in(request: web.Request) -> str:

@@ -6,10 +6,10 @@ import asyncio
 import math
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import replace
 
 import orjson
 from aiohttp import web
+from msgspec.structs import replace
 
 from frontend.caller import ANONYMOUS
 from frontend.errors import UnsupportedValue, shown
@@ -23,7 +23,7 @@ from frontend.protocol.priority import Priority
 from frontend.request_context import CLIENT_CLOSED, FACTS, LIMITS, SETTINGS, TRITON, RequestFacts
 from frontend.settings import Settings
 from frontend.triton.models import ModelName
-from model_repository.generation import ChatPrompt, GenerationRequest, Prompt, TextPrompt, TokenPrompt
+from model_repository.contract.request import ChatPrompt, GenerationRequest, Prompt, TextPrompt, TokenPrompt
 
 _LEASE = web.RequestKey("lease", Lease)
 
@@ -85,11 +85,12 @@ class Limits:
         lease = request[_LEASE] = await self._limiter.acquire(wanted)
         num_tokens = wanted.num_tokens  # an aborted request without streaming: usage unknown, so charge the estimate
         try:
-            yield [replace(each, priority=_ENGINE_PRIORITIES[wanted.priority], sender=sender) for each in generations]
-            if generations[0].is_stream or facts.error_code != CLIENT_CLOSED:
+            priority = _ENGINE_PRIORITIES[wanted.priority]
+            yield [replace(each, params=replace(each.params, priority=priority, sender=sender)) for each in generations]
+            if generations[0].params.is_stream or facts.error_code != CLIENT_CLOSED:
                 num_tokens = _num_tokens_used(facts, wanted)
         except asyncio.CancelledError:
-            if generations[0].is_stream:
+            if generations[0].params.is_stream:
                 num_tokens = _num_tokens_used(facts, wanted)
             raise
         except Exception:
@@ -125,7 +126,7 @@ class Limits:
         """Return what a request asks of the limits; the arguments are those of `generating`."""
         key, window = request[FACTS].caller.id, name.model.context_window
         num_prompt_tokens = sum(_num_tokens(each.prompt, window) for each in generations[::num_per_prompt])
-        max_tokens = min(generations[0].max_tokens, window)
+        max_tokens = min(generations[0].params.max_tokens, window)
         return AdmissionRequest(
             key=key,
             scopes=self._policy.scopes(key, self._rates(request), name.model.id),

@@ -36,8 +36,11 @@ from frontend.translate.framing import Framer
 from frontend.translate.reply import Reply
 from frontend.translate.requests import chat_to_requests, completion_to_requests, ignored_fields
 from frontend.triton.models import ModelName
-from model_repository.generation import GenerationChunk, GenerationRequest
+from model_repository.contract.output import GenerationChunk
+from model_repository.contract.request import GenerationRequest
 from model_repository.model_parameters import RequestDefaults
+
+type _Chunks = AsyncGenerator[tuple[int, GenerationChunk], None]
 
 _MAX_BODIES = 4  # of the largest size, which one request may send to Triton
 
@@ -139,37 +142,89 @@ async def _answer(
     reply: Reply,
     headers: Mapping[str, str],
 ) -> web.StreamResponse:
-    facts = request[FACTS]
+    facts, triton = request[FACTS], request.app[TRITON]
     facts.id, facts.num_per_prompt = reply.id, reply.num_per_prompt
-    triton, slug = request.app[TRITON], name.model.slug
     record = StreamRecord(generations, reply.num_per_prompt)
     request.app[OBSERVER].began_stream(facts, record)
-    merging = merged([triton.generate(slug, each) for each in generations])
+    merging = merged([triton.generate(name.model.slug, each) for each in generations])
+    answer = _answer_with_events if record.is_stream else _answer_as_a_whole
     with record.rules_kept():
         async with aclosing(merging) as chunks:
-            return await _answer_with(request, reply, record, chunks, headers)
+            return await answer(request, reply, record, chunks, headers)
 
 
-async def _answer_with(
-    request: web.Request,
-    reply: Reply,
-    record: StreamRecord,
-    chunks: AsyncGenerator[tuple[int, GenerationChunk], None],
-    headers: Mapping[str, str],
+async def _answer_as_a_whole(
+    request: web.Request, reply: Reply, record: StreamRecord, chunks: _Chunks, headers: Mapping[str, str]
 ) -> web.StreamResponse:
+    """Answer with the only chunk of each completion, in the order in which they were asked for."""
     facts = request[FACTS]
-    if not record.is_stream:
-        async with _within_time(request):
-            collected = await _collected(chunks, record, facts)
-        timing = server_timing(record.slowest, time.monotonic() - facts.started_at)
-        return json_response(reply.whole(collected), headers={**headers, "Server-Timing": timing})
+    collected: dict[int, GenerationChunk] = {}
+    async with _within_time(request):
+        async for index, chunk in chunks:
+            facts.saw(index, chunk)
+            collected[index] = chunk
+    record.require_ends()
+    timing = server_timing(record.slowest, time.monotonic() - facts.started_at)
+    body = reply.whole([collected[index] for index in range(len(record.completions))])
+    return json_response(body, headers={**headers, "Server-Timing": timing})
+
+
+async def _answer_with_events(
+    request: web.Request, reply: Reply, record: StreamRecord, chunks: _Chunks, headers: Mapping[str, str]
+) -> web.StreamResponse:
+    """Write the events of a stream. The events of chunks that come together leave together: each write is a packet.
+
+    Until the first chunk is there nothing is sent, but for pings: without one, an error is still a status.
+
+    Raises:
+        Exception: of such an error.
+    """
+    facts, framer, unwritten = request[FACTS], Framer(reply), b""
     response = web.StreamResponse(headers={**sse.HEADERS, **headers})
+    num_running = len(record.completions)
+    async with Pings(request, response, request.app[SETTINGS].ping_interval_s) as pings:
+        try:
+            async with _within_time(request):
+                index, chunk = await anext(chunks)
+                facts.saw(index, chunk)
+                await pings.prepare()
+                unwritten = framer.opening(chunk)
+                with record.rules_kept():
+                    while True:
+                        unwritten += framer.frame(index, chunk)
+                        num_running -= chunk.finish_reason is not None
+                        if not num_running:
+                            break
+                        if unwritten:
+                            events, unwritten = unwritten, b""
+                            await response.write(events)
+                        index, chunk = await anext(chunks)
+                        facts.saw(index, chunk)
+            await response.write_eof(unwritten + sse.DONE)
+        except ConnectionResetError:
+            facts.error_code = CLIENT_CLOSED
+        except Exception as exc:
+            await _end_with_error(response, pings, exc, facts, unwritten)
+    return response
+
+
+async def _end_with_error(
+    response: web.StreamResponse, pings: Pings, exc: Exception, facts: RequestFacts, unwritten: bytes
+) -> None:
+    """End a stream with an error event.
+
+    Raises:
+        Exception: the error itself, where nothing has been sent yet.
+    """
     try:
-        async with Pings(request, response, request.app[SETTINGS].ping_interval_s) as pings:
-            await _write(request, response, pings, chunks, Framer(reply), record)
+        await pings.settled()
+        if not response.prepared:
+            raise exc
+        error = exc if isinstance(exc, APIError) else unexpected(exc, facts)
+        facts.fail(error)
+        await response.write_eof(unwritten + sse.error_event(error) + sse.DONE)
     except ConnectionResetError:
         facts.error_code = CLIENT_CLOSED
-    return response
 
 
 @asynccontextmanager
@@ -186,62 +241,3 @@ async def _within_time(request: web.Request) -> AsyncIterator[None]:
             yield
     except TimeoutError as exc:
         raise GenerationTimeout(f"The answer took longer than {limit_s:g} seconds") from exc
-
-
-async def _collected(
-    chunks: AsyncIterator[tuple[int, GenerationChunk]], record: StreamRecord, facts: RequestFacts
-) -> list[GenerationChunk]:
-    """Return the only chunk of each completion, in the order in which they were asked for."""
-    collected: dict[int, GenerationChunk] = {}
-    async for index, chunk in chunks:
-        facts.saw(index, chunk)
-        collected[index] = chunk
-    record.require_ends()
-    return [collected[index] for index in range(len(record.completions))]
-
-
-async def _write(
-    request: web.Request,
-    response: web.StreamResponse,
-    pings: Pings,
-    chunks: AsyncGenerator[tuple[int, GenerationChunk], None],
-    framer: Framer,
-    record: StreamRecord,
-) -> None:
-    """Write the events of a stream. What comes at once leaves at once: each write is a packet.
-
-    Until the first chunk is there nothing is sent, but for pings: without one, an error is still a status.
-
-    Raises:
-        Exception: of such an error.
-    """
-    facts = request[FACTS]
-    unwritten = b""
-    num_running = len(record.completions)
-    try:
-        async with _within_time(request):
-            index, chunk = await anext(chunks)
-            facts.saw(index, chunk)
-            await pings.prepare()
-            unwritten = framer.opening(chunk)
-            with record.rules_kept():
-                while True:
-                    unwritten += framer.frame(index, chunk)
-                    num_running -= chunk.finish_reason is not None
-                    if not num_running:
-                        break
-                    if unwritten:
-                        events, unwritten = unwritten, b""
-                        await response.write(events)
-                    index, chunk = await anext(chunks)
-                    facts.saw(index, chunk)
-    except ConnectionResetError:
-        raise  # the client is gone, so there is nobody to tell
-    except Exception as exc:
-        await pings.settled()
-        if not response.prepared:
-            raise
-        error = exc if isinstance(exc, APIError) else unexpected(exc, facts)
-        facts.fail(error)
-        unwritten += sse.error_event(error)
-    await response.write_eof(unwritten + sse.DONE)

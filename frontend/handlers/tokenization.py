@@ -17,14 +17,14 @@ async def tokenize(request: web.Request) -> web.Response:
     name = await find_model(request, body.model)
     headers, model = ignored_header(request, ignored + ignored_fields(body, name)), name.model
     await _count_request(request, model.id)
-    token_ids, strings = await request.app[TRITON].tokenize(
+    answered = await request.app[TRITON].tokenize(
         model.slug, tokenize_to_prompt(body, name), add_special_tokens=body.add_special_tokens is not False
     )
     answer: Tokenization = {
-        "count": len(token_ids),
+        "count": len(answered.token_ids),
         "max_model_len": model.context_window,
-        "tokens": token_ids,
-        "token_strs": strings if body.return_token_strs else None,
+        "tokens": list(answered.token_ids),
+        "token_strs": list(answered.strings) if body.return_token_strs else None,
     }
     return json_response(answer, headers=headers)
 

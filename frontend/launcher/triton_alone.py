@@ -19,7 +19,7 @@ from frontend.launcher.triton_server import (
     triton_command,
 )
 from frontend.settings import Settings, SettingsError
-from model_repository.contract import KEY_VARIABLE
+from model_repository.contract.tensors import KEY_VARIABLE
 
 _SHM_PREFIX = "conch_"  # a container's shared memory is its own
 

@@ -10,8 +10,8 @@ from typing import Any
 
 from frontend.errors import APIError, InvalidRequest, ModelNotFound, NotFound, shown
 from frontend.triton.models import ModelSnapshot, Triton
-from model_repository.contract import model_id_to_slug
-from model_repository.stage_messages import EngineStats
+from model_repository.contract.output import EngineStats
+from model_repository.contract.tensors import model_id_to_slug
 
 logger = logging.getLogger(__name__)
 

@@ -18,7 +18,7 @@ from frontend.protocol.body import Body
 from frontend.protocol.reading import parse
 from frontend.request_context import DRAIN, FACTS, KEYS, MODELS, SETTINGS, TRITON, json_response
 from frontend.settings import SettingsError, is_loopback
-from model_repository.stage_messages import EngineStats
+from model_repository.contract.output import EngineStats
 
 CONTROL = web.AppKey("control", EndpointsControl)
 ADAPTERS = web.AppKey("adapters", AdapterControl)

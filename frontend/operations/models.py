@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from frontend.errors import APIError, InvalidRequest, ModelNotFound
 from frontend.triton.models import Triton
-from model_repository import contract
+from model_repository.contract.tensors import ENSEMBLES, model_id_to_slug, stage_name
 
 logger = logging.getLogger(__name__)
 
@@ -60,9 +60,7 @@ class ModelControl:
             if slug not in await self._triton.repository():
                 raise ModelNotFound(model_id)
             logger.warning("loading %s", model_id)
-            await self._triton.load(
-                slug, contract.stage_name(slug, "engine")
-            )  # and with its ensemble all that it needs
+            await self._triton.load(slug, stage_name(slug, "engine"))  # and with its ensemble all that it needs
 
     async def unload(self, model_id: str, timeout_s: float) -> Unloading:
         """Unload a model: no request is let in from now on, those under way have so long, then they are ended.
@@ -81,7 +79,7 @@ class ModelControl:
             if num_running:
                 logger.warning("ending %d requests of %s", num_running, model_id)
                 await self._triton.fail_running(slug)
-            await self._unload_all(slug, [contract.stage_name(slug, stage) for stage in STAGES])
+            await self._unload_all(slug, [stage_name(slug, stage) for stage in STAGES])
         return Unloading(num_ended=num_running)
 
     async def _is_ready(self, model_id: str) -> bool:
@@ -102,7 +100,7 @@ class ModelControl:
             await self._sleep(_POLL_S)
 
     async def _unload_all(self, slug: str, stages: Sequence[str]) -> None:
-        for name in (*stages, contract.stage_name(slug, contract.DELIVERIES)):
+        for name in (*stages, *(stage_name(slug, each) for each in ENSEMBLES if each)):
             await self._triton.unload(name)
 
 
@@ -165,6 +163,6 @@ class EndpointsControl:
 
 def _slug(model_id: str) -> str:
     try:
-        return contract.model_id_to_slug(model_id)
+        return model_id_to_slug(model_id)
     except ValueError as exc:
         raise InvalidRequest(str(exc), param="model") from exc

@@ -10,7 +10,7 @@ import orjson
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic_core import PydanticCustomError
 
-from model_repository.contract import TensorSpec
+from model_repository.contract.tensors import INPUTS
 from model_repository.guides.json_schema import ignored_keywords
 
 MAX_INT32 = 2**31 - 1  # what the tensors hold
@@ -61,9 +61,10 @@ def broken_rule(param: str, rule: str) -> PydanticCustomError:
     return PydanticCustomError("broken_rule", "{rule}", {"param": param, "rule": rule})
 
 
-def limits_of(spec: TensorSpec) -> Any:
-    """Return the range that the tensor contract states for a number, as pydantic's constraint."""
+def declared(tensor: str, **field: Any) -> Any:
+    """Return a field with the range and, unless another one is given, the meaning of a tensor of the contract."""
+    spec = INPUTS[tensor]
     high = MAX_INT32 if spec.high is None and spec.datatype == "INT32" else spec.high
-    if spec.is_low_open:
-        return Field(gt=spec.low, le=high)
-    return Field(ge=spec.low, le=high)
+    limits = {} if spec.shape == (-1,) else {"gt" if spec.is_low_open else "ge": spec.low, "le": high}
+    arguments: dict[str, Any] = {"description": spec.doc, **limits, **field}
+    return Field(**arguments)

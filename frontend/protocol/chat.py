@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import AfterValidator, BeforeValidator, FailFast, Field, ValidationInfo, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
-from frontend.protocol.body import MAX_INT32, Body, broken_rule, limits_of, needs
+from frontend.protocol.body import MAX_INT32, Body, broken_rule, declared, needs
 from frontend.protocol.fields import REFUSED, GenerationBody
 from frontend.protocol.tools import (
     FunctionCallChoice,
@@ -23,8 +23,7 @@ from frontend.protocol.tools import (
     only_functions,
     tool_choice_from,
 )
-from model_repository import contract
-from model_repository.prompt_reading import MAX_TOOLS
+from model_repository.contract.rules import MAX_TOOLS
 
 MAX_MESSAGES = 4096
 
@@ -168,8 +167,8 @@ class ChatCompletionRequest(GenerationBody):
     ] = None
     top_logprobs: Annotated[
         int | None,
-        limits_of(contract.TOP_LOGPROBS),
-        Field(
+        declared(
+            "top_logprobs",
             examples=[2],
             json_schema_extra=needs(logprobs=True),
             description="and of so many likeliest tokens in each place",

@@ -9,9 +9,8 @@ from pydantic import AfterValidator, Field, ValidationInfo, model_validator
 from pydantic.functional_validators import PlainValidator
 from pydantic_core import PydanticCustomError, PydanticKnownError
 
-from frontend.protocol.body import MAX_INT32, broken_rule, limits_of, needs
+from frontend.protocol.body import MAX_INT32, broken_rule, declared, needs
 from frontend.protocol.fields import HINTS, REFUSED, GenerationBody, TokenId
-from model_repository import contract
 
 MAX_LOGPROBS = 5  # OpenAI's
 
@@ -103,13 +102,13 @@ class CompletionRequest(GenerationBody):
     ] = None
     logprobs: Annotated[
         int | None,
-        limits_of(contract.TOP_LOGPROBS),
-        AfterValidator(_not_above_the_servers_limit),
-        Field(
+        declared(
+            "top_logprobs",
             examples=[2],
             description=f"log probabilities of the tokens and of so many likeliest ones; above {MAX_LOGPROBS} "
             "where the server's max_logprobs allows it",
         ),
+        AfterValidator(_not_above_the_servers_limit),
     ] = None
     images: Annotated[
         list[str] | None,

@@ -9,10 +9,11 @@ from pydantic import BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from frontend.protocol.answers import ServiceTier
-from frontend.protocol.body import MAX_INT32, Body, broken_rule, limits_of, needs
+from frontend.protocol.body import MAX_INT32, Body, broken_rule, declared, needs
 from frontend.protocol.priority import Priority
 from frontend.protocol.response_format import ResponseFormat, StructuredOutputs
-from model_repository import contract
+from model_repository.contract.request import MAX_BAD_WORD_CHARS, MAX_BAD_WORDS, MAX_STOP_WORDS
+from model_repository.contract.tensors import INPUTS
 
 # --- known fields that are not served, with the values that change nothing -------------------------------------------
 REFUSED: dict[str, tuple[Any, ...]] = {
@@ -28,7 +29,6 @@ REFUSED: dict[str, tuple[Any, ...]] = {
     "prompt_logprobs": (),
     "use_beam_search": (False,),
     "length_penalty": (1,),
-    "allowed_token_ids": (),
     "truncate_prompt_tokens": (),
     "skip_special_tokens": (True,),
     "spaces_between_special_tokens": (True,),
@@ -97,7 +97,10 @@ TokenId = Annotated[int, Field(ge=0, le=MAX_INT32)]
 
 
 _StopText = Annotated[str, Field(min_length=1)]
-type StopInput = _StopText | Annotated[list[_StopText], Field(max_length=contract.MAX_STOP_WORDS)]
+type StopInput = _StopText | Annotated[list[_StopText], Field(max_length=MAX_STOP_WORDS)]
+
+
+_BIAS = INPUTS["logit_bias_values"]
 
 
 class GenerationBody(Body):
@@ -110,34 +113,30 @@ class GenerationBody(Body):
     max_completion_tokens: Annotated[
         int | None, Field(ge=1, le=MAX_INT32, examples=[3], description="wins over max_tokens")
     ] = None
-    min_tokens: Annotated[
-        int | None,
-        limits_of(contract.MIN_TOKENS),
-        Field(examples=[8], description="before it neither end tokens nor stop sequences end the completion"),
-    ] = None
+    min_tokens: Annotated[int | None, declared("min_tokens", examples=[8])] = None
     stop: Annotated[
         list[_StopText] | None,
         Field(
-            max_length=contract.MAX_STOP_WORDS,
+            max_length=MAX_STOP_WORDS,
             examples=[["\n"]],
-            description=f"up to {contract.MAX_STOP_WORDS} texts that end the completion; left out of it",
+            description=f"up to {MAX_STOP_WORDS} texts that end the completion; left out of it",
         ),
         BeforeValidator(_as_list, json_schema_input_type=StopInput | None),
     ] = None
     bad_words: Annotated[
-        list[Annotated[str, Field(min_length=1, max_length=contract.MAX_BAD_WORD_CHARS)]] | None,
+        list[Annotated[str, Field(min_length=1, max_length=MAX_BAD_WORD_CHARS)]] | None,
         Field(
-            max_length=contract.MAX_BAD_WORDS,
+            max_length=MAX_BAD_WORDS,
             examples=[["5"]],
             description="texts that the completion does not contain, in whatever tokens",
         ),
     ] = None
-    stop_token_ids: Annotated[
-        list[TokenId] | None,
-        Field(max_length=64, examples=[[11]], description="tokens that end the completion; left out of its text"),
-    ] = None
+    allowed_token_ids: Annotated[list[TokenId] | None, declared("allowed_token_ids", min_length=1, examples=[[11]])] = (
+        None
+    )
+    stop_token_ids: Annotated[list[TokenId] | None, declared("stop_token_ids", max_length=64, examples=[[11]])] = None
     include_stop_str_in_output: Annotated[
-        bool | None, Field(examples=[True], description="keep what ended the completion in its text")
+        bool | None, Field(examples=[True], description="keep the stop text that ended the completion")
     ] = None
     ignore_eos: Annotated[
         bool | None,
@@ -151,26 +150,10 @@ class GenerationBody(Body):
         ),
     ] = None
     # How tokens are drawn.
-    temperature: Annotated[
-        float | None,
-        limits_of(contract.TEMPERATURE),
-        Field(examples=[0], description="0 is greedy; 1 is the model's own distribution"),
-    ] = None
-    top_p: Annotated[
-        float | None,
-        limits_of(contract.TOP_P),
-        Field(examples=[0.5], description="draw from the likeliest tokens that together have this probability"),
-    ] = None
-    top_k: Annotated[
-        int | None,
-        limits_of(contract.TOP_K),
-        Field(examples=[1], description="draw from so many likeliest tokens; 0 and -1 are off"),
-    ] = None
-    min_p: Annotated[
-        float | None,
-        limits_of(contract.MIN_P),
-        Field(examples=[0.5], description="leave out tokens below this share of the likeliest one's probability"),
-    ] = None
+    temperature: Annotated[float | None, declared("temperature", examples=[0], description="0 is greedy")] = None
+    top_p: Annotated[float | None, declared("top_p", examples=[0.5])] = None
+    top_k: Annotated[int | None, declared("top_k", examples=[1])] = None
+    min_p: Annotated[float | None, declared("min_p", examples=[0.5])] = None
     seed: Annotated[
         int | None,
         Field(
@@ -180,25 +163,13 @@ class GenerationBody(Body):
             description="the same seed and request give the same text; choice i draws with seed + i",
         ),
     ] = None
-    repetition_penalty: Annotated[
-        float | None,
-        limits_of(contract.REPETITION_PENALTY),
-        Field(examples=[1.5], description="above 1 makes tokens of prompt and completion less likely"),
-    ] = None
-    presence_penalty: Annotated[
-        float | None,
-        limits_of(contract.PRESENCE_PENALTY),
-        Field(examples=[2], description="taken off the logits of tokens that the completion has"),
-    ] = None
-    frequency_penalty: Annotated[
-        float | None,
-        limits_of(contract.FREQUENCY_PENALTY),
-        Field(examples=[2], description="likewise, once for each time it has them"),
-    ] = None
+    repetition_penalty: Annotated[float | None, declared("repetition_penalty", examples=[1.5])] = None
+    presence_penalty: Annotated[float | None, declared("presence_penalty", examples=[2])] = None
+    frequency_penalty: Annotated[float | None, declared("frequency_penalty", examples=[2])] = None
     logit_bias: Annotated[
         dict[
             Annotated[str, Field(pattern=r"^(0|[1-9][0-9]{0,8})$")],
-            Annotated[float, limits_of(contract.LOGIT_BIAS_VALUES)],
+            Annotated[float, Field(ge=_BIAS.low, le=_BIAS.high)],
         ]
         | None,
         Field(
@@ -208,33 +179,18 @@ class GenerationBody(Body):
         ),
         BeforeValidator(_not_too_many_biases),
     ] = None
-    mirostat_target: Annotated[
-        float | None,
-        limits_of(contract.MIROSTAT_TARGET),
-        Field(
-            examples=[1.5],
-            description="bits of surprise per token; sent, Mirostat 2.0 takes the place of top_p, top_k and min_p",
-        ),
-    ] = None
-    mirostat_lr: Annotated[
-        float | None,
-        limits_of(contract.MIROSTAT_LR),
-        Field(examples=[0.2], description="its learning rate, 0.1 unless sent; sent, Mirostat is on"),
-    ] = None
+    mirostat_target: Annotated[float | None, declared("mirostat_target", examples=[1.5])] = None
+    mirostat_lr: Annotated[float | None, declared("mirostat_lr", examples=[0.2])] = None
     mirostat: Annotated[
         Literal[0, 2] | None,
         BeforeValidator(_exact_int),
         Field(examples=[2], description="llama.cpp's switch: 2 is on, 0 is off"),
     ] = None
     mirostat_tau: Annotated[
-        float | None,
-        limits_of(contract.MIROSTAT_TARGET),
-        Field(examples=[1.5], description="mirostat_target by llama.cpp's name"),
+        float | None, declared("mirostat_target", examples=[1.5], description="mirostat_target by llama.cpp's name")
     ] = None
     mirostat_eta: Annotated[
-        float | None,
-        limits_of(contract.MIROSTAT_LR),
-        Field(examples=[0.2], description="mirostat_lr by llama.cpp's name"),
+        float | None, declared("mirostat_lr", examples=[0.2], description="mirostat_lr by llama.cpp's name")
     ] = None
     # What the answer looks like, and how it is sent.
     n: Annotated[int | None, Field(ge=1, le=128, examples=[2], description="choices for each prompt")] = None
@@ -267,13 +223,7 @@ class GenerationBody(Body):
         ),
     ] = None
     stream_interval_ms: Annotated[
-        int | None,
-        limits_of(contract.STREAM_INTERVAL_MS),
-        Field(
-            examples=[0],
-            json_schema_extra=needs(stream=True),
-            description="under load, tokens gather for so long at most before they are sent; 0: each is sent at once",
-        ),
+        int | None, declared("stream_interval_ms", examples=[0], json_schema_extra=needs(stream=True))
     ] = None
     # How urgent it is, against others that wait for the model.
     service_tier: Annotated[

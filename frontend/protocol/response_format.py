@@ -9,7 +9,7 @@ from pydantic import FailFast, Field, PlainValidator, model_validator
 from pydantic_core import PydanticCustomError
 
 from frontend.protocol.body import Body, broken_rule
-from model_repository.generation import Guide, GuideKind
+from model_repository.contract.request import OutputFormat, StructuredOutput
 
 type Schema = dict[str, Any]
 
@@ -58,7 +58,7 @@ class ResponseFormat(Body):
             raise broken_rule("schema", 'it goes with type "json_object"')
         return self
 
-    def guide(self) -> Guide | None:
+    def structured_output(self) -> StructuredOutput | None:
         """Return the constraint on the completion."""
         match self.type:
             case "text":
@@ -69,11 +69,11 @@ class ResponseFormat(Body):
                 assert self.json_schema is not None
                 return json_guide(self.json_schema.schema_, is_strict=bool(self.json_schema.strict))
             case "regex":
-                return Guide(GuideKind.REGEX, self.regex or "")
+                return StructuredOutput(OutputFormat.REGEX, self.regex or "")
             case "choice":
                 return choice_guide(self.choice or [])
             case _:
-                return Guide(GuideKind.GRAMMAR, self.grammar or self.ebnf or "")
+                return StructuredOutput(OutputFormat.GRAMMAR, self.grammar or self.ebnf or "")
 
 
 class StructuredOutputs(Body):
@@ -98,26 +98,26 @@ class StructuredOutputs(Body):
             raise broken_rule("", "expected exactly one of json, json_object, regex, choice, grammar")
         return self
 
-    def guide(self) -> Guide:
+    def structured_output(self) -> StructuredOutput:
         """Return the constraint on the completion."""
         if isinstance(self.json_, str):
-            return Guide(GuideKind.JSON_SCHEMA, self.json_, is_strict=False)
+            return StructuredOutput(OutputFormat.JSON_SCHEMA, self.json_, is_strict=False)
         if self.regex is not None:
-            return Guide(GuideKind.REGEX, self.regex)
+            return StructuredOutput(OutputFormat.REGEX, self.regex)
         if self.choice is not None:
             return choice_guide(self.choice)
         if self.grammar is not None:
-            return Guide(GuideKind.GRAMMAR, self.grammar)
+            return StructuredOutput(OutputFormat.GRAMMAR, self.grammar)
         return json_guide(self.json_)
 
 
-def json_guide(schema: Schema | None, *, is_strict: bool = False) -> Guide:
+def json_guide(schema: Schema | None, *, is_strict: bool = False) -> StructuredOutput:
     """Return the constraint to a schema; to any JSON object without one."""
     if schema is None:
-        return Guide(GuideKind.JSON_OBJECT)
-    return Guide(GuideKind.JSON_SCHEMA, orjson.dumps(schema).decode(), is_strict=is_strict)
+        return StructuredOutput(OutputFormat.JSON_OBJECT)
+    return StructuredOutput(OutputFormat.JSON_SCHEMA, orjson.dumps(schema).decode(), is_strict=is_strict)
 
 
-def choice_guide(choices: list[str]) -> Guide:
+def choice_guide(choices: list[str]) -> StructuredOutput:
     """Return the constraint to one of these texts."""
-    return Guide(GuideKind.CHOICE, orjson.dumps(choices).decode())
+    return StructuredOutput(OutputFormat.CHOICE, orjson.dumps(choices).decode())

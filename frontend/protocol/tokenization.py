@@ -11,7 +11,7 @@ from frontend.protocol.body import Body, broken_rule
 from frontend.protocol.chat import MESSAGES_LENGTH, ChatMessage, MessagesInput, check_open_turn, messages_from
 from frontend.protocol.fields import TokenId
 from frontend.protocol.tools import Tool
-from model_repository.prompt_reading import MAX_TOOLS
+from model_repository.contract.rules import MAX_TOOLS
 
 
 class TokenizeRequest(Body):

@@ -22,9 +22,8 @@ from frontend.telemetry.definitions import UNKNOWN, Metric
 from frontend.telemetry.log_lines import labels_text, log_fields
 from frontend.telemetry.metrics import Metrics
 from frontend.triton.endpoints import Endpoints
-from model_repository.contract import slug_to_model_id
-from model_repository.generation import FinishReason
-from model_repository.stage_messages import EngineStats
+from model_repository.contract.output import EngineStats, FinishReason
+from model_repository.contract.tensors import slug_to_model_id
 
 logger = logging.getLogger("frontend.app")  # the name by which filters know the line of a request
 
@@ -181,7 +180,7 @@ class Observer:
     def _count_completion(self, facts: RequestFacts, completion: Completion, *, is_first: bool) -> None:
         metrics, model = self.metrics, facts.served_model
         metrics.count(definitions.COMPLETIONS, model, _outcome(facts, completion.finish_reason))
-        metrics.observe(definitions.REQUEST_MAX_TOKENS, completion.request.max_tokens, model)
+        metrics.observe(definitions.REQUEST_MAX_TOKENS, completion.request.params.max_tokens, model)
         usage, phases = completion.usage, completion.phases
         if usage is not None:
             metrics.observe(definitions.REQUEST_INPUT_TOKENS, usage.num_input_tokens, model)

@@ -147,9 +147,9 @@ def _attributes(facts: RequestFacts, record: StreamRecord, index: int) -> dict[s
         "gen_ai.request.model": facts.model,
         "gen_ai.response.model": facts.served_model,
         "gen_ai.response.id": facts.id,
-        "gen_ai.request.max_tokens": request.max_tokens,
-        "gen_ai.request.temperature": request.sampling.temperature,
-        "gen_ai.request.top_p": request.sampling.top_p,
+        "gen_ai.request.max_tokens": request.params.max_tokens,
+        "gen_ai.request.temperature": request.params.sampling.temperature,
+        "gen_ai.request.top_p": request.params.sampling.top_p,
         "gen_ai.response.finish_reasons": [str(reason)],
     }
     if record.num_per_prompt > 1:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+import msgspec.structs
 
 from frontend.protocol.answers import (
     AssistantMessage,
@@ -27,8 +28,8 @@ from frontend.translate.logprobs import chat_logprobs
 from frontend.translate.obfuscation import padding
 from frontend.translate.usage import total_usage
 from frontend.triton.models import ModelName
-from model_repository import generation
-from model_repository.generation import GenerationChunk
+from model_repository.contract import output
+from model_repository.contract.output import GenerationChunk
 
 
 @dataclass(slots=True)
@@ -77,13 +78,13 @@ class ChatReply:
             _Choice(tool_call_parser(name.model.tool_call_format) if has_tools else None) for _ in range(chat.n or 1)
         ]
         self._num_running = len(self._choices)
-        self._usages: dict[int, generation.Usage] = {}  # of the choices that have said theirs
+        self._usages: dict[int, output.Usage] = {}  # of the choices that have said theirs
         self.is_plain = not (has_tools or self._is_padded or self._has_logprobs or self._has_token_ids)
 
     def opening(self, first: GenerationChunk) -> Sequence[ChatCompletionChunk]:
         """Return the chunks that say who speaks, one for each choice."""
         if first.usage is not None:
-            self._usages[0] = dataclasses.replace(first.usage, num_output_tokens=0)
+            self._usages[0] = msgspec.structs.replace(first.usage, num_output_tokens=0)
         role: Delta = {"role": "assistant", "content": ""}
         events = [self._chunk(self._piece(index, role)) for index in range(len(self._choices))]
         if first.prompt_token_ids:
@@ -175,7 +176,7 @@ class ChatReply:
             return [{"content": chunk.text}] if chunk.text else []
         events = choice.parser.push(chunk.text)
         if chunk.finish_reason is not None:
-            is_cut = chunk.finish_reason is generation.FinishReason.LENGTH
+            is_cut = chunk.finish_reason is output.FinishReason.LENGTH
             events = [*events, *choice.parser.finish(is_cut=is_cut)]
         deltas: list[Delta] = []
         for event in events:
@@ -209,8 +210,8 @@ class ChatReply:
             case _:
                 return None
 
-    def _finish_reason(self, choice: _Choice, reason: generation.FinishReason) -> FinishReason:
-        if reason is generation.FinishReason.STOP and choice.has_called and not self._is_named:
+    def _finish_reason(self, choice: _Choice, reason: output.FinishReason) -> FinishReason:
+        if reason is output.FinishReason.STOP and choice.has_called and not self._is_named:
             return "function_call" if self._is_deprecated else "tool_calls"
         return reason.value
 

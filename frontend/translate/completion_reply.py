@@ -11,8 +11,8 @@ from frontend.translate.logprobs import CompletionLogprobsWriter, mean_logprob
 from frontend.translate.obfuscation import padding
 from frontend.translate.usage import total_usage
 from frontend.triton.models import ModelName
-from model_repository import generation
-from model_repository.generation import GenerationChunk
+from model_repository.contract import output
+from model_repository.contract.output import GenerationChunk
 
 
 class CompletionReply:
@@ -36,7 +36,7 @@ class CompletionReply:
         self.num_per_prompt = completion.best_of or self._num_chosen
         self._has_logprobs = completion.logprobs is not None
         self._has_token_ids = bool(completion.return_token_ids)
-        self._usages: dict[int, generation.Usage] = {}
+        self._usages: dict[int, output.Usage] = {}
         has_ids = bool(completion.return_tokens_as_token_ids)
         num_chars = prompt_num_chars if self._has_logprobs and not completion.echo else [0] * len(completion.prompt)
         self._writers = [
@@ -128,6 +128,6 @@ class CompletionReply:
         return total_usage(self._usages, self.num_per_prompt)
 
 
-def _reported(chunk: GenerationChunk) -> generation.Usage:
+def _reported(chunk: GenerationChunk) -> output.Usage:
     assert chunk.usage is not None, "a stream that ends without its counts is an error long before here"
     return chunk.usage

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from frontend import sse
 from frontend.translate.reply import Event, Reply
-from model_repository.generation import GenerationChunk
+from model_repository.contract.output import GenerationChunk
 
 
 class Framer:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from frontend.protocol import answers
 from frontend.protocol.answers import ChatLogprobs, CompletionLogprobs
-from model_repository.generation import GenerationChunk, TokenLogprob, TopLogprob
+from model_repository.contract.output import GenerationChunk, TokenLogprob, TopLogprob
 
 _LEAST = -9999.0  # JSON has no minus infinity; OpenAI's own stand-in
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from frontend.protocol.answers import ChatCompletion, ChatCompletionChunk, Completion
-from model_repository.generation import GenerationChunk
+from model_repository.contract.output import GenerationChunk
 
 type Event = ChatCompletionChunk | Completion
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import secrets
 from collections.abc import Collection, Sequence
 from typing import Any
+
+from msgspec.structs import replace
 
 from frontend.errors import ContextLengthExceeded
 from frontend.protocol.chat import ChatCompletionRequest, ChatMessage
@@ -16,14 +17,15 @@ from frontend.protocol.tools import PastToolCall, ToolChoice
 from frontend.translate.images import image_from_data_uri, images_from_data_uris
 from frontend.triton.models import ModelName, ServedModel
 from model_repository.capabilities import Capability
-from model_repository.generation import (
+from model_repository.contract.request import (
     ChatPrompt,
     ContextOverflow,
     GenerationRequest,
-    Guide,
     Mirostat,
+    Params,
     Prompt,
     SamplingParams,
+    StructuredOutput,
     TextPrompt,
     TokenPrompt,
     ToolUse,
@@ -40,37 +42,38 @@ _REASONING = ("reasoning_content", "reasoning")
 def chat_to_requests(
     chat: ChatCompletionRequest, name: ModelName, defaults: RequestDefaults, request_id: str = ""
 ) -> list[GenerationRequest]:
-    """Return what a chat request asks of the model: one generation request for each choice.
-
-    Args:
-        request_id: what logs call it.
-    """
-    num_logprobs = (chat.top_logprobs or 0) if chat.logprobs else None
-    prompt = _chat_prompt(chat, chat.messages, _tool_use(chat), name)
-    if chat.reasoning_effort is not None and "reasoning_effort" in name.model.parameters.template_fields:
-        kwargs = {"reasoning_effort": chat.reasoning_effort, **prompt.template_kwargs}
-        prompt = dataclasses.replace(prompt, template_kwargs=kwargs)
-    request = _request(chat, prompt, name, defaults, _max_tokens(chat, defaults.chat_max_tokens, name))
-    request = dataclasses.replace(
-        request, request_id=request_id, num_logprobs=num_logprobs, images=_images_in(chat.messages)
+    """Return a chat request as generation requests, one for each choice; `request_id` is its name in logs."""
+    params = _params(
+        chat,
+        name,
+        defaults,
+        max_tokens=_max_tokens(chat, defaults.chat_max_tokens, name),
+        num_logprobs=(chat.top_logprobs or 0) if chat.logprobs else None,
     )
+    prompt = _chat_prompt(chat, chat.messages, _tool_use(chat), name)
+    request = GenerationRequest(prompt=prompt, params=params, images=_images_in(chat.messages), request_id=request_id)
     return _repeated(request, chat.n or 1)
 
 
 def completion_to_requests(
     completion: CompletionRequest, name: ModelName, defaults: RequestDefaults, request_id: str = ""
 ) -> list[GenerationRequest]:
-    """Return what a completions request asks of the model: for each prompt, all that are drawn of it.
-
-    Args:
-        request_id: what logs call it.
+    """Return a completions request as generation requests: for each prompt, one for each completion drawn of it.
 
     Raises:
         ContextLengthExceeded: a prompt of token ids is longer than the context window.
     """
     num_drawn = completion.best_of or completion.n or 1
     is_ranked = num_drawn > (completion.n or 1)
-    max_tokens = _max_tokens(completion, defaults.completion_max_tokens, name)
+    params = _params(
+        completion,
+        name,
+        defaults,
+        max_tokens=_max_tokens(completion, defaults.completion_max_tokens, name),
+        # Of several candidates, the one with the likeliest tokens is the best.
+        num_logprobs=0 if is_ranked and completion.logprobs is None else completion.logprobs,
+        is_echo=bool(completion.echo),
+    )
     requests: list[GenerationRequest] = []
     for text_or_ids in completion.prompt:
         prompt: Prompt
@@ -79,14 +82,8 @@ def completion_to_requests(
             prompt = TokenPrompt(tuple(text_or_ids))
         else:
             prompt = TextPrompt(text_or_ids, completion.suffix or "")
-        request = dataclasses.replace(
-            _request(completion, prompt, name, defaults, max_tokens),
-            request_id=request_id,
-            is_echo=bool(completion.echo),
-            # Of several candidates, the one with the likeliest tokens is the best.
-            num_logprobs=0 if is_ranked and completion.logprobs is None else completion.logprobs,
-            images=images_from_data_uris(completion.images, _num_markers(text_or_ids)) if completion.images else (),
-        )
+        images = images_from_data_uris(completion.images, _num_markers(text_or_ids)) if completion.images else ()
+        request = GenerationRequest(prompt=prompt, params=params, images=images, request_id=request_id)
         requests += _repeated(request, num_drawn)
     return requests
 
@@ -135,36 +132,49 @@ def _chat_prompt(
     name: ModelName,
 ) -> ChatPrompt:
     fields = name.model.parameters.template_fields
+    kwargs = body.chat_template_kwargs or {}
+    if isinstance(body, ChatCompletionRequest) and body.reasoning_effort is not None and "reasoning_effort" in fields:
+        kwargs = {"reasoning_effort": body.reasoning_effort, **kwargs}
     return ChatPrompt(
         messages=tuple(message_for_template(message, fields) for message in messages),
         tool_use=tool_use,
-        template_kwargs=body.chat_template_kwargs or {},
+        template_kwargs=kwargs,
         add_generation_prompt=body.add_generation_prompt is not False,
         continue_final_message=bool(body.continue_final_message),
     )
 
 
-def _request(
-    body: GenerationBody, prompt: Prompt, name: ModelName, defaults: RequestDefaults, max_tokens: tuple[int, bool]
-) -> GenerationRequest:
+def _params(
+    body: GenerationBody,
+    name: ModelName,
+    defaults: RequestDefaults,
+    *,
+    max_tokens: tuple[int, bool],
+    num_logprobs: int | None,
+    is_echo: bool = False,
+) -> Params:
     overflow = ContextOverflow(body.context_length_exceeded_behavior or defaults.context_length_exceeded_behavior)
-    fills_window = max_tokens[1]
+    limit, fills_window = max_tokens
     include_stop = body.include_stop_str_in_output
-    return GenerationRequest(
-        prompt=prompt,
-        max_tokens=max_tokens[0],
-        sampling=_sampling(body),
-        overflow=ContextOverflow.TRUNCATE if fills_window else overflow,
+    return Params(
+        max_tokens=limit,
+        min_tokens=body.min_tokens or 0,
         stop=tuple(body.stop or ()),
         bad_words=tuple(body.bad_words or ()),
+        allowed_token_ids=tuple(body.allowed_token_ids or ()),
         stop_token_ids=tuple(body.stop_token_ids or ()),
         include_stop=defaults.include_stop_str_in_output if include_stop is None else include_stop,
         ignore_eos=bool(body.ignore_eos),
-        min_tokens=body.min_tokens or 0,
+        overflow=ContextOverflow.TRUNCATE if fills_window else overflow,
+        sampling=_sampling(body),
+        structured_output=_structured_output(body),
+        lora_name=name.lora_name,
+        is_echo=is_echo,
+        has_logprobs=num_logprobs is not None,
+        num_top_logprobs=num_logprobs or 0,
         has_token_ids=bool(body.return_token_ids),
         has_usage=body.stream_options is not None and bool(body.stream_options.continuous_usage_stats),
-        guide=_guide(body),
-        lora_name=name.lora_name,
+        has_timing=True,  # for metrics and the header Server-Timing
         is_stream=bool(body.stream),
         stream_interval_ms=body.stream_interval_ms,
     )
@@ -172,14 +182,13 @@ def _request(
 
 def _repeated(request: GenerationRequest, num_drawn: int) -> list[GenerationRequest]:
     """Return one request for each choice: each draws with a seed of its own, the first one with the seed given."""
-    return [
-        dataclasses.replace(
-            request,
-            cancel_key=secrets.token_hex(16),
-            sampling=dataclasses.replace(request.sampling, seed=(request.sampling.seed + index) & _UINT64),
-        )
-        for index in range(num_drawn)
-    ]
+    params, seed = request.params, request.params.sampling.seed
+    requests = []
+    for index in range(num_drawn):
+        sampling = params.sampling if not index else replace(params.sampling, seed=(seed + index) & _UINT64)
+        own = replace(params, cancel_key=secrets.token_hex(16), sampling=sampling)
+        requests.append(replace(request, params=own))
+    return requests
 
 
 def _max_tokens(
@@ -224,10 +233,10 @@ def _or[Number: (int, float)](value: Number | None, default: Number) -> Number:
     return default if value is None else value
 
 
-def _guide(body: GenerationBody) -> Guide | None:
+def _structured_output(body: GenerationBody) -> StructuredOutput | None:
     if body.structured_outputs is not None:
-        return body.structured_outputs.guide()
-    return body.response_format.guide() if body.response_format is not None else None
+        return body.structured_outputs.structured_output()
+    return body.response_format.structured_output() if body.response_format is not None else None
 
 
 def _tool_use(chat: ChatCompletionRequest) -> ToolUse | None:

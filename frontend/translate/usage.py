@@ -6,17 +6,17 @@ from collections import defaultdict
 from collections.abc import Mapping
 
 from frontend.protocol.answers import Usage
-from model_repository import generation
+from model_repository.contract import output
 
 
-def total_usage(usages: Mapping[int, generation.Usage], num_per_prompt: int) -> Usage:
+def total_usage(usages: Mapping[int, output.Usage], num_per_prompt: int) -> Usage:
     """Return the counts of a request: each prompt counts once, every completion that was drawn of it counts.
 
     Args:
         usages: by completion, those of one prompt beside each other; of those that have said something.
         num_per_prompt: how many completions a prompt has.
     """
-    prompts = defaultdict[int, list[generation.Usage]](list)
+    prompts = defaultdict[int, list[output.Usage]](list)
     for index, usage in usages.items():
         prompts[index // num_per_prompt].append(usage)
     prompt_tokens = sum(same[0].num_input_tokens for same in prompts.values())

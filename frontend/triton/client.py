@@ -6,24 +6,46 @@ import contextlib
 import json
 from collections.abc import AsyncGenerator, Callable, Container, Mapping, Sequence
 
-import numpy as np
+import msgspec
 
 from frontend.errors import APIError
 from frontend.triton.channel import RPC_TIMEOUT_S, Connection, TritonCredentials, unary
-from frontend.triton.deliveries import ID_MARK
 from frontend.triton.endpoints import ModelFilter
-from frontend.triton.failures import understood
+from frontend.triton.failures import error_from_message, understood
 from frontend.triton.generations import Generations
-from frontend.triton.messages import Tensors, infer_request, tensors_from_response
+from frontend.triton.messages import infer_request, payload_of
 from frontend.triton.models import ModelSnapshot
 from frontend.triton.one_response import one_response
 from frontend.triton.repository import Repository
-from model_repository import contract
-from model_repository.chunk_tensors import tensors_to_chunk
-from model_repository.generation import FinishReason, GenerationChunk, GenerationRequest, Prompt, Usage
-from model_repository.request_tensors import prompt_inputs, request_to_tensors
-from model_repository.stage_messages import EngineStats, Release, ReleaseDetails, TokenizeOptions
-from model_repository.tensors import array
+from model_repository.contract.codec import pack, unpack
+from model_repository.contract.output import (
+    ChunkBatch,
+    DeltaDetails,
+    EngineStats,
+    GenerationChunk,
+    OutputBatch,
+    TokenDelta,
+)
+from model_repository.contract.request import (
+    EngineRequestBatch,
+    GenerationRequest,
+    Prompt,
+    RequestBatch,
+    TokenizeAnswer,
+    TokenizeRequest,
+)
+from model_repository.contract.spec import TensorSpec
+from model_repository.contract.tensors import (
+    CHUNK_BATCH,
+    CONTROL,
+    ENGINE_REQUESTS,
+    OUTPUT_BATCH,
+    REQUEST_BATCH,
+    STATS,
+    TOKENIZE,
+    TOKENS,
+    stage_name,
+)
 
 _CANCEL_TIMEOUT_S = 5.0
 _EPOCH_TIMEOUT_S = 1.0
@@ -99,27 +121,28 @@ class TritonClient:
         await self._repository.load(slug, stage)
 
     async def check(self, slug: str, request: GenerationRequest) -> None:
-        """Have the tokenizer stage look at a request, without generating anything.
+        """Have the tokenizer stage check a request, without generating anything.
 
         Raises:
             APIError: the request would be refused, or Triton did not answer.
         """
-        await self._ask_tokenizer(slug, request_to_tensors(request), f"check{ID_MARK}{request.request_id}")
+        payload = pack(RequestBatch("", ((0, request),)))
+        answer = await self._ask_tokenizer(slug, REQUEST_BATCH, payload, ENGINE_REQUESTS)
+        with understood("of a tokenizer"):
+            [(_, item)] = unpack(EngineRequestBatch, answer, ENGINE_REQUESTS.name).items
+        if isinstance(item, str):
+            raise error_from_message(item)
 
-    async def tokenize(self, slug: str, prompt: Prompt, *, add_special_tokens: bool) -> tuple[list[int], list[str]]:
-        """Return a prompt's token ids, and each token as the vocabulary writes it.
+    async def tokenize(self, slug: str, prompt: Prompt, *, add_special_tokens: bool) -> TokenizeAnswer:
+        """Return a prompt's tokens.
 
         Raises:
             APIError: the prompt was refused, or Triton did not answer.
         """
-        options = TokenizeOptions(add_special_tokens=add_special_tokens)
-        inputs = {spec.name: array(spec, *elements) for spec, elements in prompt_inputs(prompt)}
-        inputs[contract.TOKENIZE.name] = array(contract.TOKENIZE, options.to_json())
-        outputs = await self._ask_tokenizer(slug, inputs)
+        payload = pack(TokenizeRequest(prompt, add_special_tokens))
+        answer = await self._ask_tokenizer(slug, TOKENIZE, payload, TOKENS)
         with understood("of a tokenizer"):
-            strings = outputs[contract.TOKEN_STRINGS.name].reshape(-1).tolist()
-            token_ids: list[int] = outputs[contract.PROMPT_TOKEN_IDS.name].reshape(-1).tolist()
-            return token_ids, [item.decode("utf-8", "replace") for item in strings]
+            return unpack(TokenizeAnswer, answer, TOKENS.name)
 
     async def detokenize(self, slug: str, token_ids: Sequence[int], *, has_special_tokens: bool) -> str:
         """Return the text of token ids; special tokens are left out unless asked for.
@@ -127,20 +150,14 @@ class TritonClient:
         Raises:
             APIError: the ids were refused, or Triton did not answer.
         """
-        release = Release(
-            sequence=0,
-            token_ids=tuple(token_ids),
-            finish_reason=FinishReason.STOP,
-            usage=Usage(num_input_tokens=0, num_output_tokens=0),
-        )
-        details = ReleaseDetails(has_special_tokens=has_special_tokens)
-        inputs = {
-            contract.RELEASE.name: release.to_array()[np.newaxis],
-            contract.RELEASE_DETAILS.name: array(contract.RELEASE_DETAILS, details.to_json()),
-        }
-        outputs = await self._one_response(contract.stage_name(slug, "detokenizer"), inputs)
+        details = DeltaDetails(has_special_tokens=has_special_tokens)
+        batch = OutputBatch(0, 0, False, ((0, TokenDelta(token_ids=tuple(token_ids), details=details)),))
+        payload = await self._one_response(stage_name(slug, "detokenizer"), OUTPUT_BATCH, pack(batch), CHUNK_BATCH)
         with understood("of a detokenizer"):
-            return tensors_to_chunk(outputs).text
+            [(_, chunk)] = unpack(ChunkBatch, payload, CHUNK_BATCH.name).items
+            if isinstance(chunk, str):
+                raise ValueError("an error in place of a text")
+            return chunk.text
 
     async def engine_stats(self, slug: str, timeout_s: float) -> EngineStats:
         """Ask a model's engine how it is.
@@ -159,7 +176,7 @@ class TritonClient:
         await self._control(slug, {"fail": "running"}, RPC_TIMEOUT_S)
 
     async def fail_streams(self, slug: str) -> None:
-        """Have a model's engine do the same, and end every stream of deliveries: what it sends arrives nowhere.
+        """Have a model's engine do the same, and end every output stream: its batches arrive nowhere.
 
         Raises:
             APIError: it did not answer.
@@ -195,11 +212,11 @@ class TritonClient:
         await self._generations.close()
         await self._connection.close()
 
-    async def _ask_tokenizer(self, slug: str, inputs: Tensors, request_id: str = "") -> Tensors:
-        message = infer_request(contract.stage_name(slug, "tokenizer"), inputs, request_id)
-        answer = await unary(self._connection.stub.ModelInfer, message)
+    async def _ask_tokenizer(self, slug: str, question: TensorSpec, payload: bytes, answer: TensorSpec) -> bytes:
+        message = infer_request(stage_name(slug, "tokenizer"), question, payload)
+        response = await unary(self._connection.stub.ModelInfer, message)
         with understood("of a tokenizer"):
-            return tensors_from_response(answer)
+            return payload_of(response, answer)
 
     async def _cancel(self, slug: str, cancel_key: str) -> None:
         await self._control(slug, {"cancel_key": cancel_key}, _CANCEL_TIMEOUT_S)
@@ -211,12 +228,16 @@ class TritonClient:
 
     async def _control(self, slug: str, command: Mapping[str, str | bool], timeout_s: float) -> EngineStats:
         key = {"key": self._key} if self._key else {}
-        inputs = {contract.CONTROL.name: array(contract.CONTROL, json.dumps({**command, **key}))}
-        tensors = await self._one_response(contract.stage_name(slug, "engine"), inputs, timeout_s)
+        message = json.dumps({**command, **key}).encode()
+        payload = await self._one_response(stage_name(slug, "engine"), CONTROL, message, STATS, timeout_s)
         with understood("of an engine"):
-            stats = EngineStats.from_json(tensors[contract.STATS.name].item())
-            self._adapters[slug] = tuple(stats.adapters)
-            return stats
+            stats = msgspec.json.decode(payload, type=EngineStats)
+        self._adapters[slug] = tuple(stats.adapters)
+        return stats
 
-    async def _one_response(self, stage: str, inputs: Tensors, timeout_s: float = RPC_TIMEOUT_S) -> Tensors:
-        return await one_response(self._connection.stub, infer_request(stage, inputs), timeout_s)
+    async def _one_response(
+        self, stage: str, question: TensorSpec, payload: bytes, answer: TensorSpec, timeout_s: float = RPC_TIMEOUT_S
+    ) -> bytes:
+        response = await one_response(self._connection.stub, infer_request(stage, question, payload), timeout_s)
+        with understood(f"of {stage}"):
+            return payload_of(response, answer)

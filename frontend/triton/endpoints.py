@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from frontend.settings import SettingsError
-from model_repository.contract import model_id_to_slug
+from model_repository.contract.tensors import model_id_to_slug
 
 DNS_PREFIX = "dns:"  # before the host:port of an endpoint that is followed
 ANY_MODEL = ""  # in the place of a model's id: whatever is served there

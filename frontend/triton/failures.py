@@ -11,8 +11,8 @@ import grpc
 
 from frontend import errors
 from frontend.errors import APIError
-from model_repository import contract
 from model_repository import errors as stage_errors
+from model_repository.contract.tensors import slug_to_model_id
 
 logger = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ _PARAMS = {
     "prompt_token_ids": "prompt",
     "guided_decoding_guide": "response_format",
     "guided_decoding_guide_type": "response_format",
-    "release": "",  # between the stages only: the text says what is wrong
+    "output_batch": "",  # between the stages only: the text says what is wrong
 }
 
 
@@ -73,7 +73,7 @@ def understood(what: str) -> Iterator[None]:
     """
     try:
         yield
-    except (LookupError, TypeError, ValueError, AttributeError) as exc:
+    except (LookupError, TypeError, ValueError, AttributeError, stage_errors.StageError) as exc:
         logger.exception("Triton's answer %s makes no sense", what)
         raise errors.BadAnswer() from exc
 
@@ -96,8 +96,8 @@ def _known_error(message: str) -> APIError | None:
             return errors.TritonKeyRefused()
         case stage_errors.Unloading():
             return errors.ModelUnloaded()
-        case stage_errors.DeliveriesNotOpen():
-            return errors.DeliveriesNotOpen()
+        case stage_errors.OutputStreamNotOpen():
+            return errors.OutputStreamNotOpen()
         case stage_errors.EngineFailed():
             return errors.EngineFailed()
         case stage_errors.StageError():
@@ -105,7 +105,7 @@ def _known_error(message: str) -> APIError | None:
     if found := _STUB_DOWN.search(message):
         return errors.StageUnhealthy(_INSTANCE_SUFFIX.sub("", found["instance"]))
     if found := _UNKNOWN_MODEL.search(message):
-        return errors.ModelNotFound(contract.slug_to_model_id(found["name"]))
+        return errors.ModelNotFound(slug_to_model_id(found["name"]))
     if _NOT_READY.search(message):
         return errors.ModelNotReady("The model is not ready now.")
     return None

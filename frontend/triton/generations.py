@@ -11,11 +11,12 @@ from typing import Any
 
 from frontend import errors
 from frontend.errors import APIError
+from frontend.triton.call import MultiplexedCall
 from frontend.triton.channel import Connection
-from frontend.triton.deliveries import DeliveryCall
-from frontend.triton.mailbox import Mailbox
-from model_repository import contract
-from model_repository.generation import GenerationChunk, GenerationRequest
+from frontend.triton.chunk_queue import ChunkQueue
+from model_repository.contract.output import GenerationChunk
+from model_repository.contract.request import GenerationRequest
+from model_repository.contract.tensors import slug_of_stage, stage_name
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +46,7 @@ class Generations:
         self._cancel = cancel
         self._ask_epoch = ask_epoch
         self._on_late = on_late
-        self._calls: dict[str, list[DeliveryCall]] = {}  # by slug; the last one gets the next request
+        self._calls: dict[str, list[MultiplexedCall]] = {}  # by slug; the last one gets the next request
         self._background: set[asyncio.Task[None]] = set()
 
     async def generate(self, slug: str, request: GenerationRequest) -> AsyncGenerator[GenerationChunk, None]:
@@ -57,42 +58,42 @@ class Generations:
             APIError: the request was refused, or failed.
         """
         started_at = time.monotonic()
-        mailbox: Mailbox | None = None
+        queue: ChunkQueue | None = None
         is_finished = False
         is_generating = True  # as far as is known here
         try:
             try:
-                mailbox = await self._send(slug, request)
-                await mailbox.ready()
-            except errors.DeliveriesNotOpen:  # it was loaded anew: nothing has come, so nothing is lost
-                if mailbox is not None:
-                    mailbox.leave()
-                mailbox = None
-                mailbox = await self._send(slug, request)
+                queue = await self._send(slug, request)
+                await queue.ready()
+            except errors.OutputStreamNotOpen:  # it was loaded anew: nothing has come, so nothing is lost
+                if queue is not None:
+                    queue.close()
+                queue = None
+                queue = await self._send(slug, request)
             while not is_finished:
-                chunk = await mailbox.get()
+                chunk = await queue.get()
                 is_finished = chunk.finish_reason is not None
                 yield chunk
         except (errors.InvalidRequest, errors.NotFound, errors.RateLimited):
             is_generating = False  # refused before the engine saw it
             raise
         except errors.TritonUnreachable as exc:
-            if mailbox is None or mailbox.is_waiting:
+            if queue is None or queue.is_waiting:
                 raise errors.NotTaken() from exc
             raise
         except errors.StageUnhealthy as exc:
             # Triton holds each call of a dead stage for a second: the engine must not get one per stream.
-            is_generating = exc.stage != contract.stage_name(slug, "engine")
+            is_generating = exc.stage != stage_name(slug, "engine")
             self.on_stage_down(exc.stage, started_at)
             raise
         except errors.Overloaded as exc:
             is_generating = type(exc) is not errors.Overloaded  # the queue was full: the engine did not take it
             raise
         finally:
-            if mailbox is not None:
-                mailbox.leave()
-                if is_generating and not is_finished and not mailbox.is_engine_lost:
-                    self._cancel_sequence(slug, request.cancel_key)
+            if queue is not None:
+                queue.close()
+                if is_generating and not is_finished and not queue.is_engine_lost:
+                    self._cancel_sequence(slug, request.params.cancel_key)
 
     def abort(self, stage: str, error: APIError, *, spared_epoch: int | None = None) -> int:
         """End the running generations that need a lost stage, by its Triton name; return how many there were.
@@ -102,11 +103,11 @@ class Generations:
         Args:
             spared_epoch: those that were begun on an engine of this epoch go on; None: none do.
         """
-        slug = contract.slug_of_stage(stage)
+        slug = slug_of_stage(stage)
         calls = list(self._calls.get(slug, ()))
-        if stage == contract.stage_name(slug, "tokenizer"):
+        if stage == stage_name(slug, "tokenizer"):
             return sum(call.fail_waiting(error) for call in calls)
-        is_engine_lost = stage == contract.stage_name(slug, "engine")
+        is_engine_lost = stage == stage_name(slug, "engine")
         calls = [call for call in calls if spared_epoch is None or call.epoch != spared_epoch]
         return sum(call.close(error, is_engine_lost=is_engine_lost) for call in calls)
 
@@ -121,7 +122,7 @@ class Generations:
             fair_s: for how much of the time since this was asked last the engine has been seen at work.
         """
         stalled = {call.stalled_stage(fair_s, limit_s) for call in self._calls.get(slug, ())}
-        return {contract.stage_name(slug, stage) for stage in stalled if stage is not None}
+        return {stage_name(slug, stage) for stage in stalled if stage is not None}
 
     async def close(self) -> None:
         """End them all, once the cancellations under way have been told."""
@@ -129,19 +130,19 @@ class Generations:
         if self._background:
             await asyncio.wait(self._background, timeout=CLOSE_TIMEOUT_S)
 
-    async def _send(self, slug: str, request: GenerationRequest) -> Mailbox:
+    async def _send(self, slug: str, request: GenerationRequest) -> ChunkQueue:
         """Send a request on the model's call, which is opened if there is none.
 
         Raises:
             APIError: it could not be opened.
         """
         calls = self._calls.setdefault(slug, [])
-        if not calls or calls[-1].is_worn:
-            call = DeliveryCall(
+        if not calls or calls[-1].needs_rotation:
+            call = MultiplexedCall(
                 self._connection.stub,
                 slug,
                 on_end=calls.remove,
-                on_stray=functools.partial(self._cancel_sequence, slug),
+                on_orphan=functools.partial(self._cancel_sequence, slug),
                 on_late=functools.partial(self._on_late, slug),
                 ask_epoch=functools.partial(self._ask_epoch, slug),
             )

@@ -26,8 +26,8 @@ from frontend.errors import (
 from frontend.settings import Settings
 from frontend.triton.models import ModelDirectory, Triton
 from frontend.triton.probe import look_at_engine, look_at_stage
-from model_repository.contract import slug_of_stage, slug_to_model_id, stage_name
-from model_repository.stage_messages import EngineStats
+from model_repository.contract.output import EngineStats
+from model_repository.contract.tensors import slug_of_stage, slug_to_model_id, stage_name
 
 logger = logging.getLogger(__name__)
 

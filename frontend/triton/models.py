@@ -12,9 +12,9 @@ from types import MappingProxyType
 from typing import Protocol
 
 from frontend.errors import APIError, ModelNotFound, ModelNotReady
-from model_repository.generation import GenerationChunk, GenerationRequest, Prompt
+from model_repository.contract.output import EngineStats, GenerationChunk
+from model_repository.contract.request import GenerationRequest, Prompt, TokenizeAnswer
 from model_repository.model_parameters import ModelParameters
-from model_repository.stage_messages import EngineStats
 
 MAX_AGE_S = 1.0
 
@@ -137,8 +137,8 @@ class Triton(Protocol):
             APIError: the request would be refused, or Triton did not answer.
         """
 
-    async def tokenize(self, slug: str, prompt: Prompt, *, add_special_tokens: bool) -> tuple[list[int], list[str]]:
-        """Return a prompt's token ids, and each token as the vocabulary writes it.
+    async def tokenize(self, slug: str, prompt: Prompt, *, add_special_tokens: bool) -> TokenizeAnswer:
+        """Return a prompt's tokens.
 
         Raises:
             APIError: the prompt was refused, or Triton did not answer.
@@ -201,7 +201,7 @@ class Triton(Protocol):
         """
 
     async def fail_streams(self, slug: str) -> None:
-        """Have a model's engine do the same, and end every stream of deliveries: what it sends arrives nowhere.
+        """Have a model's engine do the same, and end every output stream: its batches arrive nowhere.
 
         Raises:
             APIError: it did not answer.

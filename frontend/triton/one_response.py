@@ -10,11 +10,10 @@ import grpc.aio
 from frontend import errors, loop_time
 from frontend.errors import APIError
 from frontend.triton.failures import error_from_message, error_from_rpc
-from frontend.triton.messages import Tensors, tensors_from_response
 
 
-async def one_response(stub: Any, message: Any, timeout_s: float) -> Tensors:
-    """Return the outputs of a stage's only response.
+async def one_response(stub: Any, message: Any, timeout_s: float) -> Any:
+    """Return a stage's only response, a ModelInferResponse.
 
     Args:
         stub: of Triton's gRPC service.
@@ -33,19 +32,19 @@ async def one_response(stub: Any, message: Any, timeout_s: float) -> Tensors:
         call.cancel()
 
 
-async def _only_response(call: Any) -> Tensors:
-    tensors = await _read(call)
-    if tensors is None:
+async def _only_response(call: Any) -> Any:
+    response = await _read(call)
+    if response is None:
         raise errors.EngineFailed("The model's pipeline did not answer.")
     # Not cancelled before its end: for Triton the request may then be under way for ever, and it unloads no model
     # that has one.
     with contextlib.suppress(APIError):
         await _read(call)
-    return tensors
+    return response
 
 
-async def _read(call: Any) -> Tensors | None:
-    """Return the outputs of the next response, None at the end."""
+async def _read(call: Any) -> Any:
+    """Return the next response, None at the end."""
     try:
         response = await call.read()
     except grpc.aio.AioRpcError as exc:
@@ -56,7 +55,4 @@ async def _read(call: Any) -> Tensors | None:
         raise errors.BadAnswer()
     if response.error_message:
         raise error_from_message(response.error_message)
-    try:
-        return tensors_from_response(response.infer_response)
-    except (LookupError, ValueError) as exc:
-        raise errors.BadAnswer() from exc
+    return response.infer_response

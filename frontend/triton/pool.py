@@ -9,8 +9,9 @@ import random
 import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import replace
 from weakref import WeakKeyDictionary
+
+from msgspec.structs import replace
 
 from frontend import loop_time
 from frontend.errors import APIError, Draining, ModelNotFound, ModelNotReady, NotTaken, TritonTimeout, TritonUnreachable
@@ -18,7 +19,8 @@ from frontend.triton.endpoints import ModelFilter
 from frontend.triton.model_union import ModelUnion
 from frontend.triton.models import ModelSnapshot, Triton
 from frontend.triton.replica import Replica
-from model_repository.generation import GenerationChunk, GenerationRequest, Prompt
+from model_repository.contract.output import GenerationChunk
+from model_repository.contract.request import GenerationRequest, Prompt, TokenizeAnswer
 
 logger = logging.getLogger(__name__)
 
@@ -173,7 +175,7 @@ class ReplicaPool:
         if self._end_error is not None:  # it may have waited for its turn until now
             raise self._end_error
         self._budget.count_request()
-        replica = self._choose(slug, request.lora_name)
+        replica = self._choose(slug, request.params.lora_name)
         has_begun = is_second = False
         while True:
             try:
@@ -186,12 +188,12 @@ class ReplicaPool:
                             yield chunk
                 return
             except APIError as exc:
-                other = None if has_begun or is_second else self._second(slug, request.lora_name, replica, exc)
+                other = None if has_begun or is_second else self._second(slug, request.params.lora_name, replica, exc)
                 if other is None:
                     raise
                 replica, is_second = other, True
                 # The cancellation of the first attempt may still be on its way.
-                request = replace(request, cancel_key=secrets.token_hex(16))
+                request = replace(request, params=replace(request.params, cancel_key=secrets.token_hex(16)))
 
     async def snapshot(self) -> ModelSnapshot:
         """Return what the replicas serve together, as far as they answer.
@@ -226,8 +228,8 @@ class ReplicaPool:
         """
         await self._ask(slug, lambda triton: triton.check(slug, request))
 
-    async def tokenize(self, slug: str, prompt: Prompt, *, add_special_tokens: bool) -> tuple[list[int], list[str]]:
-        """Return a prompt's token ids, and each token as the vocabulary writes it.
+    async def tokenize(self, slug: str, prompt: Prompt, *, add_special_tokens: bool) -> TokenizeAnswer:
+        """Return a prompt's tokens.
 
         Raises:
             APIError: the prompt was refused, or nobody answered.

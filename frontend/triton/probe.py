@@ -12,9 +12,16 @@ from typing import NamedTuple, Protocol
 from frontend import loop_time
 from frontend.errors import APIError, ModelNotFound, Overloaded, StageUnhealthy, TritonTimeout, TritonUnreachable
 from frontend.triton.models import ModelSnapshot
-from model_repository.contract import model_id_to_slug, slug_of_stage, stage_name
-from model_repository.generation import GenerationChunk, GenerationRequest, Prompt, SamplingParams, TextPrompt
-from model_repository.stage_messages import EngineStats
+from model_repository.contract.output import EngineStats, GenerationChunk
+from model_repository.contract.request import (
+    GenerationRequest,
+    Params,
+    Prompt,
+    SamplingParams,
+    TextPrompt,
+    TokenizeAnswer,
+)
+from model_repository.contract.tensors import model_id_to_slug, slug_of_stage, stage_name
 
 _SHARE_OF_TOKEN = 0.7  # of the deadline; the rest is for a look at what a busy engine does instead
 _POLL_S = 0.1
@@ -37,8 +44,8 @@ class Probed(Protocol):
     async def engine_stats(self, slug: str, timeout_s: float) -> EngineStats:
         """Ask a model's engine how it is."""
 
-    async def tokenize(self, slug: str, prompt: Prompt, *, add_special_tokens: bool) -> tuple[list[int], list[str]]:
-        """Return a prompt's token ids, and each token as the vocabulary writes it."""
+    async def tokenize(self, slug: str, prompt: Prompt, *, add_special_tokens: bool) -> TokenizeAnswer:
+        """Return a prompt's tokens."""
 
     async def detokenize(self, slug: str, token_ids: Sequence[int], *, has_special_tokens: bool) -> str:
         """Return the text of token ids."""
@@ -110,10 +117,12 @@ async def require_tokens(triton: Probed, slug: str, before: EngineStats, *, dead
 async def _generate_one_token(triton: Probed, slug: str, *, deadline_s: float) -> None:
     request = GenerationRequest(
         prompt=TextPrompt("Hello"),
-        max_tokens=1,
-        sampling=SamplingParams(temperature=0.0),
-        cancel_key=secrets.token_hex(16),
-        priority=-1,
+        params=Params(
+            max_tokens=1,
+            sampling=SamplingParams(temperature=0.0),
+            cancel_key=secrets.token_hex(16),
+            priority=-1,
+        ),
     )
 
     async def generate() -> None:

@@ -27,7 +27,7 @@ from frontend.triton.endpoints import ModelFilter
 from frontend.triton.health_monitor import EngineWatch
 from frontend.triton.models import ModelDirectory, Triton
 from frontend.triton.probe import require_tokens
-from model_repository.stage_messages import EngineStats
+from model_repository.contract.output import EngineStats
 
 logger = logging.getLogger(__name__)
 

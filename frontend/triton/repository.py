@@ -14,7 +14,7 @@ from tritonclient.grpc import service_pb2
 from frontend.errors import ModelNotReady, NotFound, TritonKeyRefused
 from frontend.triton.channel import RPC_TIMEOUT_S, Connection, unary
 from frontend.triton.models import ModelSnapshot, ServedModel
-from model_repository import contract
+from model_repository.contract.tensors import ENSEMBLES, slug_of_stage, slug_to_model_id, stage_name
 from model_repository.model_parameters import ModelParameters
 
 logger = logging.getLogger(__name__)
@@ -59,7 +59,7 @@ class Repository:
         return ModelSnapshot(
             ready={model.id: model for model in served if model is not None},
             unready={
-                contract.slug_to_model_id(name): state.lower()
+                slug_to_model_id(name): state.lower()
                 for name, state in ensembles.items()
                 if state not in (_READY, "")  # "": never loaded, so nobody means to serve it
             },
@@ -91,7 +91,7 @@ class Repository:
         # Triton has loaded those anew that it served before. Asked to load one that is ready, it would load anew each
         # of its other stages whose folder has changed, if only by what Python keeps of a compiled model.py: the engine.
         states = await self._states()
-        for name in (slug, contract.stage_name(slug, contract.DELIVERIES)):
+        for name in (stage_name(slug, each) for each in ENSEMBLES):
             if states.get(name) != _READY:
                 await self._load(name)
 
@@ -103,7 +103,7 @@ class Repository:
         return {
             name: state
             for name, state in states.items()
-            if contract.slug_of_stage(name) == name and contract.slug_to_model_id(name) in self._offered
+            if slug_of_stage(name) == name and slug_to_model_id(name) in self._offered
         }
 
     async def _states(self) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Token ids to text by the byte table. Stateless: the release gate cuts only where no character is open."""
+"""Token ids to text by the byte table. Stateless: the engine cuts only where no character is open."""
 
 from __future__ import annotations
 
@@ -7,14 +7,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from model_repository.contract import DELIVERY, RELEASE, RELEASE_DETAILS
-from model_repository.deliveries import DeliveredChunks, Delivery
+from model_repository.contract.output import (
+    ChunkBatch,
+    DeltaDetails,
+    DrawnLogprob,
+    GenerationChunk,
+    OutputBatch,
+    TokenDelta,
+    TokenLogprob,
+    TopLogprob,
+)
+from model_repository.contract.tensors import OUTPUT_BATCH
 from model_repository.errors import InvalidRequest
-from model_repository.generation import GenerationChunk, TokenLogprob, TopLogprob
-from model_repository.stage_messages import DrawnLogprob, Release, ReleaseDetails
-from model_repository.tensors import Tensors
-
-_MALFORMED = (LookupError, RecursionError, TypeError, ValueError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,35 +39,8 @@ class Decoding:
         return cls(special_tokens)
 
 
-def tensors_to_release(tensors: Tensors) -> Release:
-    """Return the release that the stage's inputs carry.
-
-    Raises:
-        InvalidRequest: it is not what an engine packs: only who calls the stage directly can send such a one.
-    """
-    try:
-        packed = tensors[RELEASE.name].reshape(-1)
-        if RELEASE_DETAILS.name not in tensors:
-            return Release.from_array(packed)
-        return Release.from_array(packed, ReleaseDetails.from_json(tensors[RELEASE_DETAILS.name].item()))
-    except _MALFORMED as exc:
-        raise InvalidRequest("not a packed release", RELEASE.name) from exc
-
-
-def tensors_to_delivery(tensors: Tensors) -> Delivery:
-    """Return the delivery that the stage's inputs carry.
-
-    Raises:
-        InvalidRequest: it is not what an engine packs: only who calls the stage directly can send such a one.
-    """
-    try:
-        return Delivery.from_tensors(tensors)
-    except _MALFORMED as exc:
-        raise InvalidRequest("not a packed delivery", DELIVERY.name) from exc
-
-
 class Detokenizer:
-    """Turns releases into chunks.
+    """Turns token deltas into chunks.
 
     Args:
         byte_table: the bytes of each token id.
@@ -80,37 +57,35 @@ class Detokenizer:
         }
         self._num_stripped_spaces = decoding.num_stripped_spaces
 
-    def chunk(self, release: Release) -> GenerationChunk:
-        """Return what a release adds to the completion. U+FFFD stands only where the model's own bytes are not UTF-8.
+    def chunks(self, batch: OutputBatch) -> ChunkBatch:
+        """Return the chunks of a batch's deltas; errors pass through.
+
+        U+FFFD stands only where the model's own bytes are not UTF-8.
 
         Raises:
-            InvalidRequest: an id is outside the vocabulary: only who calls the stage directly can send one.
+            InvalidRequest: an id is outside the vocabulary: only somebody who calls the stage directly can send one.
         """
         try:
-            if release.details is not None:
-                return self._detailed_chunk(release, release.details)
-            return release_to_chunk(release, self._byte_table)
+            return ChunkBatch(batch.serial, tuple((number, self._chunk(item)) for number, item in batch.items))
         except KeyError as exc:
             rule = f"they are 0 to {len(self._byte_table) - 1}"
-            raise InvalidRequest(f"{exc.args[0]} is not a token: {rule}", RELEASE.name) from exc
+            raise InvalidRequest(f"{exc.args[0]} is not a token: {rule}", OUTPUT_BATCH.name) from exc
 
-    def chunks(self, delivery: Delivery) -> DeliveredChunks:
-        """Return what a delivery's releases add to their completions; errors pass through.
+    def _chunk(self, item: TokenDelta | str) -> GenerationChunk | str:
+        if isinstance(item, str):
+            return item
+        if item.details is not None:
+            return self._detailed_chunk(item, item.details)
+        return delta_to_chunk(item, self._byte_table)
 
-        Raises:
-            InvalidRequest: as `chunk`.
-        """
-        items = [(number, item if isinstance(item, str) else self.chunk(item)) for number, item in delivery.items]
-        return DeliveredChunks(delivery.serial, tuple(items))
-
-    def _detailed_chunk(self, release: Release, details: ReleaseDetails) -> GenerationChunk:
+    def _detailed_chunk(self, delta: TokenDelta, details: DeltaDetails) -> GenerationChunk:
         table = self._shown if details.has_special_tokens else self._byte_table
-        pieces = _cut([table[token_id] for token_id in release.token_ids], release.num_cut_bytes)
+        pieces = _cut([table[token_id] for token_id in delta.token_ids], delta.num_cut_bytes)
         text = _decode(pieces)
         if details.has_special_tokens:
             text = text[: self._num_stripped_spaces].lstrip(" ") + text[self._num_stripped_spaces :]
         echo_token_ids = details.prompt_token_ids if details.echo else ()
-        token_ids = echo_token_ids + release.token_ids
+        token_ids = echo_token_ids + delta.token_ids
         is_listed = details.has_token_ids or bool(details.logprobs)
         return GenerationChunk(
             # Each decoded by itself: what is open at the end of the prompt is no part of the completion.
@@ -119,9 +94,10 @@ class Detokenizer:
             logprobs=self._logprobs(token_ids, (*details.echo, *pieces), details.logprobs),
             num_prompt_tokens=len(echo_token_ids) if is_listed else 0,
             prompt_token_ids=details.prompt_token_ids if details.has_token_ids else (),
-            finish_reason=release.finish_reason,
+            finish_reason=delta.finish_reason,
             stop_reason=details.stop_reason,
-            usage=release.usage,
+            usage=delta.usage,
+            cum_logprob=details.cum_logprob,
             timing=details.timing,
         )
 
@@ -139,13 +115,13 @@ class Detokenizer:
         return tuple(TopLogprob(token_id, self._shown[token_id], logprob) for token_id, logprob in top)
 
 
-def release_to_chunk(release: Release, byte_table: Mapping[int, bytes] | Sequence[bytes]) -> GenerationChunk:
-    """Return the text of a release without details: almost every one."""
-    text_bytes = b"".join([byte_table[token_id] for token_id in release.token_ids])
-    if release.num_cut_bytes:
-        text_bytes = text_bytes[: -release.num_cut_bytes]
+def delta_to_chunk(delta: TokenDelta, byte_table: Mapping[int, bytes] | Sequence[bytes]) -> GenerationChunk:
+    """Return the chunk of a delta without details, as almost every delta is."""
+    text_bytes = b"".join([byte_table[token_id] for token_id in delta.token_ids])
+    if delta.num_cut_bytes:
+        text_bytes = text_bytes[: -delta.num_cut_bytes]
     return GenerationChunk(
-        text=text_bytes.decode("utf-8", "replace"), finish_reason=release.finish_reason, usage=release.usage
+        text=text_bytes.decode("utf-8", "replace"), finish_reason=delta.finish_reason, usage=delta.usage
     )
 
 

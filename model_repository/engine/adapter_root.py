@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from model_repository.contract import model_id_to_slug, slug_to_model_id
+from model_repository.contract.tensors import model_id_to_slug, slug_to_model_id
 from model_repository.engine.adapter_folder import Adapter, read_adapter
 from model_repository.errors import EngineFailed, InvalidRequest
 

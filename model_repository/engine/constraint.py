@@ -11,9 +11,9 @@ import numpy as np
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 from numpy.typing import NDArray
 
+from model_repository.contract.request import StructuredOutput
 from model_repository.engine.token_constraint import TokenConstraint
 from model_repository.errors import InvalidRequest, Overloaded, TooManyGrammars
-from model_repository.generation import Guide
 from model_repository.guides.compilation import LIMITS, short_message
 from model_repository.guides.grammar import grammar_text
 from model_repository.guides.refusal import FIELD
@@ -54,8 +54,9 @@ class ConstraintCompiler:
         self._tokenizer = LLTokenizer(
             TokenizerWrapper(vocabulary), n_vocab=len(vocabulary.tokens), eos_token=vocabulary.eos_token_ids
         )
-        self._known: weakref.WeakValueDictionary[Guide, CompiledGuide] = weakref.WeakValueDictionary()
-        self._cached: OrderedDict[Guide, CompiledGuide] = OrderedDict()  # the last ones, whether in use or not
+        self._known: weakref.WeakValueDictionary[StructuredOutput, CompiledGuide] = weakref.WeakValueDictionary()
+        # The last ones, whether in use or not.
+        self._cached: OrderedDict[StructuredOutput, CompiledGuide] = OrderedDict()
         self._lock = threading.Lock()
 
     @property
@@ -63,8 +64,13 @@ class ConstraintCompiler:
         """How much memory the compiled guides take."""
         return sum(compiled.num_bytes for compiled in list(self._known.values()))
 
-    def start(self, guide: Guide, sender: str = "") -> Constraint:
+    def start(self, guide: StructuredOutput, sender: str = "", num_bytes: int = 0) -> Constraint:
         """Return the guide's state before the first token. The tokenizer stage has checked the guide.
+
+        Args:
+            guide: the form of the completion.
+            sender: of the request.
+            num_bytes: the memory that the guide takes compiled, as the tokenizer stage has measured it.
 
         Raises:
             InvalidRequest: the guide is malformed, or too complex for this vocabulary.
@@ -74,15 +80,15 @@ class ConstraintCompiler:
         with self._lock:
             compiled = self._known.get(guide)
             if compiled is None:
-                self._make_room(guide.num_bytes, sender)
+                self._make_room(num_bytes, sender)
         if compiled is None:
-            compiled = CompiledGuide(self._compile(guide), guide.num_bytes, sender)
+            compiled = CompiledGuide(self._compile(guide), num_bytes, sender)
         with self._lock:
             self._known[guide] = self._cached[guide] = compiled
             self._cached.move_to_end(guide)
         return Constraint(compiled, self._eos_token_ids, self._vocab_size)
 
-    def _compile(self, guide: Guide) -> LLMatcher:
+    def _compile(self, guide: StructuredOutput) -> LLMatcher:
         matcher = LLMatcher(self._tokenizer, grammar_text(guide), log_level=0, limits=LIMITS)
         if matcher.is_error():
             raise InvalidRequest(short_message(matcher.get_error()), FIELD)

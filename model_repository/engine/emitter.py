@@ -6,8 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 # What leaving costs through detokenizer, tritonserver and frontend, in CPU time of the machine that also steps.
-RESPONSE_COST_S = 200e-6  # of a request's own response
-DELIVERY_COST_S = 250e-6  # of a delivery, ...
+BATCH_COST_S = 250e-6  # of an output batch, ...
 ITEM_COST_S = 30e-6  # ... and of each sequence in it
 
 
@@ -17,8 +16,8 @@ class Waiting:
 
     key: int
     since_s: float  # when the oldest of them was released
+    stream: int  # the number of its output stream
     is_urgent: bool = False  # first tokens and last tokens never wait
-    stream: int | None = None  # the stream of deliveries that it is for, by number; None: it is answered by itself
     max_wait_s: float | None = None  # its reader's own; None: the emitter's
 
 
@@ -42,17 +41,20 @@ class Emitter:
         self._filled_s = 0.0  # when the budget was last filled
 
     def due(self, waiting: Iterable[Waiting], now_s: float) -> list[int]:
-        """Return the keys of the sequences whose tokens leave now: whose must, then those of whom waits longest."""
+        """Return the keys of the sequences to send now: urgent and overdue ones, then the longest-waiting streams.
+
+        The others leave while the budget lasts.
+        """
         self._fill(now_s)
         due: list[int] = []
-        others: dict[int, list[Waiting]] = {}  # by stream of deliveries, else by themselves
-        leaving: set[int] = set()  # streams of which a delivery leaves anyway
+        others: dict[int, list[Waiting]] = {}  # by stream
+        leaving: set[int] = set()  # streams of which a batch leaves anyway
         for item in sorted(waiting, key=lambda item: item.since_s):
             if item.is_urgent or now_s - item.since_s >= self._limit_of(item):
                 self._charge([item], leaving)
                 due.append(item.key)
             else:
-                others.setdefault(item.key if item.stream is None else item.stream, []).append(item)
+                others.setdefault(item.stream, []).append(item)
         for group in others.values():
             if self._budget_s <= 0:
                 break
@@ -70,10 +72,7 @@ class Emitter:
         return self._max_wait_s if item.max_wait_s is None else item.max_wait_s
 
     def _charge(self, group: list[Waiting], leaving: set[int]) -> None:
-        """Charge for items of one stream, or for one that is answered by itself."""
+        """Charge for items of one stream."""
         stream = group[0].stream
-        if stream is None:
-            self._budget_s -= RESPONSE_COST_S
-            return
-        self._budget_s -= ITEM_COST_S * len(group) + (0.0 if stream in leaving else DELIVERY_COST_S)
+        self._budget_s -= ITEM_COST_S * len(group) + (0.0 if stream in leaving else BATCH_COST_S)
         leaving.add(stream)

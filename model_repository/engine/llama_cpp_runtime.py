@@ -20,8 +20,11 @@ from dataclasses import dataclass, field
 
 from cyllama.llama import llama_cpp as llama
 
+from model_repository.contract.output import DrawnLogprob
+from model_repository.contract.request import EngineRequest
 from model_repository.cores import num_physical_cores
 from model_repository.engine.adapter_folder import Adapter
+from model_repository.engine.allowed_tokens import AllowedTokenIds
 from model_repository.engine.bad_words import BadWords, TokenIndex
 from model_repository.engine.constraint import ConstraintCompiler
 from model_repository.engine.llama_cpp_adapters import LlamaCppAdapters
@@ -34,7 +37,6 @@ from model_repository.engine.scheduler import Chunk, Job
 from model_repository.engine.token_constraint import TokenConstraint
 from model_repository.engine.turns import turn_s
 from model_repository.errors import EngineFailed, InvalidRequest, StageError
-from model_repository.stage_messages import DrawnLogprob, EngineRequest
 
 # A model of up to this size stays in the cores' caches: each core computes a batch of its own as fast as it can. Of a
 # larger one the weights come from memory, and all cores must use them while they are there.
@@ -98,9 +100,15 @@ class LlamaCppRuntime:
         Raises:
             StageError: the guide is malformed, or there is no room for it.
         """
-        guide = request.guide
-        constraint = None if guide is None else self._constraints.start(guide, request.sender)
-        return BadWords(request.bad_words, self._token_index, constraint) if request.bad_words else constraint
+        params, output = request.params, request.structured_output
+        constraint: TokenConstraint | None = None
+        if output is not None:
+            constraint = self._constraints.start(output, params.sender, request.grammar_bytes)
+        if params.bad_words:
+            constraint = BadWords(params.bad_words, self._token_index, constraint)
+        if params.allowed_token_ids:
+            constraint = AllowedTokenIds(params.allowed_token_ids, self._vocab_size, constraint)
+        return constraint
 
     def submit(self, sequence: int, request: EngineRequest, constraint: TokenConstraint | None = None) -> None:
         """Queue a request; without a constraint it is prepared here.
@@ -119,9 +127,9 @@ class LlamaCppRuntime:
             constraint=constraint,
         )
         self._sequences[sequence] = _Sequence(request, sampler)
-        is_scored = bool(request.echo) and request.num_logprobs is not None
+        is_scored = bool(request.echo) and request.params.num_logprobs is not None
         # By its weights, not its name: what is loaded under a name later must not find the cells of what was before.
-        adapter = self._adapters.key_of(request.lora_name)
+        adapter = self._adapters.key_of(request.params.lora_name)
         job = Job(sequence, request.prompt_token_ids, adapter, is_scored, turn_s(request, time.monotonic()))
         insort(self._waiting, job, key=lambda item: item.turn_s)
 
@@ -237,7 +245,7 @@ class LlamaCppRuntime:
                 token_id = sequence.sampler.draw(context, row)
             except StageError as error:
                 return StepOutput(number, error=error)
-            if sequence.request.num_logprobs is not None:
+            if sequence.request.params.num_logprobs is not None:
                 logprob = _logprob(context, row, token_id, sequence.request)
         return StepOutput(
             number,
@@ -337,4 +345,4 @@ def _context_params(config: EngineConfig, num_slots: int, num_threads: int) -> l
 
 
 def _logprob(context: llama.LlamaContext, row: int, token_id: int, request: EngineRequest) -> DrawnLogprob:
-    return token_logprob(context.get_logits_ith(row), token_id, request.num_logprobs or 0)
+    return token_logprob(context.get_logits_ith(row), token_id, request.params.num_logprobs or 0)

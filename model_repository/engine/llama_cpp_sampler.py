@@ -10,11 +10,10 @@ from operator import methodcaller
 
 from cyllama.llama import llama_cpp as llama
 
+from model_repository.contract.request import EngineRequest, SamplingParams
 from model_repository.engine.request_checks import constraint_field
 from model_repository.engine.token_constraint import TokenConstraint
 from model_repository.errors import InvalidRequest
-from model_repository.generation import SamplingParams
-from model_repository.stage_messages import EngineRequest
 
 _BAN_BIAS = -100.0  # merely added, it would leave a token possible where no other one is near
 _RANDOM_SEED = 0xFFFFFFFF  # llama.cpp takes this one as "draw a seed yourself"
@@ -53,7 +52,7 @@ class TokenSampler:
         eos_token_ids: frozenset[int],
         constraint: TokenConstraint | None = None,
     ) -> None:
-        sampling = request.sampling
+        sampling = request.params.sampling
         self._vocab_size = vocab_size
         self._constraint = constraint
         self._constraint_field = constraint_field(request)
@@ -61,10 +60,10 @@ class TokenSampler:
         self._may_draw_twice = sampling.mirostat is None
         self._banned = frozenset(item for item, bias in sampling.logit_bias.items() if bias <= _BAN_BIAS)
         self._biases = [item for item in sampling.logit_bias.items() if item[0] not in self._banned]
-        self._ends = frozenset(request.stop_token_ids)
-        if not request.ignore_eos:
+        self._ends = frozenset(request.params.stop_token_ids)
+        if not request.params.ignore_eos:
             self._ends |= eos_token_ids.union(request.end_token_ids)
-        self._num_to_min_tokens = request.min_tokens  # still to draw
+        self._num_to_min_tokens = request.params.min_tokens  # still to draw
         self._links = _links(sampling, vocab_size, context_window)
         self._chain = self._build(self._banned_now())
         if sampling.repetition_penalty != 1.0:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from model_repository.stage_messages import DrawnLogprob
+from model_repository.contract.output import DrawnLogprob
 
 type Logits = Sequence[float] | npt.NDArray[np.float32]
 

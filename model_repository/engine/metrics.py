@@ -7,9 +7,9 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from model_repository.contract.output import EngineStats
 from model_repository.errors import StageError
 from model_repository.metric_family import MetricFamily
-from model_repository.stage_messages import EngineStats
 
 logger = logging.getLogger(__name__)
 
@@ -49,8 +49,10 @@ FAMILIES = (
     _counter("finished", "Sequences that finished.", lambda stats: stats.num_finished),
     _counter("cancelled", "Sequences that were cancelled.", lambda stats: stats.num_cancelled),
     _counter("cancel_to_free_seconds", "From cancels to free cells.", lambda stats: stats.cancel_to_free_ms / 1e3),
-    _counter("deliveries", "Responses to readers of many sequences.", lambda stats: stats.num_deliveries),
-    _counter("delivered", "Releases in those responses.", lambda stats: stats.num_delivered),
+    _counter(
+        "output_batches", "Output batches sent, to frontends and gRPC clients.", lambda stats: stats.num_output_batches
+    ),
+    _counter("output_items", "Token deltas and errors in those batches.", lambda stats: stats.num_output_items),
 )
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from model_repository.contract import BAD_WORDS, GUIDED_DECODING_GUIDE
+from model_repository.contract.request import EngineRequest
+from model_repository.contract.spec import token_ids_of
 from model_repository.errors import InvalidRequest, UnknownAdapter
-from model_repository.stage_messages import EngineRequest
 
 
 def check_request(request: EngineRequest, vocab_size: int, adapters: Collection[str]) -> None:
@@ -18,21 +18,20 @@ def check_request(request: EngineRequest, vocab_size: int, adapters: Collection[
     """
     if not request.prompt_token_ids:
         raise InvalidRequest("the prompt must not be empty", "prompt_token_ids")
-    for name, token_ids in (
-        ("prompt_token_ids", request.prompt_token_ids),
-        ("stop_token_ids", request.stop_token_ids),
-        ("end_token_ids", request.end_token_ids),
-        ("logit_bias_token_ids", request.sampling.logit_bias),
-    ):
+    ids = [("prompt_token_ids", request.prompt_token_ids), ("end_token_ids", request.end_token_ids)]
+    for name, token_ids in (*ids, *token_ids_of(request.params)):
         unknown = next((token_id for token_id in token_ids if not 0 <= token_id < vocab_size), None)
         if unknown is not None:
             raise InvalidRequest(f"{unknown}: token ids are from 0 to {vocab_size - 1}", name)
-    if request.lora_name and request.lora_name not in adapters:
-        raise UnknownAdapter(f"{request.lora_name!r}: expected one of {sorted(adapters)}", "lora_name")
+    if request.params.lora_name and request.params.lora_name not in adapters:
+        raise UnknownAdapter(f"{request.params.lora_name!r}: expected one of {sorted(adapters)}", "lora_name")
 
 
 def constraint_field(request: EngineRequest) -> str:
-    """Return the input to name where nothing can follow: the guide, else the bad words; empty without both."""
-    if request.guide is not None:
-        return GUIDED_DECODING_GUIDE.name
-    return BAD_WORDS.name if request.bad_words else ""
+    """Return the input to name where nothing can follow: the first that restricts the tokens; empty without any."""
+    restricting = {
+        "guided_decoding_guide": request.structured_output,
+        "bad_words": request.params.bad_words,
+        "allowed_token_ids": request.params.allowed_token_ids,
+    }
+    return next((name for name, value in restricting.items() if value), "")

@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Protocol
 
 from model_repository.capabilities import Capability
+from model_repository.contract.output import DrawnLogprob
+from model_repository.contract.request import EngineRequest
 from model_repository.engine.adapter_folder import Adapter
 from model_repository.engine.adapter_root import AdapterRoot
 from model_repository.engine.token_constraint import TokenConstraint
 from model_repository.errors import StageError
-from model_repository.stage_messages import DrawnLogprob, EngineRequest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,64 +4,43 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from typing import Protocol
 
+from model_repository.contract.output import DeltaDetails, DrawnLogprob, FinishReason, Timing, TokenDelta, Usage
+from model_repository.contract.request import EngineRequest
 from model_repository.engine.emitter import Waiting
+from model_repository.engine.output_streams import OutputStream
 from model_repository.engine.release_gate import ReleaseGate
 from model_repository.engine.runtime import StepOutput
-from model_repository.errors import StageError
-from model_repository.generation import FinishReason, Timing, Usage
-from model_repository.stage_messages import DrawnLogprob, EngineRequest, Release, ReleaseDetails
-
-
-class Responder(Protocol):
-    """Where one request's releases go. Called by the engine's thread only."""
-
-    def send(self, release: Release) -> None:
-        """Deliver a release; the one with a finish reason is the last call."""
-        ...
-
-    def fail(self, error: StageError) -> None:
-        """End the request with an error; the last call."""
-        ...
-
-    def close(self) -> None:
-        """End the request without an answer: nobody reads it; the last call."""
-        ...
 
 
 class EngineSequence:
-    """A request from its arrival at the engine to its last release.
+    """A request from its arrival at the engine to its last token delta.
 
     Args:
         number: the engine's own name for it.
-        request: what is asked.
-        responder: who asks.
-        stream: the stream of deliveries to which the responder belongs, by number.
+        request: the request.
+        stream: gets its outputs.
+        item: the reader's number for it, on that stream.
         byte_table: the bytes of each token id.
         eos_token_ids: the model's own end tokens.
         now_s: when it arrived.
-        request_id: what logs call it.
     """
 
     def __init__(
         self,
         number: int,
         request: EngineRequest,
-        responder: Responder,
         *,
-        stream: int | None = None,
+        stream: OutputStream,
+        item: int,
         byte_table: Sequence[bytes],
         eos_token_ids: frozenset[int],
         now_s: float,
-        request_id: str = "",
     ) -> None:
         self.number = number
-        self.request_id = request_id
         self.request = request
-        self.responder = responder
         self.stream = stream
-        self.heard_s = now_s  # when the last response left
+        self.item = item
         self._arrived_s = now_s
         self._scheduled_s = self._last_output_s = now_s  # until there are outputs
         self._first_output_s: float | None = None
@@ -69,13 +48,13 @@ class EngineSequence:
         self._stop_reason: str | int | None = None
         self._byte_table = byte_table
         self._end_token_id: int | None = None  # drawn last and no text, for a request that lists its tokens
-        self._eos_token_ids = frozenset() if request.ignore_eos else eos_token_ids.union(request.end_token_ids)
-        self._stop_token_ids = frozenset(request.stop_token_ids)
+        self._eos_token_ids = frozenset() if request.params.ignore_eos else eos_token_ids.union(request.end_token_ids)
+        self._stop_token_ids = frozenset(request.params.stop_token_ids)
         self._gate = ReleaseGate(
             byte_table,
-            [stop.encode() for stop in request.stop],
-            include_stop=request.include_stop,
-            min_tokens=request.min_tokens,
+            [stop.encode() for stop in request.params.stop],
+            include_stop=request.params.include_stop,
+            min_tokens=request.params.min_tokens,
         )
         self._released: list[int] = []  # final, not sent yet
         self._released_since_s = now_s
@@ -83,13 +62,13 @@ class EngineSequence:
         self._num_output_tokens = 0
         self._num_cached_tokens = 0
         self._has_echo = bool(request.echo)  # still to be sent
-        self._has_prompt = self._has_echo or request.has_token_ids  # the prompt's token ids are still to be sent
+        self._has_prompt = self._has_echo or request.params.has_token_ids  # the prompt's token ids are still to be sent
         self._prompt_logprobs: tuple[DrawnLogprob, ...] = ()
         self._logprobs: deque[DrawnLogprob] = deque()  # of tokens not sent yet, held ones too
         self._cum_logprob = 0.0  # of the tokens sent
-        self._lists_tokens = request.has_token_ids or request.num_logprobs is not None
+        self._lists_tokens = request.params.has_token_ids or request.params.num_logprobs is not None
         self._has_details = self._has_echo or self._lists_tokens
-        interval_ms = request.stream_interval_ms
+        interval_ms = request.params.stream_interval_ms
         self._max_wait_s = None if interval_ms is None else interval_ms / 1e3
 
     def take(self, output: StepOutput, now_s: float) -> None:
@@ -118,13 +97,13 @@ class EngineSequence:
             self._end_at(token_id, None)
             return
         if token_id in self._stop_token_ids:
-            if not self.request.include_stop:
+            if not self.request.params.include_stop:
                 self._end_at(token_id, token_id)
                 return
             self.finish_reason, self._stop_reason = FinishReason.STOP, token_id
         self._hold(self._gate.push(token_id), now_s)
         if self._gate.matched_stop is not None:
-            self.finish_reason, self._stop_reason = FinishReason.STOP, self.request.stop[self._gate.matched_stop]
+            self.finish_reason, self._stop_reason = FinishReason.STOP, self.request.params.stop[self._gate.matched_stop]
 
     def _end_at(self, token_id: int, stop_reason: int | None) -> None:
         """End at a token that is no text. Who lists the tokens gets it all the same, as every other one drawn."""
@@ -140,42 +119,40 @@ class EngineSequence:
     def waiting(self) -> Waiting | None:
         """Return what may leave now, if there is something. Without streaming everything leaves in one response."""
         is_last = self.finish_reason is not None
-        if not is_last and not (self.request.is_stream and (self._released or self._can_send_echo())):
+        if not is_last and not (self.request.params.is_stream and (self._released or self._can_send_echo())):
             return None
         return Waiting(
             key=self.number,
             since_s=self._released_since_s,
             is_urgent=is_last or not self._has_sent_token,
-            stream=self.stream,
+            stream=self.stream.number,
             max_wait_s=self._max_wait_s,
         )
 
     def _can_send_echo(self) -> bool:
-        return self._has_echo and (self.request.num_logprobs is None or bool(self._prompt_logprobs))
+        return self._has_echo and (self.request.params.num_logprobs is None or bool(self._prompt_logprobs))
 
     def outcome(self) -> str:
         """Return how it ended, for the log."""
         times = self._timing() if self.finish_reason is not None else None
         waited_ms = 0.0 if times is None else (times.first_token_time_ns - times.arrival_time_ns) / 1e6
         return (
-            f"{self.finish_reason or 'cancelled'} request_id={self.request_id or '-'} sequence={self.number} "
+            f"{self.finish_reason or 'cancelled'} request_id={self.request.request_id or '-'} sequence={self.number} "
             f"input_tokens={len(self.request.prompt_token_ids)} output_tokens={self._num_output_tokens} "
             f"first_token_ms={waited_ms:.1f}"
         )
 
-    def next_release(self, now_s: float) -> Release:
-        """Take what is released as one message."""
+    def next_delta(self) -> TokenDelta:
+        """Return everything that may leave and has not left yet."""
         is_last = self.finish_reason is not None
         token_ids, self._released = tuple(self._released), []
         details = self._next_details(len(token_ids)) if self._has_details or is_last else None
         self._has_sent_token = self._has_sent_token or bool(token_ids)
-        self.heard_s = now_s
-        return Release(
-            sequence=self.number,
+        return TokenDelta(
             token_ids=token_ids,
             num_cut_bytes=self._num_cut_bytes(),
             finish_reason=self.finish_reason,
-            usage=self._usage() if is_last or self.request.has_usage else None,
+            usage=self._usage() if is_last or self.request.params.has_usage else None,
             details=details,
         )
 
@@ -202,21 +179,20 @@ class EngineSequence:
             last_token_time_ns=last,
         )
 
-    def _next_details(self, num_tokens: int) -> ReleaseDetails | None:
+    def _next_details(self, num_tokens: int) -> DeltaDetails | None:
         """Return what else there is to say about the next tokens, if there is something."""
-        request, has_echo, has_logprobs = self.request, self._has_echo, self.request.num_logprobs is not None
+        request, has_echo, has_logprobs = self.request, self._has_echo, self.request.params.num_logprobs is not None
         has_prompt = self._has_prompt
-        is_timed = request.has_timing or bool(request.delivery_key)  # who reads many wants to know of all
         logprobs = [self._logprobs.popleft() for _ in range(num_tokens)] if has_logprobs else []
         self._cum_logprob += sum(item.logprob or 0.0 for item in logprobs)
         self._has_echo = self._has_prompt = False
-        details = ReleaseDetails(
+        details = DeltaDetails(
             prompt_token_ids=request.prompt_token_ids if has_prompt else (),
             echo=request.echo if has_echo else (),
             logprobs=(*self._prompt_logprobs, *logprobs) if has_echo else tuple(logprobs),
             cum_logprob=self._cum_logprob if has_logprobs and self.finish_reason is not None else None,
-            has_token_ids=request.has_token_ids,
+            has_token_ids=request.params.has_token_ids,
             stop_reason=self._stop_reason,
-            timing=self._timing() if is_timed and self.finish_reason is not None else None,
+            timing=self._timing() if request.params.has_timing and self.finish_reason is not None else None,
         )
-        return None if details == ReleaseDetails() else details
+        return None if details == DeltaDetails() else details

@@ -7,12 +7,12 @@ from bisect import insort
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+from model_repository.contract.request import EngineRequest
 from model_repository.engine.adapter_folder import Adapter
 from model_repository.engine.runtime import EngineConfig, RuntimeStats, StepOutput
 from model_repository.engine.token_constraint import TokenConstraint
 from model_repository.engine.turns import turn_s
 from model_repository.errors import Unsupported
-from model_repository.stage_messages import EngineRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ class SyntheticRuntime:
         while self._waiting and len(self._running) < self._max_sequences:
             admitted = self._waiting.pop(0)
             request = admitted.request
-            token_ids = self._completion(request.min_tokens) if request.max_tokens else iter(())
+            token_ids = self._completion(request.params.min_tokens) if request.max_tokens else iter(())
             num_prompt_tokens = len(request.prompt_token_ids)
             self._running[admitted.sequence] = _Running(token_ids, num_prompt_tokens, self._clock(), num_prompt_tokens)
         outputs = []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from model_repository.stage_messages import EngineRequest
+from model_repository.contract.request import EngineRequest
 
 HEAD_START_S = 10.0  # of a request over one of the next lower priority: who comes later than that does not pass it
 
@@ -13,4 +13,4 @@ def turn_s(request: EngineRequest, now_s: float) -> float:
     Args:
         now_s: when it came, by a clock that is the same for all of them.
     """
-    return now_s + request.priority * HEAD_START_S
+    return now_s + request.params.priority * HEAD_START_S

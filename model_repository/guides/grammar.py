@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from model_repository.generation import Guide, GuideKind
+from model_repository.contract.request import OutputFormat, StructuredOutput
 from model_repository.guides.compilation import check
 from model_repository.guides.gbnf import gbnf_to_lark
 from model_repository.guides.json_schema import enforceable_schema, rewritten_schema, schema_grammar
@@ -25,7 +25,7 @@ MAX_CHOICES = 1_000
 FREE_TOKENS = '\n%llguidance {"no_forcing": true}\n'
 
 
-def guide_to_grammar(guide: Guide) -> str:
+def guide_to_grammar(guide: StructuredOutput) -> str:
     """Return llguidance's grammar for a guide, checked as far as that goes without the model's tokenizer.
 
     JSON is written as `json.dumps` writes it: ", " and ": " and no other white space. Properties come in the order of
@@ -43,7 +43,7 @@ def guide_to_grammar(guide: Guide) -> str:
     return grammar
 
 
-def grammar_text(guide: Guide) -> str:
+def grammar_text(guide: StructuredOutput) -> str:
     """Return what guide_to_grammar returns, for a guide that it took: nothing is compiled or proved again.
 
     Another guide is refused, or its grammar may not compile, enforce less than it says, or end in a failure.
@@ -54,36 +54,36 @@ def grammar_text(guide: Guide) -> str:
     return _grammar(guide, rewritten_schema)
 
 
-def rule_of(guide: Guide) -> str | None:
+def rule_of(guide: StructuredOutput) -> str | None:
     """Return what stands behind `start:` in the grammar of a guide, for use in a larger one; None where that is more.
 
     Raises:
         InvalidRequest, Unsupported: as guide_to_grammar does.
     """
-    if guide.kind in (GuideKind.GRAMMAR, GuideKind.LARK):
+    if guide.format in (OutputFormat.GRAMMAR, OutputFormat.LARK):
         return None
     return guide_to_grammar(guide).removesuffix(FREE_TOKENS).removeprefix("start: ")
 
 
-def _grammar(guide: Guide, rewrite: Callable[[object], dict[str, Any]]) -> str:
+def _grammar(guide: StructuredOutput, rewrite: Callable[[object], dict[str, Any]]) -> str:
     content = guide.content
     if len(content) > MAX_CHARS:
         refuse(f"{len(content)} characters: at most {MAX_CHARS} are allowed")
     if _has_surrogates(content):
         refuse("half of a surrogate pair: this is no text")
-    match guide.kind:
-        case GuideKind.JSON_OBJECT:
+    match guide.format:
+        case OutputFormat.JSON_OBJECT:
             grammar = schema_grammar({"type": "object"})
-        case GuideKind.JSON_SCHEMA:
+        case OutputFormat.JSON_SCHEMA:
             grammar = schema_grammar(rewrite(parse_json(content, "schema")))
-        case GuideKind.REGEX:
+        case OutputFormat.REGEX:
             grammar = _regex_grammar(content)
-        case GuideKind.CHOICE:
+        case OutputFormat.CHOICE:
             grammar = _choice_grammar(content)
-        case GuideKind.GRAMMAR:
+        case OutputFormat.GRAMMAR:
             _check_grammar_size(content)
             grammar = gbnf_to_lark(content)
-        case GuideKind.LARK:
+        case OutputFormat.LARK:
             _check_grammar_size(content)
             grammar = content
     if len(grammar) > MAX_GRAMMAR_CHARS:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 from typing import Any, NoReturn
 
-from model_repository import contract
 from model_repository.errors import InvalidRequest, Unsupported
 from model_repository.nesting import levels
 
-FIELD = contract.GUIDED_DECODING_GUIDE.name
+FIELD = "guided_decoding_guide"
 
 MAX_DEPTH = 64  # of lists and objects within each other: llguidance recurses on the native stack
 

@@ -7,9 +7,8 @@ import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from model_repository.contract import CHAT_TEMPLATE_KWARGS, CONTINUE_FINAL_MESSAGE, MESSAGES
+from model_repository.contract.request import ChatPrompt
 from model_repository.errors import InvalidRequest
-from model_repository.generation import ChatPrompt
 from model_repository.tokenizer.chat_template import ChatTemplate
 from model_repository.tokenizer.plain_text import MarkedText
 from model_repository.tokenizer.text_limit import TextLimit
@@ -54,13 +53,13 @@ class ChatEncoder:
         )
         template = self._tool_template if tools else self._template
         if template is None:
-            raise InvalidRequest("this model has no chat template: use a text prompt", MESSAGES.name)
+            raise InvalidRequest("this model has no chat template: use a text prompt", "messages")
         for name in prompt.template_kwargs:
             if name in template.own_names:
-                raise InvalidRequest(f"{name!r} is not a request's to set", CHAT_TEMPLATE_KWARGS.name)
+                raise InvalidRequest(f"{name!r} is not a request's to set", "chat_template_kwargs")
         messages = messages_for_template(prompt.messages)
         if prompt.continue_final_message and "tool_calls" in messages[-1]:
-            raise InvalidRequest("the last message calls tools: there is no text to go on", CONTINUE_FINAL_MESSAGE.name)
+            raise InvalidRequest("the last message calls tools: there is no text to go on", "continue_final_message")
         if self._is_plain:
             messages = messages_with_plain_tools(messages, tools, has_system_role=self._has_system_role)
             tools = []
@@ -75,7 +74,7 @@ class ChatEncoder:
         except InvalidRequest as exc:
             raise InvalidRequest(_without_mark(exc.text, mark), exc.field) from exc
         _check_encodable(rendered)
-        limit(_without_mark(rendered, mark), MESSAGES.name)
+        limit(_without_mark(rendered, mark), "messages")
         if mark is None:
             return self._vocabulary.encode(rendered, add_special_tokens=False)
         return self._vocabulary.encode_parts(self._marked_text.split(rendered, mark))
@@ -148,7 +147,7 @@ def _render_up_to_last_content(template: ChatTemplate, variables: Mapping[str, A
     end = rendered.rfind(tag)
     if end < 0:
         rule = "the model's chat template does not write the last message's content as it is"
-        raise InvalidRequest(rule, CONTINUE_FINAL_MESSAGE.name)
+        raise InvalidRequest(rule, "continue_final_message")
     text = rendered[:end]
     return text if rendered.startswith(" ", end + len(tag)) else text.rstrip()
 
@@ -171,4 +170,4 @@ def _check_encodable(text: str) -> None:
     try:
         text.encode()
     except UnicodeEncodeError as exc:
-        raise InvalidRequest(f"a lone surrogate (U+{ord(text[exc.start]):04X}) is not text", MESSAGES.name) from exc
+        raise InvalidRequest(f"a lone surrogate (U+{ord(text[exc.start]):04X}) is not text", "messages") from exc

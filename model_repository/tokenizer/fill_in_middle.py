@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from model_repository.contract import SUFFIX
 from model_repository.errors import Unsupported
 from model_repository.tokenizer.vocabulary import Vocabulary
 
@@ -62,7 +61,7 @@ class FillInMiddleEncoder:
             Unsupported: the vocabulary has no such tokens.
         """
         if self._known is None:
-            raise Unsupported("this model cannot fill in the middle: its vocabulary has no tokens for it", SUFFIX.name)
+            raise Unsupported("this model cannot fill in the middle: its vocabulary has no tokens for it", "suffix")
         family, (prefix_id, suffix_id, middle_id) = self._known
         prefix_ids = self._vocabulary.encode_plain(prefix, add_space=family.has_space)
         suffix_ids = self._vocabulary.encode_plain(suffix, add_space=False)

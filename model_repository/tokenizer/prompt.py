@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from tokenizers import Encoding
 
-from model_repository.contract import INPUT_IDS, MESSAGES, TEXT_INPUT, TensorSpec
-from model_repository.generation import ChatPrompt, Prompt, TextPrompt, TokenPrompt
+from model_repository.contract.request import ChatPrompt, Prompt, TextPrompt, TokenPrompt
+from model_repository.contract.spec import specs_of
 from model_repository.tokenizer import echo
 from model_repository.tokenizer.chat_prompt import ChatEncoder
 from model_repository.tokenizer.fill_in_middle import FillInMiddleEncoder
@@ -62,7 +62,6 @@ class PromptEncoder:
         """Return the prompt's tokens.
 
         Args:
-            prompt: any kind of it.
             is_echo: say also what each token stands for. A text prompt is echoed exactly, without its suffix; any other
                 as the bytes of its tokens, in which special tokens have none.
             add_special_tokens: of a text prompt, what the tokenizer puts around it, as a BOS token.
@@ -79,7 +78,7 @@ class PromptEncoder:
     def _encode(self, prompt: Prompt, is_echo: bool, add_special_tokens: bool, limit: TextLimit) -> EncodedPrompt:
         token_ids: Sequence[int]
         echoed: tuple[bytes, ...] = ()
-        field = prompt_field(prompt).name
+        field = prompt_field(prompt)
         match prompt:
             case TextPrompt(text, ""):
                 limit(text, field)
@@ -102,7 +101,7 @@ class PromptEncoder:
 
     def _encode_with_suffix(self, text: str, suffix: str, *, is_echo: bool) -> EncodedPrompt:
         tokens = self._fill_in_middle.encode(text, suffix)
-        token_ids = self._checked([token_id for token_id, _ in tokens], TEXT_INPUT.name)
+        token_ids = self._checked([token_id for token_id, _ in tokens], "text_input")
         pieces = [self._byte_table[token_id] if is_text else b"" for token_id, is_text in tokens]
         return EncodedPrompt(
             token_ids=tuple(token_ids),
@@ -121,12 +120,6 @@ class PromptEncoder:
         return tuple(self._byte_table[token_id] for token_id in token_ids)
 
 
-def prompt_field(prompt: Prompt) -> TensorSpec:
-    """Return the tensor that carries this kind of prompt."""
-    match prompt:
-        case TextPrompt():
-            return TEXT_INPUT
-        case ChatPrompt():
-            return MESSAGES
-        case TokenPrompt():
-            return INPUT_IDS
+def prompt_field(prompt: Prompt) -> str:
+    """Return the name of the tensor that carries this kind of prompt."""
+    return specs_of(type(prompt))[0].name

@@ -40,8 +40,7 @@ class Recent[Result]:
         """Return what was made of the same value, or make it. What raises is not kept.
 
         Args:
-            made_of: everything that the result depends on: plain values, and dataclasses of them.
-            make: makes the result.
+            made_of: everything that the result depends on: plain values, and messages of them.
         """
         try:
             key = repr(made_of)
@@ -51,11 +50,13 @@ class Recent[Result]:
         if result is None or self._clock() - made_at > self._lifetime_s:
             result, made_at = make(), self._clock()  # without the lock: other threads go on
             num_bytes = sys.getsizeof(key) + self._num_bytes_of(result)
-        if num_bytes > MAX_BYTES // 8:
-            return result
+        if num_bytes <= MAX_BYTES // 8:
+            self._keep(key, made_at, result, num_bytes)
+        return result
+
+    def _keep(self, key: str, made_at: float, result: Result, num_bytes: int) -> None:
         with self._lock:
             self.num_bytes += num_bytes - self._kept.pop(key, (0, None, 0))[2]
             self._kept[key] = made_at, result, num_bytes
             while self.num_bytes > MAX_BYTES:
                 self.num_bytes -= self._kept.popitem(last=False)[1][2]
-        return result

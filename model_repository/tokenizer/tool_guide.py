@@ -7,8 +7,8 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from model_repository.contract.request import OutputFormat, StructuredOutput, ToolUse
 from model_repository.errors import InvalidRequest
-from model_repository.generation import Guide, GuideKind, ToolUse
 from model_repository.guides.json_schema import JSON_LAYOUT
 from model_repository.tool_formats import ToolFormat
 
@@ -25,7 +25,7 @@ type PrepareSchema = Callable[[object, str, bool], object]
 
 def tool_guide(
     tool_use: ToolUse, tool_format: ToolFormat, prepare_schema: PrepareSchema, *, content: str | None = None
-) -> Guide | None:
+) -> StructuredOutput | None:
     """Return the grammar, in llguidance's dialect of Lark, of what may be answered; None when no tool may be called.
 
     With `auto` it is free text up to the format's trigger, and from there on calls, or content of a form, or calls
@@ -53,7 +53,7 @@ def tool_guide(
     ]
     for number, (name, schema) in enumerate(tools):
         rules.append(f"tool_{number}: {_literal(name + tool_format.before_arguments)} %json {json.dumps(schema)}")
-    return Guide(GuideKind.LARK, "\n".join(rules) + "\n")
+    return StructuredOutput(OutputFormat.LARK, "\n".join(rules) + "\n")
 
 
 def _start(tool_format: ToolFormat, content: str | None, *, is_forced: bool) -> list[str]:

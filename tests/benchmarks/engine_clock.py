@@ -18,12 +18,11 @@ import grpc
 import numpy as np
 from tritonclient.grpc import service_pb2_grpc
 
-from frontend.triton.messages import infer_request
-from model_repository import contract
-from model_repository.generation import SamplingParams
-from model_repository.stage_messages import EngineRequest
-from model_repository.tensors import array
+from model_repository.contract.codec import message_tensor, pack
+from model_repository.contract.request import EngineRequest, EngineRequestBatch, Params
+from model_repository.contract.tensors import ENGINE_REQUESTS, model_id_to_slug, stage_name
 from tests.benchmarks.measures import Floats
+from tests.grpc_messages import infer_request
 
 _DEADLINE_S = 30.0
 _NUM_IDLE_CALLS = 20
@@ -34,14 +33,11 @@ class EngineClock:
 
     def __init__(self, stub: Any, model: str) -> None:
         request = EngineRequest(
-            prompt_token_ids=(1,), max_tokens=1, sampling=SamplingParams(), ignore_eos=True, is_stream=True
+            prompt_token_ids=(1,), max_tokens=1, params=Params(max_tokens=1, ignore_eos=True, is_stream=True)
         )
-        tensors = {
-            contract.PROMPT_TOKEN_IDS.name: array(contract.PROMPT_TOKEN_IDS, *request.prompt_token_ids),
-            contract.ENGINE_PARAMS.name: array(contract.ENGINE_PARAMS, request.params_json()),
-        }
-        engine = contract.stage_name(contract.model_id_to_slug(model), "engine")
-        self._message = infer_request(engine, tensors)
+        engine = stage_name(model_id_to_slug(model), "engine")
+        payload = pack(EngineRequestBatch("", ((0, request),)))
+        self._message = infer_request(engine, message_tensor(ENGINE_REQUESTS, payload))
         self._stub = stub
         self._steps_s: list[float] = []
 

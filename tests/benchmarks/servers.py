@@ -18,10 +18,9 @@ from build_engines.artifact import Manifest
 from frontend.launcher.launcher import Launcher, LauncherSettings
 from frontend.settings import Settings
 from model_repository.byte_table import FILE_NAME, load_byte_table
+from model_repository.contract.request import EngineRequest
 from model_repository.engine.runtime import EngineConfig
 from model_repository.engine.synthetic import SyntheticRuntime
-from model_repository.generation import SamplingParams
-from model_repository.stage_messages import EngineRequest
 from tests.benchmarks.accounting import Processes
 from tests.benchmarks.load import Target
 from tests.benchmarks.scenarios import OURS, PEER, Setup
@@ -154,7 +153,7 @@ def _synthetic_token_ends(artifact_dir: Path) -> tuple[int, ...]:
         eos_token_ids=frozenset(manifest.eos_token_ids),
     )
     runtime = SyntheticRuntime(config, byte_table)
-    runtime.submit(0, EngineRequest(prompt_token_ids=(1,), max_tokens=_NUM_KNOWN_TOKENS, sampling=SamplingParams()))
+    runtime.submit(0, EngineRequest(prompt_token_ids=(1,), max_tokens=_NUM_KNOWN_TOKENS))
     ends, end = [], 0
     for _ in range(_NUM_KNOWN_TOKENS):
         [output] = runtime.step() or ()

@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
-from model_repository import contract
+from model_repository.contract.codec import unpack
+from model_repository.contract.request import EngineRequest, EngineRequestBatch
+from model_repository.contract.tensors import stage_name
 from tests.benchmarks.engine_clock import EngineClock
 
 
@@ -42,9 +44,11 @@ def test_the_engine_stage_is_asked_for_one_token() -> None:
     engine = Engine()
     assert EngineClock(engine, "org/model").idle_round_trip_s(itl_s=0.0) >= 0
     message = engine.asked_for[0]
-    assert message.model_name == contract.stage_name("org--model", "engine")
-    assert [each.name for each in message.inputs] == ["prompt_token_ids", "engine_params"]
-    assert b'"max_tokens": 1' in message.raw_input_contents[1]
+    assert message.model_name == stage_name("org--model", "engine")
+    assert [each.name for each in message.inputs] == ["engine_requests"]
+    [(_, asked)] = unpack(EngineRequestBatch, message.raw_input_contents[0][4:], "engine_requests").items
+    assert isinstance(asked, EngineRequest)
+    assert (asked.max_tokens, asked.prompt_token_ids) == (1, (1,))
 
 
 def test_an_error_of_the_engine_is_raised() -> None:

@@ -12,8 +12,8 @@ import pytest
 
 from build_engines.catalog import Catalog
 from build_engines.model_entry import chat_template_text, shipped_templates
+from model_repository.contract.request import ChatPrompt, ToolUse
 from model_repository.errors import InvalidRequest
-from model_repository.generation import ChatPrompt, ToolUse
 from model_repository.tokenizer.chat_prompt import ChatEncoder
 from model_repository.tokenizer.chat_template import ChatTemplate
 from model_repository.tokenizer.vocabulary import Vocabulary

@@ -14,7 +14,7 @@ from tritonclient.grpc import model_config_pb2 as pb
 
 from build_engines import artifact
 from build_engines.__main__ import main
-from model_repository.generation import ContextOverflow
+from model_repository.contract.request import ContextOverflow
 from model_repository.model_parameters import ModelParameters
 from tests.build_engines.tiny_adapter import random_pairs, tensors_of, write_adapter
 from tests.build_engines.tiny_checkpoint import random_weights
@@ -241,7 +241,7 @@ def test_a_reader_that_has_had_enough_gets_no_traceback() -> None:
 
 
 def test_an_interrupt_during_the_imports_leaves_no_traceback(tmp_path: Path) -> None:
-    (tmp_path / "pydantic.py").write_text("import os, signal; os.kill(os.getpid(), signal.SIGINT)")
+    (tmp_path / "pydantic.py").write_text("import signal; signal.raise_signal(signal.SIGINT)")
     command = [sys.executable, "-m", "build_engines", "list"]
     environment = os.environ | {"PYTHONPATH": str(tmp_path)}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)

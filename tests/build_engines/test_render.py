@@ -30,8 +30,8 @@ from build_engines.serving import Serving
 from build_engines.tensorrt_llm.checks import engine_requires
 from build_engines.tensorrt_llm.options import runtime_options
 from build_engines.tensorrt_llm.recipe import Recipe
-from model_repository import contract
 from model_repository.capabilities import HINTS, Capability
+from model_repository.contract.tensors import PUBLIC_INPUTS, PUBLIC_OUTPUTS, STAGES
 from model_repository.engine.adapter_root import AdapterRoot
 from model_repository.engine.loader import read_engine_config
 from model_repository.engine.runtime import RUNTIMES
@@ -58,7 +58,7 @@ MANIFEST = Manifest(
 OPTIONS = ServeOptions(max_sequences=8, max_waiting=100, num_threads=2, stream_interval_ms=25, tokenizer_instances=3)
 FILES = render(MANIFEST, Path("/artifacts/demo"), OPTIONS, "1.2.3")
 CONFIGS = {name: content for name, content in FILES.items() if name.endswith("config.pbtxt")}
-ENSEMBLES = {"org--demo", "org--demo__deliveries"}
+ENSEMBLES = {"org--demo", "org--demo__requests", "org--demo__outputs"}
 MODELS = ENSEMBLES | {"org--demo__tokenizer", "org--demo__engine", "org--demo__detokenizer"}
 
 
@@ -84,7 +84,7 @@ def test_every_model_has_a_configuration_and_a_version() -> None:
 
 
 def test_every_stage_has_its_door() -> None:
-    for stage in contract.STAGES:
+    for stage in STAGES:
         source = resources.files("model_repository").joinpath(stage, "1", "model.py").read_text(encoding="utf-8")
         assert FILES[f"org--demo__{stage}/1/model.py"] == source
 
@@ -99,13 +99,13 @@ def test_only_the_tokenizer_gets_requests_in_batches_and_has_several_instances(n
     config, is_tokenizer = parsed(name), name.endswith("__tokenizer")
     assert (config.max_batch_size > 1, config.HasField("dynamic_batching")) == (is_tokenizer, is_tokenizer)
     assert [group.count for group in config.instance_group] == (
-        [OPTIONS.tokenizer_instances if is_tokenizer else 1] if "__" in name and "deliveries" not in name else []
+        [OPTIONS.tokenizer_instances if is_tokenizer else 1] if name not in ENSEMBLES else []
     )
 
 
-@pytest.mark.parametrize("stage", contract.STAGES)
+@pytest.mark.parametrize("stage", STAGES)
 def test_a_stages_tensors_are_the_contracts(stage: str) -> None:
-    config, spec = parsed(f"org--demo__{stage}"), contract.STAGES[stage]
+    config, spec = parsed(f"org--demo__{stage}"), STAGES[stage]
     assert [item.name for item in config.input] == [item.name for item in spec.inputs]
     assert [item.name for item in config.output] == [item.name for item in spec.outputs]
     assert config.model_transaction_policy.decoupled == spec.is_decoupled
@@ -113,10 +113,10 @@ def test_a_stages_tensors_are_the_contracts(stage: str) -> None:
 
 def test_the_ensemble_offers_the_public_tensors_by_its_three_steps() -> None:
     config = parsed("org--demo")
-    assert [item.name for item in config.input] == [item.name for item in contract.PUBLIC_INPUTS]
-    assert [item.name for item in config.output] == [item.name for item in contract.PUBLIC_OUTPUTS]
+    assert [item.name for item in config.input] == [item.name for item in PUBLIC_INPUTS]
+    assert [item.name for item in config.output] == [item.name for item in PUBLIC_OUTPUTS]
     steps = config.ensemble_scheduling.step
-    assert [step.model_name for step in steps] == [f"org--demo__{stage}" for stage in contract.STAGES]
+    assert [step.model_name for step in steps] == [f"org--demo__{stage}" for stage in STAGES]
     known = {item.name for item in config.input}
     for step in steps:
         assert set(step.input_map.values()) <= known
@@ -124,16 +124,23 @@ def test_the_ensemble_offers_the_public_tensors_by_its_three_steps() -> None:
     assert {item.name for item in config.output} <= known
 
 
-def test_the_ensemble_of_deliveries_shares_the_stages_and_is_no_model_of_its_own() -> None:
-    config = parsed("org--demo__deliveries")
-    assert [item.name for item in config.input] == ["open_deliveries"]
-    assert [item.name for item in config.output] == ["delivered", "delivered_texts", "delivered_details"]
-    assert [step.model_name for step in config.ensemble_scheduling.step] == [
-        "org--demo__engine",
-        "org--demo__detokenizer",
-    ]
+@pytest.mark.parametrize(
+    ("name", "given", "answered", "stages"),
+    [
+        ("org--demo__requests", "request_batch", "output_batch", ["tokenizer", "engine"]),
+        ("org--demo__outputs", "open_stream", "chunk_batch", ["engine", "detokenizer"]),
+    ],
+)
+def test_the_ensembles_of_frontends_share_the_stages_and_are_no_models_of_their_own(
+    name: str, given: str, answered: str, stages: list[str]
+) -> None:
+    config = parsed(name)
+    assert [item.name for item in config.input] == [given]
+    assert [item.name for item in config.output] == [answered]
+    steps = config.ensemble_scheduling.step
+    assert [step.model_name for step in steps] == [f"org--demo__{stage}" for stage in stages]
     assert config.model_transaction_policy.decoupled
-    assert ModelParameters.from_parameters(parameters("org--demo__deliveries")) is None
+    assert ModelParameters.from_parameters(parameters(name)) is None
 
 
 def test_the_ensemble_says_what_the_frontend_needs() -> None:

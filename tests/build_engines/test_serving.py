@@ -6,7 +6,7 @@ import pytest
 
 from build_engines.errors import BuildError
 from build_engines.serving import Serving, check_id, check_names_differ, names_of
-from model_repository.generation import ContextOverflow
+from model_repository.contract.request import ContextOverflow
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import pytest
 from aiohttp import StreamReader
 
 from frontend.errors import EngineFailed
-from model_repository.generation import GenerationChunk
+from model_repository.contract.output import GenerationChunk
 from tests.fakes import DEMO, FakeTriton, chunks
 from tests.frontend.answers import error_of
 from tests.frontend.bodies import CHAT, COMPLETION, TIME, USER

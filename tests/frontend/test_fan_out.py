@@ -10,7 +10,7 @@ import pytest
 
 from frontend.errors import EngineFailed
 from frontend.fan_out import _QUEUED_PER_STREAM, merged
-from model_repository.generation import GenerationChunk
+from model_repository.contract.output import GenerationChunk
 
 ENDLESS = 1_000_000
 

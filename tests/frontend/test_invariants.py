@@ -1,4 +1,4 @@
-"""What no stream may say is counted, logged and told as an error, never passed on: a fake Triton breaks each rule."""
+"""The rules of a stream: a fake Triton breaks each, and that is counted, logged and answered as an error."""
 
 from __future__ import annotations
 
@@ -9,15 +9,8 @@ from typing import Any
 import pytest
 
 from frontend.stream_record import Rule, StreamRecord
-from model_repository.generation import (
-    FinishReason,
-    GenerationChunk,
-    GenerationRequest,
-    SamplingParams,
-    TextPrompt,
-    Timing,
-    Usage,
-)
+from model_repository.contract.output import FinishReason, GenerationChunk, Timing, Usage
+from model_repository.contract.request import GenerationRequest, Params, TextPrompt
 from tests.fakes import DEMO, USAGE, FakeTriton, Script, chunks
 from tests.frontend.conftest import Serve
 from tests.frontend.triton.server import FakeTritonServer, listen
@@ -43,7 +36,7 @@ BROKEN: dict[str, tuple[Rule, Script]] = {
     ),
     "more tokens than asked for": (Rule.USAGE_ADDS_UP, [GenerationChunk(text="a"), last(num_output_tokens=11)]),
     "more cached than sent": (Rule.USAGE_ADDS_UP, [GenerationChunk(text="a"), last(num_cached_tokens=8)]),
-    "fewer tokens than told": (
+    "fewer tokens than sent": (
         Rule.USAGE_ADDS_UP,
         [GenerationChunk(text="a", token_ids=(1, 2, 3, 4)), last(num_output_tokens=3)],
     ),
@@ -73,7 +66,7 @@ async def test_a_stream_that_breaks_a_rule_ends_with_an_error_event(
     assert f"{rule} request_id=r1" in caplog.text
 
 
-WHOLE = {name: case for name, case in BROKEN.items() if name != "fewer tokens than told"}  # which takes two chunks
+WHOLE = {name: case for name, case in BROKEN.items() if name != "fewer tokens than sent"}  # which takes two chunks
 
 
 @pytest.mark.parametrize(("rule", "script"), WHOLE.values(), ids=WHOLE)
@@ -90,7 +83,7 @@ def last_with(text: str) -> GenerationChunk:
 
 async def test_text_after_the_finish_is_not_passed_on(serve: Serve) -> None:
     def script(request: GenerationRequest) -> Script:
-        is_first = request.sampling.seed == 0
+        is_first = request.params.sampling.seed == 0
         return [last_with("a"), GenerationChunk(text="late")] if is_first else chunks("x", "y", "z")
 
     http = await serve(FakeTriton(script))
@@ -122,7 +115,7 @@ async def test_what_comes_after_the_whole_answer_is_counted_and_logged(
 
 async def test_completions_of_one_prompt_agree_on_its_length(serve: Serve) -> None:
     def script(request: GenerationRequest) -> Script:
-        return [last(num_input_tokens=7 + request.sampling.seed)]
+        return [last(num_input_tokens=7 + request.params.sampling.seed)]
 
     http = await serve(FakeTriton(script))
     answer = await http.post("/v1/completions", json=BODY | {"n": 2, "seed": 0})
@@ -141,9 +134,8 @@ async def test_a_stream_that_keeps_the_rules_is_no_violation(serve: Serve, caplo
 
 def test_gaps_are_counted_by_bucket_and_phases_follow_each_other() -> None:
     times = iter([0.0, 0.5, 0.5005, 0.52])
-    request = GenerationRequest(
-        prompt=TextPrompt("x"), max_tokens=10, sampling=SamplingParams(), is_stream=True, request_id="r"
-    )
+    params = Params(max_tokens=10, is_stream=True)
+    request = GenerationRequest(prompt=TextPrompt("x"), params=params, request_id="r")
     record = StreamRecord([request], 1, clock=lambda: next(times))
     timing = Timing(
         arrival_time_ns=1_000_000_000,
@@ -159,5 +151,5 @@ def test_gaps_are_counted_by_bucket_and_phases_follow_each_other() -> None:
     assert record.gaps_s == pytest.approx(0.02)
     phases = record.slowest
     assert phases is not None
-    told = (phases.tokenization_s, phases.queue_s, phases.prefill_s, phases.decode_s)
-    assert told == pytest.approx((0.2, 0.1, 0.2, 0.1))
+    lengths_s = (phases.tokenization_s, phases.queue_s, phases.prefill_s, phases.decode_s)
+    assert lengths_s == pytest.approx((0.2, 0.1, 0.2, 0.1))

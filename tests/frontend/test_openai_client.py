@@ -13,16 +13,8 @@ from openai.lib.streaming.chat import ChatCompletionStreamState
 from openai.types.chat import ChatCompletionFunctionToolParam, ChatCompletionUserMessageParam
 
 from frontend.errors import EngineFailed
-from model_repository.generation import (
-    ChatPrompt,
-    FinishReason,
-    GenerationChunk,
-    Guide,
-    GuideKind,
-    TokenLogprob,
-    ToolUse,
-    TopLogprob,
-)
+from model_repository.contract.output import FinishReason, GenerationChunk, TokenLogprob, TopLogprob
+from model_repository.contract.request import ChatPrompt, OutputFormat, ToolUse
 from model_repository.tokenizer.chat_prompt import ChatEncoder
 from model_repository.tokenizer.vocabulary import Vocabulary
 from tests.fakes import DEMO, USAGE, FakeTriton, chunks, served_model
@@ -217,9 +209,9 @@ async def test_a_class_is_the_form_of_the_answer(client: openai.AsyncOpenAI, tri
     triton.script = chunks('{"city": "Zürich"}')
     answer = await client.chat.completions.parse(model=DEMO.id, messages=[USER], response_format=Weather)
     assert answer.choices[0].message.parsed == Weather(city="Zürich")
-    guide = triton.requests[0].guide
-    assert isinstance(guide, Guide)
-    assert guide.kind is GuideKind.JSON_SCHEMA
+    output = triton.requests[0].params.structured_output
+    assert output is not None
+    assert output.format is OutputFormat.JSON_SCHEMA
 
 
 def scored(text: str) -> list[GenerationChunk]:
@@ -265,7 +257,8 @@ async def test_fields_that_the_client_does_not_know_go_in_the_extra_body(
 ) -> None:
     answer = await client.chat.completions.create(model="formal", messages=[USER], extra_body={"top_k": 7})
     assert (answer.model, answer.system_fingerprint) == ("formal", "fp_demo")
-    assert (triton.requests[0].sampling.top_k, triton.requests[0].lora_name) == (7, "formal")
+    params = triton.requests[0].params
+    assert (params.sampling.top_k, params.lora_name) == (7, "formal")
 
 
 async def test_headers_are_the_clients_own(url: str) -> None:

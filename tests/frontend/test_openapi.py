@@ -14,7 +14,7 @@ from frontend.app import create_app
 from frontend.errors import APIError
 from frontend.openapi import _OPERATIONS, openapi_document
 from frontend.settings import Settings
-from model_repository.generation import FinishReason, GenerationChunk, TokenLogprob, TopLogprob
+from model_repository.contract.output import FinishReason, GenerationChunk, TokenLogprob, TopLogprob
 from tests.fakes import USAGE, FakeTriton, chunks, served_model
 from tests.frontend.answers import events_of
 from tests.frontend.bodies import CHAT, COMPLETION, WEATHER, read

@@ -10,7 +10,7 @@ from frontend.protocol.chat import ChatCompletionRequest
 from frontend.protocol.completion import CompletionRequest
 from frontend.protocol.fields import GenerationBody
 from frontend.reference import pages
-from model_repository import contract
+from model_repository.contract.tensors import PUBLIC_INPUTS, PUBLIC_OUTPUTS
 from model_repository.engine.runtime import RUNTIMES
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -55,6 +55,6 @@ def test_the_description_for_machines_has_the_same_table() -> None:
 
 def test_every_tensor_is_on_its_page() -> None:
     page = pages()["tensors.md"]
-    for spec in (*contract.PUBLIC_INPUTS, *contract.PUBLIC_OUTPUTS):
+    for spec in (*PUBLIC_INPUTS, *PUBLIC_OUTPUTS):
         assert f"| `{spec.name}` | {spec.datatype} |" in page
         assert spec.doc or spec.neutral, spec.name

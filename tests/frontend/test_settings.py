@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from frontend.settings import Settings, SettingsError
-from model_repository.generation import ContextOverflow
+from model_repository.contract.request import ContextOverflow
 from model_repository.model_parameters import RequestDefaults
 
 

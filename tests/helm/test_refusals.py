@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from model_repository.contract import model_id_to_slug
+from model_repository.contract.tensors import model_id_to_slug
 from tests.helm.cases import CASES, values_of, with_demo, with_gpu_model
 from tests.helm.chart import Values, refusal, render
 

@@ -24,7 +24,7 @@ from tests.integration.stack import PACED_MODEL, Stack
 from tests.waiting import wait_until
 
 MAX_TOKENS = 60
-NUM_READERS = 2  # frontends of one Triton, each of which may have one stream of deliveries open
+NUM_READERS = 2  # frontends of one Triton, each of which may have one output stream open
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ def mend(frontend: Frontend, stack: Stack) -> None:
 
 
 async def holdings(frontend: Frontend, pair: list[Stack]) -> Holdings:
-    """Return what a frontend holds right after a use of both Tritons: with a stream of deliveries open at each."""
+    """Return what a frontend holds right after a use of both Tritons: with a output stream open at each."""
     async with streaming(frontend.url, 1, num_streams=8) as outcomes:
         pass
     assert all(outcome.is_whole for outcome in outcomes), outcomes

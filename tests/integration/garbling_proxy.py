@@ -9,10 +9,13 @@ from contextlib import contextmanager
 from typing import Any
 
 import grpc
-import numpy as np
+from msgspec.structs import replace
 from tritonclient.grpc import service_pb2
 
-from model_repository.contract import DELIVERED, DELIVERED_TEXTS
+from frontend.triton.messages import payload_of
+from model_repository.contract.codec import pack, unpack
+from model_repository.contract.output import ChunkBatch
+from model_repository.contract.tensors import CHUNK_BATCH
 
 _MAX_CALLS = 256
 
@@ -39,47 +42,45 @@ def lost(message: bytes) -> list[bytes]:
     return []
 
 
-def without_texts(message: bytes) -> list[bytes]:
-    """Leave a tensor out."""
-    return [_changed(message, lambda names: names.index(DELIVERED_TEXTS.name), lambda raw: None)]
+def without_output(message: bytes) -> list[bytes]:
+    """Leave the chunks out."""
+    return [_changed(message, lambda payload: None)]
 
 
-def fewer_texts(message: bytes) -> list[bytes]:
-    """Have fewer texts than there are numbers that they are for."""
-    return [_changed(message, lambda names: names.index(DELIVERED_TEXTS.name), lambda raw: b"")]
+def cut_payload(message: bytes) -> list[bytes]:
+    """Cut the chunks, in a message that is whole otherwise."""
+    return [_changed(message, lambda payload: payload[: len(payload) // 2])]
 
 
 def another_serial(message: bytes) -> list[bytes]:
-    """Claim to be a later delivery."""
+    """Claim to be a later batch."""
 
-    def later(raw: bytes) -> bytes:
-        words = np.frombuffer(raw, np.int64).copy()
-        words[0] += 7
-        return words.tobytes()
+    def later(payload: bytes) -> bytes:
+        batch = unpack(ChunkBatch, payload, CHUNK_BATCH.name)
+        return pack(replace(batch, serial=batch.serial + 7))
 
-    return [_changed(message, lambda names: names.index(DELIVERED.name), later)]
+    return [_changed(message, later)]
 
 
-def _changed(message: bytes, find: Callable[[list[str]], int], change: Callable[[bytes], bytes | None]) -> bytes:
-    """Return a message with one of its tensors changed; None takes it away."""
+def _changed(message: bytes, change: Callable[[bytes], bytes | None]) -> bytes:
+    """Return a message with its batch of chunks changed; None takes it away."""
     response = service_pb2.ModelStreamInferResponse.FromString(message)
     answer = response.infer_response
-    index = find([output.name for output in answer.outputs])
-    changed = change(answer.raw_output_contents[index])
+    changed = change(payload_of(answer, CHUNK_BATCH))
     if changed is None:
-        del answer.outputs[index], answer.raw_output_contents[index]
+        del answer.outputs[0], answer.raw_output_contents[0]
     else:
-        answer.raw_output_contents[index] = changed
+        answer.raw_output_contents[0] = len(changed).to_bytes(4, "little") + changed
     garbled: bytes = response.SerializeToString()
     return garbled
 
 
 class GarblingProxy:
-    """Garbles deliveries one after the other, or all that Triton says, for as long as it is told to."""
+    """Garbles one output batch, or everything that Triton sends, for as long as a test wants."""
 
     def __init__(self, endpoint: str) -> None:
         self._channel = grpc.insecure_channel(endpoint, options=[("grpc.use_local_subchannel_pool", 1)])
-        self.delivery: Garble | None = None  # done to the next delivery, once
+        self.batch: Garble | None = None  # done to the next output batch, once
         self.everything: Garble | None = None
 
     def pass_on(self, method: str, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
@@ -95,15 +96,15 @@ class GarblingProxy:
     def _garbled(self, message: bytes, *, is_stream: bool) -> list[bytes]:
         if self.everything is not None:
             return self.everything(message)
-        if self.delivery is not None and is_stream and _is_delivery(message):
-            garble, self.delivery = self.delivery, None
+        if self.batch is not None and is_stream and _is_batch(message):
+            garble, self.batch = self.batch, None
             return garble(message)
         return [message]
 
 
-def _is_delivery(message: bytes) -> bool:
+def _is_batch(message: bytes) -> bool:
     response = service_pb2.ModelStreamInferResponse.FromString(message)
-    return any(output.name == DELIVERED.name for output in response.infer_response.outputs)
+    return any(output.name == CHUNK_BATCH.name for output in response.infer_response.outputs)
 
 
 @contextmanager

@@ -12,14 +12,15 @@ from pathlib import Path
 from typing import Any, Self
 
 import grpc
+import msgspec
 import numpy as np
 from tritonclient.grpc import service_pb2_grpc
 
 from frontend.launcher.launcher import Launcher
-from frontend.triton.messages import infer_request, tensors_from_response
-from model_repository import contract
-from model_repository.stage_messages import EngineStats
-from model_repository.tensors import array
+from model_repository.contract.codec import message_tensor, payload_of
+from model_repository.contract.output import EngineStats
+from model_repository.contract.tensors import CONTROL, STATS, model_id_to_slug, stage_name
+from tests.grpc_messages import infer_request, tensors_from_response
 from tests.processes import is_stopped
 from tests.waiting import DEADLINE_S, wait_until
 
@@ -72,9 +73,9 @@ class Stack:
 
     def stats(self, model: str) -> EngineStats:
         """Ask a model's engine what it is doing."""
-        engine = contract.stage_name(contract.model_id_to_slug(model), "engine")
-        [answer] = self.infer(engine, {contract.CONTROL.name: array(contract.CONTROL, "{}")})
-        return EngineStats.from_json(answer[contract.STATS.name].item())
+        engine = stage_name(model_id_to_slug(model), "engine")
+        [answer] = self.infer(engine, message_tensor(CONTROL, b"{}"))
+        return msgspec.json.decode(payload_of(answer, STATS), type=EngineStats)
 
     def infer(self, triton_name: str, tensors: dict[str, Any]) -> list[dict[str, np.ndarray[Any, Any]]]:
         """Call a model and return the outputs of every response."""

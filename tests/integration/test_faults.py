@@ -22,14 +22,14 @@ from openai import OpenAI
 
 from frontend.launcher.guard import marked_pids
 from frontend.launcher.launcher import Interrupted
-from model_repository import contract
+from model_repository.contract.tensors import model_id_to_slug, stage_name
 from tests.integration.conftest import FRONTEND, running_stack
 from tests.integration.replicas import StreamOutcome, read_stream, until
 from tests.integration.stack import PACED_MODEL, Stack
 from tests.processes import command_line, is_running, parent_of
 from tests.waiting import DEADLINE_S, wait_until
 
-SLUG = contract.model_id_to_slug(PACED_MODEL)
+SLUG = model_id_to_slug(PACED_MODEL)
 HELLO = [{"role": "user", "content": "Hello"}]
 
 
@@ -134,7 +134,7 @@ def test_triton_killed_mid_stream_ends_the_stream_with_an_error(stack: Stack, cl
 
 @pytest.mark.parametrize("stage", ["engine", "detokenizer", "tokenizer"])
 def test_a_model_serves_again_after_a_stage_was_killed(stack: Stack, stage: str) -> None:
-    stack.kill_stage(contract.stage_name(SLUG, stage))
+    stack.kill_stage(stage_name(SLUG, stage))
     wait_until(lambda: is_whole(stack), "it answers again")
 
 
@@ -142,7 +142,7 @@ def test_a_model_serves_again_after_a_stage_was_killed(stack: Stack, stage: str)
 def test_a_stage_killed_mid_stream_ends_the_stream_with_an_error(stack: Stack, client: OpenAI, stage: str) -> None:
     stream = paced_stream(client)
     next(stream)
-    stack.kill_stage(contract.stage_name(SLUG, stage))
+    stack.kill_stage(stage_name(SLUG, stage))
     with pytest.raises(openai.APIError):
         finish_reasons_of(stream)
 
@@ -161,7 +161,7 @@ def test_an_engine_killed_under_a_request_without_stream_answers_an_error(stack:
     thread = threading.Thread(target=ask)
     thread.start()
     wait_until(lambda: stack.stats(PACED_MODEL).num_active == 1, "it runs")
-    stack.kill_stage(contract.stage_name(SLUG, "engine"))
+    stack.kill_stage(stage_name(SLUG, "engine"))
     thread.join(DEADLINE_S)
     [outcome] = outcomes
     assert isinstance(outcome, openai.InternalServerError)
@@ -183,7 +183,7 @@ def finish_reasons_of(stream: Iterator[Any]) -> None:
 STAGES = ("tokenizer", "engine", "detokenizer")
 OF_TRITON = {"tritonserver": "/bin/tritonserver ", **{stage: f"__{stage}/1/model.py" for stage in STAGES}}
 OF_THE_FRONTEND = {"frontend": " -m frontend api ", "worker": ".spawn ", "tracker": ".resource_tracker "}
-OF_SERVE = {**OF_TRITON, **OF_THE_FRONTEND, "guard": "/serve/guard.py "}  # by a part of their command lines
+OF_SERVE = {**OF_TRITON, **OF_THE_FRONTEND, "guard": "/launcher/guard.py "}  # by a part of their command lines
 COMPILER = "compiler"  # of grammars: a fork of the tokenizer stage
 NUM_COMPILERS = 3
 NUM_SPAWNED = 3  # of two workers, with the process of their limits
@@ -242,6 +242,8 @@ async def kill_under_streams(stack: Stack, pid: int) -> None:
         await until(lambda: not is_running(pid), "it is gone")
         await until(lambda: answers_again(stack), "it answers again")
         streams.cancel()
+        with suppress(asyncio.CancelledError):
+            await streams
     assert not any(outcome.finish_reasons and not outcome.is_whole for outcome in outcomes)
     await asyncio.to_thread(stack.wait_until_idle, PACED_MODEL)
 

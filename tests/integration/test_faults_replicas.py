@@ -11,7 +11,7 @@ from functools import partial
 
 import pytest
 
-from model_repository import contract
+from model_repository.contract.tensors import model_id_to_slug, stage_name
 from tests.integration.faults import (
     MAX_TOKENS,
     broken_by,
@@ -26,13 +26,13 @@ from tests.integration.garbling_proxy import (
     Garble,
     GarblingProxy,
     another_serial,
-    fewer_texts,
+    cut_payload,
     garbling,
     lost,
     noise,
     repeated,
     truncated,
-    without_texts,
+    without_output,
 )
 from tests.integration.replicas import (
     NUM_STREAMS,
@@ -46,7 +46,7 @@ from tests.integration.replicas import (
 from tests.integration.stack import PACED_MODEL, Stack
 from tests.waiting import wait_until
 
-SLUG = contract.model_id_to_slug(PACED_MODEL)
+SLUG = model_id_to_slug(PACED_MODEL)
 
 
 @pytest.fixture(scope="module")
@@ -77,11 +77,11 @@ def kill_triton(stack: Stack) -> None:
 
 
 def kill_stage(name: str) -> Callable[[Stack], None]:
-    return lambda stack: stack.kill_stage(contract.stage_name(SLUG, name))
+    return lambda stack: stack.kill_stage(stage_name(SLUG, name))
 
 
 def stop_stage(name: str) -> Callable[[Stack], None]:
-    return lambda stack: stack.kill_stage(contract.stage_name(SLUG, name), signal.SIGSTOP)
+    return lambda stack: stack.kill_stage(stage_name(SLUG, name), signal.SIGSTOP)
 
 
 FAULTS: dict[str, Callable[[Stack], None]] = {
@@ -126,14 +126,15 @@ def garbled(
 @pytest.fixture(scope="module")
 def held_by_garbled(garbled: Frontend, pair: list[Stack], proxy: tuple[GarblingProxy, str]) -> Holdings:
     """What that one holds, when it has read some garbage."""
-    proxy[0].delivery = noise
+    proxy[0].batch = noise
     asyncio.run(broken_by(lambda: None, "mid-stream", garbled, pair[0], asyncio.run(text_of_one_stream(garbled))))
     wait_until(garbled.is_whole, "both serve")
     return asyncio.run(holdings(garbled, pair))
 
 
 GARBAGE: dict[str, Garble] = {
-    garble.__name__: garble for garble in (truncated, noise, repeated, lost, without_texts, fewer_texts, another_serial)
+    garble.__name__: garble
+    for garble in (truncated, noise, repeated, lost, without_output, cut_payload, another_serial)
 }
 
 
@@ -148,12 +149,12 @@ async def test_garbage_from_one_replica_is_an_error_never_a_text(
     phase: str,
 ) -> None:
     def begin() -> None:
-        proxy[0].delivery = GARBAGE[garble]
+        proxy[0].batch = GARBAGE[garble]
 
     await asyncio.to_thread(wait_until, garbled.is_whole, "both serve")
     num_logged = len(garbled.log)
     broken = await broken_by(begin, phase, garbled, pair[0], expected)
-    await asyncio.to_thread(wait_until, lambda: proxy[0].delivery is None, "it was sent")
+    await asyncio.to_thread(wait_until, lambda: proxy[0].batch is None, "it was sent")
     await asyncio.to_thread(wait_until, garbled.is_whole, "both serve")
     is_sent_again = f"failed at {proxy[1]}, sent again" in garbled.log[num_logged:]
     assert broken or is_sent_again or phase == "last chunk"  # else it may have been over

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from tritonclient.grpc import service_pb2
 
-from frontend.triton.messages import infer_request
-from model_repository import contract
-from model_repository.contract import PUBLIC_INPUTS, TensorSpec
-from model_repository.tensors import array
+from model_repository.contract.codec import tensor
+from model_repository.contract.spec import TensorSpec
+from model_repository.contract.tensors import INPUTS, PUBLIC_INPUTS
+from tests.grpc_messages import infer_request
 from tests.integration.api import COMPLETIONS, Api
 from tests.integration.stack import Stack
 from tests.waiting import DEADLINE_S
@@ -42,10 +42,10 @@ def hostile_input(spec: TensorSpec, chance: random.Random) -> tuple[Any, bytes]:
 
 def hostile_message(spec: TensorSpec, chance: random.Random) -> Any:
     """Return a request that would be served, with one input replaced or added; some have the prompt twice or not."""
-    served = {"text_input": array(contract.TEXT_INPUT, "hi"), "max_tokens": array(contract.MAX_TOKENS, 2)}
+    served = {"text_input": tensor(INPUTS["text_input"], "hi"), "max_tokens": tensor(INPUTS["max_tokens"], 2)}
     message = infer_request("demo", {name: value for name, value in served.items() if name != spec.name})
-    tensor, raw = hostile_input(spec, chance)
-    message.inputs.append(tensor)
+    hostile, raw = hostile_input(spec, chance)
+    message.inputs.append(hostile)
     message.raw_input_contents.append(raw)
     if chance.random() < 0.1:
         del message.inputs[0]

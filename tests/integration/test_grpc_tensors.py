@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from model_repository import contract
-from model_repository.contract import TensorSpec
+from model_repository.contract.codec import tensor
+from model_repository.contract.spec import TensorSpec
+from model_repository.contract.tensors import HONOURED_INPUTS, PUBLIC_INPUTS, PUBLIC_OUTPUTS
 from model_repository.errors import InvalidRequest, error_from_message
-from model_repository.tensors import array
 from tests.integration.api import ANSWER, WEATHER, chat_text
 from tests.integration.stack import Stack
 
@@ -22,10 +22,10 @@ PROMPT = chat_text("Count from 1 to 9.")
 
 def inputs(**values: Any) -> dict[str, Any]:
     """Return a request's tensors by name: a list is a tensor of several elements."""
-    specs = {spec.name: spec for spec in contract.PUBLIC_INPUTS}
+    specs = {spec.name: spec for spec in PUBLIC_INPUTS}
     fields = {"text_input": PROMPT, "max_tokens": 40} | values
     return {
-        name: array(specs[name], *(value if isinstance(value, list) else [value]))
+        name: tensor(specs[name], *(value if isinstance(value, list) else [value]))
         for name, value in fields.items()
         if value is not None
     }
@@ -136,7 +136,7 @@ def test_fill_in_the_middle(stack: Stack) -> None:
     assert text(stack, text_input="def add(a, b):\n    ", suffix="\n") == "return a + b"
 
 
-RANGED = [spec for spec in contract.HONOURED_INPUTS if spec.low is not None]
+RANGED = [spec for spec in HONOURED_INPUTS if spec.low is not None]
 
 
 @pytest.mark.parametrize("spec", RANGED, ids=lambda spec: spec.name)
@@ -187,5 +187,5 @@ def test_every_declared_output_is_one_that_something_asks_for(stack: Stack) -> N
         stop_words=["5"],
         return_perf_metrics=True,
     )
-    assert asked.keys() == {spec.name for spec in contract.PUBLIC_OUTPUTS}
+    assert asked.keys() == {spec.name for spec in PUBLIC_OUTPUTS}
     assert np.asarray(asked["num_input_tokens"]) > 0

@@ -14,14 +14,14 @@ from typing import Any
 import aiohttp
 import pytest
 
-from model_repository import contract
-from model_repository.stage_messages import EngineStats
-from model_repository.tensors import array
+from model_repository.contract.codec import tensor
+from model_repository.contract.output import EngineStats
+from model_repository.contract.tensors import INPUTS, model_id_to_slug
 from tests.integration.stack import MAX_SEQUENCES, PACED_MODEL, Stack
 from tests.waiting import wait_until
 
 MAX_FREE_MS = 3000.0  # a fifth of what the generation would have run on: generous, since the machine may be busy
-SLUG = contract.model_id_to_slug(PACED_MODEL)
+SLUG = model_id_to_slug(PACED_MODEL)
 
 
 @pytest.fixture(autouse=True)
@@ -159,21 +159,21 @@ def test_the_others_go_on(stack: Stack) -> None:
     responses = list(other)
     assert not any(response.error_message for response in responses)
     last = {output.name for output in responses[-1].infer_response.outputs}
-    assert contract.FINISH_REASON.name in last
+    assert "finish_reason" in last
 
 
 def test_a_silent_request_is_probed_without_the_client_seeing_it(stack: Stack) -> None:
     # 100 tokens every 10 ms without a response: the engine probes for the client about ten times.
     [answer] = stack.infer(SLUG, tensors(is_stream=False, max_tokens=100))
-    assert answer[contract.NUM_OUTPUT_TOKENS.name].item() == 100
+    assert answer["num_output_tokens"].item() == 100
 
 
 def tensors(*, is_stream: bool, max_tokens: int = 1500) -> dict[str, Any]:
     """What a bare gRPC client sends."""
     return {
-        "text_input": array(contract.TEXT_INPUT, "Hello"),
-        "max_tokens": array(contract.MAX_TOKENS, max_tokens),
-        "stream": array(contract.STREAM, is_stream),
+        "text_input": tensor(INPUTS["text_input"], "Hello"),
+        "max_tokens": tensor(INPUTS["max_tokens"], max_tokens),
+        "stream": tensor(INPUTS["stream"], is_stream),
     }
 
 

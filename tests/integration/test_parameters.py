@@ -192,6 +192,20 @@ def _ends_at_a_token(api: Api, endpoint: str) -> None:
     assert (answer.text, answer.choice["finish_reason"], answer.choice["stop_reason"]) == (before, "stop", ids[1])
 
 
+@effect("allowed_token_ids")
+def _draws_only_these_tokens(api: Api, endpoint: str) -> None:
+    first, second, *_ = token_ids(api.ask(endpoint, return_token_ids=True))
+    hot_fields = {"temperature": 2, "seed": 1, "max_tokens": 20, "return_token_ids": True}
+    drawn = token_ids(api.ask(endpoint, **hot_fields, allowed_token_ids=[first, second]))
+    assert (len(drawn), set(drawn)) == (20, {first, second})
+    end = api.subject.end_token
+    for allowed, num_tokens in (([first, end], 1), ([first], 5)):  # an end token must be allowed, too
+        fields = {"logit_bias": {str(end): 100}, "max_tokens": 5, "allowed_token_ids": allowed}
+        assert api.ask(endpoint, **fields).body["usage"]["completion_tokens"] == num_tokens
+    assert api.ask(endpoint, allowed_token_ids=[10**8]).status == 400
+    assert api.ask(endpoint, allowed_token_ids=[]).status == 400
+
+
 @effect("ignore_eos")
 def _goes_on_past_the_end(api: Api, endpoint: str) -> None:
     answer = api.ask(endpoint, ignore_eos=True, max_tokens=60)

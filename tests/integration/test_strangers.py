@@ -19,8 +19,8 @@ from tritonclient.grpc import service_pb2
 from frontend.launcher.launcher import Launcher
 from frontend.settings import Settings
 from frontend.triton.restricted import HEADER, METADATA
-from model_repository import contract
-from model_repository.tensors import array
+from model_repository.contract.codec import tensor
+from model_repository.contract.tensors import CONTROL
 from tests.integration.api import COMPLETIONS, Api
 from tests.integration.listening import listening_ports
 from tests.integration.stack import PACED_MODEL, Stack
@@ -118,7 +118,7 @@ def test_a_stranger_gets_from_the_grpc_port_what_the_page_says(
 def test_a_stranger_does_not_control_an_engine(stack: Stack, message: dict[str, Any]) -> None:
     """Anybody could drain an engine, or end the requests of all others."""
     for keys in ({}, {"key": "wrong" * 10}):
-        control = {contract.CONTROL.name: array(contract.CONTROL, json.dumps(message | keys))}
+        control = {CONTROL.name: tensor(CONTROL, json.dumps(message | keys))}
         [answer] = stack.stream(ENGINE, control)
         assert "[key_refused]" in answer.error_message
     assert not stack.stats("demo").is_draining

@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from model_repository import contract
-from model_repository.tensors import array
+from model_repository.contract.codec import tensor
+from model_repository.contract.tensors import CONTROL, model_id_to_slug, stage_name
 from tests.integration.api import ANSWER, CHAT, COMPLETIONS, WEATHER, Answer, Api, chat_text, question_body
 from tests.integration.replicas import streaming, until
 from tests.integration.stack import ENGINE_MODEL, MAX_SEQUENCES, Stack
@@ -105,7 +105,7 @@ def test_a_dead_worker_ends_all_requests_with_errors_and_the_model_comes_back(
     for thread in threads:
         thread.start()
     wait_until(lambda: tensorrt_llm_stack.stats(model).num_waiting == 1, "all are there")
-    tensorrt_llm_stack.kill_worker(contract.stage_name(contract.model_id_to_slug(model), "engine"))
+    tensorrt_llm_stack.kill_worker(stage_name(model_id_to_slug(model), "engine"))
     for thread in threads:
         thread.join(DEADLINE_S)
     assert [outcome.status for outcome in outcomes] == [500] * len(bodies)
@@ -116,7 +116,7 @@ def test_a_dead_worker_ends_all_requests_with_errors_and_the_model_comes_back(
 @pytest.mark.parametrize("model", MODELS)
 async def test_a_gpu_error_ends_every_stream_with_an_error_event(tensorrt_llm_stack: Stack, model: str) -> None:
     epoch = tensorrt_llm_stack.stats(model).epoch
-    engine = contract.stage_name(contract.model_id_to_slug(model), "engine")
+    engine = stage_name(model_id_to_slug(model), "engine")
     async with streaming(tensorrt_llm_stack.url, 1500, model=model, ignore_eos=True) as outcomes:
         await until(lambda: any(outcome.text for outcome in outcomes), "the first ones have begun")
         await asyncio.to_thread(tensorrt_llm_stack.kill_worker, engine, signal.SIGABRT)
@@ -186,8 +186,8 @@ def hang_up(api: Api, body: dict[str, Any]) -> None:
 
 def test_an_adapter_is_loaded_and_unloaded_while_the_model_runs(api: Api, tensorrt_llm_stack: Stack) -> None:
     def order(model: str, **message: str) -> None:
-        control = array(contract.CONTROL, json.dumps({**message, "key": KEY_OF_ALL}))
-        tensorrt_llm_stack.infer(contract.stage_name(model, "engine"), {contract.CONTROL.name: control})
+        control = tensor(CONTROL, json.dumps({**message, "key": KEY_OF_ALL}))
+        tensorrt_llm_stack.infer(stage_name(model, "engine"), {CONTROL.name: control})
 
     question = "What is the capital of France?"
     with pytest.raises(AssertionError, match="the engine was built without adapters"):

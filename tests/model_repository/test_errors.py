@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import logging
+
 import pytest
 
 from model_repository.errors import (
-    DeliveriesNotOpen,
     EngineFailed,
     InternalError,
     InvalidRequest,
+    OutputStreamNotOpen,
     Overloaded,
     PromptTooLong,
     StageError,
     Unsupported,
     error_from_message,
+    stage_error,
 )
 
-ERRORS = (InvalidRequest, PromptTooLong, Unsupported, Overloaded, EngineFailed, DeliveriesNotOpen, InternalError)
+ERRORS = (InvalidRequest, PromptTooLong, Unsupported, Overloaded, EngineFailed, OutputStreamNotOpen, InternalError)
 
 
 @pytest.mark.parametrize("error_class", ERRORS)
@@ -52,3 +55,22 @@ def test_every_error_has_a_code_that_triton_knows() -> None:
         "UNAVAILABLE",
         "INTERNAL",
     }
+
+
+def test_an_unexpected_exception_is_logged_with_its_text_and_its_request_and_answered_without(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    error = stage_error(ValueError("a secret"), "req_1")
+    assert error.message() == "[internal_error] internal error, see the server's log"
+    assert "a secret" in caplog.text
+    assert "request_id=req_1" in caplog.text
+
+
+@pytest.mark.parametrize("request_id", ["req_1", ""])
+def test_a_refusal_is_answered_with_its_text_and_logged_without(
+    caplog: pytest.LogCaptureFixture, request_id: str
+) -> None:
+    refusal = PromptTooLong("a secret", "text_input")
+    with caplog.at_level(logging.INFO):
+        assert stage_error(refusal, request_id) is refusal
+    assert caplog.messages == [f"refused: context_length_exceeded request_id={request_id or '-'}"]

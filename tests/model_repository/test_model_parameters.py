@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from model_repository.capabilities import Capability
-from model_repository.generation import ContextOverflow
+from model_repository.contract.request import ContextOverflow
 from model_repository.model_parameters import ModelParameters, RequestDefaults, checked_defaults
 
 PARAMETERS = ModelParameters(

@@ -1,19 +1,21 @@
-"""Triton's door to the detokenizer stage: releases to text, and news of clients that are gone to the engine."""
+"""Triton's door to the detokenizer stage: output batches to text, and news of readers that are gone to the engine."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
-from model_repository import contract, triton_shell
+from model_repository import triton_shell
 from model_repository.byte_table import FILE_NAME, load_byte_table
 from model_repository.cancel_channel import CancelSender
-from model_repository.chunk_tensors import chunk_to_tensors
-from model_repository.detokenizer.text import Decoding, Detokenizer, tensors_to_delivery, tensors_to_release
+from model_repository.contract.codec import Tensors, chunk_to_tensors, message_tensor, pack, payload_of, unpack
+from model_repository.contract.output import OutputBatch
+from model_repository.contract.tensors import CHUNK_BATCH, OUTPUT_BATCH
+from model_repository.detokenizer.text import Decoding, Detokenizer
 
 
 class TritonPythonModel:
-    """Texts leave in the order of their releases: the stage has one instance."""
+    """Texts leave in the order of their output batches: the stage has one instance."""
 
     def initialize(self, args: dict[str, str]) -> None:
         """Load the byte table and the special tokens' strings."""
@@ -25,34 +27,24 @@ class TritonPythonModel:
         self.cancel_sender = CancelSender(parameters["ensemble"])
 
     def execute(self, requests: list[Any]) -> None:
-        """Answer each release with its text; a probe, or a release that nobody reads, not at all."""
+        """Answer each batch with its texts; a batch that nobody reads, or that is empty, not at all."""
         for request in requests:
             responder = triton_shell.TritonResponder(request)
             try:
-                responder.close(self._serve(request))
+                responder.close_with(self._serve(request))
             except Exception as exc:
                 responder.fail(exc)
 
-    def _serve(self, request: Any) -> dict[str, Any] | None:
-        tensors = triton_shell.read_tensors(request)
-        if contract.DELIVERY.name in tensors:
-            return self._deliver(request, tensors)
-        release = tensors_to_release(tensors)
-        if request.is_cancelled():
-            if release.finish_reason is None:
-                self.cancel_sender.cancel(release.sequence)
+    def _serve(self, request: Any) -> Tensors | None:
+        batch = unpack(OutputBatch, payload_of(triton_shell.read_tensors(request), OUTPUT_BATCH), OUTPUT_BATCH.name)
+        if batch.is_disconnect_check and request.is_cancelled():
+            self.cancel_sender.cancel(batch.stream)
             return None
-        if release.is_probe:
-            return None
-        cum_logprob = release.details.cum_logprob if release.details else None
-        return chunk_to_tensors(self.detokenizer.chunk(release), cum_logprob=cum_logprob)
-
-    def _deliver(self, request: Any, tensors: dict[str, Any]) -> dict[str, Any] | None:
-        delivery = tensors_to_delivery(tensors)
-        if delivery.is_probe and request.is_cancelled():
-            self.cancel_sender.cancel(delivery.stream)
-            return None
-        return self.detokenizer.chunks(delivery).to_tensors()
+        chunks = self.detokenizer.chunks(batch)
+        if not batch.is_single:
+            return message_tensor(CHUNK_BATCH, pack(chunks))
+        [(_, chunk)] = chunks.items or [(0, "")]
+        return None if isinstance(chunk, str) else chunk_to_tensors(chunk)
 
     def finalize(self) -> None:
         """Close the way to the engine."""

@@ -7,19 +7,30 @@ import json
 import os
 from typing import Any
 
-from model_repository import contract, triton_shell
+import msgspec
+
+from model_repository import triton_shell
 from model_repository.cancel_channel import CancelReceiver, CancelSender, key_to_number
+from model_repository.contract.codec import Tensors, message_tensor, payload_of, unpack
+from model_repository.contract.request import EngineRequestBatch
+from model_repository.contract.tensors import (
+    CONTROL,
+    CONTROL_MESSAGES,
+    ENGINE_REQUESTS,
+    KEY_VARIABLE,
+    OPEN_STREAM,
+    STATS,
+    stage_name,
+)
 from model_repository.engine.adapter_control import AdapterControl
 from model_repository.engine.adapter_root import AdapterRoot
 from model_repository.engine.loader import load_engine
 from model_repository.engine.metrics import FAMILIES, EngineMetrics
 from model_repository.errors import InvalidRequest, KeyRefused, StageError
-from model_repository.stage_messages import EngineRequest
-from model_repository.tensors import array, text
 
 
 class TritonPythonModel:
-    """Decoupled: a request is answered by the engine's thread, as its tokens are released."""
+    """Decoupled: the engine's thread answers, batch by batch."""
 
     def initialize(self, args: dict[str, str]) -> None:
         """Load the model and start the engine's thread."""
@@ -27,52 +38,50 @@ class TritonPythonModel:
         with triton_shell.loading(args):
             self.engine = load_engine(parameters)
         self.engine.start()
-        self.key = os.environ.get(contract.KEY_VARIABLE, "")
+        self.key = os.environ.get(KEY_VARIABLE, "")
         self.adapters = AdapterControl(self.engine, AdapterRoot.from_parameters(parameters))
-        self.cancel_receiver = CancelReceiver(parameters["ensemble"], self.engine.cancel_sequence)
-        self.cancel_sender = CancelSender(contract.stage_name(parameters["ensemble"], "tokenizer"))
+        self.cancel_receiver = CancelReceiver(parameters["ensemble"], self.engine.cancel_stream)
+        self.cancel_sender = CancelSender(stage_name(parameters["ensemble"], "tokenizer"))
         custom = [triton_shell.CustomMetric(family, parameters["ensemble"]) for family in FAMILIES]
         self.metrics = EngineMetrics(self.engine.stats, custom)
         self.metrics.start()
 
     def execute(self, requests: list[Any]) -> None:
-        """Queue each request, or carry out its control message."""
+        """Queue the requests of each batch, open an output stream, or carry out a control message."""
         for request in requests:
             responder = triton_shell.TritonResponder(request)
             try:
-                self._serve(request, triton_shell.read_tensors(request), responder)
+                self._serve(triton_shell.read_tensors(request), responder)
             except Exception as exc:
                 responder.fail(exc)
 
-    def _serve(self, request: Any, tensors: dict[str, Any], responder: triton_shell.TritonResponder) -> None:
-        if contract.CONTROL.name in tensors:
-            self._control(tensors[contract.CONTROL.name].reshape(-1).tolist(), responder)
-        elif contract.OPEN_DELIVERIES.name in tensors:
-            key = text(tensors, contract.OPEN_DELIVERIES)
+    def _serve(self, tensors: Tensors, responder: triton_shell.TritonResponder) -> None:
+        if CONTROL.name in tensors:
+            self._control(payload_of(tensors, CONTROL), responder)
+        elif OPEN_STREAM.name in tensors:
+            key = payload_of(tensors, OPEN_STREAM).decode("utf-8", "replace")
             if not key:
-                raise InvalidRequest("the key is empty", contract.OPEN_DELIVERIES.name)
-            self.engine.open_deliveries(key, responder)
-        elif contract.PROMPT_TOKEN_IDS.name in tensors and contract.ENGINE_PARAMS.name in tensors:
-            prompt_token_ids = tensors[contract.PROMPT_TOKEN_IDS.name].reshape(-1)
-            params_json = tensors[contract.ENGINE_PARAMS.name].item()
-            engine_request = EngineRequest.from_tensors(prompt_token_ids, params_json)
-            self.engine.submit(engine_request, responder, triton_shell.request_id(request))
+                raise InvalidRequest("the key is empty", OPEN_STREAM.name)
+            self.engine.open_stream(key, responder)
+        elif ENGINE_REQUESTS.name in tensors:
+            payload = payload_of(tensors, ENGINE_REQUESTS)
+            self.engine.submit(unpack(EngineRequestBatch, payload, ENGINE_REQUESTS.name), responder)
         else:
-            raise InvalidRequest("expected `control`, `open_deliveries`, or `prompt_token_ids` with `engine_params`")
+            raise InvalidRequest("expected `control`, `open_stream` or `engine_requests`")
 
-    def _control(self, elements: list[bytes], responder: triton_shell.TritonResponder) -> None:
+    def _control(self, payload: bytes, responder: triton_shell.TritonResponder) -> None:
         def done() -> None:
-            responder.close({contract.STATS.name: array(contract.STATS, self.engine.stats().to_json())})
+            responder.close_with(message_tensor(STATS, msgspec.json.encode(self.engine.stats())))
 
         try:
-            message = json.loads(b"".join(elements))
+            message = json.loads(payload)
         except ValueError as exc:
-            raise InvalidRequest(f"not JSON ({exc})", contract.CONTROL.name) from exc
+            raise InvalidRequest(f"not JSON ({exc})", CONTROL.name) from exc
         if isinstance(message, dict):
             given = str(message.pop("key", "")).encode()
             is_open = not self.key or message.keys() <= {"cancel_key"}
             if not is_open and not hmac.compare_digest(given, self.key.encode()):
-                raise KeyRefused(f"this message needs Triton's key ({contract.KEY_VARIABLE})", contract.CONTROL.name)
+                raise KeyRefused(f"this message needs Triton's key ({KEY_VARIABLE})", CONTROL.name)
         match message:
             case {"cancel_key": str(key)} if key and len(message) == 1:
                 self.engine.cancel_key(key)
@@ -90,7 +99,7 @@ class TritonPythonModel:
             case {} if message == {}:
                 pass
             case _:
-                raise InvalidRequest(f"expected {contract.CONTROL_MESSAGES}", contract.CONTROL.name)
+                raise InvalidRequest(f"expected {CONTROL_MESSAGES}", CONTROL.name)
         done()
 
     def is_ready(self) -> bool:

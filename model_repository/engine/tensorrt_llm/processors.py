@@ -21,12 +21,13 @@ import numpy as np
 import numpy.typing as npt
 
 from model_repository.byte_table import load_byte_table
+from model_repository.contract.request import EngineRequest, Mirostat, SamplingParams, StructuredOutput
+from model_repository.engine.allowed_tokens import AllowedTokenIds
 from model_repository.engine.bad_words import BadWords, TokenIndex
 from model_repository.engine.constraint import ConstraintCompiler
 from model_repository.engine.tensorrt_llm import tensors
 from model_repository.engine.token_constraint import TokenConstraint
 from model_repository.errors import StageError
-from model_repository.generation import Guide, Mirostat, SamplingParams
 
 
 class LogitsEdit(Protocol):
@@ -102,14 +103,13 @@ def _token_index(vocabulary: VocabularyFile) -> TokenIndex:
 
 @dataclass(slots=True)
 class AllowedTokens:
-    """Bans what a guide does not allow, what completes a bad word, other bans, and end tokens before `min_tokens`."""
+    """Bans tokens that a request's constraints do not allow, other bans, and end tokens before `min_tokens`."""
 
     vocabulary: VocabularyFile
-    guide: Guide | None = None
-    bad_words: tuple[str, ...] = ()
+    request: EngineRequest
+    guide: StructuredOutput | None = None  # the request's, unless the runtime itself enforces it
     banned: frozenset[int] = frozenset()
     ends: frozenset[int] = frozenset()
-    min_tokens: int = 0
     _constraint: TokenConstraint | None = field(default=None, init=False)
     _num_taken: int = field(default=0, init=False)
 
@@ -120,7 +120,7 @@ class AllowedTokens:
         except StageError:  # the guide is too complex to go on
             return False
         is_banned[list(self.banned)] = True
-        if len(drawn) < self.min_tokens:
+        if len(drawn) < self.request.params.min_tokens:
             is_banned[list(self.ends)] = True
         if is_banned.all():
             return False
@@ -129,7 +129,7 @@ class AllowedTokens:
         return True
 
     def _allowed(self, drawn: Sequence[int]) -> npt.NDArray[np.bool_]:
-        """Return what guide and bad words allow, bool [vocab_size]; nothing after a token that they did not."""
+        """Return the tokens that the constraints allow, bool [vocab_size]: none after a token that they did not."""
         if self._constraint is None:
             self._constraint = self._begun()
         if self._constraint is None:
@@ -141,8 +141,15 @@ class AllowedTokens:
         return self._constraint.allowed()
 
     def _begun(self) -> TokenConstraint | None:
-        guide = None if self.guide is None else _compiler(self.vocabulary).start(self.guide)
-        return BadWords(self.bad_words, _token_index(self.vocabulary), guide) if self.bad_words else guide
+        params = self.request.params
+        constraint: TokenConstraint | None = None
+        if self.guide is not None:
+            constraint = _compiler(self.vocabulary).start(self.guide, num_bytes=self.request.grammar_bytes)
+        if params.bad_words:
+            constraint = BadWords(params.bad_words, _token_index(self.vocabulary), constraint)
+        if params.allowed_token_ids:
+            constraint = AllowedTokenIds(params.allowed_token_ids, self.vocabulary.size, constraint)
+        return constraint
 
 
 @dataclass(slots=True)

@@ -6,12 +6,13 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from model_repository.contract.output import DrawnLogprob
+from model_repository.contract.request import EngineRequest
 from model_repository.engine.request_checks import constraint_field
 from model_repository.engine.runtime import StepOutput
 from model_repository.engine.tensorrt_llm.sampling import SamplingPlan, is_scored
 from model_repository.engine.tensorrt_llm.scores import drawn_logprob, prompt_logprobs
 from model_repository.errors import EngineFailed, InvalidRequest, StageError
-from model_repository.stage_messages import DrawnLogprob, EngineRequest
 
 
 class ResultReader:
@@ -46,7 +47,7 @@ class ResultReader:
         """Compute the prompt's log probabilities, once, as long as they are wanted; not for an event loop."""
         request = self._request
         scores = prompt_logprobs(
-            result.context_logits, request.prompt_token_ids, request.num_logprobs or 0, self._vocab_size
+            result.context_logits, request.prompt_token_ids, request.params.num_logprobs or 0, self._vocab_size
         )
         self._prompt_logprobs = tuple(itertools.takewhile(lambda _: is_wanted(), scores))
         self._is_scored = True
@@ -108,11 +109,11 @@ class ResultReader:
 
     def _logprob(self, entries: Sequence[Any], index: int, token_id: int) -> DrawnLogprob | None:
         """Return a token's log probability; an unknown one for an end token that the result does not list."""
-        if self._request.num_logprobs is None:
+        if self._request.params.num_logprobs is None:
             return None
         if index >= len(entries) or token_id not in entries[index]:
             return DrawnLogprob(None)
-        return drawn_logprob(entries[index], token_id, self._request.num_logprobs)
+        return drawn_logprob(entries[index], token_id, self._request.params.num_logprobs)
 
     def _failed(self, error: StageError) -> StepOutput:
         return StepOutput(self._sequence, error=error)

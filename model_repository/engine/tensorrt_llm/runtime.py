@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from model_repository.byte_table import FILE_NAME
+from model_repository.contract.request import EngineRequest
 from model_repository.engine.adapter_folder import Adapter
 from model_repository.engine.request_checks import check_request
 from model_repository.engine.runtime import EngineConfig, RuntimeStats, StepOutput
@@ -27,7 +28,6 @@ from model_repository.engine.tensorrt_llm.sampling import SamplingPlanner, is_sc
 from model_repository.engine.token_constraint import TokenConstraint
 from model_repository.engine.turns import turn_s
 from model_repository.errors import EngineFailed, Unsupported
-from model_repository.stage_messages import EngineRequest
 
 # The engine looks after silent clients between two waits.
 _MAX_WAIT_S = 0.05
@@ -90,9 +90,9 @@ class TensorRtLlmRuntime:
         plan = self._planner.plan(request)
         keywords: dict[str, Any] = {
             "inputs": list(request.prompt_token_ids),
-            "lora_request": self._lora.of(request.lora_name),
+            "lora_request": self._lora.of(request.params.lora_name),
             # Also where nobody looks at the tokens before they are complete: they show that TensorRT-LLM is alive.
-            "streaming": request.is_stream or bool(request.stop) or not self._is_tied_by_stream(request),
+            "streaming": request.params.is_stream or bool(request.params.stop) or not self._is_tied_by_stream(request),
         }
         if is_scored(request) and self._options.block_reuse:
             # A beginning that is not computed has no logits; nobody else has this salt, so nothing can be reused.
@@ -107,11 +107,11 @@ class TensorRtLlmRuntime:
 
     def _is_tied_by_stream(self, request: EngineRequest) -> bool:
         """Whether to abort it as a stream would end the process (TensorRT-LLM issue 10810, of its engine backend)."""
-        return self._options.backend is Backend.ENGINE and request.num_logprobs is not None
+        return self._options.backend is Backend.ENGINE and request.params.num_logprobs is not None
 
     def _check(self, request: EngineRequest) -> None:
         check_request(request, self._vocab_size, self._lora.adapters)
-        if request.num_logprobs is not None and not self._options.logprobs:
+        if request.params.num_logprobs is not None and not self._options.logprobs:
             raise Unsupported("this model is served with the option logprobs=false", "return_log_probs")
         if is_scored(request) and not self._options.has_prompt_logprobs:
             raise Unsupported(

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from model_repository.contract.request import EngineRequest, OutputFormat, SamplingParams, StructuredOutput
 from model_repository.engine.tensorrt_llm.options import GuidedDecoding
 from model_repository.engine.tensorrt_llm.processors import (
     AllowedTokens,
@@ -18,18 +19,16 @@ from model_repository.engine.tensorrt_llm.processors import (
     VocabularyFile,
 )
 from model_repository.engine.tensorrt_llm.tensors import Floats
-from model_repository.generation import Guide, GuideKind, SamplingParams
-from model_repository.stage_messages import EngineRequest
 
 _BAN_BIAS = -100.0  # merely added, it would leave a token possible where no other one is near
 
 # The kinds of guide that TensorRT-LLM has itself, as keywords of its GuidedDecodingParams. It has no choice of texts,
 # and nothing like the grammars of the stages' own, which know special tokens.
-_NATIVE_GUIDES: Mapping[GuideKind, Callable[[str], dict[str, Any]]] = {
-    GuideKind.JSON_OBJECT: lambda content: {"json_object": True},
-    GuideKind.JSON_SCHEMA: lambda content: {"json": content},
-    GuideKind.REGEX: lambda content: {"regex": content},
-    GuideKind.GRAMMAR: lambda content: {"grammar": content},
+_NATIVE_GUIDES: Mapping[OutputFormat, Callable[[str], dict[str, Any]]] = {
+    OutputFormat.JSON_OBJECT: lambda content: {"json_object": True},
+    OutputFormat.JSON_SCHEMA: lambda content: {"json": content},
+    OutputFormat.REGEX: lambda content: {"regex": content},
+    OutputFormat.GRAMMAR: lambda content: {"grammar": content},
 }
 
 
@@ -63,18 +62,21 @@ class SamplingPlanner:
     def plan(self, request: EngineRequest) -> SamplingPlan:
         """Return what to ask for a request."""
         ends = self._ends(request)
-        bias, banned = _biases(request.sampling)
+        bias, banned = _biases(request.params.sampling)
         # Two masks that do not know of each other may leave nothing, and nobody would notice.
-        is_masked = bool(banned or request.min_tokens or request.ignore_eos or request.bad_words)
-        native_guide = None if is_masked else self._native_guide(request.guide)
-        is_shaped = _is_shaped(request.sampling)
-        edits = self._masks(request, ends, None if native_guide else request.guide, banned)
+        params = request.params
+        is_masked = bool(
+            banned or params.min_tokens or params.ignore_eos or params.bad_words or params.allowed_token_ids
+        )
+        native_guide = None if is_masked else self._native_guide(request.structured_output)
+        is_shaped = _is_shaped(request.params.sampling)
+        edits = self._masks(request, ends, None if native_guide else request.structured_output, banned)
         if is_shaped:
-            edits.append(Shaping(request.sampling, bias, request.prompt_token_ids))
-        keywords = _ending(request, ends, self.end_id) | _drawing(request.sampling) | _logits(request)
+            edits.append(Shaping(request.params.sampling, bias, request.prompt_token_ids))
+        keywords = _ending(request, ends, self.end_id) | _drawing(request.params.sampling) | _logits(request)
         dead_end = None
         if edits:
-            taken = ends.union(request.sampling.logit_bias)
+            taken = ends.union(params.sampling.logit_bias, params.allowed_token_ids)
             dead_end = next((token_id for token_id in self.unused if token_id not in taken), self.unused[0])
             keywords["logits_processor"] = LogitsChain(
                 edits, self.vocabulary.size, dead_end, is_called_per_chunk=self.is_called_per_chunk
@@ -93,27 +95,23 @@ class SamplingPlanner:
         return min(self.vocabulary.eos_token_ids)
 
     def _ends(self, request: EngineRequest) -> frozenset[int]:
-        eos = frozenset() if request.ignore_eos else self.vocabulary.eos_token_ids.union(request.end_token_ids)
-        return eos.union(request.stop_token_ids)
+        eos = frozenset() if request.params.ignore_eos else self.vocabulary.eos_token_ids.union(request.end_token_ids)
+        return eos.union(request.params.stop_token_ids)
 
-    def _native_guide(self, guide: Guide | None) -> Mapping[str, Any] | None:
-        if guide is None or self.guided_decoding is not GuidedDecoding.XGRAMMAR or guide.kind not in _NATIVE_GUIDES:
+    def _native_guide(self, guide: StructuredOutput | None) -> Mapping[str, Any] | None:
+        if guide is None or self.guided_decoding is not GuidedDecoding.XGRAMMAR or guide.format not in _NATIVE_GUIDES:
             return None
-        return _NATIVE_GUIDES[guide.kind](guide.content)
+        return _NATIVE_GUIDES[guide.format](guide.content)
 
     def _masks(
-        self, request: EngineRequest, ends: frozenset[int], guide: Guide | None, banned: frozenset[int]
+        self, request: EngineRequest, ends: frozenset[int], guide: StructuredOutput | None, banned: frozenset[int]
     ) -> list[LogitsEdit]:
         """Return the masks. TensorRT-LLM's `min_tokens` holds back one end token, not the others."""
-        has_held_ends = bool(request.min_tokens and ends)
-        is_constrained = guide is not None or bool(request.bad_words)
-        if not is_constrained and not has_held_ends and not (banned and _is_shaped(request.sampling)):
+        has_held_ends = bool(request.params.min_tokens and ends)
+        is_constrained = guide is not None or bool(request.params.bad_words or request.params.allowed_token_ids)
+        if not is_constrained and not has_held_ends and not (banned and _is_shaped(request.params.sampling)):
             return []
-        return [
-            AllowedTokens(
-                self.vocabulary, guide, request.bad_words, banned=banned, ends=ends, min_tokens=request.min_tokens
-            )
-        ]
+        return [AllowedTokens(self.vocabulary, request, guide, banned=banned, ends=ends)]
 
 
 def embedding_bias(biases: Mapping[int, float], vocab_size: int) -> Floats:
@@ -125,7 +123,7 @@ def embedding_bias(biases: Mapping[int, float], vocab_size: int) -> Floats:
 
 def is_scored(request: EngineRequest) -> bool:
     """Whether the log probabilities of the prompt's tokens are asked for."""
-    return bool(request.echo) and request.num_logprobs is not None
+    return bool(request.echo) and request.params.num_logprobs is not None
 
 
 def _biases(sampling: SamplingParams) -> tuple[dict[int, float], frozenset[int]]:
@@ -148,20 +146,20 @@ def _ending(request: EngineRequest, ends: frozenset[int], end_id: int) -> dict[s
         "end_id": end_id,
         "pad_id": end_id,
         "max_tokens": max(1, request.max_tokens),  # it must draw one; where none is wanted, it is dropped
-        "ignore_eos": request.ignore_eos,
+        "ignore_eos": request.params.ignore_eos,
         "include_stop_str_in_output": True,  # the engine stage wants to see what ended a sequence
     }
-    if not request.ignore_eos:
+    if not request.params.ignore_eos:
         ends -= {end_id}
-        keywords["min_tokens"] = request.min_tokens  # its own default, 1, forbids an empty completion
+        keywords["min_tokens"] = request.params.min_tokens  # its own default, 1, forbids an empty completion
     return keywords | ({"stop_token_ids": sorted(ends)} if ends else {})
 
 
 def _logits(request: EngineRequest) -> dict[str, Any]:
     """Return what to tell of the distributions."""
     keywords: dict[str, Any] = {}
-    if request.num_logprobs is not None:
-        keywords["logprobs"] = max(1, request.num_logprobs)  # 0 would mean none
+    if request.params.num_logprobs is not None:
+        keywords["logprobs"] = max(1, request.params.num_logprobs)  # 0 would mean none
     if is_scored(request):
         keywords["return_context_logits"] = True
     return keywords

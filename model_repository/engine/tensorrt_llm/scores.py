@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from model_repository.contract.output import DrawnLogprob
 from model_repository.engine.logprobs import token_logprob
 from model_repository.engine.tensorrt_llm.tensors import to_array
-from model_repository.stage_messages import DrawnLogprob
 
 
 def drawn_logprob(entry: Mapping[int, Any], token_id: int, num_top: int) -> DrawnLogprob:

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from model_repository import contract, triton_shell
+import numpy as np
+
+from model_repository import triton_shell
 from model_repository.byte_table import FILE_NAME, load_byte_table
 from model_repository.cancel_channel import CancelReceiver, key_to_number
+from model_repository.contract.codec import Tensors
+from model_repository.contract.tensors import stage_name
 from model_repository.cores import num_cores
 from model_repository.errors import InvalidRequest, StageError
 from model_repository.fair_pool import FairPool
-from model_repository.tensors import Tensors, num_bytes, text
 from model_repository.tokenizer.constraint import ConstraintCompiler
 from model_repository.tokenizer.stage import GrammarNotChecked, StageConfig, TokenizerStage
 from model_repository.tokenizer.tokenizer_files import TokenizerFiles
@@ -42,7 +46,7 @@ class TritonPythonModel:
         self.threads = ThreadPoolExecutor(max(1, num_cores() - 1))
         self.grammar_threads = FairPool(_NUM_COMPILERS)
         self.cancelled: dict[int, None] = {}  # the last cancel keys, as numbers
-        self.cancel_receiver = CancelReceiver(contract.stage_name(parameters["ensemble"], "tokenizer"), self._cancel)
+        self.cancel_receiver = CancelReceiver(stage_name(parameters["ensemble"], "tokenizer"), self._cancel)
 
     def execute(self, requests: list[Any]) -> list[Any]:
         """Encode each request's prompt. None stands for a request that a thread answers later.
@@ -65,42 +69,39 @@ class TritonPythonModel:
             tensors = triton_shell.read_tensors(request)
         except Exception as exc:
             return triton_shell.error_response(exc, request_id)
-        is_large = num_bytes(tensors) >= _LARGE_BYTES
-        sender = ""
-        if not is_large:
+        answer_later = self._answer_in_thread
+        if _num_bytes(tensors) < _LARGE_BYTES:
             try:
                 return self._answer(tensors, request_id, may_wait=False)
             except GrammarNotChecked as exc:
-                sender = exc.sender
-        send = triton_shell.only_response_sender(request)
+                answer_later = functools.partial(self._answer_compiled, exc)
         # The arrays lie in memory that Triton takes back.
         copies = {name: value.copy() for name, value in tensors.items()}
-        if is_large:
-            self.threads.submit(self._answer_large, copies, request_id, send)
-        else:
-            self._answer_compiled(sender, copies, request_id, send)
+        answer_later(copies, request_id, triton_shell.only_response_sender(request))
         return None
 
-    def _answer_large(self, tensors: Tensors, request_id: str, send: Callable[[Any], None]) -> None:
-        try:
-            send(self._answer(tensors, request_id, may_wait=False))
-        except GrammarNotChecked as exc:
-            self._answer_compiled(exc.sender, tensors, request_id, send)
+    def _answer_in_thread(self, tensors: Tensors, request_id: str, send: Callable[[Any], None]) -> None:
+        def answer() -> None:
+            try:
+                send(self._answer(tensors, request_id, may_wait=False))
+            except GrammarNotChecked as exc:
+                self._answer_compiled(exc, tensors, request_id, send)
 
-    def _answer_compiled(self, sender: str, tensors: Tensors, request_id: str, send: Callable[[Any], None]) -> None:
+        self.threads.submit(answer)
+
+    def _answer_compiled(
+        self, grammar: GrammarNotChecked, tensors: Tensors, request_id: str, send: Callable[[Any], None]
+    ) -> None:
         """Answer a request once its grammar is compiled, which waits for other grammars of its sender."""
 
         def answer() -> None:
-            key = text(tensors, contract.CANCEL_KEY)
-            if key_to_number(key) in self.cancelled:
-                send(
-                    triton_shell.error_response(InvalidRequest("it is cancelled", contract.CANCEL_KEY.name), request_id)
-                )
+            if key_to_number(grammar.cancel_key) in self.cancelled:
+                send(triton_shell.error_response(InvalidRequest("it is cancelled", "cancel_key"), request_id))
             else:
                 send(self._answer(tensors, request_id, may_wait=True))
 
         try:
-            self.grammar_threads.submit(sender, answer)
+            self.grammar_threads.submit(grammar.sender, answer)
         except StageError as exc:
             send(triton_shell.error_response(exc, request_id))
 
@@ -109,7 +110,7 @@ class TritonPythonModel:
             for name, value in tensors.items():
                 if len(value) != 1:
                     raise InvalidRequest(f"shape {list(value.shape)}: must be [1, ...], of one request", name)
-            return triton_shell.response(self.stage.answer(tensors, may_wait=may_wait))
+            return triton_shell.response(self.stage.answer(tensors, request_id, may_wait=may_wait))
         except GrammarNotChecked:
             raise
         except Exception as exc:
@@ -119,3 +120,8 @@ class TritonPythonModel:
         self.cancelled[number] = None
         if len(self.cancelled) > _NUM_CANCELLED:
             del self.cancelled[next(iter(self.cancelled))]
+
+
+def _num_bytes(tensors: Tensors) -> int:
+    values = tensors.values()
+    return sum(sum(map(len, value.flat)) if value.dtype == np.object_ else value.nbytes for value in values)

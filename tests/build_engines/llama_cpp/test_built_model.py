@@ -14,10 +14,9 @@ from build_engines.__main__ import main
 from build_engines.checkpoint import Checkpoint
 from build_engines.llama_cpp.gguf_file import write_gguf
 from model_repository.byte_table import FILE_NAME, load_byte_table
+from model_repository.contract.request import EngineRequest, Params, SamplingParams
 from model_repository.engine.llama_cpp_runtime import LlamaCppRuntime
 from model_repository.engine.runtime import EngineConfig
-from model_repository.generation import SamplingParams
-from model_repository.stage_messages import EngineRequest
 from tests.build_engines.llama_cpp.reference import Reference
 
 
@@ -40,8 +39,8 @@ def greedy_tokens(folder: Path, prompt: Sequence[int], num_tokens: int) -> list[
         precision=manifest.precision,
     )
     runtime = LlamaCppRuntime(config, load_byte_table(folder / FILE_NAME))
-    greedy = SamplingParams(temperature=0.0)
-    runtime.submit(1, EngineRequest(prompt_token_ids=tuple(prompt), max_tokens=num_tokens, sampling=greedy))
+    greedy = Params(sampling=SamplingParams(temperature=0.0))
+    runtime.submit(1, EngineRequest(prompt_token_ids=tuple(prompt), max_tokens=num_tokens, params=greedy))
     tokens: list[int] = []
     while len(tokens) < num_tokens:
         tokens += [output.token_id for output in runtime.step() if output.token_id is not None]

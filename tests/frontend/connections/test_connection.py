@@ -8,7 +8,8 @@ import socket
 
 import pytest
 
-from model_repository.generation import GenerationChunk, GenerationRequest, TextPrompt
+from model_repository.contract.output import GenerationChunk
+from model_repository.contract.request import GenerationRequest, TextPrompt
 from tests.fakes import FakeTriton, chunks
 from tests.frontend.bodies import CHAT, COMPLETION
 from tests.frontend.conftest import Serve

@@ -12,7 +12,7 @@ from aiohttp import web
 from frontend.errors import Draining
 from frontend.gateway.drain import Drain
 from frontend.request_context import DRAIN, DrainControl
-from model_repository.generation import GenerationChunk
+from model_repository.contract.output import GenerationChunk
 from tests.fakes import FakeTriton, chunks
 from tests.frontend.answers import error_of
 from tests.frontend.bodies import COMPLETION

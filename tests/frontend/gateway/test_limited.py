@@ -10,7 +10,7 @@ import openai
 import pytest
 
 from frontend.errors import EngineFailed, InvalidRequest
-from model_repository.generation import GenerationChunk
+from model_repository.contract.output import GenerationChunk
 from tests.fakes import DEMO, FakeTriton, chunks
 from tests.frontend.answers import error_of
 from tests.frontend.bodies import CHAT, COMPLETION, PATHS
@@ -249,14 +249,14 @@ async def test_the_engine_is_told_how_urgent_it_is_and_the_answer_says_it_if_the
     http = await serve(triton)
     answer = await (await http.post(path, json=body | fields)).json()
     assert answer.get("service_tier") == tier
-    assert [request.priority for request in triton.requests] == [at_the_engine]
+    assert [request.params.priority for request in triton.requests] == [at_the_engine]
 
 
 async def test_what_a_key_may_at_most_holds_at_the_engine_too(serve: Serve) -> None:
     triton = FakeTriton(chunks("x"))
     http = await serve(triton, max_priority="low")
     assert (await http.post("/v1/completions", json=COMPLETION)).status == 200
-    assert [request.priority for request in triton.requests] == [1]
+    assert [request.params.priority for request in triton.requests] == [1]
 
 
 @pytest.mark.parametrize("fields", [{"service_tier": "priority"}, {"priority": -1}])

@@ -17,7 +17,8 @@ from frontend.errors import (
     TritonUnreachable,
 )
 from model_repository.capabilities import Capability
-from model_repository.generation import GenerationChunk, GenerationRequest, TextPrompt
+from model_repository.contract.output import GenerationChunk
+from model_repository.contract.request import GenerationRequest, TextPrompt
 from tests.fakes import FakeTriton, chunks, served_model
 from tests.frontend.answers import error_of, events_of
 from tests.frontend.bodies import CHAT, COMPLETION, PATHS
@@ -48,7 +49,7 @@ async def test_the_defaults_of_max_tokens_are_the_endpoints_own(serve: Serve) ->
     http = await serve(triton, chat_max_tokens=300)
     await http.post("/v1/chat/completions", json=CHAT)
     await http.post("/v1/completions", json=COMPLETION)
-    assert [request.max_tokens for request in triton.requests] == [300, 16]
+    assert [request.params.max_tokens for request in triton.requests] == [300, 16]
 
 
 @pytest.mark.parametrize(("path", "body"), PATHS)
@@ -72,7 +73,7 @@ async def test_an_error_after_the_first_chunk_is_an_event(serve: Serve, path: st
 
 
 @pytest.mark.parametrize("first", [(), (GenerationChunk(text="a"),)])
-async def test_what_nobody_foresaw_is_logged_and_not_told(
+async def test_an_unexpected_exception_is_logged_and_kept_from_the_client(
     serve: Serve, caplog: pytest.LogCaptureFixture, first: tuple[GenerationChunk, ...]
 ) -> None:
     http = await serve(FakeTriton([*first, RuntimeError("secret")]))
@@ -137,7 +138,7 @@ async def test_a_dead_stage_is_503(serve: Serve) -> None:
 def prompt_and_seed(request: GenerationRequest) -> list[GenerationChunk]:
     """Return a completion that says of which prompt it is and how it was drawn."""
     assert isinstance(request.prompt, TextPrompt)
-    return chunks(f"{request.prompt.text}{request.sampling.seed}")
+    return chunks(f"{request.prompt.text}{request.params.sampling.seed}")
 
 
 async def test_several_prompts_are_several_generations_and_one_answer(serve: Serve) -> None:
@@ -152,7 +153,7 @@ async def test_several_prompts_are_several_generations_and_one_answer(serve: Ser
         (3, "q6"),
     ]
     assert (answer["usage"]["prompt_tokens"], answer["usage"]["completion_tokens"]) == (14, 20)
-    assert len({request.cancel_key for request in triton.requests}) == 4
+    assert len({request.params.cancel_key for request in triton.requests}) == 4
 
 
 async def test_a_stream_of_several_prompts_says_whose_each_chunk_is(serve: Serve) -> None:
@@ -166,7 +167,7 @@ async def test_a_stream_of_several_prompts_says_whose_each_chunk_is(serve: Serve
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_one_failing_choice_ends_all(serve: Serve, stream: bool) -> None:
-    triton = FakeTriton(lambda request: [EngineFailed()] if request.sampling.seed == 6 else [asyncio.Event()])
+    triton = FakeTriton(lambda request: [EngineFailed()] if request.params.sampling.seed == 6 else [asyncio.Event()])
     http = await serve(triton)
     body = CHAT | {"n": 3, "seed": 5, "stream": stream}
     error = await error_of(await http.post("/v1/chat/completions", json=body))
@@ -178,7 +179,7 @@ async def test_one_choice_that_fails_later_ends_the_stream_of_all(serve: Serve) 
     triton = FakeTriton(
         lambda request: [
             GenerationChunk(text="a"),
-            EngineFailed() if request.sampling.seed == 6 else asyncio.Event(),
+            EngineFailed() if request.params.sampling.seed == 6 else asyncio.Event(),
         ]
     )
     http = await serve(triton)
@@ -189,19 +190,21 @@ async def test_one_choice_that_fails_later_ends_the_stream_of_all(serve: Serve) 
     assert triton.num_open == 0
 
 
-async def test_a_fast_choice_is_told_while_a_slow_one_is_thinking(serve: Serve) -> None:
+async def test_a_fast_choice_is_sent_while_a_slow_one_is_thinking(serve: Serve) -> None:
     gate = asyncio.Event()
-    http = await serve(FakeTriton(lambda request: [gate, *chunks("x")] if request.sampling.seed == 5 else chunks("x")))
+    http = await serve(
+        FakeTriton(lambda request: [gate, *chunks("x")] if request.params.sampling.seed == 5 else chunks("x"))
+    )
     body = CHAT | {"n": 2, "seed": 5, "stream": True}
     response = await http.post("/v1/chat/completions", json=body)
     begun = [json.loads((await response.content.readuntil(b"\n\n")).removeprefix(b"data: ")) for _ in range(3)]
     gate.set()
     events = [*begun, *await events_of(response)]
-    told = [
+    sent = [
         (choice["index"], choice["delta"], choice["finish_reason"]) for event in events for choice in event["choices"]
     ]
     role = {"role": "assistant", "content": ""}
-    assert told == [(0, role, None), (1, role, None), (1, {"content": "x"}, "stop"), (0, {"content": "x"}, "stop")]
+    assert sent == [(0, role, None), (1, role, None), (1, {"content": "x"}, "stop"), (0, {"content": "x"}, "stop")]
 
 
 async def test_a_client_that_hangs_up_closes_every_choice(serve: Serve) -> None:
@@ -284,7 +287,7 @@ async def test_a_model_answers_by_each_of_its_names(serve: Serve, path: str, bod
     whole = await (await http.post(path, json=body | {"model": name})).json()
     events = await events_of(await http.post(path, json=body | {"model": name, "stream": True}))
     assert {(each["model"], each["system_fingerprint"]) for each in (whole, *events)} == {(name, "fp_demo")}
-    assert {request.lora_name for request in triton.requests} == {"formal" if name == "formal" else ""}
+    assert {request.params.lora_name for request in triton.requests} == {"formal" if name == "formal" else ""}
 
 
 async def test_a_models_own_defaults_win_over_the_settings(serve: Serve) -> None:
@@ -293,7 +296,7 @@ async def test_a_models_own_defaults_win_over_the_settings(serve: Serve) -> None
     http = await serve(triton, chat_max_tokens=300)
     await http.post("/v1/chat/completions", json=CHAT)
     await http.post("/v1/completions", json=COMPLETION)
-    assert [request.max_tokens for request in triton.requests] == [5, 2048]
+    assert [request.params.max_tokens for request in triton.requests] == [5, 2048]
 
 
 async def test_the_default_model_answers_those_who_name_none(serve: Serve) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from frontend.errors import APIError, EngineFailed, InvalidRequest
 from frontend.handlers.pings import PING
-from model_repository.generation import GenerationChunk
+from model_repository.contract.output import GenerationChunk
 from tests.fakes import FakeTriton, chunks
 from tests.frontend.answers import error_of
 from tests.frontend.bodies import COMPLETION, PATHS

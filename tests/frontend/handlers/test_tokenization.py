@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from model_repository.generation import ChatPrompt, TextPrompt, ToolUse
+from model_repository.contract.request import ChatPrompt, TextPrompt, ToolUse
 from tests.fakes import DEMO, FakeTriton, served_model
 from tests.frontend.answers import error_of
 from tests.frontend.bodies import CHAT, COMPLETION, USER, WEATHER

@@ -82,7 +82,8 @@ async def test_an_unload_waits_for_what_runs_and_then_takes_every_stage(operate:
         "unload org--demo__tokenizer",
         "unload org--demo__engine",
         "unload org--demo__detokenizer",
-        "unload org--demo__deliveries",
+        "unload org--demo__requests",
+        "unload org--demo__outputs",
     ]
 
 
@@ -194,4 +195,4 @@ async def test_an_endpoint_that_fails_is_told_once_the_others_are_done() -> None
     control = EndpointsControl({"bad:1": ModelControl(bad), "good:1": ModelControl(good)})
     with pytest.raises(TritonUnreachable):
         await control.unload("org/demo", timeout_s=0)
-    assert good.calls[-1] == "unload org--demo__deliveries"
+    assert good.calls[-1] == "unload org--demo__outputs"

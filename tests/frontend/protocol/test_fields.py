@@ -93,6 +93,11 @@ def test_what_is_no_boolean_is_none(model: Any, body: dict[str, Any], name: str,
         ({"stop_token_ids": [-1]}, "stop_token_ids[0]", "invalid_value"),
         ({"stop_token_ids": [True]}, "stop_token_ids[0]", "invalid_type"),
         ({"stop_token_ids": 5}, "stop_token_ids", "invalid_type"),
+        ({"allowed_token_ids": []}, "allowed_token_ids", "invalid_value"),
+        ({"allowed_token_ids": [1, -1]}, "allowed_token_ids[1]", "invalid_value"),
+        ({"allowed_token_ids": [2**31]}, "allowed_token_ids[0]", "invalid_value"),
+        ({"allowed_token_ids": ["1"]}, "allowed_token_ids[0]", "invalid_type"),
+        ({"allowed_token_ids": 5}, "allowed_token_ids", "invalid_type"),
         ({"logit_bias": {"x": 1}}, "logit_bias.x", "invalid_value"),
         ({"logit_bias": {"01": 1}}, "logit_bias.01", "invalid_value"),
         ({"logit_bias": {"-1": 1}}, "logit_bias.-1", "invalid_value"),
@@ -134,11 +139,12 @@ def test_the_longest_lists_are_accepted(model: Any, body: dict[str, Any]) -> Non
     longest = {
         "stop": ["a", "b", "c", "d"],
         "stop_token_ids": [MAX_INT32] * 64,
+        "allowed_token_ids": list(range(200_000)),
         "bad_words": ["é" * 256] * 256,
         "logit_bias": {str(token_id): 100 for token_id in range(1024)},
     }
     request, unknown = read(model, body | longest)
-    assert (request.stop, request.stop_token_ids, request.bad_words, request.logit_bias) == tuple(longest.values())
+    assert {name: getattr(request, name) for name in longest} == longest
     assert unknown == []
 
 

@@ -28,7 +28,6 @@ HARMFUL: dict[str, Any] = {
     "prompt_logprobs": 1,
     "use_beam_search": True,
     "length_penalty": 0.5,
-    "allowed_token_ids": [1],
     "truncate_prompt_tokens": 5,
     "skip_special_tokens": False,
     "spaces_between_special_tokens": False,

@@ -9,33 +9,35 @@ import pytest
 
 from frontend.errors import InvalidRequest, ValidationFailed
 from frontend.protocol.chat import ChatCompletionRequest
-from model_repository.generation import Guide, GuideKind
+from model_repository.contract.request import OutputFormat, StructuredOutput
 from tests.frontend.bodies import CHAT, chat, refusal
 
 SCHEMA = {"type": "object", "properties": {"größe": {"type": "integer"}}, "required": ["größe"]}
 
 
-def guide_of(**fields: Any) -> Guide | None:
+def output_of(**fields: Any) -> StructuredOutput | None:
     request = chat(**fields)
     asked = request.structured_outputs or request.response_format
     assert asked is not None
-    return asked.guide()
+    return asked.structured_output()
 
 
 @pytest.mark.parametrize(
-    ("response_format", "guide"),
+    ("response_format", "output"),
     [
         ({"type": "text"}, None),
-        ({"type": "json_object"}, Guide(GuideKind.JSON_OBJECT)),
-        ({"type": "json_schema", "json_schema": {"name": "x"}}, Guide(GuideKind.JSON_OBJECT)),
-        ({"type": "regex", "regex": "[a-z]+"}, Guide(GuideKind.REGEX, "[a-z]+")),
-        ({"type": "choice", "choice": ["é", "b"]}, Guide(GuideKind.CHOICE, '["é","b"]')),
-        ({"type": "grammar", "grammar": 'root ::= "a"'}, Guide(GuideKind.GRAMMAR, 'root ::= "a"')),
-        ({"type": "ebnf", "ebnf": 'root ::= "a"'}, Guide(GuideKind.GRAMMAR, 'root ::= "a"')),
+        ({"type": "json_object"}, StructuredOutput(OutputFormat.JSON_OBJECT)),
+        ({"type": "json_schema", "json_schema": {"name": "x"}}, StructuredOutput(OutputFormat.JSON_OBJECT)),
+        ({"type": "regex", "regex": "[a-z]+"}, StructuredOutput(OutputFormat.REGEX, "[a-z]+")),
+        ({"type": "choice", "choice": ["é", "b"]}, StructuredOutput(OutputFormat.CHOICE, '["é","b"]')),
+        ({"type": "grammar", "grammar": 'root ::= "a"'}, StructuredOutput(OutputFormat.GRAMMAR, 'root ::= "a"')),
+        ({"type": "ebnf", "ebnf": 'root ::= "a"'}, StructuredOutput(OutputFormat.GRAMMAR, 'root ::= "a"')),
     ],
 )
-def test_each_response_format_is_its_guide(response_format: dict[str, Any], guide: Guide | None) -> None:
-    assert guide_of(response_format=response_format) == guide
+def test_each_response_format_is_its_structured_output(
+    response_format: dict[str, Any], output: StructuredOutput | None
+) -> None:
+    assert output_of(response_format=response_format) == output
 
 
 @pytest.mark.parametrize(
@@ -50,26 +52,26 @@ def test_each_response_format_is_its_guide(response_format: dict[str, Any], guid
     ],
 )
 def test_a_schema_is_enforced_wherever_it_stands(fields: dict[str, Any]) -> None:
-    guide = guide_of(**fields)
-    assert guide is not None
-    assert guide.kind is GuideKind.JSON_SCHEMA
-    assert json.loads(guide.content) == SCHEMA
-    assert guide.is_strict == ('"strict": true' in json.dumps(fields))
+    output = output_of(**fields)
+    assert output is not None
+    assert output.format is OutputFormat.JSON_SCHEMA
+    assert json.loads(output.content) == SCHEMA
+    assert output.is_strict == ('"strict": true' in json.dumps(fields))
 
 
 @pytest.mark.parametrize(
-    ("structured_outputs", "guide"),
+    ("structured_outputs", "output"),
     [
-        ({"json_object": True}, Guide(GuideKind.JSON_OBJECT)),
-        ({"json": {}}, Guide(GuideKind.JSON_SCHEMA, "{}", is_strict=False)),
-        ({"regex": "a"}, Guide(GuideKind.REGEX, "a")),
-        ({"choice": ["a"]}, Guide(GuideKind.CHOICE, '["a"]')),
-        ({"grammar": "x"}, Guide(GuideKind.GRAMMAR, "x")),
-        ({"regex": "a", "json_object": False, "choice": None}, Guide(GuideKind.REGEX, "a")),
+        ({"json_object": True}, StructuredOutput(OutputFormat.JSON_OBJECT)),
+        ({"json": {}}, StructuredOutput(OutputFormat.JSON_SCHEMA, "{}", is_strict=False)),
+        ({"regex": "a"}, StructuredOutput(OutputFormat.REGEX, "a")),
+        ({"choice": ["a"]}, StructuredOutput(OutputFormat.CHOICE, '["a"]')),
+        ({"grammar": "x"}, StructuredOutput(OutputFormat.GRAMMAR, "x")),
+        ({"regex": "a", "json_object": False, "choice": None}, StructuredOutput(OutputFormat.REGEX, "a")),
     ],
 )
-def test_vllms_names_say_the_same(structured_outputs: dict[str, Any], guide: Guide) -> None:
-    assert guide_of(structured_outputs=structured_outputs) == guide
+def test_vllms_names_say_the_same(structured_outputs: dict[str, Any], output: StructuredOutput) -> None:
+    assert output_of(structured_outputs=structured_outputs) == output
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from frontend.errors import Overloaded
 from frontend.telemetry.definitions import METRICS
 from frontend.telemetry.log_lines import JsonFormatter
-from model_repository.generation import GenerationChunk
+from model_repository.contract.output import GenerationChunk
 from tests.fakes import FakeTriton, chunks
 from tests.frontend.conftest import Serve
 from tests.frontend.launcher.test_workers import running

@@ -13,7 +13,7 @@ from aiohttp import web
 from frontend.errors import EngineFailed
 from frontend.server import app_runner
 from frontend.settings import Settings
-from model_repository.generation import FinishReason, GenerationChunk, Timing
+from model_repository.contract.output import FinishReason, GenerationChunk, Timing
 from tests.fakes import USAGE, FakeTriton
 from tests.otlp_receiver import Receiver, attributes, receiving
 
@@ -50,11 +50,12 @@ async def test_a_request_is_a_span_below_its_callers_with_its_phases_below_it(re
     completion = spans["text_completion org/demo"]
     assert completion.parent_span_id == request.span_id
     assert completion.kind == completion.SPAN_KIND_CLIENT
-    told = attributes(completion)
-    assert told["gen_ai.request.model"] == "org/demo"
-    assert told["gen_ai.usage.input_tokens"] == 7
-    assert told["gen_ai.usage.output_tokens"] == 5
-    assert told["gen_ai.response.finish_reasons"] == ["stop"]
+    found = attributes(completion)
+    assert found["gen_ai.request.model"] == "org/demo"
+    assert (found["gen_ai.request.max_tokens"], found["gen_ai.request.top_p"]) == (10, 1.0)
+    assert found["gen_ai.usage.input_tokens"] == 7
+    assert found["gen_ai.usage.output_tokens"] == 5
+    assert found["gen_ai.response.finish_reasons"] == ["stop"]
     phases = [spans[name] for name in ("tokenization", "queue", "prefill", "decode", "detokenization")]
     assert {span.parent_span_id for span in phases} == {completion.span_id}
     stages = [attributes(span)["conch.stage"] for span in phases]
@@ -80,10 +81,10 @@ async def test_a_stream_that_breaks_off_is_an_error_in_its_trace(receiver: Recei
 
 async def test_the_completions_of_one_prompt_count_it_once(receiver: Receiver) -> None:
     await traced(receiver, FakeTriton([DONE]), n=3)
-    told = [attributes(span) for span in receiver.spans() if span.name.startswith("text_completion")]
-    assert [each["gen_ai.usage.output_tokens"] for each in told] == [5, 5, 5]
-    assert [each.get("gen_ai.usage.input_tokens") for each in told] == [7, None, None]
-    assert {each["gen_ai.request.choice.count"] for each in told} == {3}
+    found = [attributes(span) for span in receiver.spans() if span.name.startswith("text_completion")]
+    assert [each["gen_ai.usage.output_tokens"] for each in found] == [5, 5, 5]
+    assert [each.get("gen_ai.usage.input_tokens") for each in found] == [7, None, None]
+    assert {each["gen_ai.request.choice.count"] for each in found} == {3}
 
 
 async def test_a_caller_that_does_not_sample_gets_no_spans(receiver: Receiver) -> None:

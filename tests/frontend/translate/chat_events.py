@@ -10,7 +10,7 @@ from pydantic import TypeAdapter
 from frontend.protocol.answers import ChatCompletion, ChatCompletionChunk
 from frontend.translate.chat_reply import ChatReply
 from frontend.triton.models import ModelName
-from model_repository.generation import FinishReason, GenerationChunk, TokenLogprob
+from model_repository.contract.output import FinishReason, GenerationChunk, TokenLogprob
 from tests.fakes import USAGE, served_model
 from tests.frontend.bodies import chat
 

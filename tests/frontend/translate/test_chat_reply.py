@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
-from model_repository.generation import FinishReason, GenerationChunk, TokenLogprob
+from model_repository.contract.output import FinishReason, GenerationChunk, TokenLogprob
 from tests.fakes import chunks, counted
 from tests.frontend.translate.chat_events import pieces_of, put_together, reply_to, told, whole
 
@@ -58,7 +58,7 @@ def test_a_stream_opens_with_the_role_of_each_choice() -> None:
 
 
 def test_the_last_chunk_has_text_and_the_engines_reason() -> None:
-    *_, event = one_choice(GenerationChunk(text="a"), dataclasses.replace(LAST, stop_reason="x"))
+    *_, event = one_choice(GenerationChunk(text="a"), replace(LAST, stop_reason="x"))
     assert event["choices"] == [
         {"index": 0, "delta": {"content": "c"}, "logprobs": None, "finish_reason": "length", "stop_reason": "x"}
     ]
@@ -90,8 +90,8 @@ def test_every_event_may_have_the_counts_so_far() -> None:
         (0, counted("a", 7, 1)),
         (1, counted("b", 7, 1)),
         (0, counted("c", 7, 3)),
-        (0, dataclasses.replace(counted("", 7, 4), finish_reason=FinishReason.STOP)),
-        (1, dataclasses.replace(counted("d", 7, 2), finish_reason=FinishReason.LENGTH)),
+        (0, replace(counted("", 7, 4), finish_reason=FinishReason.STOP)),
+        (1, replace(counted("d", 7, 2), finish_reason=FinishReason.LENGTH)),
     ]
     options = {"continuous_usage_stats": True}
     events = told(reply_to(stream=True, n=2, stream_options=options), pieces)
@@ -153,6 +153,6 @@ def test_the_prompts_token_ids_are_told_once_as_in_vllm() -> None:
     reply = reply_to(return_token_ids=True, stream=True, n=2)
     events = [*reply.opening(first), *reply.events(1, first), *reply.events(0, first)]
     assert [event.get("prompt_token_ids") for event in events] == [[1, 2], None, None, None]
-    last = dataclasses.replace(LAST, token_ids=(5,), prompt_token_ids=(1, 2))
+    last = replace(LAST, token_ids=(5,), prompt_token_ids=(1, 2))
     assert whole(reply_to(return_token_ids=True), last)["prompt_token_ids"] == [1, 2]
     assert "prompt_token_ids" not in whole(reply_to(), LAST)

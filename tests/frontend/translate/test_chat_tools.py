@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from model_repository.generation import FinishReason
+from model_repository.contract.output import FinishReason
 from model_repository.tool_formats import TOOL_FORMATS
 from tests.frontend.bodies import TIME, WEATHER
 from tests.frontend.translate.chat_events import pieces_of, put_together, reply_to, told, whole

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from pydantic import TypeAdapter
 
 from frontend.protocol.answers import Completion
 from frontend.translate.completion_reply import CompletionReply
 from frontend.triton.models import ModelName
-from model_repository.generation import FinishReason, GenerationChunk, TokenLogprob, Usage
+from model_repository.contract.output import FinishReason, GenerationChunk, TokenLogprob, Usage
 from tests.fakes import DEMO, USAGE, chunks, counted
 from tests.frontend.bodies import completion
 
@@ -55,7 +55,7 @@ def test_a_length_limited_completion_reports_length() -> None:
 
 @pytest.mark.parametrize("stop_reason", ["END", 7, None])
 def test_what_ended_a_completion_is_told(stop_reason: Any) -> None:
-    last = dataclasses.replace(LAST, finish_reason=FinishReason.STOP, stop_reason=stop_reason)
+    last = replace(LAST, finish_reason=FinishReason.STOP, stop_reason=stop_reason)
     (event,) = told(reply_to(stream=True), (0, last))
     for choice in (event["choices"][0], whole(reply_to(), last)["choices"][0]):
         assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", stop_reason)
@@ -72,8 +72,8 @@ def test_every_event_may_have_the_counts_so_far_of_the_prompts_that_have_begun()
     pieces = [
         (0, counted("a", 7, 1)),
         (1, counted("b", 3, 2)),
-        (1, dataclasses.replace(counted("", 3, 3), finish_reason=FinishReason.STOP)),
-        (0, dataclasses.replace(counted("c", 7, 2), finish_reason=FinishReason.LENGTH)),
+        (1, replace(counted("", 3, 3), finish_reason=FinishReason.STOP)),
+        (0, replace(counted("c", 7, 2), finish_reason=FinishReason.LENGTH)),
     ]
     options = {"continuous_usage_stats": True}
     events = told(reply_to(prompt=["x", "y"], stream=True, stream_options=options), *pieces)
@@ -149,7 +149,7 @@ def test_of_equals_the_first_is_the_best() -> None:
 def test_an_echoed_prompt_does_not_rank() -> None:
     likely_prompt = (TokenLogprob(1, b"p", None), TokenLogprob(1, b"q", -0.001))
     candidates = [
-        dataclasses.replace(item, text=f"pq{item.text}", logprobs=likely_prompt + item.logprobs, num_prompt_tokens=2)
+        replace(item, text=f"pq{item.text}", logprobs=likely_prompt + item.logprobs, num_prompt_tokens=2)
         for item in (drawn(""), drawn("a", -2.0), drawn("b", -1.0))
     ]
     answer = whole(reply_to(prompt="pq", echo=True, n=3, best_of=3), *candidates)
@@ -180,7 +180,7 @@ def test_offsets_begin_behind_each_prompt_unless_it_is_echoed(echo: bool, offset
 
 def test_an_echoed_prompt_has_its_log_probabilities() -> None:
     items = (TokenLogprob(1, "é".encode(), None), TokenLogprob(2, b"b", -2.0), TokenLogprob(3, b"c", -1.0))
-    chunk = dataclasses.replace(LAST, text="ébc", logprobs=items, num_prompt_tokens=2)
+    chunk = replace(LAST, text="ébc", logprobs=items, num_prompt_tokens=2)
     (choice,) = whole(reply_to(prompt="éb", echo=True, logprobs=1, max_tokens=1), chunk)["choices"]
     assert choice["logprobs"] is not None
     assert choice["logprobs"]["tokens"] == ["é", "b", "c"]
@@ -191,14 +191,14 @@ def test_an_echoed_prompt_has_its_log_probabilities() -> None:
 
 @pytest.mark.parametrize("asked", [True, False])
 def test_token_ids_are_told_to_those_who_ask(asked: bool) -> None:
-    chunk = dataclasses.replace(LAST, token_ids=(5, 6))
+    chunk = replace(LAST, token_ids=(5, 6))
     (event,) = told(reply_to(return_token_ids=asked, stream=True), (0, chunk))
     for choice in (event["choices"][0], whole(reply_to(return_token_ids=asked), chunk)["choices"][0]):
         assert choice.get("token_ids") == ([5, 6] if asked else None)
 
 
 def test_the_prompts_token_ids_are_told_for_each_choice_as_in_vllm() -> None:
-    chunk = dataclasses.replace(LAST, token_ids=(1, 2, 5), num_prompt_tokens=2, prompt_token_ids=(1, 2))
+    chunk = replace(LAST, token_ids=(1, 2, 5), num_prompt_tokens=2, prompt_token_ids=(1, 2))
     fields = {"return_token_ids": True, "echo": True}
     (event,) = told(reply_to(stream=True, **fields), (0, chunk))
     for choice in (event["choices"][0], whole(reply_to(**fields), chunk)["choices"][0]):

@@ -15,7 +15,7 @@ from frontend.translate.completion_reply import CompletionReply
 from frontend.translate.framing import Framer
 from frontend.translate.reply import Reply
 from frontend.triton.models import ModelName
-from model_repository.generation import FinishReason, GenerationChunk
+from model_repository.contract.output import FinishReason, GenerationChunk
 from tests.fakes import DEMO, USAGE
 from tests.frontend.bodies import WEATHER, completion
 from tests.frontend.translate.chat_events import pieces_of, reply_to

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from frontend.translate.logprobs import CompletionLogprobsWriter, chat_logprobs, mean_logprob
-from model_repository.generation import GenerationChunk, TokenLogprob, TopLogprob
+from model_repository.contract.output import GenerationChunk, TokenLogprob, TopLogprob
 
 NO_CHANCE = float("-inf")
 

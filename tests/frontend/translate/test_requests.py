@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
+import msgspec.structs
 import pytest
+from msgspec.structs import replace
 
 from frontend.protocol.tokenization import TokenizeRequest
 from frontend.settings import Settings
 from frontend.translate.requests import chat_to_requests, completion_to_requests, ignored_fields, tokenize_to_prompt
 from frontend.triton.models import ModelName
-from model_repository.generation import (
+from model_repository.contract.request import (
     ChatPrompt,
     ContextOverflow,
     GenerationRequest,
-    Guide,
-    GuideKind,
     Mirostat,
+    OutputFormat,
+    Params,
     SamplingParams,
+    StructuredOutput,
     TextPrompt,
     TokenPrompt,
 )
@@ -48,6 +50,10 @@ def one(requests: list[GenerationRequest]) -> GenerationRequest:
     return request
 
 
+def params_of(requests: list[GenerationRequest]) -> Params:
+    return one(requests).params
+
+
 @BOTH
 def test_every_sampling_field_arrives(translated: Any) -> None:
     fields: dict[str, Any] = {
@@ -62,50 +68,67 @@ def test_every_sampling_field_arrives(translated: Any) -> None:
         "logit_bias": {"3": -100, "0": 1.5},
         "mirostat": 2,
     }
-    assert {field.name for field in dataclasses.fields(SamplingParams)} == set(fields)
+    assert {field.name for field in msgspec.structs.fields(SamplingParams)} == set(fields)
     expected = fields | {"logit_bias": {3: -100, 0: 1.5}, "mirostat": Mirostat(target=5.0)}
-    assert one(translated(**fields)).sampling == SamplingParams(**expected)
+    assert params_of(translated(**fields)).sampling == SamplingParams(**expected)
 
 
 @BOTH
 def test_every_other_shared_field_arrives(translated: Any) -> None:
-    request = one(
+    params = params_of(
         translated(
+            max_tokens=7,
+            min_tokens=3,
             stop=["a", "b"],
+            bad_words=["c"],
+            allowed_token_ids=[3, 1],
             stop_token_ids=[5],
             include_stop_str_in_output=True,
             ignore_eos=True,
-            min_tokens=3,
             context_length_exceeded_behavior="error",
             structured_outputs={"regex": "a"},
             return_token_ids=True,
             stream=True,
+            stream_options={"continuous_usage_stats": True},
             stream_interval_ms=0,
         )
     )
-    assert (request.stop, request.stop_token_ids, request.include_stop) == (("a", "b"), (5,), True)
-    assert (request.ignore_eos, request.min_tokens, request.overflow) == (True, 3, ContextOverflow.ERROR)
-    assert (request.guide, request.has_token_ids, request.is_stream) == (Guide(GuideKind.REGEX, "a"), True, True)
-    assert request.stream_interval_ms == 0
+    assert replace(params, cancel_key="", sampling=SamplingParams()) == Params(
+        max_tokens=7,
+        min_tokens=3,
+        stop=("a", "b"),
+        bad_words=("c",),
+        allowed_token_ids=(3, 1),
+        stop_token_ids=(5,),
+        include_stop=True,
+        ignore_eos=True,
+        overflow=ContextOverflow.ERROR,
+        structured_output=StructuredOutput(OutputFormat.REGEX, "a"),
+        has_token_ids=True,
+        has_usage=True,
+        has_timing=True,
+        is_stream=True,
+        stream_interval_ms=0,
+    )
 
 
 @BOTH
-def test_what_is_not_said_is_neutral(translated: Any) -> None:
+def test_a_field_that_is_left_out_is_neutral(translated: Any) -> None:
     request = one(translated())
-    assert dataclasses.replace(request.sampling, seed=0) == SamplingParams()
-    neutral = GenerationRequest(prompt=request.prompt, max_tokens=request.max_tokens, sampling=request.sampling)
-    assert dataclasses.replace(request, cancel_key="") == neutral
+    params = replace(request.params, cancel_key="", sampling=replace(request.params.sampling, seed=0))
+    neutral = Params(max_tokens=params.max_tokens, has_timing=True)  # the times are for metrics
+    assert replace(request, params=params) == GenerationRequest(prompt=request.prompt, params=neutral)
 
 
 @BOTH
 def test_zero_is_a_value_and_not_a_default(translated: Any) -> None:
-    sampling = one(translated(temperature=0, top_p=0, seed=0)).sampling
+    sampling = params_of(translated(temperature=0, top_p=0, seed=0)).sampling
     assert (sampling.temperature, sampling.top_p, sampling.seed) == (0, 0, 0)
 
 
 @pytest.mark.parametrize("top_k", [-1, 0, None])
 def test_top_k_has_three_ways_to_be_off(top_k: int | None) -> None:
-    assert one(of_completion(top_k=top_k)).sampling.top_k == 0
+    assert params_of(of_completion(top_k=top_k)).sampling.top_k == 0
 
 
 @pytest.mark.parametrize(
@@ -124,7 +147,7 @@ def test_top_k_has_three_ways_to_be_off(top_k: int | None) -> None:
     ],
 )
 def test_mirostat_is_on_when_any_of_its_fields_is_sent(fields: dict[str, Any], mirostat: Mirostat | None) -> None:
-    assert one(of_completion(**fields)).sampling.mirostat == mirostat
+    assert params_of(of_completion(**fields)).sampling.mirostat == mirostat
 
 
 @BOTH
@@ -139,19 +162,19 @@ def test_mirostat_is_on_when_any_of_its_fields_is_sent(fields: dict[str, Any], m
     ],
 )
 def test_each_choice_draws_with_the_next_seed(translated: Any, seed: int, drawn: list[int]) -> None:
-    assert [request.sampling.seed for request in translated(seed=seed, n=3)] == drawn
+    assert [request.params.sampling.seed for request in translated(seed=seed, n=3)] == drawn
 
 
 @BOTH
 def test_without_a_seed_two_requests_draw_differently(translated: Any) -> None:
-    seeds = {one(translated()).sampling.seed for _ in range(4)}
+    seeds = {params_of(translated()).sampling.seed for _ in range(4)}
     assert len(seeds) == 4
     assert all(0 <= seed < SEED_LIMIT for seed in seeds)
 
 
 @BOTH
 def test_every_choice_is_cancelled_by_a_key_of_its_own(translated: Any) -> None:
-    keys = [request.cancel_key for request in (*translated(n=3), *translated(n=3))]
+    keys = [request.params.cancel_key for request in (*translated(n=3), *translated(n=3))]
     assert len(set(keys)) == 6
     assert all(len(key) == 32 for key in keys)
 
@@ -159,8 +182,8 @@ def test_every_choice_is_cancelled_by_a_key_of_its_own(translated: Any) -> None:
 def test_prompts_come_in_order_each_with_all_that_is_drawn_of_it() -> None:
     requests = of_completion(prompt=["a", "b"], n=2, best_of=3, seed=5)
     assert [request.prompt for request in requests] == [TextPrompt("a")] * 3 + [TextPrompt("b")] * 3
-    assert [request.sampling.seed for request in requests] == [5, 6, 7, 5, 6, 7]
-    assert len({request.cancel_key for request in requests}) == 6
+    assert [request.params.sampling.seed for request in requests] == [5, 6, 7, 5, 6, 7]
+    assert len({request.params.cancel_key for request in requests}) == 6
 
 
 @pytest.mark.parametrize(
@@ -196,7 +219,7 @@ def test_a_suffix_goes_with_the_prompt(suffix: str | None, expected: str) -> Non
 def test_log_probabilities_are_asked_for_to_be_shown_or_to_rank(
     fields: dict[str, Any], num_logprobs: int | None
 ) -> None:
-    assert {request.num_logprobs for request in of_completion(**fields)} == {num_logprobs}
+    assert {request.params.num_logprobs for request in of_completion(**fields)} == {num_logprobs}
 
 
 @pytest.mark.parametrize(
@@ -204,7 +227,7 @@ def test_log_probabilities_are_asked_for_to_be_shown_or_to_rank(
     [({}, None), ({"logprobs": False}, None), ({"logprobs": True}, 0), ({"logprobs": True, "top_logprobs": 20}, 20)],
 )
 def test_log_probabilities_of_a_chat(fields: dict[str, Any], num_logprobs: int | None) -> None:
-    assert one(of_chat(**fields)).num_logprobs == num_logprobs
+    assert params_of(of_chat(**fields)).num_logprobs == num_logprobs
 
 
 @pytest.mark.parametrize(
@@ -219,24 +242,27 @@ def test_log_probabilities_of_a_chat(fields: dict[str, Any], num_logprobs: int |
     ],
 )
 def test_max_completion_tokens_wins_over_max_tokens_over_the_default(fields: dict[str, Any], max_tokens: int) -> None:
-    request = one(of_completion(**fields))
-    assert (request.max_tokens, request.is_echo) == (max_tokens, bool(fields.get("echo")))
+    params = params_of(of_completion(**fields))
+    assert (params.max_tokens, params.is_echo) == (max_tokens, bool(fields.get("echo")))
 
 
 def test_each_endpoint_has_a_default_of_its_own_and_the_models_wins() -> None:
-    assert (one(of_completion()).max_tokens, one(of_chat()).max_tokens) == (16, 256)
+    assert (params_of(of_completion()).max_tokens, params_of(of_chat()).max_tokens) == (16, 256)
     defaults: ModelDefaults = {"completion_max_tokens": 5, "chat_max_tokens": 6}
-    assert (one(of_completion(defaults=defaults)).max_tokens, one(of_chat(defaults=defaults)).max_tokens) == (5, 6)
+    assert (
+        params_of(of_completion(defaults=defaults)).max_tokens,
+        params_of(of_chat(defaults=defaults)).max_tokens,
+    ) == (5, 6)
 
 
 @BOTH
 def test_a_default_of_none_fills_the_window(translated: Any) -> None:
     # Filling it is no overflow, even where overflow is an error.
     fill: ModelDefaults = {"completion_max_tokens": None, "chat_max_tokens": None}
-    request = one(translated(defaults=fill, context_length_exceeded_behavior="error"))
-    assert (request.max_tokens, request.overflow) == (2048, ContextOverflow.TRUNCATE)
-    request = one(translated(defaults=fill, max_tokens=5, context_length_exceeded_behavior="error"))
-    assert (request.max_tokens, request.overflow) == (5, ContextOverflow.ERROR)
+    params = params_of(translated(defaults=fill, context_length_exceeded_behavior="error"))
+    assert (params.max_tokens, params.overflow) == (2048, ContextOverflow.TRUNCATE)
+    params = params_of(translated(defaults=fill, max_tokens=5, context_length_exceeded_behavior="error"))
+    assert (params.max_tokens, params.overflow) == (5, ContextOverflow.ERROR)
 
 
 @BOTH
@@ -245,31 +271,36 @@ def test_the_models_defaults_are_for_what_the_request_leaves_open(translated: An
         "context_length_exceeded_behavior": ContextOverflow.ERROR,
         "include_stop_str_in_output": True,
     }
-    request = one(translated(defaults=defaults))
-    assert (request.overflow, request.include_stop) == (ContextOverflow.ERROR, True)
+    params = params_of(translated(defaults=defaults))
+    assert (params.overflow, params.include_stop) == (ContextOverflow.ERROR, True)
     said = {"context_length_exceeded_behavior": "truncate", "include_stop_str_in_output": False}
-    request = one(translated(defaults=defaults, **said))
-    assert (request.overflow, request.include_stop) == (ContextOverflow.TRUNCATE, False)
+    params = params_of(translated(defaults=defaults, **said))
+    assert (params.overflow, params.include_stop) == (ContextOverflow.TRUNCATE, False)
 
 
 @BOTH
 def test_an_adapters_name_asks_for_the_adapter(translated: Any) -> None:
-    assert one(translated(name=ADAPTER)).lora_name == "formal"
-    assert one(translated(name=NAME)).lora_name == ""
+    assert params_of(translated(name=ADAPTER)).lora_name == "formal"
+    assert params_of(translated(name=NAME)).lora_name == ""
 
 
 @BOTH
 @pytest.mark.parametrize(
-    ("fields", "guide"),
+    ("fields", "output"),
     [
         ({}, None),
         ({"response_format": {"type": "text"}}, None),
-        ({"response_format": {"type": "json_object"}}, Guide(GuideKind.JSON_OBJECT)),
-        ({"response_format": {"type": "text"}, "structured_outputs": {"regex": "a"}}, Guide(GuideKind.REGEX, "a")),
+        ({"response_format": {"type": "json_object"}}, StructuredOutput(OutputFormat.JSON_OBJECT)),
+        (
+            {"response_format": {"type": "text"}, "structured_outputs": {"regex": "a"}},
+            StructuredOutput(OutputFormat.REGEX, "a"),
+        ),
     ],
 )
-def test_the_form_of_the_answer_is_a_guide(translated: Any, fields: dict[str, Any], guide: Guide | None) -> None:
-    assert one(translated(**fields)).guide == guide
+def test_the_form_of_the_answer_is_a_structured_output(
+    translated: Any, fields: dict[str, Any], output: StructuredOutput | None
+) -> None:
+    assert params_of(translated(**fields)).structured_output == output
 
 
 def test_what_the_template_is_told() -> None:

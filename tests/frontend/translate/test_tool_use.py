@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from frontend.translate.requests import chat_to_requests
-from model_repository.generation import ChatPrompt, ToolUse
+from model_repository.contract.request import ChatPrompt, ToolUse
 from tests.frontend.bodies import TIME, WEATHER, chat
 from tests.frontend.translate.test_requests import DEFAULTS, NAME
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from frontend.translate.usage import total_usage
-from model_repository.generation import Usage
+from model_repository.contract.output import Usage
 
 
 def used(num_input: int, num_output: int, num_cached: int = 0) -> Usage:

@@ -3,71 +3,74 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import json
-from collections.abc import AsyncIterator, Mapping
-from typing import Any
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from typing import Any, NamedTuple
 
 import grpc
 import grpc.aio
-import numpy as np
-import numpy.typing as npt
+import msgspec
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from frontend.triton import restricted
-from frontend.triton.messages import infer_request
-from model_repository import contract
-from model_repository.chunk_tensors import chunk_to_tensors
-from model_repository.deliveries import DeliveredChunks
-from model_repository.errors import DeliveriesNotOpen
-from model_repository.generation import GenerationChunk
-from model_repository.tensors import array, text
+from model_repository.contract.codec import pack, unpack
+from model_repository.contract.output import ChunkBatch, GenerationChunk, OutputBatch
+from model_repository.contract.request import GenerationRequest, RequestBatch, TokenizeAnswer, TokenizeRequest
+from model_repository.contract.spec import TensorSpec
+from model_repository.contract.tensors import (
+    CHUNK_BATCH,
+    CONTROL,
+    ENGINE_REQUESTS,
+    OPEN_STREAM,
+    OUTPUT_BATCH,
+    REQUEST_BATCH,
+    STATS,
+    TOKENIZE,
+    TOKENS,
+)
+from model_repository.errors import OutputStreamNotOpen
 from tests.fakes import stats
 
-_INPUTS = {spec.name: spec for stage in contract.STAGES.values() for spec in stage.inputs}
-_OUTPUTS = {spec.name: spec for stage in contract.STAGES.values() for spec in stage.outputs}
 
-type Tensors = Mapping[str, npt.NDArray[Any]]
-
-
-def infer_response(tensors: Tensors) -> Any:
-    """Return a response with these outputs."""
+def infer_response(spec: TensorSpec, *payloads: bytes) -> Any:
+    """Return a response with these texts in one output."""
     response = service_pb2.ModelInferResponse()
-    for name, tensor in tensors.items():
-        response.outputs.add(name=name, datatype=_OUTPUTS[name].datatype, shape=tensor.shape)
-        response.raw_output_contents.append(infer_request("x", {"text_input": tensor}).raw_input_contents[0])
+    response.outputs.add(name=spec.name, datatype="BYTES", shape=(1, len(payloads)))
+    response.raw_output_contents.append(b"".join(len(each).to_bytes(4, "little") + each for each in payloads))
     return response
 
 
-def _response(tensors: Tensors) -> Any:
-    return service_pb2.ModelStreamInferResponse(infer_response=infer_response(tensors))
+def _response(spec: TensorSpec, payload: bytes) -> Any:
+    return service_pb2.ModelStreamInferResponse(infer_response=infer_response(spec, payload))
 
 
 def _refusal(message: str) -> Any:
     return service_pb2.ModelStreamInferResponse(error_message=message)
 
 
-def tensors_of(request: Any) -> dict[str, npt.NDArray[Any]]:
-    """Return the inputs of a request as a stage sees them."""
-    tensors = {}
-    for sent, raw in zip(request.inputs, request.raw_input_contents, strict=True):
-        if sent.datatype == "BYTES":
-            items = []
-            while raw:
-                end = 4 + int.from_bytes(raw[:4], "little")
-                items.append(raw[4:end])
-                raw = raw[end:]
-            tensors[sent.name] = np.array(items, dtype=np.object_).reshape(sent.shape)
-        else:
-            tensors[sent.name] = np.frombuffer(raw, _INPUTS[sent.name].dtype).reshape(sent.shape)
-    return tensors
+def text_of(request: Any, spec: TensorSpec) -> bytes:
+    """Return the only input of a request, which is one text, as a stage reads it."""
+    [sent], [raw] = request.inputs, request.raw_input_contents
+    assert (sent.name, sent.datatype, list(sent.shape)) == (spec.name, "BYTES", [1, 1])
+    assert len(raw) == 4 + int.from_bytes(raw[:4], "little")
+    text: bytes = raw[4:]
+    return text
 
 
 type Script = list[GenerationChunk | str | asyncio.Event]
 
 
-class Stream:
-    """A stream of deliveries that is open."""
+class SentBatch(NamedTuple):
+    """A message of requests, as it came."""
+
+    model_name: str
+    message_id: str
+    numbers: list[int]
+    requests: list[GenerationRequest]
+
+
+class OutputStream:
+    """An output stream that is open."""
 
     def __init__(self) -> None:
         self.responses: asyncio.Queue[Any] = asyncio.Queue()
@@ -75,11 +78,11 @@ class Stream:
         self._serial = 0
 
     def put(self, *items: tuple[int, GenerationChunk | str], num_lost: int = 0) -> None:
-        """Send a delivery, after some that are lost."""
+        """Send an output batch, after some that are lost."""
         self._serial += num_lost
-        tensors = DeliveredChunks(self._serial, items).to_tensors()
+        payload = pack(ChunkBatch(self._serial, items))
         self._serial += 1
-        self.responses.put_nowait(_response(tensors))
+        self.responses.put_nowait(_response(CHUNK_BATCH, payload))
 
     def fail(self, message: str) -> None:
         """Send an error."""
@@ -91,23 +94,24 @@ class Stream:
 
 
 class FakeTritonServer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
-    """Plays a script for each request of an ensemble: chunks are sent, texts are error messages, events are waited for.
+    """Plays a script for each request: chunks are sent, texts are error messages, events are waited for.
 
-    Each is a delivery to the stream that the request names. `refusal` answers the request itself.
+    Each chunk and each error is an output batch of the stream that the request names. `refusal` answers a whole
+    message of requests.
     """
 
     def __init__(self) -> None:
-        self.script: Script = []
-        self.refusal = ""  # what a request is answered with
-        self.take = asyncio.Event()  # until then no request is taken
+        self.script: Script | Callable[[GenerationRequest], Script] = []  # or what returns a request's
+        self.refusal = ""  # the error of each message of requests
+        self.take = asyncio.Event()  # until then no message of requests is taken
         self.take.set()
-        self.opening: Script = []  # played before a stream of deliveries is open; a text ends it
-        self.streams: dict[str, Stream] = {}  # that are open, by key
+        self.opening: Script = []  # played before an output stream is open; a text ends it
+        self.streams: dict[str, OutputStream] = {}  # that are open, by key
         self.num_opened = 0
-        self.opened = asyncio.Event()  # a stream of deliveries was asked for
-        self.requests: list[Any] = []  # of ensembles
-        self.started = asyncio.Event()
-        self.num_calls = 0  # of streams
+        self.opened = asyncio.Event()  # an output stream was asked for
+        self.batches: list[SentBatch] = []
+        self.started = asyncio.Event()  # a message of requests has come
+        self.num_calls = 0  # of ModelStreamInfer
         self.half_closed = asyncio.Event()  # one of them
         self._tasks: set[asyncio.Task[None]] = set()
         self.controls: asyncio.Queue[Any] = asyncio.Queue()
@@ -115,10 +119,9 @@ class FakeTritonServer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: 
         self.epoch = 7
         self.adapters: dict[str, str] = {}
         self.garbage = ""  # in place of an engine's stats
-        self.detokenized: list[Tensors] = []
-        self.tokenized: list[tuple[str, Tensors]] = []
-        self.ids: list[str] = []  # of requests to tokenizers
-        self.answer_to_tokenize: Tensors | str = {}  # a text is an error message
+        self.detokenized: list[OutputBatch] = []
+        self.tokenized: list[tuple[str, TokenizeRequest | RequestBatch]] = []
+        self.tokenizer_answer: Any = TokenizeAnswer((), ())  # a text is an error message, a response is sent as it is
         self.index: list[tuple[str, str]] = [("demo", "READY"), ("demo__engine", "READY")]
         self.configs: dict[str, tuple[str, Mapping[str, str]]] = {}
         self.repository_calls: list[str] = []
@@ -136,11 +139,13 @@ class FakeTritonServer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: 
             answering.cancel()
 
     async def _answer_all(self, requests: Any, responses: asyncio.Queue[Any]) -> None:
-        async with asyncio.TaskGroup() as tasks:
-            async for request in requests:
-                tasks.create_task(self._answer(request, responses))
-            self.half_closed.set()
-        responses.put_nowait(None)
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                async for request in requests:
+                    tasks.create_task(self._answer(request, responses))
+                self.half_closed.set()
+        finally:
+            responses.put_nowait(None)
 
     async def _answer(self, request: Any, responses: asyncio.Queue[Any]) -> None:
         """Answer a request as Triton does: with its id, errors too."""
@@ -149,28 +154,40 @@ class FakeTritonServer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: 
             responses.put_nowait(response)
 
     async def _responses(self, request: Any) -> AsyncIterator[Any]:
-        if request.model_name.endswith("__engine"):
-            if self.is_engine_silent:
-                await asyncio.Event().wait()
-            yield _response(self._control(request))
-        elif request.model_name.endswith("__detokenizer"):
-            self.detokenized.append(tensors_of(request))
-            for item in self.script:
-                assert not isinstance(item, asyncio.Event)
-                yield _refusal(item) if isinstance(item, str) else _response(chunk_to_tensors(item))
-        elif request.model_name.endswith("__deliveries"):
-            async for response in self._deliver(request):
-                yield response
-        else:
-            self.requests.append(request)
-            self.started.set()
-            inputs = tensors_of(request)
-            await self.take.wait()
-            if refusal := self._take(text(inputs, contract.DELIVERY_KEY), inputs):
-                yield _refusal(refusal)
+        match request.model_name.partition("__")[2]:
+            case "engine":
+                if self.is_engine_silent:
+                    await asyncio.Event().wait()
+                yield _response(STATS, self._control(request))
+            case "detokenizer":
+                for response in self._detokenize(request):
+                    yield response
+            case "outputs":
+                async for response in self._outputs(request):
+                    yield response
+            case "requests":
+                if refusal := await self._take(request):
+                    yield _refusal(refusal)
+            case _:
+                yield _refusal(f"Request for unknown model: '{request.model_name}' is not found")
 
-    async def _deliver(self, request: Any) -> AsyncIterator[Any]:
-        """Open a stream of deliveries."""
+    def _detokenize(self, request: Any) -> Iterator[Any]:
+        self.detokenized.append(unpack(OutputBatch, text_of(request, OUTPUT_BATCH), OUTPUT_BATCH.name))
+        assert isinstance(self.script, list)
+        for item in self.script:
+            if isinstance(item, str):
+                yield _refusal(item)
+            else:
+                assert isinstance(item, GenerationChunk)
+                yield _response(CHUNK_BATCH, pack(ChunkBatch(0, ((0, item),))))
+
+    @property
+    def requests(self) -> list[GenerationRequest]:
+        """All requests that have come."""
+        return [request for batch in self.batches for request in batch.requests]
+
+    async def _outputs(self, request: Any) -> AsyncIterator[Any]:
+        """Open an output stream."""
         self.num_opened += 1
         self.opened.set()
         for item in self.opening:
@@ -180,8 +197,8 @@ class FakeTritonServer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: 
                 assert isinstance(item, str)
                 yield _refusal(item)
                 return
-        key = text(tensors_of(request), contract.OPEN_DELIVERIES)
-        stream = self.streams[key] = Stream()
+        key = text_of(request, OPEN_STREAM).decode()
+        stream = self.streams[key] = OutputStream()
         stream.put()
         try:
             while (response := await stream.responses.get()) is not None:
@@ -194,38 +211,51 @@ class FakeTritonServer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: 
             response.infer_response.parameters["triton_final_response"].bool_param = True
             yield response
 
-    def _take(self, key: str, inputs: Tensors) -> str:
-        """Take a request whose chunks are delivered, or return why not."""
+    async def _take(self, message: Any) -> str:
+        """Take the requests of a message, or return why not."""
+        batch = unpack(RequestBatch, text_of(message, REQUEST_BATCH), REQUEST_BATCH.name)
+        numbers, requests = [number for number, _ in batch.items], [each for _, each in batch.items]
+        self.batches.append(SentBatch(message.model_name, message.id, numbers, requests))
+        self.started.set()
+        await self.take.wait()
         if self.refusal:
             return self.refusal
-        if key not in self.streams:
-            return DeliveriesNotOpen("no stream", "delivery_key").message()
-        number = inputs[contract.DELIVERY_NUMBER.name].item()
-        task = asyncio.get_running_loop().create_task(self._deliver_script(self.streams[key], number, self.script))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        if batch.stream not in self.streams:
+            return OutputStreamNotOpen("no stream", REQUEST_BATCH.name).message()
+        for number, request in batch.items:
+            script = self.script(request) if callable(self.script) else self.script
+            task = asyncio.get_running_loop().create_task(self._play(self.streams[batch.stream], number, script))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
         return ""
 
-    async def _deliver_script(self, stream: Stream, number: int, script: Script) -> None:
+    async def _play(self, stream: OutputStream, number: int, script: Script) -> None:
         for item in script:
             if isinstance(item, asyncio.Event):
                 await item.wait()
             else:
                 stream.put((number, item))
 
-    def _control(self, request: Any) -> Tensors:
-        (payload,) = tensors_of(request)["control"].reshape(-1)
-        if command := json.loads(payload):  # the others only ask for the stats
+    def _control(self, request: Any) -> bytes:
+        if command := json.loads(text_of(request, CONTROL)):  # the others only ask for the stats
             self.controls.put_nowait((request.model_name, command))
-        answer = dataclasses.replace(stats(self.epoch), adapters=self.adapters)
-        return {"stats": array(contract.STATS, self.garbage or answer.to_json())}
+        answer = msgspec.structs.replace(stats(self.epoch), adapters=self.adapters)
+        return self.garbage.encode() or msgspec.json.encode(answer)
 
     async def ModelInfer(self, request: Any, context: Any) -> Any:
-        self.tokenized.append((request.model_name, tensors_of(request)))
-        self.ids.append(request.id)
-        if not isinstance(self.answer_to_tokenize, str):
-            return infer_response(self.answer_to_tokenize)
-        await context.abort(grpc.StatusCode.INVALID_ARGUMENT, self.answer_to_tokenize)
+        asked: TokenizeRequest | RequestBatch
+        if request.inputs[0].name == TOKENIZE.name:
+            asked = unpack(TokenizeRequest, text_of(request, TOKENIZE), TOKENIZE.name)
+        else:
+            asked = unpack(RequestBatch, text_of(request, REQUEST_BATCH), REQUEST_BATCH.name)
+        self.tokenized.append((request.model_name, asked))
+        match self.tokenizer_answer:
+            case str(message):
+                await context.abort(grpc.StatusCode.INVALID_ARGUMENT, message)
+            case msgspec.Struct() as answer:
+                return infer_response(TOKENS if isinstance(answer, TokenizeAnswer) else ENGINE_REQUESTS, pack(answer))
+            case response:
+                return response
 
     async def RepositoryIndex(self, request: Any, context: Any) -> Any:
         await self._require_key(context)

@@ -3,30 +3,36 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
-import json
 from collections.abc import Callable
 from contextlib import aclosing
 from typing import Any
 
-import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from frontend import errors
 from frontend.triton.client import TritonClient
 from frontend.triton.endpoints import ModelFilter
-from model_repository import contract
+from model_repository.contract.output import DeltaDetails, GenerationChunk, OutputBatch, TokenDelta
+from model_repository.contract.request import (
+    ChatPrompt,
+    EngineRequest,
+    EngineRequestBatch,
+    Prompt,
+    RequestBatch,
+    TextPrompt,
+    TokenizeAnswer,
+    TokenizeRequest,
+    TokenPrompt,
+    ToolUse,
+)
+from model_repository.contract.tensors import ENGINE_REQUESTS, TOKENS
 from model_repository.errors import InvalidRequest, PromptTooLong
-from model_repository.generation import ChatPrompt, GenerationChunk, Prompt, TextPrompt, TokenPrompt, ToolUse
-from model_repository.prompt_reading import read_prompt
-from model_repository.request_tensors import request_to_tensors
-from model_repository.stage_messages import Release, ReleaseDetails
-from model_repository.tensors import array
 from tests.fakes import chunks, served_model, stats
 from tests.frontend.bodies import USER, WEATHER
 from tests.frontend.test_loop_time import TIMEOUT_S, stand_still
-from tests.frontend.triton.server import FakeTritonServer, listen
-from tests.frontend.triton.test_generate import REQUEST, completion_of
+from tests.frontend.triton.generating import REQUEST, completion_of
+from tests.frontend.triton.server import FakeTritonServer, infer_response, listen
 
 
 async def test_stats_come_from_the_engine(client: TritonClient) -> None:
@@ -58,10 +64,25 @@ async def test_an_engine_that_answers_garbage_has_failed(
     assert "makes no sense" in caplog.text
 
 
-async def test_a_tokenizer_that_answers_garbage_has_failed(server: FakeTritonServer, client: TritonClient) -> None:
-    server.answer_to_tokenize = {"prompt_token_ids": np.zeros((1, 3), dtype=np.int32)}  # and no strings
+ENCODED = EngineRequestBatch("", ((0, EngineRequest(prompt_token_ids=(1,), max_tokens=5)),))
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        infer_response(TOKENS, b"\xc1"),  # no MessagePack
+        infer_response(TOKENS, b"\x81\xa9token_ids\x91\x05"),  # without the strings
+        infer_response(TOKENS),
+        ENCODED,  # in another tensor
+    ],
+)
+async def test_a_tokenizer_that_answers_garbage_has_failed(
+    server: FakeTritonServer, client: TritonClient, caplog: pytest.LogCaptureFixture, answer: Any
+) -> None:
+    server.tokenizer_answer = answer
     with pytest.raises(errors.BadAnswer):
         await client.tokenize("demo", TextPrompt("x"), add_special_tokens=True)
+    assert "makes no sense" in caplog.text
 
 
 async def test_models_are_ready_ensembles_with_our_parameters(server: FakeTritonServer, client: TritonClient) -> None:
@@ -132,15 +153,17 @@ async def test_adapters_are_the_engines_work(server: FakeTritonServer, client: T
 
 
 async def test_a_reload_is_the_stage_and_then_the_ensembles(server: FakeTritonServer, client: TritonClient) -> None:
-    server.index = [("demo", "UNAVAILABLE"), ("demo__deliveries", "UNAVAILABLE"), ("demo__engine", "READY")]
+    ensembles = ["demo", "demo__requests", "demo__outputs"]
+    server.index = [*((name, "UNAVAILABLE") for name in ensembles), ("demo__engine", "READY")]
     await client.unload("demo__engine")
     await client.load("demo", "demo__engine")
-    assert server.repository_calls == ["unload demo__engine", "load demo__engine", "load demo", "load demo__deliveries"]
+    loads = [f"load {name}" for name in ("demo__engine", *ensembles)]
+    assert server.repository_calls == ["unload demo__engine", *loads]
 
 
 async def test_an_ensemble_that_is_ready_is_not_loaded_again(server: FakeTritonServer, client: TritonClient) -> None:
     # It took the engine with it: Triton loads every stage whose folder has changed, and Python had cached its model.py.
-    server.index = [("demo", "READY"), ("demo__deliveries", "READY"), ("demo__detokenizer", "READY")]
+    server.index = [(f"demo{part}", "READY") for part in ("", "__requests", "__outputs", "__detokenizer")]
     await client.load("demo", "demo__detokenizer")
     assert server.repository_calls == ["load demo__detokenizer"]
 
@@ -184,7 +207,7 @@ async def test_the_key_is_sent_to_the_restricted_apis(server: FakeTritonServer) 
     finally:
         await client.close()
         await listener.stop(None)
-    assert len(server.repository_calls) == 4
+    assert len(server.repository_calls) == 5
 
 
 @pytest.mark.parametrize(
@@ -240,30 +263,38 @@ async def test_a_triton_that_dies_ends_the_stream_and_is_found_again(server: Fak
 async def test_a_prompt_is_tokenized_by_the_models_own_stage(
     server: FakeTritonServer, client: TritonClient, prompt: Prompt, add_special_tokens: bool
 ) -> None:
-    server.answer_to_tokenize = {
-        "prompt_token_ids": array(contract.PROMPT_TOKEN_IDS, 5, 6),
-        "token_strings": array(contract.TOKEN_STRINGS, "Ġé", b"\xff"),
-    }
+    server.tokenizer_answer = TokenizeAnswer((5, 6), ("Ġé", "\ufffd"))
     answer = await client.tokenize("demo", prompt, add_special_tokens=add_special_tokens)
-    assert answer == ([5, 6], ["Ġé", "\ufffd"])
-    ((stage, inputs),) = server.tokenized
-    assert stage == "demo__tokenizer"
-    assert json.loads(inputs.pop("tokenize").item()) == {"add_special_tokens": add_special_tokens}  # type: ignore[attr-defined]
-    assert read_prompt(inputs) == prompt
+    assert answer == server.tokenizer_answer
+    assert server.tokenized == [("demo__tokenizer", TokenizeRequest(prompt, add_special_tokens))]
 
 
 async def test_a_request_is_checked_by_the_models_own_stage(server: FakeTritonServer, client: TritonClient) -> None:
-    await client.check("demo", dataclasses.replace(REQUEST, request_id="a/1"))
-    ((stage, inputs),) = server.tokenized
-    assert server.ids == ["check/a/1"]
-    assert (stage, inputs.keys()) == ("demo__tokenizer", request_to_tensors(REQUEST).keys())
-    server.answer_to_tokenize = PromptTooLong("the prompt has 9 tokens", "text_input").message()
-    with pytest.raises(errors.ContextLengthExceeded, match=r"^prompt: the prompt has 9 tokens"):
+    server.tokenizer_answer = ENCODED
+    request = replace(REQUEST, request_id="a/1")
+    await client.check("demo", request)
+    assert server.tokenized == [("demo__tokenizer", RequestBatch("", ((0, request),)))]
+    message = PromptTooLong("the prompt has 9 tokens", "text_input").message()
+    for refusal in (EngineRequestBatch("", ((0, message),)), message):  # an item, or of the whole batch
+        server.tokenizer_answer = refusal
+        with pytest.raises(errors.ContextLengthExceeded, match=r"^prompt: the prompt has 9 tokens"):
+            await client.check("demo", request)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [infer_response(ENGINE_REQUESTS, b"\xc1"), EngineRequestBatch("", ()), EngineRequestBatch("", ENCODED.items * 2)],
+)
+async def test_a_check_that_is_answered_with_garbage_has_failed(
+    server: FakeTritonServer, client: TritonClient, answer: Any
+) -> None:
+    server.tokenizer_answer = answer
+    with pytest.raises(errors.BadAnswer):
         await client.check("demo", REQUEST)
 
 
 async def test_a_prompt_that_is_refused_is_the_clients_mistake(server: FakeTritonServer, client: TritonClient) -> None:
-    server.answer_to_tokenize = InvalidRequest("not UTF-8 at byte 0", "text_input").message()
+    server.tokenizer_answer = InvalidRequest("not UTF-8 at byte 0", "text_input").message()
     with pytest.raises(errors.InvalidRequest, match=r"^prompt: not UTF-8"):
         await client.tokenize("demo", TextPrompt("x"), add_special_tokens=True)
 
@@ -274,16 +305,14 @@ async def test_token_ids_are_detokenized_by_the_models_own_stage(
 ) -> None:
     server.script = list(chunks("é🙂"))
     assert await client.detokenize("demo", [5, 6], has_special_tokens=has_special_tokens) == "é🙂"
-    (inputs,) = server.detokenized
-    details = ReleaseDetails.from_json(inputs["release_details"].item())
-    release = Release.from_array(inputs["release"].reshape(-1), details)
-    assert (release.token_ids, details.has_special_tokens) == ((5, 6), has_special_tokens)
+    delta = TokenDelta(token_ids=(5, 6), details=DeltaDetails(has_special_tokens=has_special_tokens))
+    assert server.detokenized == [OutputBatch(0, 0, False, ((0, delta),))]
 
 
 async def test_token_ids_that_are_refused_are_the_clients_mistake(
     server: FakeTritonServer, client: TritonClient
 ) -> None:
-    server.script = [InvalidRequest("9 is no token", "release").message()]
+    server.script = [InvalidRequest("9 is no token", "output_batch").message()]
     with pytest.raises(errors.InvalidRequest, match=r"^9 is no token"):
         await client.detokenize("demo", [9], has_special_tokens=True)
 

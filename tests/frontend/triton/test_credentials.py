@@ -16,8 +16,8 @@ from frontend.triton.channel import TritonCredentials, triton_credentials
 from frontend.triton.client import TritonClient
 from tests.fakes import chunks
 from tests.frontend.connections import self_signed
+from tests.frontend.triton.generating import completion_of, failure_of
 from tests.frontend.triton.server import FakeTritonServer, listen
-from tests.frontend.triton.test_generate import completion_of, failure_of
 
 TRUSTED, STRANGER = "trusted", "stranger"
 

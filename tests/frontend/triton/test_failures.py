@@ -8,10 +8,10 @@ from frontend import errors
 from frontend.errors import APIError
 from frontend.triton.failures import error_from_message
 from model_repository.errors import (
-    DeliveriesNotOpen,
     EngineFailed,
     InternalError,
     InvalidRequest,
+    OutputStreamNotOpen,
     Overloaded,
     PromptTooLong,
     TooManyGrammars,
@@ -34,14 +34,14 @@ DOWN = "in ensemble 'demo', Stub process '{}_0_0' is not healthy."
         (Unsupported("x", "guided_decoding_guide").message(), errors.UnsupportedValue, "response_format"),
         (InvalidRequest("x", "messages[2]").message(), errors.InvalidRequest, "messages[2]"),
         (InvalidRequest("x").message(), errors.InvalidRequest, None),
-        (InvalidRequest("x", "release").message(), errors.InvalidRequest, None),
+        (InvalidRequest("x", "output_batch").message(), errors.InvalidRequest, None),
         (Unsupported("x", "bad_words").message(), errors.UnsupportedValue, "bad_words"),
         (PromptTooLong("x", "messages").message(), errors.ContextLengthExceeded, "messages"),
         ("in ensemble 'demo', " + PromptTooLong("x").message(), errors.ContextLengthExceeded, None),
         (Overloaded("x").message(), errors.Overloaded, None),
         (TooManyGrammars("x").message(), errors.RateLimited, None),
         (EngineFailed("secret").message(), errors.EngineFailed, None),
-        (DeliveriesNotOpen("secret", "delivery_key").message(), errors.DeliveriesNotOpen, None),
+        (OutputStreamNotOpen("secret", "request_batch").message(), errors.OutputStreamNotOpen, None),
         (InternalError("secret").message(), errors.ServerError, None),
         ("something secret", errors.ServerError, None),
         (DOWN.format("demo__tokenizer"), errors.StageUnhealthy, None),

@@ -3,66 +3,88 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 from contextlib import aclosing
+from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from frontend import errors
-from frontend.errors import APIError
 from frontend.triton.client import TritonClient
-from model_repository.errors import InvalidRequest
-from model_repository.generation import (
-    FinishReason,
-    GenerationChunk,
+from model_repository.contract.output import FinishReason, GenerationChunk, TokenLogprob, TopLogprob
+from model_repository.contract.request import (
+    ChatPrompt,
+    ContextOverflow,
     GenerationRequest,
+    Mirostat,
+    OutputFormat,
+    Prompt,
     SamplingParams,
+    StructuredOutput,
     TextPrompt,
-    TokenLogprob,
-    TopLogprob,
+    TokenPrompt,
+    ToolUse,
 )
-from model_repository.request_reading import tensors_to_request
+from model_repository.errors import InvalidRequest
 from tests.fakes import chunks
-from tests.frontend.triton.server import FakeTritonServer, listen, tensors_of
+from tests.frontend.bodies import USER, WEATHER
+from tests.frontend.triton.generating import CANCEL, REQUEST, WHOLE, completion_of, failure_of, with_params
+from tests.frontend.triton.server import FakeTritonServer, listen
 from tests.frontend.triton.test_failures import DOWN
 
-REQUEST = GenerationRequest(
-    prompt=TextPrompt("Grüße 🙂"),
-    max_tokens=5,
-    sampling=SamplingParams(temperature=0.5, top_k=3, seed=2**64 - 1, logit_bias={5: -100.0}),
-    stop=("a", "é"),
-    num_logprobs=2,
-    has_token_ids=True,
-    images=(b"\x89PNG\0\xff", b""),
-    is_stream=True,
-    cancel_key="k" * 32,
-)
-WHOLE = dataclasses.replace(REQUEST, is_stream=False)
 BOTH = pytest.mark.parametrize("asked", [REQUEST, WHOLE], ids=["streamed", "whole"])
 
 
-async def completion_of(client: TritonClient, asked: GenerationRequest = REQUEST) -> list[GenerationChunk]:
-    async with aclosing(client.generate("demo", asked)) as generation:
-        return [chunk async for chunk in generation]
-
-
-async def failure_of(client: TritonClient, asked: GenerationRequest = REQUEST) -> APIError:
-    with pytest.raises(APIError) as caught:
-        await completion_of(client, asked)
-    return caught.value
-
-
 @BOTH
-async def test_a_request_arrives_as_the_stages_read_it(
+async def test_a_request_arrives_as_it_was_sent(
     server: FakeTritonServer, client: TritonClient, asked: GenerationRequest
 ) -> None:
     server.script = list(chunks("a"))
     await completion_of(client, asked)
-    (request,) = server.requests
-    assert request.model_name == "demo"
-    arrived = tensors_to_request(tensors_of(request))
-    assert dataclasses.replace(arrived, delivery_key="", delivery_number=0) == asked
-    assert arrived.delivery_key and arrived.delivery_number
+    assert server.batches == [("demo__requests", "1-1", [1], [asked])]
+
+
+VALUES = {"a": [None, True, -(2**63), 2**64 - 1, 0.5, "é🙂"], "": {"b": {}}}  # all that JSON has
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        TextPrompt("a", "b"),
+        TokenPrompt((0, 2**31 - 1)),
+        ChatPrompt(
+            messages=(USER, {"role": "assistant", "content": "", "tool_calls": [VALUES]}),
+            tool_use=ToolUse(tools=(WEATHER,), choice="required", is_parallel=False),
+            template_kwargs=VALUES,
+            add_generation_prompt=False,
+            continue_final_message=True,
+        ),
+    ],
+)
+async def test_each_form_of_prompt_arrives_as_it_was_sent(
+    server: FakeTritonServer, client: TritonClient, prompt: Prompt
+) -> None:
+    server.script = list(chunks("a"))
+    request = replace(REQUEST, prompt=prompt, images=(), request_id="r1")
+    await completion_of(client, request)
+    assert server.requests == [request]
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"sampling": SamplingParams(mirostat=Mirostat(target=0.0))},
+        {"structured_output": StructuredOutput(OutputFormat.JSON_SCHEMA, "{}", is_strict=False)},
+        {"allowed_token_ids": (1, 2), "stop_token_ids": (3,), "bad_words": ("é",), "lora_name": "formal"},
+        {"overflow": ContextOverflow.ERROR, "stream_interval_ms": 0, "priority": -1, "sender": "s"},
+    ],
+)
+async def test_every_parameter_arrives_as_it_was_sent(
+    server: FakeTritonServer, client: TritonClient, params: dict[str, Any]
+) -> None:
+    server.script = list(chunks("a"))
+    await completion_of(client, with_params(**params))
+    assert server.requests == [with_params(**params)]
 
 
 @BOTH
@@ -76,7 +98,7 @@ async def test_chunks_arrive_as_the_stages_sent_them(
 
 
 @BOTH
-async def test_what_answers_a_probe_is_no_chunk(
+async def test_the_word_that_the_engine_has_a_request_is_no_chunk(
     server: FakeTritonServer, client: TritonClient, asked: GenerationRequest
 ) -> None:
     server.script = [GenerationChunk(text=""), *chunks("a")]
@@ -100,7 +122,7 @@ async def test_leaving_a_stream_cancels_the_sequence(
     server.script = [GenerationChunk(text="a"), asyncio.Event()]
     async with aclosing(client.generate("demo", asked)) as generation:
         await anext(generation)
-    assert await asyncio.wait_for(server.controls.get(), 10) == ("demo__engine", {"cancel_key": REQUEST.cancel_key})
+    assert await asyncio.wait_for(server.controls.get(), 10) == CANCEL
 
 
 @BOTH
@@ -113,10 +135,10 @@ async def test_a_cancelled_handler_cancels_before_the_first_chunk(
     handler.cancel()
     with pytest.raises(asyncio.CancelledError):
         await handler
-    assert await asyncio.wait_for(server.controls.get(), 10) == ("demo__engine", {"cancel_key": REQUEST.cancel_key})
+    assert await asyncio.wait_for(server.controls.get(), 10) == CANCEL
 
 
-async def test_closing_waits_until_the_cancellations_are_told(server: FakeTritonServer) -> None:
+async def test_closing_waits_until_the_cancels_are_sent(server: FakeTritonServer) -> None:
     listener, port = await listen(server)
     client = TritonClient(f"127.0.0.1:{port}")
     server.script = [GenerationChunk(text="a"), asyncio.Event()]
@@ -173,8 +195,8 @@ async def test_a_lost_tokenizer_ends_what_has_not_begun_and_a_lost_detokenizer_e
         assert client.abort("demo__detokenizer", errors.EngineFailed("detokenizer")) == 1
         with pytest.raises(errors.EngineFailed, match="detokenizer"):
             await anext(generation)
-    for _ in range(2):  # the engine lives, so it is told of both
-        assert await asyncio.wait_for(server.controls.get(), 10) == ("demo__engine", {"cancel_key": REQUEST.cancel_key})
+    for _ in range(2):  # the engine lives, so it gets both
+        assert await asyncio.wait_for(server.controls.get(), 10) == CANCEL
 
 
 @BOTH
@@ -197,7 +219,7 @@ async def test_an_error_behind_the_engine_cancels_the_sequence(
     server.script = [GenerationChunk(text="a"), DOWN.format("demo__detokenizer")]
     assert isinstance(await failure_of(client, asked), errors.StageUnhealthy)
     assert downs == ["demo__detokenizer"]
-    assert await asyncio.wait_for(server.controls.get(), 10) == ("demo__engine", {"cancel_key": REQUEST.cancel_key})
+    assert await asyncio.wait_for(server.controls.get(), 10) == CANCEL
 
 
 @BOTH
@@ -215,7 +237,7 @@ async def test_log_probabilities_and_token_ids_arrive(
 
 
 @BOTH
-async def test_tokens_without_text_are_no_probe(
+async def test_tokens_without_text_are_a_chunk(
     server: FakeTritonServer, client: TritonClient, asked: GenerationRequest
 ) -> None:
     sent = [GenerationChunk(text="", token_ids=(1,)), *chunks("é")]

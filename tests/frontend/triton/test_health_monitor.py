@@ -8,7 +8,7 @@ from frontend.errors import APIError, ModelNotReady, StageUnhealthy, TritonTimeo
 from frontend.settings import Settings
 from frontend.triton.health_monitor import RELOAD_PAUSE_S, EngineWatch
 from frontend.triton.models import MAX_AGE_S, ModelDirectory, ModelSnapshot
-from model_repository.stage_messages import EngineStats
+from model_repository.contract.output import EngineStats
 from tests.fakes import DEMO, FakeTriton
 from tests.frontend.triton.test_models import Clock
 

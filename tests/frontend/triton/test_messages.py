@@ -1,61 +1,47 @@
-"""Tensors to the messages of KServe's protocol and back."""
+"""The messages of KServe's protocol, as Triton's own client reads and writes them."""
 
 from __future__ import annotations
 
-from typing import Any
-
-import numpy as np
 import pytest
+from tritonclient.grpc import service_pb2
+from tritonclient.utils import deserialize_bytes_tensor
 
-from frontend.triton.messages import elements_from_response, infer_request, tensors_from_response
-from model_repository import contract
-from model_repository.contract import TensorSpec
-from model_repository.tensors import array
-from tests.frontend.triton.server import infer_response, tensors_of
+from frontend.triton.messages import infer_request, payload_of
+from model_repository.contract.tensors import CHUNK_BATCH, CONTROL, OPEN_STREAM, OUTPUT_BATCH, REQUEST_BATCH
+from tests.frontend.triton.server import infer_response
 
-
-@pytest.mark.parametrize(
-    ("spec", "elements"),
-    [
-        (contract.TEXT_INPUT, ("",)),
-        (contract.TEXT_INPUT, ("Grüße 🙂",)),
-        (contract.STOP_WORDS, ("a", "", "é")),
-        (contract.STOP_WORDS, ()),
-        (contract.IMAGES, (b"\0\xff" * 1000, b"")),
-        (contract.INPUT_IDS, (0, 2**31 - 1)),
-        (contract.SEED, (2**64 - 1,)),
-        (contract.TEMPERATURE, (0.5,)),
-        (contract.STREAM, (True,)),
-    ],
-)
-def test_inputs_arrive_as_they_were_sent(spec: TensorSpec, elements: tuple[Any, ...]) -> None:
-    sent = array(spec, *elements)
-    request = infer_request("demo", {spec.name: sent})
-    assert (request.model_name, request.inputs[0].datatype) == ("demo", spec.datatype)
-    np.testing.assert_array_equal(tensors_of(request)[spec.name], sent)
+PAYLOADS = pytest.mark.parametrize("payload", [b"", "Grüße 🙂".encode(), b"\0\xff\x04\0\0\0", b"a" * 2**20])
 
 
-@pytest.mark.parametrize(
-    ("spec", "elements"),
-    [
-        (contract.TEXT_OUTPUT, ("Grüße 🙂",)),
-        (contract.TOKEN_BYTES, (b"\xe2\x82", b"", b"\xac")),
-        (contract.TOKEN_BYTES, ()),
-        (contract.TOKEN_IDS, (1, 2, 3)),
-        (contract.OUTPUT_LOG_PROBS, (-1.5, float("-inf"))),
-    ],
-)
-def test_outputs_are_read_as_they_were_sent(spec: TensorSpec, elements: tuple[Any, ...]) -> None:
-    sent = array(spec, *elements)
-    response = infer_response({spec.name: sent})
-    read = tensors_from_response(response)[spec.name]
-    assert read.shape == (1, len(elements))
-    np.testing.assert_array_equal(read, sent)
-    assert elements_from_response(response) == {spec.name: sent.reshape(-1).tolist()}
+@PAYLOADS
+@pytest.mark.parametrize("spec", [REQUEST_BATCH, OPEN_STREAM, CONTROL])
+def test_a_text_arrives_as_it_was_sent(spec, payload: bytes) -> None:
+    request = infer_request("demo__requests", spec, payload, "3-5")
+    assert (request.model_name, request.id) == ("demo__requests", "3-5")
+    [sent], [raw] = request.inputs, request.raw_input_contents
+    assert (sent.name, sent.datatype, list(sent.shape)) == (spec.name, "BYTES", [1, 1])
+    assert deserialize_bytes_tensor(raw).tolist() == [payload]
 
 
-def test_outputs_that_the_contract_does_not_know_are_left_out() -> None:
-    response = infer_response({"text_output": array(contract.TEXT_OUTPUT, "a")})
+@PAYLOADS
+def test_a_text_is_read_as_it_was_sent(payload: bytes) -> None:
+    assert payload_of(infer_response(CHUNK_BATCH, payload), CHUNK_BATCH) == payload
+
+
+def test_a_text_is_found_among_other_outputs() -> None:
+    response = service_pb2.ModelInferResponse()
     response.outputs.add(name="sequence_index", datatype="FP32", shape=[1, 1])
     response.raw_output_contents.append(b"\0\0\0\0")
-    assert list(tensors_from_response(response)) == list(elements_from_response(response)) == ["text_output"]
+    response.MergeFrom(infer_response(CHUNK_BATCH, b"a"))
+    assert payload_of(response, CHUNK_BATCH) == b"a"
+
+
+def test_a_response_without_the_output_is_no_answer() -> None:
+    with pytest.raises(LookupError):
+        payload_of(infer_response(OUTPUT_BATCH, b"a"), CHUNK_BATCH)
+
+
+@pytest.mark.parametrize("payloads", [(), (b"a", b"b"), (b"", b"")])
+def test_an_output_that_is_not_one_text_is_no_answer(payloads: tuple[bytes, ...]) -> None:
+    with pytest.raises(ValueError, match="chunk_batch"):
+        payload_of(infer_response(CHUNK_BATCH, *payloads), CHUNK_BATCH)

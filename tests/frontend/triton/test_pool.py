@@ -26,14 +26,13 @@ from frontend.settings import Settings
 from frontend.triton.models import ModelDirectory, ModelSnapshot
 from frontend.triton.pool import _PATIENCE_S, ReplicaPool
 from frontend.triton.replica import Replica
-from model_repository.generation import GenerationChunk, GenerationRequest, SamplingParams, TextPrompt
+from model_repository.contract.output import GenerationChunk
+from model_repository.contract.request import GenerationRequest, Params, TextPrompt
 from tests.fakes import DEMO, FakeTriton, chunks, served_model
 from tests.frontend.test_loop_time import stand_still
 from tests.frontend.triton.test_models import Clock
 
-REQUEST = GenerationRequest(
-    prompt=TextPrompt("Hello"), max_tokens=5, sampling=SamplingParams(), is_stream=True, cancel_key="first"
-)
+REQUEST = GenerationRequest(prompt=TextPrompt("Hello"), params=Params(max_tokens=5, is_stream=True, cancel_key="first"))
 SLUG = DEMO.slug
 
 
@@ -129,10 +128,10 @@ async def test_what_fails_before_its_first_chunk_is_sent_once_more_elsewhere(err
 
 async def test_a_second_attempt_has_a_cancel_key_of_its_own() -> None:
     # The engine remembers for a while that the first attempt was cancelled.
-    triton = FakeTriton(lambda request: [NotTaken()] if request.cancel_key == "first" else chunks("x"))
+    triton = FakeTriton(lambda request: [NotTaken()] if request.params.cancel_key == "first" else chunks("x"))
     pool = await pool_of(triton)
     assert await pool.text() == "x"
-    assert [request.cancel_key == "first" for request in triton.requests] == [True, False]
+    assert [request.params.cancel_key == "first" for request in triton.requests] == [True, False]
 
 
 async def test_after_the_first_chunk_nothing_is_sent_again() -> None:
@@ -203,7 +202,7 @@ async def test_a_model_that_fails_gets_no_requests_until_it_has_made_a_token(
     triton.script = chunks("x")
     pool.clock.now += Settings().breaker_pause_s
     await pool.run_probes()
-    assert triton.requests[-1].max_tokens == 1
+    assert triton.requests[-1].params.max_tokens == 1
     assert await pool.text() == "x"
 
 
@@ -231,9 +230,7 @@ async def test_an_adapter_is_asked_for_where_it_is_loaded() -> None:
     tritons = [FakeTriton(chunks("a")), FakeTriton(chunks("b"), models=[served_model(adapters=("formal",))])]
     pool = await pool_of(*tritons)
     assert (await pool.pool.snapshot()).names()["formal"].lora_name == "formal"
-    request = GenerationRequest(
-        prompt=TextPrompt("x"), max_tokens=1, sampling=SamplingParams(), lora_name="formal", cancel_key="k"
-    )
+    request = GenerationRequest(prompt=TextPrompt("x"), params=Params(max_tokens=1, lora_name="formal", cancel_key="k"))
     assert [await pool.text(request) for _ in range(4)] == ["b"] * 4
 
 

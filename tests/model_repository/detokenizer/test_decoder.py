@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from build_engines.vocabulary import token_bytes
+from model_repository.contract.output import DeltaDetails, TokenDelta
 from model_repository.detokenizer.text import Decoding, Detokenizer
 from model_repository.engine.release_gate import ReleaseGate
-from model_repository.stage_messages import Release, ReleaseDetails
 from tests.build_engines.tiny_checkpoint import sentencepiece_description, tokenizer_description
+from tests.model_repository.detokenizer.decoding import chunk_of
 
 SPACES = "\u2581"
 MERGES = [("t", "h"), ("th", "e"), ("\u0120", "the"), ("\u00e2", "\u0124")]  # the last: half of a character
@@ -78,10 +79,10 @@ def token_id(tokenizer: Tokenizer, token: str) -> int:
 
 
 def decoded(table: list[bytes], token_ids: list[int]) -> str:
-    """Return the text that a client reads: through the release gate and the detokenizer, release by release."""
+    """Return the text that a client reads: through the release gate, then delta by delta through the detokenizer."""
     gate, detokenizer = ReleaseGate(table, [b"no such text"]), Detokenizer(table, Decoding({}))
-    releases = [*map(gate.push, token_ids), gate.finish()]
-    return "".join(detokenizer.chunk(Release(sequence=1, token_ids=tuple(each))).text for each in releases)
+    deltas = [TokenDelta(tuple(final)) for final in (*map(gate.push, token_ids), gate.finish())]
+    return "".join(chunk_of(detokenizer, delta).text for delta in deltas)
 
 
 def behind_a_prompt(tokenizer: Tokenizer, token_ids: list[int]) -> str:
@@ -141,10 +142,10 @@ def test_a_text_of_its_own_comes_back_as_by_the_library(name: str, text: str) ->
     tokenizer, table = family(name)
     num_stripped = 1 if name == "Llama 2" else 0
     token_ids = tokenizer.encode(text, add_special_tokens=False).ids
-    details = ReleaseDetails(has_special_tokens=True)
-    release = Release(sequence=1, token_ids=tuple(token_ids), details=details)
+    details = DeltaDetails(has_special_tokens=True)
+    delta = TokenDelta(tuple(token_ids), details=details)
     special_tokens = {token["id"]: token["content"].encode() for token in FAMILIES[name]["added_tokens"]}
-    chunk = Detokenizer(table, Decoding(special_tokens, num_stripped)).chunk(release)
+    chunk = chunk_of(Detokenizer(table, Decoding(special_tokens, num_stripped)), delta)
     assert chunk.text == tokenizer.decode(token_ids, skip_special_tokens=False)
 
 

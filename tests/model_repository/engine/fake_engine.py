@@ -1,4 +1,4 @@
-"""An engine over a runtime that plays a script, and whom it answers."""
+"""An engine over a runtime that plays a script, and the readers of its output streams."""
 
 from __future__ import annotations
 
@@ -8,19 +8,21 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from model_repository.contract.output import OutputBatch, TokenDelta
+from model_repository.contract.request import EngineRequest, EngineRequestBatch
 from model_repository.engine.adapter_folder import Adapter
 from model_repository.engine.emitter import Emitter
 from model_repository.engine.engine import Engine
+from model_repository.engine.output_streams import SINGLE_CHECK_INTERVAL_S
 from model_repository.engine.runtime import EngineConfig, RuntimeStats, StepOutput
-from model_repository.engine.silence_probes import PROBE_INTERVAL_S
 from model_repository.engine.token_constraint import TokenConstraint
 from model_repository.errors import EngineFailed, StageError
-from model_repository.generation import SamplingParams
-from model_repository.stage_messages import EngineRequest, Release
+from tests.model_repository.engine.engine_requests import changed
 
 BYTE_TABLE = [bytes([byte]) for byte in range(256)]
 EOS = 0  # a byte that no script contains
-SILENCE_S = 1.25 * PROBE_INTERVAL_S
+SILENCE_S = 1.25 * SINGLE_CHECK_INTERVAL_S
+REQUEST = EngineRequest(prompt_token_ids=(1, 2, 3), max_tokens=50)
 POLITE = Adapter(path=Path("unused"), key="1", num_bytes=7, source="teams/polite")
 PATIENCE_S = 30.0  # for the engine's thread; a test that needs it has failed
 
@@ -30,7 +32,7 @@ class Panic(BaseException):
 
 
 class FakeClock:
-    """Seconds that pass when told to."""
+    """Seconds that only a test lets pass."""
 
     def __init__(self) -> None:
         self.now_s = 100.0
@@ -68,7 +70,7 @@ class FakeRuntime:
         self.on_prepare()
 
     def submit(self, sequence: int, request: EngineRequest, constraint: TokenConstraint | None = None) -> None:
-        """Queue a sequence, or fail as told."""
+        """Queue a sequence, or fail where a test says so."""
         self._check()
         if self.submit_error is not None:
             raise self.submit_error
@@ -76,7 +78,7 @@ class FakeRuntime:
         self.waiting.append(sequence)
 
     def free(self, sequence: int) -> None:
-        """Forget a sequence, or fail as told."""
+        """Forget a sequence, or fail where a test says so."""
         if self.free_error is not None:
             raise self.free_error
         self.running.pop(sequence, None)
@@ -87,7 +89,7 @@ class FakeRuntime:
             raise self.failure
 
     def step(self) -> Sequence[StepOutput] | None:
-        """Give every running sequence its next tokens, or wait or fail as told."""
+        """Give every running sequence its next tokens, or wait or fail where a test says so."""
         self.on_step()
         if self.is_waiting:
             return None
@@ -107,7 +109,7 @@ class FakeRuntime:
         ]
 
     def load_adapter(self, name: str, adapter: Adapter) -> None:
-        """Note it, or fail as told."""
+        """Note it, or fail where a test says so."""
         if self.adapter_error is not None:
             raise self.adapter_error
         self.adapters[name] = adapter
@@ -142,14 +144,25 @@ class FakeRuntime:
         self.is_closed = True
 
 
-class FakeEnd:
-    """Records how somebody's answer ends: once."""
+class FakeResponder:
+    """Records the output batches of one stream, and its end: there is one."""
 
     def __init__(self) -> None:
+        self.batches: list[OutputBatch] = []
         self.error: StageError | None = None
-        self.is_closed = False
+        self.is_closed = False  # without an error and without a last batch
         self.is_broken = False
+        self.has_items = threading.Event()
         self.has_ended = threading.Event()
+
+    def send(self, batch: OutputBatch) -> None:
+        """Record a batch, or fail where a test says so."""
+        if self.is_broken:
+            raise RuntimeError("the reader is gone")
+        assert not self.has_ended.is_set(), "a batch after the end"
+        self.batches.append(batch)
+        if batch.items:
+            self.has_items.set()
 
     def fail(self, error: StageError) -> None:
         """Record the error."""
@@ -157,45 +170,66 @@ class FakeEnd:
         self.error = error
         self.has_ended.set()
 
-    def close(self) -> None:
-        """Record the end without an answer."""
+    def close(self, batch: OutputBatch | None = None) -> None:
+        """Record the end, with a last batch or without."""
+        if batch is not None:
+            self.send(batch)
         assert not self.has_ended.is_set(), "closed after the end"
-        self.is_closed = True
+        self.is_closed = batch is None
         self.has_ended.set()
 
-
-class FakeResponder(FakeEnd):
-    """Records what a client would get."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.releases: list[Release] = []
-        self.has_release = threading.Event()
-
-    def send(self, release: Release) -> None:
-        """Record a release, or fail as told."""
-        if self.is_broken:
-            raise RuntimeError("the client's stream is broken")
-        assert not self.has_ended.is_set(), "a release after the end"
-        self.releases.append(release)
-        self.has_release.set()
-        if release.finish_reason is not None:
-            self.has_ended.set()
+    @property
+    def number(self) -> int:
+        """The engine's number of the stream."""
+        return self.batches[-1].stream
 
     @property
-    def texts(self) -> list[str]:
-        """The text of each release but probes."""
-        return [text_of(release) for release in self.releases if not release.is_probe]
+    def sizes(self) -> list[int]:
+        """The number of items of each batch."""
+        return [len(batch.items) for batch in self.batches]
+
+    def items(self, number: int = 0) -> list[TokenDelta | str]:
+        """Return the items of one request."""
+        return [item for batch in self.batches for each, item in batch.items if each == number]
+
+    def deltas(self, number: int = 0) -> list[TokenDelta]:
+        """Return the token deltas of one request, without the one that only says that the engine has it."""
+        return [item for item in self.items(number) if isinstance(item, TokenDelta) and item != TokenDelta()]
 
     @property
-    def last(self) -> Release:
-        """The newest release."""
-        return self.releases[-1]
+    def last(self) -> TokenDelta:
+        """The newest token delta of a single request."""
+        return self.deltas()[-1]
+
+    def texts(self, number: int = 0) -> list[str]:
+        """Return the text of each of these deltas."""
+        return [text_of(delta) for delta in self.deltas(number)]
+
+    def text(self, number: int = 0) -> str:
+        """Return the text of one request."""
+        return "".join(self.texts(number))
 
 
-def text_of(release: Release) -> str:
-    """Return what the detokenizer makes of it: a token is its byte."""
-    return bytes(release.token_ids)[: len(release.token_ids) - release.num_cut_bytes].decode("utf-8", "replace")
+class DeafResponder(FakeResponder):
+    """Fails at every end."""
+
+    def fail(self, error: StageError) -> None:
+        """Fail."""
+        raise RuntimeError("the reader is gone")
+
+    def close(self, batch: OutputBatch | None = None) -> None:
+        """Fail."""
+        raise RuntimeError("the reader is gone")
+
+
+def text_of(delta: TokenDelta) -> str:
+    """Return the text that the detokenizer makes of it: a token is its byte."""
+    return bytes(delta.token_ids)[: len(delta.token_ids) - delta.num_cut_bytes].decode("utf-8", "replace")
+
+
+def request(**fields: Any) -> EngineRequest:
+    """Return a request of 50 tokens that streams, unless the fields say otherwise."""
+    return changed(REQUEST, **{"is_stream": True} | fields)
 
 
 class Fake:
@@ -225,15 +259,23 @@ class Fake:
             config, self.runtime, BYTE_TABLE, emitter=emitter, clock=time.monotonic if has_real_clock else self.clock
         )
 
-    def submit(
-        self, *, max_tokens: int = 50, is_stream: bool = True, responder: FakeResponder | None = None, **fields: Any
+    def submit(self, *, responder: FakeResponder | None = None, **fields: Any) -> FakeResponder:
+        """Submit a single request, whose responder is its output stream."""
+        return self.submit_batch("", {0: request(**fields)}, responder)
+
+    def submit_batch(
+        self, stream: str, items: dict[int, EngineRequest | str], responder: FakeResponder | None = None
     ) -> FakeResponder:
-        """Submit a request with a prompt of three tokens."""
+        """Submit a batch, and return its responder."""
         responder = responder or FakeResponder()
-        request = EngineRequest(
-            prompt_token_ids=(1, 2, 3), max_tokens=max_tokens, sampling=SamplingParams(), is_stream=is_stream, **fields
-        )
-        self.engine.submit(request, responder)
+        self.engine.submit(EngineRequestBatch(stream, tuple(items.items())), responder)
+        return responder
+
+    def open_stream(self, key: str = "key") -> FakeResponder:
+        """Open an output stream, and return its responder."""
+        responder = FakeResponder()
+        self.engine.open_stream(key, responder)
+        self.turn()
         return responder
 
     def turn(self, num_turns: int = 1, *, passed_s: float = 0.0) -> None:

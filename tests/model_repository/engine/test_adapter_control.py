@@ -155,3 +155,44 @@ def test_an_adapter_that_fails_in_a_way_that_nobody_foresaw_does_not_keep_the_mo
     (folder / "a" / "adapter.json").write_text("[" * 100_000)
     restore_adapters(runtime, root)
     assert (runtime.adapters, "the adapter a does not load again" in caplog.text) == ({}, True)
+
+
+# --- the engine -------------------------------------------------------------------------------------------------------
+
+
+def test_adapters_are_changed_between_two_steps_and_listed_in_the_stats() -> None:
+    fake = Fake(b"hello")
+    loaded = fake.engine.between_steps(lambda runtime: runtime.load_adapter("polite", POLITE))
+    assert (loaded.done(), fake.engine.stats().adapters, fake.runtime.num_wakes) == (False, {}, 1)
+    fake.turn()
+    assert loaded.result(0) is None
+    stats = fake.engine.stats()
+    assert (stats.adapters, stats.adapter_bytes, fake.engine.adapters()) == (
+        {"polite": "teams/polite"},
+        7,
+        {"polite": POLITE},
+    )
+
+
+def test_an_adapter_that_does_not_load_harms_nobody() -> None:
+    fake = Fake(b"hello")
+    responder = fake.submit()
+    fake.runtime.adapter_error = InvalidRequest("bad", "source")
+    loaded = fake.engine.between_steps(lambda runtime: runtime.load_adapter("polite", POLITE))
+    fake.turn(6)
+    assert loaded.exception(0) is fake.runtime.adapter_error
+    assert responder.texts() == ["h", "e", "l", "l", "o", ""]
+
+
+def test_sequences_whose_adapter_is_unloaded_are_counted_until_they_end() -> None:
+    fake = Fake(b"hello")
+    fake.runtime.adapters["polite"] = POLITE
+    for name in ("polite", ""):
+        fake.submit(lora_name=name)
+    fake.turn()
+    assert fake.engine.stats().num_unloading == 0
+    fake.engine.between_steps(lambda runtime: runtime.unload_adapter("polite"))
+    fake.turn()
+    assert fake.engine.stats().num_unloading == 1
+    fake.turn(6)
+    assert fake.engine.stats().num_unloading == 0

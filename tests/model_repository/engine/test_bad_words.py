@@ -1,4 +1,4 @@
-"""Bad words over the borders of tokens, against a look at the whole text."""
+"""Bad words over the borders of tokens, against a search in the whole text."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from model_repository.contract.request import OutputFormat, StructuredOutput
 from model_repository.engine.bad_words import BadWords, TokenIndex
 from model_repository.engine.constraint import ConstraintCompiler
-from model_repository.generation import Guide, GuideKind
 
 EOS = 0
 PIECES = [b"", *(bytes([byte]) for byte in range(256)), b"ab", b"aba", b"ba", b"caba", b" ab", "é".encode()]
@@ -64,11 +64,11 @@ def test_an_end_token_is_allowed_at_any_time() -> None:
     assert taken(["ab"], [b"a"])[0].take(EOS)
 
 
-def test_a_guide_and_bad_words_both_hold() -> None:
-    guides = ConstraintCompiler(PIECES, frozenset([EOS]), len(PIECES))
+def test_a_structured_output_and_bad_words_both_hold() -> None:
+    compiler = ConstraintCompiler(PIECES, frozenset([EOS]), len(PIECES))
     for _ in range(20):
-        guide = guides.start(Guide(GuideKind.REGEX, "[abc]{6}"))
-        both, text = BadWords(["ab", "cc"], INDEX, guide), b""
+        constraint = compiler.start(StructuredOutput(OutputFormat.REGEX, "[abc]{6}"))
+        both, text = BadWords(["ab", "cc"], INDEX, constraint), b""
         while (allowed := np.flatnonzero(both.allowed())).size and len(text) < 6:
             token_id = random.Random(len(text)).choice(allowed.tolist())
             assert both.take(token_id)
@@ -78,9 +78,9 @@ def test_a_guide_and_bad_words_both_hold() -> None:
         assert both.take(EOS)
 
 
-def test_a_guide_that_refuses_leaves_the_words_as_they_were() -> None:
-    guide = ConstraintCompiler(PIECES, frozenset([EOS]), len(PIECES)).start(Guide(GuideKind.REGEX, "ba+"))
-    both = BadWords(["ab"], INDEX, guide)
+def test_a_structured_output_that_refuses_leaves_the_words_as_they_were() -> None:
+    compiler = ConstraintCompiler(PIECES, frozenset([EOS]), len(PIECES))
+    both = BadWords(["ab"], INDEX, compiler.start(StructuredOutput(OutputFormat.REGEX, "ba+")))
     assert not both.take(PIECES.index(b"a"))
     assert both.take(PIECES.index(b"b"))
     assert both.banned() == [token_id for token_id in range(len(PIECES)) if PIECES[token_id] != b"a"]

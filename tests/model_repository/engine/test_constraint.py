@@ -7,9 +7,9 @@ from uuid import UUID
 
 import pytest
 
+from model_repository.contract.request import OutputFormat, StructuredOutput
 from model_repository.engine.constraint import MAX_BYTES, MAX_SENDER_BYTES, ConstraintCompiler
 from model_repository.errors import InvalidRequest, Overloaded, TooManyGrammars
-from model_repository.generation import Guide, GuideKind
 from model_repository.guides.compilation import LIMITS
 from model_repository.guides.grammar import guide_to_grammar
 from model_repository.guides.json_schema import enforceable_schema
@@ -23,10 +23,10 @@ COMPILER = ConstraintCompiler(BYTE_TABLE, frozenset({EOS, OTHER_EOS}), VOCAB_SIZ
 CLOSING = re.compile(rb'[0-9"}\],: ]')
 
 
-def walk(guide, seed, max_tokens=300, compiler=COMPILER):
+def walk(output, seed, max_tokens=300, compiler=COMPILER):
     """Return a completion of random allowed tokens, or None where it became too long; prefer what ends it soon."""
     draw = random.Random(seed)
-    constraint = compiler.start(guide)
+    constraint = compiler.start(output)
     text = b""
     for step in range(max_tokens):
         banned = set(constraint.banned())
@@ -50,8 +50,8 @@ def walk(guide, seed, max_tokens=300, compiler=COMPILER):
 
 
 def completions(kind, content, num_walks=8):
-    guide = Guide(kind, content if isinstance(content, str) else json.dumps(content))
-    found = [text.decode() for seed in range(num_walks) if (text := walk(guide, seed)) is not None]
+    output = StructuredOutput(kind, content if isinstance(content, str) else json.dumps(content))
+    found = [text.decode() for seed in range(num_walks) if (text := walk(output, seed)) is not None]
     assert found
     return found
 
@@ -149,13 +149,13 @@ SCHEMAS = [
 
 @pytest.mark.parametrize(("schema", "is_valid"), SCHEMAS, ids=range(len(SCHEMAS)))
 def test_random_allowed_tokens_satisfy_the_schema(schema, is_valid):
-    for text in completions(GuideKind.JSON_SCHEMA, schema):
+    for text in completions(OutputFormat.JSON_SCHEMA, schema):
         value = json.loads(text)
         assert is_valid(value) not in (False, None), text
 
 
 def test_json_is_any_object_in_one_layout():
-    for text in completions(GuideKind.JSON_OBJECT, "", num_walks=20):
+    for text in completions(OutputFormat.JSON_OBJECT, "", num_walks=20):
         value = json.loads(text)
         assert isinstance(value, dict)
         outside = re.sub(r'"(?:\\.|[^"\\])*"', '""', text)
@@ -175,13 +175,13 @@ def test_json_is_any_object_in_one_layout():
     ],
 )
 def test_random_allowed_tokens_match_the_regex(pattern):
-    for text in completions(GuideKind.REGEX, pattern):
+    for text in completions(OutputFormat.REGEX, pattern):
         assert re.fullmatch(pattern, text)
 
 
 def test_choice_and_its_prefix_are_both_possible():
     choices = ["a", "ab", 'abc/"\\\n', "😀 é", "<[3]>", "$(.*)"]
-    assert {*completions(GuideKind.CHOICE, choices, num_walks=60)} == {*choices}
+    assert {*completions(OutputFormat.CHOICE, choices, num_walks=60)} == {*choices}
 
 
 GBNF = r"""
@@ -193,7 +193,7 @@ word ::= [a-c\u00e9]+ | "\"x\\" [+--] | [^\]a-z0-9 ,"é\x00-\x1f\x80-\U0010ffff]
 
 def test_gbnf_is_followed_with_its_escapes():
     word = r'(?:[a-cé]+|"x\\[+,-]|[^\]a-z0-9 ,"é\x00-\x1f\x80-\U0010ffff])'
-    for text in completions(GuideKind.GRAMMAR, GBNF, num_walks=20):
+    for text in completions(OutputFormat.GRAMMAR, GBNF, num_walks=20):
         assert re.fullmatch(rf"\[{word}(, {word})*\]", text), text
 
 
@@ -215,7 +215,7 @@ CALL = re.compile(
 
 @pytest.mark.parametrize("seed", range(12))
 def test_after_its_trigger_a_valid_call_follows_and_outside_of_calls_anything(seed):
-    draw, constraint, data = random.Random(seed), COMPILER.start(Guide(GuideKind.LARK, TOOL_CALLS)), b""
+    draw, constraint, data = random.Random(seed), COMPILER.start(StructuredOutput(OutputFormat.LARK, TOOL_CALLS)), b""
     trigger, num_calls = BYTE_TABLE.index(b"<tool_call>"), 0
     for _ in range(250):
         text = data.decode(errors="replace")
@@ -234,7 +234,7 @@ def test_after_its_trigger_a_valid_call_follows_and_outside_of_calls_anything(se
 
 
 def test_only_end_tokens_are_allowed_when_nothing_can_follow():
-    constraint = COMPILER.start(Guide(GuideKind.CHOICE, '["a"]'))
+    constraint = COMPILER.start(StructuredOutput(OutputFormat.CHOICE, '["a"]'))
     assert not constraint.take(EOS)
     assert constraint.take(97)
     assert {*range(VOCAB_SIZE)} - {*constraint.banned()} == {EOS, OTHER_EOS}
@@ -243,13 +243,13 @@ def test_only_end_tokens_are_allowed_when_nothing_can_follow():
 
 
 def test_text_that_is_forced_may_be_written_in_any_tokens():
-    constraint = COMPILER.start(Guide(GuideKind.CHOICE, '["<tool_call>"]'))
+    constraint = COMPILER.start(StructuredOutput(OutputFormat.CHOICE, '["<tool_call>"]'))
     allowed = {*range(VOCAB_SIZE)} - {*constraint.banned()}
     assert {BYTE_TABLE[token_id] for token_id in allowed} == {b"<", b"<tool", b"<tool_call>"}
 
 
 def test_tokens_without_text_are_never_allowed():
-    constraint = COMPILER.start(Guide(GuideKind.REGEX, "(?s:.*)"))
+    constraint = COMPILER.start(StructuredOutput(OutputFormat.REGEX, "(?s:.*)"))
     banned = constraint.banned()
     assert {SPECIAL, *range(len(BYTE_TABLE), VOCAB_SIZE)} <= {*banned}
     for token_id in (SPECIAL, VOCAB_SIZE - 1, VOCAB_SIZE, -1):
@@ -257,16 +257,16 @@ def test_tokens_without_text_are_never_allowed():
     assert constraint.banned() == banned
 
 
-def test_states_of_one_guide_are_independent():
-    guide = Guide(GuideKind.CHOICE, '["ab", "ba"]')
-    one, other = COMPILER.start(guide), COMPILER.start(guide)
+def test_states_of_one_structured_output_are_independent():
+    output = StructuredOutput(OutputFormat.CHOICE, '["ab", "ba"]')
+    one, other = COMPILER.start(output), COMPILER.start(output)
     assert one.take(97) and other.take(98)
     assert not one.take(97) and other.take(97)
-    assert COMPILER.start(guide).take(97)
+    assert COMPILER.start(output).take(97)
 
 
 def test_vocabulary_may_be_shorter_than_the_byte_table_and_without_an_end():
-    constraint = ConstraintCompiler(BYTE_TABLE, frozenset(), 128).start(Guide(GuideKind.REGEX, "a[b-é]"))
+    constraint = ConstraintCompiler(BYTE_TABLE, frozenset(), 128).start(StructuredOutput(OutputFormat.REGEX, "a[b-é]"))
     assert constraint.take(97) and not constraint.take(256)
     assert constraint.banned() == [n for n in range(128) if n < 98]
     assert constraint.take(99)
@@ -274,19 +274,21 @@ def test_vocabulary_may_be_shorter_than_the_byte_table_and_without_an_end():
 
 
 def test_text_that_the_vocabulary_cannot_write_fails_the_request():
-    constraint = ConstraintCompiler([b"a", b"b", b""], frozenset({2}), 3).start(Guide(GuideKind.CHOICE, '["ax"]'))
+    constraint = ConstraintCompiler([b"a", b"b", b""], frozenset({2}), 3).start(
+        StructuredOutput(OutputFormat.CHOICE, '["ax"]')
+    )
     with pytest.raises(InvalidRequest):
         constraint.take(0) and constraint.banned()
     with pytest.raises(InvalidRequest):
         constraint.banned()
 
 
-def test_guide_that_becomes_too_complex_fails_the_request():
+def test_structured_output_that_becomes_too_complex_fails_the_request():
     # Behind the brace each object is an item of its own; the first mask, which the tokenizer stage tries, has but one.
     schema = {"enum": [{"a": n} for n in range(2 * LIMITS.max_items_in_row)]}
-    guide = Guide(GuideKind.JSON_SCHEMA, json.dumps(schema))
-    guide_to_grammar(guide)
-    constraint = COMPILER.start(guide)
+    output = StructuredOutput(OutputFormat.JSON_SCHEMA, json.dumps(schema))
+    guide_to_grammar(output)
+    constraint = COMPILER.start(output)
     constraint.banned()
     with pytest.raises(InvalidRequest, match="the schema or grammar cannot be followed") as caught:
         constraint.take(b"{"[0]) and constraint.banned()
@@ -295,52 +297,52 @@ def test_guide_that_becomes_too_complex_fails_the_request():
         constraint.take(97)
 
 
-def test_guide_that_nobody_checked_is_refused_or_fails_the_request():
-    for kind, content in [(GuideKind.LARK, "start: other"), (GuideKind.JSON_SCHEMA, '{"pattern": "("}')]:
+def test_structured_output_that_nobody_checked_is_refused_or_fails_the_request():
+    for kind, content in [(OutputFormat.LARK, "start: other"), (OutputFormat.JSON_SCHEMA, '{"pattern": "("}')]:
         with pytest.raises(InvalidRequest):
-            COMPILER.start(Guide(kind, content))
+            COMPILER.start(StructuredOutput(kind, content))
     with pytest.raises(InvalidRequest):
-        COMPILER.start(Guide(GuideKind.LARK, "start: start")).banned()
+        COMPILER.start(StructuredOutput(OutputFormat.LARK, "start: start")).banned()
 
 
-def test_compiled_guide_is_cached_and_a_refusal_is_not():
+def test_compiled_grammar_is_cached_and_a_refusal_is_not():
     with pytest.raises(InvalidRequest):
-        COMPILER.start(Guide(GuideKind.REGEX, "("))
-    guide = Guide(GuideKind.JSON_SCHEMA, json.dumps({"enum": [f"v{n}" for n in range(2000)]}))
-    assert COMPILER.start(guide)._compiled is COMPILER.start(guide)._compiled
+        COMPILER.start(StructuredOutput(OutputFormat.REGEX, "("))
+    output = StructuredOutput(OutputFormat.JSON_SCHEMA, json.dumps({"enum": [f"v{n}" for n in range(2000)]}))
+    assert COMPILER.start(output)._compiled is COMPILER.start(output)._compiled
 
 
-def guides_of(num_bytes):
-    """Yield guides that all take so much memory."""
+def outputs():
+    """Yield structured outputs, each another one."""
     for number in itertools.count():
-        yield Guide(GuideKind.REGEX, f"a{number}", num_bytes=num_bytes)
+        yield StructuredOutput(OutputFormat.REGEX, f"a{number}")
 
 
 def compiler():
     return ConstraintCompiler(BYTE_TABLE, frozenset({EOS}), VOCAB_SIZE)
 
 
-def test_however_many_guides_are_compiled_those_that_are_kept_take_no_more_than_they_may():
+def test_compiled_grammars_that_are_kept_take_no_more_memory_than_they_may():
     one = compiler()
-    for guide in itertools.islice(guides_of(MAX_BYTES // 20), 100):
-        one.start(guide)
+    for output in itertools.islice(outputs(), 100):
+        one.start(output, num_bytes=MAX_BYTES // 20)
         assert one.num_bytes <= MAX_BYTES - MAX_SENDER_BYTES
     assert one.num_bytes > MAX_BYTES // 3
 
 
-def test_a_sender_whose_guides_are_in_use_leaves_room_for_others():
-    one, guides, held = compiler(), guides_of(MAX_SENDER_BYTES // 4), []
+def test_a_sender_whose_grammars_are_in_use_leaves_room_for_others():
+    one, more, num_bytes, held = compiler(), outputs(), MAX_SENDER_BYTES // 4, []
     with pytest.raises(TooManyGrammars, match=f"may take {MAX_SENDER_BYTES >> 20} MiB"):
-        for guide in guides:
-            held.append(one.start(guide, "hog"))
-    other = [one.start(next(guides), "other") for _ in range(3)]
+        for output in more:
+            held.append(one.start(output, "hog", num_bytes))
+    other = [one.start(next(more), "other", num_bytes) for _ in range(3)]
     held.clear()
-    assert one.start(next(guides), "hog") and other
+    assert one.start(next(more), "hog", num_bytes) and other
 
 
-def test_guides_of_many_senders_in_use_take_no_more_than_they_may():
+def test_grammars_of_many_senders_in_use_take_no_more_memory_than_they_may():
     one, held = compiler(), []
     with pytest.raises(Overloaded, match="MiB"):
-        for number, guide in enumerate(guides_of(MAX_SENDER_BYTES // 2)):
-            held.append(one.start(guide, f"sender {number}"))
+        for number, output in enumerate(outputs()):
+            held.append(one.start(output, f"sender {number}", MAX_SENDER_BYTES // 2))
     assert MAX_BYTES // 2 < one.num_bytes <= MAX_BYTES

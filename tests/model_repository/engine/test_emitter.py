@@ -1,20 +1,23 @@
-"""When released tokens leave: a budget that fills with a share of the clock."""
+"""When tokens leave: a budget that fills with a share of the clock."""
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
-from model_repository.engine.emitter import DELIVERY_COST_S, ITEM_COST_S, RESPONSE_COST_S, Emitter, Waiting
+from model_repository.engine.emitter import BATCH_COST_S, ITEM_COST_S, Emitter, Waiting
 
 START_S = 10.0
 MAX_WAIT_S = 0.04
 STREAM, OTHER_STREAM = 1001, 1002
+SINGLE_COST_S = BATCH_COST_S + ITEM_COST_S  # of a batch with one item
 
 
-def waiting(num: int, since_s: float = START_S, **fields: Any) -> list[Waiting]:
-    return [Waiting(key=key, since_s=since_s, **fields) for key in range(num)]
+def waiting(num: int, since_s: float = START_S, stream: int | None = None, *, is_urgent: bool = False) -> list[Waiting]:
+    """Return sequences of one stream, or each with a stream of its own."""
+    return [
+        Waiting(key=key, since_s=since_s, stream=key if stream is None else stream, is_urgent=is_urgent)
+        for key in range(num)
+    ]
 
 
 def emitter(budget_s: float, now_s: float = START_S) -> Emitter:
@@ -44,33 +47,37 @@ def test_a_lonely_sequence_never_waits() -> None:
         assert item.due(waiting(1, since_s=now_s), now_s) == [0]
 
 
-def test_responses_cost_at_most_their_share_of_the_time() -> None:
+def test_batches_cost_at_most_their_share_of_the_time() -> None:
     item = emitter(0.0)
     num_sent = sum(num_due(item, waiting(64, START_S + step * 1e-3), START_S + step * 1e-3) for step in range(1, 101))
-    assert num_sent == pytest.approx(0.5 * 0.1 / RESPONSE_COST_S, abs=1)
+    assert num_sent == pytest.approx(0.5 * 0.1 / SINGLE_COST_S, abs=1)
 
 
 def test_what_leaves_may_overdraw_the_budget_and_the_others_wait_until_it_is_filled_again() -> None:
-    item = emitter(RESPONSE_COST_S / 2)
+    item = emitter(SINGLE_COST_S / 2)
     assert item.due(waiting(3), START_S) == [0]
-    assert item.due(waiting(3), START_S + 0.99 * RESPONSE_COST_S) == []
-    assert item.due(waiting(3), START_S + 1.01 * RESPONSE_COST_S) == [0]
+    assert item.due(waiting(3), START_S + 0.99 * SINGLE_COST_S) == []
+    assert item.due(waiting(3), START_S + 1.01 * SINGLE_COST_S) == [0]
 
 
 def test_the_longest_waiting_leave_first() -> None:
-    items = [Waiting(key=1, since_s=9.99), Waiting(key=2, since_s=9.97), Waiting(key=3, since_s=9.98)]
-    assert emitter(1.5 * RESPONSE_COST_S).due(items, START_S) == [2, 3]
+    items = [
+        Waiting(key=1, since_s=9.99, stream=1),
+        Waiting(key=2, since_s=9.97, stream=2),
+        Waiting(key=3, since_s=9.98, stream=3),
+    ]
+    assert emitter(1.5 * SINGLE_COST_S).due(items, START_S) == [2, 3]
 
 
 def test_a_long_silence_fills_the_budget_with_what_piles_up_in_the_longest_wait_and_no_more() -> None:
     item = Emitter(max_share=0.5, max_wait_s=MAX_WAIT_S)
-    assert num_due(item, waiting(1000), START_S) == pytest.approx(0.5 * MAX_WAIT_S / RESPONSE_COST_S, abs=1)
+    assert num_due(item, waiting(1000), START_S) == pytest.approx(0.5 * MAX_WAIT_S / SINGLE_COST_S, abs=1)
 
 
 def test_all_that_piled_up_in_the_longest_wait_leaves_together() -> None:
     """With a smaller budget the same third of the sequences went every third step, and the others when overdue."""
     item = Emitter(max_share=0.5, max_wait_s=MAX_WAIT_S)
-    num_sequences = int(0.5 * MAX_WAIT_S / RESPONSE_COST_S)  # as many as can be answered once in the longest wait
+    num_sequences = int(0.5 * MAX_WAIT_S / SINGLE_COST_S)  # there is time for so many in the longest wait
     item.due([], START_S)
     for turn in range(1, 20):
         now_s = START_S + turn * MAX_WAIT_S
@@ -96,10 +103,10 @@ def test_first_and_last_tokens_leave_whatever_the_load(stream: int | None) -> No
     assert num_due(emitter(-1.0), waiting(64, is_urgent=True, stream=stream)) == 64
 
 
-def test_urgent_responses_use_up_the_share_of_the_others() -> None:
-    items = [Waiting(key=1, since_s=9.98, is_urgent=True), Waiting(key=2, since_s=9.97)]
-    assert emitter(0.9 * RESPONSE_COST_S).due(items, START_S) == [1]
-    assert emitter(1.1 * RESPONSE_COST_S).due(items, START_S) == [1, 2]
+def test_urgent_batches_use_up_the_share_of_the_others() -> None:
+    items = [Waiting(key=1, since_s=9.98, is_urgent=True, stream=1), Waiting(key=2, since_s=9.97, stream=2)]
+    assert emitter(0.9 * SINGLE_COST_S).due(items, START_S) == [1]
+    assert emitter(1.1 * SINGLE_COST_S).due(items, START_S) == [1, 2]
 
 
 @pytest.mark.parametrize("stream", [None, STREAM])
@@ -113,10 +120,10 @@ def test_nobody_waits_longer_than_the_limit(stream: int | None) -> None:
 def test_a_reader_has_a_limit_of_its_own() -> None:
     item = emitter(-1.0)  # others wait for up to a second
     items = [
-        Waiting(key=1, since_s=START_S, max_wait_s=0.0),
-        Waiting(key=2, since_s=START_S - 0.05, max_wait_s=0.04),
-        Waiting(key=3, since_s=START_S - 0.05, max_wait_s=0.06),
-        Waiting(key=4, since_s=START_S - 0.5),
+        Waiting(key=1, since_s=START_S, max_wait_s=0.0, stream=1),
+        Waiting(key=2, since_s=START_S - 0.05, max_wait_s=0.04, stream=2),
+        Waiting(key=3, since_s=START_S - 0.05, max_wait_s=0.06, stream=3),
+        Waiting(key=4, since_s=START_S - 0.5, stream=4),
     ]
     assert sorted(item.due(items, START_S)) == [1, 2]
 
@@ -126,7 +133,7 @@ def test_without_a_wait_everything_leaves() -> None:
     assert [num_due(item, waiting(64)) for _ in range(3)] == [64] * 3
 
 
-# --- deliveries ------------------------------------------------------------------------------------------------------
+# --- streams of several sequences ------------------------------------------------------------------------------------
 
 
 def test_the_sequences_of_a_stream_leave_together_if_there_is_time_for_any() -> None:
@@ -134,26 +141,26 @@ def test_the_sequences_of_a_stream_leave_together_if_there_is_time_for_any() -> 
     assert num_due(emitter(0.0), waiting(64, stream=STREAM)) == 0
 
 
-def test_a_delivery_costs_little_for_each_further_sequence() -> None:
+def test_a_batch_costs_little_for_each_further_sequence() -> None:
     item = emitter(1e-6)
     item.due(waiting(10, stream=STREAM), START_S)
-    cost_s = DELIVERY_COST_S + 10 * ITEM_COST_S
+    cost_s = BATCH_COST_S + 10 * ITEM_COST_S
     assert num_due(item, waiting(1), START_S + 1.95 * cost_s) == 0
     assert num_due(item, waiting(1), START_S + 2.05 * cost_s) == 1
 
 
-def test_what_joins_a_delivery_that_leaves_anyway_pays_only_for_itself() -> None:
+def test_an_item_of_a_batch_that_leaves_anyway_costs_no_second_batch() -> None:
     urgent = [Waiting(key=1, since_s=START_S, is_urgent=True, stream=STREAM)]
     mine, others = (
         [Waiting(key=2, since_s=START_S, stream=STREAM)],
         [Waiting(key=3, since_s=START_S + 1e-6, stream=OTHER_STREAM)],
     )
-    cost_s = DELIVERY_COST_S + 2 * ITEM_COST_S
+    cost_s = BATCH_COST_S + 2 * ITEM_COST_S
     assert emitter(cost_s + 1e-6).due(urgent + mine + others, START_S) == [1, 2, 3]
     assert emitter(cost_s - 1e-6).due(urgent + mine + others, START_S) == [1, 2]
 
 
-def test_streams_take_turns_by_whom_waits_longest() -> None:
+def test_streams_take_turns_by_their_longest_wait() -> None:
     def items(first_s: float, second_s: float) -> list[Waiting]:
         return [Waiting(key=1, since_s=first_s, stream=STREAM), Waiting(key=2, since_s=second_s, stream=OTHER_STREAM)]
 

@@ -1,4 +1,4 @@
-"""What ends, shapes and delivers a sequence, and what goes wrong, over a runtime that plays a script."""
+"""How sequences end, how their outputs leave, and failures, over a runtime that plays a script."""
 
 from __future__ import annotations
 
@@ -6,21 +6,23 @@ import threading
 
 import pytest
 
+from model_repository.contract.output import FinishReason, OutputBatch, Usage
+from model_repository.contract.request import OutputFormat, StructuredOutput
 from model_repository.engine.emitter import Emitter
 from model_repository.errors import EngineFailed, InvalidRequest
-from model_repository.generation import FinishReason, Guide, GuideKind, Usage
-from model_repository.stage_messages import Release
-from tests.model_repository.engine.fake_engine import POLITE, Fake, FakeResponder, Panic
+from tests.model_repository.engine.fake_engine import Fake, FakeResponder, Panic
 from tests.waiting import DEADLINE_S, wait_until
+
+REGEX = StructuredOutput(OutputFormat.REGEX, "a")
 
 # --- how a sequence ends --------------------------------------------------------------------------------------------
 
 
-def test_an_end_of_generation_token_is_a_stop_and_notext_of() -> None:
+def test_an_end_of_generation_token_is_a_stop_and_no_text() -> None:
     fake = Fake(b"hello")
     responder = fake.submit()
     fake.turn(6)
-    assert responder.texts == ["h", "e", "l", "l", "o", ""]
+    assert responder.texts() == ["h", "e", "l", "l", "o", ""]
     assert responder.last.finish_reason is FinishReason.STOP
     assert responder.last.usage == Usage(num_input_tokens=3, num_output_tokens=6)
 
@@ -29,7 +31,7 @@ def test_length_limited_completion_reports_length() -> None:
     fake = Fake(b"hello")
     responder = fake.submit(max_tokens=3)
     fake.turn(6)
-    assert responder.texts == ["h", "e", "l"]
+    assert responder.texts() == ["h", "e", "l"]
     assert responder.last.finish_reason is FinishReason.LENGTH
     assert responder.last.usage == Usage(num_input_tokens=3, num_output_tokens=3)
 
@@ -45,7 +47,7 @@ def test_a_stop_sequence_ends_generation_at_once() -> None:
     fake = Fake(b"one, two, three")
     responder = fake.submit(stop=("two",))
     fake.turn(8)
-    assert "".join(responder.texts) == "one, "
+    assert responder.text() == "one, "
     assert responder.last.finish_reason is FinishReason.STOP
     assert responder.last.usage == Usage(num_input_tokens=3, num_output_tokens=len("one, two"))
     assert not fake.runtime.has_work
@@ -56,16 +58,16 @@ def test_tokens_that_a_step_brings_after_the_end_are_passed_over() -> None:
     fake.runtime.num_tokens = 5
     responder, other = fake.submit(stop=("two",)), fake.submit(max_tokens=7)
     fake.turn(3)
-    assert ("".join(responder.texts), "".join(other.texts)) == ("one, ", "one, tw")
+    assert (responder.text(), other.text()) == ("one, ", "one, tw")
     assert responder.last.usage == Usage(num_input_tokens=3, num_output_tokens=len("one, two"))
     assert fake.engine.stats().max_step_sequences == 2
 
 
-def test_a_stop_sequence_that_the_limit_cuts_short_istext_of() -> None:
+def test_a_stop_sequence_that_the_limit_cuts_short_is_text() -> None:
     fake = Fake(b"one, two, three")
     responder = fake.submit(stop=("two",), max_tokens=7)
     fake.turn(7)
-    assert "".join(responder.texts) == "one, tw"
+    assert responder.text() == "one, tw"
     assert responder.last.finish_reason is FinishReason.LENGTH
 
 
@@ -80,15 +82,15 @@ def test_a_character_that_never_completes_is_replaced_at_the_end() -> None:
     fake = Fake("a€".encode()[:-1])
     responder = fake.submit()
     fake.turn(4)
-    assert responder.texts == ["a", "\ufffd"]
+    assert responder.texts() == ["a", "\ufffd"]
 
 
 def test_cells_are_free_before_the_last_text_leaves() -> None:
     fake = Fake(b"")
 
     class Watching(FakeResponder):
-        def send(self, release: Release) -> None:
-            super().send(release)
+        def send(self, batch: OutputBatch) -> None:
+            super().send(batch)
             assert not fake.runtime.has_work
 
     responder = fake.submit(responder=Watching())
@@ -97,22 +99,22 @@ def test_cells_are_free_before_the_last_text_leaves() -> None:
     assert not responder.is_closed  # nor was it cancelled for the assertion above
 
 
-# --- how it is delivered --------------------------------------------------------------------------------------------
+# --- how its outputs leave ------------------------------------------------------------------------------------------
 
 
-def test_without_streaming_there_is_one_release() -> None:
+def test_without_streaming_there_is_one_token_delta() -> None:
     fake = Fake(b"hello")
     responder = fake.submit(is_stream=False)
     fake.turn(6)
-    assert responder.texts == ["hello"]
+    assert responder.texts() == ["hello"]
     assert responder.last.usage == Usage(num_input_tokens=3, num_output_tokens=6)
 
 
-def test_only_the_last_release_has_reason_and_usage() -> None:
+def test_only_the_last_token_delta_has_reason_and_usage() -> None:
     fake = Fake(b"hi")
     responder = fake.submit()
     fake.turn(3)
-    assert [(release.finish_reason, release.usage is None) for release in responder.releases] == [
+    assert [(delta.finish_reason, delta.usage is None) for delta in responder.deltas()] == [
         (None, True),
         (None, True),
         (FinishReason.STOP, False),
@@ -128,40 +130,40 @@ def test_reused_cells_are_reported_as_cached_tokens() -> None:
     assert responder.last.usage.num_cached_tokens == 2
 
 
-def test_sequences_run_together_and_are_told_apart() -> None:
+def test_sequences_run_together_on_streams_of_their_own() -> None:
     fake = Fake(b"hello")
     long, short = fake.submit(), fake.submit(max_tokens=2)
     fake.turn(6)
-    assert ("".join(long.texts), "".join(short.texts)) == ("hello", "he")
-    assert {release.sequence for release in long.releases}.isdisjoint(release.sequence for release in short.releases)
+    assert (long.text(), short.text()) == ("hello", "he")
+    assert {batch.stream for batch in long.batches}.isdisjoint(batch.stream for batch in short.batches)
 
 
-def test_under_load_tokens_share_a_response() -> None:
-    fake = Fake(b"abcdef", emitter=Emitter(max_share=0.1, max_wait_s=0.01))  # half a response per step
+def test_under_load_tokens_share_an_output_batch() -> None:
+    fake = Fake(b"abcdef", emitter=Emitter(max_share=0.1, max_wait_s=0.01))  # a third of a batch per step
     responders = [fake.submit() for _ in range(3)]
     fake.turn(7, passed_s=0.001)
-    assert [("".join(responder.texts)) for responder in responders] == ["abcdef"] * 3
-    assert [responder.texts[0] for responder in responders] == ["a"] * 3  # first tokens never wait
-    assert max(len(text) for responder in responders for text in responder.texts) > 1
+    assert [(responder.text()) for responder in responders] == ["abcdef"] * 3
+    assert [responder.texts()[0] for responder in responders] == ["a"] * 3  # first tokens never wait
+    assert max(len(text) for responder in responders for text in responder.texts()) > 1
 
 
 def test_a_request_has_a_stream_interval_of_its_own() -> None:
     fake = Fake(b"abcdef", emitter=Emitter(max_share=0.0, max_wait_s=1.0))  # nothing leaves before it must
     at_once, some, default = (fake.submit(stream_interval_ms=interval_ms) for interval_ms in (0, 20, None))
     fake.turn(7, passed_s=0.01)
-    assert at_once.texts == ["a", "b", "c", "d", "e", "f", ""]
-    assert some.texts == ["a", "bcd", "ef"]
-    assert default.texts == ["a", "bcdef"]
+    assert at_once.texts() == ["a", "b", "c", "d", "e", "f", ""]
+    assert some.texts() == ["a", "bcd", "ef"]
+    assert default.texts() == ["a", "bcdef"]
 
 
-def test_a_response_that_cannot_be_sent_ends_only_its_own_request() -> None:
+def test_a_batch_that_cannot_be_sent_ends_only_its_own_request() -> None:
     fake = Fake(b"hi")
     broken, other = FakeResponder(), FakeResponder()
     broken.is_broken = True
     fake.submit(responder=broken)
     fake.submit(responder=other)
     fake.turn(3)
-    assert (broken.is_closed, "".join(other.texts)) == (True, "hi")
+    assert (broken.is_closed, other.text()) == (True, "hi")
     assert fake.engine.stats().num_cancelled == 1
 
 
@@ -181,7 +183,7 @@ def test_without_a_queue_free_slots_are_still_used() -> None:
     fake = Fake(b"hello", max_waiting=0)
     responders = [fake.submit() for _ in range(8)]
     fake.turn(6)
-    assert ["".join(responder.texts) for responder in responders] == ["hello"] * 8
+    assert [responder.text() for responder in responders] == ["hello"] * 8
 
 
 def test_a_failing_runtime_fails_what_runs_and_serves_on(caplog: pytest.LogCaptureFixture) -> None:
@@ -196,7 +198,7 @@ def test_a_failing_runtime_fails_what_runs_and_serves_on(caplog: pytest.LogCaptu
         assert responder.error.message() == "[engine_failed] out of cells"
     after = fake.submit(cancel_key="a")
     fake.turn(6)
-    assert "".join(after.texts) == "hello"
+    assert after.text() == "hello"
     assert "the runtime failed" in caplog.text
 
 
@@ -233,7 +235,7 @@ def test_a_request_that_the_runtime_does_not_take_fails_alone(error: BaseExcepti
     fake.turn(4)
     assert refused.error is not None
     assert refused.error.code == code
-    assert "".join(other.texts) == "hello"
+    assert other.text() == "hello"
 
 
 def test_a_sequence_that_fails_in_a_step_fails_alone() -> None:
@@ -246,28 +248,28 @@ def test_a_sequence_that_fails_in_a_step_fails_alone() -> None:
     assert failing.error.message() == "[invalid_value] guided_decoding_guide: nothing can follow"
     after = fake.submit(cancel_key="key")
     fake.turn(6)
-    assert ("".join(other.texts), "".join(after.texts)) == ("hello", "hello")
+    assert (other.text(), after.text()) == ("hello", "hello")
     assert fake.engine.stats().num_active == 0
 
 
-def test_no_step_waits_for_a_guide_that_is_being_compiled() -> None:
+def test_no_step_waits_for_a_structured_output_that_is_being_compiled() -> None:
     fake, may_go_on = Fake(b"hello"), threading.Event()
 
     def wait() -> None:
         assert may_go_on.wait(DEADLINE_S)
 
     fake.runtime.on_prepare = wait
-    guided, other = fake.submit(guide=Guide(GuideKind.REGEX, "a")), fake.submit()
+    structured, other = fake.submit(structured_output=REGEX), fake.submit()
     fake.turn(6)
-    assert ("".join(other.texts), guided.texts) == ("hello", [])
+    assert (other.text(), structured.texts()) == ("hello", [])
     may_go_on.set()
     wait_until(lambda: fake.engine._inbox.qsize() == 1, "it is compiled")
     fake.turn(6)
-    assert "".join(guided.texts) == "hello"
+    assert structured.text() == "hello"
 
 
 @pytest.mark.parametrize(("error", "code"), [(InvalidRequest("no", "f"), "invalid_value"), (Panic(), "internal_error")])
-def test_a_guide_that_does_not_compile_fails_its_request_and_keeps_none_from_its_turn(
+def test_a_structured_output_that_does_not_compile_fails_its_request_and_blocks_no_other(
     error: BaseException, code: str
 ) -> None:
     fake, errors = Fake(b"hello"), iter([error])
@@ -277,19 +279,22 @@ def test_a_guide_that_does_not_compile_fails_its_request_and_keeps_none_from_its
             raise found
 
     fake.runtime.on_prepare = fail_once
-    refused, other = (fake.submit(guide=Guide(GuideKind.REGEX, "a"), cancel_key="") for _ in range(2))
-    wait_until(lambda: fake.engine._inbox.qsize() == 1, "both are compiled")
-    fake.turn(6)
+    refused, other = (fake.submit(structured_output=REGEX) for _ in range(2))
+
+    def have_ended() -> bool:
+        fake.turn(6)
+        return refused.has_ended.is_set() and other.has_ended.is_set()
+
+    wait_until(have_ended, "both are compiled")
     assert refused.error is not None
-    assert (refused.error.code, "".join(other.texts)) == (code, "hello")
+    assert (refused.error.code, other.text()) == (code, "hello")
 
 
-def test_what_nobody_asks_for_does_not_travel() -> None:
-    """Each further tensor of a response costs as much as a token."""
+def test_details_that_nobody_asks_for_do_not_travel() -> None:
     fake = Fake(b"hello")
     responder = fake.submit()
     fake.turn(6)
-    assert [release.details for release in responder.releases] == [None] * 6
+    assert [delta.details for delta in responder.deltas()] == [None] * 6
 
 
 def test_the_text_of_an_unforeseen_exception_stays_inside() -> None:
@@ -315,15 +320,15 @@ def test_stats_say_what_the_engine_does() -> None:
     assert (stats.num_active, stats.num_waiting, stats.num_finished, stats.num_cancelled) == (0, 0, 3, 0)
 
 
-def test_stats_tell_how_long_a_step_has_been_running() -> None:
+def test_stats_have_the_age_of_the_step_in_progress() -> None:
     fake = Fake(b"hello")
     ages: list[float] = []
 
-    def look_in_the_middle() -> None:
+    def read_stats() -> None:
         fake.clock.now_s += 3.0
         ages.append(fake.engine.stats().step_age_ms)
 
-    fake.runtime.on_step = look_in_the_middle
+    fake.runtime.on_step = read_stats
     fake.submit()
     fake.turn()
     assert ages == [pytest.approx(3000)]
@@ -340,7 +345,7 @@ def test_a_step_that_only_waits_goes_on() -> None:
     fake.runtime.is_waiting = False
     fake.turn(passed_s=1.0)
     stats = fake.engine.stats()
-    assert (stats.num_steps, stats.step_age_ms, responder.texts) == (1, 0.0, ["h"])
+    assert (stats.num_steps, stats.step_age_ms, responder.texts()) == (1, 0.0, ["h"])
 
 
 def test_a_step_that_nobody_waits_for_any_more_is_over() -> None:
@@ -357,7 +362,7 @@ def test_whatever_arrives_wakes_the_runtime() -> None:
     fake = Fake(b"hello")
     fake.submit(cancel_key="k")
     fake.engine.cancel_key("k")
-    fake.engine.cancel_sequence(1)
+    fake.engine.cancel_stream(1)
     assert fake.runtime.num_wakes == 3
 
 
@@ -372,51 +377,10 @@ def test_a_runtime_that_is_broken_for_good_refuses_and_has_no_stats() -> None:
         fake.engine.stats()
 
 
-def test_every_load_has_an_epoch_and_sequence_numbers_of_its_own() -> None:
+def test_every_load_has_an_epoch_and_stream_numbers_of_its_own() -> None:
     first, second = Fake(b"a"), Fake(b"a")
     one, two = first.submit(), second.submit()
     first.turn()
     second.turn()
     assert first.engine.stats().epoch != second.engine.stats().epoch
-    assert one.last.sequence != two.last.sequence
-
-
-# --- adapters --------------------------------------------------------------------------------------------------------
-
-
-def test_adapters_are_changed_between_two_steps_and_told_with_the_stats() -> None:
-    fake = Fake(b"hello")
-    loaded = fake.engine.between_steps(lambda runtime: runtime.load_adapter("polite", POLITE))
-    assert (loaded.done(), fake.engine.stats().adapters, fake.runtime.num_wakes) == (False, {}, 1)
-    fake.turn()
-    assert loaded.result(0) is None
-    stats = fake.engine.stats()
-    assert (stats.adapters, stats.adapter_bytes, fake.engine.adapters()) == (
-        {"polite": "teams/polite"},
-        7,
-        {"polite": POLITE},
-    )
-
-
-def test_an_adapter_that_does_not_load_harms_nobody() -> None:
-    fake = Fake(b"hello")
-    responder = fake.submit()
-    fake.runtime.adapter_error = InvalidRequest("bad", "source")
-    loaded = fake.engine.between_steps(lambda runtime: runtime.load_adapter("polite", POLITE))
-    fake.turn(6)
-    assert loaded.exception(0) is fake.runtime.adapter_error
-    assert responder.texts == ["h", "e", "l", "l", "o", ""]
-
-
-def test_sequences_whose_adapter_is_unloaded_are_counted_until_they_end() -> None:
-    fake = Fake(b"hello")
-    fake.runtime.adapters["polite"] = POLITE
-    for name in ("polite", ""):
-        fake.submit(lora_name=name)
-    fake.turn()
-    assert fake.engine.stats().num_unloading == 0
-    fake.engine.between_steps(lambda runtime: runtime.unload_adapter("polite"))
-    fake.turn()
-    assert fake.engine.stats().num_unloading == 1
-    fake.turn(6)
-    assert fake.engine.stats().num_unloading == 0
+    assert one.number != two.number

@@ -1,21 +1,20 @@
-"""Who is cancelled, and who is probed because nobody may be listening any more."""
+"""Cancels of requests, by their streams and by their cancel keys."""
 
 from __future__ import annotations
 
 import pytest
 
 from model_repository.engine.early_cancels import REMEMBERED_S
-from model_repository.engine.silence_probes import KEYED_PROBE_INTERVAL_S, PROBE_GAP_S, PROBE_INTERVAL_S
-from tests.model_repository.engine.fake_engine import SILENCE_S, Fake
+from tests.model_repository.engine.fake_engine import Fake
 
 
-def test_a_sequence_is_cancelled_by_its_number() -> None:
+def test_a_single_request_is_cancelled_by_the_number_of_its_stream() -> None:
     fake = Fake(b"hello")
     gone, stays = fake.submit(), fake.submit()
     fake.turn()
-    fake.engine.cancel_sequence(gone.last.sequence)
+    fake.engine.cancel_stream(gone.number)
     fake.turn(5)
-    assert (gone.is_closed, gone.texts, "".join(stays.texts)) == (True, ["h"], "hello")
+    assert (gone.is_closed, gone.texts(), stays.text()) == (True, ["h"], "hello")
 
 
 def test_a_running_request_is_cancelled_by_its_key() -> None:
@@ -24,7 +23,7 @@ def test_a_running_request_is_cancelled_by_its_key() -> None:
     fake.turn()
     fake.engine.cancel_key("secret")
     fake.turn(5)
-    assert (gone.is_closed, "".join(stays.texts)) == (True, "hello")
+    assert (gone.is_closed, stays.text()) == (True, "hello")
 
 
 def test_a_queued_request_is_cancelled_by_its_key() -> None:
@@ -34,7 +33,7 @@ def test_a_queued_request_is_cancelled_by_its_key() -> None:
     fake.turn()
     fake.engine.cancel_key("secret")
     fake.turn(5)
-    assert (gone.is_closed, gone.releases, "".join(stays.texts)) == (True, [], "hello")
+    assert (gone.is_closed, gone.batches, stays.text()) == (True, [], "hello")
 
 
 def test_a_cancel_that_overtakes_its_request_is_remembered() -> None:
@@ -43,7 +42,7 @@ def test_a_cancel_that_overtakes_its_request_is_remembered() -> None:
     fake.turn(passed_s=1.0)
     gone, stays = fake.submit(cancel_key="secret"), fake.submit()
     fake.turn(6)
-    assert (gone.is_closed, gone.releases, "".join(stays.texts)) == (True, [], "hello")
+    assert (gone.is_closed, gone.batches, stays.text()) == (True, [], "hello")
     assert fake.engine.stats().num_cancelled == 1
 
 
@@ -53,7 +52,7 @@ def test_a_remembered_cancel_is_used_once() -> None:
     fake.submit(cancel_key="secret")
     second = fake.submit(cancel_key="secret")
     fake.turn(6)
-    assert "".join(second.texts) == "hello"
+    assert second.text() == "hello"
 
 
 @pytest.mark.parametrize("next_key", ["new", ""])
@@ -67,7 +66,7 @@ def test_cancelled_keys_are_forgotten_after_a_while(next_key: str) -> None:
         fake.engine.cancel_key(next_key)
     late = fake.submit(cancel_key="old")
     fake.turn(6)
-    assert "".join(late.texts) == "hello"
+    assert late.text() == "hello"
 
 
 def test_a_key_that_is_cancelled_again_is_remembered_from_then_on() -> None:
@@ -98,14 +97,14 @@ def test_an_empty_cancel_key_names_nobody() -> None:
     fake.engine.cancel_key("")
     responder = fake.submit()
     fake.turn(6)
-    assert "".join(responder.texts) == "hello"
+    assert responder.text() == "hello"
 
 
 def test_cancelling_what_has_finished_changes_nothing() -> None:
     fake = Fake(b"hi")
     responder = fake.submit(cancel_key="secret")
     fake.turn(3)
-    fake.engine.cancel_sequence(responder.last.sequence)
+    fake.engine.cancel_stream(responder.number)
     fake.turn()
     assert (responder.is_closed, fake.engine.stats().num_cancelled) == (False, 0)
 
@@ -117,76 +116,13 @@ def test_the_key_of_a_finished_request_may_come_again() -> None:
     fake.engine.cancel_key("secret")  # overtakes the second request
     second = fake.submit(cancel_key="secret")
     fake.turn(3)
-    assert (second.is_closed, second.releases) == (True, [])
+    assert (second.is_closed, second.batches) == (True, [])
 
 
 def test_the_time_from_cancel_to_free_is_measured() -> None:
     fake = Fake(b"hello")
     responder = fake.submit()
     fake.turn()
-    fake.engine.cancel_sequence(responder.last.sequence)
+    fake.engine.cancel_stream(responder.number)
     fake.turn(passed_s=0.25)
     assert fake.engine.stats().last_cancel_to_free_ms == pytest.approx(250)
-
-
-def test_a_sequence_that_has_said_nothing_for_a_while_is_probed() -> None:
-    fake = Fake(b"hello")
-    responder = fake.submit(is_stream=False)
-    fake.turn()
-    assert responder.releases == []
-    fake.turn(passed_s=SILENCE_S)
-    assert [release.is_probe for release in responder.releases] == [True]
-    fake.turn(passed_s=SILENCE_S / 2)
-    assert len(responder.releases) == 1
-    fake.turn(passed_s=SILENCE_S / 2)
-    assert len(responder.releases) == 2
-
-
-def test_a_queued_request_is_probed() -> None:
-    fake = Fake(b"hello")
-    fake.runtime.num_slots = 1
-    fake.submit()
-    queued = fake.submit()
-    fake.turn(passed_s=SILENCE_S)
-    fake.turn(passed_s=SILENCE_S)
-    assert [release.is_probe for release in queued.releases] == [True]
-
-
-def test_a_sequence_that_streams_is_not_probed() -> None:
-    fake = Fake(b"hello")
-    responder = fake.submit()
-    fake.turn(6, passed_s=SILENCE_S)
-    assert not any(release.is_probe for release in responder.releases)
-
-
-def test_a_sequence_that_its_client_can_cancel_is_probed_seldom() -> None:
-    fake = Fake(b"x" * 1000)
-    keyed = fake.submit(is_stream=False, max_tokens=1000, cancel_key="secret")
-    plain = fake.submit(is_stream=False, max_tokens=1000)
-    fake.turn(round(0.9 * KEYED_PROBE_INTERVAL_S / SILENCE_S), passed_s=SILENCE_S)
-    assert (len(keyed.releases), len(plain.releases)) == (0, 35)  # the first turn lets them in
-    fake.turn(8, passed_s=SILENCE_S)
-    assert [release.is_probe for release in keyed.releases] == [True]
-
-
-@pytest.mark.parametrize("has_keys", [False, True])
-@pytest.mark.parametrize("step_s", [0.01, 0.09, 0.25])
-def test_the_number_of_probes_does_not_grow_with_the_queue(has_keys: bool, step_s: float) -> None:
-    """Each costs as much as a token: with 1,000 requests outstanding throughput fell to a fifth."""
-    fake = Fake(b"x" * 10_000, max_waiting=1000)
-    keys = [f"key {index}" if has_keys else "" for index in range(300)]
-    responders = [fake.submit(is_stream=False, max_tokens=10_000, cancel_key=key) for key in keys]
-    duration_s = 3.0 * KEYED_PROBE_INTERVAL_S
-    fake.turn(round(duration_s / step_s), passed_s=step_s)
-    probes = [len(responder.releases) for responder in responders]
-    assert 0 < sum(probes) <= duration_s / PROBE_GAP_S
-    assert max(probes) - min(probes) <= 1  # the longest silent first
-
-
-def test_a_request_without_a_key_is_probed_in_time_among_many_with_one() -> None:
-    fake = Fake(b"x" * 10_000, max_waiting=1000)
-    for index in range(300):
-        fake.submit(is_stream=False, max_tokens=10_000, cancel_key=f"key {index}")
-    lone = fake.submit(is_stream=False, max_tokens=10_000)
-    fake.turn(3000, passed_s=0.005)
-    assert len(lone.releases) > 15.0 / PROBE_INTERVAL_S / 2

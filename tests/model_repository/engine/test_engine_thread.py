@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 
+from model_repository.contract.output import TokenDelta
+from model_repository.engine import output_streams
+from model_repository.engine.output_streams import OutputStream
 from model_repository.engine.sequence import EngineSequence
-from model_repository.errors import EngineFailed, StageError
-from model_repository.stage_messages import Release
-from tests.model_repository.engine.fake_engine import PATIENCE_S, Fake, FakeResponder, Panic
+from model_repository.errors import EngineFailed
+from tests.model_repository.engine.fake_engine import PATIENCE_S, DeafResponder, Fake, FakeResponder, Panic, request
 
 
 def test_the_thread_serves_and_waits_for_more() -> None:
@@ -16,7 +20,7 @@ def test_the_thread_serves_and_waits_for_more() -> None:
     for _ in range(2):
         responder = fake.submit()
         assert responder.has_ended.wait(PATIENCE_S)
-        assert "".join(responder.texts) == "hello"
+        assert responder.text() == "hello"
     fake.engine.close()
     assert fake.runtime.is_closed
 
@@ -33,7 +37,7 @@ def test_the_thread_survives_an_unforeseen_exception(caplog: pytest.LogCaptureFi
     after = fake.submit()
     assert after.has_ended.wait(PATIENCE_S)
     fake.engine.close()
-    assert "".join(after.texts) == "hello"
+    assert after.text() == "hello"
     assert type(error).__name__ in caplog.text
 
 
@@ -42,8 +46,8 @@ def test_an_engine_whose_thread_has_died_says_so_and_takes_nothing() -> None:
     """Its control answered as if all were well, so nobody loaded it anew."""
     fake = Fake(b"hello")
     fake.runtime.step_error, fake.runtime.free_error = KeyError("broken"), KeyError("broken for good")
-    fake.engine.start()
     responders = [fake.submit(), fake.submit()]
+    fake.engine.start()
     for responder in responders:
         assert responder.has_ended.wait(PATIENCE_S)
     fake.engine._thread.join(PATIENCE_S)
@@ -54,15 +58,15 @@ def test_an_engine_whose_thread_has_died_says_so_and_takes_nothing() -> None:
     assert fake.runtime.is_closed
 
 
-def test_a_release_that_cannot_be_built_ends_its_request_with_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_token_delta_that_cannot_be_built_ends_its_request_with_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """The sequence was forgotten first: its client waited for ever."""
 
-    def fail(self: EngineSequence, now_s: float) -> Release:
+    def fail(self: EngineSequence) -> TokenDelta:
         raise IndexError("no such token")
 
     fake = Fake(b"hello")
     fake.engine.start()
-    monkeypatch.setattr(EngineSequence, "next_release", fail)
+    monkeypatch.setattr(EngineSequence, "next_delta", fail)
     responder = fake.submit(is_stream=False)
     assert responder.has_ended.wait(PATIENCE_S)
     fake.engine.close()
@@ -70,13 +74,9 @@ def test_a_release_that_cannot_be_built_ends_its_request_with_an_error(monkeypat
     assert responder.error.message() == "[internal_error] the engine failed"
 
 
-def test_a_client_that_cannot_be_told_of_a_failure_does_not_keep_the_others_from_it() -> None:
-    class Deaf(FakeResponder):
-        def fail(self, error: StageError) -> None:
-            raise RuntimeError("nobody there")
-
+def test_a_reader_that_is_gone_does_not_keep_a_failure_from_the_others() -> None:
     fake = Fake(b"hello" * 100)
-    fake.submit(responder=Deaf())
+    fake.submit(responder=DeafResponder())
     other = fake.submit()
     fake.turn()
     fake.runtime.step_error = EngineFailed("out of cells")
@@ -88,9 +88,66 @@ def test_closing_fails_what_is_running_and_frees_the_model() -> None:
     fake = Fake(b"x" * 10_000_000)
     fake.engine.start()
     responder = fake.submit(max_tokens=10_000_000)
-    assert responder.has_release.wait(PATIENCE_S)
+    assert responder.has_items.wait(PATIENCE_S)
     fake.engine.close()
     assert responder.error is not None
     assert responder.error.message() == "[engine_failed] the engine is shutting down"
     assert fake.runtime.is_closed
     assert not fake.runtime.has_work
+
+
+# --- output streams of frontends --------------------------------------------------------------------------------------
+
+
+def test_the_thread_sends_the_error_of_an_unforeseen_exception() -> None:
+    fake = Fake(b"hello")
+    reader = fake.open_stream()
+    fake.runtime.step_error = KeyError("secret")
+    fake.engine.start()
+    fake.submit_batch("key", {1: request()})
+    assert reader.has_items.wait(PATIENCE_S)
+    assert reader.items(1) == ["[internal_error] the engine failed"]
+    fake.engine.close()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_thread_that_dies_sends_the_errors_first() -> None:
+    fake = Fake(b"hello")
+    reader = fake.open_stream()
+    fake.runtime.step_error, fake.runtime.free_error = KeyError("broken"), KeyError("broken for good")
+    fake.engine.start()
+    fake.submit_batch("key", {1: request()})
+    assert reader.has_items.wait(PATIENCE_S)
+    fake.engine._thread.join(PATIENCE_S)
+    with pytest.raises(EngineFailed):
+        fake.engine.open_stream("other", FakeResponder())
+
+
+@pytest.mark.parametrize("is_broken", [False, True])
+def test_the_thread_wakes_up_to_end_idle_streams(monkeypatch: pytest.MonkeyPatch, is_broken: bool) -> None:
+    monkeypatch.setattr(output_streams, "CHECK_INTERVAL_S", 0.001)
+    monkeypatch.setattr(output_streams, "OutputStream", functools.partial(OutputStream, check_interval_s=0.001))
+    monkeypatch.setattr(output_streams, "MAX_IDLE_S", 1e9 if is_broken else 0.01)
+    fake = Fake(b"hello", has_real_clock=True)
+    fake.engine.start()
+    reader = FakeResponder()
+    fake.engine.open_stream("key", reader)
+    reader.is_broken = is_broken
+    assert reader.has_ended.wait(PATIENCE_S)
+    fake.engine.close()
+    assert reader.is_closed
+    assert not any(reader.sizes)
+
+
+def test_closing_ends_the_streams_with_an_error() -> None:
+    fake = Fake(b"x" * 10_000_000)
+    fake.engine.start()
+    idle, busy = FakeResponder(), FakeResponder()
+    fake.engine.open_stream("idle", idle)
+    fake.engine.open_stream("busy", busy)
+    fake.submit_batch("busy", {1: request(max_tokens=10_000_000)})
+    assert busy.has_items.wait(PATIENCE_S)
+    fake.engine.close()
+    for reader in (idle, busy):
+        assert reader.error is not None
+        assert reader.error.message() == "[engine_failed] the engine is shutting down"

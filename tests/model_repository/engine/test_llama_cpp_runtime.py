@@ -7,17 +7,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from model_repository.byte_table import FILE_NAME, load_byte_table
+from model_repository.contract.request import EngineRequest, OutputFormat, Params, SamplingParams, StructuredOutput
 from model_repository.engine.adapter_folder import Adapter
 from model_repository.engine.adapter_root import AdapterRoot
 from model_repository.engine.llama_cpp_runtime import LlamaCppRuntime
 from model_repository.engine.runtime import EngineConfig, StepOutput
 from model_repository.errors import EngineFailed, InvalidRequest, UnknownAdapter
-from model_repository.generation import Guide, GuideKind, SamplingParams
-from model_repository.stage_messages import EngineRequest
 from tests.build_engines.tiny_checkpoint import CONFIG
+from tests.model_repository.engine.engine_requests import changed
 from tests.model_repository.engine.tiny_adapter import write_adapter
 
 EOS = 261  # <|im_end|> of the tiny checkpoint
@@ -54,8 +55,8 @@ def load(config: EngineConfig) -> LlamaCppRuntime:
 
 
 def request(prompt: Sequence[int] = PROMPT, **sampling: Any) -> EngineRequest:
-    params = dataclasses.replace(GREEDY, **sampling)
-    return EngineRequest(prompt_token_ids=tuple(prompt), max_tokens=NUM_TOKENS, sampling=params)
+    params = Params(sampling=msgspec.structs.replace(GREEDY, **sampling))
+    return EngineRequest(prompt_token_ids=tuple(prompt), max_tokens=NUM_TOKENS, params=params)
 
 
 def complete(
@@ -179,6 +180,7 @@ UNKNOWN_TOKENS: list[tuple[str, dict[str, Any]]] = [
     ("prompt_token_ids", {"prompt_token_ids": (5, -1)}),
     ("prompt_token_ids", {"prompt_token_ids": ()}),
     ("stop_token_ids", {"stop_token_ids": (5, 288)}),
+    ("allowed_token_ids", {"allowed_token_ids": (5, 288)}),
     ("logit_bias_token_ids", {"sampling": SamplingParams(logit_bias={288: 1.0})}),
     ("lora_name", {"lora_name": "c"}),
 ]
@@ -192,7 +194,7 @@ def test_a_request_that_the_model_cannot_serve_does_not_touch_the_others(
     expected = tokens_of(runtime, request())
     runtime.submit(1, request())
     with pytest.raises(InvalidRequest) as caught:
-        runtime.submit(2, dataclasses.replace(request(), **fields))
+        runtime.submit(2, changed(request(), **fields))
     assert caught.value.field == name
     assert [output.sequence for output in runtime.step()] == [1]
     runtime.free(1)
@@ -228,7 +230,7 @@ def test_completions_of_one_prompt_compute_it_once_and_are_what_each_is_alone(ru
 
 
 def test_without_tokens_only_the_prompt_is_computed(runtime: LlamaCppRuntime) -> None:
-    runtime.submit(1, dataclasses.replace(request(), max_tokens=0))
+    runtime.submit(1, changed(request(), max_tokens=0))
     assert runtime.step() == [StepOutput(1)]
     assert runtime.step() == []  # not freed yet
     runtime.free(1)
@@ -266,7 +268,7 @@ def scored(runtime: LlamaCppRuntime, item: EngineRequest) -> list[StepOutput]:
 
 @pytest.mark.parametrize("num_logprobs", [0, 5])
 def test_drawn_tokens_have_their_logprobs(runtime: LlamaCppRuntime, num_logprobs: int) -> None:
-    outputs = scored(runtime, dataclasses.replace(request(), num_logprobs=num_logprobs))
+    outputs = scored(runtime, changed(request(), num_logprobs=num_logprobs))
     for output in outputs:
         assert output.logprob is not None
         assert len(output.logprob.top) == num_logprobs
@@ -277,10 +279,10 @@ def test_drawn_tokens_have_their_logprobs(runtime: LlamaCppRuntime, num_logprobs
 
 def test_logprobs_are_of_the_raw_distribution(runtime: LlamaCppRuntime) -> None:
     """Whatever shapes the draw: the first token's candidates are the same."""
-    (plain, *_) = scored(runtime, dataclasses.replace(request(), num_logprobs=20))
+    (plain, *_) = scored(runtime, changed(request(), num_logprobs=20))
     _forget(runtime)  # numbers computed from reused cells differ a little
     shaped = request(temperature=1.5, top_k=3, repetition_penalty=1.5, logit_bias={7: 100.0}, seed=1)
-    (output, *_) = scored(runtime, dataclasses.replace(shaped, num_logprobs=20))
+    (output, *_) = scored(runtime, changed(shaped, num_logprobs=20))
     assert plain.logprob is not None
     assert output.logprob is not None
     assert output.token_id == 7
@@ -298,7 +300,7 @@ def test_an_echoed_prompt_has_logprobs_over_several_steps(runtime: LlamaCppRunti
     """Greedy tokens are the likeliest ones when they are scored as a prompt, wherever a step begins."""
     start = tuple(index % 250 for index in range(500))
     prompt = (*start, *tokens_of(runtime, request(start)))
-    item = dataclasses.replace(request(prompt), echo=(b"",) * len(prompt), num_logprobs=2, max_tokens=max_tokens)
+    item = changed(request(prompt), echo=(b"",) * len(prompt), num_logprobs=2, max_tokens=max_tokens)
     (output, *others) = scored(runtime, item)
     assert output.num_cached_tokens == 0
     assert (output.token_id is None) == (max_tokens == 0)
@@ -315,7 +317,7 @@ def test_an_echoed_prompt_has_logprobs_over_several_steps(runtime: LlamaCppRunti
 
 def test_an_echo_without_logprobs_reuses_cells(runtime: LlamaCppRuntime) -> None:
     tokens_of(runtime, request())
-    item = dataclasses.replace(request(), echo=(b"",) * len(PROMPT))
+    item = changed(request(), echo=(b"",) * len(PROMPT))
     assert complete(runtime, {1: item})[1] == {1: len(PROMPT) - 1}
 
 
@@ -323,9 +325,7 @@ def test_an_echo_without_logprobs_reuses_cells(runtime: LlamaCppRuntime) -> None
 
 
 def test_sequences_of_several_adapters_run_together_as_each_does_alone(runtime: LlamaCppRuntime) -> None:
-    requests = {
-        number: dataclasses.replace(request(), lora_name=name) for number, name in ((1, "a"), (2, "b"), (3, ""))
-    }
+    requests = {number: changed(request(), lora_name=name) for number, name in ((1, "a"), (2, "b"), (3, ""))}
     alone = {}
     for number, item in requests.items():
         alone[number] = tokens_of(runtime, item)
@@ -337,7 +337,7 @@ def test_sequences_of_several_adapters_run_together_as_each_does_alone(runtime: 
 
 
 def test_cells_are_reused_under_their_own_adapter_only(runtime: LlamaCppRuntime) -> None:
-    under_a = dataclasses.replace(request(), lora_name="a")
+    under_a = changed(request(), lora_name="a")
     expected = tokens_of(runtime, under_a)
     assert complete(runtime, {1: request()})[1] == {1: 0}
     tokens, num_cached = complete(runtime, {1: under_a})
@@ -350,19 +350,19 @@ def test_an_adapter_that_is_loaded_later_computes_what_one_of_the_artifact_does(
     expected = {}
     for name in ("a", "b"):
         built_in = load(config)
-        expected[name] = tokens_of(built_in, dataclasses.replace(request(), lora_name=name))
+        expected[name] = tokens_of(built_in, changed(request(), lora_name=name))
         built_in.close()
     runtime = load(dataclasses.replace(config, adapters={}))
     plain = tokens_of(runtime, request())
     for name, path in config.adapters.items():
         runtime.load_adapter(name, Adapter.of_artifact(path))
-        assert tokens_of(runtime, dataclasses.replace(request(), lora_name=name)) == expected[name]
+        assert tokens_of(runtime, changed(request(), lora_name=name)) == expected[name]
         assert tokens_of(runtime, request()) == plain
     runtime.close()
 
 
 def test_an_adapter_is_loaded_and_unloaded_beside_sequences_which_go_on_as_alone(lanes: LlamaCppRuntime) -> None:
-    items = {1: request(), 2: dataclasses.replace(request(), lora_name="a"), 3: request(PROMPT[::-1])}
+    items = {1: request(), 2: changed(request(), lora_name="a"), 3: request(PROMPT[::-1])}
     alone = {number: tokens_of(lanes, item) for number, item in items.items()}
     later = Adapter.of_artifact(lanes._config.adapters["b"])
     tokens: dict[int, list[int | None]] = {number: [] for number in items}
@@ -383,12 +383,12 @@ def test_an_adapter_is_loaded_and_unloaded_beside_sequences_which_go_on_as_alone
     assert tokens == alone
     for name in ("later", "a"):
         with pytest.raises(UnknownAdapter, match=f"'{name}': expected one of \\['b'\\]"):
-            lanes.submit(4, dataclasses.replace(request(), lora_name=name))
+            lanes.submit(4, changed(request(), lora_name=name))
 
 
 def test_what_comes_back_under_a_name_with_other_weights_reuses_no_cells(runtime: LlamaCppRuntime) -> None:
-    under_a = dataclasses.replace(request(), lora_name="a")
-    of_b = tokens_of(runtime, dataclasses.replace(request(), lora_name="b"))
+    under_a = changed(request(), lora_name="a")
+    of_b = tokens_of(runtime, changed(request(), lora_name="b"))
     _forget(runtime)
     of_a = tokens_of(runtime, under_a)
     weights = {name: Adapter.of_artifact(runtime._config.adapters[name]) for name in ("a", "b")}
@@ -430,9 +430,9 @@ def test_a_file_that_is_no_adapter_of_the_model_is_refused(runtime: LlamaCppRunt
 # --- constraints -----------------------------------------------------------------------------------------------------
 
 
-def test_a_guide_shapes_the_completion(runtime: LlamaCppRuntime) -> None:
-    guide = Guide(GuideKind.CHOICE, '["yes, sir", "no, sir"]')
-    items = {number: dataclasses.replace(request(temperature=1.0, seed=number), guide=guide) for number in (1, 2)}
+def test_a_structured_output_shapes_the_completion(runtime: LlamaCppRuntime) -> None:
+    choice = StructuredOutput(OutputFormat.CHOICE, '["yes, sir", "no, sir"]')
+    items = {number: changed(request(temperature=1.0, seed=number), structured_output=choice) for number in (1, 2)}
     byte_table = load_byte_table(runtime._config.artifact_dir / FILE_NAME)
     texts = {number: b"" for number in items}
     for number, item in items.items():
@@ -446,9 +446,20 @@ def test_a_guide_shapes_the_completion(runtime: LlamaCppRuntime) -> None:
     assert set(texts.values()) <= {b"yes, sir", b"no, sir"}
 
 
-def test_a_guide_that_is_none_is_refused(runtime: LlamaCppRuntime) -> None:
+def test_only_allowed_token_ids_are_drawn(runtime: LlamaCppRuntime) -> None:
+    drawn = changed(request(temperature=1.0), allowed_token_ids=(7, 8, 9))
+    assert set(tokens_of(runtime, drawn)) <= {7, 8, 9}
+
+
+def test_a_compiled_grammar_takes_the_memory_that_its_request_names(runtime: LlamaCppRuntime) -> None:
+    output = StructuredOutput(OutputFormat.REGEX, "a+")
+    assert runtime.prepare(changed(request(), structured_output=output, grammar_bytes=1000)) is not None
+    assert runtime._constraints.num_bytes == 1000
+
+
+def test_a_malformed_structured_output_is_refused(runtime: LlamaCppRuntime) -> None:
     with pytest.raises(InvalidRequest):
-        runtime.submit(1, dataclasses.replace(request(), guide=Guide(GuideKind.REGEX, "(")))
+        runtime.submit(1, changed(request(), structured_output=StructuredOutput(OutputFormat.REGEX, "(")))
     assert not runtime.has_work
 
 
@@ -496,7 +507,7 @@ def test_a_frequency_penalty_keeps_tokens_from_coming_again(runtime: LlamaCppRun
 def test_the_presence_penalty_looks_at_the_completion_only(runtime: LlamaCppRuntime) -> None:
     plain = tokens_of(runtime, request())
     repeated = request((*PROMPT, plain[0], *PROMPT))  # the likely tokens are in the prompt, and stay likely
-    penalized = dataclasses.replace(repeated, sampling=dataclasses.replace(GREEDY, presence_penalty=2.0))
+    penalized = changed(repeated, sampling=msgspec.structs.replace(GREEDY, presence_penalty=2.0))
     assert tokens_of(runtime, repeated, 1) == tokens_of(runtime, penalized, 1)
     assert tokens_of(runtime, request(presence_penalty=2.0), 100) != tokens_of(runtime, request(), 100)
 
@@ -553,7 +564,7 @@ def test_lanes_give_each_sequence_what_it_gets_alone(lanes: LlamaCppRuntime) -> 
 def test_the_urgent_pass_others_that_wait(config: EngineConfig, num_lanes: str) -> None:
     runtime = load(dataclasses.replace(config, num_threads=2, options={"lanes": num_lanes}))
     for number, priority in enumerate((0, 0, 0, 1, 0, -1)):
-        runtime.submit(number, dataclasses.replace(request(PROMPT[number:]), priority=priority))
+        runtime.submit(number, changed(request(PROMPT[number:]), priority=priority))
         runtime.step()
     scheduled_s: dict[int, float] = {}
     while runtime.has_work:
@@ -578,7 +589,7 @@ def test_the_next_turn_of_a_conversation_goes_to_the_lane_that_has_the_last_one(
     first = {number: request(PROMPT[number:]) for number in (1, 2)}
     complete(lanes, first)
     for number, item in first.items():
-        longer = dataclasses.replace(item, prompt_token_ids=(*item.prompt_token_ids, 7, 8, 9))
+        longer = changed(item, prompt_token_ids=(*item.prompt_token_ids, 7, 8, 9))
         assert complete(lanes, {number: longer})[1] == {number: len(item.prompt_token_ids)}
 
 
@@ -624,8 +635,7 @@ def test_a_lane_that_fails_takes_all_sequences_with_it_and_the_lanes_go_on(
 
 def test_sequences_of_several_adapters_run_on_lanes_as_each_does_alone(lanes: LlamaCppRuntime) -> None:
     requests = {
-        number: dataclasses.replace(request(), lora_name=name)
-        for number, name in ((1, "a"), (2, "b"), (3, ""), (4, "a"), (5, "b"))
+        number: changed(request(), lora_name=name) for number, name in ((1, "a"), (2, "b"), (3, ""), (4, "a"), (5, "b"))
     }
     alone = {number: tokens_of(lanes, item) for number, item in requests.items()}
     assert complete(lanes, requests)[0] == alone

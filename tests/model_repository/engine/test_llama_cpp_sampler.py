@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
@@ -13,11 +12,11 @@ import numpy.typing as npt
 import pytest
 from cyllama.llama import llama_cpp as llama
 
+from model_repository.contract.request import EngineRequest, Mirostat, OutputFormat, SamplingParams, StructuredOutput
 from model_repository.engine.llama_cpp_sampler import TokenSampler
 from model_repository.errors import InvalidRequest
-from model_repository.generation import Guide, GuideKind, Mirostat, SamplingParams
-from model_repository.stage_messages import EngineRequest
 from tests.build_engines.tiny_checkpoint import CONFIG
+from tests.model_repository.engine.engine_requests import changed
 
 VOCAB_SIZE: int = CONFIG["vocab_size"]
 PROMPT = tuple(range(40, 60))
@@ -77,14 +76,10 @@ class FakeConstraint:
 
 
 def sampler(constraint: Any = None, **fields: Any) -> TokenSampler:
-    names = {field.name for field in dataclasses.fields(SamplingParams)}
+    names = SamplingParams.__struct_fields__
     sampling = SamplingParams(**{name: value for name, value in fields.items() if name in names})
-    request = EngineRequest(
-        prompt_token_ids=PROMPT,
-        max_tokens=50,
-        sampling=sampling,
-        **{name: value for name, value in fields.items() if name not in names},
-    )
+    others = {name: value for name, value in fields.items() if name not in names}
+    request = changed(EngineRequest(prompt_token_ids=PROMPT, max_tokens=50), sampling=sampling, **others)
     return TokenSampler(
         request, vocab_size=VOCAB_SIZE, context_window=256, eos_token_ids=frozenset([EOS]), constraint=constraint
     )
@@ -264,9 +259,10 @@ def test_a_constraint_that_is_free_changes_nothing(context: llama.LlamaContext) 
 
 @pytest.mark.parametrize("fields", [{}, {"logit_bias": {7: -100.0}}, {"min_tokens": 3}])
 def test_when_nothing_can_follow_the_request_is_at_fault(context: llama.LlamaContext, fields: dict[str, Any]) -> None:
+    regex = StructuredOutput(OutputFormat.REGEX, "x")
     allowed = {"logit_bias": {7}, "min_tokens": {EOS}}.get(next(iter(fields), ""), set[int]())
     with pytest.raises(InvalidRequest) as caught:
-        sampler(FakeConstraint(lambda _: allowed), guide=Guide(GuideKind.REGEX, "x"), **fields).draw(context, ROW)
+        sampler(FakeConstraint(lambda _: allowed), structured_output=regex, **fields).draw(context, ROW)
     assert caught.value.field == "guided_decoding_guide"
 
 

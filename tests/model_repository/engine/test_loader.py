@@ -73,20 +73,20 @@ def test_an_engine_is_loaded_with_its_runtime(tmp_path: Path) -> None:
 
 
 def num_sent(runtime: str, num_cores: int, interval_ms: int = 1000) -> int:
-    """Return how many responses of one stream leave within a second in which it has a token every 0.1 ms."""
+    """Return the number of batches of one stream within a second in which it has a token every 0.1 ms."""
     config = read_engine_config(PARAMETERS | {"runtime": runtime, "stream_interval_ms": str(interval_ms)})
     emitter, since_s, count = make_emitter(config, num_cores), 0.0, 0
     for step in range(10_000):
         now_s = step * 1e-4
-        if emitter.due([Waiting(key=1, since_s=since_s)], now_s):
+        if emitter.due([Waiting(key=1, since_s=since_s, stream=1)], now_s):
             since_s, count = now_s, count + 1
     return count
 
 
-def test_telling_of_tokens_leaves_the_cores_to_a_runtime_that_computes_on_them() -> None:
+def test_sending_leaves_the_cores_to_a_runtime_that_computes_on_them() -> None:
     assert num_sent("llama_cpp", num_cores=2) < num_sent("synthetic", num_cores=2) / 10
     assert num_sent("llama_cpp", num_cores=8) > 3 * num_sent("llama_cpp", num_cores=2)
-    assert num_sent("synthetic", num_cores=64) < 3 * num_sent("synthetic", num_cores=2)  # one thread tells, on one core
+    assert num_sent("synthetic", num_cores=64) < 3 * num_sent("synthetic", num_cores=2)  # one thread sends, on one core
 
 
 @pytest.mark.parametrize("runtime", ["llama_cpp", "synthetic"])

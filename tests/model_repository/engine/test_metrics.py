@@ -1,9 +1,10 @@
-"""The engine's figures, as Triton is told them."""
+"""The engine's figures as Triton's metrics."""
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
+
+from msgspec.structs import fields, replace
 
 from model_repository.engine.metrics import FAMILIES, EngineMetrics
 from tests.fakes import stats
@@ -24,13 +25,13 @@ class FakeMetric:
         self.calls.append("increment")
 
 
-def test_counters_are_told_what_is_new_and_gauges_what_is() -> None:
-    told = [
-        dataclasses.replace(stats(1), num_active=3, num_step_tokens=10),
-        dataclasses.replace(stats(1), num_active=1, num_step_tokens=14),
+def test_a_counter_gets_the_difference_and_a_gauge_the_value() -> None:
+    updates = [
+        replace(stats(1), num_active=3, num_step_tokens=10),
+        replace(stats(1), num_active=1, num_step_tokens=14),
     ]
     metrics = {family.name: FakeMetric() for family in FAMILIES}
-    engine_metrics = EngineMetrics(lambda: told.pop(0), list(metrics.values()))
+    engine_metrics = EngineMetrics(lambda: updates.pop(0), list(metrics.values()))
     engine_metrics.update()
     engine_metrics.update()
     assert metrics["conch_engine_sequences_active"].value == 1
@@ -42,16 +43,16 @@ def test_counters_are_told_what_is_new_and_gauges_what_is() -> None:
 
 def test_every_figure_has_a_family_of_its_own() -> None:
     base = stats(1)
-    changes: dict[str, Any] = {field.name: {field.name: 7} for field in dataclasses.fields(base)}
+    changes: dict[str, Any] = {field.name: {field.name: 7} for field in fields(base)}
     for family in FAMILIES:
         assert [
             field.name
-            for field in dataclasses.fields(base)
-            if family.value(dataclasses.replace(base, **changes[field.name])) != family.value(base)
+            for field in fields(base)
+            if family.value(replace(base, **changes[field.name])) != family.value(base)
         ], family.name
 
 
-def test_the_thread_ends_when_it_is_told_to() -> None:
+def test_closing_ends_the_thread() -> None:
     metrics = EngineMetrics(lambda: stats(1), [FakeMetric() for _ in FAMILIES])
     metrics.start()
     metrics.close()

@@ -1,4 +1,4 @@
-"""Triton's door to the engine stage: whether the model is ready, whether it is to be left alone, its adapters."""
+"""Triton's door to the engine stage: requests, readiness, draining, adapters."""
 
 from __future__ import annotations
 
@@ -10,22 +10,34 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 
 import model_repository
+from model_repository.contract.codec import Tensors, message_tensor, pack
+from model_repository.contract.output import EngineStats
+from model_repository.contract.request import EngineRequest, EngineRequestBatch
+from model_repository.contract.tensors import ENGINE_REQUESTS, OPEN_STREAM
 from model_repository.errors import EngineFailed, InvalidRequest, KeyRefused
-from model_repository.stage_messages import EngineStats
 from tests.fakes import stats
 
 DOOR = Path(model_repository.__file__).parent / "engine" / "1" / "model.py"
 
 
 class Engine:
-    """An engine that works until it is told not to."""
+    """An engine that works while it has no error."""
 
     error: Exception | None = None
-
     is_draining = False
+
+    def __init__(self) -> None:
+        self.calls: list[Any] = []
+
+    def submit(self, batch: EngineRequestBatch, responder: Any) -> None:
+        self.calls.append(batch)
+
+    def open_stream(self, key: str, responder: Any) -> None:
+        self.calls.append(key)
 
     def stats(self) -> EngineStats:
         if self.error is not None:
@@ -54,7 +66,7 @@ class Responder:
     def __init__(self) -> None:
         self.answers: list[Any] = []
 
-    def close(self, tensors: Any) -> None:
+    def close_with(self, tensors: Any) -> None:
         self.answers.append(tensors)
 
 
@@ -79,14 +91,35 @@ def test_it_is_ready_while_its_engine_works(model: Any) -> None:
     assert model.is_ready() is False
 
 
+def test_batches_of_requests_and_new_streams_go_to_the_engine(model: Any) -> None:
+    batch = EngineRequestBatch("key", ((1, EngineRequest(prompt_token_ids=(1, 2), max_tokens=3)), (2, "an error")))
+    model._serve(message_tensor(ENGINE_REQUESTS, pack(batch)), Responder())
+    model._serve(message_tensor(OPEN_STREAM, b"key"), Responder())
+    assert model.engine.calls == [batch, "key"]
+
+
+@pytest.mark.parametrize(
+    ("tensors", "message"),
+    [
+        (message_tensor(ENGINE_REQUESTS, b"{}"), "^not a EngineRequestBatch"),
+        (message_tensor(OPEN_STREAM, b""), "^the key is empty"),
+        ({}, "^expected `control`, `open_stream` or `engine_requests`"),
+    ],
+)
+def test_a_request_without_a_proper_message_is_refused(model: Any, tensors: Tensors, message: str) -> None:
+    with pytest.raises(InvalidRequest, match=message):
+        model._serve(tensors, Responder())
+    assert model.engine.calls == []
+
+
 def control(model: Any, message: Any) -> EngineStats:
     responder = Responder()
-    model._control([json.dumps(message).encode()], responder)
+    model._control(json.dumps(message).encode(), responder)
     [answer] = responder.answers
-    return EngineStats.from_json(answer["stats"].item())
+    return msgspec.json.decode(answer["stats"].item(), type=EngineStats)
 
 
-def test_it_is_drained_until_it_is_told_otherwise(model: Any) -> None:
+def test_it_is_drained_until_a_message_says_otherwise(model: Any) -> None:
     for is_draining in (True, False):
         assert control(model, {"drain": is_draining}) == stats(7)
         assert model.engine.is_draining is is_draining
@@ -114,7 +147,7 @@ def test_adapters_are_loaded_and_unloaded_by_their_control(model: Any) -> None:
 @pytest.mark.parametrize(
     "message", [{"load_adapter": "x"}, {"load_adapter": "x", "source": 1}, {"unload_adapter": "x", "source": "y"}]
 )
-def test_an_order_that_is_none_is_refused(model: Any, message: Any) -> None:
+def test_a_malformed_order_is_refused(model: Any, message: Any) -> None:
     with pytest.raises(InvalidRequest, match="expected"):
         control(model, message)
     assert model.adapters.orders == []

@@ -1,18 +1,19 @@
-"""What ends a sequence and what its releases say. A token is its byte."""
+"""How a sequence ends, and its token deltas. A token is its byte."""
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
+from model_repository.contract.output import DeltaDetails, DrawnLogprob, FinishReason, Timing, TokenDelta, Usage
+from model_repository.contract.request import EngineRequest
+from model_repository.engine.output_streams import OutputStream
 from model_repository.engine.runtime import StepOutput
 from model_repository.engine.sequence import EngineSequence
-from model_repository.errors import StageError
-from model_repository.generation import FinishReason, SamplingParams, Timing, Usage
-from model_repository.stage_messages import DrawnLogprob, EngineRequest, Release, ReleaseDetails
+from tests.model_repository.engine.engine_requests import changed
+from tests.model_repository.engine.fake_engine import FakeResponder
 
 BYTE_TABLE = [b"", *(bytes([byte]) for byte in range(1, 256))]
 EOS = 0
@@ -21,78 +22,62 @@ PROMPT = (EOS, ord("p"), ord("q"))
 PROMPT_LOGPROBS = (DrawnLogprob(None), DrawnLogprob(-0.25, ((7, -0.25),)), DrawnLogprob(-4.0, ((8, -0.5),)))
 
 
-class NobodyResponder:
-    """Is not called by a sequence."""
-
-    def send(self, release: Release) -> None:
-        """Never."""
-        raise AssertionError
-
-    def fail(self, error: StageError) -> None:
-        """Never."""
-        raise AssertionError
-
-    def close(self) -> None:
-        """Never."""
-        raise AssertionError
-
-
 def sequence(**fields: Any) -> EngineSequence:
-    request = EngineRequest(prompt_token_ids=PROMPT, max_tokens=50, sampling=SamplingParams(), is_stream=True)
     return EngineSequence(
         5,
-        dataclasses.replace(request, **fields),
-        NobodyResponder(),
+        changed(EngineRequest(prompt_token_ids=PROMPT, max_tokens=50), **{"is_stream": True} | fields),
+        stream=OutputStream(1, "key", FakeResponder(), 0.0),
+        item=3,
         byte_table=BYTE_TABLE,
         eos_token_ids=frozenset([EOS]),
         now_s=0.0,
     )
 
 
-def run(tokens: Sequence[int], **fields: Any) -> list[Release]:
-    """Return the releases that leave when each does at once: of these tokens, up to the end of the sequence."""
-    item, releases = sequence(**fields), []
+def run(tokens: Sequence[int], **fields: Any) -> list[TokenDelta]:
+    """Return the deltas of these tokens, up to the end of the sequence, where each leaves at once."""
+    item, deltas = sequence(**fields), []
     for index, token_id in enumerate(tokens):
         logprob = DrawnLogprob(-index - 1.0) if "num_logprobs" in fields else None
         prompt_logprobs = PROMPT_LOGPROBS if "num_logprobs" in fields and not index else ()
         item.take(StepOutput(5, token_id, logprob=logprob, prompt_logprobs=prompt_logprobs), now_s=index)
         if item.waiting() is not None:
-            releases.append(item.next_release(index))
+            deltas.append(item.next_delta())
         if item.finish_reason is not None:
-            return releases
-    return releases
+            return deltas
+    return deltas
 
 
-def text(releases: Sequence[Release]) -> str:
+def text(deltas: Sequence[TokenDelta]) -> str:
     pieces = []
-    for release in releases:
-        piece = b"".join(BYTE_TABLE[token_id] for token_id in release.token_ids)
-        pieces.append(piece[: len(piece) - release.num_cut_bytes])
+    for delta in deltas:
+        piece = b"".join(BYTE_TABLE[token_id] for token_id in delta.token_ids)
+        pieces.append(piece[: len(piece) - delta.num_cut_bytes])
     return b"".join(pieces).decode()
 
 
-def ending(releases: Sequence[Release]) -> tuple[str, FinishReason | None, str | int | None]:
-    details = releases[-1].details or ReleaseDetails()
-    return text(releases), releases[-1].finish_reason, details.stop_reason
+def ending(deltas: Sequence[TokenDelta]) -> tuple[str, FinishReason | None, str | int | None]:
+    details = deltas[-1].details or DeltaDetails()
+    return text(deltas), deltas[-1].finish_reason, details.stop_reason
 
 
-def logprobs(releases: Sequence[Release]) -> list[float | None]:
-    return [item.logprob for release in releases if release.details for item in release.details.logprobs]
+def logprobs(deltas: Sequence[TokenDelta]) -> list[float | None]:
+    return [item.logprob for delta in deltas if delta.details for item in delta.details.logprobs]
 
 
 # --- end tokens ------------------------------------------------------------------------------------------------------
 
 
 def test_an_end_token_of_the_model_has_no_stop_reason() -> None:
-    releases = run([*b"hi", EOS, *b"never"])
-    assert ending(releases) == ("hi", FinishReason.STOP, None)
-    assert releases[-1].usage == Usage(num_input_tokens=3, num_output_tokens=3)
+    deltas = run([*b"hi", EOS, *b"never"])
+    assert ending(deltas) == ("hi", FinishReason.STOP, None)
+    assert deltas[-1].usage == Usage(num_input_tokens=3, num_output_tokens=3)
 
 
 def test_a_stop_token_is_the_stop_reason_and_no_text() -> None:
-    releases = run(b"one.two", stop_token_ids=(ord("."), ord("!")))
-    assert ending(releases) == ("one", FinishReason.STOP, ord("."))
-    assert releases[-1].usage == Usage(num_input_tokens=3, num_output_tokens=4)
+    deltas = run(b"one.two", stop_token_ids=(ord("."), ord("!")))
+    assert ending(deltas) == ("one", FinishReason.STOP, ord("."))
+    assert deltas[-1].usage == Usage(num_input_tokens=3, num_output_tokens=4)
 
 
 def test_an_included_stop_token_is_text() -> None:
@@ -100,8 +85,8 @@ def test_an_included_stop_token_is_text() -> None:
 
 
 def test_an_end_token_of_the_model_is_never_text() -> None:
-    releases = run([*b"hi", EOS], include_stop=True)
-    assert (text(releases), releases[-1].token_ids) == ("hi", ())
+    deltas = run([*b"hi", EOS], include_stop=True)
+    assert (text(deltas), deltas[-1].token_ids) == ("hi", ())
 
 
 def test_an_end_token_that_is_a_stop_token_too_is_the_models_own() -> None:
@@ -109,10 +94,10 @@ def test_an_end_token_that_is_a_stop_token_too_is_the_models_own() -> None:
 
 
 def test_an_ignored_end_token_counts_and_goes_on() -> None:
-    releases = run([*b"hi", EOS, *b"go"], ignore_eos=True, max_tokens=5)
-    assert ending(releases) == ("higo", FinishReason.LENGTH, None)
-    assert [token_id for release in releases for token_id in release.token_ids] == [*b"hi", EOS, *b"go"]
-    assert releases[-1].usage == Usage(num_input_tokens=3, num_output_tokens=5)
+    deltas = run([*b"hi", EOS, *b"go"], ignore_eos=True, max_tokens=5)
+    assert ending(deltas) == ("higo", FinishReason.LENGTH, None)
+    assert [token_id for delta in deltas for token_id in delta.token_ids] == [*b"hi", EOS, *b"go"]
+    assert deltas[-1].usage == Usage(num_input_tokens=3, num_output_tokens=5)
 
 
 def test_an_ignored_end_token_may_be_a_stop_token() -> None:
@@ -129,19 +114,19 @@ def test_what_is_held_leaves_where_the_runtime_draws_no_more() -> None:
     for index, token_id in enumerate([*b"one, tw", None]):
         item.take(StepOutput(5, token_id), now_s=index)
     assert item.finish_reason is FinishReason.LENGTH
-    release = item.next_release(9)
-    assert bytes(release.token_ids) == b"one, tw"
-    assert release.usage == Usage(num_input_tokens=3, num_output_tokens=7)
+    delta = item.next_delta()
+    assert bytes(delta.token_ids) == b"one, tw"
+    assert delta.usage == Usage(num_input_tokens=3, num_output_tokens=7)
 
 
 def test_an_end_token_of_the_request_is_like_the_models_own() -> None:
     end = ord(".")
-    releases = run(b"one.two", end_token_ids=(end,), stop_token_ids=(end,), include_stop=True)
-    assert ending(releases) == ("one", FinishReason.STOP, None)
+    deltas = run(b"one.two", end_token_ids=(end,), stop_token_ids=(end,), include_stop=True)
+    assert ending(deltas) == ("one", FinishReason.STOP, None)
     assert ending(run([*b"hi", EOS], end_token_ids=(end,))) == ("hi", FinishReason.STOP, None)
-    releases = run(b"one.two", end_token_ids=(end,), num_logprobs=0)
-    assert ending(releases) == ("one", FinishReason.STOP, None)
-    assert logprobs(releases) == [-1.0, -2.0, -3.0, -4.0]
+    deltas = run(b"one.two", end_token_ids=(end,), num_logprobs=0)
+    assert ending(deltas) == ("one", FinishReason.STOP, None)
+    assert logprobs(deltas) == [-1.0, -2.0, -3.0, -4.0]
     assert ending(run(b"a.b", end_token_ids=(end,), ignore_eos=True, max_tokens=3)) == (
         "a.b",
         FinishReason.LENGTH,
@@ -161,9 +146,9 @@ def test_an_included_stop_sequence_ends_the_text() -> None:
 
 
 def test_before_min_tokens_a_stop_sequence_is_text() -> None:
-    releases = run(b"a.b.c.d", stop=(".",), min_tokens=3)
-    assert ending(releases) == ("a.b", FinishReason.STOP, ".")
-    assert releases[-1].usage == Usage(num_input_tokens=3, num_output_tokens=4)
+    deltas = run(b"a.b.c.d", stop=(".",), min_tokens=3)
+    assert ending(deltas) == ("a.b", FinishReason.STOP, ".")
+    assert deltas[-1].usage == Usage(num_input_tokens=3, num_output_tokens=4)
 
 
 def test_a_stop_sequence_is_found_at_the_limit_too() -> None:
@@ -174,12 +159,12 @@ def test_a_stop_sequence_is_found_at_the_limit_too() -> None:
 
 
 @pytest.mark.parametrize(("interval_ms", "max_wait_s"), [(None, None), (0, 0.0), (1000, 1.0)])
-def test_a_sequence_tells_how_long_its_reader_lets_it_wait(interval_ms: int | None, max_wait_s: float | None) -> None:
+def test_a_sequence_waits_as_long_as_its_request_allows(interval_ms: int | None, max_wait_s: float | None) -> None:
     item = sequence(stream_interval_ms=interval_ms)
     item.take(StepOutput(5, ord("a")), now_s=1.0)
     waiting = item.waiting()
     assert waiting is not None
-    assert (waiting.max_wait_s, waiting.since_s) == (max_wait_s, 1.0)
+    assert (waiting.max_wait_s, waiting.since_s, waiting.stream) == (max_wait_s, 1.0, 1)
 
 
 # --- echo ------------------------------------------------------------------------------------------------------------
@@ -188,19 +173,19 @@ def test_a_sequence_tells_how_long_its_reader_lets_it_wait(interval_ms: int | No
 def test_an_echo_leaves_before_the_first_token() -> None:
     item = sequence(echo=ECHO)
     assert item.waiting() is not None
-    release = item.next_release(0.0)
-    assert release.details == ReleaseDetails(prompt_token_ids=PROMPT, echo=ECHO)
-    assert (release.token_ids, release.is_probe, item.waiting()) == ((), False, None)
+    delta = item.next_delta()
+    assert delta.details == DeltaDetails(prompt_token_ids=PROMPT, echo=ECHO)
+    assert (delta.token_ids, item.waiting()) == ((), None)
 
 
 def test_after_an_echo_the_first_token_is_still_urgent() -> None:
     item = sequence(echo=ECHO)
-    item.next_release(0.0)
+    item.next_delta()
     item.take(StepOutput(5, ord("a")), now_s=1.0)
     waiting = item.waiting()
     assert waiting is not None
     assert waiting.is_urgent
-    assert item.next_release(1.0).details is None
+    assert item.next_delta().details is None
 
 
 def test_an_echo_with_logprobs_waits_for_them() -> None:
@@ -209,9 +194,9 @@ def test_an_echo_with_logprobs_waits_for_them() -> None:
     item.take(
         StepOutput(5, ord("a"), logprob=DrawnLogprob(-0.5), prompt_logprobs=PROMPT_LOGPROBS, num_cached_tokens=0), 1.0
     )
-    release = item.next_release(1.0)
-    assert release.token_ids == tuple(b"a")
-    assert release.details == ReleaseDetails(
+    delta = item.next_delta()
+    assert delta.token_ids == tuple(b"a")
+    assert delta.details == DeltaDetails(
         prompt_token_ids=PROMPT, echo=ECHO, logprobs=(*PROMPT_LOGPROBS, DrawnLogprob(-0.5))
     )
 
@@ -219,51 +204,49 @@ def test_an_echo_with_logprobs_waits_for_them() -> None:
 def test_an_echo_with_logprobs_does_not_wait_for_a_token_that_is_held() -> None:
     item = sequence(echo=ECHO, num_logprobs=0, stop=("ab",))
     item.take(StepOutput(5, ord("a"), logprob=DrawnLogprob(-0.5), prompt_logprobs=PROMPT_LOGPROBS), 1.0)
-    release = item.next_release(1.0)
-    assert release.token_ids == ()
-    assert release.details == ReleaseDetails(prompt_token_ids=PROMPT, echo=ECHO, logprobs=PROMPT_LOGPROBS)
+    delta = item.next_delta()
+    assert delta.token_ids == ()
+    assert delta.details == DeltaDetails(prompt_token_ids=PROMPT, echo=ECHO, logprobs=PROMPT_LOGPROBS)
     item.take(StepOutput(5, ord("c"), logprob=DrawnLogprob(-1.5)), 2.0)
-    assert logprobs([item.next_release(2.0)]) == [-0.5, -1.5]
+    assert logprobs([item.next_delta()]) == [-0.5, -1.5]
 
 
 @pytest.mark.parametrize("is_stream", [False, True])
 def test_without_tokens_there_is_the_echo_and_the_end(is_stream: bool) -> None:
     item = sequence(echo=ECHO, num_logprobs=1, max_tokens=0, is_stream=is_stream)
     item.take(StepOutput(5, prompt_logprobs=PROMPT_LOGPROBS, num_cached_tokens=2), 1.0)
-    release = item.next_release(1.0)
-    assert (release.token_ids, release.finish_reason) == ((), FinishReason.LENGTH)
-    assert release.usage == Usage(num_input_tokens=3, num_output_tokens=0, num_cached_tokens=2)
-    assert release.details == ReleaseDetails(
-        prompt_token_ids=PROMPT, echo=ECHO, logprobs=PROMPT_LOGPROBS, cum_logprob=0.0
-    )
+    delta = item.next_delta()
+    assert (delta.token_ids, delta.finish_reason) == ((), FinishReason.LENGTH)
+    assert delta.usage == Usage(num_input_tokens=3, num_output_tokens=0, num_cached_tokens=2)
+    assert delta.details == DeltaDetails(prompt_token_ids=PROMPT, echo=ECHO, logprobs=PROMPT_LOGPROBS, cum_logprob=0.0)
 
 
 def test_without_streaming_the_echo_leaves_with_the_rest() -> None:
-    (release,) = run([*b"hi", EOS], echo=ECHO, is_stream=False)
-    assert release.token_ids == tuple(b"hi")
-    assert release.details == ReleaseDetails(prompt_token_ids=PROMPT, echo=ECHO)
+    (delta,) = run([*b"hi", EOS], echo=ECHO, is_stream=False)
+    assert delta.token_ids == tuple(b"hi")
+    assert delta.details == DeltaDetails(prompt_token_ids=PROMPT, echo=ECHO)
 
 
 # --- log probabilities and token ids ---------------------------------------------------------------------------------
 
 
-def test_every_released_token_has_its_logprob() -> None:
-    releases = run([*b"hey", EOS], num_logprobs=0)
-    assert [logprobs([release]) for release in releases] == [[-1.0], [-2.0], [-3.0], [-4.0]]
-    details = releases[-1].details
+def test_every_token_of_a_delta_has_its_logprob() -> None:
+    deltas = run([*b"hey", EOS], num_logprobs=0)
+    assert [logprobs([delta]) for delta in deltas] == [[-1.0], [-2.0], [-3.0], [-4.0]]
+    details = deltas[-1].details
     assert details is not None
     assert details.cum_logprob == -10.0
 
 
 def test_held_tokens_keep_their_logprobs() -> None:
-    releases = run("a€b".encode(), num_logprobs=0, max_tokens=5)
-    assert [logprobs([release]) for release in releases] == [[-1.0], [-2.0, -3.0, -4.0], [-5.0]]
+    deltas = run("a€b".encode(), num_logprobs=0, max_tokens=5)
+    assert [logprobs([delta]) for delta in deltas] == [[-1.0], [-2.0, -3.0, -4.0], [-5.0]]
 
 
 def test_tokens_of_a_cut_stop_sequence_have_no_logprobs() -> None:
-    releases = run(b"a<end>", num_logprobs=0, stop=("<end>",))
-    assert logprobs(releases) == [-1.0]
-    assert releases[-1].details == ReleaseDetails(cum_logprob=-1.0, stop_reason="<end>")
+    deltas = run(b"a<end>", num_logprobs=0, stop=("<end>",))
+    assert logprobs(deltas) == [-1.0]
+    assert deltas[-1].details == DeltaDetails(cum_logprob=-1.0, stop_reason="<end>")
 
 
 def test_an_included_stop_token_has_its_logprob() -> None:
@@ -277,57 +260,57 @@ def test_an_end_token_is_listed_and_adds_no_text(
     is_stream: bool, asked: dict[str, Any], end: int, num_bytes: int
 ) -> None:
     """It had no entry: clients expect one for every token drawn, and some drop the last one themselves."""
-    releases = run(b"a<\xe2" + bytes([end]), stop=("<b",), stop_token_ids=(ord("."),), is_stream=is_stream, **asked)
-    listed = [token_id for release in releases for token_id in release.token_ids]
-    assert (listed, releases[-1].num_cut_bytes) == ([*b"a<\xe2", end], num_bytes)
-    assert releases[-1].usage == Usage(num_input_tokens=3, num_output_tokens=4)
+    deltas = run(b"a<\xe2" + bytes([end]), stop=("<b",), stop_token_ids=(ord("."),), is_stream=is_stream, **asked)
+    listed = [token_id for delta in deltas for token_id in delta.token_ids]
+    assert (listed, deltas[-1].num_cut_bytes) == ([*b"a<\xe2", end], num_bytes)
+    assert deltas[-1].usage == Usage(num_input_tokens=3, num_output_tokens=4)
     text_bytes = b"".join(BYTE_TABLE[token_id] for token_id in listed)
     assert text_bytes[: len(text_bytes) - num_bytes] == b"a<\xe2"
-    assert logprobs(releases) == ([-1.0, -2.0, -3.0, -4.0] if "num_logprobs" in asked else [])
-    details = releases[-1].details
+    assert logprobs(deltas) == ([-1.0, -2.0, -3.0, -4.0] if "num_logprobs" in asked else [])
+    details = deltas[-1].details
     assert details is not None
     assert details.stop_reason == (None if end == EOS else end)
 
 
 @pytest.mark.parametrize("end", [EOS, ord(".")])
 def test_who_lists_no_tokens_gets_no_end_token(end: int) -> None:
-    releases = run([*b"a", end], stop_token_ids=(ord("."),))
-    assert [release.token_ids for release in releases] == [tuple(b"a"), ()]
-    assert releases[-1].num_cut_bytes == 0
+    deltas = run([*b"a", end], stop_token_ids=(ord("."),))
+    assert [delta.token_ids for delta in deltas] == [tuple(b"a"), ()]
+    assert deltas[-1].num_cut_bytes == 0
 
 
 def test_without_streaming_all_logprobs_leave_together() -> None:
-    (release,) = run([*b"hey", EOS], num_logprobs=0, echo=ECHO, is_stream=False)
-    assert logprobs([release]) == [None, -0.25, -4.0, -1.0, -2.0, -3.0, -4.0]
-    assert release.details is not None
-    assert release.details.cum_logprob == -10.0  # of the completion only
+    (delta,) = run([*b"hey", EOS], num_logprobs=0, echo=ECHO, is_stream=False)
+    assert logprobs([delta]) == [None, -0.25, -4.0, -1.0, -2.0, -3.0, -4.0]
+    assert delta.details is not None
+    assert delta.details.cum_logprob == -10.0  # of the completion only
 
 
-def test_token_ids_are_asked_for_in_every_release() -> None:
-    first, *others = [release.details for release in run([*b"hi", EOS], has_token_ids=True)]
-    assert first == ReleaseDetails(has_token_ids=True, prompt_token_ids=PROMPT)
-    assert others == [ReleaseDetails(has_token_ids=True)] * 2
+def test_token_ids_are_asked_for_in_every_delta() -> None:
+    first, *others = [delta.details for delta in run([*b"hi", EOS], has_token_ids=True)]
+    assert first == DeltaDetails(has_token_ids=True, prompt_token_ids=PROMPT)
+    assert others == [DeltaDetails(has_token_ids=True)] * 2
 
 
-def test_the_counts_so_far_are_asked_for_in_every_release() -> None:
-    usages = [release.usage for release in run([*b"hi", EOS], has_usage=True)]
+def test_the_counts_so_far_are_asked_for_in_every_delta() -> None:
+    usages = [delta.usage for delta in run([*b"hi", EOS], has_usage=True)]
     assert [usage and usage.num_output_tokens for usage in usages] == [1, 2, 3]
     assert len({usage and usage.num_input_tokens for usage in usages}) == 1
-    assert [release.usage is None for release in run([*b"hi", EOS])] == [True, True, False]
+    assert [delta.usage is None for delta in run([*b"hi", EOS])] == [True, True, False]
 
 
 def test_only_who_asks_gets_details() -> None:
-    releases = run(b"one.two", stop=(".",))
-    assert [release.details for release in releases] == [None, None, None, ReleaseDetails(stop_reason=".")]
-    assert all(release.details is None for release in run([*b"hi", EOS]))
+    deltas = run(b"one.two", stop=(".",))
+    assert [delta.details for delta in deltas] == [None, None, None, DeltaDetails(stop_reason=".")]
+    assert all(delta.details is None for delta in run([*b"hi", EOS]))
 
 
 @pytest.mark.parametrize(("scheduled_s", "expected_ns"), [(0.5, 500_000_000), (None, 0)])
-def test_who_asks_is_told_when_things_happened(scheduled_s: float | None, expected_ns: int) -> None:
+def test_a_request_for_timing_gets_its_times(scheduled_s: float | None, expected_ns: int) -> None:
     item = sequence(has_timing=True, is_stream=False)
     for now_s, token_id in ((1.25, ord("a")), (2.0, ord("b")), (3.5, EOS)):
         item.take(StepOutput(5, token_id, scheduled_s=scheduled_s), now_s=now_s)
-    details = item.next_release(9.0).details
+    details = item.next_delta().details
     assert details is not None
     assert details.timing == Timing(
         arrival_time_ns=0,

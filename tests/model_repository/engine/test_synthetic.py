@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 
 import pytest
 
+from model_repository.contract.request import EngineRequest
 from model_repository.engine.runtime import EngineConfig
 from model_repository.engine.synthetic import SyntheticRuntime
 from model_repository.engine.turns import HEAD_START_S
-from model_repository.generation import SamplingParams
-from model_repository.stage_messages import EngineRequest
+from tests.model_repository.engine.engine_requests import changed
 
 EOS = 9
-REQUEST = EngineRequest(prompt_token_ids=(1, 2, 3), max_tokens=100, sampling=SamplingParams())
+REQUEST = EngineRequest(prompt_token_ids=(1, 2, 3), max_tokens=100)
 # Plain ASCII letters are tokens 1, 3 and 5.
 BYTE_TABLE = [b"", b"a", b"1", b"bc", b"\xc3\xa9", b"D", b" e", b"", b"", b""]
 
@@ -74,13 +73,13 @@ def test_the_end_of_generation_follows_the_set_number_of_tokens(tmp_path: Path, 
 
 def test_the_end_of_generation_waits_for_min_tokens(tmp_path: Path, time: FakeTime) -> None:
     synthetic = runtime(tmp_path, time, num_tokens="1")
-    synthetic.submit(1, dataclasses.replace(REQUEST, min_tokens=3))
+    synthetic.submit(1, changed(REQUEST, min_tokens=3))
     assert [output[0][1] for output in tokens(synthetic, 4)] == [1, 3, 5, EOS]
 
 
 def test_without_tokens_nothing_is_drawn(tmp_path: Path, time: FakeTime) -> None:
     synthetic = runtime(tmp_path, time)
-    synthetic.submit(1, dataclasses.replace(REQUEST, max_tokens=0))
+    synthetic.submit(1, changed(REQUEST, max_tokens=0))
     assert tokens(synthetic, 1) == [[(1, None)]]
 
 
@@ -119,7 +118,7 @@ def test_among_those_that_wait_the_urgent_pass_the_others_but_not_who_has_waited
     tmp_path: Path, time: FakeTime
 ) -> None:
     synthetic = runtime(tmp_path, time, max_sequences=1)
-    patient, normal, urgent = (dataclasses.replace(REQUEST, priority=priority) for priority in (1, 0, -1))
+    patient, normal, urgent = (changed(REQUEST, priority=priority) for priority in (1, 0, -1))
     synthetic.submit(1, patient)
     time.now_s += 2 * HEAD_START_S + 1
     for sequence, request in ((2, normal), (3, patient), (4, urgent), (5, normal)):
@@ -151,5 +150,5 @@ def test_it_has_work_while_there_are_sequences(tmp_path: Path, time: FakeTime) -
 def test_a_long_prompt_is_read_for_several_steps_before_the_first_token(tmp_path: Path, time: FakeTime) -> None:
     synthetic = runtime(tmp_path, time, prefill_tokens="2")
     synthetic.submit(1, REQUEST)
-    synthetic.submit(2, dataclasses.replace(REQUEST, prompt_token_ids=(1, 2)))
+    synthetic.submit(2, changed(REQUEST, prompt_token_ids=(1, 2)))
     assert tokens(synthetic, 3) == [[(2, 1)], [(1, 1), (2, 3)], [(1, 3), (2, 5)]]

@@ -6,11 +6,11 @@ from typing import Any
 
 from llguidance import LLMatcher, LLTokenizer
 
-from model_repository.generation import Guide, GuideKind
+from model_repository.contract.request import OutputFormat, StructuredOutput
 from model_repository.guides.grammar import guide_to_grammar
 
 
-def accepts(guide: Guide, text: str) -> bool:
+def accepts(guide: StructuredOutput, text: str) -> bool:
     """Return whether a text may be the whole completion."""
     matcher = _matcher(guide).deep_copy()
     content = text.encode()
@@ -19,7 +19,9 @@ def accepts(guide: Guide, text: str) -> bool:
 
 def accepts_json(schema: object, value: Any, *, is_strict: bool = True) -> bool:
     """Return whether a value, written as we have JSON written, satisfies the constraint of a schema."""
-    return accepts(Guide(GuideKind.JSON_SCHEMA, json.dumps(schema), is_strict=is_strict), canonical(value))
+    return accepts(
+        StructuredOutput(OutputFormat.JSON_SCHEMA, json.dumps(schema), is_strict=is_strict), canonical(value)
+    )
 
 
 def canonical(value: Any) -> str:
@@ -28,7 +30,7 @@ def canonical(value: Any) -> str:
 
 
 @functools.lru_cache(maxsize=4)
-def _matcher(guide: Guide) -> LLMatcher:
+def _matcher(guide: StructuredOutput) -> LLMatcher:
     matcher = LLMatcher(LLTokenizer("byte"), guide_to_grammar(guide), log_level=0)
     assert not matcher.get_error()
     return matcher

@@ -5,16 +5,16 @@ import time
 
 import pytest
 
+from model_repository.contract.request import OutputFormat, StructuredOutput
 from model_repository.errors import InvalidRequest
-from model_repository.generation import Guide, GuideKind
 from model_repository.guides.grammar import guide_to_grammar
 from model_repository.guides.refusal import FIELD
 
 
-def refusal(kind: GuideKind, content: str) -> InvalidRequest:
+def refusal(output_format: OutputFormat, content: str) -> InvalidRequest:
     start_s = time.process_time()
     with pytest.raises(InvalidRequest) as caught:
-        guide_to_grammar(Guide(kind, content))
+        guide_to_grammar(StructuredOutput(output_format, content))
     assert time.process_time() - start_s < 2, "a refusal must not take long"  # of computing: the machine may be busy
     assert caught.value.field == FIELD
     assert len(caught.value.text) < 500
@@ -22,4 +22,4 @@ def refusal(kind: GuideKind, content: str) -> InvalidRequest:
 
 
 def schema_refusal(schema: object) -> InvalidRequest:
-    return refusal(GuideKind.JSON_SCHEMA, json.dumps(schema))
+    return refusal(OutputFormat.JSON_SCHEMA, json.dumps(schema))

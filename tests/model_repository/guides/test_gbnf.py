@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from model_repository.contract.request import OutputFormat, StructuredOutput
 from model_repository.errors import InvalidRequest
-from model_repository.generation import Guide, GuideKind
 from model_repository.guides.gbnf import gbnf_to_lark
 from tests.model_repository.guides.acceptance import accepts
 
@@ -26,8 +26,8 @@ def test_texts_keep_their_characters(text, expected):
 
 @pytest.mark.parametrize("grammar", ['root ::= ("b"{2}){3}', 'root ::= (("b"+)?){6}', 'root ::= ((("b"?)*)?)'])
 def test_a_repetition_may_be_repeated(grammar):
-    assert accepts(Guide(GuideKind.GRAMMAR, grammar), "bbbbbb")
-    assert not accepts(Guide(GuideKind.GRAMMAR, grammar), "bbbbbbc")
+    assert accepts(StructuredOutput(OutputFormat.GRAMMAR, grammar), "bbbbbb")
+    assert not accepts(StructuredOutput(OutputFormat.GRAMMAR, grammar), "bbbbbbc")
 
 
 # Each refers to a rule that matches more than its part, and took it all, so that no text could end.
@@ -41,7 +41,7 @@ def test_a_repetition_may_be_repeated(grammar):
     ],
 )
 def test_a_rule_takes_no_more_than_its_part(grammar, text):
-    assert accepts(Guide(GuideKind.GRAMMAR, grammar), text)
+    assert accepts(StructuredOutput(OutputFormat.GRAMMAR, grammar), text)
 
 
 def test_quotes_in_comments_are_no_texts():
@@ -125,4 +125,4 @@ def test_a_grammar_allows_the_texts_that_it_describes(first, second, texts):
     grammar = f"root ::= first second | second # [\nfirst ::= {first[0]}\nsecond ::=\n  {second[0]}"
     for text in texts:
         expected = re.fullmatch(f"(?:{first[1]})?{second[1]}", text)
-        assert accepts(Guide(GuideKind.GRAMMAR, grammar), text) == bool(expected)
+        assert accepts(StructuredOutput(OutputFormat.GRAMMAR, grammar), text) == bool(expected)

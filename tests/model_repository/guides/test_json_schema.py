@@ -2,8 +2,8 @@ import json
 
 import pytest
 
+from model_repository.contract.request import OutputFormat, StructuredOutput
 from model_repository.errors import Unsupported
-from model_repository.generation import Guide, GuideKind
 from model_repository.guides.grammar import guide_to_grammar
 from model_repository.guides.json_schema import enforceable_schema, ignored_keywords, rewritten_schema
 from tests.model_repository.guides.refusals import refusal, schema_refusal
@@ -50,7 +50,7 @@ def test_keyword_that_is_not_enforced_is_refused_where_the_schema_is_strict_and_
     assert ignored_keywords(whole, "schema") == [path]
     wider = enforceable_schema(whole, is_strict=False)
     assert wider == rewritten_schema(whole) and not wider["properties"]["tags"].keys() & schema.keys()
-    guide_to_grammar(Guide(GuideKind.JSON_SCHEMA, json.dumps(whole), is_strict=False))
+    guide_to_grammar(StructuredOutput(OutputFormat.JSON_SCHEMA, json.dumps(whole), is_strict=False))
 
 
 def test_refusal_names_path_and_rule():
@@ -91,14 +91,14 @@ def test_malformed_schema_is_refused(schema, path):
     "content", ["", "[", "NaN", '{"minimum": Infinity}', '{"maximum": ' + "9" * 5000 + "}", "\ud800"]
 )
 def test_schema_that_is_no_json_is_refused(content):
-    refusal(GuideKind.JSON_SCHEMA, content)
+    refusal(OutputFormat.JSON_SCHEMA, content)
 
 
 def test_annotations_constrain_nothing():
     names = "$schema $comment title description default examples deprecated readOnly writeOnly contentMediaType x-order"
     schema = {"type": "string", **dict.fromkeys(names.split(), "text"), "discriminator": {}, "uniqueItems": False}
-    assert guide_to_grammar(Guide(GuideKind.JSON_SCHEMA, json.dumps(schema))) == guide_to_grammar(
-        Guide(GuideKind.JSON_SCHEMA, '{"type": "string"}')
+    assert guide_to_grammar(StructuredOutput(OutputFormat.JSON_SCHEMA, json.dumps(schema))) == guide_to_grammar(
+        StructuredOutput(OutputFormat.JSON_SCHEMA, '{"type": "string"}')
     )
 
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from model_repository.contract.request import OutputFormat, StructuredOutput
 from model_repository.errors import InvalidRequest, Unsupported
-from model_repository.generation import Guide, GuideKind
 from model_repository.guides.pattern import search_pattern, whole_pattern
 from tests.model_repository.guides.acceptance import accepts, accepts_json
 
@@ -17,7 +17,7 @@ def is_found(pattern: str, text: str) -> bool:
 
 
 def is_matched(pattern: str, text: str) -> bool:
-    return accepts(Guide(GuideKind.REGEX, pattern), text)
+    return accepts(StructuredOutput(OutputFormat.REGEX, pattern), text)
 
 
 # A hyphen at the end of a class was read as the start of a range up to `&`, and so the class not enforced at all.

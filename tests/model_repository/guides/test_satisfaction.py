@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from model_repository.generation import Guide, GuideKind
+from model_repository.contract.request import OutputFormat, StructuredOutput
 from model_repository.guides.grammar import guide_to_grammar
 from model_repository.guides.json_schema import enforceable_schema
 from model_repository.guides.satisfaction import is_finite
@@ -28,7 +28,9 @@ B = {"type": "object", "properties": {"kind": {"enum": ["b", "c"]}}, "required":
     ],
 )
 def test_one_of_disjoint_alternatives_is_enforced(options):
-    guide_to_grammar(Guide(GuideKind.JSON_SCHEMA, json.dumps({"oneOf": options, "$defs": {"A": A, "B": B}})))
+    guide_to_grammar(
+        StructuredOutput(OutputFormat.JSON_SCHEMA, json.dumps({"oneOf": options, "$defs": {"A": A, "B": B}}))
+    )
 
 
 @pytest.mark.parametrize(
@@ -66,7 +68,7 @@ def test_recursive_alternatives_are_told_apart():
         "allOf": [{"minProperties": 0}],
     }
     schema = {"oneOf": [{"$ref": "#/$defs/tree"}, {"type": "null"}], "$defs": {"tree": tree}}
-    guide_to_grammar(Guide(GuideKind.JSON_SCHEMA, json.dumps(schema)))
+    guide_to_grammar(StructuredOutput(OutputFormat.JSON_SCHEMA, json.dumps(schema)))
 
 
 # Each took a minute or more.

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from model_repository.contract.request import ChatPrompt, ToolUse
 from model_repository.errors import InvalidRequest
-from model_repository.generation import ChatPrompt, ToolUse
 from model_repository.tokenizer.chat_prompt import ChatEncoder, messages_for_template
 from model_repository.tokenizer.tokenizer_files import TokenizerFiles
 from model_repository.tokenizer.vocabulary import Vocabulary

@@ -2,30 +2,33 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
+import msgspec
 import pytest
 
-from model_repository import contract
 from model_repository.capabilities import HINTS, Capability, needed_capabilities
-from model_repository.errors import InvalidRequest, PromptTooLong, Unsupported
-from model_repository.generation import (
+from model_repository.contract.request import (
+    ChatPrompt,
     ContextOverflow,
     GenerationRequest,
-    Guide,
-    GuideKind,
     Mirostat,
+    OutputFormat,
+    Params,
     SamplingParams,
+    StructuredOutput,
     TextPrompt,
+    ToolUse,
 )
+from model_repository.contract.tensors import HONOURED_INPUTS
+from model_repository.errors import InvalidRequest, PromptTooLong, Unsupported
 from model_repository.tokenizer.checks import (
     BLAMED_INPUTS,
     check_capabilities,
     fitting_max_tokens,
 )
 
-PLAIN = GenerationRequest(prompt=TextPrompt("a"), max_tokens=1, sampling=SamplingParams())
+PROMPT = TextPrompt("a")
 SAMPLING: dict[Capability, Any] = {
     Capability.TEMPERATURE: 0.5,
     Capability.TOP_P: 0.5,
@@ -37,61 +40,72 @@ SAMPLING: dict[Capability, Any] = {
     Capability.LOGIT_BIAS: {1: 0.5},
     Capability.MIROSTAT: Mirostat(),
 }
-NEEDS: dict[Capability, GenerationRequest] = {
+PARAMS: dict[Capability, Params] = {
     **{
-        capability: dataclasses.replace(PLAIN, sampling=SamplingParams(**{capability.value: value}))
+        capability: Params(sampling=SamplingParams(**{capability.value: value}))
         for capability, value in SAMPLING.items()
     },
-    Capability.BAD_WORDS: dataclasses.replace(PLAIN, bad_words=("x",)),
-    Capability.MIN_TOKENS: dataclasses.replace(PLAIN, min_tokens=1),
-    Capability.LOGPROBS: dataclasses.replace(PLAIN, num_logprobs=0),
-    Capability.GUIDES: dataclasses.replace(PLAIN, guide=Guide(GuideKind.JSON_OBJECT)),
-    Capability.LORA: dataclasses.replace(PLAIN, lora_name="a"),
-    Capability.IMAGES: dataclasses.replace(PLAIN, images=(b"a",)),
+    Capability.BAD_WORDS: Params(bad_words=("x",)),
+    Capability.ALLOWED_TOKEN_IDS: Params(allowed_token_ids=(1,)),
+    Capability.MIN_TOKENS: Params(min_tokens=1),
+    Capability.LOGPROBS: Params(has_logprobs=True),
+    Capability.STRUCTURED_OUTPUT: Params(structured_output=StructuredOutput(OutputFormat.JSON_OBJECT)),
+    Capability.LORA: Params(lora_name="a"),
 }
+NEEDS: dict[Capability, GenerationRequest] = {
+    **{capability: GenerationRequest(prompt=PROMPT, params=params) for capability, params in PARAMS.items()},
+    Capability.IMAGES: GenerationRequest(prompt=PROMPT, params=Params(), images=(b"a",)),
+}
+TOOLS = ToolUse(tools=({"type": "function", "function": {"name": "add"}},))
 
 
 # --- capabilities ---------------------------------------------------------------------------------------------------
 
 
+def field_of(capability: Capability) -> str:
+    return BLAMED_INPUTS.get(capability, capability.value)
+
+
 def test_every_capability_has_a_request_that_needs_it_alone() -> None:
-    assert NEEDS.keys() == set(Capability) - HINTS == BLAMED_INPUTS.keys()
+    assert NEEDS.keys() == set(Capability) - HINTS
     for capability, request in NEEDS.items():
         assert list(needed_capabilities(request)) == [capability]
 
 
-def test_blamed_inputs_are_a_clients_own() -> None:
-    assert set(BLAMED_INPUTS.values()) <= set(contract.HONOURED_INPUTS)
-
-
 @pytest.mark.parametrize("capability", NEEDS)
-def test_what_the_runtime_lacks_is_refused_by_the_name_of_its_input(capability: Capability) -> None:
+def test_a_capability_that_the_runtime_lacks_is_refused_by_the_name_of_its_input(capability: Capability) -> None:
+    assert field_of(capability) in {spec.name for spec in HONOURED_INPUTS}
     others = set(Capability) - {capability}
     with pytest.raises(Unsupported) as caught:
         check_capabilities(NEEDS[capability], others, "synthetic", has_tools=False)
     assert caught.value.text == "this model's runtime, synthetic, cannot honour it"
-    assert caught.value.field == BLAMED_INPUTS[capability].name
+    assert caught.value.field == field_of(capability)
     check_capabilities(NEEDS[capability], {capability}, "synthetic", has_tools=False)
 
 
 def test_a_seed_is_a_hint_that_no_runtime_refuses() -> None:
     """Each request has a seed, drawn where the client sent none."""
-    seeded = dataclasses.replace(PLAIN, sampling=SamplingParams(seed=5))
+    seeded = GenerationRequest(prompt=PROMPT, params=Params(sampling=SamplingParams(seed=5)))
     check_capabilities(seeded, set(), "synthetic", has_tools=False)
 
 
-def test_a_guide_that_comes_from_tools_blames_them() -> None:
+def test_a_structured_output_that_comes_from_tools_names_them() -> None:
+    request = GenerationRequest(prompt=ChatPrompt((), tool_use=TOOLS), params=Params())
     with pytest.raises(Unsupported) as caught:
-        check_capabilities(NEEDS[Capability.GUIDES], set(), "synthetic", has_tools=True)
+        check_capabilities(request, set(), "synthetic", has_tools=True)
     assert caught.value.field == "tools"
+
+
+def test_tools_that_must_not_be_called_need_nothing() -> None:
+    tools = msgspec.structs.replace(TOOLS, choice="none")
+    assert list(needed_capabilities(GenerationRequest(prompt=ChatPrompt((), tool_use=tools), params=Params()))) == []
 
 
 # --- the context window ---------------------------------------------------------------------------------------------
 
 
 def fitting(num_prompt_tokens: int, max_tokens: int, **others: Any) -> int:
-    request = dataclasses.replace(PLAIN, max_tokens=max_tokens, **others)
-    return fitting_max_tokens(request, num_prompt_tokens, 10, "messages")
+    return fitting_max_tokens(Params(max_tokens=max_tokens, **others), num_prompt_tokens, 10, "messages")
 
 
 @pytest.mark.parametrize(
@@ -105,7 +119,7 @@ def test_max_tokens_is_lowered_to_what_the_prompt_leaves(
 
 
 @pytest.mark.parametrize(("num_prompt_tokens", "max_tokens"), [(3, 7), (9, 1), (10, 0)])
-def test_what_fits_exactly_is_served(num_prompt_tokens: int, max_tokens: int) -> None:
+def test_a_completion_that_fits_exactly_is_served(num_prompt_tokens: int, max_tokens: int) -> None:
     assert fitting(num_prompt_tokens, max_tokens, overflow=ContextOverflow.ERROR) == max_tokens
 
 

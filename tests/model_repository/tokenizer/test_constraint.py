@@ -9,17 +9,17 @@ from typing import Any
 
 import pytest
 
-from model_repository.errors import InvalidRequest, Unsupported
-from model_repository.generation import (
+from model_repository.contract.request import (
     ChatPrompt,
     GenerationRequest,
-    Guide,
-    GuideKind,
-    SamplingParams,
+    OutputFormat,
+    Params,
+    StructuredOutput,
     TextPrompt,
     TokenPrompt,
     ToolUse,
 )
+from model_repository.errors import InvalidRequest, Unsupported
 from model_repository.guides.bounded_process import MAX_BYTES
 from model_repository.guides.grammar import rule_of
 from model_repository.guides.json_schema import enforceable_schema
@@ -28,15 +28,15 @@ from model_repository.tokenizer.tool_guide import tool_guide
 from model_repository.tool_formats import HERMES
 
 TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
-GUIDE = Guide(GuideKind.REGEX, "a+")
+REGEX_OUTPUT = StructuredOutput(OutputFormat.REGEX, "a+")
 
 
 def tools(choice: str, tool: Any = TOOL) -> ChatPrompt:
     return ChatPrompt(({"role": "user", "content": "hi"},), tool_use=ToolUse(tools=(tool,), choice=choice))
 
 
-def request(prompt: Any, guide: Guide | None = None, **others: Any) -> GenerationRequest:
-    return GenerationRequest(prompt=prompt, max_tokens=1, sampling=SamplingParams(), guide=guide, **others)
+def request(prompt: Any, output: StructuredOutput | None = None, **others: Any) -> GenerationRequest:
+    return GenerationRequest(prompt=prompt, params=Params(structured_output=output, **others))
 
 
 def refusal(*args: Any, **others: Any) -> str:
@@ -46,10 +46,12 @@ def refusal(*args: Any, **others: Any) -> str:
 
 
 @pytest.mark.parametrize("prompt", [TextPrompt("a"), TokenPrompt((1,)), ChatPrompt(()), tools("none")])
-@pytest.mark.parametrize("guide", [None, GUIDE])
-def test_without_tools_to_call_the_guide_holds(prompt: Any, guide: Guide | None) -> None:
-    asked = request(prompt, guide)
-    assert constraint(asked, HERMES) == guide
+@pytest.mark.parametrize("output", [None, REGEX_OUTPUT])
+def test_without_tools_to_call_the_requests_structured_output_holds(
+    prompt: Any, output: StructuredOutput | None
+) -> None:
+    asked = request(prompt, output)
+    assert constraint(asked, HERMES) == output
     assert callable_tools(asked) is None
 
 
@@ -63,37 +65,41 @@ def test_tools_say_what_may_be_answered(choice: str) -> None:
 
 
 @pytest.mark.parametrize("choice", ["required", "function:add"])
-def test_where_a_tool_must_be_called_the_guide_has_nothing_to_hold_for(choice: str) -> None:
-    assert constraint(request(tools(choice), GUIDE), HERMES) == constraint(request(tools(choice)), HERMES)
+def test_where_a_tool_must_be_called_the_requests_structured_output_does_not_hold(choice: str) -> None:
+    assert constraint(request(tools(choice), REGEX_OUTPUT), HERMES) == constraint(request(tools(choice)), HERMES)
 
 
 @pytest.mark.parametrize(
-    "guide",
+    "output",
     [
-        GUIDE,
-        Guide(GuideKind.JSON_OBJECT),
-        Guide(GuideKind.JSON_SCHEMA, '{"type": "integer"}'),
-        Guide(GuideKind.CHOICE, '["a", "b"]'),
+        REGEX_OUTPUT,
+        StructuredOutput(OutputFormat.JSON_OBJECT),
+        StructuredOutput(OutputFormat.JSON_SCHEMA, '{"type": "integer"}'),
+        StructuredOutput(OutputFormat.CHOICE, '["a", "b"]'),
     ],
 )
-def test_beside_tools_that_may_be_called_the_guide_holds_for_the_answer_without_calls(guide: Guide) -> None:
+def test_beside_tools_that_may_be_called_the_structured_output_holds_for_the_answer_without_calls(
+    output: StructuredOutput,
+) -> None:
     prompt = tools("auto")
     assert prompt.tool_use is not None
-    expected = tool_guide(prompt.tool_use, HERMES, enforceable_schema, content=rule_of(guide))
-    assert constraint(request(prompt, guide), HERMES) == expected
+    expected = tool_guide(prompt.tool_use, HERMES, enforceable_schema, content=rule_of(output))
+    assert constraint(request(prompt, output), HERMES) == expected
 
 
-@pytest.mark.parametrize("kind", [GuideKind.GRAMMAR, GuideKind.LARK])
-def test_a_grammar_beside_tools_that_may_be_called_is_not_served(kind: GuideKind) -> None:
+@pytest.mark.parametrize("output_format", [OutputFormat.GRAMMAR, OutputFormat.LARK])
+def test_a_grammar_beside_tools_that_may_be_called_is_not_served(output_format: OutputFormat) -> None:
     with pytest.raises(Unsupported) as caught:
-        constraint(request(tools("auto"), Guide(kind, 'root ::= "a"')), HERMES)
+        constraint(request(tools("auto"), StructuredOutput(output_format, 'root ::= "a"')), HERMES)
     assert caught.value.field == "guided_decoding_guide_type"
-    assert str(kind) in caught.value.text
+    assert str(output_format) in caught.value.text
 
 
-@pytest.mark.parametrize("guide", [Guide(GuideKind.REGEX, "("), Guide(GuideKind.CHOICE, "{}")])
-def test_a_bad_guide_is_the_clients_mistake(guide: Guide) -> None:
-    assert refusal(TextPrompt("a"), guide).startswith("[invalid_value] guided_decoding_guide: ")
+@pytest.mark.parametrize(
+    "output", [StructuredOutput(OutputFormat.REGEX, "("), StructuredOutput(OutputFormat.CHOICE, "{}")]
+)
+def test_a_malformed_structured_output_is_the_clients_mistake(output: StructuredOutput) -> None:
+    assert refusal(TextPrompt("a"), output).startswith("[invalid_value] guided_decoding_guide: ")
 
 
 def test_a_bad_schema_of_a_tool_is_blamed_on_the_tools() -> None:
@@ -115,13 +121,13 @@ def test_a_tool_that_is_malformed_is_named() -> None:
     assert refusal(tools("auto", tool)).startswith("[invalid_value] tools[0].function.parameters.type: ")
 
 
-@pytest.mark.parametrize("asked", [(TextPrompt("a"), GUIDE), (tools("auto"),), (tools("required"),)])
-def test_who_ignores_the_end_cannot_have_a_form(asked: tuple[Any, ...]) -> None:
+@pytest.mark.parametrize("asked", [(TextPrompt("a"), REGEX_OUTPUT), (tools("auto"),), (tools("required"),)])
+def test_a_completion_that_ignores_the_end_cannot_have_a_form(asked: tuple[Any, ...]) -> None:
     message = "[invalid_value] ignore_eos: true goes with neither structured output nor tools: they say where it ends"
     assert refusal(*asked, ignore_eos=True) == message
 
 
-def test_who_has_no_form_may_ignore_the_end() -> None:
+def test_a_completion_without_a_form_may_ignore_the_end() -> None:
     assert constraint(request(tools("none"), ignore_eos=True), HERMES) is None
 
 
@@ -133,13 +139,13 @@ def fan(num_levels: int) -> str:
 
 # Each within what a request may have of characters, lines, definitions and nesting.
 BOMBS = {
-    "a grammar of 30 levels": Guide(GuideKind.GRAMMAR, fan(30)),
-    "a grammar of 24 levels": Guide(GuideKind.GRAMMAR, fan(24)),
-    "patterns that must all match": Guide(
-        GuideKind.JSON_SCHEMA, json.dumps({"allOf": [{"pattern": f"a{{0,{n}}}b"} for n in range(1, 60)]})
+    "a grammar of 30 levels": StructuredOutput(OutputFormat.GRAMMAR, fan(30)),
+    "a grammar of 24 levels": StructuredOutput(OutputFormat.GRAMMAR, fan(24)),
+    "patterns that must all match": StructuredOutput(
+        OutputFormat.JSON_SCHEMA, json.dumps({"allOf": [{"pattern": f"a{{0,{n}}}b"} for n in range(1, 60)]})
     ),
-    "multiples": Guide(
-        GuideKind.JSON_SCHEMA,
+    "multiples": StructuredOutput(
+        OutputFormat.JSON_SCHEMA,
         json.dumps(
             {
                 "type": "object",
@@ -175,13 +181,13 @@ def test_a_bomb_in_a_tool_names_the_tools(compiler: ConstraintCompiler, choice: 
 
 
 @pytest.mark.parametrize(
-    "guide",
+    "output",
     [
-        GUIDE,
-        Guide(GuideKind.JSON_OBJECT),
-        Guide(GuideKind.GRAMMAR, fan(10)),
-        Guide(
-            GuideKind.JSON_SCHEMA,
+        REGEX_OUTPUT,
+        StructuredOutput(OutputFormat.JSON_OBJECT),
+        StructuredOutput(OutputFormat.GRAMMAR, fan(10)),
+        StructuredOutput(
+            OutputFormat.JSON_SCHEMA,
             json.dumps(
                 {
                     "type": "object",
@@ -191,12 +197,12 @@ def test_a_bomb_in_a_tool_names_the_tools(compiler: ConstraintCompiler, choice: 
                 }
             ),
         ),
-        Guide(GuideKind.CHOICE, json.dumps([f"choice {n}" for n in range(1000)])),
+        StructuredOutput(OutputFormat.CHOICE, json.dumps([f"choice {n}" for n in range(1000)])),
     ],
 )
 def test_a_grammar_within_its_bounds_comes_back_with_the_memory_it_takes(
-    compiler: ConstraintCompiler, guide: Guide
+    compiler: ConstraintCompiler, output: StructuredOutput
 ) -> None:
-    found = compiler(request(TextPrompt("a"), guide), HERMES)
-    assert found == guide
-    assert 100_000 < found.num_bytes <= MAX_BYTES
+    found, num_bytes = compiler(request(TextPrompt("a"), output), HERMES)
+    assert found == output
+    assert 100_000 < num_bytes <= MAX_BYTES

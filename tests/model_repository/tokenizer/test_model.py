@@ -2,91 +2,49 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
-import model_repository
 from model_repository.cancel_channel import key_to_number
+from model_repository.contract.codec import message_tensor, pack, unpack
+from model_repository.contract.request import (
+    EngineRequestBatch,
+    GenerationRequest,
+    OutputFormat,
+    RequestBatch,
+    StructuredOutput,
+    TextPrompt,
+    TokenPrompt,
+)
+from model_repository.contract.tensors import REQUEST_BATCH
 from model_repository.errors import InvalidRequest
 from model_repository.fair_pool import MAX_WAITING, FairPool
-from model_repository.generation import GenerationRequest, Guide, GuideKind, TextPrompt
-from model_repository.request_tensors import request_to_tensors
-from model_repository.tokenizer.constraint import constraint
+from model_repository.tokenizer.constraint import CheckedOutput, unmeasured_constraint
 from model_repository.tokenizer.stage import TokenizerStage
+from tests.model_repository.python_backend import Request, stage_door
 from tests.model_repository.tokenizer.models import DEMO_BYTES, DEMO_FILES
 from tests.model_repository.tokenizer.test_stage import CONFIG, STAGE, request
+from tests.public_tensors import request_to_tensors
 from tests.waiting import wait_until
 
 DEADLINE_S = 30.0  # only a hang reaches it
-DOOR = Path(model_repository.__file__).parent / "tokenizer" / "1" / "model.py"
-
-
-class Tensor:
-    def __init__(self, name: str, value: Any) -> None:
-        self._name = name
-        self.value = value
-
-    def name(self) -> str:
-        return self._name
-
-    def as_numpy(self) -> Any:
-        return self.value
-
-
-class Request:
-    def __init__(self, tensors: dict[str, Any]) -> None:
-        self._tensors = [Tensor(name, value) for name, value in tensors.items()]
-        self.sent: list[tuple[Any, int]] = []
-
-    def request_id(self) -> str:
-        return "7/req_abc"
-
-    def inputs(self) -> list[Tensor]:
-        return self._tensors
-
-    def get_response_sender(self) -> Any:
-        return SimpleNamespace(send=lambda response, flags: self.sent.append((response, flags)))
 
 
 @pytest.fixture
-def model(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    class Error(SimpleNamespace):
-        INVALID_ARG = 3
-        INTERNAL = 13
-        UNAVAILABLE = 14
-
-        def __init__(self, message: str, code: int) -> None:
-            super().__init__(message=message, code=code)
-
-    backend = SimpleNamespace(
-        Tensor=Tensor,
-        TritonError=Error,
-        TRITONSERVER_RESPONSE_COMPLETE_FINAL=1,
-        InferenceResponse=lambda tensors=(), error=None: SimpleNamespace(tensors=tensors, error=error),
-    )
-    monkeypatch.setitem(sys.modules, "triton_python_backend_utils", backend)
-    monkeypatch.delitem(sys.modules, "model_repository.triton_shell", raising=False)
-    spec = importlib.util.spec_from_file_location("tokenizer_door", DOOR)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    door = module.TritonPythonModel()
-    door.stage, door.threads, door.grammar_threads = STAGE, ThreadPoolExecutor(1), FairPool(2)
-    door.cancelled = {}
-    door.compiler = door.cancel_receiver = SimpleNamespace(close=lambda: None)
-    yield door
-    door.finalize()
-    sys.modules.pop("model_repository.triton_shell", None)  # it holds the fake
-    vars(model_repository).pop("triton_shell", None)
+def model() -> Iterator[Any]:
+    with stage_door("tokenizer") as door:
+        door.stage, door.threads, door.grammar_threads = STAGE, ThreadPoolExecutor(1), FairPool(2)
+        door.cancelled = {}
+        door.compiler = door.cancel_receiver = SimpleNamespace(close=lambda: None)
+        yield door
+        door.finalize()
 
 
 def prompt(text: str) -> dict[str, Any]:
@@ -97,9 +55,10 @@ def prompt(text: str) -> dict[str, Any]:
 def test_a_request_is_answered_with_the_engines_request(model: Any) -> None:
     (response,) = model.execute([Request(request_to_tensors(request()))])
     assert response.error is None
-    names = [tensor.name() for tensor in response.tensors]
-    assert names == ["prompt_token_ids", "engine_params"]
-    assert np.array_equal(response.tensors[0].value, [STAGE.encode(request()).prompt_token_ids])
+    [tensor] = response.tensors
+    assert tensor.name() == "engine_requests"
+    [(number, encoded)] = unpack(EngineRequestBatch, tensor.value.item(), tensor.name()).items
+    assert (number, encoded) == (0, STAGE.encode(replace(request(), request_id="req_abc")))
 
 
 def test_a_bad_request_does_not_keep_another_from_its_answer(model: Any) -> None:
@@ -116,7 +75,7 @@ def test_a_client_may_not_batch_requests_itself(model: Any) -> None:
 def test_a_small_request_is_answered_while_large_ones_are_being_tokenized(model: Any) -> None:
     is_answered = threading.Event()
 
-    def answer(tensors: dict[str, Any], *, may_wait: bool) -> dict[str, Any]:
+    def answer(tensors: dict[str, Any], request_id: str, *, may_wait: bool) -> dict[str, Any]:
         if len(tensors["text_input"].item()) > 3:
             assert is_answered.wait(DEADLINE_S)
         return {}
@@ -156,20 +115,21 @@ def test_what_was_not_foreseen_is_logged_with_the_id_that_the_frontends_log_has(
 
 
 class SlowGrammars:
-    """Compiles a grammar when it is told to; which ones were begun, by what they say."""
+    """Compiles slow grammars once it may go on; `begun` has the texts of those that were begun."""
 
     def __init__(self) -> None:
         self.begun: list[str] = []
         self.may_go_on = threading.Event()
 
-    def __call__(self, asked: GenerationRequest, *arguments: Any) -> Guide | None:
-        assert asked.guide is not None
-        self.begun.append(asked.guide.content)
-        if "slow" in asked.guide.content:
+    def __call__(self, asked: GenerationRequest, *arguments: Any) -> CheckedOutput:
+        assert asked.params.structured_output is not None
+        content = asked.params.structured_output.content
+        self.begun.append(content)
+        if "slow" in content:
             assert self.may_go_on.wait(DEADLINE_S)
-        if "refused" in asked.guide.content:
+        if "refused" in content:
             raise InvalidRequest("it is refused", "guided_decoding_guide")
-        return constraint(asked, *arguments)
+        return unmeasured_constraint(asked, *arguments)
 
 
 @pytest.fixture
@@ -180,10 +140,28 @@ def grammars(model: Any) -> Iterator[SlowGrammars]:
     slow.may_go_on.set()
 
 
-def guided(regex: str, sender: str = "a", cancel_key: str = "") -> Request:
+def with_regex(regex: str, sender: str = "a", cancel_key: str = "") -> GenerationRequest:
     """Return a request whose grammar must be compiled."""
-    guide = Guide(GuideKind.REGEX, regex)
-    return Request(request_to_tensors(request(guide=guide, sender=sender, cancel_key=cancel_key)))
+    output = StructuredOutput(OutputFormat.REGEX, regex)
+    return request(structured_output=output, sender=sender, cancel_key=cancel_key)
+
+
+def guided(*args: Any, **others: Any) -> Request:
+    """Return it as a client of the public ensemble sends it."""
+    return Request(request_to_tensors(with_regex(*args, **others)))
+
+
+def batched(*requests: GenerationRequest) -> Request:
+    """Return requests as a frontend sends them."""
+    batch = RequestBatch("key", tuple(enumerate(requests)))
+    return Request(message_tensor(REQUEST_BATCH, pack(batch)))
+
+
+def items_of(response: Any) -> list[Any]:
+    """Return the engine's requests, or the messages of the refusals, in a response."""
+    assert response.error is None
+    [tensor] = response.tensors
+    return [item for _, item in unpack(EngineRequestBatch, tensor.value.item(), tensor.name()).items]
 
 
 def answers_of(requests: list[Request]) -> list[str]:
@@ -243,3 +221,35 @@ def test_what_was_found_of_a_grammar_is_answered_at_once_the_next_time(
     (response,) = model.execute([guided(regex)])
     assert [response.error.message if response.error else ""] == answers_of([first])
     assert grammars.begun == [regex]
+
+
+# --- batches of frontends -------------------------------------------------------------------------------------------
+
+
+def test_a_bad_request_of_a_batch_does_not_keep_another_from_the_engine(model: Any) -> None:
+    (response,) = model.execute([batched(request(TokenPrompt((-1,))), request())])
+    refused, encoded = items_of(response)
+    assert refused == "[invalid_value] input_ids: -1 is not a token: they are 0 to 3071"
+    assert encoded == STAGE.encode(request())
+
+
+def test_a_batch_with_a_new_grammar_is_answered_once_it_is_compiled(model: Any, grammars: SlowGrammars) -> None:
+    fine, refused = batched(with_regex("slow")), batched(with_regex("refused", sender="b"))
+    assert model.execute([fine, refused]) == [None, None]
+    wait_until(lambda: len(refused.sent) == 1, "the other sender is answered")
+    grammars.may_go_on.set()
+    model.finalize()
+    [(response, _)] = fine.sent
+    assert items_of(response) == [model.stage.encode(with_regex("slow"))]
+    [(response, _)] = refused.sent
+    assert items_of(response) == ["[invalid_value] guided_decoding_guide: it is refused"]
+
+
+def test_no_grammar_of_a_batch_is_compiled_for_a_client_that_is_gone(model: Any, grammars: SlowGrammars) -> None:
+    first, gone = batched(with_regex("slow")), batched(with_regex("gone", cancel_key="key"))
+    model.execute([first, gone])
+    model._cancel(key_to_number("key"))
+    grammars.may_go_on.set()
+    model.finalize()
+    assert grammars.begun == ["slow"]
+    assert answers_of([gone]) == ["[invalid_value] cancel_key: it is cancelled"]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from model_repository.contract.request import ChatPrompt, Prompt, TextPrompt, TokenPrompt
 from model_repository.errors import InvalidRequest, Unsupported
-from model_repository.generation import ChatPrompt, Prompt, TextPrompt, TokenPrompt
 from model_repository.tokenizer.prompt import PromptEncoder, prompt_field
 from tests.model_repository.tokenizer.models import (
     DEMO_BYTES,
@@ -121,4 +121,4 @@ def test_nothing_is_echoed_unless_asked_for(prompt: Prompt) -> None:
     [(TextPrompt("a", "b"), "text_input"), (CHAT, "messages"), (TokenPrompt(()), "input_ids")],
 )
 def test_a_prompt_has_a_tensor(prompt: Prompt, name: str) -> None:
-    assert prompt_field(prompt).name == name
+    assert prompt_field(prompt) == name

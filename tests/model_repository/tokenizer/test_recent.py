@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from model_repository.generation import ChatPrompt
+from model_repository.contract.request import ChatPrompt
 from model_repository.tokenizer.recent import MAX_BYTES, Recent
 
 

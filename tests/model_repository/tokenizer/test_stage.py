@@ -5,29 +5,36 @@ from __future__ import annotations
 import copy
 import dataclasses
 import json
+import logging
 from typing import Any
 
+import msgspec
 import pytest
 
-from model_repository import contract
 from model_repository.capabilities import Capability
-from model_repository.errors import InvalidRequest, PromptTooLong, Unsupported
-from model_repository.generation import (
+from model_repository.contract.codec import message_tensor, pack, payload_of, unpack
+from model_repository.contract.request import (
     ChatPrompt,
     ContextOverflow,
+    EngineRequest,
+    EngineRequestBatch,
     GenerationRequest,
-    Guide,
-    GuideKind,
+    OutputFormat,
+    Params,
     Prompt,
+    RequestBatch,
     SamplingParams,
+    StructuredOutput,
     TextPrompt,
+    TokenizeAnswer,
+    TokenizeRequest,
     TokenPrompt,
     ToolUse,
 )
-from model_repository.request_tensors import request_to_tensors
-from model_repository.stage_messages import EngineRequest, TokenizeOptions
-from model_repository.tensors import array
-from model_repository.tokenizer.constraint import constraint
+from model_repository.contract.spec import TensorSpec
+from model_repository.contract.tensors import ENGINE_REQUESTS, REQUEST_BATCH, TOKENIZE, TOKENS
+from model_repository.errors import InvalidRequest, PromptTooLong, Unsupported
+from model_repository.tokenizer.constraint import unmeasured_constraint
 from model_repository.tokenizer.stage import StageConfig, TokenizerStage
 from model_repository.tokenizer.vocabulary import Vocabulary
 from model_repository.tool_formats import TOOL_FORMATS
@@ -39,6 +46,7 @@ from tests.model_repository.tokenizer.models import (
     files,
     sentencepiece,
 )
+from tests.public_tensors import request_to_tensors
 
 CONFIG = StageConfig(
     context_window=2048,
@@ -51,8 +59,8 @@ TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "
 CHAT = ChatPrompt(({"role": "user", "content": "hi"},))
 
 
-def request(prompt: Prompt = CHAT, **others: Any) -> GenerationRequest:
-    return GenerationRequest(**{"prompt": prompt, "max_tokens": 16, "sampling": SamplingParams()} | others)
+def request(prompt: Prompt = CHAT, images: tuple[bytes, ...] = (), **params: Any) -> GenerationRequest:
+    return GenerationRequest(prompt=prompt, params=Params(**params), images=images)
 
 
 def refusal(
@@ -65,34 +73,25 @@ def refusal(
 
 
 def test_everything_of_a_request_goes_to_the_engine() -> None:
-    asked = request(
-        TokenPrompt((1, 2)),
+    output = StructuredOutput(OutputFormat.REGEX, "a+")
+    params = Params(
         sampling=SamplingParams(temperature=0.5, logit_bias={3: 1.0}, seed=7),
         stop=("a", "b"),
-        stop_token_ids=(5,),
-        include_stop=True,
-        bad_words=("damn",),
-        min_tokens=3,
         is_echo=True,
-        num_logprobs=2,
-        has_token_ids=True,
-        has_usage=True,
-        has_timing=True,
-        guide=Guide(GuideKind.REGEX, "a+"),
-        lora_name="poet",
-        is_stream=True,
-        priority=-1,
-        cancel_key="secret",
+        has_logprobs=True,
+        structured_output=output,
     )
-    encoded = STAGE.encode(asked)
-    others = {"prompt_token_ids": (1, 2), "echo": (DEMO_BYTES[1], DEMO_BYTES[2]), "end_token_ids": ()}
-    for field in dataclasses.fields(EngineRequest):
-        expected = others[field.name] if field.name in others else getattr(asked, field.name)
-        assert getattr(encoded, field.name) == expected, field.name
-
-
-def test_ignored_ends_go_to_the_engine() -> None:
-    assert STAGE.encode(request(ignore_eos=True)).ignore_eos
+    stage = TokenizerStage(DEMO_FILES, DEMO_BYTES, CONFIG, lambda asked, tool_format: (output, 4096))
+    encoded = stage.encode(GenerationRequest(prompt=TokenPrompt((1, 2)), params=params, request_id="req_abc"))
+    assert encoded == EngineRequest(
+        prompt_token_ids=(1, 2),
+        max_tokens=16,
+        params=params,
+        echo=(DEMO_BYTES[1], DEMO_BYTES[2]),
+        structured_output=output,
+        grammar_bytes=4096,
+        request_id="req_abc",
+    )
 
 
 @pytest.mark.parametrize(("prompt", "field"), [(TextPrompt(""), "text_input"), (TokenPrompt(()), "input_ids")])
@@ -114,7 +113,7 @@ def test_an_empty_text_before_a_suffix_is_a_prompt() -> None:
 def test_a_middle_ends_where_the_model_ends_it() -> None:
     prompt, end = TextPrompt("a", "b"), SPECIAL_IDS["<|endoftext|>"]
     encoded = STAGE.encode(request(prompt, stop_token_ids=(5,)))
-    assert (encoded.stop_token_ids, encoded.end_token_ids) == ((5,), (end,))
+    assert (encoded.params.stop_token_ids, encoded.end_token_ids) == ((5,), (end,))
     assert STAGE.encode(request(prompt, ignore_eos=True)).end_token_ids == ()
     assert STAGE.encode(request(TextPrompt("a"))).end_token_ids == ()
 
@@ -127,10 +126,11 @@ def test_a_middle_ends_where_the_model_ends_it() -> None:
             {"sampling": SamplingParams(logit_bias={3072: 1.0})},
             "logit_bias_token_ids: 3072 is not a token: they are 0 to 3071",
         ),
+        ({"allowed_token_ids": (3072,)}, "allowed_token_ids: 3072 is not a token: they are 0 to 3071"),
         ({"prompt": TokenPrompt((-1,))}, "input_ids: -1 is not a token: they are 0 to 3071"),
         ({"min_tokens": 2045, "max_tokens": 4000}, "min_tokens: 2045 do not fit: the context window is 2048 tokens"),
         (
-            {"guide": Guide(GuideKind.JSON_OBJECT), "ignore_eos": True},
+            {"structured_output": StructuredOutput(OutputFormat.JSON_OBJECT), "ignore_eos": True},
             "ignore_eos: true goes with neither structured output nor tools",
         ),
     ],
@@ -185,7 +185,7 @@ def test_the_completions_of_one_prompt_cost_little(monkeypatch: pytest.MonkeyPat
 
     for name in ("encode", "encode_parts"):
         monkeypatch.setattr(Vocabulary, name, counted(name, getattr(Vocabulary, name)))
-    check = counted("constraint", constraint)
+    check = counted("constraint", unmeasured_constraint)
     stage = TokenizerStage(DEMO_FILES, DEMO_BYTES, CONFIG, check)
     chat = ChatPrompt(({"role": "user", "content": "<hi> <|im_end|>"},))
 
@@ -196,15 +196,15 @@ def test_the_completions_of_one_prompt_cost_little(monkeypatch: pytest.MonkeyPat
             for seed in range(4)
         ]
 
-    encoded = siblings(guide=Guide(GuideKind.JSON_SCHEMA, '{"type": "integer"}'))
+    encoded = siblings(structured_output=StructuredOutput(OutputFormat.JSON_SCHEMA, '{"type": "integer"}'))
     assert sorted(calls) == ["constraint", "encode_parts"]
-    assert [item.sampling.seed for item in encoded] == [0, 1, 2, 3]
+    assert [item.params.sampling.seed for item in encoded] == [0, 1, 2, 3]
     assert len({item.prompt_token_ids for item in encoded}) == 1
-    siblings(guide=Guide(GuideKind.REGEX, "a"))
+    siblings(structured_output=StructuredOutput(OutputFormat.REGEX, "a"))
     assert calls == ["constraint"]
     assert siblings(is_echo=True)[0].echo
     assert calls == ["encode_parts"]
-    assert siblings()[0].guide is None
+    assert siblings()[0].structured_output is None
     assert calls == []
 
 
@@ -217,7 +217,7 @@ def test_max_tokens_is_lowered_unless_the_request_says_otherwise() -> None:
 
 
 def test_a_prompt_that_is_only_scored_may_fill_the_window() -> None:
-    encoded = STAGE.encode(request(TokenPrompt((1,) * 2048), max_tokens=0, is_echo=True, num_logprobs=0))
+    encoded = STAGE.encode(request(TokenPrompt((1,) * 2048), max_tokens=0, is_echo=True, has_logprobs=True))
     assert (encoded.max_tokens, len(encoded.echo)) == (0, 2048)
 
 
@@ -229,9 +229,9 @@ def test_images_are_not_served() -> None:
 @pytest.mark.parametrize(
     ("others", "field"),
     [
-        ({"guide": Guide(GuideKind.JSON_OBJECT)}, "guided_decoding_guide_type"),
-        ({"prompt": dataclasses.replace(CHAT, tool_use=ToolUse(tools=(TOOL,)))}, "tools"),
-        ({"num_logprobs": 0}, "return_log_probs"),
+        ({"structured_output": StructuredOutput(OutputFormat.JSON_OBJECT)}, "guided_decoding_guide_type"),
+        ({"prompt": msgspec.structs.replace(CHAT, tool_use=ToolUse(tools=(TOOL,)))}, "tools"),
+        ({"has_logprobs": True}, "return_log_probs"),
     ],
 )
 def test_what_the_runtime_lacks_is_refused(others: dict[str, Any], field: str) -> None:
@@ -243,82 +243,104 @@ def test_what_the_runtime_lacks_is_refused(others: dict[str, Any], field: str) -
 
 @pytest.mark.parametrize("choice", ["auto", "required", "function:add"])
 @pytest.mark.parametrize("tool_format", sorted(TOOL_FORMATS))
-def test_tools_become_a_guide_in_the_models_format(choice: str, tool_format: str) -> None:
+def test_tools_become_a_structured_output_in_the_models_format(choice: str, tool_format: str) -> None:
     stage = TokenizerStage(DEMO_FILES, DEMO_BYTES, dataclasses.replace(CONFIG, tool_call_format=tool_format))
-    chat = dataclasses.replace(CHAT, tool_use=ToolUse(tools=(TOOL,), choice=choice))
-    guide = stage.encode(request(chat)).guide
-    assert guide is not None
-    assert guide.kind is GuideKind.LARK
-    assert "add" in guide.content
+    chat = msgspec.structs.replace(CHAT, tool_use=ToolUse(tools=(TOOL,), choice=choice))
+    output = stage.encode(request(chat)).structured_output
+    assert output is not None
+    assert output.format is OutputFormat.LARK
+    assert "add" in output.content
 
 
-# --- tensors --------------------------------------------------------------------------------------------------------
+# --- messages -------------------------------------------------------------------------------------------------------
 
 
-def test_a_request_becomes_the_engines_tensors() -> None:
-    asked = request(num_logprobs=3, is_echo=True)
+def answered(*items: tuple[int, GenerationRequest]) -> EngineRequestBatch:
+    """Return the answer to a frontend's batch."""
+    outputs = STAGE.answer(message_tensor(REQUEST_BATCH, pack(RequestBatch("key", items))))
+    assert outputs.keys() == {"engine_requests"}
+    return unpack(EngineRequestBatch, payload_of(outputs, ENGINE_REQUESTS), "engine_requests")
+
+
+def test_public_tensors_become_the_engines_request_of_a_stream_of_its_own() -> None:
+    asked = request(has_logprobs=True, is_echo=True)
     outputs = STAGE.answer(request_to_tensors(asked))
-    assert outputs.keys() == {spec.name for spec in contract.STEPS["tokenizer"].outputs}
-    assert outputs["prompt_token_ids"].dtype == contract.PROMPT_TOKEN_IDS.dtype
-    read = EngineRequest.from_tensors(outputs["prompt_token_ids"].reshape(-1), outputs["engine_params"].item())
-    assert read == STAGE.encode(asked)
+    assert outputs.keys() == {"engine_requests"}
+    batch = unpack(EngineRequestBatch, payload_of(outputs, ENGINE_REQUESTS), "engine_requests")
+    assert batch == EngineRequestBatch("", ((0, STAGE.encode(asked)),))
 
 
-def tokenized(options: str | bytes = "{}", **inputs: Any) -> tuple[list[int], list[str]]:
-    specs = {spec.name: spec for spec in contract.PUBLIC_INPUTS}
-    tensors = {name: array(specs[name], value) for name, value in inputs.items()}
-    outputs = STAGE.answer(tensors | {"tokenize": array(contract.TOKENIZE, options)})
-    assert outputs.keys() == {"prompt_token_ids", "token_strings"}
-    strings = [item.decode() for item in outputs["token_strings"].reshape(-1)]
-    return outputs["prompt_token_ids"].reshape(-1).tolist(), strings
+def test_a_batch_keeps_the_stream_and_the_numbers_and_each_refusal_is_an_item(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    first, last = request(), request(TextPrompt("a"), cancel_key="secret")
+    bad = msgspec.structs.replace(request(TokenPrompt((-1,))), request_id="req_abc")
+    with caplog.at_level(logging.INFO):
+        batch = answered((7, first), (-3, bad), (5, last))
+    refused = "[invalid_value] input_ids: -1 is not a token: they are 0 to 3071"
+    assert batch == EngineRequestBatch("key", ((7, STAGE.encode(first)), (-3, refused), (5, STAGE.encode(last))))
+    assert caplog.messages == ["refused: invalid_value request_id=req_abc"]
+
+
+def test_an_unexpected_exception_is_an_item_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Vocabulary, "encode", None)
+    [(_, failed), (_, encoded)] = answered((1, request(TextPrompt("new"))), (2, request(TokenPrompt((1,))))).items
+    assert failed == "[internal_error] internal error, see the server's log"
+    assert encoded == STAGE.encode(request(TokenPrompt((1,))))
+
+
+def test_a_refusal_with_half_of_a_surrogate_pair_is_an_item_too() -> None:
+    """It has no UTF-8: no request of its batch was answered."""
+    schema = json.dumps({"type": "object", "properties": {"\ud800": {"type": 5}}})
+    bad = request(structured_output=StructuredOutput(OutputFormat.JSON_SCHEMA, schema))
+    [(_, refused), (_, encoded)] = answered((1, bad), (2, request())).items
+    assert isinstance(refused, str)
+    assert refused.startswith("[invalid_value] guided_decoding_guide: ")
+    assert encoded == STAGE.encode(request())
+
+
+@pytest.mark.parametrize("spec", [REQUEST_BATCH, TOKENIZE], ids=lambda spec: spec.name)
+def test_a_malformed_message_is_refused(spec: TensorSpec) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        STAGE.answer(message_tensor(spec, b"nonsense"))
+    assert caught.value.field == spec.name
+
+
+def tokenized(prompt: Prompt, stage: TokenizerStage = STAGE, **options: bool) -> TokenizeAnswer:
+    outputs = stage.answer(message_tensor(TOKENIZE, pack(TokenizeRequest(prompt, **options))))
+    assert outputs.keys() == {"tokens"}
+    return unpack(TokenizeAnswer, payload_of(outputs, TOKENS), "tokens")
 
 
 def test_a_prompt_can_be_only_tokenized() -> None:
-    token_ids, strings = tokenized(text_input="Hello 日<|im_end|>")
-    assert tuple(token_ids) == STAGE.encode(request(TextPrompt("Hello 日<|im_end|>"))).prompt_token_ids
-    assert strings[-1] == "<|im_end|>"
-    token_ids, strings = tokenized(messages='[{"role": "user", "content": "hi"}]')
-    assert tuple(token_ids) == STAGE.encode(request(CHAT)).prompt_token_ids
-    assert strings[:2] == ["<|im_start|>", "user"]
-
-
-def test_what_is_only_tokenized_has_a_limit() -> None:
-    for inputs in (
-        {"text_input": "a" * 500_001},
-        {"messages": json.dumps([{"role": "user", "content": "a" * 500_000}])},
-    ):
-        with pytest.raises(InvalidRequest, match=r"bytes: at most 500000 are tokenized"):
-            tokenized(**inputs)
-
-
-def test_what_is_only_tokenized_may_be_longer_than_the_window_and_empty() -> None:
-    assert len(tokenized(text_input="日" * 4000)[0]) > CONFIG.context_window
-    assert tokenized(text_input="") == ([], [])
-
-
-@pytest.mark.parametrize(("add_special_tokens", "expected"), [(True, ["<s>", "▁a"]), (False, ["▁a"])])
-def test_what_the_tokenizer_adds_can_be_left_out(add_special_tokens: bool, expected: list[str]) -> None:
-    model = files(sentencepiece())
-    stage = TokenizerStage(model, byte_table(model.tokenizer), CONFIG)
-    options = TokenizeOptions(add_special_tokens=add_special_tokens)
-    assert stage.tokenize(TextPrompt("a"), options)[1] == expected
+    text = tokenized(TextPrompt("Hello 日<|im_end|>"))
+    assert text.token_ids == STAGE.encode(request(TextPrompt("Hello 日<|im_end|>"))).prompt_token_ids
+    assert text.strings[-1] == "<|im_end|>"
+    chat = tokenized(CHAT)
+    assert chat.token_ids == STAGE.encode(request(CHAT)).prompt_token_ids
+    assert chat.strings[:2] == ("<|im_start|>", "user")
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ("{", "tokenize: not JSON ("),
-        ("[]", "tokenize: expected a JSON object"),
-        ("null", "tokenize: expected a JSON object"),
-        ('{"add_special_tokens": 1}', 'tokenize: "add_special_tokens": expected true or false'),
-        ('{"more": true}', 'tokenize: "more": expected true or false under add_special_tokens'),
-        (b"\xff", "tokenize: not UTF-8 at byte 0"),
-    ],
+    "prompt", [TextPrompt("a" * 500_001), ChatPrompt(({"role": "user", "content": "a" * 500_000},))]
 )
-def test_bad_options_are_refused(options: str | bytes, message: str) -> None:
-    with pytest.raises(InvalidRequest) as caught:
-        tokenized(options, text_input="a")
-    assert caught.value.message().removeprefix("[invalid_value] ").startswith(message)
+def test_a_prompt_that_is_only_tokenized_has_a_limit(prompt: Prompt) -> None:
+    with pytest.raises(InvalidRequest, match=r"bytes: at most 500000 are tokenized"):
+        tokenized(prompt)
+
+
+def test_a_prompt_that_is_only_tokenized_may_be_longer_than_the_window_and_empty() -> None:
+    assert len(tokenized(TextPrompt("日" * 4000)).token_ids) > CONFIG.context_window
+    assert tokenized(TextPrompt("")) == TokenizeAnswer((), ())
+
+
+@pytest.mark.parametrize(("add_special_tokens", "expected"), [(True, ("<s>", "▁a")), (False, ("▁a",))])
+def test_the_tokens_that_the_tokenizer_adds_can_be_left_out(
+    add_special_tokens: bool, expected: tuple[str, ...]
+) -> None:
+    model = files(sentencepiece())
+    stage = TokenizerStage(model, byte_table(model.tokenizer), CONFIG)
+    assert tokenized(TextPrompt("a"), stage, add_special_tokens=add_special_tokens).strings == expected
 
 
 # --- configuration --------------------------------------------------------------------------------------------------

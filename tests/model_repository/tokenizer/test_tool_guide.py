@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
+from model_repository.contract.request import OutputFormat, ToolUse
 from model_repository.errors import InvalidRequest
-from model_repository.generation import GuideKind, ToolUse
 from model_repository.tokenizer.tool_guide import MAX_CALLS, tool_guide
 from model_repository.tool_formats import DEEPSEEK, HERMES, LLAMA3_JSON, TOOL_FORMATS, ToolFormat
 from tests.parsed_calls import parse_tool_calls
@@ -100,7 +100,7 @@ def matcher(
     tool_format: ToolFormat, tools: Iterable[dict[str, Any]] = TOOLS, content: str | None = None, **options: Any
 ) -> LLMatcher:
     guide = tool_guide(ToolUse(tools=tuple(tools), **options), tool_format, identity, content=content)
-    assert guide is not None and guide.kind is GuideKind.LARK
+    assert guide is not None and guide.format is OutputFormat.LARK
     compiled = LLMatcher(TOKENIZER, LLMatcher.grammar_from_lark(guide.content))
     assert not compiled.get_error()
     return compiled

@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 
 from model_repository.byte_table import FILE_NAME, save_byte_table
+from model_repository.contract.request import EngineRequest, SamplingParams
 from model_repository.engine.runtime import EngineConfig, StepOutput
-from model_repository.generation import SamplingParams
-from model_repository.stage_messages import EngineRequest
+from tests.model_repository.engine.engine_requests import changed
 from tests.tensorrt_llm_artifact import DOUBLES
 
 sys.path.insert(0, str(DOUBLES))
@@ -73,16 +73,16 @@ def request(**fields: Any) -> EngineRequest:
     """Return a greedy request, unless the fields say otherwise; `sampling` is a dict."""
     greedy: dict[str, Any] = {"temperature": 0.0}
     sampling = SamplingParams(**greedy | fields.pop("sampling", {}))
-    base: dict[str, Any] = {"prompt_token_ids": (10, 11, 12), "max_tokens": 8, "ignore_eos": True, "is_stream": True}
-    return EngineRequest(**base | {"sampling": sampling} | fields)
+    base: dict[str, Any] = {"ignore_eos": True, "is_stream": True, "sampling": sampling}
+    return changed(EngineRequest(prompt_token_ids=(10, 11, 12), max_tokens=8), **base | fields)
 
 
 def has_ended(outputs: list[StepOutput], asked: EngineRequest) -> bool:
     """Whether the engine stage would end the sequence."""
     if not outputs:
         return False
-    last = outputs[-1]
-    ends = set(asked.stop_token_ids) | (set() if asked.ignore_eos else {EOS, OTHER_EOS, *asked.end_token_ids})
+    last, params = outputs[-1], asked.params
+    ends = set(params.stop_token_ids) | (set() if params.ignore_eos else {EOS, OTHER_EOS, *asked.end_token_ids})
     return last.error is not None or last.token_id is None or last.token_id in ends or len(outputs) >= asked.max_tokens
 
 

@@ -1,4 +1,4 @@
-"""Guides that TensorRT-LLM follows itself, which needs a real tokenizer: on the demo model."""
+"""Structured outputs that TensorRT-LLM follows itself, which needs a real tokenizer: on the demo model."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from model_repository.byte_table import FILE_NAME, load_byte_table
+from model_repository.contract.request import OutputFormat, StructuredOutput
 from model_repository.engine.runtime import EngineConfig
 from model_repository.errors import EngineFailed
-from model_repository.generation import Guide, GuideKind
 from tests.model_repository.engine.tensorrt_llm.conftest import RUNTIME, Tiny
 from tests.tensorrt_llm_artifact import write_artifact
 
@@ -37,10 +37,12 @@ def demo(tmp_path: Path, config: EngineConfig, request: pytest.FixtureRequest) -
     tiny.runtime.close()
 
 
-def text(demo: Tiny, guide: Guide) -> str:
+def text(demo: Tiny, structured_output: StructuredOutput) -> str:
     """Return a completion up to its end."""
     tokens: list[int] = []
-    number = demo.submit(prompt_token_ids=(100, 200), ignore_eos=False, max_tokens=60, guide=guide)
+    number = demo.submit(
+        prompt_token_ids=(100, 200), ignore_eos=False, max_tokens=60, structured_output=structured_output
+    )
     while EOS not in tokens and len(tokens) < 60:
         for output in demo.runtime.step() or ():
             assert output.error is None and output.token_id is not None
@@ -50,15 +52,17 @@ def text(demo: Tiny, guide: Guide) -> str:
     return b"".join(table[token_id] for token_id in tokens if token_id != EOS).decode()
 
 
-def test_each_kind_is_followed(demo: Tiny) -> None:
-    assert isinstance(json.loads(text(demo, Guide(GuideKind.JSON_SCHEMA, SCHEMA))), dict)
-    assert text(demo, Guide(GuideKind.REGEX, "[ab]{3}x")).endswith("x")
-    assert text(demo, Guide(GuideKind.GRAMMAR, 'root ::= "x" [0-9] "y"'))[0::2] == "xy"
-    assert text(demo, Guide(GuideKind.CHOICE, '["yes", "no"]')) in ("yes", "no")  # ours, as it has none
+def test_each_format_is_followed(demo: Tiny) -> None:
+    assert isinstance(json.loads(text(demo, StructuredOutput(OutputFormat.JSON_SCHEMA, SCHEMA))), dict)
+    assert text(demo, StructuredOutput(OutputFormat.REGEX, "[ab]{3}x")).endswith("x")
+    assert text(demo, StructuredOutput(OutputFormat.GRAMMAR, 'root ::= "x" [0-9] "y"'))[0::2] == "xy"
+    assert text(demo, StructuredOutput(OutputFormat.CHOICE, '["yes", "no"]')) in ("yes", "no")  # ours, as it has none
 
 
-def test_a_guide_that_it_does_not_take_fails_its_request(demo: Tiny) -> None:
-    demo.submit(prompt_token_ids=(100, 200), ignore_eos=False, guide=Guide(GuideKind.REGEX, "(("))
+def test_a_structured_output_that_it_does_not_take_fails_its_request(demo: Tiny) -> None:
+    demo.submit(
+        prompt_token_ids=(100, 200), ignore_eos=False, structured_output=StructuredOutput(OutputFormat.REGEX, "((")
+    )
     outputs: list[Any] = []
     while not outputs:
         outputs += demo.runtime.step() or ()

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from model_repository.byte_table import FILE_NAME, save_byte_table
+from model_repository.contract.request import Mirostat, OutputFormat, SamplingParams, StructuredOutput
 from model_repository.engine.tensorrt_llm import tensors
 from model_repository.engine.tensorrt_llm.processors import (
     AllowedTokens,
@@ -19,8 +20,7 @@ from model_repository.engine.tensorrt_llm.processors import (
     Shaping,
     VocabularyFile,
 )
-from model_repository.generation import Guide, GuideKind, Mirostat, SamplingParams
-from tests.model_repository.engine.tensorrt_llm.conftest import BYTE_TABLE, EOS, UNUSED, VOCAB_SIZE
+from tests.model_repository.engine.tensorrt_llm.conftest import BYTE_TABLE, EOS, UNUSED, VOCAB_SIZE, request
 
 PROMPT = [10, 11]
 NUM_PADDED = VOCAB_SIZE + 4  # as a matrix that is split over GPUs has it
@@ -51,6 +51,18 @@ def chain_of(*edits: Any) -> LogitsChain:
     return LogitsChain(edits, VOCAB_SIZE, UNUSED)
 
 
+def allowed(
+    vocabulary: VocabularyFile,
+    regex: str = "",
+    *,
+    banned: frozenset[int] = frozenset(),
+    ends: frozenset[int] = frozenset(),
+    **fields: Any,
+) -> AllowedTokens:
+    guide = StructuredOutput(OutputFormat.REGEX, regex) if regex else None
+    return AllowedTokens(vocabulary, request(**fields), guide, banned=banned, ends=ends)
+
+
 def shaping(bias: dict[int, float] | None = None, **fields: Any) -> LogitsChain:
     return chain_of(Shaping(SamplingParams(**fields), bias or {}, PROMPT))
 
@@ -79,8 +91,8 @@ def test_edits_run_on_the_stream_that_is_given() -> None:
     assert entered[before:] == [42]
 
 
-def test_a_guide_is_followed_token_by_token_and_then_only_the_end_may_come(vocabulary: VocabularyFile) -> None:
-    chain = chain_of(AllowedTokens(vocabulary, Guide(GuideKind.REGEX, "a[bc]")))
+def test_a_regex_is_followed_token_by_token_and_then_only_the_end_may_come(vocabulary: VocabularyFile) -> None:
+    chain = chain_of(allowed(vocabulary, "a[bc]"))
     a, b, c = map(token, "abc")
     assert possible(apply(chain, [])) == [a]
     assert possible(apply(chain, [a])) == [b, c]
@@ -88,9 +100,9 @@ def test_a_guide_is_followed_token_by_token_and_then_only_the_end_may_come(vocab
 
 
 def test_every_copy_of_a_chain_does_the_same(vocabulary: VocabularyFile) -> None:
-    guide = AllowedTokens(vocabulary, Guide(GuideKind.REGEX, "[a-d]{12}"))
+    regex = allowed(vocabulary, "[a-d]{12}")
     mirostat = Shaping(SamplingParams(mirostat=Mirostat(), seed=7), {}, PROMPT)
-    one, other = (pickle.loads(pickle.dumps(chain_of(guide, mirostat))) for _ in range(2))
+    one, other = (pickle.loads(pickle.dumps(chain_of(regex, mirostat))) for _ in range(2))
     drawn: list[int] = []
     for _ in range(12):
         [chosen] = possible(apply(one, drawn))
@@ -100,14 +112,13 @@ def test_every_copy_of_a_chain_does_the_same(vocabulary: VocabularyFile) -> None
     assert set(drawn) <= {token(character) for character in "abcd"}
 
 
-def test_where_the_guide_leaves_nothing_the_dead_end_is_drawn(vocabulary: VocabularyFile) -> None:
-    guide = Guide(GuideKind.REGEX, "ab")
-    banned = chain_of(AllowedTokens(vocabulary, guide, banned=frozenset([token("a")])))
+def test_where_a_regex_leaves_nothing_the_dead_end_is_drawn(vocabulary: VocabularyFile) -> None:
+    banned = chain_of(allowed(vocabulary, "ab", banned=frozenset([token("a")])))
     assert possible(apply(banned, [])) == [UNUSED]
-    strayed = chain_of(AllowedTokens(vocabulary, guide))
+    strayed = chain_of(allowed(vocabulary, "ab"))
     apply(strayed, [])
     assert possible(apply(strayed, [token("z")])) == [UNUSED]
-    held = chain_of(AllowedTokens(vocabulary, guide, ends=frozenset([EOS]), min_tokens=3))
+    held = chain_of(allowed(vocabulary, "ab", ends=frozenset([EOS]), min_tokens=3))
     apply(held, [])
     apply(held, [token("a")])
     assert possible(apply(held, [token("a"), token("b")])) == [UNUSED]
@@ -115,18 +126,26 @@ def test_where_the_guide_leaves_nothing_the_dead_end_is_drawn(vocabulary: Vocabu
 
 def test_what_would_complete_a_bad_word_is_impossible(vocabulary: VocabularyFile) -> None:
     a, b = map(token, "ab")
-    chain = chain_of(AllowedTokens(vocabulary, bad_words=("ab",)))
+    chain = chain_of(allowed(vocabulary, bad_words=("ab",)))
     assert {a, b, EOS} <= set(possible(apply(chain, [])))
     assert b not in possible(apply(chain, [a]))
     assert b not in possible(apply(chain, [a, EOS]))  # which is no text
     assert b in possible(apply(chain, [a, EOS, token("c")]))
-    guided = pickle.loads(pickle.dumps(chain_of(AllowedTokens(vocabulary, Guide(GuideKind.REGEX, "a[bc]"), ("ab",)))))
-    apply(guided, [])
-    assert possible(apply(guided, [a])) == [token("c")]
+    both = pickle.loads(pickle.dumps(chain_of(allowed(vocabulary, "a[bc]", bad_words=("ab",)))))
+    apply(both, [])
+    assert possible(apply(both, [a])) == [token("c")]
+
+
+def test_only_allowed_token_ids_are_possible_beside_all_else(vocabulary: VocabularyFile) -> None:
+    a, b, c = map(token, "abc")
+    assert possible(apply(chain_of(allowed(vocabulary, allowed_token_ids=(c, a))), [])) == [a, c]
+    chain = chain_of(allowed(vocabulary, "a[bcd]", bad_words=("ab",), allowed_token_ids=(a, b, c)))
+    assert possible(apply(chain, [])) == [a]
+    assert possible(apply(chain, [a])) == [c]
 
 
 def test_ends_are_impossible_before_min_tokens(vocabulary: VocabularyFile) -> None:
-    chain = chain_of(AllowedTokens(vocabulary, ends=frozenset([EOS, 20]), min_tokens=2))
+    chain = chain_of(allowed(vocabulary, ends=frozenset([EOS, 20]), min_tokens=2))
     assert not {EOS, 20} & set(possible(apply(chain, [])))
     assert not {EOS, 20} & set(possible(apply(chain, [30])))
     assert {EOS, 20} <= set(possible(apply(chain, [30, 31])))
@@ -140,9 +159,9 @@ def test_a_token_that_the_gpu_has_not_told_yet_is_a_dead_end() -> None:
 
 def test_calls_for_the_chunks_of_a_prompt_change_nothing(vocabulary: VocabularyFile) -> None:
     def chain() -> LogitsChain:
-        guide = AllowedTokens(vocabulary, Guide(GuideKind.REGEX, "[a-d]{12}"))
+        regex = allowed(vocabulary, "[a-d]{12}")
         mirostat = Shaping(SamplingParams(mirostat=Mirostat(), seed=7), {}, PROMPT)
-        return LogitsChain((guide, mirostat), VOCAB_SIZE, UNUSED, is_called_per_chunk=True)
+        return LogitsChain((regex, mirostat), VOCAB_SIZE, UNUSED, is_called_per_chunk=True)
 
     whole, chunked = chain(), chain()
     for _ in range(3):
@@ -207,8 +226,7 @@ def test_mirostat_leaves_a_greedy_draw_alone() -> None:
 
 
 def test_mirostat_never_draws_what_is_banned(vocabulary: VocabularyFile) -> None:
-    allowed = AllowedTokens(vocabulary, Guide(GuideKind.REGEX, "[ab]"))
-    chain = chain_of(allowed, Shaping(SamplingParams(mirostat=Mirostat(), seed=1), {}, PROMPT))
+    chain = chain_of(allowed(vocabulary, "[ab]"), Shaping(SamplingParams(mirostat=Mirostat(), seed=1), {}, PROMPT))
     logits = np.full(VOCAB_SIZE, 50.0)
     logits[[token("a"), token("b")]] = 0.0
     [chosen] = possible(apply(chain, [], logits))

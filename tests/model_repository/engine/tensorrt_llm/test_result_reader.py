@@ -10,12 +10,12 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
+from model_repository.contract.output import DrawnLogprob
+from model_repository.contract.request import OutputFormat, StructuredOutput
 from model_repository.engine.tensorrt_llm import tensors
 from model_repository.engine.tensorrt_llm.result_reader import ResultReader
 from model_repository.engine.tensorrt_llm.sampling import SamplingPlan
 from model_repository.errors import EngineFailed, InvalidRequest
-from model_repository.generation import Guide, GuideKind
-from model_repository.stage_messages import DrawnLogprob
 from tests.model_repository.engine.tensorrt_llm.conftest import EOS, OTHER_EOS, UNUSED, request
 
 STOP = 20
@@ -105,8 +105,8 @@ def test_an_ending_that_nobody_asked_for_is_an_error() -> None:
 
 
 def test_a_dead_end_is_an_error_and_nothing_follows_it() -> None:
-    guide = Guide(GuideKind.REGEX, "x")
-    token, dead = reader(guide=guide).read(Result().add(30, UNUSED, 31, finish_reason="length"))
+    regex = StructuredOutput(OutputFormat.REGEX, "x")
+    token, dead = reader(structured_output=regex).read(Result().add(30, UNUSED, 31, finish_reason="length"))
     assert token.token_id == 30
     assert isinstance(dead.error, InvalidRequest) and "nothing can follow" in dead.error.text
     [late] = reader().read(Result().add(UNUSED))

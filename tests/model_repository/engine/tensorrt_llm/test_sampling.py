@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from model_repository.contract.request import Mirostat, OutputFormat, StructuredOutput
 from model_repository.engine.tensorrt_llm.options import GuidedDecoding
 from model_repository.engine.tensorrt_llm.processors import VocabularyFile
 from model_repository.engine.tensorrt_llm.sampling import SamplingPlan, SamplingPlanner, embedding_bias
-from model_repository.generation import Guide, GuideKind, Mirostat
 from tests.model_repository.engine.tensorrt_llm.conftest import EOS, OTHER_EOS, UNUSED, VOCAB_SIZE, request
 
 SAMPLED = {"temperature": 0.7, "seed": 2**64 - 1}
@@ -79,7 +79,7 @@ def test_min_tokens_hold_back_every_end() -> None:
     asked = keywords(min_tokens=3, stop_token_ids=(20,))
     assert asked["min_tokens"] == 3
     [edit] = asked["logits_processor"]._edits
-    assert (edit.ends, edit.min_tokens, edit.guide) == ({EOS, OTHER_EOS, 20}, 3, None)
+    assert (edit.ends, edit.request.params.min_tokens, edit.guide) == ({EOS, OTHER_EOS, 20}, 3, None)
 
 
 def test_a_request_for_no_tokens_asks_for_one() -> None:
@@ -129,44 +129,51 @@ def test_mirostat_at_temperature_0_is_greedy() -> None:
     assert "logits_processor" not in keywords(sampling={"mirostat": Mirostat(), "min_p": 0.5})
 
 
-@pytest.mark.parametrize("kind", GuideKind)
-def test_a_guide_is_followed_by_our_own_masks(kind: GuideKind) -> None:
-    asked = plan(guide=Guide(kind, "x"))
+@pytest.mark.parametrize("output_format", OutputFormat)
+def test_a_structured_output_is_followed_by_our_own_masks(output_format: OutputFormat) -> None:
+    asked = plan(structured_output=StructuredOutput(output_format, "x"), grammar_bytes=7)
     [edit] = asked.keywords["logits_processor"]._edits
-    assert (edit.guide, asked.native_guide, asked.dead_end) == (Guide(kind, "x"), None, UNUSED)
+    assert edit.request.grammar_bytes == 7
+    assert (edit.guide, asked.native_guide, asked.dead_end) == (StructuredOutput(output_format, "x"), None, UNUSED)
 
 
 @pytest.mark.parametrize(
-    ("kind", "native"),
+    ("output_format", "native"),
     [
-        (GuideKind.JSON_OBJECT, {"json_object": True}),
-        (GuideKind.JSON_SCHEMA, {"json": "x"}),
-        (GuideKind.REGEX, {"regex": "x"}),
-        (GuideKind.GRAMMAR, {"grammar": "x"}),
-        (GuideKind.CHOICE, None),
-        (GuideKind.LARK, None),
+        (OutputFormat.JSON_OBJECT, {"json_object": True}),
+        (OutputFormat.JSON_SCHEMA, {"json": "x"}),
+        (OutputFormat.REGEX, {"regex": "x"}),
+        (OutputFormat.GRAMMAR, {"grammar": "x"}),
+        (OutputFormat.CHOICE, None),
+        (OutputFormat.LARK, None),
     ],
 )
-def test_xgrammar_follows_the_kinds_that_it_has(kind: GuideKind, native: dict[str, Any] | None) -> None:
-    asked = plan(GuidedDecoding.XGRAMMAR, guide=Guide(kind, "x"))
+def test_xgrammar_follows_the_formats_that_it_has(output_format: OutputFormat, native: dict[str, Any] | None) -> None:
+    asked = plan(GuidedDecoding.XGRAMMAR, structured_output=StructuredOutput(output_format, "x"))
     assert asked.native_guide == native
     assert ("logits_processor" in asked.keywords) == (native is None)
 
 
 @pytest.mark.parametrize(
     "fields",
-    [{"min_tokens": 2}, {"ignore_eos": True}, {"bad_words": ("x",)}, {"sampling": {"logit_bias": {7: -100.0}}}],
+    [
+        {"min_tokens": 2},
+        {"ignore_eos": True},
+        {"bad_words": ("x",)},
+        {"allowed_token_ids": (7,)},
+        {"sampling": {"logit_bias": {7: -100.0}}},
+    ],
     ids=str,
 )
-def test_a_guide_is_followed_by_our_own_masks_where_others_are_too(fields: dict[str, Any]) -> None:
-    guide = Guide(GuideKind.REGEX, "x")
-    asked = plan(GuidedDecoding.XGRAMMAR, guide=guide, **fields)
+def test_a_structured_output_is_followed_by_our_own_masks_where_others_are_too(fields: dict[str, Any]) -> None:
+    regex = StructuredOutput(OutputFormat.REGEX, "x")
+    asked = plan(GuidedDecoding.XGRAMMAR, structured_output=regex, **fields)
     assert asked.native_guide is None
-    assert [edit.guide for edit in asked.keywords["logits_processor"]._edits] == [guide]
+    assert [edit.guide for edit in asked.keywords["logits_processor"]._edits] == [regex]
 
 
 def test_a_dead_end_is_a_token_that_the_request_does_not_name() -> None:
-    guide = Guide(GuideKind.REGEX, "x")
-    assert plan(guide=guide, stop_token_ids=(UNUSED,)).dead_end == 5
-    assert plan(guide=guide, sampling={"logit_bias": {UNUSED: 1.0}}).dead_end == 5
+    regex = StructuredOutput(OutputFormat.REGEX, "x")
+    assert plan(structured_output=regex, stop_token_ids=(UNUSED,)).dead_end == 5
+    assert plan(structured_output=regex, sampling={"logit_bias": {UNUSED: 1.0}}).dead_end == 5
     assert plan().dead_end is None

@@ -1,0 +1,138 @@
+"""A gRPC client's tensors as a generation request."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterable
+from typing import Any
+
+from model_repository.contract.codec import Tensors, read_message
+from model_repository.contract.request import (
+    ChatPrompt,
+    GenerationRequest,
+    Mirostat,
+    OutputFormat,
+    Params,
+    Prompt,
+    SamplingParams,
+    StructuredOutput,
+    TextPrompt,
+    TokenPrompt,
+    ToolUse,
+)
+from model_repository.contract.spec import TensorSpec, specs_of
+from model_repository.contract.tensors import NEUTRAL_INPUTS
+from model_repository.errors import InvalidRequest, Unsupported
+
+MAX_TOOLS_CHARS = 300_000  # of all together, as JSON: their schemas are read before anything is generated
+
+# Any of them means that the next token is drawn; without them the most likely one is taken.
+_DRAWING = {"temperature", "top_p", "top_k", "min_p", "mirostat"}
+_PROMPT_INPUTS: dict[str, type[TextPrompt] | type[ChatPrompt] | type[TokenPrompt]] = {
+    "text_input": TextPrompt,
+    "messages": ChatPrompt,
+    "input_ids": TokenPrompt,
+}
+
+
+def tensors_to_request(tensors: Tensors, request_id: str = "") -> GenerationRequest:
+    """Return the request that a client's tensors describe, complete. `check_request` knows its rules.
+
+    Args:
+        tensors: the public ensemble's inputs.
+        request_id: the name in logs.
+
+    Raises:
+        InvalidRequest: a tensor is malformed, or lacks another one.
+        Unsupported: an input of NVIDIA's ensemble that we cannot honour has a value that would change the result.
+    """
+    for spec in NEUTRAL_INPUTS:
+        _refuse_unless_neutral(spec, tensors)
+    values = read_message(GenerationRequest, tensors)
+    params = _params(values.get("params", {}))
+    return GenerationRequest(
+        prompt=read_prompt(tensors), params=params, images=values.get("images", ()), request_id=request_id
+    )
+
+
+def _params(values: dict[str, Any]) -> Params:
+    sampling = values.pop("sampling", {})
+    if not _DRAWING & set(sampling):
+        sampling["temperature"] = 0.0
+    if "mirostat" in sampling:
+        sampling["mirostat"] = Mirostat(**sampling["mirostat"])
+    if sampling.get("top_k") == -1:
+        sampling["top_k"] = 0
+    sampling.setdefault("seed", secrets.randbits(64))
+    if "structured_output" in values:
+        values["structured_output"] = _structured_output(values["structured_output"])
+    return Params(**values, sampling=SamplingParams(**sampling))
+
+
+def _structured_output(values: dict[str, Any]) -> StructuredOutput | None:
+    if "format" not in values:
+        if values.get("content"):
+            raise InvalidRequest("needs guided_decoding_guide_type", "guided_decoding_guide")
+        return None
+    if values["format"] is not OutputFormat.JSON_SCHEMA and "is_strict" in values:
+        raise InvalidRequest(f"goes with {OutputFormat.JSON_SCHEMA} only", "guided_decoding_strict")
+    return StructuredOutput(**values)
+
+
+def _refuse_unless_neutral(spec: TensorSpec, tensors: Tensors) -> None:
+    for value in tensors[spec.name].reshape(-1).tolist() if spec.name in tensors else ():
+        if value not in (spec.neutral or ()):
+            accepted = " or ".join(
+                repr(item.decode()) if isinstance(item, bytes) else str(item) for item in spec.neutral or ()
+            )
+            shown = value.decode("utf-8", "replace") if isinstance(value, bytes) else value
+            raise Unsupported(f"{shown!r} is not supported, only {accepted} is", spec.name)
+
+
+def read_prompt(tensors: Tensors) -> Prompt:
+    """Return the prompt, of which exactly one form must be there.
+
+    Raises:
+        InvalidRequest: none or several are, or it is malformed.
+    """
+    sent = [name for name in _PROMPT_INPUTS if name in tensors]
+    # NVIDIA's clients always send text_input; an empty one beside another form of prompt is no second prompt.
+    if len(sent) > 1 and not read_message(TextPrompt, tensors).get("text"):
+        sent = [name for name in sent if name != "text_input"]
+    if len(sent) != 1:
+        raise InvalidRequest(f"expected exactly one of {', '.join(_PROMPT_INPUTS)}", "text_input")
+    form = sent[0]
+    for name, message in _PROMPT_INPUTS.items():
+        if name != form:
+            _refuse_beside(specs_of(message), name, tensors)
+    values = read_message(_PROMPT_INPUTS[form], tensors)
+    return _chat_prompt(values, tensors) if form == "messages" else _PROMPT_INPUTS[form](**values)
+
+
+def _refuse_beside(specs: Iterable[TensorSpec], name: str, tensors: Tensors) -> None:
+    for spec in specs:
+        if spec.name != name and spec.name in tensors:
+            raise InvalidRequest(f"goes with {name} only", spec.name)
+
+
+def _chat_prompt(values: dict[str, Any], tensors: Tensors) -> ChatPrompt:
+    tools = values.pop("tool_use", {})
+    for name, part, kind in (
+        ("messages", values.get("messages"), list),
+        ("chat_template_kwargs", values.get("template_kwargs"), dict),
+        ("tools", tools.get("tools"), list),
+    ):
+        if part is not None and not isinstance(part, kind):
+            raise InvalidRequest(f"expected a JSON {'list' if kind is list else 'object'}", name)
+    return ChatPrompt(**{**values, "messages": tuple(values.get("messages", ()))}, tool_use=_tool_use(tools, tensors))
+
+
+def _tool_use(values: dict[str, Any], tensors: Tensors) -> ToolUse | None:
+    choice = values.get("choice") or "auto"
+    if not values.get("tools"):
+        if choice not in ("none", "auto"):
+            raise InvalidRequest(f"{choice!r} needs tools", "tool_choice")
+        return None
+    if sum(map(len, tensors["tools"].flat)) > MAX_TOOLS_CHARS:
+        raise InvalidRequest(f"together they may have {MAX_TOOLS_CHARS} characters", "tools")
+    return ToolUse(**{**values, "tools": tuple(values["tools"]), "choice": choice})

@@ -1,0 +1,187 @@
+"""Messages as tensors and back. Nothing here knows a field: the messages declare their tensors themselves."""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from model_repository.contract.output import GenerationChunk, TokenLogprob, TopLogprob
+from model_repository.contract.spec import TensorField, TensorSpec, fields_of
+from model_repository.errors import InvalidRequest
+
+type Tensors = Mapping[str, npt.NDArray[Any]]
+
+_ENCODER = msgspec.msgpack.Encoder()
+_DEFAULTS = {field.name: field.default for field in msgspec.structs.fields(GenerationChunk) if not field.required}
+_NO_TOKEN = -1  # fills up the lists of the most likely tokens where a token has fewer
+
+
+@functools.cache
+def _decoder(message: type[msgspec.Struct]) -> msgspec.msgpack.Decoder[Any]:
+    return msgspec.msgpack.Decoder(message)
+
+
+def pack(message: msgspec.Struct) -> bytes:
+    """Return a message as MessagePack."""
+    return _ENCODER.encode(message)
+
+
+def pack_batch(stream: str, requests: Iterable[tuple[int, bytes]]) -> bytes:
+    """Return a RequestBatch of packed requests as MessagePack."""
+    return _ENCODER.encode({"stream": stream, "items": [(number, msgspec.Raw(each)) for number, each in requests]})
+
+
+def unpack[Message: msgspec.Struct](message: type[Message], payload: bytes, name: str) -> Message:
+    """Return the message that `pack` made.
+
+    Args:
+        name: of the tensor that carries it, for the error.
+
+    Raises:
+        InvalidRequest: it is none: only somebody who calls a stage directly can send that.
+    """
+    try:
+        unpacked: Message = _decoder(message).decode(payload)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
+        raise InvalidRequest(f"not a {message.__name__} ({exc})", name) from exc
+    return unpacked
+
+
+def message_tensor(spec: TensorSpec, payload: bytes) -> dict[str, npt.NDArray[Any]]:
+    """Return the only tensor of a request or response: one text, shape [1, 1]."""
+    return {spec.name: np.array([[payload]], dtype=np.object_)}
+
+
+def payload_of(tensors: Tensors, spec: TensorSpec) -> bytes:
+    """Return the one text of a tensor.
+
+    Raises:
+        InvalidRequest: it has another number of elements.
+    """
+    payload: bytes = _only(spec, tensors[spec.name].reshape(-1).tolist())
+    return payload
+
+
+def read_message(message: type[msgspec.Struct], tensors: Tensors) -> dict[str, Any]:
+    """Return the fields of a message that a client's tensors carry.
+
+    A message inside it comes as its fields, too. An empty text counts as not sent where only certain words are
+    accepted, and is left out of a list.
+
+    Raises:
+        InvalidRequest: a tensor has another number of elements than one, is not UTF-8, not JSON or not a known word.
+    """
+    values: dict[str, Any] = {}
+    for field in fields_of(message):
+        if field.is_message:
+            if inner := read_message(field.kind, tensors):
+                values[field.attribute] = inner
+        elif any(spec.name in tensors for spec in field.specs):
+            value = _read_field(field, tensors)
+            if value is not None:
+                values[field.attribute] = value
+    return values
+
+
+def _read_field(field: TensorField, tensors: Tensors) -> Any:
+    if len(field.specs) == 2:
+        return _read_mapping(*field.specs, tensors)
+    [spec] = field.specs
+    elements = tensors[spec.name].reshape(-1).tolist()
+    if spec.is_json:
+        return _read_json(spec, _only(spec, elements))
+    if field.kind is not bytes and spec.datatype == "BYTES":
+        elements = [_read_text(spec, element) for element in elements]
+    if field.is_list:
+        return tuple(element for element in elements if element != "")
+    value = _only(spec, elements)
+    if spec.words:
+        return _read_word(field, value) if value else None
+    return not value if spec.is_negated else value
+
+
+def _read_mapping(key_spec: TensorSpec, value_spec: TensorSpec, tensors: Tensors) -> dict[Any, Any]:
+    keys, values = (
+        tensors[spec.name].reshape(-1).tolist() if spec.name in tensors else [] for spec in (key_spec, value_spec)
+    )
+    if len(keys) != len(values):
+        rule = f"{len(values)} values for {len(keys)} of {key_spec.name}: there must be one for each"
+        raise InvalidRequest(rule, value_spec.name)
+    return dict(zip(keys, values, strict=True))
+
+
+def _read_text(spec: TensorSpec, value: bytes | str) -> str:
+    try:
+        return value if isinstance(value, str) else value.decode("utf-8")
+    except UnicodeDecodeError as exc:
+        raise InvalidRequest(f"not UTF-8 at byte {exc.start}", spec.name) from exc
+
+
+def _read_json(spec: TensorSpec, value: bytes | str) -> Any:
+    try:
+        return json.loads(_read_text(spec, value))
+    except (ValueError, RecursionError) as exc:
+        raise InvalidRequest(f"not JSON ({exc})", spec.name) from exc
+
+
+def _read_word(field: TensorField, value: str) -> Any:
+    [spec] = field.specs
+    if value not in spec.words:
+        raise InvalidRequest(f"{value!r} must be one of {', '.join(spec.words)}", spec.name)
+    return field.kind(value)
+
+
+def _only(spec: TensorSpec, elements: Sequence[Any]) -> Any:
+    if len(elements) != 1:
+        raise InvalidRequest(f"expected one element, got {len(elements)}", spec.name)
+    return elements[0]
+
+
+def chunk_to_tensors(chunk: GenerationChunk) -> dict[str, npt.NDArray[Any]]:
+    """Return the public ensemble's outputs for a chunk, by name: only those that it has something to say in."""
+    tensors: dict[str, npt.NDArray[Any]] = {}
+    for field in fields_of(GenerationChunk):
+        value = getattr(chunk, field.attribute)
+        if value == _DEFAULTS.get(field.attribute):
+            continue
+        if field.is_message:
+            tensors |= {
+                inner.specs[0].name: tensor(inner.specs[0], getattr(value, inner.attribute))
+                for inner in fields_of(field.kind)
+            }
+        elif len(field.specs) == 1:
+            [spec] = field.specs
+            tensors[spec.name] = tensor(
+                spec, *(value if field.is_list else [json.dumps(value) if spec.is_json else value])
+            )
+        else:
+            tensors |= _logprob_tensors(field.specs, value)
+    return tensors
+
+
+def _logprob_tensors(specs: Sequence[TensorSpec], logprobs: Sequence[TokenLogprob]) -> dict[str, npt.NDArray[Any]]:
+    num_top = max(len(item.top) for item in logprobs)
+    missing = TopLogprob(_NO_TOKEN, b"", math.nan)
+    top = [each for item in logprobs for each in (*item.top, *[missing] * (num_top - len(item.top)))]
+    columns: tuple[list[Any], ...] = (
+        [item.token_bytes for item in logprobs],
+        [math.nan if item.logprob is None else item.logprob for item in logprobs],
+        [item.token_id for item in top],
+        [item.token_bytes for item in top],
+        [item.logprob for item in top],
+    )
+    return {spec.name: tensor(spec, *column) for spec, column in zip(specs, columns, strict=True) if column}
+
+
+def tensor(spec: TensorSpec, *elements: Any) -> npt.NDArray[Any]:
+    """Return the elements as a tensor of one request, shape [1, num_elements]; text becomes UTF-8 bytes."""
+    if spec.datatype == "BYTES":
+        elements = tuple(item.encode() if isinstance(item, str) else item for item in elements)
+    return np.array([elements], dtype=spec.dtype)

@@ -1,0 +1,344 @@
+"""Requests, from the reader of an HTTP body to the engine: each field with the tensor that carries it.
+
+A gRPC client of the public ensemble sends the tensors, under the names of NVIDIA's TensorRT-LLM ensemble where that has
+one. Between frontend, tokenizer and engine the messages themselves travel, in MessagePack.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Annotated, Any
+
+from msgspec import Meta, Struct, field
+
+from model_repository.contract.spec import TensorSpec
+
+MAX_STOP_WORDS = 16  # each token is compared with each stop word: 16 cost 3 us more per token than OpenAI's 4
+MAX_BAD_WORDS, MAX_BAD_WORD_CHARS = 256, 256
+
+MAX_STREAM_INTERVAL_MS = 1000  # the longest time for which a client may let tokens gather
+
+_NotEmpty = Annotated[str, Meta(min_length=1)]
+
+
+class ContextOverflow(StrEnum):
+    """What happens when prompt and `max_tokens` together exceed the context window."""
+
+    TRUNCATE = "truncate"  # max_tokens is lowered to what the prompt leaves
+    ERROR = "error"  # the request is refused
+
+
+class Mirostat(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Mirostat 2.0: keeps the surprise of each token near a target, instead of truncating the distribution."""
+
+    target: Annotated[
+        float,
+        TensorSpec(
+            "mirostat_target",
+            low=0,
+            high=20,
+            doc="bits of surprise; sent, Mirostat 2.0 replaces top_p, top_k and min_p",
+        ),
+    ] = 1.5
+    learning_rate: Annotated[
+        float,
+        TensorSpec(
+            "mirostat_lr",
+            low=0,
+            high=1,
+            is_low_open=True,
+            doc="the learning rate (default 0.1); sent, Mirostat is on",
+        ),
+    ] = 0.1
+
+
+class SamplingParams(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How the next token is drawn. The defaults draw from the model's own distribution."""
+
+    temperature: Annotated[
+        float, TensorSpec(low=0, high=2, doc="0 is greedy, as is a request without any sampling input")
+    ] = 1.0
+    top_p: Annotated[
+        float, TensorSpec(low=0, high=1, doc="draw from the likeliest tokens that together have this probability")
+    ] = 1.0
+    top_k: Annotated[int, TensorSpec(low=-1, doc="draw from this number of likeliest tokens; 0 and -1 are off")] = 0
+    min_p: Annotated[
+        float,
+        TensorSpec(low=0, high=1, doc="leave out tokens below this share of the likeliest one's probability"),
+    ] = 0.0
+    repetition_penalty: Annotated[
+        float,
+        TensorSpec(low=0, high=2, is_low_open=True, doc="above 1 makes tokens of prompt and completion less likely"),
+    ] = 1.0
+    presence_penalty: Annotated[
+        float, TensorSpec(low=-2, high=2, doc="subtracted from the logits of tokens that the completion has")
+    ] = 0.0
+    frequency_penalty: Annotated[
+        float, TensorSpec(low=-2, high=2, doc="the same, once for each time that the completion has the token")
+    ] = 0.0
+    logit_bias: Annotated[
+        Mapping[int, float],
+        TensorSpec("logit_bias_token_ids", low=0, has_token_ids=True, doc="tokens to bias"),
+        TensorSpec("logit_bias_values", low=-100, high=100, doc="one for each of them; -100 bans, 100 forces"),
+    ] = field(default_factory=dict)
+    mirostat: Mirostat | None = None  # in place of top_p, top_k and min_p
+    seed: Annotated[
+        int,
+        TensorSpec(
+            datatype="UINT64",
+            doc="same seed and inputs, same text, but not on TensorRT-LLM's PyTorch backend; default: a random one",
+        ),
+        Meta(ge=0),
+    ] = 0
+
+
+class OutputFormat(StrEnum):
+    """The languages in which the form of a completion can be prescribed."""
+
+    JSON_OBJECT = "json"  # any JSON object; no content
+    JSON_SCHEMA = "json_schema"  # a JSON schema, as JSON
+    REGEX = "regex"  # of the whole completion
+    CHOICE = "choice"  # a JSON list of texts
+    GRAMMAR = "ebnf_grammar"  # GBNF
+    LARK = "lark_grammar"  # llguidance's dialect of Lark: made by the tokenizer stage, never taken from a client
+
+
+# A grammar in llguidance's own dialect may keep its compiler busy without an end: only ours are known not to.
+_CLIENT_FORMATS = tuple(each for each in OutputFormat if each is not OutputFormat.LARK)
+
+
+class StructuredOutput(Struct, frozen=True, omit_defaults=True):
+    """The form that the whole completion must have."""
+
+    format: Annotated[
+        OutputFormat,
+        TensorSpec(
+            "guided_decoding_guide_type",
+            words=_CLIENT_FORMATS,
+            doc="`json`, `json_schema`, `regex`, `choice` or `ebnf_grammar`; empty: none",
+        ),
+    ]
+    content: Annotated[str, TensorSpec("guided_decoding_guide", doc="the schema, expression, list or grammar")] = ""
+    is_strict: Annotated[
+        bool,
+        TensorSpec(
+            "guided_decoding_strict",
+            doc="with a JSON schema; true (default): refuse a keyword that cannot be enforced; false: ignore it",
+        ),
+    ] = True
+
+
+class Params(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Everything about a completion but its prompt. It travels unchanged from the frontend to the engine."""
+
+    max_tokens: Annotated[
+        int,
+        TensorSpec(low=0, doc="the largest number of completion tokens (default 16); 0 only to score an echoed prompt"),
+    ] = 16
+    min_tokens: Annotated[
+        int, TensorSpec(low=0, doc="neither end tokens nor stop words end a completion of fewer tokens")
+    ] = 0
+    stop: Annotated[
+        tuple[_NotEmpty, ...],
+        TensorSpec(
+            "stop_words",
+            max_items=MAX_STOP_WORDS,
+            doc=f"texts that end the completion, {MAX_STOP_WORDS} at most; left out of it",
+        ),
+    ] = ()
+    bad_words: Annotated[
+        tuple[_NotEmpty, ...],
+        TensorSpec(
+            max_items=MAX_BAD_WORDS,
+            max_chars=MAX_BAD_WORD_CHARS,
+            doc=f"texts that the completion does not contain: {MAX_BAD_WORDS} of {MAX_BAD_WORD_CHARS} characters at "
+            "most",
+        ),
+    ] = ()
+    allowed_token_ids: Annotated[
+        tuple[int, ...],
+        TensorSpec(
+            low=0,
+            has_token_ids=True,
+            doc="the only tokens that the completion may have, end tokens among them",
+        ),
+    ] = ()
+    stop_token_ids: Annotated[
+        tuple[int, ...],
+        TensorSpec(low=0, has_token_ids=True, doc="tokens that end the completion; left out of its text"),
+    ] = ()
+    include_stop: Annotated[
+        bool, TensorSpec("include_stop_str_in_output", doc="true: the text keeps the stop word that ended it")
+    ] = False
+    ignore_eos: Annotated[bool, TensorSpec(doc="true: the model's own end tokens do not end the completion")] = False
+    overflow: Annotated[
+        ContextOverflow,
+        TensorSpec(
+            "context_length_exceeded_behavior",
+            doc="`truncate` (default): max_tokens is lowered to what the context window leaves; `error`: refuse",
+        ),
+    ] = ContextOverflow.TRUNCATE
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    structured_output: StructuredOutput | None = None
+    lora_name: Annotated[str, TensorSpec(doc="one of the model's LoRA adapters; empty: none")] = ""
+    is_echo: Annotated[
+        bool,
+        TensorSpec(
+            "exclude_input_in_output", is_negated=True, doc="true (default); false: the text begins with the prompt"
+        ),
+    ] = False
+    has_logprobs: Annotated[
+        bool,
+        TensorSpec(
+            "return_log_probs", doc="true: log probabilities of the text's tokens, an echoed prompt's among them"
+        ),
+    ] = False
+    num_top_logprobs: Annotated[
+        int,
+        TensorSpec("top_logprobs", low=0, high=20, doc="with return_log_probs: the number of most likely tokens"),
+    ] = 0
+    has_token_ids: Annotated[
+        bool, TensorSpec("return_token_ids", doc="true: the ids of the text's and the prompt's tokens")
+    ] = False
+    has_usage: Annotated[
+        bool, TensorSpec("return_usage", doc="with stream: every response has the token counts so far")
+    ] = False
+    has_timing: Annotated[
+        bool, TensorSpec("return_perf_metrics", doc="true: the times of arrival, start, first and last token")
+    ] = False
+    is_stream: Annotated[bool, TensorSpec("stream", doc="false (default): one response with the whole text")] = False
+    stream_interval_ms: Annotated[
+        int | None,
+        TensorSpec(
+            low=0,
+            high=MAX_STREAM_INTERVAL_MS,
+            doc="with stream: the longest time for which tokens gather under load (default: the model's setting)",
+        ),
+    ] = None
+    priority: Annotated[
+        int,
+        TensorSpec(
+            low=-1,
+            high=1,
+            doc="-1: while requests wait for the engine, as if it had come 10 s earlier; 1: later; 0 (default)",
+        ),
+    ] = 0
+    sender: Annotated[
+        str,
+        TensorSpec(
+            doc="name of the sender: grammars of one sender are compiled one after the other, and share their limits"
+        ),
+    ] = ""
+    cancel_key: Annotated[
+        str, TensorSpec(doc="an unguessable name of this request alone, by which the engine's `control` can cancel it")
+    ] = ""
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """How many of the most likely tokens come with each token's log probability; None: no log probabilities."""
+        return self.num_top_logprobs if self.has_logprobs else None
+
+
+class ToolUse(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The tools that a chat offers, and whether the model must call one."""
+
+    tools: Annotated[
+        tuple[Mapping[str, Any], ...],
+        TensorSpec(is_json=True, doc="with messages: JSON list of OpenAI's tool objects, `strict` among their fields"),
+    ]
+    choice: Annotated[str, TensorSpec("tool_choice", doc="`none`, `auto` (default), `required` or `function:NAME`")] = (
+        "auto"
+    )
+    is_parallel: Annotated[
+        bool, TensorSpec("parallel_tool_calls", doc="true (default): more than one call may follow")
+    ] = True
+
+
+class TextPrompt(Struct, frozen=True, omit_defaults=True, tag="text"):
+    """Text as a completions client sends it: strings of added tokens in it are parsed as tokens."""
+
+    text: Annotated[str, TensorSpec("text_input", doc="prompt as text; strings of added tokens in it are parsed")]
+    suffix: Annotated[
+        str, TensorSpec(doc="with text_input: fill in the middle between the two, by the model's own tokens")
+    ] = ""
+
+
+class ChatPrompt(Struct, frozen=True, omit_defaults=True, tag="chat"):
+    """A conversation for the model's chat template: text inside it never becomes a special token."""
+
+    messages: Annotated[
+        tuple[Mapping[str, Any], ...],  # OpenAI's message objects, `content` a string
+        TensorSpec(is_json=True, doc="JSON list of chat messages, rendered by the model's chat template"),
+    ]
+    tool_use: ToolUse | None = None
+    template_kwargs: Annotated[
+        Mapping[str, Any],
+        TensorSpec("chat_template_kwargs", is_json=True, doc="JSON object: further names for the template"),
+    ] = field(default_factory=dict)
+    add_generation_prompt: Annotated[bool, TensorSpec(doc="true (default): open the assistant's turn")] = True
+    continue_final_message: Annotated[
+        bool, TensorSpec(doc="true: go on with the last message; add_generation_prompt must be false")
+    ] = False
+
+
+class TokenPrompt(Struct, frozen=True, tag="tokens"):
+    """A prompt that is already token ids."""
+
+    token_ids: Annotated[tuple[int, ...], TensorSpec("input_ids", doc="prompt as token ids")]
+
+
+type Prompt = TextPrompt | ChatPrompt | TokenPrompt
+
+
+class GenerationRequest(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One completion of one prompt, complete: nothing downstream fills in a default."""
+
+    prompt: Prompt
+    params: Params
+    images: Annotated[tuple[bytes, ...], TensorSpec(doc="image files, one for each place in the prompt")] = ()
+    request_id: str = ""  # the name in the logs of the HTTP request that it belongs to: printable ASCII
+
+
+class EngineRequest(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A prompt that fits the context window, and everything that shapes its completion."""
+
+    prompt_token_ids: tuple[int, ...]
+    max_tokens: int  # prompt and completion together fit the context window; 0: only the prompt is computed
+    params: Params = field(default_factory=Params)
+    end_token_ids: tuple[int, ...] = ()  # end this completion beside the model's own end tokens
+    echo: tuple[bytes, ...] = ()  # the bytes of each prompt token in the echoed text; empty: no echo
+    structured_output: StructuredOutput | None = None  # of the request, or of its tools' calls
+    grammar_bytes: int = 0  # of memory that the structured output takes compiled; 0: not known
+    request_id: str = ""
+
+
+class RequestBatch(Struct, frozen=True):
+    """Frontend to tokenizer: requests whose outputs go to one output stream.
+
+    Each has a number of the sender's choice, by which the outputs name it.
+    """
+
+    stream: str  # the key of the output stream
+    items: tuple[tuple[int, GenerationRequest], ...]
+
+
+class EngineRequestBatch(Struct, frozen=True):
+    """Tokenizer to engine: the same requests, or the message of the error for which one was refused."""
+
+    stream: str  # empty: the response to this batch is the output stream, and it has one item
+    items: tuple[tuple[int, EngineRequest | str], ...]
+
+
+class TokenizeRequest(Struct, frozen=True, omit_defaults=True):
+    """Frontend to tokenizer: only tokenize, and how."""
+
+    prompt: Prompt
+    add_special_tokens: bool = True  # of a text prompt
+
+
+class TokenizeAnswer(Struct, frozen=True):
+    """The tokens of a prompt."""
+
+    token_ids: tuple[int, ...]
+    strings: tuple[str, ...]  # each token in the vocabulary's own form

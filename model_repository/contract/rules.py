@@ -1,0 +1,162 @@
+"""The rules of a request, whichever way it came: ranges, roles, tools, and fields that need each other."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Collection
+from typing import Any
+
+import msgspec
+
+from model_repository.contract.request import ChatPrompt, GenerationRequest, OutputFormat, Params, Prompt, ToolUse
+from model_repository.contract.spec import TensorSpec, fields_of
+from model_repository.errors import InvalidRequest
+
+MAX_TOOLS = 128
+MAX_REQUEST_ID_CHARS = 160
+
+# Those of OpenAI's API, and those that templates of Llama 3, Gemma and Granite know beside them. A template may build a
+# special token around a role, so it must be no text of a user's choice.
+ROLES = (
+    "system",
+    "developer",
+    "user",
+    "assistant",
+    "tool",
+    "function",
+    "ipython",
+    "model",
+    "document",
+)
+
+
+def check_request(request: GenerationRequest) -> None:
+    """Check a request's values against their declarations, and against each other.
+
+    Raises:
+        InvalidRequest: names the tensor of the value, and the rule.
+    """
+    check_prompt(request.prompt)
+    check_declared(request)
+    params = request.params
+    if params.max_tokens == 0 and not params.is_echo:
+        raise InvalidRequest("0 must be at least 1, unless exclude_input_in_output is false", "max_tokens")
+    if params.min_tokens > params.max_tokens:
+        raise InvalidRequest(f"{params.min_tokens} must be at most max_tokens, {params.max_tokens}", "min_tokens")
+    if params.num_top_logprobs and not params.has_logprobs:
+        raise InvalidRequest("needs return_log_probs to be true", "top_logprobs")
+    if params.stream_interval_ms is not None and not params.is_stream:
+        raise InvalidRequest("needs stream to be true", "stream_interval_ms")
+    if not request.request_id.isprintable() or len(request.request_id) > MAX_REQUEST_ID_CHARS:
+        raise InvalidRequest(f"expected at most {MAX_REQUEST_ID_CHARS} printable characters", "request_id")
+    _check_structured_output(params)
+
+
+def check_prompt(prompt: Prompt) -> None:
+    """Check the parts of a chat.
+
+    Raises:
+        InvalidRequest: names the message or the tool, and the rule.
+    """
+    if not isinstance(prompt, ChatPrompt):
+        return
+    if not prompt.messages:
+        raise InvalidRequest("expected a list of at least one message", "messages")
+    for index, message in enumerate(prompt.messages):
+        _check_message(message, f"messages[{index}]")
+    if prompt.continue_final_message and prompt.add_generation_prompt:
+        raise InvalidRequest("needs add_generation_prompt to be false", "continue_final_message")
+    if prompt.tool_use is not None:
+        _check_tool_use(prompt.tool_use)
+
+
+def _check_message(message: Any, field: str) -> None:
+    if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+        raise InvalidRequest("expected an object with a string `role`", field)
+    if message["role"] not in ROLES:
+        rule = f"must be one of {', '.join(ROLES)}"
+        raise InvalidRequest(f"{message['role'][:50]!r} {rule}", f"{field}.role")
+    content = message.get("content")
+    if not isinstance(content, str) and not (content is None and message.get("tool_calls")):
+        raise InvalidRequest("expected `content` to be a string", field)
+
+
+def _check_tool_use(tool_use: ToolUse) -> None:
+    if len(tool_use.tools) > MAX_TOOLS:
+        raise InvalidRequest(f"{len(tool_use.tools)} tools: there may be {MAX_TOOLS}", "tools")
+    for index, tool in enumerate(tool_use.tools):
+        if not _is_tool(tool):
+            rule = 'expected {"type": "function", "function": {"name": str, "parameters": object, "strict": bool}}'
+            raise InvalidRequest(rule, f"tools[{index}]")
+    forced = [f"function:{tool['function']['name']}" for tool in tool_use.tools]
+    if tool_use.choice not in ("none", "auto", "required", *forced):
+        rule = f"must be none, auto, required or one of {', '.join(forced)}"
+        raise InvalidRequest(f"{tool_use.choice!r} {rule}", "tool_choice")
+
+
+def _is_tool(tool: Any) -> bool:
+    match tool:
+        case {"type": "function", "function": {"name": str(name), **rest}}:
+            is_strict_known = isinstance(rest.get("strict"), bool | None)
+            return bool(name) and isinstance(rest.get("parameters") or {}, dict) and is_strict_known
+        case _:
+            return False
+
+
+def _check_structured_output(params: Params) -> None:
+    output = params.structured_output
+    if output is None:
+        return
+    if output.format is OutputFormat.JSON_OBJECT and output.content:
+        rule = f"{output.format} takes none: the type for a schema is {OutputFormat.JSON_SCHEMA}"
+        raise InvalidRequest(rule, "guided_decoding_guide")
+    if output.format is not OutputFormat.JSON_SCHEMA and not output.is_strict:
+        raise InvalidRequest(f"goes with {OutputFormat.JSON_SCHEMA} only", "guided_decoding_strict")
+
+
+@functools.cache
+def _defaults_of(message: type[msgspec.Struct]) -> dict[str, Any]:
+    return {field.name: field.default for field in msgspec.structs.fields(message)}
+
+
+def check_declared(message: msgspec.Struct) -> None:
+    """Check the fields that are not their defaults against their own declarations.
+
+    Raises:
+        InvalidRequest: names the tensor, the value and the rule.
+    """
+    defaults = _defaults_of(type(message))
+    for field in fields_of(type(message)):
+        value = getattr(message, field.attribute)
+        if value is None or value == defaults[field.attribute]:
+            continue
+        if field.is_message:
+            check_declared(value)
+        elif len(field.specs) == 2:
+            _check_values(field.specs[0], value.keys())
+            _check_values(field.specs[1], value.values())
+        else:
+            _check_values(field.specs[0], value if field.is_list else (value,))
+
+
+def _check_values(spec: TensorSpec, values: Collection[Any]) -> None:
+    if spec.max_items is not None and len(values) > spec.max_items:
+        raise InvalidRequest(f"{len(values)} texts: there may be {spec.max_items}", spec.name)
+    for value in values:
+        if spec.words and value not in spec.words:
+            raise InvalidRequest(f"{value!r} must be one of {', '.join(spec.words)}", spec.name)
+        if spec.max_chars is not None and len(value) > spec.max_chars:
+            raise InvalidRequest(f"a text of {len(value)} characters: it may have {spec.max_chars}", spec.name)
+        if spec.low is not None or spec.high is not None:
+            _check_range(spec, value)
+
+
+def _check_range(spec: TensorSpec, value: float) -> None:
+    low = -math.inf if spec.low is None else spec.low
+    high = math.inf if spec.high is None else spec.high
+    if low <= value <= high and not (spec.is_low_open and value == low):  # NaN fails every comparison
+        return
+    rule = f"must be {'above' if spec.is_low_open else 'at least'} {low}" if low > -math.inf else "must be"
+    upper = f"{' and' if low > -math.inf else ''} at most {high}" if high < math.inf else ""
+    raise InvalidRequest(f"{value} {rule}{upper}", spec.name)

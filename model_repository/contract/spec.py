@@ -1,0 +1,134 @@
+"""How tensors are declared: a message's field says in its annotation which tensor carries it."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from types import UnionType
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
+
+import msgspec
+import numpy as np
+
+_NUMPY_DTYPES: dict[str, Any] = {
+    "BYTES": np.object_,
+    "BOOL": np.bool_,
+    "INT32": np.int32,
+    "INT64": np.int64,
+    "UINT64": np.uint64,
+    "FP32": np.float32,
+}
+_DATATYPES = {bool: "BOOL", int: "INT32", float: "FP32"}
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """One tensor: `datatype` in KServe's words, `shape` with -1 for any length and without the batch dimension.
+
+    In the annotation of a field, an empty name, datatype or shape means: as the field's own name and type say.
+    """
+
+    name: str = ""
+    datatype: str = ""
+    shape: tuple[int, ...] = ()
+    doc: str = ""
+    low: float | None = None  # the smallest number that is accepted
+    high: float | None = None  # the largest
+    is_low_open: bool = False  # `low` itself is refused
+    max_items: int | None = None
+    max_chars: int | None = None  # of each text
+    words: tuple[str, ...] = ()  # the only texts that are accepted; an empty text counts as not sent
+    has_token_ids: bool = False  # its numbers are ids of the model's vocabulary
+    is_json: bool = False  # one text carries the field, as JSON
+    is_negated: bool = False  # true in the tensor means false in the field
+    neutral: tuple[Any, ...] | None = None  # no field: these values change nothing and are accepted, others are refused
+
+    @property
+    def dtype(self) -> Any:
+        """The numpy dtype of its elements; object (of bytes) for BYTES."""
+        return _NUMPY_DTYPES[self.datatype]
+
+
+@dataclass(frozen=True, slots=True)
+class StageSpec:
+    """The inputs and outputs of one Triton model."""
+
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    is_decoupled: bool = False  # may answer a request any number of times, also not at all
+    max_batch_size: int = 1  # more: Triton hands over so many requests at a time, if they wait; each is still one
+
+
+@dataclass(frozen=True, slots=True)
+class TensorField:
+    """A field of a message, and the tensors that carry it: two for a mapping, none for a message inside the message."""
+
+    attribute: str
+    kind: Any  # the field's type, or that of its elements or keys
+    is_list: bool
+    specs: tuple[TensorSpec, ...]
+
+    @property
+    def is_message(self) -> bool:
+        """Whether its own fields say which tensors carry it."""
+        return not self.specs
+
+
+@functools.cache
+def fields_of(message: type[msgspec.Struct]) -> tuple[TensorField, ...]:
+    """Return the fields that tensors carry, in the order of their declaration."""
+    fields = []
+    for attribute, hint in get_type_hints(message, include_extras=True).items():
+        kind, declared = _unwrapped(hint)
+        is_list = get_origin(kind) is tuple or len(declared) > 1
+        elements = get_args(kind) if is_list else (kind,)
+        # Of several tensors, those of a mapping carry its keys and its values; others say their own types.
+        kinds = elements if len(elements) == len(declared) else elements[:1] * len(declared)
+        specs = tuple(_completed(*each, attribute, is_list) for each in zip(declared, kinds, strict=True))
+        if specs or (isinstance(kind, type) and issubclass(kind, msgspec.Struct)):
+            fields.append(TensorField(attribute, elements[0], is_list, specs))
+    return tuple(fields)
+
+
+def specs_of(message: type[msgspec.Struct]) -> tuple[TensorSpec, ...]:
+    """Return the tensors that carry a message, those of the messages inside it among them."""
+    return tuple(
+        spec for field in fields_of(message) for spec in (specs_of(field.kind) if field.is_message else field.specs)
+    )
+
+
+def token_ids_of(message: msgspec.Struct) -> Iterator[tuple[str, Collection[int]]]:
+    """Yield the token ids in a message, those of a mapping's keys among them, with the names of their tensors."""
+    for field in fields_of(type(message)):
+        value = getattr(message, field.attribute)
+        if field.is_message and value is not None:
+            yield from token_ids_of(value)
+        elif value and field.specs and field.specs[0].has_token_ids:
+            yield field.specs[0].name, value
+
+
+def _unwrapped(hint: Any) -> tuple[Any, list[TensorSpec]]:
+    """Return a hint's type without `Annotated` and `| None`, and the tensors in it."""
+    declared: list[TensorSpec] = []
+    if get_origin(hint) is Annotated:
+        hint, *metadata = get_args(hint)
+        declared = [item for item in metadata if isinstance(item, TensorSpec)]
+    if isinstance(hint, UnionType):
+        hint = next(kind for kind in get_args(hint) if kind is not type(None))
+    return hint, declared
+
+
+def _completed(spec: TensorSpec, kind: Any, attribute: str, is_list: bool) -> TensorSpec:
+    words = spec.words
+    if not words and isinstance(kind, type) and issubclass(kind, StrEnum):
+        words = tuple(kind)
+    return dataclasses.replace(
+        spec,
+        name=spec.name or attribute,
+        datatype=spec.datatype or ("BYTES" if spec.is_json else _DATATYPES.get(kind, "BYTES")),
+        shape=spec.shape or ((-1,) if is_list and not spec.is_json else (1,)),
+        words=words,
+    )

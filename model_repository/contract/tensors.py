@@ -1,0 +1,127 @@
+"""Every tensor of every stage, and how the stages are joined to ensembles.
+
+The public names are those of NVIDIA's TensorRT-LLM ensemble, so that its gRPC clients work unchanged; ours stand beside
+them. All shapes are without the batch dimension, which is always 1: a client sends [1, *shape].
+"""
+
+from __future__ import annotations
+
+import re
+
+from model_repository.contract.output import GenerationChunk
+from model_repository.contract.request import ChatPrompt, GenerationRequest, TextPrompt, TokenPrompt
+from model_repository.contract.spec import StageSpec, TensorSpec, specs_of
+
+MAX_TOKENIZER_BATCH = 8  # requests: together they cost a third less
+
+# Environment variable with Triton's key. All control messages but `{}` and `{"cancel_key": str}` also need
+# `"key": str`, where Triton has a key.
+KEY_VARIABLE = "CONCH_TRITON_KEY"
+CONTROL_MESSAGES = (
+    '`{}`, `{"cancel_key": str}`, `{"fail": "running"}`, `{"fail": "streams"}`, `{"drain": bool}`, '
+    '`{"load_adapter": str, "source": str}` or `{"unload_adapter": str}`'
+)
+
+# --- the public ensemble's inputs, all of which the tokenizer stage reads --------------------------------------------
+# Accepted from NVIDIA's clients: the answer is the same with and without them.
+_WITHOUT_EFFECT = (
+    TensorSpec("return_num_input_tokens", "BOOL", (1,), "accepted: the last response has it anyway"),
+    TensorSpec("return_num_output_tokens", "BOOL", (1,), "accepted: the last response has it anyway"),
+    TensorSpec("pad_id", "INT32", (1,), "accepted: nothing is padded"),
+)
+HONOURED_INPUTS = (
+    *(spec for message in (TextPrompt, ChatPrompt, TokenPrompt, GenerationRequest) for spec in specs_of(message)),
+    *_WITHOUT_EFFECT,
+)
+# Declared for NVIDIA's clients; only the values that change nothing are accepted.
+NEUTRAL_INPUTS = (
+    TensorSpec("num_return_sequences", "INT32", (1,), neutral=(1,)),
+    TensorSpec(
+        "end_id",
+        "INT32",
+        (1,),
+        "the model's own end tokens end the completion, unless ignore_eos is true",
+        neutral=(-1,),
+    ),
+    TensorSpec("length_penalty", "FP32", (1,), neutral=(0.0, 1.0)),
+    TensorSpec("beam_width", "INT32", (1,), neutral=(1,)),
+    TensorSpec("return_context_logits", "BOOL", (1,), neutral=(False,)),
+    TensorSpec("return_generation_logits", "BOOL", (1,), neutral=(False,)),
+    TensorSpec("embedding_bias_words", "BYTES", (-1,), neutral=(b"",)),
+    TensorSpec("embedding_bias_weights", "FP32", (-1,), neutral=(0.0,)),
+    TensorSpec("lora_task_id", "UINT64", (1,), "use lora_name", neutral=(0,)),
+)
+PUBLIC_INPUTS = HONOURED_INPUTS + NEUTRAL_INPUTS
+PUBLIC_OUTPUTS = specs_of(GenerationChunk)
+INPUTS = {spec.name: spec for spec in PUBLIC_INPUTS}
+
+# --- between frontend and stages: MessagePack of the message that is named -------------------------------------------
+# A response's cost grows with its number of tensors (about 25 us each), so each message is one tensor.
+REQUEST_BATCH = TensorSpec("request_batch", "BYTES", (1,), "RequestBatch, of contract/request.py")
+ENGINE_REQUESTS = TensorSpec("engine_requests", "BYTES", (1,), "tokenizer to engine: EngineRequestBatch")
+OPEN_STREAM = TensorSpec(
+    "open_stream", "BYTES", (1,), "the key of a new output stream: unguessable, since its owner's requests name it"
+)
+OUTPUT_BATCH = TensorSpec("output_batch", "BYTES", (1,), "engine to detokenizer: OutputBatch, of contract/output.py")
+CHUNK_BATCH = TensorSpec("chunk_batch", "BYTES", (1,), "ChunkBatch, of contract/output.py")
+TOKENIZE = TensorSpec("tokenize", "BYTES", (1,), "tokenizer: TokenizeRequest; only tokenize the prompt")
+TOKENS = TensorSpec("tokens", "BYTES", (1,), "tokenizer: TokenizeAnswer")
+CONTROL = TensorSpec("control", "BYTES", (1,), f"engine: JSON, {CONTROL_MESSAGES}")
+STATS = TensorSpec("stats", "BYTES", (1,), "engine: JSON of EngineStats, the answer to every `control`")
+
+STAGES = {
+    "tokenizer": StageSpec(
+        (*PUBLIC_INPUTS, REQUEST_BATCH, TOKENIZE), (ENGINE_REQUESTS, TOKENS), max_batch_size=MAX_TOKENIZER_BATCH
+    ),
+    "engine": StageSpec((ENGINE_REQUESTS, OPEN_STREAM, CONTROL), (OUTPUT_BATCH, STATS), is_decoupled=True),
+    # Decoupled so that a disconnect check can go unanswered: a client would see even an empty response.
+    "detokenizer": StageSpec((OUTPUT_BATCH,), (*PUBLIC_OUTPUTS, CHUNK_BATCH), is_decoupled=True),
+}
+# The ensembles of a model: what each maps of its stages, in order. The first is the public one; a frontend sends its
+# requests to the second, and reads all their outputs from one call of the third.
+REQUESTS, OUTPUTS = "requests", "outputs"
+ENSEMBLES = {
+    "": {
+        "tokenizer": StageSpec(PUBLIC_INPUTS, (ENGINE_REQUESTS,)),
+        "engine": StageSpec((ENGINE_REQUESTS,), (OUTPUT_BATCH,)),
+        "detokenizer": StageSpec((OUTPUT_BATCH,), PUBLIC_OUTPUTS),
+    },
+    REQUESTS: {
+        "tokenizer": StageSpec((REQUEST_BATCH,), (ENGINE_REQUESTS,)),
+        "engine": StageSpec((ENGINE_REQUESTS,), (OUTPUT_BATCH,)),
+    },
+    OUTPUTS: {
+        "engine": StageSpec((OPEN_STREAM,), (OUTPUT_BATCH,)),
+        "detokenizer": StageSpec((OUTPUT_BATCH,), (CHUNK_BATCH,)),
+    },
+}
+
+
+_MODEL_ID = re.compile(r"[A-Za-z0-9](?:[\w.:-]*[A-Za-z0-9])?(?:/[A-Za-z0-9](?:[\w.:-]*[A-Za-z0-9])?)*", re.ASCII)
+
+
+def model_id_to_slug(model_id: str) -> str:
+    """Return the name of a model's public ensemble: a Triton name is a folder, so `/` becomes `--`.
+
+    Raises:
+        ValueError: the id holds something that would not come back unchanged.
+    """
+    if not _MODEL_ID.fullmatch(model_id) or "--" in model_id or "__" in model_id:
+        rule = "letters, digits and `. : _ -` between them, parts separated by `/`; neither `--` nor `__`"
+        raise ValueError(f"model id {model_id!r}: {rule}")
+    return model_id.replace("/", "--")
+
+
+def slug_to_model_id(slug: str) -> str:
+    """Return the OpenAI model id of an ensemble's name."""
+    return slug.replace("--", "/")
+
+
+def stage_name(slug: str, stage: str) -> str:
+    """Return the Triton name of one stage, or of one ensemble, of a model; the public ensemble has the slug itself."""
+    return f"{slug}__{stage}" if stage else slug
+
+
+def slug_of_stage(stage: str) -> str:
+    """Return the public ensemble's name of the Triton name of a stage or an ensemble."""
+    return stage.partition("__")[0]

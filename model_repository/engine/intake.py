@@ -1,0 +1,143 @@
+"""Requests on their way into the engine: their output stream, their grammars, and the reasons to refuse them."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable, Iterator
+
+from model_repository.contract.request import EngineRequest, EngineRequestBatch
+from model_repository.engine.output_streams import OutputResponder, OutputStream, OutputStreams
+from model_repository.engine.runtime import Runtime
+from model_repository.engine.token_constraint import TokenConstraint
+from model_repository.errors import (
+    EngineFailed,
+    InternalError,
+    InvalidRequest,
+    StageError,
+    error_from_message,
+    stage_error,
+)
+from model_repository.fair_pool import FairPool
+
+logger = logging.getLogger(__name__)
+
+_NUM_GRAMMAR_THREADS = 2
+
+
+class Intake:
+    """Belongs to the engine's thread, but for the threads of its own that compile grammars.
+
+    Args:
+        runtime: compiles the constraints.
+        streams: the engine's output streams.
+        numbers: names for new streams.
+        start: queues a request at the runtime; may raise a StageError.
+        post: has the engine's thread call a function, from any thread.
+    """
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        streams: OutputStreams,
+        numbers: Iterator[int],
+        *,
+        start: Callable[[OutputStream, int, EngineRequest, TokenConstraint | None], None],
+        post: Callable[[Callable[[], None]], None],
+    ) -> None:
+        self._runtime = runtime
+        self._streams = streams
+        self._numbers = numbers
+        self._start = start
+        self._post = post
+        self._grammar_threads = FairPool(_NUM_GRAMMAR_THREADS)
+        self._is_closing = False
+
+    def receive(self, batch: EngineRequestBatch, responder: OutputResponder) -> None:
+        """Start the requests of a batch, once their grammars are compiled, or have their stream say why not."""
+        try:
+            stream = self._stream_of(batch, responder)
+        except StageError as error:
+            with contextlib.suppress(Exception):
+                responder.fail(error)
+            return
+        for item, request in batch.items:
+            if isinstance(request, str):
+                stream.fail(item, error_from_message(request) or InternalError())
+            elif request.structured_output is None and not request.params.bad_words:
+                self._admit(stream, item, request)
+            else:
+                self._compile(stream, item, request)
+
+    def close(self) -> None:
+        """End the threads, from any thread; grammars that wait are not compiled any more."""
+        self._is_closing = True
+        self._grammar_threads.close()
+
+    def _stream_of(self, batch: EngineRequestBatch, responder: OutputResponder) -> OutputStream:
+        """Return the output stream of a batch, which is the responder itself where the batch names none.
+
+        Raises:
+            OutputStreamNotOpen: there is no stream of that name.
+            InvalidRequest: the batch has several requests and no stream.
+        """
+        if batch.stream:
+            stream = self._streams.find(batch.stream)
+            with contextlib.suppress(Exception):
+                responder.close()  # the outputs go to the stream
+            return stream
+        if len(batch.items) != 1:
+            raise InvalidRequest("without an output stream it must have one request", "engine_requests")
+        [(_, request)] = batch.items
+        has_key = isinstance(request, EngineRequest) and bool(request.params.cancel_key)
+        return self._streams.open_single(next(self._numbers), responder, has_cancel_key=has_key)
+
+    def _compile(self, stream: OutputStream, item: int, request: EngineRequest) -> None:
+        """Have a thread compile the request's constraint, which may take long, and admit the request then."""
+        try:
+            self._grammar_threads.submit(request.params.sender, lambda: self._prepare(stream, item, request))
+        except StageError as error:
+            self._refuse(stream, item, request, error)
+        except RuntimeError:  # the threads have ended
+            self._refuse(stream, item, request, EngineFailed("the engine is shutting down"))
+        else:
+            stream.num_preparing += 1
+
+    def _prepare(self, stream: OutputStream, item: int, request: EngineRequest) -> None:
+        """Compile a request's constraint. No sequence waits for the thread of this."""
+        prepared: TokenConstraint | StageError | None
+        try:
+            if self._is_closing:
+                raise EngineFailed("the engine is shutting down")
+            prepared = self._runtime.prepare(request)
+        except StageError as error:
+            prepared = error
+        except BaseException:  # a panic in Rust code too
+            logger.exception("the runtime did not compile a grammar request_id=%s", request.request_id)
+            prepared = InternalError()
+        self._post(lambda: self._prepared(stream, item, request, prepared))
+
+    def _prepared(
+        self, stream: OutputStream, item: int, request: EngineRequest, prepared: TokenConstraint | StageError | None
+    ) -> None:
+        stream.num_preparing -= 1
+        if isinstance(prepared, StageError):
+            self._refuse(stream, item, request, prepared)
+        else:
+            self._admit(stream, item, request, prepared)
+
+    def _admit(
+        self, stream: OutputStream, item: int, request: EngineRequest, constraint: TokenConstraint | None = None
+    ) -> None:
+        try:
+            self._start(stream, item, request, constraint)
+        except StageError as error:
+            self._refuse(stream, item, request, error)
+        except BaseException:  # a panic in Rust code too
+            logger.exception("the runtime did not take a request request_id=%s", request.request_id)
+            stream.fail(item, InternalError())
+
+    def _refuse(self, stream: OutputStream, item: int, request: EngineRequest, error: StageError) -> None:
+        if not stream.is_single:  # else its responder logs the refusal
+            stage_error(error, request.request_id)
+        stream.fail(item, error)

@@ -1,0 +1,250 @@
+"""The output streams that are open at an engine: outputs are gathered, and leave as one batch for each reader."""
+
+from __future__ import annotations
+
+import contextlib
+import heapq
+import logging
+from collections.abc import Callable, Set
+from typing import Protocol
+
+from model_repository.contract.output import OutputBatch, TokenDelta
+from model_repository.errors import InvalidRequest, OutputStreamNotOpen, StageError
+
+logger = logging.getLogger(__name__)
+
+# A stream that has sent nothing for so long is checked: its reader may be gone, and only the detokenizer can tell.
+CHECK_INTERVAL_S = 1.0
+# That of a single request whose client has no cancel key: nothing else tells that it is gone.
+SINGLE_CHECK_INTERVAL_S = 0.1
+# A frontend's stream without sequences is ended after so long, and opened again when it is needed: Triton unloads no
+# model that has a request under way, so an open one would keep the old engine in memory beside the new one.
+MAX_IDLE_S = 10.0
+# Each check is a response and costs as much: on average there is one in so long, over all streams, ...
+_CHECK_GAP_S = 0.02
+# ... and at most so many at once after a step that took longer.
+_MAX_CHECKS_AT_ONCE = 5
+
+
+class OutputResponder(Protocol):
+    """Sends the batches of one stream. Called by the engine's thread only."""
+
+    def send(self, batch: OutputBatch) -> None:
+        """Send a batch; more may follow."""
+        ...
+
+    def fail(self, error: StageError) -> None:
+        """End the stream with an error; the last call."""
+        ...
+
+    def close(self, batch: OutputBatch | None = None) -> None:
+        """End the stream, with a last batch or without; the last call."""
+        ...
+
+
+class OutputStream:
+    """The outputs that one reader gets, until the reader is gone.
+
+    Args:
+        number: the engine's own name for it, no sequence's.
+        key: the name in requests; empty: the stream of a single request of the public ensemble.
+        responder: sends the batches.
+        now_s: when it was opened.
+        check_interval_s: silence after which it is checked whether the reader is still there.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        key: str,
+        responder: OutputResponder,
+        now_s: float,
+        check_interval_s: float = CHECK_INTERVAL_S,
+    ) -> None:
+        self.number = number
+        self.key = key
+        self.last_sent_s = now_s
+        self.last_item_s = now_s  # when the last batch left that was not empty
+        self.check_interval_s = check_interval_s
+        self.is_open = True
+        self.num_preparing = 0  # requests that wait for their grammars
+        self._responder = responder
+        self._serial = 0
+        self._items: list[tuple[int, TokenDelta | str]] = []
+        self._unannounced: set[int] = set()  # requests that no batch has mentioned yet
+
+    @property
+    def is_single(self) -> bool:
+        """Whether it is the stream of one request of the public ensemble."""
+        return not self.key
+
+    @property
+    def has_items(self) -> bool:
+        """Whether something waits to be sent."""
+        return bool(self._items)
+
+    def announce(self, item: int) -> None:
+        """Have the next batch say, by a delta without tokens, that the engine has a request."""
+        if not self.is_single:
+            self._unannounced.add(item)
+
+    def add(self, item: int, delta: TokenDelta) -> None:
+        """Add a delta to the next batch, under the reader's number for its request."""
+        self._unannounced.discard(item)
+        self._items.append((item, delta))
+
+    def fail(self, item: int, error: StageError) -> None:
+        """Add the error of a request; the error of a single request ends its stream."""
+        if self.is_single:
+            self.end(error)
+        else:
+            self._unannounced.discard(item)
+            self._items.append((item, error.message()))
+
+    def drop(self, item: int) -> None:
+        """Say nothing more of a request that was cancelled."""
+        self._unannounced.discard(item)
+        if self.is_single:
+            self.end()
+
+    def flush(self, now_s: float) -> int:
+        """Send the next batch, even an empty one; return the number of its items."""
+        items, self._items = self._items, []
+        announced = [(item, TokenDelta()) for item in sorted(self._unannounced)]
+        self._unannounced.clear()
+        batch = OutputBatch(self.number, self._serial, self.is_single, (*items, *announced))
+        self._serial += 1
+        self.last_sent_s = now_s
+        if items:
+            self.last_item_s = now_s
+        last = items[-1][1] if items else None
+        if self.is_single and isinstance(last, TokenDelta) and last.finish_reason is not None:
+            self.is_open = False
+            self._responder.close(batch)
+        else:
+            self._responder.send(batch)
+        return len(items)
+
+    def end(self, error: StageError | None = None) -> None:
+        """End it, with an error or without."""
+        if self.is_open:
+            self.is_open = False
+            with contextlib.suppress(Exception):  # the reader may be gone
+                if error is None:
+                    self._responder.close()
+                else:
+                    self._responder.fail(error)
+
+
+class OutputStreams:
+    """All output streams of an engine. They belong to the engine's thread.
+
+    Args:
+        on_end: called with a stream's number and a time when nobody reads it any more, and since then.
+        clock: monotonic seconds.
+    """
+
+    def __init__(self, on_end: Callable[[int, float], None], clock: Callable[[], float]) -> None:
+        self.num_batches = 0
+        self.num_items = 0  # items in them
+        self._on_end = on_end
+        self._clock = clock
+        self._streams: dict[int, OutputStream] = {}
+        self._by_key: dict[str, OutputStream] = {}
+        self._checked_s = clock()
+
+    def __len__(self) -> int:
+        return len(self._by_key)
+
+    def __contains__(self, number: int) -> bool:
+        return number in self._streams
+
+    def open(self, number: int, key: str, responder: OutputResponder) -> None:
+        """Open a frontend's stream under this number, no sequence's, and send an empty batch to say so.
+
+        A key that is in use is the responder's error.
+        """
+        stream = OutputStream(number, key, responder, self._clock())
+        if key in self._by_key:
+            stream.end(InvalidRequest("it names another stream, which has not ended yet", "open_stream"))
+            return
+        self._streams[number] = self._by_key[key] = stream
+        self._flush(stream)
+
+    def open_single(self, number: int, responder: OutputResponder, *, has_cancel_key: bool) -> OutputStream:
+        """Open the stream of a single request of the public ensemble."""
+        # Where somebody can cancel the request by its key, the checks only make up for a cancel that is lost.
+        interval_s = 50 * SINGLE_CHECK_INTERVAL_S if has_cancel_key else SINGLE_CHECK_INTERVAL_S
+        self._streams[number] = OutputStream(number, "", responder, self._clock(), interval_s)
+        return self._streams[number]
+
+    def find(self, key: str) -> OutputStream:
+        """Return the stream that requests name by this key.
+
+        Raises:
+            OutputStreamNotOpen: there is none.
+        """
+        if key not in self._by_key:
+            raise OutputStreamNotOpen("no output stream is open under this key", "request_batch")
+        return self._by_key[key]
+
+    def flush(self) -> None:
+        """Send the outputs that have been gathered, and forget the streams that have ended."""
+        for stream in list(self._streams.values()):
+            if stream.is_open and stream.has_items:
+                self._flush(stream)
+            if not stream.is_open:
+                self._forget(stream)
+
+    def check_readers(self, busy: Callable[[], Set[int]], *, is_draining: bool = False) -> None:
+        """Send an empty batch to streams that have been silent for a while, and end those that are of no use.
+
+        Args:
+            busy: returns the numbers of the streams that have sequences.
+            is_draining: no more requests are expected, so that a silent stream without sequences is of no use.
+        """
+        now_s = self._clock()
+        num_affordable = min(int((now_s - self._checked_s) / _CHECK_GAP_S), _MAX_CHECKS_AT_ONCE)
+        if not num_affordable:
+            return
+        self._checked_s = now_s
+        silences = (
+            ((now_s - stream.last_sent_s) / stream.check_interval_s, stream.number) for stream in self._streams.values()
+        )
+        silent = heapq.nlargest(num_affordable, (silence for silence in silences if silence[0] >= 1.0))
+        used = busy() if silent else set()
+        max_idle_s = 0.0 if is_draining else MAX_IDLE_S
+        for _, number in silent:
+            stream = self._streams[number]
+            if stream.is_single or stream.num_preparing or number in used or now_s - stream.last_item_s < max_idle_s:
+                self._flush(stream)
+            else:
+                self.end(number, now_s)
+
+    def end(self, number: int, since_s: float) -> None:
+        """End a stream: its reader is gone, or it is of no use."""
+        stream = self._streams[number]
+        self._forget(stream)
+        self._on_end(number, since_s)
+        stream.end()
+
+    def fail(self, error: StageError, single_error: StageError) -> None:
+        """End all of them with an error, those of single requests with another. Their sequences have ended already."""
+        for stream in list(self._streams.values()):
+            self._forget(stream)
+            stream.end(single_error if stream.is_single else error)
+
+    def _forget(self, stream: OutputStream) -> None:
+        self._streams.pop(stream.number, None)
+        if stream.key:
+            self._by_key.pop(stream.key, None)
+
+    def _flush(self, stream: OutputStream) -> None:
+        try:
+            num_items = stream.flush(self._clock())
+        except Exception:
+            logger.exception("stream %d: a batch could not be sent, its sequences are cancelled", stream.number)
+            self.end(stream.number, self._clock())
+            return
+        self.num_batches += 1
+        self.num_items += num_items

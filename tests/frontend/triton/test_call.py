@@ -1,0 +1,320 @@
+"""The frontend's call to a model: opened once, shared by all requests, and what becomes of each request alone."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from msgspec.structs import replace
+
+from frontend import errors
+from frontend.triton import call
+from frontend.triton.client import TritonClient
+from model_repository.contract.output import GenerationChunk
+from model_repository.contract.request import (
+    ChatPrompt,
+    GenerationRequest,
+    OutputFormat,
+    StructuredOutput,
+    TextPrompt,
+    TokenPrompt,
+    ToolUse,
+)
+from model_repository.errors import InvalidRequest, Overloaded
+from tests.fakes import chunks
+from tests.frontend.bodies import USER, WEATHER
+from tests.frontend.triton.generating import (
+    CANCEL,
+    ENDLESS,
+    REQUEST,
+    WHOLE,
+    completion_of,
+    failure_of,
+    running,
+    text,
+    the_stream,
+    with_params,
+)
+from tests.frontend.triton.server import FakeTritonServer, Script
+from tests.frontend.triton.test_failures import DOWN
+
+# --- opening ----------------------------------------------------------------------------------------------------------
+
+
+async def test_requests_share_one_output_stream_that_the_first_one_opens(
+    server: FakeTritonServer, client: TritonClient
+) -> None:
+    server.script = list(chunks("a"))
+    assert await asyncio.gather(*(completion_of(client) for _ in range(5))) == [chunks("a")] * 5
+    assert await completion_of(client) == chunks("a")
+    assert server.num_opened == 1
+    numbers = [number for batch in server.batches for number in batch.numbers]
+    assert len(set(numbers)) == 6
+
+
+async def test_after_many_output_batches_the_next_request_opens_another_stream_and_the_others_keep_theirs(
+    server: FakeTritonServer, client: TritonClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What Triton keeps of each response of a request it keeps until the request ends."""
+    monkeypatch.setattr(call, "MAX_KEPT_BYTES", 10_000)
+    async with running(server, client, 1) as others:
+        [first] = server.streams.values()
+        server.script = list(chunks("a"))
+        num_opened = []
+        for _ in range(5):  # two batches have come: that of the opening, and the first chunk
+            assert await completion_of(client) == chunks("a")
+            num_opened.append(server.num_opened)
+        assert num_opened == [1, 1, 1, 2, 2]
+        assert not others[0].done()
+        client.abort("demo__engine", errors.EngineFailed("lost"))  # which ends both
+        assert (await others[0]).message == "lost"
+        await asyncio.wait_for(first.ended.wait(), 10)
+
+
+async def test_requests_travel_on_the_call_that_brings_their_outputs(
+    server: FakeTritonServer, client: TritonClient
+) -> None:
+    server.script = list(chunks("a"))
+    await asyncio.gather(*(completion_of(client, request) for request in (REQUEST, WHOLE, REQUEST)))
+    assert (len(server.requests), server.num_calls) == (3, 1 + 1)  # the other asked for the engine's epoch
+
+
+@pytest.mark.parametrize("refusal", ["", Overloaded("full").message()])
+async def test_a_call_of_which_triton_keeps_much_is_closed_by_its_last_reader(
+    server: FakeTritonServer, client: TritonClient, monkeypatch: pytest.MonkeyPatch, refusal: str
+) -> None:
+    """Triton keeps more of an error than of an output batch: refused requests alone filled its memory."""
+    monkeypatch.setattr(call, "MAX_KEPT_BYTES", 15_000)
+    server.script, server.refusal = list(chunks("a")), refusal
+    num_requests = 0
+    while server.num_opened < 2:
+        streams = list(server.streams.values())
+        await (failure_of(client) if refusal else completion_of(client))
+        num_requests += 1
+    assert num_requests == (2 if refusal else 8)
+    await asyncio.wait_for(streams[0].ended.wait(), 10)
+
+
+async def test_each_model_has_a_stream_of_its_own(server: FakeTritonServer, client: TritonClient) -> None:
+    server.script = list(chunks("a"))
+    for slug in ("one", "two", "one"):
+        assert [chunk async for chunk in client.generate(slug, REQUEST)] == chunks("a")
+    assert server.num_opened == 2
+    assert [batch.model_name for batch in server.batches] == ["one__requests", "two__requests", "one__requests"]
+
+
+async def test_no_request_is_sent_before_the_stream_is_open(server: FakeTritonServer, client: TritonClient) -> None:
+    server.script = list(chunks("a"))
+    is_open = asyncio.Event()
+    server.opening = [is_open]
+    waiting = [asyncio.create_task(completion_of(client)) for _ in range(2)]
+    await asyncio.wait_for(server.opened.wait(), 10)
+    assert not server.batches
+    is_open.set()
+    assert await asyncio.gather(*waiting) == [chunks("a")] * 2
+
+
+async def test_a_stream_that_cannot_be_opened_fails_those_that_wait_and_the_next_one_tries_again(
+    server: FakeTritonServer, client: TritonClient
+) -> None:
+    server.opening = [Overloaded("full").message()]
+    failures = await asyncio.gather(*(failure_of(client) for _ in range(2)))
+    assert [type(failure) for failure in failures] == [errors.Overloaded] * 2
+    server.opening, server.script = [], list(chunks("a"))
+    assert await completion_of(client) == chunks("a")
+    assert (server.num_opened, len(server.requests), server.controls.qsize()) == (2, 1, 0)
+
+
+async def test_a_stage_that_the_opening_finds_dead_is_reported(server: FakeTritonServer, client: TritonClient) -> None:
+    """Nothing else asks the detokenizer: it stayed dead."""
+    downs: list[str] = []
+    client.on_stage_down = lambda stage, since: downs.append(stage)
+    server.opening = [DOWN.format("demo__detokenizer")]
+    assert isinstance(await failure_of(client), errors.StageUnhealthy)
+    assert downs == ["demo__detokenizer"]
+
+
+async def test_a_reader_that_leaves_while_the_stream_opens_leaves_it_to_the_others(
+    server: FakeTritonServer, client: TritonClient
+) -> None:
+    server.script = list(chunks("a"))
+    is_open = asyncio.Event()
+    server.opening = [is_open]
+    leaves, stays = (asyncio.create_task(completion_of(client)) for _ in range(2))
+    await asyncio.wait_for(server.opened.wait(), 10)
+    leaves.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await leaves
+    is_open.set()
+    assert await stays == chunks("a")
+    assert (server.num_opened, server.controls.qsize()) == (1, 0)  # the engine never got the other request
+
+
+async def test_an_engine_that_is_lost_while_the_stream_opens_fails_those_that_wait(
+    server: FakeTritonServer, client: TritonClient
+) -> None:
+    server.opening = [asyncio.Event()]
+    waiting = asyncio.create_task(failure_of(client))
+    await asyncio.wait_for(server.opened.wait(), 10)
+    client.abort("demo__engine", errors.EngineFailed("lost"))
+    assert (await asyncio.wait_for(waiting, 10)).message == "lost"
+
+
+# --- which requests share a message -----------------------------------------------------------------------------------
+
+
+async def test_requests_that_arrive_together_share_one_message(server: FakeTritonServer, client: TritonClient) -> None:
+    server.script = list(chunks("a"))
+    for num_requests in (5, 3):  # the first ones wait together for the stream
+        completions = await asyncio.gather(*(completion_of(client) for _ in range(num_requests)))
+        assert completions == [chunks("a")] * num_requests
+    assert [batch.numbers for batch in server.batches] == [[1, 2, 3, 4, 5], [6, 7, 8]]
+    assert [batch.message_id for batch in server.batches] == ["1-5", "6-8"]
+    assert server.requests == [REQUEST] * 8
+
+
+async def test_a_message_holds_only_so_many_requests(
+    server: FakeTritonServer, client: TritonClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(call, "MAX_BATCH_REQUESTS", 2)
+    server.script = list(chunks("a"))
+    assert await asyncio.gather(*(completion_of(client) for _ in range(5))) == [chunks("a")] * 5
+    assert [batch.numbers for batch in server.batches] == [[1, 2], [3, 4], [5]]
+
+
+LONG = "a" * 8001
+SLOW = {
+    "tools": replace(REQUEST, prompt=ChatPrompt(messages=(USER,), tool_use=ToolUse(tools=(WEATHER,)))),
+    "structured output": with_params(structured_output=StructuredOutput(OutputFormat.JSON_OBJECT)),
+    "a long text": replace(REQUEST, prompt=TextPrompt(LONG)),
+    "a long suffix": replace(REQUEST, prompt=TextPrompt("a", LONG)),
+    "a long chat": replace(REQUEST, prompt=ChatPrompt(messages=({"role": "user", "content": LONG[:4001]},) * 2)),
+    "many tokens": replace(REQUEST, prompt=TokenPrompt((1,) * 8001)),
+}
+
+
+@pytest.mark.parametrize("slow", SLOW.values(), ids=SLOW)
+async def test_a_request_that_is_slow_to_encode_travels_alone(
+    server: FakeTritonServer, client: TritonClient, slow: GenerationRequest
+) -> None:
+    server.script = list(chunks("a"))
+    requests = [REQUEST, WHOLE, slow, slow, REQUEST, WHOLE]
+    completions = await asyncio.gather(*(completion_of(client, request) for request in requests))
+    assert completions == [chunks("a")] * 6
+    assert [batch.numbers for batch in server.batches] == [[1, 2], [3], [4], [5, 6]]
+    assert server.requests == requests
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        TextPrompt(LONG[:7000]),
+        TokenPrompt((1,) * 4000),
+        ChatPrompt(messages=(USER, {"role": "assistant", "content": None, "tool_calls": []})),
+    ],
+)
+async def test_a_prompt_that_is_not_long_shares_a_message(
+    server: FakeTritonServer, client: TritonClient, prompt: TextPrompt | TokenPrompt | ChatPrompt
+) -> None:
+    server.script = list(chunks("a"))
+    await asyncio.gather(*(completion_of(client, replace(REQUEST, prompt=prompt)) for _ in range(2)))
+    assert [batch.numbers for batch in server.batches] == [[1, 2]]
+
+
+# --- what ends a request alone ----------------------------------------------------------------------------------------
+
+
+async def test_an_error_of_a_message_fails_exactly_its_requests(server: FakeTritonServer, client: TritonClient) -> None:
+    async with running(server, client, 1) as others:
+        server.refusal = Overloaded("full").message()
+        failures = await asyncio.gather(*(failure_of(client) for _ in range(3)))
+        assert [type(failure) for failure in failures] == [errors.Overloaded] * 3
+        assert [batch.numbers for batch in server.batches] == [[1], [2, 3, 4]]
+        server.refusal = InvalidRequest("9 is too much", "max_tokens").message()
+        assert (await failure_of(client)).param == "max_tokens"
+        assert not others[0].done()
+        assert server.controls.empty()  # the engine took none of them
+        server.refusal, server.script = "", list(chunks("a"))
+        assert await completion_of(client) == chunks("a")
+        assert server.num_opened == 1
+        the_stream(server).end()
+
+
+async def test_a_refusal_in_an_output_batch_fails_its_request_alone(
+    server: FakeTritonServer, client: TritonClient
+) -> None:
+    refusal = InvalidRequest("9 is too much", "max_tokens").message()
+
+    def script(request: GenerationRequest) -> Script:
+        return [refusal] if request.params.max_tokens == 9 else [text("a"), *chunks("b")]
+
+    server.script = script
+    before, failure, after = await asyncio.gather(
+        completion_of(client, WHOLE), failure_of(client, with_params(max_tokens=9)), completion_of(client, WHOLE)
+    )
+    assert ["".join(chunk.text for chunk in each) for each in (before, after)] == ["ab", "ab"]
+    assert (failure.status, failure.param) == (400, "max_tokens")
+    assert [batch.numbers for batch in server.batches] == [[1, 2, 3]]
+    assert server.controls.empty()
+
+
+async def test_an_output_batch_brings_chunks_and_errors_to_each_of_its_requests(
+    server: FakeTritonServer, client: TritonClient
+) -> None:
+    server.script = [asyncio.Event()]
+    completion, failure = (
+        asyncio.create_task(completion_of(client)),
+        asyncio.create_task(failure_of(client)),
+    )
+    await asyncio.wait_for(server.started.wait(), 10)
+    [last] = chunks("a")
+    the_stream(server).put((1, last), (2, Overloaded("full").message()))
+    assert await asyncio.wait_for(completion, 10) == [last]
+    assert type(await asyncio.wait_for(failure, 10)) is errors.Overloaded
+
+
+async def test_an_error_after_the_first_chunk_is_nobody_elses(server: FakeTritonServer, client: TritonClient) -> None:
+    async with running(server, client, 1) as others:
+        server.script = [text("x"), InvalidRequest("nothing can follow", "stop_words").message()]
+        assert (await failure_of(client)).param == "stop"
+        assert not others[0].done()
+        the_stream(server).end()
+
+
+async def test_outputs_of_a_reader_that_has_left_are_not_read(server: FakeTritonServer, client: TritonClient) -> None:
+    server.script = list(ENDLESS)
+    generation = client.generate("demo", REQUEST)
+    await anext(generation)
+    await generation.aclose()
+    the_stream(server).put((1, text("b")), (77, text("c")), (77, "[engine_failed] x"))
+    server.script = list(chunks("a"))
+    assert await completion_of(client) == chunks("a")
+    assert server.num_opened == 1
+
+
+async def test_a_request_that_is_taken_after_its_reader_has_left_is_cancelled_again(
+    server: FakeTritonServer, client: TritonClient
+) -> None:
+    """The engine remembers a cancel that overtakes its request, but not for ever."""
+    server.script = [GenerationChunk(text=""), asyncio.Event()]
+    server.take.clear()
+    leaves = asyncio.create_task(completion_of(client))
+    await asyncio.wait_for(server.started.wait(), 10)
+    leaves.cancel()
+    assert await asyncio.wait_for(server.controls.get(), 10) == CANCEL
+    server.take.set()
+    assert await asyncio.wait_for(server.controls.get(), 10) == CANCEL
+
+
+async def test_a_request_that_the_engine_has_survives_the_tokenizer(
+    server: FakeTritonServer, client: TritonClient
+) -> None:
+    is_over = asyncio.Event()
+    server.script = [text(""), is_over, *chunks("a")]  # the first chunk says that the request waits for its turn
+    waits = asyncio.create_task(completion_of(client))
+    await asyncio.wait_for(server.started.wait(), 10)
+    server.script = list(chunks("b"))
+    assert await completion_of(client) == chunks("b")  # in a later output batch
+    assert client.abort("demo__tokenizer", errors.EngineFailed()) == 0
+    is_over.set()
+    assert await waits == chunks("a")

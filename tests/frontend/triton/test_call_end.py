@@ -1,0 +1,248 @@
+"""What ends a call to a model, what becomes of its requests then, and what comes too late for a request."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import aclosing
+
+import pytest
+from msgspec.structs import replace
+
+from frontend import errors
+from frontend.triton.client import TritonClient
+from model_repository.contract.output import GenerationChunk
+from model_repository.errors import OutputStreamNotOpen
+from tests.fakes import chunks
+from tests.frontend.triton.generating import (
+    CANCEL,
+    ENDLESS,
+    REQUEST,
+    completion_of,
+    failure_of,
+    running,
+    text,
+    the_stream,
+)
+from tests.frontend.triton.server import FakeTritonServer, listen
+from tests.frontend.triton.test_failures import DOWN
+
+
+async def test_a_stream_that_ends_fails_all_and_the_next_request_opens_another(
+    server: FakeTritonServer, client: TritonClient
+) -> None:
+    async with running(server, client) as tasks:
+        the_stream(server).end()
+        assert [type(each) for each in await asyncio.gather(*tasks)] == [errors.EngineFailed] * 2
+    server.script = list(chunks("a"))
+    assert await completion_of(client) == chunks("a")
+    assert server.num_opened == 2
+
+
+async def test_a_stream_that_the_engine_ends_is_half_closed_and_requests_under_way_go_to_another(
+    server: FakeTritonServer, client: TritonClient
+) -> None:
+    """A request that crossed with the end of a stream that was idle for a while was answered with a failure."""
+    server.script = list(chunks("a"))
+    await completion_of(client)
+    server.take.clear()
+    server.started.clear()
+    under_way = [asyncio.create_task(completion_of(client)) for _ in range(2)]
+    await asyncio.wait_for(server.started.wait(), 10)
+    the_stream(server).end()
+    await asyncio.wait_for(server.half_closed.wait(), 10)
+    server.take.set()
+    assert await asyncio.gather(*under_way) == [chunks("a")] * 2
+    assert server.num_opened == 2
+    assert [batch.numbers for batch in server.batches] == [[1], [2, 3], [1, 2]]
+
+
+async def test_a_lost_output_batch_fails_all_and_closes_the_stream(
+    server: FakeTritonServer, client: TritonClient
+) -> None:
+    async with running(server, client) as tasks:
+        stream = the_stream(server)
+        stream.put((1, text("b")), num_lost=1)
+        assert [type(each) for each in await asyncio.gather(*tasks)] == [errors.EngineFailed] * 2
+        await asyncio.wait_for(stream.ended.wait(), 10)  # so that the engine notices
+
+
+async def test_an_error_of_the_stream_fails_all_and_closes_it(server: FakeTritonServer, client: TritonClient) -> None:
+    downs: list[str] = []
+    client.on_stage_down = lambda stage, since: downs.append(stage)
+    async with running(server, client) as tasks:
+        stream = the_stream(server)
+        stream.fail(DOWN.format("demo__detokenizer"))
+        assert [type(each) for each in await asyncio.gather(*tasks)] == [errors.StageUnhealthy] * 2
+        await asyncio.wait_for(stream.ended.wait(), 10)
+    assert set(downs) == {"demo__detokenizer"}
+    for _ in range(2):  # the engine lives
+        assert await asyncio.wait_for(server.controls.get(), 10) == CANCEL
+
+
+async def test_an_output_batch_that_cannot_be_read_fails_all(
+    server: FakeTritonServer, client: TritonClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with running(server, client) as tasks:
+        the_stream(server).put((1, GenerationChunk(text="x", token_ids=5)))  # type: ignore[arg-type]
+        assert [type(each) for each in await asyncio.gather(*tasks)] == [errors.BadAnswer] * 2
+    assert "could not be read" in caplog.text
+
+
+@pytest.mark.parametrize(("stage", "is_closed"), [("engine", True), ("detokenizer", True), ("tokenizer", False)])
+async def test_a_lost_stage_closes_the_stream_unless_it_is_the_tokenizer(
+    server: FakeTritonServer, client: TritonClient, stage: str, is_closed: bool
+) -> None:
+    server.script = list(chunks("a"))
+    await completion_of(client)
+    client.abort(f"demo__{stage}", errors.EngineFailed())
+    assert await completion_of(client) == chunks("a")
+    assert server.num_opened == 1 + is_closed
+
+
+async def test_a_stream_that_is_silent_while_the_engine_works_is_stalled(
+    server: FakeTritonServer, client: TritonClient
+) -> None:
+    async with running(server, client):
+        stalled = [client.stalled_stages("demo", 1.0, 2.0) for _ in range(4)]
+        assert stalled == [set(), set(), set(), {"demo__detokenizer"}]  # at first something has just come
+        assert client.stalled_stages("other", 1.0, 2.0) == set()
+        client.abort("demo__detokenizer", errors.EngineFailed())
+        assert client.stalled_stages("demo", 1.0, 2.0) == set()
+
+
+async def test_time_in_which_the_engine_was_not_at_work_stalls_nothing(
+    server: FakeTritonServer, client: TritonClient
+) -> None:
+    async with running(server, client):
+        assert [client.stalled_stages("demo", 0.0, 2.0) for _ in range(4)] == [set()] * 4
+        client.end_all(errors.EngineFailed())
+
+
+async def test_a_request_that_is_not_taken_while_outputs_come_is_stuck_in_the_tokenizer(
+    server: FakeTritonServer, client: TritonClient
+) -> None:
+    server.script = list(ENDLESS)
+    async with aclosing(client.generate("demo", REQUEST)) as taken:
+        await anext(taken)
+        server.take.clear()
+        server.started.clear()
+        waiting = asyncio.create_task(failure_of(client))
+        await server.started.wait()
+        stalled = []
+        for _ in range(4):
+            the_stream(server).put((1, text("a")))
+            await anext(taken)
+            stalled.append(client.stalled_stages("demo", 1.0, 2.0))
+        assert stalled == [set(), set(), set(), {"demo__tokenizer"}]
+        client.abort("demo__tokenizer", errors.EngineFailed())
+        assert isinstance(await waiting, errors.EngineFailed)
+        assert client.stalled_stages("demo", 1.0, 2.0) == set()
+
+
+async def test_an_engine_that_does_not_know_the_stream_gets_another_and_the_requests_again(
+    server: FakeTritonServer, client: TritonClient
+) -> None:
+    """Another frontend had it loaded anew: requests failed until this one saw its new epoch."""
+    async with running(server, client) as others:
+        server.streams.clear()
+        server.script = list(chunks("a"))
+        assert await asyncio.gather(*(completion_of(client) for _ in range(3))) == [chunks("a")] * 3
+        assert [type(each) for each in await asyncio.gather(*others)] == [errors.EngineFailed] * 2
+    assert server.num_opened == 2
+
+
+async def test_an_engine_that_never_knows_the_stream_gets_a_request_twice(
+    server: FakeTritonServer, client: TritonClient
+) -> None:
+    server.refusal = OutputStreamNotOpen("no stream", "request_batch").message()
+    assert isinstance(await failure_of(client), errors.EngineFailed)
+    assert len(server.requests) == 2
+
+
+async def test_outputs_after_a_finish_are_reported_and_not_read(server: FakeTritonServer) -> None:
+    listener, port = await listen(server)
+    late: asyncio.Queue[tuple[str, str]] = asyncio.Queue()
+    client = TritonClient(f"127.0.0.1:{port}", on_late=lambda slug, request_id: late.put_nowait((slug, request_id)))
+    rest = asyncio.Event()
+    server.script = [*chunks("a"), text("at once"), rest, text("later")]
+    async with asyncio.timeout(10):
+        assert await completion_of(client, replace(REQUEST, request_id="r1")) == chunks("a")
+        assert await late.get() == ("demo", "r1")  # its reader may be there still
+        rest.set()
+        assert await late.get() == ("demo", "r1")  # it has left
+    await client.close()
+    await listener.stop(None)
+
+
+async def test_outputs_for_a_reader_that_has_left_break_no_rule(server: FakeTritonServer) -> None:
+    listener, port = await listen(server)
+    late: list[str] = []
+    client = TritonClient(f"127.0.0.1:{port}", on_late=lambda slug, request_id: late.append(request_id))
+    rest = asyncio.Event()
+    server.script = [text("a"), rest, *chunks("b")]
+    async with aclosing(client.generate("demo", REQUEST)) as generation:
+        await anext(generation)
+    rest.set()
+    server.script = list(chunks("c"))
+    assert await completion_of(client) == chunks("c")
+    assert late == []
+    await client.close()
+    await listener.stop(None)
+
+
+async def test_closing_ends_the_stream_and_its_readers(server: FakeTritonServer) -> None:
+    listener, port = await listen(server)
+    client = TritonClient(f"127.0.0.1:{port}")
+    async with running(server, client) as tasks:
+        stream = the_stream(server)
+        await client.close()
+        assert [type(each) for each in await asyncio.gather(*tasks)] == [errors.TritonUnreachable] * 2
+        await asyncio.wait_for(stream.ended.wait(), 10)
+    await listener.stop(None)
+
+
+async def test_keys_are_long_differ_and_stay_out_of_the_log(
+    server: FakeTritonServer, client: TritonClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    keys = set[str]()
+    for _ in range(3):
+        async with running(server, client):
+            keys |= server.streams.keys()
+            the_stream(server).fail("something went wrong")
+    assert len(keys) == 3
+    assert all(len(key) == 32 and key not in caplog.text for key in keys)
+
+
+async def test_requests_that_were_begun_on_the_engine_of_an_epoch_can_be_spared(
+    server: FakeTritonServer, client: TritonClient
+) -> None:
+    async with running(server, client) as tasks:
+        assert client.abort("demo__engine", errors.EngineFailed("lost"), spared_epoch=server.epoch) == 0
+        assert client.abort("demo__engine", errors.EngineFailed("lost"), spared_epoch=server.epoch + 1) == 2
+        assert [type(each) for each in await asyncio.gather(*tasks)] == [errors.EngineFailed] * 2
+
+
+async def test_everything_can_be_ended_with_one_error(server: FakeTritonServer, client: TritonClient) -> None:
+    async with running(server, client) as tasks:
+        assert client.end_all(errors.Draining()) == 2
+        assert [type(each) for each in await asyncio.gather(*tasks)] == [errors.Draining] * 2
+
+
+@pytest.mark.parametrize("how", ["closed", "failed by Triton"])
+async def test_nothing_of_a_call_is_left_when_it_has_ended(
+    server: FakeTritonServer, client: TritonClient, how: str
+) -> None:
+    # grpc leaves the task that sends the messages where the call was over before it was cancelled.
+    await client.engine_stats("demo", 10)
+    before = len(asyncio.all_tasks())
+    async with running(server, client):
+        if how == "closed":
+            client.end_all(errors.EngineFailed())
+        else:
+            the_stream(server).fail("[engine_failed] broken")
+    await client.close()
+    async with asyncio.timeout(10):
+        while len(asyncio.all_tasks()) > before:  # noqa: ASYNC110  # tasks of grpc's have no event
+            await asyncio.sleep(0.01)

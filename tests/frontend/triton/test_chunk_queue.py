@@ -1,0 +1,96 @@
+"""The chunks of a completion that wait for their reader."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from frontend import errors
+from frontend.triton.chunk_queue import MAX_UNREAD, ChunkQueue
+from model_repository.contract.output import GenerationChunk
+from tests.fakes import chunks
+
+
+def text(value: str) -> GenerationChunk:
+    return GenerationChunk(text=value)
+
+
+def empty() -> ChunkQueue:
+    return ChunkQueue(lambda: None)
+
+
+async def test_text_that_has_come_is_read_as_one_chunk() -> None:
+    queue = empty()
+    for value in ("a", "", "b"):
+        queue.put(text(value))
+    assert await queue.get() == text("ab")
+
+
+async def test_a_chunk_that_says_more_than_text_is_read_by_itself() -> None:
+    """Token ids belong to their text, and the last chunk has reason and usage."""
+    queue = empty()
+    (last,) = chunks("e")
+    sent = [text("a"), text("b"), GenerationChunk(text="c", token_ids=(3,)), text("d"), last]
+    for chunk in sent:
+        queue.put(chunk)
+    assert [await queue.get() for _ in range(4)] == [text("ab"), sent[2], text("d"), last]
+
+
+async def test_a_reader_is_woken_by_a_chunk_and_by_an_error() -> None:
+    queue = empty()
+    reader = asyncio.create_task(queue.get())
+    await asyncio.sleep(0)
+    queue.put(text("a"))
+    assert await reader == text("a")
+    reader = asyncio.create_task(queue.get())
+    await asyncio.sleep(0)
+    queue.fail(errors.EngineFailed("first"))
+    queue.fail(errors.EngineFailed("second"))
+    with pytest.raises(errors.EngineFailed, match="first"):
+        await reader
+
+
+async def test_chunks_before_an_error_are_read_before_it() -> None:
+    """A completion whose last chunk had come ended as a failure."""
+    queue = empty()
+    queue.put(text("a"))
+    queue.put(*chunks("b"))
+    queue.fail(errors.EngineFailed())
+    assert [await queue.get(), await queue.get()] == [text("a"), *chunks("b")]
+    with pytest.raises(errors.EngineFailed):
+        await queue.get()
+
+
+async def test_a_reader_that_is_cancelled_leaves_the_queue_as_it_is() -> None:
+    queue = empty()
+    reader = asyncio.create_task(queue.get())
+    await asyncio.sleep(0)
+    reader.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await reader
+    queue.put(text("a"))
+    assert await queue.get() == text("a")
+
+
+async def test_a_reader_that_is_far_behind_is_given_up() -> None:
+    overflows: list[str] = []
+    queue = ChunkQueue(lambda: None, lambda: overflows.append("overflow"))
+    for _ in range(2):
+        for _ in range(MAX_UNREAD):
+            queue.put(text("a"))
+        assert not overflows
+        assert len((await queue.get()).text) == MAX_UNREAD
+    for _ in range(2 * MAX_UNREAD):
+        queue.put(text("a"))
+    assert overflows == ["overflow"]
+    with pytest.raises(errors.ReaderTooSlow):
+        await queue.get()
+
+
+async def test_one_long_chunk_is_never_too_much() -> None:
+    queue = empty()
+    chunk = GenerationChunk(text="a", token_ids=(1,) * (MAX_UNREAD + 1))
+    for _ in range(2):
+        queue.put(chunk)
+        assert await queue.get() == chunk

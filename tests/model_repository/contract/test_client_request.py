@@ -1,0 +1,375 @@
+"""A gRPC client's tensors as a generation request."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+
+from model_repository.contract.client_request import MAX_TOOLS_CHARS, tensors_to_request
+from model_repository.contract.codec import tensor
+from model_repository.contract.request import (
+    MAX_BAD_WORD_CHARS,
+    MAX_BAD_WORDS,
+    MAX_STOP_WORDS,
+    ChatPrompt,
+    ContextOverflow,
+    GenerationRequest,
+    Mirostat,
+    OutputFormat,
+    Params,
+    Prompt,
+    SamplingParams,
+    StructuredOutput,
+    TextPrompt,
+    TokenPrompt,
+    ToolUse,
+)
+from model_repository.contract.rules import MAX_TOOLS, ROLES, check_request
+from model_repository.contract.spec import TensorSpec, specs_of
+from model_repository.contract.tensors import HONOURED_INPUTS, INPUTS, NEUTRAL_INPUTS
+from model_repository.errors import InvalidRequest, Unsupported
+from tests.model_repository.contract.generated import requests
+from tests.public_tensors import request_to_tensors
+
+MESSAGES = ({"role": "user", "content": "hi"},)
+CHAT = json.dumps(MESSAGES)
+TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}, "strict": True}}
+TOOLS = json.dumps([TOOL])
+GREEDY: dict[str, Any] = {"temperature": 0.0, "seed": 1}
+RANGED = [spec for spec in HONOURED_INPUTS if spec.low is not None or spec.high is not None]
+
+
+def request_of(**tensors: Any) -> GenerationRequest:
+    """Return the request of a client that sends a prompt and these tensors, given as lists of elements."""
+    sent: dict[str, Any] = {"text_input": ["hello"], "seed": [1]} | tensors
+    tensors = {name: tensor(INPUTS[name], *items) for name, items in sent.items() if items is not None}
+    request = tensors_to_request(tensors)
+    check_request(request)
+    return request
+
+
+def params(sampling: dict[str, Any] | None = None, **fields: Any) -> Params:
+    """Return the parameters of a request, which is greedy unless it says how it draws."""
+    return Params(sampling=SamplingParams(**GREEDY | (sampling or {})), **fields)
+
+
+def refusal(*, error: type[InvalidRequest] = InvalidRequest, **tensors: Any) -> str:
+    with pytest.raises(error) as caught:
+        request_of(**tensors)
+    assert type(caught.value) is error
+    return caught.value.message().removeprefix(f"[{error.code}] ")
+
+
+def shortened(value: Any) -> str:
+    return str(value)[:80]
+
+
+# --- the round trip -------------------------------------------------------------------------------------------------
+
+
+@given(requests())
+def test_a_request_survives_its_tensors(request: GenerationRequest) -> None:
+    assert tensors_to_request(request_to_tensors(request)) == request
+
+
+# --- each input -----------------------------------------------------------------------------------------------------
+
+# What a client sends, and what its request has then.
+PARAMS: list[tuple[dict[str, Any], Params]] = [
+    ({}, params()),
+    ({"max_tokens": [7]}, params(max_tokens=7)),
+    ({"max_tokens": [0], "exclude_input_in_output": [False]}, params(max_tokens=0, is_echo=True)),
+    ({"min_tokens": [16]}, params(min_tokens=16)),
+    ({"stop_words": ["", "€", "\n\n", ""]}, params(stop=("€", "\n\n"))),
+    ({"bad_words": ["damn", "", "é"]}, params(bad_words=("damn", "é"))),
+    ({"allowed_token_ids": [7, 0]}, params(allowed_token_ids=(7, 0))),
+    ({"stop_token_ids": [0, 7]}, params(stop_token_ids=(0, 7))),
+    ({"include_stop_str_in_output": [True]}, params(include_stop=True)),
+    ({"ignore_eos": [True]}, params(ignore_eos=True)),
+    ({"context_length_exceeded_behavior": ["error"]}, params(overflow=ContextOverflow.ERROR)),
+    ({"context_length_exceeded_behavior": [""]}, params()),
+    ({"lora_name": ["adapter"]}, params(lora_name="adapter")),
+    ({"return_log_probs": [True]}, params(has_logprobs=True)),
+    ({"return_log_probs": [True], "top_logprobs": [3]}, params(has_logprobs=True, num_top_logprobs=3)),
+    ({"return_log_probs": [False], "top_logprobs": [0]}, params()),
+    ({"return_token_ids": [True]}, params(has_token_ids=True)),
+    ({"return_usage": [True]}, params(has_usage=True)),
+    ({"return_perf_metrics": [True]}, params(has_timing=True)),
+    ({"stream": [True], "stream_interval_ms": [0]}, params(is_stream=True, stream_interval_ms=0)),
+    ({"priority": [-1]}, params(priority=-1)),
+    ({"sender": ["key-1"]}, params(sender="key-1")),
+    ({"cancel_key": ["secret"]}, params(cancel_key="secret")),
+    ({"lora_name": [""], "sender": [""], "cancel_key": [""], "stop_words": [""]}, params()),
+    # An input that shapes the distribution means that the next token is drawn from it.
+    ({"temperature": [0.75]}, params({"temperature": 0.75})),
+    ({"top_p": [0.5]}, params({"temperature": 1.0, "top_p": 0.5})),
+    ({"top_k": [40]}, params({"temperature": 1.0, "top_k": 40})),
+    ({"top_k": [-1]}, params({"temperature": 1.0})),
+    ({"min_p": [0.25]}, params({"temperature": 1.0, "min_p": 0.25})),
+    ({"min_p": [0.25], "temperature": [0.0]}, params({"min_p": 0.25})),
+    ({"mirostat_target": [3]}, params({"temperature": 1.0, "mirostat": Mirostat(target=3.0)})),
+    ({"mirostat_lr": [0.5]}, params({"temperature": 1.0, "mirostat": Mirostat(learning_rate=0.5)})),
+    ({"repetition_penalty": [1.25]}, params({"repetition_penalty": 1.25})),
+    ({"presence_penalty": [-0.5]}, params({"presence_penalty": -0.5})),
+    ({"frequency_penalty": [1.5]}, params({"frequency_penalty": 1.5})),
+    ({"logit_bias_token_ids": [5, 3], "logit_bias_values": [2.5, -100]}, params({"logit_bias": {5: 2.5, 3: -100.0}})),
+    ({"seed": [2**64 - 1]}, params({"seed": 2**64 - 1})),
+    ({"guided_decoding_guide_type": [""], "guided_decoding_guide": [""]}, params()),
+    (
+        {"guided_decoding_guide_type": ["json"]},
+        params(structured_output=StructuredOutput(OutputFormat.JSON_OBJECT)),
+    ),
+    (
+        {"guided_decoding_guide_type": ["regex"], "guided_decoding_guide": ["a+"]},
+        params(structured_output=StructuredOutput(OutputFormat.REGEX, "a+")),
+    ),
+    (
+        {
+            "guided_decoding_guide_type": ["json_schema"],
+            "guided_decoding_guide": ["{}"],
+            "guided_decoding_strict": [False],
+        },
+        params(structured_output=StructuredOutput(OutputFormat.JSON_SCHEMA, "{}", is_strict=False)),
+    ),
+]
+PROMPTS: list[tuple[dict[str, Any], Prompt]] = [
+    ({"text_input": ["a"]}, TextPrompt("a")),
+    ({"text_input": [""], "suffix": ["b"]}, TextPrompt("", "b")),
+    ({"input_ids": [1, 2]}, TokenPrompt((1, 2))),
+    ({"messages": [CHAT]}, ChatPrompt(MESSAGES)),
+    # NVIDIA's clients always send a text.
+    ({"input_ids": [1, 2], "text_input": [""]}, TokenPrompt((1, 2))),
+    ({"messages": [CHAT], "text_input": [""]}, ChatPrompt(MESSAGES)),
+    ({"messages": [CHAT], "tools": [TOOLS]}, ChatPrompt(MESSAGES, ToolUse(tools=(TOOL,)))),
+    (
+        {"messages": [CHAT], "tools": [TOOLS], "tool_choice": ["function:add"], "parallel_tool_calls": [False]},
+        ChatPrompt(MESSAGES, ToolUse(tools=(TOOL,), choice="function:add", is_parallel=False)),
+    ),
+    (
+        {"messages": [CHAT], "tools": ["[]"], "tool_choice": ["auto"], "parallel_tool_calls": [False]},
+        ChatPrompt(MESSAGES),
+    ),
+    ({"messages": [CHAT], "chat_template_kwargs": ['{"a": 1}']}, ChatPrompt(MESSAGES, template_kwargs={"a": 1})),
+    (
+        {"messages": [CHAT], "add_generation_prompt": [False], "continue_final_message": [True]},
+        ChatPrompt(MESSAGES, add_generation_prompt=False, continue_final_message=True),
+    ),
+    *(
+        ({"messages": [json.dumps([{"role": role, "content": "a"}])]}, ChatPrompt(({"role": role, "content": "a"},)))
+        for role in ROLES
+    ),
+]
+
+
+@pytest.mark.parametrize(("sent", "expected"), PARAMS, ids=shortened)
+def test_each_parameter_is_read_from_its_input(sent: dict[str, Any], expected: Params) -> None:
+    assert request_of(**sent) == GenerationRequest(prompt=TextPrompt("hello"), params=expected)
+
+
+@pytest.mark.parametrize(("sent", "expected"), PROMPTS, ids=shortened)
+def test_each_prompt_is_read_from_its_inputs(sent: dict[str, Any], expected: Prompt) -> None:
+    assert request_of(**{"text_input": None} | sent).prompt == expected
+
+
+def test_images_are_read_as_they_are() -> None:
+    assert request_of(images=[b"\xff\xd8", b""]).images == (b"\xff\xd8", b"")
+
+
+def test_the_examples_have_every_input() -> None:
+    names = {name for examples in (PARAMS, PROMPTS) for sent, _ in examples for name in sent}
+    declared = {spec.name for message in (Params, TextPrompt, TokenPrompt, ChatPrompt) for spec in specs_of(message)}
+    assert names == declared
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({}, None),
+        ({"num_top_logprobs": 3}, None),
+        ({"has_logprobs": True}, 0),
+        ({"has_logprobs": True, "num_top_logprobs": 3}, 3),
+    ],
+)
+def test_the_number_of_likely_tokens_counts_with_log_probabilities_only(
+    fields: dict[str, Any], expected: int | None
+) -> None:
+    assert Params(**fields).num_logprobs == expected
+
+
+def test_inputs_without_effect_are_accepted() -> None:
+    sent = {"return_num_input_tokens": [True], "return_num_output_tokens": [False], "pad_id": [2]}
+    assert request_of(**sent) == request_of()
+
+
+def test_without_a_seed_every_request_draws_another() -> None:
+    seeds = {request_of(seed=None).params.sampling.seed for _ in range(2)}
+    assert len(seeds) == 2
+
+
+# --- ranges ---------------------------------------------------------------------------------------------------------
+
+COMPANIONS: dict[str, dict[str, Any]] = {  # without which a value in its range would be refused
+    "max_tokens": {"exclude_input_in_output": [False]},
+    "min_tokens": {"max_tokens": [2**31 - 1]},
+    "top_logprobs": {"return_log_probs": [True]},
+    "stream_interval_ms": {"stream": [True]},
+    "logit_bias_token_ids": {"logit_bias_values": [1.0]},
+    "logit_bias_values": {"logit_bias_token_ids": [1]},
+}
+
+
+@pytest.mark.parametrize("spec", RANGED, ids=lambda spec: spec.name)
+def test_the_ends_of_a_range_are_in_it(spec: TensorSpec) -> None:
+    for end in (spec.low, spec.high):
+        if end is not None and not (spec.is_low_open and end == spec.low):
+            request_of(**COMPANIONS.get(spec.name, {}), **{spec.name: [end]})
+
+
+@pytest.mark.parametrize("spec", RANGED, ids=lambda spec: spec.name)
+def test_a_value_outside_its_range_is_refused(spec: TensorSpec) -> None:
+    is_integer = spec.datatype == "INT32"
+    step = 1 if is_integer else 0.5
+    outside = [] if spec.high is None else [spec.high + step]
+    if spec.low is not None:
+        outside.append(spec.low if spec.is_low_open else spec.low - step)
+    for value in outside if is_integer else [*outside, np.nan, np.inf, -np.inf]:
+        shown = int(value) if is_integer else float(value)
+        message = refusal(**COMPANIONS.get(spec.name, {}) | {spec.name: [value]})
+        assert message.startswith(f"{spec.name}: {shown} must be ")
+
+
+# --- refusals -------------------------------------------------------------------------------------------------------
+
+FORMATS = "must be one of json, json_schema, regex, choice, ebnf_grammar"
+ONE_PROMPT = "text_input: expected exactly one of text_input, messages, input_ids"
+NO_LIST = "tools: expected a JSON list"
+NO_CONTENT = "messages[0]: expected `content` to be a string"
+
+
+def tools(function: Any) -> dict[str, Any]:
+    return {"tools": [json.dumps([{"type": "function", "function": function}])]}
+
+
+@pytest.mark.parametrize(
+    ("tensors", "message"),
+    [
+        ({"max_tokens": [0]}, "max_tokens: 0 must be at least 1, unless exclude_input_in_output is false"),
+        ({"min_tokens": [9], "max_tokens": [8]}, "min_tokens: 9 must be at most max_tokens, 8"),
+        ({"min_tokens": [17]}, "min_tokens: 17 must be at most max_tokens, 16"),
+        ({"max_tokens": [1, 2]}, "max_tokens: expected one element, got 2"),
+        ({"stream": []}, "stream: expected one element, got 0"),
+        ({"stop_words": ["a", b"\xff"]}, "stop_words: not UTF-8 at byte 0"),
+        ({"stop_words": ["a"] * (MAX_STOP_WORDS + 1)}, "stop_words: 17 texts: there may be 16"),
+        ({"bad_words": ["a"] * (MAX_BAD_WORDS + 1)}, "bad_words: 257 texts: there may be 256"),
+        ({"bad_words": ["é" * 257]}, "bad_words: a text of 257 characters: it may have 256"),
+        ({"top_logprobs": [1]}, "top_logprobs: needs return_log_probs to be true"),
+        ({"stream_interval_ms": [1]}, "stream_interval_ms: needs stream to be true"),
+        ({"logit_bias_values": [1]}, "logit_bias_values: 1 values for 0 of logit_bias_token_ids: there must be one"),
+        ({"context_length_exceeded_behavior": ["cut"]}, "context_length_exceeded_behavior: 'cut' must be one of trunc"),
+        ({"guided_decoding_guide": ["a"]}, "guided_decoding_guide: needs guided_decoding_guide_type"),
+        (
+            {"guided_decoding_guide_type": ["json"], "guided_decoding_strict": [False]},
+            "guided_decoding_strict: goes with json_schema only",
+        ),
+        (
+            {"guided_decoding_guide_type": ["json"], "guided_decoding_guide": ["{}"]},
+            "guided_decoding_guide: json takes none: the type for a schema is json_schema",
+        ),
+        ({"guided_decoding_guide_type": ["xml"]}, f"guided_decoding_guide_type: 'xml' {FORMATS}"),
+        ({"guided_decoding_guide_type": ["lark_grammar"]}, f"guided_decoding_guide_type: 'lark_grammar' {FORMATS}"),
+        ({"text_input": ["a", "b"]}, "text_input: expected one element, got 2"),
+        ({"text_input": None}, ONE_PROMPT),
+        ({"input_ids": [1]}, ONE_PROMPT),
+        ({"text_input": [""], "messages": ["[]"], "input_ids": [1]}, ONE_PROMPT),
+        ({"text_input": None, "input_ids": [1], "suffix": ["b"]}, "suffix: goes with text_input only"),
+        ({"tools": ["[]"]}, "tools: goes with messages only"),
+        ({"tool_choice": ["auto"]}, "tool_choice: goes with messages only"),
+        ({"parallel_tool_calls": [True]}, "parallel_tool_calls: goes with messages only"),
+        ({"chat_template_kwargs": ["{}"]}, "chat_template_kwargs: goes with messages only"),
+        ({"add_generation_prompt": [True]}, "add_generation_prompt: goes with messages only"),
+        ({"continue_final_message": [False]}, "continue_final_message: goes with messages only"),
+    ],
+    ids=shortened,
+)
+def test_a_refusal_names_input_value_and_rule(tensors: dict[str, Any], message: str) -> None:
+    assert refusal(**tensors).startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("tensors", "message"),
+    [
+        ({"messages": ["{"]}, "messages: not JSON (Expecting property name enclosed in double quotes"),
+        ({"messages": ["[" * 100_000]}, "messages: not JSON ("),
+        ({"messages": ["{}"]}, "messages: expected a JSON list"),
+        ({"messages": ["[]"]}, "messages: expected a list of at least one message"),
+        ({"messages": ["null"]}, "messages: expected a list of at least one message"),
+        ({"messages": ['["hi"]']}, "messages[0]: expected an object with a string `role`"),
+        ({"messages": ['[{"content": "b"}]']}, "messages[0]: expected an object with a string `role`"),
+        ({"messages": ['[{"role": 5, "content": "a"}]']}, "messages[0]: expected an object with a string `role`"),
+        ({"messages": ['[{"role": "end", "content": "a"}]']}, "messages[0].role: 'end' must be one of system, devel"),
+        ({"messages": ['[{"role": "", "content": "a"}]']}, "messages[0].role: '' must be one of system, developer"),
+        ({"messages": ['[{"role": "user"}]']}, NO_CONTENT),
+        ({"messages": ['[{"role": "user", "content": null}]']}, NO_CONTENT),
+        ({"messages": ['[{"role": "user", "content": ["a"]}]']}, NO_CONTENT),
+        ({"messages": ['[{"role": "user", "content": null, "tool_calls": []}]']}, NO_CONTENT),
+        ({"messages": [f"{CHAT[:-1]}, 5]"]}, "messages[1]: expected an object with a string `role`"),
+        ({"tools": ["{"]}, "tools: not JSON (Expecting property name enclosed in double quotes"),
+        ({"tools": ["{}"]}, NO_LIST),
+        ({"tools": [json.dumps([TOOL] * (MAX_TOOLS + 1))]}, f"tools: {MAX_TOOLS + 1} tools: there may be {MAX_TOOLS}"),
+        (tools({"name": "a", "description": "a" * MAX_TOOLS_CHARS}), "tools: together they may have 300000"),
+        ({"tools": ["[5]"]}, "tools[0]: expected {"),
+        ({"tools": [json.dumps([TOOL, {"type": "custom"}])]}, "tools[1]: expected {"),
+        (tools({"name": ""}), "tools[0]: expected {"),
+        (tools({"name": 5}), "tools[0]: expected {"),
+        (tools({"name": "a", "parameters": [1]}), "tools[0]: expected {"),
+        (tools({"name": "a", "strict": 1}), "tools[0]: expected {"),
+        ({"tool_choice": ["required"]}, "tool_choice: 'required' needs tools"),
+        ({"tool_choice": ["function:add"]}, "tool_choice: 'function:add' needs tools"),
+        (
+            {"tools": [TOOLS], "tool_choice": ["function:sub"]},
+            "tool_choice: 'function:sub' must be none, auto, required or one of function:add",
+        ),
+        (
+            {"tools": [TOOLS], "tool_choice": ["any"]},
+            "tool_choice: 'any' must be none, auto, required or one of function:add",
+        ),
+        ({"chat_template_kwargs": ["["]}, "chat_template_kwargs: not JSON ("),
+        ({"chat_template_kwargs": ["[]"]}, "chat_template_kwargs: expected a JSON object"),
+        ({"continue_final_message": [True]}, "continue_final_message: needs add_generation_prompt to be false"),
+    ],
+    ids=shortened,
+)
+def test_a_malformed_chat_is_refused_by_its_place(tensors: dict[str, Any], message: str) -> None:
+    assert refusal(**{"text_input": None, "messages": [CHAT]} | tensors).startswith(message)
+
+
+def test_as_many_and_as_long_bad_words_as_allowed_are_taken() -> None:
+    longest = ["é" * MAX_BAD_WORD_CHARS] * MAX_BAD_WORDS
+    assert request_of(bad_words=[*longest, ""]).params.bad_words == tuple(longest)
+
+
+# --- NVIDIA's inputs ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("spec", NEUTRAL_INPUTS, ids=lambda spec: spec.name)
+def test_neutral_values_change_nothing(spec: TensorSpec) -> None:
+    for value in spec.neutral or ():
+        assert request_of(**{spec.name: [value]}) == request_of()
+
+
+@pytest.mark.parametrize("spec", NEUTRAL_INPUTS, ids=lambda spec: spec.name)
+def test_other_values_are_refused(spec: TensorSpec) -> None:
+    other = {"BYTES": "x", "BOOL": not (spec.neutral or (True,))[0]}.get(spec.datatype, 5)
+    message = refusal(error=Unsupported, **{spec.name: [other]})
+    assert message.startswith(f"{spec.name}: ")
+    assert " is not supported, only " in message
+
+
+def test_one_other_value_among_neutral_ones_is_refused() -> None:
+    assert refusal(error=Unsupported, embedding_bias_words=["", "damn"]) == (
+        "embedding_bias_words: 'damn' is not supported, only '' is"
+    )

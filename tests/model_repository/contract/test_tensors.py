@@ -1,0 +1,177 @@
+"""The tensors of the stages, and the names of their models."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec import Struct
+
+from model_repository.contract import tensors
+from model_repository.contract.output import GenerationChunk, Timing, Usage
+from model_repository.contract.request import (
+    ChatPrompt,
+    GenerationRequest,
+    Mirostat,
+    Params,
+    SamplingParams,
+    StructuredOutput,
+    TextPrompt,
+    TokenPrompt,
+    ToolUse,
+)
+from model_repository.contract.spec import StageSpec, TensorSpec, fields_of
+from model_repository.contract.tensors import (
+    ENSEMBLES,
+    HONOURED_INPUTS,
+    NEUTRAL_INPUTS,
+    OUTPUTS,
+    PUBLIC_INPUTS,
+    PUBLIC_OUTPUTS,
+    REQUESTS,
+    STAGES,
+    model_id_to_slug,
+    slug_of_stage,
+    slug_to_model_id,
+    stage_name,
+)
+
+BETWEEN = {name: item for name, item in vars(tensors).items() if isinstance(item, TensorSpec)}
+STEPS = [pytest.param(*step, id=f"{name}-{step[0]}") for name, steps in ENSEMBLES.items() for step in steps.items()]
+
+# The messages that a client sends or receives, with their fields that no tensor carries.
+PUBLIC_MESSAGES: dict[type[Struct], set[str]] = {
+    TextPrompt: set(),
+    ChatPrompt: set(),
+    ToolUse: set(),
+    TokenPrompt: set(),
+    GenerationRequest: {"prompt", "request_id"},  # one of several messages; Triton's own id
+    Params: set(),
+    SamplingParams: set(),
+    Mirostat: set(),
+    StructuredOutput: set(),
+    GenerationChunk: set(),
+    Usage: set(),
+    Timing: set(),
+}
+
+
+# --- names of models ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("model_id", ["demo", "org/demo", "meta-llama/Llama-3.1-8B", "a/b/c", "x:1.0_b", "0"])
+def test_a_model_id_comes_back_from_its_slug(model_id: str) -> None:
+    slug = model_id_to_slug(model_id)
+    assert "/" not in slug
+    assert slug_to_model_id(slug) == model_id
+
+
+@pytest.mark.parametrize(
+    "model_id",
+    [
+        "",
+        "/",
+        "/a",
+        "a/",
+        "a//b",
+        "a--b",
+        "a__b",
+        "-a",
+        "a-",
+        "a-/b",
+        ".",
+        "..",
+        "../a",
+        "a/..",
+        ".a",
+        "a b",
+        "ä",
+        "a\n",
+    ],
+)
+def test_a_model_id_that_would_not_come_back_is_refused(model_id: str) -> None:
+    with pytest.raises(ValueError, match="model id"):
+        model_id_to_slug(model_id)
+
+
+@given(st.text("aB0/-_.:", max_size=8), st.text("aB0/-_.:", max_size=8))
+def test_no_two_models_share_a_folder(first: str, second: str) -> None:
+    names = []
+    for model_id in {first, second}:
+        try:
+            slug = model_id_to_slug(model_id)
+        except ValueError:
+            continue
+        stages = [stage_name(slug, stage) for stage in {*STAGES, *ENSEMBLES}]
+        assert slug in stages
+        assert {slug_to_model_id(slug_of_stage(stage)) for stage in stages} == {model_id}
+        names += stages
+    assert len(set(names)) == len(names)
+
+
+# --- tensors --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("message", PUBLIC_MESSAGES)
+def test_every_field_of_a_public_message_has_a_tensor(message: type[Struct]) -> None:
+    declared = {field.attribute for field in fields_of(message)}
+    assert set(message.__struct_fields__) - declared == PUBLIC_MESSAGES[message]
+    assert {field.kind for field in fields_of(message) if field.is_message} <= PUBLIC_MESSAGES.keys()
+
+
+def test_no_public_tensor_is_there_twice() -> None:
+    names = Counter(spec.name for spec in (*PUBLIC_INPUTS, *PUBLIC_OUTPUTS, *BETWEEN.values()))
+    assert [name for name, count in names.items() if count > 1] == []
+
+
+@pytest.mark.parametrize("spec", PUBLIC_INPUTS + PUBLIC_OUTPUTS, ids=lambda spec: spec.name)
+def test_a_public_tensor_is_one_value_or_a_list_and_is_documented(spec: TensorSpec) -> None:
+    assert spec.shape in ((1,), (-1,))
+    assert spec.doc or spec.neutral
+    assert spec.dtype is not None
+
+
+def test_every_input_is_either_honoured_or_has_neutral_values() -> None:
+    assert all(spec.neutral is None for spec in HONOURED_INPUTS)
+    assert all(spec.neutral for spec in NEUTRAL_INPUTS)
+
+
+@pytest.mark.parametrize("name", BETWEEN)
+def test_a_message_between_the_stages_is_one_text_and_called_like_its_tensor(name: str) -> None:
+    spec = BETWEEN[name]
+    assert (spec.name.upper(), spec.datatype, spec.shape) == (name, "BYTES", (1,))
+
+
+def test_every_tensor_belongs_to_a_stage() -> None:
+    used = {spec for stage in STAGES.values() for spec in stage.inputs + stage.outputs}
+    assert used == {*BETWEEN.values(), *PUBLIC_INPUTS, *PUBLIC_OUTPUTS}
+
+
+# --- ensembles ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("stage", "step"), STEPS)
+def test_every_step_is_a_part_of_its_stage(stage: str, step: StageSpec) -> None:
+    assert set(step.inputs) <= set(STAGES[stage].inputs)
+    assert set(step.outputs) <= set(STAGES[stage].outputs)
+
+
+@pytest.mark.parametrize("ensemble", ENSEMBLES)
+def test_the_steps_of_an_ensemble_connect(ensemble: str) -> None:
+    """A step behind a decoupled one may take nothing but that one's outputs."""
+    steps = list(ENSEMBLES[ensemble].values())
+    assert [step.inputs for step in steps[1:]] == [step.outputs for step in steps[:-1]]
+
+
+def test_the_public_ensemble_has_the_public_tensors_only() -> None:
+    first, *_, last = ENSEMBLES[""].values()
+    assert (first.inputs, last.outputs) == (PUBLIC_INPUTS, PUBLIC_OUTPUTS)
+
+
+@pytest.mark.parametrize("ensemble", [REQUESTS, OUTPUTS])
+def test_an_ensemble_of_frontends_has_one_tensor_in_each_direction(ensemble: str) -> None:
+    """Each further tensor of a response costs as much as a token."""
+    for step in ENSEMBLES[ensemble].values():
+        assert (len(step.inputs), len(step.outputs)) == (1, 1)

@@ -1,0 +1,72 @@
+"""Requests that wait for their grammars while their engine, or their stream, comes to an end."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from model_repository.contract.request import EngineRequestBatch, OutputFormat, StructuredOutput
+from model_repository.engine.output_streams import CHECK_INTERVAL_S
+from model_repository.errors import InvalidRequest
+from tests.model_repository.engine.fake_engine import Fake, FakeResponder, request
+from tests.waiting import DEADLINE_S
+
+REGEX = StructuredOutput(OutputFormat.REGEX, "a")
+
+
+def wait_for(event: threading.Event) -> None:
+    event.wait(DEADLINE_S)
+
+
+def compiling(fake: Fake) -> threading.Event:
+    """Have every grammar take until the event is set."""
+    is_compiled = threading.Event()
+    fake.runtime.on_prepare = lambda: wait_for(is_compiled)
+    return is_compiled
+
+
+@pytest.mark.parametrize("num_requests", [0, 2])
+def test_a_batch_without_a_stream_must_have_one_request(num_requests: int) -> None:
+    fake, responder = Fake(), FakeResponder()
+    items = tuple((number, request()) for number in range(num_requests))
+    fake.engine.submit(EngineRequestBatch("", items), responder)
+    fake.turn()
+    assert isinstance(responder.error, InvalidRequest)
+
+
+def test_a_stream_whose_only_request_is_being_compiled_is_not_idle() -> None:
+    fake = Fake(b"x" * 100)
+    reader = fake.open_stream()
+    fake.submit()  # keeps the engine busy
+    is_compiled = compiling(fake)
+    fake.submit_batch("key", {1: request(structured_output=REGEX)})
+    fake.engine.is_draining = True
+    fake.turn(3, passed_s=CHECK_INTERVAL_S)
+    is_compiled.set()
+    assert not reader.is_closed
+
+
+def test_a_request_that_arrives_while_the_engine_closes_fails_like_the_others() -> None:
+    fake = Fake(b"hello")
+    running = fake.submit()
+    fake.turn()
+    fake.engine._is_closing = True
+    fake.engine._intake.close()
+    late = fake.submit(structured_output=REGEX)
+    fake.engine._run()
+    for responder in (running, late):
+        assert responder.error is not None
+        assert responder.error.message() == "[engine_failed] the engine is shutting down"
+
+
+def test_a_grpc_client_whose_grammar_is_being_compiled_hears_that_the_engine_failed_and_of_no_stream() -> None:
+    fake = Fake(b"x" * 100)
+    is_compiled = compiling(fake)
+    single = fake.submit(structured_output=REGEX)
+    fake.turn()
+    fake.engine.fail_streams()
+    fake.turn()
+    is_compiled.set()
+    assert single.error is not None
+    assert single.error.code == "engine_failed"
