@@ -274,7 +274,7 @@ def _definitions_of(codes: set[CodeType]) -> set[Definition]:
 
 
 async def path_of_one_chat(repository: pathlib.Path) -> Path:
-    """Return what one streamed chat passes in a frontend and the stages of a repository."""
+    """Return the path of one streamed chat through a frontend and the stages of a repository."""
     sys.modules["triton_python_backend_utils"] = BACKEND  # type: ignore[assignment]
     triton = InProcessTriton(repository)
     server = grpc.aio.server()

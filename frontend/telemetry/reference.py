@@ -41,8 +41,8 @@ anew when it is loaded.
 
 `--log-format json` writes each line as an object. A request is one line, with `"event": "request"`: its ids, sizes,
 phases in milliseconds and outcome, never a prompt, a completion or a key. Its `request_id` (the caller's
-`x-request-id`, or a new one) is in the lines of the stages in tritonserver's log too, since it travels as a part of
-Triton's request id: the engine says with one line how each sequence ended.
+`x-request-id`, or a new one) is in the lines of the stages in tritonserver's log too, since it travels with
+the request: the engine says with one line how each sequence ended. For a gRPC client it is Triton's request id.
 
 With `--otlp-endpoint URL`, or OpenTelemetry's own `OTEL_EXPORTER_OTLP_ENDPOINT`, each request is a span, below its
 caller's if there is a `traceparent`. Below it is a span for each completion, with the attributes of the semantic

@@ -47,9 +47,9 @@ class MultiplexedCall:
     Args:
         stub: of Triton's gRPC service.
         slug: the model's.
-        on_end: told of itself once it takes no more requests.
-        on_orphan: told the cancel key of a request that the engine has although its reader has left or is too slow.
-        on_late: told the id of a request of which something comes although it has finished. Nobody reads that.
+        on_end: called with this object once it takes no more requests.
+        on_orphan: called with the cancel key of a request that the engine has although its reader left or is too slow.
+        on_late: called with the id of a finished request for which another chunk comes.
         ask_epoch: returns the engine's epoch, None where it does not say.
     """
 
@@ -64,7 +64,7 @@ class MultiplexedCall:
         ask_epoch: Callable[[], Awaitable[int | None]],
     ) -> None:
         self._slug = slug
-        self._key = secrets.token_hex(16)  # who knows it can write to us: it is neither logged nor told
+        self._key = secrets.token_hex(16)  # a secret: it is never logged, and goes to Triton only
         self._on_end = on_end
         self._on_orphan = on_orphan
         self._on_late = on_late
@@ -73,10 +73,13 @@ class MultiplexedCall:
         self._error: APIError | None = None  # why it takes no more requests
         self._num_batches = self._num_errors = 0
         self._num_started = 0  # requests of which something has come, an error too
-        self._silence, self._standstill = StallClock(), StallClock()  # of the call; of what waits for the engine
+        self._silence, self._standstill = (
+            StallClock(),
+            StallClock(),
+        )  # of the whole call; of requests on their way to the engine
         self._numbers = itertools.count(1)
         self._queues: dict[int, ChunkQueue] = {}
-        self._cancel_keys_left: dict[int, str] = {}  # of requests whose readers left before anything had come
+        self._cancel_keys_left: dict[int, str] = {}  # of requests that were left before their first chunk
         self._finished: dict[int, str] = {}  # the ids of the last that did, by their numbers
         self._unsent: deque[_Packed] = deque()
         self._has_unsent = asyncio.Event()  # or the call takes no more
@@ -128,7 +131,7 @@ class MultiplexedCall:
         Args:
             fair_s: for how much of the time since this was asked last the engine has been seen at work.
         """
-        # An engine at work has something to tell to each stream once a second, and tells at once what it has taken.
+        # An engine at work sends a batch to each stream once a second, and at once when it has taken a request.
         if self._silence.look(self._num_batches + self._num_errors, fair_s) > limit_s:
             return "detokenizer"
         is_waiting = any(queue.is_waiting for queue in self._queues.values())
@@ -169,7 +172,7 @@ class MultiplexedCall:
             yield infer_request(stage_name(self._slug, REQUESTS), REQUEST_BATCH, payload, numbers)
 
     async def _next_batch(self) -> list[_Packed]:
-        """Wait for requests; return those that can share a message, or none once the call takes no more."""
+        """Wait for requests; return those that can share a message: an empty list once the call takes no more."""
         while not self._unsent and self._error is None:
             self._has_unsent.clear()
             await self._has_unsent.wait()
@@ -181,7 +184,7 @@ class MultiplexedCall:
         return batch
 
     def _close_queue(self, number: int, cancel_key: str) -> None:
-        """Forget a number: what still comes for it is not read. A call that needs rotation ends with the last one."""
+        """Forget a number, and ignore later chunks for it. A call that needs rotation ends with its last number."""
         queue = self._queues.pop(number, None)
         if queue is None:
             return
@@ -204,7 +207,7 @@ class MultiplexedCall:
         self._on_end(self)
         if not self._opened.done():
             self._opened.set_exception(error)
-            self._opened.exception()  # looked at: nobody may be waiting for it
+            self._opened.exception()  # else asyncio complains when nothing waits for it
         for queue in self._queues.values():
             is_lost = not queue.is_waiting and isinstance(error, errors.OutputStreamNotOpen)  # it cannot begin anew
             queue.fail(errors.EngineFailed() if is_lost else error, is_engine_lost=is_engine_lost)
@@ -214,7 +217,7 @@ class MultiplexedCall:
         """Read until the call ends.
 
         Raises:
-            APIError: what Triton or grpc said, or a batch was lost.
+            APIError: Triton or grpc reported an error, or a batch was lost.
         """
         while True:
             try:
@@ -279,7 +282,7 @@ class MultiplexedCall:
                     queue.put(item)
 
     def _note_unread(self, number: int) -> None:
-        """Note that something has come for a request that nobody reads any more."""
+        """Note that a chunk has come for a request without a reader."""
         if number in self._finished:
             self._on_late(self._finished[number])
         elif number in self._cancel_keys_left:

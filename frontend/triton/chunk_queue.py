@@ -18,7 +18,7 @@ class ChunkQueue:
     """The chunks of one completion that have come and were not read yet.
 
     Args:
-        on_close: called once nobody reads it any more.
+        on_close: called when its reader leaves.
         on_overflow: called when more has come than is kept for a reader.
         request_id: the name of the request in logs.
     """
@@ -49,7 +49,7 @@ class ChunkQueue:
             self._wake()
 
     def fail(self, error: APIError, *, is_engine_lost: bool = False) -> None:
-        """Have the reader raise this error once it has read what came before; the first one counts."""
+        """Have the reader raise this error after the chunks that came before it; only the first error counts."""
         if self._error is None:
             self._error, self.is_engine_lost = error, is_engine_lost
             self._wake()
@@ -58,7 +58,7 @@ class ChunkQueue:
         """Wait until there is a chunk.
 
         Raises:
-            APIError: what `fail` was given.
+            APIError: the error that `fail` was given.
         """
         while not self._chunks:
             if self._error is not None:
@@ -70,10 +70,10 @@ class ChunkQueue:
                 self._waiter = None
 
     async def get(self) -> GenerationChunk:
-        """Return what has come since the last time, as one chunk where it is nothing but text.
+        """Return the next chunk, joined with the following ones as long as they are nothing but text.
 
         Raises:
-            APIError: what `fail` was given.
+            APIError: the error that `fail` was given.
         """
         await self.ready()
         chunk = self._chunks.popleft()
@@ -87,7 +87,7 @@ class ChunkQueue:
         return GenerationChunk(text="".join(texts))
 
     def _overflow(self) -> None:
-        """Keep nothing more: what has come is of no use without the rest."""
+        """Keep nothing more: the chunks are of no use without the rest."""
         self._chunks.clear()
         self.fail(ReaderTooSlow())
         self._on_overflow()
@@ -98,5 +98,5 @@ class ChunkQueue:
 
 
 def _weight(chunk: GenerationChunk) -> int:
-    """Return how much a chunk counts among what was not read."""
+    """Return the weight of a chunk among the unread ones."""
     return 1 + len(chunk.token_ids) + sum(1 + len(token.top) for token in chunk.logprobs)

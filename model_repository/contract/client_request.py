@@ -93,7 +93,7 @@ def read_prompt(tensors: Tensors) -> Prompt:
     """Return the prompt, of which exactly one form must be there.
 
     Raises:
-        InvalidRequest: none or several are, or it is malformed.
+        InvalidRequest: no form or several are there, or it is malformed.
     """
     sent = [name for name in _PROMPT_INPUTS if name in tensors]
     # NVIDIA's clients always send text_input; an empty one beside another form of prompt is no second prompt.

@@ -45,7 +45,7 @@ def unpack[Message: msgspec.Struct](message: type[Message], payload: bytes, name
         name: of the tensor that carries it, for the error.
 
     Raises:
-        InvalidRequest: it is none: only somebody who calls a stage directly can send that.
+        InvalidRequest: the payload is another one: only a direct caller of a stage can send that.
     """
     try:
         unpacked: Message = _decoder(message).decode(payload)

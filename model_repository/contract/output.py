@@ -10,7 +10,7 @@ from msgspec import Struct
 from model_repository.contract.spec import TensorSpec
 
 # Whether the reader is gone is known in another process, and asking takes longer than all else that the detokenizer
-# does for a batch: it asks for one batch of so many, which follow each other within a second.
+# does for a batch: it asks for every fourth batch only. They follow each other within a second.
 BATCHES_PER_DISCONNECT_CHECK = 4
 
 
@@ -131,7 +131,7 @@ class GenerationChunk(Struct, frozen=True, kw_only=True, omit_defaults=True, arr
         TensorSpec(
             "top_logprob_token_ids",
             "INT32",
-            doc="with top_logprobs: so many for each of token_ids, most likely first; -1: none",
+            doc="with top_logprobs: that number for each of token_ids, most likely first; -1: none",
         ),
         TensorSpec("top_logprob_token_bytes", doc="with top_logprobs: the bytes of each of top_logprob_token_ids"),
         TensorSpec(

@@ -59,7 +59,7 @@ class StageSpec:
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     is_decoupled: bool = False  # may answer a request any number of times, also not at all
-    max_batch_size: int = 1  # more: Triton hands over so many requests at a time, if they wait; each is still one
+    max_batch_size: int = 1  # above 1: Triton hands over up to that many waiting requests at a time
 
 
 @dataclass(frozen=True, slots=True)

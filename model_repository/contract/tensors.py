@@ -77,8 +77,8 @@ STAGES = {
     # Decoupled so that a disconnect check can go unanswered: a client would see even an empty response.
     "detokenizer": StageSpec((OUTPUT_BATCH,), (*PUBLIC_OUTPUTS, CHUNK_BATCH), is_decoupled=True),
 }
-# The ensembles of a model: what each maps of its stages, in order. The first is the public one; a frontend sends its
-# requests to the second, and reads all their outputs from one call of the third.
+# The ensembles of a model: their stages in order, with the tensors that they map. The first one is public; a frontend
+# sends its requests to the second, and reads all their outputs from one call of the third.
 REQUESTS, OUTPUTS = "requests", "outputs"
 ENSEMBLES = {
     "": {

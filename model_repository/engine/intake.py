@@ -75,7 +75,7 @@ class Intake:
         self._grammar_threads.close()
 
     def _stream_of(self, batch: EngineRequestBatch, responder: OutputResponder) -> OutputStream:
-        """Return the output stream of a batch, which is the responder itself where the batch names none.
+        """Return the output stream of a batch, or, for a batch that names no stream, a stream to the responder itself.
 
         Raises:
             OutputStreamNotOpen: there is no stream of that name.

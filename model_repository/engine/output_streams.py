@@ -15,14 +15,14 @@ logger = logging.getLogger(__name__)
 
 # A stream that has sent nothing for so long is checked: its reader may be gone, and only the detokenizer can tell.
 CHECK_INTERVAL_S = 1.0
-# That of a single request whose client has no cancel key: nothing else tells that it is gone.
+# The same for a single request without a cancel key: nothing else shows that its client is gone.
 SINGLE_CHECK_INTERVAL_S = 0.1
 # A frontend's stream without sequences is ended after so long, and opened again when it is needed: Triton unloads no
 # model that has a request under way, so an open one would keep the old engine in memory beside the new one.
 MAX_IDLE_S = 10.0
 # Each check is a response and costs as much: on average there is one in so long, over all streams, ...
 _CHECK_GAP_S = 0.02
-# ... and at most so many at once after a step that took longer.
+# ... and at most five at once after a step that took longer.
 _MAX_CHECKS_AT_ONCE = 5
 
 
@@ -140,7 +140,7 @@ class OutputStreams:
     """All output streams of an engine. They belong to the engine's thread.
 
     Args:
-        on_end: called with a stream's number and a time when nobody reads it any more, and since then.
+        on_end: called with the number of a stream that has lost its reader, and the time of the loss.
         clock: monotonic seconds.
     """
 
@@ -182,7 +182,7 @@ class OutputStreams:
         """Return the stream that requests name by this key.
 
         Raises:
-            OutputStreamNotOpen: there is none.
+            OutputStreamNotOpen: no stream has this key.
         """
         if key not in self._by_key:
             raise OutputStreamNotOpen("no output stream is open under this key", "request_batch")
