@@ -54,7 +54,9 @@ def needed_capabilities(request: GenerationRequest) -> Iterator[Capability]:
     params = request.params
     for capability, neutral in _NEUTRAL_VALUES.items():
         message = params.sampling if hasattr(params.sampling, capability) else params
-        if getattr(message, capability) != neutral and capability not in HINTS:
+        value = getattr(message, capability)
+        is_off = capability is Capability.TOP_K and value < 0
+        if value != neutral and not is_off and capability not in HINTS:
             yield capability
     if params.has_logprobs:
         yield Capability.LOGPROBS

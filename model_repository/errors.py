@@ -121,7 +121,7 @@ class InternalError(StageError):
         super().__init__(text, field)
 
 
-def stage_error(exc: Exception, request_id: str = "") -> StageError:
+def stage_error(exc: BaseException, request_id: str = "") -> StageError:
     """Return the error that the client gets for an exception, and log it: a refusal without its text.
 
     An unexpected exception is logged in full, and its text stays here.

@@ -17,7 +17,7 @@ import triton_python_backend_utils as pb_utils
 
 from model_repository.contract.codec import Tensors, message_tensor, pack
 from model_repository.contract.output import OutputBatch
-from model_repository.contract.rules import MAX_REQUEST_ID_CHARS
+from model_repository.contract.rules import printable_id
 from model_repository.contract.tensors import OUTPUT_BATCH, slug_to_model_id
 from model_repository.errors import LOAD_FAILURE, StageError, stage_error
 from model_repository.metric_family import MetricFamily
@@ -49,9 +49,8 @@ def read_tensors(request: Any) -> dict[str, npt.NDArray[Any]]:
 
 
 def request_id(request: Any) -> str:
-    """Return the name of a request in logs, in one line."""
-    given: str = request.request_id()[:MAX_REQUEST_ID_CHARS]
-    return given if given.isprintable() else ascii(given)[:MAX_REQUEST_ID_CHARS]
+    """Return the name of a request in logs."""
+    return printable_id(request.request_id())
 
 
 class CustomMetric:

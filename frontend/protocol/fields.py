@@ -12,7 +12,7 @@ from frontend.protocol.answers import ServiceTier
 from frontend.protocol.body import MAX_INT32, Body, broken_rule, declared, needs
 from frontend.protocol.priority import Priority
 from frontend.protocol.response_format import ResponseFormat, StructuredOutputs
-from model_repository.contract.request import MAX_BAD_WORD_CHARS, MAX_BAD_WORDS, MAX_STOP_WORDS
+from model_repository.contract.request import MAX_BAD_WORD_CHARS, MAX_BAD_WORDS, MAX_STOP_WORDS, MAX_TOKEN_IDS
 from model_repository.contract.tensors import INPUTS
 
 # --- known fields that are not served, with the values that change nothing -------------------------------------------
@@ -131,9 +131,10 @@ class GenerationBody(Body):
             description="texts that the completion does not contain, in whatever tokens",
         ),
     ] = None
-    allowed_token_ids: Annotated[list[TokenId] | None, declared("allowed_token_ids", min_length=1, examples=[[11]])] = (
-        None
-    )
+    allowed_token_ids: Annotated[
+        list[TokenId] | None,
+        declared("allowed_token_ids", min_length=1, max_length=MAX_TOKEN_IDS, examples=[[11]]),
+    ] = None
     stop_token_ids: Annotated[list[TokenId] | None, declared("stop_token_ids", max_length=64, examples=[[11]])] = None
     include_stop_str_in_output: Annotated[
         bool | None, Field(examples=[True], description="keep the stop text that ended the completion")

@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from frontend.protocol.body import Body, broken_rule
-from model_repository.contract.client_request import MAX_TOOLS_CHARS
+from model_repository.contract.request import MAX_TOOLS_CHARS
 
 FunctionName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
 

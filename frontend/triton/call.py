@@ -21,7 +21,7 @@ from frontend.triton.messages import infer_request, payload_of
 from frontend.triton.stall import StallClock
 from model_repository.contract.codec import pack, pack_batch, unpack
 from model_repository.contract.output import ChunkBatch
-from model_repository.contract.request import ChatPrompt, GenerationRequest
+from model_repository.contract.request import MAX_BATCH_REQUESTS, ChatPrompt, GenerationRequest
 from model_repository.contract.tensors import CHUNK_BATCH, OPEN_STREAM, OUTPUTS, REQUEST_BATCH, REQUESTS, stage_name
 
 logger = logging.getLogger(__name__)
@@ -33,7 +33,7 @@ _BATCH_BYTES = 2_000
 _ERROR_BYTES = 15_000
 # From the end of the output stream, and of our requests, to the end of the call.
 END_TIMEOUT_S = 5.0
-MAX_BATCH_REQUESTS = 32  # in one message
+_BATCH_PAYLOAD_BYTES = 12_000  # of requests in one message: the tokenizer leaves larger messages to a thread
 _NUM_FINISHED_KNOWN = 256  # finished requests whose late chunks are noticed
 _OPENING_ID = "outputs"  # of the request that opens the stream; a batch is called by its first and last number
 _SLOW_BYTES = 8_000  # of a request: more is slow to encode
@@ -131,7 +131,7 @@ class MultiplexedCall:
         Args:
             fair_s: for how much of the time since this was asked last the engine has been seen at work.
         """
-        # An engine at work sends a batch to each stream once a second, and at once when it has taken a request.
+        # An engine at work sends a batch to each stream once a second.
         if self._silence.look(self._num_batches + self._num_errors, fair_s) > limit_s:
             return "detokenizer"
         is_waiting = any(queue.is_waiting for queue in self._queues.values())
@@ -177,8 +177,10 @@ class MultiplexedCall:
             self._has_unsent.clear()
             await self._has_unsent.wait()
         batch: list[_Packed] = []
+        num_bytes = 0
         while self._unsent and len(batch) < MAX_BATCH_REQUESTS:
-            if batch and (self._unsent[0].is_slow or batch[0].is_slow):
+            num_bytes += len(self._unsent[0].payload)
+            if batch and (self._unsent[0].is_slow or batch[0].is_slow or num_bytes > _BATCH_PAYLOAD_BYTES):
                 break
             batch.append(self._unsent.popleft())
         return batch

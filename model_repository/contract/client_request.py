@@ -24,8 +24,6 @@ from model_repository.contract.spec import TensorSpec, specs_of
 from model_repository.contract.tensors import NEUTRAL_INPUTS
 from model_repository.errors import InvalidRequest, Unsupported
 
-MAX_TOOLS_CHARS = 300_000  # of all together, as JSON: their schemas are read before anything is generated
-
 # Any of them means that the next token is drawn; without them the most likely one is taken.
 _DRAWING = {"temperature", "top_p", "top_k", "min_p", "mirostat"}
 _PROMPT_INPUTS: dict[str, type[TextPrompt] | type[ChatPrompt] | type[TokenPrompt]] = {
@@ -106,7 +104,7 @@ def read_prompt(tensors: Tensors) -> Prompt:
         if name != form:
             _refuse_beside(specs_of(message), name, tensors)
     values = read_message(_PROMPT_INPUTS[form], tensors)
-    return _chat_prompt(values, tensors) if form == "messages" else _PROMPT_INPUTS[form](**values)
+    return _chat_prompt(values) if form == "messages" else _PROMPT_INPUTS[form](**values)
 
 
 def _refuse_beside(specs: Iterable[TensorSpec], name: str, tensors: Tensors) -> None:
@@ -115,7 +113,7 @@ def _refuse_beside(specs: Iterable[TensorSpec], name: str, tensors: Tensors) -> 
             raise InvalidRequest(f"goes with {name} only", spec.name)
 
 
-def _chat_prompt(values: dict[str, Any], tensors: Tensors) -> ChatPrompt:
+def _chat_prompt(values: dict[str, Any]) -> ChatPrompt:
     tools = values.pop("tool_use", {})
     for name, part, kind in (
         ("messages", values.get("messages"), list),
@@ -124,15 +122,13 @@ def _chat_prompt(values: dict[str, Any], tensors: Tensors) -> ChatPrompt:
     ):
         if part is not None and not isinstance(part, kind):
             raise InvalidRequest(f"expected a JSON {'list' if kind is list else 'object'}", name)
-    return ChatPrompt(**{**values, "messages": tuple(values.get("messages", ()))}, tool_use=_tool_use(tools, tensors))
+    return ChatPrompt(**{**values, "messages": tuple(values.get("messages", ()))}, tool_use=_tool_use(tools))
 
 
-def _tool_use(values: dict[str, Any], tensors: Tensors) -> ToolUse | None:
+def _tool_use(values: dict[str, Any]) -> ToolUse | None:
     choice = values.get("choice") or "auto"
     if not values.get("tools"):
         if choice not in ("none", "auto"):
             raise InvalidRequest(f"{choice!r} needs tools", "tool_choice")
         return None
-    if sum(map(len, tensors["tools"].flat)) > MAX_TOOLS_CHARS:
-        raise InvalidRequest(f"together they may have {MAX_TOOLS_CHARS} characters", "tools")
     return ToolUse(**{**values, "tools": tuple(values["tools"]), "choice": choice})

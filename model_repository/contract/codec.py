@@ -63,8 +63,10 @@ def payload_of(tensors: Tensors, spec: TensorSpec) -> bytes:
     """Return the one text of a tensor.
 
     Raises:
-        InvalidRequest: it has another number of elements.
+        InvalidRequest: it is missing, or has another number of elements.
     """
+    if spec.name not in tensors:
+        raise InvalidRequest("is missing", spec.name)
     payload: bytes = _only(spec, tensors[spec.name].reshape(-1).tolist())
     return payload
 

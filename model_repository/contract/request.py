@@ -17,6 +17,9 @@ from model_repository.contract.spec import TensorSpec
 MAX_STOP_WORDS = 16  # each token is compared with each stop word: 16 cost 3 us more per token than OpenAI's 4
 MAX_BAD_WORDS, MAX_BAD_WORD_CHARS = 256, 256
 
+MAX_TOKEN_IDS = 1024  # in one field
+MAX_BATCH_REQUESTS = 32  # in one message
+MAX_TOOLS_CHARS = 300_000  # of all tools together, as JSON: their schemas are read before anything is generated
 MAX_STREAM_INTERVAL_MS = 1000  # the longest time for which a client may let tokens gather
 
 _NotEmpty = Annotated[str, Meta(min_length=1)]
@@ -160,13 +163,19 @@ class Params(Struct, frozen=True, kw_only=True, omit_defaults=True):
         tuple[int, ...],
         TensorSpec(
             low=0,
+            max_items=MAX_TOKEN_IDS,
             has_token_ids=True,
-            doc="the only tokens that the completion may have, end tokens among them",
+            doc=f"the only tokens that the completion may have, end tokens among them: {MAX_TOKEN_IDS} at most",
         ),
     ] = ()
     stop_token_ids: Annotated[
         tuple[int, ...],
-        TensorSpec(low=0, has_token_ids=True, doc="tokens that end the completion; left out of its text"),
+        TensorSpec(
+            low=0,
+            max_items=MAX_TOKEN_IDS,
+            has_token_ids=True,
+            doc="tokens that end the completion; left out of its text",
+        ),
     ] = ()
     include_stop: Annotated[
         bool, TensorSpec("include_stop_str_in_output", doc="true: the text keeps the stop word that ended it")
@@ -320,14 +329,14 @@ class RequestBatch(Struct, frozen=True):
     """
 
     stream: str  # the key of the output stream
-    items: tuple[tuple[int, GenerationRequest], ...]
+    items: Annotated[tuple[tuple[int, GenerationRequest], ...], Meta(max_length=MAX_BATCH_REQUESTS)]
 
 
 class EngineRequestBatch(Struct, frozen=True):
     """Tokenizer to engine: the same requests, or the message of the error for which one was refused."""
 
     stream: str  # empty: the response to this batch is the output stream, and it has one item
-    items: tuple[tuple[int, EngineRequest | str], ...]
+    items: Annotated[tuple[tuple[int, EngineRequest | str], ...], Meta(max_length=MAX_BATCH_REQUESTS)]
 
 
 class TokenizeRequest(Struct, frozen=True, omit_defaults=True):

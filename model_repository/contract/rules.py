@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import functools
+import json
 import math
 from collections.abc import Collection
 from typing import Any
 
 import msgspec
 
-from model_repository.contract.request import ChatPrompt, GenerationRequest, OutputFormat, Params, Prompt, ToolUse
+from model_repository.contract.request import (
+    MAX_TOOLS_CHARS,
+    ChatPrompt,
+    GenerationRequest,
+    OutputFormat,
+    Params,
+    Prompt,
+    ToolUse,
+)
 from model_repository.contract.spec import TensorSpec, fields_of
 from model_repository.errors import InvalidRequest
 
 MAX_TOOLS = 128
-MAX_REQUEST_ID_CHARS = 160
+_MAX_REQUEST_ID_CHARS = 160
 
 # Those of OpenAI's API, and those that templates of Llama 3, Gemma and Granite know beside them. A template may build a
 # special token around a role, so it must be no text of a user's choice.
@@ -48,9 +57,13 @@ def check_request(request: GenerationRequest) -> None:
         raise InvalidRequest("needs return_log_probs to be true", "top_logprobs")
     if params.stream_interval_ms is not None and not params.is_stream:
         raise InvalidRequest("needs stream to be true", "stream_interval_ms")
-    if not request.request_id.isprintable() or len(request.request_id) > MAX_REQUEST_ID_CHARS:
-        raise InvalidRequest(f"expected at most {MAX_REQUEST_ID_CHARS} printable characters", "request_id")
     _check_structured_output(params)
+
+
+def printable_id(request_id: str) -> str:
+    """Return a request's name for logs: in one line, and not longer than some names are."""
+    shown = request_id[:_MAX_REQUEST_ID_CHARS]
+    return shown if shown.isprintable() else ascii(shown)[:_MAX_REQUEST_ID_CHARS]
 
 
 def check_prompt(prompt: Prompt) -> None:
@@ -85,6 +98,10 @@ def _check_message(message: Any, field: str) -> None:
 def _check_tool_use(tool_use: ToolUse) -> None:
     if len(tool_use.tools) > MAX_TOOLS:
         raise InvalidRequest(f"{len(tool_use.tools)} tools: there may be {MAX_TOOLS}", "tools")
+    if len(json.dumps(tool_use.tools, ensure_ascii=False)) > MAX_TOOLS_CHARS:
+        raise InvalidRequest(f"together they may have {MAX_TOOLS_CHARS} characters", "tools")
+    if not tool_use.tools and tool_use.choice not in ("none", "auto"):
+        raise InvalidRequest(f"{tool_use.choice!r} needs tools", "tool_choice")
     for index, tool in enumerate(tool_use.tools):
         if not _is_tool(tool):
             rule = 'expected {"type": "function", "function": {"name": str, "parameters": object, "strict": bool}}'
@@ -142,7 +159,7 @@ def check_declared(message: msgspec.Struct) -> None:
 
 def _check_values(spec: TensorSpec, values: Collection[Any]) -> None:
     if spec.max_items is not None and len(values) > spec.max_items:
-        raise InvalidRequest(f"{len(values)} texts: there may be {spec.max_items}", spec.name)
+        raise InvalidRequest(f"{len(values)} elements: there may be {spec.max_items}", spec.name)
     for value in values:
         if spec.words and value not in spec.words:
             raise InvalidRequest(f"{value!r} must be one of {', '.join(spec.words)}", spec.name)

@@ -217,6 +217,7 @@ class Engine:
     def _take_turn(self) -> None:
         """Handle what has arrived, step the runtime once, send the outputs that are due. Sleeps without work."""
         self._read_inbox(wait=not self._runtime.has_work)
+        self._streams.flush()  # refusals do not wait for a step
         if self._runtime.has_work:
             for output in self._step():
                 self._record(output)

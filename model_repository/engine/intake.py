@@ -6,7 +6,10 @@ import contextlib
 import logging
 from collections.abc import Callable, Iterator
 
+from msgspec.structs import replace
+
 from model_repository.contract.request import EngineRequest, EngineRequestBatch
+from model_repository.contract.rules import printable_id
 from model_repository.engine.output_streams import OutputResponder, OutputStream, OutputStreams
 from model_repository.engine.runtime import Runtime
 from model_repository.engine.token_constraint import TokenConstraint
@@ -61,10 +64,12 @@ class Intake:
             with contextlib.suppress(Exception):
                 responder.fail(error)
             return
-        for item, request in batch.items:
-            if isinstance(request, str):
-                stream.fail(item, error_from_message(request) or InternalError())
-            elif request.structured_output is None and not request.params.bad_words:
+        for item, received in batch.items:
+            if isinstance(received, str):
+                stream.fail(item, error_from_message(received) or InternalError())
+                continue
+            request = replace(received, request_id=printable_id(received.request_id))
+            if request.structured_output is None and not request.params.bad_words:
                 self._admit(stream, item, request)
             else:
                 self._compile(stream, item, request)

@@ -150,7 +150,7 @@ def _links(sampling: SamplingParams, vocab_size: int, context_window: int) -> Se
     if sampling.mirostat is not None:  # its target is in bits, as ours is
         mirostat = sampling.mirostat
         return [*links, methodcaller("add_mirostat_v2", seed, mirostat.target, mirostat.learning_rate)]
-    if sampling.top_k:
+    if sampling.top_k > 0:
         links.append(methodcaller("add_top_k", sampling.top_k))
     if sampling.top_p < 1.0:
         links.append(methodcaller("add_top_p", sampling.top_p, 1))

@@ -20,7 +20,7 @@ SINGLE_CHECK_INTERVAL_S = 0.1
 # A frontend's stream without sequences is ended after so long, and opened again when it is needed: Triton unloads no
 # model that has a request under way, so an open one would keep the old engine in memory beside the new one.
 MAX_IDLE_S = 10.0
-# Each check is a response and costs as much: on average there is one in so long, over all streams, ...
+# Each check is a response and costs as much: of single requests there is one in this time on average, ...
 _CHECK_GAP_S = 0.02
 # ... and at most five at once after a step that took longer.
 _MAX_CHECKS_AT_ONCE = 5
@@ -204,22 +204,25 @@ class OutputStreams:
             is_draining: no more requests are expected, so that a silent stream without sequences is of no use.
         """
         now_s = self._clock()
+        silences = [
+            ((now_s - stream.last_sent_s) / stream.check_interval_s, stream)
+            for stream in self._streams.values()
+            if now_s - stream.last_sent_s >= stream.check_interval_s
+        ]
+        due = [stream for _, stream in silences if not stream.is_single]
         num_affordable = min(int((now_s - self._checked_s) / _CHECK_GAP_S), _MAX_CHECKS_AT_ONCE)
-        if not num_affordable:
-            return
-        self._checked_s = now_s
-        silences = (
-            ((now_s - stream.last_sent_s) / stream.check_interval_s, stream.number) for stream in self._streams.values()
-        )
-        silent = heapq.nlargest(num_affordable, (silence for silence in silences if silence[0] >= 1.0))
-        used = busy() if silent else set()
+        if num_affordable:
+            self._checked_s = now_s
+            singles = (silence for silence in silences if silence[1].is_single)
+            due += [stream for _, stream in heapq.nlargest(num_affordable, singles, key=lambda silence: silence[0])]
+        used = busy() if due else set()
         max_idle_s = 0.0 if is_draining else MAX_IDLE_S
-        for _, number in silent:
-            stream = self._streams[number]
-            if stream.is_single or stream.num_preparing or number in used or now_s - stream.last_item_s < max_idle_s:
+        for stream in due:
+            is_used = stream.is_single or stream.num_preparing or stream.number in used
+            if is_used or now_s - stream.last_item_s < max_idle_s:
                 self._flush(stream)
             else:
-                self.end(number, now_s)
+                self.end(stream.number, now_s)
 
     def end(self, number: int, since_s: float) -> None:
         """End a stream: its reader is gone, or it is of no use."""

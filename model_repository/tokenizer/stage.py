@@ -7,6 +7,8 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from msgspec.structs import replace
+
 from model_repository.capabilities import Capability
 from model_repository.contract.client_request import tensors_to_request
 from model_repository.contract.codec import Tensors, message_tensor, pack, payload_of, unpack
@@ -19,7 +21,7 @@ from model_repository.contract.request import (
     TokenizeAnswer,
     TokenizeRequest,
 )
-from model_repository.contract.rules import check_prompt, check_request
+from model_repository.contract.rules import check_prompt, check_request, printable_id
 from model_repository.contract.spec import token_ids_of
 from model_repository.contract.tensors import ENGINE_REQUESTS, REQUEST_BATCH, TOKENIZE, TOKENS
 from model_repository.errors import InvalidRequest, stage_error
@@ -111,11 +113,12 @@ class TokenizerStage:
         return message_tensor(ENGINE_REQUESTS, pack(encoded))
 
     def _encode_item(self, request: GenerationRequest, *, may_wait: bool) -> EngineRequest | str:
+        request = replace(request, request_id=printable_id(request.request_id))
         try:
             return self.encode(request, may_wait=may_wait)
         except GrammarNotChecked:
             raise
-        except Exception as exc:
+        except BaseException as exc:  # a panic in Rust code is no Exception
             return stage_error(exc, request.request_id).message()
 
     def encode(self, request: GenerationRequest, *, may_wait: bool = True) -> EngineRequest:

@@ -104,7 +104,7 @@ class ResultReader:
     def _output(self, result: Any, token_id: int | None, logprob: DrawnLogprob | None) -> StepOutput:
         prompt_logprobs, self._prompt_logprobs = self._prompt_logprobs, ()
         return StepOutput(
-            self._sequence, token_id, result.cached_tokens, logprob, prompt_logprobs, scheduled_s=self.scheduled_s
+            self._sequence, token_id, int(result.cached_tokens), logprob, prompt_logprobs, scheduled_s=self.scheduled_s
         )
 
     def _logprob(self, entries: Sequence[Any], index: int, token_id: int) -> DrawnLogprob | None:

@@ -177,5 +177,5 @@ def _drawing(sampling: SamplingParams) -> dict[str, Any]:
         "seed": sampling.seed,  # its own default is the same for every request
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,
-        "top_k": sampling.top_k,
+        "top_k": max(0, sampling.top_k),
     }

@@ -8,7 +8,7 @@ import pytest
 
 from frontend.errors import InvalidRequest, UnsupportedValue, ValidationFailed
 from frontend.protocol.chat import ChatCompletionRequest
-from model_repository.contract.client_request import MAX_TOOLS_CHARS
+from model_repository.contract.request import MAX_TOOLS_CHARS
 from model_repository.contract.rules import MAX_TOOLS
 from tests.frontend.bodies import CHAT, TIME, WEATHER, chat, refusal
 

@@ -208,7 +208,7 @@ async def test_a_request_that_is_slow_to_encode_travels_alone(
 @pytest.mark.parametrize(
     "prompt",
     [
-        TextPrompt(LONG[:7000]),
+        TextPrompt(LONG[:5000]),
         TokenPrompt((1,) * 4000),
         ChatPrompt(messages=(USER, {"role": "assistant", "content": None, "tool_calls": []})),
     ],

@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from model_repository.contract.client_request import MAX_TOOLS_CHARS, tensors_to_request
+from model_repository.contract.client_request import tensors_to_request
 from model_repository.contract.codec import tensor
 from model_repository.contract.request import (
     MAX_BAD_WORD_CHARS,
     MAX_BAD_WORDS,
     MAX_STOP_WORDS,
+    MAX_TOOLS_CHARS,
     ChatPrompt,
     ContextOverflow,
     GenerationRequest,
@@ -263,8 +264,8 @@ def tools(function: Any) -> dict[str, Any]:
         ({"max_tokens": [1, 2]}, "max_tokens: expected one element, got 2"),
         ({"stream": []}, "stream: expected one element, got 0"),
         ({"stop_words": ["a", b"\xff"]}, "stop_words: not UTF-8 at byte 0"),
-        ({"stop_words": ["a"] * (MAX_STOP_WORDS + 1)}, "stop_words: 17 texts: there may be 16"),
-        ({"bad_words": ["a"] * (MAX_BAD_WORDS + 1)}, "bad_words: 257 texts: there may be 256"),
+        ({"stop_words": ["a"] * (MAX_STOP_WORDS + 1)}, "stop_words: 17 elements: there may be 16"),
+        ({"bad_words": ["a"] * (MAX_BAD_WORDS + 1)}, "bad_words: 257 elements: there may be 256"),
         ({"bad_words": ["é" * 257]}, "bad_words: a text of 257 characters: it may have 256"),
         ({"top_logprobs": [1]}, "top_logprobs: needs return_log_probs to be true"),
         ({"stream_interval_ms": [1]}, "stream_interval_ms: needs stream to be true"),

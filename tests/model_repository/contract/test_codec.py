@@ -270,7 +270,7 @@ def test_a_field_is_read_from_its_tensors(sent: dict[str, list[Any]], expected: 
         ({"keys": [1], "values": [2]}, "values: 2.0 must be at most 1"),
         ({"keys": [1, 2], "values": [1]}, "values: 1 values for 2 of keys: there must be one for each"),
         ({"values": [1]}, "values: 1 values for 0 of keys: there must be one for each"),
-        ({"texts": ["a"] * 3}, "texts: 3 texts: there may be 2"),
+        ({"texts": ["a"] * 3}, "texts: 3 elements: there may be 2"),
         ({"texts": ["a", "bcdef"]}, "texts: a text of 5 characters: it may have 4"),
         ({"colour": ["green"]}, "colour: 'green' must be one of red, blue"),
         ({"text": [b"ab\xff"]}, "text: not UTF-8 at byte 2"),
