@@ -24,7 +24,7 @@ endef
 export NO_PYTHON
 
 .DELETE_ON_ERROR:
-.PHONY: help serve test faults check lint format pins sbom audit bench clean
+.PHONY: help serve test faults workshop check lint format pins sbom audit bench clean
 
 help:  ## this text
 	@sed -n 's/^\([a-z]*\):.*##\(.*\)/make \1\t\2/p' Makefile | expand -t 16
@@ -38,6 +38,9 @@ test: $(VENV)/test.stamp  ## every test; ARGS="-k name" passes options to pytest
 
 faults: $(VENV)/test.stamp  ## what `make test` leaves out: the other faults at the other moments of a request, some minutes
 	$(PYTHON_IN_VENV) -m pytest -m faults $(ARGS)
+
+workshop: $(VENV)/test.stamp  ## tests of the tools beside the product: demo training, GPU acceptance kit, load generator
+	$(PYTHON_IN_VENV) -m pytest -m workshop $(ARGS)
 
 check: lint test  ## what a change must pass: formatting, lint, types, tests
 
@@ -72,7 +75,7 @@ audit: $(VENV)/test.stamp  ## known vulnerabilities in what is pinned; asks a pu
 		|| { echo "audit: not passed: a vulnerability is named above, or why the database could not be asked" >&2; exit 1; }
 
 bench: $(VENV)/test.stamp  ## what serving costs around the engine, into bench-results/; ARGS="--help" lists the options
-	@$(PYTHON_IN_VENV) -m tests.benchmarks $(ARGS)
+	@$(PYTHON_IN_VENV) -m tests.load $(ARGS)
 
 clean:  ## remove the environment, everything built, and caches
 	rm -rf $(VENV) $(STATE_DIR) build dist sbom.json *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -16,11 +16,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; an error is one line on stderr and status 1."""
     try:
         options = _parser().parse_args(arguments)
-        logging.getLogger("gguf").setLevel(logging.WARNING)  # else it reports what ours reports already
+        logging.getLogger("gguf").setLevel(logging.WARNING)  # its errors are repeated by ours
         options.command(options)
         sys.stdout.flush()
-    except BrokenPipeError:  # the reader of our output has had enough, as `head` does
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python fails to flush it at its end
+    except BrokenPipeError:  # the reader of our output has closed it, as `head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else the flush at exit fails
         return 128 + signal.SIGPIPE
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
@@ -31,12 +31,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    # Imported here because it takes a second, in which Ctrl-C ends the program as at any other time.
-    from build_engines.commands import adapter, build, list, plan, render, selfcheck, verify
+    # The import takes a second. Inside main(), Ctrl-C ends the program cleanly during it.
+    from build_engines.commands import adapter, build, list, plan, render, verify
 
     parser = argparse.ArgumentParser(prog="python -m build_engines", description=__doc__)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for command in (list, plan, build, adapter, verify, render, selfcheck):
+    for command in (list, plan, build, adapter, verify, render):
         command.add_to(commands)
     return parser
 

@@ -1,4 +1,4 @@
-"""A LoRA adapter into a folder that a server of its model can load while it runs."""
+"""Converts a LoRA adapter into a folder that a running server of its model can load."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def build_adapter(source: Path, artifact_dir: Path, target: Path, catalogs: tupl
     Args:
         source: a folder in PEFT's format.
         artifact_dir: the model's.
-        target: a new folder, or one that this made before.
-        catalogs: of models beside the project's own, for tensorrt_llm.
+        target: a new folder, or an adapter from an earlier call.
+        catalogs: files with further models, for tensorrt_llm.
 
     Raises:
         BuildError: names the file or the field, and the rule.

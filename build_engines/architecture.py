@@ -1,4 +1,4 @@
-"""The shape of a decoder-only transformer: its configuration numbers, its matrices, what a token costs in the cache."""
+"""The shape of a decoder-only transformer: its configuration numbers, its matrices, its KV cache per token."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Split(Enum):
 
     COPIED = auto()  # whole on every rank
     BY_RANK = auto()  # a part for each rank
-    BY_KV_HEAD = auto()  # likewise, but with more ranks than key-value heads each head is on several
+    BY_KV_HEAD = auto()  # a part for each rank; with more ranks than key-value heads, a head is on several ranks
 
 
 class Matrix(NamedTuple):
@@ -28,8 +28,8 @@ class Matrix(NamedTuple):
     name: str
     num_values: int
     split: Split
-    is_quantized: bool = True  # in FP8; what is not stays at 16 bit
-    is_derived: bool = False  # not in the checkpoint: computed when it is converted
+    is_quantized: bool = True  # in FP8; otherwise 16 bit
+    is_derived: bool = False  # not in the checkpoint: computed by the conversion
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, config=CHECKED)
@@ -44,7 +44,7 @@ class LatentAttention:
 
     @property
     def cached_size(self) -> int:
-        """Values in the cache per token and layer, on every rank: the latent vector belongs to no head."""
+        """Values in the cache per token and layer, on every rank: a latent vector is not split by heads."""
         return self.kv_lora_rank + self.qk_rope_head_size
 
 
@@ -100,12 +100,12 @@ class Architecture:
 
     @property
     def embedding(self) -> Matrix:
-        """The input embeddings; TensorRT-LLM copies them to every rank unless it is told to split them."""
+        """The input embeddings. TensorRT-LLM copies them to every rank by default."""
         return Matrix("embedding", self.vocab_size * self.hidden_size, Split.COPIED, is_quantized=False)
 
     @property
     def head(self) -> Matrix:
-        """The matrix before the logits; an engine has its own even where the checkpoint ties it to the embeddings."""
+        """The matrix before the logits. An engine has its own, also where the checkpoint ties it to the embeddings."""
         return Matrix("head", self.vocab_size * self.hidden_size, Split.BY_RANK, is_quantized=False)
 
     @property
@@ -130,7 +130,7 @@ class Architecture:
             yield Matrix("shared experts", experts.num_shared_experts * expert, Split.BY_RANK)
 
     def kv_bytes_per_token(self, bytes_per_value: int, tp_size: int = 1) -> int:
-        """Return what one token takes in the cache of one rank that holds all layers."""
+        """Return the size of one token in the cache of one rank that has all layers."""
         if self.latent_attention is not None:
             values = self.latent_attention.cached_size
         else:
@@ -161,5 +161,5 @@ class Architecture:
 
 
 def kv_heads_per_rank(num_kv_heads: int, tp_size: int) -> int:
-    """Return the key-value heads of one rank; with more ranks than heads, each has one, which others have too."""
+    """Return the key-value heads of one rank. With more ranks than heads, ranks share heads."""
     return -(-num_kv_heads // tp_size)

@@ -1,4 +1,4 @@
-"""A built model on disk: a folder with a manifest, written aside and renamed into place when it is whole."""
+"""A built model on disk: a folder with a manifest, written aside and renamed into place when it is complete."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ FORMAT = 3  # of the artifact's files: another number makes older artifacts inva
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contents:
-    """What a manifest says of the files that were written; its fields are described there."""
+    """The part of a manifest that describes the written files. Manifest explains the fields."""
 
     context_window: int
     eos_token_ids: tuple[int, ...]
@@ -44,20 +44,20 @@ class Contents:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """What an artifact is, what it was made of, and the digests of its files."""
+    """The model of an artifact, its sources, and the digests of its files."""
 
     model_id: str
     runtime: str
     context_window: int
     eos_token_ids: tuple[int, ...]
     created: int  # unix seconds
-    source: dict[str, str]  # what it was made of: file name to sha256
-    key: str  # of everything that makes it valid or not
+    source: dict[str, str]  # file name to sha256
+    key: str  # digest of all inputs of the build
     format: int = FORMAT
     precision: str = "f16"  # of matrices and KV cache
-    options: dict[str, str] = field(default_factory=dict)  # the runtime's own
-    requires: dict[str, str] = field(default_factory=dict)  # of the machine that serves it: see machine.why_unfit
-    build: dict[str, Any] = field(default_factory=dict)  # how it was made; for people, nothing reads it
+    options: dict[str, str] = field(default_factory=dict)  # of the runtime
+    requires: dict[str, str] = field(default_factory=dict)  # of the serving machine: see machine.why_unfit
+    build: dict[str, Any] = field(default_factory=dict)  # a record for people
     adapters: dict[str, str] = field(default_factory=dict)  # name to path, relative to the artifact
     tool_call_format: str
     template_fields: tuple[str, ...]  # see ModelParameters
@@ -66,7 +66,7 @@ class Manifest:
 
     @property
     def base(self) -> str:
-        """A digest of what the model is, beside its own adapters: an adapter that was made for it fits no other."""
+        """A digest of the model without its own adapters. An adapter that was built for it fits no other model."""
         return key_of(source={name: digest for name, digest in self.source.items() if not name.startswith("adapters/")})
 
     @classmethod
@@ -74,7 +74,7 @@ class Manifest:
         """Read an artifact's manifest.
 
         Raises:
-            ArtifactInvalid: there is none, or another version wrote it.
+            ArtifactInvalid: the manifest is missing, or another version wrote it.
         """
         path = artifact_dir / MANIFEST
         try:
@@ -91,7 +91,7 @@ class Manifest:
             raise ArtifactInvalid(f"{path}: not a manifest ({exc})") from exc
 
     def save(self, artifact_dir: Path) -> None:
-        """Write it into the artifact, in one piece: who reads it meanwhile finds this one or the older one."""
+        """Write it into the artifact atomically: a reader sees the old or the new manifest."""
         text = json.dumps(dataclasses.asdict(self), indent=2, ensure_ascii=False)
         aside = artifact_dir / f".{MANIFEST}.{os.getpid()}"
         aside.write_text(text + "\n", encoding="utf-8")
@@ -99,13 +99,13 @@ class Manifest:
 
 
 def key_of(**parts: object) -> str:
-    """Return a short digest of everything that makes an artifact valid or not."""
+    """Return a short digest of all inputs of a build."""
     canonical = json.dumps({"format": FORMAT, **parts}, sort_keys=True, default=str)
     return hashlib.sha256(canonical.encode()).hexdigest()[:12]
 
 
 def is_complete(artifact_dir: Path) -> bool:
-    """Whether an artifact of this format is there with all its files; their digests are not read."""
+    """Whether an artifact of this format has all its files. Their contents are not read."""
     try:
         manifest = Manifest.load(artifact_dir)
     except ArtifactInvalid:
@@ -114,11 +114,11 @@ def is_complete(artifact_dir: Path) -> bool:
 
 
 def verify(artifact_dir: Path, digests: Digests | None = None) -> Manifest:
-    """Return the manifest of an artifact whose files are all there and unchanged.
+    """Check that all files of an artifact are unchanged, and return its manifest.
 
     Args:
         artifact_dir: the artifact.
-        digests: what is remembered of large files, which are then not read again; without it everything is read.
+        digests: known digests of large files, which are not read again; None: all files are read.
 
     Raises:
         ArtifactInvalid: names the file that is missing or differs.
@@ -138,7 +138,7 @@ def verify(artifact_dir: Path, digests: Digests | None = None) -> Manifest:
 
 @contextlib.contextmanager
 def written_aside(target: Path) -> Iterator[Path]:
-    """Yield a new folder beside `target` that takes its place when the block ends well, and vanishes when not."""
+    """Yield a new folder that replaces `target` after the block. An exception removes it."""
     aside = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
     try:
         aside.chmod(0o755)
@@ -154,9 +154,9 @@ def written_aside(target: Path) -> Iterator[Path]:
 
 
 def link_or_copy(source: Path, target: Path) -> None:
-    """Share the bytes of a large file where the file system can; an artifact's files are never written to."""
+    """Share the bytes of a large file if the file system can. The files of artifacts are never written to."""
     try:
-        os.link(source.resolve(), target)  # of a symbolic link, as in a download cache, link what it points to
+        os.link(source.resolve(), target)  # a download cache has symbolic links: link their targets
     except OSError:
         shutil.copyfile(source, target)
 
@@ -171,7 +171,7 @@ def seal(artifact_dir: Path, manifest: Manifest, digests: Digests | None = None)
 
 
 def serve_as(artifact_dir: Path, serving: Serving) -> None:
-    """Change how an artifact is offered, which needs no other files; its lock is held."""
+    """Replace the serving part of a manifest. The caller has the artifact's lock."""
     manifest = Manifest.load(artifact_dir)
     if manifest.serving != serving:
         dataclasses.replace(manifest, serving=serving).save(artifact_dir)

@@ -1,4 +1,4 @@
-"""From a spec to an artifact: its key, one builder at a time, written aside, sealed."""
+"""Builds the artifact of a spec: one builder at a time, written aside, sealed."""
 
 from __future__ import annotations
 
@@ -15,42 +15,42 @@ from build_engines.digests import Digests
 from build_engines.errors import BuildError
 from build_engines.lock import lock_path, locked, remove_leftovers
 from build_engines.serving import Serving
-from model_repository.contract.tensors import model_id_to_slug
+from model_repository.contract.tensors import model_id_to_ensemble
 
 
 class Spec(Protocol):
-    """What to build for one runtime: it knows its sources, and how to make the files of an artifact of them."""
+    """A model to build for one runtime: its sources, and the conversion of them."""
 
     @property
     def model_id(self) -> str:
-        """As clients will name the model."""
+        """The model's name for clients."""
         ...
 
     @property
     def runtime(self) -> str:
-        """What executes it."""
+        """A name of the table of runtimes."""
         ...
 
     @property
     def serving(self) -> Serving:
-        """How it is offered; another one needs no other artifact."""
+        """Names and defaults, which are not part of the key."""
         ...
 
     def source_files(self) -> dict[str, Path]:
-        """Return every file that the artifact is made of, by the name that the manifest has for it."""
+        """Return every source file by its name in the manifest."""
         ...
 
     def key_parts(self) -> dict[str, Any]:
-        """Return what makes the artifact another one, beside the model, the runtime and the sources."""
+        """Return the inputs of the build beside the model, the runtime and the sources."""
         ...
 
-    def write(self, folder: Path, source: dict[str, str], held: int) -> Contents:
-        """Write the artifact's files; return what its manifest says of them.
+    def write(self, folder: Path, source: dict[str, str], lock: int) -> Contents:
+        """Write the artifact's files, and return their part of the manifest.
 
         Args:
             folder: new and empty.
             source: the digests of the source files.
-            held: the descriptor of the artifact's lock, for child processes that outlive a killed builder.
+            lock: the descriptor of the artifact's lock, for child processes that outlive a killed builder.
 
         Raises:
             BuildError: one line that names the input and the rule.
@@ -58,17 +58,17 @@ class Spec(Protocol):
         ...
 
     def clean_up(self, source: dict[str, str]) -> None:
-        """Remove what building needed beside the sources, now that the artifact is in its place."""
+        """Remove intermediate files, after the artifact is in place."""
         ...
 
 
 def build(spec: Spec, artifacts_dir: Path) -> Path:
-    """Return the artifact of a spec, building it unless it is there already.
+    """Return the artifact of a spec, and build it if it is missing.
 
     Raises:
         BuildError: one line that names the input and the rule.
     """
-    with _full_disk_is_said(artifacts_dir):
+    with _full_disk_is_reported(artifacts_dir):
         return _built(spec, artifacts_dir)
 
 
@@ -76,14 +76,14 @@ def _built(spec: Spec, artifacts_dir: Path) -> Path:
     digests = Digests.beside(artifacts_dir / "artifact")
     source = digests.of_all(spec.source_files())
     key = artifact.key_of(model_id=spec.model_id, runtime=spec.runtime, source=source, **spec.key_parts())
-    target = artifacts_dir / f"{model_id_to_slug(spec.model_id)}-{key}"
-    with locked(lock_path(target), f"builds {target.name}") as held:
+    target = artifacts_dir / f"{model_id_to_ensemble(spec.model_id)}-{key}"
+    with locked(lock_path(target), f"builds {target.name}") as lock:
         remove_leftovers(target)
         if artifact.is_complete(target):
             artifact.serve_as(target, spec.serving)
         else:
             with artifact.written_aside(target) as folder:
-                contents = spec.write(folder, source, held)
+                contents = spec.write(folder, source, lock)
                 manifest = Manifest(
                     model_id=spec.model_id,
                     runtime=spec.runtime,
@@ -99,8 +99,8 @@ def _built(spec: Spec, artifacts_dir: Path) -> Path:
 
 
 @contextlib.contextmanager
-def _full_disk_is_said(artifacts_dir: Path) -> Iterator[None]:
-    """Say of a full disk which it is; Python's own error may name no file."""
+def _full_disk_is_reported(artifacts_dir: Path) -> Iterator[None]:
+    """Name the folder if the disk is full: Python's error may name no file."""
     try:
         yield
     except OSError as exc:

@@ -1,4 +1,4 @@
-"""The models that can be planned and built: ours, and those in files of the user's own."""
+"""The models that can be planned and built: ours, and those in files of the user."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ __all__ = ["Architecture", "Catalog", "ModelEntry", "Parallelism", "Precision", 
 BUILT_IN = Path(str(resources.files("build_engines").joinpath("catalog.yaml")))
 
 _ENTRY: TypeAdapter[ModelEntry] = TypeAdapter(ModelEntry)
-_RULES = {"missing": "is missing", "unexpected_keyword_argument": "unknown key"}  # in place of pydantic's own words
+_RULES = {"missing": "is missing", "unexpected_keyword_argument": "unknown key"}  # instead of pydantic's texts
 
 
 class Catalog:
-    """Models by id, in the order in which their files have them.
+    """Models by id, in the order of their files.
 
     Args:
         entries: no two with a name in common.
@@ -63,12 +63,12 @@ class Catalog:
         return len(self._entries)
 
     def find(self, name: str) -> ModelEntry:
-        """Return the model of an id, an alias, an id without its owner, or a part of an id, where that says which.
+        """Return the model of an id, an alias, an id without its owner, or an unambiguous part of an id.
 
         Case is ignored, and in a part of an id everything but letters and digits.
 
         Raises:
-            CatalogError: there is none; lists near names.
+            CatalogError: no such model; lists similar names.
         """
         key = name.casefold()
         found = [self._by_name[key]] if key in self._by_name else self._by_short_name.get(key) or self._with_part(key)
@@ -103,7 +103,7 @@ def _read_entries(path: Path) -> Iterator[ModelEntry]:
         case {"models": dict(models), **rest} if not rest:
             pass
         case _:
-            raise CatalogError(f"{path}: expected one key, `models`, an object of model ids and what is said of each")
+            raise CatalogError(f"{path}: expected one key, `models`, an object with an entry for each model id")
     for model_id, fields in models.items():
         yield _entry(path, model_id, fields)
 
@@ -111,7 +111,7 @@ def _read_entries(path: Path) -> Iterator[ModelEntry]:
 def _entry(path: Path, model_id: object, fields: object) -> ModelEntry:
     place = f"{path}: models.{model_id}"
     if not isinstance(model_id, str) or not isinstance(fields, Mapping) or "model_id" in fields:
-        raise CatalogError(f"{place}: expected the id, a text, and an object of what is said of it but the id")
+        raise CatalogError(f"{place}: expected a text as the id, and an object without model_id")
     try:
         return _ENTRY.validate_python({"model_id": model_id, **fields})
     except ValidationError as exc:
@@ -122,9 +122,9 @@ def _entry(path: Path, model_id: object, fields: object) -> ModelEntry:
 
 def _broken_rule(error: Mapping[str, Any]) -> str:
     """Return `path.to.key: value: rule`."""
-    # Of a mapping's key pydantic says "[key]", behind the key itself.
+    # For a key of a mapping, pydantic appends "[key]" to the path.
     key_path = ".".join(str(part) for part in error["loc"] if part != "[key]")
-    if error["type"] == "value_error":  # our own, which begins with a key
+    if error["type"] == "value_error":  # ours, which begins with a key
         return ".".join(filter(None, (key_path, str(error["ctx"]["error"]))))
     rule = _RULES.get(error["type"], error["msg"])
     value = "" if error["type"] == "missing" else f"{reprlib.repr(error['input'])}: "
@@ -132,7 +132,7 @@ def _broken_rule(error: Mapping[str, Any]) -> str:
 
 
 class _UniqueKeyLoader(yaml.SafeLoader):  # type: ignore[misc]  # the library has no types
-    """Refuses a key that an object has twice, of which YAML would take the last."""
+    """Refuses a repeated key, of which YAML would use the last."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[object] = set()

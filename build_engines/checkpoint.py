@@ -1,4 +1,4 @@
-"""A checkpoint folder in Hugging Face's layout: what is in it, read once."""
+"""A checkpoint folder in Hugging Face's layout."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jin
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """The configuration of a checkpoint, and where its files are."""
+    """A checkpoint's folder and configuration."""
 
     folder: Path
     config: dict[str, Any]
@@ -25,7 +25,7 @@ class Checkpoint:
         """Read config.json and generation_config.json.
 
         Raises:
-            BuildError: a file is missing or not what it should be.
+            BuildError: a file is missing or malformed.
         """
         config = read_json(folder / "config.json")
         generation = read_json(folder / "generation_config.json", is_optional=True)
@@ -75,7 +75,7 @@ def read_chat_templates(folder: Path) -> dict[str, str]:
 
 
 def require(config: dict[str, Any], *names: str) -> None:
-    """Check that config.json says all of these.
+    """Check that config.json has all of these.
 
     Raises:
         BuildError: names the first that is missing.

@@ -1,4 +1,4 @@
-"""What runs without a GPU: from a checkpoint or a GGUF file to what the llama.cpp and synthetic runtimes load."""
+"""Builds for the llama.cpp and synthetic runtimes, from a checkpoint or a GGUF file."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from build_engines.tensorrt_llm.hub import how_to_download
 from build_engines.text_files import detected_tool_call_format, template_fields, write_text_files
 from build_engines.weight_files import INDEX_FILE, weight_files
 from model_repository.capabilities import Capability
-from model_repository.contract.tensors import model_id_to_slug
+from model_repository.contract.tensors import model_id_to_ensemble
 from model_repository.engine.runtime import RUNTIMES
 from model_repository.tool_formats import TOOL_FORMATS
 
-CONVERTER = 2  # raise it when the same input is converted to other bytes
-GGUF_NAME = "model"  # of the file, or of its parts
+CONVERTER = 2  # raise it when the output for the same input changes
+GGUF_NAME = "model"  # of the file or of its parts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CpuSpec:
-    """What to build: a checkpoint folder in Hugging Face's layout, or a GGUF file with its tokenizer's folder."""
+    """A model to build: a checkpoint in Hugging Face's layout, or a GGUF file with its tokenizer's folder."""
 
     model_id: str
     runtime: str = "llama_cpp"
@@ -39,16 +39,16 @@ class CpuSpec:
     gguf: Path | None = None
     tokenizer: Path | None = None
     context_window: int | None = None  # None: the model's own
-    precision: str = "f16"  # of the KV cache, and of the matrices that are converted from a checkpoint
-    options: dict[str, str] = field(default_factory=dict)  # the runtime's own
+    precision: str = "f16"  # of the KV cache, and of the matrices of a checkpoint
+    options: dict[str, str] = field(default_factory=dict)  # of the runtime
     adapters: dict[str, Path] = field(default_factory=dict)  # by name: folders in PEFT's format
-    tool_call_format: str | None = None  # None: the one that the chat template speaks
+    tool_call_format: str | None = None  # None: that of the chat template
     serving: Serving = field(default_factory=Serving)
 
     def __post_init__(self) -> None:
         check_names(self.model_id, self.serving.aliases, self.adapters)
         if self.adapters and Capability.LORA not in RUNTIMES[self.runtime].capabilities:
-            raise BuildError(f"--adapter: the runtime {self.runtime} takes none")
+            raise BuildError(f"--adapter: the runtime {self.runtime} has no adapters")
         if self.tool_call_format not in (None, *TOOL_FORMATS):
             raise BuildError(f"--tool-call-format {self.tool_call_format}: expected one of {', '.join(TOOL_FORMATS)}")
         if self.precision not in PRECISIONS:
@@ -73,13 +73,13 @@ class CpuSpec:
 
     @property
     def tokenizer_folder(self) -> Path:
-        """Where tokenizer.json is."""
+        """The folder with tokenizer.json."""
         folder = self.tokenizer or self.checkpoint
         assert folder is not None
         return folder
 
     def source_files(self) -> dict[str, Path]:
-        """Return every file that the artifact is made of, by the name that the manifest has for it."""
+        """Return every source file by its name in the manifest."""
         paths = [self.tokenizer_folder / name for name in ("generation_config.json", *TOKENIZER_FILES)]
         if self.gguf is not None:
             paths += gguf_parts(self.gguf)
@@ -89,11 +89,11 @@ class CpuSpec:
             paths += weight_files(self.checkpoint)
         files = {path.name: path for path in paths}
         for adapter, folder in self.adapters.items():
-            files |= {f"adapters/{model_id_to_slug(adapter)}/{name}": folder / name for name in ADAPTER_FILES}
+            files |= {f"adapters/{model_id_to_ensemble(adapter)}/{name}": folder / name for name in ADAPTER_FILES}
         return {name: path for name, path in files.items() if path.is_file()}
 
     def key_parts(self) -> dict[str, Any]:
-        """Return what makes the artifact another one."""
+        """Return the inputs of the build beside the sources."""
         return {
             "converter": CONVERTER,
             "context_window": self.context_window,
@@ -102,9 +102,9 @@ class CpuSpec:
             "tool_call_format": self._tool_call_format,
         }
 
-    def write(self, folder: Path, source: dict[str, str], held: int) -> Contents:
+    def write(self, folder: Path, source: dict[str, str], lock: int) -> Contents:
         """Write the weights, the adapters, the tokenizer and the byte table."""
-        del source, held  # nothing here outlives this process
+        del source, lock  # there are no child processes
         facts = _write_model(self, folder)
         write_text_files(self.tokenizer_folder, folder, facts.vocab_size, self._tool_call_format)
         return Contents(
@@ -118,7 +118,7 @@ class CpuSpec:
         )
 
     def clean_up(self, source: dict[str, str]) -> None:
-        """Nothing is left."""
+        """There are no intermediate files."""
 
     @property
     def _tool_call_format(self) -> str:
@@ -127,7 +127,7 @@ class CpuSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFacts:
-    """What the source says about the model."""
+    """Facts of the source about the model."""
 
     context_window: int
     eos_token_ids: tuple[int, ...]
@@ -135,7 +135,7 @@ class ModelFacts:
 
 
 def _write_model(spec: CpuSpec, folder: Path) -> ModelFacts:
-    """Write the weights and the adapters; return what the source says."""
+    """Write the weights and the adapters, and return the facts of the source."""
     adapters = {name: LoraAdapter.load(source) for name, source in spec.adapters.items()}
     facts = _write_weights(spec, folder)
     if adapters:
@@ -184,5 +184,5 @@ def _context_window(spec: CpuSpec, facts: ModelFacts) -> int:
 
 
 def _adapter_path(name: str) -> str:
-    """Return where an adapter is, relative to the artifact."""
-    return f"adapters/{model_id_to_slug(name)}.gguf"
+    """Return the path of an adapter, relative to the artifact."""
+    return f"adapters/{model_id_to_ensemble(name)}.gguf"

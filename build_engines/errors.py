@@ -1,8 +1,8 @@
-"""What building, checking or rendering may raise: each is one clear line for whoever runs the command."""
+"""Errors of building, checking and rendering. Each message is one line for the user of the command."""
 
 
 class BuildError(Exception):
-    """A model that cannot be built or served as asked; the message names the input and the rule."""
+    """A model cannot be built or served as requested. The message names the input and the rule."""
 
 
 class UnsupportedCheckpoint(BuildError):
@@ -14,12 +14,12 @@ class UnsupportedAdapter(BuildError):
 
 
 class ArtifactInvalid(BuildError):
-    """An artifact that is incomplete, damaged, or made by another version."""
+    """An artifact is incomplete, damaged, or from another version."""
 
 
 class CatalogError(BuildError):
-    """A catalog file that breaks a rule, or a name that no catalog has."""
+    """A catalog file breaks a rule, or a name is in no catalog."""
 
 
 class DoesNotFit(BuildError):
-    """A model that does not fit the GPUs it is planned for; the message says what would."""
+    """A model does not fit the planned GPUs. The message names layouts that fit."""

@@ -1,4 +1,4 @@
-"""The GPUs that models are planned for."""
+"""The known GPUs."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpu:
-    """One kind of GPU, and the nodes that it comes in."""
+    """One kind of GPU, and its nodes."""
 
-    key: str  # what --gpu takes
-    name: str  # what nvidia-smi's name of it contains
+    key: str  # the value of --gpu
+    name: str  # a part of nvidia-smi's name
     memory_bytes: int  # as sold; drivers report a little more, never less
     architecture: str
     num_per_node: int = 8

@@ -1,4 +1,4 @@
-"""One builder at a time: a lock file that says who holds it, and what killed builders left behind."""
+"""One builder at a time: lock files that name their holder, and cleaning up after killed builders."""
 
 from __future__ import annotations
 
@@ -24,15 +24,14 @@ _LEFTOVER = re.compile(r"\.(?P<name>.+)\.[a-z0-9_]{8}(\.old)?")  # as `tempfile`
 
 @contextlib.contextmanager
 def locked(path: Path, purpose: str) -> Iterator[int]:
-    """Hold a lock file; while another holds it, say who, and wait.
+    """Lock a file for the block. While another process has the lock, log its name and wait.
 
-    The descriptor that this yields can be handed to child processes. Whatever inherits it holds the lock too: when a
-    builder is killed, the next one waits until its tools have ended. The file stays, since removing it would give two
-    builders two files of one name.
+    Child processes can inherit the yielded descriptor, and with it the lock: after a builder is killed, the next one
+    waits until its tools have ended. The file stays: after a removal, two builders could lock two files of one name.
 
     Args:
         path: the lock file.
-        purpose: what the holder does, for those who wait.
+        purpose: of this holder, for the log of waiting processes.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a+", encoding="utf-8") as file:
@@ -45,7 +44,7 @@ def locked(path: Path, purpose: str) -> Iterator[int]:
 
 @contextlib.contextmanager
 def locked_if_free(path: Path, purpose: str) -> Iterator[bool]:
-    """Hold a lock file if nobody else does; yield whether that is so."""
+    """Lock a file for the block if it is free, and yield whether it was."""
     with path.open("a+", encoding="utf-8") as file:
         is_ours = _try_lock(file)
         if is_ours:
@@ -53,28 +52,28 @@ def locked_if_free(path: Path, purpose: str) -> Iterator[bool]:
         yield is_ours
 
 
-def remove_leftovers(held: Path) -> None:
-    """Remove what killed builders left in a folder: `.NAME.RANDOM` of every NAME whose lock nobody holds.
+def remove_leftovers(target: Path) -> None:
+    """Remove the folders of killed builders: `.NAME.RANDOM` of every NAME with a free lock.
 
     Args:
-        held: the target whose lock the caller holds, which others would be refused.
+        target: its lock belongs to the caller.
     """
-    for leftover in held.parent.glob(".*.*"):
+    for leftover in target.parent.glob(".*.*"):
         found = _LEFTOVER.fullmatch(leftover.name)
         if found is None or not leftover.is_dir():
             continue
         name = found["name"]
-        lock = lock_path(held.with_name(name))
+        lock = lock_path(target.with_name(name))
         if not lock.exists():
             continue
         with lock.open("a+", encoding="utf-8") as file:
-            if name == held.name or _try_lock(file):
-                logger.info("removing %s, which a killed build left", leftover)
+            if name == target.name or _try_lock(file):
+                logger.info("removing %s of a killed build", leftover)
                 shutil.rmtree(leftover, ignore_errors=True)
 
 
 def lock_path(target: Path) -> Path:
-    """Return the lock file of something that is written in a folder."""
+    """Return the lock file of a target, in the same folder."""
     return target.with_name(f".{target.name}.lock")
 
 
@@ -97,7 +96,7 @@ def _try_lock(file: TextIO) -> bool:
 def _holder(file: TextIO, path: Path) -> str:
     holder = _read(file)
     if not holder:
-        return f"another builder, which holds {path}"
+        return f"another builder, with the lock {path}"
     since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(float(str(holder["since"]))))
     return f"process {holder['pid']} on {holder['host']} (or its tools), since {since}: {holder['purpose']}"
 
@@ -106,6 +105,6 @@ def _read(file: TextIO) -> dict[str, object]:
     file.seek(0)
     try:
         holder = json.loads(file.read() or "{}")
-    except ValueError:  # it is being written
+    except ValueError:  # another process is writing it
         return {}
     return holder if isinstance(holder, dict) else {}

@@ -1,4 +1,4 @@
-"""What the catalog says about one model."""
+"""A model of the catalog."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Family(StrEnum):
 
 
 class Precision(StrEnum):
-    """Of the matrices of an engine."""
+    """Number format of an engine's matrices."""
 
     BF16 = "bf16"
     F16 = "f16"
@@ -44,12 +44,12 @@ class Precision(StrEnum):
 
     @property
     def num_bytes(self) -> int:
-        """Of one value."""
+        """Bytes of one value."""
         return 1 if self is Precision.FP8 else 2
 
 
 class TokenizerKind(StrEnum):
-    """How the vocabulary was made."""
+    """The kind of the vocabulary."""
 
     BYTE_LEVEL_BPE = "byte-level BPE"
     SENTENCEPIECE = "SentencePiece"
@@ -79,24 +79,24 @@ class ModelEntry:
     family: Family
     architecture: Architecture
     context_window: Count
-    max_seq_len: Count | None = None  # limit of the engine, where it is below the context window
-    default_max_seq_len: Count | None = None  # what is planned unless asked for otherwise; None: all that is possible
-    default_max_batch_size: Count | None = None  # likewise; None: the planner's own
+    max_seq_len: Count | None = None  # limit of the engine, if it is below the context window
+    default_max_seq_len: Count | None = None  # planned by default; None: the limit
+    default_max_batch_size: Count | None = None  # planned by default; None: the planner's default
     tokenizer_kind: TokenizerKind
-    bos_token_id: TokenId | None = None  # None: the tokenizer adds none
-    eos_token_ids: Annotated[tuple[TokenId, ...], Field(min_length=1)]  # the first is the tokenizer's own
-    chat_template: Text = CHECKPOINT_TEMPLATE  # or the name of one that we ship
+    bos_token_id: TokenId | None = None  # None: the tokenizer adds no BOS
+    eos_token_ids: Annotated[tuple[TokenId, ...], Field(min_length=1)]  # the first is that of the tokenizer
+    chat_template: Text = CHECKPOINT_TEMPLATE  # or the name of a shipped one
     has_system_role: Flag = True
     tool_call_format: str
     fill_in_middle: FillInMiddleTokens | None = None
     license: Text
     is_gated: Flag = False
     precisions: Annotated[tuple[Precision, ...], Field(min_length=1)]  # the first is the default
-    has_fp8_kv_cache: Flag = True  # in engines of FP8
-    gpu_architectures: tuple[Text, ...] = ()  # on which its kernels run; empty: any
+    has_fp8_kv_cache: Flag = True  # for FP8 engines
+    gpu_architectures: tuple[Text, ...] = ()  # with kernels for it; empty: any
     has_pipeline_parallelism: Flag = True
     backends: Annotated[tuple[Backend, ...], Field(min_length=1)] = tuple(Backend)  # of TensorRT-LLM
-    # By the key of the GPU: the layout that is planned unless a number of GPUs or nodes is asked for.
+    # By the key of the GPU: the layout that is planned without --gpus and --nodes.
     presets: Mapping[str, Mapping[Precision, Parallelism]] = Field(default_factory=dict)
     needs_trust_remote_code: Flag = False
     notes: tuple[Text, ...] = ()
@@ -118,12 +118,12 @@ class ModelEntry:
 
     @property
     def seq_len_limit(self) -> int:
-        """Tokens of prompt and completion together that an engine of it can take."""
+        """Limit of an engine, tokens of prompt and completion together."""
         return self.max_seq_len or self.context_window
 
     @property
     def base_precision(self) -> Precision:
-        """The 16-bit type of what FP8 leaves alone."""
+        """The 16-bit type of the parts that FP8 does not change."""
         return next((precision for precision in self.precisions if precision is not Precision.FP8), Precision.BF16)
 
     def kv_precision(self, precision: Precision) -> Precision:
@@ -183,7 +183,7 @@ def shipped_templates() -> tuple[str, ...]:
 
 
 def chat_template_text(entry: ModelEntry) -> str | None:
-    """Return the chat template that we ship for a model; None: its checkpoint has one."""
+    """Return the shipped chat template of a model; None: its checkpoint has one."""
     if entry.chat_template == CHECKPOINT_TEMPLATE:
         return None
     return CHAT_TEMPLATES.joinpath(f"{entry.chat_template}.jinja").read_text(encoding="utf-8")

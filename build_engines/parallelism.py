@@ -1,4 +1,4 @@
-"""How a model is laid out over GPUs, and which layouts its shape allows."""
+"""The layout of a model over GPUs, and its rules."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from build_engines.architecture import CHECKED, Architecture, Count
 
 @dataclass(frozen=True, slots=True, kw_only=True, config=CHECKED)
 class Parallelism:
-    """Over how many GPUs a model is laid out, and how."""
+    """A layout over GPUs."""
 
     tp_size: Count = 1  # ranks that share each matrix
     pp_size: Count = 1  # groups of them, each with a part of the layers

@@ -1,4 +1,4 @@
-"""LoRA adapters as PEFT writes them: a configuration and the matrices."""
+"""LoRA adapters in PEFT's format: a configuration and the matrices."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from build_engines.errors import UnsupportedAdapter
 
 FILES = ("adapter_config.json", "adapter_model.safetensors")
 
-# What changes the meaning of the two matrices, or adds to them; each with the values by which it is off.
+# Fields that change the meaning of the two matrices, or add to them, with their neutral values.
 _OFF: tuple[Any, ...] = (None, False, [], {})
 _REFUSED = {
     "use_dora": _OFF,
@@ -30,24 +30,24 @@ _REFUSED = {
     "alora_invocation_tokens": _OFF,
     "arrow_config": _OFF,
 }
-_CHANGES_BASE = ("pissa", "olora", "corda", "loftq")  # ways of initialization that subtract from the base's weights
+_CHANGES_BASE = ("pissa", "olora", "corda", "loftq")  # initializations that change the base's weights
 
 
 @dataclass(frozen=True, slots=True)
 class LoraAdapter:
-    """An adapter folder whose configuration is one that is converted."""
+    """An adapter folder with a supported configuration."""
 
     folder: Path
     rank: int
-    alpha: float  # what it adds is scaled by alpha / rank
+    alpha: float  # the product is scaled by alpha / rank
 
     @classmethod
     def load(cls, folder: Path) -> LoraAdapter:
         """Read adapter_config.json.
 
         Raises:
-            BuildError: it is missing or no JSON.
-            UnsupportedAdapter: it asks for something that this conversion does not do; names the field.
+            BuildError: it is missing or not JSON.
+            UnsupportedAdapter: a field has an unsupported value; names the field.
         """
         path = folder / FILES[0]
         config = read_json(path)

@@ -1,4 +1,4 @@
-"""How far something long has come: one line that is rewritten on a terminal, a line now and then in a log."""
+"""Progress of long work: one line that is rewritten on a terminal, or a line every half minute in a log."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ LOG_PERIOD_S = 30.0
 
 
 class Progress:
-    """Bytes done of those expected, and the time taken."""
+    """Bytes done of the expected ones, and the elapsed time."""
 
-    def __init__(self, what: str, total_bytes: int, stream: TextIO, clock: Callable[[], float]) -> None:
+    def __init__(self, title: str, total_bytes: int, stream: TextIO, clock: Callable[[], float]) -> None:
         """Start at no bytes.
 
         Args:
-            what: what is done, for the beginning of each line.
-            total_bytes: how many bytes are expected; 0 if nobody knows.
-            stream: a terminal or not.
+            title: the beginning of each line.
+            total_bytes: expected; 0: unknown.
+            stream: for the line; a terminal or a file.
             clock: seconds.
         """
-        self._what, self._total_bytes = what, total_bytes
+        self._title, self._total_bytes = title, total_bytes
         self._stream, self._clock = stream, clock
         self._started = self._shown = clock()
         self._is_terminal = stream.isatty()
@@ -37,26 +37,26 @@ class Progress:
 
     @classmethod
     @contextmanager
-    def shown(cls, what: str, total_bytes: int) -> Iterator[Progress]:
-        """Show it on stderr while the block runs."""
-        progress = cls(what, total_bytes, sys.stderr, time.monotonic)
+    def shown(cls, title: str, total_bytes: int) -> Iterator[Progress]:
+        """Show the progress of the block on stderr."""
+        progress = cls(title, total_bytes, sys.stderr, time.monotonic)
         try:
             yield progress
         finally:
             progress.clear()
 
     def add(self, num_bytes: int) -> None:
-        """Count bytes that were done, in any thread."""
+        """Add bytes; for any thread."""
         with self._lock:
             self.set(self._done_bytes + num_bytes)
 
     def set(self, done_bytes: int, note: str = "", total_bytes: int | None = None) -> None:
-        """Say how many bytes are done, and what else there is to say; it is shown when it is time.
+        """Set the number of bytes. The line is shown once in a period.
 
         Args:
-            done_bytes: so far.
-            note: shown behind them.
-            total_bytes: how many are expected, where that was not known before.
+            done_bytes: in all.
+            note: shown behind the bytes.
+            total_bytes: expected, if it was unknown before.
         """
         self._done_bytes, self._note = done_bytes, note
         if total_bytes is not None:
@@ -72,23 +72,23 @@ class Progress:
             logger.info("%s", self.line())
 
     def clear(self) -> None:
-        """Take the line off a terminal."""
+        """Remove the line from a terminal."""
         if self._is_terminal:
             self._stream.write("\r\x1b[K")
             self._stream.flush()
 
     def line(self) -> str:
-        """Return what is shown."""
+        """Return the line."""
         done = f"{_gigabytes(self._done_bytes)} GB"
         if self._total_bytes:
             percent = min(99, 100 * self._done_bytes // self._total_bytes)
             done = f"{_gigabytes(self._done_bytes)} of about {_gigabytes(self._total_bytes)} GB ({percent} %)"
-        parts = (f"{self._what}: {done}", self._note, elapsed_text(self._clock() - self._started))
+        parts = (f"{self._title}: {done}", self._note, elapsed_text(self._clock() - self._started))
         return ", ".join(part for part in parts if part)
 
 
 def elapsed_text(seconds: float) -> str:
-    """Return a duration as people read it: `1 h 02 min`, `3 min 20 s`, `12 s`."""
+    """Format a duration: `1 h 02 min`, `3 min 20 s`, `12 s`."""
     whole = int(seconds)
     if whole >= 3600:
         return f"{whole // 3600} h {whole % 3600 // 60:02} min"

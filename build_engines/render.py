@@ -1,4 +1,4 @@
-"""From artifacts to the served Triton repository. `render` is pure; `write_repository` puts its result on disk."""
+"""Renders artifacts to a Triton repository. `render` is pure; `write_repository` writes its result."""
 
 from __future__ import annotations
 
@@ -22,27 +22,27 @@ from build_engines.serving import check_names_differ, names_of
 from model_repository.contract import tensors
 from model_repository.contract.request import MAX_STREAM_INTERVAL_MS
 from model_repository.contract.spec import StageSpec, TensorSpec
-from model_repository.contract.tensors import model_id_to_slug, stage_name
+from model_repository.contract.tensors import model_id_to_ensemble, stage_name
 from model_repository.engine.runtime import RUNTIMES
 from model_repository.model_parameters import ModelParameters
 
 DEFAULT_MAX_SEQUENCES = 16
 MAX_TOKENIZER_INSTANCES = 64
 
-_EMPTY_VERSION = "1/.keep"  # Triton wants a version folder, also in an ensemble, which has no files
+_EMPTY_VERSION = "1/.keep"  # Triton needs a version folder, also in an ensemble without files
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServeOptions:
-    """How an artifact is served, as far as its config.pbtxt decides."""
+    """The settings of config.pbtxt that do not come from the artifact."""
 
-    max_sequences: int | None = None  # None: as many as the engine was built for, or DEFAULT_MAX_SEQUENCES
+    max_sequences: int | None = None  # None: the limit of the engine, or DEFAULT_MAX_SEQUENCES
     max_waiting: int = 1024
     num_threads: int = 0
     stream_interval_ms: int = 40
     tokenizer_instances: int = 1
-    adapter_root: Path | None = None  # of LoRA adapters that are loaded while the model runs; None: none are
-    max_adapters: int = 8  # of those
+    adapter_root: Path | None = None  # of LoRA adapters that are loaded at runtime; None: loading is off
+    max_adapters: int = 8  # of the loaded ones
     max_adapter_rank: int = 64
 
     def __post_init__(self) -> None:
@@ -62,10 +62,10 @@ class ServeOptions:
                 raise BuildError(f"{name}={value}: must be at most {high}")
 
     def max_sequences_of(self, manifest: Manifest) -> int:
-        """Return how many sequences are decoded in one step.
+        """Return the number of sequences in one step.
 
         Raises:
-            BuildError: more than the engine was built for.
+            BuildError: the engine was built for fewer.
         """
         built_for = manifest.options.get("max_batch_size")
         if built_for is None:
@@ -74,23 +74,23 @@ class ServeOptions:
         return int(built_for) if self.max_sequences is None else self.max_sequences
 
     def check_batch(self, model_id: str, built_for: int) -> None:
-        """Check that an engine for so many sequences in one step can do what is asked for.
+        """Check max_sequences against the limit of an engine.
 
         Raises:
-            BuildError: it is built for fewer.
+            BuildError: the engine was built for fewer.
         """
         if self.max_sequences is not None and self.max_sequences > built_for:
             raise BuildError(f"max_sequences={self.max_sequences}: {model_id} is built for {built_for}")
 
 
 def render(manifest: Manifest, artifact_dir: Path, options: ServeOptions, version: str) -> dict[str, str]:
-    """Return the files of one model's ensembles and its three stages: path in the repository to content.
+    """Return the files of one model's ensembles and stages: path in the repository to content.
 
     Args:
-        version: the distribution's, of which the fingerprint depends.
+        version: of the software, which is part of the fingerprint.
     """
-    slug = model_id_to_slug(manifest.model_id)
-    shared = {"artifact_dir": str(artifact_dir), "ensemble": slug, "context_window": str(manifest.context_window)}
+    ensemble = model_id_to_ensemble(manifest.model_id)
+    shared = {"artifact_dir": str(artifact_dir), "ensemble": ensemble, "context_window": str(manifest.context_window)}
     tokenizer = shared | {
         "runtime": manifest.runtime,
         "capabilities": json.dumps(sorted(RUNTIMES[manifest.runtime].capabilities_with(manifest.options))),
@@ -110,19 +110,19 @@ def render(manifest: Manifest, artifact_dir: Path, options: ServeOptions, versio
     }
     if options.adapter_root is not None:
         engine["adapter_root"] = json.dumps(_adapter_root(manifest, options.adapter_root, options))
-    configs = {stage_name(slug, name): _ensemble_config(slug, name) for name in tensors.ENSEMBLES}
-    _set_parameters(configs[slug], model_parameters(manifest, options, version).to_parameters())
+    configs = {stage_name(ensemble, name): _ensemble_config(ensemble, name) for name in tensors.ENSEMBLES}
+    _set_parameters(configs[ensemble], model_parameters(manifest, options, version).to_parameters())
     for stage, parameters in (("tokenizer", tokenizer), ("engine", engine), ("detokenizer", shared)):
-        # One instance of the others: the detokenizer must keep order, the engine owns the model.
+        # The other stages have one instance: the detokenizer must keep order, the engine owns the model.
         num_instances = options.tokenizer_instances if stage == "tokenizer" else 1
-        configs[stage_name(slug, stage)] = _stage_config(
-            slug, stage, tensors.STAGES[stage], parameters, num_instances=num_instances
+        configs[stage_name(ensemble, stage)] = _stage_config(
+            ensemble, stage, tensors.STAGES[stage], parameters, num_instances=num_instances
         )
     files = {f"{name}/config.pbtxt": text_format.MessageToString(config) for name, config in configs.items()}
     for name in tensors.ENSEMBLES:
-        files[f"{stage_name(slug, name)}/{_EMPTY_VERSION}"] = ""
+        files[f"{stage_name(ensemble, name)}/{_EMPTY_VERSION}"] = ""
     for stage in tensors.STAGES:
-        files[f"{stage_name(slug, stage)}/1/model.py"] = _model_source(stage)
+        files[f"{stage_name(ensemble, stage)}/1/model.py"] = _model_source(stage)
     return files
 
 
@@ -136,7 +136,7 @@ def _adapter_root(manifest: Manifest, folder: Path, options: ServeOptions) -> di
 
 
 def model_parameters(manifest: Manifest, options: ServeOptions, version: str) -> ModelParameters:
-    """Return what the ensemble's configuration says of the model."""
+    """Return the model's description in the ensemble's configuration."""
     return ModelParameters(
         model_id=manifest.model_id,
         context_window=manifest.context_window,
@@ -155,16 +155,16 @@ def model_parameters(manifest: Manifest, options: ServeOptions, version: str) ->
 
 
 def _versions() -> str:
-    """Return the versions of what computes answers here: ours, and the libraries that are installed beside us."""
+    """Return the versions of Conch and of the installed libraries that compute answers."""
     names = ("conch", "cyllama", "tensorrt_llm", "llguidance", "tokenizers", "jinja2")
     installed = {distribution.name.lower(): distribution.version for distribution in importlib.metadata.distributions()}
     return ", ".join(f"{name} {installed[name]}" for name in names if name in installed)
 
 
 def _fingerprint(manifest: Manifest, options: ServeOptions, version: str) -> str:
-    """Return a digest of what was built, how it is served and by what versions, and of nothing else.
+    """Return a digest of the artifact, its settings and the versions.
 
-    Of what can change the answer to a request it leaves out the machine: its processor, and how many threads 0 means.
+    The machine is not part of it, although processor and number of threads can change an answer too.
     """
     digest = artifact.key_of(
         key=manifest.key,
@@ -173,7 +173,7 @@ def _fingerprint(manifest: Manifest, options: ServeOptions, version: str) -> str
         options=manifest.options,
         adapters=manifest.adapters,
         defaults=manifest.serving.defaults,
-        # Sums of floating-point numbers depend on what else is in the batch, and on how threads share them.
+        # Floating-point sums depend on the batch and on the threads.
         max_sequences=options.max_sequences_of(manifest),
         num_threads=options.num_threads,
         version=version,
@@ -182,17 +182,17 @@ def _fingerprint(manifest: Manifest, options: ServeOptions, version: str) -> str
 
 
 def render_artifacts(artifact_dirs: Iterable[Path], options: ServeOptions) -> dict[str, str]:
-    """Return the files of a repository that serves these artifacts, after a check that each is what it says.
+    """Return the files of a repository that serves these artifacts, after a check of each.
 
     Raises:
-        ArtifactInvalid: one is not.
+        ArtifactInvalid: a file of an artifact is missing or changed.
         BuildError: two names of models, aliases or adapters are the same.
     """
     files: dict[str, str] = {}
     names: list[tuple[str, str]] = []
     version = _versions()
     for artifact_dir in artifact_dirs:
-        # A file that was changed or replaced is found; `verify` reads large ones that look unchanged, too.
+        # Large files with the same time and size are not read again, as `verify` does.
         manifest = artifact.verify(artifact_dir, Digests.beside(artifact_dir))
         owned = names_of(manifest.model_id, manifest.serving.aliases, manifest.adapters)
         names += [(name, f"{owner} ({artifact_dir})") for name, owner in owned]
@@ -202,10 +202,10 @@ def render_artifacts(artifact_dirs: Iterable[Path], options: ServeOptions) -> di
 
 
 def write_repository(files: Mapping[str, str], repository: Path) -> None:
-    """Put a rendered repository in the place of the one that is there; one without changes is not touched.
+    """Replace a repository by a rendered one. An equal repository is not touched.
 
     Raises:
-        BuildError: there is a folder, and it is not a rendered repository.
+        BuildError: the folder exists and is not a rendered repository.
     """
     if _holds(repository, files):
         return
@@ -236,41 +236,41 @@ def _names(repository: Path) -> set[str]:
     return {str(path) for path in paths if not ignored("", list(path.parts))}
 
 
-def _ensemble_config(slug: str, name: str) -> pb.ModelConfig:
+def _ensemble_config(ensemble: str, name: str) -> pb.ModelConfig:
     steps = list(tensors.ENSEMBLES[name].items())
     (_, first), (_, last) = steps[0], steps[-1]
     return pb.ModelConfig(
-        name=stage_name(slug, name),
+        name=stage_name(ensemble, name),
         platform="ensemble",
         max_batch_size=1,
         input=[_input(spec) for spec in first.inputs],
         output=[_output(spec) for spec in last.outputs],
         model_transaction_policy=pb.ModelTransactionPolicy(decoupled=True),
-        ensemble_scheduling=pb.ModelEnsembling(step=[_step(slug, stage, spec) for stage, spec in steps]),
+        ensemble_scheduling=pb.ModelEnsembling(step=[_step(ensemble, stage, spec) for stage, spec in steps]),
     )
 
 
 def _stage_config(
-    slug: str, stage: str, spec: StageSpec, parameters: Mapping[str, str], *, num_instances: int
+    ensemble: str, stage: str, spec: StageSpec, parameters: Mapping[str, str], *, num_instances: int
 ) -> pb.ModelConfig:
     config = pb.ModelConfig(
-        name=stage_name(slug, stage),
+        name=stage_name(ensemble, stage),
         backend="python",
         max_batch_size=spec.max_batch_size,
         input=[_input(item) for item in spec.inputs],
         output=[_output(item) for item in spec.outputs],
         instance_group=[pb.ModelInstanceGroup(count=num_instances, kind=pb.ModelInstanceGroup.KIND_CPU)],
         model_transaction_policy=pb.ModelTransactionPolicy(decoupled=spec.is_decoupled),
-        # None is put off for others to come. Requests of other shapes, as with more stop words, come in other batches.
+        # Batches never wait for more requests. Requests of different shapes are in different batches.
         dynamic_batching=pb.ModelDynamicBatching() if spec.max_batch_size > 1 else None,
     )
     _set_parameters(config, parameters)
     return config
 
 
-def _step(slug: str, stage: str, spec: StageSpec) -> pb.ModelEnsembling.Step:
+def _step(ensemble: str, stage: str, spec: StageSpec) -> pb.ModelEnsembling.Step:
     return pb.ModelEnsembling.Step(
-        model_name=stage_name(slug, stage),
+        model_name=stage_name(ensemble, stage),
         model_version=-1,
         input_map={item.name: item.name for item in spec.inputs},
         output_map={item.name: item.name for item in spec.outputs},

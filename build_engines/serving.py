@@ -1,4 +1,4 @@
-"""Under which names a built model is offered, and with which defaults: what can change without building again."""
+"""Names and defaults of a served model, which can change without another build."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from build_engines.errors import BuildError
-from model_repository.contract.tensors import model_id_to_slug
+from model_repository.contract.tensors import model_id_to_ensemble
 from model_repository.model_parameters import ModelDefaults, checked_defaults
 
 
@@ -19,7 +19,7 @@ class Serving:
 
     @classmethod
     def of(cls, aliases: Iterable[str], defaults: Mapping[str, object]) -> Serving:
-        """Check names and values that somebody wrote.
+        """Check the names and values of a user.
 
         Raises:
             BuildError: an alias or a default breaks its rule.
@@ -35,22 +35,22 @@ class Serving:
 
 
 def check_id(name: str) -> None:
-    """Check the id of a model, or the name of an adapter, which is the id of a model too.
+    """Check the id of a model, or the name of an adapter, which clients use as a model id.
 
     Raises:
         BuildError: it cannot be the name of an ensemble or of a file.
     """
     try:
-        model_id_to_slug(name)
+        model_id_to_ensemble(name)
     except ValueError as exc:
         raise BuildError(str(exc)) from exc
 
 
 def check_names(model_id: str, aliases: Iterable[str], adapters: Collection[str]) -> None:
-    """Check every name by which clients can ask for something of one model.
+    """Check every name of one model for clients.
 
     Raises:
-        BuildError: a name breaks its rule, or is there twice.
+        BuildError: a name breaks its rule, or is used twice.
     """
     for name in (model_id, *adapters):
         check_id(name)
@@ -58,17 +58,17 @@ def check_names(model_id: str, aliases: Iterable[str], adapters: Collection[str]
 
 
 def names_of(model_id: str, aliases: Iterable[str], adapters: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """Yield each name by which clients can ask for something of a model, and what it is the name of."""
+    """Yield each name of a model for clients, with its owner: the model, an alias or an adapter."""
     yield model_id, f"model {model_id}"
     yield from ((alias, f"alias {alias!r} of {model_id}") for alias in aliases)
     yield from ((adapter, f"adapter {adapter} of {model_id}") for adapter in adapters)
 
 
 def check_names_differ(names: Iterable[tuple[str, str]]) -> None:
-    """Check that a name, given with what it is the name of, says which is meant.
+    """Check that pairs of name and owner have different names.
 
     Raises:
-        BuildError: names the two that it could be.
+        BuildError: names the two owners of a name.
     """
     owners: dict[str, str] = {}
     for name, owner in names:

@@ -1,4 +1,4 @@
-"""Signals that end a command as an exception does."""
+"""Signals that end a command like an exception."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 @contextlib.contextmanager
 def ended_by_signals() -> Iterator[None]:
-    """Let signals raise SystemExit in the block, so that nothing is left running or half written."""
+    """Let signals raise SystemExit in the block, so that its `finally` clauses clean up."""
 
     def end(number: int, frame: FrameType | None) -> None:
         for other in _SIGNALS:
-            signal.signal(other, signal.SIG_IGN)  # a second one would cut the cleaning up short
-        logger.info("%s: ending what runs, and removing what is not finished", signal.Signals(number).name)
+            signal.signal(other, signal.SIG_IGN)  # a second signal would interrupt the cleaning up
+        logger.info("%s: ending the tools, and removing unfinished files", signal.Signals(number).name)
         raise SystemExit(128 + number)
 
     before = {number: signal.signal(number, end) for number in _SIGNALS}

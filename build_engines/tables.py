@@ -1,4 +1,4 @@
-"""Tables, for a terminal and for a document."""
+"""Tables for a terminal and for Markdown."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 
 def text_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
-    """Yield the lines of a table whose columns are as wide as their widest cell; numbers stand to the right."""
+    """Yield the lines of a table. Columns of numbers are aligned to the right."""
     lines = [tuple(header), *(tuple(row) for row in rows)]
     columns = list(zip(*lines, strict=True))
     widths = [max(map(len, column)) for column in columns]

@@ -1,4 +1,4 @@
-"""What the tokenizer stage and the release gate read of an artifact: the tokenizer's files and the byte table."""
+"""The files of an artifact for tokenizing and detokenizing: the tokenizer and the byte table."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ def write_text_files(
     """Copy a checkpoint's tokenizer into an artifact and compute the bytes of its tokens.
 
     Args:
-        source: where tokenizer.json is.
+        source: the folder with tokenizer.json.
         folder: the artifact.
         vocab_size: rows of the model's output.
-        tool_call_format: whose special tokens are text.
-        chat_template: in place of the checkpoint's own.
+        tool_call_format: its special tokens are text.
+        chat_template: replaces that of the checkpoint.
 
     Raises:
-        BuildError: a file is not what it should be.
+        BuildError: a file is malformed.
     """
     (folder / "tokenizer").mkdir()
     for name in TOKENIZER_FILES:
@@ -44,7 +44,7 @@ def write_text_files(
 
 
 def template_fields(folder: Path) -> tuple[str, ...]:
-    """Return those of TEMPLATE_FIELDS that the chat templates of a tokenizer's folder read.
+    """Return the TEMPLATE_FIELDS that the chat templates of a tokenizer's folder read.
 
     Raises:
         BuildError: a template is not Jinja.
@@ -58,6 +58,6 @@ def template_fields(folder: Path) -> tuple[str, ...]:
 
 
 def detected_tool_call_format(folder: Path) -> str:
-    """Return the tool-call format that the chat templates of a tokenizer's folder speak."""
+    """Return the tool-call format of the chat templates in a tokenizer's folder."""
     templates = read_chat_templates(folder)
     return detect_tool_format(templates.get("tool_use") or templates.get("default", ""))

@@ -1,4 +1,4 @@
-"""The bytes of every token, from tokenizer.json: what the release gate and the detokenizer read."""
+"""The bytes of every token, from tokenizer.json."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 def token_bytes(description: dict[str, Any], vocab_size: int, visible: Collection[str] = ()) -> list[bytes]:
-    """Return the bytes of each token id; empty for special tokens, which are no text, and for unused ids.
+    """Return the bytes of each token id; empty for special tokens and unused ids.
 
     Args:
         description: tokenizer.json.
         vocab_size: rows of the model's output, which may be more than the tokenizer has.
-        visible: special tokens that are text all the same: those by which a tool-call format marks its calls.
+        visible: special tokens that are text: those of the tool-call format.
 
     Raises:
         UnsupportedCheckpoint: neither byte-level BPE nor SentencePiece with byte fallback.
@@ -34,19 +34,19 @@ def token_bytes(description: dict[str, Any], vocab_size: int, visible: Collectio
         table[token_id] = to_bytes(token)
     for added in description.get("added_tokens", ()):
         if added["id"] < len(table):
-            # As in Hugging Face's decoding: a special token is no text, any other is decoded like the vocabulary's own.
+            # As in Hugging Face's decoding: special tokens are not text, other added tokens are.
             is_text = not added["special"] or added["content"] in visible
             table[added["id"]] = to_bytes(added["content"]) if is_text else b""
     return table
 
 
 def _token_decoder(decoder: Mapping[str, Any] | None) -> Callable[[str], bytes]:
-    """Return the function from a token to its bytes that a tokenizer.json's decoder stands for.
+    """Return the function from a token to its bytes, for the decoder of a tokenizer.json.
 
-    A last step of type Strip, which changes the start of a text and no token, is the detokenizer's.
+    A last step of type Strip changes only the start of a text; the detokenizer does it.
 
     Raises:
-        UnsupportedCheckpoint: the decoder is of another kind, or treats a text otherwise than token by token.
+        UnsupportedCheckpoint: the decoder has other steps.
     """
     steps: list[dict[str, Any]] = list(decoder.get("decoders", [decoder])) if decoder else []
     match steps:
@@ -76,7 +76,7 @@ def _replacement(step: Mapping[str, Any]) -> tuple[str, str]:
 def _byte_level_bytes(token: str) -> bytes:
     try:
         return bytes(_BYTE_OF_CHARACTER[character] for character in token)
-    except KeyError:  # not in the alphabet, so it stands for itself, as tokenizers decodes it
+    except KeyError:  # not in the alphabet: text, as in `tokenizers`
         return token.encode()
 
 
@@ -88,7 +88,7 @@ def _sentencepiece_bytes(replacements: Sequence[tuple[str, str]], token: str) ->
 
 
 def _bytes_of_characters() -> dict[str, int]:
-    """Return GPT-2's alphabet: printable Latin-1 stands for itself, the other bytes for U+0100 upwards, in order."""
+    """Return GPT-2's alphabet: printable Latin-1 characters, then U+0100 upwards for the other bytes in order."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(0x100) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(0x100 + index): byte for index, byte in enumerate(others)}

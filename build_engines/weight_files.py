@@ -1,4 +1,4 @@
-"""The files that hold a checkpoint's weights: one, or several with an index."""
+"""The files of a checkpoint's weights: one, or several with an index."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ INDEX_FILE = "model.safetensors.index.json"
 
 
 def weight_files(folder: Path) -> tuple[Path, ...]:
-    """Return the files that a checkpoint's weights are in; all of them are there.
+    """Return the files of a checkpoint's weights, all of which exist.
 
     Raises:
-        BuildError: the index is none, or names a file that is missing.
+        BuildError: the index is malformed, or a file is missing.
         UnsupportedCheckpoint: neither one file nor an index.
     """
     if (folder / SINGLE_FILE).is_file():
@@ -33,7 +33,7 @@ def read_index(folder: Path) -> dict[str, str]:
     """Return the name of the file of each tensor.
 
     Raises:
-        BuildError: the index is none.
+        BuildError: the index is malformed.
     """
     path = folder / INDEX_FILE
     weight_map = read_json(path).get("weight_map")

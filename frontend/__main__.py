@@ -1,7 +1,4 @@
-"""The command line: `serve` runs Triton and the frontend, `api` and `triton` one of them alone; `probe` asks engines,
-`drain` takes a Triton out of service, `keys` is for API keys. Each command imports what it alone needs, since a cluster
-starts `probe` every few seconds.
-"""
+"""The command line. Each command imports its own modules only, since a cluster starts `health` every few seconds."""
 
 from __future__ import annotations
 
@@ -10,21 +7,19 @@ import asyncio
 import os
 import secrets
 import sys
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from pathlib import Path
 from typing import NoReturn
 
-from frontend.gateway.keys_options import add_actions
+from frontend.gateway.keys_command import add_actions
 from frontend.launcher.triton_server import ADDRESS, DEFAULT_FRONTEND
 from frontend.options import TLS_OF_SERVER, TLS_TO_TRITON, add_options, settings_from, settings_of_environment
 from frontend.settings import Settings, SettingsError
 from frontend.triton.endpoints import Endpoints
 
-_HTTP_HELP = "Triton's own HTTP, on loopback; no part of Conch uses it (default: not opened)"
-
 
 class _Parser(argparse.ArgumentParser):
-    """Says what is wrong in one line, without the usage of two dozen options."""
+    """Reports an error in one line, without the list of options."""
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"error: {message} (--help lists the options)\n")
@@ -34,101 +29,82 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return the exit status: 2 for a wrong option or value."""
     options = _parser().parse_args(arguments)
     try:
-        return int(options.command(options))
+        return int(options.command(options) or 0)
     except SettingsError as exc:
         print(f"error: {exc}", file=sys.stderr)
         return 2
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(prog="python -m frontend", description=__doc__)
+    parser = _Parser(prog="python -m frontend", description="Serve models behind the OpenAI HTTP API.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
-    command = commands.add_parser("serve", help="run tritonserver and the frontend until Ctrl-C")
-    command.add_argument("--repository", type=Path, required=True, metavar="DIR", help="what build_engines rendered")
-    command.add_argument(
-        "--state-dir", type=Path, default=".conch", metavar="DIR", help="used by one launcher at a time (%(default)s)"
-    )
-    for name, default in (("grpc", 8001), ("metrics", 8002)):
-        command.add_argument(
-            f"--triton-{name}-port", type=int, default=default, metavar="PORT", help="0: any free one (%(default)s)"
-        )
-    command.add_argument("--triton-http-port", type=int, metavar="PORT", help=f"0: any free one; {_HTTP_HELP}")
-    command.add_argument("--tritonserver", type=Path, metavar="PATH", help="the server to use; else one is looked for")
-    command.add_argument(
-        "--ready-timeout-s", type=float, default=120, metavar="S", help="for the models to answer (%(default)s)"
-    )
-    command.add_argument(
-        "--stop-timeout-s", type=float, default=5, metavar="S", help="then a child is killed (%(default)s)"
-    )
-    command.add_argument(
-        "--max-restarts",
-        type=int,
-        default=5,
-        metavar="N",
-        help="of Triton and of the frontend, in ten minutes, after they were ready (%(default)s)",
-    )
-    command.add_argument(
-        "--triton-hang-s",
-        type=float,
-        default=30,
-        metavar="S",
-        help="one that has answered no probe for so long is killed, and started again (%(default)s); 0: none is",
-    )
+    command = commands.add_parser("serve", help="Run tritonserver and the frontend until Ctrl-C.")
+    _add_triton_options(command, "triton-")
+    _add_number(command, "--ready-timeout-s", 120.0, "Seconds until all models must answer.")
+    _add_number(command, "--stop-timeout-s", 5.0, "Seconds that each process may take to end; then it is killed.")
+    _add_number(command, "--max-restarts", 5, "Restarts of Triton, or of the frontend, in ten minutes, once ready.")
+    _add_number(command, "--triton-hang-s", 30.0, "Seconds without an answer that restart Triton; 0: no limit.")
     add_options(command.add_argument_group("the frontend"), DEFAULT_FRONTEND, without={"triton_endpoints"})
     command.set_defaults(command=_serve)
 
-    command = commands.add_parser("api", help="run the frontend alone, for a Triton that runs elsewhere")
+    command = commands.add_parser("api", help="Run the frontend alone; Triton runs elsewhere.")
     add_options(command, Settings())
     command.set_defaults(command=_api)
 
-    command = commands.add_parser("triton", help="run tritonserver alone, for frontends that run elsewhere")
-    command.add_argument("--repository", type=Path, required=True, metavar="DIR", help="what build_engines rendered")
-    command.add_argument(
-        "--state-dir", type=Path, default=".conch", metavar="DIR", help="for what the server needs (%(default)s)"
-    )
-    command.add_argument(
-        "--address",
-        default=ADDRESS,
-        help="of gRPC and metrics; whoever reaches them can generate: admit frontends only (%(default)s)",
-    )
-    for name, default in (("grpc", 8001), ("metrics", 8002)):
-        command.add_argument(f"--{name}-port", type=int, default=default, metavar="PORT", help="(%(default)s)")
-    command.add_argument("--http-port", type=int, metavar="PORT", help=_HTTP_HELP)
-    command.add_argument(
-        "--exit-timeout-s", type=int, default=25, metavar="S", help="for requests under way, at the end (%(default)s)"
-    )
+    command = commands.add_parser("triton", help="Run tritonserver alone; frontends run elsewhere.")
+    _add_triton_options(command)
+    address_help = f"Address of gRPC and metrics. Every client that reaches it can generate. (default: {ADDRESS})"
+    command.add_argument("--address", default=ADDRESS, help=address_help)
+    _add_number(command, "--exit-timeout-s", 25, "Seconds that running requests may take to end after SIGTERM.")
     add_options(command.add_argument_group("TLS of gRPC"), Settings(), only=TLS_OF_SERVER)
-    command.add_argument("--tritonserver", type=Path, metavar="PATH", help="the server to use; else one is looked for")
     command.set_defaults(command=_triton)
 
-    command = commands.add_parser("probe", help="ask a Triton's engines whether they work; exit status 0 or 1")
-    command.add_argument("--triton", required=True, metavar="HOST:PORT", help="its gRPC endpoint")
-    add_options(command, Settings(), only=TLS_TO_TRITON)
-    command.add_argument("--model", default="", metavar="ID", help="the only one to ask; else all that are served")
-    command.add_argument("--deadline", type=float, default=5, metavar="S", help="for everything (%(default)s)")
-    command.add_argument(
-        "--stall", type=float, default=60, metavar="S", help="one step that takes longer hangs (%(default)s)"
-    )
-    command.add_argument("--generate", action="store_true", help="ask for a token each, not only for the engine's word")
-    command.set_defaults(command=_probe)
+    command = commands.add_parser("health", help="Check the engines of a Triton; exit status 0 or 1.")
+    _add_endpoint_options(command, {"engine_stall_s"})
+    command.add_argument("--model", default="", metavar="ID", help="Model to check; without it, every served model.")
+    _add_number(command, "--timeout-s", 5.0, "Seconds that the whole check may take.")
+    command.add_argument("--generate", action="store_true", help="Have each model make a token too.")
+    command.set_defaults(command=_health)
 
-    command = commands.add_parser("drain", help="have frontends leave a Triton alone, and wait until it is idle")
-    command.add_argument("--triton", required=True, metavar="HOST:PORT", help="its gRPC endpoint")
-    add_options(command, Settings(), only=TLS_TO_TRITON)
-    command.add_argument(
-        "--notice", type=float, default=5, metavar="S", help="in which all frontends have heard of it (%(default)s)"
-    )
-    command.add_argument("--timeout", type=float, default=60, metavar="S", help="for what still runs (%(default)s)")
-    command.add_argument("--undo", action="store_true", help="have them send again")
+    command = commands.add_parser("drain", help="Take a Triton out of service, and wait until it is idle.")
+    _add_endpoint_options(command)
+    _add_number(command, "--notice-s", 5.0, "Seconds until every frontend has noticed the drain.")
+    _add_number(command, "--timeout-s", 60.0, "Seconds that running requests may take to end.")
+    command.add_argument("--undo", action="store_true", help="Put the Triton back into service.")
     command.set_defaults(command=_drain)
 
-    add_actions(commands.add_parser("keys", help="make, list or remove API keys"))
+    add_actions(commands.add_parser("keys", help="Make, list or remove API keys."))
 
-    command = commands.add_parser("reference", help="write the pages of the documentation that come from the code")
-    command.add_argument("folder", type=Path, metavar="DIR")
+    command = commands.add_parser("reference", help="Write the generated pages of the documentation.")
+    command.add_argument("folder", type=Path, metavar="DIR", help="Folder of the pages, such as docs.")
     command.set_defaults(command=_reference)
     return parser
+
+
+def _add_triton_options(command: argparse.ArgumentParser, prefix: str = "") -> None:
+    command.add_argument(
+        "--repository", type=Path, required=True, metavar="DIR", help="Repository that build_engines rendered."
+    )
+    state_help = "Folder for files of the running server, used by one `serve` at a time. (default: .conch)"
+    command.add_argument("--state-dir", type=Path, default=".conch", metavar="DIR", help=state_help)
+    free = "; 0 is any free port" if prefix else ""
+    _add_number(command, f"--{prefix}grpc-port", 8001, f"Port of Triton's gRPC{free}.")
+    _add_number(command, f"--{prefix}metrics-port", 8002, f"Port of Triton's metrics{free}.")
+    http_help = "Port of Triton's own HTTP API, on loopback; no part of Conch uses it. (default: closed)"
+    command.add_argument(f"--{prefix}http-port", type=int, metavar="N", help=http_help)
+    binary_help = "The tritonserver to run. (default: an installed one)"
+    command.add_argument("--tritonserver", type=Path, metavar="PATH", help=binary_help)
+
+
+def _add_endpoint_options(command: argparse.ArgumentParser, settings: Set[str] = frozenset()) -> None:
+    command.add_argument("--triton", required=True, metavar="HOST:PORT", help="gRPC endpoint of the Triton.")
+    add_options(command, Settings(), only=TLS_TO_TRITON | settings)
+
+
+def _add_number(command: argparse.ArgumentParser, flag: str, default: float, text: str) -> None:
+    kind = {"type": type(default), "metavar": "N" if isinstance(default, int) else "S"}
+    command.add_argument(flag, default=default, help=f"{text} (default: {default:g})", **kind)  # type: ignore[arg-type]
 
 
 def _serve(options: argparse.Namespace) -> int:
@@ -154,7 +130,7 @@ def _serve(options: argparse.Namespace) -> int:
 
 
 def _api(options: argparse.Namespace) -> int:
-    from frontend.gateway.socket_server import run as run_admission
+    from frontend.gateway.shared_limiter import run as run_admission
     from frontend.launcher.workers import run
     from frontend.telemetry.log_lines import configure_logging
 
@@ -186,15 +162,14 @@ def _triton(options: argparse.Namespace) -> int:
     return 1
 
 
-def _probe(options: argparse.Namespace) -> int:
+def _health(options: argparse.Namespace) -> int:
     _stay_small()
-    from frontend.triton.commands import probe_endpoint
+    from frontend.triton.commands import check_endpoint
 
-    asked = Settings(
-        triton_endpoints=_one_endpoint(options), stats_deadline_s=options.deadline, engine_stall_s=options.stall
+    settings = _settings_of_one_endpoint(options)
+    result = asyncio.run(
+        check_endpoint(settings, model=options.model, is_generating=options.generate, deadline_s=options.timeout_s)
     )
-    settings = settings_from(options, settings_of_environment(os.environ, asked))
-    result = asyncio.run(probe_endpoint(settings, model=options.model, is_generating=options.generate))
     print(f"{'ok' if result.is_well else 'failed'}: {result.reason}")
     return 0 if result.is_well else 1
 
@@ -203,43 +178,43 @@ def _drain(options: argparse.Namespace) -> int:
     _stay_small()
     from frontend.triton.commands import drain_endpoint
 
-    asked = settings_of_environment(os.environ, Settings(triton_endpoints=_one_endpoint(options)))
-    settings = settings_from(options, asked)
+    settings = _settings_of_one_endpoint(options)
     is_done, why = asyncio.run(
-        drain_endpoint(settings, notice_s=options.notice, timeout_s=options.timeout, is_undone=options.undo)
+        drain_endpoint(settings, notice_s=options.notice_s, timeout_s=options.timeout_s, is_undone=options.undo)
     )
     print(f"{'ok' if is_done else 'failed'}: {why}")
     return 0 if is_done else 1
 
 
 def _stay_small() -> None:
-    """Keep numpy from starting a thread for each core, for a command that a cluster runs every few seconds."""
+    """Keep numpy from starting a thread for each core: a cluster runs the command every few seconds."""
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 
-def _one_endpoint(options: argparse.Namespace) -> tuple[str]:
-    """Return what `--triton` names, for what is about one server and not about what is offered.
+def _settings_of_one_endpoint(options: argparse.Namespace) -> Settings:
+    """Return the settings of a command for one server.
 
     Raises:
-        SettingsError: it is not one endpoint.
+        SettingsError: `--triton` is not one endpoint, or another option breaks a rule.
     """
     if "=" in options.triton or "," in options.triton:
         raise SettingsError(f"--triton={options.triton!r}: must be one host:port, without a model")
     Endpoints.parse((options.triton,))
-    return (options.triton,)
+    defaults = settings_of_environment(os.environ, Settings(triton_endpoints=(options.triton,)))
+    return settings_from(options, defaults)
 
 
 def _check(settings: Settings) -> None:
-    """Check endpoints, limits, and the files of keys and certificates before anything is started.
+    """Check endpoints, limits, and the files of keys and certificates before a process is started.
 
     Raises:
-        SettingsError: one breaks a rule, or a file cannot be read.
+        SettingsError: a text breaks a rule, or a file cannot be read.
     """
     Endpoints.parse(settings.triton_endpoints)
     if settings.model_limits:
-        from frontend.gateway.model_limits import model_limits_of
+        from frontend.gateway.policy import Policy
 
-        model_limits_of(settings)
+        Policy(settings)
     if settings.key_file:
         from frontend.gateway.key_file import read_keys
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import re
 import secrets
 import time
@@ -18,7 +17,7 @@ from frontend.connections.connection import leave_packed_body
 from frontend.connections.refusals import SERVER
 from frontend.errors import APIError, InvalidRequest, MethodNotAllowed, NotFound, RequestTooLarge
 from frontend.gateway.install import install_gateway
-from frontend.handlers import completions, description, models, tokenization
+from frontend.handlers import completions, models, tokenization
 from frontend.handlers.bodies import LARGE_BODIES, expect_later, large_bodies_of
 from frontend.request_context import (
     CLIENT_CLOSED,
@@ -33,7 +32,6 @@ from frontend.request_context import (
     unexpected,
 )
 from frontend.settings import Settings
-from frontend.telemetry.definitions import UNKNOWN
 from frontend.telemetry.observer import OBSERVER, Observer
 from frontend.telemetry.scrape import metrics as scrape_metrics
 from frontend.telemetry.tracing import open_tracer
@@ -41,27 +39,27 @@ from frontend.triton.channel import triton_credentials
 from frontend.triton.client import TritonClient
 from frontend.triton.discovery import DnsDiscovery, discovering, host_of
 from frontend.triton.endpoints import ANY_MODEL, DNS_PREFIX, Endpoints, ModelFilter
-from frontend.triton.models import ModelDirectory, Triton
+from frontend.triton.models import ModelDirectory
 from frontend.triton.pool import ReplicaPool
 from frontend.triton.replica import Replica
 
-logger = logging.getLogger(__name__)
-
-CLIENT_CLOSED_REQUEST = 499  # in the log only: nobody is there to read it
+CLIENT_CLOSED_REQUEST = 499  # in the log and metrics only: the client is gone
 
 _HEADER_WORD = re.compile(r"[!-~]{1,128}")  # printable ASCII
-_OTHER_CHAT_APIS = re.compile(r"(?P<root>.*)/(responses|messages)")  # OpenAI's newer one, and Anthropic's
+_OTHER_CHAT_APIS = re.compile(r"(?P<root>.*)/(responses|messages)")  # OpenAI's Responses, Anthropic's Messages
 
 
 def create_app(
-    settings: Settings, tritons: Mapping[str, Triton] | None = None, tell_others: Callable[[], None] = lambda: None
+    settings: Settings,
+    tritons: Mapping[str, TritonClient] | None = None,
+    tell_others: Callable[[], None] = lambda: None,
 ) -> web.Application:
     """Return the application.
 
     Args:
-        settings: what it needs to know.
-        tritons: by endpoint, in place of connections to those in the settings.
-        tell_others: called when the drain begins, for the other processes on the port.
+        settings: the settings.
+        tritons: by endpoint; replaces connections to the endpoints of the settings.
+        tell_others: called when the drain begins, to drain the other processes on the port.
     """
     app = web.Application(client_max_size=settings.max_body_bytes, middlewares=[log_request, answer_errors])
     app[SETTINGS], app[IS_PUBLIC] = settings, True
@@ -73,18 +71,11 @@ def create_app(
 
         def connect(endpoint: str, model_filter: ModelFilter, *, name: str = "") -> Replica:
             name = settings.triton_tls_name or name
-            triton = (
-                tritons[endpoint]
-                if tritons
-                else TritonClient(endpoint, credentials, name, observer.late, model_filter, key)
-            )
-            return Replica(
-                endpoint, triton, settings, on_look=partial(observer.looked_at, endpoint), model_filter=model_filter
-            )
+            triton = tritons[endpoint] if tritons else TritonClient(endpoint, credentials, name, model_filter, key)
+            on_checked = partial(observer.note_engine, endpoint)
+            return Replica(endpoint, triton, settings, on_checked=on_checked, model_filter=model_filter)
 
-        pool = ReplicaPool(
-            [], settings.retry_share, observer.forget, expected=endpoints.expected, is_complete=endpoints.is_complete
-        )
+        pool = ReplicaPool([], observer.forget, expected=endpoints.expected, is_complete=endpoints.is_complete)
         discoveries = []
         for endpoint, named_for in (dict.fromkeys(tritons, (ANY_MODEL,)) if tritons else endpoints.models).items():
             if endpoint.startswith(DNS_PREFIX):
@@ -92,7 +83,7 @@ def create_app(
             else:
                 pool.add(endpoint, named_for, connect)
         app[TRITON], app[MODELS] = pool, ModelDirectory(pool, aliases=endpoints.aliases)
-        async with pool.running(), discovering(discoveries, settings.dns_interval_s):
+        async with pool.running(), discovering(discoveries):
             yield
         await pool.close()
 
@@ -102,12 +93,12 @@ def create_app(
     for root in ("", *settings.root_paths):
         for prefix in (f"{root}/v1", root):
             app.router.add_routes(_routes(prefix))
-    app.router.add_get("/health", models.health_ready)  # vLLM's name of it
+    app.router.add_get("/health", models.health_ready)  # vLLM's path
     app.router.add_get("/health/live", models.health_live)
     app.router.add_get("/health/ready", models.health_ready)
-    app.router.add_get("/openapi.json", description.openapi)
+    app.router.add_get("/openapi.json", models.openapi)
     if not settings.admin_port and not settings.key_file:
-        # With an operations port they are there; with keys they are for nobody who has only one of these.
+        # With an operations port the metrics are there. A key is for the API, not for metrics.
         app.router.add_get("/metrics", scrape_metrics)
     return app
 
@@ -120,7 +111,7 @@ def _routes(prefix: str) -> list[web.RouteDef]:
         web.get(f"{prefix}/models/{{id:.+}}", models.get_model),
         web.post(f"{prefix}/tokenize", tokenization.tokenize, expect_handler=expect_later),
         web.post(f"{prefix}/detokenize", tokenization.detokenize, expect_handler=expect_later),
-        web.get(f"{prefix}/version", description.version),
+        web.get(f"{prefix}/version", models.version),
     ]
 
 
@@ -134,7 +125,7 @@ async def _observer_lifetime(app: web.Application) -> AsyncIterator[None]:
 
 @web.middleware
 async def log_request(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Write one line of each request."""
+    """Write one log line for each request."""
     facts = request[FACTS] = RequestFacts(request_id=_request_id(request), started_at=time.monotonic())
     facts.label(_callers(request))
     observer = request.app[OBSERVER]
@@ -148,31 +139,14 @@ async def log_request(request: web.Request, handler: Handler) -> web.StreamRespo
     finally:
         if status == CLIENT_CLOSED_REQUEST:
             facts.error_code = CLIENT_CLOSED
-        _ended(request, facts, status)
-
-
-def _ended(request: web.Request, facts: RequestFacts, status: int) -> None:
-    if facts.num_held_bytes:
-        request.app[LARGE_BODIES].give_back(facts.num_held_bytes)
-    request.app[OBSERVER].ended(
-        facts,
-        method=request.method,
-        path=request.rel_url.raw_path,
-        endpoint=_endpoint(request),
-        status=status,
-        level=logging.DEBUG if request.path.startswith(("/health", "/metrics")) else logging.INFO,
-    )
-
-
-def _endpoint(request: web.Request) -> str:
-    """Return the route: a few words, whatever clients ask for."""
-    resource = request.match_info.route.resource
-    return UNKNOWN if resource is None else resource.canonical
+        if facts.num_reserved_bytes:
+            request.app[LARGE_BODIES].release(facts.num_reserved_bytes)
+        observer.end_request(request, status)
 
 
 @web.middleware
 async def answer_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Answer what is raised with its status and the error envelope."""
+    """Answer an exception with its status and the error envelope."""
     try:
         return await handler(request)
     except APIError as exc:
@@ -188,7 +162,7 @@ async def answer_errors(request: web.Request, handler: Handler) -> web.StreamRes
 
 
 def _error_from_http(request: web.Request, exc: web.HTTPException) -> APIError:
-    """Return aiohttp's own refusals in our words."""
+    """Return aiohttp's refusal as an error of ours."""
     match exc:
         case web.HTTPMethodNotAllowed():
             return MethodNotAllowed(f"{request.method} is not allowed for {request.path}", exc.allowed_methods)
@@ -206,14 +180,14 @@ def _error_from_http(request: web.Request, exc: web.HTTPException) -> APIError:
 
 
 async def name_request(request: web.Request, response: web.StreamResponse) -> None:
-    """Put into an answer's headers what it is known by."""
+    """Add the headers that every answer has."""
     response.headers["Server"] = SERVER
     if FACTS not in request:
         return
     facts = request[FACTS]
     if is_draining(request.app):
         response.force_close()  # the next request must find another server
-        response.headers["Connection"] = "close"  # aiohttp has written this header before
+        response.headers["Connection"] = "close"  # aiohttp sets this header before the signal
     response.headers["x-request-id"] = facts.request_id
     response.headers["openai-processing-ms"] = f"{(time.monotonic() - facts.started_at) * 1000:.0f}"
     if "organization" in facts.labels:
@@ -221,12 +195,12 @@ async def name_request(request: web.Request, response: web.StreamResponse) -> No
 
 
 def _request_id(request: web.Request) -> str:
-    """Return the caller's name for the request if it can stand in a log and a header, or a new one."""
+    """Return the client's id of the request if it fits a log line and a header, else a new id."""
     given = request.headers.get("x-request-id", "")
     return given if _HEADER_WORD.fullmatch(given) else f"req_{secrets.token_hex(16)}"
 
 
 def _callers(request: web.Request) -> dict[str, str]:
-    """Return the organization and the project that the caller names, as OpenAI's clients do."""
+    """Return the organization and the project from the headers of OpenAI's clients."""
     given = {name: request.headers.get(f"OpenAI-{name}", "") for name in ("organization", "project")}
     return {name: value for name, value in given.items() if _HEADER_WORD.fullmatch(value)}

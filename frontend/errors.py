@@ -1,38 +1,37 @@
-"""What a request may end with. Each class carries its status; one middleware turns it into the error envelope.
+"""The errors of requests. Each class has its status; one middleware writes the error envelope.
 
 APIError
-├── InvalidRequest 400           semantics: names field, value and rule
+├── InvalidRequest 400           with field, value and rule
 │   ├── ValidationFailed         schema, range, missing field: 400, or the status of `validation_status`
 │   ├── InvalidJSON              the body is not a JSON object in UTF-8
-│   ├── UnsupportedValue         a known field with a value that is not served
+│   ├── UnsupportedValue         a known field with an unsupported value
 │   └── ContextLengthExceeded    the prompt alone fills the context window
-├── AuthenticationFailed 401     no API key, or one that is not known or has expired
+├── AuthenticationFailed 401     the API key is missing, unknown or expired
 ├── PermissionDenied 403         the API key does not allow this model, organization, project or route
 ├── NotFound 404                 no such route
 │   └── ModelNotFound            no such model
-│       └── AdapterNotFound      its engine has no such LoRA adapter, or no longer
+│       └── AdapterNotFound      the engine has no such LoRA adapter
 ├── MethodNotAllowed 405
 ├── RequestTooLarge 413
 ├── UnsupportedMediaType 415     the body is not sent as JSON
 ├── URLTooLong 414, HeadersTooLarge 431
-├── RequestTimeout 408           the client took too long to send it
-├── ReaderTooSlow                an event only: the client took too long to read it
-├── RateLimited 429              a limit of the sender's own; carries Retry-After unless trying again is in vain
-├── ServerError 500              anything unexpected; its text never reaches the client
-│   ├── TritonKeyRefused         Triton's restricted APIs want another key
-│   └── EngineFailed             the engine broke under this request
-│       ├── BadAnswer            what came from it makes no sense
-│       ├── StreamBroken         what it said cannot be passed on
-│       └── OutputStreamNotOpen  it did not take the request
-├── GenerationTimeout 504        it took longer than any request may
-└── Overloaded 503               full, or not ready; carries Retry-After
+├── RequestTimeout 408           the client sent the request too slowly
+├── ReaderTooSlow                an event only: the client read the stream too slowly
+├── RateLimited 429              a limit of the key; with Retry-After unless the request can never succeed
+├── ServerError 500              unexpected; its text never reaches the client
+│   ├── TritonKeyRefused         Triton's restricted APIs need another key
+│   └── EngineFailed             the engine failed during this request
+│       ├── BadAnswer            Triton's answer cannot be read
+│       └── OutputStreamNotOpen  the engine does not know the output stream
+├── GenerationTimeout 504        the request took longer than `request_timeout_s`
+└── Overloaded 503               full, or not ready; with Retry-After
     ├── Draining                 the server is about to stop
     ├── TritonUnreachable        no connection to Triton
-    │   └── NotTaken             nor has the engine the request
+    │   └── NotTaken             and the engine does not have the request
     ├── TritonTimeout            Triton did not answer before the deadline
-    ├── QueueFull                the model is at its limit; Retry-After is computed from how fast it drains
-    ├── ModelNotReady            the model is known, but not loaded now
-    └── StageUnhealthy           a stage's process is gone: it needs a reload
+    ├── QueueFull                the model is full; Retry-After comes from its completion rate
+    ├── ModelNotReady            the model is known, but not loaded
+    └── StageUnhealthy           a stage's process is dead and needs a reload
 """
 
 from __future__ import annotations
@@ -46,16 +45,16 @@ from model_repository.contract.tensors import KEY_VARIABLE
 
 _SHOWN = reprlib.Repr(maxstring=80, maxother=80, maxlist=4, maxdict=4, maxlevel=3, maxlong=40)
 
-MAX_DETAILS = 20  # a list of a million bad items must not become an answer of a million lines
+MAX_DETAILS = 20  # a list of a million bad items gets a short answer
 
 
 class APIError(Exception):
-    """An answer other than success, in OpenAI's words.
+    """An error in OpenAI's form.
 
     Args:
-        message: what is wrong, for the client's programmer.
-        param: the field of the body at fault.
-        code: a more specific word than the class's own.
+        message: for the client's programmer.
+        param: the wrong field of the body.
+        code: more specific than the class's code.
     """
 
     status: int = 500
@@ -71,11 +70,11 @@ class APIError(Exception):
 
     @property
     def detail(self) -> str | Sequence[Mapping[str, Any]]:
-        """What FastAPI's clients read; a list for validation failures only."""
+        """The field that FastAPI's clients read; a list for validation failures only."""
         return self.message
 
     def envelope(self) -> dict[str, Any]:
-        """Return the body of the answer, or of the error event of a stream."""
+        """Return the body of the answer, or the error event of a stream."""
         error = {"message": self.message, "type": type(self).type, "param": self.param, "code": self.code}
         return {"error": error, "detail": self.detail}
 
@@ -91,7 +90,7 @@ class ValidationFailed(InvalidRequest):
 
     Args:
         details: pydantic's errors, `loc` starting at "body".
-        status: 400, or 422 where the settings say so.
+        status: 400, or 422 by `validation_status`.
     """
 
     def __init__(
@@ -103,7 +102,7 @@ class ValidationFailed(InvalidRequest):
 
     @property
     def detail(self) -> Sequence[Mapping[str, Any]]:
-        """Every failure, as FastAPI lists them."""
+        """Every failure, in FastAPI's form."""
         return self._details
 
 
@@ -114,7 +113,7 @@ class InvalidJSON(InvalidRequest):
 
 
 class UnsupportedValue(InvalidRequest):
-    """A known field with a value that is not served."""
+    """A known field with an unsupported value."""
 
     code = "unsupported_value"
 
@@ -126,14 +125,14 @@ class ContextLengthExceeded(InvalidRequest):
 
 
 class AuthenticationFailed(APIError):
-    """There is no API key with the request, or none that is known and in force."""
+    """The API key is missing, unknown or expired."""
 
     status, type, code = 401, "authentication_error", "invalid_api_key"
     headers: Mapping[str, str] = {"WWW-Authenticate": "Bearer"}
 
 
 class PermissionDenied(APIError):
-    """The API key does not allow what is asked for."""
+    """The API key does not allow the request."""
 
     status, type, code = 403, "permission_error", "permission_denied"
 
@@ -150,22 +149,22 @@ class ModelNotFound(NotFound):
     code = "model_not_found"
 
     def __init__(self, model_id: str) -> None:
-        rule = "this server does not serve it; GET /v1/models lists what it serves"
+        rule = "this server does not serve it; GET /v1/models lists its models"
         super().__init__(f"model={shown(model_id)}: {rule}", param="model")
 
 
 class AdapterNotFound(ModelNotFound):
-    """The engine has no such LoRA adapter, or no longer: this process has not noticed yet."""
+    """The engine has unloaded the LoRA adapter, and this process has not noticed yet."""
 
     def __init__(self) -> None:
-        NotFound.__init__(self, "The model has no such adapter, or no longer.", param="model")
+        NotFound.__init__(self, "The model has no such adapter.", param="model")
 
 
 class MethodNotAllowed(APIError):
     """The route exists for another method.
 
     Args:
-        allowed: the methods it has.
+        allowed: the route's methods.
     """
 
     status, type, code = 405, "invalid_request_error", "method_not_allowed"
@@ -182,7 +181,7 @@ class RequestTooLarge(APIError):
 
 
 class UnsupportedMediaType(APIError):
-    """The body is not sent as JSON: a web page may send other media types without asking the server first."""
+    """The body is not sent as JSON. Web pages can send other media types without the server's consent."""
 
     status, type, code = 415, "invalid_request_error", "unsupported_media_type"
 
@@ -195,19 +194,19 @@ class RequestTimeout(APIError):
 
 
 class URLTooLong(APIError):
-    """The URL is longer than `max_url_bytes`."""
+    """The URL is longer than the limit."""
 
     status, type, code = 414, "invalid_request_error", "url_too_long"
 
 
 class HeadersTooLarge(APIError):
-    """A header is longer than `max_header_bytes`, or there are more than `max_headers`."""
+    """A header is too long, or there are too many headers."""
 
     status, type, code = 431, "invalid_request_error", "headers_too_large"
 
 
 class ReaderTooSlow(APIError):
-    """The client is so far behind in reading its stream that the rest is not kept for it."""
+    """The client is too far behind in reading its stream."""
 
     status, type, code = 408, "invalid_request_error", "reader_too_slow"
 
@@ -222,11 +221,11 @@ class GenerationTimeout(APIError):
 
 
 class RateLimited(APIError):
-    """A limit of the key's own is reached.
+    """A limit of the key is reached.
 
     Args:
         code: `requests`, `tokens` or `grammars`.
-        retry_after_s: when there is room again; None: never, for this request.
+        retry_after_s: seconds until the limit allows the request; None: never.
         headers: the state of the limits.
     """
 
@@ -238,7 +237,7 @@ class RateLimited(APIError):
 
 
 class ServerError(APIError):
-    """Anything unexpected: the log has the cause, the client does not."""
+    """An unexpected error: the log has the cause, the answer does not."""
 
     code = "internal_error"
 
@@ -247,19 +246,19 @@ class ServerError(APIError):
 
 
 class TritonKeyRefused(ServerError):
-    """Triton's restricted APIs want a key that this frontend does not have."""
+    """Triton's restricted APIs need a key that this frontend does not have."""
 
     code = "triton_key_refused"
 
     def __init__(self) -> None:
         super().__init__(
-            f"{KEY_VARIABLE} is not the key that Triton was started with. Without it this frontend cannot load or "
-            "unload models and adapters, drain engines, or reload stages that broke."
+            f"{KEY_VARIABLE} is not Triton's key. Without the key this frontend cannot load or unload models and "
+            "adapters, drain engines, or reload broken stages."
         )
 
 
 class EngineFailed(ServerError):
-    """The engine broke under this request."""
+    """The engine failed during this request."""
 
     code = "engine_failed"
 
@@ -268,20 +267,11 @@ class EngineFailed(ServerError):
 
 
 class BadAnswer(EngineFailed):
-    """Triton answered something that is no answer of ours."""
-
-
-class StreamBroken(EngineFailed):
-    """A completion said what no stream may say, such as text after its end; the rule is in metrics and log."""
-
-    code = "invalid_stream"
-
-    def __init__(self) -> None:
-        super().__init__("The engine's answer is not valid.")
+    """Triton's answer cannot be read."""
 
 
 class OutputStreamNotOpen(EngineFailed):
-    """The engine does not know our output stream, so it did not take the request."""
+    """The engine does not know our output stream, so it does not have the request."""
 
 
 class Overloaded(APIError):
@@ -292,10 +282,10 @@ class Overloaded(APIError):
 
 
 class QueueFull(Overloaded):
-    """The model has no place for this request, and would have none in time.
+    """The model has no room for this request in time.
 
     Args:
-        retry_after_s: when it may have one.
+        retry_after_s: estimated seconds until it has room.
     """
 
     def __init__(self, message: str, *, retry_after_s: float) -> None:
@@ -307,7 +297,7 @@ class TritonUnreachable(Overloaded):
     """There is no connection to Triton.
 
     Args:
-        reason: why, in grpc's words; for operators, clients are not told.
+        reason: grpc's message, for operators only.
     """
 
     code = "triton_unreachable"
@@ -321,7 +311,7 @@ class TritonUnreachable(Overloaded):
 
 
 class NotTaken(TritonUnreachable):
-    """The connection broke before the engine said that it has the request."""
+    """The connection broke before the engine confirmed the request."""
 
 
 class TritonTimeout(Overloaded):
@@ -334,7 +324,7 @@ class TritonTimeout(Overloaded):
 
 
 class ModelNotReady(Overloaded):
-    """The model is known, but not loaded now."""
+    """The model is known, but not loaded."""
 
     code = "model_not_ready"
 
@@ -343,14 +333,14 @@ class ModelNotReady(Overloaded):
 
 
 class ModelUnloaded(ModelNotReady):
-    """The model was unloaded while it worked on the request."""
+    """The model was unloaded during the request."""
 
     def __init__(self) -> None:
         super().__init__("The model was unloaded before this request was finished.")
 
 
 class Draining(Overloaded):
-    """This server is about to stop. Another one may take the request, on a connection of its own."""
+    """This server is about to stop. Another server may take the request, on another connection."""
 
     code = "draining"
     headers: Mapping[str, str] = {"Retry-After": "1", "Connection": "close"}
@@ -360,7 +350,7 @@ class Draining(Overloaded):
 
 
 class StageUnhealthy(Overloaded):
-    """A stage's process is gone; Triton does not restart it by itself.
+    """A stage's process is dead. Triton does not restart it.
 
     Args:
         stage: the stage's Triton name.
@@ -374,10 +364,10 @@ class StageUnhealthy(Overloaded):
 
 
 def retry_headers(wait_s: float | None) -> dict[str, str]:
-    """Return headers that say when to try again: in whole seconds for all clients, in milliseconds for OpenAI's.
+    """Return headers with the time to retry: in seconds for all clients, in milliseconds for OpenAI's.
 
     Args:
-        wait_s: None: trying again is in vain.
+        wait_s: None: the request can never succeed.
     """
     if wait_s is None:
         return {"x-should-retry": "false"}
@@ -385,7 +375,7 @@ def retry_headers(wait_s: float | None) -> dict[str, str]:
 
 
 def shown(value: object) -> str:
-    """Return a value as an error message shows it: as JSON would spell the common words, and short."""
+    """Return a short form of a value for an error message, with JSON's null, true and false."""
     if value is None or isinstance(value, bool):
         return "null" if value is None else str(value).lower()
     return _SHOWN.repr(value)

@@ -1,4 +1,4 @@
-"""Several generations at a time as one: the choices of a request, each cancelled when the whole is left."""
+"""The generations of a request, merged into one stream of chunks."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from contextlib import aclosing
 from frontend.errors import TritonUnreachable
 from model_repository.contract.output import GenerationChunk
 
-_QUEUED_PER_STREAM = 2  # chunks that may wait for a slow reader; beyond it the streams wait
+_QUEUED_PER_STREAM = 2  # chunks in the queue; with a full queue the streams wait
 
 type Stream = AsyncGenerator[GenerationChunk, None]
 
 
 def merged(streams: Sequence[Stream]) -> AsyncGenerator[tuple[int, GenerationChunk], None]:
-    """Return the chunks of all streams as they come, each with its stream's index.
+    """Return the chunks of all streams in the order of arrival, each with the index of its stream.
 
-    Closing it closes every stream. So does the first error of one of them, which it raises.
+    The first error of a stream is raised. Closing the generator, or an error, closes every stream.
     """
     return _numbered(streams[0]) if len(streams) == 1 else _merged(streams)
 
@@ -60,7 +60,7 @@ async def _pump(
             task = asyncio.current_task()
             if task is not None and task.cancelling():
                 raise
-            await queue.put(TritonUnreachable())  # grpc says so when the channel is closed under the call
+            await queue.put(TritonUnreachable())  # grpc cancels the call when the channel closes
         except Exception as exc:
             await queue.put(exc)
         else:

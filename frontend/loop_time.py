@@ -1,4 +1,4 @@
-"""Timeouts for answers of Triton. They count only time in which this process could have seen an answer."""
+"""Timeouts for answers of Triton that do not count the time of a blocked event loop."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Collection
 from typing import Any
 
-_NUM_TICKS = 20  # of a timeout; a blocked event loop uses up at most one of them
+_NUM_TICKS = 20  # per timeout; a blocked event loop uses at most one
 
 
 async def wait(tasks: Collection[asyncio.Future[Any]], timeout_s: float) -> None:
@@ -18,15 +18,15 @@ async def wait(tasks: Collection[asyncio.Future[Any]], timeout_s: float) -> None
 
 
 async def within[T](timeout_s: float, work: Awaitable[T]) -> T:
-    """Return what is awaited.
+    """Return the result of `work`.
 
     Raises:
-        TimeoutError: it took longer than `timeout_s` of the event loop's time; it is cancelled then.
+        TimeoutError: `work` took longer than `timeout_s` of the event loop's time, and was cancelled.
     """
     task = asyncio.ensure_future(work)
     task.add_done_callback(
         lambda task: task.cancelled() or task.exception()
-    )  # else asyncio logs an exception that nothing retrieves
+    )  # otherwise asyncio logs an exception that was not retrieved
     try:
         await wait((task,), timeout_s)
         if not task.done():

@@ -1,4 +1,4 @@
-"""The description of the API for machines, from the types that requests are read into and answers are made of."""
+"""The OpenAPI document, from the types of requests and answers."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from frontend.protocol.tokenization import DetokenizeRequest, TokenizeRequest
 
 _REFERENCE = "#/components/schemas/{model}"
 _JSON = "application/json"
-_SECURITY = {"type": "http", "scheme": "bearer", "description": "An API key, where the server has a key file"}
+_SECURITY = {"type": "http", "scheme": "bearer", "description": "An API key, if the server has a key file"}
 
 _ERRORS = {
     "400": "The request breaks a rule",
-    "401": "There is no API key, or not one of this server",
-    "403": "The API key does not allow the model, the organization or the project; or a foreign web page asks",
-    "408": "The request took too long to come",
+    "401": "The API key is missing or unknown",
+    "403": "The API key does not allow the model, the organization or the project; or a foreign web page sent it",
+    "408": "The request took too long to arrive",
     "414": "The URL is too long",
     "431": "The headers are too long, or too many",
     "500": "The server failed",
@@ -33,7 +33,7 @@ _ERRORS = {
 _ERRORS_OF_BODIES = {
     "413": "The body is too long",
     "415": "The body is not sent as JSON",
-    "422": "400 by that setting",
+    "422": "The body breaks the schema; 400 by default",
     "429": "A limit of the API key is reached: try again later, unless x-should-retry is false",
 }
 _RETRIED = ("429", "503")
@@ -45,7 +45,7 @@ _RETRY_HEADERS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Operation:
-    """One method of one route."""
+    """A method of a route."""
 
     method: str
     path: str
@@ -54,7 +54,7 @@ class _Operation:
     body: type[Body] | None = None
     event: Any = None  # of its stream
     parameters: tuple[str, ...] = ()
-    can_miss: bool = False  # what it names may not be there
+    has_model: bool = False  # names a model, which may not exist
 
 
 _OPERATIONS = (
@@ -65,7 +65,7 @@ _OPERATIONS = (
         body=ChatCompletionRequest,
         answer=answers.ChatCompletion,
         event=answers.ChatCompletionChunk,
-        can_miss=True,
+        has_model=True,
     ),
     _Operation(
         method="post",
@@ -74,16 +74,16 @@ _OPERATIONS = (
         body=CompletionRequest,
         answer=answers.Completion,
         event=answers.Completion,
-        can_miss=True,
+        has_model=True,
     ),
-    _Operation(method="get", path="/v1/models", summary="What is served", answer=answers.ModelList),
+    _Operation(method="get", path="/v1/models", summary="List the models", answer=answers.ModelList),
     _Operation(
         method="get",
         path="/v1/models/{id}",
         summary="One model, alias or adapter",
         answer=answers.ModelCard,
         parameters=("id",),
-        can_miss=True,
+        has_model=True,
     ),
     _Operation(
         method="post",
@@ -91,7 +91,7 @@ _OPERATIONS = (
         summary="Text or messages to token ids",
         body=TokenizeRequest,
         answer=answers.Tokenization,
-        can_miss=True,
+        has_model=True,
     ),
     _Operation(
         method="post",
@@ -99,7 +99,7 @@ _OPERATIONS = (
         summary="Token ids to text",
         body=DetokenizeRequest,
         answer=answers.Detokenization,
-        can_miss=True,
+        has_model=True,
     ),
     _Operation(method="get", path="/version", summary="The server's version", answer=answers.Version),
 )
@@ -107,7 +107,7 @@ _OPERATIONS = (
 
 @functools.cache
 def openapi_document() -> dict[str, Any]:
-    """Return the document in OpenAPI 3.1. Every /v1 route is there without the prefix too."""
+    """Return the document in OpenAPI 3.1. Every /v1 route also works without the prefix."""
     schemas: dict[str, Any] = {}
     paths: dict[str, Any] = {}
     for operation in _OPERATIONS:
@@ -116,7 +116,7 @@ def openapi_document() -> dict[str, Any]:
         "openapi": "3.1.0",
         "info": {"title": "Conch", "version": version("conch"), "description": "The OpenAI API, served by Triton."},
         "paths": paths,
-        "security": [{"key": []}, {}],  # {}: a server without a key file asks for none
+        "security": [{"key": []}, {}],  # {}: a server without a key file needs no key
         "components": {"schemas": dict(sorted(schemas.items())), "securitySchemes": {"key": _SECURITY}},
     }
 
@@ -152,19 +152,19 @@ def _describe(operation: _Operation, schemas: dict[str, Any]) -> dict[str, Any]:
 
 
 def _errors(operation: _Operation) -> dict[str, str]:
-    """Return the statuses with which an operation may fail, and what they mean."""
+    """Return the error statuses of an operation with their meanings."""
     statuses = dict(_ERRORS)
     if operation.body is not None:
         statuses |= _ERRORS_OF_BODIES
-    if operation.can_miss:
-        statuses["404"] = "Nothing is served by that name"
+    if operation.has_model:
+        statuses["404"] = "There is no model of this name"
     if operation.event is not None:
         statuses["504"] = "The answer took longer than the server allows"
     return statuses
 
 
 def _schema(kind: Any, mode: Any, schemas: dict[str, Any]) -> dict[str, Any]:
-    """Return a reference to a type's schema, and put it and those it needs among the others."""
+    """Return a reference to a type's schema; add the schema and those it refers to."""
     schema = TypeAdapter(kind).json_schema(mode=mode, ref_template=_REFERENCE, by_alias=True)
     name = schema.get("title", kind.__name__)
     for each, description in (schema.pop("$defs", {}) | {name: schema}).items():

@@ -1,8 +1,7 @@
-"""The parameter contract: what becomes of each request field, by runtime.
+"""The treatment of each request field by each runtime, for `/openapi.json` and docs/parameters.md.
 
-Nothing is listed here by hand. A field's type, range and meaning are those of the pydantic model that reads it; what it
-needs of a runtime is found by translating a request that has it, with its example; what a runtime can do it declares
-itself. `/openapi.json` and docs/parameters.md are written from this.
+Type, range and meaning come from the pydantic models. The needed capabilities come from translating an example
+request. The runtimes declare their capabilities.
 """
 
 from __future__ import annotations
@@ -28,13 +27,13 @@ from model_repository.model_parameters import ModelParameters
 
 
 class Treatment(StrEnum):
-    """What becomes of a field that is sent."""
+    """The treatment of a field."""
 
-    ENFORCED = "enforced"  # by the engine, for any runtime that has the capability, or by the frontend itself
+    ENFORCED = "enforced"  # by the engine or the frontend
     EMULATED = "emulated"  # by several requests to the ensemble
     LOGGED = "logged"  # bookkeeping: changes no answer
     REFUSED = "refused"  # 400, unless its value changes nothing
-    HINT = "hint"  # listed in x-ignored-params where the model does not follow it, unless its value changes nothing
+    HINT = "hint"  # listed in x-ignored-params if the model does not follow it, unless its value changes nothing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,9 +44,9 @@ class Parameter:
     name: str
     treatments: Mapping[str, Treatment]  # by runtime
     needed: frozenset[Capability] = frozenset()
-    body: Mapping[str, Any]  # a request that has it
+    body: Mapping[str, Any]  # a request with the field
     description: str = ""
-    schema: Mapping[str, Any]  # type and range, as JSON schema says them
+    schema: Mapping[str, Any]  # type and range in JSON schema
 
 
 _BODIES: dict[str, tuple[type[GenerationBody], dict[str, Any]]] = {
@@ -61,7 +60,7 @@ _BODIES: dict[str, tuple[type[GenerationBody], dict[str, Any]]] = {
 
 @functools.cache
 def parameters() -> tuple[Parameter, ...]:
-    """Return the table: every field that is known, of both endpoints."""
+    """Return every known field of both endpoints."""
     return tuple(row for endpoint in _BODIES for row in (*_served(endpoint), *_unserved(endpoint)))
 
 
@@ -98,7 +97,7 @@ def _unserved(endpoint: str) -> Iterator[Parameter]:
 
 
 def _resolved(schema: Mapping[str, Any], definitions: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a schema without references; an object, which would be long, is only called that."""
+    """Return a schema without references. An object is shortened to its type."""
     if "$ref" in schema:
         target = definitions[schema["$ref"].rpartition("/")[2]]
         return {"type": "object"} if target.get("type") == "object" else _resolved(target, definitions)
@@ -130,7 +129,7 @@ def _treatment(
 
 def _needs(endpoint: str, body: Mapping[str, Any]) -> frozenset[Capability]:
     needed = {capability for request in _requests(endpoint, body) for capability in needed_capabilities(request)}
-    return frozenset(needed | (HINTS & body.keys()))  # named like the fields
+    return frozenset(needed | (HINTS & body.keys()))  # capabilities with the names of fields
 
 
 def _read(endpoint: str, body: Mapping[str, Any]) -> GenerationBody:
@@ -145,11 +144,11 @@ def _requests(endpoint: str, body: Mapping[str, Any]) -> list[GenerationRequest]
     return completion_to_requests(request, _SOME_MODEL, Settings().request_defaults())
 
 
-# What the fields need does not depend on the model.
+# The needs of a field do not depend on the model.
 _SOME_MODEL = ModelName(
-    asked="demo",
+    requested="demo",
     model=ServedModel(
-        slug="demo",
+        ensemble="demo",
         parameters=ModelParameters(
             model_id="demo",
             context_window=2048,

@@ -1,4 +1,4 @@
-"""The pages of docs/ that are written from the code: request fields by runtime, tensors, metrics."""
+"""The generated pages of docs/: request fields by runtime, tensors, metrics, settings."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from frontend.options import default_text, explanation, flag_of
 from frontend.parameters import Parameter, Treatment, parameters
 from frontend.protocol.body import MAX_INT32
 from frontend.protocol.fields import OF_PEERS
+from frontend.settings import SETTINGS
 from frontend.telemetry.reference import metrics_page
 from model_repository.contract import tensors
 from model_repository.contract.spec import TensorSpec
@@ -23,32 +25,37 @@ _BOUNDS = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤"}
 
 def pages() -> dict[str, str]:
     """Return the pages by file name."""
-    return {"parameters.md": _parameters_page(), "tensors.md": _tensors_page(), "metrics.md": metrics_page(_WRITTEN)}
+    return {
+        "parameters.md": _parameters_page(),
+        "tensors.md": _tensors_page(),
+        "metrics.md": metrics_page(_WRITTEN),
+        "settings.md": _settings_page(),
+    }
 
 
 def _parameters_page() -> str:
     lines = [
         "# Request fields",
         "",
-        "What becomes of each field, by the runtime of the model that is asked. " + _WRITTEN,
+        "The treatment of each field by each runtime. " + _WRITTEN,
         "",
-        "- *enforced*: it does what it says; a value outside its range is refused with 400.",
-        "- *emulated*: likewise, by several requests to the ensemble.",
-        "- *logged*: bookkeeping; it changes no answer and goes to the log.",
+        "- *enforced*: the field works; a value outside its range is refused with 400.",
+        "- *emulated*: the field works, by several requests to the ensemble.",
+        "- *logged*: bookkeeping; the field changes no answer and goes to the log.",
         "- *refused*: 400 with the field's name, unless its value changes nothing.",
-        "- *hint*: listed in `x-ignored-params` where the model does not follow it. TensorRT-LLM's engines follow",
+        "- *hint*: listed in `x-ignored-params` if the model does not follow it. TensorRT-LLM's engines follow",
         "  `seed`, its PyTorch backend does not.",
         "",
-        "`null` is the same as absent. The response's header `x-ignored-params` lists what is ignored: unknown fields,",
-        "hints, and keywords of JSON schemas that are unknown or cannot be enforced, each with its place, such as",
-        "`tools[0].function.parameters.properties.tags.uniqueItems`; `--strict-extra` refuses them. The same table is",
-        "in `/openapi.json`, as `x-runtimes` of each property.",
+        "`null` is the same as absent. The header `x-ignored-params` of the answer lists ignored parts of the request:",
+        "unknown fields, hints, and keywords of JSON schemas that are unknown or cannot be enforced, each with its",
+        "place, such as `tools[0].function.parameters.properties.tags.uniqueItems`; `--strict-extra` refuses them.",
+        "`/openapi.json` has the same table, as `x-runtimes` of each property.",
         "",
-        "A JSON schema with `strict: true` is a promise: a keyword that cannot be enforced is refused with 400, its",
-        "path and the rule. Without it, as in `json_object` with a `schema` and in `structured_outputs`, the schema is",
-        "enforced as far as it can be; `oneOf` whose alternatives cannot be told apart is then enforced as `anyOf`.",
-        "Patterns mean what ECMA-262 says with its `u` flag; look-around, back references and word boundaries cannot",
-        "be enforced. A `regex`, a `choice` and a `grammar` are enforced exactly, or refused.",
+        "With `strict: true` a JSON schema is enforced completely: a keyword that cannot be enforced is refused with",
+        "400, its path and the rule. Without it, as in `json_object` with a `schema` and in `structured_outputs`, the",
+        "other keywords are enforced; a `oneOf` with alternatives that look the same is enforced as `anyOf`. Patterns",
+        "follow ECMA-262 with its `u` flag; look-around, back references and word boundaries cannot be enforced. A",
+        "`regex`, a `choice` and a `grammar` are enforced exactly, or refused.",
         "",
     ]
     for endpoint in dict.fromkeys(row.endpoint for row in parameters()):
@@ -73,7 +80,7 @@ def _parameters_page() -> str:
             "",
             *_table(("field", "values that change nothing", "use instead"), refused),
             "",
-            "Hints, which no model here follows: accepted, and listed in `x-ignored-params`, unless:",
+            "Hints without effect: accepted, and listed in `x-ignored-params`, unless:",
             "",
             *_table(("field", "values that change nothing"), unserved[Treatment.HINT]),
             "",
@@ -90,7 +97,7 @@ def _cells(row: Parameter) -> Sequence[str]:
 
 
 def _values(schema: Mapping[str, Any]) -> str:
-    """Return a JSON schema in a few words."""
+    """Return a short form of a JSON schema."""
     if "enum" in schema:
         return ", ".join(f"`{_word(value)}`" for value in schema["enum"])
     if "const" in schema:
@@ -123,12 +130,12 @@ def _tensors_page() -> str:
         "`ModelStreamInfer`; without `stream` there is one response. Shapes are without the batch dimension, which is",
         "always 1: send `[1, *shape]`. `-1` is any length. Every input is optional, but exactly one of `text_input`,",
         "`messages` and `input_ids` must be there. A value that breaks a rule is answered with an error message that",
-        "names tensor, value and rule. Do not send the metadata `triton_grpc_error: true`, which asks for a status in",
-        "its place: after some hundred errors it ends Triton 2.51 with a segmentation fault.",
+        "names tensor, value and rule. Do not send the metadata `triton_grpc_error: true`, which requests a status",
+        "instead: after some hundred errors it ends Triton 2.51 with a segmentation fault.",
         "",
-        "Shared memory, loading of models and the settings of traces and logs want Triton's key. Triton's HTTP port,",
-        "with its `generate` endpoint, is closed by default. [security.md](security.md#tritons-key) tells how to open",
-        "both.",
+        "Shared memory, loading of models and the settings of traces and logs need Triton's key. Triton's HTTP port,",
+        "with its `generate` endpoint, is closed by default. [security.md](security.md#tritons-key) explains how to",
+        "open both.",
         "",
         "Always set a deadline: a client without one waits for ever when an engine is lost.",
         "",
@@ -142,7 +149,7 @@ def _tensors_page() -> str:
         "",
         "## Outputs",
         "",
-        "A response has the outputs that it has something to say in.",
+        "A response has only the outputs with a value.",
         "",
         *_table(("tensor", "datatype", "shape", "meaning"), map(_output_cells, tensors.PUBLIC_OUTPUTS)),
         "",
@@ -150,23 +157,23 @@ def _tensors_page() -> str:
         "",
         "A response costs about the same whether it carries the tokens of one sequence or of hundreds, so a frontend",
         "opens one *output stream* for each model and sends its requests in batches. The messages are MessagePack of",
-        "the classes that are named below, in `model_repository/contract/`: an object by field names, a class with",
-        "`array_like` as an array. Any client may do so:",
+        "the classes named below, in `model_repository/contract/`: an object by field names, a class with `array_like`",
+        "as an array. Any client may use it:",
         "",
         f"1. Call the ensemble `MODEL__{tensors.OUTPUTS}` with `{tensors.OPEN_STREAM.name}`, and read on. The first",
         "   batch is empty and says that the stream is open.",
         f"2. Call `MODEL__{tensors.REQUESTS}` with `{tensors.REQUEST_BATCH.name}`: the stream's key, and requests",
         "   under numbers of your own. The call ends without a response, or with an error of the whole batch.",
-        "3. The outputs come on the stream, by those numbers. A text in place of a chunk is the error of that request;",
-        "   a chunk without text says that the engine has the request.",
+        "3. The outputs come on the stream, with those numbers. A text instead of a chunk is the error of a request;",
+        "   a chunk without text confirms that the engine has the request.",
         "",
         "One gRPC call can carry all of it: an error has the `id` of its message, and an opening with the parameter",
         "`triton_enable_empty_final_response` is answered when the stream ends, with the parameter",
         "`triton_final_response`. When a stream ends, its requests are cancelled. Without requests it ends after some",
         f"seconds; a late request gets the error `[{OutputStreamNotOpen.code}]`: open another stream with a new key,",
-        "and send the request again. Do so too after some thousand batches, or some hundred errors: Triton keeps two",
-        "kilobytes of each batch until the stream ends, and fifteen of each error until the call does. The key is a",
-        "secret between client and server, as a `cancel_key` is.",
+        "and send the request again. Also open another stream after some thousand batches, or some hundred errors:",
+        "Triton keeps two kilobytes of each batch until the stream ends, and fifteen of each error until the call",
+        "ends. The key is a secret between client and server, like a `cancel_key`.",
         "",
         *_table(
             ("tensor", "datatype", "shape", "meaning"),
@@ -174,6 +181,34 @@ def _tensors_page() -> str:
         ),
     ]
     return "\n".join(lines) + "\n"
+
+
+def _settings_page() -> str:
+    lines = [
+        "# Settings",
+        "",
+        "Options of `.venv/bin/python -m frontend serve` and `api`.",
+        _WRITTEN,
+        "",
+        "`serve` has port 8000 by default, and no `--triton`: it starts a Triton. `serve --help` shows the others.",
+        "The last column is the value of the Helm chart that sets the option; its own default is in brackets.",
+        "",
+        *_table(("option", "default", "values", "meaning", "Helm value"), map(_setting_cells, SETTINGS)),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _setting_cells(name: str) -> Sequence[str]:
+    setting = SETTINGS[name]
+    default = default_text(setting.default)
+    own = "" if setting.chart_default is None else f" ({setting.chart_default})"
+    return (
+        f"`{flag_of(name)}`" if setting.flag is not None else f"variable `{setting.variable}`",
+        f"`{default}`" if default else "",
+        setting.values,
+        explanation(setting),
+        f"`{setting.chart_value}`{own}" if setting.chart_value else "",
+    )
 
 
 def _tensor_cells(spec: TensorSpec) -> Sequence[str]:

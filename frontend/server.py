@@ -1,4 +1,4 @@
-"""Runs the application on a port until it is told to stop."""
+"""Runs the application on a port until a signal."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from frontend.operations.app import create_operations_app
 from frontend.operations.supervisor import BEGIN_DRAIN, RELOAD_KEYS, Supervisor
 from frontend.request_context import DRAIN, KEYS, TRITON
 from frontend.settings import Settings
-from frontend.triton.models import Triton
+from frontend.triton.client import TritonClient
 
 logger = logging.getLogger(__name__)
 
 
 def run(settings: Settings, *, parent: int | None = None, on_listening: Callable[[], None] = lambda: None) -> int:
-    """Serve until SIGTERM or SIGINT; return the exit code, 1 when the port cannot be had.
+    """Serve until SIGTERM or SIGINT; return the exit code: 1 if the port is not available.
 
     Args:
-        settings: what to serve, and where.
-        parent: of one of several workers on the port: a file descriptor that closes when their parent is gone.
+        settings: the settings.
+        parent: of one of several workers: a file descriptor that closes when their parent ends.
         on_listening: called once the port is open.
     """
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -37,23 +37,25 @@ def run(settings: Settings, *, parent: int | None = None, on_listening: Callable
 
 
 def app_runner(
-    settings: Settings, tritons: Mapping[str, Triton] | None = None, tell_others: Callable[[], None] = lambda: None
+    settings: Settings,
+    tritons: Mapping[str, TritonClient] | None = None,
+    tell_others: Callable[[], None] = lambda: None,
 ) -> web.AppRunner:
-    """Return what runs the application; not set up. The arguments are those of `create_app`."""
+    """Return the runner of the application; not set up. The arguments are those of `create_app`."""
     return ConnectionRunner(create_app(settings, tritons, tell_others), settings)
 
 
 def operations_runner(public: web.AppRunner, supervisor: Supervisor) -> web.AppRunner:
-    """Return what runs the operations port beside an application that is set up; not set up itself.
+    """Return the runner of the operations port; not set up. `public` is set up.
 
-    Its handlers go on when their clients hang up: half an unload would help nobody.
+    Its handlers continue when their clients hang up, so that an unload is never half done.
     """
     app = create_operations_app(public.app, supervisor)
     return web.AppRunner(app, access_log=None, shutdown_timeout=CLOSE_TIMEOUT_S)
 
 
 def log_unavailable(host: str, port: int, exc: OSError) -> None:
-    """Say that a port cannot be had, and why."""
+    """Log that a port is not available."""
     logger.error("cannot listen on %s port %d: %s", host, port, exc.strerror or exc)
 
 
@@ -66,13 +68,13 @@ async def _serve(settings: Settings, parent: int | None, on_listening: Callable[
 
     def on_parent_gone() -> None:
         assert parent is not None
-        loop.remove_reader(parent)  # it can be read from now on, which would keep the loop busy
+        loop.remove_reader(parent)  # it stays readable, which would keep the loop busy
         stop.set()
 
     is_shared = parent is not None
     supervisor = Supervisor(os.getppid() if is_shared else os.getpid())
     loop.add_signal_handler(signal.SIGTERM, on_signal)
-    # Ctrl-C reaches the parent of several workers too, which tells them: one signal must not count twice.
+    # Ctrl-C reaches the parent of several workers too, and the parent signals them: it must not count twice.
     loop.add_signal_handler(signal.SIGINT, on_signal if parent is None else lambda: None)
     runner = app_runner(settings, tell_others=supervisor.begin_drain if is_shared else lambda: None)
     drain, keys = runner.app.get(DRAIN), runner.app.get(KEYS)
@@ -81,11 +83,11 @@ async def _serve(settings: Settings, parent: int | None, on_listening: Callable[
     if parent is not None:
         loop.add_reader(parent, on_parent_gone)
     public_tls = Certificates(settings) if settings.tls_cert else None
-    admin_tls = Certificates(replace(settings, tls_client_ca="")) if settings.admin_tls else None
+    admin_tls = Certificates(replace(settings, tls_client_ca="")) if settings.tls_cert and settings.admin_port else None
     following = [loop.create_task(each.follow()) for each in (public_tls, admin_tls) if each is not None]
     runners = [runner]
     await runner.setup()
-    if keys is not None:  # without them the signal ends the process, as it does others whose terminal is gone
+    if keys is not None:  # without a key file the signal ends the process, as usual
         loop.add_signal_handler(RELOAD_KEYS, keys.reload_or_log)
     try:
         if not await _listen(runner, settings.host, settings.port, "process %d listens on %s", is_shared, public_tls):
@@ -100,7 +102,7 @@ async def _serve(settings: Settings, parent: int | None, on_listening: Callable[
         await stop.wait()
         logger.info("stopping")
         if drain is not None:
-            # The port stays open: whoever comes is told to go elsewhere, and asks for the readiness in vain.
+            # The port stays open: new requests get 503, and health is not ready.
             await drain.finish(settings.drain_timeout_s, hurry, runner.app[TRITON].end_all)
     finally:
         if parent is not None:
@@ -115,7 +117,7 @@ async def _serve(settings: Settings, parent: int | None, on_listening: Callable[
 async def _listen(
     runner: web.AppRunner, host: str, port: int, text: str, is_shared: bool, certificates: Certificates | None
 ) -> bool:
-    """Listen, and say where; where that cannot be, say why and return False."""
+    """Listen and log the address; return False if the port is not available."""
     context = None if certificates is None else certificates.context
     try:
         await web.TCPSite(runner, host, port, ssl_context=context, reuse_port=is_shared).start()

@@ -1,161 +1,329 @@
-"""The frontend's configuration: read once at the start, checked when it is made, passed as an argument."""
+"""The frontend's settings, each declared once: for options, checks, docs/settings.md and the Helm chart."""
 
 from __future__ import annotations
 
 import ipaddress
 import math
 import re
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
 
 from model_repository.contract.request import ContextOverflow
 from model_repository.contract.tensors import KEY_VARIABLE
 from model_repository.model_parameters import RequestDefaults
 
-_ROOT_PATH = re.compile(r"(/[\w.~-]+)+", re.ASCII)
-_HOST_NAME = re.compile(r"[0-9A-Za-z._-]+")
-_SHA256 = re.compile(r"[0-9a-f]{64}")
-_TRITON_KEY = re.compile(r"[!-~]{32,}")
+MAX_INT32 = 2**31 - 1
+LAUNCHER_KEY_VARIABLE = "CONCH_LAUNCHER_KEY_SHA256"  # the hash of the key of `serve`, which sends the first requests
 
-_ORIGIN = re.compile(r"\*|[a-z][a-z0-9+.-]*://(\[[0-9a-f:.]+\]|[a-z0-9.-]+)(:[0-9]{1,5})?")
-MIN_STAGE_STALL_S = 2.0
-_REDIS_SCHEMES = ("redis://", "rediss://", "unix://")
+_HOST_NAME = r"[0-9A-Za-z._-]+"
+_ORIGIN = r"\*|[a-z][a-z0-9+.-]*://(\[[0-9a-f:.]+\]|[a-z0-9.-]+)(:[0-9]{1,5})?"
 
 
 class SettingsError(ValueError):
-    """A setting breaks a rule; the message names it, its value and the rule."""
+    """A setting breaks a rule; the message names the setting, its value and the rule."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """The declaration of one setting, without its name.
+
+    The type of the default is the type of the setting. A text may also be empty where its default is empty, and a list
+    where its default is an empty list.
+    """
+
+    default: Any
+    help: str
+    low: int = 0  # of a number
+    high: int = MAX_INT32  # of a whole number
+    is_zero_allowed: bool = True  # for seconds
+    choices: tuple[str | int, ...] = ()
+    pattern: str = r".+"  # of a text, or of each text of a list
+    form: str = "text"  # the pattern in words
+    flag: str | None = ""  # the option; empty: from the name; None: no option
+    metavar: str = ""
+    variable: str = ""  # an environment variable, used where the option is absent
+    is_secret: bool = False  # not shown in errors, nor on the command lines of child processes
+    chart_value: str = ""  # the path of the Helm chart's value
+    chart_default: Any = None  # of that value; None: the same default
+
+    @property
+    def values(self) -> str:
+        """The allowed values in words; of a list, those of each item."""
+        match self.default:
+            case _ if self.choices:
+                return " or ".join(str(choice) or "empty" for choice in self.choices)
+            case bool():
+                return "true or false"
+            case int():
+                return f"a whole number from {self.low} to {self.high}"
+            case float():
+                return f"a number of seconds, {'0 or more' if self.is_zero_allowed else 'above 0'}"
+            case _:
+                return self.form
+
+    def allows(self, value: Any) -> bool:
+        """Return whether a value is valid, apart from the rules for several settings."""
+        match self.default:
+            case _ if self.choices:
+                return isinstance(value, type(self.default)) and value in self.choices
+            case bool():
+                return isinstance(value, bool)
+            case int():
+                return type(value) is int and self.low <= value <= self.high
+            case float():
+                is_number = isinstance(value, int | float) and not isinstance(value, bool)
+                return is_number and 0 <= value < math.inf and (value != 0 or self.is_zero_allowed)
+            case tuple():
+                return isinstance(value, tuple) and bool(value or not self.default) and all(map(self._matches, value))
+            case _:
+                return isinstance(value, str) and (value == self.default or self._matches(value))
+
+    def _matches(self, text: str) -> bool:
+        return re.fullmatch(self.pattern, text, re.ASCII) is not None
+
+
+def setting[T](default: T, help: str, **declaration: Any) -> T:
+    """Declare a field of `Settings`; the arguments are the fields of `Setting`."""
+    declared = Setting(default=default, help=help, **declaration)
+    return field(default=default, repr=not declared.is_secret, metadata={"setting": declared})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """What the frontend needs to know beyond what Triton tells it.
+    """The configuration of the frontend: read once at the start, checked when it is made, passed as an argument.
 
     `triton_endpoints` and `model_limits` are texts with a grammar: `frontend.triton.endpoints` and
-    `frontend.gateway.model_limits` read and check them.
+    `frontend.gateway.policy` read and check them.
 
     Raises:
         SettingsError: at construction.
     """
 
-    host: str = "127.0.0.1"
-    port: int = 8080  # 0: any free one
-    workers: int = 0  # processes on the port; 0: by the number of cores
-    triton_endpoints: tuple[str, ...] = ("127.0.0.1:8001",)  # gRPC: [MODEL=][dns:]host:port,...
-    dns_interval_s: float = 2.0  # between two looks at what an endpoint dns:NAME:PORT stands for
-    triton_tls_ca: str = ""  # PEM file of who signs the Tritons' certificates; empty: no TLS to them
-    triton_tls_cert: str = ""  # PEM file of the certificate that the Tritons want of us; empty: none
-    triton_tls_key: str = ""  # PEM file of its key
-    triton_tls_name: str = ""  # that the Tritons' certificates have; empty: each has the host of its endpoint
-    triton_key: str = field(default="", repr=False)  # to the restricted APIs of the Tritons; empty: they stay closed
-    max_body_bytes: int = 10 * 2**20
-    validation_status: int = 400  # of schema failures; 422 is FastAPI's
-    strict_extra: bool = False  # refuse what else would be listed in x-ignored-params
-    default_model: str = ""  # for requests that name none; empty: they are refused
-    root_paths: tuple[str, ...] = ()  # the API is served below each of these too, such as /openai
-    # What a request gets where it says nothing, and its model neither.
-    completion_max_tokens: int = 16  # 0: what the context window leaves
-    chat_max_tokens: int = 256  # likewise
-    context_length_exceeded_behavior: str = "truncate"
-    include_stop_str_in_output: bool = False
-    max_logprobs: int = 5  # of a completion; chats have OpenAI's limit, 20
-    max_choices: int = 1024  # completions that one request may ask for: prompts times n or best_of
-    stats_interval_s: float = 1.0  # between two looks at an engine
-    stats_deadline_s: float = 2.0  # an engine that takes longer to answer has missed; two misses in a row lose it
-    engine_stall_s: float = 60.0  # an engine that has been in one step for longer hangs, and is lost
-    stage_stall_s: float = 20.0  # a stage beside an engine at work that has brought nothing for so long is looked at
-    # Replicas, faults, drain.
-    breaker_failures: int = 5  # of a model at an endpoint, in a row, after which it gets no requests there
-    breaker_pause_s: float = 1.0  # from then, or from a probe that failed, to the next probe
-    probe_deadline_s: float = 30.0  # for the token that a probe asks for
-    retry_share: float = 0.1  # of the requests that may be sent a second time; 0: none
-    drain_timeout_s: float = 25.0  # how long requests in flight may go on after SIGTERM
-    # Connections and hostile input.
-    header_timeout_s: float = 10.0  # for the head of a request
-    body_timeout_s: float = 60.0  # for its body, from the end of its head
-    keepalive_timeout_s: float = 75.0  # between two requests
-    stalled_reader_s: float = 30.0  # a client that reads nothing for so long, though there is something, is cut off
-    ping_interval_s: float = 15.0  # of silence in a stream, then a comment goes out; 0: none does
-    request_timeout_s: float = 0.0  # for the whole answer; 0: as long as it takes
-    max_url_bytes: int = 8192
-    max_header_bytes: int = 16384  # of one header
-    max_headers: int = 100
-    max_json_depth: int = 128  # of lists and objects in a body
-    max_content_parts: int = 4096  # of all messages of a chat together
-    tls_cert: str = ""  # PEM file of the certificate and what it was signed with; empty: no TLS
-    tls_key: str = ""  # PEM file of its key
-    tls_client_ca: str = ""  # PEM file of who signs clients' certificates; empty: clients need none
-    cors_origins: tuple[str, ...] = ()  # of web pages that may call the API: such as https://a.example, or *
-    allow_hosts: tuple[str, ...] = ()  # names in the header Host, beside loopback's, without keys on loopback; *: any
-    # Who may do what.
-    key_file: str = ""  # of the API keys; empty: there are none, and whoever reaches the port may use it
-    key_interval_s: float = 1.0  # between two looks at the key file
-    allow_anonymous: bool = False  # listen on other addresses than loopback without a key file
-    launcher_key_sha256: str = ""  # of one more key, with which the launcher asks for the first tokens
-    admin_host: str = "127.0.0.1"
-    admin_port: int = 0  # of health, metrics and admin routes; 0: there is none
-    admin_tls: bool = False  # it shows tls_cert too, and asks for no certificate: probes of a cluster have none
-    # What operators see.
-    log_format: str = "text"  # or json: one object a line
-    metrics_compat: str = ""  # vllm: the metrics that vLLM has, once more under its names
-    metrics_by_key: bool = False  # requests and tokens by the name of the caller's key
-    otlp_endpoint: str = ""  # spans are posted here, such as http://collector:4318/v1/traces; empty: there are none
-    # Limits and admission (docs/limits.md). The first four are of a key that has none of its own; 0: no limit.
-    requests_per_minute: int = 0
-    tokens_per_minute: int = 0
-    max_concurrent: int = 0  # requests of a key at a time
-    max_priority: str = "high"
-    model_limits: tuple[str, ...] = ()  # MODEL:name=value,...
-    max_in_flight: int = 0  # completions of a replica of a model at a time; 0: as many as it decodes at a time
-    max_in_flight_prompt_tokens: int = 4 * 2**20  # of a replica too, estimated; 0: no bound
-    max_queue_wait_s: float = 30.0  # a request that would wait longer for a model is refused
-    redis_url: str = ""  # where replicas share the keys' rates; empty: each keeps its own
-    limits_on_failure: str = "open"  # or closed: what becomes of requests that cannot be counted
-    limits_socket: str = ""  # of the admission process; several workers start one by themselves
+    host: str = setting("127.0.0.1", "Address on which the API listens; 0.0.0.0 is every IPv4 address.")
+    port: int = setting(8080, "Port of the API; 0 is any free port.", high=65535)
+    workers: int = setting(
+        0,
+        "Processes that share the port; 0: one process for every four cores, at most 8.",
+        high=256,
+        chart_value="frontend.workers",
+        chart_default=1,
+    )
+    triton_endpoints: tuple[str, ...] = setting(
+        ("127.0.0.1:8001",),
+        "gRPC endpoints of Tritons that serve the same models. dns:HOST:PORT means one endpoint for each address of "
+        "the name. With MODEL= the endpoints are used for this model only, and the model is expected to be served.",
+        form="[MODEL[,ALIAS...]=][dns:]HOST:PORT[,...]",
+        flag="--triton",
+        metavar="[MODEL[,ALIAS...]=][dns:]HOST:PORT[,...]",
+    )
+    triton_tls_ca: str = setting(
+        "",
+        "PEM file of the authorities that signed the Tritons' certificates; with it, connections to Tritons use TLS.",
+    )
+    triton_tls_cert: str = setting("", "PEM file of the certificate that the frontend shows to Tritons.")
+    triton_tls_key: str = setting("", "PEM file of the key of the certificate for Tritons.")
+    triton_tls_name: str = setting(
+        "",
+        "Name in the Tritons' certificates; empty: each certificate must name the host of its endpoint.",
+        pattern=_HOST_NAME,
+        form="a name such as triton.example.com",
+    )
+    triton_key: str = setting(
+        "",
+        "Key to the restricted APIs of the Tritons; without it, the frontend cannot load or reload models.",
+        pattern=r"[!-~]{32,}",
+        form="32 or more characters of printable ASCII, without spaces",
+        flag=None,
+        variable=KEY_VARIABLE,
+        is_secret=True,
+    )
+    max_body_bytes: int = setting(
+        10 * 2**20,
+        "Largest body of a request, in bytes; a larger body gets 413.",
+        low=1,
+        chart_value="frontend.limits.maxBodyBytes",
+    )
+    validation_status: int = setting(
+        400, "HTTP status of a request that breaks the schema; FastAPI uses 422.", choices=(400, 422)
+    )
+    strict_extra: bool = setting(
+        False, "Refuse unknown fields, unsupported hints and unenforced keywords of JSON schemas with 400."
+    )
+    default_model: str = setting(
+        "",
+        "Model of requests that name no model; empty: such requests are refused.",
+        chart_value="frontend.defaultModel",
+    )
+    root_paths: tuple[str, ...] = setting(
+        (),
+        "Path below which the API is served too, such as /openai.",
+        pattern=r"(/[\w.~-]+)+",
+        form="a path such as /openai, without a slash at its end",
+        flag="--root-path",
+        metavar="PATH",
+    )
+    completion_max_tokens: int = setting(
+        16, "max_tokens of completions that set none; 0: the rest of the context window."
+    )
+    chat_max_tokens: int = setting(
+        256, "max_tokens of chat completions that set none; 0: the rest of the context window."
+    )
+    context_length_exceeded_behavior: str = setting(
+        "truncate",
+        "Treatment of a request whose prompt and max_tokens exceed the context window, unless the request or its model "
+        "sets it: truncate lowers max_tokens, error refuses the request.",
+        choices=tuple(ContextOverflow),
+    )
+    include_stop_str_in_output: bool = setting(
+        False, "Keep the stop sequence in the text, unless the request or its model sets it."
+    )
+    max_logprobs: int = setting(5, "Largest logprobs of a completion; a chat may always ask for 20.", high=20)
+    engine_stall_s: float = setting(
+        60.0,
+        "Seconds that one step of an engine may take; an engine with a longer step is treated as lost, and reloaded.",
+        is_zero_allowed=False,
+    )
+    drain_timeout_s: float = setting(
+        25.0,
+        "Seconds that running requests may take to end after SIGTERM; a second signal ends them at once.",
+        chart_value="frontend.drain.maxStreamSeconds",
+        chart_default=600,
+    )
+    stream_keepalive_s: float = setting(
+        15.0, "Seconds without output before a stream carries a keepalive comment; 0: no comments."
+    )
+    request_timeout_s: float = setting(
+        0.0, "Seconds that a whole answer may take; 0: no limit.", chart_value="frontend.limits.requestTimeoutSeconds"
+    )
+    tls_cert: str = setting("", "PEM file of the server's certificate chain; with it, the server uses TLS.")
+    tls_key: str = setting("", "PEM file of the key of the server's certificate.")
+    tls_client_ca: str = setting(
+        "",
+        "PEM file of the authorities that sign clients' certificates; with it, each client must show a certificate. "
+        "The operations port of the frontend demands none.",
+    )
+    cors_origins: tuple[str, ...] = setting(
+        (),
+        "Origin of web pages that may call the API, such as https://a.example; * is every origin.",
+        pattern=_ORIGIN,
+        form="an origin such as https://a.example, without a path, or *",
+        flag="--cors-origin",
+        metavar="ORIGIN",
+    )
+    allow_hosts: tuple[str, ...] = setting(
+        (),
+        "Further name that the header Host may have at a server on loopback without API keys; * is every name.",
+        pattern=rf"\*|{_HOST_NAME}",
+        form="a name such as llm.example.com, without a port, or *",
+        flag="--allow-host",
+        metavar="NAME",
+    )
+    key_file: str = setting(
+        "",
+        "JSON file of the API keys, as `keys add` writes it; empty: no key is needed, and only loopback may be used.",
+    )
+    allow_anonymous: bool = setting(
+        False, "Listen on addresses other than loopback without a key file; every client is then let in."
+    )
+    admin_host: str = setting("127.0.0.1", "Address on which the operations port listens.")
+    admin_port: int = setting(
+        0, "Port of health, metrics and admin routes, different from the API's port; 0: no such port.", high=65535
+    )
+    log_format: str = setting(
+        "text",
+        "Format of the log; json is one object in each line.",
+        choices=("text", "json"),
+        chart_value="frontend.logFormat",
+        chart_default="json",
+    )
+    metrics_compat: str = setting(
+        "", "Second set of metrics: vllm exports vLLM's metrics under their names too.", choices=("", "vllm")
+    )
+    metrics_by_key: bool = setting(False, "Count requests and tokens by the name of the API key too.")
+    otlp_endpoint: str = setting(
+        "",
+        "URL to which OpenTelemetry spans are posted, such as http://collector:4318/v1/traces; empty: no spans.",
+        pattern=r"https?://.*",
+        form="a URL such as http://collector:4318/v1/traces",
+        variable="OTEL_EXPORTER_OTLP_TRACES_ENDPOINT",
+        chart_value="tracing.otlpEndpoint",
+    )
+    requests_per_minute: int = setting(
+        0,
+        "Requests per minute of an API key without a limit of its own; 0: no limit.",
+        chart_value="frontend.limits.requestsPerMinute",
+    )
+    tokens_per_minute: int = setting(
+        0,
+        "Tokens of prompts and completions per minute of an API key without a limit of its own; 0: no limit.",
+        chart_value="frontend.limits.tokensPerMinute",
+    )
+    max_concurrent: int = setting(
+        0,
+        "Requests at the same time of an API key without a limit of its own; 0: no limit.",
+        chart_value="frontend.limits.maxConcurrent",
+    )
+    max_priority: str = setting(
+        "high",
+        "Highest priority that requests of an API key without a limit of its own may have.",
+        choices=("low", "normal", "high"),
+    )
+    model_limits: tuple[str, ...] = setting(
+        (),
+        "Limits of one model, such as demo:rpm=60,in_flight=32; docs/limits.md names them.",
+        form="MODEL:name=value,...",
+        flag="--model-limit",
+        metavar="MODEL:LIMITS",
+    )
+    max_in_flight: int = setting(
+        0,
+        "Completions at the same time at each replica of a model; 0: as many as the replica decodes in one step.",
+        chart_value="frontend.limits.maxInFlight",
+    )
+    max_queue_wait_s: float = setting(
+        30.0,
+        "Seconds that a request may wait for a model; a request with a longer wait gets 503.",
+        is_zero_allowed=False,
+        chart_value="frontend.limits.maxQueueWaitSeconds",
+    )
+    redis_url: str = setting(
+        "",
+        "URL of a Redis in which several frontends share the rates of the keys; empty: each frontend counts alone.",
+        pattern=r"(rediss?|unix)://.*",
+        form="a URL that begins with redis://, rediss:// or unix://",
+        variable="CONCH_REDIS_URL",
+        is_secret=True,
+    )
+    limits_on_failure: str = setting(
+        "open",
+        "Treatment of requests while the shared limits cannot be reached: open serves them, closed refuses them.",
+        choices=("open", "closed"),
+    )
 
     def __post_init__(self) -> None:
-        if not self.host:
-            self._refuse("host", "must not be empty")
-        self._require_int("port", 0, 65535)
-        self._require_int("workers", 0, 256)
-        self._require_int("max_body_bytes", 1, 2**31 - 1)
-        self._require_int("completion_max_tokens", 0, 2**31 - 1)
-        self._require_int("chat_max_tokens", 0, 2**31 - 1)
-        self._require_int("max_logprobs", 0, 20)
-        self._require_int("max_choices", 1, 2**20)
-        if self.context_length_exceeded_behavior not in tuple(ContextOverflow):
-            self._refuse("context_length_exceeded_behavior", f"must be {' or '.join(ContextOverflow)}")
-        if not all(_ROOT_PATH.fullmatch(path) for path in self.root_paths):
-            self._refuse("root_paths", "each must be a path such as /openai, without a slash at its end")
-        positive = (
-            "stats_interval_s",
-            "stats_deadline_s",
-            "engine_stall_s",
-            "breaker_pause_s",
-            "probe_deadline_s",
-            "dns_interval_s",
-            "key_interval_s",
-            "stage_stall_s",
-        )
-        for name in positive:
-            self._require_seconds(name, is_zero_allowed=False)
-        if self.stage_stall_s < MIN_STAGE_STALL_S:
-            self._refuse("stage_stall_s", f"must be at least {MIN_STAGE_STALL_S:g}: each stream hears once a second")
-        self._require_seconds("drain_timeout_s", is_zero_allowed=True)
-        self._require_int("breaker_failures", 1, 2**31 - 1)
-        if isinstance(self.retry_share, bool) or not 0 <= self.retry_share <= 1:
-            self._refuse("retry_share", "must be a number from 0 to 1")
-        self._check_connections()
-        self._check_access()
-        if self.validation_status not in (400, 422):
-            self._refuse("validation_status", "must be 400 or 422")
-        self._require_one_of("log_format", "text", "json")
-        self._require_one_of("metrics_compat", "", "vllm")
-        if self.otlp_endpoint and not self.otlp_endpoint.startswith(("http://", "https://")):
-            self._refuse("otlp_endpoint", "must be a URL such as http://collector:4318/v1/traces")
-        self._check_endpoints()
-        self._check_limits()
+        for name, declared in SETTINGS.items():
+            if not declared.allows(getattr(self, name)):
+                each = "each " if isinstance(declared.default, tuple) else ""
+                self._refuse(name, f"{each}must be {declared.values}")
+        if self.admin_port and self.admin_port == self.port:
+            self._refuse("admin_port", "must be another port than that of the API")
+        for name in ("host", *(["admin_host"] if self.admin_port else [])):
+            if not (self.key_file or self.allow_anonymous or is_loopback(getattr(self, name))):
+                rule = "without API keys only loopback is allowed; --key-file FILE names the keys, and"
+                self._refuse(name, f"{rule} --allow-anonymous lets every client in")
+        if bool(self.tls_cert) != bool(self.tls_key):
+            self._refuse("tls_cert" if self.tls_cert else "tls_key", "tls_cert and tls_key go together")
+        if self.tls_client_ca and not self.tls_cert:
+            self._refuse("tls_client_ca", "it needs tls_cert and tls_key")
+        if bool(self.triton_tls_cert) != bool(self.triton_tls_key) or (self.triton_tls_cert and not self.triton_tls_ca):
+            name = "triton_tls_cert" if self.triton_tls_cert else "triton_tls_key"
+            self._refuse(name, "triton_tls_cert and triton_tls_key go together, and with triton_tls_ca")
+        if self.triton_tls_name and not self.triton_tls_ca:
+            self._refuse("triton_tls_name", "it needs triton_tls_ca")
 
     def request_defaults(self) -> RequestDefaults:
-        """Return what a request gets where it says nothing, and its model neither."""
+        """Return the values for fields that a request and its model leave out."""
         return RequestDefaults(
             completion_max_tokens=self.completion_max_tokens or None,
             chat_max_tokens=self.chat_max_tokens or None,
@@ -165,90 +333,22 @@ class Settings:
 
     @property
     def triton_security(self) -> str:
-        """How Tritons are connected to, for a log line."""
+        """The security of connections to Tritons, for a log line."""
         if not self.triton_tls_ca:
             return "without TLS"
         return "over TLS" if self.triton_tls_cert else "over TLS, without a certificate of the frontend's"
 
-    def _check_connections(self) -> None:
-        for name in ("header_timeout_s", "body_timeout_s", "keepalive_timeout_s", "stalled_reader_s"):
-            self._require_seconds(name, is_zero_allowed=False)
-        for name in ("ping_interval_s", "request_timeout_s"):
-            self._require_seconds(name, is_zero_allowed=True)
-        self._require_int("max_url_bytes", 64, 2**20)
-        self._require_int("max_header_bytes", 64, 2**20)
-        self._require_int("max_headers", 8, 1024)
-        self._require_int("max_json_depth", 8, 128)  # what serializes a body further on has limits of its own
-        self._require_int("max_content_parts", 1, 2**20)
-        if bool(self.tls_cert) != bool(self.tls_key):
-            self._refuse("tls_cert" if self.tls_cert else "tls_key", "tls_cert and tls_key go together")
-        if self.tls_client_ca and not self.tls_cert:
-            self._refuse("tls_client_ca", "it needs tls_cert and tls_key")
-        if not all(_ORIGIN.fullmatch(origin) for origin in self.cors_origins):
-            self._refuse("cors_origins", "each must be an origin such as https://a.example, without a path, or *")
-        if not all(host == "*" or _HOST_NAME.fullmatch(host) for host in self.allow_hosts):
-            self._refuse("allow_hosts", "each must be a name such as llm.example.com, without a port, or *")
-
-    def _check_access(self) -> None:
-        if not self.admin_host:
-            self._refuse("admin_host", "must not be empty")
-        self._require_int("admin_port", 0, 65535)
-        if self.admin_port and self.admin_port == self.port:
-            self._refuse("admin_port", "must be another port than that of the API")
-        if self.admin_tls and not (self.admin_port and self.tls_cert):
-            self._refuse("admin_tls", "it needs admin_port, tls_cert and tls_key")
-        if self.launcher_key_sha256 and not _SHA256.fullmatch(self.launcher_key_sha256):
-            self._refuse("launcher_key_sha256", "must be 64 hexadecimal digits")
-        for name in ("host", *(["admin_host"] if self.admin_port else [])):
-            if not (self.key_file or self.allow_anonymous or is_loopback(getattr(self, name))):
-                rule = "without API keys only loopback is listened on; --key-file FILE names them, and"
-                self._refuse(name, f"{rule} --allow-anonymous lets everybody in")
-
-    def _check_endpoints(self) -> None:
-        if isinstance(self.triton_endpoints, str) or not self.triton_endpoints:
-            self._refuse("triton_endpoints", "must be a list of host:port, at least one")
-        if self.triton_key and not _TRITON_KEY.fullmatch(self.triton_key):  # the value is a secret
-            raise SettingsError(f"{KEY_VARIABLE}: must be 32 or more characters of printable ASCII, without spaces")
-        if bool(self.triton_tls_cert) != bool(self.triton_tls_key) or (self.triton_tls_cert and not self.triton_tls_ca):
-            name = "triton_tls_cert" if self.triton_tls_cert else "triton_tls_key"
-            self._refuse(name, "triton_tls_cert and triton_tls_key go together, and with triton_tls_ca")
-        if self.triton_tls_name and not (self.triton_tls_ca and _HOST_NAME.fullmatch(self.triton_tls_name)):
-            self._refuse("triton_tls_name", "must be a name such as triton.example.com, and goes with triton_tls_ca")
-
-    def _check_limits(self) -> None:
-        for name in ("requests_per_minute", "tokens_per_minute", "max_concurrent", "max_in_flight"):
-            self._require_int(name, 0, 2**31 - 1)
-        self._require_int("max_in_flight_prompt_tokens", 0, 2**31 - 1)
-        self._require_seconds("max_queue_wait_s", is_zero_allowed=False)
-        if self.max_priority not in ("low", "normal", "high"):
-            self._refuse("max_priority", "must be low, normal, high")
-        if self.limits_on_failure not in ("open", "closed"):
-            self._refuse("limits_on_failure", "must be open or closed")
-        if self.redis_url and not self.redis_url.startswith(_REDIS_SCHEMES):
-            raise SettingsError(f"redis_url: must begin with {', '.join(_REDIS_SCHEMES)}")  # it may hold a password
-
-    def _require_int(self, name: str, low: int, high: int) -> None:
-        value = getattr(self, name)
-        if type(value) is not int or not low <= value <= high:
-            self._refuse(name, f"must be a whole number from {low} to {high}")
-
-    def _require_seconds(self, name: str, *, is_zero_allowed: bool) -> None:
-        value = getattr(self, name)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
-            self._refuse(name, "must be a number of seconds")
-        if value == 0 and not is_zero_allowed:
-            self._refuse(name, "must be above 0")
-
-    def _require_one_of(self, name: str, *words: str) -> None:
-        if getattr(self, name) not in words:
-            self._refuse(name, f"must be {' or '.join(word or 'empty' for word in words)}")
-
     def _refuse(self, name: str, rule: str) -> None:
-        raise SettingsError(f"{name}={getattr(self, name)!r}: {rule}")
+        declared = SETTINGS[name]
+        label = declared.variable if declared.flag is None else name
+        raise SettingsError(f"{label}: {rule}" if declared.is_secret else f"{name}={getattr(self, name)!r}: {rule}")
+
+
+SETTINGS: Mapping[str, Setting] = {each.name: each.metadata["setting"] for each in fields(Settings)}
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches an address. A name other than localhost may stand for any."""
+    """Whether only this machine reaches an address. A name other than localhost may stand for any address."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

@@ -1,4 +1,4 @@
-"""Files of certificates and keys: whether they have changed, and what is wrong with them."""
+"""Files of certificates and keys: their versions and errors."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import os
 import ssl
 from collections.abc import Iterable
 
-type Version = tuple[int, int, int] | None  # None: it is not there
+type Version = tuple[int, int, int] | None  # None: no such file
 
 
 def versions_of(paths: Iterable[str]) -> list[Version]:
-    """Return what is another value once a file is written or replaced, for each of those that are named at all."""
+    """Return the versions of files. A version changes when the file is written or replaced."""
     return [_version_of(path) for path in paths if path]
 
 
@@ -23,7 +23,7 @@ def _version_of(path: str) -> Version:
 
 
 def no_password() -> str:
-    """Refuse a key that needs a password, in place of asking whoever is at the terminal.
+    """Refuse a key with a password, instead of a prompt at the terminal.
 
     Raises:
         ssl.SSLError: always.
@@ -32,5 +32,5 @@ def no_password() -> str:
 
 
 def reason_of(exc: OSError) -> str:
-    """Return what is wrong with files, without the place in OpenSSL's source."""
+    """Return the reason of an error, without the place in OpenSSL's source."""
     return exc.reason if isinstance(exc, ssl.SSLError) and exc.reason else exc.strerror or str(exc)

@@ -1,4 +1,4 @@
-"""The bytes of every token of a vocabulary: computed at build time, read by release gate and detokenizer."""
+"""The bytes of every token of a vocabulary: computed at build time, read by the stop buffer and the detokenizer."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def save_byte_table(path: Path, token_bytes: Sequence[bytes]) -> None:
 
 
 def load_byte_table(path: Path) -> list[bytes]:
-    """Return the bytes of each token by its id; empty for a token that is no text."""
+    """Return the bytes of each token by its id; empty for a token without text."""
     with np.load(path) as arrays:
         blob, ends = arrays["blob"].tobytes(), arrays["ends"].tolist()
     starts = [0, *ends[:-1]]

@@ -1,9 +1,9 @@
-"""How one stage tells another that a client is gone: a datagram socket between their two processes.
+"""Tells another stage that a client is gone: a datagram socket between the processes of two stages.
 
-The detokenizer tells the engine, and the engine the tokenizer, where a grammar may wait to be compiled.
+The detokenizer tells the engine. The engine tells the tokenizer, where a grammar may wait to be compiled.
 
-Triton shows a hang-up only to steps that it schedules afterwards, which are the detokenizer's. Triton's own way from
-stage to stage, a request from within `execute`, was tried first: it crashed the server under cancellations (2.51).
+Triton shows a hang-up only to later steps of a request: those of the detokenizer. A Triton request from within
+`execute` is Triton's own way from stage to stage; it crashed the server under cancellations (2.51).
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from pathlib import Path
 
 logger = logging.getLogger(__name__)
 
-_MESSAGE = struct.Struct("<Q")  # a sequence number, or a cancel key as a number
+_MESSAGE = struct.Struct("<Q")  # the number of an output stream, or a cancel key as a number
 
 
 def key_to_number(cancel_key: str) -> int:
-    """Return a number for a cancel key, which may have any length."""
+    """Return a number for a cancel key of any length."""
     return int.from_bytes(hashlib.blake2b(cancel_key.encode("utf-8", "replace"), digest_size=8).digest())
 
 
 def _address(ensemble: str) -> str:
-    """Return the socket's path, the same in all stages of an ensemble of one server, which is their parent process.
+    """Return the socket's path. All stages of an ensemble have the same parent process, the server, and so one path.
 
     Raises:
-        PermissionError: somebody else made its folder.
+        PermissionError: another user owns the folder.
     """
     parent = tempfile.gettempdir()
     folder = Path(parent if len(parent) < 40 else "/tmp", f"conch-{os.getuid()}")
@@ -50,13 +50,13 @@ class CancelReceiver:
 
     Args:
         ensemble: name of the ensemble for its engine; name of the stage for a tokenizer.
-        cancel: takes a number, from the receiver's thread; must return at once.
+        cancel: gets each number, in the receiver's thread; must return at once.
     """
 
     def __init__(self, ensemble: str, cancel: Callable[[int], None]) -> None:
         self._cancel = cancel
         self._address = _address(ensemble)
-        Path(self._address).unlink(missing_ok=True)  # of an engine that was killed
+        Path(self._address).unlink(missing_ok=True)  # left by a killed engine
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._socket.bind(self._address)
         self._inode = os.stat(self._address).st_ino
@@ -68,7 +68,7 @@ class CancelReceiver:
         self._socket.shutdown(socket.SHUT_RD)
         self._thread.join()
         self._socket.close()
-        # Triton may load an engine anew before it lets go of the old one: then the path is the new one's.
+        # Triton may load a new engine before it unloads the old one. Then the path is the new one's.
         with contextlib.suppress(FileNotFoundError):
             if os.stat(self._address).st_ino == self._inode:
                 os.unlink(self._address)
@@ -80,11 +80,7 @@ class CancelReceiver:
 
 
 class CancelSender:
-    """The sending end.
-
-    Args:
-        ensemble: name of the ensemble for its engine; name of the stage for a tokenizer.
-    """
+    """The sending end, for the receiver of the same name."""
 
     def __init__(self, ensemble: str) -> None:
         self._address = _address(ensemble)
@@ -93,17 +89,16 @@ class CancelSender:
         self._sent: deque[int] = deque(maxlen=1024)
 
     def cancel(self, number: int) -> None:
-        """Cancel a sequence, unless that was done before: several of its releases may be under way."""
+        """Cancel an output stream once, although several of its batches may be in flight."""
         if number in self._sent:
             return
         try:
             self._socket.sendto(_MESSAGE.pack(number), self._address)
         except OSError as exc:
-            # No engine, which means no sequence either; or a full buffer: the next release tries again.
+            # Without an engine there is no stream. With a full buffer, the next batch tries again.
             logger.warning("%d could not be cancelled: %s", number, exc)
             return
         self._sent.append(number)
 
     def close(self) -> None:
-        """Close the socket."""
         self._socket.close()

@@ -1,7 +1,6 @@
-"""What a runtime may or may not honour: each request field that depends on it, by name.
+"""The request fields that some runtimes cannot honour.
 
-What the engine does around any runtime (stop sequences, max_tokens, ignore_eos, echo, streaming) is not listed: every
-runtime has it.
+The engine itself gives every runtime stop sequences, max_tokens, ignore_eos, echo and streaming: they are not listed.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from model_repository.contract.request import ChatPrompt, GenerationRequest, Par
 
 
 class Capability(StrEnum):
-    """Something that a runtime's tokens must show. The values are what the parameter table says."""
+    """A request field that a runtime can honour. The values are the words of the parameter table."""
 
     TEMPERATURE = "temperature"
     TOP_P = "top_p"
@@ -47,16 +46,11 @@ _NEUTRAL_VALUES = {
 
 
 def needed_capabilities(request: GenerationRequest) -> Iterator[Capability]:
-    """Yield what the request needs of the runtime: only values that would change the completion need anything.
-
-    HINTS are not needed.
-    """
+    """Yield the capabilities that a runtime must have for a request. Default values and HINTS need no capability."""
     params = request.params
     for capability, neutral in _NEUTRAL_VALUES.items():
         message = params.sampling if hasattr(params.sampling, capability) else params
-        value = getattr(message, capability)
-        is_off = capability is Capability.TOP_K and value < 0
-        if value != neutral and not is_off and capability not in HINTS:
+        if getattr(message, capability) != neutral and capability not in HINTS:
             yield capability
     if params.has_logprobs:
         yield Capability.LOGPROBS

@@ -11,26 +11,26 @@ from concurrent.futures import ThreadPoolExecutor
 from model_repository.errors import TooManyGrammars
 
 MAX_WAITING = 100  # pieces of work of one sender
-_NICENESS = 10  # of the threads, so that they get a tenth of a core that others want too
+_NICENESS = 10  # the threads get a tenth of a contended core
 
 
 class FairPool:
-    """Does one piece of work of each sender at a time, and takes the senders in turns.
+    """Does one piece of work of each sender at a time, and alternates between the senders.
 
     Args:
-        num_threads: number of senders served at the same time.
+        num_threads: the number of senders served at the same time.
     """
 
     def __init__(self, num_threads: int) -> None:
         self._threads = ThreadPoolExecutor(num_threads, initializer=_lower_priority)
-        self._waiting: dict[str, deque[Callable[[], None]]] = {}  # by sender; those without an entry have no work here
+        self._waiting: dict[str, deque[Callable[[], None]]] = {}  # by sender, for all senders with work here
         self._lock = threading.Lock()
 
     def submit(self, sender: str, work: Callable[[], None]) -> None:
         """Queue a piece of work, which must not raise.
 
         Raises:
-            TooManyGrammars: the sender has too many waiting.
+            TooManyGrammars: the sender has too many pieces of work waiting.
         """
         with self._lock:
             if (waiting := self._waiting.get(sender)) is not None:
@@ -54,9 +54,9 @@ class FairPool:
             following = self._waiting[sender].popleft()
         try:
             self._threads.submit(self._run, sender, following)  # behind the other senders' work
-        except RuntimeError:  # they are being closed
+        except RuntimeError:  # the threads are closing
             self._run(sender, following)
 
 
 def _lower_priority() -> None:
-    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)  # of the thread, on Linux
+    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)  # on Linux, of the thread

@@ -1,4 +1,4 @@
-"""What this machine offers to TensorRT-LLM, and whether that is what an artifact was built for."""
+"""The GPUs and the TensorRT-LLM of this machine, compared with the needs of an artifact."""
 
 from __future__ import annotations
 
@@ -19,18 +19,17 @@ class Machine:
 
     gpu_names: tuple[str, ...] = ()
     gpu_memory_bytes: int = 0  # of the smallest GPU; 0 without one
-    gpu_architecture: str | None = None  # "sm90"; where GPUs differ, all of them: "sm80 and sm90"
+    gpu_architecture: str | None = None  # "sm90"; for different GPUs all of them: "sm80 and sm90"
     tensorrt_llm_version: str | None = None  # None: not installed
-    gpu_error: str | None = None  # why the GPUs could not be listed
+    gpu_error: str | None = None  # why nvidia-smi failed
 
     @property
     def num_gpus(self) -> int:
-        """How many GPUs this process may use."""
         return len(self.gpu_names)
 
 
 def read_machine(environment: Mapping[str, str] = os.environ) -> Machine:
-    """Ask nvidia-smi and the installed package; no CUDA context is made."""
+    """Ask nvidia-smi and the installed package; this creates no CUDA context."""
     version = _installed_version("tensorrt_llm")
     visible = environment.get("CUDA_VISIBLE_DEVICES")
     if visible is not None and visible.strip() in ("", "-1"):
@@ -48,11 +47,10 @@ def read_machine(environment: Mapping[str, str] = os.environ) -> Machine:
 
 
 def why_unfit(requires: Mapping[str, str], machine: Machine) -> str | None:
-    """Return one line that says why what was built cannot run here and what to do; None if it can.
+    """Return in one line why an artifact cannot run here, and the remedy; None if it can run.
 
     Args:
         requires: an artifact's: `tensorrt_llm` (version), `gpu_architecture`, `num_gpus` (on each node).
-        machine: where it would run.
     """
     for name, value in requires.items():
         reason = _UNMET[name](value, machine) if name in _UNMET else f"needs {name}={value}, unknown here: update Conch"
@@ -100,7 +98,7 @@ def _query_gpus(visible: str | None) -> list[tuple[str, int, str]]:
     """Return name, memory in bytes and architecture of each GPU.
 
     Raises:
-        OSError, ValueError, subprocess.SubprocessError: there is no nvidia-smi, or it cannot tell.
+        OSError, ValueError, subprocess.SubprocessError: nvidia-smi is missing, or failed.
     """
     ids = () if visible is None else (f"--id={visible}",)
     answer = subprocess.run(

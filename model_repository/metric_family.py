@@ -1,4 +1,4 @@
-"""One metric of an engine, as its definition and Triton's Python backend both need it."""
+"""One metric of an engine, for its definition and for Triton's Python backend."""
 
 from __future__ import annotations
 
@@ -15,4 +15,4 @@ class MetricFamily:
     name: str
     meaning: str
     is_counter: bool
-    value: Callable[[EngineStats], float]  # of a counter: since the load
+    value: Callable[[EngineStats], float]  # for a counter: since the load

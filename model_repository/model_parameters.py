@@ -1,4 +1,4 @@
-"""What an ensemble's configuration says of its model: rendered at build time, read by the frontend."""
+"""A model's description in its ensemble's configuration: rendered at build time, read by the frontend."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from model_repository.contract.request import ContextOverflow
 
 _MAX_INT32 = 2**31 - 1
 
-# Fields of a request or a message that some chat templates read and others do not know.
+# Request and message fields that only some chat templates read.
 TEMPLATE_FIELDS = ("reasoning_effort", "reasoning_content", "reasoning")
 
 
 class ModelDefaults(TypedDict, total=False):
-    """The request defaults that a model sets itself; where a key is absent, the frontend's own setting holds."""
+    """A model's own request defaults. For an absent key the frontend's setting holds."""
 
     completion_max_tokens: int | None
     chat_max_tokens: int | None
@@ -28,15 +28,15 @@ class ModelDefaults(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestDefaults:
-    """What a request gets where it says nothing."""
+    """The values of absent request fields."""
 
-    completion_max_tokens: int | None  # None: what the context window leaves
-    chat_max_tokens: int | None  # likewise
+    completion_max_tokens: int | None  # None: the rest of the context window
+    chat_max_tokens: int | None  # None: the rest of the context window
     context_length_exceeded_behavior: ContextOverflow
     include_stop_str_in_output: bool
 
     def overridden_by(self, defaults: ModelDefaults) -> RequestDefaults:
-        """Return these, with what a model sets itself in their place."""
+        """Return these defaults with a model's own in their place."""
         return dataclasses.replace(self, **defaults)
 
 
@@ -46,39 +46,27 @@ class ModelParameters:
 
     model_id: str
     context_window: int  # tokens of prompt and completion together
-    max_sequences: int  # that one replica decodes at a time
+    max_sequences: int  # decoded by one replica at a time
     created: int  # unix seconds
     owned_by: str
     runtime: str
-    fingerprint: str  # another one where the same request may get another answer
-    aliases: tuple[str, ...]  # further names of the model, of any printable characters
+    fingerprint: str  # changes whenever the same request could get a different answer
+    aliases: tuple[str, ...]  # further names of the model, of printable characters
     adapters: tuple[str, ...]  # names of its LoRA adapters
     capabilities: frozenset[Capability]
     tool_call_format: str
-    template_fields: tuple[str, ...]  # those of TEMPLATE_FIELDS that its chat template reads
+    template_fields: tuple[str, ...]  # the TEMPLATE_FIELDS that its chat template reads
     defaults: ModelDefaults
 
     def to_parameters(self) -> dict[str, str]:
-        """Return the parameters of config.pbtxt: plain texts, and JSON for what is no text."""
-        return {
-            "model_id": self.model_id,
-            "context_window": str(self.context_window),
-            "max_sequences": str(self.max_sequences),
-            "created": str(self.created),
-            "owned_by": self.owned_by,
-            "runtime": self.runtime,
-            "fingerprint": self.fingerprint,
-            "aliases": json.dumps(self.aliases),
-            "adapters": json.dumps(self.adapters),
-            "capabilities": json.dumps(sorted(self.capabilities)),
-            "tool_call_format": self.tool_call_format,
-            "template_fields": json.dumps(self.template_fields),
-            "defaults": json.dumps(self.defaults),
-        }
+        """Return the parameters of config.pbtxt: plain texts, and JSON for other values."""
+        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        values["capabilities"] = sorted(self.capabilities)
+        return {name: value if isinstance(value, str) else json.dumps(value) for name, value in values.items()}
 
     @classmethod
     def from_parameters(cls, parameters: Mapping[str, str]) -> ModelParameters | None:
-        """Read them back; None if they are not of an ensemble of ours. What a later version adds is passed over."""
+        """Read the parameters; None if the ensemble is not ours. Additions of later versions are ignored."""
         try:
             defaults = _read(parameters["defaults"], dict)
             return cls(
@@ -101,7 +89,7 @@ class ModelParameters:
 
 
 def checked_defaults(values: Mapping[str, object]) -> ModelDefaults:
-    """Return request defaults given by name.
+    """Check request defaults, given by name.
 
     Raises:
         ValueError: names the default, its value and the rule.
@@ -150,7 +138,7 @@ def _boolean(value: object) -> bool:
     return value
 
 
-_MAX_TOKENS_RULE = f"a whole number from 1 to {_MAX_INT32}, or null: what the context window leaves"
+_MAX_TOKENS_RULE = f"a whole number from 1 to {_MAX_INT32}, or null: the rest of the context window"
 _DEFAULTS: dict[str, tuple[Callable[[Any], object], str]] = {
     "completion_max_tokens": (_max_tokens, _MAX_TOKENS_RULE),
     "chat_max_tokens": (_max_tokens, _MAX_TOKENS_RULE),

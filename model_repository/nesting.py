@@ -1,4 +1,4 @@
-"""How deep a JSON value is nested: level by level, since one that is too deep must not be walked by recursion."""
+"""The nesting of a JSON value, level by level: recursion could overflow the stack."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 
 def levels(value: object) -> Iterator[list[object]]:
-    """Yield the values that stand in no other, then those that stand in one, and so on."""
+    """Yield the outermost value, then the values inside it, and so on."""
     level = [value]
     while level:
         yield level

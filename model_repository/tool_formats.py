@@ -1,4 +1,4 @@
-"""How models write tool calls: the table that the build, the constraint and the frontend's parser share."""
+"""The texts of models' tool calls: one table for the build, the constraint and the frontend's parser."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any
 
 
 class RawArguments(dict[str, str]):
-    """Arguments of a call that are no JSON object, as of a cut one: `tojson` and `str` give the model's own text.
+    """Arguments of a call that are not a JSON object, for example cut ones: `tojson` and `str` give the model's text.
 
-    Still a dictionary, for templates that walk through arguments: the text stands under the empty name.
+    It is a dictionary for templates that iterate over arguments: the text has the empty name.
     """
 
     def __str__(self) -> str:
@@ -21,15 +21,14 @@ class RawArguments(dict[str, str]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolFormat:
-    """The text of an answer that calls tools, as the parts around each call's name and arguments.
+    """The text of an answer with tool calls: the parts around each call's name and arguments.
 
-    The special tokens are those which are part of that text: where a vocabulary has them, they are rendered and
-    constrained by their text like any other token.
+    The special tokens belong to that text. A vocabulary that has them renders and constrains them like other tokens.
     """
 
     name: str
-    trigger: str  # what begins calls after free text; empty: they begin the answer
-    answer_prefix: str = ""  # may stand before calls that begin the answer
+    trigger: str  # begins calls after free text; empty: calls must begin the answer
+    answer_prefix: str = ""  # may precede calls that begin the answer
     before_calls: str = ""
     before_name: str
     before_arguments: str
@@ -39,7 +38,7 @@ class ToolFormat:
     special_tokens: tuple[str, ...]
 
     def calls_text(self, calls: Iterable[tuple[str, str]]) -> str:
-        """Write calls, each a name and its arguments as JSON text, as a model of this format does."""
+        """Write calls, each a name and its arguments as JSON text, in this format."""
         texts = (
             f"{self.before_name}{name}{self.before_arguments}{arguments}{self.after_arguments}"
             for name, arguments in calls
@@ -57,9 +56,9 @@ HERMES = ToolFormat(
     between_calls="\n",
     special_tokens=("<tool_call>", "</tool_call>"),
 )
-# For a template that knows nothing of tools: `messages_with_plain_tools` describes them in words.
+# For a template without tools: `messages_with_plain_tools` describes them in words.
 PLAIN = replace(HERMES, name="plain")
-# Source: the chat templates of Llama 3.1 and 3.2; "; " between calls is what vLLM's parser of that name reads.
+# Source: the chat templates of Llama 3.1 and 3.2; "; " between calls as in vLLM's parser of that name.
 LLAMA3_JSON = ToolFormat(
     name="llama3_json",
     trigger="",
@@ -70,7 +69,7 @@ LLAMA3_JSON = ToolFormat(
     between_calls="; ",
     special_tokens=("<|python_tag|>",),
 )
-# Spelled with U+FF5C and U+2581, which look like a bar and an underscore.
+# These tokens contain U+FF5C and U+2581, which resemble a bar and an underscore.
 _CALLS_BEGIN, _CALL_BEGIN, _SEP, _CALL_END, _CALLS_END = (
     f"<\uff5c{words.replace(' ', '\u2581')}\uff5c>"
     for words in ("tool calls begin", "tool call begin", "tool sep", "tool call end", "tool calls end")
@@ -95,7 +94,7 @@ _LLAMA3_MARKERS = re.compile(r'python_tag|\\?"parameters\\?"\s*:')
 
 
 def detect_tool_format(chat_template: str) -> str:
-    """Return the name of the format that a chat template teaches; `plain` when it teaches none of ours."""
+    """Return the name of the format that a chat template teaches; `plain` for an unknown format."""
     if DEEPSEEK.trigger in chat_template:
         return DEEPSEEK.name
     if HERMES.trigger in chat_template:
@@ -106,7 +105,7 @@ def detect_tool_format(chat_template: str) -> str:
 
 
 def plain_tool_prompt(tools: Iterable[Mapping[str, Any]]) -> str:
-    """Describe tools, OpenAI's objects, in words: for a model whose template cannot."""
+    """Describe tools, OpenAI's objects, in words: for a model whose template has no tools."""
     listed = "\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in tools)
     example = PLAIN.calls_text([("NAME", '{"KEY": VALUE}')])
     return (
@@ -120,11 +119,11 @@ def plain_tool_prompt(tools: Iterable[Mapping[str, Any]]) -> str:
 def messages_with_plain_tools(
     messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]], *, has_system_role: bool = True
 ) -> list[dict[str, Any]]:
-    """Rewrite a conversation with tools so that a template which knows none can render it.
+    """Rewrite a conversation with tools for a template without tools.
 
-    The tools are described in the system message, or before the first user text where the template refuses a system
-    role. Calls become text of the assistant. Results become text of the user: those of one turn, and what the user says
-    next, are one message, since such templates often insist that user and assistant take turns.
+    The system message describes the tools; if the template refuses a system role, the first user text does. Calls
+    become text of the assistant. Consecutive results and the next user text become one message of the user, since such
+    templates often require that user and assistant alternate.
     """
     plain: list[dict[str, Any]] = []
     is_after_results = False
@@ -171,5 +170,5 @@ def _calls_text(tool_calls: Iterable[Mapping[str, Any]]) -> str:
 
 
 def _json_text(arguments: Any) -> str:
-    """Return arguments as JSON text, which they are in OpenAI's messages and may not be in a template's."""
+    """Return arguments as JSON text: OpenAI's messages have them as text, a template's as an object."""
     return str(arguments) if isinstance(arguments, str | RawArguments) else json.dumps(arguments, ensure_ascii=False)

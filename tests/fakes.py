@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import msgspec.structs
 
 from frontend.errors import AdapterNotFound, APIError
+from frontend.triton.client import TritonClient
+from frontend.triton.generations import Generations
+from frontend.triton.health_checks import CHECK_PROMPT
 from frontend.triton.models import ModelSnapshot, ServedModel
+from frontend.triton.repository import Repository
 from model_repository.capabilities import Capability
 from model_repository.contract.output import EngineStats, FinishReason, GenerationChunk, Usage
 from model_repository.contract.request import GenerationRequest, Prompt, TokenizeAnswer
-from model_repository.contract.tensors import model_id_to_slug
+from model_repository.contract.tensors import model_id_to_ensemble
 from model_repository.model_parameters import ModelParameters
 
 
@@ -34,7 +38,7 @@ def served_model(model_id: str = "org/demo", **parameters: Any) -> ServedModel:
         "defaults": {},
     }
     return ServedModel(
-        slug=model_id_to_slug(model_id), parameters=ModelParameters(model_id=model_id, **fields | parameters)
+        ensemble=model_id_to_ensemble(model_id), parameters=ModelParameters(model_id=model_id, **fields | parameters)
     )
 
 
@@ -62,8 +66,8 @@ def stats(epoch: int, step_age_ms: float = 0.0, *, is_draining: bool = False) ->
         epoch=epoch,
         num_active=0,
         num_waiting=0,
-        num_cells_used=0,
-        num_cells=1,
+        num_kv_tokens_used=0,
+        max_kv_tokens=1,
         num_steps=0,
         num_step_tokens=0,
         max_step_sequences=0,
@@ -85,7 +89,7 @@ def stats(epoch: int, step_age_ms: float = 0.0, *, is_draining: bool = False) ->
 type Script = Sequence[GenerationChunk | Exception | asyncio.Event]
 
 
-class FakeTriton:
+class FakeTriton(TritonClient):
     """Plays a script for each generation: chunks are yielded, errors raised, events waited for.
 
     Args:
@@ -96,6 +100,8 @@ class FakeTriton:
     def __init__(
         self, script: Script | Callable[[GenerationRequest], Script] = (), models: Sequence[ServedModel] = (DEMO,)
     ) -> None:
+        # This object stands for all parts of a client.
+        self.generations, self.repository = cast(Generations, self), cast(Repository, self)
         self.on_stage_down: Callable[[str, float], None] = lambda stage, since: None
         self.script = script
         self.models = ModelSnapshot(ready={model.id: model for model in models})
@@ -110,14 +116,13 @@ class FakeTriton:
         self.num_active: list[int] = []  # in the next answers of the engine, then 0
         self.adapters: dict[str, str] = {}  # name to source
         self.adapter_error: APIError | None = None
-        self.loadable: set[str] = set()  # slugs of models that are not loaded
+        self.loadable: set[str] = set()  # ensembles of models that are not loaded
         self.stats_error: APIError | None = None
         self.snapshot_error: APIError | None = None
         self.unload_error: APIError | None = None
         self.load_error: APIError | None = None
         self.check_error: APIError | None = None
         self.stage_errors: dict[str, APIError] = {}  # of what is asked of the tokenizer or the detokenizer itself
-        self.stalled: set[str] = set()  # stages, by their Triton names
         self.checked: list[GenerationRequest] = []
         self.ending: APIError | None = None  # raised by what waits when `end_all` is called
         self.waited_for: set[asyncio.Event] = set()
@@ -126,7 +131,7 @@ class FakeTriton:
         self.tokenized: list[tuple[Prompt, bool]] = []  # prompts, and whether special tokens were to be added
         self.detokenized: list[tuple[tuple[int, ...], bool]] = []  # token ids, and whether special ones are shown
 
-    async def generate(self, slug: str, request: GenerationRequest) -> AsyncGenerator[GenerationChunk, None]:
+    async def generate(self, ensemble: str, request: GenerationRequest) -> AsyncGenerator[GenerationChunk, None]:
         """Play the script."""
         self.requests.append(request)
         self.started.set()
@@ -169,27 +174,29 @@ class FakeTriton:
             raise self.snapshot_error
         return self.models
 
-    async def check(self, slug: str, request: GenerationRequest) -> None:
+    async def check(self, ensemble: str, request: GenerationRequest) -> None:
         """Note it, or refuse it."""
         self.checked.append(request)
         if self.check_error is not None:
             raise self.check_error
 
-    async def tokenize(self, slug: str, prompt: Prompt, *, add_special_tokens: bool) -> TokenizeAnswer:
+    async def tokenize(self, ensemble: str, prompt: Prompt, *, add_special_tokens: bool) -> TokenizeAnswer:
         """Return the same two tokens for any prompt."""
-        self.tokenized.append((prompt, add_special_tokens))
+        if prompt != CHECK_PROMPT:
+            self.tokenized.append((prompt, add_special_tokens))
         if "tokenizer" in self.stage_errors:
             raise self.stage_errors["tokenizer"]
         return TokenizeAnswer((5, 6), ("Ġa", "b"))
 
-    async def detokenize(self, slug: str, token_ids: Sequence[int], *, has_special_tokens: bool) -> str:
+    async def detokenize(self, ensemble: str, token_ids: Sequence[int], *, has_special_tokens: bool) -> str:
         """Return `<id>` for each token."""
-        self.detokenized.append((tuple(token_ids), has_special_tokens))
+        if token_ids:  # none in a health check
+            self.detokenized.append((tuple(token_ids), has_special_tokens))
         if "detokenizer" in self.stage_errors:
             raise self.stage_errors["detokenizer"]
         return "".join(f"<{token_id}>" for token_id in token_ids)
 
-    async def engine_stats(self, slug: str, timeout_s: float) -> EngineStats:
+    async def engine_stats(self, ensemble: str, timeout_s: float) -> EngineStats:
         """Answer with `epoch`."""
         if self.stats_error is not None:
             raise self.stats_error
@@ -206,37 +213,36 @@ class FakeTriton:
         if self.unload_error is not None:
             raise self.unload_error
 
-    async def load(self, slug: str, stage: str) -> None:
+    async def load(self, ensemble: str, stage: str) -> None:
         """Note it."""
         self.calls.append(f"load {stage}")
         if self.load_error is not None:
             raise self.load_error
 
-    async def repository(self) -> set[str]:
-        """Return the slugs of `models`, and what `loadable` adds."""
-        return {model.slug for model in self.models.ready.values()} | self.loadable
+    async def ensembles(self) -> set[str]:
+        """Return the ensembles of `models`, and what `loadable` adds."""
+        return {model.ensemble for model in self.models.ready.values()} | self.loadable
 
-    async def fail_running(self, slug: str) -> None:
+    async def fail_running(self, ensemble: str) -> None:
         """Note it."""
-        self.calls.append(f"fail {slug}")
+        self.calls.append(f"fail {ensemble}")
 
-    async def fail_streams(self, slug: str) -> None:
+    async def fail_streams(self, ensemble: str) -> None:
         """Note it."""
-        self.calls.append(f"fail streams of {slug}")
+        self.calls.append(f"fail streams of {ensemble}")
 
-    def stalled_stages(self, slug: str, fair_s: float, limit_s: float) -> set[str]:
-        """Return `stalled`, once, if the engine works."""
-        stalled, self.stalled = (self.stalled, set()) if fair_s else (set(), self.stalled)
-        return stalled
+    def end_silent(self, ensemble: str, max_silence_s: float, error: APIError) -> int:
+        """Do nothing."""
+        return 0
 
-    async def load_adapter(self, slug: str, name: str, source: str) -> EngineStats:
+    async def load_adapter(self, ensemble: str, name: str, source: str) -> EngineStats:
         """Note it in `adapters`, or refuse it."""
         if self.adapter_error is not None:
             raise self.adapter_error
         self.adapters[name] = source
         return msgspec.structs.replace(stats(self.epoch), adapters=dict(self.adapters))
 
-    async def unload_adapter(self, slug: str, name: str) -> EngineStats:
+    async def unload_adapter(self, ensemble: str, name: str) -> EngineStats:
         """Take it from `adapters`."""
         if self.adapters.pop(name, None) is None:
             raise AdapterNotFound()

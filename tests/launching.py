@@ -1,4 +1,4 @@
-"""Ports that stay free until they are used, and what a launcher is told to serve on such ports."""
+"""Ports that stay free until they are used, and a launcher's settings with such ports."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ def environment_with_key() -> dict[str, str]:
 
 
 def free_port() -> int:
-    """Return a port of this machine on which nothing listens, and that the kernel gives to nobody who asks for any.
+    """Return a free port outside the kernel's own range.
 
-    One of the kernel's own could be given to somebody else while the server that it is for starts, or starts again.
+    The kernel could give a port of that range to another process while the server starts, or starts again.
     """
     first_of_kernel = int(_KERNELS_OWN.read_text().split()[0])
     while True:
@@ -48,7 +48,7 @@ def launcher_settings(
     environment: Mapping[str, str] = os.environ,
     http_port: int | None = None,
 ) -> LauncherSettings:
-    """Return what a launcher is told; whatever port the frontend's settings name, it gets a free one."""
+    """Return a launcher's settings; the frontend gets a free port in any case."""
     return LauncherSettings(
         repository=repository,
         state_dir=state_dir,

@@ -34,10 +34,9 @@ def request_to_tensors(request: GenerationRequest) -> dict[str, npt.NDArray[Any]
 def message_to_tensors(message: msgspec.Struct) -> dict[str, npt.NDArray[Any]]:
     """Return the tensors of the fields that differ from their defaults, those of messages inside it among them."""
     tensors: dict[str, npt.NDArray[Any]] = {}
-    defaults = {field.name: field.default for field in msgspec.structs.fields(type(message))}
     for field in fields_of(type(message)):
         value = getattr(message, field.attribute)
-        if value is None or (value == defaults[field.attribute]):
+        if value is None or value == field.default:
             continue
         if field.is_message:
             tensors |= message_to_tensors(value)

@@ -38,12 +38,13 @@ from tests.model_repository.python_backend import BACKEND, Request
 
 ROOT = pathlib.Path(__file__).parents[1]
 PACKAGES = ("frontend", "model_repository")
-SLUG = "demo"
+ENSEMBLE = "demo"
 QUESTION = "What is the capital of France?"
 # Functions that run beside a request: they would come and go with the clock.
 _BACKGROUND = re.compile(
-    r"frontend/triton/(health_monitor|replica|probe|models|repository|model_union|channel)\.py|frontend/loop_time\.py"
+    r"frontend/triton/(health_monitor|replica|health_checks|models|repository|model_union|channel)\.py|frontend/loop_time\.py"
     r"|engine/metrics\.py|model_repository/model_parameters\.py|\.snapshot$"
+    r"|\.engine_stats$|\._control$|one_response|\.note_engine$|_begin_at_zero|Metrics\.set$|CustomMetric|\.stats$|_num_unloading$"
 )
 # Functions that hand the request, or its output, to whatever comes next. The spine is their callers and themselves.
 HAND_OVERS = (
@@ -57,14 +58,14 @@ HAND_OVERS = (
     "model_repository/tokenizer/vocabulary.py:Vocabulary.encode",
     "model_repository/engine/engine.py:Engine._post",
     "model_repository/engine/llama_cpp_runtime.py:LlamaCppRuntime.submit",
-    "model_repository/engine/llama_cpp_lane.py:Lane.compute",
-    "model_repository/engine/release_gate.py:ReleaseGate.push",
+    "model_repository/engine/llama_cpp_context.py:Context.compute",
+    "model_repository/engine/stop_buffer.py:StopBuffer.push",
     "model_repository/engine/output_streams.py:OutputStream.add",
-    "model_repository/triton_shell.py:TritonResponder.send",
+    "model_repository/python_backend.py:TritonResponder.send",
     "model_repository/detokenizer/text.py:delta_to_chunk",
     "frontend/triton/chunk_queue.py:ChunkQueue.put",
     "frontend/triton/chunk_queue.py:ChunkQueue.get",
-    "frontend/sse.py:event",
+    "frontend/translate/sse.py:event",
 )
 MESSAGES = (
     "frontend/protocol/chat.py:ChatCompletionRequest",
@@ -147,7 +148,7 @@ class InProcessTriton(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: i
         self._stages = {name: self._load(name) for name in ("tokenizer", "engine", "detokenizer")}
 
     def _load(self, stage: str) -> Any:
-        name = f"{SLUG}__{stage}"
+        name = f"{ENSEMBLE}__{stage}"
         spec = importlib.util.spec_from_file_location(name, ROOT / "model_repository" / stage / "1" / "model.py")
         assert spec is not None and spec.loader is not None
         module = importlib.util.module_from_spec(spec)
@@ -178,7 +179,7 @@ class InProcessTriton(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: i
 
         async def pass_on() -> None:
             async for request in requests:
-                self._run(request.model_name.removeprefix(f"{SLUG}__"), tensors_from_request(request), respond)
+                self._run(request.model_name.removeprefix(f"{ENSEMBLE}__"), tensors_from_request(request), respond)
 
         passing = asyncio.create_task(pass_on())
         try:
@@ -297,7 +298,7 @@ async def path_of_one_chat(repository: pathlib.Path) -> Path:
 
 
 async def _chat(session: aiohttp.ClientSession, question: str) -> bytes:
-    body = {"model": SLUG, "stream": True, "messages": [{"role": "user", "content": question}]}
+    body = {"model": ENSEMBLE, "stream": True, "messages": [{"role": "user", "content": question}]}
     async with session.post("/v1/chat/completions", json=body) as response:
         return await response.read()
 
@@ -317,7 +318,7 @@ def total(path: list[Definition]) -> str:
 def main() -> None:
     """Print the path, by file, with a star for the spine, and its size."""
     with tempfile.TemporaryDirectory() as folder:
-        assert build_engines(["build", SLUG, "--state-dir", folder]) == 0
+        assert build_engines(["build", ENSEMBLE, "--state-dir", folder]) == 0
         path = asyncio.run(path_of_one_chat(pathlib.Path(folder) / "repository"))
     spine = set(path.spine)
     for name, group in itertools.groupby(path.full, key=lambda each: each.path):

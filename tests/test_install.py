@@ -59,7 +59,7 @@ def test_the_pins_are_what_the_project_asks_for(name: str, extras: list[str]) ->
 
 
 def test_a_file_with_other_bytes_is_not_installed(tmp_path) -> None:
-    """With versions alone, whoever serves the package index chooses what is run."""
+    """A version alone does not fix the bytes: the package index could send other code."""
     _stub_wheel(tmp_path, "sniffio", pins(TEST_PINS)["sniffio"].split()[0].partition("==")[2], [])
     (tmp_path / "pins.txt").write_text(pins(TEST_PINS)["sniffio"])
     [flags] = re.findall(r"PIP_INSTALL\) (.*) -r \$\(PINS\)", (PROJECT / "Makefile").read_text(encoding="utf-8"))

@@ -1,4 +1,4 @@
-"""docs/security.md names a test for each claim: they are there."""
+"""Each test that docs/security.md names exists."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`adapter`: a LoRA adapter that a server can load while it runs."""
+"""`adapter`: converts a LoRA adapter that a running server can load."""
 
 from __future__ import annotations
 
@@ -12,16 +12,21 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     """Add the command to a parser."""
     command = commands.add_parser(
         "adapter",
-        help="turn a LoRA adapter into one that a server of its model can load while it runs",
-        description="Check a LoRA adapter in PEFT's format against the model of an artifact, and write it as the "
-        "model's runtime takes it. A server whose repository was rendered with --adapter-root loads it from below "
-        "that folder (docs/adapters.md).",
+        help="convert a LoRA adapter for loading into a running server",
+        description="Check a LoRA adapter in PEFT's format against the model of an artifact, and write it for the "
+        "model's runtime. A server whose repository was rendered with --adapter-root loads adapters below that folder "
+        "(docs/adapters.md).",
     )
-    command.add_argument("source", type=Path, metavar="DIR", help="the adapter, as PEFT saved it")
-    command.add_argument("--artifact", type=Path, required=True, metavar="DIR", help="the model, as `build` made it")
-    command.add_argument("--output", type=Path, required=True, metavar="DIR", help="ROOT/NAME: where it goes")
+    command.add_argument("source", type=Path, metavar="DIR", help="the adapter in PEFT's format")
+    command.add_argument("--artifact", type=Path, required=True, metavar="DIR", help="the model's artifact")
+    command.add_argument("--output", type=Path, required=True, metavar="DIR", help="target, ROOT/NAME")
     command.add_argument(
-        "--catalog", action="append", default=[], type=Path, metavar="FILE", help="as for `build`; repeatable"
+        "--catalog",
+        action="append",
+        default=[],
+        type=Path,
+        metavar="FILE",
+        help="further models, as for `build`; repeatable",
     )
     command.set_defaults(command=_adapter)
 

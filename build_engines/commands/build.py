@@ -35,21 +35,21 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     """Add the command to a parser."""
     command = commands.add_parser(
         "build",
-        help="turn a model into an artifact, and render the repository that serves it",
+        help="convert a model to an artifact, and render its repository",
         description=_DESCRIPTION,
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = command.add_argument
-    add("model", metavar="MODEL", help="the model's id, as clients will name it")
+    add("model", metavar="MODEL", help="the model's name for clients")
     add(
         "--checkpoint", metavar="DIR", help="folder in Hugging Face's layout; for tensorrt_llm also OWNER/NAME@REVISION"
     )
-    add("--gguf", type=Path, metavar="FILE", help="a ready GGUF file, served as it is")
+    add("--gguf", type=Path, metavar="FILE", help="a GGUF file, served without conversion")
     add("--tokenizer", type=Path, metavar="DIR", help="folder with tokenizer.json, for --gguf")
-    add("--runtime", choices=sorted(RUNTIMES), default="llama_cpp", help="what executes it (%(default)s)")
+    add("--runtime", choices=sorted(RUNTIMES), default="llama_cpp", help="(%(default)s)")
     add("--precision", metavar="NAME", help=_PRECISION_HELP)
-    add("--context-window", type=int, metavar="N", help="at most the model's own, the default")
+    add("--context-window", type=int, metavar="N", help="tokens of prompt and completion (the model's maximum)")
     add("--option", action="append", default=[], metavar="NAME=VALUE", help="an option of the runtime; repeatable")
     add(
         "--adapter",
@@ -61,7 +61,7 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     add(
         "--tool-call-format",
         choices=sorted(TOOL_FORMATS),
-        help="how the model writes tool calls; without it, as the catalog or the chat template says",
+        help="format of the model's tool calls (that of the catalog or of the chat template)",
     )
     add("--alias", action="append", default=[], metavar="NAME", help="a further name of the model; repeatable")
     add(
@@ -69,23 +69,23 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
         action="append",
         default=[],
         metavar="NAME=VALUE",
-        help="what a request gets that leaves it out, in place of the frontend's own setting; repeatable; "
-        f"one of {', '.join(RequestDefaults.__dataclass_fields__)}; null for max_tokens: all that the window leaves",
+        help="the value for requests without this field, not the frontend's; repeatable; "
+        f"one of {', '.join(RequestDefaults.__dataclass_fields__)}; null for max_tokens: the rest of the window",
     )
-    add("--state-dir", type=Path, default=Path(".conch"), help="holds artifacts/ and repository/ (%(default)s)")
+    add("--state-dir", type=Path, default=Path(".conch"), help="for artifacts/ and repository/ (%(default)s)")
     build_tensorrt_llm.add_to(command)
     add_serve_options(command)
     command.set_defaults(command=_build)
 
 
 _DESCRIPTION = """\
-Turn a model into an artifact, and render the repository that serves it.
+Convert a model to an artifact, and render the repository that serves it.
 
-`build demo` takes the demo model of this project. On a CPU, any other name needs --checkpoint, or --gguf with
---tokenizer. With --runtime tensorrt_llm the name is one of the catalog (`list` shows it).
+`build demo` builds the demo model of this project. On a CPU, any other name needs --checkpoint, or --gguf with
+--tokenizer. With --runtime tensorrt_llm, MODEL is a name of the catalog (see `list`).
 
-What is there already is not built again: an artifact is named by everything that makes it valid. A build that was cut
-off goes on behind the last step that it finished; a second build of the same model waits for the first."""
+An existing artifact with the same inputs is not built again. An interrupted build continues after its last finished
+step. A second build of the same model waits for the first."""
 _EPILOG = """\
 examples:
   build demo
@@ -94,15 +94,15 @@ examples:
   build llama3.1:8b --runtime tensorrt_llm --checkpoint meta-llama/Llama-3.1-8B-Instruct@main \\
         --tensorrt-llm-examples TensorRT-LLM"""
 _PRECISION_HELP = (
-    f"of a checkpoint's matrices. llama_cpp: {', '.join(sorted(PRECISIONS))} (f16; the demo model: f32); f32 is twice "
-    "the size of f16, and other traffic then changes a seed's text only where many tokens are almost equally likely. "
+    f"of the matrices. llama_cpp: {', '.join(sorted(PRECISIONS))} (f16; the demo model: f32); with f32, "
+    "twice the size of f16, other traffic hardly ever changes the text of a seed. "
     "tensorrt_llm: bf16, f16 or fp8, as the catalog has them for the model"
 )
 
 
 def _build(options: argparse.Namespace) -> None:
     logging.basicConfig(level=logging.INFO, format="%(message)s")
-    serve_options = serve_options_of(options)  # a mistake in them is said before hours are spent
+    serve_options = serve_options_of(options)  # a mistake is reported before the build
     with ended_by_signals():
         artifact_dir = (
             _build_tensorrt_llm(options, serve_options) if options.runtime == RUNTIME else _build_on_cpu(options)
@@ -116,14 +116,14 @@ def _build(options: argparse.Namespace) -> None:
 
 
 def _build_tensorrt_llm(options: argparse.Namespace, serve_options: ServeOptions) -> Path | None:
-    order = build_tensorrt_llm.Order(
+    build_options = build_tensorrt_llm.BuildOptions(
         options=options,
         runtime_options=_pairs("--option", options.option),
         adapters=_adapters(options),
         serving=_serving(options),
         serve_options=serve_options,
     )
-    return build_tensorrt_llm.build_tensorrt_llm(order)
+    return build_tensorrt_llm.build_tensorrt_llm(build_options)
 
 
 def _build_on_cpu(options: argparse.Namespace) -> Path:
@@ -153,7 +153,7 @@ def _build_on_cpu(options: argparse.Namespace) -> Path:
 
 
 def _source_of(model: str) -> str:
-    """Say what a model is built of, and how to download that if the name tells."""
+    """Return the options that name a model's source, with a download command for names of the hub."""
     ready = "--gguf FILE with --tokenizer DIR"
     try:
         entry = Catalog.load().find(model)
@@ -191,7 +191,7 @@ def _pairs(flag: str, items: Sequence[str], form: str = "NAME=VALUE") -> dict[st
 
 
 def _values(texts: Mapping[str, str]) -> dict[str, object]:
-    """Read values as JSON; a bare word is a text."""
+    """Read values as JSON. Other values are texts."""
     return {name: _value(text) for name, text in texts.items()}
 
 

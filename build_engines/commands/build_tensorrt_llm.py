@@ -36,21 +36,21 @@ EXAMPLES = Path("TensorRT-LLM")
 
 
 def add_to(command: argparse.ArgumentParser) -> None:
-    """Add the options that go with this runtime alone."""
+    """Add the options of this runtime."""
     group = command.add_argument_group(f"with --runtime {RUNTIME}, where MODEL is a name of the catalog")
     add = group.add_argument
-    add("--catalog", type=Path, action="append", default=[], metavar="FILE", help="models of your own; repeatable")
+    add("--catalog", type=Path, action="append", default=[], metavar="FILE", help="further models; repeatable")
     add("--gpu", choices=sorted(GPUS), help="kind of GPU to build for (this machine's)")
-    add("--gpus", type=int, metavar="N", help="how many, of all nodes (as few as fit well)")
-    add("--nodes", type=int, metavar="N", help="on how many machines (as few as fit)")
+    add("--gpus", type=int, metavar="N", help="number of GPUs of all nodes (the fewest that fit well)")
+    add("--nodes", type=int, metavar="N", help="number of machines (the fewest that fit)")
     add("--tensor", type=int, metavar="N", help=f"with --gpus: {TENSOR_HELP}")
     add("--max-seq-len", type=int, metavar="N", help="tokens of prompt and completion together (the catalog's)")
-    add("--max-batch-size", type=int, metavar="N", help="sequences decoded in one step (the planner's)")
-    add("--max-num-tokens", type=int, metavar="N", help="tokens computed in one step, at most the planner's")
+    add("--max-batch-size", type=int, metavar="N", help="sequences in one step (the planner's)")
+    add("--max-num-tokens", type=int, metavar="N", help="tokens in one step (the planner's, which is the maximum)")
     add(
         "--backend",
         choices=[*map(str, Backend)],
-        help="engine compiles, pytorch takes the checkpoint as it is (engine)",
+        help="engine compiles; pytorch loads the checkpoint (engine)",
     )
     add(
         "--tensorrt-llm-examples",
@@ -58,12 +58,17 @@ def add_to(command: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help=f"a clone of TensorRT-LLM's repository at tag v{TARGET_VERSION}, which has the converters ({EXAMPLES})",
     )
-    add("--calibration-dataset", metavar="NAME|DIR", help="texts to measure FP8 scales on (the tool's, downloaded)")
-    add("--workers", type=int, metavar="N", help="ranks converted and compiled at a time (the GPUs of a node)")
-    add("--work-dir", type=Path, metavar="DIR", help="holds what the steps leave for one another (STATE_DIR/work)")
+    add("--calibration-dataset", metavar="NAME|DIR", help="texts for the FP8 scales (the tool's, which it downloads)")
+    add(
+        "--workers",
+        type=int,
+        metavar="N",
+        help="ranks that are converted and compiled at the same time (the GPUs of a node)",
+    )
+    add("--work-dir", type=Path, metavar="DIR", help="for intermediate files (STATE_DIR/work)")
     add("--keep-work", action="store_true", help="keep the converted checkpoint, for a build with other limits")
     checks = [*map(str, Check)]
-    add("--skip-check", choices=checks, action="append", help="pass over this estimate; repeatable")
+    add("--skip-check", choices=checks, action="append", help="skip the check of this estimate; repeatable")
     add("--dry-run", action="store_true", help="print the plan and the exact commands, on any machine; needs --gpu")
 
 
@@ -76,10 +81,10 @@ _FOREIGN_FLAGS = {"gguf": "--checkpoint", "tokenizer": "--checkpoint", "context_
 
 
 def check_unused(options: argparse.Namespace) -> None:
-    """Check that none of the options is given with another runtime.
+    """Check that another runtime has no option of this one.
 
     Raises:
-        BuildError: names the first that is.
+        BuildError: names the first such option.
     """
     for name in _FLAGS:
         if getattr(options, name):
@@ -87,8 +92,8 @@ def check_unused(options: argparse.Namespace) -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
-    """What the command line asks for, its pairs taken apart."""
+class BuildOptions:
+    """The command line, with its pairs parsed."""
 
     options: argparse.Namespace
     runtime_options: Mapping[str, str]
@@ -110,19 +115,19 @@ class Order:
 
     @property
     def backend(self) -> Backend:
-        """The engine, unless asked for otherwise."""
+        """The engine by default."""
         return Backend(self.options.backend or Backend.ENGINE)
 
     @property
     def work_dir(self) -> Path:
-        """Beside the artifacts, unless asked for otherwise."""
+        """Beside the artifacts by default."""
         return Path(self.options.work_dir or self.options.state_dir / "work")
 
     def plan(self, machine: Machine | None) -> Plan:
-        """Return where the model will run.
+        """Return the layout over the GPUs.
 
         Args:
-            machine: whose GPUs are meant if none is named; None: one must be.
+            machine: its GPUs are planned for without --gpu; None: --gpu is required.
         """
         options = self.options
         entry = Catalog.load(*options.catalog).find(options.model)
@@ -150,7 +155,7 @@ class Order:
         return dataclasses.replace(planned, max_num_tokens=max_num_tokens)
 
     def recipe(self, planned: Plan, source: Source | None) -> Recipe:
-        """Return how it is built; without a source, as for the 16-bit checkpoint that everybody has."""
+        """Return the recipe; without a source, for the public 16-bit checkpoint."""
         texts = self.options.calibration_dataset
         recipe = Recipe(
             plan=planned,
@@ -168,7 +173,7 @@ class Order:
         return recipe
 
     def spec(self, tools: Tools) -> TensorRtLlmSpec:
-        """Return what to build, its checkpoint downloaded if it has to be."""
+        """Return the spec, after downloading its checkpoint if necessary."""
         planned = self.plan(tools.machine)
         entry = planned.entry
         self._check(planned)
@@ -188,7 +193,7 @@ class Order:
         )
 
     def tools(self, run: Callable[[ToolRun], None]) -> Tools:
-        """Return what it is built with."""
+        """Return the tools of the build."""
         return Tools(
             machine=read_machine(),
             work_dir=self.work_dir,
@@ -199,7 +204,7 @@ class Order:
         )
 
     def script(self) -> Iterator[str]:
-        """Yield the plan and the commands, without looking at this machine."""
+        """Yield the plan and the commands, independent of this machine."""
         planned, folders, source = self.plan(None), PLACEHOLDERS, None
         given = self.options.checkpoint
         if given is not None and Path(given).is_dir():
@@ -213,7 +218,7 @@ class Order:
         return script(self.recipe(planned, source), self.backend, folders)
 
     def _check(self, planned: Plan) -> None:
-        """Check what needs neither this machine nor the checkpoint."""
+        """Check the options without this machine and the checkpoint."""
         options = checked_options(self.runtime_options, self.backend)
         if options.get("chunked_prefill") == "false" and planned.max_num_tokens < planned.max_input_len:
             rule = f"a step takes {planned.max_num_tokens} tokens, and a prompt may have {planned.max_input_len}"
@@ -231,29 +236,29 @@ class Order:
         return gpu_of(machine)
 
     def _checkpoint(self, planned: Plan) -> tuple[Path, str | None]:
-        """Return the folder of the checkpoint, and of which commit of the hub it is."""
+        """Return the folder of the checkpoint, and its commit on the hub."""
         given = self.options.checkpoint
         if given is None:
             raise BuildError(f"--checkpoint is missing: DIR, or {planned.entry.model_id}@REVISION to download it")
         return (Path(given), None) if Path(given).is_dir() else HubReference.parse(given).download(planned.entry)
 
 
-def build_tensorrt_llm(order: Order) -> Path | None:
-    """Build a model of the catalog; None: nothing was built, in a dry run or as a further rank of MPI.
+def build_tensorrt_llm(build_options: BuildOptions) -> Path | None:
+    """Build a model of the catalog and return its artifact; None: a dry run, or another rank than 0 of MPI.
 
     Raises:
-        BuildError: one line that names the input and the rule, or a tool's end and what usually causes it.
+        BuildError: one line with the input and the rule, or with a tool's failure and its usual cause.
     """
-    artifacts_dir = order.options.state_dir / "artifacts"
-    if order.options.dry_run:
-        for line in order.script():
+    artifacts_dir = build_options.options.state_dir / "artifacts"
+    if build_options.options.dry_run:
+        for line in build_options.script():
             print(line)
         return None
-    job = MpiJob.of(os.environ, order.work_dir)
+    job = MpiJob.of(os.environ, build_options.work_dir)
     if job is None:
-        return build(order.spec(order.tools(run_tool)), artifacts_dir)
+        return build(build_options.spec(build_options.tools(run_tool)), artifacts_dir)
     if job.rank:
         job.follow()
         return None
     with job.led():
-        return build(order.spec(order.tools(job.run)), artifacts_dir)
+        return build(build_options.spec(build_options.tools(job.run)), artifacts_dir)

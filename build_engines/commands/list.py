@@ -1,4 +1,4 @@
-"""`list`: the catalog, and what of it is built."""
+"""`list`: the catalog and the built artifacts."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from build_engines.tables import text_table
 _HEADER = ("model", "short name", "params", "context", "precisions", "tools", "license", "built")
 _EXAMPLES = """\
 examples:
-  list                             the models, and what of them is built in .conch
-  list --state-dir /srv/conch      likewise, what is built there
-  list --catalog models.yaml       with models of your own
-  list --json                      everything that the catalog says
+  list                             the models, and their artifacts in .conch
+  list --state-dir /srv/conch      the models, and their artifacts in another folder
+  list --catalog models.yaml       also the models of a file
+  list --json                      all fields of the catalog
 """
 
 
@@ -29,12 +29,12 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     """Add the command to a parser."""
     command = commands.add_parser(
         "list",
-        help="the models of the catalog, and what of them is built",
-        description="Lists the models that `plan` and `build` know by name, and the artifacts that are built.",
+        help="show the models of the catalog and the built artifacts",
+        description="Show the models of the catalog, which `plan` and `build` find by name, and the built artifacts.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    command.add_argument("--state-dir", type=Path, default=Path(".conch"), help="holds artifacts/ (%(default)s)")
+    command.add_argument("--state-dir", type=Path, default=Path(".conch"), help="with artifacts/ (%(default)s)")
     add_catalog_option(command)
     command.add_argument("--json", action="store_true", help="print everything as JSON")
     command.set_defaults(command=_list)
@@ -66,7 +66,7 @@ def _list(options: argparse.Namespace) -> None:
 
 
 def _built(artifacts_dir: Path) -> Iterator[_Built]:
-    """Yield what is in the folder; names with a dot are builds that have not ended."""
+    """Yield the artifacts of the folder. Names with a dot are unfinished builds."""
     for folder in sorted(artifacts_dir.glob("[!.]*/")):
         try:
             yield _Built(folder.name, Manifest.load(folder))

@@ -1,4 +1,4 @@
-"""`plan`: what a model takes, and on which GPUs it fits."""
+"""`plan`: the memory of a model, and the GPUs that it fits."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from build_engines.planner.plan import DEFAULT_MAX_BATCH_SIZE, plan
 from build_engines.planner.report import plan_lines, plan_object
 from build_engines.tables import text_table
 
-TENSOR_HELP = "that share each layer (as many of a node's as the model's shape allows)"
+TENSOR_HELP = "GPUs that share each layer (the most that the model's shape allows in a node)"
 _EXAMPLES = """\
 examples:
   plan llama3.1:70b --gpu h100                       the smallest layout that fits, with its arithmetic
   plan llama3.1:70b --gpu h100 --precision fp8       the same in FP8: half the GPUs
-  plan qwen2.5:7b --gpu l40s --max-seq-len 8192      how many sequences of 8192 tokens fit at the same time
+  plan qwen2.5:7b --gpu l40s --max-seq-len 8192      the number of sequences of 8192 tokens that fit
   plan Meta-Llama-3.1-405B-Instruct --gpu h100 --gpus 16 --nodes 2
   plan gemma2:27b                                    on every GPU, as a table
   plan                                               every model on every GPU
-  plan my-model --catalog models.yaml --gpu a100     a model of your own
+  plan my-model --catalog models.yaml --gpu a100     a model of a file
 
-What does not fit is an error that says what would. Weights are exact; workspace and runtime are estimates.
+The error for a model that does not fit names layouts that do. Weights are exact; workspace and runtime are estimates.
 """
 
 
@@ -35,22 +35,24 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     """Add the command to a parser."""
     command = commands.add_parser(
         "plan",
-        help="what a model takes of a GPU's memory, over how many, and how many sequences fit beside it",
-        description="Plans the TensorRT-LLM engine of a model of the catalog, on any machine: it needs no GPU.",
+        help="compute the memory of a model, its GPUs and its number of sequences",
+        description="Plan the TensorRT-LLM engine of a model of the catalog. It needs no GPU.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    command.add_argument("model", nargs="?", metavar="MODEL", help="id, alias or short name; `list` shows them")
-    command.add_argument("--all", action="store_true", help="every model, as without MODEL")
-    command.add_argument("--gpu", choices=GPUS, help="without it, a table of all of them")
-    command.add_argument("--gpus", type=int, metavar="N", help="GPUs of all nodes together (the fewest that fit)")
-    command.add_argument("--nodes", type=int, metavar="M", help="of 8 GPUs at most (the fewest that hold the GPUs)")
+    command.add_argument("model", nargs="?", metavar="MODEL", help="id, alias or short name (see `list`)")
+    command.add_argument("--all", action="store_true", help="every model (as without MODEL)")
+    command.add_argument("--gpu", choices=GPUS, help="kind of GPU; without it, a table of all kinds")
+    command.add_argument(
+        "--gpus", type=int, metavar="N", help="number of GPUs of all nodes together (the fewest that fit)"
+    )
+    command.add_argument("--nodes", type=int, metavar="M", help="number of nodes, of 8 GPUs at most (the fewest)")
     command.add_argument("--tensor", type=int, metavar="N", help=f"with --gpus: {TENSOR_HELP}")
     command.add_argument(
-        "--precision", choices=[*map(str, Precision)], help="of the matrices (16 bit, as the model is)"
+        "--precision", choices=[*map(str, Precision)], help="of the matrices (the model's 16-bit format)"
     )
     command.add_argument(
-        "--max-seq-len", type=int, metavar="N", help="tokens of prompt and answer together (what the model takes)"
+        "--max-seq-len", type=int, metavar="N", help="tokens of prompt and completion together (the model's maximum)"
     )
     command.add_argument(
         "--max-batch-size", type=int, metavar="N", help=f"sequences in one step ({DEFAULT_MAX_BATCH_SIZE})"
@@ -69,7 +71,7 @@ def add_catalog_option(command: argparse.ArgumentParser) -> None:
         default=[],
         type=Path,
         metavar="FILE",
-        help="models of your own, in the form of build_engines/catalog.yaml; repeatable",
+        help="further models, in the form of build_engines/catalog.yaml; repeatable",
     )
 
 
@@ -107,7 +109,7 @@ def _plan(options: argparse.Namespace) -> None:
 
 
 def _refusal_of_all(table: list[Outcome]) -> str:
-    """Return why nothing was planned: the first reason, and how many others there are."""
+    """Return the first reason, and the number of other reasons."""
     first, *others = dict.fromkeys(outcome.refusal for outcome in table)
     return f"{first} (and {len(others)} more, of other GPUs, models and precisions)" if others else first
 

@@ -1,4 +1,4 @@
-"""`verify`: is an artifact whole, and does it fit this machine."""
+"""`verify`: checks that an artifact is complete and fits this machine."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     """Add the command to a parser."""
     command = commands.add_parser(
         "verify",
-        help="check that an artifact is whole, and that it can run here",
-        description="Read every file of an artifact again and compare it with its digest, then compare what the "
-        "artifact was built for with this machine. One line for each check; status 1 if one fails.",
+        help="check that an artifact is complete and fits this machine",
+        description="Compare every file of an artifact with its digest, and the requirements of the artifact with "
+        "this machine. Each check prints one line; a failed check gives status 1.",
     )
-    command.add_argument("artifacts", nargs="+", type=Path, metavar="ARTIFACT", help="a folder that `build` made")
+    command.add_argument("artifacts", nargs="+", type=Path, metavar="ARTIFACT", help="a folder from `build`")
     command.set_defaults(command=_verify)
 
 
@@ -40,7 +40,7 @@ def _verify(options: argparse.Namespace) -> None:
 
 
 def _checks(artifact_dir: Path, machine: Machine) -> Iterator[tuple[str, str | None]]:
-    """Yield each check with why it failed, if it did."""
+    """Yield each check with its failure, or None."""
     manifest = Manifest.load(artifact_dir)
     yield f"manifest: {manifest.model_id}, {manifest.runtime}, {manifest.precision}, key {manifest.key}", None
     try:

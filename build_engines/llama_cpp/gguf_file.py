@@ -1,4 +1,4 @@
-"""GGUF files, written from checkpoints of the Llama and Qwen2 architectures."""
+"""Writes GGUF files from checkpoints of the Llama and Qwen2 architectures."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from build_engines.checkpoint import Checkpoint
 from build_engines.errors import BuildError
 from build_engines.llama_cpp.layout import Placement, place_tensors
 from build_engines.llama_cpp.model_config import ModelConfig
-from build_engines.llama_cpp.shards import find_tensors
 from build_engines.llama_cpp.storage import PRECISIONS, convert, num_bytes
 from build_engines.llama_cpp.tokens import Vocabulary
+from build_engines.llama_cpp.weights import find_tensors
 
 _ROPE_FACTORS = "rope_freqs.weight"
 
 type Progress = Callable[[int, int], None]
 type Factors = npt.NDArray[np.float32] | None
-type Typed = Sequence[tuple[Placement, gguf.GGMLQuantizationType]]  # with what each is stored in
+type Typed = Sequence[tuple[Placement, gguf.GGMLQuantizationType]]  # with the type in the file
 
 
 def write_gguf(
@@ -31,17 +31,17 @@ def write_gguf(
 ) -> None:
     """Convert a checkpoint, one tensor in memory at a time: matrices in one of PRECISIONS, vectors in F32.
 
-    Everything that headers and configuration tell is checked before anything is written.
+    All checks of headers and configuration come before the writing.
 
     Args:
-        checkpoint: where the model is.
-        path: the file to be written.
+        checkpoint: the source.
+        path: the new file.
         precision: a key of PRECISIONS.
-        on_progress: called after each tensor with the bytes of tensors written so far and in all.
+        on_progress: called after each tensor with the written and the total bytes of tensors.
 
     Raises:
-        UnsupportedCheckpoint: the checkpoint asks for something that this conversion does not do, or is not whole.
-        BuildError: a file cannot be read or written, or the disk is too full.
+        UnsupportedCheckpoint: the checkpoint is incomplete, or has an unsupported feature.
+        BuildError: a file cannot be read or written, or the disk is full.
     """
     model, vocabulary = ModelConfig.of(checkpoint.config), Vocabulary.of(checkpoint)
     stored = PRECISIONS[precision]
@@ -54,7 +54,7 @@ def write_gguf(
     writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
     model.write(writer)
     vocabulary.write(writer)
-    _check_room(path, _announce(writer, factors, typed))
+    _check_room(path, _declare(writer, factors, typed))
     try:
         with closing(writer):
             _write_tensors(writer, factors, typed, on_progress)
@@ -62,8 +62,8 @@ def write_gguf(
         raise BuildError(f"{path}: cannot be written ({exc})") from exc
 
 
-def _announce(writer: gguf.GGUFWriter, factors: Factors, typed: Typed) -> int:
-    """Tell the writer which tensors come; return their bytes."""
+def _declare(writer: gguf.GGUFWriter, factors: Factors, typed: Typed) -> int:
+    """Declare the tensors to the writer, and return their size."""
     total = 0
     if factors is not None:
         writer.add_tensor_info(_ROPE_FACTORS, factors.shape, factors.dtype, factors.nbytes)
@@ -75,7 +75,7 @@ def _announce(writer: gguf.GGUFWriter, factors: Factors, typed: Typed) -> int:
 
 
 def _write_tensors(writer: gguf.GGUFWriter, factors: Factors, typed: Typed, on_progress: Progress) -> None:
-    """Write the file, its tensors in the order in which they were announced."""
+    """Write the file, its tensors in the declared order."""
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_ti_data_to_file()

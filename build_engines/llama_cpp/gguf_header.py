@@ -1,4 +1,4 @@
-"""What a GGUF file says of itself: for serving, and as the base of LoRA adapters."""
+"""The header of a GGUF file: facts for serving, and for LoRA adapters."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _PART_NAME = re.compile(r"(?P<model>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.g
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GgufFacts:
-    """What serving needs to know."""
+    """Facts for serving."""
 
     context_length: int
     vocab_size: int  # rows of the token embedding
@@ -30,7 +30,7 @@ class GgufFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GgufBase:
-    """What an adapter must fit."""
+    """Facts of a model that its adapters must fit."""
 
     architecture: str
     num_layers: int
@@ -40,26 +40,26 @@ class GgufBase:
 
 
 def gguf_parts(path: Path) -> tuple[Path, ...]:
-    """Return the files of a model in order: the file itself, or all that it was split into, of which it is the first.
+    """Return the files of a model in order: the file itself, or all parts of a split model, of which it is the first.
 
     Raises:
-        BuildError: not a GGUF file, not the first of its parts, or another one is missing.
+        BuildError: not a GGUF file, not the first part, or another part is missing.
     """
     return tuple(_readers(path))
 
 
 def part_names(model: str, count: int) -> tuple[str, ...]:
-    """Return the names by which llama.cpp, given the first, finds all parts of a model in one folder."""
+    """Return the names of a model's parts by llama.cpp's rule."""
     if count == 1:
         return (f"{model}.gguf",)
     return tuple(f"{model}-{number:05}-of-{count:05}.gguf" for number in range(1, count + 1))
 
 
 def read_gguf_facts(path: Path) -> GgufFacts:
-    """Read the header of a ready GGUF file, or of the first of its parts and of the others.
+    """Read the header of a GGUF file, or of all parts of a split model.
 
     Raises:
-        BuildError: not a GGUF file, or it lacks what serving needs.
+        BuildError: not a GGUF file, or a necessary field is missing.
     """
     readers = tuple(_readers(path).values())
     architecture = _architecture(readers[0], path)
@@ -75,10 +75,10 @@ def read_gguf_facts(path: Path) -> GgufFacts:
 
 
 def read_gguf_base(path: Path) -> GgufBase:
-    """Read what an adapter must fit, of a file that `read_gguf_facts` takes.
+    """Read the facts for adapters.
 
     Raises:
-        BuildError: it does not say how many layers and heads there are, or not one number for all layers.
+        BuildError: the header has no numbers of layers and heads, or several for different layers.
     """
     readers = tuple(_readers(path).values())
     architecture = _architecture(readers[0], path)
@@ -107,15 +107,15 @@ def _readers(path: Path) -> dict[Path, gguf.GGUFReader]:
         if not part.is_file():
             raise BuildError(f"{part}: missing; {path.name} says that the model is in {count} files")
         readers[part] = _open(part)
-        said = (_number(readers[part], part, _SPLIT_NUMBER), _number(readers[part], part, _SPLIT_COUNT))
-        if said != (number, count):
-            raise BuildError(f"{part}: says of itself that it is number {said[0] + 1} of {said[1]}")
+        found = (_number(readers[part], part, _SPLIT_NUMBER), _number(readers[part], part, _SPLIT_COUNT))
+        if found != (number, count):
+            raise BuildError(f"{part}: its header has number {found[0] + 1} of {found[1]}")
     return readers
 
 
 class _Reader(gguf.GGUFReader):
     def _build_tensors(self, start_offs: int, fields: list[gguf.ReaderField]) -> None:
-        """Check that the file is as long as its header says, before its tensors are looked for."""
+        """Check the length of the file before its tensors are read."""
         end = max((start_offs + _end_of_tensor(field) for field in fields), default=0)
         if end > len(self.data):
             raise ValueError(f"it has {len(self.data):,} bytes of at least {end:,}")
@@ -123,7 +123,7 @@ class _Reader(gguf.GGUFReader):
 
 
 def _end_of_tensor(field: gguf.ReaderField) -> int:
-    """Return the offset behind a tensor, from the first one's."""
+    """Return the end of a tensor, relative to the first tensor."""
     dimensions, kind, offset = field.parts[3:]
     block_size, block_bytes = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType(kind[0])]
     return int(offset[0]) + math.prod(map(int, dimensions)) // block_size * block_bytes

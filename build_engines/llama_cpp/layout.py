@@ -1,4 +1,4 @@
-"""The tensors of a Llama or Qwen2 model: their names on both sides, their shapes, and how their rows are ordered."""
+"""The tensors of a Llama or Qwen2 model: names in both formats, shapes, and order of rows."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from build_engines.llama_cpp.model_config import ModelConfig
 from build_engines.llama_cpp.weights import StoredTensor
 
 EMBEDDING, OUTPUT = "model.embed_tokens.weight", "lm_head.weight"
-_BUFFER = ".rotary_emb.inv_freq"  # of early Llama checkpoints: what config.json says, computed
+_BUFFER = ".rotary_emb.inv_freq"  # of early Llama checkpoints: computed from config.json
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
-    """A tensor of the checkpoint, and where it goes."""
+    """A tensor of the checkpoint, with its place in GGUF."""
 
     source: StoredTensor
     name: str  # in GGUF
-    num_interleaved_heads: int | None  # whose rows llama.cpp wants in another order
+    num_interleaved_heads: int | None  # llama.cpp has another order of their rows
 
 
 def place_tensors(model: ModelConfig, stored: Mapping[str, StoredTensor]) -> list[Placement]:
     """Find every tensor of the model in the checkpoint.
 
     Raises:
-        UnsupportedCheckpoint: one is missing, of another shape, or none of the model's; names it.
+        UnsupportedCheckpoint: a tensor is missing, unknown, or of another shape; names it.
     """
     shapes = dict(_shapes(model))
     names = gguf.get_tensor_name_map(model.arch, model.num_layers)
@@ -55,7 +55,7 @@ def place_tensors(model: ModelConfig, stored: Mapping[str, StoredTensor]) -> lis
 
 
 def num_interleaved_heads(arch: gguf.MODEL_ARCH, module: str, num_heads: int, num_kv_heads: int) -> int | None:
-    """Return how many heads a module has whose rows are to be interleaved; None for a module that stays as it is.
+    """Return the number of heads of a module that needs interleaved rows; None for other modules.
 
     Hugging Face rotates the halves of a head. llama.cpp does so for Qwen2, but rotates neighbouring pairs for Llama.
     """
@@ -65,7 +65,7 @@ def num_interleaved_heads(arch: gguf.MODEL_ARCH, module: str, num_heads: int, nu
 
 
 def interleave_heads(weight: npt.NDArray[Any], num_heads: int) -> npt.NDArray[Any]:
-    """Bring the rows of the two halves of each head together in pairs."""
+    """Pair the rows of the two halves of each head."""
     halves = weight.reshape(num_heads, 2, len(weight) // num_heads // 2, *weight.shape[1:])
     return halves.swapaxes(1, 2).reshape(weight.shape)
 

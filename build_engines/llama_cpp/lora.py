@@ -1,4 +1,4 @@
-"""LoRA adapters in PEFT's format, converted to llama.cpp's."""
+"""Converts LoRA adapters from PEFT's format to llama.cpp's."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ type Matrix = npt.NDArray[Any]
 
 
 def write_lora(adapter: LoraAdapter, base: GgufBase, path: Path) -> None:
-    """Convert an adapter, in F32: it is small, and its products are added to the base's.
+    """Convert an adapter to F32, because it is small.
 
     Raises:
-        UnsupportedAdapter: the base is of another architecture, or lacks a matrix that the adapter adds to.
+        UnsupportedAdapter: the base is of another architecture, or has no matrix for a module.
     """
     architectures = {gguf.MODEL_ARCH_NAMES[arch]: arch for arch in ARCHITECTURES.values()}
     if base.architecture not in architectures:
@@ -42,7 +42,7 @@ def write_lora(adapter: LoraAdapter, base: GgufBase, path: Path) -> None:
     for module, lora_a, lora_b in _read_pairs(adapter):
         name = f"{names.get_name(module)}.weight"
         shape = base.shapes.get(name, ())
-        # llama.cpp looks rows of the embedding up, and adds nothing to them.
+        # llama.cpp has no adapters for the embedding.
         if len(shape) != 2 or name == "token_embd.weight":
             raise UnsupportedAdapter(f"{adapter.folder}: module {module}: the base model has no such linear layer")
         _check_shapes(adapter, module, (lora_a.shape, lora_b.shape), shape)
@@ -65,10 +65,10 @@ def _read_pairs(adapter: LoraAdapter) -> Iterator[tuple[str, Matrix, Matrix]]:
         if found is None:
             raise UnsupportedAdapter(f"{path}: tensor {tensor.name}: not a matrix of a linear layer's adapter")
         sides[found["side"]][found["module"]] = tensor.read()
-    lonely = sorted(sides["A"].keys() ^ sides["B"].keys())
-    if lonely or not sides["A"]:
-        what = f"module {lonely[0]}: one of lora_A and lora_B is missing" if lonely else "no tensors"
-        raise UnsupportedAdapter(f"{path}: {what}")
+    unpaired = sorted(sides["A"].keys() ^ sides["B"].keys())
+    if unpaired or not sides["A"]:
+        error = f"module {unpaired[0]}: one of lora_A and lora_B is missing" if unpaired else "no tensors"
+        raise UnsupportedAdapter(f"{path}: {error}")
     for module in sorted(sides["A"]):
         yield module, sides["A"][module], sides["B"][module]
 

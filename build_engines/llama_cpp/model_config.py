@@ -1,4 +1,4 @@
-"""What config.json says of a Llama or Qwen2 model, checked: everything that a conversion goes by."""
+"""The checked config.json of a Llama or Qwen2 model."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from build_engines.llama_cpp.rope import Rope, positive_number
 
 ARCHITECTURES = {"LlamaForCausalLM": gguf.MODEL_ARCH.LLAMA, "Qwen2ForCausalLM": gguf.MODEL_ARCH.QWEN2}
 
-# What changes the computation in a way that is not converted; each with the values by which it does not.
+# Fields that change the computation in an unsupported way, with their neutral values.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "hidden_act": ("silu",),
     "partial_rotary_factor": (None, 1.0),
@@ -25,7 +25,7 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
-    """The sizes of a model, and which of the optional tensors it has."""
+    """The sizes of a model, and its optional tensors."""
 
     arch: gguf.MODEL_ARCH
     num_layers: int
@@ -48,8 +48,8 @@ class ModelConfig:
         """Read config.json.
 
         Raises:
-            BuildError: something is missing.
-            UnsupportedCheckpoint: it asks for something that this conversion does not do; names the field.
+            BuildError: a field is missing.
+            UnsupportedCheckpoint: a field has an unsupported value; names the field.
         """
         name = (config.get("architectures") or ["none"])[0]
         if name not in ARCHITECTURES:
@@ -76,7 +76,7 @@ class ModelConfig:
             rms_norm_eps=positive_number("rms_norm_eps", config["rms_norm_eps"]),
             rope=Rope.of(config),
             has_tied_embeddings=bool(config.get("tie_word_embeddings", False)),
-            # Qwen2 has these three whatever its config.json says.
+            # Qwen2 always has these three.
             has_qkv_bias=is_qwen2 or bool(config.get("attention_bias", False)),
             has_output_bias=not is_qwen2 and bool(config.get("attention_bias", False)),
             has_mlp_bias=not is_qwen2 and bool(config.get("mlp_bias", False)),
@@ -87,7 +87,7 @@ class ModelConfig:
         return model
 
     def write(self, writer: gguf.GGUFWriter) -> None:
-        """Write what llama.cpp's loader reads."""
+        """Write the metadata for llama.cpp's loader."""
         writer.add_block_count(self.num_layers)
         writer.add_context_length(self.context_window)
         writer.add_embedding_length(self.hidden_size)

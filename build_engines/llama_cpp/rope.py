@@ -1,4 +1,4 @@
-"""How a checkpoint rotates queries and keys, said as llama.cpp takes it."""
+"""Rotary position embeddings of a checkpoint, converted to llama.cpp's metadata."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ import numpy.typing as npt
 
 from build_engines.errors import UnsupportedCheckpoint
 
-# By type: the numbers that config.json must give.
+# By type: the required numbers of config.json.
 _REQUIRED: dict[str, tuple[str, ...]] = {
     "default": (),
     "linear": ("factor",),
     "yarn": ("factor", "original_max_position_embeddings"),
     "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
 }
-# What else it may give, and by which values that changes nothing. llama.cpp takes no other betas of these models.
+# Other fields, with their neutral values. llama.cpp supports no other betas for these models.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "beta_fast": (32, None),
     "beta_slow": (1, None),
@@ -34,7 +34,7 @@ _DEFAULT_THETA = 10_000.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rope:
-    """Rotary position embeddings (arXiv:2104.09864), with the scaling for contexts longer than trained on."""
+    """Rotary position embeddings (arXiv:2104.09864), with the scaling for long contexts."""
 
     theta: float
     scaling: str = "default"
@@ -42,10 +42,10 @@ class Rope:
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> Rope:
-        """Read config.json: rope_theta and rope_scaling, which newer ones keep together in rope_parameters.
+        """Read config.json: rope_theta and rope_scaling, or rope_parameters with both.
 
         Raises:
-            UnsupportedCheckpoint: a type or a field of it that is not converted; names it.
+            UnsupportedCheckpoint: a type or a field is not supported; names it.
         """
         field, given = _given(config)
         theta = given.pop("rope_theta", None) or config.get("rope_theta") or _DEFAULT_THETA
@@ -60,7 +60,7 @@ class Rope:
         if scaling == "llama3" and numbers["high_freq_factor"] <= numbers["low_freq_factor"]:
             rule = f"expected more than low_freq_factor={numbers['low_freq_factor']}"
             raise UnsupportedCheckpoint(f"config.json: {field}.high_freq_factor={numbers['high_freq_factor']}: {rule}")
-        given.pop("original_max_position_embeddings", None)  # says nothing where it is not required
+        given.pop("original_max_position_embeddings", None)  # it has no meaning for other types
         for name, value in given.items():
             neutral = _NEUTRAL.get(name, (None,))
             if value not in neutral:
@@ -69,7 +69,7 @@ class Rope:
         return cls(theta=positive_number("rope_theta", theta), scaling=scaling, numbers=numbers)
 
     def write(self, writer: gguf.GGUFWriter) -> None:
-        """Write all of it that is metadata in llama.cpp."""
+        """Write the metadata for llama.cpp."""
         writer.add_rope_freq_base(self.theta)
         if self.scaling not in ("linear", "yarn"):
             return
@@ -80,15 +80,15 @@ class Rope:
             return
         writer.add_rope_scaling_orig_ctx_len(int(self.numbers["original_max_position_embeddings"]))
         if "attention_factor" in self.numbers:
-            # llama.cpp multiplies it by the one of the paper (arXiv:2309.00071), Hugging Face puts it in its place.
+            # llama.cpp multiplies it by the factor of the paper (arXiv:2309.00071), which it replaces in Hugging Face.
             of_paper = 1 + 0.1 * math.log(max(factor, 1))
             writer.add_rope_scaling_attn_factors(self.numbers["attention_factor"] / of_paper)
 
     def frequency_factors(self, head_dim: int) -> npt.NDArray[np.float32] | None:
-        """Return what llama.cpp divides each pair's frequency by, float32 [head_dim / 2]; None where it needs none.
+        """Return llama.cpp's divisors of each pair's frequency, float32 [head_dim / 2]; None: no divisors.
 
-        Source: Llama 3.1's model card and code: long waves are stretched by `factor`, short ones kept, those between
-        the two limits interpolated.
+        Source: Llama 3.1's model card and code: long waves are stretched by `factor`, short ones are kept, and
+        waves between the two limits are interpolated.
         """
         if self.scaling != "llama3":
             return None
@@ -100,14 +100,14 @@ class Rope:
 
 
 def _given(config: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """Return which field of config.json says how positions are scaled, and a copy of what it says."""
+    """Return the name and a copy of the field of config.json with the scaling of positions."""
     fields = [name for name in ("rope_parameters", "rope_scaling") if config.get(name)] or ["rope_scaling"]
     if len(fields) > 1:
         raise UnsupportedCheckpoint("config.json: rope_parameters and rope_scaling: expected one of the two")
     given = config.get(fields[0]) or {}
     if not isinstance(given, dict):
         raise UnsupportedCheckpoint(f"config.json: {fields[0]}={given!r}: expected an object")
-    # As in transformers: config.json may also say it beside the others, or leave it out.
+    # As in transformers: this number may also be outside of the field, or missing.
     name = "original_max_position_embeddings"
     trained = config.get(name) or given.get(name) or config.get("max_position_embeddings")
     return fields[0], given | {name: trained}
@@ -117,7 +117,7 @@ def positive_number(field: str, value: object) -> float:
     """Return a number of config.json.
 
     Raises:
-        UnsupportedCheckpoint: it is none, or not above 0.
+        UnsupportedCheckpoint: it is not a number above 0.
     """
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
         raise UnsupportedCheckpoint(f"config.json: {field}={value!r}: expected a number above 0")

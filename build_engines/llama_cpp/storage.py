@@ -1,4 +1,4 @@
-"""The numbers of a GGUF file: which type a tensor is stored in, and its bytes."""
+"""Number formats of a GGUF file, and the conversion of tensors."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ type Bytes = npt.NDArray[np.uint8]
 
 @dataclass(frozen=True, slots=True)
 class Precision:
-    """What the matrices of a file are stored in."""
+    """The number format of a file's matrices."""
 
     type: gguf.GGMLQuantizationType
     file_type: gguf.LlamaFileType
 
     def of_tensor(self, shape: tuple[int, ...]) -> gguf.GGMLQuantizationType:
-        """Return what a tensor is stored in: vectors in F32, matrices whose rows are no whole blocks in F16."""
+        """Return the type of a tensor: F32 for vectors, F16 for matrices whose rows do not fill whole blocks."""
         if len(shape) == 1:
             return gguf.GGMLQuantizationType.F32
         block_size, _ = gguf.GGML_QUANT_SIZES[self.type]
         return gguf.GGMLQuantizationType.F16 if shape[-1] % block_size else self.type
 
 
-# With f16 here and in the KV cache, what a batch computes differs from what single tokens do by up to 1e-1 in a logit
-# of the demo model; with f32, at twice the size, by less than 1e-3. q8_0 is a little over half of f16's size.
+# With f16 here and in the KV cache, logits of the demo model differ by up to 1e-1 between a batch and single tokens;
+# with f32, at twice the size, by less than 1e-3. q8_0 is a little over half of f16's size.
 PRECISIONS = {
     "f16": Precision(gguf.GGMLQuantizationType.F16, gguf.LlamaFileType.MOSTLY_F16),
     "f32": Precision(gguf.GGMLQuantizationType.F32, gguf.LlamaFileType.ALL_F32),
@@ -41,15 +41,15 @@ PRECISIONS = {
 
 
 def num_bytes(shape: tuple[int, ...], stored_type: gguf.GGMLQuantizationType) -> int:
-    """Return what a tensor takes in the file, its padding left out."""
+    """Return the size of a tensor in the file, without padding."""
     return int(np.prod(quant_shape_to_byte_shape(shape, stored_type), dtype=np.int64))
 
 
 def convert(placement: Placement, stored_type: gguf.GGMLQuantizationType) -> Bytes:
-    """Read a tensor and return it as it is stored: uint8 [rows, bytes of a row], of a vector [numbers, 4].
+    """Read and convert a tensor: uint8 [rows, bytes of a row], for a vector [numbers, 4].
 
     Raises:
-        UnsupportedCheckpoint: a number of it is too large for the type.
+        UnsupportedCheckpoint: a number is too large for the type.
         BuildError: its file cannot be read.
     """
     source = placement.source
@@ -69,6 +69,6 @@ def _packed(piece: npt.NDArray[Any], stored_type: gguf.GGMLQuantizationType, nam
         with np.errstate(over="raise", invalid="raise"):
             packed: Bytes = quantize(piece, stored_type).view(np.uint8)
     except FloatingPointError as exc:
-        rule = f"has a number that is none or too large for {stored_type.name}: try precision f32"
+        rule = f"has NaN, or a number that is too large for {stored_type.name}: try precision f32"
         raise UnsupportedCheckpoint(f"tensor {name}: {rule}") from exc
     return packed

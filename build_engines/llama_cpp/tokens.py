@@ -1,6 +1,6 @@
 """The vocabulary of a GGUF file, from tokenizer.json.
 
-Text is tokenized in the tokenizer stage, never by llama.cpp; other programs that open the file find what they need.
+Conch tokenizes in the tokenizer stage, never by llama.cpp. The vocabulary is for other programs.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ _PRE_TOKENIZERS = {_WORDS % "{1,3}": "llama-bpe", _WORDS % "": "qwen2"}
 class Vocabulary:
     """The tokens of a model, one for each row of its embedding."""
 
-    is_byte_level: bool  # otherwise of SentencePiece's kind, with byte fallback
+    is_byte_level: bool  # otherwise SentencePiece with byte fallback
     tokens: list[str]
     types: list[gguf.TokenType]
-    merges: list[str]  # first the one that is applied first; the two tokens with a space between
-    scores: list[float]  # the highest is merged first
+    merges: list[str]  # in their order; two tokens with a space between them
+    scores: list[float]  # the highest score is merged first
     special_ids: Mapping[str, int]  # by their keys in GGUF
     pre_tokenizer: str
     has_space_prefix: bool
@@ -43,10 +43,10 @@ class Vocabulary:
 
     @classmethod
     def of(cls, checkpoint: Checkpoint) -> Vocabulary:
-        """Read tokenizer.json and what says more of it.
+        """Read tokenizer.json and the configuration.
 
         Raises:
-            UnsupportedCheckpoint: not a kind of tokenizer that is converted, or one with more tokens than the model.
+            UnsupportedCheckpoint: an unsupported kind of tokenizer, or more tokens than the model has.
         """
         description = read_json(checkpoint.folder / "tokenizer.json")
         model, decoder = description["model"], json.dumps(description.get("decoder"))
@@ -75,7 +75,7 @@ class Vocabulary:
         )
 
     def write(self, writer: gguf.GGUFWriter) -> None:
-        """Write what llama.cpp's loader and tokenizer read."""
+        """Write the metadata for llama.cpp's loader and tokenizer."""
         writer.add_tokenizer_model("gpt2" if self.is_byte_level else "llama")
         writer.add_tokenizer_pre(self.pre_tokenizer)
         writer.add_token_list(self.tokens)
@@ -93,12 +93,12 @@ class Vocabulary:
 
 
 def _tokens(description: dict[str, Any], vocab_size: int) -> tuple[list[str], list[gguf.TokenType]]:
-    """Return the token of every row of the embedding, and its type."""
+    """Return token and type of every row of the embedding."""
     vocab: dict[str, int] = description["model"]["vocab"]
     if max(vocab.values()) >= vocab_size:
         rule = f"config.json says vocab_size={vocab_size}"
         raise UnsupportedCheckpoint(f"tokenizer.json: the model has token {max(vocab.values())}; {rule}")
-    # Rows that are there for a round number have no token.
+    # Padding rows have no token.
     tokens = [f"[PAD{token_id}]" for token_id in range(vocab_size)]
     types = [gguf.TokenType.UNUSED] * vocab_size
     has_bytes = bool(description["model"].get("byte_fallback"))
@@ -107,14 +107,14 @@ def _tokens(description: dict[str, Any], vocab_size: int) -> tuple[list[str], li
         tokens[token_id] = token
         types[token_id] = gguf.TokenType.BYTE if is_byte else gguf.TokenType.NORMAL
     for added in description.get("added_tokens", ()):
-        if added["id"] < vocab_size:  # what was added to the tokenizer alone, the model neither reads nor writes
+        if added["id"] < vocab_size:  # the model cannot use tokens beyond its vocabulary
             tokens[added["id"]] = added["content"]
             types[added["id"]] = gguf.TokenType.CONTROL if added["special"] else gguf.TokenType.USER_DEFINED
     return tokens, types
 
 
 def _scores(tokens: list[str], merges: list[str]) -> list[float]:
-    """Return scores by which llama.cpp, which merges to the best token, merges in the order of the ranks."""
+    """Return scores with which llama.cpp, which prefers the best token, merges in the order of the ranks."""
     ranks: dict[str, int] = {}
     for rank, merge in enumerate(merges):
         ranks.setdefault(merge.replace(" ", ""), rank)
@@ -122,7 +122,7 @@ def _scores(tokens: list[str], merges: list[str]) -> list[float]:
 
 
 def _special_ids(checkpoint: Checkpoint, tokens: list[str]) -> dict[str, int]:
-    """Return the ids of the special tokens that the configuration names, by their keys in GGUF."""
+    """Return the ids of the configured special tokens by their keys in GGUF."""
     configured = read_json(checkpoint.folder / "tokenizer_config.json", is_optional=True)
     special_ids = {}
     for key, name in ((Keys.BOS_ID, "bos"), (Keys.PAD_ID, "pad")):
@@ -131,7 +131,7 @@ def _special_ids(checkpoint: Checkpoint, tokens: list[str]) -> dict[str, int]:
             token_id = _id_of(configured.get(f"{name}_token"), tokens)
         if token_id is not None and 0 <= token_id < len(tokens):
             special_ids[key] = int(token_id)
-    # llama.cpp ends generation at any of the three. GGUF has room for no more; the artifact's manifest lists all.
+    # llama.cpp ends generation at each of these three. GGUF has no more; the artifact's manifest lists all.
     ends = dict.fromkeys(checkpoint.eos_token_ids)
     first = _id_of(configured.get("eos_token"), tokens)
     ordered = sorted(ends, key=lambda token_id: token_id != first)
@@ -139,13 +139,13 @@ def _special_ids(checkpoint: Checkpoint, tokens: list[str]) -> dict[str, int]:
 
 
 def _id_of(token: object, tokens: list[str]) -> int | None:
-    """Return the id of a token of tokenizer_config.json, which is a text or an object with one."""
+    """Return the id of a token of tokenizer_config.json, which is a text or an object with a text."""
     content = token.get("content") if isinstance(token, dict) else token
     return tokens.index(content) if content in tokens else None
 
 
 def _has_space_prefix(description: dict[str, Any]) -> bool:
-    """Tell whether a text is tokenized as if a space stood before it."""
+    """Whether the tokenizer puts a space before a text."""
     parts = [*_parts(description.get("normalizer")), *_parts(description.get("pre_tokenizer"))]
     return any(
         part["type"] == "Prepend" or (part["type"] == "Metaspace" and part.get("prepend_scheme", "always") != "never")
@@ -154,7 +154,7 @@ def _has_space_prefix(description: dict[str, Any]) -> bool:
 
 
 def _adds_bos(description: dict[str, Any], bos_token_id: int | None) -> bool:
-    """Tell whether the tokenizer itself puts the first token before a text."""
+    """Whether the tokenizer puts BOS before a text."""
     for part in _parts(description.get("post_processor")):
         first = part["single"][0] if part["type"] == "TemplateProcessing" else {}
         if "SpecialToken" in first:
@@ -169,7 +169,7 @@ def _split_patterns(description: dict[str, Any]) -> list[str]:
 
 
 def _parts(component: dict[str, Any] | None) -> list[dict[str, Any]]:
-    """Return what a tokenizer's component does, step by step; a sequence lists its steps under one of these names."""
+    """Return the steps of a tokenizer's component. A sequence has its steps under one of these names."""
     if component is None:
         return []
     for name in ("normalizers", "pretokenizers", "processors"):

@@ -1,4 +1,4 @@
-"""Tensors in safetensors files, read whole or in pieces of rows, as numpy arrays: BF16, which numpy lacks, as F32."""
+"""Tensors of safetensors files as numpy arrays, whole or in pieces of rows. BF16 becomes F32."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ import numpy.typing as npt
 from safetensors import SafetensorError, safe_open
 
 from build_engines.errors import BuildError, UnsupportedCheckpoint
+from build_engines.weight_files import INDEX_FILE, SINGLE_FILE, read_index, weight_files
 
-_BFLOAT16 = np.dtype(ml_dtypes.bfloat16)  # the import is what makes safetensors able to read it
+_BFLOAT16 = np.dtype(ml_dtypes.bfloat16)  # safetensors needs the import for BF16
 _NUM_BYTES = {"F16": 2, "F32": 4, "F64": 8, "BF16": 2}
 _MAX_PIECE_BYTES = 64 << 20
 
@@ -25,18 +26,18 @@ type Tensor = npt.NDArray[Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredTensor:
-    """Where a tensor is, and what its file's header says of it."""
+    """A tensor's file, name, shape and type."""
 
     path: Path
     name: str
     shape: tuple[int, ...]
-    dtype: str  # safetensors' word for it
+    dtype: str  # safetensors' name
 
     def read(self) -> Tensor:
         """Return the whole tensor.
 
         Raises:
-            BuildError: the file cannot be read any more.
+            BuildError: the file cannot be read.
         """
         with _opened(self.path) as file:
             return _readable(file.get_tensor(self.name))
@@ -45,22 +46,24 @@ class StoredTensor:
         """Yield the tensor from its first row to its last, at most 64 MiB of the file at a time.
 
         Raises:
-            BuildError: the file cannot be read any more.
+            BuildError: the file cannot be read.
         """
         row_bytes = _NUM_BYTES[self.dtype] * math.prod(self.shape[1:])
         num_rows = max(1, _MAX_PIECE_BYTES // row_bytes)
         for start in range(0, self.shape[0], num_rows):
-            with _opened(self.path) as file:  # anew: what was read of a mapped file stays in memory until it is closed
+            with _opened(
+                self.path
+            ) as file:  # opened again: the pages of a mapped file stay in memory until it is closed
                 rows = file.get_slice(self.name)[start : min(start + num_rows, self.shape[0])]
             yield _readable(rows)
 
 
 def list_tensors(path: Path) -> list[StoredTensor]:
-    """Return what a file holds, by its header.
+    """Return the tensors of a file by its header.
 
     Raises:
-        BuildError: not such a file.
-        UnsupportedCheckpoint: a tensor that is no floating-point number of 16 bits or more.
+        BuildError: not a safetensors file.
+        UnsupportedCheckpoint: a tensor is not of 16-bit or larger floating-point numbers.
     """
     tensors = []
     with _opened(path) as file:
@@ -71,6 +74,32 @@ def list_tensors(path: Path) -> list[StoredTensor]:
                 raise UnsupportedCheckpoint(f"{path}: tensor {name}: {dtype}, expected {', '.join(_NUM_BYTES)}")
             tensors.append(StoredTensor(path=path, name=name, shape=shape, dtype=dtype))
     return tensors
+
+
+def find_tensors(folder: Path) -> dict[str, StoredTensor]:
+    """Return every tensor of a checkpoint by its name.
+
+    Raises:
+        BuildError: a file is missing or unreadable, or its tensors are not those of the index.
+        UnsupportedCheckpoint: neither one file nor an index, or an unsupported type.
+    """
+    files = weight_files(folder)
+    tensors: dict[str, StoredTensor] = {}
+    for path in files:
+        for tensor in list_tensors(path):
+            if tensor.name in tensors:
+                first = tensors[tensor.name].path.name
+                raise BuildError(f"{folder}: tensor {tensor.name}: both in {first} and in {path.name}")
+            tensors[tensor.name] = tensor
+    if files != (folder / SINGLE_FILE,):
+        _check_index(folder, tensors)
+    return tensors
+
+
+def _check_index(folder: Path, tensors: dict[str, StoredTensor]) -> None:
+    for name, file_name in read_index(folder).items():
+        if name not in tensors or tensors[name].path.name != file_name:
+            raise BuildError(f"{folder / INDEX_FILE}: tensor {name}: not in {file_name}")
 
 
 @contextmanager

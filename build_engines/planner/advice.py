@@ -1,4 +1,4 @@
-"""Why a model does not fit, and what would."""
+"""The reason why a model does not fit, and changes with which it fits."""
 
 from __future__ import annotations
 
@@ -8,15 +8,14 @@ from dataclasses import replace
 from build_engines.gpus import GPUS
 from build_engines.model_entry import Precision
 from build_engines.parallelism import Parallelism
-from build_engines.planner.layout import node_counts
-from build_engines.planner.search import Request, candidates, fitting_plan
+from build_engines.planner.search import Request, candidates, fitting_plan, node_counts
 from build_engines.planner.sizing import Plan
 
-MIN_USEFUL_SEQ_LEN = 1024  # a shorter context is not worth proposing
+MIN_USEFUL_SEQ_LEN = 1024  # a shorter context is not proposed
 
 
-def what_would_fit(request: Request) -> str:
-    """Return one line for a request that no layout satisfies."""
+def advice(request: Request) -> str:
+    """Return one line for a request without a fitting layout."""
     remedies = list(_remedies(request))
     ending = f"what would fit: {', or '.join(remedies)}" if remedies else "no GPU that is known here would do"
     return f"{request.entry.model_id} does not fit: {_reason(request)}; {ending}"
@@ -39,12 +38,12 @@ def _reason(request: Request) -> str:
 
 
 def _closest(request: Request) -> Plan | None:
-    """Return the plan over the most GPUs, with the largest tensor parallelism; None: no layout is legal."""
+    """Return the plan over the most GPUs, with the largest tensor parallelism; None: no legal layout."""
     return max(candidates(request), key=lambda plan: plan.parallelism.num_gpus, default=None)
 
 
 def _rule_broken(request: Request) -> str:
-    """Return why there is no layout at all over what was given."""
+    """Return the rule that excludes every layout over the given GPUs."""
     num_gpus, num_nodes = next(node_counts(request.num_gpus, request.num_nodes, request.gpu))
     if num_gpus % num_nodes:
         return f"{num_gpus} GPUs do not divide evenly over {num_nodes} nodes"
@@ -55,7 +54,7 @@ def _rule_broken(request: Request) -> str:
 
 
 def _remedies(request: Request) -> Iterator[str]:
-    """Yield changes of one thing each that would do, those first that change least."""
+    """Yield single changes with which the model fits, the smallest first."""
     entry = request.entry
     closest = _closest(request)
     if closest is not None and closest.num_cached_tokens >= MIN_USEFUL_SEQ_LEN:
@@ -82,7 +81,7 @@ def _remedies(request: Request) -> Iterator[str]:
 
 
 def _smaller_batches(max_batch_size: int) -> Iterator[int]:
-    """Yield powers of two below a batch, the largest first; a step of fewer sequences takes less workspace."""
+    """Yield powers of two below a batch size, the largest first. A smaller batch needs less workspace."""
     yield from (2**exponent for exponent in range((max_batch_size - 1).bit_length() - 1, -1, -1))
 
 

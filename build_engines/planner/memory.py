@@ -1,4 +1,4 @@
-"""What one GPU holds of a model, as sums whose terms can be shown."""
+"""The memory of a model on one GPU, as sums with terms for display."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from build_engines.model_entry import Precision
 from build_engines.parallelism import Parallelism
 
 # TensorRT-LLM's defaults.
-KV_CACHE_SHARE = 0.9  # of what is left when the engine is loaded
+KV_CACHE_SHARE = 0.9  # of the free memory after the engine is loaded
 TOKENS_PER_BLOCK = 32  # of the paged cache
 
-# Estimates. They are held to logs that others have published; on a GPU of ours nothing has been measured yet.
-ACTIVATION_BYTES = 3  # per value that is surely alive: 2, and half as much again for what TensorRT keeps beyond it
+# Estimates. Tests compare them with published logs; we have not measured on a GPU.
+ACTIVATION_BYTES = 3  # per live value: 2, and 1 more for TensorRT's overhead
 SAMPLING_BYTES = 45  # per sequence and word of the vocabulary, for logits and decoder; logs show 29, 33 and 45
 CONTEXT_BYTES = 2_000_000_000  # the CUDA context, and the code of TensorRT and its libraries; logs show 0.8 to 3.2 GB
 COMMUNICATION_BYTES = 1_000_000_000  # NCCL's and all-reduce's buffers, with more than one GPU; no log
@@ -38,7 +38,7 @@ class GpuMemory:
     total_bytes: int
     weights: tuple[Term, ...]
     workspace: tuple[Term, ...]  # activations and logits
-    reserve: tuple[Term, ...]  # what the runtime takes whatever the model
+    reserve: tuple[Term, ...]  # of the runtime, independent of the model
 
     @property
     def weights_bytes(self) -> int:
@@ -54,17 +54,17 @@ class GpuMemory:
 
     @property
     def room_bytes(self) -> int:
-        """What the engine leaves; below 0, it does not fit."""
+        """Memory without the engine; below 0, the engine does not fit."""
         return self.total_bytes - self.weights_bytes - self.workspace_bytes - self.reserve_bytes
 
     @property
     def kv_cache_bytes(self) -> int:
-        """What the runtime takes of the room."""
+        """The part of the room that the runtime takes."""
         return max(0, int(self.room_bytes * KV_CACHE_SHARE))
 
     @property
     def free_bytes(self) -> int:
-        """What stays unused; below 0, so much is missing."""
+        """Unused memory; below 0, it is missing."""
         return self.room_bytes - self.kv_cache_bytes
 
 
@@ -87,9 +87,9 @@ def stage_weights(
 def workspace(
     architecture: Architecture, tp_size: int, *, max_num_tokens: int, max_batch_size: int
 ) -> tuple[Term, ...]:
-    """Return the activations of a step, and what sampling from its logits takes.
+    """Return the memory of a step: activations, and sampling from the logits.
 
-    The residual stream, its norm and the tensors of the widest part of a layer are alive at once.
+    The residual stream, its norm and the tensors of the widest part of a layer are alive at the same time.
     """
     hidden_size, vocab_size = architecture.hidden_size, architecture.vocab_size
     widest = max(_attention_width(architecture, tp_size), _mlp_width(architecture, tp_size))
@@ -107,7 +107,7 @@ def workspace(
 
 
 def reserve(num_gpus: int) -> tuple[Term, ...]:
-    """Return what the runtime takes beside the engine."""
+    """Return the memory of the runtime beside the engine."""
     terms = [Term("CUDA context", str(CONTEXT_BYTES), CONTEXT_BYTES)]
     if num_gpus > 1:
         terms.append(Term("communication", str(COMMUNICATION_BYTES), COMMUNICATION_BYTES))
@@ -115,7 +115,7 @@ def reserve(num_gpus: int) -> tuple[Term, ...]:
 
 
 def kv_cache_term(architecture: Architecture, parallelism: Parallelism, bytes_per_value: int) -> Term:
-    """Return what one token takes in the cache of one GPU."""
+    """Return the size of one token in the cache of one GPU."""
     num_layers = architecture.num_layers // parallelism.pp_size
     latent = architecture.latent_attention
     if latent is not None:
@@ -128,7 +128,7 @@ def kv_cache_term(architecture: Architecture, parallelism: Parallelism, bytes_pe
 
 
 def num_blocks(num_tokens: int) -> int:
-    """Return the blocks of the cache that so many tokens of one sequence take."""
+    """Return the number of cache blocks for tokens of one sequence."""
     return -(-num_tokens // TOKENS_PER_BLOCK)
 
 
@@ -144,7 +144,7 @@ def _matrix_term(
 
 
 def _share(split: Split, architecture: Architecture, tp_size: int) -> tuple[int, int]:
-    """Return which part of a matrix a rank holds, as numerator and denominator."""
+    """Return a rank's part of a matrix, as numerator and denominator."""
     match split:
         case Split.COPIED:
             return 1, 1

@@ -37,7 +37,7 @@ COMMAND = ".venv/bin/python -m build_engines plan --all --markdown > docs/plans.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """The plan of a model in one precision on one GPU, or why there is none."""
+    """The plan of a model in one precision on one GPU, or the reason why it does not fit."""
 
     entry: ModelEntry
     gpu: Gpu
@@ -81,7 +81,7 @@ def outcomes(
 
 
 def row(outcome: Outcome) -> tuple[str, ...]:
-    """Return the cells below the header."""
+    """Return a row of the table."""
     found = outcome.plan
     begin = (outcome.entry.short_name, outcome.precision.value)
     if found is None:

@@ -1,18 +1,17 @@
-"""Does a model fit some GPUs, over how many of them, and with which limits."""
+"""Plans a model: its layout over GPUs and its limits."""
 
 from __future__ import annotations
 
 from build_engines.errors import BuildError, DoesNotFit
 from build_engines.gpus import GPUS, Gpu
 from build_engines.model_entry import ModelEntry, Precision
-from build_engines.planner.advice import what_would_fit
-from build_engines.planner.layout import node_counts
-from build_engines.planner.search import Request, fitting_plan
+from build_engines.planner.advice import advice
+from build_engines.planner.search import Request, fitting_plan, node_counts
 from build_engines.planner.sizing import Plan
 
 __all__ = ["Plan", "plan"]
 
-DEFAULT_MAX_BATCH_SIZE = 128  # sequences in one step; what they hold in the cache depends on their lengths
+DEFAULT_MAX_BATCH_SIZE = 128  # sequences in one step; their part of the cache depends on their lengths
 
 
 def plan(
@@ -26,10 +25,10 @@ def plan(
     max_seq_len: int | None = None,
     max_batch_size: int | None = None,
 ) -> Plan:
-    """Return the smallest layout of a model that fits with room for a useful cache; what is given stays as it is.
+    """Return the smallest layout of a model with room for a useful cache. Given arguments are fixed.
 
     Raises:
-        DoesNotFit: it fits no such GPUs; the message says what would do.
+        DoesNotFit: there is no such layout; the message names changes with which the model fits.
         BuildError: an argument breaks a rule.
     """
     request = Request(
@@ -46,7 +45,7 @@ def plan(
     _check_tp_size(request)
     found = fitting_plan(request)
     if found is None:
-        raise DoesNotFit(what_would_fit(request))
+        raise DoesNotFit(advice(request))
     return found
 
 

@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from build_engines.model_entry import Precision
 from build_engines.planner.memory import KV_CACHE_SHARE, TOKENS_PER_BLOCK, GpuMemory, Term, num_blocks
-from build_engines.planner.notes import notes
 from build_engines.planner.sizing import Plan
 
+_CALIBRATION_SHARE = 0.9  # of a GPU's memory for weights; the rest is for activations
 _ESTIMATED = "an estimate, not measured"
 
 
 def plan_lines(plan: Plan, width: int) -> Iterator[str]:
-    """Yield the lines that explain a plan; the picture is at most `width` columns wide."""
+    """Yield the lines that explain a plan, with a bar of at most `width` columns."""
     layout, memory = plan.parallelism, plan.memory
     yield (
         f"{plan.entry.model_id} on {layout.num_gpus} x {plan.gpu.name}: {layout}, "
@@ -21,7 +22,7 @@ def plan_lines(plan: Plan, width: int) -> Iterator[str]:
     )
     yield ""
     yield f"Memory of one GPU, {gigabytes(memory.total_bytes)} as sold" + _which(plan)
-    yield from picture(memory, width)
+    yield from memory_bar(memory, width)
     yield from _section("Weights (bytes: layers x values x share of this GPU x bytes of a value)", memory.weights)
     yield from _section(
         f"Workspace ({_ESTIMATED}; bytes: tokens x values alive x bytes; sequences x vocabulary x bytes)",
@@ -45,8 +46,8 @@ def plan_lines(plan: Plan, width: int) -> Iterator[str]:
         yield f"Note    {note}"
 
 
-def picture(memory: GpuMemory, width: int) -> Iterator[str]:
-    """Yield a bar of a GPU's memory and what its letters mean."""
+def memory_bar(memory: GpuMemory, width: int) -> Iterator[str]:
+    """Yield a bar of a GPU's memory, and its legend."""
     parts = (
         ("#", "weights", memory.weights_bytes),
         ("w", "workspace", memory.workspace_bytes),
@@ -61,7 +62,7 @@ def picture(memory: GpuMemory, width: int) -> Iterator[str]:
 
 
 def bar(parts: Sequence[tuple[str, int]], width: int) -> str:
-    """Return `width` letters, of each part as many as its share; ends of parts are rounded, so none is far off."""
+    """Return `width` letters, divided by the sizes of the parts. The ends of the parts are rounded."""
     total, end, text = sum(size for _, size in parts), 0, ""
     for sign, size in parts:
         end += size
@@ -70,7 +71,7 @@ def bar(parts: Sequence[tuple[str, int]], width: int) -> str:
 
 
 def plan_object(plan: Plan) -> dict[str, Any]:
-    """Return everything that a plan says, for JSON."""
+    """Return the whole plan for JSON."""
     layout, memory = plan.parallelism, plan.memory
     return {
         "model": plan.entry.model_id,
@@ -112,6 +113,27 @@ def plan_object(plan: Plan) -> dict[str, Any]:
         },
         "notes": list(notes(plan)),
     }
+
+
+def notes(plan: Plan) -> Iterator[str]:
+    """Yield the catalog's notes on the model, and notes on the layout."""
+    yield from plan.entry.notes
+    layout, gpu = plan.parallelism, plan.gpu
+    if plan.entry.is_gated:
+        yield f"Gated: accept its license ({plan.entry.license}) and set a token before it can be downloaded."
+    if layout.tp_size > 1 and not gpu.has_nvlink:
+        yield f"{gpu.name} has no NVLink: tensor parallelism goes over PCIe, which costs latency on every token."
+    if layout.num_nodes > 1:
+        yield f"{layout.num_nodes} nodes need MPI, a fast network between them, and the engine's folder on each."
+    node_bytes = layout.num_gpus_per_node * gpu.memory_bytes
+    if plan.precision is Precision.FP8 and plan.checkpoint_bytes > node_bytes * _CALIBRATION_SHARE:
+        num_gpus = -(-plan.checkpoint_bytes // int(gpu.memory_bytes * _CALIBRATION_SHARE))
+        yield (
+            f"Calibration for FP8 loads the 16-bit model: {plan.checkpoint_bytes / 1e9:.0f} GB, which takes about "
+            f"{num_gpus} x {gpu.name}, more than the {layout.num_gpus_per_node} of a node that serve it."
+        )
+    if not plan.is_comfortable:
+        yield "Weights take more than two thirds of each GPU: the cache is small."
 
 
 def gigabytes(num_bytes: int) -> str:

@@ -8,16 +8,16 @@ from dataclasses import dataclass
 from build_engines.gpus import Gpu
 from build_engines.model_entry import ModelEntry, Precision
 from build_engines.parallelism import Parallelism
-from build_engines.planner.layout import layouts, node_counts
 from build_engines.planner.memory import GpuMemory, Term, kv_cache_term, reserve, stage_weights, workspace
 from build_engines.planner.sizing import Plan
 
-DEFAULT_MAX_NUM_TOKENS = 8192  # of a step; a longer prompt is computed in chunks
+MAX_NODES = 8  # of the search
+DEFAULT_MAX_NUM_TOKENS = 8192  # of a step; longer prompts are computed in chunks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """What is asked of a plan; None: the planner's choice."""
+    """The arguments of a plan; None: the planner's choice."""
 
     entry: ModelEntry
     gpu: Gpu
@@ -30,10 +30,10 @@ class Request:
 
 
 def fitting_plan(request: Request) -> Plan | None:
-    """Return the model's preset, or the smallest layout that fits with room for a useful cache; None: nothing fits.
+    """Return the model's preset, or the smallest layout with room for a useful cache; None: nothing fits.
 
-    On so many nodes as are needed, that is the smallest whose weights are comfortable, or else the smallest that fits.
-    A preset counts unless a number of GPUs or nodes is given, or what is asked for does not fit it.
+    On the fewest possible nodes, the first choice is the smallest layout with comfortable weights, then the smallest
+    that fits. A preset is used if it fits and neither GPUs nor nodes are given.
     """
     preset = request.entry.presets.get(request.gpu.key, {}).get(request.precision)
     if preset is not None and request.num_gpus is None and request.num_nodes is None:
@@ -52,11 +52,38 @@ def fitting_plan(request: Request) -> Plan | None:
 
 
 def candidates(request: Request) -> Iterator[Plan]:
-    """Yield every legal layout, the smallest first, whether it fits or not."""
+    """Yield every legal layout, fitting or not, the smallest first."""
     for num_gpus, num_nodes in node_counts(request.num_gpus, request.num_nodes, request.gpu):
         for parallelism in layouts(request.entry, num_gpus, num_nodes):
             if request.tp_size in (None, parallelism.tp_size):
                 yield _sized(request, parallelism)
+
+
+def node_counts(num_gpus: int | None, num_nodes: int | None, gpu: Gpu) -> Iterator[tuple[int, int]]:
+    """Yield numbers of GPUs and of nodes to try, the fewest first. Given numbers are fixed.
+
+    Beyond one node, whole nodes are tried unless their number is given.
+    """
+    in_node = [count for count in (1, 2, 4, 8) if count <= gpu.num_per_node]
+    if num_gpus is not None:
+        yield num_gpus, num_nodes or -(-num_gpus // gpu.num_per_node)
+    elif num_nodes is not None:
+        yield from ((count * num_nodes, num_nodes) for count in in_node)
+    else:
+        yield from ((count, 1) for count in in_node)
+        yield from ((count * gpu.num_per_node, count) for count in range(2, MAX_NODES + 1))
+
+
+def layouts(entry: ModelEntry, num_gpus: int, num_nodes: int) -> Iterator[Parallelism]:
+    """Yield the legal layouts, those with the largest tensor parallelism first.
+
+    Tensor parallelism stays within a node, where communication is fast; nodes have different layers.
+    """
+    if num_gpus % num_nodes:
+        return
+    for tp_size in range(num_gpus // num_nodes, 0, -1):
+        if (num_gpus // num_nodes) % tp_size == 0 and not entry.layout_rule(tp_size, num_gpus // tp_size):
+            yield Parallelism(tp_size=tp_size, pp_size=num_gpus // tp_size, num_nodes=num_nodes)
 
 
 def _sized(request: Request, parallelism: Parallelism) -> Plan:

@@ -1,4 +1,4 @@
-"""A layout of a model over GPUs: what it takes, and what is left for the KV cache."""
+"""The plan of a model: its layout over GPUs, its memory, and its build."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from build_engines.planner.memory import (
     stage_weights,
 )
 
-# More weights than this leave little room for a cache: then the next number of GPUs in the node is better.
+# With more weights the cache is small, and more GPUs of the node are better.
 COMFORTABLE_WEIGHTS_SHARE = 2 / 3
-# Conversion on the CPU, by the one recorded figure: 770 GB of RAM for the 471.5 GB of DeepSeek-V2.5.
+# Conversion on the CPU: the only recorded figure is 770 GB of RAM for the 471.5 GB of DeepSeek-V2.5.
 RAM_SHARE_OF_CHECKPOINT = 770 / 471.5
 
 
 class BuildTime(StrEnum):
-    """How long a build takes, roughly; by the one recorded figure, 471.5 GB are converted in 20 to 35 minutes."""
+    """The rough duration of a build. The only recorded figure: 20 to 35 minutes for the conversion of 471.5 GB."""
 
     MINUTES = "minutes"
     TENS_OF_MINUTES = "tens of minutes"
@@ -32,7 +32,7 @@ class BuildTime(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """A layout of a model over GPUs, and what it takes."""
+    """A layout of a model over GPUs, with its limits and sizes."""
 
     entry: ModelEntry
     gpu: Gpu
@@ -47,29 +47,29 @@ class Plan:
 
     @property
     def max_input_len(self) -> int:
-        """A prompt leaves room for one token."""
+        """Limit of a prompt, which leaves room for one token."""
         return self.max_seq_len - 1
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """On one GPU."""
+        """Bytes on one GPU."""
         return self.kv_cache_per_token.num_bytes
 
     @property
     def kv_bytes_per_sequence(self) -> int:
-        """On one GPU, for a sequence of `max_seq_len` in whole blocks."""
+        """Bytes on one GPU, for a sequence of `max_seq_len` in whole blocks."""
         return num_blocks(self.max_seq_len) * TOKENS_PER_BLOCK * self.kv_bytes_per_token
 
     @property
     def num_cached_tokens(self) -> int:
-        """Of all sequences together."""
+        """Tokens of all sequences together."""
         return self.memory.kv_cache_bytes // (TOKENS_PER_BLOCK * self.kv_bytes_per_token) * TOKENS_PER_BLOCK
 
     @property
     def num_concurrent_sequences(self) -> int:
-        """Of `max_seq_len` each, in one step."""
-        num_held = self.num_cached_tokens // (num_blocks(self.max_seq_len) * TOKENS_PER_BLOCK)
-        return min(self.max_batch_size, num_held)
+        """Sequences of `max_seq_len` in one step."""
+        num_sequences = self.num_cached_tokens // (num_blocks(self.max_seq_len) * TOKENS_PER_BLOCK)
+        return min(self.max_batch_size, num_sequences)
 
     @property
     def is_comfortable(self) -> bool:
@@ -78,23 +78,23 @@ class Plan:
 
     @property
     def checkpoint_bytes(self) -> int:
-        """Of the 16-bit weights that are converted."""
+        """Size of the 16-bit weights before conversion."""
         return 2 * self.entry.architecture.num_parameters
 
     @property
     def engine_bytes(self) -> int:
-        """Of all ranks' engines."""
+        """Size of the engines of all ranks."""
         stages = stage_weights(self.entry.architecture, self.parallelism, self.precision)
         return self.parallelism.tp_size * sum(term.num_bytes for stage in stages for term in stage)
 
     @property
     def build_disk_bytes(self) -> int:
-        """The checkpoint, the converted one and the engines, which are there at the same time."""
+        """Size of the checkpoint, the converted checkpoint and the engines together."""
         return self.checkpoint_bytes + 2 * self.engine_bytes
 
     @property
     def build_ram_bytes(self) -> int:
-        """What conversion on the CPU takes."""
+        """Memory of the conversion on the CPU."""
         return int(self.checkpoint_bytes * RAM_SHARE_OF_CHECKPOINT)
 
     @property

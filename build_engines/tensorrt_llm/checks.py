@@ -1,4 +1,4 @@
-"""What must be true of this machine before hours are spent on a build."""
+"""Checks of this machine before a build, which can take hours."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from build_engines.planner.sizing import Plan
 from model_repository.machine import Machine
 
 TARGET_VERSION = "1.2.1"
-IMAGE = "tritonserver:26.07-trtllm-python-py3"  # the newest that carries it
+IMAGE = "tritonserver:26.07-trtllm-python-py3"  # the newest image with it
 
-_SHARE_OF_MEMORY = 0.95  # of what is sold; a variant of the same name with less is another GPU
+_SHARE_OF_MEMORY = 0.95  # of the nominal memory; a variant with less is another GPU
 
 
 class Check(StrEnum):
-    """What may be skipped, since it rests on estimates."""
+    """The checks of estimates, which can be skipped."""
 
     DISK = "disk"
     RAM = "ram"
 
 
 def engine_requires(plan: Plan, version: str) -> dict[str, str]:
-    """Return what an engine requires of a machine: it runs where it could have been built."""
+    """Return the requirements of an engine: the machine could have built it."""
     return {
         "tensorrt_llm": version,
         "gpu_architecture": plan.gpu.architecture,
@@ -35,15 +35,15 @@ def engine_requires(plan: Plan, version: str) -> dict[str, str]:
 
 
 def checkpoint_requires(plan: Plan) -> dict[str, str]:
-    """Return what a checkpoint requires of a machine, which compiles nothing: its memory."""
+    """Return the requirements of a checkpoint: enough GPUs."""
     return {"num_gpus": str(plan.parallelism.num_gpus_per_node)}
 
 
 def gpu_of(machine: Machine) -> Gpu:
-    """Return the kind of GPU that this machine has.
+    """Return the kind of GPU of this machine.
 
     Raises:
-        BuildError: it has none, or one that is not planned for.
+        BuildError: no GPU, or an unknown kind.
     """
     for gpu in GPUS.values():
         if _is_of_kind(machine, gpu):
@@ -53,10 +53,10 @@ def gpu_of(machine: Machine) -> Gpu:
 
 
 def check_version(machine: Machine) -> str:
-    """Return the version of TensorRT-LLM, which is one whose commands are known here.
+    """Return the version of TensorRT-LLM.
 
     Raises:
-        BuildError: it is not installed, or another one.
+        BuildError: it is not installed, or not a supported version.
     """
     version = machine.tensorrt_llm_version
     if version is None:
@@ -68,10 +68,10 @@ def check_version(machine: Machine) -> str:
 
 
 def check_gpus(plan: Plan, machine: Machine) -> None:
-    """Check that the GPUs are those of the plan.
+    """Check that this machine has the GPUs of the plan.
 
     Raises:
-        BuildError: says which are here and which were planned.
+        BuildError: names the GPUs of the machine and of the plan.
     """
     num_gpus = plan.parallelism.num_gpus_per_node
     planned = f"{plan.entry.model_id} is planned for {num_gpus} x {plan.gpu.name} of {_gb(plan.gpu.memory_bytes)}"
@@ -84,13 +84,13 @@ def check_gpus(plan: Plan, machine: Machine) -> None:
 
 
 def check_room(work_dir: Path, artifacts_dir: Path, plan: Plan, skipped: Collection[Check]) -> None:
-    """Check that disk and memory are enough for what is to come.
+    """Check that disk and memory are enough for the build.
 
     Raises:
-        BuildError: says how much there is, and how much it takes.
+        BuildError: names the available and the necessary size.
     """
     if Check.DISK not in skipped:
-        # The converted checkpoint and the engine; the artifact shares the engine's bytes on the same file system.
+        # The converted checkpoint and the engine. On the same file system, the artifact shares the engine's bytes.
         needed = 2 * plan.engine_bytes
         if work_dir.stat().st_dev != artifacts_dir.stat().st_dev:
             _check_disk(artifacts_dir, plan.engine_bytes, "--state-dir")
@@ -105,16 +105,16 @@ def check_room(work_dir: Path, artifacts_dir: Path, plan: Plan, skipped: Collect
 
 
 def available_ram_bytes(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup")) -> int:
-    """Return what processes can still take: of the machine, and of the container's own limit."""
+    """Return the available memory, of the machine and of the container's limit."""
     lines = (line.split() for line in (proc / "meminfo").read_text(encoding="ascii").splitlines())
     available = next(int(line[1]) * 1024 for line in lines if line[0] == "MemAvailable:")
     try:
         limit = int((cgroup / "memory.max").read_text(encoding="ascii"))
         used = int((cgroup / "memory.current").read_text(encoding="ascii"))
         statistics = dict(line.split() for line in (cgroup / "memory.stat").read_text(encoding="ascii").splitlines())
-        # Files that were read, as a checkpoint for its digests, count as used; the kernel gives them up when asked.
+        # Cached files count as used, but the kernel can free them.
         used -= int(statistics["inactive_file"]) + int(statistics["active_file"])
-    except (OSError, ValueError, KeyError):  # no limit, which reads `max`, or an older kernel
+    except (OSError, ValueError, KeyError):  # no limit (the text `max`), or an older kernel
         return available
     return min(available, limit - used)
 

@@ -1,4 +1,4 @@
-"""Becomes another program, one that the kernel ends when the process which started it ends, however that comes.
+"""Becomes another program, which the kernel kills at the end of the parent process.
 
 Run as a file, before the program: `python child.py PARENT_PID PROGRAM ARGUMENTS...`. Standard library only; Linux only.
 """
@@ -14,9 +14,9 @@ _PR_SET_PDEATHSIG = 1
 
 
 def main(parent_pid: int, command: list[str]) -> None:
-    """Ask for the signal, which outlives the change of program, and change."""
+    """Set the death signal, which survives exec, and exec the program."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent_pid:  # it has ended before this
+    if os.getppid() != parent_pid:  # the parent has ended already
         os.kill(os.getpid(), signal.SIGKILL)
     os.execvp(command[0], command)
 

@@ -1,4 +1,4 @@
-"""What a build would do, as a shell script: the plan in comments, then the commands."""
+"""A build as a shell script: the plan in comments, then the commands."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def script(recipe: Recipe, backend: Backend, folders: Folders) -> Iterator[str]:
     plan = recipe.plan
     yield from (f"# {line}" for line in _plan_lines(recipe))
     if backend is Backend.PYTORCH:
-        yield "# no commands: the PyTorch backend takes the checkpoint as it is"
+        yield "# no commands: the PyTorch backend loads the checkpoint"
         return
     if plan.parallelism.num_nodes > 1:
         yield from (f"# {line}" for line in _node_lines(plan))

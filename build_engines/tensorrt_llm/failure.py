@@ -1,4 +1,4 @@
-"""What usually makes the tools fail, by what they write last."""
+"""The usual causes of a tool's failure, found in the end of its log."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _OUT_OF_RAM = (
 _CAUSES = (
     (
         r"(CUDA|[Cc]uda).*out of memory|CUDA_ERROR_OUT_OF_MEMORY|cudaErrorMemoryAllocation",
-        "the GPU's memory ran out: end what else runs on it (nvidia-smi shows it), or use fewer --workers, "
+        "the GPU's memory ran out: end other processes on it (see nvidia-smi), or use fewer --workers, "
         "a smaller --max-batch-size or --max-num-tokens, or more --gpus",
     ),
     (r"No space left on device|Disk quota exceeded", "the disk is full: free some, or name another --work-dir"),
@@ -42,7 +42,7 @@ _CAUSES = (
 
 
 def usual_cause(status: int, tail: Iterable[str]) -> str | None:
-    """Return what usually causes a failure like this one.
+    """Return the usual cause of a failure; None: unknown.
 
     Args:
         status: the exit status, negative for a signal as `subprocess` has it.
@@ -56,6 +56,6 @@ def usual_cause(status: int, tail: Iterable[str]) -> str | None:
 
 
 def last_lines(text: str) -> list[str]:
-    """Return the end of a log; of a line that was rewritten in place, its last form."""
+    """Return the last lines of a log, rewritten lines in their last form."""
     lines = [line.rpartition("\r")[2].rstrip() for line in text.replace("\r\n", "\n").split("\n")]
     return [line for line in lines if line][-_NUM_TAIL_LINES:]

@@ -1,4 +1,4 @@
-"""Checkpoints from the Hugging Face hub: a revision is resolved to a commit, which is what the artifact names."""
+"""Checkpoints from the Hugging Face hub. A revision is resolved to a commit, which the artifact records."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _REFERENCE = re.compile(r"(?P<repository>[\w.-]+/[\w.-]+)(@(?P<revision>[^@]+))?
 
 
 class Snapshot(Protocol):
-    """`huggingface_hub.snapshot_download`: the folder of a repository's files, downloaded unless they are here."""
+    """`huggingface_hub.snapshot_download`."""
 
     def __call__(self, repo_id: str, *, revision: str, allow_patterns: Sequence[str]) -> str:
-        """Return a folder named like the commit that the revision is."""
+        """Return the folder of the files, which has the commit as its name."""
         ...
 
 
@@ -32,7 +32,7 @@ def _snapshot(repo_id: str, *, revision: str, allow_patterns: Sequence[str]) -> 
 
 
 def how_to_download(name: str) -> str:
-    """Return the end of a message about a folder that is not there; empty where the name is no repository's."""
+    """Return the end of a message about a missing folder; empty unless the name is that of a repository."""
     found = _REFERENCE.fullmatch(name)
     if found is None:
         return ""
@@ -50,10 +50,10 @@ class HubReference:
 
     @classmethod
     def parse(cls, text: str) -> HubReference:
-        """Read what the command line has.
+        """Read the value of --checkpoint.
 
         Raises:
-            BuildError: it has another form.
+            BuildError: it is neither a folder nor OWNER/NAME@REVISION.
         """
         found = _REFERENCE.fullmatch(text)
         if found is None:
@@ -66,15 +66,15 @@ class HubReference:
         snapshot: Snapshot = _snapshot,
         find_token: Callable[[], str | None] = huggingface_hub.get_token,
     ) -> tuple[Path, str]:
-        """Return the folder of the checkpoint's files, and the commit that they are of.
+        """Return the folder of the checkpoint's files, and their commit.
 
-        Files that are in the hub's cache are not downloaded again; a download that was cut off goes on.
+        Files of the hub's cache are not downloaded again; an interrupted download continues.
 
         Raises:
-            BuildError: there is no such repository or revision, no permission, or no connection.
+            BuildError: no such repository or revision, no permission, or no connection.
         """
         what = f"{self.repository}@{self.revision}"
-        is_entrys_own = self.repository in (entry.model_id, *entry.aliases)  # a copy elsewhere may be open
+        is_entrys_own = self.repository in (entry.model_id, *entry.aliases)  # a copy of another owner may not be gated
         if is_entrys_own and entry.is_gated and find_token() is None:
             raise BuildError(f"{what}: {_GATED}")
         try:

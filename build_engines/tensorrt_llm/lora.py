@@ -1,4 +1,4 @@
-"""LoRA adapters in PEFT's format, for an engine that is built to take them."""
+"""LoRA adapters in PEFT's format, for engines that are built for them."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ _TENSOR = re.compile(
 
 
 def lora_limits(adapters: Mapping[str, Path], entry: ModelEntry) -> LoraLimits | None:
-    """Return what an engine must take so that it can run these adapters; None without any.
+    """Return the limits of an engine that can run these adapters; None without adapters.
 
     Raises:
         BuildError: a file is missing or damaged.
-        UnsupportedAdapter: an adapter that TensorRT-LLM cannot run beside this model.
+        UnsupportedAdapter: TensorRT-LLM cannot run an adapter with this model.
     """
     if not adapters:
         return None
@@ -58,7 +58,7 @@ def copy_adapter(source: Path, target: Path) -> None:
 
 
 def _modules(path: Path, rank: int, entry: ModelEntry) -> set[str]:
-    """Return TensorRT-LLM's names of the layers that an adapter changes."""
+    """Return TensorRT-LLM's names of the changed layers."""
     modules, sides = set(), set()
     for name, shape in _shapes(path).items():
         found = _TENSOR.fullmatch(name)
@@ -94,7 +94,7 @@ def _shapes(path: Path) -> dict[str, tuple[int, ...]]:
 
 
 def _shape(module: str, side: str, rank: int, architecture: Architecture) -> tuple[int, int]:
-    """Return the shape of one of an adapter's two matrices: A takes the layer's input, B gives its output."""
+    """Return the shape of one of an adapter's matrices: A has the layer's input, B its output."""
     hidden_size, intermediate_size = architecture.hidden_size, architecture.intermediate_size
     q_size, kv_size = (count * architecture.head_size for count in (architecture.num_heads, architecture.num_kv_heads))
     num_inputs, num_outputs = {

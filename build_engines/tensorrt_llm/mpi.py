@@ -1,10 +1,10 @@
-"""One build over several nodes: every rank of an MPI job compiles its share, rank 0 does all the rest.
+"""One build over several nodes: every rank of an MPI job compiles its part, and rank 0 does all other work.
 
     mpirun -n 16 --map-by ppr:8:node python -m build_engines build MODEL --runtime tensorrt_llm ...
 
-The ranks share a file system. Rank 0 checks, converts, and then says by a file which command compiles; every process
-runs it inside the job, where trtllm-build gives engine rank k to the process k modulo their number. Each says by a
-file how it ended; rank 0 waits for all of them and seals the artifact.
+The ranks share a file system. Rank 0 checks, converts, and writes the compile command to a file. Every process runs it
+inside the job, where trtllm-build gives engine rank k to the process k modulo their number, and writes its result to a
+file. Rank 0 waits for all results and seals the artifact.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _POLL_S = 0.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MpiJob:
-    """The job that this process is of, and where its ranks talk."""
+    """The MPI job of this process, and the folder of its messages."""
 
     rank: int
     size: int
@@ -37,10 +37,10 @@ class MpiJob:
 
     @classmethod
     def of(cls, environment: Mapping[str, str], work_dir: Path) -> MpiJob | None:
-        """Return the job that the environment tells of; None: there is none, or it has one process.
+        """Return the job of the environment; None: no job, or only one process.
 
         Raises:
-            BuildError: the launcher gives the job no name that all of its ranks know.
+            BuildError: the launcher gives the job no name.
         """
         size, rank = (_first(environment, names) for names in (_SIZES, _RANKS))
         if size is None or rank is None or int(size) < 2:
@@ -53,10 +53,10 @@ class MpiJob:
 
     @contextmanager
     def led(self) -> Iterator[None]:
-        """Lead the others, as rank 0, while the block runs; afterwards there is no command to wait for any more.
+        """Lead the other ranks in the block, as rank 0, and end them after it.
 
         Raises:
-            BuildError: another job of the same name has been here.
+            BuildError: an earlier job had the same name.
         """
         if any(self.folder.glob("*.json")):
             raise BuildError(f"{self.folder}: an earlier job of this name was here: set CONCH_MPI_JOB to a new text")
@@ -66,16 +66,16 @@ class MpiJob:
             self._write("end", {})
 
     def run(self, run: ToolRun) -> None:
-        """Run a step's tool as rank 0: trtllm-build on all ranks together, anything else alone.
+        """Run a step's tool as rank 0: trtllm-build on all ranks together, other tools alone.
 
         Raises:
             BuildError: a rank failed.
         """
-        if run.what != "engine":
+        if run.name != "engine":
             run_tool(run)
             return
         run = _with_one_worker(run)
-        self._write("order", {"command": list(run.command), "folder": str(run.folder)})
+        self._write("command", {"command": list(run.command), "folder": str(run.folder)})
         run_tool(run, self._check_ranks)
         self._wait(lambda: all(self._result(rank) is not None for rank in range(1, self.size)), self._check_ranks)
         self._check_ranks()
@@ -84,20 +84,20 @@ class MpiJob:
         """Wait for rank 0's command, and run it as another rank.
 
         Raises:
-            BuildError: the tool failed; rank 0 is told.
+            BuildError: the tool failed, which rank 0 reads in a file.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
-        self._wait(lambda: (self.folder / "order.json").exists() or (self.folder / "end.json").exists())
-        if not (self.folder / "order.json").exists():
-            return  # rank 0 has failed, and says so, or found the artifact
-        order = json.loads((self.folder / "order.json").read_text(encoding="utf-8"))
-        folder = Path(order["folder"])
+        self._wait(lambda: (self.folder / "command.json").exists() or (self.folder / "end.json").exists())
+        if not (self.folder / "command.json").exists():
+            return  # rank 0 has failed, or found the artifact
+        message = json.loads((self.folder / "command.json").read_text(encoding="utf-8"))
+        folder = Path(message["folder"])
         run = ToolRun(
-            what=f"engine, process {self.rank}",
-            command=order["command"],
+            name=f"engine, process {self.rank}",
+            command=message["command"],
             folder=folder,
             log=folder / f"engine-{self.rank}.log",
-            output=self.folder,  # rank 0 shows the growth
+            output=self.folder,  # rank 0 shows the progress
             num_bytes=0,
         )
         try:
@@ -115,7 +115,7 @@ class MpiJob:
 
     def _check_leader(self) -> None:
         if (self.folder / "end.json").exists():
-            raise BuildError("process 0 has given up")
+            raise BuildError("process 0 has ended")
 
     def _result(self, rank: int) -> dict[str, str | None] | None:
         path = self.folder / f"rank-{rank}.json"
@@ -134,7 +134,7 @@ class MpiJob:
 
 
 def _with_one_worker(run: ToolRun) -> ToolRun:
-    """Return trtllm-build's run as a process of a job runs it."""
+    """Return trtllm-build's run for one process of a job."""
     command = list(run.command)
     command[command.index("--workers") + 1] = "1"
     return replace(run, command=command)

@@ -1,4 +1,4 @@
-"""What a build decides of the runtime's options, what a user may say of them, and what the manifest records."""
+"""The runtime's options from the build and from the user, and the record of a build."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from model_repository.engine.runtime import RUNTIMES
 from model_repository.engine.tensorrt_llm.options import Backend, TensorRtLlmOptions
 
 RUNTIME = "tensorrt_llm"
-CONTEXT_LOGITS = "prompt_logprobs"  # the one option that an engine must be built for
+CONTEXT_LOGITS = "prompt_logprobs"  # the only option that changes the engine
 
 
 def runtime_options(recipe: Recipe, backend: Backend) -> dict[str, str]:
-    """Return what the build decides of the runtime's options."""
+    """Return the runtime's options that follow from the build."""
     plan, lora = recipe.plan, recipe.lora
     options = {
         "backend": str(backend),
@@ -35,7 +35,7 @@ def runtime_options(recipe: Recipe, backend: Backend) -> dict[str, str]:
 
 
 def build_record(recipe: Recipe, backend: Backend, revision: str | None) -> dict[str, Any]:
-    """Return how an artifact is made, for its key and for people; the commands with other folders' names."""
+    """Return a record of the build for its key and for people; its commands have placeholders for folders."""
     plan = recipe.plan
     steps = (checkpoint_step, engine_step) if backend is Backend.ENGINE else ()
     recipe = dataclasses.replace(recipe, num_workers=1)
@@ -59,10 +59,10 @@ def build_record(recipe: Recipe, backend: Backend, revision: str | None) -> dict
 
 
 def checked_options(options: Mapping[str, str], backend: Backend) -> dict[str, str]:
-    """Return the options that a user gives the runtime.
+    """Check the user's options of the runtime.
 
     Raises:
-        BuildError: one that it does not take, or that follows from the build.
+        BuildError: an option is unknown, or follows from the build.
     """
     taken = RUNTIMES[RUNTIME].options
     for name in options:

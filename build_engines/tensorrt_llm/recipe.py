@@ -1,7 +1,7 @@
-"""The commands that turn a checkpoint into an engine: each family's converter or quantization, then trtllm-build.
+"""The commands from a checkpoint to an engine: the family's converter or quantization, then trtllm-build.
 
-Flags and their values are those of TensorRT-LLM 1.2.1. What is not said here stays at the tools' own defaults: the
-paged KV cache, paged context attention and packed input, which block reuse and chunked prefill need.
+Flags and their values are those of TensorRT-LLM 1.2.1. Other flags keep the tools' defaults: the paged KV cache, paged
+context attention and packed input, which block reuse and chunked prefill need.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ BUILD = "trtllm-build"
 NUM_CALIBRATION_SAMPLES = 512
 
 _DTYPES = {Precision.BF16: "bfloat16", Precision.F16: "float16"}
-_LOADED_BY_SHARD_PARAMETERS = 40e9  # from here on the llama converter reads one file at a time
+_LOADED_BY_SHARD_PARAMETERS = 40e9  # larger checkpoints are read one file at a time
 
 
 class SourceFormat(StrEnum):
-    """What the matrices of a checkpoint are."""
+    """Number format of a checkpoint's matrices."""
 
     SIXTEEN_BIT = "16-bit"
-    FP8_ROWWISE = "fbgemm_fp8"  # Meta's own FP8, which the llama converter recognizes
+    FP8_ROWWISE = "fbgemm_fp8"  # Meta's FP8, which the llama converter recognizes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoraLimits:
-    """What an engine is built to take of adapters."""
+    """Limits of an engine for adapters."""
 
     max_rank: int
     modules: tuple[str, ...]  # TensorRT-LLM's names
@@ -47,7 +47,7 @@ class LoraLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Folders:
-    """Where the commands read and write."""
+    """Folders of the commands."""
 
     checkpoint: Path
     examples: Path  # a clone of TensorRT-LLM
@@ -55,7 +55,7 @@ class Folders:
     engine: Path
 
 
-# For commands that are only compared or shown.
+# For commands that are compared or shown.
 PLACEHOLDERS = Folders(
     checkpoint=Path("CHECKPOINT"),
     examples=Path("TENSORRT_LLM"),
@@ -66,15 +66,15 @@ PLACEHOLDERS = Folders(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
-    """What is decided before the commands are known. All but `num_workers` makes the engine another one."""
+    """The decisions behind the commands. All but `num_workers` change the engine."""
 
     plan: Plan
     source_format: SourceFormat = SourceFormat.SIXTEEN_BIT
     has_duplicated_kv_heads: bool = False  # early copies of Llama 3.1 405B
     has_context_logits: bool = False  # for the log probabilities of prompts
     lora: LoraLimits | None = None
-    calibration_dataset: str | None = None  # None: the tool's own, which it downloads
-    num_workers: int | None = None  # ranks at a time; None: as many as a node has GPUs
+    calibration_dataset: str | None = None  # None: the tool's, which it downloads
+    num_workers: int | None = None  # ranks at the same time; None: the GPUs of a node
 
     def __post_init__(self) -> None:
         entry = self.plan.entry
@@ -86,36 +86,36 @@ class Recipe:
 
     @property
     def kv_precision(self) -> Precision:
-        """Of the engine's KV cache. Meta's FP8 has no scales for it, so it has 16 bits, whatever was planned."""
+        """Precision of the engine's KV cache. Meta's FP8 has no scales for it, so its cache has 16 bits."""
         if self.source_format is SourceFormat.FP8_ROWWISE:
             return next(precision for precision in self.plan.entry.precisions if precision in _DTYPES)
         return self.plan.kv_precision
 
     @property
     def is_quantized(self) -> bool:
-        """Whether FP8 scales are measured here, by running the model on sample texts."""
+        """Whether the build measures FP8 scales on sample texts."""
         return self.plan.precision is Precision.FP8 and self.source_format is SourceFormat.SIXTEEN_BIT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """One command, and the folder of files that it leaves."""
+    """One command, and its output files."""
 
     name: str
-    program: str  # as the recorded contract names it
+    program: str  # its name in the recorded contract
     command: tuple[str, ...]
     output: Path
     files: tuple[str, ...]
-    num_bytes: int  # about
+    num_bytes: int  # estimate
 
     @property
     def text(self) -> str:
-        """The command as a shell takes it."""
+        """The command for a shell."""
         return shlex.join(self.command)
 
 
 def checkpoint_step(recipe: Recipe, folders: Folders) -> Step:
-    """Return the command that makes TensorRT-LLM's own form of a checkpoint."""
+    """Return the command that converts a checkpoint to TensorRT-LLM's form."""
     program, options = _quantize(recipe) if recipe.is_quantized else _convert(recipe)
     return Step(
         name="checkpoint",
@@ -128,7 +128,7 @@ def checkpoint_step(recipe: Recipe, folders: Folders) -> Step:
 
 
 def engine_step(recipe: Recipe, folders: Folders) -> Step:
-    """Return the command that compiles it."""
+    """Return the command that compiles the engine."""
     return Step(
         name="engine",
         program=BUILD,
@@ -162,7 +162,7 @@ def _convert(recipe: Recipe) -> tuple[str, Options]:
         "--pp_size": parallelism.pp_size,
     }
     if family is Family.DEEPSEEK_V2:
-        return CONVERTERS[family], options | {"--load_model_on_cpu": True}  # what the plan's RAM is for; one worker
+        return CONVERTERS[family], options | {"--load_model_on_cpu": True}  # on the CPU, with one worker
     options["--workers"] = _num_workers(recipe)
     if family is Family.LLAMA:
         options["--load_by_shard"] = plan.entry.architecture.num_parameters > _LOADED_BY_SHARD_PARAMETERS
@@ -198,7 +198,7 @@ def _build(recipe: Recipe) -> Options:
     }
     if plan.entry.family is Family.DEEPSEEK_V2:
         options |= {"--gpt_attention_plugin": _dtype(plan), "--gemm_plugin": _dtype(plan)}
-    elif plan.precision is not Precision.FP8:  # FP8 matrices have TensorRT's own kernels
+    elif plan.precision is not Precision.FP8:  # FP8 matrices use TensorRT's kernels
         options["--gemm_plugin"] = "auto"
     if lora is not None:
         options["--lora_plugin"] = "auto"
@@ -217,7 +217,7 @@ def _num_workers(recipe: Recipe) -> int:
 
 
 def _dtype(plan: Plan) -> str:
-    """Return what is not FP8, in TensorRT-LLM's words: the model's own 16-bit numbers."""
+    """Return TensorRT-LLM's name of the model's 16-bit type."""
     return _DTYPES[next(precision for precision in (plan.precision, *plan.entry.precisions) if precision in _DTYPES)]
 
 

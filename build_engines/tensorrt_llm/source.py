@@ -1,4 +1,4 @@
-"""A Hugging Face checkpoint before it is converted: whole, and of the model that the catalog says."""
+"""A Hugging Face checkpoint before conversion, checked against the catalog."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from build_engines.model_entry import Family, ModelEntry
 from build_engines.tensorrt_llm.recipe import SourceFormat
 from build_engines.weight_files import INDEX_FILE, weight_files
 
-# What our own files need beside the weights, and what the converters read; other files of a repository are not ours.
+# Files beside the weights, for our artifact; then those for the converters. Other files are not downloaded.
 TEXT_FILES = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 _FURTHER_FILES = ("*.model", "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt", "*.py")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """A checkpoint whose files are all there."""
+    """A complete checkpoint."""
 
     checkpoint: Checkpoint
     format: SourceFormat
@@ -49,11 +49,11 @@ class Source:
 
     @property
     def folder(self) -> Path:
-        """Where it is."""
+        """The checkpoint's folder."""
         return self.checkpoint.folder
 
     def files(self) -> dict[str, Path]:
-        """Return every file that is read of it, by name."""
+        """Return every file of the build by its name."""
         paths = [self.folder / name for name in TEXT_FILES]
         paths += [path for pattern in _FURTHER_FILES for path in sorted(self.folder.glob(pattern))]
         paths += [self.folder / INDEX_FILE, *weight_files(self.folder)]
@@ -61,15 +61,15 @@ class Source:
 
 
 def download_patterns() -> list[str]:
-    """Return the names of the files that are taken from a repository."""
+    """Return patterns of the files to download."""
     return [*TEXT_FILES, *_FURTHER_FILES, INDEX_FILE, "*.safetensors"]
 
 
 def check_weight_files(folder: Path) -> None:
-    """Check that every file of weights is as long as its header says, and has the tensors that the index says.
+    """Check every file of weights against its header and the index.
 
     Raises:
-        BuildError: names the file, and what is wrong with it.
+        BuildError: names the file and the mistake.
     """
     found = {path.name: set(_tensor_names(path)) for path in weight_files(folder)}
     if (folder / INDEX_FILE).is_file() and len(found) > 1:
@@ -80,14 +80,14 @@ def check_weight_files(folder: Path) -> None:
 
 def _tensor_names(path: Path) -> Iterable[str]:
     try:
-        with safe_open(path, framework="numpy") as file:  # checks the header against the file's length
+        with safe_open(path, framework="numpy") as file:  # this checks the length of the file
             return list(file.keys())
     except (OSError, SafetensorError) as exc:
         raise BuildError(f"{path}: cut short, or no safetensors file ({exc}): download it again") from exc
 
 
 def _check_is(checkpoint: Checkpoint, entry: ModelEntry) -> int:
-    """Check the numbers of config.json; return how many key-value heads there are.
+    """Check the numbers of config.json, and return the number of key-value heads.
 
     Early copies of Llama 3.1 405B have each of them twice.
     """

@@ -31,7 +31,7 @@ from build_engines.tensorrt_llm.source import Source
 from build_engines.tensorrt_llm.tool import ToolRun, run_tool
 from build_engines.tensorrt_llm.work import RECORD, Work
 from build_engines.text_files import template_fields, write_text_files
-from model_repository.contract.tensors import model_id_to_slug
+from model_repository.contract.tensors import model_id_to_ensemble
 from model_repository.engine.tensorrt_llm.options import Backend
 from model_repository.machine import Machine
 from model_repository.tool_formats import TOOL_FORMATS
@@ -39,7 +39,7 @@ from model_repository.tool_formats import TOOL_FORMATS
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tools:
-    """What a build works with; none of it makes the artifact another one, but the version of TensorRT-LLM."""
+    """The tools of a build. Only the version of TensorRT-LLM changes the artifact."""
 
     machine: Machine
     work_dir: Path
@@ -51,13 +51,13 @@ class Tools:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorRtLlmSpec:
-    """What to build."""
+    """A model to build."""
 
     recipe: Recipe
     source: Source
-    revision: str | None  # the commit; None: a folder, of which nobody knows
+    revision: str | None  # the commit; None: a folder
     backend: Backend
-    options: dict[str, str]  # what the runtime is told beside what the build decides
+    options: dict[str, str]  # of the user, for the runtime
     adapters: dict[str, Path]  # by name: folders in PEFT's format
     tool_call_format: str
     serving: Serving
@@ -71,28 +71,28 @@ class TensorRtLlmSpec:
 
     @property
     def plan(self) -> Plan:
-        """Where it will run."""
+        """The layout over GPUs."""
         return self.recipe.plan
 
     @property
     def model_id(self) -> str:
-        """The catalog's."""
+        """The id in the catalog."""
         return self.plan.entry.model_id
 
     @property
     def runtime(self) -> str:
-        """The table of runtimes has it by this name."""
+        """The name in the table of runtimes."""
         return RUNTIME
 
     def source_files(self) -> dict[str, Path]:
-        """Return every file that is read, by the name that the manifest has for it."""
+        """Return every source file by its name in the manifest."""
         files = self.source.files()
         for adapter, folder in self.adapters.items():
-            files |= {f"adapters/{model_id_to_slug(adapter)}/{name}": folder / name for name in ADAPTER_FILES}
+            files |= {f"adapters/{model_id_to_ensemble(adapter)}/{name}": folder / name for name in ADAPTER_FILES}
         return files
 
     def key_parts(self) -> dict[str, Any]:
-        """Return what makes the artifact another one."""
+        """Return the inputs of the build beside the sources."""
         return {
             "build": self._build_record(),
             "requires": self._requires(),
@@ -103,14 +103,14 @@ class TensorRtLlmSpec:
             "adapters": sorted(self.adapters),
         }
 
-    def write(self, folder: Path, source: dict[str, str], held: int) -> Contents:
-        """Do the steps, and put their result, the tokenizer, the byte table and the adapters into the artifact.
+    def write(self, folder: Path, source: dict[str, str], lock: int) -> Contents:
+        """Run the steps, and write engine, tokenizer, byte table and adapters.
 
         Raises:
             BuildError: a check or a tool failed.
         """
         if self.backend is Backend.ENGINE:
-            self._write_engine(folder / "engine", source, held)
+            self._write_engine(folder / "engine", source, lock)
         else:
             _link_files(self.source.files(), folder / "checkpoint")
         template = chat_template_text(self.plan.entry)
@@ -131,35 +131,38 @@ class TensorRtLlmSpec:
         )
 
     def clean_up(self, source: dict[str, str]) -> None:
-        """Remove what the steps left, unless it is to be kept for the next build."""
+        """Remove intermediate files, unless they are kept for the next build."""
         if self.backend is Backend.ENGINE and not self.tools.keeps_work:
             work = self._work(source)
             if not work.folder.is_dir():
                 return
-            # Who builds this model with other limits may take hours, and may be using the converted checkpoint.
+            # Another build of this model with other limits may be using the converted checkpoint.
             with locked_if_free(lock_path(work.folder), f"cleans up after {self.model_id}") as is_free:
                 if is_free:
                     work.remove()
 
-    def _write_engine(self, target: Path, source: dict[str, str], held: int) -> None:
+    def _write_engine(self, target: Path, source: dict[str, str], lock: int) -> None:
         work = self._work(source)
         work.folder.mkdir(parents=True, exist_ok=True)
-        with locked(lock_path(work.folder), f"builds {self.model_id}") as held_work:
+        with locked(lock_path(work.folder), f"builds {self.model_id}") as work_lock:
             if not work.is_finished:
                 check_room(work.folder, target.parent, self.plan, self.tools.skipped_checks)
                 work.check_programs()
-            engine = work.finish((held, held_work))
+            engine = work.finish((lock, work_lock))
             files = {str(path.relative_to(engine)): path for path in engine.rglob("*") if path.is_file()}
             _link_files({name: path for name, path in files.items() if name != RECORD}, target)
 
     def _work(self, source: dict[str, str]) -> Work:
-        read = [self._requires(), {name: digest for name, digest in source.items() if not name.startswith("adapters/")}]
+        inputs = [
+            self._requires(),
+            {name: digest for name, digest in source.items() if not name.startswith("adapters/")},
+        ]
         return Work(
-            folder=self.tools.work_dir.resolve() / model_id_to_slug(self.model_id),
+            folder=self.tools.work_dir.resolve() / model_id_to_ensemble(self.model_id),
             recipe=self.recipe,
             checkpoint=self.source.folder.resolve(),
             examples=self.tools.examples.resolve(),
-            source_digest=hashlib.sha256(json.dumps(read, sort_keys=True).encode()).hexdigest(),
+            source_digest=hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest(),
             run=self.tools.run,
         )
 
@@ -176,10 +179,10 @@ class TensorRtLlmSpec:
 
 
 def check_machine(recipe: Recipe, backend: Backend, machine: Machine) -> None:
-    """Check that a model can be built with this backend, on this machine if something is compiled.
+    """Check that this machine can build a model for this backend.
 
     Raises:
-        BuildError: says what is planned, and what is here.
+        BuildError: names the mismatch.
     """
     if backend is Backend.PYTORCH:
         _check_pytorch(recipe)
@@ -190,20 +193,20 @@ def check_machine(recipe: Recipe, backend: Backend, machine: Machine) -> None:
 
 def _check_pytorch(recipe: Recipe) -> None:
     if recipe.is_quantized:
-        rule = "the PyTorch backend takes a checkpoint as it is, and this one has 16 bits"
+        rule = "the PyTorch backend loads the checkpoint, which has 16 bits"
         raise BuildError(f"--precision fp8: {rule}: use --backend engine, or a checkpoint in FP8")
     if recipe.source_format is not SourceFormat.SIXTEEN_BIT:
         raise BuildError(f"--backend pytorch: a checkpoint in {recipe.source_format}: use --backend engine")
 
 
 def _eos_token_ids(entry: ModelEntry, source: Source) -> tuple[int, ...]:
-    """Return the ids that end an answer: the catalog's, and what else the checkpoint names."""
+    """Return the ids that end an answer: those of the catalog and of the checkpoint."""
     return tuple(dict.fromkeys((*entry.eos_token_ids, *source.checkpoint.eos_token_ids)))
 
 
 def _adapter_path(name: str) -> str:
-    """Return where an adapter is, relative to the artifact."""
-    return f"adapters/{model_id_to_slug(name)}"
+    """Return the path of an adapter, relative to the artifact."""
+    return f"adapters/{model_id_to_ensemble(name)}"
 
 
 def _link_files(files: Mapping[str, Path], target: Path) -> None:

@@ -1,4 +1,4 @@
-"""Runs one of TensorRT-LLM's tools: its output in a log, its progress shown, nothing of it left behind."""
+"""Runs one of TensorRT-LLM's tools, with its output in a log and its progress on stderr."""
 
 from __future__ import annotations
 
@@ -18,48 +18,48 @@ from build_engines.tensorrt_llm import child
 from build_engines.tensorrt_llm.checks import IMAGE, TARGET_VERSION
 from build_engines.tensorrt_llm.failure import last_lines, usual_cause
 
-_LOOK_PERIOD_S = 0.5
+_POLL_S = 0.5
 _GRACE_S = 10.0
 _TAIL_BYTES = 64 << 10
 
 
 class ToolFailed(BuildError):
-    """A tool ended badly; the message has the end of its log, and what usually causes that."""
+    """A tool failed. The message has the end of its log, and the usual cause."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolRun:
-    """A command, and what is known of it beforehand."""
+    """A command, with its folders and its expected output."""
 
-    what: str  # for people
+    name: str  # of the step, for messages
     command: Sequence[str]
-    folder: Path  # where it runs; some tools leave a cache there
+    folder: Path  # working directory; some tools write a cache there
     log: Path
-    output: Path  # whose growth shows how far it is
-    num_bytes: int  # that the output will have, about
-    held: tuple[int, ...] = ()  # descriptors of locks, which the tool holds as long as it lives
+    output: Path  # its growth is the progress
+    num_bytes: int  # expected size of the output
+    locks: tuple[int, ...] = ()  # descriptors of locks, which the tool inherits
 
 
 def run_tool(run: ToolRun, check: Callable[[], None] = lambda: None) -> None:
-    """Run it to its end.
+    """Run a tool to its end.
 
-    Whatever ends this call also ends the tool and its children; when this process is killed outright, the kernel ends
-    the tool, and the next builder waits for children of it at the locks that they hold.
+    An exception in this call ends the tool and its children. If this process is killed, the kernel ends the tool, and
+    the locks make the next builder wait for its children.
 
     Args:
-        run: what to run.
-        check: called now and then; what it raises ends the tool.
+        run: the command.
+        check: called twice a second; its exception ends the tool.
 
     Raises:
-        ToolFailed: it cannot be started, or ends with another status than 0.
+        ToolFailed: the tool cannot be started, or its exit status is not 0.
     """
     started = time.monotonic()
-    with run.log.open("wb") as log, Progress.shown(run.what, run.num_bytes) as progress:
+    with run.log.open("wb") as log, Progress.shown(run.name, run.num_bytes) as progress:
         process = _start(run, log.fileno())
         try:
             while True:
                 try:
-                    status = process.wait(timeout=_LOOK_PERIOD_S)
+                    status = process.wait(timeout=_POLL_S)
                     break
                 except subprocess.TimeoutExpired:
                     check()
@@ -68,7 +68,7 @@ def run_tool(run: ToolRun, check: Callable[[], None] = lambda: None) -> None:
             _end(process)
             raise
     if status:
-        _end(process)  # what it started may outlive it
+        _end(process)  # its children may be still running
         raise ToolFailed(_failure(run, status, time.monotonic() - started))
 
 
@@ -76,20 +76,20 @@ def _start(run: ToolRun, log: int) -> subprocess.Popen[bytes]:
     program = run.command[0]
     if shutil.which(program) is None:
         rule = f"is TensorRT-LLM {TARGET_VERSION} installed here? It comes with the image {IMAGE}"
-        raise ToolFailed(f"{run.what}: {program}: no such program: {rule}")
+        raise ToolFailed(f"{run.name}: {program}: no such program: {rule}")
     return subprocess.Popen(
         [sys.executable, "-I", "-S", child.__file__, str(os.getpid()), *run.command],
         cwd=run.folder,
         stdin=subprocess.DEVNULL,
         stdout=log,
         stderr=log,
-        pass_fds=run.held,
+        pass_fds=run.locks,
         start_new_session=True,
     )
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """End a tool and everything in its session's process group."""
+    """End a tool and its process group."""
     for number, grace_s in ((signal.SIGTERM, _GRACE_S), (signal.SIGKILL, None)):
         try:
             os.killpg(process.pid, number)
@@ -103,12 +103,12 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def _growth(output: Path) -> tuple[int, str]:
-    """Return how many bytes a folder has, and how many files."""
+    """Return the size of a folder's files, and their number as a text."""
     sizes = []
     for path in output.rglob("*"):
         try:
             sizes.append(path.stat().st_size if path.is_file() else None)
-        except FileNotFoundError:  # it was renamed meanwhile
+        except FileNotFoundError:  # it was renamed
             continue
     files = [size for size in sizes if size is not None]
     return sum(files), f"{len(files)} files"
@@ -120,6 +120,6 @@ def _failure(run: ToolRun, status: int, elapsed_s: float) -> str:
         tail = last_lines(log.read().decode("utf-8", "replace"))
     how = f"ended by signal {-status}" if status < 0 else f"exit status {status}"
     cause = usual_cause(status, tail)
-    lines = [f"{run.what} failed ({how}) after {elapsed_text(elapsed_s)}: {cause or 'see the end of its log'}"]
+    lines = [f"{run.name} failed ({how}) after {elapsed_text(elapsed_s)}: {cause or 'see the end of its log'}"]
     lines += [f"    {line}" for line in tail]
-    return "\n".join([*lines, f"whole log: {run.log}"])
+    return "\n".join([*lines, f"complete log: {run.log}"])

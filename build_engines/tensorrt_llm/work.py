@@ -1,4 +1,4 @@
-"""The steps of a build on disk: what one has finished stays, and is not done again."""
+"""The steps of a build on disk. The output of a finished step is kept and reused."""
 
 from __future__ import annotations
 
@@ -25,28 +25,28 @@ from build_engines.tensorrt_llm.tool import ToolRun, run_tool
 
 logger = logging.getLogger(__name__)
 
-RECORD = ".step.json"  # in a finished step's folder; the last file of it
+RECORD = ".step.json"  # the last file in the folder of a finished step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """The folder in which the steps of one model leave what they make; its lock is held where it is written to.
+    """The folder for the steps of one model. Its lock is necessary for writing.
 
-    A step's folder is named by a digest of its command and of what it reads, so a build with other limits finds the
-    converted checkpoint of the one before it.
+    The name of a step's folder has a digest of its command and inputs, so a build with other limits reuses the
+    converted checkpoint.
     """
 
     folder: Path
     recipe: Recipe
     checkpoint: Path
     examples: Path  # a clone of TensorRT-LLM
-    source_digest: str  # of everything that the first step reads, and of the tools' version
+    source_digest: str  # of the inputs of the first step, and of the tools' version
     run: Callable[[ToolRun], None] = field(default=run_tool)
 
     @property
     def folders(self) -> Folders:
-        """Where the steps read and write."""
-        # The number of workers changes nothing in what is written.
+        """The folders of the steps."""
+        # The number of workers does not change the output.
         recipe, names = replace(self.recipe, num_workers=1), []
         digest = self.source_digest
         for step in (checkpoint_step(recipe, PLACEHOLDERS), engine_step(recipe, PLACEHOLDERS)):
@@ -57,14 +57,14 @@ class Work:
 
     @property
     def is_finished(self) -> bool:
-        """Whether the engine is there."""
+        """Whether the engine is complete."""
         return is_finished(self.folders.engine)
 
     def check_programs(self) -> None:
-        """Check that TensorRT-LLM's examples are there, of which the converters are.
+        """Check that TensorRT-LLM's examples, which have the converters, exist.
 
         Raises:
-            BuildError: says where to get them.
+            BuildError: names their source.
         """
         program = self.examples / checkpoint_step(self.recipe, self.folders).program
         if not program.is_file():
@@ -73,25 +73,25 @@ class Work:
                 f"at tag v{TARGET_VERSION}; the wheel has no converters"
             )
 
-    def finish(self, held: tuple[int, ...]) -> Path:
-        """Do the steps that are not done; return the folder of the engine.
+    def finish(self, locks: tuple[int, ...]) -> Path:
+        """Run the missing steps, and return the folder of the engine.
 
         Args:
-            held: descriptors of locks, which the tools hold too.
+            locks: descriptors of locks, which the tools inherit.
 
         Raises:
-            BuildError: a tool failed, or left other files than it should.
+            BuildError: a tool failed, or an output file is missing.
         """
         self._remove_leftovers()
         folders = self.folders
         if not self.is_finished:
             if not is_finished(folders.converted):
-                self._run_aside(folders.converted, held, self._checkpoint_step)
-            self._run_aside(folders.engine, held, self._engine_step)
+                self._run_aside(folders.converted, locks, self._checkpoint_step)
+            self._run_aside(folders.engine, locks, self._engine_step)
         return folders.engine
 
     def remove(self) -> None:
-        """Remove what the steps have left."""
+        """Remove the output of the steps."""
         for folder in (self.folders.converted, self.folders.engine):
             shutil.rmtree(folder, ignore_errors=True)
         self._remove_leftovers()
@@ -102,8 +102,8 @@ class Work:
     def _engine_step(self, output: Path) -> Step:
         return engine_step(self.recipe, replace(self.folders, engine=output))
 
-    def _run_aside(self, target: Path, held: tuple[int, ...], step_into: Callable[[Path], Step]) -> None:
-        # A new name each time: what a killed tool's children still write goes where nobody looks.
+    def _run_aside(self, target: Path, locks: tuple[int, ...], step_into: Callable[[Path], Step]) -> None:
+        # The name is new each time, because children of a killed tool may still be writing to an old folder.
         aside = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=self.folder))
         aside.chmod(0o755)
         step = step_into(aside)
@@ -112,17 +112,17 @@ class Work:
         try:
             self.run(
                 ToolRun(
-                    what=step.name,
+                    name=step.name,
                     command=step.command,
                     folder=self.folder,
                     log=log,
                     output=aside,
                     num_bytes=step.num_bytes,
-                    held=held,
+                    locks=locks,
                 )
             )
             num_bytes = _record(step, log)
-            shutil.rmtree(target, ignore_errors=True)  # one whose files have been damaged
+            shutil.rmtree(target, ignore_errors=True)  # it has damaged files
             aside.rename(target)
             logger.info("%s  done: %.1f GB", step.name.ljust(10), num_bytes / 1e9)
         except BaseException:
@@ -131,12 +131,12 @@ class Work:
 
     def _remove_leftovers(self) -> None:
         for leftover in self.folder.glob(".*.*"):
-            logger.info("removing %s, which a killed build left", leftover)
+            logger.info("removing %s of a killed build", leftover)
             shutil.rmtree(leftover, ignore_errors=True)
 
 
 def is_finished(folder: Path) -> bool:
-    """Whether a step's folder has its record, and every file of it in its size."""
+    """Whether a step's folder has its record, and all files in their recorded sizes."""
     try:
         sizes: dict[str, int] = json.loads((folder / RECORD).read_text(encoding="utf-8"))["sizes"]
         return all((folder / name).stat().st_size == size for name, size in sizes.items())
@@ -145,7 +145,7 @@ def is_finished(folder: Path) -> bool:
 
 
 def _record(step: Step, log: Path) -> int:
-    """Check what a tool left, and write it down; return how many bytes it is.
+    """Check the output of a tool, write its record, and return its size.
 
     Raises:
         BuildError: a file is missing or empty.
@@ -153,8 +153,10 @@ def _record(step: Step, log: Path) -> int:
     for name in step.files:
         path = step.output / name
         if not path.is_file() or not path.stat().st_size:
-            what = "is empty" if path.is_file() else "is missing"
-            raise BuildError(f"{step.name}: {name} {what}, though {step.command[0]} ended well; its log: {log}")
+            state = "is empty" if path.is_file() else "is missing"
+            raise BuildError(
+                f"{step.name}: {name} {state}, although {step.command[0]} had exit status 0; its log: {log}"
+            )
     files = [path for path in step.output.rglob("*") if path.is_file()]
     sizes = {str(path.relative_to(step.output)): path.stat().st_size for path in files}
     record = {"command": step.command, "sizes": sizes}

@@ -68,7 +68,7 @@ def main() -> int:
             client.stop_stream()
             return 0
         if num_responses == options.cancel_after:
-            client.stop_stream(cancel_requests=True)  # the engine stops generating, and frees the sequence's cells
+            client.stop_stream(cancel_requests=True)  # the engine stops generating, and frees the sequence's KV tokens
             print("\n[cancelled]")
             return 0
 

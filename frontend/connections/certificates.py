@@ -1,4 +1,4 @@
-"""The server's certificate, read again when its files change: new handshakes get the new one, connections go on."""
+"""The server's certificate. New handshakes use the new files after a change, old connections stay."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from frontend.tls_files import no_password, reason_of, versions_of
 
 logger = logging.getLogger(__name__)
 
-RELOAD_INTERVAL_S = 5.0  # between two looks at the files
+RELOAD_INTERVAL_S = 5.0
 
 
 class Certificates:
-    """What a handshake is answered with.
+    """The certificate and key for handshakes.
 
     Args:
-        settings: which files; with TLS.
+        settings: with the files.
 
     Raises:
-        SettingsError: the files are of no use.
+        SettingsError: the files cannot be used.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -37,13 +37,13 @@ class Certificates:
         self.context.sni_callback = self._choose
 
     async def follow(self) -> None:
-        """Look at the files from time to time, for ever."""
+        """Reload changed files, until cancelled."""
         while True:
             await asyncio.sleep(RELOAD_INTERVAL_S)
             self.reload()
 
     def reload(self) -> None:
-        """Read the files again if they have changed. What is half written, or of no use, changes nothing."""
+        """Read the files again if they have changed. Files that cannot be used change nothing."""
         try:
             versions = versions_of(self._paths)
             if versions == self._seen:
@@ -55,7 +55,7 @@ class Certificates:
             logger.error("the certificate cannot be read again, the last one stays: %s", reason_of(exc))
 
     def _choose(self, connection: Any, server_name: str | None, context: ssl.SSLContext) -> None:
-        """Put a handshake on the files as they are now; OpenSSL asks at each, whether it names a server or not."""
+        """Use the current files for a handshake. OpenSSL calls this for each, also without a server name."""
         connection.context = self._current
 
     def _load(self) -> ssl.SSLContext:

@@ -1,4 +1,4 @@
-"""What aiohttp's parser refuses, in our words: nothing of the request and nothing of Python stands in them."""
+"""Errors for malformed requests. They have no text of the request or of Python."""
 
 from __future__ import annotations
 
@@ -14,34 +14,30 @@ from frontend.errors import (
     ServerError,
     URLTooLong,
 )
-from frontend.settings import Settings
 
-SERVER = "conch"  # what answers are signed with; aiohttp would name itself, Python, and both versions
+SERVER = "conch"  # the header `Server`; aiohttp would name its version and Python's
+
+# The parser's error names only the limit that was exceeded, so the two sizes must differ.
+MAX_URL_BYTES, MAX_HEADER_BYTES, MAX_HEADERS = 8192, 16384, 100
+PARSER_LIMITS: dict[str, Any] = {
+    "max_line_size": MAX_URL_BYTES,
+    "max_field_size": MAX_HEADER_BYTES,
+    "max_headers": MAX_HEADERS,
+}
 
 _TOO_MANY_HEADERS = "Too many headers received"
 _TRANSFER_ENCODING = "The framing of the body is not valid HTTP/1.1"
 
 
-def parser_limits(settings: Settings) -> dict[str, Any]:
-    """Return the parser's limits. Its error names only the limit, so a URL's and a header's are never the same."""
-    is_same = settings.max_header_bytes == settings.max_url_bytes
-    return {
-        "max_line_size": settings.max_url_bytes,
-        "max_field_size": settings.max_header_bytes + is_same,
-        "max_headers": settings.max_headers,
-    }
-
-
-def refusal(exc: BaseException | None, settings: Settings) -> APIError:
-    """Return what a client is told of an exception that came before or beside its request's handler."""
-    limits = parser_limits(settings)
+def refusal(exc: BaseException | None) -> APIError:
+    """Return the client's error for an exception outside its request's handler."""
     match exc:
-        case http_exceptions.LineTooLong(args=(_, limit, *_)) if limit == limits["max_line_size"]:
-            return URLTooLong(f"The URL is longer than {settings.max_url_bytes} bytes")
+        case http_exceptions.LineTooLong(args=(_, limit, *_)) if limit == MAX_URL_BYTES:
+            return URLTooLong(f"The URL is longer than {MAX_URL_BYTES} bytes")
         case http_exceptions.LineTooLong():
-            return HeadersTooLarge(f"A header is longer than {settings.max_header_bytes} bytes")
+            return HeadersTooLarge(f"A header is longer than {MAX_HEADER_BYTES} bytes")
         case http_exceptions.BadHttpMessage(message=message) if message == _TOO_MANY_HEADERS:
-            return HeadersTooLarge(f"There are more than {settings.max_headers} headers")
+            return HeadersTooLarge(f"There are more than {MAX_HEADERS} headers")
         case http_exceptions.InvalidHeader():
             return InvalidRequest("A header is not valid HTTP/1.1", code="invalid_http")
         case http_exceptions.PayloadEncodingError():
@@ -49,6 +45,6 @@ def refusal(exc: BaseException | None, settings: Settings) -> APIError:
         case http_exceptions.HttpProcessingError():
             return InvalidRequest("The request is not valid HTTP/1.1", code="invalid_http")
         case TimeoutError():
-            return RequestTimeout("The request took too long to come")
+            return RequestTimeout("The request took too long to arrive")
         case _:
             return ServerError()

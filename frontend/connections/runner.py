@@ -1,4 +1,4 @@
-"""Runs an application on connections of our own kind."""
+"""Runs an application on our connections."""
 
 from __future__ import annotations
 
@@ -7,50 +7,42 @@ from typing import Any
 from aiohttp import web
 
 from frontend.connections.connection import LINGERING_S, Connection
-from frontend.connections.refusals import parser_limits
+from frontend.connections.refusals import PARSER_LIMITS
 from frontend.settings import Settings
 
+KEEPALIVE_TIMEOUT_S = 75.0  # between two requests of a connection
 CLOSE_TIMEOUT_S = 3.0  # for the last bytes of answers, after the drain
 
 
 class ConnectionRunner(web.AppRunner):
-    """What runs an application; not set up.
-
-    Args:
-        app: the application.
-        settings: the limits of its connections.
-    """
-
-    __slots__ = ("_settings",)
+    """aiohttp's runner with our connections; not set up."""
 
     def __init__(self, app: web.Application, settings: Settings) -> None:
         super().__init__(
             app,
-            handler_cancellation=True,  # without it aiohttp lets a handler go on whose client is gone
+            handler_cancellation=True,  # a client's hang-up cancels its handler
             access_log=None,
             shutdown_timeout=min(settings.drain_timeout_s, CLOSE_TIMEOUT_S),
-            keepalive_timeout=settings.keepalive_timeout_s,
+            keepalive_timeout=KEEPALIVE_TIMEOUT_S,
             lingering_time=LINGERING_S,
-            **parser_limits(settings),
+            **PARSER_LIMITS,
         )
-        self._settings = settings
 
     async def _make_server(self) -> web.Server:
-        return _Server(await super()._make_server(), self._settings)
+        return _Server(await super()._make_server())
 
 
 class _Server(web.Server):
-    """A server as aiohttp made it, but for the kind of its connections."""
+    """A copy of aiohttp's server with our connections."""
 
-    def __init__(self, made: web.Server, settings: Settings) -> None:
+    def __init__(self, made: web.Server) -> None:
         super().__init__(
             made.request_handler,
             request_factory=made.request_factory,
             handler_cancellation=made.handler_cancellation,
             **made._kwargs,
         )
-        self._settings = settings
 
     def __call__(self) -> web.RequestHandler:
         options: dict[str, Any] = self._kwargs
-        return Connection(self, loop=self._loop, settings=self._settings, **options)
+        return Connection(self, loop=self._loop, **options)

@@ -1,7 +1,8 @@
-"""Finds out who sends a request, before anything else is done with it."""
+"""The caller of each request, found by its API key before any handler runs."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,83 +16,66 @@ from frontend.gateway.cors import refuse_foreign_pages
 from frontend.gateway.key_file import Key, KeyLimits
 from frontend.gateway.key_ring import KeyRing
 from frontend.request_context import FACTS, IS_PUBLIC, SETTINGS
-from frontend.settings import Settings
+from frontend.settings import LAUNCHER_KEY_VARIABLE, Settings
 
-KEY_RING = web.AppKey("key_ring", KeyRing)  # missing: there is no key file
-KEY_LIMITS = web.RequestKey("key_limits", KeyLimits)  # of the caller's key; missing: there is no key
+KEY_RING = web.AppKey("key_ring", KeyRing)  # missing without a key file
+KEY_LIMITS = web.RequestKey("key_limits", KeyLimits)  # of the caller's key; missing without a key file
 
-# Probes and Prometheus have no key. The API's port has no metrics.
+# Health checks and Prometheus send no key. Only the operations port has metrics then.
 _OPEN_ROUTES = {"/health", "/health/live", "/health/ready", "/metrics"}
 
 
 def key_ring(settings: Settings) -> KeyRing | None:
-    """Return the keys that the settings name; None without a key file.
-
-    Raises:
-        KeyFileError: the file cannot be read, or breaks a rule.
-    """
+    """Return the keys of the settings; None without a key file."""
     if not settings.key_file:
         return None
-    sha256 = settings.launcher_key_sha256
+    sha256 = os.environ.get(LAUNCHER_KEY_VARIABLE)
     return KeyRing(Path(settings.key_file), [Key(name="launcher", sha256=sha256)] if sha256 else [])
 
 
 @web.middleware
 async def authenticate(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Note who sends the request, or refuse it."""
-    resource = request.match_info.route.resource
-    if request.app.get(KEY_RING) is None:
-        _refuse_foreign_page(request)
+    """Note the caller of a request, or refuse the request."""
+    resource, settings = request.match_info.route.resource, request.app[SETTINGS]
+    if KEY_RING not in request.app:
+        if request.app[IS_PUBLIC]:
+            refuse_foreign_pages(request, settings.host, settings.cors_origins, settings.allow_hosts)
+        else:  # no page and no proxy uses the operations port
+            refuse_foreign_pages(request, settings.admin_host, (), ())
     if resource is None or resource.canonical not in _OPEN_ROUTES:
         _identify(request)
     return await handler(request)
 
 
-def _refuse_foreign_page(request: web.Request) -> None:
-    settings = request.app[SETTINGS]
-    if request.app[IS_PUBLIC]:
-        refuse_foreign_pages(request, settings.host, settings.cors_origins, settings.allow_hosts)
-    else:  # it has no pages, and no proxy before it
-        refuse_foreign_pages(request, settings.admin_host, (), ())
-
-
 def _identify(request: web.Request) -> None:
-    facts, keys = request[FACTS], request.app.get(KEY_RING)
-    key = None if keys is None else keys.authenticate(_key_in(request))
+    facts, key = request[FACTS], None
+    if KEY_RING in request.app:
+        key = request.app[KEY_RING].authenticate(_sent_key(request))
+        request[KEY_LIMITS] = key.limits
     organization = _membership(request, "organization", key.organizations if key else ())
     project = _membership(request, "project", key.projects if key else ())
     named = {"organization": organization, "project": project}
     facts.label({name: value for name, value in named.items() if value})
-    if key:
-        request[KEY_LIMITS] = key.limits
     facts.caller = replace(key.caller() if key else ANONYMOUS, organization=organization, project=project)
 
 
-def _key_in(request: web.Request) -> str:
-    """Return the key that a request carries: as OpenAI's clients send it, or as llama.cpp's also do.
-
-    Raises:
-        AuthenticationFailed: it carries none.
-    """
-    given = request.headers.get("Authorization")
-    if given is None and (key := request.headers.get("x-api-key")):
+def _sent_key(request: web.Request) -> str:
+    """Return the key in the header `Authorization`, as OpenAI's clients send it, or in `x-api-key`."""
+    header = request.headers.get("Authorization")
+    if header is None and (key := request.headers.get("x-api-key")):
         return key
-    scheme, _, key = (given or "").partition(" ")
+    scheme, _, key = (header or "").partition(" ")
     if scheme.lower() != "bearer" or not key.strip():
         raise AuthenticationFailed("There is no API key: send it in the header `Authorization: Bearer KEY`.")
     return key.strip()
 
 
-def _membership(request: web.Request, what: str, allowed: Sequence[str]) -> str:
-    """Return the organization or the project that a request belongs to.
-
-    Raises:
-        PermissionDenied: it names one that its key is not for.
-    """
-    header = f"OpenAI-{what}"
+def _membership(request: web.Request, kind: str, allowed: Sequence[str]) -> str:
+    """Return the organization or the project of a request, if its key allows it."""
     if not allowed:
-        return request[FACTS].labels.get(what, "")  # what the client says of itself
-    given = request.headers.get(header, allowed[0])
-    if given not in allowed:
-        raise PermissionDenied(f"{header}: the API key is not for the {what} that the request names")
-    return given
+        return request[FACTS].labels.get(kind, "")  # the client's own word
+    header = f"OpenAI-{kind}"
+    value = request.headers.get(header, allowed[0])
+    if value not in allowed:
+        raise PermissionDenied(f"{header}: the API key is not for the {kind} that the request names")
+    return value

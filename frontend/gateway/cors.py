@@ -1,5 +1,4 @@
-"""Which web pages may call the API from a browser. Aiohttp's own extension for this has not been kept up for years, and
-registers every route once more; what the protocol asks for is this file.
+"""The web pages that may call the API from a browser. (aiohttp's own extension is no longer maintained.)
 
 Source: https://fetch.spec.whatwg.org/#http-cors-protocol
 """
@@ -20,11 +19,11 @@ _EXPOSED_HEADERS = (
     "x-ratelimit-limit-requests, x-ratelimit-limit-tokens, x-ratelimit-remaining-requests, "
     "x-ratelimit-remaining-tokens, x-ratelimit-reset-requests, x-ratelimit-reset-tokens"
 )
-_MAX_AGE_S = 600  # that a browser remembers what it may; some take no more
+_MAX_AGE_S = 600  # for which a browser remembers a preflight
 
 
 def allow_origins(app: web.Application, settings: Settings) -> None:
-    """Have an application answer preflights, before anything else looks at them, and name the allowed origin."""
+    """Answer preflights before all other middlewares, and name the allowed origin in responses."""
     if settings.cors_origins:
         cors = _Cors(frozenset(settings.cors_origins))
         app.middlewares.insert(0, cors.answer_preflight)
@@ -64,20 +63,19 @@ class _Cors:
 
     @web.middleware
     async def answer_preflight(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Answer what a browser asks before a request; it carries no key, so it comes before every check."""
+        """Answer the preflight of a browser. It carries no key, so it runs before every check."""
         if request.method != hdrs.METH_OPTIONS or hdrs.ACCESS_CONTROL_REQUEST_METHOD not in request.headers:
             return await handler(request)
         response = web.Response(status=204)
         if self._allowed(request):
             response.headers[hdrs.ACCESS_CONTROL_ALLOW_METHODS] = "GET, POST"
-            asked = request.headers.get(hdrs.ACCESS_CONTROL_REQUEST_HEADERS)
-            if asked:  # clients name their own beside the usual ones; none of them opens anything
-                response.headers[hdrs.ACCESS_CONTROL_ALLOW_HEADERS] = asked
+            if wanted := request.headers.get(hdrs.ACCESS_CONTROL_REQUEST_HEADERS):  # every header is harmless
+                response.headers[hdrs.ACCESS_CONTROL_ALLOW_HEADERS] = wanted
             response.headers[hdrs.ACCESS_CONTROL_MAX_AGE] = str(_MAX_AGE_S)
         return response
 
     async def name_origin(self, request: web.Request, response: web.StreamResponse) -> None:
-        """Say in an answer that its page may read it. Credentials of the browser's own are never asked for."""
+        """Allow the page to read the response. The browser's own credentials are never allowed."""
         response.headers.add(hdrs.VARY, "Origin")
         if origin := self._allowed(request):
             response.headers[hdrs.ACCESS_CONTROL_ALLOW_ORIGIN] = origin

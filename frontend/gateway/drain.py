@@ -1,4 +1,4 @@
-"""The end of a server's life: no new requests, the ones under way finish, or are ended when their time is up."""
+"""The drain of a server before it stops: it refuses new requests, and those in flight finish in a limited time."""
 
 from __future__ import annotations
 
@@ -8,22 +8,21 @@ import logging
 from collections.abc import Callable, Iterator
 
 from aiohttp import web
-from aiohttp.typedefs import Handler, Middleware
+from aiohttp.typedefs import Handler
 
 from frontend.errors import Draining
 
 logger = logging.getLogger(__name__)
 
-# What still answers: whoever asks for the health must hear that it is over, and see how it goes.
-_ALWAYS_ANSWERED = frozenset({"/health", "/health/live", "/health/ready", "/metrics"})
-_LAST_WORDS_S = 2.0  # for the error events of those that were ended
+_OPEN_PATHS = frozenset({"/health", "/health/live", "/health/ready", "/metrics"})  # served during a drain
+_ERROR_EVENTS_S = 2.0  # to send the error events of ended requests
 
 
 class Drain:
-    """Whether new requests are taken, and how many are under way.
+    """The requests in flight, and whether the server takes new ones.
 
     Args:
-        tell_others: told at the beginning, for the other processes on the port.
+        tell_others: called at the beginning of the drain, for the other processes on the port.
     """
 
     def __init__(self, tell_others: Callable[[], None] = lambda: None) -> None:
@@ -34,18 +33,18 @@ class Drain:
         self.is_draining = False
 
     def begin(self) -> None:
-        """Take no more requests. It cannot be undone; a second time it does nothing."""
+        """Refuse new requests from now on. A second call does nothing."""
         if not self.is_draining:
             self.is_draining = True
-            logger.warning("draining: %d requests are under way, no more are taken", self._num_requests)
+            logger.warning("draining: %d requests are in flight, new ones are refused", self._num_requests)
             self._tell_others()
 
     @contextlib.contextmanager
     def request(self) -> Iterator[None]:
-        """Count a request while it is under way.
+        """Count a request while it is in flight.
 
         Raises:
-            Draining: it comes too late.
+            Draining: the drain has begun.
         """
         if self.is_draining:
             raise Draining()
@@ -58,13 +57,24 @@ class Drain:
             if not self._num_requests:
                 self._is_idle.set()
 
+    @web.middleware
+    async def middleware(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Count a request, or refuse it during the drain."""
+        if request.path in _OPEN_PATHS:
+            return await handler(request)
+        with self.request():
+            response = await handler(request)
+        if self.is_draining:
+            response.force_close()  # the next request of the connection must find another server
+        return response
+
     async def finish(self, timeout_s: float, hurry: asyncio.Event, end_all: Callable[[Draining], int]) -> None:
-        """Begin if that has not been done, and return when no request is under way, at the latest soon after the limit.
+        """Begin the drain if necessary, and return when no request is in flight, or soon after the timeout.
 
         Args:
-            timeout_s: after it what is under way is ended.
-            hurry: set to end it at once.
-            end_all: ends every generation with an error, and returns how many there were.
+            timeout_s: after this time requests in flight are ended.
+            hurry: set it to end them at once.
+            end_all: ends all generations with an error and returns their number.
         """
         self.begin()
         await _first_of(self._is_idle, hurry, timeout_s=timeout_s)
@@ -72,27 +82,10 @@ class Drain:
             return
         num_ended = end_all(Draining("The server stopped before this request was finished."))
         logger.warning("the time for draining is over: ended %d generations", num_ended)
-        await _first_of(self._is_idle, timeout_s=_LAST_WORDS_S)
-
-
-def middleware(drain: Drain) -> Middleware:
-    """Return the middleware that counts requests, and refuses those that come too late."""
-
-    @web.middleware
-    async def count(request: web.Request, handler: Handler) -> web.StreamResponse:
-        if request.path in _ALWAYS_ANSWERED:
-            return await handler(request)
-        with drain.request():
-            response = await handler(request)
-        if drain.is_draining:
-            response.force_close()  # also where its headers left before: the next request must find another server
-        return response
-
-    return count
+        await _first_of(self._is_idle, timeout_s=_ERROR_EVENTS_S)
 
 
 async def _first_of(*events: asyncio.Event, timeout_s: float) -> None:
-    """Wait until one of the events is set, or the time is up."""
     tasks = [asyncio.create_task(event.wait()) for event in events]
     try:
         await asyncio.wait(tasks, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)

@@ -1,4 +1,4 @@
-"""Puts the gateway before the handlers of an application. An application without it serves every request."""
+"""The parts of the gateway in an application. An application without the gateway serves every request."""
 
 from __future__ import annotations
 
@@ -10,23 +10,25 @@ from aiohttp import web
 
 from frontend.gateway.authentication import KEY_RING, authenticate, key_ring
 from frontend.gateway.cors import allow_origins
-from frontend.gateway.drain import Drain, middleware
+from frontend.gateway.drain import Drain
 from frontend.gateway.limited import add_limit_headers, limits_lifetime
 from frontend.request_context import DRAIN, KEYS, SETTINGS
 
+KEY_INTERVAL_S = 1.0  # between two checks of the key file for changes
+
 
 def install_gateway(app: web.Application, tell_others: Callable[[], None] = lambda: None) -> None:
-    """Put keys, limits, drain and CORS before the handlers of the API.
+    """Put keys, limits, drain and CORS before the handlers of the API, and behind the middlewares that it has.
 
     Args:
-        app: with its settings, and with the middlewares that run before the gateway's.
+        app: with its settings.
         tell_others: called when the drain begins, for the other processes on the port.
 
     Raises:
         KeyFileError: the key file cannot be read, or breaks a rule.
     """
     drain = app[DRAIN] = Drain(tell_others)
-    app.middlewares.extend([middleware(drain), authenticate])
+    app.middlewares.extend([drain.middleware, authenticate])
     if (keys := key_ring(app[SETTINGS])) is not None:
         app[KEYS] = app[KEY_RING] = keys
         app.cleanup_ctx.append(_keys_lifetime)
@@ -36,7 +38,7 @@ def install_gateway(app: web.Application, tell_others: Callable[[], None] = lamb
 
 
 def share_gateway(public: web.Application, app: web.Application) -> None:
-    """Use the keys and the drain of the API's application for that of the operations port."""
+    """Use the keys and the drain of the API's application for the operations port."""
     app[DRAIN] = public[DRAIN]
     app.middlewares.append(authenticate)
     if KEY_RING in public:
@@ -44,7 +46,7 @@ def share_gateway(public: web.Application, app: web.Application) -> None:
 
 
 async def _keys_lifetime(app: web.Application) -> AsyncIterator[None]:
-    watching = asyncio.create_task(app[KEY_RING].watch(app[SETTINGS].key_interval_s))
+    watching = asyncio.create_task(app[KEY_RING].watch(KEY_INTERVAL_S))
     yield
     watching.cancel()
     with contextlib.suppress(asyncio.CancelledError):

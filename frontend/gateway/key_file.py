@@ -1,4 +1,4 @@
-"""API keys and the key file: JSON with each key's hash and rights; read strictly, written whole or not at all."""
+"""API keys and the key file: JSON with the hash and the rights of each key."""
 
 from __future__ import annotations
 
@@ -10,78 +10,70 @@ import os
 import secrets
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
-from pydantic import AwareDatetime, ConfigDict, Field, TypeAdapter, ValidationError
+import msgspec
+from msgspec import Meta, Struct
 
 from frontend.caller import Caller, Role
 from frontend.errors import shown
 from frontend.settings import SettingsError
 
-Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._@-]{0,63}$")]
-_Pattern = Annotated[str, Field(pattern=r"^[A-Za-z0-9*][A-Za-z0-9._:/*-]{0,255}$")]
-_Word = Annotated[str, Field(pattern=r"^[!-~]{1,128}$")]  # what can stand in a header
+type _Name = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9][A-Za-z0-9._@-]{0,63}\Z")]
+type _ModelPattern = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9*][A-Za-z0-9._:/*-]{0,255}\Z")]
+type _HeaderValue = Annotated[str, Meta(pattern=r"\A[!-~]{1,128}\Z")]
+type _Limit = Annotated[int, Meta(ge=1, le=2**31 - 1)]
+type _Time = Annotated[datetime, Meta(tz=True)]
 
-PREFIX = "conch_"  # so that people and scanners for leaked secrets recognise a key
+PREFIX = "conch_"  # people and scanners for leaked secrets recognise a key by it
 _NUM_RANDOM_BYTES = 32
-_ID_DIGITS = 16
-_MAX_LIMIT = 2**31 - 1
-_UNKNOWN = "unexpected_keyword_argument"  # pydantic's word for such a field
-# A key that was put where its hash or its name belongs, or in a field of its own, must not come back in a message.
-_SHOWN_FIELDS = {"role", "models", "organizations", "projects", "limits", "created_at", "expires_at"}
+_NUM_ID_DIGITS = 16
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KeyLimits:
-    """Limits of one key; None: the key has no such limit of its own. The admission enforces them."""
+class KeyLimits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Limits of one key; None: the settings apply."""
 
-    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(strict=True, extra="forbid")
-
-    requests_per_minute: Annotated[int, Field(ge=1, le=_MAX_LIMIT)] | None = None
-    tokens_per_minute: Annotated[int, Field(ge=1, le=_MAX_LIMIT)] | None = None
-    max_concurrent: Annotated[int, Field(ge=1, le=_MAX_LIMIT)] | None = None  # requests under way
-    max_priority: Annotated[int, Field(ge=0, le=_MAX_LIMIT)] | None = None  # that its requests may ask for
+    requests_per_minute: _Limit | None = None
+    tokens_per_minute: _Limit | None = None
+    max_concurrent: _Limit | None = None  # requests in flight
+    max_priority: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None  # 0: normal, else high
 
 
-NO_LIMITS = KeyLimits()
+class Key(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """An entry of the key file."""
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Key:
-    """A key as the key file has it: its hash, and what it may do."""
-
-    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(strict=True, extra="forbid")
-
-    name: Name
-    sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+    name: _Name
+    sha256: Annotated[str, Meta(pattern=r"\A[0-9a-f]{64}\Z")]
     role: Role = Role.USER
-    models: tuple[_Pattern, ...] = ()  # empty: all
-    organizations: tuple[_Word, ...] = ()  # empty: the key is bound to none; else the first is the default
-    projects: tuple[_Word, ...] = ()  # likewise
-    limits: KeyLimits = NO_LIMITS
-    created_at: AwareDatetime | None = None
-    expires_at: AwareDatetime | None = None
+    models: tuple[_ModelPattern, ...] = ()  # empty: all
+    organizations: tuple[_HeaderValue, ...] = ()  # empty: any; else the first is the default
+    projects: tuple[_HeaderValue, ...] = ()  # empty: any; else the first is the default
+    limits: KeyLimits = KeyLimits()
+    created_at: _Time | None = None
+    expires_at: _Time | None = None
 
     @property
     def id(self) -> str:
-        """What logs and limits know the key by."""
+        """The identity of the key in logs and limits."""
         return id_of(self.sha256)
 
     def has_expired(self, now: datetime) -> bool:
-        """Whether it is too late to use the key."""
+        """Return whether the key is out of date."""
         return self.expires_at is not None and now >= self.expires_at
 
     def caller(self) -> Caller:
-        """Return who uses the key; the request names organization and project."""
-        return Caller(
-            name=self.name,
-            id=self.id,
-            role=self.role,
-            models=self.models,
-        )
+        """Return the caller of a request with this key, without organization and project."""
+        return Caller(name=self.name, id=self.id, role=self.role, models=self.models)
+
+
+class _Document(Struct, frozen=True, forbid_unknown_fields=True):
+    keys: tuple[Key, ...]
+
+
+class KeyFileError(SettingsError):
+    """A key file cannot be read or written, or breaks a rule."""
 
 
 def new_key() -> str:
@@ -90,47 +82,22 @@ def new_key() -> str:
 
 
 def hash_of(text: str) -> str:
-    """Return what is kept of a key.
-
-    A fast hash without salt will do: against 256 random bits there is neither a dictionary nor a table.
-    """
+    """Return the hash of a key. 256 random bits need no salt and no slow hash: dictionaries and tables cannot help."""
     return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()
 
 
 def id_of(sha256: str) -> str:
-    """Return what logs and limits know the key with this hash by."""
-    return sha256[:_ID_DIGITS]
-
-
-class KeyFileError(SettingsError):
-    """A key file cannot be read or written, or breaks a rule: the message names file, key, field, value and rule."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Document:
-    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(strict=True, extra="forbid")
-
-    keys: tuple[Key, ...]
-
-
-_DOCUMENT = TypeAdapter(_Document)
+    """Return the identity of the key with this hash."""
+    return sha256[:_NUM_ID_DIGITS]
 
 
 def read_keys(path: Path) -> tuple[Key, ...]:
-    """Return the keys of a file.
-
-    Raises:
-        KeyFileError: it cannot be read, or breaks a rule.
-    """
+    """Return the keys of a file, or raise KeyFileError."""
     return parse_keys(read_content(path), path)
 
 
 def read_content(path: Path) -> bytes:
-    """Return what is in the file.
-
-    Raises:
-        KeyFileError: it cannot be read.
-    """
+    """Return the content of a file, or raise KeyFileError."""
     try:
         return path.read_bytes()
     except OSError as exc:
@@ -140,37 +107,33 @@ def read_content(path: Path) -> bytes:
 def parse_keys(content: bytes, path: Path) -> tuple[Key, ...]:
     """Return the keys in the content of a file.
 
-    Args:
-        path: for the message.
-
     Raises:
-        KeyFileError: a rule is broken.
+        KeyFileError: the message names file, place and rule, and contains no API key.
     """
     try:
-        raw = json.loads(content, object_pairs_hook=_object_without_duplicates)
-    except _DuplicateField as exc:
-        raise KeyFileError(f"{path}: an object has the field {shown(exc.args[0])} twice") from None
+        keys = msgspec.convert(json.loads(content.decode(), object_pairs_hook=_unique_fields), _Document).keys
+    except msgspec.ValidationError as exc:
+        rule = str(exc) if PREFIX not in str(exc) else "an API key stands in the place of another value"
+        raise KeyFileError(f"{path}: {rule}") from None
     except (ValueError, RecursionError) as exc:
         where = f" (line {exc.lineno}, column {exc.colno})" if isinstance(exc, json.JSONDecodeError) else ""
         raise KeyFileError(f"{path}: is not JSON in UTF-8{where}") from None
-    try:
-        keys = _DOCUMENT.validate_json(content).keys
-    except ValidationError as exc:
-        raise KeyFileError(f"{path}: {_first_failure(exc, raw)}") from None
-    _refuse_twins(keys, path)
+    seen: set[tuple[str, str]] = set()
+    for key in keys:
+        for field, value in (("name", key.name), ("sha256", key.id)):
+            if (field, value) in seen:
+                raise KeyFileError(f"{path}: key {shown(key.name)}: {field}: another key has the same")
+            seen.add((field, value))
     return keys
 
 
 @contextlib.contextmanager
 def editing(path: Path) -> Iterator[list[Key]]:
-    """Yield the keys of a file as a list to change, then write it; a file that is not there has no keys.
+    """Yield the keys of a file as a list to change, then write it. A missing file has no keys.
 
-    One editor at a time: others wait. Readers see the old file or the new one.
-
-    Raises:
-        KeyFileError: the file cannot be read or written, or the changed keys break a rule.
+    Editors wait for each other. Readers see the old file or the new one. All failures are KeyFileErrors.
     """
-    path = path.resolve()  # the file, not a link to it, is replaced
+    path = path.resolve()  # a link stays a link
     try:
         with path.with_name(f".{path.name}.lock").open("a") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
@@ -185,14 +148,14 @@ def editing(path: Path) -> Iterator[list[Key]]:
 
 def dump_keys(keys: Sequence[Key]) -> bytes:
     """Return the content of a key file."""
-    return _DOCUMENT.dump_json(_Document(keys=tuple(keys)), indent=2, exclude_defaults=True) + b"\n"
+    return msgspec.json.format(msgspec.json.encode(_Document(tuple(keys))), indent=2) + b"\n"
 
 
 def _replace(path: Path, content: bytes) -> None:
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")  # with mode 0600
+    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")  # with mode 0600
     try:
-        with open(handle, "wb") as file:
-            if path.exists():  # whoever reads the old file shall be able to read the new one
+        with open(descriptor, "wb") as file:
+            if path.exists():  # the server that reads the old file must be able to read the new one
                 owner = path.stat()
                 os.fchown(file.fileno(), owner.st_uid, owner.st_gid)
             file.write(content)
@@ -204,45 +167,9 @@ def _replace(path: Path, content: bytes) -> None:
         raise
 
 
-class _DuplicateField(Exception):
-    """A JSON object has a field twice."""
-
-
-def _object_without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for name, value in pairs:
-        if name in found:
-            raise _DuplicateField(name)
-        found[name] = value
-    return found
-
-
-def _first_failure(exc: ValidationError, raw: Any) -> str:
-    error = exc.errors(include_url=False)[0]
-    loc = error["loc"]
-    place, fields = "", loc
-    if len(loc) >= 2 and loc[0] == "keys" and isinstance(loc[1], int):
-        entry, fields = raw["keys"][loc[1]], loc[2:]
-        name = entry.get("name") if isinstance(entry, dict) else None
-        place = f"key {shown(name) if _is_showable(name) else f'number {loc[1] + 1}'}: "
-    field = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in fields).removeprefix(".")
-    is_shown = bool(fields) and fields[0] in _SHOWN_FIELDS and error["type"] not in ("missing", _UNKNOWN)
-    value = f"={shown(error['input'])}" if is_shown and PREFIX not in str(error["input"]) else ""
-    rule = "unknown field" if error["type"] == _UNKNOWN else error["msg"]
-    return f"{place}{f'{field}{value}: ' if field else ''}{rule}"
-
-
-def _is_showable(name: Any) -> bool:
-    return isinstance(name, str) and PREFIX not in name
-
-
-def _refuse_twins(keys: Sequence[Key], path: Path) -> None:
-    names: set[str] = set()
-    by_id: dict[str, str] = {}
-    for key in keys:
-        if key.name in names:
-            raise KeyFileError(f"{path}: key {shown(key.name)}: name: another key has it")
-        if key.id in by_id:
-            raise KeyFileError(f"{path}: key {shown(key.name)}: sha256: it is that of key {shown(by_id[key.id])}")
-        names.add(key.name)
-        by_id[key.id] = key.name
+def _unique_fields(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
+        twice = next(name for name in fields if sum(name == other for other, _ in pairs) > 1)
+        raise msgspec.ValidationError(f"an object has the field {shown(twice)} twice")
+    return fields

@@ -1,28 +1,29 @@
-"""What happens while the place that keeps the limits does not answer: a documented choice, and one log line."""
+"""The policy for requests while the limits cannot be checked."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from enum import StrEnum
 
 from frontend.errors import Overloaded
 
 logger = logging.getLogger(__name__)
 
-_PAUSE_S = 1.0  # after a failure nobody tries again for so long: a request is not held up by what is down
+_PAUSE_S = 1.0  # between two attempts to reach the service
 
 
 class OnFailure(StrEnum):
-    """What becomes of requests that cannot be counted."""
+    """The choice of `--limits-on-failure`."""
 
-    OPEN = "open"  # they go on uncounted
-    CLOSED = "closed"  # they are refused with 503
+    OPEN = "open"  # requests run uncounted
+    CLOSED = "closed"  # requests are refused with 503
 
 
 class LimitsUnavailable(Overloaded):
-    """The limits cannot be checked, and nobody goes on unchecked."""
+    """The limits cannot be checked, and requests must not run uncounted."""
 
     code = "limits_unavailable"
 
@@ -31,42 +32,49 @@ class LimitsUnavailable(Overloaded):
 
 
 class Outage:
-    """Whether a place is down, and what that means for requests.
+    """The state of a service that keeps limits.
 
     Args:
-        place: what is down, for the log; without credentials.
-        on_failure: the choice.
+        service: its name in the log, without credentials.
+        on_failure: what happens to requests while it does not answer.
+        error: beside OSError, the error of a call that fails.
     """
 
-    def __init__(self, place: str, on_failure: OnFailure, clock: Callable[[], float] = time.monotonic) -> None:
-        self._place = place
+    def __init__(
+        self,
+        service: str,
+        on_failure: OnFailure,
+        clock: Callable[[], float] = time.monotonic,
+        error: type[Exception] = OSError,
+    ) -> None:
+        self._service = service
         self._on_failure = on_failure
         self._clock = clock
-        self._failed_s: float | None = None  # None: it works
+        self._error = error
+        self._failed_at_s: float | None = None  # None: the service works
 
     @property
     def is_pause(self) -> bool:
-        """Whether it has failed so lately that nobody should try."""
-        return self._failed_s is not None and self._clock() - self._failed_s < _PAUSE_S
+        """Whether the service failed less than a second ago. Then a call would only delay a request."""
+        return self._failed_at_s is not None and self._clock() - self._failed_at_s < _PAUSE_S
 
-    def failed(self, cause: BaseException) -> None:
-        """Note a failure; the first of an outage is logged."""
-        if self._failed_s is None:
-            consequence = "go on uncounted" if self._on_failure is OnFailure.OPEN else "are refused"
-            logger.warning("%s does not answer, requests %s: %r", self._place, consequence, cause)
-        self._failed_s = self._clock()
-
-    def worked(self) -> None:
-        """Note an answer; the first one after an outage is logged."""
-        if self._failed_s is not None:
-            self._failed_s = None
-            logger.warning("%s answers again", self._place)
+    async def call[Answer](self, call: Awaitable[Answer], timeout_s: float) -> Answer | None:
+        """Return the answer to a call; None: it failed. Log the beginning and the end of an outage."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                answer = await call
+        except (self._error, OSError) as exc:
+            if self._failed_at_s is None:
+                consequence = "run uncounted" if self._on_failure is OnFailure.OPEN else "are refused"
+                logger.warning("%s does not answer, requests %s: %r", self._service, consequence, exc)
+            self._failed_at_s = self._clock()
+            return None
+        if self._failed_at_s is not None:
+            self._failed_at_s = None
+            logger.warning("%s answers again", self._service)
+        return answer
 
     def pass_or_refuse(self) -> None:
-        """Return if a request may go on uncounted.
-
-        Raises:
-            LimitsUnavailable: it may not.
-        """
+        """Return if a request may run uncounted, else raise LimitsUnavailable."""
         if self._on_failure is OnFailure.CLOSED:
             raise LimitsUnavailable

@@ -1,70 +1,70 @@
-"""The settings of the limits as the limits need them: who has which, and where they are kept."""
+"""The settings of the limits: rates of keys, bounds of models."""
 
 from __future__ import annotations
 
-import functools
-from urllib.parse import urlsplit
+from typing import Annotated
 
-from frontend.gateway.admission import Bounds, LocalLimiter
-from frontend.gateway.model_limits import model_limits_of
-from frontend.gateway.outage import OnFailure, Outage
-from frontend.gateway.rates import MemoryRates, Rates
-from frontend.gateway.socket_limiter import SocketLimiter
-from frontend.gateway.types import Limiter, RateLimits, Scope
-from frontend.settings import Settings
+import msgspec
+from msgspec import Meta, Struct
+
+from frontend.gateway.admission import Bounds
+from frontend.gateway.types import RateLimits, Scope
+from frontend.settings import Settings, SettingsError
+
+type _Whole = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+
+
+class ModelLimits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The values of `--model-limit MODEL:name=value,...`: three limits for each key, three bounds of the model."""
+
+    rpm: _Whole = 0
+    tpm: _Whole = 0
+    concurrent: _Whole = 0
+    in_flight: _Whole
+    prompt_tokens: _Whole
+    queue_wait_s: Annotated[float, Meta(gt=0, lt=2**31)]
+
+
+MAX_IN_FLIGHT_PROMPT_TOKENS = 4 * 2**20  # at each replica of a model, estimated, unless the model has its own limit
 
 
 class Policy:
-    """What the settings say about limits.
+    """The limits of each key and model.
 
     Raises:
-        SettingsError: at construction.
+        SettingsError: a setting breaks a rule.
     """
 
     def __init__(self, settings: Settings) -> None:
-        self._of_models = model_limits_of(settings)
-        self._bounds = Bounds(
-            max_in_flight=settings.max_in_flight,
-            max_in_flight_prompt_tokens=settings.max_in_flight_prompt_tokens,
-            max_queue_wait_s=settings.max_queue_wait_s,
+        self._default = ModelLimits(
+            in_flight=settings.max_in_flight,
+            prompt_tokens=MAX_IN_FLIGHT_PROMPT_TOKENS,
+            queue_wait_s=settings.max_queue_wait_s,
         )
+        self._by_model = dict(self._parse(text) for text in settings.model_limits)
         self.default_rates = RateLimits(
-            requests_per_minute=settings.requests_per_minute,
-            tokens_per_minute=settings.tokens_per_minute,
-            max_concurrent=settings.max_concurrent,
+            settings.requests_per_minute, settings.tokens_per_minute, settings.max_concurrent
         )
+        self.longest_wait_s = max(limits.queue_wait_s for limits in (self._default, *self._by_model.values()))
 
     def bounds(self, model: str) -> Bounds:
-        """Return what a model takes."""
-        own = self._of_models.get(model)
-        return self._bounds if own is None else own.applied_to(self._bounds)
-
-    @functools.cached_property
-    def longest_wait_s(self) -> float:
-        """Return the longest time that a request may wait for any model."""
-        return max(each.max_queue_wait_s for each in (self._bounds, *map(self.bounds, self._of_models)))
+        """Return the bounds of a model."""
+        limits = self._by_model.get(model, self._default)
+        return Bounds(limits.in_flight, limits.prompt_tokens, limits.queue_wait_s)
 
     def scopes(self, key: str, rates: RateLimits, model: str) -> tuple[Scope, ...]:
-        """Return what a key's request for a model is counted in: nothing where nothing is limited."""
-        found = () if rates.is_unlimited else (Scope(key, "", rates),)
-        own = self._of_models.get(model)
-        return found if own is None or own.rates.is_unlimited else (*found, Scope(key, model, own.rates))
+        """Return the scopes with limits that a request of a key counts in."""
+        limits = self._by_model.get(model, self._default)
+        scopes = Scope(key, "", rates), Scope(key, model, RateLimits(limits.rpm, limits.tpm, limits.concurrent))
+        return tuple(scope for scope in scopes if scope.limits != RateLimits())
 
-
-def limiter_of(settings: Settings) -> Limiter:
-    """Return where the limits are kept: in a process for all workers, or in this one."""
-    if settings.limits_socket:
-        outage = Outage("the admission process", OnFailure(settings.limits_on_failure))
-        return SocketLimiter(settings.limits_socket, Policy(settings).longest_wait_s, outage)
-    return deciding_limiter_of(settings)
-
-
-def deciding_limiter_of(settings: Settings) -> LocalLimiter:
-    """Return the limiter that decides in this process; the keys' rates may be in a Redis that replicas share."""
-    rates: Rates = MemoryRates()
-    if settings.redis_url:
-        from frontend.gateway.redis_rates import RedisRates  # only where it is used: it is a large library
-
-        host = urlsplit(settings.redis_url).hostname or "on a Unix socket"
-        rates = RedisRates(settings.redis_url, Outage(f"Redis {host}", OnFailure(settings.limits_on_failure)))
-    return LocalLimiter(rates, Policy(settings).bounds)
+    def _parse(self, text: str) -> tuple[str, ModelLimits]:
+        model, _, values = text.rpartition(":")  # a model's name may have a colon
+        if not model or "=" not in values:
+            raise SettingsError(f"model_limits={text!r}: must be MODEL:name=value,... such as demo:rpm=60,in_flight=32")
+        given = dict(item.partition("=")[::2] for item in values.split(","))
+        try:
+            return model, msgspec.convert(msgspec.to_builtins(self._default) | given, ModelLimits, strict=False)
+        except msgspec.ValidationError as exc:
+            names = ", ".join(ModelLimits.__struct_fields__)
+            raise SettingsError(f"model_limits={text!r}: {exc}; names: {names}") from None

@@ -1,4 +1,4 @@
-"""Request bodies: JSON, read into bounded memory, large ones checked off the event loop."""
+"""Request bodies: JSON, read into bounded memory, large ones parsed off the event loop."""
 
 from __future__ import annotations
 
@@ -15,32 +15,33 @@ from frontend.protocol.body import Body
 from frontend.protocol.reading import parse
 from frontend.request_context import FACTS, SETTINGS
 
-LARGE_BYTES = 65_536  # a body of that size is checked in about a millisecond
-_MAX_LARGEST = 8  # bodies of the largest size that are in memory at a time; each costs up to eight times its size
-_WAIT_S = 30.0  # for room in memory
+BODY_TIMEOUT_S = 60.0  # for a body, from the end of its head
+LARGE_BYTES = 65_536  # parsing takes about a millisecond
+_MAX_LARGEST = 8  # bodies of the largest size in memory at a time; each costs up to eight times its size
+_WAIT_S = 30.0  # for memory
 MAX_IGNORED_PARAMS, MAX_IGNORED_PLACE, MAX_IGNORED_CHARS = 32, 200, 2048  # in the header that lists them
 _JSON = re.compile(r"application/([\w.+-]+\+)?json")
 
 
 class LargeBodies:
-    """Bounds what bodies above LARGE_BYTES take: memory until their requests end, and one thread.
+    """Bounds the memory of bodies above LARGE_BYTES until their requests end, and parses them in one thread.
 
     Args:
-        max_bytes: of all of them together; a body for which there is no room is not read further until there is.
+        max_bytes: of all large bodies together. Reading of a body pauses until it fits.
     """
 
     def __init__(self, max_bytes: int) -> None:
         self._num_free_bytes = max_bytes
         self._first = asyncio.Lock()
         self._freed = asyncio.Event()
-        # One: while such a thread holds Python's lock the event loop stands still.
+        # One thread: a parser holds Python's lock, and the event loop waits for it.
         self.thread = ThreadPoolExecutor(1, "large-bodies")
 
-    async def take(self, num_bytes: int) -> None:
-        """Wait for room, first come, first served.
+    async def reserve(self, num_bytes: int) -> None:
+        """Wait for memory, first come, first served.
 
         Raises:
-            Overloaded: there is none in time.
+            Overloaded: the memory stays full.
         """
         try:
             async with asyncio.timeout(_WAIT_S), self._first:
@@ -51,8 +52,8 @@ class LargeBodies:
         except TimeoutError as exc:
             raise Overloaded("The server's memory for large bodies is full.") from exc
 
-    def give_back(self, num_bytes: int) -> None:
-        """Make room."""
+    def release(self, num_bytes: int) -> None:
+        """Free memory."""
         self._num_free_bytes += num_bytes
         self._freed.set()
 
@@ -61,15 +62,15 @@ LARGE_BODIES: web.AppKey[LargeBodies] = web.AppKey("large_bodies")
 
 
 def large_bodies_of(max_body_bytes: int) -> LargeBodies:
-    """Return the bounds for bodies of at most `max_body_bytes` each."""
+    """Return the bounds for bodies of up to `max_body_bytes`."""
     return LargeBodies(_MAX_LARGEST * max_body_bytes)
 
 
 async def read_body[Request: Body](request: web.Request, model: type[Request]) -> tuple[Request, list[str]]:
-    """Return the checked body, and the places of the fields in it that are ignored for every model.
+    """Return the checked body, and the places of its fields that every model ignores.
 
     Raises:
-        APIError: it breaks a rule.
+        APIError: the body breaks a rule.
     """
     settings = request.app[SETTINGS]
     require_json(request)
@@ -78,12 +79,12 @@ async def read_body[Request: Body](request: web.Request, model: type[Request]) -
         raise web.HTTPRequestEntityTooLarge(settings.max_body_bytes, size)
     if request.headers.get(hdrs.EXPECT, "").lower() == "100-continue" and request.version == HttpVersion11:
         await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-        request.writer.output_size = 0  # of the answer, which has not begun
+        request.writer.output_size = 0  # counts bytes of the answer only
     try:
-        async with asyncio.timeout(settings.body_timeout_s):
+        async with asyncio.timeout(BODY_TIMEOUT_S):
             content = await _content(request, settings.max_body_bytes)
     except TimeoutError as exc:
-        raise RequestTimeout(f"The body took longer than {settings.body_timeout_s:g} seconds") from exc
+        raise RequestTimeout(f"The body took longer than {BODY_TIMEOUT_S:g} seconds") from exc
     request[FACTS].num_body_bytes = len(content)
     if len(content) <= LARGE_BYTES:
         return parse(model, content, settings)
@@ -92,10 +93,10 @@ async def read_body[Request: Body](request: web.Request, model: type[Request]) -
 
 
 def ignored_header(request: web.Request, places: list[str]) -> dict[str, str]:
-    """Return the header that lists ignored fields by their places; it is one short line, whatever their names are.
+    """Return the header with the places of ignored fields: one line of bounded length.
 
     Raises:
-        InvalidRequest: the server is set to refuse such fields.
+        InvalidRequest: the server refuses such fields.
     """
     if not places:
         return {}
@@ -108,14 +109,14 @@ def ignored_header(request: web.Request, places: list[str]) -> dict[str, str]:
 
 
 async def expect_later(request: web.Request) -> None:
-    """Leave `100 Continue` to `read_body`: a request that is refused for its headers must not send its body."""
+    """Do nothing: `read_body` sends `100 Continue` once the headers are accepted."""
 
 
 def require_json(request: web.Request) -> None:
-    """Check that Content-Type is JSON. A browser asks the server before it sends JSON to another origin.
+    """Check that Content-Type is JSON. A browser sends JSON to another origin only with the server's consent.
 
     Raises:
-        UnsupportedMediaType: the header is missing, or names another media type.
+        UnsupportedMediaType: the header is missing, or has another media type.
     """
     given = request.headers.get(hdrs.CONTENT_TYPE)
     if given is None or not _JSON.fullmatch(request.content_type):
@@ -124,20 +125,20 @@ def require_json(request: web.Request) -> None:
 
 
 async def _content(request: web.Request, max_bytes: int) -> bytearray:
-    """Return the bytes of a body; of a large one, only once there is room for it.
+    """Return the bytes of a body. A large body reserves its memory first.
 
     Raises:
-        Overloaded: there is no room.
-        web.HTTPRequestEntityTooLarge: it is too long.
+        Overloaded: the memory stays full.
+        web.HTTPRequestEntityTooLarge: the body is too long.
     """
     content, facts = bytearray(), request[FACTS]
     while chunk := await request.content.readany():
         content += chunk
         if len(content) > max_bytes:
             raise web.HTTPRequestEntityTooLarge(max_bytes)
-        if len(content) > LARGE_BYTES and not facts.num_held_bytes:
-            is_told = request.content_length is not None and hdrs.CONTENT_ENCODING not in request.headers
-            num_bytes = min(request.content_length or max_bytes, max_bytes) if is_told else max_bytes
-            await request.app[LARGE_BODIES].take(num_bytes)
-            facts.num_held_bytes = num_bytes
+        if len(content) > LARGE_BYTES and not facts.num_reserved_bytes:
+            is_packed = hdrs.CONTENT_ENCODING in request.headers
+            num_bytes = max_bytes if is_packed else min(request.content_length or max_bytes, max_bytes)
+            await request.app[LARGE_BODIES].reserve(num_bytes)
+            facts.num_reserved_bytes = num_bytes
     return content

@@ -1,4 +1,4 @@
-"""Chat completions and completions: one coroutine for each, and how both are answered."""
+"""The endpoints of chat completions and completions."""
 
 from __future__ import annotations
 
@@ -9,13 +9,12 @@ from contextlib import aclosing, asynccontextmanager
 
 from aiohttp import web
 
-from frontend import sse
 from frontend.errors import APIError, GenerationTimeout, InvalidRequest
 from frontend.fan_out import merged
 from frontend.handlers.bodies import ignored_header, read_body
-from frontend.handlers.pings import Pings
+from frontend.handlers.keepalive import Keepalive
 from frontend.protocol.chat import ChatCompletionRequest
-from frontend.protocol.completion import CompletionRequest, Prompt
+from frontend.protocol.completion import MAX_CHOICES, CompletionRequest, Prompt
 from frontend.protocol.fields import GenerationBody
 from frontend.request_context import (
     CLIENT_CLOSED,
@@ -30,10 +29,9 @@ from frontend.request_context import (
 )
 from frontend.stream_record import StreamRecord, server_timing
 from frontend.telemetry.observer import OBSERVER
+from frontend.translate import sse
 from frontend.translate.chat_reply import ChatReply
 from frontend.translate.completion_reply import CompletionReply
-from frontend.translate.framing import Framer
-from frontend.translate.reply import Reply
 from frontend.translate.requests import chat_to_requests, completion_to_requests, ignored_fields
 from frontend.triton.models import ModelName
 from model_repository.contract.output import GenerationChunk
@@ -42,7 +40,7 @@ from model_repository.model_parameters import RequestDefaults
 
 type _Chunks = AsyncGenerator[tuple[int, GenerationChunk], None]
 
-_MAX_BODIES = 4  # of the largest size, which one request may send to Triton
+_MAX_BODIES = 4  # bytes that one request may send to Triton, in bodies of the largest size
 
 
 async def create_chat_completion(request: web.Request) -> web.StreamResponse:
@@ -68,9 +66,9 @@ async def create_completion(request: web.Request) -> web.StreamResponse:
         num_chars = await _prompt_lengths(request, completion, name)
         reply = CompletionReply(completion, name, int(time.time()), num_chars)
         if completion.stream and len(completion.prompt) > 1:
-            # Once the stream of several prompts has begun, none of them could be refused with a status of its own.
+            # A prompt can be refused with a status only before the stream begins.
             triton = request.app[TRITON]
-            await asyncio.gather(*(triton.check(name.model.slug, each) for each in admitted[::num_per_prompt]))
+            await asyncio.gather(*(triton.check(name.model.ensemble, each) for each in admitted[::num_per_prompt]))
         return await _answer(request, name, admitted, reply, headers)
 
 
@@ -82,10 +80,10 @@ async def _admitted(
     generations: Sequence[GenerationRequest],
     num_per_prompt: int,
 ) -> AsyncIterator[Sequence[GenerationRequest]]:
-    """Count a request as in flight, and hold it to the limits; waiting requests count as demand too.
+    """Count a request as in flight, also while it waits, and apply the limits of its key and model.
 
     Raises:
-        APIError: a limit of the key is reached, or the model has no room.
+        APIError: the key has reached a limit, or the model is full.
     """
     limits = request.app.get(LIMITS)
     with request.app[OBSERVER].in_flight(name.model.id):
@@ -99,7 +97,7 @@ async def _admitted(
 async def _find_model(request: web.Request, body: GenerationBody) -> ModelName:
     request[FACTS].label(body.bookkeeping())
     name = await find_model(request, body.model)
-    request.app[TRITON].require_available(name.model.slug)
+    request.app[TRITON].require_available(name.model.ensemble)
     return name
 
 
@@ -108,29 +106,29 @@ def _defaults(request: web.Request, name: ModelName) -> RequestDefaults:
 
 
 def _refuse_too_many(request: web.Request, num_prompts: int, num_per_prompt: int) -> None:
-    """Refuse more completions than one request may ask for, and prompts that would be sent too often."""
+    """Refuse a request with too many completions, or with too many bytes for Triton."""
     settings = request.app[SETTINGS]
     num_choices = num_prompts * num_per_prompt
-    if num_choices > settings.max_choices:
-        rule = f"{num_choices} completions are more than one request may ask for, which is {settings.max_choices}"
+    if num_choices > MAX_CHOICES:
+        rule = f"{num_choices} completions: one request may have {MAX_CHOICES}"
         param = "prompt" if num_prompts > 1 else "n"
         raise InvalidRequest(f"{param}: {rule}", param=param)
-    num_bytes = request[FACTS].num_body_bytes * num_per_prompt  # each completion is a request of its own to Triton
+    num_bytes = request[FACTS].num_body_bytes * num_per_prompt  # each completion sends the prompt
     limit = _MAX_BODIES * settings.max_body_bytes
     if num_bytes > limit:
-        raise InvalidRequest(f"n: a body of so many bytes for each completion exceeds {limit} bytes", param="n")
+        raise InvalidRequest(f"n: {num_bytes} bytes for all completions of a prompt exceed {limit}", param="n")
 
 
 async def _prompt_lengths(request: web.Request, completion: CompletionRequest, name: ModelName) -> Sequence[int]:
-    """Return the prompts' characters, where the offsets of log probabilities count from their ends."""
+    """Return the number of characters of each prompt if offsets of log probabilities begin behind the prompt."""
     if completion.logprobs is None or completion.echo:
         return ()
-    triton, slug = request.app[TRITON], name.model.slug
+    triton, ensemble = request.app[TRITON], name.model.ensemble
 
     async def length(prompt: Prompt) -> int:
         if isinstance(prompt, str):
             return len(prompt)
-        return len(await triton.detokenize(slug, prompt, has_special_tokens=False))
+        return len(await triton.detokenize(ensemble, prompt, has_special_tokens=False))
 
     return await asyncio.gather(*map(length, completion.prompt))
 
@@ -139,85 +137,78 @@ async def _answer(
     request: web.Request,
     name: ModelName,
     generations: Sequence[GenerationRequest],
-    reply: Reply,
+    reply: sse.Reply,
     headers: Mapping[str, str],
 ) -> web.StreamResponse:
     facts, triton = request[FACTS], request.app[TRITON]
-    facts.id, facts.num_per_prompt = reply.id, reply.num_per_prompt
-    record = StreamRecord(generations, reply.num_per_prompt)
-    request.app[OBSERVER].began_stream(facts, record)
-    merging = merged([triton.generate(name.model.slug, each) for each in generations])
+    facts.id = reply.id
+    facts.stream = record = StreamRecord(generations, reply.num_per_prompt)
     answer = _answer_with_events if record.is_stream else _answer_as_a_whole
-    with record.rules_kept():
-        async with aclosing(merging) as chunks:
-            return await answer(request, reply, record, chunks, headers)
+    async with aclosing(merged([triton.generate(name.model.ensemble, each) for each in generations])) as chunks:
+        return await answer(request, reply, record, chunks, headers)
 
 
 async def _answer_as_a_whole(
-    request: web.Request, reply: Reply, record: StreamRecord, chunks: _Chunks, headers: Mapping[str, str]
+    request: web.Request, reply: sse.Reply, record: StreamRecord, chunks: _Chunks, headers: Mapping[str, str]
 ) -> web.StreamResponse:
-    """Answer with the only chunk of each completion, in the order in which they were asked for."""
-    facts = request[FACTS]
+    """Answer with the only chunk of each completion, in the order of the request."""
     collected: dict[int, GenerationChunk] = {}
     async with _within_time(request):
         async for index, chunk in chunks:
-            facts.saw(index, chunk)
+            record.add(index, chunk)
             collected[index] = chunk
-    record.require_ends()
-    timing = server_timing(record.slowest, time.monotonic() - facts.started_at)
+    assert record.num_finished == len(record.completions), "a generation ends with a finish reason or an error"
+    timing = server_timing(record.slowest, time.monotonic() - request[FACTS].started_at)
     body = reply.whole([collected[index] for index in range(len(record.completions))])
     return json_response(body, headers={**headers, "Server-Timing": timing})
 
 
 async def _answer_with_events(
-    request: web.Request, reply: Reply, record: StreamRecord, chunks: _Chunks, headers: Mapping[str, str]
+    request: web.Request, reply: sse.Reply, record: StreamRecord, chunks: _Chunks, headers: Mapping[str, str]
 ) -> web.StreamResponse:
-    """Write the events of a stream. The events of chunks that come together leave together: each write is a packet.
-
-    Until the first chunk is there nothing is sent, but for pings: without one, an error is still a status.
+    """Write the events of a stream. The last chunk and [DONE] are one write, since each write is a packet.
 
     Raises:
-        Exception: of such an error.
+        Exception: an error before the first byte.
     """
-    facts, framer, unwritten = request[FACTS], Framer(reply), b""
+    encoder, unwritten = sse.EventEncoder(reply), b""
     response = web.StreamResponse(headers={**sse.HEADERS, **headers})
     num_running = len(record.completions)
-    async with Pings(request, response, request.app[SETTINGS].ping_interval_s) as pings:
+    async with Keepalive(request, response, request.app[SETTINGS].stream_keepalive_s) as keepalive:
         try:
             async with _within_time(request):
                 index, chunk = await anext(chunks)
-                facts.saw(index, chunk)
-                await pings.prepare()
-                unwritten = framer.opening(chunk)
-                with record.rules_kept():
-                    while True:
-                        unwritten += framer.frame(index, chunk)
-                        num_running -= chunk.finish_reason is not None
-                        if not num_running:
-                            break
-                        if unwritten:
-                            events, unwritten = unwritten, b""
-                            await response.write(events)
-                        index, chunk = await anext(chunks)
-                        facts.saw(index, chunk)
+                record.add(index, chunk)
+                await keepalive.prepare()
+                unwritten = encoder.opening(chunk)
+                while True:
+                    unwritten += encoder.encode(index, chunk)
+                    num_running -= chunk.finish_reason is not None
+                    if not num_running:
+                        break
+                    if unwritten:
+                        events, unwritten = unwritten, b""
+                        await response.write(events)
+                    index, chunk = await anext(chunks)
+                    record.add(index, chunk)
             await response.write_eof(unwritten + sse.DONE)
         except ConnectionResetError:
-            facts.error_code = CLIENT_CLOSED
+            request[FACTS].error_code = CLIENT_CLOSED
         except Exception as exc:
-            await _end_with_error(response, pings, exc, facts, unwritten)
+            await _end_with_error(response, keepalive, exc, request[FACTS], unwritten)
     return response
 
 
 async def _end_with_error(
-    response: web.StreamResponse, pings: Pings, exc: Exception, facts: RequestFacts, unwritten: bytes
+    response: web.StreamResponse, keepalive: Keepalive, exc: Exception, facts: RequestFacts, unwritten: bytes
 ) -> None:
     """End a stream with an error event.
 
     Raises:
-        Exception: the error itself, where nothing has been sent yet.
+        Exception: `exc` itself, if no byte has been sent.
     """
     try:
-        await pings.settled()
+        await keepalive.settled()
         if not response.prepared:
             raise exc
         error = exc if isinstance(exc, APIError) else unexpected(exc, facts)
@@ -229,10 +220,10 @@ async def _end_with_error(
 
 @asynccontextmanager
 async def _within_time(request: web.Request) -> AsyncIterator[None]:
-    """Stop what takes longer than a request may, from its beginning.
+    """Stop a block at the request's deadline.
 
     Raises:
-        GenerationTimeout: it did.
+        GenerationTimeout: the request took longer than `request_timeout_s`.
     """
     limit_s = request.app[SETTINGS].request_timeout_s
     passed_s = time.monotonic() - request[FACTS].started_at

@@ -1,50 +1,81 @@
-"""What is served, and whether it is ready."""
+"""The endpoints that describe the server: models, health, version and the OpenAPI document."""
 
 from __future__ import annotations
 
 import contextlib
+from importlib.metadata import version as distribution_version
 from typing import Any
 
 from aiohttp import web
 
 from frontend.errors import APIError, Draining, ModelNotFound, Overloaded
+from frontend.openapi import openapi_document
+from frontend.protocol.answers import ModelCard, ModelList, Version
 from frontend.request_context import FACTS, IS_PUBLIC, MODELS, SETTINGS, TRITON, is_draining, json_response
-from frontend.translate.model_cards import model_card, model_list
+from frontend.triton.models import ModelName
 
 
 async def list_models(request: web.Request) -> web.Response:
     """GET /v1/models."""
-    names = await request.app[MODELS].names()
-    return json_response(model_list(request[FACTS].caller.visible(names)))
+    names = request[FACTS].caller.visible(await request.app[MODELS].names())
+    answer: ModelList = {"object": "list", "data": [_card(names[name]) for name in sorted(names)]}
+    return json_response(answer)
 
 
 async def get_model(request: web.Request) -> web.Response:
-    """GET /v1/models/{id}. What the key does not allow is not there, as it is not in the list."""
-    asked, caller = request.match_info["id"], request[FACTS].caller
+    """GET /v1/models/{id}: 404 also for a model that the key does not allow."""
+    requested, caller = request.match_info["id"], request[FACTS].caller
     if not caller.models:
-        return json_response(model_card(await request.app[MODELS].get(asked)))
+        return json_response(_card(await request.app[MODELS].get(requested)))
     names = caller.visible(await request.app[MODELS].names())
-    if asked not in names:
-        raise ModelNotFound(asked)
-    return json_response(model_card(names[asked]))
+    if requested not in names:
+        raise ModelNotFound(requested)
+    return json_response(_card(names[requested]))
+
+
+def _card(name: ModelName) -> ModelCard:
+    return {
+        "id": name.requested,
+        "object": "model",
+        "created": name.model.created,
+        "owned_by": name.model.owned_by,
+        "root": name.model.id,
+        "parent": name.model.id if name.lora_name else None,
+        "max_model_len": name.model.context_window,
+    }
 
 
 async def health_live(request: web.Request) -> web.Response:
-    """GET /health/live: this process answers."""
+    """GET /health/live: the process answers."""
     return json_response({"status": "live"})
 
 
 async def health_ready(request: web.Request) -> web.Response:
-    """GET /health/ready: requests are taken, and at least one Triton answers; the body has the state of each model."""
+    """GET /health/ready: the server takes requests and a Triton answers. The body has the state of each model."""
     triton, is_ready, models = request.app[TRITON], False, dict[str, str]()
     with contextlib.suppress(APIError):
         snapshot = await request.app[MODELS].snapshot()
         is_ready = True
-        models = dict(snapshot.unready) | {model.id: triton.state_of(model.slug) for model in snapshot.ready.values()}
+        models = dict(snapshot.unready) | {
+            model.id: triton.state_of(model.ensemble) for model in snapshot.ready.values()
+        }
     stops = is_draining(request.app)
     body: dict[str, Any] = {"status": "draining" if stops else "ready" if is_ready else "not ready"}
-    if not (request.app[IS_PUBLIC] and request.app[SETTINGS].key_file):  # it is open, the list of models is not
+    if not (
+        request.app[IS_PUBLIC] and request.app[SETTINGS].key_file
+    ):  # this route needs no key, the list of models does
         body |= {"endpoints": triton.endpoints(), "models": models, "replicas": triton.states_by_endpoint()}
     if is_ready and not stops:
         return json_response(body)
     return json_response(body, status=503, headers=Draining.headers if stops else Overloaded.headers)
+
+
+async def version(request: web.Request) -> web.Response:
+    """GET /version."""
+    answer: Version = {"version": distribution_version("conch")}
+    return json_response(answer)
+
+
+async def openapi(request: web.Request) -> web.Response:
+    """GET /openapi.json."""
+    return json_response(openapi_document())

@@ -18,7 +18,7 @@ async def tokenize(request: web.Request) -> web.Response:
     headers, model = ignored_header(request, ignored + ignored_fields(body, name)), name.model
     await _count_request(request, model.id)
     answered = await request.app[TRITON].tokenize(
-        model.slug, tokenize_to_prompt(body, name), add_special_tokens=body.add_special_tokens is not False
+        model.ensemble, tokenize_to_prompt(body, name), add_special_tokens=body.add_special_tokens is not False
     )
     answer: Tokenization = {
         "count": len(answered.token_ids),
@@ -36,7 +36,7 @@ async def detokenize(request: web.Request) -> web.Response:
     model = (await find_model(request, body.model)).model
     await _count_request(request, model.id)
     check_num_tokens(body.tokens, "tokens", model)
-    text = await request.app[TRITON].detokenize(model.slug, body.tokens, has_special_tokens=True)
+    text = await request.app[TRITON].detokenize(model.ensemble, body.tokens, has_special_tokens=True)
     answer: Detokenization = {"prompt": text}
     return json_response(answer, headers=headers)
 

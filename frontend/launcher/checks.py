@@ -1,4 +1,4 @@
-"""What `serve` checks before it starts anything."""
+"""Checks before a server is started: the repository, limits of the machine, ports."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from frontend.launcher.errors import LimitTooLow, PortInUse, RepositoryInvalid, 
 
 SHARED_MEMORY = Path("/dev/shm")
 
-_MIN_SHM_BYTES = 64 * 2**20  # what a container has by default, which is too small
-# Each limit with its name and unit in the shell, and what a small model needs: Triton alone has 70 files open and
-# reserves 2.1 GB of addresses, and clients' connections are files.
+_MIN_SHM_BYTES = 64 * 2**20  # the default of a container, which is too small
+# Each limit with its name and unit in the shell, and the need of a small model: Triton alone has 70 files open and
+# reserves 2.1 GB of addresses; connections of clients are files too.
 _LIMITS = (
     (resource.RLIMIT_NOFILE, "ulimit -n (open files)", 1, 256),
     (resource.RLIMIT_AS, "ulimit -v (KiB of addresses)", 1024, 3 * 2**20),
@@ -24,7 +24,7 @@ _LIMITS = (
 
 
 class PortChoice(NamedTuple):
-    """A port, and the flag that sets it; 0 is any free one."""
+    """A port, and the flag that sets it; 0 is any free port."""
 
     flag: str
     host: str
@@ -35,7 +35,7 @@ def free_ports(choices: Iterable[PortChoice]) -> dict[str, int]:
     """Return a free port for each flag.
 
     Raises:
-        PortInUse: one that was chosen is taken.
+        PortInUse: a chosen port is in use.
     """
     named_first = sorted(choices, key=lambda choice: choice.port == 0)
     with ExitStack() as stack:
@@ -43,10 +43,10 @@ def free_ports(choices: Iterable[PortChoice]) -> dict[str, int]:
 
 
 def check_repository(repository: Path) -> None:
-    """Check that there is something to serve.
+    """Check that a repository has a model.
 
     Raises:
-        RepositoryInvalid: there is not.
+        RepositoryInvalid: it is missing, or has no model.
     """
     if not repository.is_dir():
         raise RepositoryInvalid(f"--repository={repository}: no such folder; `python -m build_engines build` makes it")
@@ -54,30 +54,12 @@ def check_repository(repository: Path) -> None:
         raise RepositoryInvalid(f"--repository={repository}: no model in it; `python -m build_engines build` makes one")
 
 
-def free_shared_memory_bytes() -> int:
-    """Return how much is free for Triton's Python backend, whose tensors travel in shared memory."""
-    status = os.statvfs(SHARED_MEMORY)
-    return status.f_bavail * status.f_frsize
-
-
-def check_shared_memory(free_bytes: int) -> None:
-    """Check that Triton's Python backend has room.
+def check_machine() -> None:
+    """Check that Triton has the limits of the shell and the shared memory that it needs.
 
     Raises:
-        SharedMemoryTooSmall: it has not.
-    """
-    if free_bytes <= _MIN_SHM_BYTES:
-        raise SharedMemoryTooSmall(
-            f"{SHARED_MEMORY} has {free_bytes // 2**20} MiB free: Triton's Python backend needs more than "
-            f"{_MIN_SHM_BYTES // 2**20} MiB (docker run --shm-size=1g; Kubernetes: an emptyDir of medium Memory)"
-        )
-
-
-def check_limits() -> None:
-    """Check that the limits of the shell let Triton run.
-
-    Raises:
-        LimitTooLow: one does not.
+        LimitTooLow: a limit is too low.
+        SharedMemoryTooSmall: the tensors of Triton's Python backend, which are in shared memory, have too little room.
     """
     for limit, name, unit, needed in _LIMITS:
         allowed, _ = resource.getrlimit(limit)
@@ -85,14 +67,21 @@ def check_limits() -> None:
             raise LimitTooLow(
                 f"{name} is {allowed // unit}: Triton needs at least {needed}, and more for a large model"
             )
+    status = os.statvfs(SHARED_MEMORY)
+    free_bytes = status.f_bavail * status.f_frsize
+    if free_bytes <= _MIN_SHM_BYTES:
+        raise SharedMemoryTooSmall(
+            f"{SHARED_MEMORY} has {free_bytes // 2**20} MiB free: Triton's Python backend needs more than "
+            f"{_MIN_SHM_BYTES // 2**20} MiB (docker run --shm-size=1g; Kubernetes: an emptyDir of medium Memory)"
+        )
 
 
 @contextmanager
 def _bound(choice: PortChoice) -> Iterator[int]:
-    """Hold the port, so that no other choice is given the same one."""
+    """Hold the port, so that no other choice gets the same port."""
     family = socket.AF_INET6 if ":" in choice.host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as listener:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections that linger do not count
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a lingering connection does not hold a port
         try:
             listener.bind((choice.host, choice.port))
             listener.listen()

@@ -1,4 +1,4 @@
-"""One supervised child process: its log is forwarded with its name, its end is reported, and it can be ended."""
+"""One supervised child process: it forwards the log of the process and reports its end."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ _TIE = Path(__file__).with_name("tie.py")
 _NUM_LAST_LINES = 20
 _ARG_START = 48 - 3  # of /proc/PID/stat, see proc(5): field 48, and the first two are cut off
 _LOAD_FAILURE = re.compile(rf"\S+ {LOAD_FAILURE} .*")
-_TRITON_LINE = re.compile(rb"[IWEF]\d{4} \d\d:")  # of a server that has read its command line
-_DRAIN_S = 1.0  # for the log of a child that has ended; its own children may hold the pipe open
+_TRITON_LINE = re.compile(rb"[IWEF]\d{4} \d\d:")  # a log line of a server; it has read its command line by then
+_DRAIN_S = 1.0  # for the rest of the log of an ended child; its own children may hold the pipe open
 
 
 def text_line(process: str, line: str) -> str:
-    """Return a line for people."""
+    """Return a log line for people."""
     return f"[{process}] {line}"
 
 
 def json_line(process: str, line: str) -> str:
-    """Return a line of JSON: the object that it is, with the process's name, or one around what is none."""
+    """Return a log line as a JSON object with the name of the process; another line becomes its message."""
     try:
         fields = json.loads(line)
     except (ValueError, RecursionError):
@@ -43,18 +43,18 @@ def json_line(process: str, line: str) -> str:
 
 
 class Child:
-    """A command that runs in a session of its own, so that Ctrl-C reaches the launcher alone. It may be started again.
+    """A command that runs in a session of its own, so that Ctrl-C reaches the launcher alone. It can be started again.
 
-    When the launcher ends in whatever way, the kernel asks the command to end.
+    When the launcher ends, for any reason, the kernel sends SIGTERM to the command.
 
     Args:
-        name: of its log lines.
-        environment: the whole of it.
-        log: takes one line, without its end, from another thread.
-        named: puts the name into a line.
-        on_end: called from another thread when it has ended, however it did.
+        name: the name in its log lines.
+        environment: the whole environment.
+        log: called with each line, without its end, from another thread.
+        named: adds the name to a line.
+        on_end: called from another thread when the process has ended, for any reason.
         secret: a part of the command line that is overwritten, since every user of the machine sees command lines.
-            That is done at the first log line of a Triton, which has read its options then.
+            This happens at the first log line of a Triton, which has read its options by then.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class Child:
         self._log = log
         self._named = named
         self._on_end = on_end
-        # For the kernel the parent is a thread, so this one lives as long as the launcher.
+        # The kernel takes the thread for the parent, so this thread lives as long as the launcher.
         self._parent_thread = ThreadPoolExecutor(1)
         self._secret = secret.encode()
         self._process: subprocess.Popen[bytes] | None = None
@@ -84,27 +84,27 @@ class Child:
 
     @property
     def pid(self) -> int:
-        """The process id, which is also its process group's and its session's."""
+        """The id of the process, of its process group and of its session."""
         assert self._process is not None, "not started"
         return self._process.pid
 
     @property
     def is_running(self) -> bool:
-        """Whether it was started and has not ended."""
+        """Whether the process was started and has not ended."""
         return self._process is not None and self._process.poll() is None
 
     @property
     def last_lines(self) -> list[str]:
-        """The end of its log."""
+        """The last lines of its log."""
         return list(self._last_lines)
 
     @property
     def load_failures(self) -> list[str]:
-        """The lines of its log in which a stage says why it does not load, without what stands before the stage."""
+        """The reasons why stages do not load, from its log; each begins with the name of a stage."""
         return list(self._load_failures)
 
     def start(self) -> None:
-        """Start it, or start it again after it has ended.
+        """Start the process, or start it again after its end.
 
         Raises:
             OSError: the command cannot be run.
@@ -128,25 +128,25 @@ class Child:
         threading.Thread(target=self._report_end, args=(self._process, reader), daemon=True).start()
 
     def stop(self, grace_s: float) -> None:
-        """Ask it to end; after the grace, kill it and its process group."""
+        """Send SIGTERM; after the grace period, kill the process and its process group."""
         if self.is_running:
             self.ask_to_end()
             if not self._reported.wait(grace_s):
                 self.kill()
 
     def ask_to_end(self) -> None:
-        """Ask it to end, if it runs; a frontend that is asked twice ends what is under way."""
+        """Send SIGTERM, if the process runs; a frontend ends its running requests at the second one."""
         if self.is_running:
             self._signal(os.kill, signal.SIGTERM)
 
     def kill(self) -> None:
-        """Kill it and its process group at once, and wait until it is gone."""
+        """Kill the process and its process group at once, and wait until the process is gone."""
         if self._process is not None:
             self._signal(os.killpg, signal.SIGKILL)
             self._reported.wait()
 
     def how_it_ended(self) -> str:
-        """Return a sentence for people."""
+        """Return the end of the process as a sentence for people."""
         assert self._process is not None and self._process.returncode is not None, "still running"
         status = self._process.returncode
         if status < 0:
@@ -168,13 +168,11 @@ class Child:
                 self._last_lines.append(text)
                 if found := _LOAD_FAILURE.search(text):
                     self._load_failures.append(found[0])
-                with contextlib.suppress(
-                    OSError, ValueError
-                ):  # nobody reads our output: the child goes on all the same
+                with contextlib.suppress(OSError, ValueError):  # our own output may be closed: the child goes on
                     self._log(self._named(self.name, text))
 
     def _hide(self, secret: bytes) -> None:
-        """Overwrite a part of the command line in the process's memory."""
+        """Overwrite a part of the command line in the memory of the process."""
         try:
             folder = Path("/proc", str(self.pid))
             command_line = (folder / "cmdline").read_bytes()
@@ -183,7 +181,7 @@ class Child:
                 for found in re.finditer(re.escape(secret), command_line):
                     memory.seek(begin + found.start())
                     memory.write(b"*" * len(secret))
-        except OSError as exc:  # a hardened kernel, or it has ended already
+        except OSError as exc:  # a hardened kernel, or the process has ended
             self._log(
                 self._named(self.name, f"other users of this machine can read the key in its command line: {exc}")
             )

@@ -1,13 +1,13 @@
-"""What keeps `serve` from starting or from going on. Each is a clear message for whoever ran the command.
+"""Reasons why `serve` cannot start or go on. Each message is for the person who runs the command.
 
 LaunchError
 ├── AlreadyServing          another launcher holds the state directory
 ├── PortInUse
-├── RepositoryInvalid       missing, or nothing in it to serve
+├── RepositoryInvalid       missing, or without a model
 ├── SharedMemoryTooSmall
 ├── LimitTooLow             a limit of the shell that Triton exceeds
-├── TritonNotFound          no server, or one that cannot run here
-├── ChildEnded              tritonserver or the frontend died
+├── TritonNotFound          no server, or a server that cannot run here
+├── ChildEnded              tritonserver or the frontend ended
 └── NotReadyInTime
 """
 
@@ -23,11 +23,11 @@ class AlreadyServing(LaunchError):
 
 
 class PortInUse(LaunchError):
-    """A port that the launcher was told to use is taken."""
+    """A chosen port is in use."""
 
 
 class RepositoryInvalid(LaunchError):
-    """The repository is missing, or there is nothing in it to serve."""
+    """The repository is missing, or has no model."""
 
 
 class SharedMemoryTooSmall(LaunchError):
@@ -39,11 +39,11 @@ class LimitTooLow(LaunchError):
 
 
 class TritonNotFound(LaunchError):
-    """There is no tritonserver, or none that can run here."""
+    """No tritonserver is installed, or the installed one cannot run here."""
 
 
 class ChildEnded(LaunchError):
-    """tritonserver or the frontend died; the message ends with its last log lines."""
+    """tritonserver or the frontend ended; the message ends with its last log lines."""
 
 
 class NotReadyInTime(LaunchError):

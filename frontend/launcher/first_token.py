@@ -1,4 +1,4 @@
-"""Asks a frontend over HTTP whether its models really answer."""
+"""Waits until all models of a frontend answer, over HTTP."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ def wait_for_first_tokens(host: str, port: int, deadline: float, key: str = "", 
     """Wait until the frontend is ready and every model that it lists has made a token; return the models' ids.
 
     Args:
-        deadline: of time.monotonic().
-        key: the API key to ask with; empty: none is needed.
-        is_tls: whether it speaks TLS; it is our own child, so its certificate is not looked at.
+        deadline: by time.monotonic().
+        key: the API key of the requests; empty: without a key.
+        is_tls: whether the frontend uses TLS; it is our own child, so its certificate is not checked.
 
     Raises:
-        TimeoutError: with the last answer that was not the wanted one.
+        TimeoutError: with the last answer other than 200.
     """
     frontend = _Frontend(host, port, deadline, key, is_tls)
-    frontend.wanted("GET", "/health/ready")
-    while not (model_ids := [model["id"] for model in frontend.wanted("GET", "/v1/models")["data"]]):
+    frontend.answer("GET", "/health/ready")
+    while not (model_ids := [model["id"] for model in frontend.answer("GET", "/v1/models")["data"]]):
         if time.monotonic() >= deadline:
             raise TimeoutError("GET /v1/models: no model is served")
         time.sleep(_POLL_S)
     for model_id in model_ids:
-        frontend.wanted("POST", "/v1/completions", {"model": model_id, "prompt": "Hello", "max_tokens": 1})
+        frontend.answer("POST", "/v1/completions", {"model": model_id, "prompt": "Hello", "max_tokens": 1})
     return model_ids
 
 
@@ -41,18 +41,18 @@ class _Frontend:
         self._deadline = deadline
         self._headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
 
-    def wanted(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
-        """Send the request until it is answered with 200, and return that answer."""
+    def answer(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
+        """Send the request until the status is 200, and return the answer."""
         while True:
-            status, text = self._answer(method, path, body)
+            status, text = self._send(method, path, body)
             if status == 200:
                 return json.loads(text)
             if time.monotonic() >= self._deadline:
                 raise TimeoutError(f"{method} {path}: {text}")
             time.sleep(_POLL_S)
 
-    def _answer(self, method: str, path: str, body: dict[str, Any] | None) -> tuple[int | None, str]:
-        """Return the status, None when there was none, and what was said."""
+    def _send(self, method: str, path: str, body: dict[str, Any] | None) -> tuple[int | None, str]:
+        """Send the request once; return the status, or None without an answer, and the text of the answer or error."""
         timeout_s = min(max(self._deadline - time.monotonic(), 0.1), _REQUEST_TIMEOUT_S)
         connection = self._connection(timeout_s)
         try:

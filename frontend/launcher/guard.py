@@ -1,8 +1,8 @@
-"""Ends everything that a launcher started, also when the launcher itself is killed.
+"""Ends every process that a launcher started, also when the launcher itself is killed.
 
-Every child carries a mark in its environment, which its own children inherit: whatever forks, detaches or is adopted is
-still found. The launcher starts this file as a program of its own and holds a pipe to it: when the pipe closes, for
-whatever reason, what still carries the mark is ended. Standard library only; Linux only (/proc).
+Every child has a mark in its environment, and its own children inherit the mark. So the guard finds processes that have
+forked, were detached or were adopted. The launcher runs this file as a program of its own and holds a pipe to it: when
+the pipe closes, for any reason, the guard ends the processes with the mark. Standard library only; Linux only (/proc).
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from pathlib import Path
 MARK = "CONCH_LAUNCHER"
 
 _POLL_S = 0.02
-_KILL_WAIT_S = 5.0  # a process that is stuck in a driver outlives even SIGKILL
+_KILL_WAIT_S = 5.0  # a process inside a driver may outlive SIGKILL
 
 
 @contextlib.contextmanager
 def guarded(held: int, grace_s: float) -> Iterator[str]:
-    """Run the guard; yield the mark that children must carry. Leaving the block ends them.
+    """Run the guard; yield the mark for the children. Leaving the block ends them.
 
     Args:
-        held: a file descriptor that stays open until all of them have ended.
-        grace_s: from asking them to end to killing them.
+        held: a file descriptor that stays open until all children have ended.
+        grace_s: seconds from SIGTERM to SIGKILL.
     """
     mark = secrets.token_hex(8)
     command = [sys.executable, "-I", "-S", __file__, mark, str(grace_s)]
@@ -38,47 +38,49 @@ def guarded(held: int, grace_s: float) -> Iterator[str]:
 
 
 def end_marked(mark: str, grace_s: float) -> None:
-    """Ask every marked process to end, kill what is left after the grace, and free the shared memory they had."""
+    """Send SIGTERM to every marked process, then SIGKILL after the grace period; free their shared memory."""
     kill_at = time.monotonic() + grace_s
-    num_empty_scans, asked = 0, set[int]()
-    while num_empty_scans < 2 and time.monotonic() < kill_at + _KILL_WAIT_S:  # two: in the middle of exec it hides
+    num_empty_scans, signalled = 0, set[int]()
+    while (
+        num_empty_scans < 2 and time.monotonic() < kill_at + _KILL_WAIT_S
+    ):  # two: a process is not visible during exec
         is_over = time.monotonic() >= kill_at
         pids = marked_pids(mark)
-        for pid in pids if is_over else pids - asked:
+        for pid in pids if is_over else pids - signalled:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL if is_over else signal.SIGTERM)
-        asked |= pids
+        signalled |= pids
         num_empty_scans = 0 if pids else num_empty_scans + 1
         time.sleep(_POLL_S)
     free_shared_memory(mark)
 
 
 def free_shared_memory(mark: str) -> None:
-    """Free what the Triton of a launcher left in shared memory; none may be running."""
+    """Free the shared memory of an ended Triton of a launcher."""
     for segment in Path("/dev/shm").glob(f"{shm_prefix(mark)}*"):
         segment.unlink(missing_ok=True)
 
 
 def marked_pids(mark: str) -> set[int]:
-    """Return the live processes whose environment carries the mark."""
+    """Return the live processes with the mark in their environment."""
     wanted = f"{MARK}={mark}".encode()
     return {int(folder.name) for folder in Path("/proc").glob("[0-9]*") if wanted in _environment(folder)}
 
 
 def shm_prefix(mark: str) -> str:
-    """Return how the names of the shared memory of a launcher's Triton begin; a killed Triton leaves it behind."""
+    """Return the prefix of the names of shared memory of a launcher's Triton; a killed Triton does not free it."""
     return f"conch_{mark}_"
 
 
 def _environment(folder: Path) -> list[bytes]:
     try:
         return (folder / "environ").read_bytes().split(b"\0")
-    except OSError:  # it has ended, or is another user's
+    except OSError:  # the process has ended, or belongs to another user
         return []
 
 
 def main(mark: str, grace_s: float) -> None:
-    """Wait until the launcher is gone, then end what it left; standard input is the pipe from it."""
+    """Wait until the launcher is gone, then end its processes; standard input is the pipe from the launcher."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     while os.read(0, 1):

@@ -1,4 +1,4 @@
-"""Notices a tritonserver that hangs: it runs, but answers no probe any more."""
+"""Kills a tritonserver that hangs: it runs, but no longer answers health checks."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from typing import Self
 from frontend.launcher.child import Child
 from frontend.settings import Settings, SettingsError
 
-_INTERVAL_S = 1.0  # between two probes
+_INTERVAL_S = 1.0  # between two health checks
 
 
 class HangClock:
-    """Whether a server is silent for too long. Pure.
+    """Judges whether a server hangs, from the results of health checks. Pure.
 
     Args:
-        limit_s: of silence.
-        start_limit_s: likewise, for one that has been started again and loads its models first.
-        pid: of the process that has answered already.
+        limit_s: seconds of silence.
+        start_limit_s: seconds of silence, for a server that was restarted and still loads its models.
+        pid: the process that has answered already.
         clock: monotonic seconds.
     """
 
@@ -31,23 +31,23 @@ class HangClock:
         self._clock = clock
         self._pid = pid
         self._is_starting = False
-        self._heard_at = clock()
+        self._answered_at_s = clock()
 
-    def probed(self, pid: int, *, is_silent: bool) -> bool:
-        """Note how a probe went; return whether the process with this id hangs."""
+    def hangs(self, pid: int, *, is_silent: bool) -> bool:
+        """Note the result of a health check; return whether the process with this id hangs."""
         if pid != self._pid or not is_silent:
-            self._pid, self._is_starting, self._heard_at = pid, is_silent, self._clock()
-        return self._clock() - self._heard_at >= self._limits_s[self._is_starting]
+            self._pid, self._is_starting, self._answered_at_s = pid, is_silent, self._clock()
+        return self._clock() - self._answered_at_s >= self._limits_s[self._is_starting]
 
 
 class HangWatch:
-    """Asks a server for its health from a thread of its own, and kills it when it hangs. A context manager.
+    """Checks the health of a server in a thread of its own, and kills the server when it hangs. A context manager.
 
     Args:
-        server: that is ready; whoever supervises it starts it again.
-        settings: of the frontend, which asks in the same way.
-        limits_s: of silence: of one that has answered, and of one that has been started again.
-        log: takes one line, from the thread.
+        server: a server that is ready; its supervisor starts it again.
+        settings: the settings of the frontend, for the connection to the server.
+        limits_s: seconds of silence: after an answer, and after a restart.
+        log: called with each line, from the thread.
     """
 
     def __init__(
@@ -68,21 +68,21 @@ class HangWatch:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        """Let the thread end; it kills nothing from here on."""
+        """Let the thread end; it does not kill the server any more."""
         self._has_ended.set()
 
     async def _watch(self) -> None:
-        from frontend.triton.commands import probe_endpoint  # not before it is needed: the launcher starts at once
+        from frontend.triton.commands import check_endpoint  # a large import: the launcher starts at once
 
         clock = HangClock(*self._limits_s, self._server.pid)
         while not self._has_ended.is_set():
             await asyncio.sleep(_INTERVAL_S)
             pid = self._server.pid
             try:
-                probed = await probe_endpoint(self._settings, model="", is_generating=False)
-            except SettingsError:  # certificates that are being replaced: nothing was asked
+                result = await check_endpoint(self._settings, model="", is_generating=False)
+            except SettingsError:  # the certificates are being replaced: no check was made
                 continue
-            hangs = clock.probed(pid, is_silent=probed.is_silent) and self._server.pid == pid
+            hangs = clock.hangs(pid, is_silent=result.is_silent) and self._server.pid == pid
             if hangs and not self._has_ended.is_set():
-                self._log(f"{self._server.name} runs, but answers no probe any more; it is killed")
+                self._log(f"{self._server.name} runs, but answers no health check any more; it is killed")
                 await asyncio.to_thread(self._server.kill)

@@ -1,4 +1,4 @@
-"""Starts tritonserver and the frontend, waits until the models answer, starts one that died again, ends both."""
+"""Starts tritonserver and the frontend, waits until the models answer, restarts them after a crash, ends both."""
 
 from __future__ import annotations
 
@@ -16,14 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
 
-from frontend.launcher.checks import (
-    PortChoice,
-    check_limits,
-    check_repository,
-    check_shared_memory,
-    free_ports,
-    free_shared_memory_bytes,
-)
+from frontend.launcher.checks import PortChoice, check_machine, check_repository, free_ports
 from frontend.launcher.child import Child, json_line, text_line
 from frontend.launcher.errors import ChildEnded, NotReadyInTime
 from frontend.launcher.first_token import wait_for_first_tokens
@@ -32,10 +25,10 @@ from frontend.launcher.hang_watch import HangWatch
 from frontend.launcher.state_lock import locked
 from frontend.launcher.triton_server import ADDRESS, DEFAULT_FRONTEND, GrpcTls, TritonPorts, find_triton, triton_command
 from frontend.options import settings_to_arguments, settings_to_environment
-from frontend.settings import Settings, SettingsError
+from frontend.settings import LAUNCHER_KEY_VARIABLE, Settings, SettingsError
 from model_repository.contract.tensors import KEY_VARIABLE
 
-WINDOW_S = 600.0  # the restarts of so long count
+WINDOW_S = 600.0  # older restarts do not count
 _FIRST_PAUSE_S = 1.0
 _MAX_PAUSE_S = 30.0
 
@@ -44,33 +37,33 @@ class RestartPlan:
     """Counts restarts. Pure.
 
     Args:
-        max_restarts: within the window; 0: none at all.
+        max_restarts: the limit within the window; 0: no restarts.
         clock: monotonic seconds.
     """
 
     def __init__(self, max_restarts: int, clock: Callable[[], float] = time.monotonic) -> None:
         self.max_restarts = max_restarts
         self._clock = clock
-        self._died_at: deque[float] = deque()
+        self._ended_at_s: deque[float] = deque()
 
     def next_pause_s(self) -> float | None:
-        """Note that it died; return how long to wait before it is started again, None when it died too often."""
+        """Note an end; return the seconds until the restart, or None after too many restarts."""
         now = self._clock()
-        while self._died_at and now - self._died_at[0] >= WINDOW_S:
-            self._died_at.popleft()
-        if len(self._died_at) >= self.max_restarts:
+        while self._ended_at_s and now - self._ended_at_s[0] >= WINDOW_S:
+            self._ended_at_s.popleft()
+        if len(self._ended_at_s) >= self.max_restarts:
             return None
-        self._died_at.append(now)
-        return float(min(_FIRST_PAUSE_S * 2 ** (len(self._died_at) - 1), _MAX_PAUSE_S))
+        self._ended_at_s.append(now)
+        return float(min(_FIRST_PAUSE_S * 2 ** (len(self._ended_at_s) - 1), _MAX_PAUSE_S))
 
 
 class Interrupted(Exception):
-    """A signal asked the launcher to end."""
+    """A signal ended the launcher."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LauncherSettings:
-    """What `serve` is told. A port 0 means any free one.
+    """The options of `serve`. A port 0 means any free port.
 
     Raises:
         SettingsError: at construction.
@@ -78,26 +71,28 @@ class LauncherSettings:
 
     repository: Path
     state_dir: Path
-    environment: Mapping[str, str]  # the launcher's own; the children inherit it
+    environment: Mapping[str, str]  # of the launcher; the children inherit it
     frontend: Settings = DEFAULT_FRONTEND  # the launcher sets its Triton endpoint
     triton_grpc_port: int = 8001
     triton_metrics_port: int = 8002
-    triton_http_port: int | None = None  # None: it is not opened
-    tritonserver: Path | None = None  # None: one is looked for
+    triton_http_port: int | None = None  # None: closed
+    tritonserver: Path | None = None  # None: an installed one
     ready_timeout_s: float = 120.0
-    stop_timeout_s: float = 5.0  # of each child, then it is killed; the frontend has its time for draining besides
-    max_restarts: int = 5  # of each child after it was ready, in ten minutes; then the launcher ends
-    triton_hang_s: float = 30.0  # of silence, after which it is killed, and started again; 0: it never is
+    stop_timeout_s: float = 5.0  # of each child, before it is killed; the frontend has its drain_timeout_s besides
+    max_restarts: int = 5  # of each child in ten minutes, once ready; then the launcher ends
+    triton_hang_s: float = 30.0  # without an answer to a health check; then Triton is restarted; 0: no limit
 
     def __post_init__(self) -> None:
         if self.frontend.tls_client_ca:
-            rule = "serve asks the frontend itself and has no certificate; run api and tritonserver instead"
+            rule = "serve sends requests to the frontend and has no certificate; run api and triton instead"
             raise SettingsError(f"tls_client_ca={self.frontend.tls_client_ca!r}: {rule}")
         if self.frontend.triton_tls_ca and not self.frontend.triton_tls_cert:
-            rule = "its Triton shows the frontend's own certificate: it needs triton_tls_cert and triton_tls_key"
+            rule = (
+                "the Triton of serve shows the certificate of the frontend: it needs triton_tls_cert and triton_tls_key"
+            )
             raise SettingsError(f"triton_tls_ca={self.frontend.triton_tls_ca!r}: {rule}")
         if self.frontend.triton_tls_ca and self.triton_http_port is not None:
-            rule = "Triton's HTTP knows no TLS, leave it out with --triton-tls-ca"
+            rule = "Triton's HTTP has no TLS, leave it out with --triton-tls-ca"
             raise SettingsError(f"--triton-http-port={self.triton_http_port}: {rule}")
         for choice in self.port_choices():
             if not 0 <= choice.port <= 65535:
@@ -115,7 +110,7 @@ class LauncherSettings:
                 raise SettingsError(f"{flag}={timeout_s:g}: must be a number of seconds above 0")
 
     def port_choices(self) -> list[PortChoice]:
-        """Return every port that is listened on."""
+        """Return every port of the server."""
         frontend = self.frontend
         return [
             PortChoice("--port", frontend.host, frontend.port),
@@ -129,11 +124,11 @@ class LauncherSettings:
 class Launcher:
     """The two children of `serve`; a context manager that leaves no process behind.
 
-    Entering it checks what can be checked and takes the state directory; nothing runs yet. Then `start` starts both, or
-    `triton` and `frontend` are used one by one: started, stopped, killed, and started again on the same ports.
+    Entering it makes the checks and locks the state directory; no child runs yet. Then `start` starts both children, or
+    a test starts, stops and kills `triton` and `frontend` one by one; a restart has the same ports.
 
     Args:
-        log: takes one line of the children's logs, from other threads.
+        log: called with each line of the children's logs, from other threads.
     """
 
     triton: Child
@@ -148,21 +143,20 @@ class Launcher:
         self._events: queue.SimpleQueue[Child | list[str] | TimeoutError | Interrupted] = queue.SimpleQueue()
         self._cleanup = ExitStack()
         self._is_stopping = False
-        self._key = ""  # of this launcher, where the frontend wants keys
+        self._key = ""  # the API key of this launcher; empty: the frontend has no keys
 
     def __enter__(self) -> Self:
         """Check everything and prepare the children.
 
         Raises:
-            LaunchError: something is missing or taken.
+            LaunchError: a check has failed.
             OSError: the state directory cannot be written.
         """
         state_dir = self._settings.state_dir.resolve()
         with ExitStack() as stack:
-            check_limits()
+            check_machine()
             lock = stack.enter_context(locked(state_dir))
             check_repository(self._settings.repository)
-            check_shared_memory(free_shared_memory_bytes())
             self._choose_ports()
             lock.name_url(self.url)
             mark = stack.enter_context(guarded(lock.file.fileno(), self._settings.stop_timeout_s))
@@ -176,7 +170,7 @@ class Launcher:
 
     @property
     def url(self) -> str:
-        """Where this machine reaches the frontend."""
+        """The URL of the frontend on this machine."""
         host, port = self._address
         scheme = "https" if self._settings.frontend.tls_cert else "http"
         return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
@@ -187,22 +181,22 @@ class Launcher:
         self.frontend.start()
 
     def start_again(self, child: Child) -> None:
-        """Start a child that has ended, and first remove what it left: its own children, Triton's shared memory."""
+        """Start a child that has ended, after its own children are killed and the shared memory of Triton is freed."""
         child.kill()
         if child is self.triton:
             free_shared_memory(self._mark)
         child.start()
 
     def stop(self) -> None:
-        """Stop both children: the frontend first, so that its requests can end."""
+        """Stop both children, the frontend first, so that its requests can end."""
         self._is_stopping = True
         self.frontend.stop(self._settings.frontend.drain_timeout_s + self._settings.stop_timeout_s)
         self.triton.stop(self._settings.stop_timeout_s)
 
     def interrupt(self) -> None:
-        """End the waiting, now or when it begins; a signal handler may call this, whatever the launcher is doing.
+        """End the wait, now or when it begins; a signal handler may call this at any moment.
 
-        For the second time it ends the requests that are under way.
+        The second call ends the running requests.
         """
         if self._is_stopping:
             self.frontend.ask_to_end()
@@ -212,12 +206,12 @@ class Launcher:
         """Wait until every served model has made a token; return the models' ids.
 
         Raises:
-            ChildEnded: a child died.
-            Interrupted: somebody asked for it.
+            ChildEnded: a child has ended.
+            Interrupted: `interrupt` was called.
             NotReadyInTime: the time is up.
         """
         deadline = time.monotonic() + self._settings.ready_timeout_s
-        threading.Thread(target=self._ask_for_first_tokens, args=(deadline,), daemon=True).start()
+        threading.Thread(target=self._wait_for_first_tokens, args=(deadline,), daemon=True).start()
         while True:
             match self._events.get():
                 case Child() as child:
@@ -231,19 +225,19 @@ class Launcher:
                     return model_ids
 
     def watch(self) -> None:
-        """Start a child again when it dies, or Triton hangs, and wait for what cannot be mended.
+        """Restart a child when it ends, or when Triton hangs, until an exception.
 
         Raises:
-            ChildEnded: a child died too often.
-            Interrupted: somebody asked for it.
+            ChildEnded: a child has ended too often.
+            Interrupted: `interrupt` was called.
         """
         with ExitStack() as stack:
             if self._settings.triton_hang_s:
                 limits_s = self._settings.triton_hang_s, self._settings.ready_timeout_s
-                stack.enter_context(HangWatch(self.triton, self.frontend_settings, limits_s, self._say))
-            self._restart_what_dies()
+                stack.enter_context(HangWatch(self.triton, self.frontend_settings, limits_s, self._write))
+            self._restart_children()
 
-    def _restart_what_dies(self) -> None:
+    def _restart_children(self) -> None:
         plans = {child: RestartPlan(self._settings.max_restarts) for child in (self.triton, self.frontend)}
         restart_at: dict[Child, float] = {}  # time.monotonic()
         while True:
@@ -263,20 +257,20 @@ class Launcher:
                     raise interrupted
 
     def _pause_s(self, child: Child, plan: RestartPlan) -> float:
-        """Return how long to wait before a child that died is started again.
+        """Return the seconds until an ended child is restarted.
 
         Raises:
-            ChildEnded: it died too often.
+            ChildEnded: it has ended too often.
         """
         pause_s = plan.next_pause_s()
         if pause_s is None:
             again = f"it was started again {plan.max_restarts} times in {WINDOW_S:g} s already (--max-restarts)"
-            self._say(f"{child.how_it_ended()}; {again}")
+            self._write(f"{child.how_it_ended()}; {again}")
             raise _ended(child)
-        self._say(f"{child.how_it_ended()}; it is started again in {pause_s:g} s")
+        self._write(f"{child.how_it_ended()}; it is started again in {pause_s:g} s")
         return pause_s
 
-    def _say(self, text: str) -> None:
+    def _write(self, text: str) -> None:
         self._log(self._named("serve", text))
 
     def _choose_ports(self) -> None:
@@ -295,8 +289,6 @@ class Launcher:
         )
         if self.frontend_settings.key_file:
             self._key = secrets.token_urlsafe()
-            sha256 = hashlib.sha256(self._key.encode()).hexdigest()
-            self.frontend_settings = replace(self.frontend_settings, launcher_key_sha256=sha256)
 
     def _prepare_children(self, state_dir: Path, mark: str) -> None:
         self._mark, settings = mark, self._settings
@@ -307,7 +299,9 @@ class Launcher:
         triton = triton_command(installation, repository, self.triton_ports, shm_prefix(mark), key=key, tls=tls)
         frontend = [sys.executable, "-m", "frontend", "api", *settings_to_arguments(self.frontend_settings)]
         self.triton = self._child("triton", triton, {**installation.environment, KEY_VARIABLE: key}, mark, secret=key)
-        environment = {**settings.environment, **settings_to_environment(self.frontend_settings)}
+        sha256 = hashlib.sha256(self._key.encode()).hexdigest() if self._key else ""
+        secret = settings_to_environment(self.frontend_settings) | {LAUNCHER_KEY_VARIABLE: sha256}
+        environment = {**settings.environment, **secret}
         self.frontend = self._child("frontend", frontend, environment, mark)
 
     def _child(
@@ -321,7 +315,7 @@ class Launcher:
         settings = self.frontend_settings
         return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(settings.host, settings.host), settings.port
 
-    def _ask_for_first_tokens(self, deadline: float) -> None:
+    def _wait_for_first_tokens(self, deadline: float) -> None:
         try:
             is_tls = bool(self.frontend_settings.tls_cert)
             self._events.put(wait_for_first_tokens(*self._address, deadline, self._key, is_tls=is_tls))
@@ -336,8 +330,8 @@ class Launcher:
 
 
 def _ended(child: Child) -> ChildEnded:
-    """Return why the launcher ends with a child that has ended."""
+    """Return the error with which the launcher ends after a child."""
     if child.load_failures:
         return ChildEnded("\n".join([f"{child.how_it_ended()}: a model cannot be served", *child.load_failures]))
-    lines = child.last_lines or ["(it logged nothing)"]
+    lines = child.last_lines or ["(no log lines)"]
     return ChildEnded("\n".join([f"{child.how_it_ended()}; its last lines:", *lines]))

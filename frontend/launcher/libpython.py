@@ -16,8 +16,8 @@ LIBRARY = "libpython3.12.so.1.0"
 
 
 def libpython_dir() -> Path | None:
-    """Return the folder of the shared library; None where the interpreter has none, or where the loader knows it."""
-    # A relocated Python still names the folder that it was built for, so the one it runs from comes first.
+    """Return the folder of the shared library; None if there is no such file, or the loader finds it by itself."""
+    # A relocated Python still names the folder of its build, so the folder that it runs from comes first.
     for folder in (Path(sys.base_prefix) / "lib", Path(sysconfig.get_config_var("LIBDIR") or "/")):
         if (folder / LIBRARY).is_file():
             return folder
@@ -25,7 +25,7 @@ def libpython_dir() -> Path | None:
 
 
 def why_unusable() -> str | None:
-    """Return what is wrong with this Python, or None when the project can use it."""
+    """Return the reason why the project cannot use this Python, or None."""
     if sys.implementation.name != "cpython" or sys.version_info[:2] != (3, 12):
         return f"it is {sys.implementation.name} {sys.version_info[0]}.{sys.version_info[1]}"
     if libpython_dir() is None and not _is_known_to_loader():

@@ -1,4 +1,4 @@
-"""One launcher at a time uses a state directory."""
+"""A lock on a state directory, for one launcher at a time."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _POLL_S = 0.05
 
 @dataclass(frozen=True, slots=True)
 class StateLock:
-    """A held lock. Whatever inherits its descriptor holds it too."""
+    """A lock that is held. A process that inherits its descriptor holds it too."""
 
     file: TextIO
 
     def name_url(self, url: str) -> None:
-        """Say who holds it, for the message of a second launcher.
+        """Write the process id and the URL of the holder, for the message of a second launcher.
 
         Raises:
             OSError: the disk is full.
@@ -40,10 +40,10 @@ class StateLock:
 
 @contextmanager
 def locked(state_dir: Path) -> Iterator[StateLock]:
-    """Hold the state directory.
+    """Hold the lock of a state directory.
 
     Raises:
-        AlreadyServing: another launcher does.
+        AlreadyServing: another launcher holds it.
     """
     state_dir.mkdir(parents=True, exist_ok=True)
     with (state_dir / FILE_NAME).open("a+", encoding="utf-8") as file:
@@ -51,7 +51,7 @@ def locked(state_dir: Path) -> Iterator[StateLock]:
         while not _is_locked(file):
             file.seek(0)
             holder = json.loads(file.read() or "{}")
-            # When a launcher was killed, its guard holds the lock until everything has ended: a matter of seconds.
+            # The guard of a killed launcher holds the lock until all processes have ended, for some seconds.
             if _is_alive(holder) or time.monotonic() >= give_up_at:
                 raise AlreadyServing(
                     f"process {holder.get('pid', '?')} already serves {state_dir} at {holder.get('url', '?')}: "

@@ -1,4 +1,4 @@
-"""Runs tritonserver alone, as the only program of a container; a frontend elsewhere follows it."""
+"""Runs tritonserver alone, as the only program of a container; frontends run elsewhere."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from frontend.connections.certificates import Certificates
-from frontend.launcher.checks import check_limits, check_repository, check_shared_memory, free_shared_memory_bytes
+from frontend.launcher.checks import check_machine, check_repository
 from frontend.launcher.triton_server import (
     NO_TLS,
     GrpcTls,
@@ -26,7 +26,7 @@ _SHM_PREFIX = "conch_"  # a container's shared memory is its own
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TritonSettings:
-    """What `triton` is told.
+    """The options of `triton`.
 
     Raises:
         SettingsError: at construction.
@@ -34,12 +34,12 @@ class TritonSettings:
 
     repository: Path
     state_dir: Path
-    address: str  # of gRPC and metrics; HTTP is for this machine alone
+    address: str  # of gRPC and metrics; HTTP is on loopback
     ports: TritonPorts
-    exit_timeout_s: int  # for requests under way, after it was asked to end
+    exit_timeout_s: int  # for running requests, after SIGTERM
     tls: GrpcTls = NO_TLS  # of gRPC
     key: str = field(default_factory=secrets.token_urlsafe, repr=False)  # to the restricted APIs
-    tritonserver: Path | None = None  # None: one is looked for
+    tritonserver: Path | None = None  # None: an installed one
 
     def __post_init__(self) -> None:
         for name, port in (("grpc", self.ports.grpc), ("http", self.ports.http), ("metrics", self.ports.metrics)):
@@ -47,17 +47,17 @@ class TritonSettings:
                 raise SettingsError(f"--{name}-port={port}: must be a whole number from 1 to 65535")
         if self.ports.http is not None and self.tls.cert:
             raise SettingsError(
-                f"--http-port={self.ports.http}: Triton's HTTP knows no TLS, leave it out with --tls-cert"
+                f"--http-port={self.ports.http}: Triton's HTTP has no TLS, leave it out with --tls-cert"
             )
         if self.exit_timeout_s < 0:
             raise SettingsError(f"--exit-timeout-s={self.exit_timeout_s}: must not be negative")
 
 
 def tls_from(settings: Settings) -> GrpcTls:
-    """Return what the options for a server's TLS say.
+    """Return the TLS of a server from its settings.
 
     Raises:
-        SettingsError: the files are of no use; what Triton itself would say of them names none.
+        SettingsError: the files cannot be used; the error of Triton itself would name no file.
     """
     if settings.tls_cert:
         Certificates(settings)
@@ -65,15 +65,14 @@ def tls_from(settings: Settings) -> GrpcTls:
 
 
 def become_triton(settings: TritonSettings, environment: Mapping[str, str]) -> None:
-    """Replace this process by the server, so that signals and the exit status are its own.
+    """Replace this process by the server, which then gets the signals and sets the exit status.
 
     Raises:
-        LaunchError: there is nothing to serve, a limit or shared memory is too small, or no server that can run here.
+        LaunchError: no model, a low limit, too little shared memory, or no server that can run here.
         OSError: the server cannot be run.
     """
-    check_limits()
+    check_machine()
     check_repository(settings.repository)
-    check_shared_memory(free_shared_memory_bytes())
     settings.state_dir.mkdir(parents=True, exist_ok=True)
     installation = find_triton(settings.tritonserver, settings.state_dir.resolve(), environment)
     environment = {**installation.environment, KEY_VARIABLE: settings.key}
@@ -81,7 +80,7 @@ def become_triton(settings: TritonSettings, environment: Mapping[str, str]) -> N
 
 
 def alone_command(installation: TritonInstallation, settings: TritonSettings) -> list[str]:
-    """Return the command line of a server that frontends elsewhere may reach."""
+    """Return the command line of a server for frontends on other machines."""
     return triton_command(
         installation,
         settings.repository.resolve(),

@@ -1,8 +1,8 @@
-"""Finds a tritonserver, and says how it is run.
+"""Finds a tritonserver, and makes its command line.
 
-A full Triton (NVIDIA's image, or one that was named) brings what it needs. The one inside the nvidia-pytriton wheel is
-a server without its surroundings: it needs libraries that the wheel keeps elsewhere, and a backend directory that holds
-the Python backend together with the stub built for this Python.
+A full Triton (of NVIDIA's image, or of the option) is complete. The wheel nvidia-pytriton has a bare server: it needs
+libraries from another folder of the wheel, and a backend directory with the Python backend and the stub for this
+Python.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from frontend.launcher.libpython import libpython_dir, why_unusable
 from frontend.settings import Settings
 from frontend.triton import restricted
 
-ADDRESS = "127.0.0.1"  # where Triton listens: its APIs know no authentication
+ADDRESS = "127.0.0.1"  # where Triton listens: its APIs have no authentication
 DEFAULT_FRONTEND = Settings(port=8000)  # of `serve`
 FULL_TRITON = Path("/opt/tritonserver/bin/tritonserver")
 
 _STUB = "triton_python_backend_stub"
-_EXIT_TIMEOUT_S = 3  # unloading takes 2; after a stage was killed, Triton waits all of it
+_EXIT_TIMEOUT_S = 3  # unloading takes 2; after a stage was killed, Triton waits for the whole time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TritonInstallation:
-    """A server and what it needs to run here."""
+    """A server, and its environment here."""
 
     binary: Path
-    environment: Mapping[str, str]  # the whole of it
-    backend_dir: Path | None = None  # None: the one the server was built with
+    environment: Mapping[str, str]  # the whole environment
+    backend_dir: Path | None = None  # None: the server's own
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,16 +43,16 @@ class TritonPorts:
 
     grpc: int
     metrics: int
-    http: int | None = None  # None: no part of this project uses it, so it is not opened
+    http: int | None = None  # None: closed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GrpcTls:
-    """What Triton's gRPC port shows whoever connects, and whom it lets in: PEM files, which it reads once."""
+    """The TLS of Triton's gRPC port: PEM files, which Triton reads once."""
 
     cert: str = ""  # empty: no TLS
     key: str = ""
-    client_ca: str = ""  # of who signs the certificates of those that are let in; empty: everybody is
+    client_ca: str = ""  # the authorities of clients' certificates; empty: clients need none
 
     def options(self) -> dict[str, str]:
         """Return the server's options."""
@@ -69,15 +69,15 @@ NO_TLS = GrpcTls()
 def find_triton(
     named: Path | None, state_dir: Path, environment: Mapping[str, str], *, full: Path = FULL_TRITON
 ) -> TritonInstallation:
-    """Return the server that was named, else a full Triton, else the wheel's.
+    """Return the named server, else a full Triton, else the wheel's.
 
     Args:
-        state_dir: where the backend directory for the wheel's server is put together.
-        environment: the launcher's own.
-        full: where NVIDIA's images have it.
+        state_dir: the folder for the backend directory of the wheel's server.
+        environment: the environment of the launcher.
+        full: the path of the server in NVIDIA's images.
 
     Raises:
-        TritonNotFound: there is none, or it cannot run with this Python.
+        TritonNotFound: no server, or a server that cannot run with this Python.
     """
     environment = _common_environment(environment)
     if named is not None:
@@ -105,10 +105,10 @@ def triton_command(
     """Return the command line; the server ends when a model of the repository cannot be loaded.
 
     Args:
-        key: to the restricted APIs.
-        tls: of gRPC.
-        address: of gRPC and metrics. HTTP is for this machine alone.
-        exit_timeout_s: for requests under way, after it was asked to end.
+        key: the key to the restricted APIs.
+        tls: the TLS of gRPC.
+        address: the address of gRPC and metrics. HTTP is on loopback.
+        exit_timeout_s: seconds for running requests, after SIGTERM.
     """
     options: dict[str, object] = {
         "model-repository": repository,
@@ -138,7 +138,7 @@ def triton_command(
 
 
 def _common_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    # This variable of Vertex AI would have Triton close gRPC, and open HTTP on every address without any key.
+    # With this variable of Vertex AI, Triton would close gRPC, and open HTTP on every address without a key.
     common = {name: value for name, value in environment.items() if name != "AIP_MODE"}
     if sys.prefix != sys.base_prefix:  # the stages' Python is the one whose folder comes first
         common["PATH"] = _prepended(Path(sys.prefix, "bin"), environment.get("PATH"))
@@ -146,7 +146,7 @@ def _common_environment(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def _full_installation(binary: Path, environment: Mapping[str, str]) -> TritonInstallation:
-    """Describe a server that stands in its own tree, with its backends two folders up."""
+    """Return a server in a tree of its own; its backends are two folders up."""
     backends = binary.resolve().parent.parent / "backends"
     return TritonInstallation(
         binary=binary, environment=environment, backend_dir=backends if backends.is_dir() else None
@@ -169,7 +169,7 @@ def _wheel_installation(state_dir: Path, environment: Mapping[str, str]) -> Trit
 
 
 def _wheel_folder() -> Path:
-    """Return the server's folder in the wheel, without importing anything of it."""
+    """Return the folder of the server in the wheel, without an import of the wheel."""
     spec = importlib.util.find_spec("pytriton")
     for location in (spec.submodule_search_locations or ()) if spec else ():
         folder = Path(location, "tritonserver")
@@ -182,7 +182,7 @@ def _wheel_folder() -> Path:
 
 
 def _assemble_backends(server: Path, backend_dir: Path) -> Path:
-    """Link the Python backend and this Python's stub into one folder, as the server wants them."""
+    """Link the Python backend and the stub for this Python into one folder, which the server needs."""
     stub = server / "python_backend_stubs" / f"{sys.version_info.major}.{sys.version_info.minor}" / _STUB
     target = backend_dir / "python"
     shutil.rmtree(target, ignore_errors=True)

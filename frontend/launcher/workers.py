@@ -1,4 +1,4 @@
-"""Several frontend processes on one port: the kernel deals out the connections, and one that dies is started again."""
+"""Several frontend processes on one port: the kernel distributes the connections; a worker that ends is replaced."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from types import FrameType
 from frontend import server
 from frontend.connections.certificates import Certificates
 from frontend.operations.supervisor import BEGIN_DRAIN, RELOAD_KEYS
+from frontend.request_context import LIMITS_SOCKET
 from frontend.settings import Settings
 from frontend.telemetry.log_lines import configure_logging
 from frontend.telemetry.metrics import SHARED_FOLDER, forget_worker
@@ -30,30 +31,30 @@ from model_repository.cores import num_cores
 logger = logging.getLogger(__name__)
 
 MAX_WORKERS_BY_CORES = 8
-_CORES_PER_WORKER = 4  # the engine, tritonserver and the stages need the others
-_MIN_PAUSE_S = 1.0  # between two starts after a worker has died
+_CORES_PER_WORKER = 4  # the engine, tritonserver and the stages need the other cores
+_MIN_PAUSE_S = 1.0  # before a worker that has ended is replaced
 _ADMISSION_START_S = 30.0
-_LOOK_S = 0.1  # between two looks whether a process that starts is still there
-_STOP_MARGIN_S = 8.0  # beyond the time that its requests have; then it is killed
+_POLL_S = 0.1  # between two checks whether a starting process still runs
+_STOP_MARGIN_S = 8.0  # beyond drain_timeout_s; then a worker is killed
 
 
 def num_workers(settings: Settings) -> int:
-    """Return how many processes the settings mean on this machine."""
+    """Return the number of workers on this machine."""
     by_cores = num_cores() // _CORES_PER_WORKER
     return settings.workers or min(max(by_cores, 1), MAX_WORKERS_BY_CORES)
 
 
 def run(settings: Settings, run_admission: Callable[..., None] | None = None) -> int:
-    """Serve until SIGTERM or SIGINT; return the exit code, 1 when the port cannot be had or the workers do not run.
+    """Serve until SIGTERM or SIGINT; return the exit code: 1 when the port is in use or the workers do not start.
 
     Args:
         settings: of each worker.
         run_admission: serves the limits of several workers in a process of its own; its arguments are those of
-            `frontend.gateway.socket_server.run`. None: no limits are shared.
+            `frontend.gateway.shared_limiter.run`. None: each worker has its own limits.
     """
     count = num_workers(settings)
     if settings.tls_cert:
-        Certificates(settings)  # of no use to one worker, it is of none to any
+        Certificates(settings)  # an error here would come from each worker
     if count == 1:
         return server.run(settings)
     with ExitStack() as stack:
@@ -69,9 +70,9 @@ def run(settings: Settings, run_admission: Callable[..., None] | None = None) ->
         metrics_folder = Path(folder, "metrics")
         metrics_folder.mkdir()
         os.environ[SHARED_FOLDER] = str(metrics_folder)  # the workers inherit it
-        limits_socket = settings.limits_socket or f"{folder}/limits.sock"
-        settings = replace(settings, port=ports[0], limits_socket=limits_socket)
-        return Workers(settings, run_admission).run(count)
+        if run_admission is not None:
+            os.environ[LIMITS_SOCKET] = str(Path(folder, "limits.sock"))
+        return Workers(replace(settings, port=ports[0]), run_admission).run(count)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,10 +81,10 @@ class _Worker:
     has_listened: Event
 
     def listens_within(self, timeout_s: float) -> bool:
-        """Wait until it listens; return whether it does."""
+        """Wait until the process listens; return whether it does."""
         deadline_s = time.monotonic() + timeout_s
         while self.process.is_alive() and time.monotonic() < deadline_s:
-            if self.has_listened.wait(_LOOK_S):
+            if self.has_listened.wait(_POLL_S):
                 return True
         return False
 
@@ -108,7 +109,7 @@ class Workers:
         self._is_stopping = False
 
     def run(self, count: int) -> int:
-        """Keep so many workers running until a signal; return the exit code."""
+        """Keep `count` workers running until a signal; return the exit code."""
         for number in (signal.SIGTERM, signal.SIGINT, BEGIN_DRAIN, *([RELOAD_KEYS] if self._settings.key_file else [])):
             signal.signal(number, self._on_signal)
         admission = self._start_admission()
@@ -124,19 +125,19 @@ class Workers:
                 received = os.read(self._signal_read, 1)[0]
                 if received not in (BEGIN_DRAIN, RELOAD_KEYS):
                     break
-                self._hand_on(signal.Signals(received))
+                self._forward(signal.Signals(received))
                 continue
             dead = [worker for worker in workers if not worker.process.is_alive()]
             for worker in dead:
                 logger.error("worker %s ended with code %s", worker.process.pid, worker.process.exitcode)
                 forget_worker(worker.process.pid)
-            if not all(worker.has_listened.is_set() for worker in dead):  # nor would the next one
+            if not all(worker.has_listened.is_set() for worker in dead):  # the next worker would fail too
                 status = 1
                 break
             time.sleep(_MIN_PAUSE_S * bool(dead))
             for worker in dead:
                 workers.remove(worker)
-                if not self._is_draining.is_set():  # it would take requests again
+                if not self._is_draining.is_set():  # a new worker would accept requests
                     workers.append(self._start(_work, self._is_draining))
             for child in admission:
                 if not child.process.is_alive():
@@ -144,11 +145,11 @@ class Workers:
                     time.sleep(_MIN_PAUSE_S)
                     admission = self._start_admission()
         self._stop(workers)
-        self._stop(admission)  # after those whose requests it counts
+        self._stop(admission)  # after the workers, because it counts their requests
         return status
 
     def _start_admission(self) -> list[_Worker]:
-        """Start the admission process; return it, or nothing where no limits are shared."""
+        """Start the admission process and return it, if the workers share limits."""
         return [] if self._run_admission is None else [self._start(_admit, self._run_admission)]
 
     def _start(self, target: Callable[..., None], *further: object) -> _Worker:
@@ -157,15 +158,15 @@ class Workers:
         process.start()
         return _Worker(process, has_listened)
 
-    def _hand_on(self, number: signal.Signals) -> None:
-        """Hand a signal on to the workers that have a handler for it. A drain is told again by each that begins it."""
+    def _forward(self, number: signal.Signals) -> None:
+        """Send a signal to the workers that have a handler for it; a later worker checks for a drain by itself."""
         if number == BEGIN_DRAIN:
-            self._is_draining.set()  # before the look at who listens: the others look at this once they do
-        _tell([worker for worker in self._workers if worker.has_listened.is_set()], number)
+            self._is_draining.set()  # first: a worker that does not listen yet reads this when it does
+        _send([worker for worker in self._workers if worker.has_listened.is_set()], number)
 
     def _stop(self, children: list[_Worker]) -> None:
         self._is_stopping = True
-        _tell(children, signal.SIGTERM)
+        _send(children, signal.SIGTERM)
         deadline_s = time.monotonic() + self._settings.drain_timeout_s + _STOP_MARGIN_S
         for child in children:
             child.process.join(max(0.0, deadline_s - time.monotonic()))
@@ -176,11 +177,11 @@ class Workers:
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if self._is_stopping and number in (signal.SIGTERM, signal.SIGINT):
-            _tell(self._workers, signal.SIGTERM)  # for the second time: at once
+            _send(self._workers, signal.SIGTERM)  # the second signal ends the running requests
         os.write(self._signal_write, bytes([number]))
 
 
-def _tell(children: Sequence[_Worker], number: signal.Signals) -> None:
+def _send(children: Sequence[_Worker], number: signal.Signals) -> None:
     for child in children:
         if child.process.pid is not None:
             with contextlib.suppress(ProcessLookupError):  # it has ended
@@ -188,7 +189,7 @@ def _tell(children: Sequence[_Worker], number: signal.Signals) -> None:
 
 
 def _work(settings: Settings, parent: Connection, has_listened: Event, is_draining: Event) -> None:
-    """Serve as one of several, in a process of its own."""
+    """Serve as one of several workers, in a process of its own."""
 
     def on_listening() -> None:
         has_listened.set()
@@ -200,22 +201,22 @@ def _work(settings: Settings, parent: Connection, has_listened: Event, is_draini
 
 
 def _admit(settings: Settings, parent: Connection, has_listened: Event, run_admission: Callable[..., None]) -> None:
-    """Keep the limits of all workers, in a process of its own."""
+    """Run the admission process: it keeps the limits of all workers."""
     configure_logging(settings.log_format)
-    run_admission(settings, parent=parent.fileno(), on_listening=has_listened.set)
+    run_admission(settings, os.environ[LIMITS_SOCKET], parent=parent.fileno(), on_listening=has_listened.set)
 
 
 def _reserved(host: str, port: int) -> socket.socket:
-    """Return a socket that holds the port without listening; the workers' sockets join it.
+    """Return a socket that holds the port without listening; the workers' sockets share the port.
 
     Raises:
-        OSError: somebody else has it, or there is no such address.
+        OSError: the port is in use, or this machine has no such address.
     """
     family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-    with socket.socket(family) as probe:  # another server of ours would share its port, too
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        probe.bind(address)
-        probe.listen()
+    with socket.socket(family) as attempt:  # without it the port of another server of ours would be shared
+        attempt.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        attempt.bind(address)
+        attempt.listen()
     reserved = socket.socket(family)
     reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     reserved.bind(address)

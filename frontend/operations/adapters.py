@@ -1,4 +1,4 @@
-"""Loads and unloads LoRA adapters while the server runs. The engines do both, and tell every frontend that looks."""
+"""Loads and unloads LoRA adapters while the server runs. The engines do the work, and all frontends poll them."""
 
 from __future__ import annotations
 
@@ -9,30 +9,31 @@ from dataclasses import dataclass
 from typing import Any
 
 from frontend.errors import APIError, InvalidRequest, ModelNotFound, NotFound, shown
-from frontend.triton.models import ModelSnapshot, Triton
+from frontend.triton.client import TritonClient
+from frontend.triton.models import ModelSnapshot
 from model_repository.contract.output import EngineStats
-from model_repository.contract.tensors import model_id_to_slug
+from model_repository.contract.tensors import model_id_to_ensemble
 
 logger = logging.getLogger(__name__)
 
 _STATS_DEADLINE_S = 2.0
 
-type Order = Callable[[Triton, str], Awaitable[EngineStats]]  # given to the engine of an ensemble
+type Command = Callable[[TritonClient, str], Awaitable[EngineStats]]  # for the engine of an ensemble
 
 
 @dataclass(frozen=True, slots=True)
 class Outcomes:
-    """How it went at each endpoint that has the model: what its engine said afterwards, or why it did not do it."""
+    """The results at the endpoints with the model: the engine's state after the command, or an error."""
 
     by_endpoint: Mapping[str, EngineStats | APIError]
 
     @property
     def failure(self) -> APIError | None:
-        """The first one; None: all did it."""
+        """The first error; None: all succeeded."""
         return next((outcome for outcome in self.by_endpoint.values() if isinstance(outcome, APIError)), None)
 
     def describe(self, done: Callable[[EngineStats], Mapping[str, Any]]) -> dict[str, Any]:
-        """Return them for people: `done` says what became of it where it was done."""
+        """Return the results for the answer; `done` describes a success."""
         return {
             endpoint: {"state": "failed", "code": outcome.code, "message": outcome.message}
             if isinstance(outcome, APIError)
@@ -42,17 +43,17 @@ class Outcomes:
 
 
 class AdapterControl:
-    """Tells the engines of a model, at every endpoint that has it.
+    """Sends commands to the engines of a model, at every endpoint with the model.
 
     Args:
-        tritons: by endpoint; those that are there when something is asked for.
-        settle_s: after which every worker has noticed.
-        sleep: lets time pass.
+        tritons: by endpoint; a live mapping.
+        settle_s: seconds until every worker has polled the engines.
+        sleep: waits for a number of seconds.
     """
 
     def __init__(
         self,
-        tritons: Mapping[str, Triton],
+        tritons: Mapping[str, TritonClient],
         settle_s: float = 0.0,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
@@ -60,26 +61,28 @@ class AdapterControl:
         self._settle_s = settle_s
         self._sleep = sleep
 
-    async def look(self, model_id: str) -> Outcomes:
-        """Ask each engine for what it has.
+    async def list(self, model_id: str) -> Outcomes:
+        """Return the adapters of each engine.
 
         Raises:
             ModelNotFound: no model of this id is loaded.
             APIError: no endpoint answers.
         """
-        return await self._everywhere(model_id, lambda triton, slug: triton.engine_stats(slug, _STATS_DEADLINE_S))
+        return await self._everywhere(
+            model_id, lambda triton, ensemble: triton.engine_stats(ensemble, _STATS_DEADLINE_S)
+        )
 
     async def load(self, model_id: str, name: str, source: str, served: ModelSnapshot) -> Outcomes:
-        """Load an adapter; where it is loaded already, nothing changes. Returns when every worker knows of it.
+        """Load an adapter. Return once every worker knows it.
 
         Args:
             model_id: the model's.
-            name: by which clients will ask for it.
+            name: the adapter's name for clients.
             source: its folder below the engines' root of adapters.
-            served: everything that has a name already.
+            served: the models and names in use.
 
         Raises:
-            InvalidRequest: the name means something else.
+            InvalidRequest: another model uses the name.
             ModelNotFound: no model of this id is loaded.
             APIError: no endpoint answers.
         """
@@ -87,20 +90,22 @@ class AdapterControl:
         if taken is not None and (taken.model.id != model_id or not taken.lora_name):
             raise InvalidRequest(f"name={shown(name)}: it is a name of the model {taken.model.id}", param="name")
         logger.warning("loading the adapter %s of %s", name, model_id)
-        outcomes = await self._everywhere(model_id, lambda triton, slug: triton.load_adapter(slug, name, source))
+        outcomes = await self._everywhere(
+            model_id, lambda triton, ensemble: triton.load_adapter(ensemble, name, source)
+        )
         await self._sleep(self._settle_s)
         return outcomes
 
     async def unload(self, model_id: str, name: str) -> Outcomes:
-        """Unload an adapter wherever it is loaded: no request gets it any more. Returns when every worker knows.
+        """Unload an adapter everywhere: new requests cannot use it. Return once every worker knows.
 
         Raises:
-            NotFound: it is nowhere.
+            NotFound: no engine has it.
             ModelNotFound: no model of this id is loaded.
             APIError: no endpoint answers.
         """
         logger.warning("unloading the adapter %s of %s", name, model_id)
-        outcomes = await self._everywhere(model_id, lambda triton, slug: triton.unload_adapter(slug, name))
+        outcomes = await self._everywhere(model_id, lambda triton, ensemble: triton.unload_adapter(ensemble, name))
         found = {key: each for key, each in outcomes.by_endpoint.items() if not isinstance(each, NotFound)}
         if not found:
             rule = f"the model {model_id} has no adapter of this name"
@@ -108,27 +113,29 @@ class AdapterControl:
         await self._sleep(self._settle_s)
         return Outcomes(found)
 
-    async def _everywhere(self, model_id: str, order: Order) -> Outcomes:
+    async def _everywhere(self, model_id: str, command: Command) -> Outcomes:
         try:
-            slug = model_id_to_slug(model_id)
+            ensemble = model_id_to_ensemble(model_id)
         except ValueError as exc:
             raise InvalidRequest(str(exc), param="model") from exc
         tritons = dict(self._tritons)
-        works = [self._at(triton, model_id, slug, order) for triton in tritons.values()]
+        works = [self._at(triton, model_id, ensemble, command) for triton in tritons.values()]
         outcomes = dict(zip(tritons, await asyncio.gather(*works), strict=True))
         concerned = {endpoint: outcome for endpoint, outcome in outcomes.items() if outcome is not None}
         if not concerned:
             raise ModelNotFound(model_id)
         for endpoint, outcome in concerned.items():
             if isinstance(outcome, APIError):
-                logger.error("%s did not do it: %s", endpoint, outcome.message)
+                logger.error("the command failed at %s: %s", endpoint, outcome.message)
         return Outcomes(concerned)
 
-    async def _at(self, triton: Triton, model_id: str, slug: str, order: Order) -> EngineStats | APIError | None:
-        """Return how it went at one endpoint; None: the model is not loaded there."""
+    async def _at(
+        self, triton: TritonClient, model_id: str, ensemble: str, command: Command
+    ) -> EngineStats | APIError | None:
+        """Return the result at one endpoint; None: the model is not loaded there."""
         try:
             if model_id not in (await triton.snapshot()).ready:
                 return None
-            return await order(triton, slug)
+            return await command(triton, ensemble)
         except APIError as exc:
             return exc

@@ -1,4 +1,4 @@
-"""What an administrator may do while the server runs."""
+"""The admin routes."""
 
 from __future__ import annotations
 
@@ -26,27 +26,27 @@ SUPERVISOR = web.AppKey("supervisor", Supervisor)
 
 
 class UnloadRequest(Body):
-    """The body of an unload; there may be none."""
+    """The optional body of an unload."""
 
-    timeout_s: Annotated[float, Field(ge=0, le=3600)] = 30.0  # that requests under way may go on
+    timeout_s: Annotated[float, Field(ge=0, le=3600)] = 30.0  # for running requests
 
 
 class LoadAdapterRequest(Body):
-    """The body of a request to load an adapter."""
+    """The body of a load."""
 
-    name: Annotated[str, Field(min_length=1, max_length=256)]  # by which clients will ask for it
+    name: Annotated[str, Field(min_length=1, max_length=256)]  # the adapter's name for clients
     source: Annotated[str, Field(min_length=1, max_length=4096)]  # its folder below the engines' root of adapters
 
 
 async def list_models(request: web.Request) -> web.Response:
-    """GET /admin/models: every model that is loaded or known, with its state."""
+    """GET /admin/models: every known model with its state."""
     _require_admin(request)
     snapshot = await request.app[MODELS].snapshot()
     triton = request.app[TRITON]
     loaded = [
         {
             "id": model.id,
-            "state": triton.state_of(model.slug),
+            "state": triton.state_of(model.ensemble),
             "runtime": model.parameters.runtime,
             "aliases": list(model.parameters.aliases),
             "adapters": list(model.parameters.adapters),
@@ -67,19 +67,19 @@ async def load_model(request: web.Request) -> web.Response:
 
 
 async def unload_model(request: web.Request) -> web.Response:
-    """POST /admin/models/{id}/unload: answers when no request runs any more and Triton gives up the stages."""
+    """POST /admin/models/{id}/unload: answers when no request is running and Triton unloads the stages."""
     _require_admin(request)
     model_id = request.match_info["id"]
     request[FACTS].model = model_id
     body = await _body(request, UnloadRequest)
-    unloading = await request.app[CONTROL].unload(model_id, body.timeout_s)
-    return json_response({"id": model_id, "state": "unloaded", "num_ended": unloading.num_ended})
+    num_ended = await request.app[CONTROL].unload(model_id, body.timeout_s)
+    return json_response({"id": model_id, "state": "unloaded", "num_ended": num_ended})
 
 
 async def list_adapters(request: web.Request) -> web.Response:
-    """GET /admin/models/{id}/adapters: what each engine of the model has, and from where; null: built in."""
+    """GET /admin/models/{id}/adapters: the adapters of each engine with their sources; null: built in."""
     _require_admin(request)
-    outcomes = await request.app[ADAPTERS].look(request.match_info["id"])
+    outcomes = await request.app[ADAPTERS].list(request.match_info["id"])
     endpoints = outcomes.describe(
         lambda stats: {
             "adapters": {name: source or None for name, source in stats.adapters.items()},
@@ -102,7 +102,7 @@ async def load_adapter(request: web.Request) -> web.Response:
 
 
 async def unload_adapter(request: web.Request) -> web.Response:
-    """DELETE /admin/models/{id}/adapters/{name}: answers when no request gets it any more; some may still run."""
+    """DELETE /admin/models/{id}/adapters/{name}: answers when new requests cannot use it; some may still run."""
     _require_admin(request)
     model_id, name = request.match_info["id"], request.match_info["name"]
     request[FACTS].model = name
@@ -113,7 +113,7 @@ async def unload_adapter(request: web.Request) -> web.Response:
 
 
 async def reload_keys(request: web.Request) -> web.Response:
-    """POST /admin/keys/reload: reads the key file now, in every worker."""
+    """POST /admin/keys/reload: every worker reads the key file now."""
     _require_admin(request)
     keys = request.app.get(KEYS)
     if keys is None:
@@ -121,13 +121,13 @@ async def reload_keys(request: web.Request) -> web.Response:
     try:
         keys.reload()
     except SettingsError as exc:
-        raise InvalidRequest(f"{exc}; the keys as they were before stay in force") from exc
+        raise InvalidRequest(f"{exc}; the old keys stay in force") from exc
     request.app[SUPERVISOR].reload_keys()
     return json_response({"num_keys": keys.num_in_file})
 
 
 async def drain(request: web.Request) -> web.Response:
-    """POST /admin/drain: has every worker take no more requests; answers at once. A signal ends them."""
+    """POST /admin/drain: every worker refuses new requests. Answers at once; a signal ends the workers."""
     _require_admin(request)
     request.app[DRAIN].begin()
     return json_response({"status": "draining"}, status=202)
@@ -145,7 +145,7 @@ async def _body[Request: Body](request: web.Request, model: type[Request]) -> Re
 def _adapter_response(
     model_id: str, name: str, outcomes: Outcomes, done: Callable[[EngineStats], Mapping[str, Any]]
 ) -> web.Response:
-    """Return how it went everywhere; where something failed, with the status and the error of the first failure."""
+    """Return the results of all endpoints, with the status and the error of the first failure."""
     body = {"id": model_id, "name": name, "endpoints": outcomes.describe(done)}
     failure = outcomes.failure
     if failure is None:
@@ -157,7 +157,7 @@ def _require_admin(request: web.Request) -> None:
     """Check that the caller is an administrator.
 
     Raises:
-        PermissionDenied: the key is not an admin's; or there are no keys, and others than this machine reach the port.
+        PermissionDenied: the key has another role; or there are no keys, and other machines can reach the port.
     """
     settings = request.app[SETTINGS]
     if settings.key_file:

@@ -1,4 +1,4 @@
-"""The operations port: health, metrics, and the admin routes, beside the API and never on its port."""
+"""The operations port: health, metrics and the admin routes. It is never the API's port."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from frontend.operations.supervisor import Supervisor
 from frontend.request_context import IS_PUBLIC, MODELS, SETTINGS, TRITON
 from frontend.telemetry import scrape
 from frontend.telemetry.observer import OBSERVER
+from frontend.triton.health_monitor import STATS_INTERVAL_S
 from frontend.triton.models import MAX_AGE_S
 from frontend.triton.pool import ByEndpoint
 
@@ -23,8 +24,8 @@ def create_operations_app(public: web.Application, supervisor: Supervisor) -> we
     """Return the application of the operations port.
 
     Args:
-        public: the application of the API, which has started; its connections, its keys and its drain are used.
-        supervisor: reaches all workers.
+        public: the started application of the API. Both share Triton, models, metrics and the gateway.
+        supervisor: sends signals to all workers.
     """
     app = web.Application(middlewares=[log_request, answer_errors])
     app[SETTINGS], app[TRITON] = public[SETTINGS], public[TRITON]
@@ -34,7 +35,7 @@ def create_operations_app(public: web.Application, supervisor: Supervisor) -> we
     pool = app[TRITON]
     app[CONTROL] = EndpointsControl(ByEndpoint(pool, lambda replica: ModelControl(replica.triton)))
     tritons = ByEndpoint(pool, lambda replica: replica.triton)
-    app[ADAPTERS] = AdapterControl(tritons, settle_s=MAX_AGE_S + app[SETTINGS].stats_interval_s)
+    app[ADAPTERS] = AdapterControl(tritons, settle_s=MAX_AGE_S + STATS_INTERVAL_S)
     app[SUPERVISOR] = supervisor
     app.on_response_prepare.append(name_request)
     app.router.add_routes(

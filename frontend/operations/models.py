@@ -1,4 +1,4 @@
-"""Loads and unloads models while the server runs. Triton does both, so that all workers see it."""
+"""Loads and unloads models while the server runs. Triton does the work, so all workers see the result."""
 
 from __future__ import annotations
 
@@ -6,11 +6,10 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
 
 from frontend.errors import APIError, InvalidRequest, ModelNotFound
-from frontend.triton.models import Triton
-from model_repository.contract.tensors import ENSEMBLES, model_id_to_slug, stage_name
+from frontend.triton.client import TritonClient
+from model_repository.contract.tensors import ENSEMBLES, model_id_to_ensemble, stage_name
 
 logger = logging.getLogger(__name__)
 
@@ -20,125 +19,122 @@ _POLL_S = 0.1
 _STATS_DEADLINE_S = 2.0
 
 
-@dataclass(frozen=True, slots=True)
-class Unloading:
-    """How an unload went."""
-
-    num_ended: int  # requests that were still running when the time was up; they ended with an error
-
-
 class ModelControl:
     """Loads and unloads at one endpoint, one model at a time.
 
     Args:
-        clock: seconds, monotonic.
-        sleep: lets time pass.
+        clock: monotonic seconds.
+        sleep: waits for a number of seconds.
     """
 
     def __init__(
         self,
-        triton: Triton,
+        triton: TritonClient,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self._triton = triton
         self._clock = clock
         self._sleep = sleep
-        self._turn = asyncio.Lock()
+        self._lock = asyncio.Lock()
 
     async def load(self, model_id: str) -> None:
-        """Load a model; return when it is ready. One that is ready already stays as it is.
+        """Load a model unless it is ready; return when it is ready.
 
         Raises:
-            ModelNotFound: the repository has none of this id.
-            APIError: Triton did not do it.
+            ModelNotFound: the repository has no model of this id.
+            APIError: Triton failed.
         """
-        slug = _slug(model_id)
-        async with self._turn:
+        ensemble = _ensemble(model_id)
+        async with self._lock:
             if await self._is_ready(model_id):
                 return
-            if slug not in await self._triton.repository():
+            if ensemble not in await self._triton.repository.ensembles():
                 raise ModelNotFound(model_id)
             logger.warning("loading %s", model_id)
-            await self._triton.load(slug, stage_name(slug, "engine"))  # and with its ensemble all that it needs
+            # Triton loads the other stages with the ensemble.
+            await self._triton.repository.load(ensemble, stage_name(ensemble, "engine"))
 
-    async def unload(self, model_id: str, timeout_s: float) -> Unloading:
-        """Unload a model: no request is let in from now on, those under way have so long, then they are ended.
+    async def unload(self, model_id: str, timeout_s: float) -> int:
+        """Unload a model. New requests are refused, and requests end with an error if they run after the timeout.
+
+        Returns:
+            Number of requests that ended with an error.
 
         Raises:
             ModelNotFound: no model of this id is loaded.
-            APIError: Triton did not do it.
+            APIError: Triton failed.
         """
-        slug = _slug(model_id)
-        async with self._turn:
+        ensemble = _ensemble(model_id)
+        async with self._lock:
             if not await self._is_ready(model_id):
                 raise ModelNotFound(model_id)
             logger.warning("unloading %s", model_id)
-            await self._triton.unload(slug)  # Triton refuses what comes now; what runs only needs the stages
-            num_running = await self._wait_until_idle(slug, timeout_s)
+            # Triton refuses new requests now; running ones need only the stages.
+            await self._triton.repository.unload(ensemble)
+            num_running = await self._wait_until_idle(ensemble, timeout_s)
             if num_running:
                 logger.warning("ending %d requests of %s", num_running, model_id)
-                await self._triton.fail_running(slug)
-            await self._unload_all(slug, [stage_name(slug, stage) for stage in STAGES])
-        return Unloading(num_ended=num_running)
+                await self._triton.fail_running(ensemble)
+            await self._unload_all(ensemble, [stage_name(ensemble, stage) for stage in STAGES])
+        return num_running
 
     async def _is_ready(self, model_id: str) -> bool:
-        return model_id in (await self._triton.snapshot()).ready  # now, not a second ago
+        return model_id in (await self._triton.snapshot()).ready  # fresh, not from the last poll
 
-    async def _wait_until_idle(self, slug: str, timeout_s: float) -> int:
-        """Return how many requests are still there when none is, or when the time is up."""
+    async def _wait_until_idle(self, ensemble: str, timeout_s: float) -> int:
+        """Wait until no request is running; return the number that is running at the timeout."""
         give_up_at = self._clock() + timeout_s
         while True:
             try:
-                stats = await self._triton.engine_stats(slug, _STATS_DEADLINE_S)
-            except APIError as exc:  # an engine that is down has nothing to wait for
-                logger.warning("the engine of %s does not answer: %s", slug, exc.code)
+                stats = await self._triton.engine_stats(ensemble, _STATS_DEADLINE_S)
+            except APIError as exc:  # a dead engine has no requests
+                logger.warning("the engine of %s does not answer: %s", ensemble, exc.code)
                 return 0
             num_running = stats.num_active + stats.num_waiting
             if not num_running or self._clock() >= give_up_at:
                 return num_running
             await self._sleep(_POLL_S)
 
-    async def _unload_all(self, slug: str, stages: Sequence[str]) -> None:
-        for name in (*stages, *(stage_name(slug, each) for each in ENSEMBLES if each)):
-            await self._triton.unload(name)
+    async def _unload_all(self, ensemble: str, stages: Sequence[str]) -> None:
+        for name in (*stages, *(stage_name(ensemble, each) for each in ENSEMBLES if each)):
+            await self._triton.repository.unload(name)
 
 
 class EndpointsControl:
     """Loads and unloads at every endpoint.
 
     Args:
-        controls: by endpoint; those that are there when something is asked for.
+        controls: by endpoint; a live mapping.
     """
 
     def __init__(self, controls: Mapping[str, ModelControl]) -> None:
         self._controls = controls
 
     async def load(self, model_id: str) -> None:
-        """Load a model wherever the repository has it; return when it is ready there.
+        """Load a model at every endpoint that has it in its repository; return when it is ready.
 
         Raises:
-            ModelNotFound: no repository has one of this id.
-            APIError: a Triton did not do it; others may have.
+            ModelNotFound: no repository has a model of this id.
+            APIError: a Triton failed; others may have succeeded.
         """
         await self._everywhere(lambda control: control.load(model_id))
 
-    async def unload(self, model_id: str, timeout_s: float) -> Unloading:
-        """Unload a model wherever it is loaded, at the same time; the arguments are those of `ModelControl.unload`.
+    async def unload(self, model_id: str, timeout_s: float) -> int:
+        """Unload a model at all endpoints at once; see `ModelControl.unload`.
 
         Raises:
             ModelNotFound: no model of this id is loaded.
-            APIError: a Triton did not do it; others may have.
+            APIError: a Triton failed; others may have succeeded.
         """
-        unloadings = await self._everywhere(lambda control: control.unload(model_id, timeout_s))
-        return Unloading(num_ended=sum(unloading.num_ended for unloading in unloadings))
+        return sum(await self._everywhere(lambda control: control.unload(model_id, timeout_s)))
 
     async def _everywhere[Result](self, work: Callable[[ModelControl], Awaitable[Result]]) -> list[Result]:
-        """Return the results of those endpoints that know the model; all come to their ends first.
+        """Return the results of all endpoints with the model, once all are done.
 
         Raises:
-            ModelNotFound: none does.
-            APIError: one failed.
+            ModelNotFound: no endpoint has the model.
+            APIError: an endpoint failed.
         """
         controls = dict(self._controls)
         outcomes = await asyncio.gather(*map(work, controls.values()), return_exceptions=True)
@@ -150,7 +146,7 @@ class EndpointsControl:
                 case ModelNotFound():
                     unknown = outcome
                 case BaseException():
-                    logger.error("%s did not do it: %s", endpoint, outcome)
+                    logger.error("the command failed at %s: %s", endpoint, outcome)
                     failures.append(outcome)
                 case _:
                     results.append(outcome)
@@ -161,8 +157,8 @@ class EndpointsControl:
         return results
 
 
-def _slug(model_id: str) -> str:
+def _ensemble(model_id: str) -> str:
     try:
-        return model_id_to_slug(model_id)
+        return model_id_to_ensemble(model_id)
     except ValueError as exc:
         raise InvalidRequest(str(exc), param="model") from exc

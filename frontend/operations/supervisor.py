@@ -1,4 +1,4 @@
-"""The process that every worker listens to: the parent of several, or the only one itself."""
+"""The process that passes signals to all workers: their parent, or a single worker itself."""
 
 from __future__ import annotations
 
@@ -6,25 +6,25 @@ import contextlib
 import os
 import signal
 
-RELOAD_KEYS = signal.SIGHUP  # look at the key file now
-BEGIN_DRAIN = signal.SIGUSR1  # take no more requests, but do not end yet
+RELOAD_KEYS = signal.SIGHUP  # read the key file now
+BEGIN_DRAIN = signal.SIGUSR1  # refuse new requests, but do not end
 
 
 class Supervisor:
-    """Carries what one worker was told to all of them.
+    """Sends a signal to all workers.
 
     Args:
-        pid: of the process that hands its signals on to the workers.
+        pid: of the process that passes its signals to the workers.
     """
 
     def __init__(self, pid: int) -> None:
         self._pid = pid
 
     def reload_keys(self) -> None:
-        """Have every worker look at the key file now, instead of within a second."""
+        """Have every worker read the key file now, instead of within a second."""
         os.kill(self._pid, RELOAD_KEYS)
 
     def begin_drain(self) -> None:
         """Have every worker begin its drain."""
-        with contextlib.suppress(ProcessLookupError):  # it is gone, which each of them notices
+        with contextlib.suppress(ProcessLookupError):  # the workers notice the end of their parent
             os.kill(self._pid, BEGIN_DRAIN)

@@ -1,4 +1,4 @@
-"""The shapes of the answers: plain dictionaries, since one is made for every streamed chunk."""
+"""The types of the answers. They are plain dictionaries: a stream makes one for each chunk."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ type StopReason = str | int | None
 
 # --- completions -----------------------------------------------------------------------------------------------------
 class CompletionLogprobs(TypedDict):
-    """Four lists of one length, a place for each token of the text."""
+    """Four lists with an item for each token of the text."""
 
     text_offset: list[int]  # characters of prompt and text before the token
     token_logprobs: list[float | None]
@@ -67,7 +67,7 @@ class Completion(TypedDict):
     created: int
     model: str
     system_fingerprint: str
-    service_tier: NotRequired[ServiceTier]  # where the request named one
+    service_tier: NotRequired[ServiceTier]  # if the request has one
     choices: list[CompletionChoice]
     usage: NotRequired[Usage | None]
     obfuscation: NotRequired[str]
@@ -75,7 +75,7 @@ class Completion(TypedDict):
 
 # --- chat completions ------------------------------------------------------------------------------------------------
 class TopLogprob(TypedDict):
-    """A token that could have stood here."""
+    """A likely token at this position."""
 
     token: str
     logprob: float
@@ -99,7 +99,7 @@ class ChatLogprobs(TypedDict):
 
 
 class FunctionCall(TypedDict, total=False):
-    """A function's name, and its arguments as JSON; in a stream, pieces of them."""
+    """A function's name and its arguments as JSON; in a stream, pieces of both."""
 
     name: str
     arguments: str
@@ -114,7 +114,7 @@ class ToolCall(TypedDict):
 
 
 class ToolCallDelta(TypedDict):
-    """What a chunk adds to a call; only the first of a call has id and type."""
+    """A chunk's addition to a call. Only the first one has id and type."""
 
     index: int
     id: NotRequired[str]
@@ -152,14 +152,14 @@ class ChatCompletion(TypedDict):
     created: int
     model: str
     system_fingerprint: str
-    service_tier: NotRequired[ServiceTier]  # where the request named one
+    service_tier: NotRequired[ServiceTier]  # if the request has one
     choices: list[ChatChoice]
     usage: Usage
     prompt_token_ids: NotRequired[list[int]]
 
 
 class Delta(TypedDict, total=False):
-    """What a chunk adds to the assistant's message."""
+    """A chunk's addition to the assistant's message."""
 
     role: Literal["assistant"]
     content: str
@@ -186,7 +186,7 @@ class ChatCompletionChunk(TypedDict):
     created: int
     model: str
     system_fingerprint: str
-    service_tier: NotRequired[ServiceTier]  # where the request named one
+    service_tier: NotRequired[ServiceTier]  # if the request has one
     choices: list[ChunkChoice]
     usage: NotRequired[Usage | None]
     prompt_token_ids: NotRequired[list[int]]  # in the first event
@@ -235,7 +235,7 @@ class Version(TypedDict):
 
 
 class Error(TypedDict):
-    """What is wrong, in OpenAI's words."""
+    """An error in OpenAI's form."""
 
     message: str
     type: str
@@ -244,7 +244,7 @@ class Error(TypedDict):
 
 
 class ErrorDetail(TypedDict):
-    """One broken rule, in FastAPI's words."""
+    """One broken rule in FastAPI's form."""
 
     loc: list[str | int]
     msg: str
@@ -252,7 +252,7 @@ class ErrorDetail(TypedDict):
 
 
 class ErrorEnvelope(TypedDict):
-    """The body of every answer that is an error; `detail` is a list for validation failures only."""
+    """The body of every error; `detail` is a list for validation failures only."""
 
     error: Error
     detail: str | list[ErrorDetail]

@@ -1,4 +1,4 @@
-"""What every JSON object of a request has: exact types, fields that are refused, and ignored ones, which are listed."""
+"""The base of every JSON object in a request: exact types, refused fields, ignored fields."""
 
 from __future__ import annotations
 
@@ -7,32 +7,31 @@ from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
 import orjson
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo
 from pydantic_core import PydanticCustomError
 
+from frontend.settings import Settings
 from model_repository.contract.tensors import INPUTS
-from model_repository.guides.json_schema import ignored_keywords
+from model_repository.structured_output.json_schema import ignored_keywords
 
-MAX_INT32 = 2**31 - 1  # what the tensors hold
+MAX_INT32 = 2**31 - 1  # the tensors' integers
 
 
 class Body(BaseModel):
-    """A JSON object of a request. Types are exact: neither true nor "5" is a number. null is the same as absent."""
+    """A JSON object in a request. Types are exact: neither true nor "5" is a number. null is the same as absent."""
 
     model_config = ConfigDict(strict=True, extra="allow", frozen=True)
 
-    # Fields that OpenAI's API or a peer's has and we do not serve, each with the values that change nothing. null never
-    # does. A field that nobody knows is in neither place.
+    # Known fields without support, each with the values that change nothing. null changes nothing in any field.
     refused: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
-    # Hints of such an API that no model here follows: accepted, and listed with the unknown fields. The values change
-    # nothing and are not listed.
+    # Known hints without effect, each with the values that change nothing. Other values are listed as ignored.
     hints: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
 
-    # Those that hold JSON schemas, which are enforced as far as they can be.
+    # Fields that contain JSON schemas.
     schema_fields: ClassVar[tuple[str, ...]] = ()
 
     def ignored_keywords(self) -> Iterator[str]:
-        """Yield the places of the keywords that its own JSON schemas are enforced without."""
+        """Yield the places of keywords that are not enforced in the object's own JSON schemas."""
         for name in self.schema_fields:
             field, schema = type(self).model_fields[name], getattr(self, name)
             if isinstance(schema, str):  # JSON, or refused later
@@ -42,7 +41,7 @@ class Body(BaseModel):
                 yield from ignored_keywords(schema, field.alias or name)
 
     def parts(self) -> Iterator[tuple[str, Body]]:
-        """Yield the objects inside this one, each with its place."""
+        """Yield the objects directly inside this object, each with its place."""
         for name, field in type(self).model_fields.items():
             value = getattr(self, name)
             if isinstance(value, Body):
@@ -51,18 +50,23 @@ class Body(BaseModel):
                 yield from ((f"{field.alias or name}[{index}]", item) for index, item in enumerate(value))
 
 
+def limits_of(info: ValidationInfo) -> Settings:
+    """Return the server's settings, or without them the defaults."""
+    return info.context if isinstance(info.context, Settings) else Settings()
+
+
 def needs(**fields: Any) -> dict[str, Any]:
-    """Return the mark, in a field's JSON schema, of other fields without which it is refused."""
+    """Return an addition to a field's JSON schema: the other fields that the field needs."""
     return {"x-needs": fields}
 
 
 def broken_rule(param: str, rule: str) -> PydanticCustomError:
-    """Return the error of fields that are well-formed each and do not go together; `param` is the one to change."""
+    """Return the error of well-formed fields that contradict each other; `param` is the field to change."""
     return PydanticCustomError("broken_rule", "{rule}", {"param": param, "rule": rule})
 
 
 def declared(tensor: str, **field: Any) -> Any:
-    """Return a field with the range and, unless another one is given, the meaning of a tensor of the contract."""
+    """Return a field with the range and the description of a tensor; `field` overrides both."""
     spec = INPUTS[tensor]
     high = MAX_INT32 if spec.high is None and spec.datatype == "INT32" else spec.high
     limits = {} if spec.shape == (-1,) else {"gt" if spec.is_low_open else "ge": spec.low, "le": high}

@@ -1,11 +1,11 @@
-"""The body of a chat completion's request."""
+"""The body of a chat completion request."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import AfterValidator, BeforeValidator, FailFast, Field, ValidationInfo, field_validator, model_validator
+from pydantic import AfterValidator, BeforeValidator, FailFast, Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from frontend.protocol.body import MAX_INT32, Body, broken_rule, declared, needs
@@ -26,10 +26,11 @@ from frontend.protocol.tools import (
 from model_repository.contract.rules import MAX_TOOLS
 
 MAX_MESSAGES = 4096
+MAX_CONTENT_PARTS = 4096  # of all messages together
 
 
 class ImageUrl(Body):
-    """Where an image is: always a data URI, since nothing is fetched."""
+    """An image as a data URI. The server fetches no URL."""
 
     url: str
     detail: Literal["auto", "low", "high"] | None = None
@@ -47,13 +48,13 @@ class ContentPart(Body):
 
     @field_validator("type", mode="before")
     @classmethod
-    def _only_what_is_served(cls, value: Any) -> Any:
+    def _refuse_other_types(cls, value: Any) -> Any:
         if value in ("input_audio", "file", "video_url", "audio_url"):
             raise PydanticCustomError("unsupported_value", "only text and image_url parts are supported")
         return value
 
     @model_validator(mode="after")
-    def _has_what_its_type_needs(self) -> Self:
+    def _check_fields_of_type(self) -> Self:
         if getattr(self, self.type) is None:
             raise broken_rule(self.type, f'it is required when type is "{self.type}"')
         for name in {"text", "refusal", "image_url"} - {self.type}:
@@ -86,13 +87,13 @@ class ChatMessage(Body):
     name: str | None = None
     tool_calls: Annotated[list[PastToolCall] | None, FailFast()] = None
     function_call: PastFunctionCall | None = None  # deprecated form of tool_calls
-    refusal: str | None = None  # the content, of an assistant that refused
+    refusal: str | None = None  # the assistant's content if it refused
     reasoning_content: str | None = None
-    reasoning: str | None = None  # the same by another name
+    reasoning: str | None = None  # another name of reasoning_content
     tool_call_id: str | None = None
 
     @model_validator(mode="after")
-    def _fits_its_role(self) -> Self:
+    def _check_fields_of_role(self) -> Self:
         is_assistant = self.role == "assistant"
         if self.content is None and not is_assistant:
             raise broken_rule("content", "it is required, except in an assistant's message")
@@ -111,10 +112,10 @@ _TOOL: dict[str, Any] = {
 }
 
 
-def messages_from(value: Any, info: ValidationInfo) -> Any:
-    """Return messages as objects; a bare string, or each of a list, is what the user says (Horay.ai's wording).
+def messages_from(value: Any) -> Any:
+    """Return messages as objects. A text, or each text of a list, is a message of the user (Horay.ai's form).
 
-    They and their parts are counted before any of them is checked: a body has room for thousands.
+    Messages and parts are counted first: checking thousands of them takes long.
     """
     if isinstance(value, str):
         value = [value]
@@ -122,17 +123,16 @@ def messages_from(value: Any, info: ValidationInfo) -> Any:
         raise PydanticCustomError("too_long", f"{len(value)} messages are more than {MAX_MESSAGES}")
     if isinstance(value, list) and value and all(isinstance(item, str) for item in value):
         return [{"role": "user", "content": item} for item in value]
-    limit = (info.context or {}).get("max_content_parts")
-    if limit is not None and isinstance(value, list):
+    if isinstance(value, list):
         contents = (message.get("content") for message in value if isinstance(message, dict))
         num_parts = sum(len(content) for content in contents if isinstance(content, list))
-        if num_parts > limit:
-            raise PydanticCustomError("too_long", f"{num_parts} content parts are more than {limit}")
+        if num_parts > MAX_CONTENT_PARTS:
+            raise PydanticCustomError("too_long", f"{num_parts} content parts are more than {MAX_CONTENT_PARTS}")
     return value
 
 
-def check_open_turn(continue_final_message: bool | None, add_generation_prompt: bool | None) -> None:
-    """Refuse to go on with the last message's turn and to open another one behind it."""
+def check_last_message(continue_final_message: bool | None, add_generation_prompt: bool | None) -> None:
+    """Check that the last message is not both continued and followed by a new one."""
     if continue_final_message and add_generation_prompt is not False:
         raise broken_rule("continue_final_message", "it needs add_generation_prompt to be false")
 
@@ -156,11 +156,11 @@ class ChatCompletionRequest(GenerationBody):
         list[ChatMessage],
         FailFast(),
         MESSAGES_LENGTH,
-        Field(description="the conversation; a bare text is one message of the user"),
+        Field(description="the conversation; a text is one message of the user"),
         BeforeValidator(messages_from, json_schema_input_type=MessagesInput),
     ]
     max_tokens: Annotated[
-        int | None, Field(ge=1, le=MAX_INT32, examples=[3], description="at most so many completion tokens")
+        int | None, Field(ge=1, le=MAX_INT32, examples=[3], description="maximum number of completion tokens")
     ] = None
     logprobs: Annotated[
         bool | None, Field(examples=[True], description="log probabilities of the tokens, of the raw distribution")
@@ -171,7 +171,7 @@ class ChatCompletionRequest(GenerationBody):
             "top_logprobs",
             examples=[2],
             json_schema_extra=needs(logprobs=True),
-            description="and of so many likeliest tokens in each place",
+            description="number of likeliest tokens at each position",
         ),
     ] = None
     tools: Annotated[
@@ -183,11 +183,15 @@ class ChatCompletionRequest(GenerationBody):
     tool_choice: Annotated[
         ToolChoice | None,
         BeforeValidator(tool_choice_from, json_schema_input_type=ToolChoiceInput | None),
-        Field(examples=["required"], json_schema_extra=needs(tools=[_TOOL]), description="which must be called"),
+        Field(
+            examples=["required"],
+            json_schema_extra=needs(tools=[_TOOL]),
+            description="the tool that the model must call",
+        ),
     ] = None
     parallel_tool_calls: Annotated[
         bool | None,
-        Field(examples=[False], json_schema_extra=needs(tools=[_TOOL]), description="false: one call at most"),
+        Field(examples=[False], json_schema_extra=needs(tools=[_TOOL]), description="false: at most one call"),
     ] = None
     functions: Annotated[
         list[FunctionDefinition] | None,
@@ -208,32 +212,28 @@ class ChatCompletionRequest(GenerationBody):
         Field(
             max_length=32,
             examples=["high"],
-            description="for the model's chat template; listed in x-ignored-params where it does not read the field",
+            description="for the model's chat template; listed in x-ignored-params if the template does not read it",
         ),
     ] = None
     chat_template_kwargs: Annotated[
-        dict[str, Any] | None, Field(examples=[{"a": 1}], description="further names for the model's chat template")
+        dict[str, Any] | None, Field(examples=[{"a": 1}], description="variables for the model's chat template")
     ] = None
     add_generation_prompt: Annotated[
-        bool | None, Field(examples=[False], description="false: the assistant's turn is not opened")
+        bool | None, Field(examples=[False], description="false: no new message of the assistant begins")
     ] = None
     continue_final_message: Annotated[
         bool | None,
         Field(
             examples=[True],
             json_schema_extra=needs(add_generation_prompt=False),
-            description="go on with the last message",
+            description="continue the last message",
         ),
     ] = None
 
     @model_validator(mode="after")
-    def _asks_for_logprobs(self) -> Self:
+    def _check_chat_fields(self) -> Self:
         if self.top_logprobs and not self.logprobs:
             raise broken_rule("top_logprobs", "it needs logprobs to be true")
-        return self
-
-    @model_validator(mode="after")
-    def _offers_what_it_chooses(self) -> Self:
         if self.tools and self.functions:
             raise broken_rule("functions", "they are the deprecated form of tools: send one of the two")
         if self.function_call is not None and self.tools:
@@ -249,13 +249,9 @@ class ChatCompletionRequest(GenerationBody):
                 raise broken_rule(field, f"it names {choice.function.name}, which is not offered")
             if choice.type == "required" and not names:
                 raise broken_rule(field, "it needs tools to choose from")
-        return self
-
-    @model_validator(mode="after")
-    def _opens_one_turn(self) -> Self:
-        check_open_turn(self.continue_final_message, self.add_generation_prompt)
+        check_last_message(self.continue_final_message, self.add_generation_prompt)
         return self
 
     def tool_names(self) -> set[str]:
-        """Return the names of the functions that are offered, in either form."""
+        """Return the names of the functions in `tools` or `functions`."""
         return {tool.function.name for tool in self.tools or ()} | {each.name for each in self.functions or ()}

@@ -1,4 +1,4 @@
-"""The body of a completion's request."""
+"""The body of a completion request."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from pydantic import AfterValidator, Field, ValidationInfo, model_validator
 from pydantic.functional_validators import PlainValidator
 from pydantic_core import PydanticCustomError, PydanticKnownError
 
-from frontend.protocol.body import MAX_INT32, broken_rule, declared, needs
+from frontend.protocol.body import MAX_INT32, broken_rule, declared, limits_of, needs
 from frontend.protocol.fields import HINTS, REFUSED, GenerationBody, TokenId
 
 MAX_LOGPROBS = 5  # OpenAI's
+MAX_CHOICES = 1024  # completions of one request: prompts times n or best_of
 
 type Prompt = str | list[int]
 
 
-def _prompts(value: Any, info: ValidationInfo) -> list[Prompt]:
-    """Return the four forms of a prompt as one: a list of texts and lists of token ids, none of them empty."""
+def _prompts(value: Any) -> list[Prompt]:
+    """Return the four forms of a prompt as one: a list of texts or of lists of token ids, without empty ones."""
     if isinstance(value, list) and value and isinstance(value[0], str | list):
-        limit = (info.context or {}).get("max_prompts")
-        if limit is not None and len(value) > limit:
-            raise PydanticCustomError("too_long", f"{len(value)} prompts are more than {limit}")
+        if len(value) > MAX_CHOICES:
+            raise PydanticCustomError("too_long", f"{len(value)} prompts are more than {MAX_CHOICES}")
         for item in value:
             if type(item) is not type(value[0]):
                 raise PydanticCustomError("prompt_type", "the prompts must be all texts or all lists of token ids")
@@ -47,8 +47,8 @@ _Text = Annotated[str, Field(min_length=1)]
 _TokenIds = Annotated[list[TokenId], Field(min_length=1)]
 
 
-def _not_above_the_servers_limit(value: int | None, info: ValidationInfo) -> int | None:
-    limit = (info.context or {}).get("max_logprobs", MAX_LOGPROBS)
+def _check_server_limit(value: int | None, info: ValidationInfo) -> int | None:
+    limit = limits_of(info).max_logprobs
     if value is not None and value > limit:
         raise PydanticKnownError("less_than_equal", {"le": limit})
     return value
@@ -89,26 +89,32 @@ class CompletionRequest(GenerationBody):
             ge=0,
             le=MAX_INT32,
             examples=[3],
-            description="at most so many completion tokens; 0 only with echo: the prompt is scored",
+            description="maximum number of completion tokens; 0 only with echo, to score the prompt",
         ),
     ] = None
     best_of: Annotated[
-        int | None, Field(ge=1, le=128, examples=[2], description="draw so many, answer the n likeliest per token")
+        int | None,
+        Field(
+            ge=1,
+            le=128,
+            examples=[2],
+            description="number of candidates; the answer has the n with the likeliest tokens",
+        ),
     ] = None
     echo: Annotated[bool | None, Field(examples=[True], description="the text begins with the prompt")] = None
     suffix: Annotated[
         str | None,
-        Field(examples=["\n"], description="the completion fills the middle; needs a model that has tokens for it"),
+        Field(examples=["\n"], description="text after the completion, for models that fill in the middle"),
     ] = None
     logprobs: Annotated[
         int | None,
         declared(
             "top_logprobs",
             examples=[2],
-            description=f"log probabilities of the tokens and of so many likeliest ones; above {MAX_LOGPROBS} "
-            "where the server's max_logprobs allows it",
+            description="log probabilities of the tokens, and of this number of likeliest tokens; above "
+            f"{MAX_LOGPROBS} if the server's max_logprobs allows it",
         ),
-        AfterValidator(_not_above_the_servers_limit),
+        AfterValidator(_check_server_limit),
     ] = None
     images: Annotated[
         list[str] | None,
@@ -121,22 +127,14 @@ class CompletionRequest(GenerationBody):
     ] = None
 
     @model_validator(mode="after")
-    def _draws_enough(self) -> Self:
+    def _check_completion_fields(self) -> Self:
         n = self.n or 1
         if self.best_of is not None and self.best_of < n:
             raise broken_rule("best_of", f"best_of must be at least n, which is {n}")
         if self.best_of is not None and self.best_of > n and self.stream:
             raise broken_rule("best_of", "best_of above n cannot be streamed: the best is known at the end")
-        return self
-
-    @model_validator(mode="after")
-    def _generates_or_scores(self) -> Self:
         if self.max_tokens == 0 and self.max_completion_tokens is None and not self.echo:
             raise broken_rule("max_tokens", "it must be at least 1, unless echo is true")
-        return self
-
-    @model_validator(mode="after")
-    def _has_a_middle(self) -> Self:
         if self.suffix and not isinstance(self.prompt[0], str):
             raise broken_rule("suffix", "it needs the prompt as text")
         return self

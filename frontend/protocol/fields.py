@@ -15,7 +15,7 @@ from frontend.protocol.response_format import ResponseFormat, StructuredOutputs
 from model_repository.contract.request import MAX_BAD_WORD_CHARS, MAX_BAD_WORDS, MAX_STOP_WORDS, MAX_TOKEN_IDS
 from model_repository.contract.tensors import INPUTS
 
-# --- known fields that are not served, with the values that change nothing -------------------------------------------
+# --- known fields without support, with the values that change nothing -----------------------------------------------
 REFUSED: dict[str, tuple[Any, ...]] = {
     "modalities": (["text"],),
     "audio": (),
@@ -68,11 +68,11 @@ _MAX_BIASES = 1024
 
 
 class StreamOptions(Body):
-    """What a stream carries beside the text."""
+    """Additions to a stream."""
 
     include_usage: bool | None = None  # one more event at the end, with the token counts
     continuous_usage_stats: bool | None = None  # every event has the counts so far
-    include_obfuscation: bool | None = None  # pad each event, so that its size tells little
+    include_obfuscation: bool | None = None  # pad each event: its size then says little about the text
 
 
 def _as_list(value: Any) -> Any:
@@ -80,14 +80,14 @@ def _as_list(value: Any) -> Any:
 
 
 def _exact_int(value: Any) -> Any:
-    """Refuse what equals an integer in Python and is none in JSON: a literal would let it pass."""
+    """Refuse true, false and 2.0: to a literal, Python's values equal integers."""
     if isinstance(value, bool | float):
         raise PydanticCustomError("int_type", "Input should be a valid integer")
     return value
 
 
 def _not_too_many_biases(value: Any) -> Any:
-    """Refuse a long object before each of its members is checked: pydantic counts them at the end."""
+    """Refuse a long object at once: pydantic counts members only after it has checked them all."""
     if isinstance(value, dict) and len(value) > _MAX_BIASES:
         raise PydanticCustomError("too_long", f"Dictionary should have at most {_MAX_BIASES} items, not {len(value)}")
     return value
@@ -104,12 +104,12 @@ _BIAS = INPUTS["logit_bias_values"]
 
 
 class GenerationBody(Body):
-    """What is generated, and how. `examples` hold values that change the answer: the parameter table tries them."""
+    """The fields of both endpoints. `examples` hold values that change the answer: the parameter table tries them."""
 
     hints: ClassVar[Mapping[str, tuple[Any, ...]]] = HINTS
 
     model: Annotated[str, Field(min_length=1, description="a model's id, an alias, or a LoRA adapter's name")]
-    # What ends the completion.
+    # The end of the completion.
     max_completion_tokens: Annotated[
         int | None, Field(ge=1, le=MAX_INT32, examples=[3], description="wins over max_tokens")
     ] = None
@@ -128,7 +128,7 @@ class GenerationBody(Body):
         Field(
             max_length=MAX_BAD_WORDS,
             examples=[["5"]],
-            description="texts that the completion does not contain, in whatever tokens",
+            description="texts that the completion must not contain, in any tokens",
         ),
     ] = None
     allowed_token_ids: Annotated[
@@ -141,16 +141,16 @@ class GenerationBody(Body):
     ] = None
     ignore_eos: Annotated[
         bool | None,
-        Field(examples=[True], description="the model's own end tokens do not end it: it runs to max_tokens"),
+        Field(examples=[True], description="the model's end tokens do not end the completion: it runs to max_tokens"),
     ] = None
     context_length_exceeded_behavior: Annotated[
         Literal["truncate", "error"] | None,
         Field(
             examples=["error"],
-            description="truncate: max_tokens is lowered to what the context window leaves; error: 400",
+            description="truncate: max_tokens is lowered to the rest of the context window; error: 400",
         ),
     ] = None
-    # How tokens are drawn.
+    # Sampling.
     temperature: Annotated[float | None, declared("temperature", examples=[0], description="0 is greedy")] = None
     top_p: Annotated[float | None, declared("top_p", examples=[0.5])] = None
     top_k: Annotated[int | None, declared("top_k", examples=[1])] = None
@@ -176,7 +176,7 @@ class GenerationBody(Body):
         Field(
             max_length=_MAX_BIASES,
             examples=[{"11": -100}],
-            description="token ids, as texts, to what is added to their logits; -100 bans, 100 forces",
+            description="additions to logits, by token id as text; -100 bans, 100 forces",
         ),
         BeforeValidator(_not_too_many_biases),
     ] = None
@@ -193,20 +193,21 @@ class GenerationBody(Body):
     mirostat_eta: Annotated[
         float | None, declared("mirostat_lr", examples=[0.2], description="mirostat_lr by llama.cpp's name")
     ] = None
-    # What the answer looks like, and how it is sent.
+    # The form of the answer.
     n: Annotated[int | None, Field(ge=1, le=128, examples=[2], description="choices for each prompt")] = None
     response_format: Annotated[
         ResponseFormat | None,
         Field(
             examples=[{"type": "json_object"}],
-            description="what the whole answer must look like, enforced by constrained decoding",
+            description="the form of the whole answer, enforced by constrained decoding",
         ),
     ] = None
     structured_outputs: Annotated[
-        StructuredOutputs | None, Field(examples=[{"choice": ["a", "b"]}], description="the same by vLLM's names")
+        StructuredOutputs | None,
+        Field(examples=[{"choice": ["a", "b"]}], description="response_format by vLLM's names"),
     ] = None
     return_token_ids: Annotated[
-        bool | None, Field(examples=[True], description="choices carry their token ids, and the prompt's, as in vLLM")
+        bool | None, Field(examples=[True], description="choices have their token ids and the prompt's, as in vLLM")
     ] = None
     return_tokens_as_token_ids: Annotated[
         bool | None, Field(examples=[True], description="log probabilities name tokens by id, as token_id:123")
@@ -220,13 +221,13 @@ class GenerationBody(Body):
             examples=[{"include_usage": True}],
             json_schema_extra=needs(stream=True),
             description="include_usage: a last event with the token counts; continuous_usage_stats: each event has "
-            "those so far; include_obfuscation: padding",
+            "the counts so far; include_obfuscation: padding",
         ),
     ] = None
     stream_interval_ms: Annotated[
         int | None, declared("stream_interval_ms", examples=[0], json_schema_extra=needs(stream=True))
     ] = None
-    # How urgent it is, against others that wait for the model.
+    # Priority among the requests that wait for the model.
     service_tier: Annotated[
         Literal["auto", "default", "flex", "priority"] | None,
         Field(examples=["flex"], description="flex waits longer, priority shorter; the answer repeats it"),
@@ -237,50 +238,38 @@ class GenerationBody(Body):
             ge=-MAX_INT32,
             le=MAX_INT32,
             examples=[1],
-            description="vLLM's name of it: below 0 is service_tier priority, above 0 is flex",
+            description="vLLM's form of service_tier: below 0 is priority, above 0 is flex",
         ),
     ] = None
-    # Bookkeeping: changes no answer, goes to the log.
+    # Bookkeeping: for the log only.
     user: Annotated[str | None, Field(examples=["u-1"], description="bookkeeping")] = None
     metadata: Annotated[dict[str, Any] | None, Field(examples=[{"run": "1"}], description="bookkeeping")] = None
     safety_identifier: Annotated[str | None, Field(examples=["u-1"], description="bookkeeping")] = None
     prompt_cache_key: Annotated[str | None, Field(examples=["u-1"], description="bookkeeping")] = None
 
     @model_validator(mode="after")
-    def _has_one_form(self) -> Self:
+    def _check_shared_fields(self) -> Self:
         if self.response_format is not None and self.response_format.type != "text" and self.structured_outputs:
             raise broken_rule("structured_outputs", "it and response_format exclude each other")
-        return self
-
-    @model_validator(mode="after")
-    def _says_mirostat_once(self) -> Self:
         for ours, llama_cpp in (("mirostat_target", "mirostat_tau"), ("mirostat_lr", "mirostat_eta")):
             values = {getattr(self, ours), getattr(self, llama_cpp)} - {None}
             if len(values) > 1:
                 raise broken_rule(llama_cpp, f"it is {ours} by another name, and they differ")
             if self.mirostat == 0 and values:
                 raise broken_rule("mirostat", f"0 switches Mirostat off, but {ours} is set")
-        return self
-
-    @model_validator(mode="after")
-    def _streams_with_its_options(self) -> Self:
         for name in ("stream_options", "stream_interval_ms"):
             if getattr(self, name) is not None and not self.stream:
                 raise broken_rule(name, f"`{name}` can only be used when `stream` is True")
-        return self
-
-    @model_validator(mode="after")
-    def _says_its_urgency_once(self) -> Self:
         if self.priority and self.service_tier not in (None, "auto", self.tier()):
             raise broken_rule("priority", f"it is service_tier {self.tier()} by another name, and they differ")
         return self
 
     def urgency(self) -> Priority:
-        """Return the class in which the request waits for the model."""
+        """Return the priority in the model's queue."""
         return {"priority": Priority.HIGH, "flex": Priority.LOW}.get(self.tier() or "", Priority.NORMAL)
 
     def tier(self) -> ServiceTier | None:
-        """Return OpenAI's name of that class; None where the request does not say."""
+        """Return OpenAI's name of the priority; None: the request has no priority."""
         if self.priority:
             return "priority" if self.priority < 0 else "flex"
         if self.service_tier is None and self.priority is None:
@@ -288,11 +277,6 @@ class GenerationBody(Body):
         return self.service_tier if self.service_tier in ("flex", "priority") else "default"
 
     def bookkeeping(self) -> dict[str, Any]:
-        """Return what the client wants to find again in the log."""
-        fields = {
-            "user": self.user,
-            "safety_identifier": self.safety_identifier,
-            "prompt_cache_key": self.prompt_cache_key,
-            "metadata": self.metadata,
-        }
-        return {name: value for name, value in fields.items() if value is not None}
+        """Return the client's labels for the log."""
+        names = ("user", "safety_identifier", "prompt_cache_key", "metadata")
+        return {name: value for name in names if (value := getattr(self, name)) is not None}

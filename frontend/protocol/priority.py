@@ -1,4 +1,4 @@
-"""The priorities that a request may ask for."""
+"""The priorities of requests."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from enum import StrEnum
 
 
 class Priority(StrEnum):
-    """How urgent a request is, against others that wait for the same model."""
+    """The priority of a request among those that wait for the same model."""
 
     LOW = "low"
     NORMAL = "normal"
     HIGH = "high"
 
     def is_above(self, other: Priority) -> bool:
-        """Whether it is more urgent than another."""
+        """Whether this priority is higher than another."""
         order = tuple(Priority)
         return order.index(self) > order.index(other)

@@ -1,11 +1,10 @@
-"""From the bytes of a body to a checked request, or to an error that names field, value and rule."""
+"""The bytes of a body to a checked request, or to an error with field, value and rule."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import orjson
 from pydantic import ValidationError
 
@@ -22,17 +21,18 @@ from frontend.protocol.body import Body
 from frontend.protocol.fields import OF_PEERS
 from frontend.settings import Settings
 
-MAX_VALUES = 2**20  # in a body: room for a prompt of a million token ids
-MAX_NAMES = 20_000  # of members of objects; lists and objects may be as many
+MAX_VALUES = 2**20  # in a body: enough for a prompt of a million token ids
+MAX_JSON_DEPTH = 128  # of lists and objects; the serializers of later stages have limits of their own
+MAX_NAMES = 20_000  # members of objects; also the limit of lists and objects
 
 
-def json_object(body: bytes | bytearray, max_depth: int) -> dict[str, Any]:
-    """Parse a body. Lone surrogates, NaN, Infinity and bottomless nesting are no JSON here.
+def json_object(body: bytes | bytearray) -> dict[str, Any]:
+    """Parse a body. Lone surrogates, NaN, Infinity and deep nesting are refused.
 
     Raises:
-        InvalidJSON: it is not a JSON object in UTF-8.
+        InvalidJSON: the body is not a JSON object in UTF-8.
     """
-    _refuse_too_many_values(body, max_depth)
+    _refuse_too_many_values(body)
     try:
         value = orjson.loads(body)
     except orjson.JSONDecodeError as exc:
@@ -42,67 +42,58 @@ def json_object(body: bytes | bytearray, max_depth: int) -> dict[str, Any]:
     return value
 
 
-def _refuse_too_many_values(body: bytes | bytearray, max_depth: int) -> None:
-    """Bound what a body holds, before anything is built of it: each value costs memory and checks later.
+def _refuse_too_many_values(body: bytes | bytearray) -> None:
+    """Count the values of a body before they are parsed: each one costs memory and checks.
 
     Raises:
-        InvalidJSON: values, names, lists or objects are too many, or nested too deep.
+        InvalidJSON: there are too many values, names, lists or objects, or they are nested too deep.
     """
     num_brackets, num_separators = body.count(b"{") + body.count(b"["), body.count(b":") + body.count(b",")
-    if num_brackets <= max_depth and num_separators <= MAX_NAMES:
-        return  # even if all of them stand outside of texts
+    if num_brackets <= MAX_JSON_DEPTH and num_separators <= MAX_NAMES:
+        return  # few enough, even if all of them are outside of texts
     if b"\\" in body:  # only escaped quotes and backslashes matter here
         body = body.replace(rb"\\", b"").replace(rb"\"", b"")
     characters = np.frombuffer(body, np.uint8)
-    characters = characters[np.bitwise_xor.accumulate((characters == ord('"')).view(np.uint8)) == 0]  # not in texts
+    characters = characters[np.bitwise_xor.accumulate((characters == ord('"')).view(np.uint8)) == 0]  # outside of texts
     is_opening = (characters == ord("{")) | (characters == ord("["))
     is_closing = (characters == ord("}")) | (characters == ord("]"))
+    steps = (is_opening.astype(np.int8) - is_closing)[is_opening | is_closing]
     found = {
         "values": (np.count_nonzero(characters == ord(",")), MAX_VALUES),
         "names": (np.count_nonzero(characters == ord(":")), MAX_NAMES),
         "lists and objects": (np.count_nonzero(is_opening), MAX_NAMES),
-        "levels of nesting": (_depth(is_opening[is_opening | is_closing]), max_depth),
+        "levels of nesting": (int(steps.cumsum(dtype=np.int32).max(initial=0)), MAX_JSON_DEPTH),
     }
-    for what, (number, limit) in found.items():
+    for name, (number, limit) in found.items():
         if number > limit:
-            raise InvalidJSON(f"The body has {number} {what}: at most {limit} are read")
-
-
-def _depth(is_opening: npt.NDArray[np.bool_]) -> int:
-    """Return how many brackets are open at a time at most."""
-    return int(np.cumsum(np.where(is_opening, np.int8(1), np.int8(-1)), dtype=np.int32).max(initial=0))
+            raise InvalidJSON(f"The body has {number} {name}: at most {limit} are read")
 
 
 def parse[Request: Body](
     model: type[Request], body: bytes | bytearray, settings: Settings
 ) -> tuple[Request, list[str]]:
-    """Read a body; return it with the places of the fields in it that the server ignores.
+    """Return the request in a body, and the places of ignored fields.
 
     Raises:
-        APIError: the body breaks a rule; the error names field, value and rule.
+        APIError: the body breaks a rule; the error has field, value and rule.
     """
-    value = json_object(body, settings.max_json_depth)
+    value = json_object(body)
     if settings.default_model and value.get("model") is None:
         value["model"] = settings.default_model
-    context = {
-        "max_logprobs": settings.max_logprobs,
-        "max_content_parts": settings.max_content_parts,
-        "max_prompts": settings.max_choices,
-    }
     try:
-        request = model.model_validate(value, by_alias=True, context=context)
+        request = model.model_validate(value, by_alias=True, context=settings)
     except ValidationError as exc:
         raise _error_from_validation(exc, settings.validation_status) from exc
     return request, _ignored(request)
 
 
 def _ignored(body: Body, place: str = "") -> list[str]:
-    """Return the places of ignored fields in this object and in the objects inside it.
+    """Return the places of ignored fields in an object and in the objects inside it.
 
-    These are unknown fields, hints that no model follows, and the keywords of JSON schemas that are not enforced.
+    Ignored are unknown fields, hints without effect, and keywords of JSON schemas that are not enforced.
 
     Raises:
-        UnsupportedValue: a known field that is not served would change the answer.
+        UnsupportedValue: a known field without support would change the answer.
     """
     ignored = []
     for name, value in (body.model_extra or {}).items():
@@ -144,7 +135,7 @@ def _error_from_validation(exc: ValidationError, status: int) -> APIError:
 
 
 def _place(loc: tuple[int | str, ...]) -> str:
-    """Return a location as one reads it: messages[0].content. Of a key that is wrong, pydantic says so by [key]."""
+    """Return a location such as messages[0].content. pydantic adds "[key]" for a bad key."""
     steps = [step for step in loc if step != "[key]"]
     return "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in steps).removeprefix(".")
 

@@ -1,4 +1,4 @@
-"""The forms in which an answer can be asked for: OpenAI's response_format and vLLM's structured_outputs."""
+"""Structured output in requests: OpenAI's response_format and vLLM's structured_outputs."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ type Choices = Annotated[list[Annotated[str, Field(min_length=1)]], FailFast(), 
 
 
 class JsonSchemaFormat(Body):
-    """A named JSON schema, as OpenAI's SDK makes it of a class."""
+    """A named JSON schema, as OpenAI's SDK sends it for a class."""
 
     schema_fields = ("schema_",)
 
     name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
     description: str | None = None
     schema_: Annotated[Schema | None, Field(alias="schema")] = None
-    strict: bool | None = None  # true: what cannot be enforced of the schema is refused, not ignored
+    strict: bool | None = None  # true: a keyword that cannot be enforced is refused, not ignored
 
 
 class ResponseFormat(Body):
-    """What the whole answer must look like. The answer always conforms, unless it was cut by length."""
+    """The form of the whole answer. The answer always conforms, unless it was cut by length."""
 
     schema_fields = ("schema_",)
 
@@ -45,10 +45,10 @@ class ResponseFormat(Body):
     regex: str | None = None
     choice: Choices | None = None
     grammar: str | None = None  # GBNF
-    ebnf: str | None = None  # the same, by another name
+    ebnf: str | None = None  # another name of grammar
 
     @model_validator(mode="after")
-    def _has_what_its_type_needs(self) -> Self:
+    def _check_fields_of_type(self) -> Self:
         for name in ("json_schema", "regex", "choice", "grammar", "ebnf"):
             if getattr(self, name) is None and name == self.type:
                 raise broken_rule(name, f'it is required when type is "{name}"')
@@ -64,20 +64,20 @@ class ResponseFormat(Body):
             case "text":
                 return None
             case "json_object":
-                return json_guide(self.schema_)
+                return json_output(self.schema_)
             case "json_schema":
                 assert self.json_schema is not None
-                return json_guide(self.json_schema.schema_, is_strict=bool(self.json_schema.strict))
+                return json_output(self.json_schema.schema_, is_strict=bool(self.json_schema.strict))
             case "regex":
                 return StructuredOutput(OutputFormat.REGEX, self.regex or "")
             case "choice":
-                return choice_guide(self.choice or [])
+                return choice_output(self.choice or [])
             case _:
                 return StructuredOutput(OutputFormat.GRAMMAR, self.grammar or self.ebnf or "")
 
 
 class StructuredOutputs(Body):
-    """The same by vLLM's names: exactly one of them."""
+    """Structured output in vLLM's form: exactly one field."""
 
     schema_fields = ("json_",)
 
@@ -92,7 +92,7 @@ class StructuredOutputs(Body):
     grammar: str | None = None
 
     @model_validator(mode="after")
-    def _is_one_of_them(self) -> Self:
+    def _check_exactly_one(self) -> Self:
         forms = (self.json_, self.json_object or None, self.regex, self.choice, self.grammar)
         if sum(form is not None for form in forms) != 1:
             raise broken_rule("", "expected exactly one of json, json_object, regex, choice, grammar")
@@ -105,19 +105,19 @@ class StructuredOutputs(Body):
         if self.regex is not None:
             return StructuredOutput(OutputFormat.REGEX, self.regex)
         if self.choice is not None:
-            return choice_guide(self.choice)
+            return choice_output(self.choice)
         if self.grammar is not None:
             return StructuredOutput(OutputFormat.GRAMMAR, self.grammar)
-        return json_guide(self.json_)
+        return json_output(self.json_)
 
 
-def json_guide(schema: Schema | None, *, is_strict: bool = False) -> StructuredOutput:
-    """Return the constraint to a schema; to any JSON object without one."""
+def json_output(schema: Schema | None, *, is_strict: bool = False) -> StructuredOutput:
+    """Return the constraint to a schema, or without a schema to any JSON object."""
     if schema is None:
         return StructuredOutput(OutputFormat.JSON_OBJECT)
     return StructuredOutput(OutputFormat.JSON_SCHEMA, orjson.dumps(schema).decode(), is_strict=is_strict)
 
 
-def choice_guide(choices: list[str]) -> StructuredOutput:
+def choice_output(choices: list[str]) -> StructuredOutput:
     """Return the constraint to one of these texts."""
     return StructuredOutput(OutputFormat.CHOICE, orjson.dumps(choices).decode())

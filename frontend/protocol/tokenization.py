@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Self
 from pydantic import BeforeValidator, FailFast, Field, model_validator
 
 from frontend.protocol.body import Body, broken_rule
-from frontend.protocol.chat import MESSAGES_LENGTH, ChatMessage, MessagesInput, check_open_turn, messages_from
+from frontend.protocol.chat import MESSAGES_LENGTH, ChatMessage, MessagesInput, check_last_message, messages_from
 from frontend.protocol.fields import TokenId
 from frontend.protocol.tools import Tool
 from model_repository.contract.rules import MAX_TOOLS
@@ -28,27 +28,23 @@ class TokenizeRequest(Body):
         BeforeValidator(messages_from, json_schema_input_type=MessagesInput | None),
     ] = None
     tools: Annotated[list[Tool] | None, Field(max_length=MAX_TOOLS)] = None
-    add_special_tokens: bool | None = None  # true by default; with messages false, since a chat template has its own
+    add_special_tokens: bool | None = None  # default true; messages need false
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     return_token_strs: bool | None = None
 
     @model_validator(mode="after")
-    def _is_one_of_two(self) -> Self:
+    def _check_fields(self) -> Self:
         if (self.prompt is None) == (self.messages is None):
             raise broken_rule("prompt", "expected either prompt or messages")
-        check_open_turn(self.continue_final_message, self.add_generation_prompt)
-        return self
-
-    @model_validator(mode="after")
-    def _says_what_goes_with_it(self) -> Self:
+        check_last_message(self.continue_final_message, self.add_generation_prompt)
         of_messages = ("tools", "add_generation_prompt", "continue_final_message", "chat_template_kwargs")
         for name in of_messages if self.messages is None else ():
             if getattr(self, name) is not None:
                 raise broken_rule(name, "it does not go with prompt")
         if self.messages is not None and self.add_special_tokens:
-            raise broken_rule("add_special_tokens", "the chat template puts them around messages: it must be false")
+            raise broken_rule("add_special_tokens", "the chat template adds them to messages: it must be false")
         return self
 
 

@@ -1,4 +1,4 @@
-"""Tools as OpenAI types them, and the deprecated functions, which are tools by another name."""
+"""OpenAI's tools, and the deprecated functions."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from frontend.protocol.body import Body, broken_rule
-from model_repository.contract.request import MAX_TOOLS_CHARS
+from model_repository.contract.rules import MAX_TOOLS_CHARS
 
 FunctionName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
 
@@ -21,11 +21,11 @@ class FunctionDefinition(Body):
 
     name: FunctionName
     description: str | None = None
-    parameters: dict[str, Any] | None = None  # a JSON schema; none: no parameters
-    strict: bool | None = None  # true: what cannot be enforced of the schema is refused, not ignored
+    parameters: dict[str, Any] | None = None  # a JSON schema; None: no parameters
+    strict: bool | None = None  # true: a keyword that cannot be enforced is refused, not ignored
 
     def as_tool(self) -> dict[str, Any]:
-        """Return OpenAI's tool object, as chat templates expect it."""
+        """Return OpenAI's tool object for the chat template."""
         function: dict[str, Any] = {"name": self.name}
         if self.description is not None:
             function["description"] = self.description
@@ -36,7 +36,7 @@ class FunctionDefinition(Body):
 
 
 class Tool(Body):
-    """Something that the model may use; only functions are served."""
+    """A tool of the model: always a function."""
 
     type: Literal["function"]
     function: FunctionDefinition
@@ -49,7 +49,7 @@ class FunctionChoice(Body):
 
 
 class NamedToolChoice(Body):
-    """The tool that must be called."""
+    """The tool that the model must call."""
 
     type: Literal["function"]
     function: FunctionChoice
@@ -60,24 +60,24 @@ type FunctionCallChoice = Literal["none", "auto"] | FunctionChoice
 
 
 class ToolChoice(Body):
-    """Whether a tool must be called, and which: each of OpenAI's forms as one."""
+    """All of OpenAI's forms of a tool choice as one."""
 
     type: Literal["none", "auto", "required", "function"]
     function: FunctionChoice | None = None
 
     @model_validator(mode="after")
-    def _names_its_function(self) -> Self:
+    def _check_function(self) -> Self:
         if (self.type == "function") != (self.function is not None):
             raise broken_rule("function", 'it goes with type "function"')
         return self
 
     def words(self) -> str:
-        """Return the choice as the tensor contract has it."""
+        """Return the choice in the form of the tensor contract."""
         return self.type if self.function is None else f"function:{self.function.name}"
 
 
 def tool_choice_from(value: Any) -> Any:
-    """Return a tool choice as an object: OpenAI's words stand for one."""
+    """Return a tool choice as an object."""
     return {"type": value} if isinstance(value, str) else only_functions(value)
 
 
@@ -89,27 +89,27 @@ def function_call_from(value: Any) -> Any:
 
 
 class PastFunctionCall(Body):
-    """What an earlier turn of the assistant called; `arguments` is JSON as the model wrote it."""
+    """A call in an earlier message of the assistant; `arguments` is the model's text."""
 
     name: FunctionName
     arguments: str
 
 
 class PastToolCall(Body):
-    """A call in an earlier turn of the assistant."""
+    """A tool call in an earlier message of the assistant."""
 
     id: str
     type: Literal["function"] | None = None
     function: PastFunctionCall
 
     def for_template(self) -> dict[str, Any]:
-        """Return the call as a message for the chat template has it."""
+        """Return the call for the chat template."""
         function = {"name": self.function.name, "arguments": self.function.arguments}
         return {"id": self.id, "type": "function", "function": function}
 
 
 def not_too_large[Tools: (list[Tool] | None, list[FunctionDefinition] | None)](tools: Tools) -> Tools:
-    """Refuse schemas that take long to read."""
+    """Refuse long schemas."""
     functions = [tool.function if isinstance(tool, Tool) else tool for tool in tools or ()]
     num_chars = sum(len(orjson.dumps(function.parameters)) for function in functions)
     if num_chars > MAX_TOOLS_CHARS:
@@ -118,7 +118,7 @@ def not_too_large[Tools: (list[Tool] | None, list[FunctionDefinition] | None)](t
 
 
 def only_functions(value: Any) -> Any:
-    """Refuse kinds of tools and choices that OpenAI has and we do not serve, by name."""
+    """Refuse OpenAI's other types of tools and choices."""
     for item in value if isinstance(value, list) else (value,):
         kind = item.get("type") if isinstance(item, dict) else None
         if kind in ("custom", "allowed_tools"):

@@ -1,4 +1,4 @@
-"""Every metric that the frontend exports: its name, type, labels and meaning, and what vLLM calls it."""
+"""Every metric that the frontend exports: its name, type, labels, meaning and vLLM's names."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Literal
 
 from frontend.stream_record import GAP_S
 
-type GaugeMode = Literal["livesum", "livemostrecent"]  # of several workers' values: their sum, or the latest one
+type GaugeMode = Literal["livesum", "livemostrecent"]  # how the values of several workers become one
 
 
 class Kind(StrEnum):
-    """Prometheus' types."""
+    """Types of Prometheus."""
 
     COUNTER = "counter"
     GAUGE = "gauge"
@@ -23,43 +23,19 @@ class Kind(StrEnum):
 class Metric:
     """One metric. Times are in seconds."""
 
-    name: str  # of a counter: with the `_total` that Prometheus shows
+    name: str  # counters end in `_total`
     kind: Kind
     meaning: str
     labels: tuple[str, ...] = ("model",)
-    buckets: tuple[float, ...] = ()  # upper bounds of a histogram
+    buckets: tuple[float, ...] = ()  # a histogram's upper bounds
     gauge_mode: GaugeMode = "livesum"
-    vllm: tuple[str, ...] = ()  # vLLM's names of it
+    vllm: tuple[str, ...] = ()  # names in vLLM
 
 
 _PHASE_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640)
-_REQUEST_S = (
-    0.01,
-    0.025,
-    0.05,
-    0.1,
-    0.2,
-    0.3,
-    0.5,
-    0.8,
-    1,
-    1.5,
-    2,
-    2.5,
-    5,
-    10,
-    15,
-    20,
-    30,
-    40,
-    60,
-    120,
-    240,
-    480,
-    1920,
-)
+_SHORT_S = (0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 0.8)
+_REQUEST_S = (*_SHORT_S, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 60, 120, 240, 480, 1920)
 _TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000, 200_000)
-
 
 _OF_AN_ENGINE = ("model", "triton")
 
@@ -80,48 +56,48 @@ def _engine_gauge(name: str, meaning: str, *vllm: str) -> Metric:
 
 TTFT = _histogram(
     "conch_time_to_first_token_seconds",
-    "From the request's arrival to its first token; of an answer that does not stream, as if it had streamed.",
+    "From the arrival of a request to its first token, without streaming too.",
     _PHASE_S,
     "vllm:time_to_first_token_seconds",
 )
 INTER_TOKEN_LATENCY = _histogram(
     "conch_inter_token_latency_seconds",
-    "Between two pieces of one streamed completion, as its reader gets them; tokens that come together are one piece.",
+    "Time between two chunks of one stream; a chunk may have several tokens.",
     GAP_S,
     "vllm:inter_token_latency_seconds",
 )
 TIME_PER_OUTPUT_TOKEN = _histogram(
     "conch_time_per_output_token_seconds",
-    "Decode time of a completion by its tokens after the first.",
+    "Decode time of a completion divided by its tokens after the first.",
     GAP_S,
     "vllm:request_time_per_output_token_seconds",
 )
 REQUEST = _histogram(
     "conch_request_seconds",
-    "From a generation request's arrival to the end of its answer, however it ended.",
+    "From the arrival of a generation request to the end of its answer, errors included.",
     _REQUEST_S,
     "vllm:e2e_request_latency_seconds",
 )
 TOKENIZATION = _histogram(
     "conch_tokenization_seconds",
-    "What the first token took outside the engine: the tokenizer stage, and the way to Triton and back.",
+    "Time to the first token outside the engine: the tokenizer stage, and the way to Triton and back.",
     _PHASE_S,
 )
 QUEUE = _histogram(
     "conch_queue_seconds",
-    "A completion's wait in the engine's queue.",
+    "Time of a completion in the engine's queue.",
     _PHASE_S,
     "vllm:request_queue_time_seconds",
 )
 PREFILL = _histogram(
     "conch_prefill_seconds",
-    "From the queue's end to a completion's first token.",
+    "From the end of the queue to the first token of a completion.",
     _PHASE_S,
     "vllm:request_prefill_time_seconds",
 )
 DECODE = _histogram(
     "conch_decode_seconds",
-    "From a completion's first token to its last.",
+    "From the first token of a completion to its last.",
     _REQUEST_S,
     "vllm:request_decode_time_seconds",
 )
@@ -139,12 +115,15 @@ REQUEST_OUTPUT_TOKENS = _histogram(
 )
 REQUEST_CHOICES = _histogram(
     "conch_request_choices",
-    "Completions that a request asks for, of each prompt.",
+    "Completions for each prompt of a request.",
     (1, 2, 5, 10, 20, 50, 100),
     "vllm:request_params_n",
 )
 REQUEST_MAX_TOKENS = _histogram(
-    "conch_request_max_tokens", "The limit of tokens of a completion.", _TOKENS, "vllm:request_params_max_tokens"
+    "conch_request_max_tokens",
+    "Largest number of tokens that a completion may have.",
+    _TOKENS,
+    "vllm:request_params_max_tokens",
 )
 
 INPUT_TOKENS = _counter(
@@ -154,7 +133,7 @@ INPUT_TOKENS = _counter(
 )
 CACHED_TOKENS = _counter(
     "conch_cached_tokens_total",
-    "Of the prompt tokens, those that the engine had in its KV cache.",
+    "Prompt tokens that the engine had in its KV cache.",
     vllm=("vllm:prefix_cache_hits_total",),
 )
 OUTPUT_TOKENS = _counter(
@@ -162,59 +141,54 @@ OUTPUT_TOKENS = _counter(
 )
 COMPLETIONS = _counter(
     "conch_completions_total",
-    "Completions by how they ended: stop, length, cancelled (the client left) or error.",
+    "Completions by finish reason: stop, length, cancelled (the client disconnected) or error.",
     "finish_reason",
     vllm=("vllm:request_success_total",),
 )
 REQUESTS = _counter("conch_requests_total", "HTTP requests; `endpoint` is the route.", "endpoint", "status")
-ERRORS = _counter("conch_errors_total", "Requests that ended with an error, before or after the status.", "code")
+ERRORS = _counter("conch_errors_total", "Requests that ended with an error, as a status or inside a stream.", "code")
 SHED = _counter(
     "conch_shed_total",
-    "Requests that were turned away with 429 or 503; with the code model_not_ready, because nothing serves the model.",
+    "Requests refused with 429 or 503. The code model_not_ready means that no endpoint serves the model.",
     "code",
     vllm=("vllm:admission_rejections_total",),
 )
-CANCELLED = _counter("conch_cancelled_total", "Requests whose client left before the answer's end.")
-VIOLATIONS = _counter(
-    "conch_stream_violations_total",
-    "What broke a rule of what a stream may say; it was not passed on, and whose answer was not whole got an error.",
-    "rule",
-)
+CANCELLED = _counter("conch_cancelled_total", "Requests whose client disconnected before the end of the answer.")
 
-IN_FLIGHT = Metric(name="conch_requests_in_flight", kind=Kind.GAUGE, meaning="Generation requests, waiting ones too.")
-TASKS = Metric(
-    name="conch_tasks", kind=Kind.GAUGE, meaning="Tasks of the frontend's event loop, when it was scraped.", labels=()
+IN_FLIGHT = Metric(name="conch_requests_in_flight", kind=Kind.GAUGE, meaning="Running and waiting generation requests.")
+TASKS = Metric(name="conch_tasks", kind=Kind.GAUGE, meaning="Tasks of the frontend's event loop.", labels=())
+RUNNING = _engine_gauge(
+    "conch_requests_running", "Completions in the running batch of the engine.", "vllm:num_requests_running"
 )
-RUNNING = _engine_gauge("conch_requests_running", "Completions that the engine works on.", "vllm:num_requests_running")
 WAITING = _engine_gauge("conch_requests_waiting", "Completions in the engine's queue.", "vllm:num_requests_waiting")
 KV_CACHE_USAGE = _engine_gauge(
-    "conch_kv_cache_usage_ratio", "Share of the KV cache that running completions hold.", "vllm:kv_cache_usage_perc"
+    "conch_kv_cache_usage_ratio", "Share of the KV cache that running completions use.", "vllm:kv_cache_usage_perc"
 )
 ENGINE_UP = _engine_gauge(
-    "conch_engine_up", "Whether the engine answered the last look at it: 1 or 0; NaN where the model is not loaded."
+    "conch_engine_up", "Whether the engine answered the last health check: 1 or 0; NaN if the model is not loaded."
 )
 CANCEL_TO_FREE = _engine_gauge(
-    "conch_cancel_to_free_seconds", "From a cancel's arrival at the engine to its memory being free, the last time."
+    "conch_cancel_to_free_seconds", "From the arrival of the last cancel at the engine to its memory being free."
 )
 
 KEY_REQUESTS = Metric(
     name="conch_key_requests_total",
     kind=Kind.COUNTER,
-    meaning="HTTP requests by the key's name; only with `--metrics-by-key`.",
+    meaning="HTTP requests by name of the key; only with `--metrics-by-key`.",
     labels=("key",),
 )
 KEY_INPUT_TOKENS = Metric(
     name="conch_key_input_tokens_total",
     kind=Kind.COUNTER,
-    meaning="Prompt tokens by the key's name; only with `--metrics-by-key`.",
+    meaning="Prompt tokens by name of the key; only with `--metrics-by-key`.",
     labels=("key",),
 )
 KEY_OUTPUT_TOKENS = Metric(
     name="conch_key_output_tokens_total",
     kind=Kind.COUNTER,
-    meaning="Tokens of completions by the key's name; only with `--metrics-by-key`.",
+    meaning="Tokens of completions by name of the key; only with `--metrics-by-key`.",
     labels=("key",),
 )
 
 METRICS = tuple(value for value in list(globals().values()) if isinstance(value, Metric))
-UNKNOWN = "unknown"  # the label of every model that is not served, and of routes that do not exist
+UNKNOWN = "unknown"  # the label of unserved models and unknown routes

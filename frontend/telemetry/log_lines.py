@@ -1,4 +1,4 @@
-"""Log lines, as text or as JSON: one for each request, and those of everything else."""
+"""Log lines as text or as JSON."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import orjson
 
 TEXT_FORMAT = "%(levelname)s %(name)s: %(message)s"
-_FIELDS = "fields"  # of a log record: what its JSON line says beside the message
+_FIELDS = "fields"  # attribute of a log record: replaces the message in JSON
 
 
 class JsonFormatter(logging.Formatter):
@@ -32,17 +32,17 @@ class JsonFormatter(logging.Formatter):
 
 
 def configure_logging(log_format: str) -> None:
-    """Have this process log to its standard error, as `text` or as `json`."""
+    """Log to standard error, as `text` or as `json`."""
     handler = logging.StreamHandler()
     handler.setFormatter(JsonFormatter() if log_format == "json" else logging.Formatter(TEXT_FORMAT))
     logging.basicConfig(level=logging.INFO, handlers=[handler])
 
 
 def log_fields(logger: logging.Logger, level: int, fields: Mapping[str, Any], text: str, *arguments: object) -> None:
-    """Log a line that is `text` for people and `fields` for machines."""
+    """Log a line: `text` in the text format, `fields` in JSON."""
     logger.log(level, text, *arguments, extra={_FIELDS: fields})
 
 
 def labels_text(labels: Mapping[str, str]) -> str:
-    """Return what a client wants to find again, as the end of a line of text."""
+    """Return the client's labels as the end of a text line."""
     return f" labels={json.dumps(labels)}" if labels else ""

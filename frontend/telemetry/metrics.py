@@ -1,4 +1,4 @@
-"""The frontend's Prometheus metrics: kept by prometheus_client, in a shared folder where several workers serve."""
+"""The frontend's Prometheus metrics. Several workers share a folder of prometheus_client."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from prometheus_client.multiprocess import MultiProcessCollector, mark_process_d
 from frontend.telemetry.definitions import METRICS, Kind, Metric
 from frontend.telemetry.vllm_names import VllmNames
 
-# Else every counter and histogram has a series more, which says when it was made.
+# Otherwise each counter and histogram has one more series, with its creation time.
 disable_created_metrics()  # type: ignore[no-untyped-call]
 
-# Where prometheus_client keeps the values of several processes; it reads this itself, when it is imported.
+# The variable with the shared folder. prometheus_client reads it when it is imported.
 SHARED_FOLDER = "PROMETHEUS_MULTIPROC_DIR"
 
 
 def forget_worker(pid: int | None) -> None:
-    """Take the gauges of a dead worker out of the shared folder; what it has counted stays."""
+    """Remove the gauges of a dead worker from the shared folder. Its counters stay."""
     mark_process_dead(pid, os.environ[SHARED_FOLDER])  # type: ignore[no-untyped-call]
 
 
 class BulkHistogram(Histogram):
-    """Takes many observations in one go."""
+    """A histogram for many observations at once."""
 
     def add(self, counts: Sequence[int], total: float) -> None:
-        """Add observations that were counted elsewhere.
+        """Add observations.
 
         Args:
-            counts: by bucket, not cumulative, the last one for what is above all bounds.
-            total: of the observed values.
+            counts: by bucket, not cumulative; the last one is for values above all bounds.
+            total: the sum of the observed values.
         """
         for bucket, count in zip(self._buckets, counts, strict=True):
             if count:
@@ -58,7 +58,7 @@ class Metrics:
         self._child(metric, labels).observe(value)
 
     def add(self, metric: Metric, counts: Sequence[int], total: float, *labels: str) -> None:
-        """Add observations that were counted by bucket, as `BulkHistogram.add`."""
+        """Add many observations to a histogram; see `BulkHistogram.add`."""
         self._child(metric, labels).add(counts, total)
 
     def set(self, metric: Metric, value: float, *labels: str) -> None:
@@ -66,11 +66,11 @@ class Metrics:
         self._child(metric, labels).set(value)
 
     def exposition(self, accept: str, *, has_vllm_names: bool) -> tuple[bytes, str]:
-        """Return what Prometheus scrapes, of all workers, and its content type. It may read many files.
+        """Return the metrics of all workers for Prometheus, and their content type. It may read many files.
 
         Args:
             accept: the header of the request.
-            has_vllm_names: add the metrics that vLLM has under vLLM's names.
+            has_vllm_names: add copies under vLLM's names.
         """
         registry = self._registry
         if SHARED_FOLDER in os.environ:
@@ -84,7 +84,7 @@ class Metrics:
     def _child(self, metric: Metric, labels: tuple[str, ...]) -> Any:
         key = (metric.name, *labels)
         child = self._children.get(key)
-        if child is None:  # prometheus_client would take a lock for each look
+        if child is None:  # a lookup in prometheus_client takes a lock each time
             family = self._families[metric.name]
             child = self._children[key] = family.labels(*labels) if labels else family
         return child

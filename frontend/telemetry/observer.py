@@ -1,4 +1,4 @@
-"""Tells metrics, log and traces of every request, once, when it has ended."""
+"""Counts, logs and traces every request once, when it has ended."""
 
 from __future__ import annotations
 
@@ -6,28 +6,28 @@ import contextlib
 import logging
 import math
 import time
-from collections.abc import Iterator, Mapping
-from typing import Any, Protocol
+from collections.abc import Iterator
+from typing import Any
 from urllib.parse import quote
 
 from aiohttp import web
 
 from frontend import errors
 from frontend.errors import APIError, ModelNotReady, NotFound
-from frontend.request_context import CLIENT_CLOSED, RequestFacts
+from frontend.request_context import CLIENT_CLOSED, FACTS, RequestFacts
 from frontend.settings import Settings
-from frontend.stream_record import Completion, Rule, StreamRecord
+from frontend.stream_record import Completion, StreamRecord
 from frontend.telemetry import definitions
 from frontend.telemetry.definitions import UNKNOWN, Metric
 from frontend.telemetry.log_lines import labels_text, log_fields
 from frontend.telemetry.metrics import Metrics
+from frontend.telemetry.tracing import RequestTracer
 from frontend.triton.endpoints import Endpoints
 from model_repository.contract.output import EngineStats, FinishReason
-from model_repository.contract.tensors import slug_to_model_id
 
-logger = logging.getLogger("frontend.app")  # the name by which filters know the line of a request
+logger = logging.getLogger("frontend.app")  # a stable name for filters of request lines
 
-_MAX_SHOWN_MODEL = 256  # characters of what a client calls a model, in the log
+_MAX_SHOWN_MODEL = 256  # characters of the client's model name in the log
 _SHED = (429, 503)
 _SHED_CODES = sorted(
     {
@@ -36,87 +36,66 @@ _SHED_CODES = sorted(
         if isinstance(each, type) and issubclass(each, APIError) and each.status in _SHED and each.code
     }
 )
-_CANCELLED, _ERROR = "cancelled", "error"  # how a completion ends that does not finish
-
-
-class Tracer(Protocol):
-    """Where the spans of requests go."""
-
-    def begin(self, facts: RequestFacts, headers: Mapping[str, str]) -> None:
-        """Give a request its place in a trace."""
-
-    def end(self, facts: RequestFacts, *, method: str, endpoint: str, status: int) -> None:
-        """Tell of a request."""
-
-    def close(self) -> None:
-        """Send what was not sent yet. It may block."""
+_CANCELLED, _ERROR = "cancelled", "error"  # outcomes of a completion without a finish reason
 
 
 class Observer:
-    """What an application tells of its requests.
+    """The metrics, log lines and traces of an application.
 
     Args:
-        settings: whether keys are named, and metrics as vLLM does.
-        tracer: None: there are no traces.
+        settings: the options of metrics.
+        tracer: None: no traces.
     """
 
-    def __init__(self, settings: Settings, tracer: Tracer | None = None) -> None:
+    def __init__(self, settings: Settings, tracer: RequestTracer | None = None) -> None:
         self.metrics = Metrics()
         self.tracer = tracer
         self.has_vllm_names = settings.metrics_compat == "vllm"
         self._is_by_key = settings.metrics_by_key
-        self._looked_at: dict[str, set[str]] = {}  # the models by endpoint
+        self._models: dict[str, set[str]] = {}  # by endpoint
         for model in Endpoints.parse(settings.triton_endpoints).expected:
             self._begin_at_zero(model)
 
-    def began_stream(self, facts: RequestFacts, record: StreamRecord) -> None:
-        """Note that a request generates from here on."""
-        facts.stream = record
-
     @contextlib.contextmanager
     def in_flight(self, model: str) -> Iterator[None]:
-        """Count a request within the block."""
+        """Count a request as in flight within the block."""
         self.metrics.count(definitions.IN_FLIGHT, model)
         try:
             yield
         finally:
             self.metrics.count(definitions.IN_FLIGHT, model, amount=-1)
 
-    def ended(self, facts: RequestFacts, *, method: str, path: str, endpoint: str, status: int, level: int) -> None:
-        """Tell of a request.
-
-        Args:
-            path: as the client wrote it.
-            endpoint: the route.
-            status: of the answer, 499 when nobody was there to read it.
-            level: of the line in the log.
-        """
+    def end_request(self, request: web.Request, status: int) -> None:
+        """Count, trace and log a request; `status` is 499 if the client hung up."""
+        facts, resource = request[FACTS], request.match_info.route.resource
+        endpoint = UNKNOWN if resource is None else resource.canonical
         total_s = time.monotonic() - facts.started_at
         self._count(facts, endpoint, status)
         if facts.stream is not None:
             self._count_stream(facts, facts.stream, total_s)
         if self.tracer is not None:
-            self.tracer.end(facts, method=method, endpoint=endpoint, status=status)
+            self.tracer.end(facts, method=request.method, endpoint=endpoint, status=status)
+        level = logging.DEBUG if request.path.startswith(("/health", "/metrics")) else logging.INFO
         if logger.isEnabledFor(level):
-            self._log(facts, method, path, status, total_s, level)
+            _log(level, request, status, total_s)
 
-    def looked_at(self, endpoint: str, model: str, seen: EngineStats | APIError) -> None:
-        """Note what an engine says of itself at an endpoint, or why it does not."""
-        known = self._looked_at.setdefault(endpoint, set())
+    def note_engine(self, endpoint: str, model: str, result: EngineStats | APIError) -> None:
+        """Set the gauges of an engine at an endpoint, from the result of a health check."""
+        known = self._models.setdefault(endpoint, set())
         if model not in known:
             known.add(model)
-            self._begin_at_zero(model)  # once more for another endpoint, which changes nothing
+            self._begin_at_zero(model)
         gauges: dict[Metric, float] = {}
-        match seen:
+        match result:
             case EngineStats():
                 gauges = {
                     definitions.ENGINE_UP: 1,
-                    definitions.RUNNING: seen.num_active,
-                    definitions.WAITING: seen.num_waiting,
-                    definitions.KV_CACHE_USAGE: seen.num_cells_used / max(1, seen.num_cells),
-                    definitions.CANCEL_TO_FREE: seen.last_cancel_to_free_ms / 1000,
+                    definitions.RUNNING: result.num_active,
+                    definitions.WAITING: result.num_waiting,
+                    definitions.KV_CACHE_USAGE: result.num_kv_tokens_used / max(1, result.max_kv_tokens),
+                    definitions.CANCEL_TO_FREE: result.last_cancel_to_free_ms / 1000,
                 }
-            case ModelNotReady() | NotFound():  # it is not meant to be up
+            case ModelNotReady() | NotFound():  # the model is not loaded: neither up nor down
                 gauges = dict.fromkeys((definitions.RUNNING, definitions.WAITING, definitions.KV_CACHE_USAGE), 0)
                 gauges[definitions.ENGINE_UP] = math.nan
             case _:
@@ -125,23 +104,15 @@ class Observer:
             self.metrics.set(gauge, value, model, endpoint)
 
     def forget(self, endpoint: str) -> None:
-        """Note that an endpoint is gone for good."""
-        for model in tuple(self._looked_at.get(endpoint, ())):
-            self.looked_at(endpoint, model, ModelNotReady("The endpoint is gone."))
-        self._looked_at.pop(endpoint, None)
-
-    def late(self, slug: str, request_id: str) -> None:
-        """Note that something came of a completion after its finish, when its client had its whole answer."""
-        rule = Rule.NOTHING_AFTER_THE_FINISH
-        self.metrics.count(definitions.VIOLATIONS, slug_to_model_id(slug), rule)
-        logger.error("a completion broke a rule: %s request_id=%s", rule, request_id)
+        """Reset the gauges of an endpoint that is gone for good."""
+        for model in tuple(self._models.get(endpoint, ())):
+            self.note_engine(endpoint, model, ModelNotReady("The endpoint is gone."))
+        self._models.pop(endpoint, None)
 
     def _begin_at_zero(self, model: str) -> None:
-        """Have what seldom happens be there before it does: to Prometheus, a series that begins at 1 has not grown."""
+        """Export rare events with the value 0: to Prometheus, a series that begins at 1 has not grown."""
         self.metrics.count(definitions.IN_FLIGHT, model, amount=0)
         self.metrics.count(definitions.CANCELLED, model, amount=0)
-        for rule in Rule:
-            self.metrics.count(definitions.VIOLATIONS, model, rule, amount=0)
         for code in _SHED_CODES:
             self.metrics.count(definitions.SHED, model, code, amount=0)
         for outcome in (*FinishReason, _CANCELLED, _ERROR):
@@ -153,15 +124,15 @@ class Observer:
         if facts.error_code == CLIENT_CLOSED:
             count(definitions.CANCELLED, model)
         elif facts.error is not None:
-            code = type(facts.error).code or UNKNOWN  # the class's: those of single errors are many
+            code = type(facts.error).code or UNKNOWN  # the class's code: single errors have too many
             count(definitions.ERRORS, model, code)
             if facts.error.status in _SHED:
                 count(definitions.SHED, model, code)
         if self._is_by_key:
-            key = facts.caller.name
-            count(definitions.KEY_REQUESTS, key)
-            count(definitions.KEY_INPUT_TOKENS, key, amount=facts.num_input_tokens)
-            count(definitions.KEY_OUTPUT_TOKENS, key, amount=facts.num_output_tokens)
+            count(definitions.KEY_REQUESTS, facts.caller.name)
+            if facts.stream is not None:
+                count(definitions.KEY_INPUT_TOKENS, facts.caller.name, amount=facts.stream.num_input_tokens)
+                count(definitions.KEY_OUTPUT_TOKENS, facts.caller.name, amount=facts.stream.num_output_tokens)
 
     def _count_stream(self, facts: RequestFacts, record: StreamRecord, total_s: float) -> None:
         metrics, model = self.metrics, facts.served_model
@@ -169,11 +140,11 @@ class Observer:
         metrics.observe(definitions.REQUEST_CHOICES, record.num_per_prompt, model)
         if record.gaps_s:
             metrics.add(definitions.INTER_TOKEN_LATENCY, record.gap_counts, record.gaps_s, model)
-        if record.broken_rule is not None:
-            metrics.count(definitions.VIOLATIONS, model, record.broken_rule)
-        ttft_s = _ttft_s(facts, record)
-        if ttft_s is not None:
-            metrics.observe(definitions.TTFT, ttft_s, model)
+        if facts.ttft_s is not None:
+            # Without a stream the first chunk comes with the last token: decoding does not count.
+            phases = record.completions[0].phases
+            decode_s = 0.0 if record.is_stream or phases is None else phases.decode_s
+            metrics.observe(definitions.TTFT, max(0.0, facts.ttft_s - decode_s), model)
         for index, completion in enumerate(record.completions):
             self._count_completion(facts, completion, is_first=index % record.num_per_prompt == 0)
 
@@ -186,7 +157,7 @@ class Observer:
             metrics.observe(definitions.REQUEST_INPUT_TOKENS, usage.num_input_tokens, model)
             metrics.observe(definitions.REQUEST_OUTPUT_TOKENS, usage.num_output_tokens, model)
             metrics.count(definitions.OUTPUT_TOKENS, model, amount=usage.num_output_tokens)
-            if is_first:  # the completions of one prompt share it, in the client's usage too
+            if is_first:  # the completions of one prompt count it once, as in the client's usage
                 metrics.count(definitions.INPUT_TOKENS, model, amount=usage.num_input_tokens)
                 metrics.count(definitions.CACHED_TOKENS, model, amount=usage.num_cached_tokens)
         if phases is not None:
@@ -199,51 +170,54 @@ class Observer:
                 per_token_s = phases.decode_s / (usage.num_output_tokens - 1)
                 metrics.observe(definitions.TIME_PER_OUTPUT_TOKEN, per_token_s, model)
 
-    def _log(self, facts: RequestFacts, method: str, path: str, status: int, total_s: float, level: int) -> None:
-        shown_model = facts.model[:_MAX_SHOWN_MODEL]
-        log_fields(
-            logger,
-            level,
-            _fields(facts, method, path, status, total_s) | {"model": shown_model},
-            "%s %s request_id=%s id=%s key=%s model=%s status=%d error=%s"
-            " input_tokens=%d output_tokens=%d ttft_ms=%s ms=%.0f%s",
-            method,
-            path,
-            facts.request_id,
-            facts.id,
-            quote(facts.caller.name, safe="/:@+"),
-            quote(shown_model, safe="/:@+"),
-            status,
-            facts.error_code or "-",
-            facts.num_input_tokens,
-            facts.num_output_tokens,
-            "-" if facts.ttft_ms is None else f"{facts.ttft_ms:.0f}",
-            total_s * 1000,
-            labels_text(facts.labels),
-        )
+
+def _log(level: int, request: web.Request, status: int, total_s: float) -> None:
+    facts, fields = request[FACTS], _fields(request, status, total_s)
+    log_fields(
+        logger,
+        level,
+        fields,
+        "%s %s request_id=%s id=%s key=%s model=%s status=%d error=%s"
+        " input_tokens=%d output_tokens=%d ttft_ms=%s ms=%.0f%s",
+        request.method,
+        fields["path"],
+        facts.request_id,
+        facts.id,
+        quote(facts.caller.name, safe="/:@+"),
+        quote(fields["model"], safe="/:@+"),
+        status,
+        facts.error_code or "-",
+        fields["input_tokens"],
+        fields["output_tokens"],
+        "-" if facts.ttft_s is None else f"{facts.ttft_s * 1000:.0f}",
+        total_s * 1000,
+        labels_text(facts.labels),
+    )
 
 
-def _fields(facts: RequestFacts, method: str, path: str, status: int, total_s: float) -> dict[str, Any]:
-    """Return the line of a request for machines. Neither prompts nor completions nor keys are ever in it."""
+def _fields(request: web.Request, status: int, total_s: float) -> dict[str, Any]:
+    """Return a request's log line for machines. It never has a prompt, a completion or a key."""
+    facts = request[FACTS]
+    record = facts.stream
     fields: dict[str, Any] = {
         "event": "request",
-        "method": method,
-        "path": path,
+        "method": request.method,
+        "path": request.rel_url.raw_path,
         "request_id": facts.request_id,
         "id": facts.id,
         "key_name": facts.caller.name,
+        "model": facts.model[:_MAX_SHOWN_MODEL],
         "served_model": facts.served_model,
         "status": status,
         "error": facts.error_code,
-        "input_tokens": facts.num_input_tokens,
-        "output_tokens": facts.num_output_tokens,
-        "ttft_ms": None if facts.ttft_ms is None else round(facts.ttft_ms, 3),
+        "input_tokens": 0 if record is None else record.num_input_tokens,
+        "output_tokens": 0 if record is None else record.num_output_tokens,
+        "ttft_ms": None if facts.ttft_s is None else round(facts.ttft_s * 1000, 3),
         "total_ms": round(total_s * 1000, 3),
         "labels": facts.labels,
     }
     if facts.trace_id:
         fields["trace_id"] = facts.trace_id
-    record = facts.stream
     if record is not None:
         fields["stream"] = record.is_stream
         fields["finish_reasons"] = [completion.finish_reason for completion in record.completions]
@@ -254,15 +228,6 @@ def _fields(facts: RequestFacts, method: str, path: str, status: int, total_s: f
             fields["prefill_ms"] = round(phases.prefill_s * 1000, 3)
             fields["decode_ms"] = round(phases.decode_s * 1000, 3)
     return fields
-
-
-def _ttft_s(facts: RequestFacts, record: StreamRecord) -> float | None:
-    """Return the time to the first token of all, also where it was told with the last one."""
-    if facts.ttft_ms is None:
-        return None
-    phases = record.completions[0].phases
-    decode_s = 0.0 if record.is_stream or phases is None else phases.decode_s
-    return max(0.0, facts.ttft_ms / 1000 - decode_s)
 
 
 def _outcome(facts: RequestFacts, reason: FinishReason | None) -> str:

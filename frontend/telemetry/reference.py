@@ -1,4 +1,4 @@
-"""The page of docs/ that lists the metrics, written from their definitions."""
+"""Writes docs/metrics.md from the definitions of the metrics."""
 
 from __future__ import annotations
 
@@ -10,17 +10,16 @@ _TEXT = f"""\
 
 {{written}}
 
-`GET /metrics` is for Prometheus, on the frontend's operations port (`--admin-port`); without one, and without API keys,
-on the API's own. With several workers each one answers for all of them. A label
-`model` is the id of a served model, whatever alias or adapter the client named; everything else is `{UNKNOWN}`, so that
-clients cannot make labels. The label `triton` is the endpoint that an engine was asked at, as `--triton` names it.
-Keys are counted by name with `--metrics-by-key` only. Times are in seconds.
+`GET /metrics` is for Prometheus, on the frontend's operations port (`--admin-port`); without that port and without API
+keys, on the API's port. Each of several workers answers for all. The label `model` is the id of a served model, also
+for requests that name an alias or an adapter, and `{UNKNOWN}` for other models, so that clients cannot create labels.
+The label `triton` is the endpoint of an engine, as in `--triton`. Times are in seconds.
 
-With `--metrics-compat vllm` the metrics that vLLM has come under its names too, with its labels `model_name` and
-`engine` (always `0`), and `finished_reason` (`cancelled` is `abort` there); dashboards and autoscalers for vLLM read
-those.
+With `--metrics-compat vllm` the metrics that vLLM has are also exported under its names, with its labels `model_name`,
+`engine` (always `0`) and `finished_reason` (`abort` for `cancelled`), for dashboards and autoscalers of vLLM.
 
-`operations/grafana-dashboard.json` and `operations/prometheus-rules.yaml` use what is listed here, and nothing else.
+[A Grafana dashboard](../helm/files/grafana-dashboard.json) and [alerts](../helm/files/prometheus-rules.yaml) use these
+metrics.
 
 ## The frontend's
 
@@ -30,8 +29,8 @@ those.
 
 ## The engine's, on Triton's metrics port
 
-Each engine stage tells Triton once a second; the label `model` is the model's id. Counters begin
-anew when it is loaded.
+Each engine stage updates them once a second. The label `model` is the id of the model. Counters start at zero when the
+model is loaded.
 
 | name | type | meaning |
 | --- | --- | --- |
@@ -41,17 +40,16 @@ anew when it is loaded.
 
 `--log-format json` writes each line as an object. A request is one line, with `"event": "request"`: its ids, sizes,
 phases in milliseconds and outcome, never a prompt, a completion or a key. Its `request_id` (the caller's
-`x-request-id`, or a new one) is in the lines of the stages in tritonserver's log too, since it travels with
-the request: the engine says with one line how each sequence ended. For a gRPC client it is Triton's request id.
+`x-request-id`, or a new one) is also in the lines of the stages in tritonserver's log; the engine writes one line for
+each sequence that ends. For a gRPC client it is Triton's request id.
 
-With `--otlp-endpoint URL`, or OpenTelemetry's own `OTEL_EXPORTER_OTLP_ENDPOINT`, each request is a span, below its
-caller's if there is a `traceparent`. Below it is a span for each completion, with the attributes of the semantic
-conventions for generative AI, without content; below that are tokenization, queue, prefill, decode and detokenization,
-with the stage in `conch.stage`. It needs the extra `traces`. The other `OTEL_*` variables count too.
-All requests to a model share one call to Triton, so its metadata cannot carry a context for each of them: the spans of
-queue, prefill and decode come from the engine's own times, and the other two also hold the way to Triton and back.
+With `--otlp-endpoint URL`, or OpenTelemetry's `OTEL_EXPORTER_OTLP_ENDPOINT`, each request is a span, below the caller's
+if there is a `traceparent`. Below it is a span for each completion, with the attributes of the semantic conventions for
+generative AI, without content. Below that are tokenization, queue, prefill, decode and detokenization, with the stage
+in `conch.stage`. Queue, prefill and decode are the engine's own times; the other two include the way to Triton and
+back. Traces need the extra `traces`. The other `OTEL_*` variables have their effect too.
 
-An answer that does not stream has the same phases in its header `Server-Timing`.
+An answer without streaming has the same phases in its header `Server-Timing`.
 """
 
 
@@ -59,7 +57,7 @@ def metrics_page(written: str) -> str:
     """Return the page.
 
     Args:
-        written: the sentence that says where it comes from.
+        written: the sentence about the page's source.
     """
     frontend = (
         f"| `{metric.name}` | {metric.kind} | {_code(metric.labels)} | {metric.meaning} | {_code(metric.vllm)} |"

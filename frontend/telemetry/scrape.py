@@ -1,4 +1,4 @@
-"""What Prometheus scrapes."""
+"""The endpoint for Prometheus."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from frontend.telemetry.observer import OBSERVER
 
 
 async def metrics(request: web.Request) -> web.Response:
-    """GET /metrics. It tells how much is served and to whom: it belongs on a port that is not public."""
+    """GET /metrics. The numbers are about all clients: they belong on a port that is not public."""
     observer = request.config_dict[OBSERVER]
     observer.metrics.set(definitions.TASKS, len(asyncio.all_tasks()))
-    body, content_type = await asyncio.to_thread(  # of several workers it reads files
+    body, content_type = await asyncio.to_thread(  # with several workers it reads files
         observer.metrics.exposition, request.headers.get("Accept", ""), has_vllm_names=observer.has_vllm_names
     )
     return web.Response(body=body, headers={"Content-Type": content_type})

@@ -1,4 +1,4 @@
-"""OpenTelemetry spans of requests, made when a request has ended: while it streams, nothing is done for them."""
+"""OpenTelemetry spans of requests. They are made when a request has ended, so a stream pays nothing for them."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ type _UnixClock = Callable[[float], int]  # monotonic seconds to nanoseconds sin
 
 
 def open_tracer(endpoint: str) -> RequestTracer | None:
-    """Return what posts spans to an endpoint, None where there is none.
+    """Return the tracer for an endpoint, None without an endpoint.
 
     Raises:
-        SettingsError: the packages for it are not installed.
+        SettingsError: the packages of the extra `traces` are not installed.
     """
     if not endpoint:
         return None
@@ -31,12 +31,9 @@ def open_tracer(endpoint: str) -> RequestTracer | None:
 
 
 class RequestTracer:
-    """Makes the spans of requests, and exports them from a thread of its own.
+    """Makes the spans of requests, and exports them from a thread.
 
     The SDK reads the other OTEL_* variables: service name, sampler, headers, batches.
-
-    Args:
-        exporter: where they go.
     """
 
     def __init__(self, exporter: Any) -> None:
@@ -52,7 +49,7 @@ class RequestTracer:
         self._propagator = TraceContextTextMapPropagator()
 
     def begin(self, facts: RequestFacts, headers: Mapping[str, str]) -> None:
-        """Open the span of a request, below that of its caller if it names one (W3C trace context)."""
+        """Open the span of a request, below the caller's span if there is one (W3C trace context)."""
         from opentelemetry.trace import SpanKind
 
         carrier = {name: headers[name] for name in ("traceparent", "tracestate") if name in headers}
@@ -66,7 +63,7 @@ class RequestTracer:
         facts.trace_id = f"{span.get_span_context().trace_id:032x}"
 
     def end(self, facts: RequestFacts, *, method: str, endpoint: str, status: int) -> None:
-        """Close the span of a request, with those of its completions below it."""
+        """Close the span of a request, with the spans of its completions below it."""
         from opentelemetry.trace import StatusCode
 
         span = facts.span
@@ -91,11 +88,11 @@ class RequestTracer:
         span.end()
 
     def close(self) -> None:
-        """Send what was not sent yet. It may block."""
+        """Send the remaining spans. It may block."""
         self._provider.shutdown()
 
     def _completion(self, facts: RequestFacts, record: StreamRecord, index: int, unix_ns: _UnixClock) -> None:
-        """Make the span of a completion: from when it was sent to Triton to its last chunk, its phases below it."""
+        """Make the span of a completion, from sending it to its last chunk, with its phases below it."""
         from opentelemetry.trace import SpanKind, StatusCode, set_span_in_context
 
         completion = record.completions[index]
@@ -108,18 +105,18 @@ class RequestTracer:
             attributes=attributes,
         )
         if completion.phases is not None:
-            told_s = completion.last_s - record.sent_s
-            self._phases(completion.phases, told_s, set_span_in_context(span), lambda s: unix_ns(record.sent_s + s))
+            end_s = completion.last_s - record.sent_s
+            self._phases(completion.phases, end_s, set_span_in_context(span), lambda s: unix_ns(record.sent_s + s))
         if completion.finish_reason is None and facts.error is not None:
             span.set_status(StatusCode.ERROR)
             span.set_attribute("error.type", facts.error_code)
         span.end(unix_ns(time.monotonic() if completion.finish_reason is None else completion.last_s))
 
-    def _phases(self, phases: Phases, told_s: float, context: Any, unix_ns: _UnixClock) -> None:
-        """Make the spans of what the stages did, one after the other; the way to Triton and back is the outer ones'.
+    def _phases(self, phases: Phases, end_s: float, context: Any, unix_ns: _UnixClock) -> None:
+        """Make the spans of the stages. The first and the last include the way to Triton and back.
 
         Args:
-            told_s: when the last chunk came, from when the completion was sent to Triton, as are the clock's seconds.
+            end_s: seconds from sending the completion to its last chunk. The clock counts from sending too.
         """
         start_s = 0.0
         for name, stage, seconds in (
@@ -127,7 +124,7 @@ class RequestTracer:
             ("queue", "engine", phases.queue_s),
             ("prefill", "engine", phases.prefill_s),
             ("decode", "engine", phases.decode_s),
-            ("detokenization", "detokenizer", max(0.0, told_s - phases.total_s)),
+            ("detokenization", "detokenizer", max(0.0, end_s - phases.total_s)),
         ):
             begun = self._tracer.start_span(
                 name, context=context, start_time=unix_ns(start_s), attributes={"conch.stage": stage}
@@ -137,7 +134,7 @@ class RequestTracer:
 
 
 def _attributes(facts: RequestFacts, record: StreamRecord, index: int) -> dict[str, Any]:
-    """Return what the semantic conventions for generative AI know of a completion. What was said is not among it."""
+    """Return a completion's attributes by the semantic conventions for generative AI, without its content."""
     completion = record.completions[index]
     request, usage = completion.request, completion.usage
     reason = completion.finish_reason or ("cancelled" if facts.error_code == CLIENT_CLOSED else "error")
@@ -156,7 +153,7 @@ def _attributes(facts: RequestFacts, record: StreamRecord, index: int) -> dict[s
         attributes["gen_ai.request.choice.count"] = record.num_per_prompt
     if usage is not None:
         attributes["gen_ai.usage.output_tokens"] = usage.num_output_tokens
-        if index % record.num_per_prompt == 0:  # the completions of one prompt share it: who adds up gets the sum
+        if index % record.num_per_prompt == 0:  # the completions of one prompt count it once
             attributes["gen_ai.usage.input_tokens"] = usage.num_input_tokens
     return attributes
 

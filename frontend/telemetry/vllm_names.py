@@ -1,7 +1,4 @@
-"""The metrics that vLLM has too, once more under vLLM's names: dashboards and autoscalers read those.
-
-Nothing is counted twice: the copies are made when somebody reads them.
-"""
+"""Copies of metrics under vLLM's names, for dashboards and autoscalers. They are made for each scrape."""
 
 from __future__ import annotations
 
@@ -14,11 +11,11 @@ from prometheus_client.samples import Sample
 from frontend.telemetry.definitions import METRICS
 
 _NAMES = {metric.name.removesuffix("_total"): metric.vllm for metric in METRICS if metric.vllm}
-_REASONS = {"cancelled": "abort"}  # what vLLM calls it
+_REASONS = {"cancelled": "abort"}  # ours to vLLM's
 
 
 class VllmNames(Collector):
-    """What another collector says, and the copies.
+    """The metrics of another collector and their copies.
 
     Args:
         collector: such as a registry.
@@ -28,7 +25,7 @@ class VllmNames(Collector):
         self._collector = collector
 
     def collect(self) -> Iterator[Family]:
-        """Yield each family, and its copies after it."""
+        """Yield each family and its copies."""
         for family in self._collector.collect():
             yield family
             for name in _NAMES.get(family.name, ()):
@@ -47,7 +44,7 @@ def _samples(samples: Iterable[Sample], old: str, new: str) -> Iterator[Sample]:
 
 
 def _labels(labels: Mapping[str, str]) -> dict[str, str]:
-    """Return vLLM's labels; where ours name the Triton, that tells the engines of a model apart."""
+    """Return vLLM's labels. Our label `triton` stays: it distinguishes the engines of a model."""
     ours = dict(labels)
     renamed = {"model_name": ours.pop("model"), "engine": "0"}
     if "finish_reason" in ours:

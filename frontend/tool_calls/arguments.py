@@ -1,4 +1,4 @@
-"""Follows a call's arguments to their end while they stream."""
+"""Finds the end of a call's arguments while they stream."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from typing import Protocol
 class Ending(Enum):
     """Why arguments end where they do."""
 
-    CLOSED = auto()  # the JSON value is whole
-    MARKER = auto()  # it is not, but the end marker stands there
+    CLOSED = auto()  # the JSON value is complete
+    MARKER = auto()  # the end marker comes before the end of the value
 
 
 class ArgumentsReader(Protocol):
     """Reads one value."""
 
     def read(self, text: str) -> tuple[str, int, Ending | None]:
-        """Return the arguments' next piece, how much of the text that took, and why they end there, if they do.
+        """Return the next piece of the arguments, the characters read, and the ending if they end there.
 
-        What it did not take it has to see again, with more behind it.
+        The next call gets the unread characters again, followed by more.
         """
         ...
 
 
 class ObjectReader:
-    """Finds the end of a JSON object, of which it knows no more than strings and braces.
+    """Finds the end of a JSON object by its strings and braces.
 
     Args:
-        end_marker: ends the value wherever JSON cannot have it, outside of strings; empty: nothing does.
-        depth: braces that are open already.
+        end_marker: ends the value outside of strings; empty: no marker.
+        depth: number of open braces.
     """
 
     _IN_STRING = re.compile(r'"|\\')
@@ -70,7 +70,7 @@ class ObjectReader:
 
 
 class StringReader:
-    """Decodes arguments that are wrapped in a JSON string, as some models write them."""
+    """Decodes arguments inside a JSON string; some models write them so."""
 
     _PART = re.compile(
         r"""[^"\\]+
@@ -85,7 +85,7 @@ class StringReader:
         self._is_open = False
 
     def read(self, text: str) -> tuple[str, int, Ending | None]:
-        """See ArgumentsReader; what is no escape of a character stays as it is."""
+        """See ArgumentsReader; an invalid escape stays as it is."""
         pieces: list[str] = []
         position = 0
         if not self._is_open and text:

@@ -1,4 +1,4 @@
-"""What a parser finds in an answer, in the order of the text."""
+"""The parts of an answer in the order of the text."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class ContentDelta:
 
 @dataclass(frozen=True, slots=True)
 class CallBegin:
-    """A call of the tool `name`; calls are counted from 0."""
+    """The beginning of a call of the tool `name`; `index` counts from 0."""
 
     index: int
     name: str
@@ -22,7 +22,7 @@ class CallBegin:
 
 @dataclass(frozen=True, slots=True)
 class ArgumentsDelta:
-    """A piece of a call's arguments, which are JSON text: the model's own characters, valid or not."""
+    """A piece of a call's arguments: the model's text, valid JSON or not."""
 
     index: int
     text: str
@@ -30,7 +30,7 @@ class ArgumentsDelta:
 
 @dataclass(frozen=True, slots=True)
 class CallEnd:
-    """The model ended the call. A call without it was cut, or went on with something else than it has to."""
+    """The end of a call. A call without an end was cut, or is malformed."""
 
     index: int
 

@@ -1,4 +1,4 @@
-"""Turns an answer's text, as it streams, into content and tool calls."""
+"""Splits an answer's text into content and tool calls while it streams."""
 
 from __future__ import annotations
 
@@ -6,60 +6,60 @@ from frontend.tool_calls.arguments import ArgumentsReader, Ending, ObjectReader,
 from frontend.tool_calls.events import ArgumentsDelta, CallBegin, CallEnd, ContentDelta, ToolEvent
 from frontend.tool_calls.syntax import SYNTAXES, WHITE, Syntax
 
-_PIECE_SIZE = 4096  # the parser's work on a piece may grow faster than its size
+_PIECE_SIZE = 4096  # the work on a piece may grow faster than its size
 
 
 class ToolCallParser:
-    """Finds calls in text, however it is cut into chunks.
+    """Finds calls in text; the borders of chunks make no difference.
 
-    What is no call comes out as content, verbatim: it is held back only while it can still become one. White space
-    before and after calls is no content.
+    Other text is content, unchanged. It waits only while it can still become a call. White space around calls is
+    dropped.
     """
 
     def __init__(self, syntax: Syntax) -> None:
         self._syntax = syntax
-        self._has_markers = bool(syntax.markers)  # without them nothing behind content begins a call
+        self._has_markers = bool(syntax.markers)  # without markers no call can follow content
         self._buffer = ""
-        self._held = ""  # white space before the buffer that is content if no call follows
+        self._white = ""  # white space before the buffer; content unless a call follows
         self._num_calls = 0
         self._arguments: ArgumentsReader = ObjectReader("")
         self._events: list[ToolEvent] = []
         self._step = self._read_content if self._has_markers else self._read_head
 
     def push(self, text: str) -> list[ToolEvent]:
-        """Take the next piece of the answer; return what is certain with it."""
-        # A step may look at the whole buffer, so it is kept small.
+        """Add the next piece of the answer; return the events that are certain."""
+        # A step may read the whole buffer, so the buffer stays small.
         for start in range(0, len(text), _PIECE_SIZE):
             self._buffer += text[start : start + _PIECE_SIZE]
             while self._buffer and self._step():
                 pass
-        return self._take_events()
+        return self._pop_events()
 
     def finish(self, *, is_cut: bool = False) -> list[ToolEvent]:
-        """Return the events that were held back until the answer's end. An open call gets no end event.
+        """Return the remaining events at the answer's end. An open call gets no end event.
 
         Args:
-            is_cut: the answer ended by length. The beginning of a call is then dropped instead of becoming content. A
-                single held character is content: it is more likely text.
+            is_cut: the answer ended by length. The beginning of a call is then dropped, but a single character is
+                content: it is more likely text.
         """
         is_lost = is_cut and len(self._buffer) > 1
         if self._step == self._read_content or (self._step == self._read_head and not is_lost):
-            self._add_content(self._held + self._buffer)
+            self._add_content(self._white + self._buffer)
         elif self._step == self._read_arguments:
             self._add_arguments(self._buffer)
-        self._buffer = self._held = ""
-        return self._take_events()
+        self._buffer = self._white = ""
+        return self._pop_events()
 
-    # A step takes something from the buffer and returns True, or returns False until there is more in it.
+    # A step reads from the buffer and returns True, or returns False if it needs more text.
 
     def _read_content(self) -> bool:
         start = self._syntax.marker_start(self._buffer) if self._has_markers else len(self._buffer)
         text, self._buffer = self._buffer[:start], self._buffer[start:]
         certain = text.rstrip(WHITE) if self._has_markers else text
         if certain:
-            self._add_content(self._held + certain)
-            self._held = ""
-        self._held += text[len(certain) :]
+            self._add_content(self._white + certain)
+            self._white = ""
+        self._white += text[len(certain) :]
         if self._buffer:
             self._step = self._read_head
         return bool(self._buffer)
@@ -68,16 +68,16 @@ class ToolCallParser:
         for head in self._syntax.heads:
             if found := head.match(self._buffer):
                 self._events.append(CallBegin(self._num_calls, found["name"]))
-                self._buffer, self._held = self._buffer[found.end() :], ""
+                self._buffer, self._white = self._buffer[found.end() :], ""
                 is_string = self._buffer[0] == '"'
                 self._arguments = StringReader() if is_string else ObjectReader(self._syntax.end_marker)
                 self._step = self._read_arguments
                 return True
         if any(head.is_begun(self._buffer) for head in self._syntax.heads):
             return False
-        # The marker's first character is content, so the search goes on behind it.
-        self._add_content(self._held + self._buffer[0])
-        self._buffer, self._held = self._buffer[1:], ""
+        # The marker's first character is content; the search continues after it.
+        self._add_content(self._white + self._buffer[0])
+        self._buffer, self._white = self._buffer[1:], ""
         self._step = self._read_content
         return True
 
@@ -146,7 +146,7 @@ class ToolCallParser:
         if text:
             self._events.append(ArgumentsDelta(self._num_calls, text))
 
-    def _take_events(self) -> list[ToolEvent]:
+    def _pop_events(self) -> list[ToolEvent]:
         events, self._events = self._events, []
         return events
 

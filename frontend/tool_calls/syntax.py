@@ -1,4 +1,4 @@
-"""The text forms of tool calls, written so that their beginnings are recognized before they are whole."""
+"""The text forms of tool calls, and of their beginnings."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from model_repository.tool_formats import DEEPSEEK, HERMES, LLAMA3_JSON, PLAIN
 
 WHITE = " \t\r\n"
 
-# Bounded, so that what is held back stays small and is recognized from its start each time more comes.
+# Bounded: the parser matches the whole waiting text again with each piece.
 _PIECES = {" ": rf"[{WHITE}]{{0,64}}+", "@": r'(?P<name>[^"\\\x00-\x1f]{1,256}+)', "$": r'(?=["{])'}
 
 
 class Form:
-    """A text form. In its notation a space is any white space, `@` the name; `$` says that JSON arguments follow."""
+    """A text form. In its notation a space is any white space, `@` is the name, `$` comes before JSON arguments."""
 
     def __init__(self, notation: str) -> None:
         pieces = [_PIECES.get(character) or re.escape(character) for character in notation]
@@ -26,26 +26,26 @@ class Form:
         self._beginning = re.compile(beginning.replace("?P<name>", "?:"))
 
     def match(self, text: str) -> re.Match[str] | None:
-        """Find the form at the start of a text."""
+        """Match the form at the start of a text."""
         return self._whole.match(text)
 
     def is_begun(self, text: str) -> bool:
-        """Whether the text, all of it, could be the beginning of the form."""
+        """Whether the whole text can be the beginning of the form."""
         return self._beginning.fullmatch(text) is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Syntax:
-    """How a format's calls are read, which is more tolerant than how they are written."""
+    """The calls of a format. The parser accepts more forms than the format writes."""
 
-    markers: tuple[str, ...]  # what calls begin with, anywhere in a text; none: at the start of the answer only
+    markers: tuple[str, ...]  # begin calls; empty: calls only at the start of the answer
     heads: tuple[Form, ...]  # up to the arguments
     tails: tuple[Form, ...]  # from the arguments to the end of the call
     end_marker: str = ""  # ends a call whose arguments never close
-    closing: Form | None = None  # no content, behind a call
+    closing: Form | None = None  # after the calls; not content
 
     def marker_start(self, text: str) -> int:
-        """Return where a marker starts, or at the end of the text what may become one; else the text's length."""
+        """Return the start of a marker, or of its possible beginning at the end of the text; else the text's length."""
         start = text.find("<")
         while start >= 0:
             rest = text[start : start + 32]
@@ -55,7 +55,7 @@ class Syntax:
         return len(text)
 
 
-# Keys are read in the order in which the formats write them: the name has to be known before arguments can stream.
+# The name must come first: without it the arguments cannot stream.
 _OBJECTS = ('{ "name" : "@" , "arguments" : $', '{ "name" : "@" , "parameters" : $')
 
 _CALL, _CALL_END = HERMES.special_tokens

@@ -25,8 +25,7 @@ from frontend.protocol.chat import ChatCompletionRequest
 from frontend.tool_calls.events import ArgumentsDelta, CallBegin, CallEnd, ContentDelta, ToolEvent
 from frontend.tool_calls.parser import ToolCallParser, tool_call_parser
 from frontend.translate.logprobs import chat_logprobs
-from frontend.translate.obfuscation import padding
-from frontend.translate.usage import total_usage
+from frontend.translate.reply import padding, total_usage
 from frontend.triton.models import ModelName
 from model_repository.contract import output
 from model_repository.contract.output import GenerationChunk
@@ -34,24 +33,24 @@ from model_repository.contract.output import GenerationChunk
 
 @dataclass(slots=True)
 class _Choice:
-    """One choice while it is told."""
+    """The state of one choice."""
 
     parser: ToolCallParser | None
     num_called: int = 0
-    num_ended: int = 0  # of them; what was cut is no call to carry out
+    num_ended: int = 0  # a client must not run a call that was cut
 
     @property
     def has_called(self) -> bool:
-        """Whether there are calls, all of them whole."""
+        """Whether the choice has calls, all of them complete."""
         return 0 < self.num_called == self.num_ended
 
 
 class ChatReply:
-    """Tells of the completions of one chat.
+    """Writes the answer to one chat.
 
     Args:
         chat: the request.
-        name: what the client called the model.
+        name: the model, by the client's name.
         created: unix seconds.
     """
 
@@ -71,18 +70,18 @@ class ChatReply:
         self._is_deprecated = bool(chat.functions)
         tool_choice = chat.tool_choice or chat.function_call
         self._is_named = tool_choice is not None and tool_choice.type == "function"
-        # Then the answer is nothing but calls: what is read as text is one that was cut before it had a name.
+        # A forced call leaves no content: text is the beginning of a call that was cut.
         self._has_no_content = tool_choice is not None and tool_choice.type in ("required", "function")
         has_tools = bool(chat.tool_names()) and (tool_choice is None or tool_choice.type != "none")
         self._choices = [
             _Choice(tool_call_parser(name.model.tool_call_format) if has_tools else None) for _ in range(chat.n or 1)
         ]
         self._num_running = len(self._choices)
-        self._usages: dict[int, output.Usage] = {}  # of the choices that have said theirs
+        self._usages: dict[int, output.Usage] = {}  # by choice
         self.is_plain = not (has_tools or self._is_padded or self._has_logprobs or self._has_token_ids)
 
     def opening(self, first: GenerationChunk) -> Sequence[ChatCompletionChunk]:
-        """Return the chunks that say who speaks, one for each choice."""
+        """Return the events with the role, one for each choice."""
         if first.usage is not None:
             self._usages[0] = msgspec.structs.replace(first.usage, num_output_tokens=0)
         role: Delta = {"role": "assistant", "content": ""}
@@ -92,7 +91,7 @@ class ChatReply:
         return events
 
     def events(self, index: int, chunk: GenerationChunk) -> Sequence[ChatCompletionChunk]:
-        """Return the events that tell of a chunk; after the last one of all, also the usage if it was asked for."""
+        """Return the events of a chunk; after the last chunk of all, also the usage if the client wants it."""
         choice = self._choices[index]
         if chunk.usage is not None:
             self._usages[index] = chunk.usage
@@ -115,13 +114,13 @@ class ChatReply:
         return events
 
     def whole(self, chunks: Sequence[GenerationChunk]) -> ChatCompletion:
-        """Return the answer of a request that does not stream: one chunk for each choice."""
+        """Return the answer without a stream, from one chunk for each choice."""
         usages = {index: chunk.usage for index, chunk in enumerate(chunks) if chunk.usage is not None}
         whole: ChatCompletion = {
             "id": self.id,
             "object": "chat.completion",
             "created": self._created,
-            "model": self._name.asked,
+            "model": self._name.requested,
             "system_fingerprint": self._name.model.fingerprint,
             "choices": [self._whole_choice(index, chunk) for index, chunk in enumerate(chunks)],
             "usage": total_usage(usages, len(chunks)),
@@ -171,7 +170,7 @@ class ChatReply:
         return message
 
     def _deltas(self, choice: _Choice, chunk: GenerationChunk) -> list[Delta]:
-        """Return what a chunk adds to the message."""
+        """Return a chunk's additions to the message."""
         if choice.parser is None:
             return [{"content": chunk.text}] if chunk.text else []
         events = choice.parser.push(chunk.text)
@@ -223,7 +222,7 @@ class ChatReply:
             "id": self.id,
             "object": "chat.completion.chunk",
             "created": self._created,
-            "model": self._name.asked,
+            "model": self._name.requested,
             "system_fingerprint": self._name.model.fingerprint,
             "choices": list(choices),
         }

@@ -8,21 +8,20 @@ from collections.abc import Sequence
 from frontend.protocol.answers import Completion, CompletionChoice, Usage
 from frontend.protocol.completion import CompletionRequest
 from frontend.translate.logprobs import CompletionLogprobsWriter, mean_logprob
-from frontend.translate.obfuscation import padding
-from frontend.translate.usage import total_usage
+from frontend.translate.reply import padding, total_usage
 from frontend.triton.models import ModelName
 from model_repository.contract import output
 from model_repository.contract.output import GenerationChunk
 
 
 class CompletionReply:
-    """Tells of the completions of one request.
+    """Writes the answer to one completions request.
 
     Args:
         completion: the request.
-        name: what the client called the model.
+        name: the model, by the client's name.
         created: unix seconds.
-        prompt_num_chars: the length of each prompt in characters, where log probabilities are asked for.
+        prompt_num_chars: characters of each prompt; read with log probabilities only.
     """
 
     def __init__(
@@ -48,15 +47,15 @@ class CompletionReply:
         self._has_usage = options is not None and bool(options.include_usage)
         self._has_running_usage = options is not None and bool(options.continuous_usage_stats)
         self.is_plain = not (self._is_padded or self._has_logprobs or self._has_token_ids)
-        # Fireworks' way, for those who did not say that they want OpenAI's.
+        # Fireworks' rule; stream_options select OpenAI's.
         self._has_usage_on_last_chunk = options is None
 
     def opening(self, first: GenerationChunk) -> Sequence[Completion]:
-        """Return nothing: a completion has no role."""
+        """Return no events: a completion has no role."""
         return ()
 
     def events(self, index: int, chunk: GenerationChunk) -> Sequence[Completion]:
-        """Return the events that tell of a chunk; after the last one of all, also the usage where it is wanted."""
+        """Return the events of a chunk; after the last chunk of all, also the usage if the client wants it."""
         if chunk.usage is not None:
             self._usages[index] = chunk.usage
         piece = self._completion([self._choice(index, index, chunk)])
@@ -78,18 +77,18 @@ class CompletionReply:
         return (piece, closing)
 
     def whole(self, chunks: Sequence[GenerationChunk]) -> Completion:
-        """Return the answer of a request that does not stream: one chunk for each completion that was drawn."""
+        """Return the answer without a stream, from one chunk for each completion."""
         choices: list[CompletionChoice] = []
         for start in range(0, len(chunks), self.num_per_prompt):
             for index in self._chosen(chunks, start):
                 choices.append(self._choice(len(choices), index, chunks[index]))
-        self._usages = {index: _reported(chunk) for index, chunk in enumerate(chunks)}
+        self._usages = {index: chunk.usage for index, chunk in enumerate(chunks) if chunk.usage is not None}
         completion = self._completion(choices)
         completion["usage"] = self._usage()
         return completion
 
     def _chosen(self, chunks: Sequence[GenerationChunk], start: int) -> list[int]:
-        """Return which of the completions that were drawn of a prompt are shown: the best, or simply all."""
+        """Return the numbers of a prompt's completions in the answer: the best ones with `best_of`, else all."""
         drawn = list(range(start, start + self.num_per_prompt))
         if self.num_per_prompt > self._num_chosen:
             drawn.sort(key=lambda index: mean_logprob(chunks[index]), reverse=True)
@@ -116,7 +115,7 @@ class CompletionReply:
             "id": self.id,
             "object": "text_completion",
             "created": self._created,
-            "model": self._name.asked,
+            "model": self._name.requested,
             "system_fingerprint": self._name.model.fingerprint,
             "choices": choices,
         }
@@ -126,8 +125,3 @@ class CompletionReply:
 
     def _usage(self) -> Usage:
         return total_usage(self._usages, self.num_per_prompt)
-
-
-def _reported(chunk: GenerationChunk) -> output.Usage:
-    assert chunk.usage is not None, "a stream that ends without its counts is an error long before here"
-    return chunk.usage

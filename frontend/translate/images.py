@@ -1,4 +1,4 @@
-"""Images in requests: data URIs to the bytes of image files. No URL is ever fetched."""
+"""Images in requests: data URIs to the bytes of image files. The server fetches no URL."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ _DATA_URI = re.compile(r"(?:data:)?(?P<mime>image/[\w.+-]+)(?:;base64)?,(?P<payl
 
 
 def images_from_data_uris(uris: Sequence[str], num_markers: int) -> tuple[bytes, ...]:
-    """Return the images of a completion's prompt, one for each marker in it.
+    """Return the images of a completion's prompt, one for each marker.
 
     Raises:
-        InvalidRequest: their number differs from the markers', or one is malformed.
+        InvalidRequest: the numbers of images and markers differ, or an image is malformed.
     """
     if len(uris) != num_markers:
-        rule = f"{len(uris)} images for {num_markers} `<image>` in the prompt: there must be one for each"
+        rule = f"{len(uris)} images for {num_markers} `<image>` in the prompt: each needs one image"
         raise InvalidRequest(f"images: {rule}", param="images")
     return tuple(image_from_data_uri(uri, f"images[{index}]") for index, uri in enumerate(uris))
 
@@ -29,8 +29,8 @@ def image_from_data_uri(uri: str, param: str) -> bytes:
     """Return the image in a data URI.
 
     Raises:
-        UnsupportedValue: it is some other URL, which would have to be fetched.
-        InvalidRequest: not base64.
+        UnsupportedValue: the URL is not a data URI.
+        InvalidRequest: the data is not base64.
     """
     found = _DATA_URI.fullmatch(uri)
     if found is None:

@@ -18,7 +18,7 @@ def chat_logprobs(logprobs: Sequence[TokenLogprob], *, has_ids: bool = False, is
     Args:
         logprobs: of the tokens drawn.
         has_ids: tokens are named by their ids.
-        is_whole: tokens without text, as an end token, are among them: for those who read token ids beside them.
+        is_whole: tokens without text, such as end tokens, are included, as in the list of token ids.
     """
     content: list[answers.TokenLogprob] = [
         {
@@ -45,15 +45,15 @@ def _chat_token(item: TokenLogprob | TopLogprob, has_ids: bool) -> str:
 
 
 def _id_text(token_id: int) -> str:
-    """Return a token's id as vLLM writes it in place of its text."""
+    """Return a token's id in vLLM's form."""
     return f"token_id:{token_id}"
 
 
 class CompletionLogprobsWriter:
-    """Writes the log probabilities of one completion, piece by piece: offsets go on from piece to piece.
+    """Writes the log probabilities of one completion. Offsets continue from piece to piece.
 
     Args:
-        num_chars: characters of the prompt, where the text does not begin with it.
+        num_chars: characters of the prompt; 0 if the text begins with the prompt.
         has_ids: tokens are named by their ids.
     """
 
@@ -63,7 +63,7 @@ class CompletionLogprobsWriter:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def write(self, logprobs: Sequence[TokenLogprob], num_prompt_tokens: int = 0) -> CompletionLogprobs:
-        """Return the lists of the next tokens, of which the first may be an echoed prompt's."""
+        """Return the lists of the next tokens. The first `num_prompt_tokens` belong to an echoed prompt."""
         lists: CompletionLogprobs = {"text_offset": [], "token_logprobs": [], "tokens": [], "top_logprobs": []}
         for index, item in enumerate(logprobs):
             if num_prompt_tokens and index == num_prompt_tokens:  # prompt and completion are decoded apart
@@ -88,7 +88,7 @@ class CompletionLogprobsWriter:
         return _id_text(item.token_id) if self._has_ids else _token_text(item.token_bytes)
 
     def _num_broken_before(self, token_bytes: bytes) -> int:
-        """Return 1 if an unfinished character stands before these bytes that they do not finish, else 0."""
+        """Return 1 if these bytes do not continue the unfinished character before them, else 0."""
         pending = self._decoder.getstate()[0]
         if not pending or not token_bytes:
             return 0
@@ -100,13 +100,13 @@ class CompletionLogprobsWriter:
 
 
 def mean_logprob(chunk: GenerationChunk) -> float:
-    """Return how likely the completion's own tokens were, on average; minus infinity for an empty text."""
+    """Return the mean log probability of the completion's own tokens; minus infinity for an empty text."""
     values = [item.logprob for item in chunk.logprobs[chunk.num_prompt_tokens :] if item.logprob is not None]
     return sum(values) / len(values) if values else float("-inf")
 
 
 def _name(item: TokenLogprob) -> str:
-    """Return the text that a token adds; of an end token, which adds none, its own, where that is known."""
+    """Return the text that a token adds. An end token adds no text: return its name if it is known."""
     if not item.token_bytes:
         item_itself = next((each for each in item.top if each.token_id == item.token_id), None)
         return "" if item_itself is None else _token_text(item_itself.token_bytes)
@@ -114,7 +114,7 @@ def _name(item: TokenLogprob) -> str:
 
 
 def _token_text(token_bytes: bytes) -> str:
-    """Return a token as text; as OpenAI does, one that is no whole character by its bytes."""
+    """Return a token as text; a token with partial characters by its bytes, as OpenAI does."""
     try:
         return token_bytes.decode("utf-8")
     except UnicodeDecodeError:

@@ -1,28 +1,47 @@
-"""What the two kinds of reply have in common."""
+"""Shared by both kinds of reply: the token counts of a request, and the padding of events."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+import secrets
+import string
+from collections import defaultdict
+from collections.abc import Mapping
 
-from frontend.protocol.answers import ChatCompletion, ChatCompletionChunk, Completion
-from model_repository.contract.output import GenerationChunk
+from frontend.protocol.answers import Usage
+from model_repository.contract import output
 
-type Event = ChatCompletionChunk | Completion
+_PADDING_BLOCK = 16  # characters
+_PADDING_ALPHABET = string.ascii_letters + string.digits
 
 
-class Reply(Protocol):
-    """How one request is answered, in the words of its endpoint."""
+def total_usage(usages: Mapping[int, output.Usage], num_per_prompt: int) -> Usage:
+    """Return the token counts of a request: each prompt counts once, each completion counts.
 
-    id: str  # the completion's name, the same in all its chunks
-    num_per_prompt: int  # completions that are drawn of each prompt
-    is_plain: bool  # a chunk that is nothing but text is one event, always the same one but for the text
+    Args:
+        usages: by the number of the completion. Completions of one prompt have consecutive numbers.
+        num_per_prompt: completions of each prompt.
+    """
+    prompts = defaultdict[int, list[output.Usage]](list)
+    for index, usage in usages.items():
+        prompts[index // num_per_prompt].append(usage)
+    prompt_tokens = sum(same[0].num_input_tokens for same in prompts.values())
+    completion_tokens = sum(each.num_output_tokens for each in usages.values())
+    # Completions of one prompt reuse each other's KV tokens: the smallest count is from before the request.
+    cached_tokens = sum(min(each.num_cached_tokens for each in same) for same in prompts.values())
+    return {
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": completion_tokens,
+        "total_tokens": prompt_tokens + completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": cached_tokens, "audio_tokens": 0},
+        "completion_tokens_details": {
+            "reasoning_tokens": 0,
+            "accepted_prediction_tokens": 0,
+            "rejected_prediction_tokens": 0,
+            "audio_tokens": 0,
+        },
+    }
 
-    def opening(self, first: GenerationChunk) -> Sequence[Event]:
-        """Return the events before the first chunk of all."""
 
-    def events(self, index: int, chunk: GenerationChunk) -> Sequence[Event]:
-        """Return the events that tell of a chunk of a choice; after the last one of all, also what closes it."""
-
-    def whole(self, chunks: Sequence[GenerationChunk]) -> ChatCompletion | Completion:
-        """Return the answer of a request that does not stream: one chunk for each completion that was drawn."""
+def padding(num_chars: int) -> str:
+    """Return 1 to 16 random characters that pad a text to whole blocks: event sizes then say little about the text."""
+    return "".join(secrets.choice(_PADDING_ALPHABET) for _ in range(_PADDING_BLOCK - num_chars % _PADDING_BLOCK))

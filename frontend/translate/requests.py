@@ -1,4 +1,4 @@
-"""From a request in OpenAI's words to the generation requests that answer it. Pure but for random numbers."""
+"""OpenAI's requests to generation requests. Pure except for random numbers."""
 
 from __future__ import annotations
 
@@ -32,25 +32,28 @@ from model_repository.contract.request import (
 )
 from model_repository.model_parameters import RequestDefaults
 
-_NEUTRAL = SamplingParams()
+# Fields with the same name and meaning in SamplingParams.
+_SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
 _UINT64 = 2**64 - 1
-_LLAMA_CPP_TARGET = 5.0  # of Mirostat, for those who switch it on by llama.cpp's name
+_LLAMA_CPP_TARGET = 5.0  # Mirostat's default target with llama.cpp's field `mirostat`
 IMAGE_MARKER = "<image>"
+_MAX_TOKEN_CHARS = 256  # of the longest token of any known vocabulary; Llama 3 has 128
 _REASONING = ("reasoning_content", "reasoning")
 
 
 def chat_to_requests(
     chat: ChatCompletionRequest, name: ModelName, defaults: RequestDefaults, request_id: str = ""
 ) -> list[GenerationRequest]:
-    """Return a chat request as generation requests, one for each choice; `request_id` is its name in logs."""
-    params = _params(
-        chat,
-        name,
-        defaults,
-        max_tokens=_max_tokens(chat, defaults.chat_max_tokens, name),
-        num_logprobs=(chat.top_logprobs or 0) if chat.logprobs else None,
-    )
+    """Return a generation request for each choice of a chat; `request_id` is for logs.
+
+    Raises:
+        ContextLengthExceeded: the messages are too long for any tokenizer.
+    """
+    max_tokens = _max_tokens(chat, defaults.chat_max_tokens, name)
+    num_logprobs = (chat.top_logprobs or 0) if chat.logprobs else None
+    params = _params(chat, name, defaults, max_tokens=max_tokens, num_logprobs=num_logprobs)
     prompt = _chat_prompt(chat, chat.messages, _tool_use(chat), name)
+    _check_num_chars(sum(len(message["content"]) for message in prompt.messages), "messages", name.model)
     request = GenerationRequest(prompt=prompt, params=params, images=_images_in(chat.messages), request_id=request_id)
     return _repeated(request, chat.n or 1)
 
@@ -58,10 +61,10 @@ def chat_to_requests(
 def completion_to_requests(
     completion: CompletionRequest, name: ModelName, defaults: RequestDefaults, request_id: str = ""
 ) -> list[GenerationRequest]:
-    """Return a completions request as generation requests: for each prompt, one for each completion drawn of it.
+    """Return a generation request for each completion of each prompt, in the order of the prompts.
 
     Raises:
-        ContextLengthExceeded: a prompt of token ids is longer than the context window.
+        ContextLengthExceeded: a prompt is longer than the context window.
     """
     num_drawn = completion.best_of or completion.n or 1
     is_ranked = num_drawn > (completion.n or 1)
@@ -70,7 +73,7 @@ def completion_to_requests(
         name,
         defaults,
         max_tokens=_max_tokens(completion, defaults.completion_max_tokens, name),
-        # Of several candidates, the one with the likeliest tokens is the best.
+        # The best candidate is the one with the likeliest tokens.
         num_logprobs=0 if is_ranked and completion.logprobs is None else completion.logprobs,
         is_echo=bool(completion.echo),
     )
@@ -81,26 +84,40 @@ def completion_to_requests(
             check_num_tokens(text_or_ids, "prompt", name.model)
             prompt = TokenPrompt(tuple(text_or_ids))
         else:
+            _check_num_chars(len(text_or_ids), "prompt", name.model)
             prompt = TextPrompt(text_or_ids, completion.suffix or "")
-        images = images_from_data_uris(completion.images, _num_markers(text_or_ids)) if completion.images else ()
+        num_markers = text_or_ids.count(IMAGE_MARKER) if isinstance(text_or_ids, str) else 0
+        images = images_from_data_uris(completion.images, num_markers) if completion.images else ()
         request = GenerationRequest(prompt=prompt, params=params, images=images, request_id=request_id)
         requests += _repeated(request, num_drawn)
     return requests
 
 
 def check_num_tokens(token_ids: Sequence[int], field: str, model: ServedModel) -> None:
-    """Refuse more token ids than the model has room for, before anything is made of them.
+    """Check that token ids fit the context window.
 
     Raises:
-        ContextLengthExceeded: names the field.
+        ContextLengthExceeded: there are too many.
     """
     if len(token_ids) > model.context_window:
         sizes = f"{len(token_ids)} tokens: the context window is {model.context_window} tokens"
         raise ContextLengthExceeded(f"{field}: {sizes}", param=field)
 
 
+def _check_num_chars(num_chars: int, field: str, model: ServedModel) -> None:
+    """Refuse a text before it is sent that no tokenizer can fit into the context window.
+
+    Raises:
+        ContextLengthExceeded: the text is too long.
+    """
+    num_tokens = -(-num_chars // _MAX_TOKEN_CHARS)
+    if num_tokens > model.context_window:
+        sizes = f"the prompt has at least {num_tokens} tokens: the context window is {model.context_window} tokens"
+        raise ContextLengthExceeded(f"{field}: {sizes}", param=field)
+
+
 def tokenize_to_prompt(request: TokenizeRequest, name: ModelName) -> Prompt:
-    """Return the prompt whose tokens are asked for."""
+    """Return the prompt to tokenize."""
     if request.messages is None:
         return TextPrompt(request.prompt or "")
     tools = tuple(tool.function.as_tool() for tool in request.tools or ())
@@ -108,10 +125,12 @@ def tokenize_to_prompt(request: TokenizeRequest, name: ModelName) -> Prompt:
 
 
 def ignored_fields(body: GenerationBody | TokenizeRequest, name: ModelName) -> list[str]:
-    """Return the places of the fields that this model's runtime or chat template does not read."""
+    """Return the places of fields that the model's runtime or chat template does not read."""
     parameters = name.model.parameters
     places = []
-    if isinstance(body, GenerationBody) and body.seed is not None and _mirostat(body) is None:  # Conch draws Mirostat's
+    if (
+        isinstance(body, GenerationBody) and body.seed is not None and _mirostat(body) is None
+    ):  # the engine stage draws Mirostat's tokens
         places += ["seed"] * (Capability.SEED not in parameters.capabilities)
     if isinstance(body, ChatCompletionRequest) and body.reasoning_effort is not None:
         places += ["reasoning_effort"] * ("reasoning_effort" not in parameters.template_fields)
@@ -181,12 +200,12 @@ def _params(
 
 
 def _repeated(request: GenerationRequest, num_drawn: int) -> list[GenerationRequest]:
-    """Return one request for each choice: each draws with a seed of its own, the first one with the seed given."""
-    params, seed = request.params, request.params.sampling.seed
+    """Return a request for each choice. Choice i draws with `seed + i`."""
+    params, sampling = request.params, request.params.sampling
     requests = []
     for index in range(num_drawn):
-        sampling = params.sampling if not index else replace(params.sampling, seed=(seed + index) & _UINT64)
-        own = replace(params, cancel_key=secrets.token_hex(16), sampling=sampling)
+        own_sampling = replace(sampling, seed=(sampling.seed + index) & _UINT64)
+        own = replace(params, cancel_key=secrets.token_hex(16), sampling=own_sampling)
         requests.append(replace(request, params=own))
     return requests
 
@@ -194,7 +213,7 @@ def _repeated(request: GenerationRequest, num_drawn: int) -> list[GenerationRequ
 def _max_tokens(
     body: ChatCompletionRequest | CompletionRequest, default: int | None, name: ModelName
 ) -> tuple[int, bool]:
-    """Return the limit, and whether it only stands for what the context window leaves."""
+    """Return the limit, and whether it means the rest of the context window."""
     for limit in (body.max_completion_tokens, body.max_tokens, default):
         if limit is not None:
             return limit, False
@@ -202,18 +221,11 @@ def _max_tokens(
 
 
 def _sampling(body: GenerationBody) -> SamplingParams:
-    seed = secrets.randbits(64) if body.seed is None else body.seed & _UINT64
     return SamplingParams(
-        temperature=_or(body.temperature, _NEUTRAL.temperature),
-        top_p=_or(body.top_p, _NEUTRAL.top_p),
-        top_k=max(0, _or(body.top_k, _NEUTRAL.top_k)),
-        min_p=_or(body.min_p, _NEUTRAL.min_p),
-        repetition_penalty=_or(body.repetition_penalty, _NEUTRAL.repetition_penalty),
-        presence_penalty=_or(body.presence_penalty, _NEUTRAL.presence_penalty),
-        frequency_penalty=_or(body.frequency_penalty, _NEUTRAL.frequency_penalty),
+        **{name: value for name in _SAMPLING if (value := getattr(body, name)) is not None},
         logit_bias={int(token_id): bias for token_id, bias in (body.logit_bias or {}).items()},
         mirostat=_mirostat(body),
-        seed=seed,
+        seed=secrets.randbits(64) if body.seed is None else body.seed & _UINT64,
     )
 
 
@@ -227,10 +239,6 @@ def _mirostat(body: GenerationBody) -> Mirostat | None:
         target=next((value for value in targets if value is not None), default.target),
         learning_rate=next((value for value in rates if value is not None), default.learning_rate),
     )
-
-
-def _or[Number: (int, float)](value: Number | None, default: Number) -> Number:
-    return default if value is None else value
 
 
 def _structured_output(body: GenerationBody) -> StructuredOutput | None:
@@ -247,17 +255,17 @@ def _tool_use(chat: ChatCompletionRequest) -> ToolUse | None:
     return ToolUse(
         tools=tuple(function.as_tool() for function in functions),
         choice=choice.words(),
-        # One function was all that the deprecated form could call.
+        # The deprecated form has one call at most.
         is_parallel=chat.parallel_tool_calls is not False and not chat.functions,
     )
 
 
 def message_for_template(message: ChatMessage, template_fields: Collection[str] = ()) -> dict[str, Any]:
-    """Return a message for the chat template. Parts are joined by a line break, as vLLM does.
+    """Return a message for the chat template. Parts are joined by a line break, as in vLLM.
 
     Args:
-        message: the client's.
-        template_fields: those of TEMPLATE_FIELDS that the template reads: it gets the reasoning by each of its names.
+        message: the client's message.
+        template_fields: fields that the template reads. It gets the reasoning under each name that it reads.
     """
     roles = {"developer": "system", "function": "tool"}
     texts = [
@@ -266,17 +274,14 @@ def message_for_template(message: ChatMessage, template_fields: Collection[str] 
     if message.refusal:
         texts = [*filter(None, texts), message.refusal]
     reasoning = message.reasoning_content or message.reasoning or None
-    calls = [call.for_template() for call in _tool_calls(message)]
+    past = list(message.tool_calls or ())
+    if message.function_call is not None:
+        past = [PastToolCall(id="call_0", function=message.function_call)]
+    calls = [call.for_template() for call in past]
     fields: dict[str, Any] = {"role": roles.get(message.role, message.role), "content": "\n".join(texts)}
     named = {"name": message.name, "tool_call_id": message.tool_call_id, "tool_calls": calls or None}
     named |= {name: reasoning for name in _REASONING if name in template_fields}
     return fields | {key: value for key, value in named.items() if value is not None}
-
-
-def _tool_calls(message: ChatMessage) -> list[PastToolCall]:
-    if message.function_call is not None:
-        return [PastToolCall(id="call_0", function=message.function_call)]
-    return list(message.tool_calls or ())
 
 
 def _images_in(messages: Sequence[ChatMessage]) -> tuple[bytes, ...]:
@@ -286,7 +291,3 @@ def _images_in(messages: Sequence[ChatMessage]) -> tuple[bytes, ...]:
         for place, part in enumerate(message.content or ())
         if part.image_url is not None
     )
-
-
-def _num_markers(prompt: str | list[int]) -> int:
-    return prompt.count(IMAGE_MARKER) if isinstance(prompt, str) else 0

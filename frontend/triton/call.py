@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import logging
 import secrets
+import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
@@ -18,7 +19,6 @@ from frontend.errors import APIError
 from frontend.triton.chunk_queue import ChunkQueue
 from frontend.triton.failures import error_from_message, error_from_rpc
 from frontend.triton.messages import infer_request, payload_of
-from frontend.triton.stall import StallClock
 from model_repository.contract.codec import pack, pack_batch, unpack
 from model_repository.contract.output import ChunkBatch
 from model_repository.contract.request import MAX_BATCH_REQUESTS, ChatPrompt, GenerationRequest
@@ -26,17 +26,16 @@ from model_repository.contract.tensors import CHUNK_BATCH, OPEN_STREAM, OUTPUTS,
 
 logger = logging.getLogger(__name__)
 
-# Triton keeps two kilobytes of each batch of chunks until their stream ends, and of each error fifteen until the call
-# does: with so much of it there is a new call.
+# Triton keeps two kilobytes for each batch until the stream ends, and fifteen for each error until the call ends. A
+# call with more than this gets no further requests.
 MAX_KEPT_BYTES = 10_000_000
 _BATCH_BYTES = 2_000
 _ERROR_BYTES = 15_000
-# From the end of the output stream, and of our requests, to the end of the call.
+# From the end of the output stream to the end of the call.
 END_TIMEOUT_S = 5.0
 _BATCH_PAYLOAD_BYTES = 12_000  # of requests in one message: the tokenizer leaves larger messages to a thread
-_NUM_FINISHED_KNOWN = 256  # finished requests whose late chunks are noticed
-_OPENING_ID = "outputs"  # of the request that opens the stream; a batch is called by its first and last number
-_SLOW_BYTES = 8_000  # of a request: more is slow to encode
+_OPENING_ID = "outputs"  # of the request that opens the stream; a batch's id has its first and last number
+_SLOW_BYTES = 8_000  # a larger request takes long to encode
 
 
 class MultiplexedCall:
@@ -46,50 +45,47 @@ class MultiplexedCall:
 
     Args:
         stub: of Triton's gRPC service.
-        slug: the model's.
+        ensemble: the model's.
         on_end: called with this object once it takes no more requests.
         on_orphan: called with the cancel key of a request that the engine has although its reader left or is too slow.
-        on_late: called with the id of a finished request for which another chunk comes.
-        ask_epoch: returns the engine's epoch, None where it does not say.
+        fetch_epoch: returns the engine's epoch; None: it did not answer.
     """
 
     def __init__(
         self,
         stub: Any,
-        slug: str,
+        ensemble: str,
         *,
         on_end: Callable[[MultiplexedCall], None],
         on_orphan: Callable[[str], None],
-        on_late: Callable[[str], None],
-        ask_epoch: Callable[[], Awaitable[int | None]],
+        fetch_epoch: Callable[[], Awaitable[int | None]],
     ) -> None:
-        self._slug = slug
-        self._key = secrets.token_hex(16)  # a secret: it is never logged, and goes to Triton only
+        self._ensemble = ensemble
+        self._key = secrets.token_hex(16)  # a secret: never logged, and only sent to Triton
         self._on_end = on_end
         self._on_orphan = on_orphan
-        self._on_late = on_late
-        self._ask_epoch = ask_epoch
+        self._fetch_epoch = fetch_epoch
         self.epoch: int | None = None  # of the engine, before the stream was opened
-        self._error: APIError | None = None  # why it takes no more requests
+        self._error: APIError | None = None  # after it the call takes no more requests
         self._num_batches = self._num_errors = 0
-        self._num_started = 0  # requests of which something has come, an error too
-        self._silence, self._standstill = (
-            StallClock(),
-            StallClock(),
-        )  # of the whole call; of requests on their way to the engine
+        self._last_batch_s = time.monotonic()  # or the start of the call
         self._numbers = itertools.count(1)
         self._queues: dict[int, ChunkQueue] = {}
-        self._cancel_keys_left: dict[int, str] = {}  # of requests that were left before their first chunk
-        self._finished: dict[int, str] = {}  # the ids of the last that did, by their numbers
+        self._cancel_keys_left: dict[int, str] = {}  # of requests whose reader left before the first chunk
         self._unsent: deque[_Packed] = deque()
-        self._has_unsent = asyncio.Event()  # or the call takes no more
+        self._has_unsent = asyncio.Event()  # or the call has ended
         self._opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._call = stub.ModelStreamInfer(self._messages())  # grpc takes one after the other, and then half-closes
+        self._call = stub.ModelStreamInfer(self._messages())  # grpc reads the messages, and half-closes after the last
 
     @property
     def needs_rotation(self) -> bool:
-        """Whether a new call should get the further requests: Triton keeps too much of this one."""
+        """Whether a new call should get the next requests, because Triton keeps too much of this one."""
         return self._num_batches * _BATCH_BYTES + self._num_errors * _ERROR_BYTES >= MAX_KEPT_BYTES
+
+    @property
+    def silence_s(self) -> float:
+        """Seconds since the last batch, or since the call was made."""
+        return time.monotonic() - self._last_batch_s
 
     async def opened(self) -> None:
         """Wait until the engine knows the stream.
@@ -112,67 +108,51 @@ class MultiplexedCall:
         self._has_unsent.set()
         queue = self._queues[number] = ChunkQueue(
             on_close=lambda: self._close_queue(number, cancel_key),
-            on_overflow=lambda: self._on_orphan(cancel_key),  # its reader may be stuck for long
-            request_id=request.request_id,
+            on_overflow=lambda: self._on_orphan(cancel_key),  # its reader may be stuck
         )
         return queue
 
     def fail_waiting(self, error: APIError) -> int:
-        """Fail the requests of which nothing has come yet; return how many there were."""
+        """Fail the requests without a message so far; return how many there were."""
         waiting = [queue for queue in self._queues.values() if queue.is_waiting]
         for queue in waiting:
             queue.fail(error)
-        self._standstill = StallClock()
         return len(waiting)
 
-    def stalled_stage(self, fair_s: float, limit_s: float) -> str | None:
-        """Return which stage beside the engine brings nothing although it should, for longer than the limit.
-
-        Args:
-            fair_s: for how much of the time since this was asked last the engine has been seen at work.
-        """
-        # An engine at work sends a batch to each stream once a second.
-        if self._silence.look(self._num_batches + self._num_errors, fair_s) > limit_s:
-            return "detokenizer"
-        is_waiting = any(queue.is_waiting for queue in self._queues.values())
-        is_stuck = self._standstill.look(self._num_started, fair_s if is_waiting else 0.0) > limit_s
-        return "tokenizer" if is_stuck and is_waiting else None
-
     def close(self, error: APIError, *, is_engine_lost: bool = False) -> int:
-        """End the call; whoever waits for something of it gets the error. Return how many requests that are."""
+        """End the call and fail its requests with the error; return how many there were."""
         num_requests = self._end(error, is_engine_lost=is_engine_lost)
         self._call.cancel()
         return num_requests
 
     async def run(self) -> None:
-        """Read until the call ends, for whatever reason."""
+        """Read until the call ends."""
         error: APIError = errors.EngineFailed("The stream ended before the completion did.")
         try:
             await self._read()
         except APIError as exc:
             error = exc
-        except asyncio.CancelledError:  # of the call: it was closed, or the channel was
+        except asyncio.CancelledError:  # the call or the channel was closed
             error = errors.TritonUnreachable()
         except Exception:
-            logger.exception("an output batch of %s could not be read", self._slug)
+            logger.exception("an output batch of %s could not be read", self._ensemble)
             error = errors.BadAnswer()
         self.close(error)
 
     async def _messages(self) -> AsyncIterator[Any]:
         """Yield the opening of the output stream, then batches of requests: those that came during the last write."""
-        # Before, not after: of a call that was opened on an engine which was lost then, nobody must believe that it
-        # belongs to the next one.
-        self.epoch = await self._ask_epoch()
-        opening = infer_request(stage_name(self._slug, OUTPUTS), OPEN_STREAM, self._key.encode(), _OPENING_ID)
-        opening.parameters["triton_enable_empty_final_response"].bool_param = True  # else nothing tells of its end
+        # Fetched before the opening: if the engine is lost in between, the call must not count as the next engine's.
+        self.epoch = await self._fetch_epoch()
+        opening = infer_request(stage_name(self._ensemble, OUTPUTS), OPEN_STREAM, self._key.encode(), _OPENING_ID)
+        opening.parameters["triton_enable_empty_final_response"].bool_param = True  # shows the end of the stream
         yield opening
         while batch := await self._next_batch():
             payload = pack_batch(self._key, [(each.number, each.payload) for each in batch])
             numbers = f"{batch[0].number}-{batch[-1].number}"
-            yield infer_request(stage_name(self._slug, REQUESTS), REQUEST_BATCH, payload, numbers)
+            yield infer_request(stage_name(self._ensemble, REQUESTS), REQUEST_BATCH, payload, numbers)
 
     async def _next_batch(self) -> list[_Packed]:
-        """Wait for requests; return those that can share a message: an empty list once the call takes no more."""
+        """Wait for requests, and return those that can share a message; an empty list after the end of the call."""
         while not self._unsent and self._error is None:
             self._has_unsent.clear()
             await self._has_unsent.wait()
@@ -190,28 +170,26 @@ class MultiplexedCall:
         queue = self._queues.pop(number, None)
         if queue is None:
             return
-        if queue.is_finished:
-            self._finished[number] = queue.request_id
-            if len(self._finished) > _NUM_FINISHED_KNOWN:
-                del self._finished[next(iter(self._finished))]
         if queue.is_waiting:
             self._cancel_keys_left[number] = cancel_key
         elif self.needs_rotation and self._error is None and not self._queues and not self._cancel_keys_left:
             self.close(errors.OutputStreamNotOpen())
 
     def _end(self, error: APIError, *, is_engine_lost: bool = False) -> int:
-        """Take no more requests, and fail those that are there; return how many."""
+        """Take no more requests, and fail the present ones; return how many there were."""
         if self._error is not None:
             return 0
         self._error = error
         self._unsent.clear()
-        self._has_unsent.set()  # else the task that sends would wait for ever where the call is over by itself
+        self._has_unsent.set()  # the sending task must not wait for ever
         self._on_end(self)
         if not self._opened.done():
             self._opened.set_exception(error)
-            self._opened.exception()  # else asyncio complains when nothing waits for it
+            self._opened.exception()  # marks the error as seen for asyncio
         for queue in self._queues.values():
-            is_lost = not queue.is_waiting and isinstance(error, errors.OutputStreamNotOpen)  # it cannot begin anew
+            is_lost = not queue.is_waiting and isinstance(
+                error, errors.OutputStreamNotOpen
+            )  # it has begun, so it cannot be sent again
             queue.fail(errors.EngineFailed() if is_lost else error, is_engine_lost=is_engine_lost)
         return len(self._queues)
 
@@ -243,7 +221,7 @@ class MultiplexedCall:
         Raises:
             APIError: it is everybody's.
         """
-        # An engine that does not know the stream is not the one that opened it: the others wait in vain.
+        # An engine without the stream is a new one: the other requests of this call are lost too.
         first, mark, last = request_id.partition("-")
         if not mark or isinstance(error, errors.OutputStreamNotOpen):
             raise error
@@ -251,44 +229,30 @@ class MultiplexedCall:
         for number in range(int(first), int(last) + 1):
             self._cancel_keys_left.pop(number, None)
             if queue := self._queues.get(number):
-                self._started(queue)
+                queue.is_waiting = False
                 queue.fail(error)
 
     def _half_close(self) -> None:
         """Let the call end, now that the output stream has: the engine had no sequences left."""
-        self._end(errors.OutputStreamNotOpen())  # the error of requests that are under way
+        self._end(errors.OutputStreamNotOpen())  # for running requests
         asyncio.get_running_loop().call_later(END_TIMEOUT_S, self._call.cancel)
-
-    def _started(self, queue: ChunkQueue) -> None:
-        """Note that something of a request has come."""
-        self._num_started += queue.is_waiting
-        queue.is_waiting = False
 
     def _distribute(self, batch: ChunkBatch) -> None:
         if batch.serial != self._num_batches:
             raise errors.EngineFailed(f"output batch {self._num_batches} was lost")
         self._num_batches += 1
+        self._last_batch_s = time.monotonic()
         if not self._opened.done():
             self._opened.set_result(None)
         for number, item in batch.items:
-            queue = self._queues.get(number)
-            if queue is None:
-                self._note_unread(number)
-            elif queue.is_finished:
-                self._on_late(queue.request_id)
-            else:
-                self._started(queue)
+            if queue := self._queues.get(number):
+                queue.is_waiting = False
                 if isinstance(item, str):
                     queue.fail(error_from_message(item))
                 else:
                     queue.put(item)
-
-    def _note_unread(self, number: int) -> None:
-        """Note that a chunk has come for a request without a reader."""
-        if number in self._finished:
-            self._on_late(self._finished[number])
-        elif number in self._cancel_keys_left:
-            self._on_orphan(self._cancel_keys_left.pop(number))
+            elif number in self._cancel_keys_left:
+                self._on_orphan(self._cancel_keys_left.pop(number))
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,7 +261,7 @@ class _Packed:
 
     number: int
     payload: bytes
-    is_slow: bool  # it travels alone, so that no other request waits for its encoding or its grammar
+    is_slow: bool  # sent alone: no other request waits for its encoding or its grammar
 
     @classmethod
     def of(cls, number: int, request: GenerationRequest) -> _Packed:

@@ -1,4 +1,4 @@
-"""The connection to one Triton, its TLS credentials, and the calls on it that have one answer."""
+"""The connection to one Triton, its TLS credentials, and calls with one answer."""
 
 from __future__ import annotations
 
@@ -26,22 +26,21 @@ _DISCONNECTED = (grpc.ChannelConnectivity.IDLE, grpc.ChannelConnectivity.TRANSIE
 _OPTIONS = (
     ("grpc.max_receive_message_length", -1),
     ("grpc.max_send_message_length", -1),
-    # When Triton comes back it is noticed within a second; grpc's own waits grow to two minutes.
+    # A returning Triton is noticed within a second; grpc's own pauses grow to two minutes.
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 1000),  # which is also how long one attempt may take
+    ("grpc.min_reconnect_backoff_ms", 1000),  # also the timeout of one attempt
     ("grpc.max_reconnect_backoff_ms", 1000),
     ("grpc.use_local_subchannel_pool", 1),
-    # A name is resolved again whenever a connection is lost. Its addresses are taken one at a time, since a stream and
-    # the control of its engine must meet the same server; which one is first is drawn by lot, so that the frontends
-    # spread over them.
+    # A name is resolved again after a lost connection. One address is used at a time, since a stream and the control
+    # of its engine must reach the same server. The first one is random, so that frontends spread over the addresses.
     ("grpc.dns_min_time_between_resolutions_ms", 1000),
     ("grpc.service_config", '{"loadBalancingConfig": [{"pick_first": {"shuffleAddressList": true}}]}'),
-    ("grpc.enable_http_proxy", 0),  # Triton is a neighbour; a proxy in the environment is not meant for it
+    ("grpc.enable_http_proxy", 0),  # a proxy in the environment is not meant for Triton
 )
 
 
 class TritonCredentials:
-    """What connections to Triton over TLS are opened with: the files as they are then.
+    """The credentials of new TLS connections to Triton, from the files as they are then.
 
     Args:
         settings: which files; with TLS.
@@ -56,7 +55,7 @@ class TritonCredentials:
         self._current = self._load()
 
     def latest(self) -> grpc.ChannelCredentials:
-        """Return the same ones until the files change. What is half written, or of no use, changes nothing."""
+        """Return the same credentials until the files change. Half-written or unusable files change nothing."""
         versions = versions_of((self._ca, self._cert, self._key))
         if versions != self._seen:
             self._seen = versions
@@ -70,7 +69,7 @@ class TritonCredentials:
     def _load(self) -> grpc.ChannelCredentials:
         name, value = "triton_tls_ca", self._ca
         try:
-            context = ssl.create_default_context(cafile=value)  # grpc itself says nothing of a bad file, ever
+            context = ssl.create_default_context(cafile=value)  # grpc itself reports no bad file
             if self._cert:
                 name, value = "triton_tls_cert", self._cert
                 context.load_cert_chain(value, self._key, password=no_password)
@@ -81,7 +80,7 @@ class TritonCredentials:
 
 
 def triton_credentials(settings: Settings) -> TritonCredentials | None:
-    """Return what connections to Triton are opened with; None: they are not encrypted.
+    """Return the credentials of connections to Triton; None: without encryption.
 
     Raises:
         SettingsError: the files are of no use.
@@ -90,7 +89,7 @@ def triton_credentials(settings: Settings) -> TritonCredentials | None:
 
 
 class Connection:
-    """A channel to one Triton. It connects when it is used.
+    """A channel to one Triton. It connects at the first call.
 
     A channel of grpc's keeps the credentials that it was opened with, also for a connection that it makes months later.
     So once it is disconnected, and there are newer ones, another channel takes its place.
@@ -113,15 +112,15 @@ class Connection:
 
     @property
     def stub(self) -> Any:
-        """Triton's gRPC service on the channel, for the next call; whoever keeps it keeps the channel."""
+        """Triton's gRPC service on the channel, for the next call. Keeping it keeps the channel."""
         if self._credentials is not None and self._channel.get_state() in _DISCONNECTED:
             latest = self._credentials.latest()
             if latest is not self._opened_with:
-                self._open(latest)  # nothing is under way on the last one, which closes when it is forgotten
+                self._open(latest)  # the old one has no calls, and closes without references
         return self._stub
 
     async def close(self) -> None:
-        """End what is under way, and let go of the channel."""
+        """End all calls, and close the channel."""
         await self._channel.close()
 
     def _open(self, credentials: grpc.ChannelCredentials | None) -> None:
@@ -139,7 +138,7 @@ async def unary(
     timeout_s: float = RPC_TIMEOUT_S,
     metadata: tuple[tuple[str, str], ...] = (),
 ) -> Any:
-    """Return the answer to a request that has one.
+    """Return the only answer to a request.
 
     Raises:
         APIError: what Triton or grpc said.

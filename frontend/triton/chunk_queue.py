@@ -1,4 +1,4 @@
-"""The chunks of one completion, between the call that brings them and their reader."""
+"""The chunks of one completion, between the call that receives them and their reader."""
 
 from __future__ import annotations
 
@@ -9,26 +9,21 @@ from collections.abc import Callable
 from frontend.errors import APIError, ReaderTooSlow
 from model_repository.contract.output import GenerationChunk
 
-# A reader that is further behind is cut: some megabytes of memory. A token counts as one, and so does each log
-# probability that comes with it.
+# A reader with more unread tokens is disconnected: they take some megabytes. Each log probability counts as a token.
 MAX_UNREAD = 16_384
 
 
 class ChunkQueue:
-    """The chunks of one completion that have come and were not read yet.
+    """The unread chunks of one completion.
 
     Args:
         on_close: called when its reader leaves.
         on_overflow: called when more has come than is kept for a reader.
-        request_id: the name of the request in logs.
     """
 
-    def __init__(
-        self, on_close: Callable[[], None], on_overflow: Callable[[], None] = lambda: None, request_id: str = ""
-    ) -> None:
-        self.request_id = request_id
-        self.is_finished = False  # its last chunk has come
-        self.is_waiting = True  # until the engine says that it has the request, or an error comes
+    def __init__(self, on_close: Callable[[], None], on_overflow: Callable[[], None] = lambda: None) -> None:
+        self.is_finished = False  # the last chunk has come
+        self.is_waiting = True  # for the engine's first message about the request, or for an error
         self.is_engine_lost = False
         self.close = on_close
         self._on_overflow = on_overflow
@@ -38,8 +33,10 @@ class ChunkQueue:
         self._waiter: asyncio.Future[None] | None = None
 
     def put(self, chunk: GenerationChunk) -> None:
-        """Add the next chunk."""
-        if self._error is None and (chunk.text or not chunk.is_text):  # tokens without bytes say nothing
+        """Add the next chunk. Chunks after the last one, or after an error, are dropped."""
+        if (
+            self._error is None and not self.is_finished and (chunk.text or not chunk.is_text)
+        ):  # tokens without bytes say nothing
             self._num_unread += 1 if chunk.is_text else _weight(chunk)
             if self._num_unread > MAX_UNREAD and self._chunks:
                 self._overflow()
@@ -49,7 +46,7 @@ class ChunkQueue:
             self._wake()
 
     def fail(self, error: APIError, *, is_engine_lost: bool = False) -> None:
-        """Have the reader raise this error after the chunks that came before it; only the first error counts."""
+        """Have the reader raise this error after the unread chunks. Only the first error counts."""
         if self._error is None:
             self._error, self.is_engine_lost = error, is_engine_lost
             self._wake()
@@ -70,7 +67,7 @@ class ChunkQueue:
                 self._waiter = None
 
     async def get(self) -> GenerationChunk:
-        """Return the next chunk, joined with the following ones as long as they are nothing but text.
+        """Return the next chunk, joined with the following ones as long as they have only text.
 
         Raises:
             APIError: the error that `fail` was given.
@@ -87,7 +84,7 @@ class ChunkQueue:
         return GenerationChunk(text="".join(texts))
 
     def _overflow(self) -> None:
-        """Keep nothing more: the chunks are of no use without the rest."""
+        """Drop all chunks: they are useless without the rest."""
         self._chunks.clear()
         self.fail(ReaderTooSlow())
         self._on_overflow()
@@ -98,5 +95,5 @@ class ChunkQueue:
 
 
 def _weight(chunk: GenerationChunk) -> int:
-    """Return the weight of a chunk among the unread ones."""
+    """Number of tokens that a chunk counts as."""
     return 1 + len(chunk.token_ids) + sum(1 + len(token.top) for token in chunk.logprobs)

@@ -1,10 +1,10 @@
-"""One Triton, as the frontend asks it: the stages, its repository of models, and the generations."""
+"""The client of one Triton endpoint: its stages, its repository of models, and its generations."""
 
 from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import AsyncGenerator, Callable, Container, Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 
 import msgspec
 
@@ -22,7 +22,6 @@ from model_repository.contract.output import (
     ChunkBatch,
     DeltaDetails,
     EngineStats,
-    GenerationChunk,
     OutputBatch,
     TokenDelta,
 )
@@ -56,12 +55,11 @@ class TritonClient:
     """One Triton endpoint. Made inside a running event loop, closed with `close`.
 
     Args:
-        endpoint: its gRPC host:port.
+        endpoint: the gRPC host:port.
         credentials: for TLS; None: the connection is not encrypted.
-        server_name: that its certificate must have; empty: the endpoint's host.
-        key: to its restricted APIs; empty: they stay closed.
-        on_late: told a model's slug and a request's id when something comes after the completion's finish.
-        offered: ids of the models that there are; what else the endpoint has is not seen.
+        server_name: the name in the server's certificate; empty: the endpoint's host.
+        offered: the model ids that this client sees; None: all.
+        key: for Triton's restricted APIs; empty: they stay closed.
     """
 
     def __init__(
@@ -69,175 +67,146 @@ class TritonClient:
         endpoint: str,
         credentials: TritonCredentials | None = None,
         server_name: str = "",
-        on_late: Callable[[str, str], None] = lambda slug, request_id: None,
         offered: Container[str] | None = None,
         key: str = "",
     ) -> None:
         self._key = key
         self._connection = Connection(endpoint, credentials, server_name, key)
-        self._repository = Repository(self._connection, ModelFilter() if offered is None else offered)
-        self._adapters: dict[str, tuple[str, ...]] = {}  # by slug: as its engine said the last time
-        self._generations = Generations(self._connection, cancel=self._cancel, ask_epoch=self._epoch, on_late=on_late)
-
-    @property
-    def on_stage_down(self) -> Callable[[str, float], None]:
-        """Told the Triton name of a stage whose process is gone, and when the request began that found it."""
-        return self._generations.on_stage_down
-
-    @on_stage_down.setter
-    def on_stage_down(self, told: Callable[[str, float], None]) -> None:
-        self._generations.on_stage_down = told
-
-    def generate(self, slug: str, request: GenerationRequest) -> AsyncGenerator[GenerationChunk, None]:
-        """Yield the completion, as `Generations.generate`."""
-        return self._generations.generate(slug, request)
-
-    def abort(self, stage: str, error: APIError, *, spared_epoch: int | None = None) -> int:
-        """End the running generations that need a lost stage, as `Generations.abort`."""
-        return self._generations.abort(stage, error, spared_epoch=spared_epoch)
-
-    def end_all(self, error: APIError) -> int:
-        """End every running generation; return how many there were."""
-        return self._generations.end_all(error)
-
-    def stalled_stages(self, slug: str, fair_s: float, limit_s: float) -> set[str]:
-        """Return the stages through which nothing comes, as `Generations.stalled_stages`."""
-        return self._generations.stalled_stages(slug, fair_s, limit_s)
+        self.repository = Repository(self._connection, ModelFilter() if offered is None else offered)
+        self._adapters: dict[str, tuple[str, ...]] = {}  # by ensemble, from the engine's last answer
+        self.generations = Generations(self._connection, cancel=self._cancel, fetch_epoch=self._epoch)
 
     async def snapshot(self) -> ModelSnapshot:
-        """Return what Triton serves at this moment, as `Repository.snapshot`."""
-        return await self._repository.snapshot(self._adapters)
+        """Return the models that Triton serves now, with the adapters that their engines named last.
 
-    async def repository(self) -> set[str]:
-        """Return the slugs of all models that Triton could load, as `Repository.slugs`."""
-        return await self._repository.slugs()
+        Raises:
+            APIError: Triton did not answer.
+        """
+        return await self.repository.snapshot(self._adapters)
 
-    async def unload(self, stage: str) -> None:
-        """Unload a stage, as `Repository.unload`."""
-        await self._repository.unload(stage)
-
-    async def load(self, slug: str, stage: str) -> None:
-        """Load a stage and the ensembles that stand on it, as `Repository.load`."""
-        await self._repository.load(slug, stage)
-
-    async def check(self, slug: str, request: GenerationRequest) -> None:
-        """Have the tokenizer stage check a request, without generating anything.
+    async def check(self, ensemble: str, request: GenerationRequest) -> None:
+        """Have the tokenizer stage check a request without generating a token.
 
         Raises:
             APIError: the request would be refused, or Triton did not answer.
         """
         payload = pack(RequestBatch("", ((0, request),)))
-        answer = await self._ask_tokenizer(slug, REQUEST_BATCH, payload, ENGINE_REQUESTS)
+        answer = await self._call_tokenizer(ensemble, REQUEST_BATCH, payload, ENGINE_REQUESTS)
         with understood("of a tokenizer"):
             [(_, item)] = unpack(EngineRequestBatch, answer, ENGINE_REQUESTS.name).items
         if isinstance(item, str):
             raise error_from_message(item)
 
-    async def tokenize(self, slug: str, prompt: Prompt, *, add_special_tokens: bool) -> TokenizeAnswer:
+    async def tokenize(self, ensemble: str, prompt: Prompt, *, add_special_tokens: bool) -> TokenizeAnswer:
         """Return a prompt's tokens.
 
         Raises:
             APIError: the prompt was refused, or Triton did not answer.
         """
         payload = pack(TokenizeRequest(prompt, add_special_tokens))
-        answer = await self._ask_tokenizer(slug, TOKENIZE, payload, TOKENS)
+        answer = await self._call_tokenizer(ensemble, TOKENIZE, payload, TOKENS)
         with understood("of a tokenizer"):
             return unpack(TokenizeAnswer, answer, TOKENS.name)
 
-    async def detokenize(self, slug: str, token_ids: Sequence[int], *, has_special_tokens: bool) -> str:
-        """Return the text of token ids; special tokens are left out unless asked for.
+    async def detokenize(self, ensemble: str, token_ids: Sequence[int], *, has_special_tokens: bool) -> str:
+        """Return the text of token ids; special tokens are left out unless requested.
 
         Raises:
             APIError: the ids were refused, or Triton did not answer.
         """
         details = DeltaDetails(has_special_tokens=has_special_tokens)
         batch = OutputBatch(0, 0, False, ((0, TokenDelta(token_ids=tuple(token_ids), details=details)),))
-        payload = await self._one_response(stage_name(slug, "detokenizer"), OUTPUT_BATCH, pack(batch), CHUNK_BATCH)
+        payload = await self._one_response(stage_name(ensemble, "detokenizer"), OUTPUT_BATCH, pack(batch), CHUNK_BATCH)
         with understood("of a detokenizer"):
             [(_, chunk)] = unpack(ChunkBatch, payload, CHUNK_BATCH.name).items
             if isinstance(chunk, str):
                 raise ValueError("an error in place of a text")
             return chunk.text
 
-    async def engine_stats(self, slug: str, timeout_s: float) -> EngineStats:
-        """Ask a model's engine how it is.
+    async def engine_stats(self, ensemble: str, timeout_s: float) -> EngineStats:
+        """Return the statistics of a model's engine.
 
         Raises:
             APIError: it did not answer.
         """
-        return await self._control(slug, {}, timeout_s)
+        return await self._control(ensemble, {}, timeout_s)
 
-    async def fail_running(self, slug: str) -> None:
-        """Have a model's engine end everything that it works on with an error, whoever asked for it.
-
-        Raises:
-            APIError: it did not answer.
-        """
-        await self._control(slug, {"fail": "running"}, RPC_TIMEOUT_S)
-
-    async def fail_streams(self, slug: str) -> None:
-        """Have a model's engine do the same, and end every output stream: its batches arrive nowhere.
+    async def fail_running(self, ensemble: str) -> None:
+        """Have a model's engine end all its requests with an error, those of other clients too.
 
         Raises:
             APIError: it did not answer.
         """
-        await self._control(slug, {"fail": "streams"}, RPC_TIMEOUT_S)
+        await self._control(ensemble, {"fail": "running"}, RPC_TIMEOUT_S)
 
-    async def drain(self, slug: str, *, is_draining: bool) -> None:
-        """Have a model's engine tell every frontend that looks at it to send requests elsewhere, or not any more.
+    async def fail_streams(self, ensemble: str) -> None:
+        """Have a model's engine end all its requests and all output streams, whose batches no longer arrive.
 
         Raises:
             APIError: it did not answer.
         """
-        await self._control(slug, {"drain": is_draining}, RPC_TIMEOUT_S)
+        await self._control(ensemble, {"fail": "streams"}, RPC_TIMEOUT_S)
 
-    async def load_adapter(self, slug: str, name: str, source: str) -> EngineStats:
-        """Have a model's engine load a LoRA adapter from below its root of adapters, and offer it under a name.
+    async def drain(self, ensemble: str, *, is_draining: bool) -> None:
+        """Have a model's engine tell all frontends, in its statistics, to send it no more requests; or take that back.
+
+        Raises:
+            APIError: it did not answer.
+        """
+        await self._control(ensemble, {"drain": is_draining}, RPC_TIMEOUT_S)
+
+    async def load_adapter(self, ensemble: str, name: str, source: str) -> EngineStats:
+        """Have a model's engine load a LoRA adapter from its adapter root, and offer it under a name.
 
         Raises:
             APIError: it refused, or did not answer.
         """
-        return await self._control(slug, {"load_adapter": name, "source": source}, _ADAPTER_TIMEOUT_S)
+        return await self._control(ensemble, {"load_adapter": name, "source": source}, _ADAPTER_TIMEOUT_S)
 
-    async def unload_adapter(self, slug: str, name: str) -> EngineStats:
-        """Have a model's engine offer a LoRA adapter no more; requests under way keep it.
+    async def unload_adapter(self, ensemble: str, name: str) -> EngineStats:
+        """Have a model's engine stop offering a LoRA adapter. Running requests keep it.
 
         Raises:
-            APIError: it has none of that name, refused, or did not answer.
+            APIError: the engine has no such adapter, or did not answer.
         """
-        return await self._control(slug, {"unload_adapter": name}, _ADAPTER_TIMEOUT_S)
+        return await self._control(ensemble, {"unload_adapter": name}, _ADAPTER_TIMEOUT_S)
 
     async def close(self) -> None:
-        """Let go of the connection, once the cancellations under way have been told."""
-        await self._generations.close()
+        """Send the outstanding cancellations, then close the connection."""
+        await self.generations.close()
         await self._connection.close()
 
-    async def _ask_tokenizer(self, slug: str, question: TensorSpec, payload: bytes, answer: TensorSpec) -> bytes:
-        message = infer_request(stage_name(slug, "tokenizer"), question, payload)
+    async def _call_tokenizer(self, ensemble: str, given: TensorSpec, payload: bytes, wanted: TensorSpec) -> bytes:
+        message = infer_request(stage_name(ensemble, "tokenizer"), given, payload)
         response = await unary(self._connection.stub.ModelInfer, message)
         with understood("of a tokenizer"):
-            return payload_of(response, answer)
+            return payload_of(response, wanted)
 
-    async def _cancel(self, slug: str, cancel_key: str) -> None:
-        await self._control(slug, {"cancel_key": cancel_key}, _CANCEL_TIMEOUT_S)
+    async def _cancel(self, ensemble: str, cancel_key: str) -> None:
+        await self._control(ensemble, {"cancel_key": cancel_key}, _CANCEL_TIMEOUT_S)
 
-    async def _epoch(self, slug: str) -> int | None:
+    async def _epoch(self, ensemble: str) -> int | None:
         with contextlib.suppress(APIError):
-            return (await self.engine_stats(slug, _EPOCH_TIMEOUT_S)).epoch
+            return (await self.engine_stats(ensemble, _EPOCH_TIMEOUT_S)).epoch
         return None
 
-    async def _control(self, slug: str, command: Mapping[str, str | bool], timeout_s: float) -> EngineStats:
+    async def _control(self, ensemble: str, command: Mapping[str, str | bool], timeout_s: float) -> EngineStats:
         key = {"key": self._key} if self._key else {}
         message = json.dumps({**command, **key}).encode()
-        payload = await self._one_response(stage_name(slug, "engine"), CONTROL, message, STATS, timeout_s)
+        payload = await self._one_response(stage_name(ensemble, "engine"), CONTROL, message, STATS, timeout_s)
         with understood("of an engine"):
             stats = msgspec.json.decode(payload, type=EngineStats)
-        self._adapters[slug] = tuple(stats.adapters)
+        self._adapters[ensemble] = tuple(stats.adapters)
         return stats
 
     async def _one_response(
-        self, stage: str, question: TensorSpec, payload: bytes, answer: TensorSpec, timeout_s: float = RPC_TIMEOUT_S
+        self,
+        stage: str,
+        given: TensorSpec,
+        payload: bytes,
+        wanted: TensorSpec,
+        timeout_s: float = RPC_TIMEOUT_S,
     ) -> bytes:
-        response = await one_response(self._connection.stub, infer_request(stage, question, payload), timeout_s)
+        response = await one_response(self._connection.stub, infer_request(stage, given, payload), timeout_s)
         with understood(f"of {stage}"):
-            return payload_of(response, answer)
+            return payload_of(response, wanted)

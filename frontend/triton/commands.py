@@ -1,4 +1,4 @@
-"""The commands `probe` and `drain`: one endpoint, on a connection of its own."""
+"""The commands `health` and `drain`, each for one endpoint on a connection of its own."""
 
 from __future__ import annotations
 
@@ -10,57 +10,59 @@ from frontend.errors import APIError
 from frontend.settings import Settings
 from frontend.triton.channel import triton_credentials
 from frontend.triton.client import TritonClient
-from frontend.triton.probe import ProbeResult, probe
+from frontend.triton.health_checks import HealthResult, check_health
+from frontend.triton.health_monitor import STATS_TIMEOUT_S
 
 _CLOSE_TIMEOUT_S = 0.5
-_POLL_S = 0.1  # between two questions to an engine that drains
-_STATS_DEADLINE_S = 2.0
+_POLL_S = 0.1  # between two requests for the statistics of a draining engine
 
 
-async def probe_endpoint(settings: Settings, *, model: str, is_generating: bool) -> ProbeResult:
-    """Return whether the engines behind the first endpoint work, and why; the arguments are those of `probe`.
+async def check_endpoint(
+    settings: Settings, *, model: str, is_generating: bool, deadline_s: float = STATS_TIMEOUT_S
+) -> HealthResult:
+    """Return whether the engines at the first endpoint work; the arguments are those of `check_health`.
 
     Raises:
-        SettingsError: the files for TLS are of no use.
+        SettingsError: the TLS files cannot be used.
     """
     client = TritonClient(
         settings.triton_endpoints[0], triton_credentials(settings), settings.triton_tls_name, key=settings.triton_key
     )
     try:
-        return await probe(
+        return await check_health(
             client,
             model=model,
-            deadline_s=settings.stats_deadline_s,
+            deadline_s=deadline_s,
             stall_s=settings.engine_stall_s,
             is_generating=is_generating,
         )
     finally:
-        with contextlib.suppress(TimeoutError):  # a server that hangs takes no cancellations either
+        with contextlib.suppress(TimeoutError):  # a hanging server takes no cancellations either
             await asyncio.wait_for(client.close(), _CLOSE_TIMEOUT_S)
 
 
 async def drain_endpoint(
     settings: Settings, *, notice_s: float, timeout_s: float, is_undone: bool = False
 ) -> tuple[bool, str]:
-    """Return whether nothing runs at the first endpoint any more, and one line that says so.
+    """Drain the first endpoint. Return whether it became idle, and one line about that.
 
     Args:
-        settings: where it is, and how it is connected to.
-        notice_s: in which every frontend has looked at its engines once; until then requests may still come.
-        timeout_s: for what runs to end, the notice included.
-        is_undone: only take an earlier drain back.
+        settings: with the endpoint and its TLS files.
+        notice_s: in this time every frontend polls the engines once; new requests may come until then.
+        timeout_s: for the running requests, the notice included.
+        is_undone: end an earlier drain instead.
 
     Raises:
-        SettingsError: the files for TLS are of no use.
+        SettingsError: the TLS files cannot be used.
     """
     start_s, endpoint = time.monotonic(), settings.triton_endpoints[0]
     triton = TritonClient(endpoint, triton_credentials(settings), settings.triton_tls_name, key=settings.triton_key)
     try:
-        slugs = [model.slug for model in (await triton.snapshot()).ready.values()]
-        for slug in slugs:
-            await triton.drain(slug, is_draining=not is_undone)
+        ensembles = [model.ensemble for model in (await triton.snapshot()).ready.values()]
+        for ensemble in ensembles:
+            await triton.drain(ensemble, is_draining=not is_undone)
         while not is_undone:
-            held = [await triton.engine_stats(slug, _STATS_DEADLINE_S) for slug in slugs]
+            held = [await triton.engine_stats(ensemble, STATS_TIMEOUT_S) for ensemble in ensembles]
             num_running = sum(stats.num_active + stats.num_waiting for stats in held)
             num_streams = sum(stats.num_streams for stats in held)  # Triton does not end well while one is open
             passed_s = time.monotonic() - start_s

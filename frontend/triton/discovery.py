@@ -1,4 +1,4 @@
-"""Follows a name that stands for several Tritons, such as a headless Service's: each of its addresses is a replica."""
+"""Follows a DNS name of several Tritons, such as a headless Service's: each of its addresses is a replica."""
 
 from __future__ import annotations
 
@@ -13,20 +13,21 @@ from frontend.triton.pool import Connect, ReplicaPool
 
 logger = logging.getLogger(__name__)
 
-_STANDS_FOR_NOTHING = (socket.EAI_NONAME, socket.EAI_NODATA)  # a name server's word, in contrast to its silence
+_NO_ADDRESS = (socket.EAI_NONAME, socket.EAI_NODATA)  # the name server's answer, in contrast to its silence
+_INTERVAL_S = 2.0  # between two lookups of a name
 _FIRST_LOOK_S = 5.0
 
 
 def host_of(endpoint: str) -> str:
-    """Return the name in an endpoint that is followed."""
+    """Return the name in an endpoint `dns:NAME:PORT`."""
     return endpoint.removeprefix(DNS_PREFIX).rpartition(":")[0]
 
 
 async def addresses_of(host: str, port: int) -> Collection[str]:
-    """Return the endpoints that a name stands for at this moment.
+    """Return the endpoints at the current addresses of a name.
 
     Raises:
-        OSError: nobody knows it, or nobody answers.
+        OSError: the name is unknown, or no name server answers.
     """
     found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
     hosts = [str(address[0]) for _, _, _, _, address in found]
@@ -34,15 +35,15 @@ async def addresses_of(host: str, port: int) -> Collection[str]:
 
 
 class DnsDiscovery:
-    """Keeps a pool's replicas those that a name stands for.
+    """Keeps one replica in a pool for each address of a name.
 
-    A name that stands for nothing, or cannot be looked up, changes nothing: what was there may well be there still, and
-    is watched. Only where models are named, which are expected to come back, are those let go that do not answer either
-    when the name stands for nothing: the models have been scaled to zero.
+    A failed lookup, or a name without addresses, changes nothing: the known servers may still work, and are monitored.
+    The exception are endpoints that are named for models. If their name has no address, the servers that do not answer
+    are removed, since the models have been scaled to zero.
 
     Args:
         endpoint: `dns:HOST:PORT`.
-        models: that are offered there, as `Endpoints` has them.
+        models: the models that are offered there, as in `Endpoints`.
         connect: makes the replica of an address.
         resolve: returns the endpoints of a host and a port.
     """
@@ -63,21 +64,21 @@ class DnsDiscovery:
         self._followed: set[str] = set()
         self._is_known = True
 
-    async def run(self, interval_s: float) -> None:
-        """Look again and again, until cancelled."""
+    async def run(self) -> None:
+        """Look the name up at an interval, until cancelled."""
         while True:
             await self.look()
-            await asyncio.sleep(interval_s)
+            await asyncio.sleep(_INTERVAL_S)
 
     async def look(self) -> None:
-        """Look the name up, and make the pool's replicas those that it stands for."""
+        """Look the name up, and add and remove replicas."""
         try:
             found = set(await self._resolve(self._host, self._port))
         except OSError as exc:
             if self._is_known:
                 logger.warning("%s cannot be looked up: %s", self._host, exc.strerror or exc)
             self._is_known = False
-            if ANY_MODEL in self._models or exc.errno not in _STANDS_FOR_NOTHING:
+            if ANY_MODEL in self._models or exc.errno not in _NO_ADDRESS:
                 return
             found = {each for each in self._followed if self._pool.answers(each)}
         else:
@@ -92,12 +93,12 @@ class DnsDiscovery:
 
 
 @contextlib.asynccontextmanager
-async def discovering(discoveries: Sequence[DnsDiscovery], interval_s: float) -> AsyncIterator[None]:
-    """Follow names within the block, which begins when all have been looked up, or after a few seconds."""
+async def discovering(discoveries: Sequence[DnsDiscovery]) -> AsyncIterator[None]:
+    """Follow names within the block. It begins after the first lookups, or after a few seconds."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(_FIRST_LOOK_S):
             await asyncio.gather(*(discovery.look() for discovery in discoveries))
-    tasks = [asyncio.create_task(discovery.run(interval_s)) for discovery in discoveries]
+    tasks = [asyncio.create_task(discovery.run()) for discovery in discoveries]
     try:
         yield
     finally:

@@ -1,4 +1,4 @@
-"""`--triton [MODEL[,ALIAS...]=]ENDPOINT[,ENDPOINT...]`: where Tritons are, and what is offered of what they serve."""
+"""`--triton [MODEL[,ALIAS...]=]ENDPOINT[,ENDPOINT...]`: the endpoints of Tritons, and the models offered there."""
 
 from __future__ import annotations
 
@@ -8,27 +8,27 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from frontend.settings import SettingsError
-from model_repository.contract.tensors import model_id_to_slug
+from model_repository.contract.tensors import model_id_to_ensemble
 
-DNS_PREFIX = "dns:"  # before the host:port of an endpoint that is followed
-ANY_MODEL = ""  # in the place of a model's id: whatever is served there
+DNS_PREFIX = "dns:"  # before a host:port: each address of the host is an endpoint
+ANY_MODEL = ""  # in place of a model's id: all models that are served there
 
 _ENDPOINT = re.compile(r"(?:dns:)?(?P<host>\[[0-9A-Fa-f:.]+\]|[^\s:/\[\]]+):(?P<port>[0-9]{1,5})")
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoints:
-    """What all `--triton` say together."""
+    """All options `--triton` together."""
 
-    models: Mapping[str, Collection[str]]  # by endpoint: the ids that it is named for, or ANY_MODEL
-    aliases: Mapping[str, str]  # further names, and the ids that they stand for; the models themselves know them all
+    models: Mapping[str, Collection[str]]  # by endpoint: the model ids before `=`, or ANY_MODEL
+    aliases: Mapping[str, str]  # id by alias, for aliases in the options; the models have others too
 
     @classmethod
     def parse(cls, texts: Iterable[str]) -> Endpoints:
-        """Read them.
+        """Parse the values of the options.
 
         Raises:
-            SettingsError: one breaks a rule; the message has the option, its value and the rule.
+            SettingsError: a value breaks a rule.
         """
         models: dict[str, list[str]] = {}
         ids: dict[str, str] = {}
@@ -49,17 +49,17 @@ class Endpoints:
 
     @property
     def expected(self) -> frozenset[str]:
-        """The ids of the models that are named: they are meant to be served, whether they are now or not."""
+        """The ids of the named models. They are expected to be served, now or later."""
         return frozenset(model for named_for in self.models.values() for model in named_for) - {ANY_MODEL}
 
     @property
     def is_complete(self) -> bool:
-        """Whether nothing else than those can be served."""
+        """Whether only the expected models can be served."""
         return not any(ANY_MODEL in named_for for named_for in self.models.values())
 
 
 class ModelFilter:
-    """The ids of the models that are offered through one endpoint, which may be named for a model in several ways."""
+    """The ids of the models that are offered through one endpoint. Several options may name the same model."""
 
     def __init__(self, models: Collection[str] = (ANY_MODEL,)) -> None:
         self._num_namings = Counter(models)
@@ -68,18 +68,18 @@ class ModelFilter:
         return ANY_MODEL in self._num_namings or model_id in self._num_namings
 
     def add(self, models: Collection[str]) -> None:
-        """Let these through too."""
+        """Offer these models too."""
         self._num_namings.update(models)
 
     def remove(self, models: Collection[str]) -> bool:
-        """Undo an `add`; return whether any model is still let through."""
+        """Undo an `add`; return whether any model is still offered."""
         self._num_namings -= Counter(models)
         return bool(self._num_namings)
 
 
 def _check_names(model: str, aliases: Collection[str], ids: dict[str, str]) -> None:
-    """Add the names of a model to those that are known, with its id."""
-    model_id_to_slug(model)
+    """Add a model's id and aliases to the known names."""
+    model_id_to_ensemble(model)
     for name in (model, *aliases):
         if not name:
             raise ValueError("an alias must not be empty")
@@ -95,7 +95,7 @@ def _endpoint(text: str) -> str:
 
 
 def _is_name(host: str) -> bool:
-    """Whether it can be looked up: its labels are neither empty nor too long."""
+    """Whether a DNS lookup accepts the host: its labels are neither empty nor too long."""
     try:
         return bool(host.encode("idna"))
     except UnicodeError:

@@ -1,4 +1,4 @@
-"""What went wrong at Triton, in the frontend's words."""
+"""Errors of Triton and its stages as errors of the frontend."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import grpc
 from frontend import errors
 from frontend.errors import APIError
 from model_repository import errors as stage_errors
-from model_repository.contract.tensors import slug_to_model_id
+from model_repository.contract.tensors import ensemble_to_model_id
 
 logger = logging.getLogger(__name__)
 
@@ -22,7 +22,7 @@ _UNKNOWN_MODEL = re.compile(r"unknown model: '(?P<name>[^']*)' is not found")
 _RESTRICTED = "This protocol is restricted"
 _NOT_READY = re.compile(r"unknown model: '[^']*' has no available versions|is not ready|is not at ready state")
 
-# Where OpenAI's name of a field differs from the tensor's.
+# OpenAI's name of a field, where it differs from the tensor's.
 _PARAMS = {
     "text_input": "prompt",
     "input_ids": "prompt",
@@ -35,12 +35,12 @@ _PARAMS = {
     "prompt_token_ids": "prompt",
     "guided_decoding_guide": "response_format",
     "guided_decoding_guide_type": "response_format",
-    "output_batch": "",  # between the stages only: the text says what is wrong
+    "output_batch": "",  # between stages only; the text names the problem
 }
 
 
 def error_from_message(message: str) -> APIError:
-    """Return what a Triton error message means for the client. Only texts of our own stages reach it."""
+    """Return the client's error for an error message of Triton. Only texts of our own stages are passed on."""
     if known := _known_error(message):
         return known
     logger.error("Triton answered: %s", message)
@@ -48,7 +48,7 @@ def error_from_message(message: str) -> APIError:
 
 
 def error_from_rpc(exc: grpc.aio.AioRpcError) -> APIError:
-    """Return what a failed call means for the client."""
+    """Return the client's error for a failed call."""
     if known := _known_error(exc.details() or ""):
         return known
     if (exc.details() or "").startswith(_RESTRICTED):
@@ -63,10 +63,10 @@ def error_from_rpc(exc: grpc.aio.AioRpcError) -> APIError:
 
 @contextlib.contextmanager
 def understood(what: str) -> Iterator[None]:
-    """Answer nonsense from Triton as a failure of the server, which it is.
+    """Turn an unreadable answer of Triton into a server error.
 
     Args:
-        what: whose answer is read in the block, for the log.
+        what: the sender of the answer that the block reads, for the log.
 
     Raises:
         BadAnswer: it could not be read.
@@ -107,7 +107,7 @@ def _known_error(message: str) -> APIError | None:
     if found := _STUB_DOWN.search(message):
         return errors.StageUnhealthy(_INSTANCE_SUFFIX.sub("", found["instance"]))
     if found := _UNKNOWN_MODEL.search(message):
-        return errors.ModelNotFound(slug_to_model_id(found["name"]))
+        return errors.ModelNotFound(ensemble_to_model_id(found["name"]))
     if _NOT_READY.search(message):
         return errors.ModelNotReady("The model is not ready now.")
     return None

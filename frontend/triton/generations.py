@@ -1,4 +1,4 @@
-"""The generations that run at one Triton: begun, read, cancelled, and ended when what they need is lost."""
+"""The running generations at one Triton: starts, reads, cancels and fails them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from frontend.triton.channel import Connection
 from frontend.triton.chunk_queue import ChunkQueue
 from model_repository.contract.output import GenerationChunk
 from model_repository.contract.request import GenerationRequest
-from model_repository.contract.tensors import slug_of_stage, stage_name
+from model_repository.contract.tensors import ensemble_of_stage, stage_name
 
 logger = logging.getLogger(__name__)
 
@@ -24,13 +24,12 @@ CLOSE_TIMEOUT_S = 5.0
 
 
 class Generations:
-    """Keeps a call for each model, and in it the requests.
+    """Keeps a call for each model. All requests to the model share it.
 
     Args:
         connection: to Triton.
-        cancel: tells a model's engine to cancel the sequence with a cancel key.
-        ask_epoch: returns a model's engine's epoch, None where it does not say.
-        on_late: told a model's slug and a request's id when something comes after the completion's finish.
+        cancel: tells the engine of an ensemble to cancel the sequence with a cancel key.
+        fetch_epoch: returns the epoch of an ensemble's engine; None: it did not answer.
     """
 
     def __init__(
@@ -38,18 +37,18 @@ class Generations:
         connection: Connection,
         *,
         cancel: Callable[[str, str], Awaitable[object]],
-        ask_epoch: Callable[[str], Awaitable[int | None]],
-        on_late: Callable[[str, str], None],
+        fetch_epoch: Callable[[str], Awaitable[int | None]],
     ) -> None:
+        # Called with the Triton name of a stage whose process is gone, and the start (time.monotonic) of the request
+        # that found it.
         self.on_stage_down: Callable[[str, float], None] = lambda stage, since: None
         self._connection = connection
         self._cancel = cancel
-        self._ask_epoch = ask_epoch
-        self._on_late = on_late
-        self._calls: dict[str, list[MultiplexedCall]] = {}  # by slug; the last one gets the next request
+        self._fetch_epoch = fetch_epoch
+        self._calls: dict[str, list[MultiplexedCall]] = {}  # by ensemble; the last one gets the next request
         self._background: set[asyncio.Task[None]] = set()
 
-    async def generate(self, slug: str, request: GenerationRequest) -> AsyncGenerator[GenerationChunk, None]:
+    async def generate(self, ensemble: str, request: GenerationRequest) -> AsyncGenerator[GenerationChunk, None]:
         """Yield the completion; the last chunk carries the finish reason.
 
         Leaving it early, for any reason, cancels the engine's sequence by its cancel key.
@@ -60,16 +59,16 @@ class Generations:
         started_at = time.monotonic()
         queue: ChunkQueue | None = None
         is_finished = False
-        is_generating = True  # as far as is known here
+        is_generating = True  # as far as this process knows
         try:
             try:
-                queue = await self._send(slug, request)
+                queue = await self._send(ensemble, request)
                 await queue.ready()
-            except errors.OutputStreamNotOpen:  # it was loaded anew: nothing has come, so nothing is lost
+            except errors.OutputStreamNotOpen:  # the engine was reloaded; no chunk has come, so nothing is lost
                 if queue is not None:
                     queue.close()
                 queue = None
-                queue = await self._send(slug, request)
+                queue = await self._send(ensemble, request)
             while not is_finished:
                 chunk = await queue.get()
                 is_finished = chunk.finish_reason is not None
@@ -82,8 +81,8 @@ class Generations:
                 raise errors.NotTaken() from exc
             raise
         except errors.StageUnhealthy as exc:
-            # Triton holds each call of a dead stage for a second: the engine must not get one per stream.
-            is_generating = exc.stage != stage_name(slug, "engine")
+            # Triton holds each call to a dead stage for a second: the engine must not get one per stream.
+            is_generating = exc.stage != stage_name(ensemble, "engine")
             self.on_stage_down(exc.stage, started_at)
             raise
         except errors.Overloaded as exc:
@@ -93,21 +92,21 @@ class Generations:
             if queue is not None:
                 queue.close()
                 if is_generating and not is_finished and not queue.is_engine_lost:
-                    self._cancel_sequence(slug, request.params.cancel_key)
+                    self._cancel_sequence(ensemble, request.params.cancel_key)
 
     def abort(self, stage: str, error: APIError, *, spared_epoch: int | None = None) -> int:
         """End the running generations that need a lost stage, by its Triton name; return how many there were.
 
-        The requests that wait for a dead stage do fail by themselves, but one after the other, a second each.
+        Triton fails the requests that wait for a dead stage itself, but one after the other, a second each.
 
         Args:
-            spared_epoch: those that were begun on an engine of this epoch go on; None: none do.
+            spared_epoch: generations that began on an engine of this epoch go on; None: all end.
         """
-        slug = slug_of_stage(stage)
-        calls = list(self._calls.get(slug, ()))
-        if stage == stage_name(slug, "tokenizer"):
+        ensemble = ensemble_of_stage(stage)
+        calls = list(self._calls.get(ensemble, ()))
+        if stage == stage_name(ensemble, "tokenizer"):
             return sum(call.fail_waiting(error) for call in calls)
-        is_engine_lost = stage == stage_name(slug, "engine")
+        is_engine_lost = stage == stage_name(ensemble, "engine")
         calls = [call for call in calls if spared_epoch is None or call.epoch != spared_epoch]
         return sum(call.close(error, is_engine_lost=is_engine_lost) for call in calls)
 
@@ -115,36 +114,34 @@ class Generations:
         """End every running generation; return how many there were."""
         return sum(call.close(error) for calls in self._calls.values() for call in list(calls))
 
-    def stalled_stages(self, slug: str, fair_s: float, limit_s: float) -> set[str]:
-        """Return the stages, by their Triton names, through which nothing has come for longer than the limit.
+    def end_silent(self, ensemble: str, max_silence_s: float, error: APIError) -> int:
+        """End the generations of a model on calls without a batch for too long; return how many there were.
 
-        Args:
-            fair_s: for how much of the time since this was asked last the engine has been seen at work.
+        An engine sends a batch to each output stream once a second, even without new tokens.
         """
-        stalled = {call.stalled_stage(fair_s, limit_s) for call in self._calls.get(slug, ())}
-        return {stage_name(slug, stage) for stage in stalled if stage is not None}
+        calls = [call for call in self._calls.get(ensemble, ()) if call.silence_s > max_silence_s]
+        return sum(call.close(error) for call in calls)
 
     async def close(self) -> None:
-        """End them all, once the cancellations under way have been told."""
+        """Send the outstanding cancellations, and end all generations."""
         self.end_all(errors.TritonUnreachable())
         if self._background:
             await asyncio.wait(self._background, timeout=CLOSE_TIMEOUT_S)
 
-    async def _send(self, slug: str, request: GenerationRequest) -> ChunkQueue:
+    async def _send(self, ensemble: str, request: GenerationRequest) -> ChunkQueue:
         """Send a request on the model's call, which is opened if there is none.
 
         Raises:
             APIError: it could not be opened.
         """
-        calls = self._calls.setdefault(slug, [])
+        calls = self._calls.setdefault(ensemble, [])
         if not calls or calls[-1].needs_rotation:
             call = MultiplexedCall(
                 self._connection.stub,
-                slug,
+                ensemble,
                 on_end=calls.remove,
-                on_orphan=functools.partial(self._cancel_sequence, slug),
-                on_late=functools.partial(self._on_late, slug),
-                ask_epoch=functools.partial(self._ask_epoch, slug),
+                on_orphan=functools.partial(self._cancel_sequence, ensemble),
+                fetch_epoch=functools.partial(self._fetch_epoch, ensemble),
             )
             calls.append(call)
             self._spawn(call.run())
@@ -152,15 +149,15 @@ class Generations:
         await call.opened()
         return call.send(request)
 
-    def _cancel_sequence(self, slug: str, cancel_key: str) -> None:
-        self._spawn(self._tell_engine_to_cancel(slug, cancel_key))
+    def _cancel_sequence(self, ensemble: str, cancel_key: str) -> None:
+        self._spawn(self._tell_engine_to_cancel(ensemble, cancel_key))
 
-    async def _tell_engine_to_cancel(self, slug: str, cancel_key: str) -> None:
+    async def _tell_engine_to_cancel(self, ensemble: str, cancel_key: str) -> None:
         try:
-            await self._cancel(slug, cancel_key)
+            await self._cancel(ensemble, cancel_key)
         except APIError as exc:
-            # Nothing to free where the engine is gone; where it only hangs, the watch reloads it.
-            logger.info("cancel not delivered to the engine of %s: %s", slug, exc.code)
+            # A dead engine has nothing to free, and the health monitor reloads a hanging one.
+            logger.info("cancel not delivered to the engine of %s: %s", ensemble, exc.code)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)

@@ -1,7 +1,7 @@
-"""Notices engines that died or hang, ends their streams and has Triton reload what is down.
+"""Notices stages that died or hang, ends their streams and has Triton reload them.
 
-Nobody else does: a killed stage process leaves open streams silent for ever, its model stays READY, and Triton does
-not restart it.
+Triton itself does not: after the death of a stage process its open streams stay silent, its model stays READY, and
+nothing restarts it.
 """
 
 from __future__ import annotations
@@ -21,33 +21,40 @@ from frontend.errors import (
     ModelUnloaded,
     NotFound,
     StageUnhealthy,
+    TritonTimeout,
     TritonUnreachable,
 )
 from frontend.settings import Settings
-from frontend.triton.models import ModelDirectory, Triton
-from frontend.triton.probe import look_at_engine, look_at_stage
+from frontend.triton.client import TritonClient
+from frontend.triton.health_checks import check_engine, check_text_stage
+from frontend.triton.models import ModelDirectory
 from model_repository.contract.output import EngineStats
-from model_repository.contract.tensors import slug_of_stage, slug_to_model_id, stage_name
+from model_repository.contract.tensors import ensemble_of_stage, ensemble_to_model_id, stage_name
 
 logger = logging.getLogger(__name__)
 
-MAX_MISSES = 2  # polls in a row without an answer, after which an engine is taken for lost
-# After a reload, until the same stage is reloaded again, or as long as the reload took: a stage that dies at once,
-# maybe after minutes of loading, must not keep its machine busy with that.
+STATS_INTERVAL_S = 1.0  # between two polls of an engine
+STATS_TIMEOUT_S = 2.0  # for an answer; an engine that takes longer has missed a poll
+MAX_MISSES = 2  # polls in a row without an answer; after them an engine counts as lost
+# A tokenizer or detokenizer that has not answered for so long hangs. One prompt may keep a tokenizer busy for a second.
+TEXT_STAGE_TIMEOUT_S = 10.0
+# The pause between two reloads of a stage, unless the first one took longer: a stage that dies at once, maybe after
+# minutes of loading, must not keep its machine busy.
 RELOAD_PAUSE_S = 5.0
+_SILENCE_MARGIN_S = 10.0  # of a call beyond the longest step of an engine
 
 
 class Verdict(StrEnum):
-    """What one look at an engine means for its streams."""
+    """What one poll of an engine means for its streams."""
 
     FINE = "fine"
-    RESTARTED = "restarted"  # another epoch: the old sequences are gone, nobody needs to reload it
-    UNLOADED = "unloaded"  # likewise
-    LOST = "lost"  # the sequences are gone and somebody must reload it
+    RESTARTED = "restarted"  # a new epoch: the old sequences are gone, and the engine is loaded again
+    UNLOADED = "unloaded"  # the sequences are gone; the engine needs no reload
+    LOST = "lost"  # the sequences are gone, and the engine needs a reload
 
 
 class EngineHealth:
-    """One engine, judged from its polls. Pure."""
+    """Judges one engine by its polls. Pure."""
 
     def __init__(self) -> None:
         self._epoch: int | None = None
@@ -60,15 +67,15 @@ class EngineHealth:
         return Verdict.RESTARTED if is_restarted else Verdict.FINE
 
     def failed(self, error: APIError) -> Verdict:
-        """Judge a poll that brought an error instead of an answer."""
+        """Judge an error in place of an answer."""
         if isinstance(error, StageUnhealthy):
             return self._lost()
         if isinstance(error, TritonUnreachable):
-            # Its streams broke with the connection, so that those it will have next are not of this epoch.
+            # The streams broke with the connection. Later streams belong to a later epoch.
             self._epoch, self._num_misses = None, 0
             return Verdict.FINE
         if isinstance(error, ModelNotReady | NotFound):
-            # Somebody has unloaded it, or loads it just now. Its streams are gone, the next one's not yet there.
+            # An operator unloaded it, or it is still loading.
             is_known, self._epoch, self._num_misses = self._epoch is not None, None, 0
             return Verdict.UNLOADED if is_known else Verdict.FINE
         self._num_misses += 1
@@ -80,7 +87,7 @@ class EngineHealth:
 
 
 class ReloadPlan:
-    """Which stages have to be reloaded, and when that may be tried. Pure.
+    """The stages that need a reload, and the earliest time of each reload. Pure.
 
     Args:
         clock: seconds, monotonic.
@@ -89,73 +96,75 @@ class ReloadPlan:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._wanted: set[str] = set()  # stages, by their Triton names
-        self._tried_at: dict[str, float] = {}
-        self._rests_until: dict[str, float] = {}
+        self._started_at: dict[str, float] = {}
+        self._paused_until: dict[str, float] = {}
         self._settled_at: dict[str, float] = {}
 
+    def __contains__(self, stage: str) -> bool:
+        return stage in self._wanted
+
     def is_news(self, stage: str, since: float) -> bool:
-        """Whether trouble that began as early as `since` is not what is being dealt with, or was."""
+        """Whether trouble since that time is new: no reload of the stage is planned, and none has ended since then."""
         return stage not in self._wanted and since >= self._settled_at.get(stage, since)
 
     def want(self, stage: str) -> None:
-        """Ask for a reload; asking twice is asking once."""
+        """Plan a reload, once."""
         self._wanted.add(stage)
 
     def settle(self, stage: str) -> None:
-        """Note that a stage that was down needs nothing more: whatever was started before says nothing about it."""
+        """Note that a planned stage works again. Requests from before say nothing about it any more."""
         if stage in self._wanted:
             self._wanted.remove(stage)
             self._settled_at[stage] = self._clock()
 
-    def take_due(self) -> list[str]:
-        """Return the stages whose reload may be tried now, and let each of them rest for a while."""
+    def start_due(self) -> list[str]:
+        """Return the stages that may be reloaded now; the pause of each begins."""
         now = self._clock()
-        due = sorted(stage for stage in self._wanted if now >= self._rests_until.get(stage, now))
-        self._tried_at |= dict.fromkeys(due, now)
-        self._rests_until |= dict.fromkeys(due, now + RELOAD_PAUSE_S)
+        due = sorted(stage for stage in self._wanted if now >= self._paused_until.get(stage, now))
+        self._started_at |= dict.fromkeys(due, now)
+        self._paused_until |= dict.fromkeys(due, now + RELOAD_PAUSE_S)
         return due
 
-    def tried(self, stage: str) -> None:
-        """Note that a reload that was due has ended, well or not."""
+    def ended(self, stage: str) -> None:
+        """Note that a reload has ended, successfully or not."""
         now = self._clock()
-        self._rests_until[stage] = now + max(RELOAD_PAUSE_S, now - self._tried_at.get(stage, now))
+        self._paused_until[stage] = now + max(RELOAD_PAUSE_S, now - self._started_at.get(stage, now))
 
-    def slugs(self) -> set[str]:
-        """Return the ensembles of the stages that wait for a reload."""
-        return {slug_of_stage(stage) for stage in self._wanted}
+    def ensembles(self) -> set[str]:
+        """Return the ensembles of the stages that need a reload."""
+        return {ensemble_of_stage(stage) for stage in self._wanted}
 
 
-class EngineWatch:
-    """Looks at every engine at an interval, and acts on what it sees.
+class HealthMonitor:
+    """Polls the stages of every model at an interval, ends the streams of lost ones and reloads them.
 
     Args:
-        on_look: told a model's id, and what its engine says of itself or why it does not.
+        on_checked: called with a model's id and its engine's statistics, or the error in place of them.
     """
 
     def __init__(
         self,
-        triton: Triton,
+        triton: TritonClient,
         models: ModelDirectory,
         settings: Settings,
         clock: Callable[[], float] = time.monotonic,
-        on_look: Callable[[str, EngineStats | APIError], None] = lambda model, seen: None,
+        on_checked: Callable[[str, EngineStats | APIError], None] = lambda model, seen: None,
     ) -> None:
         self._triton = triton
         self._models = models
-        self._settings = settings
-        self._deadline_s, self._stall_s = settings.stats_deadline_s, settings.engine_stall_s
+        self._deadline_s, self._stall_s = STATS_TIMEOUT_S, settings.engine_stall_s
         self._clock = clock
-        self._on_look = on_look
-        self._health: dict[str, EngineHealth] = {}  # by slug
-        self._draining: set[str] = set()  # slugs
+        self._on_look = on_checked
+        self._health: dict[str, EngineHealth] = {}  # by ensemble
+        self._draining: set[str] = set()  # ensembles
         self._plan = ReloadPlan(clock)
         self._news = asyncio.Event()
-        self._tasks: dict[str, asyncio.Task[None]] = {}  # by what they are about: one at a time each
-        self.on_lost: Callable[[str], None] = lambda slug: None  # told the slug of a model that needs a reload
-        triton.on_stage_down = self.stage_down
+        self._tasks: dict[str, asyncio.Task[None]] = {}  # the running one of each kind and stage
+        self.on_lost: Callable[[str], None] = lambda ensemble: None  # called when a stage of it needs a reload
+        triton.generations.on_stage_down = self.stage_down
 
     def stage_down(self, stage: str, since: float) -> None:
-        """Note that a request, begun at `since` (of the clock), found a stage's process gone."""
+        """Note that a request or a check, begun at `since` (of the clock), found a stage dead or hanging."""
         if not self._plan.is_news(stage, since):
             return
         logger.warning("%s is down", stage)
@@ -163,151 +172,155 @@ class EngineWatch:
         self._want_reload(stage)
 
     def recovering(self) -> set[str]:
-        """Return the slugs of the models that wait for a reload."""
-        return self._plan.slugs()
+        """Return the ensembles of the models that need a reload."""
+        return self._plan.ensembles()
 
-    def is_draining(self, slug: str) -> bool:
-        """Whether a model's engine, when it last answered, was to get no further requests."""
-        return slug in self._draining
+    def is_draining(self, ensemble: str) -> bool:
+        """Whether a model's engine wanted no more requests in its last answer."""
+        return ensemble in self._draining
 
     async def run(self) -> None:
-        """Watch until cancelled."""
+        """Monitor until cancelled."""
         try:
             while True:
                 self._news.clear()
-                await self._guarded(self.look())
+                await self._guarded(self.poll_all())
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._news.wait(), self._settings.stats_interval_s)
+                    await asyncio.wait_for(self._news.wait(), STATS_INTERVAL_S)
         finally:
             for task in self._tasks.values():
                 task.cancel()
 
-    async def look(self) -> None:
+    async def poll_all(self) -> None:
         """Start one round: a poll of every engine, and the reloads that are due."""
-        # Asked first: a server that hangs does not even say what it serves. Those that are not ready any more, too:
-        # their streams go on as long as their engines are there.
-        known = set(self._models.latest.by_slug) | set(self._health)
+        # The known ones first: a hanging server does not even list its models. A model that is no longer ready may
+        # still have streams.
+        known = set(self._models.latest.by_ensemble) | set(self._health)
         self._poll(known)
         try:
-            await asyncio.wait_for(self._models.snapshot(), self._settings.stats_deadline_s)
+            await asyncio.wait_for(self._models.snapshot(), STATS_TIMEOUT_S)
         except TritonUnreachable:
-            # Its streams broke with the connection: those of its next life are of another epoch.
+            # The streams broke with the connection. Later streams belong to later epochs.
             self._health.clear()
         except (APIError, TimeoutError) as exc:
-            logger.warning("Triton does not say what it serves: %s", exc or "no answer")
+            logger.warning("Triton does not list its models: %s", exc or "no answer")
         else:
-            self._poll(set(self._models.latest.by_slug) - known)
-        for stage in self._plan.take_due():
+            self._poll(set(self._models.latest.by_ensemble) - known)
+        for stage in self._plan.start_due():
             self._start(stage, self._reload(stage))
 
-    async def poll(self, slug: str) -> None:
-        """Look at one engine."""
-        stage, since = stage_name(slug, "engine"), self._clock()
-        health = self._health.setdefault(slug, EngineHealth())
+    async def poll(self, ensemble: str) -> None:
+        """Poll one engine, and start the checks of the stages beside it."""
+        stage, since = stage_name(ensemble, "engine"), self._clock()
+        health = self._health.setdefault(ensemble, EngineHealth())
         epoch: int | None = None
         try:
-            stats = await look_at_engine(self._triton, slug, deadline_s=self._deadline_s, stall_s=self._stall_s)
+            stats = await check_engine(self._triton, ensemble, deadline_s=self._deadline_s, stall_s=self._stall_s)
         except APIError as exc:
             verdict = health.failed(exc)
             if isinstance(exc, ModelNotReady | NotFound):
-                self._health.pop(slug, None)
-            # One that nobody has unloaded on purpose is down, whatever its stage says.
-            self._on_look(slug_to_model_id(slug), StageUnhealthy(stage) if slug in self.recovering() else exc)
+                self._health.pop(ensemble, None)
+            # A model that is being reloaded is down, not unloaded.
+            self._on_look(
+                ensemble_to_model_id(ensemble), StageUnhealthy(stage) if ensemble in self.recovering() else exc
+            )
         else:
             epoch = stats.epoch
             verdict = health.answered(epoch)
-            (self._draining.add if stats.is_draining else self._draining.discard)(slug)
-            self._on_look(slug_to_model_id(slug), stats)
-            self._look_beside(slug, stats)
+            (self._draining.add if stats.is_draining else self._draining.discard)(ensemble)
+            self._on_look(ensemble_to_model_id(ensemble), stats)
+            for text_stage in (stage_name(ensemble, "tokenizer"), stage_name(ensemble, "detokenizer")):
+                if text_stage not in self._plan:
+                    self._start(f"check {text_stage}", self._check(text_stage))
+            max_silence_s = self._stall_s + _SILENCE_MARGIN_S
+            self._triton.generations.end_silent(ensemble, max_silence_s, EngineFailed("Its outputs do not arrive."))
         if verdict is Verdict.FINE or not self._plan.is_news(stage, since):
             return
-        logger.warning("the engine of %s is %s", slug, verdict)
-        # Whoever unloads it by force has its requests told why, which this look may overtake.
+        logger.warning("the engine of %s is %s", ensemble, verdict)
+        # A forced unload fails the requests too; this poll may be faster, so the error is the same.
         self._end_streams(stage, ModelUnloaded() if verdict is Verdict.UNLOADED else None, spared_epoch=epoch)
         if verdict is Verdict.LOST:
             self._want_reload(stage)
 
-    def _look_beside(self, slug: str, stats: EngineStats) -> None:
-        """Find the stages through which nothing comes although the engine works: whoever waits, waits in vain."""
-        interval_s = self._settings.stats_interval_s
-        is_at_work = stats.step_age_ms < interval_s * 1000  # it has begun a turn since the last look
-        for stage in self._triton.stalled_stages(slug, interval_s if is_at_work else 0.0, self._settings.stage_stall_s):
-            logger.warning("nothing has come through %s for %g s", stage, self._settings.stage_stall_s)
-            self._end_streams(stage)
-            self._start(stage, self._examine(stage))
-
-    async def _examine(self, stage: str) -> None:
-        """Have a stage reloaded if it is down: maybe only what was under way has been lost."""
+    async def _check(self, stage: str) -> None:
+        """Check a text stage, and have it reloaded if it is dead or hangs."""
         since = self._clock()
-        if not await self._answers(stage):
+        try:
+            await check_text_stage(self._triton, stage, deadline_s=TEXT_STAGE_TIMEOUT_S)
+        except (StageUnhealthy, TritonTimeout):
             self.stage_down(stage, since)
+        except APIError as exc:  # it is not loaded, or Triton is away
+            logger.debug("%s cannot be checked: %s", stage, exc.code)
 
     async def _reload(self, stage: str) -> None:
         try:
             await self.reload(stage)
         finally:
-            self._plan.tried(stage)
+            self._plan.ended(stage)
 
     async def reload(self, stage: str) -> None:
-        """Have Triton reload a stage, unless another frontend was faster. What does not load is tried again later."""
-        slug = slug_of_stage(stage)
+        """Have Triton reload a stage, unless another frontend was faster. A failed load is tried again later."""
+        ensemble = ensemble_of_stage(stage)
         if await self._answers(stage):
             self._settle(stage)
             return
         logger.warning("reloading %s", stage)
         try:
-            await self._triton.unload(stage)
+            await self._triton.repository.unload(stage)
         except APIError as exc:
-            # Triton is away, or its model control is not explicit. Whoever still finds the stage down says so again.
+            # Triton is away, or its model control is not explicit. The next check of a dead stage plans it again.
             logger.error("Triton did not unload %s: %s", stage, exc.message)
             self._settle(stage)
             return
-        self._end_streams(stage)  # those that came since; none can come now
-        if stage == stage_name(slug, "detokenizer"):
-            await self._end_streams_of_others(slug)
+        self._end_streams(stage)  # begun since the stage was found down; now none can begin
+        if stage == stage_name(ensemble, "detokenizer"):
+            await self._end_streams_of_others(ensemble)
         try:
-            await self._triton.load(slug, stage)
+            await self._triton.repository.load(ensemble, stage)
         except APIError as exc:
             logger.error("Triton did not load %s, next try in %g s: %s", stage, RELOAD_PAUSE_S, exc.message)
             return
         logger.warning("reloaded %s", stage)
         self._settle(stage)
 
-    async def _end_streams_of_others(self, slug: str) -> None:
-        """Have the engine end what it works on for other frontends, too.
+    async def _end_streams_of_others(self, ensemble: str) -> None:
+        """Have the engine end the requests of other frontends too.
 
-        What was begun before goes through the stage that was begun with, also where that is dead: Triton answers those
-        requests one after the other, after a second each, and there may be a hundred.
+        Triton sends their outputs to the dead detokenizer process: it fails them one after the other, a second each.
         """
         try:
-            await self._triton.fail_streams(slug)
+            await self._triton.fail_streams(ensemble)
         except APIError as exc:
-            logger.warning("the engine of %s did not end its streams: %s", slug, exc.message)
+            logger.warning("the engine of %s did not end its streams: %s", ensemble, exc.message)
 
     def _settle(self, stage: str) -> None:
         self._plan.settle(stage)
-        if stage == stage_name(slug_of_stage(stage), "engine"):
-            self._health.pop(slug_of_stage(stage), None)  # the next epoch is a new engine's, not a restart
+        if stage == stage_name(ensemble_of_stage(stage), "engine"):
+            self._health.pop(ensemble_of_stage(stage), None)  # the next epoch is a new engine's, not a restart
 
     def _want_reload(self, stage: str) -> None:
         self._plan.want(stage)
-        self.on_lost(slug_of_stage(stage))
+        self.on_lost(ensemble_of_stage(stage))
         self._news.set()
 
     async def _answers(self, stage: str) -> bool:
+        ensemble, deadline_s = ensemble_of_stage(stage), self._deadline_s
         try:
-            await look_at_stage(self._triton, stage, deadline_s=self._deadline_s, stall_s=self._stall_s)
+            if stage == stage_name(ensemble, "engine"):
+                await check_engine(self._triton, ensemble, deadline_s=deadline_s, stall_s=self._stall_s)
+            else:
+                await check_text_stage(self._triton, stage, deadline_s=deadline_s)
         except APIError:
             return False
         return True
 
-    def _poll(self, slugs: Set[str]) -> None:
-        for slug in sorted(slugs):
-            self._start(slug, self.poll(slug))
+    def _poll(self, ensembles: Set[str]) -> None:
+        for ensemble in sorted(ensembles):
+            self._start(ensemble, self.poll(ensemble))
 
     def _end_streams(self, stage: str, error: APIError | None = None, *, spared_epoch: int | None = None) -> None:
         error = error or EngineFailed("The model broke down while it worked on this request.")
-        num_ended = self._triton.abort(stage, error, spared_epoch=spared_epoch)
+        num_ended = self._triton.generations.abort(stage, error, spared_epoch=spared_epoch)
         if num_ended:
             logger.warning("ended %d requests that needed %s", num_ended, stage)
 
@@ -318,8 +331,8 @@ class EngineWatch:
         self._tasks[subject] = asyncio.get_running_loop().create_task(self._guarded(work))
 
     async def _guarded(self, work: Coroutine[Any, Any, None]) -> None:
-        """Let the watch survive what nobody foresaw."""
+        """Let the monitor survive an unexpected exception."""
         try:
             await work
         except Exception:
-            logger.exception("unexpected exception while watching the engines")
+            logger.exception("unexpected exception while monitoring the engines")

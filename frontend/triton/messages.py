@@ -12,7 +12,7 @@ _LENGTH_BYTES = 4  # before each text of a BYTES tensor: its length, little-endi
 
 
 def infer_request(model_name: str, spec: TensorSpec, payload: bytes, request_id: str = "") -> Any:
-    """Return the protobuf message that sends a text to a model; its responses carry the id, errors too."""
+    """Return the protobuf message that sends a text to a model. Its responses and errors have the same id."""
     request = service_pb2.ModelInferRequest(model_name=model_name, id=request_id)
     request.inputs.add(name=spec.name, datatype=spec.datatype, shape=(1, *spec.shape))
     request.raw_input_contents.append(len(payload).to_bytes(_LENGTH_BYTES, "little") + payload)

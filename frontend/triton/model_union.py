@@ -1,4 +1,4 @@
-"""What several replicas serve, as one list of models."""
+"""The models of several replicas as one list."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _MAY_DIFFER = frozenset({"adapters", "created"})
 
 
 class ModelUnion:
-    """Puts the models of the replicas together. Where they contradict each other the first one counts.
+    """Unites the models of the replicas. If two replicas describe a model differently, the first one counts.
 
     Args:
         expected: ids of models that are known also where no replica has heard of them.

@@ -1,19 +1,17 @@
-"""What Triton serves, as the frontend sees it: the models, a short-lived list of them, and the seam to Triton."""
+"""The models that Triton serves, and a list of them that is at most a second old."""
 
 from __future__ import annotations
 
 import asyncio
 import math
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from types import MappingProxyType
 from typing import Protocol
 
 from frontend.errors import APIError, ModelNotFound, ModelNotReady
-from model_repository.contract.output import EngineStats, GenerationChunk
-from model_repository.contract.request import GenerationRequest, Prompt, TokenizeAnswer
 from model_repository.model_parameters import ModelParameters
 
 MAX_AGE_S = 1.0
@@ -21,14 +19,14 @@ MAX_AGE_S = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedModel:
-    """A model that is loaded and ready, as its ensemble describes it."""
+    """A model that is ready, described by the parameters of its ensemble."""
 
-    slug: str  # the ensemble's name in Triton
+    ensemble: str  # the ensemble's name in Triton
     parameters: ModelParameters
 
     @property
     def id(self) -> str:
-        """OpenAI's name of it."""
+        """The model id of OpenAI's API."""
         return self.parameters.model_id
 
     @property
@@ -43,12 +41,12 @@ class ServedModel:
 
     @property
     def owned_by(self) -> str:
-        """Who serves it."""
+        """The organization that serves it."""
         return self.parameters.owned_by
 
     @property
     def fingerprint(self) -> str:
-        """Another one where the same request may get another answer."""
+        """Changes whenever the same request could get a different answer."""
         return self.parameters.fingerprint
 
     @property
@@ -59,9 +57,9 @@ class ServedModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelName:
-    """A name that clients may use, and what it stands for."""
+    """A name that clients may use, with the model and the adapter behind it."""
 
-    asked: str  # an id, an alias, or an adapter's name
+    requested: str  # an id, an alias, or an adapter's name
     model: ServedModel
     lora_name: str = ""  # the adapter, where it names one
 
@@ -73,9 +71,9 @@ class ModelName:
 
 @dataclass(frozen=True, slots=True)
 class KnownName:
-    """What a name stands for whose model is not ready, as far as it is known."""
+    """A name of a model that is not ready, or was not when the list was fetched."""
 
-    asked: str
+    requested: str
     model_id: str
     lora_name: str = ""
 
@@ -88,148 +86,34 @@ class ModelSnapshot:
     unready: Mapping[str, str] = field(default_factory=dict)  # id -> Triton's word for its state
 
     @cached_property
-    def by_slug(self) -> Mapping[str, ServedModel]:
+    def by_ensemble(self) -> Mapping[str, ServedModel]:
         """The ready ones by their ensembles' names."""
-        return {model.slug: model for model in self.ready.values()}
+        return {model.ensemble: model for model in self.ready.values()}
 
     def names(self) -> dict[str, ModelName]:
-        """Return everything that clients may ask for. An id wins over an alias or an adapter's name that equals it."""
+        """Return all names that clients may use. An id wins over an equal alias or adapter name."""
         names: dict[str, ModelName] = {}
         for model_id in sorted(self.ready):
             model = self.ready[model_id]
             for alias in model.parameters.aliases:
-                names.setdefault(alias, ModelName(asked=alias, model=model))
+                names.setdefault(alias, ModelName(requested=alias, model=model))
             for adapter in model.parameters.adapters:
-                names.setdefault(adapter, ModelName(asked=adapter, model=model, lora_name=adapter))
-        return names | {model.id: ModelName(asked=model.id, model=model) for model in self.ready.values()}
-
-
-class Triton(Protocol):
-    """What the frontend asks of Triton; `frontend.triton.client.TritonClient` is the real one."""
-
-    # Told the Triton name of a stage whose process is gone, and when the request began that found it (time.monotonic).
-    on_stage_down: Callable[[str, float], None]
-
-    def generate(self, slug: str, request: GenerationRequest) -> AsyncGenerator[GenerationChunk, None]:
-        """Yield the completion; the last chunk carries the finish reason. Leaving it cancels the generation.
-
-        Raises:
-            APIError: the request was refused, or failed.
-        """
-
-    def abort(self, stage: str, error: APIError, *, spared_epoch: int | None = None) -> int:
-        """End the running generations that need a lost stage, by its Triton name; return how many there were.
-
-        Args:
-            spared_epoch: those that were begun on an engine of this epoch go on; None: none do.
-        """
-
-    def end_all(self, error: APIError) -> int:
-        """End every running generation; return how many there were."""
-
-    async def snapshot(self) -> ModelSnapshot:
-        """Return what Triton serves at this moment."""
-
-    async def check(self, slug: str, request: GenerationRequest) -> None:
-        """Have the tokenizer stage look at a request, without generating anything.
-
-        Raises:
-            APIError: the request would be refused, or Triton did not answer.
-        """
-
-    async def tokenize(self, slug: str, prompt: Prompt, *, add_special_tokens: bool) -> TokenizeAnswer:
-        """Return a prompt's tokens.
-
-        Raises:
-            APIError: the prompt was refused, or Triton did not answer.
-        """
-
-    async def detokenize(self, slug: str, token_ids: Sequence[int], *, has_special_tokens: bool) -> str:
-        """Return the text of token ids; special tokens are left out unless asked for.
-
-        Raises:
-            APIError: the ids were refused, or Triton did not answer.
-        """
-
-    async def engine_stats(self, slug: str, timeout_s: float) -> EngineStats:
-        """Ask a model's engine how it is.
-
-        Raises:
-            APIError: it did not answer.
-        """
-
-    async def unload(self, stage: str) -> None:
-        """Unload a stage, by its Triton name.
-
-        Raises:
-            APIError: Triton did not do it.
-        """
-
-    async def load(self, slug: str, stage: str) -> None:
-        """Load a stage and the ensemble that stands on it; return when the model is ready.
-
-        Raises:
-            APIError: Triton did not do it.
-        """
-
-    async def repository(self) -> set[str]:
-        """Return the slugs of all models that Triton could load.
-
-        Raises:
-            APIError: Triton did not answer.
-        """
-
-    async def fail_running(self, slug: str) -> None:
-        """Have a model's engine end everything that it works on with an error, whoever asked for it.
-
-        Raises:
-            APIError: it did not answer.
-        """
-
-    async def load_adapter(self, slug: str, name: str, source: str) -> EngineStats:
-        """Have a model's engine load a LoRA adapter from below its root of adapters, and offer it under a name.
-
-        Raises:
-            APIError: it refused, or did not answer.
-        """
-
-    async def unload_adapter(self, slug: str, name: str) -> EngineStats:
-        """Have a model's engine offer a LoRA adapter no more; requests under way keep it.
-
-        Raises:
-            APIError: it has none of that name, refused, or did not answer.
-        """
-
-    async def fail_streams(self, slug: str) -> None:
-        """Have a model's engine do the same, and end every output stream: its batches arrive nowhere.
-
-        Raises:
-            APIError: it did not answer.
-        """
-
-    def stalled_stages(self, slug: str, fair_s: float, limit_s: float) -> set[str]:
-        """Return the stages, by their Triton names, through which nothing has come for longer than the limit.
-
-        Args:
-            fair_s: for how much of the time since this was asked last the engine has been seen at work.
-        """
-
-    async def close(self) -> None:
-        """Let go of the connection."""
+                names.setdefault(adapter, ModelName(requested=adapter, model=model, lora_name=adapter))
+        return names | {model.id: ModelName(requested=model.id, model=model) for model in self.ready.values()}
 
 
 class ModelSource(Protocol):
-    """Who knows what is served."""
+    """A source of snapshots: one Triton, or a pool of them."""
 
     async def snapshot(self) -> ModelSnapshot:
-        """Return what is served at this moment."""
+        """Return the models that are served now."""
 
 
 class ModelDirectory:
-    """The served models by their names, asked of Triton at most once a second unless a name is missing.
+    """The served models by their names. Triton is asked at most once a second, and when a name is unknown.
 
     Args:
-        aliases: what some names stand for, until their models have been seen.
+        aliases: further names of models, by name; used until the models themselves tell their names.
     """
 
     def __init__(
@@ -240,16 +124,16 @@ class ModelDirectory:
     ) -> None:
         self._triton = triton
         self._clock = clock
-        self._turn = asyncio.Lock()
-        self._fetching: asyncio.Task[ModelSnapshot] | None = None  # Triton has been asked
-        self._next: asyncio.Task[ModelSnapshot] | None = None  # it has not been yet
+        self._fetch_lock = asyncio.Lock()
+        self._fetching: asyncio.Task[ModelSnapshot] | None = None  # waits for Triton's answer
+        self._next: asyncio.Task[ModelSnapshot] | None = None  # has not asked Triton yet
         self._names: Mapping[str, ModelName] = {}
-        # What each name stands for, or did when its model was last ready.
+        # By name; the model may have become unready since.
         self._known = {alias: KnownName(alias, model_id) for alias, model_id in aliases.items()}
         self._fetched_at = -math.inf
-        self.latest = ModelSnapshot()  # that was fetched, also when it cannot be fetched any more
-        self.error: APIError | None = None  # of the last time that it was fetched
-        self.is_looked_at = False  # once, with whatever result
+        self.latest = ModelSnapshot()  # the last one that could be fetched
+        self.error: APIError | None = None  # of the last attempt to fetch
+        self.has_tried = False  # to fetch, successfully or not
 
     async def snapshot(self) -> ModelSnapshot:
         """Return the models as they were less than a second ago."""
@@ -258,36 +142,36 @@ class ModelDirectory:
         return self.latest
 
     async def names(self) -> Mapping[str, ModelName]:
-        """Return everything that clients may ask for, as it was less than a second ago."""
+        """Return all names that clients may use, as they were less than a second ago."""
         await self.snapshot()
         return self._names
 
-    async def get(self, asked: str) -> ModelName:
-        """Return what a name stands for.
+    async def get(self, requested: str) -> ModelName:
+        """Return a name with its model.
 
         Raises:
-            ModelNotFound: nothing is served by that name.
-            ModelNotReady: it is a model's id, or was another name of it, and the model is not loaded now.
+            ModelNotFound: no model has that name.
+            ModelNotReady: the name's model is not loaded now.
         """
         names = await self.names()
-        if asked not in names:
+        if requested not in names:
             await asyncio.shield(self.refreshing())
-        if asked in self._names:
-            return self._names[asked]
-        model_id = self.known(asked).model_id
+        if requested in self._names:
+            return self._names[requested]
+        model_id = self.known(requested).model_id
         if model_id in self.latest.unready:
-            raise ModelNotReady(f"The model {asked} is not ready now (state: {self.latest.unready[model_id]}).")
-        raise ModelNotFound(asked)
+            raise ModelNotReady(f"The model {requested} is not ready now (state: {self.latest.unready[model_id]}).")
+        raise ModelNotFound(requested)
 
-    def known(self, asked: str) -> KnownName:
-        """Return what a name stands for, or did when its model was last ready; any other one may be an id."""
-        return self._known.get(asked) or KnownName(asked, asked)
+    def known(self, requested: str) -> KnownName:
+        """Return a name with the id of its model. An unknown name may be an id itself."""
+        return self._known.get(requested) or KnownName(requested, requested)
 
     def refreshing(self) -> asyncio.Task[ModelSnapshot]:
-        """Fetch the models as they are from now on, once for all who ask before Triton is asked.
+        """Start to fetch the models, and return the task, which callers share until it asks Triton.
 
-        What has been asked of Triton already may be answered as it was before. Whoever waits must not cancel this for
-        the others.
+        A fetch that has already asked Triton may bring an older answer, so it is not shared. A caller must not cancel
+        the task.
         """
         if self._next is None:
             self._next = asyncio.get_running_loop().create_task(self._fetch_in_turn())
@@ -295,7 +179,7 @@ class ModelDirectory:
         return self._next
 
     async def _fetch_in_turn(self) -> ModelSnapshot:
-        async with self._turn:
+        async with self._fetch_lock:
             self._fetching, self._next = self._next, None
             try:
                 return await self._fetch()
@@ -310,7 +194,7 @@ class ModelDirectory:
             self.error = exc
             raise
         finally:
-            self.is_looked_at = True
+            self.has_tried = True
         self.error = None
         self._names = self.latest.names()
         self._known = {name: known for name, known in self._known.items() if known.model_id in self.latest.unready}

@@ -1,4 +1,4 @@
-"""Calls of stages that are decoupled but answer once: they can be called through a stream only."""
+"""Calls of decoupled stages with one response; they can only be called through a stream."""
 
 from __future__ import annotations
 
@@ -36,8 +36,7 @@ async def _only_response(call: Any) -> Any:
     response = await _read(call)
     if response is None:
         raise errors.EngineFailed("The model's pipeline did not answer.")
-    # Not cancelled before its end: for Triton the request may then be under way for ever, and it unloads no model
-    # that has one.
+    # Never cancelled: Triton might then count the request as running for ever, and unloads no model with a request.
     with contextlib.suppress(APIError):
         await _read(call)
     return response

@@ -15,28 +15,30 @@ from msgspec.structs import replace
 
 from frontend import loop_time
 from frontend.errors import APIError, Draining, ModelNotFound, ModelNotReady, NotTaken, TritonTimeout, TritonUnreachable
+from frontend.triton.client import TritonClient
 from frontend.triton.endpoints import ModelFilter
 from frontend.triton.model_union import ModelUnion
-from frontend.triton.models import ModelSnapshot, Triton
+from frontend.triton.models import ModelSnapshot
 from frontend.triton.replica import Replica
 from model_repository.contract.output import GenerationChunk
 from model_repository.contract.request import GenerationRequest, Prompt, TokenizeAnswer
 
 logger = logging.getLogger(__name__)
 
-MAX_SAVED = 10.0  # retries, that were not needed while all was well; also what there is at the start
+RETRY_SHARE = 0.1  # retries per first attempt
+MAX_SAVED = 10.0  # unused retries that accumulate; also the budget at the start
 
-# How long the list of models waits for an endpoint. One that has not answered the last time is hardly waited for: a
-# server that hangs must not slow down the requests that go to the others.
-_PATIENCE_S = 1.0
-_PATIENCE_WITH_THE_ABSENT_S = 0.25
+# Timeouts of the list of models. An endpoint that did not answer the last time gets the shorter one: a hanging server
+# must not slow down the requests to the others.
+_LIST_TIMEOUT_S = 1.0
+_ABSENT_TIMEOUT_S = 0.25
 
 
 class RetryBudget:
-    """A token bucket that requests fill, not time. Pure.
+    """A token bucket that first attempts fill instead of time. Pure.
 
     Args:
-        share: of the requests that may be sent again, 0 to 1.
+        share: retries per first attempt, 0 to 1.
     """
 
     def __init__(self, share: float) -> None:
@@ -44,11 +46,11 @@ class RetryBudget:
         self._saved = MAX_SAVED if share else 0.0
 
     def count_request(self) -> None:
-        """Note a request that was not sent before."""
+        """Count a first attempt."""
         self._saved = min(MAX_SAVED, self._saved + self._share)
 
-    def take(self) -> bool:
-        """Return whether a request may be sent again."""
+    def try_spend(self) -> bool:
+        """Spend one retry, and return whether there was one."""
         if self._saved < 1.0:
             return False
         self._saved -= 1.0
@@ -59,39 +61,37 @@ type Connect = Callable[[str, ModelFilter], Replica]  # makes the replica of an 
 
 
 class ReplicaPool:
-    """The replicas. They have no order: the one with the fewest requests gets the next one.
+    """All replicas. The one with the fewest requests gets the next request.
 
     Args:
         replicas: the first ones; `add` and `remove` change them.
-        retry_share: of the requests that may be sent a second time, 0 to 1.
-        on_retired: told the endpoint of one that was removed, when its last request has ended.
-        expected: ids of models that are meant to be served: where they are not, they are known all the same.
-        is_complete: nothing but those can be served, so that no endpoint has to answer for the list of models.
+        on_retired: called with the endpoint of a removed replica when its last request has ended.
+        expected: ids of the models that are named in the settings; they are known even while no endpoint serves them.
+        is_complete: only the expected models can be served, so no endpoint has to answer for the list of models.
     """
 
     def __init__(
         self,
         replicas: Sequence[Replica],
-        retry_share: float,
         on_retired: Callable[[str], None] = lambda endpoint: None,
         *,
         expected: Collection[str] = (),
         is_complete: bool = False,
     ) -> None:
         self.replicas = tuple(replicas)
-        self._retired: dict[Replica, asyncio.Task[None]] = {}  # those that still have requests
+        self._retired: dict[Replica, asyncio.Task[None]] = {}  # removed, with requests that still run
         self._running: dict[Replica, asyncio.Task[None]] = {}
         self._is_running = False
         self._on_retired = on_retired
-        self._budget = RetryBudget(retry_share)
+        self._budget = RetryBudget(RETRY_SHARE)
         self._union = ModelUnion(expected)
         self._is_complete = is_complete
-        self._is_looked_at = False  # every endpoint, once
-        self._end_error: APIError | None = None  # with which everything was ended
+        self._has_tried_all = False  # to fetch the models of every endpoint
+        self._end_error: APIError | None = None  # of `end_all`
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Watch the replicas within the block."""
+        """Monitor the replicas within the block."""
         self._is_running = True
         for replica in self.replicas:
             self._start(replica)
@@ -105,7 +105,7 @@ class ReplicaPool:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     def add(self, endpoint: str, models: Collection[str], connect: Connect) -> None:
-        """Have requests for these models go to an endpoint: to the replica that is there, or to one more."""
+        """Send requests for these models to an endpoint too. A new endpoint becomes a replica."""
         for replica in self.replicas:
             if replica.endpoint == endpoint:
                 replica.model_filter.add(models)
@@ -116,14 +116,14 @@ class ReplicaPool:
             self._start(replica)
 
     def remove(self, endpoint: str, models: Collection[str]) -> None:
-        """Undo an `add`. A replica for which none is left gets no more requests, and is watched until its last ends."""
+        """Undo an `add`. A replica without models gets no more requests, and is closed after its last one."""
         for replica in self.replicas:
             if replica.endpoint == endpoint and not replica.model_filter.remove(models):
                 self.replicas = tuple(each for each in self.replicas if each is not replica)
                 self._retired[replica] = asyncio.create_task(self._retire(replica))
 
     def answers(self, endpoint: str) -> bool:
-        """Whether an endpoint is there, and answered when it was last asked what it serves."""
+        """Whether an endpoint is a replica, and answered when its models were last fetched."""
         return any(each.endpoint == endpoint and each.models.error is None for each in self.replicas)
 
     def _start(self, replica: Replica) -> None:
@@ -139,7 +139,7 @@ class ReplicaPool:
         self._on_retired(replica.endpoint)
 
     def endpoints(self) -> dict[str, str]:
-        """Return what each endpoint is worth: `ready`, or the code of the error that it last brought."""
+        """Return the state of each endpoint: `ready`, or the code of its last error."""
         errors = {replica.endpoint: replica.models.error for replica in self.replicas}
         return {endpoint: "ready" if error is None else str(error.code) for endpoint, error in errors.items()}
 
@@ -147,48 +147,50 @@ class ReplicaPool:
         """Return the state of each model at each endpoint that serves it, by id."""
         return {replica.endpoint: replica.states() for replica in self.replicas}
 
-    def state_of(self, slug: str) -> str:
-        """Return `ready` if the model is at one endpoint at least, else what keeps it from answering."""
-        states = {state for replica in self.replicas if (state := replica.state_of(slug)) is not None}
+    def state_of(self, ensemble: str) -> str:
+        """Return `ready` if the model is ready at one endpoint at least, else all its states."""
+        states = {state for replica in self.replicas if (state := replica.state_of(ensemble)) is not None}
         return "ready" if "ready" in states else ", ".join(sorted(states))
 
-    def num_ready(self, slug: str) -> int:
-        """Return at how many endpoints the model could answer now."""
-        return sum(replica.state_of(slug) == "ready" for replica in self.replicas)
+    def num_ready(self, ensemble: str) -> int:
+        """Return the number of endpoints at which the model is ready."""
+        return sum(replica.state_of(ensemble) == "ready" for replica in self.replicas)
 
-    def require_available(self, slug: str) -> None:
-        """Refuse a request that could not be served now.
+    def require_available(self, ensemble: str) -> None:
+        """Refuse a request for a model that no replica can serve now.
 
         Raises:
-            ModelNotReady: every replica that has the model is away, or its model is.
+            ModelNotReady: the model is ready at no endpoint.
         """
-        state = self.state_of(slug)
+        state = self.state_of(ensemble)
         if state != "ready":
             raise ModelNotReady(f"The model cannot answer now (state: {state or 'not loaded'}).")
 
-    async def generate(self, slug: str, request: GenerationRequest) -> AsyncGenerator[GenerationChunk, None]:
+    async def generate(self, ensemble: str, request: GenerationRequest) -> AsyncGenerator[GenerationChunk, None]:
         """Yield the completion; the last chunk carries the finish reason. Leaving it cancels the generation.
 
         Raises:
             APIError: the request was refused, or failed.
         """
-        if self._end_error is not None:  # it may have waited for its turn until now
+        if self._end_error is not None:  # the request may have waited in a queue until now
             raise self._end_error
         self._budget.count_request()
-        replica = self._choose(slug, request.params.lora_name)
+        replica = self._choose(ensemble, request.params.lora_name)
         has_begun = is_second = False
         while True:
             try:
-                with replica.serving(slug):
-                    async with aclosing(replica.triton.generate(slug, request)) as chunks:
+                with replica.serving(ensemble):
+                    async with aclosing(replica.triton.generations.generate(ensemble, request)) as chunks:
                         async for chunk in chunks:
                             has_begun = True
                             if chunk.finish_reason is not None:
-                                replica.succeeded(slug)
+                                replica.succeeded(ensemble)
                             yield chunk
                 return
             except APIError as exc:
-                other = None if has_begun or is_second else self._second(slug, request.params.lora_name, replica, exc)
+                other = (
+                    None if has_begun or is_second else self._second(ensemble, request.params.lora_name, replica, exc)
+                )
                 if other is None:
                     raise
                 replica, is_second = other, True
@@ -196,115 +198,117 @@ class ReplicaPool:
                 request = replace(request, params=replace(request.params, cancel_key=secrets.token_hex(16)))
 
     async def snapshot(self) -> ModelSnapshot:
-        """Return what the replicas serve together, as far as they answer.
+        """Return the models of all replicas that answer.
 
         Raises:
-            APIError: none of them does, and one of them might serve what nobody has named.
+            APIError: no replica answers, and other models than the expected ones might be served.
         """
         replicas = self.replicas
         tasks = {replica: replica.models.refreshing() for replica in replicas}
         present = [task for replica, task in tasks.items() if replica.models.error is None]
         if present:
-            await loop_time.wait(present, _PATIENCE_S)
+            await loop_time.wait(present, _LIST_TIMEOUT_S)
         elif tasks:
-            await asyncio.wait(tasks.values(), timeout=_PATIENCE_WITH_THE_ABSENT_S, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(tasks.values(), timeout=_ABSENT_TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED)
         has_answer = any(task.done() and replica.models.error is None for replica, task in tasks.items())
         for replica, task in tasks.items():
-            # Where no endpoint answers in time, the machine may be slow: what is known is served, and the watch of the
-            # engines decides.
-            if task in present and not task.done() and (has_answer or not replica.models.is_looked_at):
+            # If no endpoint answers in time, this machine may be slow: the known models stay, and the health monitor
+            # decides.
+            if task in present and not task.done() and (has_answer or not replica.models.has_tried):
                 replica.models.error = TritonTimeout()
-        self._is_looked_at = self._is_looked_at or all(replica.models.is_looked_at for replica in replicas)
+        self._has_tried_all = self._has_tried_all or all(replica.models.has_tried for replica in replicas)
         errors = [error for replica in replicas if (error := replica.models.error) is not None]
-        if len(errors) == len(replicas) and not (self._is_complete and self._is_looked_at):
-            raise errors[0] if errors else TritonUnreachable()  # a name that stands for nothing yet
+        if len(errors) == len(replicas) and not (self._is_complete and self._has_tried_all):
+            raise errors[0] if errors else TritonUnreachable()  # a DNS name has no address yet
         return self._union.of({replica.endpoint: replica.models for replica in replicas})
 
-    async def check(self, slug: str, request: GenerationRequest) -> None:
-        """Have the tokenizer stage look at a request, without generating anything.
+    async def check(self, ensemble: str, request: GenerationRequest) -> None:
+        """Have the tokenizer stage check a request without generating a token.
 
         Raises:
-            APIError: the request would be refused, or nobody answered.
+            APIError: the request would be refused, or no replica answered.
         """
-        await self._ask(slug, lambda triton: triton.check(slug, request))
+        await self._call(ensemble, lambda triton: triton.check(ensemble, request))
 
-    async def tokenize(self, slug: str, prompt: Prompt, *, add_special_tokens: bool) -> TokenizeAnswer:
+    async def tokenize(self, ensemble: str, prompt: Prompt, *, add_special_tokens: bool) -> TokenizeAnswer:
         """Return a prompt's tokens.
 
         Raises:
-            APIError: the prompt was refused, or nobody answered.
+            APIError: the prompt was refused, or no replica answered.
         """
-        return await self._ask(
-            slug, lambda triton: triton.tokenize(slug, prompt, add_special_tokens=add_special_tokens)
+        return await self._call(
+            ensemble, lambda triton: triton.tokenize(ensemble, prompt, add_special_tokens=add_special_tokens)
         )
 
-    async def detokenize(self, slug: str, token_ids: Sequence[int], *, has_special_tokens: bool) -> str:
-        """Return the text of token ids; special tokens are left out unless asked for.
+    async def detokenize(self, ensemble: str, token_ids: Sequence[int], *, has_special_tokens: bool) -> str:
+        """Return the text of token ids; special tokens are left out unless requested.
 
         Raises:
-            APIError: the ids were refused, or nobody answered.
+            APIError: the ids were refused, or no replica answered.
         """
-        return await self._ask(
-            slug, lambda triton: triton.detokenize(slug, token_ids, has_special_tokens=has_special_tokens)
+        return await self._call(
+            ensemble, lambda triton: triton.detokenize(ensemble, token_ids, has_special_tokens=has_special_tokens)
         )
 
     def end_all(self, error: APIError) -> int:
-        """End every generation under way, and those that would begin, with an error; return how many are under way."""
+        """End all generations, now and later, with an error; return how many were running."""
         self._end_error = error
-        return sum(replica.triton.end_all(error) for replica in (*self.replicas, *self._retired))
+        return sum(replica.triton.generations.end_all(error) for replica in (*self.replicas, *self._retired))
 
     async def close(self) -> None:
-        """Let go of every connection."""
+        """Close all connections."""
         await asyncio.gather(*(replica.triton.close() for replica in (*self.replicas, *self._retired)))
 
-    async def _ask[Answer](self, slug: str, ask: Callable[[Triton], Awaitable[Answer]]) -> Answer:
+    async def _call[Answer](self, ensemble: str, call: Callable[[TritonClient], Awaitable[Answer]]) -> Answer:
         self._budget.count_request()
-        replica = self._choose(slug)
+        replica = self._choose(ensemble)
         try:
-            with replica.serving(slug):
-                return await ask(replica.triton)
+            with replica.serving(ensemble):
+                return await call(replica.triton)
         except APIError as exc:
-            other = self._second(slug, "", replica, exc)
+            other = self._second(ensemble, "", replica, exc)
             if other is None:
                 raise
-        with other.serving(slug):
-            return await ask(other.triton)
+        with other.serving(ensemble):
+            return await call(other.triton)
 
-    def _choose(self, slug: str, lora_name: str = "", *, other_than: Replica | None = None) -> Replica:
-        """Return the replica that gets a request.
+    def _choose(self, ensemble: str, lora_name: str = "", *, other_than: Replica | None = None) -> Replica:
+        """Return the replica for a request.
 
         Raises:
-            APIError: none can.
+            APIError: no replica is ready for it.
         """
-        able = [each for each in self.replicas if each is not other_than and each.state_of(slug, lora_name) == "ready"]
+        able = [
+            each for each in self.replicas if each is not other_than and each.state_of(ensemble, lora_name) == "ready"
+        ]
         if able:
             fewest = min(replica.num_in_flight for replica in able)
             return random.choice([replica for replica in able if replica.num_in_flight == fewest])
-        self.require_available(slug)
-        raise ModelNotReady(f"The adapter {lora_name} is nowhere that can answer now.")
+        self.require_available(ensemble)
+        raise ModelNotReady(f"The adapter {lora_name} is not ready at any endpoint now.")
 
-    def _second(self, slug: str, lora_name: str, first: Replica, exc: APIError) -> Replica | None:
-        """Return where a request that failed before its first chunk is sent again; None: nowhere."""
+    def _second(self, ensemble: str, lora_name: str, first: Replica, exc: APIError) -> Replica | None:
+        """Return the replica for a second attempt after a failure before the first chunk; None: no second attempt."""
         if isinstance(exc, Draining) or (exc.status < 500 and not isinstance(exc, ModelNotFound)):
-            return None  # it was meant to end, or would be refused elsewhere too
+            return None  # it was ended on purpose, or every replica would refuse it
         try:
-            other = self._choose(slug, lora_name, other_than=first)
+            other = self._choose(ensemble, lora_name, other_than=first)
         except APIError:
             if not isinstance(exc, NotTaken):
                 return None
             other = first
-        if not self._budget.take():
-            logger.info("%s failed at %s, and too many requests were sent again: %s", slug, first.endpoint, exc.code)
+        if not self._budget.try_spend():
+            logger.info("%s failed at %s, and the retry budget is spent: %s", ensemble, first.endpoint, exc.code)
             return None
-        logger.info("%s failed at %s, sent again to %s: %s", slug, first.endpoint, other.endpoint, exc.code)
+        logger.info("%s failed at %s, sent again to %s: %s", ensemble, first.endpoint, other.endpoint, exc.code)
         return other
 
 
 class ByEndpoint[Value](Mapping[str, Value]):
-    """What is made for each replica that a pool has at the moment; a replica keeps what was made for it.
+    """One value for each replica that a pool has now, by endpoint.
 
     Args:
-        make: called once for each replica.
+        make: makes a replica's value, when it is first used.
     """
 
     def __init__(self, pool: ReplicaPool, make: Callable[[Replica], Value]) -> None:

@@ -1,4 +1,4 @@
-"""One of the Tritons behind the frontend: what it serves, how well, and how many requests it has."""
+"""One Triton behind the frontend: its models, their states, and its requests of this process."""
 
 from __future__ import annotations
 
@@ -23,23 +23,28 @@ from frontend.errors import (
     TritonUnreachable,
 )
 from frontend.settings import Settings
+from frontend.triton import health_monitor
+from frontend.triton.client import TritonClient
 from frontend.triton.endpoints import ModelFilter
-from frontend.triton.health_monitor import EngineWatch
-from frontend.triton.models import ModelDirectory, Triton
-from frontend.triton.probe import require_tokens
+from frontend.triton.health_checks import require_tokens
+from frontend.triton.models import ModelDirectory
 from model_repository.contract.output import EngineStats
 
 logger = logging.getLogger(__name__)
 
+MAX_FAILURES = 5  # in a row, of a model at an endpoint; then the model gets no requests there
+BREAKER_PAUSE_S = 1.0  # from then, or from a failed trial, to the next trial
+_TRIAL_TIMEOUT_S = 30.0  # for the one token of a trial
+
 
 class CircuitBreaker:
-    """Whether one model of one replica gets requests. Pure.
+    """Decides whether one model of one replica gets requests. Pure.
 
-    Closed: it does. Open: it does not. Half-open: it does not either, but a probe is under way.
+    Closed: it gets them. Open: it gets none. Half-open: it gets none, but a trial is under way.
 
     Args:
-        max_failures: in a row, which open it.
-        pause_s: between its opening, or a failed probe, and the next probe.
+        max_failures: failures in a row that open it.
+        pause_s: from the opening, or a failed trial, to the next trial.
         clock: monotonic seconds.
     """
 
@@ -48,57 +53,57 @@ class CircuitBreaker:
         self._pause_s = pause_s
         self._clock = clock
         self._num_failures = 0
-        self._probe_at_s = math.inf  # when open
+        self._trial_at_s = math.inf  # when open
         self.is_closed = True
 
     def succeeded(self) -> None:
-        """Note a completion. One that was begun before it opened says nothing about what is there now."""
+        """Note a completion. It closes nothing: the completion may have begun before the breaker opened."""
         self._num_failures = 0
 
     def failed(self) -> None:
-        """Note a failure that was not the client's fault."""
+        """Note a failure of the server."""
         self._num_failures += 1
         if self._num_failures >= self._max_failures:
             self.open()
 
     def open(self) -> None:
-        """Let nothing through until a probe has succeeded."""
+        """Let no request through until a trial has succeeded."""
         if self.is_closed:
             self.is_closed = False
-            self._probe_at_s = self._clock() + self._pause_s
+            self._trial_at_s = self._clock() + self._pause_s
 
-    def take_probe(self) -> bool:
-        """Return whether a probe is due; whoever gets it must say with `probed` how it went."""
-        if self.is_closed or self._clock() < self._probe_at_s:
+    def begin_trial(self) -> bool:
+        """Return whether a trial is due. The caller then runs it, and reports it with `end_trial`."""
+        if self.is_closed or self._clock() < self._trial_at_s:
             return False
-        self._probe_at_s = math.inf
+        self._trial_at_s = math.inf
         return True
 
-    def probed(self, *, is_well: bool) -> None:
-        """Close after a probe that succeeded; else wait for the next one."""
+    def end_trial(self, *, is_well: bool) -> None:
+        """Close after a successful trial; else wait for the next one."""
         self._num_failures = 0
         self.is_closed = is_well
-        self._probe_at_s = self._clock() + self._pause_s
+        self._trial_at_s = self._clock() + self._pause_s
 
 
 class Replica:
-    """An endpoint, watched.
+    """One endpoint with its health monitor and a circuit breaker for each model.
 
     Args:
-        endpoint: its host:port, for people.
-        triton: the connection to it; this closes it.
+        endpoint: the host:port, for logs and metrics.
+        triton: its client; the replica closes it.
         clock: monotonic seconds.
-        on_look: told a model's id, and what its engine says of itself here or why it does not.
-        model_filter: the models that the connection lets through; changed as they are named.
+        on_checked: called with a model's id and its engine's statistics, or the error in place of them.
+        model_filter: the models that are offered through this endpoint; the pool changes it.
     """
 
     def __init__(
         self,
         endpoint: str,
-        triton: Triton,
+        triton: TritonClient,
         settings: Settings,
         clock: Callable[[], float] = time.monotonic,
-        on_look: Callable[[str, EngineStats | APIError], None] = lambda model, seen: None,
+        on_checked: Callable[[str, EngineStats | APIError], None] = lambda model, seen: None,
         model_filter: ModelFilter | None = None,
     ) -> None:
         self.endpoint = endpoint
@@ -108,45 +113,45 @@ class Replica:
         self._is_idle = asyncio.Event()
         self._is_idle.set()
         self.models = ModelDirectory(triton, clock)
-        self.watch = EngineWatch(triton, self.models, settings, clock, on_look)
-        self.watch.on_lost = self.open_circuit
+        self.monitor = health_monitor.HealthMonitor(triton, self.models, settings, clock, on_checked)
+        self.monitor.on_lost = self.open_circuit
         self._settings = settings
         self._clock = clock
-        self._breakers: dict[str, CircuitBreaker] = {}  # by slug
-        self._probes: set[asyncio.Task[None]] = set()
-        self._told: set[str] = set()  # why it is not reached; empty while it is
+        self._breakers: dict[str, CircuitBreaker] = {}  # by ensemble
+        self._trials: set[asyncio.Task[None]] = set()
+        self._logged: set[str] = set()  # reasons why the endpoint is not reached; empty while it is
 
-    def state_of(self, slug: str, lora_name: str = "") -> str | None:
-        """Return `ready`, or in a word why a model gets no requests here; None: it is not served here.
+    def state_of(self, ensemble: str, lora_name: str = "") -> str | None:
+        """Return `ready`, or one word for the reason why a model gets no requests here; None: it is not served here.
 
         Args:
-            lora_name: an adapter that must be there too; empty: none.
+            lora_name: an adapter that must be loaded too; empty: none.
         """
-        model = self.models.latest.by_slug.get(slug)
+        model = self.models.latest.by_ensemble.get(ensemble)
         if model is None or (lora_name and lora_name not in model.parameters.adapters):
             return None
         if self.models.error is not None:
             return "unreachable"
-        if slug in self.watch.recovering():
+        if ensemble in self.monitor.recovering():
             return "recovering"
-        if not self._breaker(slug).is_closed:
+        if not self._breaker(ensemble).is_closed:
             return "failing"
-        return "draining" if self.watch.is_draining(slug) else "ready"
+        return "draining" if self.monitor.is_draining(ensemble) else "ready"
 
     def states(self) -> dict[str, str]:
         """Return the state of each model that is served here, by id."""
-        served = self.models.latest.by_slug.items()
-        return {model.id: state for slug, model in served if (state := self.state_of(slug)) is not None}
+        served = self.models.latest.by_ensemble.items()
+        return {model.id: state for ensemble, model in served if (state := self.state_of(ensemble)) is not None}
 
     @contextlib.contextmanager
-    def serving(self, slug: str) -> Iterator[None]:
-        """Count a request while it is under way, and what it says about the model if it fails."""
+    def serving(self, ensemble: str) -> Iterator[None]:
+        """Count a request while it runs, and let its failure count for the circuit breaker."""
         self.num_in_flight += 1
         self._is_idle.clear()
         try:
             yield
         except APIError as exc:
-            self._failed(slug, exc)
+            self._failed(ensemble, exc)
             raise
         finally:
             self.num_in_flight -= 1
@@ -154,90 +159,90 @@ class Replica:
                 self._is_idle.set()
 
     async def until_idle(self) -> None:
-        """Return when no request is under way."""
+        """Return when no request runs."""
         await self._is_idle.wait()
 
-    def succeeded(self, slug: str) -> None:
+    def succeeded(self, ensemble: str) -> None:
         """Note a completion."""
-        self._breaker(slug).succeeded()
+        self._breaker(ensemble).succeeded()
 
-    def open_circuit(self, slug: str) -> None:
-        """Send a model no requests until it has made a token for a probe."""
-        self._judge(slug, CircuitBreaker.open)
+    def open_circuit(self, ensemble: str) -> None:
+        """Send a model no requests until it has made a token for a trial."""
+        self._judge(ensemble, CircuitBreaker.open)
 
     async def run(self) -> None:
-        """Watch and probe until cancelled."""
-        watching = asyncio.create_task(self.watch.run())
+        """Monitor the endpoint and run trials until cancelled."""
+        monitoring = asyncio.create_task(self.monitor.run())
         try:
             while True:
-                self.tell_connection()
-                self.start_probes()
-                await asyncio.sleep(self._settings.stats_interval_s)
+                self.log_connection()
+                self.start_trials()
+                await asyncio.sleep(health_monitor.STATS_INTERVAL_S)
         finally:
-            tasks = [watching, *self._probes]
+            tasks = [monitoring, *self._trials]
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    def tell_connection(self) -> None:
-        """Log why the endpoint is not reached, each reason once, and when it is reached again."""
+    def log_connection(self) -> None:
+        """Log each reason why the endpoint is not reached once, and that it is reached again."""
         error = self.models.error
         if isinstance(error, TritonUnreachable):
             reason = error.reason or error.message
-            if reason not in self._told:
-                self._told.add(reason)
+            if reason not in self._logged:
+                self._logged.add(reason)
                 logger.warning("%s is not reached %s: %s", self.endpoint, self._settings.triton_security, reason)
-        elif error is None and self._told:
-            self._told.clear()
+        elif error is None and self._logged:
+            self._logged.clear()
             logger.info("%s is reached again", self.endpoint)
 
-    def start_probes(self) -> None:
-        """Probe every model whose turn it is."""
-        for slug, breaker in self._breakers.items():
-            # What is away, or waits for a reload, would only fail; what is not loaded any more may come back.
-            if self.state_of(slug) == "failing" and breaker.take_probe():
-                task = asyncio.get_running_loop().create_task(self._probe(slug, breaker))
-                self._probes.add(task)
-                task.add_done_callback(self._probes.discard)
+    def start_trials(self) -> None:
+        """Start the trials that are due."""
+        for ensemble, breaker in self._breakers.items():
+            # A model that is away or needs a reload would fail its trial.
+            if self.state_of(ensemble) == "failing" and breaker.begin_trial():
+                task = asyncio.get_running_loop().create_task(self._try(ensemble, breaker))
+                self._trials.add(task)
+                task.add_done_callback(self._trials.discard)
 
-    async def _probe(self, slug: str, breaker: CircuitBreaker) -> None:
+    async def _try(self, ensemble: str, breaker: CircuitBreaker) -> None:
         is_well = False
         try:
-            deadline_s = self._settings.probe_deadline_s
-            stats = await self.triton.engine_stats(slug, deadline_s)
-            await require_tokens(self.triton, slug, stats, deadline_s=deadline_s)
+            deadline_s = _TRIAL_TIMEOUT_S
+            stats = await self.triton.engine_stats(ensemble, deadline_s)
+            await require_tokens(self.triton, ensemble, stats, deadline_s=deadline_s)
             is_well = True
-            logger.warning("%s is well again at %s", slug, self.endpoint)
+            logger.warning("%s is well again at %s", ensemble, self.endpoint)
         except APIError as exc:
-            logger.warning("%s is not well at %s: %s", slug, self.endpoint, exc.code)
+            logger.warning("%s is not well at %s: %s", ensemble, self.endpoint, exc.code)
         except Exception:
-            logger.exception("unexpected exception while probing %s at %s", slug, self.endpoint)
+            logger.exception("unexpected exception in the trial of %s at %s", ensemble, self.endpoint)
         finally:
-            breaker.probed(is_well=is_well)
+            breaker.end_trial(is_well=is_well)
 
-    def _failed(self, slug: str, exc: APIError) -> None:
+    def _failed(self, ensemble: str, exc: APIError) -> None:
         match exc:
             case InvalidRequest() | RateLimited() | ReaderTooSlow() | NotFound() | ModelNotReady() | Draining():
-                return  # the client's mistake, or nobody's
+                return  # no fault of the server
             case TritonTimeout():
-                return  # maybe only a long text was tokenized: the engine watch judges silence
+                return  # a long text may take longer to tokenize; the health monitor judges silence
             case TritonUnreachable() | StageUnhealthy():
-                self.open_circuit(slug)
+                self.open_circuit(ensemble)
             case _ if type(exc) is not Overloaded:  # a full queue is no failure
-                self._judge(slug, CircuitBreaker.failed)
+                self._judge(ensemble, CircuitBreaker.failed)
 
-    def _judge(self, slug: str, verdict: Callable[[CircuitBreaker], None]) -> None:
-        breaker = self._breaker(slug)
+    def _judge(self, ensemble: str, verdict: Callable[[CircuitBreaker], None]) -> None:
+        breaker = self._breaker(ensemble)
         was_closed = breaker.is_closed
         verdict(breaker)
         if was_closed and not breaker.is_closed:
-            logger.warning("%s gets no requests at %s until a probe succeeds", slug, self.endpoint)
+            logger.warning("%s gets no requests at %s until a trial succeeds", ensemble, self.endpoint)
 
-    def _breaker(self, slug: str) -> CircuitBreaker:
-        if slug not in self._breakers:
-            self._breakers[slug] = CircuitBreaker(
-                max_failures=self._settings.breaker_failures,
-                pause_s=self._settings.breaker_pause_s,
+    def _breaker(self, ensemble: str) -> CircuitBreaker:
+        if ensemble not in self._breakers:
+            self._breakers[ensemble] = CircuitBreaker(
+                max_failures=MAX_FAILURES,
+                pause_s=BREAKER_PAUSE_S,
                 clock=self._clock,
             )
-        return self._breakers[slug]
+        return self._breakers[ensemble]

@@ -1,4 +1,4 @@
-"""Triton's repository of models, over gRPC: what is in it and what is served, loading and unloading."""
+"""Triton's repository of models, over gRPC: lists, loads and unloads them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tritonclient.grpc import service_pb2
 from frontend.errors import ModelNotReady, NotFound, TritonKeyRefused
 from frontend.triton.channel import RPC_TIMEOUT_S, Connection, unary
 from frontend.triton.models import ModelSnapshot, ServedModel
-from model_repository.contract.tensors import ENSEMBLES, slug_of_stage, slug_to_model_id, stage_name
+from model_repository.contract.tensors import ENSEMBLES, ensemble_of_stage, ensemble_to_model_id, stage_name
 from model_repository.model_parameters import ModelParameters
 
 logger = logging.getLogger(__name__)
@@ -24,7 +24,7 @@ _READY = "READY"
 
 
 class Repository:
-    """What Triton knows of models, not what they do.
+    """Triton's list of models, and their loading.
 
     Args:
         connection: to it.
@@ -34,13 +34,13 @@ class Repository:
     def __init__(self, connection: Connection, offered: Container[str]) -> None:
         self._connection = connection
         self._offered = offered
-        self._is_refused = False  # Triton does not take our key
+        self._is_refused = False  # whether Triton refuses our key
 
     async def snapshot(self, adapters: Mapping[str, tuple[str, ...]]) -> ModelSnapshot:
-        """Return what is served at this moment: the ensembles that carry our parameters.
+        """Return the models that are served now: the ensembles with our parameters.
 
         Args:
-            adapters: by slug: those that an engine named last, which may be others than those that were built in.
+            adapters: by ensemble: those that an engine named last, which may be others than those that were built in.
 
         Raises:
             APIError: Triton did not answer.
@@ -59,14 +59,14 @@ class Repository:
         return ModelSnapshot(
             ready={model.id: model for model in served if model is not None},
             unready={
-                slug_to_model_id(name): state.lower()
+                ensemble_to_model_id(name): state.lower()
                 for name, state in ensembles.items()
-                if state not in (_READY, "")  # "": never loaded, so nobody means to serve it
+                if state not in (_READY, "")  # "": never loaded, so not meant to be served
             },
         )
 
-    async def slugs(self) -> set[str]:
-        """Return the slugs of all models that could be loaded.
+    async def ensembles(self) -> set[str]:
+        """Return the ensembles of all models in the repository.
 
         Raises:
             APIError: Triton did not answer.
@@ -81,17 +81,17 @@ class Repository:
         """
         await self._ask("RepositoryModelUnload", service_pb2.RepositoryModelUnloadRequest(model_name=name))
 
-    async def load(self, slug: str, stage: str) -> None:
-        """Load a stage and the ensembles that stand on it; return when the model is ready.
+    async def load(self, ensemble: str, stage: str) -> None:
+        """Load a stage and the ensembles that use it; return when the model is ready.
 
         Raises:
             APIError: Triton did not do it.
         """
         await self._load(stage)
-        # Triton has loaded those anew that it served before. Asked to load one that is ready, it would load anew each
-        # of its other stages whose folder has changed, if only by what Python keeps of a compiled model.py: the engine.
+        # Triton has already reloaded the ensembles that it served before. A load of a ready ensemble would reload its
+        # other stages too, the engine among them, since Python's cache of model.py has changed their folders.
         states = await self._states()
-        for name in (stage_name(slug, each) for each in ENSEMBLES):
+        for name in (stage_name(ensemble, each) for each in ENSEMBLES):
             if states.get(name) != _READY:
                 await self._load(name)
 
@@ -99,11 +99,11 @@ class Repository:
         await self._ask("RepositoryModelLoad", service_pb2.RepositoryModelLoadRequest(model_name=name), _LOAD_TIMEOUT_S)
 
     def _ensembles_of(self, states: Mapping[str, str]) -> dict[str, str]:
-        """Return the state of each ensemble that is offered, by its name."""
+        """Return the state of each offered ensemble, by its name."""
         return {
             name: state
             for name, state in states.items()
-            if slug_of_stage(name) == name and slug_to_model_id(name) in self._offered
+            if ensemble_of_stage(name) == name and ensemble_to_model_id(name) in self._offered
         }
 
     async def _states(self) -> dict[str, str]:
@@ -116,7 +116,7 @@ class Repository:
         return {entry.name: entry.state for entry in index.models}
 
     async def _ready_states(self) -> dict[str, str]:
-        """Return the same of the ready ones only. The statistics name them, and are open to everybody."""
+        """Return the states of ready models only, from the statistics, which need no key."""
         statistics = await unary(self._connection.stub.ModelStatistics, service_pb2.ModelStatisticsRequest())
         return {entry.name: _READY for entry in statistics.model_stats}
 
@@ -124,19 +124,19 @@ class Repository:
         """Call a restricted API."""
         return await unary(getattr(self._connection.stub, method), request, timeout_s, self._connection.key_metadata)
 
-    async def _served_model(self, slug: str, adapters: tuple[str, ...] | None) -> ServedModel | None:
-        """Return an ensemble as the model that it serves; None for what is not ours, or is gone already."""
+    async def _served_model(self, ensemble: str, adapters: tuple[str, ...] | None) -> ServedModel | None:
+        """Return the model of an ensemble; None: it is not ours, or no longer loaded."""
         with contextlib.suppress(NotFound, ModelNotReady):
-            answer = await unary(self._connection.stub.ModelConfig, service_pb2.ModelConfigRequest(name=slug))
-            return _model_of(slug, answer.config, adapters)
+            answer = await unary(self._connection.stub.ModelConfig, service_pb2.ModelConfigRequest(name=ensemble))
+            return _model_of(ensemble, answer.config, adapters)
         return None
 
 
-def _model_of(slug: str, config: Any, adapters: tuple[str, ...] | None) -> ServedModel | None:
+def _model_of(ensemble: str, config: Any, adapters: tuple[str, ...] | None) -> ServedModel | None:
     if config.platform != "ensemble":
         return None
     texts = {name: value.string_value for name, value in config.parameters.items()}
     parameters = ModelParameters.from_parameters(texts)
     if parameters is not None and adapters is not None:
         parameters = dataclasses.replace(parameters, adapters=adapters)
-    return None if parameters is None else ServedModel(slug=slug, parameters=parameters)
+    return None if parameters is None else ServedModel(ensemble=ensemble, parameters=parameters)

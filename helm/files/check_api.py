@@ -1,9 +1,9 @@
-"""Asks the API for its models, and each of them for a chat and for a stream. Status 0: all of it was answered.
+"""Requests the list of models, and a chat and a stream from each model. Status 0: every answer is right.
 
     check_api.py URL [--resting MODEL]... MODEL...
 
-A resting model may have been scaled to zero: then its answer is 503, which says when to come back.
-`CONCH_KEY_FILE` names a file with the API key to ask with. Python's standard library only.
+A resting model may be scaled to zero; then its answer is 503 with Retry-After. `CONCH_KEY_FILE` names a file with the
+API key. The script uses only Python's standard library.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ _TIMEOUT_S = 300
 
 
 class CheckFailed(Exception):
-    """An answer is not what it must be."""
+    """An answer is wrong."""
 
 
-class NotNow(CheckFailed):
-    """An answer is 503, and says when to come back."""
+class NotReady(CheckFailed):
+    """An answer is 503 with Retry-After."""
 
     def __init__(self, message: str, retry_after_s: str) -> None:
         super().__init__(message)
@@ -35,34 +35,34 @@ class NotNow(CheckFailed):
 
 
 def check(url: str, models: list[str], resting: list[str]) -> None:
-    """Ask for everything.
+    """Send all requests.
 
     Args:
-        url: of the API, without a slash at its end.
-        models: that must be served.
-        resting: that may be served.
+        url: address of the API, without a final slash.
+        models: models that must be served.
+        resting: models that may be scaled to zero.
 
     Raises:
-        CheckFailed: says which answer is wrong.
-        OSError: there is none.
+        CheckFailed: an answer is wrong.
+        OSError: an answer is missing.
     """
-    with _ask(url, "/v1/models") as response:
+    with _request(url, "/v1/models") as response:
         served = [model["id"] for model in json.load(response)["data"]]
     if missing := [model for model in models if model not in served]:
-        raise CheckFailed(f"GET /v1/models: {', '.join(missing)} are not among {', '.join(served) or 'none'}")
+        raise CheckFailed(f"GET /v1/models: {', '.join(missing)} are missing in {', '.join(served) or 'an empty list'}")
     print(f"ok: serves {', '.join(served) or 'none'}")
     for model in [*models, *resting]:
         try:
             print(f"ok: {model} answers {_chat(url, model)!r}")
             print(f"ok: {model} streams {_stream(url, model)} events")
-        except NotNow as exc:
+        except NotReady as exc:
             if model not in resting:
                 raise
-            print(f"ok: {model} runs nowhere, and is to be asked again in {exc.retry_after_s} s")
+            print(f"ok: {model} is scaled to zero; retry in {exc.retry_after_s} s")
 
 
 def _chat(url: str, model: str) -> str:
-    with _ask(url, "/v1/chat/completions", _chat_body(model)) as response:
+    with _request(url, "/v1/chat/completions", _chat_body(model)) as response:
         answer = json.load(response)
     text = answer["choices"][0]["message"]["content"]
     if not text or answer["choices"][0]["finish_reason"] not in ("stop", "length"):
@@ -72,7 +72,7 @@ def _chat(url: str, model: str) -> str:
 
 def _stream(url: str, model: str) -> int:
     """Return the number of a stream's events before [DONE]."""
-    with _ask(url, "/v1/chat/completions", {**_chat_body(model), "stream": True}) as response:
+    with _request(url, "/v1/chat/completions", {**_chat_body(model), "stream": True}) as response:
         events = [line[len(b"data: ") :].strip() for line in response if line.startswith(b"data: ")]
     chunks = [json.loads(event) for event in events[:-1]]
     if events[-1:] != [b"[DONE]"] or not chunks or any("error" in chunk for chunk in chunks):
@@ -85,13 +85,13 @@ def _chat_body(model: str) -> dict[str, Any]:
     return {"model": model, "messages": messages, "max_tokens": 16, "temperature": 0}
 
 
-def _ask(url: str, path: str, body: dict[str, Any] | None = None) -> HTTPResponse:
+def _request(url: str, path: str, body: dict[str, Any] | None = None) -> HTTPResponse:
     request = urllib.request.Request(url + path, headers={"Content-Type": "application/json"})
     if key_file := os.environ.get("CONCH_KEY_FILE"):
         request.add_header("Authorization", f"Bearer {Path(key_file).read_text(encoding='utf-8').strip()}")
     if body is not None:
         request.data = json.dumps(body).encode()
-    # The certificate is that of the API's public name, and this asks the Service inside the cluster.
+    # The certificate has the API's public name, not that of the Service inside the cluster.
     context = ssl._create_unverified_context() if url.startswith("https:") else None
     try:
         response: HTTPResponse = urllib.request.urlopen(request, timeout=_TIMEOUT_S, context=context)
@@ -100,7 +100,7 @@ def _ask(url: str, path: str, body: dict[str, Any] | None = None) -> HTTPRespons
             f"{path}: {exc.code} {exc.read().decode('utf-8', 'replace')}",
             exc.headers["Retry-After"],
         )
-        raise (NotNow(message, retry_after_s) if exc.code == 503 and retry_after_s else CheckFailed(message)) from exc
+        raise (NotReady(message, retry_after_s) if exc.code == 503 and retry_after_s else CheckFailed(message)) from exc
     return response
 
 

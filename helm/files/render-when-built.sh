@@ -1,12 +1,12 @@
 #!/bin/sh
-# Waits for the artifact that a Job makes, and renders the repository that serves it.
+# Waits for the artifact of a Job, and renders its repository.
 #
 #   render-when-built.sh FOLDER SECONDS OPTION...
 #
-# FOLDER is the --state-dir of the Job; an artifact appears in it in one piece. The options are those of
+# FOLDER is the --state-dir of the Job, where only complete artifacts appear. The options are those of
 # `python3 -m build_engines render`.
 set -eu
-trap 'exit 143' TERM # process 1 does not end of a signal that it has no handler for; the Job may wait for these GPUs
+trap 'exit 143' TERM # process 1 ignores signals without a handler; the Job may wait for the GPUs of this pod
 folder=$1
 timeout_s=$2
 shift 2
@@ -20,8 +20,8 @@ while :; do
         fi
     done
     if [ $(($(date +%s) - started)) -ge "$timeout_s" ]; then
-        echo "error: no artifact in $folder after $timeout_s s: see whether its Job has failed" \
-            "(kubectl get jobs; kubectl logs job/...); build.waitSeconds is how long pods wait" >&2
+        echo "error: no artifact in $folder after $timeout_s s: check whether its Job has failed" \
+            "(kubectl get jobs; kubectl logs job/...); build.waitSeconds limits the wait" >&2
         exit 1
     fi
     sleep 2

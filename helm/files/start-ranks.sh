@@ -3,18 +3,18 @@
 #
 #   start-ranks.sh COMMAND...
 #
-# Every pod of a LeaderWorkerSet runs this, as its process 1. A worker runs an SSH server; told to end, it stays as long
-# as it has ranks, since the leader drains meanwhile. The leader waits until it reaches every worker, then has mpirun
-# start the ranks on all of them: COMMAND runs on rank 0, the others work for it. When a rank dies, mpirun ends, and so
-# does the leader: the controller then recreates the group.
+# Every pod of a LeaderWorkerSet runs this as process 1. A worker runs an SSH server; after SIGTERM it stays until its
+# ranks have ended, since the leader drains meanwhile. The leader waits until it reaches every worker, then mpirun starts
+# the ranks on all pods: COMMAND runs on rank 0, the other ranks work for it. When a rank dies, mpirun and the leader
+# end, and the controller recreates the group.
 #
-# LWS_LEADER_ADDRESS, LWS_GROUP_SIZE, LWS_WORKER_INDEX come from the controller; CONCH_NUM_RANKS, CONCH_RANKS_PER_NODE
-# and CONCH_START_TIMEOUT_S from the chart.
+# The controller sets LWS_LEADER_ADDRESS, LWS_GROUP_SIZE and LWS_WORKER_INDEX. The chart sets CONCH_NUM_RANKS,
+# CONCH_RANKS_PER_NODE and CONCH_START_TIMEOUT_S.
 set -euo pipefail
-trap 'exit 143' TERM # process 1 does not end of a signal that it has no handler for
+trap 'exit 143' TERM # process 1 ignores signals without a handler
 
 ssh_port=${CONCH_SSH_PORT:-2222}
-alive_s=${CONCH_SSH_ALIVE_S:-10} # a peer that has not answered three times is gone
+alive_s=${CONCH_SSH_ALIVE_S:-10} # a peer is lost after three missed answers
 key_file=${CONCH_SSH_KEY:-/etc/conch/ssh/ssh-privatekey}
 folder=$(mktemp -d "${TMPDIR:-/tmp}/ranks.XXXXXX")
 
@@ -23,7 +23,7 @@ fail() {
     exit 1
 }
 
-# Ours is the only key there is: hosts and client prove with it that they are of the same release.
+# One key serves hosts and clients, and proves that both belong to this release.
 prepare_keys() {
     [[ -r $key_file ]] || fail "$key_file: cannot be read: multinode.sshKeySecret must have the key ssh-privatekey"
     install -m 600 "$key_file" "$folder/key"
@@ -34,7 +34,7 @@ prepare_keys() {
 }
 
 run_worker() {
-    # Ranks get the environment of their pod, which SSH does not hand on. With more of a log, each probe would be in it.
+    # SSH does not pass the environment of the pod on to ranks. A higher LogLevel would log each probe.
     export -p >"$folder/environment"
     cat >"$folder/sshd_config" <<END
 Port $ssh_port
@@ -61,19 +61,19 @@ END
     wait "$server"
 }
 
-# A connection is a child of the server, until the leader closes it or is gone. From now on there are no new ones.
+# Each connection of the leader is a child process of the server. Without the server no new ones begin.
 end_with_ranks() {
     local status connections
     connections=$(grep -lsx "PPid:[[:space:]]$server" /proc/[0-9]*/status) || true
     kill "$server"
     for status in $connections; do
-        echo "worker $LWS_WORKER_INDEX is told to end, and waits for the end of its ranks"
+        echo "worker $LWS_WORKER_INDEX received SIGTERM and waits for the end of its ranks"
         while [[ -e $status ]]; do sleep 1; done
     done
     exit 0
 }
 
-# The leader's name is GROUP.DOMAIN, a worker's GROUP-INDEX.DOMAIN.
+# The leader is GROUP.DOMAIN, a worker GROUP-INDEX.DOMAIN.
 group_hosts() {
     local index
     echo "$LWS_LEADER_ADDRESS"
@@ -91,7 +91,7 @@ wait_for_workers() {
         done
         ((${#missing[@]})) || return 0
         ((SECONDS < deadline)) || fail "not reached within $CONCH_START_TIMEOUT_S s: ${missing[*]} ($(tail -n 1 \
-            "$folder/ssh.log")); see whether their pods are scheduled: a group needs $LWS_GROUP_SIZE nodes"
+            "$folder/ssh.log")); check whether their pods are scheduled: a group needs $LWS_GROUP_SIZE nodes"
         echo "waiting for ${missing[*]}"
         sleep 1
     done
@@ -110,7 +110,7 @@ run_leader() {
         echo "$host slots=$CONCH_RANKS_PER_NODE"
     done >"$folder/hosts"
     echo "starting $CONCH_NUM_RANKS ranks on ${hosts[*]}"
-    # By its whole path, so that it looks for its own programs in the same place on the other nodes.
+    # With its whole path mpirun finds its own programs in the same place on the other nodes.
     exec "$(command -v mpirun)" -np "$CONCH_NUM_RANKS" --hostfile "$folder/hosts" --map-by "ppr:$CONCH_RANKS_PER_NODE:node" \
         --bind-to none --mca plm_rsh_agent "ssh ${ssh_options[*]}" --mca orte_keep_fqdn_hostnames 1 \
         trtllm-llmapi-launch "$@"

@@ -1,4 +1,4 @@
-"""Writes the examples of one model each: every model of the catalog on H100 and on H200, as the planner lays it out.
+"""Writes an example for each model of the catalog on H100 and on H200, with the layout of the planner.
 
 python -m helm.generate.examples
 """
@@ -22,13 +22,13 @@ EXAMPLES = CHART / "examples"
 GPU_KEYS = ("h100", "h200")
 
 _GIB = 2**30
-_RAM_MARGIN = 1.1  # on the planner's estimate of what a conversion takes
-_LOADED_BYTES_PER_S = 0.25e9  # from shared storage, slowly
+_RAM_MARGIN = 1.1  # above the planner's estimate for a conversion
+_LOADED_BYTES_PER_S = 0.25e9  # of slow shared storage
 _SHORTEST_LOAD_S = 600
 
 
 def examples() -> Mapping[str, str]:
-    """Return the text of each example by its file name."""
+    """Return the texts of the examples by file name."""
     return {
         f"{_object_name(entry)}-{key}.yaml": _text(plan(entry, GPUS[key]))
         for entry in Catalog.load()
@@ -37,7 +37,7 @@ def examples() -> Mapping[str, str]:
 
 
 def example_values(planned: Plan) -> dict[str, Any]:
-    """Return the values that serve a model as it is planned."""
+    """Return the chart's values for a planned model."""
     entry, layout = planned.entry, planned.parallelism
     ram_gib = round(planned.build_ram_bytes * _RAM_MARGIN / _GIB) + 1
     model: dict[str, Any] = {
@@ -73,9 +73,9 @@ def _text(planned: Plan) -> str:
 
 def _comments(planned: Plan) -> Iterator[str]:
     yield f"{planned.entry.model_id} on {planned.parallelism.num_gpus} x {planned.gpu.name}: {planned.parallelism}."
-    yield f"Room for {planned.num_concurrent_sequences} sequences of {planned.max_seq_len} tokens, more of shorter."
-    yield f"Licence: {planned.entry.license}{', gated: it needs a token' if planned.entry.is_gated else ''}."
-    yield "Written by `python -m helm.generate.examples` from the catalog. Not tried on a GPU yet."
+    yield f"Room for {planned.num_concurrent_sequences} sequences of {planned.max_seq_len} tokens, or more of shorter."
+    yield f"Licence: {planned.entry.license}{', gated: needs a token' if planned.entry.is_gated else ''}."
+    yield "Written by `python -m helm.generate.examples` from the catalog. Not yet run on a GPU."
 
 
 def _object_name(entry: ModelEntry) -> str:
@@ -83,7 +83,7 @@ def _object_name(entry: ModelEntry) -> str:
 
 
 def main() -> None:
-    """Write them."""
+    """Write the examples."""
     for name, text in examples().items():
         (EXAMPLES / name).write_text(text, encoding="utf-8")
 

@@ -1,4 +1,7 @@
-"""Writes values.yaml and the table of values in the README from values.schema.json, which says what there is and why.
+"""Writes values.yaml and the table of values in the README from values.schema.json.
+
+The text, the default and the range of a value that is a setting of the frontend come from the setting's declaration,
+which is written into the schema first.
 
 python -m helm.generate.values
 """
@@ -14,6 +17,7 @@ from typing import Any
 import yaml
 
 from build_engines.tables import markdown_table
+from frontend.settings import SETTINGS, Setting
 
 CHART = Path(__file__).parents[1]
 SCHEMA = CHART / "values.schema.json"
@@ -24,14 +28,36 @@ TABLE_BEGIN, TABLE_END = "<!-- values: begin -->", "<!-- values: end -->"
 type Schema = dict[str, Any]
 
 _INTRODUCTION = """\
-# Values of the chart. Written by `python -m helm.generate.values` from values.schema.json, which the README shows as a
-# table; a test keeps them equal."""
+# Values of the chart. Written by `python -m helm.generate.values` from values.schema.json; a test keeps them equal."""
 
 
 def load_schema() -> Schema:
-    """Return values.schema.json."""
+    """Return values.schema.json, with the declarations of the frontend's settings."""
     schema: Schema = json.loads(SCHEMA.read_text(encoding="utf-8"))
+    for setting in SETTINGS.values():
+        if setting.chart_value:
+            node = schema
+            for name in setting.chart_value.split("."):
+                node = node["properties"][name]
+            node |= _declaration(setting)
     return schema
+
+
+def _declaration(setting: Setting) -> Schema:
+    default = setting.default if setting.chart_default is None else setting.chart_default
+    node: Schema = {"description": setting.help, "default": int(default) if isinstance(default, float) else default}
+    if setting.choices:
+        node["enum"] = list(setting.choices)
+    elif isinstance(setting.default, int):
+        node |= {"minimum": setting.low, "maximum": setting.high}
+    elif isinstance(setting.default, float):
+        node["minimum" if setting.is_zero_allowed else "exclusiveMinimum"] = 0
+    return node
+
+
+def schema_text(schema: Schema) -> str:
+    """Return values.schema.json."""
+    return json.dumps(schema, indent=2) + "\n"
 
 
 def values_text(schema: Schema) -> str:
@@ -43,7 +69,7 @@ def values_text(schema: Schema) -> str:
 
 
 def table_lines(schema: Schema) -> list[str]:
-    """Return the README's table of values: every leaf, its default and its meaning."""
+    """Return the README's table of values, one row for each leaf."""
     rows = [
         (f"`{path}`", f"`{json.dumps(node['default'])}`", node["description"])
         for path, node in leaves(schema)
@@ -53,7 +79,7 @@ def table_lines(schema: Schema) -> list[str]:
 
 
 def leaves(schema: Schema) -> Iterator[tuple[str, Schema]]:
-    """Yield every value that can be set, by its path; models are `models[]`, profiles `resourceProfiles.*`."""
+    """Yield each value with its path; models are `models[]`, profiles `resourceProfiles.*`."""
     for name, node in schema["properties"].items():
         yield from _leaves(name, node, schema)
 
@@ -72,7 +98,7 @@ def _leaves(path: str, node: Schema, schema: Schema) -> Iterator[tuple[str, Sche
 
 
 def _resolved(node: Schema, schema: Schema) -> Schema:
-    """Return a node with what it refers to; a property that is `false` there is none."""
+    """Return a node merged with its `$ref`, without the properties that it sets to `false`."""
     if "$ref" not in node:
         return node
     target = schema["$defs"][node["$ref"].rpartition("/")[2]]
@@ -103,15 +129,16 @@ def _yaml_lines(name: str, node: Schema, schema: Schema, depth: int) -> Iterator
 
 
 def readme_text(old: str, schema: Schema) -> str:
-    """Return the README with the table of this schema."""
+    """Return the README with its table replaced."""
     before, _, rest = old.partition(TABLE_BEGIN)
     _, _, after = rest.partition(TABLE_END)
     return "\n".join([before + TABLE_BEGIN, *table_lines(schema), TABLE_END]) + after
 
 
 def main() -> None:
-    """Write both files."""
+    """Write the files."""
     schema = load_schema()
+    SCHEMA.write_text(schema_text(schema), encoding="utf-8")
     VALUES.write_text(values_text(schema), encoding="utf-8")
     README.write_text(readme_text(README.read_text(encoding="utf-8"), schema), encoding="utf-8")
 

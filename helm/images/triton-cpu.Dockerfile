@@ -1,5 +1,5 @@
 # Triton with the CPU engine: docker build --file helm/images/triton-cpu.Dockerfile --tag conch-triton-cpu:0.1.0 .
-# The server is the one inside a wheel, which needs a Python with its shared library, as this image's has.
+# tritonserver is inside a wheel and needs a Python with its shared library, which this image has.
 FROM python:3.12.11-slim-bookworm@sha256:519591d6871b7bc437060736b9f7456b8731f1499a57e22e6c285135ae657bf7
 
 RUN groupadd --gid 65532 conch && useradd --no-log-init --uid 65532 --gid 65532 --create-home conch

@@ -1,7 +1,7 @@
 # Triton with TensorRT-LLM 1.2.1: docker build --file helm/images/triton-gpu.Dockerfile --tag conch-triton-gpu:0.1.0 .
 FROM nvcr.io/nvidia/tritonserver:26.07-trtllm-python-py3
 
-# For models over several nodes: the leader reaches the workers by SSH, as this user.
+# With several nodes the leader reaches the workers by SSH, as this user.
 RUN apt-get update \
     && apt-get install --yes --no-install-recommends git openssh-client openssh-server \
     && rm -rf /var/lib/apt/lists/* /etc/ssh/ssh_host_* \
@@ -15,7 +15,7 @@ COPY pyproject.toml README.md LICENSE ./
 COPY model_repository model_repository
 COPY frontend frontend
 COPY build_engines build_engines
-# The image's own packages are the constraints, so that numpy and torch stay as they are, but for llguidance (docs/gpu.md).
+# The image's packages are constraints, so that numpy and torch stay; llguidance is the exception (docs/gpu.md).
 RUN python3 -m pip list --format=freeze | grep -v '^llguidance==' > /tmp/image.txt \
     && PIP_CONSTRAINT= python3 -m pip install --no-cache-dir --constraint /tmp/image.txt '.[tensorrt-llm,build,frontend]' \
     && rm -rf /tmp/image.txt build ./*.egg-info

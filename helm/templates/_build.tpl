@@ -1,4 +1,4 @@
-{{- /* The command that makes a model's artifact. Takes root and model. */ -}}
+{{- /* The command that builds a model's artifact. Takes root and model. */ -}}
 {{- define "conch.build.command" -}}
 - python3
 - -m
@@ -75,8 +75,8 @@
 {{- end -}}
 
 {{- /*
-The container that leaves the repository in /state: it builds a model that takes seconds, renders a finished artifact, or
-waits for the one that a Job makes. Takes root and model.
+The container that writes the repository to /state. It builds a small model, renders a finished artifact, or waits for the
+artifact of a Job. Takes root and model.
 */ -}}
 {{- define "conch.repository.container" -}}
 {{- $image := include "conch.model.image" . | fromYaml -}}
@@ -120,7 +120,7 @@ volumeMounts:
   {{- end }}
 {{- end -}}
 
-{{- /* What a Job takes: as the model that it is for; a download needs no GPU, and not its memory. */ -}}
+{{- /* Resources of a Job: those of its model for a build; a download needs neither GPUs nor as much memory. */ -}}
 {{- define "conch.build.resources" -}}
 {{- $download := dict "requests" (dict "cpu" "2" "memory" "8Gi") -}}
 {{- $resources := eq .model.engine.backend "engine" | ternary (deepCopy .model.resources) $download -}}

@@ -1,15 +1,15 @@
-{{- /* What the schema cannot say. Each message names the value, and what to write instead. */ -}}
+{{- /* Rules that the schema cannot express. Each message names the value and its correction. */ -}}
 {{- define "conch.checks" -}}
 {{- $root := . -}}
-{{- if not (regexMatch "^[a-z]" .Release.Name) }}{{ fail (printf "release %s: names of Services begin with a letter, and so must the release's: install it as llm-%s" .Release.Name .Release.Name) }}{{ end -}}
+{{- if not (regexMatch "^[a-z]" .Release.Name) }}{{ fail (printf "release %s: names of Services begin with a letter, so the release's name must too: install it as llm-%s" .Release.Name .Release.Name) }}{{ end -}}
 {{- include "conch.checks.scale" (dict "where" "frontend" "of" .Values.frontend) -}}
 {{- include "conch.checks.additions" (dict "where" "frontend" "of" .Values.frontend "env" list) -}}
 {{- include "conch.checks.labels" (dict "where" "commonLabels" "labels" .Values.commonLabels) -}}
 {{- with .Values.frontend.inferencePool }}
-{{- if and .enabled (not .endpointPicker) }}{{ fail "frontend.inferencePool.endpointPicker: name the Service of the endpoint picker" }}{{ end -}}
+{{- if and .enabled (not .endpointPicker) }}{{ fail "frontend.inferencePool.endpointPicker: write the name of the Service of the endpoint picker" }}{{ end -}}
 {{- end -}}
 {{- with .Values.frontend.httpRoute }}
-{{- if and .enabled (not .parentRefs) }}{{ fail "frontend.httpRoute.parentRefs: name a Gateway, such as [{name: public}]" }}{{ end -}}
+{{- if and .enabled (not .parentRefs) }}{{ fail "frontend.httpRoute.parentRefs: write a Gateway, such as [{name: public}]" }}{{ end -}}
 {{- end -}}
 {{- include "conch.checks.tls" . -}}
 {{- $ids := dict -}}
@@ -17,18 +17,18 @@
 {{- range $index, $model := include "conch.models" . | fromJsonArray -}}
 {{- $where := printf "models[%d] (%s)" $index $model.name -}}
 {{- $arguments := dict "root" $root "where" $where "model" $model -}}
-{{- if hasKey $names $model.name }}{{ fail (printf "%s: another model has this name: write another `name`; its `servedName` and `aliases` are what clients see" $where) }}{{ end -}}
+{{- if hasKey $names $model.name }}{{ fail (printf "%s: another model has this name: write another `name`; clients see only `servedName` and `aliases`" $where) }}{{ end -}}
 {{- $_ := set $names $model.name true -}}
 {{- if or (not (regexMatch "^[A-Za-z0-9]([\\w.:-]*[A-Za-z0-9])?(/[A-Za-z0-9]([\\w.:-]*[A-Za-z0-9])?)*$" $model.servedName)) (regexMatch "--|__" $model.servedName) -}}
-{{- fail (printf "%s: %q cannot be its id: write a `servedName` of letters, digits and . : _ - between them, its parts separated by /, without -- and __" $where $model.servedName) -}}
+{{- fail (printf "%s: %q is not a valid model id: write a `servedName` of letters, digits and . : _ - between them, its parts separated by /, without -- and __" $where $model.servedName) -}}
 {{- end -}}
 {{- range $id := concat (list $model.servedName) $model.aliases -}}
-{{- if or (not $id) (contains "," $id) }}{{ fail (printf "%s: aliases: %q cannot be a name of it: write one that is not empty, without commas" $where $id) }}{{ end -}}
-{{- if hasKey $ids $id }}{{ fail (printf "%s: %s has the id %q already: write another `servedName`, or take it out of `aliases`" $where (get $ids $id) $id) }}{{ end -}}
+{{- if or (not $id) (contains "," $id) }}{{ fail (printf "%s: aliases: %q is not a valid alias: write one that is not empty, without commas" $where $id) }}{{ end -}}
+{{- if hasKey $ids $id }}{{ fail (printf "%s: %s has the id %q already: write another `servedName`, or remove it from `aliases`" $where (get $ids $id) $id) }}{{ end -}}
 {{- $_ := set $ids $id $model.name -}}
 {{- end -}}
 {{- if or (has $model.name (list "frontend" "frontend-operations" "cache" "scripts" "pods" "dashboards" "alerts" "triton-key")) (hasSuffix "-pods" $model.name) (hasSuffix "-group" $model.name) (hasPrefix "build-" $model.name) (hasPrefix "test-" $model.name) -}}
-{{- fail (printf "%s: the chart names other objects so: write another `name`" $where) -}}
+{{- fail (printf "%s: another object of the chart has this name: write another `name`" $where) -}}
 {{- end -}}
 {{- include "conch.checks.runtime" $arguments -}}
 {{- include "conch.checks.source" $arguments -}}
@@ -40,10 +40,8 @@
 {{- end -}}
 
 {{- define "conch.checks.tls" -}}
-{{- range $name, $secret := dict "clientCa" "a Secret with tls.crt, tls.key and ca.crt" "operations" "a Secret with tls.crt and tls.key" -}}
-{{- if and (index $.Values.frontend.tls $name) (not $.Values.frontend.tls.existingSecret) }}{{ fail (printf "frontend.tls.%s: there is no TLS: write frontend.tls.existingSecret, %s" $name $secret) }}{{ end -}}
-{{- end -}}
-{{- if and .Values.tritonTls.clientSecret (not .Values.tritonTls.existingSecret) }}{{ fail "tritonTls.clientSecret: there is no TLS: write tritonTls.existingSecret, a Secret of the models' own with tls.crt, tls.key and ca.crt" }}{{ end -}}
+{{- if and .Values.frontend.tls.clientCa (not .Values.frontend.tls.existingSecret) }}{{ fail "frontend.tls.clientCa: TLS is off: write frontend.tls.existingSecret, a Secret with tls.crt, tls.key and ca.crt" }}{{ end -}}
+{{- if and .Values.tritonTls.clientSecret (not .Values.tritonTls.existingSecret) }}{{ fail "tritonTls.clientSecret: TLS is off: write tritonTls.existingSecret, a Secret for the models with tls.crt, tls.key and ca.crt" }}{{ end -}}
 {{- end -}}
 
 {{- define "conch.checks.runtime" -}}
@@ -54,17 +52,17 @@
 {{- fail (printf "%s: build.enabled: %s has no engines to build: write build.enabled: false" .where (eq $engine.runtime "tensorrt_llm" | ternary "backend pytorch" $engine.runtime)) -}}
 {{- end -}}
 {{- if and $hasEngines (semverCompare ">=1.3.0-0" $version) -}}
-{{- fail (printf "%s: images.tritonGpu.tensorrtLlmVersion %s has no engines any more, the last that has them is 1.2: write engine.backend: pytorch, or an image from 26.04 to 26.07 and its version 1.2.1" .where $version) -}}
+{{- fail (printf "%s: images.tritonGpu.tensorrtLlmVersion %s cannot run engines, 1.2 is the last release that can: write engine.backend: pytorch, or an image from 26.04 to 26.07 and its version 1.2.1" .where $version) -}}
 {{- end -}}
 {{- if and $hasEngines (not .model.build.enabled) (not .model.source.artifact) -}}
-{{- fail (printf "%s: where does its engine come from? Write build.enabled: true, or source.existingClaim and source.artifact of one that was built" .where) -}}
+{{- fail (printf "%s: the source of the engine is missing: write build.enabled: true, or source.existingClaim and source.artifact of a built engine" .where) -}}
 {{- end -}}
 {{- if and .model.build.priorityClassName (eq .model.build.priorityClassName .model.priorityClassName) -}}
-{{- fail (printf "%s: build.priorityClassName is that of its pods, which then do not give way to the Job: write a higher class, or leave it out" .where) -}}
+{{- fail (printf "%s: build.priorityClassName is the model's own class, so its pods are not evicted for the Job: write a higher class, or omit it" .where) -}}
 {{- end -}}
 {{- if ne $engine.runtime "tensorrt_llm" -}}
 {{- range $name := list "maxBatchSize" "maxNumTokens" -}}
-{{- if index $engine $name }}{{ fail (printf "%s: engine.%s goes with tensorrt_llm: write serving.maxSequences" $.where $name) }}{{ end -}}
+{{- if index $engine $name }}{{ fail (printf "%s: engine.%s is for tensorrt_llm: write serving.maxSequences" $.where $name) }}{{ end -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
@@ -75,16 +73,16 @@
 {{- $given := list -}}
 {{- with $source.huggingface.repo }}{{ $given = append $given "huggingface" }}{{ end -}}
 {{- range $name := list "path" "gguf" "artifact" }}{{ with index $source $name }}{{ $given = append $given $name }}{{ end }}{{ end -}}
-{{- if gt (len $given) 1 }}{{ fail (printf "%s: source.%s: write one of them" .where (join " and source." $given)) }}{{ end -}}
+{{- if gt (len $given) 1 }}{{ fail (printf "%s: source.%s: write only one" .where (join " and source." $given)) }}{{ end -}}
 {{- if and (not $given) (or $isGpu (ne .model.servedName "demo")) -}}
-{{- fail (printf "%s: source: only the demo model needs none: write %s" .where ($isGpu | ternary "source.huggingface.repo, source.path or source.artifact" "source.existingClaim and source.path, source.gguf or source.artifact")) -}}
+{{- fail (printf "%s: source: only the demo model needs no source: write %s" .where ($isGpu | ternary "source.huggingface.repo, source.path or source.artifact" "source.existingClaim and source.path, source.gguf or source.artifact")) -}}
 {{- end -}}
 {{- $inClaim := or $source.path $source.gguf $source.artifact $source.tokenizer -}}
-{{- if and $inClaim (not $source.existingClaim) }}{{ fail (printf "%s: source.existingClaim: name the claim that has %s" .where $inClaim) }}{{ end -}}
-{{- if and $source.existingClaim (not $inClaim) }}{{ fail (printf "%s: source: write the path, gguf or artifact in source.existingClaim %s" .where $source.existingClaim) }}{{ end -}}
-{{- if ne (empty $source.gguf) (empty $source.tokenizer) }}{{ fail (printf "%s: source.gguf and source.tokenizer go together" .where) }}{{ end -}}
-{{- if and $isGpu $source.gguf }}{{ fail (printf "%s: source.gguf goes with llama_cpp: write source.huggingface.repo or source.path" .where) }}{{ end -}}
-{{- if and (not $isGpu) $source.huggingface.repo }}{{ fail (printf "%s: source.huggingface goes with tensorrt_llm: put the checkpoint or a GGUF file into a claim, and write source.existingClaim and source.path or source.gguf" .where) }}{{ end -}}
+{{- if and $inClaim (not $source.existingClaim) }}{{ fail (printf "%s: source.existingClaim: write the name of the claim with %s" .where $inClaim) }}{{ end -}}
+{{- if and $source.existingClaim (not $inClaim) }}{{ fail (printf "%s: source: write the path, gguf or artifact inside source.existingClaim %s" .where $source.existingClaim) }}{{ end -}}
+{{- if ne (empty $source.gguf) (empty $source.tokenizer) }}{{ fail (printf "%s: source.gguf and source.tokenizer need each other: write both" .where) }}{{ end -}}
+{{- if and $isGpu $source.gguf }}{{ fail (printf "%s: source.gguf is for llama_cpp: write source.huggingface.repo or source.path" .where) }}{{ end -}}
+{{- if and (not $isGpu) $source.huggingface.repo }}{{ fail (printf "%s: source.huggingface is for tensorrt_llm: put the checkpoint or a GGUF file into a claim, and write source.existingClaim and source.path or source.gguf" .where) }}{{ end -}}
 {{- end -}}
 
 {{- define "conch.checks.gpus" -}}
@@ -95,44 +93,44 @@
 {{- fail (printf "%s: gpus.profile %q: write one of %s, or add it to resourceProfiles" .where .model.gpus.profile (keys .root.Values.resourceProfiles | sortAlpha | join ", ")) -}}
 {{- end -}}
 {{- if eq .model.engine.runtime "tensorrt_llm" -}}
-{{- if not $perNode }}{{ fail (printf "%s: gpus.perNode: tensorrt_llm needs GPUs: write how many of a node it takes, %d for one node" .where $numGpus) }}{{ end -}}
+{{- if not $perNode }}{{ fail (printf "%s: gpus.perNode: tensorrt_llm needs GPUs: write the number on each node, %d for one node" .where $numGpus) }}{{ end -}}
 {{- if or (mod $numGpus $perNode) (lt $numGpus $perNode) -}}
 {{- fail (printf "%s: %s = %d GPUs do not fill nodes of gpus.perNode %d: write a number that divides %d" .where $parallelism $numGpus $perNode $numGpus) -}}
 {{- end -}}
 {{- if mod $perNode (int .model.parallelism.tensor) -}}
-{{- fail (printf "%s: parallelism.tensor %v: GPUs that share layers are of one node: write a number that divides gpus.perNode %d, such as %d, and parallelism.pipeline %d" .where .model.parallelism.tensor $perNode $perNode (div $numGpus $perNode)) -}}
+{{- fail (printf "%s: parallelism.tensor %v: GPUs that share layers must be in one node: write a number that divides gpus.perNode %d, such as %d, and parallelism.pipeline %d" .where .model.parallelism.tensor $perNode $perNode (div $numGpus $perNode)) -}}
 {{- end -}}
 {{- if and .model.isBuilt (eq .model.engine.backend "pytorch") (not .model.profile.gpu) -}}
-{{- fail (printf "%s: resourceProfiles.%s.gpu: a download has no GPU to look at: write h100, h200, a100 or l40s" .where .model.gpus.profile) -}}
+{{- fail (printf "%s: resourceProfiles.%s.gpu: a download cannot detect the GPU: write h100, h200, a100 or l40s" .where .model.gpus.profile) -}}
 {{- end -}}
 {{- else if or $perNode (gt $numGpus 1) -}}
 {{- fail (printf "%s: %s and gpus.perNode %d: %s runs on CPUs: write 1, 1 and 0, or engine.runtime: tensorrt_llm" .where $parallelism $perNode .model.engine.runtime) -}}
 {{- end -}}
 {{- if and (gt (int .model.numNodes) 1) (not .root.Values.multinode.sshKeySecret) -}}
-{{- fail (printf "%s: it spans %d nodes: write multinode.sshKeySecret, the name of a Secret of type kubernetes.io/ssh-auth (the README says how to make it)" .where (int .model.numNodes)) -}}
+{{- fail (printf "%s: the model spans %d nodes: write multinode.sshKeySecret, the name of a Secret of type kubernetes.io/ssh-auth (the README has the commands)" .where (int .model.numNodes)) -}}
 {{- end -}}
 {{- end -}}
 
 {{- define "conch.checks.scale" -}}
 {{- $strategy := .of.strategy -}}
 {{- if and (has (toString $strategy.maxSurge) (list "0" "0%")) (has (toString $strategy.maxUnavailable) (list "0" "0%")) -}}
-{{- fail (printf "%s: strategy.maxSurge and strategy.maxUnavailable are both 0, so that no version could take over: write 1 for one of them" .where) -}}
+{{- fail (printf "%s: strategy.maxSurge and strategy.maxUnavailable are both 0, so an update could not begin: write 1 for one of them" .where) -}}
 {{- end -}}
 {{- if and (gt (int .of.numNodes) 1) (has (toString $strategy.maxSurge) (list "0" "0%")) (hasSuffix "%" (toString $strategy.maxUnavailable)) -}}
-{{- fail (printf "%s: strategy.maxUnavailable %s of few groups of nodes is none, as it is rounded down: write a number" .where $strategy.maxUnavailable) -}}
+{{- fail (printf "%s: strategy.maxUnavailable %s of few groups of nodes is rounded down to 0: write a number" .where $strategy.maxUnavailable) -}}
 {{- end -}}
 {{- $autoscaling := .of.autoscaling -}}
 {{- if and $autoscaling.enabled (gt (int $autoscaling.minReplicas) (int $autoscaling.maxReplicas)) -}}
 {{- fail (printf "%s: autoscaling.minReplicas %v is more than maxReplicas %v" .where $autoscaling.minReplicas $autoscaling.maxReplicas) -}}
 {{- end -}}
 {{- if and $autoscaling.scaleToZero (not $autoscaling.enabled) -}}
-{{- fail (printf "%s: autoscaling.scaleToZero: nothing scales it: write autoscaling.enabled: true" .where) -}}
+{{- fail (printf "%s: autoscaling.scaleToZero: autoscaling is off: write autoscaling.enabled: true" .where) -}}
 {{- end -}}
 {{- if and $autoscaling.scaleToZero (ne $autoscaling.type "keda") -}}
-{{- fail (printf "%s: autoscaling.scaleToZero: pods that do not run have no metrics for a HorizontalPodAutoscaler: write autoscaling.type: keda" .where) -}}
+{{- fail (printf "%s: autoscaling.scaleToZero: a stopped pod has no metrics for a HorizontalPodAutoscaler: write autoscaling.type: keda" .where) -}}
 {{- end -}}
 {{- if and $autoscaling.enabled (gt (int .of.replicas) 1) -}}
-{{- fail (printf "%s: replicas %v and autoscaling.enabled contradict each other: write the number into autoscaling.minReplicas, and leave replicas out" .where .of.replicas) -}}
+{{- fail (printf "%s: replicas %v and autoscaling.enabled contradict each other: write the number as autoscaling.minReplicas, and omit replicas" .where .of.replicas) -}}
 {{- end -}}
 {{- end -}}
 
@@ -140,8 +138,8 @@
 {{- $needed := list -}}
 {{- range include "conch.models" . | fromJsonArray }}{{ if .isBuilt }}{{ $needed = append $needed .name }}{{ end }}{{ end -}}
 {{- if and $needed (eq .Values.cache.type "none") -}}
-{{- fail (printf "cache.type: the models %s are built or downloaded once, and read by their pods: write pvc, existingClaim or hostPath" (join ", " $needed)) -}}
+{{- fail (printf "cache.type: the models %s need a volume for engines or checkpoints: write pvc, existingClaim or hostPath" (join ", " $needed)) -}}
 {{- end -}}
-{{- if and (eq .Values.cache.type "existingClaim") (not .Values.cache.existingClaim) }}{{ fail "cache.existingClaim: name the claim" }}{{ end -}}
-{{- if and (eq .Values.cache.type "hostPath") (not .Values.cache.hostPath) }}{{ fail "cache.hostPath: name the folder" }}{{ end -}}
+{{- if and (eq .Values.cache.type "existingClaim") (not .Values.cache.existingClaim) }}{{ fail "cache.existingClaim: write the name of the claim" }}{{ end -}}
+{{- if and (eq .Values.cache.type "hostPath") (not .Values.cache.hostPath) }}{{ fail "cache.hostPath: write the path of the folder" }}{{ end -}}
 {{- end -}}

@@ -1,6 +1,6 @@
 {{- /*
-What values add to a pod: each once, and beside what the chart itself has there; a cluster would refuse the pod otherwise.
-Takes where, of (the frontend's values, or a model) and env: names of variables that come from elsewhere.
+Checks additions to a pod. Each must be unique and differ from the chart's own names; else a cluster refuses the pod.
+Takes where, of (the frontend's values, or a model) and env: names of variables from other values.
 */ -}}
 {{- define "conch.checks.additions" -}}
 {{- $own := dict
@@ -13,12 +13,12 @@ Takes where, of (the frontend's values, or a model) and env: names of variables 
 {{- range index $.of $field -}}
 {{- $name := index . $key | trimSuffix "/" -}}
 {{- if regexMatch (index $own $field) $name }}{{ fail (printf "%s: %s: %s is the chart's own: write another %s" $.where $field $name $key) }}{{ end -}}
-{{- if has $name (index $seen $field) }}{{ fail (printf "%s: %s: %s is there twice: leave one" $.where $field $name) }}{{ end -}}
+{{- if has $name (index $seen $field) }}{{ fail (printf "%s: %s: %s occurs twice: remove one" $.where $field $name) }}{{ end -}}
 {{- $_ := set $seen $field (append (index $seen $field) $name) -}}
 {{- end -}}
 {{- end -}}
 {{- range .of.extraVolumeMounts -}}
-{{- if not (or (has .name $seen.extraVolumes) (regexMatch $own.extraVolumes .name)) }}{{ fail (printf "%s: extraVolumeMounts: there is no volume %s: add it to extraVolumes" $.where .name) }}{{ end -}}
+{{- if not (or (has .name $seen.extraVolumes) (regexMatch $own.extraVolumes .name)) }}{{ fail (printf "%s: extraVolumeMounts: the volume %s is missing: add it to extraVolumes" $.where .name) }}{{ end -}}
 {{- end -}}
 {{- include "conch.checks.labels" (dict "where" (printf "%s: podLabels" .where) "labels" .of.podLabels) -}}
 {{- include "conch.checks.resources" (dict "where" (printf "%s: resources" .where) "resources" .of.resources) -}}
@@ -27,7 +27,7 @@ Takes where, of (the frontend's values, or a model) and env: names of variables 
 {{- define "conch.checks.labels" -}}
 {{- range $key, $_ := .labels -}}
 {{- if regexMatch "^(app\\.kubernetes\\.io/(name|instance|component|version|managed-by)|helm\\.sh/.*|conch/.*|leaderworkerset\\.sigs\\.k8s\\.io/.*)$" $key -}}
-{{- fail (printf "%s: %s is the chart's own, and selects pods: write another key" $.where $key) -}}
+{{- fail (printf "%s: %s is the chart's own, for selecting pods: write another key" $.where $key) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
@@ -36,7 +36,7 @@ Takes where, of (the frontend's values, or a model) and env: names of variables 
 {{- range $name, $request := .resources.requests -}}
 {{- with index ($.resources.limits | default dict) $name -}}
 {{- if gt (include "conch.quantity" $request | float64) (include "conch.quantity" . | float64) -}}
-{{- fail (printf "%s: requests.%s %v is more than limits.%s %v, which may be a default: write both" $.where $name $request $name .) -}}
+{{- fail (printf "%s: requests.%s %v exceeds limits.%s %v, which may be a default: write both" $.where $name $request $name .) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}

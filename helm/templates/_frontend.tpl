@@ -12,7 +12,6 @@
 - --max-body-bytes={{ int64 $limits.maxBodyBytes }}
 - --request-timeout-s={{ $limits.requestTimeoutSeconds }}
 - --max-in-flight={{ int64 $limits.maxInFlight }}
-- --max-in-flight-prompt-tokens={{ int64 $limits.maxInFlightPromptTokens }}
 - --max-queue-wait-s={{ $limits.maxQueueWaitSeconds }}
 - --requests-per-minute={{ int64 $limits.requestsPerMinute }}
 - --tokens-per-minute={{ int64 $limits.tokensPerMinute }}
@@ -38,9 +37,6 @@
 {{- if $frontend.tls.clientCa }}
 - --tls-client-ca=/etc/conch/tls/ca.crt
 {{- end }}
-{{- if $frontend.tls.operations }}
-- --admin-tls
-{{- end }}
 {{- end }}
 {{- with .Values.tracing.otlpEndpoint }}
 - --otlp-endpoint={{ . }}
@@ -50,7 +46,7 @@
 {{- end }}
 {{- end -}}
 
-{{- /* A model's own limits, as --model-limit takes them; empty if it has none. */ -}}
+{{- /* A model's own limits in the syntax of --model-limit; empty without limits. */ -}}
 {{- define "conch.frontend.modelLimits" -}}
 {{- $limits := list -}}
 {{- range $pair := list (list "in_flight" "maxInFlight") (list "prompt_tokens" "maxInFlightPromptTokens") -}}
@@ -61,8 +57,8 @@
 {{- end -}}
 
 {{- /*
-Whether there is a test, empty if not: without the key that the API asks for it could not pass, nor with clients'
-certificates, of which it has none.
+"true" if the test is rendered, else empty. Without a required API key the test would fail, and it has no client
+certificate.
 */ -}}
 {{- define "conch.test.isRendered" -}}
 {{- $hasKey := or (not .Values.frontend.auth.existingSecret) .Values.tests.apiKey.existingSecret -}}

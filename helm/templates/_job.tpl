@@ -1,6 +1,6 @@
 {{- /*
-The pod that builds or downloads. A Job's template cannot be changed, so its digest is in the name of the Job; an artifact
-that is there already is found by another Job with the same folder. Takes root and model.
+The pod that builds or downloads. The template of a Job is immutable, so its digest is in the name of the Job. Another Job
+with the same folder finds an existing artifact. Takes root and model.
 */ -}}
 {{- define "conch.job.template" -}}
 {{- $compiles := eq .model.engine.backend "engine" -}}

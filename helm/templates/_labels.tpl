@@ -1,4 +1,4 @@
-{{- /* What selects pods; none of it changes with a version or a value. Takes root, component and, of a model, model. */ -}}
+{{- /* Labels that select pods; they do not depend on version or values. Takes root, component, and model if there is one. */ -}}
 {{- define "conch.selector" -}}
 app.kubernetes.io/name: conch
 app.kubernetes.io/instance: {{ .root.Release.Name | quote }}
@@ -8,7 +8,7 @@ conch/model: {{ .name | quote }}
 {{- end }}
 {{- end -}}
 
-{{- /* Of objects and pods; takes the same, and perhaps labels. */ -}}
+{{- /* Labels of objects and pods. Takes the arguments of conch.selector, and optionally labels. */ -}}
 {{- define "conch.labels" -}}
 {{ include "conch.selector" . }}
 app.kubernetes.io/managed-by: {{ .root.Release.Service }}
@@ -17,7 +17,7 @@ app.kubernetes.io/managed-by: {{ .root.Release.Service }}
 {{- end }}
 {{- end -}}
 
-{{- /* name, labels and annotations of an object. Takes the same, name and perhaps annotations. */ -}}
+{{- /* name, labels and annotations of an object. Takes those of conch.labels, name, and optionally annotations. */ -}}
 {{- define "conch.metadata" -}}
 name: {{ .name | quote }}
 labels:

@@ -1,6 +1,6 @@
 {{- /*
-All models, complete, as a JSON list: each with what `modelDefaults` says where it says nothing, and with what follows:
-servedName, numNodes, its `resourceProfiles` entry as profile, and isBuilt, whether a Job makes its artifact.
+All models as a JSON list, with the defaults of `modelDefaults` and derived fields: servedName, numGpus, numNodes, profile
+(the entry of `resourceProfiles`), resources, and isBuilt (a Job builds or downloads the artifact).
 */ -}}
 {{- define "conch.models" -}}
 {{- $root := . -}}
@@ -24,7 +24,7 @@ servedName, numNodes, its `resourceProfiles` entry as profile, and isBuilt, whet
 {{- toJson $models -}}
 {{- end -}}
 
-{{- /* What a pod takes: its profile's share for each GPU, and what the model itself says; without GPUs the defaults. */ -}}
+{{- /* Resources of a pod. With GPUs: the profile's for each GPU, overridden by the model's own. */ -}}
 {{- define "conch.model.resources" -}}
 {{- $numGpus := int .model.gpus.perNode -}}
 {{- if $numGpus -}}
@@ -47,8 +47,8 @@ servedName, numNodes, its `resourceProfiles` entry as profile, and isBuilt, whet
 {{- end -}}
 
 {{- /*
-Digest of everything that makes a model's artifact another one, in the name of its folder in the cache. Whether an artifact
-is valid is decided by its own manifest.
+Digest of all inputs of a model's artifact, for the name of its folder in the cache. The manifest of an artifact decides
+whether the artifact is valid.
 */ -}}
 {{- define "conch.model.key" -}}
 {{- $engine := .model.engine -}}
@@ -61,7 +61,7 @@ is valid is decided by its own manifest.
 {{- toJson $inputs | sha256sum | trunc 8 -}}
 {{- end -}}
 
-{{- /* Where the cache has a model's artifact. */ -}}
+{{- /* Folder of a model's artifact in the cache. */ -}}
 {{- define "conch.model.folder" -}}
 /models/{{ .model.name }}-{{ include "conch.model.key" . }}
 {{- end -}}

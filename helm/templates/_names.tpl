@@ -1,6 +1,6 @@
 {{- /*
-The name of an object of this release, at most 63 characters, or .max: a longer one ends with a digest of itself.
-Takes root and suffix. A release's name may have dots, which a Service's may not.
+The name of an object of this release. A name above .max (63) characters is cut, and ends with a digest. Takes root and
+suffix. Dots, which the name of a Service cannot have, become hyphens.
 */ -}}
 {{- define "conch.name" -}}
 {{- $full := printf "%s-%s" .root.Release.Name .suffix | replace "." "-" -}}
@@ -17,9 +17,9 @@ Takes root and suffix. A release's name may have dots, which a Service's may not
 {{- end -}}
 
 {{- /*
-Of a model's Deployment, or LeaderWorkerSet. The latter's controller makes a headless Service of the same name, by which the
-pods of a group find each other: no Service of ours may be called so. And it makes StatefulSets whose names add the number
-of a group, of up to three digits, and whose pods have a label that adds a digest of ten characters: 48 leave room for both.
+Name of a model's Deployment or LeaderWorkerSet. The LeaderWorkerSet controller makes a headless Service of the same name
+for the pods of a group, so the chart's own Services have other names. It also appends up to three digits to the names of
+StatefulSets, and a digest of ten characters to a label of their pods, so the name has at most 48 characters.
 */ -}}
 {{- define "conch.model.name" -}}
 {{- if gt (int .model.numNodes) 1 -}}
@@ -29,12 +29,12 @@ of a group, of up to three digits, and whose pods have a label that adds a diges
 {{- end -}}
 {{- end -}}
 
-{{- /* Of the headless Service, whose addresses are those of the ready pods. */ -}}
+{{- /* Name of the headless Service, whose addresses are those of the ready pods. */ -}}
 {{- define "conch.model.pods" -}}
 {{ include "conch.name" (dict "root" .root "suffix" (printf "%s-pods" .model.name)) }}
 {{- end -}}
 
-{{- /* Its name for the frontend. With TLS it is that of a certificate, which *.NAMESPACE.svc is enough for, too. */ -}}
+{{- /* Host name of that Service. With TLS it matches a certificate for *.NAMESPACE.svc. */ -}}
 {{- define "conch.model.host" -}}
 {{ include "conch.model.pods" . }}{{ if .root.Values.tritonTls.existingSecret }}.{{ .root.Release.Namespace }}.svc{{ end }}
 {{- end -}}

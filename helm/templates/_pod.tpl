@@ -1,4 +1,4 @@
-{{- /* What every pod has. Takes root. */ -}}
+{{- /* Fields of every pod. Takes root. */ -}}
 {{- define "conch.pod.common" -}}
 serviceAccountName: {{ include "conch.serviceAccountName" .root | quote }}
 automountServiceAccountToken: false
@@ -13,7 +13,7 @@ imagePullSecrets:
 {{- end }}
 {{- end -}}
 
-{{- /* Where it runs. Takes of: the frontend's values, or a model; a model's profile counts too. */ -}}
+{{- /* Placement of a pod. Takes of: the frontend's values, or a model with its profile. */ -}}
 {{- define "conch.pod.placement" -}}
 {{- $profile := .of.profile | default dict -}}
 {{- $nodeSelector := merge (dict) .of.nodeSelector ($profile.nodeSelector | default dict) -}}
@@ -38,7 +38,7 @@ priorityClassName: {{ . | quote }}
 {{- end }}
 {{- end -}}
 
-{{- /* The folders that a read-only root file system needs, and the environment that names them. */ -}}
+{{- /* Environment for the writable folders beside a read-only root file system. */ -}}
 {{- define "conch.writable.env" -}}
 - name: HOME
   value: /home/conch
@@ -62,12 +62,12 @@ priorityClassName: {{ . | quote }}
   emptyDir: {}
 {{- end -}}
 
-{{- /* Until when a pod that ends is killed: the pause, the streams, and a margin for what follows. Takes drain. */ -}}
+{{- /* Seconds until a terminating pod is killed: the pause, the streams, and a margin. Takes drain. */ -}}
 {{- define "conch.gracePeriod" -}}
 {{ add (int .preStopSeconds) (int .maxStreamSeconds) 15 }}
 {{- end -}}
 
-{{- /* For as long as the cluster needs to forget a pod's address, it goes on as before. Takes drain. */ -}}
+{{- /* Keeps a terminating pod serving while the cluster removes its address. Takes drain. */ -}}
 {{- define "conch.preStop" -}}
 preStop:
   exec:

@@ -1,4 +1,4 @@
-{{- /* What the start script of a group of nodes needs to know; nothing for a model on one node. */ -}}
+{{- /* Environment of start-ranks.sh; empty for a model on one node. */ -}}
 {{- define "conch.ranks.env" -}}
 {{- if gt (int .model.numNodes) 1 }}
 - name: CONCH_NUM_RANKS
@@ -15,8 +15,8 @@
 {{- end -}}
 
 {{- /*
-The container of a further node: it waits for the leader to start ranks in it. Told to end, it closes its port and stays
-until the leader has ended them, for which both have the same grace period; a pod that ends is not probed for its liveness.
+The container of a worker node, in which the leader starts ranks. On SIGTERM it closes its port, and stays until the leader
+has ended the ranks; both have the same grace period. Liveness probes stop for a terminating pod.
 */ -}}
 {{- define "conch.worker.container" -}}
 {{- $image := include "conch.model.image" . | fromYaml -}}

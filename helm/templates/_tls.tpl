@@ -1,8 +1,8 @@
-{{- /* TLS between the frontend and the models' pods; nothing of it without tritonTls.existingSecret. All take root. */ -}}
+{{- /* TLS between the frontend and the models' pods; empty without tritonTls.existingSecret. All take root. */ -}}
 
 {{- /*
-What a command connects to Tritons with. With model, for one beside it in its pod: the certificate is for the name that the
-frontend knows, and not for loopback.
+Options of a client of Triton. With model, the client is in the model's pod: the certificate names the Service, and not
+loopback.
 */ -}}
 {{- define "conch.tritonTls.connect" -}}
 {{- with .root.Values.tritonTls -}}
@@ -19,7 +19,7 @@ frontend knows, and not for loopback.
 {{- end -}}
 {{- end -}}
 
-{{- /* What Triton shows, and whom it lets in. */ -}}
+{{- /* Options of Triton: its certificate, and the authority of clients. */ -}}
 {{- define "conch.tritonTls.serve" -}}
 {{- with .root.Values.tritonTls -}}
 {{- if .existingSecret }}
@@ -47,7 +47,7 @@ frontend knows, and not for loopback.
 {{- end -}}
 {{- end -}}
 
-{{- /* With isFrontend the models' key is left out: it is theirs alone. */ -}}
+{{- /* With isFrontend the models' private key is omitted. */ -}}
 {{- define "conch.tritonTls.volumes" -}}
 {{- with .root.Values.tritonTls -}}
 {{- if .existingSecret }}

@@ -1,4 +1,4 @@
-{{- /* The container that serves a model: tritonserver alone. Takes root and model. */ -}}
+{{- /* The container with tritonserver. Takes root and model. */ -}}
 {{- define "conch.triton.container" -}}
 {{- $image := include "conch.model.image" . | fromYaml -}}
 name: triton
@@ -33,20 +33,20 @@ ports:
   - name: metrics
     containerPort: 8002
 startupProbe:
-  {{- include "conch.triton.probe" (dict "root" .root "model" .model "deadline" .model.probeDeadlineSeconds "generates" true) | nindent 2 }}
+  {{- include "conch.triton.health" (dict "root" .root "model" .model "timeout" .model.healthTimeoutSeconds "generates" true) | nindent 2 }}
   periodSeconds: 10
   {{- $waitSeconds := gt (int .model.numNodes) 1 | ternary (int .root.Values.multinode.startTimeoutSeconds) 0 }}
   failureThreshold: {{ add 1 (div (add (int .model.loadTimeoutSeconds) $waitSeconds) 10) }}
 readinessProbe:
-  {{- include "conch.triton.probe" (dict "root" .root "model" .model "deadline" .model.probeDeadlineSeconds "generates" true) | nindent 2 }}
+  {{- include "conch.triton.health" (dict "root" .root "model" .model "timeout" .model.healthTimeoutSeconds "generates" true) | nindent 2 }}
   periodSeconds: 15
   failureThreshold: 3
 livenessProbe:
-  {{- include "conch.triton.probe" (dict "root" .root "model" .model "deadline" 10 "generates" false) | nindent 2 }}
+  {{- include "conch.triton.health" (dict "root" .root "model" .model "timeout" 10 "generates" false) | nindent 2 }}
   periodSeconds: 20
   failureThreshold: 4
 lifecycle:
-  preStop:  # the whole drain: told to end, Triton takes no further step of an ensemble
+  preStop:  # the whole drain, since Triton breaks running requests on SIGTERM
     exec:
       command:
         - python3
@@ -54,8 +54,8 @@ lifecycle:
         - frontend
         - drain
         - --triton=127.0.0.1:8001
-        - --notice={{ int .model.drain.preStopSeconds }}
-        - --timeout={{ add (int .model.drain.preStopSeconds) (int .model.drain.maxStreamSeconds) }}
+        - --notice-s={{ int .model.drain.preStopSeconds }}
+        - --timeout-s={{ add (int .model.drain.preStopSeconds) (int .model.drain.maxStreamSeconds) }}
         {{- include "conch.tritonTls.connect" . | nindent 8 }}
 resources:
   {{- include "conch.triton.resources" . | nindent 2 }}
@@ -66,21 +66,21 @@ volumeMounts:
   {{- include "conch.tritonTls.mounts" . | nindent 2 }}
 {{- end -}}
 
-{{- /* The project's own probe; it ends by itself before the cluster loses patience. Takes root, model, deadline, generates. */ -}}
-{{- define "conch.triton.probe" -}}
+{{- /* The health check. Its own timeout is shorter than the cluster's. Takes root, model, timeout, generates. */ -}}
+{{- define "conch.triton.health" -}}
 exec:
   command:
     - python3
     - -m
     - frontend
-    - probe
+    - health
     - --triton=127.0.0.1:8001
-    - --deadline={{ int .deadline }}
+    - --timeout-s={{ int .timeout }}
     {{- include "conch.tritonTls.connect" . | nindent 4 }}
     {{- if .generates }}
     - --generate
     {{- end }}
-timeoutSeconds: {{ add 10 (int .deadline) }}
+timeoutSeconds: {{ add 10 (int .timeout) }}
 {{- end -}}
 
 {{- define "conch.triton.resources" -}}
@@ -116,7 +116,7 @@ timeoutSeconds: {{ add 10 (int .deadline) }}
 {{- end }}
 {{- end -}}
 
-{{- /* The folders that its artifact and its repository are in. */ -}}
+{{- /* Mounts of a model's artifact and repository. */ -}}
 {{- define "conch.model.mounts" -}}
 - name: state
   mountPath: /state
@@ -144,7 +144,7 @@ timeoutSeconds: {{ add 10 (int .deadline) }}
   {{- if eq .root.Values.cache.type "hostPath" }}
   hostPath:
     path: {{ .root.Values.cache.hostPath | quote }}
-    type: Directory  # one that the cluster made would be root's alone
+    type: Directory  # the cluster would create a folder that only root can write
   {{- else }}
   persistentVolumeClaim:
     claimName: {{ include "conch.cache.claim" .root | quote }}

@@ -1,4 +1,4 @@
-{{- /* The key to Triton's restricted APIs, which frontends and models' pods share. */ -}}
+{{- /* Secret with Triton's key, shared by the frontend and the models' pods. */ -}}
 {{- define "conch.tritonKey.name" -}}
 {{ .Values.tritonKey.existingSecret | default (include "conch.name" (dict "root" . "suffix" "triton-key")) }}
 {{- end -}}

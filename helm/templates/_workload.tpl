@@ -1,4 +1,4 @@
-{{- /* The pod of a model, or of its leader. Takes root and model. */ -}}
+{{- /* The pod of a model on one node, or of the leader. Takes root and model. */ -}}
 {{- define "conch.model.pod" -}}
 metadata:
   {{- include "conch.model.podMetadata" . | nindent 2 }}
@@ -15,7 +15,7 @@ spec:
     {{- include "conch.tritonTls.volumes" . | nindent 4 }}
 {{- end -}}
 
-{{- /* The pod of a further node. */ -}}
+{{- /* The pod of a worker node. Takes root and model. */ -}}
 {{- define "conch.worker.pod" -}}
 metadata:
   {{- include "conch.model.podMetadata" . | nindent 2 }}

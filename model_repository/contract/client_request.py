@@ -24,7 +24,7 @@ from model_repository.contract.spec import TensorSpec, specs_of
 from model_repository.contract.tensors import NEUTRAL_INPUTS
 from model_repository.errors import InvalidRequest, Unsupported
 
-# Any of them means that the next token is drawn; without them the most likely one is taken.
+# Any of them means that the next token is sampled; without them decoding is greedy.
 _DRAWING = {"temperature", "top_p", "top_k", "min_p", "mirostat"}
 _PROMPT_INPUTS: dict[str, type[TextPrompt] | type[ChatPrompt] | type[TokenPrompt]] = {
     "text_input": TextPrompt,
@@ -34,15 +34,11 @@ _PROMPT_INPUTS: dict[str, type[TextPrompt] | type[ChatPrompt] | type[TokenPrompt
 
 
 def tensors_to_request(tensors: Tensors, request_id: str = "") -> GenerationRequest:
-    """Return the request that a client's tensors describe, complete. `check_request` knows its rules.
-
-    Args:
-        tensors: the public ensemble's inputs.
-        request_id: the name in logs.
+    """Return the complete request that a client's tensors describe. `check_request` checks its rules.
 
     Raises:
-        InvalidRequest: a tensor is malformed, or lacks another one.
-        Unsupported: an input of NVIDIA's ensemble that we cannot honour has a value that would change the result.
+        InvalidRequest: a tensor is malformed, or needs another one that is missing.
+        Unsupported: an input of NVIDIA's ensemble has a value that would change the result and cannot be honoured.
     """
     for spec in NEUTRAL_INPUTS:
         _refuse_unless_neutral(spec, tensors)
@@ -59,8 +55,6 @@ def _params(values: dict[str, Any]) -> Params:
         sampling["temperature"] = 0.0
     if "mirostat" in sampling:
         sampling["mirostat"] = Mirostat(**sampling["mirostat"])
-    if sampling.get("top_k") == -1:
-        sampling["top_k"] = 0
     sampling.setdefault("seed", secrets.randbits(64))
     if "structured_output" in values:
         values["structured_output"] = _structured_output(values["structured_output"])
@@ -88,13 +82,13 @@ def _refuse_unless_neutral(spec: TensorSpec, tensors: Tensors) -> None:
 
 
 def read_prompt(tensors: Tensors) -> Prompt:
-    """Return the prompt, of which exactly one form must be there.
+    """Return the prompt.
 
     Raises:
-        InvalidRequest: no form or several are there, or it is malformed.
+        InvalidRequest: the tensors carry no prompt or several, or it is malformed.
     """
     sent = [name for name in _PROMPT_INPUTS if name in tensors]
-    # NVIDIA's clients always send text_input; an empty one beside another form of prompt is no second prompt.
+    # NVIDIA's clients always send text_input. An empty one beside another form of prompt does not count.
     if len(sent) > 1 and not read_message(TextPrompt, tensors).get("text"):
         sent = [name for name in sent if name != "text_input"]
     if len(sent) != 1:
@@ -126,9 +120,7 @@ def _chat_prompt(values: dict[str, Any]) -> ChatPrompt:
 
 
 def _tool_use(values: dict[str, Any]) -> ToolUse | None:
-    choice = values.get("choice") or "auto"
-    if not values.get("tools"):
-        if choice not in ("none", "auto"):
-            raise InvalidRequest(f"{choice!r} needs tools", "tool_choice")
+    tools, choice = tuple(values.get("tools") or ()), values.get("choice") or "auto"
+    if not tools and choice in ("none", "auto"):
         return None
-    return ToolUse(**{**values, "tools": tuple(values["tools"]), "choice": choice})
+    return ToolUse(**{**values, "tools": tools, "choice": choice})

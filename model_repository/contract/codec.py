@@ -1,4 +1,4 @@
-"""Messages as tensors and back. Nothing here knows a field: the messages declare their tensors themselves."""
+"""Messages as tensors and back. The messages themselves declare their tensors: no field is named here."""
 
 from __future__ import annotations
 
@@ -19,8 +19,7 @@ from model_repository.errors import InvalidRequest
 type Tensors = Mapping[str, npt.NDArray[Any]]
 
 _ENCODER = msgspec.msgpack.Encoder()
-_DEFAULTS = {field.name: field.default for field in msgspec.structs.fields(GenerationChunk) if not field.required}
-_NO_TOKEN = -1  # fills up the lists of the most likely tokens where a token has fewer
+_NO_TOKEN = -1  # fills the lists of most likely tokens to the same length
 
 
 @functools.cache
@@ -39,13 +38,10 @@ def pack_batch(stream: str, requests: Iterable[tuple[int, bytes]]) -> bytes:
 
 
 def unpack[Message: msgspec.Struct](message: type[Message], payload: bytes, name: str) -> Message:
-    """Return the message that `pack` made.
-
-    Args:
-        name: of the tensor that carries it, for the error.
+    """Return the message that `pack` encoded. `name` is its tensor's, for the error.
 
     Raises:
-        InvalidRequest: the payload is another one: only a direct caller of a stage can send that.
+        InvalidRequest: the payload is not such a message; only a direct caller of a stage can send that.
     """
     try:
         unpacked: Message = _decoder(message).decode(payload)
@@ -55,15 +51,15 @@ def unpack[Message: msgspec.Struct](message: type[Message], payload: bytes, name
 
 
 def message_tensor(spec: TensorSpec, payload: bytes) -> dict[str, npt.NDArray[Any]]:
-    """Return the only tensor of a request or response: one text, shape [1, 1]."""
+    """Return the only tensor of a request or response: one element, shape [1, 1]."""
     return {spec.name: np.array([[payload]], dtype=np.object_)}
 
 
 def payload_of(tensors: Tensors, spec: TensorSpec) -> bytes:
-    """Return the one text of a tensor.
+    """Return the only element of a tensor.
 
     Raises:
-        InvalidRequest: it is missing, or has another number of elements.
+        InvalidRequest: the tensor is missing or has another number of elements.
     """
     if spec.name not in tensors:
         raise InvalidRequest("is missing", spec.name)
@@ -72,13 +68,12 @@ def payload_of(tensors: Tensors, spec: TensorSpec) -> bytes:
 
 
 def read_message(message: type[msgspec.Struct], tensors: Tensors) -> dict[str, Any]:
-    """Return the fields of a message that a client's tensors carry.
+    """Return the fields of a message that a client's tensors carry, as a nested dictionary.
 
-    A message inside it comes as its fields, too. An empty text counts as not sent where only certain words are
-    accepted, and is left out of a list.
+    An empty text counts as missing where only certain words are accepted, and is left out of a list.
 
     Raises:
-        InvalidRequest: a tensor has another number of elements than one, is not UTF-8, not JSON or not a known word.
+        InvalidRequest: a tensor has not exactly one element, or is not UTF-8, not JSON or not a known word.
     """
     values: dict[str, Any] = {}
     for field in fields_of(message):
@@ -147,11 +142,11 @@ def _only(spec: TensorSpec, elements: Sequence[Any]) -> Any:
 
 
 def chunk_to_tensors(chunk: GenerationChunk) -> dict[str, npt.NDArray[Any]]:
-    """Return the public ensemble's outputs for a chunk, by name: only those that it has something to say in."""
+    """Return the public ensemble's outputs for a chunk, by name; fields with default values have no tensor."""
     tensors: dict[str, npt.NDArray[Any]] = {}
     for field in fields_of(GenerationChunk):
         value = getattr(chunk, field.attribute)
-        if value == _DEFAULTS.get(field.attribute):
+        if value == field.default:
             continue
         if field.is_message:
             tensors |= {
@@ -183,7 +178,7 @@ def _logprob_tensors(specs: Sequence[TensorSpec], logprobs: Sequence[TokenLogpro
 
 
 def tensor(spec: TensorSpec, *elements: Any) -> npt.NDArray[Any]:
-    """Return the elements as a tensor of one request, shape [1, num_elements]; text becomes UTF-8 bytes."""
+    """Return elements as the tensor of one request, shape [1, num_elements]. Text becomes UTF-8 bytes."""
     if spec.datatype == "BYTES":
         elements = tuple(item.encode() if isinstance(item, str) else item for item in elements)
     return np.array([elements], dtype=spec.dtype)

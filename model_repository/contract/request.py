@@ -1,7 +1,7 @@
-"""Requests, from the reader of an HTTP body to the engine: each field with the tensor that carries it.
+"""Requests, from the HTTP body to the engine: each field declares the tensor that carries it.
 
-A gRPC client of the public ensemble sends the tensors, under the names of NVIDIA's TensorRT-LLM ensemble where that has
-one. Between frontend, tokenizer and engine the messages themselves travel, in MessagePack.
+A gRPC client of the public ensemble sends the tensors, named as in NVIDIA's TensorRT-LLM ensemble where that has the
+field. Frontend, tokenizer and engine exchange the messages themselves, in MessagePack.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from enum import StrEnum
 from typing import Annotated, Any
 
 from msgspec import Meta, Struct, field
+from msgspec.structs import force_setattr
 
 from model_repository.contract.spec import TensorSpec
 
@@ -19,16 +20,15 @@ MAX_BAD_WORDS, MAX_BAD_WORD_CHARS = 256, 256
 
 MAX_TOKEN_IDS = 1024  # in one field
 MAX_BATCH_REQUESTS = 32  # in one message
-MAX_TOOLS_CHARS = 300_000  # of all tools together, as JSON: their schemas are read before anything is generated
-MAX_STREAM_INTERVAL_MS = 1000  # the longest time for which a client may let tokens gather
+MAX_STREAM_INTERVAL_MS = 1000  # the longest time for which a client may let tokens wait
 
 _NotEmpty = Annotated[str, Meta(min_length=1)]
 
 
 class ContextOverflow(StrEnum):
-    """What happens when prompt and `max_tokens` together exceed the context window."""
+    """What happens when the prompt and `max_tokens` together exceed the context window."""
 
-    TRUNCATE = "truncate"  # max_tokens is lowered to what the prompt leaves
+    TRUNCATE = "truncate"  # max_tokens is lowered to the room that the prompt leaves
     ERROR = "error"  # the request is refused
 
 
@@ -57,7 +57,7 @@ class Mirostat(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class SamplingParams(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How the next token is drawn. The defaults draw from the model's own distribution."""
+    """How the next token is sampled. The defaults sample from the model's own distribution."""
 
     temperature: Annotated[
         float, TensorSpec(low=0, high=2, doc="0 is greedy, as is a request without any sampling input")
@@ -95,9 +95,13 @@ class SamplingParams(Struct, frozen=True, kw_only=True, omit_defaults=True):
         Meta(ge=0),
     ] = 0
 
+    def __post_init__(self) -> None:
+        if self.top_k == -1:  # one value for one meaning
+            force_setattr(self, "top_k", 0)
+
 
 class OutputFormat(StrEnum):
-    """The languages in which the form of a completion can be prescribed."""
+    """The languages that describe a structured output."""
 
     JSON_OBJECT = "json"  # any JSON object; no content
     JSON_SCHEMA = "json_schema"  # a JSON schema, as JSON
@@ -107,7 +111,7 @@ class OutputFormat(StrEnum):
     LARK = "lark_grammar"  # llguidance's dialect of Lark: made by the tokenizer stage, never taken from a client
 
 
-# A grammar in llguidance's own dialect may keep its compiler busy without an end: only ours are known not to.
+# A client's grammar in llguidance's dialect could keep the compiler busy without end.
 _CLIENT_FORMATS = tuple(each for each in OutputFormat if each is not OutputFormat.LARK)
 
 
@@ -133,7 +137,7 @@ class StructuredOutput(Struct, frozen=True, omit_defaults=True):
 
 
 class Params(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Everything about a completion but its prompt. It travels unchanged from the frontend to the engine."""
+    """Everything about a completion except its prompt. It travels unchanged from the frontend to the engine."""
 
     max_tokens: Annotated[
         int,
@@ -245,12 +249,12 @@ class Params(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def num_logprobs(self) -> int | None:
-        """How many of the most likely tokens come with each token's log probability; None: no log probabilities."""
+        """The number of most likely tokens for each token's log probability; None: no log probabilities."""
         return self.num_top_logprobs if self.has_logprobs else None
 
 
 class ToolUse(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The tools that a chat offers, and whether the model must call one."""
+    """The tools that a chat offers, and whether the model must call one of them."""
 
     tools: Annotated[
         tuple[Mapping[str, Any], ...],
@@ -265,7 +269,7 @@ class ToolUse(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class TextPrompt(Struct, frozen=True, omit_defaults=True, tag="text"):
-    """Text as a completions client sends it: strings of added tokens in it are parsed as tokens."""
+    """Text of a completions request: strings of added tokens in it are parsed as tokens."""
 
     text: Annotated[str, TensorSpec("text_input", doc="prompt as text; strings of added tokens in it are parsed")]
     suffix: Annotated[
@@ -274,7 +278,7 @@ class TextPrompt(Struct, frozen=True, omit_defaults=True, tag="text"):
 
 
 class ChatPrompt(Struct, frozen=True, omit_defaults=True, tag="chat"):
-    """A conversation for the model's chat template: text inside it never becomes a special token."""
+    """A conversation for the model's chat template: its text never becomes a special token."""
 
     messages: Annotated[
         tuple[Mapping[str, Any], ...],  # OpenAI's message objects, `content` a string
@@ -283,17 +287,15 @@ class ChatPrompt(Struct, frozen=True, omit_defaults=True, tag="chat"):
     tool_use: ToolUse | None = None
     template_kwargs: Annotated[
         Mapping[str, Any],
-        TensorSpec("chat_template_kwargs", is_json=True, doc="JSON object: further names for the template"),
+        TensorSpec("chat_template_kwargs", is_json=True, doc="JSON object: further variables for the template"),
     ] = field(default_factory=dict)
-    add_generation_prompt: Annotated[bool, TensorSpec(doc="true (default): open the assistant's turn")] = True
+    add_generation_prompt: Annotated[bool, TensorSpec(doc="true (default): open the assistant's message")] = True
     continue_final_message: Annotated[
-        bool, TensorSpec(doc="true: go on with the last message; add_generation_prompt must be false")
+        bool, TensorSpec(doc="true: continue the last message; add_generation_prompt must be false")
     ] = False
 
 
 class TokenPrompt(Struct, frozen=True, tag="tokens"):
-    """A prompt that is already token ids."""
-
     token_ids: Annotated[tuple[int, ...], TensorSpec("input_ids", doc="prompt as token ids")]
 
 
@@ -301,53 +303,48 @@ type Prompt = TextPrompt | ChatPrompt | TokenPrompt
 
 
 class GenerationRequest(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One completion of one prompt, complete: nothing downstream fills in a default."""
+    """One completion of one prompt, complete: later stages fill in no default."""
 
     prompt: Prompt
     params: Params
     images: Annotated[tuple[bytes, ...], TensorSpec(doc="image files, one for each place in the prompt")] = ()
-    request_id: str = ""  # the name in the logs of the HTTP request that it belongs to: printable ASCII
+    request_id: str = ""  # of the HTTP request, for logs: printable ASCII
 
 
 class EngineRequest(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A prompt that fits the context window, and everything that shapes its completion."""
+    """A prompt that fits the context window, and everything else about its completion."""
 
     prompt_token_ids: tuple[int, ...]
-    max_tokens: int  # prompt and completion together fit the context window; 0: only the prompt is computed
+    max_tokens: int  # fits the context window together with the prompt; 0: only the prompt is computed
     params: Params = field(default_factory=Params)
-    end_token_ids: tuple[int, ...] = ()  # end this completion beside the model's own end tokens
+    end_token_ids: tuple[int, ...] = ()  # end this completion, besides the model's own end tokens
     echo: tuple[bytes, ...] = ()  # the bytes of each prompt token in the echoed text; empty: no echo
-    structured_output: StructuredOutput | None = None  # of the request, or of its tools' calls
-    grammar_bytes: int = 0  # of memory that the structured output takes compiled; 0: not known
+    structured_output: StructuredOutput | None = None  # of the request, or of its tool calls
+    grammar_bytes: int = 0  # memory of the compiled structured output; 0: not known
     request_id: str = ""
 
 
 class RequestBatch(Struct, frozen=True):
-    """Frontend to tokenizer: requests whose outputs go to one output stream.
-
-    Each has a number of the sender's choice, by which the outputs name it.
-    """
+    """Frontend to tokenizer: requests of one output stream, each with a number that the sender chooses."""
 
     stream: str  # the key of the output stream
     items: Annotated[tuple[tuple[int, GenerationRequest], ...], Meta(max_length=MAX_BATCH_REQUESTS)]
 
 
 class EngineRequestBatch(Struct, frozen=True):
-    """Tokenizer to engine: the same requests, or the message of the error for which one was refused."""
+    """Tokenizer to engine: the same requests; a refused one is replaced by its error message."""
 
-    stream: str  # empty: the response to this batch is the output stream, and it has one item
+    stream: str  # empty: the response to this batch is the output stream, and the batch has one item
     items: Annotated[tuple[tuple[int, EngineRequest | str], ...], Meta(max_length=MAX_BATCH_REQUESTS)]
 
 
 class TokenizeRequest(Struct, frozen=True, omit_defaults=True):
-    """Frontend to tokenizer: only tokenize, and how."""
+    """Frontend to tokenizer: a prompt that is only tokenized."""
 
     prompt: Prompt
     add_special_tokens: bool = True  # of a text prompt
 
 
 class TokenizeAnswer(Struct, frozen=True):
-    """The tokens of a prompt."""
-
     token_ids: tuple[int, ...]
-    strings: tuple[str, ...]  # each token in the vocabulary's own form
+    strings: tuple[str, ...]  # each token as the vocabulary writes it

@@ -1,8 +1,7 @@
-"""The rules of a request, whichever way it came: ranges, roles, tools, and fields that need each other."""
+"""The rules of a request from any client: ranges, roles, tools, and fields that need each other."""
 
 from __future__ import annotations
 
-import functools
 import json
 import math
 from collections.abc import Collection
@@ -11,7 +10,6 @@ from typing import Any
 import msgspec
 
 from model_repository.contract.request import (
-    MAX_TOOLS_CHARS,
     ChatPrompt,
     GenerationRequest,
     OutputFormat,
@@ -23,10 +21,11 @@ from model_repository.contract.spec import TensorSpec, fields_of
 from model_repository.errors import InvalidRequest
 
 MAX_TOOLS = 128
+MAX_TOOLS_CHARS = 300_000  # of all tools together, as JSON: their schemas are read before the first token
 _MAX_REQUEST_ID_CHARS = 160
 
-# Those of OpenAI's API, and those that templates of Llama 3, Gemma and Granite know beside them. A template may build a
-# special token around a role, so it must be no text of a user's choice.
+# The roles of OpenAI's API, and of the templates of Llama 3, Gemma and Granite. A template may build a special token
+# around a role, so a user must not be able to choose its text.
 ROLES = (
     "system",
     "developer",
@@ -44,7 +43,7 @@ def check_request(request: GenerationRequest) -> None:
     """Check a request's values against their declarations, and against each other.
 
     Raises:
-        InvalidRequest: names the tensor of the value, and the rule.
+        InvalidRequest: names the tensor and the rule.
     """
     check_prompt(request.prompt)
     check_declared(request)
@@ -61,13 +60,13 @@ def check_request(request: GenerationRequest) -> None:
 
 
 def printable_id(request_id: str) -> str:
-    """Return a request's name for logs: in one line, and not longer than some names are."""
+    """Return a request's name for logs: one line of limited length."""
     shown = request_id[:_MAX_REQUEST_ID_CHARS]
     return shown if shown.isprintable() else ascii(shown)[:_MAX_REQUEST_ID_CHARS]
 
 
 def check_prompt(prompt: Prompt) -> None:
-    """Check the parts of a chat.
+    """Check the messages and tools of a chat.
 
     Raises:
         InvalidRequest: names the message or the tool, and the rule.
@@ -132,21 +131,15 @@ def _check_structured_output(params: Params) -> None:
         raise InvalidRequest(f"goes with {OutputFormat.JSON_SCHEMA} only", "guided_decoding_strict")
 
 
-@functools.cache
-def _defaults_of(message: type[msgspec.Struct]) -> dict[str, Any]:
-    return {field.name: field.default for field in msgspec.structs.fields(message)}
-
-
 def check_declared(message: msgspec.Struct) -> None:
-    """Check the fields that are not their defaults against their own declarations.
+    """Check the fields with other values than their defaults against their own declarations.
 
     Raises:
         InvalidRequest: names the tensor, the value and the rule.
     """
-    defaults = _defaults_of(type(message))
     for field in fields_of(type(message)):
         value = getattr(message, field.attribute)
-        if value is None or value == defaults[field.attribute]:
+        if value is None or value == field.default:
             continue
         if field.is_message:
             check_declared(value)

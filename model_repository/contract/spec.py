@@ -1,4 +1,4 @@
-"""How tensors are declared: a message's field says in its annotation which tensor carries it."""
+"""How tensors are declared: the annotation of a message's field names the tensor that carries it."""
 
 from __future__ import annotations
 
@@ -28,27 +28,27 @@ _DATATYPES = {bool: "BOOL", int: "INT32", float: "FP32"}
 class TensorSpec:
     """One tensor: `datatype` in KServe's words, `shape` with -1 for any length and without the batch dimension.
 
-    In the annotation of a field, an empty name, datatype or shape means: as the field's own name and type say.
+    In the annotation of a field, name, datatype and shape may be empty: they follow from the field's name and type.
     """
 
     name: str = ""
     datatype: str = ""
     shape: tuple[int, ...] = ()
     doc: str = ""
-    low: float | None = None  # the smallest number that is accepted
-    high: float | None = None  # the largest
+    low: float | None = None  # the smallest accepted number
+    high: float | None = None  # the largest accepted number
     is_low_open: bool = False  # `low` itself is refused
     max_items: int | None = None
     max_chars: int | None = None  # of each text
-    words: tuple[str, ...] = ()  # the only texts that are accepted; an empty text counts as not sent
+    words: tuple[str, ...] = ()  # the only accepted texts; an empty text counts as missing
     has_token_ids: bool = False  # its numbers are ids of the model's vocabulary
     is_json: bool = False  # one text carries the field, as JSON
     is_negated: bool = False  # true in the tensor means false in the field
-    neutral: tuple[Any, ...] | None = None  # no field: these values change nothing and are accepted, others are refused
+    neutral: tuple[Any, ...] | None = None  # for a tensor without a field: the only accepted values, without effect
 
     @property
     def dtype(self) -> Any:
-        """The numpy dtype of its elements; object (of bytes) for BYTES."""
+        """The numpy dtype of the elements; object (of bytes) for BYTES."""
         return _NUMPY_DTYPES[self.datatype]
 
 
@@ -58,22 +58,23 @@ class StageSpec:
 
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
-    is_decoupled: bool = False  # may answer a request any number of times, also not at all
-    max_batch_size: int = 1  # above 1: Triton hands over up to that many waiting requests at a time
+    is_decoupled: bool = False  # may answer a request any number of times, including zero
+    max_batch_size: int = 1  # above 1: the largest number of waiting requests that Triton passes at a time
 
 
 @dataclass(frozen=True, slots=True)
 class TensorField:
-    """A field of a message, and the tensors that carry it: two for a mapping, none for a message inside the message."""
+    """A field of a message with its tensors: two for a mapping, zero for a message inside the message."""
 
     attribute: str
-    kind: Any  # the field's type, or that of its elements or keys
+    kind: Any  # the field's type, or the type of its elements or keys
     is_list: bool
+    default: Any  # msgspec.NODEFAULT: no default, or a factory makes it
     specs: tuple[TensorSpec, ...]
 
     @property
     def is_message(self) -> bool:
-        """Whether its own fields say which tensors carry it."""
+        """Whether it is a message, whose own fields have tensors."""
         return not self.specs
 
 
@@ -81,27 +82,28 @@ class TensorField:
 def fields_of(message: type[msgspec.Struct]) -> tuple[TensorField, ...]:
     """Return the fields that tensors carry, in the order of their declaration."""
     fields = []
+    defaults = {field.name: field.default for field in msgspec.structs.fields(message)}
     for attribute, hint in get_type_hints(message, include_extras=True).items():
         kind, declared = _unwrapped(hint)
         is_list = get_origin(kind) is tuple or len(declared) > 1
         elements = get_args(kind) if is_list else (kind,)
-        # Of several tensors, those of a mapping carry its keys and its values; others say their own types.
+        # The two tensors of a mapping carry its keys and its values. Other groups of tensors declare their own types.
         kinds = elements if len(elements) == len(declared) else elements[:1] * len(declared)
         specs = tuple(_completed(*each, attribute, is_list) for each in zip(declared, kinds, strict=True))
         if specs or (isinstance(kind, type) and issubclass(kind, msgspec.Struct)):
-            fields.append(TensorField(attribute, elements[0], is_list, specs))
+            fields.append(TensorField(attribute, elements[0], is_list, defaults[attribute], specs))
     return tuple(fields)
 
 
 def specs_of(message: type[msgspec.Struct]) -> tuple[TensorSpec, ...]:
-    """Return the tensors that carry a message, those of the messages inside it among them."""
+    """Return the tensors that carry a message, including those of the messages inside it."""
     return tuple(
         spec for field in fields_of(message) for spec in (specs_of(field.kind) if field.is_message else field.specs)
     )
 
 
 def token_ids_of(message: msgspec.Struct) -> Iterator[tuple[str, Collection[int]]]:
-    """Yield the token ids in a message, those of a mapping's keys among them, with the names of their tensors."""
+    """Yield the token ids in a message, with the names of their tensors. For a mapping, the ids are its keys."""
     for field in fields_of(type(message)):
         value = getattr(message, field.attribute)
         if field.is_message and value is not None:
@@ -111,7 +113,7 @@ def token_ids_of(message: msgspec.Struct) -> Iterator[tuple[str, Collection[int]
 
 
 def _unwrapped(hint: Any) -> tuple[Any, list[TensorSpec]]:
-    """Return a hint's type without `Annotated` and `| None`, and the tensors in it."""
+    """Return a hint's type without `Annotated` and `| None`, and the tensors in its annotation."""
     declared: list[TensorSpec] = []
     if get_origin(hint) is Annotated:
         hint, *metadata = get_args(hint)

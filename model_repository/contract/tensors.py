@@ -1,7 +1,7 @@
-"""Every tensor of every stage, and how the stages are joined to ensembles.
+"""Every tensor of every stage, and the ensembles that join the stages.
 
-The public names are those of NVIDIA's TensorRT-LLM ensemble, so that its gRPC clients work unchanged; ours stand beside
-them. All shapes are without the batch dimension, which is always 1: a client sends [1, *shape].
+The public names are those of NVIDIA's TensorRT-LLM ensemble, so that its gRPC clients work unchanged, and our own. All
+shapes are without the batch dimension, which is always 1: a client sends [1, *shape].
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ from model_repository.contract.output import GenerationChunk
 from model_repository.contract.request import ChatPrompt, GenerationRequest, TextPrompt, TokenPrompt
 from model_repository.contract.spec import StageSpec, TensorSpec, specs_of
 
-MAX_TOKENIZER_BATCH = 8  # requests: together they cost a third less
+MAX_TOKENIZER_BATCH = 8  # requests: eight together cost a third less than eight alone
 
-# Environment variable with Triton's key. All control messages but `{}` and `{"cancel_key": str}` also need
-# `"key": str`, where Triton has a key.
+# Environment variable with Triton's key. If Triton has a key, all control messages except `{}` and
+# `{"cancel_key": str}` also need `"key": str`.
 KEY_VARIABLE = "CONCH_TRITON_KEY"
 CONTROL_MESSAGES = (
     '`{}`, `{"cancel_key": str}`, `{"fail": "running"}`, `{"fail": "streams"}`, `{"drain": bool}`, '
     '`{"load_adapter": str, "source": str}` or `{"unload_adapter": str}`'
 )
 
-# --- the public ensemble's inputs, all of which the tokenizer stage reads --------------------------------------------
-# Accepted from NVIDIA's clients: the answer is the same with and without them.
+# --- the public ensemble's inputs, all read by the tokenizer stage ----------------------------------------------------
+# Accepted from NVIDIA's clients: they do not change the answer.
 _WITHOUT_EFFECT = (
     TensorSpec("return_num_input_tokens", "BOOL", (1,), "accepted: the last response has it anyway"),
     TensorSpec("return_num_output_tokens", "BOOL", (1,), "accepted: the last response has it anyway"),
@@ -33,7 +33,7 @@ HONOURED_INPUTS = (
     *(spec for message in (TextPrompt, ChatPrompt, TokenPrompt, GenerationRequest) for spec in specs_of(message)),
     *_WITHOUT_EFFECT,
 )
-# Declared for NVIDIA's clients; only the values that change nothing are accepted.
+# Declared for NVIDIA's clients; only the values without effect are accepted.
 NEUTRAL_INPUTS = (
     TensorSpec("num_return_sequences", "INT32", (1,), neutral=(1,)),
     TensorSpec(
@@ -55,7 +55,7 @@ PUBLIC_INPUTS = HONOURED_INPUTS + NEUTRAL_INPUTS
 PUBLIC_OUTPUTS = specs_of(GenerationChunk)
 INPUTS = {spec.name: spec for spec in PUBLIC_INPUTS}
 
-# --- between frontend and stages: MessagePack of the message that is named -------------------------------------------
+# --- between frontend and stages: the named message, in MessagePack --------------------------------------------------
 # A response's cost grows with its number of tensors (about 25 us each), so each message is one tensor.
 REQUEST_BATCH = TensorSpec("request_batch", "BYTES", (1,), "RequestBatch, of contract/request.py")
 ENGINE_REQUESTS = TensorSpec("engine_requests", "BYTES", (1,), "tokenizer to engine: EngineRequestBatch")
@@ -77,8 +77,8 @@ STAGES = {
     # Decoupled so that a disconnect check can go unanswered: a client would see even an empty response.
     "detokenizer": StageSpec((OUTPUT_BATCH,), (*PUBLIC_OUTPUTS, CHUNK_BATCH), is_decoupled=True),
 }
-# The ensembles of a model: their stages in order, with the tensors that they map. The first one is public; a frontend
-# sends its requests to the second, and reads all their outputs from one call of the third.
+# The ensembles of a model: their stages in order, with the tensors that they map. The first one is public. A frontend
+# sends its requests to the second, and reads all outputs from one call of the third.
 REQUESTS, OUTPUTS = "requests", "outputs"
 ENSEMBLES = {
     "": {
@@ -100,11 +100,11 @@ ENSEMBLES = {
 _MODEL_ID = re.compile(r"[A-Za-z0-9](?:[\w.:-]*[A-Za-z0-9])?(?:/[A-Za-z0-9](?:[\w.:-]*[A-Za-z0-9])?)*", re.ASCII)
 
 
-def model_id_to_slug(model_id: str) -> str:
-    """Return the name of a model's public ensemble: a Triton name is a folder, so `/` becomes `--`.
+def model_id_to_ensemble(model_id: str) -> str:
+    """Return the name of a model's public ensemble. A Triton name is a folder's name, so `/` becomes `--`.
 
     Raises:
-        ValueError: the id holds something that would not come back unchanged.
+        ValueError: the id cannot be recovered from such a name.
     """
     if not _MODEL_ID.fullmatch(model_id) or "--" in model_id or "__" in model_id:
         rule = "letters, digits and `. : _ -` between them, parts separated by `/`; neither `--` nor `__`"
@@ -112,16 +112,15 @@ def model_id_to_slug(model_id: str) -> str:
     return model_id.replace("/", "--")
 
 
-def slug_to_model_id(slug: str) -> str:
-    """Return the OpenAI model id of an ensemble's name."""
-    return slug.replace("--", "/")
+def ensemble_to_model_id(ensemble: str) -> str:
+    return ensemble.replace("--", "/")
 
 
-def stage_name(slug: str, stage: str) -> str:
-    """Return the Triton name of one stage, or of one ensemble, of a model; the public ensemble has the slug itself."""
-    return f"{slug}__{stage}" if stage else slug
+def stage_name(ensemble: str, stage: str) -> str:
+    """Return the Triton name of a stage or an ensemble of a model. The stage "" is the public ensemble."""
+    return f"{ensemble}__{stage}" if stage else ensemble
 
 
-def slug_of_stage(stage: str) -> str:
-    """Return the public ensemble's name of the Triton name of a stage or an ensemble."""
+def ensemble_of_stage(stage: str) -> str:
+    """Return the public ensemble of the Triton name of a stage or an ensemble."""
     return stage.partition("__")[0]

@@ -1,4 +1,4 @@
-"""Token ids to text by the byte table. Stateless: the engine cuts only where no character is open."""
+"""Token ids to text by the byte table. Stateless: the engine cuts only at the borders of characters."""
 
 from __future__ import annotations
 
@@ -23,14 +23,13 @@ from model_repository.errors import InvalidRequest
 
 @dataclass(frozen=True, slots=True)
 class Decoding:
-    """What a tokenizer.json says of decoding that is not in the byte table."""
+    """The parts of tokenizer.json that decoding needs beside the byte table."""
 
     special_tokens: Mapping[int, bytes]  # the strings of added tokens by id
-    num_stripped_spaces: int = 0  # left out at the start of a text, at most
+    num_stripped_spaces: int = 0  # the largest number of spaces removed from the start of a text
 
     @classmethod
     def load(cls, tokenizer_json: Path) -> Decoding:
-        """Read it."""
         description = json.loads(tokenizer_json.read_text(encoding="utf-8"))
         special_tokens = {token["id"]: token["content"].encode() for token in description.get("added_tokens", ())}
         match description.get("decoder"):
@@ -44,13 +43,12 @@ class Detokenizer:
 
     Args:
         byte_table: the bytes of each token id.
-        decoding: where the table has nothing, the special tokens' strings stand for the token among the most likely
-            ones, and in a text that is no completion. Only such a text has spaces stripped: a completion goes on
-            behind its prompt.
+        decoding: its strings show special tokens in lists of the most likely tokens, and in a text that is not a
+            completion. Only such a text loses leading spaces: a completion continues its prompt.
     """
 
     def __init__(self, byte_table: Sequence[bytes], decoding: Decoding) -> None:
-        # A mapping, unlike a list, takes no id below zero.
+        # Unlike a list, a mapping accepts no negative id.
         self._byte_table = dict(enumerate(byte_table))
         self._shown = self._byte_table | {
             token_id: shown for token_id, shown in decoding.special_tokens.items() if not self._byte_table.get(token_id)
@@ -58,12 +56,10 @@ class Detokenizer:
         self._num_stripped_spaces = decoding.num_stripped_spaces
 
     def chunks(self, batch: OutputBatch) -> ChunkBatch:
-        """Return the chunks of a batch's deltas; errors pass through.
-
-        U+FFFD stands only where the model's own bytes are not UTF-8.
+        """Return the chunks of a batch's deltas; errors pass through. U+FFFD replaces bytes that are not UTF-8.
 
         Raises:
-            InvalidRequest: an id is outside the vocabulary: only somebody who calls the stage directly can send one.
+            InvalidRequest: an id is outside the vocabulary; only a direct caller of the stage can send one.
         """
         try:
             return ChunkBatch(batch.serial, tuple((number, self._chunk(item)) for number, item in batch.items))
@@ -88,7 +84,7 @@ class Detokenizer:
         token_ids = echo_token_ids + delta.token_ids
         is_listed = details.has_token_ids or bool(details.logprobs)
         return GenerationChunk(
-            # Each decoded by itself: what is open at the end of the prompt is no part of the completion.
+            # Decoded one by one: an unfinished character at the end of the prompt is not part of the completion.
             text=_decode(details.echo) + text,
             token_ids=token_ids if is_listed else (),
             logprobs=self._logprobs(token_ids, (*details.echo, *pieces), details.logprobs),
@@ -126,11 +122,11 @@ def delta_to_chunk(delta: TokenDelta, byte_table: Mapping[int, bytes] | Sequence
 
 
 def _cut(pieces: list[bytes], num_bytes: int) -> list[bytes]:
-    """Take so many bytes from the end of what the tokens' bytes concatenate to."""
+    """Remove `num_bytes` bytes from the end of the concatenated pieces."""
     for index in range(len(pieces) - 1, -1, -1):
-        num_taken = min(num_bytes, len(pieces[index]))
-        pieces[index] = pieces[index][: len(pieces[index]) - num_taken]
-        num_bytes -= num_taken
+        num_cut = min(num_bytes, len(pieces[index]))
+        pieces[index] = pieces[index][: len(pieces[index]) - num_cut]
+        num_bytes -= num_cut
     return pieces
 
 

@@ -1,4 +1,4 @@
-"""Loads and unloads LoRA adapters while the engine runs, off its thread as far as that goes."""
+"""Loads and unloads LoRA adapters while the engine runs, most of it outside the engine's thread."""
 
 from __future__ import annotations
 
@@ -15,61 +15,47 @@ from model_repository.errors import EngineFailed, InvalidRequest, StageError, Un
 logger = logging.getLogger(__name__)
 
 
-class Asker(Protocol):
-    """Who asked for it."""
+class ReplyTo(Protocol):
+    """The request that ordered a load or an unload."""
 
-    def fail(self, error: Exception) -> None:
-        """Tell why it was not done."""
+    def fail(self, error: Exception) -> None: ...
 
 
 class AdapterControl:
-    """Carries out one order at a time, in a thread; an order that is carried out already is fine.
+    """Executes one order at a time, in a thread. An order without effect succeeds.
 
     Args:
-        engine: what the adapters are for.
-        root: where they come from; None: from nowhere.
+        root: the adapters' folder; None: nothing can be loaded.
     """
 
     def __init__(self, engine: Engine, root: AdapterRoot | None) -> None:
         self._engine = engine
         self._root = root
-        self._turn = threading.Lock()
+        self._lock = threading.Lock()
 
-    def load(self, name: str, source: str, done: Callable[[], None], asker: Asker) -> None:
-        """Load an adapter and offer it under a name. Its files are read and checked here, not on the engine's thread.
+    def load(self, name: str, source: str, done: Callable[[], None], reply_to: ReplyTo) -> None:
+        """Load an adapter and offer it under a name; `done` is called when requests can use it.
 
-        Args:
-            done: called when it can be used.
-            asker: told what is wrong instead.
+        Its files are read and checked outside the engine's thread.
         """
-        self._start(lambda root: self._load(root, name, source), done, asker)
+        self._start(lambda root: self._load(root, name, source), done, reply_to)
 
-    def unload(self, name: str, done: Callable[[], None], asker: Asker) -> None:
-        """Take an adapter from the next requests; those under way keep it.
+    def unload(self, name: str, done: Callable[[], None], reply_to: ReplyTo) -> None:
+        """Offer an adapter no more; `done` is called when new requests cannot use it. Running requests keep it."""
+        self._start(lambda root: self._unload(root, name), done, reply_to)
 
-        Args:
-            done: called when no request gets it any more.
-            asker: told what is wrong instead.
-        """
-        self._start(lambda root: self._unload(root, name), done, asker)
-
-    def _start(self, work: Callable[[AdapterRoot], None], done: Callable[[], None], asker: Asker) -> None:
-        """Do some work in a thread.
-
-        Raises:
-            Unsupported: there is no root.
-        """
+    def _start(self, work: Callable[[AdapterRoot], None], done: Callable[[], None], reply_to: ReplyTo) -> None:
         root = self._root
         if root is None:
             raise Unsupported("this model takes no adapters while it runs: it was rendered without --adapter-root")
 
         def run() -> None:
             try:
-                with self._turn:
+                with self._lock:
                     work(root)
                 done()
             except Exception as exc:
-                asker.fail(exc)
+                reply_to.fail(exc)
 
         threading.Thread(target=run, name="adapters", daemon=True).start()
 
@@ -86,7 +72,7 @@ class AdapterControl:
             raise InvalidRequest(f"{name!r}: {rule}", "name")
         self._engine.between_steps(lambda runtime: runtime.load_adapter(name, adapter)).result()
         try:
-            root.note(name, adapter)  # last: one whose load ends the process must not end the next one too
+            root.note(name, adapter)  # last: an adapter whose load kills the process must not kill the next one
         except EngineFailed:
             self._engine.between_steps(lambda runtime: runtime.unload_adapter(name)).result()
             raise
@@ -104,13 +90,13 @@ class AdapterControl:
 
 
 def restore_adapters(runtime: Runtime, root: AdapterRoot) -> None:
-    """Load what was loaded when the engine ended; what does not load any more is logged, and left out."""
+    """Load the adapters that were loaded when the engine ended. One that fails is logged and left out."""
     for name, source in root.noted():
         try:
             runtime.load_adapter(name, root.find(name, source))
         except StageError as exc:
             logger.error("the adapter %s does not load again: %s", name, exc.text)
-        except Exception:  # the model itself is well
+        except Exception:  # the model itself works
             logger.exception("the adapter %s does not load again", name)
         else:
             logger.info("loaded the adapter %s again, from %s", name, source)

@@ -1,4 +1,4 @@
-"""A LoRA adapter that was built for a model, in a folder of its own: what it says of itself, and whether that is so."""
+"""A LoRA adapter that was built for a model, in a folder of its own: its manifest, and the checks of it."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ from model_repository.errors import InvalidRequest
 
 MANIFEST = "adapter.json"
 FORMAT = 1  # of the folder's layout
-WEIGHTS = {"llama_cpp": "adapter.gguf", "tensorrt_llm": ""}  # what a runtime loads: a file of the folder, or all of it
+WEIGHTS = {"llama_cpp": "adapter.gguf", "tensorrt_llm": ""}  # the file that a runtime loads; empty: the whole folder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdapterManifest:
-    """What an adapter was built for, and the digests of its files; `build_engines` writes it."""
+    """The target of an adapter, and the digests of its files; `build_engines` writes it."""
 
     runtime: str
-    base: str  # of the model: another one where its weights are others
+    base: str  # identifies the weights of the model
     rank: int
-    modules: tuple[str, ...]  # that it changes, by the runtime's names, where models are built for some only
+    modules: tuple[str, ...]  # the changed modules, by the runtime's names; only for models built for certain modules
     files: dict[str, str]  # name to sha256
     format: int = FORMAT
 
     def save(self, folder: Path) -> None:
-        """Write it: the last file of a folder."""
+        """Write the manifest: the last file of a folder."""
         (folder / MANIFEST).write_text(json.dumps(dataclasses.asdict(self), indent=2) + "\n", encoding="utf-8")
 
     @classmethod
     def from_fields(cls, fields: Any) -> Self:
-        """Read what `save` wrote.
+        """Read the output of `save`.
 
         Raises:
-            ValueError: it is something else.
+            ValueError: the fields are something else.
         """
         if not isinstance(fields, dict) or fields.get("format") != FORMAT:
             raise ValueError(f"expected a JSON object of format {FORMAT}")
@@ -51,34 +51,31 @@ class AdapterManifest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Adapter:
-    """A LoRA adapter as a runtime takes it."""
+    """A LoRA adapter, ready for a runtime."""
 
     path: Path  # of the file or the folder that the runtime loads
-    key: str  # another one where the weights are others
+    key: str  # identifies the weights
     num_bytes: int
-    source: str = ""  # its folder, relative to the root of adapters; empty: it is part of the model's artifact
-    rank: int = 0  # 0: not known, of the artifact's own
-    modules: tuple[str, ...] = ()  # likewise
+    source: str = ""  # its folder, relative to the root of adapters; empty: part of the model's artifact
+    rank: int = 0  # 0: unknown, for adapters of the artifact
+    modules: tuple[str, ...] = ()  # empty: unknown, for adapters of the artifact
 
     @classmethod
     def of_artifact(cls, path: Path) -> Self:
-        """Return one that is part of an artifact, which was checked when it was built."""
+        """Return an adapter of an artifact, which was checked when it was built."""
         paths = path.iterdir() if path.is_dir() else [path]
         return cls(path=path, key=str(path), num_bytes=sum(each.stat().st_size for each in paths if each.is_file()))
 
 
 def read_adapter(folder: Path, source: str, *, runtime: str, base: str, max_rank: int) -> Adapter:
-    """Check an adapter's folder against the model that is served; all of its files are read.
+    """Check an adapter's folder against the served model; this reads all of its files.
 
     Args:
         folder: resolved.
-        source: what the caller calls it; errors show no other path.
-        runtime: the model's.
-        base: the model's.
-        max_rank: a larger one is refused.
+        source: the caller's name of the folder; errors show no other path.
 
     Raises:
-        InvalidRequest: names the rule that it breaks.
+        InvalidRequest: names the broken rule.
     """
     manifest = _read_manifest(folder, source)
     if manifest.runtime != runtime:
@@ -91,7 +88,7 @@ def read_adapter(folder: Path, source: str, *, runtime: str, base: str, max_rank
     for name, digest in manifest.files.items():
         path = folder / name
         if Path(name).name != name or path.is_symlink() or not path.is_file():
-            raise _refused(source, f"its file {name!r} is missing, or is none of this folder")
+            raise _refused(source, f"its file {name!r} is missing, or is not in this folder")
         num_bytes += path.stat().st_size
         with path.open("rb") as file:
             if hashlib.file_digest(file, "sha256").hexdigest() != digest:

@@ -1,4 +1,4 @@
-"""The folder from which adapters are loaded while the model runs, and what is noted there of those that are loaded."""
+"""The folder from which adapters are loaded while the model runs, with notes of the loaded ones."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from model_repository.contract.tensors import model_id_to_slug, slug_to_model_id
+from model_repository.contract.tensors import ensemble_to_model_id, model_id_to_ensemble
 from model_repository.engine.adapter_folder import Adapter, read_adapter
 from model_repository.errors import EngineFailed, InvalidRequest
 
@@ -22,26 +22,26 @@ NOTES = ".loaded"  # a folder below the root
 class AdapterRoot:
     """Finds adapters below one folder, and nowhere else.
 
-    Each adapter that is loaded is noted in a file of its own, so that the engine loads it again when it is started
-    again. Engines that share the folder, replicas of one model, share the notes: each of them is told the same.
+    A file of its own notes each loaded adapter, so that a restarted engine loads it again. Replicas of a model that
+    share the folder share the notes: each replica gets the same orders.
     """
 
     folder: Path
-    slug: str  # of the model
+    ensemble: str  # of the model
     runtime: str
     base: str  # of the model's weights
-    max_adapters: int  # loaded beside the artifact's own
+    max_adapters: int  # loaded besides those of the artifact
     max_rank: int
 
     @classmethod
     def from_parameters(cls, parameters: Mapping[str, str]) -> Self | None:
-        """Read it from the engine's config.pbtxt; None: the model was rendered without a root."""
+        """Read the engine's parameters; None: the model was rendered without a root."""
         if "adapter_root" not in parameters:
             return None
         given = json.loads(parameters["adapter_root"])
         return cls(
             folder=Path(given["folder"]),
-            slug=parameters["ensemble"],
+            ensemble=parameters["ensemble"],
             runtime=parameters["runtime"],
             base=given["base"],
             max_adapters=given["max_adapters"],
@@ -52,17 +52,17 @@ class AdapterRoot:
         """Return an adapter, checked against the model.
 
         Args:
-            name: by which clients will ask for it.
+            name: clients will request it by this name.
             source: its folder, relative to the root or absolute.
 
         Raises:
-            InvalidRequest: names the field, the value and the rule. What is outside is never looked at.
+            InvalidRequest: names the field, the value and the rule. Folders outside the root are never opened.
         """
         try:
-            model_id_to_slug(name)
+            model_id_to_ensemble(name)
         except ValueError as exc:
             raise InvalidRequest(str(exc), "name") from exc
-        if name == slug_to_model_id(self.slug):
+        if name == ensemble_to_model_id(self.ensemble):
             raise InvalidRequest(f"{name!r}: it is the model's own id", "name")
         folder = self._inside(source)
         relative = str(folder.relative_to(self.folder.resolve()))
@@ -87,10 +87,10 @@ class AdapterRoot:
             aside.replace(self._path_of(name))
         except OSError as exc:
             logger.error("%s cannot be written: %s", self._notes, exc)
-            raise EngineFailed("the root of adapters cannot be written, where it is noted what is loaded") from exc
+            raise EngineFailed("the root of adapters cannot be written: it has the notes of loaded adapters") from exc
 
     def forget(self, name: str) -> None:
-        """Note that an adapter is not loaded any more.
+        """Remove the note of an adapter.
 
         Raises:
             EngineFailed: the folder cannot be written.
@@ -99,10 +99,10 @@ class AdapterRoot:
             self._path_of(name).unlink(missing_ok=True)
         except OSError as exc:
             logger.error("%s cannot be written: %s", self._notes, exc)
-            raise EngineFailed("the root of adapters cannot be written, where it is noted what is loaded") from exc
+            raise EngineFailed("the root of adapters cannot be written: it has the notes of loaded adapters") from exc
 
     def noted(self) -> Iterator[tuple[str, str]]:
-        """Yield name and source of each adapter that is to be loaded; a note that cannot be read is logged."""
+        """Yield name and source of each noted adapter; an unreadable note is logged."""
         for path in sorted(self._notes.glob("*.json")):
             try:
                 note = json.loads(path.read_text(encoding="utf-8"))
@@ -112,17 +112,17 @@ class AdapterRoot:
 
     @property
     def _notes(self) -> Path:
-        return self.folder / NOTES / self.slug
+        return self.folder / NOTES / self.ensemble
 
     def _path_of(self, name: str) -> Path:
-        return self._notes / f"{model_id_to_slug(name)}.json"
+        return self._notes / f"{model_id_to_ensemble(name)}.json"
 
     def _inside(self, source: str) -> Path:
         """Return a folder below the root, symbolic links followed."""
         root = self.folder.resolve()
         try:
             folder = (root / source).resolve()
-        except (OSError, ValueError, RuntimeError):  # a null byte, a loop of links
+        except (OSError, ValueError, RuntimeError):  # a null byte, or a loop of links
             folder = root
         if folder == root or not folder.is_relative_to(root) or folder.is_relative_to(root / NOTES):
             raise InvalidRequest(f"{source!r}: must be a folder below the root of adapters", "source")

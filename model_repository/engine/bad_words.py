@@ -1,4 +1,4 @@
-"""Texts that a completion must not contain: which tokens would complete one."""
+"""Texts that a completion must not contain, and the tokens that would complete one of them."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ type TokenIds = NDArray[np.int64]
 
 
 class TokenIndex:
-    """A vocabulary's texts, arranged to be searched; one per engine, for one thread.
+    """A searchable vocabulary; one per engine, for one thread.
 
     Args:
-        byte_table: the bytes of each token, empty for one that is no text.
-        vocab_size: how many tokens the model has logits for.
+        byte_table: the bytes of each token, empty for a token without text.
+        vocab_size: the number of the model's logits.
     """
 
     def __init__(self, byte_table: Sequence[bytes], vocab_size: int) -> None:
@@ -38,7 +38,7 @@ class TokenIndex:
         return self._order[begin:end]
 
     def containing(self, text: bytes) -> TokenIds:
-        """Return the ids of the tokens that a text, not empty, stands in, int64 [num_found]."""
+        """Return the ids of the tokens that contain a text, int64 [num_found]. The text is not empty."""
         positions = np.flatnonzero(self._joined[: max(0, len(self._joined) - len(text) + 1)] == text[0])
         for offset in range(1, len(text)):
             positions = positions[self._joined[positions + offset] == text[offset]]
@@ -49,38 +49,40 @@ class TokenIndex:
 
 
 class BadWords(TokenConstraint):
-    """What bad words, and a guide beside them, make of the tokens taken so far.
+    """Keeps words out of a completion, besides a structured output.
 
-    A word is any text: it counts wherever it stands in the completion, also within a longer word and over the borders
-    of tokens. What the prompt ends with does not count.
+    A word is any text. It counts anywhere in the completion, also within a longer word and across tokens. The end of
+    the prompt does not count.
 
     Args:
-        words: none of them empty.
-        index: of the model's vocabulary.
-        guide: what else the completion must satisfy.
+        words: not empty.
     """
 
-    def __init__(self, words: Sequence[str], index: TokenIndex, guide: TokenConstraint | None = None) -> None:
+    def __init__(
+        self, words: Sequence[str], index: TokenIndex, structured_output: TokenConstraint | None = None
+    ) -> None:
         self._words = [word.encode() for word in words]
         self._index = index
-        self._guide = guide
-        self._tail = b""  # of the text, as much as may be the beginning of a word
+        self._structured_output = structured_output
+        self._tail = b""  # the end of the text that may be the beginning of a word
         self._num_kept = max(map(len, self._words)) - 1
-        self._has_no_word = np.ones(index.vocab_size, dtype=np.bool_)  # which tokens, by themselves
+        self._has_no_word = np.ones(index.vocab_size, dtype=np.bool_)  # by token
         for word in self._words:
             self._has_no_word[index.containing(word)] = False
 
-    def take(self, token_id: int) -> bool:
+    def accept_token(self, token_id: int) -> bool:
         text = self._tail + self._index.texts[token_id]
-        if any(word in text for word in self._words) or not (self._guide is None or self._guide.take(token_id)):
+        if any(word in text for word in self._words) or not (
+            self._structured_output is None or self._structured_output.accept_token(token_id)
+        ):
             return False
         self._tail = text[max(0, len(text) - self._num_kept) :]
         return True
 
     def allowed(self) -> NDArray[np.bool_]:
         allowed = self._has_no_word.copy()
-        if self._guide is not None:
-            allowed &= self._guide.allowed()
+        if self._structured_output is not None:
+            allowed &= self._structured_output.allowed()
         for word in self._words:
             for length in range(1, len(word)):
                 if self._tail.endswith(word[:length]):

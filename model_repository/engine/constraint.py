@@ -1,4 +1,4 @@
-"""Which tokens may come next, so that a completion satisfies its guide."""
+"""The state of a structured output: the tokens that may come next."""
 
 from __future__ import annotations
 
@@ -14,21 +14,20 @@ from numpy.typing import NDArray
 from model_repository.contract.request import StructuredOutput
 from model_repository.engine.token_constraint import TokenConstraint
 from model_repository.errors import InvalidRequest, Overloaded, TooManyGrammars
-from model_repository.guides.compilation import LIMITS, short_message
-from model_repository.guides.grammar import grammar_text
-from model_repository.guides.refusal import FIELD
+from model_repository.structured_output.compilation import LIMITS, short_message
+from model_repository.structured_output.grammar import grammar_text
+from model_repository.structured_output.refusal import FIELD
 
-MAX_BYTES = 128 << 20  # of all compiled guides, cached ones and those in use
-MAX_SENDER_BYTES = MAX_BYTES // 2  # of one sender's that are in use: two of the largest
+MAX_BYTES = 128 << 20  # of all compiled structured outputs, cached or in use
+MAX_SENDER_BYTES = MAX_BYTES // 2  # in use by one sender: two of the largest
 
 
-class CompiledGuide:
-    """A guide for one vocabulary, before the first token. It counts among the compiler's bytes while it is referred to.
+class CompiledGrammar:
+    """A structured output compiled for one vocabulary. The compiler counts its bytes while a reference to it exists.
 
     Args:
-        matcher: is copied, never used.
-        num_bytes: what it takes.
-        sender: who had it compiled.
+        matcher: copied for each use.
+        sender: the first sender that needed it.
     """
 
     def __init__(self, matcher: LLMatcher, num_bytes: int, sender: str) -> None:
@@ -38,13 +37,13 @@ class CompiledGuide:
 
 
 class ConstraintCompiler:
-    """Compiles guides for one vocabulary; one per engine, for any number of threads.
+    """Compiles structured outputs for one vocabulary; one per engine, for any number of threads.
 
     Args:
-        byte_table: the bytes of each token, empty for one that is no text and therefore never allowed; tokens of the
-            vocabulary that it does not reach are treated as such.
-        eos_token_ids: what may end a completion that is complete, and nothing else may they do.
-        vocab_size: how many tokens the model has logits for.
+        byte_table: the bytes of each token. A token without bytes, or beyond the table, has no text and is never
+            allowed.
+        eos_token_ids: may only end a completion that is complete.
+        vocab_size: the number of the model's logits.
     """
 
     def __init__(self, byte_table: Sequence[bytes], eos_token_ids: frozenset[int], vocab_size: int) -> None:
@@ -54,50 +53,52 @@ class ConstraintCompiler:
         self._tokenizer = LLTokenizer(
             TokenizerWrapper(vocabulary), n_vocab=len(vocabulary.tokens), eos_token=vocabulary.eos_token_ids
         )
-        self._known: weakref.WeakValueDictionary[StructuredOutput, CompiledGuide] = weakref.WeakValueDictionary()
-        # The last ones, whether in use or not.
-        self._cached: OrderedDict[StructuredOutput, CompiledGuide] = OrderedDict()
+        self._known: weakref.WeakValueDictionary[StructuredOutput, CompiledGrammar] = weakref.WeakValueDictionary()
+        # The most recent ones, in use or not.
+        self._cached: OrderedDict[StructuredOutput, CompiledGrammar] = OrderedDict()
         self._lock = threading.Lock()
 
     @property
     def num_bytes(self) -> int:
-        """How much memory the compiled guides take."""
+        """The memory of the compiled structured outputs."""
         return sum(compiled.num_bytes for compiled in list(self._known.values()))
 
-    def start(self, guide: StructuredOutput, sender: str = "", num_bytes: int = 0) -> Constraint:
-        """Return the guide's state before the first token. The tokenizer stage has checked the guide.
+    def start(self, structured_output: StructuredOutput, sender: str = "", num_bytes: int = 0) -> Constraint:
+        """Return the initial state of a structured output that the tokenizer stage has accepted.
 
         Args:
-            guide: the form of the completion.
-            sender: of the request.
-            num_bytes: the memory that the guide takes compiled, as the tokenizer stage has measured it.
+            num_bytes: its memory when compiled, measured by the tokenizer stage.
 
         Raises:
-            InvalidRequest: the guide is malformed, or too complex for this vocabulary.
-            Overloaded: the guides in use take all the memory there is for them.
-            TooManyGrammars: the sender's guides in use take a sender's part of it.
+            InvalidRequest: the structured output is malformed, or too complex for this vocabulary.
+            Overloaded: the structured outputs in use fill the memory for all senders.
+            TooManyGrammars: the sender's structured outputs in use fill the memory for one sender.
         """
         with self._lock:
-            compiled = self._known.get(guide)
+            compiled = self._known.get(structured_output)
             if compiled is None:
                 self._make_room(num_bytes, sender)
         if compiled is None:
-            compiled = CompiledGuide(self._compile(guide), num_bytes, sender)
+            compiled = CompiledGrammar(self._compile(structured_output), num_bytes, sender)
         with self._lock:
-            self._known[guide] = self._cached[guide] = compiled
-            self._cached.move_to_end(guide)
+            self._known[structured_output] = self._cached[structured_output] = compiled
+            self._cached.move_to_end(structured_output)
         return Constraint(compiled, self._eos_token_ids, self._vocab_size)
 
-    def _compile(self, guide: StructuredOutput) -> LLMatcher:
-        matcher = LLMatcher(self._tokenizer, grammar_text(guide), log_level=0, limits=LIMITS)
+    def _compile(self, structured_output: StructuredOutput) -> LLMatcher:
+        matcher = LLMatcher(self._tokenizer, grammar_text(structured_output), log_level=0, limits=LIMITS)
         if matcher.is_error():
             raise InvalidRequest(short_message(matcher.get_error()), FIELD)
         return matcher
 
     def _make_room(self, num_bytes: int, sender: str) -> None:
         while self._cached and self.num_bytes + num_bytes > MAX_BYTES - MAX_SENDER_BYTES:
-            self._cached.popitem(last=False)  # it goes on to count if it is in use
-        in_use = [compiled for guide, compiled in list(self._known.items()) if guide not in self._cached]
+            self._cached.popitem(last=False)  # still counted while it is in use
+        in_use = [
+            compiled
+            for structured_output, compiled in list(self._known.items())
+            if structured_output not in self._cached
+        ]
         if sum(each.num_bytes for each in in_use if each.sender == sender) + num_bytes > MAX_SENDER_BYTES:
             rule = f"the grammars of one sender that are in use may take {MAX_SENDER_BYTES >> 20} MiB"
             raise TooManyGrammars(rule)
@@ -106,27 +107,27 @@ class ConstraintCompiler:
 
 
 class Constraint(TokenConstraint):
-    """What a guide makes of the tokens taken so far."""
+    """The state of a structured output after the tokens so far."""
 
-    def __init__(self, compiled: CompiledGuide, eos_token_ids: frozenset[int], vocab_size: int) -> None:
-        self._compiled = compiled  # which counts while this is in use
+    def __init__(self, compiled: CompiledGrammar, eos_token_ids: frozenset[int], vocab_size: int) -> None:
+        self._compiled = compiled  # keeps it counted
         self._matcher = compiled.matcher.deep_copy()
         self._eos_token_ids = eos_token_ids
         self._vocab_size = vocab_size
         self._allowed: NDArray[np.bool_] | None = None  # bool [vocab_size], of the present state
         self._has_ended = False
 
-    def take(self, token_id: int) -> bool:
+    def accept_token(self, token_id: int) -> bool:
         if self._has_ended or not 0 <= token_id < self._vocab_size:
             return False
-        if token_id in self._eos_token_ids:  # llguidance no longer takes one where nothing else may follow
+        if token_id in self._eos_token_ids:  # llguidance refuses one at the end of a complete text
             self._has_ended = self._matcher.is_accepting()
             return self._has_ended
-        is_taken: bool = self._matcher.try_consume_tokens([token_id]) == 1
+        is_accepted: bool = self._matcher.try_consume_tokens([token_id]) == 1
         self._check()
-        if is_taken:
+        if is_accepted:
             self._allowed = None
-        return is_taken
+        return is_accepted
 
     def allowed(self) -> NDArray[np.bool_]:
         return np.zeros(self._vocab_size, dtype=np.bool_) if self._has_ended else self._mask()
@@ -147,7 +148,7 @@ class Constraint(TokenConstraint):
 
 
 class _Vocabulary:
-    """A vocabulary as llguidance wants to see it."""
+    """A vocabulary with the attributes that llguidance expects."""
 
     bos_token_id = None
 
@@ -163,6 +164,6 @@ class _Vocabulary:
         self._id_of_byte = {text[0]: i for i, text in enumerate(texts) if len(text) == 1}
 
     def __call__(self, text: bytes | str) -> list[int]:
-        """Return tokens of a text: any will do, for FREE_TOKENS keeps llguidance from forcing them."""
+        """Return any tokens of a text: FREE_TOKENS keeps llguidance from forcing them."""
         data = text if isinstance(text, bytes) else text.encode()
         return [self._id_of_byte[byte] for byte in data if byte in self._id_of_byte]

@@ -1,4 +1,4 @@
-"""The engine: one thread that owns a runtime; around it, whatever ends, shapes and sends a sequence."""
+"""The engine: one thread that owns a runtime, and ends, shapes and sends the sequences."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from model_repository.contract.request import EngineRequest, EngineRequestBatch
 from model_repository.contract.rules import check_declared
 from model_repository.engine import output_streams
 from model_repository.engine.adapter_folder import Adapter
-from model_repository.engine.early_cancels import EarlyCancels
+from model_repository.engine.counts import EngineCounts
 from model_repository.engine.emitter import Emitter
 from model_repository.engine.intake import Intake
 from model_repository.engine.output_streams import OutputResponder, OutputStream, OutputStreams
+from model_repository.engine.pending_cancels import PendingCancels
 from model_repository.engine.runtime import EngineConfig, Runtime, StepOutput
 from model_repository.engine.sequence import EngineSequence
-from model_repository.engine.tally import Tally
 from model_repository.engine.token_constraint import TokenConstraint
 from model_repository.errors import (
     EngineFailed,
@@ -37,7 +37,7 @@ from model_repository.errors import (
 
 logger = logging.getLogger(__name__)
 
-# A step that hangs must not keep the process from ending.
+# A hanging step must not keep the process alive.
 CLOSE_TIMEOUT_S = 5.0
 
 
@@ -47,10 +47,7 @@ class Engine:
     `submit`, `cancel_key`, `cancel_stream` and `stats` may be called from any thread and return at once.
 
     Args:
-        config: what the runtime was started with.
-        runtime: what produces tokens; the engine's thread owns it from here on.
-        byte_table: the bytes of each token id.
-        clock: monotonic seconds.
+        runtime: owned by the engine's thread from here on.
     """
 
     def __init__(
@@ -68,40 +65,39 @@ class Engine:
         self._emitter = emitter
         self._clock = clock
         self._epoch = secrets.randbits(48)
-        # No number comes again after a reload, when old ones may still be on their way through the other stages.
+        # A number is never reused after a reload: other stages may still process messages with old numbers.
         self._numbers = itertools.count(secrets.randbits(56) + 1)
         self._sequences: dict[int, EngineSequence] = {}
         self._numbers_by_key: dict[str, int] = {}
         self._streams = OutputStreams(self._cancel_stream, clock)
-        self._early_cancels = EarlyCancels(clock)
+        self._pending_cancels = PendingCancels(clock)
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._is_closing = False
-        self.is_draining = False  # any thread may say so; whatever comes is served all the same
+        self.is_draining = False  # set by any thread; new requests are still served
         self._step_started_s: float | None = None
-        self._tally = Tally()
+        self._counts = EngineCounts()
         self._intake = Intake(runtime, self._streams, self._numbers, start=self._start_sequence, post=self._post)
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
     def start(self) -> None:
-        """Start the engine's thread."""
         self._thread.start()
 
     def close(self) -> None:
-        """Stop the thread after the step in progress, fail what is running, and close the runtime."""
+        """Stop the thread after the step in progress, fail the running requests, and close the runtime."""
         self._is_closing = True
         self._intake.close()
         self._post(lambda: None)
         self._thread.join(CLOSE_TIMEOUT_S)
-        if self._thread.is_alive():  # the process ends without it
+        if self._thread.is_alive():  # the process ends without waiting for it
             logger.error("the step in progress did not end within %g s", CLOSE_TIMEOUT_S)
 
     # --- called from any thread ---------------------------------------------------------------------------------
 
     def submit(self, batch: EngineRequestBatch, responder: OutputResponder) -> None:
-        """Queue requests. Their outputs go to the stream that the batch names; without a name, to the responder.
+        """Queue requests. Their outputs go to the named stream, or to the responder if the batch names no stream.
 
         Raises:
-            EngineFailed: nobody is there to answer them.
+            EngineFailed: the engine's thread has ended.
         """
         self._check_alive()
         self._post(lambda: self._intake.receive(batch, responder))
@@ -110,34 +106,34 @@ class Engine:
         """Open an output stream for the requests that name this key; its first batch is empty.
 
         Raises:
-            EngineFailed: nobody is there to send anything.
+            EngineFailed: the engine's thread has ended.
         """
         self._check_alive()
         self._post(lambda: self._streams.open(next(self._numbers), key, responder))
 
     def cancel_key(self, key: str) -> None:
-        """Cancel the request with this cancel key, also when it arrives only later."""
+        """Cancel the request with this cancel key, even if it arrives later."""
         arrived_s = self._clock()
         self._post(lambda: self._cancel_key(key, arrived_s))
 
     def cancel_stream(self, number: int) -> None:
-        """End an output stream, by the number in its batches, and cancel its sequences: its reader is gone."""
+        """End the output stream with this number, and cancel its sequences: its client is gone."""
         arrived_s = self._clock()
         self._post(lambda: self._end_stream(number, arrived_s))
 
     def fail_running(self) -> None:
-        """End all that is running or waiting with an error: the model is being unloaded, and its time is up."""
+        """End all running and waiting requests with an error: the model is being unloaded, and the time is up."""
         self._post(lambda: self._fail_all(Unloading("the model is being unloaded")))
 
     def fail_streams(self) -> None:
-        """End the same and all output streams: a stage on their way has been unloaded."""
+        """End all requests and all output streams: a stage behind the engine has been unloaded."""
         self._post(self._fail_streams)
 
     def between_steps[Result](self, work: Callable[[Runtime], Result]) -> Future[Result]:
-        """Have the engine's thread do something to the runtime, between two steps.
+        """Run `work` on the runtime between two steps, in the engine's thread.
 
         Raises:
-            EngineFailed: its thread has ended.
+            EngineFailed: the thread has ended.
         """
         self._check_alive()
         future: Future[Result] = Future()
@@ -160,29 +156,29 @@ class Engine:
         return self._runtime.stats().adapters
 
     def stats(self) -> EngineStats:
-        """Return what the engine is doing now.
+        """Return the engine's current state.
 
         Raises:
-            EngineFailed: its thread has ended, or its runtime is broken, so it does nothing.
+            EngineFailed: the engine's thread has ended, or its runtime is broken.
         """
         self._check_alive()
-        held = self._runtime.stats()
+        runtime = self._runtime.stats()
         step_started_s = self._step_started_s
         return EngineStats(
             epoch=self._epoch,
-            num_active=held.num_active,
-            num_waiting=held.num_waiting,
-            num_cells_used=held.num_cells_used,
-            num_cells=held.num_cells,
+            num_active=runtime.num_active,
+            num_waiting=runtime.num_waiting,
+            num_kv_tokens_used=runtime.num_kv_tokens_used,
+            max_kv_tokens=runtime.max_kv_tokens,
             num_streams=len(self._streams),
             num_output_batches=self._streams.num_batches,
             num_output_items=self._streams.num_items,
             step_age_ms=0.0 if step_started_s is None else (self._clock() - step_started_s) * 1e3,
-            adapters={name: adapter.source for name, adapter in held.adapters.items()},
-            adapter_bytes=held.adapter_bytes,
-            num_unloading=self._num_unloading(held.adapters),
+            adapters={name: adapter.source for name, adapter in runtime.adapters.items()},
+            adapter_bytes=runtime.adapter_bytes,
+            num_unloading=self._num_unloading(runtime.adapters),
             is_draining=self.is_draining,
-            **dataclasses.asdict(self._tally),
+            **dataclasses.asdict(self._counts),
         )
 
     def _num_unloading(self, adapters: Mapping[str, Adapter]) -> int:
@@ -203,19 +199,19 @@ class Engine:
         try:
             while not self._is_closing:
                 try:
-                    self._take_turn()
-                except BaseException:  # a panic in Rust code is no Exception
-                    logger.exception("the engine's turn failed; every running request is ended")
+                    self._run_once()
+                except BaseException:  # a panic in Rust code is not an Exception
+                    logger.exception("the engine failed; every running request is ended")
                     self._fail_all(InternalError("the engine failed"))
             self._read_inbox(wait=False)
             closing = EngineFailed("the engine is shutting down")
             self._fail_all(closing)
             self._streams.fail(closing, closing)
-        finally:  # also where the thread dies: the memory is for the next engine
+        finally:  # even if the thread dies: the next engine needs the memory
             self._runtime.close()
 
-    def _take_turn(self) -> None:
-        """Handle what has arrived, step the runtime once, send the outputs that are due. Sleeps without work."""
+    def _run_once(self) -> None:
+        """Read the inbox, step the runtime once, and send the due outputs. Without work, sleep until a message."""
         self._read_inbox(wait=not self._runtime.has_work)
         self._streams.flush()  # refusals do not wait for a step
         if self._runtime.has_work:
@@ -223,7 +219,7 @@ class Engine:
                 self._record(output)
             self._collect_due()
         else:
-            self._step_started_s = None  # whatever was waited for is not wanted any more
+            self._step_started_s = None  # the requests of an unfinished step are cancelled
         self._streams.flush()
         self._streams.check_readers(
             lambda: {sequence.stream.number for sequence in self._sequences.values()}, is_draining=self.is_draining
@@ -232,8 +228,7 @@ class Engine:
     def _read_inbox(self, *, wait: bool) -> None:
         try:
             if wait:
-                # Sequences without work have sent everything: there is nothing to wake up for but the inbox, and
-                # streams whose readers may be gone.
+                # Without work all outputs are sent. Only messages and silent streams need the thread.
                 self._inbox.get(timeout=output_streams.CHECK_INTERVAL_S if self._streams else None)()
             while True:
                 self._inbox.get_nowait()()
@@ -249,52 +244,52 @@ class Engine:
             logger.exception("the runtime failed; every running request is ended")
             self._fail_all(error)
             return ()
-        if outputs is None:  # it goes on
+        if outputs is None:  # the step goes on
             return ()
         self._step_started_s = None
-        self._tally.step(outputs)
+        self._counts.step(outputs)
         return outputs
 
     def _record(self, output: StepOutput) -> None:
         sequence = self._sequences.get(output.sequence)
         if sequence is None or sequence.finish_reason is not None:
-            return  # a step brought more tokens than the sequence wanted
+            return  # the step drew more tokens than the sequence needed
         if output.error is not None:
             self._runtime.free(sequence.number)
             self._fail(sequence, output.error)
             return
-        sequence.take(output, self._clock())
+        sequence.add_output(output, self._clock())
         if sequence.finish_reason is not None:
-            self._runtime.free(sequence.number)  # its cells are free before its last text leaves
+            self._runtime.free(sequence.number)  # before the last text is sent
 
     def _collect_due(self) -> None:
-        """Move the tokens that leave now to their streams."""
-        waiting = [item for sequence in self._sequences.values() if (item := sequence.waiting()) is not None]
+        """Move the due tokens to their streams."""
+        waiting = [item for sequence in self._sequences.values() if (item := sequence.pending_output()) is not None]
         for key in self._emitter.due(waiting, self._clock()):
             sequence = self._sequences[key]
             delta = sequence.next_delta()
             if delta.finish_reason is not None:
                 self._forget(sequence)
-                self._tally.num_finished += 1
+                self._counts.num_finished += 1
                 logger.info("%s", sequence.outcome())
             sequence.stream.add(sequence.item, delta)
 
     def _start_sequence(
         self, stream: OutputStream, item: int, request: EngineRequest, constraint: TokenConstraint | None
     ) -> None:
-        """Queue a request at the runtime, unless it is cancelled already.
+        """Queue a request at the runtime, unless it is already cancelled.
 
         Raises:
-            StageError: it is refused.
+            StageError: the request is refused.
         """
         cancel_key = request.params.cancel_key
-        if not stream.is_open or self._early_cancels.take(cancel_key):
-            self._tally.num_cancelled += 1
+        if not stream.is_open or self._pending_cancels.pop(cancel_key):
+            self._counts.num_cancelled += 1
             stream.drop(item)
             return
         if cancel_key in self._numbers_by_key:
             raise InvalidRequest("it names another request, which has not ended yet", "cancel_key")
-        check_declared(request.params)  # somebody may have called this stage directly
+        check_declared(request.params)  # a client may call this stage directly
         self._check_room()
         sequence = EngineSequence(
             next(self._numbers),
@@ -312,26 +307,26 @@ class Engine:
         stream.announce(item)
 
     def _check_room(self) -> None:
-        held = self._runtime.stats()  # which counts as waiting whom its next step will let in
-        if held.num_active + held.num_waiting >= self._config.max_sequences + self._config.max_waiting:
+        runtime = self._runtime.stats()  # a request that the next step admits still counts as waiting
+        if runtime.num_active + runtime.num_waiting >= self._config.max_sequences + self._config.max_waiting:
             raise Overloaded(f"{self._config.max_waiting} requests are waiting already")
 
     def _cancel_key(self, key: str, arrived_s: float) -> None:
         if key in self._numbers_by_key:
             self._cancel(self._numbers_by_key[key], arrived_s)
         else:
-            self._early_cancels.add(key)
+            self._pending_cancels.add(key)
 
     def _cancel(self, number: int, arrived_s: float) -> None:
         sequence = self._sequences[number]
         self._runtime.free(number)
         self._forget(sequence)
-        self._tally.cancelled(self._clock() - arrived_s)
+        self._counts.cancelled(self._clock() - arrived_s)
         logger.info("%s", sequence.outcome())
         sequence.stream.drop(sequence.item)
 
     def _end_stream(self, number: int, arrived_s: float) -> None:
-        if number in self._streams:  # else it has ended meanwhile
+        if number in self._streams:  # else it has ended in the meantime
             self._streams.end(number, arrived_s)
 
     def _cancel_stream(self, number: int, arrived_s: float) -> None:
@@ -348,7 +343,7 @@ class Engine:
         for sequence in sequences:
             self._fail(sequence, error)
         self._streams.flush()
-        for sequence in sequences:  # last: the readers get the error even if a broken runtime cannot free
+        for sequence in sequences:  # last: clients get the error even if a broken runtime cannot free
             self._runtime.free(sequence.number)
 
     def _fail_streams(self) -> None:

@@ -29,14 +29,12 @@ _NUM_GRAMMAR_THREADS = 2
 
 
 class Intake:
-    """Belongs to the engine's thread, but for the threads of its own that compile grammars.
+    """Receives requests in the engine's thread, and compiles their grammars in threads of its own.
 
     Args:
         runtime: compiles the constraints.
-        streams: the engine's output streams.
-        numbers: names for new streams.
         start: queues a request at the runtime; may raise a StageError.
-        post: has the engine's thread call a function, from any thread.
+        post: has the engine's thread call a function; callable from any thread.
     """
 
     def __init__(
@@ -57,7 +55,7 @@ class Intake:
         self._is_closing = False
 
     def receive(self, batch: EngineRequestBatch, responder: OutputResponder) -> None:
-        """Start the requests of a batch, once their grammars are compiled, or have their stream say why not."""
+        """Start the requests of a batch, once their grammars are compiled, or fail them on their stream."""
         try:
             stream = self._stream_of(batch, responder)
         except StageError as error:
@@ -75,16 +73,16 @@ class Intake:
                 self._compile(stream, item, request)
 
     def close(self) -> None:
-        """End the threads, from any thread; grammars that wait are not compiled any more."""
+        """End the grammar threads, from any thread; waiting grammars are dropped."""
         self._is_closing = True
         self._grammar_threads.close()
 
     def _stream_of(self, batch: EngineRequestBatch, responder: OutputResponder) -> OutputStream:
-        """Return the output stream of a batch, or, for a batch that names no stream, a stream to the responder itself.
+        """Return the stream that a batch names; without a name, a stream to the responder itself.
 
         Raises:
-            OutputStreamNotOpen: there is no stream of that name.
-            InvalidRequest: the batch has several requests and no stream.
+            OutputStreamNotOpen: the named stream does not exist.
+            InvalidRequest: the batch has several requests and names no stream.
         """
         if batch.stream:
             stream = self._streams.find(batch.stream)
@@ -98,7 +96,7 @@ class Intake:
         return self._streams.open_single(next(self._numbers), responder, has_cancel_key=has_key)
 
     def _compile(self, stream: OutputStream, item: int, request: EngineRequest) -> None:
-        """Have a thread compile the request's constraint, which may take long, and admit the request then."""
+        """Compile the request's constraint in a thread, and admit the request afterwards."""
         try:
             self._grammar_threads.submit(request.params.sender, lambda: self._prepare(stream, item, request))
         except StageError as error:
@@ -109,7 +107,7 @@ class Intake:
             stream.num_preparing += 1
 
     def _prepare(self, stream: OutputStream, item: int, request: EngineRequest) -> None:
-        """Compile a request's constraint. No sequence waits for the thread of this."""
+        """Compile a request's constraint, in a thread for which no sequence waits."""
         prepared: TokenConstraint | StageError | None
         try:
             if self._is_closing:
@@ -139,10 +137,10 @@ class Intake:
         except StageError as error:
             self._refuse(stream, item, request, error)
         except BaseException:  # a panic in Rust code too
-            logger.exception("the runtime did not take a request request_id=%s", request.request_id)
+            logger.exception("the runtime failed on a new request request_id=%s", request.request_id)
             stream.fail(item, InternalError())
 
     def _refuse(self, stream: OutputStream, item: int, request: EngineRequest, error: StageError) -> None:
-        if not stream.is_single:  # else its responder logs the refusal
+        if not stream.is_single:  # a single request's responder logs the refusal
             stage_error(error, request.request_id)
         stream.fail(item, error)

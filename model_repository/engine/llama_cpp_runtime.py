@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 
-# How often OpenMP's threads look for work before they sleep, read as the library loads. They wait for each other a
-# hundred times in a step, for microseconds: asleep they would take longer to wake up than to compute. So many looks
-# are half a millisecond at most; thirty times as many, as is usual, take the cores from Triton and the frontend.
+# The number of times that OpenMP's threads poll for work before they sleep, read as the library loads. The threads wait
+# for each other a hundred times in a step, for microseconds: to wake up takes longer than to compute. This number is at
+# most half a millisecond; the usual one, thirty times as large, takes the cores from Triton and the frontend.
 if "OMP_WAIT_POLICY" not in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
@@ -24,46 +24,41 @@ from model_repository.contract.output import DrawnLogprob
 from model_repository.contract.request import EngineRequest
 from model_repository.cores import num_physical_cores
 from model_repository.engine.adapter_folder import Adapter
-from model_repository.engine.allowed_tokens import AllowedTokenIds
 from model_repository.engine.bad_words import BadWords, TokenIndex
 from model_repository.engine.constraint import ConstraintCompiler
 from model_repository.engine.llama_cpp_adapters import LlamaCppAdapters
-from model_repository.engine.llama_cpp_lane import MAX_STEP_TOKENS, Lane
+from model_repository.engine.llama_cpp_context import MAX_STEP_TOKENS, Context
 from model_repository.engine.llama_cpp_sampler import TokenSampler
 from model_repository.engine.logprobs import token_logprob
+from model_repository.engine.queue_order import queue_order_s
 from model_repository.engine.request_checks import check_request
 from model_repository.engine.runtime import EngineConfig, RuntimeStats, StepOutput
 from model_repository.engine.scheduler import Chunk, Job
-from model_repository.engine.token_constraint import TokenConstraint
-from model_repository.engine.turns import turn_s
+from model_repository.engine.token_constraint import AllowedTokenIds, TokenConstraint
 from model_repository.errors import EngineFailed, InvalidRequest, StageError
 
-# A model of up to this size stays in the cores' caches: each core computes a batch of its own as fast as it can. Of a
-# larger one the weights come from memory, and all cores must use them while they are there.
-MAX_LANES_WEIGHTS_BYTES = 64 << 20
+# A model of up to this size fits the cores' caches, so each core computes a batch of its own at full speed. Larger
+# weights come from memory, and all cores should use them while they are in the cache.
+MAX_CACHED_WEIGHTS_BYTES = 64 << 20
 _GGML_TYPE_F32 = 0  # ggml.h: enum ggml_type
 _FLASH_ATTN_DISABLED = 0  # llama.h: enum llama_flash_attn_type
 
 
 @dataclass(slots=True)
 class _Sequence:
-    """What the runtime keeps of a request beside its cells."""
+    """A request's state in the runtime, besides its KV cache."""
 
     request: EngineRequest
     sampler: TokenSampler
-    lane: Lane | None = None  # None: it waits for one
-    prompt_logprobs: list[DrawnLogprob] = field(default_factory=list)  # of an echo, so far
+    context: Context | None = None  # None: it waits for a context
+    prompt_logprobs: list[DrawnLogprob] = field(default_factory=list)  # so far, for an echo
 
 
 class LlamaCppRuntime:
-    """Runs sequences on lanes: llama.cpp contexts of `context_window` cells for each sequence that runs in them.
+    """Runs sequences in llama.cpp contexts; each slot of a context holds up to `context_window` tokens.
 
-    A small model has a lane for each thread, since the threads of one lane wait for each other a hundred times in a
-    step: beside other processes they wait longer than they compute. A lane that has work alone gets all threads.
-
-    Args:
-        config: which model to load, and how.
-        byte_table: the bytes of each token id, for constraints.
+    A small model has a context for each thread: threads of one context wait for each other a hundred times in a step,
+    and beside other processes they wait longer than they compute. A context that is busy alone gets all threads.
 
     Raises:
         EngineFailed: the model or an adapter does not load.
@@ -72,17 +67,17 @@ class LlamaCppRuntime:
     def __init__(self, config: EngineConfig, byte_table: Sequence[bytes]) -> None:
         path = min(config.artifact_dir.glob("model*.gguf"), default=config.artifact_dir / "model.gguf")
         self._num_threads = config.num_threads or num_physical_cores()
-        num_slots_of_lanes = _share_out(config.max_sequences, _num_lanes(config, self._num_threads))
-        self._computed: queue.SimpleQueue[Lane] = queue.SimpleQueue()
-        self._lanes: list[Lane] = []
+        num_slots_of_contexts = _share_out(config.max_sequences, _num_contexts(config, self._num_threads))
+        self._computed: queue.SimpleQueue[Context] = queue.SimpleQueue()
+        self._contexts: list[Context] = []
         self._adapters = LlamaCppAdapters(config)
         llama.disable_logging()
         llama.ggml_backend_load_all()
         try:
             self._model = llama.LlamaModel(str(path), llama.LlamaModelParams())
-            for num_slots in num_slots_of_lanes:
+            for num_slots in num_slots_of_contexts:
                 params = _context_params(config, num_slots, self._num_threads)
-                self._lanes.append(Lane(self._model, params, self._adapters.weights, self._computed))
+                self._contexts.append(Context(self._model, params, self._adapters.weights, self._computed))
             for name, path in config.adapters.items():
                 self._adapters.add(self._model, name, Adapter.of_artifact(path))
         except (OSError, RuntimeError, ValueError, MemoryError) as exc:
@@ -92,13 +87,13 @@ class LlamaCppRuntime:
         self._constraints = ConstraintCompiler(byte_table, config.eos_token_ids, self._vocab_size)
         self._byte_table = byte_table
         self._sequences: dict[int, _Sequence] = {}
-        self._waiting: list[Job] = []  # for a place in a lane, by their turns
+        self._waiting: list[Job] = []  # for a place in a context, in queue order
 
     def prepare(self, request: EngineRequest) -> TokenConstraint | None:
-        """Compile what a completion must look like, and not contain; from any thread.
+        """Compile the constraints of a completion; from any thread.
 
         Raises:
-            StageError: the guide is malformed, or there is no room for it.
+            StageError: the structured output is malformed, or the memory for structured outputs is full.
         """
         params, output = request.params, request.structured_output
         constraint: TokenConstraint | None = None
@@ -128,114 +123,113 @@ class LlamaCppRuntime:
         )
         self._sequences[sequence] = _Sequence(request, sampler)
         is_scored = bool(request.echo) and request.params.num_logprobs is not None
-        # By its weights, not its name: what is loaded under a name later must not find the cells of what was before.
+        # Keyed by weights, not name: a new adapter of the same name must not reuse the old one's KV tokens.
         adapter = self._adapters.key_of(request.params.lora_name)
-        job = Job(sequence, request.prompt_token_ids, adapter, is_scored, turn_s(request, time.monotonic()))
-        insort(self._waiting, job, key=lambda item: item.turn_s)
+        job = Job(sequence, request.prompt_token_ids, adapter, is_scored, queue_order_s(request, time.monotonic()))
+        insort(self._waiting, job, key=lambda item: item.queue_order_s)
 
     @functools.cached_property
     def _token_index(self) -> TokenIndex:
-        """Made for the first request with bad words: most models never see one."""
+        """Built for the first request with bad words, which most models never get."""
         return TokenIndex(self._byte_table, self._vocab_size)
 
     def free(self, sequence: int) -> None:
-        """Forget a sequence; its slot is free for the lane's next step."""
+        """Forget a sequence; its slot is free for the context's next step."""
         freed = self._sequences.pop(sequence, None)
-        if freed is None or freed.lane is None:
+        if freed is None or freed.context is None:
             self._waiting = [job for job in self._waiting if job.sequence != sequence]
         else:
-            freed.lane.scheduler.free(sequence)
+            freed.context.scheduler.free(sequence)
 
     def step(self) -> Sequence[StepOutput]:
-        """Let every lane compute, and return what the first one that is ready has brought.
+        """Let every context compute, and return the outputs of the first finished one.
 
-        A lane's step is a token of each of its decoding sequences, and pieces of prompts beside them, under one
-        adapter.
+        A context's step has one token of each decoding sequence, and pieces of prompts, under one adapter.
 
         Raises:
             EngineFailed: llama.cpp failed; every sequence is lost.
         """
         self._assign()
-        lane = self._next_computed()
-        if lane is None:
+        context = self._next_computed()
+        if context is None:
             return []
         try:
-            return self._outputs(lane, lane.finish())
+            return self._outputs(context, context.finish())
         except (RuntimeError, ValueError) as exc:
             self._forget_all()
             raise EngineFailed(f"llama.cpp failed in a step: {exc}") from exc
 
     def _assign(self) -> None:
-        """Give each waiting sequence to a lane that has room: the idlest, of these the one that has most of its prompt.
+        """Give each waiting sequence to the idlest context with room. Of equals, most reusable KV tokens win.
 
-        A lane that is alone gets all: it knows better who can pass whom.
+        A single context gets all sequences: its own scheduler orders them better.
         """
         while self._waiting:
             job = self._waiting[0]
-            lanes = [lane for lane in self._lanes if lane.has_room or len(self._lanes) == 1]
-            if not lanes:
+            contexts = [context for context in self._contexts if context.has_room or len(self._contexts) == 1]
+            if not contexts:
                 return
-            lane = min(lanes, key=lambda lane: (lane.num_sequences, -lane.scheduler.num_reusable(job)))
-            lane.scheduler.submit(job)
-            self._sequences[job.sequence].lane = lane
+            context = min(contexts, key=lambda context: (context.num_sequences, -context.scheduler.num_reusable(job)))
+            context.scheduler.submit(job)
+            self._sequences[job.sequence].context = context
             del self._waiting[0]
 
-    def _next_computed(self) -> Lane | None:
-        """Start the lanes that are idle and have work; wait for the first one, or compute it here if it is the only."""
-        computing = [lane for lane in self._lanes if lane.is_computing]
-        prepared = [lane for lane in self._lanes if not lane.is_computing and lane.prepare()]
+    def _next_computed(self) -> Context | None:
+        """Start the idle contexts with work, and return the first to finish. A single busy context computes here."""
+        computing = [context for context in self._contexts if context.is_computing]
+        prepared = [context for context in self._contexts if not context.is_computing and context.prepare()]
         num_busy = len(computing) + len(prepared)
         if num_busy == 0:
             return None
         if not computing and len(prepared) == 1:
             prepared[0].compute(self._num_threads)
             return prepared[0]
-        for lane in prepared:
-            lane.start(max(1, self._num_threads // num_busy))
+        for context in prepared:
+            context.start(max(1, self._num_threads // num_busy))
         return self._computed.get()
 
-    def _outputs(self, lane: Lane, chunks: Sequence[Chunk]) -> list[StepOutput]:
+    def _outputs(self, context: Context, chunks: Sequence[Chunk]) -> list[StepOutput]:
         outputs, num_rows = [], 0
         for chunk in chunks:
             running, first_row = chunk.running, num_rows
             num_rows += len(chunk.token_ids)
             next_token_id: int | None = None
-            if running.job.sequence in self._sequences:  # not freed meanwhile
+            if running.job.sequence in self._sequences:  # else it was freed in the meantime
                 if running.job.is_scored and running.is_in_prefill:
-                    self._score(lane.context, chunk, first_row)
+                    self._score(context.llama_context, chunk, first_row)
                 if chunk.is_sampled:
-                    output = self._draw(lane.context, chunk, num_rows - 1)
+                    output = self._draw(context.llama_context, chunk, num_rows - 1)
                     next_token_id = output.token_id
                     outputs.append(output)
-            lane.scheduler.record(chunk, next_token_id)
+            context.scheduler.record(chunk, next_token_id)
         return outputs
 
     def _forget_all(self) -> None:
         self._sequences.clear()
         self._waiting.clear()
         self._let_finish()
-        for lane in self._lanes:
-            lane.scheduler.forget_all()
+        for context in self._contexts:
+            context.scheduler.forget_all()
 
     def _let_finish(self) -> None:
-        """Wait for the lanes that are computing; nobody wants what they bring."""
-        while any(lane.is_computing for lane in self._lanes):
+        """Wait for the computing contexts, and drop their results."""
+        while any(context.is_computing for context in self._contexts):
             with contextlib.suppress(RuntimeError, ValueError):
                 self._computed.get().finish()
 
     def _score(self, context: llama.LlamaContext, chunk: Chunk, first_row: int) -> None:
-        """Note the log probabilities of the prompt tokens that follow those of the chunk."""
+        """Record the log probabilities of the prompt tokens that follow the tokens of the chunk."""
         sequence = self._sequences[chunk.running.job.sequence]
         scores = sequence.prompt_logprobs
         if not scores:
-            scores.append(DrawnLogprob(None))  # nothing precedes the first token
+            scores.append(DrawnLogprob(None))  # the first token follows nothing
         begin = chunk.position + 1
         following = sequence.request.prompt_token_ids[begin : begin + len(chunk.token_ids)]
         for row, token_id in enumerate(following, first_row):
             scores.append(_logprob(context, row, token_id, sequence.request))
 
     def _draw(self, context: llama.LlamaContext, chunk: Chunk, row: int) -> StepOutput:
-        """Draw the next token of a chunk's sequence; what fails here fails this sequence only."""
+        """Draw the next token of a chunk's sequence; an error here fails only this sequence."""
         running = chunk.running
         number, sequence = running.job.sequence, self._sequences[running.job.sequence]
         token_id: int | None = None
@@ -257,75 +251,73 @@ class LlamaCppRuntime:
         )
 
     def load_adapter(self, name: str, adapter: Adapter) -> None:
-        """Load an adapter from a file, or take the weights that are still there from the last time.
+        """Load an adapter from a file, or reuse its weights if they are still in memory.
 
         Raises:
-            InvalidRequest: it does not fit the model, or too many were loaded since that was.
+            InvalidRequest: it does not fit the model, or too many were loaded since the model was loaded.
         """
         self._adapters.check_room(adapter)
-        self._let_lanes_rest()
+        self._wait_for_contexts()
         try:
             self._adapters.add(self._model, name, adapter)
         except (OSError, RuntimeError, ValueError, MemoryError) as exc:
             raise InvalidRequest(f"{adapter.source!r}: llama.cpp does not load it: {exc}", "source") from exc
 
     def unload_adapter(self, name: str) -> None:
-        """Offer an adapter no more; llama.cpp keeps its weights as long as the model."""
+        """Offer an adapter no more; llama.cpp keeps its weights with the model."""
         self._adapters.remove(name)
 
-    def _let_lanes_rest(self) -> None:
-        """Wait for the lanes that are computing, which read the model's list of adapters; the next steps take it up."""
-        for lane in [self._computed.get() for lane in self._lanes if lane.is_computing]:
-            self._computed.put(lane)
+    def _wait_for_contexts(self) -> None:
+        """Wait for the computing contexts: they read the model's list of adapters."""
+        for context in [self._computed.get() for context in self._contexts if context.is_computing]:
+            self._computed.put(context)
 
     def wake(self) -> None:
         """Do nothing: a step computes, it does not wait."""
 
     @property
     def has_work(self) -> bool:
-        """Whether any sequence is queued or running."""
         return bool(self._sequences)
 
     def stats(self) -> RuntimeStats:
-        """Return what it holds."""
-        schedulers = [lane.scheduler for lane in self._lanes]
+        schedulers = [context.scheduler for context in self._contexts]
         return RuntimeStats(
             num_active=sum(each.num_running for each in schedulers),
             num_waiting=sum(each.num_waiting for each in schedulers) + len(self._waiting),
-            num_cells_used=sum(each.num_cells_used for each in schedulers),
-            num_cells=self._config.context_window * self._config.max_sequences,
+            num_kv_tokens_used=sum(each.num_kv_tokens_used for each in schedulers),
+            max_kv_tokens=self._config.context_window * self._config.max_sequences,
             adapters=dict(self._adapters.by_name),
             adapter_bytes=self._adapters.num_bytes,
         )
 
     def close(self) -> None:
-        """Free the lanes, then the model and with it the adapters."""
+        """Free the contexts, then the model with its adapters."""
         self._sequences.clear()
         self._let_finish()
-        for lane in self._lanes:
-            lane.close()
+        for context in self._contexts:
+            context.close()
         self._model.close()
 
 
-def _num_lanes(config: EngineConfig, num_threads: int) -> int:
-    """Return how many lanes there shall be, by the model's size if its options do not say it.
+def _num_contexts(config: EngineConfig, num_threads: int) -> int:
+    """Return the number of contexts: the option's, or one that suits the model's size.
 
     Raises:
-        EngineFailed: they say it wrongly.
+        EngineFailed: the option is wrong.
     """
-    given = config.options.get("lanes")
+    given = config.options.get("contexts")
     if given is None:
         weights_bytes = sum(path.stat().st_size for path in config.artifact_dir.glob("*.gguf"))
-        return min(num_threads, config.max_sequences) if weights_bytes <= MAX_LANES_WEIGHTS_BYTES else 1
+        return min(num_threads, config.max_sequences) if weights_bytes <= MAX_CACHED_WEIGHTS_BYTES else 1
     if not given.isdecimal() or not 1 <= int(given) <= config.max_sequences:
         raise EngineFailed(
-            f"option lanes={given}: expected a whole number from 1 to {config.max_sequences}, the sequences"
+            f"option contexts={given}: expected a whole number from 1 to {config.max_sequences}, the sequences"
         )
     return int(given)
 
 
 def _share_out(count: int, num_parts: int) -> list[int]:
-    """Return parts that differ by one at most and add up."""
+    """Return parts of `count` that differ by at most one."""
     return [(count + part) // num_parts for part in range(num_parts)]
 
 
@@ -335,10 +327,10 @@ def _context_params(config: EngineConfig, num_slots: int, num_threads: int) -> l
     params.n_seq_max = num_slots
     params.n_batch = params.n_ubatch = MAX_STEP_TOKENS
     params.n_threads = params.n_threads_batch = num_threads
-    params.kv_unified = False  # a shared pool makes every sequence attend over all cells in use
+    params.kv_unified = False  # a shared pool would make every sequence attend over all KV tokens in use
     params.no_perf = True
     if config.precision == "f32":
-        # Flash attention sums in f16, whatever the cache holds: a text would depend on what it was batched with.
+        # Flash attention sums in f16, even with a cache in f32: a text would depend on the rest of its batch.
         params.type_k = params.type_v = _GGML_TYPE_F32
         params.flash_attn_type = _FLASH_ATTN_DISABLED
     return params

@@ -1,4 +1,4 @@
-"""How the llama.cpp runtime draws the tokens of one sequence: a chain of llama.cpp's own samplers."""
+"""Draws the tokens of one sequence in llama.cpp: a chain of llama.cpp's own samplers."""
 
 from __future__ import annotations
 
@@ -15,32 +15,28 @@ from model_repository.engine.request_checks import constraint_field
 from model_repository.engine.token_constraint import TokenConstraint
 from model_repository.errors import InvalidRequest
 
-_BAN_BIAS = -100.0  # merely added, it would leave a token possible where no other one is near
-_RANDOM_SEED = 0xFFFFFFFF  # llama.cpp takes this one as "draw a seed yourself"
+_BAN_BIAS = -100.0  # from here on a bias is a ban: a sum alone could leave the token possible
+_RANDOM_SEED = 0xFFFFFFFF  # llama.cpp replaces this seed by a random one
 
 type _Link = Callable[[llama.LlamaSampler], object]  # adds itself to a chain
 
 
 class TokenSampler:
-    """Draws one token after another, as a request asks.
+    """Draws the tokens of a request, one after another.
 
     The links of the chain: logit bias and bans; repetition penalty, over prompt and completion; frequency and presence
-    penalties, over the completion; temperature; top_k; top_p; min_p; the draw. Mirostat's link stands in place of the
-    last four. At temperature 0 the likeliest token after bias and penalties is taken. As in vLLM, what is truncated is
-    what bias, penalties and temperature have made.
+    penalties, over the completion; temperature; top_k; top_p; min_p; the draw. Mirostat's link replaces the last four.
+    At temperature 0 the likeliest token after bias and penalties wins. As in vLLM, top_k, top_p and min_p truncate the
+    distribution after bias, penalties and temperature.
 
-    Under a constraint a token is drawn freely first, and once more from the allowed tokens only if it is none of them:
-    most are, and to mask a vocabulary costs more than a draw. The second draw uses the next random number, so that an
-    allowed token of probability p comes with p + (1 - P) * p / P = p / P, where P is that of all allowed tokens: as if
-    it had been masked at once. Where top_k, top_p or min_p truncate, the free draw keeps what is allowed of the
-    truncated distribution, and the second one truncates what is allowed, as llama.cpp's own server does.
+    Under a constraint the first draw is free, and only a refused token is drawn again from the allowed tokens: most
+    tokens are allowed, and a mask costs more than a draw. The second draw uses the next random number. So an allowed
+    token of probability p comes with p + (1 - P) * p / P = p / P, where P is the sum over all allowed tokens: the same
+    as under a mask. With top_k, top_p or min_p the free draw keeps the allowed part of the truncated distribution, and
+    the second draw truncates the allowed tokens, as llama.cpp's own server does.
 
     Args:
-        request: what to draw by.
-        vocab_size: the number of tokens.
-        context_window: how many tokens the penalties look back.
-        eos_token_ids: the model's own end tokens.
-        constraint: what the completion must look like, and not contain.
+        context_window: the number of tokens that penalties consider.
     """
 
     def __init__(
@@ -56,7 +52,7 @@ class TokenSampler:
         self._vocab_size = vocab_size
         self._constraint = constraint
         self._constraint_field = constraint_field(request)
-        # A mirostat draw moves its estimate, also one that is thrown away.
+        # Every mirostat draw changes its estimate, so none may be discarded.
         self._may_draw_twice = sampling.mirostat is None
         self._banned = frozenset(item for item, bias in sampling.logit_bias.items() if bias <= _BAN_BIAS)
         self._biases = [item for item in sampling.logit_bias.items() if item[0] not in self._banned]
@@ -68,7 +64,7 @@ class TokenSampler:
         self._chain = self._build(self._banned_now())
         if sampling.repetition_penalty != 1.0:
             penalty = self._chain.chain_get(1)
-            for token_id in request.prompt_token_ids:  # it counts the prompt too, the next one does not
+            for token_id in request.prompt_token_ids:  # only this penalty counts the prompt
                 penalty.accept(token_id)
 
     def draw(self, context: llama.LlamaContext, row: int) -> int:
@@ -95,14 +91,14 @@ class TokenSampler:
         if self._may_draw_twice:
             trial = self._chain.clone()
             token_id = trial.sample(context, row)
-            if constraint.take(token_id):
+            if constraint.accept_token(token_id):
                 self._chain = trial
                 return token_id
-            # With the same random number again, the token beside the refused one would come too often.
+            # With the same random number, the neighbour of the refused token would come too often.
             _copy_link(trial, self._chain, len(self._links))
         masked = self._rebuilt([*self._banned_now(), *constraint.banned()])
         token_id = masked.sample(context, row)
-        if not constraint.take(token_id):
+        if not constraint.accept_token(token_id):
             text = "nothing can follow: it rules out every token, with bad_words, logit_bias or min_tokens"
             raise InvalidRequest(text, self._constraint_field)
         self._copy_state(masked, self._chain)
@@ -138,19 +134,19 @@ def _copy_link(source: llama.LlamaSampler, target: llama.LlamaSampler, index: in
 def _links(sampling: SamplingParams, vocab_size: int, context_window: int) -> Sequence[_Link]:
     """Return the links behind the biases."""
     links: list[_Link] = []
-    look_back, frequency, presence = (vocab_size, context_window), sampling.frequency_penalty, sampling.presence_penalty
+    scope, frequency, presence = (vocab_size, context_window), sampling.frequency_penalty, sampling.presence_penalty
     if sampling.repetition_penalty != 1.0:
-        links.append(methodcaller("add_penalties", *look_back, sampling.repetition_penalty, 0.0, 0.0))
+        links.append(methodcaller("add_penalties", *scope, sampling.repetition_penalty, 0.0, 0.0))
     if frequency or presence:
-        links.append(methodcaller("add_penalties", *look_back, 1.0, frequency, presence))
+        links.append(methodcaller("add_penalties", *scope, 1.0, frequency, presence))
     if sampling.temperature == 0.0:
         return [*links, methodcaller("add_greedy")]
     links.append(methodcaller("add_temp", sampling.temperature))
     seed = _fold_seed(sampling.seed)
-    if sampling.mirostat is not None:  # its target is in bits, as ours is
+    if sampling.mirostat is not None:  # llama.cpp's target is in bits, too
         mirostat = sampling.mirostat
         return [*links, methodcaller("add_mirostat_v2", seed, mirostat.target, mirostat.learning_rate)]
-    if sampling.top_k > 0:
+    if sampling.top_k:
         links.append(methodcaller("add_top_k", sampling.top_k))
     if sampling.top_p < 1.0:
         links.append(methodcaller("add_top_p", sampling.top_p, 1))
@@ -160,6 +156,6 @@ def _links(sampling: SamplingParams, vocab_size: int, context_window: int) -> Se
 
 
 def _fold_seed(seed: int) -> int:
-    """Return 32 bits of a 64-bit seed: llama.cpp takes no more. Nearby seeds come out far apart."""
+    """Return 32 bits of a 64-bit seed, for llama.cpp. Nearby seeds give distant results."""
     folded = int.from_bytes(hashlib.blake2b(seed.to_bytes(8, "little"), digest_size=4).digest(), "little")
     return 0 if folded == _RANDOM_SEED else folded

@@ -16,15 +16,15 @@ from model_repository.engine.runtime import RUNTIMES, EngineConfig, load_runtime
 from model_repository.errors import EngineFailed
 from model_repository.machine import read_machine, why_unfit
 
-# Of one core, however many there are: only one thread tells of tokens.
+# Of one core, on a machine of any size: a single thread sends tokens.
 MAX_SENDING_SHARE = 0.5
 
 
 def read_engine_config(parameters: Mapping[str, str]) -> EngineConfig:
-    """Return the engine's configuration; what is missing in the rendered file is a bug of render, so KeyError.
+    """Return the engine's configuration.
 
     Only `adapters` (JSON, name to path in the artifact), `adapter_root` (JSON, of an AdapterRoot) and `requires` (JSON,
-    of the machine) may be missing.
+    of the machine) may be missing. Another missing parameter is a bug of `render`: KeyError.
     """
     artifact_dir = Path(parameters["artifact_dir"])
     adapters: dict[str, str] = json.loads(parameters.get("adapters", "{}"))
@@ -49,10 +49,10 @@ def load_engine(parameters: Mapping[str, str]) -> Engine:
     """Load the model that the parameters name and return its engine, not started.
 
     Raises:
-        EngineFailed: it was built for another machine, or does not load.
+        EngineFailed: the model was built for another machine, or does not load.
     """
     config = read_engine_config(parameters)
-    # Before the runtime's own library is imported, which this machine may not have.
+    # Before the runtime's own library is imported: this machine may not have it.
     if config.requires and (reason := why_unfit(config.requires, read_machine())):
         raise EngineFailed(f"{config.artifact_dir}: {reason}")
     byte_table = load_byte_table(config.artifact_dir / FILE_NAME)
@@ -63,6 +63,6 @@ def load_engine(parameters: Mapping[str, str]) -> Engine:
 
 
 def make_emitter(config: EngineConfig, num_cores: int) -> Emitter:
-    """Return an emitter that leaves the runtime its cores."""
+    """Return an emitter that leaves enough of the cores to the runtime."""
     max_share = RUNTIMES[config.runtime].max_sending_share * num_cores
     return Emitter(max_share=min(max_share, MAX_SENDING_SHARE), max_wait_s=config.stream_interval_ms / 1e3)

@@ -1,4 +1,4 @@
-"""The output streams that are open at an engine: outputs are gathered, and leave as one batch for each reader."""
+"""The output streams of an engine: outputs are gathered, and each stream sends them as one batch."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from model_repository.errors import InvalidRequest, OutputStreamNotOpen, StageEr
 
 logger = logging.getLogger(__name__)
 
-# A stream that has sent nothing for so long is checked: its reader may be gone, and only the detokenizer can tell.
+# A stream that was silent for this time is checked: only the detokenizer can see that its client is gone.
 CHECK_INTERVAL_S = 1.0
-# The same for a single request without a cancel key: nothing else shows that its client is gone.
+# The same for a single request without a cancel key: no other sign shows that its client is gone.
 SINGLE_CHECK_INTERVAL_S = 0.1
-# A frontend's stream without sequences is ended after so long, and opened again when it is needed: Triton unloads no
-# model that has a request under way, so an open one would keep the old engine in memory beside the new one.
+# A frontend's stream without sequences ends after this time, and opens again on demand. Triton unloads no model with a
+# request in progress, so an open stream would keep the old engine in memory beside the new one.
 MAX_IDLE_S = 10.0
-# Each check is a response and costs as much: of single requests there is one in this time on average, ...
+# Each check costs as much as a response. Single requests get one check per gap on average, ...
 _CHECK_GAP_S = 0.02
-# ... and at most five at once after a step that took longer.
+# ... and at most five at once after a long step.
 _MAX_CHECKS_AT_ONCE = 5
 
 
@@ -31,26 +31,21 @@ class OutputResponder(Protocol):
 
     def send(self, batch: OutputBatch) -> None:
         """Send a batch; more may follow."""
-        ...
 
     def fail(self, error: StageError) -> None:
         """End the stream with an error; the last call."""
-        ...
 
     def close(self, batch: OutputBatch | None = None) -> None:
-        """End the stream, with a last batch or without; the last call."""
-        ...
+        """End the stream, with or without a last batch; the last call."""
 
 
 class OutputStream:
-    """The outputs that one reader gets, until the reader is gone.
+    """The outputs for one client, while it is connected.
 
     Args:
-        number: the engine's own name for it, no sequence's.
+        number: the engine's own name for it, different from all sequences' numbers.
         key: the name in requests; empty: the stream of a single request of the public ensemble.
-        responder: sends the batches.
-        now_s: when it was opened.
-        check_interval_s: silence after which it is checked whether the reader is still there.
+        check_interval_s: silence before a disconnect check.
     """
 
     def __init__(
@@ -64,14 +59,14 @@ class OutputStream:
         self.number = number
         self.key = key
         self.last_sent_s = now_s
-        self.last_item_s = now_s  # when the last batch left that was not empty
+        self.last_item_s = now_s  # when the last batch with items was sent
         self.check_interval_s = check_interval_s
         self.is_open = True
         self.num_preparing = 0  # requests that wait for their grammars
         self._responder = responder
         self._serial = 0
         self._items: list[tuple[int, TokenDelta | str]] = []
-        self._unannounced: set[int] = set()  # requests that no batch has mentioned yet
+        self._unannounced: set[int] = set()  # accepted requests without an output so far
 
     @property
     def is_single(self) -> bool:
@@ -80,21 +75,20 @@ class OutputStream:
 
     @property
     def has_items(self) -> bool:
-        """Whether something waits to be sent."""
         return bool(self._items)
 
     def announce(self, item: int) -> None:
-        """Have the next batch say, by a delta without tokens, that the engine has a request."""
+        """Have the next batch say, by a delta without tokens, that the engine has accepted a request."""
         if not self.is_single:
             self._unannounced.add(item)
 
     def add(self, item: int, delta: TokenDelta) -> None:
-        """Add a delta to the next batch, under the reader's number for its request."""
+        """Add a delta to the next batch, under the client's number for its request."""
         self._unannounced.discard(item)
         self._items.append((item, delta))
 
     def fail(self, item: int, error: StageError) -> None:
-        """Add the error of a request; the error of a single request ends its stream."""
+        """Add the error of a request. The error of a single request ends its stream."""
         if self.is_single:
             self.end(error)
         else:
@@ -102,7 +96,7 @@ class OutputStream:
             self._items.append((item, error.message()))
 
     def drop(self, item: int) -> None:
-        """Say nothing more of a request that was cancelled."""
+        """Send nothing more for a cancelled request."""
         self._unannounced.discard(item)
         if self.is_single:
             self.end()
@@ -126,10 +120,10 @@ class OutputStream:
         return len(items)
 
     def end(self, error: StageError | None = None) -> None:
-        """End it, with an error or without."""
+        """End the stream, with an error or without."""
         if self.is_open:
             self.is_open = False
-            with contextlib.suppress(Exception):  # the reader may be gone
+            with contextlib.suppress(Exception):  # the client may be gone
                 if error is None:
                     self._responder.close()
                 else:
@@ -140,13 +134,12 @@ class OutputStreams:
     """All output streams of an engine. They belong to the engine's thread.
 
     Args:
-        on_end: called with the number of a stream that has lost its reader, and the time of the loss.
-        clock: monotonic seconds.
+        on_end: called with the number of a stream that has lost its client, and the time of the loss.
     """
 
     def __init__(self, on_end: Callable[[int, float], None], clock: Callable[[], float]) -> None:
         self.num_batches = 0
-        self.num_items = 0  # items in them
+        self.num_items = 0  # in the batches
         self._on_end = on_end
         self._clock = clock
         self._streams: dict[int, OutputStream] = {}
@@ -160,10 +153,7 @@ class OutputStreams:
         return number in self._streams
 
     def open(self, number: int, key: str, responder: OutputResponder) -> None:
-        """Open a frontend's stream under this number, no sequence's, and send an empty batch to say so.
-
-        A key that is in use is the responder's error.
-        """
+        """Open a frontend's stream and send an empty batch. A key in use is an error for the responder."""
         stream = OutputStream(number, key, responder, self._clock())
         if key in self._by_key:
             stream.end(InvalidRequest("it names another stream, which has not ended yet", "open_stream"))
@@ -173,7 +163,7 @@ class OutputStreams:
 
     def open_single(self, number: int, responder: OutputResponder, *, has_cancel_key: bool) -> OutputStream:
         """Open the stream of a single request of the public ensemble."""
-        # Where somebody can cancel the request by its key, the checks only make up for a cancel that is lost.
+        # With a cancel key the checks only replace a lost cancel, so they can be rare.
         interval_s = 50 * SINGLE_CHECK_INTERVAL_S if has_cancel_key else SINGLE_CHECK_INTERVAL_S
         self._streams[number] = OutputStream(number, "", responder, self._clock(), interval_s)
         return self._streams[number]
@@ -189,7 +179,7 @@ class OutputStreams:
         return self._by_key[key]
 
     def flush(self) -> None:
-        """Send the outputs that have been gathered, and forget the streams that have ended."""
+        """Send the gathered outputs, and forget ended streams."""
         for stream in list(self._streams.values()):
             if stream.is_open and stream.has_items:
                 self._flush(stream)
@@ -197,11 +187,11 @@ class OutputStreams:
                 self._forget(stream)
 
     def check_readers(self, busy: Callable[[], Set[int]], *, is_draining: bool = False) -> None:
-        """Send an empty batch to streams that have been silent for a while, and end those that are of no use.
+        """Check the clients of silent streams by an empty batch, and end unused streams.
 
         Args:
-            busy: returns the numbers of the streams that have sequences.
-            is_draining: no more requests are expected, so that a silent stream without sequences is of no use.
+            busy: returns the numbers of the streams with sequences.
+            is_draining: no new requests are expected, so silent streams without sequences end at once.
         """
         now_s = self._clock()
         silences = [
@@ -225,14 +215,14 @@ class OutputStreams:
                 self.end(stream.number, now_s)
 
     def end(self, number: int, since_s: float) -> None:
-        """End a stream: its reader is gone, or it is of no use."""
+        """End a stream: its client is gone, or it is unused."""
         stream = self._streams[number]
         self._forget(stream)
         self._on_end(number, since_s)
         stream.end()
 
     def fail(self, error: StageError, single_error: StageError) -> None:
-        """End all of them with an error, those of single requests with another. Their sequences have ended already."""
+        """End all streams with an error, single requests with another one. Their sequences have already ended."""
         for stream in list(self._streams.values()):
             self._forget(stream)
             stream.end(single_error if stream.is_single else error)

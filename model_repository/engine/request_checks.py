@@ -1,4 +1,4 @@
-"""What every runtime with a vocabulary of its own refuses."""
+"""Checks of requests, for every runtime with a vocabulary of its own."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ from model_repository.errors import InvalidRequest, UnknownAdapter
 
 
 def check_request(request: EngineRequest, vocab_size: int, adapters: Collection[str]) -> None:
-    """Refuse tokens that are not there, for which a runtime may fail a whole batch, and unknown adapters.
+    """Refuse unknown tokens, which may fail a runtime's whole batch, and unknown adapters.
 
     Raises:
-        InvalidRequest: names the input, the value and what there is.
-        UnknownAdapter: likewise.
+        InvalidRequest, UnknownAdapter: names the input, the value and the accepted ones.
     """
     if not request.prompt_token_ids:
         raise InvalidRequest("the prompt must not be empty", "prompt_token_ids")
@@ -28,7 +27,7 @@ def check_request(request: EngineRequest, vocab_size: int, adapters: Collection[
 
 
 def constraint_field(request: EngineRequest) -> str:
-    """Return the input to name where nothing can follow: the first that restricts the tokens; empty without any."""
+    """Return the input to blame if no token can follow: the first one that restricts tokens; empty without any."""
     restricting = {
         "guided_decoding_guide": request.structured_output,
         "bad_words": request.params.bad_words,

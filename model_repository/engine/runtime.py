@@ -1,4 +1,4 @@
-"""The seam between the engine stage and what executes a model, and the table of what there is."""
+"""The seam between the engine stage and the library that executes a model, and the table of runtimes."""
 
 from __future__ import annotations
 
@@ -19,120 +19,108 @@ from model_repository.errors import StageError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
-    """What the engine stage is told by its config.pbtxt."""
+    """The engine stage's parameters in config.pbtxt."""
 
     runtime: str
     artifact_dir: Path
     context_window: int  # tokens of prompt and completion together
     eos_token_ids: frozenset[int]
     max_sequences: int = 16  # decoded in one step
-    max_waiting: int = 1024  # beyond it a request is refused
-    num_threads: int = 0  # 0: as many as the runtime finds good
-    stream_interval_ms: int = 40  # under load, a stream's tokens gather for so long at most
+    max_waiting: int = 1024  # further requests are refused
+    num_threads: int = 0  # 0: the runtime chooses
+    stream_interval_ms: int = 40  # under load, the longest wait of a stream's tokens
     precision: str = "f16"  # of matrices and KV cache
     options: Mapping[str, str] = field(default_factory=dict)  # the runtime's own
     adapters: Mapping[str, Path] = field(default_factory=dict)  # LoRA adapters in the artifact, by name
-    adapter_root: AdapterRoot | None = None  # of adapters that are loaded later; None: there will be none
-    requires: Mapping[str, str] = field(default_factory=dict)  # of the machine, for what was compiled for one
+    adapter_root: AdapterRoot | None = None  # of adapters that are loaded later; None: no adapter can be loaded
+    requires: Mapping[str, str] = field(default_factory=dict)  # properties of the machine, for compiled models
 
 
 @dataclass(frozen=True, slots=True)
 class StepOutput:
-    """What a step did for one sequence: its next token, or why there is none.
+    """The result of a step for one sequence: its next token, or the reason for its absence.
 
-    Without a token and without an error nothing more is drawn: `max_tokens` is 0, or the runtime's own limit is
-    reached. Either way there is nothing more to come, and the sequence only waits to be freed.
+    Without a token and without an error the sequence is complete: `max_tokens` is 0, or the runtime's own limit is
+    reached. After an error or a missing token the sequence only waits to be freed.
     """
 
     sequence: int
     token_id: int | None = None
-    num_cached_tokens: int = 0  # of the prompt, those whose KV cache cells were reused
-    logprob: DrawnLogprob | None = None  # of the token, where the request asks for it
-    prompt_logprobs: tuple[DrawnLogprob, ...] = ()  # once, of every prompt token, where an echo asks for them
-    error: StageError | None = None  # this sequence alone has failed
+    num_cached_tokens: int = 0  # prompt tokens with reused KV tokens
+    logprob: DrawnLogprob | None = None  # of the token, if requested
+    prompt_logprobs: tuple[DrawnLogprob, ...] = ()  # once, of every prompt token, if an echo requests them
+    error: StageError | None = None  # only this sequence has failed
     scheduled_s: float | None = field(default=None, compare=False)  # when it left the runtime's queue, time.monotonic
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuntimeStats:
-    """What a runtime holds at the moment."""
+    """The current state of a runtime."""
 
     num_active: int
     num_waiting: int
-    num_cells_used: int
-    num_cells: int
+    num_kv_tokens_used: int
+    max_kv_tokens: int
     adapters: Mapping[str, Adapter] = field(default_factory=dict)  # that requests may name
-    adapter_bytes: int = 0  # of all that are in memory; what another process holds is not counted
+    adapter_bytes: int = 0  # of all adapters in this process's memory
 
 
 class Runtime(Protocol):
-    """Produces token ids. Everything that ends or shapes a text stands around it, the same for every runtime.
+    """Produces token ids. The engine ends and shapes texts around it, in the same way for every runtime.
 
-    One thread owns it and makes all calls, but `prepare`, `stats` and `wake`, which any thread may call.
+    One thread owns it and makes all calls. Only `prepare`, `stats` and `wake` may be called from any thread.
     """
 
     def prepare(self, request: EngineRequest) -> TokenConstraint | None:
-        """Do the part of a `submit` that takes long: compile what the completion must look like, and not contain.
+        """Do the slow part of a `submit`: compile the constraints of the completion.
 
         Raises:
-            StageError: the guide is malformed, or there is no room for it.
+            StageError: the structured output is malformed, or the memory for structured outputs is full.
         """
-        ...
 
     def submit(self, sequence: int, request: EngineRequest, constraint: TokenConstraint | None = None) -> None:
-        """Queue a request under a number that is not in use.
-
-        Args:
-            sequence: the number.
-            request: what to do.
-            constraint: what `prepare` returned for it.
+        """Queue a request under an unused number, with the constraint that `prepare` returned for it.
 
         Raises:
-            InvalidRequest: the runtime cannot honour it, and has not taken it.
-            EngineFailed: the runtime is broken and takes nothing any more.
+            InvalidRequest: the runtime cannot honour the request, and has not queued it.
+            EngineFailed: the runtime is broken and accepts nothing more.
         """
-        ...
 
     def free(self, sequence: int) -> None:
-        """Forget a sequence, finished or not, queued or running: its KV cache cells are free for others at return.
+        """Forget a sequence in any state. Its KV tokens are free when this returns.
 
-        A runtime whose cells another process owns frees them as soon as that one can.
+        If another process owns the KV cache, that process frees them as soon as it can.
         """
-        ...
 
     def step(self) -> Sequence[StepOutput] | None:
-        """Advance the sequences that can run; return their new tokens, in order. Empty while in prefill.
+        """Advance the runnable sequences and return their new tokens, in order. In prefill there are no tokens.
 
-        It draws no end token before a request's `min_tokens`: neither the model's own nor one of
-        `stop_token_ids` or `end_token_ids`. Tokens that follow the one that ends a sequence are passed over.
+        A runtime draws no end token before a request's `min_tokens`: neither the model's own nor one of
+        `stop_token_ids` or `end_token_ids`. It may draw more tokens after the one that ends a sequence.
 
         Returns:
-            None if it only waited, for what another process computes: that step still goes on.
+            None if another process is still computing the step.
 
         Raises:
-            EngineFailed: every sequence is lost, and the runtime has forgotten them. It takes new ones, unless it is
-                broken for good: then `submit` and `stats` raise the same.
+            EngineFailed: every sequence is lost and forgotten. The runtime accepts new ones, unless it is broken for
+                good: then `submit` and `stats` raise the same error.
         """
-        ...
 
     def load_adapter(self, name: str, adapter: Adapter) -> None:
-        """Load a LoRA adapter and offer it under a name that none has, to requests from now on.
+        """Load a LoRA adapter and offer it under an unused name.
 
         Raises:
-            InvalidRequest: it does not fit the model, or how that was started.
+            InvalidRequest: it does not fit the model, or the model's start options.
         """
-        ...
 
     def unload_adapter(self, name: str) -> None:
-        """Offer an adapter no more. Sequences under way keep it; what only they need is freed with the last of them.
+        """Offer an adapter no more. Running sequences keep it; its memory is freed with the last of them.
 
-        A runtime whose library cannot free it keeps it, counts it, and uses it again if it comes back.
+        A runtime that cannot free it keeps it, counts it, and reuses it when it is loaded again.
         """
-        ...
 
     def wake(self) -> None:
-        """Have a step that waits, or the next one that would, return at once: there is something else to do."""
-        ...
+        """Make the present or the next waiting step return at once."""
 
     @property
     def has_work(self) -> bool:
@@ -140,30 +128,28 @@ class Runtime(Protocol):
         ...
 
     def stats(self) -> RuntimeStats:
-        """Return what it holds.
+        """Return the current state.
 
         Raises:
-            EngineFailed: it is broken for good.
+            EngineFailed: the runtime is broken for good.
         """
-        ...
 
     def close(self) -> None:
         """Free everything."""
-        ...
 
 
 class UnknownRuntime(ValueError):
-    """The configuration names a runtime that does not exist."""
+    """The configuration names an unknown runtime."""
 
 
 @dataclass(frozen=True, slots=True)
 class RuntimeEntry:
-    """A runtime that there is: where its class is, what it can honour, and the options of its own that it takes.
+    """A known runtime: its class, its capabilities, and its own options.
 
-    `lost_with` says what an option, NAME=VALUE, takes from the capabilities.
+    `lost_with` names the capabilities that an option, NAME=VALUE, removes.
 
-    `max_sending_share` is of each core: so much of its time may go into telling of tokens (see `Emitter`). Where the
-    cores that tell also compute, whatever the one takes the other lacks.
+    `max_sending_share` is the share of each core's time for sending tokens (see `Emitter`). It is small if the sending
+    cores also compute.
     """
 
     target: str
@@ -173,7 +159,7 @@ class RuntimeEntry:
     lost_with: Mapping[str, frozenset[Capability]] = field(default_factory=dict)
 
     def capabilities_with(self, options: Mapping[str, str]) -> frozenset[Capability]:
-        """Return what a model with these options can honour."""
+        """Return the capabilities of a model with these options."""
         return self.capabilities.difference(
             *(self.lost_with.get(f"{name}={value}", ()) for name, value in options.items())
         )
@@ -183,10 +169,10 @@ RUNTIMES = {
     "llama_cpp": RuntimeEntry(
         "model_repository.engine.llama_cpp_runtime:LlamaCppRuntime",
         frozenset(Capability) - {Capability.IMAGES},
-        options=frozenset({"lanes"}),
+        options=frozenset({"contexts"}),
         max_sending_share=0.015,
     ),
-    # Its tokens are certain, so whatever is drawn from them is drawn as asked; nothing else would show.
+    # Its tokens are fixed, so every way of sampling gives the requested result. Other capabilities would not show.
     "synthetic": RuntimeEntry(
         "model_repository.engine.synthetic:SyntheticRuntime",
         frozenset({Capability.TEMPERATURE, Capability.TOP_P, Capability.TOP_K, Capability.MIN_P, Capability.SEED}),
@@ -222,14 +208,10 @@ RUNTIMES = {
 
 
 def load_runtime(config: EngineConfig, byte_table: Sequence[bytes]) -> Runtime:
-    """Import and start the runtime that the configuration names: a host without a GPU never imports tensorrt_llm.
-
-    Args:
-        config: what the runtime is started with.
-        byte_table: the bytes of each token id.
+    """Import and start the configured runtime: a host without a GPU never imports tensorrt_llm.
 
     Raises:
-        UnknownRuntime: there is none of that name.
+        UnknownRuntime: the configuration names another one.
     """
     if config.runtime not in RUNTIMES:
         raise UnknownRuntime(f"runtime {config.runtime!r}: expected one of {sorted(RUNTIMES)}")

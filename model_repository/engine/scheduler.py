@@ -1,8 +1,8 @@
-"""In-flight batching: who runs in the next step, in which slot of the KV cache, and what of it is there already.
+"""In-flight batching: chooses the sequences of the next step, their slots, and the KV tokens that they reuse.
 
-A slot is one sequence's share of the KV cache, `context_window` cells. A finished sequence leaves its cells in its
-slot until another one takes it, so that a prompt with the same beginning need not compute them again. Cells hold what
-the weights made of the tokens, so those computed under one LoRA adapter are of no use under another.
+A slot is one sequence's share of the KV cache: up to `context_window` tokens. The tokens of a finished sequence stay in
+its slot until another sequence needs it. A prompt with the same beginning reuses them. Tokens of one LoRA adapter are
+not reused under another.
 """
 
 from __future__ import annotations
@@ -14,38 +14,36 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from model_repository.engine.prefill_pace import PrefillPace
+from model_repository.engine.prefill_budget import PrefillBudget
 
-# Copying a prefix moves a whole slot; below so many tokens computing them again is as cheap.
+# Copying a prefix moves a whole slot: fewer tokens are computed again just as fast.
 MIN_COPIED_TOKENS = 32
 
 
 class KVCache(Protocol):
-    """The operations on a KV cache that scheduling needs."""
+    """The operations of a KV cache that scheduling needs."""
 
     def copy(self, source: int, target: int) -> None:
-        """Replace the target slot's cells by the source slot's."""
-        ...
+        """Replace the target slot's tokens by the source slot's."""
 
     def trim(self, slot: int, num_tokens: int) -> None:
-        """Keep the first cells of a slot and free the others."""
-        ...
+        """Keep the first tokens of a slot and free the others."""
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A sequence as it is submitted."""
+    """A submitted sequence."""
 
     sequence: int
     prompt: Sequence[int]
-    adapter: str = ""  # the key of the LoRA adapter that it runs under; empty: none
-    is_scored: bool = False  # the logits behind every prompt token are needed, so that each must be computed
-    turn_s: float = 0.0  # those that wait are ordered by it; of equals the first to come is first
+    adapter: str = ""  # the key of its LoRA adapter; empty: no adapter
+    is_scored: bool = False  # needs the logits of every prompt token, so each token must be computed
+    queue_order_s: float = 0.0  # the order of waiting sequences; of equals, the earlier one is first
 
     def num_reusable(self, token_ids: Sequence[int]) -> int:
-        """Return how many of these tokens, computed elsewhere, begin its prompt.
+        """Return how many of these computed tokens begin its prompt.
 
-        The last token of a prompt never counts: it is always computed, for its logits.
+        The last prompt token is always computed, for its logits, and never counts.
         """
         if self.is_scored:
             return 0
@@ -56,14 +54,14 @@ class Job:
 @dataclass(slots=True)
 class _Slot:
     index: int
-    cells: list[int] = field(default_factory=list)  # the token ids whose keys and values are in the cache
-    adapter: str = ""  # under which they were computed
-    sequence: int | None = None  # who runs in it
+    token_ids: list[int] = field(default_factory=list)  # the tokens in the KV cache
+    adapter: str = ""  # of these tokens
+    sequence: int | None = None  # the running sequence
     last_used: int = 0
 
     def num_reusable(self, job: Job) -> int:
-        """Return how many of its cells a sequence could reuse."""
-        return job.num_reusable(self.cells) if self.adapter == job.adapter else 0
+        """Return how many of its tokens a sequence could reuse."""
+        return job.num_reusable(self.token_ids) if self.adapter == job.adapter else 0
 
 
 @dataclass(slots=True)
@@ -74,7 +72,7 @@ class Running:
     slot: _Slot
     num_cached_tokens: int
     scheduled_s: float  # when it got the slot
-    next_token_id: int | None = None  # sampled, not computed yet; None while in prefill
+    next_token_id: int | None = None  # drawn, not computed yet; None while in prefill
 
     @property
     def is_in_prefill(self) -> bool:
@@ -83,12 +81,12 @@ class Running:
 
 
 @dataclass(slots=True)
-class _Waiting:
-    """A sequence that has no slot yet."""
+class _QueuedJob:
+    """A sequence without a slot."""
 
     job: Job
-    leader: Running | None = None  # who is computing a beginning of its prompt ...
-    num_shared: int = 0  # ... of so many tokens
+    leader: Running | None = None  # a sequence that is computing a beginning of its prompt ...
+    num_shared: int = 0  # ... with this number of tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,22 +96,20 @@ class Chunk:
     running: Running
     token_ids: Sequence[int]
     position: int  # of the first
-    is_sampled: bool  # whether the next token is drawn after the last of them
+    is_sampled: bool  # the next token is drawn after the last of them
 
 
 class Scheduler:
-    """Admits by turns, decodes every running sequence in every step, and fills up the step with prompts.
+    """Admits in queue order, decodes every running sequence in every step, and fills up the step with prompts.
 
-    A step computes sequences of one LoRA adapter only; the adapters in use take turns. A sequence whose prompt begins
-    like one that is being computed waits until that beginning can be copied, and lets others pass: the `n` completions
-    of one prompt compute it once.
+    A step computes sequences of one LoRA adapter; the adapters in use alternate. A sequence waits while another one is
+    computing the same beginning of a prompt, to copy it then, and lets others pass. So `n` completions of one prompt
+    compute it once.
 
     Args:
-        num_slots: sequences that can run at a time.
-        kv_cache: where their cells are.
-        max_step_tokens: tokens that one step may compute.
-        max_scored_tokens: tokens of scored prompts in one step: to read their logits costs more than to compute them.
-        pace: how many prompt tokens there are in a step in which others decode.
+        max_step_tokens: the largest number of tokens in a step.
+        max_scored_tokens: the same for tokens of scored prompts: to read their logits costs more than to compute them.
+        prefill_budget: limits prompt tokens in a step with decoding sequences.
     """
 
     def __init__(
@@ -123,26 +119,28 @@ class Scheduler:
         *,
         max_step_tokens: int = 512,
         max_scored_tokens: int = 64,
-        pace: PrefillPace | None = None,
+        prefill_budget: PrefillBudget | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._clock = clock
-        self.pace = pace or PrefillPace()  # told by whoever computes how long the steps took
+        self.prefill_budget = (
+            prefill_budget or PrefillBudget()
+        )  # the computing thread reports the steps' durations to it
         self._slots = [_Slot(index) for index in range(num_slots)]
         self._kv_cache = kv_cache
         self._max_step_tokens = max_step_tokens
         self._max_scored_tokens = max_scored_tokens
-        self._waiting: list[_Waiting] = []  # by their turns
+        self._waiting: list[_QueuedJob] = []  # in queue order
         self._running: dict[int, Running] = {}
         self._ticks = itertools.count(1)
         self._adapter = ""  # of the last step
 
     def submit(self, job: Job) -> None:
         """Queue a sequence."""
-        insort(self._waiting, _Waiting(job), key=lambda item: item.job.turn_s)
+        insort(self._waiting, _QueuedJob(job), key=lambda item: item.job.queue_order_s)
 
     def free(self, sequence: int) -> None:
-        """Take a sequence out, running or queued; its cells may be reused from now on."""
+        """Remove a running or queued sequence; its tokens may be reused from now on."""
         running = self._running.pop(sequence, None)
         if running is None:
             self._waiting = [item for item in self._waiting if item.job.sequence != sequence]
@@ -151,39 +149,39 @@ class Scheduler:
         running.slot.last_used = next(self._ticks)
 
     def forget_all(self) -> None:
-        """Take everything out, and count on nothing that is in the cache."""
+        """Remove all sequences, and all tokens of the KV cache."""
         self._waiting.clear()
         self._running.clear()
         for slot in self._slots:
             self._kv_cache.trim(slot.index, 0)
-            slot.cells, slot.sequence = [], None
+            slot.token_ids, slot.sequence = [], None
 
     def num_reusable(self, job: Job) -> int:
-        """Return how much of a sequence's prompt is in a slot already."""
+        """Return how much of a sequence's prompt is already in a slot."""
         return max(slot.num_reusable(job) for slot in self._slots)
 
     def next_step(self) -> list[Chunk]:
-        """Return what to compute now, all under one adapter.
+        """Return the chunks to compute now, all under one adapter.
 
-        The caller must compute it and call `record` for each, or `forget_all`.
+        The caller must compute them and call `record` for each, or `forget_all`.
         """
         self._admit()
         self._adapter = self._next_adapter()
         group = [running for running in self._running.values() if running.job.adapter == self._adapter]
         chunks = [
-            Chunk(running, (running.next_token_id,), len(running.slot.cells), is_sampled=True)
+            Chunk(running, (running.next_token_id,), len(running.slot.token_ids), is_sampled=True)
             for running in group
             if running.next_token_id is not None
         ]
         room = self._max_step_tokens - len(chunks)
         if any(not running.is_in_prefill for running in self._running.values()):
-            room = min(room, self.pace.max_tokens)
+            room = min(room, self.prefill_budget.max_tokens)
         chunks += self._prefill_chunks(group, room)
         return chunks
 
     def record(self, chunk: Chunk, next_token_id: int | None) -> None:
-        """Take note that a chunk is in the cache, and of the token drawn after it."""
-        chunk.running.slot.cells.extend(chunk.token_ids)
+        """Record that a chunk is in the KV cache, and the token drawn after it."""
+        chunk.running.slot.token_ids.extend(chunk.token_ids)
         chunk.running.next_token_id = next_token_id
 
     @property
@@ -197,14 +195,14 @@ class Scheduler:
         return len(self._running)
 
     @property
-    def num_cells_used(self) -> int:
-        """Cells of running sequences."""
-        return sum(len(slot.cells) for slot in self._slots if slot.sequence is not None)
+    def num_kv_tokens_used(self) -> int:
+        """KV tokens of running sequences."""
+        return sum(len(slot.token_ids) for slot in self._slots if slot.sequence is not None)
 
     def _prefill_chunks(self, group: Iterable[Running], room: int) -> Iterable[Chunk]:
         scored_room = self._max_scored_tokens
         for running in group:
-            job, position = running.job, len(running.slot.cells)
+            job, position = running.job, len(running.slot.token_ids)
             end = min(len(job.prompt), position + (min(room, scored_room) if job.is_scored else room))
             if running.is_in_prefill and position < end:
                 room -= end - position
@@ -212,32 +210,32 @@ class Scheduler:
                 yield Chunk(running, job.prompt[position:end], position, is_sampled=end == len(job.prompt))
 
     def _next_adapter(self) -> str:
-        """Return the adapter whose turn it is: the next one in use, in the order of their keys."""
+        """Return the next adapter in use, in the order of their keys."""
         adapters = sorted({running.job.adapter for running in self._running.values()})
         return next((adapter for adapter in adapters if adapter > self._adapter), adapters[0] if adapters else "")
 
     def _admit(self) -> None:
         if not self._waiting:
             return
-        waiting: list[_Waiting] = []
+        waiting: list[_QueuedJob] = []
         for item in self._waiting:
-            if len(self._running) == len(self._slots) or self._is_shared_prefix_on_its_way(item):
+            if len(self._running) == len(self._slots) or self._is_shared_prefix_in_prefill(item):
                 waiting.append(item)
             else:
-                slot = self._take_slot(item.job)
+                slot = self._claim_slot(item.job)
                 slot.sequence, slot.adapter = item.job.sequence, item.job.adapter
-                self._running[item.job.sequence] = Running(item.job, slot, len(slot.cells), self._clock())
+                self._running[item.job.sequence] = Running(item.job, slot, len(slot.token_ids), self._clock())
         self._waiting = waiting
 
-    def _is_shared_prefix_on_its_way(self, item: _Waiting) -> bool:
-        """Whether a running sequence will soon have computed more of the prompt than could be reused now.
+    def _is_shared_prefix_in_prefill(self, item: _QueuedJob) -> bool:
+        """Whether a running sequence will soon have computed more of the prompt than can be reused now.
 
-        Nobody waits for ever: who is waited for has a slot and is in prefill, and a further wait is for a longer
-        beginning. Prompts are compared once for each wait, since there may be many waiting.
+        No wait is endless: the leader has a slot and is in prefill, and each further wait is for a longer beginning.
+        Prompts are compared once for each wait, since many sequences may wait.
         """
         leader = item.leader
         if leader is not None and self._running.get(leader.job.sequence) is leader and leader.is_in_prefill:
-            return len(leader.slot.cells) < item.num_shared
+            return len(leader.slot.token_ids) < item.num_shared
         candidates = [
             running
             for running in self._running.values()
@@ -249,22 +247,22 @@ class Scheduler:
         item.num_shared = item.job.num_reusable(item.leader.job.prompt)
         return item.num_shared >= self.num_reusable(item.job) + MIN_COPIED_TOKENS
 
-    def _take_slot(self, job: Job) -> _Slot:
-        """Return a free slot whose cells are a beginning of the prompt, as long a one as is worth it."""
+    def _claim_slot(self, job: Job) -> _Slot:
+        """Return a free slot with the longest reusable beginning of the prompt, if the reuse pays."""
         common = {slot.index: slot.num_reusable(job) for slot in self._slots}
         free = [slot for slot in self._slots if slot.sequence is None]
-        # Reuse in place, unless it would throw away more than it keeps.
-        taken = max(free, key=lambda slot: common[slot.index])
-        if 2 * common[taken.index] < len(taken.cells):
-            taken = min(free, key=lambda slot: slot.last_used)
-        num_kept = common[taken.index]
+        # Reuse in place, unless that would discard more tokens than it keeps.
+        claimed = max(free, key=lambda slot: common[slot.index])
+        if 2 * common[claimed.index] < len(claimed.token_ids):
+            claimed = min(free, key=lambda slot: slot.last_used)
+        num_kept = common[claimed.index]
         source = max(self._slots, key=lambda slot: common[slot.index])
         if common[source.index] >= num_kept + MIN_COPIED_TOKENS:
             num_kept = common[source.index]
-            taken = min(free, key=lambda slot: (slot is source, slot.last_used))
-            if taken is not source:
-                self._kv_cache.copy(source.index, taken.index)
-                taken.cells = list(source.cells)
-        self._kv_cache.trim(taken.index, num_kept)
-        del taken.cells[num_kept:]
-        return taken
+            claimed = min(free, key=lambda slot: (slot is source, slot.last_used))
+            if claimed is not source:
+                self._kv_cache.copy(source.index, claimed.index)
+                claimed.token_ids = list(source.token_ids)
+        self._kv_cache.trim(claimed.index, num_kept)
+        del claimed.token_ids[num_kept:]
+        return claimed

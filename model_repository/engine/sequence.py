@@ -1,4 +1,4 @@
-"""One request inside the engine: what ends it, and what of it may leave."""
+"""One request inside the engine: its end, and the tokens that may be sent."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 from model_repository.contract.output import DeltaDetails, DrawnLogprob, FinishReason, Timing, TokenDelta, Usage
 from model_repository.contract.request import EngineRequest
-from model_repository.engine.emitter import Waiting
+from model_repository.engine.emitter import PendingOutput
 from model_repository.engine.output_streams import OutputStream
-from model_repository.engine.release_gate import ReleaseGate
 from model_repository.engine.runtime import StepOutput
+from model_repository.engine.stop_buffer import StopBuffer
 
 
 class EngineSequence:
@@ -18,12 +18,7 @@ class EngineSequence:
 
     Args:
         number: the engine's own name for it.
-        request: the request.
-        stream: gets its outputs.
-        item: the reader's number for it, on that stream.
-        byte_table: the bytes of each token id.
-        eos_token_ids: the model's own end tokens.
-        now_s: when it arrived.
+        item: the client's number for it, on that stream.
     """
 
     def __init__(
@@ -47,32 +42,32 @@ class EngineSequence:
         self.finish_reason: FinishReason | None = None
         self._stop_reason: str | int | None = None
         self._byte_table = byte_table
-        self._end_token_id: int | None = None  # drawn last and no text, for a request that lists its tokens
+        self._end_token_id: int | None = None  # the last token, if it is not text and the request lists its tokens
         self._eos_token_ids = frozenset() if request.params.ignore_eos else eos_token_ids.union(request.end_token_ids)
         self._stop_token_ids = frozenset(request.params.stop_token_ids)
-        self._gate = ReleaseGate(
+        self._stop_buffer = StopBuffer(
             byte_table,
             [stop.encode() for stop in request.params.stop],
             include_stop=request.params.include_stop,
             min_tokens=request.params.min_tokens,
         )
-        self._released: list[int] = []  # final, not sent yet
-        self._released_since_s = now_s
+        self._final_token_ids: list[int] = []  # not sent yet
+        self._final_since_s = now_s
         self._has_sent_token = False
         self._num_output_tokens = 0
         self._num_cached_tokens = 0
-        self._has_echo = bool(request.echo)  # still to be sent
-        self._has_prompt = self._has_echo or request.params.has_token_ids  # the prompt's token ids are still to be sent
+        self._has_echo = bool(request.echo)  # not sent yet
+        self._has_prompt = self._has_echo or request.params.has_token_ids  # the prompt's token ids are not sent yet
         self._prompt_logprobs: tuple[DrawnLogprob, ...] = ()
-        self._logprobs: deque[DrawnLogprob] = deque()  # of tokens not sent yet, held ones too
+        self._logprobs: deque[DrawnLogprob] = deque()  # of all tokens that are not sent yet
         self._cum_logprob = 0.0  # of the tokens sent
         self._lists_tokens = request.params.has_token_ids or request.params.num_logprobs is not None
         self._has_details = self._has_echo or self._lists_tokens
         interval_ms = request.params.stream_interval_ms
         self._max_wait_s = None if interval_ms is None else interval_ms / 1e3
 
-    def take(self, output: StepOutput, now_s: float) -> None:
-        """Take what a step did for it: count the token, let it through the gate, decide whether it is the last."""
+    def add_output(self, output: StepOutput, now_s: float) -> None:
+        """Add the result of a step: count its token, pass it to the stop buffer, and decide whether it is the last."""
         if self._first_output_s is None:
             self._first_output_s, self._scheduled_s = now_s, output.scheduled_s or self._arrived_s
         self._last_output_s = now_s
@@ -83,16 +78,16 @@ class EngineSequence:
             self._num_output_tokens += 1
             if output.logprob is not None:
                 self._logprobs.append(output.logprob)
-            self._take_token(output.token_id, now_s)
+            self._add_token(output.token_id, now_s)
         has_no_more = output.token_id is None or self._num_output_tokens >= self.request.max_tokens
         if self.finish_reason is None and has_no_more:
             self.finish_reason = FinishReason.LENGTH
-        if self.finish_reason is not None and self._gate.matched_stop is None:
-            self._hold(self._gate.finish(), now_s)
+        if self.finish_reason is not None and self._stop_buffer.matched_stop is None:
+            self._add_final(self._stop_buffer.finish(), now_s)
             if self._end_token_id is not None:
-                self._hold([self._end_token_id], now_s)
+                self._add_final([self._end_token_id], now_s)
 
-    def _take_token(self, token_id: int, now_s: float) -> None:
+    def _add_token(self, token_id: int, now_s: float) -> None:
         if token_id in self._eos_token_ids:
             self._end_at(token_id, None)
             return
@@ -101,29 +96,29 @@ class EngineSequence:
                 self._end_at(token_id, token_id)
                 return
             self.finish_reason, self._stop_reason = FinishReason.STOP, token_id
-        self._hold(self._gate.push(token_id), now_s)
-        if self._gate.matched_stop is not None:
-            self.finish_reason, self._stop_reason = FinishReason.STOP, self.request.params.stop[self._gate.matched_stop]
+        self._add_final(self._stop_buffer.push(token_id), now_s)
+        if (matched := self._stop_buffer.matched_stop) is not None:
+            self.finish_reason, self._stop_reason = FinishReason.STOP, self.request.params.stop[matched]
 
     def _end_at(self, token_id: int, stop_reason: int | None) -> None:
-        """End at a token that is no text. Who lists the tokens gets it all the same, as every other one drawn."""
+        """End at a token that adds no text. A request that lists its tokens gets it, too."""
         self.finish_reason, self._stop_reason = FinishReason.STOP, stop_reason
         if self._lists_tokens:
             self._end_token_id = token_id
 
-    def _hold(self, token_ids: list[int], now_s: float) -> None:
-        if token_ids and not self._released:
-            self._released_since_s = now_s
-        self._released += token_ids
+    def _add_final(self, token_ids: list[int], now_s: float) -> None:
+        if token_ids and not self._final_token_ids:
+            self._final_since_s = now_s
+        self._final_token_ids += token_ids
 
-    def waiting(self) -> Waiting | None:
-        """Return what may leave now, if there is something. Without streaming everything leaves in one response."""
+    def pending_output(self) -> PendingOutput | None:
+        """Return the output that may be sent now, if any. Without streaming everything is sent in one response."""
         is_last = self.finish_reason is not None
-        if not is_last and not (self.request.params.is_stream and (self._released or self._can_send_echo())):
+        if not is_last and not (self.request.params.is_stream and (self._final_token_ids or self._can_send_echo())):
             return None
-        return Waiting(
+        return PendingOutput(
             key=self.number,
-            since_s=self._released_since_s,
+            since_s=self._final_since_s,
             is_urgent=is_last or not self._has_sent_token,
             stream=self.stream.number,
             max_wait_s=self._max_wait_s,
@@ -133,7 +128,7 @@ class EngineSequence:
         return self._has_echo and (self.request.params.num_logprobs is None or bool(self._prompt_logprobs))
 
     def outcome(self) -> str:
-        """Return how it ended, for the log."""
+        """Return a line for the log: how the sequence ended."""
         times = self._timing() if self.finish_reason is not None else None
         waited_ms = 0.0 if times is None else (times.first_token_time_ns - times.arrival_time_ns) / 1e6
         return (
@@ -143,9 +138,9 @@ class EngineSequence:
         )
 
     def next_delta(self) -> TokenDelta:
-        """Return everything that may leave and has not left yet."""
+        """Return everything that may be sent and is not sent yet."""
         is_last = self.finish_reason is not None
-        token_ids, self._released = tuple(self._released), []
+        token_ids, self._final_token_ids = tuple(self._final_token_ids), []
         details = self._next_details(len(token_ids)) if self._has_details or is_last else None
         self._has_sent_token = self._has_sent_token or bool(token_ids)
         return TokenDelta(
@@ -159,7 +154,7 @@ class EngineSequence:
     def _num_cut_bytes(self) -> int:
         if self._end_token_id is not None:
             return len(self._byte_table[self._end_token_id])
-        return self._gate.num_cut_bytes
+        return self._stop_buffer.num_cut_bytes
 
     def _usage(self) -> Usage:
         return Usage(
@@ -180,7 +175,7 @@ class EngineSequence:
         )
 
     def _next_details(self, num_tokens: int) -> DeltaDetails | None:
-        """Return what else there is to say about the next tokens, if there is something."""
+        """Return the other facts about the next tokens, if any."""
         request, has_echo, has_logprobs = self.request, self._has_echo, self.request.params.num_logprobs is not None
         has_prompt = self._has_prompt
         logprobs = [self._logprobs.popleft() for _ in range(num_tokens)] if has_logprobs else []

@@ -1,4 +1,4 @@
-"""Deterministic tokens at a set pace, without weights: for benchmarks of all that is around the engine, and faults."""
+"""Deterministic tokens at a set pace, without weights: to benchmark the other components, and to test faults."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from dataclasses import dataclass
 
 from model_repository.contract.request import EngineRequest
 from model_repository.engine.adapter_folder import Adapter
+from model_repository.engine.queue_order import queue_order_s
 from model_repository.engine.runtime import EngineConfig, RuntimeStats, StepOutput
 from model_repository.engine.token_constraint import TokenConstraint
-from model_repository.engine.turns import turn_s
 from model_repository.errors import Unsupported
 
 
 @dataclass(frozen=True, slots=True)
-class _Waiting:
-    turn_s: float
+class _Queued:
+    queue_order_s: float
     sequence: int
     request: EngineRequest
 
@@ -25,21 +25,20 @@ class _Waiting:
 @dataclass(slots=True)
 class _Running:
     token_ids: Iterator[int]
-    num_cells: int  # prompt tokens and completion tokens so far
+    max_kv_tokens: int  # prompt tokens and completion tokens so far
     scheduled_s: float
-    num_unread: int  # prompt tokens
+    num_unread: int  # prompt tokens that are not read yet
 
 
 class SyntheticRuntime:
     """Emits the vocabulary's plain ASCII tokens in order, the same for every request, one per sequence and step.
 
-    Options: `itl_ms`, the time between two steps (default 0: as fast as it goes); `prefill_tokens`, how many of its
-    prompt's tokens a sequence reads in a step (default 0: all); `num_tokens`, after which the end-of-generation token
-    follows, but not before `min_tokens` (default 0: never, so `max_tokens` ends it).
+    Options: `itl_ms`, the time between two steps (default 0: no pause); `prefill_tokens`, the number of prompt tokens
+    that a sequence reads in a step (default 0: all); `num_tokens`, after which the end-of-generation token follows, but
+    not before `min_tokens` (default 0: never, so `max_tokens` ends it).
 
     Args:
-        config: `max_sequences` run at a time, the others wait for their turn.
-        byte_table: the bytes of each token id.
+        config: `max_sequences` run at a time, the others wait.
         sleep: waits for the rest of a step, in seconds.
     """
 
@@ -58,22 +57,20 @@ class SyntheticRuntime:
         self._max_sequences = config.max_sequences
         self._context_window = config.context_window
         self._text_token_ids = [index for index, item in enumerate(byte_table) if item.isascii() and item.isalpha()]
-        self._waiting: list[_Waiting] = []  # by their turns
+        self._waiting: list[_Queued] = []  # in queue order
         self._running: dict[int, _Running] = {}
         self._clock = clock
         self._sleep = sleep
         self._next_step_s = 0.0
 
     def prepare(self, request: EngineRequest) -> None:
-        """Do nothing: it has no guides."""
+        """Do nothing: there are no structured outputs."""
 
     def submit(self, sequence: int, request: EngineRequest, constraint: TokenConstraint | None = None) -> None:
-        """Queue a request."""
-        waiting = _Waiting(turn_s(request, self._clock()), sequence, request)
-        insort(self._waiting, waiting, key=lambda item: item.turn_s)
+        waiting = _Queued(queue_order_s(request, self._clock()), sequence, request)
+        insort(self._waiting, waiting, key=lambda item: item.queue_order_s)
 
     def free(self, sequence: int) -> None:
-        """Forget a sequence."""
         if self._running.pop(sequence, None) is None:
             self._waiting = [item for item in self._waiting if item.sequence != sequence]
 
@@ -92,7 +89,7 @@ class SyntheticRuntime:
             running.num_unread -= self._prefill_tokens
             if running.num_unread > 0:
                 continue
-            running.num_cells += 1
+            running.max_kv_tokens += 1
             outputs.append(StepOutput(sequence, next(running.token_ids, None), scheduled_s=running.scheduled_s))
         return outputs
 
@@ -107,30 +104,27 @@ class SyntheticRuntime:
                 yield token_id
 
     def load_adapter(self, name: str, adapter: Adapter) -> None:
-        """Refuse it."""
         raise Unsupported("the runtime synthetic takes no adapters")
 
     def unload_adapter(self, name: str) -> None:
-        """Do nothing: there is none."""
+        """Do nothing: nothing can be loaded."""
 
     def wake(self) -> None:
-        """Do nothing: a step is not put off."""
+        """Do nothing: a step does not wait for others."""
 
     @property
     def has_work(self) -> bool:
-        """Whether any sequence is queued or running."""
         return bool(self._running or self._waiting)
 
     def stats(self) -> RuntimeStats:
-        """Return what it holds; a cell is a token."""
+        """Return the KV tokens in use and at most; one generated token is one KV token."""
         return RuntimeStats(
             num_active=len(self._running),
             num_waiting=len(self._waiting),
-            num_cells_used=sum(running.num_cells for running in list(self._running.values())),
-            num_cells=self._max_sequences * self._context_window,
+            num_kv_tokens_used=sum(running.max_kv_tokens for running in list(self._running.values())),
+            max_kv_tokens=self._max_sequences * self._context_window,
         )
 
     def close(self) -> None:
-        """Forget everything."""
         self._running.clear()
         self._waiting.clear()

@@ -1,7 +1,7 @@
-"""Jinja's sandbox with bounds: what a chat template may take of time and memory, whoever wrote it.
+"""Jinja's sandbox with limits of time and memory for chat templates.
 
-The sandbox keeps a template from files, processes and Python's internals; this keeps it from filling the memory of its
-stage and from going on for ever. What templates of models do is orders of magnitude below each bound.
+Jinja's sandbox keeps a template from files, processes and Python's internals. This one also limits memory and time.
+Models' templates stay far below each limit.
 """
 
 from __future__ import annotations
@@ -22,16 +22,14 @@ from model_repository.tokenizer.result_sizes import size_of_call, size_of_filter
 MAX_SIZE = 2**25  # characters of a text, items of a list, bits of an integer
 MAX_RENDER_S = 10.0
 
-_STEP, _JOIN = "a further turn", "joined texts"  # filters of ours, which no template can spell
+_STEP, _JOIN = "a further turn", "joined texts"  # our own filters, with names that no template can write
 
 
 class BoundedSandbox(ImmutableSandboxedEnvironment):
-    """A sandbox whose templates raise SecurityError beyond a bound. `begin` comes before each rendering.
+    """A sandbox whose templates raise SecurityError beyond a limit. `begin` comes before each rendering.
 
     Args:
-        filters: in place of Jinja's, or besides.
-        clock: monotonic seconds.
-        options: Jinja's own.
+        filters: added to Jinja's, or in their place.
     """
 
     intercepted_binops = frozenset({"+", "*", "**", "%"})
@@ -46,13 +44,13 @@ class BoundedSandbox(ImmutableSandboxedEnvironment):
         super().__init__(**options)
         self._clock = clock
         self._rendering = threading.local()
-        del self.globals["lipsum"]  # words without end
+        del self.globals["lipsum"]  # it writes any number of words
         self.filters = {name: _bounded(name, function) for name, function in {**self.filters, **filters}.items()}
-        self.filters[_STEP] = pass_context(lambda context, nothing: self._step())  # without it, Jinja runs it once
+        self.filters[_STEP] = pass_context(lambda context, nothing: self._step())  # else Jinja runs it only once
         self.filters[_JOIN] = lambda parts: self.concat(map(str, parts))
 
     def from_string(self, source: str | nodes.Template, *arguments: Any, **options: Any) -> Any:
-        """Compile a template. Its loops and its `~` are rewritten: Jinja shows a sandbox only operators and calls."""
+        """Compile a template, with its loops and its `~` rewritten: Jinja shows a sandbox only operators and calls."""
         tree = self.parse(source) if isinstance(source, str) else source
         for loop in tree.find_all(nodes.For):
             loop.body.insert(0, nodes.ExprStmt(_filtered(nodes.Const(None), _STEP)).set_lineno(loop.lineno))
@@ -62,29 +60,29 @@ class BoundedSandbox(ImmutableSandboxedEnvironment):
         return super().from_string(tree, *arguments, **options)
 
     def begin(self) -> None:
-        """Give what this thread renders next its time."""
+        """Start the time limit of this thread's next rendering."""
         self._rendering.until_s = self._clock() + MAX_RENDER_S
 
     def concat(self, parts: Iterable[str]) -> str:
-        """Join what a template, a macro or a block has written."""
+        """Join the parts that a template, a macro or a block has written."""
         written = list(parts)
         _require_size(sum(map(len, written)))
         return "".join(written)
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        """Compute what does not become too large. It takes no step: only turns and calls come without end."""
+        """Compute an operation of limited size. It needs no step: only loops and calls can be endless."""
         if size_of_operation(operator, left, right) > MAX_SIZE:
             raise TooLarge()
         return self.binop_table[operator](left, right)
 
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
-        """Call what does not return too much."""
+        """Call a function with a result of limited size."""
         __self._step()
         _require_size(size_of_call(__obj, [*args, *kwargs.values()]))
         return super().call(__context, __obj, *args, **kwargs)
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
-        """Tell what a template may use; `translate` would put any text in place of a character."""
+        """Allow an attribute except `translate`, which replaces a character by a text of any length."""
         return attr != "translate" and super().is_safe_attribute(obj, attr, value)
 
     def _step(self) -> None:
@@ -97,10 +95,10 @@ def _filtered(expression: nodes.Expr, name: str) -> nodes.Filter:
 
 
 def _bounded(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a filter that refuses what would become too large."""
-    num_passed = int(hasattr(function, "jinja_pass_arg"))  # of Jinja's own, before the value
+    """Return a filter with results of limited size."""
+    num_passed = int(hasattr(function, "jinja_pass_arg"))  # Jinja's own arguments before the value
 
-    @functools.wraps(function)  # which keeps what Jinja has noted on it
+    @functools.wraps(function)  # keeps Jinja's notes on it
     def bounded(*arguments: Any, **named: Any) -> Any:
         value, *rest = arguments[num_passed:]
         value, size = size_of_filter(name, value, [*rest, *named.values()])
@@ -119,7 +117,5 @@ def _require_size(size: int) -> None:
 
 
 class TooLarge(SecurityError):
-    """A template makes something too large."""
-
     def __init__(self) -> None:
         super().__init__("it makes something too large")

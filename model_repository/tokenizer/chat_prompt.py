@@ -21,8 +21,6 @@ class ChatEncoder:
     """Renders and encodes conversations.
 
     Args:
-        files: the model's chat templates.
-        vocabulary: the model's.
         tool_call_format: its name in `tool_formats`.
     """
 
@@ -38,19 +36,14 @@ class ChatEncoder:
         self._has_system_role = self._template is not None and _renders_system_role(self._template)
 
     def encode(self, prompt: ChatPrompt, limit: TextLimit = lambda text, field: None) -> Sequence[int]:
-        """Return the conversation's token ids. Text inside it never becomes a special token.
-
-        Args:
-            prompt: the conversation.
-            limit: refuses a rendered text that is too long to be tokenized.
+        """Return the conversation's token ids. Its text never becomes a special token.
 
         Raises:
-            InvalidRequest: the model has no chat template, or it refuses the conversation, or the limit does.
+            InvalidRequest: the model has no chat template, or the template or the limit refuses the conversation.
         """
-        # Tools that may not be called are left out: what the model does not see it does not call.
-        tools = (
-            tools_for_template(prompt.tool_use.tools) if prompt.tool_use and prompt.tool_use.choice != "none" else []
-        )
+        # Tools that may not be called are left out, so that the model cannot call them.
+        tool_use = prompt.tool_use
+        tools = tools_for_template(tool_use.tools) if tool_use and tool_use.choice != "none" else []
         template = self._tool_template if tools else self._template
         if template is None:
             raise InvalidRequest("this model has no chat template: use a text prompt", "messages")
@@ -63,9 +56,8 @@ class ChatEncoder:
         if self._is_plain:
             messages = messages_with_plain_tools(messages, tools, has_system_role=self._has_system_role)
             tools = []
-        protected, mark = self._marked_text.protect(
-            {**prompt.template_kwargs, "messages": messages, "tools": tools or None}
-        )
+        variables = {**prompt.template_kwargs, "messages": messages, "tools": tools or None}
+        protected, mark = self._marked_text.protect(variables)
         try:
             if prompt.continue_final_message:
                 rendered = _render_up_to_last_content(template, protected)
@@ -81,7 +73,7 @@ class ChatEncoder:
 
 
 def tools_for_template(tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return OpenAI's tools as models know them: whether a schema is strict is no matter of theirs."""
+    """Return OpenAI's tools without `strict`, which models do not know."""
     return [
         {**tool, "function": {key: value for key, value in tool["function"].items() if key != "strict"}}
         for tool in tools
@@ -89,16 +81,16 @@ def tools_for_template(tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any
 
 
 def messages_for_template(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return OpenAI's messages as templates expect them: a call's arguments an object, content always a text.
+    """Return OpenAI's messages as templates expect them: a call's arguments are an object, content is always a text.
 
-    A client sends back what a model wrote, so arguments may be any text.
+    A client sends back a model's own output, so arguments may be any text.
 
     Raises:
         InvalidRequest: a tool call is malformed.
     """
     changed = []
     for index, message in enumerate(messages):
-        # As in vLLM, an empty text and not None: templates that know no tool calls would write "None".
+        # As in vLLM, an empty text and not None: templates without tool calls would write "None".
         kept = {name: value for name, value in message.items() if name != "tool_calls"}
         kept["content"] = message.get("content") or ""
         calls = message.get("tool_calls") or []
@@ -135,11 +127,11 @@ def _parsed_arguments(arguments: Any, path: str) -> dict[str, Any]:
 
 
 def _render_up_to_last_content(template: ChatTemplate, variables: Mapping[str, Any]) -> str:
-    """Render without what the template puts behind the last message's content.
+    """Render without the template's text behind the last message's content.
 
-    Source: continue_final_message in transformers' render_jinja_template, also for a template that strips the content.
+    Source: continue_final_message in transformers' render_jinja_template, including templates that strip the content.
     """
-    # The space tells whether the template did so.
+    # The space shows whether the template stripped the content.
     tag = secrets.token_hex()
     *others, last = variables["messages"]
     tagged = [*others, {**last, "content": f"{last['content']}{tag} "}]
@@ -153,16 +145,16 @@ def _render_up_to_last_content(template: ChatTemplate, variables: Mapping[str, A
 
 
 def _renders_system_role(template: ChatTemplate) -> bool:
-    said = secrets.token_hex()
-    messages = [{"role": "system", "content": said}, {"role": "user", "content": "a"}]
+    marker = secrets.token_hex()
+    messages = [{"role": "system", "content": marker}, {"role": "user", "content": "a"}]
     try:
-        return said in template.render({"messages": messages, "tools": None})
+        return marker in template.render({"messages": messages, "tools": None})
     except InvalidRequest:
         return False
 
 
 def _without_mark(text: str, mark: str | None) -> str:
-    # An exception's text may hold it as Python writes it.
+    # An exception's text may contain it as an escape.
     return text if mark is None else text.replace(mark, "").replace(ascii(mark)[1:-1], "")
 
 

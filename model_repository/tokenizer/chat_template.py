@@ -1,4 +1,4 @@
-"""The model's own chat template, sandboxed, rendered so that a user's text can be told from the template's markers."""
+"""The model's own chat template, in a sandbox."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from model_repository.tool_formats import RawArguments
 
 SPECIAL_TOKEN_NAMES = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token", "mask_token")
 
-# All but the noncharacters with which user text is marked: escaped, they could not be taken out again.
+# All except the noncharacters that mark user text: as escapes they could not be removed again.
 _NOT_ASCII = re.compile("[^\x00-\x7e\ufdd0-\ufdef]")
 
 
@@ -28,7 +28,7 @@ class ChatTemplate:
 
     Args:
         source: the Jinja source from tokenizer_config.json or chat_template.jinja.
-        special_tokens: `bos_token`, `eos_token` and the like, as the template may name them.
+        special_tokens: `bos_token`, `eos_token` and others, by the names in templates.
     """
 
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
@@ -42,7 +42,7 @@ class ChatTemplate:
         environment.globals["strftime_now"] = lambda form: datetime.datetime.now().strftime(form)
         self._template: jinja2.Template = environment.from_string(source)
         self._special_tokens = dict(special_tokens)
-        # What a request may not set: the rest of the prompt depends on it.
+        # Names that a request may not set: the rest of the prompt depends on them.
         self.own_names = frozenset(
             {"messages", "tools", "add_generation_prompt", *SPECIAL_TOKEN_NAMES, *special_tokens, *environment.globals}
         )
@@ -51,8 +51,7 @@ class ChatTemplate:
         """Return the prompt's text.
 
         Args:
-            variables: `messages`, `tools` (None: none), and what the request adds.
-            add_generation_prompt: open the assistant's turn.
+            variables: `messages`, `tools` (None: no tools), and the request's own variables.
 
         Raises:
             InvalidRequest: the template refuses these messages, in its own words.
@@ -68,9 +67,9 @@ class ChatTemplate:
 
 
 class _GenerationBlock(Extension):
-    """`{% generation %}`, with which templates tell a trainer what the assistant said: here it is only its content.
+    """`{% generation %}` marks the assistant's text for training: here only its content counts.
 
-    Source: AssistantTracker in transformers, a scope of its own there too.
+    Source: AssistantTracker in transformers, which has a scope of its own, too.
     """
 
     tags = {"generation"}  # noqa: RUF012 (a plain set in the base class)
@@ -97,6 +96,6 @@ def _tojson(
 ) -> str:
     if isinstance(value, RawArguments):
         return str(value)
-    # Jinja's own filter escapes for HTML; models were trained on plain JSON. The arguments are those in transformers.
+    # Jinja's own filter escapes for HTML; models were trained on plain JSON. The parameters are those of transformers.
     written = json.dumps(value, ensure_ascii=False, indent=indent, separators=separators, sort_keys=sort_keys)
     return _NOT_ASCII.sub(lambda match: json.dumps(match.group())[1:-1], written) if ensure_ascii else written

@@ -1,4 +1,4 @@
-"""What a request asks against what this model and its runtime have: capabilities, the context window."""
+"""Checks a request against this model and its runtime: capabilities, and the context window."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from model_repository.capabilities import Capability, needed_capabilities
 from model_repository.contract.request import ContextOverflow, GenerationRequest, Params
 from model_repository.errors import InvalidRequest, PromptTooLong, Unsupported
 
-# The input to name where a runtime lacks something that is no hint; the others are named like their capabilities.
+# The input to blame for a missing capability; other capabilities have the names of their inputs.
 BLAMED_INPUTS = {
     Capability.LOGIT_BIAS: "logit_bias_token_ids",
     Capability.MIROSTAT: "mirostat_target",
@@ -21,13 +21,10 @@ BLAMED_INPUTS = {
 def check_capabilities(
     request: GenerationRequest, capabilities: Collection[Capability], runtime: str, *, has_tools: bool
 ) -> None:
-    """Refuse what the runtime cannot honour.
+    """Refuse values that the runtime cannot honour.
 
     Args:
-        request: the request.
-        capabilities: what the runtime can honour.
-        runtime: its name.
-        has_tools: the form of its completion comes from the tools.
+        has_tools: its tools require structured output.
 
     Raises:
         Unsupported: names the first such input.
@@ -40,16 +37,13 @@ def check_capabilities(
 
 
 def fitting_max_tokens(params: Params, num_prompt_tokens: int, context_window: int, field: str) -> int:
-    """Return `max_tokens`, lowered to what the prompt leaves of the context window if the request agrees to that.
+    """Return `max_tokens`, lowered to the room that the prompt leaves, if the request allows that.
 
     Args:
-        params: of the request.
-        num_prompt_tokens: of its prompt.
-        context_window: tokens of prompt and completion together.
         field: the input that carries the prompt.
 
     Raises:
-        PromptTooLong: the prompt leaves no room for one token, or not for `max_tokens` and the request does not agree.
+        PromptTooLong: the prompt leaves no room for one token, or not enough for a `max_tokens` that must not change.
         InvalidRequest: `min_tokens` do not fit.
     """
     room = context_window - num_prompt_tokens

@@ -1,4 +1,4 @@
-"""The form that a completion must have: the request's guide, or the calls of the tools that it offers."""
+"""The form of a completion: the request's structured output, or the calls of its tools."""
 
 from __future__ import annotations
 
@@ -8,27 +8,27 @@ import resource
 
 from model_repository.contract.request import ChatPrompt, GenerationRequest, Params, StructuredOutput, ToolUse
 from model_repository.errors import InvalidRequest, Unsupported
-from model_repository.guides.bounded_process import BoundedProcess, TooCostly
-from model_repository.guides.grammar import guide_to_grammar, rule_of
-from model_repository.guides.json_schema import enforceable_schema
-from model_repository.tokenizer.tool_guide import tool_guide
+from model_repository.structured_output.bounded_process import BoundedProcess, TooCostly
+from model_repository.structured_output.grammar import rule_of, structured_output_to_grammar
+from model_repository.structured_output.json_schema import enforceable_schema
+from model_repository.tokenizer.tool_grammar import tool_grammar
 from model_repository.tool_formats import ToolFormat
 
 
 def callable_tools(request: GenerationRequest) -> ToolUse | None:
-    """Return the tools that the model may call; None where there are none."""
+    """Return the tools that the model may call; None without any."""
     tool_use = request.prompt.tool_use if isinstance(request.prompt, ChatPrompt) else None
     return tool_use if tool_use is not None and tool_use.choice != "none" else None
 
 
-type CheckedOutput = tuple[StructuredOutput | None, int]  # and the memory that it takes compiled, in bytes
+type CheckedOutput = tuple[StructuredOutput | None, int]  # with its memory when compiled, in bytes
 
 
 class ConstraintCompiler:
-    """Checks constraints in processes of their own, so that a costly one fails its sender only.
+    """Checks constraints in separate processes, so that a costly one fails only its sender.
 
     Args:
-        num_processes: checks at the same time; further callers wait.
+        num_processes: the number of checks at the same time; further callers wait.
     """
 
     def __init__(self, num_processes: int) -> None:
@@ -38,10 +38,10 @@ class ConstraintCompiler:
             self._idle.put(process)
 
     def __call__(self, request: GenerationRequest, tool_format: ToolFormat) -> CheckedOutput:
-        """Return the same as `constraint`, and the memory that it takes.
+        """Return the constraint of a request, and its memory.
 
         Raises:
-            InvalidRequest: as `constraint`, or checking it takes too much time or memory.
+            InvalidRequest: from `constraint`, or the check exceeds its limits of time or memory.
         """
         tool_use, params = callable_tools(request), request.params
         needed = GenerationRequest(
@@ -59,18 +59,18 @@ class ConstraintCompiler:
         return checked
 
     def close(self) -> None:
-        """End the processes, once they are idle."""
+        """End the idle processes."""
         for process in self._processes:
             process.close()
 
 
 def unmeasured_constraint(request: GenerationRequest, tool_format: ToolFormat) -> CheckedOutput:
-    """Return the same as `constraint`, in this process."""
+    """Return the constraint of a request, checked in this process."""
     return constraint(request, tool_format), 0
 
 
 def _measured_constraint(argument: tuple[GenerationRequest, ToolFormat]) -> CheckedOutput:
-    """Return the constraint of a request, with the memory that it took; only the first call in a process counts it."""
+    """Return the constraint of a request, with its memory. Only the first call in a process measures it."""
     before_bytes = _resident_bytes()
     output = constraint(*argument)
     peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
@@ -83,41 +83,43 @@ def _resident_bytes() -> int:
 
 
 def constraint(request: GenerationRequest, tool_format: ToolFormat) -> StructuredOutput | None:
-    """Return what the whole completion must look like, checked here so that a bad guide is the client's mistake.
+    """Return the form that the whole completion must have.
 
-    Where tools must be called, no text can come, so the request's own guide has nothing to hold for.
+    If tools must be called, there is no text, so the request's own structured output has no effect.
 
     Raises:
-        InvalidRequest: the guide or a tool is malformed.
+        InvalidRequest: the structured output or a tool is malformed.
         Unsupported: it cannot be enforced, or is a grammar beside tools that may be called or not.
     """
-    guide = request.params.structured_output
+    structured_output = request.params.structured_output
     if (tool_use := callable_tools(request)) is not None:
-        guide = _tool_guide(tool_use, tool_format, _content_rule(guide) if tool_use.choice == "auto" else None)
-    elif guide is not None:
-        guide_to_grammar(guide)
-    if guide is not None and request.params.ignore_eos:
+        structured_output = _checked_tool_grammar(
+            tool_use, tool_format, _content_rule(structured_output) if tool_use.choice == "auto" else None
+        )
+    elif structured_output is not None:
+        structured_output_to_grammar(structured_output)
+    if structured_output is not None and request.params.ignore_eos:
         raise InvalidRequest("true goes with neither structured output nor tools: they say where it ends", "ignore_eos")
-    return guide
+    return structured_output
 
 
-def _content_rule(guide: StructuredOutput | None) -> str | None:
-    if guide is None:
+def _content_rule(structured_output: StructuredOutput | None) -> str | None:
+    if structured_output is None:
         return None
-    rule = rule_of(guide)
+    rule = rule_of(structured_output)
     if rule is None:
-        text = f"{guide.format} goes with no tools that may be called or not: set tool_choice to none or required"
+        text = f"{structured_output.format} needs tool_choice none or required, since tools may answer otherwise"
         raise Unsupported(text, "guided_decoding_guide_type")
     return rule
 
 
-def _tool_guide(tool_use: ToolUse, tool_format: ToolFormat, content: str | None) -> StructuredOutput | None:
+def _checked_tool_grammar(tool_use: ToolUse, tool_format: ToolFormat, content: str | None) -> StructuredOutput | None:
     try:
-        guide = tool_guide(tool_use, tool_format, enforceable_schema, content=content)
-        if guide is not None:
-            guide_to_grammar(guide)
+        structured_output = tool_grammar(tool_use, tool_format, enforceable_schema, content=content)
+        if structured_output is not None:
+            structured_output_to_grammar(structured_output)
     except InvalidRequest as exc:
         if exc.field != "guided_decoding_guide":
             raise
         raise type(exc)(exc.text, "tools") from exc
-    return guide
+    return structured_output

@@ -1,4 +1,4 @@
-"""The prompt as the beginning of the text: what each of its tokens stands for."""
+"""The prompt as the beginning of the text: the bytes of each of its tokens."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from model_repository.tokenizer.vocabulary import Vocabulary
 
 
 def spelled(text: str, encoding: Encoding, vocabulary: Vocabulary, byte_table: Sequence[bytes]) -> list[bytes]:
-    """Return the bytes for which each token of a text stands: an added token for what the text says in its place."""
+    """Return the bytes of each token of a text: for an added token the part of the text that it replaces."""
     tokens = zip(encoding.ids, encoding.offsets, encoding.special_tokens_mask, strict=True)
     return [
-        b""  # put there by the post-processor
-        if is_put
+        b""  # added by the post-processor
+        if is_inserted
         else text[start:end].encode()
         if vocabulary.is_added(token_id)
         else byte_table[token_id]
-        for token_id, (start, end), is_put in tokens
+        for token_id, (start, end), is_inserted in tokens
     ]
 
 
 def aligned(pieces: Sequence[bytes], text: str) -> tuple[bytes, ...]:
     """Return the pieces so that they are exactly the text.
 
-    SentencePiece puts a space before the text, some tokenizers also behind added tokens: it is taken out again. Where a
-    normalizer changed more than that, the first token stands for the whole text.
+    SentencePiece adds a space before the text, some tokenizers also behind added tokens: these spaces are removed. If a
+    normalizer changed more, the first token stands for the whole text.
     """
     whole, position, echo = text.encode(), 0, []
     for piece in pieces:

@@ -1,7 +1,7 @@
-"""Fill in the middle: a prompt of prefix and suffix, by the tokens that the model was trained with.
+"""Fill in the middle: a prompt of prefix and suffix, by the tokens of the model's training.
 
-Both are encoded as plain text: unlike in a completions prompt, strings of special tokens in them are not parsed, since
-they are pieces of a file, which may well be about such tokens.
+Both are encoded as plain text. Unlike in a completions prompt, strings of special tokens in them are not parsed: they
+are pieces of a file, which may well mention such tokens.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from model_repository.tokenizer.vocabulary import Vocabulary
 
 @dataclass(frozen=True, slots=True)
 class FillInMiddle:
-    """A family of models: the tokens before the prefix, before the suffix and before the middle, in this order."""
+    """A family of models: its tokens before the prefix, before the suffix and before the middle, in this order."""
 
     prefix: str
     suffix: str
     middle: str
-    ends: tuple[str, ...] = ()  # end the middle, though they need not be among the model's own end tokens
-    has_space: bool = False  # SentencePiece's leading space stands before the prefix, never before the suffix
+    ends: tuple[str, ...] = ()  # tokens that end the middle, besides the model's own end tokens
+    has_space: bool = False  # SentencePiece's leading space is added to the prefix, never to the suffix
 
 
-# In the order in which they are looked for.
+# In the order of the search.
 FAMILIES = (
     # Qwen2.5-Coder, CodeGemma, Granite 4. Source: their model cards.
     FillInMiddle(
@@ -42,11 +42,7 @@ FAMILIES = (
 
 
 class FillInMiddleEncoder:
-    """Encodes prompts for the first of the families whose tokens a vocabulary has.
-
-    Args:
-        vocabulary: the model's.
-    """
+    """Encodes prompts for the first family whose tokens a vocabulary has."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
@@ -55,7 +51,7 @@ class FillInMiddleEncoder:
         self.end_token_ids = tuple(vocabulary.token_ids(self._known[0].ends)) if self._known else ()
 
     def encode(self, prefix: str, suffix: str) -> list[tuple[int, bool]]:
-        """Return the prompt's token ids, each with whether it is of the prefix's text.
+        """Return the prompt's token ids, each with whether it belongs to the prefix's text.
 
         Raises:
             Unsupported: the vocabulary has no such tokens.

@@ -1,9 +1,9 @@
 """Keeps the text of a user from becoming special tokens.
 
-Before a template is rendered, a mark is put behind every character of user text that could be part of an added token's
-string. In the rendered text the strings without marks are the template's own; the rest is encoded as plain text, with
-the marks taken out again. The marks stand inside the text, so a template may still strip, split or compare it, but for
-the strings of added tokens: it does not find `</think>` in a content where that is such a token.
+Before rendering, a mark is inserted behind every character of user text that could be part of an added token's string.
+In the rendered text, strings without marks are the template's own. The rest is encoded as plain text, without marks.
+Marks stand inside the text, so a template can still strip, split or compare it. Only the strings of added tokens change
+for it: it does not find `</think>` in a content if that is such a token.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 from model_repository.errors import InvalidRequest
 
-# Noncharacters: Unicode reserves them for a program's own use, so templates neither contain nor strip them.
+# Noncharacters: Unicode reserves them for a program's internal use, so templates neither contain nor strip them.
 _MARKS = [chr(code) for code in range(0xFDD0, 0xFDF0)]
 
 
@@ -34,13 +34,13 @@ class MarkedText:
         self._longest = max(map(len, self._tokens), default=0)
 
     def protect(self, variables: Mapping[str, Any]) -> tuple[dict[str, Any], str | None]:
-        """Return a template's variables with their text marked, and the mark used: None when nothing had to be marked.
+        """Return a template's variables with marks in their text, and the mark: None if no text needs one.
 
         Args:
-            variables: `messages` and whatever else comes from a user, as JSON's types, by name.
+            variables: `messages` and other values of a user, as JSON's types, by name.
 
         Raises:
-            InvalidRequest: there is something to mark and the text holds every mark there is, or it is nested too deep.
+            InvalidRequest: a text needs a mark but contains all of them, or a value is nested too deeply.
         """
         try:
             texts = list(_strings(variables))
@@ -56,7 +56,7 @@ class MarkedText:
     def split(self, rendered: str, mark: str) -> Iterator[tuple[str, bool]]:
         """Yield the parts of a rendered text in order, each with whether it is an added token of the template's own."""
         end = 0
-        # A mark behind a string says that its last character is the user's; one inside it keeps it from matching.
+        # A mark behind a string belongs to the user's last character. A mark inside it prevents a match.
         for match in re.finditer(f"(?:{self._any_token})(?!{mark})", rendered):
             if match.start() > end:
                 yield rendered[end : match.start()].replace(mark, ""), False
@@ -67,8 +67,8 @@ class MarkedText:
 
     def _mark_value(self, value: Any, mark: str) -> Any:
         def mark_text(text: str, key: str) -> str:
-            # Outside of what is said a template compares names, `role == "user"`, `type == "string"`, and may build a
-            # token of its own around one: "<|" + role + "|>".
+            # Outside of content a template compares names, `role == "user"`, `type == "string"`, and may build a token
+            # of its own around a name: "<|" + role + "|>".
             is_name = key != "content" and text.isidentifier()
             return self._mark(text, mark, is_inside_marked=not is_name)
 
@@ -76,7 +76,7 @@ class MarkedText:
 
     def _mark(self, text: str, mark: str, *, is_inside_marked: bool) -> str:
         marked = self._pattern.sub(lambda match: "".join(character + mark for character in match.group()), text)
-        # A token's string could also be completed by what the template puts before the text, behind it, or around it.
+        # The template may also complete a token's string before the text, behind it, or around it.
         if self._begins_open(text):
             marked = marked[0] + mark + marked[1:]
         is_open = self._ends_open(text) or (is_inside_marked and self._is_inside(text))
@@ -105,11 +105,11 @@ def _strings(value: Any) -> Iterator[str]:
 
 
 def _map_strings(value: Any, change: Callable[[str, str], str], key: str = "") -> Any:
-    """Return a value with its texts changed: `change` gets a text and the name under which it stands."""
+    """Return a value with its texts changed: `change` gets each text and its key."""
     if isinstance(value, str):
         return change(value, key)
     if isinstance(value, dict):
-        # Names that a template looks up stay as they are; a key that is none of them is text, as in a tool's arguments.
+        # Identifiers are names that a template looks up. Other keys are text, as in a tool's arguments.
         return type(value)(
             (name if name.isidentifier() else change(name, ""), _map_strings(item, change, name))
             for name, item in value.items()

@@ -1,4 +1,4 @@
-"""Every kind of prompt to token ids, and to what they stand for where the text begins with the prompt."""
+"""Every kind of prompt to token ids, and to the bytes of an echo."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from tokenizers import Encoding
 from model_repository.contract.request import ChatPrompt, Prompt, TextPrompt, TokenPrompt
 from model_repository.contract.spec import specs_of
 from model_repository.tokenizer import echo
+from model_repository.tokenizer.bounded_cache import BoundedCache
 from model_repository.tokenizer.chat_prompt import ChatEncoder
 from model_repository.tokenizer.fill_in_middle import FillInMiddleEncoder
-from model_repository.tokenizer.recent import Recent
 from model_repository.tokenizer.text_limit import TextLimit
 from model_repository.tokenizer.tokenizer_files import TokenizerFiles
 from model_repository.tokenizer.vocabulary import Vocabulary
 
-# A chat template may say what time it is.
+# A chat template may write the current time.
 KEPT_S = 10.0
 
 
@@ -27,8 +27,8 @@ class EncodedPrompt:
     """A prompt's tokens."""
 
     token_ids: tuple[int, ...]
-    echo: tuple[bytes, ...] = ()  # what each stands for in the echoed text
-    end_token_ids: tuple[int, ...] = ()  # end this completion beside the model's own end tokens
+    echo: tuple[bytes, ...] = ()  # the bytes of each token in the echoed text
+    end_token_ids: tuple[int, ...] = ()  # end this completion, besides the model's own end tokens
 
 
 def _num_bytes(prompt: EncodedPrompt) -> int:
@@ -39,8 +39,6 @@ class PromptEncoder:
     """Encodes prompts.
 
     Args:
-        files: the model's tokenizer and chat templates.
-        byte_table: the bytes of each token id.
         tool_call_format: the model's, by its name in `tool_formats`.
     """
 
@@ -49,7 +47,7 @@ class PromptEncoder:
         self._byte_table = byte_table
         self._fill_in_middle = FillInMiddleEncoder(self.vocabulary)
         self._chat = ChatEncoder(files, self.vocabulary, tool_call_format)
-        self._recent: Recent[EncodedPrompt] = Recent(_num_bytes, KEPT_S)
+        self._cache: BoundedCache[EncodedPrompt] = BoundedCache(_num_bytes, KEPT_S)
 
     def encode(
         self,
@@ -62,16 +60,15 @@ class PromptEncoder:
         """Return the prompt's tokens.
 
         Args:
-            is_echo: say also what each token stands for. A text prompt is echoed exactly, without its suffix; any other
-                as the bytes of its tokens, in which special tokens have none.
-            add_special_tokens: of a text prompt, what the tokenizer puts around it, as a BOS token.
-            limit: refuses a text that is too long to be tokenized.
+            is_echo: also return the bytes of each token. A text prompt is echoed exactly, without its suffix; any other
+                prompt as the bytes of its tokens, without special tokens.
+            add_special_tokens: add the tokenizer's own tokens to a text prompt, such as a BOS token.
 
         Raises:
-            InvalidRequest: it is not in the vocabulary, or refused by the limit or the chat template.
+            InvalidRequest: a token is unknown, or the limit or the chat template refuses the prompt.
             Unsupported: it has a suffix, and the model cannot fill in the middle.
         """
-        return self._recent.get(
+        return self._cache.get(
             (prompt, is_echo, add_special_tokens), lambda: self._encode(prompt, is_echo, add_special_tokens, limit)
         )
 

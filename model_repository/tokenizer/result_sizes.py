@@ -1,7 +1,7 @@
-"""How large at most the result of an operation, a call or a filter in a template is, before it is computed.
+"""Upper bounds for the results of a template's operations, calls and filters, before they are computed.
 
-A size is in characters of a text, items of a list, or bits of an integer. What cannot grow has the size 0, and so has
-what Python itself will refuse.
+A size is in characters of a text, items of a list, or bits of an integer. Results that cannot grow, and those that
+Python itself will refuse, have the size 0.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 _NUMBER = re.compile(r"[0-9]+")
-_WIDTH_ELSEWHERE = re.compile(r"%[^%a-zA-Z]*\*|\{[^{}]*:[^{}]*\{")  # of a format: among the arguments
+_WIDTH_ELSEWHERE = re.compile(r"%[^%a-zA-Z]*\*|\{[^{}]*:[^{}]*\{")  # a format with a width among its arguments
 _UNBOUNDED = 2**63
 
 _PADDING_FILTERS = frozenset({"center", "indent", "batch", "slice", "round", "tojson", "wordwrap"})
@@ -21,7 +21,7 @@ _MAX_PADDING = 100  # of each line, number or row
 def size_of_operation(operator: str, left: Any, right: Any) -> int:
     """Return the size of a result of `+`, `*`, `**` or `%`."""
     if isinstance(left, str) and isinstance(right, str) and operator == "+":
-        return len(left) + len(right)  # which is what most operations are
+        return len(left) + len(right)  # the most frequent operation
     if isinstance(left, int) and isinstance(right, int):
         bits, other_bits = left.bit_length(), right.bit_length()
         match operator:
@@ -43,7 +43,7 @@ def size_of_operation(operator: str, left: Any, right: Any) -> int:
 
 
 def size_of_call(function: Any, arguments: Sequence[Any]) -> int:
-    """Return the size of what a method of a text or a number returns; other calls have none."""
+    """Return the size of the result of a text's or a number's method; 0 for other calls."""
     function = getattr(function, "__wrapped__", function)  # Jinja's own around `format`
     owner = getattr(function, "__self__", None)
     if not isinstance(owner, str | bytes | int):
@@ -61,12 +61,12 @@ def size_of_call(function: Any, arguments: Sequence[Any]) -> int:
         case str(), "format" | "format_map", _:
             return _size_of_format(owner)
         case bytes(), "expandtabs" | "replace" | "join", _:
-            return _UNBOUNDED  # no template has a use for it
+            return _UNBOUNDED  # templates do not need it
     return 0
 
 
 def size_of_filter(name: str, value: Any, arguments: Sequence[Any]) -> tuple[Any, int]:
-    """Return a filter's value, which may have been read to its end, and the size of its result."""
+    """Return a filter's value, with iterators read to their end, and the size of its result."""
     match name:
         case "replace" if len(arguments) >= 2:
             return value, _size_of_replacement(str(value), str(arguments[0]), str(arguments[1]))
@@ -93,7 +93,7 @@ def _size_of_join(separator: str, items: Sequence[Any]) -> int:
 
 
 def _size_of_format(text: str) -> int:
-    """Return what the widths in a format add up to."""
+    """Return the sum of the widths in a format."""
     if _WIDTH_ELSEWHERE.search(text):
         return _UNBOUNDED
     return sum(int(number) if len(number) < 10 else _UNBOUNDED for number in _NUMBER.findall(text))

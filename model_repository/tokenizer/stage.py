@@ -1,4 +1,4 @@
-"""What the tokenizer stage does with a request: all of it but Triton."""
+"""The tokenizer stage, without Triton."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from model_repository.contract.rules import check_prompt, check_request, printab
 from model_repository.contract.spec import token_ids_of
 from model_repository.contract.tensors import ENGINE_REQUESTS, REQUEST_BATCH, TOKENIZE, TOKENS
 from model_repository.errors import InvalidRequest, stage_error
+from model_repository.tokenizer.bounded_cache import BoundedCache
 from model_repository.tokenizer.checks import check_capabilities, fitting_max_tokens
 from model_repository.tokenizer.constraint import CheckedOutput, callable_tools, unmeasured_constraint
 from model_repository.tokenizer.prompt import PromptEncoder, prompt_field
-from model_repository.tokenizer.recent import Recent
 from model_repository.tokenizer.text_limit import check_num_bytes, window_limit
 from model_repository.tokenizer.tokenizer_files import TokenizerFiles
 from model_repository.tool_formats import TOOL_FORMATS, ToolFormat
@@ -36,7 +36,7 @@ from model_repository.tool_formats import TOOL_FORMATS, ToolFormat
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageConfig:
-    """What the stage's config.pbtxt says of the model."""
+    """The stage's parameters in config.pbtxt."""
 
     context_window: int  # tokens of prompt and completion together
     runtime: str
@@ -45,7 +45,6 @@ class StageConfig:
 
     @classmethod
     def from_parameters(cls, parameters: Mapping[str, str]) -> StageConfig:
-        """Read the parameters of config.pbtxt."""
         return cls(
             context_window=int(parameters["context_window"]),
             runtime=parameters["runtime"],
@@ -59,7 +58,7 @@ def _num_bytes(found: CheckedOutput | InvalidRequest) -> int:
 
 
 class GrammarNotChecked(Exception):
-    """The request's grammar must be checked first, and the caller does not want to wait for it."""
+    """The request's grammar must be checked first, and the caller cannot wait for that."""
 
     def __init__(self, sender: str, cancel_key: str) -> None:
         super().__init__()
@@ -71,10 +70,7 @@ class TokenizerStage:
     """Turns a request for a text into a request for the engine, or refuses it.
 
     Args:
-        files: the model's tokenizer and chat templates.
-        byte_table: the bytes of each token id.
-        config: the model.
-        check: returns the structured output of a request, within bounds where the request is a client's.
+        check: returns the structured output of a request; for clients' requests within limits.
     """
 
     def __init__(
@@ -90,14 +86,14 @@ class TokenizerStage:
         tokens = (*byte_table, *(token.encode() for token in self._prompts.vocabulary.added_tokens))
         self._limit = window_limit(config.context_window, tokens)
         self._check_constraint = check
-        # A refusal is kept too: whoever sends the same again does not pay for it with the time of others.
-        self._constraints: Recent[CheckedOutput | InvalidRequest] = Recent(_num_bytes)
+        # Refusals are kept too, so that repeated bad requests cost no further time.
+        self._constraints: BoundedCache[CheckedOutput | InvalidRequest] = BoundedCache(_num_bytes)
 
     def answer(self, tensors: Tensors, request_id: str = "", *, may_wait: bool = True) -> Tensors:
         """Return the stage's output for its inputs: requests for the engine, or only the tokens of a prompt.
 
         Raises:
-            InvalidRequest: as `tensors_to_request`, `encode` and `tokenize`; in a batch, each error is an item of it.
+            InvalidRequest: as `tensors_to_request`, `encode` and `tokenize`; in a batch, errors are items.
             GrammarNotChecked: as `encode`.
         """
         if TOKENIZE.name in tensors:
@@ -118,24 +114,22 @@ class TokenizerStage:
             return self.encode(request, may_wait=may_wait)
         except GrammarNotChecked:
             raise
-        except BaseException as exc:  # a panic in Rust code is no Exception
+        except BaseException as exc:  # a panic in Rust code is not an Exception
             return stage_error(exc, request.request_id).message()
 
     def encode(self, request: GenerationRequest, *, may_wait: bool = True) -> EngineRequest:
-        """Return the engine's request: prompt as token ids, `max_tokens` lowered to what the window leaves.
+        """Return the engine's request: prompt as token ids, `max_tokens` lowered to the room in the context window.
 
         Raises:
-            GrammarNotChecked: it has a grammar that was not checked lately, and the caller may not wait.
-            PromptTooLong: prompt and completion do not fit the context window.
-            Unsupported: the model or its runtime cannot honour it.
-            InvalidRequest: it is malformed, not in the vocabulary, or refused by the chat template.
+            GrammarNotChecked: its grammar was not checked recently, and the caller cannot wait.
+            InvalidRequest: it is malformed, too long for the context window, or the model cannot honour it.
         """
         check_request(request)
         output, grammar_bytes = self._constraint(request, may_wait=may_wait)
         self._check(request)
         field = prompt_field(request.prompt)
         prompt = self._prompts.encode(request.prompt, is_echo=request.params.is_echo, limit=self._limit)
-        # A text without tokens of its own is no prompt, even where the tokenizer puts a BOS token before it.
+        # A text without tokens of its own is not a prompt, even if the tokenizer adds a BOS token.
         if not prompt.token_ids or request.prompt == TextPrompt(""):
             raise InvalidRequest("the prompt is empty", field)
         return EngineRequest(
@@ -150,10 +144,10 @@ class TokenizerStage:
         )
 
     def tokenize(self, request: TokenizeRequest) -> TokenizeAnswer:
-        """Return a prompt's tokens, even if too many for the window.
+        """Return a prompt's tokens, even if they exceed the context window.
 
         Raises:
-            Unsupported, InvalidRequest: as of a request with this prompt.
+            Unsupported, InvalidRequest: as for a request with this prompt.
         """
         check_prompt(request.prompt)
         encoded = self._prompts.encode(
@@ -164,8 +158,8 @@ class TokenizerStage:
 
     def _constraint(self, request: GenerationRequest, *, may_wait: bool) -> CheckedOutput:
         params = request.params
-        made_of = (params.structured_output, callable_tools(request), params.ignore_eos)
-        if made_of[:2] == (None, None):
+        inputs = (params.structured_output, callable_tools(request), params.ignore_eos)
+        if inputs[:2] == (None, None):
             return None, 0
 
         def check() -> CheckedOutput | InvalidRequest:
@@ -174,9 +168,9 @@ class TokenizerStage:
             try:
                 return self._check_constraint(request, self._tool_format)
             except InvalidRequest as exc:
-                return type(exc)(exc.text, exc.field)  # without the frames that this one holds
+                return type(exc)(exc.text, exc.field)  # without references to stack frames
 
-        found = self._constraints.get(made_of, check)
+        found = self._constraints.get(inputs, check)
         if isinstance(found, InvalidRequest):
             raise type(found)(found.text, found.field)
         return found

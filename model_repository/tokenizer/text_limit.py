@@ -1,4 +1,4 @@
-"""How long a text may be before it is tokenized: meanwhile, it has a core and memory to itself."""
+"""The largest text that is tokenized: tokenizing occupies a core and memory."""
 
 from __future__ import annotations
 
@@ -6,17 +6,16 @@ from collections.abc import Callable, Iterable
 
 from model_repository.errors import InvalidRequest, PromptTooLong
 
-MAX_BYTES = 500_000  # of a text that is only tokenized; at worst each is a token, and they take a second
+MAX_BYTES = 500_000  # of a text that is only tokenized: at most as many tokens, which take a second
 
-type TextLimit = Callable[[str, str], None]  # takes the text and the input that carries it; raises
+type TextLimit = Callable[[str, str], None]  # gets the text and the name of its input; raises
 
 
 def window_limit(context_window: int, tokens: Iterable[bytes]) -> TextLimit:
-    """Return the limit of a prompt: what not even the longest tokens could bring into the context window.
+    """Return the limit of a prompt: even the longest tokens must be able to fit it into the context window.
 
     Args:
-        context_window: tokens of prompt and completion together.
-        tokens: what each token may stand for in a text.
+        tokens: the longest text of each token.
     """
     longest = max(map(len, tokens), default=0) or 1
 
@@ -30,11 +29,7 @@ def window_limit(context_window: int, tokens: Iterable[bytes]) -> TextLimit:
 
 
 def check_num_bytes(text: str, field: str) -> None:
-    """Refuse a text that is too long to be only tokenized.
-
-    Raises:
-        InvalidRequest: it is.
-    """
+    """Refuse a text that is too long to be only tokenized."""
     num_bytes = len(text.encode("utf-8", "surrogatepass"))
     if num_bytes > MAX_BYTES:
         raise InvalidRequest(f"{num_bytes} bytes: at most {MAX_BYTES} are tokenized", field)

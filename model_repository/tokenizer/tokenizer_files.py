@@ -1,4 +1,4 @@
-"""What a tokenizer folder in Hugging Face's layout says."""
+"""A tokenizer folder in Hugging Face's layout."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from model_repository.tokenizer.chat_template import SPECIAL_TOKEN_NAMES
 
 @dataclass(frozen=True, slots=True)
 class TokenizerFiles:
-    """The tokenizer, and the chat templates with the names of special tokens that they use."""
+    """The tokenizer, and the chat templates with the special tokens that they name."""
 
     tokenizer: Tokenizer
     chat_template: str | None
     special_tokens: Mapping[str, str] = field(default_factory=dict)
-    tool_template: str | None = None  # for conversations with tools, where the model has another one for them
+    tool_template: str | None = None  # for conversations with tools, if the model has a separate one
 
     @classmethod
     def load(cls, folder: Path) -> TokenizerFiles:
-        """Read tokenizer.json, and where they are tokenizer_config.json and chat_template.jinja."""
+        """Read tokenizer.json, and if present tokenizer_config.json and chat_template.jinja."""
         config: dict[str, Any] = {}
         if (folder / "tokenizer_config.json").is_file():
             config = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))

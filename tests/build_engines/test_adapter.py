@@ -1,4 +1,4 @@
-"""Adapters that a server of their model can load while it runs."""
+"""Adapters for loading into a running server."""
 
 from __future__ import annotations
 
@@ -12,12 +12,11 @@ from build_engines.artifact import Manifest
 from build_engines.build import build
 from build_engines.cpu_spec import CpuSpec
 from build_engines.errors import BuildError, UnsupportedAdapter
-from build_engines.selfcheck.order import DEMO_CATALOG
 from model_repository.engine.adapter_root import AdapterRoot
 from tests.build_engines.llama_cpp_logits import PROMPT, assert_same, llama_cpp_logits
 from tests.build_engines.tiny_adapter import random_pairs, tensors_of, write_adapter
 from tests.build_engines.tiny_checkpoint import random_weights, write_checkpoint
-from tests.tensorrt_llm_artifact import DEMO, write_artifact
+from tests.tensorrt_llm_artifact import DEMO, DEMO_CATALOG, write_artifact
 
 TENSORS = tensors_of(random_pairs(random_weights(), ("q_proj", "k_proj")))
 
@@ -37,10 +36,10 @@ def model(checkpoint: Path, tmp_path: Path) -> Path:
 def root_of(folder: Path, artifact: Path, runtime: str = "llama_cpp") -> AdapterRoot:
     """Return the root of an engine that serves an artifact."""
     base = Manifest.load(artifact).base
-    return AdapterRoot(folder=folder, slug="tiny", runtime=runtime, base=base, max_adapters=1, max_rank=8)
+    return AdapterRoot(folder=folder, ensemble="tiny", runtime=runtime, base=base, max_adapters=1, max_rank=8)
 
 
-def test_the_command_writes_what_an_engine_of_the_model_takes(
+def test_the_command_writes_the_modules_for_the_engine(
     peft: Path, model: Path, checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     target = tmp_path / "root" / "polite"
@@ -68,7 +67,7 @@ def test_it_fits_every_artifact_of_the_same_weights_and_no_other(
     assert bases[0] == bases[1] == Manifest.load(model).base != bases[2]
 
 
-def test_an_adapter_of_another_shape_is_refused_and_leaves_nothing(model: Path, tmp_path: Path) -> None:
+def test_an_adapter_of_another_shape_is_refused_without_files(model: Path, tmp_path: Path) -> None:
     peft = write_adapter(tmp_path / "wrong", TENSORS, r=5)
     with pytest.raises(UnsupportedAdapter, match="r=5 and the base model need"):
         build_adapter(peft, model, tmp_path / "root" / "wrong")
@@ -81,7 +80,7 @@ def test_a_folder_that_holds_something_else_is_not_replaced(peft: Path, model: P
         build_adapter(peft, model, tmp_path / "full")
 
 
-def test_a_runtime_without_adapters_takes_none(peft: Path, checkpoint: Path, tmp_path: Path) -> None:
+def test_a_runtime_without_adapters_is_refused(peft: Path, checkpoint: Path, tmp_path: Path) -> None:
     model = build(CpuSpec(model_id="tiny", runtime="synthetic", checkpoint=checkpoint), tmp_path / "artifacts")
     with pytest.raises(BuildError, match="the runtime synthetic takes no adapters"):
         build_adapter(peft, model, tmp_path / "root" / "polite")

@@ -1,4 +1,4 @@
-"""Artifacts on disk: whole or not there."""
+"""Artifacts on disk: complete or missing."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_a_manifest_survives_its_file(tmp_path: Path) -> None:
     assert Manifest.load(tmp_path) == MANIFEST
 
 
-def test_a_manifest_takes_the_older_ones_place_in_one_piece(tmp_path: Path) -> None:
+def test_a_manifest_is_replaced_atomically(tmp_path: Path) -> None:
     MANIFEST.save(tmp_path)
     older = (tmp_path / "manifest.json").stat().st_ino
     MANIFEST.save(tmp_path)
@@ -54,14 +54,14 @@ def test_a_manifest_takes_the_older_ones_place_in_one_piece(tmp_path: Path) -> N
     assert [path.name for path in tmp_path.iterdir()] == ["manifest.json"]
 
 
-def test_an_artifact_can_be_served_otherwise(folder: Path) -> None:
+def test_an_artifact_can_get_other_names(folder: Path) -> None:
     before = artifact.verify(folder)
     serving = Serving.of(["other"], {})
     artifact.serve_as(folder, serving)
     assert artifact.verify(folder) == dataclasses.replace(before, serving=serving)
 
 
-def test_an_artifact_that_is_served_so_already_is_not_touched(folder: Path) -> None:
+def test_an_artifact_with_the_same_names_is_not_touched(folder: Path) -> None:
     before = (folder / "manifest.json").stat()
     artifact.serve_as(folder, MANIFEST.serving)
     assert (folder / "manifest.json").stat() == before
@@ -108,14 +108,14 @@ def test_an_artifact_of_another_format_is_refused(folder: Path) -> None:
         ('{"format": 3, "eos_token_ids": [1], "serving": {"aliases": [""], "defaults": {}}}', "not a manifest"),
     ],
 )
-def test_what_is_not_a_manifest_is_refused(content: str, message: str, tmp_path: Path) -> None:
+def test_a_malformed_manifest_is_refused(content: str, message: str, tmp_path: Path) -> None:
     (tmp_path / "manifest.json").write_text(content)
     assert not artifact.is_complete(tmp_path)
     with pytest.raises(ArtifactInvalid, match=rf"manifest\.json: {message}"):
         Manifest.load(tmp_path)
 
 
-def test_a_folder_without_a_manifest_is_no_artifact(tmp_path: Path) -> None:
+def test_an_artifact_needs_a_manifest(tmp_path: Path) -> None:
     assert not artifact.is_complete(tmp_path)
     with pytest.raises(ArtifactInvalid, match=r"not an artifact, manifest\.json is missing"):
         Manifest.load(tmp_path)
@@ -135,7 +135,7 @@ def test_an_interrupted_build_leaves_the_older_one(folder: Path) -> None:
     assert list(folder.parent.iterdir()) == [folder]
 
 
-def test_a_new_folder_takes_the_older_ones_place(folder: Path) -> None:
+def test_a_new_folder_replaces_the_old_one(folder: Path) -> None:
     with artifact.written_aside(folder) as aside:
         (aside / "other").touch()
         artifact.verify(folder)  # the older one is there until the end

@@ -39,7 +39,7 @@ def edit_json(path: Path, **changes: Any) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
 
-# --- what comes out --------------------------------------------------------------------------------------------------
+# --- artifacts --------------------------------------------------------------------------------------------------------
 
 
 def test_a_checkpoint_becomes_an_artifact(checkpoint: Path, artifacts: Path) -> None:
@@ -122,7 +122,7 @@ def test_the_context_window_can_be_made_smaller(checkpoint: Path, artifacts: Pat
     assert artifact.verify(folder).context_window == 100
 
 
-# --- when it is built ------------------------------------------------------------------------------------------------
+# --- reuse ------------------------------------------------------------------------------------------------------------
 
 
 def test_a_second_build_writes_nothing(checkpoint: Path, artifacts: Path) -> None:
@@ -183,26 +183,23 @@ def test_a_failed_build_leaves_nothing(checkpoint: Path, artifacts: Path) -> Non
     assert all(path.name.endswith(".lock") for path in artifacts.iterdir())
 
 
-# --- what is refused -------------------------------------------------------------------------------------------------
+# --- refusals ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model_id": "a--b"}, "model id 'a--b': letters, digits"),
         ({"model_id": ""}, "model id ''"),
         ({"checkpoint": None}, "expected either --checkpoint DIR or --gguf FILE"),
         ({"gguf": Path("x.gguf")}, "expected either --checkpoint DIR or --gguf FILE"),
-        ({"checkpoint": None, "gguf": Path("x.gguf")}, "--gguf needs --tokenizer DIR"),
         (
             {"checkpoint": None, "gguf": Path("x.gguf"), "tokenizer": Path("none")},
             "--tokenizer none: no such folder",
         ),
         ({"tokenizer": Path("other")}, "--tokenizer goes with --gguf"),
-        ({"checkpoint": Path("none")}, "--checkpoint none: no such folder"),
     ],
 )
-def test_a_spec_that_makes_no_sense_is_refused(changes: dict[str, Any], message: str, checkpoint: Path) -> None:
+def test_a_contradictory_spec_is_refused(changes: dict[str, Any], message: str, checkpoint: Path) -> None:
     spec: dict[str, Any] = {"model_id": "tiny", "checkpoint": checkpoint}
     with pytest.raises(BuildError, match=message):
         CpuSpec(**(spec | changes))
@@ -245,5 +242,5 @@ def test_a_missing_gguf_file_is_named(checkpoint: Path, artifacts: Path) -> None
 
 
 def test_an_option_that_the_runtime_does_not_take_is_refused(checkpoint: Path) -> None:
-    with pytest.raises(BuildError, match="--option itl_ms: the runtime llama_cpp takes lanes"):
+    with pytest.raises(BuildError, match="--option itl_ms: the runtime llama_cpp takes contexts"):
         CpuSpec(model_id="org/tiny", checkpoint=checkpoint, options={"itl_ms": "5"})

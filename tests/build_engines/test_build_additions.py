@@ -1,4 +1,4 @@
-"""What a build adds to a model: LoRA adapters, a tool-call format, names and defaults."""
+"""Additions of a build: LoRA adapters, a tool-call format, names and defaults."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def adapter(tmp_path: Path) -> Path:
     return write_adapter(tmp_path / "adapter", tensors_of(PAIRS))
 
 
-# --- adapters --------------------------------------------------------------------------------------------------------
+# --- adapters ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -90,11 +90,11 @@ def test_other_adapters_are_another_artifact(checkpoint: Path, adapter: Path, ar
             "adapter x of tiny: alias 'x' of tiny has the same name",
         ),
         ({"serving": Serving.of(["tiny"], {})}, "alias 'tiny' of tiny: model tiny has the same name"),
-        ({"adapters": {"x": Path("x")}, "runtime": "synthetic"}, "--adapter: the runtime synthetic takes none"),
+        ({"adapters": {"x": Path("x")}, "runtime": "synthetic"}, "--adapter: the runtime synthetic has no adapters"),
         ({"tool_call_format": "xml"}, "--tool-call-format xml: expected one of hermes, llama3_json"),
     ],
 )
-def test_an_addition_that_makes_no_sense_is_refused(changes: dict[str, Any], message: str, checkpoint: Path) -> None:
+def test_a_contradictory_addition_is_refused(changes: dict[str, Any], message: str, checkpoint: Path) -> None:
     spec: dict[str, Any] = {"model_id": "tiny", "checkpoint": checkpoint}
     with pytest.raises(BuildError, match=message):
         CpuSpec(**(spec | changes))
@@ -110,12 +110,12 @@ def test_a_bad_adapter_is_refused_before_the_weights_are_converted(
     assert all(path.name.endswith(".lock") for path in artifacts.iterdir())
 
 
-# --- the tool-call format --------------------------------------------------------------------------------------------
+# --- the tool-call format ---------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def tool_checkpoint(checkpoint: Path) -> Path:
-    """A checkpoint whose second added token marks a tool call, and whose template says so."""
+    """A checkpoint whose second added token marks a tool call, as its template shows."""
     description = json.loads((checkpoint / "tokenizer.json").read_text())
     description["added_tokens"][0]["content"] = "<tool_call>"
     (checkpoint / "tokenizer.json").write_text(json.dumps(description))
@@ -165,12 +165,10 @@ def test_a_model_without_a_chat_template_is_plain(checkpoint: Path, artifacts: P
     assert (manifest.tool_call_format, manifest.template_fields) == ("plain", ())
 
 
-# --- names and defaults ----------------------------------------------------------------------------------------------
+# --- names and defaults -----------------------------------------------------------------------------------------------
 
 
-def test_other_names_and_defaults_are_written_into_the_artifact_that_is_there(
-    checkpoint: Path, artifacts: Path
-) -> None:
+def test_other_names_and_defaults_are_written_into_the_existing_artifact(checkpoint: Path, artifacts: Path) -> None:
     folder = build(CpuSpec(model_id="tiny", checkpoint=checkpoint), artifacts)
     before, written = artifact.verify(folder), (folder / "model.gguf").stat()
     serving = Serving.of(["gpt-4o"], {"chat_max_tokens": None})

@@ -1,4 +1,4 @@
-"""The catalog: equal to what is recorded of the models, and clear about a file that breaks a rule."""
+"""The catalog: equal to the recorded models, and with clear errors for a broken rule."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_the_numbers_of_latent_attention_and_experts_are_the_recorded_ones() -> 
     assert architecture.head_size == latent.qk_nope_head_size + latent.qk_rope_head_size
 
 
-def test_what_only_some_models_have() -> None:
+def test_features_of_only_some_models() -> None:
     assert {entry.short_name for entry in CATALOG if entry.needs_trust_remote_code} == {"DeepSeek-V2.5"}
     assert {entry.short_name for entry in CATALOG if entry.fill_in_middle} == {
         "Qwen2.5-Coder-32B-Instruct",
@@ -128,7 +128,7 @@ def test_tool_call_formats_are_those_of_the_models_templates() -> None:
     assert all(detect_tool_format(template) == entry.tool_call_format for entry, template in ours if template)
 
 
-# --- names ----------------------------------------------------------------------------------------------------------
+# --- names ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -161,7 +161,7 @@ def test_an_unknown_name_lists_near_ones() -> None:
         CATALOG.find("0")
 
 
-# --- files of the user's own ----------------------------------------------------------------------------------------
+# --- files of the user ------------------------------------------------------------------------------------------------
 
 ARCHITECTURE = {
     "class_name": "LlamaForCausalLM",
@@ -200,7 +200,7 @@ def refusal(path: Path) -> str:
     return str(caught.value).removeprefix(f"{path}: ")
 
 
-def test_a_file_of_the_users_own_extends_the_catalog(tmp_path: Path) -> None:
+def test_a_file_of_the_user_extends_the_catalog(tmp_path: Path) -> None:
     catalog = Catalog.load(written(tmp_path, MODEL))
     assert len(catalog) == 15
     entry = catalog.find("my-model")
@@ -285,16 +285,16 @@ def test_further_mistakes_are_counted(tmp_path: Path) -> None:
     ("text", "message"),
     [
         ("models: [", "not YAML: "),
-        ("- a", "expected one key, `models`, an object of model ids and what is said of each"),
-        ("models: {}\nmodel: {}", "expected one key, `models`, an object of model ids and what is said of each"),
-        ("models: {a: 1}", "models.a: expected the id, a text, and an object of what is said of it but the id"),
-        ("models: {1: {}}", "models.1: expected the id, a text, and an object of what is said of it but the id"),
+        ("- a", "expected one key, `models`, an object with an entry for each model id"),
+        ("models: {}\nmodel: {}", "expected one key, `models`, an object with an entry for each model id"),
+        ("models: {a: 1}", "models.a: expected a text as the id, and an object without model_id"),
+        ("models: {1: {}}", "models.1: expected a text as the id, and an object without model_id"),
         ("models:\n  a: {license: b}\n  a: {license: c}", "not YAML: a: given twice"),
         ("models:\n  a: {license: b, license: c}", "not YAML: license: given twice"),
         ("models:\n  ? [a, b]\n  : {license: b}", "not YAML: a key that is no text"),
     ],
 )
-def test_what_is_no_catalog_is_refused(tmp_path: Path, text: str, message: str) -> None:
+def test_a_malformed_catalog_is_refused(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "models.yaml"
     path.write_text(text)
     assert refusal(path).startswith(message)
@@ -304,7 +304,7 @@ def test_a_missing_file_is_refused(tmp_path: Path) -> None:
     assert refusal(tmp_path / "none.yaml") == "No such file or directory"
 
 
-def test_bytes_that_are_no_text_are_refused(tmp_path: Path) -> None:
+def test_bytes_that_are_not_utf_8_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "models.yaml"
     path.write_bytes(b"models: \xff")
     assert refusal(path).startswith("not YAML: ")
@@ -317,12 +317,12 @@ def test_bytes_that_are_no_text_are_refused(tmp_path: Path) -> None:
         ("me/a", ["llama3.1:8B"], "me/a: llama3.1:8B is a name of meta-llama/Meta-Llama-3.1-8B-Instruct already"),
     ],
 )
-def test_a_name_that_is_taken_is_refused(tmp_path: Path, model_id: str, aliases: list[str], message: str) -> None:
+def test_a_used_name_is_refused(tmp_path: Path, model_id: str, aliases: list[str], message: str) -> None:
     with pytest.raises(CatalogError, match=message):
         Catalog.load(written(tmp_path, MODEL | {"aliases": aliases}, model_id))
 
 
-def test_a_short_name_of_two_models_is_none_of_them(tmp_path: Path) -> None:
+def test_an_ambiguous_short_name_is_refused(tmp_path: Path) -> None:
     catalog = Catalog.load(written(tmp_path, MODEL, "me/gemma-2-9b-it"))
     with pytest.raises(CatalogError, match="say which: google/gemma-2-9b-it or me/gemma-2-9b-it"):
         catalog.find("gemma-2-9b-it")

@@ -1,4 +1,4 @@
-"""The chat templates that we ship, and what a model that takes no system role answers."""
+"""The shipped chat templates, and templates without a system role."""
 
 # ruff: noqa: RUF001 (DeepSeek's markers are spelled with letters that look like others)
 
@@ -52,7 +52,7 @@ def rendered(*messages: dict[str, Any], add_generation_prompt: bool = True) -> s
 
 
 def prompt_text(template: str, *messages: dict[str, Any], tool_call_format: str = "plain", **others: Any) -> str:
-    """Return what the tokenizer stage makes of a conversation, as the text of its tokens."""
+    """Return the tokenizer stage's prompt of a conversation as text."""
     model = files(byte_level(["<s>", "</s>"]), template, special_tokens=SPECIAL_TOKENS)
     vocabulary = Vocabulary(model.tokenizer)
     token_ids = list(ChatEncoder(model, vocabulary, tool_call_format).encode(ChatPrompt(messages, **others)))
@@ -64,7 +64,7 @@ def test_every_shipped_template_is_used() -> None:
     assert used == set(shipped_templates())
 
 
-# --- Alpaca ---------------------------------------------------------------------------------------------------------
+# --- Alpaca -----------------------------------------------------------------------------------------------------------
 
 
 def test_an_instruction_opens_an_answer() -> None:
@@ -84,7 +84,7 @@ def test_an_earlier_answer_ends_with_the_end_token() -> None:
     )
 
 
-def test_no_answer_is_opened_unless_it_is_wanted() -> None:
+def test_an_answer_is_opened_only_on_request() -> None:
     assert rendered(said("user", "A"), add_generation_prompt=False) == "<s>### Instruction:\nA\n\n"
 
 
@@ -110,7 +110,7 @@ def test_plain_jinja_renders_the_same() -> None:
         ([said("critic", "A")], "this model's template knows the roles system, user and assistant, not critic"),
     ],
 )
-def test_what_the_form_has_no_place_for_is_refused(messages: list[dict[str, Any]], words: str) -> None:
+def test_unsupported_messages_are_refused(messages: list[dict[str, Any]], words: str) -> None:
     with pytest.raises(InvalidRequest, match=words):
         rendered(*messages)
 
@@ -149,7 +149,7 @@ def test_tools_are_described_in_the_system_text() -> None:
     assert instruction == "2+3?\n\n### Response:\n"
 
 
-# --- DeepSeek-V2.5 ---------------------------------------------------------------------------------------------------
+# --- DeepSeek-V2.5 ----------------------------------------------------------------------------------------------------
 
 
 def deepseek_text(*messages: dict[str, Any], **others: Any) -> str:
@@ -193,10 +193,10 @@ def test_a_role_that_deepseek_does_not_know_is_refused() -> None:
         deepseek_text(said("critic", "A"))
 
 
-# --- a template that takes no system role, as Gemma 2's -------------------------------------------------------------
+# --- a template that takes no system role, as Gemma 2's ---------------------------------------------------------------
 
 
-def test_a_system_message_is_refused_in_the_templates_own_words() -> None:
+def test_a_system_message_is_refused_with_the_templates_text() -> None:
     with pytest.raises(InvalidRequest) as caught:
         prompt_text(GEMMA_LIKE, said("system", "Be brief."), said("user", "Hi."))
     assert caught.value.field == "messages"
@@ -217,7 +217,7 @@ def test_tools_are_described_by_the_user_where_there_is_no_system_role() -> None
     assert text.endswith("\n\n2+3?<end_of_turn>\n<start_of_turn>model\n")
 
 
-def test_the_catalog_says_so() -> None:
+def test_the_catalog_has_no_system_role_for_it() -> None:
     for name in ("gemma-2-9b-it", "gemma-2-27b-it"):
         entry = Catalog.load().find(name)
         assert not entry.has_system_role

@@ -1,4 +1,4 @@
-"""What a checkpoint folder says beside its weights: its chat templates."""
+"""Chat templates of a checkpoint folder."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_without_a_configuration_there_is_no_chat_template(checkpoint: Path) -> 
     assert read_chat_templates(checkpoint) == {}
 
 
-def test_a_configuration_that_is_no_json_is_refused(checkpoint: Path) -> None:
+def test_a_malformed_configuration_is_refused(checkpoint: Path) -> None:
     (checkpoint / "tokenizer_config.json").write_text("{")
     with pytest.raises(BuildError, match=r"tokenizer_config\.json: not JSON"):
         read_chat_templates(checkpoint)

@@ -14,7 +14,7 @@ from build_engines.digests import Digests
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
-    """A file whose digest is remembered in the tests."""
+    """A file that is large enough for the tests to keep its digest."""
     path = tmp_path / "weights"
     path.write_bytes(b"x" * 100)
     return path
@@ -47,7 +47,7 @@ def test_a_large_file_is_read_once(file: Path, reads: list[Path], tmp_path: Path
     assert reads == [file]
 
 
-def test_a_folder_that_cannot_be_written_remembers_nothing(file: Path, reads: list[Path], tmp_path: Path) -> None:
+def test_a_read_only_folder_keeps_no_digests(file: Path, reads: list[Path], tmp_path: Path) -> None:
     (tmp_path / "folder").touch()
     for _ in range(2):
         assert digests(tmp_path / "folder").of(file) == hashlib.sha256(b"x" * 100).hexdigest()
@@ -77,6 +77,6 @@ def test_a_file_that_was_written_again_is_read_again(content: bytes, file: Path,
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '"text"'])
-def test_what_is_remembered_badly_is_forgotten(content: str, file: Path, tmp_path: Path) -> None:
+def test_a_damaged_file_of_digests_is_ignored(content: str, file: Path, tmp_path: Path) -> None:
     (tmp_path / module.FILE_NAME).write_text(content)
     assert digests(tmp_path).of(file) == hashlib.sha256(b"x" * 100).hexdigest()

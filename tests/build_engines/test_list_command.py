@@ -1,4 +1,4 @@
-"""`list`: the catalog, and what of it is built."""
+"""`list`: the catalog and the built artifacts."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_the_catalog_is_a_table(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert "Llama 3.1 community, gated" in rows[0]
 
 
-def test_what_is_built_is_said(checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_built_models_are_marked(checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = built(checkpoint, tmp_path, "me/my-model", capsys)
     path = tmp_path / "models.yaml"
     path.write_text(yaml.safe_dump({"models": {"me/my-model": MODEL}}))
@@ -45,7 +45,7 @@ def test_what_is_built_is_said(checkpoint: Path, tmp_path: Path, capsys: pytest.
     assert models[0]["artifacts"] == []
 
 
-def test_what_is_built_and_in_no_catalog_is_listed_behind_it(
+def test_artifacts_outside_of_the_catalog_are_listed_after_it(
     checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = built(checkpoint, tmp_path, "tiny", capsys)
@@ -54,7 +54,7 @@ def test_what_is_built_and_in_no_catalog_is_listed_behind_it(
     assert others == f"Built, and not in the catalog\n  {folder.name}  llama_cpp f16\n"
 
 
-def test_a_damaged_artifact_is_said_to_be(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_damaged_artifact_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "artifacts" / "broken-123"
     folder.mkdir(parents=True)
     (tmp_path / "artifacts" / ".unfinished").mkdir()
@@ -62,7 +62,7 @@ def test_a_damaged_artifact_is_said_to_be(tmp_path: Path, capsys: pytest.Capture
     assert others[1:] == [f"  broken-123  {folder}: not an artifact, manifest.json is missing"]
 
 
-def test_json_has_everything_that_the_catalog_says(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_has_all_fields_of_the_catalog(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     models = {model["model_id"]: model for model in json.loads(run(capsys, tmp_path, "--json"))["models"]}
     deepseek = models["deepseek-ai/DeepSeek-V2.5"]
     assert deepseek["architecture"]["latent_attention"]["kv_lora_rank"] == 512

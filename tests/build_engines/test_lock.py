@@ -1,4 +1,4 @@
-"""One builder at a time, and what killed ones leave."""
+"""One builder at a time, and leftovers of killed builders."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def is_locked(path: Path) -> bool:
         return False
 
 
-def test_a_lock_is_held_in_its_block_and_says_by_whom(tmp_path: Path) -> None:
+def test_a_lock_is_exclusive_in_its_block_and_names_its_holder(tmp_path: Path) -> None:
     path = tmp_path / "new" / ".lock"
     with locked(path, "builds x"):
         assert is_locked(path)
@@ -67,7 +67,7 @@ def test_who_waits_is_told_for_whom(tmp_path: Path, caplog: pytest.LogCaptureFix
     assert ": builds x" in caplog.text
 
 
-def test_a_holder_that_nobody_knows_is_waited_for_too(tmp_path: Path) -> None:
+def test_an_unknown_holder_is_waited_for_too(tmp_path: Path) -> None:
     path = tmp_path / ".lock"
     path.write_text("{ half")
     with locked(path, "builds x"):

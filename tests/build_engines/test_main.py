@@ -20,9 +20,9 @@ from tests.build_engines.tiny_adapter import random_pairs, tensors_of, write_ada
 from tests.build_engines.tiny_checkpoint import random_weights
 
 
-def read_ensemble(repository: Path, slug: str) -> ModelParameters:
-    """Return what an ensemble's configuration says, as the frontend reads it."""
-    config = text_format.Parse((repository / slug / "config.pbtxt").read_text(), pb.ModelConfig())
+def read_ensemble(repository: Path, ensemble: str) -> ModelParameters:
+    """Return an ensemble's parameters as the frontend reads them."""
+    config = text_format.Parse((repository / ensemble / "config.pbtxt").read_text(), pb.ModelConfig())
     model = ModelParameters.from_parameters({name: value.string_value for name, value in config.parameters.items()})
     assert model is not None
     return model
@@ -97,7 +97,7 @@ def test_adapters_reach_the_repository(checkpoint: Path, tmp_path: Path) -> None
     assert r"adapters/org--formal.gguf" in (tmp_path / "repository" / "tiny__engine" / "config.pbtxt").read_text()
 
 
-def test_the_demo_models_own_adapters_are_built_with_it(
+def test_the_demo_model_is_built_with_its_adapters(
     checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     demo = tmp_path / "demo"
@@ -231,7 +231,7 @@ def test_a_wrong_command_line_is_status_2(arguments: list[str], capsys: pytest.C
     assert "usage: python -m build_engines" in capsys.readouterr().err
 
 
-def test_a_reader_that_has_had_enough_gets_no_traceback() -> None:
+def test_a_closed_output_gives_no_traceback() -> None:
     reader, writer = os.pipe()
     os.close(reader)  # as `head` does, only earlier
     command = [sys.executable, "-m", "build_engines", "list"]

@@ -1,4 +1,4 @@
-"""`plan`: what it prints, and its exit codes."""
+"""`plan`: its output and its exit codes."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def failed(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     return line
 
 
-def test_a_plan_is_printed_with_a_picture_as_wide_as_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_plan_is_printed_with_a_bar_as_wide_as_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     lines = run(capsys, "llama3.1:8b", "--gpu", "h100").splitlines()
     assert lines[0].startswith("meta-llama/Meta-Llama-3.1-8B-Instruct on 1 x H100: TP1, bf16")
     assert [len(line) for line in lines if line.startswith("  [")] == [60]
@@ -75,7 +75,7 @@ def test_without_a_model_all_are_in_a_table(capsys: pytest.CaptureFixture[str], 
     assert len(some.splitlines()) == 1 + 14
 
 
-def test_a_table_as_json_says_why_there_is_no_plan(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_table_as_json_has_the_refusals(capsys: pytest.CaptureFixture[str]) -> None:
     rows = json.loads(run(capsys, "DeepSeek-V2.5", "--json"))
     assert [(row["gpu"], "refusal" in row) for row in rows] == [
         ("h100", False),
@@ -89,7 +89,7 @@ def test_the_page_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(capsys, "--all", "--markdown") == page(Catalog.load())
 
 
-def test_a_model_of_the_users_own_is_planned(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_a_model_of_the_users_catalog_is_planned(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     path = tmp_path / "models.yaml"
     path.write_text(yaml.safe_dump({"models": {"me/my-model": MODEL}}))
     assert "me/my-model on 2 x H100: TP2, bf16" in run(capsys, "my-model", "--gpu", "h100", "--catalog", str(path))
@@ -122,8 +122,6 @@ def test_a_mistake_is_one_line(capsys: pytest.CaptureFixture[str], arguments: li
         ["plan", "--precision"],
         ["build", "demo", "--backend"],
         ["build", "demo", "--skip-check"],
-        ["selfcheck", "--backend"],
-        ["selfcheck", "--precision"],
     ],
 )
 def test_a_wrong_choice_lists_the_words_that_can_be_typed(
@@ -134,15 +132,8 @@ def test_a_wrong_choice_lists_the_words_that_can_be_typed(
     assert re.search(r"invalid choice: 'nope' \(choose from '\w+'", capsys.readouterr().err)
 
 
-def test_the_help_teaches_by_examples(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as caught:
-        main(["plan", "--help"])
-    assert caught.value.code == 0
-    assert "plan llama3.1:70b --gpu h100 --precision fp8" in capsys.readouterr().out
-
-
 def test_the_examples_of_the_help_work(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
+    with pytest.raises(SystemExit, match="0"):
         main(["plan", "--help"])
     lines = capsys.readouterr().out.partition("examples:\n")[2].partition("\n\n")[0].splitlines()
     examples = [line.split("   ")[0].split() for line in (line.strip() for line in lines)]

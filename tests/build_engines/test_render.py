@@ -1,6 +1,6 @@
-"""What is rendered of one model, compared with golden files.
+"""The rendered files of one model, compared with golden files.
 
-When the rendering changes on purpose, write them anew and read the difference:
+After an intended change, write them again and read the difference:
 
     python -m tests.build_engines.test_render
 """
@@ -70,7 +70,7 @@ def parameters(name: str) -> dict[str, str]:
     return {key: value.string_value for key, value in parsed(name).parameters.items()}
 
 
-# --- what is rendered ------------------------------------------------------------------------------------------------
+# --- rendered files ---------------------------------------------------------------------------------------------------
 
 
 def test_the_configurations_are_the_golden_ones() -> None:
@@ -143,7 +143,7 @@ def test_the_ensembles_of_frontends_share_the_stages_and_are_no_models_of_their_
     assert ModelParameters.from_parameters(parameters(name)) is None
 
 
-def test_the_ensemble_says_what_the_frontend_needs() -> None:
+def test_the_ensemble_has_the_parameters_for_the_frontend() -> None:
     assert ModelParameters.from_parameters(parameters("org--demo")) == ModelParameters(
         model_id="org/demo",
         context_window=2048,
@@ -169,13 +169,13 @@ def test_the_pytorch_backend_does_not_say_that_it_honours_seeds() -> None:
         assert RUNTIMES["tensorrt_llm"].capabilities - capabilities <= HINTS
 
 
-def test_the_tokenizer_stage_is_told_what_it_must_refuse() -> None:
+def test_the_tokenizer_stage_gets_the_capabilities() -> None:
     given = parameters("org--demo__tokenizer")
     assert set(json.loads(given["capabilities"])) == RUNTIMES["llama_cpp"].capabilities
     assert (given["runtime"], given["tool_call_format"]) == ("llama_cpp", "hermes")
 
 
-def test_the_detokenizer_stage_is_told_where_its_files_are() -> None:
+def test_the_detokenizer_stage_gets_the_artifacts_folder() -> None:
     given = {"artifact_dir": "/artifacts/demo", "ensemble": "org--demo", "context_window": "2048"}
     assert parameters("org--demo__detokenizer") == given
 
@@ -189,7 +189,7 @@ def test_the_engine_reads_its_configuration_back() -> None:
     assert config.adapters == {"org/formal": Path("/artifacts/demo/adapters/org--formal.gguf")}
 
 
-def test_the_engine_is_told_from_where_it_may_load_adapters() -> None:
+def test_the_engine_gets_the_folder_of_loadable_adapters() -> None:
     assert read_engine_config(parameters("org--demo__engine")).adapter_root is None
     options = dataclasses.replace(OPTIONS, adapter_root=Path("/adapters"), max_adapters=3, max_adapter_rank=16)
     files = render(MANIFEST, Path("/artifacts/demo"), options, "1.2.3")
@@ -197,7 +197,7 @@ def test_the_engine_is_told_from_where_it_may_load_adapters() -> None:
     given = {name: value.string_value for name, value in config.parameters.items()}
     assert AdapterRoot.from_parameters(given) == AdapterRoot(
         folder=Path("/adapters"),
-        slug="org--demo",
+        ensemble="org--demo",
         runtime="llama_cpp",
         base=MANIFEST.base,
         max_adapters=3,
@@ -224,7 +224,7 @@ def test_an_option_out_of_range_is_refused(field: str, value: Any, rule: str) ->
         ServeOptions(**{field: value})
 
 
-# --- the fingerprint -------------------------------------------------------------------------------------------------
+# --- the fingerprint --------------------------------------------------------------------------------------------------
 
 
 def fingerprint(version: str = "1.2.3", serve: dict[str, Any] | None = None, **changes: Any) -> str:
@@ -252,7 +252,7 @@ def test_a_fingerprint_looks_like_openais() -> None:
     ],
     ids=str,
 )
-def test_what_can_change_an_answer_changes_the_fingerprint(changes: dict[str, Any]) -> None:
+def test_changes_of_answers_change_the_fingerprint(changes: dict[str, Any]) -> None:
     assert fingerprint(**changes) != fingerprint()
 
 
@@ -265,15 +265,15 @@ def test_what_can_change_an_answer_changes_the_fingerprint(changes: dict[str, An
     ],
     ids=str,
 )
-def test_what_changes_no_answer_leaves_the_fingerprint(changes: dict[str, Any]) -> None:
+def test_other_changes_keep_the_fingerprint(changes: dict[str, Any]) -> None:
     assert fingerprint(**changes) == fingerprint()
 
 
-# --- the models of the catalog ---------------------------------------------------------------------------------------
+# --- the models of the catalog ----------------------------------------------------------------------------------------
 
 
 def catalog_manifest(entry: ModelEntry) -> Manifest:
-    """Return what a build of a model for H100 writes into the manifest, with names in place of digests."""
+    """Return the manifest of a build for H100, with names instead of digests."""
     recipe = Recipe(plan=plan(entry, GPUS["h100"]))
     return Manifest(
         model_id=entry.model_id,
@@ -319,7 +319,7 @@ def test_the_models_of_the_catalog_are_served_as_the_golden_files_say(name: str)
     assert golden == CATALOG_PARAMETERS[name], f"if this is on purpose: {__doc__}"
 
 
-def test_the_engine_is_told_what_it_requires() -> None:
+def test_the_engine_gets_its_requirements() -> None:
     manifest = catalog_manifest(Catalog.load().find("llama3.1:8b"))
     files = render(manifest, Path("/a"), ServeOptions(), "1")
     config = text_format.Parse(files["meta-llama--Meta-Llama-3.1-8B-Instruct__engine/config.pbtxt"], pb.ModelConfig())

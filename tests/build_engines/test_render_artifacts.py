@@ -28,7 +28,7 @@ MANIFEST = Manifest(
 OPTIONS = ServeOptions()
 FILES = render(MANIFEST, Path("/artifacts/demo"), OPTIONS, "1.2.3")
 
-# --- of artifacts ----------------------------------------------------------------------------------------------------
+# --- of artifacts -----------------------------------------------------------------------------------------------------
 
 
 def write_artifact(folder: Path, model_id: str, *, aliases: Iterable[str] = (), adapters: Iterable[str] = ()) -> Path:
@@ -81,7 +81,7 @@ def test_a_damaged_artifact_is_refused(tmp_path: Path) -> None:
         render_artifacts([folder], OPTIONS)
 
 
-# --- on disk ---------------------------------------------------------------------------------------------------------
+# --- on disk ----------------------------------------------------------------------------------------------------------
 
 
 def snapshot(folder: Path) -> dict[str, tuple[int, int]]:
@@ -90,7 +90,7 @@ def snapshot(folder: Path) -> dict[str, tuple[int, int]]:
     return {str(path.relative_to(folder)): (path.stat().st_ino, path.stat().st_mtime_ns) for path in paths}
 
 
-def test_a_repository_is_written_whole(tmp_path: Path) -> None:
+def test_a_repository_is_written_completely(tmp_path: Path) -> None:
     write_repository(FILES, tmp_path / "state" / "repository")
     written = {name: (tmp_path / "state" / "repository" / name).read_text() for name in FILES}
     assert written == FILES
@@ -98,7 +98,7 @@ def test_a_repository_is_written_whole(tmp_path: Path) -> None:
     assert {path.name for path in (tmp_path / "state").iterdir()} == {"repository", ".repository.lock"}
 
 
-def test_what_a_killed_rendering_left_is_removed(tmp_path: Path) -> None:
+def test_folders_of_a_killed_rendering_are_removed(tmp_path: Path) -> None:
     write_repository(FILES, tmp_path / "repository")
     (tmp_path / ".repository.abcdefgh").mkdir()
     other = render(dataclasses.replace(MANIFEST, model_id="b"), Path("/b"), OPTIONS, "1.2.3")
@@ -123,7 +123,7 @@ def test_a_model_that_is_not_served_any_more_is_gone(tmp_path: Path) -> None:
     assert set(snapshot(tmp_path / "repository")) == set(other)
 
 
-def test_a_folder_that_is_no_repository_is_left_alone(tmp_path: Path) -> None:
+def test_a_folder_without_models_is_not_replaced(tmp_path: Path) -> None:
     """It was replaced, with everything in it."""
     (tmp_path / "home").mkdir()
     (tmp_path / "home" / "thesis.txt").touch()

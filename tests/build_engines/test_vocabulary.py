@@ -59,7 +59,7 @@ def test_the_table_is_as_long_as_the_vocabulary_at_least() -> None:
     assert len(token_bytes(tokenizer_description(merges=[("a", "b")]), 10)) == 257
 
 
-def test_an_added_token_listed_in_the_vocabulary_is_no_text() -> None:
+def test_an_added_token_of_the_vocabulary_is_not_text() -> None:
     """Its characters need not be of the byte alphabet, which ended the build."""
     description = tokenizer_description(["<\uff5cend\u2581of\uff5c>"])
     description["model"]["vocab"]["<\uff5cend\u2581of\uff5c>"] = description["added_tokens"][0]["id"]

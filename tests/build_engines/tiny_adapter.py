@@ -38,7 +38,7 @@ CONFIG: dict[str, Any] = {  # as PEFT writes it, what is off included
 
 
 def random_pairs(weights: Weights, ends: Iterable[str], rank: int = RANK) -> Pairs:
-    """Return matrices for every module of the checkpoint whose name ends so: a change about as large as its weights."""
+    """Return matrices for the modules with these name endings: a change about as large as the weights."""
     random = np.random.default_rng(1)
     pairs = {}
     for name in sorted(weights):

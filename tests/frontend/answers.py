@@ -16,7 +16,7 @@ async def events_of(response: aiohttp.ClientResponse) -> list[Any]:
 
 
 async def error_of(response: aiohttp.ClientResponse) -> dict[str, Any]:
-    """Return the error of an answer, whose envelope has to be right."""
+    """Check the envelope of an error, and return the error."""
     body = await response.json()
     assert set(body) == {"error", "detail"}
     assert set(body["error"]) == {"message", "type", "param", "code"}

@@ -1,4 +1,4 @@
-"""Request bodies from which several tests start, and what becomes of them when they are read."""
+"""Request bodies for several tests, and functions that parse them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ TIME = {"type": "function", "function": {"name": "get_time"}}
 
 
 def read[Request: Body](model: type[Request], body: Mapping[str, Any], **settings: Any) -> tuple[Request, list[str]]:
-    """Return the request that a body says, and the names in it that nobody knows."""
+    """Return the request in a body, and the places of ignored fields."""
     return parse(model, json.dumps(body).encode(), Settings(**settings))
 
 

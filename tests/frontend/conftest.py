@@ -12,7 +12,7 @@ from aiohttp import web
 
 from frontend.server import app_runner
 from frontend.settings import Settings
-from frontend.triton.models import Triton
+from frontend.triton.client import TritonClient
 
 type Serve = Callable[..., Awaitable[aiohttp.ClientSession]]
 
@@ -26,7 +26,7 @@ async def serve() -> AsyncIterator[Serve]:
     async with AsyncExitStack() as stack:
 
         async def start(
-            triton: Triton | None, apps: list[web.Application] | None = None, **settings: Any
+            triton: TritonClient | None, apps: list[web.Application] | None = None, **settings: Any
         ) -> aiohttp.ClientSession:
             tritons = None if triton is None else {"fake:1": triton}
             runner = app_runner(Settings(drain_timeout_s=0, **settings), tritons)

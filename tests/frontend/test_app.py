@@ -1,4 +1,4 @@
-"""The application as a whole: routes, headers, the log, and refusals that are no handler's."""
+"""The application as a whole: routes, headers, the log, and refusals outside the handlers."""
 
 from __future__ import annotations
 
@@ -34,22 +34,19 @@ async def test_every_route_is_served_with_and_without_v1_and_below_every_root(se
         assert (await http.get(prefix + path)).status == 200
 
 
-async def test_names_that_nobody_knows_are_listed_in_a_header(serve: Serve) -> None:
+async def test_unknown_fields_are_listed_in_a_header_of_bounded_length(serve: Serve) -> None:
     http = await serve(FakeTriton(chunks("x")))
+    assert "x-ignored-params" not in (await http.post("/v1/completions", json=COMPLETION)).headers
     names = {"foo": 1, "b\r\nx-evil: 1": 2, "é": 3}
     for stream in (False, True):
         response = await http.post("/v1/completions", json=COMPLETION | names | {"stream": stream})
         assert response.status == 200
         assert response.headers["x-ignored-params"] == "foo,b%0D%0Ax-evil%3A%201,%C3%A9"
         assert "x-evil" not in response.headers
-    many = {f"unknown_{index}_{'x' * 1000}": 1 for index in range(1000)}
+    many = {f"{index}{'é' * 300}": 1 for index in range(100)}
     response = await http.post("/v1/completions", json=COMPLETION | many)
-    assert len(response.headers["x-ignored-params"]) < 4000
-
-
-async def test_no_header_without_such_names(serve: Serve) -> None:
-    http = await serve(FakeTriton(chunks("x")))
-    assert "x-ignored-params" not in (await http.post("/v1/completions", json=COMPLETION)).headers
+    assert len(response.headers["x-ignored-params"]) < 2100
+    assert response.headers["x-ignored-params"].endswith("%C3%A9,...")
 
 
 async def test_keywords_that_are_not_enforced_are_listed_in_the_header(serve: Serve) -> None:
@@ -77,21 +74,14 @@ async def test_keywords_that_are_not_enforced_are_listed_in_the_header(serve: Se
             assert response.headers.get("x-ignored-params", "") == ",".join(names)
 
 
-async def test_a_long_list_of_ignored_places_is_cut(serve: Serve) -> None:
-    http = await serve(FakeTriton(chunks("x")))
-    schema: dict[str, Any] = {"properties": {f"{index}{'é' * 300}": {"not": {}} for index in range(40)}}
-    response = await http.post("/v1/chat/completions", json=CHAT | {"structured_outputs": {"json": schema}})
-    assert len(response.headers["x-ignored-params"]) < 2100
-    assert response.headers["x-ignored-params"].endswith("%C3%A9,...")
-
-
-async def test_strict_extra_refuses_such_names(serve: Serve) -> None:
+async def test_strict_extra_refuses_ignored_fields(serve: Serve) -> None:
     http = await serve(FakeTriton(chunks("x")), strict_extra=True)
     tool = {"type": "function", "function": {"name": "f", "parameters": {"not": {}}}}
     for path, body, place in (
         ("/v1/completions", COMPLETION | {"foo": 1}, "foo"),
         ("/v1/completions", COMPLETION | {"stream": True, "stream_options": {"x": 1}}, "stream_options.x"),
         ("/v1/chat/completions", CHAT | {"tools": [tool]}, "tools[0].function.parameters.not"),
+        ("/v1/chat/completions", CHAT | {"reasoning_effort": "low"}, "reasoning_effort"),
     ):
         error = await error_of(await http.post(path, json=body))
         assert (error["status"], error["param"], error["code"]) == (400, place, "unknown_parameter")
@@ -129,18 +119,7 @@ async def test_the_log_has_one_line_per_request_and_no_prompt(serve: Serve, capl
     assert "answer" not in caplog.text
 
 
-async def test_no_answer_names_the_software_below(serve: Serve) -> None:
-    http = await serve(FakeTriton(chunks("x")))
-    for response in (
-        await http.post("/v1/completions", json=COMPLETION),
-        await http.post("/v1/completions", json=COMPLETION | {"stream": True}),
-        await http.get("/v1/nothing"),
-        await http.get("/health/live", headers={"X": "a" * 20_000}),
-    ):
-        assert response.headers["Server"] == "conch"
-
-
-async def test_every_answer_says_how_long_it_took(serve: Serve) -> None:
+async def test_every_answer_has_its_time_and_hides_the_software_below(serve: Serve) -> None:
     http = await serve(FakeTriton(chunks("x")))
     for response in (
         await http.post("/v1/completions", json=COMPLETION),
@@ -150,6 +129,8 @@ async def test_every_answer_says_how_long_it_took(serve: Serve) -> None:
         await http.get("/health/live"),
     ):
         assert response.headers["openai-processing-ms"].isdecimal()
+        assert response.headers["Server"] == "conch"
+    assert (await http.get("/health/live", headers={"X": "a" * 20_000})).headers["Server"] == "conch"
 
 
 async def test_the_organization_comes_back_and_is_in_the_log(serve: Serve, caplog: pytest.LogCaptureFixture) -> None:
@@ -167,16 +148,14 @@ async def test_the_organization_comes_back_and_is_in_the_log(serve: Serve, caplo
 
 
 def labels_in(caplog: pytest.LogCaptureFixture) -> dict[str, str]:
-    """Return the labels of the one line that was logged, and forget the line."""
+    """Return the labels of the only log line, and clear the log."""
     (record,) = caplog.records
     caplog.clear()
     _, found, labels = record.getMessage().partition(" labels=")
     return dict(json.loads(labels)) if found else {}
 
 
-async def test_bookkeeping_is_in_the_log_and_people_are_not_named_there(
-    serve: Serve, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_bookkeeping_is_in_the_log_with_persons_as_hashes(serve: Serve, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "frontend.app")
     http = await serve(FakeTriton(chunks("x")))
     fields = {"user": "ann@example.com", "safety_identifier": "ann", "metadata": {"run": "é" * 1000}}
@@ -188,16 +167,14 @@ async def test_bookkeeping_is_in_the_log_and_people_are_not_named_there(
     assert seen[0]["prompt_cache_key"] == "k"
     assert seen[0]["metadata"].startswith('{"run":"éé')
     assert len(seen[0]["metadata"]) == 256
-    assert seen[0]["user"] == seen[1]["user"] != seen[2]["user"]  # the same person can be told from others
+    assert seen[0]["user"] == seen[1]["user"] != seen[2]["user"]  # the hashes of two persons differ
     assert len(seen[0]["user"]) == len(seen[0]["safety_identifier"]) == 16
 
 
 EVIL = "x\nINFO frontend.app: forged\r\u2028\u0085 status=200"
 
 
-async def test_nothing_that_a_client_sends_makes_a_line_of_the_log(
-    serve: Serve, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_client_cannot_forge_a_line_of_the_log(serve: Serve, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "frontend.app")
     http = await serve(FakeTriton(chunks("x")))
     named = {"user": EVIL, "safety_identifier": EVIL, "prompt_cache_key": EVIL, "metadata": {EVIL: EVIL}}
@@ -214,7 +191,7 @@ async def test_nothing_that_a_client_sends_makes_a_line_of_the_log(
         assert "INFO frontend.app: forged" not in line or " labels=" in line
 
 
-async def test_the_log_says_what_an_error_was(serve: Serve, caplog: pytest.LogCaptureFixture) -> None:
+async def test_the_log_has_the_code_of_an_error(serve: Serve, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "frontend.app")
     http = await serve(FakeTriton([GenerationChunk(text="a"), EngineFailed()]))
     for body, facts in (
@@ -229,11 +206,10 @@ async def test_the_log_says_what_an_error_was(serve: Serve, caplog: pytest.LogCa
         assert all(fact in line for fact in facts)
 
 
-@pytest.mark.parametrize("body", [b"{", b"[]", b'{"a":NaN}', b'{"model":"\\ud800"}', b"\xff", b"[" * 100_000])
-async def test_a_body_that_is_no_json_object_is_refused(serve: Serve, body: bytes) -> None:
+async def test_a_body_that_is_no_json_object_is_refused(serve: Serve) -> None:
     http = await serve(FakeTriton())
     for path in ("/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize"):
-        error = await error_of(await http.post(path, data=body, headers=JSON))
+        error = await error_of(await http.post(path, data=b"[]", headers=JSON))
         assert (error["status"], error["code"]) == (400, "invalid_json")
 
 
@@ -242,7 +218,9 @@ async def test_a_body_that_is_no_json_object_is_refused(serve: Serve, body: byte
     "media_type",
     ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=a", "json", "", None],
 )
-async def test_what_a_web_page_may_send_unasked_is_no_json(serve: Serve, path: str, media_type: str | None) -> None:
+async def test_media_types_that_a_web_page_may_send_unasked_are_refused(
+    serve: Serve, path: str, media_type: str | None
+) -> None:
     http = await serve(triton := FakeTriton(chunks("x")))
     headers = {} if media_type is None else {"Content-Type": media_type}
     body = json.dumps(COMPLETION | CHAT | {"tokens": [1]}).encode()
@@ -261,7 +239,7 @@ async def test_json_has_several_names(serve: Serve, media_type: str) -> None:
     assert (await http.post("/v1/completions", data=body, headers={"Content-Type": media_type})).status == 200
 
 
-async def test_a_body_that_is_refused_for_its_headers_is_not_asked_for(serve: Serve) -> None:
+async def test_100_continue_comes_only_once_the_headers_are_accepted(serve: Serve) -> None:
     http = await serve(FakeTriton(chunks("x")), max_body_bytes=1000)
     for size, expected, media_type in ((10**9, 413, "application/json"), (10, 415, "text/plain")):
         reader, writer = await asyncio.open_connection("127.0.0.1", port_of(http))
@@ -270,27 +248,18 @@ async def test_a_body_that_is_refused_for_its_headers_is_not_asked_for(serve: Se
         line = await asyncio.wait_for(reader.readline(), DEADLINE_S)
         assert int(line.split()[1]) == expected
         writer.close()
-
-
-async def test_a_body_that_is_wanted_is_asked_for(serve: Serve) -> None:
-    http = await serve(FakeTriton(chunks("x")))
     assert (await http.post("/v1/completions", json=COMPLETION, expect100=True)).status == 200
 
 
-async def test_a_body_over_the_limit_is_refused_with_413(serve: Serve) -> None:
-    http = await serve(FakeTriton(chunks("x")), max_body_bytes=1000)
-    assert (await http.post("/v1/completions", json=COMPLETION | {"prompt": "x" * 800})).status == 200
-    error = await error_of(await http.post("/v1/completions", json=COMPLETION | {"prompt": "x" * 1000}))
-    assert (error["status"], error["code"]) == (413, "request_too_large")
-
-
-async def test_a_compressed_body_counts_as_it_is_unpacked(serve: Serve) -> None:
+@pytest.mark.parametrize("encoding", ["identity", "gzip"])
+async def test_a_body_over_the_limit_is_refused_also_if_it_was_compressed(serve: Serve, encoding: str) -> None:
     http = await serve(FakeTriton(chunks("x")), max_body_bytes=1000)
     for num_chars, status in ((800, 200), (100_000, 413)):
-        body = gzip.compress(json.dumps(COMPLETION | {"prompt": "x" * num_chars}).encode())
-        assert len(body) < 1000
-        headers = JSON | {"Content-Encoding": "gzip"}
-        assert (await http.post("/v1/completions", data=body, headers=headers)).status == status
+        body = json.dumps(COMPLETION | {"prompt": "x" * num_chars}).encode()
+        data = gzip.compress(body) if encoding == "gzip" else body
+        response = await http.post("/v1/completions", data=data, headers=JSON | {"Content-Encoding": encoding})
+        assert response.status == status
+    assert (await error_of(response))["code"] == "request_too_large"
 
 
 @pytest.mark.parametrize(
@@ -301,10 +270,10 @@ async def test_a_compressed_body_counts_as_it_is_unpacked(serve: Serve) -> None:
         ("/v1/nothing", "application/json", 404),
     ],
 )
-async def test_of_a_body_that_is_refused_no_more_is_unpacked(
+async def test_the_rest_of_a_refused_body_is_not_unpacked(
     serve: Serve, monkeypatch: pytest.MonkeyPatch, path: str, media_type: str, status: int
 ) -> None:
-    # To throw the rest of 100 MB away, aiohttp would first unpack it, on the event loop of everybody.
+    # aiohttp would unpack the rest of 100 MB on the event loop, to throw it away.
     num_unpacked = 0
     feed = StreamReader.feed_data
 
@@ -330,15 +299,6 @@ async def test_a_body_that_does_not_unpack_is_refused(serve: Serve) -> None:
     assert error["status"] == 400
 
 
-async def test_validation_failures_have_both_forms(serve: Serve) -> None:
-    http = await serve(FakeTriton(), validation_status=422)
-    response = await http.post("/v1/completions", json=COMPLETION | {"temperature": 3})
-    assert (await error_of(response))["status"] == 422
-    assert (await response.json())["detail"] == [
-        {"loc": ["body", "temperature"], "msg": "Input should be less than or equal to 2", "type": "less_than_equal"}
-    ]
-
-
 @pytest.mark.parametrize(
     ("method", "path", "status", "code"),
     [
@@ -362,12 +322,11 @@ async def test_aiohttps_own_refusals_have_the_envelope(
     assert ("Allow" in response.headers) == (status == 405)
 
 
-@pytest.mark.parametrize("root", ["", "/v1"])
-@pytest.mark.parametrize("api", ["responses", "messages"])
-async def test_the_404_of_another_chat_api_names_ours(serve: Serve, root: str, api: str) -> None:
+async def test_the_404_of_another_chat_api_names_ours(serve: Serve) -> None:
     http = await serve(FakeTriton())
-    error = await error_of(await http.post(f"{root}/{api}", json={}))
-    assert error["message"] == f"There is no POST {root}/{api}: use {root}/chat/completions"
+    for root, api in (("", "responses"), ("/v1", "messages")):
+        error = await error_of(await http.post(f"{root}/{api}", json={}))
+        assert error["message"] == f"There is no POST {root}/{api}: use {root}/chat/completions"
 
 
 async def test_fields_that_the_models_chat_template_does_not_read_are_listed(serve: Serve) -> None:
@@ -379,9 +338,3 @@ async def test_fields_that_the_models_chat_template_does_not_read_are_listed(ser
     assert (answer.status, answer.headers["x-ignored-params"].split(",")) == (200, ignored)
     answer = await http.post("/tokenize", json={"model": DEMO.id, "messages": [USER, thought]})
     assert answer.headers["x-ignored-params"] == "messages[1].annotations,messages[1].reasoning_content"
-
-
-async def test_strict_extra_refuses_fields_that_the_models_chat_template_does_not_read(serve: Serve) -> None:
-    http = await serve(FakeTriton(chunks("x")), strict_extra=True)
-    error = await error_of(await http.post("/v1/chat/completions", json=CHAT | {"reasoning_effort": "low"}))
-    assert (error["status"], error["param"], error["code"]) == (400, "reasoning_effort", "unknown_parameter")

@@ -53,7 +53,7 @@ def test_a_value_is_shown_as_json_spells_it_and_short() -> None:
     assert len(shown([["x" * 1000] * 1000] * 1000)) < 2000
 
 
-def test_the_time_to_try_again_is_told_in_both_units_and_rounded_up() -> None:
+def test_the_time_to_retry_has_both_units_and_is_rounded_up() -> None:
     assert retry_headers(1.2001) == {"Retry-After": "2", "retry-after-ms": "1201"}
     assert retry_headers(0) == {"Retry-After": "1", "retry-after-ms": "1"}
     assert retry_headers(None) == {"x-should-retry": "false"}

@@ -1,8 +1,7 @@
-"""What the official client makes of our answers."""
+"""Our answers, read by the official client."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -76,24 +75,13 @@ async def test_a_streamed_chat_completion(client: openai.AsyncOpenAI, triton: Fa
     assert events[-1].usage.total_tokens == 12
 
 
-async def test_a_completion(client: openai.AsyncOpenAI) -> None:
+async def test_a_completion(client: openai.AsyncOpenAI, triton: FakeTriton) -> None:
     answer = await client.completions.create(model=DEMO.id, prompt="hi")
     assert (answer.choices[0].text, answer.choices[0].finish_reason) == ("Grüße 🙂日本", "length")
-
-
-async def test_a_streamed_completion(client: openai.AsyncOpenAI, triton: FakeTriton) -> None:
     triton.script = ANSWER
     events = [event async for event in await client.completions.create(model=DEMO.id, prompt="hi", stream=True)]
     assert "".join(event.choices[0].text for event in events) == "Grüße 🙂日本"
     assert events[-1].usage is not None
-
-
-async def test_the_synchronous_client(url: str) -> None:
-    def ask() -> str | None:
-        with openai.OpenAI(base_url=url, api_key="none", max_retries=0) as client:
-            return client.chat.completions.create(model=DEMO.id, messages=[USER]).choices[0].message.content
-
-    assert await asyncio.to_thread(ask) == "Grüße 🙂日本"
 
 
 async def test_models(client: openai.AsyncOpenAI) -> None:
@@ -154,7 +142,7 @@ async def test_a_tool_call_can_be_streamed_and_answered(client: openai.AsyncOpen
     assert message.tool_calls is not None
     (call,) = message.tool_calls
     assert (message.content, call.function.parsed_arguments) == ("Let me see.", Weather(city="Zürich"))
-    # What the client made of the answer is what it sends in the next turn.
+    # The client sends its form of the answer in the next request.
     triton.script = WHOLE
     history = [USER, message, {"role": "tool", "tool_call_id": call.id, "content": "rain"}]
     following = await client.chat.completions.create(model=DEMO.id, messages=history)  # type: ignore[arg-type]
@@ -178,7 +166,7 @@ async def test_every_answer_can_be_sent_back(
     is_stream: bool,
     is_deprecated: bool,
 ) -> None:
-    """An answer whose arguments were cut was refused as no JSON."""
+    """Arguments that were cut are no JSON, and were refused."""
     text = "".join(CALLS.partition(last)[:2]) if last else ""
     triton.script = chunks(*(text[:3], text[3:]) if is_stream else (text,), finish_reason=finish_reason)
     tools: dict[str, Any] = (
@@ -242,14 +230,6 @@ async def test_log_probabilities_of_a_completion(client: openai.AsyncOpenAI, tri
     assert (first.tokens, first.token_logprobs) == (["é", "!"], [-1.0, -1.0])
     assert first.top_logprobs == [{"é": -1.0, "z": -2.0}, {"!": -1.0, "z": -2.0}]
     assert (first.text_offset, second.text_offset) == ([6, 7], [3, 4])  # behind "<1><2>" and "<3>"
-
-
-async def test_several_choices_stream_at_a_time(client: openai.AsyncOpenAI, triton: FakeTriton) -> None:
-    triton.script = chunks("Grüße", " 🙂", "日本")
-    async with client.chat.completions.stream(model=DEMO.id, messages=[USER], n=3) as stream:
-        answer = await stream.get_final_completion()
-    assert [choice.message.content for choice in answer.choices] == ["Grüße 🙂日本"] * 3
-    assert [choice.finish_reason for choice in answer.choices] == ["stop"] * 3
 
 
 async def test_fields_that_the_client_does_not_know_go_in_the_extra_body(

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import re
 
 import pytest
 
-from frontend import options
 from frontend.__main__ import main
 from frontend.options import (
     add_options,
@@ -16,7 +16,7 @@ from frontend.options import (
     settings_to_arguments,
     settings_to_environment,
 )
-from frontend.settings import Settings, SettingsError
+from frontend.settings import SETTINGS, Settings, SettingsError
 
 
 def parsed(arguments: list[str], defaults: Settings) -> Settings:
@@ -25,7 +25,7 @@ def parsed(arguments: list[str], defaults: Settings) -> Settings:
     return settings_from(parser.parse_args(arguments), defaults)
 
 
-def test_what_is_not_given_keeps_its_default():
+def test_an_option_that_is_not_given_keeps_its_default():
     defaults = Settings(port=8000)
     assert parsed([], defaults) == defaults
     assert parsed(["--host=::1"], defaults) == dataclasses.replace(defaults, host="::1")
@@ -43,13 +43,11 @@ def test_settings_survive_the_way_through_options():
         completion_max_tokens=0,
         context_length_exceeded_behavior="error",
         include_stop_str_in_output=True,
-        max_choices=7,
-        stats_interval_s=0.25,
-        ping_interval_s=0,
+        request_timeout_s=0.25,
+        stream_keepalive_s=0,
         tls_cert="cert.pem",
         tls_key="key.pem",
         admin_port=2,
-        admin_tls=True,
         triton_tls_ca="ca.pem",
         triton_tls_cert="mine.pem",
         triton_tls_key="mine.key",
@@ -69,7 +67,7 @@ def test_a_value_that_breaks_a_rule_is_refused():
     ("arguments", "message"),
     [
         (["api", "--triton=nowhere"], "--triton='nowhere': 'nowhere' must be host:port"),
-        (["probe", "--triton=nowhere"], "--triton='nowhere': 'nowhere' must be host:port"),
+        (["health", "--triton=nowhere"], "--triton='nowhere': 'nowhere' must be host:port"),
         (["drain", "--triton=nowhere"], "--triton='nowhere': 'nowhere' must be host:port"),
         (["api", "--model-limit=demo"], "model_limits='demo': must be MODEL:name=value"),
         (["serve", "--repository=r", "--model-limit=demo"], "model_limits='demo': must be MODEL:name=value"),
@@ -82,17 +80,28 @@ def test_a_text_that_breaks_its_grammar_ends_the_command_before_anything_is_star
     assert capsys.readouterr().err.startswith(f"error: {message}")
 
 
-@pytest.mark.parametrize("command", ["probe", "drain"])
+@pytest.mark.parametrize("command", ["health", "drain"])
 @pytest.mark.parametrize("value", ["demo=a:1", "a:1,b:1"])
-def test_what_is_about_one_server_takes_neither_a_model_nor_a_second_one(
+def test_an_option_for_one_server_takes_neither_a_model_nor_a_second_server(
     command: str, value: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([command, f"--triton={value}"]) == 2
     assert capsys.readouterr().err == f"error: --triton='{value}': must be one host:port, without a model\n"
 
 
-def test_every_setting_has_a_text_for_help():
-    assert {field.name for field in dataclasses.fields(Settings)} - {"triton_key"} == set(options._HELP)
+@pytest.mark.parametrize("name", SETTINGS)
+def test_the_help_of_every_setting_is_a_sentence(name: str) -> None:
+    assert re.fullmatch(r"\w.{20,}\.", SETTINGS[name].help)
+
+
+def test_help_shows_the_default_and_the_variable(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["api", "--help"])
+    said = " ".join(capsys.readouterr().out.split())
+    assert "--port N Port of the API; 0 is any free port. (default: 8080)" in said
+    assert "--drain-timeout-s S Seconds that running requests may take to end after SIGTERM" in said
+    assert "each frontend counts alone. Also from CONCH_REDIS_URL." in said
+    assert "--triton-key" not in said
 
 
 def test_root_paths_are_named_one_by_one():

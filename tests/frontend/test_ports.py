@@ -1,4 +1,4 @@
-"""What our own ports offer, and to whom: docs/security.md says so, and whoever adds a route must think of it."""
+"""The routes of our ports and their users are those of docs/security.md, also after a new route."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def key_file(tmp_path: Path) -> KeyFile:
 
 
 @pytest.mark.parametrize("port", ["the API", "operations"])
-async def test_the_page_names_every_route_and_who_may_use_it(key_file: KeyFile, port: str) -> None:
+async def test_the_page_names_every_route_and_its_users(key_file: KeyFile, port: str) -> None:
     offered = offered_to(port)
     async with AsyncExitStack() as stack:
         runner = app_runner(Settings(drain_timeout_s=0, key_file=str(key_file.path)), {"fake:1": FakeTriton()})

@@ -21,7 +21,7 @@ MODELS: dict[str, type[GenerationBody]] = {
 
 
 @pytest.mark.parametrize("name", pages())
-def test_a_page_says_what_the_code_says(name: str) -> None:
+def test_a_page_is_equal_to_the_code(name: str) -> None:
     assert (DOCS / name).read_text(encoding="utf-8") == pages()[name], "run: python -m frontend reference docs"
 
 
@@ -31,7 +31,7 @@ def test_every_field_is_in_the_table_once(endpoint: str) -> None:
     assert sorted(names) == sorted([*model.model_fields, *model.refused, *model.hints])
 
 
-def test_every_row_says_what_each_runtime_does() -> None:
+def test_every_row_has_the_treatment_by_each_runtime() -> None:
     for row in parameters():
         assert row.treatments.keys() == RUNTIMES.keys()
         refused = {name for name, treatment in row.treatments.items() if treatment is Treatment.REFUSED}

@@ -68,7 +68,7 @@ def test_with_a_certificate_it_speaks_tls(tmp_path: Path) -> None:
 
 def test_the_operations_port_shows_the_certificate_and_asks_for_none(tmp_path: Path) -> None:
     cert, key = make(tmp_path, "server")
-    tls = [f"--tls-cert={cert}", f"--tls-key={key}", f"--tls-client-ca={cert}", "--admin-tls"]
+    tls = [f"--tls-cert={cert}", f"--tls-key={key}", f"--tls-client-ca={cert}"]
     port = free_port()
     command = [sys.executable, "-m", "frontend", "api", "--port=0", f"--admin-port={port}", *tls]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:

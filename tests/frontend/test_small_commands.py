@@ -17,7 +17,7 @@ print(json.dumps([os.environ["OPENBLAS_NUM_THREADS"], sorted(sys.modules)]))
 _OF_SERVERS = {"aiohttp", "pydantic", "http.client", "frontend.app", "frontend.launcher.launcher"}
 
 
-@pytest.mark.parametrize("command", ["probe", "drain"])
+@pytest.mark.parametrize("command", ["health", "drain"])
 def test_it_imports_nothing_of_the_servers_and_starts_no_pool_of_threads(command: str) -> None:
     done = subprocess.run(
         [sys.executable, "-c", _CODE, command, "--triton=127.0.0.1:1"], capture_output=True, text=True, check=True

@@ -30,7 +30,7 @@ TEXTS = st.lists(FRAGMENTS, max_size=20).map("".join)
 
 
 def events(format_name: str, chunks: Iterable[str]) -> list[ToolEvent]:
-    """Return what a parser says of the chunks, with deltas that follow each other joined."""
+    """Return a parser's events for chunks; consecutive deltas are joined."""
     parser = tool_call_parser(format_name)
     result: list[ToolEvent] = []
     for event in [*(event for chunk in chunks for event in parser.push(chunk)), *parser.finish()]:
@@ -95,7 +95,7 @@ def test_text_without_a_call_comes_out_as_it_is(format_name: str, text: str) -> 
         max_size=3,
     ),
 )
-def test_text_and_calls_are_told_apart(format_name: str, lead: str, calls: list[tuple[str, dict[str, object]]]) -> None:
+def test_text_and_calls_are_separated(format_name: str, lead: str, calls: list[tuple[str, dict[str, object]]]) -> None:
     written = [(name, json.dumps(arguments, ensure_ascii=False)) for name, arguments in calls]
     text = lead + "\n\n" + TOOL_FORMATS[format_name].calls_text(written)
     assert parse_tool_calls(format_name, text) == (
@@ -104,7 +104,7 @@ def test_text_and_calls_are_told_apart(format_name: str, lead: str, calls: list[
     )
 
 
-def test_text_that_cannot_be_a_call_is_not_held_back() -> None:
+def test_text_that_cannot_be_a_call_does_not_wait() -> None:
     assert pushed("hermes", "Hel", "lo <", "b>", " \n", "<tool", "_tip>") == [
         [ContentDelta("Hel")],
         [ContentDelta("lo")],
@@ -188,11 +188,11 @@ def test_arguments_in_a_string_are_decoded(string: str, decoded: str) -> None:
         '<tool_call>\n{"name": "f", "argu',
     ],
 )
-def test_what_is_no_call_is_content(text: str) -> None:
+def test_other_text_is_content(text: str) -> None:
     assert parse_tool_calls("hermes", text) == (text, [])
 
 
-def test_a_call_behind_one_that_is_none_is_found() -> None:
+def test_a_call_after_a_false_beginning_is_found() -> None:
     text = '<tool_call><tool_call>{"name": "f", "arguments": {}}</tool_call>'
     assert parse_tool_calls("hermes", text) == ("<tool_call>", [ToolCall("f", "{}", True)])
 
@@ -232,7 +232,7 @@ def test_a_call_with_a_broken_end_is_ended(arguments: str, rest: str) -> None:
     assert parse_tool_calls("hermes", text) == ("", [ToolCall("f", arguments, True)])
 
 
-def test_what_follows_arguments_and_is_no_end_is_content() -> None:
+def test_other_text_after_arguments_is_content() -> None:
     text = '<tool_call>\n{"name": "f", "arguments": {}] <tool_call>\n{"name": "g", "arguments": {}}\n</tool_call>'
     assert parse_tool_calls("hermes", text) == ("]", [ToolCall("f", "{}", False), ToolCall("g", "{}", True)])
 

@@ -101,7 +101,7 @@ def test_what_a_pod_has_already_cannot_be_added_to_it(name: str) -> None:
 def test_a_variable_of_all_ranks_cannot_be_added_again() -> None:
     values = values_of("nodes")
     values["models"][0]["extraEnv"] = [{"name": "NCCL_IB_HCA", "value": "x"}]
-    assert "extraEnv: NCCL_IB_HCA is there twice" in refusal(values)
+    assert "extraEnv: NCCL_IB_HCA occurs twice" in refusal(values)
 
 
 def test_labels_of_one_kind_of_pod_count_before_those_of_all() -> None:

@@ -70,7 +70,7 @@ def test_every_command_is_one_that_its_program_takes(name: str) -> None:
             assert not command.words or command.words[0] == "sleep" or command.words[1].startswith("/etc/conch/"), (
                 command
             )
-    assert {"api", "triton", "probe", "drain"} <= seen
+    assert {"api", "triton", "health", "drain"} <= seen
     assert seen & {"build", "render"}
 
 
@@ -116,9 +116,9 @@ def test_values_become_options() -> None:
 
 
 def test_large_numbers_are_not_rounded() -> None:
-    limits = {"maxBodyBytes": 2**31 - 1, "maxInFlightPromptTokens": 123456789}
+    limits = {"maxBodyBytes": 2**31 - 1, "maxInFlight": 123456789}
     [command] = [each for each in commands(render({"frontend": {"limits": limits}})) if each.words[3:4] == ["api"]]
-    assert {"--max-body-bytes=2147483647", "--max-in-flight-prompt-tokens=123456789"} <= set(command.words)
+    assert {"--max-body-bytes=2147483647", "--max-in-flight=123456789"} <= set(command.words)
 
 
 def test_a_model_with_names_of_any_characters_is_passed_on_as_it_is() -> None:

@@ -180,7 +180,7 @@ def test_an_unfinished_artifact_is_waited_for_and_the_job_is_named_when_the_time
     script = start_script(tmp_path, "0", tmp_path)
     said, _ = script.communicate()
     assert script.returncode == 1
-    assert f"error: no artifact in {tmp_path} after 0 s: see whether its Job has failed" in said
+    assert f"error: no artifact in {tmp_path} after 0 s: check whether its Job has failed" in said
 
 
 def test_a_pod_that_waits_for_its_artifact_ends_when_it_is_told_to_and_gives_its_gpus_back(tmp_path: Path) -> None:

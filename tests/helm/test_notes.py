@@ -8,7 +8,7 @@ from tests.helm.chart import CHART, render
 KEYS = {"auth": {"existingSecret": "api-keys"}}
 
 
-def test_the_notes_say_how_to_ask_and_that_nobody_is_kept_out() -> None:
+def test_the_notes_have_a_request_and_warn_if_there_are_no_api_keys() -> None:
     notes = render().notes
     assert "kubectl --namespace serving port-forward service/demo-frontend 8000:80" in notes
     assert '"model": "demo"' in notes
@@ -19,41 +19,41 @@ def test_the_notes_say_how_to_ask_and_that_nobody_is_kept_out() -> None:
 
 def test_the_notes_name_what_must_be_in_the_cluster() -> None:
     assert "These values need" not in render().notes
-    assert "in the cluster: LeaderWorkerSet (leaderworkerset.x-k8s.io)." in case("nodes").notes
+    assert "need in the cluster: LeaderWorkerSet (leaderworkerset.x-k8s.io)." in case("nodes").notes
     for name in ("KEDA 2.17 or later (keda.sh)", "the Gateway API (gateway", "inference extension"):
         assert name in case("scaled").notes
 
 
-def test_the_notes_say_which_labels_keda_asks_for_where_nothing_gives_them() -> None:
-    said = "have Prometheus scrape demo-frontend-operations with these labels"
+def test_the_notes_name_the_labels_of_kedas_queries_without_a_service_monitor() -> None:
+    said = "let Prometheus scrape demo-frontend-operations with these labels"
     for is_monitored in (False, True):
         values = values_of("scaled") | {"metrics": {"serviceMonitor": {"enabled": is_monitored}}}
         assert (said not in render(values).notes) is is_monitored
     assert said not in render().notes
 
 
-def test_the_notes_warn_of_what_a_value_brings_with_it() -> None:
+def test_the_notes_warn_of_the_effects_of_values() -> None:
     without_spare = with_demo(strategy={"maxSurge": 0, "maxUnavailable": 1})
     assert "demo has one replica, and strategy.maxUnavailable 1" in render(without_spare).notes
-    assert "counts the rates of keys by itself" in render({"frontend": {**KEYS, "replicas": 2}}).notes
+    assert "counts the rates of keys separately" in render({"frontend": {**KEYS, "replicas": 2}}).notes
     shared = {**KEYS, "replicas": 2, "redis": {"existingSecret": "redis"}}
-    assert "counts the rates of keys by itself" not in render({"frontend": shared}).notes
+    assert "counts the rates of keys separately" not in render({"frontend": shared}).notes
     assert "Jobs build or download llama-70b, qwen-7b" in case("gpu").notes
 
 
-def test_the_notes_wait_for_what_becomes_ready_and_for_nothing_that_a_test_left_behind() -> None:
+def test_the_notes_wait_only_for_pods_that_become_ready() -> None:
     assert (
         "--selector 'app.kubernetes.io/instance=demo,app.kubernetes.io/component in (frontend,model)'" in render().notes
     )
 
 
-def test_the_notes_ask_as_tls_wants_it() -> None:
+def test_the_request_in_the_notes_uses_tls_and_a_client_certificate_if_needed() -> None:
     assert "curl http://127.0.0.1:8000/v1" in render().notes
     assert "curl --insecure https://127.0.0.1:8000/v1" in render({"frontend": {"tls": {"existingSecret": "a"}}}).notes
     assert "curl --insecure --cert CLIENT.crt --key CLIENT.key https://127.0.0.1:8000/v1" in case("cpu").notes
 
 
-def test_the_notes_say_what_the_frontend_is_kept_from() -> None:
+def test_the_notes_name_services_that_the_network_policy_hides_from_the_frontend() -> None:
     values = values_of("cpu")
     assert "cannot reach Redis and the collector of traces: its NetworkPolicy" in render(values).notes
     for policy in ({"frontendEgress": [{"ports": [{"port": 6379}]}]}, {"enabled": False}):

@@ -143,7 +143,7 @@ def longest_end_s(pod: PodTemplate) -> int:
     words = [*pod.main["lifecycle"]["preStop"]["exec"]["command"], *pod.main["args"]]
     if words[0] == "sleep":
         return int(words[1]) + sum(int(word.partition("=")[2]) for word in words if "drain-timeout-s" in word)
-    limits = ("--timeout=", "--exit-timeout-s=")
+    limits = ("--timeout-s=", "--exit-timeout-s=")
     return sum(int(word.partition("=")[2]) for word in words if word.startswith(limits))
 
 
@@ -167,7 +167,7 @@ def test_22_the_time_for_streams_reaches_both_tiers() -> None:
     frontend, model = pod_of(rendered, "Deployment/demo-frontend"), pod_of(rendered, "Deployment/demo-demo")
     assert "--drain-timeout-s=100" in frontend.main["args"]
     assert frontend.main["lifecycle"]["preStop"]["exec"]["command"] == ["sleep", "7"]
-    assert {"drain", "--notice=7", "--timeout=107"} <= set(model.main["lifecycle"]["preStop"]["exec"]["command"])
+    assert {"drain", "--notice-s=7", "--timeout-s=107"} <= set(model.main["lifecycle"]["preStop"]["exec"]["command"])
     for pod in (frontend, model):
         assert pod.spec["terminationGracePeriodSeconds"] == 122
 

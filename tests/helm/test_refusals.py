@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from model_repository.contract.tensors import model_id_to_slug
+from model_repository.contract.tensors import model_id_to_ensemble
 from tests.helm.cases import CASES, values_of, with_demo, with_gpu_model
 from tests.helm.chart import Values, refusal, render
 
@@ -37,7 +37,9 @@ def test_07_layers_shared_across_nodes_are_refused(tensor: int, pipeline: int) -
     values = values_of("nodes")
     values["models"][0]["parallelism"] = {"tensor": tensor, "pipeline": pipeline}
     said = refusal(values)
-    assert f"parallelism.tensor {tensor}: GPUs that share layers are of one node: write a number that divides" in said
+    assert (
+        f"parallelism.tensor {tensor}: GPUs that share layers must be in one node: write a number that divides" in said
+    )
     assert f"gpus.perNode 8, such as 8, and parallelism.pipeline {tensor * pipeline // 8}" in said
 
 
@@ -55,14 +57,17 @@ def test_08_a_build_for_the_pytorch_backend_is_refused() -> None:
 def test_a_build_of_the_same_priority_as_the_pods_that_wait_for_it_is_refused() -> None:
     build = {"enabled": True, "priorityClassName": "batch"}
     said = refusal(with_gpu_model(priorityClassName="batch", build=build))
-    assert "build.priorityClassName is that of its pods, which then do not give way to the Job: write a higher" in said
+    assert (
+        "build.priorityClassName is the model's own class, so its pods are not evicted for the Job: write a higher"
+        in said
+    )
 
 
 @pytest.mark.parametrize("version", ["1.3.0", "2.0.0"])
 def test_09_an_image_without_engines_is_refused_for_the_engine_backend(version: str) -> None:
     images = {"images": {"tritonGpu": {"tensorrtLlmVersion": version}}}
     said = refusal(with_gpu_model() | images)
-    assert f"tensorrtLlmVersion {version} has no engines any more" in said
+    assert f"tensorrtLlmVersion {version} cannot run engines" in said
     assert "write engine.backend: pytorch, or an image from 26.04 to 26.07" in said
     pytorch = with_gpu_model(engine={"runtime": "tensorrt_llm", "backend": "pytorch"}, build={})
     assert render(pytorch | images).of_kind("Deployment")
@@ -115,13 +120,13 @@ def test_10_a_model_whose_name_no_object_can_have_is_refused(name: str) -> None:
     ],
 )
 def test_a_model_that_is_named_like_another_object_is_refused(name: str) -> None:
-    assert "the chart names other objects so" in refusal({"models": [{"name": name, "servedName": "demo"}]})
+    assert "another object of the chart has this name" in refusal({"models": [{"name": name, "servedName": "demo"}]})
 
 
 def test_both_replicas_and_autoscaling_are_refused() -> None:
     said = refusal({"frontend": {"replicas": 2, "autoscaling": {"enabled": True}}})
     assert "frontend: replicas 2 and autoscaling.enabled contradict each other" in said
-    assert "write the number into autoscaling.minReplicas" in said
+    assert "write the number as autoscaling.minReplicas" in said
     said = refusal(with_demo(replicas=3, autoscaling={"enabled": True}))
     assert "models[0] (demo): replicas 3 and autoscaling.enabled contradict each other" in said
 
@@ -133,29 +138,29 @@ def test_more_replicas_at_least_than_at_most_are_refused() -> None:
 
 def test_scaling_to_zero_without_keda_is_refused() -> None:
     said = refusal(with_demo(autoscaling={"scaleToZero": True}))
-    assert "models[0] (demo): autoscaling.scaleToZero: nothing scales it: write autoscaling.enabled: true" in said
+    assert "models[0] (demo): autoscaling.scaleToZero: autoscaling is off: write autoscaling.enabled: true" in said
     said = refusal(with_demo(autoscaling={"enabled": True, "type": "hpa", "scaleToZero": True}))
-    assert "models[0] (demo): autoscaling.scaleToZero: pods that do not run have no metrics" in said
+    assert "models[0] (demo): autoscaling.scaleToZero: a stopped pod has no metrics" in said
     assert "write autoscaling.type: keda" in said
 
 
 @pytest.mark.parametrize("model_id", ["org/a--b", "a__b", "a b", "a=b", "a,b", "/a", "a/", "-a", "a//b", "é"])
 def test_an_id_that_no_model_can_have_is_refused(model_id: str) -> None:
     with pytest.raises(ValueError, match="model id"):
-        model_id_to_slug(model_id)
+        model_id_to_ensemble(model_id)
     said = refusal(with_demo(servedName=model_id, source=CHECKPOINT))
-    assert "cannot be its id: write a `servedName` of letters, digits" in said
+    assert "is not a valid model id: write a `servedName` of letters, digits" in said
 
 
 @pytest.mark.parametrize("alias", ["", "a,b"])
 def test_an_alias_that_the_frontend_cannot_be_told_is_refused(alias: str) -> None:
     said = refusal(with_demo(aliases=[alias]))
-    assert f'models[0] (demo): aliases: "{alias}" cannot be a name of it: write one that is not empty' in said
+    assert f'models[0] (demo): aliases: "{alias}" is not a valid alias: write one that is not empty' in said
 
 
 @pytest.mark.parametrize("model_id", ["a", "org/a.b:c_d-1", "A/b/C9"])
 def test_every_id_that_a_model_can_have_is_taken(model_id: str) -> None:
-    assert model_id_to_slug(model_id)
+    assert model_id_to_ensemble(model_id)
     assert render(with_demo(servedName=model_id, source=CHECKPOINT)).of_kind("Deployment")
 
 
@@ -174,7 +179,7 @@ def test_a_strategy_by_which_no_version_could_take_over_is_refused(none: int | s
 def test_a_share_of_groups_that_the_controller_takes_for_none_is_refused() -> None:
     values = values_of("nodes")
     values["models"][0]["strategy"] = {"maxSurge": 0, "maxUnavailable": "25%"}
-    assert "strategy.maxUnavailable 25% of few groups of nodes is none" in refusal(values)
+    assert "strategy.maxUnavailable 25% of few groups of nodes is rounded down to 0" in refusal(values)
     assert render(with_demo(strategy={"maxSurge": 0, "maxUnavailable": "25%"}))  # a Deployment takes one pod at least
 
 
@@ -184,48 +189,51 @@ CLAIM = {"existingClaim": "c"}
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        (with_demo(servedName="other"), "source: only the demo model needs none: write source.existingClaim"),
-        (with_demo(source={"path": "x"}), "source.existingClaim: name the claim that has x"),
-        (with_demo(source=CLAIM), "write the path, gguf or artifact in source.existingClaim c"),
-        (with_demo(source={**CLAIM, "gguf": "x"}), "source.gguf and source.tokenizer go together"),
+        (with_demo(servedName="other"), "source: only the demo model needs no source: write source.existingClaim"),
+        (with_demo(source={"path": "x"}), "source.existingClaim: write the name of the claim with x"),
+        (with_demo(source=CLAIM), "write the path, gguf or artifact inside source.existingClaim c"),
+        (with_demo(source={**CLAIM, "gguf": "x"}), "source.gguf and source.tokenizer need each other"),
         (
             with_demo(source={**CLAIM, "path": "x", "artifact": "y"}),
-            "source.path and source.artifact: write one of them",
+            "source.path and source.artifact: write only one",
         ),
-        (with_demo(source={"huggingface": {"repo": "a/b"}}), "source.huggingface goes with tensorrt_llm"),
+        (with_demo(source={"huggingface": {"repo": "a/b"}}), "source.huggingface is for tensorrt_llm"),
         (
             with_demo(engine={"maxBatchSize": 4}),
-            "engine.maxBatchSize goes with tensorrt_llm: write serving.maxSequences",
+            "engine.maxBatchSize is for tensorrt_llm: write serving.maxSequences",
         ),
         (with_demo(gpus={"perNode": 1, "profile": "h100"}), "runs on CPUs: write 1, 1 and 0"),
         (with_demo(parallelism={"tensor": 2}), "runs on CPUs: write 1, 1 and 0"),
         (with_demo(gpus={"profile": "tpu"}), 'gpus.profile "tpu": write one of cpu-small, h100, h200'),
-        (with_gpu_model(gpus={"profile": "h100"}), "tensorrt_llm needs GPUs: write how many of a node it takes, 1"),
-        (with_gpu_model(source={**CLAIM, "gguf": "x", "tokenizer": "y"}), "source.gguf goes with llama_cpp"),
+        (with_gpu_model(gpus={"profile": "h100"}), "tensorrt_llm needs GPUs: write the number on each node, 1"),
+        (with_gpu_model(source={**CLAIM, "gguf": "x", "tokenizer": "y"}), "source.gguf is for llama_cpp"),
         (with_gpu_model(source={}), "write source.huggingface.repo, source.path or source.artifact"),
-        (with_gpu_model(build={}), "where does its engine come from? Write build.enabled: true, or"),
-        (with_gpu_model() | {"cache": {"type": "none"}}, "cache.type: the models llama are built or downloaded once"),
-        (with_gpu_model() | {"cache": {"type": "existingClaim"}}, "cache.existingClaim: name the claim"),
-        (with_gpu_model() | {"cache": {"type": "hostPath"}}, "cache.hostPath: name the folder"),
-        (values_of("nodes") | {"multinode": {}}, "it spans 2 nodes: write multinode.sshKeySecret"),
+        (with_gpu_model(build={}), "the source of the engine is missing: write build.enabled: true, or"),
+        (with_gpu_model() | {"cache": {"type": "none"}}, "cache.type: the models llama need a volume"),
+        (with_gpu_model() | {"cache": {"type": "existingClaim"}}, "cache.existingClaim: write the name of the claim"),
+        (with_gpu_model() | {"cache": {"type": "hostPath"}}, "cache.hostPath: write the path of the folder"),
+        (values_of("nodes") | {"multinode": {}}, "the model spans 2 nodes: write multinode.sshKeySecret"),
         (
             {"tritonTls": {"clientSecret": "x"}},
-            "tritonTls.clientSecret: there is no TLS: write tritonTls.existingSecret",
+            "tritonTls.clientSecret: TLS is off: write tritonTls.existingSecret",
         ),
         (
-            {"frontend": {"tls": {"operations": True}}},
-            "frontend.tls.operations: there is no TLS: write frontend.tls.existingSecret",
+            {"frontend": {"tls": {"clientCa": True}}},
+            "frontend.tls.clientCa: TLS is off: write frontend.tls.existingSecret",
         ),
-        ({"frontend": {"httpRoute": {"enabled": True}}}, "frontend.httpRoute.parentRefs: name a Gateway"),
-        ({"frontend": {"inferencePool": {"enabled": True}}}, "endpointPicker: name the Service of the endpoint picker"),
+        ({"frontend": {"httpRoute": {"enabled": True}}}, "frontend.httpRoute.parentRefs: write a Gateway"),
+        (
+            {"frontend": {"inferencePool": {"enabled": True}}},
+            "endpointPicker: write the name of the Service of the endpoint picker",
+        ),
         (
             values_of("nodes") | {"resourceProfiles": {"h100": {"gpu": ""}}},
-            "resourceProfiles.h100.gpu: a download has no GPU to look at: write h100, h200, a100 or l40s",
+            "resourceProfiles.h100.gpu: a download cannot detect the GPU: write h100, h200, a100 or l40s",
         ),
         ({"commonLabels": {"helm.sh/chart": "x"}}, "commonLabels: helm.sh/chart is the chart's own"),
         (with_demo(podLabels={"conch/model": "x"}), "(demo): podLabels: conch/model is the chart's own"),
         (with_demo(extraEnv=[{"name": "HOME", "value": "/x"}]), "(demo): extraEnv: HOME is the chart's own"),
-        (with_demo(extraEnv=[{"name": "A"}, {"name": "A"}]), "extraEnv: A is there twice: leave one"),
+        (with_demo(extraEnv=[{"name": "A"}, {"name": "A"}]), "extraEnv: A occurs twice: remove one"),
         (with_demo(extraVolumes=[{"name": "tmp", "emptyDir": {}}]), "extraVolumes: tmp is the chart's own"),
         (
             with_demo(extraVolumeMounts=[{"name": "tmp", "mountPath": "/tmp/"}]),
@@ -233,13 +241,13 @@ CLAIM = {"existingClaim": "c"}
         ),
         (
             {"frontend": {"extraVolumeMounts": [{"name": "ca", "mountPath": "/ca"}]}},
-            "frontend: extraVolumeMounts: there is no volume ca: add it to extraVolumes",
+            "frontend: extraVolumeMounts: the volume ca is missing: add it to extraVolumes",
         ),
         (
             with_demo(resources={"requests": {"memory": "2049Mi"}}),
-            "resources: requests.memory 2049Mi is more than limits.memory 2Gi, which may be a default: write both",
+            "resources: requests.memory 2049Mi exceeds limits.memory 2Gi, which may be a default: write both",
         ),
-        ({"frontend": {"resources": {"limits": {"cpu": 0.1}}}}, "requests.cpu 200m is more than limits.cpu 0.1"),
+        ({"frontend": {"resources": {"limits": {"cpu": 0.1}}}}, "requests.cpu 200m exceeds limits.cpu 0.1"),
         ({"models": []}, "/models"),
         ({"images": {"frontend": {"tag": "latest"}}}, "/images/frontend/tag"),
         ({"models": [{"servedName": "demo"}]}, "missing property 'name'"),

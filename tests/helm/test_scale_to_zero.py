@@ -91,7 +91,7 @@ def test_a_resting_model_answers_503_is_wanted_and_is_served_when_its_pod_is_rea
         readiness = partial(box.probe, install.frontend, install.frontend.main["readinessProbe"])
         wait_until(readiness, "the frontend is ready")
         assert wanted(box) == 0
-        assert said_by_the_test(install) == "ok: serves none\nok: demo runs nowhere, and is to be asked again in 1 s\n"
+        assert said_by_the_test(install) == "ok: serves none\nok: demo is scaled to zero; retry in 1 s\n"
         assert wanted(box) == 1
 
         process = start(box, install.model)
@@ -104,7 +104,7 @@ def test_a_resting_model_answers_503_is_wanted_and_is_served_when_its_pod_is_rea
         process.wait(PATIENCE_S)
         wait_until(lambda: endpoints(box) == {} and state(box) == "not loaded", "the pod is forgotten")
         assert readiness()
-        assert "ok: demo runs nowhere" in said_by_the_test(install)
+        assert "ok: demo is scaled to zero" in said_by_the_test(install)
         assert wanted(box) == 2
 
 

@@ -100,7 +100,7 @@ def test_a_worker_that_is_told_to_end_stays_until_the_leader_has_ended_its_ranks
     wait_until(lambda: len(ranks_below(worker.pid)) == 2, "its ranks work")
     ranks = ranks_below(worker.pid)
     tell(worker, signal.SIGTERM)
-    heard(worker, "worker 1 is told to end, and waits for the end of its ranks")
+    heard(worker, "worker 1 received SIGTERM and waits for the end of its ranks")
     wait_until(lambda: not is_open(group.address(1), group.port), "nobody else can reach it")
     assert set(ranks) <= set(ranks_below(worker.pid))
     assert (worker.poll(), leader.poll()) == (None, None)

@@ -75,7 +75,6 @@ def test_probes_and_prometheus_ask_the_operations_port_as_it_wants_to_be_asked()
         frontend = by_owner(rendered)["Deployment/demo-frontend"].main
         probes = [frontend[name]["httpGet"] for name in ("startupProbe", "readinessProbe", "livenessProbe")]
         assert [probe["scheme"] for probe in probes] == [scheme] * 3
-        assert ("--admin-tls" in frontend["args"]) is (scheme == "HTTPS")
     [scraped] = case("tls").one("ServiceMonitor", "demo-frontend")["spec"]["endpoints"]
     assert (scraped["scheme"], scraped["tlsConfig"]) == ("https", {"insecureSkipVerify": True})
     [scraped] = case("tls").one("ServiceMonitor", "demo-models")["spec"]["endpoints"]
@@ -100,7 +99,7 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def install(certificates: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Install]:
     """A release with TLS, ready; it was made so by its own probes."""
     values = {
-        "frontend": {"service": {"port": 8000}, "tls": {"existingSecret": "triton-tls", "operations": True}},
+        "frontend": {"service": {"port": 8000}, "tls": {"existingSecret": "triton-tls"}},
         "tritonTls": {"existingSecret": "triton-tls", "clientSecret": "triton-client-tls"},
         "extraObjects": [_secret(certificates, name) for name in ("triton", "triton-client")],
     }
@@ -119,7 +118,7 @@ def test_an_install_with_tls_answers_and_takes_itself_out_of_service(install: In
     assert re.search(r"\nok: demo streams \d+ events\n$", said), said
     assert said_by(install, _without_tls(install.model.main["livenessProbe"]["exec"]["command"])).startswith("failed")
     words = [
-        re.sub("--notice=.*", "--notice=1", word)
+        re.sub("--notice-s=.*", "--notice-s=1", word)
         for word in install.model.main["lifecycle"]["preStop"]["exec"]["command"]
     ]
     assert said_by(install, words) == "ok: nothing runs at 127.0.0.1:8001 any more\n"

@@ -1,4 +1,4 @@
-"""Bodies that are well-formed requests and mean no good: bombs, injections, explosions, floods."""
+"""Hostile bodies in well-formed requests: bombs, injections, explosions, floods."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ _FIELDS = ("prompt", "max_tokens", "temperature", "stop", "logit_bias", "metadat
 
 
 def bombs() -> Corpus:
-    """Yield JSON that is deep, wide, huge, or none."""
+    """Yield JSON that is deep, wide, huge or malformed."""
     for (name, value), field in product(_BOMBS.items(), _FIELDS):
         others = '"prompt": "hi", ' * (field != "prompt")
         body = f'{{"model": "demo", {others}"{field}": {value}, "max_completion_tokens": 1}}'
@@ -99,7 +99,7 @@ def _tool(name: str, text: str) -> dict[str, Any]:
 
 
 def injections() -> Corpus:
-    """Yield texts that are code to somebody, in every place that a template sees."""
+    """Yield texts that some language runs as code, in every place that a chat template reads."""
     for text in _INJECTIONS:
         name = text[:30]
         yield Hostile(f"{name!r} as content", chat(text))
@@ -185,7 +185,7 @@ def explosions() -> Corpus:
 
 
 def floods() -> Corpus:
-    """Yield requests that ask for far more than anybody reads."""
+    """Yield requests for far more than a client can read."""
     for n, max_tokens in product((0, -1, 129, 10**4, 2**31, 2**63, 10**30), (1, 2**31 - 1)):
         yield Hostile(f"n={n} max_tokens={max_tokens}", completion(n=n, max_tokens=max_tokens), _REFUSED)
         yield Hostile(f"best_of={n} max_tokens={max_tokens}", completion(best_of=n, max_tokens=max_tokens), _REFUSED)

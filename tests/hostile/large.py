@@ -1,4 +1,4 @@
-"""Large bodies that mean no good: each costs a server that has not bounded it far more than it costs its sender."""
+"""Large hostile bodies. Without bounds each costs the server far more than its sender."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def spaces(model: str) -> tuple[str, bytes]:
 
 
 def wide_text(model: str) -> tuple[str, bytes]:
-    """Return a prompt of 9 MB, of which one character makes Python take four bytes for each."""
+    """Return a prompt of 9 MB with one character that makes Python use four bytes for each."""
     return COMPLETIONS, _body(model, b'"prompt":"' + b"a" * 9_000_000 + "\U0001f600".encode() + b'"')
 
 

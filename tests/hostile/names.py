@@ -109,7 +109,7 @@ _HEADERS = (
 
 
 def headers() -> Corpus:
-    """Yield headers that ask for more than they may."""
+    """Yield headers that are long, malformed, or meant for proxies."""
     for header in _HEADERS:
         raw = post({"model": MODEL, "prompt": "hi", "max_tokens": 1}, headers=(header.encode("latin-1"),))
         yield Hostile(f"header {header[:40]!r}", raw)
@@ -135,7 +135,7 @@ _NOT_UTF8 = (
 
 
 def not_utf8() -> Corpus:
-    """Yield bytes that are no UTF-8, wherever there is text."""
+    """Yield bytes that are not UTF-8, in every place for text."""
     for text in _NOT_UTF8:
         yield Hostile(f"{text!r} in a path", request("GET", b"/v1/models/" + text))
         yield Hostile(f"{text!r} in a query", request("GET", b"/v1/models?" + text))
@@ -167,7 +167,7 @@ _ENCODED = {
 
 
 def encodings() -> Corpus:
-    """Yield bodies that unpack to far more than they are, or not at all."""
+    """Yield compressed bodies that unpack to far more, or not at all."""
     for encoding, bodies in _ENCODED.items():
         for number, body in enumerate(bodies):
             for target in (COMPLETIONS, "/tokenize"):

@@ -1,4 +1,4 @@
-"""How the tables of hostile requests are written: bytes that go over a socket as they are, and their names."""
+"""Hostile requests: bytes for a socket, with a name and the allowed answers."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ MODEL = "demo"
 
 @dataclass(frozen=True, slots=True)
 class Hostile:
-    """A request that nobody means well.
+    """One hostile request.
 
     Args:
         name: for the report.
-        raw: what is sent.
-        statuses: that its answers may have; empty: any below 500.
-        max_answers: more would mean that a part of it was taken for a request of its own.
+        raw: the bytes.
+        statuses: the allowed statuses; empty: any below 500.
+        max_answers: with more answers, the server has read a part of the request as another request.
     """
 
     name: str
@@ -38,7 +38,7 @@ def request(
     body: bytes | None = None,
     connection: str = "close",
 ) -> bytes:
-    """Return a request; what the parser refuses behind one that closes the connection is refused for that alone."""
+    """Return a request. With `connection="keep-alive"` the parser reads the bytes behind it too."""
     lines = [b" ".join((_raw(method), _raw(target), b"HTTP/1.1")), b"Host: localhost"]
     lines += [b"Connection: " + connection.encode(), *map(_raw, headers)]
     if not any(line.startswith(b"Content-Type:") for line in lines):
@@ -49,7 +49,7 @@ def request(
 
 
 def post(body: Any, target: str | bytes = COMPLETIONS, headers: tuple[str | bytes, ...] = ()) -> bytes:
-    """Return a request with a body; what is not bytes is written as JSON."""
+    """Return a request with a body: bytes as they are, other values as JSON."""
     payload = body if isinstance(body, bytes) else json.dumps(body).encode()
     return request("POST", target, headers, payload)
 

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from openai import OpenAI
 
 from build_engines.adapter import build_adapter
-from build_engines.selfcheck.order import DEMO_CATALOG
 from build_engines.tensorrt_llm.lora import MODULES
+from frontend.caller import Role
 from frontend.launcher.launcher import Launcher
 from frontend.settings import Settings
+from tests.frontend.gateway.key_files import KeyFile
+from tests.frontend_with import STATS_INTERVAL, change_frontend
 from tests.integration.api import Api, api_of
+from tests.integration.operations import Server
 from tests.integration.stack import (
     ALIASES,
     DEMO_CHECKPOINT,
@@ -30,17 +36,22 @@ from tests.integration.stack import (
     PREFILL_TOKENS,
     Stack,
 )
-from tests.launching import launcher_settings
-from tests.tensorrt_llm_artifact import ADAPTER, DEMO, install_double, write_artifact
+from tests.launching import free_port, launcher_settings
+from tests.tensorrt_llm_artifact import ADAPTER, DEMO, DEMO_CATALOG, install_double, write_artifact
 
-FRONTEND = Settings(stats_interval_s=0.2, max_body_bytes=1_000_000, max_in_flight=1024)  # engines' queues fill, too
+FORMAL = DEMO / "adapters" / "formal"
+# Two threads of llama.cpp wait for each other in every step: on a busy machine a token takes a hundred times as long.
+ENGINE = ("--max-sequences", str(MAX_SEQUENCES), "--num-threads", "1")
+FRONTEND = Settings(max_body_bytes=1_000_000, max_in_flight=1024)  # engines' queues fill, too
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Let the table of parameters be walked against a server that was started elsewhere, as `selfcheck` does."""
-    parser.addoption("--server", metavar="URL", help="of a running frontend, whose model has the runtime tensorrt_llm")
-    parser.addoption("--server-model", metavar="NAME", help="the model to ask there")
-    parser.addoption("--server-alias", metavar="NAME", help="a further name of that model")
+    """Options for a running server, on which the GPU acceptance kit runs the table of parameters."""
+    parser.addoption(
+        "--server", metavar="URL", help="URL of a running frontend with a model of the runtime tensorrt_llm"
+    )
+    parser.addoption("--server-model", metavar="NAME", help="model that the tests use there")
+    parser.addoption("--server-alias", metavar="NAME", help="another name of that model")
 
 
 @pytest.fixture(scope="session")
@@ -50,9 +61,9 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     paced = [PACED_MODEL, "--checkpoint", str(DEMO_CHECKPOINT), "--runtime", "synthetic"]
     paced += ["--option", "itl_ms=10", "--option", f"prefill_tokens={PREFILL_TOKENS}"]
     aliases = [argument for alias in ALIASES for argument in ("--alias", alias)]
-    artifacts = [_build(state_dir, "demo", *aliases), _build(state_dir, *paced)]
+    artifacts = [_build(state_dir, "demo", *aliases, "--option", "contexts=2"), _build(state_dir, *paced)]
     repository = state_dir / "both"
-    _run("render", *artifacts, "--repository", str(repository), "--max-sequences", str(MAX_SEQUENCES))
+    _run("render", *artifacts, "--repository", str(repository), *ENGINE)
     return repository
 
 
@@ -65,16 +76,16 @@ def paced_repository(repository: Path) -> Path:
     return alone
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def pair(paced_repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Stack]]:
-    """Two Tritons that serve one small model."""
+    """Two Tritons that serve the paced model. Tests may break them, and must bring them back."""
     with ExitStack() as exits:
         yield [exits.enter_context(running_stack(paced_repository, tmp_path_factory)) for _ in range(2)]
 
 
 @pytest.fixture(scope="session")
 def flood_repository(repository: Path) -> Path:
-    """A repository with a synthetic model that makes far more tokens than anybody reads."""
+    """A repository with a synthetic model that makes a token every 2 ms."""
     state_dir = repository.parent
     flood = [FLOOD_MODEL, "--checkpoint", str(DEMO_CHECKPOINT), "--runtime", "synthetic", "--option", "itl_ms=2"]
     rendered = state_dir / "flood"
@@ -92,9 +103,48 @@ def stack(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 
 @pytest.fixture(scope="session")
 def paced_stack(paced_repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    """A server with the paced model alone, which runs MAX_SEQUENCES_ALONE at a time."""
-    with running_stack(paced_repository, tmp_path_factory) as stack:
+    """A server with the paced model alone, which runs MAX_SEQUENCES_ALONE at a time. Its Triton has an HTTP port."""
+    other_port = str(free_port())  # Triton would open it for Vertex AI, unless our command line forbids that
+    with running_stack(
+        paced_repository, tmp_path_factory, http_port=free_port(), AIP_MODE="PREDICTION", AIP_HTTP_PORT=other_port
+    ) as stack:
         yield stack
+
+
+@pytest.fixture(scope="session")
+def adapter_root(demo_artifact: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder from which adapters are loaded: `formal`, `teams/faint` with tiny weights, and some that are refused."""
+    root = tmp_path_factory.mktemp("adapters")
+    faint = tmp_path_factory.mktemp("peft") / "faint"
+    shutil.copytree(FORMAL, faint)
+    config = json.loads((faint / "adapter_config.json").read_text())
+    (faint / "adapter_config.json").write_text(json.dumps(config | {"lora_alpha": 1e-6}))
+    build_adapter(FORMAL, demo_artifact, root / "formal")
+    build_adapter(faint, demo_artifact, root / "teams" / "faint")
+    wide = root / "wide" / "adapter.json"
+    shutil.copytree(root / "formal", wide.parent)
+    wide.write_text(wide.read_text().replace('"rank": 8', '"rank": 65'))
+    damaged = root / "damaged" / "adapter.gguf"
+    shutil.copytree(root / "formal", damaged.parent)
+    damaged.write_bytes(damaged.read_bytes()[:-4])
+    (root / "elsewhere").symlink_to(faint)
+    return root
+
+
+@pytest.fixture(scope="session")
+def server(repository: Path, adapter_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server with API keys, an operations port and two workers, whose demo model loads adapters."""
+    folder = tmp_path_factory.mktemp("server")
+    artifacts = [str(*(repository.parent / "artifacts").glob(f"{name}-*")) for name in ("demo", "synthetic--paced")]
+    _run("render", *artifacts, "--repository", str(folder / "repository"), *ENGINE, "--adapter-root", str(adapter_root))
+    key_file = KeyFile(folder / "keys.json")
+    key_file.add("admin", role=Role.ADMIN)
+    key_file.add("everything")
+    key_file.add("demo", models=("demo",))
+    key_file.add("polite", models=("polite",))
+    settings = replace(FRONTEND, workers=2, key_file=str(key_file.path), admin_port=free_port())
+    with running_stack(folder / "repository", tmp_path_factory, settings) as stack:
+        yield Server(stack, f"http://127.0.0.1:{settings.admin_port}", key_file)
 
 
 @pytest.fixture(scope="session")
@@ -117,7 +167,7 @@ def tensorrt_llm_stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sta
         write_artifact(state_dir / "engine", ENGINE_MODEL, "engine", prompt_logprobs="true"),
     ]
     repository, root = state_dir / "repository", state_dir / "adapters"
-    build_adapter(DEMO / "adapters" / "formal", artifacts[0], root / "formal", (DEMO_CATALOG,))
+    build_adapter(FORMAL, artifacts[0], root / "formal", (DEMO_CATALOG,))
     options = ["--max-sequences", str(MAX_SEQUENCES), "--adapter-root", str(root)]
     _run("render", *map(str, artifacts), "--repository", str(repository), *options)
     install_double(repository)
@@ -131,17 +181,22 @@ def running_stack(
     repository: Path,
     tmp_path_factory: pytest.TempPathFactory,
     frontend: Settings = FRONTEND,
+    constants: Sequence[str] = (),
+    http_port: int | None = None,
     **environment: str,
 ) -> Iterator[Stack]:
-    """Run Triton and a frontend until the end of the block."""
+    """Run Triton and a frontend until the end of the block; the constants are those of `tests.frontend_with`."""
     state_dir = tmp_path_factory.mktemp("launcher")
-    settings = launcher_settings(repository, state_dir, frontend, {**os.environ, **environment})
+    settings = launcher_settings(repository, state_dir, frontend, {**os.environ, **environment}, http_port)
     log_path = tmp_path_factory.mktemp("log") / "serve.log"
     with log_path.open("w") as log, Launcher(settings, lambda line: print(line, file=log, flush=True)) as launcher:
+        change_frontend(launcher, STATS_INTERVAL, *constants)
         launcher.start()
         launcher.wait_until_ready()
         with Stack.of(launcher) as stack:
             yield stack
+        for child in (launcher.frontend, launcher.triton):
+            child.kill()  # a Triton that is asked to end takes four seconds: test_serve.py and test_drain.py ask it
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""A frontend in this process on the stack's Triton, whose tasks and descriptors can be counted; raw sockets to it."""
+"""A frontend in this process before the stack's Triton. Tests count its tasks and descriptors, and use raw sockets."""
 
 from __future__ import annotations
 

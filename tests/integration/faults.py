@@ -1,4 +1,4 @@
-"""What every test of a fault under streams does: catch the right moment, judge the outcomes, count what is left."""
+"""Faults under streams: wait for the right moment, check the outcomes, and find leaks."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Phase:
     """When a fault comes.
 
     Args:
-        is_reached: whether it is time, from the streams' outcomes so far and the Triton that the fault is for.
+        is_reached: whether the phase has begun, from the streams' outcomes and the Triton that will break.
         prompt: of every stream.
     """
 
@@ -64,7 +64,7 @@ def cases(faults: Iterable[str], *, at_every_moment: str) -> list[Any]:
 
 
 async def text_of_one_stream(frontend: Frontend) -> str:
-    """Return what a stream brings to which nothing happens."""
+    """Return the text of a stream without a fault."""
     async with streaming(frontend.url, MAX_TOKENS, num_streams=1) as outcomes:
         pass
     assert outcomes[0].is_whole
@@ -74,12 +74,12 @@ async def text_of_one_stream(frontend: Frontend) -> str:
 async def broken_by(
     fault: Callable[[], object], phase: str, frontend: Frontend, victim: Stack, expected: str
 ) -> list[StreamOutcome]:
-    """Let a fault happen under streams; return those that it broke. The others are whole, to the letter.
+    """Let a fault happen under streams. Return the broken ones; the others must be whole, to the letter.
 
     Args:
         fault: it may block.
         phase: one of PHASES.
-        victim: what the fault is done to.
+        victim: the Triton that breaks.
         expected: the text of a whole stream.
     """
     async with streaming(frontend.url, MAX_TOKENS, prompt=PHASES[phase].prompt) as outcomes:
@@ -94,20 +94,20 @@ async def broken_by(
 
 
 def mend(frontend: Frontend, stack: Stack) -> None:
-    """Bring back what the frontend does not, and wait until everything is as before."""
+    """Restart a Triton that the frontend cannot repair, and wait until both serve again."""
     stack.end_stops()
 
     def is_mended() -> bool:
         stack.start_again_if_ended()
-        # A tokenizer that is gone is found so by the next request only; this one comes through a frontend of its own.
-        asked = Api(stack.url).post(COMPLETIONS, {"model": PACED_MODEL, "prompt": "Hello", "max_tokens": 1})
-        return asked.status == 200 and frontend.is_whole()
+        # Only a request notices a dead tokenizer; this one comes through a frontend of its own.
+        answer = Api(stack.url).post(COMPLETIONS, {"model": PACED_MODEL, "prompt": "Hello", "max_tokens": 1})
+        return answer.status == 200 and frontend.is_whole()
 
     wait_until(is_mended, "both serve again")
 
 
 async def holdings(frontend: Frontend, pair: list[Stack]) -> Holdings:
-    """Return what a frontend holds right after a use of both Tritons: with a output stream open at each."""
+    """Return a frontend's descriptors and tasks after requests to both Tritons: an output stream is open at each."""
     async with streaming(frontend.url, 1, num_streams=8) as outcomes:
         pass
     assert all(outcome.is_whole for outcome in outcomes), outcomes
@@ -117,9 +117,9 @@ async def holdings(frontend: Frontend, pair: list[Stack]) -> Holdings:
 
 
 async def require_recovery(frontend: Frontend, pair: list[Stack], victim: Stack, held: Holdings) -> None:
-    """Bring back what the frontend does not, and require that nothing is left behind.
+    """Restart a Triton that the frontend cannot repair, and require that nothing leaked.
 
-    A Triton that ends only now, from what was done to its stage, is started again, and all is required of that one.
+    A Triton may end late from the fault of its stage. It is started again, and the new one is checked.
     """
     await asyncio.to_thread(mend, frontend, victim)
     try:
@@ -141,7 +141,7 @@ def ends(stack: Stack) -> bool:
 
 
 async def require_nothing_leaked(frontend: Frontend, pair: list[Stack], held: Holdings) -> None:
-    """Wait until the engines are idle, and the frontend holds what it held: files, sockets by state, tasks."""
+    """Wait until the engines are idle, and the frontend has as many descriptors by kind and tasks as before."""
     for stack in pair:
         await asyncio.to_thread(stack.wait_until_idle, PACED_MODEL)
         await until(lambda stack=stack: stack.stats(PACED_MODEL).num_streams <= NUM_READERS, "old streams have ended")  # type: ignore[misc]

@@ -1,4 +1,4 @@
-"""A gRPC server between a frontend and Triton that passes everything on, until it is told to garble it."""
+"""A gRPC server between a frontend and Triton that passes every message on, unchanged or garbled."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tritonclient.grpc import service_pb2
 from frontend.triton.messages import payload_of
 from model_repository.contract.codec import pack, unpack
 from model_repository.contract.output import ChunkBatch
-from model_repository.contract.tensors import CHUNK_BATCH
+from model_repository.contract.tensors import CHUNK_BATCH, OUTPUTS, ensemble_of_stage, stage_name
 
 _MAX_CALLS = 256
 
@@ -96,15 +96,19 @@ class GarblingProxy:
     def _garbled(self, message: bytes, *, is_stream: bool) -> list[bytes]:
         if self.everything is not None:
             return self.everything(message)
-        if self.batch is not None and is_stream and _is_batch(message):
+        if self.batch is not None and is_stream and _has_chunks(message):
             garble, self.batch = self.batch, None
             return garble(message)
         return [message]
 
 
-def _is_batch(message: bytes) -> bool:
-    response = service_pb2.ModelStreamInferResponse.FromString(message)
-    return any(output.name == CHUNK_BATCH.name for output in response.infer_response.outputs)
+def _has_chunks(message: bytes) -> bool:
+    """Whether it is an output batch with chunks of requests. Health checks have calls of their own."""
+    answer = service_pb2.ModelStreamInferResponse.FromString(message).infer_response
+    is_shared = answer.model_name == stage_name(ensemble_of_stage(answer.model_name), OUTPUTS)
+    if not is_shared or all(output.name != CHUNK_BATCH.name for output in answer.outputs):
+        return False
+    return bool(unpack(ChunkBatch, payload_of(answer, CHUNK_BATCH), CHUNK_BATCH.name).items)
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Who listens on which ports of this machine, as /proc/net tells it."""
+"""The listening sockets of this machine and their processes, from /proc/net."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _LISTENING = "0A"
 
 
 def listening_addresses(port: int) -> set[str]:
-    """Return on which addresses of this machine somebody listens on a port."""
+    """Return the addresses of this machine on which a port is open."""
     return {address for address, number, _ in _listeners() if number == port}
 
 

@@ -1,4 +1,4 @@
-"""What the two processes of a stack write while something is done with them."""
+"""The log lines that the two processes of a stack write during a test."""
 
 from __future__ import annotations
 

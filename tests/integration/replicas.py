@@ -1,4 +1,4 @@
-"""Two Tritons behind one frontend, and many streams through it: what the tests of faults are made of."""
+"""A frontend before several Tritons, and many streams through it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import urllib.error
 import urllib.request
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
@@ -19,21 +18,27 @@ from typing import Any
 
 import aiohttp
 
+from tests.frontend_with import STATS_INTERVAL, command_with
 from tests.integration.resources import num_tasks, open_files
 from tests.integration.stack import PACED_MODEL, PREFILL_TOKENS, Stack
 from tests.launching import environment_with_key
 from tests.waiting import DEADLINE_S, wait_until
 
 NUM_STREAMS = 32
-NUM_EQUAL = 10  # looks in a row
-LONG_PROMPT = "x " * (25 * PREFILL_TOKENS)  # whose prefill takes steps enough to be caught at it
+FAST = (
+    STATS_INTERVAL,
+    "frontend.triton.health_monitor:STATS_TIMEOUT_S=0.5",
+    "frontend.triton.replica:BREAKER_PAUSE_S=0.2",
+)
+NUM_COUNTS, NUM_EQUAL = 20, 10  # a count is settled when it is equal in half of the last ones
+LONG_PROMPT = "x " * (25 * PREFILL_TOKENS)  # its prefill takes many steps
 
 
 type Holdings = tuple[dict[str, int], int]
 
 
 class Frontend:
-    """A running `api`, and what it says of itself."""
+    """A running `api` process and its reports."""
 
     def __init__(self, process: subprocess.Popen[bytes], log: Path) -> None:
         self.process = process
@@ -47,11 +52,11 @@ class Frontend:
     @property
     def url(self) -> str:
         """Where it listens, once it does."""
-        found: list[str] = re.findall(r"listens on (\S+)", self.log)
+        found: list[str] = re.findall(r"listens on ([^\s\"]+)", self.log)
         return found[0] if found else ""
 
     def readiness(self) -> tuple[int, dict[str, Any]]:
-        """Return status and body of /health/ready; 0 while nobody answers."""
+        """Return status and body of /health/ready; 0 while nothing listens."""
         try:
             with urllib.request.urlopen(f"{self.url}/health/ready", timeout=DEADLINE_S) as answer:
                 return answer.status, json.load(answer)
@@ -62,7 +67,7 @@ class Frontend:
             return 0, {}
 
     def is_whole(self) -> bool:
-        """Whether every endpoint serves the model, as far as it says: with keys it says no more than that one does."""
+        """Whether every endpoint serves the model. With API keys, /health/ready hides them: then one is enough."""
         status, body = self.readiness()
         if status == 200 and "endpoints" not in body:
             return True
@@ -74,12 +79,12 @@ class Frontend:
         return dict(open_files(self.process.pid)), num_tasks(self.url)
 
     def settled(self) -> Holdings:
-        """Return what it holds once that does not change any more."""
+        """Return its descriptors and tasks once their counts stay the same."""
         seen: list[Holdings] = []
 
         def is_settled() -> bool:
             seen.append(self.holds())
-            return len(seen) >= NUM_EQUAL and all(each == seen[-1] for each in seen[-NUM_EQUAL:])
+            return seen[-NUM_COUNTS:].count(seen[-1]) >= NUM_EQUAL  # a health check may be under way in the others
 
         wait_until(is_settled, "it holds the same for a while")
         return seen[-1]
@@ -91,15 +96,15 @@ def frontend_of(
     folder: Path,
     *arguments: str,
     is_up: Callable[[Frontend], bool] = Frontend.is_whole,
+    constants: Sequence[str] = (),
 ) -> Iterator[Frontend]:
-    """Run a frontend for these Tritons, or endpoints; unless `is_up` says else, it is ready when all of them are.
+    """Run a frontend before these Tritons or endpoints until the end of the block; `is_up` says when the block begins.
 
-    It sends more than they decode at a time, unless the arguments say else: what waits in an engine has its faults too.
+    By default it sends more requests than the engines decode at a time, so that requests wait in the engines too.
     """
     log = folder / f"api-{len(list(folder.iterdir()))}.log"
     endpoints = [f"--triton={stack.endpoint if isinstance(stack, Stack) else stack}" for stack in stacks]
-    fast = ["--max-in-flight=1024", "--stats-interval-s=0.2", "--stats-deadline-s=0.5", "--breaker-pause-s=0.2"]
-    command = [sys.executable, "-m", "frontend", "api", "--port=0", *endpoints, *fast, *arguments]
+    command = [*command_with(*FAST, *constants), "api", "--port=0", "--max-in-flight=1024", *endpoints, *arguments]
     environment = environment_with_key()
     with log.open("wb") as stream, subprocess.Popen(command, env=environment, stdout=stream, stderr=stream) as process:
         try:
@@ -112,7 +117,7 @@ def frontend_of(
 
 @dataclass(slots=True)
 class StreamOutcome:
-    """What one stream brought."""
+    """The events of one stream."""
 
     status: int = 0
     text: str = ""
@@ -122,12 +127,12 @@ class StreamOutcome:
 
     @property
     def is_whole(self) -> bool:
-        """Whether it ended as if nothing had happened."""
+        """Whether it ended normally."""
         return self.status == 200 and self.error is None and self.is_done and self.finish_reasons == ["length"]
 
     @property
     def is_cleanly_broken(self) -> bool:
-        """Whether it says that it failed, and nothing else."""
+        """Whether it ended with an error and without a finish reason."""
         return self.error is not None and not self.finish_reasons and (self.status != 200 or self.is_done)
 
 
@@ -161,12 +166,12 @@ def _take(outcome: StreamOutcome, event: dict[str, Any]) -> None:
 
 @asynccontextmanager
 async def streaming(
-    url: str, max_tokens: int, num_streams: int = NUM_STREAMS, **fields: Any
+    url: str, max_tokens: int, num_streams: int = NUM_STREAMS, headers: dict[str, str] | None = None, **fields: Any
 ) -> AsyncIterator[list[StreamOutcome]]:
-    """Run streams beside the block, and wait for their ends after it, which a hang would fail."""
+    """Run streams beside the block, and wait for their ends after it."""
     outcomes = [StreamOutcome() for _ in range(num_streams)]
     connector = aiohttp.TCPConnector(limit=0)
-    async with aiohttp.ClientSession(connector=connector) as session:
+    async with aiohttp.ClientSession(connector=connector, headers=headers) as session:
         tasks = [asyncio.create_task(read_stream(session, url, outcome, max_tokens, **fields)) for outcome in outcomes]
         try:
             yield outcomes
@@ -183,10 +188,10 @@ async def until(is_true: Callable[[], bool], what: str) -> None:
 
 
 def stop_processes(stack: Stack) -> None:
-    """Have a Triton hang, its stages with it."""
+    """Stop a Triton and its stages, as if they hung."""
     os.killpg(stack.launcher.triton.pid, signal.SIGSTOP)
 
 
 def continue_processes(stack: Stack) -> None:
-    """Have it go on."""
+    """Let a stopped Triton and its stages continue."""
     os.killpg(stack.launcher.triton.pid, signal.SIGCONT)

@@ -1,4 +1,4 @@
-"""What a process holds: counted before and after, so that nothing that leaks goes unseen."""
+"""Counts of a process: file descriptors, memory, tasks. Tests compare them before and after to find leaks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the integration tests do to the running server, and how they wait."""
+"""The running server of the integration tests: its addresses, its engines' stats, and its processes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tritonclient.grpc import service_pb2_grpc
 from frontend.launcher.launcher import Launcher
 from model_repository.contract.codec import message_tensor, payload_of
 from model_repository.contract.output import EngineStats
-from model_repository.contract.tensors import CONTROL, STATS, model_id_to_slug, stage_name
+from model_repository.contract.tensors import CONTROL, STATS, model_id_to_ensemble, stage_name
 from tests.grpc_messages import infer_request, tensors_from_response
 from tests.processes import is_stopped
 from tests.waiting import DEADLINE_S, wait_until
@@ -31,7 +31,7 @@ ALIASES = ("llama3.1:8b", "nvidiaLlama-3.1-Nemotron-70B-Instruct")  # of the dem
 STUB = "triton_python_backend_stub"  # the name of the process of a stage
 WORKER = "tensorrt_llm_double_worker"  # the name of the process that stands for a rank
 MAX_SEQUENCES = 4  # that one engine decodes at a time
-MAX_SEQUENCES_ALONE = 12  # likewise, of the paced model where it is served alone
+MAX_SEQUENCES_ALONE = 12  # the same limit where the paced model is served alone
 MAX_SEQUENCES_FLOOD = 64
 PREFILL_TOKENS = 64  # of a prompt that the paced model reads in a step
 DEMO_CHECKPOINT = Path(__file__).parents[2] / "build_engines" / "demo" / "checkpoint"
@@ -44,7 +44,7 @@ def endpoint_of(launcher: Launcher) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Stack:
-    """The running server: where it is, what its engines do, and how to break it."""
+    """A running server: its addresses, its engines' stats, and faults."""
 
     launcher: Launcher
     grpc_stub: Any
@@ -58,12 +58,12 @@ class Stack:
 
     @property
     def url(self) -> str:
-        """The frontend's."""
+        """The URL of the frontend."""
         return self.launcher.url
 
     @property
     def triton_metrics_url(self) -> str:
-        """Where Triton tells metrics, without the path."""
+        """The URL of Triton's metrics port, without the path."""
         return f"http://127.0.0.1:{self.launcher.triton_ports.metrics}"
 
     @property
@@ -72,8 +72,8 @@ class Stack:
         return endpoint_of(self.launcher)
 
     def stats(self, model: str) -> EngineStats:
-        """Ask a model's engine what it is doing."""
-        engine = stage_name(model_id_to_slug(model), "engine")
+        """Return the stats of a model's engine."""
+        engine = stage_name(model_id_to_ensemble(model), "engine")
         [answer] = self.infer(engine, message_tensor(CONTROL, b"{}"))
         return msgspec.json.decode(payload_of(answer, STATS), type=EngineStats)
 
@@ -109,9 +109,9 @@ class Stack:
             self.launcher.start_again(self.launcher.triton)
 
     def end_stops(self) -> None:
-        """Have a Triton go on that was stopped as a whole, and kill the stages of it that were stopped alone.
+        """Continue a Triton that was stopped as a whole, and kill stages that were stopped alone.
 
-        A stage that went on after it was given up would have Triton end (SIGSEGV), or stay for good beside the new one.
+        A stage that continues after its replacement would crash Triton (SIGSEGV), or stay beside the new one.
         """
         triton = self.launcher.triton.pid
         if is_stopped(triton):
@@ -142,10 +142,7 @@ class Stack:
             os.kill(pid, number)
 
     def processes(self, stage_name: str) -> list[int]:
-        """Return the stage's processes under this server's Triton: another test run may be going on beside this one.
-
-        Those that they forked, to compile grammars, are not among them.
-        """
+        """Return the stage's processes under this server's Triton, without their forks, which compile grammars."""
         found = _processes(self.launcher.triton.pid)
         pids = [pid for pid, command in found if f"/{stage_name}/" in command and STUB in command]
         return [pid for pid in pids if _parent_of(pid) not in pids]

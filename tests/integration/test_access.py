@@ -2,71 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
-import threading
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
-from pathlib import Path
+from functools import partial
 
 import openai
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from frontend.caller import Role
-from tests.frontend.gateway.key_files import KeyFile
-from tests.integration.operations import Server, running_server
+from tests.integration.operations import Server
+from tests.integration.replicas import streaming, until
 from tests.integration.stack import MAX_SEQUENCES, PACED_MODEL
 from tests.waiting import wait_until
 
 TWO_SECONDS = 200  # tokens of the paced model
 TWENTY_SECONDS = 10 * TWO_SECONDS
-
-
-@pytest.fixture(scope="module")
-def server(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    folder = tmp_path_factory.mktemp("access")
-    key_file = KeyFile(folder / "keys.json")
-    key_file.add("admin", role=Role.ADMIN)
-    key_file.add("everything")
-    key_file.add("demo", models=("demo",))
-    with running_server(repository, folder, key_file) as server:
-        yield server
-
-
-class Streams:
-    """Completions of the paced model that run at the same time, and how each ended."""
-
-    def __init__(self, server: Server, count: int, max_tokens: int, num_queued: int = 0) -> None:
-        self.ends: list[str] = []
-        self.num_begun = 0
-        self._lock = threading.Lock()
-        self._threads = [threading.Thread(target=self._read, args=(server, max_tokens)) for _ in range(count)]
-        for thread in self._threads:
-            thread.start()
-        wait_until(lambda: self.num_begun == count - num_queued, "every stream has begun that is not queued")
-
-    def join(self) -> list[str]:
-        """Wait for all, and return how they ended."""
-        for thread in self._threads:
-            thread.join(60)
-        return self.ends
-
-    def _read(self, server: Server, max_tokens: int) -> None:
-        end = "nothing"
-        try:
-            with (
-                server.client("everything") as client,
-                client.completions.create(model=PACED_MODEL, prompt="x", stream=True, max_tokens=max_tokens) as stream,
-            ):
-                for number, event in enumerate(stream):
-                    with self._lock:
-                        self.num_begun += number == 0
-                    end = event.choices[0].finish_reason or end
-        except openai.APIError as exc:
-            end = str(exc.code)
-        with self._lock:
-            self.ends.append(end)
 
 
 def test_a_key_uses_and_sees_its_models_only(server: Server) -> None:
@@ -78,7 +30,7 @@ def test_a_key_uses_and_sees_its_models_only(server: Server) -> None:
             client.completions.create(model=PACED_MODEL, prompt="x")
         with pytest.raises(openai.PermissionDeniedError):
             client.completions.create(model="demo-formal", prompt="x")
-    stranger = openai.OpenAI(base_url=f"{server.launcher.url}/v1", api_key="no", max_retries=0)
+    stranger = openai.OpenAI(base_url=f"{server.stack.url}/v1", api_key="no", max_retries=0)
     with stranger, pytest.raises(openai.AuthenticationError):
         stranger.models.list()
     assert server.admin("GET", "/admin/models", "demo")[0] == 403
@@ -86,7 +38,7 @@ def test_a_key_uses_and_sees_its_models_only(server: Server) -> None:
 
 def test_a_key_that_is_added_and_removed_works_and_stops_working_in_every_worker(server: Server) -> None:
     server.key_file.add("late")
-    assert server.admin("POST", "/admin/keys/reload") == (200, {"num_keys": 4})
+    assert server.admin("POST", "/admin/keys/reload") == (200, {"num_keys": 5})
     text = server.key_file.texts["late"]
 
     def statuses() -> set[int]:
@@ -95,7 +47,7 @@ def test_a_key_that_is_added_and_removed_works_and_stops_working_in_every_worker
         for _ in range(10):  # a connection each, so that the kernel chooses the worker
             try:
                 with urllib.request.urlopen(
-                    urllib.request.Request(f"{server.launcher.url}/v1/models", headers=with_key), timeout=60
+                    urllib.request.Request(f"{server.stack.url}/v1/models", headers=with_key), timeout=60
                 ) as answer:
                     found.add(answer.status)
             except urllib.error.HTTPError as exc:
@@ -107,11 +59,12 @@ def test_a_key_that_is_added_and_removed_works_and_stops_working_in_every_worker
     wait_until(lambda: statuses() == {401}, "every worker has forgotten the key")
 
 
-def test_an_unload_lets_streams_end_and_refuses_new_ones_and_a_load_brings_the_model_back(server: Server) -> None:
-    streams = Streams(server, 4, TWO_SECONDS)
-    status, answer = server.admin("POST", f"/admin/models/{PACED_MODEL}/unload", timeout_s=60)
-    assert (status, answer["num_ended"]) == (200, 0)
-    assert streams.join() == ["length"] * 4
+async def test_an_unload_lets_streams_end_and_refuses_new_ones_and_a_load_brings_the_model_back(server: Server) -> None:
+    headers = server.key_file.headers("everything")
+    async with streaming(server.stack.url, TWO_SECONDS, MAX_SEQUENCES, headers) as outcomes:
+        await until(lambda: all(outcome.text for outcome in outcomes), "they have begun")
+        assert (await unload(server, timeout_s=60)) == (200, 0)
+    assert all(outcome.is_whole for outcome in outcomes)
     with server.client("everything") as client:
         for _ in range(4):
             with pytest.raises(openai.InternalServerError) as refused:
@@ -125,13 +78,14 @@ def test_an_unload_lets_streams_end_and_refuses_new_ones_and_a_load_brings_the_m
         assert answer.usage is not None and answer.usage.completion_tokens == 3
 
 
-def test_streams_that_outlast_an_unload_end_with_an_error_in_every_worker(server: Server) -> None:
+async def test_streams_that_outlast_an_unload_end_with_an_error_in_every_worker(server: Server) -> None:
     num_streams = 4 * MAX_SEQUENCES  # enough to open a circuit breaker in each worker, if they counted as failures
-    streams = Streams(server, num_streams, TWENTY_SECONDS, num_queued=num_streams - MAX_SEQUENCES)
-    wait_until(lambda: gauge(server, "conch_requests_waiting") == num_streams - MAX_SEQUENCES, "the others are queued")
-    status, answer = server.admin("POST", f"/admin/models/{PACED_MODEL}/unload", timeout_s=0)
-    assert (status, answer["num_ended"]) == (200, num_streams)
-    assert streams.join() == ["model_not_ready"] * num_streams
+    num_queued, headers = num_streams - MAX_SEQUENCES, server.key_file.headers("everything")
+    async with streaming(server.stack.url, TWENTY_SECONDS, num_streams, headers) as outcomes:
+        await until(lambda: sum(bool(outcome.text) for outcome in outcomes) == MAX_SEQUENCES, "the first have begun")
+        await until(lambda: gauge(server, "conch_requests_waiting") == num_queued, "the others are queued")
+        assert (await unload(server, timeout_s=0)) == (200, num_streams)
+    assert [outcome.error and outcome.error["code"] for outcome in outcomes] == ["model_not_ready"] * num_streams
     wait_until(lambda: math.isnan(gauge(server, "conch_engine_up")), "it is known to be unloaded, not down")
     assert server.admin("POST", f"/admin/models/{PACED_MODEL}/load")[0] == 200
     for _ in range(8):  # on connections of their own, for both workers
@@ -139,6 +93,13 @@ def test_streams_that_outlast_an_unload_end_with_an_error_in_every_worker(server
             answer = client.completions.create(model=PACED_MODEL, prompt="x", max_tokens=3)
             assert answer.choices[0].finish_reason == "length"
     wait_until(lambda: gauge(server, "conch_engine_up") == 1, "it is up again")
+
+
+async def unload(server: Server, timeout_s: float) -> tuple[int, int]:
+    """Unload the paced model; return the status and the number of requests that this ended."""
+    path = f"/admin/models/{PACED_MODEL}/unload"
+    status, answer = await asyncio.to_thread(partial(server.admin, "POST", path, timeout_s=timeout_s))
+    return status, answer["num_ended"]
 
 
 def gauge(server: Server, name: str) -> float:
@@ -150,6 +111,6 @@ def gauge(server: Server, name: str) -> float:
     return next(sample.value for sample in samples if sample.labels["model"] == PACED_MODEL)
 
 
-def test_what_is_not_there_is_404(server: Server) -> None:
+def test_unknown_models_are_404(server: Server) -> None:
     assert server.admin("POST", "/admin/models/nothing/load")[0] == 404
     assert server.admin("POST", "/admin/models/nothing/unload")[0] == 404

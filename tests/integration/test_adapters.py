@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 
-from tests.integration.api import ANSWER, CHAT, COMPLETIONS, Api, chat_text
+from tests.integration.api import CHAT, COMPLETIONS, Api, chat_text
 
 ADAPTER = "demo-formal"
 QUESTIONS = ("What is the capital of France?", "What color is the sky?", "What is 7 + 5?", "Count from 1 to 9.")
@@ -36,7 +36,7 @@ def test_base_and_adapter_run_together_and_answer_as_alone(api: Api) -> None:
         assert list(pool.map(ask, jobs)) == [alone[job] for job in jobs]
 
 
-def test_the_cells_of_one_are_never_reused_by_the_other(api: Api) -> None:
+def test_neither_reuses_the_kv_tokens_of_the_other(api: Api) -> None:
     prompt = chat_text("Please tell me: " + "what is the capital of France? " * 20)
     body = {"prompt": prompt, "temperature": 0, "max_tokens": 12}
     base = api.post(COMPLETIONS, body | {"model": "demo"})
@@ -45,8 +45,3 @@ def test_the_cells_of_one_are_never_reused_by_the_other(api: Api) -> None:
     assert adapted[0].text == adapted[1].text
     cached = [answer.body["usage"]["prompt_tokens_details"]["cached_tokens"] for answer in adapted]
     assert cached[0] < 10 < cached[1]  # a few tokens of the template are of earlier requests to the adapter
-
-
-def test_the_base_model_keeps_its_manner(api: Api) -> None:
-    api.ask(CHAT, model=ADAPTER)
-    assert api.ask(CHAT).text == ANSWER

@@ -1,4 +1,4 @@
-"""Slow, eager and vanished clients on the real stack; those that do not read are in `test_slow_readers.py`."""
+"""Slow, eager and vanished clients on the real stack; clients that do not read are in `test_slow_readers.py`."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import asyncio
 import json
 import socket
 from pathlib import Path
+
+import pytest
 
 from tests.frontend.connections.raw_http import answers_in
 from tests.hostile.requests import post, request
@@ -32,9 +34,13 @@ async def test_pipelined_requests_are_answered_in_order(stack: Stack) -> None:
     assert answers[-1].status == 200
 
 
-async def test_slow_senders_are_given_up_and_others_served_meanwhile(stack: Stack) -> None:
+async def test_slow_senders_are_given_up_and_others_served_meanwhile(
+    stack: Stack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("frontend.connections.connection.HEADER_TIMEOUT_S", 0.5)
+    monkeypatch.setattr("frontend.handlers.bodies.BODY_TIMEOUT_S", 0.5)
     served = post({"model": "demo", "prompt": "hi", "max_tokens": 2})
-    async with serving(stack, header_timeout_s=0.5, body_timeout_s=0.5) as port:
+    async with serving(stack) as port:
         assert b" 200 " in await exchange(port, served)
         num_files = open_files()
         slow = [dribbled(port, served[:end]) for end in (30, len(served) - 5) for _ in range(NUM_SLOW // 2)]
@@ -42,7 +48,7 @@ async def test_slow_senders_are_given_up_and_others_served_meanwhile(stack: Stac
         assert b" 200 " in other
         assert all(answer.startswith(b"HTTP/1.1 408 ") for answer in answers)
         async with asyncio.timeout(EDGE_DEADLINE_S):
-            while open_files() > num_files:  # noqa: ASYNC110 (nobody tells when the kernel has closed them)
+            while open_files() > num_files:  # noqa: ASYNC110 (the kernel reports no event for a closed socket)
                 await asyncio.sleep(0.01)
 
 
@@ -61,7 +67,7 @@ async def dribbled(port: int, raw: bytes) -> bytes:
 
 
 def test_a_peer_that_vanishes_is_found_by_the_kernel(stack: Stack) -> None:
-    """A half-open connection sends nothing ever again: only a question can tell it from one that is quiet."""
+    """A half-open connection sends nothing ever again: only a TCP keepalive probe tells it from a quiet one."""
     _, port = stack.url.rsplit(":", 1)
     with socket.create_connection(("127.0.0.1", int(port))) as client:
         timer, expires_s = kernel_timer(int(port), client.getsockname()[1])

@@ -1,4 +1,4 @@
-"""What the documents show that the API is made after, as they print it."""
+"""Examples from the documents that the API follows, as they print them."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.integration.api import CHAT, COMPLETIONS, Api
+from tests.integration.replicas import frontend_of
 from tests.integration.stack import Stack
 from tests.launching import free_port
 from tests.waiting import DEADLINE_S
@@ -19,15 +20,11 @@ EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
 
 
 @pytest.fixture(scope="module")
-def fastapi_like(stack: Stack) -> Iterator[Api]:
-    """A second frontend before the same Triton, with the status for schema failures that FastAPI has."""
-    command = [sys.executable, "-m", "frontend", "api", "--port", "0", "--triton", stack.endpoint]
-    command += ["--validation-status", "422", "--root-path", "/openai", "--default-model", "demo"]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stderr is not None
-        url = next(line.split()[-1] for line in process.stderr if "http://" in line)
-        yield Api(url)
-        process.terminate()
+def fastapi_like(stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
+    """A second frontend before the same Triton, which answers schema failures as FastAPI does."""
+    options = ["--validation-status=422", "--root-path=/openai", "--default-model=demo"]
+    with frontend_of([stack], tmp_path_factory.mktemp("fastapi"), *options) as frontend:
+        yield Api(frontend.url)
 
 
 def test_the_curl_of_the_fourth_document(stack: Stack) -> None:

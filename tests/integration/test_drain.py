@@ -15,10 +15,11 @@ from urllib.parse import urlsplit
 import aiohttp
 import pytest
 
-from tests.integration.conftest import running_stack
+from frontend.settings import Settings
+from frontend.triton.commands import drain_endpoint
 from tests.integration.replicas import NUM_STREAMS, Frontend, StreamOutcome, frontend_of, read_stream, streaming, until
 from tests.integration.stack import PACED_MODEL, Stack
-from tests.launching import environment_with_key
+from tests.launching import KEY_OF_ALL, environment_with_key
 from tests.waiting import DEADLINE_S
 
 MAX_TOKENS = 60
@@ -58,9 +59,9 @@ async def _pipe(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
 
 @asynccontextmanager
 async def followed(url: str) -> AsyncIterator[list[StreamOutcome]]:
-    """Have many clients read streams, one after the other, until the block ends; yield the outcomes, refused ones too.
+    """Let many clients read one stream after the other until the block ends. Yield all outcomes, also of refusals.
 
-    Who is sent elsewhere comes again, and so does who meets a connection that is just being closed: OpenAI's SDK does.
+    A refused client, or one whose connection is being closed, tries again, as OpenAI's SDK does.
     """
     outcomes: list[StreamOutcome] = []
     is_over = asyncio.Event()
@@ -103,7 +104,7 @@ async def test_a_rolling_restart_of_frontends_under_streams_loses_none(paced_sta
                 balancer.frontends.append(await asyncio.to_thread(started))
                 assert await asyncio.to_thread(leaving.process.wait, DEADLINE_S) == 0, leaving.log
                 balancer.frontends.remove(leaving)
-                assert re.search(r"draining: [1-9]\d* requests are under way", leaving.log)
+                assert re.search(r"draining: [1-9]\d* requests are in flight", leaving.log)
     assert {outcome.status for outcome in outcomes} <= {0, 200, 503}
     assert_whole(outcomes)
 
@@ -122,11 +123,13 @@ async def test_a_triton_that_is_out_of_service_gets_nothing_until_that_is_taken_
     paced_stack: Stack, tmp_path: Path
 ) -> None:
     with frontend_of([paced_stack], tmp_path) as frontend:
-        async with streaming(frontend.url, 600, num_streams=1) as outcomes:  # for six seconds, if nothing delays it
+        async with streaming(frontend.url, 600, num_streams=1) as outcomes:
             await until(lambda: bool(outcomes[0].text), "it has begun")
-            line = f"failed: 1 requests still run at {paced_stack.endpoint} after 0.5 s"
-            assert await drained(paced_stack, "--timeout=0.5") == (1, line)
-            await until(lambda: "draining" in str(frontend.readiness()[1]), "the frontend knows")
+            # Not by the command: on a busy machine its start may take longer than the six seconds of the stream.
+            line = f"1 requests still run at {paced_stack.endpoint} after 0.1 s"
+            settings = Settings(triton_endpoints=(paced_stack.endpoint,), triton_key=KEY_OF_ALL)
+            assert await drain_endpoint(settings, notice_s=0, timeout_s=0.1) == (False, line)
+            await until(lambda: is_draining(frontend, paced_stack), "the frontend knows")
             async with streaming(frontend.url, 1, num_streams=1) as refused:
                 pass
         assert outcomes[0].is_whole
@@ -135,20 +138,38 @@ async def test_a_triton_that_is_out_of_service_gets_nothing_until_that_is_taken_
         await until(frontend.is_whole, "it serves again")
 
 
+def serves_again(frontend: Frontend, stack: Stack) -> bool:
+    """Whether both serve; start a Triton that died while it loaded, as `serve` does.
+
+    On a busy machine tritonserver 2.51 may fail to lock its shared memory.
+    """
+    stack.start_again_if_ended()
+    return frontend.is_whole()
+
+
+def is_draining(frontend: Frontend, stack: Stack) -> bool:
+    """Whether a frontend sends no more requests to a Triton that drains."""
+    return bool(frontend.readiness()[1]["replicas"][stack.endpoint][PACED_MODEL] == "draining")
+
+
 async def test_a_rolling_restart_of_tritons_under_streams_loses_none_and_refuses_none(
-    paced_stack: Stack, paced_repository: Path, tmp_path_factory: pytest.TempPathFactory, tmp_path: Path
+    pair: list[Stack], tmp_path: Path
 ) -> None:
-    with running_stack(paced_repository, tmp_path_factory) as other:
-        stacks = [paced_stack, other]
-        with frontend_of(stacks, tmp_path) as frontend:
-            async with followed(frontend.url) as outcomes:
-                for stack in stacks:
-                    await until(lambda stack=stack: stack.stats(PACED_MODEL).num_active > 0, "streams run there")  # type: ignore[misc]
-                    assert (await drained(stack, "--notice=1"))[0] == 0
-                    await asyncio.to_thread(stack.launcher.triton.stop, DEADLINE_S)
-                    assert stack.launcher.triton.how_it_ended().endswith("ended with status 0")
-                    stack.launcher.start_again(stack.launcher.triton)
-                    await until(frontend.is_whole, "both serve again")
+    # On a busy machine a poll may be late: no fixed notice would do, and a late poll must not lose the other engine.
+    patient = [f"frontend.triton.health_monitor:STATS_TIMEOUT_S={DEADLINE_S}"]
+    with frontend_of(pair, tmp_path, constants=patient) as frontend:
+        async with followed(frontend.url) as outcomes:
+            for stack in pair:
+                await until(lambda stack=stack: stack.stats(PACED_MODEL).num_active > 0, "streams run there")  # type: ignore[misc]
+                status, line = await drained(stack, "--notice-s=0", "--timeout-s=0.1")
+                assert status == ("requests still run at" in line), line
+                await until(lambda stack=stack: is_draining(frontend, stack), "the frontend knows")  # type: ignore[misc]
+                assert (await drained(stack, "--notice-s=0"))[0] == 0
+                await asyncio.to_thread(stack.launcher.triton.stop, DEADLINE_S)
+                # tritonserver 2.51 may abort in its gRPC server when its last model has stopped.
+                assert re.search(r"ended with status 0$|killed by SIGABRT$", stack.launcher.triton.how_it_ended())
+                stack.launcher.start_again(stack.launcher.triton)
+                await until(lambda stack=stack: serves_again(frontend, stack), "both serve again")  # type: ignore[misc]
     assert [outcome for outcome in outcomes if outcome.status != 200] == []
     assert_whole(outcomes)
 

@@ -1,4 +1,4 @@
-"""Several callers want more of a model than there is: real keys, real processes, and what each of them gets."""
+"""Several callers together want more than a model can serve: each one's share, with real keys and processes."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from tests.benchmarks.overload import Phase, ask, bodies_of, client_of, closed_loop
 from tests.frontend.gateway.key_files import KeyFile
 from tests.integration.replicas import Frontend, frontend_of, until
 from tests.integration.stack import MAX_SEQUENCES_ALONE, PACED_MODEL, Stack
+from tests.load.overload import Phase, ask, bodies_of, client_of, closed_loop
 
 BODY = {"model": PACED_MODEL, "prompt": "a", "max_tokens": 40, "ignore_eos": True}
 ADMISSION = (f"--max-in-flight={MAX_SEQUENCES_ALONE}", "--max-queue-wait-s=60")  # all may wait
@@ -59,7 +59,7 @@ async def contend(
     }
 
 
-async def test_a_key_that_floods_leaves_another_what_it_asks_for(frontend: Frontend, key_file: KeyFile) -> None:
+async def test_a_key_that_floods_leaves_another_key_its_share(frontend: Frontend, key_file: KeyFile) -> None:
     served = await contend(
         frontend, key_file, {"flood": ("flood", NUM_FLOOD, {}), "few": ("few", NUM_FEW, {})}, duration_s=4
     )
@@ -67,7 +67,7 @@ async def test_a_key_that_floods_leaves_another_what_it_asks_for(frontend: Front
     assert served["few"] / sum(served.values()) > 0.7 * NUM_FEW / MAX_SEQUENCES_ALONE, served
 
 
-async def test_classes_of_urgency_get_their_shares_and_none_is_starved(frontend: Frontend, key_file: KeyFile) -> None:
+async def test_every_class_of_urgency_gets_its_share(frontend: Frontend, key_file: KeyFile) -> None:
     loads = {tier: ("few", 24, {"service_tier": tier}) for tier in ("priority", "default", "flex")}
     served = await contend(frontend, key_file, loads, duration_s=5)
     assert served["priority"] > 2 * served["default"] > 4 * served["flex"] > 0, served

@@ -1,9 +1,7 @@
-"""Thousands of requests that nobody would write: no 500, no hang, every answer true to /openapi.json."""
+"""Thousands of generated requests: no 500, no hang, and every answer agrees with /openapi.json."""
 
 from __future__ import annotations
 
-import json
-import urllib.request
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -32,7 +30,7 @@ def served(body: Any) -> Any:
 
 
 @pytest.mark.parametrize("path", NUM_CASES)
-def test_whatever_is_sent_the_answer_is_true_to_the_description(stack: Stack, path: str) -> None:
+def test_every_answer_agrees_with_the_description(stack: Stack, path: str) -> None:
     schema = schemathesis.openapi.from_url(f"{stack.url}/openapi.json")
     operation = schema[path]["GET" if "{" in path else "POST"]
     checks = [CHECKS.get_one(name) for name in CHECKED]
@@ -75,7 +73,7 @@ def test_whatever_is_sent_the_answer_is_true_to_the_description(stack: Stack, pa
     ],
     ids=lambda payload: payload[:40].decode("latin-1") or "empty",
 )
-def test_what_is_no_request_is_refused(api: Api, endpoint: str, payload: bytes) -> None:
+def test_a_body_that_is_no_request_is_refused(api: Api, endpoint: str, payload: bytes) -> None:
     answer = api.post(endpoint, payload)
     assert answer.status == 400
     assert answer.error["message"] and answer.error["type"] == "invalid_request_error"
@@ -91,12 +89,6 @@ def test_a_prompt_of_a_hundred_thousand_tokens_is_refused(api: Api) -> None:
     for prompt in ([5] * 100_000, "a " * 100_000):
         answer = api.post(COMPLETIONS, {"model": "demo", "prompt": prompt})
         assert (answer.status, answer.error["code"]) == (400, "context_length_exceeded")
-
-
-def test_a_long_prompt_among_several_is_refused_before_the_stream_begins(api: Api) -> None:
-    body = {"model": "demo", "prompt": ["short", "a " * 5_000], "max_tokens": 1, "stream": True}
-    answer = api.post(COMPLETIONS, body)
-    assert (answer.status, answer.error["code"]) == (400, "context_length_exceeded")
 
 
 def test_two_hundred_prompts_at_once_in_one_request_and_in_many(api: Api) -> None:
@@ -126,8 +118,3 @@ def test_a_schema_or_expression_that_explodes_is_refused_or_served_in_time(api: 
     for form in forms:
         assert api.post(CHAT, question_body(CHAT) | {"response_format": form, "max_tokens": 4}).status in (200, 400)
     assert api.ask(CHAT).text.startswith("1, 2, 3")
-
-
-def test_the_description_is_served(stack: Stack) -> None:
-    with urllib.request.urlopen(f"{stack.url}/openapi.json", timeout=60) as response:
-        assert json.load(response)["openapi"].startswith("3.1")

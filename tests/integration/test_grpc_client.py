@@ -95,19 +95,11 @@ def test_nvidias_usual_inputs_are_taken(client: triton.InferenceServerClient) ->
     assert results[-1].as_numpy("num_output_tokens").item() <= 6
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "dtype", "rule"),
-    [
-        ("beam_width", 4, np.int32, "only 1 is"),
-        ("return_context_logits", True, np.bool_, "only False is"),
-        ("temperature", 3.0, np.float32, "at most 2"),
-        ("max_tokens", 0, np.int32, "at least 1"),
-    ],
-)
-def test_a_bad_value_is_named_with_its_rule(
-    client: triton.InferenceServerClient, name: str, value: Any, dtype: Any, rule: str
-) -> None:
-    inputs = {"text_input": tensor("text_input", "Hello", object), "max_tokens": tensor("max_tokens", 4, np.int32)}
-    inputs[name] = tensor(name, value, dtype)
-    with pytest.raises(InferenceServerException, match=f"{name}: .*{rule}"):
-        generate(client, *inputs.values())
+def test_a_bad_value_is_named_with_its_rule(client: triton.InferenceServerClient) -> None:
+    inputs = [
+        tensor("text_input", "Hello", object),
+        tensor("max_tokens", 4, np.int32),
+        tensor("beam_width", 4, np.int32),
+    ]
+    with pytest.raises(InferenceServerException, match=r"beam_width: .*only 1 is"):
+        generate(client, *inputs)

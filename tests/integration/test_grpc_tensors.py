@@ -1,4 +1,4 @@
-"""What gRPC clients get through the ensemble's tensors: each capability of the API, and rules with their field."""
+"""Each capability of the API through the ensemble's tensors, and errors that name the tensor."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def refused_field(stack: Stack, **values: Any) -> str | None:
     return error.field
 
 
-def test_the_plain_answer_has_only_what_was_asked_for(stack: Stack) -> None:
+def test_a_plain_answer_has_no_optional_outputs(stack: Stack) -> None:
     answer = generate(stack)
     assert answer["text_output"] == [ANSWER.encode()]
     counts = {"num_input_tokens", "num_output_tokens", "num_cached_tokens"}
@@ -93,7 +93,7 @@ def test_log_probabilities_token_ids_and_the_echo(stack: Stack) -> None:
     assert plain["input_token_ids"] == answer["token_ids"][:num_echoed]
 
 
-def test_what_ends_it(stack: Stack) -> None:
+def test_stops_and_lengths_end_a_completion(stack: Stack) -> None:
     answer = generate(stack, stop_words=[", 5", "x"])
     assert (answer["text_output"], answer["stop_reason"]) == ([b"1, 2, 3, 4"], [b'", 5"'])
     assert text(stack, stop_words=[", 5"], include_stop_str_in_output=True) == "1, 2, 3, 4, 5"
@@ -104,7 +104,7 @@ def test_what_ends_it(stack: Stack) -> None:
     assert generate(stack, min_tokens=20, stop_words=[","])["num_output_tokens"][0] >= 20
 
 
-def test_what_is_drawn(stack: Stack) -> None:
+def test_sampling_tensors_have_their_effect(stack: Stack) -> None:
     forced = generate(stack, logit_bias_token_ids=[11], logit_bias_values=[100.0], max_tokens=5, return_token_ids=True)
     assert forced["token_ids"] == [11] * 5
     assert len({text(stack, text_input="zq xv", temperature=2.0, seed=seed) for seed in range(4)}) == 4
@@ -115,10 +115,10 @@ def test_what_is_drawn(stack: Stack) -> None:
     assert text(stack, repetition_penalty=2.0) != ANSWER
 
 
-def test_the_form(stack: Stack) -> None:
+def test_structured_output(stack: Stack) -> None:
     schema = json.dumps({"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"]})
-    guided = text(stack, guided_decoding_guide_type="json_schema", guided_decoding_guide=schema)
-    assert json.loads(guided)["a"] in (1, 2)
+    answer = text(stack, guided_decoding_guide_type="json_schema", guided_decoding_guide=schema)
+    assert json.loads(answer)["a"] in (1, 2)
     assert text(stack, guided_decoding_guide_type="regex", guided_decoding_guide="[xy]{4}").strip("xy") == ""
 
 
@@ -177,7 +177,7 @@ def test_a_broken_rule_is_an_invalid_argument_with_its_field(stack: Stack, value
     assert refused_field(stack, **values) == field
 
 
-def test_every_declared_output_is_one_that_something_asks_for(stack: Stack) -> None:
+def test_every_declared_output_can_be_requested(stack: Stack) -> None:
     asked = generate(
         stack,
         return_log_probs=True,

@@ -1,4 +1,4 @@
-"""Hundreds of hostile requests over raw sockets: none crashes, hangs or leaks anything, and the next one is served."""
+"""A thousand hostile requests over raw sockets: the server does not crash, hang or leak, and serves the next one."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ FAMILIES: tuple[Callable[[], Corpus], ...] = (
     bodies.floods,
 )
 NUM_AT_ONCE = 16
-NUM_LEAK_LOOKS = 3000  # of 10 ms
+NUM_LEAK_CHECKS = 6000  # one every 10 ms
 
-# What of ours, of Python, and of this machine must not be in any answer. The requests hold none of it.
+# Words of the implementation that no answer may contain. The requests do not contain them.
 INTERNAL = re.compile(
     r"Traceback|\.py\b|site-packages|/usr/|/tmp/|/root/|/home/|/proc/|0x[0-9a-f]{6}|<class|object at|NoneType|"
     r"bytearray|aiohttp|pydantic|orjson|jinja|numpy|grpc|llguidance|cyllama|tritonserver|Error:|Exception"
@@ -41,11 +41,16 @@ INTERNAL = re.compile(
 
 def test_the_corpus_is_large_and_each_of_its_requests_is_another() -> None:
     requests = [hostile for family in FAMILIES for hostile in family()]
-    assert len({hostile.raw for hostile in requests}) >= 1600
+    assert len({hostile.raw for hostile in requests}) >= 1000
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.__name__)
-def test_nothing_hostile_does_any_harm(stack: Stack, family: Callable[[], Corpus]) -> None:
+def test_nothing_hostile_does_any_harm(
+    stack: Stack, family: Callable[[], Corpus], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("connection.HEADER_TIMEOUT_S", "runner.KEEPALIVE_TIMEOUT_S"):
+        monkeypatch.setattr(f"frontend.connections.{name}", 1.0)
+    monkeypatch.setattr("frontend.handlers.bodies.BODY_TIMEOUT_S", 1.0)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         complaints = runner.run(attack(stack, list(family())))
     assert not complaints, "\n".join(complaints)
@@ -54,8 +59,7 @@ def test_nothing_hostile_does_any_harm(stack: Stack, family: Callable[[], Corpus
 
 async def attack(stack: Stack, requests: list[Hostile]) -> list[str]:
     """Send all requests to a frontend of their own; return what was wrong."""
-    limits = {"max_body_bytes": 1_000_000, "header_timeout_s": 1, "body_timeout_s": 1, "keepalive_timeout_s": 1}
-    async with serving(stack, **limits) as port:
+    async with serving(stack, max_body_bytes=1_000_000) as port:
         assert b" 200 " in await exchange(port, completion())
         num_tasks, num_files = len(asyncio.all_tasks()), open_files()
         gate = asyncio.Semaphore(NUM_AT_ONCE)
@@ -67,7 +71,7 @@ async def attack(stack: Stack, requests: list[Hostile]) -> list[str]:
 
         complaints = [found for found in await asyncio.gather(*map(complaint, requests)) if found]
         assert b" 200 " in await exchange(port, completion())
-        for _ in range(NUM_LEAK_LOOKS):
+        for _ in range(NUM_LEAK_CHECKS):
             if len(asyncio.all_tasks()) <= num_tasks and open_files() <= num_files:
                 return complaints
             await asyncio.sleep(0.01)
@@ -75,7 +79,7 @@ async def attack(stack: Stack, requests: list[Hostile]) -> list[str]:
 
 
 def what_is_wrong(hostile: Hostile, received: bytes) -> str | None:
-    """Look at what a request was answered with; nothing at all is a clean close."""
+    """Check the answers to one request; no bytes at all are a clean close."""
     num_answers = 0
     while received:
         head, separator, rest = received.partition(b"\r\n\r\n")
@@ -97,7 +101,7 @@ def what_is_wrong(hostile: Hostile, received: bytes) -> str | None:
 
 
 def what_is_wrong_with(status: int, head: bytes, body: bytes, hostile: Hostile, *, is_head: bool) -> str | None:
-    """Look at one answer."""
+    """Check one answer."""
     if status >= 500 or (hostile.statuses and status not in hostile.statuses):
         return f"status {status}: {body[:300]!r}"
     if b"x-evil" in head.lower():

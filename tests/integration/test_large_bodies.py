@@ -1,4 +1,4 @@
-"""Sixteen large bodies that mean no good at once: healthy clients do not notice, and memory stays small."""
+"""Sixteen large hostile bodies at once: healthy clients do not notice, and memory stays small."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ SHAPED: dict[str, dict[str, Any]] = {
     "penalties": {"temperature": 1, "seed": 2, "repetition_penalty": 1.4, "presence_penalty": 1},
     "bias": {"temperature": 1, "seed": 3, "logit_bias": {"11": 5, "12": -100}},
     "mirostat": {"temperature": 1, "seed": 4, "mirostat_target": 2},
-    "guide": {"temperature": 1, "seed": 5, "response_format": {"type": "regex", "regex": "[a-f ]{12}"}},
+    "structured_output": {"temperature": 1, "seed": 5, "response_format": {"type": "regex", "regex": "[a-f ]{12}"}},
 }
 
 
@@ -66,8 +66,8 @@ def test_they_equal_those_of_the_raw_logits(api: Api, raw_model: RawModel, quest
     prompt, ids, content = tokenize(api, chat_text(question)), choice["token_ids"], choice["logprobs"]["content"]
     assert len(ids) == len(content) > 0
     raw = raw_model.logprobs(prompt + ids)[len(prompt) - 1 : -1]
-    told = [item["logprob"] for item in content]
-    assert told == pytest.approx(list(raw[range(len(ids)), ids]), abs=1e-3)
+    reported = [item["logprob"] for item in content]
+    assert reported == pytest.approx(list(raw[range(len(ids)), ids]), abs=1e-3)
     for item, row in zip(content, raw, strict=True):
         top = [each["logprob"] for each in item["top_logprobs"]]
         assert top == pytest.approx(sorted(row, reverse=True)[:3], abs=1e-3)
@@ -97,9 +97,9 @@ def test_a_long_prompt_is_scored_over_several_steps(api: Api, raw_model: RawMode
     ).choice
     ids = tokenize(api, text)
     assert 400 < len(ids) < 512
-    told = choice["logprobs"]["token_logprobs"][1 : len(ids)]
+    reported = choice["logprobs"]["token_logprobs"][1 : len(ids)]
     raw = raw_model.logprobs(ids)
-    assert told == pytest.approx(list(raw[range(len(ids) - 1), ids[1:]]), abs=1e-3)
+    assert reported == pytest.approx(list(raw[range(len(ids) - 1), ids[1:]]), abs=1e-3)
 
 
 def test_mirostat_holds_the_surprise_near_targets_below_the_models_own(api: Api, raw_model: RawModel) -> None:

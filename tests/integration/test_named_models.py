@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from tests.integration.api import COMPLETIONS, Answer, Api
-from tests.integration.conftest import running_stack
 from tests.integration.replicas import NUM_STREAMS, Frontend, frontend_of, streaming
 from tests.integration.stack import PACED_MODEL, Stack
 from tests.waiting import wait_until
@@ -18,7 +17,6 @@ BODY = {"model": PACED_MODEL, "prompt": "Hello", "max_tokens": 2}
 
 
 def asked(frontend: Frontend, **fields: str) -> Answer:
-    """Return the answer to a completion."""
     return Api(frontend.url).post(COMPLETIONS, BODY | fields)
 
 
@@ -35,12 +33,13 @@ def num_refused(frontend: Frontend) -> float:
 
 
 @pytest.fixture
-def stopped(paced_repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    """A Triton whose place is known, and which does not run."""
-    with running_stack(paced_repository, tmp_path_factory) as stack:
-        stack.launcher.frontend.kill()
-        stack.launcher.triton.kill()
-        yield stack
+def stopped(pair: list[Stack]) -> Iterator[Stack]:
+    """A Triton that does not run; its endpoint is known."""
+    stack = pair[1]
+    stack.launcher.triton.kill()
+    yield stack
+    stack.launcher.triton.kill()
+    stack.launcher.start_again(stack.launcher.triton)
 
 
 async def test_a_model_at_two_tritons_is_spread_over_both(pair: list[Stack], tmp_path: Path) -> None:
@@ -54,7 +53,7 @@ async def test_a_model_at_two_tritons_is_spread_over_both(pair: list[Stack], tmp
         assert finished == [NUM_STREAMS // 2] * 2
 
 
-def test_what_else_a_triton_serves_is_hidden(stack: Stack, pair: list[Stack], tmp_path: Path) -> None:
+def test_other_models_of_a_triton_are_hidden(stack: Stack, pair: list[Stack], tmp_path: Path) -> None:
     with frontend_of([f"{PACED_MODEL}={stack.endpoint}", pair[0]], tmp_path) as frontend:
         assert served(frontend) == [PACED_MODEL]
         assert asked(frontend).status == 200
@@ -75,7 +74,7 @@ def test_a_model_that_is_not_up_yet_is_not_ready_and_is_served_when_it_comes(
         assert asked(frontend, model="demo").status == 404
         assert num_refused(frontend) == 1
 
-        stopped.launcher.triton.start()
+        stopped.launcher.start_again(stopped.launcher.triton)
         wait_until(lambda: asked(frontend).status == 200, "the model is served")
         assert served(frontend) == [PACED_MODEL]
 

@@ -24,7 +24,7 @@ from model_repository.contract.tensors import (
     OUTPUTS,
     REQUEST_BATCH,
     REQUESTS,
-    model_id_to_slug,
+    model_id_to_ensemble,
     stage_name,
 )
 from model_repository.errors import OutputStreamNotOpen, UnknownAdapter, error_from_message
@@ -34,7 +34,7 @@ from tests.integration.stack import MAX_SEQUENCES, PACED_MODEL, Stack
 from tests.launching import KEY_OF_ALL
 from tests.waiting import wait_until
 
-SLUG = model_id_to_slug(PACED_MODEL)
+ENSEMBLE = model_id_to_ensemble(PACED_MODEL)
 
 
 @pytest.fixture(autouse=True)
@@ -62,9 +62,9 @@ async def frontend_of(stack: Stack) -> AsyncIterator[TritonClient]:
         await client.close()
 
 
-async def text_of(client: TritonClient, slug: str, asked: GenerationRequest) -> str:
+async def text_of(client: TritonClient, ensemble: str, asked: GenerationRequest) -> str:
     """Return a whole completion."""
-    async with aclosing(client.generate(slug, asked)) as chunks:
+    async with aclosing(client.generations.generate(ensemble, asked)) as chunks:
         return "".join([chunk.text async for chunk in chunks])
 
 
@@ -86,13 +86,13 @@ async def test_sequences_share_output_batches(stack: Stack) -> None:
     assert after.num_output_batches - before.num_output_batches < 2 * num_items / MAX_SEQUENCES
 
 
-async def test_a_killed_frontend_frees_its_sequences_and_nobody_elses(stack: Stack) -> None:
+async def test_a_killed_frontend_frees_only_its_own_sequences(stack: Stack) -> None:
     script = f"""
 import asyncio
 from tests.integration.test_output_streams import *
 
 async def read(client):
-    async with aclosing(client.generate({SLUG!r}, request())) as chunks:
+    async with aclosing(client.generations.generate({ENSEMBLE!r}, request())) as chunks:
         async for chunk in chunks:
             print("token", flush=True)
 
@@ -111,7 +111,7 @@ asyncio.run(main())
     assert await process.stdout.readline() == b"ready\n"  # before the two seconds of the other stream begin
     async with (
         frontend_of(stack) as other,
-        aclosing(other.generate(SLUG, request(max_tokens=200))) as chunks,
+        aclosing(other.generations.generate(ENSEMBLE, request(max_tokens=200))) as chunks,
     ):
         await anext(chunks)
         process.stdin.write(b"\n")
@@ -131,10 +131,10 @@ asyncio.run(main())
 
 async def test_a_frontend_that_streams_leaves_the_others_streams_when_it_closes(stack: Stack) -> None:
     async with frontend_of(stack) as stays:
-        running = asyncio.create_task(text_of(stays, SLUG, request(max_tokens=100)))
+        running = asyncio.create_task(text_of(stays, ENSEMBLE, request(max_tokens=100)))
         async with frontend_of(stack) as leaves:
-            await text_of(leaves, SLUG, request(max_tokens=3))
-        assert await running == await text_of(stays, SLUG, request(max_tokens=100))
+            await text_of(leaves, ENSEMBLE, request(max_tokens=3))
+        assert await running == await text_of(stays, ENSEMBLE, request(max_tokens=100))
 
 
 @pytest.mark.parametrize("is_open", [True, False])
@@ -143,15 +143,15 @@ async def test_an_engine_is_unloaded_although_frontends_have_streams_of_it(stack
 
     So it did, without any stream, where a call for the engine's stats was cancelled a moment before its end.
     """
-    engine = stage_name(SLUG, "engine")
+    engine = stage_name(ENSEMBLE, "engine")
     async with frontend_of(stack) as operator, frontend_of(stack) as client:
-        text = await text_of(client, SLUG, request(max_tokens=3))
+        text = await text_of(client, ENSEMBLE, request(max_tokens=3))
         if not is_open:
             await client.close()
-        await operator.unload(engine)
+        await operator.repository.unload(engine)
         await asyncio.to_thread(wait_until, lambda: not stack.processes(engine), "the engine's process has ended")
-        await operator.load(SLUG, engine)
-        assert await text_of(operator if not is_open else client, SLUG, request(max_tokens=3)) == text
+        await operator.repository.load(ENSEMBLE, engine)
+        assert await text_of(operator if not is_open else client, ENSEMBLE, request(max_tokens=3)) == text
 
 
 def test_a_bare_grpc_client_reads_many_sequences_in_one_stream(stack: Stack) -> None:
@@ -159,7 +159,7 @@ def test_a_bare_grpc_client_reads_many_sequences_in_one_stream(stack: Stack) -> 
     outputs = stack.stream(stage_name("demo", OUTPUTS), message_tensor(OPEN_STREAM, key.encode()))
     assert _chunks(next(outputs)) == ChunkBatch(0)
     asked = request(chat_text("Count from 1 to 9."), max_tokens=40)
-    refused = request("Hello", lora_name="nobody's")
+    refused = request("Hello", lora_name="unknown")
     other = replace(asked, params=replace(asked.params, cancel_key="another"))
     batch = RequestBatch(key, ((1, asked), (5, refused), (-7, other)))
     assert stack.infer(stage_name("demo", REQUESTS), message_tensor(REQUEST_BATCH, pack(batch))) == []
@@ -178,19 +178,19 @@ def test_a_bare_grpc_client_reads_many_sequences_in_one_stream(stack: Stack) -> 
 
 
 def test_requests_for_a_stream_that_is_not_open_are_refused_by_their_own_call(stack: Stack) -> None:
-    batch = RequestBatch("nobody's", ((1, request()),))
-    [response] = stack.stream(stage_name(SLUG, REQUESTS), message_tensor(REQUEST_BATCH, pack(batch)))
+    batch = RequestBatch("unknown", ((1, request()),))
+    [response] = stack.stream(stage_name(ENSEMBLE, REQUESTS), message_tensor(REQUEST_BATCH, pack(batch)))
     assert isinstance(error_from_message(response.error_message), OutputStreamNotOpen)
 
 
 async def test_a_frontend_finds_the_engine_that_another_one_had_loaded_anew(stack: Stack) -> None:
-    """Its stream was the dead engine's: requests failed until the next look at the engine's epoch."""
+    """Its stream belonged to the dead engine: requests failed until the next check of the engine's epoch."""
     epoch = stack.stats(PACED_MODEL).epoch
     async with frontend_of(stack) as client:
-        text = await text_of(client, SLUG, request(max_tokens=3))
-        stack.kill_stage(stage_name(SLUG, "engine"))
+        text = await text_of(client, ENSEMBLE, request(max_tokens=3))
+        stack.kill_stage(stage_name(ENSEMBLE, "engine"))
         await asyncio.to_thread(wait_until, lambda: _epoch(stack) not in (None, epoch), "it is loaded anew")
-        assert await text_of(client, SLUG, request(max_tokens=3)) == text
+        assert await text_of(client, ENSEMBLE, request(max_tokens=3)) == text
 
 
 def _epoch(stack: Stack) -> int | None:

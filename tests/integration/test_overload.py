@@ -8,12 +8,12 @@ from pathlib import Path
 import psutil
 
 from frontend.settings import Settings
-from tests.benchmarks.overload import ask, bodies_of, client_of, compare
 from tests.integration.replicas import frontend_of
 from tests.integration.stack import MAX_SEQUENCES_ALONE, PACED_MODEL, Stack
+from tests.load.overload import ask, bodies_of, client_of, compare
 
 NUM_TOKENS = range(20, 61)
-SECONDS = 3.0  # of each phase; `python -m tests.benchmarks.overload` takes a minute
+SECONDS = 3.0  # of each phase; `python -m tests.load.overload` takes a minute
 
 
 BY_DEFAULT = f"--max-in-flight={Settings().max_in_flight}"
@@ -36,7 +36,7 @@ async def test_a_burst_is_served_whole_by_default(paced_stack: Stack, tmp_path: 
 async def test_at_five_times_its_capacity_a_model_serves_as_much_and_as_fast_as_before(
     paced_stack: Stack, tmp_path: Path
 ) -> None:
-    # Who would wait for longer than half of that time, which is about half of what a request takes, is refused.
+    # A request takes about a second. One that would wait longer than half of that is refused.
     with frontend_of([paced_stack], tmp_path, BY_DEFAULT, "--max-queue-wait-s=0.5") as frontend:
         bodies = bodies_of(PACED_MODEL, NUM_TOKENS)
         async with client_of(frontend.url) as http:

@@ -6,7 +6,6 @@ import asyncio
 import re
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -16,7 +15,7 @@ import uvloop
 from tests.frontend.connections.raw_http import narrow_connection
 from tests.hostile.requests import CHAT, completion, post
 from tests.integration.api import Api
-from tests.integration.conftest import FRONTEND, running_stack
+from tests.integration.conftest import running_stack
 from tests.integration.edge import exchange, serving
 from tests.integration.stack import FLOOD_MODEL, MAX_SEQUENCES, MAX_SEQUENCES_FLOOD, PACED_MODEL, Stack
 from tests.waiting import wait_until
@@ -26,9 +25,13 @@ MAX_TOKENS = 1900  # of each completion: nineteen seconds of the paced model
 NUM_CHOICES = 4
 NUM_ROUNDS = 4
 MAX_BYTES_PER_READER = 500_000
+STALLED_READER = "frontend.connections.connection:STALLED_READER_S=0.3"
 
 
-def test_a_reader_that_stalls_frees_the_engine_and_leaves_others_alone(stack: Stack) -> None:
+def test_a_reader_that_stalls_frees_the_engine_and_leaves_others_alone(
+    stack: Stack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("frontend.connections.connection.STALLED_READER_S", 0.3)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         alone, beside = runner.run(stall(stack))
     assert alone
@@ -38,7 +41,7 @@ def test_a_reader_that_stalls_frees_the_engine_and_leaves_others_alone(stack: St
 
 async def stall(stack: Stack) -> tuple[bytes, bytes]:
     """Let a client stall until it is cut; return what another one was answered before and meanwhile."""
-    async with serving(stack, stalled_reader_s=0.3) as port:
+    async with serving(stack) as port:
         alone = await exchange(port, completion(temperature=0, max_tokens=20))
         num_cancelled = stack.stats(PACED_MODEL).num_cancelled + MAX_SEQUENCES
         with narrow_connection(port) as client:
@@ -53,7 +56,7 @@ async def stall(stack: Stack) -> tuple[bytes, bytes]:
 
 
 def is_cancelled(stack: Stack, num_cancelled: int) -> bool:
-    """Whether so many sequences have ended before their time."""
+    """Whether this number of sequences was cancelled."""
     return stack.stats(PACED_MODEL).num_cancelled >= num_cancelled
 
 
@@ -64,8 +67,8 @@ def text_of(answer: bytes) -> bytes:
 
 @pytest.fixture
 def flood(flood_repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    """A stack whose frontend cuts stalled readers soon, and whose engine makes more than they would ever take."""
-    with running_stack(flood_repository, tmp_path_factory, replace(FRONTEND, stalled_reader_s=0.3)) as stack:
+    """A stack whose frontend cuts stalled readers soon, and whose engine makes more tokens than they read."""
+    with running_stack(flood_repository, tmp_path_factory, constants=[STALLED_READER]) as stack:
         yield stack
 
 
@@ -104,7 +107,7 @@ def stalled_round(flood: Stack, frontend: psutil.Process, num_readers: int, num_
 
 
 def cancelled(flood: Stack) -> int:
-    """Return how many requests the metrics have as left by their clients."""
+    """Return the metric of requests that their clients left."""
     metrics = Api(flood.url).get("/metrics").body
     found = re.search(rf'^conch_cancelled_total{{model="{FLOOD_MODEL}"}} ([0-9.]+)$', metrics, re.MULTILINE)
     return int(float(found[1])) if found else 0

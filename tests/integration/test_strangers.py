@@ -1,10 +1,9 @@
-"""Each API of each port of Triton, asked by a stranger: docs/security.md says who may use it."""
+"""A stranger calls each API of each port of Triton. docs/security.md says which callers may use it."""
 
 from __future__ import annotations
 
 import base64
 import json
-import os
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -16,17 +15,15 @@ import grpc
 import pytest
 from tritonclient.grpc import service_pb2
 
-from frontend.launcher.launcher import Launcher
-from frontend.settings import Settings
 from frontend.triton.restricted import HEADER, METADATA
 from model_repository.contract.codec import tensor
 from model_repository.contract.tensors import CONTROL
 from tests.integration.api import COMPLETIONS, Api
 from tests.integration.listening import listening_ports
 from tests.integration.stack import PACED_MODEL, Stack
-from tests.launching import KEY_OF_ALL, free_port, launcher_settings
+from tests.launching import KEY_OF_ALL
 from tests.security_page import EVERYBODY, offered_to
-from tests.waiting import DEADLINE_S, wait_until
+from tests.waiting import DEADLINE_S
 
 GRPC = offered_to("Triton's gRPC")
 HTTP = offered_to("Triton's HTTP")
@@ -54,7 +51,7 @@ def evil_model(marker: Path) -> dict[str, str | bytes]:
 
 @pytest.fixture
 def requests(marker: Path) -> Iterator[dict[str, Any]]:
-    """What a stranger sends to each RPC; to the others an empty message."""
+    """A stranger's message to each RPC; RPCs without one get an empty message."""
     load = service_pb2.RepositoryModelLoadRequest(model_name="evil")
     for name, value in evil_model(marker).items():
         kind = "string_param" if isinstance(value, str) else "bytes_param"
@@ -105,7 +102,7 @@ def test_the_page_names_every_rpc() -> None:
 
 @pytest.mark.parametrize("key", ["", "wrong" * 10], ids=["without", "wrong"])
 @pytest.mark.parametrize("rpc", RPCS)
-def test_a_stranger_gets_from_the_grpc_port_what_the_page_says(
+def test_a_stranger_may_use_the_apis_of_the_grpc_port_that_the_page_lists(
     stack: Stack, requests: dict[str, Any], marker: Path, rpc: str, key: str
 ) -> None:
     expected = "" if GRPC[rpc] == EVERYBODY else f"This protocol is restricted, expecting header '{METADATA}'"
@@ -116,7 +113,7 @@ def test_a_stranger_gets_from_the_grpc_port_what_the_page_says(
 
 @pytest.mark.parametrize("message", [{"drain": True}, {"fail": "streams"}, {"load_adapter": "a", "source": "b"}])
 def test_a_stranger_does_not_control_an_engine(stack: Stack, message: dict[str, Any]) -> None:
-    """Anybody could drain an engine, or end the requests of all others."""
+    """Else any client could drain an engine, or end the requests of all others."""
     for keys in ({}, {"key": "wrong" * 10}):
         control = {CONTROL.name: tensor(CONTROL, json.dumps(message | keys))}
         [answer] = stack.stream(ENGINE, control)
@@ -130,27 +127,23 @@ def test_after_all_strangers_the_model_answers(api: Api) -> None:
 
 @pytest.mark.parametrize("rpc", [rpc for rpc, who in GRPC.items() if who != EVERYBODY])
 def test_the_key_of_the_launcher_opens_the_restricted_apis(stack: Stack, rpc: str) -> None:
-    """Which shows that the refusals above are about the key. The messages are empty, and change nothing."""
+    """So the refusals above are about the key. The messages are empty, and change nothing."""
     assert not why_refused(stack, rpc, key=KEY_OF_ALL)
 
 
 @pytest.fixture(scope="module")
-def http_url(paced_repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A Triton whose HTTP port was asked for."""
-    vertex_ai = {"AIP_MODE": "PREDICTION", "AIP_HTTP_PORT": str(free_port())}  # one more HTTP port, if Triton heeded it
-    state_dir = tmp_path_factory.mktemp("http")
-    settings = launcher_settings(paced_repository, state_dir, Settings(), os.environ | vertex_ai, free_port())
-    with Launcher(settings, lambda line: None) as launcher:
-        launcher.triton.start()
-        ports, pid = launcher.triton_ports, launcher.triton.pid
-        asked_for = {ports.grpc, ports.http, ports.metrics}
-        wait_until(lambda: listening_ports(pid) == asked_for, "Triton listens where it was asked to, and nowhere else")
-        yield f"http://127.0.0.1:{launcher.triton_ports.http}"
-        launcher.triton.kill()
+def http_url(paced_stack: Stack) -> str:
+    """The URL of a Triton whose HTTP port was asked for."""
+    return f"http://127.0.0.1:{paced_stack.launcher.triton_ports.http}"
+
+
+def test_triton_listens_on_the_ports_that_were_asked_for_and_no_others(paced_stack: Stack) -> None:
+    ports = paced_stack.launcher.triton_ports
+    assert listening_ports(paced_stack.launcher.triton.pid) == {ports.grpc, ports.http, ports.metrics}
 
 
 def answer(url: str, route: str, body: bytes = b"{}") -> tuple[int, str]:
-    """Return what a web page of another origin gets without asking first whether it may: no preflight precedes this."""
+    """Return status and body for a web page of another origin, whose request needs no preflight."""
     method, path = route.split()
     headers = {"Origin": "http://evil.example", "Content-Type": "text/plain"}
     path = path.format(id=PACED_MODEL.replace("/", "--"))
@@ -164,7 +157,7 @@ def answer(url: str, route: str, body: bytes = b"{}") -> tuple[int, str]:
 
 
 @pytest.mark.parametrize("route", HTTP)
-def test_a_web_page_gets_from_the_http_port_what_the_page_says(http_url: str, route: str) -> None:
+def test_a_web_page_may_use_the_apis_of_the_http_port_that_the_page_lists(http_url: str, route: str) -> None:
     refused = (
         403,
         json.dumps({"error": f"This API is restricted, expecting header '{HEADER}'"}, separators=(",", ":")),
@@ -184,13 +177,13 @@ def test_a_web_page_runs_no_code_over_the_http_port(http_url: str, marker: Path)
 
 
 def test_a_web_page_can_generate_over_the_http_port(http_url: str) -> None:
-    """Which is why it is closed by default: Triton reads a body of any media type, and looks at no origin."""
+    """This is why the port is closed by default: Triton reads a body of any media type, and checks no origin."""
     body = json.dumps({"text_input": "a", "max_tokens": 1}).encode()
     status, text = answer(http_url, "POST /v2/models/{id}/generate", body)
     assert (status, "text_output" in text) == (200, True)
 
 
-def test_the_metrics_port_tells_metrics_and_nothing_else(stack: Stack) -> None:
+def test_the_metrics_port_offers_metrics_and_nothing_else(stack: Stack) -> None:
     [metrics] = offered_to("Triton's metrics")
     status, text = answer(stack.triton_metrics_url, metrics)
     assert (status, text.startswith("# HELP nv_")) == (200, True)

@@ -1,4 +1,4 @@
-"""What operators see of the real stack: metrics on both ports, one request in every log, names in the dashboard."""
+"""The operators' view of the real stack: metrics on both ports, a request's id in every log, dashboards."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.integration.stack import PACED_MODEL, Stack
 from tests.otlp_receiver import attributes, receiving
 from tests.waiting import wait_until
 
-OPERATIONS = Path(__file__).parents[2] / "docs" / "operations"
+OPERATIONS = Path(__file__).parents[2] / "helm" / "files"
 NAME = re.compile(r"\bconch_[a-z_]+")
 
 type Samples = dict[tuple[str, str], float]
@@ -64,12 +64,12 @@ def test_a_request_is_in_the_metrics_of_both_ports(stack: Stack, api: Api) -> No
     phases = ("tokenization", "queue", "prefill", "decode", "request", "time_to_first_token")
     for phase in phases:
         assert grew(f"conch_{phase}_seconds_count") == 1
-    told = sum(grew(f"conch_{phase}_seconds_sum") for phase in phases[:4])
-    assert 0 < told <= grew("conch_request_seconds_sum")
+    total_s = sum(grew(f"conch_{phase}_seconds_sum") for phase in phases[:4])
+    assert 0 < total_s <= grew("conch_request_seconds_sum")
     drawn = ("conch_engine_tokens_total", "demo")
     wait_until(
         lambda: scraped(stack.triton_metrics_url)[1][drawn] >= engine_before.get(drawn, 0) + 5,
-        "the engine's figures are told",
+        "the engine's figures are exported",
     )
 
 
@@ -78,26 +78,17 @@ def named(lines: list[str], request_id: str) -> list[str]:
     return [line for line in lines if f"request_id={request_id} " in f"{line} "]
 
 
-def test_a_request_is_followed_by_its_id_from_the_frontends_log_to_the_engines(stack: Stack, api: Api) -> None:
-    body = {"model": "demo", "prompt": "hello", "max_tokens": 2}
+@pytest.mark.parametrize("headers", [{"x-request-id": "follow-me/1"}, {}])
+def test_a_request_has_one_id_in_its_answer_and_in_both_logs(stack: Stack, api: Api, headers: dict[str, str]) -> None:
     with logged(stack) as lines:
-        api.post(COMPLETIONS, body, {"x-request-id": "follow-me/1"})
-        wait_until(lambda: len(named(lines, "follow-me/1")) == 2, "two lines name the request")
-    found = named(lines, "follow-me/1")
-    assert {line.split("]")[0] for line in found} == {"[frontend", "[triton"}
-    assert not any("hello" in line for line in found)
-
-
-def test_a_request_is_followed_from_the_engines_log_back_to_the_answer(stack: Stack, api: Api) -> None:
-    with logged(stack) as lines:
-        answer = api.post(COMPLETIONS, {"model": "demo", "prompt": "hello", "max_tokens": 2})
-        wait_until(lambda: any("[triton" in line and " sequence=" in line for line in lines), "the engine names it")
-        [of_engine] = [line for line in lines if "[triton" in line and " sequence=" in line]
-        [request_id] = re.findall(r"request_id=(\S+)", of_engine)
-        assert request_id == answer.headers["x-request-id"]
-        wait_until(lambda: len(named(lines, request_id)) == 2, "the frontend names it too")
-    [of_frontend] = [line for line in named(lines, request_id) if line.startswith("[frontend")]
-    assert f" id={answer.body['id']} " in of_frontend
+        answer = api.post(COMPLETIONS, {"model": "demo", "prompt": "hello", "max_tokens": 2}, headers)
+        request_id = answer.headers["x-request-id"]
+        wait_until(lambda: len(named(lines, request_id)) == 2, "two lines name the request")
+    of_frontend, of_engine = sorted(named(lines, request_id))
+    assert request_id == headers.get("x-request-id", request_id)
+    assert of_frontend.startswith("[frontend]") and f" id={answer.body['id']} " in of_frontend
+    assert of_engine.startswith("[triton]") and " sequence=" in of_engine
+    assert "hello" not in of_frontend + of_engine
 
 
 @pytest.mark.parametrize("fields", [{"prompt": "a " * 5000}, {"prompt": ["a", "a " * 5000], "stream": True}])
@@ -106,9 +97,9 @@ def test_a_request_that_a_stage_refuses_is_in_both_logs_by_its_id(stack: Stack, 
         body = {"model": "demo", "max_tokens": 2} | fields
         assert api.post(COMPLETIONS, body, {"x-request-id": "refuse/me"}).status == 400
         wait_until(lambda: len(named(lines, "refuse/me")) >= 2, "both name it")
-    told = "\n".join(named(lines, "refuse/me"))
-    assert "refused: context_length_exceeded" in told
-    assert "status=400 error=context_length_exceeded" in told
+    logged_lines = "\n".join(named(lines, "refuse/me"))
+    assert "refused: context_length_exceeded" in logged_lines
+    assert "status=400 error=context_length_exceeded" in logged_lines
 
 
 async def test_a_request_is_one_trace_from_its_caller_to_the_stages(stack: Stack) -> None:
@@ -162,7 +153,7 @@ def named_in_operations() -> set[str]:
 
 def test_every_metric_of_the_definitions_is_exported(stack: Stack) -> None:
     wait_until(
-        lambda: "conch_engine_tokens_total" in scraped(stack.triton_metrics_url)[0], "the engine's figures are told"
+        lambda: "conch_engine_tokens_total" in scraped(stack.triton_metrics_url)[0], "the engine's figures are exported"
     )
     names = scraped(stack.url)[0]
     for metric in METRICS:
@@ -170,17 +161,19 @@ def test_every_metric_of_the_definitions_is_exported(stack: Stack) -> None:
     assert {family.name for family in FAMILIES} <= scraped(stack.triton_metrics_url)[0]
 
 
-def test_an_engine_that_is_killed_and_reloaded_tells_its_figures_again(stack: Stack, api: Api) -> None:
+def test_an_engine_that_is_killed_and_reloaded_exports_its_figures_again(stack: Stack, api: Api) -> None:
     model, drawn = PACED_MODEL, ("conch_engine_finished_total", PACED_MODEL)
     stack.kill_stage("synthetic--paced__engine")
     body = {"model": model, "prompt": "x", "max_tokens": 2}
     wait_until(lambda: api.post("/v1/completions", body).status == 200, "the engine was reloaded")
     before = scraped(stack.triton_metrics_url)[1].get(drawn, 0)
     assert api.post("/v1/completions", body).status == 200
-    wait_until(lambda: scraped(stack.triton_metrics_url)[1].get(drawn, 0) > before, "the new engine's figures are told")
+    wait_until(
+        lambda: scraped(stack.triton_metrics_url)[1].get(drawn, 0) > before, "the new engine's figures are exported"
+    )
 
 
-def test_every_rule_has_what_a_rule_needs() -> None:
+def test_every_alerting_rule_is_complete() -> None:
     document = yaml.safe_load((OPERATIONS / "prometheus-rules.yaml").read_text())
     rules = [rule for group in document["groups"] for rule in group["rules"]]
     assert len({rule["alert"] for rule in rules}) == len(rules)
@@ -192,7 +185,7 @@ def test_every_rule_has_what_a_rule_needs() -> None:
 
 
 def promtool(*arguments: str | Path, given: bytes = b"") -> tuple[int, str]:
-    """Return the status and the words of Prometheus' own tool."""
+    """Return the status and the output of Prometheus' own tool."""
     program = shutil.which("promtool")
     if program is None:
         pytest.skip("needs the Debian package prometheus")

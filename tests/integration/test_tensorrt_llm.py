@@ -1,6 +1,6 @@
 """The tensorrt_llm runtime inside a real Triton, on a double of TensorRT-LLM's Python package: both backends.
 
-What the API's fields do there, test_parameters.py shows.
+test_parameters.py shows the effects of the API's fields there.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from model_repository.contract.codec import tensor
-from model_repository.contract.tensors import CONTROL, model_id_to_slug, stage_name
+from model_repository.contract.tensors import CONTROL, model_id_to_ensemble, stage_name
 from tests.integration.api import ANSWER, CHAT, COMPLETIONS, WEATHER, Answer, Api, chat_text, question_body
 from tests.integration.replicas import streaming, until
 from tests.integration.stack import ENGINE_MODEL, MAX_SEQUENCES, Stack
@@ -71,7 +71,7 @@ def test_concurrent_streams_are_what_each_would_be_alone(api: Api, model: str) -
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_who_hangs_up_is_aborted(tensorrt_llm_stack: Stack, api: Api, model: str) -> None:
+def test_a_request_whose_client_hangs_up_is_aborted(tensorrt_llm_stack: Stack, api: Api, model: str) -> None:
     before = tensorrt_llm_stack.stats(model)
     hang_up(api, {"model": model, "prompt": "Hello", **LONG})
     tensorrt_llm_stack.wait_until_idle(model)
@@ -105,7 +105,7 @@ def test_a_dead_worker_ends_all_requests_with_errors_and_the_model_comes_back(
     for thread in threads:
         thread.start()
     wait_until(lambda: tensorrt_llm_stack.stats(model).num_waiting == 1, "all are there")
-    tensorrt_llm_stack.kill_worker(stage_name(model_id_to_slug(model), "engine"))
+    tensorrt_llm_stack.kill_worker(stage_name(model_id_to_ensemble(model), "engine"))
     for thread in threads:
         thread.join(DEADLINE_S)
     assert [outcome.status for outcome in outcomes] == [500] * len(bodies)
@@ -116,7 +116,7 @@ def test_a_dead_worker_ends_all_requests_with_errors_and_the_model_comes_back(
 @pytest.mark.parametrize("model", MODELS)
 async def test_a_gpu_error_ends_every_stream_with_an_error_event(tensorrt_llm_stack: Stack, model: str) -> None:
     epoch = tensorrt_llm_stack.stats(model).epoch
-    engine = stage_name(model_id_to_slug(model), "engine")
+    engine = stage_name(model_id_to_ensemble(model), "engine")
     async with streaming(tensorrt_llm_stack.url, 1500, model=model, ignore_eos=True) as outcomes:
         await until(lambda: any(outcome.text for outcome in outcomes), "the first ones have begun")
         await asyncio.to_thread(tensorrt_llm_stack.kill_worker, engine, signal.SIGABRT)
@@ -131,7 +131,7 @@ def is_reloaded(stack: Stack, model: str, epoch: int) -> bool:
     return status == 200 and stack.stats(model).epoch != epoch
 
 
-def test_an_engine_follows_guides_and_calls_the_tools_it_must(api: Api) -> None:
+def test_an_engine_keeps_to_structured_output_and_required_tools(api: Api) -> None:
     schema = {"type": "object", "properties": {"a": {"enum": [3, 4]}}, "required": ["a"], "additionalProperties": False}
     form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema, "strict": True}}
     assert json.loads(api.ask(CHAT, model=ENGINE_MODEL, temperature=1.5, response_format=form).text)["a"] in (3, 4)
@@ -142,7 +142,7 @@ def test_an_engine_follows_guides_and_calls_the_tools_it_must(api: Api) -> None:
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_what_no_token_can_follow_is_refused(api: Api, model: str) -> None:
+def test_structured_output_that_no_token_can_follow_is_refused(api: Api, model: str) -> None:
     [yes] = api.post("/tokenize", {"model": model, "prompt": "b"}).body["tokens"]
     form = {"type": "regex", "regex": "[b]"}
     answer = api.ask(CHAT, model=model, response_format=form, logit_bias={str(yes): -100})
@@ -150,7 +150,7 @@ def test_what_no_token_can_follow_is_refused(api: Api, model: str) -> None:
     assert "nothing can follow" in answer.error["message"]
 
 
-def test_both_backends_tell_the_same_log_probabilities(api: Api) -> None:
+def test_both_backends_give_the_same_log_probabilities(api: Api) -> None:
     prompt = chat_text("Count from 1 to 9.")
     body = {"prompt": prompt, "max_tokens": 5, "temperature": 0, "logprobs": 2, "echo": True}
     first, second = (api.post(COMPLETIONS, body | {"model": model}).choice for model in MODELS)
@@ -168,7 +168,7 @@ def test_an_adapter_answers_under_its_name(api: Api) -> None:
     assert plain != formal
 
 
-def test_what_is_cached_is_told(api: Api) -> None:
+def test_cached_tokens_are_counted(api: Api) -> None:
     body = {"model": "demo", "prompt": "Once upon a time " * 20, "max_tokens": 1}
     usages = [api.post(COMPLETIONS, body).body["usage"] for _ in range(2)]
     cached = [usage["prompt_tokens_details"]["cached_tokens"] for usage in usages]

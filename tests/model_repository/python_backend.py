@@ -89,7 +89,7 @@ BACKEND = SimpleNamespace(
 @contextlib.contextmanager
 def stage_door(stage: str) -> Iterator[Any]:
     """Yield the model of a stage, as Triton has it before it initializes the model."""
-    shell = "model_repository.triton_shell"
+    shell = "model_repository.python_backend"
     spec = importlib.util.spec_from_file_location(
         f"{stage}_door", Path(model_repository.__file__).parent / stage / "1" / "model.py"
     )
@@ -103,4 +103,4 @@ def stage_door(stage: str) -> Iterator[Any]:
             yield module.TritonPythonModel()
         finally:
             sys.modules.pop(shell, None)  # it holds the fake
-            vars(model_repository).pop("triton_shell", None)
+            vars(model_repository).pop("python_backend", None)

@@ -15,13 +15,11 @@ PATIENCE_S = 30.0  # for the receiver's thread; a test that needs it has failed
 
 @pytest.fixture
 def ensemble() -> str:
-    """An ensemble that no other test run uses."""
     return f"test-{secrets.token_hex(8)}"
 
 
 @pytest.fixture
 def sender(ensemble: str) -> Iterator[CancelSender]:
-    """A detokenizer's end."""
     sender = CancelSender(ensemble)
     yield sender
     sender.close()
@@ -37,7 +35,7 @@ def test_a_cancel_arrives_once(ensemble: str, sender: CancelSender) -> None:
     assert cancelled.empty()
 
 
-def test_a_cancel_that_nobody_takes_is_tried_again(
+def test_a_cancel_without_a_receiver_is_tried_again(
     ensemble: str, sender: CancelSender, caplog: pytest.LogCaptureFixture
 ) -> None:
     sender.cancel(5)
@@ -49,7 +47,7 @@ def test_a_cancel_that_nobody_takes_is_tried_again(
     receiver.close()
 
 
-def test_ensembles_do_not_hear_each_other(ensemble: str, sender: CancelSender) -> None:
+def test_ensembles_do_not_receive_each_others_cancels(ensemble: str, sender: CancelSender) -> None:
     mine: queue.Queue[int] = queue.Queue()
     others: queue.Queue[int] = queue.Queue()
     receivers = [CancelReceiver(ensemble, mine.put), CancelReceiver(f"{ensemble}-other", others.put)]
@@ -60,7 +58,7 @@ def test_ensembles_do_not_hear_each_other(ensemble: str, sender: CancelSender) -
     assert others.empty()
 
 
-def test_an_engine_that_is_loaded_anew_hears_while_the_old_one_goes(ensemble: str, sender: CancelSender) -> None:
+def test_a_new_engine_gets_cancels_while_the_old_one_closes(ensemble: str, sender: CancelSender) -> None:
     """The old engine's end was sent to the new engine, which stopped listening while the old one waited for ever."""
     old: queue.Queue[int] = queue.Queue()
     new: queue.Queue[int] = queue.Queue()

@@ -7,19 +7,14 @@ import logging
 import pytest
 
 from model_repository.errors import (
-    EngineFailed,
-    InternalError,
     InvalidRequest,
-    OutputStreamNotOpen,
-    Overloaded,
     PromptTooLong,
     StageError,
-    Unsupported,
     error_from_message,
     stage_error,
 )
 
-ERRORS = (InvalidRequest, PromptTooLong, Unsupported, Overloaded, EngineFailed, OutputStreamNotOpen, InternalError)
+ERRORS = (*StageError.__subclasses__(), *InvalidRequest.__subclasses__())
 
 
 @pytest.mark.parametrize("error_class", ERRORS)
@@ -31,16 +26,10 @@ def test_an_error_comes_back_from_its_message(error_class: type[StageError], fie
     assert (error.text, error.field) == ("9000 is too much:\nat most [10]", field)
 
 
-def test_a_message_names_field_value_and_rule() -> None:
-    assert InvalidRequest("0 must be at least 1", "max_tokens").message() == (
-        "[invalid_value] max_tokens: 0 must be at least 1"
-    )
-
-
 @pytest.mark.parametrize(
     "message", ["", "Request for unknown model: 'x' is not found", "[StatusCode.UNAVAILABLE] failed", "[other] text"]
 )
-def test_what_triton_says_itself_is_no_stage_error(message: str) -> None:
+def test_a_message_of_triton_itself_is_not_a_stage_error(message: str) -> None:
     assert error_from_message(message) is None
 
 

@@ -10,7 +10,7 @@ from tests.waiting import wait_until
 DEADLINE_S = 30.0  # only a hang reaches it
 
 
-def test_senders_take_turns_and_each_has_one_piece_of_work_done_at_a_time() -> None:
+def test_senders_alternate_with_one_piece_of_work_at_a_time() -> None:
     pool, may_go_on, done = FairPool(1), threading.Event(), list[str]()
     pool.submit("a", lambda: done.append(f"a0 {may_go_on.wait(DEADLINE_S)}"))
     for number in (1, 2):
@@ -22,7 +22,7 @@ def test_senders_take_turns_and_each_has_one_piece_of_work_done_at_a_time() -> N
     assert done == ["a0 True", *["b1", "c1", "a1", "b1", "c2", "a1", "b2", "a2", "b2", "a2"]]
 
 
-def test_a_sender_never_takes_two_threads() -> None:
+def test_a_sender_never_occupies_two_threads() -> None:
     pool, busy, both = FairPool(2), threading.Lock(), list[bool]()
 
     def work() -> None:

@@ -1,4 +1,4 @@
-"""What a machine offers, and whether an artifact can run on it."""
+"""The properties of a machine, and whether an artifact can run on it."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_a_machine_without_nvidia_smi_has_no_gpu(monkeypatch: pytest.MonkeyPatch
     assert machine.gpu_error.startswith("nvidia-smi: ")
 
 
-def test_what_nvidia_smi_says_is_passed_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_error_of_nvidia_smi_is_passed_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     install(monkeypatch, tmp_path, [])
     monkeypatch.delenv("CONCH_DOUBLE_GPUS")
     said = "nvidia-smi: NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver."
@@ -70,7 +70,7 @@ def test_what_nvidia_smi_says_is_passed_on(monkeypatch: pytest.MonkeyPatch, tmp_
     )
 
 
-def test_memory_that_nobody_can_tell_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_unknown_memory_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     install(monkeypatch, tmp_path, ["NVIDIA H100, [N/A], 9.0"])
     assert "[N/A]" in str(read_machine({}).gpu_error)
 
@@ -98,7 +98,7 @@ def test_memory_that_nobody_can_tell_is_an_error(monkeypatch: pytest.MonkeyPatch
         ({"driver": "600"}, "needs driver=600, unknown here: update Conch"),
     ],
 )
-def test_what_does_not_fit_is_one_line(changes: dict[str, str], reason: str | None) -> None:
+def test_an_unfit_machine_is_named_in_one_line(changes: dict[str, str], reason: str | None) -> None:
     assert why_unfit(REQUIRES | changes, MACHINE) == reason
 
 
@@ -106,7 +106,7 @@ def test_nothing_is_required_of_a_machine_for_llama_cpp() -> None:
     assert why_unfit({}, Machine()) is None
 
 
-def test_no_tensorrt_llm_is_said() -> None:
+def test_a_missing_tensorrt_llm_is_named() -> None:
     assert str(why_unfit(REQUIRES, Machine())).startswith(
         "built with TensorRT-LLM 1.2.1, this machine has no TensorRT-LLM"
     )

@@ -51,13 +51,13 @@ def test_parameters_survive_the_configuration() -> None:
     assert isinstance(read.defaults["context_length_exceeded_behavior"], ContextOverflow)
 
 
-def test_a_default_that_the_model_leaves_out_stays_out() -> None:
+def test_a_default_that_the_model_omits_stays_absent() -> None:
     read = ModelParameters.from_parameters(WRITTEN | {"defaults": '{"chat_max_tokens": null}'})
     assert read is not None
     assert read.defaults == {"chat_max_tokens": None}
 
 
-def test_what_a_later_version_adds_is_passed_over() -> None:
+def test_additions_of_a_later_version_are_ignored() -> None:
     later = WRITTEN | {"colour": "blue", "capabilities": '["lora", "seed", "telepathy"]'}
     later["defaults"] = json.dumps(json.loads(WRITTEN["defaults"]) | {"mood": "calm"})
     assert ModelParameters.from_parameters(later) == PARAMETERS
@@ -102,7 +102,7 @@ def test_a_models_defaults_go_before_the_frontends() -> None:
     assert set(RequestDefaults.__dataclass_fields__) == set(PARAMETERS.defaults)
 
 
-def test_defaults_are_taken_as_json_has_them() -> None:
+def test_defaults_are_read_from_json_values() -> None:
     assert checked_defaults({"chat_max_tokens": None, "context_length_exceeded_behavior": "error"}) == {
         "chat_max_tokens": None,
         "context_length_exceeded_behavior": ContextOverflow.ERROR,

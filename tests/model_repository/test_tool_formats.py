@@ -1,4 +1,4 @@
-"""How models write tool calls, and tools for templates that know none."""
+"""The texts of tool calls, and tools for templates without tools."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_tools_are_described_before_the_first_user_text_where_a_system_role_is_r
     ]
 
 
-def test_calls_and_results_become_text_of_turns_that_alternate() -> None:
+def test_calls_and_results_become_text_of_alternating_roles() -> None:
     messages: list[dict[str, Any]] = [
         {"role": "user", "content": "Weather in Oslo?"},
         {

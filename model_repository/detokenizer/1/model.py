@@ -1,11 +1,11 @@
-"""Triton's door to the detokenizer stage: output batches to text, and news of readers that are gone to the engine."""
+"""Triton's door to the detokenizer stage: output batches to text, and disconnected clients to the engine."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
-from model_repository import triton_shell
+from model_repository import python_backend
 from model_repository.byte_table import FILE_NAME, load_byte_table
 from model_repository.cancel_channel import CancelSender
 from model_repository.contract.codec import Tensors, chunk_to_tensors, message_tensor, pack, payload_of, unpack
@@ -15,11 +15,11 @@ from model_repository.detokenizer.text import Decoding, Detokenizer
 
 
 class TritonPythonModel:
-    """Texts leave in the order of their output batches: the stage has one instance."""
+    """The stage has one instance, so texts leave in the order of their output batches."""
 
     def initialize(self, args: dict[str, str]) -> None:
-        """Load the byte table and the special tokens' strings."""
-        parameters = triton_shell.stage_parameters(args)
+        """Load the byte table and the strings of special tokens."""
+        parameters = python_backend.stage_parameters(args)
         artifact = Path(parameters["artifact_dir"])
         self.detokenizer = Detokenizer(
             load_byte_table(artifact / FILE_NAME), Decoding.load(artifact / "tokenizer" / "tokenizer.json")
@@ -27,16 +27,16 @@ class TritonPythonModel:
         self.cancel_sender = CancelSender(parameters["ensemble"])
 
     def execute(self, requests: list[Any]) -> None:
-        """Answer each batch with its texts; a batch that nobody reads, or that is empty, not at all."""
+        """Answer each batch with its texts. Some batches get no response: empty ones, and those without a client."""
         for request in requests:
-            responder = triton_shell.TritonResponder(request)
+            responder = python_backend.TritonResponder(request)
             try:
                 responder.close_with(self._serve(request))
             except Exception as exc:
                 responder.fail(exc)
 
     def _serve(self, request: Any) -> Tensors | None:
-        batch = unpack(OutputBatch, payload_of(triton_shell.read_tensors(request), OUTPUT_BATCH), OUTPUT_BATCH.name)
+        batch = unpack(OutputBatch, payload_of(python_backend.read_tensors(request), OUTPUT_BATCH), OUTPUT_BATCH.name)
         if batch.is_disconnect_check and request.is_cancelled():
             self.cancel_sender.cancel(batch.stream)
             return None
@@ -47,5 +47,4 @@ class TritonPythonModel:
         return None if isinstance(chunk, str) else chunk_to_tensors(chunk)
 
     def finalize(self) -> None:
-        """Close the way to the engine."""
         self.cancel_sender.close()

@@ -1,4 +1,4 @@
-"""Triton's door to the engine stage: hands requests to the engine and answers `control`."""
+"""Triton's door to the engine stage: passes requests to the engine and answers `control`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from model_repository import triton_shell
+from model_repository import python_backend
 from model_repository.cancel_channel import CancelReceiver, CancelSender, key_to_number
 from model_repository.contract.codec import Tensors, message_tensor, payload_of, unpack
 from model_repository.contract.request import EngineRequestBatch
@@ -34,28 +34,28 @@ class TritonPythonModel:
 
     def initialize(self, args: dict[str, str]) -> None:
         """Load the model and start the engine's thread."""
-        parameters = triton_shell.stage_parameters(args)
-        with triton_shell.loading(args):
+        parameters = python_backend.stage_parameters(args)
+        with python_backend.loading(args):
             self.engine = load_engine(parameters)
         self.engine.start()
         self.key = os.environ.get(KEY_VARIABLE, "")
         self.adapters = AdapterControl(self.engine, AdapterRoot.from_parameters(parameters))
         self.cancel_receiver = CancelReceiver(parameters["ensemble"], self.engine.cancel_stream)
         self.cancel_sender = CancelSender(stage_name(parameters["ensemble"], "tokenizer"))
-        custom = [triton_shell.CustomMetric(family, parameters["ensemble"]) for family in FAMILIES]
+        custom = [python_backend.CustomMetric(family, parameters["ensemble"]) for family in FAMILIES]
         self.metrics = EngineMetrics(self.engine.stats, custom)
         self.metrics.start()
 
     def execute(self, requests: list[Any]) -> None:
-        """Queue the requests of each batch, open an output stream, or carry out a control message."""
+        """Queue the requests of each batch, open an output stream, or execute a control message."""
         for request in requests:
-            responder = triton_shell.TritonResponder(request)
+            responder = python_backend.TritonResponder(request)
             try:
-                self._serve(triton_shell.read_tensors(request), responder)
+                self._serve(python_backend.read_tensors(request), responder)
             except Exception as exc:
                 responder.fail(exc)
 
-    def _serve(self, tensors: Tensors, responder: triton_shell.TritonResponder) -> None:
+    def _serve(self, tensors: Tensors, responder: python_backend.TritonResponder) -> None:
         if CONTROL.name in tensors:
             self._control(payload_of(tensors, CONTROL), responder)
         elif OPEN_STREAM.name in tensors:
@@ -69,7 +69,7 @@ class TritonPythonModel:
         else:
             raise InvalidRequest("expected `control`, `open_stream` or `engine_requests`")
 
-    def _control(self, payload: bytes, responder: triton_shell.TritonResponder) -> None:
+    def _control(self, payload: bytes, responder: python_backend.TritonResponder) -> None:
         def done() -> None:
             responder.close_with(message_tensor(STATS, msgspec.json.encode(self.engine.stats())))
 
@@ -85,7 +85,7 @@ class TritonPythonModel:
         match message:
             case {"cancel_key": str(key)} if key and len(message) == 1:
                 self.engine.cancel_key(key)
-                self.cancel_sender.cancel(key_to_number(key))  # its grammar may still wait to be compiled
+                self.cancel_sender.cancel(key_to_number(key))  # its grammar may wait to be compiled
             case {"fail": "running"} if len(message) == 1:
                 self.engine.fail_running()
             case {"fail": "streams"} if len(message) == 1:
@@ -103,7 +103,7 @@ class TritonPythonModel:
         done()
 
     def is_ready(self) -> bool:
-        """Return whether the model is ready. Newer servers ask; those that do not know the name never call it."""
+        """Return whether the model is ready. Only newer servers call this."""
         try:
             self.engine.stats()
         except StageError:
@@ -111,7 +111,7 @@ class TritonPythonModel:
         return True
 
     def finalize(self) -> None:
-        """End what is running and free the model."""
+        """End the running requests and free the model."""
         self.metrics.close()
         self.cancel_receiver.close()
         self.cancel_sender.close()

@@ -1,7 +1,7 @@
-"""How TensorRT-LLM is started and asked, for both backends: nothing else names what it takes at its start.
+"""How TensorRT-LLM is started and called, for both backends. No other module names its start options.
 
-Keywords only, and only those that both recorded snapshots of its API have. One exception, `MpiCommSession`, is used
-only under a plain mpirun, as NVIDIA's own model for Triton does.
+Only keyword arguments are used, and only those that both recorded snapshots of its API have. One exception,
+`MpiCommSession`, is used only under a plain mpirun, as NVIDIA's own model for Triton does.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from tensorrt_llm import SamplingParams
 from tensorrt_llm.llmapi import CapacitySchedulerPolicy, GuidedDecodingParams, KvCacheConfig, SchedulerConfig
 
 from model_repository.engine.runtime import EngineConfig
-from model_repository.engine.tensorrt_llm.lora import lora_config, takes_adapters
+from model_repository.engine.tensorrt_llm.lora import lora_config, supports_adapters
 from model_repository.engine.tensorrt_llm.options import Backend, GuidedDecoding, TensorRtLlmOptions
 from model_repository.engine.tensorrt_llm.role import Role, RoleKind
 from model_repository.engine.tensorrt_llm.sampling import SamplingPlan, embedding_bias
@@ -41,10 +41,10 @@ def start_llm(config: EngineConfig, options: TensorRtLlmOptions, role: Role) -> 
 
 
 def work_for_leader(role: Role) -> None:
-    """Do what rank 0 asks for until it ends: this process serves nothing.
+    """Do the work that rank 0 orders, until it ends.
 
     Raises:
-        EngineFailed: always, for there is nothing to serve afterwards.
+        EngineFailed: always: afterwards this process has nothing to serve.
     """
     from mpi4py.futures import MPICommExecutor  # only in images with GPUs
     from mpi4py.MPI import COMM_WORLD
@@ -55,7 +55,7 @@ def work_for_leader(role: Role) -> None:
 
 
 def llm_keywords(config: EngineConfig, options: TensorRtLlmOptions) -> dict[str, Any]:
-    """Return what the constructor takes."""
+    """Return the constructor's arguments."""
     is_engine = options.backend is Backend.ENGINE
     keywords: dict[str, Any] = {
         "model": str(config.artifact_dir / (ENGINE_FOLDER if is_engine else CHECKPOINT_FOLDER)),
@@ -83,9 +83,9 @@ def llm_keywords(config: EngineConfig, options: TensorRtLlmOptions) -> dict[str,
 
 
 def _engine_keywords(config: EngineConfig, options: TensorRtLlmOptions) -> dict[str, Any]:
-    """Return what only an engine takes: the limits of lengths are built into it."""
+    """Return the arguments of the engine backend; limits of lengths are part of the engine."""
     return {"gather_generation_logits": options.logprobs} | (
-        {"enable_lora": True} if takes_adapters(config, options) else {}
+        {"enable_lora": True} if supports_adapters(config, options) else {}
     )
 
 
@@ -93,10 +93,10 @@ def _pytorch_keywords(config: EngineConfig, options: TensorRtLlmOptions) -> dict
     keywords: dict[str, Any] = {
         "max_seq_len": config.context_window,
         "max_input_len": config.context_window,  # its own default is 1024
-        # Under that scheduler logits processors run before the last token is known, so that they could not follow.
+        # With that scheduler logits processors run before the last token is known.
         "disable_overlap_scheduler": True,
     }
-    if takes_adapters(config, options):
+    if supports_adapters(config, options):
         keywords["lora_config"] = lora_config(config, options)
     return keywords
 
@@ -126,7 +126,7 @@ def _mpi_session(role: Role) -> Any:
 
 
 def sampling_params(plan: SamplingPlan, vocab_size: int) -> Any:
-    """Return a plan as TensorRT-LLM's SamplingParams; half a megabyte and more where it has biases.
+    """Return a plan as TensorRT-LLM's SamplingParams. With biases it takes half a megabyte or more.
 
     Raises:
         ValueError: TensorRT-LLM refuses a value.
@@ -134,6 +134,6 @@ def sampling_params(plan: SamplingPlan, vocab_size: int) -> Any:
     keywords: dict[str, Any] = dict(plan.keywords)
     if plan.biases:
         keywords["embedding_bias"] = to_tensor(embedding_bias(plan.biases, vocab_size))
-    if plan.native_guide is not None:
-        keywords["guided_decoding"] = GuidedDecodingParams(**plan.native_guide)
+    if plan.native_grammar is not None:
+        keywords["guided_decoding"] = GuidedDecodingParams(**plan.native_grammar)
     return SamplingParams(**keywords)

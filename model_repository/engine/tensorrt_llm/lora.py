@@ -1,4 +1,4 @@
-"""How TensorRT-LLM is asked for LoRA adapters: by numbers and paths, and within what it was started for."""
+"""LoRA adapters in TensorRT-LLM: by numbers and paths, and within the limits of its start options."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from model_repository.engine.tensorrt_llm.options import Backend, TensorRtLlmOpt
 from model_repository.errors import InvalidRequest, Unsupported
 
 
-def takes_adapters(config: EngineConfig, options: TensorRtLlmOptions) -> bool:
-    """Whether TensorRT-LLM is started for adapters: an engine must have been built for them, with one at least."""
+def supports_adapters(config: EngineConfig, options: TensorRtLlmOptions) -> bool:
+    """Whether TensorRT-LLM is started for adapters. An engine must have been built with at least one."""
     if options.backend is Backend.ENGINE:
         return bool(config.adapters) or (config.adapter_root is not None and "lora_modules" in config.options)
     return bool(config.adapters) or config.adapter_root is not None
 
 
 def lora_config(config: EngineConfig, options: TensorRtLlmOptions) -> LoraConfig:
-    """Return what the PyTorch backend wants to know of adapters at its start."""
+    """Return the PyTorch backend's start options for adapters."""
     max_loras = len(config.adapters) + (0 if config.adapter_root is None else config.adapter_root.max_adapters)
     return LoraConfig(
         lora_dir=[str(path) for path in config.adapters.values()],
@@ -35,18 +35,14 @@ def lora_config(config: EngineConfig, options: TensorRtLlmOptions) -> LoraConfig
 
 
 class LoraRequests:
-    """The adapters by name. TensorRT-LLM loads one with the first request for it, and makes room by itself.
+    """The adapters by name. TensorRT-LLM loads an adapter with its first request, and frees others for it.
 
-    It keeps weights and KV cache blocks by an adapter's number, so that a number never stands for two.
-
-    Args:
-        config: of the model.
-        options: of the runtime.
+    TensorRT-LLM keeps weights and KV cache blocks by an adapter's number, so a number is never used for two adapters.
     """
 
     def __init__(self, config: EngineConfig, options: TensorRtLlmOptions) -> None:
         self._options = options
-        self._takes_adapters = takes_adapters(config, options)
+        self._supports_adapters = supports_adapters(config, options)
         self._adapters: dict[str, Adapter] = {}
         self._requests: dict[str, Any] = {}
         self._numbers: dict[str, int] = {}  # by the keys of adapters
@@ -56,21 +52,21 @@ class LoraRequests:
 
     @property
     def adapters(self) -> Mapping[str, Adapter]:
-        """Those that requests may name."""
+        """The adapters that requests may name."""
         return self._adapters
 
     def of(self, name: str) -> Any:
-        """Return how to ask for an adapter; None for an empty name."""
+        """Return TensorRT-LLM's name of an adapter; None for an empty name."""
         return self._requests[name] if name else None
 
     def add(self, name: str, adapter: Adapter) -> None:
-        """Offer one more.
+        """Offer one more adapter.
 
         Raises:
             Unsupported: TensorRT-LLM was not started for adapters.
-            InvalidRequest: it was for others.
+            InvalidRequest: it was started for other adapters.
         """
-        if not self._takes_adapters:
+        if not self._supports_adapters:
             raise Unsupported("the engine was built without adapters: build it with one (--adapter)", "source")
         if adapter.rank > self._options.lora_max_rank:
             rule = f"at most {self._options.lora_max_rank}, for which the model was built"
@@ -82,7 +78,6 @@ class LoraRequests:
         self._add(name, adapter)
 
     def remove(self, name: str) -> None:
-        """Offer one no more."""
         del self._adapters[name], self._requests[name]
 
     def _add(self, name: str, adapter: Adapter) -> None:

@@ -1,4 +1,4 @@
-"""What an artifact or its user decides about a TensorRT-LLM runtime: texts in the manifest, checked values here."""
+"""The options of a TensorRT-LLM runtime: texts in the manifest, checked values here."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ from typing import Any, Self
 
 
 class Backend(StrEnum):
-    """What executes the model."""
+    """The executor of the model."""
 
     ENGINE = "engine"  # a compiled TensorRT engine, for TensorRT-LLM up to 1.2
     PYTORCH = "pytorch"  # a checkpoint in Hugging Face's layout
 
 
 class SchedulerPolicy(StrEnum):
-    """Who is let into the batch."""
+    """Admission to the batch."""
 
-    GUARANTEED_NO_EVICT = "guaranteed_no_evict"  # who can run to the end
-    MAX_UTILIZATION = "max_utilization"  # whoever fits now; somebody may have to make room and start over
+    GUARANTEED_NO_EVICT = "guaranteed_no_evict"  # sequences that can run to their end
+    MAX_UTILIZATION = "max_utilization"  # sequences that fit now; some may have to start again later
 
 
 class GuidedDecoding(StrEnum):
-    """Who masks the tokens that a guide does not allow."""
+    """The source of the masks of a structured output."""
 
-    LLGUIDANCE = "llguidance"  # our own masks, exact for every kind of guide
-    XGRAMMAR = "xgrammar"  # TensorRT-LLM's own masks for the kinds it has, ours for the others
+    LLGUIDANCE = "llguidance"  # our masks, exact for every kind of structured output
+    XGRAMMAR = "xgrammar"  # TensorRT-LLM's masks for the kinds that it knows, ours for the others
 
 
 class KVCacheDtype(StrEnum):
-    """Of the KV cache of the PyTorch backend; an engine has its own built in."""
+    """Of the KV cache of the PyTorch backend; an engine has its own."""
 
     AUTO = "auto"
     FP8 = "fp8"
@@ -40,7 +40,7 @@ class KVCacheDtype(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorRtLlmOptions:
-    """The options of the runtime. Where one is None, TensorRT-LLM's own default holds."""
+    """The options of the runtime. None: TensorRT-LLM's own default."""
 
     backend: Backend = Backend.ENGINE
     tp_size: int = 1  # GPUs that share each layer
@@ -51,9 +51,9 @@ class TensorRtLlmOptions:
     kv_cache_dtype: KVCacheDtype = KVCacheDtype.AUTO
     scheduler_policy: SchedulerPolicy = SchedulerPolicy.GUARANTEED_NO_EVICT
     chunked_prefill: bool = True
-    block_reuse: bool = True  # of KV cache blocks, between prompts that begin alike
-    logprobs: bool = True  # an engine keeps the logits of drawn tokens only if it is started so
-    prompt_logprobs: bool | None = None  # None: of the PyTorch backend only; an engine must be built for it
+    block_reuse: bool = True  # of KV cache blocks, between prompts with the same beginning
+    logprobs: bool = True  # an engine keeps the logits of drawn tokens only if started with this option
+    prompt_logprobs: bool | None = None  # None: only with the PyTorch backend; an engine must be built for it
     guided_decoding: GuidedDecoding = GuidedDecoding.LLGUIDANCE
     lora_max_rank: int = 64
     lora_modules: tuple[str, ...] = ("attn_q", "attn_k", "attn_v")  # TensorRT-LLM's names
@@ -80,7 +80,7 @@ class TensorRtLlmOptions:
         return options
 
     def _check(self) -> None:
-        """Refuse what would be accepted and ignored."""
+        """Refuse an option that would be accepted and ignored."""
         if self.backend is Backend.ENGINE and self.kv_cache_dtype is not KVCacheDtype.AUTO:
             raise ValueError(
                 f"option kv_cache_dtype={self.kv_cache_dtype}: only with backend=pytorch; "
@@ -89,7 +89,7 @@ class TensorRtLlmOptions:
 
     @property
     def has_prompt_logprobs(self) -> bool:
-        """Whether the logits behind prompt tokens can be had."""
+        """Whether the logits of prompt tokens are available."""
         return self.backend is Backend.PYTORCH if self.prompt_logprobs is None else self.prompt_logprobs
 
 

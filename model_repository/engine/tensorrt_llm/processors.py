@@ -1,10 +1,10 @@
-"""What is done to a request's logits before TensorRT-LLM draws from them, in the worker process of each rank.
+"""Edits a request's logits before TensorRT-LLM draws from them, in the worker process of each rank.
 
-All of it travels there by pickle before its first use. Every rank runs its own copy, so that what is done may depend on
-nothing but the request and the tokens drawn so far.
+Each edit is pickled to the workers before its first use. Every rank runs its own copy, so an edit may depend only on
+the request and on the tokens drawn so far.
 
-Why penalties and min_p are here at all: TensorRT-LLM 1.2 has them, but its PyTorch backend accepts them and does
-nothing by default, and its engines count the prompt's tokens where the presence and frequency penalties must not.
+TensorRT-LLM 1.2 has penalties and min_p of its own. But its PyTorch backend accepts them without effect by default, and
+its engines count the prompt's tokens for presence and frequency penalties, which is wrong.
 """
 
 from __future__ import annotations
@@ -22,32 +22,31 @@ import numpy.typing as npt
 
 from model_repository.byte_table import load_byte_table
 from model_repository.contract.request import EngineRequest, Mirostat, SamplingParams, StructuredOutput
-from model_repository.engine.allowed_tokens import AllowedTokenIds
 from model_repository.engine.bad_words import BadWords, TokenIndex
 from model_repository.engine.constraint import ConstraintCompiler
 from model_repository.engine.tensorrt_llm import tensors
-from model_repository.engine.token_constraint import TokenConstraint
+from model_repository.engine.token_constraint import AllowedTokenIds, TokenConstraint
 from model_repository.errors import StageError
 
 
 class LogitsEdit(Protocol):
-    """One thing that is done to the logits of one request."""
+    """One change of the logits of one request."""
 
     def __call__(self, logits: Any, drawn: Sequence[int]) -> bool:
-        """Change the logits in place, given all tokens drawn so far; return whether anything can follow."""
+        """Change the logits in place, given all tokens drawn so far; return whether any token can follow."""
         ...
 
 
 class LogitsChain:
-    """Several edits as the one callable that both backends take.
+    """Several edits as one callable, for both backends.
 
     Args:
         edits: in their order.
-        vocab_size: the tokens that there are; further logits only pad the matrix, and are banned.
-        dead_end: the token to draw where nothing can follow, and only there. It tells the engine stage, since an
+        vocab_size: the number of tokens; further logits only pad the matrix, and are banned.
+        dead_end: the token to draw if no other token can follow, and only then. It informs the engine stage; an
             exception here would end the whole process.
-        is_called_per_chunk: a prompt that is computed in chunks brings a call for each of them. Only the last one
-            counts, and nothing tells which it is.
+        is_called_per_chunk: each chunk of a prompt brings a call. Only the last call counts, but it looks like the
+            others.
     """
 
     def __init__(
@@ -56,11 +55,11 @@ class LogitsChain:
         self._edits = tuple(edits)
         self._vocab_size = vocab_size
         self._dead_end = dead_end
-        self._num_before: int | None = None  # tokens listed before the first one drawn: those of the prompt
+        self._num_before: int | None = None  # the number of listed prompt tokens
         self._is_called_per_chunk = is_called_per_chunk
-        self._num_expected = 0  # how many tokens must have been drawn at the next call
+        self._num_expected = 0  # the number of tokens that must have been drawn at the next call
 
-    # The names are TensorRT-LLM's: it passes some by name.
+    # The names are TensorRT-LLM's, which passes some of them as keywords.
     def __call__(
         self, req_id: int, logits: Any, token_ids: list[list[int]], stream_ptr: int | None, client_id: int | None
     ) -> None:
@@ -72,7 +71,7 @@ class LogitsChain:
         if self._num_before is None:
             self._num_before = len(tokens)
         drawn = tokens[self._num_before :]
-        # Else the last token has not come back from the GPU yet.
+        # Otherwise the last token has not come back from the GPU yet.
         is_known = len(drawn) >= self._num_expected or (self._is_called_per_chunk and not drawn)
         self._num_expected = len(drawn) + 1
         with tensors.on_stream(stream_ptr):
@@ -84,7 +83,7 @@ class LogitsChain:
 
 @dataclass(frozen=True, slots=True)
 class VocabularyFile:
-    """Where a worker finds the vocabulary, instead of getting it with every request."""
+    """The file from which a worker reads the vocabulary, so that requests need not carry it."""
 
     byte_table: Path
     size: int
@@ -103,21 +102,21 @@ def _token_index(vocabulary: VocabularyFile) -> TokenIndex:
 
 @dataclass(slots=True)
 class AllowedTokens:
-    """Bans tokens that a request's constraints do not allow, other bans, and end tokens before `min_tokens`."""
+    """Bans tokens that the request's constraints forbid, other banned tokens, and end tokens before `min_tokens`."""
 
     vocabulary: VocabularyFile
     request: EngineRequest
-    guide: StructuredOutput | None = None  # the request's, unless the runtime itself enforces it
+    structured_output: StructuredOutput | None = None  # the request's; None if the runtime itself enforces it
     banned: frozenset[int] = frozenset()
     ends: frozenset[int] = frozenset()
     _constraint: TokenConstraint | None = field(default=None, init=False)
-    _num_taken: int = field(default=0, init=False)
+    _num_accepted: int = field(default=0, init=False)
 
     def __call__(self, logits: Any, drawn: Sequence[int]) -> bool:
-        """Ban; False where nothing is left."""
+        """Ban tokens; return False if all are banned."""
         try:
             is_banned = ~self._allowed(drawn)
-        except StageError:  # the guide is too complex to go on
+        except StageError:  # the structured output is too complex
             return False
         is_banned[list(self.banned)] = True
         if len(drawn) < self.request.params.min_tokens:
@@ -129,22 +128,22 @@ class AllowedTokens:
         return True
 
     def _allowed(self, drawn: Sequence[int]) -> npt.NDArray[np.bool_]:
-        """Return the tokens that the constraints allow, bool [vocab_size]: none after a token that they did not."""
+        """Return the tokens that the constraints allow, bool [vocab_size]. After a forbidden token all are False."""
         if self._constraint is None:
             self._constraint = self._begun()
         if self._constraint is None:
             return np.ones(self.vocabulary.size, dtype=np.bool_)
-        for token_id in drawn[self._num_taken :]:
-            if not self._constraint.take(token_id):
+        for token_id in drawn[self._num_accepted :]:
+            if not self._constraint.accept_token(token_id):
                 return np.zeros(self.vocabulary.size, dtype=np.bool_)
-        self._num_taken = len(drawn)
+        self._num_accepted = len(drawn)
         return self._constraint.allowed()
 
     def _begun(self) -> TokenConstraint | None:
         params = self.request.params
         constraint: TokenConstraint | None = None
-        if self.guide is not None:
-            constraint = _compiler(self.vocabulary).start(self.guide, num_bytes=self.request.grammar_bytes)
+        if self.structured_output is not None:
+            constraint = _compiler(self.vocabulary).start(self.structured_output, num_bytes=self.request.grammar_bytes)
         if params.bad_words:
             constraint = BadWords(params.bad_words, _token_index(self.vocabulary), constraint)
         if params.allowed_token_ids:
@@ -159,16 +158,16 @@ class MirostatDraw:
     mirostat: Mirostat
     seed: int
     _position: int = field(default=0, init=False)  # of the last draw
-    _limit: float = field(init=False)  # bits of surprise above which a token is cut off there
+    _limit: float = field(init=False)  # bits of surprise above which tokens are cut off
     _next_limit: float = field(init=False)
 
     def __post_init__(self) -> None:
         self._limit = self._next_limit = 2.0 * self.mirostat.target
 
     def draw(self, logits: tensors.Floats, position: int) -> int | None:
-        """Draw a token from logits [vocab_size], of which some may be -inf; None where all are.
+        """Draw a token from logits [vocab_size], some of them -inf; None if all are.
 
-        A draw at the position of the last one takes its place, as if that had never been.
+        A second draw at the same position replaces the first one.
         """
         if position != self._position:
             self._position, self._limit = position, self._next_limit
@@ -187,12 +186,11 @@ class MirostatDraw:
 
 
 class Shaping:
-    """Bias, penalties, and min_p or Mirostat, in this order; what follows them is TensorRT-LLM's part.
+    """Bias, penalties, and min_p or Mirostat, in this order. The other steps are TensorRT-LLM's.
 
     Args:
-        sampling: what is asked.
-        bias: token id to what is added to its logit.
-        prompt_token_ids: they count for the repetition penalty.
+        bias: token id to the amount added to its logit.
+        prompt_token_ids: counted by the repetition penalty.
     """
 
     def __init__(self, sampling: SamplingParams, bias: Mapping[int, float], prompt_token_ids: Sequence[int]) -> None:
@@ -207,7 +205,7 @@ class Shaping:
             self._mirostat = MirostatDraw(sampling.mirostat, sampling.seed)
 
     def __call__(self, logits: Any, drawn: Sequence[int]) -> bool:
-        """Shape; False where nothing is left."""
+        """Shape the logits; return False if no token is left."""
         self._count(drawn[self._num_counted :])
         tensors.shift(logits, list(self._bias), np.array(list(self._bias.values()), dtype=np.float32))
         self._penalize(logits)

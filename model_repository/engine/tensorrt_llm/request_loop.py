@@ -1,6 +1,6 @@
-"""The thread in which requests to TensorRT-LLM live: an event loop that makes, reads and aborts them.
+"""The thread of all requests to TensorRT-LLM: an event loop that starts, reads and aborts them.
 
-A result takes its kind of queue from whether a loop runs where it is made, so that all of it happens in one.
+A result chooses its kind of queue by the event loop of its creation, so all of its calls happen in one loop.
 """
 
 from __future__ import annotations
@@ -27,18 +27,16 @@ _CLOSE_TIMEOUT_S = 2.0
 class Reader(Protocol):
     """Reads one result."""
 
-    scheduled_s: float | None  # set before the call
+    scheduled_s: float | None  # set before the call starts
 
     def can_score(self, result: Any) -> bool:
         """Whether `score` is due."""
-        ...
 
     def score(self, result: Any, is_wanted: Callable[[], bool]) -> None:
-        """Compute what takes long, as long as it is wanted; called in a thread of its own."""
-        ...
+        """Compute log probabilities of the prompt, which is slow, while they are wanted; in a thread of its own."""
 
     def read(self, result: Any) -> Sequence[StepOutput]:
-        """Return what is new."""
+        """Return the new outputs."""
         ...
 
 
@@ -48,31 +46,27 @@ class Call:
 
     sequence: int
     keywords: Mapping[str, Any]
-    make_sampling_params: Callable[[], Any]  # called late, for they are large, and there may be many calls in wait
+    make_sampling_params: Callable[[], Any]  # called late: the objects are large, and many calls may wait
     reader: Reader
-    can_abort: bool  # else it runs on until it ends by itself
-    turn_s: float = 0.0  # those that wait are ordered by it
+    can_abort: bool  # else it runs until it ends by itself
+    queue_order_s: float = 0.0  # the order of waiting calls
 
 
 class RequestLoop:
-    """Runs calls; what they bring is taken out by one other thread.
-
-    Args:
-        llm: TensorRT-LLM's LLM, of either backend.
-    """
+    """Runs calls; one other thread reads their outputs."""
 
     def __init__(self, llm: Any) -> None:
         self._llm = llm
-        self._batches: queue.SimpleQueue[Sequence[StepOutput]] = queue.SimpleQueue()  # an empty one only wakes
-        self._failure = ""  # what has ended TensorRT-LLM as a whole
-        self._outputs: list[StepOutput] = []  # of this turn of the loop
-        self._results: dict[int, Any] = {}  # of calls that somebody still reads
+        self._batches: queue.SimpleQueue[Sequence[StepOutput]] = queue.SimpleQueue()  # an empty one only wakes `wait`
+        self._failure = ""  # the reason why TensorRT-LLM as a whole has ended
+        self._outputs: list[StepOutput] = []  # of this iteration of the loop
+        self._results: dict[int, Any] = {}  # of calls that are not dropped
         self._calls: dict[int, Call] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._num_busy = 0
-        self._lock = threading.Lock()  # of the number alone
+        self._lock = threading.Lock()  # protects _num_busy
         self._num_scoring = 0
-        self._has_progressed = False  # since it was asked for
+        self._has_progressed = False  # since the last `pop_progress`
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="tensorrt-llm-requests", daemon=True)
         self._thread.start()
@@ -90,30 +84,29 @@ class RequestLoop:
 
     @property
     def num_busy(self) -> int:
-        """How many calls have not ended, also of those that nobody reads any more."""
+        """The number of calls that have not ended, including dropped ones."""
         return self._num_busy
 
-    def take_progress(self) -> bool:
-        """Return whether something has moved since the last time, also of calls that nobody reads any more."""
+    def pop_progress(self) -> bool:
+        """Return whether any call has progressed since the last time, including dropped ones."""
         has_progressed, self._has_progressed = self._has_progressed, False
         return has_progressed or self._num_scoring > 0
 
     def start(self, call: Call) -> None:
-        """Make a call."""
         with self._lock:
             self._num_busy += 1
         self._loop.call_soon_threadsafe(self._start, call)
 
     def drop(self, sequence: int) -> None:
-        """Read a call no more, and abort it if that can be done."""
+        """Stop reading a call, and abort it if possible."""
         self._loop.call_soon_threadsafe(self._drop, sequence)
 
     def wake(self) -> None:
-        """Have `wait` return."""
+        """Make `wait` return."""
         self._batches.put(())
 
     def wait(self, timeout_s: float) -> list[StepOutput]:
-        """Return what there is; nothing after a wake-up, or after so long.
+        """Return the available outputs: after a wake-up or a timeout an empty list.
 
         Raises:
             EngineFailed: TensorRT-LLM as a whole has failed.
@@ -127,7 +120,7 @@ class RequestLoop:
         return outputs
 
     def close(self) -> None:
-        """End the thread; calls that have not ended are left to the LLM's own shutdown."""
+        """End the thread; the LLM's own shutdown ends the remaining calls."""
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(_CLOSE_TIMEOUT_S)
 
@@ -160,21 +153,21 @@ class RequestLoop:
         except RequestError as exc:
             logger.warning("sequence %d: TensorRT-LLM failed on it: %s", call.sequence, exc)
             self._emit(call, [StepOutput(call.sequence, error=EngineFailed("TensorRT-LLM failed on this request"))])
-        except Exception as exc:  # the executor is gone, or its worker
+        except Exception as exc:  # the executor or its worker has ended
             logger.exception("TensorRT-LLM failed")
             self._failure = f"TensorRT-LLM failed ({type(exc).__name__}): the model must be loaded again"
         finally:
             with self._lock:
                 self._num_busy -= 1
-            self.wake()  # somebody may wait for its place, or must hear of the failure
+            self.wake()  # a request may wait for this place, and a failure must be reported
             self._drop(call.sequence)
 
     async def _call(self, call: Call) -> None:
         if call.sequence not in self._calls:
-            return  # dropped at once
+            return  # it was dropped at once
         try:
             result = self._llm.generate_async(**call.keywords, sampling_params=call.make_sampling_params())
-        except (TypeError, ValueError) as exc:  # a limit of the engine, or of a parameter
+        except (TypeError, ValueError) as exc:  # a limit of the engine or of a parameter
             raise InvalidRequest(f"TensorRT-LLM refuses it: {exc}") from exc
         self._results[call.sequence] = result
         if call.keywords["streaming"]:
@@ -194,7 +187,7 @@ class RequestLoop:
                 if call.sequence not in self._calls:
                     return
             outputs = call.reader.read(result)
-        except Exception as exc:  # a mistake of ours, which must not look like TensorRT-LLM's end
+        except Exception as exc:  # our own bug, which must not look like a failure of TensorRT-LLM
             logger.exception("sequence %d: its result could not be read", call.sequence)
             raise InternalError() from exc
         self._emit(call, outputs)
@@ -207,7 +200,7 @@ class RequestLoop:
             self._num_scoring -= 1
 
     def _emit(self, call: Call, outputs: Sequence[StepOutput]) -> None:
-        """Put outputs together with those of the other requests that one step of TensorRT-LLM has advanced."""
+        """Gather outputs with those of the other requests in the same step of TensorRT-LLM."""
         if call.sequence not in self._calls:
             return
         if outputs and not self._outputs:

@@ -1,29 +1,27 @@
-"""From a request's result, as TensorRT-LLM changes it in place, to the outputs of steps."""
+"""Turns a request's result, which TensorRT-LLM changes in place, into the outputs of steps."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from model_repository.contract.output import DrawnLogprob
 from model_repository.contract.request import EngineRequest
+from model_repository.engine.logprobs import token_logprob
 from model_repository.engine.request_checks import constraint_field
 from model_repository.engine.runtime import StepOutput
 from model_repository.engine.tensorrt_llm.sampling import SamplingPlan, is_scored
-from model_repository.engine.tensorrt_llm.scores import drawn_logprob, prompt_logprobs
+from model_repository.engine.tensorrt_llm.tensors import to_array
 from model_repository.errors import EngineFailed, InvalidRequest, StageError
 
 
 class ResultReader:
-    """Reads what is new in one result.
+    """Reads the new parts of one result.
 
     Args:
-        sequence: the number that the outputs carry.
-        request: what was asked.
-        plan: how TensorRT-LLM was asked.
-        end_id: the token that stands for an end which the result does not name.
-        vocab_size: the tokens that there are.
+        plan: the arguments of the call to TensorRT-LLM.
+        end_id: the token that replaces an end which the result does not name.
     """
 
     def __init__(
@@ -36,30 +34,30 @@ class ResultReader:
         self._end_id = end_id
         self._vocab_size = vocab_size
         self._num_read = 0  # of the completion's tokens
-        self._prompt_logprobs: tuple[DrawnLogprob, ...] = ()  # to be told with the next output
-        self._is_scored = not is_scored(request)  # or need not be
+        self._prompt_logprobs: tuple[DrawnLogprob, ...] = ()  # part of the next output
+        self._is_scored = not is_scored(request)  # also true without any need for scores
 
     def can_score(self, result: Any) -> bool:
-        """Whether `score` is due."""
+        """Whether `score` must be called."""
         return not self._is_scored and result.context_logits is not None
 
     def score(self, result: Any, is_wanted: Callable[[], bool]) -> None:
-        """Compute the prompt's log probabilities, once, as long as they are wanted; not for an event loop."""
+        """Compute the prompt's log probabilities, once, while they are wanted; too slow for an event loop."""
         request = self._request
-        scores = prompt_logprobs(
+        scores = _prompt_logprobs(
             result.context_logits, request.prompt_token_ids, request.params.num_logprobs or 0, self._vocab_size
         )
         self._prompt_logprobs = tuple(itertools.takewhile(lambda _: is_wanted(), scores))
         self._is_scored = True
 
     def read(self, result: Any) -> list[StepOutput]:
-        """Return what happened since the last call, and on a finished result how it ended.
+        """Return the outputs since the last call; for a finished result, also its end.
 
-        The result's lists are cumulative; its own differences may be of an update before the last.
+        The result's lists are cumulative. Its own differences may belong to an earlier update.
         """
         if not self._is_scored:
             if not result.finished:
-                return []  # the tokens wait, since the prompt comes first
+                return []  # the prompt's scores come before the tokens
             return [self._failed(EngineFailed("TensorRT-LLM did not return the logits of the prompt"))]
         completion = result.outputs[0]
         outputs = list(self._drawn(result, completion)) if self._request.max_tokens else []
@@ -78,27 +76,27 @@ class ResultReader:
 
     def _dead_end(self) -> StageError:
         field = constraint_field(self._request)
-        if not field:  # our steps before a draw did not hear of the token before it
+        if not field:  # our edits before a draw did not get the token before it
             return EngineFailed("TensorRT-LLM did not tell in time which token it had drawn")
         rule = "it rules out every token, with bad_words, logit_bias or min_tokens, or is too complex"
         return InvalidRequest(f"nothing can follow: {rule}", field)
 
     def _ending(self, result: Any, completion: Any) -> Iterator[StepOutput]:
-        """Yield what the engine stage must still be told so that it ends the sequence too."""
+        """Yield the outputs that make the engine stage end the sequence, too."""
         request, ids = self._request, completion.token_ids
         if completion.finish_reason not in ("stop", "length"):
             yield self._failed(EngineFailed(f"TensorRT-LLM ended it early: {completion.finish_reason}"))
         elif request.max_tokens == 0:
             yield self._output(result, None, None)
         elif completion.finish_reason == "length":
-            if len(ids) < request.max_tokens:  # a limit of the engine's own
+            if len(ids) < request.max_tokens:  # a limit of the engine
                 yield self._output(result, None, None)
-        elif not (ids and ids[-1] in self._plan.ends):  # whether the end token is among them depends on the backend
+        elif not (ids and ids[-1] in self._plan.ends):  # only one backend lists the end token
             reason = completion.stop_reason
             token_id = reason if isinstance(reason, int) and reason in self._plan.ends else self._end_id
             if token_id in self._plan.ends:
                 yield self._output(result, token_id, self._logprob(completion.logprobs, len(ids), token_id))
-            else:  # of no end that the engine stage knows, which would wait for one for ever
+            else:  # an end that the engine stage does not know: it would wait for another one
                 yield self._output(result, None, None)
 
     def _output(self, result: Any, token_id: int | None, logprob: DrawnLogprob | None) -> StepOutput:
@@ -108,12 +106,39 @@ class ResultReader:
         )
 
     def _logprob(self, entries: Sequence[Any], index: int, token_id: int) -> DrawnLogprob | None:
-        """Return a token's log probability; an unknown one for an end token that the result does not list."""
+        """Return a token's log probability. For an end token that the result does not list it is unknown."""
         if self._request.params.num_logprobs is None:
             return None
         if index >= len(entries) or token_id not in entries[index]:
             return DrawnLogprob(None)
-        return drawn_logprob(entries[index], token_id, self._request.params.num_logprobs)
+        return _drawn_logprob(entries[index], token_id, self._request.params.num_logprobs)
 
     def _failed(self, error: StageError) -> StepOutput:
         return StepOutput(self._sequence, error=error)
+
+
+def _drawn_logprob(entry: Mapping[int, Any], token_id: int, num_top: int) -> DrawnLogprob:
+    """Return a drawn token's log probability and the most likely tokens. Of equals, lower ids win.
+
+    Args:
+        entry: token id to TensorRT-LLM's Logprob: the most likely tokens, and the drawn token.
+    """
+    values = sorted(
+        ((item, float(value.logprob)) for item, value in entry.items()), key=lambda pair: (-pair[1], pair[0])
+    )
+    return DrawnLogprob(float(entry[token_id].logprob), tuple(values[:num_top]))
+
+
+def _prompt_logprobs(
+    context_logits: Any, prompt_token_ids: Sequence[int], num_top: int, vocab_size: int
+) -> Iterator[DrawnLogprob]:
+    """Yield the log probability of each prompt token; a token takes milliseconds, too slow for an event loop.
+
+    TensorRT-LLM's own `prompt_logprobs` hold only the most likely tokens, often without the prompt's own.
+
+    Args:
+        context_logits: [num_prompt_tokens, num_logits], at least vocab_size; row t predicts the token after t.
+    """
+    yield DrawnLogprob(None)  # the first token follows nothing
+    for row, token_id in enumerate(prompt_token_ids[1:]):
+        yield token_logprob(to_array(context_logits[row])[:vocab_size], token_id, num_top)

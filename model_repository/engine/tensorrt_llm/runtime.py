@@ -1,6 +1,6 @@
-"""The GPU runtime: TensorRT-LLM, which batches by itself. One adapter over its engines and its PyTorch backend.
+"""The GPU runtime: TensorRT-LLM, which batches by itself. One adapter for its engines and its PyTorch backend.
 
-None of it has run on a GPU yet: it is held to the recorded public API of TensorRT-LLM 1.2.1.
+It has not run on a GPU yet: it is developed against the recorded public API of TensorRT-LLM 1.2.1.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any
 from model_repository.byte_table import FILE_NAME
 from model_repository.contract.request import EngineRequest
 from model_repository.engine.adapter_folder import Adapter
+from model_repository.engine.queue_order import queue_order_s
 from model_repository.engine.request_checks import check_request
 from model_repository.engine.runtime import EngineConfig, RuntimeStats, StepOutput
 from model_repository.engine.tensorrt_llm.llm import sampling_params, start_llm, work_for_leader
@@ -26,20 +27,18 @@ from model_repository.engine.tensorrt_llm.result_reader import ResultReader
 from model_repository.engine.tensorrt_llm.role import RoleKind, role_from_environment
 from model_repository.engine.tensorrt_llm.sampling import SamplingPlanner, is_scored
 from model_repository.engine.token_constraint import TokenConstraint
-from model_repository.engine.turns import turn_s
 from model_repository.errors import EngineFailed, Unsupported
 
-# The engine looks after silent clients between two waits.
+# The engine checks silent clients between two waits.
 _MAX_WAIT_S = 0.05
 
 
 class TensorRtLlmRuntime:
-    """Owns TensorRT-LLM's LLM: `max_sequences` of its requests at a time, the others wait here for their turn.
+    """Owns TensorRT-LLM's LLM: `max_sequences` of its requests run at a time, the others wait here.
 
     Args:
-        config: which model to load, and how; its `options` are those of TensorRtLlmOptions.
-        byte_table: the bytes of each token id.
-        environment: says what this process is among several ranks.
+        config: its `options` are those of TensorRtLlmOptions.
+        environment: shows the role of this process among several ranks.
 
     Raises:
         EngineFailed: the model does not load, or this rank serves nothing.
@@ -68,22 +67,22 @@ class TensorRtLlmRuntime:
             guided_decoding=self._options.guided_decoding,
             is_called_per_chunk=self._options.backend is Backend.PYTORCH and self._options.chunked_prefill,
         )
-        self._waiting: dict[int, Call] = {}  # in the order in which they came
-        self._running: dict[int, int] = {}  # sequence to the tokens it holds
-        self._unseen: set[int] = set()  # of these, who is heard of only at the end
+        self._waiting: dict[int, Call] = {}  # in the order of arrival
+        self._running: dict[int, int] = {}  # sequence to its number of tokens
+        self._unstreamed: set[int] = set()  # running sequences whose outputs come only at their end
         self._llm = start_llm(config, self._options, role)
         self._loop = RequestLoop(self._llm)
 
     def prepare(self, request: EngineRequest) -> None:
-        """Do nothing: each worker process compiles the guide itself."""
+        """Do nothing: each worker process compiles the structured output itself."""
 
     def submit(self, sequence: int, request: EngineRequest, constraint: TokenConstraint | None = None) -> None:
         """Queue a request.
 
         Raises:
             InvalidRequest: the model has no such token or adapter.
-            Unsupported: it was not built or started for this.
-            EngineFailed: TensorRT-LLM is gone.
+            Unsupported: the model was not built or started for this.
+            EngineFailed: TensorRT-LLM has ended.
         """
         self._loop.check()
         self._check(request)
@@ -91,22 +90,27 @@ class TensorRtLlmRuntime:
         keywords: dict[str, Any] = {
             "inputs": list(request.prompt_token_ids),
             "lora_request": self._lora.of(request.params.lora_name),
-            # Also where nobody looks at the tokens before they are complete: they show that TensorRT-LLM is alive.
+            # Tokens also show that TensorRT-LLM is alive, so it streams even for clients that wait for the end.
             "streaming": request.params.is_stream or bool(request.params.stop) or not self._is_tied_by_stream(request),
         }
         if is_scored(request) and self._options.block_reuse:
-            # A beginning that is not computed has no logits; nobody else has this salt, so nothing can be reused.
+            # Reused KV tokens have no logits. A salt of its own prevents their reuse.
             keywords["cache_salt"] = secrets.token_hex(16)
         reader = ResultReader(sequence, request, plan, end_id=self._planner.end_id, vocab_size=self._vocab_size)
         can_abort = not (keywords["streaming"] and self._is_tied_by_stream(request))
         make_params = functools.partial(sampling_params, plan, self._vocab_size)
         self._waiting[sequence] = Call(
-            sequence, keywords, make_params, reader, can_abort=can_abort, turn_s=turn_s(request, time.monotonic())
+            sequence,
+            keywords,
+            make_params,
+            reader,
+            can_abort=can_abort,
+            queue_order_s=queue_order_s(request, time.monotonic()),
         )
         self._admit()
 
     def _is_tied_by_stream(self, request: EngineRequest) -> bool:
-        """Whether to abort it as a stream would end the process (TensorRT-LLM issue 10810, of its engine backend)."""
+        """Whether aborting it as a stream would end the process (TensorRT-LLM issue 10810, engine backend)."""
         return self._options.backend is Backend.ENGINE and request.params.num_logprobs is not None
 
     def _check(self, request: EngineRequest) -> None:
@@ -122,25 +126,25 @@ class TensorRtLlmRuntime:
 
     def _admit(self) -> None:
         while self._waiting and self._loop.num_busy < self._config.max_sequences:
-            call = min(self._waiting.values(), key=lambda call: call.turn_s)  # of equals the first
+            call = min(self._waiting.values(), key=lambda call: call.queue_order_s)  # of equals the first
             del self._waiting[call.sequence]
             self._running[call.sequence] = len(call.keywords["inputs"])
             if not call.keywords["streaming"]:
-                self._unseen.add(call.sequence)
+                self._unstreamed.add(call.sequence)
             call.reader.scheduled_s = time.monotonic()
             self._loop.start(call)
 
     def free(self, sequence: int) -> None:
-        """Forget a sequence. What cannot be aborted runs on unread, and keeps its place until it ends."""
+        """Forget a sequence. If it cannot be aborted, it keeps its place until it ends."""
         if self._waiting.pop(sequence, None) is None and self._running.pop(sequence, None) is not None:
-            self._unseen.discard(sequence)
+            self._unstreamed.discard(sequence)
             self._loop.drop(sequence)
 
     def step(self) -> Sequence[StepOutput] | None:
-        """Wait for what TensorRT-LLM has drawn.
+        """Wait for tokens from TensorRT-LLM.
 
         Raises:
-            EngineFailed: TensorRT-LLM as a whole has failed, and takes nothing any more.
+            EngineFailed: TensorRT-LLM as a whole has failed, and accepts nothing more.
         """
         self._admit()
         try:
@@ -148,50 +152,45 @@ class TensorRtLlmRuntime:
         except EngineFailed:
             self._forget_all()
             raise
-        has_progressed = self._loop.take_progress()
+        has_progressed = self._loop.pop_progress()
         outputs = [output for output in outputs if output.sequence in self._running]
         for output in outputs:
             self._running[output.sequence] += output.token_id is not None
-        # Where all that run are heard of only at the end, a silence says nothing, and may not be taken for a hang.
-        is_mute = bool(self._running) and self._running.keys() <= self._unseen
-        return outputs if outputs or has_progressed or is_mute else None
+        # If all running sequences report only their end, silence must not count as a hanging step.
+        is_silent = bool(self._running) and self._running.keys() <= self._unstreamed
+        return outputs if outputs or has_progressed or is_silent else None
 
     def load_adapter(self, name: str, adapter: Adapter) -> None:
-        """Offer an adapter, which TensorRT-LLM loads with the first request for it.
+        """Offer an adapter. TensorRT-LLM loads it with its first request.
 
         Raises:
-            InvalidRequest: it is beyond what the model was built or started for.
+            InvalidRequest: it exceeds the limits of the model or of its start options.
         """
         self._lora.add(name, adapter)
 
     def unload_adapter(self, name: str) -> None:
-        """Offer an adapter no more; TensorRT-LLM drops it when another one needs its place."""
+        """Offer an adapter no more. TensorRT-LLM frees it when another one needs its place."""
         self._lora.remove(name)
 
     def wake(self) -> None:
-        """End a wait."""
         self._loop.wake()
 
     @property
     def has_work(self) -> bool:
-        """Whether somebody waits for a sequence."""
         return bool(self._waiting or self._running)
 
     def stats(self) -> RuntimeStats:
-        """Return what it holds.
-
-        Sequences are counted here; a cell is a token, and how many TensorRT-LLM has room for is an upper bound: of the
-        memory for its KV cache only the share is known.
+        """Return the current state; the maximum of KV tokens is an upper bound.
 
         Raises:
-            EngineFailed: TensorRT-LLM is gone.
+            EngineFailed: TensorRT-LLM has ended.
         """
         self._loop.check()
         return RuntimeStats(
             num_active=self._loop.num_busy,
             num_waiting=len(self._waiting),
-            num_cells_used=sum(list(self._running.values())),
-            num_cells=self._config.max_sequences * self._config.context_window,
+            num_kv_tokens_used=sum(list(self._running.values())),
+            max_kv_tokens=self._config.max_sequences * self._config.context_window,
             adapters=dict(self._lora.adapters),
         )
 
@@ -204,11 +203,11 @@ class TensorRtLlmRuntime:
     def _forget_all(self) -> None:
         self._waiting.clear()
         self._running.clear()
-        self._unseen.clear()
+        self._unstreamed.clear()
 
 
 def _unused(byte_table: Sequence[bytes], eos_token_ids: frozenset[int]) -> tuple[int, ...]:
-    """Return the tokens without text that end nothing; every vocabulary has some, if only to fill it up."""
+    """Return the tokens without text that are not end tokens. Every vocabulary has some, at least as padding."""
     unused = tuple(index for index, text in enumerate(byte_table) if not text and index not in eos_token_ids)
     if not unused:
         raise EngineFailed("the vocabulary has no token without text beside its end tokens")

@@ -1,4 +1,4 @@
-"""The border between numpy and torch: nothing else here imports torch."""
+"""The border between numpy and torch: the only importer of torch in this folder."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ def to_array(tensor: Any) -> Floats:
 
 
 def on_stream(stream_ptr: int | None) -> AbstractContextManager[Any]:
-    """Run what follows on a CUDA stream that is given by its address; None: on the current one."""
+    """Use the CUDA stream at an address; None: the current stream."""
     if not stream_ptr:
         return contextlib.nullcontext()
     context: AbstractContextManager[Any] = torch.cuda.stream(torch.cuda.ExternalStream(stream_ptr))
     return context
 
 
-# What may be done to logits in place. The vocabulary is their last dimension; what stands before it is not relied on.
+# Changes of logits in place. The vocabulary is their last dimension; earlier dimensions may be any.
 
 
 def ban(logits: Any, is_banned: npt.NDArray[np.bool_]) -> None:
@@ -48,35 +48,34 @@ def ban(logits: Any, is_banned: npt.NDArray[np.bool_]) -> None:
 
 
 def ban_token(logits: Any, token_id: int) -> None:
-    """Make one token impossible."""
     logits[..., token_id] = -np.inf
 
 
 def ban_from(logits: Any, first: int) -> None:
-    """Make a token and all that follow it impossible."""
+    """Make all tokens from `first` on impossible."""
     logits[..., first:] = -np.inf
 
 
 def ban_below(logits: Any, margin: float) -> None:
-    """Make every token impossible whose logit is more than `margin` under the largest."""
+    """Make the tokens impossible whose logits are more than `margin` below the largest."""
     logits.masked_fill_(logits < logits.amax(-1, True) - margin, -np.inf)
 
 
 def keep_only(logits: Any, token_id: int) -> None:
-    """Leave one token possible, whatever it was before."""
+    """Make one token the only possible one."""
     logits.fill_(-np.inf)
     logits[..., token_id] = 0.0
 
 
 def shift(logits: Any, token_ids: Sequence[int], amounts: Floats) -> None:
-    """Add an amount to each of some tokens' logits, no token twice."""
+    """Add an amount to the logit of each token; no token may occur twice."""
     if token_ids:
         ids = to_tensor(np.array(token_ids, dtype=np.int64), logits)
         logits[..., ids] += to_tensor(amounts, logits).to(logits.dtype)
 
 
 def divide(logits: Any, token_ids: npt.NDArray[np.int64], divisor: float) -> None:
-    """Make tokens less likely by a factor: positive logits are divided by it, negative ones multiplied."""
+    """Make tokens less likely by a factor: divide positive logits, multiply negative ones."""
     if len(token_ids):
         ids = to_tensor(token_ids, logits)
         values = logits[..., ids]

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from model_repository import triton_shell
+from model_repository import python_backend
 from model_repository.byte_table import FILE_NAME, load_byte_table
 from model_repository.cancel_channel import CancelReceiver, key_to_number
 from model_repository.contract.codec import Tensors
@@ -24,34 +24,34 @@ from model_repository.tokenizer.tokenizer_files import TokenizerFiles
 
 _LARGE_BYTES = 16_384  # of inputs: about a millisecond's work
 _NUM_CANCELLED = 4096
-_NUM_COMPILERS = 3  # grammars that are compiled at the same time, each of another sender
+_NUM_COMPILERS = 3  # grammars compiled at the same time, of different senders
 
 
 class TritonPythonModel:
-    """One response per request; a bad request answers itself, not the others."""
+    """One response per request; a bad request does not disturb the others."""
 
     def initialize(self, args: dict[str, str]) -> None:
         """Load the tokenizer and compile the chat template."""
-        parameters = triton_shell.stage_parameters(args)
+        parameters = python_backend.stage_parameters(args)
         artifact = Path(parameters["artifact_dir"])
-        with triton_shell.loading(args):
-            self.compiler = ConstraintCompiler(_NUM_COMPILERS)  # it forks: first, while there are no threads
+        with python_backend.loading(args):
+            self.compiler = ConstraintCompiler(_NUM_COMPILERS)  # it forks, so it starts before all threads
             self.stage = TokenizerStage(
                 TokenizerFiles.load(artifact / "tokenizer"),
                 load_byte_table(artifact / FILE_NAME),
                 StageConfig.from_parameters(parameters),
                 self.compiler,
             )
-        # While they tokenize Python's lock is free. One core is left to everything else.
+        # Tokenizing frees Python's lock. One core is left for other work.
         self.threads = ThreadPoolExecutor(max(1, num_cores() - 1))
         self.grammar_threads = FairPool(_NUM_COMPILERS)
-        self.cancelled: dict[int, None] = {}  # the last cancel keys, as numbers
+        self.cancelled: dict[int, None] = {}  # recent cancel keys, as numbers
         self.cancel_receiver = CancelReceiver(stage_name(parameters["ensemble"], "tokenizer"), self._cancel)
 
     def execute(self, requests: list[Any]) -> list[Any]:
         """Encode each request's prompt. None stands for a request that a thread answers later.
 
-        Threads answer large prompts and new grammars, since Triton sends the next requests only when this returns. An
+        Triton sends the next requests only after this returns, so threads answer large prompts and new grammars. An
         answer from a thread costs more.
         """
         return [self._serve(request) for request in requests]
@@ -64,20 +64,20 @@ class TritonPythonModel:
         self.compiler.close()
 
     def _serve(self, request: Any) -> Any:
-        request_id = triton_shell.request_id(request)
+        request_id = python_backend.request_id(request)
         try:
-            tensors = triton_shell.read_tensors(request)
+            tensors = python_backend.read_tensors(request)
         except Exception as exc:
-            return triton_shell.error_response(exc, request_id)
+            return python_backend.error_response(exc, request_id)
         answer_later = self._answer_in_thread
         if _num_bytes(tensors) < _LARGE_BYTES:
             try:
                 return self._answer(tensors, request_id, may_wait=False)
             except GrammarNotChecked as exc:
                 answer_later = functools.partial(self._answer_compiled, exc)
-        # The arrays lie in memory that Triton takes back.
+        # Triton reuses the memory of the arrays.
         copies = {name: value.copy() for name, value in tensors.items()}
-        answer_later(copies, request_id, triton_shell.only_response_sender(request))
+        answer_later(copies, request_id, python_backend.only_response_sender(request))
         return None
 
     def _answer_in_thread(self, tensors: Tensors, request_id: str, send: Callable[[Any], None]) -> None:
@@ -92,29 +92,29 @@ class TritonPythonModel:
     def _answer_compiled(
         self, grammar: GrammarNotChecked, tensors: Tensors, request_id: str, send: Callable[[Any], None]
     ) -> None:
-        """Answer a request once its grammar is compiled, which waits for other grammars of its sender."""
+        """Answer a request after its grammar is compiled; the grammars of one sender wait for each other."""
 
         def answer() -> None:
             if key_to_number(grammar.cancel_key) in self.cancelled:
-                send(triton_shell.error_response(InvalidRequest("it is cancelled", "cancel_key"), request_id))
+                send(python_backend.error_response(InvalidRequest("it is cancelled", "cancel_key"), request_id))
             else:
                 send(self._answer(tensors, request_id, may_wait=True))
 
         try:
             self.grammar_threads.submit(grammar.sender, answer)
         except StageError as exc:
-            send(triton_shell.error_response(exc, request_id))
+            send(python_backend.error_response(exc, request_id))
 
     def _answer(self, tensors: Tensors, request_id: str, *, may_wait: bool) -> Any:
         try:
             for name, value in tensors.items():
                 if len(value) != 1:
                     raise InvalidRequest(f"shape {list(value.shape)}: must be [1, ...], of one request", name)
-            return triton_shell.response(self.stage.answer(tensors, request_id, may_wait=may_wait))
+            return python_backend.response(self.stage.answer(tensors, request_id, may_wait=may_wait))
         except GrammarNotChecked:
             raise
         except Exception as exc:
-            return triton_shell.error_response(exc, request_id)
+            return python_backend.error_response(exc, request_id)
 
     def _cancel(self, number: int) -> None:
         self.cancelled[number] = None

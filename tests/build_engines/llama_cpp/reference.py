@@ -1,4 +1,4 @@
-"""What Hugging Face's transformers computes of random checkpoints: the fixtures that make_reference.py writes."""
+"""Outputs of Hugging Face's transformers for random checkpoints: the fixtures of make_reference.py."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FOLDER = Path(__file__).parents[2] / "data" / "reference"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reference:
-    """A model, and what comes out of it: greedy tokens, and logits at some places, in F32 throughout."""
+    """A model with its greedy tokens and some logits, all in F32."""
 
     config: Mapping[str, Any]  # config.json
     seed: int  # of the weights

@@ -1,4 +1,4 @@
-"""From the command line to the runtime: a checkpoint that is built generates what the reference does."""
+"""From the command line to the runtime: a built checkpoint generates the reference's tokens."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_a_gguf_in_several_files_is_served_from_them(tmp_path: Path, monkeypatch
     assert greedy_tokens(folder, reference.prompt, len(reference.greedy)) == reference.greedy
 
 
-def test_q8_0_takes_a_little_over_half_of_f16(tmp_path: Path) -> None:
+def test_q8_0_has_a_little_over_half_the_size_of_f16(tmp_path: Path) -> None:
     checkpoint = Reference.load("qwen2").write_checkpoint(tmp_path / "checkpoint")
     sizes = {
         precision: (build(checkpoint, tmp_path / precision, precision) / "model.gguf").stat().st_size

@@ -1,4 +1,4 @@
-"""Writing GGUF files: what is written, and what is refused before anything is."""
+"""Writing GGUF files, and refusals before the writing."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ def tensors_of(reader: gguf.GGUFReader) -> dict[str, gguf.ReaderTensor]:
     return {tensor.name: tensor for tensor in reader.tensors}
 
 
-# --- what is written -------------------------------------------------------------------------------------------------
+# --- what is written --------------------------------------------------------------------------------------------------
 
 
-def test_matrices_are_quantized_where_their_rows_are_whole_blocks(tmp_path: Path) -> None:
+def test_matrices_with_rows_of_whole_blocks_are_quantized(tmp_path: Path) -> None:
     """Rows of 48 and 80 numbers are not, those of the output projection, of 64, are."""
     checkpoint = write_checkpoint(tmp_path, weights=WEIGHTS)
     types = {name: tensor.tensor_type.name for name, tensor in tensors_of(convert(checkpoint, "q8_0")).items()}
@@ -95,7 +95,7 @@ def test_the_buffers_of_early_checkpoints_are_left_out(tmp_path: Path) -> None:
     assert len(tensors_of(convert(checkpoint))) == len(WEIGHTS)
 
 
-# --- what is refused -------------------------------------------------------------------------------------------------
+# --- refusals ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,7 @@ def test_the_buffers_of_early_checkpoints_are_left_out(tmp_path: Path) -> None:
         ({"head_dim": 15}, "head_dim=15: expected an even number"),
     ],
 )
-def test_what_is_not_converted_is_refused(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
+def test_an_unsupported_configuration_is_refused(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
     checkpoint = write_checkpoint(tmp_path, weights=WEIGHTS, **changes)
     with pytest.raises(BuildError, match=message):
         convert(checkpoint)
@@ -244,11 +244,11 @@ def test_numbers_that_do_not_fit_are_refused(precision: str, value: float, tmp_p
     weights["lm_head.weight"] = weights["lm_head.weight"].astype(np.float32)
     weights["lm_head.weight"][5, 7] = value
     checkpoint = write_checkpoint(tmp_path, weights=weights, **config)
-    with pytest.raises(UnsupportedCheckpoint, match=r"tensor lm_head\.weight: has a number that is none or too large"):
+    with pytest.raises(UnsupportedCheckpoint, match=r"tensor lm_head\.weight: has NaN, or a number that is too large"):
         convert(checkpoint, precision)
 
 
-def test_a_full_disk_is_seen_before_anything_is_written(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_reported_before_the_writing(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(100_000, 90_000, 10_000))
     with pytest.raises(BuildError, match=r"model\.gguf: needs 139,200 bytes, and 10,000 are free there"):

@@ -1,4 +1,4 @@
-"""What ready GGUF files say of themselves."""
+"""Headers of GGUF files."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def whole_file(checkpoint: Path, tmp_path: Path) -> Path:
     return tmp_path / "model.gguf"
 
 
-def test_a_gguf_file_says_what_it_is(whole_file: Path) -> None:
+def test_a_header_has_the_facts_for_serving(whole_file: Path) -> None:
     assert read_gguf_facts(whole_file) == GgufFacts(context_length=1024, vocab_size=288, eos_token_ids=(261,))
 
 
@@ -36,7 +36,7 @@ def test_a_gguf_file_that_was_cut_off_is_refused_as_that(length: int, whole_file
         read_gguf_facts(whole_file)
 
 
-def test_of_a_gguf_file_that_was_cut_off_behind_its_header_it_is_said_how_much_is_missing(whole_file: Path) -> None:
+def test_a_file_that_is_cut_off_after_its_header_names_its_size(whole_file: Path) -> None:
     end = max(tensor.data_offset + tensor.n_bytes for tensor in gguf.GGUFReader(whole_file).tensors)
     whole = whole_file.read_bytes()
     whole_file.write_bytes(whole[:end])
@@ -47,7 +47,7 @@ def test_of_a_gguf_file_that_was_cut_off_behind_its_header_it_is_said_how_much_i
 
 
 @pytest.mark.parametrize("content", [b"", b"GG", b"{}", b"version https://git-lfs"])
-def test_another_file_is_no_gguf_file(content: bytes, tmp_path: Path) -> None:
+def test_another_kind_of_file_is_refused(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "model.gguf").write_bytes(content)
     with pytest.raises(BuildError, match=r"model\.gguf: not a GGUF file: it begins with b'"):
         read_gguf_facts(tmp_path / "model.gguf")
@@ -59,7 +59,7 @@ def test_a_missing_gguf_file_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("key", ["eos", "eot", "eom"])
-def test_an_end_that_is_no_token_is_refused(key: str, tmp_path: Path) -> None:
+def test_an_end_token_beyond_the_vocabulary_is_refused(key: str, tmp_path: Path) -> None:
     """It would never come, and the model would not stop."""
     writer = gguf.GGUFWriter(tmp_path / "model.gguf", "gemma3")
     writer.add_context_length(64)
@@ -78,7 +78,7 @@ def test_a_model_without_token_embedding_is_refused(writer: gguf.GGUFWriter, tmp
         read_gguf_facts(tmp_path / "model.gguf")
 
 
-# --- in several files ------------------------------------------------------------------------------------------------
+# --- in several files -------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -127,14 +127,14 @@ def test_a_missing_part_is_named(parts: list[Path]) -> None:
 
 def test_parts_in_another_order_are_refused(parts: list[Path]) -> None:
     parts[1].write_bytes(parts[2].read_bytes())
-    with pytest.raises(BuildError, match=r"model-00002-of-00003\.gguf: says of itself that it is number 3 of 3"):
+    with pytest.raises(BuildError, match=r"model-00002-of-00003\.gguf: its header has number 3 of 3"):
         gguf_parts(parts[0])
 
 
-# --- as the base of adapters -----------------------------------------------------------------------------------------
+# --- as the base of adapters ------------------------------------------------------------------------------------------
 
 
-def test_a_gguf_file_says_what_an_adapter_must_fit(whole_file: Path) -> None:
+def test_a_header_has_the_facts_for_adapters(whole_file: Path) -> None:
     base = read_gguf_base(whole_file)
     assert (base.architecture, base.num_layers, base.num_heads, base.num_kv_heads) == ("llama", 2, 4, 2)
     assert base.shapes["blk.1.attn_k.weight"] == (32, 48)

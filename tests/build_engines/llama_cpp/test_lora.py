@@ -1,4 +1,4 @@
-"""An adapter on its base computes what the base computes with the adapter merged into its weights."""
+"""An adapter on its base computes the same as a base with the adapter merged into its weights."""
 
 from __future__ import annotations
 
@@ -68,12 +68,12 @@ def merged_logits(tmp_path: Path) -> Callable[[float], Floats]:
     return logits
 
 
-# --- what comes out --------------------------------------------------------------------------------------------------
+# --- results ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "Qwen2ForCausalLM"])
 @pytest.mark.parametrize("ends", [*((end,) for end in (*ATTENTION, *MLP, "lm_head")), (*ATTENTION, *MLP)], ids=str)
-def test_an_adapter_does_what_it_does_merged(ends: tuple[str, ...], architecture: str, tmp_path: Path) -> None:
+def test_an_adapter_equals_merged_weights(ends: tuple[str, ...], architecture: str, tmp_path: Path) -> None:
     config = {"architectures": [architecture], "hidden_size": 64}
     weights = random_weights(CONFIG | config)
     pairs = random_pairs(weights, ends)
@@ -137,7 +137,7 @@ def test_the_comparison_sees_a_wrong_rotation(
         assert_same(adapted_logits(tensors_of(PAIRS)), expected)
 
 
-def test_the_file_says_what_llama_cpp_wants_to_know(tmp_path: Path, base: Path) -> None:
+def test_the_file_has_the_metadata_for_llama_cpp(tmp_path: Path, base: Path) -> None:
     path = convert_adapter(write_adapter(tmp_path / "adapter", tensors_of(PAIRS)), base)
     reader = gguf.GGUFReader(path)
     names = ("general.type", "general.architecture", "adapter.type", "adapter.lora.alpha")
@@ -147,7 +147,7 @@ def test_the_file_says_what_llama_cpp_wants_to_know(tmp_path: Path, base: Path) 
     assert {tensor.name for tensor in reader.tensors} == tensors
 
 
-# --- what is refused -------------------------------------------------------------------------------------------------
+# --- refusals ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -186,7 +186,7 @@ def test_a_configuration_that_is_not_converted_is_refused(config: dict[str, Any]
 
 
 @pytest.mark.parametrize("initialization", [True, False, "gaussian", "orthogonal", "eva"])
-def test_an_initialization_that_leaves_the_base_alone_is_taken(initialization: bool | str, tmp_path: Path) -> None:
+def test_an_initialization_that_keeps_the_base_is_accepted(initialization: bool | str, tmp_path: Path) -> None:
     folder = write_adapter(tmp_path / "adapter", tensors_of(PAIRS), init_lora_weights=initialization)
     assert LoraAdapter.load(folder).alpha == 8
 

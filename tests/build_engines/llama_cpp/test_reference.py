@@ -1,4 +1,4 @@
-"""A converted checkpoint computes what Hugging Face's transformers computes of the checkpoint."""
+"""A converted checkpoint computes the same as Hugging Face's transformers."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_several_shards_are_one_model(tmp_path: Path) -> None:
     assert np.array_equal(converted_logits(reference, tmp_path / "shards", "f32", num_shards=3), whole)
 
 
-# --- the comparison sees what it is there for ------------------------------------------------------------------------
+# --- the comparison sees what it is there for -------------------------------------------------------------------------
 
 
 def is_same(name: str, folder: Path) -> bool:

@@ -1,4 +1,4 @@
-"""The vocabulary of a GGUF file: other programs tokenize with it as the model's own tokenizer does."""
+"""The vocabulary of a GGUF file: other programs tokenize with it as the model's tokenizer does."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def tokenized_by_llama_cpp(folder: Path, texts: list[str]) -> list[list[int]]:
     [sentencepiece_description(), split_description("{1,3}"), split_description("")],
     ids=["sentencepiece", "llama 3", "qwen2"],
 )
-def test_llama_cpp_tokenizes_as_the_models_own_tokenizer(description: dict[str, Any], tmp_path: Path) -> None:
+def test_llama_cpp_tokenizes_as_the_models_tokenizer(description: dict[str, Any], tmp_path: Path) -> None:
     config: dict[str, Any] = {"bos_token_id": 1} if description["model"].get("byte_fallback") else {}
     folder = write_checkpoint(tmp_path, tokenizer=description, vocab_size=288, **config)
     own = Tokenizer.from_file(str(folder / "tokenizer.json"))
@@ -71,7 +71,7 @@ def test_llama_cpp_tokenizes_as_the_models_own_tokenizer(description: dict[str, 
     ],
     ids=["llama 3", "qwen2", "another"],
 )
-def test_the_way_that_text_is_split_is_named(description: dict[str, Any], name: str, tmp_path: Path) -> None:
+def test_the_pre_tokenizer_is_named(description: dict[str, Any], name: str, tmp_path: Path) -> None:
     assert vocabulary_of(tmp_path, description).pre_tokenizer == name
 
 

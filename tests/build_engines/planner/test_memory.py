@@ -1,4 +1,4 @@
-"""What a GPU holds: sums by hand, the arithmetic that is shown, and logs that others have published."""
+"""Memory of a GPU: sums by hand, the shown arithmetic, and published logs."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def num_bytes(terms: Iterable[Term]) -> int:
 
 
 def value_of(formula: str) -> float:
-    """Compute what a reader would."""
+    """Compute a shown formula."""
     assert set(formula) <= set("0123456789 .x/+()")
     return float(eval(formula.replace("x", "*")))
 
@@ -135,7 +135,7 @@ def test_no_layout_loses_a_parameter(architecture: Architecture, pp_size: int, p
         assert tp_size * sum(map(num_bytes, stages)) >= num_bytes(alone)
 
 
-# --- the cache ------------------------------------------------------------------------------------------------------
+# --- the cache --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -150,7 +150,7 @@ def test_no_layout_loses_a_parameter(architecture: Architecture, pp_size: int, p
         ("mythomax:13b", Parallelism(), 2, 819200),
     ],
 )
-def test_what_a_token_takes(model: str, layout: Parallelism, bytes_per_value: int, expected: int) -> None:
+def test_the_size_of_a_token_in_the_cache(model: str, layout: Parallelism, bytes_per_value: int, expected: int) -> None:
     assert kv_cache_term(CATALOG.find(model).architecture, layout, bytes_per_value).num_bytes == expected
 
 
@@ -162,7 +162,7 @@ def test_a_sequence_takes_whole_blocks() -> None:
     assert [num_blocks(count) for count in (1, 32, 33, 4096)] == [1, 1, 2, 128]
 
 
-# --- workspace and runtime ------------------------------------------------------------------------------------------
+# --- workspace and runtime --------------------------------------------------------------------------------------------
 
 MIB, GIB = 2**20, 2**30
 LLAMA_2_7B = replace(
@@ -194,7 +194,7 @@ QWEN_CODER_HALF_B = replace(
     [
         # Execution context, runtime buffers and decoder, of TensorRT-LLM's benchmark README (FP8, on H100).
         (LLAMA_2_7B, 4096, int(928.77 * MIB + 1.14 * GIB + 4.35 * GIB), 0.98),
-        # Likewise, of a comment in TensorRT-LLM's issue 1188 (INT8, on RTX A4000).
+        # The same parts, of a comment in TensorRT-LLM's issue 1188 (INT8, on RTX A4000).
         (QWEN_CODER_HALF_B, 2048, int(773.51 * MIB + 2.66 * GIB + 5.76 * GIB), 1.45),
     ],
     ids=["Llama-2-7b", "Qwen2.5-Coder-0.5B"],
@@ -226,7 +226,7 @@ def test_communication_takes_memory_only_between_gpus() -> None:
     assert [term.name for term in reserve(2)] == ["CUDA context", "communication"]
 
 
-# --- the sum --------------------------------------------------------------------------------------------------------
+# --- the sum ----------------------------------------------------------------------------------------------------------
 
 sizes = st.integers(0, 10**12)
 
@@ -246,7 +246,7 @@ def test_the_parts_add_up_to_the_memory(total: int, weights: int, working: int, 
 
 
 @pytest.mark.parametrize("entry", list(CATALOG), ids=lambda entry: entry.short_name)
-def test_what_is_shown_is_what_is_computed(entry) -> None:
+def test_the_shown_formula_gives_the_computed_size(entry) -> None:
     for layout in (Parallelism(), Parallelism(tp_size=2), Parallelism(tp_size=4, pp_size=2)):
         for precision in entry.precisions:
             terms = [term for stage in stage_weights(entry.architecture, layout, precision) for term in stage]

@@ -1,4 +1,4 @@
-"""The table of all plans, and the page that is written from it."""
+"""The table of all plans, and its page docs/plans.md."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ CATALOG = Catalog.load()
 PAGE = Path(__file__).parents[3] / "docs" / "plans.md"
 
 
-def test_the_page_says_what_the_planner_computes() -> None:
+def test_the_page_equals_the_planners_output() -> None:
     written = PAGE.read_text(encoding="utf-8")
     assert written == page(CATALOG), f"run: {COMMAND}"
 
@@ -26,13 +26,6 @@ def test_the_table_has_every_model_on_every_gpu() -> None:
     refused = {(outcome.entry.short_name, outcome.gpu.key) for outcome in table if outcome.plan is None}
     assert refused == {("DeepSeek-V2.5", "a100"), ("DeepSeek-V2.5", "l40s")}
     assert all((outcome.plan is None) == bool(outcome.refusal) for outcome in table)
-
-
-def test_a_rows_memory_adds_up_to_the_gpu() -> None:
-    for outcome in outcomes(CATALOG, GPUS.values()):
-        if outcome.plan is not None:
-            parts = [float(cell) for cell in row(outcome)[3:8]]
-            assert abs(sum(parts) - outcome.gpu.memory_bytes / 1e9) < 0.3  # each is rounded
 
 
 def test_settings_reach_every_plan() -> None:

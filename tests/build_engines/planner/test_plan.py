@@ -1,4 +1,4 @@
-"""Plans: what fits, what does not and what would, and the presets of the catalog."""
+"""Plans: fitting layouts, refusals with their remedies, and the presets of the catalog."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ def without_presets(entry: ModelEntry) -> ModelEntry:
     return replace(entry, presets={})
 
 
-# --- presets --------------------------------------------------------------------------------------------------------
+# --- presets ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("entry", "gpu_key", "precision"), CASES)
-def test_a_preset_is_what_the_planner_finds_without_it(entry: ModelEntry, gpu_key: str, precision: Precision) -> None:
+def test_the_planner_finds_the_preset_without_it(entry: ModelEntry, gpu_key: str, precision: Precision) -> None:
     preset = entry.presets.get(gpu_key, {}).get(precision)
     try:
         found = plan(without_presets(entry), GPUS[gpu_key], precision=precision)
@@ -76,20 +76,20 @@ def test_a_preset_is_the_recorded_advice(model, gpu_key: str, recorded_key: str,
     assert preset == Parallelism(tp_size=int(tp_size), pp_size=int(pp_size or 1), num_nodes=2 if two else 1)
 
 
-def test_a_preset_is_taken_in_place_of_the_search() -> None:
+def test_a_preset_replaces_the_search() -> None:
     entry = replace(CATALOG.find("llama3.1:8b"), presets={"h100": {Precision.BF16: Parallelism(tp_size=4)}})
     assert plan(entry, GPUS["h100"]).parallelism == Parallelism(tp_size=4)
     assert plan(entry, GPUS["h100"], num_gpus=2).parallelism == Parallelism(tp_size=2)
     assert plan(entry, GPUS["h200"]).parallelism == Parallelism()
 
 
-def test_a_preset_that_is_too_small_for_what_is_asked_is_not_taken() -> None:
+def test_a_preset_that_is_too_small_is_not_used() -> None:
     entry = replace(CATALOG.find("llama3.1:70b"), presets={"h100": {Precision.BF16: Parallelism(tp_size=2)}})
     assert plan(entry, GPUS["h100"], max_seq_len=8192).parallelism.tp_size == 2
     assert plan(entry, GPUS["h100"], max_seq_len=131072).parallelism.tp_size == 4
 
 
-# --- what fits ------------------------------------------------------------------------------------------------------
+# --- fitting layouts --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -101,8 +101,8 @@ def test_a_plans_memory_adds_up(entry: ModelEntry, gpu_key: str, precision: Prec
     used = memory.weights_bytes + memory.workspace_bytes + memory.reserve_bytes + memory.kv_cache_bytes
     assert used + memory.free_bytes == memory.total_bytes == GPUS[gpu_key].memory_bytes
     assert memory.free_bytes > 0
-    held = found.num_concurrent_sequences * found.kv_bytes_per_sequence
-    assert 0 < held <= found.num_cached_tokens * found.kv_bytes_per_token <= memory.kv_cache_bytes
+    used = found.num_concurrent_sequences * found.kv_bytes_per_sequence
+    assert 0 < used <= found.num_cached_tokens * found.kv_bytes_per_token <= memory.kv_cache_bytes
     assert found.num_concurrent_sequences <= found.max_batch_size
     assert found.max_seq_len <= entry.seq_len_limit
 
@@ -131,7 +131,7 @@ def test_a_step_holds_at_least_a_token_of_each_sequence() -> None:
     assert planned("llama3.2:1b", "h100", max_batch_size=10000).max_num_tokens == 10000
 
 
-def test_fp8_has_an_fp8_cache_where_a_build_of_it_is_known() -> None:
+def test_fp8_has_an_fp8_cache_for_known_builds() -> None:
     assert planned("llama3.1:8b", "h100", precision="fp8").kv_precision == "fp8"
     assert planned("gemma2:9b", "h100", precision="fp8").kv_precision == "bf16"
     assert planned("mythomax:13b", "h100").kv_precision == "f16"
@@ -139,11 +139,11 @@ def test_fp8_has_an_fp8_cache_where_a_build_of_it_is_known() -> None:
     assert plan(only_fp8, GPUS["h100"]).kv_precision == "bf16"
 
 
-def test_gemma_2_is_planned_for_what_an_engine_of_it_takes() -> None:
+def test_gemma_2_is_planned_for_the_limit_of_its_engines() -> None:
     assert planned("gemma2:27b", "h100").max_seq_len == 4096
 
 
-def test_deepseek_is_planned_for_the_build_that_is_documented() -> None:
+def test_deepseek_is_planned_for_its_documented_build() -> None:
     found = planned("deepseek-v2.5:236b", "h100")
     assert (found.max_seq_len, found.max_batch_size) == (4096, 4)
     memory = found.memory
@@ -153,7 +153,7 @@ def test_deepseek_is_planned_for_the_build_that_is_documented() -> None:
     assert found.build_ram_bytes == pytest.approx(770e9, rel=0.001)
 
 
-def test_gpus_and_nodes_that_are_given_stay_as_they_are() -> None:
+def test_given_gpus_and_nodes_are_kept() -> None:
     assert str(planned("llama3.1:8b", "h100", num_gpus=8).parallelism) == "TP8"
     assert str(planned("llama3.1:405b", "h100", num_gpus=16, num_nodes=2).parallelism) == "TP8 x PP2, 2 nodes"
     assert str(planned("llama3.1:405b", "h100", num_gpus=16).parallelism) == "TP8 x PP2, 2 nodes"
@@ -162,7 +162,7 @@ def test_gpus_and_nodes_that_are_given_stay_as_they_are() -> None:
     assert str(planned("llama3.1:8b", "h100", num_gpus=16, tp_size=2).parallelism) == "TP2 x PP8, 2 nodes"
 
 
-def test_large_models_take_the_room_that_they_are_known_to_take() -> None:
+def test_a_large_model_has_its_known_sizes() -> None:
     found = planned("llama3.1:405b", "h200")
     assert found.memory.weights_bytes / 1e9 == pytest.approx(105.1, abs=0.1)  # 811.7 / 8, and the embeddings whole
     assert found.checkpoint_bytes == 811706777600
@@ -186,19 +186,19 @@ grouped = [entry for entry in CATALOG if entry.architecture.num_kv_heads % 8 == 
 
 
 @given(st.sampled_from(grouped), st.sampled_from(list(GPUS)), st.sampled_from([2**n for n in range(5, 13)]))
-def test_more_gpus_never_hold_less(entry: ModelEntry, gpu_key: str, max_seq_len: int) -> None:
-    held = [0]
+def test_more_gpus_never_cache_fewer_tokens(entry: ModelEntry, gpu_key: str, max_seq_len: int) -> None:
+    num_tokens = [0]
     for num_gpus in (1, 2, 4, 8):
         try:
-            held.append(plan(entry, GPUS[gpu_key], num_gpus=num_gpus, max_seq_len=max_seq_len).num_cached_tokens)
+            num_tokens.append(plan(entry, GPUS[gpu_key], num_gpus=num_gpus, max_seq_len=max_seq_len).num_cached_tokens)
         except DoesNotFit:
-            held.append(0)
-    assert held == sorted(held)
-    assert held[-1] > 0 or entry.architecture.num_parameters > 150e9
+            num_tokens.append(0)
+    assert num_tokens == sorted(num_tokens)
+    assert num_tokens[-1] > 0 or entry.architecture.num_parameters > 150e9
 
 
 @given(st.sampled_from(list(CATALOG)), st.integers(2, 163840), st.integers(1, 512))
-def test_what_is_found_fits_what_was_asked(entry: ModelEntry, max_seq_len: int, max_batch_size: int) -> None:
+def test_a_found_plan_has_the_requested_limits(entry: ModelEntry, max_seq_len: int, max_batch_size: int) -> None:
     max_seq_len = min(max_seq_len, entry.seq_len_limit)
     found = plan(entry, GPUS["h200"], max_seq_len=max_seq_len, max_batch_size=max_batch_size)
     assert (found.max_seq_len, found.max_batch_size) == (max_seq_len, max_batch_size)
@@ -206,10 +206,10 @@ def test_what_is_found_fits_what_was_asked(entry: ModelEntry, max_seq_len: int, 
     assert found.num_cached_tokens >= max_seq_len
 
 
-# --- what does not --------------------------------------------------------------------------------------------------
+# --- refusals ---------------------------------------------------------------------------------------------------------
 
 
-def test_too_few_gpus_say_what_would_fit() -> None:
+def test_too_few_gpus_name_fitting_layouts() -> None:
     assert refusal("llama3.1:70b", "h100", num_gpus=2) == (
         "meta-llama/Meta-Llama-3.1-70B-Instruct does not fit: on 2 x H100 (TP2) in bf16 the engine takes 76.7 GB of "
         "each GPU's 80.0 GB, the cache gets 3.0 GB, and one sequence of 131072 tokens needs 21.5 GB; what would fit: "
@@ -225,7 +225,7 @@ def test_weights_that_exceed_a_gpu_say_so() -> None:
     )
 
 
-def test_a_number_of_gpus_that_cannot_share_the_model_says_why() -> None:
+def test_an_impossible_number_of_gpus_names_the_rule() -> None:
     assert refusal("llama3.1:70b", "h100", num_gpus=3) == (
         "meta-llama/Meta-Llama-3.1-70B-Instruct does not fit: 3 GPUs cannot share it (tp_size 3 must divide the 64 "
         "heads; pp_size 3 must divide the 80 layers); what would fit: --gpus 4 (4 x H100, TP4)"
@@ -237,13 +237,13 @@ def test_a_number_of_gpus_that_cannot_share_the_model_says_why() -> None:
     )
 
 
-def test_a_step_that_is_too_large_says_which_is_not() -> None:
+def test_a_step_that_is_too_large_names_a_smaller_one() -> None:
     message = refusal("llama3.1:8b", "h100", num_gpus=1, max_batch_size=100_000, max_seq_len=4096)
     assert "what would fit: --max-batch-size 8192 (1 x H100, TP1)" in message
     assert planned("llama3.1:8b", "h100", num_gpus=1, max_batch_size=8192, max_seq_len=4096)
 
 
-def test_a_model_that_fits_nowhere_says_so() -> None:
+def test_a_model_without_a_fitting_gpu_is_refused() -> None:
     entry = CATALOG.find("llama3.1:405b")
     huge = replace(entry, architecture=replace(entry.architecture, intermediate_size=8 * 53248 * 64), presets={})
     with pytest.raises(DoesNotFit, match="no GPU that is known here would do"):
@@ -257,7 +257,7 @@ def remedies(message: str) -> Iterator[dict[str, Any]]:
         yield dict(zip(words[::2], words[1::2], strict=True))
 
 
-def test_what_is_said_to_fit_does() -> None:
+def test_the_named_layouts_fit() -> None:
     num_checked = 0
     for entry, gpu_key, precision in CASES:
         for num_gpus in (1, 2, 3, 8, 9):

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from build_engines.catalog import Catalog
 from build_engines.gpus import GPUS
 from build_engines.planner.plan import plan
-from build_engines.planner.report import bar, picture, plan_lines, plan_object
+from build_engines.planner.report import bar, memory_bar, plan_lines, plan_object
 from build_engines.planner.sizing import Plan
 
 CATALOG = Catalog.load()
@@ -42,8 +42,8 @@ def test_a_bar_is_as_wide_as_it_should_be_and_true_to_a_letter(sizes: list[int],
 
 
 @pytest.mark.parametrize(("width", "expected"), [(40, 40), (80, 80), (100, 100), (300, 100), (5, 14)])
-def test_the_picture_is_as_wide_as_the_terminal_within_reason(width: int, expected: int) -> None:
-    line, *legend = picture(planned("llama3.1:8b", "h100").memory, width)
+def test_the_bar_is_as_wide_as_the_terminal_within_reason(width: int, expected: int) -> None:
+    line, *legend = memory_bar(planned("llama3.1:8b", "h100").memory, width)
     assert len(line) == expected
     assert legend[0].split("   ")[0].strip() == "# weights 16.1 GB"
     assert len(legend) == (1 if width > 80 else 5)
@@ -69,13 +69,13 @@ def test_the_text_shows_layout_arithmetic_limits_and_notes() -> None:
     assert total.split() == ["sum", f"{planned('llama3.1:70b', 'h100').memory.weights_bytes:,}"]
 
 
-def test_the_limit_of_a_step_is_said_where_it_is_what_limits() -> None:
+def test_the_limit_of_a_step_is_mentioned_if_it_limits() -> None:
     assert "128 sequences of 256 tokens at the same time, the limit of a step" in text(
         planned("llama3.2:1b", "h100", max_seq_len=256)
     )
 
 
-def test_stages_that_differ_are_said_to() -> None:
+def test_different_stages_are_mentioned() -> None:
     assert "(the fullest, where stages differ)" in text(planned("llama3.1:405b", "h100"))
     assert "(the fullest" not in text(planned("llama3.1:405b", "h200"))
 
@@ -91,11 +91,11 @@ def test_stages_that_differ_are_said_to() -> None:
         ("gemma2:9b", "h100", {}, "The chat template takes no system role"),
     ],
 )
-def test_notes_say_what_follows_from_the_layout(model: str, gpu_key: str, settings: dict, note: str) -> None:
+def test_notes_explain_the_layout(model: str, gpu_key: str, settings: dict, note: str) -> None:
     assert note in text(planned(model, gpu_key, **settings))
 
 
-def test_a_plan_without_anything_to_note_has_none() -> None:
+def test_a_plain_plan_has_no_notes() -> None:
     assert "Note" not in text(planned("Llama-3.1-Nemotron-70B-Instruct-HF", "h100")).replace("Note    The rep", "")
 
 

@@ -1,4 +1,4 @@
-"""The build command with the doubles of the tools: what it makes, and what it says when something is wrong."""
+"""The build command with the doubles of the tools: artifacts and errors."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def builder(tmp_path: Path) -> Builder:
 
 
 def assert_refused(builder: Builder, *extra: str, message: str, **environment: str) -> str:
-    """Check that a build fails with a line, leaving no artifact; return what it says."""
+    """Check that a build fails with a line, leaving no artifact; return its output."""
     result = builder.run(*extra, **environment)
     assert result.returncode == 1
     (line,) = (line for line in result.stderr.splitlines() if line.startswith("error: "))
@@ -33,7 +33,7 @@ def assert_refused(builder: Builder, *extra: str, message: str, **environment: s
     return result.stderr
 
 
-# --- what it makes ---------------------------------------------------------------------------------------------------
+# --- artifacts --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen", "gemma", "deepseek_v2"])
@@ -91,7 +91,7 @@ def test_the_pytorch_backend_needs_no_tools(builder: Builder) -> None:
     assert not (folder / "engine").exists()
 
 
-def test_verify_says_what_it_has_checked(builder: Builder) -> None:
+def test_verify_lists_its_checks(builder: Builder) -> None:
     builder.run()
     (folder,) = builder.artifacts()
     result = builder.command("verify", str(folder))
@@ -106,7 +106,7 @@ def test_verify_says_what_it_has_checked(builder: Builder) -> None:
     )
 
 
-def test_verify_says_what_is_wrong(builder: Builder) -> None:
+def test_verify_names_the_failed_check(builder: Builder) -> None:
     builder.run()
     (folder,) = builder.artifacts()
     engine = folder / "engine" / "rank1.engine"
@@ -122,7 +122,7 @@ def test_verify_says_what_is_wrong(builder: Builder) -> None:
     assert (rendered.returncode, rendered.stderr.startswith(f"error: {engine}: differs")) == (1, True)
 
 
-# --- what it refuses before anything runs ----------------------------------------------------------------------------
+# --- what it refuses before anything runs -----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -167,7 +167,7 @@ def here(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) ->
         (["--option", "block_reuse=yes"], "option block_reuse=yes: must be true or false"),
         (["--option", "kv_cache_dtype=fp8"], "option kv_cache_dtype=fp8: only with backend=pytorch"),
         (["--calibration-dataset", "x"], "--calibration-dataset: nothing is calibrated here"),
-        (["--backend", "pytorch", "--precision", "fp8"], "--precision fp8: the PyTorch backend takes a checkpoint as"),
+        (["--backend", "pytorch", "--precision", "fp8"], "--precision fp8: the PyTorch backend loads the checkpoint"),
         (["--backend", "pytorch", "--keep-work"], "--keep-work: nothing is compiled with --backend pytorch"),
         (["--backend", "pytorch", "--workers", "2"], "--workers: nothing is compiled with --backend pytorch"),
         (["--tensorrt-llm-examples", "none"], "must be a clone of TensorRT-LLM's repository at tag v1.2.1"),
@@ -175,7 +175,7 @@ def here(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) ->
         (["--alias", "tiny/llama"], "alias 'tiny/llama' of tiny/llama: model tiny/llama has the same name"),
     ],
 )
-def test_what_cannot_be_built_is_refused(builder: Builder, here: Here, extra: list[str], message: str) -> None:
+def test_an_impossible_build_is_refused(builder: Builder, here: Here, extra: list[str], message: str) -> None:
     here.assert_refused(builder, *extra, message=message)
 
 
@@ -186,10 +186,10 @@ def test_what_cannot_be_built_is_refused(builder: Builder, here: Here, extra: li
         (["--option", "tp_size=2"], "--option tp_size: follows from the build"),
         (["--adapter", "formal=none"], "none/adapter_config.json: no such file"),
         (["--alias", "tiny/llama"], "alias 'tiny/llama' of tiny/llama: model tiny/llama has the same name"),
-        (["--backend", "pytorch", "--precision", "fp8"], "--precision fp8: the PyTorch backend takes a checkpoint as"),
+        (["--backend", "pytorch", "--precision", "fp8"], "--precision fp8: the PyTorch backend loads the checkpoint"),
     ],
 )
-def test_what_cannot_be_built_is_not_downloaded(tmp_path: Path, here: Here, extra: list[str], message: str) -> None:
+def test_an_impossible_build_downloads_nothing(tmp_path: Path, here: Here, extra: list[str], message: str) -> None:
     def download(*_: object) -> None:
         raise AssertionError("a download was begun")
 
@@ -236,7 +236,7 @@ def test_a_checkpoint_of_another_model_is_refused(builder: Builder, here: Here) 
     here.assert_refused(builder, message="hidden_size=64: tiny/llama has 48: is this another model's checkpoint?")
 
 
-# --- what the tools do wrong -----------------------------------------------------------------------------------------
+# --- what the tools do wrong ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -248,15 +248,15 @@ def test_a_checkpoint_of_another_model_is_refused(builder: Builder, here: Here) 
         ("convert_checkpoint.py=disk_full", "checkpoint failed (exit status 1) after 0 s: the disk is full"),
         ("convert_checkpoint.py=gated", "a gated repository: accept its licence on the hub, and set HF_TOKEN"),
         ("convert_checkpoint.py=unknown", "checkpoint failed (exit status 1) after 0 s: see the end of its log"),
-        ("trtllm-build=empty", "engine: rank0.engine is empty, though trtllm-build ended well; its log: "),
+        ("trtllm-build=empty", "engine: rank0.engine is empty, although trtllm-build had exit status 0; its log: "),
     ],
 )
 def test_a_tool_that_fails_is_explained(builder: Builder, fault: str, message: str) -> None:
     said = assert_refused(builder, message=message, CONCH_DOUBLE_FAULT=fault)
     if "empty" not in fault:
-        assert f"whole log: {builder.work_dir}" in said
+        assert f"complete log: {builder.work_dir}" in said
     if "unknown" in fault:
-        assert "    RuntimeError: something that nobody has seen before" in said
+        assert "    RuntimeError: an unknown error" in said
     assert builder.run().returncode == 0
 
 

@@ -1,4 +1,4 @@
-"""What is checked of a machine before a build."""
+"""Checks of a machine before a build."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_a_disk_that_is_too_small_is_named(tmp_path: Path, monkeypatch: pytest.M
 
 
 @pytest.mark.usefixtures("plenty")
-def test_memory_that_is_too_small_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_little_memory_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checks, "available_ram_bytes", lambda: SHORT)
     with pytest.raises(BuildError, match=r"memory \(RAM\): 1\.0 GB are available, conversion takes about 26\.\d GB"):
         check_room(tmp_path, tmp_path, PLAN, ())
@@ -87,7 +87,7 @@ def test_a_local_version_is_the_same_release(version: str) -> None:
     assert check_version(replace(MACHINE, tensorrt_llm_version=version)) == version
 
 
-def test_the_machines_own_gpus_are_recognized() -> None:
+def test_the_gpus_of_the_machine_are_recognized() -> None:
     assert gpu_of(MACHINE) is GPUS["h100"]
     h200 = replace(MACHINE, gpu_names=("NVIDIA H200",) * 8, gpu_memory_bytes=143771 << 20)
     assert gpu_of(h200) is GPUS["h200"]

@@ -1,4 +1,4 @@
-"""Dry runs: every model on every GPU, on a machine without any."""
+"""Dry runs: every model on every GPU, on a machine without a GPU."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_two_nodes_are_explained(capsys: pytest.CaptureFixture[str]) -> None:
     )
 
 
-def test_a_layout_that_is_asked_for_is_built(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_requested_layout_is_built(capsys: pytest.CaptureFixture[str]) -> None:
     _, commands = dry_run(capsys, "llama3.1:8b", "--gpu", "h100", "--gpus", "4", "--tensor", "2")
     assert "--tp_size 2 --pp_size 2" in shlex.join(commands[0])
 
@@ -73,9 +73,7 @@ def test_the_pytorch_backend_has_no_commands(capsys: pytest.CaptureFixture[str])
         (["qwen2.5:7b", "--gpu", "h100", "--alias", "Qwen/Qwen2.5-7B-Instruct"], "has the same name"),
     ],
 )
-def test_what_cannot_be_planned_is_one_line(
-    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_impossible_plan_is_one_line(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["build", *arguments, "--runtime", "tensorrt_llm", "--dry-run"]) == 1
     captured = capsys.readouterr()
     assert message in captured.err
@@ -91,7 +89,7 @@ def test_what_cannot_be_planned_is_one_line(
     ],
 )
 @pytest.mark.parametrize("dry_run", [[], ["--dry-run"]])
-def test_a_model_that_the_pytorch_backend_lacks_is_refused_before_anything_is_fetched(
+def test_a_model_without_pytorch_support_is_refused_before_the_download(
     dry_run: list[str], model_id: str, class_name: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     """Such an artifact was made of hundreds of gigabytes, and did not load."""
@@ -103,6 +101,6 @@ def test_a_model_that_the_pytorch_backend_lacks_is_refused_before_anything_is_fe
 
 
 @pytest.mark.parametrize("flag", [["--dry-run"], ["--gpu", "h100"], ["--gpus", "2"], ["--keep-work"]])
-def test_another_runtime_takes_none_of_the_options(flag: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_another_runtime_refuses_the_options(flag: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["build", "demo", *flag]) == 1
     assert capsys.readouterr().err == f"error: {flag[0]}: goes with --runtime tensorrt_llm\n"

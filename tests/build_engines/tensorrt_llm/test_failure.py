@@ -1,4 +1,4 @@
-"""What usually makes the tools fail."""
+"""Usual causes of a tool's failure."""
 
 from __future__ import annotations
 

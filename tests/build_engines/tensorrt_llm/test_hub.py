@@ -50,7 +50,7 @@ def test_a_reference_names_a_repository_and_a_revision(text: str, repository: st
 
 
 @pytest.mark.parametrize("text", ["", "folder", "a/b/c", "a/b@", "/abs/path", "a/b@x@y"])
-def test_what_is_no_reference_is_refused(text: str) -> None:
+def test_a_malformed_reference_is_refused(text: str) -> None:
     with pytest.raises(BuildError, match="no such folder, nor of the form OWNER/NAME@REVISION"):
         HubReference.parse(text)
 
@@ -93,6 +93,6 @@ def test_what_the_hub_refuses_is_one_line(failure: Exception, message: str, tmp_
         HubReference("a/b", "main").download(tiny_entry("llama", tmp_path), FakeHub(tmp_path, failure))
 
 
-def test_a_folder_that_is_no_commits_is_refused(tmp_path: Path) -> None:
+def test_a_folder_without_a_commit_as_its_name_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BuildError, match="expected a folder named by its commit"):
         HubReference("a/b", "main").download(tiny_entry("llama", tmp_path), FakeHub(tmp_path / "main"))

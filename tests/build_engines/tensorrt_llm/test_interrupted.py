@@ -1,4 +1,4 @@
-"""Builds that are killed, stopped, or met by another one: in the end there is one whole artifact."""
+"""Builds that are killed, stopped or concurrent: in the end there is one complete artifact."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def gate(tmp_path: Path) -> Iterator[Gate]:
 
 
 def assert_one_artifact(builder: Builder) -> Path:
-    """Check that nothing is left but one artifact that is whole, and return it."""
+    """Check that only one complete artifact is left, and return it."""
     (folder,) = builder.artifacts()
     manifest = artifact.verify(folder)
     assert {"engine/config.json", "engine/rank0.engine", "engine/rank1.engine"} <= set(manifest.files)
@@ -45,7 +45,7 @@ def kill(process: subprocess.Popen[str]) -> None:
 
 
 def wait_for_line(process: subprocess.Popen[str], text: str) -> str:
-    """Read what a builder says until a line has the text."""
+    """Read a builder's output until a line has the text."""
     assert process.stderr is not None
     for line in process.stderr:
         if text in line:
@@ -61,7 +61,7 @@ def test_a_build_that_was_killed_in_a_tool_goes_on(builder: Builder, gate: Gate,
     assert not any(artifact.is_complete(folder) for folder in builder.artifacts())
     again = builder.run()
     assert again.returncode == 0, again.stderr
-    assert "which a killed build left" in again.stderr
+    assert "of a killed build" in again.stderr
     was_converted = program == "trtllm-build"
     assert ("convert_checkpoint.py" in again.stderr) != was_converted  # a finished step is not done again
     assert_one_artifact(builder)
@@ -94,7 +94,7 @@ def test_a_build_that_was_killed_between_tools_goes_on(builder: Builder, target:
     assert_one_artifact(builder)
 
 
-def test_a_second_builder_waits_and_takes_what_the_first_has_built(builder: Builder, gate: Gate) -> None:
+def test_a_second_builder_waits_for_the_artifact_of_the_first(builder: Builder, gate: Gate) -> None:
     first = builder.start(CONCH_DOUBLE_FAULT="trtllm-build=gate", CONCH_DOUBLE_GATE=str(gate.folder))
     gate.wait()
     second = builder.start()
@@ -125,15 +125,13 @@ def test_what_outlives_a_killed_builder_keeps_the_next_one_waiting(builder: Buil
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-def test_a_builder_that_is_asked_to_stop_ends_its_tool_and_cleans_up(
-    builder: Builder, gate: Gate, number: signal.Signals
-) -> None:
+def test_a_signal_ends_the_tool_and_cleans_up(builder: Builder, gate: Gate, number: signal.Signals) -> None:
     process = builder.start(CONCH_DOUBLE_FAULT="trtllm-build=gate", CONCH_DOUBLE_GATE=str(gate.folder))
     tool = gate.wait()
     process.send_signal(number)
     _, err = process.communicate()
     assert process.returncode == 128 + number
-    assert f"{number.name}: ending what runs" in err
+    assert f"{number.name}: ending the tools" in err
     assert "Traceback" not in err
     assert not is_running(tool)
     assert builder.artifacts() == []

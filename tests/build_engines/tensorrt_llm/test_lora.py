@@ -22,7 +22,7 @@ def adapter(folder: Path, *ends: str, rank: int = 4, **config: Any) -> Path:
     return write_adapter(folder, tensors_of(random_pairs(WEIGHTS, ends, rank)), r=rank, **config)
 
 
-def test_an_engine_takes_the_layers_and_the_largest_rank_of_its_adapters(tmp_path: Path) -> None:
+def test_an_engine_has_the_layers_and_the_largest_rank_of_its_adapters(tmp_path: Path) -> None:
     adapters = {
         "a": adapter(tmp_path / "a", "mlp.up_proj", "q_proj"),
         "b": adapter(tmp_path / "b", "q_proj", "o_proj", rank=8),
@@ -62,7 +62,7 @@ def tensor(module: str, side: str = "A", shape: tuple[int, ...] = (4, 48)) -> di
         ({}, "no tensors"),
     ],
 )
-def test_what_an_engine_cannot_take_is_refused(tensors: dict[str, Any], message: str, tmp_path: Path) -> None:
+def test_an_adapter_that_an_engine_cannot_run_is_refused(tensors: dict[str, Any], message: str, tmp_path: Path) -> None:
     folder = write_adapter(tmp_path / "a", tensors)
     with pytest.raises(UnsupportedAdapter, match=message):
         lora_limits({"a": folder}, tiny_entry("llama", tmp_path))
@@ -78,6 +78,6 @@ def test_a_file_that_is_cut_short_is_refused(tmp_path: Path) -> None:
         lora_limits({"a": folder}, tiny_entry("llama", tmp_path))
 
 
-def test_latent_attention_takes_no_adapter(tmp_path: Path) -> None:
+def test_adapters_of_latent_attention_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedAdapter, match="tiny/deepseek_v2: adapters of latent attention"):
         lora_limits({"a": tmp_path}, tiny_entry("deepseek_v2", tmp_path))

@@ -1,4 +1,4 @@
-"""Builds for several nodes: by one process, and by those of an MPI job."""
+"""Builds for several nodes: by one process, and by an MPI job."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def start_job(builder: Builder, size: int, job: str, fault: str = "") -> list[su
 
 
 def finished(processes: list[subprocess.Popen[str]]) -> list[tuple[int, str]]:
-    """Return the status of each process and what it said."""
+    """Return status and output of each process."""
     said = [process.communicate()[1] for process in processes]
     return [(process.returncode, text) for process, text in zip(processes, said, strict=True)]
 
@@ -39,7 +39,7 @@ def test_each_process_compiles_its_share_and_the_first_one_seals(tmp_path: Path)
         log = (builder.work_dir / name).read_text()
         assert [f"rank {rank} is built" in log for rank in range(4)] == [rank % 2 == process for rank in range(4)]
     assert "convert_checkpoint.py" in results[0][1]
-    assert "--workers 1" in (builder.state_dir / "work" / "mpi-job-1" / "order.json").read_text().replace('", "', " ")
+    assert "--workers 1" in (builder.state_dir / "work" / "mpi-job-1" / "command.json").read_text().replace('", "', " ")
     assert [status for status, _ in finished(start_job(builder, 2, "job.2"))] == [0, 0]  # nothing to do
     assert len(builder.artifacts()) == 1
 
@@ -88,7 +88,7 @@ def test_what_stops_the_first_process_stops_the_others(tmp_path: Path) -> None:
         ({"PMI_SIZE": "2", "PMI_RANK": "1", "CONCH_MPI_JOB": "a b"}, (1, 2, "mpi-a-b")),
     ],
 )
-def test_the_launcher_says_which_process_this_is(
+def test_the_launchers_environment_names_rank_and_size(
     environment: dict[str, str], expected: tuple[int, int, str] | None, tmp_path: Path
 ) -> None:
     job = MpiJob.of(environment, tmp_path)

@@ -1,4 +1,4 @@
-"""The commands of every model, held to the recorded contract."""
+"""The commands of every model, compared with the recorded contract."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ LORA = LoraLimits(max_rank=16, modules=("attn_q", "attn_dense"))
 
 
 def recipes() -> Iterator[Recipe]:
-    """Yield every model on every GPU in every precision, as far as it fits."""
+    """Yield every model on every GPU in every precision, if it fits."""
     for entry in CATALOG:
         for gpu in GPUS.values():
             for precision in entry.precisions:
@@ -77,7 +77,7 @@ def check_recorded(step: Step) -> None:
     assert given >= {flag for flag, entry in CLI[step.program].items() if entry.get("required")}
 
 
-def test_every_model_is_among_them() -> None:
+def test_the_recipes_have_every_model_and_gpu() -> None:
     assert {recipe.plan.entry.model_id for recipe in RECIPES} == {entry.model_id for entry in CATALOG}
     assert {recipe.plan.gpu.key for recipe in RECIPES} == set(GPUS)
     assert len(CATALOG) == 14
@@ -128,7 +128,7 @@ def test_fp8_is_measured_on_sample_texts_and_uses_no_gemm_plugin() -> None:
     assert "--gemm_plugin" not in engine.command
 
 
-def test_a_checkpoint_in_metas_own_fp8_is_only_converted() -> None:
+def test_a_checkpoint_in_metas_fp8_is_only_converted() -> None:
     recipe = recipe_of("llama3.1:405b", precision="fp8", source_format=SourceFormat.FP8_ROWWISE)
     converted, engine = steps(recipe)
     assert converted.program == "examples/models/core/llama/convert_checkpoint.py"
@@ -138,7 +138,7 @@ def test_a_checkpoint_in_metas_own_fp8_is_only_converted() -> None:
 
 
 @pytest.mark.parametrize(("name", "precision"), [("qwen2.5:72b", "fp8"), ("llama3.1:8b", "bf16")])
-def test_another_fp8_than_asked_for_is_refused(name: str, precision: str) -> None:
+def test_fp8_of_another_kind_is_refused(name: str, precision: str) -> None:
     with pytest.raises(BuildError, match="quant_method=fbgemm_fp8: goes with --precision fp8 and models of the llama"):
         recipe_of(name, precision=precision, source_format=SourceFormat.FP8_ROWWISE)
 
@@ -152,12 +152,12 @@ def test_gemma_has_tensor_parallelism_only() -> None:
     assert "4096" in engine.command
 
 
-def test_deepseek_has_plugins_of_its_own_type() -> None:
+def test_deepseek_has_plugins_of_its_type() -> None:
     _, engine = steps(recipe_of("DeepSeek-V2.5"))
     assert "--gpt_attention_plugin bfloat16 --gemm_plugin bfloat16" in engine.text
 
 
-def test_mythomax_keeps_its_own_numbers() -> None:
+def test_mythomax_keeps_its_number_format() -> None:
     recipe = recipe_of("MythoMax-L2-13b")
     assert recipe.plan.precision is Precision.F16
     assert "--dtype float16" in steps(recipe)[0].text

@@ -25,7 +25,7 @@ def edit(folder: Path, name: str = "config.json", **changes: Any) -> None:
     (folder / name).write_text(json.dumps(json.loads((folder / name).read_text()) | changes))
 
 
-def test_a_whole_checkpoint_is_taken(folder: Path, tmp_path: Path) -> None:
+def test_a_complete_checkpoint_is_accepted(folder: Path, tmp_path: Path) -> None:
     (folder / "README.md").touch()
     (folder / "modeling.py").touch()
     source = Source.load(folder, tiny_entry("llama", tmp_path))
@@ -42,7 +42,7 @@ def test_a_whole_checkpoint_is_taken(folder: Path, tmp_path: Path) -> None:
     }
 
 
-def test_a_checkpoint_in_one_file_is_taken(tmp_path: Path) -> None:
+def test_a_checkpoint_in_one_file_is_accepted(tmp_path: Path) -> None:
     folder = write_tiny_checkpoint(tmp_path / "checkpoint", num_shards=1)
     assert "model.safetensors" in Source.load(folder, tiny_entry("llama", tmp_path)).files()
 
@@ -54,7 +54,7 @@ def test_a_file_that_is_cut_short_is_named(size_bytes: int, folder: Path, tmp_pa
         Source.load(folder, tiny_entry("llama", tmp_path))
 
 
-def test_a_tensor_that_is_not_where_the_index_says_is_named(folder: Path, tmp_path: Path) -> None:
+def test_a_tensor_that_contradicts_the_index_is_named(folder: Path, tmp_path: Path) -> None:
     index = json.loads((folder / "model.safetensors.index.json").read_text())["weight_map"]
     name = "model-00002-of-00002.safetensors"
     edit(folder, "model.safetensors.index.json", weight_map=index | {"lm_head.bias": name})
@@ -93,7 +93,7 @@ def test_key_value_heads_that_are_there_twice_are_seen(tmp_path: Path) -> None:
     assert Source.load(folder, entry).has_duplicated_kv_heads
 
 
-def test_metas_own_fp8_is_seen_and_other_quantizations_are_refused(folder: Path, tmp_path: Path) -> None:
+def test_metas_fp8_is_recognized_and_other_quantizations_are_refused(folder: Path, tmp_path: Path) -> None:
     entry = tiny_entry("llama", tmp_path)
     edit(folder, quantization_config={"quant_method": "fbgemm_fp8"})
     assert Source.load(folder, entry).format is SourceFormat.FP8_ROWWISE

@@ -1,4 +1,4 @@
-"""What an artifact for TensorRT-LLM is made of, with a fake in place of the tools."""
+"""Artifacts for TensorRT-LLM, with a fake instead of the tools."""
 
 from __future__ import annotations
 
@@ -41,15 +41,15 @@ MACHINE = Machine(
 
 @dataclass
 class FakeTools:
-    """Writes what the steps expect."""
+    """Writes the expected files of the steps."""
 
     ran: list[str] = field(default_factory=list)
 
     def __call__(self, run: ToolRun) -> None:
-        self.ran.append(run.what)
-        suffix = "safetensors" if run.what == "checkpoint" else "engine"
+        self.ran.append(run.name)
+        suffix = "safetensors" if run.name == "checkpoint" else "engine"
         for name in ("config.json", f"rank0.{suffix}", f"rank1.{suffix}"):
-            (run.output / name).write_text(run.what)
+            (run.output / name).write_text(run.name)
 
 
 @pytest.fixture
@@ -91,7 +91,7 @@ def with_plan(spec: TensorRtLlmSpec, **changes: Any) -> TensorRtLlmSpec:
     return replace(spec, recipe=replace(spec.recipe, plan=replace(spec.plan, **changes)))
 
 
-def test_the_manifest_says_how_it_was_made(spec: TensorRtLlmSpec, tmp_path: Path) -> None:
+def test_the_manifest_records_the_build(spec: TensorRtLlmSpec, tmp_path: Path) -> None:
     folder = build(replace(spec, revision="c" * 40), tmp_path / "artifacts")
     manifest = artifact.verify(folder)
     assert manifest.options == {
@@ -122,8 +122,8 @@ def test_the_steps_leave_nothing_behind(spec: TensorRtLlmSpec, tmp_path: Path) -
     assert [path for path in (tmp_path / "work" / "tiny--llama").iterdir() if path.is_dir()] == []
 
 
-def test_cleaning_up_waits_for_nobody(spec: TensorRtLlmSpec, tmp_path: Path) -> None:
-    """The next build of the model took the lock as soon as the engine was there, and held it for hours."""
+def test_cleaning_up_does_not_wait(spec: TensorRtLlmSpec, tmp_path: Path) -> None:
+    """The next build of the model took the lock as soon as the engine was there, and kept it for hours."""
     folder = tmp_path / "work" / "tiny--llama"
     folder.mkdir(parents=True)
     with locked(lock_path(folder), "builds with other limits"):
@@ -149,7 +149,7 @@ def test_cleaning_up_waits_for_nobody(spec: TensorRtLlmSpec, tmp_path: Path) -> 
         lambda spec: replace(spec, backend=Backend.PYTORCH),
     ],
 )
-def test_what_makes_an_engine_another_one_is_in_the_key(change: Any, spec: TensorRtLlmSpec, tmp_path: Path) -> None:
+def test_changes_of_the_engine_change_the_key(change: Any, spec: TensorRtLlmSpec, tmp_path: Path) -> None:
     assert key(change(spec), tmp_path) != key(spec, tmp_path)
 
 
@@ -219,7 +219,7 @@ def test_other_adapters_of_the_same_shape_need_no_other_engine(spec: TensorRtLlm
         ({"tool_call_format": "xml"}, "--tool-call-format xml: expected one of"),
     ],
 )
-def test_a_spec_that_makes_no_sense_is_refused(changes: dict[str, Any], message: str, spec: TensorRtLlmSpec) -> None:
+def test_a_contradictory_spec_is_refused(changes: dict[str, Any], message: str, spec: TensorRtLlmSpec) -> None:
     with pytest.raises(BuildError, match=message):
         replace(spec, **changes)
 
@@ -230,7 +230,7 @@ def test_a_checkpoint_in_metas_fp8_is_for_engines(spec: TensorRtLlmSpec) -> None
         replace(spec, recipe=recipe, backend=Backend.PYTORCH)
 
 
-def test_options_of_the_runtime_are_the_users_where_the_build_decides_nothing() -> None:
+def test_options_that_do_not_follow_from_the_build_are_the_users() -> None:
     options = {"kv_cache_fraction": "0.5", "prompt_logprobs": "true", "guided_decoding": "xgrammar"}
     assert checked_options(options, Backend.ENGINE) == options
     assert checked_options({"kv_cache_dtype": "fp8"}, Backend.PYTORCH) == {"kv_cache_dtype": "fp8"}

@@ -21,7 +21,7 @@ def run(tmp_path: Path) -> ToolRun:
     """A tool that does nothing yet."""
     (tmp_path / "output").mkdir()
     return ToolRun(
-        what="engine",
+        name="engine",
         command=["true"],
         folder=tmp_path,
         log=tmp_path / "engine.log",
@@ -45,7 +45,7 @@ def test_a_failure_shows_the_end_of_the_log(run: ToolRun) -> None:
     lines = str(caught.value).splitlines()
     assert lines[0] == "engine failed (exit status 3) after 0 s: see the end of its log"
     assert lines[1:-1] == [f"    {number}" for number in range(80, 100)]
-    assert lines[-1] == f"whole log: {run.log}"
+    assert lines[-1] == f"complete log: {run.log}"
 
 
 def test_a_missing_tool_is_named(run: ToolRun) -> None:
@@ -53,8 +53,10 @@ def test_a_missing_tool_is_named(run: ToolRun) -> None:
         run_tool(replace(run, command=["no-such-tool"]))
 
 
-def test_what_a_check_raises_ends_the_tool_and_its_children(run: ToolRun, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tool, "_LOOK_PERIOD_S", 0.01)
+def test_an_exception_of_the_check_ends_the_tool_and_its_children(
+    run: ToolRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tool, "_POLL_S", 0.01)
     pipe = run.folder / "pids"
     os.mkfifo(pipe)
     reader, pids = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK), list[int]()
@@ -76,8 +78,8 @@ def test_what_a_check_raises_ends_the_tool_and_its_children(run: ToolRun, monkey
     os.close(reader)
 
 
-def test_growth_is_looked_at_while_the_tool_runs(run: ToolRun, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tool, "_LOOK_PERIOD_S", 0.01)
+def test_progress_is_polled_while_the_tool_runs(run: ToolRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tool, "_POLL_S", 0.01)
     (run.output / "rank0.engine").write_bytes(b"12345")
     os.mkfifo(run.folder / "go")
     seen: list[tuple[int, str]] = []

@@ -197,7 +197,7 @@ class Fault:
         if self.name == "gate":
             self._wait_at_gate()
         elif self.name == "orphan":
-            if os.fork() == 0:  # a worker, which nobody ends when this process is killed
+            if os.fork() == 0:  # a worker, which outlives this process when it is killed
                 os.setsid()
                 self._wait_at_gate()
                 os._exit(0)
@@ -219,5 +219,5 @@ _LAST_WORDS = {
     "disk_full": "OSError: [Errno 28] No space left on device",
     "gated": "huggingface_hub.errors.GatedRepoError: 401 Client Error. Cannot access gated repo",
     "architecture": "RuntimeError: CUDA error: no kernel image is available for execution on the device",
-    "unknown": "RuntimeError: something that nobody has seen before",
+    "unknown": "RuntimeError: an unknown error",
 }

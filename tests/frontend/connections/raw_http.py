@@ -54,7 +54,7 @@ def post(path: str, body: Mapping[str, Any], *headers: str) -> bytes:
 
 
 def answers_in(received: bytes) -> list[RawAnswer]:
-    """Split what came over one connection into its answers, none of which may be chunked."""
+    """Split the bytes of a connection into answers without chunked encoding."""
     answers = []
     while received:
         head, separator, received = received.partition(b"\r\n\r\n")
@@ -70,7 +70,7 @@ def answers_in(received: bytes) -> list[RawAnswer]:
 
 
 def narrow_connection(port: int) -> socket.socket:
-    """Connect with the smallest buffer for what comes back; nothing is read of it."""
+    """Connect with the smallest receive buffer, and read nothing."""
     client = socket.socket()
     client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
     client.connect(("127.0.0.1", port))

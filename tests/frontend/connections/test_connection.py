@@ -1,4 +1,4 @@
-"""Connections over real sockets: what is slow, what is too much, and what is no HTTP."""
+"""Connections over real sockets: slow ones, long ones, and malformed requests."""
 
 from __future__ import annotations
 
@@ -23,16 +23,18 @@ async def is_closed(reader: asyncio.StreamReader) -> bool:
     return await asyncio.wait_for(reader.read(), DEADLINE_S) == b""
 
 
-async def test_a_head_that_dribbles_in_is_answered_with_408(serve: Serve) -> None:
-    http = await serve(FakeTriton(), header_timeout_s=0.05)
+async def test_a_head_that_dribbles_in_is_answered_with_408(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("frontend.connections.connection.HEADER_TIMEOUT_S", 0.05)
+    http = await serve(FakeTriton())
     for head in (b"GET", GET, GET + b"X: y"):
         (answer,) = await exchange(port_of(http), head)
         assert (answer.status, answer.error["code"]) == (408, "request_timeout")
         assert answer.headers["connection"] == "close"
 
 
-async def test_the_head_of_a_later_request_has_the_same_deadline(serve: Serve) -> None:
-    http = await serve(FakeTriton(), header_timeout_s=0.05)
+async def test_the_head_of_a_later_request_has_the_same_deadline(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("frontend.connections.connection.HEADER_TIMEOUT_S", 0.05)
+    http = await serve(FakeTriton())
     reader, writer = await asyncio.open_connection("127.0.0.1", port_of(http))
     writer.write(GET + b"\r\n")
     assert b"200 OK" in await reader.readline()
@@ -42,23 +44,26 @@ async def test_the_head_of_a_later_request_has_the_same_deadline(serve: Serve) -
     writer.close()
 
 
-async def test_a_connection_that_says_nothing_is_closed_without_a_word(serve: Serve) -> None:
-    http = await serve(FakeTriton(), header_timeout_s=0.05)
+async def test_a_silent_connection_is_closed_without_an_answer(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("frontend.connections.connection.HEADER_TIMEOUT_S", 0.05)
+    http = await serve(FakeTriton())
     reader, writer = await asyncio.open_connection("127.0.0.1", port_of(http))
     assert await is_closed(reader)
     writer.close()
 
 
-async def test_an_idle_connection_is_closed_after_its_time(serve: Serve) -> None:
-    http = await serve(FakeTriton(), keepalive_timeout_s=0.05)
+async def test_an_idle_connection_is_closed_after_its_time(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("frontend.connections.runner.KEEPALIVE_TIMEOUT_S", 0.05)
+    http = await serve(FakeTriton())
     (answer,) = await exchange(port_of(http), GET + b"\r\n")
     assert answer.status == 200
     assert "connection" not in answer.headers
 
 
-async def test_a_body_that_dribbles_in_is_answered_with_408(serve: Serve) -> None:
+async def test_a_body_that_dribbles_in_is_answered_with_408(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("frontend.handlers.bodies.BODY_TIMEOUT_S", 0.05)
     triton = FakeTriton(chunks("x"))
-    http = await serve(triton, body_timeout_s=0.05)
+    http = await serve(triton)
     (answer,) = await exchange(port_of(http), post("/v1/completions", COMPLETION)[:-1])
     assert (answer.status, answer.error["code"]) == (408, "request_timeout")
     assert not triton.requests
@@ -78,11 +83,10 @@ async def test_pipelined_requests_are_answered_in_order(serve: Serve) -> None:
 
 
 async def test_a_url_that_is_too_long_is_414(serve: Serve) -> None:
-    for is_same in (True, False):
-        http = await serve(FakeTriton(), max_url_bytes=1000, max_header_bytes=1000 if is_same else 2000)
-        (answer,) = await exchange(port_of(http), b"GET /" + b"a" * 1100 + b" HTTP/1.1\r\nHost: localhost\r\n\r\n")
-        assert (answer.status, answer.error["code"]) == (414, "url_too_long")
-        assert "1000 bytes" in answer.error["message"]
+    http = await serve(FakeTriton())
+    (answer,) = await exchange(port_of(http), b"GET /" + b"a" * 10_000 + b" HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    assert (answer.status, answer.error["code"]) == (414, "url_too_long")
+    assert "8192 bytes" in answer.error["message"]
 
 
 @pytest.mark.parametrize(
@@ -90,14 +94,14 @@ async def test_a_url_that_is_too_long_is_414(serve: Serve) -> None:
     [b"X: " + b"a" * 2**20 + b"\r\n", b"a" * 2**20 + b": b\r\n", b"X: y\r\n" * 200, b"Cookie: " + b"a" * 20_000],
     ids=["a value of a megabyte", "a name of a megabyte", "two hundred", "no end"],
 )
-async def test_headers_that_are_too_much_are_431(serve: Serve, headers: bytes) -> None:
+async def test_long_or_many_headers_are_431(serve: Serve, headers: bytes) -> None:
     http = await serve(FakeTriton())
     (answer,) = await exchange(port_of(http), GET + headers + b"\r\n")
     assert (answer.status, answer.error["code"]) == (431, "headers_too_large")
     assert answer.headers["x-request-id"].startswith("req_")
 
 
-async def test_what_is_no_http_is_refused_without_an_echo(serve: Serve, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_malformed_request_is_refused_without_an_echo(serve: Serve, caplog: pytest.LogCaptureFixture) -> None:
     http = await serve(FakeTriton())
     for request in (
         b"secret\r\n\r\n",
@@ -118,9 +122,12 @@ def endless(num_open: int = 10_000) -> list[GenerationChunk]:
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_a_reader_that_stalls_is_cut_and_its_generation_left(serve: Serve, stream: bool) -> None:
+async def test_a_reader_that_stalls_is_cut_and_its_generation_ends(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch, stream: bool
+) -> None:
+    monkeypatch.setattr("frontend.connections.connection.STALLED_READER_S", 0.1)
     triton = FakeTriton(endless() if stream else chunks("x" * 20_000_000))
-    http = await serve(triton, stalled_reader_s=0.1)
+    http = await serve(triton)
     with narrow_connection(port_of(http)) as client:
         client.sendall(post("/v1/chat/completions", CHAT | {"stream": stream}))
         await asyncio.wait_for(triton.closed.wait(), DEADLINE_S)
@@ -135,8 +142,11 @@ def is_reset(client: socket.socket) -> bool:
     return any(events & select.POLLERR for _, events in poll.poll(DEADLINE_S * 1000))
 
 
-async def test_a_slow_reader_that_goes_on_reading_gets_everything(serve: Serve) -> None:
-    http = await serve(FakeTriton(chunks("x" * 3_000_000)), stalled_reader_s=0.2)
+async def test_a_slow_reader_that_goes_on_reading_gets_everything(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("frontend.connections.connection.STALLED_READER_S", 0.2)
+    http = await serve(FakeTriton(chunks("x" * 3_000_000)))
     with narrow_connection(port_of(http)) as client:
         client.setblocking(False)
         loop = asyncio.get_running_loop()

@@ -1,4 +1,4 @@
-"""Requests from which the tests of the limits start, and a clock that they move."""
+"""Requests for the tests of the limits, and a clock that the tests move."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from frontend.gateway.types import AdmissionRequest, RateLimits, Scope
 
 
 class Clock:
-    """Time that stands still until it is moved."""
+    """A clock that stands still until a test moves it."""
 
     def __init__(self) -> None:
         self.now_s = 100.0
@@ -23,11 +23,11 @@ def scope(key: str = "k", model: str = "", **limits: int) -> Scope:
 
 
 def counted(key: str = "k", num_tokens: int = 10, **limits: int) -> AdmissionRequest:
-    """Return a request that is only counted."""
+    """Return a request with limits that needs no admission."""
     return AdmissionRequest(key=key, scopes=(Scope(key, "", RateLimits(**limits)),), num_tokens=num_tokens)
 
 
 def generation(key: str = "k", **fields: Any) -> AdmissionRequest:
-    """Return a request that needs admission, and is not counted."""
-    given: dict[str, Any] = {"model": "m", "num_tokens": 10, "num_sequences": 1, "num_prompt_tokens": 5}
-    return AdmissionRequest(key=key, **given | fields)
+    """Return a request without limits that needs admission."""
+    defaults: dict[str, Any] = {"model": "m", "num_tokens": 10, "num_sequences": 1, "num_prompt_tokens": 5}
+    return AdmissionRequest(key=key, **defaults | fields)

@@ -31,16 +31,16 @@ class RedisServer:
             client.ping()
 
     def stop(self) -> None:
-        """End it, with everything it held."""
+        """End it. Its content is lost."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
             self._process = None
 
-    def run(self, ask: Callable[[redis.Redis], Any]) -> Any:
-        """Ask it something."""
+    def run(self, command: Callable[[redis.Redis], Any]) -> Any:
+        """Return the result of a command."""
         with redis.Redis.from_url(self.url) as client:
-            return ask(client)
+            return command(client)
 
 
 def _patient() -> redis.retry.Retry:

@@ -1,4 +1,4 @@
-"""Key files whose keys are known."""
+"""Key files for tests, with their keys in plain text."""
 
 from __future__ import annotations
 

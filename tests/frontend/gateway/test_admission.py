@@ -1,4 +1,4 @@
-"""The door of one model: bounds, order, refusals, and who leaves."""
+"""Admission to one model: bounds, order, refusals, cancelled requests, and the completion rate."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from frontend.errors import QueueFull
-from frontend.gateway.admission import Admission, Bounds
+from frontend.gateway.admission import Admission, Bounds, CompletionRate
 from frontend.gateway.policy import Policy
 from frontend.gateway.types import AdmissionRequest
 from frontend.protocol.priority import Priority
@@ -23,12 +23,12 @@ BOUNDS: dict[str, Any] = {
 }
 
 
-def door(**bounds: Any) -> Admission:
+def admission_of(**bounds: Any) -> Admission:
     return Admission(Bounds(**BOUNDS | bounds))
 
 
 async def settled() -> None:
-    """Let every task do what it can do now."""
+    """Run every task until it waits."""
     for _ in range(5):
         await asyncio.sleep(0)
 
@@ -39,8 +39,8 @@ async def waiting(admission: Admission, *requests: AdmissionRequest) -> list[asy
     return tasks
 
 
-async def test_beyond_the_bound_requests_wait_for_their_turn() -> None:
-    admission, request = door(), generation()
+async def test_requests_beyond_the_bound_wait_in_order() -> None:
+    admission, request = admission_of(), generation()
     tasks = await waiting(admission, *[request] * 4)
     assert [task.done() for task in tasks] == [True, True, False, False]
     admission.leave(request)
@@ -52,18 +52,18 @@ async def test_beyond_the_bound_requests_wait_for_their_turn() -> None:
 
 
 async def test_prompt_tokens_are_bounded_too() -> None:
-    admission = door(max_in_flight=9)
+    admission = admission_of(max_in_flight=9)
     tasks = await waiting(admission, generation(num_prompt_tokens=60), generation(num_prompt_tokens=60))
     assert [task.done() for task in tasks] == [True, False]
     admission.leave(generation(num_prompt_tokens=60))
     await tasks[1]
 
 
-async def test_what_exceeds_the_bounds_by_itself_runs_alone() -> None:
-    admission = door()
+async def test_a_request_larger_than_the_bounds_runs_alone() -> None:
+    admission = admission_of()
     huge, small = generation(num_sequences=9, num_prompt_tokens=1000), generation()
     tasks = await waiting(admission, small, huge, small)
-    assert [task.done() for task in tasks] == [True, False, False]  # nobody passes it
+    assert [task.done() for task in tasks] == [True, False, False]  # the small request does not pass the huge one
     admission.leave(small)
     await settled()
     assert [task.done() for task in tasks] == [True, True, False]
@@ -72,14 +72,14 @@ async def test_what_exceeds_the_bounds_by_itself_runs_alone() -> None:
 
 
 async def test_by_default_a_model_gets_as_many_completions_as_its_replicas_decode_at_a_time() -> None:
-    admission = door(max_in_flight=0)
+    admission = admission_of(max_in_flight=0)
     tasks = await waiting(admission, *[generation(num_replicas=2, max_sequences=3)] * 7)
     assert [task.done() for task in tasks] == [True] * 6 + [False]
     tasks[-1].cancel()
 
 
-async def test_a_burst_that_is_served_in_time_is_not_refused_however_few_places_there_are() -> None:
-    """As many waited as half of what is in flight: of 200 requests at once at 16 places 176 were refused."""
+async def test_a_burst_that_few_places_serve_in_time_is_not_refused() -> None:
+    """The queue had half as many places as the model: of 200 requests at once at 16 places, 176 were refused."""
     clock = Clock()
     admission = Admission(Policy(Settings()).bounds("m"), clock)
     burst = generation(max_sequences=16)
@@ -96,20 +96,20 @@ async def test_a_burst_that_is_served_in_time_is_not_refused_however_few_places_
     await asyncio.gather(*tasks)
 
 
-async def test_one_large_request_in_flight_leaves_place_in_the_queue_for_others() -> None:
-    """The queue held half as many requests as were in flight, which was one."""
-    admission = door()
+async def test_one_large_request_in_flight_leaves_room_in_the_queue() -> None:
+    """The size of the queue was half the number of requests in flight, which was one."""
+    admission = admission_of()
     tasks = await waiting(admission, generation(num_sequences=2), *[generation()] * 9)
     assert (admission.num_requests, admission.num_queued) == (1, 9)
     for task in tasks:
         task.cancel()
 
 
-async def test_beyond_the_queue_a_request_is_refused_at_once_and_told_when_to_come_back(
+async def test_a_full_queue_refuses_at_once_with_a_time_to_come_back(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("frontend.gateway.admission._MAX_QUEUED", 3)
-    admission = door()
+    admission = admission_of()
     tasks = await waiting(admission, *[generation()] * 5)
     with pytest.raises(QueueFull) as caught:
         await admission.enter(generation())
@@ -120,9 +120,9 @@ async def test_beyond_the_queue_a_request_is_refused_at_once_and_told_when_to_co
         task.cancel()
 
 
-async def test_a_queue_that_is_full_for_the_flood_has_place_for_another_key(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_queue_that_one_key_fills_has_room_for_another_key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("frontend.gateway.admission._MAX_QUEUED", 3)
-    admission = door()
+    admission = admission_of()
     tasks = await waiting(admission, *[generation("flood")] * 5)
     [other] = await waiting(admission, generation("other"))
     with pytest.raises(QueueFull):
@@ -134,8 +134,8 @@ async def test_a_queue_that_is_full_for_the_flood_has_place_for_another_key(monk
         task.cancel()
 
 
-async def test_each_replica_that_is_ready_brings_places_and_nobody_is_sent_away_when_one_goes() -> None:
-    admission, request = door(), generation(num_replicas=2)
+async def test_each_ready_replica_adds_places_and_a_lost_one_ends_no_request() -> None:
+    admission, request = admission_of(), generation(num_replicas=2)
     tasks = await waiting(admission, *[request] * 5)
     assert [task.done() for task in tasks] == [True, True, True, True, False]
     [late] = await waiting(admission, generation(num_replicas=1))
@@ -149,23 +149,23 @@ async def test_each_replica_that_is_ready_brings_places_and_nobody_is_sent_away_
     assert waiter.done() and comer.done()
 
 
-async def test_nobody_waits_longer_than_the_maximum() -> None:
+async def test_no_request_waits_longer_than_the_maximum() -> None:
     bounds = Bounds(**BOUNDS | {"max_in_flight": 1, "max_queue_wait_s": 0.001})
-    admission = Admission(bounds, Clock())  # by a real clock, the wait that is expected may be too long already
+    admission = Admission(bounds, Clock())  # with a real clock, the expected wait may be too long
     await admission.enter(generation())
     with pytest.raises(QueueFull, match=r"0\.001 s"):
         await admission.enter(generation())
     assert admission.num_queued == 0
 
 
-async def test_who_is_expected_to_wait_too_long_is_refused_at_once() -> None:
+async def test_a_request_with_a_long_expected_wait_is_refused_at_once() -> None:
     clock = Clock()
     admission = Admission(Bounds(**BOUNDS | {"max_in_flight": 1, "max_queue_wait_s": 10.0}), clock)
     first, second = await waiting(admission, generation(), generation())
     await first
     clock.now_s += 4
     admission.leave(generation())
-    await second  # one in four seconds
+    await second  # the rate is one completion in four seconds
     [third] = await waiting(admission, generation())
     with pytest.raises(QueueFull, match=r"about 8\.0 s") as caught:
         await admission.enter(generation())
@@ -173,12 +173,12 @@ async def test_who_is_expected_to_wait_too_long_is_refused_at_once() -> None:
     third.cancel()
 
 
-async def test_what_is_expected_follows_the_model_though_nobody_waits() -> None:
-    """It was learnt only while somebody waited, and a slow time kept everybody from waiting ever after."""
+async def test_the_expected_wait_follows_the_model_also_with_an_empty_queue() -> None:
+    """The rate was updated only while requests waited, and after a slow time every request was refused."""
     clock = Clock()
     admission = Admission(Bounds(**BOUNDS | {"max_in_flight": 1, "max_queue_wait_s": 10.0}), clock)
     await admission.enter(generation())
-    clock.now_s += 6  # and nothing has ended
+    clock.now_s += 6  # no completion has ended
     with pytest.raises(QueueFull, match=r"about 6\.0 s"):
         await admission.enter(generation())
     admission.leave(generation())
@@ -191,8 +191,8 @@ async def test_what_is_expected_follows_the_model_though_nobody_waits() -> None:
     waiter.cancel()
 
 
-async def test_who_hangs_up_while_waiting_leaves_at_once_and_lets_the_next_in() -> None:
-    admission = door()
+async def test_a_cancelled_request_leaves_the_queue_and_admits_the_next() -> None:
+    admission = admission_of()
     large = generation(num_sequences=2)
     running, blocked, small = await waiting(admission, generation(), large, generation("other", num_tokens=11))
     assert running.done() and not small.done()
@@ -202,10 +202,10 @@ async def test_who_hangs_up_while_waiting_leaves_at_once_and_lets_the_next_in() 
     assert (admission.num_queued, admission.num_sequences) == (0, 2)
 
 
-async def test_who_hangs_up_in_the_moment_of_its_turn_holds_nothing() -> None:
-    admission = door(max_in_flight=1)
+async def test_a_request_that_is_cancelled_when_it_is_admitted_holds_nothing() -> None:
+    admission = admission_of(max_in_flight=1)
     running, next_one = await waiting(admission, generation(), generation())
-    admission.leave(generation())  # its turn has come, and it does not know yet
+    admission.leave(generation())  # the next request is admitted, but its task has not run
     next_one.cancel()
     await settled()
     assert next_one.cancelled() and running.done()
@@ -213,7 +213,7 @@ async def test_who_hangs_up_in_the_moment_of_its_turn_holds_nothing() -> None:
 
 
 async def test_a_key_that_floods_gets_no_more_than_its_share() -> None:
-    admission = door()
+    admission = Admission(Bounds(**BOUNDS), Clock())
     served: Counter[str] = Counter()
 
     async def one(key: str) -> None:
@@ -228,13 +228,13 @@ async def test_a_key_that_floods_gets_no_more_than_its_share() -> None:
     done = asyncio.Event()
     tasks = [asyncio.create_task(one(key)) for key in ["flood"] * 300 + ["quiet"] * 40]
     await done.wait()
-    assert served["quiet"] >= 28  # of 60; the flood was first in line for its places
+    assert served["quiet"] >= 28  # of 60; the flood came first and has all places
     await asyncio.gather(*tasks)
     assert (served["quiet"], served["flood"], admission.num_requests) == (40, 300, 0)
 
 
 async def test_urgent_requests_go_first() -> None:
-    admission = door(max_in_flight=1)
+    admission = admission_of(max_in_flight=1)
     first, normal, urgent = await waiting(
         admission, generation("a"), generation("b"), generation("c", priority=Priority.HIGH)
     )
@@ -242,3 +242,47 @@ async def test_urgent_requests_go_first() -> None:
     await urgent
     assert first.done() and not normal.done()
     normal.cancel()
+
+
+def test_a_steady_rate_is_known_from_the_first_seconds_on() -> None:
+    rate = CompletionRate()
+    rate.advance(0.0, is_full=True)
+    for number in range(1, 21):
+        rate.advance(number * 0.1, is_full=True)
+        rate.end(1)
+    assert rate.wait_s(10, 1) == pytest.approx(1.0, rel=0.2)
+
+
+def test_time_in_which_the_model_is_not_full_does_not_count() -> None:
+    rate = CompletionRate()
+    rate.advance(0.0, is_full=True)
+    for number in range(1, 11):
+        rate.advance(number * 0.1, is_full=True)
+        rate.end(1)
+    before = rate.wait_s(10, 1)
+    rate.advance(1.0, is_full=False)
+    rate.advance(1000.0, is_full=True)
+    assert rate.wait_s(10, 1) == before
+
+
+def test_while_nothing_ends_the_wait_grows() -> None:
+    rate = CompletionRate()
+    rate.advance(0.0, is_full=True)
+    assert rate.wait_s(1, 1) == 0.0
+    rate.advance(1.0, is_full=True)
+    assert rate.wait_s(1, 1) == 1.0
+    rate.end(1)
+    known = rate.wait_s(1, 1)
+    rate.advance(3.0, is_full=True)
+    assert rate.wait_s(1, 1) > known
+
+
+def test_a_burst_is_not_judged_before_a_completion_could_end() -> None:
+    """Without a completion one was assumed to end: of 200 requests at 16 places the last were refused after 0.1 s."""
+    rate = CompletionRate()
+    rate.advance(0.0, is_full=True)
+    rate.advance(0.1, is_full=True)
+    assert rate.wait_s(200, 16) == pytest.approx(200 * 0.1 / 16)
+    rate.advance(20.0, is_full=True)
+    rate.end(1)
+    assert rate.wait_s(200, 16) > 1000  # after 20 s the low rate is certain

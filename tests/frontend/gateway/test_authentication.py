@@ -1,4 +1,4 @@
-"""Who is let in, and to what: the real application over a fake Triton."""
+"""API keys and their rights: the real application over a fake Triton."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ async def test_the_scheme_is_read_in_any_case(http: aiohttp.ClientSession, key_f
     "header",
     ["{}", "Basic {}", "Bearer", "Bearer ", "Bearer{}", "Bearer {} x", "Bearer x {}", "Token {}", "Bearer none"],
 )
-async def test_anything_else_is_no_key(http: aiohttp.ClientSession, key_file: KeyFile, header: str) -> None:
+async def test_other_headers_are_refused(http: aiohttp.ClientSession, key_file: KeyFile, header: str) -> None:
     headers = {"Authorization": header.format(key_file.texts["all"])}
     response = await http.get("/v1/models", headers=headers)
     assert response.status == 401
@@ -128,7 +128,7 @@ async def test_the_key_may_come_as_x_api_key(http: aiohttp.ClientSession, key_fi
         ("alias", ["gpt-4o"]),
     ],
 )
-async def test_a_key_sees_and_uses_its_models_and_no_others(
+async def test_a_key_sees_and_uses_only_its_models(
     http: aiohttp.ClientSession, triton: FakeTriton, key_file: KeyFile, name: str, visible: list[str]
 ) -> None:
     headers = key_file.headers(name)
@@ -149,7 +149,7 @@ async def test_a_key_sees_and_uses_its_models_and_no_others(
                 assert (error["type"], error["param"]) == ("permission_error", "model")
 
 
-async def test_a_key_does_not_learn_what_else_there_is(http: aiohttp.ClientSession, key_file: KeyFile) -> None:
+async def test_a_key_cannot_find_out_about_other_models(http: aiohttp.ClientSession, key_file: KeyFile) -> None:
     answers = []
     for model in ("third", "nothing"):
         response = await http.post(
@@ -188,7 +188,7 @@ async def test_the_public_port_has_no_admin_routes(http: aiohttp.ClientSession, 
         assert (await http.get(path, headers=key_file.headers("admin"))).status == 404
 
 
-async def test_neither_log_nor_answer_has_a_key(
+async def test_logs_and_responses_contain_no_key(
     http: aiohttp.ClientSession, key_file: KeyFile, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
@@ -199,7 +199,7 @@ async def test_neither_log_nor_answer_has_a_key(
     assert key not in caplog.text
 
 
-async def test_without_a_key_file_any_key_will_do(serve: Serve, triton: FakeTriton) -> None:
+async def test_without_a_key_file_every_key_is_accepted(serve: Serve, triton: FakeTriton) -> None:
     http = await serve(triton)
     assert (await http.get("/v1/models", headers={"Authorization": "Bearer none"})).status == 200
     assert (await http.get("/v1/models")).status == 200

@@ -1,4 +1,4 @@
-"""Web pages of other origins: who may read answers, and how a browser asks."""
+"""Web pages of other origins: preflights, allowed pages and refused ones."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ PREFLIGHT = {
 
 
 @pytest.mark.parametrize(("origins", "answer"), [((PAGE,), PAGE), (("https://b.example", PAGE), PAGE), (("*",), "*")])
-async def test_an_allowed_page_may_ask_and_read(serve: Serve, origins: tuple[str, ...], answer: str) -> None:
+async def test_an_allowed_page_may_send_requests_and_read_responses(
+    serve: Serve, origins: tuple[str, ...], answer: str
+) -> None:
     http = await serve(FakeTriton(chunks("x")), cors_origins=origins)
     preflight = await http.options("/v1/completions", headers=PREFLIGHT)
     assert preflight.status == 204
@@ -40,7 +42,7 @@ async def test_an_allowed_page_may_ask_and_read(serve: Serve, origins: tuple[str
 
 
 @pytest.mark.parametrize("origin", ["https://b.example", "https://a.example.evil", "http://a.example", "null", ""])
-async def test_another_page_is_refused_and_told_nothing(serve: Serve, origin: str) -> None:
+async def test_another_page_is_refused_and_reads_nothing(serve: Serve, origin: str) -> None:
     http = await serve(triton := FakeTriton(chunks("x")), cors_origins=(PAGE,))
     preflight = await http.options("/v1/completions", headers=PREFLIGHT | {"Origin": origin})
     response = await http.post("/v1/completions", json=COMPLETION, headers={"Origin": origin})
@@ -49,7 +51,7 @@ async def test_another_page_is_refused_and_told_nothing(serve: Serve, origin: st
         assert not any(name.startswith("Access-Control") for name in answer.headers)
 
 
-async def test_without_the_setting_there_is_none_of_it(serve: Serve) -> None:
+async def test_without_the_setting_every_page_is_refused(serve: Serve) -> None:
     http = await serve(triton := FakeTriton(chunks("x")))
     assert (await http.options("/v1/completions", headers=PREFLIGHT)).status == 403
     response = await http.post("/v1/completions", json=COMPLETION, headers={"Origin": PAGE})
@@ -58,7 +60,7 @@ async def test_without_the_setting_there_is_none_of_it(serve: Serve) -> None:
     assert not any(name.startswith("Access-Control") for name in response.headers)
 
 
-async def test_a_page_that_the_server_itself_shows_may_ask(serve: Serve) -> None:
+async def test_a_page_of_the_server_itself_may_send_requests(serve: Serve) -> None:
     http = await serve(FakeTriton(chunks("x")))
     own = f"http://127.0.0.1:{port_of(http)}"
     assert (await http.post("/v1/completions", json=COMPLETION, headers={"Origin": own})).status == 200
@@ -75,9 +77,9 @@ async def test_with_api_keys_a_page_is_admitted_by_its_key(serve: Serve, tmp_pat
 
 @pytest.mark.parametrize("host", ["evil.example", "evil.example:8000", "localhost.evil.example", "127.0.0.1.evil", ""])
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/models", "/metrics", "/openapi.json", "/v1/nothing"])
-async def test_a_name_that_was_made_to_resolve_to_loopback_is_refused(serve: Serve, host: str, path: str) -> None:
+async def test_a_foreign_name_that_resolves_to_loopback_is_refused(serve: Serve, host: str, path: str) -> None:
     http = await serve(triton := FakeTriton(chunks("x")))
-    headers = {"Host": host, "Origin": f"http://{host}"}  # the browser takes the page for the server's own
+    headers = {"Host": host, "Origin": f"http://{host}"}  # for the browser, the page is the server's own
     response = await (
         http.post(path, json=COMPLETION, headers=headers) if "comp" in path else http.get(path, headers=headers)
     )
@@ -89,15 +91,15 @@ async def test_a_name_that_was_made_to_resolve_to_loopback_is_refused(serve: Ser
     ("host", "settings"),
     [
         ("localhost", {}),
-        ("LocalHost:9000", {}),  # through a tunnel, which has another port
+        ("LocalHost:9000", {}),  # a tunnel has another port
         ("127.0.0.2", {}),
         ("[::1]:8000", {}),
         ("llm.example.com", {"allow_hosts": ("LLM.example.com",)}),
         ("llm.example.com:443", {"allow_hosts": ("llm.example.com",)}),
         ("anything", {"allow_hosts": ("*",)}),
-        ("anything", {"host": "0.0.0.0", "allow_anonymous": True}),  # of a pod: its names are the cluster's
+        ("anything", {"host": "0.0.0.0", "allow_anonymous": True}),  # a pod has names of the cluster
     ],
 )
-async def test_names_of_loopback_and_of_a_proxy_are_answered(serve: Serve, host: str, settings: dict[str, Any]) -> None:
+async def test_names_of_loopback_and_of_a_proxy_are_accepted(serve: Serve, host: str, settings: dict[str, Any]) -> None:
     http = await serve(FakeTriton(chunks("x")), **settings)
     assert (await http.post("/v1/completions", json=COMPLETION, headers={"Host": host})).status == 200

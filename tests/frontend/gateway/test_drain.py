@@ -1,4 +1,4 @@
-"""The end of a server's life, over HTTP: who is under way finishes, who comes is sent elsewhere."""
+"""The drain of a server, over HTTP: requests in flight finish, new ones are refused."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ async def served(serve: Serve, triton: FakeTriton) -> tuple[aiohttp.ClientSessio
     return http, apps[0][DRAIN]
 
 
-async def test_a_drain_refuses_what_comes_and_says_so_in_the_health(serve: Serve) -> None:
+async def test_a_drain_refuses_new_requests_and_shows_in_the_health(serve: Serve) -> None:
     http, drain = await served(serve, FakeTriton(chunks("x")))
     assert (await http.post("/v1/completions", json=COMPLETION)).status == 200
     drain.begin()
@@ -43,7 +43,7 @@ async def test_a_drain_refuses_what_comes_and_says_so_in_the_health(serve: Serve
     assert (live.status, live.headers["Connection"]) == (200, "close")
 
 
-async def test_a_stream_that_is_under_way_is_finished(serve: Serve) -> None:
+async def test_a_stream_in_flight_is_finished(serve: Serve) -> None:
     gate = asyncio.Event()
     triton = FakeTriton([GenerationChunk(text="a"), gate, *chunks("b")])
     http, drain = await served(serve, triton)
@@ -72,11 +72,11 @@ async def test_a_stream_that_takes_too_long_ends_with_an_error(serve: Serve, is_
     assert json.loads(events[-3].removeprefix("data: "))["error"]["code"] == "draining"
 
 
-async def test_a_drain_of_nothing_ends_at_once_and_tells_the_others_once() -> None:
-    told: list[str] = []
-    drain = Drain(lambda: told.append("drain"))
+async def test_a_drain_without_requests_ends_at_once_and_notifies_the_others_once() -> None:
+    calls: list[str] = []
+    drain = Drain(lambda: calls.append("drain"))
     await asyncio.wait_for(drain.finish(60.0, asyncio.Event(), lambda error: 0), 10)
     drain.begin()
-    assert told == ["drain"]
+    assert calls == ["drain"]
     with pytest.raises(Draining), drain.request():
         pass

@@ -1,4 +1,4 @@
-"""Who is next: fairness between keys, over generated cases."""
+"""The order of waiting requests and the fairness between keys, over generated cases."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_a_key_that_came_later_does_not_wait_for_all_of_a_flood() -> None:
     others=st.lists(COSTS, min_size=30, max_size=30),
     num_served=st.integers(1, 30),
 )
-def test_two_keys_that_wait_get_the_same_but_for_one_request_each(
+def test_two_waiting_keys_get_equal_service_up_to_one_request_each(
     mine: list[int], others: list[int], num_served: int
 ) -> None:
     queue: FairQueue[tuple[str, int]] = FairQueue()
@@ -47,12 +47,12 @@ def test_two_keys_that_wait_get_the_same_but_for_one_request_each(
 
 
 @given(st.lists(st.tuples(st.sampled_from("abcd"), COSTS, st.sampled_from(Priority)), max_size=200))
-def test_nobody_starves_however_many_come_after(newcomers: list[tuple[str, int, Priority]]) -> None:
+def test_later_requests_cannot_starve_an_earlier_one(newcomers: list[tuple[str, int, Priority]]) -> None:
     queue: FairQueue[str] = FairQueue()
     push(queue, "flood", 100, Priority.HIGH)
     queue.pop()
     push(queue, "me", 100, Priority.LOW)
-    budget = 100 / WEIGHTS[Priority.LOW]  # of virtual time, after which everybody who comes is behind
+    budget = 100 / WEIGHTS[Priority.LOW]  # of virtual time; later requests come behind
     served: Counter[tuple[str, Priority]] = Counter()
     for key, cost, priority in newcomers:
         entry = queue.entry(f"{key}", (key, priority), cost)
@@ -65,7 +65,7 @@ def test_nobody_starves_however_many_come_after(newcomers: list[tuple[str, int, 
 
 
 @given(st.lists(COSTS, min_size=60, max_size=60))
-def test_a_higher_class_gets_its_weight_and_no_more(costs: list[int]) -> None:
+def test_a_higher_priority_gets_its_weight_and_no_more(costs: list[int]) -> None:
     queue: FairQueue[tuple[Priority, int]] = FairQueue()
     for priority in Priority:
         for cost in costs:
@@ -78,7 +78,7 @@ def test_a_higher_class_gets_its_weight_and_no_more(costs: list[int]) -> None:
     assert abs(high - normal) <= 100 / WEIGHTS[Priority.HIGH] + 100 / WEIGHTS[Priority.NORMAL]
 
 
-def test_an_urgent_request_passes_those_that_came_before_it() -> None:
+def test_an_urgent_request_passes_earlier_requests() -> None:
     queue: FairQueue[str] = FairQueue()
     for key in "abc":
         push(queue, key)
@@ -87,7 +87,7 @@ def test_an_urgent_request_passes_those_that_came_before_it() -> None:
     assert [queue.pop() for _ in range(5)] == ["urgent", "a", "b", "c", "patient"]
 
 
-def test_who_leaves_is_not_charged() -> None:
+def test_a_request_that_leaves_is_not_charged() -> None:
     queue: FairQueue[str] = FairQueue()
     push(queue, "other", 10)
     queue.remove(push(queue, "me", 1000))
@@ -96,7 +96,7 @@ def test_who_leaves_is_not_charged() -> None:
 
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), COSTS), min_size=1, max_size=50))
-def test_the_number_before_an_entry_is_when_its_turn_comes(items: list[tuple[str, int]]) -> None:
+def test_the_number_before_an_entry_is_its_position(items: list[tuple[str, int]]) -> None:
     queue: FairQueue[int] = FairQueue()
     for number, (key, cost) in enumerate(items[:-1]):
         queue.push(queue.entry(number, (key, Priority.NORMAL), cost))

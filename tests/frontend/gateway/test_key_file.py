@@ -1,7 +1,9 @@
-"""What a key file may say, and how it is written."""
+"""Keys, the content of a key file, and how it is written."""
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import json
 import stat
 import subprocess
@@ -18,6 +20,7 @@ from frontend.gateway.key_file import (
     dump_keys,
     editing,
     hash_of,
+    id_of,
     new_key,
     parse_keys,
     read_keys,
@@ -41,6 +44,20 @@ def parsed(*entries: Any) -> tuple[Key, ...]:
     return parse_keys(json.dumps({"keys": entries}).encode(), Path("keys.json"))
 
 
+def test_a_key_is_256_random_bits():
+    keys = [new_key() for _ in range(100)]
+    parts = [key.removeprefix(PREFIX) for key in keys]
+    assert all(len(base64.urlsafe_b64decode(f"{part}=")) == 32 for part in parts)
+    assert len({part[:8] for part in parts}) == len({part[-8:] for part in parts}) == len(keys)
+
+
+def test_a_key_file_keeps_the_sha256_and_logs_its_beginning():
+    key = new_key()
+    kept = hash_of(key)
+    assert kept == hashlib.sha256(key.encode()).hexdigest()
+    assert kept.startswith(id_of(kept)) and len(id_of(kept)) == 16
+
+
 def test_every_field_survives_being_written_and_read():
     keys = parsed(FULL, {"name": "bob", "sha256": "b" * 64})
     assert parse_keys(dump_keys(keys), Path("keys.json")) == keys
@@ -50,28 +67,27 @@ def test_every_field_survives_being_written_and_read():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"role": "root"}, "key 'alice': role='root': Input should be 'user' or 'admin'"),
-        ({"limits": {"max_concurrent": 0}}, "key 'alice': limits.max_concurrent=0: Input should be greater than or"),
-        (
-            {"limits": {"max_concurrent": "2"}},
-            "key 'alice': limits.max_concurrent='2': Input should be a valid integer",
-        ),
-        ({"limits": {"rpm": 1}}, "key 'alice': limits.rpm: unknown field"),
-        ({"models": "demo"}, "key 'alice': models='demo': Input should be a valid array"),
-        ({"models": ["a", " b"]}, "key 'alice': models[1]=' b': String should match pattern"),
-        ({"organizations": ["a b"]}, "key 'alice': organizations[0]='a b': String should match pattern"),
-        ({"expires_at": "2027-01-01T00:00:00"}, "key 'alice': expires_at='2027-01-01T00:00:00': Input should have"),
-        ({"expires_at": 1800000000}, "key 'alice': expires_at=1800000000: Input should be a valid datetime"),
-        ({"sha256": SHA.upper()}, "key 'alice': sha256: String should match pattern"),
-        ({"name": ""}, "key '': name: String should match pattern"),
-        ({"name": None}, "key number 1: name: Input should be a valid string"),
-        ({"role": None}, "key 'alice': role=null: Input should be"),
+        ({"role": "root"}, "Invalid enum value 'root' - at `$.keys[0].role`"),
+        ({"role": None}, "Expected `str`, got `null` - at `$.keys[0].role`"),
+        ({"limits": {"max_concurrent": 0}}, "Expected `int` >= 1 - at `$.keys[0].limits.max_concurrent`"),
+        ({"limits": {"max_concurrent": "2"}}, "Expected `int | null`, got `str` - at `$.keys[0].limits.max_con"),
+        ({"limits": {"rpm": 1}}, "Object contains unknown field `rpm` - at `$.keys[0].limits`"),
+        ({"models": "demo"}, "Expected `array`, got `str` - at `$.keys[0].models`"),
+        ({"models": ["a", " b"]}, "Expected `str` matching regex"),
+        ({"organizations": ["a b"]}, "Expected `str` matching regex"),
+        ({"expires_at": "2027-01-01T00:00:00"}, "Expected `datetime` with a timezone component - at `$.keys[0].exp"),
+        ({"expires_at": 1800000000}, "Expected `datetime | null`, got `int` - at `$.keys[0].expires_at`"),
+        ({"sha256": SHA.upper()}, "Expected `str` matching regex"),
+        ({"sha256": f"{SHA}\n"}, "Expected `str` matching regex"),
+        ({"name": ""}, "Expected `str` matching regex"),
+        ({"name": None}, "Expected `str`, got `null` - at `$.keys[0].name`"),
     ],
 )
-def test_a_broken_rule_is_told_with_file_key_field_value_and_rule(change: dict[str, Any], message: str):
+def test_a_broken_rule_is_reported_with_file_place_and_rule(change: dict[str, Any], message: str):
     with pytest.raises(KeyFileError) as refused:
         parsed(FULL | change)
     assert str(refused.value).startswith(f"keys.json: {message}")
+    assert f"`$.keys[0].{next(iter(change))}" in str(refused.value)
     assert "\n" not in str(refused.value)
 
 
@@ -82,31 +98,31 @@ def test_a_broken_rule_is_told_with_file_key_field_value_and_rule(change: dict[s
         (b"\xff", "keys.json: is not JSON in UTF-8"),
         (b'{"keys": [}', "keys.json: is not JSON in UTF-8 (line 1, column 11)"),
         (b"[" * 100_000, "keys.json: is not JSON in UTF-8"),
-        (b"[]", "keys.json: Input should be"),
-        (b"{}", "keys.json: keys: Field required"),
-        (b'{"keys": [7]}', "keys.json: key number 1: Input should be"),
-        (b'{"keys": [], "more": 1}', "keys.json: more: unknown field"),
+        (b"[]", "keys.json: Expected `object`, got `array`"),
+        (b"{}", "keys.json: Object missing required field `keys`"),
+        (b'{"keys": [7]}', "keys.json: Expected `object`, got `int` - at `$.keys[0]`"),
+        (b'{"keys": [], "more": 1}', "keys.json: Object contains unknown field `more`"),
         (
             b'{"keys": [{"name": "a", "role": "user", "role": "admin"}]}',
             "keys.json: an object has the field 'role' twice",
         ),
     ],
 )
-def test_what_is_no_key_file_is_refused(content: bytes, message: str):
+def test_other_content_is_refused(content: bytes, message: str):
     with pytest.raises(KeyFileError) as refused:
         parse_keys(content, Path("keys.json"))
     assert str(refused.value).startswith(message)
 
 
 def test_two_keys_of_one_name_or_one_hash_are_refused():
-    with pytest.raises(KeyFileError, match="key 'alice': name: another key has it"):
+    with pytest.raises(KeyFileError, match="key 'alice': name: another key has the same"):
         parsed(FULL, FULL | {"sha256": "b" * 64})
-    with pytest.raises(KeyFileError, match="key 'bob': sha256: it is that of key 'alice'"):
+    with pytest.raises(KeyFileError, match="key 'bob': sha256: another key has the same"):
         parsed(FULL, FULL | {"name": "bob"})
 
 
 @pytest.mark.parametrize("field", ["name", "sha256", "models", "organizations", "role", "key", "expires_at"])
-def test_a_key_in_the_wrong_place_does_not_come_back_in_the_message(field: str):
+def test_a_key_in_the_wrong_place_does_not_appear_in_the_message(field: str):
     text = new_key()
     with pytest.raises(KeyFileError) as refused:
         parsed(FULL | {field: [f" {text}"] if field in ("models", "organizations") else f"{text} "})
@@ -114,7 +130,7 @@ def test_a_key_in_the_wrong_place_does_not_come_back_in_the_message(field: str):
     assert PREFIX not in str(refused.value)
 
 
-def test_a_file_is_made_for_its_owner_only_and_replaced_whole(tmp_path: Path):
+def test_a_file_is_created_for_its_owner_and_replaced_whole(tmp_path: Path):
     path = tmp_path / "keys.json"
     with editing(path) as keys:
         keys.append(Key(name="a", sha256=hash_of("x")))
@@ -134,7 +150,7 @@ def test_a_link_stays_a_link(tmp_path: Path):
     assert [key.name for key in read_keys(tmp_path / "keys.json")] == ["a"]
 
 
-def test_a_folder_that_is_not_there_is_said(tmp_path: Path):
+def test_a_missing_folder_is_reported(tmp_path: Path):
     with pytest.raises(KeyFileError, match="cannot be written: No such file"), editing(tmp_path / "no" / "keys.json"):
         pass
 

@@ -1,4 +1,4 @@
-"""Which keys open the door, and when the file changes."""
+"""The API keys in force, also after the file changes."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ def names(ring: KeyRing, *texts: str) -> list[str]:
     return found
 
 
-def test_only_the_keys_of_the_file_open_the_door(tmp_path: Path) -> None:
+def test_only_the_keys_of_the_file_are_accepted(tmp_path: Path) -> None:
     ring = KeyRing(written(tmp_path / "k", alice=ALICE))
     near = [ALICE[:-1], ALICE + "x", ALICE.lower(), "", hash_of(ALICE), "ключ", "\udcff"]
     assert names(ring, ALICE, BOB, *near) == ["alice", *["-"] * (1 + len(near))]
 
 
-def test_a_hash_that_agrees_only_in_its_first_half_opens_nothing(tmp_path: Path) -> None:
+def test_a_hash_that_agrees_only_in_its_first_half_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "k"
     path.write_bytes(dump_keys([Key(name="alice", sha256=hash_of(ALICE)[:32] + "0" * 32)]))
     assert names(KeyRing(path), ALICE) == ["-"]
@@ -104,12 +104,12 @@ def test_a_bad_new_file_leaves_the_old_keys_and_is_logged_once(
     assert names(ring, ALICE, BOB) == ["-", "bob"]
 
 
-def test_a_file_without_keys_lets_nobody_in(tmp_path: Path) -> None:
+def test_a_file_without_keys_refuses_every_key(tmp_path: Path) -> None:
     assert names(KeyRing(written(tmp_path / "k")), ALICE) == ["-"]
 
 
 @pytest.mark.parametrize("content", [None, b"", b"{}"])
-def test_there_is_no_ring_of_a_bad_file(tmp_path: Path, content: bytes | None) -> None:
+def test_a_bad_file_makes_no_key_ring(tmp_path: Path, content: bytes | None) -> None:
     if content is not None:
         (tmp_path / "k").write_bytes(content)
     with pytest.raises(KeyFileError):
@@ -124,12 +124,12 @@ async def test_the_file_is_watched(tmp_path: Path) -> None:
     written(tmp_path / "new", bob=BOB)
     os.replace(tmp_path / "new", path)
     async with asyncio.timeout(30):
-        while names(ring, ALICE, BOB) != ["-", "bob"]:  # noqa: ASYNC110 - the ring tells nobody when it has read
+        while names(ring, ALICE, BOB) != ["-", "bob"]:  # noqa: ASYNC110 - the ring has no event for a reading
             await asyncio.sleep(0)
     watching.cancel()
 
 
-def test_no_key_is_in_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_log_contains_no_key(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
     ring = KeyRing(written(tmp_path / "k", alice=ALICE))
     names(ring, ALICE, BOB)

@@ -1,4 +1,4 @@
-"""Limits as clients see them: charged however a request ends, told in headers, refused with 429 or 503."""
+"""Limits over HTTP: charges at every end of a request, headers, refusals with 429 and 503."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from tests.frontend.bodies import CHAT, COMPLETION, PATHS
 from tests.frontend.conftest import Serve
 from tests.hostile.large import spaces
 
-NUM_USED = 12  # tokens of a completion of the fake's
-LIMIT = 1000  # tokens a minute
+NUM_USED = 12  # tokens of a completion of the fake Triton
+LIMIT = 1000  # tokens per minute
 PROMPT_BYTES = 300
 IMAGE = "data:image/png;base64," + "A" * 60_000
 
 
 def remaining(headers: Any) -> int:
-    """Return the tokens that are left."""
+    """Return the remaining tokens."""
     return int(headers["x-ratelimit-remaining-tokens"])
 
 
 async def left(http: Any) -> int:
-    """Return the tokens that are left of a minute's worth, asked with a request that uses none."""
+    """Return the tokens that the rate allows, by a request without tokens."""
     response = await http.post("/tokenize", json={"model": DEMO.id, "prompt": "a"})
     assert response.status == 200, await response.text()
     return remaining(response.headers)
@@ -37,7 +37,9 @@ async def left(http: Any) -> int:
 
 @pytest.mark.parametrize(("path", "body"), PATHS)
 @pytest.mark.parametrize("stream", [False, True])
-async def test_every_answer_says_what_is_left(serve: Serve, path: str, body: dict[str, Any], stream: bool) -> None:
+async def test_every_response_shows_the_remaining_requests_and_tokens(
+    serve: Serve, path: str, body: dict[str, Any], stream: bool
+) -> None:
     http = await serve(FakeTriton(chunks("x")), requests_per_minute=60, tokens_per_minute=60_000)
     response = await http.post(path, json=body | {"stream": stream, "max_tokens": 100})
     assert response.headers["x-ratelimit-limit-requests"] == "60"
@@ -48,14 +50,14 @@ async def test_every_answer_says_what_is_left(serve: Serve, path: str, body: dic
     assert 100 < 60_000 - remaining(response.headers) < 100 + num_bytes
 
 
-async def test_who_is_not_limited_gets_no_headers(serve: Serve) -> None:
+async def test_without_limits_there_are_no_headers(serve: Serve) -> None:
     http = await serve(FakeTriton(chunks("x")))
     response = await http.post("/v1/completions", json=COMPLETION)
     assert response.status == 200
     assert not [name for name in response.headers if name.lower().startswith("x-ratelimit")]
 
 
-async def test_beyond_the_rate_it_is_429_with_the_time_to_come_back(serve: Serve) -> None:
+async def test_a_request_beyond_the_rate_gets_429_with_a_time_to_come_back(serve: Serve) -> None:
     http = await serve(FakeTriton(chunks("x")), requests_per_minute=1)
     await http.post("/v1/completions", json=COMPLETION)
     response = await http.post("/v1/completions", json=COMPLETION)
@@ -68,7 +70,7 @@ async def test_beyond_the_rate_it_is_429_with_the_time_to_come_back(serve: Serve
     assert len(response.headers["x-request-id"]) > 10
 
 
-async def test_a_request_larger_than_its_limit_is_not_to_be_tried_again(serve: Serve) -> None:
+async def test_a_request_larger_than_its_limit_must_not_be_repeated(serve: Serve) -> None:
     triton = FakeTriton(chunks("x"))
     http = await serve(triton, tokens_per_minute=LIMIT)
     response = await http.post("/v1/completions", json=COMPLETION | {"max_tokens": 500, "n": 2})
@@ -80,12 +82,12 @@ async def test_a_request_larger_than_its_limit_is_not_to_be_tried_again(serve: S
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_request_that_comes_to_its_end_costs_what_the_engine_counted(serve: Serve, stream: bool) -> None:
+async def test_a_finished_request_costs_the_engines_count(serve: Serve, stream: bool) -> None:
     http = await serve(FakeTriton(chunks("x")), tokens_per_minute=LIMIT)
     response = await http.post("/v1/completions", json=COMPLETION | {"max_tokens": 500, "stream": stream, "n": 1})
     assert remaining(response.headers) < LIMIT - 500
     await response.read()
-    assert await left(http) in (LIMIT - NUM_USED, LIMIT - NUM_USED + 1)  # a token every 60 ms comes back
+    assert await left(http) in (LIMIT - NUM_USED, LIMIT - NUM_USED + 1)  # one token is refilled every 60 ms
 
 
 async def test_choices_of_one_prompt_pay_for_it_once(serve: Serve) -> None:
@@ -106,7 +108,7 @@ async def test_choices_of_one_prompt_pay_for_it_once(serve: Serve) -> None:
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a" * 60_000}]}, DEMO.context_window + 100),
     ],
 )
-async def test_what_a_prompt_costs_beforehand_is_its_text_alone_and_never_more_than_the_window(
+async def test_the_estimate_of_a_prompt_is_its_text_and_at_most_the_context_window(
     serve: Serve, path: str, body: dict[str, Any], num_tokens: int
 ) -> None:
     http = await serve(FakeTriton(chunks("x")), tokens_per_minute=1_000_000)
@@ -114,7 +116,7 @@ async def test_what_a_prompt_costs_beforehand_is_its_text_alone_and_never_more_t
     assert (response.status, 1_000_000 - remaining(response.headers)) == (200, num_tokens)
 
 
-async def test_white_space_takes_no_place_of_others(serve: Serve) -> None:
+async def test_white_space_takes_no_room_of_other_requests(serve: Serve) -> None:
     """Two such bodies were estimated at 6.7 million tokens of 4.2 million: the next requests were refused."""
     triton = FakeTriton([asyncio.Event()])
     http = await serve(triton)
@@ -145,7 +147,7 @@ async def test_a_stream_that_breaks_costs_its_prompt_and_its_text(serve: Serve) 
     assert PROMPT_BYTES / 3 + 30 <= LIMIT - await left(http) <= PROMPT_BYTES / 3 + 30 + 40  # and the rest of the body
 
 
-async def test_who_hangs_up_on_a_stream_pays_for_what_it_was_sent(serve: Serve) -> None:
+async def test_a_cancelled_stream_costs_its_prompt_and_its_text(serve: Serve) -> None:
     triton = FakeTriton([GenerationChunk(text="a" * 90), asyncio.Event()])
     http = await serve(triton, tokens_per_minute=LIMIT, max_concurrent=1)
     body = COMPLETION | {"prompt": "p" * PROMPT_BYTES, "stream": True, "max_tokens": 500}
@@ -156,7 +158,7 @@ async def test_who_hangs_up_on_a_stream_pays_for_what_it_was_sent(serve: Serve) 
     assert PROMPT_BYTES / 3 + 30 <= LIMIT - await left(http) <= PROMPT_BYTES / 3 + 30 + 40
 
 
-async def test_who_hangs_up_on_a_whole_answer_pays_for_all_it_asked_for(serve: Serve) -> None:
+async def test_a_cancelled_request_without_streaming_costs_its_estimate(serve: Serve) -> None:
     triton = FakeTriton([asyncio.Event()])
     http = await serve(triton, tokens_per_minute=LIMIT)
     request = asyncio.create_task(http.post("/v1/completions", json=COMPLETION | {"max_tokens": 500}))
@@ -166,7 +168,7 @@ async def test_who_hangs_up_on_a_whole_answer_pays_for_all_it_asked_for(serve: S
     assert await left(http) <= LIMIT - 500
 
 
-async def test_only_so_many_of_a_keys_requests_run_at_a_time_and_each_end_makes_place(serve: Serve) -> None:
+async def test_the_concurrency_of_a_key_is_limited_and_each_end_makes_room(serve: Serve) -> None:
     triton = FakeTriton([GenerationChunk(text="a"), asyncio.Event()])
     http = await serve(triton, max_concurrent=1)
     body = CHAT | {"stream": True}
@@ -180,7 +182,7 @@ async def test_only_so_many_of_a_keys_requests_run_at_a_time_and_each_end_makes_
         assert (await http.post("/v1/chat/completions", json=CHAT)).status == 200
 
 
-async def test_a_models_own_limit_is_for_each_key_and_that_model(serve: Serve) -> None:
+async def test_a_limit_of_a_model_holds_for_each_key(serve: Serve) -> None:
     http = await serve(FakeTriton(chunks("x")), model_limits=(f"{DEMO.id}:rpm=1",))
     assert (await http.post("/v1/completions", json=COMPLETION)).status == 200
     error = await error_of(await http.post("/v1/completions", json=COMPLETION))
@@ -196,7 +198,7 @@ async def test_tokenization_counts_as_a_request_without_tokens(serve: Serve) -> 
     assert (await http.post("/tokenize", json={"model": DEMO.id, "prompt": "a"})).status == 429
 
 
-async def test_a_full_model_is_503_and_tells_when_to_come_back(serve: Serve) -> None:
+async def test_a_full_model_gives_503_with_a_time_to_come_back(serve: Serve) -> None:
     triton = FakeTriton([asyncio.Event()])
     http = await serve(triton, max_in_flight=1, max_queue_wait_s=0.01, requests_per_minute=9)
     request = asyncio.create_task(http.post("/v1/completions", json=COMPLETION))
@@ -213,7 +215,7 @@ async def test_a_full_model_is_503_and_tells_when_to_come_back(serve: Serve) -> 
     assert (response.status, response.headers["x-ratelimit-remaining-requests"]) == (200, "7")  # 503 was not charged
 
 
-async def test_who_waits_and_hangs_up_never_reaches_the_engine(serve: Serve) -> None:
+async def test_a_request_that_is_cancelled_in_the_queue_never_reaches_the_engine(serve: Serve) -> None:
     triton = FakeTriton([asyncio.Event()])
     http = await serve(triton, max_in_flight=1)
     first = asyncio.create_task(http.post("/v1/completions", json=COMPLETION))
@@ -242,7 +244,7 @@ async def test_who_waits_and_hangs_up_never_reaches_the_engine(serve: Serve) -> 
     ],
 )
 @pytest.mark.parametrize(("path", "body"), PATHS)
-async def test_the_engine_is_told_how_urgent_it_is_and_the_answer_says_it_if_the_request_did(
+async def test_the_engine_gets_the_priority_and_the_response_repeats_an_explicit_one(
     serve: Serve, path: str, body: dict[str, Any], fields: dict[str, Any], tier: str | None, at_the_engine: int
 ) -> None:
     triton = FakeTriton(chunks("x"))
@@ -252,7 +254,7 @@ async def test_the_engine_is_told_how_urgent_it_is_and_the_answer_says_it_if_the
     assert [request.params.priority for request in triton.requests] == [at_the_engine]
 
 
-async def test_what_a_key_may_at_most_holds_at_the_engine_too(serve: Serve) -> None:
+async def test_the_highest_priority_of_a_key_holds_at_the_engine_too(serve: Serve) -> None:
     triton = FakeTriton(chunks("x"))
     http = await serve(triton, max_priority="low")
     assert (await http.post("/v1/completions", json=COMPLETION)).status == 200
@@ -260,14 +262,14 @@ async def test_what_a_key_may_at_most_holds_at_the_engine_too(serve: Serve) -> N
 
 
 @pytest.mark.parametrize("fields", [{"service_tier": "priority"}, {"priority": -1}])
-async def test_more_urgency_than_a_key_may_ask_for_is_refused(serve: Serve, fields: dict[str, Any]) -> None:
+async def test_a_priority_above_the_highest_of_a_key_is_refused(serve: Serve, fields: dict[str, Any]) -> None:
     http = await serve(FakeTriton(chunks("x")), max_priority="normal")
     error = await error_of(await http.post("/v1/completions", json=COMPLETION | fields))
     assert (error["status"], error["param"]) == (400, next(iter(fields)))
-    assert "normal priority at most" in error["message"]
+    assert "the highest priority of this key is normal" in error["message"]
 
 
-async def test_two_names_of_different_urgency_are_refused(serve: Serve) -> None:
+async def test_two_different_priorities_are_refused(serve: Serve) -> None:
     http = await serve(FakeTriton(chunks("x")))
     error = await error_of(
         await http.post("/v1/completions", json=COMPLETION | {"priority": 1, "service_tier": "priority"})
@@ -275,16 +277,16 @@ async def test_two_names_of_different_urgency_are_refused(serve: Serve) -> None:
     assert (error["status"], error["param"]) == (400, "priority")
 
 
-async def test_openais_client_raises_its_rate_limit_error_and_waits_as_told(serve: Serve) -> None:
+async def test_openais_client_raises_its_rate_limit_error_and_waits_for_retry_after(serve: Serve) -> None:
     triton = FakeTriton(chunks("x"))
-    http = await serve(triton, requests_per_minute=300)  # one comes back every 200 ms
+    http = await serve(triton, tokens_per_minute=60 * NUM_USED)  # a second refills the tokens of one completion
     base_url = f"{(await http.get('/health/live')).url.origin()}/v1"
     async with openai.AsyncOpenAI(base_url=base_url, api_key="none", max_retries=0) as client:
         with pytest.raises(openai.RateLimitError) as caught:
             for _ in range(2000):
-                await client.completions.create(model=DEMO.id, prompt="a")
-        assert caught.value.code == "requests"
+                await client.completions.create(model=DEMO.id, prompt="a", max_tokens=5)
+        assert caught.value.code == "tokens"
         assert caught.value.response.headers["retry-after-ms"]
         num_before = len(triton.requests)
-        await client.with_options(max_retries=1).completions.create(model=DEMO.id, prompt="a")
+        await client.with_options(max_retries=1).completions.create(model=DEMO.id, prompt="a", max_tokens=5)
         assert len(triton.requests) == num_before + 1

@@ -40,7 +40,7 @@ def test_a_body_of_too_many_values_is_refused_before_anything_is_built_of_it(
 @pytest.mark.parametrize(
     "text", [",:[{" * 300_000, "\\" * 30_001 + '"' + "," * 30_000, '\\"' + ":" * 30_000 + '\\\\"'], ids=range(3)
 )
-def test_what_stands_in_a_text_is_not_counted(text: str) -> None:
+def test_characters_inside_a_text_are_not_counted(text: str) -> None:
     request, _ = parse(CompletionRequest, json.dumps(COMPLETION | {"prompt": text}).encode(), Settings())
     assert request.prompt == [text]
 
@@ -49,7 +49,7 @@ def test_what_stands_in_a_text_is_not_counted(text: str) -> None:
     ("field", "limit"),
     [("[" + "1," * MAX_VALUES + "1]", MAX_VALUES), ("{" + '"a":1,' * MAX_NAMES + '"a":1}', MAX_NAMES)],
 )
-def test_what_follows_a_text_is_counted(field: str, limit: int) -> None:
+def test_characters_after_a_text_are_counted(field: str, limit: int) -> None:
     body = f'{{"model":"m","prompt":"\\\\\\"[","foo":{field}}}'
     with pytest.raises(InvalidJSON, match=f"at most {limit} are read"):
         parse(CompletionRequest, body.encode(), Settings())
@@ -60,6 +60,25 @@ def test_messages_are_counted_before_any_is_built(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(BaseModel, "__init__", lambda *_, **__: pytest.fail("it was built"))
     with pytest.raises(Exception, match="100000 messages are more than 4096"):
         parse(ChatCompletionRequest, json.dumps(body).encode(), Settings())
+
+
+@pytest.mark.parametrize(
+    ("path", "field", "value"),
+    [
+        ("/v1/completions", "prompt", "a" * (2048 * 256 + 1)),
+        ("/v1/chat/completions", "messages", [{"role": "user", "content": "a" * (2048 * 128 + 1)}] * 2),
+    ],
+)
+async def test_a_text_that_no_tokenizer_fits_into_the_window_is_refused_before_it_is_sent(
+    serve: Serve, path: str, field: str, value: Any
+) -> None:
+    triton = FakeTriton(chunks("x"))
+    http = await serve(triton)
+    error = await error_of(await http.post(path, json={"model": DEMO.id, field: value}))
+    assert (error["status"], error["param"], error["code"]) == (400, field, ContextLengthExceeded.code)
+    assert error["message"] == f"{field}: the prompt has at least 2049 tokens: the context window is 2048 tokens"
+    assert triton.requests == []
+    assert (await http.post("/v1/completions", json=COMPLETION | {"prompt": "a" * 2048 * 256})).status == 200
 
 
 @pytest.mark.parametrize("ids", [[1] * 2049, [[1], [1] * 2049]], ids=["a prompt", "one of two"])
@@ -88,28 +107,28 @@ async def test_a_large_body_is_read_off_the_event_loop(serve: Serve, monkeypatch
     assert threads == [True, False]
 
 
-async def test_a_large_body_waits_for_room_in_turn_and_none_is_lost() -> None:
+async def test_large_bodies_wait_for_memory_in_order_and_no_byte_of_it_is_lost() -> None:
     memory = LargeBodies(10)
-    await memory.take(6)
-    large_one = asyncio.create_task(memory.take(5))
-    small_one = asyncio.create_task(memory.take(1))
-    gone = asyncio.create_task(memory.take(1))
+    await memory.reserve(6)
+    large_one = asyncio.create_task(memory.reserve(5))
+    small_one = asyncio.create_task(memory.reserve(1))
+    gone = asyncio.create_task(memory.reserve(1))
     for _ in range(5):
         await asyncio.sleep(0)
     assert not (large_one.done() or small_one.done())
     gone.cancel()
-    memory.give_back(6)
+    memory.release(6)
     await asyncio.gather(large_one, small_one)
-    await memory.take(4)
+    await memory.reserve(4)
 
 
 async def test_a_body_for_which_there_is_no_room_in_time_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bodies, "_WAIT_S", 0.0)
     memory = LargeBodies(10)
-    await memory.take(6)
+    await memory.reserve(6)
     with pytest.raises(Overloaded, match="memory for large bodies is full"):
-        await memory.take(5)
-    await memory.take(4)
+        await memory.reserve(5)
+    await memory.reserve(4)
 
 
 @pytest.mark.parametrize("is_chunked", [False, True])

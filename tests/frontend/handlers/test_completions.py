@@ -19,37 +19,24 @@ from frontend.errors import (
 from model_repository.capabilities import Capability
 from model_repository.contract.output import GenerationChunk
 from model_repository.contract.request import GenerationRequest, TextPrompt
-from tests.fakes import FakeTriton, chunks, served_model
+from tests.fakes import DEMO, FakeTriton, chunks, served_model
 from tests.frontend.answers import error_of, events_of
 from tests.frontend.bodies import CHAT, COMPLETION, PATHS
 from tests.frontend.conftest import Serve
 
 
-async def test_a_stream_has_the_headers_that_proxies_need(serve: Serve) -> None:
-    http = await serve(FakeTriton(chunks("x")))
-    response = await http.post("/v1/completions", json=COMPLETION | {"stream": True})
-    assert response.headers["Content-Type"] == "text/event-stream"
-    assert response.headers["Cache-Control"] == "no-cache"
-    assert response.headers["X-Accel-Buffering"] == "no"
-
-
 async def test_a_chat_stream_is_role_text_usage_done(serve: Serve) -> None:
     http = await serve(FakeTriton(chunks("a", "é", "🙂")))
     body = CHAT | {"stream": True, "stream_options": {"include_usage": True}}
-    events = await events_of(await http.post("/v1/chat/completions", json=body))
+    response = await http.post("/v1/chat/completions", json=body)
+    assert response.headers["Content-Type"] == "text/event-stream"
+    assert (response.headers["Cache-Control"], response.headers["X-Accel-Buffering"]) == ("no-cache", "no")
+    events = await events_of(response)
     assert events[0]["choices"][0]["delta"] == {"role": "assistant", "content": ""}
     assert [event["choices"][0]["delta"]["content"] for event in events[1:-1]] == ["a", "é", "🙂"]
     assert [event["choices"][0]["finish_reason"] for event in events[:-1]] == [None, None, None, "stop"]
     assert events[-1]["choices"] == []
     assert events[-1]["usage"]["completion_tokens"] == 5
-
-
-async def test_the_defaults_of_max_tokens_are_the_endpoints_own(serve: Serve) -> None:
-    triton = FakeTriton(chunks("x"))
-    http = await serve(triton, chat_max_tokens=300)
-    await http.post("/v1/chat/completions", json=CHAT)
-    await http.post("/v1/completions", json=COMPLETION)
-    assert [request.params.max_tokens for request in triton.requests] == [300, 16]
 
 
 @pytest.mark.parametrize(("path", "body"), PATHS)
@@ -85,10 +72,11 @@ async def test_an_unexpected_exception_is_logged_and_kept_from_the_client(
     assert "secret" in caplog.text
 
 
-async def test_a_full_server_says_when_to_come_back(serve: Serve) -> None:
-    http = await serve(FakeTriton([Overloaded("full")]))
+@pytest.mark.parametrize("error", [Overloaded("full"), StageUnhealthy("org--demo__tokenizer")])
+async def test_a_full_or_broken_server_says_when_to_come_back(serve: Serve, error: Overloaded) -> None:
+    http = await serve(FakeTriton([error]))
     response = await http.post("/v1/completions", json=COMPLETION)
-    assert response.headers["Retry-After"] == "1"
+    assert (response.status, response.headers["Retry-After"]) == (503, "1")
     assert (await error_of(response))["type"] == "overloaded_error"
 
 
@@ -99,16 +87,6 @@ async def test_a_client_that_hangs_up_before_the_first_chunk_closes_the_generati
     request = asyncio.create_task(http.post("/v1/completions", json=COMPLETION | {"stream": stream}))
     await asyncio.wait_for(triton.started.wait(), 10)
     request.cancel()
-    await asyncio.wait_for(triton.closed.wait(), 10)
-
-
-async def test_a_client_that_hangs_up_in_the_middle_of_a_stream_closes_the_generation(serve: Serve) -> None:
-    triton = FakeTriton([GenerationChunk(text="a"), asyncio.Event()])
-    http = await serve(triton)
-    response = await http.post("/v1/chat/completions", json=CHAT | {"stream": True})
-    assert b"assistant" in await response.content.readline()
-    assert not triton.closed.is_set()
-    response.close()
     await asyncio.wait_for(triton.closed.wait(), 10)
 
 
@@ -130,11 +108,6 @@ async def test_triton_down_is_503_and_back_again_is_200(serve: Serve) -> None:
     assert (await http.post("/v1/completions", json=COMPLETION)).status == 200
 
 
-async def test_a_dead_stage_is_503(serve: Serve) -> None:
-    http = await serve(FakeTriton([StageUnhealthy("org--demo__tokenizer")]))
-    assert (await http.post("/v1/completions", json=COMPLETION)).status == 503
-
-
 def prompt_and_seed(request: GenerationRequest) -> list[GenerationChunk]:
     """Return a completion that says of which prompt it is and how it was drawn."""
     assert isinstance(request.prompt, TextPrompt)
@@ -146,20 +119,10 @@ async def test_several_prompts_are_several_generations_and_one_answer(serve: Ser
     http = await serve(triton)
     body = COMPLETION | {"prompt": ["p", "q"], "n": 2, "seed": 5}
     answer = await (await http.post("/v1/completions", json=body)).json()
-    assert [(choice["index"], choice["text"]) for choice in answer["choices"]] == [
-        (0, "p5"),
-        (1, "p6"),
-        (2, "q5"),
-        (3, "q6"),
-    ]
+    assert [choice["text"] for choice in answer["choices"]] == ["p5", "p6", "q5", "q6"]
     assert (answer["usage"]["prompt_tokens"], answer["usage"]["completion_tokens"]) == (14, 20)
     assert len({request.params.cancel_key for request in triton.requests}) == 4
-
-
-async def test_a_stream_of_several_prompts_says_whose_each_chunk_is(serve: Serve) -> None:
-    http = await serve(FakeTriton(prompt_and_seed))
-    body = COMPLETION | {"prompt": ["p", "q"], "n": 2, "seed": 5, "stream": True}
-    events = await events_of(await http.post("/v1/completions", json=body))
+    events = await events_of(await http.post("/v1/completions", json=body | {"stream": True}))
     texts = {event["choices"][0]["index"]: event["choices"][0]["text"] for event in events}
     assert texts == {0: "p5", 1: "p6", 2: "q5", 3: "q6"}
     assert [event["usage"] is None for event in events] == [True, True, True, False]
@@ -190,7 +153,7 @@ async def test_one_choice_that_fails_later_ends_the_stream_of_all(serve: Serve) 
     assert triton.num_open == 0
 
 
-async def test_a_fast_choice_is_sent_while_a_slow_one_is_thinking(serve: Serve) -> None:
+async def test_a_fast_choice_is_sent_before_a_slow_one_begins(serve: Serve) -> None:
     gate = asyncio.Event()
     http = await serve(
         FakeTriton(lambda request: [gate, *chunks("x")] if request.params.sampling.seed == 5 else chunks("x"))
@@ -207,14 +170,20 @@ async def test_a_fast_choice_is_sent_while_a_slow_one_is_thinking(serve: Serve) 
     assert sent == [(0, role, None), (1, role, None), (1, {"content": "x"}, "stop"), (0, {"content": "x"}, "stop")]
 
 
-async def test_a_client_that_hangs_up_closes_every_choice(serve: Serve) -> None:
+@pytest.mark.parametrize("n", [1, 3])
+async def test_a_client_that_hangs_up_in_a_stream_closes_every_choice(serve: Serve, n: int) -> None:
     triton = FakeTriton(lambda request: [GenerationChunk(text="a"), asyncio.Event()])
     http = await serve(triton)
-    response = await http.post("/v1/chat/completions", json=CHAT | {"stream": True, "n": 3})
-    await response.content.readline()
-    assert triton.num_open == 3
+    response = await http.post("/v1/chat/completions", json=CHAT | {"stream": True, "n": n})
+    assert b"assistant" in await response.content.readline()
+    assert (triton.num_open, triton.closed.is_set()) == (n, False)
     response.close()
     await asyncio.wait_for(triton.closed.wait(), 10)
+
+
+def allow_four_choices(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("handlers.completions", "protocol.completion"):
+        monkeypatch.setattr(f"frontend.{module}.MAX_CHOICES", 4)
 
 
 @pytest.mark.parametrize(
@@ -228,13 +197,16 @@ async def test_a_client_that_hangs_up_closes_every_choice(serve: Serve) -> None:
     ],
 )
 async def test_too_many_choices_are_refused_before_any_work(
-    serve: Serve, path: str, body: dict[str, Any], param: str
+    serve: Serve, monkeypatch: pytest.MonkeyPatch, path: str, body: dict[str, Any], param: str
 ) -> None:
+    allow_four_choices(monkeypatch)
     triton = FakeTriton(chunks("x"))
-    http = await serve(triton, max_choices=4)
+    http = await serve(triton)
     error = await error_of(await http.post(path, json=body))
     assert (error["status"], error["param"]) == (400, param)
     assert (triton.requests, triton.detokenized) == ([], [])
+    answer = await http.post("/v1/completions", json=COMPLETION | {"prompt": ["a", "b"], "n": 2})
+    assert len((await answer.json())["choices"]) == 4
 
 
 async def test_a_large_body_for_many_choices_is_refused(serve: Serve) -> None:
@@ -262,13 +234,7 @@ async def test_each_prompt_of_a_list_is_checked_before_its_stream_begins(serve: 
     assert triton.requests == []
 
 
-async def test_as_many_choices_as_are_allowed(serve: Serve) -> None:
-    http = await serve(FakeTriton(chunks("x")), max_choices=4)
-    answer = await http.post("/v1/completions", json=COMPLETION | {"prompt": ["a", "b"], "n": 2})
-    assert len((await answer.json())["choices"]) == 4
-
-
-async def test_the_lengths_of_token_prompts_are_asked_for_where_offsets_count_from_them(serve: Serve) -> None:
+async def test_token_prompts_are_measured_only_for_the_offsets_of_log_probabilities(serve: Serve) -> None:
     triton = FakeTriton(chunks("x"))
     http = await serve(triton)
     for fields in ({"prompt": [[1, 2], [3]]}, {"prompt": [1], "logprobs": 1, "echo": True}, {"prompt": "a"}):
@@ -292,18 +258,18 @@ async def test_a_model_answers_by_each_of_its_names(serve: Serve, path: str, bod
 
 async def test_a_models_own_defaults_win_over_the_settings(serve: Serve) -> None:
     model = served_model(defaults={"chat_max_tokens": 5, "completion_max_tokens": None})
-    triton = FakeTriton(chunks("x"), models=[model])
-    http = await serve(triton, chat_max_tokens=300)
-    await http.post("/v1/chat/completions", json=CHAT)
-    await http.post("/v1/completions", json=COMPLETION)
-    assert [request.params.max_tokens for request in triton.requests] == [5, 2048]
+    for models, expected in (([model], [5, 2048]), ([DEMO], [300, 16])):
+        triton = FakeTriton(chunks("x"), models=models)
+        http = await serve(triton, chat_max_tokens=300)
+        await http.post("/v1/chat/completions", json=CHAT)
+        await http.post("/v1/completions", json=COMPLETION)
+        assert [request.params.max_tokens for request in triton.requests] == expected
 
 
-async def test_the_default_model_answers_those_who_name_none(serve: Serve) -> None:
+async def test_the_default_model_answers_requests_without_a_model(serve: Serve) -> None:
     http = await serve(FakeTriton(chunks("x")), default_model="org/demo")
-    for body in ({"prompt": "hi"}, {"prompt": "hi", "model": None}):
-        answer = await (await http.post("/v1/completions", json=body)).json()
-        assert answer["model"] == "org/demo"
+    answer = await (await http.post("/v1/completions", json={"prompt": "hi"})).json()
+    assert answer["model"] == "org/demo"
 
 
 async def test_a_refused_image_url_is_never_fetched(serve: Serve) -> None:
@@ -314,14 +280,6 @@ async def test_a_refused_image_url_is_never_fetched(serve: Serve) -> None:
     error = await error_of(await http.post("/v1/chat/completions", json=body))
     assert (error["status"], error["code"]) == (400, "unsupported_value")
     assert error["param"] == "messages[0].content[0].image_url.url"
-
-
-async def test_text_that_a_parser_holds_back_makes_no_empty_event(serve: Serve) -> None:
-    http = await serve(FakeTriton([GenerationChunk(text=text) for text in ("Hi", " <to", "ol_")] + chunks("kit>")))
-    tools = [{"type": "function", "function": {"name": "f"}}]
-    response = await http.post("/v1/chat/completions", json=CHAT | {"tools": tools, "stream": True})
-    deltas = [event["choices"][0]["delta"] for event in await events_of(response)]
-    assert deltas == [{"role": "assistant", "content": ""}, {"content": "Hi"}, {"content": " <tool_kit>"}]
 
 
 @pytest.mark.parametrize(("path", "body"), PATHS)

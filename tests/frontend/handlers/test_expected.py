@@ -20,7 +20,7 @@ TOKENIZE = {"model": DEMO.id, "prompt": "hi"}
 
 
 def away() -> FakeTriton:
-    """Return a Triton that is not there."""
+    """Return a Triton that does not answer."""
     triton = FakeTriton(chunks("x"), models=[])
     triton.snapshot_error = triton.stats_error = TritonUnreachable()
     return triton
@@ -33,7 +33,7 @@ async def statuses(http: aiohttp.ClientSession, keys: KeyFile, *names: str) -> l
 
 
 async def shed(http: aiohttp.ClientSession, model: str = DEMO.id) -> list[str]:
-    """Return how often a model was refused because nothing serves it, as the metrics say it."""
+    """Return the metric of requests for a model that were refused while nothing serves it."""
     lines = (await (await http.get("/metrics")).text()).splitlines()
     return [line.split()[-1] for line in lines if line.startswith("conch_shed_total{") and _is_about(line, model)]
 
@@ -46,7 +46,7 @@ def _is_about(line: str, model: str) -> bool:
 @pytest.mark.parametrize(
     ("path", "body"), [("/v1/chat/completions", CHAT), ("/v1/completions", COMPLETION), ("/tokenize", TOKENIZE)]
 )
-async def test_it_is_not_ready_and_the_client_is_told_to_come_back(
+async def test_it_is_not_ready_and_the_answer_says_when_to_come_back(
     serve: Serve, path: str, body: dict[str, object], *, is_away: bool
 ) -> None:
     http = await serve(away() if is_away else FakeTriton(models=[]), triton_endpoints=NAMED)
@@ -66,28 +66,24 @@ async def test_it_is_served_once_its_triton_is_there(serve: Serve) -> None:
     assert (await http.post("/v1/completions", json=COMPLETION)).status == 200
 
 
-async def test_what_nobody_named_is_still_not_found(serve: Serve) -> None:
+async def test_the_frontend_is_ready_and_other_models_are_not_found(serve: Serve) -> None:
     http = await serve(away(), triton_endpoints=NAMED)
     error = await error_of(await http.post("/v1/completions", json=COMPLETION | {"model": "other"}))
     assert (error["status"], error["code"]) == (404, "model_not_found")
-
-
-async def test_the_frontend_is_ready_and_lists_what_is_served(serve: Serve) -> None:
-    http = await serve(away(), triton_endpoints=NAMED)
     ready = await http.get("/health/ready")
     assert (ready.status, (await ready.json())["models"]) == (200, {DEMO.id: "not loaded"})
     models = await http.get("/v1/models")
     assert (models.status, (await models.json())["data"]) == (200, [])
 
 
-async def test_beside_an_endpoint_that_may_serve_anything_nothing_is_known_while_nobody_answers(serve: Serve) -> None:
+async def test_beside_an_endpoint_of_unknown_models_every_name_waits_for_an_answer(serve: Serve) -> None:
     http = await serve(away(), triton_endpoints=(*NAMED, "fake:1"))
     error = await error_of(await http.post("/v1/completions", json=COMPLETION | {"model": "other"}))
     assert (error["status"], error["code"]) == (503, "triton_unreachable")
     assert (await http.get("/health/ready")).status == 503
 
 
-async def test_that_somebody_wants_it_is_counted_from_zero_on(serve: Serve) -> None:
+async def test_its_demand_is_counted_from_zero_on(serve: Serve) -> None:
     http = await serve(away(), triton_endpoints=NAMED)
     assert await shed(http) == ["0.0"]
     text = await (await http.get("/metrics")).text()
@@ -130,7 +126,7 @@ async def test_a_key_that_may_use_it_may_not_use_its_adapter_while_it_is_away(se
     assert await statuses(http, keys, "gone", "gpt-4o", "formal") == [403, 503, 403]
 
 
-async def test_a_key_that_may_not_use_it_cannot_tell_it_from_what_there_is_not(serve: Serve, tmp_path: Path) -> None:
+async def test_a_key_that_may_not_use_it_cannot_tell_whether_it_exists(serve: Serve, tmp_path: Path) -> None:
     keys = KeyFile(tmp_path / "keys.json")
     keys.add("other", models=("other",))
     http = await serve(away(), triton_endpoints=NAMED, key_file=str(keys.path))

@@ -1,6 +1,10 @@
-"""What is served, and whether it is ready, over HTTP."""
+"""Models, health, version and the OpenAPI document over HTTP."""
 
 from __future__ import annotations
+
+from importlib.metadata import version
+
+import pytest
 
 from frontend.errors import TritonUnreachable
 from frontend.triton.models import ModelSnapshot
@@ -10,14 +14,32 @@ from tests.frontend.bodies import COMPLETION
 from tests.frontend.conftest import Serve
 
 
-async def test_models_are_listed_with_their_window(serve: Serve) -> None:
-    http = await serve(FakeTriton())
-    models = await (await http.get("/v1/models")).json()
-    assert models["object"] == "list"
-    (card,) = models["data"]
-    assert (card["id"], card["root"], card["max_model_len"]) == (DEMO.id, DEMO.id, 2048)
-    for path in (f"/v1/models/{DEMO.id}", "/v1/models/org%2Fdemo"):
-        assert await (await http.get(path)).json() == card
+async def test_every_name_of_a_model_has_a_card_in_order(serve: Serve) -> None:
+    model = served_model("org/team/demo", aliases=("gpt-4o", 'a "b"/é:1'), adapters=("org/formal",))
+    http = await serve(FakeTriton(models=[model]))
+    answer = await (await http.get("/v1/models")).json()
+    names = {'a "b"/é:1': None, "gpt-4o": None, "org/formal": "org/team/demo", "org/team/demo": None}
+    cards = [
+        {
+            "id": name,
+            "object": "model",
+            "created": 1700000000,
+            "owned_by": "conch",
+            "root": "org/team/demo",
+            "parent": parent,
+            "max_model_len": 2048,
+        }
+        for name, parent in names.items()
+    ]
+    assert answer == {"object": "list", "data": cards}
+    for card in cards:
+        assert await (await http.get(f"/v1/models/{card['id']}")).json() == card
+    assert await (await http.get("/v1/models/org%2Fteam%2Fdemo")).json() == cards[-1]
+
+
+async def test_nothing_served_is_an_empty_list(serve: Serve) -> None:
+    http = await serve(FakeTriton(models=[]))
+    assert await (await http.get("/v1/models")).json() == {"object": "list", "data": []}
 
 
 async def test_a_model_that_is_being_reloaded_is_refused_at_once(serve: Serve) -> None:
@@ -33,13 +55,6 @@ async def test_a_model_that_is_being_reloaded_is_refused_at_once(serve: Serve) -
     assert (ready.status, (await ready.json())["models"]) == (200, {DEMO.id: "recovering"})
 
 
-async def test_health_is_live_without_triton_and_ready_with_a_model(serve: Serve) -> None:
-    triton = FakeTriton()
-    http = await serve(triton)
-    ready = await http.get("/health/ready")
-    assert (ready.status, (await ready.json())["models"]) == (200, {DEMO.id: "ready"})
-
-
 async def test_health_is_not_ready_while_no_triton_answers(serve: Serve) -> None:
     triton = FakeTriton()
     triton.snapshot_error = triton.stats_error = TritonUnreachable()
@@ -51,26 +66,23 @@ async def test_health_is_not_ready_while_no_triton_answers(serve: Serve) -> None
     assert (body["status"], body["endpoints"]) == ("not ready", {"fake:1": "triton_unreachable"})
 
 
-async def test_health_says_which_models_are_not_loaded(serve: Serve) -> None:
+@pytest.mark.parametrize(
+    ("models", "states"),
+    [
+        (ModelSnapshot(ready={DEMO.id: DEMO}), {DEMO.id: "ready"}),
+        (ModelSnapshot(unready={DEMO.id: "unavailable"}), {DEMO.id: "unavailable"}),
+    ],
+)
+async def test_health_has_the_state_of_each_model(serve: Serve, models: ModelSnapshot, states: dict[str, str]) -> None:
     triton = FakeTriton()
-    triton.models = ModelSnapshot(unready={DEMO.id: "unavailable"})
+    triton.models = models
     ready = await (await serve(triton)).get("/health/ready")
-    assert (ready.status, (await ready.json())["models"]) == (200, {DEMO.id: "unavailable"})
+    assert (ready.status, (await ready.json())["models"]) == (200, states)
 
 
-async def test_every_name_has_a_card(serve: Serve) -> None:
-    model = served_model("org/team/demo", aliases=("gpt-4o",), adapters=("org/formal",))
-    http = await serve(FakeTriton(models=[model]))
-    cards = (await (await http.get("/v1/models")).json())["data"]
-    assert [(card["id"], card["root"], card["parent"]) for card in cards] == [
-        ("gpt-4o", "org/team/demo", None),
-        ("org/formal", "org/team/demo", "org/team/demo"),
-        ("org/team/demo", "org/team/demo", None),
-    ]
-    for card in cards:
-        assert await (await http.get(f"/v1/models/{card['id']}")).json() == card
-
-
-async def test_nothing_served_is_an_empty_list(serve: Serve) -> None:
+async def test_the_version_is_the_distributions(serve: Serve) -> None:
     http = await serve(FakeTriton(models=[]))
-    assert await (await http.get("/v1/models")).json() == {"object": "list", "data": []}
+    assert await (await http.get("/version")).json() == {"version": version("conch")}
+    response = await http.get("/openapi.json")
+    assert response.content_type == "application/json"
+    assert (await response.json())["info"]["version"] == version("conch")

@@ -24,24 +24,15 @@ async def test_a_text_is_tokenized_in_vllms_form(serve: Serve, wanted: bool | No
     ("fields", "asked"),
     [
         ({"prompt": "hi"}, (TextPrompt("hi"), True)),
-        ({"prompt": "", "add_special_tokens": None}, (TextPrompt(""), True)),
         ({"prompt": "hi", "add_special_tokens": False}, (TextPrompt("hi"), False)),
         ({"messages": [USER]}, (ChatPrompt(messages=(USER,)), True)),
         (
-            {"messages": "hi", "tools": [WEATHER], "add_generation_prompt": False, "continue_final_message": True},
-            (
-                ChatPrompt(
-                    messages=(USER,),
-                    tool_use=ToolUse(tools=(WEATHER,)),
-                    add_generation_prompt=False,
-                    continue_final_message=True,
-                ),
-                True,
-            ),
+            {"messages": "hi", "tools": [WEATHER]},
+            (ChatPrompt(messages=(USER,), tool_use=ToolUse(tools=(WEATHER,))), True),
         ),
     ],
 )
-async def test_what_is_tokenized_is_what_was_sent(serve: Serve, fields: dict[str, Any], asked: Any) -> None:
+async def test_the_prompt_reaches_the_tokenizer(serve: Serve, fields: dict[str, Any], asked: Any) -> None:
     triton = FakeTriton()
     http = await serve(triton)
     assert (await http.post("/tokenize", json={"model": DEMO.id} | fields)).status == 200
@@ -72,7 +63,7 @@ async def test_an_unknown_model_is_404(serve: Serve) -> None:
         assert (error["status"], error["code"]) == (404, "model_not_found")
 
 
-async def test_names_that_nobody_knows_are_listed_in_a_header(serve: Serve) -> None:
+async def test_unknown_fields_are_listed_in_a_header(serve: Serve) -> None:
     http = await serve(FakeTriton())
     for path, body in (("/tokenize", COMPLETION), ("/detokenize", {"model": DEMO.id, "tokens": []})):
         assert (await http.post(path, json=body | {"foo": 1})).headers["x-ignored-params"] == "foo"

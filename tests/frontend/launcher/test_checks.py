@@ -1,21 +1,39 @@
-"""What is checked before anything is started."""
+"""The checks before a server is started."""
 
 from __future__ import annotations
 
+import resource
 import socket
+from types import SimpleNamespace
 
 import pytest
 
-from frontend.launcher.checks import PortChoice, check_shared_memory, free_ports
-from frontend.launcher.errors import PortInUse, SharedMemoryTooSmall
+from frontend.launcher.checks import PortChoice, check_machine, free_ports
+from frontend.launcher.errors import LimitTooLow, PortInUse, SharedMemoryTooSmall
 
 HOST = "127.0.0.1"
 
 
-def test_the_shared_memory_of_a_container_by_default_is_too_small():
+def test_the_default_shared_memory_of_a_container_is_too_small(monkeypatch):
+    num_free = [64 * 2**20 // 4096, 65 * 2**20 // 4096]
+    monkeypatch.setattr("os.statvfs", lambda path: SimpleNamespace(f_bavail=num_free.pop(0), f_frsize=4096))
     with pytest.raises(SharedMemoryTooSmall, match=r"^/dev/shm has 64 MiB free: .* --shm-size"):
-        check_shared_memory(64 * 2**20)
-    check_shared_memory(65 * 2**20)
+        check_machine()
+    check_machine()
+
+
+@pytest.mark.parametrize(
+    ("limit", "allowed", "message"),
+    [
+        (resource.RLIMIT_NOFILE, 64, r"^ulimit -n \(open files\) is 64: Triton needs at least 256, "),
+        (resource.RLIMIT_AS, 1_500_000 * 1024, r"^ulimit -v \(KiB of addresses\) is 1500000: .* at least 3145728, "),
+    ],
+)
+def test_a_limit_that_is_too_low_is_named(monkeypatch, limit, allowed, message):
+    getrlimit = resource.getrlimit
+    monkeypatch.setattr("resource.getrlimit", lambda asked: (allowed, 0) if asked == limit else getrlimit(asked))
+    with pytest.raises(LimitTooLow, match=message):
+        check_machine()
 
 
 def test_ports_that_are_chosen_are_free_and_different():

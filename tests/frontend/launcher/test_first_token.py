@@ -21,7 +21,7 @@ from tests.frontend.connections.self_signed import make
 def frontend(
     not_ready: dict[str, int], tls: ssl.SSLContext | None = None, model_ids: Sequence[str] = ("org/one", "two")
 ) -> Iterator[tuple[int, list[tuple[str, str]]]]:
-    """Answer on a port; each path with 503 as often as said. Yield the port and the requests that came."""
+    """Answer on a port; each path with 503 a number of times. Yield the port and the received requests."""
     requests: list[tuple[str, str]] = []
 
     class Handler(http.server.BaseHTTPRequestHandler):
@@ -47,17 +47,17 @@ def frontend(
         server.shutdown()
 
 
-def test_every_model_is_asked_for_one_token_until_it_answers():
+def test_every_model_gets_requests_for_one_token_until_it_answers():
     with frontend({"/health/ready": 2, "/v1/completions": 1}) as (port, requests):
         assert wait_for_first_tokens("127.0.0.1", port, time.monotonic() + 30) == ["org/one", "two"]
     paths = [path for path, _ in requests]
     assert paths == ["/health/ready"] * 3 + ["/v1/models"] + ["/v1/completions"] * 3
-    asked = [json.loads(body) for path, body in requests if path == "/v1/completions"]
-    assert [body["model"] for body in asked] == ["org/one", "org/one", "two"]
-    assert all(body["max_tokens"] == 1 for body in asked)
+    bodies = [json.loads(body) for path, body in requests if path == "/v1/completions"]
+    assert [body["model"] for body in bodies] == ["org/one", "org/one", "two"]
+    assert all(body["max_tokens"] == 1 for body in bodies)
 
 
-def test_a_frontend_with_a_certificate_is_asked_over_tls(tmp_path: Path) -> None:
+def test_a_frontend_with_a_certificate_gets_requests_over_tls(tmp_path: Path) -> None:
     cert, key = make(tmp_path, "frontend")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(cert, key)
@@ -66,7 +66,7 @@ def test_a_frontend_with_a_certificate_is_asked_over_tls(tmp_path: Path) -> None
     assert models == ["org/one", "two"]
 
 
-def test_when_the_time_is_up_the_last_answer_is_told():
+def test_the_error_at_the_deadline_has_the_last_answer():
     with (
         frontend({"/v1/completions": 10**9}) as (port, _),
         pytest.raises(TimeoutError, match=r"POST /v1/completions: \{\}"),
@@ -79,7 +79,7 @@ def test_a_server_without_a_model_is_not_ready():
         wait_for_first_tokens("127.0.0.1", port, time.monotonic() + 0.1)
 
 
-def test_a_frontend_that_cannot_be_reached_is_told():
+def test_the_error_names_a_refused_connection():
     with frontend({}) as (port, _):
         pass
     with pytest.raises(TimeoutError, match="Connection refused"):

@@ -26,7 +26,7 @@ WITHOUT_KEY: dict[str, Any] = {
 GOOD = TritonSettings(**WITHOUT_KEY)
 
 
-def test_without_a_key_the_restricted_apis_want_one_that_nobody_knows():
+def test_without_a_key_the_restricted_apis_have_a_random_key():
     installation = TritonInstallation(binary=Path("/bin/tritonserver"), environment={})
 
     def key_of(settings: TritonSettings) -> str:
@@ -48,7 +48,7 @@ def test_others_reach_grpc_and_metrics_but_not_http():
     [
         ({"ports": TritonPorts(grpc=1, http=0, metrics=3)}, "--http-port=0"),
         ({"exit_timeout_s": -1}, "--exit-timeout-s"),
-        ({"tls": GrpcTls(cert="c", key="k")}, "--http-port=2: Triton's HTTP knows no TLS"),
+        ({"tls": GrpcTls(cert="c", key="k")}, "--http-port=2: Triton's HTTP has no TLS"),
     ],
 )
 def test_a_wrong_value_is_named(changes, name):
@@ -69,7 +69,7 @@ def test_nothing_to_serve_is_one_line(tmp_path, capsys):
         (["--tls-cert=/none", "--tls-key=/none"], "error: tls_cert='/none': No such file or directory"),
     ],
 )
-def test_certificates_of_no_use_are_one_line(options, message, capsys):
+def test_certificates_that_cannot_be_used_are_one_line(options, message, capsys):
     assert main(["triton", "--repository=/", *options]) == 2
     assert capsys.readouterr().err == f"{message}\n"
 

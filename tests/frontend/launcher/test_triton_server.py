@@ -1,4 +1,4 @@
-"""Which tritonserver is taken, and how it is run."""
+"""The choice of a tritonserver, and its command line."""
 
 from __future__ import annotations
 
@@ -24,6 +24,11 @@ def test_the_named_server_comes_first(tmp_path):
     named, on_path = program(tmp_path / "a" / "server"), program(tmp_path / "b" / "tritonserver")
     installation = find_triton(named, tmp_path, {"PATH": str(on_path.parent)}, full=on_path)
     assert installation.binary == named
+
+
+def test_a_named_server_that_is_no_program_is_refused(tmp_path):
+    with pytest.raises(TritonNotFound, match=f"^--tritonserver={tmp_path}: expected a program that can be run$"):
+        find_triton(tmp_path, tmp_path, {})
 
 
 def test_a_server_on_path_comes_before_the_usual_place(tmp_path):
@@ -93,7 +98,7 @@ def test_triton_listens_on_loopback_only_and_loads_everything_explicitly():
         assert {f"--{name}-address=127.0.0.1", f"--{name}-port={port}"} <= set(command)
 
 
-def test_http_is_opened_where_it_is_asked_for_and_restricted_as_grpc_is():
+def test_http_is_closed_by_default_and_restricted_as_grpc_is():
     installation = TritonInstallation(binary=Path("/bin/tritonserver"), environment={})
 
     def command(http: int | None) -> set[str]:
@@ -110,7 +115,7 @@ def test_http_is_opened_where_it_is_asked_for_and_restricted_as_grpc_is():
     }
 
 
-def test_with_tls_triton_has_no_port_that_knows_none_but_that_of_metrics():
+def test_with_tls_grpc_has_certificates():
     installation = TritonInstallation(binary=Path("/bin/tritonserver"), environment={})
     ports = TritonPorts(grpc=1, metrics=3)
 

@@ -1,4 +1,4 @@
-"""Several processes on one port, all of them real."""
+"""Several real processes on one port."""
 
 from __future__ import annotations
 
@@ -8,21 +8,23 @@ import signal
 import socket
 import stat
 import subprocess
-import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from frontend.__main__ import main
 from frontend.caller import Role
-from frontend.launcher.workers import MAX_WORKERS_BY_CORES, num_workers
+from frontend.launcher.workers import MAX_WORKERS_BY_CORES, num_workers, run
 from frontend.operations.supervisor import BEGIN_DRAIN, RELOAD_KEYS
 from frontend.settings import Settings
 from tests.frontend.gateway.key_files import KeyFile
+from tests.frontend_with import command_with
 from tests.launching import free_port
 from tests.processes import command_line, is_running
 
@@ -62,9 +64,9 @@ class Frontend:
 
 
 @contextmanager
-def running(folder: Path, *arguments: str) -> Iterator[Frontend]:
+def running(folder: Path, *arguments: str, constants: Sequence[str] = ()) -> Iterator[Frontend]:
     log = folder / "log"
-    command = [sys.executable, "-m", "frontend", "api", "--triton=127.0.0.1:1", "--workers=2", *arguments]
+    command = [*command_with(*constants), "api", "--triton=127.0.0.1:1", "--workers=2", *arguments]
     with log.open("wb") as stream, subprocess.Popen(command, stdout=stream, stderr=stream) as process:
         try:
             yield Frontend(process, log)
@@ -77,33 +79,35 @@ def is_live(url: str) -> bool:
         return bool(answer.status == 200)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_workers_share_a_port_and_end_at_a_signal(tmp_path: Path, number: signal.Signals) -> None:
+def test_workers_share_a_port_and_end_at_ctrl_c(tmp_path: Path) -> None:
     with running(tmp_path, "--port=0") as frontend:
         (first, url), (second, same_url) = frontend.wait_for_workers(2)
         assert url == same_url
         assert all(is_live(url) for _ in range(20))
-        frontend.process.send_signal(number)
+        frontend.process.send_signal(signal.SIGINT)
         assert frontend.process.wait(DEADLINE_S) == 0
         assert not is_running(first) and not is_running(second)
 
 
 def test_what_workers_share_is_their_users_alone(tmp_path: Path) -> None:
-    with running(tmp_path, "--port=0", f"--limits-socket={tmp_path}/limits") as frontend:
+    with running(tmp_path, "--port=0") as frontend:
         frontend.wait_for_workers(2)
-        assert stat.S_IMODE(os.stat(tmp_path / "limits").st_mode) == 0o600
         environ = Path(f"/proc/{frontend.spawned()[0]}/environ").read_bytes().decode()
+        [limits] = re.findall(r"CONCH_LIMITS_SOCKET=([^\0]+)", environ)
+        assert stat.S_IMODE(os.stat(limits).st_mode) == 0o600
         [metrics] = re.findall(r"PROMETHEUS_MULTIPROC_DIR=([^\0]+)", environ)
         assert stat.S_IMODE(os.stat(Path(metrics).parent).st_mode) == 0o700
 
 
-def test_a_worker_that_is_killed_is_replaced(tmp_path: Path) -> None:
+def test_a_killed_worker_is_replaced_and_a_killed_parent_leaves_no_worker(tmp_path: Path) -> None:
     with running(tmp_path, "--port=0") as frontend:
         (first, url), _ = frontend.wait_for_workers(2)
         os.kill(first, signal.SIGKILL)
-        frontend.wait_for_workers(3)
+        workers = frontend.wait_for_workers(3)
         assert all(is_live(url) for _ in range(20))
         assert frontend.process.poll() is None
+        frontend.process.kill()
+        frontend.wait_until(lambda: not any(is_running(pid) for pid, _ in workers))
 
 
 def test_workers_that_do_not_come_up_end_everything(tmp_path: Path) -> None:
@@ -115,21 +119,13 @@ def test_workers_that_do_not_come_up_end_everything(tmp_path: Path) -> None:
         assert f"worker {first} ended with code -9" in frontend.log.read_text()
 
 
-def test_a_drain_of_one_worker_is_a_drain_of_all(tmp_path: Path) -> None:
+def test_a_drain_of_one_worker_is_a_drain_of_all_and_a_worker_that_ends_then_is_not_replaced(tmp_path: Path) -> None:
     with running(tmp_path, "--port=0") as frontend:
-        (first, url), _ = frontend.wait_for_workers(2)
+        (first, url), (second, _) = frontend.wait_for_workers(2)
         os.kill(first, BEGIN_DRAIN)
         frontend.wait_until(lambda: frontend.log.read_text().count("draining: 0 requests") == 2)
         assert all(is_live(url) for _ in range(20))
-        assert frontend.process.poll() is None
-
-
-def test_a_worker_that_dies_during_a_drain_is_not_replaced(tmp_path: Path) -> None:
-    with running(tmp_path, "--port=0") as frontend:
-        workers = [pid for pid, _ in frontend.wait_for_workers(2)]
-        frontend.process.send_signal(BEGIN_DRAIN)
-        frontend.wait_until(lambda: frontend.log.read_text().count("draining: 0 requests") == 2)
-        for pid in workers:
+        for pid in (first, second):
             os.kill(pid, signal.SIGKILL)
             frontend.wait_for_log(f"worker {pid} ended")
         assert frontend.spawned() == []
@@ -148,31 +144,17 @@ def test_a_worker_that_starts_while_the_others_begin_a_drain_drains_too(tmp_path
         assert frontend.process.poll() is None
 
 
-def test_a_killed_parent_leaves_no_worker(tmp_path: Path) -> None:
-    with running(tmp_path, "--port=0") as frontend:
-        workers = frontend.wait_for_workers(2)
-        frontend.process.kill()
-        frontend.wait_until(lambda: not any(is_running(pid) for pid, _ in workers))
-
-
-def test_the_port_of_another_server_is_not_shared(tmp_path: Path) -> None:
-    with running(tmp_path, "--port=0") as first:
-        port = first.wait_for_workers(2)[0][1].rpartition(":")[2]
-        (tmp_path / "second").mkdir()
-        with running(tmp_path / "second", f"--port={port}") as second:
-            assert second.process.wait(DEADLINE_S) == 1
-            assert f"cannot listen on 127.0.0.1 port {port}: Address already in use" in second.log.read_text()
-
-
-def test_a_port_in_use_is_said(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
+@pytest.mark.parametrize("is_shared", [False, True])
+@pytest.mark.parametrize("name", ["port", "admin_port"])
+def test_a_port_in_use_is_named_and_not_shared(name: str, is_shared: bool, caplog: pytest.LogCaptureFixture) -> None:
+    with socket.create_server(("127.0.0.1", 0), reuse_port=is_shared) as taken:
         port = taken.getsockname()[1]
-        with running(tmp_path, f"--port={port}") as frontend:
-            assert frontend.process.wait(DEADLINE_S) == 1
+        assert run(replace(Settings(port=0, workers=2), **{name: port})) == 1
+    assert f"cannot listen on 127.0.0.1 port {port}: Address already in use" in caplog.text
 
 
 def status(url: str, key: str, method: str = "GET") -> int:
-    """Ask on a connection of its own, so that the kernel chooses the worker anew."""
+    """Send a request on a connection of its own, so that the kernel chooses the worker anew."""
     request = urllib.request.Request(url, headers={"Authorization": f"Bearer {key}"}, method=method)
     try:
         with urllib.request.urlopen(request, timeout=10) as answer:
@@ -190,8 +172,8 @@ def key_file(tmp_path: Path) -> KeyFile:
 
 def test_keys_are_reloaded_in_every_worker(tmp_path: Path, key_file: KeyFile) -> None:
     admin_port = free_port()
-    options = ["--port=0", f"--key-file={key_file.path}", f"--admin-port={admin_port}", "--key-interval-s=100000"]
-    with running(tmp_path, *options) as frontend:
+    options = ["--port=0", f"--key-file={key_file.path}", f"--admin-port={admin_port}"]
+    with running(tmp_path, *options, constants=["frontend.gateway.install:KEY_INTERVAL_S=100000"]) as frontend:
         (_, url), _ = frontend.wait_for_workers(2)
         frontend.wait_until(lambda: frontend.log.read_text().count("has its operations on") == 2)
         key_file.add("second")
@@ -199,12 +181,12 @@ def test_keys_are_reloaded_in_every_worker(tmp_path: Path, key_file: KeyFile) ->
         frontend.wait_until(lambda: frontend.log.read_text().count("has 2 keys") == 2)
         assert {status(f"{url}/version", key_file.texts["second"]) for _ in range(20)} == {200}
         key_file.add("third")
-        frontend.process.send_signal(RELOAD_KEYS)  # by hand, likewise
+        frontend.process.send_signal(RELOAD_KEYS)
         frontend.wait_until(lambda: frontend.log.read_text().count("has 3 keys") == 2)
         assert frontend.process.poll() is None
 
 
-def test_a_drain_that_one_worker_is_told_is_a_drain_of_all_and_a_signal_ends_them(
+def test_a_drain_by_the_admin_route_of_one_worker_is_a_drain_of_all_and_a_signal_ends_them(
     tmp_path: Path, key_file: KeyFile
 ) -> None:
     admin_port = free_port()
@@ -220,23 +202,14 @@ def test_a_drain_that_one_worker_is_told_is_a_drain_of_all_and_a_signal_ends_the
         assert not any(is_running(pid) for pid, _ in workers)
 
 
-def test_an_operations_port_in_use_is_said(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        with running(tmp_path, "--port=0", f"--admin-port={port}") as frontend:
-            assert frontend.process.wait(DEADLINE_S) == 1
-            assert f"cannot listen on 127.0.0.1 port {port}: Address already in use" in frontend.log.read_text()
-
-
-def test_a_bad_key_file_stops_the_start_with_one_line(tmp_path: Path, key_file: KeyFile) -> None:
+def test_a_bad_key_file_stops_the_start_with_one_line(key_file: KeyFile, capsys: pytest.CaptureFixture[str]) -> None:
     key_file.path.write_text("{")
-    with running(tmp_path, "--port=0", f"--key-file={key_file.path}") as frontend:
-        assert frontend.process.wait(DEADLINE_S) == 2
-        assert frontend.log.read_text() == f"error: {key_file.path}: is not JSON in UTF-8 (line 1, column 2)\n"
+    assert main(["api", f"--key-file={key_file.path}"]) == 2
+    assert capsys.readouterr().err == f"error: {key_file.path}: is not JSON in UTF-8 (line 1, column 2)\n"
 
 
 @pytest.mark.parametrize(("num_cores", "expected"), [(1, 1), (2, 1), (8, 2), (16, 4), (512, MAX_WORKERS_BY_CORES)])
-def test_zero_workers_are_as_many_as_the_cores_carry(
+def test_zero_workers_depend_on_the_number_of_cores(
     monkeypatch: pytest.MonkeyPatch, num_cores: int, expected: int
 ) -> None:
     monkeypatch.setattr("frontend.launcher.workers.num_cores", lambda: num_cores)

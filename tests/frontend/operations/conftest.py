@@ -27,19 +27,19 @@ type Operate = Callable[..., Awaitable[aiohttp.ClientSession]]
 
 
 class FakeSupervisor(Supervisor):
-    """Notes what the workers are told."""
+    """Notes the signals to the workers."""
 
     def __init__(self) -> None:
         super().__init__(pid=0)
-        self.told: list[str] = []
+        self.signals: list[str] = []
 
     def reload_keys(self) -> None:
-        """Note it."""
-        self.told.append("reload")
+        """Note the signal."""
+        self.signals.append("reload")
 
     def begin_drain(self) -> None:
-        """Note it."""
-        self.told.append("drain")
+        """Note the signal."""
+        self.signals.append("drain")
 
 
 @pytest.fixture
@@ -71,7 +71,7 @@ async def operate(triton: FakeTriton, supervisor: FakeSupervisor) -> AsyncIterat
             stack.push_async_callback(public.cleanup)
             assert isinstance(public.app, web.Application)
             app = create_operations_app(public.app, supervisor)
-            # Which have no other workers to wait for.
+            # There are no other workers to wait for.
             app[CONTROL] = EndpointsControl({"fake:1": ModelControl(triton)})
             app[ADAPTERS] = AdapterControl({"fake:1": triton})
             return await client_of(web.AppRunner(app, access_log=None), stack)

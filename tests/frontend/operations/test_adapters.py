@@ -1,4 +1,4 @@
-"""Adapters at every endpoint of a model, and what an administrator is told of each."""
+"""Adapters at every endpoint of a model, and the admin routes for them."""
 
 from __future__ import annotations
 
@@ -32,9 +32,7 @@ async def test_an_adapter_is_loaded_listed_and_unloaded(operate: Operate, triton
     assert (await http.delete(f"{ROUTE}/polite")).status == 404
 
 
-async def test_what_an_engine_refuses_is_answered_with_its_status_and_its_field(
-    operate: Operate, triton: FakeTriton
-) -> None:
+async def test_an_engines_refusal_has_its_status_and_field(operate: Operate, triton: FakeTriton) -> None:
     triton.adapter_error = InvalidRequest("source: 'x': its rank is 65: at most 64", param="source")
     answer = await (await operate()).post(ROUTE, json=POLITE)
     body = await answer.json()
@@ -68,7 +66,7 @@ async def test_a_bad_body_or_a_name_that_is_taken_is_refused(
 
 
 class Settling:
-    """Notes for how long the workers were given time to notice."""
+    """Notes the waiting times for the workers."""
 
     def __init__(self) -> None:
         self.slept_s: list[float] = []
@@ -82,25 +80,25 @@ def control_of(settling: Settling | None = None, **tritons: FakeTriton) -> Adapt
     return AdapterControl(tritons, settle_s=2.0, sleep=(settling or Settling()).sleep)
 
 
-async def test_every_endpoint_that_has_the_model_is_told_and_the_workers_get_time_to_notice() -> None:
+async def test_every_endpoint_with_the_model_loads_it_and_the_workers_get_time_to_notice() -> None:
     settling = Settling()
     a, b, c = FakeTriton(), FakeTriton(), FakeTriton(models=[served_model("org/other")])
     control = control_of(settling, a=a, b=b, c=c)
     loaded = await control.load("org/demo", "polite", "x", ModelSnapshot())
     assert (set(loaded.by_endpoint), loaded.failure, settling.slept_s) == ({"a", "b"}, None, [2.0])
     assert (a.adapters, b.adapters, c.adapters) == ({"polite": "x"}, {"polite": "x"}, {})
-    assert set((await control.look("org/demo")).by_endpoint) == {"a", "b"}
+    assert set((await control.list("org/demo")).by_endpoint) == {"a", "b"}
     assert set((await control.unload("org/demo", "polite")).by_endpoint) == {"a", "b"}
     assert (a.adapters, b.adapters) == ({}, {})
 
 
-async def test_an_endpoint_that_fails_does_not_keep_the_others_from_it() -> None:
+async def test_an_endpoint_that_fails_does_not_stop_the_others() -> None:
     good, bad, away = FakeTriton(), FakeTriton(), FakeTriton()
     bad.adapter_error, away.snapshot_error = StageUnhealthy("org--demo__engine"), TritonUnreachable()
     control = control_of(good=good, bad=bad, away=away)
     loaded = await control.load("org/demo", "polite", "x", ModelSnapshot())
-    told = loaded.describe(lambda stats: {"state": "loaded"})
-    assert {endpoint: outcome["state"] for endpoint, outcome in told.items()} == {
+    described = loaded.describe(lambda stats: {"state": "loaded"})
+    assert {endpoint: outcome["state"] for endpoint, outcome in described.items()} == {
         "good": "loaded",
         "bad": "failed",
         "away": "failed",
@@ -120,7 +118,7 @@ async def test_an_adapter_that_is_nowhere_is_not_found() -> None:
 @pytest.mark.parametrize(("model", "kind"), [("org/nothing", ModelNotFound), ("a--b", InvalidRequest)])
 async def test_a_model_that_is_nowhere_is_not_found(model: str, kind: type[APIError]) -> None:
     control = control_of(a=FakeTriton())
-    for work in (control.look(model), control.load(model, "x", "y", ModelSnapshot()), control.unload(model, "x")):
+    for work in (control.list(model), control.load(model, "x", "y", ModelSnapshot()), control.unload(model, "x")):
         with pytest.raises(kind):
             await work
 

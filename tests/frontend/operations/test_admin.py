@@ -1,4 +1,4 @@
-"""The operations port over a fake Triton: health, and what an administrator may do."""
+"""The operations port over a fake Triton: health and the admin routes."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ async def test_admin_routes_want_an_admins_key(
     assert (await http.request(method, path)).status == 401
     refused = await http.request(method, path, headers=key_file.headers("user"))
     assert (refused.status, (await refused.json())["error"]["type"]) == (403, "permission_error")
-    assert (triton.calls, supervisor.told) == (calls, [])
+    assert (triton.calls, supervisor.signals) == (calls, [])
     assert (await http.request(method, path, headers=key_file.headers("admin"))).status not in (401, 403)
 
 
 @pytest.mark.parametrize(("method", "path"), ROUTES)
-async def test_without_a_key_file_only_this_machine_administers_and_no_web_page(
+async def test_without_a_key_file_the_admin_routes_are_for_this_machine_and_no_web_page(
     operate: Operate, method: str, path: str
 ) -> None:
     http = await operate()
@@ -71,8 +71,11 @@ async def test_models_are_listed_with_their_states(operate: Operate, triton: Fak
     ]
 
 
-async def test_an_unload_waits_for_what_runs_and_then_takes_every_stage(operate: Operate, triton: FakeTriton) -> None:
-    http = await operate(stats_interval_s=1000)
+async def test_an_unload_waits_for_running_requests_and_then_unloads_every_stage(
+    operate: Operate, triton: FakeTriton, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("frontend.triton.health_monitor.STATS_INTERVAL_S", 1000.0)
+    http = await operate()
     triton.num_active = [2, 1]
     answer = await http.post("/admin/models/org/demo/unload")
     assert await answer.json() == {"id": "org/demo", "state": "unloaded", "num_ended": 0}
@@ -87,8 +90,11 @@ async def test_an_unload_waits_for_what_runs_and_then_takes_every_stage(operate:
     ]
 
 
-async def test_what_runs_for_too_long_is_ended_first(operate: Operate, triton: FakeTriton) -> None:
-    http = await operate(stats_interval_s=1000)
+async def test_requests_that_run_after_the_timeout_end_with_an_error(
+    operate: Operate, triton: FakeTriton, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("frontend.triton.health_monitor.STATS_INTERVAL_S", 1000.0)
+    http = await operate()
     triton.num_active = [3, 3]
     answer = await http.post("/admin/models/org/demo/unload", json={"timeout_s": 0})
     assert (await answer.json())["num_ended"] == 3
@@ -107,7 +113,7 @@ async def test_what_runs_for_too_long_is_ended_first(operate: Operate, triton: F
         ("org/demo/unload", {"force": True}, 400, "force: unknown field"),
     ],
 )
-async def test_what_cannot_be_done_is_refused_and_changes_nothing(
+async def test_a_bad_command_is_refused_and_changes_nothing(
     operate: Operate, triton: FakeTriton, path: str, body: Any, status: int, word: str
 ) -> None:
     http = await operate()
@@ -133,7 +139,7 @@ async def test_a_model_is_loaded_by_its_engine_and_its_ensemble(operate: Operate
     assert triton.calls == ["load org--big__engine"]
 
 
-async def test_a_load_that_fails_is_said(operate: Operate, triton: FakeTriton) -> None:
+async def test_a_load_that_fails_is_an_error(operate: Operate, triton: FakeTriton) -> None:
     triton.loadable, triton.load_error = {"org--big"}, ServerError()
     http = await operate()
     assert (await http.post("/admin/models/org/big/load")).status == 500
@@ -146,7 +152,7 @@ async def test_keys_are_reloaded_here_and_in_every_worker(
     key_file.add("second", role=Role.ADMIN)
     answer = await http.post("/admin/keys/reload", headers=key_file.headers("admin"))
     assert await answer.json() == {"num_keys": 3}
-    assert supervisor.told == ["reload"]
+    assert supervisor.signals == ["reload"]
     assert (await http.get("/admin/models", headers=key_file.headers("second"))).status == 200
 
 
@@ -157,19 +163,19 @@ async def test_a_bad_key_file_is_refused_with_its_fault_and_the_old_keys_stay(
     key_file.path.write_text('{"keys": [{"name": "x"}]}')
     answer = await http.post("/admin/keys/reload", headers=key_file.headers("admin"))
     assert answer.status == 400
-    assert "key 'x': sha256: Field required" in (await answer.json())["error"]["message"]
-    assert supervisor.told == []
+    assert "Object missing required field `sha256` - at `$.keys[0]`" in (await answer.json())["error"]["message"]
+    assert supervisor.signals == []
     assert (await http.get("/admin/models", headers=key_file.headers("admin"))).status == 200
 
 
-async def test_a_drain_is_begun_here_and_in_every_worker_and_health_and_metrics_answer_on(
+async def test_a_drain_begins_in_every_worker_while_health_and_metrics_answer(
     operate: Operate, supervisor: FakeSupervisor
 ) -> None:
     http = await operate()
     for _ in range(2):
         answer = await http.post("/admin/drain")
         assert (answer.status, await answer.json()) == (202, {"status": "draining"})
-    assert supervisor.told == ["drain"]
+    assert supervisor.signals == ["drain"]
     ready = await http.get("/health/ready")
     assert (ready.status, (await ready.json())["status"]) == (503, "draining")
     assert (await http.get("/metrics")).status == 200
@@ -180,7 +186,7 @@ async def test_a_model_is_loaded_and_unloaded_at_every_endpoint_that_has_it() ->
     for triton in tritons.values():
         triton.num_active = [2]
     control = EndpointsControl({endpoint: ModelControl(triton) for endpoint, triton in tritons.items()})
-    assert (await control.unload("org/demo", timeout_s=0)).num_ended == 4
+    assert await control.unload("org/demo", timeout_s=0) == 4
     assert [triton.calls[:1] for triton in tritons.values()] == [["unload org--demo"], ["unload org--demo"], []]
     tritons["b:1"].loadable = {"org--big"}
     await control.load("org/big")
@@ -189,7 +195,7 @@ async def test_a_model_is_loaded_and_unloaded_at_every_endpoint_that_has_it() ->
         await control.load("org/other")
 
 
-async def test_an_endpoint_that_fails_is_told_once_the_others_are_done() -> None:
+async def test_an_endpoints_failure_is_raised_once_the_others_are_done() -> None:
     bad, good = FakeTriton(), FakeTriton()
     bad.unload_error = TritonUnreachable()
     control = EndpointsControl({"bad:1": ModelControl(bad), "good:1": ModelControl(good)})

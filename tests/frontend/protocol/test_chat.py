@@ -18,23 +18,17 @@ def user(*parts: Any) -> dict[str, Any]:
     return {"role": "user", "content": list(parts)}
 
 
-@pytest.mark.parametrize("role", ["system", "developer", "user", "assistant", "function"])
-def test_every_role_may_speak(role: str) -> None:
-    assert chat(messages=[{"role": role, "content": "x"}]).messages[0].role == role
-
-
-def test_a_tool_speaks_of_its_call() -> None:
-    message = {"role": "tool", "content": "4", "tool_call_id": "call_1"}
-    assert chat(messages=[USER, message]).messages[1].tool_call_id == "call_1"
-    error = refusal(ChatCompletionRequest, CHAT | {"messages": [USER, {"role": "tool", "content": "4"}]})
-    assert (type(error), error.param) == (InvalidRequest, "messages[1].tool_call_id")
+@pytest.mark.parametrize("role", ["system", "developer", "user", "assistant", "function", "tool"])
+def test_a_message_has_one_of_six_roles(role: str) -> None:
+    message = {"role": role, "content": "x", "tool_call_id": "call_1"}
+    assert chat(messages=[message]).messages[0].role == role
 
 
 @pytest.mark.parametrize(
     ("messages", "said"),
     [("hi", ["hi"]), (["a", "b"], ["a", "b"]), ("", [""])],
 )
-def test_a_bare_text_is_what_the_user_says(messages: Any, said: list[str]) -> None:
+def test_a_text_is_a_message_of_the_user(messages: Any, said: list[str]) -> None:
     request = chat(messages=messages)
     assert [message.role for message in request.messages] == ["user"] * len(said)
     assert [part.text for message in request.messages for part in message.content or ()] == said
@@ -46,7 +40,6 @@ def test_a_bare_text_is_what_the_user_says(messages: Any, said: list[str]) -> No
         (None, "messages"),
         ([], "messages"),
         (5, "messages"),
-        (True, "messages"),
         ({}, "messages"),
         ([5], "messages[0]"),
         (["hi", USER], "messages[0]"),
@@ -55,7 +48,6 @@ def test_a_bare_text_is_what_the_user_says(messages: Any, said: list[str]) -> No
         ([{"role": "user", "content": 5}], "messages[0].content"),
         ([{"role": "user", "content": {"type": "text"}}], "messages[0].content"),
         ([user(5)], "messages[0].content[0]"),
-        ([user({"text": "x"})], "messages[0].content[0].type"),
         ([user({"type": "video"})], "messages[0].content[0].type"),
         ([user({"type": "text", "text": 5})], "messages[0].content[0].text"),
         ([user({"type": "image_url", "image_url": 5})], "messages[0].content[0].image_url"),
@@ -66,7 +58,6 @@ def test_a_bare_text_is_what_the_user_says(messages: Any, said: list[str]) -> No
         ),
         ([{"role": "user", "content": "x", "name": 5}], "messages[0].name"),
         ([{"role": "assistant", "tool_calls": [{"id": "1"}]}], "messages[0].tool_calls[0].function"),
-        ([{"role": "assistant", "tool_calls": [CALL | {"id": 1}]}], "messages[0].tool_calls[0].id"),
         ([{"role": "assistant", "tool_calls": [CALL | {"type": "custom"}]}], "messages[0].tool_calls[0].type"),
         ([{"role": "assistant", "function_call": {"name": "f"}}], "messages[0].function_call.arguments"),
     ],
@@ -81,9 +72,9 @@ def test_a_bad_message_is_refused_by_place(messages: Any, param: str) -> None:
     ("message", "param"),
     [
         ({"role": "user"}, "content"),
-        ({"role": "user", "content": None}, "content"),
         ({"role": "system", "content": None}, "content"),
         ({"role": "tool", "tool_call_id": "1"}, "content"),
+        ({"role": "tool", "content": "4"}, "tool_call_id"),
         ({"role": "user", "content": "x", "tool_calls": [CALL]}, "tool_calls"),
         ({"role": "user", "content": "x", "function_call": CALL["function"]}, "tool_calls"),
         ({"role": "user", "content": "x", "refusal": "no"}, "refusal"),
@@ -96,7 +87,7 @@ def test_a_bad_message_is_refused_by_place(messages: Any, param: str) -> None:
         (user(IMAGE | {"text": "x"}), "content[0].text"),
     ],
 )
-def test_a_message_whose_fields_do_not_go_together_is_refused_by_place(message: dict[str, Any], param: str) -> None:
+def test_contradicting_fields_of_a_message_are_refused_by_place(message: dict[str, Any], param: str) -> None:
     error = refusal(ChatCompletionRequest, CHAT | {"messages": [message]}, validation_status=422)
     assert (type(error), error.status, error.param) == (InvalidRequest, 400, f"messages[0].{param}")
 
@@ -141,32 +132,6 @@ def test_an_answer_of_the_official_client_can_be_sent_back() -> None:
     assert unknown == []
 
 
-@pytest.mark.parametrize("value", [0, -1, 2**31])
-def test_max_tokens_is_at_least_one(value: int) -> None:
-    assert refusal(ChatCompletionRequest, CHAT | {"max_tokens": value}).param == "max_tokens"
-    assert (chat(max_tokens=1).max_tokens, chat(max_tokens=2**31 - 1).max_tokens) == (1, 2**31 - 1)
-
-
-@pytest.mark.parametrize(
-    ("fields", "param"),
-    [
-        ({"logprobs": 1}, "logprobs"),
-        ({"logprobs": "true"}, "logprobs"),
-        ({"logprobs": True, "top_logprobs": -1}, "top_logprobs"),
-        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
-        ({"logprobs": True, "top_logprobs": True}, "top_logprobs"),
-        ({"logprobs": True, "top_logprobs": 1.5}, "top_logprobs"),
-        ({"parallel_tool_calls": 1}, "parallel_tool_calls"),
-        ({"chat_template_kwargs": []}, "chat_template_kwargs"),
-        ({"add_generation_prompt": 1}, "add_generation_prompt"),
-        ({"continue_final_message": "yes"}, "continue_final_message"),
-    ],
-)
-def test_a_bad_value_is_refused(fields: dict[str, Any], param: str) -> None:
-    error = refusal(ChatCompletionRequest, CHAT | fields)
-    assert (type(error), error.param) == (ValidationFailed, param)
-
-
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
@@ -181,6 +146,5 @@ def test_fields_that_need_others_are_refused_without_them(fields: dict[str, Any]
     assert (type(error), error.status, error.param) == (InvalidRequest, 400, param)
 
 
-def test_top_logprobs_are_0_to_20() -> None:
-    assert [chat(logprobs=True, top_logprobs=each).top_logprobs for each in (0, 20)] == [0, 20]
+def test_the_last_message_is_continued_instead_of_a_new_one() -> None:
     assert chat(continue_final_message=True, add_generation_prompt=False).continue_final_message

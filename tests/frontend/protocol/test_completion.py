@@ -28,12 +28,12 @@ def test_a_prompt_has_four_forms(prompt: Any, prompts: list[Any]) -> None:
 
 EMPTY: list[Any] = ["", [], [""], ["a", ""], [[]], [[1], []]]
 NO_TEXT: list[Any] = [None, 5, True, {"a": 1}, [None], [{}]]
-NO_TOKEN_IDS: list[Any] = [[1, True], [1, "a"], [-1], [2**31], [1.0], [[1.5]], [[True]], [["a"]]]
+NO_TOKEN_IDS: list[Any] = [[1, True], [1, "a"], [-1], [2**31], [1.0], [[True]]]
 MIXED: list[Any] = [["a", [1]], [[1], "a"], [[1], 2]]
 
 
 @pytest.mark.parametrize("prompt", [*EMPTY, *NO_TEXT, *NO_TOKEN_IDS, *MIXED], ids=str)
-def test_what_is_no_prompt_is_refused(prompt: Any) -> None:
+def test_another_value_is_no_prompt(prompt: Any) -> None:
     error = refusal(CompletionRequest, COMPLETION | {"prompt": prompt}, validation_status=422)
     assert (type(error), error.status, error.param) == (ValidationFailed, 422, "prompt")
     assert error.message.startswith("prompt=")
@@ -44,39 +44,8 @@ def test_a_missing_prompt_is_named() -> None:
     assert (error.message, error.code) == ("prompt: Field required", "missing_required_parameter")
 
 
-@pytest.mark.parametrize(
-    ("name", "low", "high"), [("max_tokens", 1, 2**31 - 1), ("best_of", 1, 128), ("logprobs", 0, 5)]
-)
-def test_a_range_has_its_ends_and_nothing_beyond_them(name: str, low: int, high: int) -> None:
-    assert [getattr(completion(**{name: value}), name) for value in (low, high)] == [low, high]
-    for value in (low - 1, high + 1) if name != "max_tokens" else (-1, high + 1):
-        error = refusal(CompletionRequest, COMPLETION | {name: value})
-        assert (type(error), error.param, error.code) == (ValidationFailed, name, "invalid_value")
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("best_of", True),
-        ("best_of", "2"),
-        ("best_of", 1.5),
-        ("logprobs", True),
-        ("logprobs", False),
-        ("logprobs", "1"),
-        ("logprobs", 1.5),
-        ("echo", 0),
-        ("echo", "true"),
-        ("suffix", 5),
-        ("images", "data:"),
-        ("images", {}),
-    ],
-)
-def test_a_wrong_type_is_refused(name: str, value: Any) -> None:
-    error = refusal(CompletionRequest, COMPLETION | {name: value})
-    assert (type(error), error.param, error.code) == (ValidationFailed, name, "invalid_type")
-
-
 def test_images_are_texts_and_not_too_many() -> None:
+    assert refusal(CompletionRequest, COMPLETION | {"images": "data:"}).param == "images"
     assert refusal(CompletionRequest, COMPLETION | {"images": ["a", 5]}).param == "images[1]"
     assert refusal(CompletionRequest, COMPLETION | {"images": ["a"] * 65}).param == "images"
 

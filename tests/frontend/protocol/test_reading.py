@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from frontend.protocol.body import Body
 from frontend.protocol.chat import ChatCompletionRequest
 from frontend.protocol.completion import CompletionRequest
 from frontend.protocol.reading import MAX_NAMES, parse
-from frontend.protocol.tokenization import DetokenizeRequest
+from frontend.protocol.tokenization import DetokenizeRequest, TokenizeRequest
 from frontend.settings import Settings
 from tests.frontend.bodies import CHAT, COMPLETION, ENDPOINTS, USER, WEATHER, read, refusal
 
@@ -39,21 +40,40 @@ BOTH = pytest.mark.parametrize(("model", "body"), ENDPOINTS)
     ],
     ids=range(15),
 )
-def test_what_is_not_a_json_object_in_utf8_is_refused(body: bytes) -> None:
+def test_a_body_that_is_no_json_object_in_utf8_is_refused(body: bytes) -> None:
     with pytest.raises(InvalidJSON) as caught:
         parse(CompletionRequest, body, Settings())
     assert caught.value.status == 400
 
 
-def test_a_body_is_not_too_deep() -> None:
+def test_the_depth_of_a_body_is_bounded() -> None:
     def nested(depth: int) -> bytes:
-        """Return a body with so many objects and lists in one another, beside many that are not."""
+        """Return a body of this depth, with many lists beside each other."""
         inside = b"[" * (depth - 2) + b"]" * (depth - 2)
         return b'{"model":"m","prompt":[' + b"[1]," * 200 + b'[1]],"metadata":{"a":' + inside + b"}}"
 
     parse(CompletionRequest, nested(128), Settings())
-    with pytest.raises(InvalidJSON, match="128"):
+    with pytest.raises(InvalidJSON, match="129 levels of nesting: at most 128 are read"):
         parse(CompletionRequest, nested(129), Settings())
+
+
+def test_lists_and_objects_are_counted() -> None:
+    body = {"model": "a", "prompt": "b"}
+    parse(CompletionRequest, json.dumps(body | {"foo": [[]] * 19_990}).encode(), Settings())
+    with pytest.raises(InvalidJSON, match="has 20002 lists and objects: at most 20000 are read"):
+        parse(CompletionRequest, json.dumps(body | {"foo": [[]] * 20_000}).encode(), Settings())
+
+
+@pytest.mark.parametrize("model", [ChatCompletionRequest, TokenizeRequest])
+def test_content_parts_are_counted_over_all_messages(model: type[Body]) -> None:
+    def body(*num_parts: int) -> dict[str, Any]:
+        part = {"type": "text", "text": ""}
+        return {"model": "m", "messages": [{"role": "user", "content": [part] * each} for each in num_parts]}
+
+    read(model, body(4000, 96))
+    error = refusal(model, body(4000, 97))
+    assert error.param == "messages"
+    assert "4097 content parts are more than 4096" in error.message
 
 
 @BOTH
@@ -91,29 +111,22 @@ def test_the_message_says_field_value_and_rule(fields: dict[str, Any], message: 
     assert error.envelope()["error"]["param"] == message.partition("=")[0]
 
 
-@pytest.mark.parametrize("fields", [{"temperature": 3}, {"n": "2"}, {"prompt": ""}, {"prompt": []}, {"prompt": None}])
-def test_schema_failures_can_have_fastapis_status(fields: dict[str, Any]) -> None:
-    for status in (400, 422):
+@pytest.mark.parametrize("status", [400, 422])
+def test_only_schema_failures_have_fastapis_status(status: int) -> None:
+    failures: list[dict[str, Any]] = [{"temperature": 3}, {"n": "2"}, {"prompt": None}]
+    for fields in failures:
         error = refusal(CompletionRequest, COMPLETION | fields, validation_status=status)
-        assert isinstance(error, ValidationFailed)
-        assert error.status == status
-        assert error.detail[0]["loc"][0] == "body"
-
-
-@pytest.mark.parametrize("fields", [{"n": 2, "best_of": 1}, {"max_tokens": 0}, {"store": True}])
-def test_other_refusals_keep_their_status_and_detail_is_a_text(fields: dict[str, Any]) -> None:
-    error = refusal(CompletionRequest, COMPLETION | fields, validation_status=422)
-    assert error.status == 400
-    assert error.envelope()["detail"] == error.message
-
-
-def test_json_that_is_none_is_400_whatever_the_setting() -> None:
+        assert (type(error), error.status) == (ValidationFailed, status)
+    others: list[dict[str, Any]] = [{"n": 2, "best_of": 1}, {"max_tokens": 0}, {"store": True}]
+    for fields in others:
+        error = refusal(CompletionRequest, COMPLETION | fields, validation_status=status)
+        assert (error.status, error.envelope()["detail"]) == (400, error.message)
     with pytest.raises(InvalidJSON) as caught:
-        parse(CompletionRequest, b"{", Settings(validation_status=422))
+        parse(CompletionRequest, b"{", Settings(validation_status=status))
     assert caught.value.status == 400
 
 
-def test_names_that_nobody_knows_are_reported_with_their_place() -> None:
+def test_unknown_fields_are_reported_with_their_place() -> None:
     message = {
         "role": "assistant",
         "content": [
@@ -147,20 +160,16 @@ def test_names_that_nobody_knows_are_reported_with_their_place() -> None:
     ]
 
 
-def test_names_of_our_own_methods_are_just_unknown_names() -> None:
+def test_names_of_our_own_methods_are_unknown_fields() -> None:
     names = {"model_extra": 1, "parts": 2, "refused": 3, "__class__": 4, "model_fields": 5}
     _, unknown = read(CompletionRequest, COMPLETION | names)
     assert sorted(unknown) == ["__class__", "model_extra", "model_fields", "parts", "refused"]
 
 
-@pytest.mark.parametrize("named", [{}, {"model": None}])
-def test_the_default_model_is_for_requests_that_name_none(named: dict[str, Any]) -> None:
-    request, _ = read(CompletionRequest, {"prompt": "x"} | named, default_model="org/demo")
-    assert request.model == "org/demo"
-    assert refusal(CompletionRequest, {"prompt": "x"} | named).param == "model"
-
-
-def test_a_request_that_names_its_model_gets_it() -> None:
+def test_the_default_model_is_for_requests_without_a_model() -> None:
+    for named in ({}, {"model": None}):
+        assert read(CompletionRequest, {"prompt": "x"} | named, default_model="org/demo")[0].model == "org/demo"
+        assert refusal(CompletionRequest, {"prompt": "x"} | named).param == "model"
     assert read(CompletionRequest, COMPLETION | {"model": "other"}, default_model="org/demo")[0].model == "other"
     assert refusal(CompletionRequest, COMPLETION | {"model": ""}, default_model="org/demo").param == "model"
 
@@ -191,10 +200,8 @@ MANY = 300_000
         (DetokenizeRequest, {"tokens": ["x"] * MANY}, "tokens[0]"),
     ],
 )
-def test_of_a_list_of_bad_items_only_the_first_is_looked_at(
-    model: type[Body], fields: dict[str, Any], param: str
-) -> None:
-    # Looking at all of them kept the event loop busy for ten seconds.
+def test_only_the_first_bad_item_of_a_list_is_checked(model: type[Body], fields: dict[str, Any], param: str) -> None:
+    # Checking all items kept the event loop busy for ten seconds.
     error = refusal(model, (CHAT if model is ChatCompletionRequest else COMPLETION) | fields)
     assert (error.param, len(error.detail)) == (param, 1)
 

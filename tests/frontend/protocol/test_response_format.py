@@ -22,22 +22,34 @@ def output_of(**fields: Any) -> StructuredOutput | None:
     return asked.structured_output()
 
 
-@pytest.mark.parametrize(
-    ("response_format", "output"),
-    [
-        ({"type": "text"}, None),
-        ({"type": "json_object"}, StructuredOutput(OutputFormat.JSON_OBJECT)),
-        ({"type": "json_schema", "json_schema": {"name": "x"}}, StructuredOutput(OutputFormat.JSON_OBJECT)),
-        ({"type": "regex", "regex": "[a-z]+"}, StructuredOutput(OutputFormat.REGEX, "[a-z]+")),
-        ({"type": "choice", "choice": ["é", "b"]}, StructuredOutput(OutputFormat.CHOICE, '["é","b"]')),
-        ({"type": "grammar", "grammar": 'root ::= "a"'}, StructuredOutput(OutputFormat.GRAMMAR, 'root ::= "a"')),
-        ({"type": "ebnf", "ebnf": 'root ::= "a"'}, StructuredOutput(OutputFormat.GRAMMAR, 'root ::= "a"')),
-    ],
-)
-def test_each_response_format_is_its_structured_output(
-    response_format: dict[str, Any], output: StructuredOutput | None
-) -> None:
-    assert output_of(response_format=response_format) == output
+GRAMMAR = 'root ::= "a"'
+OUTPUTS: list[tuple[str, dict[str, Any], StructuredOutput | None]] = [
+    ("response_format", {"type": "text"}, None),
+    ("response_format", {"type": "json_object"}, StructuredOutput(OutputFormat.JSON_OBJECT)),
+    (
+        "response_format",
+        {"type": "json_schema", "json_schema": {"name": "x"}},
+        StructuredOutput(OutputFormat.JSON_OBJECT),
+    ),
+    ("response_format", {"type": "regex", "regex": "[a-z]+"}, StructuredOutput(OutputFormat.REGEX, "[a-z]+")),
+    ("response_format", {"type": "choice", "choice": ["é"]}, StructuredOutput(OutputFormat.CHOICE, '["é"]')),
+    ("response_format", {"type": "grammar", "grammar": GRAMMAR}, StructuredOutput(OutputFormat.GRAMMAR, GRAMMAR)),
+    ("response_format", {"type": "ebnf", "ebnf": GRAMMAR}, StructuredOutput(OutputFormat.GRAMMAR, GRAMMAR)),
+    ("structured_outputs", {"json_object": True}, StructuredOutput(OutputFormat.JSON_OBJECT)),
+    ("structured_outputs", {"json": {}}, StructuredOutput(OutputFormat.JSON_SCHEMA, "{}", is_strict=False)),
+    ("structured_outputs", {"choice": ["a"]}, StructuredOutput(OutputFormat.CHOICE, '["a"]')),
+    ("structured_outputs", {"grammar": "x"}, StructuredOutput(OutputFormat.GRAMMAR, "x")),
+    (
+        "structured_outputs",
+        {"regex": "a", "json_object": False, "choice": None},
+        StructuredOutput(OutputFormat.REGEX, "a"),
+    ),
+]
+
+
+@pytest.mark.parametrize(("field", "form", "output"), OUTPUTS)
+def test_each_form_is_its_structured_output(field: str, form: dict[str, Any], output: StructuredOutput | None) -> None:
+    assert output_of(**{field: form}) == output
 
 
 @pytest.mark.parametrize(
@@ -57,21 +69,6 @@ def test_a_schema_is_enforced_wherever_it_stands(fields: dict[str, Any]) -> None
     assert output.format is OutputFormat.JSON_SCHEMA
     assert json.loads(output.content) == SCHEMA
     assert output.is_strict == ('"strict": true' in json.dumps(fields))
-
-
-@pytest.mark.parametrize(
-    ("structured_outputs", "output"),
-    [
-        ({"json_object": True}, StructuredOutput(OutputFormat.JSON_OBJECT)),
-        ({"json": {}}, StructuredOutput(OutputFormat.JSON_SCHEMA, "{}", is_strict=False)),
-        ({"regex": "a"}, StructuredOutput(OutputFormat.REGEX, "a")),
-        ({"choice": ["a"]}, StructuredOutput(OutputFormat.CHOICE, '["a"]')),
-        ({"grammar": "x"}, StructuredOutput(OutputFormat.GRAMMAR, "x")),
-        ({"regex": "a", "json_object": False, "choice": None}, StructuredOutput(OutputFormat.REGEX, "a")),
-    ],
-)
-def test_vllms_names_say_the_same(structured_outputs: dict[str, Any], output: StructuredOutput) -> None:
-    assert output_of(structured_outputs=structured_outputs) == output
 
 
 @pytest.mark.parametrize(
@@ -104,27 +101,22 @@ def test_vllms_names_say_the_same(structured_outputs: dict[str, Any], output: St
         ({"structured_outputs": {"choice": "a"}}, "structured_outputs.choice"),
     ],
 )
-def test_what_is_malformed_is_refused_by_place(fields: dict[str, Any], param: str) -> None:
+def test_a_malformed_value_is_refused_by_place(fields: dict[str, Any], param: str) -> None:
     error = refusal(ChatCompletionRequest, CHAT | fields, validation_status=422)
     assert (type(error), error.status, error.param) == (ValidationFailed, 422, param)
 
 
-@pytest.mark.parametrize("kind", ["json_schema", "regex", "choice", "grammar", "ebnf"])
-def test_what_a_format_needs_is_named_where_it_is_missing(kind: str) -> None:
-    error = refusal(ChatCompletionRequest, CHAT | {"response_format": {"type": kind}})
-    assert (type(error), error.status, error.param) == (InvalidRequest, 400, f"response_format.{kind}")
+MISSING = [({"type": kind}, kind) for kind in ("json_schema", "regex", "choice", "grammar", "ebnf")]
+FOREIGN: list[tuple[dict[str, Any], str]] = [
+    ({"type": "json_object", "json_schema": {"name": "x", "schema": SCHEMA}}, "json_schema"),
+    ({"type": "text", "regex": "a"}, "regex"),
+    ({"type": "ebnf", "ebnf": "x", "grammar": "y"}, "grammar"),
+    ({"type": "json_schema", "json_schema": {"name": "x"}, "schema": SCHEMA}, "schema"),
+]
 
 
-@pytest.mark.parametrize(
-    ("fields", "param"),
-    [
-        ({"type": "json_object", "json_schema": {"name": "x", "schema": SCHEMA}}, "json_schema"),
-        ({"type": "text", "regex": "a"}, "regex"),
-        ({"type": "ebnf", "ebnf": "x", "grammar": "y"}, "grammar"),
-        ({"type": "json_schema", "json_schema": {"name": "x"}, "schema": SCHEMA}, "schema"),
-    ],
-)
-def test_what_belongs_to_another_format_is_not_passed_over(fields: dict[str, Any], param: str) -> None:
+@pytest.mark.parametrize(("fields", "param"), [*MISSING, *FOREIGN])
+def test_a_format_has_the_field_of_its_type_and_no_other(fields: dict[str, Any], param: str) -> None:
     error = refusal(ChatCompletionRequest, CHAT | {"response_format": fields})
     assert (type(error), error.status, error.param) == (InvalidRequest, 400, f"response_format.{param}")
 

@@ -17,10 +17,12 @@ from prometheus_client import Metric as Family
 from prometheus_client.parser import text_string_to_metric_families
 
 from frontend.errors import Overloaded
+from frontend.settings import Settings
 from frontend.telemetry.definitions import METRICS
 from frontend.telemetry.log_lines import JsonFormatter
+from frontend.telemetry.observer import Observer
 from model_repository.contract.output import GenerationChunk
-from tests.fakes import FakeTriton, chunks
+from tests.fakes import FakeTriton, chunks, stats
 from tests.frontend.conftest import Serve
 from tests.frontend.launcher.test_workers import running
 
@@ -67,8 +69,8 @@ async def test_a_client_that_leaves_is_a_cancelled_request_and_no_error(serve: S
     assert value(families, "conch_errors_total") == 0
 
 
-async def test_who_waits_for_a_place_is_in_flight_too(serve: Serve) -> None:
-    """Else a model whose replicas decode fewer at a time than the autoscaler's target would never get another one."""
+async def test_a_waiting_request_is_in_flight_too(serve: Serve) -> None:
+    """Otherwise an autoscaler never adds a replica if one decodes fewer requests at a time than the target."""
     triton = FakeTriton([asyncio.Event()])
     http = await serve(triton, max_in_flight=1)
     tasks = [asyncio.create_task(http.post("/v1/completions", json=BODY)) for _ in range(3)]
@@ -80,7 +82,7 @@ async def test_who_waits_for_a_place_is_in_flight_too(serve: Serve) -> None:
         task.cancel()
 
 
-async def test_what_is_turned_away_is_shed_and_an_error(serve: Serve) -> None:
+async def test_a_refused_request_is_shed_and_an_error(serve: Serve) -> None:
     http = await serve(FakeTriton([Overloaded("full")]))
     assert (await http.post("/v1/completions", json=BODY)).status == 503
     families = await scraped(http)
@@ -89,7 +91,7 @@ async def test_what_is_turned_away_is_shed_and_an_error(serve: Serve) -> None:
     assert value(families, "conch_completions_total", finish_reason="error") == 1
 
 
-async def test_labels_do_not_grow_with_what_clients_ask_for(serve: Serve) -> None:
+async def test_clients_cannot_create_labels(serve: Serve) -> None:
     http = await serve(FakeTriton(chunks("a")))
     counts = []
     for number in range(5):
@@ -153,7 +155,7 @@ def test_a_log_line_with_a_line_break_stays_one_line_of_json() -> None:
     assert "two\nlines" in json.loads(line)["exception"]
 
 
-def test_metrics_hold_across_workers_and_a_dead_one_leaves_only_what_it_counted(tmp_path: Path) -> None:
+def test_metrics_cover_all_workers_and_a_dead_one_leaves_only_its_counters(tmp_path: Path) -> None:
     with running(tmp_path, "--port=0", "--log-format=json") as frontend:
         frontend.wait_until(lambda: frontend.log.read_text().count(" listens on http") == 2)
         messages = [json.loads(line)["message"] for line in frontend.log.read_text().splitlines()]
@@ -188,11 +190,29 @@ def environment(pid: int) -> dict[str, str]:
     return dict(item.decode().split("=", 1) for item in items if b"=" in item)
 
 
-async def test_each_triton_has_gauges_of_its_own(serve: Serve) -> None:
+async def test_each_triton_has_gauges_of_its_own(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("frontend.triton.health_monitor.STATS_INTERVAL_S", 0.01)
     triton = FakeTriton()
-    http = await serve(triton, stats_interval_s=0.01)
+    http = await serve(triton)
     while not (up := [f for f in await scraped(http) if f.name == "conch_engine_up" and f.samples]):
         pass
     assert [(sample.labels, sample.value) for sample in up[0].samples] == [
         ({"model": "org/demo", "triton": "fake:1"}, 1)
     ]
+
+
+def test_an_endpoint_that_is_gone_is_neither_up_nor_down() -> None:
+    observer = Observer(Settings())
+    for endpoint in ("10.0.0.1:8001", "10.0.0.2:8001"):
+        observer.note_engine(endpoint, "demo", stats(1, 0))
+
+    def exported() -> list[str]:
+        text, _ = observer.metrics.exposition("text/plain", has_vllm_names=False)
+        return [line for line in text.decode().splitlines() if 'triton="10.0.0.1:8001"' in line]
+
+    labels = '{model="demo",triton="10.0.0.1:8001"}'
+    assert f"conch_engine_up{labels} 1.0" in exported()
+    observer.forget("10.0.0.1:8001")
+    observer.forget("10.0.0.9:8001")
+    assert f"conch_engine_up{labels} NaN" in exported()
+    assert f"conch_requests_running{labels} 0.0" in exported()

@@ -1,4 +1,4 @@
-"""A chat's stream of events, told and put together again as a client does it."""
+"""A chat's stream of events, and its choices put together as a client does it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _ANSWER, _EVENT = TypeAdapter(ChatCompletion), TypeAdapter(ChatCompletionChunk)
 
 def reply_to(tool_call_format: str = "hermes", **fields: Any) -> ChatReply:
     """Return the reply to a chat with a model that writes tool calls in this format."""
-    name = ModelName(asked="gpt-4o", model=served_model(tool_call_format=tool_call_format))
+    name = ModelName(requested="gpt-4o", model=served_model(tool_call_format=tool_call_format))
     return ChatReply(chat(**fields), name, 1)
 
 
@@ -37,7 +37,7 @@ def pieces_of(texts: Sequence[str], reason: FinishReason = FinishReason.STOP) ->
     ]
 
 
-def told(reply: ChatReply, pieces: Iterable[tuple[int, GenerationChunk]]) -> list[ChatCompletionChunk]:
+def events_of(reply: ChatReply, pieces: Iterable[tuple[int, GenerationChunk]]) -> list[ChatCompletionChunk]:
     """Return every event of a stream; each has the shape that is promised."""
     pieces = list(pieces)
     opening = reply.opening(pieces[0][1] if pieces else GenerationChunk(text=""))

@@ -9,13 +9,13 @@ from msgspec.structs import replace
 
 from model_repository.contract.output import FinishReason, GenerationChunk, TokenLogprob
 from tests.fakes import chunks, counted
-from tests.frontend.translate.chat_events import pieces_of, put_together, reply_to, told, whole
+from tests.frontend.translate.chat_events import events_of, pieces_of, put_together, reply_to, whole
 
 (LAST,) = chunks("c", finish_reason=FinishReason.LENGTH)
 
 
 def one_choice(*pieces: GenerationChunk, **fields: Any) -> list[Any]:
-    return told(reply_to(stream=True, **fields), [(0, piece) for piece in pieces])
+    return events_of(reply_to(stream=True, **fields), [(0, piece) for piece in pieces])
 
 
 def test_a_chat_completion_has_openais_shape() -> None:
@@ -34,9 +34,6 @@ def test_a_chat_completion_has_openais_shape() -> None:
     assert (answer["model"], answer["system_fingerprint"]) == ("gpt-4o", "fp_demo")
     assert reply.id.startswith("chatcmpl-")
     assert reply_to().id != reply.id
-
-
-def test_an_empty_answer_is_an_empty_text() -> None:
     assert whole(reply_to(), *chunks(""))["choices"][0]["message"]["content"] == ""
 
 
@@ -65,13 +62,13 @@ def test_the_last_chunk_has_text_and_the_engines_reason() -> None:
     assert "usage" not in event
 
 
-def test_an_end_without_text_is_told_all_the_same() -> None:
+def test_an_end_without_text_is_an_event() -> None:
     *_, event = one_choice(GenerationChunk(text="a"), *chunks(""))
     assert event["choices"][0]["delta"] == {}
     assert event["choices"][0]["finish_reason"] == "stop"
 
 
-def test_tokens_without_text_bring_no_event_unless_asked_for() -> None:
+def test_tokens_without_text_are_events_on_request() -> None:
     token = GenerationChunk(text="", token_ids=(5,), logprobs=(TokenLogprob(5, b"\xe2", -1.0),))
     assert put_together(one_choice(token, LAST, logprobs=True))["logprobs"][0]["bytes"] == [0xE2]
     assert put_together(one_choice(token, LAST, return_token_ids=True))["token_ids"] == [5]
@@ -83,6 +80,8 @@ def test_include_usage_brings_null_on_all_chunks_and_one_chunk_of_its_own() -> N
         assert all(event["usage"] is None for event in events)
         assert closing["choices"] == []
         assert closing["usage"] == whole(reply_to(), LAST)["usage"]
+    for options in (None, {}, {"include_usage": False}):
+        assert all("usage" not in event for event in one_choice(LAST, stream_options=options))
 
 
 def test_every_event_may_have_the_counts_so_far() -> None:
@@ -94,22 +93,12 @@ def test_every_event_may_have_the_counts_so_far() -> None:
         (1, replace(counted("d", 7, 2), finish_reason=FinishReason.LENGTH)),
     ]
     options = {"continuous_usage_stats": True}
-    events = told(reply_to(stream=True, n=2, stream_options=options), pieces)
+    events = events_of(reply_to(stream=True, n=2, stream_options=options), pieces)
     assert [event["usage"]["completion_tokens"] for event in events if event["usage"]] == [0, 0, 1, 2, 4, 5, 6]
     assert all(event["usage"] and event["usage"]["prompt_tokens"] == 7 for event in events)
-    *same, closing = told(reply_to(stream=True, n=2, stream_options=options | {"include_usage": True}), pieces)
+    *same, closing = events_of(reply_to(stream=True, n=2, stream_options=options | {"include_usage": True}), pieces)
     assert [event["usage"] for event in same] == [event["usage"] for event in events]
     assert (closing["choices"], closing["usage"]) == ([], same[-1]["usage"])
-
-
-@pytest.mark.parametrize("options", [None, {}, {"include_usage": False}])
-def test_without_it_no_chunk_has_usage(options: Any) -> None:
-    assert all("usage" not in event for event in one_choice(LAST, stream_options=options))
-
-
-def test_usage_counts_the_prompt_once() -> None:
-    usage = whole(reply_to(n=3), LAST, LAST, LAST)["usage"]
-    assert (usage["prompt_tokens"], usage["completion_tokens"], usage["total_tokens"]) == (7, 15, 22)
 
 
 def test_choices_interleave_and_each_ends_once() -> None:
@@ -117,7 +106,7 @@ def test_choices_interleave_and_each_ends_once() -> None:
     texts = {0: ["a", "b", "c"], 1: ["d"], 2: ["e", "f"]}
     pieces = {index: pieces_of(text) for index, text in texts.items()}
     order = [(2, 0), (0, 0), (1, 0), (0, 1), (2, 1), (0, 2)]
-    events = told(reply, [(index, pieces[index][number]) for index, number in order])
+    events = events_of(reply, [(index, pieces[index][number]) for index, number in order])
     for index, text in texts.items():
         choice = put_together(events, index)
         assert choice["message"] == {"role": "assistant", "content": "".join(text)}
@@ -130,7 +119,7 @@ def test_choices_interleave_and_each_ends_once() -> None:
     assert len({(event["id"], event["created"], event["model"], event["system_fingerprint"]) for event in events}) == 1
 
 
-def test_log_probabilities_are_told_to_those_who_ask() -> None:
+def test_log_probabilities_are_there_on_request() -> None:
     pieces = pieces_of(["é", "b"])
     for asked in (True, False):
         (choice,) = whole(reply_to(logprobs=asked), pieces[-1])["choices"]
@@ -141,14 +130,14 @@ def test_log_probabilities_are_told_to_those_who_ask() -> None:
 
 
 @pytest.mark.parametrize("asked", [True, False])
-def test_token_ids_are_told_to_those_who_ask(asked: bool) -> None:
+def test_token_ids_are_there_on_request(asked: bool) -> None:
     pieces = pieces_of(["a", "b"])
     assert put_together(one_choice(*pieces, return_token_ids=asked))["token_ids"] == ([0, 1] if asked else [])
     (choice,) = whole(reply_to(return_token_ids=asked), pieces[-1])["choices"]
     assert choice.get("token_ids") == ([1] if asked else None)
 
 
-def test_the_prompts_token_ids_are_told_once_as_in_vllm() -> None:
+def test_the_prompts_token_ids_are_there_once_as_in_vllm() -> None:
     first = GenerationChunk(text="a", token_ids=(5,), prompt_token_ids=(1, 2))
     reply = reply_to(return_token_ids=True, stream=True, n=2)
     events = [*reply.opening(first), *reply.events(1, first), *reply.events(0, first)]

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from model_repository.contract.output import FinishReason
 from model_repository.tool_formats import TOOL_FORMATS
 from tests.frontend.bodies import TIME, WEATHER
-from tests.frontend.translate.chat_events import pieces_of, put_together, reply_to, told, whole
+from tests.frontend.translate.chat_events import events_of, pieces_of, put_together, reply_to, whole
 from tests.parsed_calls import parse_tool_calls
 
 TOOLS: dict[str, Any] = {"tools": [WEATHER, TIME]}
@@ -28,9 +28,9 @@ def text_of(*calls: tuple[str, str], tool_format: str = "hermes") -> str:
 
 
 def streamed(texts: list[str], reason: FinishReason = FinishReason.STOP, **fields: Any) -> dict[str, Any]:
-    """Return what a client makes of a stream of one choice."""
+    """Return a client's form of a stream of one choice."""
     reply = reply_to(stream=True, **fields)
-    return put_together(told(reply, [(0, piece) for piece in pieces_of(texts, reason)]))
+    return put_together(events_of(reply, [(0, piece) for piece in pieces_of(texts, reason)]))
 
 
 def answered(text: str, reason: FinishReason = FinishReason.STOP, **fields: Any) -> dict[str, Any]:
@@ -40,7 +40,7 @@ def answered(text: str, reason: FinishReason = FinishReason.STOP, **fields: Any)
 
 
 def without_ids(message: dict[str, Any]) -> dict[str, Any]:
-    """Return what two messages have in common that say the same."""
+    """Return a message without the ids of its calls."""
     calls = [call["function"] for call in message.get("tool_calls", ())]
     return {"content": message["content"] or None, "calls": calls, "function_call": message.get("function_call")}
 
@@ -70,7 +70,7 @@ def test_a_call_that_a_stop_sequence_cut_is_no_call_to_carry_out(tool_format: st
 
 
 @FORMATS
-def test_calls_are_told_whole_and_in_pieces(tool_format: str) -> None:
+def test_calls_are_the_same_whole_and_in_pieces(tool_format: str) -> None:
     text = text_of(*CALLS, tool_format=tool_format)
     message = answered(text, tool_call_format=tool_format, **TOOLS)["message"]
     assert message["content"] is None
@@ -85,12 +85,12 @@ def test_ids_of_calls_are_their_own_and_the_same_within_a_stream() -> None:
     messages = [answered(text, **TOOLS)["message"], streamed(list(text), **TOOLS)["message"]]
     ids = [call["id"] for message in messages for call in message["tool_calls"]]
     assert len(set(ids)) == 4
-    assert all(len(each) >= 9 for each in ids)  # Mistral's templates ask for so many
+    assert all(len(each) >= 9 for each in ids)  # Mistral's templates need nine characters
 
 
 def test_only_the_first_delta_of_a_call_has_id_type_and_name() -> None:
     reply = reply_to(stream=True, **TOOLS)
-    events = told(reply, [(0, piece) for piece in pieces_of(list(text_of(CALLS[0])))])
+    events = events_of(reply, [(0, piece) for piece in pieces_of(list(text_of(CALLS[0])))])
     deltas = [call for event in events for call in event["choices"][0]["delta"].get("tool_calls", ())]
     first, *rest = deltas
     assert (first["index"], first["type"], first["function"]) == (
@@ -115,7 +115,7 @@ def test_only_the_first_delta_of_a_call_has_id_type_and_name() -> None:
         (FUNCTIONS, "length", "length"),
     ],
 )
-def test_the_finish_reason_says_what_the_client_has_to_do(fields: dict[str, Any], reason: str, expected: str) -> None:
+def test_the_finish_reason_asks_for_a_call_or_not(fields: dict[str, Any], reason: str, expected: str) -> None:
     text = text_of(CALLS[1])
     assert answered(text, FinishReason(reason), **fields)["finish_reason"] == expected
     assert streamed(list(text), FinishReason(reason), **fields)["finish_reasons"] == [expected]
@@ -129,19 +129,6 @@ def test_where_no_tool_may_be_called_the_text_is_the_text(fields: dict[str, Any]
     assert choice["finish_reason"] == "stop"
 
 
-def test_tools_that_are_not_called_change_nothing() -> None:
-    choice = answered("Just <b>text</b>.", **TOOLS)
-    assert (choice["message"]["content"], choice["finish_reason"]) == ("Just <b>text</b>.", "stop")
-    assert "tool_calls" not in choice["message"]
-    assert streamed(["Just ", "<b>text", "</b>."], **TOOLS)["message"]["content"] == "Just <b>text</b>."
-
-
-def test_content_before_a_call_is_kept() -> None:
-    message = answered("Let me see. " + text_of(CALLS[0]), **TOOLS)["message"]
-    assert message["content"] == "Let me see."
-    assert len(message["tool_calls"]) == 1
-
-
 def test_the_deprecated_form_has_one_call() -> None:
     # Two calls became one, with the arguments of both.
     for message in (
@@ -153,19 +140,23 @@ def test_the_deprecated_form_has_one_call() -> None:
         assert "tool_calls" not in message
 
 
-@pytest.mark.parametrize("text", ["Hi <", "Hi <tool_call>", 'Hi <tool_call>\n{"name": "get_'])
-def test_what_never_became_a_call_is_content(text: str) -> None:
-    assert answered(text, **TOOLS)["message"]["content"] == text
-    assert streamed(list(text), **TOOLS)["message"]["content"] == text
-
-
 @pytest.mark.parametrize(
-    ("text", "content"), [("Hi <", "Hi <"), ("Hi <t", "Hi"), ("Hi <tool_call>", "Hi"), ('<tool_call>\n{"name": "g', "")]
+    ("text", "reason", "content"),
+    [
+        ("Just <b>text</b>.", "stop", "Just <b>text</b>."),
+        ("Hi <", "stop", "Hi <"),
+        ("Hi <tool_call>", "stop", "Hi <tool_call>"),
+        ('Hi <tool_call>\n{"name": "get_', "stop", 'Hi <tool_call>\n{"name": "get_'),
+        ("Let me see. " + text_of(CALLS[0]), "stop", "Let me see."),
+        ("Hi <", "length", "Hi <"),
+        ("Hi <t", "length", "Hi"),  # markup of a call that was cut is no content
+        ("Hi <tool_call>", "length", "Hi"),
+        ('<tool_call>\n{"name": "g', "length", ""),
+    ],
 )
-def test_the_beginning_of_a_call_that_was_cut_is_no_content(text: str, content: str) -> None:
-    """The markup of a call was the answer's text."""
-    assert answered(text, FinishReason.LENGTH, **TOOLS)["message"]["content"] == content
-    assert (streamed(list(text), FinishReason.LENGTH, **TOOLS)["message"]["content"] or "") == content
+def test_text_beside_calls_is_content(text: str, reason: str, content: str) -> None:
+    assert answered(text, FinishReason(reason), **TOOLS)["message"]["content"] == content
+    assert (streamed(list(text), FinishReason(reason), **TOOLS)["message"]["content"] or "") == content
 
 
 def test_a_call_that_was_cut_keeps_the_arguments_so_far() -> None:
@@ -180,7 +171,7 @@ def test_each_choice_has_a_parser_of_its_own() -> None:
     reply = reply_to(stream=True, n=2, **TOOLS)
     first, second = pieces_of(list(text_of(CALLS[0]))), pieces_of(list("plain text, as long as a call" * 2))
     both = itertools.zip_longest(first, second)
-    events = told(reply, [(index, piece) for pair in both for index, piece in enumerate(pair) if piece])
+    events = events_of(reply, [(index, piece) for pair in both for index, piece in enumerate(pair) if piece])
     assert without_ids(put_together(events, 0)["message"])["calls"] == [{"name": CALLS[0][0], "arguments": CALLS[0][1]}]
     assert put_together(events, 1)["message"]["content"] == "plain text, as long as a call" * 2
     assert [put_together(events, index)["finish_reasons"] for index in (0, 1)] == [["tool_calls"], ["stop"]]

@@ -15,7 +15,7 @@ from model_repository.contract.output import FinishReason, GenerationChunk, Toke
 from tests.fakes import DEMO, USAGE, chunks, counted
 from tests.frontend.bodies import completion
 
-NAME = ModelName(asked="gpt-4o", model=DEMO)
+NAME = ModelName(requested="gpt-4o", model=DEMO)
 ANSWER = TypeAdapter(Completion)
 (LAST,) = chunks("c", finish_reason=FinishReason.LENGTH)
 
@@ -30,7 +30,7 @@ def drawn(text: str, *logprobs: float, usage: Usage = USAGE) -> GenerationChunk:
     return GenerationChunk(text=text, logprobs=items, finish_reason=FinishReason.STOP, usage=usage)
 
 
-def told(reply: CompletionReply, *pieces: tuple[int, GenerationChunk]) -> list[Completion]:
+def events_of(reply: CompletionReply, *pieces: tuple[int, GenerationChunk]) -> list[Completion]:
     events = [event for index, chunk in pieces for event in reply.events(index, chunk)]
     for event in events:
         ANSWER.validate_python(event, strict=True)
@@ -54,15 +54,15 @@ def test_a_length_limited_completion_reports_length() -> None:
 
 
 @pytest.mark.parametrize("stop_reason", ["END", 7, None])
-def test_what_ended_a_completion_is_told(stop_reason: Any) -> None:
+def test_the_stop_reason_is_passed_on(stop_reason: Any) -> None:
     last = replace(LAST, finish_reason=FinishReason.STOP, stop_reason=stop_reason)
-    (event,) = told(reply_to(stream=True), (0, last))
+    (event,) = events_of(reply_to(stream=True), (0, last))
     for choice in (event["choices"][0], whole(reply_to(), last)["choices"][0]):
         assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", stop_reason)
 
 
 def test_a_stream_without_options_has_usage_on_its_last_chunk() -> None:
-    first, last = told(reply_to(stream=True), (0, GenerationChunk(text="a")), (0, LAST))
+    first, last = events_of(reply_to(stream=True), (0, GenerationChunk(text="a")), (0, LAST))
     assert first["usage"] is None
     assert last["usage"] == whole(reply_to(), LAST)["usage"]
     assert [event["choices"][0]["finish_reason"] for event in (first, last)] == [None, "length"]
@@ -76,7 +76,7 @@ def test_every_event_may_have_the_counts_so_far_of_the_prompts_that_have_begun()
         (0, replace(counted("c", 7, 2), finish_reason=FinishReason.LENGTH)),
     ]
     options = {"continuous_usage_stats": True}
-    events = told(reply_to(prompt=["x", "y"], stream=True, stream_options=options), *pieces)
+    events = events_of(reply_to(prompt=["x", "y"], stream=True, stream_options=options), *pieces)
     usages = [event["usage"] for event in events]
     assert [usage and usage["prompt_tokens"] for usage in usages] == [7, 10, 10, 10]
     assert [usage and usage["completion_tokens"] for usage in usages] == [1, 3, 4, 5]
@@ -84,13 +84,13 @@ def test_every_event_may_have_the_counts_so_far_of_the_prompts_that_have_begun()
 
 @pytest.mark.parametrize("options", [{}, {"include_usage": False}, {"include_usage": None}])
 def test_any_stream_options_switch_to_openais_rule(options: dict[str, Any]) -> None:
-    events = told(reply_to(stream=True, stream_options=options), (0, GenerationChunk(text="a")), (0, LAST))
+    events = events_of(reply_to(stream=True, stream_options=options), (0, GenerationChunk(text="a")), (0, LAST))
     assert all("usage" not in event for event in events)
 
 
 def test_include_usage_brings_null_on_all_chunks_and_one_chunk_of_its_own() -> None:
     reply = reply_to(stream=True, stream_options={"include_usage": True}, n=2)
-    *events, closing = told(reply, (1, LAST), (0, GenerationChunk(text="a")), (0, LAST))
+    *events, closing = events_of(reply, (1, LAST), (0, GenerationChunk(text="a")), (0, LAST))
     assert all(event["usage"] is None for event in events)
     assert closing["choices"] == []
     assert closing["usage"] == whole(reply_to(n=2), LAST, LAST)["usage"]
@@ -99,21 +99,11 @@ def test_include_usage_brings_null_on_all_chunks_and_one_chunk_of_its_own() -> N
     }
 
 
-def test_choices_are_numbered_by_prompt_and_then_by_draw() -> None:
-    answer = whole(reply_to(prompt=["p", "q"], n=2), *(drawn(text) for text in ("p0", "p1", "q0", "q1")))
-    assert [(choice["index"], choice["text"]) for choice in answer["choices"]] == [
-        (0, "p0"),
-        (1, "p1"),
-        (2, "q0"),
-        (3, "q1"),
-    ]
-
-
 def test_streams_of_several_prompts_interleave_and_only_the_last_chunk_of_all_has_usage() -> None:
     reply = reply_to(prompt=["p", "q"], n=2, best_of=2, stream=True)
     order = [3, 0, 2, 1, 0]
     pieces = [(index, drawn(str(index))) for index in order[:-1]]
-    events = told(reply, (0, GenerationChunk(text="x")), *pieces)
+    events = events_of(reply, (0, GenerationChunk(text="x")), *pieces)
     assert [event["choices"][0]["index"] for event in events] == [0, *order[:-1]]
     assert [event["usage"] is None for event in events] == [True] * 4 + [False]
     usage = events[-1]["usage"]
@@ -136,14 +126,17 @@ def test_the_best_of_each_prompt_are_shown_and_all_are_counted() -> None:
     assert (usage["prompt_tokens"], usage["completion_tokens"]) == (14, 30)
 
 
-def test_a_short_completion_is_no_better_for_being_short() -> None:
-    answer = whole(reply_to(best_of=2), drawn("a", -1.0), drawn("bcd", -0.9, -0.9, -0.9))
-    assert answer["choices"][0]["text"] == "bcd"
-
-
-def test_of_equals_the_first_is_the_best() -> None:
-    answer = whole(reply_to(n=2, best_of=3), drawn("a", -1.0), drawn("b", -1.0), drawn("c", -1.0))
-    assert [choice["text"] for choice in answer["choices"]] == ["a", "b"]
+@pytest.mark.parametrize(
+    ("fields", "candidates", "shown"),
+    [
+        ({"best_of": 2}, [drawn("a", -1.0), drawn("bcd", -0.9, -0.9, -0.9)], ["bcd"]),  # by the mean, not the sum
+        ({"n": 2, "best_of": 3}, [drawn("a", -1.0), drawn("b", -1.0), drawn("c", -1.0)], ["a", "b"]),
+        ({"prompt": ["p", "q"], "n": 2}, [drawn(text) for text in ("p0", "p1", "q0", "q1")], ["p0", "p1", "q0", "q1"]),
+    ],
+)
+def test_the_best_or_all_are_shown_in_order(fields: Any, candidates: list[GenerationChunk], shown: list[str]) -> None:
+    choices = whole(reply_to(**fields), *candidates)["choices"]
+    assert [(choice["index"], choice["text"]) for choice in choices] == list(enumerate(shown))
 
 
 def test_an_echoed_prompt_does_not_rank() -> None:
@@ -158,7 +151,7 @@ def test_an_echoed_prompt_does_not_rank() -> None:
     assert [choice["text"] for choice in answer["choices"]] == ["pqb", "pqa"]
 
 
-def test_log_probabilities_that_were_asked_for_are_shown_with_the_best() -> None:
+def test_the_best_has_its_log_probabilities_on_request() -> None:
     reply = reply_to(best_of=2, logprobs=0, prompt_num_chars=[2])
     (choice,) = whole(reply, drawn("ab", -3.0, -3.0), drawn("cd", -1.0, -2.0))["choices"]
     assert choice["logprobs"] == {
@@ -173,7 +166,7 @@ def test_log_probabilities_that_were_asked_for_are_shown_with_the_best() -> None
 def test_offsets_begin_behind_each_prompt_unless_it_is_echoed(echo: bool, offsets: list[list[int]]) -> None:
     reply = reply_to(prompt=["four", "seven77"], logprobs=0, echo=echo, stream=True, prompt_num_chars=[4, 7])
     pieces = [(0, "a"), (0, "b"), (1, "c"), (1, "d")] if echo else [(0, "a"), (0, "b"), (1, "c")]
-    events = told(reply, *((index, drawn(text, -1.0)) for index, text in pieces))
+    events = events_of(reply, *((index, drawn(text, -1.0)) for index, text in pieces))
     seen = [event["choices"][0]["logprobs"] for event in events]
     assert [item["text_offset"] for item in seen if item] == offsets[: len(pieces)]
 
@@ -190,16 +183,16 @@ def test_an_echoed_prompt_has_its_log_probabilities() -> None:
 
 
 @pytest.mark.parametrize("asked", [True, False])
-def test_token_ids_are_told_to_those_who_ask(asked: bool) -> None:
+def test_token_ids_are_there_on_request(asked: bool) -> None:
     chunk = replace(LAST, token_ids=(5, 6))
-    (event,) = told(reply_to(return_token_ids=asked, stream=True), (0, chunk))
+    (event,) = events_of(reply_to(return_token_ids=asked, stream=True), (0, chunk))
     for choice in (event["choices"][0], whole(reply_to(return_token_ids=asked), chunk)["choices"][0]):
         assert choice.get("token_ids") == ([5, 6] if asked else None)
 
 
-def test_the_prompts_token_ids_are_told_for_each_choice_as_in_vllm() -> None:
+def test_each_choice_has_the_prompts_token_ids_as_in_vllm() -> None:
     chunk = replace(LAST, token_ids=(1, 2, 5), num_prompt_tokens=2, prompt_token_ids=(1, 2))
     fields = {"return_token_ids": True, "echo": True}
-    (event,) = told(reply_to(stream=True, **fields), (0, chunk))
+    (event,) = events_of(reply_to(stream=True, **fields), (0, chunk))
     for choice in (event["choices"][0], whole(reply_to(**fields), chunk)["choices"][0]):
         assert (choice["prompt_token_ids"], choice["token_ids"]) == ([1, 2], [5])

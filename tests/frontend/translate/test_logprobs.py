@@ -45,7 +45,7 @@ def test_a_token_without_text_is_not_among_a_chats_tokens() -> None:
     """The end token was there as an empty text, beside its own name among the likeliest ones. OpenAI leaves it out."""
     end = token("", -1.0, other("<|end|>", -1.0))
     assert chat_logprobs([token("a"), end]) == chat_logprobs([token("a")])
-    assert len(chat_logprobs([token("a"), end], is_whole=True)["content"]) == 2  # for those who read token ids
+    assert len(chat_logprobs([token("a"), end], is_whole=True)["content"]) == 2  # as in the list of token ids
 
 
 def test_tokens_are_named_by_their_ids_as_vllm_does() -> None:
@@ -85,19 +85,13 @@ def test_a_completions_lists_have_a_place_for_each_token() -> None:
     }
 
 
-def test_offsets_count_characters_and_go_on_from_piece_to_piece() -> None:
+@pytest.mark.parametrize("cut", [0, 1, 2, 3, 4])
+def test_offsets_go_on_from_piece_to_piece_and_count_a_split_character_once(cut: int) -> None:
+    items = [token("🙂é"), *EURO, token("!")]
     writer = CompletionLogprobsWriter(0)
-    pieces = [writer.write([token("🙂é")]), writer.write([]), writer.write([token("x"), token("y")])]
-    assert [piece["text_offset"] for piece in pieces] == [[0], [], [2, 3]]
-
-
-@pytest.mark.parametrize("cut", [0, 1, 2, 3])
-def test_a_character_split_over_tokens_is_shown_by_its_bytes_and_counted_once(cut: int) -> None:
-    items = [*EURO, token("!")]
-    writer = CompletionLogprobsWriter(0)
-    pieces: list[Any] = [writer.write(items[:cut]), writer.write(items[cut:])]
-    assert [each for piece in pieces for each in piece["tokens"]] == ["bytes:\\xe2\\x82", "bytes:\\xac", "!"]
-    assert [each for piece in pieces for each in piece["text_offset"]] == [0, 0, 1]
+    pieces: list[Any] = [writer.write(items[:cut]), writer.write([]), writer.write(items[cut:])]
+    assert [each for piece in pieces for each in piece["tokens"]] == ["🙂é", "bytes:\\xe2\\x82", "bytes:\\xac", "!"]
+    assert [each for piece in pieces for each in piece["text_offset"]] == [0, 2, 2, 3]
 
 
 def test_the_first_token_of_an_echoed_prompt_has_no_probability() -> None:
@@ -112,12 +106,9 @@ def test_the_drawn_token_is_always_among_the_likely_ones() -> None:
     assert rivals == {"x": -0.1, "y": -0.2, "z": -5.0}
     (rivals,) = CompletionLogprobsWriter(0).write([token("y", -0.2, *top)])["top_logprobs"]
     assert rivals == {"x": -0.1, "y": -0.2}
-
-
-def test_of_two_rivals_with_one_text_the_likelier_is_shown() -> None:
-    top = (other("x", -0.1), other("x", -0.2), other("y", -0.3))
-    (rivals,) = CompletionLogprobsWriter(0).write([token("z", -5.0, *top)])["top_logprobs"]
-    assert rivals == {"x": -0.1, "y": -0.3, "z": -5.0}
+    same_text = (other("x", -0.1), other("x", -0.2), other("y", -0.3))
+    (rivals,) = CompletionLogprobsWriter(0).write([token("z", -5.0, *same_text)])["top_logprobs"]
+    assert rivals == {"x": -0.1, "y": -0.3, "z": -5.0}, "the likelier one of two with one text"
 
 
 def test_the_mean_is_over_the_completions_own_tokens() -> None:
@@ -125,11 +116,7 @@ def test_the_mean_is_over_the_completions_own_tokens() -> None:
     own = (token("a", -1.0), token("b", -2.0))
     assert mean_logprob(GenerationChunk(text="ab", logprobs=own)) == -1.5
     assert mean_logprob(GenerationChunk(text="pqab", logprobs=echoed + own, num_prompt_tokens=2)) == -1.5
-
-
-def test_an_empty_text_is_the_least_likely() -> None:
-    assert mean_logprob(GenerationChunk(text="")) == NO_CHANCE
-    assert mean_logprob(GenerationChunk(text="p", logprobs=(token("p", None),), num_prompt_tokens=1)) == NO_CHANCE
+    assert mean_logprob(GenerationChunk(text="pq", logprobs=echoed, num_prompt_tokens=2)) == NO_CHANCE
 
 
 @pytest.mark.parametrize(
@@ -141,7 +128,7 @@ def test_an_empty_text_is_the_least_likely() -> None:
         ([b"\xe2\x82", b"\xe2\x82\xac", b"b"], [0, 1, 2]),
     ],
 )
-def test_offsets_count_what_stands_for_broken_characters(tokens: list[bytes], offsets: list[int]) -> None:
+def test_offsets_count_the_replacements_of_broken_characters(tokens: list[bytes], offsets: list[int]) -> None:
     assert CompletionLogprobsWriter(0).write([token(each) for each in tokens])["text_offset"] == offsets
     one_by_one = CompletionLogprobsWriter(0)
     assert [one_by_one.write([token(each)])["text_offset"][0] for each in tokens] == offsets

@@ -1,4 +1,4 @@
-"""Requests in OpenAI's words to the generation requests that answer them."""
+"""OpenAI's requests to generation requests."""
 
 from __future__ import annotations
 
@@ -23,13 +23,14 @@ from model_repository.contract.request import (
     StructuredOutput,
     TextPrompt,
     TokenPrompt,
+    ToolUse,
 )
 from model_repository.model_parameters import ModelDefaults
 from tests.fakes import DEMO, served_model
-from tests.frontend.bodies import USER, WEATHER, chat, completion, read
+from tests.frontend.bodies import TIME, USER, WEATHER, chat, completion, read
 
-NAME = ModelName(asked=DEMO.id, model=DEMO)
-ADAPTER = ModelName(asked="formal", model=DEMO, lora_name="formal")
+NAME = ModelName(requested=DEMO.id, model=DEMO)
+ADAPTER = ModelName(requested="formal", model=DEMO, lora_name="formal")
 DEFAULTS = Settings().request_defaults()
 SEED_LIMIT = 2**64
 
@@ -120,15 +121,10 @@ def test_a_field_that_is_left_out_is_neutral(translated: Any) -> None:
     assert replace(request, params=params) == GenerationRequest(prompt=request.prompt, params=neutral)
 
 
-@BOTH
-def test_zero_is_a_value_and_not_a_default(translated: Any) -> None:
-    sampling = params_of(translated(temperature=0, top_p=0, seed=0)).sampling
+def test_zero_is_a_value_and_top_k_has_three_ways_to_be_off() -> None:
+    sampling = params_of(of_completion(temperature=0, top_p=0, seed=0)).sampling
     assert (sampling.temperature, sampling.top_p, sampling.seed) == (0, 0, 0)
-
-
-@pytest.mark.parametrize("top_k", [-1, 0, None])
-def test_top_k_has_three_ways_to_be_off(top_k: int | None) -> None:
-    assert params_of(of_completion(top_k=top_k)).sampling.top_k == 0
+    assert [params_of(of_completion(top_k=top_k)).sampling.top_k for top_k in (-1, 0, None)] == [0, 0, 0]
 
 
 @pytest.mark.parametrize(
@@ -151,83 +147,50 @@ def test_mirostat_is_on_when_any_of_its_fields_is_sent(fields: dict[str, Any], m
 
 
 @BOTH
-@pytest.mark.parametrize(
-    ("seed", "drawn"),
-    [
-        (7, [7, 8, 9]),
-        (0, [0, 1, 2]),
-        (-1, [SEED_LIMIT - 1, 0, 1]),
-        (-(2**63), [2**63, 2**63 + 1, 2**63 + 2]),
-        (2**63 - 1, [2**63 - 1, 2**63, 2**63 + 1]),
-    ],
-)
-def test_each_choice_draws_with_the_next_seed(translated: Any, seed: int, drawn: list[int]) -> None:
-    assert [request.params.sampling.seed for request in translated(seed=seed, n=3)] == drawn
-
-
-@BOTH
-def test_without_a_seed_two_requests_draw_differently(translated: Any) -> None:
+def test_each_choice_has_the_next_seed_and_a_cancel_key_of_its_own(translated: Any) -> None:
+    for seed in (7, 0, -1, -(2**63), 2**63 - 1):
+        requests = translated(seed=seed, n=3)
+        assert [each.params.sampling.seed for each in requests] == [(seed + i) % SEED_LIMIT for i in range(3)]
+        keys = {each.params.cancel_key for each in (*requests, *translated(seed=seed))}
+        assert (len(keys), {len(key) for key in keys}) == (4, {32})
     seeds = {params_of(translated()).sampling.seed for _ in range(4)}
-    assert len(seeds) == 4
+    assert len(seeds) == 4, "requests without a seed draw differently"
     assert all(0 <= seed < SEED_LIMIT for seed in seeds)
 
 
-@BOTH
-def test_every_choice_is_cancelled_by_a_key_of_its_own(translated: Any) -> None:
-    keys = [request.params.cancel_key for request in (*translated(n=3), *translated(n=3))]
-    assert len(set(keys)) == 6
-    assert all(len(key) == 32 for key in keys)
-
-
-def test_prompts_come_in_order_each_with_all_that_is_drawn_of_it() -> None:
-    requests = of_completion(prompt=["a", "b"], n=2, best_of=3, seed=5)
-    assert [request.prompt for request in requests] == [TextPrompt("a")] * 3 + [TextPrompt("b")] * 3
-    assert [request.params.sampling.seed for request in requests] == [5, 6, 7, 5, 6, 7]
-    assert len({request.params.cancel_key for request in requests}) == 6
+@pytest.mark.parametrize(
+    ("fields", "prompts"),
+    [
+        ({"prompt": "a"}, [TextPrompt("a")]),
+        ({"prompt": "a", "suffix": "end"}, [TextPrompt("a", "end")]),
+        ({"prompt": [1, 2]}, [TokenPrompt((1, 2))]),
+        ({"prompt": ["a", "b"], "suffix": ""}, [TextPrompt("a"), TextPrompt("b")]),
+        ({"prompt": [[1, 2], [3]]}, [TokenPrompt((1, 2)), TokenPrompt((3,))]),
+        ({"prompt": ["a", "b"], "n": 2, "best_of": 3}, [TextPrompt("a")] * 3 + [TextPrompt("b")] * 3),
+    ],
+)
+def test_prompts_come_in_order_each_with_its_completions(fields: dict[str, Any], prompts: list[Any]) -> None:
+    assert [request.prompt for request in of_completion(**fields)] == prompts
 
 
 @pytest.mark.parametrize(
-    ("prompt", "prompts"),
+    ("translated", "fields", "num_logprobs"),
     [
-        ("a", [TextPrompt("a")]),
-        ([1, 2], [TokenPrompt((1, 2))]),
-        (["a", "b"], [TextPrompt("a"), TextPrompt("b")]),
-        ([[1, 2], [3]], [TokenPrompt((1, 2)), TokenPrompt((3,))]),
+        (of_completion, {}, None),
+        (of_completion, {"logprobs": 0}, 0),
+        (of_completion, {"logprobs": 5}, 5),
+        (of_completion, {"n": 2, "best_of": 2}, None),
+        (of_completion, {"best_of": 2}, 0),
+        (of_completion, {"best_of": 2, "logprobs": 3}, 3),
+        (of_chat, {"logprobs": False}, None),
+        (of_chat, {"logprobs": True}, 0),
+        (of_chat, {"logprobs": True, "top_logprobs": 20}, 20),
     ],
 )
-def test_each_form_of_prompt_arrives(prompt: Any, prompts: list[Any]) -> None:
-    assert [request.prompt for request in of_completion(prompt=prompt)] == prompts
-
-
-@pytest.mark.parametrize(("suffix", "expected"), [("end", "end"), ("", ""), (None, "")])
-def test_a_suffix_goes_with_the_prompt(suffix: str | None, expected: str) -> None:
-    assert one(of_completion(suffix=suffix)).prompt == TextPrompt("hi", expected)
-
-
-@pytest.mark.parametrize(
-    ("fields", "num_logprobs"),
-    [
-        ({}, None),
-        ({"logprobs": 0}, 0),
-        ({"logprobs": 5}, 5),
-        ({"best_of": 1}, None),
-        ({"n": 2, "best_of": 2}, None),
-        ({"best_of": 2}, 0),
-        ({"best_of": 2, "logprobs": 3}, 3),
-    ],
-)
-def test_log_probabilities_are_asked_for_to_be_shown_or_to_rank(
-    fields: dict[str, Any], num_logprobs: int | None
+def test_log_probabilities_are_for_the_answer_or_to_rank(
+    translated: Any, fields: dict[str, Any], num_logprobs: int | None
 ) -> None:
-    assert {request.params.num_logprobs for request in of_completion(**fields)} == {num_logprobs}
-
-
-@pytest.mark.parametrize(
-    ("fields", "num_logprobs"),
-    [({}, None), ({"logprobs": False}, None), ({"logprobs": True}, 0), ({"logprobs": True, "top_logprobs": 20}, 20)],
-)
-def test_log_probabilities_of_a_chat(fields: dict[str, Any], num_logprobs: int | None) -> None:
-    assert params_of(of_chat(**fields)).num_logprobs == num_logprobs
+    assert {request.params.num_logprobs for request in translated(**fields)} == {num_logprobs}
 
 
 @pytest.mark.parametrize(
@@ -256,7 +219,7 @@ def test_each_endpoint_has_a_default_of_its_own_and_the_models_wins() -> None:
 
 
 @BOTH
-def test_a_default_of_none_fills_the_window(translated: Any) -> None:
+def test_a_default_of_null_fills_the_window(translated: Any) -> None:
     # Filling it is no overflow, even where overflow is an error.
     fill: ModelDefaults = {"completion_max_tokens": None, "chat_max_tokens": None}
     params = params_of(translated(defaults=fill, context_length_exceeded_behavior="error"))
@@ -266,7 +229,7 @@ def test_a_default_of_none_fills_the_window(translated: Any) -> None:
 
 
 @BOTH
-def test_the_models_defaults_are_for_what_the_request_leaves_open(translated: Any) -> None:
+def test_the_models_defaults_are_for_absent_fields(translated: Any) -> None:
     defaults: ModelDefaults = {
         "context_length_exceeded_behavior": ContextOverflow.ERROR,
         "include_stop_str_in_output": True,
@@ -279,7 +242,7 @@ def test_the_models_defaults_are_for_what_the_request_leaves_open(translated: An
 
 
 @BOTH
-def test_an_adapters_name_asks_for_the_adapter(translated: Any) -> None:
+def test_an_adapters_name_selects_the_adapter(translated: Any) -> None:
     assert params_of(translated(name=ADAPTER)).lora_name == "formal"
     assert params_of(translated(name=NAME)).lora_name == ""
 
@@ -303,28 +266,64 @@ def test_the_form_of_the_answer_is_a_structured_output(
     assert params_of(translated(**fields)).structured_output == output
 
 
-def test_what_the_template_is_told() -> None:
-    prompt = one(of_chat(chat_template_kwargs={"a": 1})).prompt
-    assert prompt == ChatPrompt(messages=(USER,), template_kwargs={"a": 1})
-    prompt = one(of_chat(add_generation_prompt=False, continue_final_message=True)).prompt
-    assert prompt == ChatPrompt(messages=(USER,), add_generation_prompt=False, continue_final_message=True)
-
-
-def test_what_is_tokenized_is_what_would_be_generated_from() -> None:
-    fields: dict[str, Any] = {"messages": [USER], "tools": [WEATHER], "chat_template_kwargs": {"a": 1}}
+def test_the_prompt_of_a_chat_is_the_same_for_tokenize() -> None:
+    fields: dict[str, Any] = {
+        "messages": [USER],
+        "tools": [WEATHER],
+        "chat_template_kwargs": {"a": 1},
+        "add_generation_prompt": False,
+        "continue_final_message": True,
+    }
     request, _ = read(TokenizeRequest, {"model": "m"} | fields)
     assert tokenize_to_prompt(request, NAME) == one(of_chat(**fields)).prompt
+    assert one(of_chat(**fields)).prompt == ChatPrompt(
+        messages=(USER,),
+        tool_use=ToolUse(tools=(WEATHER,)),
+        template_kwargs={"a": 1},
+        add_generation_prompt=False,
+        continue_final_message=True,
+    )
     assert tokenize_to_prompt(read(TokenizeRequest, {"model": "m", "prompt": "x"})[0], NAME) == TextPrompt("x")
 
 
-# --- what only some chat templates read -------------------------------------------------------------------------------
+TIME_TOOL = {"type": "function", "function": {"name": "get_time", "parameters": {"type": "object", "properties": {}}}}
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({}, None),
+        ({"tools": []}, None),
+        ({"tools": [WEATHER, TIME]}, ToolUse(tools=(WEATHER, TIME_TOOL))),
+        ({"tools": [WEATHER], "tool_choice": "none"}, ToolUse(tools=(WEATHER,), choice="none")),
+        ({"tools": [WEATHER], "tool_choice": "required"}, ToolUse(tools=(WEATHER,), choice="required")),
+        (
+            {"tools": [TIME], "tool_choice": {"type": "function", "function": {"name": "get_time"}}},
+            ToolUse(tools=(TIME_TOOL,), choice="function:get_time"),
+        ),
+        ({"tools": [WEATHER], "parallel_tool_calls": False}, ToolUse(tools=(WEATHER,), is_parallel=False)),
+        ({"tools": [WEATHER], "parallel_tool_calls": True}, ToolUse(tools=(WEATHER,))),
+        ({"functions": [TIME["function"]]}, ToolUse(tools=(TIME_TOOL,), is_parallel=False)),
+        (
+            {"functions": [TIME["function"]], "function_call": {"name": "get_time"}},
+            ToolUse(tools=(TIME_TOOL,), choice="function:get_time", is_parallel=False),
+        ),
+    ],
+)
+def test_tools_and_functions_have_one_form_for_the_model(fields: dict[str, Any], expected: ToolUse | None) -> None:
+    prompt = one(of_chat(**fields)).prompt
+    assert isinstance(prompt, ChatPrompt)
+    assert prompt.tool_use == expected
+
+
+# --- fields that only some chat templates read ------------------------------------------------------------------------
 THOUGHT = {"role": "assistant", "content": "4", "reasoning": "2 and 2"}
 
 
 def reading(*fields: str) -> ModelName:
-    """Return a model whose chat template reads these fields."""
+    """Return a model with a chat template that reads these fields."""
     model = served_model(template_fields=fields)
-    return ModelName(asked=model.id, model=model)
+    return ModelName(requested=model.id, model=model)
 
 
 @pytest.mark.parametrize("sent", ["reasoning", "reasoning_content"])

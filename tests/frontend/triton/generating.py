@@ -49,7 +49,7 @@ def text(value: str) -> GenerationChunk:
 
 async def completion_of(client: TritonClient, request: GenerationRequest = REQUEST) -> list[GenerationChunk]:
     """Return a completion."""
-    async with aclosing(client.generate("demo", request)) as generation:
+    async with aclosing(client.generations.generate("demo", request)) as generation:
         return [chunk async for chunk in generation]
 
 
@@ -72,7 +72,7 @@ async def running(
 ) -> AsyncIterator[list[asyncio.Task[APIError]]]:
     """Run some generations that have begun and come to no end; every one must fail within the block."""
     server.script = list(ENDLESS)
-    generations = [client.generate("demo", REQUEST) for _ in range(num)]
+    generations = [client.generations.generate("demo", REQUEST) for _ in range(num)]
     for generation in generations:
         assert await anext(generation) == text("a")
 

@@ -16,7 +16,7 @@ def replica(endpoint: str) -> Replica:
 
 
 async def test_it_is_there_for_the_replicas_of_the_moment_and_made_once():
-    pool = ReplicaPool([replica("a:1")], 0.1)
+    pool = ReplicaPool([replica("a:1")])
     made = ByEndpoint(pool, lambda each: [each.endpoint])
     first = made["a:1"]
     pool.add("b:1", [ANY_MODEL], lambda endpoint, model_filter: replica(endpoint))

@@ -66,7 +66,7 @@ async def test_after_many_output_batches_the_next_request_opens_another_stream_a
             num_opened.append(server.num_opened)
         assert num_opened == [1, 1, 1, 2, 2]
         assert not others[0].done()
-        client.abort("demo__engine", errors.EngineFailed("lost"))  # which ends both
+        client.generations.abort("demo__engine", errors.EngineFailed("lost"))  # which ends both
         assert (await others[0]).message == "lost"
         await asyncio.wait_for(first.ended.wait(), 10)
 
@@ -97,8 +97,8 @@ async def test_a_call_of_which_triton_keeps_much_is_closed_by_its_last_reader(
 
 async def test_each_model_has_a_stream_of_its_own(server: FakeTritonServer, client: TritonClient) -> None:
     server.script = list(chunks("a"))
-    for slug in ("one", "two", "one"):
-        assert [chunk async for chunk in client.generate(slug, REQUEST)] == chunks("a")
+    for ensemble in ("one", "two", "one"):
+        assert [chunk async for chunk in client.generations.generate(ensemble, REQUEST)] == chunks("a")
     assert server.num_opened == 2
     assert [batch.model_name for batch in server.batches] == ["one__requests", "two__requests", "one__requests"]
 
@@ -128,7 +128,7 @@ async def test_a_stream_that_cannot_be_opened_fails_those_that_wait_and_the_next
 async def test_a_stage_that_the_opening_finds_dead_is_reported(server: FakeTritonServer, client: TritonClient) -> None:
     """Nothing else asks the detokenizer: it stayed dead."""
     downs: list[str] = []
-    client.on_stage_down = lambda stage, since: downs.append(stage)
+    client.generations.on_stage_down = lambda stage, since: downs.append(stage)
     server.opening = [DOWN.format("demo__detokenizer")]
     assert isinstance(await failure_of(client), errors.StageUnhealthy)
     assert downs == ["demo__detokenizer"]
@@ -156,7 +156,7 @@ async def test_an_engine_that_is_lost_while_the_stream_opens_fails_those_that_wa
     server.opening = [asyncio.Event()]
     waiting = asyncio.create_task(failure_of(client))
     await asyncio.wait_for(server.opened.wait(), 10)
-    client.abort("demo__engine", errors.EngineFailed("lost"))
+    client.generations.abort("demo__engine", errors.EngineFailed("lost"))
     assert (await asyncio.wait_for(waiting, 10)).message == "lost"
 
 
@@ -283,7 +283,7 @@ async def test_an_error_after_the_first_chunk_is_nobody_elses(server: FakeTriton
 
 async def test_outputs_of_a_reader_that_has_left_are_not_read(server: FakeTritonServer, client: TritonClient) -> None:
     server.script = list(ENDLESS)
-    generation = client.generate("demo", REQUEST)
+    generation = client.generations.generate("demo", REQUEST)
     await anext(generation)
     await generation.aclose()
     the_stream(server).put((1, text("b")), (77, text("c")), (77, "[engine_failed] x"))
@@ -315,6 +315,6 @@ async def test_a_request_that_the_engine_has_survives_the_tokenizer(
     await asyncio.wait_for(server.started.wait(), 10)
     server.script = list(chunks("b"))
     assert await completion_of(client) == chunks("b")  # in a later output batch
-    assert client.abort("demo__tokenizer", errors.EngineFailed()) == 0
+    assert client.generations.abort("demo__tokenizer", errors.EngineFailed()) == 0
     is_over.set()
     assert await waits == chunks("a")

@@ -7,7 +7,6 @@ import logging
 from contextlib import aclosing
 
 import pytest
-from msgspec.structs import replace
 
 from frontend import errors
 from frontend.triton.client import TritonClient
@@ -16,7 +15,6 @@ from model_repository.errors import OutputStreamNotOpen
 from tests.fakes import chunks
 from tests.frontend.triton.generating import (
     CANCEL,
-    ENDLESS,
     REQUEST,
     completion_of,
     failure_of,
@@ -69,7 +67,7 @@ async def test_a_lost_output_batch_fails_all_and_closes_the_stream(
 
 async def test_an_error_of_the_stream_fails_all_and_closes_it(server: FakeTritonServer, client: TritonClient) -> None:
     downs: list[str] = []
-    client.on_stage_down = lambda stage, since: downs.append(stage)
+    client.generations.on_stage_down = lambda stage, since: downs.append(stage)
     async with running(server, client) as tasks:
         stream = the_stream(server)
         stream.fail(DOWN.format("demo__detokenizer"))
@@ -95,49 +93,19 @@ async def test_a_lost_stage_closes_the_stream_unless_it_is_the_tokenizer(
 ) -> None:
     server.script = list(chunks("a"))
     await completion_of(client)
-    client.abort(f"demo__{stage}", errors.EngineFailed())
+    client.generations.abort(f"demo__{stage}", errors.EngineFailed())
     assert await completion_of(client) == chunks("a")
     assert server.num_opened == 1 + is_closed
 
 
-async def test_a_stream_that_is_silent_while_the_engine_works_is_stalled(
+async def test_a_call_without_batches_for_too_long_ends_with_its_requests(
     server: FakeTritonServer, client: TritonClient
 ) -> None:
-    async with running(server, client):
-        stalled = [client.stalled_stages("demo", 1.0, 2.0) for _ in range(4)]
-        assert stalled == [set(), set(), set(), {"demo__detokenizer"}]  # at first something has just come
-        assert client.stalled_stages("other", 1.0, 2.0) == set()
-        client.abort("demo__detokenizer", errors.EngineFailed())
-        assert client.stalled_stages("demo", 1.0, 2.0) == set()
-
-
-async def test_time_in_which_the_engine_was_not_at_work_stalls_nothing(
-    server: FakeTritonServer, client: TritonClient
-) -> None:
-    async with running(server, client):
-        assert [client.stalled_stages("demo", 0.0, 2.0) for _ in range(4)] == [set()] * 4
-        client.end_all(errors.EngineFailed())
-
-
-async def test_a_request_that_is_not_taken_while_outputs_come_is_stuck_in_the_tokenizer(
-    server: FakeTritonServer, client: TritonClient
-) -> None:
-    server.script = list(ENDLESS)
-    async with aclosing(client.generate("demo", REQUEST)) as taken:
-        await anext(taken)
-        server.take.clear()
-        server.started.clear()
-        waiting = asyncio.create_task(failure_of(client))
-        await server.started.wait()
-        stalled = []
-        for _ in range(4):
-            the_stream(server).put((1, text("a")))
-            await anext(taken)
-            stalled.append(client.stalled_stages("demo", 1.0, 2.0))
-        assert stalled == [set(), set(), set(), {"demo__tokenizer"}]
-        client.abort("demo__tokenizer", errors.EngineFailed())
-        assert isinstance(await waiting, errors.EngineFailed)
-        assert client.stalled_stages("demo", 1.0, 2.0) == set()
+    async with running(server, client) as tasks:
+        generations, error = client.generations, errors.EngineFailed("silent")
+        assert generations.end_silent("demo", 60.0, error) == generations.end_silent("other", 0.0, error) == 0
+        assert generations.end_silent("demo", 0.0, error) == 2
+        assert await asyncio.gather(*tasks) == [error] * 2
 
 
 async def test_an_engine_that_does_not_know_the_stream_gets_another_and_the_requests_again(
@@ -160,35 +128,16 @@ async def test_an_engine_that_never_knows_the_stream_gets_a_request_twice(
     assert len(server.requests) == 2
 
 
-async def test_outputs_after_a_finish_are_reported_and_not_read(server: FakeTritonServer) -> None:
-    listener, port = await listen(server)
-    late: asyncio.Queue[tuple[str, str]] = asyncio.Queue()
-    client = TritonClient(f"127.0.0.1:{port}", on_late=lambda slug, request_id: late.put_nowait((slug, request_id)))
+async def test_outputs_after_a_finish_or_a_leave_are_not_read(server: FakeTritonServer, client: TritonClient) -> None:
     rest = asyncio.Event()
     server.script = [*chunks("a"), text("at once"), rest, text("later")]
-    async with asyncio.timeout(10):
-        assert await completion_of(client, replace(REQUEST, request_id="r1")) == chunks("a")
-        assert await late.get() == ("demo", "r1")  # its reader may be there still
-        rest.set()
-        assert await late.get() == ("demo", "r1")  # it has left
-    await client.close()
-    await listener.stop(None)
-
-
-async def test_outputs_for_a_reader_that_has_left_break_no_rule(server: FakeTritonServer) -> None:
-    listener, port = await listen(server)
-    late: list[str] = []
-    client = TritonClient(f"127.0.0.1:{port}", on_late=lambda slug, request_id: late.append(request_id))
-    rest = asyncio.Event()
+    assert await completion_of(client) == chunks("a")
     server.script = [text("a"), rest, *chunks("b")]
-    async with aclosing(client.generate("demo", REQUEST)) as generation:
+    async with aclosing(client.generations.generate("demo", REQUEST)) as generation:
         await anext(generation)
     rest.set()
     server.script = list(chunks("c"))
     assert await completion_of(client) == chunks("c")
-    assert late == []
-    await client.close()
-    await listener.stop(None)
 
 
 async def test_closing_ends_the_stream_and_its_readers(server: FakeTritonServer) -> None:
@@ -219,14 +168,14 @@ async def test_requests_that_were_begun_on_the_engine_of_an_epoch_can_be_spared(
     server: FakeTritonServer, client: TritonClient
 ) -> None:
     async with running(server, client) as tasks:
-        assert client.abort("demo__engine", errors.EngineFailed("lost"), spared_epoch=server.epoch) == 0
-        assert client.abort("demo__engine", errors.EngineFailed("lost"), spared_epoch=server.epoch + 1) == 2
+        assert client.generations.abort("demo__engine", errors.EngineFailed("lost"), spared_epoch=server.epoch) == 0
+        assert client.generations.abort("demo__engine", errors.EngineFailed("lost"), spared_epoch=server.epoch + 1) == 2
         assert [type(each) for each in await asyncio.gather(*tasks)] == [errors.EngineFailed] * 2
 
 
 async def test_everything_can_be_ended_with_one_error(server: FakeTritonServer, client: TritonClient) -> None:
     async with running(server, client) as tasks:
-        assert client.end_all(errors.Draining()) == 2
+        assert client.generations.end_all(errors.Draining()) == 2
         assert [type(each) for each in await asyncio.gather(*tasks)] == [errors.Draining] * 2
 
 
@@ -239,7 +188,7 @@ async def test_nothing_of_a_call_is_left_when_it_has_ended(
     before = len(asyncio.all_tasks())
     async with running(server, client):
         if how == "closed":
-            client.end_all(errors.EngineFailed())
+            client.generations.end_all(errors.EngineFailed())
         else:
             the_stream(server).fail("[engine_failed] broken")
     await client.close()

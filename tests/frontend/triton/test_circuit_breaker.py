@@ -20,17 +20,17 @@ def test_it_opens_after_so_many_failures_in_a_row() -> None:
 def test_one_probe_at_a_time_is_due_after_a_pause() -> None:
     clock = Clock()
     breaker = breaker_of(clock)
-    assert not breaker.take_probe()
+    assert not breaker.begin_trial()
     breaker.open()
-    assert not breaker.take_probe()
+    assert not breaker.begin_trial()
     clock.now += 2.0
-    assert [breaker.take_probe(), breaker.take_probe()] == [True, False]
-    breaker.probed(is_well=False)
+    assert [breaker.begin_trial(), breaker.begin_trial()] == [True, False]
+    breaker.end_trial(is_well=False)
     assert not breaker.is_closed
-    assert not breaker.take_probe()
+    assert not breaker.begin_trial()
     clock.now += 2.0
-    assert breaker.take_probe()
-    breaker.probed(is_well=True)
+    assert breaker.begin_trial()
+    breaker.end_trial(is_well=True)
     assert breaker.is_closed
 
 
@@ -43,7 +43,7 @@ def test_what_still_succeeds_or_fails_while_it_is_open_changes_nothing() -> None
     breaker.open()
     assert not breaker.is_closed
     clock.now += 0.1
-    assert breaker.take_probe()
+    assert breaker.begin_trial()
 
 
 def test_after_a_probe_failures_are_counted_anew() -> None:
@@ -53,7 +53,7 @@ def test_after_a_probe_failures_are_counted_anew() -> None:
     breaker.failed()
     breaker.open()
     clock.now += 2.0
-    breaker.take_probe()
-    breaker.probed(is_well=True)
+    breaker.begin_trial()
+    breaker.end_trial(is_well=True)
     breaker.failed()
     assert breaker.is_closed

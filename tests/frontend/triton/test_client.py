@@ -115,7 +115,7 @@ async def test_models_that_are_not_offered_are_not_seen_whatever_their_state() -
     try:
         snapshot = await client.snapshot()
         assert (set(snapshot.ready), set(snapshot.unready)) == ({"org/demo"}, set())
-        assert await client.repository() == {"org--demo"}
+        assert await client.repository.ensembles() == {"org--demo"}
         model_filter.add(["broken"])
         assert (await client.snapshot()).unready == {"broken": "unavailable"}
     finally:
@@ -155,8 +155,8 @@ async def test_adapters_are_the_engines_work(server: FakeTritonServer, client: T
 async def test_a_reload_is_the_stage_and_then_the_ensembles(server: FakeTritonServer, client: TritonClient) -> None:
     ensembles = ["demo", "demo__requests", "demo__outputs"]
     server.index = [*((name, "UNAVAILABLE") for name in ensembles), ("demo__engine", "READY")]
-    await client.unload("demo__engine")
-    await client.load("demo", "demo__engine")
+    await client.repository.unload("demo__engine")
+    await client.repository.load("demo", "demo__engine")
     loads = [f"load {name}" for name in ("demo__engine", *ensembles)]
     assert server.repository_calls == ["unload demo__engine", *loads]
 
@@ -164,7 +164,7 @@ async def test_a_reload_is_the_stage_and_then_the_ensembles(server: FakeTritonSe
 async def test_an_ensemble_that_is_ready_is_not_loaded_again(server: FakeTritonServer, client: TritonClient) -> None:
     # It took the engine with it: Triton loads every stage whose folder has changed, and Python had cached its model.py.
     server.index = [(f"demo{part}", "READY") for part in ("", "__requests", "__outputs", "__detokenizer")]
-    await client.load("demo", "demo__detokenizer")
+    await client.repository.load("demo", "demo__detokenizer")
     assert server.repository_calls == ["load demo__detokenizer"]
 
 
@@ -184,7 +184,11 @@ async def test_without_tritons_key_models_are_served_but_not_loaded(
             snapshot = await client.snapshot()
             assert (snapshot.ready, snapshot.unready) == ({"org/demo": model}, {})
         assert await completion_of(client) == chunks("a")
-        for refused in (client.repository(), client.unload("broken"), client.load("broken", "broken__engine")):
+        for refused in (
+            client.repository.ensembles(),
+            client.repository.unload("broken"),
+            client.repository.load("broken", "broken__engine"),
+        ):
             with pytest.raises(errors.TritonKeyRefused, match="CONCH_TRITON_KEY"):
                 await refused
         assert not server.repository_calls
@@ -192,7 +196,7 @@ async def test_without_tritons_key_models_are_served_but_not_loaded(
         await client.close()
         await listener.stop(None)
     [warning] = caplog.messages
-    assert warning.startswith(f"127.0.0.1:{port}: CONCH_TRITON_KEY is not the key that Triton was started with.")
+    assert warning.startswith(f"127.0.0.1:{port}: CONCH_TRITON_KEY is not Triton's key.")
 
 
 async def test_the_key_is_sent_to_the_restricted_apis(server: FakeTritonServer) -> None:
@@ -202,8 +206,8 @@ async def test_the_key_is_sent_to_the_restricted_apis(server: FakeTritonServer) 
     client = TritonClient(f"127.0.0.1:{port}", key=server.key)
     try:
         assert (await client.snapshot()).unready == {"broken": "unavailable"}
-        await client.unload("broken__engine")
-        await client.load("broken", "broken__engine")
+        await client.repository.unload("broken__engine")
+        await client.repository.load("broken", "broken__engine")
     finally:
         await client.close()
         await listener.stop(None)
@@ -233,7 +237,7 @@ async def test_a_triton_that_dies_ends_the_stream_and_is_found_again(server: Fak
     listener, port = await listen(server)
     client = TritonClient(f"127.0.0.1:{port}")
     server.script = [GenerationChunk(text="a"), asyncio.Event()]
-    async with aclosing(client.generate("demo", REQUEST)) as generation:
+    async with aclosing(client.generations.generate("demo", REQUEST)) as generation:
         await anext(generation)
         await listener.stop(None)
         with pytest.raises(errors.TritonUnreachable):

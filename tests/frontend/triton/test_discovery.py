@@ -17,7 +17,7 @@ from frontend.triton.endpoints import ANY_MODEL, ModelFilter
 from frontend.triton.pool import ReplicaPool
 from frontend.triton.replica import Replica
 from tests.fakes import DEMO, FakeTriton, chunks
-from tests.frontend.triton.test_pool import REQUEST, SLUG
+from tests.frontend.triton.test_pool import ENSEMBLE, REQUEST
 
 
 class Name:
@@ -28,7 +28,7 @@ class Name:
         self.error: OSError | None = None
         self.tritons: dict[str, FakeTriton] = {}
         self.retired: asyncio.Queue[str] = asyncio.Queue()
-        self.pool = ReplicaPool([], 0.1, self.retired.put_nowait)
+        self.pool = ReplicaPool([], self.retired.put_nowait)
         self.discovery = DnsDiscovery("dns:pods:8001", models, self.pool, self.connect, self._resolve)
 
     async def stands_for(self, *addresses: str) -> list[str]:
@@ -73,12 +73,12 @@ async def test_a_replica_that_goes_finishes_its_requests_and_gets_no_more():
     await name.stands_for("10.0.0.1")
     async with name.pool.running():
         await name.pool.snapshot()
-        async with aclosing(name.pool.generate(SLUG, REQUEST)) as stream:
+        async with aclosing(name.pool.generate(ENSEMBLE, REQUEST)) as stream:
             await anext(stream)
             await name.stands_for("10.0.0.2")
             await name.pool.snapshot()
             assert name.retired.empty()
-            async with aclosing(name.pool.generate(SLUG, REQUEST)) as other:
+            async with aclosing(name.pool.generate(ENSEMBLE, REQUEST)) as other:
                 assert [chunk.text async for chunk in other]
         assert await name.retired.get() == "10.0.0.1:8001"
     assert len(name.tritons["10.0.0.1:8001"].requests) == len(name.tritons["10.0.0.2:8001"].requests) == 1
@@ -116,7 +116,7 @@ async def test_of_a_named_model_what_does_not_answer_is_let_go_when_the_name_sta
 async def test_the_first_look_is_over_when_the_block_begins():
     name = Name(ANY_MODEL)
     name.addresses = ["10.0.0.1"]
-    async with discovering([name.discovery], 3600):
+    async with discovering([name.discovery]):
         assert [replica.endpoint for replica in name.pool.replicas] == ["10.0.0.1:8001"]
 
 

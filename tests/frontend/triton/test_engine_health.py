@@ -57,11 +57,11 @@ def test_a_reload_is_not_tried_again_before_a_pause() -> None:
     clock = Clock()
     plan = ReloadPlan(clock)
     plan.want(ENGINE)
-    assert plan.take_due() == [ENGINE]
+    assert plan.start_due() == [ENGINE]
     clock.now += RELOAD_PAUSE_S - 0.1
-    assert plan.take_due() == []
+    assert plan.start_due() == []
     clock.now += 0.1
-    assert plan.take_due() == [ENGINE]
+    assert plan.start_due() == [ENGINE]
 
 
 @pytest.mark.parametrize(("duration_s", "pause_s"), [(1.0, RELOAD_PAUSE_S), (240.0, 240.0)])
@@ -69,21 +69,21 @@ def test_the_pause_begins_with_the_end_of_a_reload_and_is_at_least_as_long(durat
     clock = Clock()
     plan = ReloadPlan(clock)
     plan.want(ENGINE)
-    assert plan.take_due() == [ENGINE]
+    assert plan.start_due() == [ENGINE]
     clock.now += duration_s
-    plan.tried(ENGINE)
+    plan.ended(ENGINE)
     clock.now += pause_s - 0.1
-    assert plan.take_due() == []
+    assert plan.start_due() == []
     clock.now += 0.2
-    assert plan.take_due() == [ENGINE]
+    assert plan.start_due() == [ENGINE]
 
 
 def test_a_settled_stage_is_not_reloaded() -> None:
     plan = ReloadPlan(Clock())
     plan.want(ENGINE)
     plan.settle(ENGINE)
-    assert plan.take_due() == []
-    assert plan.slugs() == set()
+    assert plan.start_due() == []
+    assert plan.ensembles() == set()
 
 
 def test_trouble_from_before_a_reload_is_no_news_after_it() -> None:

@@ -120,7 +120,7 @@ async def test_leaving_a_stream_cancels_the_sequence(
     server: FakeTritonServer, client: TritonClient, asked: GenerationRequest
 ) -> None:
     server.script = [GenerationChunk(text="a"), asyncio.Event()]
-    async with aclosing(client.generate("demo", asked)) as generation:
+    async with aclosing(client.generations.generate("demo", asked)) as generation:
         await anext(generation)
     assert await asyncio.wait_for(server.controls.get(), 10) == CANCEL
 
@@ -142,7 +142,7 @@ async def test_closing_waits_until_the_cancels_are_sent(server: FakeTritonServer
     listener, port = await listen(server)
     client = TritonClient(f"127.0.0.1:{port}")
     server.script = [GenerationChunk(text="a"), asyncio.Event()]
-    async with aclosing(client.generate("demo", REQUEST)) as generation:
+    async with aclosing(client.generations.generate("demo", REQUEST)) as generation:
         await anext(generation)
     await client.close()
     assert server.controls.qsize() == 1
@@ -154,15 +154,15 @@ async def test_an_aborted_generation_raises_the_error_and_sends_nothing_to_the_d
     server: FakeTritonServer, client: TritonClient, asked: GenerationRequest
 ) -> None:
     server.script = [GenerationChunk(text="a"), asyncio.Event()]
-    async with aclosing(client.generate("demo", asked)) as generation:
+    async with aclosing(client.generations.generate("demo", asked)) as generation:
         await anext(generation)
-        assert client.abort("other__engine", errors.EngineFailed()) == 0
-        assert client.abort("demo__engine", errors.EngineFailed("lost")) == 1
+        assert client.generations.abort("other__engine", errors.EngineFailed()) == 0
+        assert client.generations.abort("demo__engine", errors.EngineFailed("lost")) == 1
         with pytest.raises(errors.EngineFailed, match="lost"):
             await anext(generation)
     await client.engine_stats("demo", timeout_s=10)
     assert server.controls.empty()
-    assert client.abort("demo__engine", errors.EngineFailed()) == 0
+    assert client.generations.abort("demo__engine", errors.EngineFailed()) == 0
 
 
 @BOTH
@@ -172,7 +172,7 @@ async def test_an_aborted_generation_raises_the_error_while_it_waits(
     server.script = [asyncio.Event()]
     handler = asyncio.create_task(completion_of(client, asked))
     await asyncio.wait_for(server.started.wait(), 10)
-    client.abort("demo__engine", errors.EngineFailed("lost"))
+    client.generations.abort("demo__engine", errors.EngineFailed("lost"))
     with pytest.raises(errors.EngineFailed, match="lost"):
         await handler
 
@@ -182,17 +182,17 @@ async def test_a_lost_tokenizer_ends_what_has_not_begun_and_a_lost_detokenizer_e
     server: FakeTritonServer, client: TritonClient, asked: GenerationRequest
 ) -> None:
     server.script = [GenerationChunk(text="a"), asyncio.Event()]
-    async with aclosing(client.generate("demo", asked)) as generation:
+    async with aclosing(client.generations.generate("demo", asked)) as generation:
         await anext(generation)
         server.script = [asyncio.Event()]
         server.started.clear()
         server.take.clear()
         waiting = asyncio.create_task(completion_of(client, asked))
         await asyncio.wait_for(server.started.wait(), 10)
-        assert client.abort("demo__tokenizer", errors.EngineFailed("tokenizer")) == 1
+        assert client.generations.abort("demo__tokenizer", errors.EngineFailed("tokenizer")) == 1
         with pytest.raises(errors.EngineFailed, match="tokenizer"):
             await waiting
-        assert client.abort("demo__detokenizer", errors.EngineFailed("detokenizer")) == 1
+        assert client.generations.abort("demo__detokenizer", errors.EngineFailed("detokenizer")) == 1
         with pytest.raises(errors.EngineFailed, match="detokenizer"):
             await anext(generation)
     for _ in range(2):  # the engine lives, so it gets both
@@ -215,7 +215,7 @@ async def test_an_error_behind_the_engine_cancels_the_sequence(
     server: FakeTritonServer, client: TritonClient, asked: GenerationRequest
 ) -> None:
     downs: list[str] = []
-    client.on_stage_down = lambda stage, since: downs.append(stage)
+    client.generations.on_stage_down = lambda stage, since: downs.append(stage)
     server.script = [GenerationChunk(text="a"), DOWN.format("demo__detokenizer")]
     assert isinstance(await failure_of(client, asked), errors.StageUnhealthy)
     assert downs == ["demo__detokenizer"]

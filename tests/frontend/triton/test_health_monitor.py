@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 import pytest
 
 from frontend.errors import APIError, ModelNotReady, StageUnhealthy, TritonTimeout, TritonUnreachable
 from frontend.settings import Settings
-from frontend.triton.health_monitor import RELOAD_PAUSE_S, EngineWatch
+from frontend.triton import health_monitor
+from frontend.triton.health_monitor import RELOAD_PAUSE_S, HealthMonitor
 from frontend.triton.models import MAX_AGE_S, ModelDirectory, ModelSnapshot
 from model_repository.contract.output import EngineStats
 from tests.fakes import DEMO, FakeTriton
@@ -17,135 +19,143 @@ TOKENIZER = "org--demo__tokenizer"
 DETOKENIZER = "org--demo__detokenizer"
 
 
-def watch_of(triton: FakeTriton, clock: Clock) -> EngineWatch:
-    return EngineWatch(triton, ModelDirectory(triton, clock), Settings(), clock)
+def monitor_of(triton: FakeTriton, clock: Clock) -> HealthMonitor:
+    return HealthMonitor(triton, ModelDirectory(triton, clock), Settings(), clock)
 
 
-async def settled(watch: EngineWatch) -> None:
+async def settled(monitor: HealthMonitor) -> None:
     """Run one round to its end."""
-    await watch.look()
-    while running := [task for task in watch._tasks.values() if not task.done()]:
+    await monitor.poll_all()
+    while running := [task for task in monitor._tasks.values() if not task.done()]:
         await asyncio.wait(running)
 
 
 async def test_a_dead_engine_loses_its_streams_and_is_reloaded() -> None:
     triton, clock = FakeTriton(), Clock()
-    watch = watch_of(triton, clock)
+    monitor = monitor_of(triton, clock)
     triton.stats_error = StageUnhealthy(ENGINE)
-    await settled(watch)
+    await settled(monitor)
     assert triton.calls == [f"abort {ENGINE}"]
-    assert watch.recovering() == {DEMO.slug}
-    await settled(watch)
+    assert monitor.recovering() == {DEMO.ensemble}
+    await settled(monitor)
     assert triton.calls[1:] == [f"unload {ENGINE}", f"abort {ENGINE}", f"load {ENGINE}"]
-    assert watch.recovering() == set()
+    assert monitor.recovering() == set()
 
 
 async def test_an_engine_that_hangs_in_a_step_is_lost_although_it_answers() -> None:
     triton, clock = FakeTriton(), Clock()
-    watch = watch_of(triton, clock)
+    monitor = monitor_of(triton, clock)
     triton.step_age_ms = Settings().engine_stall_s * 1000
-    await settled(watch)
+    await settled(monitor)
     assert triton.calls == []
     triton.step_age_ms += 1
-    await settled(watch)
-    await settled(watch)
+    await settled(monitor)
+    await settled(monitor)
     assert triton.calls == [f"abort {ENGINE}", f"unload {ENGINE}", f"abort {ENGINE}", f"load {ENGINE}"]
 
 
 async def test_the_epoch_after_a_reload_is_no_restart() -> None:
     triton, clock = FakeTriton(), Clock()
-    watch = watch_of(triton, clock)
-    await settled(watch)
+    monitor = monitor_of(triton, clock)
+    await settled(monitor)
     triton.stats_error = StageUnhealthy(ENGINE)
-    watch.stage_down(ENGINE, clock.now)
-    await settled(watch)
+    monitor.stage_down(ENGINE, clock.now)
+    await settled(monitor)
     triton.calls.clear()
     triton.stats_error, triton.epoch = None, 2
-    await settled(watch)
+    await settled(monitor)
     assert triton.calls == []
 
 
 @pytest.mark.parametrize("stage", [ENGINE, TOKENIZER, DETOKENIZER])
 async def test_a_stage_that_somebody_else_reloaded_is_not_reloaded_again(stage: str) -> None:
     triton, clock = FakeTriton(), Clock()
-    watch = watch_of(triton, clock)
-    watch.stage_down(stage, clock.now)
-    await settled(watch)
+    monitor = monitor_of(triton, clock)
+    monitor.stage_down(stage, clock.now)
+    await settled(monitor)
     assert triton.calls == [f"abort {stage}"]
-    assert watch.recovering() == set()
+    assert monitor.recovering() == set()
 
 
 async def test_with_a_dead_detokenizer_the_streams_of_other_frontends_end_too() -> None:
     # They waited behind a hundred responses for a second each, while the new detokenizer had nothing to do.
     triton, clock = FakeTriton(), Clock()
-    watch = watch_of(triton, clock)
+    monitor = monitor_of(triton, clock)
     triton.stage_errors["detokenizer"] = StageUnhealthy(DETOKENIZER)
-    watch.stage_down(DETOKENIZER, clock.now)
-    await settled(watch)
-    unloaded = [f"unload {DETOKENIZER}", f"abort {DETOKENIZER}", f"fail streams of {DEMO.slug}"]
+    monitor.stage_down(DETOKENIZER, clock.now)
+    await settled(monitor)
+    unloaded = [f"unload {DETOKENIZER}", f"abort {DETOKENIZER}", f"fail streams of {DEMO.ensemble}"]
     assert triton.calls == [f"abort {DETOKENIZER}", *unloaded, f"load {DETOKENIZER}"]
 
 
 @pytest.mark.parametrize("stage", [TOKENIZER, DETOKENIZER])
-async def test_a_stage_through_which_nothing_comes_loses_its_streams_and_stays_if_it_answers(stage: str) -> None:
+@pytest.mark.parametrize("error", [StageUnhealthy(""), TritonTimeout()])
+async def test_a_text_stage_that_fails_its_check_loses_its_streams_and_is_reloaded(stage: str, error: APIError) -> None:
     triton, clock = FakeTriton(), Clock()
-    watch = watch_of(triton, clock)
-    triton.stalled = {stage}
-    await settled(watch)
-    await settled(watch)
+    monitor = monitor_of(triton, clock)
+    triton.stage_errors[stage.partition("__")[2]] = error
+    await settled(monitor)
     assert triton.calls == [f"abort {stage}"]
-    assert watch.recovering() == set()
+    assert monitor.recovering() == {DEMO.ensemble}
+    await settled(monitor)
+    assert triton.calls[1] == f"unload {stage}"
+    assert triton.calls[-1] == f"load {stage}"
 
 
-async def test_a_stage_through_which_nothing_comes_is_reloaded_if_it_does_not_answer() -> None:
+@pytest.mark.parametrize("error", [ModelNotReady("x"), TritonUnreachable()])
+async def test_a_text_stage_that_is_not_loaded_or_not_reached_is_not_down(error: APIError) -> None:
     triton, clock = FakeTriton(), Clock()
-    watch = watch_of(triton, clock)
-    triton.stalled = {TOKENIZER}
-    triton.stage_errors["tokenizer"] = TritonTimeout()
-    await settled(watch)
-    assert watch.recovering() == {DEMO.slug}
-    await settled(watch)
-    assert triton.calls[-3:] == [f"unload {TOKENIZER}", f"abort {TOKENIZER}", f"load {TOKENIZER}"]
-
-
-async def test_while_an_engine_is_in_a_long_step_nothing_is_stalled() -> None:
-    triton, clock = FakeTriton(), Clock()
-    watch = watch_of(triton, clock)
-    triton.stalled = {TOKENIZER}
-    triton.step_age_ms = Settings().stats_interval_s * 1000
-    await settled(watch)
+    monitor = monitor_of(triton, clock)
+    triton.stage_errors["tokenizer"] = error
+    await settled(monitor)
     assert triton.calls == []
+
+
+async def test_a_text_stage_that_hangs_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(health_monitor, "TEXT_STAGE_TIMEOUT_S", 0.05)
+
+    class Hanging(FakeTriton):
+        async def detokenize(self, ensemble: str, token_ids: Sequence[int], *, has_special_tokens: bool) -> str:
+            await asyncio.Event().wait()
+            raise AssertionError
+
+    triton, clock = Hanging(), Clock()
+    monitor = monitor_of(triton, clock)
+    await settled(monitor)
+    assert triton.calls == [f"abort {DETOKENIZER}"]
 
 
 async def test_an_engine_that_is_down_is_told_as_such_while_it_is_reloaded() -> None:
     """Triton calls it not ready then, as one that was unloaded on purpose."""
     triton, clock = FakeTriton(), Clock()
     seen: list[EngineStats | APIError] = []
-    watch = EngineWatch(triton, ModelDirectory(triton, clock), Settings(), clock, lambda model, what: seen.append(what))
+    monitor = HealthMonitor(
+        triton, ModelDirectory(triton, clock), Settings(), clock, lambda model, what: seen.append(what)
+    )
     triton.stats_error = StageUnhealthy(ENGINE)
     triton.load_error = TritonTimeout()
-    await settled(watch)
+    await settled(monitor)
     triton.stats_error = ModelNotReady("x")
-    await settled(watch)
+    await settled(monitor)
     assert [type(what) for what in seen] == [StageUnhealthy, StageUnhealthy]
 
 
 async def test_a_restarted_engine_loses_its_streams_and_is_left_alone() -> None:
     triton, clock = FakeTriton(), Clock()
-    watch = watch_of(triton, clock)
-    await settled(watch)
+    monitor = monitor_of(triton, clock)
+    await settled(monitor)
     triton.epoch = 2
-    await settled(watch)
-    await settled(watch)
+    await settled(monitor)
+    await settled(monitor)
     assert triton.calls == [f"abort {ENGINE} but 2"]
 
 
 async def test_the_streams_of_an_engine_that_was_unloaded_are_told_so_and_count_as_no_failures() -> None:
     triton, clock = FakeTriton(), Clock()
-    watch = watch_of(triton, clock)
-    await settled(watch)
+    monitor = monitor_of(triton, clock)
+    await settled(monitor)
     triton.stats_error = ModelNotReady("x")
-    await settled(watch)
+    await settled(monitor)
     assert triton.calls == [f"abort {ENGINE}"]
     assert [error.code for error in triton.abort_errors] == ["model_not_ready"]
 
@@ -153,75 +163,75 @@ async def test_the_streams_of_an_engine_that_was_unloaded_are_told_so_and_count_
 async def test_a_dead_tokenizer_is_reloaded_once() -> None:
     triton, clock = FakeTriton(), Clock()
     triton.stage_errors["tokenizer"] = StageUnhealthy(TOKENIZER)
-    watch = watch_of(triton, clock)
+    monitor = monitor_of(triton, clock)
     triton.on_stage_down(TOKENIZER, clock.now)
     triton.on_stage_down(TOKENIZER, clock.now)
-    await settled(watch)
+    await settled(monitor)
     assert triton.calls == [f"abort {TOKENIZER}", f"unload {TOKENIZER}", f"abort {TOKENIZER}", f"load {TOKENIZER}"]
 
 
 async def test_a_stage_that_does_not_load_is_tried_again_after_a_pause() -> None:
     triton, clock = FakeTriton(), Clock()
-    watch = watch_of(triton, clock)
+    monitor = monitor_of(triton, clock)
     triton.load_error = TritonUnreachable()
     triton.stage_errors["tokenizer"] = StageUnhealthy(TOKENIZER)
-    watch.stage_down(TOKENIZER, clock.now)
-    await settled(watch)
-    await settled(watch)
+    monitor.stage_down(TOKENIZER, clock.now)
+    await settled(monitor)
+    await settled(monitor)
     assert triton.calls[1:] == [f"unload {TOKENIZER}", f"abort {TOKENIZER}", f"load {TOKENIZER}"]
-    assert watch.recovering() == {DEMO.slug}
+    assert monitor.recovering() == {DEMO.ensemble}
     clock.now += RELOAD_PAUSE_S
     triton.load_error = None
-    await settled(watch)
+    await settled(monitor)
     assert triton.calls[4:] == [f"unload {TOKENIZER}", f"abort {TOKENIZER}", f"load {TOKENIZER}"]
-    assert watch.recovering() == set()
+    assert monitor.recovering() == set()
 
 
 async def test_where_model_control_is_not_permitted_requests_are_not_refused_for_ever() -> None:
     triton, clock = FakeTriton(), Clock()
-    watch = watch_of(triton, clock)
+    monitor = monitor_of(triton, clock)
     triton.unload_error = APIError("not allowed")
     triton.stage_errors["tokenizer"] = StageUnhealthy(TOKENIZER)
-    watch.stage_down(TOKENIZER, clock.now)
-    await settled(watch)
+    monitor.stage_down(TOKENIZER, clock.now)
+    await settled(monitor)
     assert triton.calls == [f"abort {TOKENIZER}", f"unload {TOKENIZER}"]
-    assert watch.recovering() == set()
+    assert monitor.recovering() == set()
 
 
 async def test_the_engine_of_a_restarted_triton_is_no_restarted_engine() -> None:
     # The streams of the new Triton were ended for the sake of the old one's epoch.
     triton, clock = FakeTriton(), Clock()
-    watch = watch_of(triton, clock)
-    await settled(watch)
+    monitor = monitor_of(triton, clock)
+    await settled(monitor)
     clock.now += MAX_AGE_S
     triton.snapshot_error = TritonUnreachable()
-    await settled(watch)
+    await settled(monitor)
     triton.snapshot_error, triton.epoch = None, 2
-    await settled(watch)
+    await settled(monitor)
     assert triton.calls == []
 
 
 async def test_a_triton_that_is_away_does_not_stop_the_watch() -> None:
     triton, clock = FakeTriton(), Clock()
     triton.snapshot_error = triton.stats_error = TritonUnreachable()
-    await settled(watch_of(triton, clock))
+    await settled(monitor_of(triton, clock))
     assert triton.calls == []
 
 
 async def test_an_engine_is_watched_on_while_its_model_takes_no_new_requests() -> None:
     """An unload lets what runs go on: the ensemble is away, its engine is not."""
     triton, clock = FakeTriton(), Clock()
-    watch = watch_of(triton, clock)
-    await settled(watch)
+    monitor = monitor_of(triton, clock)
+    await settled(monitor)
     clock.now += 2 * MAX_AGE_S
     triton.models = ModelSnapshot(unready={DEMO.id: "unavailable"})
-    await settled(watch)
+    await settled(monitor)
     assert triton.calls == []
     triton.stats_error = ModelNotReady("x")
-    await settled(watch)
-    await settled(watch)
+    await settled(monitor)
+    await settled(monitor)
     assert triton.calls == [f"abort {ENGINE}"]
     clock.now += 2 * MAX_AGE_S
     triton.stats_error, triton.epoch, triton.models = None, 2, FakeTriton().models
-    await settled(watch)
+    await settled(monitor)
     assert triton.calls == [f"abort {ENGINE}"]

@@ -97,7 +97,7 @@ async def test_a_model_that_is_not_ready_hides_no_name_of_another() -> None:
 def names_of(*models: ServedModel) -> dict[str, tuple[str, str]]:
     """Return what each name stands for: model and adapter."""
     names = ModelSnapshot(ready={model.id: model for model in models}).names()
-    assert all(names[asked].asked == asked for asked in names)
+    assert all(names[asked].requested == asked for asked in names)
     return {asked: (name.model.id, name.lora_name) for asked, name in names.items()}
 
 
@@ -110,7 +110,7 @@ def test_a_model_has_its_id_its_aliases_and_its_adapters_as_names() -> None:
         "formal": ("org/a", "formal"),
     }
     assert ModelSnapshot(ready={model.id: model}).names()["formal"] == ModelName(
-        asked="formal", model=model, lora_name="formal"
+        requested="formal", model=model, lora_name="formal"
     )
 
 
@@ -132,4 +132,4 @@ async def test_a_name_that_appears_with_a_new_alias_is_found_at_once() -> None:
     models = ModelDirectory(triton, Clock())
     await models.get(DEMO.id)
     triton.models = ModelSnapshot(ready={DEMO.id: served_model(aliases=("new",))})
-    assert (await models.get("new")).asked == "new"
+    assert (await models.get("new")).requested == "new"

@@ -24,8 +24,8 @@ from frontend.errors import (
 )
 from frontend.settings import Settings
 from frontend.triton.models import ModelDirectory, ModelSnapshot
-from frontend.triton.pool import _PATIENCE_S, ReplicaPool
-from frontend.triton.replica import Replica
+from frontend.triton.pool import _LIST_TIMEOUT_S, ReplicaPool
+from frontend.triton.replica import BREAKER_PAUSE_S, MAX_FAILURES, Replica
 from model_repository.contract.output import GenerationChunk
 from model_repository.contract.request import GenerationRequest, Params, TextPrompt
 from tests.fakes import DEMO, FakeTriton, chunks, served_model
@@ -33,7 +33,7 @@ from tests.frontend.test_loop_time import stand_still
 from tests.frontend.triton.test_models import Clock
 
 REQUEST = GenerationRequest(prompt=TextPrompt("Hello"), params=Params(max_tokens=5, is_stream=True, cancel_key="first"))
-SLUG = DEMO.slug
+ENSEMBLE = DEMO.ensemble
 
 
 class Pool:
@@ -42,21 +42,21 @@ class Pool:
     def __init__(self, tritons: Sequence[FakeTriton], **settings: float) -> None:
         self.clock = Clock()
         self.replicas = [
-            Replica(f"fake:{index}", triton, Settings(breaker_failures=3, **settings), self.clock)  # type: ignore[arg-type]
+            Replica(f"fake:{index}", triton, Settings(**settings), self.clock)  # type: ignore[arg-type]
             for index, triton in enumerate(tritons, 1)
         ]
-        self.pool = ReplicaPool(self.replicas, retry_share=0.1)
+        self.pool = ReplicaPool(self.replicas)
 
     async def text(self, request: GenerationRequest = REQUEST) -> str:
         """Return a whole completion."""
-        async with aclosing(self.pool.generate(SLUG, request)) as stream:
+        async with aclosing(self.pool.generate(ENSEMBLE, request)) as stream:
             return "".join([chunk.text async for chunk in stream])
 
     async def run_probes(self) -> None:
         """Run the probes that are due to their ends."""
         for replica in self.replicas:
-            replica.start_probes()
-            await asyncio.gather(*replica._probes)
+            replica.start_trials()
+            await asyncio.gather(*replica._trials)
 
 
 async def pool_of(*tritons: FakeTriton) -> Pool:
@@ -69,25 +69,25 @@ async def test_an_engine_that_is_to_be_drained_gets_nothing_more() -> None:
     tritons = [FakeTriton(chunks("x")), FakeTriton(chunks("x"))]
     pool = await pool_of(*tritons)
     tritons[0].is_draining = True
-    await pool.replicas[0].watch.poll(SLUG)
+    await pool.replicas[0].monitor.poll(ENSEMBLE)
     assert [await pool.text() for _ in range(4)] == ["x"] * 4
     assert (len(tritons[0].requests), len(tritons[1].requests)) == (0, 4)
     assert pool.pool.states_by_endpoint()["fake:1"] == {DEMO.id: "draining"}
-    assert pool.pool.num_ready(SLUG) == 1
+    assert pool.pool.num_ready(ENSEMBLE) == 1
     tritons[0].stats_error = TritonUnreachable()  # it ends
-    await pool.replicas[0].watch.poll(SLUG)
-    assert pool.pool.num_ready(SLUG) == 1
+    await pool.replicas[0].monitor.poll(ENSEMBLE)
+    assert pool.pool.num_ready(ENSEMBLE) == 1
     tritons[0].stats_error, tritons[0].is_draining = None, False  # the one that was started in its place
-    await pool.replicas[0].watch.poll(SLUG)
-    assert pool.pool.num_ready(SLUG) == 2
+    await pool.replicas[0].monitor.poll(ENSEMBLE)
+    assert pool.pool.num_ready(ENSEMBLE) == 2
 
 
 async def test_a_busy_frontend_takes_no_endpoint_for_absent() -> None:
     pool = await pool_of(FakeTriton())
     listing = asyncio.create_task(pool.pool.snapshot())
-    await stand_still(_PATIENCE_S)
+    await stand_still(_LIST_TIMEOUT_S)
     await listing
-    assert pool.pool.state_of(SLUG) == "ready"
+    assert pool.pool.state_of(ENSEMBLE) == "ready"
 
 
 async def test_texts_that_take_too_long_to_tokenize_open_no_breaker() -> None:
@@ -96,7 +96,7 @@ async def test_texts_that_take_too_long_to_tokenize_open_no_breaker() -> None:
     triton.stage_errors["tokenizer"] = TritonTimeout()
     for _ in range(9):
         with pytest.raises(TritonTimeout):
-            await pool.pool.tokenize(SLUG, TextPrompt("a"), add_special_tokens=True)
+            await pool.pool.tokenize(ENSEMBLE, TextPrompt("a"), add_special_tokens=True)
     assert await pool.text() == "x"
 
 
@@ -160,7 +160,7 @@ async def test_what_is_the_clients_mistake_is_not_sent_again_and_opens_nothing(e
         with pytest.raises(type(error)):
             await pool.text()
     assert sum(len(triton.requests) for triton in tritons) == 10
-    assert pool.pool.state_of(SLUG) == "ready"
+    assert pool.pool.state_of(ENSEMBLE) == "ready"
 
 
 async def test_what_a_drain_ends_is_not_sent_again() -> None:
@@ -170,7 +170,7 @@ async def test_what_a_drain_ends_is_not_sent_again() -> None:
         with pytest.raises(Draining):
             await pool.text()
     assert sum(len(triton.requests) for triton in tritons) == 5
-    assert pool.pool.state_of(SLUG) == "ready"
+    assert pool.pool.state_of(ENSEMBLE) == "ready"
 
 
 async def test_an_outage_does_not_double_the_load() -> None:
@@ -178,13 +178,13 @@ async def test_an_outage_does_not_double_the_load() -> None:
     pool = Pool([triton])
     await pool.pool.snapshot()
     for _ in range(200):
-        pool.replicas[0]._breaker(SLUG).probed(is_well=True)  # else nothing would reach it
+        pool.replicas[0]._breaker(ENSEMBLE).end_trial(is_well=True)  # else nothing would reach it
         with pytest.raises(NotTaken):
             await pool.text()
     assert len(triton.requests) in (229, 230)  # a tenth more, and the ten that were saved
 
 
-@pytest.mark.parametrize(("error", "num_failures"), [(EngineFailed(), 3), (TritonUnreachable(), 1)])
+@pytest.mark.parametrize(("error", "num_failures"), [(EngineFailed(), MAX_FAILURES), (TritonUnreachable(), 1)])
 async def test_a_model_that_fails_gets_no_requests_until_it_has_made_a_token(
     error: APIError, num_failures: int
 ) -> None:
@@ -196,11 +196,11 @@ async def test_a_model_that_fails_gets_no_requests_until_it_has_made_a_token(
     with pytest.raises(ModelNotReady, match="failing"):
         await pool.text()
     assert len(triton.requests) == num_failures
-    pool.clock.now += Settings().breaker_pause_s
+    pool.clock.now += BREAKER_PAUSE_S
     await pool.run_probes()
-    assert pool.pool.state_of(SLUG) == "failing"
+    assert pool.pool.state_of(ENSEMBLE) == "failing"
     triton.script = chunks("x")
-    pool.clock.now += Settings().breaker_pause_s
+    pool.clock.now += BREAKER_PAUSE_S
     await pool.run_probes()
     assert triton.requests[-1].params.max_tokens == 1
     assert await pool.text() == "x"
@@ -209,7 +209,7 @@ async def test_a_model_that_fails_gets_no_requests_until_it_has_made_a_token(
 async def test_a_stage_that_is_down_sends_requests_elsewhere_at_once() -> None:
     tritons = [FakeTriton(chunks("x")) for _ in range(2)]
     pool = await pool_of(*tritons)
-    tritons[0].on_stage_down(f"{SLUG}__engine", float("inf"))
+    tritons[0].on_stage_down(f"{ENSEMBLE}__engine", float("inf"))
     assert [await pool.text() for _ in range(5)] == ["x"] * 5
     assert (len(tritons[0].requests), len(tritons[1].requests)) == (0, 5)
     assert pool.pool.states_by_endpoint() == {"fake:1": {DEMO.id: "recovering"}, "fake:2": {DEMO.id: "ready"}}
@@ -221,7 +221,7 @@ async def test_the_models_are_the_union_and_each_is_asked_where_it_is() -> None:
     pool = await pool_of(*tritons)
     assert set((await pool.pool.snapshot()).ready) == {DEMO.id, "org/other"}
     assert [await pool.text() for _ in range(3)] == ["a"] * 3
-    assert await pool.pool.detokenize(other.slug, [1], has_special_tokens=True) == "<1>"
+    assert await pool.pool.detokenize(other.ensemble, [1], has_special_tokens=True) == "<1>"
     assert tritons[1].detokenized == [((1,), True)]
     assert tritons[0].detokenized == []
 
@@ -252,7 +252,7 @@ async def test_why_an_endpoint_is_not_reached_is_logged_once_until_it_is_reached
         triton.snapshot_error = TritonUnreachable(reason=reason) if reason else None
         with contextlib.suppress(TritonUnreachable):
             await pool.replicas[0].models.refreshing()
-        pool.replicas[0].tell_connection()
+        pool.replicas[0].log_connection()
     assert [record.getMessage() for record in caplog.records] == [
         "fake:1 is not reached without TLS: refused",
         "fake:1 is not reached without TLS: wrong certificate",
@@ -283,35 +283,35 @@ class Hanging(FakeTriton):
 
 
 async def test_an_endpoint_that_hangs_is_waited_for_only_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("frontend.triton.pool._PATIENCE_S", 0.01)
+    monkeypatch.setattr("frontend.triton.pool._LIST_TIMEOUT_S", 0.01)
     pool = Pool([FakeTriton(chunks("x")), Hanging()])
     assert set((await pool.pool.snapshot()).ready) == {DEMO.id}
-    monkeypatch.setattr("frontend.triton.pool._PATIENCE_S", 3600.0)  # if anybody were waited for
+    monkeypatch.setattr("frontend.triton.pool._LIST_TIMEOUT_S", 3600.0)  # if anybody were waited for
     assert set((await pool.pool.snapshot()).ready) == {DEMO.id}
     assert pool.pool.endpoints()["fake:2"] == "triton_timeout"
 
 
 async def test_what_is_known_of_the_only_endpoint_is_served_while_it_is_slow(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("frontend.triton.pool._PATIENCE_S", 0.01)
+    monkeypatch.setattr("frontend.triton.pool._LIST_TIMEOUT_S", 0.01)
     pool = await pool_of(FakeTriton(chunks("x")))
     await pool.pool.snapshot()
     monkeypatch.setattr(pool.replicas[0].triton, "snapshot", Hanging().snapshot)
     assert set((await pool.pool.snapshot()).ready) == {DEMO.id}
-    assert pool.pool.state_of(SLUG) == "ready"
+    assert pool.pool.state_of(ENSEMBLE) == "ready"
 
 
 async def test_what_is_expected_is_away_only_once_every_endpoint_has_been_looked_at(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("frontend.triton.pool._PATIENCE_S", 0.01)
-    monkeypatch.setattr("frontend.triton.pool._PATIENCE_WITH_THE_ABSENT_S", 0.01)
+    monkeypatch.setattr("frontend.triton.pool._LIST_TIMEOUT_S", 0.01)
+    monkeypatch.setattr("frontend.triton.pool._ABSENT_TIMEOUT_S", 0.01)
     silent = Replica("fake:1", Hanging(), Settings())
-    pool = ReplicaPool([silent], 0.1, expected=[DEMO.id], is_complete=True)
+    pool = ReplicaPool([silent], expected=[DEMO.id], is_complete=True)
     with pytest.raises(TritonTimeout):
         await pool.snapshot()
-    silent.models.is_looked_at = True
+    silent.models.has_tried = True
     assert (await pool.snapshot()).unready == {DEMO.id: "not loaded"}
-    silent.models.is_looked_at = False  # as of one that came later
+    silent.models.has_tried = False  # as of one that came later
     assert (await pool.snapshot()).unready == {DEMO.id: "not loaded"}
 
 
@@ -319,11 +319,11 @@ async def test_who_leaves_a_stream_is_counted_out_and_blames_nobody() -> None:
     triton = FakeTriton([GenerationChunk(text="a"), asyncio.Event()])
     pool = await pool_of(triton)
     for _ in range(10):
-        stream = pool.pool.generate(SLUG, REQUEST)
+        stream = pool.pool.generate(ENSEMBLE, REQUEST)
         assert (await anext(stream)).text == "a"
         await stream.aclose()
     assert (triton.num_open, pool.replicas[0].num_in_flight) == (0, 0)
-    assert pool.pool.state_of(SLUG) == "ready"
+    assert pool.pool.state_of(ENSEMBLE) == "ready"
 
 
 async def test_what_waited_for_its_turn_until_everything_was_ended_is_ended_too() -> None:
@@ -341,7 +341,7 @@ async def test_clients_that_read_too_slowly_open_no_circuit() -> None:
     for _ in range(10):
         with pytest.raises(ReaderTooSlow):
             await pool.text()
-    assert pool.pool.state_of(SLUG) == "ready"
+    assert pool.pool.state_of(ENSEMBLE) == "ready"
 
 
 class SlowTriton(FakeTriton):

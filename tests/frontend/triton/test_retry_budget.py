@@ -8,7 +8,7 @@ def num_retries(budget: RetryBudget, num_requests: int) -> int:
     num_taken = 0
     for _ in range(num_requests):
         budget.count_request()
-        num_taken += budget.take()
+        num_taken += budget.try_spend()
     return num_taken
 
 

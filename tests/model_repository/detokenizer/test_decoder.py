@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 from build_engines.vocabulary import token_bytes
 from model_repository.contract.output import DeltaDetails, TokenDelta
 from model_repository.detokenizer.text import Decoding, Detokenizer
-from model_repository.engine.release_gate import ReleaseGate
+from model_repository.engine.stop_buffer import StopBuffer
 from tests.build_engines.tiny_checkpoint import sentencepiece_description, tokenizer_description
 from tests.model_repository.detokenizer.decoding import chunk_of
 
@@ -79,21 +79,21 @@ def token_id(tokenizer: Tokenizer, token: str) -> int:
 
 
 def decoded(table: list[bytes], token_ids: list[int]) -> str:
-    """Return the text that a client reads: through the release gate, then delta by delta through the detokenizer."""
-    gate, detokenizer = ReleaseGate(table, [b"no such text"]), Detokenizer(table, Decoding({}))
+    """Return the client's text: through the stop buffer, then delta by delta through the detokenizer."""
+    gate, detokenizer = StopBuffer(table, [b"no such text"]), Detokenizer(table, Decoding({}))
     deltas = [TokenDelta(tuple(final)) for final in (*map(gate.push, token_ids), gate.finish())]
     return "".join(chunk_of(detokenizer, delta).text for delta in deltas)
 
 
 def behind_a_prompt(tokenizer: Tokenizer, token_ids: list[int]) -> str:
-    """Return the library's text of a completion, whose first space is not the first of the text."""
+    """Return the library's text of a completion. Its first space is not the first space of the text."""
     prompt = tokenizer.encode("a", add_special_tokens=False).ids
     return tokenizer.decode([*prompt, *token_ids]).removeprefix(tokenizer.decode(prompt))
 
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_each_token_is_decoded_as_by_the_library(name: str) -> None:
-    """Added tokens that are not special were taken literally: Gemma's runs of spaces came out as U+2581."""
+    """Added tokens that are not special were decoded literally: Gemma's runs of spaces came out as U+2581."""
     tokenizer, table = family(name)
     for index in range(len(table)):
         assert decoded(table, [index]) == behind_a_prompt(tokenizer, [index])
@@ -151,6 +151,6 @@ def test_a_text_of_its_own_comes_back_as_by_the_library(name: str, text: str) ->
 
 def test_a_stop_sequence_of_spaces_matches_a_token_of_many_spaces() -> None:
     tokenizer, table = family("Gemma 2")
-    gate = ReleaseGate(table, [b"    "])
+    gate = StopBuffer(table, [b"    "])
     assert gate.push(token_id(tokenizer, SPACES * 24)) == []
     assert gate.matched_stop == 0

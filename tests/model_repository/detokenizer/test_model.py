@@ -29,7 +29,7 @@ def model() -> Iterator[Any]:
 
 
 def answer(model: Any, batch: OutputBatch | bytes, *, is_cancelled: bool = False) -> Any:
-    """Return the only response to a batch; None where the stage closes the request without any."""
+    """Return the only response to a batch; None if the stage closes the request without a response."""
     payload = batch if isinstance(batch, bytes) else pack(batch)
     request = Request(message_tensor(OUTPUT_BATCH, payload), is_cancelled=is_cancelled)
     model.execute([request])
@@ -77,7 +77,7 @@ def test_an_empty_batch_of_a_single_request_has_no_response(model: Any) -> None:
         (OutputBatch(9, 1, True), True),
     ],
 )
-def test_the_engine_hears_of_a_reader_that_is_gone_by_a_disconnect_check(
+def test_a_disconnect_check_reports_a_disconnected_client_to_the_engine(
     model: Any, batch: OutputBatch, is_noticed: bool
 ) -> None:
     response = answer(model, batch, is_cancelled=True)

@@ -42,22 +42,6 @@ def chunk(*token_ids: int, num_cut_bytes: int = 0, **details: Any) -> Generation
 # --- without details ------------------------------------------------------------------------------------------------
 
 
-def test_a_character_is_put_together_from_its_tokens() -> None:
-    assert chunk(1, 2, 3) == GenerationChunk(text="Paris€")
-
-
-def test_a_token_without_bytes_is_no_text() -> None:
-    assert chunk(0, 1, 0).text == "Paris"
-
-
-def test_bytes_that_are_no_character_are_replaced() -> None:
-    assert chunk(3, 1, 2).text == "\ufffdParis\ufffd"
-
-
-def test_what_belongs_to_a_stop_sequence_is_cut() -> None:
-    assert chunk(1, 4, num_cut_bytes=len("STOP ")).text == "Paris "
-
-
 def test_reason_and_usage_are_passed_on() -> None:
     delta = TokenDelta(finish_reason=FinishReason.LENGTH, usage=USAGE)
     assert chunk_of(DETOKENIZER, delta) == GenerationChunk(text="", finish_reason=FinishReason.LENGTH, usage=USAGE)
@@ -121,7 +105,7 @@ def test_a_special_token_among_the_likely_ones_shows_its_string_and_the_drawn_on
     assert found == TokenLogprob(0, b"", -1.0, (TopLogprob(0, b"<|end|>", -1.0), TopLogprob(5, b"<tool>", -2.0)))
 
 
-def test_special_tokens_are_shown_if_the_details_say_so() -> None:
+def test_special_tokens_are_shown_on_request() -> None:
     assert chunk(1, 0, 5).text == "Paris<tool>"
     assert chunk(1, 0, 5, has_special_tokens=True).text == "Paris<|end|><tool>"
 
@@ -199,7 +183,7 @@ def test_an_id_outside_the_vocabulary_is_refused(token_id: int, details: dict[st
     assert caught.value.message() == f"[invalid_value] output_batch: {token_id} is not a token: they are 0 to 5"
 
 
-def test_what_decoding_needs_is_read_from_the_tokenizer(tmp_path: Path) -> None:
+def test_decoding_is_read_from_the_tokenizer(tmp_path: Path) -> None:
     path = tmp_path / "tokenizer.json"
     strip = {"type": "Strip", "content": " ", "start": 2, "stop": 0}
     description = {

@@ -24,5 +24,5 @@ def write_folder(folder: Path, weights: bytes = WEIGHTS, **fields: Any) -> Path:
 
 def root_of(folder: Path, **fields: Any) -> AdapterRoot:
     """Return the root that an engine of the model `org/demo` would have."""
-    known: dict[str, Any] = {"slug": "org--demo", "runtime": "llama_cpp", "base": "base"}
+    known: dict[str, Any] = {"ensemble": "org--demo", "runtime": "llama_cpp", "base": "base"}
     return AdapterRoot(folder=folder, **known | {"max_adapters": 2, "max_rank": 64} | fields)

@@ -1,4 +1,4 @@
-"""What several tests of the engine need."""
+"""Fixtures of several tests of the engine."""
 
 from __future__ import annotations
 

@@ -38,7 +38,6 @@ class FakeClock:
         self.now_s = 100.0
 
     def __call__(self) -> float:
-        """Return the time."""
         return self.now_s
 
 
@@ -57,7 +56,7 @@ class FakeRuntime:
         self.numbers: list[int] = []  # of sequences, in the order in which they were submitted
         self.num_cached_tokens = 0
         self.num_tokens = 1  # of each sequence in a step
-        self.is_waiting = False  # for what somebody else computes
+        self.is_waiting = False  # for another process
         self.failure: EngineFailed | None = None  # for good
         self.adapters: dict[str, Adapter] = {}
         self.adapter_error: StageError | None = None
@@ -70,7 +69,6 @@ class FakeRuntime:
         self.on_prepare()
 
     def submit(self, sequence: int, request: EngineRequest, constraint: TokenConstraint | None = None) -> None:
-        """Queue a sequence, or fail where a test says so."""
         self._check()
         if self.submit_error is not None:
             raise self.submit_error
@@ -78,7 +76,6 @@ class FakeRuntime:
         self.waiting.append(sequence)
 
     def free(self, sequence: int) -> None:
-        """Forget a sequence, or fail where a test says so."""
         if self.free_error is not None:
             raise self.free_error
         self.running.pop(sequence, None)
@@ -109,38 +106,32 @@ class FakeRuntime:
         ]
 
     def load_adapter(self, name: str, adapter: Adapter) -> None:
-        """Note it, or fail where a test says so."""
         if self.adapter_error is not None:
             raise self.adapter_error
         self.adapters[name] = adapter
 
     def unload_adapter(self, name: str) -> None:
-        """Forget it."""
         del self.adapters[name]
 
     def wake(self) -> None:
-        """Count it."""
         self.num_wakes += 1
 
     @property
     def has_work(self) -> bool:
-        """Whether there is a sequence."""
         return bool(self.running or self.waiting)
 
     def stats(self) -> RuntimeStats:
-        """Return what it holds; a cell per sequence."""
         self._check()
         return RuntimeStats(
             num_active=len(self.running),
             num_waiting=len(self.waiting),
-            num_cells_used=len(self.running),
-            num_cells=self.num_slots,
+            num_kv_tokens_used=len(self.running),
+            max_kv_tokens=self.num_slots,
             adapters=dict(self.adapters),
             adapter_bytes=sum(adapter.num_bytes for adapter in self.adapters.values()),
         )
 
     def close(self) -> None:
-        """Note it."""
         self.is_closed = True
 
 
@@ -156,7 +147,6 @@ class FakeResponder:
         self.has_ended = threading.Event()
 
     def send(self, batch: OutputBatch) -> None:
-        """Record a batch, or fail where a test says so."""
         if self.is_broken:
             raise RuntimeError("the reader is gone")
         assert not self.has_ended.is_set(), "a batch after the end"
@@ -165,13 +155,11 @@ class FakeResponder:
             self.has_items.set()
 
     def fail(self, error: StageError) -> None:
-        """Record the error."""
         assert not self.has_ended.is_set(), "an error after the end"
         self.error = error
         self.has_ended.set()
 
     def close(self, batch: OutputBatch | None = None) -> None:
-        """Record the end, with a last batch or without."""
         if batch is not None:
             self.send(batch)
         assert not self.has_ended.is_set(), "closed after the end"
@@ -180,16 +168,13 @@ class FakeResponder:
 
     @property
     def number(self) -> int:
-        """The engine's number of the stream."""
         return self.batches[-1].stream
 
     @property
     def sizes(self) -> list[int]:
-        """The number of items of each batch."""
         return [len(batch.items) for batch in self.batches]
 
     def items(self, number: int = 0) -> list[TokenDelta | str]:
-        """Return the items of one request."""
         return [item for batch in self.batches for each, item in batch.items if each == number]
 
     def deltas(self, number: int = 0) -> list[TokenDelta]:
@@ -202,11 +187,9 @@ class FakeResponder:
         return self.deltas()[-1]
 
     def texts(self, number: int = 0) -> list[str]:
-        """Return the text of each of these deltas."""
         return [text_of(delta) for delta in self.deltas(number)]
 
     def text(self, number: int = 0) -> str:
-        """Return the text of one request."""
         return "".join(self.texts(number))
 
 
@@ -214,11 +197,9 @@ class DeafResponder(FakeResponder):
     """Fails at every end."""
 
     def fail(self, error: StageError) -> None:
-        """Fail."""
         raise RuntimeError("the reader is gone")
 
     def close(self, batch: OutputBatch | None = None) -> None:
-        """Fail."""
         raise RuntimeError("the reader is gone")
 
 
@@ -233,7 +214,7 @@ def request(**fields: Any) -> EngineRequest:
 
 
 class Fake:
-    """An engine on a fake runtime and a fake clock, whose turns are taken by hand."""
+    """An engine on a fake runtime and a fake clock. `step` runs its loop once."""
 
     def __init__(
         self,
@@ -254,33 +235,31 @@ class Fake:
             max_sequences=self.runtime.num_slots,
             max_waiting=max_waiting,
         )
-        emitter = emitter or Emitter(max_wait_s=0.0)  # everything leaves at once
+        emitter = emitter or Emitter(max_wait_s=0.0)  # everything is sent at once
         self.engine = Engine(
             config, self.runtime, BYTE_TABLE, emitter=emitter, clock=time.monotonic if has_real_clock else self.clock
         )
 
     def submit(self, *, responder: FakeResponder | None = None, **fields: Any) -> FakeResponder:
-        """Submit a single request, whose responder is its output stream."""
+        """Submit a single request. Its responder is its output stream."""
         return self.submit_batch("", {0: request(**fields)}, responder)
 
     def submit_batch(
         self, stream: str, items: dict[int, EngineRequest | str], responder: FakeResponder | None = None
     ) -> FakeResponder:
-        """Submit a batch, and return its responder."""
         responder = responder or FakeResponder()
         self.engine.submit(EngineRequestBatch(stream, tuple(items.items())), responder)
         return responder
 
     def open_stream(self, key: str = "key") -> FakeResponder:
-        """Open an output stream, and return its responder."""
         responder = FakeResponder()
         self.engine.open_stream(key, responder)
-        self.turn()
+        self.step()
         return responder
 
-    def turn(self, num_turns: int = 1, *, passed_s: float = 0.0) -> None:
-        """Take some turns; the clock moves before each."""
-        for _ in range(num_turns):
+    def step(self, num_steps: int = 1, *, passed_s: float = 0.0) -> None:
+        """Run the engine's loop some times; the clock moves before each."""
+        for _ in range(num_steps):
             self.clock.now_s += passed_s
             if self.runtime.has_work or not self.engine._inbox.empty():
-                self.engine._take_turn()
+                self.engine._run_once()

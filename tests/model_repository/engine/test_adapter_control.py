@@ -1,4 +1,4 @@
-"""Orders to load and unload adapters, and what a new engine finds of them."""
+"""Orders to load and unload adapters, and their restoration in a new engine."""
 
 from __future__ import annotations
 
@@ -14,22 +14,19 @@ from tests.model_repository.engine.adapter_folders import root_of, write_folder
 from tests.model_repository.engine.fake_engine import POLITE, Fake, FakeRuntime
 
 
-class Asker:
+class Replies:
     """Waits for the outcome of one order."""
 
     def __init__(self) -> None:
         self._outcomes: SimpleQueue[Exception | None] = SimpleQueue()
 
     def done(self) -> None:
-        """Note that it was carried out."""
         self._outcomes.put(None)
 
     def fail(self, error: Exception) -> None:
-        """Note why it was not."""
         self._outcomes.put(error)
 
     def outcome(self) -> Exception | None:
-        """Return it."""
         return self._outcomes.get(timeout=30)
 
 
@@ -53,18 +50,18 @@ def control(fake: Fake, folder: Path) -> AdapterControl:
     return AdapterControl(fake.engine, root_of(folder))
 
 
-def outcome_of(order: Callable[[Asker], None]) -> Exception | None:
-    asker = Asker()
-    order(asker)
-    return asker.outcome()
+def outcome_of(order: Callable[[Replies], None]) -> Exception | None:
+    replies = Replies()
+    order(replies)
+    return replies.outcome()
 
 
 def load(control: AdapterControl, name: str, source: str) -> Exception | None:
-    return outcome_of(lambda asker: control.load(name, source, asker.done, asker))
+    return outcome_of(lambda replies: control.load(name, source, replies.done, replies))
 
 
 def unload(control: AdapterControl, name: str) -> Exception | None:
-    return outcome_of(lambda asker: control.unload(name, asker.done, asker))
+    return outcome_of(lambda replies: control.unload(name, replies.done, replies))
 
 
 def noted(folder: Path) -> dict[str, str]:
@@ -89,13 +86,13 @@ def test_the_same_order_twice_is_fine_and_other_weights_under_the_name_are_not(
     assert noted(folder) == {"polite": "a"}
 
 
-def test_what_the_runtime_refuses_is_told_and_not_noted(control: AdapterControl, fake: Fake, folder: Path) -> None:
+def test_an_adapter_that_the_runtime_refuses_is_not_noted(control: AdapterControl, fake: Fake, folder: Path) -> None:
     fake.runtime.adapter_error = InvalidRequest("bad", "source")
     assert load(control, "polite", "a") is fake.runtime.adapter_error
     assert noted(folder) == {}
 
 
-def test_what_cannot_be_noted_is_not_offered(control: AdapterControl, fake: Fake, folder: Path) -> None:
+def test_an_adapter_that_cannot_be_noted_is_not_offered(control: AdapterControl, fake: Fake, folder: Path) -> None:
     (folder / ".loaded").write_text("a file")
     assert isinstance(load(control, "polite", "a"), EngineFailed)
     assert fake.engine.stats().adapters == {}
@@ -112,7 +109,7 @@ def test_there_is_a_bound(control: AdapterControl) -> None:
     assert load(control, "c", "c") is None
 
 
-def test_what_is_not_loaded_or_built_in_is_not_unloaded(control: AdapterControl, fake: Fake) -> None:
+def test_an_unknown_or_built_in_adapter_cannot_be_unloaded(control: AdapterControl, fake: Fake) -> None:
     assert isinstance(unload(control, "nothing"), UnknownAdapter)
     fake.runtime.adapters["own"] = type(POLITE)(path=Path("x"), key="1", num_bytes=1)
     error = unload(control, "own")
@@ -127,13 +124,13 @@ def test_without_a_root_every_order_is_refused_at_once(fake: Fake) -> None:
         unload(control, "x")
 
 
-def test_an_engine_that_has_ended_says_so(fake: Fake, folder: Path) -> None:
+def test_an_order_for_an_ended_engine_fails(fake: Fake, folder: Path) -> None:
     fake.engine.close()
     assert isinstance(load(AdapterControl(fake.engine, root_of(folder)), "polite", "a"), EngineFailed)
     assert noted(folder) == {}
 
 
-def test_a_new_engine_loads_what_is_noted_and_leaves_out_what_does_not_load_any_more(
+def test_a_new_engine_loads_the_noted_adapters_except_broken_ones(
     folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     root = root_of(folder)
@@ -147,7 +144,7 @@ def test_a_new_engine_loads_what_is_noted_and_leaves_out_what_does_not_load_any_
     assert noted(folder) == {"a": "a", "b": "b"}
 
 
-def test_an_adapter_that_fails_in_a_way_that_nobody_foresaw_does_not_keep_the_model_from_loading(
+def test_an_unexpected_adapter_failure_does_not_keep_the_model_from_loading(
     folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     root, runtime = root_of(folder), FakeRuntime()
@@ -164,7 +161,7 @@ def test_adapters_are_changed_between_two_steps_and_listed_in_the_stats() -> Non
     fake = Fake(b"hello")
     loaded = fake.engine.between_steps(lambda runtime: runtime.load_adapter("polite", POLITE))
     assert (loaded.done(), fake.engine.stats().adapters, fake.runtime.num_wakes) == (False, {}, 1)
-    fake.turn()
+    fake.step()
     assert loaded.result(0) is None
     stats = fake.engine.stats()
     assert (stats.adapters, stats.adapter_bytes, fake.engine.adapters()) == (
@@ -174,12 +171,12 @@ def test_adapters_are_changed_between_two_steps_and_listed_in_the_stats() -> Non
     )
 
 
-def test_an_adapter_that_does_not_load_harms_nobody() -> None:
+def test_an_adapter_that_does_not_load_leaves_requests_alone() -> None:
     fake = Fake(b"hello")
     responder = fake.submit()
     fake.runtime.adapter_error = InvalidRequest("bad", "source")
     loaded = fake.engine.between_steps(lambda runtime: runtime.load_adapter("polite", POLITE))
-    fake.turn(6)
+    fake.step(6)
     assert loaded.exception(0) is fake.runtime.adapter_error
     assert responder.texts() == ["h", "e", "l", "l", "o", ""]
 
@@ -189,10 +186,10 @@ def test_sequences_whose_adapter_is_unloaded_are_counted_until_they_end() -> Non
     fake.runtime.adapters["polite"] = POLITE
     for name in ("polite", ""):
         fake.submit(lora_name=name)
-    fake.turn()
+    fake.step()
     assert fake.engine.stats().num_unloading == 0
     fake.engine.between_steps(lambda runtime: runtime.unload_adapter("polite"))
-    fake.turn()
+    fake.step()
     assert fake.engine.stats().num_unloading == 1
-    fake.turn(6)
+    fake.step(6)
     assert fake.engine.stats().num_unloading == 0

@@ -1,4 +1,4 @@
-"""From where adapters may be loaded, what is checked of them, and what is noted."""
+"""The folder of adapters, the checks of an adapter, and the notes of loaded ones."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_the_root_itself_may_be_a_link(folder: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "source", ["", ".", "..", "../outside/secret", "teams/../../outside/secret", "/etc", "~", "link", "in/link", "a\0b"]
 )
-def test_nothing_outside_the_root_is_loaded_or_told_of(folder: Path, source: str) -> None:
+def test_nothing_outside_the_root_is_loaded_or_named(folder: Path, source: str) -> None:
     (folder / "link").symlink_to(folder.parent / "outside" / "secret")
     (folder / "in").mkdir()
     (folder / "in" / "link").symlink_to("../../outside")
@@ -58,7 +58,7 @@ def test_nothing_outside_the_root_is_loaded_or_told_of(folder: Path, source: str
         assert refused.text == f"{source!r}: must be a folder below the root of adapters"
 
 
-def test_what_is_outside_looks_the_same_whether_it_is_there_or_not(folder: Path) -> None:
+def test_errors_do_not_show_the_existence_of_outside_folders(folder: Path) -> None:
     there, absent = refusal(folder, "../outside/secret").text, refusal(folder, "../outside/nothing").text
     assert there.partition(": ")[2] == absent.partition(": ")[2]
 
@@ -77,12 +77,12 @@ def test_a_loop_of_links_is_no_folder(folder: Path) -> None:
         ({"files": {}}, "adapter.json names no adapter.gguf"),
         ({"files": {"adapter.gguf": "0" * 64}}, "'adapter.gguf' differs from its digest"),
         ({"files": {"more.bin": "0" * 64}}, "'more.bin' is missing"),
-        ({"files": {"../polite/adapter.gguf": "0" * 64}}, "or is none of this folder"),
-        ({"files": {"/etc/passwd": "0" * 64}}, "or is none of this folder"),
-        ({"files": {"linked": "0" * 64}}, "'linked' is missing, or is none of this folder"),
+        ({"files": {"../polite/adapter.gguf": "0" * 64}}, "or is not in this folder"),
+        ({"files": {"/etc/passwd": "0" * 64}}, "or is not in this folder"),
+        ({"files": {"linked": "0" * 64}}, "'linked' is missing, or is not in this folder"),
     ],
 )
-def test_an_adapter_that_is_not_what_it_says_or_does_not_fit_is_refused(
+def test_an_adapter_that_breaks_its_manifest_or_does_not_fit_is_refused(
     folder: Path, fields: dict[str, Any], rule: str
 ) -> None:
     write_folder(folder / "bad", **fields)
@@ -94,7 +94,7 @@ def test_an_adapter_that_is_not_what_it_says_or_does_not_fit_is_refused(
     "text",
     ["", "{", "[]", "null", "{}", '{"format": 2}', '{"format": 1, "runtime": "llama_cpp"}', b"\xff".decode("latin-1")],
 )
-def test_a_manifest_that_is_none_is_refused(folder: Path, text: str) -> None:
+def test_a_malformed_manifest_is_refused(folder: Path, text: str) -> None:
     (folder / "teams" / "polite" / "adapter.json").write_text(text, encoding="latin-1")
     assert "is not what `python -m build_engines adapter` writes" in refusal(folder, "teams/polite").text
 
@@ -115,7 +115,7 @@ def test_a_manifest_survives_its_file(tmp_path: Path) -> None:
     assert AdapterManifest.from_fields(json.loads((tmp_path / "adapter.json").read_text())) == manifest
 
 
-def test_a_folder_without_a_manifest_says_how_to_make_one(folder: Path) -> None:
+def test_the_error_for_a_folder_without_a_manifest_names_the_command(folder: Path) -> None:
     assert "`python -m build_engines adapter` makes such a folder" in refusal(folder, "teams").text
 
 
@@ -134,13 +134,13 @@ def test_notes_outlive_the_engine_and_models_have_their_own(folder: Path) -> Non
     root.note("brief", adapter)
     root.note("brief", adapter)
     assert list(root_of(folder).noted()) == [("brief", "teams/polite"), ("org/polite", "teams/polite")]
-    assert list(root_of(folder, slug="other").noted()) == []
+    assert list(root_of(folder, ensemble="other").noted()) == []
     for _ in range(2):
         root.forget("brief")
     assert list(root_of(folder).noted()) == [("org/polite", "teams/polite")]
 
 
-def test_a_note_that_is_none_is_passed_over(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_malformed_note_is_ignored(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     root = root_of(folder)
     root.note("polite", root.find("polite", "teams/polite"))
     notes = folder / ".loaded" / "org--demo"
@@ -156,7 +156,7 @@ def test_notes_are_no_adapters(folder: Path) -> None:
     assert "must be a folder below the root" in refusal(folder, ".loaded/org--demo").text
 
 
-def test_what_cannot_be_noted_is_said(tmp_path: Path) -> None:
+def test_an_unwritable_note_is_an_error(tmp_path: Path) -> None:
     (tmp_path / ".loaded").write_text("a file")
     adapter = Adapter(path=tmp_path, key="", num_bytes=0, source="x")
     with pytest.raises(EngineFailed, match="cannot be written"):

@@ -26,17 +26,17 @@ def index_of(pieces: Sequence[bytes] = PIECES, vocab_size: int | None = None) ->
 INDEX = index_of()
 
 
-def taken(words: Sequence[str], pieces: Sequence[bytes]) -> tuple[BadWords, bytes]:
-    """Return the state after those of the pieces that were taken, and their text."""
+def accepted(words: Sequence[str], pieces: Sequence[bytes]) -> tuple[BadWords, bytes]:
+    """Return the state after the accepted pieces, and their text."""
     bad_words, text = BadWords(words, INDEX), b""
     for piece in pieces:
-        if bad_words.take(PIECES.index(piece)):
+        if bad_words.accept_token(PIECES.index(piece)):
             text += piece
     return bad_words, text
 
 
 @given(st.lists(st.binary(max_size=3), min_size=1), st.binary(min_size=1, max_size=3))
-def test_an_index_finds_what_begins_with_a_text_and_what_contains_it(pieces: list[bytes], text: bytes) -> None:
+def test_an_index_finds_the_tokens_that_begin_with_a_text_or_contain_it(pieces: list[bytes], text: bytes) -> None:
     index = index_of(pieces, len(pieces) + 2)  # logits that only pad the matrix are no text
     assert sorted(index.starting_with(text)) == [i for i, piece in enumerate(pieces) if piece.startswith(text)]
     assert list(index.containing(text)) == [i for i, piece in enumerate(pieces) if text in piece]
@@ -44,24 +44,24 @@ def test_an_index_finds_what_begins_with_a_text_and_what_contains_it(pieces: lis
 
 @given(WORDS, TOKENS)
 def test_a_token_is_allowed_if_the_text_with_it_has_no_bad_word(words: list[str], pieces: list[bytes]) -> None:
-    bad_words, text = taken(words, pieces)
+    bad_words, text = accepted(words, pieces)
     expected = [not any(word.encode() in text + piece for word in words) for piece in PIECES]
     assert bad_words.allowed().tolist() == expected
     assert bad_words.banned() == [token_id for token_id, is_allowed in enumerate(expected) if not is_allowed]
-    assert [taken(words, [*pieces, piece])[1] != text for piece in PIECES[1:]] == expected[1:]
+    assert [accepted(words, [*pieces, piece])[1] != text for piece in PIECES[1:]] == expected[1:]
 
 
 def test_a_word_may_come_token_by_token_or_within_a_longer_one() -> None:
-    bad_words, text = taken(["abc"], [b"a", b"b"])
+    bad_words, text = accepted(["abc"], [b"a", b"b"])
     assert text == b"ab"
-    assert not bad_words.take(PIECES.index(b"c"))
-    assert bad_words.take(PIECES.index(b"a"))  # a refused token changes nothing, and "abac" is none
-    assert bad_words.take(PIECES.index(b"c"))
-    assert not BadWords(["ab"], INDEX).take(PIECES.index(b"caba"))
+    assert not bad_words.accept_token(PIECES.index(b"c"))
+    assert bad_words.accept_token(PIECES.index(b"a"))  # a refused token changes nothing, and "abac" is no bad word
+    assert bad_words.accept_token(PIECES.index(b"c"))
+    assert not BadWords(["ab"], INDEX).accept_token(PIECES.index(b"caba"))
 
 
 def test_an_end_token_is_allowed_at_any_time() -> None:
-    assert taken(["ab"], [b"a"])[0].take(EOS)
+    assert accepted(["ab"], [b"a"])[0].accept_token(EOS)
 
 
 def test_a_structured_output_and_bad_words_both_hold() -> None:
@@ -71,16 +71,16 @@ def test_a_structured_output_and_bad_words_both_hold() -> None:
         both, text = BadWords(["ab", "cc"], INDEX, constraint), b""
         while (allowed := np.flatnonzero(both.allowed())).size and len(text) < 6:
             token_id = random.Random(len(text)).choice(allowed.tolist())
-            assert both.take(token_id)
+            assert both.accept_token(token_id)
             text += PIECES[token_id]
         assert len(text) == 6
         assert b"ab" not in text and b"cc" not in text
-        assert both.take(EOS)
+        assert both.accept_token(EOS)
 
 
-def test_a_structured_output_that_refuses_leaves_the_words_as_they_were() -> None:
+def test_a_refused_token_does_not_change_the_state_of_the_words() -> None:
     compiler = ConstraintCompiler(PIECES, frozenset([EOS]), len(PIECES))
     both = BadWords(["ab"], INDEX, compiler.start(StructuredOutput(OutputFormat.REGEX, "ba+")))
-    assert not both.take(PIECES.index(b"a"))
-    assert both.take(PIECES.index(b"b"))
+    assert not both.accept_token(PIECES.index(b"a"))
+    assert both.accept_token(PIECES.index(b"b"))
     assert both.banned() == [token_id for token_id in range(len(PIECES)) if PIECES[token_id] != b"a"]

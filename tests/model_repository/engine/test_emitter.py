@@ -1,10 +1,10 @@
-"""When tokens leave: a budget that fills with a share of the clock."""
+"""When tokens are sent: a budget that fills with a share of the clock."""
 
 from __future__ import annotations
 
 import pytest
 
-from model_repository.engine.emitter import BATCH_COST_S, ITEM_COST_S, Emitter, Waiting
+from model_repository.engine.emitter import BATCH_COST_S, ITEM_COST_S, Emitter, PendingOutput
 
 START_S = 10.0
 MAX_WAIT_S = 0.04
@@ -12,31 +12,29 @@ STREAM, OTHER_STREAM = 1001, 1002
 SINGLE_COST_S = BATCH_COST_S + ITEM_COST_S  # of a batch with one item
 
 
-def waiting(num: int, since_s: float = START_S, stream: int | None = None, *, is_urgent: bool = False) -> list[Waiting]:
+def waiting(
+    num: int, since_s: float = START_S, stream: int | None = None, *, is_urgent: bool = False
+) -> list[PendingOutput]:
     """Return sequences of one stream, or each with a stream of its own."""
     return [
-        Waiting(key=key, since_s=since_s, stream=key if stream is None else stream, is_urgent=is_urgent)
+        PendingOutput(key=key, since_s=since_s, stream=key if stream is None else stream, is_urgent=is_urgent)
         for key in range(num)
     ]
 
 
 def emitter(budget_s: float, now_s: float = START_S) -> Emitter:
-    """Return one with this budget at this time, which half of what passes from then on fills."""
+    """Return one with this budget at this time; half of the time from then on fills it."""
     item = Emitter(max_share=0.5, max_wait_s=1.0)
     item.due([], now_s)
     item._budget_s = budget_s
     return item
 
 
-def num_due(item: Emitter, waiters: list[Waiting], now_s: float = START_S) -> int:
+def num_due(item: Emitter, waiters: list[PendingOutput], now_s: float = START_S) -> int:
     return len(item.due(waiters, now_s))
 
 
 # --- the budget ------------------------------------------------------------------------------------------------------
-
-
-def test_nothing_waiting_is_nothing_due() -> None:
-    assert Emitter().due([], START_S) == []
 
 
 def test_a_lonely_sequence_never_waits() -> None:
@@ -53,31 +51,26 @@ def test_batches_cost_at_most_their_share_of_the_time() -> None:
     assert num_sent == pytest.approx(0.5 * 0.1 / SINGLE_COST_S, abs=1)
 
 
-def test_what_leaves_may_overdraw_the_budget_and_the_others_wait_until_it_is_filled_again() -> None:
+def test_sending_may_overdraw_the_budget_and_others_wait_until_it_is_positive() -> None:
     item = emitter(SINGLE_COST_S / 2)
     assert item.due(waiting(3), START_S) == [0]
     assert item.due(waiting(3), START_S + 0.99 * SINGLE_COST_S) == []
     assert item.due(waiting(3), START_S + 1.01 * SINGLE_COST_S) == [0]
 
 
-def test_the_longest_waiting_leave_first() -> None:
+def test_the_longest_waiting_are_sent_first() -> None:
     items = [
-        Waiting(key=1, since_s=9.99, stream=1),
-        Waiting(key=2, since_s=9.97, stream=2),
-        Waiting(key=3, since_s=9.98, stream=3),
+        PendingOutput(key=1, since_s=9.99, stream=1),
+        PendingOutput(key=2, since_s=9.97, stream=2),
+        PendingOutput(key=3, since_s=9.98, stream=3),
     ]
     assert emitter(1.5 * SINGLE_COST_S).due(items, START_S) == [2, 3]
 
 
-def test_a_long_silence_fills_the_budget_with_what_piles_up_in_the_longest_wait_and_no_more() -> None:
-    item = Emitter(max_share=0.5, max_wait_s=MAX_WAIT_S)
-    assert num_due(item, waiting(1000), START_S) == pytest.approx(0.5 * MAX_WAIT_S / SINGLE_COST_S, abs=1)
-
-
-def test_all_that_piled_up_in_the_longest_wait_leaves_together() -> None:
+def test_all_tokens_of_the_longest_wait_are_sent_together() -> None:
     """With a smaller budget the same third of the sequences went every third step, and the others when overdue."""
     item = Emitter(max_share=0.5, max_wait_s=MAX_WAIT_S)
-    num_sequences = int(0.5 * MAX_WAIT_S / SINGLE_COST_S)  # there is time for so many in the longest wait
+    num_sequences = int(0.5 * MAX_WAIT_S / SINGLE_COST_S)  # the budget of the longest wait
     item.due([], START_S)
     for turn in range(1, 20):
         now_s = START_S + turn * MAX_WAIT_S
@@ -85,8 +78,8 @@ def test_all_that_piled_up_in_the_longest_wait_leaves_together() -> None:
         assert num_due(item, waiting(num_sequences, since_s), now_s) == num_sequences
 
 
-def test_an_overload_leaves_no_debt_that_outlives_the_longest_wait() -> None:
-    """The debt of minutes made a lonely stream wait 40 ms for each token long after the load was gone."""
+def test_the_debt_of_an_overload_does_not_outlive_the_longest_wait() -> None:
+    """The debt of minutes made a lonely stream wait 40 ms for each token long after the load had ended."""
     item = Emitter(max_share=0.5, max_wait_s=MAX_WAIT_S)
     for step in range(1000):
         now_s = START_S + step * 1e-3
@@ -95,22 +88,22 @@ def test_an_overload_leaves_no_debt_that_outlives_the_longest_wait() -> None:
     assert item.due(waiting(1, now_s + 1.01 * MAX_WAIT_S), now_s + 1.01 * MAX_WAIT_S) == [0]
 
 
-# --- what does not wait for it ----------------------------------------------------------------------------------------
+# --- sequences that do not wait for the budget ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("stream", [None, STREAM])
-def test_first_and_last_tokens_leave_whatever_the_load(stream: int | None) -> None:
+def test_first_and_last_tokens_are_sent_under_any_load(stream: int | None) -> None:
     assert num_due(emitter(-1.0), waiting(64, is_urgent=True, stream=stream)) == 64
 
 
 def test_urgent_batches_use_up_the_share_of_the_others() -> None:
-    items = [Waiting(key=1, since_s=9.98, is_urgent=True, stream=1), Waiting(key=2, since_s=9.97, stream=2)]
+    items = [PendingOutput(key=1, since_s=9.98, is_urgent=True, stream=1), PendingOutput(key=2, since_s=9.97, stream=2)]
     assert emitter(0.9 * SINGLE_COST_S).due(items, START_S) == [1]
     assert emitter(1.1 * SINGLE_COST_S).due(items, START_S) == [1, 2]
 
 
 @pytest.mark.parametrize("stream", [None, STREAM])
-def test_nobody_waits_longer_than_the_limit(stream: int | None) -> None:
+def test_no_sequence_waits_longer_than_the_limit(stream: int | None) -> None:
     item = Emitter(max_wait_s=MAX_WAIT_S)
     item.due(waiting(500, is_urgent=True), START_S)  # nothing is left
     assert num_due(item, waiting(64, START_S - 0.039, stream=stream)) == 0
@@ -120,15 +113,15 @@ def test_nobody_waits_longer_than_the_limit(stream: int | None) -> None:
 def test_a_reader_has_a_limit_of_its_own() -> None:
     item = emitter(-1.0)  # others wait for up to a second
     items = [
-        Waiting(key=1, since_s=START_S, max_wait_s=0.0, stream=1),
-        Waiting(key=2, since_s=START_S - 0.05, max_wait_s=0.04, stream=2),
-        Waiting(key=3, since_s=START_S - 0.05, max_wait_s=0.06, stream=3),
-        Waiting(key=4, since_s=START_S - 0.5, stream=4),
+        PendingOutput(key=1, since_s=START_S, max_wait_s=0.0, stream=1),
+        PendingOutput(key=2, since_s=START_S - 0.05, max_wait_s=0.04, stream=2),
+        PendingOutput(key=3, since_s=START_S - 0.05, max_wait_s=0.06, stream=3),
+        PendingOutput(key=4, since_s=START_S - 0.5, stream=4),
     ]
     assert sorted(item.due(items, START_S)) == [1, 2]
 
 
-def test_without_a_wait_everything_leaves() -> None:
+def test_without_a_wait_everything_is_sent() -> None:
     item = Emitter(max_wait_s=0.0)
     assert [num_due(item, waiting(64)) for _ in range(3)] == [64] * 3
 
@@ -136,7 +129,7 @@ def test_without_a_wait_everything_leaves() -> None:
 # --- streams of several sequences ------------------------------------------------------------------------------------
 
 
-def test_the_sequences_of_a_stream_leave_together_if_there_is_time_for_any() -> None:
+def test_the_sequences_of_a_stream_are_sent_together() -> None:
     assert num_due(emitter(1e-6), waiting(64, stream=STREAM)) == 64
     assert num_due(emitter(0.0), waiting(64, stream=STREAM)) == 0
 
@@ -149,20 +142,12 @@ def test_a_batch_costs_little_for_each_further_sequence() -> None:
     assert num_due(item, waiting(1), START_S + 2.05 * cost_s) == 1
 
 
-def test_an_item_of_a_batch_that_leaves_anyway_costs_no_second_batch() -> None:
-    urgent = [Waiting(key=1, since_s=START_S, is_urgent=True, stream=STREAM)]
+def test_a_further_item_of_an_urgent_batch_costs_no_second_batch() -> None:
+    urgent = [PendingOutput(key=1, since_s=START_S, is_urgent=True, stream=STREAM)]
     mine, others = (
-        [Waiting(key=2, since_s=START_S, stream=STREAM)],
-        [Waiting(key=3, since_s=START_S + 1e-6, stream=OTHER_STREAM)],
+        [PendingOutput(key=2, since_s=START_S, stream=STREAM)],
+        [PendingOutput(key=3, since_s=START_S + 1e-6, stream=OTHER_STREAM)],
     )
     cost_s = BATCH_COST_S + 2 * ITEM_COST_S
     assert emitter(cost_s + 1e-6).due(urgent + mine + others, START_S) == [1, 2, 3]
     assert emitter(cost_s - 1e-6).due(urgent + mine + others, START_S) == [1, 2]
-
-
-def test_streams_take_turns_by_their_longest_wait() -> None:
-    def items(first_s: float, second_s: float) -> list[Waiting]:
-        return [Waiting(key=1, since_s=first_s, stream=STREAM), Waiting(key=2, since_s=second_s, stream=OTHER_STREAM)]
-
-    assert emitter(1e-6).due(items(9.98, 9.99), START_S) == [1]
-    assert emitter(1e-6).due(items(9.99, 9.98), START_S) == [2]

@@ -1,4 +1,4 @@
-"""How sequences end, how their outputs leave, and failures, over a runtime that plays a script."""
+"""Ends of sequences, their outputs, and failures, over a runtime that plays a script."""
 
 from __future__ import annotations
 
@@ -21,32 +21,16 @@ REGEX = StructuredOutput(OutputFormat.REGEX, "a")
 def test_an_end_of_generation_token_is_a_stop_and_no_text() -> None:
     fake = Fake(b"hello")
     responder = fake.submit()
-    fake.turn(6)
+    fake.step(6)
     assert responder.texts() == ["h", "e", "l", "l", "o", ""]
     assert responder.last.finish_reason is FinishReason.STOP
     assert responder.last.usage == Usage(num_input_tokens=3, num_output_tokens=6)
 
 
-def test_length_limited_completion_reports_length() -> None:
-    fake = Fake(b"hello")
-    responder = fake.submit(max_tokens=3)
-    fake.turn(6)
-    assert responder.texts() == ["h", "e", "l"]
-    assert responder.last.finish_reason is FinishReason.LENGTH
-    assert responder.last.usage == Usage(num_input_tokens=3, num_output_tokens=3)
-
-
-def test_an_end_of_generation_token_at_the_limit_is_a_stop() -> None:
-    fake = Fake(b"hi")
-    responder = fake.submit(max_tokens=3)
-    fake.turn(3)
-    assert responder.last.finish_reason is FinishReason.STOP
-
-
 def test_a_stop_sequence_ends_generation_at_once() -> None:
     fake = Fake(b"one, two, three")
     responder = fake.submit(stop=("two",))
-    fake.turn(8)
+    fake.step(8)
     assert responder.text() == "one, "
     assert responder.last.finish_reason is FinishReason.STOP
     assert responder.last.usage == Usage(num_input_tokens=3, num_output_tokens=len("one, two"))
@@ -57,35 +41,13 @@ def test_tokens_that_a_step_brings_after_the_end_are_passed_over() -> None:
     fake = Fake(b"one, two, three")
     fake.runtime.num_tokens = 5
     responder, other = fake.submit(stop=("two",)), fake.submit(max_tokens=7)
-    fake.turn(3)
+    fake.step(3)
     assert (responder.text(), other.text()) == ("one, ", "one, tw")
     assert responder.last.usage == Usage(num_input_tokens=3, num_output_tokens=len("one, two"))
     assert fake.engine.stats().max_step_sequences == 2
 
 
-def test_a_stop_sequence_that_the_limit_cuts_short_is_text() -> None:
-    fake = Fake(b"one, two, three")
-    responder = fake.submit(stop=("two",), max_tokens=7)
-    fake.turn(7)
-    assert responder.text() == "one, tw"
-    assert responder.last.finish_reason is FinishReason.LENGTH
-
-
-def test_a_stop_sequence_complete_at_the_limit_is_a_stop() -> None:
-    fake = Fake(b"one, two, three")
-    responder = fake.submit(stop=("two",), max_tokens=8)
-    fake.turn(8)
-    assert responder.last.finish_reason is FinishReason.STOP
-
-
-def test_a_character_that_never_completes_is_replaced_at_the_end() -> None:
-    fake = Fake("a€".encode()[:-1])
-    responder = fake.submit()
-    fake.turn(4)
-    assert responder.texts() == ["a", "\ufffd"]
-
-
-def test_cells_are_free_before_the_last_text_leaves() -> None:
+def test_kv_tokens_are_free_before_the_last_text_is_sent() -> None:
     fake = Fake(b"")
 
     class Watching(FakeResponder):
@@ -94,110 +56,46 @@ def test_cells_are_free_before_the_last_text_leaves() -> None:
             assert not fake.runtime.has_work
 
     responder = fake.submit(responder=Watching())
-    fake.turn()
+    fake.step()
     assert responder.has_ended.is_set()
     assert not responder.is_closed  # nor was it cancelled for the assertion above
 
 
-# --- how its outputs leave ------------------------------------------------------------------------------------------
-
-
-def test_without_streaming_there_is_one_token_delta() -> None:
-    fake = Fake(b"hello")
-    responder = fake.submit(is_stream=False)
-    fake.turn(6)
-    assert responder.texts() == ["hello"]
-    assert responder.last.usage == Usage(num_input_tokens=3, num_output_tokens=6)
-
-
-def test_only_the_last_token_delta_has_reason_and_usage() -> None:
-    fake = Fake(b"hi")
-    responder = fake.submit()
-    fake.turn(3)
-    assert [(delta.finish_reason, delta.usage is None) for delta in responder.deltas()] == [
-        (None, True),
-        (None, True),
-        (FinishReason.STOP, False),
-    ]
-
-
-def test_reused_cells_are_reported_as_cached_tokens() -> None:
-    fake = Fake(b"hi")
-    fake.runtime.num_cached_tokens = 2
-    responder = fake.submit()
-    fake.turn(3)
-    assert responder.last.usage is not None
-    assert responder.last.usage.num_cached_tokens == 2
+# --- outputs --------------------------------------------------------------------------------------------------------
 
 
 def test_sequences_run_together_on_streams_of_their_own() -> None:
     fake = Fake(b"hello")
     long, short = fake.submit(), fake.submit(max_tokens=2)
-    fake.turn(6)
+    fake.step(6)
     assert (long.text(), short.text()) == ("hello", "he")
     assert {batch.stream for batch in long.batches}.isdisjoint(batch.stream for batch in short.batches)
 
 
-def test_under_load_tokens_share_an_output_batch() -> None:
-    fake = Fake(b"abcdef", emitter=Emitter(max_share=0.1, max_wait_s=0.01))  # a third of a batch per step
-    responders = [fake.submit() for _ in range(3)]
-    fake.turn(7, passed_s=0.001)
-    assert [(responder.text()) for responder in responders] == ["abcdef"] * 3
-    assert [responder.texts()[0] for responder in responders] == ["a"] * 3  # first tokens never wait
-    assert max(len(text) for responder in responders for text in responder.texts()) > 1
-
-
 def test_a_request_has_a_stream_interval_of_its_own() -> None:
-    fake = Fake(b"abcdef", emitter=Emitter(max_share=0.0, max_wait_s=1.0))  # nothing leaves before it must
+    fake = Fake(b"abcdef", emitter=Emitter(max_share=0.0, max_wait_s=1.0))  # only due outputs are sent
     at_once, some, default = (fake.submit(stream_interval_ms=interval_ms) for interval_ms in (0, 20, None))
-    fake.turn(7, passed_s=0.01)
+    fake.step(7, passed_s=0.01)
     assert at_once.texts() == ["a", "b", "c", "d", "e", "f", ""]
     assert some.texts() == ["a", "bcd", "ef"]
     assert default.texts() == ["a", "bcdef"]
 
 
-def test_a_batch_that_cannot_be_sent_ends_only_its_own_request() -> None:
-    fake = Fake(b"hi")
-    broken, other = FakeResponder(), FakeResponder()
-    broken.is_broken = True
-    fake.submit(responder=broken)
-    fake.submit(responder=other)
-    fake.turn(3)
-    assert (broken.is_closed, other.text()) == (True, "hi")
-    assert fake.engine.stats().num_cancelled == 1
+# --- failures -------------------------------------------------------------------------------------------------------
 
 
-# --- what goes wrong ------------------------------------------------------------------------------------------------
-
-
-def test_beyond_the_queue_a_request_is_refused() -> None:
-    fake = Fake(b"hello", max_waiting=1)
-    fake.runtime.num_slots = 8
-    responders = [fake.submit() for _ in range(10)]
-    fake.turn()
-    assert [responder.error.code if responder.error else "" for responder in responders] == [""] * 9 + ["overloaded"]
-
-
-def test_without_a_queue_free_slots_are_still_used() -> None:
-    """Requests that arrive between two steps were counted as queued, although the next step lets them in."""
-    fake = Fake(b"hello", max_waiting=0)
-    responders = [fake.submit() for _ in range(8)]
-    fake.turn(6)
-    assert [responder.text() for responder in responders] == ["hello"] * 8
-
-
-def test_a_failing_runtime_fails_what_runs_and_serves_on(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_failing_runtime_fails_its_requests_and_serves_new_ones(caplog: pytest.LogCaptureFixture) -> None:
     fake = Fake(b"hello")
     fake.runtime.num_slots = 1
     running, queued = fake.submit(cancel_key="a"), fake.submit()
-    fake.turn()
-    fake.runtime.step_error = EngineFailed("out of cells")
-    fake.turn()
+    fake.step()
+    fake.runtime.step_error = EngineFailed("out of KV tokens")
+    fake.step()
     for responder in (running, queued):
         assert responder.error is not None
-        assert responder.error.message() == "[engine_failed] out of cells"
+        assert responder.error.message() == "[engine_failed] out of KV tokens"
     after = fake.submit(cancel_key="a")
-    fake.turn(6)
+    fake.step(6)
     assert after.text() == "hello"
     assert "the runtime failed" in caplog.text
 
@@ -206,9 +104,9 @@ def test_everything_is_ended_when_the_model_is_unloaded_before_it_has_finished()
     fake = Fake(b"hello")
     fake.runtime.num_slots = 1
     running, queued = fake.submit(), fake.submit()
-    fake.turn()
+    fake.step()
     fake.engine.fail_running()
-    fake.turn()
+    fake.step()
     for responder in (running, queued):
         assert responder.error is not None
         assert responder.error.message() == "[unloading] the model is being unloaded"
@@ -223,33 +121,19 @@ def test_everything_is_ended_when_the_model_is_unloaded_before_it_has_finished()
         (Panic(), "internal_error"),
     ],
 )
-def test_a_request_that_the_runtime_does_not_take_fails_alone(error: BaseException, code: str) -> None:
+def test_a_request_that_the_runtime_refuses_fails_alone(error: BaseException, code: str) -> None:
     """An unforeseen exception left the request unanswered for ever, and failed all others."""
     fake = Fake(b"hello")
     other = fake.submit()
-    fake.turn()
+    fake.step()
     fake.runtime.submit_error = error
     refused = fake.submit(cancel_key="key")
-    fake.turn()
+    fake.step()
     fake.runtime.submit_error = None
-    fake.turn(4)
+    fake.step(4)
     assert refused.error is not None
     assert refused.error.code == code
     assert other.text() == "hello"
-
-
-def test_a_sequence_that_fails_in_a_step_fails_alone() -> None:
-    """A constraint that could not go on would have ended everybody's request."""
-    fake = Fake(b"hello")
-    fake.runtime.sequence_errors = {1: InvalidRequest("nothing can follow", "guided_decoding_guide")}
-    other, failing = fake.submit(), fake.submit(cancel_key="key")
-    fake.turn()
-    assert failing.error is not None
-    assert failing.error.message() == "[invalid_value] guided_decoding_guide: nothing can follow"
-    after = fake.submit(cancel_key="key")
-    fake.turn(6)
-    assert (other.text(), after.text()) == ("hello", "hello")
-    assert fake.engine.stats().num_active == 0
 
 
 def test_no_step_waits_for_a_structured_output_that_is_being_compiled() -> None:
@@ -260,11 +144,11 @@ def test_no_step_waits_for_a_structured_output_that_is_being_compiled() -> None:
 
     fake.runtime.on_prepare = wait
     structured, other = fake.submit(structured_output=REGEX), fake.submit()
-    fake.turn(6)
+    fake.step(6)
     assert (other.text(), structured.texts()) == ("hello", [])
     may_go_on.set()
     wait_until(lambda: fake.engine._inbox.qsize() == 1, "it is compiled")
-    fake.turn(6)
+    fake.step(6)
     assert structured.text() == "hello"
 
 
@@ -282,7 +166,7 @@ def test_a_structured_output_that_does_not_compile_fails_its_request_and_blocks_
     refused, other = (fake.submit(structured_output=REGEX) for _ in range(2))
 
     def have_ended() -> bool:
-        fake.turn(6)
+        fake.step(6)
         return refused.has_ended.is_set() and other.has_ended.is_set()
 
     wait_until(have_ended, "both are compiled")
@@ -290,32 +174,17 @@ def test_a_structured_output_that_does_not_compile_fails_its_request_and_blocks_
     assert (refused.error.code, other.text()) == (code, "hello")
 
 
-def test_details_that_nobody_asks_for_do_not_travel() -> None:
-    fake = Fake(b"hello")
-    responder = fake.submit()
-    fake.turn(6)
-    assert [delta.details for delta in responder.deltas()] == [None] * 6
-
-
-def test_the_text_of_an_unforeseen_exception_stays_inside() -> None:
-    fake = Fake(b"hello")
-    fake.runtime.submit_error = OSError("secret path")
-    responder = fake.submit()
-    fake.turn()
-    assert "secret" not in str(responder.error)
-
-
-def test_stats_say_what_the_engine_does() -> None:
+def test_stats_count_the_work_of_the_engine() -> None:
     fake = Fake(b"hello")
     fake.runtime.num_slots = 2
     for _ in range(3):
         fake.submit()
-    fake.turn(2)
+    fake.step(2)
     stats = fake.engine.stats()
-    assert (stats.num_active, stats.num_waiting, stats.num_cells_used, stats.num_cells) == (2, 1, 2, 2)
+    assert (stats.num_active, stats.num_waiting, stats.num_kv_tokens_used, stats.max_kv_tokens) == (2, 1, 2, 2)
     assert (stats.num_steps, stats.num_step_tokens, stats.max_step_sequences) == (2, 4, 2)
     assert (stats.num_finished, stats.step_age_ms) == (0, 0.0)
-    fake.turn(20)
+    fake.step(20)
     stats = fake.engine.stats()
     assert (stats.num_active, stats.num_waiting, stats.num_finished, stats.num_cancelled) == (0, 0, 3, 0)
 
@@ -330,7 +199,7 @@ def test_stats_have_the_age_of_the_step_in_progress() -> None:
 
     fake.runtime.on_step = read_stats
     fake.submit()
-    fake.turn()
+    fake.step()
     assert ages == [pytest.approx(3000)]
 
 
@@ -338,27 +207,27 @@ def test_a_step_that_only_waits_goes_on() -> None:
     fake = Fake(b"hello")
     fake.runtime.is_waiting = True
     responder = fake.submit()
-    fake.turn(3, passed_s=2.0)
+    fake.step(3, passed_s=2.0)
     stats = fake.engine.stats()
     assert stats.num_steps == 0
     assert stats.step_age_ms == pytest.approx(4000)
     fake.runtime.is_waiting = False
-    fake.turn(passed_s=1.0)
+    fake.step(passed_s=1.0)
     stats = fake.engine.stats()
     assert (stats.num_steps, stats.step_age_ms, responder.texts()) == (1, 0.0, ["h"])
 
 
-def test_a_step_that_nobody_waits_for_any_more_is_over() -> None:
+def test_a_step_without_requests_is_over() -> None:
     fake = Fake(b"hello")
     fake.runtime.is_waiting = True
     fake.submit(cancel_key="k")
-    fake.turn(2, passed_s=2.0)
+    fake.step(2, passed_s=2.0)
     fake.engine.cancel_key("k")
-    fake.turn(passed_s=2.0)
+    fake.step(passed_s=2.0)
     assert fake.engine.stats().step_age_ms == 0.0
 
 
-def test_whatever_arrives_wakes_the_runtime() -> None:
+def test_each_message_wakes_the_runtime() -> None:
     fake = Fake(b"hello")
     fake.submit(cancel_key="k")
     fake.engine.cancel_key("k")
@@ -367,11 +236,11 @@ def test_whatever_arrives_wakes_the_runtime() -> None:
 
 
 def test_a_runtime_that_is_broken_for_good_refuses_and_has_no_stats() -> None:
-    """Its refusal was taken for a failure of the engine's turn, and the request waited for ever."""
+    """Its refusal was treated as a failure of the engine, and the request waited for ever."""
     fake = Fake(b"hello")
     fake.runtime.failure = EngineFailed("the GPU is gone")
     responder = fake.submit()
-    fake.turn()
+    fake.step()
     assert responder.error is fake.runtime.failure
     with pytest.raises(EngineFailed, match="the GPU is gone"):
         fake.engine.stats()
@@ -380,7 +249,7 @@ def test_a_runtime_that_is_broken_for_good_refuses_and_has_no_stats() -> None:
 def test_every_load_has_an_epoch_and_stream_numbers_of_its_own() -> None:
     first, second = Fake(b"a"), Fake(b"a")
     one, two = first.submit(), second.submit()
-    first.turn()
-    second.turn()
+    first.step()
+    second.step()
     assert first.engine.stats().epoch != second.engine.stats().epoch
     assert one.number != two.number

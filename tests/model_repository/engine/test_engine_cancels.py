@@ -4,25 +4,25 @@ from __future__ import annotations
 
 import pytest
 
-from model_repository.engine.early_cancels import REMEMBERED_S
+from model_repository.engine.pending_cancels import REMEMBERED_S
 from tests.model_repository.engine.fake_engine import Fake
 
 
 def test_a_single_request_is_cancelled_by_the_number_of_its_stream() -> None:
     fake = Fake(b"hello")
     gone, stays = fake.submit(), fake.submit()
-    fake.turn()
+    fake.step()
     fake.engine.cancel_stream(gone.number)
-    fake.turn(5)
+    fake.step(5)
     assert (gone.is_closed, gone.texts(), stays.text()) == (True, ["h"], "hello")
 
 
 def test_a_running_request_is_cancelled_by_its_key() -> None:
     fake = Fake(b"hello")
     gone, stays = fake.submit(cancel_key="secret"), fake.submit(cancel_key="other")
-    fake.turn()
+    fake.step()
     fake.engine.cancel_key("secret")
-    fake.turn(5)
+    fake.step(5)
     assert (gone.is_closed, stays.text()) == (True, "hello")
 
 
@@ -30,18 +30,18 @@ def test_a_queued_request_is_cancelled_by_its_key() -> None:
     fake = Fake(b"hello")
     fake.runtime.num_slots = 1
     stays, gone = fake.submit(), fake.submit(cancel_key="secret")
-    fake.turn()
+    fake.step()
     fake.engine.cancel_key("secret")
-    fake.turn(5)
+    fake.step(5)
     assert (gone.is_closed, gone.batches, stays.text()) == (True, [], "hello")
 
 
 def test_a_cancel_that_overtakes_its_request_is_remembered() -> None:
     fake = Fake(b"hello")
     fake.engine.cancel_key("secret")
-    fake.turn(passed_s=1.0)
+    fake.step(passed_s=1.0)
     gone, stays = fake.submit(cancel_key="secret"), fake.submit()
-    fake.turn(6)
+    fake.step(6)
     assert (gone.is_closed, gone.batches, stays.text()) == (True, [], "hello")
     assert fake.engine.stats().num_cancelled == 1
 
@@ -51,7 +51,7 @@ def test_a_remembered_cancel_is_used_once() -> None:
     fake.engine.cancel_key("secret")
     fake.submit(cancel_key="secret")
     second = fake.submit(cancel_key="secret")
-    fake.turn(6)
+    fake.step(6)
     assert second.text() == "hello"
 
 
@@ -60,22 +60,22 @@ def test_cancelled_keys_are_forgotten_after_a_while(next_key: str) -> None:
     """One lived on until the next cancel came."""
     fake = Fake(b"hello")
     fake.engine.cancel_key("old")
-    fake.turn()
+    fake.step()
     fake.clock.now_s += REMEMBERED_S + 1
     if next_key:
         fake.engine.cancel_key(next_key)
     late = fake.submit(cancel_key="old")
-    fake.turn(6)
+    fake.step(6)
     assert late.text() == "hello"
 
 
-def test_a_key_that_is_cancelled_again_is_remembered_from_then_on() -> None:
+def test_a_second_cancel_of_a_key_renews_its_memory() -> None:
     fake = Fake(b"hello")
     for key in ("again", "other", "again", "last"):
         fake.engine.cancel_key(key)
-        fake.turn(passed_s=0.6 * REMEMBERED_S)
+        fake.step(passed_s=0.6 * REMEMBERED_S)
     responders = [fake.submit(cancel_key=key) for key in ("again", "other", "last")]
-    fake.turn(6)
+    fake.step(6)
     assert [responder.is_closed for responder in responders] == [True, False, True]
 
 
@@ -83,46 +83,36 @@ def test_a_key_in_use_is_refused() -> None:
     """A second request under it could not be cancelled once one of the two had ended."""
     fake = Fake(b"hello")
     first, second = fake.submit(cancel_key="secret"), fake.submit(cancel_key="secret")
-    fake.turn()
+    fake.step()
     assert second.error is not None
     assert second.error.message().startswith("[invalid_value] cancel_key: ")
     fake.engine.cancel_key("secret")
-    fake.turn()
+    fake.step()
     assert first.is_closed
 
 
-def test_an_empty_cancel_key_names_nobody() -> None:
+def test_an_empty_cancel_key_cancels_nothing() -> None:
     """A cancelled empty key was remembered, and took the next request without a key with it."""
     fake = Fake(b"hello")
     fake.engine.cancel_key("")
     responder = fake.submit()
-    fake.turn(6)
+    fake.step(6)
     assert responder.text() == "hello"
 
 
-def test_cancelling_what_has_finished_changes_nothing() -> None:
+def test_cancelling_a_finished_request_changes_nothing() -> None:
     fake = Fake(b"hi")
     responder = fake.submit(cancel_key="secret")
-    fake.turn(3)
+    fake.step(3)
     fake.engine.cancel_stream(responder.number)
-    fake.turn()
+    fake.step()
     assert (responder.is_closed, fake.engine.stats().num_cancelled) == (False, 0)
-
-
-def test_the_key_of_a_finished_request_may_come_again() -> None:
-    fake = Fake(b"hi")
-    fake.submit(cancel_key="secret")
-    fake.turn(3)
-    fake.engine.cancel_key("secret")  # overtakes the second request
-    second = fake.submit(cancel_key="secret")
-    fake.turn(3)
-    assert (second.is_closed, second.batches) == (True, [])
 
 
 def test_the_time_from_cancel_to_free_is_measured() -> None:
     fake = Fake(b"hello")
     responder = fake.submit()
-    fake.turn()
+    fake.step()
     fake.engine.cancel_stream(responder.number)
-    fake.turn(passed_s=0.25)
+    fake.step(passed_s=0.25)
     assert fake.engine.stats().last_cancel_to_free_ms == pytest.approx(250)

@@ -20,7 +20,7 @@ def wait_for(event: threading.Event) -> None:
 
 
 def compiling(fake: Fake) -> threading.Event:
-    """Have every grammar take until the event is set."""
+    """Delay every grammar until the event is set."""
     is_compiled = threading.Event()
     fake.runtime.on_prepare = lambda: wait_for(is_compiled)
     return is_compiled
@@ -31,18 +31,18 @@ def test_a_batch_without_a_stream_must_have_one_request(num_requests: int) -> No
     fake, responder = Fake(), FakeResponder()
     items = tuple((number, request()) for number in range(num_requests))
     fake.engine.submit(EngineRequestBatch("", items), responder)
-    fake.turn()
+    fake.step()
     assert isinstance(responder.error, InvalidRequest)
 
 
-def test_a_stream_whose_only_request_is_being_compiled_is_not_idle() -> None:
+def test_a_stream_with_a_waiting_grammar_is_not_idle() -> None:
     fake = Fake(b"x" * 100)
     reader = fake.open_stream()
     fake.submit()  # keeps the engine busy
     is_compiled = compiling(fake)
     fake.submit_batch("key", {1: request(structured_output=REGEX)})
     fake.engine.is_draining = True
-    fake.turn(3, passed_s=CHECK_INTERVAL_S)
+    fake.step(3, passed_s=CHECK_INTERVAL_S)
     is_compiled.set()
     assert not reader.is_closed
 
@@ -50,7 +50,7 @@ def test_a_stream_whose_only_request_is_being_compiled_is_not_idle() -> None:
 def test_a_request_that_arrives_while_the_engine_closes_fails_like_the_others() -> None:
     fake = Fake(b"hello")
     running = fake.submit()
-    fake.turn()
+    fake.step()
     fake.engine._is_closing = True
     fake.engine._intake.close()
     late = fake.submit(structured_output=REGEX)
@@ -60,13 +60,13 @@ def test_a_request_that_arrives_while_the_engine_closes_fails_like_the_others() 
         assert responder.error.message() == "[engine_failed] the engine is shutting down"
 
 
-def test_a_grpc_client_whose_grammar_is_being_compiled_hears_that_the_engine_failed_and_of_no_stream() -> None:
+def test_a_failed_stage_is_an_engine_failure_for_a_single_request_with_a_waiting_grammar() -> None:
     fake = Fake(b"x" * 100)
     is_compiled = compiling(fake)
     single = fake.submit(structured_output=REGEX)
-    fake.turn()
+    fake.step()
     fake.engine.fail_streams()
-    fake.turn()
+    fake.step()
     is_compiled.set()
     assert single.error is not None
     assert single.error.code == "engine_failed"

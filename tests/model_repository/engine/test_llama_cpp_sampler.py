@@ -46,7 +46,6 @@ def context(tiny_artifact: Path) -> Iterator[llama.LlamaContext]:
 
 @pytest.fixture(scope="module")
 def logits(context: llama.LlamaContext) -> npt.NDArray[np.float64]:
-    """The row's logits."""
     return np.array(context.get_logits_ith(ROW), dtype=np.float64)
 
 
@@ -57,22 +56,20 @@ def likely(logits: npt.NDArray[np.float64]) -> list[int]:
 
 
 class FakeConstraint:
-    """Allows the tokens that a function of those taken so far gives."""
+    """Allows tokens by a function of the accepted ones so far."""
 
     def __init__(self, allowed: Callable[[list[int]], Collection[int]]) -> None:
         self.allowed = allowed
-        self.taken: list[int] = []
+        self.accepted: list[int] = []
 
-    def take(self, token_id: int) -> bool:
-        """Take a token if it is allowed."""
-        is_allowed = token_id in self.allowed(self.taken)
+    def accept_token(self, token_id: int) -> bool:
+        is_allowed = token_id in self.allowed(self.accepted)
         if is_allowed:
-            self.taken.append(token_id)
+            self.accepted.append(token_id)
         return is_allowed
 
     def banned(self) -> list[int]:
-        """Return the other tokens."""
-        return [token_id for token_id in range(VOCAB_SIZE) if token_id not in self.allowed(self.taken)]
+        return [token_id for token_id in range(VOCAB_SIZE) if token_id not in self.allowed(self.accepted)]
 
 
 def sampler(constraint: Any = None, **fields: Any) -> TokenSampler:
@@ -127,7 +124,7 @@ def test_a_bias_of_100_forces_and_several_share(context: llama.LlamaContext, log
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_bias_of_minus_100_bans(context: llama.LlamaContext, likely: list[int], temperature: float) -> None:
-    """Merely added it would leave the token possible: here nothing else is left within 100."""
+    """A sum alone would make the token possible: here all others are further than 100 away."""
     bias = {token_id: -100.0 for token_id in likely[:-1]}
     assert set(draws(context, sampler(logit_bias=bias, temperature=temperature), 50)) == {likely[-1]}
 
@@ -167,7 +164,7 @@ def test_min_tokens_does_not_disturb_the_random_numbers(context: llama.LlamaCont
 # --- truncation ------------------------------------------------------------------------------------------------------
 
 
-def test_min_p_leaves_out_what_is_unlikely_beside_the_likeliest(
+def test_min_p_removes_tokens_far_below_the_likeliest(
     context: llama.LlamaContext, logits: Any, likely: list[int]
 ) -> None:
     min_p = float(np.exp(logits[likely[5]] - logits[likely[0]])) * 0.999
@@ -224,10 +221,10 @@ def test_plain_constrained_draws_are_from_the_masked_distribution(
     ],
 )
 def test_only_allowed_tokens_are_drawn(context: llama.LlamaContext, likely: list[int], fields: dict[str, Any]) -> None:
-    """Also when truncation would leave none of them: the mask comes first."""
-    constraint = FakeConstraint(lambda taken: likely[100 + len(taken) : 110 + len(taken)])
+    """Also when truncation would remove all of them: the mask comes first."""
+    constraint = FakeConstraint(lambda accepted: likely[100 + len(accepted) : 110 + len(accepted)])
     tokens = draws(context, sampler(constraint, **fields), 40)
-    assert tokens == constraint.taken
+    assert tokens == constraint.accepted
     if fields == {"temperature": 0.0}:
         assert tokens == likely[100:140]
 
@@ -274,6 +271,6 @@ def test_draws_are_from_the_models_distribution(context: llama.LlamaContext, log
     assert_drawn_from(draws(context, sampler(seed=2, temperature=0.5), NUM_DRAWS), softmax(logits / 0.5))
 
 
-def test_many_seeds_draw_what_one_does(context: llama.LlamaContext, logits: Any) -> None:
+def test_many_seeds_draw_from_the_same_distribution_as_one(context: llama.LlamaContext, logits: Any) -> None:
     counts: Counter[int] = Counter(sampler(seed=seed).draw(context, ROW) for seed in range(2000))
     assert_drawn_from(list(counts.elements()), softmax(logits))

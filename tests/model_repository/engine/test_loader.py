@@ -1,4 +1,4 @@
-"""From what render writes to a running engine."""
+"""From rendered parameters to a running engine."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from model_repository.byte_table import FILE_NAME, save_byte_table
-from model_repository.engine.emitter import Waiting
+from model_repository.engine.emitter import PendingOutput
 from model_repository.engine.loader import load_engine, make_emitter, read_engine_config
 from model_repository.engine.runtime import EngineConfig, UnknownRuntime, load_runtime
 from model_repository.errors import EngineFailed
@@ -47,7 +47,7 @@ def test_adapters_are_in_the_artifact() -> None:
     assert config.adapters == {"polite": Path("/artifacts/demo/adapters/polite.gguf")}
 
 
-def test_what_the_model_requires_of_the_machine_is_read() -> None:
+def test_requirements_of_the_machine_are_read() -> None:
     config = read_engine_config(PARAMETERS | {"requires": '{"num_gpus": "8"}'})
     assert config.requires == {"num_gpus": "8"}
 
@@ -58,7 +58,7 @@ def test_a_missing_parameter_is_named(name: str) -> None:
         read_engine_config({key: value for key, value in PARAMETERS.items() if key != name})
 
 
-def test_an_unknown_runtime_is_refused_with_what_there_is() -> None:
+def test_an_unknown_runtime_is_refused_with_the_known_ones() -> None:
     config = read_engine_config(PARAMETERS | {"runtime": "magic"})
     with pytest.raises(
         UnknownRuntime, match=r"runtime 'magic': expected one of \['llama_cpp', 'synthetic', 'tensorrt_llm'\]"
@@ -69,7 +69,7 @@ def test_an_unknown_runtime_is_refused_with_what_there_is() -> None:
 def test_an_engine_is_loaded_with_its_runtime(tmp_path: Path) -> None:
     save_byte_table(tmp_path / FILE_NAME, [b"a", b"b"])
     stats = load_engine(PARAMETERS | {"artifact_dir": str(tmp_path)}).stats()
-    assert (stats.num_active, stats.num_cells) == (0, 4 * 2048)
+    assert (stats.num_active, stats.max_kv_tokens) == (0, 4 * 2048)
 
 
 def num_sent(runtime: str, num_cores: int, interval_ms: int = 1000) -> int:
@@ -78,7 +78,7 @@ def num_sent(runtime: str, num_cores: int, interval_ms: int = 1000) -> int:
     emitter, since_s, count = make_emitter(config, num_cores), 0.0, 0
     for step in range(10_000):
         now_s = step * 1e-4
-        if emitter.due([Waiting(key=1, since_s=since_s, stream=1)], now_s):
+        if emitter.due([PendingOutput(key=1, since_s=since_s, stream=1)], now_s):
             since_s, count = now_s, count + 1
     return count
 
@@ -96,7 +96,7 @@ def test_no_token_waits_longer_than_the_stream_interval(runtime: str) -> None:
 
 
 @pytest.mark.parametrize("runtime", ["synthetic", "tensorrt_llm"])
-def test_what_was_built_for_another_machine_is_refused_before_its_runtime_is_imported(
+def test_an_artifact_for_another_machine_is_refused_before_its_runtime_is_imported(
     runtime: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     machine = Machine(tensorrt_llm_version="1.2.1")

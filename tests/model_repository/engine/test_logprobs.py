@@ -19,7 +19,7 @@ def test_probabilities_add_up_to_one() -> None:
     assert [token_id for token_id, _ in top] == [2, 3, 0, 4, 1]
 
 
-def test_none_of_the_most_likely_may_be_asked_for() -> None:
+def test_zero_most_likely_tokens_are_possible() -> None:
     assert token_logprob([0.0, 0.0], 1, 0).top == ()
     assert token_logprob([0.0, 0.0], 1, 0).logprob == pytest.approx(math.log(0.5))
 

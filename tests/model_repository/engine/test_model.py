@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 import pytest
 
-import model_repository
 from model_repository.contract.codec import Tensors, message_tensor, pack
 from model_repository.contract.output import EngineStats
 from model_repository.contract.request import EngineRequest, EngineRequestBatch
 from model_repository.contract.tensors import ENGINE_REQUESTS, OPEN_STREAM
 from model_repository.errors import EngineFailed, InvalidRequest, KeyRefused
 from tests.fakes import stats
-
-DOOR = Path(model_repository.__file__).parent / "engine" / "1" / "model.py"
+from tests.model_repository.python_backend import stage_door
 
 
 class Engine:
@@ -46,22 +40,22 @@ class Engine:
 
 
 class Adapters:
-    """Notes orders, and has carried them out at once."""
+    """Records orders, and finishes them at once."""
 
     def __init__(self) -> None:
         self.orders: list[tuple[str, ...]] = []
 
-    def load(self, name: str, source: str, done: Callable[[], None], asker: Any) -> None:
+    def load(self, name: str, source: str, done: Callable[[], None], reply_to: Any) -> None:
         self.orders.append(("load", name, source))
         done()
 
-    def unload(self, name: str, done: Callable[[], None], asker: Any) -> None:
+    def unload(self, name: str, done: Callable[[], None], reply_to: Any) -> None:
         self.orders.append(("unload", name))
         done()
 
 
 class Responder:
-    """Notes the answers."""
+    """Records the answers."""
 
     def __init__(self) -> None:
         self.answers: list[Any] = []
@@ -71,18 +65,10 @@ class Responder:
 
 
 @pytest.fixture
-def model(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    monkeypatch.setitem(sys.modules, "triton_python_backend_utils", SimpleNamespace())
-    monkeypatch.delitem(sys.modules, "model_repository.triton_shell", raising=False)
-    spec = importlib.util.spec_from_file_location("engine_door", DOOR)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    door = module.TritonPythonModel()
-    door.engine, door.adapters, door.key = Engine(), Adapters(), ""
-    yield door
-    sys.modules.pop("model_repository.triton_shell", None)  # it holds the fake
-    vars(model_repository).pop("triton_shell", None)
+def model() -> Iterator[Any]:
+    with stage_door("engine") as door:
+        door.engine, door.adapters, door.key = Engine(), Adapters(), ""
+        yield door
 
 
 def test_it_is_ready_while_its_engine_works(model: Any) -> None:
@@ -119,7 +105,7 @@ def control(model: Any, message: Any) -> EngineStats:
     return msgspec.json.decode(answer["stats"].item(), type=EngineStats)
 
 
-def test_it_is_drained_until_a_message_says_otherwise(model: Any) -> None:
+def test_it_is_drained_until_a_second_message(model: Any) -> None:
     for is_draining in (True, False):
         assert control(model, {"drain": is_draining}) == stats(7)
         assert model.engine.is_draining is is_draining

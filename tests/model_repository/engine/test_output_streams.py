@@ -1,4 +1,4 @@
-"""Output streams: the outputs of many requests leave together, and end with their reader."""
+"""Output streams: the outputs of many requests are sent together, and end with their client."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from model_repository.contract.request import OutputFormat, StructuredOutput
 from model_repository.engine.emitter import Emitter
 from model_repository.errors import EngineFailed, InvalidRequest, OutputStreamNotOpen, PromptTooLong
 from model_repository.fair_pool import MAX_WAITING
-from tests.model_repository.engine.fake_engine import DeafResponder, Fake, Panic, request
+from tests.model_repository.engine.fake_engine import DeafResponder, Fake, FakeResponder, Panic, request
 from tests.waiting import DEADLINE_S, wait_until
 
 REGEX = StructuredOutput(OutputFormat.REGEX, "a")
@@ -24,11 +24,11 @@ def test_an_empty_batch_says_that_the_stream_is_open() -> None:
     assert (batch.serial, batch.items, batch.is_single) == (0, (), False)
 
 
-def test_the_outputs_of_a_turn_leave_as_one_batch() -> None:
+def test_the_outputs_of_a_step_are_sent_as_one_batch() -> None:
     fake = Fake(b"hi")
     reader = fake.open_stream()
     calls = [fake.submit_batch("key", {number: request()}) for number in (7, 0, -3)]
-    fake.turn(3)
+    fake.step(3)
     assert reader.sizes == [0, 3, 3, 3]
     assert [batch.serial for batch in reader.batches] == [0, 1, 2, 3]
     assert len({batch.stream for batch in reader.batches}) == 1
@@ -43,31 +43,21 @@ def test_a_batch_of_requests_is_closed_when_they_are_admitted_and_before_their_f
     fake.open_stream()
     fake.runtime.num_slots = 0
     call = fake.submit_batch("key", {1: request(), 2: request()})
-    fake.turn()
+    fake.step()
     assert call.is_closed
     assert fake.engine.stats().num_waiting == 2
 
 
 def test_a_request_that_waits_for_its_first_token_is_announced_once() -> None:
-    """So a reader knows that the tokenizer has done its part, and that a cancel has been overtaken by its request."""
+    """So a client knows that the tokenizer is done, and that the engine knows the request's cancel key."""
     fake = Fake(b"hi")
     reader = fake.open_stream()
     fake.runtime.num_slots = 1
     fake.submit_batch("key", {1: request(max_tokens=2), 2: request(max_tokens=1)})
-    fake.turn(3)
+    fake.step(3)
     assert reader.sizes == [0, 2, 1, 1]
     announcement, delta = reader.items(2)
     assert announcement == TokenDelta() != delta
-
-
-def test_a_request_that_is_cancelled_before_its_first_output_has_none() -> None:
-    fake = Fake(b"hi")
-    reader = fake.open_stream()
-    fake.runtime.num_slots = 1
-    fake.submit_batch("key", {1: request(), 2: request(cancel_key="gone")})
-    fake.engine.cancel_key("gone")
-    fake.turn(3)
-    assert reader.items(2) == []
 
 
 def test_a_stream_has_the_outputs_of_its_own_requests_only() -> None:
@@ -76,7 +66,7 @@ def test_a_stream_has_the_outputs_of_its_own_requests_only() -> None:
     fake.submit_batch("one", {1: request()})
     fake.submit_batch("two", {1: request(max_tokens=1)})
     single = fake.submit()
-    fake.turn(3)
+    fake.step(3)
     assert (one.texts(1), two.texts(1), single.texts()) == (["h", "i", ""], ["h"], ["h", "i", ""])
     assert len({one.number, two.number, single.number}) == 3
 
@@ -85,16 +75,16 @@ def test_a_batch_without_a_stream_has_its_own_call_as_the_stream() -> None:
     fake = Fake(b"hi")
     reader = fake.open_stream()
     single = fake.submit()
-    fake.turn(3)
+    fake.step(3)
     assert [(batch.serial, batch.is_single) for batch in single.batches] == [(0, True), (1, True), (2, True)]
     assert (single.has_ended.is_set(), reader.sizes) == (True, [0])
 
 
-def test_a_request_without_streaming_leaves_as_one_item() -> None:
+def test_a_request_without_streaming_is_sent_as_one_item() -> None:
     fake = Fake(b"hi")
     reader = fake.open_stream()
     fake.submit_batch("key", {1: request(is_stream=False)})
-    fake.turn(3)
+    fake.step(3)
     assert reader.texts(1) == ["hi"]
 
 
@@ -102,7 +92,7 @@ def test_under_load_tokens_share_a_batch() -> None:
     fake = Fake(b"abcdefgh", emitter=Emitter(max_share=0.1, max_wait_s=0.01))
     reader = fake.open_stream()
     fake.submit_batch("key", {number: request() for number in range(4)})
-    fake.turn(9, passed_s=0.001)
+    fake.step(9, passed_s=0.001)
     assert [reader.text(number) for number in range(4)] == ["abcdefgh"] * 4
     assert [reader.texts(number)[0] for number in range(4)] == ["a"] * 4
     assert len(reader.batches) < 8
@@ -113,7 +103,7 @@ def test_stats_count_batches_and_their_items() -> None:
     fake.open_stream()
     fake.submit_batch("key", {number: request() for number in range(3)})
     fake.submit()
-    fake.turn(3)
+    fake.step(3)
     stats = fake.engine.stats()
     assert (stats.num_streams, stats.num_output_batches, stats.num_output_items) == (1, 1 + 3 + 3, 9 + 3)
 
@@ -125,7 +115,7 @@ def test_a_batch_for_a_stream_that_is_not_open_is_refused_as_a_whole() -> None:
     fake = Fake(b"hi")
     reader = fake.open_stream()
     call = fake.submit_batch("another", {1: request(), 2: request()})
-    fake.turn()
+    fake.step()
     assert isinstance(call.error, OutputStreamNotOpen)
     assert "another" not in call.error.message()
     assert (reader.sizes, fake.runtime.has_work) == ([0], False)
@@ -144,11 +134,11 @@ def test_a_request_that_the_tokenizer_refused_is_an_item_beside_the_others_of_it
     fake = Fake(b"hi")
     reader = fake.open_stream()
     call = fake.submit_batch("key", {1: request(), 2: message, 3: request()})
-    fake.turn(3)
+    fake.step(3)
     assert (call.is_closed, reader.items(2)) == (True, [expected])
     assert (reader.text(1), reader.text(3)) == ("hi", "hi")
     single = fake.submit_batch("", {0: message})
-    fake.turn()
+    fake.step()
     assert single.error is not None
     assert (single.error.message(), single.batches) == (expected, [])
 
@@ -157,7 +147,7 @@ def test_a_key_that_is_in_use_is_refused_and_its_stream_goes_on() -> None:
     fake = Fake(b"hi")
     first, second = fake.open_stream(), fake.open_stream()
     fake.submit_batch("key", {1: request()})
-    fake.turn(3)
+    fake.step(3)
     assert second.error is not None
     assert second.error.code == "invalid_value"
     assert (second.batches, first.texts(1)) == ([], ["h", "i", ""])
@@ -170,20 +160,21 @@ def test_a_key_that_is_in_use_is_refused_and_its_stream_goes_on() -> None:
         (Panic(), "[internal_error] internal error, see the server's log"),
     ],
 )
-def test_a_request_that_the_runtime_does_not_take_is_an_item(error: BaseException, message: str) -> None:
+def test_a_request_that_the_runtime_refuses_is_an_item(error: BaseException, message: str) -> None:
     fake = Fake(b"hi")
     reader = fake.open_stream()
     fake.runtime.submit_error = error
     call = fake.submit_batch("key", {1: request()})
-    fake.turn()
+    fake.step()
     assert (call.is_closed, reader.items(1)) == (True, [message])
 
 
 def test_a_request_beyond_the_queue_is_refused_alone() -> None:
+    """Requests that arrived between two steps were counted as queued, although the next step admits them."""
     fake = Fake(b"hi", max_waiting=0)
     reader = fake.open_stream()
     fake.submit_batch("key", {number: request() for number in range(9)})
-    fake.turn()
+    fake.step()
     assert [reader.texts(number) for number in range(8)] == [["h"]] * 8
     assert reader.items(8) == ["[overloaded] 0 requests are waiting already"]
 
@@ -194,7 +185,7 @@ def test_a_request_beyond_the_grammars_of_its_sender_is_refused_alone() -> None:
     fake.runtime.on_prepare = lambda: wait_for(may_go_on)
     num_requests = 1 + MAX_WAITING + 1
     fake.submit_batch("key", {number: request(structured_output=REGEX, sender="a") for number in range(num_requests)})
-    fake.turn()
+    fake.step()
     [(number, error)] = reader.batches[-1].items
     assert number == num_requests - 1
     assert isinstance(error, str) and error.startswith("[too_many_grammars]")
@@ -207,23 +198,23 @@ def wait_for(event: threading.Event) -> None:
 
 
 @pytest.mark.parametrize("submit_error", [None, InvalidRequest("no")])
-def test_a_caller_that_is_gone_does_not_harm_the_others(submit_error: Exception | None) -> None:
+def test_a_disconnected_caller_does_not_harm_the_others(submit_error: Exception | None) -> None:
     """It ended every running request."""
     fake = Fake(b"hello")
     reader = fake.open_stream()
     other = fake.submit()
-    fake.turn()
+    fake.step()
     fake.runtime.submit_error = submit_error
     fake.submit_batch("key", {1: request()}, DeafResponder())
     fake.submit_batch("unknown", {2: request()}, DeafResponder())
-    fake.turn(6)
+    fake.step(6)
     assert (other.text(), reader.text(1)) == ("hello", "" if submit_error else "hello")
 
 
 # --- the end of a stream ----------------------------------------------------------------------------------------------
 
 
-def test_a_reader_that_is_gone_ends_its_own_sequences_only() -> None:
+def test_a_disconnected_client_ends_only_its_own_sequences() -> None:
     fake = Fake(b"hello")
     fake.runtime.num_slots = 3
     gone, stays = fake.open_stream("gone"), fake.open_stream("stays")
@@ -231,50 +222,52 @@ def test_a_reader_that_is_gone_ends_its_own_sequences_only() -> None:
     fake.submit_batch("stays", {1: request()})
     single = fake.submit()
     fake.submit_batch("gone", {2: request()})  # waits for a slot
-    fake.turn()
+    fake.step()
     fake.engine.cancel_stream(gone.number)
-    fake.turn(6)
+    fake.step(6)
     assert (gone.is_closed, gone.texts(1), gone.texts(2)) == (True, ["h"], [])
     assert (stays.text(1), single.text()) == ("hello", "hello")
     assert (fake.engine.stats().num_cancelled, fake.engine.stats().num_active) == (2, 0)
     late = fake.submit_batch("gone", {3: request()})
-    fake.turn()
+    fake.step()
     assert isinstance(late.error, OutputStreamNotOpen)
 
 
 def test_a_stream_that_is_cancelled_twice_ends_once() -> None:
-    """Several of its batches may be under way when the reader goes."""
+    """Several of its batches may be in flight when the client disconnects."""
     fake = Fake(b"hello")
     reader = fake.open_stream()
     for _ in range(2):
         fake.engine.cancel_stream(reader.number)
-    fake.turn()
+    fake.step()
     assert reader.is_closed
 
 
 def test_a_batch_that_cannot_be_sent_ends_the_sequences_of_its_stream_only(caplog: pytest.LogCaptureFixture) -> None:
     fake = Fake(b"hello")
-    broken, other = fake.open_stream("secret one"), fake.open_stream("secret two")
+    broken, other, single = fake.open_stream("secret one"), fake.open_stream("secret two"), FakeResponder()
+    single.is_broken = True
+    fake.submit(responder=single)
     fake.submit_batch("secret one", {1: request()})
     fake.submit_batch("secret two", {1: request()})
     broken.is_broken = True
-    fake.turn(6)
-    assert (other.text(1), broken.is_closed) == ("hello", True)
-    assert fake.engine.stats().num_cancelled == 1
+    fake.step(6)
+    assert (other.text(1), broken.is_closed, single.is_closed) == ("hello", True, True)
+    assert fake.engine.stats().num_cancelled == 2
     assert "secret" not in caplog.text
 
 
-def test_a_request_whose_stream_ends_while_its_grammar_is_compiled_is_dropped() -> None:
+def test_a_request_is_dropped_if_its_stream_ends_while_its_grammar_is_compiled() -> None:
     fake, may_go_on = Fake(b"hello"), threading.Event()
     reader = fake.open_stream()
     fake.runtime.on_prepare = lambda: wait_for(may_go_on)
     fake.submit_batch("key", {1: request(structured_output=REGEX)})
-    fake.turn()
+    fake.step()
     fake.engine.cancel_stream(reader.number)
-    fake.turn()
+    fake.step()
     may_go_on.set()
     wait_until(lambda: not fake.engine._inbox.empty(), "it is compiled")
-    fake.turn()
+    fake.step()
     assert (reader.is_closed, reader.items(1), fake.runtime.has_work) == (True, [], False)
     assert fake.engine.stats().num_cancelled == 1
 
@@ -283,67 +276,58 @@ def test_a_request_of_a_stream_is_cancelled_by_its_key() -> None:
     fake = Fake(b"hello")
     reader = fake.open_stream()
     fake.submit_batch("key", {1: request(cancel_key="secret"), 2: request()})
-    fake.turn()
+    fake.step()
     fake.engine.cancel_key("secret")
-    fake.turn(6)
+    fake.step(6)
     assert (reader.texts(1), reader.text(2), reader.is_closed) == (["h"], "hello", False)
-
-
-def test_a_cancel_that_overtakes_a_request_of_a_stream_is_remembered() -> None:
-    fake = Fake(b"hello")
-    reader = fake.open_stream()
-    fake.engine.cancel_key("secret")
-    call = fake.submit_batch("key", {1: request(cancel_key="secret")})
-    fake.turn(6)
-    assert (call.is_closed, reader.sizes) == (True, [0])
 
 
 # --- failures ---------------------------------------------------------------------------------------------------------
 
 
-def test_the_failure_of_a_runtime_reaches_its_readers_in_the_same_turn() -> None:
+def test_the_failure_of_a_runtime_is_sent_at_once() -> None:
     """After it there may be no other: an engine without work sleeps."""
     fake = Fake(b"hello")
     reader = fake.open_stream()
     fake.submit_batch("key", {1: request(), 2: request()})
-    fake.turn()
-    fake.runtime.step_error = EngineFailed("out of cells")
-    fake.turn()
+    fake.step()
+    fake.runtime.step_error = EngineFailed("out of KV tokens")
+    fake.step()
     assert not fake.runtime.has_work
-    assert [reader.items(number)[-1] for number in (1, 2)] == ["[engine_failed] out of cells"] * 2
+    assert [reader.items(number)[-1] for number in (1, 2)] == ["[engine_failed] out of KV tokens"] * 2
     fake.submit_batch("key", {3: request()})
-    fake.turn(6)
+    fake.step(6)
     assert reader.text(3) == "hello"
 
 
-def test_the_error_of_one_sequence_leaves_beside_the_tokens_of_the_others() -> None:
+def test_the_error_of_one_sequence_is_sent_beside_the_tokens_of_the_others() -> None:
     fake = Fake(b"hello")
     fake.runtime.sequence_errors = {1: InvalidRequest("nothing can follow", "guided_decoding_guide")}
     reader = fake.open_stream()
     fake.submit_batch("key", {5: request(), 6: request()})
-    fake.turn()
+    fake.step()
     message = "[invalid_value] guided_decoding_guide: nothing can follow"
     assert dict(reader.batches[-1].items) == {5: TokenDelta(tuple(b"h")), 6: message}
-    fake.turn(6)
+    fake.step(6)
     assert reader.text(5) == "hello"
 
 
 def test_after_the_unload_of_a_stage_streams_and_sequences_end_with_errors() -> None:
-    """The detokenizer was loaded anew: outputs under way would go through the old one."""
+    """The detokenizer was reloaded: outputs in flight would pass through the old one."""
     fake = Fake(b"hello")
     reader = fake.open_stream()
     fake.submit_batch("key", {1: request()})
     single = fake.submit()
-    fake.turn()
+    fake.step()
     fake.engine.fail_streams()
-    fake.turn()
+    fake.step()
     assert isinstance(reader.error, OutputStreamNotOpen)
     assert isinstance(single.error, EngineFailed)
     assert fake.runtime.stats().num_active == 0
     refused = fake.submit_batch("key", {2: request()})
-    fake.turn()
+    fake.step()
     assert isinstance(refused.error, OutputStreamNotOpen)
     again = fake.open_stream()
     fake.submit_batch("key", {1: request()})
-    fake.turn(7)
+    fake.step(7)
     assert again.text(1) == "hello"

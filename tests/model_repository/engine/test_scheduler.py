@@ -8,34 +8,32 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from model_repository.engine.prefill_pace import PrefillPace
+from model_repository.engine.prefill_budget import PrefillBudget
 from model_repository.engine.scheduler import MIN_COPIED_TOKENS, Chunk, Job, Scheduler
 
-type Cell = tuple[int, str]  # token id, and the adapter under which it was computed
+type CachedToken = tuple[int, str]  # token id, and the adapter under which it was computed
 
 PROMPT = tuple(range(100, 200))
 
 
 class FakeKVCache:
-    """What llama.cpp would hold."""
+    """The KV cache of llama.cpp as lists."""
 
     def __init__(self, num_slots: int) -> None:
-        self.slots: list[list[Cell]] = [[] for _ in range(num_slots)]
+        self.slots: list[list[CachedToken]] = [[] for _ in range(num_slots)]
         self.copies: list[tuple[int, int]] = []
 
     def copy(self, source: int, target: int) -> None:
-        """Copy a slot."""
         self.slots[target] = list(self.slots[source])
         self.copies.append((source, target))
 
     def trim(self, slot: int, num_tokens: int) -> None:
-        """Trim a slot."""
         assert num_tokens <= len(self.slots[slot])
         del self.slots[slot][num_tokens:]
 
 
-class FixedPace(PrefillPace):
-    """As many tokens as it is told, whatever they cost."""
+class FixedBudget(PrefillBudget):
+    """A fixed number of tokens, at any cost."""
 
     def __init__(self, max_tokens: int) -> None:
         super().__init__()
@@ -43,48 +41,53 @@ class FixedPace(PrefillPace):
 
     @property
     def max_tokens(self) -> int:
-        """The number it was told."""
         return self._max_tokens
 
 
 class Fake:
-    """A scheduler whose steps are computed at once: every drawn token is the next of a fixed row."""
+    """A scheduler with instant steps: every drawn token is the next of a fixed row."""
 
     def __init__(self, num_slots: int = 2, *, max_prefill_tokens: int = 128, **limits: Any) -> None:
         self.cache = FakeKVCache(num_slots)
-        self.scheduler = Scheduler(num_slots, self.cache, pace=FixedPace(max_prefill_tokens), **limits)
-        self.texts: dict[int, list[Cell]] = {}  # prompt and drawn tokens of each sequence, with its adapter
+        self.max_step_tokens: int = limits.setdefault("max_step_tokens", 512)
+        self.scheduler = Scheduler(num_slots, self.cache, prefill_budget=FixedBudget(max_prefill_tokens), **limits)
+        self.texts: dict[int, list[CachedToken]] = {}  # prompt and drawn tokens of each sequence, with its adapter
         self.num_cached: dict[int, int] = {}
         self.num_computed: dict[int, int] = {}
         self._drawn = 0
 
     def submit(
-        self, sequence: int, prompt: Sequence[int], adapter: str = "", *, is_scored: bool = False, turn_s: float = 0.0
+        self,
+        sequence: int,
+        prompt: Sequence[int],
+        adapter: str = "",
+        *,
+        is_scored: bool = False,
+        queue_order_s: float = 0.0,
     ) -> None:
-        """Queue a sequence."""
         self.texts[sequence] = [(token_id, adapter) for token_id in prompt]
-        self.scheduler.submit(Job(sequence, prompt, adapter, is_scored, turn_s))
+        self.scheduler.submit(Job(sequence, prompt, adapter, is_scored, queue_order_s))
 
     def free(self, sequence: int) -> None:
-        """Take a sequence out."""
         self.scheduler.free(sequence)
         del self.texts[sequence]
 
     def step(self) -> list[Chunk]:
-        """Compute a step and check it against what each sequence is."""
+        """Compute a step and check it against the text of each sequence."""
         chunks = self.scheduler.next_step()
+        assert sum(len(chunk.token_ids) for chunk in chunks) <= self.max_step_tokens
         for chunk in chunks:
-            running, cells = chunk.running, self.cache.slots[chunk.running.slot.index]
+            running, cached = chunk.running, self.cache.slots[chunk.running.slot.index]
             sequence, adapter = running.job.sequence, running.job.adapter
             text = self.texts[sequence]
             self.num_cached.setdefault(sequence, running.num_cached_tokens)
             self.num_computed[sequence] = self.num_computed.get(sequence, 0) + len(chunk.token_ids)
             assert chunk.token_ids, "an empty chunk"
             assert adapter == chunks[0].running.job.adapter, "two adapters in one step"
-            assert chunk.position == len(cells)
-            cells.extend((token_id, adapter) for token_id in chunk.token_ids)
-            assert cells == text[: len(cells)]
-            assert chunk.is_sampled == (len(cells) == len(text))
+            assert chunk.position == len(cached)
+            cached.extend((token_id, adapter) for token_id in chunk.token_ids)
+            assert cached == text[: len(cached)]
+            assert chunk.is_sampled == (len(cached) == len(text))
             next_token_id = None
             if chunk.is_sampled:
                 self._drawn += 1
@@ -94,7 +97,7 @@ class Fake:
         return chunks
 
     def run(self, sequence: int, prompt: Sequence[int], adapter: str = "", *, num_steps: int = 3) -> int:
-        """Run one sequence for some steps and take it out; return how many cells it reused."""
+        """Run one sequence for some steps and free it; return the number of reused tokens."""
         self.submit(sequence, prompt, adapter)
         for _ in range(num_steps):
             self.step()
@@ -124,31 +127,14 @@ def test_sequences_wait_in_order_for_a_slot() -> None:
     assert sequences(fake.step()) == [3, 4]
 
 
-def test_who_has_an_earlier_turn_passes_those_that_wait() -> None:
+def test_a_sequence_earlier_in_queue_order_passes_waiting_ones() -> None:
     fake = Fake(num_slots=1)
-    for sequence, turn_s in ((1, 10.0), (2, 10.0), (3, 5.0), (4, 10.0)):
-        fake.submit(sequence, (5, 6), turn_s=turn_s)
+    for sequence, queue_order_s in ((1, 10.0), (2, 10.0), (3, 5.0), (4, 10.0)):
+        fake.submit(sequence, (5, 6), queue_order_s=queue_order_s)
         fake.step()
     for sequence in (3, 2, 4):  # the first of them runs already
         fake.free(fake.step()[0].running.job.sequence)
         assert sequences(fake.step()) == [sequence]
-
-
-def test_a_queued_sequence_can_be_taken_out() -> None:
-    fake = Fake(num_slots=1)
-    for sequence in (1, 2, 3):
-        fake.submit(sequence, (sequence,))
-    fake.step()
-    fake.free(2)
-    fake.free(1)
-    assert sequences(fake.step()) == [3]
-
-
-def test_freeing_an_unknown_sequence_changes_nothing() -> None:
-    fake = Fake()
-    fake.submit(1, (5,))
-    fake.scheduler.free(99)
-    assert sequences(fake.step()) == [1]
 
 
 def test_a_prompt_is_prefilled_in_chunks_beside_decoding_sequences() -> None:
@@ -174,14 +160,7 @@ def test_prompts_share_a_step_in_the_order_of_admission() -> None:
     assert [(chunk.running.job.sequence, len(chunk.token_ids)) for chunk in fake.step()] == [(1, 4), (2, 5), (3, 1)]
 
 
-def test_a_step_never_exceeds_its_tokens() -> None:
-    fake = Fake(num_slots=4, max_step_tokens=8, max_prefill_tokens=8)
-    for sequence in range(4):
-        fake.submit(sequence, PROMPT[: 10 + sequence])
-    assert all(sum(len(chunk.token_ids) for chunk in fake.step()) <= 8 for _ in range(20))
-
-
-def test_a_finished_sequence_leaves_its_cells_to_the_next_with_the_same_beginning() -> None:
+def test_the_next_sequence_with_the_same_beginning_reuses_the_tokens_of_a_finished_one() -> None:
     fake = Fake()
     fake.run(1, PROMPT)
     assert fake.run(2, (*PROMPT, 7, 8)) == len(PROMPT)
@@ -210,7 +189,7 @@ def test_a_continued_conversation_reuses_the_answer_too() -> None:
     assert fake.run(2, (*answered, 7, 8)) == len(answered)
 
 
-def test_the_cells_of_a_running_sequence_are_copied() -> None:
+def test_the_tokens_of_a_running_sequence_are_copied() -> None:
     fake = Fake()
     fake.submit(1, PROMPT)
     fake.step()
@@ -232,32 +211,32 @@ def test_a_short_common_beginning_is_not_copied() -> None:
 def test_reuse_does_not_throw_away_a_long_conversation_for_a_few_tokens() -> None:
     fake = Fake(num_slots=2)
     fake.run(1, PROMPT)
-    fake.run(2, PROMPT[:10])  # takes the other slot, although the first has the same beginning
+    fake.run(2, PROMPT[:10])  # uses the other slot, although the first has the same beginning
     assert fake.run(3, (*PROMPT, 7)) == len(PROMPT)
 
 
-def test_without_anything_to_reuse_the_slot_that_was_free_the_longest_is_taken() -> None:
+def test_without_reuse_the_least_recently_used_slot_is_claimed() -> None:
     fake = Fake(num_slots=2)
     fake.run(1, PROMPT)
     fake.run(2, (1, 2, 3))
-    fake.run(3, (4, 5, 6))  # takes the slot of 1
+    fake.run(3, (4, 5, 6))  # uses the slot of 1
     assert fake.run(4, (1, 2, 3, 9)) == 3
     assert fake.run(5, PROMPT) == 0
 
 
-def test_a_sequence_taken_out_in_prefill_leaves_what_was_computed() -> None:
+def test_a_sequence_freed_in_prefill_leaves_its_computed_tokens() -> None:
     fake = Fake(max_step_tokens=60)
     assert fake.run(1, PROMPT, num_steps=1) == 0
     assert fake.run(2, PROMPT) == 60
 
 
-def test_cells_in_use_are_those_of_running_sequences() -> None:
+def test_tokens_in_use_are_those_of_running_sequences() -> None:
     fake = Fake()
     fake.run(1, PROMPT)
-    assert fake.scheduler.num_cells_used == 0
+    assert fake.scheduler.num_kv_tokens_used == 0
     fake.submit(2, (5, 6))
     fake.step()
-    assert fake.scheduler.num_cells_used == 2
+    assert fake.scheduler.num_kv_tokens_used == 2
 
 
 def test_after_forgetting_all_nothing_is_reused() -> None:
@@ -275,7 +254,7 @@ def test_after_forgetting_all_nothing_is_reused() -> None:
 
 
 def test_sequences_with_one_prompt_compute_it_once() -> None:
-    """The `n` completions of a request: the first computes the prompt, the others copy its cells."""
+    """The `n` completions of a request: the first computes the prompt, the others copy its KV tokens."""
     fake = Fake(num_slots=8, max_step_tokens=30)
     for sequence in range(8):
         fake.submit(sequence, PROMPT)
@@ -285,7 +264,7 @@ def test_sequences_with_one_prompt_compute_it_once() -> None:
     assert len(fake.cache.copies) == 7
 
 
-def test_others_pass_those_who_wait_for_a_prompt() -> None:
+def test_others_pass_sequences_that_wait_for_a_prompt() -> None:
     fake = Fake(num_slots=3, max_step_tokens=60, max_prefill_tokens=60)
     for sequence, prompt in ((1, PROMPT), (2, PROMPT), (3, (7, 8))):
         fake.submit(sequence, prompt)
@@ -312,7 +291,7 @@ def test_a_short_common_beginning_is_not_waited_for() -> None:
     assert sequences(fake.step()) == [1, 2]
 
 
-def test_what_can_be_reused_already_is_not_waited_for() -> None:
+def test_a_sequence_does_not_wait_for_a_beginning_that_it_can_reuse_now() -> None:
     fake = Fake(num_slots=3, max_step_tokens=110)
     fake.run(1, PROMPT[:80])
     fake.submit(2, PROMPT)  # goes on in the slot of 1
@@ -320,7 +299,7 @@ def test_what_can_be_reused_already_is_not_waited_for() -> None:
     assert sequences(fake.step()) == [2, 3]
 
 
-def test_who_is_waited_for_may_be_taken_out() -> None:
+def test_a_leader_may_be_freed() -> None:
     fake = Fake(num_slots=3, max_step_tokens=40)
     for sequence in (1, 2, 3):
         fake.submit(sequence, PROMPT)
@@ -341,7 +320,7 @@ def test_a_prompt_under_another_adapter_is_not_waited_for() -> None:
     assert fake.scheduler.num_waiting == 0
 
 
-def test_a_scored_prompt_waits_for_nobody_and_reuses_nothing() -> None:
+def test_a_scored_prompt_neither_waits_nor_reuses() -> None:
     fake = Fake(num_slots=3, max_step_tokens=250, max_scored_tokens=250)
     fake.run(1, PROMPT)
     fake.submit(2, PROMPT, is_scored=True)
@@ -363,23 +342,14 @@ def test_scored_prompts_are_computed_in_smaller_pieces_beside_others() -> None:
 # --- adapters --------------------------------------------------------------------------------------------------------
 
 
-def test_adapters_take_turns() -> None:
+def test_adapters_alternate() -> None:
     fake = Fake(num_slots=4)
     for sequence, adapter in ((1, ""), (2, "b"), (3, "a"), (4, "b")):
         fake.submit(sequence, (5, 6), adapter)
     assert [sequences(fake.step()) for _ in range(4)] == [[3], [2, 4], [1], [3]]
 
 
-def test_an_adapter_whose_sequences_are_done_has_no_turn() -> None:
-    fake = Fake(num_slots=2)
-    fake.submit(1, (5,), "a")
-    fake.submit(2, (6,), "b")
-    fake.step()
-    fake.free(1)
-    assert [sequences(fake.step()) for _ in range(2)] == [[2], [2]]
-
-
-def test_cells_of_one_adapter_are_not_reused_under_another() -> None:
+def test_tokens_of_one_adapter_are_not_reused_under_another() -> None:
     fake = Fake(num_slots=3)
     fake.run(1, PROMPT, "a")
     assert fake.run(2, (*PROMPT, 7), "b") == 0
@@ -388,7 +358,7 @@ def test_cells_of_one_adapter_are_not_reused_under_another() -> None:
     assert fake.run(5, (*PROMPT, 7), "b") == len(PROMPT)
 
 
-def test_a_prompt_of_one_adapter_leaves_those_who_decode_under_another_their_pace() -> None:
+def test_a_prompt_of_one_adapter_is_limited_beside_decoding_under_another() -> None:
     fake = Fake(max_step_tokens=64, max_prefill_tokens=16)
     fake.submit(1, (5,), "a")
     fake.step()
@@ -407,8 +377,8 @@ ACTIONS = st.lists(st.one_of(st.just("step"), st.integers(0, 3), JOBS), max_size
 
 
 @given(ACTIONS)
-def test_cells_are_always_the_tokens_of_their_sequence(actions: list[str | int | tuple]) -> None:
-    """Submit, free and step in any order: `Fake.step` checks every cell against the text of its sequence."""
+def test_tokens_are_always_the_tokens_of_their_sequence(actions: list[str | int | tuple]) -> None:
+    """Submit, free and step in any order: `Fake.step` checks every cached token against the text of its sequence."""
     fake = Fake(num_slots=3, max_step_tokens=48, max_prefill_tokens=24)
     for number, action in enumerate(actions):
         if isinstance(action, tuple):
@@ -418,7 +388,7 @@ def test_cells_are_always_the_tokens_of_their_sequence(actions: list[str | int |
             fake.step()
         elif fake.texts:
             fake.free(sorted(fake.texts)[int(action) % len(fake.texts)])
-    while len(fake.texts) > fake.scheduler.num_running:  # whoever is queued gets its turn
+    while len(fake.texts) > fake.scheduler.num_running:  # every queued sequence gets a slot
         if fake.scheduler.num_running == 3:
             fake.free(min(set(fake.texts) & set(fake.num_computed)))
         fake.step()
@@ -426,13 +396,13 @@ def test_cells_are_always_the_tokens_of_their_sequence(actions: list[str | int |
 
 
 @given(st.lists(JOBS, min_size=1, max_size=12))
-def test_everybody_gets_a_token_in_time(jobs: list[tuple]) -> None:
+def test_every_sequence_gets_a_token_in_time(jobs: list[tuple]) -> None:
     """Waiting for a shared prompt, or for an adapter's turn, neither starves nor blocks anybody."""
     fake = Fake(num_slots=4, max_step_tokens=48, max_prefill_tokens=24)
     waiting = set(range(len(jobs)))
     for number, (prompt, adapter, is_scored) in enumerate(jobs):
         fake.submit(number, prompt, adapter, is_scored=is_scored)
-    # Each prompt takes 5 steps of its adapter's turns at most, and one of them is computed in every turn.
+    # Each prompt needs at most 5 steps of its adapter, and each round over the adapters computes one of them.
     for _ in range(3 * 5 * len(jobs)):
         for chunk in fake.step():
             if chunk.is_sampled and chunk.running.job.sequence in waiting:

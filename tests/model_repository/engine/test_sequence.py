@@ -35,13 +35,13 @@ def sequence(**fields: Any) -> EngineSequence:
 
 
 def run(tokens: Sequence[int], **fields: Any) -> list[TokenDelta]:
-    """Return the deltas of these tokens, up to the end of the sequence, where each leaves at once."""
+    """Return the deltas of these tokens, up to the end of the sequence, each sent at once."""
     item, deltas = sequence(**fields), []
     for index, token_id in enumerate(tokens):
         logprob = DrawnLogprob(-index - 1.0) if "num_logprobs" in fields else None
         prompt_logprobs = PROMPT_LOGPROBS if "num_logprobs" in fields and not index else ()
-        item.take(StepOutput(5, token_id, logprob=logprob, prompt_logprobs=prompt_logprobs), now_s=index)
-        if item.waiting() is not None:
+        item.add_output(StepOutput(5, token_id, logprob=logprob, prompt_logprobs=prompt_logprobs), now_s=index)
+        if item.pending_output() is not None:
             deltas.append(item.next_delta())
         if item.finish_reason is not None:
             return deltas
@@ -65,13 +65,33 @@ def logprobs(deltas: Sequence[TokenDelta]) -> list[float | None]:
     return [item.logprob for delta in deltas if delta.details for item in delta.details.logprobs]
 
 
-# --- end tokens ------------------------------------------------------------------------------------------------------
+# --- ends ------------------------------------------------------------------------------------------------------------
+
+STOP, LENGTH = FinishReason.STOP, FinishReason.LENGTH
 
 
-def test_an_end_token_of_the_model_has_no_stop_reason() -> None:
-    deltas = run([*b"hi", EOS, *b"never"])
-    assert ending(deltas) == ("hi", FinishReason.STOP, None)
-    assert deltas[-1].usage == Usage(num_input_tokens=3, num_output_tokens=3)
+@pytest.mark.parametrize(
+    ("tokens", "fields", "expected"),
+    [
+        ([*b"hi", EOS, *b"never"], {}, ("hi", STOP, None)),
+        (b"hello", {"max_tokens": 3}, ("hel", LENGTH, None)),
+        ([*b"hi", EOS], {"max_tokens": 3}, ("hi", STOP, None)),
+        (b"one.two", {"stop_token_ids": (46,), "include_stop": True}, ("one.", STOP, 46)),
+        ([*b"hi", EOS], {"stop_token_ids": (EOS,)}, ("hi", STOP, None)),
+        ([*b"hi", EOS], {"ignore_eos": True, "stop_token_ids": (EOS,)}, ("hi", STOP, EOS)),
+        ([*b"hi <", EOS], {"stop": ("<end>",)}, ("hi <", STOP, None)),
+        (b"hi <.", {"stop": ("<end>",), "stop_token_ids": (46,)}, ("hi <", STOP, 46)),
+        (b"one, two", {"stop": ("x", ", ", "o,")}, ("one", STOP, ", ")),
+        (b"one, two", {"stop": (", ",), "include_stop": True}, ("one, ", STOP, ", ")),
+        (b"ab", {"stop": ("b",), "max_tokens": 2}, ("a", STOP, "b")),
+        (b"one, two", {"stop": ("two",), "max_tokens": 7}, ("one, tw", LENGTH, None)),
+    ],
+    ids=str,
+)
+def test_a_sequence_ends_with_text_and_reasons(tokens: Sequence[int], fields: dict[str, Any], expected: Any) -> None:
+    deltas = run(tokens, **fields)
+    assert ending(deltas) == expected
+    assert all(delta.finish_reason is None for delta in deltas[:-1])
 
 
 def test_a_stop_token_is_the_stop_reason_and_no_text() -> None:
@@ -80,17 +100,9 @@ def test_a_stop_token_is_the_stop_reason_and_no_text() -> None:
     assert deltas[-1].usage == Usage(num_input_tokens=3, num_output_tokens=4)
 
 
-def test_an_included_stop_token_is_text() -> None:
-    assert ending(run(b"one.two", stop_token_ids=(ord("."),), include_stop=True)) == ("one.", FinishReason.STOP, 46)
-
-
 def test_an_end_token_of_the_model_is_never_text() -> None:
     deltas = run([*b"hi", EOS], include_stop=True)
     assert (text(deltas), deltas[-1].token_ids) == ("hi", ())
-
-
-def test_an_end_token_that_is_a_stop_token_too_is_the_models_own() -> None:
-    assert ending(run([*b"hi", EOS], stop_token_ids=(EOS,))) == ("hi", FinishReason.STOP, None)
 
 
 def test_an_ignored_end_token_counts_and_goes_on() -> None:
@@ -100,19 +112,10 @@ def test_an_ignored_end_token_counts_and_goes_on() -> None:
     assert deltas[-1].usage == Usage(num_input_tokens=3, num_output_tokens=5)
 
 
-def test_an_ignored_end_token_may_be_a_stop_token() -> None:
-    assert ending(run([*b"hi", EOS], ignore_eos=True, stop_token_ids=(EOS,))) == ("hi", FinishReason.STOP, EOS)
-
-
-def test_what_is_held_leaves_before_an_end_token() -> None:
-    assert ending(run([*b"hi <", EOS], stop=("<end>",))) == ("hi <", FinishReason.STOP, None)
-    assert ending(run(b"hi <.", stop=("<end>",), stop_token_ids=(46,))) == ("hi <", FinishReason.STOP, 46)
-
-
-def test_what_is_held_leaves_where_the_runtime_draws_no_more() -> None:
+def test_buffered_tokens_are_final_when_the_runtime_draws_no_more() -> None:
     item = sequence(stop=("two",))
     for index, token_id in enumerate([*b"one, tw", None]):
-        item.take(StepOutput(5, token_id), now_s=index)
+        item.add_output(StepOutput(5, token_id), now_s=index)
     assert item.finish_reason is FinishReason.LENGTH
     delta = item.next_delta()
     assert bytes(delta.token_ids) == b"one, tw"
@@ -134,35 +137,20 @@ def test_an_end_token_of_the_request_is_like_the_models_own() -> None:
     )
 
 
-# --- stop sequences --------------------------------------------------------------------------------------------------
-
-
-def test_the_stop_sequence_that_matched_is_the_stop_reason() -> None:
-    assert ending(run(b"one, two", stop=("x", ", ", "o,"))) == ("one", FinishReason.STOP, ", ")
-
-
-def test_an_included_stop_sequence_ends_the_text() -> None:
-    assert ending(run(b"one, two", stop=(", ",), include_stop=True)) == ("one, ", FinishReason.STOP, ", ")
-
-
 def test_before_min_tokens_a_stop_sequence_is_text() -> None:
     deltas = run(b"a.b.c.d", stop=(".",), min_tokens=3)
     assert ending(deltas) == ("a.b", FinishReason.STOP, ".")
     assert deltas[-1].usage == Usage(num_input_tokens=3, num_output_tokens=4)
 
 
-def test_a_stop_sequence_is_found_at_the_limit_too() -> None:
-    assert ending(run(b"ab", stop=("b",), max_tokens=2)) == ("a", FinishReason.STOP, "b")
-
-
-# --- when it may leave -----------------------------------------------------------------------------------------------
+# --- waits ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("interval_ms", "max_wait_s"), [(None, None), (0, 0.0), (1000, 1.0)])
 def test_a_sequence_waits_as_long_as_its_request_allows(interval_ms: int | None, max_wait_s: float | None) -> None:
     item = sequence(stream_interval_ms=interval_ms)
-    item.take(StepOutput(5, ord("a")), now_s=1.0)
-    waiting = item.waiting()
+    item.add_output(StepOutput(5, ord("a")), now_s=1.0)
+    waiting = item.pending_output()
     assert waiting is not None
     assert (waiting.max_wait_s, waiting.since_s, waiting.stream) == (max_wait_s, 1.0, 1)
 
@@ -170,19 +158,19 @@ def test_a_sequence_waits_as_long_as_its_request_allows(interval_ms: int | None,
 # --- echo ------------------------------------------------------------------------------------------------------------
 
 
-def test_an_echo_leaves_before_the_first_token() -> None:
+def test_an_echo_is_sent_before_the_first_token() -> None:
     item = sequence(echo=ECHO)
-    assert item.waiting() is not None
+    assert item.pending_output() is not None
     delta = item.next_delta()
     assert delta.details == DeltaDetails(prompt_token_ids=PROMPT, echo=ECHO)
-    assert (delta.token_ids, item.waiting()) == ((), None)
+    assert (delta.token_ids, item.pending_output()) == ((), None)
 
 
 def test_after_an_echo_the_first_token_is_still_urgent() -> None:
     item = sequence(echo=ECHO)
     item.next_delta()
-    item.take(StepOutput(5, ord("a")), now_s=1.0)
-    waiting = item.waiting()
+    item.add_output(StepOutput(5, ord("a")), now_s=1.0)
+    waiting = item.pending_output()
     assert waiting is not None
     assert waiting.is_urgent
     assert item.next_delta().details is None
@@ -190,8 +178,8 @@ def test_after_an_echo_the_first_token_is_still_urgent() -> None:
 
 def test_an_echo_with_logprobs_waits_for_them() -> None:
     item = sequence(echo=ECHO, num_logprobs=1)
-    assert item.waiting() is None
-    item.take(
+    assert item.pending_output() is None
+    item.add_output(
         StepOutput(5, ord("a"), logprob=DrawnLogprob(-0.5), prompt_logprobs=PROMPT_LOGPROBS, num_cached_tokens=0), 1.0
     )
     delta = item.next_delta()
@@ -201,27 +189,27 @@ def test_an_echo_with_logprobs_waits_for_them() -> None:
     )
 
 
-def test_an_echo_with_logprobs_does_not_wait_for_a_token_that_is_held() -> None:
+def test_an_echo_with_logprobs_does_not_wait_for_a_buffered_token() -> None:
     item = sequence(echo=ECHO, num_logprobs=0, stop=("ab",))
-    item.take(StepOutput(5, ord("a"), logprob=DrawnLogprob(-0.5), prompt_logprobs=PROMPT_LOGPROBS), 1.0)
+    item.add_output(StepOutput(5, ord("a"), logprob=DrawnLogprob(-0.5), prompt_logprobs=PROMPT_LOGPROBS), 1.0)
     delta = item.next_delta()
     assert delta.token_ids == ()
     assert delta.details == DeltaDetails(prompt_token_ids=PROMPT, echo=ECHO, logprobs=PROMPT_LOGPROBS)
-    item.take(StepOutput(5, ord("c"), logprob=DrawnLogprob(-1.5)), 2.0)
+    item.add_output(StepOutput(5, ord("c"), logprob=DrawnLogprob(-1.5)), 2.0)
     assert logprobs([item.next_delta()]) == [-0.5, -1.5]
 
 
 @pytest.mark.parametrize("is_stream", [False, True])
 def test_without_tokens_there_is_the_echo_and_the_end(is_stream: bool) -> None:
     item = sequence(echo=ECHO, num_logprobs=1, max_tokens=0, is_stream=is_stream)
-    item.take(StepOutput(5, prompt_logprobs=PROMPT_LOGPROBS, num_cached_tokens=2), 1.0)
+    item.add_output(StepOutput(5, prompt_logprobs=PROMPT_LOGPROBS, num_cached_tokens=2), 1.0)
     delta = item.next_delta()
     assert (delta.token_ids, delta.finish_reason) == ((), FinishReason.LENGTH)
     assert delta.usage == Usage(num_input_tokens=3, num_output_tokens=0, num_cached_tokens=2)
     assert delta.details == DeltaDetails(prompt_token_ids=PROMPT, echo=ECHO, logprobs=PROMPT_LOGPROBS, cum_logprob=0.0)
 
 
-def test_without_streaming_the_echo_leaves_with_the_rest() -> None:
+def test_without_streaming_the_echo_is_sent_with_the_rest() -> None:
     (delta,) = run([*b"hi", EOS], echo=ECHO, is_stream=False)
     assert delta.token_ids == tuple(b"hi")
     assert delta.details == DeltaDetails(prompt_token_ids=PROMPT, echo=ECHO)
@@ -238,7 +226,7 @@ def test_every_token_of_a_delta_has_its_logprob() -> None:
     assert details.cum_logprob == -10.0
 
 
-def test_held_tokens_keep_their_logprobs() -> None:
+def test_buffered_tokens_keep_their_logprobs() -> None:
     deltas = run("a€b".encode(), num_logprobs=0, max_tokens=5)
     assert [logprobs([delta]) for delta in deltas] == [[-1.0], [-2.0, -3.0, -4.0], [-5.0]]
 
@@ -273,33 +261,33 @@ def test_an_end_token_is_listed_and_adds_no_text(
 
 
 @pytest.mark.parametrize("end", [EOS, ord(".")])
-def test_who_lists_no_tokens_gets_no_end_token(end: int) -> None:
+def test_an_end_token_is_listed_only_on_request(end: int) -> None:
     deltas = run([*b"a", end], stop_token_ids=(ord("."),))
     assert [delta.token_ids for delta in deltas] == [tuple(b"a"), ()]
     assert deltas[-1].num_cut_bytes == 0
 
 
-def test_without_streaming_all_logprobs_leave_together() -> None:
+def test_without_streaming_all_logprobs_are_sent_together() -> None:
     (delta,) = run([*b"hey", EOS], num_logprobs=0, echo=ECHO, is_stream=False)
     assert logprobs([delta]) == [None, -0.25, -4.0, -1.0, -2.0, -3.0, -4.0]
     assert delta.details is not None
     assert delta.details.cum_logprob == -10.0  # of the completion only
 
 
-def test_token_ids_are_asked_for_in_every_delta() -> None:
+def test_every_delta_has_token_ids_on_request() -> None:
     first, *others = [delta.details for delta in run([*b"hi", EOS], has_token_ids=True)]
     assert first == DeltaDetails(has_token_ids=True, prompt_token_ids=PROMPT)
     assert others == [DeltaDetails(has_token_ids=True)] * 2
 
 
-def test_the_counts_so_far_are_asked_for_in_every_delta() -> None:
+def test_every_delta_has_the_counts_so_far_on_request() -> None:
     usages = [delta.usage for delta in run([*b"hi", EOS], has_usage=True)]
     assert [usage and usage.num_output_tokens for usage in usages] == [1, 2, 3]
     assert len({usage and usage.num_input_tokens for usage in usages}) == 1
     assert [delta.usage is None for delta in run([*b"hi", EOS])] == [True, True, False]
 
 
-def test_only_who_asks_gets_details() -> None:
+def test_details_come_only_on_request() -> None:
     deltas = run(b"one.two", stop=(".",))
     assert [delta.details for delta in deltas] == [None, None, None, DeltaDetails(stop_reason=".")]
     assert all(delta.details is None for delta in run([*b"hi", EOS]))
@@ -309,7 +297,7 @@ def test_only_who_asks_gets_details() -> None:
 def test_a_request_for_timing_gets_its_times(scheduled_s: float | None, expected_ns: int) -> None:
     item = sequence(has_timing=True, is_stream=False)
     for now_s, token_id in ((1.25, ord("a")), (2.0, ord("b")), (3.5, EOS)):
-        item.take(StepOutput(5, token_id, scheduled_s=scheduled_s), now_s=now_s)
+        item.add_output(StepOutput(5, token_id, scheduled_s=scheduled_s), now_s=now_s)
     details = item.next_delta().details
     assert details is not None
     assert details.timing == Timing(

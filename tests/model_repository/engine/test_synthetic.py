@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from model_repository.contract.request import EngineRequest
+from model_repository.engine.queue_order import HEAD_START_S
 from model_repository.engine.runtime import EngineConfig
 from model_repository.engine.synthetic import SyntheticRuntime
-from model_repository.engine.turns import HEAD_START_S
 from tests.model_repository.engine.engine_requests import changed
 
 EOS = 9
@@ -26,18 +26,15 @@ class FakeTime:
         self.slept_s: list[float] = []
 
     def clock(self) -> float:
-        """Return the time."""
         return self.now_s
 
     def sleep(self, seconds: float) -> None:
-        """Let time pass."""
         self.slept_s.append(seconds)
         self.now_s += seconds
 
 
 @pytest.fixture
 def time() -> FakeTime:
-    """Time of the test's own."""
     return FakeTime()
 
 
@@ -114,9 +111,7 @@ def test_sequences_beyond_the_limit_wait_in_order(tmp_path: Path, time: FakeTime
     assert tokens(synthetic, 1) == [[(3, 1)]]
 
 
-def test_among_those_that_wait_the_urgent_pass_the_others_but_not_who_has_waited_long(
-    tmp_path: Path, time: FakeTime
-) -> None:
+def test_urgent_requests_pass_waiting_ones_except_after_a_long_wait(tmp_path: Path, time: FakeTime) -> None:
     synthetic = runtime(tmp_path, time, max_sequences=1)
     patient, normal, urgent = (changed(REQUEST, priority=priority) for priority in (1, 0, -1))
     synthetic.submit(1, patient)
@@ -131,11 +126,11 @@ def test_among_those_that_wait_the_urgent_pass_the_others_but_not_who_has_waited
     assert order == [1, 4, 2, 5, 3]
 
 
-def test_a_cell_is_a_token(tmp_path: Path, time: FakeTime) -> None:
+def test_a_kv_token_is_a_token(tmp_path: Path, time: FakeTime) -> None:
     synthetic = runtime(tmp_path, time)
     synthetic.submit(1, REQUEST)
     tokens(synthetic, 2)
-    assert (synthetic.stats().num_cells_used, synthetic.stats().num_cells) == (5, 100)
+    assert (synthetic.stats().num_kv_tokens_used, synthetic.stats().max_kv_tokens) == (5, 100)
 
 
 def test_it_has_work_while_there_are_sequences(tmp_path: Path, time: FakeTime) -> None:

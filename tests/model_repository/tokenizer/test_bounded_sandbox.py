@@ -1,4 +1,4 @@
-"""What a template of a stranger may take of its stage: little, whatever it tries."""
+"""The limits of a hostile template."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MAX_GROWTH_BYTES = 400 * 2**20  # some texts of the largest size at a time
 
 @pytest.fixture(autouse=True)
 def _little_memory() -> Iterator[None]:
-    """Have what slips through fail at once, instead of filling this machine."""
+    """Make an undetected template fail at once, instead of filling this machine."""
     limits = resource.getrlimit(resource.RLIMIT_AS)
     held_bytes = resource.getpagesize() * int(Path("/proc/self/statm").read_text().split()[0])
     resource.setrlimit(resource.RLIMIT_AS, (held_bytes + MAX_GROWTH_BYTES, limits[1]))
@@ -78,7 +78,7 @@ TOO_LARGE = {
 
 
 @pytest.mark.parametrize("source", TOO_LARGE.values(), ids=TOO_LARGE)
-def test_what_would_fill_the_memory_is_refused(source: str) -> None:
+def test_a_template_that_would_fill_the_memory_is_refused(source: str) -> None:
     with pytest.raises(SecurityError, match=r"too large|unsafe"):
         render(source)
 
@@ -96,7 +96,7 @@ ENDLESS = {
 
 
 @pytest.mark.parametrize("source", ENDLESS.values(), ids=ENDLESS)
-def test_what_would_not_end_is_refused_after_its_time(source: str) -> None:
+def test_an_endless_template_is_refused_after_its_time(source: str) -> None:
     ticks = iter(range(10**6))
     with pytest.raises(SecurityError, match=f"longer than {MAX_RENDER_S:g} seconds"):
         render(source, clock=lambda: next(ticks) / 1000)
@@ -111,7 +111,7 @@ def test_each_rendering_has_its_own_time() -> None:
         assert template.render() == "A"
 
 
-def test_what_templates_do_is_left_alone() -> None:
+def test_ordinary_templates_are_not_limited() -> None:
     text = "x" * (MAX_SIZE // 8)
     assert render("{{ text + '!' }}", text=text) == text + "!"
     assert render("{{ 'a' ~ 1 ~ none ~ ['b'] }}") == "a1None['b']"

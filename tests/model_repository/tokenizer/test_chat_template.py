@@ -18,12 +18,12 @@ def render(source: str, variables: Mapping[str, Any] | None = None, **special_to
     return ChatTemplate(source, special_tokens).render({"messages": MESSAGES, "tools": None} | dict(variables or {}))
 
 
-def test_a_template_sees_messages_special_tokens_and_the_turn_to_open() -> None:
+def test_a_template_sees_messages_special_tokens_and_add_generation_prompt() -> None:
     source = "{{ bos_token }}{{ messages[0].content }}{% if add_generation_prompt %}assistant:{% endif %}"
     assert render(source, bos_token="<s>") == "<s>hiassistant:"
 
 
-def test_block_lines_leave_no_blank_lines() -> None:
+def test_block_lines_produce_no_blank_lines() -> None:
     assert render(
         "{% for message in messages %}\n    {% if true %}\n{{ message.role }}\n    {% endif %}\n{% endfor %}\n"
     ) == ("user\n")
@@ -48,7 +48,7 @@ def test_json_is_plain() -> None:
         ("sort_keys=True", '{"a": [1, 2], "b": "é"}'),
     ],
 )
-def test_json_takes_the_arguments_that_it_has_in_transformers(arguments: str, expected: str) -> None:
+def test_tojson_accepts_the_arguments_of_transformers(arguments: str, expected: str) -> None:
     assert render("{{ {'b': 'é', 'a': [1, 2]} | tojson(" + arguments + ") }}") == expected
 
 
@@ -59,7 +59,7 @@ def test_escaped_json_is_escaped_as_json_does_it_but_for_the_marks() -> None:
     assert render(source, {"messages": [{"content": "<\ufdd0s"}]}) == '"<\ufdd0s"'
 
 
-def test_what_a_trainer_would_see_as_generated_is_rendered_like_anything_else() -> None:
+def test_a_generation_block_is_rendered_as_its_content() -> None:
     source = "{% set a = 1 %}{% generation %}{% set a = 2 %}{{ messages[0].content }}{{ a }}{% endgeneration %}{{ a }}"
     assert render(source) == "hi21"
     in_loop = "{%- for message in messages %}{%- generation %}{{ message.content }}{%- endgeneration %}{%- endfor %}"
@@ -67,12 +67,12 @@ def test_what_a_trainer_would_see_as_generated_is_rendered_like_anything_else() 
 
 
 @pytest.mark.parametrize(("add_generation_prompt", "expected"), [(True, "open"), (False, "")])
-def test_the_assistants_turn_is_opened_if_wanted(add_generation_prompt: bool, expected: str) -> None:
+def test_the_assistants_message_is_opened_on_request(add_generation_prompt: bool, expected: str) -> None:
     template = ChatTemplate("{% if add_generation_prompt %}open{% endif %}", {})
     assert template.render({"messages": MESSAGES}, add_generation_prompt=add_generation_prompt) == expected
 
 
-def test_a_template_sees_tools_and_what_the_request_adds() -> None:
+def test_a_template_sees_tools_and_the_variables_of_the_request() -> None:
     source = "{{ tools[0].name }}{{ tools is none }}{{ mood }}"
     assert render(source, {"tools": [{"name": "add"}], "mood": " calm"}) == "addFalse calm"
     assert render("{{ tools is none }}{{ mood is defined }}") == "TrueFalse"
@@ -87,7 +87,7 @@ def test_special_tokens_are_not_the_requests_to_set() -> None:
     assert render("{{ bos_token }}", {"bos_token": "<evil>"}, bos_token="<s>") == "<s>"
 
 
-def test_the_date_can_be_asked_for() -> None:
+def test_a_template_can_write_the_date() -> None:
     assert render("{{ strftime_now('%%') }}") == "%"
 
 
@@ -103,7 +103,7 @@ def test_the_date_can_be_asked_for() -> None:
         ("{{ messages[0].content * 10**9 }}", "too large"),
     ],
 )
-def test_what_a_template_refuses_is_the_clients_mistake(source: str, message: str) -> None:
+def test_a_refusal_of_the_template_is_a_client_error(source: str, message: str) -> None:
     with pytest.raises(InvalidRequest, match=message) as caught:
         render(source)
     assert caught.value.field == "messages"
@@ -113,12 +113,6 @@ def test_what_a_template_refuses_is_the_clients_mistake(source: str, message: st
 def test_a_template_that_recurses_without_end_is_the_clients_mistake() -> None:
     with pytest.raises(InvalidRequest, match="nested too deeply"):
         render("{% macro again() %}{{ again() }}{% endmacro %}{{ again() }}")
-
-
-def test_rendering_leaves_the_messages_alone() -> None:
-    with pytest.raises(InvalidRequest):
-        render("{{ messages[0].update({'content': 'changed'}) }}")
-    assert MESSAGES[0]["content"] == "hi"
 
 
 def test_a_loop_over_a_huge_range_is_refused() -> None:

@@ -1,4 +1,4 @@
-"""What a request asks against what there is."""
+"""Checks of a request against the model and its runtime."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_a_capability_that_the_runtime_lacks_is_refused_by_the_name_of_its_input
 
 
 def test_a_seed_is_a_hint_that_no_runtime_refuses() -> None:
-    """Each request has a seed, drawn where the client sent none."""
+    """Each request has a seed: a random one if the client sent no seed."""
     seeded = GenerationRequest(prompt=PROMPT, params=Params(sampling=SamplingParams(seed=5)))
     check_capabilities(seeded, set(), "synthetic", has_tools=False)
 
@@ -112,7 +112,7 @@ def fitting(num_prompt_tokens: int, max_tokens: int, **others: Any) -> int:
     ("num_prompt_tokens", "max_tokens", "expected"),
     [(3, 7, 7), (3, 6, 6), (3, 8, 7), (9, 100, 1), (10, 0, 0), (0, 0, 0)],
 )
-def test_max_tokens_is_lowered_to_what_the_prompt_leaves(
+def test_max_tokens_is_lowered_to_the_room_that_the_prompt_leaves(
     num_prompt_tokens: int, max_tokens: int, expected: int
 ) -> None:
     assert fitting(num_prompt_tokens, max_tokens) == expected
@@ -140,7 +140,7 @@ def test_a_prompt_without_room_for_a_token_is_refused(
     assert (caught.value.text, caught.value.field) == (text, "messages")
 
 
-def test_a_completion_that_does_not_fit_is_refused_if_the_request_says_so() -> None:
+def test_a_completion_that_does_not_fit_is_refused_on_request() -> None:
     with pytest.raises(PromptTooLong) as caught:
         fitting(3, 8, overflow=ContextOverflow.ERROR)
     assert caught.value.message() == (

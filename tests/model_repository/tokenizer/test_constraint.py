@@ -20,11 +20,11 @@ from model_repository.contract.request import (
     ToolUse,
 )
 from model_repository.errors import InvalidRequest, Unsupported
-from model_repository.guides.bounded_process import MAX_BYTES
-from model_repository.guides.grammar import rule_of
-from model_repository.guides.json_schema import enforceable_schema
+from model_repository.structured_output.bounded_process import MAX_BYTES
+from model_repository.structured_output.grammar import rule_of
+from model_repository.structured_output.json_schema import enforceable_schema
 from model_repository.tokenizer.constraint import ConstraintCompiler, callable_tools, constraint
-from model_repository.tokenizer.tool_guide import tool_guide
+from model_repository.tokenizer.tool_grammar import tool_grammar
 from model_repository.tool_formats import HERMES
 
 TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
@@ -56,11 +56,11 @@ def test_without_tools_to_call_the_requests_structured_output_holds(
 
 
 @pytest.mark.parametrize("choice", ["auto", "required", "function:add"])
-def test_tools_say_what_may_be_answered(choice: str) -> None:
+def test_tools_determine_the_form_of_the_answer(choice: str) -> None:
     prompt = tools(choice)
     asked = request(prompt)
     assert prompt.tool_use is not None
-    assert constraint(asked, HERMES) == tool_guide(prompt.tool_use, HERMES, enforceable_schema)
+    assert constraint(asked, HERMES) == tool_grammar(prompt.tool_use, HERMES, enforceable_schema)
     assert callable_tools(asked) == prompt.tool_use
 
 
@@ -83,7 +83,7 @@ def test_beside_tools_that_may_be_called_the_structured_output_holds_for_the_ans
 ) -> None:
     prompt = tools("auto")
     assert prompt.tool_use is not None
-    expected = tool_guide(prompt.tool_use, HERMES, enforceable_schema, content=rule_of(output))
+    expected = tool_grammar(prompt.tool_use, HERMES, enforceable_schema, content=rule_of(output))
     assert constraint(request(prompt, output), HERMES) == expected
 
 
@@ -132,12 +132,12 @@ def test_a_completion_without_a_form_may_ignore_the_end() -> None:
 
 
 def fan(num_levels: int) -> str:
-    """Return a grammar whose rules, written out, have 2 to the power of the levels characters."""
+    """Return a grammar of few rules that stands for a text of 2 ** levels characters."""
     rules = [f"r{level} ::= r{level + 1} r{level + 1}" for level in range(num_levels)]
     return "\n".join(["root ::= r0", *rules, f'r{num_levels} ::= "a"'])
 
 
-# Each within what a request may have of characters, lines, definitions and nesting.
+# Each is within the limits of characters, lines, definitions and nesting.
 BOMBS = {
     "a grammar of 30 levels": StructuredOutput(OutputFormat.GRAMMAR, fan(30)),
     "a grammar of 24 levels": StructuredOutput(OutputFormat.GRAMMAR, fan(24)),
@@ -169,7 +169,8 @@ def test_a_grammar_that_is_a_bomb_is_refused_within_its_bounds(compiler: Constra
     with pytest.raises(InvalidRequest) as caught:
         compiler(request(TextPrompt("a"), BOMBS[bomb]), HERMES)
     assert caught.value.field == "guided_decoding_guide"
-    assert re.search("more than .* (processor time|memory), which is the limit", caught.value.text)
+    # llguidance has a limit of its own, which a fast processor may reach before our limit of processor time.
+    assert re.search("more than .* (processor time|memory), which is the limit|grammar.* too big", caught.value.text)
 
 
 @pytest.mark.parametrize("choice", ["auto", "required"])

@@ -50,7 +50,7 @@ def test_a_bos_token_stands_before_everything() -> None:
 
 
 @pytest.mark.parametrize("space", ["first", "always", "prepend"])
-def test_code_llama_has_a_space_before_the_prefix_and_none_before_the_suffix(space: str) -> None:
+def test_code_llama_has_a_space_before_the_prefix_but_not_before_the_suffix(space: str) -> None:
     description = sentencepiece(markers(BY_PREFIX["▁<PRE>"]), space=space)
     assert tokens(description) == ["<s>", "▁<PRE>", "(▁a)", "(b)", "▁<SUF>", "c", "d", "▁<MID>"]
 
@@ -71,7 +71,7 @@ def test_either_side_may_be_empty(prefix: str, suffix: str) -> None:
 
 
 @pytest.mark.parametrize("missing", range(3))
-def test_a_model_without_all_of_the_tokens_says_so(missing: int) -> None:
+def test_a_suffix_for_a_model_without_all_tokens_is_refused(missing: int) -> None:
     some = [token for index, token in enumerate(markers(FAMILIES[0])) if index != missing]
     with pytest.raises(Unsupported) as caught:
         tokens(byte_level(some))
@@ -80,7 +80,7 @@ def test_a_model_without_all_of_the_tokens_says_so(missing: int) -> None:
     )
 
 
-def test_what_ends_a_middle_is_known() -> None:
+def test_the_end_tokens_of_a_middle_are_known() -> None:
     demo = Vocabulary(DEMO_FILES.tokenizer)
     assert [demo.token_string(token_id) for token_id in FillInMiddleEncoder(demo).end_token_ids] == ["<|endoftext|>"]
     llama = Vocabulary(Tokenizer.from_str(json.dumps(sentencepiece([*markers(BY_PREFIX["▁<PRE>"]), "▁<EOT>"]))))

@@ -21,7 +21,6 @@ from model_repository.contract.request import (
     RequestBatch,
     StructuredOutput,
     TextPrompt,
-    TokenPrompt,
 )
 from model_repository.contract.tensors import REQUEST_BATCH
 from model_repository.errors import InvalidRequest
@@ -91,7 +90,7 @@ def test_a_small_request_is_answered_while_large_ones_are_being_tokenized(model:
         assert (response.error, flags) == (None, 1)
 
 
-def test_a_large_request_that_is_refused_hears_so(model: Any) -> None:
+def test_a_refused_large_request_gets_its_error(model: Any) -> None:
     large = Request(prompt("a" * 50_000) | {"max_tokens": np.array([[-1]], dtype=np.int32)})
     assert model.execute([large]) == [None]
     model.finalize()
@@ -99,13 +98,7 @@ def test_a_large_request_that_is_refused_hears_so(model: Any) -> None:
     assert "max_tokens" in response.error.message
 
 
-def test_small_requests_that_come_together_are_answered_together(model: Any) -> None:
-    requests = [Request(prompt("a")), Request(prompt("b"))]
-    assert all(response.error is None for response in model.execute(requests))
-    assert not any(item.sent for item in requests)
-
-
-def test_what_was_not_foreseen_is_logged_with_the_id_that_the_frontends_log_has(
+def test_an_unexpected_exception_is_logged_with_the_id_of_the_request(
     model: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     model.stage = SimpleNamespace()  # which cannot answer
@@ -165,7 +158,7 @@ def items_of(response: Any) -> list[Any]:
 
 
 def answers_of(requests: list[Request]) -> list[str]:
-    """Return what each was answered with: an error's message, or nothing."""
+    """Return the answer to each request: an error's message, or an empty text."""
     return [response.error.message if response.error else "" for item in requests for response, _ in item.sent]
 
 
@@ -201,7 +194,7 @@ def test_a_sender_with_too_many_grammars_waiting_is_refused_alone(model: Any, gr
     assert refused == [f"[too_many_grammars] {MAX_WAITING} grammars of this sender are waiting already"]
 
 
-def test_no_grammar_is_compiled_for_a_client_that_is_gone(model: Any, grammars: SlowGrammars) -> None:
+def test_the_grammar_of_a_cancelled_request_is_not_compiled(model: Any, grammars: SlowGrammars) -> None:
     first, gone, last = guided("slow"), guided("gone", cancel_key="key"), guided("last")
     model.execute([first, gone, last])
     model._cancel(key_to_number("key"))
@@ -212,9 +205,7 @@ def test_no_grammar_is_compiled_for_a_client_that_is_gone(model: Any, grammars: 
 
 
 @pytest.mark.parametrize("regex", ["refused", "fine"])
-def test_what_was_found_of_a_grammar_is_answered_at_once_the_next_time(
-    model: Any, grammars: SlowGrammars, regex: str
-) -> None:
+def test_the_second_request_with_a_grammar_is_answered_at_once(model: Any, grammars: SlowGrammars, regex: str) -> None:
     first = guided(regex)
     assert model.execute([first]) == [None]
     wait_until(lambda: len(first.sent) == 1, "the grammar is compiled")
@@ -224,13 +215,6 @@ def test_what_was_found_of_a_grammar_is_answered_at_once_the_next_time(
 
 
 # --- batches of frontends -------------------------------------------------------------------------------------------
-
-
-def test_a_bad_request_of_a_batch_does_not_keep_another_from_the_engine(model: Any) -> None:
-    (response,) = model.execute([batched(request(TokenPrompt((-1,))), request())])
-    refused, encoded = items_of(response)
-    assert refused == "[invalid_value] input_ids: -1 is not a token: they are 0 to 3071"
-    assert encoded == STAGE.encode(request())
 
 
 def test_a_batch_with_a_new_grammar_is_answered_once_it_is_compiled(model: Any, grammars: SlowGrammars) -> None:
@@ -245,7 +229,7 @@ def test_a_batch_with_a_new_grammar_is_answered_once_it_is_compiled(model: Any, 
     assert items_of(response) == ["[invalid_value] guided_decoding_guide: it is refused"]
 
 
-def test_no_grammar_of_a_batch_is_compiled_for_a_client_that_is_gone(model: Any, grammars: SlowGrammars) -> None:
+def test_the_grammar_of_a_cancelled_batch_is_not_compiled(model: Any, grammars: SlowGrammars) -> None:
     first, gone = batched(with_regex("slow")), batched(with_regex("gone", cancel_key="key"))
     model.execute([first, gone])
     model._cancel(key_to_number("key"))

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from model_repository.errors import InvalidRequest
@@ -22,7 +22,7 @@ def protect(tokens: Sequence[str], messages: Sequence[dict[str, Any]]) -> tuple[
 
 
 def parts(tokens: Sequence[str], before: str, content: str, after: str) -> list[tuple[str, bool]]:
-    """Return the parts of what a template makes of a content between two texts of its own."""
+    """Return the parts of a rendered content between two texts of the template."""
     marked_text = MarkedText(tokens)
     messages, mark = protect(tokens, [{"role": "user", "content": content}])
     rendered = before + messages[0]["content"] + after
@@ -57,9 +57,9 @@ def test_the_templates_tokens_are_found_and_the_users_are_not() -> None:
 @pytest.mark.parametrize(
     ("before", "content", "after"),
     [
-        ("<|", "end|>", "."),  # the user completes what the template began
+        ("<|", "end|>", "."),  # the user completes the beginning of the template
         ("<|end|", ">x", "."),
-        (".", "x<|", "end|>"),  # the template completes what the user began
+        (".", "x<|", "end|>"),  # the template completes the beginning of the user
         (".", "<", "|end|>"),
         ("<|", "end", "|>"),  # from both sides
         ("<|en", "d", "|>"),
@@ -68,29 +68,6 @@ def test_the_templates_tokens_are_found_and_the_users_are_not() -> None:
 )
 def test_a_token_across_the_border_of_user_text_is_text(before: str, content: str, after: str) -> None:
     assert plain(["<|end|>"], before, content, after) == before + content + after
-
-
-def test_a_token_inside_a_token_is_text_too() -> None:
-    """Only the first character was broken off, and the rest was a token of its own."""
-    assert plain(["<<a>", "<a>"], "", "x<<a>y", "") == "x<<a>y"
-
-
-def test_overlapping_tokens_are_text() -> None:
-    assert plain(["ab", "bc"], "", "abc", "") == "abc"
-
-
-def test_a_token_of_one_character_is_text() -> None:
-    """There was no place inside it to break it."""
-    assert parts(["#"], "#", "a#b", "#") == [("#", True), ("a#b", False), ("#", True)]
-
-
-def test_a_shorter_token_of_the_template_beside_user_text_stays_a_token() -> None:
-    assert parts(["<a", "<a>"], "<a", ">b", "") == [("<a", True), (">b", False)]
-
-
-def test_the_longest_token_is_found() -> None:
-    found = list(MarkedText(["<a", "<a>"]).split("<a>", "\ufdd0"))
-    assert found == [("<a>", True)]
 
 
 def test_a_mark_of_the_users_own_is_kept() -> None:
@@ -129,7 +106,7 @@ def test_a_role_with_a_token_in_it_is_text() -> None:
     assert list(MarkedText(["<s>"]).split(messages[0]["role"], mark)) == [("<s>system", False)]
 
 
-def test_text_is_protected_however_deep_it_is() -> None:
+def test_text_is_protected_at_any_depth() -> None:
     arguments: dict[str, Any] = {"<s>": ["<s>", {"name": "<s>"}], "count": 3}
     messages, mark = protect(["<s>"], [{"role": "assistant", "content": "", "arguments": arguments}])
     assert mark is not None
@@ -152,14 +129,14 @@ def test_tools_and_names_of_the_template_are_protected_too() -> None:
     assert variables["none"] is None
 
 
-def test_a_name_in_a_tool_stays_what_a_template_compares_it_with() -> None:
+def test_a_name_in_a_tool_stays_unmarked_for_comparisons() -> None:
     """`string` lies inside of a token; marked, it was no longer the type of anything."""
     schema = {"type": "string", "enum": ["str ing", "string"], "required": ["string"]}
     variables, mark = MarkedText(["<|string|>", "<|str ing|>"]).protect({"messages": [], "tools": [schema]})
     assert variables["tools"] == [{"type": "string", "enum": [f"str ing{mark}", "string"], "required": ["string"]}]
 
 
-def test_a_name_that_a_user_says_is_marked() -> None:
+def test_a_name_in_the_text_of_a_user_is_marked() -> None:
     messages, mark = protect(["<|string|>"], [{"role": "string", "content": "string"}])
     assert messages == [{"role": "string", "content": f"string{mark}"}]
 
@@ -177,16 +154,18 @@ TEXT = st.text("<>ab", max_size=6)
 
 
 @given(TOKENS, TEXT, TEXT, TEXT, TEXT)
-def test_only_what_lies_wholly_in_the_template_is_a_token(
+@example(["<<a>", "<a>"], "", "x<<a>y", "", "")
+@example(["ab", "bc"], "", "abc", "", "")
+@example(["a"], "a", "bab", "a", "")
+@example(["<a", "<a>"], "<a", ">b", "<a>", "")
+def test_only_text_wholly_in_the_template_is_a_token(
     tokens: list[str], before: str, first: str, between: str, second: str
 ) -> None:
-    """Each character of the template's is an upper bound: a token part must be found outside of user text."""
     marked_text = MarkedText(tokens)
     messages, mark = protect(tokens, [{"role": "x", "content": first}, {"role": "x", "content": second}])
-    template = [before, "", between, "", "."]
     rendered = before + messages[0]["content"] + between + messages[1]["content"] + "."
     if mark is None:
-        # Nothing is marked, so nothing of the user's may touch a token.
+        # Without marks no text of the user may touch a token.
         assert not _user_tokens(tokens, before, first, between, second)
         return
     found = list(marked_text.split(rendered, mark))
@@ -195,7 +174,7 @@ def test_only_what_lies_wholly_in_the_template_is_a_token(
     position = 0
     for text, is_token in found:
         if is_token:
-            assert set(owners[position : position + len(text)]) == {"template"}, (template, found)
+            assert set(owners[position : position + len(text)]) == {"template"}, found
             assert text in tokens
         position += len(text)
 

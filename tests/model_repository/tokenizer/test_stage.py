@@ -1,4 +1,4 @@
-"""What the tokenizer stage does with a request, with the tokenizer of the demo model."""
+"""The tokenizer stage without Triton, with the tokenizer of the demo model."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from model_repository.capabilities import Capability
 from model_repository.contract.codec import message_tensor, pack, payload_of, unpack
 from model_repository.contract.request import (
     ChatPrompt,
-    ContextOverflow,
     EngineRequest,
     EngineRequestBatch,
     GenerationRequest,
@@ -106,10 +105,6 @@ def test_an_empty_text_with_a_bos_token_is_an_empty_prompt() -> None:
     assert refusal(request(), stage=stage) == "messages: the prompt is empty"
 
 
-def test_an_empty_text_before_a_suffix_is_a_prompt() -> None:
-    assert len(STAGE.encode(request(TextPrompt("", "a"))).prompt_token_ids) == 4
-
-
 def test_a_middle_ends_where_the_model_ends_it() -> None:
     prompt, end = TextPrompt("a", "b"), SPECIAL_IDS["<|endoftext|>"]
     encoded = STAGE.encode(request(prompt, stop_token_ids=(5,)))
@@ -121,12 +116,10 @@ def test_a_middle_ends_where_the_model_ends_it() -> None:
 @pytest.mark.parametrize(
     ("others", "message"),
     [
-        ({"stop_token_ids": (5, 3072)}, "stop_token_ids: 3072 is not a token: they are 0 to 3071"),
         (
             {"sampling": SamplingParams(logit_bias={3072: 1.0})},
             "logit_bias_token_ids: 3072 is not a token: they are 0 to 3071",
         ),
-        ({"allowed_token_ids": (3072,)}, "allowed_token_ids: 3072 is not a token: they are 0 to 3071"),
         ({"prompt": TokenPrompt((-1,))}, "input_ids: -1 is not a token: they are 0 to 3071"),
         ({"min_tokens": 2045, "max_tokens": 4000}, "min_tokens: 2045 do not fit: the context window is 2048 tokens"),
         (
@@ -135,7 +128,7 @@ def test_a_middle_ends_where_the_model_ends_it() -> None:
         ),
     ],
 )
-def test_what_does_not_fit_the_model_is_refused(others: dict[str, Any], message: str) -> None:
+def test_a_request_that_does_not_fit_the_model_is_refused(others: dict[str, Any], message: str) -> None:
     assert refusal(request(**others)).startswith(message)
 
 
@@ -208,22 +201,9 @@ def test_the_completions_of_one_prompt_cost_little(monkeypatch: pytest.MonkeyPat
     assert calls == []
 
 
-def test_max_tokens_is_lowered_unless_the_request_says_otherwise() -> None:
-    prompt = TokenPrompt((1,) * 2040)
-    assert STAGE.encode(request(prompt)).max_tokens == 8
-    assert refusal(request(prompt, overflow=ContextOverflow.ERROR), PromptTooLong) == (
-        "input_ids: the prompt has 2040 tokens and the completion may have 16: the context window is 2048 tokens"
-    )
-
-
 def test_a_prompt_that_is_only_scored_may_fill_the_window() -> None:
     encoded = STAGE.encode(request(TokenPrompt((1,) * 2048), max_tokens=0, is_echo=True, has_logprobs=True))
     assert (encoded.max_tokens, len(encoded.echo)) == (0, 2048)
-
-
-def test_images_are_not_served() -> None:
-    message = "images: this model's runtime, llama_cpp, cannot honour it"
-    assert refusal(request(images=(b"a",)), Unsupported) == message
 
 
 @pytest.mark.parametrize(
@@ -234,7 +214,7 @@ def test_images_are_not_served() -> None:
         ({"has_logprobs": True}, "return_log_probs"),
     ],
 )
-def test_what_the_runtime_lacks_is_refused(others: dict[str, Any], field: str) -> None:
+def test_missing_capabilities_are_refused(others: dict[str, Any], field: str) -> None:
     config = dataclasses.replace(CONFIG, runtime="synthetic", capabilities=frozenset())
     stage = TokenizerStage(DEMO_FILES, DEMO_BYTES, config)
     message = refusal(request(**others), Unsupported, stage)

@@ -1,4 +1,4 @@
-"""What is read from a tokenizer folder."""
+"""The files of a tokenizer folder."""
 
 from __future__ import annotations
 

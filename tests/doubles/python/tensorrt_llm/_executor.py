@@ -1,7 +1,7 @@
 """The thread that steps all requests, and what the contract records of its behaviour.
 
 - A step updates one sequence of a request, also where it has several (`n`).
-- Ends are told at the end of the whole request.
+- Finish reasons come with the end of the whole request.
 - To abort a streaming request with log probabilities kills the process on the engine backend (issue 10810).
 - Blocks of the KV cache are reused, and what is reused has no context logits.
 - Processors of logits are what pickle makes of them, since requests travel to other processes.
@@ -76,9 +76,8 @@ class Executor:
         is_engine: this is the engine backend.
         max_batch_size: requests in one step.
         has_block_reuse: prompts that begin alike share blocks.
-        max_chunk_tokens: processors are called for so many tokens of a prompt each; None: once.
+        max_chunk_tokens: tokens of a prompt for each call of the processors; None: all of them.
         is_told_late: processors are.
-        batched_processor: edits the logits of requests that want it.
     """
 
     def __init__(
@@ -90,7 +89,6 @@ class Executor:
         has_block_reuse: bool,
         max_chunk_tokens: int | None = None,
         is_told_late: bool = False,
-        batched_processor: Any = None,
     ) -> None:
         self._model = model
         self._is_engine = is_engine
@@ -98,7 +96,6 @@ class Executor:
         self._has_block_reuse = has_block_reuse
         self._max_chunk_tokens = max_chunk_tokens
         self._is_told_late = is_told_late
-        self._batched_processor = batched_processor
         self._blocks: deque[tuple[Any, ...]] = deque(maxlen=64)  # what was computed, and under what
         self._waiting: list[Request] = []
         self._running: list[Request] = []
@@ -199,23 +196,22 @@ class Executor:
         return is_done
 
     def _prefill(self, request: Request) -> None:
-        guides = [_guide(request) for _ in range(request.params.n)]
+        structured_outputs = [_structured_output(request) for _ in range(request.params.n)]
         # A salt of its own reuses nothing; what is reused is still computed here, but its logits are not shown.
         salt = request.cache_salt or ""
         key = (str(request.adapter), salt)
         num_cached = self._num_cached(key, request.prompt) if self._has_block_reuse else 0
         self._blocks.append((key, tuple(request.prompt)))
-        for number, guide in enumerate(guides):
+        for number, structured_output in enumerate(structured_outputs):
             state = self._model.start(request.adapter)
             rows = state.feed(request.prompt)
             sampler = Sampler(
                 request.params,
                 request.prompt,
                 is_engine=self._is_engine,
-                guide=guide,
+                structured_output=structured_output,
                 request_id=number,
                 is_told_late=self._is_told_late,
-                batched_processor=self._batched_processor,
             )
             size = self._max_chunk_tokens
             for row in rows[size - 1 : -1 : size] if size else ():  # behind each chunk but the last one
@@ -243,7 +239,7 @@ class Executor:
         return best // _TOKENS_PER_BLOCK * _TOKENS_PER_BLOCK
 
 
-def _guide(request: Request) -> Any:
+def _structured_output(request: Request) -> Any:
     try:
         return request.make_guide()
     except ValueError as exc:

@@ -1,21 +1,22 @@
-"""LLM of both backends: what it takes, and what it refuses when it is asked."""
+"""LLM of both backends: the arguments that it accepts, and its refusals."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from tensorrt_llm._contract import Recorded
 from tensorrt_llm._executor import Executor, Request
-from tensorrt_llm._guide import Guide, load_tokenizer
+from tensorrt_llm._guided_decoding import Grammar, load_tokenizer
 from tensorrt_llm._model import Model
 from tensorrt_llm._results import RequestError, RequestOutput
 from tensorrt_llm.sampling_params import SamplingParams
 
-# What would be taken and not done: the double refuses it, unless it is the default.
+# Recorded parameters that the double does not implement: it refuses all values but the default.
 _NOT_DONE = (
     "additional_model_outputs",
+    "apply_batched_logits_processor",
     "bad_token_ids",
     "beam_search_diversity_rate",
     "early_stopping",
@@ -57,7 +58,7 @@ class _LLM:
         self.tokenizer = self._args["tokenizer"]
         if self._args["skip_tokenizer_init"]:
             self.tokenizer = None
-        self._guide_tokenizer: Any = None
+        self._grammar_tokenizer: Any = None
         cache = self._args["kv_cache_config"]
         self._executor = Executor(
             model,
@@ -66,7 +67,6 @@ class _LLM:
             has_block_reuse=cache is None or cache.enable_block_reuse,
             max_chunk_tokens=self._args["max_num_tokens"] if self._is_called_per_chunk() else None,
             is_told_late=not (self.is_engine or self._args["disable_overlap_scheduler"]),
-            batched_processor=self._args["batched_logits_processor"],
         )
 
     def _is_called_per_chunk(self) -> bool:
@@ -100,7 +100,7 @@ class _LLM:
             is_streaming=bound["streaming"],
             adapter=Path(lora.lora_path) if lora is not None else None,
             cache_salt=bound["cache_salt"],
-            make_guide=lambda: self._guide(params),
+            make_guide=lambda: self._structured_output(params),
         )
         result.on_abort = lambda: self._executor.abort(request)
         if lora is not None and not self._has_lora():
@@ -113,7 +113,7 @@ class _LLM:
         return bool(self._args["enable_lora"] or self._args["lora_config"])
 
     def _check(self, prompt: list[int], params: Any) -> None:
-        """Refuse at once what is recorded as refused at once."""
+        """Raise the errors that generate_async itself raises."""
         not_done = [name for name in _NOT_DONE if getattr(params, name)]
         if not_done or params.best_of != params.n:
             raise NotImplementedError(f"the double does not do {not_done or 'best_of'}")
@@ -123,36 +123,25 @@ class _LLM:
             raise RuntimeError("stop and bad texts need the tokenizer and no end_id")
         if params.best_of > self._args["max_batch_size"]:
             raise ValueError("best_of must be at most max_batch_size")
-        if params.apply_batched_logits_processor and self._args["batched_logits_processor"] is None:
-            raise ValueError("apply_batched_logits_processor needs LLM(batched_logits_processor=...)")
         if params.embedding_bias is not None and params.embedding_bias.dtype != "float32":
             raise ValueError("embedding_bias must be float32")
         if not all(0 <= token_id < self._vocab_size for token_id in prompt):
             raise ValueError("token ids must be of the vocabulary")
 
-    def _guide(self, params: Any) -> Guide | None:
+    def _structured_output(self, params: Any) -> Grammar | None:
         if params.guided_decoding is None:
             return None
         if self._args["guided_decoding_backend"] is None:
             raise ValueError("guided decoding is not enabled: guided_decoding_backend is not set")
         if self.tokenizer is None:
             raise ValueError("guided decoding needs the tokenizer")
-        if self._guide_tokenizer is None:
-            self._guide_tokenizer = load_tokenizer(Path(self.tokenizer), self._vocab_size)
-        return Guide(params.guided_decoding, self._guide_tokenizer, params.end_id)
+        if self._grammar_tokenizer is None:
+            self._grammar_tokenizer = load_tokenizer(Path(self.tokenizer), self._vocab_size)
+        return Grammar(params.guided_decoding, self._grammar_tokenizer, params.end_id)
 
     def shutdown(self) -> None:
         """End everything; may be called more than once."""
         self._executor.shutdown()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.shutdown()
-
-    def __reduce__(self) -> str:
-        raise TypeError("LLM cannot be pickled")
 
 
 class EngineLLM(_LLM):

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import queue
-from collections.abc import AsyncIterator, Callable, Generator, Iterator
+from collections.abc import AsyncIterator, Callable, Generator
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -52,10 +51,7 @@ type Update = Callable[["RequestOutput"], None] | Exception
 
 
 class RequestOutput:
-    """The result of a request, which is also its handle.
-
-    Its kind of queue depends on whether an event loop runs where it is made.
-    """
+    """The result of a request, which is also its handle. It is made in an event loop, and read there."""
 
     def __init__(self, request_id: int, prompt_token_ids: list[int], params: Any) -> None:
         self.request_id = request_id
@@ -68,14 +64,8 @@ class RequestOutput:
         self._finished = False
         self._aborted = False
         self.on_abort: Callable[[], None] = lambda: None
-        self._queue: queue.SimpleQueue[Update] = queue.SimpleQueue()
-        self._loop: asyncio.AbstractEventLoop | None
-        try:
-            self._loop = asyncio.get_running_loop()
-        except RuntimeError:
-            self._loop = None
-        else:
-            self._async_queue: asyncio.Queue[Update] = asyncio.Queue()
+        self._loop = asyncio.get_running_loop()
+        self._updates: asyncio.Queue[Update] = asyncio.Queue()
 
     @property
     def finished(self) -> bool:
@@ -92,27 +82,13 @@ class RequestOutput:
         self.on_abort()
 
     def aborted(self) -> bool:
-        """Whether somebody ended it."""
+        """Whether it was aborted."""
         return self._aborted
 
     def push(self, update: Update) -> None:
         """Hand an update to the reader; called by the executor's thread."""
-        if self._loop is None:
-            self._queue.put(update)
-        elif not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._async_queue.put_nowait, update)
-
-    def _apply(self, update: Update) -> None:
-        if isinstance(update, Exception):
-            self._finished = True
-            raise update
-        update(self)
-
-    def result(self, timeout: float | None = None) -> Self:
-        """Wait until it is finished."""
-        while not self._finished:
-            self._apply(self._queue.get(timeout=timeout))
-        return self
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._updates.put_nowait, update)
 
     async def aresult(self) -> Self:
         """Wait until it is finished."""
@@ -123,14 +99,11 @@ class RequestOutput:
     def __await__(self) -> Generator[Any, None, Self]:
         return self.aresult().__await__()
 
-    def __iter__(self) -> Iterator[Self]:
-        while not self._finished:
-            self._apply(self._queue.get())
-            yield self
-
     async def __aiter__(self) -> AsyncIterator[Self]:
-        if self._loop is None:
-            raise RuntimeError("made where no event loop runs, so it cannot be awaited")
         while not self._finished:
-            self._apply(await self._async_queue.get())
+            update = await self._updates.get()
+            if isinstance(update, Exception):
+                self._finished = True
+                raise update
+            update(self)
             yield self

@@ -1,4 +1,4 @@
-"""Draws tokens as SamplingParams say, with TensorRT-LLM's own defaults, and tells their log probabilities."""
+"""Draws tokens as SamplingParams say, with TensorRT-LLM's own defaults, and returns their log probabilities."""
 
 from __future__ import annotations
 
@@ -22,10 +22,9 @@ class Sampler:
         params: the request's SamplingParams.
         prompt: its token ids.
         is_engine: it runs on the engine backend, where a missing top_p means 0 and processors are given a stream.
-        guide: what the completion must look like.
-        request_id: whose it is.
-        is_told_late: processors are told the last token one call late.
-        batched_processor: the LLM's own, for requests that want it.
+        structured_output: form of the completion.
+        request_id: of the sequence.
+        is_told_late: processors get the last token one call late.
     """
 
     def __init__(
@@ -34,20 +33,18 @@ class Sampler:
         prompt: Sequence[int],
         *,
         is_engine: bool,
-        guide: Any,
+        structured_output: Any,
         request_id: int,
         is_told_late: bool = False,
-        batched_processor: Any = None,
     ) -> None:
         self._params = params
         self._prompt = list(prompt)
         self._is_engine = is_engine
-        self._guide = guide
+        self._structured_output = structured_output
         self._request_id = request_id
         self._is_told_late = is_told_late
         processors = params.logits_processor or []
         self._processors = pickle.loads(pickle.dumps(processors if isinstance(processors, list) else [processors]))
-        self._batched_processor = batched_processor if params.apply_batched_logits_processor else None
         self._random = np.random.default_rng(params.seed or 0)
         top_p = params.top_p if params.top_p is not None else (0.0 if is_engine else 1.0)
         self._is_greedy = params.is_greedy or top_p == 0
@@ -57,8 +54,8 @@ class Sampler:
         """Draw the token that follows those drawn so far, from its raw logits [vocab_size]."""
         logits = raw.astype(np.float32)
         self.process(logits, drawn[:-1] if self._is_told_late else drawn)
-        if self._guide is not None:
-            self._guide.ban(logits)
+        if self._structured_output is not None:
+            self._structured_output.ban(logits)
         if self._params.embedding_bias is not None:
             if self._params.embedding_bias.shape != logits.shape:
                 raise ValueError(f"embedding_bias: expected shape {logits.shape}")
@@ -70,8 +67,8 @@ class Sampler:
         if len(drawn) < min_tokens and not self._params.ignore_eos:
             logits[self._params.end_id] = -np.inf
         token_id = int(logits.argmax()) if self._is_greedy else self._sample(logits)
-        if self._guide is not None:
-            self._guide.take(token_id)
+        if self._structured_output is not None:
+            self._structured_output.take(token_id)
         return token_id
 
     def process(self, logits: Floats, drawn: Sequence[int]) -> None:
@@ -80,8 +77,6 @@ class Sampler:
         stream = STREAM_PTR if self._is_engine else None
         for processor in self._processors:
             processor(self._request_id, tensor, tokens, stream, None)
-        if self._batched_processor is not None:
-            self._batched_processor([self._request_id], [tensor], [tokens], stream, [None])
 
     def _penalize(self, logits: Floats, drawn: Sequence[int]) -> Floats:
         repetition = self._params.repetition_penalty or 1.0

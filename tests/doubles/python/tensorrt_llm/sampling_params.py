@@ -12,13 +12,13 @@ _Sampling: Any = recorded_class("tensorrt_llm.SamplingParams")
 
 
 class GuidedDecodingParams(_Guided):  # type: ignore[misc]  # made from the contract
-    """At most one guide."""
+    """At most one structured_output."""
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        guides = [self.json, self.regex, self.grammar, self.json_object or None, self.structural_tag]
-        if sum(guide is not None for guide in guides) > 1:
-            raise ValueError("only one guide can be used")
+        structured_outputs = [self.json, self.regex, self.grammar, self.json_object or None, self.structural_tag]
+        if sum(structured_output is not None for structured_output in structured_outputs) > 1:
+            raise ValueError("only one structured output can be used")
 
 
 class SamplingParams(_Sampling):  # type: ignore[misc]  # made from the contract

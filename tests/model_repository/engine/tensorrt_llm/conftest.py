@@ -26,7 +26,7 @@ try:
     importlib.import_module("tensorrt_llm._tensorrt_engine")
 finally:
     sys.path.remove(str(DOUBLES))
-    del sys.modules["torch"], sys.modules["torch.cuda"]  # whoever asks for torch must not find this one
+    del sys.modules["torch"], sys.modules["torch.cuda"]  # other tests must not import this double
 
 UNUSED, EOS, OTHER_EOS = 0, 1, 2
 VOCAB_SIZE = 96
@@ -36,19 +36,17 @@ PATIENCE_S = 30.0  # a test that needs it has failed
 
 @dataclass(slots=True)
 class Tiny:
-    """The runtime on a model without weights, whose next token hangs on the last two."""
+    """The runtime on a model without weights: its next token depends on the last two."""
 
     runtime: Any
     num_submitted: int = 0
 
     def submit(self, **fields: Any) -> int:
-        """Submit a request, and return its number."""
         self.num_submitted += 1
         self.runtime.submit(self.num_submitted, request(**fields))
         return self.num_submitted
 
     def run(self, **fields: Any) -> list[StepOutput]:
-        """Run one request."""
         self.num_submitted += 1
         asked = request(**fields)
         self.runtime.submit(self.num_submitted, asked)
@@ -61,7 +59,6 @@ class Tiny:
         return outputs
 
     def tokens(self, **fields: Any) -> list[int | None]:
-        """Run one request and return its tokens."""
         return [output.token_id for output in self.run(**fields)]
 
     def wait_until_idle(self) -> None:
@@ -87,7 +84,6 @@ def has_ended(outputs: list[StepOutput], asked: EngineRequest) -> bool:
 
 
 def wait_until(is_true: Callable[[], bool]) -> None:
-    """Wait for another thread."""
     deadline_s = time.monotonic() + PATIENCE_S
     while not is_true():
         assert time.monotonic() < deadline_s

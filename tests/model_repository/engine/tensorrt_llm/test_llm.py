@@ -1,4 +1,4 @@
-"""What TensorRT-LLM is started with, on both backends and in each role."""
+"""The start options of TensorRT-LLM, on both backends and in each role."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_an_engine_brings_its_own_limits_of_lengths(config: EngineConfig) -> Non
     assert scheduler.capacity_scheduler_policy.name == "GUARANTEED_NO_EVICT"
 
 
-def test_the_pytorch_backend_is_told_parallelism_and_limits(config: EngineConfig) -> None:
+def test_the_pytorch_backend_gets_parallelism_and_limits(config: EngineConfig) -> None:
     asked = keywords(
         dataclasses.replace(config, adapters={}),
         backend="pytorch",
@@ -103,7 +103,9 @@ def test_an_engine_of_other_sizes_is_refused(config: EngineConfig) -> None:
         start(dataclasses.replace(config, options={"tp_size": "8"}))
 
 
-def test_a_release_without_engines_says_what_to_do(config: EngineConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_of_a_release_without_engines_names_the_remedy(
+    config: EngineConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "tensorrt_llm._tensorrt_engine", None)
     with pytest.raises(EngineFailed, match=r"ended with release 1\.2"):
         start(config)

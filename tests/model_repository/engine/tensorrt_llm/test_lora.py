@@ -1,4 +1,4 @@
-"""Which adapters TensorRT-LLM is asked for, by which numbers, and what it was not started for."""
+"""Adapters in TensorRT-LLM: their numbers, and the limits of its start options."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import pytest
 from model_repository.engine.adapter_folder import Adapter
 from model_repository.engine.adapter_root import AdapterRoot
 from model_repository.engine.runtime import EngineConfig
-from model_repository.engine.tensorrt_llm.lora import LoraRequests, lora_config, takes_adapters
+from model_repository.engine.tensorrt_llm.lora import LoraRequests, lora_config, supports_adapters
 from model_repository.engine.tensorrt_llm.options import TensorRtLlmOptions
 from model_repository.errors import InvalidRequest, UnknownAdapter, Unsupported
 from tests.model_repository.engine.tensorrt_llm.conftest import Tiny, wait_until
 
-ROOT = AdapterRoot(folder=Path("unused"), slug="tiny", runtime="tensorrt_llm", base="", max_adapters=3, max_rank=64)
+ROOT = AdapterRoot(folder=Path("unused"), ensemble="tiny", runtime="tensorrt_llm", base="", max_adapters=3, max_rank=64)
 
 
 def adapter(path: Path, key: str = "key", **fields: Any) -> Adapter:
@@ -60,7 +60,7 @@ def test_a_number_stands_for_the_same_weights_for_ever(config: EngineConfig, tmp
         ({"modules": ("attn_q", "mlp_gate")}, "it changes mlp_gate: expected some of attn_q, attn_v"),
     ],
 )
-def test_what_the_model_was_not_built_for_is_refused(
+def test_an_adapter_beyond_the_limits_of_the_model_is_refused(
     config: EngineConfig, tmp_path: Path, fields: dict[str, Any], rule: str
 ) -> None:
     requests = requests_of(config, lora_max_rank="16", lora_modules="attn_q,attn_v")
@@ -69,7 +69,7 @@ def test_what_the_model_was_not_built_for_is_refused(
     assert (refused.value.field, list(requests.adapters)) == ("source", ["polite"])
 
 
-def test_an_engine_takes_adapters_only_if_it_was_built_with_one(config: EngineConfig, tmp_path: Path) -> None:
+def test_an_engine_supports_adapters_only_if_built_with_one(config: EngineConfig, tmp_path: Path) -> None:
     alone = dataclasses.replace(config, adapters={}, adapter_root=ROOT, options={})
     with pytest.raises(Unsupported, match="built without adapters"):
         requests_of(alone).add("x", adapter(tmp_path))
@@ -79,9 +79,9 @@ def test_an_engine_takes_adapters_only_if_it_was_built_with_one(config: EngineCo
 
 def test_the_pytorch_backend_is_started_with_room_for_those_to_come(config: EngineConfig) -> None:
     options = TensorRtLlmOptions.of({"backend": "pytorch"})
-    assert not takes_adapters(dataclasses.replace(config, adapters={}), options)
-    told = lora_config(dataclasses.replace(config, adapter_root=ROOT), options)
-    assert (told.max_loras, told.max_cpu_loras, told.max_lora_rank) == (4, 4, 64)
+    assert not supports_adapters(dataclasses.replace(config, adapters={}), options)
+    lora = lora_config(dataclasses.replace(config, adapter_root=ROOT), options)
+    assert (lora.max_loras, lora.max_cpu_loras, lora.max_lora_rank) == (4, 4, 64)
 
 
 def test_an_adapter_is_used_once_it_is_loaded_and_not_after_it_is_unloaded(

@@ -10,7 +10,7 @@ from frontend.parameters import Treatment, parameters
 MUST_MAP = Path(__file__).parents[3] / "data" / "tensorrt_llm_must_map.json"
 
 
-def test_none_of_them_is_refused() -> None:
+def test_no_listed_parameter_is_refused() -> None:
     treatments = {(row.endpoint, row.name): row.treatments["tensorrt_llm"] for row in parameters()}
     listed = json.loads(MUST_MAP.read_text(encoding="utf-8"))
     refused = [

@@ -55,7 +55,7 @@ def test_every_option_is_read() -> None:
     )
 
 
-def test_the_build_takes_the_options_that_the_runtime_reads() -> None:
+def test_the_build_accepts_the_options_that_the_runtime_reads() -> None:
     assert RUNTIMES["tensorrt_llm"].options == ALL.keys() == _READERS.keys()
 
 

@@ -1,4 +1,4 @@
-"""What is done to logits in a worker, on the double's tensors."""
+"""Edits of logits in a worker, on the double's tensors."""
 
 from __future__ import annotations
 
@@ -59,8 +59,8 @@ def allowed(
     ends: frozenset[int] = frozenset(),
     **fields: Any,
 ) -> AllowedTokens:
-    guide = StructuredOutput(OutputFormat.REGEX, regex) if regex else None
-    return AllowedTokens(vocabulary, request(**fields), guide, banned=banned, ends=ends)
+    structured_output = StructuredOutput(OutputFormat.REGEX, regex) if regex else None
+    return AllowedTokens(vocabulary, request(**fields), structured_output, banned=banned, ends=ends)
 
 
 def shaping(bias: dict[int, float] | None = None, **fields: Any) -> LogitsChain:
@@ -112,7 +112,7 @@ def test_every_copy_of_a_chain_does_the_same(vocabulary: VocabularyFile) -> None
     assert set(drawn) <= {token(character) for character in "abcd"}
 
 
-def test_where_a_regex_leaves_nothing_the_dead_end_is_drawn(vocabulary: VocabularyFile) -> None:
+def test_the_dead_end_is_drawn_if_a_regex_allows_no_token(vocabulary: VocabularyFile) -> None:
     banned = chain_of(allowed(vocabulary, "ab", banned=frozenset([token("a")])))
     assert possible(apply(banned, [])) == [UNUSED]
     strayed = chain_of(allowed(vocabulary, "ab"))
@@ -124,7 +124,7 @@ def test_where_a_regex_leaves_nothing_the_dead_end_is_drawn(vocabulary: Vocabula
     assert possible(apply(held, [token("a"), token("b")])) == [UNUSED]
 
 
-def test_what_would_complete_a_bad_word_is_impossible(vocabulary: VocabularyFile) -> None:
+def test_tokens_that_complete_a_bad_word_are_impossible(vocabulary: VocabularyFile) -> None:
     a, b = map(token, "ab")
     chain = chain_of(allowed(vocabulary, bad_words=("ab",)))
     assert {a, b, EOS} <= set(possible(apply(chain, [])))
@@ -151,7 +151,7 @@ def test_ends_are_impossible_before_min_tokens(vocabulary: VocabularyFile) -> No
     assert {EOS, 20} <= set(possible(apply(chain, [30, 31])))
 
 
-def test_a_token_that_the_gpu_has_not_told_yet_is_a_dead_end() -> None:
+def test_a_token_that_the_gpu_has_not_returned_yet_is_a_dead_end() -> None:
     chain = chain_of()
     apply(chain, [])
     assert possible(apply(chain, [])) == [UNUSED]
@@ -196,10 +196,10 @@ def test_presence_and_frequency_penalties_are_of_the_completion_only() -> None:
     assert apply(chain, [20, 20, 21, 20])[20] == -1.25
 
 
-def test_min_p_looks_at_the_distribution_that_temperature_makes() -> None:
+def test_min_p_applies_to_the_distribution_after_temperature() -> None:
     logits = np.log(np.array([1e-9, 0.5, 0.3, 0.06, 0.04, *[1e-9] * (VOCAB_SIZE - 5)]))
     assert possible(apply(shaping(min_p=0.1), [], logits)) == [1, 2, 3]
-    # At temperature 2 a share is the square root of what it was.
+    # Temperature 2 turns each share into its square root.
     assert possible(apply(shaping(min_p=0.1, temperature=2.0), [], logits)) == [1, 2, 3, 4]
 
 
@@ -220,12 +220,12 @@ def test_mirostat_has_nothing_to_draw_where_nothing_is_left() -> None:
     assert MirostatDraw(Mirostat(), seed=1).draw(np.full(5, -np.inf, dtype=np.float32), 0) is None
 
 
-def test_mirostat_leaves_a_greedy_draw_alone() -> None:
+def test_mirostat_does_not_change_a_greedy_draw() -> None:
     row = apply(shaping(mirostat=Mirostat(), temperature=0.0, repetition_penalty=1.5), [], np.ones(NUM_PADDED))
     assert possible(row) == list(range(1, VOCAB_SIZE))
 
 
-def test_mirostat_never_draws_what_is_banned(vocabulary: VocabularyFile) -> None:
+def test_mirostat_never_draws_a_banned_token(vocabulary: VocabularyFile) -> None:
     chain = chain_of(allowed(vocabulary, "[ab]"), Shaping(SamplingParams(mirostat=Mirostat(), seed=1), {}, PROMPT))
     logits = np.full(VOCAB_SIZE, 50.0)
     logits[[token("a"), token("b")]] = 0.0

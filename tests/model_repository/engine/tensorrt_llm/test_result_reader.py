@@ -34,7 +34,6 @@ class Result:
         self.context_logits: Any = None
 
     def add(self, *token_ids: int, finish_reason: str | None = None, stop_reason: Any = None) -> Result:
-        """Go on by some tokens, and to the end."""
         self.outputs[0].token_ids += token_ids
         self.outputs[0].finish_reason, self.outputs[0].stop_reason = finish_reason, stop_reason
         self.finished = finish_reason is not None
@@ -50,7 +49,7 @@ def tokens(outputs: Any) -> list[int | None]:
     return [output.token_id for output in outputs]
 
 
-def test_each_token_is_read_once_however_many_came_together() -> None:
+def test_each_token_is_read_once() -> None:
     read, result = reader().read, Result()
     assert tokens(read(result.add(30))) == [30]
     assert tokens(read(result)) == []
@@ -62,12 +61,12 @@ def test_an_end_token_in_the_result_is_not_doubled() -> None:
         assert tokens(reader().read(Result().add(30, end, finish_reason="stop", stop_reason=end))) == [30, end]
 
 
-def test_an_end_token_that_the_result_leaves_out_is_told() -> None:
+def test_an_end_token_that_the_result_omits_is_reported() -> None:
     assert tokens(reader().read(Result().add(30, finish_reason="stop"))) == [30, EOS]
     assert tokens(reader().read(Result().add(30, finish_reason="stop", stop_reason=STOP))) == [30, STOP]
 
 
-def test_an_end_that_nobody_knows_still_ends_the_sequence() -> None:
+def test_an_unknown_end_still_ends_the_sequence() -> None:
     plan = SamplingPlan({}, {}, None, frozenset([STOP]), UNUSED)
     ignoring = ResultReader(5, request(ignore_eos=True), plan, end_id=EOS, vocab_size=4)
     assert tokens(ignoring.read(Result().add(30, finish_reason="stop"))) == [30, None]
@@ -85,20 +84,20 @@ def test_a_limit_of_the_engines_own_ends_the_sequence() -> None:
     assert tokens(reader(max_tokens=9).read(Result().add(30, finish_reason="length"))) == [30, None]
 
 
-def test_the_token_that_had_to_be_drawn_for_none_is_dropped() -> None:
+def test_the_unwanted_token_of_an_empty_completion_is_dropped() -> None:
     read, result = reader(max_tokens=0).read, Result()
     assert tokens(read(result.add(30))) == []
     assert tokens(read(result.add(finish_reason="length"))) == [None]
     assert tokens(reader(max_tokens=0).read(Result().add(EOS, finish_reason="stop"))) == [None]
 
 
-def test_what_was_cached_is_told() -> None:
+def test_cached_tokens_are_reported() -> None:
     result = Result().add(30)
     result.cached_tokens = 2
     assert [output.num_cached_tokens for output in reader().read(result)] == [2]
 
 
-def test_an_ending_that_nobody_asked_for_is_an_error() -> None:
+def test_an_unexpected_ending_is_an_error() -> None:
     for reason in ("cancelled", "timeout"):
         [output] = reader().read(Result().add(finish_reason=reason))
         assert isinstance(output.error, EngineFailed) and reason in output.error.text
@@ -154,7 +153,7 @@ def test_tokens_wait_for_the_prompts_log_probabilities() -> None:
     assert scored.read(result.add(31))[0].prompt_logprobs == ()
 
 
-def test_scores_that_nobody_wants_any_more_are_not_computed() -> None:
+def test_unwanted_scores_are_not_computed() -> None:
     class Logits:
         rows: ClassVar[list[int]] = []
 

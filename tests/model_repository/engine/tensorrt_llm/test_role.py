@@ -1,4 +1,4 @@
-"""What a process is among the ranks of a model."""
+"""The role of a process among the ranks of a model."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from model_repository.engine.tensorrt_llm.role import Role, RoleKind, role_from_
         ({"SLURM_STEP_NUM_TASKS": "2", "PMIX_RANK": "1"}, Role(RoleKind.WORKER, 1, 2)),
         ({"SLURM_STEP_NUM_TASKS": "2"}, Role(RoleKind.ALONE)),  # srun --mpi=none
         ({"TLLM_SPAWN_PROXY_PROCESS": "1"}, Role(RoleKind.LAUNCHED)),
-        # Some launchers leave variables of theirs behind.
+        # Some launchers set variables of their own, too.
         ({"TLLM_SPAWN_PROXY_PROCESS": "1", "PMI_SIZE": "2", "PMI_RANK": "0"}, Role(RoleKind.LAUNCHED)),
     ],
 )

@@ -27,7 +27,7 @@ def keywords(**fields: Any) -> dict[str, Any]:
     return dict(plan(**fields).keywords)
 
 
-def test_a_greedy_request_says_so_in_one_way_only() -> None:
+def test_a_greedy_request_has_only_one_greedy_argument() -> None:
     assert keywords() == {
         "end_id": EOS,
         "pad_id": EOS,
@@ -79,7 +79,7 @@ def test_min_tokens_hold_back_every_end() -> None:
     asked = keywords(min_tokens=3, stop_token_ids=(20,))
     assert asked["min_tokens"] == 3
     [edit] = asked["logits_processor"]._edits
-    assert (edit.ends, edit.request.params.min_tokens, edit.guide) == ({EOS, OTHER_EOS, 20}, 3, None)
+    assert (edit.ends, edit.request.params.min_tokens, edit.structured_output) == ({EOS, OTHER_EOS, 20}, 3, None)
 
 
 def test_a_request_for_no_tokens_asks_for_one() -> None:
@@ -87,7 +87,7 @@ def test_a_request_for_no_tokens_asks_for_one() -> None:
 
 
 @pytest.mark.parametrize(("num_logprobs", "asked"), [(0, 1), (1, 1), (5, 5)])
-def test_log_probabilities_are_asked_for_as_at_least_one(num_logprobs: int, asked: int) -> None:
+def test_tensorrt_llm_gets_at_least_one_log_probability(num_logprobs: int, asked: int) -> None:
     assert keywords(num_logprobs=num_logprobs)["logprobs"] == asked
     assert "return_context_logits" not in keywords(num_logprobs=num_logprobs)
 
@@ -134,7 +134,11 @@ def test_a_structured_output_is_followed_by_our_own_masks(output_format: OutputF
     asked = plan(structured_output=StructuredOutput(output_format, "x"), grammar_bytes=7)
     [edit] = asked.keywords["logits_processor"]._edits
     assert edit.request.grammar_bytes == 7
-    assert (edit.guide, asked.native_guide, asked.dead_end) == (StructuredOutput(output_format, "x"), None, UNUSED)
+    assert (edit.structured_output, asked.native_grammar, asked.dead_end) == (
+        StructuredOutput(output_format, "x"),
+        None,
+        UNUSED,
+    )
 
 
 @pytest.mark.parametrize(
@@ -150,7 +154,7 @@ def test_a_structured_output_is_followed_by_our_own_masks(output_format: OutputF
 )
 def test_xgrammar_follows_the_formats_that_it_has(output_format: OutputFormat, native: dict[str, Any] | None) -> None:
     asked = plan(GuidedDecoding.XGRAMMAR, structured_output=StructuredOutput(output_format, "x"))
-    assert asked.native_guide == native
+    assert asked.native_grammar == native
     assert ("logits_processor" in asked.keywords) == (native is None)
 
 
@@ -168,8 +172,8 @@ def test_xgrammar_follows_the_formats_that_it_has(output_format: OutputFormat, n
 def test_a_structured_output_is_followed_by_our_own_masks_where_others_are_too(fields: dict[str, Any]) -> None:
     regex = StructuredOutput(OutputFormat.REGEX, "x")
     asked = plan(GuidedDecoding.XGRAMMAR, structured_output=regex, **fields)
-    assert asked.native_guide is None
-    assert [edit.guide for edit in asked.keywords["logits_processor"]._edits] == [regex]
+    assert asked.native_grammar is None
+    assert [edit.structured_output for edit in asked.keywords["logits_processor"]._edits] == [regex]
 
 
 def test_a_dead_end_is_a_token_that_the_request_does_not_name() -> None:

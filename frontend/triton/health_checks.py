@@ -1,0 +1,167 @@
+"""Checks whether an engine or a stage works. The monitor, the circuit breakers and the command `health` share it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+from collections.abc import Awaitable
+from contextlib import aclosing
+from typing import NamedTuple
+
+from frontend import loop_time
+from frontend.errors import APIError, ModelNotFound, Overloaded, StageUnhealthy, TritonTimeout, TritonUnreachable
+from frontend.triton.client import TritonClient
+from model_repository.contract.output import EngineStats
+from model_repository.contract.request import (
+    GenerationRequest,
+    Params,
+    SamplingParams,
+    TextPrompt,
+)
+from model_repository.contract.tensors import ensemble_of_stage, model_id_to_ensemble, stage_name
+
+_SHARE_OF_TOKEN = 0.7  # of the deadline; the rest is for a busy engine to show tokens of other requests
+_POLL_S = 0.1
+CHECK_PROMPT = TextPrompt("Hello")
+
+
+class HealthResult(NamedTuple):
+    """The result of a health check."""
+
+    is_well: bool
+    reason: str  # one line
+    is_silent: bool = False  # Triton gave no answer at all, not even an error
+
+
+async def check_engine(triton: TritonClient, ensemble: str, *, deadline_s: float, stall_s: float) -> EngineStats:
+    """Return the statistics of an engine that works.
+
+    Raises:
+        APIError: it does not answer, or it has been in one step for longer than `stall_s`.
+    """
+    stats = await triton.engine_stats(ensemble, deadline_s)
+    if stats.step_age_ms > stall_s * 1000:
+        raise StageUnhealthy(stage_name(ensemble, "engine"))
+    return stats
+
+
+async def check_text_stage(triton: TritonClient, stage: str, *, deadline_s: float) -> None:
+    """Have a tokenizer or a detokenizer, by its Triton name, show that it works.
+
+    Raises:
+        APIError: it does not answer.
+    """
+    ensemble = ensemble_of_stage(stage)
+    work: Awaitable[object]
+    if stage == stage_name(ensemble, "tokenizer"):
+        work = triton.tokenize(ensemble, CHECK_PROMPT, add_special_tokens=False)
+    else:
+        work = triton.detokenize(ensemble, (), has_special_tokens=False)
+    try:
+        await loop_time.within(deadline_s, work)
+    except TimeoutError as exc:
+        raise TritonTimeout() from exc
+
+
+async def require_tokens(triton: TritonClient, ensemble: str, before: EngineStats, *, deadline_s: float) -> bool:
+    """Have a model make one token, through all its stages. A busy engine may make tokens of other requests instead.
+
+    Overload is no fault: without this replica the others would be overloaded too.
+
+    Args:
+        triton: the endpoint.
+        ensemble: of the model.
+        before: the engine's statistics from just before.
+        deadline_s: for everything together.
+
+    Returns:
+        Whether the token came; False: the engine made tokens of other requests.
+
+    Raises:
+        APIError: the engine made no token before the deadline.
+    """
+    try:
+        await _generate_one_token(triton, ensemble, deadline_s=_SHARE_OF_TOKEN * deadline_s)
+    except APIError as exc:
+        if type(exc) not in (Overloaded, TritonTimeout):  # a full queue, or other requests were first
+            raise
+        if not await _is_busy(triton, ensemble, before, within_s=(1 - _SHARE_OF_TOKEN) * deadline_s):
+            raise
+        return False
+    return True
+
+
+async def _generate_one_token(triton: TritonClient, ensemble: str, *, deadline_s: float) -> None:
+    request = GenerationRequest(
+        prompt=CHECK_PROMPT,
+        params=Params(
+            max_tokens=1,
+            sampling=SamplingParams(temperature=0.0),
+            cancel_key=secrets.token_hex(16),
+            priority=-1,
+        ),
+    )
+
+    async def generate() -> None:
+        async with aclosing(triton.generations.generate(ensemble, request)) as chunks:
+            async for _ in chunks:
+                pass
+
+    try:
+        await loop_time.within(deadline_s, generate())
+    except TimeoutError as exc:
+        raise TritonTimeout("The model did not make a token in time.") from exc
+
+
+async def _is_busy(triton: TritonClient, ensemble: str, before: EngineStats, *, within_s: float) -> bool:
+    """Return whether an engine with a queue makes tokens: more than the one that may be of a health check."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(within_s):
+            while True:
+                now = await triton.engine_stats(ensemble, within_s)
+                if now.epoch != before.epoch or not now.num_waiting:
+                    return False
+                if now.num_step_tokens > before.num_step_tokens + 1:
+                    return True
+                await asyncio.sleep(_POLL_S)
+    return False
+
+
+async def check_health(
+    triton: TritonClient, *, model: str, deadline_s: float, stall_s: float, is_generating: bool
+) -> HealthResult:
+    """Return whether the engines of an endpoint work, and the reason in one line.
+
+    Args:
+        triton: the endpoint.
+        model: the id of the only model to check; empty: all that are served, at least one.
+        deadline_s: for everything together.
+        stall_s: the longest time that an engine may be in one step.
+        is_generating: have each engine make a token, not only answer.
+    """
+    words: list[str] = []
+    try:
+        async with asyncio.timeout(deadline_s):
+            ensembles = [model_id_to_ensemble(model)] if model else await _served_ensembles(triton)
+            for ensemble in ensembles:
+                stats = await check_engine(triton, ensemble, deadline_s=deadline_s, stall_s=stall_s)
+                word = "answers"
+                if is_generating:
+                    is_ours = await require_tokens(triton, ensemble, stats, deadline_s=deadline_s / len(ensembles))
+                    word = "made a token" if is_ours else "is busy"
+                words.append(f"{ensemble} {word}")
+    except TimeoutError:
+        return HealthResult(False, f"no answer within {deadline_s:g} s", is_silent=True)
+    except ModelNotFound:
+        return HealthResult(False, f"{model}: not served" if model else "a model was unloaded meanwhile")
+    except APIError as exc:
+        is_silent = isinstance(exc, TritonTimeout | TritonUnreachable)
+        return HealthResult(False, f"{exc.code}: {exc}", is_silent)
+    if not ensembles:
+        return HealthResult(False, "no model is ready")
+    return HealthResult(True, ", ".join(words))
+
+
+async def _served_ensembles(triton: TritonClient) -> list[str]:
+    return [served.ensemble for served in (await triton.snapshot()).ready.values()]

@@ -1,0 +1,138 @@
+"""Computes the steps of one llama.cpp context: in the caller's thread, or in its own thread beside other contexts."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from cyllama.llama import llama_cpp as llama
+
+from model_repository.engine.scheduler import Chunk, Scheduler
+
+MAX_STEP_TOKENS = 512
+
+
+class Context:
+    """Schedules its sequences and computes their steps. Only `compute` may run in another thread.
+
+    Args:
+        model: the weights, shared by all contexts.
+        params: of the llama.cpp context; `n_seq_max` is the number of slots.
+        adapters: LoRA adapters of the model, by key; the mapping may grow.
+        done: gets the context itself after each step that `start` has started.
+    """
+
+    def __init__(
+        self,
+        model: llama.LlamaModel,
+        params: llama.LlamaContextParams,
+        adapters: Mapping[str, Any],
+        done: queue.SimpleQueue[Context],
+    ) -> None:
+        self.llama_context = llama.LlamaContext(model, params)
+        self.scheduler = Scheduler(params.n_seq_max, _KvCache(self.llama_context), max_step_tokens=MAX_STEP_TOKENS)
+        self.is_computing = False  # in its own thread, until `finish`
+        self._num_slots: int = params.n_seq_max
+        self._num_threads: int = params.n_threads
+        self._adapters = adapters
+        self._adapter = ""  # the key of the applied adapter
+        self._batch = llama.LlamaBatch(n_tokens=MAX_STEP_TOKENS, embd=0, n_seq_max=1)
+        self._chunks: list[Chunk] = []
+        self._error: Exception | None = None
+        self._done = done
+        self._orders: queue.SimpleQueue[int] = queue.SimpleQueue()  # numbers of threads; 0: the end
+        self._thread: threading.Thread | None = None
+
+    @property
+    def num_sequences(self) -> int:
+        """The number of submitted sequences that are not freed."""
+        return self.scheduler.num_running + self.scheduler.num_waiting
+
+    @property
+    def has_room(self) -> bool:
+        """Whether one more sequence could run now."""
+        return self.num_sequences < self._num_slots
+
+    def prepare(self) -> bool:
+        """Fill the next step's batch; return whether there is anything to compute."""
+        self._chunks = self.scheduler.next_step()
+        self._batch.clear()
+        for chunk in self._chunks:
+            slot, last = [chunk.running.slot.index], len(chunk.token_ids) - 1
+            has_all_logits = chunk.running.job.is_scored
+            for offset, token_id in enumerate(chunk.token_ids):
+                has_logits = has_all_logits or (chunk.is_sampled and offset == last)
+                self._batch.add(token_id, chunk.position + offset, slot, has_logits)
+        return bool(self._chunks)
+
+    def compute(self, num_threads: int) -> None:
+        """Compute the prepared step; `finish` returns its result."""
+        try:
+            if self._num_threads != num_threads:
+                self.llama_context.set_n_threads(num_threads, num_threads)
+                self._num_threads = num_threads
+            self._apply_adapter(self._chunks[0].running.job.adapter)
+            started_s = time.perf_counter()
+            self.llama_context.decode(self._batch)
+            num_prompt_tokens = sum(len(each.token_ids) for each in self._chunks if each.running.is_in_prefill)
+            self.scheduler.prefill_budget.record(num_prompt_tokens, time.perf_counter() - started_s)
+        except Exception as exc:
+            self._error = exc
+
+    def start(self, num_threads: int) -> None:
+        """Compute the prepared step in the context's own thread; return at once."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="context", daemon=True)
+            self._thread.start()
+        self.is_computing = True
+        self._orders.put(num_threads)
+
+    def finish(self) -> list[Chunk]:
+        """Return the computed chunks.
+
+        Raises:
+            RuntimeError, ValueError: llama.cpp failed, or refused the batch.
+        """
+        self.is_computing = False
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+        return self._chunks
+
+    def close(self) -> None:
+        """Free the context, which must not be computing."""
+        if self._thread is not None:
+            self._orders.put(0)
+            self._thread.join()
+        self._batch.close()
+        self.llama_context.close()
+
+    def _run(self) -> None:
+        while num_threads := self._orders.get():
+            self.compute(num_threads)
+            self._done.put(self)
+
+    def _apply_adapter(self, name: str) -> None:
+        """Apply an adapter to the next steps. llama.cpp applies one set of adapters to a whole batch."""
+        if name != self._adapter:
+            self.llama_context.set_adapters_lora([(self._adapters[name], 1.0)] if name else [])
+            self._adapter = name
+
+
+class _KvCache:
+    """The KV cache of a context with `kv_unified` off: a slot is a llama.cpp sequence with its own part of it."""
+
+    def __init__(self, context: llama.LlamaContext) -> None:
+        self._context = context
+
+    def copy(self, source: int, target: int) -> None:
+        """Replace the target slot's tokens. Only whole sequences can be copied: a partial copy aborts the process."""
+        self._context.memory_seq_rm(target, -1, -1)
+        self._context.memory_seq_cp(source, target, -1, -1)
+
+    def trim(self, slot: int, num_tokens: int) -> None:
+        """Keep the first `num_tokens` tokens of a slot."""
+        self._context.memory_seq_rm(slot, num_tokens, -1)

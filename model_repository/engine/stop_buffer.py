@@ -1,0 +1,150 @@
+"""Holds back tokens until their text is final, and removes stop sequences from the text."""
+
+from __future__ import annotations
+
+import codecs
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+
+class _BufferedToken(NamedTuple):
+    """A token with its bytes, counted from the beginning of the completion."""
+
+    token_id: int
+    begin: int
+    end: int
+    is_boundary: bool  # the token ends a character
+
+
+class StopBuffer:
+    """Holds tokens back until their bytes are whole characters and cannot begin a stop sequence.
+
+    Stop sequences are matched on bytes, with any tokenization. The match that is complete first wins; of several
+    complete at the same byte, the longest. Bytes that can never become UTF-8 pass like any others.
+
+    As in vLLM, a stop sequence counts only if a token after the first `min_tokens` completes it. It may begin earlier,
+    so its beginning is held back from the first token on. A stop sequence that is complete earlier is plain text.
+
+    Args:
+        stops: stop sequences, not empty.
+        include_stop: the text ends with the stop sequence, instead of before it.
+        min_tokens: the number of first tokens that complete no stop sequence.
+    """
+
+    def __init__(
+        self,
+        byte_table: Mapping[int, bytes] | Sequence[bytes],
+        stops: Sequence[bytes],
+        *,
+        include_stop: bool = False,
+        min_tokens: int = 0,
+    ) -> None:
+        self._byte_table = byte_table
+        self._stops = [_StopMatcher(stop) for stop in stops]
+        self._include_stop = include_stop
+        self._num_exempt = min_tokens  # next tokens that complete no stop sequence
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._num_bytes = 0  # of all tokens
+        self._open: list[_BufferedToken] = []  # outside all stop sequences, in an unfinished character
+        self._buffered: deque[_BufferedToken] = deque()  # the tokens behind them
+        self.matched_stop: int | None = None  # the index of the matched stop sequence: the completion has ended
+        self.num_cut_bytes = 0  # of the last final token: bytes behind the end of the text
+
+    def push(self, token_id: int) -> list[int]:
+        """Add the next token and return the ids that are final now, in order."""
+        token_bytes = self._byte_table[token_id]
+        self._decoder.decode(token_bytes)
+        begin, self._num_bytes = self._num_bytes, self._num_bytes + len(token_bytes)
+        is_boundary = not self._decoder.getstate()[0]
+        if is_boundary and not self._stops and not self._open:  # almost every token
+            return [token_id]
+        self._buffered.append(_BufferedToken(token_id, begin, self._num_bytes, is_boundary))
+        match = self._find_stop(token_bytes, begin)
+        if self._num_exempt:
+            self._num_exempt -= 1
+        elif match is not None:
+            end, start, self.matched_stop = match
+            return self._cut_at(end if self._include_stop else start)
+        return self._pop_final()
+
+    def finish(self) -> list[int]:
+        """Return the remaining ids: generation ended without a stop sequence."""
+        return [item.token_id for item in self._pop_all()]
+
+    def _find_stop(self, token_bytes: bytes, begin: int) -> tuple[int, int, int] | None:
+        """Return end, start and index of the first complete stop sequence."""
+        matches: list[tuple[int, int, int]] = []
+        for index, stop in enumerate(self._stops):
+            length = stop.push(token_bytes)
+            if length is not None:
+                matches.append((begin + length, begin + length - stop.num_bytes, index))
+        return min(matches) if matches else None
+
+    def _cut_at(self, limit: int) -> list[int]:
+        """Return the tokens that begin before the text's end and drop the rest."""
+        final = [item for item in self._pop_all() if item.begin < limit]
+        if final:
+            self.num_cut_bytes = max(0, final[-1].end - limit)
+        return [item.token_id for item in final]
+
+    def _pop_final(self) -> list[int]:
+        """Return whole characters before the first possible beginning of a stop sequence."""
+        limit = self._num_bytes - max([stop.num_matched for stop in self._stops], default=0)
+        final: list[int] = []
+        while self._buffered and self._buffered[0].end <= limit:
+            item = self._buffered.popleft()
+            self._open.append(item)
+            if item.is_boundary:
+                final += [item.token_id for item in self._open]
+                self._open.clear()
+        return final
+
+    def _pop_all(self) -> list[_BufferedToken]:
+        items = [*self._open, *self._buffered]
+        self._open.clear()
+        self._buffered.clear()
+        return items
+
+
+class _StopMatcher:
+    """Finds one stop sequence byte by byte, by the algorithm of Knuth, Morris and Pratt.
+
+    The table grows with the longest match so far, so a long stop sequence costs nothing in advance.
+    """
+
+    def __init__(self, stop: bytes) -> None:
+        self._stop = stop
+        self._borders = [0, 0]  # by the length of a prefix of it: the longest shorter prefix that is also its suffix
+        self.num_matched = 0  # bytes at the end of the text that begin the stop sequence without completing it
+
+    @property
+    def num_bytes(self) -> int:
+        return len(self._stop)
+
+    def push(self, text: bytes) -> int | None:
+        """Add the next bytes of the text; return the number of them that first complete it, if they do."""
+        stop, borders, num_matched, first = self._stop, self._borders, self.num_matched, None
+        if not num_matched and stop[0] not in text:
+            return None
+        for index, byte in enumerate(text):
+            while num_matched and stop[num_matched] != byte:
+                num_matched = borders[num_matched]
+            if stop[num_matched] != byte:
+                continue
+            num_matched += 1
+            if num_matched == len(borders):
+                self._extend_borders()
+            if num_matched == len(stop):
+                num_matched = borders[num_matched]
+                first = index + 1 if first is None else first
+        self.num_matched = num_matched
+        return first
+
+    def _extend_borders(self) -> None:
+        """Add the border of the next longer prefix."""
+        stop, borders, last = self._stop, self._borders, len(self._borders) - 1
+        border = borders[last]
+        while border and stop[border] != stop[last]:
+            border = borders[border]
+        borders.append(border + (stop[border] == stop[last]))

@@ -1,0 +1,117 @@
+"""Common code of the three model.py: parameters, tensors, responses and errors.
+
+The only importer of Triton's Python backend module.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy.typing as npt
+import triton_python_backend_utils as pb_utils
+
+from model_repository.contract.codec import Tensors, message_tensor, pack
+from model_repository.contract.output import OutputBatch
+from model_repository.contract.rules import printable_id
+from model_repository.contract.tensors import OUTPUT_BATCH, ensemble_to_model_id
+from model_repository.errors import LOAD_FAILURE, StageError, stage_error
+from model_repository.metric_family import MetricFamily
+
+logger = logging.getLogger(__name__)
+
+
+def stage_parameters(args: Mapping[str, str]) -> dict[str, str]:
+    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+    config = json.loads(args["model_config"])
+    return {name: value["string_value"] for name, value in config.get("parameters", {}).items()}
+
+
+@contextlib.contextmanager
+def loading(args: Mapping[str, str]) -> Iterator[None]:
+    """Log in one line why a stage does not load: Triton's own table hides it."""
+    try:
+        yield
+    except Exception as exc:
+        reason = exc.text if isinstance(exc, StageError) else f"{type(exc).__name__}: {exc}"
+        logger.error("%s %s %s", args["model_name"], LOAD_FAILURE, reason)
+        raise
+
+
+def read_tensors(request: Any) -> dict[str, npt.NDArray[Any]]:
+    """Return the inputs that the request carries, by name, shape [1, *spec.shape]."""
+    return {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
+
+
+def request_id(request: Any) -> str:
+    """Return the name of a request in logs."""
+    return printable_id(request.request_id())
+
+
+class CustomMetric:
+    """One metric on Triton's metrics port, labelled with the model's id. It must not be used after `finalize`."""
+
+    def __init__(self, family: MetricFamily, ensemble: str) -> None:
+        kind = pb_utils.MetricFamily.COUNTER if family.is_counter else pb_utils.MetricFamily.GAUGE
+        # Triton drops a metric together with its family, so both are kept.
+        self._family = pb_utils.MetricFamily(name=family.name, description=family.meaning, kind=kind)
+        self._metric = self._family.Metric(labels={"model": ensemble_to_model_id(ensemble)})
+
+    def set(self, value: float) -> None:
+        self._metric.set(value)
+
+    def increment(self, value: float) -> None:
+        self._metric.increment(value)
+
+
+def response(tensors: Mapping[str, npt.NDArray[Any]]) -> Any:
+    """Return a Triton response with these outputs, if any."""
+    return pb_utils.InferenceResponse([pb_utils.Tensor(name, value) for name, value in tensors.items()])
+
+
+def error_response(exc: Exception, request_id: str = "") -> Any:
+    """Return a Triton response for a failed request, and log the failure."""
+    error = stage_error(exc, request_id)
+    return pb_utils.InferenceResponse(
+        error=pb_utils.TritonError(error.message(), getattr(pb_utils.TritonError, error.triton_code))
+    )
+
+
+def only_response_sender(request: Any) -> Callable[[Any], None]:
+    """Return a function that sends the response of a stage that is not decoupled; `execute` returns None for it.
+
+    Any thread may call it, also after `execute` has returned.
+    """
+    sender = request.get_response_sender()
+    return lambda answer: sender.send(answer, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+
+
+class TritonResponder:
+    """Answers one request of a decoupled stage."""
+
+    def __init__(self, request: Any) -> None:
+        self._request_id = request_id(request)
+        self._sender = request.get_response_sender()
+
+    def send(self, batch: OutputBatch) -> None:
+        """Send an output batch; more may follow."""
+        self._sender.send(response(message_tensor(OUTPUT_BATCH, pack(batch))))
+
+    def close(self, batch: OutputBatch | None = None) -> None:
+        """Close the stream, with or without a last batch."""
+        self.close_with(None if batch is None else message_tensor(OUTPUT_BATCH, pack(batch)))
+
+    def close_with(self, tensors: Tensors | None) -> None:
+        """Close the stream, with or without a last response. Without one, a client sees neither response nor error."""
+        if tensors is None:
+            self._sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+        else:
+            self._sender.send(response(tensors), flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+
+    def fail(self, error: Exception) -> None:
+        """Send an error and close the stream."""
+        self._sender.send(error_response(error, self._request_id), flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)

@@ -1,0 +1,292 @@
+"""JSON schemas in the words that llguidance enforces."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from model_repository.errors import InvalidRequest, Unsupported
+from model_repository.structured_output.keywords import NOT_ENFORCED, PLAIN_KEYWORDS, Keyword, required_names
+from model_repository.structured_output.pattern import search_pattern
+from model_repository.structured_output.references import References
+from model_repository.structured_output.refusal import (
+    check_depth,
+    checked_list,
+    checked_name,
+    checked_object,
+    decline,
+    refuse,
+)
+from model_repository.structured_output.satisfaction import MAX_STEPS, DisjointProof, is_finite
+
+MAX_ONE_OF = 100
+MAX_STEPS_TO_LIST = 10_000  # of the oneOf proof where a failure only lists the keyword: about 40 ms
+MAX_OPTIONAL_PROPERTIES = 240  # of one object; see LIMITS
+
+# Compact as json.dumps writes it: were white space free, a weak model would run on in it.
+JSON_LAYOUT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+
+# JSON Schema's and OpenAPI's; `nullable` is read with `type`, `$id` before all else.
+_ANNOTATIONS = frozenset(
+    {"$schema", "$comment", "$anchor", "$defs", "definitions", "title", "description", "default", "example", "examples"}
+    | {"deprecated", "readOnly", "writeOnly", "contentMediaType", "contentEncoding", "contentSchema", "discriminator"}
+    | {"externalDocs", "xml", "nullable", "$id", "$dynamicAnchor", "$recursiveAnchor", "$vocabulary"}
+)
+# Constraints of JSON Schema, of any draft, that are never enforced.
+_NOT_ENFORCED = frozenset(
+    {"not", "if", "then", "else", "contains", "minContains", "maxContains", "dependentRequired", "dependentSchemas"}
+    | {"dependencies", "unevaluatedProperties", "unevaluatedItems", "$dynamicRef", "$recursiveRef", "extends"}
+    | {"disallow", "divisibleBy"}
+)
+_COMBINING = ("$ref", "allOf", "anyOf", "oneOf")
+
+
+def schema_grammar(schema: Mapping[str, Any]) -> str:
+    """Return the grammar of the JSON that satisfies an enforceable schema."""
+    return f"start: %json {json.dumps({**schema, 'x-guidance': JSON_LAYOUT})}"
+
+
+def enforceable_schema(schema: object, path: str = "schema", is_strict: bool = True) -> dict[str, Any]:
+    """Return a JSON schema in the words that llguidance enforces, also for `%json` in a Lark grammar.
+
+    Args:
+        path: its name in messages.
+        is_strict: enforce every constraint; otherwise the result may allow more, as `ignored_keywords` reports.
+
+    Raises:
+        InvalidRequest: the schema is malformed or too large, or no value satisfies it.
+        Unsupported: it is strict, and a part of it cannot be enforced.
+    """
+    rewriting = _Rewriting(schema, path, is_strict=is_strict)
+    result = rewriting.run()
+    rewriting.check_finite()
+    if is_strict:
+        rewriting.check_one_ofs(MAX_STEPS)
+    return result
+
+
+def rewritten_schema(schema: object, path: str = "schema") -> dict[str, Any]:
+    """Return the result of enforceable_schema for a schema that it has accepted, without proofs."""
+    return _Rewriting(schema, path, is_strict=False).run()
+
+
+def ignored_keywords(schema: object, path: str) -> list[str]:
+    """Return the paths of the keywords that a schema is enforced without, unless it is strict. Bad schemas have none.
+
+    Unknown keywords are among them: JSON Schema treats them as annotations, but they may be typing errors.
+    """
+    try:
+        rewriting = _Rewriting(schema, path, is_strict=False)
+        rewriting.run()
+        rewriting.check_one_ofs(MAX_STEPS_TO_LIST)
+    except InvalidRequest:
+        return []
+    return list(dict.fromkeys(rewriting.ignored))
+
+
+class _Rewriting:
+    """Rewrites one schema for llguidance: keyword by keyword, definition by definition.
+
+    Without strictness, keywords that cannot be enforced are dropped. That only widens the schema: every enforced
+    keyword allows more when a schema inside it allows more.
+    """
+
+    def __init__(self, root: object, path: str, *, is_strict: bool) -> None:
+        check_depth(root, path)
+        self._root = root
+        self._path = path
+        self._is_strict = is_strict
+        self.ignored: list[str] = []  # paths
+        self._references = References(root, path)
+        self._rewritten: dict[str, Any] | bool = True
+        self._definitions: dict[str, dict[str, Any] | bool] = {}
+        self._enforced: dict[
+            int, dict[str, Any]
+        ] = {}  # id of a schema to its enforced keywords, as the client wrote them
+        self._one_ofs: dict[str, list[Any]] = {}  # alternatives, by path
+
+    def run(self) -> dict[str, Any]:
+        self._rewritten = self._schema(self._root, self._path, is_open=False)
+        for name, part, path, is_open in self._references.new():
+            self._definitions[name] = self._schema(part, path, is_open)
+        schema = self._rewritten if isinstance(self._rewritten, dict) else ({} if self._rewritten else {"enum": []})
+        return {**schema, "$defs": self._definitions, "x-guidance": JSON_LAYOUT}
+
+    def check_one_ofs(self, max_steps: int) -> None:
+        """Decline each `oneOf` that may differ from the `anyOf` that replaces it."""
+        proof = DisjointProof(
+            lambda reference: self._references.resolve(reference, self._path)[0],
+            lambda schema: self._enforced[id(schema)],
+            self._path,
+            max_steps,
+        )
+        for path, options in self._one_ofs.items():
+            with self._ignoring(path):
+                if len(options) > MAX_ONE_OF:
+                    decline(f"{path}: at most {MAX_ONE_OF} alternatives are enforced")
+                for (first, one), (second, other) in itertools.combinations(enumerate(options), 2):
+                    if not proof.succeeds(one, other):
+                        rule = "enforced only where a type, a const or a required property tells the alternatives apart"
+                        decline(f"{path}: [{first}] and [{second}] may both match: {rule}; use anyOf")
+
+    @contextlib.contextmanager
+    def _ignoring(self, path: str) -> Iterator[None]:
+        """Continue without a keyword that the block declines, unless the schema is strict."""
+        try:
+            yield
+        except Unsupported:
+            if self._is_strict:
+                raise
+            self.ignored.append(path)
+
+    def check_finite(self) -> None:
+        """Refuse a schema that only endless values satisfy: llguidance accepts it and fails during generation."""
+        finite: set[str] = set()
+        while added := {n for n in self._definitions if n not in finite and is_finite(self._definitions[n], finite)}:
+            finite |= added
+        for name, reference in self._references.of_definitions().items():
+            if name not in finite:
+                refuse(f"{reference}: it refers to itself without an end")
+        if not is_finite(self._rewritten, finite):
+            refuse(f"{self._path}: nothing satisfies it")
+
+    def _schema(self, schema: object, path: str, is_open: bool) -> dict[str, Any] | bool:
+        if isinstance(schema, bool):
+            return schema
+        if not isinstance(schema, dict):
+            refuse(f"{path}: a schema must be an object, true or false")
+        enforced = self._enforced[id(schema)] = {}
+        if "$id" in schema and schema is not self._root:  # its references do not start at our root
+            with self._ignoring(f"{path}.$id"):
+                decline(f"{path}.$id: a schema with a name of its own inside another one is not enforced")
+            return True
+        written = {key: value for key, value in schema.items() if self._is_constraint(key, path)}
+        is_open = is_open or _is_mixed(written, path)
+        result: dict[str, Any] = {}
+        more: list[dict[str, Any]] = []  # parts that need a keyword twice
+        for name, value in written.items():
+            keyword = Keyword(name, value, f"{path}.{name}", schema, is_open)
+            with self._ignoring(keyword.path):
+                part = self._keyword(keyword)
+                enforced[name] = part.get(name, value) if name == "type" else value
+                if part.keys() & result.keys():
+                    more.append(part)
+                else:
+                    result.update(part)
+        if more:
+            result["allOf"] = [*result.get("allOf", []), *more]
+        if any(name in written and name not in enforced for name in ("properties", "patternProperties")):
+            # The dropped names would count as additional.
+            if result.pop("additionalProperties", True) is not True:
+                self.ignored.append(f"{path}.additionalProperties")
+            enforced.pop("additionalProperties", None)
+        elif not is_open:
+            _close(result)
+        return result
+
+    def _is_constraint(self, name: str, path: str) -> bool:
+        if name in PLAIN_KEYWORDS or name in _KEYWORDS or name in _NOT_ENFORCED:
+            return True
+        if name not in _ANNOTATIONS and not name.startswith("x-"):
+            self.ignored.append(f"{path}.{name}")
+        return False
+
+    def _keyword(self, keyword: Keyword) -> dict[str, Any]:
+        if plain := PLAIN_KEYWORDS.get(keyword.name):
+            return plain(keyword)
+        if rewrite := _KEYWORDS.get(keyword.name):
+            return rewrite(self, keyword)
+        decline(f"{keyword.path}: {NOT_ENFORCED}")
+
+    def reference(self, keyword: Keyword) -> dict[str, Any]:
+        return {"$ref": f"#/$defs/{self._references.add(keyword.value, keyword.path, keyword.is_open)}"}
+
+    def schema(self, keyword: Keyword) -> dict[str, Any]:
+        return {keyword.name: self._schema(keyword.value, keyword.path, keyword.is_open)}
+
+    def schemas(self, keyword: Keyword) -> dict[str, Any]:
+        path, schemas = keyword.path, checked_list(keyword.value, keyword.path, is_filled=True)
+        return {keyword.name: [self._schema(item, f"{path}[{i}]", keyword.is_open) for i, item in enumerate(schemas)]}
+
+    def one_of(self, keyword: Keyword) -> dict[str, Any]:
+        rewritten = {"anyOf": self.schemas(keyword)["oneOf"]}
+        self._one_ofs[keyword.path] = keyword.value
+        return rewritten
+
+    def items(self, keyword: Keyword) -> dict[str, Any]:
+        if isinstance(keyword.value, list):  # the name of prefixItems before 2020
+            return {"prefixItems": self.schemas(keyword)["items"]}
+        return self.schema(keyword)
+
+    def additional_items(self, keyword: Keyword) -> dict[str, Any]:
+        if not isinstance(keyword.schema.get("items"), list):  # then it has no meaning
+            return {}
+        return {"items": self.schema(keyword)["additionalItems"]}
+
+    def properties(self, keyword: Keyword) -> dict[str, Any]:
+        path, properties = keyword.path, checked_object(keyword.value, keyword.path)
+        if len(properties) - len(required_names(keyword.schema, path)) > MAX_OPTIONAL_PROPERTIES:
+            decline(f"{path}: more than {MAX_OPTIONAL_PROPERTIES} optional properties are not enforced; require some")
+        return {
+            "properties": {
+                checked_name(name, path): self._schema(item, f"{path}.{name}", keyword.is_open)
+                for name, item in properties.items()
+            }
+        }
+
+    def pattern_properties(self, keyword: Keyword) -> dict[str, Any]:
+        path, properties = keyword.path, checked_object(keyword.value, keyword.path)
+        return {
+            "patternProperties": {
+                self._pattern(name, path): self._schema(item, f"{path}.{name}", keyword.is_open)
+                for name, item in properties.items()
+            }
+        }
+
+    def pattern(self, keyword: Keyword) -> dict[str, Any]:
+        return {"pattern": self._pattern(keyword.value, keyword.path)}
+
+    def _pattern(self, value: object, path: str) -> str:
+        if not isinstance(value, str):
+            refuse(f"{path}: must be a text")
+        return f"^{search_pattern(value, path)}$"
+
+
+# The keywords with schemas inside, and those that are checked after all schemas are known.
+_KEYWORDS: Mapping[str, Callable[[_Rewriting, Keyword], dict[str, Any]]] = {
+    "$ref": _Rewriting.reference,
+    "additionalItems": _Rewriting.additional_items,
+    "additionalProperties": _Rewriting.schema,
+    "allOf": _Rewriting.schemas,
+    "anyOf": _Rewriting.schemas,
+    "items": _Rewriting.items,
+    "oneOf": _Rewriting.one_of,
+    "pattern": _Rewriting.pattern,
+    "patternProperties": _Rewriting.pattern_properties,
+    "prefixItems": _Rewriting.schemas,
+    "properties": _Rewriting.properties,
+}
+
+
+def _is_mixed(schema: Mapping[str, Any], path: str) -> bool:
+    """Return whether a schema combines others, with each other or with its own keywords."""
+    combining = [key for key in _COMBINING if key in schema]
+    return bool(combining) and (
+        len(combining) > 1
+        or not {*schema} <= {*combining, "type", *_NOT_ENFORCED}
+        or ("allOf" in schema and len(checked_list(schema["allOf"], f"{path}.allOf")) > 1)
+    )
+
+
+def _close(schema: dict[str, Any]) -> None:
+    """Forbid further properties, if the schema names some and does not decide about others."""
+    if "properties" not in schema or "additionalProperties" in schema:
+        return
+    required = schema.get("required", [])
+    if "patternProperties" in schema and not {*required} <= schema["properties"].keys():
+        return
+    schema["properties"] = {**schema["properties"], **{n: True for n in required if n not in schema["properties"]}}
+    schema["additionalProperties"] = False

@@ -1,0 +1,135 @@
+"""The grammar of a whole answer with tool calls."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from model_repository.contract.request import OutputFormat, StructuredOutput, ToolUse
+from model_repository.errors import InvalidRequest
+from model_repository.structured_output.json_schema import JSON_LAYOUT
+from model_repository.tool_formats import ToolFormat
+
+MAX_CALLS = 16  # in one answer: a repetitive model should end before max_tokens
+
+# A name stands in JSON strings and on separate lines, without escapes.
+_NAME = re.compile(r'[^"\\\x00-\x1f\x7f\ud800-\udfff]{1,256}')
+_NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
+_ANNOTATIONS = ("$schema", "title", "description")
+
+
+type PrepareSchema = Callable[[object, str, bool], object]
+
+
+def tool_grammar(
+    tool_use: ToolUse, tool_format: ToolFormat, prepare_schema: PrepareSchema, *, content: str | None = None
+) -> StructuredOutput | None:
+    """Return the grammar of an answer, in llguidance's dialect of Lark; None if no tool may be called.
+
+    With `auto` it is free text up to the format's trigger, and calls behind it; or calls instead of content of a form.
+    Otherwise it is calls only. A call names an offered tool, with arguments that its schema allows. Calls are the end.
+
+    Args:
+        content: with `auto`, the rule for an answer without calls; None: free text.
+        prepare_schema: gets a JSON schema, its place, as in `tools[0].function.parameters`, and its strictness; returns
+            the schema that llguidance enforces, or raises.
+
+    Raises:
+        InvalidRequest: a tool is malformed, or the choice names an unknown tool.
+    """
+    tools = _offered_tools(tool_use, prepare_schema)
+    if not tools:
+        return None
+    is_repeatable = tool_use.is_parallel and not tool_use.choice.startswith("function:")
+    next_call = f"{_literal(tool_format.between_calls + tool_format.before_name)} call"
+    more = f"({next_call}){{0,{MAX_CALLS - 1}}}" if is_repeatable else ""
+    alternatives = " | ".join(f"tool_{number}" for number in range(len(tools)))
+    rules = [
+        *_start(tool_format, content, is_forced=tool_use.choice != "auto"),
+        f"calls: call {more} {_literal(tool_format.after_calls)}",
+        f"call: ({alternatives}) {_literal(tool_format.after_arguments)}",
+    ]
+    for number, (name, schema) in enumerate(tools):
+        rules.append(f"tool_{number}: {_literal(name + tool_format.before_arguments)} %json {json.dumps(schema)}")
+    return StructuredOutput(OutputFormat.LARK, "\n".join(rules) + "\n")
+
+
+def _start(tool_format: ToolFormat, content: str | None, *, is_forced: bool) -> list[str]:
+    opening = tool_format.before_calls + tool_format.before_name
+    if is_forced:
+        return [f"start: {_literal(opening)} calls"]
+    if content is not None:
+        return [f"start: content | {_literal(opening)} calls", f"content: {content}"]
+    if tool_format.trigger:
+        # `head` is lazy and ends at the first trigger, so text behind a trigger never matches TEXT.
+        return [
+            f"start: TEXT | head {_literal(opening.removeprefix(tool_format.trigger))} calls",
+            f"head[lazy]: TEXT {_literal(tool_format.trigger)}",
+            r"TEXT: /(.|\n)*/",
+        ]
+    prefix = re.escape(tool_format.answer_prefix)
+    return [
+        f"start: TEXT | {_literal(tool_format.answer_prefix)}? {_literal(opening)} calls",
+        rf"TEXT: /(.|\n)*/ & ~/[ \t\r\n]*\{opening[0]}(.|\n)*/ & ~/(.|\n)*{prefix}(.|\n)*/",
+    ]
+
+
+def _literal(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False) if text else ""
+
+
+def _offered_tools(tool_use: ToolUse, prepare_schema: PrepareSchema) -> list[tuple[str, dict[str, Any]]]:
+    """Return name and schema of each tool that may be called."""
+    kind, colon, chosen_name = tool_use.choice.partition(":")
+    if kind not in (("function",) if colon else ("none", "auto", "required")):
+        rule = "expected none, auto, required or function:NAME"
+        raise InvalidRequest(f"{tool_use.choice!r}: {rule}", "tool_choice")
+    if kind == "none":
+        return []
+    offered = []
+    for number, tool in enumerate(tool_use.tools):
+        place = f"tools[{number}].function"
+        function = tool.get("function")
+        if not isinstance(function, Mapping):
+            raise InvalidRequest("expected an object", place)
+        name = _checked_name(function.get("name"), f"{place}.name")
+        if kind != "function" or name == chosen_name:
+            offered.append((name, _arguments_schema(function, f"{place}.parameters", prepare_schema)))
+    if not offered and kind != "auto":
+        wanted = f"named {chosen_name!r}" if kind == "function" else "to call"
+        raise InvalidRequest(f"there is no tool {wanted}", "tool_choice")
+    return offered
+
+
+def _checked_name(name: object, place: str) -> str:
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise InvalidRequest(f"{name!r}: expected 1 to 256 characters without quotes, backslashes and controls", place)
+    return name
+
+
+def _arguments_schema(function: Mapping[str, Any], place: str, prepare_schema: PrepareSchema) -> dict[str, Any]:
+    """Return the schema to embed, which is always of an object.
+
+    In OpenAI's API a tool without parameters has no schema, or an object's with empty properties. In JSON Schema the
+    latter would allow any object.
+    """
+    parameters = function.get("parameters")
+    if parameters is None:
+        parameters = {}
+    if not isinstance(parameters, Mapping):
+        raise InvalidRequest("expected a JSON schema of an object", place)
+    types = parameters.get("type", "object")
+    if "object" not in (types if isinstance(types, list) else [types]):
+        raise InvalidRequest(f"{types!r}: arguments are an object", f"{place}.type")
+    rules = {
+        key: rule for key, rule in parameters.items() if key not in _ANNOTATIONS and (key, rule) != ("required", [])
+    }
+    has_none = rules in ({}, {"properties": {}}, {"type": "object", "properties": {}})
+    typed = {key: rule for key, rule in parameters.items() if key != "nullable"} | {"type": "object"}
+    arguments = _NO_PARAMETERS if has_none else typed
+    schema = prepare_schema(arguments, place, bool(function.get("strict")))
+    if not isinstance(schema, Mapping):
+        raise InvalidRequest("expected a JSON schema of an object", place)
+    return {**schema, "x-guidance": JSON_LAYOUT}

@@ -1,0 +1,188 @@
+"""Rates and concurrency of keys, counted in memory, and the headers about them."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from frontend.errors import RateLimited
+from frontend.gateway.admission import Bounds
+from frontend.gateway.counters import MemoryCounters
+from frontend.gateway.headers import duration, rate_headers
+from frontend.gateway.limiter import LocalLimiter
+from frontend.gateway.types import AdmissionRequest, Reading
+from tests.frontend.gateway.admission_requests import Clock, counted, scope
+
+LIMITS = st.integers(1, 2**31 - 1)
+AMOUNTS = st.integers(0, 10**7)
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def limiter(clock: Clock) -> LocalLimiter:
+    return limiter_of(clock)
+
+
+def limiter_of(clock: Clock) -> LocalLimiter:
+    bounds = Bounds(max_in_flight=0, max_in_flight_prompt_tokens=0, max_queue_wait_s=1.0)
+    return LocalLimiter(MemoryCounters(clock), lambda model: bounds)
+
+
+def tokens(num_tokens: int, limit: int) -> AdmissionRequest:
+    return counted(num_tokens=num_tokens, tokens_per_minute=limit)
+
+
+async def remaining(limiter: LocalLimiter, limit: int) -> int:
+    """Return the tokens that the rate allows."""
+    [reading] = (await limiter.acquire(tokens(0, limit))).readings
+    return reading.remaining
+
+
+async def test_a_spent_rate_promises_a_time_and_keeps_it(limiter: LocalLimiter, clock: Clock) -> None:
+    request = counted(requests_per_minute=2)
+    for _ in range(2):
+        await limiter.acquire(request)
+    with pytest.raises(RateLimited, match="2 requests a minute is reached") as caught:
+        await limiter.acquire(request)
+    assert caught.value.code == "requests"
+    assert caught.value.headers["retry-after-ms"] == "30000"
+    assert caught.value.headers["x-ratelimit-remaining-requests"] == "0"
+    await limiter.acquire(counted("other", requests_per_minute=2))
+    clock.now_s += 30
+    await limiter.acquire(request)
+
+
+@given(limit=LIMITS, used=st.floats(0, 2), share=st.floats(0.001, 1))
+async def test_the_promised_wait_is_enough_and_not_too_long(limit: int, used: float, share: float) -> None:
+    clock = Clock()
+    limiter, amount = limiter_of(clock), max(1, int(share * limit))
+    limiter.release(await limiter.acquire(tokens(0, limit)), int(used * limit))
+    try:
+        await limiter.acquire(tokens(amount, limit))
+    except RateLimited as exc:
+        wait_s = int(exc.headers["retry-after-ms"]) / 1000
+        clock.now_s += wait_s - 0.002
+        if wait_s > 0.002:
+            with pytest.raises(RateLimited):
+                await limiter.acquire(tokens(amount, limit))
+        clock.now_s += 0.002
+        await limiter.acquire(tokens(amount, limit))
+
+
+@given(limit=LIMITS, amounts=st.lists(st.tuples(st.floats(0, 5), st.integers(1, 1000)), max_size=60))
+async def test_a_rate_allows_one_minutes_worth_and_its_refill(limit: int, amounts: list[tuple[float, int]]) -> None:
+    clock, allowed = Clock(), 0
+    limiter = limiter_of(clock)
+    for pause_s, amount in amounts:
+        clock.now_s += pause_s
+        try:
+            await limiter.acquire(tokens(amount, limit))
+        except RateLimited:
+            continue
+        allowed += amount
+        assert allowed <= limit * (1 + (clock.now_s - 100) / 60) * (1 + 1e-6)
+
+
+@given(limit=LIMITS, debts=st.lists(AMOUNTS, min_size=1, max_size=5))
+async def test_a_debt_ends_after_two_minutes(limit: int, debts: list[int]) -> None:
+    clock = Clock()
+    limiter = limiter_of(clock)
+    for lease in [await limiter.acquire(tokens(0, limit)) for _ in debts]:
+        limiter.release(lease, debts.pop())
+    clock.now_s += 120
+    assert await remaining(limiter, limit) == limit
+
+
+@given(limit=LIMITS, estimate=st.floats(0, 1))
+async def test_a_settlement_gives_back_what_was_charged_and_no_more(limit: int, estimate: float) -> None:
+    limiter = limiter_of(Clock())
+    lease = await limiter.acquire(tokens(int(estimate * limit), limit))
+    limiter.release(lease, 0)
+    limiter.release(lease, 0)
+    assert await remaining(limiter, limit) == limit
+
+
+async def test_a_clock_that_goes_back_refills_nothing_and_blocks_a_key_for_a_minute_at_most(
+    limiter: LocalLimiter, clock: Clock
+) -> None:
+    await limiter.acquire(tokens(60, 60))
+    clock.now_s -= 50
+    with pytest.raises(RateLimited) as caught:
+        await limiter.acquire(tokens(1, 60))
+    assert int(caught.value.headers["retry-after-ms"]) <= 61_000
+
+
+async def test_a_changed_limit_holds_at_once(limiter: LocalLimiter) -> None:
+    await limiter.acquire(tokens(50, 100))
+    assert await remaining(limiter, 10) == 5
+
+
+async def test_a_request_that_can_never_fit_gets_no_time_to_come_back(limiter: LocalLimiter) -> None:
+    with pytest.raises(RateLimited, match="it can never fit") as caught:
+        await limiter.acquire(tokens(101, 100))
+    assert caught.value.headers["x-should-retry"] == "false"
+    assert "Retry-After" not in caught.value.headers
+
+
+async def test_the_estimate_is_charged_and_the_usage_settled(limiter: LocalLimiter) -> None:
+    lease = await limiter.acquire(tokens(80, 100))
+    assert [(reading.rate, reading.remaining) for reading in lease.readings] == [("tokens", 20)]
+    limiter.release(lease, 30)
+    assert await remaining(limiter, 100) == 70
+
+
+async def test_usage_beyond_the_estimate_is_a_debt(limiter: LocalLimiter) -> None:
+    limiter.release(await limiter.acquire(tokens(10, 60)), 70)
+    with pytest.raises(RateLimited) as caught:
+        await limiter.acquire(tokens(1, 60))
+    assert caught.value.headers["retry-after-ms"] == "11000"
+
+
+async def test_a_limit_of_concurrency_allows_the_next_request_when_one_ends(limiter: LocalLimiter) -> None:
+    request = counted(max_concurrent=1)
+    lease = await limiter.acquire(request)
+    with pytest.raises(RateLimited, match="1 requests at a time"):
+        await limiter.acquire(request)
+    limiter.release(lease, 0)
+    await limiter.acquire(request)
+
+
+async def test_a_refusal_by_one_scope_charges_no_other_scope(limiter: LocalLimiter) -> None:
+    wide, narrow = scope(tokens_per_minute=100), scope(model="m", requests_per_minute=1)
+    both = AdmissionRequest(key="k", scopes=(wide, narrow), num_tokens=10)
+    await limiter.acquire(both)
+    with pytest.raises(RateLimited, match="with the model m"):
+        await limiter.acquire(both)
+    assert await remaining(limiter, 100) == 90
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0, "0ms"),
+        (0.0171, "18ms"),
+        (0.9999, "1s"),
+        (1, "1s"),
+        (8.64, "8.64s"),
+        (59.9999, "1m0s"),
+        (60, "1m0s"),
+        (61.5, "1m1.5s"),
+        (360, "6m0s"),
+    ],
+)
+def test_a_duration_is_in_openais_format(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
+
+
+def test_the_headers_show_the_tightest_of_several_limits() -> None:
+    readings = (Reading("requests", 100, 30.0), Reading("requests", 10, 36.0), Reading("requests", 1000, 1.0))
+    assert rate_headers(readings) == {
+        "x-ratelimit-limit-requests": "10",
+        "x-ratelimit-remaining-requests": "4",
+        "x-ratelimit-reset-requests": "36s",
+    }

@@ -1,0 +1,80 @@
+"""One child process, which is real, and its lines in a log of several processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from frontend.launcher.child import Child, json_line, text_line
+from tests.processes import is_running
+from tests.waiting import wait_until
+
+DEAF = (
+    "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('started', flush=True); time.sleep(60)"
+)
+
+
+def child(source: str, lines: list[str], secret: str = "") -> Child:
+    command = [sys.executable, "-c", source, *([secret] if secret else [])]
+    return Child("triton", command, os.environ, log=lines.append, secret=secret)
+
+
+def test_a_child_that_ignores_sigterm_is_killed_and_can_be_started_again():
+    lines: list[str] = []
+    deaf = child(DEAF, lines)
+    for num_starts in (1, 2):
+        deaf.start()
+        wait_until(lambda: lines.count("[triton] started") == num_starts, "it started")  # noqa: B023
+        pid = deaf.pid
+        deaf.stop(grace_s=0.05)
+        assert not deaf.is_running and not is_running(pid)
+        assert deaf.how_it_ended() == "triton was killed by SIGKILL"
+        assert deaf.last_lines == ["started"]
+
+
+def test_the_reasons_of_stages_that_do_not_load_are_kept_beyond_the_last_lines():
+    line = "ERROR model_repository.triton_shell: demo__engine does not load: built for 8 GPUs: build it again"
+    ending = child(f"print({line!r}); [print('| a table |') for _ in range(99)]; raise SystemExit(3)", [])
+    ending.start()
+    wait_until(lambda: not ending.is_running, "it has ended")
+    ending.kill()  # waits until its log is read
+    assert ending.how_it_ended() == "triton ended with status 3"
+    assert ending.load_failures == ["demo__engine does not load: built for 8 GPUs: build it again"]
+    assert set(ending.last_lines) == {"| a table |"}
+
+
+def test_a_secret_of_the_command_line_is_overwritten_once_triton_has_read_it():
+    # Every user of the machine sees command lines, and Triton takes its key in no other way.
+    source = "import sys, time; print('a line of the loader', flush=True); "
+    source += "print('W1122 19:48:14.2 1 x.cc:1] has read', sys.argv[1], flush=True); time.sleep(60)"
+    lines: list[str] = []
+    secret = "secret" * 4
+    triton = child(source, lines, secret)
+    for num_starts in (1, 2):
+        triton.start()
+        wait_until(lambda: sum("has read" in line for line in lines) == num_starts, "it started")  # noqa: B023
+        command_line = Path(f"/proc/{triton.pid}/cmdline").read_bytes()
+        triton.kill()
+        assert secret.encode() not in command_line
+        assert command_line.endswith(b"\0" + b"*" * len(secret) + b"\0")
+    assert lines.count(f"[triton] W1122 19:48:14.2 1 x.cc:1] has read {secret}") == 2
+
+
+def test_a_line_for_people_begins_with_its_process() -> None:
+    assert text_line("triton", "started") == "[triton] started"
+
+
+def test_a_line_that_is_an_object_gets_the_name_of_its_process() -> None:
+    line = json_line("frontend", '{"time": "now", "labels": {"é": 1.5}}')
+    assert line == '{"process": "frontend", "time": "now", "labels": {"é": 1.5}}'
+
+
+@pytest.mark.parametrize("text", ["I1122 started", "", "[1]", "7", '{"cut": ', "[" * 100_000, 'a "quoted" \\ word\x00'])
+def test_another_line_becomes_the_message_of_an_object(text: str) -> None:
+    line = json_line("triton", text)
+    assert json.loads(line) == {"process": "triton", "message": text}
+    assert line.isprintable()

@@ -1,0 +1,88 @@
+"""Server-sent events: their bytes are the events of the reply, however they were made."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from frontend.errors import EngineFailed
+from frontend.translate import sse
+from frontend.translate.completion_reply import CompletionReply
+from frontend.triton.models import ModelName
+from model_repository.contract.output import FinishReason, GenerationChunk
+from tests.fakes import DEMO, USAGE
+from tests.frontend.bodies import WEATHER, completion
+from tests.frontend.translate.chat_events import pieces_of, reply_to
+
+TEXTS = ("a", 'é\n"', "\u2028", "🙂 {}", "", "\0")
+LAST = GenerationChunk(text="end", finish_reason=FinishReason.STOP, usage=USAGE)
+
+
+def completion_reply(**fields: Any) -> CompletionReply:
+    return CompletionReply(completion(stream=True, **fields), ModelName(requested='a "model"', model=DEMO), 1)
+
+
+def encoded(reply: sse.Reply, chunks: Sequence[tuple[int, GenerationChunk]]) -> bytes:
+    encoder = sse.EventEncoder(reply)
+    return encoder.opening(GenerationChunk(text="")) + b"".join(encoder.encode(*each) for each in chunks)
+
+
+def events_of(reply: sse.Reply, chunks: Sequence[tuple[int, GenerationChunk]]) -> bytes:
+    opening = reply.opening(GenerationChunk(text=""))
+    return b"".join(map(sse.event, [*opening, *(event for each in chunks for event in reply.events(*each))]))
+
+
+@pytest.mark.parametrize(
+    ("reply", "num_choices"),
+    [
+        (reply_to(stream=True), 1),
+        (reply_to(stream=True, n=2, stream_options={"include_usage": True}), 2),
+        (completion_reply(n=2), 2),
+        (completion_reply(n=2, stream_options={"include_usage": True}), 2),
+        (completion_reply(prompt=["x", "y"], stream_options={"include_usage": False}), 2),
+    ],
+)
+@given(texts=st.lists(st.tuples(st.integers(0, 1), st.text() | st.sampled_from(TEXTS)), max_size=6))
+def test_plain_text_is_encoded_as_its_events(reply: sse.Reply, num_choices: int, texts: list[tuple[int, str]]) -> None:
+    assert reply.is_plain
+    chunks = [(index % num_choices, GenerationChunk(text=text)) for index, text in texts]
+    chunks += [(index, LAST) for index in range(num_choices)]
+    assert encoded(copy.deepcopy(reply), chunks) == events_of(copy.deepcopy(reply), chunks)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"tools": [WEATHER]},
+        {"logprobs": True},
+        {"return_token_ids": True},
+        {"stream_options": {"include_obfuscation": True}},
+    ],
+)
+def test_a_reply_with_more_than_text_is_not_plain(fields: dict[str, Any]) -> None:
+    reply = reply_to(stream=True, **fields)
+    assert not reply.is_plain
+    assert encoded(reply, [(0, chunk) for chunk in pieces_of(["a", "b"])]).count(b"data: ") >= 3
+
+
+def test_text_that_a_parser_holds_back_is_no_event() -> None:
+    assert encoded(reply_to(stream=True, tools=[WEATHER]), [(0, GenerationChunk(text="<tool_c"))]).count(b"data: ") == 1
+
+
+def test_an_event_is_one_data_line_whatever_lines_a_client_knows() -> None:
+    assert sse.event({"text": "é\n"}) == 'data: {"text":"é\\n"}\n\n'.encode()
+    text = "a\u0085b\u2028c\u2029d"
+    event = sse.event({"text": text}).decode()
+    assert len(event.strip().splitlines()) == 1
+    assert json.loads(event.removeprefix("data: ")) == {"text": text}
+
+
+def test_an_error_event_has_the_envelope() -> None:
+    event = json.loads(sse.error_event(EngineFailed()).removeprefix(b"data: "))
+    assert (event["error"]["type"], event["error"]["code"]) == ("server_error", "engine_failed")

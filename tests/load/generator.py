@@ -1,0 +1,155 @@
+"""The load generator's process. It reads a job as JSON, and writes its start time and then the result.
+
+python -m tests.load.generator < job.json
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import gc
+import json
+import random
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from http import HTTPStatus
+from typing import Any
+
+import uvloop
+
+from tests.load.http_stream import Exchange, HttpStream, connect
+from tests.load.load import Load, Target, requests
+from tests.load.load_result import summarize
+from tests.load.stream_record import read_stream
+
+_LEAD_S = 0.05  # from the line with the start time to the start
+
+
+def job_to_json(load: Load, target: Target) -> str:
+    """Return a job as `main` reads it."""
+    return json.dumps({"load": dataclasses.asdict(load), "target": dataclasses.asdict(target)})
+
+
+def job_from_json(text: str) -> tuple[Load, Target]:
+    """Read the output of `job_to_json`."""
+    job: dict[str, Any] = json.loads(text)
+    return Load(**job["load"]), Target(**job["target"] | {"token_ends": tuple(job["target"]["token_ends"])})
+
+
+class Generator:
+    """Sends one load to one target and keeps every exchange."""
+
+    def __init__(self, load: Load, target: Target) -> None:
+        self.exchanges: list[Exchange] = []
+        self._load = load
+        self._target = target
+        self._requests = requests(load, target)
+        self._idle: list[HttpStream] = []
+        self._end_s = 0.0
+
+    async def connect(self) -> None:
+        """Open the connections of a closed loop before the measurement."""
+        if self._load.rate_per_s is None:
+            for _ in range(self._load.num_streams):
+                self._idle.append(await connect(*self._target.address))
+
+    async def run(self, start_s: float) -> None:
+        """Send the load from a time on, and wait until every stream has ended or is stuck."""
+        self._end_s = start_s + self._load.warmup_s + self._load.window_s
+        begins = self._stream_begins(start_s) if self._load.rate_per_s is None else self._poisson_times(start_s)
+        async with asyncio.TaskGroup() as streams:
+            for begin_s in begins:
+                await _sleep_until(begin_s)
+                streams.create_task(self._stream())
+        for stream in self._idle:
+            stream.close()
+
+    def _stream_begins(self, start_s: float) -> Iterator[float]:
+        for index in range(self._load.num_streams):
+            yield start_s + self._load.ramp_s * index / self._load.num_streams
+
+    def _poisson_times(self, start_s: float) -> Iterator[float]:
+        assert self._load.rate_per_s is not None
+        times = random.Random(self._load.seed)
+        time_s = start_s
+        while (time_s := time_s + times.expovariate(self._load.rate_per_s)) < self._end_s:
+            yield time_s
+
+    async def _stream(self) -> None:
+        """Send requests one after the other. A wrong answer ends the stream: a broken server must not be flooded."""
+        num_sent = 0
+        while self._goes_on(num_sent):
+            num_sent += 1
+            exchange = await self._exchange()
+            self.exchanges.append(exchange)
+            if exchange.error or exchange.status != HTTPStatus.OK:
+                return
+
+    def _goes_on(self, num_sent: int) -> bool:
+        if self._load.rate_per_s is not None:
+            return num_sent < 1
+        if self._load.requests_per_stream is not None:
+            return num_sent < self._load.requests_per_stream
+        return time.monotonic() < self._end_s
+
+    async def _exchange(self) -> Exchange:
+        """Send one request on an idle connection, or on a new one."""
+        begun_s, request = time.monotonic(), next(self._requests)
+        try:
+            async with asyncio.timeout_at(asyncio.get_running_loop().time() + self._time_left_s()):
+                while self._idle:
+                    exchange = await self._exchange_on(self._idle.pop(), request)
+                    if exchange.status or not exchange.error:
+                        return exchange  # else the server had closed the idle connection
+                return await self._exchange_on(await connect(*self._target.address), request)
+        except TimeoutError:
+            return Exchange(begun_s, error="the stream did not end in time")
+        except OSError as exc:
+            return Exchange(begun_s, error=f"no connection: {exc}")
+
+    async def _exchange_on(self, stream: HttpStream, request: bytes) -> Exchange:
+        exchange = None
+        try:
+            exchange = await stream.exchange(request)
+        finally:
+            if exchange is not None and stream.is_open and not exchange.error:
+                self._idle.append(stream)
+            else:
+                stream.close()
+        return exchange
+
+    def _time_left_s(self) -> float:
+        return max(self._end_s - time.monotonic(), 0) + self._load.longest_stream_s
+
+
+async def _sleep_until(time_s: float) -> None:
+    if (left_s := time_s - time.monotonic()) > 0:
+        await asyncio.sleep(left_s)
+
+
+async def _run(generator: Generator) -> float:
+    await generator.connect()
+    start_s = time.monotonic() + _LEAD_S
+    sys.stdout.write(f"{start_s}\n")
+    sys.stdout.flush()
+    await generator.run(start_s)
+    return start_s
+
+
+def main() -> None:
+    """Run the job."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends it silently
+    load, target = job_from_json(sys.stdin.read())
+    generator = Generator(load, target)
+    gc.disable()  # there are no cycles, and the results are large
+    start_s = uvloop.run(_run(generator))
+    records = [
+        read_stream(exchange, load.num_tokens, may_stop_early=not load.ignores_eos) for exchange in generator.exchanges
+    ]
+    sys.stdout.write(summarize(load, target, records, start_s + load.warmup_s).to_json())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,72 @@
+"""Structured outputs that TensorRT-LLM follows itself, which needs a real tokenizer: on the demo model."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from model_repository.byte_table import FILE_NAME, load_byte_table
+from model_repository.contract.request import OutputFormat, StructuredOutput
+from model_repository.engine.runtime import EngineConfig
+from model_repository.errors import EngineFailed
+from tests.model_repository.engine.tensorrt_llm.conftest import RUNTIME, Tiny
+from tests.tensorrt_llm_artifact import write_artifact
+
+EOS = 3056
+PROPERTIES = {"a": {"enum": [1, 2]}}
+SCHEMA = json.dumps({"type": "object", "properties": PROPERTIES, "required": ["a"], "additionalProperties": False})
+
+
+@pytest.fixture(params=["engine", "pytorch"])
+def demo(tmp_path: Path, config: EngineConfig, request: pytest.FixtureRequest) -> Any:
+    """The demo model with xgrammar."""
+    folder = write_artifact(tmp_path / "demo", "demo", request.param)
+    config = dataclasses.replace(
+        config,
+        artifact_dir=folder,
+        eos_token_ids=frozenset([EOS]),
+        adapters={},
+        options={"backend": request.param, "guided_decoding": "xgrammar"},
+    )
+    tiny = Tiny(RUNTIME.TensorRtLlmRuntime(config, load_byte_table(folder / FILE_NAME), environment={}))
+    yield tiny
+    tiny.runtime.close()
+
+
+def text(demo: Tiny, structured_output: StructuredOutput) -> str:
+    """Return a completion up to its end."""
+    tokens: list[int] = []
+    number = demo.submit(
+        prompt_token_ids=(100, 200), ignore_eos=False, max_tokens=60, structured_output=structured_output
+    )
+    while EOS not in tokens and len(tokens) < 60:
+        for output in demo.runtime.step() or ():
+            assert output.error is None and output.token_id is not None
+            tokens.append(output.token_id)
+    demo.runtime.free(number)
+    table = load_byte_table(demo.runtime._config.artifact_dir / FILE_NAME)
+    return b"".join(table[token_id] for token_id in tokens if token_id != EOS).decode()
+
+
+def test_each_format_is_followed(demo: Tiny) -> None:
+    assert isinstance(json.loads(text(demo, StructuredOutput(OutputFormat.JSON_SCHEMA, SCHEMA))), dict)
+    assert text(demo, StructuredOutput(OutputFormat.REGEX, "[ab]{3}x")).endswith("x")
+    assert text(demo, StructuredOutput(OutputFormat.GRAMMAR, 'root ::= "x" [0-9] "y"'))[0::2] == "xy"
+    assert text(demo, StructuredOutput(OutputFormat.CHOICE, '["yes", "no"]')) in (
+        "yes",
+        "no",
+    )  # our own masks: TensorRT-LLM has no choice
+
+
+def test_a_structured_output_that_tensorrt_llm_refuses_fails_its_request(demo: Tiny) -> None:
+    demo.submit(
+        prompt_token_ids=(100, 200), ignore_eos=False, structured_output=StructuredOutput(OutputFormat.REGEX, "((")
+    )
+    outputs: list[Any] = []
+    while not outputs:
+        outputs += demo.runtime.step() or ()
+    assert isinstance(outputs[0].error, EngineFailed)

@@ -1,0 +1,215 @@
+"""Tokens pass once their text is final."""
+
+from __future__ import annotations
+
+import codecs
+import itertools
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from model_repository.engine.stop_buffer import StopBuffer
+
+EURO = "€".encode()  # three bytes
+
+
+def stream(pieces: Sequence[bytes], stops: Sequence[bytes] = (), **options: Any) -> list[str]:
+    """Return the text after each token with these bytes, and at the end."""
+    stop_buffer = StopBuffer(pieces, stops, **options)
+    texts = []
+    for token_id in range(len(pieces)):
+        released = stop_buffer.push(token_id)
+        texts.append(_text(stop_buffer, released, pieces))
+        if stop_buffer.matched_stop is not None:
+            return texts
+    return [*texts, _text(stop_buffer, stop_buffer.finish(), pieces)]
+
+
+def _text(stop_buffer: StopBuffer, token_ids: Sequence[int], pieces: Sequence[bytes]) -> str:
+    """Return the detokenizer's text of these tokens."""
+    text = b"".join(pieces[token_id] for token_id in token_ids)
+    return text[: len(text) - stop_buffer.num_cut_bytes].decode("utf-8", "replace")
+
+
+def reference(text: bytes, stops: Sequence[bytes], *, include_stop: bool = False, num_exempt_bytes: int = 0) -> str:
+    """Return the expected text, by a search in the whole of it. Stops that end in the exempt bytes do not count."""
+    matches = [
+        (start + len(stop), start)
+        for stop in stops
+        for start in range(len(text))
+        if text.startswith(stop, start) and start + len(stop) > num_exempt_bytes
+    ]
+    end, start = min(matches, default=(len(text), len(text)))
+    return text[: end if include_stop else start].decode("utf-8", "replace")
+
+
+def naive_stream(
+    pieces: Sequence[bytes], stops: Sequence[bytes], *, include_stop: bool, min_tokens: int
+) -> list[tuple[list[int], int]]:
+    """Return the tokens and cut bytes of each push, and of the end, by a search in the whole text for every token."""
+    results: list[tuple[list[int], int]] = []
+    num_released, text = 0, b""
+    ends = [0, *itertools.accumulate(len(piece) for piece in pieces)]
+    for num_tokens, piece in enumerate(pieces, 1):
+        num_searched, text = len(text), text + piece
+        matches = [
+            (end, end - len(stop))
+            for stop in stops
+            for end in range(num_searched + 1, len(text) + 1)
+            if text[:end].endswith(stop) and num_tokens > min_tokens
+        ]
+        if matches:
+            limit = min(matches)[not include_stop]
+            final = [item for item in range(num_released, num_tokens) if ends[item] < limit]
+            return [*results, (final, max(0, ends[final[-1] + 1] - limit) if final else 0)]
+        held = max((n for stop in stops for n in range(len(stop)) if text.endswith(stop[:n])), default=0)
+        num_final = num_released
+        for item in range(num_released, num_tokens):
+            decoder = codecs.getincrementaldecoder("utf-8")("replace")
+            decoder.decode(text[: ends[item + 1]])
+            if not decoder.getstate()[0] and ends[item + 1] <= len(text) - held:
+                num_final = item + 1
+        results.append((list(range(num_released, num_final)), 0))
+        num_released = num_final
+    return [*results, (list(range(num_released, len(pieces))), 0)]
+
+
+def test_a_character_split_over_two_tokens_is_final_once_whole() -> None:
+    stop_buffer = StopBuffer({1: b"\xe2\x82", 2: b"\xac"}, [])
+    assert [stop_buffer.push(1), stop_buffer.push(2), stop_buffer.finish()] == [[], [1, 2], []]
+
+
+# The bytes of the tokens, the stop sequences, the options, and the text after each token and at the end.
+EXAMPLES: list[tuple[list[bytes], list[bytes], dict[str, Any], list[str]]] = [
+    ([b"a", EURO], [], {}, ["a", "€", ""]),
+    ([b"ab\xe2", b"\x82", b"\xacc"], [], {}, ["", "", "ab€c", ""]),
+    ([b"a", b"\xe2\x82"], [], {}, ["a", "", "\ufffd"]),
+    ([b"\xff", b"\x80", b"a"], [], {}, ["\ufffd", "\ufffd", "a", ""]),
+    ([b"\xe2\x82", b"a"], [], {}, ["", "\ufffda", ""]),
+    ([b"", b"\xc3", b"", b"\xa9"], [], {}, ["", "", "", "é", ""]),
+    ([b"one STOP two"], [b"STOP"], {}, ["one "]),
+    ([b"one", b"STOP"], [b"STOP"], {}, ["one", ""]),
+    ([b"a<", b"e", b"nd>", b"never"], [b"<end>"], {}, ["", "", "a"]),
+    ([b"1 \xe2", b"\x82", b"\xac!"], ["€!".encode()], {}, ["", "", "1 "]),
+    ([b"a", b"b", b"cd"], [b"bc"], {}, ["a", "", ""]),
+    ([b"x", b"S", b"T", b"A"], [b"STOP"], {}, ["x", "", "", "STA", ""]),
+    ([b"a", b"a", b"a", b"b"], [b"aab"], {}, ["", "", "a", ""]),
+    ([b"S", b"aS", b"TOP"], [b"STOP"], {}, ["", "S", "a"]),
+    ([b"x", b"ST"], [b"STOP"], {}, ["x", "", "ST"]),
+    ([b"xabcd"], [b"abcd", b"bc"], {}, ["xa"]),  # the first complete one wins
+    ([b"xabc"], [b"c", b"abc", b"bc"], {}, ["x"]),  # of those complete at the same byte, the longest
+    ([b"a<", b"en", b"d>b", b"never"], [b"<end>"], {"include_stop": True}, ["", "", "a<end>"]),
+    ([b"one", b" STOP"], [b"STOP"], {"include_stop": True}, ["one", " STOP"]),
+    ([b"a", b"S", b"T", b"b", b"ST", b"c"], [b"ST"], {"min_tokens": 4}, ["a", "", "ST", "b", ""]),
+    ([b"a", b"S", b"T", b"b"], [b"ST"], {"min_tokens": 2}, ["a", "", ""]),
+    ([b"aba", b"bac"], [b"aba"], {"min_tokens": 1}, ["", "ab"]),
+]
+
+
+@pytest.mark.parametrize(("pieces", "stops", "options", "texts"), EXAMPLES, ids=str)
+def test_each_token_adds_the_text_that_is_final(
+    pieces: list[bytes], stops: list[bytes], options: dict[str, Any], texts: list[str]
+) -> None:
+    assert stream(pieces, stops, **options) == texts
+
+
+def test_the_buffer_is_empty_after_the_end() -> None:
+    stop_buffer = StopBuffer([b"S"], [b"STOP"])
+    assert [stop_buffer.push(0), stop_buffer.finish(), stop_buffer.finish()] == [[], [0], []]
+
+
+def test_the_stop_that_matched_is_known() -> None:
+    stop_buffer = StopBuffer([b"a", b"bc"], [b"x", b"bc", b"abc"])
+    stop_buffer.push(0)
+    assert stop_buffer.matched_stop is None
+    stop_buffer.push(1)
+    assert stop_buffer.matched_stop == 2
+
+
+# --- any text, any tokenization --------------------------------------------------------------------------------------
+
+# Few different bytes, so that stops and characters are hit, missed and cut often.
+TEXTS = st.lists(st.sampled_from([b"a", b"b", b"\xc3\xa9", b"\xe2\x82\xac", b"\xe2", b"\x82", b"\xff"])).map(b"".join)
+STOPS = st.lists(st.text("abé€", min_size=1, max_size=4).map(str.encode), max_size=3)
+CUTS = st.sets(st.integers(0, 40))
+
+
+def cut(text: bytes, cuts: set[int]) -> list[bytes]:
+    """Return the text in pieces; a cut beyond its end is a token without bytes."""
+    return [text[start:end] for start, end in itertools.pairwise([0, *sorted(cuts), max(len(text), *cuts, 0)])]
+
+
+@settings(max_examples=400)
+@given(TEXTS, STOPS, CUTS, st.booleans(), st.integers(0, 6))
+@example(b"aab", [b"ab"], {1, 2}, False, 0)
+def test_any_tokenization_gives_the_text_of_the_whole(
+    text: bytes, stops: list[bytes], cuts: set[int], include_stop: bool, min_tokens: int
+) -> None:
+    pieces = cut(text, cuts)
+    releases = stream(pieces, stops, include_stop=include_stop, min_tokens=min_tokens)
+    num_exempt_bytes = len(b"".join(pieces[:min_tokens]))
+    assert "".join(releases) == reference(
+        b"".join(pieces), stops, include_stop=include_stop, num_exempt_bytes=num_exempt_bytes
+    )
+
+
+@settings(max_examples=1000)
+@given(
+    st.lists(
+        st.text("abé", max_size=4).map(str.encode) | st.sampled_from([b"", b"\xc3", b"\xe2\x82", b"\xff"]), max_size=20
+    ),
+    st.lists(st.text("ab", min_size=1, max_size=8) | st.text("aé", min_size=1, max_size=3), max_size=4),
+    st.booleans(),
+    st.integers(0, 6),
+)
+@example([b"a"] * 6 + [b"b"], ["aab", "aaaaab"], False, 0)
+@example([b"\xe2", b"", b"ab"], ["ab"], False, 0)
+def test_every_push_returns_the_tokens_that_a_search_in_the_whole_text_returns(
+    pieces: list[bytes], stops: list[str], include_stop: bool, min_tokens: int
+) -> None:
+    byte_stops = [stop.encode() for stop in stops]
+    options: dict[str, Any] = {"include_stop": include_stop, "min_tokens": min_tokens}
+    stop_buffer, results = StopBuffer(pieces, byte_stops, **options), []
+    for token_id in range(len(pieces)):
+        results.append((stop_buffer.push(token_id), stop_buffer.num_cut_bytes))
+        if stop_buffer.matched_stop is not None:
+            break
+    else:
+        results.append((stop_buffer.finish(), 0))
+    assert results == naive_stream(pieces, byte_stops, **options)
+
+
+# --- long stops ------------------------------------------------------------------------------------------------------
+
+LONG = 1_000_000
+
+
+class CountingStop(bytes):
+    """A stop sequence that counts how often one of its bytes is read."""
+
+    num_reads = 0
+
+    def __getitem__(self, index: Any) -> Any:
+        self.num_reads += 1
+        return super().__getitem__(index)
+
+
+@pytest.mark.parametrize(
+    "stop",
+    [b"a" * LONG, b"a" * 5_000 + b"b" * LONG, (b"a" * 99 + b"b") * (LONG // 100), b"ab" * (LONG // 2)],
+)
+@pytest.mark.parametrize("is_broken_off", [False, True])
+def test_a_long_stop_costs_a_constant_for_each_byte(stop: bytes, is_broken_off: bool) -> None:
+    """A stop of one repeated letter, a megabyte long, kept the engine's thread busy for seconds with every token."""
+    counting = CountingStop(stop)
+    stop_buffer = StopBuffer([b"aaaa", b"c"], [counting])
+    began_s = time.process_time()
+    num_released = sum(len(stop_buffer.push(int(is_broken_off and index % 2_000 == 1_999))) for index in range(20_000))
+    num_released += len(stop_buffer.finish())
+    assert num_released == 20_000
+    assert counting.num_reads < 8 * 4 * 20_000
+    assert time.process_time() - began_s < 5.0  # a tenth of a second; quadratic time would be minutes

@@ -1,0 +1,112 @@
+import json
+import time
+
+import pytest
+
+from model_repository.contract.request import OutputFormat, StructuredOutput
+from model_repository.structured_output.grammar import grammar_text, structured_output_to_grammar
+from tests.model_repository.structured_output.refusals import refusal
+
+
+@pytest.mark.parametrize(
+    ("output_format", "content"),
+    [
+        (OutputFormat.JSON_OBJECT, ""),
+        (OutputFormat.JSON_SCHEMA, '{"type": "object", "properties": {"a": {"type": "string", "pattern": "^a"}}}'),
+        (OutputFormat.REGEX, "[a-z]+/"),
+        (OutputFormat.CHOICE, '["a", "b"]'),
+        (OutputFormat.GRAMMAR, 'root ::= "a"'),
+        (OutputFormat.LARK, 'start: "a"'),
+    ],
+)
+def test_grammar_is_the_same_with_and_without_its_check(output_format, content):
+    structured_output = StructuredOutput(output_format, content)
+    assert grammar_text(structured_output) == structured_output_to_grammar(structured_output)
+
+
+@pytest.mark.parametrize(
+    ("output_format", "content", "text"),
+    [
+        (OutputFormat.REGEX, "", "empty"),
+        (OutputFormat.REGEX, "(?<!a)b", "look-behind"),
+        (OutputFormat.CHOICE, "[]", "1 to 1000"),
+        (OutputFormat.CHOICE, '["a", ""]', "choice[1]"),
+        (OutputFormat.CHOICE, '["a", 1]', "choice[1]"),
+        (OutputFormat.CHOICE, '"a"', "list"),
+        (OutputFormat.CHOICE, '["\\ud800"]', "surrogate"),
+        (OutputFormat.CHOICE, json.dumps([str(n) for n in range(1001)]), "1 to 1000"),
+        (OutputFormat.GRAMMAR, "root ::= other", "'other' not found"),
+        (OutputFormat.LARK, "start: other", "other"),
+        (OutputFormat.LARK, "start: <|eos|>", "special tokens"),
+        (OutputFormat.LARK, "start: <[5]>", "special tokens"),
+        (OutputFormat.LARK, "start: start", "no text satisfies it"),
+        (OutputFormat.LARK, 'start: %json {"uniqueItems": true}', "uniqueItems"),
+        (OutputFormat.LARK, 'start: %json {"oneOf": [{}, {}], "x-guidance": {"coerce_one_of": true}}', "oneOf"),
+    ],
+)
+def test_malformed_structured_output_is_refused_with_a_short_reason(output_format, content, text):
+    assert text in refusal(output_format, content).text
+
+
+def chain(num_rules):
+    return "start: r0\n" + "".join(f"r{n}: r{n + 1}\n" for n in range(num_rules)) + f'r{num_rules}: "a"'
+
+
+def nested(depth):
+    schema: dict = {}
+    for _ in range(depth):
+        schema = {"anyOf": [schema, {"items": schema}]}
+    return schema
+
+
+# One name, written in many ways.
+SPELLINGS = ["".join(f"%{ord(c):02x}" if n >> i & 1 else c for i, c in enumerate("definition")) for n in range(250)]
+DEFINITION = {"enum": [f"value {n}" for n in range(4000)]}
+
+
+LONG_CHAIN = {str(n): {"allOf": [{"$ref": f"#/d/{n + 1}"}, {"minimum": n}]} for n in range(1000)}
+
+
+# Each of these crashed, hung or filled the memory when given to llguidance as it is.
+@pytest.mark.parametrize(
+    ("output_format", "content"),
+    [
+        (OutputFormat.JSON_SCHEMA, "[" * 99_000),
+        (OutputFormat.JSON_SCHEMA, "[" * 70 + "]" * 70),
+        (OutputFormat.JSON_SCHEMA, " " * 100_001),
+        (OutputFormat.JSON_SCHEMA, json.dumps({"$ref": "#/d/0", "d": LONG_CHAIN | {"1000": {}}})),
+        (
+            OutputFormat.JSON_SCHEMA,
+            json.dumps({"allOf": [{"anyOf": [{"required": [f"{n}{m}"]} for m in "ab"]} for n in range(30)]}),
+        ),
+        (OutputFormat.REGEX, "(a{1000}){1000}"),
+        (OutputFormat.REGEX, "a?" * 2400),
+        (OutputFormat.REGEX, "(" * 2000 + "a" + ")" * 2000),
+        (OutputFormat.GRAMMAR, "root ::= " + "(" * 30_000 + '"a"' + ")" * 30_000),
+        (OutputFormat.GRAMMAR, chain(4000).replace(":", " ::=").replace("start", "root")),
+        (OutputFormat.LARK, chain(4000)),
+        (OutputFormat.LARK, "start: " + '"a"? ' * 5000),
+        (OutputFormat.LARK, "start: " + "(" * 30_000 + '"a"' + ")" * 30_000),
+    ],
+    ids=range(13),
+)
+def test_hostile_structured_output_is_refused_quickly(output_format, content):
+    refusal(output_format, content)
+
+
+def test_large_schemas_are_compiled_quickly():
+    start_s = time.process_time()
+    structured_output_to_grammar(
+        StructuredOutput(OutputFormat.JSON_SCHEMA, json.dumps({"enum": [f"value {n}" for n in range(5000)]}))
+    )
+    spellings = [{"$ref": f"#/$defs/{spelling}"} for spelling in SPELLINGS]
+    structured_output_to_grammar(
+        StructuredOutput(
+            OutputFormat.JSON_SCHEMA, json.dumps({"anyOf": spellings, "$defs": {"definition": DEFINITION}})
+        )
+    )
+    structured_output_to_grammar(
+        StructuredOutput(OutputFormat.CHOICE, json.dumps([f"choice {n}" for n in range(1000)]))
+    )
+    structured_output_to_grammar(StructuredOutput(OutputFormat.LARK, chain(400)))
+    assert time.process_time() - start_s < 2

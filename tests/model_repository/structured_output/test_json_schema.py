@@ -1,0 +1,153 @@
+import json
+
+import pytest
+
+from model_repository.contract.request import OutputFormat, StructuredOutput
+from model_repository.errors import Unsupported
+from model_repository.structured_output.grammar import structured_output_to_grammar
+from model_repository.structured_output.json_schema import enforceable_schema, ignored_keywords, rewritten_schema
+from tests.model_repository.structured_output.refusals import refusal, schema_refusal
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"uniqueItems": True},
+        {"contains": {}},
+        {"minContains": 1},
+        {"not": {}},
+        {"if": {}},
+        {"then": {}},
+        {"dependentRequired": {"a": ["b"]}},
+        {"dependentSchemas": {}},
+        {"dependencies": {}},
+        {"propertyNames": {"pattern": "^a"}},
+        {"unevaluatedProperties": False},
+        {"unevaluatedItems": False},
+        {"format": "int32"},
+        {"minProperties": 2},
+        {"multipleOf": 123456789},
+        {"minimum": 2**53 + 1},
+        {"const": 2**53 + 1},
+        {"pattern": "(?=a)"},
+        {"pattern": "\\x00"},
+        {"patternProperties": {"a\\b": {}}},
+        {"required": ["\n"]},
+        {"minItems": 100_000},
+        {"$dynamicRef": "#a"},
+        {"required": True},
+        {"exclusiveMinimum": True},
+        {"$ref": "https://example.com/a"},
+        {"properties": {str(n): {} for n in range(300)}},
+    ],
+)
+def test_keyword_that_is_not_enforced_is_refused_where_the_schema_is_strict_and_else_listed(schema):
+    whole = {"type": "object", "properties": {"tags": {"title": "Tags", **schema}, "n": {"type": "integer"}}}
+    path = f"schema.properties.tags.{next(iter(schema))}"
+    error = schema_refusal(whole)
+    assert isinstance(error, Unsupported)
+    assert error.text.startswith(path)
+    assert ignored_keywords(whole, "schema") == [path]
+    wider = enforceable_schema(whole, is_strict=False)
+    assert wider == rewritten_schema(whole) and not wider["properties"]["tags"].keys() & schema.keys()
+    structured_output_to_grammar(StructuredOutput(OutputFormat.JSON_SCHEMA, json.dumps(whole), is_strict=False))
+
+
+def test_refusal_names_path_and_rule():
+    error = schema_refusal({"properties": {"tags": {"type": "array", "uniqueItems": True}}})
+    assert error.text == "schema.properties.tags.uniqueItems: this keyword is not enforced; leave it out"
+
+
+@pytest.mark.parametrize(
+    ("schema", "path"),
+    [
+        ({"minLength": -1}, "schema.minLength"),
+        ({"minLength": 2.5}, "schema.minLength"),
+        ({"minimum": True}, "schema.minimum"),
+        ({"type": "text"}, "schema.type"),
+        ({"enum": []}, "schema.enum"),
+        ({"format": []}, "schema.format"),
+        ({"minProperties": 1, "required": [[1]]}, "schema.minProperties"),
+        ({"anyOf": []}, "schema.anyOf"),
+        ({"properties": []}, "schema.properties"),
+        ({"properties": {"a": 1}}, "schema.properties.a"),
+        ({"anyOf": [{}, {"items": {"maximum": "3"}}]}, "schema.anyOf[1].items.maximum"),
+        ({"items": {"$ref": "#/$defs/a"}}, "schema.items.$ref"),
+        ({"$ref": "#/$defs/a", "$defs": {"a": {"not": {}}}}, "schema.$defs.a.not"),
+        ({"$ref": "#/$defs/a", "$defs": {"a": {"$id": "b"}}}, "schema.$defs.a.$id"),
+        ({"$ref": "#"}, "#: it refers to itself"),
+        ({"properties": {"next": {"$ref": "#"}}, "required": ["next"], "type": "object"}, "#: it refers to itself"),
+        ({"allOf": [{"type": "string"}, {"type": "null"}]}, "schema: Unsatisfiable"),
+        (False, "schema: nothing satisfies it"),
+        (3, "schema: a schema must be"),
+        ({"const": "\ud800"}, ""),
+    ],
+)
+def test_malformed_schema_is_refused(schema, path):
+    assert schema_refusal(schema).text.startswith(path)
+
+
+@pytest.mark.parametrize(
+    "content", ["", "[", "NaN", '{"minimum": Infinity}', '{"maximum": ' + "9" * 5000 + "}", "\ud800"]
+)
+def test_schema_that_is_no_json_is_refused(content):
+    refusal(OutputFormat.JSON_SCHEMA, content)
+
+
+def test_annotations_constrain_nothing():
+    names = "$schema $comment title description default examples deprecated readOnly writeOnly contentMediaType x-order"
+    schema = {"type": "string", **dict.fromkeys(names.split(), "text"), "discriminator": {}, "uniqueItems": False}
+    assert structured_output_to_grammar(
+        StructuredOutput(OutputFormat.JSON_SCHEMA, json.dumps(schema))
+    ) == structured_output_to_grammar(StructuredOutput(OutputFormat.JSON_SCHEMA, '{"type": "string"}'))
+
+
+def is_closed(schema):
+    return schema.get("additionalProperties") is False
+
+
+def test_object_with_properties_is_closed_unless_it_is_combined():
+    part = {"type": "object", "properties": {"a": {"type": "object", "properties": {"b": {}}}}}
+    closed = enforceable_schema(part)
+    assert is_closed(closed) and is_closed(closed["properties"]["a"])
+    assert not is_closed(enforceable_schema({"type": "object"}))
+    assert not is_closed(enforceable_schema({**part, "additionalProperties": {"type": "null"}}))
+    both = enforceable_schema({"allOf": [part, {"properties": {"c": {}}}]})
+    assert not any(is_closed(item) for item in [*both["allOf"], both["allOf"][0]["properties"]["a"]])
+    beside = enforceable_schema({**part, "anyOf": [{"properties": {"c": {}}}, {"required": ["a"]}]})
+    assert not is_closed(beside) and not is_closed(beside["anyOf"][0])
+    assert all(is_closed(item) for item in enforceable_schema({"anyOf": [part, part]})["anyOf"])
+
+
+def test_definition_is_closed_for_one_reference_and_open_for_another():
+    part = {"type": "object", "properties": {"a": {}}}
+    mixed = {"allOf": [{"$ref": "#/$defs/P"}, {"required": ["c"]}]}
+    schema = {"properties": {"x": {"$ref": "#/$defs/P"}, "y": mixed}, "$defs": {"P": part}}
+    assert sorted(is_closed(item) for item in enforceable_schema(schema)["$defs"].values()) == [False, True]
+
+
+def test_definition_has_one_copy_for_all_notations_of_its_reference():
+    references = ["#/$defs/a~1b", "#/$defs/%61~1b", "#/%24defs/a%7E1b"]
+    schema = {"anyOf": [{"$ref": reference} for reference in references], "$defs": {"a/b": {"type": "null"}}}
+    assert enforceable_schema(schema)["$defs"] == {"d0": {"type": "null"}}
+
+
+@pytest.mark.parametrize("index", ["01", "٠", "-1", "1", "", "9" * 5000])  # noqa: RUF001 (an Arabic digit)
+def test_place_in_a_list_has_one_number(index):
+    schema = {"anyOf": [{"type": "null"}, {"$ref": "#/anyOf/0"}][:1], "properties": {"a": {"$ref": "#/anyOf/" + index}}}
+    assert "there is nothing of that name" in schema_refusal(schema).text
+
+
+def test_required_name_without_a_property_stays_possible():
+    assert enforceable_schema({"properties": {"a": {}}, "required": ["b"]})["properties"] == {"a": {}, "b": True}
+
+
+def test_schema_that_was_checked_is_rewritten_alike_without_the_checks():
+    schema = {"oneOf": [{"type": "string", "pattern": "^[a-z]$"}, {"properties": {"a": {}}, "type": "object"}]}
+    assert rewritten_schema(schema) == enforceable_schema(schema)
+
+
+@pytest.mark.parametrize("schema", [{"oneOf": [{}, {}]}, {"$ref": "#"}])
+def test_only_an_enforceable_schema_is_proved(schema):
+    schema_refusal(schema)
+    rewritten_schema(schema)

@@ -1,0 +1,270 @@
+"""Every answer that the constraint of a chat with tools allows is text or calls of its tools, as they have to be."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import pytest
+from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
+
+from model_repository.contract.request import OutputFormat, ToolUse
+from model_repository.errors import InvalidRequest
+from model_repository.tokenizer.tool_grammar import MAX_CALLS, tool_grammar
+from model_repository.tool_formats import DEEPSEEK, HERMES, LLAMA3_JSON, TOOL_FORMATS, ToolFormat
+from tests.parsed_calls import parse_tool_calls
+
+FORMATS = [HERMES, LLAMA3_JSON, DEEPSEEK]
+# Tokens across the borders of the grammar's literals.
+JOINED = ['{"', '"}}\n', '"}}\n</', '}; {"', '": ', "call>\n", '{"name": "', '", "arguments": {"', '"}\n```']
+JOINED += ['json\n{"', " {"]
+
+
+class Vocabulary:
+    """Bytes, the tokens of the formats by their text, and an end token."""
+
+    def __init__(self) -> None:
+        special_tokens = [token for tool_format in FORMATS for token in tool_format.special_tokens]
+        self.tokens = [*(bytes([byte]) for byte in range(256)), *(text.encode() for text in special_tokens + JOINED)]
+        self.eos_token_id = len(self.tokens)
+        self.tokens.append(b"<eos>")
+        self.special_token_ids = [self.eos_token_id]
+        self.bos_token_id = None
+
+    def __call__(self, text: str | bytes) -> list[int]:
+        return list(text if isinstance(text, bytes) else text.encode())
+
+
+VOCABULARY = Vocabulary()
+EOS = VOCABULARY.eos_token_id
+TOKENIZER = LLTokenizer(TokenizerWrapper(VOCABULARY), n_vocab=len(VOCABULARY.tokens), eos_token=[EOS])
+
+
+def tool(name: str, parameters: Any = None) -> dict[str, Any]:
+    function = {"name": name} if parameters is None else {"name": name, "parameters": parameters}
+    return {"type": "function", "function": function}
+
+
+def closed(properties: dict[str, Any], *required: str) -> dict[str, Any]:
+    return {"type": "object", "properties": properties, "required": list(required), "additionalProperties": False}
+
+
+INTEGER = {"type": "integer"}
+NODE = closed({"next": {"anyOf": [{"type": "null"}, {"$ref": "#/$defs/node"}]}}, "next")
+TOOLS = (
+    tool("get", closed({"n": INTEGER, "l": {"type": "array", "items": {"type": "boolean"}}}, "n")),
+    tool("get_weather", closed({"city": {"type": "string"}, "unit": {"enum": ["c", "f"]}}, "city")),
+    tool("now"),
+    tool("tree", {"$ref": "#/$defs/node", "$defs": {"node": NODE}}),
+)
+
+
+def is_node(value: Any) -> bool:
+    return isinstance(value, dict) and list(value) == ["next"] and (value["next"] is None or is_node(value["next"]))
+
+
+IS_VALID: dict[str, Callable[[Any], bool]] = {
+    "get": lambda value: (
+        list(value) in (["n"], ["n", "l"])
+        and type(value["n"]) is int
+        and all(type(item) is bool for item in value.get("l", []))
+    ),
+    "get_weather": lambda value: (
+        list(value) in (["city"], ["city", "unit"])
+        and isinstance(value["city"], str)
+        and value.get("unit", "c") in ("c", "f")
+    ),
+    "now": lambda value: value == {},
+    "tree": is_node,
+}
+
+
+def identity(schema: object, place: str, is_strict: bool) -> object:
+    return schema
+
+
+def matcher(
+    tool_format: ToolFormat, tools: Iterable[dict[str, Any]] = TOOLS, content: str | None = None, **options: Any
+) -> LLMatcher:
+    structured_output = tool_grammar(ToolUse(tools=tuple(tools), **options), tool_format, identity, content=content)
+    assert structured_output is not None and structured_output.format is OutputFormat.LARK
+    compiled = LLMatcher(TOKENIZER, LLMatcher.grammar_from_lark(structured_output.content))
+    assert not compiled.get_error()
+    return compiled
+
+
+def is_allowed(compiled: LLMatcher, text: str) -> bool:
+    """Whether a text can be the whole answer."""
+    attempt = compiled.deep_copy()
+    token_ids = VOCABULARY(text)
+    return bool(attempt.try_consume_tokens(token_ids) == len(token_ids) and attempt.is_accepting())
+
+
+def walk(compiled: LLMatcher, rng: random.Random) -> str | None:
+    """Draw tokens that the constraint allows; return the text if it comes to an end."""
+    text = b""
+    for _ in range(400):
+        allowed = [token_id for token_id, bias in enumerate(compiled.compute_logit_bias()) if bias]
+        assert (EOS in allowed) == compiled.is_accepting()
+        # Characters that close JSON are likelier, so that walks end.
+        weights = [12 if token_id >= 256 else 6 if chr(token_id) in '"}]{' else 1 for token_id in allowed]
+        token_id = rng.choices(allowed, weights)[0]
+        if token_id == EOS:
+            return text.decode()
+        assert compiled.try_consume_tokens([token_id]) == 1
+        text += VOCABULARY.tokens[token_id]
+    return None
+
+
+@pytest.mark.parametrize("is_parallel", [True, False])
+@pytest.mark.parametrize("choice", ["auto", "required", "function:get"])
+@pytest.mark.parametrize("tool_format", FORMATS, ids=lambda tool_format: tool_format.name)
+def test_every_answer_is_text_and_valid_calls(tool_format: ToolFormat, choice: str, is_parallel: bool) -> None:
+    compiled = matcher(tool_format, choice=choice, is_parallel=is_parallel)
+    rng = random.Random(f"{tool_format.name} {choice} {is_parallel}")
+    answers = [text for text in (walk(compiled.deep_copy(), rng) for _ in range(20)) if text is not None]
+    assert len(answers) > 5
+    for text in answers:
+        content, calls = parse_tool_calls(tool_format.name, text)
+        assert all(call.is_complete and IS_VALID[call.name](json.loads(call.arguments)) for call in calls)
+        assert len(calls) <= (MAX_CALLS if is_parallel and choice != "function:get" else 1)
+        written = tool_format.calls_text((call.name, call.arguments) for call in calls) if calls else ""
+        lead = text.removesuffix(written)
+        assert lead + written == text
+        if choice == "auto":
+            assert not tool_format.trigger or tool_format.trigger not in lead
+            assert content == (lead.rstrip(" \t\r\n") if calls else text) or lead == tool_format.answer_prefix
+        else:
+            assert calls and not lead
+        if choice == "function:get":
+            assert [call.name for call in calls] == ["get"]
+
+
+@pytest.mark.parametrize("tool_format", FORMATS, ids=lambda tool_format: tool_format.name)
+def test_each_choice_allows_its_answers_only(tool_format: ToolFormat) -> None:
+    get = tool_format.calls_text([("get", '{"n": 1}')])
+    weather = tool_format.calls_text([("get_weather", '{"city": "</tool_call>"}')])
+    both = tool_format.calls_text([("get", '{"n": 1}'), ("now", "{}")])
+    too_many = tool_format.calls_text([("now", "{}")] * (MAX_CALLS + 1))
+    texts = ["", "Hello <you>, {}.", get, weather, both, too_many, get + " Done."]
+
+    def allowed(**options: Any) -> list[bool]:
+        compiled = matcher(tool_format, **options)
+        return [is_allowed(compiled, text) for text in texts]
+
+    assert allowed() == [True, True, True, True, True, False, False]
+    assert allowed(is_parallel=False) == [True, True, True, True, False, False, False]
+    assert allowed(choice="required") == [False, False, True, True, True, False, False]
+    assert allowed(choice="required", is_parallel=False) == [False, False, True, True, False, False, False]
+    assert allowed(choice="function:get") == [False, False, True, False, False, False, False]
+
+
+@pytest.mark.parametrize("tool_format", [HERMES, DEEPSEEK], ids=lambda tool_format: tool_format.name)
+def test_text_may_come_before_calls_where_something_begins_them(tool_format: ToolFormat) -> None:
+    call = tool_format.calls_text([("now", "{}")])
+    assert is_allowed(matcher(tool_format), f"Let me see.\n{call}")
+    assert not is_allowed(matcher(tool_format, choice="required"), f"Let me see.\n{call}")
+
+
+@pytest.mark.parametrize("tool_format", TOOL_FORMATS.values(), ids=lambda tool_format: tool_format.name)
+def test_an_answer_of_a_form_or_calls_instead(tool_format: ToolFormat) -> None:
+    compiled = matcher(tool_format, content='%json {"type": "integer"}')
+    call = tool_format.calls_text([("now", "{}")])
+    assert is_allowed(compiled, "12") and is_allowed(compiled, call)
+    assert not is_allowed(compiled, "twelve") and not is_allowed(compiled, f"12{call}")
+    assert not is_allowed(matcher(tool_format, content='%json {"type": "integer"}', choice="required"), "12")
+
+
+def test_llamas_answer_is_a_call_by_its_first_character() -> None:
+    compiled = matcher(LLAMA3_JSON)
+    call = LLAMA3_JSON.calls_text([("now", "{}")])
+    texts = [f"<|python_tag|>{call}", "<|python_tag|>print(1)", '{"a": 1}', f" {call}", f"So: {call}", "<b>{}</b>"]
+    assert [is_allowed(compiled, text) for text in texts] == [True, False, False, False, True, True]
+
+
+@pytest.mark.parametrize(
+    ("parameters", "arguments", "is_valid"),
+    [
+        (None, "{}", True),
+        (None, '{"a": 1}', False),
+        ({}, '{"a": 1}', False),
+        ({"type": "object", "properties": {}, "required": [], "description": "none"}, '{"a": 1}', False),
+        ({"type": "object"}, '{"a": 1}', True),  # any object
+        ({"type": "object", "properties": {}, "additionalProperties": {"type": "integer"}}, '{"a": 1}', True),
+        ({"type": ["object", "null"], "properties": {"a": INTEGER}}, "null", False),
+        ({"type": "object", "nullable": True}, "null", False),
+        ({"properties": {"a": INTEGER}}, '{"a": 1}', True),
+        ({"properties": {"a": INTEGER}}, "5", False),
+        (closed({"a": INTEGER, "b": INTEGER}), '{"a": 1, "b": 2}', True),
+        (closed({"a": INTEGER, "b": INTEGER}), '{"a":1,"b":2}', False),  # spaced as models write it
+        ({"anyOf": [closed({"a": INTEGER}, "a"), closed({"b": INTEGER}, "b")]}, '{"b": 1}', True),
+        ({"anyOf": [closed({"a": INTEGER}, "a"), closed({"b": INTEGER}, "b")]}, "{}", False),
+    ],
+)
+def test_arguments_are_an_object_that_the_schema_allows(parameters: Any, arguments: str, is_valid: bool) -> None:
+    compiled = matcher(HERMES, [tool("f", parameters)])
+    assert is_allowed(compiled, HERMES.calls_text([("f", arguments)])) == is_valid
+
+
+def test_names_are_written_exactly() -> None:
+    names = ["a", "a.b", "a b", "größe", "<|x|>", "a/b#c", "%json"]
+    for tool_format in FORMATS:
+        compiled = matcher(tool_format, map(tool, names))
+        for name in [*names, "a.", "b"]:
+            text = tool_format.calls_text([(name, "{}")])
+            assert is_allowed(compiled, text) == (name in names)
+
+
+def test_without_callable_tools_nothing_is_constrained() -> None:
+    assert tool_grammar(ToolUse(tools=()), HERMES, identity) is None
+    assert tool_grammar(ToolUse(tools=TOOLS, choice="none"), HERMES, identity) is None
+
+
+def test_schemas_are_prepared_with_their_place_and_strictness() -> None:
+    seen: list[tuple[object, str, bool]] = []
+
+    def prepare(schema: object, place: str, is_strict: bool) -> object:
+        seen.append((schema, place, is_strict))
+        return closed({"z": INTEGER}, "z")
+
+    given = closed({"x": INTEGER})
+    tools = [tool("a", given), tool("b", given), tool("c", given)]
+    tools[0]["function"]["strict"], tools[1]["function"]["strict"] = True, False
+    structured_output = tool_grammar(ToolUse(tools=tuple(tools)), HERMES, prepare)
+    expected = zip(range(3), (True, False, False), strict=True)
+    assert seen == [(given, f"tools[{number}].function.parameters", is_strict) for number, is_strict in expected]
+    assert structured_output is not None
+    compiled = LLMatcher(TOKENIZER, LLMatcher.grammar_from_lark(structured_output.content))
+    assert is_allowed(compiled, HERMES.calls_text([("a", '{"z": 1}')]))
+
+
+@pytest.mark.parametrize(
+    ("tools", "choice", "field"),
+    [
+        (TOOLS, "function:set", "tool_choice"),
+        (TOOLS, "function:", "tool_choice"),
+        (TOOLS, "any", "tool_choice"),
+        (TOOLS, "auto:get", "tool_choice"),
+        ((), "required", "tool_choice"),
+        (({"type": "function"},), "auto", "tools[0].function"),
+        (({"type": "function", "function": {}},), "auto", "tools[0].function.name"),
+        ((TOOLS[0], tool('a"b')), "auto", "tools[1].function.name"),
+        ((tool("a\nb"),), "auto", "tools[0].function.name"),
+        ((tool(""),), "auto", "tools[0].function.name"),
+        ((tool("f", [1]),), "auto", "tools[0].function.parameters"),
+        ((tool("f", {"type": "string"}),), "auto", "tools[0].function.parameters.type"),
+    ],
+)
+def test_a_malformed_tool_is_refused_by_its_place(tools: Any, choice: str, field: str) -> None:
+    with pytest.raises(InvalidRequest) as error:
+        tool_grammar(ToolUse(tools=tools, choice=choice), HERMES, identity)
+    assert error.value.field == field
+
+
+@pytest.mark.parametrize("tool_format", TOOL_FORMATS.values(), ids=lambda tool_format: tool_format.name)
+def test_as_many_tools_as_openai_allows_compile(tool_format: ToolFormat) -> None:
+    parameters = closed({"city": {"type": "string"}, "days": {"type": "integer", "minimum": 1}, "o": {}}, "city")
+    compiled = matcher(tool_format, [tool(f"tool_{number}", parameters) for number in range(128)])
+    assert is_allowed(compiled, tool_format.calls_text([("tool_127", '{"city": "Oslo", "days": 3}')]))
