@@ -140,7 +140,6 @@ def fan(num_levels: int) -> str:
 # Each is within the limits of characters, lines, definitions and nesting.
 BOMBS = {
     "a grammar of 30 levels": StructuredOutput(OutputFormat.GRAMMAR, fan(30)),
-    "a grammar of 24 levels": StructuredOutput(OutputFormat.GRAMMAR, fan(24)),
     "patterns that must all match": StructuredOutput(
         OutputFormat.JSON_SCHEMA, json.dumps({"allOf": [{"pattern": f"a{{0,{n}}}b"} for n in range(1, 60)]})
     ),
