@@ -21,9 +21,8 @@ _FIRST_S = 5.0  # of full time, in which possibly no completion has ended yet
 _MAX_RETRY_S = 60.0
 _MIN_RETRY_S = 0.1
 _MAX_QUEUED = 2048  # bounds the memory of waiting requests
-_MAX_EXPECTED_SHARE = (
-    0.5  # of the maximum wait: a longer expected wait is refused at once, so that few requests time out
-)
+# Of the maximum wait: a longer expected wait is refused at once, so that few requests time out.
+_MAX_EXPECTED_SHARE = 0.5
 
 
 class CompletionRate:

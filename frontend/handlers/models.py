@@ -61,9 +61,8 @@ async def health_ready(request: web.Request) -> web.Response:
         }
     stops = is_draining(request.app)
     body: dict[str, Any] = {"status": "draining" if stops else "ready" if is_ready else "not ready"}
-    if not (
-        request.app[IS_PUBLIC] and request.app[SETTINGS].key_file
-    ):  # this route needs no key, the list of models does
+    is_list_secret = request.app[IS_PUBLIC] and request.app[SETTINGS].key_file  # this route needs no key, the list does
+    if not is_list_secret:
         body |= {"endpoints": triton.endpoints(), "models": models, "replicas": triton.states_by_endpoint()}
     if is_ready and not stops:
         return json_response(body)

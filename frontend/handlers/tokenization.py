@@ -35,7 +35,7 @@ async def detokenize(request: web.Request) -> web.Response:
     headers = ignored_header(request, ignored)
     model = (await find_model(request, body.model)).model
     await _count_request(request, model.id)
-    check_num_tokens(body.tokens, "tokens", model)
+    check_num_tokens(len(body.tokens), "tokens", model)
     text = await request.app[TRITON].detokenize(model.ensemble, body.tokens, has_special_tokens=True)
     answer: Detokenization = {"prompt": text}
     return json_response(answer, headers=headers)

@@ -41,9 +41,8 @@ def end_marked(mark: str, grace_s: float) -> None:
     """Send SIGTERM to every marked process, then SIGKILL after the grace period; free their shared memory."""
     kill_at = time.monotonic() + grace_s
     num_empty_scans, signalled = 0, set[int]()
-    while (
-        num_empty_scans < 2 and time.monotonic() < kill_at + _KILL_WAIT_S
-    ):  # two: a process is not visible during exec
+    # Two empty scans in a row: a process is not visible during exec.
+    while num_empty_scans < 2 and time.monotonic() < kill_at + _KILL_WAIT_S:
         is_over = time.monotonic() >= kill_at
         pids = marked_pids(mark)
         for pid in pids if is_over else pids - signalled:

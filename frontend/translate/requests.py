@@ -81,7 +81,7 @@ def completion_to_requests(
     for text_or_ids in completion.prompt:
         prompt: Prompt
         if isinstance(text_or_ids, list):
-            check_num_tokens(text_or_ids, "prompt", name.model)
+            check_num_tokens(len(text_or_ids), "prompt", name.model)
             prompt = TokenPrompt(tuple(text_or_ids))
         else:
             _check_num_chars(len(text_or_ids), "prompt", name.model)
@@ -93,27 +93,20 @@ def completion_to_requests(
     return requests
 
 
-def check_num_tokens(token_ids: Sequence[int], field: str, model: ServedModel) -> None:
-    """Check that token ids fit the context window.
+def check_num_tokens(num_tokens: int, field: str, model: ServedModel, *, counted: str = "") -> None:
+    """Check that a field fits the context window; `counted` says in the error how its tokens were counted.
 
     Raises:
-        ContextLengthExceeded: there are too many.
+        ContextLengthExceeded: it has too many tokens.
     """
-    if len(token_ids) > model.context_window:
-        sizes = f"{len(token_ids)} tokens: the context window is {model.context_window} tokens"
+    if num_tokens > model.context_window:
+        sizes = f"{counted}{num_tokens} tokens: the context window is {model.context_window} tokens"
         raise ContextLengthExceeded(f"{field}: {sizes}", param=field)
 
 
 def _check_num_chars(num_chars: int, field: str, model: ServedModel) -> None:
-    """Refuse a text before it is sent that no tokenizer can fit into the context window.
-
-    Raises:
-        ContextLengthExceeded: the text is too long.
-    """
-    num_tokens = -(-num_chars // _MAX_TOKEN_CHARS)
-    if num_tokens > model.context_window:
-        sizes = f"the prompt has at least {num_tokens} tokens: the context window is {model.context_window} tokens"
-        raise ContextLengthExceeded(f"{field}: {sizes}", param=field)
+    """Refuse a text that no tokenizer can fit into the context window, before it is sent."""
+    check_num_tokens(-(-num_chars // _MAX_TOKEN_CHARS), field, model, counted="the prompt has at least ")
 
 
 def tokenize_to_prompt(request: TokenizeRequest, name: ModelName) -> Prompt:
@@ -128,9 +121,8 @@ def ignored_fields(body: GenerationBody | TokenizeRequest, name: ModelName) -> l
     """Return the places of fields that the model's runtime or chat template does not read."""
     parameters = name.model.parameters
     places = []
-    if (
-        isinstance(body, GenerationBody) and body.seed is not None and _mirostat(body) is None
-    ):  # the engine stage draws Mirostat's tokens
+    # Mirostat's tokens are drawn by the engine stage, whatever the runtime.
+    if isinstance(body, GenerationBody) and body.seed is not None and _mirostat(body) is None:
         places += ["seed"] * (Capability.SEED not in parameters.capabilities)
     if isinstance(body, ChatCompletionRequest) and body.reasoning_effort is not None:
         places += ["reasoning_effort"] * ("reasoning_effort" not in parameters.template_fields)

@@ -34,9 +34,8 @@ class ChunkQueue:
 
     def put(self, chunk: GenerationChunk) -> None:
         """Add the next chunk. Chunks after the last one, or after an error, are dropped."""
-        if (
-            self._error is None and not self.is_finished and (chunk.text or not chunk.is_text)
-        ):  # tokens without bytes say nothing
+        is_empty = chunk.is_text and not chunk.text  # tokens without bytes
+        if self._error is None and not self.is_finished and not is_empty:
             self._num_unread += 1 if chunk.is_text else _weight(chunk)
             if self._num_unread > MAX_UNREAD and self._chunks:
                 self._overflow()

@@ -152,9 +152,9 @@ class HealthMonitor:
     ) -> None:
         self._triton = triton
         self._models = models
-        self._deadline_s, self._stall_s = STATS_TIMEOUT_S, settings.engine_stall_s
+        self._stall_s = settings.engine_stall_s
         self._clock = clock
-        self._on_look = on_checked
+        self._on_checked = on_checked
         self._health: dict[str, EngineHealth] = {}  # by ensemble
         self._draining: set[str] = set()  # ensembles
         self._plan = ReloadPlan(clock)
@@ -215,25 +215,24 @@ class HealthMonitor:
         health = self._health.setdefault(ensemble, EngineHealth())
         epoch: int | None = None
         try:
-            stats = await check_engine(self._triton, ensemble, deadline_s=self._deadline_s, stall_s=self._stall_s)
+            stats = await check_engine(self._triton, ensemble, deadline_s=STATS_TIMEOUT_S, stall_s=self._stall_s)
         except APIError as exc:
             verdict = health.failed(exc)
             if isinstance(exc, ModelNotReady | NotFound):
                 self._health.pop(ensemble, None)
             # A model that is being reloaded is down, not unloaded.
-            self._on_look(
+            self._on_checked(
                 ensemble_to_model_id(ensemble), StageUnhealthy(stage) if ensemble in self.recovering() else exc
             )
         else:
             epoch = stats.epoch
             verdict = health.answered(epoch)
             (self._draining.add if stats.is_draining else self._draining.discard)(ensemble)
-            self._on_look(ensemble_to_model_id(ensemble), stats)
+            self._on_checked(ensemble_to_model_id(ensemble), stats)
             for text_stage in (stage_name(ensemble, "tokenizer"), stage_name(ensemble, "detokenizer")):
                 if text_stage not in self._plan:
                     self._start(f"check {text_stage}", self._check(text_stage))
-            max_silence_s = self._stall_s + _SILENCE_MARGIN_S
-            self._triton.generations.end_silent(ensemble, max_silence_s, EngineFailed("Its outputs do not arrive."))
+            self._end_silent(ensemble)
         if verdict is Verdict.FINE or not self._plan.is_news(stage, since):
             return
         logger.warning("the engine of %s is %s", ensemble, verdict)
@@ -241,6 +240,13 @@ class HealthMonitor:
         self._end_streams(stage, ModelUnloaded() if verdict is Verdict.UNLOADED else None, spared_epoch=epoch)
         if verdict is Verdict.LOST:
             self._want_reload(stage)
+
+    def _end_silent(self, ensemble: str) -> None:
+        """End the calls that got nothing for longer than a step of a working engine takes."""
+        error = EngineFailed("The model's outputs for this request do not arrive.")
+        num_ended = self._triton.generations.end_silent(ensemble, self._stall_s + _SILENCE_MARGIN_S, error)
+        if num_ended:
+            logger.warning("ended %d requests to %s, since their outputs did not arrive", num_ended, ensemble)
 
     async def _check(self, stage: str) -> None:
         """Check a text stage, and have it reloaded if it is dead or hangs."""
@@ -304,12 +310,12 @@ class HealthMonitor:
         self._news.set()
 
     async def _answers(self, stage: str) -> bool:
-        ensemble, deadline_s = ensemble_of_stage(stage), self._deadline_s
+        ensemble = ensemble_of_stage(stage)
         try:
             if stage == stage_name(ensemble, "engine"):
-                await check_engine(self._triton, ensemble, deadline_s=deadline_s, stall_s=self._stall_s)
+                await check_engine(self._triton, ensemble, deadline_s=STATS_TIMEOUT_S, stall_s=self._stall_s)
             else:
-                await check_text_stage(self._triton, stage, deadline_s=deadline_s)
+                await check_text_stage(self._triton, stage, deadline_s=STATS_TIMEOUT_S)
         except APIError:
             return False
         return True

@@ -62,7 +62,7 @@ def _suite(options: Options, factory: ServerFactory, console: Console) -> int:
         _show(outcome, console)
     results = options.output / "results.json"
     write_json(results, machine, given, outcomes)
-    note = "--quick: a trial run, its figures mean nothing" if options.is_quick else ""
+    note = "--quick: too short for its figures to mean anything" if options.is_quick else ""
     console.print(note, markup=False)
     for path in (results, *write_plots(options.output, outcomes, note)):
         console.print(f"wrote {path}", markup=False)

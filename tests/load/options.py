@@ -35,7 +35,7 @@ class Options:
     num_threads: int
     external: Target | None  # a server that runs elsewhere
     soak_minutes: float | None
-    is_quick: bool  # a trial run, whose figures mean nothing
+    is_quick: bool  # a trial of the benchmark, too short for its figures to mean anything
 
 
 def read_options(arguments: list[str] | None = None) -> Options:
@@ -86,7 +86,9 @@ def _make_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--repeat", type=int, metavar="N", help=f"runs of each point ({_NUM_REPEATS}; fewer for some scenarios)"
     )
-    parser.add_argument("--quick", action="store_true", help="a trial run, whose figures mean nothing")
+    parser.add_argument(
+        "--quick", action="store_true", help="a trial of the benchmark, too short for its figures to mean anything"
+    )
     parser.add_argument("--soak", type=float, metavar="MINUTES", help="instead: half load for MINUTES, with the memory")
     parser.add_argument(
         "--output", type=Path, default=Path("bench-results"), metavar="DIR", help="for results (%(default)s)"
