@@ -12,7 +12,6 @@ from model_repository.tool_formats import (
     HERMES,
     LLAMA3_JSON,
     PLAIN,
-    TOOL_FORMATS,
     detect_tool_format,
     messages_with_plain_tools,
     plain_tool_prompt,
@@ -31,12 +30,6 @@ NOW: dict[str, Any] = {"type": "function", "function": {"name": "now"}}
 
 def call(name: str, arguments: Any) -> dict[str, Any]:
     return {"id": "call_1", "type": "function", "function": {"name": name, "arguments": arguments}}
-
-
-def test_a_format_is_found_by_its_name() -> None:
-    assert {name: each.name for name, each in TOOL_FORMATS.items()} == {
-        name: name for name in ("hermes", "llama3_json", "deepseek", "plain")
-    }
 
 
 @pytest.mark.parametrize(
@@ -82,28 +75,10 @@ def test_the_format_is_detected_in_the_template(template: str, name: str) -> Non
     assert detect_tool_format(template) == name
 
 
-def test_the_prompt_lists_every_tool_as_a_line_of_json_and_shows_the_form() -> None:
-    lines = plain_tool_prompt([WEATHER, NOW]).splitlines()
-    assert [json.loads(line) for line in lines if line.startswith('{"name": ') and "NAME" not in line] == [
-        WEATHER["function"],
-        NOW["function"],
-    ]
-    assert "°" in plain_tool_prompt([WEATHER])
-    at = lines.index("<tool_call>")
-    assert lines[at + 1 : at + 3] == ['{"name": "NAME", "arguments": {"KEY": VALUE}}', "</tool_call>"]
-
-
 def test_tools_are_described_behind_the_system_message() -> None:
     messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]
     assert messages_with_plain_tools(messages, [NOW]) == [
         {"role": "system", "content": f"Be brief.\n\n{plain_tool_prompt([NOW])}"},
-        {"role": "user", "content": "Hi"},
-    ]
-
-
-def test_tools_are_described_in_a_system_message_of_their_own_where_there_is_none() -> None:
-    assert messages_with_plain_tools([{"role": "user", "content": "Hi"}], [NOW]) == [
-        {"role": "system", "content": plain_tool_prompt([NOW])},
         {"role": "user", "content": "Hi"},
     ]
 

@@ -98,6 +98,7 @@ PARAMS: list[tuple[dict[str, Any], Params]] = [
 ]
 PROMPTS: list[tuple[dict[str, Any], Prompt]] = [
     ({"text_input": [""], "suffix": ["b"]}, TextPrompt("", "b")),
+    ({"text_input": ["é\0"]}, TextPrompt("é\0")),
     # NVIDIA's clients always send a text.
     ({"input_ids": [1, 2], "text_input": [""]}, TokenPrompt((1, 2))),
     ({"messages": [CHAT], "text_input": [""]}, ChatPrompt(MESSAGES)),
@@ -110,7 +111,9 @@ PROMPTS: list[tuple[dict[str, Any], Prompt]] = [
 
 @pytest.mark.parametrize(("sent", "expected"), PARAMS, ids=shortened)
 def test_each_parameter_is_read_from_its_input(sent: dict[str, Any], expected: Params) -> None:
-    assert request_of(**sent) == GenerationRequest(prompt=TextPrompt("hello"), params=expected)
+    found = request_of(**sent)
+    assert found == GenerationRequest(prompt=TextPrompt("hello"), params=expected)
+    assert repr(found.params) == repr(expected)  # 0, 0.0 and False are equal
 
 
 @pytest.mark.parametrize(("sent", "expected"), PROMPTS, ids=shortened)
@@ -196,6 +199,7 @@ def tools(function: Any) -> dict[str, Any]:
         ({"max_tokens": [1, 2]}, "max_tokens: expected one element, got 2"),
         ({"stream": []}, "stream: expected one element, got 0"),
         ({"stop_words": ["a", b"\xff"]}, "stop_words: not UTF-8 at byte 0"),
+        ({"text_input": ["a\ud800".encode("utf-8", "surrogatepass")]}, "text_input: not UTF-8 at byte 1"),
         ({"stop_words": ["a"] * (MAX_STOP_WORDS + 1)}, "stop_words: 17 elements: there may be 16"),
         ({"bad_words": ["a"] * (MAX_BAD_WORDS + 1)}, "bad_words: 257 elements: there may be 256"),
         ({"bad_words": ["é" * 257]}, "bad_words: a text of 257 characters: it may have 256"),
@@ -234,6 +238,8 @@ def test_a_refusal_names_input_value_and_rule(tensors: dict[str, Any], message: 
 @pytest.mark.parametrize(
     ("tensors", "message"),
     [
+        ({"messages": [b"\xff"]}, "messages: not UTF-8 at byte 0"),
+        ({"messages": ["1", "2"]}, "messages: expected one element, got 2"),
         ({"messages": ["{"]}, "messages: not JSON (Expecting property name enclosed in double quotes"),
         ({"messages": ["[" * 100_000]}, "messages: not JSON ("),
         ({"messages": ["{}"]}, "messages: expected a JSON list"),

@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
-from enum import StrEnum
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -20,7 +19,6 @@ from model_repository.contract.codec import (
     message_tensor,
     pack,
     payload_of,
-    read_message,
     tensor,
     unpack,
 )
@@ -45,8 +43,6 @@ from model_repository.contract.request import (
     TokenizeAnswer,
     TokenizeRequest,
 )
-from model_repository.contract.rules import check_declared
-from model_repository.contract.spec import TensorSpec, specs_of
 from model_repository.contract.tensors import CHUNK_BATCH, PUBLIC_OUTPUTS
 from model_repository.errors import InvalidRequest
 from tests.model_repository.contract.generated import messages
@@ -154,111 +150,12 @@ def test_a_chunk_of_text_has_nothing_else(fields: dict[str, Any], is_text: bool)
 # --- single tensors -------------------------------------------------------------------------------------------------
 
 
-class Colour(StrEnum):
-    RED = "red"
-    BLUE = "blue"
-
-
-class Inner(Struct):
-    text: Annotated[str, TensorSpec()] = ""
-    files: Annotated[tuple[bytes, ...], TensorSpec()] = ()
-
-
-class Message(Struct):
-    count: Annotated[int, TensorSpec(low=0)] = 0
-    share: Annotated[float, TensorSpec(low=0, high=1, is_low_open=True)] = 1.0
-    capped: Annotated[float, TensorSpec(high=5)] = 0.0
-    any: Annotated[float, TensorSpec()] = 0.0
-    counts: Annotated[tuple[int, ...], TensorSpec(low=0)] = ()
-    texts: Annotated[tuple[str, ...], TensorSpec(max_items=2, max_chars=4)] = ()
-    colour: Annotated[Colour, TensorSpec()] = Colour.RED
-    is_open: Annotated[bool, TensorSpec("is_closed", is_negated=True)] = True
-    value: Annotated[Any, TensorSpec(is_json=True)] = None
-    bias: Annotated[dict[int, float], TensorSpec("keys", low=0), TensorSpec("values", high=1)] = {}
-    inner: Inner | None = None
-
-
-SPECS = {spec.name: spec for spec in specs_of(Message)}
-
-
-def read(**sent: list[Any]) -> dict[str, Any]:
-    """Return the fields of a message whose tensors have these elements."""
-    return read_message(Message, {name: tensor(SPECS[name], *elements) for name, elements in sent.items()})
-
-
 def test_a_payload_travels_as_one_text() -> None:
     sent = message_tensor(CHUNK_BATCH, b"\xff\0a")
     assert {name: value.shape for name, value in sent.items()} == {"chunk_batch": (1, 1)}
     assert payload_of(sent, CHUNK_BATCH) == b"\xff\0a"
     two = {"chunk_batch": tensor(CHUNK_BATCH, b"a", b"b")}
     assert refusal(lambda: payload_of(two, CHUNK_BATCH)) == "chunk_batch: expected one element, got 2"
-
-
-@pytest.mark.parametrize(
-    ("sent", "expected"),
-    [
-        ({}, {}),
-        ({"count": [0]}, {"count": 0}),
-        ({"count": [2**31 - 1]}, {"count": 2**31 - 1}),
-        ({"share": [2**-149]}, {"share": 2**-149}),
-        ({"share": [1]}, {"share": 1.0}),
-        ({"capped": [-1024]}, {"capped": -1024.0}),
-        ({"capped": [5]}, {"capped": 5.0}),
-        ({"any": [np.inf]}, {"any": math.inf}),
-        ({"counts": [0, 1]}, {"counts": (0, 1)}),
-        ({"counts": []}, {"counts": ()}),
-        ({"texts": ["", "日本", ""]}, {"texts": ("日本",)}),
-        ({"colour": ["blue"]}, {"colour": Colour.BLUE}),
-        ({"colour": [""]}, {}),
-        ({"is_closed": [True]}, {"is_open": False}),
-        ({"is_closed": [False]}, {"is_open": True}),
-        ({"value": ['{"a": [1, null]}']}, {"value": {"a": [1, None]}}),
-        ({"keys": [2, 1], "values": [0.5, -3.0]}, {"bias": {2: 0.5, 1: -3.0}}),
-        ({"text": ["é\0"]}, {"inner": {"text": "é\0"}}),
-        ({"files": [b"\xff", b""]}, {"inner": {"files": (b"\xff", b"")}}),
-    ],
-    ids=str,
-)
-def test_a_field_is_read_from_its_tensors(sent: dict[str, list[Any]], expected: dict[str, Any]) -> None:
-    found = read(**sent)
-    assert found == expected
-    assert repr(found) == repr(expected)  # 0, 0.0 and False are equal
-
-
-@pytest.mark.parametrize(
-    ("sent", "message"),
-    [
-        ({"count": []}, "count: expected one element, got 0"),
-        ({"count": [1, 2]}, "count: expected one element, got 2"),
-        ({"text": ["a", "b"]}, "text: expected one element, got 2"),
-        ({"value": ["1", "2"]}, "value: expected one element, got 2"),
-        ({"count": [-1]}, "count: -1 must be at least 0"),
-        ({"counts": [1, -1]}, "counts: -1 must be at least 0"),
-        ({"share": [0]}, "share: 0.0 must be above 0 and at most 1"),
-        ({"share": [1.5]}, "share: 1.5 must be above 0 and at most 1"),
-        ({"capped": [5.5]}, "capped: 5.5 must be at most 5"),
-        ({"capped": [np.nan]}, "capped: nan must be at most 5"),
-        ({"keys": [-1], "values": [0]}, "keys: -1 must be at least 0"),
-        ({"keys": [1], "values": [2]}, "values: 2.0 must be at most 1"),
-        ({"keys": [1, 2], "values": [1]}, "values: 1 values for 2 of keys: there must be one for each"),
-        ({"values": [1]}, "values: 1 values for 0 of keys: there must be one for each"),
-        ({"texts": ["a"] * 3}, "texts: 3 elements: there may be 2"),
-        ({"texts": ["a", "bcdef"]}, "texts: a text of 5 characters: it may have 4"),
-        ({"colour": ["green"]}, "colour: 'green' must be one of red, blue"),
-        ({"text": [b"ab\xff"]}, "text: not UTF-8 at byte 2"),
-        ({"texts": ["a", b"\xff"]}, "texts: not UTF-8 at byte 0"),
-        ({"text": ["a\ud800".encode("utf-8", "surrogatepass")]}, "text: not UTF-8 at byte 1"),
-        ({"value": [b"\xff"]}, "value: not UTF-8 at byte 0"),
-    ],
-    ids=str,
-)
-def test_a_tensor_that_breaks_its_declaration_is_refused(sent: dict[str, list[Any]], message: str) -> None:
-    assert refusal(lambda: check_declared(Message(**read(**sent)))) == message
-
-
-@pytest.mark.parametrize("payload", ["", "{", "[" * 100_000])
-def test_a_text_that_is_not_json_is_refused(payload: str) -> None:
-    assert refusal(lambda: read(value=[payload])).startswith("value: not JSON (")
 
 
 # --- chunks as the public outputs -----------------------------------------------------------------------------------

@@ -167,10 +167,6 @@ def test_the_chunks_of_an_output_batch_keep_number_and_order_and_errors_pass() -
     )
 
 
-def test_an_empty_output_batch_becomes_an_empty_chunk_batch() -> None:
-    assert DETOKENIZER.chunks(OutputBatch(9, 4, False)) == ChunkBatch(4)
-
-
 # --- direct callers of the stage ------------------------------------------------------------------------------------
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from model_repository.contract.output import OutputBatch, TokenDelta
-from model_repository.contract.request import EngineRequest, EngineRequestBatch
+from model_repository.contract.request import EngineRequest, EngineRequestBatch, OutputFormat, StructuredOutput
 from model_repository.engine.adapter_folder import Adapter
 from model_repository.engine.emitter import Emitter
 from model_repository.engine.engine import Engine
@@ -22,6 +22,7 @@ from tests.model_repository.engine.engine_requests import changed
 BYTE_TABLE = [bytes([byte]) for byte in range(256)]
 EOS = 0  # a byte that no script contains
 SILENCE_S = 1.25 * SINGLE_CHECK_INTERVAL_S
+REGEX = StructuredOutput(OutputFormat.REGEX, "a")
 REQUEST = EngineRequest(prompt_token_ids=(1, 2, 3), max_tokens=50)
 POLITE = Adapter(path=Path("unused"), key="1", num_bytes=7, source="teams/polite")
 PATIENCE_S = 30.0  # for the engine's thread; a test that needs it has failed
@@ -167,6 +168,11 @@ class FakeResponder:
         self.has_ended.set()
 
     @property
+    def error_message(self) -> str:
+        """The message of the error that ended the stream; empty without one."""
+        return "" if self.error is None else self.error.message()
+
+    @property
     def number(self) -> int:
         return self.batches[-1].stream
 
@@ -250,6 +256,16 @@ class Fake:
         responder = responder or FakeResponder()
         self.engine.submit(EngineRequestBatch(stream, tuple(items.items())), responder)
         return responder
+
+    def hold_grammars(self) -> threading.Event:
+        """Compile no grammar before the event is set."""
+        may_go_on = threading.Event()
+
+        def wait() -> None:
+            assert may_go_on.wait(PATIENCE_S)
+
+        self.runtime.on_prepare = wait
+        return may_go_on
 
     def open_stream(self, key: str = "key") -> FakeResponder:
         responder = FakeResponder()

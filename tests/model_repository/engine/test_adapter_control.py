@@ -9,7 +9,7 @@ from queue import SimpleQueue
 import pytest
 
 from model_repository.engine.adapter_control import AdapterControl, restore_adapters
-from model_repository.errors import EngineFailed, InvalidRequest, UnknownAdapter, Unsupported
+from model_repository.errors import EngineFailed, InvalidRequest, Unsupported
 from tests.model_repository.engine.adapter_folders import root_of, write_folder
 from tests.model_repository.engine.fake_engine import POLITE, Fake, FakeRuntime
 
@@ -68,24 +68,6 @@ def noted(folder: Path) -> dict[str, str]:
     return dict(root_of(folder).noted())
 
 
-def test_an_adapter_is_loaded_noted_unloaded_and_forgotten(control: AdapterControl, fake: Fake, folder: Path) -> None:
-    assert load(control, "polite", "a") is None
-    assert fake.engine.stats().adapters == noted(folder) == {"polite": "a"}
-    assert unload(control, "polite") is None
-    assert fake.engine.stats().adapters == noted(folder) == {}
-
-
-def test_the_same_order_twice_is_fine_and_other_weights_under_the_name_are_not(
-    control: AdapterControl, folder: Path
-) -> None:
-    assert [load(control, "polite", "a"), load(control, "polite", "a")] == [None, None]
-    write_folder(folder / "other", b"other weights")
-    error = load(control, "polite", "other")
-    assert isinstance(error, InvalidRequest)
-    assert error.text.startswith("'polite': another adapter is loaded under this name")
-    assert noted(folder) == {"polite": "a"}
-
-
 def test_an_adapter_that_the_runtime_refuses_is_not_noted(control: AdapterControl, fake: Fake, folder: Path) -> None:
     fake.runtime.adapter_error = InvalidRequest("bad", "source")
     assert load(control, "polite", "a") is fake.runtime.adapter_error
@@ -107,13 +89,6 @@ def test_there_is_a_bound(control: AdapterControl) -> None:
     )
     assert unload(control, "a") is None
     assert load(control, "c", "c") is None
-
-
-def test_an_unknown_or_built_in_adapter_cannot_be_unloaded(control: AdapterControl, fake: Fake) -> None:
-    assert isinstance(unload(control, "nothing"), UnknownAdapter)
-    fake.runtime.adapters["own"] = type(POLITE)(path=Path("x"), key="1", num_bytes=1)
-    error = unload(control, "own")
-    assert isinstance(error, InvalidRequest) and "part of the model's artifact" in error.text
 
 
 def test_without_a_root_every_order_is_refused_at_once(fake: Fake) -> None:
@@ -179,17 +154,3 @@ def test_an_adapter_that_does_not_load_leaves_requests_alone() -> None:
     fake.step(6)
     assert loaded.exception(0) is fake.runtime.adapter_error
     assert responder.texts() == ["h", "e", "l", "l", "o", ""]
-
-
-def test_sequences_whose_adapter_is_unloaded_are_counted_until_they_end() -> None:
-    fake = Fake(b"hello")
-    fake.runtime.adapters["polite"] = POLITE
-    for name in ("polite", ""):
-        fake.submit(lora_name=name)
-    fake.step()
-    assert fake.engine.stats().num_unloading == 0
-    fake.engine.between_steps(lambda runtime: runtime.unload_adapter("polite"))
-    fake.step()
-    assert fake.engine.stats().num_unloading == 1
-    fake.step(6)
-    assert fake.engine.stats().num_unloading == 0

@@ -116,14 +116,6 @@ def test_silent_single_requests_do_not_delay_checks_of_frontends_streams() -> No
     assert [len(reader.batches) for reader in readers] == [1] * 12
 
 
-def test_a_check_that_cannot_be_sent_ends_the_stream() -> None:
-    fake = Fake(SCRIPT)
-    [reader] = open_streams(fake, "key")
-    reader.is_broken = True
-    fake.step(2, passed_s=CHECK_INTERVAL_S)
-    assert (reader.is_closed, fake.runtime.has_work) == (True, False)
-
-
 def test_a_stream_without_sequences_is_ended_after_a_while_and_no_other() -> None:
     """Triton does not unload a model with an open stream: the old engine stayed in memory beside the new one."""
     fake = Fake(SCRIPT)
@@ -137,8 +129,7 @@ def test_a_stream_without_sequences_is_ended_after_a_while_and_no_other() -> Non
     assert (idle.is_closed, idle.text(1), busy.is_closed) == (True, "xx", False)
     late = fake.submit_batch("idle", {2: request()})
     fake.step()
-    assert late.error is not None
-    assert late.error.code == "output_stream_not_open"
+    assert late.error_message.startswith("[output_stream_not_open]")
     again = fake.open_stream("idle")
     fake.submit_batch("idle", {2: request(max_tokens=2)})
     fake.step(2)

@@ -2,28 +2,12 @@
 
 from __future__ import annotations
 
-import threading
-
 import pytest
 
-from model_repository.contract.request import EngineRequestBatch, OutputFormat, StructuredOutput
+from model_repository.contract.request import EngineRequestBatch
 from model_repository.engine.output_streams import CHECK_INTERVAL_S
 from model_repository.errors import InvalidRequest
-from tests.model_repository.engine.fake_engine import Fake, FakeResponder, request
-from tests.waiting import DEADLINE_S
-
-REGEX = StructuredOutput(OutputFormat.REGEX, "a")
-
-
-def wait_for(event: threading.Event) -> None:
-    event.wait(DEADLINE_S)
-
-
-def compiling(fake: Fake) -> threading.Event:
-    """Delay every grammar until the event is set."""
-    is_compiled = threading.Event()
-    fake.runtime.on_prepare = lambda: wait_for(is_compiled)
-    return is_compiled
+from tests.model_repository.engine.fake_engine import REGEX, Fake, FakeResponder, request
 
 
 @pytest.mark.parametrize("num_requests", [0, 2])
@@ -39,7 +23,7 @@ def test_a_stream_with_a_waiting_grammar_is_not_idle() -> None:
     fake = Fake(b"x" * 100)
     reader = fake.open_stream()
     fake.submit()  # keeps the engine busy
-    is_compiled = compiling(fake)
+    is_compiled = fake.hold_grammars()
     fake.submit_batch("key", {1: request(structured_output=REGEX)})
     fake.engine.is_draining = True
     fake.step(3, passed_s=CHECK_INTERVAL_S)
@@ -56,17 +40,15 @@ def test_a_request_that_arrives_while_the_engine_closes_fails_like_the_others() 
     late = fake.submit(structured_output=REGEX)
     fake.engine._run()
     for responder in (running, late):
-        assert responder.error is not None
-        assert responder.error.message() == "[engine_failed] the engine is shutting down"
+        assert responder.error_message == "[engine_failed] the engine is shutting down"
 
 
 def test_a_failed_stage_is_an_engine_failure_for_a_single_request_with_a_waiting_grammar() -> None:
     fake = Fake(b"x" * 100)
-    is_compiled = compiling(fake)
+    is_compiled = fake.hold_grammars()
     single = fake.submit(structured_output=REGEX)
     fake.step()
     fake.engine.fail_streams()
     fake.step()
     is_compiled.set()
-    assert single.error is not None
-    assert single.error.code == "engine_failed"
+    assert single.error_message.startswith("[engine_failed]")

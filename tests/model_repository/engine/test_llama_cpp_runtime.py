@@ -167,18 +167,20 @@ def test_the_context_window_can_be_filled_to_the_last_token(runtime: LlamaCppRun
     assert all(len(tokens) == 3 for tokens in complete(runtime, requests, num_tokens=3)[0].values())
 
 
-UNKNOWN_TOKENS: list[tuple[str, dict[str, Any]]] = [
+REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("prompt_token_ids", {"prompt_token_ids": (5, 288)}),
     ("prompt_token_ids", {"prompt_token_ids": (5, -1)}),
     ("prompt_token_ids", {"prompt_token_ids": ()}),
     ("stop_token_ids", {"stop_token_ids": (5, 288)}),
+    ("end_token_ids", {"end_token_ids": (288,)}),
     ("allowed_token_ids", {"allowed_token_ids": (5, 288)}),
     ("logit_bias_token_ids", {"sampling": SamplingParams(logit_bias={288: 1.0})}),
     ("lora_name", {"lora_name": "c"}),
+    ("guided_decoding_guide", {"structured_output": StructuredOutput(OutputFormat.REGEX, "(")}),
 ]
 
 
-@pytest.mark.parametrize(("name", "fields"), UNKNOWN_TOKENS)
+@pytest.mark.parametrize(("name", "fields"), REFUSED)
 def test_a_request_that_the_model_cannot_serve_does_not_touch_the_others(
     runtime: LlamaCppRuntime, name: str, fields: dict[str, Any]
 ) -> None:
@@ -248,68 +250,6 @@ def test_a_sequence_for_which_no_token_is_left_fails_alone(runtime: LlamaCppRunt
 # --- log probabilities -----------------------------------------------------------------------------------------------
 
 
-def scored(runtime: LlamaCppRuntime, item: EngineRequest) -> list[StepOutput]:
-    """Return the outputs of a request alone."""
-    outputs: list[StepOutput] = []
-    runtime.submit(1, item)
-    while len(outputs) < max(1, item.max_tokens):
-        outputs += runtime.step()
-    runtime.free(1)
-    return outputs
-
-
-@pytest.mark.parametrize("num_logprobs", [0, 5])
-def test_drawn_tokens_have_their_logprobs(runtime: LlamaCppRuntime, num_logprobs: int) -> None:
-    outputs = scored(runtime, changed(request(), num_logprobs=num_logprobs))
-    for output in outputs:
-        assert output.logprob is not None
-        assert len(output.logprob.top) == num_logprobs
-        assert output.prompt_logprobs == ()
-        if num_logprobs:
-            assert output.logprob.top[0] == (
-                output.token_id,
-                output.logprob.logprob,
-            )  # a greedy draw is the likeliest token
-
-
-def test_logprobs_are_of_the_raw_distribution(runtime: LlamaCppRuntime) -> None:
-    """Whatever shapes the draw: the first token's candidates are the same."""
-    (plain, *_) = scored(runtime, changed(request(), num_logprobs=20))
-    _forget(runtime)  # numbers computed from reused KV tokens differ a little
-    shaped = request(temperature=1.5, top_k=3, repetition_penalty=1.5, logit_bias={7: 100.0}, seed=1)
-    (output, *_) = scored(runtime, changed(shaped, num_logprobs=20))
-    assert plain.logprob is not None
-    assert output.logprob is not None
-    assert output.token_id == 7
-    assert output.logprob.top == plain.logprob.top
-    assert output.logprob.logprob is not None
-    assert output.logprob.logprob < plain.logprob.top[0][1]
-
-
-def test_logprobs_come_only_on_request(runtime: LlamaCppRuntime) -> None:
-    assert all(output.logprob is None and not output.prompt_logprobs for output in scored(runtime, request()))
-
-
-@pytest.mark.parametrize("max_tokens", [0, 3])
-def test_an_echoed_prompt_has_logprobs_over_several_steps(runtime: LlamaCppRuntime, max_tokens: int) -> None:
-    """Greedy tokens are the likeliest ones when they are scored as a prompt, wherever a step begins."""
-    start = tuple(index % 250 for index in range(500))
-    prompt = (*start, *tokens_of(runtime, request(start)))
-    item = changed(request(prompt), echo=(b"",) * len(prompt), num_logprobs=2, max_tokens=max_tokens)
-    (output, *others) = scored(runtime, item)
-    assert output.num_cached_tokens == 0
-    assert (output.token_id is None) == (max_tokens == 0)
-    assert len(output.prompt_logprobs) == len(prompt)
-    assert output.prompt_logprobs[0].logprob is None
-    for token_id, logprob in zip(prompt[1:], output.prompt_logprobs[1:], strict=True):
-        assert logprob.logprob is not None
-        assert logprob.logprob <= logprob.top[0][1]
-        assert token_id not in dict(logprob.top) or dict(logprob.top)[token_id] == logprob.logprob
-    likeliest = [logprob.top[0][0] for logprob in output.prompt_logprobs[len(start) :]]
-    assert likeliest == list(prompt[len(start) :])
-    assert all(not other.prompt_logprobs for other in others)
-
-
 def test_an_echo_without_logprobs_reuses_kv_tokens(runtime: LlamaCppRuntime) -> None:
     tokens_of(runtime, request())
     item = changed(request(), echo=(b"",) * len(PROMPT))
@@ -329,31 +269,6 @@ def test_sequences_of_several_adapters_run_together_as_each_does_alone(runtime: 
     tokens, num_cached = complete(runtime, requests)
     assert tokens == alone
     assert num_cached == {1: 0, 2: 0, 3: 0}
-
-
-def test_kv_tokens_are_reused_under_their_own_adapter_only(runtime: LlamaCppRuntime) -> None:
-    under_a = changed(request(), lora_name="a")
-    expected = tokens_of(runtime, under_a)
-    assert complete(runtime, {1: request()})[1] == {1: 0}
-    tokens, num_cached = complete(runtime, {1: under_a})
-    assert (tokens[1], num_cached[1]) == (expected, len(PROMPT) - 1)
-
-
-def test_an_adapter_loaded_later_gives_the_same_tokens_as_one_of_the_artifact(
-    config: EngineConfig, tmp_path: Path
-) -> None:
-    expected = {}
-    for name in ("a", "b"):
-        built_in = load(config)
-        expected[name] = tokens_of(built_in, changed(request(), lora_name=name))
-        built_in.close()
-    runtime = load(dataclasses.replace(config, adapters={}))
-    plain = tokens_of(runtime, request())
-    for name, path in config.adapters.items():
-        runtime.load_adapter(name, Adapter.of_artifact(path))
-        assert tokens_of(runtime, changed(request(), lora_name=name)) == expected[name]
-        assert tokens_of(runtime, request()) == plain
-    runtime.close()
 
 
 def test_an_adapter_is_loaded_and_unloaded_beside_sequences_which_go_on_as_alone(contexts: LlamaCppRuntime) -> None:
@@ -376,21 +291,6 @@ def test_an_adapter_is_loaded_and_unloaded_beside_sequences_which_go_on_as_alone
     for name in ("later", "a"):
         with pytest.raises(UnknownAdapter, match=f"'{name}': expected one of \\['b'\\]"):
             contexts.submit(4, changed(request(), lora_name=name))
-
-
-def test_a_new_adapter_under_an_old_name_reuses_no_kv_tokens(runtime: LlamaCppRuntime) -> None:
-    under_a = changed(request(), lora_name="a")
-    of_b = tokens_of(runtime, changed(request(), lora_name="b"))
-    _forget(runtime)
-    of_a = tokens_of(runtime, under_a)
-    weights = {name: Adapter.of_artifact(runtime._config.adapters[name]) for name in ("a", "b")}
-    runtime.unload_adapter("a")
-    runtime.load_adapter("a", weights["b"])
-    tokens, num_cached = complete(runtime, {1: under_a})
-    assert (tokens[1], num_cached[1]) == (of_b, 0)
-    runtime.unload_adapter("a")
-    runtime.load_adapter("a", weights["a"])
-    assert tokens_of(runtime, under_a) == of_a
 
 
 def test_memory_that_llama_cpp_does_not_give_back_is_counted_reused_and_bounded(
@@ -422,59 +322,19 @@ def test_a_file_that_is_no_adapter_of_the_model_is_refused(runtime: LlamaCppRunt
 # --- constraints -----------------------------------------------------------------------------------------------------
 
 
-def test_a_structured_output_shapes_the_completion(runtime: LlamaCppRuntime) -> None:
-    choice = StructuredOutput(OutputFormat.CHOICE, '["yes, sir", "no, sir"]')
-    items = {number: changed(request(temperature=1.0, seed=number), structured_output=choice) for number in (1, 2)}
-    byte_table = load_byte_table(runtime._config.artifact_dir / FILE_NAME)
-    texts = {number: b"" for number in items}
-    for number, item in items.items():
-        runtime.submit(number, item)
-    while runtime.has_work:
-        for output in runtime.step():
-            assert output.token_id is not None
-            texts[output.sequence] += byte_table[output.token_id]
-            if output.token_id == EOS:
-                runtime.free(output.sequence)
-    assert set(texts.values()) <= {b"yes, sir", b"no, sir"}
-
-
-def test_only_allowed_token_ids_are_drawn(runtime: LlamaCppRuntime) -> None:
-    drawn = changed(request(temperature=1.0), allowed_token_ids=(7, 8, 9))
-    assert set(tokens_of(runtime, drawn)) <= {7, 8, 9}
-
-
 def test_a_compiled_grammar_counts_the_memory_that_its_request_names(runtime: LlamaCppRuntime) -> None:
     output = StructuredOutput(OutputFormat.REGEX, "a+")
     assert runtime.prepare(changed(request(), structured_output=output, grammar_bytes=1000)) is not None
     assert runtime._constraints.num_bytes == 1000
 
 
-def test_a_malformed_structured_output_is_refused(runtime: LlamaCppRuntime) -> None:
-    with pytest.raises(InvalidRequest):
-        runtime.submit(1, changed(request(), structured_output=StructuredOutput(OutputFormat.REGEX, "(")))
-    assert not runtime.has_work
-
-
 # --- sampling --------------------------------------------------------------------------------------------------------
-
-
-def test_a_seed_gives_the_same_tokens_alone_and_beside_others(runtime: LlamaCppRuntime) -> None:
-    drawn = request(temperature=1.0, seed=7)
-    alone = tokens_of(runtime, drawn)
-    others = {2: request(temperature=1.0, seed=8), 3: request(PROMPT[::-1], temperature=1.5, seed=7)}
-    assert complete(runtime, {1: drawn} | others)[0][1] == alone
 
 
 def test_seeds_make_a_difference_in_all_their_bits(runtime: LlamaCppRuntime) -> None:
     seeds = (0, 1, 2**32, 2**32 + 1, 2**64 - 1)
     drawn = {tuple(tokens_of(runtime, request(temperature=1.0, seed=seed))) for seed in seeds}
     assert len(drawn) == len(seeds)
-
-
-@pytest.mark.parametrize("sampling", [{"top_k": 1}, {"top_p": 0.0}, {"temperature": 1e-4}])
-def test_truncation_to_the_likeliest_token_is_greedy(runtime: LlamaCppRuntime, sampling: dict[str, Any]) -> None:
-    greedy = tokens_of(runtime, request())
-    assert tokens_of(runtime, request(**({"temperature": 1.0, "seed": 3} | sampling))) == greedy
 
 
 def test_the_presence_penalty_counts_only_the_completion(runtime: LlamaCppRuntime) -> None:

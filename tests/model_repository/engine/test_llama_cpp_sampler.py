@@ -129,11 +129,6 @@ def test_a_bias_of_minus_100_bans(context: llama.LlamaContext, likely: list[int]
     assert set(draws(context, sampler(logit_bias=bias, temperature=temperature), 50)) == {likely[-1]}
 
 
-def test_when_every_token_is_banned_the_request_is_at_fault(context: llama.LlamaContext) -> None:
-    with pytest.raises(InvalidRequest, match="every token is ruled out"):
-        sampler(logit_bias=dict.fromkeys(range(VOCAB_SIZE), -100.0)).draw(context, ROW)
-
-
 # --- end tokens before min_tokens ------------------------------------------------------------------------------------
 
 
@@ -190,12 +185,6 @@ def test_mirostat_keeps_the_surprise_near_its_target(context: llama.LlamaContext
     surprise = -np.log2(softmax(logits))[tokens].mean()
     assert surprise > 3.0  # of the truncated distribution it is 3
     assert surprise < -np.log2(softmax(logits))[draws(context, sampler(), NUM_DRAWS)].mean()
-
-
-def test_at_temperature_0_bias_and_penalties_still_count(context: llama.LlamaContext, likely: list[int]) -> None:
-    assert draws(context, sampler(temperature=0.0), 3) == [likely[0]] * 3
-    assert len(set(draws(context, sampler(temperature=0.0, frequency_penalty=2.0), 20))) > 1
-    assert draws(context, sampler(temperature=0.0, logit_bias={77: 100.0}), 1) == [77]
 
 
 # --- constraints -----------------------------------------------------------------------------------------------------

@@ -29,7 +29,8 @@ PARAMETERS = {
 
 
 def test_every_parameter_is_read() -> None:
-    assert read_engine_config(PARAMETERS) == EngineConfig(
+    optional = {"adapters": '{"polite": "adapters/polite.gguf"}', "requires": '{"num_gpus": "8"}'}
+    assert read_engine_config(PARAMETERS | optional) == EngineConfig(
         runtime="synthetic",
         artifact_dir=Path("/artifacts/demo"),
         context_window=2048,
@@ -39,17 +40,9 @@ def test_every_parameter_is_read() -> None:
         num_threads=6,
         stream_interval_ms=25,
         options={"itl_ms": "20"},
+        adapters={"polite": Path("/artifacts/demo/adapters/polite.gguf")},
+        requires={"num_gpus": "8"},
     )
-
-
-def test_adapters_are_in_the_artifact() -> None:
-    config = read_engine_config(PARAMETERS | {"adapters": '{"polite": "adapters/polite.gguf"}'})
-    assert config.adapters == {"polite": Path("/artifacts/demo/adapters/polite.gguf")}
-
-
-def test_requirements_of_the_machine_are_read() -> None:
-    config = read_engine_config(PARAMETERS | {"requires": '{"num_gpus": "8"}'})
-    assert config.requires == {"num_gpus": "8"}
 
 
 @pytest.mark.parametrize("name", sorted(PARAMETERS.keys() - {"ensemble"}))

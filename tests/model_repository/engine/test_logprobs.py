@@ -19,11 +19,6 @@ def test_probabilities_add_up_to_one() -> None:
     assert [token_id for token_id, _ in top] == [2, 3, 0, 4, 1]
 
 
-def test_zero_most_likely_tokens_are_possible() -> None:
-    assert token_logprob([0.0, 0.0], 1, 0).top == ()
-    assert token_logprob([0.0, 0.0], 1, 0).logprob == pytest.approx(math.log(0.5))
-
-
 def test_a_token_that_cannot_be_drawn_is_infinitely_unlikely() -> None:
     assert token_logprob([0.0, -math.inf], 1, 1).logprob == -math.inf
 

@@ -109,12 +109,6 @@ def sequences(chunks: Sequence[Chunk]) -> list[int]:
     return [chunk.running.job.sequence for chunk in chunks]
 
 
-def test_a_prompt_is_prefilled_then_decoded() -> None:
-    fake = Fake()
-    fake.submit(1, (5, 6, 7))
-    assert [list(chunk.token_ids) for _ in range(3) for chunk in fake.step()] == [[5, 6, 7], [1001], [1002]]
-
-
 def test_sequences_wait_in_order_for_a_slot() -> None:
     fake = Fake(num_slots=2)
     for sequence in (1, 2, 3, 4):
@@ -347,15 +341,6 @@ def test_adapters_alternate() -> None:
     for sequence, adapter in ((1, ""), (2, "b"), (3, "a"), (4, "b")):
         fake.submit(sequence, (5, 6), adapter)
     assert [sequences(fake.step()) for _ in range(4)] == [[3], [2, 4], [1], [3]]
-
-
-def test_tokens_of_one_adapter_are_not_reused_under_another() -> None:
-    fake = Fake(num_slots=3)
-    fake.run(1, PROMPT, "a")
-    assert fake.run(2, (*PROMPT, 7), "b") == 0
-    assert fake.run(3, (*PROMPT, 7)) == 0
-    assert fake.run(4, (*PROMPT, 7), "a") == len(PROMPT)
-    assert fake.run(5, (*PROMPT, 7), "b") == len(PROMPT)
 
 
 def test_a_prompt_of_one_adapter_is_limited_beside_decoding_under_another() -> None:

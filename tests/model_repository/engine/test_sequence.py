@@ -76,7 +76,13 @@ STOP, LENGTH = FinishReason.STOP, FinishReason.LENGTH
         ([*b"hi", EOS, *b"never"], {}, ("hi", STOP, None)),
         (b"hello", {"max_tokens": 3}, ("hel", LENGTH, None)),
         ([*b"hi", EOS], {"max_tokens": 3}, ("hi", STOP, None)),
+        ([*b"hi", EOS], {"include_stop": True}, ("hi", STOP, None)),
+        (b"one.two", {"stop_token_ids": (46, 33)}, ("one", STOP, 46)),
         (b"one.two", {"stop_token_ids": (46,), "include_stop": True}, ("one.", STOP, 46)),
+        (b"one.two", {"end_token_ids": (46,)}, ("one", STOP, None)),
+        (b"one.two", {"end_token_ids": (46,), "stop_token_ids": (46,), "include_stop": True}, ("one", STOP, None)),
+        (b"a.b", {"end_token_ids": (46,), "ignore_eos": True, "max_tokens": 3}, ("a.b", LENGTH, None)),
+        ([*b"hi", EOS], {"end_token_ids": (46,)}, ("hi", STOP, None)),
         ([*b"hi", EOS], {"stop_token_ids": (EOS,)}, ("hi", STOP, None)),
         ([*b"hi", EOS], {"ignore_eos": True, "stop_token_ids": (EOS,)}, ("hi", STOP, EOS)),
         ([*b"hi <", EOS], {"stop": ("<end>",)}, ("hi <", STOP, None)),
@@ -94,17 +100,6 @@ def test_a_sequence_ends_with_text_and_reasons(tokens: Sequence[int], fields: di
     assert all(delta.finish_reason is None for delta in deltas[:-1])
 
 
-def test_a_stop_token_is_the_stop_reason_and_no_text() -> None:
-    deltas = run(b"one.two", stop_token_ids=(ord("."), ord("!")))
-    assert ending(deltas) == ("one", FinishReason.STOP, ord("."))
-    assert deltas[-1].usage == Usage(num_input_tokens=3, num_output_tokens=4)
-
-
-def test_an_end_token_of_the_model_is_never_text() -> None:
-    deltas = run([*b"hi", EOS], include_stop=True)
-    assert (text(deltas), deltas[-1].token_ids) == ("hi", ())
-
-
 def test_an_ignored_end_token_counts_and_goes_on() -> None:
     deltas = run([*b"hi", EOS, *b"go"], ignore_eos=True, max_tokens=5)
     assert ending(deltas) == ("higo", FinishReason.LENGTH, None)
@@ -120,27 +115,6 @@ def test_buffered_tokens_are_final_when_the_runtime_draws_no_more() -> None:
     delta = item.next_delta()
     assert bytes(delta.token_ids) == b"one, tw"
     assert delta.usage == Usage(num_input_tokens=3, num_output_tokens=7)
-
-
-def test_an_end_token_of_the_request_is_like_the_models_own() -> None:
-    end = ord(".")
-    deltas = run(b"one.two", end_token_ids=(end,), stop_token_ids=(end,), include_stop=True)
-    assert ending(deltas) == ("one", FinishReason.STOP, None)
-    assert ending(run([*b"hi", EOS], end_token_ids=(end,))) == ("hi", FinishReason.STOP, None)
-    deltas = run(b"one.two", end_token_ids=(end,), num_logprobs=0)
-    assert ending(deltas) == ("one", FinishReason.STOP, None)
-    assert logprobs(deltas) == [-1.0, -2.0, -3.0, -4.0]
-    assert ending(run(b"a.b", end_token_ids=(end,), ignore_eos=True, max_tokens=3)) == (
-        "a.b",
-        FinishReason.LENGTH,
-        None,
-    )
-
-
-def test_before_min_tokens_a_stop_sequence_is_text() -> None:
-    deltas = run(b"a.b.c.d", stop=(".",), min_tokens=3)
-    assert ending(deltas) == ("a.b", FinishReason.STOP, ".")
-    assert deltas[-1].usage == Usage(num_input_tokens=3, num_output_tokens=4)
 
 
 # --- waits ----------------------------------------------------------------------------------------------------------
@@ -209,21 +183,7 @@ def test_without_tokens_there_is_the_echo_and_the_end(is_stream: bool) -> None:
     assert delta.details == DeltaDetails(prompt_token_ids=PROMPT, echo=ECHO, logprobs=PROMPT_LOGPROBS, cum_logprob=0.0)
 
 
-def test_without_streaming_the_echo_is_sent_with_the_rest() -> None:
-    (delta,) = run([*b"hi", EOS], echo=ECHO, is_stream=False)
-    assert delta.token_ids == tuple(b"hi")
-    assert delta.details == DeltaDetails(prompt_token_ids=PROMPT, echo=ECHO)
-
-
 # --- log probabilities and token ids ---------------------------------------------------------------------------------
-
-
-def test_every_token_of_a_delta_has_its_logprob() -> None:
-    deltas = run([*b"hey", EOS], num_logprobs=0)
-    assert [logprobs([delta]) for delta in deltas] == [[-1.0], [-2.0], [-3.0], [-4.0]]
-    details = deltas[-1].details
-    assert details is not None
-    assert details.cum_logprob == -10.0
 
 
 def test_buffered_tokens_keep_their_logprobs() -> None:
@@ -265,32 +225,6 @@ def test_an_end_token_is_listed_only_on_request(end: int) -> None:
     deltas = run([*b"a", end], stop_token_ids=(ord("."),))
     assert [delta.token_ids for delta in deltas] == [tuple(b"a"), ()]
     assert deltas[-1].num_cut_bytes == 0
-
-
-def test_without_streaming_all_logprobs_are_sent_together() -> None:
-    (delta,) = run([*b"hey", EOS], num_logprobs=0, echo=ECHO, is_stream=False)
-    assert logprobs([delta]) == [None, -0.25, -4.0, -1.0, -2.0, -3.0, -4.0]
-    assert delta.details is not None
-    assert delta.details.cum_logprob == -10.0  # of the completion only
-
-
-def test_every_delta_has_token_ids_on_request() -> None:
-    first, *others = [delta.details for delta in run([*b"hi", EOS], has_token_ids=True)]
-    assert first == DeltaDetails(has_token_ids=True, prompt_token_ids=PROMPT)
-    assert others == [DeltaDetails(has_token_ids=True)] * 2
-
-
-def test_every_delta_has_the_counts_so_far_on_request() -> None:
-    usages = [delta.usage for delta in run([*b"hi", EOS], has_usage=True)]
-    assert [usage and usage.num_output_tokens for usage in usages] == [1, 2, 3]
-    assert len({usage and usage.num_input_tokens for usage in usages}) == 1
-    assert [delta.usage is None for delta in run([*b"hi", EOS])] == [True, True, False]
-
-
-def test_details_come_only_on_request() -> None:
-    deltas = run(b"one.two", stop=(".",))
-    assert [delta.details for delta in deltas] == [None, None, None, DeltaDetails(stop_reason=".")]
-    assert all(delta.details is None for delta in run([*b"hi", EOS]))
 
 
 @pytest.mark.parametrize(("scheduled_s", "expected_ns"), [(0.5, 500_000_000), (None, 0)])

@@ -35,18 +35,6 @@ def _text(stop_buffer: StopBuffer, token_ids: Sequence[int], pieces: Sequence[by
     return text[: len(text) - stop_buffer.num_cut_bytes].decode("utf-8", "replace")
 
 
-def reference(text: bytes, stops: Sequence[bytes], *, include_stop: bool = False, num_exempt_bytes: int = 0) -> str:
-    """Return the expected text, by a search in the whole of it. Stops that end in the exempt bytes do not count."""
-    matches = [
-        (start + len(stop), start)
-        for stop in stops
-        for start in range(len(text))
-        if text.startswith(stop, start) and start + len(stop) > num_exempt_bytes
-    ]
-    end, start = min(matches, default=(len(text), len(text)))
-    return text[: end if include_stop else start].decode("utf-8", "replace")
-
-
 def naive_stream(
     pieces: Sequence[bytes], stops: Sequence[bytes], *, include_stop: bool, min_tokens: int
 ) -> list[tuple[list[int], int]]:
@@ -76,11 +64,6 @@ def naive_stream(
         results.append((list(range(num_released, num_final)), 0))
         num_released = num_final
     return [*results, (list(range(num_released, len(pieces))), 0)]
-
-
-def test_a_character_split_over_two_tokens_is_final_once_whole() -> None:
-    stop_buffer = StopBuffer({1: b"\xe2\x82", 2: b"\xac"}, [])
-    assert [stop_buffer.push(1), stop_buffer.push(2), stop_buffer.finish()] == [[], [1, 2], []]
 
 
 # The bytes of the tokens, the stop sequences, the options, and the text after each token and at the end.
@@ -132,40 +115,19 @@ def test_the_stop_that_matched_is_known() -> None:
 
 # --- any text, any tokenization --------------------------------------------------------------------------------------
 
-# Few different bytes, so that stops and characters are hit, missed and cut often.
-TEXTS = st.lists(st.sampled_from([b"a", b"b", b"\xc3\xa9", b"\xe2\x82\xac", b"\xe2", b"\x82", b"\xff"])).map(b"".join)
-STOPS = st.lists(st.text("abé€", min_size=1, max_size=4).map(str.encode), max_size=3)
-CUTS = st.sets(st.integers(0, 40))
-
-
-def cut(text: bytes, cuts: set[int]) -> list[bytes]:
-    """Return the text in pieces; a cut beyond its end is a token without bytes."""
-    return [text[start:end] for start, end in itertools.pairwise([0, *sorted(cuts), max(len(text), *cuts, 0)])]
-
-
-@settings(max_examples=400)
-@given(TEXTS, STOPS, CUTS, st.booleans(), st.integers(0, 6))
-@example(b"aab", [b"ab"], {1, 2}, False, 0)
-def test_any_tokenization_gives_the_text_of_the_whole(
-    text: bytes, stops: list[bytes], cuts: set[int], include_stop: bool, min_tokens: int
-) -> None:
-    pieces = cut(text, cuts)
-    releases = stream(pieces, stops, include_stop=include_stop, min_tokens=min_tokens)
-    num_exempt_bytes = len(b"".join(pieces[:min_tokens]))
-    assert "".join(releases) == reference(
-        b"".join(pieces), stops, include_stop=include_stop, num_exempt_bytes=num_exempt_bytes
-    )
-
 
 @settings(max_examples=1000)
 @given(
     st.lists(
-        st.text("abé", max_size=4).map(str.encode) | st.sampled_from([b"", b"\xc3", b"\xe2\x82", b"\xff"]), max_size=20
+        st.text("abé", max_size=4).map(str.encode)
+        | st.sampled_from([b"", b"\xc3", b"\xa9", b"\xe2\x82", b"\xac", b"\xff"]),
+        max_size=20,
     ),
     st.lists(st.text("ab", min_size=1, max_size=8) | st.text("aé", min_size=1, max_size=3), max_size=4),
     st.booleans(),
     st.integers(0, 6),
 )
+@example([b"a", b"a", b"b"], ["ab"], False, 0)
 @example([b"a"] * 6 + [b"b"], ["aab", "aaaaab"], False, 0)
 @example([b"\xe2", b"", b"ab"], ["ab"], False, 0)
 def test_every_push_returns_the_tokens_that_a_search_in_the_whole_text_returns(

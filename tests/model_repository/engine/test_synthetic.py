@@ -93,13 +93,6 @@ def test_steps_keep_the_set_pace(tmp_path: Path, time: FakeTime) -> None:
     assert time.slept_s[-1] == 0.0
 
 
-def test_without_a_pace_nothing_waits(tmp_path: Path, time: FakeTime) -> None:
-    synthetic = runtime(tmp_path, time)
-    synthetic.submit(1, REQUEST)
-    tokens(synthetic, 3)
-    assert sum(time.slept_s) == 0.0
-
-
 def test_sequences_beyond_the_limit_wait_in_order(tmp_path: Path, time: FakeTime) -> None:
     synthetic = runtime(tmp_path, time, max_sequences=1)
     for sequence in (1, 2, 3):
@@ -124,22 +117,6 @@ def test_urgent_requests_pass_waiting_ones_except_after_a_long_wait(tmp_path: Pa
         order.append(sequence)
         synthetic.free(sequence)
     assert order == [1, 4, 2, 5, 3]
-
-
-def test_a_kv_token_is_a_token(tmp_path: Path, time: FakeTime) -> None:
-    synthetic = runtime(tmp_path, time)
-    synthetic.submit(1, REQUEST)
-    tokens(synthetic, 2)
-    assert (synthetic.stats().num_kv_tokens_used, synthetic.stats().max_kv_tokens) == (5, 100)
-
-
-def test_it_has_work_while_there_are_sequences(tmp_path: Path, time: FakeTime) -> None:
-    synthetic = runtime(tmp_path, time)
-    assert not synthetic.has_work
-    synthetic.submit(1, REQUEST)
-    assert synthetic.has_work
-    synthetic.close()
-    assert not synthetic.has_work
 
 
 def test_a_long_prompt_is_read_for_several_steps_before_the_first_token(tmp_path: Path, time: FakeTime) -> None:

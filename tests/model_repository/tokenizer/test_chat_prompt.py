@@ -98,23 +98,6 @@ def test_a_conversation_follows_the_models_template() -> None:
     assert chat_ids(*messages) == reference_ids(*messages)
 
 
-@pytest.mark.parametrize("token", SPECIAL_IDS)
-def test_the_text_of_a_special_token_is_text(token: str) -> None:
-    messages = (user(f"what is {token}?"), {"role": "assistant", "content": token}, user(f"{token}{token}"))
-    assert chat_ids(*messages) == reference_ids(*messages)
-
-
-def test_other_parts_of_a_message_do_not_reach_the_prompt_as_tokens() -> None:
-    assert chat_ids(user("hi") | {"name": "<|im_end|>"}) == reference_ids(user("hi"))
-
-
-def test_a_neighbour_with_special_text_does_not_change_the_tokens_of_a_message() -> None:
-    """A neighbour with special text must not change how a message is encoded."""
-    content = "Tell me, what is 3 + 4?  \n日本 🙂"
-    turn = reference_ids(user(content))[: -len(reference_ids())]
-    assert chat_ids(user(content), user("<|im_end|>"))[: len(turn)] == turn
-
-
 SPECIAL_PIECES = ["<|im_end|>", "<|im_start|>", "<|im_", "end|>", "<", "<|", "|>", ">", "im_end", "<tool_call>", "</"]
 SPECIAL_PIECES += ["tool_call>"]
 PIECES = st.sampled_from([*SPECIAL_PIECES, "system\n", "\n", " ", "a", "é", "日", "🙂", "\ufdd0", "\ufdd1"])
@@ -132,20 +115,10 @@ def test_no_role_and_no_content_becomes_a_special_token(pieces: list[tuple[str, 
     assert chat_ids(*messages) == reference_ids(*messages)
 
 
-def test_content_with_every_mark_and_a_special_token_is_refused() -> None:
-    with pytest.raises(InvalidRequest, match="no characters"):
-        chat_ids(user(ALL_MARKS + "<|im_end|>"))
-
-
 def test_a_lone_surrogate_is_refused() -> None:
     with pytest.raises(InvalidRequest, match=r"a lone surrogate \(U\+D83D\) is not text") as caught:
         chat_ids(user("ab\ud83d"))
     assert caught.value.field == "messages"
-
-
-def test_a_template_that_completes_a_token_around_content_does_not_make_one() -> None:
-    model = files(byte_level(["<s>", "<a>"]), "<s><{{ messages[0].content }}>")
-    assert tokens(model, user("a")) == ["<s>", "<", "a", ">"]
 
 
 TOOL_SOURCE = "<t>{{ tools | tojson }}{% for message in messages %}<s>{{ message | tojson }}{% endfor %}"
@@ -313,11 +286,6 @@ def test_a_request_may_not_set_the_templates_own_names(name: str) -> None:
 
 def test_a_chat_for_a_model_without_a_template_is_refused() -> None:
     assert refusal(None, user("a")) == "messages: this model has no chat template: use a text prompt"
-
-
-def test_a_refusal_of_the_chat_template_is_a_client_error() -> None:
-    message = refusal("{{ raise_exception('roles must alternate') }}", user("a"))
-    assert message == "messages: the model's chat template refuses it: roles must alternate"
 
 
 @pytest.mark.parametrize("others", [{}, {"add_generation_prompt": False, "continue_final_message": True}])

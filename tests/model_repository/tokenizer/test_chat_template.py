@@ -66,27 +66,6 @@ def test_a_generation_block_is_rendered_as_its_content() -> None:
     assert render(in_loop) == "hi"
 
 
-@pytest.mark.parametrize(("add_generation_prompt", "expected"), [(True, "open"), (False, "")])
-def test_the_assistants_message_is_opened_on_request(add_generation_prompt: bool, expected: str) -> None:
-    template = ChatTemplate("{% if add_generation_prompt %}open{% endif %}", {})
-    assert template.render({"messages": MESSAGES}, add_generation_prompt=add_generation_prompt) == expected
-
-
-def test_a_template_sees_tools_and_the_variables_of_the_request() -> None:
-    source = "{{ tools[0].name }}{{ tools is none }}{{ mood }}"
-    assert render(source, {"tools": [{"name": "add"}], "mood": " calm"}) == "addFalse calm"
-    assert render("{{ tools is none }}{{ mood is defined }}") == "TrueFalse"
-
-
-@pytest.mark.parametrize("name", ["messages", "tools", "add_generation_prompt", "bos_token", "my_token", "namespace"])
-def test_a_template_has_names_of_its_own(name: str) -> None:
-    assert name in ChatTemplate("", {"my_token": "<a>"}).own_names
-
-
-def test_special_tokens_are_not_the_requests_to_set() -> None:
-    assert render("{{ bos_token }}", {"bos_token": "<evil>"}, bos_token="<s>") == "<s>"
-
-
 def test_a_template_can_write_the_date() -> None:
     assert render("{{ strftime_now('%%') }}") == "%"
 

@@ -55,15 +55,6 @@ def test_code_llama_has_a_space_before_the_prefix_but_not_before_the_suffix(spac
     assert tokens(description) == ["<s>", "▁<PRE>", "(▁a)", "(b)", "▁<SUF>", "c", "d", "▁<MID>"]
 
 
-def test_strings_of_special_tokens_are_plain_text() -> None:
-    found = tokens(byte_level(markers(BY_PREFIX["<fim_prefix>"])), "<fim_middle>", "<fim_suffix>")
-    assert "".join(found).replace("(", "").replace(")", "") == (
-        "<fim_prefix><fim_middle><fim_suffix><fim_suffix><fim_middle>"
-    )
-    assert [found[0], found[-1]] == ["<fim_prefix>", "<fim_middle>"]
-    assert (found.count("<fim_suffix>"), found.count("<fim_middle>"), found.count("<fim_prefix>")) == (1, 1, 1)
-
-
 @pytest.mark.parametrize(("prefix", "suffix"), [("", "c"), ("a", ""), ("", "")])
 def test_either_side_may_be_empty(prefix: str, suffix: str) -> None:
     found = tokens(byte_level(markers(BY_PREFIX["<fim_prefix>"])), prefix, suffix)

@@ -98,15 +98,6 @@ def test_a_refused_large_request_gets_its_error(model: Any) -> None:
     assert "max_tokens" in response.error.message
 
 
-def test_an_unexpected_exception_is_logged_with_the_id_of_the_request(
-    model: Any, caplog: pytest.LogCaptureFixture
-) -> None:
-    model.stage = SimpleNamespace()  # which cannot answer
-    (response,) = model.execute([Request(prompt("a"))])
-    assert "answer" not in response.error.message
-    assert "request_id=req_abc" in caplog.text
-
-
 class SlowGrammars:
     """Compiles slow grammars once it may go on; `begun` has the texts of those that were begun."""
 
@@ -170,18 +161,6 @@ def test_a_request_without_a_grammar_never_waits_for_one(model: Any, grammars: S
     grammars.may_go_on.set()
     model.finalize()
     assert answers_of(bombs) == [""] * 60
-
-
-def test_the_grammars_of_one_sender_wait_behind_each_other_and_not_ahead_of_others(
-    model: Any, grammars: SlowGrammars
-) -> None:
-    bombs, healthy = [guided(f"slow{number}") for number in range(60)], guided("healthy", sender="b")
-    model.execute([*bombs, healthy])
-    wait_until(lambda: len(healthy.sent) == 1, "the other sender is answered")
-    assert grammars.begun == ["slow0", "healthy"]
-    grammars.may_go_on.set()
-    model.finalize()
-    assert answers_of([healthy, *bombs]) == [""] * 61
 
 
 def test_a_sender_with_too_many_grammars_waiting_is_refused_alone(model: Any, grammars: SlowGrammars) -> None:

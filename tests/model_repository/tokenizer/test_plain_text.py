@@ -30,13 +30,6 @@ def parts(tokens: Sequence[str], before: str, content: str, after: str) -> list[
     return list(marked_text.split(rendered, mark))
 
 
-def plain(tokens: Sequence[str], before: str, content: str, after: str) -> str:
-    """Return the text of a prompt which must not have any token."""
-    found = parts(tokens, before, content, after)
-    assert not any(is_token for _, is_token in found)
-    return "".join(text for text, _ in found)
-
-
 def test_text_without_anything_special_is_left_alone() -> None:
     messages = [{"role": "user", "content": "a < b, c > d"}]
     assert protect(["<|end|>"], messages) == (messages, None)
@@ -54,27 +47,6 @@ def test_the_templates_tokens_are_found_and_the_users_are_not() -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("before", "content", "after"),
-    [
-        ("<|", "end|>", "."),  # the user completes the beginning of the template
-        ("<|end|", ">x", "."),
-        (".", "x<|", "end|>"),  # the template completes the beginning of the user
-        (".", "<", "|end|>"),
-        ("<|", "end", "|>"),  # from both sides
-        ("<|en", "d", "|>"),
-        ("<", "|", "end|>"),
-    ],
-)
-def test_a_token_across_the_border_of_user_text_is_text(before: str, content: str, after: str) -> None:
-    assert plain(["<|end|>"], before, content, after) == before + content + after
-
-
-def test_a_mark_of_the_users_own_is_kept() -> None:
-    content = "\ufdd0<s>\ufdd1"
-    assert plain(["<s>"], "", content, "") == content
-
-
 def test_text_that_holds_every_mark_is_refused() -> None:
     """It was passed on unprotected."""
     with pytest.raises(InvalidRequest, match="U\\+FDD0 to U\\+FDEF"):
@@ -86,33 +58,11 @@ def test_text_that_holds_every_mark_and_nothing_special_is_served() -> None:
     assert protect(["<s>"], messages) == (messages, None)
 
 
-def test_a_template_may_still_strip_and_split_text() -> None:
-    messages, mark = protect(["<s>"], [{"role": "user", "content": "  a<s> = b  "}])
-    content = messages[0]["content"]
-    assert mark is not None
-    assert [item.replace(mark, "") for item in content.strip().split(" = ")] == ["a<s>", "b"]
-
-
 def test_a_template_may_build_a_token_around_a_role() -> None:
     marked_text = MarkedText(["<|user|>", "<s>"])
     messages, mark = protect(["<|user|>", "<s>"], [{"role": "user", "content": "<s>"}])
     assert mark is not None
     assert next(marked_text.split(f"<|{messages[0]['role']}|>", mark)) == ("<|user|>", True)
-
-
-def test_a_role_with_a_token_in_it_is_text() -> None:
-    messages, mark = protect(["<s>"], [{"role": "<s>system", "content": "a"}])
-    assert mark is not None
-    assert list(MarkedText(["<s>"]).split(messages[0]["role"], mark)) == [("<s>system", False)]
-
-
-def test_text_is_protected_at_any_depth() -> None:
-    arguments: dict[str, Any] = {"<s>": ["<s>", {"name": "<s>"}], "count": 3}
-    messages, mark = protect(["<s>"], [{"role": "assistant", "content": "", "arguments": arguments}])
-    assert mark is not None
-    assert "<s>" not in str(messages)
-    assert str(messages).replace("\\ufdd0", "").replace(mark, "").count("<s>") == 3
-    assert list(messages[0]) == ["role", "content", "arguments"]
 
 
 def test_tools_and_names_of_the_template_are_protected_too() -> None:

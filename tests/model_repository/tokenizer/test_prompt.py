@@ -11,10 +11,7 @@ from tests.model_repository.tokenizer.models import (
     DEMO_BYTES,
     DEMO_FILES,
     SPECIAL_IDS,
-    byte_table,
-    files,
     plain_tokenizer,
-    sentencepiece,
 )
 
 DEMO = PromptEncoder(DEMO_FILES, DEMO_BYTES, "hermes")
@@ -64,16 +61,6 @@ def test_tokens_that_the_model_does_not_have_are_refused(prompt: Prompt, field: 
     assert caught.value.field == field
     with pytest.raises(Unsupported):  # nor has it those before a prefix, a suffix and a middle
         encoder.encode(TextPrompt("a", "b"), is_echo=is_echo)
-
-
-@pytest.mark.parametrize(("add_special_tokens", "first"), [(True, (1,)), (False, ())])
-def test_a_text_prompt_begins_with_the_special_tokens_of_the_tokenizer(
-    add_special_tokens: bool, first: tuple[int, ...]
-) -> None:
-    model = files(sentencepiece())
-    encoder = PromptEncoder(model, byte_table(model.tokenizer), "plain")
-    (a,) = encoder.vocabulary.token_ids(["▁a"])
-    assert encoder.encode(TextPrompt("a"), add_special_tokens=add_special_tokens).token_ids == (*first, a)
 
 
 def test_a_text_is_echoed_exactly() -> None:

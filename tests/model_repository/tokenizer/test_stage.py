@@ -32,7 +32,7 @@ from model_repository.contract.request import (
 )
 from model_repository.contract.spec import TensorSpec
 from model_repository.contract.tensors import ENGINE_REQUESTS, REQUEST_BATCH, TOKENIZE, TOKENS
-from model_repository.errors import InvalidRequest, PromptTooLong, Unsupported
+from model_repository.errors import InvalidRequest, PromptTooLong
 from model_repository.tokenizer.constraint import unmeasured_constraint
 from model_repository.tokenizer.stage import StageConfig, TokenizerStage
 from model_repository.tokenizer.vocabulary import Vocabulary
@@ -45,7 +45,6 @@ from tests.model_repository.tokenizer.models import (
     files,
     sentencepiece,
 )
-from tests.public_tensors import request_to_tensors
 
 CONFIG = StageConfig(
     context_window=2048,
@@ -132,15 +131,6 @@ def test_a_request_that_does_not_fit_the_model_is_refused(others: dict[str, Any]
     assert refusal(request(**others)).startswith(message)
 
 
-def test_a_prompt_that_fills_the_window_is_refused() -> None:
-    for prompt, field in (
-        (TokenPrompt((1,) * 2048), "input_ids"),
-        (TextPrompt("日" * 4000), "text_input"),
-        (ChatPrompt(({"role": "user", "content": "日" * 4000},)), "messages"),
-    ):
-        assert refusal(request(prompt), PromptTooLong).startswith(f"{field}: the prompt has ")
-
-
 @pytest.mark.parametrize(
     ("prompt", "field"),
     [
@@ -201,26 +191,6 @@ def test_the_completions_of_one_prompt_cost_little(monkeypatch: pytest.MonkeyPat
     assert calls == []
 
 
-def test_a_prompt_that_is_only_scored_may_fill_the_window() -> None:
-    encoded = STAGE.encode(request(TokenPrompt((1,) * 2048), max_tokens=0, is_echo=True, has_logprobs=True))
-    assert (encoded.max_tokens, len(encoded.echo)) == (0, 2048)
-
-
-@pytest.mark.parametrize(
-    ("others", "field"),
-    [
-        ({"structured_output": StructuredOutput(OutputFormat.JSON_OBJECT)}, "guided_decoding_guide_type"),
-        ({"prompt": msgspec.structs.replace(CHAT, tool_use=ToolUse(tools=(TOOL,)))}, "tools"),
-        ({"has_logprobs": True}, "return_log_probs"),
-    ],
-)
-def test_missing_capabilities_are_refused(others: dict[str, Any], field: str) -> None:
-    config = dataclasses.replace(CONFIG, runtime="synthetic", capabilities=frozenset())
-    stage = TokenizerStage(DEMO_FILES, DEMO_BYTES, config)
-    message = refusal(request(**others), Unsupported, stage)
-    assert message == f"{field}: this model's runtime, synthetic, cannot honour it"
-
-
 @pytest.mark.parametrize("choice", ["auto", "required", "function:add"])
 @pytest.mark.parametrize("tool_format", sorted(TOOL_FORMATS))
 def test_tools_become_a_structured_output_in_the_models_format(choice: str, tool_format: str) -> None:
@@ -240,14 +210,6 @@ def answered(*items: tuple[int, GenerationRequest]) -> EngineRequestBatch:
     outputs = STAGE.answer(message_tensor(REQUEST_BATCH, pack(RequestBatch("key", items))))
     assert outputs.keys() == {"engine_requests"}
     return unpack(EngineRequestBatch, payload_of(outputs, ENGINE_REQUESTS), "engine_requests")
-
-
-def test_public_tensors_become_the_engines_request_of_a_stream_of_its_own() -> None:
-    asked = request(has_logprobs=True, is_echo=True)
-    outputs = STAGE.answer(request_to_tensors(asked))
-    assert outputs.keys() == {"engine_requests"}
-    batch = unpack(EngineRequestBatch, payload_of(outputs, ENGINE_REQUESTS), "engine_requests")
-    assert batch == EngineRequestBatch("", ((0, STAGE.encode(asked)),))
 
 
 def test_a_batch_keeps_the_stream_and_the_numbers_and_each_refusal_is_an_item(
@@ -324,14 +286,3 @@ def test_the_tokens_that_the_tokenizer_adds_can_be_left_out(
 
 
 # --- configuration --------------------------------------------------------------------------------------------------
-
-
-def test_the_configuration_is_read_from_parameters() -> None:
-    parameters = {
-        "context_window": "2048",
-        "runtime": "llama_cpp",
-        "capabilities": json.dumps(sorted(CONFIG.capabilities)),
-        "tool_call_format": "hermes",
-        "artifact_dir": "somewhere",
-    }
-    assert StageConfig.from_parameters(parameters) == CONFIG

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +13,7 @@ from model_repository.engine.adapter_root import AdapterRoot
 from model_repository.engine.runtime import EngineConfig
 from model_repository.engine.tensorrt_llm.lora import LoraRequests, lora_config, supports_adapters
 from model_repository.engine.tensorrt_llm.options import TensorRtLlmOptions
-from model_repository.errors import InvalidRequest, UnknownAdapter, Unsupported
-from tests.model_repository.engine.tensorrt_llm.conftest import Tiny, wait_until
+from model_repository.errors import InvalidRequest, Unsupported
 
 ROOT = AdapterRoot(folder=Path("unused"), ensemble="tiny", runtime="tensorrt_llm", base="", max_adapters=3, max_rank=64)
 
@@ -82,24 +80,3 @@ def test_the_pytorch_backend_is_started_with_room_for_those_to_come(config: Engi
     assert not supports_adapters(dataclasses.replace(config, adapters={}), options)
     lora = lora_config(dataclasses.replace(config, adapter_root=ROOT), options)
     assert (lora.max_loras, lora.max_cpu_loras, lora.max_lora_rank) == (4, 4, 64)
-
-
-def test_an_adapter_is_used_once_it_is_loaded_and_not_after_it_is_unloaded(
-    start: Callable[..., Tiny], tmp_path: Path
-) -> None:
-    tiny = start(backend="pytorch")
-    tiny.runtime.load_adapter("later", adapter(tmp_path))
-    assert tiny.tokens(lora_name="later") != tiny.tokens()
-    tiny.submit(lora_name="later", max_tokens=8)
-    tiny.runtime.unload_adapter("later")
-    assert list(tiny.runtime.stats().adapters) == ["polite"]
-    with pytest.raises(UnknownAdapter):
-        tiny.submit(lora_name="later")
-    outputs: list[Any] = []
-
-    def is_complete() -> bool:
-        outputs.extend(tiny.runtime.step() or ())
-        return len(outputs) >= 8
-
-    wait_until(is_complete)
-    assert [output.error for output in outputs] == [None] * 8

@@ -124,18 +124,6 @@ def test_the_dead_end_is_drawn_if_a_regex_allows_no_token(vocabulary: Vocabulary
     assert possible(apply(held, [token("a"), token("b")])) == [UNUSED]
 
 
-def test_tokens_that_complete_a_bad_word_are_impossible(vocabulary: VocabularyFile) -> None:
-    a, b = map(token, "ab")
-    chain = chain_of(allowed(vocabulary, bad_words=("ab",)))
-    assert {a, b, EOS} <= set(possible(apply(chain, [])))
-    assert b not in possible(apply(chain, [a]))
-    assert b not in possible(apply(chain, [a, EOS]))  # which is no text
-    assert b in possible(apply(chain, [a, EOS, token("c")]))
-    both = pickle.loads(pickle.dumps(chain_of(allowed(vocabulary, "a[bc]", bad_words=("ab",)))))
-    apply(both, [])
-    assert possible(apply(both, [a])) == [token("c")]
-
-
 def test_only_allowed_token_ids_are_possible_beside_all_else(vocabulary: VocabularyFile) -> None:
     a, b, c = map(token, "abc")
     assert possible(apply(chain_of(allowed(vocabulary, allowed_token_ids=(c, a))), [])) == [a, c]

@@ -91,12 +91,6 @@ def test_the_unwanted_token_of_an_empty_completion_is_dropped() -> None:
     assert tokens(reader(max_tokens=0).read(Result().add(EOS, finish_reason="stop"))) == [None]
 
 
-def test_cached_tokens_are_reported() -> None:
-    result = Result().add(30)
-    result.cached_tokens = 2
-    assert [output.num_cached_tokens for output in reader().read(result)] == [2]
-
-
 def test_an_unexpected_ending_is_an_error() -> None:
     for reason in ("cancelled", "timeout"):
         [output] = reader().read(Result().add(finish_reason=reason))
