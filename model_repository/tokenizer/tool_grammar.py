@@ -20,29 +20,30 @@ _NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": Fa
 _ANNOTATIONS = ("$schema", "title", "description")
 
 
-type PrepareSchema = Callable[[object, str, bool], object]
+type PrepareSchema = Callable[[object, str, bool], dict[str, Any]]
 
 
 def tool_grammar(
     tool_use: ToolUse, tool_format: ToolFormat, prepare_schema: PrepareSchema, *, content: str | None = None
 ) -> StructuredOutput | None:
-    """Return the grammar of an answer, in llguidance's dialect of Lark; None if no tool may be called.
+    """Return the grammar of an answer, in llguidance's dialect of Lark; None without tools.
 
     With `auto` it is free text up to the format's trigger, and calls behind it; or calls instead of content of a form.
     Otherwise it is calls only. A call names an offered tool, with arguments that its schema allows. Calls are the end.
 
     Args:
+        tool_use: of a request that was checked, and with another choice than `none`.
         content: with `auto`, the rule for an answer without calls; None: free text.
         prepare_schema: gets a JSON schema, its place, as in `tools[0].function.parameters`, and its strictness; returns
             the schema that llguidance enforces, or raises.
 
     Raises:
-        InvalidRequest: a tool is malformed, or the choice names an unknown tool.
+        InvalidRequest: a tool's name or the schema of its arguments cannot be written in a call.
     """
     tools = _offered_tools(tool_use, prepare_schema)
     if not tools:
         return None
-    is_repeatable = tool_use.is_parallel and not tool_use.choice.startswith("function:")
+    is_repeatable = tool_use.is_parallel and tool_use.choice in ("auto", "required")
     next_call = f"{_literal(tool_format.between_calls + tool_format.before_name)} call"
     more = f"({next_call}){{0,{MAX_CALLS - 1}}}" if is_repeatable else ""
     alternatives = " | ".join(f"tool_{number}" for number in range(len(tools)))
@@ -82,31 +83,16 @@ def _literal(text: str) -> str:
 
 def _offered_tools(tool_use: ToolUse, prepare_schema: PrepareSchema) -> list[tuple[str, dict[str, Any]]]:
     """Return name and schema of each tool that may be called."""
-    kind, colon, chosen_name = tool_use.choice.partition(":")
-    if kind not in (("function",) if colon else ("none", "auto", "required")):
-        rule = "expected none, auto, required or function:NAME"
-        raise InvalidRequest(f"{tool_use.choice!r}: {rule}", "tool_choice")
-    if kind == "none":
-        return []
     offered = []
     for number, tool in enumerate(tool_use.tools):
-        place = f"tools[{number}].function"
-        function = tool.get("function")
-        if not isinstance(function, Mapping):
-            raise InvalidRequest("expected an object", place)
-        name = _checked_name(function.get("name"), f"{place}.name")
-        if kind != "function" or name == chosen_name:
+        place, function = f"tools[{number}].function", tool["function"]
+        name = function["name"]
+        if not _NAME.fullmatch(name):
+            rule = "expected 1 to 256 characters without quotes, backslashes and controls"
+            raise InvalidRequest(f"{name!r}: {rule}", f"{place}.name")
+        if tool_use.choice in ("auto", "required", f"function:{name}"):
             offered.append((name, _arguments_schema(function, f"{place}.parameters", prepare_schema)))
-    if not offered and kind != "auto":
-        wanted = f"named {chosen_name!r}" if kind == "function" else "to call"
-        raise InvalidRequest(f"there is no tool {wanted}", "tool_choice")
     return offered
-
-
-def _checked_name(name: object, place: str) -> str:
-    if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise InvalidRequest(f"{name!r}: expected 1 to 256 characters without quotes, backslashes and controls", place)
-    return name
 
 
 def _arguments_schema(function: Mapping[str, Any], place: str, prepare_schema: PrepareSchema) -> dict[str, Any]:
@@ -129,7 +115,4 @@ def _arguments_schema(function: Mapping[str, Any], place: str, prepare_schema: P
     has_none = rules in ({}, {"properties": {}}, {"type": "object", "properties": {}})
     typed = {key: rule for key, rule in parameters.items() if key != "nullable"} | {"type": "object"}
     arguments = _NO_PARAMETERS if has_none else typed
-    schema = prepare_schema(arguments, place, bool(function.get("strict")))
-    if not isinstance(schema, Mapping):
-        raise InvalidRequest("expected a JSON schema of an object", place)
-    return {**schema, "x-guidance": JSON_LAYOUT}
+    return {**prepare_schema(arguments, place, bool(function.get("strict"))), "x-guidance": JSON_LAYOUT}

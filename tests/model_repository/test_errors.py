@@ -33,10 +33,6 @@ def test_a_message_of_triton_itself_is_not_a_stage_error(message: str) -> None:
     assert error_from_message(message) is None
 
 
-def test_every_code_is_there_once() -> None:
-    assert len({error_class.code for error_class in ERRORS}) == len(ERRORS)
-
-
 def test_every_error_has_a_code_that_triton_knows() -> None:
     assert {error_class.triton_code for error_class in ERRORS} <= {
         "INVALID_ARG",

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import Struct
 
-from model_repository.contract import tensors
 from model_repository.contract.output import GenerationChunk, Timing, Usage
 from model_repository.contract.request import (
     ChatPrompt,
@@ -22,11 +19,9 @@ from model_repository.contract.request import (
     TokenPrompt,
     ToolUse,
 )
-from model_repository.contract.spec import StageSpec, TensorSpec, fields_of
+from model_repository.contract.spec import TensorSpec, fields_of
 from model_repository.contract.tensors import (
     ENSEMBLES,
-    HONOURED_INPUTS,
-    NEUTRAL_INPUTS,
     OUTPUTS,
     PUBLIC_INPUTS,
     PUBLIC_OUTPUTS,
@@ -37,9 +32,6 @@ from model_repository.contract.tensors import (
     model_id_to_ensemble,
     stage_name,
 )
-
-BETWEEN = {name: item for name, item in vars(tensors).items() if isinstance(item, TensorSpec)}
-STEPS = [pytest.param(*step, id=f"{name}-{step[0]}") for name, steps in ENSEMBLES.items() for step in steps.items()]
 
 # The messages that a client sends or receives, with their fields that no tensor carries.
 PUBLIC_MESSAGES: dict[type[Struct], set[str]] = {
@@ -105,11 +97,6 @@ def test_every_field_of_a_public_message_has_a_tensor(message: type[Struct]) -> 
     assert {field.kind for field in fields_of(message) if field.is_message} <= PUBLIC_MESSAGES.keys()
 
 
-def test_no_public_tensor_is_there_twice() -> None:
-    names = Counter(spec.name for spec in (*PUBLIC_INPUTS, *PUBLIC_OUTPUTS, *BETWEEN.values()))
-    assert [name for name, count in names.items() if count > 1] == []
-
-
 @pytest.mark.parametrize("spec", PUBLIC_INPUTS + PUBLIC_OUTPUTS, ids=lambda spec: spec.name)
 def test_a_public_tensor_is_one_value_or_a_list_and_is_documented(spec: TensorSpec) -> None:
     assert spec.shape in ((1,), (-1,))
@@ -117,36 +104,7 @@ def test_a_public_tensor_is_one_value_or_a_list_and_is_documented(spec: TensorSp
     assert spec.dtype is not None
 
 
-def test_every_input_is_either_honoured_or_has_neutral_values() -> None:
-    assert all(spec.neutral is None for spec in HONOURED_INPUTS)
-    assert all(spec.neutral for spec in NEUTRAL_INPUTS)
-
-
-@pytest.mark.parametrize("name", BETWEEN)
-def test_a_message_between_the_stages_is_one_text_and_called_like_its_tensor(name: str) -> None:
-    spec = BETWEEN[name]
-    assert (spec.name.upper(), spec.datatype, spec.shape) == (name, "BYTES", (1,))
-
-
-def test_every_tensor_belongs_to_a_stage() -> None:
-    used = {spec for stage in STAGES.values() for spec in stage.inputs + stage.outputs}
-    assert used == {*BETWEEN.values(), *PUBLIC_INPUTS, *PUBLIC_OUTPUTS}
-
-
 # --- ensembles ------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("stage", "step"), STEPS)
-def test_every_step_is_a_part_of_its_stage(stage: str, step: StageSpec) -> None:
-    assert set(step.inputs) <= set(STAGES[stage].inputs)
-    assert set(step.outputs) <= set(STAGES[stage].outputs)
-
-
-@pytest.mark.parametrize("ensemble", ENSEMBLES)
-def test_the_steps_of_an_ensemble_connect(ensemble: str) -> None:
-    """A step behind a decoupled one may only have that one's outputs as its inputs."""
-    steps = list(ENSEMBLES[ensemble].values())
-    assert [step.inputs for step in steps[1:]] == [step.outputs for step in steps[:-1]]
 
 
 def test_the_public_ensemble_has_the_public_tensors_only() -> None:

@@ -42,16 +42,7 @@ def chunk(*token_ids: int, num_cut_bytes: int = 0, **details: Any) -> Generation
 # --- without details ------------------------------------------------------------------------------------------------
 
 
-def test_reason_and_usage_are_passed_on() -> None:
-    delta = TokenDelta(finish_reason=FinishReason.LENGTH, usage=USAGE)
-    assert chunk_of(DETOKENIZER, delta) == GenerationChunk(text="", finish_reason=FinishReason.LENGTH, usage=USAGE)
-
-
 # --- with details ---------------------------------------------------------------------------------------------------
-
-
-def test_token_ids_come_if_the_request_asks_for_them() -> None:
-    assert chunk(1, 0, has_token_ids=True) == GenerationChunk(text="Paris", token_ids=(1, 0))
 
 
 def test_an_echo_comes_first() -> None:

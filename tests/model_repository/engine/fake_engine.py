@@ -63,7 +63,6 @@ class FakeRuntime:
         self.adapter_error: StageError | None = None
         self.num_wakes = 0
         self.is_closed = False
-        self.on_step: Callable[[], None] = lambda: None
         self.on_prepare: Callable[[], None] = lambda: None
 
     def prepare(self, request: EngineRequest) -> None:
@@ -88,7 +87,6 @@ class FakeRuntime:
 
     def step(self) -> Sequence[StepOutput] | None:
         """Give every running sequence its next tokens, or wait or fail where a test says so."""
-        self.on_step()
         if self.is_waiting:
             return None
         if self.step_error is not None:

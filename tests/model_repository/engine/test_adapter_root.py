@@ -115,10 +115,6 @@ def test_a_manifest_survives_its_file(tmp_path: Path) -> None:
     assert AdapterManifest.from_fields(json.loads((tmp_path / "adapter.json").read_text())) == manifest
 
 
-def test_the_error_for_a_folder_without_a_manifest_names_the_command(folder: Path) -> None:
-    assert "`python -m build_engines adapter` makes such a folder" in refusal(folder, "teams").text
-
-
 @pytest.mark.parametrize("name", ["", "a--b", "a b", "../x", "x" * 3 + "/", "org/demo"])
 def test_a_name_that_no_model_could_have_or_that_is_the_models_own_is_refused(folder: Path, name: str) -> None:
     assert refusal(folder, "teams/polite", name).field == "name"

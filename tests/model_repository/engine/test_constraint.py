@@ -2,8 +2,7 @@ import itertools
 import json
 import random
 import re
-from datetime import date, datetime
-from uuid import UUID
+from datetime import datetime
 
 import pytest
 
@@ -74,33 +73,18 @@ CAT = {"type": "object", "properties": {"kind": {"const": "cat"}, "lives": {"enu
 DOG = {"type": "object", "properties": {"kind": {"const": "dog"}, "barks": {"const": True}}, "required": ["kind"]}
 
 SCHEMAS = [
-    ({"type": "integer", "multipleOf": 7}, lambda v: v % 7 == 0),
-    ({"type": "number", "multipleOf": 0.25, "minimum": 0, "maximum": 9}, lambda v: v * 4 == int(v * 4)),
-    ({"minimum": 5}, lambda v: not isinstance(v, int | float) or isinstance(v, bool) or v >= 5),
-    ({"type": "string", "pattern": "^[a-c]{2,3}$"}, lambda v: re.fullmatch("[a-c]{2,3}", v)),
     ({"type": "string", "pattern": "b+", "maxLength": 9}, lambda v: "b" in v and len(v) <= 9),
     ({"type": "string", "pattern": '^[^"\\\\]{1,4}$'}, lambda v: len(v) <= 4 and not {'"', "\\"} & {*v}),
-    ({"type": "string", "pattern": '^[^"\\n]$'}, lambda v: v not in '"\n'),
     ({"type": "string", "pattern": "^[\\x00-\\x1f]$"}, lambda v: "\0" < v < " "),
-    ({"type": "string", "pattern": "^\\p{Cc}$"}, lambda v: v not in '"\\'),
-    ({"type": "string", "pattern": "^[[&~]+$"}, lambda v: {*v} <= {*"[&~"}),
-    ({"type": "string", "format": "date"}, date.fromisoformat),
     ({"type": "string", "format": "date-time"}, datetime.fromisoformat),
-    ({"type": "string", "format": "uuid"}, UUID),
     ({"type": "string", "format": "email"}, lambda v: re.fullmatch(r"[^@\s]+@[^@\s]+\.[A-Za-z]+", v)),
     ({"type": "string", "format": "ipv4"}, lambda v: all(int(part) < 256 for part in v.split("."))),
     ({"enum": [1, "a", None, [1, 2], {"a": 1}]}, lambda v: v in [1, "a", None, [1, 2], {"a": 1}]),
     ({"const": {"a": [1, {"b": 'é\n"'}]}}, lambda v: v == {"a": [1, {"b": 'é\n"'}]}),
     (
-        {"type": "array", "items": {"type": "boolean"}, "minItems": 1, "maxItems": 3},
-        lambda v: 1 <= len(v) <= 3 and {*v} <= {True, False},
-    ),
-    (
         {"type": "array", "prefixItems": [{"type": "null"}, {"const": 3}], "items": False, "minItems": 1},
         lambda v: v in ([None], [None, 3]),
     ),
-    ({"type": "array", "prefixItems": [{"type": "null"}], "items": {"const": 1}}, lambda v: {*v[1:]} <= {1}),
-    (OBJECT, lambda v: {*v} <= {"a", "b"} and v.get("a") is None),
     ({**OBJECT, "required": ["b"]}, lambda v: {"b"} <= {*v} <= {"a", "b"}),
     ({**OBJECT, "required": ["c"]}, lambda v: {"c"} <= {*v} <= {"a", "b", "c"}),
     ({**OBJECT, "minProperties": 1}, lambda v: 1 <= len(v) <= 2),
@@ -109,32 +93,20 @@ SCHEMAS = [
         {**OBJECT, "additionalProperties": {"const": 1}},
         lambda v: all(item == 1 for name, item in v.items() if name not in ("a", "b")) and v.get("a") is None,
     ),
-    ({"type": "object", "additionalProperties": {"const": 1}}, lambda v: {*v.values()} <= {1}),
     (
         {"type": "object", "patternProperties": {"^[^\"x]$": {"const": 1}}, "additionalProperties": False},
         lambda v: {*v.values()} <= {1} and all(len(name) == 1 and name not in '"x' for name in v),
     ),
-    ({"oneOf": [{"type": "integer"}, {"const": "x"}]}, lambda v: is_int(v) or v == "x"),
     (
         {"oneOf": [{"$ref": "#/$defs/cat"}, {"$ref": "#/$defs/dog"}], "$defs": {"cat": CAT, "dog": DOG}},
         lambda v: {*v} <= ({"kind", "lives"} if v["kind"] == "cat" else {"kind", "barks"}),
     ),
-    ({"allOf": [{"type": "integer"}, {"minimum": 3}, {"maximum": 9}]}, lambda v: is_int(v) and 3 <= v <= 9),
     (
         {"allOf": [OBJECT, {"properties": {"c": {"const": 1}}, "required": ["c"]}]},
         lambda v: v["c"] == 1,
     ),
     ({"$ref": "#/$defs/node", "$defs": {"node": NODE}}, lambda v: v is not None and is_node(v)),
     ({"$ref": "#/$defs/a~1b", "$defs": {"a/b": {"const": 4}}, "maximum": 5}, lambda v: v == 4),
-    (
-        {
-            "required": ["a"],
-            "properties": {"a": {"$ref": "#/definitions/n"}},
-            "type": "object",
-            "definitions": {"n": {"const": 0}},
-        },
-        lambda v: v == {"a": 0},
-    ),
     (True, lambda v: True),
     ({"type": "object", "propertyNames": {"type": "string"}}, lambda v: isinstance(v, dict)),
 ]  # fmt: skip

@@ -67,18 +67,6 @@ def test_a_failing_runtime_fails_its_requests_and_serves_new_ones(caplog: pytest
     assert "the runtime failed" in caplog.text
 
 
-def test_everything_is_ended_when_the_model_is_unloaded_before_it_has_finished() -> None:
-    fake = Fake(b"hello")
-    fake.runtime.num_slots = 1
-    running, queued = fake.submit(), fake.submit()
-    fake.step()
-    fake.engine.fail_running()
-    fake.step()
-    for responder in (running, queued):
-        assert responder.error_message == "[unloading] the model is being unloaded"
-    assert fake.runtime.stats().num_active == fake.runtime.stats().num_waiting == 0
-
-
 @pytest.mark.parametrize(
     ("error", "code"),
     [
@@ -148,20 +136,6 @@ def test_stats_count_the_work_of_the_engine() -> None:
     fake.step(20)
     stats = fake.engine.stats()
     assert (stats.num_active, stats.num_waiting, stats.num_finished, stats.num_cancelled) == (0, 0, 3, 0)
-
-
-def test_stats_have_the_age_of_the_step_in_progress() -> None:
-    fake = Fake(b"hello")
-    ages: list[float] = []
-
-    def read_stats() -> None:
-        fake.clock.now_s += 3.0
-        ages.append(fake.engine.stats().step_age_ms)
-
-    fake.runtime.on_step = read_stats
-    fake.submit()
-    fake.step()
-    assert ages == [pytest.approx(3000)]
 
 
 def test_a_step_that_only_waits_goes_on() -> None:

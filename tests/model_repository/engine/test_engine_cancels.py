@@ -8,15 +8,6 @@ from model_repository.engine.pending_cancels import REMEMBERED_S
 from tests.model_repository.engine.fake_engine import Fake
 
 
-def test_a_single_request_is_cancelled_by_the_number_of_its_stream() -> None:
-    fake = Fake(b"hello")
-    gone, stays = fake.submit(), fake.submit()
-    fake.step()
-    fake.engine.cancel_stream(gone.number)
-    fake.step(5)
-    assert (gone.is_closed, gone.texts(), stays.text()) == (True, ["h"], "hello")
-
-
 def test_a_queued_request_is_cancelled_by_its_key() -> None:
     fake = Fake(b"hello")
     fake.runtime.num_slots = 1

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from model_repository.byte_table import FILE_NAME, save_byte_table
 from model_repository.engine.emitter import PendingOutput
 from model_repository.engine.loader import load_engine, make_emitter, read_engine_config
 from model_repository.engine.runtime import EngineConfig, UnknownRuntime, load_runtime
@@ -45,24 +44,12 @@ def test_every_parameter_is_read() -> None:
     )
 
 
-@pytest.mark.parametrize("name", sorted(PARAMETERS.keys() - {"ensemble"}))
-def test_a_missing_parameter_is_named(name: str) -> None:
-    with pytest.raises(KeyError, match=name):
-        read_engine_config({key: value for key, value in PARAMETERS.items() if key != name})
-
-
 def test_an_unknown_runtime_is_refused_with_the_known_ones() -> None:
     config = read_engine_config(PARAMETERS | {"runtime": "magic"})
     with pytest.raises(
         UnknownRuntime, match=r"runtime 'magic': expected one of \['llama_cpp', 'synthetic', 'tensorrt_llm'\]"
     ):
         load_runtime(config, [])
-
-
-def test_an_engine_is_loaded_with_its_runtime(tmp_path: Path) -> None:
-    save_byte_table(tmp_path / FILE_NAME, [b"a", b"b"])
-    stats = load_engine(PARAMETERS | {"artifact_dir": str(tmp_path)}).stats()
-    assert (stats.num_active, stats.max_kv_tokens) == (0, 4 * 2048)
 
 
 def num_sent(runtime: str, num_cores: int, interval_ms: int = 1000) -> int:

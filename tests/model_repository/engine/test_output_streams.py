@@ -8,7 +8,7 @@ from model_repository.contract.output import FinishReason, TokenDelta
 from model_repository.engine.emitter import Emitter
 from model_repository.errors import EngineFailed, InvalidRequest, OutputStreamNotOpen, PromptTooLong
 from model_repository.fair_pool import MAX_WAITING
-from tests.model_repository.engine.fake_engine import REGEX, DeafResponder, Fake, FakeResponder, Panic, request
+from tests.model_repository.engine.fake_engine import REGEX, DeafResponder, Fake, FakeResponder, request
 from tests.waiting import wait_until
 
 # --- outputs ----------------------------------------------------------------------------------------------------------
@@ -139,22 +139,6 @@ def test_a_key_that_is_in_use_is_refused_and_its_stream_goes_on() -> None:
     fake.step(3)
     assert second.error_message.startswith("[invalid_value]")
     assert (second.batches, first.texts(1)) == ([], ["h", "i", ""])
-
-
-@pytest.mark.parametrize(
-    ("error", "message"),
-    [
-        (InvalidRequest("5 is not a token", "input_ids"), "[invalid_value] input_ids: 5 is not a token"),
-        (Panic(), "[internal_error] internal error, see the server's log"),
-    ],
-)
-def test_a_request_that_the_runtime_refuses_is_an_item(error: BaseException, message: str) -> None:
-    fake = Fake(b"hi")
-    reader = fake.open_stream()
-    fake.runtime.submit_error = error
-    call = fake.submit_batch("key", {1: request()})
-    fake.step()
-    assert (call.is_closed, reader.items(1)) == (True, [message])
 
 
 def test_a_request_beyond_the_queue_is_refused_alone() -> None:

@@ -93,17 +93,6 @@ def test_steps_keep_the_set_pace(tmp_path: Path, time: FakeTime) -> None:
     assert time.slept_s[-1] == 0.0
 
 
-def test_sequences_beyond_the_limit_wait_in_order(tmp_path: Path, time: FakeTime) -> None:
-    synthetic = runtime(tmp_path, time, max_sequences=1)
-    for sequence in (1, 2, 3):
-        synthetic.submit(sequence, REQUEST)
-    tokens(synthetic, 1)
-    assert (synthetic.stats().num_active, synthetic.stats().num_waiting) == (1, 2)
-    synthetic.free(2)
-    synthetic.free(1)
-    assert tokens(synthetic, 1) == [[(3, 1)]]
-
-
 def test_urgent_requests_pass_waiting_ones_except_after_a_long_wait(tmp_path: Path, time: FakeTime) -> None:
     synthetic = runtime(tmp_path, time, max_sequences=1)
     patient, normal, urgent = (changed(REQUEST, priority=priority) for priority in (1, 0, -1))

@@ -95,40 +95,15 @@ def test_a_grammar_beside_tools_that_may_be_called_is_not_served(output_format: 
     assert str(output_format) in caught.value.text
 
 
-@pytest.mark.parametrize(
-    "output", [StructuredOutput(OutputFormat.REGEX, "("), StructuredOutput(OutputFormat.CHOICE, "{}")]
-)
-def test_a_malformed_structured_output_is_the_clients_mistake(output: StructuredOutput) -> None:
-    assert refusal(TextPrompt("a"), output).startswith("[invalid_value] guided_decoding_guide: ")
-
-
 def test_a_bad_schema_of_a_tool_is_blamed_on_the_tools() -> None:
     tool = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "minProperties": -1}}}
     assert refusal(tools("required", tool)).startswith("[invalid_value] tools: tools[0].function.parameters")
-
-
-def test_a_keyword_that_is_not_enforced_is_refused_of_a_strict_tool_only() -> None:
-    function = {"name": "add", "parameters": {"properties": {"a": {"type": "array", "uniqueItems": True}}}}
-    place = "tools[0].function.parameters.properties.a.uniqueItems"
-    strict = tools("auto", {"type": "function", "function": function | {"strict": True}})
-    assert refusal(strict).startswith(f"[unsupported_value] tools: {place}: ")
-    for lenient in (function, function | {"strict": False}):
-        assert constraint(request(tools("auto", {"type": "function", "function": lenient})), HERMES) is not None
-
-
-def test_a_tool_that_is_malformed_is_named() -> None:
-    tool = {"type": "function", "function": {"name": "add", "parameters": {"type": "string"}}}
-    assert refusal(tools("auto", tool)).startswith("[invalid_value] tools[0].function.parameters.type: ")
 
 
 @pytest.mark.parametrize("asked", [(TextPrompt("a"), REGEX_OUTPUT), (tools("auto"),), (tools("required"),)])
 def test_a_completion_that_ignores_the_end_cannot_have_a_form(asked: tuple[Any, ...]) -> None:
     message = "[invalid_value] ignore_eos: true goes with neither structured output nor tools: they say where it ends"
     assert refusal(*asked, ignore_eos=True) == message
-
-
-def test_a_completion_without_a_form_may_ignore_the_end() -> None:
-    assert constraint(request(tools("none"), ignore_eos=True), HERMES) is None
 
 
 def fan(num_levels: int) -> str:

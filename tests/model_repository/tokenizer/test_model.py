@@ -173,16 +173,6 @@ def test_a_sender_with_too_many_grammars_waiting_is_refused_alone(model: Any, gr
     assert refused == [f"[too_many_grammars] {MAX_WAITING} grammars of this sender are waiting already"]
 
 
-def test_the_grammar_of_a_cancelled_request_is_not_compiled(model: Any, grammars: SlowGrammars) -> None:
-    first, gone, last = guided("slow"), guided("gone", cancel_key="key"), guided("last")
-    model.execute([first, gone, last])
-    model._cancel(key_to_number("key"))
-    grammars.may_go_on.set()
-    model.finalize()
-    assert grammars.begun == ["slow", "last"]
-    assert answers_of([first, gone, last]) == ["", "[invalid_value] cancel_key: it is cancelled", ""]
-
-
 @pytest.mark.parametrize("regex", ["refused", "fine"])
 def test_the_second_request_with_a_grammar_is_answered_at_once(model: Any, grammars: SlowGrammars, regex: str) -> None:
     first = guided(regex)

@@ -6,7 +6,7 @@ import pytest
 
 from model_repository.contract.request import ChatPrompt, Prompt, TextPrompt, TokenPrompt
 from model_repository.errors import InvalidRequest, Unsupported
-from model_repository.tokenizer.prompt import PromptEncoder, prompt_field
+from model_repository.tokenizer.prompt import PromptEncoder
 from tests.model_repository.tokenizer.models import (
     DEMO_BYTES,
     DEMO_FILES,
@@ -38,10 +38,6 @@ def test_special_tokens_in_a_prompt_with_a_suffix_are_text() -> None:
         SPECIAL_IDS["<|fim_middle|>"],
     )
     assert encoded.end_token_ids == (SPECIAL_IDS["<|endoftext|>"],)
-
-
-def test_a_prompt_of_token_ids_is_unchanged() -> None:
-    assert DEMO.encode(TokenPrompt((5, 0, 3071))).token_ids == (5, 0, 3071)
 
 
 @pytest.mark.parametrize("is_echo", [False, True])
@@ -85,16 +81,3 @@ def test_token_ids_are_echoed_as_their_bytes() -> None:
 def test_a_chat_is_echoed_without_its_special_tokens() -> None:
     encoded = DEMO.encode(CHAT, is_echo=True)
     assert b"".join(encoded.echo) == b"user\nhi\nassistant\n"
-
-
-@pytest.mark.parametrize("prompt", [CHAT, TextPrompt("a"), TextPrompt("a", "b"), TokenPrompt((1,))])
-def test_a_prompt_is_echoed_only_on_request(prompt: Prompt) -> None:
-    assert DEMO.encode(prompt).echo == ()
-
-
-@pytest.mark.parametrize(
-    ("prompt", "name"),
-    [(TextPrompt("a", "b"), "text_input"), (CHAT, "messages"), (TokenPrompt(()), "input_ids")],
-)
-def test_a_prompt_has_a_tensor(prompt: Prompt, name: str) -> None:
-    assert prompt_field(prompt) == name

@@ -81,8 +81,8 @@ IS_VALID: dict[str, Callable[[Any], bool]] = {
 }
 
 
-def identity(schema: object, place: str, is_strict: bool) -> object:
-    return schema
+def identity(schema: Any, place: str, is_strict: bool) -> dict[str, Any]:
+    return dict(schema)
 
 
 def matcher(
@@ -217,15 +217,14 @@ def test_names_are_written_exactly() -> None:
             assert is_allowed(compiled, text) == (name in names)
 
 
-def test_without_callable_tools_nothing_is_constrained() -> None:
+def test_without_tools_nothing_is_constrained() -> None:
     assert tool_grammar(ToolUse(tools=()), HERMES, identity) is None
-    assert tool_grammar(ToolUse(tools=TOOLS, choice="none"), HERMES, identity) is None
 
 
 def test_schemas_are_prepared_with_their_place_and_strictness() -> None:
     seen: list[tuple[object, str, bool]] = []
 
-    def prepare(schema: object, place: str, is_strict: bool) -> object:
+    def prepare(schema: object, place: str, is_strict: bool) -> dict[str, Any]:
         seen.append((schema, place, is_strict))
         return closed({"z": INTEGER}, "z")
 
@@ -241,25 +240,18 @@ def test_schemas_are_prepared_with_their_place_and_strictness() -> None:
 
 
 @pytest.mark.parametrize(
-    ("tools", "choice", "field"),
+    ("tools", "field"),
     [
-        (TOOLS, "function:set", "tool_choice"),
-        (TOOLS, "function:", "tool_choice"),
-        (TOOLS, "any", "tool_choice"),
-        (TOOLS, "auto:get", "tool_choice"),
-        ((), "required", "tool_choice"),
-        (({"type": "function"},), "auto", "tools[0].function"),
-        (({"type": "function", "function": {}},), "auto", "tools[0].function.name"),
-        ((TOOLS[0], tool('a"b')), "auto", "tools[1].function.name"),
-        ((tool("a\nb"),), "auto", "tools[0].function.name"),
-        ((tool(""),), "auto", "tools[0].function.name"),
-        ((tool("f", [1]),), "auto", "tools[0].function.parameters"),
-        ((tool("f", {"type": "string"}),), "auto", "tools[0].function.parameters.type"),
+        ((TOOLS[0], tool('a"b')), "tools[1].function.name"),
+        ((tool("a\nb"),), "tools[0].function.name"),
+        ((tool("a" * 257),), "tools[0].function.name"),
+        ((tool("f", []),), "tools[0].function.parameters"),
+        ((tool("f", {"type": "string"}),), "tools[0].function.parameters.type"),
     ],
 )
-def test_a_malformed_tool_is_refused_by_its_place(tools: Any, choice: str, field: str) -> None:
+def test_a_tool_that_no_call_can_name_or_fill_is_refused_by_its_place(tools: Any, field: str) -> None:
     with pytest.raises(InvalidRequest) as error:
-        tool_grammar(ToolUse(tools=tools, choice=choice), HERMES, identity)
+        tool_grammar(ToolUse(tools=tools), HERMES, identity)
     assert error.value.field == field
 
 

@@ -31,11 +31,6 @@ def parts(text: str, token: str = "<t>") -> list[tuple[str, bool]]:
     return [(part, is_token) for part, is_token in found if part]
 
 
-def test_the_demo_vocabulary() -> None:
-    assert (DEMO.size, DEMO.first_ids) == (3072, ())
-    assert "<|im_end|>" in DEMO.control_tokens
-
-
 @pytest.mark.parametrize("token_id", [-1, 3072, 2**31 - 1])
 def test_an_id_outside_the_vocabulary_is_refused(token_id: int) -> None:
     with pytest.raises(InvalidRequest) as caught:

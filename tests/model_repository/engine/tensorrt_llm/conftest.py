@@ -19,6 +19,7 @@ from model_repository.contract.request import EngineRequest, SamplingParams
 from model_repository.engine.runtime import EngineConfig, StepOutput
 from tests.model_repository.engine.engine_requests import changed
 from tests.tensorrt_llm_artifact import DOUBLES
+from tests.waiting import wait_until
 
 sys.path.insert(0, str(DOUBLES))
 try:
@@ -63,7 +64,7 @@ class Tiny:
 
     def wait_until_idle(self) -> None:
         """Wait until TensorRT-LLM works on nothing."""
-        wait_until(lambda: self.runtime.stats().num_active == 0)
+        wait_until(lambda: self.runtime.stats().num_active == 0, "TensorRT-LLM is idle")
 
 
 def request(**fields: Any) -> EngineRequest:
@@ -81,13 +82,6 @@ def has_ended(outputs: list[StepOutput], asked: EngineRequest) -> bool:
     last, params = outputs[-1], asked.params
     ends = set(params.stop_token_ids) | (set() if params.ignore_eos else {EOS, OTHER_EOS, *asked.end_token_ids})
     return last.error is not None or last.token_id is None or last.token_id in ends or len(outputs) >= asked.max_tokens
-
-
-def wait_until(is_true: Callable[[], bool]) -> None:
-    deadline_s = time.monotonic() + PATIENCE_S
-    while not is_true():
-        assert time.monotonic() < deadline_s
-        time.sleep(0.001)
 
 
 def write_model(folder: Path, **built: Any) -> Path:

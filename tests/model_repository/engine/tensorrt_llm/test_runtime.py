@@ -21,8 +21,8 @@ from tests.model_repository.engine.tensorrt_llm.conftest import (
     VOCAB_SIZE,
     Tiny,
     request,
-    wait_until,
 )
+from tests.waiting import wait_until
 
 HOT = {"temperature": 1.0}
 REGEX = StructuredOutput(OutputFormat.REGEX, "(ab){3}")
@@ -96,7 +96,7 @@ def test_kv_tokens_are_the_tokens_of_running_sequences(tiny: Tiny) -> None:
 def test_log_probabilities_that_are_not_streamed_can_be_aborted(start: Callable[..., Tiny]) -> None:
     tiny = start(backend="engine")
     number = tiny.submit(max_tokens=240, num_logprobs=0, is_stream=False)
-    wait_until(lambda: number in tiny.runtime._loop._results)
+    wait_until(lambda: number in tiny.runtime._loop._results, "it runs")
     result = tiny.runtime._loop._results[number]
     tiny.runtime.free(number)
     tiny.wait_until_idle()
@@ -123,7 +123,7 @@ def test_the_silence_of_answers_that_come_in_one_piece_is_no_hang(start: Callabl
 def test_requests_that_run_on_unread_are_no_hang_to_those_that_wait(start: Callable[..., Tiny]) -> None:
     tiny = start(backend="engine")
     unread = [tiny.submit(max_tokens=100, num_logprobs=0) for _ in range(2)]
-    wait_until(lambda: len(tiny.runtime._loop._results) == len(unread))
+    wait_until(lambda: len(tiny.runtime._loop._results) == len(unread), "they run")
     for number in unread:
         tiny.runtime.free(number)
     tiny.submit(max_tokens=1)
