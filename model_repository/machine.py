@@ -37,7 +37,7 @@ def read_machine(environment: Mapping[str, str] = os.environ) -> Machine:
     try:
         rows = _query_gpus(visible)
     except (OSError, ValueError, subprocess.SubprocessError) as exc:
-        return Machine(tensorrt_llm_version=version, gpu_error=f"nvidia-smi: {_first_line(exc)}")
+        return Machine(tensorrt_llm_version=version, gpu_error=f"nvidia-smi: {str(exc).partition('\n')[0]}")
     return Machine(
         gpu_names=tuple(name for name, _, _ in rows),
         gpu_memory_bytes=min((memory_bytes for _, memory_bytes, _ in rows), default=0),
@@ -119,7 +119,3 @@ def _installed_version(package: str) -> str | None:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return None
-
-
-def _first_line(exc: Exception) -> str:
-    return str(exc).partition("\n")[0]

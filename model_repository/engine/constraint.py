@@ -6,6 +6,7 @@ import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
@@ -22,18 +23,13 @@ MAX_BYTES = 128 << 20  # of all compiled structured outputs, cached or in use
 MAX_SENDER_BYTES = MAX_BYTES // 2  # in use by one sender: two of the largest
 
 
+@dataclass(frozen=True, eq=False)
 class CompiledGrammar:
-    """A structured output compiled for one vocabulary. The compiler counts its bytes while a reference to it exists.
+    """A structured output compiled for one vocabulary. The compiler counts its bytes while a reference to it exists."""
 
-    Args:
-        matcher: copied for each use.
-        sender: the first sender that needed it.
-    """
-
-    def __init__(self, matcher: LLMatcher, num_bytes: int, sender: str) -> None:
-        self.matcher = matcher
-        self.num_bytes = num_bytes
-        self.sender = sender
+    matcher: LLMatcher  # copied for each use
+    num_bytes: int
+    sender: str  # the first that needed it
 
 
 class ConstraintCompiler:

@@ -50,7 +50,8 @@ class Emitter:
         others: dict[int, list[PendingOutput]] = {}  # by stream
         sent: set[int] = set()  # streams with a batch to send
         for item in sorted(waiting, key=lambda item: item.since_s):
-            if item.is_urgent or now_s - item.since_s >= self._limit_of(item):
+            max_wait_s = self._max_wait_s if item.max_wait_s is None else item.max_wait_s
+            if item.is_urgent or now_s - item.since_s >= max_wait_s:
                 self._charge([item], sent)
                 due.append(item.key)
             else:
@@ -67,9 +68,6 @@ class Emitter:
         filled_s = self._budget_s + self._max_share * (now_s - self._filled_s)
         self._budget_s = min(filled_s, self._max_budget_s)
         self._filled_s = now_s
-
-    def _limit_of(self, item: PendingOutput) -> float:
-        return self._max_wait_s if item.max_wait_s is None else item.max_wait_s
 
     def _charge(self, group: list[PendingOutput], sent: set[int]) -> None:
         """Charge for items of one stream."""

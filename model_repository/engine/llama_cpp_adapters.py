@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from cyllama.llama import llama_cpp as llama
@@ -21,17 +20,12 @@ class LlamaCppAdapters:
     def __init__(self, config: EngineConfig) -> None:
         self.weights: dict[str, Any] = {}  # by the keys of adapters, including removed ones
         self.num_bytes = 0  # of them
-        self._by_name: dict[str, Adapter] = {}
+        self.by_name: dict[str, Adapter] = {}  # those that requests may name
         self._config = config
-
-    @property
-    def by_name(self) -> Mapping[str, Adapter]:
-        """The adapters that requests may name."""
-        return self._by_name
 
     def key_of(self, name: str) -> str:
         """Return the key of an adapter's weights; empty for an empty name."""
-        return self._by_name[name].key if name else ""
+        return self.by_name[name].key if name else ""
 
     def add(self, model: llama.LlamaModel, name: str, adapter: Adapter) -> None:
         """Load an adapter, unless its weights are in memory, and offer it. No step may be computed at the same time.
@@ -42,7 +36,7 @@ class LlamaCppAdapters:
         if adapter.key not in self.weights:
             self.weights[adapter.key] = model.lora_adapter_init(str(adapter.path))
             self.num_bytes += adapter.num_bytes
-        self._by_name[name] = adapter
+        self.by_name[name] = adapter
 
     def check_room(self, adapter: Adapter) -> None:
         """Check that one more adapter may be loaded.
@@ -57,4 +51,4 @@ class LlamaCppAdapters:
 
     def remove(self, name: str) -> None:
         """Offer an adapter no more; its weights stay."""
-        del self._by_name[name]
+        del self.by_name[name]

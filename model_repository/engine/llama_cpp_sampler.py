@@ -11,11 +11,10 @@ from operator import methodcaller
 from cyllama.llama import llama_cpp as llama
 
 from model_repository.contract.request import EngineRequest, SamplingParams
-from model_repository.engine.request_checks import constraint_field
+from model_repository.engine.request_checks import constraint_field, split_biases
 from model_repository.engine.token_constraint import TokenConstraint
 from model_repository.errors import InvalidRequest
 
-_BAN_BIAS = -100.0  # from here on a bias is a ban: a sum alone could leave the token possible
 _RANDOM_SEED = 0xFFFFFFFF  # llama.cpp replaces this seed by a random one
 
 type _Link = Callable[[llama.LlamaSampler], object]  # adds itself to a chain
@@ -54,8 +53,7 @@ class TokenSampler:
         self._constraint_field = constraint_field(request)
         # Every mirostat draw changes its estimate, so none may be discarded.
         self._may_draw_twice = sampling.mirostat is None
-        self._banned = frozenset(item for item, bias in sampling.logit_bias.items() if bias <= _BAN_BIAS)
-        self._biases = [item for item in sampling.logit_bias.items() if item[0] not in self._banned]
+        self._biases, self._banned = split_biases(sampling)
         self._ends = frozenset(request.params.stop_token_ids)
         if not request.params.ignore_eos:
             self._ends |= eos_token_ids.union(request.end_token_ids)
@@ -116,7 +114,7 @@ class TokenSampler:
     def _build(self, banned: Iterable[int]) -> llama.LlamaSampler:
         """Return a new chain: the biases, then the other links."""
         chain = llama.LlamaSampler(llama.LlamaSamplerChainParams())
-        chain.add_logit_bias(self._vocab_size, [*self._biases, *zip(banned, itertools.repeat(-math.inf))])
+        chain.add_logit_bias(self._vocab_size, [*self._biases.items(), *zip(banned, itertools.repeat(-math.inf))])
         for add_to in self._links:
             add_to(chain)
         return chain

@@ -5,18 +5,18 @@ from __future__ import annotations
 MIN_TOKENS = 16  # with fewer a prompt would never finish
 MAX_TOKENS = 512
 FIRST_TOKENS = 64  # until steps have been measured
+_MIN_STALL_S = 0.02  # no client notices it
 _MEMORY = 0.8  # the weight of earlier measurements
 
 
 class PrefillBudget:
     """Learns from measured steps how long decoding and prompt tokens take.
 
-    Prompt tokens may double the time of a step, or add `min_stall_s`, which no client notices. Smaller pieces of a
-    prompt would help little: each step reads all weights once.
+    Prompt tokens may double the time of a step, or add _MIN_STALL_S. Smaller pieces of a prompt would help little: each
+    step reads all weights once.
     """
 
-    def __init__(self, min_stall_s: float = 0.02) -> None:
-        self._min_stall_s = min_stall_s
+    def __init__(self) -> None:
         self._decode_s: float | None = None
         self._token_s: float | None = None
 
@@ -33,7 +33,7 @@ class PrefillBudget:
         """The largest number of prompt tokens in a step with decoding sequences."""
         if not self._token_s:
             return FIRST_TOKENS
-        stall_s = max(self._min_stall_s, self._decode_s or 0.0)
+        stall_s = max(_MIN_STALL_S, self._decode_s or 0.0)
         return max(MIN_TOKENS, min(int(stall_s / self._token_s), MAX_TOKENS))
 
 

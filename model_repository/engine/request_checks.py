@@ -1,12 +1,14 @@
-"""Checks of requests, for every runtime with a vocabulary of its own."""
+"""Checks and parts of requests, for every runtime with a vocabulary of its own."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
 
-from model_repository.contract.request import EngineRequest
+from model_repository.contract.request import EngineRequest, SamplingParams
 from model_repository.contract.spec import token_ids_of
 from model_repository.errors import InvalidRequest, UnknownAdapter
+
+_BAN_BIAS = -100.0  # from here on a bias is a ban: a sum alone could leave the token possible
 
 
 def check_request(request: EngineRequest, vocab_size: int, adapters: Collection[str]) -> None:
@@ -24,6 +26,12 @@ def check_request(request: EngineRequest, vocab_size: int, adapters: Collection[
             raise InvalidRequest(f"{unknown}: token ids are from 0 to {vocab_size - 1}", name)
     if request.params.lora_name and request.params.lora_name not in adapters:
         raise UnknownAdapter(f"{request.params.lora_name!r}: expected one of {sorted(adapters)}", "lora_name")
+
+
+def split_biases(sampling: SamplingParams) -> tuple[dict[int, float], frozenset[int]]:
+    """Return the biases by token, and the banned tokens."""
+    banned = frozenset(token_id for token_id, bias in sampling.logit_bias.items() if bias <= _BAN_BIAS)
+    return {token_id: bias for token_id, bias in sampling.logit_bias.items() if token_id not in banned}, banned
 
 
 def constraint_field(request: EngineRequest) -> str:

@@ -115,12 +115,9 @@ class _StopMatcher:
 
     def __init__(self, stop: bytes) -> None:
         self._stop = stop
+        self.num_bytes = len(stop)
         self._borders = [0, 0]  # by the length of a prefix of it: the longest shorter prefix that is also its suffix
         self.num_matched = 0  # bytes at the end of the text that begin the stop sequence without completing it
-
-    @property
-    def num_bytes(self) -> int:
-        return len(self._stop)
 
     def push(self, text: bytes) -> int | None:
         """Add the next bytes of the text; return the number of them that first complete it, if they do."""

@@ -103,9 +103,7 @@ class _Rewriting:
         self._references = References(root, path)
         self._rewritten: dict[str, Any] | bool = True
         self._definitions: dict[str, dict[str, Any] | bool] = {}
-        self._enforced: dict[
-            int, dict[str, Any]
-        ] = {}  # id of a schema to its enforced keywords, as the client wrote them
+        self._enforced: dict[int, dict[str, Any]] = {}  # by id of a schema: its enforced keywords, as written
         self._one_ofs: dict[str, list[Any]] = {}  # alternatives, by path
 
     def run(self) -> dict[str, Any]:
@@ -147,7 +145,7 @@ class _Rewriting:
         finite: set[str] = set()
         while added := {n for n in self._definitions if n not in finite and is_finite(self._definitions[n], finite)}:
             finite |= added
-        for name, reference in self._references.of_definitions().items():
+        for name, reference in self._references.by_name.items():
             if name not in finite:
                 refuse(f"{reference}: it refers to itself without an end")
         if not is_finite(self._rewritten, finite):

@@ -31,7 +31,7 @@ class References:
         self._path = path
         # By the path of a reference. Of several notations of a path the first is kept.
         self._names: dict[tuple[tuple[str, ...], bool], str] = {}
-        self._references: dict[str, str] = {}
+        self.by_name: dict[str, str] = {}  # the reference of each definition
         self._waiting: list[tuple[str, str, bool]] = []
 
     def add(self, reference: object, path: str, is_open: bool) -> str:
@@ -44,7 +44,7 @@ class References:
             if len(self._names) == MAX_REFS:
                 refuse(f"{path}: more than {MAX_REFS} definitions are referred to")
             name = self._names[key] = f"d{len(self._names)}"
-            self._references[name] = reference
+            self.by_name[name] = reference
             self._waiting.append((name, reference, is_open))
         return self._names[key]
 
@@ -53,10 +53,6 @@ class References:
         while self._waiting:
             name, reference, is_open = self._waiting.pop()
             yield name, *self.resolve(reference, reference), is_open
-
-    def of_definitions(self) -> dict[str, str]:
-        """Return the reference of each definition, by name."""
-        return dict(self._references)
 
     def resolve(self, reference: str, path: str) -> tuple[Any, str]:
         """Return the referenced part, and its path."""

@@ -18,11 +18,7 @@ from model_repository.tool_formats import PLAIN, RawArguments, messages_with_pla
 
 
 class ChatEncoder:
-    """Renders and encodes conversations.
-
-    Args:
-        tool_call_format: its name in `tool_formats`.
-    """
+    """Renders and encodes conversations."""
 
     def __init__(self, files: TokenizerFiles, vocabulary: Vocabulary, tool_call_format: str) -> None:
         def compiled(source: str | None) -> ChatTemplate | None:

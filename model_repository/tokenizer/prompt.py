@@ -36,11 +36,7 @@ def _num_bytes(prompt: EncodedPrompt) -> int:
 
 
 class PromptEncoder:
-    """Encodes prompts.
-
-    Args:
-        tool_call_format: the model's, by its name in `tool_formats`.
-    """
+    """Encodes prompts, chats in the tool call format of this name in `tool_formats`."""
 
     def __init__(self, files: TokenizerFiles, byte_table: Sequence[bytes], tool_call_format: str) -> None:
         self.vocabulary = Vocabulary(files.tokenizer, len(byte_table))
@@ -84,21 +80,22 @@ class PromptEncoder:
                     token_ids, echoed = encoding.ids, self._echo(text, encoding)
                 else:
                     token_ids = self.vocabulary.encode(text, add_special_tokens=add_special_tokens)
-                self._checked(token_ids, field)
             case TextPrompt(text, suffix):
                 limit(text + suffix, field)
                 return self._encode_with_suffix(text, suffix, is_echo=is_echo)
             case ChatPrompt():
-                token_ids = self._checked(self._chat.encode(prompt, limit), field)
-                echoed = self._bytes(token_ids) if is_echo else ()
+                token_ids = self._chat.encode(prompt, limit)
             case TokenPrompt(token_ids):
-                self._checked(token_ids, field)
-                echoed = self._bytes(token_ids) if is_echo else ()
+                pass
+        self.vocabulary.check(token_ids, field)
+        if is_echo and not isinstance(prompt, TextPrompt):
+            echoed = tuple(self._byte_table[token_id] for token_id in token_ids)
         return EncodedPrompt(token_ids=tuple(token_ids), echo=echoed)
 
     def _encode_with_suffix(self, text: str, suffix: str, *, is_echo: bool) -> EncodedPrompt:
         tokens = self._fill_in_middle.encode(text, suffix)
-        token_ids = self._checked([token_id for token_id, _ in tokens], "text_input")
+        token_ids = [token_id for token_id, _ in tokens]
+        self.vocabulary.check(token_ids, "text_input")
         pieces = [self._byte_table[token_id] if is_text else b"" for token_id, is_text in tokens]
         return EncodedPrompt(
             token_ids=tuple(token_ids),
@@ -106,15 +103,8 @@ class PromptEncoder:
             end_token_ids=self._fill_in_middle.end_token_ids,
         )
 
-    def _checked(self, token_ids: Sequence[int], field: str) -> Sequence[int]:
-        self.vocabulary.check(token_ids, field)
-        return token_ids
-
     def _echo(self, text: str, encoding: Encoding) -> tuple[bytes, ...]:
         return echo.aligned(echo.spelled(text, encoding, self.vocabulary, self._byte_table), text)
-
-    def _bytes(self, token_ids: Sequence[int]) -> tuple[bytes, ...]:
-        return tuple(self._byte_table[token_id] for token_id in token_ids)
 
 
 def prompt_field(prompt: Prompt) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
 from typing import Any
 
 from tensorrt_llm.executor import LoRARequest
@@ -43,17 +42,12 @@ class LoraRequests:
     def __init__(self, config: EngineConfig, options: TensorRtLlmOptions) -> None:
         self._options = options
         self._supports_adapters = supports_adapters(config, options)
-        self._adapters: dict[str, Adapter] = {}
+        self.adapters: dict[str, Adapter] = {}  # those that requests may name
         self._requests: dict[str, Any] = {}
         self._numbers: dict[str, int] = {}  # by the keys of adapters
         self._next_number = itertools.count(1)
         for name in sorted(config.adapters):
             self._add(name, Adapter.of_artifact(config.adapters[name]))
-
-    @property
-    def adapters(self) -> Mapping[str, Adapter]:
-        """The adapters that requests may name."""
-        return self._adapters
 
     def of(self, name: str) -> Any:
         """Return TensorRT-LLM's name of an adapter; None for an empty name."""
@@ -78,9 +72,9 @@ class LoraRequests:
         self._add(name, adapter)
 
     def remove(self, name: str) -> None:
-        del self._adapters[name], self._requests[name]
+        del self.adapters[name], self._requests[name]
 
     def _add(self, name: str, adapter: Adapter) -> None:
         number = self._numbers.setdefault(adapter.key, next(self._next_number))
         self._requests[name] = LoRARequest(lora_name=name, lora_int_id=number, lora_path=str(adapter.path))
-        self._adapters[name] = adapter
+        self.adapters[name] = adapter

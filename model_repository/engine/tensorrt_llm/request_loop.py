@@ -12,32 +12,17 @@ import queue
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from tensorrt_llm.llmapi import RequestError
 
 from model_repository.engine.runtime import StepOutput
+from model_repository.engine.tensorrt_llm.result_reader import ResultReader
 from model_repository.errors import EngineFailed, InternalError, InvalidRequest, StageError
 
 logger = logging.getLogger(__name__)
 
 _CLOSE_TIMEOUT_S = 2.0
-
-
-class Reader(Protocol):
-    """Reads one result."""
-
-    scheduled_s: float | None  # set before the call starts
-
-    def can_score(self, result: Any) -> bool:
-        """Whether `score` is due."""
-
-    def score(self, result: Any, is_wanted: Callable[[], bool]) -> None:
-        """Compute log probabilities of the prompt, which is slow, while they are wanted; in a thread of its own."""
-
-    def read(self, result: Any) -> Sequence[StepOutput]:
-        """Return the new outputs."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +32,7 @@ class Call:
     sequence: int
     keywords: Mapping[str, Any]
     make_sampling_params: Callable[[], Any]  # called late: the objects are large, and many calls may wait
-    reader: Reader
+    reader: ResultReader
     can_abort: bool  # else it runs until it ends by itself
     queue_order_s: float = 0.0  # the order of waiting calls
 
@@ -63,8 +48,8 @@ class RequestLoop:
         self._results: dict[int, Any] = {}  # of calls that are not dropped
         self._calls: dict[int, Call] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._num_busy = 0
-        self._lock = threading.Lock()  # protects _num_busy
+        self.num_busy = 0  # calls that have not ended, including dropped ones
+        self._lock = threading.Lock()  # protects num_busy
         self._num_scoring = 0
         self._has_progressed = False  # since the last `pop_progress`
         self._loop = asyncio.new_event_loop()
@@ -82,11 +67,6 @@ class RequestLoop:
         if self._failure:
             raise EngineFailed(self._failure)
 
-    @property
-    def num_busy(self) -> int:
-        """The number of calls that have not ended, including dropped ones."""
-        return self._num_busy
-
     def pop_progress(self) -> bool:
         """Return whether any call has progressed since the last time, including dropped ones."""
         has_progressed, self._has_progressed = self._has_progressed, False
@@ -94,7 +74,7 @@ class RequestLoop:
 
     def start(self, call: Call) -> None:
         with self._lock:
-            self._num_busy += 1
+            self.num_busy += 1
         self._loop.call_soon_threadsafe(self._start, call)
 
     def drop(self, sequence: int) -> None:
@@ -158,7 +138,7 @@ class RequestLoop:
             self._failure = f"TensorRT-LLM failed ({type(exc).__name__}): the model must be loaded again"
         finally:
             with self._lock:
-                self._num_busy -= 1
+                self.num_busy -= 1
             self.wake()  # a request may wait for this place, and a failure must be reported
             self._drop(call.sequence)
 

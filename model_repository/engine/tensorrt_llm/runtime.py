@@ -77,13 +77,6 @@ class TensorRtLlmRuntime:
         """Do nothing: each worker process compiles the structured output itself."""
 
     def submit(self, sequence: int, request: EngineRequest, constraint: TokenConstraint | None = None) -> None:
-        """Queue a request.
-
-        Raises:
-            InvalidRequest: the model has no such token or adapter.
-            Unsupported: the model was not built or started for this.
-            EngineFailed: TensorRT-LLM has ended.
-        """
         self._loop.check()
         self._check(request)
         plan = self._planner.plan(request)
@@ -141,11 +134,6 @@ class TensorRtLlmRuntime:
             self._loop.drop(sequence)
 
     def step(self) -> Sequence[StepOutput] | None:
-        """Wait for tokens from TensorRT-LLM.
-
-        Raises:
-            EngineFailed: TensorRT-LLM as a whole has failed, and accepts nothing more.
-        """
         self._admit()
         try:
             outputs = self._loop.wait(_MAX_WAIT_S)
@@ -161,11 +149,7 @@ class TensorRtLlmRuntime:
         return outputs if outputs or has_progressed or is_silent else None
 
     def load_adapter(self, name: str, adapter: Adapter) -> None:
-        """Offer an adapter. TensorRT-LLM loads it with its first request.
-
-        Raises:
-            InvalidRequest: it exceeds the limits of the model or of its start options.
-        """
+        """Offer an adapter. TensorRT-LLM loads it with its first request."""
         self._lora.add(name, adapter)
 
     def unload_adapter(self, name: str) -> None:
@@ -180,11 +164,7 @@ class TensorRtLlmRuntime:
         return bool(self._waiting or self._running)
 
     def stats(self) -> RuntimeStats:
-        """Return the current state; the maximum of KV tokens is an upper bound.
-
-        Raises:
-            EngineFailed: TensorRT-LLM has ended.
-        """
+        """Return the current state; the maximum of KV tokens is an upper bound."""
         self._loop.check()
         return RuntimeStats(
             num_active=self._loop.num_busy,

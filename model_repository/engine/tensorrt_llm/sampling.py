@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from model_repository.contract.request import EngineRequest, OutputFormat, SamplingParams, StructuredOutput
+from model_repository.engine.request_checks import split_biases
 from model_repository.engine.tensorrt_llm.options import GuidedDecoding
 from model_repository.engine.tensorrt_llm.processors import (
     AllowedTokens,
@@ -19,8 +20,6 @@ from model_repository.engine.tensorrt_llm.processors import (
     VocabularyFile,
 )
 from model_repository.engine.tensorrt_llm.tensors import Floats
-
-_BAN_BIAS = -100.0  # from here on a bias is a ban: a sum alone could leave the token possible
 
 # The formats that TensorRT-LLM enforces itself, as arguments of its GuidedDecodingParams. It lacks choices of
 # texts, and the stages' own grammars with special tokens.
@@ -60,7 +59,7 @@ class SamplingPlanner:
 
     def plan(self, request: EngineRequest) -> SamplingPlan:
         ends = self._ends(request)
-        bias, banned = _biases(request.params.sampling)
+        bias, banned = split_biases(request.params.sampling)
         # Two independent masks may together forbid every token, and that would go unnoticed.
         params = request.params
         is_masked = bool(
@@ -132,12 +131,6 @@ def embedding_bias(biases: Mapping[int, float], vocab_size: int) -> Floats:
 def is_scored(request: EngineRequest) -> bool:
     """Whether the log probabilities of the prompt's tokens are requested."""
     return bool(request.echo) and request.params.num_logprobs is not None
-
-
-def _biases(sampling: SamplingParams) -> tuple[dict[int, float], frozenset[int]]:
-    """Return the biases by token, and the banned tokens."""
-    banned = frozenset(token_id for token_id, bias in sampling.logit_bias.items() if bias <= _BAN_BIAS)
-    return {token_id: bias for token_id, bias in sampling.logit_bias.items() if token_id not in banned}, banned
 
 
 def _is_shaped(sampling: SamplingParams) -> bool:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,16 +43,35 @@ def config(tiny_artifact: Path) -> EngineConfig:
     )
 
 
+type Tokens = dict[int, list[int | None]]  # by sequence
+type Start = Callable[..., LlamaCppRuntime]
+
+
 @pytest.fixture
-def runtime(config: EngineConfig) -> Iterator[LlamaCppRuntime]:
+def start(config: EngineConfig) -> Iterator[Start]:
+    """Start runtimes with these changes of the configuration; all are closed at the end."""
+    with contextlib.ExitStack() as started:
+
+        def start(**changes: Any) -> LlamaCppRuntime:
+            runtime = LlamaCppRuntime(
+                dataclasses.replace(config, **changes), load_byte_table(config.artifact_dir / FILE_NAME)
+            )
+            started.callback(runtime.close)
+            return runtime
+
+        yield start
+
+
+@pytest.fixture
+def runtime(start: Start) -> LlamaCppRuntime:
     """A fresh context: nothing to reuse in it."""
-    runtime = load(config)
-    yield runtime
-    runtime.close()
+    return start()
 
 
-def load(config: EngineConfig) -> LlamaCppRuntime:
-    return LlamaCppRuntime(config, load_byte_table(config.artifact_dir / FILE_NAME))
+@pytest.fixture
+def contexts(start: Start) -> LlamaCppRuntime:
+    """Two contexts: one of a slot, one of two. With a KV cache in f32, so that only a wrong one makes a difference."""
+    return start(num_threads=2, precision="f32")
 
 
 def request(prompt: Sequence[int] = PROMPT, **sampling: Any) -> EngineRequest:
@@ -61,9 +81,9 @@ def request(prompt: Sequence[int] = PROMPT, **sampling: Any) -> EngineRequest:
 
 def complete(
     runtime: LlamaCppRuntime, requests: Mapping[int, EngineRequest], num_tokens: int = NUM_TOKENS
-) -> tuple[dict[int, list[int | None]], dict[int, int]]:
+) -> tuple[Tokens, dict[int, int]]:
     """Run requests together; return the tokens and the number of reused tokens of each."""
-    tokens: dict[int, list[int | None]] = {sequence: [] for sequence in requests}
+    tokens: Tokens = {sequence: [] for sequence in requests}
     num_cached: dict[int, int] = {}
     for sequence, item in requests.items():
         runtime.submit(sequence, item)
@@ -74,7 +94,7 @@ def complete(
 
 def step(
     runtime: LlamaCppRuntime,
-    tokens: dict[int, list[int | None]],
+    tokens: Tokens,
     num_cached: dict[int, int] | None = None,
     num_tokens: int = NUM_TOKENS,
 ) -> None:
@@ -100,20 +120,18 @@ def test_greedy_is_the_same_twice_and_beside_others(runtime: LlamaCppRuntime) ->
     assert len(set(alone)) > 1
 
 
-def test_a_reused_prefix_gives_the_same_tokens(runtime: LlamaCppRuntime, config: EngineConfig) -> None:
-    longer = request((*PROMPT, 7, 8, 9))
+def test_a_reused_prefix_gives_the_same_tokens(start: Start) -> None:
+    longer, runtime = request((*PROMPT, 7, 8, 9)), start()
     tokens_of(runtime, request())
     (reused, num_cached) = complete(runtime, {2: longer})
-    fresh = load(config)
-    assert (num_cached[2], reused[2]) == (len(PROMPT), tokens_of(fresh, longer))
-    fresh.close()
+    assert (num_cached[2], reused[2]) == (len(PROMPT), tokens_of(start(), longer))
 
 
 def test_a_prefix_copied_from_a_live_sequence_gives_both_the_same_tokens(runtime: LlamaCppRuntime) -> None:
     first, second = request(), request((*PROMPT, 7, 8, 9))
     expected = {1: tokens_of(runtime, first), 2: tokens_of(runtime, second)}
     _forget(runtime)
-    tokens: dict[int, list[int | None]] = {1: [], 2: []}
+    tokens: Tokens = {1: [], 2: []}
     num_cached: dict[int, int] = {}
     runtime.submit(1, first)
     step(runtime, tokens)
@@ -136,7 +154,7 @@ def test_a_long_prompt_is_prefilled_in_steps_and_others_decode_beside_it(runtime
     runtime.submit(1, request(PROMPT[:5]))
     runtime.step()
     runtime.submit(2, request(long))
-    tokens: dict[int, list[int | None]] = {1: [], 2: []}
+    tokens: Tokens = {1: [], 2: []}
     num_tokens_of_1 = 0
     while len(tokens[2]) < NUM_TOKENS:
         for output in runtime.step():
@@ -201,10 +219,10 @@ def test_a_model_that_does_not_load_is_named(config: EngineConfig, tmp_path: Pat
         LlamaCppRuntime(dataclasses.replace(config, artifact_dir=tmp_path), [])
 
 
-def test_an_adapter_that_does_not_load_is_named(config: EngineConfig, tmp_path: Path) -> None:
+def test_an_adapter_that_does_not_load_is_named(start: Start, tmp_path: Path) -> None:
     (tmp_path / "bad.gguf").write_bytes(b"not an adapter")
     with pytest.raises(EngineFailed, match=r"bad\.gguf: llama\.cpp does not load it"):
-        load(dataclasses.replace(config, adapters={"bad": tmp_path / "bad.gguf"}))
+        start(adapters={"bad": tmp_path / "bad.gguf"})
 
 
 # --- prompts that come together --------------------------------------------------------------------------------------
@@ -275,7 +293,7 @@ def test_an_adapter_is_loaded_and_unloaded_beside_sequences_which_go_on_as_alone
     items = {1: request(), 2: changed(request(), lora_name="a"), 3: request(PROMPT[::-1])}
     alone = {number: tokens_of(contexts, item) for number, item in items.items()}
     later = Adapter.of_artifact(contexts._config.adapters["b"])
-    tokens: dict[int, list[int | None]] = {number: [] for number in items}
+    tokens: Tokens = {number: [] for number in items}
     for number, item in items.items():
         contexts.submit(number, item)
     num_steps = 0
@@ -293,11 +311,9 @@ def test_an_adapter_is_loaded_and_unloaded_beside_sequences_which_go_on_as_alone
             contexts.submit(4, changed(request(), lora_name=name))
 
 
-def test_memory_that_llama_cpp_does_not_give_back_is_counted_reused_and_bounded(
-    config: EngineConfig, tmp_path: Path
-) -> None:
+def test_memory_that_llama_cpp_does_not_give_back_is_counted_reused_and_bounded(start: Start, tmp_path: Path) -> None:
     root = AdapterRoot(folder=tmp_path, ensemble="tiny", runtime="llama_cpp", base="", max_adapters=2, max_rank=8)
-    runtime = load(dataclasses.replace(config, adapter_root=root))
+    runtime = start(adapter_root=root)
     built_in_bytes = runtime.stats().adapter_bytes
     adapters = [Adapter.of_artifact(write_adapter(tmp_path / f"{seed}.gguf", seed)) for seed in range(2, 5)]
     for adapter in (adapters[0], adapters[0], adapters[1]):
@@ -307,7 +323,6 @@ def test_memory_that_llama_cpp_does_not_give_back_is_counted_reused_and_bounded(
     with pytest.raises(InvalidRequest, match="2 were loaded since the model was"):
         runtime.load_adapter("c", adapters[2])
     runtime.load_adapter("c", adapters[0])
-    runtime.close()
 
 
 def test_a_file_that_is_no_adapter_of_the_model_is_refused(runtime: LlamaCppRuntime, tmp_path: Path) -> None:
@@ -357,34 +372,22 @@ def test_the_repetition_penalty_counts_the_prompt_too(runtime: LlamaCppRuntime) 
 # --- contexts --------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def contexts(config: EngineConfig) -> Iterator[LlamaCppRuntime]:
-    """Two contexts: one of a slot, one of two. With a KV cache in f32, so that only a wrong one makes a difference."""
-    runtime = load(dataclasses.replace(config, num_threads=2, precision="f32"))
-    yield runtime
-    runtime.close()
-
-
-def test_a_small_model_has_a_context_for_each_thread_unless_set_otherwise(config: EngineConfig) -> None:
-    """As many KV tokens in all, whichever it is."""
+def test_a_small_model_has_a_context_for_each_thread_unless_set_otherwise(config: EngineConfig, start: Start) -> None:
     for num_threads, options, expected in ((1, {}, 1), (2, {}, 2), (8, {}, 3), (2, {"contexts": "1"}, 1)):
-        runtime = load(dataclasses.replace(config, num_threads=num_threads, options=options))
+        runtime = start(num_threads=num_threads, options=options)
         assert len(runtime._contexts) == expected
-        assert runtime.stats().max_kv_tokens == config.context_window * config.max_sequences
-        runtime.close()
+        assert runtime.stats().max_kv_tokens == config.context_window * config.max_sequences  # in all contexts
 
 
-def test_a_large_model_has_one_context(config: EngineConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_model_has_one_context(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("model_repository.engine.llama_cpp_runtime.MAX_CACHED_WEIGHTS_BYTES", 1000)
-    runtime = load(dataclasses.replace(config, num_threads=2))
-    assert len(runtime._contexts) == 1
-    runtime.close()
+    assert len(start(num_threads=2)._contexts) == 1
 
 
 @pytest.mark.parametrize("value", ["0", "4", "-1", "two", ""])
-def test_a_number_of_contexts_that_cannot_be_is_refused(config: EngineConfig, value: str) -> None:
+def test_a_number_of_contexts_that_cannot_be_is_refused(start: Start, value: str) -> None:
     with pytest.raises(EngineFailed, match=f"option contexts={value}: expected a whole number from 1 to 3"):
-        load(dataclasses.replace(config, options={"contexts": value}))
+        start(options={"contexts": value})
 
 
 def test_contexts_give_each_sequence_the_same_tokens_as_alone(contexts: LlamaCppRuntime) -> None:
@@ -394,8 +397,8 @@ def test_contexts_give_each_sequence_the_same_tokens_as_alone(contexts: LlamaCpp
 
 
 @pytest.mark.parametrize("num_contexts", ["1", "2"])
-def test_the_urgent_pass_others_that_wait(config: EngineConfig, num_contexts: str) -> None:
-    runtime = load(dataclasses.replace(config, num_threads=2, options={"contexts": num_contexts}))
+def test_the_urgent_pass_others_that_wait(start: Start, num_contexts: str) -> None:
+    runtime = start(num_threads=2, options={"contexts": num_contexts})
     for number, priority in enumerate((0, 0, 0, 1, 0, -1)):
         runtime.submit(number, changed(request(PROMPT[number:]), priority=priority))
         runtime.step()
@@ -406,7 +409,6 @@ def test_the_urgent_pass_others_that_wait(config: EngineConfig, num_contexts: st
             scheduled_s[output.sequence] = output.scheduled_s
             runtime.free(output.sequence)
     assert scheduled_s[5] < scheduled_s[4] < scheduled_s[3]
-    runtime.close()
 
 
 def test_contexts_are_filled_evenly(contexts: LlamaCppRuntime) -> None:

@@ -9,7 +9,7 @@ from model_repository.engine.prefill_budget import FIRST_TOKENS, MAX_TOKENS, MIN
 
 def prefill_budget(*steps: tuple[int, float]) -> PrefillBudget:
     """Return a budget after steps with these numbers of prompt tokens and durations."""
-    item = PrefillBudget(min_stall_s=0.02)
+    item = PrefillBudget()
     for num_prompt_tokens, duration_s in steps:
         item.record(num_prompt_tokens, duration_s)
     return item
