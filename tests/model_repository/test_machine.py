@@ -102,10 +102,6 @@ def test_an_unfit_machine_is_named_in_one_line(changes: dict[str, str], reason: 
     assert why_unfit(REQUIRES | changes, MACHINE) == reason
 
 
-def test_nothing_is_required_of_a_machine_for_llama_cpp() -> None:
-    assert why_unfit({}, Machine()) is None
-
-
 def test_a_missing_tensorrt_llm_is_named() -> None:
     assert str(why_unfit(REQUIRES, Machine())).startswith(
         "built with TensorRT-LLM 1.2.1, this machine has no TensorRT-LLM"

@@ -102,13 +102,6 @@ def test_a_models_defaults_go_before_the_frontends() -> None:
     assert set(RequestDefaults.__dataclass_fields__) == set(PARAMETERS.defaults)
 
 
-def test_defaults_are_read_from_json_values() -> None:
-    assert checked_defaults({"chat_max_tokens": None, "context_length_exceeded_behavior": "error"}) == {
-        "chat_max_tokens": None,
-        "context_length_exceeded_behavior": ContextOverflow.ERROR,
-    }
-
-
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [

@@ -3,31 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from pathlib import Path
-from queue import SimpleQueue
+from types import SimpleNamespace
 
 import pytest
 
 from model_repository.engine.adapter_control import AdapterControl, restore_adapters
 from model_repository.errors import EngineFailed, InvalidRequest, Unsupported
 from tests.model_repository.engine.adapter_folders import root_of, write_folder
-from tests.model_repository.engine.fake_engine import POLITE, Fake, FakeRuntime
-
-
-class Replies:
-    """Waits for the outcome of one order."""
-
-    def __init__(self) -> None:
-        self._outcomes: SimpleQueue[Exception | None] = SimpleQueue()
-
-    def done(self) -> None:
-        self._outcomes.put(None)
-
-    def fail(self, error: Exception) -> None:
-        self._outcomes.put(error)
-
-    def outcome(self) -> Exception | None:
-        return self._outcomes.get(timeout=30)
+from tests.model_repository.engine.fake_engine import PATIENCE_S, POLITE, Fake, FakeRuntime
 
 
 @pytest.fixture
@@ -50,18 +35,19 @@ def control(fake: Fake, folder: Path) -> AdapterControl:
     return AdapterControl(fake.engine, root_of(folder))
 
 
-def outcome_of(order: Callable[[Replies], None]) -> Exception | None:
-    replies = Replies()
-    order(replies)
-    return replies.outcome()
+def outcome_of(order: Callable[..., None], *arguments: str) -> BaseException | None:
+    """Wait for the outcome of one order."""
+    outcome: Future[None] = Future()
+    order(*arguments, lambda: outcome.set_result(None), SimpleNamespace(fail=outcome.set_exception))
+    return outcome.exception(PATIENCE_S)
 
 
-def load(control: AdapterControl, name: str, source: str) -> Exception | None:
-    return outcome_of(lambda replies: control.load(name, source, replies.done, replies))
+def load(control: AdapterControl, name: str, source: str) -> BaseException | None:
+    return outcome_of(control.load, name, source)
 
 
-def unload(control: AdapterControl, name: str) -> Exception | None:
-    return outcome_of(lambda replies: control.unload(name, replies.done, replies))
+def unload(control: AdapterControl, name: str) -> BaseException | None:
+    return outcome_of(control.unload, name)
 
 
 def noted(folder: Path) -> dict[str, str]:

@@ -16,7 +16,7 @@ from model_repository.contract.request import EngineRequest, OutputFormat, Param
 from model_repository.engine.adapter_folder import Adapter
 from model_repository.engine.adapter_root import AdapterRoot
 from model_repository.engine.llama_cpp_runtime import LlamaCppRuntime
-from model_repository.engine.runtime import EngineConfig, StepOutput
+from model_repository.engine.runtime import EngineConfig
 from model_repository.errors import EngineFailed, InvalidRequest, UnknownAdapter
 from tests.build_engines.tiny_checkpoint import CONFIG
 from tests.model_repository.engine.engine_requests import changed
@@ -239,14 +239,6 @@ def test_completions_of_one_prompt_compute_it_once_without_changing(runtime: Lla
 
 
 # --- without tokens, without errors for others -----------------------------------------------------------------------
-
-
-def test_without_tokens_only_the_prompt_is_computed(runtime: LlamaCppRuntime) -> None:
-    runtime.submit(1, changed(request(), max_tokens=0))
-    assert runtime.step() == [StepOutput(1)]
-    assert runtime.step() == []  # not freed yet
-    runtime.free(1)
-    assert not runtime.has_work
 
 
 def test_a_sequence_for_which_no_token_is_left_fails_alone(runtime: LlamaCppRuntime) -> None:

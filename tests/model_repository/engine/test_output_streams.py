@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from model_repository.contract.output import FinishReason, TokenDelta
-from model_repository.engine.emitter import Emitter
 from model_repository.errors import EngineFailed, InvalidRequest, OutputStreamNotOpen, PromptTooLong
 from model_repository.fair_pool import MAX_WAITING
 from tests.model_repository.engine.fake_engine import REGEX, DeafResponder, Fake, FakeResponder, request
@@ -68,24 +67,6 @@ def test_a_batch_without_a_stream_has_its_own_call_as_the_stream() -> None:
     fake.step(3)
     assert [(batch.serial, batch.is_single) for batch in single.batches] == [(0, True), (1, True), (2, True)]
     assert (single.has_ended.is_set(), reader.sizes) == (True, [0])
-
-
-def test_a_request_without_streaming_is_sent_as_one_item() -> None:
-    fake = Fake(b"hi")
-    reader = fake.open_stream()
-    fake.submit_batch("key", {1: request(is_stream=False)})
-    fake.step(3)
-    assert reader.texts(1) == ["hi"]
-
-
-def test_under_load_tokens_share_a_batch() -> None:
-    fake = Fake(b"abcdefgh", emitter=Emitter(max_share=0.1, max_wait_s=0.01))
-    reader = fake.open_stream()
-    fake.submit_batch("key", {number: request() for number in range(4)})
-    fake.step(9, passed_s=0.001)
-    assert [reader.text(number) for number in range(4)] == ["abcdefgh"] * 4
-    assert [reader.texts(number)[0] for number in range(4)] == ["a"] * 4
-    assert len(reader.batches) < 8
 
 
 def test_stats_count_batches_and_their_items() -> None:

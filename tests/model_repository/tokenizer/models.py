@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 
 from build_engines.vocabulary import token_bytes
 from model_repository.tokenizer.tokenizer_files import TokenizerFiles
-from tests.build_engines.tiny_checkpoint import tokenizer_description
+from tests.build_engines.tiny_checkpoint import sentencepiece_description, tokenizer_description
 
 DEMO = Path(str(resources.files("build_engines").joinpath("demo", "checkpoint")))
 DEMO_FILES = TokenizerFiles.load(DEMO)
@@ -54,42 +54,16 @@ def sentencepiece(added_tokens: Sequence[str] = (), *, space: str = "first", bos
     """
     pieces = ["<unk>", "<s>", *(f"<0x{byte:02X}>" for byte in range(256)), "\u2581", *"abcdefghijklmnopqrstuvwxyz<>/"]
     merges = [["\u2581", letter] for letter in "abc"] + [["\u2581", "\u2581"]]
-    tokens = [*pieces, *map("".join, merges), *added_tokens]
-    vocab = {token: index for index, token in enumerate(tokens)}
-    replace = {"type": "Replace", "pattern": {"String": " "}, "content": "\u2581"}
-    restore = {"type": "Replace", "pattern": {"String": "\u2581"}, "content": " "}
-    prepend = {"type": "Sequence", "normalizers": [{"type": "Prepend", "prepend": "\u2581"}, replace]}
-    metaspace = {"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": space, "split": False}
-    template = {
-        "type": "TemplateProcessing",
-        "single": [{"SpecialToken": {"id": "<s>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
-        "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
-        "special_tokens": {"<s>": {"id": "<s>", "ids": [1], "tokens": ["<s>"]}},
-    }
-    return {
-        "version": "1.0",
-        "added_tokens": [
-            {
-                "id": vocab[token],
-                "content": token,
-                "single_word": False,
-                "lstrip": False,
-                "rstrip": False,
-                "normalized": False,
-                "special": True,
-            }
-            for token in ("<unk>", "<s>", *added_tokens)
-        ],
-        "normalizer": prepend if space == "prepend" else None,
-        "pre_tokenizer": None if space == "prepend" else metaspace,
-        "post_processor": template if bos else None,
-        "decoder": {"type": "Sequence", "decoders": [restore, {"type": "ByteFallback"}, {"type": "Fuse"}]},
-        "model": {
-            "type": "BPE",
-            "unk_token": "<unk>",
-            "byte_fallback": True,
-            "fuse_unk": True,
-            "vocab": vocab,
-            "merges": merges,
-        },
-    }
+    vocab = {token: index for index, token in enumerate([*pieces, *map("".join, merges), *added_tokens])}
+    description = sentencepiece_description()
+    special = description["added_tokens"][0]
+    description["added_tokens"] = [
+        special | {"id": vocab[token], "content": token} for token in ("<unk>", "<s>", *added_tokens)
+    ]
+    description["model"] |= {"vocab": vocab, "merges": merges}
+    if space != "prepend":
+        metaspace = {"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": space, "split": False}
+        description |= {"normalizer": None, "pre_tokenizer": metaspace}
+    if not bos:
+        description["post_processor"] = None
+    return description

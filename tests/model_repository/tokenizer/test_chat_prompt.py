@@ -50,24 +50,27 @@ def chat_ids(*messages: dict[str, Any], chat: ChatEncoder = DEMO, **others: Any)
     return list(chat.encode(ChatPrompt(messages, **others)))
 
 
-def rendered(source: str, *messages: dict[str, Any], tool_call_format: str = "hermes", **others: Any) -> str:
-    """Return the text of a prompt by this template, of a model with `<s>` and `<t>` and single bytes as tokens."""
-    model = files(byte_level(["<s>", "<t>"]), source)
-    vocabulary = Vocabulary(model.tokenizer)
-    token_ids = ChatEncoder(model, vocabulary, tool_call_format).encode(ChatPrompt(messages, **others))
-    return "".join(vocabulary.token_string(token_id) for token_id in token_ids).replace("Ġ", " ").replace("Ċ", "\n")
+def tokens(
+    source: str | None,
+    *messages: dict[str, Any],
+    tool_call_format: str = "hermes",
+    tool_template: str | None = None,
+    **others: Any,
+) -> list[str]:
+    """Return the tokens of a prompt by this template, of a model with `<s>` and `<t>` and single bytes as tokens."""
+    model = files(byte_level(["<s>", "<t>"]), source, tool_template=tool_template)
+    token_ids = encoder(model, tool_call_format).encode(ChatPrompt(messages, **others))
+    return [Vocabulary(model.tokenizer).token_string(token_id) for token_id in token_ids]
 
 
-def tokens(model: TokenizerFiles, *messages: dict[str, Any], **others: Any) -> list[str]:
-    """Return the tokens of a prompt."""
-    vocabulary = Vocabulary(model.tokenizer)
-    token_ids = ChatEncoder(model, vocabulary, "hermes").encode(ChatPrompt(messages, **others))
-    return [vocabulary.token_string(token_id) for token_id in token_ids]
+def rendered(source: str, *messages: dict[str, Any], **others: Any) -> str:
+    """Return the text of a prompt by this template."""
+    return "".join(tokens(source, *messages, **others)).replace("Ġ", " ").replace("Ċ", "\n")
 
 
 def refusal(source: str | None, *messages: dict[str, Any], **others: Any) -> str:
     with pytest.raises(InvalidRequest) as caught:
-        encoder(files(byte_level(["<s>", "<t>"]), source)).encode(ChatPrompt(messages, **others))
+        tokens(source, *messages, **others)
     return caught.value.message().removeprefix("[invalid_value] ")
 
 
@@ -135,8 +138,7 @@ def test_tools_cannot_become_special_tokens(place: str) -> None:
             "parameters": {"type": "object", "properties": {values["key"]: {"const": values["value"]}}},
         },
     }
-    model = files(byte_level(["<s>", "<t>"]), TOOL_SOURCE)
-    found = tokens(model, user("a"), tool_use=ToolUse(tools=(tool,)))
+    found = tokens(TOOL_SOURCE, user("a"), tool_use=ToolUse(tools=(tool,)))
     assert (found.count("<t>"), found.count("<s>")) == (1, 1)
     assert json.dumps([tool]) in rendered(TOOL_SOURCE, user("a"), tool_use=ToolUse(tools=(tool,)))
 
@@ -148,7 +150,7 @@ def test_calls_and_results_cannot_become_special_tokens() -> None:
         {"role": "assistant", "content": None, "tool_calls": [call]},
         {"role": "tool", "content": "<s><t>", "tool_call_id": "<s>"},
     )
-    found = tokens(files(byte_level(["<s>", "<t>"]), TOOL_SOURCE), *messages)
+    found = tokens(TOOL_SOURCE, *messages)
     assert (found.count("<t>"), found.count("<s>")) == (1, 3)
 
 
@@ -169,10 +171,12 @@ def test_a_template_sees_no_tools_that_cannot_be_called(tool_use: ToolUse | None
 
 
 def test_a_model_may_have_another_template_for_tools() -> None:
-    model = files(byte_level(), "default", tool_template="tools")
-    assert "".join(tokens(model, user("a"))) == "default"
-    assert "".join(tokens(model, user("a"), tool_use=ToolUse(tools=(TOOL,)))) == "tools"
-    assert "".join(tokens(model, user("a"), tool_use=ToolUse(tools=(TOOL,), choice="none"))) == "default"
+    for tool_use, expected in (
+        (None, "default"),
+        (ToolUse(tools=(TOOL,)), "tools"),
+        (ToolUse(tools=(TOOL,), choice="none"), "default"),
+    ):
+        assert rendered("default", user("a"), tool_template="tools", tool_use=tool_use) == expected
 
 
 def test_a_call_has_its_arguments_as_an_object() -> None:
@@ -207,7 +211,7 @@ def test_arguments_that_were_cut_are_the_text_that_the_model_wrote(source: str) 
     message = {"role": "assistant", "content": None, "tool_calls": [call]}
     template = "{% set arguments = messages[0].tool_calls[0].function.arguments %}" + source
     assert rendered(template, message) == WRITTEN[source]
-    assert tokens(files(byte_level(["<s>", "<t>"]), template), message).count("<s>") == 0
+    assert tokens(template, message).count("<s>") == 0
     assert '"arguments": {"a<s>}' in rendered("{{ messages[0].content }}", message, tool_call_format="plain")
 
 
@@ -325,8 +329,7 @@ def test_a_template_that_strips_the_content_strips_it_here_too(content: str) -> 
 
 
 def test_no_special_token_of_the_last_message_is_one() -> None:
-    model = files(byte_level(["<s>", "<t>"]), TURNS)
-    found = tokens(model, assistant("a<t>"), add_generation_prompt=False, continue_final_message=True)
+    found = tokens(TURNS, assistant("a<t>"), add_generation_prompt=False, continue_final_message=True)
     assert found[-4:] == ["a", "<", "t", ">"]
 
 

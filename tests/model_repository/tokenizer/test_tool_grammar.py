@@ -7,13 +7,16 @@ import random
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import numpy as np
 import pytest
-from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
-from model_repository.contract.request import OutputFormat, ToolUse
+from model_repository.contract.request import OutputFormat, StructuredOutput, ToolUse
+from model_repository.engine.constraint import ConstraintCompiler
+from model_repository.engine.token_constraint import TokenConstraint
 from model_repository.errors import InvalidRequest
 from model_repository.tokenizer.tool_grammar import MAX_CALLS, tool_grammar
 from model_repository.tool_formats import DEEPSEEK, HERMES, LLAMA3_JSON, TOOL_FORMATS, ToolFormat
+from tests.model_repository.structured_output.acceptance import accepts
 from tests.parsed_calls import parse_tool_calls
 
 FORMATS = [HERMES, LLAMA3_JSON, DEEPSEEK]
@@ -22,24 +25,10 @@ JOINED = ['{"', '"}}\n', '"}}\n</', '}; {"', '": ', "call>\n", '{"name": "', '",
 JOINED += ['json\n{"', " {"]
 
 
-class Vocabulary:
-    """Bytes, the tokens of the formats by their text, and an end token."""
-
-    def __init__(self) -> None:
-        special_tokens = [token for tool_format in FORMATS for token in tool_format.special_tokens]
-        self.tokens = [*(bytes([byte]) for byte in range(256)), *(text.encode() for text in special_tokens + JOINED)]
-        self.eos_token_id = len(self.tokens)
-        self.tokens.append(b"<eos>")
-        self.special_token_ids = [self.eos_token_id]
-        self.bos_token_id = None
-
-    def __call__(self, text: str | bytes) -> list[int]:
-        return list(text if isinstance(text, bytes) else text.encode())
-
-
-VOCABULARY = Vocabulary()
-EOS = VOCABULARY.eos_token_id
-TOKENIZER = LLTokenizer(TokenizerWrapper(VOCABULARY), n_vocab=len(VOCABULARY.tokens), eos_token=[EOS])
+SPECIAL = [token for tool_format in FORMATS for token in tool_format.special_tokens]
+TOKENS = [*(bytes([byte]) for byte in range(256)), *(text.encode() for text in SPECIAL + JOINED), b"<eos>"]
+EOS = len(TOKENS) - 1
+COMPILER = ConstraintCompiler(TOKENS, frozenset([EOS]), len(TOKENS))
 
 
 def tool(name: str, parameters: Any = None) -> dict[str, Any]:
@@ -85,36 +74,26 @@ def identity(schema: Any, place: str, is_strict: bool) -> dict[str, Any]:
     return dict(schema)
 
 
-def matcher(
+def grammar(
     tool_format: ToolFormat, tools: Iterable[dict[str, Any]] = TOOLS, content: str | None = None, **options: Any
-) -> LLMatcher:
+) -> StructuredOutput:
     structured_output = tool_grammar(ToolUse(tools=tuple(tools), **options), tool_format, identity, content=content)
     assert structured_output is not None and structured_output.format is OutputFormat.LARK
-    compiled = LLMatcher(TOKENIZER, LLMatcher.grammar_from_lark(structured_output.content))
-    assert not compiled.get_error()
-    return compiled
+    return structured_output
 
 
-def is_allowed(compiled: LLMatcher, text: str) -> bool:
-    """Whether a text can be the whole answer."""
-    attempt = compiled.deep_copy()
-    token_ids = VOCABULARY(text)
-    return bool(attempt.try_consume_tokens(token_ids) == len(token_ids) and attempt.is_accepting())
-
-
-def walk(compiled: LLMatcher, rng: random.Random) -> str | None:
+def walk(constraint: TokenConstraint, rng: random.Random) -> str | None:
     """Draw tokens that the constraint allows; return the text if it comes to an end."""
     text = b""
     for _ in range(400):
-        allowed = [token_id for token_id, bias in enumerate(compiled.compute_logit_bias()) if bias]
-        assert (EOS in allowed) == compiled.is_accepting()
+        allowed = np.flatnonzero(constraint.allowed()).tolist()
         # Characters that close JSON are likelier, so that walks end.
         weights = [12 if token_id >= 256 else 6 if chr(token_id) in '"}]{' else 1 for token_id in allowed]
         token_id = rng.choices(allowed, weights)[0]
+        assert constraint.accept_token(token_id)
         if token_id == EOS:
             return text.decode()
-        assert compiled.try_consume_tokens([token_id]) == 1
-        text += VOCABULARY.tokens[token_id]
+        text += TOKENS[token_id]
     return None
 
 
@@ -122,9 +101,9 @@ def walk(compiled: LLMatcher, rng: random.Random) -> str | None:
 @pytest.mark.parametrize("choice", ["auto", "required", "function:get"])
 @pytest.mark.parametrize("tool_format", FORMATS, ids=lambda tool_format: tool_format.name)
 def test_every_answer_is_text_and_valid_calls(tool_format: ToolFormat, choice: str, is_parallel: bool) -> None:
-    compiled = matcher(tool_format, choice=choice, is_parallel=is_parallel)
+    output = grammar(tool_format, choice=choice, is_parallel=is_parallel)
     rng = random.Random(f"{tool_format.name} {choice} {is_parallel}")
-    answers = [text for text in (walk(compiled.deep_copy(), rng) for _ in range(20)) if text is not None]
+    answers = [text for text in (walk(COMPILER.start(output), rng) for _ in range(20)) if text is not None]
     assert len(answers) > 5
     for text in answers:
         content, calls = parse_tool_calls(tool_format.name, text)
@@ -151,8 +130,8 @@ def test_each_choice_allows_its_answers_only(tool_format: ToolFormat) -> None:
     texts = ["", "Hello <you>, {}.", get, weather, both, too_many, get + " Done."]
 
     def allowed(**options: Any) -> list[bool]:
-        compiled = matcher(tool_format, **options)
-        return [is_allowed(compiled, text) for text in texts]
+        output = grammar(tool_format, **options)
+        return [accepts(output, text) for text in texts]
 
     assert allowed() == [True, True, True, True, True, False, False]
     assert allowed(is_parallel=False) == [True, True, True, True, False, False, False]
@@ -164,24 +143,24 @@ def test_each_choice_allows_its_answers_only(tool_format: ToolFormat) -> None:
 @pytest.mark.parametrize("tool_format", [HERMES, DEEPSEEK], ids=lambda tool_format: tool_format.name)
 def test_text_may_come_before_calls_where_something_begins_them(tool_format: ToolFormat) -> None:
     call = tool_format.calls_text([("now", "{}")])
-    assert is_allowed(matcher(tool_format), f"Let me see.\n{call}")
-    assert not is_allowed(matcher(tool_format, choice="required"), f"Let me see.\n{call}")
+    assert accepts(grammar(tool_format), f"Let me see.\n{call}")
+    assert not accepts(grammar(tool_format, choice="required"), f"Let me see.\n{call}")
 
 
 @pytest.mark.parametrize("tool_format", TOOL_FORMATS.values(), ids=lambda tool_format: tool_format.name)
 def test_an_answer_of_a_form_or_calls_instead(tool_format: ToolFormat) -> None:
-    compiled = matcher(tool_format, content='%json {"type": "integer"}')
+    output = grammar(tool_format, content='%json {"type": "integer"}')
     call = tool_format.calls_text([("now", "{}")])
-    assert is_allowed(compiled, "12") and is_allowed(compiled, call)
-    assert not is_allowed(compiled, "twelve") and not is_allowed(compiled, f"12{call}")
-    assert not is_allowed(matcher(tool_format, content='%json {"type": "integer"}', choice="required"), "12")
+    assert accepts(output, "12") and accepts(output, call)
+    assert not accepts(output, "twelve") and not accepts(output, f"12{call}")
+    assert not accepts(grammar(tool_format, content='%json {"type": "integer"}', choice="required"), "12")
 
 
 def test_llamas_answer_is_a_call_by_its_first_character() -> None:
-    compiled = matcher(LLAMA3_JSON)
+    output = grammar(LLAMA3_JSON)
     call = LLAMA3_JSON.calls_text([("now", "{}")])
     texts = [f"<|python_tag|>{call}", "<|python_tag|>print(1)", '{"a": 1}', f" {call}", f"So: {call}", "<b>{}</b>"]
-    assert [is_allowed(compiled, text) for text in texts] == [True, False, False, False, True, True]
+    assert [accepts(output, text) for text in texts] == [True, False, False, False, True, True]
 
 
 @pytest.mark.parametrize(
@@ -204,17 +183,17 @@ def test_llamas_answer_is_a_call_by_its_first_character() -> None:
     ],
 )
 def test_arguments_are_an_object_that_the_schema_allows(parameters: Any, arguments: str, is_valid: bool) -> None:
-    compiled = matcher(HERMES, [tool("f", parameters)])
-    assert is_allowed(compiled, HERMES.calls_text([("f", arguments)])) == is_valid
+    output = grammar(HERMES, [tool("f", parameters)])
+    assert accepts(output, HERMES.calls_text([("f", arguments)])) == is_valid
 
 
 def test_names_are_written_exactly() -> None:
     names = ["a", "a.b", "a b", "größe", "<|x|>", "a/b#c", "%json"]
     for tool_format in FORMATS:
-        compiled = matcher(tool_format, map(tool, names))
+        output = grammar(tool_format, map(tool, names))
         for name in [*names, "a.", "b"]:
             text = tool_format.calls_text([(name, "{}")])
-            assert is_allowed(compiled, text) == (name in names)
+            assert accepts(output, text) == (name in names)
 
 
 def test_without_tools_nothing_is_constrained() -> None:
@@ -235,8 +214,7 @@ def test_schemas_are_prepared_with_their_place_and_strictness() -> None:
     expected = zip(range(3), (True, False, False), strict=True)
     assert seen == [(given, f"tools[{number}].function.parameters", is_strict) for number, is_strict in expected]
     assert structured_output is not None
-    compiled = LLMatcher(TOKENIZER, LLMatcher.grammar_from_lark(structured_output.content))
-    assert is_allowed(compiled, HERMES.calls_text([("a", '{"z": 1}')]))
+    assert accepts(structured_output, HERMES.calls_text([("a", '{"z": 1}')]))
 
 
 @pytest.mark.parametrize(
@@ -258,5 +236,5 @@ def test_a_tool_that_no_call_can_name_or_fill_is_refused_by_its_place(tools: Any
 @pytest.mark.parametrize("tool_format", TOOL_FORMATS.values(), ids=lambda tool_format: tool_format.name)
 def test_as_many_tools_as_openai_allows_compile(tool_format: ToolFormat) -> None:
     parameters = closed({"city": {"type": "string"}, "days": {"type": "integer", "minimum": 1}, "o": {}}, "city")
-    compiled = matcher(tool_format, [tool(f"tool_{number}", parameters) for number in range(128)])
-    assert is_allowed(compiled, tool_format.calls_text([("tool_127", '{"city": "Oslo", "days": 3}')]))
+    output = grammar(tool_format, [tool(f"tool_{number}", parameters) for number in range(128)])
+    assert accepts(output, tool_format.calls_text([("tool_127", '{"city": "Oslo", "days": 3}')]))
