@@ -55,7 +55,6 @@ class FakeRuntime:
         self.free_error: Exception | None = None
         self.sequence_errors: dict[int, StageError] = {}  # by how many sequences were submitted before
         self.numbers: list[int] = []  # of sequences, in the order in which they were submitted
-        self.num_cached_tokens = 0
         self.num_tokens = 1  # of each sequence in a step
         self.is_waiting = False  # for another process
         self.failure: EngineFailed | None = None  # for good
@@ -99,7 +98,7 @@ class FakeRuntime:
         return [
             StepOutput(sequence, error=self.sequence_errors[index])
             if (index := self.numbers.index(sequence)) in self.sequence_errors
-            else StepOutput(sequence, next(token_ids, EOS), self.num_cached_tokens)
+            else StepOutput(sequence, next(token_ids, EOS))
             for sequence, token_ids in self.running.items()
             for _ in range(self.num_tokens)
         ]

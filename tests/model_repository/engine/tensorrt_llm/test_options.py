@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from model_repository.engine.runtime import RUNTIMES
@@ -14,49 +16,34 @@ from model_repository.engine.tensorrt_llm.options import (
     TensorRtLlmOptions,
 )
 
-ALL = {
-    "backend": "pytorch",
-    "tp_size": "8",
-    "pp_size": "2",
-    "max_batch_size": "32",
-    "max_num_tokens": "4096",
-    "kv_cache_fraction": "0.8",
-    "kv_cache_dtype": "fp8",
-    "scheduler_policy": "max_utilization",
-    "chunked_prefill": "false",
-    "block_reuse": "false",
-    "logprobs": "false",
-    "prompt_logprobs": "false",
-    "guided_decoding": "xgrammar",
-    "lora_max_rank": "16",
-    "lora_modules": "attn_q,mlp_gate",
-    "trust_remote_code": "true",
+# By name: an option's text in a manifest, and its value.
+OPTIONS = {
+    "backend": ("pytorch", Backend.PYTORCH),
+    "tp_size": ("8", 8),
+    "pp_size": ("2", 2),
+    "max_batch_size": ("32", 32),
+    "max_num_tokens": ("4096", 4096),
+    "kv_cache_fraction": ("0.8", 0.8),
+    "kv_cache_dtype": ("fp8", KVCacheDtype.FP8),
+    "scheduler_policy": ("max_utilization", SchedulerPolicy.MAX_UTILIZATION),
+    "chunked_prefill": ("false", False),
+    "block_reuse": ("false", False),
+    "logprobs": ("false", False),
+    "prompt_logprobs": ("false", False),
+    "guided_decoding": ("xgrammar", GuidedDecoding.XGRAMMAR),
+    "lora_max_rank": ("16", 16),
+    "lora_modules": ("attn_q,mlp_gate", ("attn_q", "mlp_gate")),
+    "trust_remote_code": ("true", True),
 }
 
 
 def test_every_option_is_read() -> None:
-    assert TensorRtLlmOptions.of(ALL) == TensorRtLlmOptions(
-        backend=Backend.PYTORCH,
-        tp_size=8,
-        pp_size=2,
-        max_batch_size=32,
-        max_num_tokens=4096,
-        kv_cache_fraction=0.8,
-        kv_cache_dtype=KVCacheDtype.FP8,
-        scheduler_policy=SchedulerPolicy.MAX_UTILIZATION,
-        chunked_prefill=False,
-        block_reuse=False,
-        logprobs=False,
-        prompt_logprobs=False,
-        guided_decoding=GuidedDecoding.XGRAMMAR,
-        lora_max_rank=16,
-        lora_modules=("attn_q", "mlp_gate"),
-        trust_remote_code=True,
-    )
+    read = TensorRtLlmOptions.of({name: text for name, (text, _) in OPTIONS.items()})
+    assert dataclasses.asdict(read) == {name: value for name, (_, value) in OPTIONS.items()}
 
 
 def test_the_build_accepts_the_options_that_the_runtime_reads() -> None:
-    assert RUNTIMES["tensorrt_llm"].options == ALL.keys() == _READERS.keys()
+    assert RUNTIMES["tensorrt_llm"].options == OPTIONS.keys() == _READERS.keys()
 
 
 @pytest.mark.parametrize(
