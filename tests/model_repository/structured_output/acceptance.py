@@ -24,6 +24,11 @@ def accepts_json(schema: object, value: Any, *, is_strict: bool = True) -> bool:
     )
 
 
+def schema_to_grammar(schema: object) -> str:
+    """Return the grammar of a JSON schema."""
+    return structured_output_to_grammar(StructuredOutput(OutputFormat.JSON_SCHEMA, json.dumps(schema)))
+
+
 def canonical(value: Any) -> str:
     """Return JSON as constrained decoding writes it: as json.dumps does, with DEL escaped too."""
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

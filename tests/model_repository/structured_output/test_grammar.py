@@ -5,6 +5,7 @@ import pytest
 
 from model_repository.contract.request import OutputFormat, StructuredOutput
 from model_repository.structured_output.grammar import grammar_text, structured_output_to_grammar
+from tests.model_repository.structured_output.acceptance import schema_to_grammar
 from tests.model_repository.structured_output.refusals import refusal
 
 
@@ -96,15 +97,9 @@ def test_hostile_structured_output_is_refused_quickly(output_format, content):
 
 def test_large_schemas_are_compiled_quickly():
     start_s = time.process_time()
-    structured_output_to_grammar(
-        StructuredOutput(OutputFormat.JSON_SCHEMA, json.dumps({"enum": [f"value {n}" for n in range(5000)]}))
-    )
+    schema_to_grammar({"enum": [f"value {n}" for n in range(5000)]})
     spellings = [{"$ref": f"#/$defs/{spelling}"} for spelling in SPELLINGS]
-    structured_output_to_grammar(
-        StructuredOutput(
-            OutputFormat.JSON_SCHEMA, json.dumps({"anyOf": spellings, "$defs": {"definition": DEFINITION}})
-        )
-    )
+    schema_to_grammar({"anyOf": spellings, "$defs": {"definition": DEFINITION}})
     structured_output_to_grammar(
         StructuredOutput(OutputFormat.CHOICE, json.dumps([f"choice {n}" for n in range(1000)]))
     )

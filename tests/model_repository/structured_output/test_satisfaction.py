@@ -1,11 +1,8 @@
-import json
-
 import pytest
 
-from model_repository.contract.request import OutputFormat, StructuredOutput
-from model_repository.structured_output.grammar import structured_output_to_grammar
 from model_repository.structured_output.json_schema import enforceable_schema
 from model_repository.structured_output.satisfaction import is_finite
+from tests.model_repository.structured_output.acceptance import schema_to_grammar
 from tests.model_repository.structured_output.refusals import schema_refusal
 
 A = {"type": "object", "properties": {"kind": {"const": "a"}}, "required": ["kind"]}
@@ -28,9 +25,7 @@ B = {"type": "object", "properties": {"kind": {"enum": ["b", "c"]}}, "required":
     ],
 )
 def test_one_of_disjoint_alternatives_is_enforced(options):
-    structured_output_to_grammar(
-        StructuredOutput(OutputFormat.JSON_SCHEMA, json.dumps({"oneOf": options, "$defs": {"A": A, "B": B}}))
-    )
+    schema_to_grammar({"oneOf": options, "$defs": {"A": A, "B": B}})
 
 
 @pytest.mark.parametrize(
@@ -68,7 +63,7 @@ def test_recursive_alternatives_are_distinguished():
         "allOf": [{"minProperties": 0}],
     }
     schema = {"oneOf": [{"$ref": "#/$defs/tree"}, {"type": "null"}], "$defs": {"tree": tree}}
-    structured_output_to_grammar(StructuredOutput(OutputFormat.JSON_SCHEMA, json.dumps(schema)))
+    schema_to_grammar(schema)
 
 
 # Each took a minute or more.

@@ -56,32 +56,29 @@ def test_each_token_is_read_once() -> None:
     assert tokens(read(result.add(31, 32))) == [31, 32]
 
 
-def test_an_end_token_in_the_result_is_not_doubled() -> None:
-    for end in (EOS, OTHER_EOS, STOP):
-        assert tokens(reader().read(Result().add(30, end, finish_reason="stop", stop_reason=end))) == [30, end]
-
-
-def test_an_end_token_that_the_result_omits_is_reported() -> None:
-    assert tokens(reader().read(Result().add(30, finish_reason="stop"))) == [30, EOS]
-    assert tokens(reader().read(Result().add(30, finish_reason="stop", stop_reason=STOP))) == [30, STOP]
+# The tokens and the end of a result, and the tokens of the outputs.
+@pytest.mark.parametrize(
+    ("token_ids", "finish_reason", "stop_reason", "expected"),
+    [
+        *(((30, end), "stop", end, [30, end]) for end in (EOS, OTHER_EOS, STOP)),
+        ((30,), "stop", None, [30, EOS]),
+        ((30,), "stop", STOP, [30, STOP]),
+        ((), "stop", None, [EOS]),
+        ((30, 31), "length", None, [30, 31]),  # max_tokens is the engine stage's to see
+        ((30,), "length", None, [30, None]),  # a limit of the engine's own
+    ],
+)
+def test_a_sequence_ends_once_whether_the_result_lists_its_end_or_not(
+    token_ids: tuple[int, ...], finish_reason: str, stop_reason: int | None, expected: list[int | None]
+) -> None:
+    result = Result().add(*token_ids, finish_reason=finish_reason, stop_reason=stop_reason)
+    assert tokens(reader(max_tokens=2).read(result)) == expected
 
 
 def test_an_unknown_end_still_ends_the_sequence() -> None:
     plan = SamplingPlan({}, {}, None, frozenset([STOP]), UNUSED)
     ignoring = ResultReader(5, request(ignore_eos=True), plan, end_id=EOS, vocab_size=4)
     assert tokens(ignoring.read(Result().add(30, finish_reason="stop"))) == [30, None]
-
-
-def test_a_completion_that_consists_of_its_end_only_has_one_token() -> None:
-    assert tokens(reader().read(Result().add(finish_reason="stop"))) == [EOS]
-
-
-def test_max_tokens_is_the_engine_stages_to_see() -> None:
-    assert tokens(reader(max_tokens=2).read(Result().add(30, 31, finish_reason="length"))) == [30, 31]
-
-
-def test_a_limit_of_the_engines_own_ends_the_sequence() -> None:
-    assert tokens(reader(max_tokens=9).read(Result().add(30, finish_reason="length"))) == [30, None]
 
 
 def test_the_unwanted_token_of_an_empty_completion_is_dropped() -> None:

@@ -42,23 +42,31 @@ def test_a_greedy_request_has_only_one_greedy_argument() -> None:
     }
 
 
-@pytest.mark.parametrize("sampling", [{"top_p": 0.0}, {"top_k": 1}])
-def test_truncating_to_one_token_is_greedy(sampling: dict[str, Any]) -> None:
-    asked = keywords(sampling={"temperature": 1.0, **sampling})
-    assert asked["top_k"] == 1
-    assert not asked.keys() & {"temperature", "top_p"}
+ECHO = (b"a", b"b", b"c")
+GREEDY = {"top_k": 1, "temperature": None, "top_p": None}
 
 
-def test_a_sampled_request_names_all_that_decides_it() -> None:
-    asked = keywords(sampling=SAMPLED)
-    assert {name: asked[name] for name in ("temperature", "top_p", "top_k", "seed")} == {
-        "temperature": 0.7,
-        "top_p": 1.0,
-        "top_k": 0,
-        "seed": 2**64 - 1,
-    }
-    truncated = keywords(sampling=SAMPLED | {"top_p": 0.9, "top_k": 40})
-    assert (truncated["top_p"], truncated["top_k"]) == (0.9, 40)
+# The fields of a request, and some of its arguments; None: absent.
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"sampling": {"temperature": 1.0, "top_p": 0.0}}, GREEDY),
+        ({"sampling": {"temperature": 1.0, "top_k": 1}}, GREEDY),
+        ({"sampling": {"mirostat": Mirostat(), "min_p": 0.5}}, GREEDY | {"logits_processor": None}),
+        ({"sampling": SAMPLED}, SAMPLED | {"top_p": 1.0, "top_k": 0}),
+        ({"sampling": SAMPLED | {"top_p": 0.9, "top_k": 40}}, {"top_p": 0.9, "top_k": 40}),
+        ({"max_tokens": 0}, {"max_tokens": 1}),
+        ({"num_logprobs": 0}, {"logprobs": 1, "return_context_logits": None}),
+        ({"num_logprobs": 5}, {"logprobs": 5}),
+        ({"num_logprobs": 0, "echo": ECHO}, {"return_context_logits": True}),
+        ({"echo": ECHO}, {"logprobs": None, "return_context_logits": None}),
+        ({"ignore_eos": True}, {"stop_token_ids": None}),
+    ],
+    ids=str,
+)
+def test_a_request_becomes_arguments_of_tensorrt_llm(fields: dict[str, Any], expected: dict[str, Any]) -> None:
+    asked = keywords(**fields)
+    assert {name: asked.get(name) for name in expected} == expected
 
 
 def test_every_end_is_named() -> None:
@@ -72,7 +80,6 @@ def test_a_request_that_ignores_the_models_ends_keeps_its_own() -> None:
     assert (asked.keywords["ignore_eos"], asked.keywords["stop_token_ids"]) == (True, [20])
     assert asked.ends == {20}
     assert "min_tokens" not in asked.keywords  # it is about the model's own
-    assert "stop_token_ids" not in keywords(ignore_eos=True)
 
 
 def test_min_tokens_hold_back_every_end() -> None:
@@ -80,21 +87,6 @@ def test_min_tokens_hold_back_every_end() -> None:
     assert asked["min_tokens"] == 3
     [edit] = asked["logits_processor"]._edits
     assert (edit.ends, edit.request.params.min_tokens, edit.structured_output) == ({EOS, OTHER_EOS, 20}, 3, None)
-
-
-def test_a_request_for_no_tokens_asks_for_one() -> None:
-    assert keywords(max_tokens=0)["max_tokens"] == 1
-
-
-@pytest.mark.parametrize(("num_logprobs", "asked"), [(0, 1), (1, 1), (5, 5)])
-def test_tensorrt_llm_gets_at_least_one_log_probability(num_logprobs: int, asked: int) -> None:
-    assert keywords(num_logprobs=num_logprobs)["logprobs"] == asked
-    assert "return_context_logits" not in keywords(num_logprobs=num_logprobs)
-
-
-def test_an_echo_with_log_probabilities_needs_the_prompts_logits() -> None:
-    assert keywords(num_logprobs=0, echo=(b"a", b"b", b"c"))["return_context_logits"] is True
-    assert "return_context_logits" not in keywords(echo=(b"a", b"b", b"c"))
 
 
 def test_biases_are_a_vector_of_the_vocabulary() -> None:
@@ -123,10 +115,6 @@ def test_mirostat_draws_by_itself() -> None:
     assert not asked.keywords.keys() & {"temperature", "top_p"}
     [shaping] = asked.keywords["logits_processor"]._edits
     assert shaping._mirostat.mirostat == Mirostat()
-
-
-def test_mirostat_at_temperature_0_is_greedy() -> None:
-    assert "logits_processor" not in keywords(sampling={"mirostat": Mirostat(), "min_p": 0.5})
 
 
 @pytest.mark.parametrize("output_format", OutputFormat)
