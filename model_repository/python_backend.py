@@ -107,10 +107,8 @@ class TritonResponder:
 
     def close_with(self, tensors: Tensors | None) -> None:
         """Close the stream, with or without a last response. Without one, a client sees neither response nor error."""
-        if tensors is None:
-            self._sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
-        else:
-            self._sender.send(response(tensors), flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+        responses = () if tensors is None else (response(tensors),)
+        self._sender.send(*responses, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 
     def fail(self, error: Exception) -> None:
         """Send an error and close the stream."""

@@ -126,17 +126,14 @@ def messages_with_plain_tools(
     templates often require that user and assistant alternate.
     """
     plain: list[dict[str, Any]] = []
-    is_after_results = False
+    is_after_result = False
     for message in messages:
-        content = message.get("content") or ""
-        if message["role"] == "tool":
+        content, is_result = message.get("content") or "", message["role"] == "tool"
+        if is_result:
             content = f"<tool_response>\n{content}\n</tool_response>"
-            separator, is_results = "\n", True
-        else:
-            separator, is_results = "\n\n", False
-        if is_after_results and message["role"] in ("tool", "user"):
-            plain[-1]["content"] += separator + content
-        elif message["role"] == "tool":
+        if is_after_result and message["role"] in ("tool", "user"):
+            plain[-1]["content"] += ("\n" if is_result else "\n\n") + content
+        elif is_result:
             plain.append({"role": "user", "content": content})
         elif message.get("tool_calls"):
             rest = {key: value for key, value in message.items() if key not in ("content", "tool_calls")}
@@ -144,7 +141,7 @@ def messages_with_plain_tools(
             plain.append({**rest, "content": f"{content}\n{calls}" if content else calls})
         else:
             plain.append(dict(message))
-        is_after_results = is_results
+        is_after_result = is_result
     if tools:
         _describe(plain_tool_prompt(tools), plain, "system" if has_system_role else "user")
     return plain

@@ -107,7 +107,7 @@ def _call(connection: Connection, function: Callable[[Any], Any], argument: obje
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # an aborting llguidance prints many lines
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    resource.setrlimit(resource.RLIMIT_DATA, (_data_bytes() + MAX_BYTES, hard))
+    resource.setrlimit(resource.RLIMIT_DATA, (memory_bytes(5) + MAX_BYTES, hard))
     signal.setitimer(signal.ITIMER_PROF, MAX_CPU_S)  # its signal ends the process
     try:
         answer = "returned", function(argument)
@@ -123,6 +123,7 @@ def _call(connection: Connection, function: Callable[[Any], Any], argument: obje
     os._exit(0)
 
 
-def _data_bytes() -> int:
+def memory_bytes(field: int) -> int:
+    """Return a field of /proc/self/statm in bytes: 1, the memory of this process; 5, its heap, data and stack."""
     with open("/proc/self/statm") as file:
-        return int(file.read().split()[5]) * _PAGE_BYTES
+        return int(file.read().split()[field]) * _PAGE_BYTES

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import queue
 import resource
 
 from model_repository.contract.request import ChatPrompt, GenerationRequest, Params, StructuredOutput, ToolUse
 from model_repository.errors import InvalidRequest, Unsupported
-from model_repository.structured_output.bounded_process import BoundedProcess, TooCostly
+from model_repository.structured_output.bounded_process import BoundedProcess, TooCostly, memory_bytes
 from model_repository.structured_output.grammar import rule_of, structured_output_to_grammar
 from model_repository.structured_output.json_schema import enforceable_schema
 from model_repository.tokenizer.tool_grammar import tool_grammar
@@ -71,15 +70,10 @@ def unmeasured_constraint(request: GenerationRequest, tool_format: ToolFormat) -
 
 def _measured_constraint(argument: tuple[GenerationRequest, ToolFormat]) -> CheckedOutput:
     """Return the constraint of a request, with its memory. Only the first call in a process measures it."""
-    before_bytes = _resident_bytes()
+    before_bytes = memory_bytes(1)
     output = constraint(*argument)
     peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     return output, max(1, peak_bytes - before_bytes)
-
-
-def _resident_bytes() -> int:
-    with open("/proc/self/statm") as file:
-        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def constraint(request: GenerationRequest, tool_format: ToolFormat) -> StructuredOutput | None:

@@ -16,9 +16,8 @@ from model_repository.errors import InvalidRequest, Unsupported
 
 def supports_adapters(config: EngineConfig, options: TensorRtLlmOptions) -> bool:
     """Whether TensorRT-LLM is started for adapters. An engine must have been built with at least one."""
-    if options.backend is Backend.ENGINE:
-        return bool(config.adapters) or (config.adapter_root is not None and "lora_modules" in config.options)
-    return bool(config.adapters) or config.adapter_root is not None
+    is_built_for_some = options.backend is Backend.PYTORCH or "lora_modules" in config.options
+    return bool(config.adapters) or (config.adapter_root is not None and is_built_for_some)
 
 
 def lora_config(config: EngineConfig, options: TensorRtLlmOptions) -> LoraConfig:
