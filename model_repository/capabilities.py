@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from enum import StrEnum
 
-from model_repository.contract.request import ChatPrompt, GenerationRequest, Params, Prompt, SamplingParams
+from model_repository.contract.request import ChatPrompt, GenerationRequest, Params, Prompt, SamplingParams, ToolUse
 
 
 class Capability(StrEnum):
@@ -54,7 +54,7 @@ def needed_capabilities(request: GenerationRequest) -> Iterator[Capability]:
             yield capability
     if params.has_logprobs:
         yield Capability.LOGPROBS
-    if _may_call_tools(request.prompt):
+    if callable_tools(request.prompt) is not None:
         yield Capability.STRUCTURED_OUTPUT
     if params.lora_name:
         yield Capability.LORA
@@ -62,5 +62,7 @@ def needed_capabilities(request: GenerationRequest) -> Iterator[Capability]:
         yield Capability.IMAGES
 
 
-def _may_call_tools(prompt: Prompt) -> bool:
-    return isinstance(prompt, ChatPrompt) and prompt.tool_use is not None and prompt.tool_use.choice != "none"
+def callable_tools(prompt: Prompt) -> ToolUse | None:
+    """Return the tools that the model may call; None without any."""
+    tool_use = prompt.tool_use if isinstance(prompt, ChatPrompt) else None
+    return tool_use if tool_use is not None and tool_use.choice != "none" else None

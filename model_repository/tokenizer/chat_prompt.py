@@ -7,6 +7,7 @@ import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from model_repository.capabilities import callable_tools
 from model_repository.contract.request import ChatPrompt
 from model_repository.errors import InvalidRequest
 from model_repository.tokenizer.chat_template import ChatTemplate
@@ -38,8 +39,8 @@ class ChatEncoder:
             InvalidRequest: the model has no chat template, or the template or the limit refuses the conversation.
         """
         # Tools that may not be called are left out, so that the model cannot call them.
-        tool_use = prompt.tool_use
-        tools = tools_for_template(tool_use.tools) if tool_use and tool_use.choice != "none" else []
+        tool_use = callable_tools(prompt)
+        tools = tools_for_template(tool_use.tools) if tool_use is not None else []
         template = self._tool_template if tools else self._template
         if template is None:
             raise InvalidRequest("this model has no chat template: use a text prompt", "messages")

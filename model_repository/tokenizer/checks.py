@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from model_repository.capabilities import Capability, needed_capabilities
+from model_repository.capabilities import Capability, callable_tools, needed_capabilities
 from model_repository.contract.request import ContextOverflow, GenerationRequest, Params
 from model_repository.errors import InvalidRequest, PromptTooLong, Unsupported
 
@@ -18,20 +18,16 @@ BLAMED_INPUTS = {
 }
 
 
-def check_capabilities(
-    request: GenerationRequest, capabilities: Collection[Capability], runtime: str, *, has_tools: bool
-) -> None:
+def check_capabilities(request: GenerationRequest, capabilities: Collection[Capability], runtime: str) -> None:
     """Refuse values that the runtime cannot honour.
-
-    Args:
-        has_tools: its tools require structured output.
 
     Raises:
         Unsupported: names the first such input.
     """
     for capability in needed_capabilities(request):
         if capability not in capabilities:
-            is_from_tools = capability is Capability.STRUCTURED_OUTPUT and has_tools
+            # Calls of tools are a structured output, too.
+            is_from_tools = capability is Capability.STRUCTURED_OUTPUT and callable_tools(request.prompt) is not None
             field = "tools" if is_from_tools else BLAMED_INPUTS.get(capability, capability)
             raise Unsupported(f"this model's runtime, {runtime}, cannot honour it", field)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 import resource
 
+from model_repository.capabilities import callable_tools
 from model_repository.contract.request import ChatPrompt, GenerationRequest, Params, StructuredOutput, ToolUse
 from model_repository.errors import InvalidRequest, Unsupported
 from model_repository.structured_output.bounded_process import BoundedProcess, TooCostly, memory_bytes
@@ -12,13 +13,6 @@ from model_repository.structured_output.grammar import rule_of, structured_outpu
 from model_repository.structured_output.json_schema import enforceable_schema
 from model_repository.tokenizer.tool_grammar import tool_grammar
 from model_repository.tool_formats import ToolFormat
-
-
-def callable_tools(request: GenerationRequest) -> ToolUse | None:
-    """Return the tools that the model may call; None without any."""
-    tool_use = request.prompt.tool_use if isinstance(request.prompt, ChatPrompt) else None
-    return tool_use if tool_use is not None and tool_use.choice != "none" else None
-
 
 type CheckedOutput = tuple[StructuredOutput | None, int]  # with its memory when compiled, in bytes
 
@@ -42,7 +36,7 @@ class ConstraintCompiler:
         Raises:
             InvalidRequest: from `constraint`, or the check exceeds its limits of time or memory.
         """
-        tool_use, params = callable_tools(request), request.params
+        tool_use, params = callable_tools(request.prompt), request.params
         needed = GenerationRequest(
             prompt=ChatPrompt((), tool_use=tool_use),
             params=Params(structured_output=params.structured_output, ignore_eos=params.ignore_eos),
@@ -86,7 +80,7 @@ def constraint(request: GenerationRequest, tool_format: ToolFormat) -> Structure
         Unsupported: it cannot be enforced, or is a grammar beside tools that may be called or not.
     """
     structured_output = request.params.structured_output
-    if (tool_use := callable_tools(request)) is not None:
+    if (tool_use := callable_tools(request.prompt)) is not None:
         structured_output = _checked_tool_grammar(
             tool_use, tool_format, _content_rule(structured_output) if tool_use.choice == "auto" else None
         )

@@ -6,8 +6,6 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tokenizers import Encoding
-
 from model_repository.contract.request import ChatPrompt, Prompt, TextPrompt, TokenPrompt
 from model_repository.contract.spec import specs_of
 from model_repository.tokenizer import echo
@@ -77,7 +75,8 @@ class PromptEncoder:
                 limit(text, field)
                 if is_echo:
                     encoding = self.vocabulary.encode_with_offsets(text, add_special_tokens=add_special_tokens)
-                    token_ids, echoed = encoding.ids, self._echo(text, encoding)
+                    token_ids = encoding.ids
+                    echoed = echo.aligned(echo.spelled(text, encoding, self.vocabulary, self._byte_table), text)
                 else:
                     token_ids = self.vocabulary.encode(text, add_special_tokens=add_special_tokens)
             case TextPrompt(text, suffix):
@@ -102,9 +101,6 @@ class PromptEncoder:
             echo=echo.aligned(pieces, text) if is_echo else (),
             end_token_ids=self._fill_in_middle.end_token_ids,
         )
-
-    def _echo(self, text: str, encoding: Encoding) -> tuple[bytes, ...]:
-        return echo.aligned(echo.spelled(text, encoding, self.vocabulary, self._byte_table), text)
 
 
 def prompt_field(prompt: Prompt) -> str:

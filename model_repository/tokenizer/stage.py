@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from model_repository.capabilities import Capability
+from model_repository.capabilities import Capability, callable_tools
 from model_repository.contract.client_request import tensors_to_request
 from model_repository.contract.codec import Tensors, message_tensor, pack, payload_of, unpack
 from model_repository.contract.request import (
@@ -27,7 +27,7 @@ from model_repository.contract.tensors import ENGINE_REQUESTS, REQUEST_BATCH, TO
 from model_repository.errors import InvalidRequest, stage_error
 from model_repository.tokenizer.bounded_cache import BoundedCache
 from model_repository.tokenizer.checks import check_capabilities, fitting_max_tokens
-from model_repository.tokenizer.constraint import CheckedOutput, callable_tools, unmeasured_constraint
+from model_repository.tokenizer.constraint import CheckedOutput, unmeasured_constraint
 from model_repository.tokenizer.prompt import PromptEncoder, prompt_field
 from model_repository.tokenizer.text_limit import check_num_bytes, window_limit
 from model_repository.tokenizer.tokenizer_files import TokenizerFiles
@@ -158,7 +158,7 @@ class TokenizerStage:
 
     def _constraint(self, request: GenerationRequest, *, may_wait: bool) -> CheckedOutput:
         params = request.params
-        inputs = (params.structured_output, callable_tools(request), params.ignore_eos)
+        inputs = (params.structured_output, callable_tools(request.prompt), params.ignore_eos)
         if inputs[:2] == (None, None):
             return None, 0
 
@@ -176,7 +176,6 @@ class TokenizerStage:
         return found
 
     def _check(self, request: GenerationRequest) -> None:
-        has_tools = callable_tools(request) is not None
-        check_capabilities(request, self._config.capabilities, self._config.runtime, has_tools=has_tools)
+        check_capabilities(request, self._config.capabilities, self._config.runtime)
         for name, token_ids in token_ids_of(request.params):
             self._prompts.vocabulary.check(token_ids, name)

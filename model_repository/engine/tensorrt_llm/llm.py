@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tensorrt_llm import SamplingParams
+from tensorrt_llm import LLM, SamplingParams
 from tensorrt_llm.llmapi import CapacitySchedulerPolicy, GuidedDecodingParams, KvCacheConfig, SchedulerConfig
 
 from model_repository.engine.runtime import EngineConfig
@@ -33,7 +33,7 @@ def start_llm(config: EngineConfig, options: TensorRtLlmOptions, role: Role) -> 
     keywords = llm_keywords(config, options)
     if role.kind is RoleKind.LEADER:
         keywords["_mpi_session"] = _mpi_session(role)
-    llm_class = _engine_class() if options.backend is Backend.ENGINE else _pytorch_class()
+    llm_class = _engine_class() if options.backend is Backend.ENGINE else LLM
     try:
         return llm_class(**keywords)
     except (OSError, RuntimeError, TypeError, ValueError) as exc:
@@ -103,19 +103,13 @@ def _pytorch_keywords(config: EngineConfig, options: TensorRtLlmOptions) -> dict
 
 def _engine_class() -> Any:
     try:
-        from tensorrt_llm._tensorrt_engine import LLM
+        from tensorrt_llm._tensorrt_engine import LLM as EngineLLM
     except ImportError as exc:
         raise EngineFailed(
             "backend=engine: this TensorRT-LLM cannot run engines, which ended with release 1.2: "
             "use an image with 1.2.1, or build the model with backend=pytorch"
         ) from exc
-    return LLM
-
-
-def _pytorch_class() -> Any:
-    from tensorrt_llm import LLM
-
-    return LLM
+    return EngineLLM
 
 
 def _mpi_session(role: Role) -> Any:

@@ -77,22 +77,22 @@ def test_a_capability_that_the_runtime_lacks_is_refused_by_the_name_of_its_input
     assert field_of(capability) in {spec.name for spec in HONOURED_INPUTS}
     others = set(Capability) - {capability}
     with pytest.raises(Unsupported) as caught:
-        check_capabilities(NEEDS[capability], others, "synthetic", has_tools=False)
+        check_capabilities(NEEDS[capability], others, "synthetic")
     assert caught.value.text == "this model's runtime, synthetic, cannot honour it"
     assert caught.value.field == field_of(capability)
-    check_capabilities(NEEDS[capability], {capability}, "synthetic", has_tools=False)
+    check_capabilities(NEEDS[capability], {capability}, "synthetic")
 
 
 def test_a_seed_is_a_hint_that_no_runtime_refuses() -> None:
     """Each request has a seed: a random one if the client sent no seed."""
     seeded = GenerationRequest(prompt=PROMPT, params=Params(sampling=SamplingParams(seed=5)))
-    check_capabilities(seeded, set(), "synthetic", has_tools=False)
+    check_capabilities(seeded, set(), "synthetic")
 
 
 def test_a_structured_output_that_comes_from_tools_names_them() -> None:
     request = GenerationRequest(prompt=ChatPrompt((), tool_use=TOOLS), params=Params())
     with pytest.raises(Unsupported) as caught:
-        check_capabilities(request, set(), "synthetic", has_tools=True)
+        check_capabilities(request, set(), "synthetic")
     assert caught.value.field == "tools"
 
 

@@ -23,7 +23,7 @@ from model_repository.errors import InvalidRequest, Unsupported
 from model_repository.structured_output.bounded_process import MAX_BYTES
 from model_repository.structured_output.grammar import rule_of
 from model_repository.structured_output.json_schema import enforceable_schema
-from model_repository.tokenizer.constraint import ConstraintCompiler, callable_tools, constraint
+from model_repository.tokenizer.constraint import ConstraintCompiler, constraint
 from model_repository.tokenizer.tool_grammar import tool_grammar
 from model_repository.tool_formats import HERMES
 
@@ -52,7 +52,6 @@ def test_without_tools_to_call_the_requests_structured_output_holds(
 ) -> None:
     asked = request(prompt, output)
     assert constraint(asked, HERMES) == output
-    assert callable_tools(asked) is None
 
 
 @pytest.mark.parametrize("choice", ["auto", "required", "function:add"])
@@ -61,7 +60,6 @@ def test_tools_determine_the_form_of_the_answer(choice: str) -> None:
     asked = request(prompt)
     assert prompt.tool_use is not None
     assert constraint(asked, HERMES) == tool_grammar(prompt.tool_use, HERMES, enforceable_schema)
-    assert callable_tools(asked) == prompt.tool_use
 
 
 @pytest.mark.parametrize("choice", ["required", "function:add"])
