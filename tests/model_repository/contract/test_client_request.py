@@ -80,6 +80,7 @@ PARAMS: list[tuple[dict[str, Any], Params]] = [
     ({}, params()),
     ({"max_tokens": [0], "exclude_input_in_output": [False]}, params(max_tokens=0, is_echo=True)),
     ({"stop_words": ["", "€", "\n\n", ""]}, params(stop=("€", "\n\n"))),
+    ({"stop_words": [], "stop_token_ids": []}, params()),
     ({"bad_words": ["damn", "", "é"]}, params(bad_words=("damn", "é"))),
     ({"context_length_exceeded_behavior": ["error"]}, params(overflow=ContextOverflow.ERROR)),
     ({"context_length_exceeded_behavior": [""]}, params()),
