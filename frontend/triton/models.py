@@ -15,6 +15,8 @@ from frontend.errors import APIError, ModelNotFound, ModelNotReady
 from model_repository.model_parameters import ModelParameters
 
 MAX_AGE_S = 1.0
+# A request may use an older list while a new one is fetched: it need not wait for Triton after a quiet second.
+MAX_AGE_FOR_REQUESTS_S = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,6 +114,8 @@ class ModelSource(Protocol):
 class ModelDirectory:
     """The served models by their names. Triton is asked at most once a second, and when a name is unknown.
 
+    A request uses a list of the last ten seconds, while a newer one is fetched.
+
     Args:
         aliases: further names of models, by name; used until the models themselves tell their names.
     """
@@ -153,8 +157,12 @@ class ModelDirectory:
             ModelNotFound: no model has that name.
             ModelNotReady: the name's model is not loaded now.
         """
-        names = await self.names()
-        if requested not in names:
+        age_s = self._clock() - self._fetched_at
+        if age_s >= MAX_AGE_S:
+            fetching = self._fetching or self.refreshing()
+            if age_s >= MAX_AGE_FOR_REQUESTS_S or self.error is not None:
+                await asyncio.shield(fetching)
+        if requested not in self._names:
             await asyncio.shield(self.refreshing())
         if requested in self._names:
             return self._names[requested]

@@ -76,7 +76,8 @@ class SyntheticRuntime:
 
     def step(self) -> Sequence[StepOutput]:
         """Give every running sequence its next token."""
-        self._sleep(max(0.0, self._next_step_s - self._clock()))
+        if (wait_s := self._next_step_s - self._clock()) > 0:
+            self._sleep(wait_s)
         self._next_step_s = self._clock() + self._itl_s
         while self._waiting and len(self._running) < self._max_sequences:
             admitted = self._waiting.pop(0)

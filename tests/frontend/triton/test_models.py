@@ -7,7 +7,14 @@ import asyncio
 import pytest
 
 from frontend.errors import ModelNotFound, ModelNotReady, TritonUnreachable
-from frontend.triton.models import MAX_AGE_S, ModelDirectory, ModelName, ModelSnapshot, ServedModel
+from frontend.triton.models import (
+    MAX_AGE_FOR_REQUESTS_S,
+    MAX_AGE_S,
+    ModelDirectory,
+    ModelName,
+    ModelSnapshot,
+    ServedModel,
+)
 from tests.fakes import DEMO, FakeTriton, served_model
 
 
@@ -27,8 +34,21 @@ async def test_requests_within_a_second_cost_one_question() -> None:
     assert [(await models.get(DEMO.id)).model for _ in range(3)] == [DEMO] * 3
     assert triton.num_snapshots == 1
     clock.now += MAX_AGE_S
-    await models.get(DEMO.id)
+    await models.snapshot()
     assert triton.num_snapshots == 2
+
+
+async def test_a_request_uses_the_last_list_while_a_newer_one_is_fetched() -> None:
+    triton, clock = FakeTriton(), Clock()
+    models = ModelDirectory(triton, clock)
+    await models.get(DEMO.id)
+    triton.models = ModelSnapshot()
+    clock.now += MAX_AGE_S
+    assert (await models.get(DEMO.id)).model == DEMO
+    await asyncio.sleep(0.01)
+    assert triton.num_snapshots == 2
+    with pytest.raises(ModelNotFound):
+        await models.get(DEMO.id)
 
 
 async def test_an_unknown_id_is_asked_for_at_once() -> None:
@@ -53,18 +73,18 @@ async def test_every_name_of_a_model_that_is_not_loaded_now_is_not_ready_and_wha
     models = ModelDirectory(triton, clock)
     await models.get("gpt-4o")
     triton.models = ModelSnapshot(ready={DEMO.id: served_model(aliases=("gpt-4o",), adapters=("formal",))})
-    clock.now += MAX_AGE_S
+    clock.now += MAX_AGE_FOR_REQUESTS_S
     with pytest.raises(ModelNotFound):
         await models.get("brief")
     triton.models = ModelSnapshot(unready={DEMO.id: "unavailable"})
-    clock.now += MAX_AGE_S
+    clock.now += MAX_AGE_FOR_REQUESTS_S
     for name in ("gpt-4o", "formal"):
         with pytest.raises(ModelNotReady, match=f"The model {name} is not ready now"):
             await models.get(name)
     with pytest.raises(ModelNotFound):
         await models.get("brief")
     triton.models = ModelSnapshot()
-    clock.now += MAX_AGE_S
+    clock.now += MAX_AGE_FOR_REQUESTS_S
     with pytest.raises(ModelNotFound):
         await models.get("formal")
 
@@ -73,7 +93,7 @@ async def test_what_triton_served_before_it_went_away_is_not_served_from_memory(
     triton, clock = FakeTriton(), Clock()
     models = ModelDirectory(triton, clock)
     await models.get(DEMO.id)
-    clock.now += MAX_AGE_S
+    clock.now += MAX_AGE_FOR_REQUESTS_S
     triton.snapshot_error = TritonUnreachable()
     with pytest.raises(TritonUnreachable):
         await models.get(DEMO.id)

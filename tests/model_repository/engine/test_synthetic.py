@@ -84,13 +84,13 @@ def test_steps_keep_the_set_pace(tmp_path: Path, time: FakeTime) -> None:
     synthetic = runtime(tmp_path, time, itl_ms="20")
     synthetic.submit(1, REQUEST)
     tokens(synthetic, 3)
-    assert time.slept_s == pytest.approx([0.0, 0.02, 0.02])
+    assert time.slept_s == pytest.approx([0.02, 0.02])
     time.now_s += 0.015  # of other work
     tokens(synthetic, 1)
     assert time.slept_s[-1] == pytest.approx(0.005)
     time.now_s += 1.0
     tokens(synthetic, 1)
-    assert time.slept_s[-1] == 0.0
+    assert len(time.slept_s) == 3
 
 
 def test_urgent_requests_pass_waiting_ones_except_after_a_long_wait(tmp_path: Path, time: FakeTime) -> None:
