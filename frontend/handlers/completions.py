@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
-from contextlib import aclosing, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, nullcontext
 
 from aiohttp import web
 
@@ -37,6 +37,13 @@ from frontend.triton.models import ModelName
 from model_repository.contract.output import GenerationChunk
 from model_repository.contract.request import GenerationRequest
 from model_repository.model_parameters import RequestDefaults
+
+
+class EventStream(web.StreamResponse):
+    """A stream whose head leaves in one packet with the first events."""
+
+    _send_headers_immediately = False  # aiohttp's own, see its `Response`
+
 
 type _Chunks = AsyncGenerator[tuple[int, GenerationChunk], None]
 
@@ -172,7 +179,7 @@ async def _answer_with_events(
         Exception: an error before the first byte.
     """
     encoder, unwritten = sse.EventEncoder(reply), b""
-    response = web.StreamResponse(headers={**sse.HEADERS, **headers})
+    response = EventStream(headers={**sse.HEADERS, **headers})
     num_running = len(record.completions)
     async with Keepalive(request, response, request.app[SETTINGS].stream_keepalive_s) as keepalive:
         try:
@@ -218,17 +225,20 @@ async def _end_with_error(
         facts.error_code = CLIENT_CLOSED
 
 
-@asynccontextmanager
-async def _within_time(request: web.Request) -> AsyncIterator[None]:
-    """Stop a block at the request's deadline.
+def _within_time(request: web.Request) -> AbstractAsyncContextManager[None]:
+    """Stop a block at the request's deadline, if there is one.
 
     Raises:
         GenerationTimeout: the request took longer than `request_timeout_s`.
     """
     limit_s = request.app[SETTINGS].request_timeout_s
-    passed_s = time.monotonic() - request[FACTS].started_at
+    return _within(limit_s, request[FACTS].started_at) if limit_s else nullcontext()
+
+
+@asynccontextmanager
+async def _within(limit_s: float, started_at: float) -> AsyncIterator[None]:
     try:
-        async with asyncio.timeout(max(limit_s - passed_s, 0) if limit_s else None):
+        async with asyncio.timeout(max(limit_s - (time.monotonic() - started_at), 0)):
             yield
     except TimeoutError as exc:
         raise GenerationTimeout(f"The answer took longer than {limit_s:g} seconds") from exc

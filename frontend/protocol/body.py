@@ -33,21 +33,25 @@ class Body(BaseModel):
     def ignored_keywords(self) -> Iterator[str]:
         """Yield the places of keywords that are not enforced in the object's own JSON schemas."""
         for name in self.schema_fields:
-            field, schema = type(self).model_fields[name], getattr(self, name)
+            schema = getattr(self, name)
             if isinstance(schema, str):  # JSON, or refused later
                 with contextlib.suppress(orjson.JSONDecodeError):
                     schema = orjson.loads(schema)
             if isinstance(schema, dict):
-                yield from ignored_keywords(schema, field.alias or name)
+                yield from ignored_keywords(schema, self._key(name))
 
     def parts(self) -> Iterator[tuple[str, Body]]:
         """Yield the objects directly inside this object, each with its place."""
-        for name, field in type(self).model_fields.items():
-            value = getattr(self, name)
+        for name, value in self.__dict__.items():  # the fields; most are None
             if isinstance(value, Body):
-                yield field.alias or name, value
+                yield self._key(name), value
             elif isinstance(value, list) and value and isinstance(value[0], Body):
-                yield from ((f"{field.alias or name}[{index}]", item) for index, item in enumerate(value))
+                yield from ((f"{self._key(name)}[{index}]", item) for index, item in enumerate(value))
+
+    @classmethod
+    def _key(cls, name: str) -> str:
+        """Return a field's key in JSON."""
+        return cls.model_fields[name].alias or name
 
 
 def limits_of(info: ValidationInfo) -> Settings:

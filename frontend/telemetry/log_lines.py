@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
 import orjson
 
 TEXT_FORMAT = "%(levelname)s %(name)s: %(message)s"
-_FIELDS = "fields"  # attribute of a log record: replaces the message in JSON
+_FIELDS = "fields"  # attribute of a log record: returns what replaces the message in JSON
 
 
 class JsonFormatter(logging.Formatter):
@@ -25,7 +25,7 @@ class JsonFormatter(logging.Formatter):
             "logger": record.name,
         }
         fields = getattr(record, _FIELDS, None)
-        line |= {"message": record.getMessage()} if fields is None else fields
+        line |= {"message": record.getMessage()} if fields is None else fields()
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
         return orjson.dumps(line, default=str).decode()
@@ -33,13 +33,17 @@ class JsonFormatter(logging.Formatter):
 
 def configure_logging(log_format: str) -> None:
     """Log to standard error, as `text` or as `json`."""
+    # No line shows these; to find them out would take half the time of a line.
+    logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
     handler = logging.StreamHandler()
     handler.setFormatter(JsonFormatter() if log_format == "json" else logging.Formatter(TEXT_FORMAT))
     logging.basicConfig(level=logging.INFO, handlers=[handler])
 
 
-def log_fields(logger: logging.Logger, level: int, fields: Mapping[str, Any], text: str, *arguments: object) -> None:
-    """Log a line: `text` in the text format, `fields` in JSON."""
+def log_fields(
+    logger: logging.Logger, level: int, fields: Callable[[], Mapping[str, Any]], text: str, *arguments: object
+) -> None:
+    """Log a line: `text` in the text format, the result of `fields` in JSON."""
     logger.log(level, text, *arguments, extra={_FIELDS: fields})
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from bisect import bisect_left
 from collections.abc import Sequence
 from typing import Any
 
@@ -27,6 +28,11 @@ def forget_worker(pid: int | None) -> None:
 
 class BulkHistogram(Histogram):
     """A histogram for many observations at once."""
+
+    def observe(self, amount: float, exemplar: Any = None) -> None:
+        """Add an observation; prometheus_client looks at every bucket."""
+        self._buckets[bisect_left(self._upper_bounds, amount)].inc(1)
+        self._sum.inc(amount)
 
     def add(self, counts: Sequence[int], total: float) -> None:
         """Add observations.

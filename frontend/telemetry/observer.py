@@ -7,6 +7,7 @@ import logging
 import math
 import time
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 from urllib.parse import quote
 
@@ -172,23 +173,24 @@ class Observer:
 
 
 def _log(level: int, request: web.Request, status: int, total_s: float) -> None:
-    facts, fields = request[FACTS], _fields(request, status, total_s)
+    facts = request[FACTS]
+    record = facts.stream
     log_fields(
         logger,
         level,
-        fields,
+        partial(_fields, request, status, total_s),
         "%s %s request_id=%s id=%s key=%s model=%s status=%d error=%s"
         " input_tokens=%d output_tokens=%d ttft_ms=%s ms=%.0f%s",
         request.method,
-        fields["path"],
+        request.rel_url.raw_path,
         facts.request_id,
         facts.id,
         quote(facts.caller.name, safe="/:@+"),
-        quote(fields["model"], safe="/:@+"),
+        quote(facts.model[:_MAX_SHOWN_MODEL], safe="/:@+"),
         status,
         facts.error_code or "-",
-        fields["input_tokens"],
-        fields["output_tokens"],
+        0 if record is None else record.num_input_tokens,
+        0 if record is None else record.num_output_tokens,
         "-" if facts.ttft_s is None else f"{facts.ttft_s * 1000:.0f}",
         total_s * 1000,
         labels_text(facts.labels),
