@@ -20,6 +20,7 @@ from model_repository.engine.adapter_folder import Adapter
 from model_repository.engine.counts import EngineCounts
 from model_repository.engine.emitter import Emitter
 from model_repository.engine.intake import Intake
+from model_repository.engine.output_sender import OutputSender
 from model_repository.engine.output_streams import OutputResponder, OutputStream, OutputStreams
 from model_repository.engine.pending_cancels import PendingCancels
 from model_repository.engine.runtime import EngineConfig, Runtime, StepOutput
@@ -39,6 +40,9 @@ logger = logging.getLogger(__name__)
 
 # A hanging step must not keep the process alive.
 CLOSE_TIMEOUT_S = 5.0
+# The steps that the engine may make while a batch is sent. Then it waits, so that clients get few tokens at once.
+_MAX_STEPS_AHEAD = 8
+_MAX_SENDER_WAIT_S = 0.04
 
 
 class Engine:
@@ -69,7 +73,9 @@ class Engine:
         self._numbers = itertools.count(secrets.randbits(56) + 1)
         self._sequences: dict[int, EngineSequence] = {}
         self._numbers_by_key: dict[str, int] = {}
-        self._streams = OutputStreams(self._cancel_stream, clock)
+        self._sender = OutputSender(on_failure=self.cancel_stream)
+        self._streams = OutputStreams(self._cancel_stream, clock, self._sender)
+        self._num_steps_ahead = 0  # since the sender's batch was made
         self._pending_cancels = PendingCancels(clock)
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._is_closing = False
@@ -80,6 +86,7 @@ class Engine:
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
     def start(self) -> None:
+        self._sender.start()
         self._thread.start()
 
     def close(self) -> None:
@@ -207,6 +214,7 @@ class Engine:
             closing = EngineFailed("the engine is shutting down")
             self._fail_all(closing)
             self._streams.fail(closing, closing)
+            self._sender.close(CLOSE_TIMEOUT_S)
         finally:  # even if the thread dies: the next engine needs the memory
             self._runtime.close()
 
@@ -236,6 +244,8 @@ class Engine:
             return
 
     def _step(self) -> Sequence[StepOutput]:
+        if self._num_steps_ahead >= _MAX_STEPS_AHEAD:
+            self._sender.wait_until_idle(_MAX_SENDER_WAIT_S)
         if self._step_started_s is None:
             self._step_started_s = self._clock()
         try:
@@ -265,6 +275,11 @@ class Engine:
     def _collect_due(self) -> None:
         """Move the due tokens to their streams."""
         waiting = [item for sequence in self._sequences.values() if (item := sequence.pending_output()) is not None]
+        if self._runtime.has_work and any(self._sequences[item.key].stream.is_sending for item in waiting):
+            self._num_steps_ahead += 1
+            waiting = [item for item in waiting if not self._sequences[item.key].stream.is_sending]
+        else:
+            self._num_steps_ahead = 0
         for key in self._emitter.due(waiting, self._clock()):
             sequence = self._sequences[key]
             delta = sequence.next_delta()

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import heapq
 import logging
 from collections.abc import Callable, Set
 from typing import Protocol
 
 from model_repository.contract.output import OutputBatch, TokenDelta
+from model_repository.engine.output_sender import OutputSender
 from model_repository.errors import InvalidRequest, OutputStreamNotOpen, StageError
 
 logger = logging.getLogger(__name__)
@@ -27,7 +27,7 @@ _MAX_CHECKS_AT_ONCE = 5
 
 
 class OutputResponder(Protocol):
-    """Sends the batches of one stream. Called by the engine's thread only."""
+    """Sends the batches of one stream. Called by the sender's thread only."""
 
     def send(self, batch: OutputBatch) -> None:
         """Send a batch; more may follow."""
@@ -54,6 +54,7 @@ class OutputStream:
         key: str,
         responder: OutputResponder,
         now_s: float,
+        sender: OutputSender,
         check_interval_s: float = CHECK_INTERVAL_S,
     ) -> None:
         self.number = number
@@ -64,6 +65,9 @@ class OutputStream:
         self.is_open = True
         self.num_preparing = 0  # requests that wait for their grammars
         self._responder = responder
+        self._sender = sender
+        self._num_posted = 0
+        self._num_sent = 0  # written by the sender's thread
         self._serial = 0
         self._items: list[tuple[int, TokenDelta | str]] = []
         self._unannounced: set[int] = set()  # accepted requests without an output so far
@@ -72,6 +76,11 @@ class OutputStream:
     def is_single(self) -> bool:
         """Whether it is the stream of one request of the public ensemble."""
         return not self.key
+
+    @property
+    def is_sending(self) -> bool:
+        """Whether a batch is on its way to Triton. Meanwhile tokens gather for the next one."""
+        return self._num_sent < self._num_posted
 
     @property
     def has_items(self) -> bool:
@@ -114,20 +123,30 @@ class OutputStream:
         last = items[-1][1] if items else None
         if self.is_single and isinstance(last, TokenDelta) and last.finish_reason is not None:
             self.is_open = False
-            self._responder.close(batch)
+            self._post(lambda: self._responder.close(batch))
         else:
-            self._responder.send(batch)
+            self._post(lambda: self._responder.send(batch))
         return len(items)
 
     def end(self, error: StageError | None = None) -> None:
         """End the stream, with an error or without."""
         if self.is_open:
             self.is_open = False
-            with contextlib.suppress(Exception):  # the client may be gone
-                if error is None:
-                    self._responder.close()
-                else:
-                    self._responder.fail(error)
+            self._post(self._responder.close if error is None else lambda: self._responder.fail(error))
+
+    def _post(self, send: Callable[[], None]) -> None:
+        self._num_posted += 1
+        self._sender.post(lambda: self._send(send))
+
+    def _send(self, send: Callable[[], None]) -> None:
+        try:
+            send()
+        except Exception:
+            if self.is_open:  # else its client may be gone
+                logger.exception("stream %d: a batch could not be sent, its sequences are cancelled", self.number)
+                self._sender.on_failure(self.number)
+        finally:
+            self._num_sent += 1
 
 
 class OutputStreams:
@@ -137,7 +156,8 @@ class OutputStreams:
         on_end: called with the number of a stream that has lost its client, and the time of the loss.
     """
 
-    def __init__(self, on_end: Callable[[int, float], None], clock: Callable[[], float]) -> None:
+    def __init__(self, on_end: Callable[[int, float], None], clock: Callable[[], float], sender: OutputSender) -> None:
+        self._sender = sender
         self.num_batches = 0
         self.num_items = 0  # in the batches
         self._on_end = on_end
@@ -154,7 +174,7 @@ class OutputStreams:
 
     def open(self, number: int, key: str, responder: OutputResponder) -> None:
         """Open a frontend's stream and send an empty batch. A key in use is an error for the responder."""
-        stream = OutputStream(number, key, responder, self._clock())
+        stream = OutputStream(number, key, responder, self._clock(), self._sender)
         if key in self._by_key:
             stream.end(InvalidRequest("it names another stream, which has not ended yet", "open_stream"))
             return
@@ -165,7 +185,7 @@ class OutputStreams:
         """Open the stream of a single request of the public ensemble."""
         # With a cancel key the checks only replace a lost cancel, so they can be rare.
         interval_s = 50 * SINGLE_CHECK_INTERVAL_S if has_cancel_key else SINGLE_CHECK_INTERVAL_S
-        self._streams[number] = OutputStream(number, "", responder, self._clock(), interval_s)
+        self._streams[number] = OutputStream(number, "", responder, self._clock(), self._sender, interval_s)
         return self._streams[number]
 
     def find(self, key: str) -> OutputStream:
@@ -233,11 +253,5 @@ class OutputStreams:
             self._by_key.pop(stream.key, None)
 
     def _flush(self, stream: OutputStream) -> None:
-        try:
-            num_items = stream.flush(self._clock())
-        except Exception:
-            logger.exception("stream %d: a batch could not be sent, its sequences are cancelled", stream.number)
-            self.end(stream.number, self._clock())
-            return
         self.num_batches += 1
-        self.num_items += num_items
+        self.num_items += stream.flush(self._clock())

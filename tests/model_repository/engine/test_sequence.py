@@ -9,6 +9,7 @@ import pytest
 
 from model_repository.contract.output import DeltaDetails, DrawnLogprob, FinishReason, Timing, TokenDelta, Usage
 from model_repository.contract.request import EngineRequest
+from model_repository.engine.output_sender import OutputSender
 from model_repository.engine.output_streams import OutputStream
 from model_repository.engine.runtime import StepOutput
 from model_repository.engine.sequence import EngineSequence
@@ -26,7 +27,7 @@ def sequence(**fields: Any) -> EngineSequence:
     return EngineSequence(
         5,
         changed(EngineRequest(prompt_token_ids=PROMPT, max_tokens=50), **{"is_stream": True} | fields),
-        stream=OutputStream(1, "key", FakeResponder(), 0.0),
+        stream=OutputStream(1, "key", FakeResponder(), 0.0, OutputSender()),
         item=3,
         byte_table=BYTE_TABLE,
         eos_token_ids=frozenset([EOS]),
