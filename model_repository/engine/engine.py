@@ -41,7 +41,7 @@ logger = logging.getLogger(__name__)
 # A hanging step must not keep the process alive.
 CLOSE_TIMEOUT_S = 5.0
 # The steps that the engine may make while a batch is sent. Then it waits, so that clients get few tokens at once.
-_MAX_STEPS_AHEAD = 8
+_MAX_STEPS_AHEAD = 7
 _MAX_SENDER_WAIT_S = 0.04
 
 
