@@ -10,8 +10,9 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import IO
@@ -23,6 +24,8 @@ _NUM_LAST_LINES = 20
 _ARG_START = 48 - 3  # of /proc/PID/stat, see proc(5): field 48, and the first two are cut off
 _LOAD_FAILURE = re.compile(rf"\S+ {LOAD_FAILURE} .*")
 _TRITON_LINE = re.compile(rb"[IWEF]\d{4} \d\d:")  # a log line of a server; it has read its command line by then
+_READ_BYTES = 65_536
+_READ_PAUSE_S = 0.01  # between two reads: a busy server writes many lines a second, and each read wakes this process
 _DRAIN_S = 1.0  # for the rest of the log of an ended child; its own children may hold the pipe open
 
 
@@ -40,6 +43,16 @@ def json_line(process: str, line: str) -> str:
     if not isinstance(fields, dict):
         fields = {"message": line}
     return json.dumps({"process": process} | fields, ensure_ascii=False)
+
+
+def _lines(stream: IO[bytes]) -> Iterator[bytes]:
+    rest = b""
+    while chunk := os.read(stream.fileno(), _READ_BYTES):
+        *lines, rest = (rest + chunk).split(b"\n")
+        yield from lines
+        time.sleep(_READ_PAUSE_S)
+    if rest:
+        yield rest
 
 
 class Child:
@@ -160,13 +173,13 @@ class Child:
     def _forward(self, stream: IO[bytes]) -> None:
         secret = self._secret
         with stream:
-            for line in stream:
+            for line in _lines(stream):
                 if secret and _TRITON_LINE.match(line):
                     self._hide(secret)
                     secret = b""
                 text = line.decode("utf-8", "replace").rstrip()
                 self._last_lines.append(text)
-                if found := _LOAD_FAILURE.search(text):
+                if LOAD_FAILURE in text and (found := _LOAD_FAILURE.search(text)):
                     self._load_failures.append(found[0])
                 with contextlib.suppress(OSError, ValueError):  # our own output may be closed: the child goes on
                     self._log(self._named(self.name, text))

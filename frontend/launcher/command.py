@@ -15,7 +15,7 @@ from frontend.launcher.launcher import Interrupted, Launcher, LauncherSettings
 
 def serve(settings: LauncherSettings, out: TextIO, err: TextIO) -> int:
     """Serve until a signal, and return 0; after an error, write it to `err` and return 1."""
-    launcher = Launcher(settings, lambda line: _write(line, err))
+    launcher = Launcher(settings, lambda line: _write(line, err), has_request_lines=not err.isatty())
     _call_at_signals(launcher.interrupt)
     try:
         with launcher:

@@ -26,6 +26,7 @@ from frontend.launcher.state_lock import locked
 from frontend.launcher.triton_server import ADDRESS, DEFAULT_FRONTEND, GrpcTls, TritonPorts, find_triton, triton_command
 from frontend.options import settings_to_arguments, settings_to_environment
 from frontend.settings import LAUNCHER_KEY_VARIABLE, Settings, SettingsError
+from frontend.telemetry.log_lines import NO_REQUEST_LINES
 from model_repository.contract.tensors import KEY_VARIABLE
 
 WINDOW_S = 600.0  # older restarts do not count
@@ -129,6 +130,7 @@ class Launcher:
 
     Args:
         log: called with each line of the children's logs, from other threads.
+        has_request_lines: the frontend logs a line for each request.
     """
 
     triton: Child
@@ -136,8 +138,11 @@ class Launcher:
     triton_ports: TritonPorts
     frontend_settings: Settings
 
-    def __init__(self, settings: LauncherSettings, log: Callable[[str], None]) -> None:
+    def __init__(
+        self, settings: LauncherSettings, log: Callable[[str], None], *, has_request_lines: bool = True
+    ) -> None:
         self._settings = settings
+        self._has_request_lines = has_request_lines
         self._log = log
         self._named = json_line if settings.frontend.log_format == "json" else text_line
         self._events: queue.SimpleQueue[Child | list[str] | TimeoutError | Interrupted] = queue.SimpleQueue()
@@ -302,6 +307,8 @@ class Launcher:
         sha256 = hashlib.sha256(self._key.encode()).hexdigest() if self._key else ""
         secret = settings_to_environment(self.frontend_settings) | {LAUNCHER_KEY_VARIABLE: sha256}
         environment = {**settings.environment, **secret}
+        if not self._has_request_lines:
+            environment[NO_REQUEST_LINES] = "1"
         self.frontend = self._child("frontend", frontend, environment, mark)
 
     def _child(

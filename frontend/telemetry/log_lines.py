@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any
@@ -11,6 +12,9 @@ from typing import Any
 import orjson
 
 TEXT_FORMAT = "%(levelname)s %(name)s: %(message)s"
+REQUEST_LOGGER = "frontend.app"  # a stable name for filters of request lines
+# Set by `serve` in a terminal, where nobody reads a line for each request.
+NO_REQUEST_LINES = "CONCH_NO_REQUEST_LINES"
 _FIELDS = "fields"  # attribute of a log record: returns what replaces the message in JSON
 
 
@@ -38,6 +42,8 @@ def configure_logging(log_format: str) -> None:
     handler = logging.StreamHandler()
     handler.setFormatter(JsonFormatter() if log_format == "json" else logging.Formatter(TEXT_FORMAT))
     logging.basicConfig(level=logging.INFO, handlers=[handler])
+    if NO_REQUEST_LINES in os.environ:
+        logging.getLogger(REQUEST_LOGGER).setLevel(logging.WARNING)
 
 
 def log_fields(

@@ -20,13 +20,13 @@ from frontend.settings import Settings
 from frontend.stream_record import Completion, StreamRecord
 from frontend.telemetry import definitions
 from frontend.telemetry.definitions import UNKNOWN, Metric
-from frontend.telemetry.log_lines import labels_text, log_fields
+from frontend.telemetry.log_lines import REQUEST_LOGGER, labels_text, log_fields
 from frontend.telemetry.metrics import Metrics
 from frontend.telemetry.tracing import RequestTracer
 from frontend.triton.endpoints import Endpoints
 from model_repository.contract.output import EngineStats, FinishReason
 
-logger = logging.getLogger("frontend.app")  # a stable name for filters of request lines
+logger = logging.getLogger(REQUEST_LOGGER)
 
 _MAX_SHOWN_MODEL = 256  # characters of the client's model name in the log
 _SHED = (429, 503)

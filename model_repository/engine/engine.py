@@ -286,7 +286,7 @@ class Engine:
             if delta.finish_reason is not None:
                 self._forget(sequence)
                 self._counts.num_finished += 1
-                logger.info("%s", sequence.outcome())
+                self._log(sequence)
             sequence.stream.add(sequence.item, delta)
 
     def _start_sequence(
@@ -337,8 +337,13 @@ class Engine:
         self._runtime.free(number)
         self._forget(sequence)
         self._counts.cancelled(self._clock() - arrived_s)
-        logger.info("%s", sequence.outcome())
+        self._log(sequence)
         sequence.stream.drop(sequence.item)
+
+    def _log(self, sequence: EngineSequence) -> None:
+        """Log the end of a request. A frontend logs its requests itself."""
+        if sequence.stream.is_single:
+            logger.info("%s", sequence.outcome())
 
     def _end_stream(self, number: int, arrived_s: float) -> None:
         if number in self._streams:  # else it has ended in the meantime
