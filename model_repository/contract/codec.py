@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from model_repository.contract.output import GenerationChunk, TokenLogprob, TopLogprob
-from model_repository.contract.spec import TensorField, TensorSpec, fields_of
+from model_repository.contract.spec import TensorField, TensorSpec, fields_of, set_fields
 from model_repository.errors import InvalidRequest
 
 type Tensors = Mapping[str, npt.NDArray[Any]]
@@ -144,10 +144,7 @@ def _only(spec: TensorSpec, elements: Sequence[Any]) -> Any:
 def chunk_to_tensors(chunk: GenerationChunk) -> dict[str, npt.NDArray[Any]]:
     """Return the public ensemble's outputs for a chunk, by name; fields with default values have no tensor."""
     tensors: dict[str, npt.NDArray[Any]] = {}
-    for field in fields_of(GenerationChunk):
-        value = getattr(chunk, field.attribute)
-        if value == field.default:
-            continue
+    for field, value in set_fields(chunk):
         if field.is_message:
             tensors |= {
                 inner.specs[0].name: tensor(inner.specs[0], getattr(value, inner.attribute))

@@ -17,7 +17,7 @@ from model_repository.contract.request import (
     Prompt,
     ToolUse,
 )
-from model_repository.contract.spec import TensorSpec, fields_of
+from model_repository.contract.spec import TensorSpec, set_fields
 from model_repository.errors import InvalidRequest
 
 MAX_TOOLS = 128
@@ -137,10 +137,7 @@ def check_declared(message: msgspec.Struct) -> None:
     Raises:
         InvalidRequest: names the tensor, the value and the rule.
     """
-    for field in fields_of(type(message)):
-        value = getattr(message, field.attribute)
-        if value is None or value == field.default:
-            continue
+    for field, value in set_fields(message):
         if field.is_message:
             check_declared(value)
         elif len(field.specs) == 2:

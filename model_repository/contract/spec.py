@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Collection, Iterator
+import operator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from types import UnionType
@@ -95,6 +96,19 @@ def fields_of(message: type[msgspec.Struct]) -> tuple[TensorField, ...]:
     return tuple(fields)
 
 
+@functools.cache
+def _values_of(message: type[msgspec.Struct]) -> Callable[[msgspec.Struct], tuple[Any, ...]]:
+    names = [field.attribute for field in fields_of(message)]
+    return operator.attrgetter(*names) if len(names) > 1 else lambda each: tuple(getattr(each, name) for name in names)
+
+
+def set_fields(message: msgspec.Struct) -> list[tuple[TensorField, Any]]:
+    """Return the fields with other values than None and their defaults, with the values."""
+    pairs = zip(fields_of(type(message)), _values_of(type(message))(message), strict=True)
+    return [(field, value) for field, value in pairs if value is not None and value != field.default]
+
+
+@functools.cache
 def specs_of(message: type[msgspec.Struct]) -> tuple[TensorSpec, ...]:
     """Return the tensors that carry a message, including those of the messages inside it."""
     return tuple(
@@ -104,11 +118,10 @@ def specs_of(message: type[msgspec.Struct]) -> tuple[TensorSpec, ...]:
 
 def token_ids_of(message: msgspec.Struct) -> Iterator[tuple[str, Collection[int]]]:
     """Yield the token ids in a message, with the names of their tensors. For a mapping, the ids are its keys."""
-    for field in fields_of(type(message)):
-        value = getattr(message, field.attribute)
-        if field.is_message and value is not None:
+    for field, value in set_fields(message):
+        if field.is_message:
             yield from token_ids_of(value)
-        elif value and field.specs and field.specs[0].has_token_ids:
+        elif value and field.specs[0].has_token_ids:
             yield field.specs[0].name, value
 
 

@@ -43,8 +43,8 @@ class MarkedText:
             InvalidRequest: a text needs a mark but contains all of them, or a value is nested too deeply.
         """
         try:
-            texts = list(_strings(variables))
-            mark = next((mark for mark in _MARKS if not any(mark in text for text in texts)), None)
+            texts = "".join(_strings(variables))
+            mark = next((mark for mark in _MARKS if mark not in texts), None)
             marked = {name: self._mark_value(value, mark or _MARKS[0]) for name, value in variables.items()}
             is_marked = marked != variables
         except RecursionError as exc:
