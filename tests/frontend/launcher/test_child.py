@@ -47,6 +47,17 @@ def test_the_reasons_of_stages_that_do_not_load_are_kept_beyond_the_last_lines()
     assert set(ending.last_lines) == {"| a table |"}
 
 
+def test_lines_are_whole_however_they_are_written():
+    lines: list[str] = []
+    source = "import sys, time\nfor part in ('a', 'b\\nc\\n\\n', 'é' * 100_000, '\\nd'):\n    "
+    source += "sys.stdout.write(part); sys.stdout.flush(); time.sleep(0.02)"
+    writing = child(source, lines)
+    writing.start()
+    wait_until(lambda: not writing.is_running, "it has ended")
+    writing.kill()
+    assert lines == [f"[triton] {text}" for text in ("ab", "c", "", "é" * 100_000, "d")]
+
+
 def test_a_secret_of_the_command_line_is_overwritten_once_triton_has_read_it():
     # Every user of the machine sees command lines, and Triton takes its key in no other way.
     source = "import sys, time; print('a line of the loader', flush=True); "

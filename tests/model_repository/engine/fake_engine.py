@@ -196,6 +196,18 @@ class FakeResponder:
         return "".join(self.texts(number))
 
 
+class SlowResponder(FakeResponder):
+    """Sends nothing until a test lets it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.may_send = threading.Event()
+
+    def send(self, batch: OutputBatch) -> None:
+        assert self.may_send.wait(PATIENCE_S)
+        super().send(batch)
+
+
 class DeafResponder(FakeResponder):
     """Fails at every end."""
 

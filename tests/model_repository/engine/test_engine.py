@@ -7,7 +7,7 @@ import pytest
 from model_repository.contract.output import OutputBatch, Usage
 from model_repository.engine.emitter import Emitter
 from model_repository.errors import EngineFailed, InvalidRequest
-from tests.model_repository.engine.fake_engine import REGEX, Fake, FakeResponder, Panic
+from tests.model_repository.engine.fake_engine import REGEX, Fake, FakeResponder, Panic, request
 from tests.waiting import wait_until
 
 # --- how a sequence ends --------------------------------------------------------------------------------------------
@@ -47,6 +47,16 @@ def test_a_request_has_a_stream_interval_of_its_own() -> None:
     assert at_once.texts() == ["a", "b", "c", "d", "e", "f", ""]
     assert some.texts() == ["a", "bcd", "ef"]
     assert default.texts() == ["a", "bcdef"]
+
+
+def test_only_the_end_of_a_request_without_a_frontend_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    fake = Fake(b"hi")
+    fake.open_stream()
+    fake.submit_batch("key", {1: request()})
+    fake.submit(max_tokens=2)
+    fake.step(4)
+    assert [record.getMessage().split()[0] for record in caplog.records] == ["length"]
 
 
 # --- failures -------------------------------------------------------------------------------------------------------

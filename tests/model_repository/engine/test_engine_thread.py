@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import functools
+import threading
 
 import pytest
 
 from model_repository.contract.output import TokenDelta
-from model_repository.engine import output_streams
+from model_repository.engine import engine, output_streams
 from model_repository.engine.output_streams import OutputStream
 from model_repository.engine.sequence import EngineSequence
 from model_repository.errors import EngineFailed
-from tests.model_repository.engine.fake_engine import PATIENCE_S, DeafResponder, Fake, FakeResponder, Panic, request
+from tests.model_repository.engine.fake_engine import (
+    PATIENCE_S,
+    DeafResponder,
+    Fake,
+    FakeResponder,
+    Panic,
+    SlowResponder,
+    request,
+)
+from tests.waiting import wait_until
 
 
 @pytest.mark.parametrize("error", [KeyError("secret"), Panic("secret")])
@@ -70,6 +80,64 @@ def test_a_disconnected_client_does_not_keep_a_failure_from_the_others() -> None
     fake.runtime.step_error = EngineFailed("out of KV tokens")
     fake.step()
     assert other.error is not None
+
+
+# --- the thread that sends --------------------------------------------------------------------------------------------
+
+
+def test_steps_go_on_while_a_batch_is_sent_and_their_tokens_share_the_next_one() -> None:
+    fake = Fake(b"hello, world")
+    has_stepped = threading.Event()
+    fake.runtime.on_step = lambda: has_stepped.set() if fake.engine.stats().num_steps >= 5 else None
+    fake.engine.start()
+    responder = SlowResponder()
+    fake.submit(responder=responder)
+    assert has_stepped.wait(PATIENCE_S)
+    responder.may_send.set()
+    assert responder.has_ended.wait(PATIENCE_S)
+    fake.engine.close()
+    assert responder.text() == "hello, world"
+    assert responder.texts()[0] == "h" and len(responder.texts()[1]) > 1
+
+
+def test_an_engine_waits_for_a_batch_that_is_not_sent_after_some_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise a fast engine would give its clients a whole text at once."""
+    monkeypatch.setattr(engine, "_MAX_SENDER_WAIT_S", PATIENCE_S)
+    fake = Fake(b"x" * 45)
+    fake.engine.start()
+    responder = SlowResponder()
+    timer = threading.Timer(0.02, responder.may_send.set)
+    timer.start()
+    fake.submit(responder=responder)
+    assert responder.has_ended.wait(PATIENCE_S)
+    timer.join()
+    fake.engine.close()
+    assert len(responder.texts()[1]) <= 10
+
+
+def test_a_stream_that_cannot_be_sent_ends_its_requests(caplog: pytest.LogCaptureFixture) -> None:
+    fake = Fake(b"x" * 10_000_000)
+    broken = FakeResponder()
+    broken.is_broken = True
+    fake.submit(responder=broken, max_tokens=10_000_000)
+    fake.engine.start()
+    assert broken.has_ended.wait(PATIENCE_S)
+    other = fake.submit(max_tokens=3)
+    assert other.has_ended.wait(PATIENCE_S)
+    assert fake.engine.stats().num_active == 0
+    fake.engine.close()
+    assert "a batch could not be sent" in caplog.text
+
+
+def test_closing_sends_what_is_left() -> None:
+    fake = Fake(b"hello")
+    fake.engine.start()
+    responder = SlowResponder()
+    fake.submit(responder=responder, is_stream=False)
+    wait_until(lambda: fake.engine.stats().num_finished == 1, "it has finished")
+    threading.Timer(0.02, responder.may_send.set).start()
+    fake.engine.close()
+    assert responder.text() == "hello"
 
 
 # --- output streams of frontends --------------------------------------------------------------------------------------
