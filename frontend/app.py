@@ -82,7 +82,7 @@ def create_app(
                 discoveries.append(DnsDiscovery(endpoint, named_for, pool, partial(connect, name=host_of(endpoint))))
             else:
                 pool.add(endpoint, named_for, connect)
-        app[TRITON], app[MODELS] = pool, ModelDirectory(pool, aliases=endpoints.aliases)
+        app[TRITON], app[MODELS] = pool, ModelDirectory(pool, aliases=endpoints.aliases, is_served=pool.serves)
         async with pool.running(), discovering(discoveries):
             yield
         await pool.close()

@@ -114,10 +114,11 @@ class ModelSource(Protocol):
 class ModelDirectory:
     """The served models by their names. Triton is asked at most once a second, and when a name is unknown.
 
-    A request uses a list of the last ten seconds, while a newer one is fetched.
+    A request uses a list of the last ten seconds while a newer one is fetched, if its name is still served.
 
     Args:
         aliases: further names of models, by name; used until the models themselves tell their names.
+        is_served: whether a name of the list can be served now, as far as is known without asking.
     """
 
     def __init__(
@@ -125,8 +126,10 @@ class ModelDirectory:
         triton: ModelSource,
         clock: Callable[[], float] = time.monotonic,
         aliases: Mapping[str, str] = MappingProxyType({}),
+        is_served: Callable[[ModelName], bool] = lambda name: True,
     ) -> None:
         self._triton = triton
+        self._is_served = is_served
         self._clock = clock
         self._fetch_lock = asyncio.Lock()
         self._fetching: asyncio.Task[ModelSnapshot] | None = None  # waits for Triton's answer
@@ -159,8 +162,9 @@ class ModelDirectory:
         """
         age_s = self._clock() - self._fetched_at
         if age_s >= MAX_AGE_S:
-            fetching = self._fetching or self.refreshing()
-            if age_s >= MAX_AGE_FOR_REQUESTS_S or self.error is not None:
+            fetching, name = self._fetching or self.refreshing(), self._names.get(requested)
+            is_old = age_s >= MAX_AGE_FOR_REQUESTS_S or self.error is not None
+            if is_old or name is None or not self._is_served(name):
                 await asyncio.shield(fetching)
         if requested not in self._names:
             await asyncio.shield(self.refreshing())

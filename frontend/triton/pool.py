@@ -18,7 +18,7 @@ from frontend.errors import APIError, Draining, ModelNotFound, ModelNotReady, No
 from frontend.triton.client import TritonClient
 from frontend.triton.endpoints import ModelFilter
 from frontend.triton.model_union import ModelUnion
-from frontend.triton.models import ModelSnapshot
+from frontend.triton.models import ModelName, ModelSnapshot
 from frontend.triton.replica import Replica
 from model_repository.contract.output import GenerationChunk
 from model_repository.contract.request import GenerationRequest, Prompt, TokenizeAnswer
@@ -196,6 +196,10 @@ class ReplicaPool:
                 replica, is_second = other, True
                 # The cancellation of the first attempt may still be on its way.
                 request = replace(request, params=replace(request.params, cancel_key=secrets.token_hex(16)))
+
+    def serves(self, name: ModelName) -> bool:
+        """Whether a replica is ready for this model and adapter."""
+        return any(each.state_of(name.model.ensemble, name.lora_name) == "ready" for each in self.replicas)
 
     async def snapshot(self) -> ModelSnapshot:
         """Return the models of all replicas that answer.

@@ -51,6 +51,16 @@ async def test_a_request_uses_the_last_list_while_a_newer_one_is_fetched() -> No
         await models.get(DEMO.id)
 
 
+async def test_a_name_that_is_no_longer_served_is_asked_for_at_once() -> None:
+    triton, clock = FakeTriton(), Clock()
+    models = ModelDirectory(triton, clock, is_served=lambda name: False)
+    await models.get(DEMO.id)
+    triton.models = ModelSnapshot()
+    clock.now += MAX_AGE_S
+    with pytest.raises(ModelNotFound):
+        await models.get(DEMO.id)
+
+
 async def test_an_unknown_id_is_asked_for_at_once() -> None:
     triton = FakeTriton()
     models = ModelDirectory(triton, Clock())
