@@ -87,12 +87,10 @@ def test_a_disconnected_client_does_not_keep_a_failure_from_the_others() -> None
 
 def test_steps_go_on_while_a_batch_is_sent_and_their_tokens_share_the_next_one() -> None:
     fake = Fake(b"hello, world")
-    has_stepped = threading.Event()
-    fake.runtime.on_step = lambda: has_stepped.set() if fake.engine.stats().num_steps >= 5 else None
     fake.engine.start()
     responder = SlowResponder()
     fake.submit(responder=responder)
-    assert has_stepped.wait(PATIENCE_S)
+    wait_until(lambda: fake.engine.stats().num_steps >= 5, "steps go on")
     responder.may_send.set()
     assert responder.has_ended.wait(PATIENCE_S)
     fake.engine.close()
