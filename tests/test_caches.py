@@ -30,6 +30,7 @@ BOUNDS = {
     "frontend/gateway/counters.py": "4,096 lists of limits",
     "frontend/openapi.py": "the API's own description",
     "frontend/parameters.py": "the contract's own inputs",
+    "frontend/settings.py": "256 hosts, each of a header's length at most",
     "frontend/launcher/child.py": "the last lines of a child's log",
 }
 
