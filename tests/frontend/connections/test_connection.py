@@ -145,13 +145,16 @@ def is_reset(client: socket.socket) -> bool:
 async def test_a_slow_reader_that_goes_on_reading_gets_everything(
     serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("frontend.connections.connection.STALLED_READER_S", 0.2)
+    stalled_s = 1.0
+    monkeypatch.setattr("frontend.connections.connection.STALLED_READER_S", stalled_s)
     http = await serve(FakeTriton(chunks("x" * 3_000_000)))
     with narrow_connection(port_of(http)) as client:
         client.setblocking(False)
         loop = asyncio.get_running_loop()
         await loop.sock_sendall(client, post("/v1/chat/completions", CHAT, "Connection: close"))
-        received = 0
+        received, begun_s = 0, loop.time()
         while part := await loop.sock_recv(client, 2048):
             received += len(part)
+            await asyncio.sleep(stalled_s / 700)
     assert received > 3_000_000
+    assert loop.time() - begun_s > 1.5 * stalled_s
