@@ -39,9 +39,10 @@ model is loaded.
 ## Logs and traces
 
 `--log-format json` writes each line as an object. A request is one line, with `"event": "request"`: its ids, sizes,
-phases in milliseconds and outcome, never a prompt, a completion or a key. Its `request_id` (the caller's
-`x-request-id`, or a new one) is also in the lines of the stages in tritonserver's log; the engine writes one line for
-each sequence that ends. For a gRPC client it is Triton's request id.
+phases in milliseconds and outcome, never a prompt, a completion or a key. `serve` leaves these lines out where its log
+is a terminal; `serve 2>&1 | cat` shows them. The `request_id` (the caller's `x-request-id`, or a new one) is also in
+the stages' lines about a refusal or a failure. The engine writes the line of a gRPC client's request, with Triton's
+request id.
 
 With `--otlp-endpoint URL`, or OpenTelemetry's `OTEL_EXPORTER_OTLP_ENDPOINT`, each request is a span, below the caller's
 if there is a `traceparent`. Below it is a span for each completion, with the attributes of the semantic conventions for
