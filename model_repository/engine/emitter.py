@@ -19,6 +19,7 @@ class PendingOutput:
     stream: int  # the number of its output stream
     is_urgent: bool = False  # first tokens and last tokens never wait
     max_wait_s: float | None = None  # the request's own limit; None: the emitter's
+    is_held: bool = False  # until the last batch of the stream is sent, or the longest wait is over
 
 
 class Emitter:
@@ -40,10 +41,13 @@ class Emitter:
         self._budget_s = 0.0
         self._filled_s = 0.0  # when the budget was last filled
 
-    def due(self, waiting: Iterable[PendingOutput], now_s: float) -> list[int]:
+    def due(self, waiting: Iterable[PendingOutput], now_s: float, *, may_hold: bool = True) -> list[int]:
         """Return the keys of the sequences to send now: urgent and overdue ones, then the longest-waiting streams.
 
         The longest-waiting streams are sent while the budget lasts.
+
+        Args:
+            may_hold: this is called again soon; else nothing may be held.
         """
         self._fill(now_s)
         due: list[int] = []
@@ -51,7 +55,10 @@ class Emitter:
         sent: set[int] = set()  # streams with a batch to send
         for item in sorted(waiting, key=lambda item: item.since_s):
             max_wait_s = self._max_wait_s if item.max_wait_s is None else item.max_wait_s
-            if item.is_urgent or now_s - item.since_s >= max_wait_s:
+            is_overdue = now_s - item.since_s >= max_wait_s
+            if item.is_held and may_hold and not is_overdue:
+                continue
+            if item.is_urgent or is_overdue:
                 self._charge([item], sent)
                 due.append(item.key)
             else:

@@ -275,12 +275,9 @@ class Engine:
     def _collect_due(self) -> None:
         """Move the due tokens to their streams."""
         waiting = [item for sequence in self._sequences.values() if (item := sequence.pending_output()) is not None]
-        if self._runtime.has_work and any(self._sequences[item.key].stream.is_sending for item in waiting):
-            self._num_steps_ahead += 1
-            waiting = [item for item in waiting if not self._sequences[item.key].stream.is_sending]
-        else:
-            self._num_steps_ahead = 0
-        for key in self._emitter.due(waiting, self._clock()):
+        goes_on = self._runtime.has_work
+        self._num_steps_ahead = self._num_steps_ahead + 1 if goes_on and any(each.is_held for each in waiting) else 0
+        for key in self._emitter.due(waiting, self._clock(), may_hold=goes_on):
             sequence = self._sequences[key]
             delta = sequence.next_delta()
             if delta.finish_reason is not None:

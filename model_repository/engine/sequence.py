@@ -122,6 +122,7 @@ class EngineSequence:
             is_urgent=is_last or not self._has_sent_token,
             stream=self.stream.number,
             max_wait_s=self._max_wait_s,
+            is_held=self.stream.is_sending,
         )
 
     def _can_send_echo(self) -> bool:

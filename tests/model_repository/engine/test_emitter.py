@@ -34,6 +34,19 @@ def num_due(item: Emitter, waiters: list[PendingOutput], now_s: float = START_S)
     return len(item.due(waiters, now_s))
 
 
+# --- a batch on its way ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("is_urgent", [False, True])
+def test_outputs_wait_for_the_batch_before_them_but_not_too_long(is_urgent: bool) -> None:
+    item = Emitter(max_wait_s=MAX_WAIT_S)
+    held = PendingOutput(key=1, since_s=START_S, stream=STREAM, is_urgent=is_urgent, is_held=True)
+    at_once = PendingOutput(key=2, since_s=START_S, stream=STREAM, max_wait_s=0.0, is_held=True)
+    assert item.due([held, at_once], START_S) == [2]
+    assert item.due([held], START_S, may_hold=False) == [1]
+    assert item.due([held], START_S + 1.01 * MAX_WAIT_S) == [1]
+
+
 # --- the budget ------------------------------------------------------------------------------------------------------
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from model_repository.contract.output import TokenDelta
 from model_repository.engine import engine, output_streams
+from model_repository.engine.emitter import Emitter
 from model_repository.engine.output_streams import OutputStream
 from model_repository.engine.sequence import EngineSequence
 from model_repository.errors import EngineFailed
@@ -86,7 +87,7 @@ def test_a_disconnected_client_does_not_keep_a_failure_from_the_others() -> None
 
 
 def test_steps_go_on_while_a_batch_is_sent_and_their_tokens_share_the_next_one() -> None:
-    fake = Fake(b"hello, world")
+    fake = Fake(b"hello, world", emitter=Emitter(max_wait_s=PATIENCE_S))
     fake.engine.start()
     responder = SlowResponder()
     fake.submit(responder=responder)
@@ -101,7 +102,7 @@ def test_steps_go_on_while_a_batch_is_sent_and_their_tokens_share_the_next_one()
 def test_an_engine_waits_for_a_batch_that_is_not_sent_after_some_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise a fast engine would give its clients a whole text at once."""
     monkeypatch.setattr(engine, "_MAX_SENDER_WAIT_S", PATIENCE_S)
-    fake = Fake(b"x" * 45)
+    fake = Fake(b"x" * 45, emitter=Emitter(max_wait_s=PATIENCE_S))
     fake.engine.start()
     responder = SlowResponder()
     timer = threading.Timer(0.02, responder.may_send.set)
