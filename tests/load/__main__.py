@@ -13,7 +13,6 @@ from pathlib import Path
 
 from rich.console import Console
 
-from frontend.launcher.errors import LaunchError
 from tests.load.machine import describe_machine, summary_line
 from tests.load.options import Options, read_options
 from tests.load.outcome import ScenarioOutcome
@@ -40,7 +39,7 @@ def main() -> int:
             if options.soak_minutes is not None:
                 return _soak(options.soak_minutes, options.output, factory, console)
             return _suite(options, factory, console)
-    except (LaunchError, StartError, subprocess.CalledProcessError) as exc:
+    except (StartError, subprocess.CalledProcessError) as exc:
         console.print(f"error: {exc}", markup=False)
         console.print(f"The servers' log: {log_path}", markup=False)
         return 1
@@ -76,7 +75,7 @@ def _outcomes(options: Options, factory: ServerFactory, console: Console) -> Ite
     for number, setup in enumerate(setups, 1):
         with _running(options, factory, setup) as servers:
             for scenario in options.scenarios:
-                points = [point for point in scenario.points if point.setup == setup]
+                points = [point for point in scenario.points if point.setup == setup and point.server in servers]
                 num_repeats = min(options.num_repeats, scenario.max_repeats)
                 for run in run_points(scenario.name, points, servers, num_repeats):
                     _print_run(run, console)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import psutil
 
 _STAGE = re.compile(r"__(tokenizer|engine|detokenizer)/")
+_PROGRAMS = {"tritonserver": "tritonserver", "frontend api": "frontend"}  # in command lines, and their names
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +47,7 @@ class Processes:
     """The process trees of a server.
 
     Args:
-        roots: process ids by name. Children have the name of their root, but a Triton stub has the name of its stage.
+        roots: process ids by name. A child has the name of its root, unless it is a stage, a Triton or a frontend.
     """
 
     def __init__(self, roots: Mapping[str, int]) -> None:
@@ -90,7 +91,7 @@ class Processes:
                 root = psutil.Process(pid)
                 yield name, root
                 for child in root.children(recursive=True):
-                    yield _stage_of(child) or name, child
+                    yield _name_of(child) or name, child
             except psutil.NoSuchProcess:
                 continue
 
@@ -125,11 +126,13 @@ def _heir(use: ProcessUse, before: Sample, after: Sample) -> ProcessUse | None:
     return after.processes.get(parent)
 
 
-def _stage_of(process: psutil.Process) -> str:
-    """Return the stage that a Triton stub runs; empty for other processes."""
+def _name_of(process: psutil.Process) -> str:
+    """Return the stage or the server that a process runs; empty for other processes."""
     try:
         command = " ".join(process.cmdline())
     except psutil.Error:
         return ""
-    found = _STAGE.search(command) if "stub" in command else None
-    return found[1] if found else ""
+    if "stub" in command:
+        found = _STAGE.search(command)
+        return found[1] if found else ""
+    return next((name for part, name in _PROGRAMS.items() if part in command), "")

@@ -14,15 +14,15 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
-from http import HTTPStatus
-from typing import Any
+from typing import Any, Protocol
 
 import uvloop
 
+from tests.load.grpc_stream import GrpcClient
 from tests.load.http_stream import Exchange, HttpStream, connect
 from tests.load.load import Load, Target, requests
 from tests.load.load_result import summarize
-from tests.load.stream_record import read_stream
+from tests.load.stream_record import StreamRecord, read_stream
 
 _LEAD_S = 0.05  # from the line with the start time to the start
 
@@ -38,22 +38,77 @@ def job_from_json(text: str) -> tuple[Load, Target]:
     return Load(**job["load"]), Target(**job["target"] | {"token_ends": tuple(job["target"]["token_ends"])})
 
 
-class Generator:
-    """Sends one load to one target and keeps every exchange."""
+class Client(Protocol):
+    """Sends the requests of a load, one after the other, to its target."""
+
+    async def connect(self) -> None:
+        """Open the connections of a closed loop."""
+
+    async def exchange(self, timeout_s: float) -> Any:
+        """Send the next request and read its answer to the end. The result has a property `has_failed`."""
+
+    def record(self, exchange: Any) -> StreamRecord:
+        """Return the record of such a result."""
+
+    def close(self) -> None:
+        """Close all connections."""
+
+
+class HttpClient:
+    """A client of the OpenAI API. Connections are used again."""
 
     def __init__(self, load: Load, target: Target) -> None:
-        self.exchanges: list[Exchange] = []
         self._load = load
         self._target = target
         self._requests = requests(load, target)
         self._idle: list[HttpStream] = []
-        self._end_s = 0.0
 
     async def connect(self) -> None:
-        """Open the connections of a closed loop before the measurement."""
         if self._load.rate_per_s is None:
             for _ in range(self._load.num_streams):
                 self._idle.append(await connect(*self._target.address))
+
+    async def exchange(self, timeout_s: float) -> Exchange:
+        begun_s, request = time.monotonic(), next(self._requests)
+        try:
+            async with asyncio.timeout(timeout_s):
+                while self._idle:
+                    exchange = await self._exchange_on(self._idle.pop(), request)
+                    if exchange.status or not exchange.error:
+                        return exchange  # else the server had closed the idle connection
+                return await self._exchange_on(await connect(*self._target.address), request)
+        except TimeoutError:
+            return Exchange(begun_s, error="the stream did not end in time")
+        except OSError as exc:
+            return Exchange(begun_s, error=f"no connection: {exc}")
+
+    def record(self, exchange: Exchange) -> StreamRecord:
+        return read_stream(exchange, self._load.num_tokens, may_stop_early=not self._load.ignores_eos)
+
+    def close(self) -> None:
+        for stream in self._idle:
+            stream.close()
+
+    async def _exchange_on(self, stream: HttpStream, request: bytes) -> Exchange:
+        exchange = None
+        try:
+            exchange = await stream.exchange(request)
+        finally:
+            if exchange is not None and stream.is_open and not exchange.error:
+                self._idle.append(stream)
+            else:
+                stream.close()
+        return exchange
+
+
+class Generator:
+    """Sends one load with a client and keeps every exchange."""
+
+    def __init__(self, load: Load, client: Client) -> None:
+        self.exchanges: list[Any] = []
+        self._load = load
+        self._client = client
+        self._end_s = 0.0
 
     async def run(self, start_s: float) -> None:
         """Send the load from a time on, and wait until every stream has ended or is stuck."""
@@ -63,8 +118,6 @@ class Generator:
             for begin_s in begins:
                 await _sleep_until(begin_s)
                 streams.create_task(self._stream())
-        for stream in self._idle:
-            stream.close()
 
     def _stream_begins(self, start_s: float) -> Iterator[float]:
         for index in range(self._load.num_streams):
@@ -82,9 +135,10 @@ class Generator:
         num_sent = 0
         while self._goes_on(num_sent):
             num_sent += 1
-            exchange = await self._exchange()
+            await asyncio.sleep(self._load.pause_s)
+            exchange = await self._client.exchange(self._time_left_s())
             self.exchanges.append(exchange)
-            if exchange.error or exchange.status != HTTPStatus.OK:
+            if exchange.has_failed:
                 return
 
     def _goes_on(self, num_sent: int) -> bool:
@@ -93,32 +147,6 @@ class Generator:
         if self._load.requests_per_stream is not None:
             return num_sent < self._load.requests_per_stream
         return time.monotonic() < self._end_s
-
-    async def _exchange(self) -> Exchange:
-        """Send one request on an idle connection, or on a new one."""
-        begun_s, request = time.monotonic(), next(self._requests)
-        try:
-            async with asyncio.timeout_at(asyncio.get_running_loop().time() + self._time_left_s()):
-                while self._idle:
-                    exchange = await self._exchange_on(self._idle.pop(), request)
-                    if exchange.status or not exchange.error:
-                        return exchange  # else the server had closed the idle connection
-                return await self._exchange_on(await connect(*self._target.address), request)
-        except TimeoutError:
-            return Exchange(begun_s, error="the stream did not end in time")
-        except OSError as exc:
-            return Exchange(begun_s, error=f"no connection: {exc}")
-
-    async def _exchange_on(self, stream: HttpStream, request: bytes) -> Exchange:
-        exchange = None
-        try:
-            exchange = await stream.exchange(request)
-        finally:
-            if exchange is not None and stream.is_open and not exchange.error:
-                self._idle.append(stream)
-            else:
-                stream.close()
-        return exchange
 
     def _time_left_s(self) -> float:
         return max(self._end_s - time.monotonic(), 0) + self._load.longest_stream_s
@@ -129,25 +157,24 @@ async def _sleep_until(time_s: float) -> None:
         await asyncio.sleep(left_s)
 
 
-async def _run(generator: Generator) -> float:
-    await generator.connect()
+async def _run(load: Load, target: Target) -> tuple[float, list[StreamRecord]]:
+    client: Client = GrpcClient(load, target) if target.is_grpc else HttpClient(load, target)
+    generator = Generator(load, client)
+    await client.connect()
     start_s = time.monotonic() + _LEAD_S
     sys.stdout.write(f"{start_s}\n")
     sys.stdout.flush()
     await generator.run(start_s)
-    return start_s
+    client.close()
+    return start_s, [client.record(exchange) for exchange in generator.exchanges]
 
 
 def main() -> None:
     """Run the job."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends it silently
     load, target = job_from_json(sys.stdin.read())
-    generator = Generator(load, target)
     gc.disable()  # there are no cycles, and the results are large
-    start_s = uvloop.run(_run(generator))
-    records = [
-        read_stream(exchange, load.num_tokens, may_stop_early=not load.ignores_eos) for exchange in generator.exchanges
-    ]
+    start_s, records = uvloop.run(_run(load, target))
     sys.stdout.write(summarize(load, target, records, start_s + load.warmup_s).to_json())
 
 

@@ -10,6 +10,7 @@ import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from typing import cast
 
 from httptools import HttpParserError, HttpResponseParser
@@ -24,6 +25,10 @@ class Exchange:
     pieces: list[tuple[float, bytes]] = field(default_factory=list)  # of the body, without HTTP's framing
     ended_s: float = 0.0
     error: str = ""  # of the connection or the protocol
+
+    @property
+    def has_failed(self) -> bool:
+        return bool(self.error) or self.status != HTTPStatus.OK
 
 
 class HttpStream(asyncio.Protocol):

@@ -31,6 +31,7 @@ class Load:
     requests_per_stream: int | None = None  # None: until the window ends
     itl_ms: float | None = None  # the engine's pace; None: no pace
     ramp_s: float = 0.0  # for the starts of the streams of a closed loop
+    pause_s: float = 0.0  # of each stream of a closed loop, before each request
     warmup_s: float = 0.5
     window_s: float = 3.0
     is_chat: bool = True
@@ -41,7 +42,7 @@ class Load:
     def __post_init__(self) -> None:
         for name in ("num_streams", "num_tokens", "prompt_words", "window_s"):
             self._require(name, getattr(self, name) > 0, "must be above 0")
-        for name in ("ramp_s", "warmup_s"):
+        for name in ("ramp_s", "pause_s", "warmup_s"):
             self._require(name, getattr(self, name) >= 0, "must be at least 0")
         for name in ("rate_per_s", "requests_per_stream", "itl_ms"):
             value = getattr(self, name)
@@ -74,8 +75,13 @@ class Target:
 
     def __post_init__(self) -> None:
         parts = urlsplit(self.url)
-        if parts.scheme != "http" or not parts.hostname or parts.query or parts.fragment:
+        if parts.scheme not in ("http", "grpc") or not parts.hostname or parts.query or parts.fragment:
             raise ValueError(f"url={self.url}: must be http://HOST[:PORT][/PATH]")
+
+    @property
+    def is_grpc(self) -> bool:
+        """Whether it is a Triton: clients use the public ensemble."""
+        return urlsplit(self.url).scheme == "grpc"
 
     @property
     def address(self) -> tuple[str, int]:
@@ -90,9 +96,15 @@ class Target:
         return urlsplit(self.url).path.rstrip("/").removesuffix("/v1")
 
 
-def requests(load: Load, target: Target) -> Iterator[bytes]:
-    """Yield endless HTTP requests. Their prompts differ, and the same load gives the same prompts."""
+def prompts(load: Load) -> Iterator[str]:
+    """Yield endless different prompts. The same load gives the same ones."""
     words = random.Random(load.seed)
+    for number in itertools.count():
+        yield " ".join([str(number), *words.choices(_WORDS, k=load.prompt_words - 1)])
+
+
+def requests(load: Load, target: Target) -> Iterator[bytes]:
+    """Yield endless HTTP requests, each with another prompt."""
     fields = {
         "model": target.model,
         "max_tokens": load.num_tokens,
@@ -104,8 +116,7 @@ def requests(load: Load, target: Target) -> Iterator[bytes]:
         fields["ignore_eos"] = True
     path = f"{target.base_path}/v1/{'chat/completions' if load.is_chat else 'completions'}"
     host, port = target.address
-    for number in itertools.count():
-        prompt = " ".join([str(number), *words.choices(_WORDS, k=load.prompt_words - 1)])
+    for prompt in prompts(load):
         asked = {"messages": [{"role": "user", "content": prompt}]} if load.is_chat else {"prompt": prompt}
         body = json.dumps(fields | asked).encode()
         head = f"POST {path} HTTP/1.1\r\nHost: {host}:{port}\r\nContent-Type: application/json\r\nContent-Length: "

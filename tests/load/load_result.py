@@ -36,7 +36,6 @@ class LoadResult:
     num_sent: int  # in all
     num_failed: int  # in all
     errors: dict[str, int]  # the five most frequent, with their counts
-    fewest_tokens: int  # of a stream that ran through the whole window; -1: no such stream
     ttft_ms: Quantiles
     request_ms: Quantiles
     chunk_gap_ms: Quantiles
@@ -70,11 +69,6 @@ def summarize(load: Load, target: Target, records: Sequence[StreamRecord], windo
         token_arrivals(record.chunk_times_s, record.chunk_chars, record.num_tokens, target.token_ends)
         for record in right
     ]
-    whole = [
-        _num_within(times, window_start_s, window_end_s)
-        for record, times in zip(right, arrivals, strict=True)
-        if record.sent_s <= window_start_s and record.ended_s >= window_end_s
-    ]
     measured = [
         (record, times)
         for record, times in zip(right, arrivals, strict=True)
@@ -90,7 +84,6 @@ def summarize(load: Load, target: Target, records: Sequence[StreamRecord], windo
         num_sent=len(records),
         num_failed=len(records) - len(right),
         errors=dict(wrong.most_common(5)),
-        fewest_tokens=min(whole, default=-1),
         ttft_ms=Quantiles.of([(record.chunk_times_s[0] - record.sent_s) * 1e3 for record, _ in measured]),
         request_ms=Quantiles.of([(record.ended_s - record.sent_s) * 1e3 for record, _ in measured]),
         chunk_gap_ms=_joined_ms([np.diff(record.chunk_times_s) for record, _ in measured]),

@@ -9,7 +9,7 @@ from typing import Any
 
 from tests.load.measures import Spread
 from tests.load.runs import Run, costs_to_first
-from tests.load.scenarios import OURS, PEER, Bound, Point, Scenario
+from tests.load.scenarios import OURS, Bound, Point, Scenario
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,14 +88,19 @@ class ScenarioOutcome:
 
 
 def _compared_with_peer(points: Sequence[PointOutcome]) -> list[PointOutcome]:
-    """Add the ratio of tokens/s to our points that llama.cpp's server has too."""
+    """Add the ratios of tokens/s and of CPU time to our points that the peer has too."""
     by_label = {outcome.point.label: outcome for outcome in points}
     compared = []
     for outcome in points:
-        peer = by_label.get(outcome.point.label.removesuffix(OURS) + PEER)
-        if outcome.point.label.endswith(OURS) and peer is not None and peer.median("tokens_per_s"):
-            ratio = outcome.median("tokens_per_s") / peer.median("tokens_per_s")
-            outcome = replace(outcome, metrics={**outcome.metrics, "ratio_to_peer": Spread.of([ratio])})
+        peer = by_label.get(outcome.point.label.removesuffix(OURS) + outcome.point.setup.peer)
+        if outcome.point.server == OURS and peer is not None:
+            ratios = {
+                name: outcome.median(metric) / peer.median(metric)
+                for name, metric in (("ratio_to_peer", "tokens_per_s"), ("cpu_ratio_to_peer", "cpu_us_per_token"))
+                if peer.median(metric) > 0
+            }
+            metrics = {name: Spread.of([ratio]) for name, ratio in ratios.items()}
+            outcome = replace(outcome, metrics={**outcome.metrics, **metrics})
         compared.append(outcome)
     return compared
 

@@ -28,8 +28,8 @@ def write_plots(folder: Path, outcomes: Sequence[ScenarioOutcome], note: str = "
     """Write the plots that the outcomes allow, with the note across each, and return their paths."""
     by_name = {outcome.scenario.name: outcome for outcome in outcomes if outcome.points}
     figures: dict[str, Figure] = {}
-    if "streams" in by_name:
-        figures["streams"] = _against_streams(by_name["streams"])
+    if "unpaced" in by_name:
+        figures["streams"] = _against_streams(by_name["unpaced"])
     if "offered-load" in by_name:
         figures["offered-load"] = _against_offered_load(by_name["offered-load"])
     if distributions := _distributions(by_name):
@@ -57,12 +57,15 @@ def memory_plot(path: Path, times_min: Sequence[float], mb_by_process: Mapping[s
 
 def _against_streams(outcome: ScenarioOutcome) -> Figure:
     figure, (left, right) = _figure("Unpaced synthetic engine: throughput and cost against streams", 2)
-    streams = [point.point.load.num_streams for point in outcome.points]
+    streams = sorted({point.point.load.num_streams for point in outcome.points})
     for axes, metric, label in (
         (left, "tokens_per_s", "tokens/s"),
         (right, "cpu_us_per_token", "server CPU, us per token"),
     ):
-        _line(axes, streams, outcome.points, metric, label)
+        for server in dict.fromkeys(point.point.server for point in outcome.points):
+            own = [point for point in outcome.points if point.point.server == server]
+            _line(axes, [point.point.load.num_streams for point in own], own, metric, server)
+        axes.legend(frameon=False)
         axes.set_xscale("log", base=2)
         axes.set_xticks(streams, [str(number) for number in streams])
         _label(axes, "streams", label)
@@ -109,7 +112,7 @@ def _distributions(by_name: Mapping[str, ScenarioOutcome]) -> Figure | None:
 
 
 def _cpu_bars(outcomes: Sequence[ScenarioOutcome]) -> Figure | None:
-    shown = ("unpaced", "paced", "streams", "offered-load", "custom")
+    shown = ("unpaced", "paced", "offered-load", "custom")
     rows = [
         (f"{outcome.scenario.name}\n{point.point.label}", point)
         for outcome in outcomes

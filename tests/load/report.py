@@ -19,12 +19,14 @@ HEADINGS = {
     "requests_per_s": "requests/s",
     "tokens_per_chunk": "tokens per chunk",
     "cpu_us_per_token": "server CPU us/token",
+    "responses_per_s": "responses/s",
+    "cpu_us_per_response": "server CPU us/response",
     "cpu_us_per_request": "server CPU us/request",
     "slowest_pace": "slowest stream's share of pace",
-    "fewest_tokens": "fewest tokens of a stream",
     "engine_call_ms": "engine alone over gRPC ms",
     "frontend_rss_mb": "frontend RSS MB",
-    "ratio_to_peer": "ratio to llama.cpp",
+    "ratio_to_peer": "tokens/s to peer's",
+    "cpu_ratio_to_peer": "CPU to peer's",
     "cost_to_first": "CPU cost to first row",
 }
 _DISTRIBUTIONS = {
@@ -79,7 +81,7 @@ def tables(outcome: ScenarioOutcome) -> Iterator[Table]:
 def process_names(points: Sequence[PointOutcome]) -> list[str]:
     """Return the names of the measured processes, in the order of a request's way."""
     found = {name for point in points for run in point.runs for name in run.cpu_s}
-    order = ("frontend", "tritonserver", "tokenizer", "engine", "detokenizer")
+    order = ("serve", "frontend", "tritonserver", "tokenizer", "engine", "detokenizer")
     return [name for name in order if name in found] + sorted(found - set(order))
 
 

@@ -45,12 +45,13 @@ class Run:
         values = {
             "tokens_per_s": result.num_tokens / self.window_s,
             "requests_per_s": result.num_requests / self.window_s,
+            "responses_per_s": result.num_chunks / self.window_s,
+            "cpu_us_per_response": _ratio(cpu_us, result.num_chunks),
             "tokens_per_chunk": _ratio(result.num_tokens, result.num_chunks),
             "cpu_us_per_token": _ratio(cpu_us, result.num_tokens),
             "cpu_us_per_request": _ratio(cpu_us, result.num_requests),
             "generator_us_per_token": _ratio(self.generator_cpu_s * 1e6, result.num_tokens),
             "slowest_pace": result.kept_pace.at(0),
-            "fewest_tokens": float(result.fewest_tokens),
             "num_failed": float(result.num_failed),
             "engine_call_ms": self.engine_call_ms,
             "frontend_rss_mb": frontend.largest_rss_bytes / 1e6 if frontend else math.nan,
@@ -84,7 +85,10 @@ def run_point(scenario: str, point: Point, server: Server, repeat: int) -> Run:
             clock = stack.enter_context(EngineClock.of(server.grpc_endpoint, server.target.model))
             call_ms = clock.idle_round_trip_s(point.load.itl_ms / 1e3) * 1e3
         with clock.watching() if clock is not None else nullcontext():
-            result, window = measure(load, server.target, server.processes)
+            target = server.target
+            if point.is_grpc:
+                target = replace(target, url=f"grpc://{server.grpc_endpoint}")
+            result, window = measure(load, target, server.processes)
         if clock is not None:
             added = _added_token_ms(result, clock.steps_s, point.load.itl_ms or 0)
     return Run(

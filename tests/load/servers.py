@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-import os
+import json
 import shutil
 import subprocess
 import sys
@@ -12,20 +12,34 @@ from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdo
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 from build_engines.__main__ import main as build_engines_main
 from build_engines.artifact import Manifest
-from frontend.launcher.launcher import Launcher, LauncherSettings
-from frontend.settings import Settings
+from frontend.launcher.checks import PortChoice, free_ports
+from frontend.launcher.triton_server import ADDRESS
 from model_repository.byte_table import FILE_NAME, load_byte_table
 from model_repository.contract.request import EngineRequest
 from model_repository.engine.runtime import EngineConfig
 from model_repository.engine.synthetic import SyntheticRuntime
+from tests.build_engines.tiny_checkpoint import write_checkpoint
+from tests.load import dynamo
 from tests.load.accounting import Processes
 from tests.load.load import Target
-from tests.load.scenarios import OURS, PEER, Setup
+from tests.load.scenarios import DYNAMO, LLAMA_CPP, OURS, Setup
 
 _CHECKPOINT = Path(__file__).parents[2] / "build_engines" / "demo" / "checkpoint"
+# The shape of a model of 370 million weights, with the demo model's tokenizer.
+_LARGE: dict[str, Any] = {
+    "hidden_size": 1024,
+    "intermediate_size": 4096,
+    "num_attention_heads": 16,
+    "num_hidden_layers": 24,
+    "num_key_value_heads": 4,
+    "head_dim": 64,
+    "max_position_embeddings": 2048,
+    "vocab_size": 3072,
+}
 _NUM_KNOWN_TOKENS = 4096  # of the synthetic engine's text
 
 
@@ -49,6 +63,8 @@ class ServerFactory:
     state_dir: Path
     log_path: Path
     num_threads: int  # of the CPU engine, ours and the peer's
+    peer_dir: Path = Path(".conch", "dynamo")  # the environment of Dynamo, which is kept
+    note: Callable[[str], None] = print
     _numbers: Iterator[int] = field(default_factory=count)
 
     @contextmanager
@@ -56,8 +72,7 @@ class ServerFactory:
         """Run the servers of a setup, and yield them by name.
 
         Raises:
-            StartError: a build failed, or the peer did not start.
-            LaunchError: our own server did not start.
+            StartError: a build failed, or a server did not start.
         """
         with ExitStack() as stack:
             artifacts = [self._artifact(setup, number) for number in range(setup.num_rendered)]
@@ -65,8 +80,13 @@ class ServerFactory:
             servers = {OURS: stack.enter_context(self._ours(repository, artifacts[0], setup))}
             if artifacts[1:]:  # models that come after the start are listed, and not loaded
                 shutil.copytree(self._repository(artifacts[1:], setup), repository, dirs_exist_ok=True)
-            if setup.has_peer:
-                servers[PEER] = stack.enter_context(self._peer(artifacts[0], setup.max_sequences))
+            if setup.peer == LLAMA_CPP:
+                servers[LLAMA_CPP] = stack.enter_context(self._llama_cpp(artifacts[0], setup.max_sequences))
+            elif setup.peer == DYNAMO:
+                try:
+                    servers[DYNAMO] = stack.enter_context(self._dynamo(setup))
+                except dynamo.Unavailable as exc:
+                    self.note(f"{DYNAMO} is left out: {exc}")
             yield servers
 
     def _artifact(self, setup: Setup, number: int) -> Path:
@@ -75,8 +95,17 @@ class ServerFactory:
         if setup.runtime == "synthetic":
             arguments = [f"bench/synthetic-{setup.itl_ms:g}ms-{number}", "--checkpoint", str(_CHECKPOINT)]
             arguments += ["--runtime", "synthetic", "--option", f"itl_ms={setup.itl_ms!r}"]
+        elif setup.is_large:
+            arguments = ["bench/large", "--checkpoint", str(self._large_checkpoint()), "--precision", setup.precision]
         output = _build_engines("build", *arguments, "--state-dir", str(self.state_dir))
         return Path(next(line.split(maxsplit=1)[1] for line in output.splitlines() if line.startswith("artifact")))
+
+    def _large_checkpoint(self) -> Path:
+        folder = self.state_dir / "large"
+        if not folder.exists():
+            tokenizer = json.loads((_CHECKPOINT / "tokenizer.json").read_text(encoding="utf-8"))
+            write_checkpoint(folder, tokenizer=tokenizer, **_LARGE)
+        return folder
 
     def _repository(self, artifacts: Sequence[Path], setup: Setup) -> Path:
         repository = self.state_dir / f"repository-{next(self._numbers)}"
@@ -86,26 +115,52 @@ class ServerFactory:
 
     @contextmanager
     def _ours(self, repository: Path, artifact_dir: Path, setup: Setup) -> Iterator[Server]:
-        settings = LauncherSettings(
-            repository=repository,
-            state_dir=self.state_dir / "launcher",
-            environment=os.environ,
-            frontend=Settings(port=0, max_in_flight=setup.max_in_flight),
-            triton_grpc_port=0,
-            triton_metrics_port=0,
-        )
-        with self.log_path.open("a") as log, Launcher(settings, _line_writer(log.write)) as launcher:
-            launcher.start()
-            [model, *_] = launcher.wait_until_ready()
-            token_ends = _synthetic_token_ends(artifact_dir) if setup.runtime == "synthetic" else ()
-            yield Server(
-                target=Target(url=launcher.url, model=model, token_ends=token_ends),
-                processes=Processes({"frontend": launcher.frontend.pid, "tritonserver": launcher.triton.pid}),
-                grpc_endpoint=f"127.0.0.1:{launcher.triton_ports.grpc}",
-            )
+        ports = free_ports([PortChoice(flag, ADDRESS, 0) for flag in ("--port", "--triton-grpc-port")])
+        command = [sys.executable, "-m", "frontend", "serve", "--repository", str(repository)]
+        command += ["--state-dir", str(self.state_dir / "serve"), "--max-in-flight", str(setup.max_in_flight)]
+        command += [
+            "--workers",
+            str(setup.num_workers),
+            "--triton-metrics-port",
+            "0",
+            *(f"{flag}={port}" for flag, port in ports.items()),
+        ]
+        with (
+            self.log_path.open("a") as log,
+            subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True) as process,
+        ):
+            assert process.stdout is not None
+            try:
+                if not any(line.startswith("Ready: ") for line in process.stdout):
+                    raise StartError(f"the server did not start; see {self.log_path}")
+                token_ends = _synthetic_token_ends(artifact_dir) if setup.runtime == "synthetic" else ()
+                yield Server(
+                    target=Target(
+                        url=f"http://{ADDRESS}:{ports['--port']}",
+                        model=Manifest.load(artifact_dir).model_id,
+                        token_ends=token_ends,
+                    ),
+                    processes=Processes({"serve": process.pid}),
+                    grpc_endpoint=f"{ADDRESS}:{ports['--triton-grpc-port']}",
+                )
+            finally:
+                process.terminate()
 
     @contextmanager
-    def _peer(self, artifact_dir: Path, num_slots: int) -> Iterator[Server]:
+    def _dynamo(self, setup: Setup) -> Iterator[Server]:
+        python = dynamo.installed_python(self.peer_dir)
+        folder = self.state_dir / "dynamo"
+        with (
+            self.log_path.open("a") as log,
+            dynamo.running(python, folder, _CHECKPOINT, setup.max_sequences, log, is_paced=setup.itl_ms > 0) as (
+                url,
+                pids,
+            ),
+        ):
+            yield Server(target=Target(url=url, model=dynamo.MODEL), processes=Processes(pids))
+
+    @contextmanager
+    def _llama_cpp(self, artifact_dir: Path, num_slots: int) -> Iterator[Server]:
         gguf = artifact_dir / "model.gguf"
         command = [sys.executable, "-m", "tests.load.llama_cpp_server", "--gguf", str(gguf)]
         command += ["--slots", str(num_slots), "--threads", str(self.num_threads)]
@@ -119,7 +174,7 @@ class ServerFactory:
                 if not url.startswith("http://"):
                     raise StartError(f"llama.cpp's server did not start; see {self.log_path}")
                 log.write(f"[peer] {process.stdout.readline()}")
-                yield Server(target=Target(url=url, model="demo"), processes=Processes({PEER: process.pid}))
+                yield Server(target=Target(url=url, model="demo"), processes=Processes({LLAMA_CPP: process.pid}))
             finally:
                 process.stdin.close()
                 process.terminate()
@@ -133,13 +188,6 @@ def _build_engines(*arguments: str) -> str:
     if status:
         raise StartError(f"python -m build_engines {' '.join(arguments)}:\n{err.getvalue().strip()}")
     return out.getvalue()
-
-
-def _line_writer(write: Callable[[str], object]) -> Callable[[str], None]:
-    def write_line(line: str) -> None:
-        write(f"{line}\n")
-
-    return write_line
 
 
 def _synthetic_token_ends(artifact_dir: Path) -> tuple[int, ...]:

@@ -80,11 +80,11 @@ def test_a_run_against_a_running_server_writes_its_report(tmp_path: Path, url: s
 
 @pytest.mark.workshop
 def test_a_scenario_runs_on_the_real_server_and_has_plots(tmp_path: Path) -> None:
-    done = run(tmp_path, "--quick", "--scenario", "unpaced")
+    done = run(tmp_path, "--quick", "--scenario", "unpaced", "--scenario", "grpc")
     assert done.returncode == 0, done.stdout + done.stderr
-    [scenario] = json.loads((tmp_path / "results.json").read_text())["scenarios"]
-    [point] = scenario["points"]
-    assert point["metrics"]["num_failed"]["median"] == 0
+    scenarios = json.loads((tmp_path / "results.json").read_text())["scenarios"]
+    point, *others = [point for scenario in scenarios for point in scenario["points"]]
+    assert [each["metrics"]["num_failed"]["median"] for each in (point, *others)] == [0] * 5
     assert point["runs"][0]["cpu_s"].keys() >= {"frontend", "tritonserver", "tokenizer", "engine", "detokenizer"}
     assert b"too short for its figures to mean anything" in (tmp_path / "latency.png").read_bytes()
 
@@ -120,7 +120,7 @@ def test_bounds_and_tables_use_metrics_of_a_run() -> None:
     metrics = Run(
         scenario="", point="", repeat=1, result=result, window_s=1, cpu_s={}, generator_cpu_s=0, memory={},
         added_token_ms=result.ttft_ms, engine_call_ms=math.nan,
-    ).metrics().keys() | {"cost_to_first", "ratio_to_peer"}  # fmt: skip
+    ).metrics().keys() | {"cost_to_first", "ratio_to_peer", "cpu_ratio_to_peer"}  # fmt: skip
     assert {name for scenario in SUITE for name in scenario.metrics} <= metrics
     assert len(setups_of(quick(SUITE))) <= 5
 
@@ -198,8 +198,6 @@ def test_only_the_window_counts() -> None:
     assert (result.num_tokens, result.num_chunks, result.num_requests, result.num_sent) == (4, 4, 1, 3)
     assert (result.num_failed, result.errors) == (1, {"bad": 1})
     assert result_of(stream(1, 2, 3)).ttft_ms.num_values == 0
-    starved = stream(9, 9.5, 11.9, 13.0)
-    assert result_of(stream(9, 9.5, 10.5, 11.0, 12.5), starved, stream(11, 11.5)).fewest_tokens == 1
     paced = result_of(stream(10.0, 10.1, 10.3, 10.4), itl_ms=100.0)
     assert (paced.ttft_ms.at(50), paced.added_itl_ms.at(100)) == pytest.approx((100, 100))
     assert LoadResult.from_json(paced.to_json()) == paced
