@@ -92,7 +92,7 @@ class OutputBatch(Struct, frozen=True, array_like=True):
     @property
     def is_disconnect_check(self) -> bool:
         """Whether the detokenizer must check the client's connection: no other stage can see it."""
-        return not self.items or self.is_single or self.serial % BATCHES_PER_DISCONNECT_CHECK == 0
+        return not self.items or self.serial % BATCHES_PER_DISCONNECT_CHECK == 0
 
 
 class TopLogprob(Struct, frozen=True, array_like=True):
