@@ -13,7 +13,7 @@ from openai.types.chat import ChatCompletionFunctionToolParam, ChatCompletionUse
 
 from frontend.errors import EngineFailed
 from model_repository.contract.output import FinishReason, GenerationChunk, TokenLogprob, TopLogprob
-from model_repository.contract.request import ChatPrompt, OutputFormat, ToolUse
+from model_repository.contract.request import ChatPrompt
 from model_repository.tokenizer.chat_prompt import ChatEncoder
 from model_repository.tokenizer.vocabulary import Vocabulary
 from tests.fakes import DEMO, USAGE, FakeTriton, chunks, served_model
@@ -49,41 +49,6 @@ async def client(url: str) -> AsyncIterator[openai.AsyncOpenAI]:
         yield client
 
 
-async def test_a_chat_completion(client: openai.AsyncOpenAI) -> None:
-    answer = await client.chat.completions.create(model=DEMO.id, messages=[USER])
-    assert answer.choices[0].message.content == "Grüße 🙂日本"
-    assert answer.choices[0].message.role == "assistant"
-    assert answer.choices[0].finish_reason == "length"
-    assert answer.usage is not None
-    assert answer.usage.total_tokens == 12
-    assert answer.usage.prompt_tokens_details is not None
-    assert answer.usage.prompt_tokens_details.cached_tokens == 3
-
-
-async def test_a_streamed_chat_completion(client: openai.AsyncOpenAI, triton: FakeTriton) -> None:
-    triton.script = ANSWER
-    stream = await client.chat.completions.create(
-        model=DEMO.id,
-        messages=[USER],
-        stream=True,
-        stream_options={"include_usage": True},
-    )
-    events = [event async for event in stream]
-    assert "".join(event.choices[0].delta.content or "" for event in events[:-1]) == "Grüße 🙂日本"
-    assert events[-2].choices[0].finish_reason == "length"
-    assert events[-1].usage is not None
-    assert events[-1].usage.total_tokens == 12
-
-
-async def test_a_completion(client: openai.AsyncOpenAI, triton: FakeTriton) -> None:
-    answer = await client.completions.create(model=DEMO.id, prompt="hi")
-    assert (answer.choices[0].text, answer.choices[0].finish_reason) == ("Grüße 🙂日本", "length")
-    triton.script = ANSWER
-    events = [event async for event in await client.completions.create(model=DEMO.id, prompt="hi", stream=True)]
-    assert "".join(event.choices[0].text for event in events) == "Grüße 🙂日本"
-    assert events[-1].usage is not None
-
-
 async def test_models(client: openai.AsyncOpenAI) -> None:
     assert [model.id async for model in client.models.list()] == ["formal", "gpt-4o", DEMO.id]
     for name in (DEMO.id, "gpt-4o", "formal"):
@@ -93,7 +58,8 @@ async def test_models(client: openai.AsyncOpenAI) -> None:
 async def test_errors_are_the_clients_own_classes(client: openai.AsyncOpenAI) -> None:
     with pytest.raises(openai.NotFoundError) as not_found:
         await client.completions.create(model="other", prompt="hi")
-    assert not_found.value.code == "model_not_found"
+    assert (not_found.value.param, not_found.value.code) == ("model", "model_not_found")
+    assert "other" in not_found.value.message
     with pytest.raises(openai.BadRequestError) as refused:
         await client.chat.completions.create(model=DEMO.id, messages=[USER], store=True)
     assert (refused.value.param, refused.value.code) == ("store", "unsupported_value")
@@ -118,38 +84,6 @@ async def test_an_error_in_the_middle_of_a_stream_is_raised(client: openai.Async
 
 def weather_tool() -> ChatCompletionFunctionToolParam:
     return openai.pydantic_function_tool(Weather, name="get_weather")
-
-
-async def test_a_tool_call_comes_back_parsed(client: openai.AsyncOpenAI, triton: FakeTriton) -> None:
-    triton.script = chunks(CALLS)
-    answer = await client.chat.completions.parse(model=DEMO.id, messages=[USER], tools=[weather_tool()])
-    choice = answer.choices[0]
-    assert choice.finish_reason == "tool_calls"
-    assert choice.message.content == "Let me see."
-    assert choice.message.tool_calls is not None
-    (call,) = choice.message.tool_calls
-    assert (call.function.name, call.function.parsed_arguments) == ("get_weather", Weather(city="Zürich"))
-    prompt = triton.requests[0].prompt
-    assert isinstance(prompt, ChatPrompt)
-    assert isinstance(prompt.tool_use, ToolUse)
-
-
-async def test_a_tool_call_can_be_streamed_and_answered(client: openai.AsyncOpenAI, triton: FakeTriton) -> None:
-    triton.script = chunks(*CALLS)
-    async with client.chat.completions.stream(model=DEMO.id, messages=[USER], tools=[weather_tool()]) as stream:
-        answer = await stream.get_final_completion()
-    message = answer.choices[0].message
-    assert message.tool_calls is not None
-    (call,) = message.tool_calls
-    assert (message.content, call.function.parsed_arguments) == ("Let me see.", Weather(city="Zürich"))
-    # The client sends its form of the answer in the next request.
-    triton.script = WHOLE
-    history = [USER, message, {"role": "tool", "tool_call_id": call.id, "content": "rain"}]
-    following = await client.chat.completions.create(model=DEMO.id, messages=history)  # type: ignore[arg-type]
-    assert following.choices[0].message.content == "Grüße 🙂日本"
-    prompt = triton.requests[-1].prompt
-    assert isinstance(prompt, ChatPrompt)
-    assert [message["role"] for message in prompt.messages] == ["user", "assistant", "tool"]
 
 
 @pytest.mark.parametrize("is_deprecated", [False, True])
@@ -191,15 +125,6 @@ async def test_every_answer_can_be_sent_back(
     said = sent.split("<|im_start|>assistant\n")[1].partition("<|im_end|>")[0]
     arguments = text.partition('"arguments": ')[2].removesuffix("}\n</tool_call>")
     assert said.startswith(text[:11]) and arguments in said
-
-
-async def test_a_class_is_the_form_of_the_answer(client: openai.AsyncOpenAI, triton: FakeTriton) -> None:
-    triton.script = chunks('{"city": "Zürich"}')
-    answer = await client.chat.completions.parse(model=DEMO.id, messages=[USER], response_format=Weather)
-    assert answer.choices[0].message.parsed == Weather(city="Zürich")
-    output = triton.requests[0].params.structured_output
-    assert output is not None
-    assert output.format is OutputFormat.JSON_SCHEMA
 
 
 def scored(text: str) -> list[GenerationChunk]:

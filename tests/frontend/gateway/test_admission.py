@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from typing import Any
 
 import pytest
@@ -12,7 +11,6 @@ from frontend.errors import QueueFull
 from frontend.gateway.admission import Admission, Bounds, CompletionRate
 from frontend.gateway.policy import Policy
 from frontend.gateway.types import AdmissionRequest
-from frontend.protocol.priority import Priority
 from frontend.settings import Settings
 from tests.frontend.gateway.admission_requests import Clock, generation
 
@@ -210,38 +208,6 @@ async def test_a_request_that_is_cancelled_when_it_is_admitted_holds_nothing() -
     await settled()
     assert next_one.cancelled() and running.done()
     assert (admission.num_requests, admission.num_sequences, admission.num_prompt_tokens) == (0, 0, 0)
-
-
-async def test_a_key_that_floods_gets_no_more_than_its_share() -> None:
-    admission = Admission(Bounds(**BOUNDS), Clock())
-    served: Counter[str] = Counter()
-
-    async def one(key: str) -> None:
-        request = generation(key)
-        await admission.enter(request)
-        served[key] += 1
-        await asyncio.sleep(0)
-        admission.leave(request)
-        if served.total() == 60:
-            done.set()
-
-    done = asyncio.Event()
-    tasks = [asyncio.create_task(one(key)) for key in ["flood"] * 300 + ["quiet"] * 40]
-    await done.wait()
-    assert served["quiet"] >= 28  # of 60; the flood came first and has all places
-    await asyncio.gather(*tasks)
-    assert (served["quiet"], served["flood"], admission.num_requests) == (40, 300, 0)
-
-
-async def test_urgent_requests_go_first() -> None:
-    admission = admission_of(max_in_flight=1)
-    first, normal, urgent = await waiting(
-        admission, generation("a"), generation("b"), generation("c", priority=Priority.HIGH)
-    )
-    admission.leave(generation("a"))
-    await urgent
-    assert first.done() and not normal.done()
-    normal.cancel()
 
 
 def test_a_steady_rate_is_known_from_the_first_seconds_on() -> None:

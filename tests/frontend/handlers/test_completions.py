@@ -14,7 +14,6 @@ from frontend.errors import (
     InvalidRequest,
     Overloaded,
     StageUnhealthy,
-    TritonUnreachable,
 )
 from model_repository.capabilities import Capability
 from model_repository.contract.output import GenerationChunk
@@ -80,34 +79,6 @@ async def test_a_full_or_broken_server_says_when_to_come_back(serve: Serve, erro
     assert (await error_of(response))["type"] == "overloaded_error"
 
 
-@pytest.mark.parametrize("stream", [False, True])
-async def test_a_client_that_hangs_up_before_the_first_chunk_closes_the_generation(serve: Serve, stream: bool) -> None:
-    triton = FakeTriton([asyncio.Event()])
-    http = await serve(triton)
-    request = asyncio.create_task(http.post("/v1/completions", json=COMPLETION | {"stream": stream}))
-    await asyncio.wait_for(triton.started.wait(), 10)
-    request.cancel()
-    await asyncio.wait_for(triton.closed.wait(), 10)
-
-
-@pytest.mark.parametrize(("path", "body"), PATHS)
-async def test_an_unknown_model_is_404_and_names_it(serve: Serve, path: str, body: dict[str, Any]) -> None:
-    http = await serve(FakeTriton(chunks("x")))
-    error = await error_of(await http.post(path, json=body | {"model": "org/other"}))
-    assert (error["status"], error["code"], error["param"]) == (404, "model_not_found", "model")
-    assert "org/other" in error["message"]
-
-
-async def test_triton_down_is_503_and_back_again_is_200(serve: Serve) -> None:
-    triton = FakeTriton(chunks("x"))
-    triton.snapshot_error = TritonUnreachable()
-    http = await serve(triton)
-    error = await error_of(await http.post("/v1/completions", json=COMPLETION))
-    assert (error["status"], error["type"]) == (503, "overloaded_error")
-    triton.snapshot_error = None
-    assert (await http.post("/v1/completions", json=COMPLETION)).status == 200
-
-
 def prompt_and_seed(request: GenerationRequest) -> list[GenerationChunk]:
     """Return a completion that says of which prompt it is and how it was drawn."""
     assert isinstance(request.prompt, TextPrompt)
@@ -168,17 +139,6 @@ async def test_a_fast_choice_is_sent_before_a_slow_one_begins(serve: Serve) -> N
     ]
     role = {"role": "assistant", "content": ""}
     assert sent == [(0, role, None), (1, role, None), (1, {"content": "x"}, "stop"), (0, {"content": "x"}, "stop")]
-
-
-@pytest.mark.parametrize("n", [1, 3])
-async def test_a_client_that_hangs_up_in_a_stream_closes_every_choice(serve: Serve, n: int) -> None:
-    triton = FakeTriton(lambda request: [GenerationChunk(text="a"), asyncio.Event()])
-    http = await serve(triton)
-    response = await http.post("/v1/chat/completions", json=CHAT | {"stream": True, "n": n})
-    assert b"assistant" in await response.content.readline()
-    assert (triton.num_open, triton.closed.is_set()) == (n, False)
-    response.close()
-    await asyncio.wait_for(triton.closed.wait(), 10)
 
 
 def allow_four_choices(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -264,22 +224,6 @@ async def test_a_models_own_defaults_win_over_the_settings(serve: Serve) -> None
         await http.post("/v1/chat/completions", json=CHAT)
         await http.post("/v1/completions", json=COMPLETION)
         assert [request.params.max_tokens for request in triton.requests] == expected
-
-
-async def test_the_default_model_answers_requests_without_a_model(serve: Serve) -> None:
-    http = await serve(FakeTriton(chunks("x")), default_model="org/demo")
-    answer = await (await http.post("/v1/completions", json={"prompt": "hi"})).json()
-    assert answer["model"] == "org/demo"
-
-
-async def test_a_refused_image_url_is_never_fetched(serve: Serve) -> None:
-    http = await serve(FakeTriton(chunks("x")))
-    url = str((await http.get("/health/live")).url)
-    part = {"type": "image_url", "image_url": {"url": url}}
-    body = CHAT | {"messages": [{"role": "user", "content": [part]}]}
-    error = await error_of(await http.post("/v1/chat/completions", json=body))
-    assert (error["status"], error["code"]) == (400, "unsupported_value")
-    assert error["param"] == "messages[0].content[0].image_url.url"
 
 
 @pytest.mark.parametrize(("path", "body"), PATHS)

@@ -8,8 +8,7 @@ import pytest
 
 from model_repository.contract.request import ChatPrompt, TextPrompt, ToolUse
 from tests.fakes import DEMO, FakeTriton, served_model
-from tests.frontend.answers import error_of
-from tests.frontend.bodies import CHAT, COMPLETION, USER, WEATHER
+from tests.frontend.bodies import COMPLETION, USER, WEATHER
 from tests.frontend.conftest import Serve
 
 
@@ -54,13 +53,6 @@ async def test_models_have_all_their_names_here_too(serve: Serve) -> None:
         answer = await http.post("/tokenize", json={"prompt": "x"} | named)
         assert (await answer.json())["max_model_len"] == 77
         assert (await http.post("/detokenize", json={"tokens": []} | named)).status == 200
-
-
-async def test_an_unknown_model_is_404(serve: Serve) -> None:
-    http = await serve(FakeTriton())
-    for path, body in (("/tokenize", CHAT), ("/tokenize", COMPLETION), ("/detokenize", {"tokens": [1]})):
-        error = await error_of(await http.post(path, json=body | {"model": "other"}))
-        assert (error["status"], error["code"]) == (404, "model_not_found")
 
 
 async def test_unknown_fields_are_listed_in_a_header(serve: Serve) -> None:

@@ -111,17 +111,6 @@ def serving(folder: Path, *arguments: str) -> Iterator[Serve]:
                 process.kill()
 
 
-def test_ctrl_c_ends_every_process_even_detached_ones_that_ignore_sigterm(repository, server, tmp_path):
-    with serving(tmp_path, *flags(repository, server(FORKING_SERVER))) as serve:
-        serve.wait_for(" started")
-        serve.wait_for("[frontend]")
-        serve.process.send_signal(signal.SIGINT)
-        status, _ = serve.ended()
-        assert status == 0
-        assert len(serve.child_pids()) == 3
-        assert not any(map(is_running, serve.child_pids()))
-
-
 def test_with_json_every_line_is_an_object_that_names_its_process(repository, server, tmp_path):
     with serving(tmp_path, *flags(repository, server(FORKING_SERVER)), "--log-format=json") as serve:
         serve.wait_for(" started")
@@ -162,16 +151,6 @@ def test_children_end_with_their_launcher_also_when_its_guard_is_killed_too(repo
                 process.kill()
         serve.process.kill()
         wait_until(lambda: not any(is_running(child.pid) for child in children), "everything has ended")
-
-
-def test_a_triton_that_is_killed_later_is_reported(repository, server, tmp_path):
-    with serving(tmp_path, *flags(repository, server(FORKING_SERVER))) as serve:
-        serve.wait_for(" started")
-        os.kill(serve.child_pids()[-1], signal.SIGKILL)
-        status, log = serve.ended()
-    assert status == 1
-    assert "error: triton was killed by SIGKILL; its last lines:" in log
-    assert not any(map(is_running, serve.child_pids()))
 
 
 def test_a_disk_without_space_is_one_line(repository, server, tmp_path):
@@ -244,10 +223,6 @@ def test_an_old_restart_does_not_count() -> None:
     assert [plan.next_pause_s(), plan.next_pause_s()] == [1.0, None]
     clock.now += WINDOW_S
     assert plan.next_pause_s() == 1.0
-
-
-def test_without_restarts_there_is_no_pause() -> None:
-    assert RestartPlan(0, Clock()).next_pause_s() is None
 
 
 class FakeChild:

@@ -35,10 +35,6 @@ from tests.frontend.triton.generating import REQUEST, completion_of
 from tests.frontend.triton.server import FakeTritonServer, infer_response, listen
 
 
-async def test_stats_come_from_the_engine(client: TritonClient) -> None:
-    assert await client.engine_stats("demo", timeout_s=10) == stats(7)
-
-
 async def test_an_engine_that_does_not_answer_is_a_timeout(server: FakeTritonServer, client: TritonClient) -> None:
     server.is_engine_silent = True
     with pytest.raises(errors.TritonTimeout):
@@ -142,16 +138,6 @@ async def test_adapters_are_those_that_the_engine_named_last(server: FakeTritonS
     assert await adapters() == ()
 
 
-async def test_adapters_are_the_engines_work(server: FakeTritonServer, client: TritonClient) -> None:
-    server.adapters = {"polite": "teams/polite"}
-    assert (await client.load_adapter("demo", "polite", "teams/polite")).adapters == server.adapters
-    await client.unload_adapter("demo", "polite")
-    assert [server.controls.get_nowait() for _ in range(2)] == [
-        ("demo__engine", {"load_adapter": "polite", "source": "teams/polite"}),
-        ("demo__engine", {"unload_adapter": "polite"}),
-    ]
-
-
 async def test_a_reload_is_the_stage_and_then_the_ensembles(server: FakeTritonServer, client: TritonClient) -> None:
     ensembles = ["demo", "demo__requests", "demo__outputs"]
     server.index = [*((name, "UNAVAILABLE") for name in ensembles), ("demo__engine", "READY")]
@@ -197,21 +183,6 @@ async def test_without_tritons_key_models_are_served_but_not_loaded(
         await listener.stop(None)
     [warning] = caplog.messages
     assert warning.startswith(f"127.0.0.1:{port}: CONCH_TRITON_KEY is not Triton's key.")
-
-
-async def test_the_key_is_sent_to_the_restricted_apis(server: FakeTritonServer) -> None:
-    server.key = "right" * 10
-    server.index = [("broken", "UNAVAILABLE")]
-    listener, port = await listen(server)
-    client = TritonClient(f"127.0.0.1:{port}", key=server.key)
-    try:
-        assert (await client.snapshot()).unready == {"broken": "unavailable"}
-        await client.repository.unload("broken__engine")
-        await client.repository.load("broken", "broken__engine")
-    finally:
-        await client.close()
-        await listener.stop(None)
-    assert len(server.repository_calls) == 5
 
 
 @pytest.mark.parametrize(

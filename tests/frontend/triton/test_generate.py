@@ -4,87 +4,22 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import aclosing
-from typing import Any
 
 import pytest
-from msgspec.structs import replace
 
 from frontend import errors
 from frontend.triton.client import TritonClient
-from model_repository.contract.output import FinishReason, GenerationChunk, TokenLogprob, TopLogprob
+from model_repository.contract.output import FinishReason, GenerationChunk
 from model_repository.contract.request import (
-    ChatPrompt,
-    ContextOverflow,
     GenerationRequest,
-    Mirostat,
-    OutputFormat,
-    Prompt,
-    SamplingParams,
-    StructuredOutput,
-    TextPrompt,
-    TokenPrompt,
-    ToolUse,
 )
 from model_repository.errors import InvalidRequest
 from tests.fakes import chunks
-from tests.frontend.bodies import USER, WEATHER
-from tests.frontend.triton.generating import CANCEL, REQUEST, WHOLE, completion_of, failure_of, with_params
+from tests.frontend.triton.generating import CANCEL, REQUEST, WHOLE, completion_of, failure_of
 from tests.frontend.triton.server import FakeTritonServer, listen
 from tests.frontend.triton.test_failures import DOWN
 
 BOTH = pytest.mark.parametrize("asked", [REQUEST, WHOLE], ids=["streamed", "whole"])
-
-
-@BOTH
-async def test_a_request_arrives_as_it_was_sent(
-    server: FakeTritonServer, client: TritonClient, asked: GenerationRequest
-) -> None:
-    server.script = list(chunks("a"))
-    await completion_of(client, asked)
-    assert server.batches == [("demo__requests", "1-1", [1], [asked])]
-
-
-VALUES = {"a": [None, True, -(2**63), 2**64 - 1, 0.5, "é🙂"], "": {"b": {}}}  # all that JSON has
-
-
-@pytest.mark.parametrize(
-    "prompt",
-    [
-        TextPrompt("a", "b"),
-        TokenPrompt((0, 2**31 - 1)),
-        ChatPrompt(
-            messages=(USER, {"role": "assistant", "content": "", "tool_calls": [VALUES]}),
-            tool_use=ToolUse(tools=(WEATHER,), choice="required", is_parallel=False),
-            template_kwargs=VALUES,
-            add_generation_prompt=False,
-            continue_final_message=True,
-        ),
-    ],
-)
-async def test_each_form_of_prompt_arrives_as_it_was_sent(
-    server: FakeTritonServer, client: TritonClient, prompt: Prompt
-) -> None:
-    server.script = list(chunks("a"))
-    request = replace(REQUEST, prompt=prompt, images=(), request_id="r1")
-    await completion_of(client, request)
-    assert server.requests == [request]
-
-
-@pytest.mark.parametrize(
-    "params",
-    [
-        {"sampling": SamplingParams(mirostat=Mirostat(target=0.0))},
-        {"structured_output": StructuredOutput(OutputFormat.JSON_SCHEMA, "{}", is_strict=False)},
-        {"allowed_token_ids": (1, 2), "stop_token_ids": (3,), "bad_words": ("é",), "lora_name": "formal"},
-        {"overflow": ContextOverflow.ERROR, "stream_interval_ms": 0, "priority": -1, "sender": "s"},
-    ],
-)
-async def test_every_parameter_arrives_as_it_was_sent(
-    server: FakeTritonServer, client: TritonClient, params: dict[str, Any]
-) -> None:
-    server.script = list(chunks("a"))
-    await completion_of(client, with_params(**params))
-    assert server.requests == [with_params(**params)]
 
 
 @BOTH
@@ -113,29 +48,6 @@ async def test_a_finished_generation_is_not_cancelled(
     await completion_of(client, asked)
     await client.engine_stats("demo", timeout_s=10)
     assert server.controls.empty()
-
-
-@BOTH
-async def test_leaving_a_stream_cancels_the_sequence(
-    server: FakeTritonServer, client: TritonClient, asked: GenerationRequest
-) -> None:
-    server.script = [GenerationChunk(text="a"), asyncio.Event()]
-    async with aclosing(client.generations.generate("demo", asked)) as generation:
-        await anext(generation)
-    assert await asyncio.wait_for(server.controls.get(), 10) == CANCEL
-
-
-@BOTH
-async def test_a_cancelled_handler_cancels_before_the_first_chunk(
-    server: FakeTritonServer, client: TritonClient, asked: GenerationRequest
-) -> None:
-    server.script = [asyncio.Event()]
-    handler = asyncio.create_task(completion_of(client, asked))
-    await asyncio.wait_for(server.started.wait(), 10)
-    handler.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await handler
-    assert await asyncio.wait_for(server.controls.get(), 10) == CANCEL
 
 
 async def test_closing_waits_until_the_cancels_are_sent(server: FakeTritonServer) -> None:
@@ -220,20 +132,6 @@ async def test_an_error_behind_the_engine_cancels_the_sequence(
     assert isinstance(await failure_of(client, asked), errors.StageUnhealthy)
     assert downs == ["demo__detokenizer"]
     assert await asyncio.wait_for(server.controls.get(), 10) == CANCEL
-
-
-@BOTH
-async def test_log_probabilities_and_token_ids_arrive(
-    server: FakeTritonServer, client: TritonClient, asked: GenerationRequest
-) -> None:
-    items = (
-        TokenLogprob(1, b"\xe2\x82", None),
-        TokenLogprob(2, b"\xac", -1.5, (TopLogprob(2, b"\xac", -1.5), TopLogprob(3, b"x", float("-inf")))),
-    )
-    (last,) = chunks("")
-    sent = GenerationChunk(text="€", token_ids=(1, 2), logprobs=items, num_prompt_tokens=1)
-    server.script = [sent, last]
-    assert await completion_of(client, asked) == [sent, last]
 
 
 @BOTH

@@ -19,6 +19,21 @@ TOKENIZER = "org--demo__tokenizer"
 DETOKENIZER = "org--demo__detokenizer"
 
 
+@pytest.fixture
+def triton() -> FakeTriton:
+    return FakeTriton()
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def monitor(triton: FakeTriton, clock: Clock) -> HealthMonitor:
+    return monitor_of(triton, clock)
+
+
 def monitor_of(triton: FakeTriton, clock: Clock) -> HealthMonitor:
     return HealthMonitor(triton, ModelDirectory(triton, clock), Settings(), clock)
 
@@ -30,9 +45,7 @@ async def settled(monitor: HealthMonitor) -> None:
         await asyncio.wait(running)
 
 
-async def test_a_dead_engine_loses_its_streams_and_is_reloaded() -> None:
-    triton, clock = FakeTriton(), Clock()
-    monitor = monitor_of(triton, clock)
+async def test_a_dead_engine_loses_its_streams_and_is_reloaded(triton: FakeTriton, monitor: HealthMonitor) -> None:
     triton.stats_error = StageUnhealthy(ENGINE)
     await settled(monitor)
     assert triton.calls == [f"abort {ENGINE}"]
@@ -42,9 +55,9 @@ async def test_a_dead_engine_loses_its_streams_and_is_reloaded() -> None:
     assert monitor.recovering() == set()
 
 
-async def test_an_engine_that_hangs_in_a_step_is_lost_although_it_answers() -> None:
-    triton, clock = FakeTriton(), Clock()
-    monitor = monitor_of(triton, clock)
+async def test_an_engine_that_hangs_in_a_step_is_lost_although_it_answers(
+    triton: FakeTriton, monitor: HealthMonitor
+) -> None:
     triton.step_age_ms = Settings().engine_stall_s * 1000
     await settled(monitor)
     assert triton.calls == []
@@ -54,9 +67,7 @@ async def test_an_engine_that_hangs_in_a_step_is_lost_although_it_answers() -> N
     assert triton.calls == [f"abort {ENGINE}", f"unload {ENGINE}", f"abort {ENGINE}", f"load {ENGINE}"]
 
 
-async def test_the_epoch_after_a_reload_is_no_restart() -> None:
-    triton, clock = FakeTriton(), Clock()
-    monitor = monitor_of(triton, clock)
+async def test_the_epoch_after_a_reload_is_no_restart(triton: FakeTriton, clock: Clock, monitor: HealthMonitor) -> None:
     await settled(monitor)
     triton.stats_error = StageUnhealthy(ENGINE)
     monitor.stage_down(ENGINE, clock.now)
@@ -68,19 +79,19 @@ async def test_the_epoch_after_a_reload_is_no_restart() -> None:
 
 
 @pytest.mark.parametrize("stage", [ENGINE, TOKENIZER, DETOKENIZER])
-async def test_a_stage_that_somebody_else_reloaded_is_not_reloaded_again(stage: str) -> None:
-    triton, clock = FakeTriton(), Clock()
-    monitor = monitor_of(triton, clock)
+async def test_a_stage_that_somebody_else_reloaded_is_not_reloaded_again(
+    triton: FakeTriton, clock: Clock, monitor: HealthMonitor, stage: str
+) -> None:
     monitor.stage_down(stage, clock.now)
     await settled(monitor)
     assert triton.calls == [f"abort {stage}"]
     assert monitor.recovering() == set()
 
 
-async def test_with_a_dead_detokenizer_the_streams_of_other_frontends_end_too() -> None:
+async def test_with_a_dead_detokenizer_the_streams_of_other_frontends_end_too(
+    triton: FakeTriton, clock: Clock, monitor: HealthMonitor
+) -> None:
     # They waited behind a hundred responses for a second each, while the new detokenizer had nothing to do.
-    triton, clock = FakeTriton(), Clock()
-    monitor = monitor_of(triton, clock)
     triton.stage_errors["detokenizer"] = StageUnhealthy(DETOKENIZER)
     monitor.stage_down(DETOKENIZER, clock.now)
     await settled(monitor)
@@ -90,9 +101,9 @@ async def test_with_a_dead_detokenizer_the_streams_of_other_frontends_end_too() 
 
 @pytest.mark.parametrize("stage", [TOKENIZER, DETOKENIZER])
 @pytest.mark.parametrize("error", [StageUnhealthy(""), TritonTimeout()])
-async def test_a_text_stage_that_fails_its_check_loses_its_streams_and_is_reloaded(stage: str, error: APIError) -> None:
-    triton, clock = FakeTriton(), Clock()
-    monitor = monitor_of(triton, clock)
+async def test_a_text_stage_that_fails_its_check_loses_its_streams_and_is_reloaded(
+    triton: FakeTriton, monitor: HealthMonitor, stage: str, error: APIError
+) -> None:
     triton.stage_errors[stage.partition("__")[2]] = error
     await settled(monitor)
     assert triton.calls == [f"abort {stage}"]
@@ -103,9 +114,9 @@ async def test_a_text_stage_that_fails_its_check_loses_its_streams_and_is_reload
 
 
 @pytest.mark.parametrize("error", [ModelNotReady("x"), TritonUnreachable()])
-async def test_a_text_stage_that_is_not_loaded_or_not_reached_is_not_down(error: APIError) -> None:
-    triton, clock = FakeTriton(), Clock()
-    monitor = monitor_of(triton, clock)
+async def test_a_text_stage_that_is_not_loaded_or_not_reached_is_not_down(
+    triton: FakeTriton, monitor: HealthMonitor, error: APIError
+) -> None:
     triton.stage_errors["tokenizer"] = error
     await settled(monitor)
     assert triton.calls == []
@@ -140,9 +151,9 @@ async def test_an_engine_that_is_down_is_told_as_such_while_it_is_reloaded() -> 
     assert [type(what) for what in seen] == [StageUnhealthy, StageUnhealthy]
 
 
-async def test_a_restarted_engine_loses_its_streams_and_is_left_alone() -> None:
-    triton, clock = FakeTriton(), Clock()
-    monitor = monitor_of(triton, clock)
+async def test_a_restarted_engine_loses_its_streams_and_is_left_alone(
+    triton: FakeTriton, monitor: HealthMonitor
+) -> None:
     await settled(monitor)
     triton.epoch = 2
     await settled(monitor)
@@ -150,9 +161,9 @@ async def test_a_restarted_engine_loses_its_streams_and_is_left_alone() -> None:
     assert triton.calls == [f"abort {ENGINE} but 2"]
 
 
-async def test_the_streams_of_an_engine_that_was_unloaded_are_told_so_and_count_as_no_failures() -> None:
-    triton, clock = FakeTriton(), Clock()
-    monitor = monitor_of(triton, clock)
+async def test_the_streams_of_an_engine_that_was_unloaded_are_told_so_and_count_as_no_failures(
+    triton: FakeTriton, monitor: HealthMonitor
+) -> None:
     await settled(monitor)
     triton.stats_error = ModelNotReady("x")
     await settled(monitor)
@@ -170,9 +181,9 @@ async def test_a_dead_tokenizer_is_reloaded_once() -> None:
     assert triton.calls == [f"abort {TOKENIZER}", f"unload {TOKENIZER}", f"abort {TOKENIZER}", f"load {TOKENIZER}"]
 
 
-async def test_a_stage_that_does_not_load_is_tried_again_after_a_pause() -> None:
-    triton, clock = FakeTriton(), Clock()
-    monitor = monitor_of(triton, clock)
+async def test_a_stage_that_does_not_load_is_tried_again_after_a_pause(
+    triton: FakeTriton, clock: Clock, monitor: HealthMonitor
+) -> None:
     triton.load_error = TritonUnreachable()
     triton.stage_errors["tokenizer"] = StageUnhealthy(TOKENIZER)
     monitor.stage_down(TOKENIZER, clock.now)
@@ -187,9 +198,9 @@ async def test_a_stage_that_does_not_load_is_tried_again_after_a_pause() -> None
     assert monitor.recovering() == set()
 
 
-async def test_where_model_control_is_not_permitted_requests_are_not_refused_for_ever() -> None:
-    triton, clock = FakeTriton(), Clock()
-    monitor = monitor_of(triton, clock)
+async def test_where_model_control_is_not_permitted_requests_are_not_refused_for_ever(
+    triton: FakeTriton, clock: Clock, monitor: HealthMonitor
+) -> None:
     triton.unload_error = APIError("not allowed")
     triton.stage_errors["tokenizer"] = StageUnhealthy(TOKENIZER)
     monitor.stage_down(TOKENIZER, clock.now)
@@ -198,10 +209,10 @@ async def test_where_model_control_is_not_permitted_requests_are_not_refused_for
     assert monitor.recovering() == set()
 
 
-async def test_the_engine_of_a_restarted_triton_is_no_restarted_engine() -> None:
+async def test_the_engine_of_a_restarted_triton_is_no_restarted_engine(
+    triton: FakeTriton, clock: Clock, monitor: HealthMonitor
+) -> None:
     # The streams of the new Triton were ended for the sake of the old one's epoch.
-    triton, clock = FakeTriton(), Clock()
-    monitor = monitor_of(triton, clock)
     await settled(monitor)
     clock.now += MAX_AGE_S
     triton.snapshot_error = TritonUnreachable()
@@ -218,10 +229,10 @@ async def test_a_triton_that_is_away_does_not_stop_the_watch() -> None:
     assert triton.calls == []
 
 
-async def test_an_engine_is_watched_on_while_its_model_takes_no_new_requests() -> None:
+async def test_an_engine_is_watched_on_while_its_model_takes_no_new_requests(
+    triton: FakeTriton, clock: Clock, monitor: HealthMonitor
+) -> None:
     """An unload lets what runs go on: the ensemble is away, its engine is not."""
-    triton, clock = FakeTriton(), Clock()
-    monitor = monitor_of(triton, clock)
     await settled(monitor)
     clock.now += 2 * MAX_AGE_S
     triton.models = ModelSnapshot(unready={DEMO.id: "unavailable"})

@@ -151,25 +151,15 @@ async def test_a_second_failure_is_the_answer() -> None:
 
 
 @pytest.mark.parametrize(
-    "error", [InvalidRequest("no"), RateLimited("no", code="grammars", retry_after_s=1.0, headers={})]
+    "error", [InvalidRequest("no"), RateLimited("no", code="grammars", retry_after_s=1.0, headers={}), Draining()]
 )
-async def test_what_is_the_clients_mistake_is_not_sent_again_and_opens_nothing(error: APIError) -> None:
+async def test_an_error_that_is_not_the_replicas_fault_is_not_sent_again_and_opens_no_breaker(error: APIError) -> None:
     tritons = [FakeTriton([error]) for _ in range(2)]
     pool = await pool_of(*tritons)
     for _ in range(10):
         with pytest.raises(type(error)):
             await pool.text()
     assert sum(len(triton.requests) for triton in tritons) == 10
-    assert pool.pool.state_of(ENSEMBLE) == "ready"
-
-
-async def test_what_a_drain_ends_is_not_sent_again() -> None:
-    tritons = [FakeTriton([Draining()]) for _ in range(2)]
-    pool = await pool_of(*tritons)
-    for _ in range(5):
-        with pytest.raises(Draining):
-            await pool.text()
-    assert sum(len(triton.requests) for triton in tritons) == 5
     assert pool.pool.state_of(ENSEMBLE) == "ready"
 
 
