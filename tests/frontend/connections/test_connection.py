@@ -9,7 +9,6 @@ import socket
 import pytest
 
 from model_repository.contract.output import GenerationChunk
-from model_repository.contract.request import GenerationRequest, TextPrompt
 from tests.fakes import FakeTriton, chunks
 from tests.frontend.bodies import CHAT, COMPLETION
 from tests.frontend.conftest import Serve
@@ -67,19 +66,6 @@ async def test_a_body_that_dribbles_in_is_answered_with_408(serve: Serve, monkey
     (answer,) = await exchange(port_of(http), post("/v1/completions", COMPLETION)[:-1])
     assert (answer.status, answer.error["code"]) == (408, "request_timeout")
     assert not triton.requests
-
-
-def echo(request: GenerationRequest) -> list[GenerationChunk]:
-    assert isinstance(request.prompt, TextPrompt)
-    return chunks(request.prompt.text)
-
-
-async def test_pipelined_requests_are_answered_in_order(serve: Serve) -> None:
-    http = await serve(FakeTriton(echo))
-    requests = [post("/v1/completions", COMPLETION | {"prompt": f"p{number}"}) for number in range(50)]
-    answers = await exchange(port_of(http), b"".join(requests) + GET + CLOSE + b"\r\n")
-    assert [answer.status for answer in answers] == [200] * 51
-    assert all(f'"p{number}"'.encode() in answer.body for number, answer in enumerate(answers[:50]))
 
 
 async def test_a_url_that_is_too_long_is_414(serve: Serve) -> None:

@@ -122,13 +122,6 @@ async def test_a_changed_limit_holds_at_once(limiter: LocalLimiter) -> None:
     assert await remaining(limiter, 10) == 5
 
 
-async def test_a_request_that_can_never_fit_gets_no_time_to_come_back(limiter: LocalLimiter) -> None:
-    with pytest.raises(RateLimited, match="it can never fit") as caught:
-        await limiter.acquire(tokens(101, 100))
-    assert caught.value.headers["x-should-retry"] == "false"
-    assert "Retry-After" not in caught.value.headers
-
-
 async def test_the_estimate_is_charged_and_the_usage_settled(limiter: LocalLimiter) -> None:
     lease = await limiter.acquire(tokens(80, 100))
     assert [(reading.rate, reading.remaining) for reading in lease.readings] == [("tokens", 20)]
@@ -141,15 +134,6 @@ async def test_usage_beyond_the_estimate_is_a_debt(limiter: LocalLimiter) -> Non
     with pytest.raises(RateLimited) as caught:
         await limiter.acquire(tokens(1, 60))
     assert caught.value.headers["retry-after-ms"] == "11000"
-
-
-async def test_a_limit_of_concurrency_allows_the_next_request_when_one_ends(limiter: LocalLimiter) -> None:
-    request = counted(max_concurrent=1)
-    lease = await limiter.acquire(request)
-    with pytest.raises(RateLimited, match="1 requests at a time"):
-        await limiter.acquire(request)
-    limiter.release(lease, 0)
-    await limiter.acquire(request)
 
 
 async def test_a_refusal_by_one_scope_charges_no_other_scope(limiter: LocalLimiter) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 
 import aiohttp
 import pytest
@@ -12,13 +11,10 @@ from aiohttp import web
 from frontend.errors import Draining
 from frontend.gateway.drain import Drain
 from frontend.request_context import DRAIN, DrainControl
-from model_repository.contract.output import GenerationChunk
 from tests.fakes import FakeTriton, chunks
 from tests.frontend.answers import error_of
 from tests.frontend.bodies import COMPLETION
 from tests.frontend.conftest import Serve
-
-STREAMED = COMPLETION | {"stream": True}
 
 
 async def served(serve: Serve, triton: FakeTriton) -> tuple[aiohttp.ClientSession, DrainControl]:
@@ -41,35 +37,6 @@ async def test_a_drain_refuses_new_requests_and_shows_in_the_health(serve: Serve
     assert (ready.status, (await ready.json())["status"]) == (503, "draining")
     live = await http.get("/health/live")
     assert (live.status, live.headers["Connection"]) == (200, "close")
-
-
-async def test_a_stream_in_flight_is_finished(serve: Serve) -> None:
-    gate = asyncio.Event()
-    triton = FakeTriton([GenerationChunk(text="a"), gate, *chunks("b")])
-    http, drain = await served(serve, triton)
-    response = await http.post("/v1/completions", json=STREAMED)
-    finishing = asyncio.create_task(drain.finish(60.0, asyncio.Event(), triton.end_all))
-    await asyncio.sleep(0)
-    assert drain.is_draining and not finishing.done()
-    gate.set()
-    text = (await response.read()).decode()
-    assert '"finish_reason":"stop"' in text
-    assert "error" not in text
-    await asyncio.wait_for(finishing, 10)
-
-
-@pytest.mark.parametrize("is_hurried", [True, False])
-async def test_a_stream_that_takes_too_long_ends_with_an_error(serve: Serve, is_hurried: bool) -> None:
-    hurry = asyncio.Event()
-    triton = FakeTriton([GenerationChunk(text="a"), asyncio.Event()])
-    http, drain = await served(serve, triton)
-    response = await http.post("/v1/completions", json=STREAMED)
-    if is_hurried:
-        hurry.set()
-    await asyncio.wait_for(drain.finish(60.0 if is_hurried else 0.0, hurry, triton.end_all), 10)
-    events = (await response.read()).decode().split("\n\n")
-    assert events[-2] == "data: [DONE]"
-    assert json.loads(events[-3].removeprefix("data: "))["error"]["code"] == "draining"
 
 
 async def test_a_drain_without_requests_ends_at_once_and_notifies_the_others_once() -> None:

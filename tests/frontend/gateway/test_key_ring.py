@@ -127,10 +127,3 @@ async def test_the_file_is_watched(tmp_path: Path) -> None:
         while names(ring, ALICE, BOB) != ["-", "bob"]:  # noqa: ASYNC110 - the ring has no event for a reading
             await asyncio.sleep(0)
     watching.cancel()
-
-
-def test_the_log_contains_no_key(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.DEBUG)
-    ring = KeyRing(written(tmp_path / "k", alice=ALICE))
-    names(ring, ALICE, BOB)
-    assert ALICE not in caplog.text and BOB not in caplog.text and hash_of(ALICE) not in caplog.text

@@ -67,11 +67,6 @@ async def test_an_error_behind_a_comment_is_an_event(serve: Serve, error: Except
     assert text.endswith("data: [DONE]\n\n")
 
 
-async def test_an_early_error_is_still_a_status(serve: Serve) -> None:
-    http = await serve(FakeTriton([InvalidRequest("no")]), stream_keepalive_s=30)
-    assert (await error_of(await http.post("/v1/completions", json=COMPLETION | {"stream": True})))["status"] == 400
-
-
 async def test_openais_client_reads_a_stream_with_comments(serve: Serve) -> None:
     pause = asyncio.Event()
     http = await serve(FakeTriton([pause, *chunks("a", "b")]), stream_keepalive_s=SOON_S)

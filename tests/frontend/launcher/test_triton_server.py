@@ -9,7 +9,7 @@ import pytest
 
 from frontend.launcher.errors import TritonNotFound
 from frontend.launcher.libpython import LIBRARY, libpython_dir
-from frontend.launcher.triton_server import GrpcTls, TritonInstallation, TritonPorts, find_triton, triton_command
+from frontend.launcher.triton_server import find_triton
 
 NOWHERE = Path("/nowhere/tritonserver")
 
@@ -80,56 +80,6 @@ def test_a_missing_wheel_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr("frontend.launcher.triton_server.why_unusable", lambda: None)
     with pytest.raises(TritonNotFound, match="nvidia-pytriton"):
         find_triton(None, tmp_path, {}, full=NOWHERE)
-
-
-def test_triton_listens_on_loopback_only_and_loads_everything_explicitly():
-    installation = TritonInstallation(binary=Path("/bin/tritonserver"), environment={}, backend_dir=Path("/backends"))
-    ports = TritonPorts(grpc=1, http=2, metrics=3)
-    command = triton_command(installation, Path("/repository"), ports, "conch_x_", key="k")
-    assert command[0] == "/bin/tritonserver"
-    expected = {
-        "--model-control-mode=explicit",
-        "--load-model=*",
-        "--backend-directory=/backends",
-        "--backend-config=python,shm-region-prefix-name=conch_x_",
-    }
-    assert expected <= set(command)
-    for name, port in (("grpc", 1), ("http", 2), ("metrics", 3)):
-        assert {f"--{name}-address=127.0.0.1", f"--{name}-port={port}"} <= set(command)
-
-
-def test_http_is_closed_by_default_and_restricted_as_grpc_is():
-    installation = TritonInstallation(binary=Path("/bin/tritonserver"), environment={})
-
-    def command(http: int | None) -> set[str]:
-        ports = TritonPorts(grpc=1, metrics=3, http=http)
-        return set(triton_command(installation, Path("/r"), ports, "conch_x_", key="k"))
-
-    restriction = "model-repository,shared-memory,trace,logging:conch-key=k"
-    assert {"--allow-http=false", f"--grpc-restricted-protocol={restriction}"} <= command(None)
-    assert command(2) - command(None) == {
-        "--allow-http=true",
-        "--http-address=127.0.0.1",
-        "--http-port=2",
-        f"--http-restricted-api={restriction}",
-    }
-
-
-def test_with_tls_grpc_has_certificates():
-    installation = TritonInstallation(binary=Path("/bin/tritonserver"), environment={})
-    ports = TritonPorts(grpc=1, metrics=3)
-
-    def command(**files: str) -> set[str]:
-        return set(triton_command(installation, Path("/r"), ports, "conch_x_", key="k", tls=GrpcTls(**files)))
-
-    plain = command()
-    assert command(cert="c", key="k") - plain == {
-        "--grpc-use-ssl=true",
-        "--grpc-server-cert=c",
-        "--grpc-server-key=k",
-    }
-    mutual = {"--grpc-use-ssl-mutual=true", "--grpc-root-cert=a"}
-    assert command(cert="c", key="k", client_ca="a") - command(cert="c", key="k") == mutual
 
 
 def test_the_library_of_this_python_is_where_it_is_said_to_be():

@@ -32,18 +32,6 @@ async def test_an_adapter_is_loaded_listed_and_unloaded(operate: Operate, triton
     assert (await http.delete(f"{ROUTE}/polite")).status == 404
 
 
-async def test_an_engines_refusal_has_its_status_and_field(operate: Operate, triton: FakeTriton) -> None:
-    triton.adapter_error = InvalidRequest("source: 'x': its rank is 65: at most 64", param="source")
-    answer = await (await operate()).post(ROUTE, json=POLITE)
-    body = await answer.json()
-    assert (answer.status, body["error"]["param"]) == (400, "source")
-    assert body["endpoints"]["fake:1"] == {
-        "state": "failed",
-        "code": "invalid_value",
-        "message": "source: 'x': its rank is 65: at most 64",
-    }
-
-
 @pytest.mark.parametrize(
     ("body", "word"),
     [

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from frontend.caller import Role
 from frontend.errors import ModelNotFound, ServerError, TritonUnreachable
 from frontend.operations.models import EndpointsControl, ModelControl
 from tests.fakes import FakeTriton
@@ -90,17 +89,6 @@ async def test_an_unload_waits_for_running_requests_and_then_unloads_every_stage
     ]
 
 
-async def test_requests_that_run_after_the_timeout_end_with_an_error(
-    operate: Operate, triton: FakeTriton, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("frontend.triton.health_monitor.STATS_INTERVAL_S", 1000.0)
-    http = await operate()
-    triton.num_active = [3, 3]
-    answer = await http.post("/admin/models/org/demo/unload", json={"timeout_s": 0})
-    assert (await answer.json())["num_ended"] == 3
-    assert triton.calls[:2] == ["unload org--demo", "fail org--demo"]
-
-
 @pytest.mark.parametrize(
     ("path", "body", "status", "word"),
     [
@@ -143,17 +131,6 @@ async def test_a_load_that_fails_is_an_error(operate: Operate, triton: FakeTrito
     triton.loadable, triton.load_error = {"org--big"}, ServerError()
     http = await operate()
     assert (await http.post("/admin/models/org/big/load")).status == 500
-
-
-async def test_keys_are_reloaded_here_and_in_every_worker(
-    operate: Operate, key_file: KeyFile, supervisor: FakeSupervisor
-) -> None:
-    http = await operate(key_file=str(key_file.path))
-    key_file.add("second", role=Role.ADMIN)
-    answer = await http.post("/admin/keys/reload", headers=key_file.headers("admin"))
-    assert await answer.json() == {"num_keys": 3}
-    assert supervisor.signals == ["reload"]
-    assert (await http.get("/admin/models", headers=key_file.headers("second"))).status == 200
 
 
 async def test_a_bad_key_file_is_refused_with_its_fault_and_the_old_keys_stay(

@@ -144,7 +144,3 @@ def test_an_answer_of_the_official_client_can_be_sent_back() -> None:
 def test_fields_that_need_others_are_refused_without_them(fields: dict[str, Any], param: str) -> None:
     error = refusal(ChatCompletionRequest, CHAT | fields, validation_status=422)
     assert (type(error), error.status, error.param) == (InvalidRequest, 400, param)
-
-
-def test_the_last_message_is_continued_instead_of_a_new_one() -> None:
-    assert chat(continue_final_message=True, add_generation_prompt=False).continue_final_message

@@ -39,11 +39,6 @@ def test_another_value_is_no_prompt(prompt: Any) -> None:
     assert error.message.startswith("prompt=")
 
 
-def test_a_missing_prompt_is_named() -> None:
-    error = refusal(CompletionRequest, {"model": "m"})
-    assert (error.message, error.code) == ("prompt: Field required", "missing_required_parameter")
-
-
 def test_images_are_texts_and_not_too_many() -> None:
     assert refusal(CompletionRequest, COMPLETION | {"images": "data:"}).param == "images"
     assert refusal(CompletionRequest, COMPLETION | {"images": ["a", 5]}).param == "images[1]"

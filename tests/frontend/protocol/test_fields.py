@@ -197,11 +197,6 @@ def test_fields_with_the_same_meaning_go_together(fields: dict[str, Any]) -> Non
     assert read(CompletionRequest, COMPLETION | fields)[1] == []
 
 
-def test_the_rule_of_stream_options_has_openais_words() -> None:
-    error = refusal(CompletionRequest, COMPLETION | {"stream_options": {"include_usage": True}})
-    assert error.message == "stream_options: `stream_options` can only be used when `stream` is True"
-
-
 def test_bookkeeping_is_collected() -> None:
     fields = {"user": "u", "metadata": {"a": "b"}, "safety_identifier": "s", "prompt_cache_key": "k"}
     request, unknown = read(ChatCompletionRequest, CHAT | fields)

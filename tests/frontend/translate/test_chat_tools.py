@@ -159,14 +159,6 @@ def test_text_beside_calls_is_content(text: str, reason: str, content: str) -> N
     assert (streamed(list(text), FinishReason(reason), **TOOLS)["message"]["content"] or "") == content
 
 
-def test_a_call_that_was_cut_keeps_the_arguments_so_far() -> None:
-    text = text_of(CALLS[0])[:-25]
-    choice = answered(text, FinishReason.LENGTH, **TOOLS)
-    (call,) = choice["message"]["tool_calls"]
-    assert CALLS[0][1].startswith(call["function"]["arguments"])
-    assert choice["finish_reason"] == "length"
-
-
 def test_each_choice_has_a_parser_of_its_own() -> None:
     reply = reply_to(stream=True, n=2, **TOOLS)
     first, second = pieces_of(list(text_of(CALLS[0]))), pieces_of(list("plain text, as long as a call" * 2))

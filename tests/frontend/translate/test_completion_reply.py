@@ -171,17 +171,6 @@ def test_offsets_begin_behind_each_prompt_unless_it_is_echoed(echo: bool, offset
     assert [item["text_offset"] for item in seen if item] == offsets[: len(pieces)]
 
 
-def test_an_echoed_prompt_has_its_log_probabilities() -> None:
-    items = (TokenLogprob(1, "é".encode(), None), TokenLogprob(2, b"b", -2.0), TokenLogprob(3, b"c", -1.0))
-    chunk = replace(LAST, text="ébc", logprobs=items, num_prompt_tokens=2)
-    (choice,) = whole(reply_to(prompt="éb", echo=True, logprobs=1, max_tokens=1), chunk)["choices"]
-    assert choice["logprobs"] is not None
-    assert choice["logprobs"]["tokens"] == ["é", "b", "c"]
-    assert choice["logprobs"]["token_logprobs"] == [None, -2.0, -1.0]
-    assert choice["logprobs"]["top_logprobs"][0] is None
-    assert choice["logprobs"]["text_offset"] == [0, 1, 2]
-
-
 @pytest.mark.parametrize("asked", [True, False])
 def test_token_ids_are_there_on_request(asked: bool) -> None:
     chunk = replace(LAST, token_ids=(5, 6))

@@ -28,15 +28,6 @@ def credentials_of(cert: str, key: str, client_ca: str = "") -> grpc.ServerCrede
     return grpc.ssl_server_credentials([(Path(key).read_bytes(), Path(cert).read_bytes())], authority, bool(client_ca))
 
 
-async def unless_reached(client: TritonClient) -> errors.APIError | None:
-    """Return why a client does not reach its server, None if it does."""
-    try:
-        await client.snapshot()
-    except errors.APIError as exc:
-        return exc
-    return None
-
-
 @asynccontextmanager
 async def connected(folder: Path, *, wants_certificate: bool = False, **settings: str) -> AsyncIterator[TritonClient]:
     """Run a Triton with the trusted certificate, and a client with these settings."""
@@ -63,46 +54,6 @@ async def test_a_triton_that_the_authority_vouches_for_is_talked_to(tmp_path: Pa
         assert await completion_of(client) == chunks("a")
 
 
-async def test_a_triton_may_be_known_by_another_name_than_its_address(tmp_path: Path) -> None:
-    cert, key = self_signed.make(tmp_path, TRUSTED, "DNS:pods.example.com")
-    credentials = triton_credentials(Settings(triton_tls_ca=cert))
-    server = FakeTritonServer()
-    server.script = list(chunks("a"))
-    listener, port = await listen(server, credentials=credentials_of(cert, key))
-    for name, is_right in (("pods.example.com", True), ("pods", False), ("", False)):
-        client = TritonClient(f"127.0.0.1:{port}", credentials, name)
-        if is_right:
-            assert await completion_of(client) == chunks("a")
-        else:
-            assert "Hostname Verification Check failed" in str(await unless_reached(client))
-        await client.close()
-    await listener.stop(None)
-
-
-async def test_a_connection_that_is_lost_is_made_anew_with_the_files_as_they_are(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level("INFO")
-    cert, key = self_signed.make(tmp_path, TRUSTED)
-    credentials = triton_credentials(Settings(triton_tls_ca=cert, triton_tls_cert=cert, triton_tls_key=key))
-    server = FakeTritonServer()
-    server.script = list(chunks("a"))
-    listener, port = await listen(server, credentials=credentials_of(cert, key, client_ca=cert))
-    client = TritonClient(f"127.0.0.1:{port}", credentials)
-    assert await completion_of(client) == chunks("a")
-    self_signed.make(tmp_path, TRUSTED)
-    assert await completion_of(client) == chunks("a"), "the connection goes on"
-    assert not caplog.records
-    await listener.stop(None)
-    listener, _ = await listen(server, port, credentials=credentials_of(cert, key, client_ca=cert))
-    async with asyncio.timeout(10):
-        while isinstance(await unless_reached(client), errors.TritonUnreachable):
-            pass
-    assert "the certificates for Triton were read again" in caplog.messages
-    await client.close()
-    await listener.stop(None)
-
-
 def test_files_that_do_not_fit_change_nothing_and_are_told_of_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -116,17 +67,6 @@ def test_files_that_do_not_fit_change_nothing_and_are_told_of_once(
     assert line.startswith("the certificates for Triton cannot be read again, the last ones stay: triton_tls_cert=")
     Path(key).write_bytes(old_key)
     assert credentials.latest() is not first
-
-
-async def test_another_triton_is_not_talked_to(tmp_path: Path) -> None:
-    ca, _ = self_signed.make(tmp_path, STRANGER)
-    async with connected(tmp_path, triton_tls_ca=ca) as client:
-        assert await is_refused(client)
-
-
-async def test_without_tls_a_triton_that_wants_it_is_not_reached(tmp_path: Path) -> None:
-    async with connected(tmp_path) as client:
-        assert await is_refused(client)
 
 
 @pytest.mark.parametrize(("name", "is_let_in"), [(TRUSTED, True), (STRANGER, False), ("", False)])

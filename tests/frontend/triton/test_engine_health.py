@@ -2,22 +2,12 @@ from __future__ import annotations
 
 import pytest
 
-from frontend.errors import APIError, EngineFailed, ModelNotReady, StageUnhealthy, TritonTimeout, TritonUnreachable
+from frontend.errors import APIError, EngineFailed, TritonTimeout, TritonUnreachable
 from frontend.triton.health_monitor import RELOAD_PAUSE_S, EngineHealth, ReloadPlan, Verdict
 from tests.frontend.triton.test_models import Clock
 
 ENGINE = "org--demo__engine"
 TOKENIZER = "org--demo__tokenizer"
-
-
-def test_an_engine_with_the_same_epoch_is_fine() -> None:
-    health = EngineHealth()
-    assert [health.answered(7), health.answered(7)] == [Verdict.FINE, Verdict.FINE]
-
-
-def test_another_epoch_is_a_restart_once() -> None:
-    health = EngineHealth()
-    assert [health.answered(epoch) for epoch in (7, 8, 8)] == [Verdict.FINE, Verdict.RESTARTED, Verdict.FINE]
 
 
 @pytest.mark.parametrize("error", [TritonTimeout(), EngineFailed()])
@@ -33,35 +23,11 @@ def test_an_answer_between_two_misses_forgives_the_first() -> None:
     assert health.failed(TritonTimeout()) is Verdict.FINE
 
 
-def test_a_dead_process_loses_the_engine_at_once() -> None:
-    assert EngineHealth().failed(StageUnhealthy(ENGINE)) is Verdict.LOST
-
-
 def test_a_triton_that_is_away_is_no_reason_to_reload() -> None:
     health = EngineHealth()
     health.answered(7)
     assert [health.failed(TritonUnreachable()) for _ in range(3)] == [Verdict.FINE] * 3
     assert health.answered(8) is Verdict.FINE  # its streams broke with the connection
-
-
-def test_an_engine_that_somebody_else_unloads_is_gone_at_once_and_the_next_one_is_another() -> None:
-    """Its streams were ended when the next one was there, and with them the next one's."""
-    health = EngineHealth()
-    health.answered(7)
-    gone = [health.failed(ModelNotReady("x")) for _ in range(3)]
-    assert gone == [Verdict.UNLOADED, Verdict.FINE, Verdict.FINE]
-    assert health.answered(8) is Verdict.FINE
-
-
-def test_a_reload_is_not_tried_again_before_a_pause() -> None:
-    clock = Clock()
-    plan = ReloadPlan(clock)
-    plan.want(ENGINE)
-    assert plan.start_due() == [ENGINE]
-    clock.now += RELOAD_PAUSE_S - 0.1
-    assert plan.start_due() == []
-    clock.now += 0.1
-    assert plan.start_due() == [ENGINE]
 
 
 @pytest.mark.parametrize(("duration_s", "pause_s"), [(1.0, RELOAD_PAUSE_S), (240.0, 240.0)])
@@ -76,14 +42,6 @@ def test_the_pause_begins_with_the_end_of_a_reload_and_is_at_least_as_long(durat
     assert plan.start_due() == []
     clock.now += 0.2
     assert plan.start_due() == [ENGINE]
-
-
-def test_a_settled_stage_is_not_reloaded() -> None:
-    plan = ReloadPlan(Clock())
-    plan.want(ENGINE)
-    plan.settle(ENGINE)
-    assert plan.start_due() == []
-    assert plan.ensembles() == set()
 
 
 def test_trouble_from_before_a_reload_is_no_news_after_it() -> None:

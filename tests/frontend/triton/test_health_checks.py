@@ -28,7 +28,8 @@ async def test_engines_that_answer_are_named() -> None:
 async def test_a_token_is_asked_for_where_it_is_wanted() -> None:
     triton = FakeTriton(chunks("x"))
     assert await answer(triton, is_generating=True) == (True, "org--demo made a token")
-    assert [request.params.max_tokens for request in triton.requests] == [1]
+    [request] = triton.requests
+    assert (request.params.max_tokens, request.params.priority) == (1, -1), "one token, before those that wait"
     triton.script = [EngineFailed()]
     assert (await answer(triton, is_generating=True))[0] is False
 
@@ -58,12 +59,6 @@ async def test_an_engine_that_is_too_busy_for_a_probe_is_well_while_it_makes_tok
 
     assert await result(2) == (True, "org--demo is busy")
     assert (await result(0))[0] is False
-
-
-async def test_a_probe_passes_those_that_wait() -> None:
-    triton = FakeTriton(chunks("x"))
-    await answer(triton, is_generating=True)
-    assert triton.requests[0].params.priority == -1
 
 
 async def test_an_idle_engine_whose_tokens_do_not_arrive_is_a_failure() -> None:
