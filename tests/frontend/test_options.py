@@ -83,16 +83,6 @@ def test_an_option_for_one_server_takes_neither_a_model_nor_a_second_server(
     assert capsys.readouterr().err == f"error: --triton='{value}': must be one host:port, without a model\n"
 
 
-def test_help_shows_the_default_and_the_variable(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        main(["api", "--help"])
-    said = " ".join(capsys.readouterr().out.split())
-    assert "--port N Port of the API; 0 is any free port. (default: 8080)" in said
-    assert "--drain-timeout-s S Seconds that running requests may take to end after SIGTERM" in said
-    assert "each frontend counts alone. Also from CONCH_REDIS_URL." in said
-    assert "--triton-key" not in said
-
-
 def test_root_paths_are_named_one_by_one():
     assert parsed(["--root-path=/a", "--root-path", "/b"], Settings()).root_paths == ("/a", "/b")
     assert parsed(["--root-path=/a"], Settings(root_paths=("/z",))).root_paths == ("/a",)

@@ -11,10 +11,6 @@ from model_repository.contract.request import ContextOverflow
 from model_repository.model_parameters import RequestDefaults
 
 
-def test_the_defaults_are_valid() -> None:
-    Settings()
-
-
 def bad_values(declared: Setting) -> list[Any]:
     match declared.default:
         case _ if declared.choices:

@@ -4,30 +4,23 @@ from __future__ import annotations
 
 import asyncio
 
-import aiohttp
 import pytest
 from aiohttp import web
 
 from frontend.errors import Draining
 from frontend.gateway.drain import Drain
-from frontend.request_context import DRAIN, DrainControl
+from frontend.request_context import DRAIN
 from tests.fakes import FakeTriton, chunks
 from tests.frontend.answers import error_of
 from tests.frontend.bodies import COMPLETION
 from tests.frontend.conftest import Serve
 
 
-async def served(serve: Serve, triton: FakeTriton) -> tuple[aiohttp.ClientSession, DrainControl]:
-    """Serve a Triton over HTTP; return a client, and the drain of the application."""
-    apps: list[web.Application] = []
-    http = await serve(triton, apps=apps)
-    return http, apps[0][DRAIN]
-
-
 async def test_a_drain_refuses_new_requests_and_shows_in_the_health(serve: Serve) -> None:
-    http, drain = await served(serve, FakeTriton(chunks("x")))
+    apps: list[web.Application] = []
+    http = await serve(FakeTriton(chunks("x")), apps=apps)
     assert (await http.post("/v1/completions", json=COMPLETION)).status == 200
-    drain.begin()
+    apps[0][DRAIN].begin()
     for path in ("/v1/completions", "/v1/chat/completions", "/tokenize"):
         response = await http.post(path, json=COMPLETION)
         error = await error_of(response)

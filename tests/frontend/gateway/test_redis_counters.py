@@ -16,7 +16,7 @@ from frontend.errors import RateLimited
 from frontend.gateway.admission import Bounds
 from frontend.gateway.counters import Amounts, MemoryCounters, counters_of
 from frontend.gateway.limiter import LocalLimiter
-from frontend.gateway.outage import LimitsUnavailable, OnFailure
+from frontend.gateway.outage import OnFailure
 from frontend.gateway.redis_counters import RedisCounters
 from frontend.gateway.types import Lease
 from tests.frontend.gateway.admission_requests import Clock, counted, scope
@@ -145,23 +145,6 @@ async def test_redis_decides_like_memory(redis_server: RedisServer, steps: list[
                 each.settle(lease_id, counters, amounts)
             await shared.settled()
     await shared.close()
-
-
-@pytest.mark.parametrize("on_failure", OnFailure)
-async def test_without_redis_requests_run_or_are_refused_at_once(
-    start: Start, tmp_path: Path, on_failure: OnFailure, caplog: pytest.LogCaptureFixture
-) -> None:
-    replica = start(on_failure, f"unix://{tmp_path}/missing")
-    for _ in range(3):
-        request = counted(requests_per_minute=1)
-        if on_failure is OnFailure.OPEN:
-            lease = await replica.acquire(request)
-            assert lease.readings == ()
-            replica.release(lease, 5)
-        else:
-            with pytest.raises(LimitsUnavailable):
-                await replica.acquire(request)
-    assert caplog.text.count("Redis does not answer") == 1
 
 
 async def test_a_redis_that_hangs_delays_requests_for_a_second(start: Start, tmp_path: Path) -> None:

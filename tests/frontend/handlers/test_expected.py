@@ -57,15 +57,6 @@ async def test_it_is_not_ready_and_the_answer_says_when_to_come_back(
     assert "(state: not loaded)" in error["message"]
 
 
-async def test_it_is_served_once_its_triton_is_there(serve: Serve) -> None:
-    triton = away()
-    http = await serve(triton, triton_endpoints=NAMED)
-    assert (await http.post("/v1/completions", json=COMPLETION)).status == 503
-    triton.snapshot_error = triton.stats_error = None
-    triton.models = ModelSnapshot(ready={DEMO.id: DEMO})
-    assert (await http.post("/v1/completions", json=COMPLETION)).status == 200
-
-
 async def test_the_frontend_is_ready_and_other_models_are_not_found(serve: Serve) -> None:
     http = await serve(away(), triton_endpoints=NAMED)
     error = await error_of(await http.post("/v1/completions", json=COMPLETION | {"model": "other"}))

@@ -16,22 +16,6 @@ ROUTE = "/admin/models/org/demo/adapters"
 POLITE = {"name": "polite", "source": "teams/polite"}
 
 
-async def test_an_adapter_is_loaded_listed_and_unloaded(operate: Operate, triton: FakeTriton) -> None:
-    http = await operate()
-    loaded = await http.post(ROUTE, json=POLITE)
-    assert (loaded.status, await loaded.json()) == (
-        200,
-        {"id": "org/demo", "name": "polite", "endpoints": {"fake:1": {"state": "loaded"}}},
-    )
-    assert triton.adapters == {"polite": "teams/polite"}
-    triton.adapters["formal"] = ""  # built in
-    listed = await (await http.get(ROUTE)).json()
-    assert listed["endpoints"]["fake:1"]["adapters"] == {"polite": "teams/polite", "formal": None}
-    unloaded = await http.delete(f"{ROUTE}/polite")
-    assert (await unloaded.json())["endpoints"] == {"fake:1": {"state": "unloaded", "num_unloading": 1}}
-    assert (await http.delete(f"{ROUTE}/polite")).status == 404
-
-
 @pytest.mark.parametrize(
     ("body", "word"),
     [

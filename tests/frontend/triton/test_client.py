@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from contextlib import aclosing
 from typing import Any
 
 import pytest
@@ -13,7 +12,7 @@ from msgspec.structs import replace
 from frontend import errors
 from frontend.triton.client import TritonClient
 from frontend.triton.endpoints import ModelFilter
-from model_repository.contract.output import DeltaDetails, GenerationChunk, OutputBatch, TokenDelta
+from model_repository.contract.output import DeltaDetails, OutputBatch, TokenDelta
 from model_repository.contract.request import (
     ChatPrompt,
     EngineRequest,
@@ -202,28 +201,6 @@ async def test_without_triton_every_call_says_so_at_once(ask: Callable[[TritonCl
     with pytest.raises(errors.TritonUnreachable):
         await asyncio.wait_for(ask(client), 10)
     await client.close()
-
-
-async def test_a_triton_that_dies_ends_the_stream_and_is_found_again(server: FakeTritonServer) -> None:
-    listener, port = await listen(server)
-    client = TritonClient(f"127.0.0.1:{port}")
-    server.script = [GenerationChunk(text="a"), asyncio.Event()]
-    async with aclosing(client.generations.generate("demo", REQUEST)) as generation:
-        await anext(generation)
-        await listener.stop(None)
-        with pytest.raises(errors.TritonUnreachable):
-            await anext(generation)
-    server.script = list(chunks("a"))
-    listener, _ = await listen(server, port)
-    async with asyncio.timeout(20):
-        while True:  # the next attempts fail until grpc has tried to connect again
-            try:
-                assert await completion_of(client) == chunks("a")
-                break
-            except errors.TritonUnreachable:
-                await asyncio.sleep(0)
-    await client.close()
-    await listener.stop(None)
 
 
 @pytest.mark.parametrize(

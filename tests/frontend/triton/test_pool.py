@@ -65,23 +65,6 @@ async def pool_of(*tritons: FakeTriton) -> Pool:
     return pool
 
 
-async def test_an_engine_that_is_to_be_drained_gets_nothing_more() -> None:
-    tritons = [FakeTriton(chunks("x")), FakeTriton(chunks("x"))]
-    pool = await pool_of(*tritons)
-    tritons[0].is_draining = True
-    await pool.replicas[0].monitor.poll(ENSEMBLE)
-    assert [await pool.text() for _ in range(4)] == ["x"] * 4
-    assert (len(tritons[0].requests), len(tritons[1].requests)) == (0, 4)
-    assert pool.pool.states_by_endpoint()["fake:1"] == {DEMO.id: "draining"}
-    assert pool.pool.num_ready(ENSEMBLE) == 1
-    tritons[0].stats_error = TritonUnreachable()  # it ends
-    await pool.replicas[0].monitor.poll(ENSEMBLE)
-    assert pool.pool.num_ready(ENSEMBLE) == 1
-    tritons[0].stats_error, tritons[0].is_draining = None, False  # the one that was started in its place
-    await pool.replicas[0].monitor.poll(ENSEMBLE)
-    assert pool.pool.num_ready(ENSEMBLE) == 2
-
-
 async def test_a_busy_frontend_takes_no_endpoint_for_absent() -> None:
     pool = await pool_of(FakeTriton())
     listing = asyncio.create_task(pool.pool.snapshot())
