@@ -60,7 +60,7 @@ def chunks(*texts: str, finish_reason: FinishReason = FinishReason.STOP) -> list
     return [*(GenerationChunk(text=text) for text in texts[:-1]), last]
 
 
-def stats(epoch: int, step_age_ms: float = 0.0, *, is_draining: bool = False) -> EngineStats:
+def stats(epoch: int, step_age_ms: float = 0.0) -> EngineStats:
     """Return the answer of an idle engine."""
     return EngineStats(
         epoch=epoch,
@@ -82,7 +82,7 @@ def stats(epoch: int, step_age_ms: float = 0.0, *, is_draining: bool = False) ->
         adapters={},
         adapter_bytes=0,
         num_unloading=0,
-        is_draining=is_draining,
+        is_draining=False,
     )
 
 
@@ -112,7 +112,6 @@ class FakeTriton(TritonClient):
         self.num_snapshots = 0
         self.epoch = 1
         self.step_age_ms = 0.0
-        self.is_draining = False
         self.num_active: list[int] = []  # in the next answers of the engine, then 0
         self.adapters: dict[str, str] = {}  # name to source
         self.adapter_error: APIError | None = None
@@ -202,9 +201,7 @@ class FakeTriton(TritonClient):
             raise self.stats_error
         num_active = self.num_active.pop(0) if self.num_active else 0
         return msgspec.structs.replace(
-            stats(self.epoch, self.step_age_ms, is_draining=self.is_draining),
-            num_active=num_active,
-            adapters=dict(self.adapters),
+            stats(self.epoch, self.step_age_ms), num_active=num_active, adapters=dict(self.adapters)
         )
 
     async def unload(self, stage: str) -> None:

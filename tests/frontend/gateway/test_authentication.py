@@ -182,17 +182,6 @@ async def test_a_bound_key_is_for_its_organizations_and_projects(
         assert (await refused(response))["type"] == "permission_error"
 
 
-async def test_the_public_port_has_no_admin_routes(http: aiohttp.ClientSession, key_file: KeyFile) -> None:
-    for path in ("/admin/models", "/metrics"):
-        assert (await http.get(path, headers=key_file.headers("admin"))).status == 404
-
-
-async def test_without_a_key_file_every_key_is_accepted(serve: Serve, triton: FakeTriton) -> None:
-    http = await serve(triton)
-    assert (await http.get("/v1/models", headers={"Authorization": "Bearer none"})).status == 200
-    assert (await http.get("/v1/models")).status == 200
-
-
 @pytest.fixture
 async def url(http: aiohttp.ClientSession) -> AsyncIterator[str]:
     yield f"{(await http.get('/health/live')).url.origin()}/v1"

@@ -12,8 +12,6 @@ from frontend.errors import (
     ContextLengthExceeded,
     EngineFailed,
     InvalidRequest,
-    Overloaded,
-    StageUnhealthy,
 )
 from model_repository.capabilities import Capability
 from model_repository.contract.output import GenerationChunk
@@ -69,14 +67,6 @@ async def test_an_unexpected_exception_is_logged_and_kept_from_the_client(
     assert "internal_error" in text
     assert response.status == (200 if first else 500)
     assert "secret" in caplog.text
-
-
-@pytest.mark.parametrize("error", [Overloaded("full"), StageUnhealthy("org--demo__tokenizer")])
-async def test_a_full_or_broken_server_says_when_to_come_back(serve: Serve, error: Overloaded) -> None:
-    http = await serve(FakeTriton([error]))
-    response = await http.post("/v1/completions", json=COMPLETION)
-    assert (response.status, response.headers["Retry-After"]) == (503, "1")
-    assert (await error_of(response))["type"] == "overloaded_error"
 
 
 def prompt_and_seed(request: GenerationRequest) -> list[GenerationChunk]:

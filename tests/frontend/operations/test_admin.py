@@ -56,11 +56,6 @@ async def test_health_is_open_and_in_full(operate: Operate, key_file: KeyFile) -
     assert (ready.status, (await ready.json())["models"]) == (200, {"org/demo": "ready"})
 
 
-async def test_it_does_not_serve_the_api(operate: Operate) -> None:
-    http = await operate()
-    assert (await http.get("/v1/models")).status == 404
-
-
 async def test_models_are_listed_with_their_states(operate: Operate, triton: FakeTriton) -> None:
     triton.models = type(triton.models)(ready=triton.models.ready, unready={"a": "unavailable"})
     http = await operate()

@@ -19,25 +19,6 @@ def named(name: str) -> dict[str, Any]:
     return {"type": "function", "function": {"name": name}}
 
 
-@pytest.mark.parametrize(
-    ("fields", "words"),
-    [
-        (TOOLS | {"tool_choice": "none"}, "none"),
-        (TOOLS | {"tool_choice": "auto"}, "auto"),
-        (TOOLS | {"tool_choice": "required"}, "required"),
-        (TOOLS | {"tool_choice": named("get_time")}, "function:get_time"),
-        (FUNCTIONS | {"function_call": "none"}, "none"),
-        (FUNCTIONS | {"function_call": "auto"}, "auto"),
-        (FUNCTIONS | {"function_call": {"name": "get_time"}}, "function:get_time"),
-    ],
-)
-def test_each_form_of_a_choice_has_its_words(fields: dict[str, Any], words: str) -> None:
-    request = chat(**fields)
-    choice = request.tool_choice or request.function_call
-    assert choice is not None
-    assert choice.words() == words
-
-
 MALFORMED: list[tuple[dict[str, Any], str]] = [
     ({"tools": {}}, "tools"),
     ({"tools": [5]}, "tools[0]"),

@@ -30,7 +30,6 @@ from tests.fakes import DEMO, served_model
 from tests.frontend.bodies import TIME, USER, WEATHER, chat, completion, read
 
 NAME = ModelName(requested=DEMO.id, model=DEMO)
-ADAPTER = ModelName(requested="formal", model=DEMO, lora_name="formal")
 DEFAULTS = Settings().request_defaults()
 SEED_LIMIT = 2**64
 
@@ -209,15 +208,6 @@ def test_max_completion_tokens_wins_over_max_tokens_over_the_default(fields: dic
     assert (params.max_tokens, params.is_echo) == (max_tokens, bool(fields.get("echo")))
 
 
-def test_each_endpoint_has_a_default_of_its_own_and_the_models_wins() -> None:
-    assert (params_of(of_completion()).max_tokens, params_of(of_chat()).max_tokens) == (16, 256)
-    defaults: ModelDefaults = {"completion_max_tokens": 5, "chat_max_tokens": 6}
-    assert (
-        params_of(of_completion(defaults=defaults)).max_tokens,
-        params_of(of_chat(defaults=defaults)).max_tokens,
-    ) == (5, 6)
-
-
 @BOTH
 def test_a_default_of_null_fills_the_window(translated: Any) -> None:
     # Filling it is no overflow, even where overflow is an error.
@@ -239,31 +229,6 @@ def test_the_models_defaults_are_for_absent_fields(translated: Any) -> None:
     said = {"context_length_exceeded_behavior": "truncate", "include_stop_str_in_output": False}
     params = params_of(translated(defaults=defaults, **said))
     assert (params.overflow, params.include_stop) == (ContextOverflow.TRUNCATE, False)
-
-
-@BOTH
-def test_an_adapters_name_selects_the_adapter(translated: Any) -> None:
-    assert params_of(translated(name=ADAPTER)).lora_name == "formal"
-    assert params_of(translated(name=NAME)).lora_name == ""
-
-
-@BOTH
-@pytest.mark.parametrize(
-    ("fields", "output"),
-    [
-        ({}, None),
-        ({"response_format": {"type": "text"}}, None),
-        ({"response_format": {"type": "json_object"}}, StructuredOutput(OutputFormat.JSON_OBJECT)),
-        (
-            {"response_format": {"type": "text"}, "structured_outputs": {"regex": "a"}},
-            StructuredOutput(OutputFormat.REGEX, "a"),
-        ),
-    ],
-)
-def test_the_form_of_the_answer_is_a_structured_output(
-    translated: Any, fields: dict[str, Any], output: StructuredOutput | None
-) -> None:
-    assert params_of(translated(**fields)).structured_output == output
 
 
 def test_the_prompt_of_a_chat_is_the_same_for_tokenize() -> None:
@@ -295,6 +260,7 @@ TIME_TOOL = {"type": "function", "function": {"name": "get_time", "parameters": 
         ({}, None),
         ({"tools": []}, None),
         ({"tools": [WEATHER, TIME]}, ToolUse(tools=(WEATHER, TIME_TOOL))),
+        ({"tools": [WEATHER], "tool_choice": "auto"}, ToolUse(tools=(WEATHER,))),
         ({"tools": [WEATHER], "tool_choice": "none"}, ToolUse(tools=(WEATHER,), choice="none")),
         ({"tools": [WEATHER], "tool_choice": "required"}, ToolUse(tools=(WEATHER,), choice="required")),
         (
@@ -304,6 +270,10 @@ TIME_TOOL = {"type": "function", "function": {"name": "get_time", "parameters": 
         ({"tools": [WEATHER], "parallel_tool_calls": False}, ToolUse(tools=(WEATHER,), is_parallel=False)),
         ({"tools": [WEATHER], "parallel_tool_calls": True}, ToolUse(tools=(WEATHER,))),
         ({"functions": [TIME["function"]]}, ToolUse(tools=(TIME_TOOL,), is_parallel=False)),
+        (
+            {"functions": [TIME["function"]], "function_call": "none"},
+            ToolUse(tools=(TIME_TOOL,), choice="none", is_parallel=False),
+        ),
         (
             {"functions": [TIME["function"]], "function_call": {"name": "get_time"}},
             ToolUse(tools=(TIME_TOOL,), choice="function:get_time", is_parallel=False),
