@@ -10,7 +10,7 @@ import pytest
 
 from model_repository.contract.output import GenerationChunk
 from tests.fakes import FakeTriton, chunks
-from tests.frontend.bodies import CHAT
+from tests.frontend.bodies import CHAT, COMPLETION
 from tests.frontend.conftest import Serve
 from tests.frontend.connections.raw_http import DEADLINE_S, exchange, narrow_connection, port_of, post
 
@@ -57,6 +57,15 @@ async def test_an_idle_connection_is_closed_after_its_time(serve: Serve, monkeyp
     (answer,) = await exchange(port_of(http), GET + b"\r\n")
     assert answer.status == 200
     assert "connection" not in answer.headers
+
+
+async def test_a_body_that_dribbles_in_is_answered_with_408(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("frontend.handlers.bodies.BODY_TIMEOUT_S", 0.05)
+    triton = FakeTriton(chunks("x"))
+    http = await serve(triton)
+    (answer,) = await exchange(port_of(http), post("/v1/completions", COMPLETION)[:-1])
+    assert (answer.status, answer.error["code"]) == (408, "request_timeout")
+    assert not triton.requests
 
 
 async def test_a_url_that_is_too_long_is_414(serve: Serve) -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from model_repository.contract.request import ChatPrompt, TextPrompt, ToolUse
 from tests.fakes import DEMO, FakeTriton, served_model
+from tests.frontend.answers import error_of
 from tests.frontend.bodies import COMPLETION, USER, WEATHER
 from tests.frontend.conftest import Serve
 
@@ -44,6 +45,13 @@ async def test_token_ids_are_text_with_their_special_tokens(serve: Serve) -> Non
     answer = await http.post("/detokenize", json={"model": DEMO.id, "tokens": [7, 8]})
     assert await answer.json() == {"prompt": "<7><8>"}
     assert triton.detokenized == [((7, 8), True)]
+
+
+async def test_an_unknown_model_is_404(serve: Serve) -> None:
+    http = await serve(FakeTriton())
+    for path, body in (("/tokenize", {"prompt": "x"}), ("/detokenize", {"tokens": [1]})):
+        error = await error_of(await http.post(path, json=body | {"model": "other"}))
+        assert (error["status"], error["code"]) == (404, "model_not_found")
 
 
 async def test_models_have_all_their_names_here_too(serve: Serve) -> None:

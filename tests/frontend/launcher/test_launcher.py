@@ -215,6 +215,7 @@ def test_a_port_can_be_used_once_only(repository, tmp_path):
 def test_the_pauses_grow_and_end_at_the_limit() -> None:
     plan = RestartPlan(3, Clock())
     assert [plan.next_pause_s() for _ in range(5)] == [1.0, 2.0, 4.0, None, None]
+    assert RestartPlan(0, Clock()).next_pause_s() is None
 
 
 def test_an_old_restart_does_not_count() -> None:
