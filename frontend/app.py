@@ -18,7 +18,7 @@ from frontend.connections.refusals import SERVER
 from frontend.errors import APIError, InvalidRequest, MethodNotAllowed, NotFound, RequestTooLarge
 from frontend.gateway.install import install_gateway
 from frontend.handlers import completions, models, tokenization
-from frontend.handlers.bodies import LARGE_BODIES, expect_later, large_bodies_of
+from frontend.handlers.bodies import LARGE_BODIES, MAX_LARGEST, LargeBodies, expect_later
 from frontend.request_context import (
     CLIENT_CLOSED,
     FACTS,
@@ -63,7 +63,7 @@ def create_app(
     """
     app = web.Application(client_max_size=settings.max_body_bytes, middlewares=[log_request, answer_errors])
     app[SETTINGS], app[IS_PUBLIC] = settings, True
-    app[LARGE_BODIES] = large_bodies_of(settings.max_body_bytes)
+    app[LARGE_BODIES] = LargeBodies(MAX_LARGEST * settings.max_body_bytes)
 
     async def replicas_lifetime(app: web.Application) -> AsyncIterator[None]:
         observer, credentials, key = app[OBSERVER], triton_credentials(settings), settings.triton_key

@@ -81,7 +81,7 @@ class Limits:
         Raises:
             APIError: a limit of the key is reached, or the model has no room.
         """
-        facts, window = request[FACTS], name.model.context_window
+        facts, window = request[FACTS], name.model.parameters.context_window
         params, key = generations[0].params, facts.caller.id
         num_prompt_tokens = sum(_num_tokens(each.prompt, window) for each in generations[::num_per_prompt])
         wanted = AdmissionRequest(

@@ -17,7 +17,7 @@ from frontend.request_context import FACTS, SETTINGS
 
 BODY_TIMEOUT_S = 60.0  # for a body, from the end of its head
 LARGE_BYTES = 65_536  # parsing takes about a millisecond
-_MAX_LARGEST = 8  # bodies of the largest size in memory at a time; each costs up to eight times its size
+MAX_LARGEST = 8  # bodies of the largest size in memory at a time; each costs up to eight times its size
 _WAIT_S = 30.0  # for memory
 MAX_IGNORED_PARAMS, MAX_IGNORED_PLACE, MAX_IGNORED_CHARS = 32, 200, 2048  # in the header that lists them
 _JSON = re.compile(r"application/([\w.+-]+\+)?json")
@@ -59,11 +59,6 @@ class LargeBodies:
 
 
 LARGE_BODIES: web.AppKey[LargeBodies] = web.AppKey("large_bodies")
-
-
-def large_bodies_of(max_body_bytes: int) -> LargeBodies:
-    """Return the bounds for bodies of up to `max_body_bytes`."""
-    return LargeBodies(_MAX_LARGEST * max_body_bytes)
 
 
 async def read_body[Request: Body](request: web.Request, model: type[Request]) -> tuple[Request, list[str]]:

@@ -37,11 +37,11 @@ def _card(name: ModelName) -> ModelCard:
     return {
         "id": name.requested,
         "object": "model",
-        "created": name.model.created,
-        "owned_by": name.model.owned_by,
+        "created": name.model.parameters.created,
+        "owned_by": name.model.parameters.owned_by,
         "root": name.model.id,
         "parent": name.model.id if name.lora_name else None,
-        "max_model_len": name.model.context_window,
+        "max_model_len": name.model.parameters.context_window,
     }
 
 

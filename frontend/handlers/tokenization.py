@@ -22,7 +22,7 @@ async def tokenize(request: web.Request) -> web.Response:
     )
     answer: Tokenization = {
         "count": len(answered.token_ids),
-        "max_model_len": model.context_window,
+        "max_model_len": model.parameters.context_window,
         "tokens": list(answered.token_ids),
         "token_strs": list(answered.strings) if body.return_token_strs else None,
     }

@@ -74,7 +74,8 @@ class ChatReply:
         self._has_no_content = tool_choice is not None and tool_choice.type in ("required", "function")
         has_tools = bool(chat.tool_names()) and (tool_choice is None or tool_choice.type != "none")
         self._choices = [
-            _Choice(tool_call_parser(name.model.tool_call_format) if has_tools else None) for _ in range(chat.n or 1)
+            _Choice(tool_call_parser(name.model.parameters.tool_call_format) if has_tools else None)
+            for _ in range(chat.n or 1)
         ]
         self._num_running = len(self._choices)
         self._usages: dict[int, output.Usage] = {}  # by choice
@@ -121,7 +122,7 @@ class ChatReply:
             "object": "chat.completion",
             "created": self._created,
             "model": self._name.requested,
-            "system_fingerprint": self._name.model.fingerprint,
+            "system_fingerprint": self._name.model.parameters.fingerprint,
             "choices": [self._whole_choice(index, chunk) for index, chunk in enumerate(chunks)],
             "usage": total_usage(usages, len(chunks)),
         }
@@ -223,7 +224,7 @@ class ChatReply:
             "object": "chat.completion.chunk",
             "created": self._created,
             "model": self._name.requested,
-            "system_fingerprint": self._name.model.fingerprint,
+            "system_fingerprint": self._name.model.parameters.fingerprint,
             "choices": list(choices),
         }
         if self._service_tier is not None:

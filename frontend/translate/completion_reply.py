@@ -116,7 +116,7 @@ class CompletionReply:
             "object": "text_completion",
             "created": self._created,
             "model": self._name.requested,
-            "system_fingerprint": self._name.model.fingerprint,
+            "system_fingerprint": self._name.model.parameters.fingerprint,
             "choices": choices,
         }
         if self._service_tier is not None:

@@ -99,8 +99,8 @@ def check_num_tokens(num_tokens: int, field: str, model: ServedModel, *, counted
     Raises:
         ContextLengthExceeded: it has too many tokens.
     """
-    if num_tokens > model.context_window:
-        sizes = f"{counted}{num_tokens} tokens: the context window is {model.context_window} tokens"
+    if num_tokens > model.parameters.context_window:
+        sizes = f"{counted}{num_tokens} tokens: the context window is {model.parameters.context_window} tokens"
         raise ContextLengthExceeded(f"{field}: {sizes}", param=field)
 
 
@@ -209,7 +209,7 @@ def _max_tokens(
     for limit in (body.max_completion_tokens, body.max_tokens, default):
         if limit is not None:
             return limit, False
-    return name.model.context_window, True
+    return name.model.parameters.context_window, True
 
 
 def _sampling(body: GenerationBody) -> SamplingParams:

@@ -31,31 +31,6 @@ class ServedModel:
         """The model id of OpenAI's API."""
         return self.parameters.model_id
 
-    @property
-    def context_window(self) -> int:
-        """Tokens of prompt and completion together."""
-        return self.parameters.context_window
-
-    @property
-    def created(self) -> int:
-        """Unix seconds."""
-        return self.parameters.created
-
-    @property
-    def owned_by(self) -> str:
-        """The organization that serves it."""
-        return self.parameters.owned_by
-
-    @property
-    def fingerprint(self) -> str:
-        """Changes whenever the same request could get a different answer."""
-        return self.parameters.fingerprint
-
-    @property
-    def tool_call_format(self) -> str:
-        """How it writes tool calls."""
-        return self.parameters.tool_call_format
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelName:

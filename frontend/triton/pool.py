@@ -35,19 +35,14 @@ _ABSENT_TIMEOUT_S = 0.25
 
 
 class RetryBudget:
-    """A token bucket that first attempts fill instead of time. Pure.
+    """A token bucket that first attempts fill instead of time. Pure."""
 
-    Args:
-        share: retries per first attempt, 0 to 1.
-    """
-
-    def __init__(self, share: float) -> None:
-        self._share = share
-        self._saved = MAX_SAVED if share else 0.0
+    def __init__(self) -> None:
+        self._saved = MAX_SAVED
 
     def count_request(self) -> None:
         """Count a first attempt."""
-        self._saved = min(MAX_SAVED, self._saved + self._share)
+        self._saved = min(MAX_SAVED, self._saved + RETRY_SHARE)
 
     def try_spend(self) -> bool:
         """Spend one retry, and return whether there was one."""
@@ -83,7 +78,7 @@ class ReplicaPool:
         self._running: dict[Replica, asyncio.Task[None]] = {}
         self._is_running = False
         self._on_retired = on_retired
-        self._budget = RetryBudget(RETRY_SHARE)
+        self._budget = RetryBudget()
         self._union = ModelUnion(expected)
         self._is_complete = is_complete
         self._has_tried_all = False  # to fetch the models of every endpoint

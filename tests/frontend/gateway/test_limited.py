@@ -19,6 +19,7 @@ from tests.hostile.large import spaces
 
 NUM_USED = 12  # tokens of a completion of the fake Triton
 LIMIT = 1000  # tokens per minute
+WINDOW = DEMO.parameters.context_window
 PROMPT_BYTES = 300
 IMAGE = "data:image/png;base64," + "A" * 60_000
 
@@ -99,13 +100,13 @@ async def test_choices_of_one_prompt_pay_for_it_once(serve: Serve) -> None:
 @pytest.mark.parametrize(
     ("path", "body", "num_tokens"),
     [
-        ("/v1/completions", {"prompt": "a" * 60_000}, DEMO.context_window + 100),
-        ("/v1/completions", {"prompt": ["a" * 60_000] * 2}, 2 * DEMO.context_window + 200),
+        ("/v1/completions", {"prompt": "a" * 60_000}, WINDOW + 100),
+        ("/v1/completions", {"prompt": ["a" * 60_000] * 2}, 2 * WINDOW + 200),
         ("/v1/completions", {"prompt": ["a" * 15 + "\u20ac" * 5] * 2}, 20 + 200),
         ("/v1/completions", {"prompt": [1] * 40, "metadata": {"a": "a" * 60_000}}, 40 + 100),
         ("/v1/completions", {"prompt": "a" * 90, "nobody": "a" * 60_000, "user": "a" * 60_000}, 30 + 100),
         ("/v1/completions", {"prompt": "a <image>", "images": [IMAGE]}, 3 + 100),
-        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a" * 60_000}]}, DEMO.context_window + 100),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a" * 60_000}]}, WINDOW + 100),
     ],
 )
 async def test_the_estimate_of_a_prompt_is_its_text_and_at_most_the_context_window(

@@ -11,6 +11,7 @@ import orjson
 import pytest
 from pydantic import BaseModel
 
+from frontend import app
 from frontend.errors import ContextLengthExceeded, InvalidJSON, Overloaded
 from frontend.handlers import bodies
 from frontend.handlers.bodies import LARGE_BYTES, LargeBodies
@@ -136,7 +137,7 @@ async def test_the_room_of_a_large_body_is_given_back_with_the_answer(
     serve: Serve, monkeypatch: pytest.MonkeyPatch, is_chunked: bool
 ) -> None:
     monkeypatch.setattr(bodies, "_WAIT_S", 0.0)
-    monkeypatch.setattr(bodies, "_MAX_LARGEST", 1)
+    monkeypatch.setattr(app, "MAX_LARGEST", 1)
     triton = FakeTriton([asyncio.Event()])
     http = await serve(triton, max_body_bytes=200_000)
     body = json.dumps(COMPLETION | {"prompt": "a" * 150_000}).encode()

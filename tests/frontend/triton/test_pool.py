@@ -210,7 +210,7 @@ async def test_an_adapter_is_asked_for_where_it_is_loaded() -> None:
 async def test_a_contradiction_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     pool = await pool_of(FakeTriton(), FakeTriton(models=[served_model(context_window=4096)]))
     for _ in range(2):
-        assert (await pool.pool.snapshot()).ready[DEMO.id].context_window == 2048
+        assert (await pool.pool.snapshot()).ready[DEMO.id].parameters.context_window == 2048
     (line,) = [record.getMessage() for record in caplog.records]
     assert line == "org/demo at fake:2 is not what it is elsewhere: context_window differ"
 
