@@ -99,9 +99,9 @@ def _cells(row: Parameter) -> Sequence[str]:
 def _values(schema: Mapping[str, Any]) -> str:
     """Return a short form of a JSON schema."""
     if "enum" in schema:
-        return ", ".join(f"`{_word(value)}`" for value in schema["enum"])
+        return ", ".join(f"`{json.dumps(value)}`" for value in schema["enum"])
     if "const" in schema:
-        return f"`{_word(schema['const'])}`"
+        return f"`{json.dumps(schema['const'])}`"
     if "anyOf" in schema:
         kinds = dict.fromkeys(_values(each) for each in schema["anyOf"] if each.get("type") != "null")
         return " or ".join(kinds)
@@ -113,10 +113,6 @@ def _values(schema: Mapping[str, Any]) -> str:
         f"{sign} {schema[word]}" for word, sign in _BOUNDS.items() if word in schema and schema[word] != MAX_INT32
     ]
     return " ".join([kind, ", ".join(bounds)]).strip()
-
-
-def _word(value: object) -> str:
-    return json.dumps(value)
 
 
 def _tensors_page() -> str:
@@ -219,7 +215,7 @@ def _tensor_cells(spec: TensorSpec) -> Sequence[str]:
 
 def _neutral_cells(spec: TensorSpec) -> Sequence[str]:
     values = [value.decode() if isinstance(value, bytes) else value for value in spec.neutral or ()]
-    return f"`{spec.name}`", spec.datatype, ", ".join(f"`{_word(value)}`" for value in values), spec.doc
+    return f"`{spec.name}`", spec.datatype, ", ".join(f"`{json.dumps(value)}`" for value in values), spec.doc
 
 
 def _output_cells(spec: TensorSpec) -> Sequence[str]:

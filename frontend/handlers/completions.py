@@ -220,7 +220,7 @@ async def _end_with_error(
             raise exc
         error = exc if isinstance(exc, APIError) else unexpected(exc, facts)
         facts.fail(error)
-        await response.write_eof(unwritten + sse.error_event(error) + sse.DONE)
+        await response.write_eof(unwritten + sse.event(error.envelope()) + sse.DONE)
     except ConnectionResetError:
         facts.error_code = CLIENT_CLOSED
 

@@ -9,14 +9,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from frontend.errors import APIError, InvalidRequest, ModelNotFound, NotFound, shown
+from frontend.operations.models import STATS_DEADLINE_S, ensemble_of
 from frontend.triton.client import TritonClient
 from frontend.triton.models import ModelSnapshot
 from model_repository.contract.output import EngineStats
-from model_repository.contract.tensors import model_id_to_ensemble
 
 logger = logging.getLogger(__name__)
-
-_STATS_DEADLINE_S = 2.0
 
 type Command = Callable[[TritonClient, str], Awaitable[EngineStats]]  # for the engine of an ensemble
 
@@ -69,7 +67,7 @@ class AdapterControl:
             APIError: no endpoint answers.
         """
         return await self._everywhere(
-            model_id, lambda triton, ensemble: triton.engine_stats(ensemble, _STATS_DEADLINE_S)
+            model_id, lambda triton, ensemble: triton.engine_stats(ensemble, STATS_DEADLINE_S)
         )
 
     async def load(self, model_id: str, name: str, source: str, served: ModelSnapshot) -> Outcomes:
@@ -114,10 +112,7 @@ class AdapterControl:
         return Outcomes(found)
 
     async def _everywhere(self, model_id: str, command: Command) -> Outcomes:
-        try:
-            ensemble = model_id_to_ensemble(model_id)
-        except ValueError as exc:
-            raise InvalidRequest(str(exc), param="model") from exc
+        ensemble = ensemble_of(model_id)
         tritons = dict(self._tritons)
         works = [self._at(triton, model_id, ensemble, command) for triton in tritons.values()]
         outcomes = dict(zip(tritons, await asyncio.gather(*works), strict=True))

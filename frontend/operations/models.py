@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 
 from frontend.errors import APIError, InvalidRequest, ModelNotFound
 from frontend.triton.client import TritonClient
@@ -16,7 +16,7 @@ logger = logging.getLogger(__name__)
 STAGES = ("tokenizer", "engine", "detokenizer")
 
 _POLL_S = 0.1
-_STATS_DEADLINE_S = 2.0
+STATS_DEADLINE_S = 2.0
 
 
 class ModelControl:
@@ -45,7 +45,7 @@ class ModelControl:
             ModelNotFound: the repository has no model of this id.
             APIError: Triton failed.
         """
-        ensemble = _ensemble(model_id)
+        ensemble = ensemble_of(model_id)
         async with self._lock:
             if await self._is_ready(model_id):
                 return
@@ -65,7 +65,7 @@ class ModelControl:
             ModelNotFound: no model of this id is loaded.
             APIError: Triton failed.
         """
-        ensemble = _ensemble(model_id)
+        ensemble = ensemble_of(model_id)
         async with self._lock:
             if not await self._is_ready(model_id):
                 raise ModelNotFound(model_id)
@@ -76,7 +76,8 @@ class ModelControl:
             if num_running:
                 logger.warning("ending %d requests of %s", num_running, model_id)
                 await self._triton.fail_running(ensemble)
-            await self._unload_all(ensemble, [stage_name(ensemble, stage) for stage in STAGES])
+            for name in (*STAGES, *filter(None, ENSEMBLES)):
+                await self._triton.repository.unload(stage_name(ensemble, name))
         return num_running
 
     async def _is_ready(self, model_id: str) -> bool:
@@ -87,7 +88,7 @@ class ModelControl:
         give_up_at = self._clock() + timeout_s
         while True:
             try:
-                stats = await self._triton.engine_stats(ensemble, _STATS_DEADLINE_S)
+                stats = await self._triton.engine_stats(ensemble, STATS_DEADLINE_S)
             except APIError as exc:  # a dead engine has no requests
                 logger.warning("the engine of %s does not answer: %s", ensemble, exc.code)
                 return 0
@@ -95,10 +96,6 @@ class ModelControl:
             if not num_running or self._clock() >= give_up_at:
                 return num_running
             await self._sleep(_POLL_S)
-
-    async def _unload_all(self, ensemble: str, stages: Sequence[str]) -> None:
-        for name in (*stages, *(stage_name(ensemble, each) for each in ENSEMBLES if each)):
-            await self._triton.repository.unload(name)
 
 
 class EndpointsControl:
@@ -157,7 +154,8 @@ class EndpointsControl:
         return results
 
 
-def _ensemble(model_id: str) -> str:
+def ensemble_of(model_id: str) -> str:
+    """Return the name of a model's ensemble, or raise InvalidRequest."""
     try:
         return model_id_to_ensemble(model_id)
     except ValueError as exc:

@@ -13,7 +13,7 @@ import orjson
 
 TEXT_FORMAT = "%(levelname)s %(name)s: %(message)s"
 REQUEST_LOGGER = "frontend.app"  # a stable name for filters of request lines
-# Set by `serve` in a terminal, where nobody reads a line for each request.
+# Set by `serve` in a terminal: the log has no line for each request.
 NO_REQUEST_LINES = "CONCH_NO_REQUEST_LINES"
 _FIELDS = "fields"  # attribute of a log record: returns what replaces the message in JSON
 

@@ -30,7 +30,7 @@ class BulkHistogram(Histogram):
     """A histogram for many observations at once."""
 
     def observe(self, amount: float, exemplar: Any = None) -> None:
-        """Add an observation; prometheus_client looks at every bucket."""
+        """Add an observation; prometheus_client itself compares with every bucket."""
         self._buckets[bisect_left(self._upper_bounds, amount)].inc(1)
         self._sum.inc(amount)
 

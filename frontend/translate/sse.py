@@ -8,7 +8,6 @@ from typing import Any
 
 import orjson
 
-from frontend.errors import APIError
 from frontend.translate.chat_reply import ChatReply
 from frontend.translate.completion_reply import CompletionReply
 from model_repository.contract.output import GenerationChunk
@@ -55,11 +54,6 @@ class EventEncoder:
 def event(payload: Mapping[str, Any]) -> bytes:
     """Return one event with a JSON object."""
     return b"data: " + _json(payload) + b"\n\n"
-
-
-def error_event(error: APIError) -> bytes:
-    """Return the event of an error after the first byte."""
-    return event(error.envelope())
 
 
 def _json(value: object) -> bytes:

@@ -187,9 +187,8 @@ class MultiplexedCall:
             self._opened.set_exception(error)
             self._opened.exception()  # marks the error as seen for asyncio
         for queue in self._queues.values():
-            is_lost = not queue.is_waiting and isinstance(
-                error, errors.OutputStreamNotOpen
-            )  # it has begun, so it cannot be sent again
+            # A request that has begun cannot be sent again.
+            is_lost = not queue.is_waiting and isinstance(error, errors.OutputStreamNotOpen)
             queue.fail(errors.EngineFailed() if is_lost else error, is_engine_lost=is_engine_lost)
         return len(self._queues)
 
@@ -219,7 +218,7 @@ class MultiplexedCall:
         """Give the requests of a batch their error.
 
         Raises:
-            APIError: it is everybody's.
+            APIError: the error concerns all requests of the call.
         """
         # An engine without the stream is a new one: the other requests of this call are lost too.
         first, mark, last = request_id.partition("-")

@@ -141,7 +141,7 @@ async def unary(
     """Return the only answer to a request.
 
     Raises:
-        APIError: what Triton or grpc said.
+        APIError: the error of Triton or of grpc.
     """
     try:
         return await loop_time.within(timeout_s, method(request, metadata=metadata))

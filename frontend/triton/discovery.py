@@ -15,7 +15,7 @@ logger = logging.getLogger(__name__)
 
 _NO_ADDRESS = (socket.EAI_NONAME, socket.EAI_NODATA)  # the name server's answer, in contrast to its silence
 _INTERVAL_S = 2.0  # between two lookups of a name
-_FIRST_LOOK_S = 5.0
+_FIRST_LOOKUPS_S = 5.0
 
 
 def host_of(endpoint: str) -> str:
@@ -96,7 +96,7 @@ class DnsDiscovery:
 async def discovering(discoveries: Sequence[DnsDiscovery]) -> AsyncIterator[None]:
     """Follow names within the block. It begins after the first lookups, or after a few seconds."""
     with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(_FIRST_LOOK_S):
+        async with asyncio.timeout(_FIRST_LOOKUPS_S):
             await asyncio.gather(*(discovery.look() for discovery in discoveries))
     tasks = [asyncio.create_task(discovery.run()) for discovery in discoveries]
     try:

@@ -62,11 +62,11 @@ def error_from_rpc(exc: grpc.aio.AioRpcError) -> APIError:
 
 
 @contextlib.contextmanager
-def understood(what: str) -> Iterator[None]:
+def understood(sender: str) -> Iterator[None]:
     """Turn an unreadable answer of Triton into a server error.
 
     Args:
-        what: the sender of the answer that the block reads, for the log.
+        sender: of the answer that the block reads, for the log: `of` and its name.
 
     Raises:
         BadAnswer: it could not be read.
@@ -74,7 +74,7 @@ def understood(what: str) -> Iterator[None]:
     try:
         yield
     except (LookupError, TypeError, ValueError, AttributeError, stage_errors.StageError) as exc:
-        logger.exception("Triton's answer %s makes no sense", what)
+        logger.exception("Triton's answer %s makes no sense", sender)
         raise errors.BadAnswer() from exc
 
 

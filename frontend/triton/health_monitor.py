@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 STATS_INTERVAL_S = 1.0  # between two polls of an engine
 STATS_TIMEOUT_S = 2.0  # for an answer; an engine that takes longer has missed a poll
 MAX_MISSES = 2  # polls in a row without an answer; after them an engine counts as lost
-# A tokenizer or detokenizer that has not answered for so long hangs. One prompt may keep a tokenizer busy for a second.
+# A tokenizer or detokenizer without an answer in this time hangs. One prompt may keep a tokenizer busy for a second.
 TEXT_STAGE_TIMEOUT_S = 10.0
 # The pause between two reloads of a stage, unless the first one took longer: a stage that dies at once, maybe after
 # minutes of loading, must not keep its machine busy.

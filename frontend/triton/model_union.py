@@ -23,7 +23,7 @@ class ModelUnion:
 
     def __init__(self, expected: Collection[str] = ()) -> None:
         self._expected = expected
-        self._told: set[tuple[str, str, tuple[str, ...]]] = set()
+        self._logged: set[tuple[str, str, tuple[str, ...]]] = set()
 
     def of(self, directories: Mapping[str, ModelDirectory]) -> ModelSnapshot:
         """Return the models that are ready at one endpoint at least, and the others that are known.
@@ -48,8 +48,8 @@ class ModelUnion:
         parameters = first.parameters
         names = [field.name for field in dataclasses.fields(parameters) if field.name not in _MAY_DIFFER]
         differing = tuple(name for name in names if getattr(parameters, name) != getattr(other.parameters, name))
-        if differing and (key := (first.id, endpoint, differing)) not in self._told:
-            self._told.add(key)
+        if differing and (key := (first.id, endpoint, differing)) not in self._logged:
+            self._logged.add(key)
             logger.error("%s at %s is not what it is elsewhere: %s differ", first.id, endpoint, ", ".join(differing))
         adapters = tuple(dict.fromkeys((*parameters.adapters, *other.parameters.adapters)))
         if adapters == parameters.adapters:

@@ -21,7 +21,7 @@ async def one_response(stub: Any, message: Any, timeout_s: float) -> Any:
         timeout_s: for the whole call.
 
     Raises:
-        APIError: what Triton or grpc said.
+        APIError: the error of Triton or of grpc.
     """
     call = stub.ModelStreamInfer(iter((message,)))
     try:

@@ -79,7 +79,7 @@ class Repository:
         Raises:
             APIError: Triton did not do it.
         """
-        await self._ask("RepositoryModelUnload", service_pb2.RepositoryModelUnloadRequest(model_name=name))
+        await self._call_restricted("RepositoryModelUnload", service_pb2.RepositoryModelUnloadRequest(model_name=name))
 
     async def load(self, ensemble: str, stage: str) -> None:
         """Load a stage and the ensembles that use it; return when the model is ready.
@@ -96,7 +96,9 @@ class Repository:
                 await self._load(name)
 
     async def _load(self, name: str) -> None:
-        await self._ask("RepositoryModelLoad", service_pb2.RepositoryModelLoadRequest(model_name=name), _LOAD_TIMEOUT_S)
+        await self._call_restricted(
+            "RepositoryModelLoad", service_pb2.RepositoryModelLoadRequest(model_name=name), _LOAD_TIMEOUT_S
+        )
 
     def _ensembles_of(self, states: Mapping[str, str]) -> dict[str, str]:
         """Return the state of each offered ensemble, by its name."""
@@ -112,7 +114,7 @@ class Repository:
         Raises:
             TritonKeyRefused: the index is a restricted API.
         """
-        index = await self._ask("RepositoryIndex", service_pb2.RepositoryIndexRequest())
+        index = await self._call_restricted("RepositoryIndex", service_pb2.RepositoryIndexRequest())
         return {entry.name: entry.state for entry in index.models}
 
     async def _ready_states(self) -> dict[str, str]:
@@ -120,8 +122,7 @@ class Repository:
         statistics = await unary(self._connection.stub.ModelStatistics, service_pb2.ModelStatisticsRequest())
         return {entry.name: _READY for entry in statistics.model_stats}
 
-    async def _ask(self, method: str, request: Any, timeout_s: float = RPC_TIMEOUT_S) -> Any:
-        """Call a restricted API."""
+    async def _call_restricted(self, method: str, request: Any, timeout_s: float = RPC_TIMEOUT_S) -> Any:
         return await unary(getattr(self._connection.stub, method), request, timeout_s, self._connection.key_metadata)
 
     async def _served_model(self, ensemble: str, adapters: tuple[str, ...] | None) -> ServedModel | None:

@@ -84,5 +84,5 @@ def test_an_event_is_one_data_line_whatever_lines_a_client_knows() -> None:
 
 
 def test_an_error_event_has_the_envelope() -> None:
-    event = json.loads(sse.error_event(EngineFailed()).removeprefix(b"data: "))
+    event = json.loads(sse.event(EngineFailed().envelope()).removeprefix(b"data: "))
     assert (event["error"]["type"], event["error"]["code"]) == ("server_error", "engine_failed")
