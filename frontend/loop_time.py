@@ -24,9 +24,8 @@ async def within[T](timeout_s: float, work: Awaitable[T]) -> T:
         TimeoutError: `work` took longer than `timeout_s` of the event loop's time, and was cancelled.
     """
     task = asyncio.ensure_future(work)
-    task.add_done_callback(
-        lambda task: task.cancelled() or task.exception()
-    )  # otherwise asyncio logs an exception that was not retrieved
+    # Otherwise asyncio logs an exception that was not retrieved.
+    task.add_done_callback(lambda task: task.cancelled() or task.exception())
     try:
         await wait((task,), timeout_s)
         if not task.done():

@@ -26,7 +26,6 @@ PARSER_LIMITS: dict[str, Any] = {
 }
 
 _TOO_MANY_HEADERS = "Too many headers received"
-_TRANSFER_ENCODING = "The framing of the body is not valid HTTP/1.1"
 
 
 def refusal(exc: BaseException | None) -> APIError:
@@ -41,7 +40,7 @@ def refusal(exc: BaseException | None) -> APIError:
         case http_exceptions.InvalidHeader():
             return InvalidRequest("A header is not valid HTTP/1.1", code="invalid_http")
         case http_exceptions.PayloadEncodingError():
-            return InvalidRequest(_TRANSFER_ENCODING, code="invalid_http")
+            return InvalidRequest("The framing of the body is not valid HTTP/1.1", code="invalid_http")
         case http_exceptions.HttpProcessingError():
             return InvalidRequest("The request is not valid HTTP/1.1", code="invalid_http")
         case TimeoutError():
