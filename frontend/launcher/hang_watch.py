@@ -11,7 +11,7 @@ from typing import Self
 from frontend.launcher.child import Child
 from frontend.settings import Settings, SettingsError
 
-_INTERVAL_S = 1.0  # between two health checks
+_CHECKS_PER_LIMIT = 10  # each needs a new connection
 
 
 class HangClock:
@@ -76,7 +76,7 @@ class HangWatch:
 
         clock = HangClock(*self._limits_s, self._server.pid)
         while not self._has_ended.is_set():
-            await asyncio.sleep(_INTERVAL_S)
+            await asyncio.sleep(self._limits_s[0] / _CHECKS_PER_LIMIT)
             pid = self._server.pid
             try:
                 result = await check_endpoint(self._settings, model="", is_generating=False)

@@ -47,7 +47,7 @@ class Processes:
     """The process trees of a server.
 
     Args:
-        roots: process ids by name. A child has the name of its root, unless it is a stage, a Triton or a frontend.
+        roots: process ids by name. A child has the name of its parent, unless it is a stage, a Triton or a frontend.
     """
 
     def __init__(self, roots: Mapping[str, int]) -> None:
@@ -89,9 +89,11 @@ class Processes:
         for name, pid in self._roots.items():
             try:
                 root = psutil.Process(pid)
+                names = {pid: name}
                 yield name, root
-                for child in root.children(recursive=True):
-                    yield _name_of(child) or name, child
+                for child in root.children(recursive=True):  # parents first
+                    names[child.pid] = _name_of(child) or names.get(child.ppid(), name)
+                    yield names[child.pid], child
             except psutil.NoSuchProcess:
                 continue
 
