@@ -48,7 +48,7 @@ def test_every_pin_is_a_version_with_hashes_and_no_address(name: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "extras"), PINNED_EXTRAS.items())
-def test_the_pins_are_what_the_project_asks_for(name: str, extras: list[str]) -> None:
+def test_the_pins_meet_the_projects_requirements(name: str, extras: list[str]) -> None:
     asked = [*PROJECT_FILE["build-system"]["requires"], *PROJECT_FILE["project"]["dependencies"]]
     asked += [text for extra in extras for text in EXTRAS[extra]]
     found = pins(name)

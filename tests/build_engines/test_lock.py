@@ -41,7 +41,7 @@ def test_the_descriptor_holds_the_lock_too(tmp_path: Path) -> None:
     assert not is_locked(path)
 
 
-def test_who_waits_is_told_for_whom(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_waiting_build_names_the_process_it_waits_for(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     path, told, order = tmp_path / ".lock", threading.Event(), list[str]()
 

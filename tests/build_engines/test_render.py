@@ -58,8 +58,6 @@ MANIFEST = Manifest(
 OPTIONS = ServeOptions(max_sequences=8, max_waiting=100, num_threads=2, stream_interval_ms=25, tokenizer_instances=3)
 FILES = render(MANIFEST, Path("/artifacts/demo"), OPTIONS, "1.2.3")
 CONFIGS = {name: content for name, content in FILES.items() if name.endswith("config.pbtxt")}
-ENSEMBLES = {"org--demo", "org--demo__requests", "org--demo__outputs"}
-MODELS = ENSEMBLES | {"org--demo__tokenizer", "org--demo__engine", "org--demo__detokenizer"}
 
 
 def parsed(name: str) -> pb.ModelConfig:
@@ -78,37 +76,10 @@ def test_the_configurations_are_the_golden_ones() -> None:
     assert golden == CONFIGS, f"if this is on purpose: {__doc__}"
 
 
-def test_every_model_has_a_configuration_and_a_version() -> None:
-    assert {name.partition("/")[0] for name in CONFIGS} == MODELS
-    assert {name.partition("/")[0] for name in FILES if "/1/" in name} == MODELS
-
-
 def test_every_stage_has_its_door() -> None:
     for stage in STAGES:
         source = resources.files("model_repository").joinpath(stage, "1", "model.py").read_text(encoding="utf-8")
         assert FILES[f"org--demo__{stage}/1/model.py"] == source
-
-
-@pytest.mark.parametrize("name", sorted(MODELS))
-def test_a_configuration_parses_and_is_named_like_its_folder(name: str) -> None:
-    assert parsed(name).name == name
-
-
-@pytest.mark.parametrize("name", sorted(MODELS))
-def test_only_the_tokenizer_gets_requests_in_batches_and_has_several_instances(name: str) -> None:
-    config, is_tokenizer = parsed(name), name.endswith("__tokenizer")
-    assert (config.max_batch_size > 1, config.HasField("dynamic_batching")) == (is_tokenizer, is_tokenizer)
-    assert [group.count for group in config.instance_group] == (
-        [OPTIONS.tokenizer_instances if is_tokenizer else 1] if name not in ENSEMBLES else []
-    )
-
-
-@pytest.mark.parametrize("stage", STAGES)
-def test_a_stages_tensors_are_the_contracts(stage: str) -> None:
-    config, spec = parsed(f"org--demo__{stage}"), STAGES[stage]
-    assert [item.name for item in config.input] == [item.name for item in spec.inputs]
-    assert [item.name for item in config.output] == [item.name for item in spec.outputs]
-    assert config.model_transaction_policy.decoupled == spec.is_decoupled
 
 
 def test_the_ensemble_offers_the_public_tensors_by_its_three_steps() -> None:
@@ -167,17 +138,6 @@ def test_the_pytorch_backend_does_not_say_that_it_honours_seeds() -> None:
         capabilities = model_parameters(manifest, OPTIONS, "0").capabilities
         assert (Capability.SEED in capabilities) == (backend is Backend.ENGINE)
         assert RUNTIMES["tensorrt_llm"].capabilities - capabilities <= HINTS
-
-
-def test_the_tokenizer_stage_gets_the_capabilities() -> None:
-    given = parameters("org--demo__tokenizer")
-    assert set(json.loads(given["capabilities"])) == RUNTIMES["llama_cpp"].capabilities
-    assert (given["runtime"], given["tool_call_format"]) == ("llama_cpp", "hermes")
-
-
-def test_the_detokenizer_stage_gets_the_artifacts_folder() -> None:
-    given = {"artifact_dir": "/artifacts/demo", "ensemble": "org--demo", "context_window": "2048"}
-    assert parameters("org--demo__detokenizer") == given
 
 
 def test_the_engine_reads_its_configuration_back() -> None:

@@ -28,7 +28,7 @@ async def test_time_in_which_the_event_loop_stood_still_hardly_counts() -> None:
     assert await loop_time.within(TIMEOUT_S, work()) == "done"
 
 
-async def test_who_does_not_answer_is_given_up_and_cancelled() -> None:
+async def test_work_without_an_answer_is_cancelled() -> None:
     is_cancelled = asyncio.Event()
 
     async def work() -> None:
@@ -50,7 +50,7 @@ async def test_an_error_is_passed_on() -> None:
         await loop_time.within(1, work())
 
 
-async def test_who_stops_waiting_has_the_work_cancelled() -> None:
+async def test_a_cancelled_caller_cancels_the_work() -> None:
     work = asyncio.get_running_loop().create_future()
     waiting = asyncio.create_task(loop_time.within(60, work))
     await asyncio.sleep(0)

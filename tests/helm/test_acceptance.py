@@ -77,14 +77,14 @@ def test_the_name_of_a_group_is_left_to_the_service_that_its_controller_makes(na
 
 
 @pytest.mark.parametrize("name", SHAPES)
-def test_nothing_of_a_pod_is_there_twice(name: str) -> None:
+def test_no_part_of_a_pod_is_repeated(name: str) -> None:
     for pod in pods(render(CASES[name])):
         for what, names in _lists(pod):
             assert twice(names) == [], f"{pod.owner}: {what}"
 
 
 @pytest.mark.parametrize("name", SHAPES)
-def test_what_a_pod_has_already_cannot_be_added_to_it(name: str) -> None:
+def test_an_existing_part_of_a_pod_cannot_be_added(name: str) -> None:
     for pod in pods(render(CASES[name])):
         for container in pod.containers:
             mine = CASES[name].get("multinode", {}).get("env", {})

@@ -41,15 +41,6 @@ def test_42_nothing_but_the_cache_outlives_a_release() -> None:
                 assert "hook-succeeded" in annotations["helm.sh/hook-delete-policy"]
 
 
-def test_42_objects_that_cannot_be_changed_have_other_names_when_they_differ() -> None:
-    before = render(with_gpu_model())
-    after = render(with_gpu_model(engine={"runtime": "tensorrt_llm", "maxSeqLen": 2048}), is_upgrade=True)
-    shared = {each["metadata"]["name"] for each in before.of_kind("Job")} & {
-        each["metadata"]["name"] for each in after.of_kind("Job")
-    }
-    assert shared == set()
-
-
 def test_43_a_pod_asks_for_all_gpus_of_a_node_so_that_two_do_not_share_one() -> None:
     model = with_gpu_model(parallelism={"tensor": 8}, gpus={"perNode": 8, "profile": "h100"}, replicas=3)
     rendered = render(model)

@@ -61,14 +61,14 @@ def install(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Install]:
         yield found
 
 
-def test_32_the_root_file_system_of_what_runs_cannot_be_written(install: Install) -> None:
+def test_32_the_root_file_system_of_a_running_pod_cannot_be_written(install: Install) -> None:
     for pod in (install.model, install.frontend):
         script = "id -u; for d in / /usr /etc /home /tmp /home/conch; do touch $d/x 2>/dev/null && echo $d; done; true"
         said, _ = install.box.run(pod, pod.main, ["sh", "-c", script]).communicate(timeout=PATIENCE_S)
         assert said.split() == ["65532", "/tmp", "/home/conch"]
 
 
-def test_every_probe_of_what_runs_succeeds(install: Install) -> None:
+def test_every_probe_of_a_running_pod_succeeds(install: Install) -> None:
     for pod in (install.model, install.frontend):
         for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
             assert install.box.probe(pod, pod.main[probe]), f"{pod.owner} {probe}"
@@ -92,7 +92,7 @@ def test_41_the_test_of_the_chart_fails_for_a_model_that_is_not_served(install: 
     assert "failed: GET /v1/models: other are missing in demo" in said
 
 
-def test_38_39_what_monitors_scrape_has_every_name_that_alerts_and_dashboards_ask_for(install: Install) -> None:
+def test_38_39_scraped_metrics_have_every_name_in_alerts_and_dashboards(install: Install) -> None:
     texts = []
     for pod, port_name in ((install.frontend, "operations"), (install.model, "metrics")):
         [port] = [each["containerPort"] for each in pod.main["ports"] if each["name"] == port_name]
@@ -110,7 +110,7 @@ def test_the_operations_port_opens_no_admin_routes_without_keys(install: Install
     assert install.box.fetch("http://127.0.0.1:8000/metrics") is None, "metrics are not on the API's port"
 
 
-def test_45_what_is_too_much_is_refused_at_once_and_told_when_to_come_back(install: Install) -> None:
+def test_45_excess_requests_are_refused_at_once_with_retry_after(install: Install) -> None:
     limits = {"maxInFlight": 1, "maxQueueWaitSeconds": 0.01, "requestsPerMinute": 2}
     [frontend] = [pod for pod in pods(render({"frontend": {"limits": limits}})) if pod.owner == install.frontend.owner]
     words = [*frontend.main["command"], *frontend.main["args"], "--port=8100", "--admin-port=9100"]
@@ -127,7 +127,7 @@ def test_45_what_is_too_much_is_refused_at_once_and_told_when_to_come_back(insta
     assert process.wait(PATIENCE_S) == 0
 
 
-def test_44_streams_are_finished_when_their_frontend_is_told_to_end(install: Install) -> None:
+def test_44_a_frontend_finishes_its_streams_after_sigterm(install: Install) -> None:
     clients = [streaming(install) for _ in range(NUM_STREAMS)]
     install.api.send_signal(signal.SIGTERM)
     for client in clients:
@@ -135,7 +135,7 @@ def test_44_streams_are_finished_when_their_frontend_is_told_to_end(install: Ins
     assert install.api.wait(PATIENCE_S) == 0, "it ends by itself, with status 0"
 
 
-def test_22_triton_finishes_what_is_under_way_before_it_is_told_to_end(install: Install) -> None:
+def test_22_triton_finishes_its_requests_before_sigterm(install: Install) -> None:
     words = install.model.main["lifecycle"]["preStop"]["exec"]["command"]
     words = [re.sub("--notice-s=.*", "--notice-s=1", word) for word in words]
     said, _ = install.box.run(install.model, install.model.main, words).communicate(timeout=PATIENCE_S)

@@ -48,7 +48,7 @@ def test_an_image_keeps_nothing_of_its_building(path) -> None:
 
 
 @pytest.mark.parametrize("path", IMAGES, ids=lambda path: path.stem)
-def test_an_image_copies_what_is_there(path) -> None:
+def test_an_image_copies_only_existing_files(path) -> None:
     copied = [word for line in instructions(path.stem) if line.startswith("COPY ") for word in line.split()[1:-1]]
     assert {"pyproject.toml", "frontend", "model_repository"} <= set(copied)
     sent = (PROJECT / ".dockerignore").read_text(encoding="utf-8").splitlines()
@@ -87,7 +87,7 @@ def test_the_gpu_image_is_installed_as_its_page_says() -> None:
     assert default_values()["images"]["tritonGpu"]["tensorrtLlmVersion"] == "1.2.1"
 
 
-def test_the_gpu_image_has_what_the_start_script_calls() -> None:
+def test_the_gpu_image_has_the_programs_of_the_start_script() -> None:
     text = "\n".join(instructions("triton-gpu"))
     assert "install --yes --no-install-recommends git openssh-client openssh-server" in text
     assert "--shell /bin/bash" in text, "a rank is started by the shell of its user"

@@ -37,7 +37,7 @@ def job_of(rendered: Rendered) -> dict[str, Any]:
         {"build": {"enabled": True, "extraArgs": ["--workers=1"]}},
     ],
 )
-def test_36_what_makes_another_artifact_makes_another_job(change: dict[str, Any]) -> None:
+def test_36_values_that_change_the_artifact_change_the_job(change: dict[str, Any]) -> None:
     before, after = (job_of(render(with_gpu_model(**settings))) for settings in ({}, change))
     assert before["metadata"]["name"] != after["metadata"]["name"]
     assert _state_dir(before) != _state_dir(after)
@@ -59,7 +59,7 @@ def test_36_another_image_makes_another_job() -> None:
         with_gpu_model() | {"frontend": {"replicas": 2}, "metrics": {"serviceMonitor": {"enabled": True}}},
     ],
 )
-def test_36_what_does_not_make_another_artifact_leaves_the_template_of_the_job(change: Values) -> None:
+def test_36_values_that_keep_the_artifact_keep_the_template_of_the_job(change: Values) -> None:
     before, after = job_of(render(with_gpu_model())), job_of(render(change))
     assert before["metadata"]["name"] == after["metadata"]["name"]
     assert before["spec"]["template"] == after["spec"]["template"], "it cannot be changed"
@@ -114,7 +114,7 @@ def test_where_no_gpus_are_to_spare_a_build_can_go_before_the_pods() -> None:
     assert "pods below the priority class builds are evicted" in evicting
 
 
-def test_a_drained_node_costs_a_build_none_of_its_tries() -> None:
+def test_a_drained_node_does_not_use_up_a_builds_tries() -> None:
     spec = job_of(render(with_gpu_model()))["spec"]
     [rule] = spec["podFailurePolicy"]["rules"]
     assert rule == {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}
@@ -140,9 +140,7 @@ def test_only_jobs_get_the_token_and_as_a_file() -> None:
     assert environment["HF_TOKEN_PATH"] == "/etc/conch/huggingface/token"
 
 
-def test_37_the_cache_outlives_the_release_unless_told_otherwise() -> None:
-    [claim] = case("gpu").of_kind("PersistentVolumeClaim")
-    assert claim["metadata"]["annotations"]["helm.sh/resource-policy"] == "keep"
+def test_37_the_cache_outlives_the_release_unless_values_say_otherwise() -> None:
     values = with_gpu_model()
     values["cache"]["keepOnUninstall"] = False
     [claim] = render(values).of_kind("PersistentVolumeClaim")
@@ -183,7 +181,7 @@ def test_an_unfinished_artifact_is_waited_for_and_the_job_is_named_when_the_time
     assert f"error: no artifact in {tmp_path} after 0 s: check whether its Job has failed" in said
 
 
-def test_a_pod_that_waits_for_its_artifact_ends_when_it_is_told_to_and_gives_its_gpus_back(tmp_path: Path) -> None:
+def test_a_pod_that_waits_for_its_artifact_ends_at_sigterm_and_returns_its_gpus(tmp_path: Path) -> None:
     script = start_script(tmp_path, "3600", tmp_path)
     heard(script, f"waiting for an artifact in {tmp_path}, at most 3600 s")
     tell(script, signal.SIGTERM)

@@ -45,7 +45,7 @@ def expressions(rendered: Rendered) -> list[str]:
 
 
 @pytest.mark.parametrize("name", ["gpu", "scaled"])
-def test_38_39_every_metric_that_is_asked_for_is_exported(name: str) -> None:
+def test_38_39_every_queried_metric_is_exported(name: str) -> None:
     named = {SUFFIXES.sub("", found) for text in expressions(case(name)) for found in NAME.findall(text)}
     named |= {
         metric["pods"]["metric"]["name"]

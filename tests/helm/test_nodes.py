@@ -35,7 +35,7 @@ def test_16_405b_is_a_group_of_two_nodes_with_16_gpus() -> None:
 
 
 @pytest.mark.parametrize("layout", [(8, 1, 8), (2, 2, 4), (1, 1, 1)])
-def test_16_what_fits_a_node_is_a_deployment(layout: tuple[int, int, int]) -> None:
+def test_16_a_model_that_fits_a_node_is_a_deployment(layout: tuple[int, int, int]) -> None:
     rendered = with_layout(*layout)
     assert rendered.of_kind("LeaderWorkerSet") == []
     assert rendered.one("Deployment", "demo-llama-405b")

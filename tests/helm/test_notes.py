@@ -17,7 +17,7 @@ def test_the_notes_have_a_request_and_warn_if_there_are_no_api_keys() -> None:
     assert "NO API KEYS" not in render({"frontend": KEYS}).notes
 
 
-def test_the_notes_name_what_must_be_in_the_cluster() -> None:
+def test_the_notes_name_the_requirements_of_the_cluster() -> None:
     assert "These values need" not in render().notes
     assert "need in the cluster: LeaderWorkerSet (leaderworkerset.x-k8s.io)." in case("nodes").notes
     for name in ("KEDA 2.17 or later (keda.sh)", "the Gateway API (gateway", "inference extension"):

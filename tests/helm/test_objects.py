@@ -97,7 +97,7 @@ def test_14_replicas_are_absent_where_an_autoscaler_sets_them() -> None:
     assert group.of_kind("ScaledObject")[0]["spec"]["scaleTargetRef"]["kind"] == "LeaderWorkerSet"
 
 
-def test_14_an_autoscaler_targets_what_is_there() -> None:
+def test_14_an_autoscaler_targets_an_existing_object() -> None:
     rendered = case("scaled")
     for each in (*rendered.of_kind("ScaledObject"), *rendered.of_kind("HorizontalPodAutoscaler")):
         target = each["spec"]["scaleTargetRef"]
@@ -235,7 +235,7 @@ def test_27_a_pod_is_limited_to_its_gpus_and_requests_the_profiles_share_for_eac
     }
 
 
-def test_27_what_a_model_says_of_its_resources_counts_beside_its_gpus() -> None:
+def test_27_a_models_own_resources_count_beside_its_gpus() -> None:
     resources = pod_of(case("gpu"), "Deployment/demo-qwen-7b").main["resources"]
     assert resources["limits"] == {"memory": "200Gi", "nvidia.com/gpu": "1"}
 
@@ -281,7 +281,7 @@ def test_30_priority_classes_are_passed_on() -> None:
     assert "priorityClassName" not in pod_of(rendered, "Deployment/demo-demo").spec
 
 
-def test_what_stands_before_the_frontend_learns_whether_it_speaks_tls() -> None:
+def test_a_proxy_before_the_frontend_learns_whether_it_has_tls() -> None:
     nginx = "nginx.ingress.kubernetes.io/backend-protocol"
     for tls, protocol in (({}, "http"), ({"existingSecret": "api-tls"}, "https")):
         rendered = render({"frontend": {"tls": tls, "ingress": {"enabled": True}}})

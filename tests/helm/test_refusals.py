@@ -153,7 +153,7 @@ def test_an_id_that_no_model_can_have_is_refused(model_id: str) -> None:
 
 
 @pytest.mark.parametrize("alias", ["", "a,b"])
-def test_an_alias_that_the_frontend_cannot_be_told_is_refused(alias: str) -> None:
+def test_an_alias_that_does_not_fit_the_frontends_option_is_refused(alias: str) -> None:
     said = refusal(with_demo(aliases=[alias]))
     assert f'models[0] (demo): aliases: "{alias}" is not a valid alias: write one that is not empty' in said
 
@@ -278,5 +278,5 @@ CLAIM = {"existingClaim": "c"}
         (with_demo(source={**CLAIM, "path": "../x"}), "/models/0/source/path"),
     ],
 )
-def test_a_contradiction_is_refused_with_what_to_write_instead(values: Values, message: str) -> None:
+def test_a_contradiction_is_refused_with_the_values_to_write_instead(values: Values, message: str) -> None:
     assert message in refusal(values)

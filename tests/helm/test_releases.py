@@ -76,7 +76,7 @@ def test_31_42_every_shape_is_installed_under_the_restricted_standard_and_leaves
     assert releases.cluster.names() == {CACHE} & releases.rendered(values)
 
 
-def test_42_upgrade_and_rollback_change_what_they_say_and_nothing_stays(releases: Releases) -> None:
+def test_42_upgrade_and_rollback_leave_no_object_behind(releases: Releases) -> None:
     first: Values = {}
     second = values_of("cpu")
     releases.install(first)
@@ -166,7 +166,7 @@ def test_41_helm_test_makes_its_pod_and_takes_it_away(releases: Releases) -> Non
     assert releases.cluster.names() == before
 
 
-def test_the_double_refuses_what_a_cluster_refuses(releases: Releases) -> None:
+def test_the_double_refuses_objects_that_a_cluster_refuses(releases: Releases) -> None:
     releases.install(with_gpu_model())
     cluster = releases.cluster
     for kind, path, value, rule in (

@@ -58,7 +58,7 @@ def test_a_wish_is_seen_however_seldom_keda_looks() -> None:
 
 
 @needs_promtool
-def test_the_query_is_one_where_somebody_was_refused_and_else_what_is_in_flight(tmp_path: Path) -> None:
+def test_the_query_is_one_after_a_refusal_and_else_the_number_of_running_requests(tmp_path: Path) -> None:
     one, other = (f'{LABELS}, pod="{name}"' for name in ("one", "other"))
     series = {
         # From minute 10 to 16 two frontends refuse many; from minute 20 on they answer 3 and 2 requests.

@@ -38,12 +38,12 @@ def test_33_pods_have_an_account_that_exists() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(set(SHAPES) - {"nodes-values", "plain-values"}))
-def test_31_every_pod_is_what_the_restricted_standard_asks_for(name: str) -> None:
+def test_31_every_pod_meets_the_restricted_standard(name: str) -> None:
     for pod in pods(render(CASES[name])):
         assert violations(pod) == [], pod.owner
 
 
-def test_31_only_what_is_asked_for_by_name_leaves_the_standard() -> None:
+def test_31_only_a_named_value_leaves_the_standard() -> None:
     found = {violation for pod in pods(case("nodes")) for violation in violations(pod)}
     assert found == {"capability IPC_LOCK"}  # multinode.ipcLock
     found = {violation for pod in pods(case("plain")) for violation in violations(pod)}
@@ -61,7 +61,7 @@ def test_31_a_folder_of_the_nodes_must_be_there_for_a_cluster_would_make_one_tha
 
 
 @pytest.mark.parametrize("name", SHAPES)
-def test_32_root_file_systems_are_read_only_and_what_is_written_to_is_a_volume(name: str) -> None:
+def test_32_root_file_systems_are_read_only_and_written_folders_are_volumes(name: str) -> None:
     for pod in pods(render(CASES[name])):
         volumes = {volume["name"]: volume for volume in pod.spec["volumes"]}
         for container in pod.containers:
@@ -99,7 +99,7 @@ def test_34_secrets_are_files_where_the_program_can_read_a_file() -> None:
     assert settings_of_environment({variable["name"]: url}, Settings()).redis_url == url
 
 
-def test_35_a_model_hears_frontends_and_prometheus_and_nobody_else() -> None:
+def test_35_only_frontends_and_prometheus_reach_a_model() -> None:
     policy = render().one("NetworkPolicy", "demo-demo")["spec"]
     assert policy["policyTypes"] == ["Ingress", "Egress"]
     by_port = {rule["ports"][0]["port"]: rule["from"] for rule in policy["ingress"]}
@@ -117,7 +117,7 @@ def test_35_others_may_call_models_where_the_values_say_so() -> None:
     assert policy["ingress"][0]["from"][1:] == [peer]
 
 
-def test_35_the_frontend_reaches_names_and_models_and_what_the_values_add() -> None:
+def test_35_the_frontend_reaches_names_models_and_the_values_addresses() -> None:
     redis = {"ports": [{"port": 6379}]}
     policy = render({"networkPolicy": {"frontendEgress": [redis]}}).one("NetworkPolicy", "demo-frontend")["spec"]
     dns, models, added = policy["egress"]
@@ -138,7 +138,7 @@ def test_35_the_api_can_be_closed_to_all_but_some_and_the_test() -> None:
     assert test["podSelector"]["matchLabels"].items() <= pod.labels.items()
 
 
-def test_35_ranks_of_a_group_reach_each_other_and_nobody_else() -> None:
+def test_35_ranks_of_a_group_reach_only_each_other() -> None:
     policy = case("nodes").one("NetworkPolicy", "demo-llama-405b")["spec"]
     group = {"podSelector": policy["podSelector"]}
     assert {"from": [group]} in policy["ingress"]

@@ -93,7 +93,7 @@ def test_the_leader_ends_when_a_rank_dies(groups: list[Group], node: int) -> Non
     assert leader.wait(DEADLINE_S) != 0
 
 
-def test_a_worker_that_is_told_to_end_stays_until_the_leader_has_ended_its_ranks(groups: list[Group]) -> None:
+def test_a_worker_stays_after_sigterm_until_the_leader_has_ended_its_ranks(groups: list[Group]) -> None:
     group = groups[0]
     worker, leader = group.start(1), group.start(0, "sleep", "60")
     group.ranks()
@@ -122,7 +122,7 @@ def test_a_leader_that_is_gone_keeps_no_worker(groups: list[Group], end: signal.
     assert worker.wait(DEADLINE_S) == 0
 
 
-def test_a_worker_without_ranks_ends_when_it_is_told_to(groups: list[Group]) -> None:
+def test_a_worker_without_ranks_ends_at_sigterm(groups: list[Group]) -> None:
     worker = groups[0].start(1)
     heard(worker, "waits for the leader")
     tell(worker, signal.SIGTERM)
@@ -131,7 +131,7 @@ def test_a_worker_without_ranks_ends_when_it_is_told_to(groups: list[Group]) -> 
     assert "its ranks" not in said
 
 
-def test_a_leader_that_waits_for_workers_ends_when_it_is_told_to(groups: list[Group]) -> None:
+def test_a_leader_that_waits_for_workers_ends_at_sigterm(groups: list[Group]) -> None:
     leader = groups[0].start(0, "sleep", "60")
     heard(leader, "waiting for")
     tell(leader, signal.SIGTERM)
@@ -161,7 +161,7 @@ def test_a_worker_of_another_release_is_not_reached(groups: list[Group], keys: l
         ({"CONCH_SSH_KEY": "/etc/hostname"}, "error: /etc/hostname: not a private SSH key without a passphrase"),
     ],
 )
-def test_what_is_wrong_is_said_before_anything_is_started(
+def test_a_wrong_environment_is_refused_before_a_start(
     groups: list[Group], environment: dict[str, str], message: str
 ) -> None:
     groups[0].environment |= environment

@@ -63,7 +63,7 @@ def test_further_nodes_of_a_group_have_no_certificates() -> None:
     assert set(secrets_of(worker)) == {"/etc/conch/ssh"}
 
 
-def test_without_a_certificate_of_the_frontends_models_let_everybody_in() -> None:
+def test_models_without_a_certificate_of_the_frontends_accept_every_client() -> None:
     words = str(render({"tritonTls": {"existingSecret": "x"}}).objects)
     assert "--triton-tls-ca=" in words
     assert "--triton-tls-cert=" not in words

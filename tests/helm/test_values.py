@@ -24,7 +24,7 @@ def test_01_strict_lint_finds_nothing(name: str) -> None:
     assert report == {"total_charts_linted": 1, "messages": [], "errors": []}
 
 
-def test_01_the_chart_says_what_it_is() -> None:
+def test_01_the_chart_has_its_metadata() -> None:
     found = metadata()
     assert found["icon"]
     assert f'version = "{found["appVersion"]}"' in (PROJECT / "pyproject.toml").read_text(encoding="utf-8")
@@ -32,7 +32,7 @@ def test_01_the_chart_says_what_it_is() -> None:
 
 @pytest.mark.parametrize("version", KUBERNETES_VERSIONS)
 @pytest.mark.parametrize("name", CASES)
-def test_02_03_what_is_rendered_is_valid_in_every_supported_version(name: str, version: str) -> None:
+def test_02_03_rendered_objects_are_valid_in_every_supported_version(name: str, version: str) -> None:
     assert errors(render(CASES[name]), version) == []
 
 
@@ -65,7 +65,7 @@ def test_04_an_unknown_key_of_a_model_is_refused() -> None:
         assert "unknownKey" in refusal({"models": [model]}), path
 
 
-def test_04_what_belongs_to_one_model_is_no_default() -> None:
+def test_04_values_of_one_model_are_no_defaults() -> None:
     assert "name" in refusal({"modelDefaults": {"name": "x"}})
 
 
@@ -116,7 +116,7 @@ def _nested(path: tuple[str, ...], value: dict[str, Any]) -> dict[str, Any]:
     return value
 
 
-def test_the_chart_is_packaged_with_what_it_reads_and_without_what_makes_it(tmp_path: Path) -> None:
+def test_the_chart_is_packaged_with_the_files_it_reads_and_without_its_generators(tmp_path: Path) -> None:
     helm_python.package(CHART, destination=tmp_path)
     [archive] = tmp_path.glob("conch-*.tgz")
     helm_python.expand(tmp_path, archive)

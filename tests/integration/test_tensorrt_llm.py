@@ -56,7 +56,7 @@ def test_a_chat_is_answered_whole_and_in_pieces(api: Api, model: str) -> None:
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_concurrent_streams_are_what_each_would_be_alone(api: Api, model: str) -> None:
+def test_concurrent_streams_equal_lone_ones(api: Api, model: str) -> None:
     bodies = [
         question_body(COMPLETIONS, f"Count from 1 to {last}.") | {"model": model, "max_tokens": 40}
         for last in range(2, 4 + MAX_SEQUENCES)

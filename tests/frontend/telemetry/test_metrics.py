@@ -103,7 +103,7 @@ async def test_clients_cannot_create_labels(serve: Serve) -> None:
     assert value(await scraped(http), "conch_requests_total", model="unknown") >= 15
 
 
-async def test_vllms_names_are_there_on_request_only(serve: Serve) -> None:
+async def test_vllms_metric_names_exist_only_on_request(serve: Serve) -> None:
     plain = await serve(FakeTriton(chunks("a")))
     assert not [family for family in await scraped(plain) if family.name.startswith("vllm:")]
     http = await serve(FakeTriton(chunks("a", "b")), metrics_compat="vllm")

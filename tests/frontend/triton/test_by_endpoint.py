@@ -15,7 +15,7 @@ def replica(endpoint: str) -> Replica:
     return Replica(endpoint, FakeTriton(), Settings())
 
 
-async def test_it_is_there_for_the_replicas_of_the_moment_and_made_once():
+async def test_each_current_replica_has_one_made_once():
     pool = ReplicaPool([replica("a:1")])
     made = ByEndpoint(pool, lambda each: [each.endpoint])
     first = made["a:1"]

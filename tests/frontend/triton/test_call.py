@@ -173,7 +173,7 @@ async def test_requests_that_arrive_together_share_one_message(server: FakeTrito
     assert server.requests == [REQUEST] * 8
 
 
-async def test_a_message_holds_only_so_many_requests(
+async def test_a_message_has_a_largest_number_of_requests(
     server: FakeTritonServer, client: TritonClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(call, "MAX_BATCH_REQUESTS", 2)
@@ -273,7 +273,9 @@ async def test_an_output_batch_brings_chunks_and_errors_to_each_of_its_requests(
     assert type(await asyncio.wait_for(failure, 10)) is errors.Overloaded
 
 
-async def test_an_error_after_the_first_chunk_is_nobody_elses(server: FakeTritonServer, client: TritonClient) -> None:
+async def test_an_error_after_the_first_chunk_ends_only_its_request(
+    server: FakeTritonServer, client: TritonClient
+) -> None:
     async with running(server, client, 1) as others:
         server.script = [text("x"), InvalidRequest("nothing can follow", "stop_words").message()]
         assert (await failure_of(client)).param == "stop"

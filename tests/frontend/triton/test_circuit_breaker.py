@@ -8,7 +8,7 @@ def breaker_of(clock: Clock) -> CircuitBreaker:
     return CircuitBreaker(max_failures=3, pause_s=2.0, clock=clock)
 
 
-def test_it_opens_after_so_many_failures_in_a_row() -> None:
+def test_it_opens_after_failures_in_a_row() -> None:
     breaker = breaker_of(Clock())
     for step in (breaker.failed, breaker.failed, breaker.succeeded, breaker.failed, breaker.failed):
         step()

@@ -54,7 +54,7 @@ async def test_a_triton_that_the_authority_vouches_for_is_talked_to(tmp_path: Pa
         assert await completion_of(client) == chunks("a")
 
 
-def test_files_that_do_not_fit_change_nothing_and_are_told_of_once(
+def test_files_that_do_not_fit_change_nothing_and_are_logged_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     cert, key = self_signed.make(tmp_path, TRUSTED)

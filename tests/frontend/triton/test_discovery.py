@@ -84,7 +84,7 @@ async def test_a_replica_that_goes_finishes_its_requests_and_gets_no_more():
     assert len(name.tritons["10.0.0.1:8001"].requests) == len(name.tritons["10.0.0.2:8001"].requests) == 1
 
 
-async def test_before_the_name_stands_for_anything_nobody_is_reached():
+async def test_before_the_first_lookup_there_is_no_endpoint():
     with pytest.raises(TritonUnreachable):
         await Name(ANY_MODEL).pool.snapshot()
 
@@ -99,7 +99,7 @@ async def test_an_endpoint_that_is_named_by_itself_too_is_one_replica():
     assert (DEMO.id in replica.model_filter, "other" in replica.model_filter) == (False, True)
 
 
-async def test_of_a_named_model_what_does_not_answer_is_let_go_when_the_name_stands_for_nothing():
+async def test_a_named_models_silent_endpoints_are_dropped_when_the_name_has_no_addresses():
     name = Name(DEMO.id)
     await name.stands_for("10.0.0.1", "10.0.0.2")
     await name.pool.snapshot()

@@ -69,7 +69,7 @@ def test_a_model_is_offered_as_long_as_one_naming_of_it_is_left():
     assert not model_filter.remove(["a"])
 
 
-def test_everything_is_offered_beside_what_is_named():
+def test_every_model_passes_while_any_model_is_in_the_filter():
     model_filter = ModelFilter(["a"])
     model_filter.add([ANY_MODEL])
     assert "b" in model_filter

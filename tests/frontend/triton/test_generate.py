@@ -90,7 +90,7 @@ async def test_an_aborted_generation_raises_the_error_while_it_waits(
 
 
 @BOTH
-async def test_a_lost_tokenizer_ends_what_has_not_begun_and_a_lost_detokenizer_everything(
+async def test_a_lost_tokenizer_ends_unstarted_requests_and_a_lost_detokenizer_all(
     server: FakeTritonServer, client: TritonClient, asked: GenerationRequest
 ) -> None:
     server.script = [GenerationChunk(text="a"), asyncio.Event()]

@@ -79,7 +79,7 @@ async def test_the_epoch_after_a_reload_is_no_restart(triton: FakeTriton, clock:
 
 
 @pytest.mark.parametrize("stage", [ENGINE, TOKENIZER, DETOKENIZER])
-async def test_a_stage_that_somebody_else_reloaded_is_not_reloaded_again(
+async def test_a_stage_that_another_frontend_reloaded_is_not_reloaded_again(
     triton: FakeTriton, clock: Clock, monitor: HealthMonitor, stage: str
 ) -> None:
     monitor.stage_down(stage, clock.now)
@@ -136,7 +136,7 @@ async def test_a_text_stage_that_hangs_is_noticed(monkeypatch: pytest.MonkeyPatc
     assert triton.calls == [f"abort {DETOKENIZER}"]
 
 
-async def test_an_engine_that_is_down_is_told_as_such_while_it_is_reloaded() -> None:
+async def test_an_engine_is_reported_as_down_while_it_is_reloaded() -> None:
     """Triton calls it not ready then, as one that was unloaded on purpose."""
     triton, clock = FakeTriton(), Clock()
     seen: list[EngineStats | APIError] = []
@@ -161,7 +161,7 @@ async def test_a_restarted_engine_loses_its_streams_and_is_left_alone(
     assert triton.calls == [f"abort {ENGINE} but 2"]
 
 
-async def test_the_streams_of_an_engine_that_was_unloaded_are_told_so_and_count_as_no_failures(
+async def test_streams_of_an_unloaded_engine_end_with_its_error_and_count_as_no_failures(
     triton: FakeTriton, monitor: HealthMonitor
 ) -> None:
     await settled(monitor)

@@ -78,7 +78,7 @@ async def test_a_model_that_is_not_loaded_now_is_not_ready() -> None:
         await ModelDirectory(triton, Clock()).get(DEMO.id)
 
 
-async def test_every_name_of_a_model_that_is_not_loaded_now_is_not_ready_and_what_was_taken_away_is_not_found() -> None:
+async def test_an_unloaded_model_is_not_ready_under_all_its_names_and_a_removed_adapter_is_not_found() -> None:
     triton, clock = FakeTriton(models=[served_model(aliases=("gpt-4o",), adapters=("formal", "brief"))]), Clock()
     models = ModelDirectory(triton, clock)
     await models.get("gpt-4o")

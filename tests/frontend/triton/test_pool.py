@@ -288,7 +288,7 @@ async def test_what_is_expected_is_away_only_once_every_endpoint_has_been_looked
     assert (await pool.snapshot()).unready == {DEMO.id: "not loaded"}
 
 
-async def test_who_leaves_a_stream_is_counted_out_and_blames_nobody() -> None:
+async def test_a_closed_stream_no_longer_counts_and_is_no_failure_of_the_replica() -> None:
     triton = FakeTriton([GenerationChunk(text="a"), asyncio.Event()])
     pool = await pool_of(triton)
     for _ in range(10):

@@ -128,7 +128,7 @@ def test_a_stream_that_cannot_be_sent_ends_its_requests(caplog: pytest.LogCaptur
     assert "a batch could not be sent" in caplog.text
 
 
-def test_closing_sends_what_is_left() -> None:
+def test_closing_sends_the_remaining_tokens() -> None:
     fake = Fake(b"hello")
     fake.engine.start()
     responder = SlowResponder()

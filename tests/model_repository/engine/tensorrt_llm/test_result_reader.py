@@ -115,7 +115,7 @@ def test_log_probabilities_are_of_the_token_and_the_likeliest() -> None:
     assert without.logprob is None
 
 
-def test_an_end_token_that_is_left_out_has_the_log_probability_that_is_there() -> None:
+def test_an_omitted_end_token_keeps_its_log_probability() -> None:
     result = Result().add(finish_reason="stop")
     result.outputs[0].logprobs = [{EOS: SimpleNamespace(logprob=-0.25)}]
     assert [output.logprob for output in reader(num_logprobs=0).read(result)] == [DrawnLogprob(-0.25)]
