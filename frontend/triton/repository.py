@@ -20,7 +20,7 @@ from model_repository.model_parameters import ModelParameters
 logger = logging.getLogger(__name__)
 
 _LOAD_TIMEOUT_S = 1800.0  # a large engine takes minutes to load
-_READY = "READY"
+_READY, _UNAVAILABLE = "READY", "UNAVAILABLE"  # Triton's words
 
 
 class Repository:
@@ -53,11 +53,13 @@ class Repository:
             self._is_refused = True
             states = await self._ready_states()
         ensembles = self._ensembles_of(states)
-        served = await asyncio.gather(
-            *(self._served_model(name, adapters.get(name)) for name, state in ensembles.items() if state == _READY)
-        )
+        ready = [name for name, state in ensembles.items() if state == _READY]
+        configs = dict(zip(ready, await asyncio.gather(*map(self._config, ready)), strict=True))
+        models = [_model_of(name, config, adapters.get(name)) for name, config in configs.items() if config is not None]
+        # A model that was unloaded since its state was read is not ready. Without it here, its names would be unknown.
+        ensembles |= {name: _UNAVAILABLE for name, config in configs.items() if config is None}
         return ModelSnapshot(
-            ready={model.id: model for model in served if model is not None},
+            ready={model.id: model for model in models if model is not None},
             unready={
                 ensemble_to_model_id(name): state.lower()
                 for name, state in ensembles.items()
@@ -125,11 +127,11 @@ class Repository:
     async def _call_restricted(self, method: str, request: Any, timeout_s: float = RPC_TIMEOUT_S) -> Any:
         return await unary(getattr(self._connection.stub, method), request, timeout_s, self._connection.key_metadata)
 
-    async def _served_model(self, ensemble: str, adapters: tuple[str, ...] | None) -> ServedModel | None:
-        """Return the model of an ensemble; None: it is not ours, or no longer loaded."""
+    async def _config(self, ensemble: str) -> Any | None:
+        """Return the configuration of an ensemble that was ready; None: it is not loaded any more."""
         with contextlib.suppress(NotFound, ModelNotReady):
             answer = await unary(self._connection.stub.ModelConfig, service_pb2.ModelConfigRequest(name=ensemble))
-            return _model_of(ensemble, answer.config, adapters)
+            return answer.config
         return None
 
 

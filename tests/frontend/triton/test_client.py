@@ -96,7 +96,9 @@ async def test_models_are_ready_ensembles_with_our_parameters(server: FakeTriton
     server.configs = {"org--demo": ("ensemble", ours), "foreign": ("ensemble", {}), "plain": ("", ours)}
     snapshot = await client.snapshot()
     assert snapshot.ready == {"org/demo": model}
-    assert snapshot.unready == {"org/broken": "unavailable"}
+    assert snapshot.unready == {"org/broken": "unavailable", "gone": "unavailable"}, (
+        "gone: unloaded since its state was read"
+    )
 
 
 async def test_models_that_are_not_offered_are_not_seen_whatever_their_state() -> None:
