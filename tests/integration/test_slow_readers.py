@@ -75,7 +75,9 @@ def flood(flood_repository: Path, tmp_path_factory: pytest.TempPathFactory) -> I
 def test_many_readers_that_stall_are_cut_counted_and_cost_little_memory(flood: Stack) -> None:
     frontend = psutil.Process(flood.launcher.frontend.pid)
     num_readers = MAX_SEQUENCES_FLOOD // NUM_CHOICES
-    Api(flood.url).post(CHAT, BODY)  # what the first request of all takes, it keeps
+    # The first requests of each kind take memory that they keep.
+    Api(flood.url).post(CHAT, BODY)
+    Api(flood.url).post(CHAT, BODY | {"stream": True, "n": NUM_CHOICES, "max_tokens": MAX_TOKENS})
     held, peaks = [frontend.memory_info().rss], []
     for number in range(1, NUM_ROUNDS + 1):
         peaks.append(stalled_round(flood, frontend, num_readers, num_cut=number * num_readers))
