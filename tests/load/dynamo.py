@@ -14,14 +14,13 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO
 
-from frontend.launcher.checks import PortChoice, free_ports
+from tests.launching import free_port
 
 PINS = Path(__file__).with_name("dynamo.txt")
 MODEL = "mock"
 _START_S = 90.0
 # The mock engine's speed-up. With 256 sequences it makes about 30 tokens a second for each at the second one.
 _UNPACED, _PACED = 1000, 0.5
-_LARGEST_SYSTEM_PORT = 2**15 - 1
 _PLANES = ("--discovery-backend", "file", "--request-plane", "tcp", "--event-plane", "zmq")
 
 
@@ -60,9 +59,9 @@ def running(
     Raises:
         Unavailable: it does not answer in time.
     """
-    port = free_ports([PortChoice("--port", "127.0.0.1", 0)])["--port"]
+    port = free_port()
     common = os.environ | {"DYN_FILE_KV": str(folder), "DYN_LOG": "error", "HF_HUB_OFFLINE": "1"}
-    system_port = {"DYN_SYSTEM_PORT": str(port % _LARGEST_SYSTEM_PORT)}
+    system_port = {"DYN_SYSTEM_PORT": str(free_port())}  # a signed 16-bit number there
     frontend = [str(python), "-m", "dynamo.frontend", "--http-port", str(port), *_PLANES]
     engine = [str(python), "-m", "dynamo.mocker", "--model-path", str(tokenizer), "--model-name", MODEL]
     engine += ["--speedup-ratio", str(_PACED if is_paced else _UNPACED), "--max-num-seqs", str(max_sequences), *_PLANES]

@@ -50,9 +50,6 @@ class Client(Protocol):
     def record(self, exchange: Any) -> StreamRecord:
         """Return the record of such a result."""
 
-    def close(self) -> None:
-        """Close all connections."""
-
 
 class HttpClient:
     """A client of the OpenAI API. Connections are used again."""
@@ -84,10 +81,6 @@ class HttpClient:
 
     def record(self, exchange: Exchange) -> StreamRecord:
         return read_stream(exchange, self._load.num_tokens, may_stop_early=not self._load.ignores_eos)
-
-    def close(self) -> None:
-        for stream in self._idle:
-            stream.close()
 
     async def _exchange_on(self, stream: HttpStream, request: bytes) -> Exchange:
         exchange = None
@@ -135,7 +128,8 @@ class Generator:
         num_sent = 0
         while self._goes_on(num_sent):
             num_sent += 1
-            await asyncio.sleep(self._load.pause_s)
+            if self._load.pause_s:
+                await asyncio.sleep(self._load.pause_s)
             exchange = await self._client.exchange(self._time_left_s())
             self.exchanges.append(exchange)
             if exchange.has_failed:
@@ -165,7 +159,6 @@ async def _run(load: Load, target: Target) -> tuple[float, list[StreamRecord]]:
     sys.stdout.write(f"{start_s}\n")
     sys.stdout.flush()
     await generator.run(start_s)
-    client.close()
     return start_s, [client.record(exchange) for exchange in generator.exchanges]
 
 

@@ -78,9 +78,6 @@ class GrpcClient:
             error=exchange.error or wrong,
         )
 
-    def close(self) -> None:
-        """Do nothing: the process ends."""
-
 
 def _messages(load: Load, target: Target) -> Iterator[Any]:
     """Yield endless requests with the prompts of the load."""

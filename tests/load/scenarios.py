@@ -179,10 +179,7 @@ SUITE = (
     Scenario(
         name="paced",
         title="Synthetic engine at 30 tokens/s per stream, 256 streams",
-        points=_beside_dynamo(
-            "256 streams",
-            _CHATS_AT_PACE,
-        ),
+        points=_beside_dynamo("256 streams", _CHATS_AT_PACE),
         metrics=(
             *_COST,
             "tokens_per_chunk",

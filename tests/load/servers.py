@@ -7,7 +7,7 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field
 from itertools import count
@@ -16,13 +16,13 @@ from typing import Any
 
 from build_engines.__main__ import main as build_engines_main
 from build_engines.artifact import Manifest
-from frontend.launcher.checks import PortChoice, free_ports
 from frontend.launcher.triton_server import ADDRESS
 from model_repository.byte_table import FILE_NAME, load_byte_table
 from model_repository.contract.request import EngineRequest
 from model_repository.engine.runtime import EngineConfig
 from model_repository.engine.synthetic import SyntheticRuntime
 from tests.build_engines.tiny_checkpoint import write_checkpoint
+from tests.launching import free_port
 from tests.load import dynamo
 from tests.load.accounting import Processes
 from tests.load.load import Target
@@ -40,6 +40,7 @@ _LARGE: dict[str, Any] = {
     "max_position_embeddings": 2048,
     "vocab_size": 3072,
 }
+_DYNAMO_DIR = Path(".conch", "dynamo")  # its environment, which is kept
 _NUM_KNOWN_TOKENS = 4096  # of the synthetic engine's text
 
 
@@ -63,8 +64,6 @@ class ServerFactory:
     state_dir: Path
     log_path: Path
     num_threads: int  # of the CPU engine, ours and the peer's
-    peer_dir: Path = Path(".conch", "dynamo")  # the environment of Dynamo, which is kept
-    note: Callable[[str], None] = print
     _numbers: Iterator[int] = field(default_factory=count)
 
     @contextmanager
@@ -86,7 +85,7 @@ class ServerFactory:
                 try:
                     servers[DYNAMO] = stack.enter_context(self._dynamo(setup))
                 except dynamo.Unavailable as exc:
-                    self.note(f"{DYNAMO} is left out: {exc}")
+                    sys.stderr.write(f"{DYNAMO} is left out: {exc}\n")
             yield servers
 
     def _artifact(self, setup: Setup, number: int) -> Path:
@@ -115,16 +114,10 @@ class ServerFactory:
 
     @contextmanager
     def _ours(self, repository: Path, artifact_dir: Path, setup: Setup) -> Iterator[Server]:
-        ports = free_ports([PortChoice(flag, ADDRESS, 0) for flag in ("--port", "--triton-grpc-port")])
-        command = [sys.executable, "-m", "frontend", "serve", "--repository", str(repository)]
-        command += ["--state-dir", str(self.state_dir / "serve"), "--max-in-flight", str(setup.max_in_flight)]
-        command += [
-            "--workers",
-            str(setup.num_workers),
-            "--triton-metrics-port",
-            "0",
-            *(f"{flag}={port}" for flag, port in ports.items()),
-        ]
+        port, grpc_port = free_port(), free_port()
+        command = [sys.executable, "-m", "frontend", "serve", f"--repository={repository}", f"--port={port}"]
+        command += [f"--triton-grpc-port={grpc_port}", "--triton-metrics-port=0", f"--workers={setup.num_workers}"]
+        command += [f"--state-dir={self.state_dir / 'serve'}", f"--max-in-flight={setup.max_in_flight}"]
         with (
             self.log_path.open("a") as log,
             subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True) as process,
@@ -136,19 +129,19 @@ class ServerFactory:
                 token_ends = _synthetic_token_ends(artifact_dir) if setup.runtime == "synthetic" else ()
                 yield Server(
                     target=Target(
-                        url=f"http://{ADDRESS}:{ports['--port']}",
+                        url=f"http://{ADDRESS}:{port}",
                         model=Manifest.load(artifact_dir).model_id,
                         token_ends=token_ends,
                     ),
                     processes=Processes({"serve": process.pid}),
-                    grpc_endpoint=f"{ADDRESS}:{ports['--triton-grpc-port']}",
+                    grpc_endpoint=f"{ADDRESS}:{grpc_port}",
                 )
             finally:
                 process.terminate()
 
     @contextmanager
     def _dynamo(self, setup: Setup) -> Iterator[Server]:
-        python = dynamo.installed_python(self.peer_dir)
+        python = dynamo.installed_python(_DYNAMO_DIR)
         folder = self.state_dir / "dynamo"
         with (
             self.log_path.open("a") as log,
