@@ -90,15 +90,19 @@ async def _serve(settings: Settings, parent: int | None, on_listening: Callable[
     if keys is not None:  # without a key file the signal ends the process, as usual
         loop.add_signal_handler(RELOAD_KEYS, keys.reload_or_log)
     try:
-        if not await _listen(runner, settings.host, settings.port, "process %d listens on %s", is_shared, public_tls):
-            return 1
+        urls = await _listen(runner, settings.host, settings.port, is_shared, public_tls)
+        operations_urls: list[str] | None = []
         if settings.admin_port:
             runners.append(operations_runner(runner, supervisor))
             await runners[1].setup()
-            text = "process %d has its operations on %s"
-            if not await _listen(runners[1], settings.admin_host, settings.admin_port, text, is_shared, admin_tls):
-                return 1
-        on_listening()
+            operations_urls = await _listen(runners[1], settings.admin_host, settings.admin_port, is_shared, admin_tls)
+        if urls is None or operations_urls is None:
+            return 1
+        on_listening()  # before the log lines, so that their readers may kill this worker
+        for url in urls:
+            logger.info("process %d listens on %s", os.getpid(), url)
+        for url in operations_urls:
+            logger.info("process %d has its operations on %s", os.getpid(), url)
         await stop.wait()
         logger.info("stopping")
         if drain is not None:
@@ -115,17 +119,15 @@ async def _serve(settings: Settings, parent: int | None, on_listening: Callable[
 
 
 async def _listen(
-    runner: web.AppRunner, host: str, port: int, text: str, is_shared: bool, certificates: Certificates | None
-) -> bool:
-    """Listen and log the address; return False if the port is not available."""
+    runner: web.AppRunner, host: str, port: int, is_shared: bool, certificates: Certificates | None
+) -> list[str] | None:
+    """Listen and return the URLs; log that the port is not available and return None if so."""
     context = None if certificates is None else certificates.context
     try:
         await web.TCPSite(runner, host, port, ssl_context=context, reuse_port=is_shared).start()
     except OSError as exc:
         log_unavailable(host, port, exc)
-        return False
+        return None
     scheme = "http" if context is None else "https"
-    for address, actual_port, *_ in runner.addresses:
-        name = f"[{address}]" if ":" in address else address
-        logger.info(text, os.getpid(), f"{scheme}://{name}:{actual_port}")
-    return True
+    names = [(f"[{address}]" if ":" in address else address, port) for address, port, *_ in runner.addresses]
+    return [f"{scheme}://{name}:{port}" for name, port in names]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import logging
 import os
 import signal
@@ -14,7 +15,6 @@ from dataclasses import dataclass, replace
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
-from multiprocessing.synchronize import Event
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import FrameType
@@ -78,14 +78,15 @@ def run(settings: Settings, run_admission: Callable[..., None] | None = None) ->
 @dataclass(frozen=True, slots=True)
 class _Worker:
     process: SpawnProcess
-    has_listened: Event
+    has_listened: ctypes.c_bool  # shared without a lock: a killed process would keep it
 
     def listens_within(self, timeout_s: float) -> bool:
         """Wait until the process listens; return whether it does."""
         deadline_s = time.monotonic() + timeout_s
         while self.process.is_alive() and time.monotonic() < deadline_s:
-            if self.has_listened.wait(_POLL_S):
+            if self.has_listened.value:
                 return True
+            time.sleep(_POLL_S)
         return False
 
 
@@ -105,7 +106,7 @@ class Workers:
         self._is_alive, self._alive = self._context.Pipe(duplex=False)
         self._signal_read, self._signal_write = os.pipe()  # a byte for each signal: its number
         self._workers: list[_Worker] = []
-        self._is_draining = self._context.Event()
+        self._is_draining = self._flag()
         self._is_stopping = False
 
     def run(self, count: int) -> int:
@@ -131,13 +132,13 @@ class Workers:
             for worker in dead:
                 logger.error("worker %s ended with code %s", worker.process.pid, worker.process.exitcode)
                 forget_worker(worker.process.pid)
-            if not all(worker.has_listened.is_set() for worker in dead):  # the next worker would fail too
+            if not all(worker.has_listened.value for worker in dead):  # the next worker would fail too
                 status = 1
                 break
             time.sleep(_MIN_PAUSE_S * bool(dead))
             for worker in dead:
                 workers.remove(worker)
-                if not self._is_draining.is_set():  # a new worker would accept requests
+                if not self._is_draining.value:  # a new worker would accept requests
                     workers.append(self._start(_work, self._is_draining))
             for child in admission:
                 if not child.process.is_alive():
@@ -153,16 +154,20 @@ class Workers:
         return [] if self._run_admission is None else [self._start(_admit, self._run_admission)]
 
     def _start(self, target: Callable[..., None], *further: object) -> _Worker:
-        has_listened = self._context.Event()
+        has_listened = self._flag()
         process = self._context.Process(target=target, args=(self._settings, self._is_alive, has_listened, *further))
         process.start()
         return _Worker(process, has_listened)
 
+    def _flag(self) -> ctypes.c_bool:
+        """Return a flag in memory that the workers share."""
+        return self._context.RawValue(ctypes.c_bool, False)
+
     def _forward(self, number: signal.Signals) -> None:
         """Send a signal to the workers that have a handler for it; a later worker checks for a drain by itself."""
         if number == BEGIN_DRAIN:
-            self._is_draining.set()  # first: a worker that does not listen yet reads this when it does
-        _send([worker for worker in self._workers if worker.has_listened.is_set()], number)
+            self._is_draining.value = True  # first: a worker that does not listen yet reads this when it does
+        _send([worker for worker in self._workers if worker.has_listened.value], number)
 
     def _stop(self, children: list[_Worker]) -> None:
         self._is_stopping = True
@@ -188,22 +193,28 @@ def _send(children: Sequence[_Worker], number: signal.Signals) -> None:
                 os.kill(child.process.pid, number)
 
 
-def _work(settings: Settings, parent: Connection, has_listened: Event, is_draining: Event) -> None:
+def _work(settings: Settings, parent: Connection, has_listened: ctypes.c_bool, is_draining: ctypes.c_bool) -> None:
     """Serve as one of several workers, in a process of its own."""
 
     def on_listening() -> None:
-        has_listened.set()
-        if is_draining.is_set():
+        has_listened.value = True
+        if is_draining.value:
             os.kill(os.getpid(), BEGIN_DRAIN)
 
     configure_logging(settings.log_format)
     raise SystemExit(server.run(settings, parent=parent.fileno(), on_listening=on_listening))
 
 
-def _admit(settings: Settings, parent: Connection, has_listened: Event, run_admission: Callable[..., None]) -> None:
+def _admit(
+    settings: Settings, parent: Connection, has_listened: ctypes.c_bool, run_admission: Callable[..., None]
+) -> None:
     """Run the admission process: it keeps the limits of all workers."""
+
+    def on_listening() -> None:
+        has_listened.value = True
+
     configure_logging(settings.log_format)
-    run_admission(settings, os.environ[LIMITS_SOCKET], parent=parent.fileno(), on_listening=has_listened.set)
+    run_admission(settings, os.environ[LIMITS_SOCKET], parent=parent.fileno(), on_listening=on_listening)
 
 
 def _reserved(host: str, port: int) -> socket.socket:
