@@ -36,6 +36,7 @@ class Contents:
     adapters: dict[str, str]
     tool_call_format: str
     template_fields: tuple[str, ...]  # see ModelParameters
+    has_images: bool = False
 
     def fields(self) -> dict[str, Any]:
         """Return them by name."""
@@ -61,6 +62,7 @@ class Manifest:
     adapters: dict[str, str] = field(default_factory=dict)  # name to path, relative to the artifact
     tool_call_format: str
     template_fields: tuple[str, ...]  # see ModelParameters
+    has_images: bool = False  # the model reads images
     serving: Serving = field(default_factory=Serving)  # not in the key
     files: dict[str, str] = field(default_factory=dict)  # relative path to sha256
 

@@ -9,6 +9,19 @@ from typing import Any
 
 from build_engines.errors import BuildError
 
+# A model that reads images may leave out the fields of its language model that have transformers' own defaults.
+_LLAMA_DEFAULTS = {
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 4096,
+    "intermediate_size": 11008,
+    "max_position_embeddings": 2048,
+    "num_attention_heads": 32,
+    "num_hidden_layers": 32,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 10_000.0,
+    "vocab_size": 32000,
+    "eos_token_id": 2,
+}
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 
 
@@ -17,8 +30,9 @@ class Checkpoint:
     """A checkpoint's folder and configuration."""
 
     folder: Path
-    config: dict[str, Any]
+    config: dict[str, Any]  # of the language model
     eos_token_ids: tuple[int, ...]
+    image_config: dict[str, Any] | None = None  # config.json of a model that reads images
 
     @classmethod
     def load(cls, folder: Path) -> Checkpoint:
@@ -27,13 +41,15 @@ class Checkpoint:
         Raises:
             BuildError: a file is missing or malformed.
         """
-        config = read_json(folder / "config.json")
+        config = whole = read_json(folder / "config.json")
+        if "text_config" in whole:
+            config = _LLAMA_DEFAULTS | whole["text_config"]
         generation = read_json(folder / "generation_config.json", is_optional=True)
         require(config, "max_position_embeddings", "vocab_size")
         eos_token_ids = named_eos_token_ids(generation) or named_eos_token_ids(config)
         if not eos_token_ids:
             raise BuildError("neither generation_config.json nor config.json names an eos_token_id")
-        return cls(folder, config, eos_token_ids)
+        return cls(folder, config, eos_token_ids, None if config is whole else whole)
 
     @property
     def context_window(self) -> int:

@@ -10,8 +10,9 @@ from build_engines.artifact import Contents, link_or_copy
 from build_engines.checkpoint import TOKENIZER_FILES, Checkpoint, named_eos_token_ids, read_json
 from build_engines.errors import BuildError
 from build_engines.llama_cpp.gguf_file import write_gguf
-from build_engines.llama_cpp.gguf_header import gguf_parts, part_names, read_gguf_base, read_gguf_facts
+from build_engines.llama_cpp.gguf_header import check_projector, gguf_parts, part_names, read_gguf_base, read_gguf_facts
 from build_engines.llama_cpp.lora import write_lora
+from build_engines.llama_cpp.projector import write_projector
 from build_engines.llama_cpp.storage import PRECISIONS
 from build_engines.peft import FILES as ADAPTER_FILES
 from build_engines.peft import LoraAdapter
@@ -22,7 +23,7 @@ from build_engines.text_files import detected_tool_call_format, template_fields,
 from build_engines.weight_files import INDEX_FILE, weight_files
 from model_repository.capabilities import Capability
 from model_repository.contract.tensors import model_id_to_ensemble
-from model_repository.engine.runtime import RUNTIMES
+from model_repository.engine.runtime import PROJECTOR, RUNTIMES
 from model_repository.tool_formats import TOOL_FORMATS
 
 CONVERTER = 2  # raise it when the output for the same input changes
@@ -38,6 +39,7 @@ class CpuSpec:
     checkpoint: Path | None = None
     gguf: Path | None = None
     tokenizer: Path | None = None
+    projector: Path | None = None  # a GGUF file that makes images readable
     context_window: int | None = None  # None: the model's own
     precision: str = "f16"  # of the KV cache, and of the matrices of a checkpoint
     options: dict[str, str] = field(default_factory=dict)  # of the runtime
@@ -63,6 +65,8 @@ class CpuSpec:
             raise BuildError("--gguf needs --tokenizer DIR, the folder with the model's tokenizer.json")
         if self.checkpoint is not None and self.tokenizer is not None:
             raise BuildError("--tokenizer goes with --gguf; a checkpoint has its own tokenizer.json")
+        if self.projector is not None and Capability.IMAGES not in RUNTIMES[self.runtime].capabilities:
+            raise BuildError(f"--mmproj: the runtime {self.runtime} reads no images")
         if not self.tokenizer_folder.is_dir():
             flag = "--checkpoint" if self.tokenizer is None else "--tokenizer"
             raise BuildError(
@@ -84,10 +88,12 @@ class CpuSpec:
         if self.gguf is not None:
             paths += gguf_parts(self.gguf)
         if self.checkpoint is not None:
-            paths += [self.checkpoint / name for name in ("config.json", INDEX_FILE)]
+            paths += [self.checkpoint / name for name in ("config.json", "preprocessor_config.json", INDEX_FILE)]
         if self.checkpoint is not None and self.runtime == "llama_cpp":
             paths += weight_files(self.checkpoint)
         files = {path.name: path for path in paths}
+        if self.projector is not None:
+            files[PROJECTOR] = self.projector
         for adapter, folder in self.adapters.items():
             files |= {f"adapters/{model_id_to_ensemble(adapter)}/{name}": folder / name for name in ADAPTER_FILES}
         return {name: path for name, path in files.items() if path.is_file()}
@@ -115,6 +121,7 @@ class CpuSpec:
             adapters={name: _adapter_path(name) for name in self.adapters},
             tool_call_format=self._tool_call_format,
             template_fields=template_fields(folder / "tokenizer"),
+            has_images=(folder / PROJECTOR).exists(),
         )
 
     def clean_up(self, source: dict[str, str]) -> None:
@@ -138,6 +145,9 @@ def _write_model(spec: CpuSpec, folder: Path) -> ModelFacts:
     """Write the weights and the adapters, and return the facts of the source."""
     adapters = {name: LoraAdapter.load(source) for name, source in spec.adapters.items()}
     facts = _write_weights(spec, folder)
+    if spec.projector is not None:
+        check_projector(spec.projector)
+        link_or_copy(spec.projector, folder / PROJECTOR)
     if adapters:
         base = read_gguf_base(min(folder.glob(f"{GGUF_NAME}*.gguf")))  # the first of its parts
         (folder / "adapters").mkdir()
@@ -159,6 +169,8 @@ def _write_weights(spec: CpuSpec, folder: Path) -> ModelFacts:
         with Progress.shown("converting", 0) as progress:
             path = folder / f"{GGUF_NAME}.gguf"
             write_gguf(checkpoint, path, spec.precision, lambda done, total: progress.set(done, total_bytes=total))
+        if checkpoint.image_config is not None and spec.projector is None:
+            write_projector(checkpoint, folder / PROJECTOR, spec.precision)
     return ModelFacts(
         context_window=checkpoint.context_window,
         eos_token_ids=checkpoint.eos_token_ids,

@@ -19,6 +19,7 @@ from build_engines.digests import Digests
 from build_engines.errors import BuildError
 from build_engines.lock import lock_path, locked, remove_leftovers
 from build_engines.serving import check_names_differ, names_of
+from model_repository.capabilities import Capability
 from model_repository.contract import tensors
 from model_repository.contract.request import MAX_STREAM_INTERVAL_MS
 from model_repository.contract.spec import StageSpec, TensorSpec
@@ -93,7 +94,7 @@ def render(manifest: Manifest, artifact_dir: Path, options: ServeOptions, versio
     shared = {"artifact_dir": str(artifact_dir), "ensemble": ensemble, "context_window": str(manifest.context_window)}
     tokenizer = shared | {
         "runtime": manifest.runtime,
-        "capabilities": json.dumps(sorted(RUNTIMES[manifest.runtime].capabilities_with(manifest.options))),
+        "capabilities": json.dumps(sorted(_capabilities(manifest))),
         "tool_call_format": manifest.tool_call_format,
     }
     engine = shared | {
@@ -126,6 +127,11 @@ def render(manifest: Manifest, artifact_dir: Path, options: ServeOptions, versio
     return files
 
 
+def _capabilities(manifest: Manifest) -> frozenset[Capability]:
+    capabilities = RUNTIMES[manifest.runtime].capabilities_with(manifest.options)
+    return capabilities if manifest.has_images else capabilities - {Capability.IMAGES}
+
+
 def _adapter_root(manifest: Manifest, folder: Path, options: ServeOptions) -> dict[str, object]:
     return {
         "folder": str(folder.absolute()),
@@ -147,7 +153,7 @@ def model_parameters(manifest: Manifest, options: ServeOptions, version: str) ->
         fingerprint=_fingerprint(manifest, options, version),
         aliases=manifest.serving.aliases,
         adapters=tuple(manifest.adapters),
-        capabilities=RUNTIMES[manifest.runtime].capabilities_with(manifest.options),
+        capabilities=_capabilities(manifest),
         tool_call_format=manifest.tool_call_format,
         template_fields=manifest.template_fields,
         defaults=manifest.serving.defaults,

@@ -47,6 +47,7 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     )
     add("--gguf", type=Path, metavar="FILE", help="a GGUF file, served without conversion")
     add("--tokenizer", type=Path, metavar="DIR", help="folder with tokenizer.json, for --gguf")
+    add("--mmproj", type=Path, metavar="FILE", help="a GGUF file of llama.cpp with which the model reads images")
     add("--runtime", choices=sorted(RUNTIMES), default="llama_cpp", help="(%(default)s)")
     add("--precision", metavar="NAME", help=_PRECISION_HELP)
     add("--context-window", type=int, metavar="N", help="tokens of prompt and completion (the model's maximum)")
@@ -142,6 +143,7 @@ def _build_on_cpu(options: argparse.Namespace) -> Path:
         checkpoint=checkpoint,
         gguf=options.gguf,
         tokenizer=options.tokenizer,
+        projector=options.mmproj,
         context_window=options.context_window,
         precision=precision,
         options=_pairs("--option", options.option),

@@ -15,6 +15,7 @@ from build_engines.checkpoint import Checkpoint
 from build_engines.errors import BuildError
 from build_engines.llama_cpp.layout import Placement, place_tensors
 from build_engines.llama_cpp.model_config import ModelConfig
+from build_engines.llama_cpp.projector import text_tensors
 from build_engines.llama_cpp.storage import PRECISIONS, convert, num_bytes
 from build_engines.llama_cpp.tokens import Vocabulary
 from build_engines.llama_cpp.weights import find_tensors
@@ -45,7 +46,7 @@ def write_gguf(
     """
     model, vocabulary = ModelConfig.of(checkpoint.config), Vocabulary.of(checkpoint)
     stored = PRECISIONS[precision]
-    placements = place_tensors(model, find_tensors(checkpoint.folder))
+    placements = place_tensors(model, text_tensors(find_tensors(checkpoint.folder)))
     typed = [(placement, stored.of_tensor(placement.source.shape)) for placement in placements]
     factors = model.rope.frequency_factors(model.head_dim)
     writer = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[model.arch])

@@ -92,6 +92,18 @@ def read_gguf_base(path: Path) -> GgufBase:
     )
 
 
+def check_projector(path: Path) -> None:
+    """Check that a GGUF file is a projector of images.
+
+    Raises:
+        BuildError: it is something else.
+    """
+    reader = _open(path)
+    has_vision = reader.fields.get("clip.has_vision_encoder")
+    if _architecture(reader, path) != "clip" or has_vision is None or not has_vision.contents():
+        raise BuildError(f"{path}: not a projector of images (general.architecture clip, with a vision encoder)")
+
+
 def _readers(path: Path) -> dict[Path, gguf.GGUFReader]:
     first = _open(path)
     count = _number(first, path, _SPLIT_COUNT, 1)

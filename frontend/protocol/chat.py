@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, FailFast, Field, field_validator, model_validator
@@ -34,6 +34,10 @@ class ImageUrl(Body):
 
     url: str
     detail: Literal["auto", "low", "high"] | None = None
+
+    def ignored_keywords(self) -> Iterator[str]:
+        if self.detail in ("low", "high"):  # the model itself decides how it cuts an image
+            yield "detail"
 
 
 class ContentPart(Body):

@@ -11,6 +11,7 @@ from pydantic_core import PydanticCustomError, PydanticKnownError
 
 from frontend.protocol.body import MAX_INT32, broken_rule, declared, limits_of, needs
 from frontend.protocol.fields import HINTS, REFUSED, GenerationBody, TokenId
+from model_repository.contract.request import MAX_IMAGES
 
 MAX_LOGPROBS = 5  # OpenAI's
 MAX_CHOICES = 1024  # completions of one request: prompts times n or best_of
@@ -119,7 +120,7 @@ class CompletionRequest(GenerationBody):
     images: Annotated[
         list[str] | None,
         Field(
-            max_length=64,
+            max_length=MAX_IMAGES,
             examples=[["data:image/png;base64,iVBORw0KGgo="]],
             json_schema_extra=needs(prompt="<image>"),
             description="data URIs, one for each `<image>` in the prompt",

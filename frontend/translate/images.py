@@ -13,15 +13,12 @@ from frontend.errors import InvalidRequest, UnsupportedValue, shown
 _DATA_URI = re.compile(r"(?:data:)?(?P<mime>image/[\w.+-]+)(?:;base64)?,(?P<payload>.*)", re.DOTALL)
 
 
-def images_from_data_uris(uris: Sequence[str], num_markers: int) -> tuple[bytes, ...]:
-    """Return the images of a completion's prompt, one for each marker.
+def images_from_data_uris(uris: Sequence[str]) -> tuple[bytes, ...]:
+    """Return the images of a completion.
 
     Raises:
-        InvalidRequest: the numbers of images and markers differ, or an image is malformed.
+        UnsupportedValue, InvalidRequest: as for one.
     """
-    if len(uris) != num_markers:
-        rule = f"{len(uris)} images for {num_markers} `<image>` in the prompt: each needs one image"
-        raise InvalidRequest(f"images: {rule}", param="images")
     return tuple(image_from_data_uri(uri, f"images[{index}]") for index, uri in enumerate(uris))
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from frontend.errors import ContextLengthExceeded
+from frontend.errors import ContextLengthExceeded, InvalidRequest
 from frontend.protocol.chat import ChatCompletionRequest, ChatMessage
 from frontend.protocol.completion import CompletionRequest
 from frontend.protocol.fields import GenerationBody
@@ -18,6 +18,7 @@ from frontend.translate.images import image_from_data_uri, images_from_data_uris
 from frontend.triton.models import ModelName, ServedModel
 from model_repository.capabilities import Capability
 from model_repository.contract.request import (
+    IMAGE_MARKER,
     ChatPrompt,
     ContextOverflow,
     GenerationRequest,
@@ -36,7 +37,6 @@ from model_repository.model_parameters import RequestDefaults
 _SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
 _UINT64 = 2**64 - 1
 _LLAMA_CPP_TARGET = 5.0  # Mirostat's default target with llama.cpp's field `mirostat`
-IMAGE_MARKER = "<image>"
 _MAX_TOKEN_CHARS = 256  # of the longest token of any known vocabulary; Llama 3 has 128
 _REASONING = ("reasoning_content", "reasoning")
 
@@ -77,6 +77,7 @@ def completion_to_requests(
         num_logprobs=0 if is_ranked and completion.logprobs is None else completion.logprobs,
         is_echo=bool(completion.echo),
     )
+    images = images_from_data_uris(completion.images or ())
     requests: list[GenerationRequest] = []
     for text_or_ids in completion.prompt:
         prompt: Prompt
@@ -86,8 +87,6 @@ def completion_to_requests(
         else:
             _check_num_chars(len(text_or_ids), "prompt", name.model)
             prompt = TextPrompt(text_or_ids, completion.suffix or "")
-        num_markers = text_or_ids.count(IMAGE_MARKER) if isinstance(text_or_ids, str) else 0
-        images = images_from_data_uris(completion.images, num_markers) if completion.images else ()
         request = GenerationRequest(prompt=prompt, params=params, images=images, request_id=request_id)
         requests += _repeated(request, num_drawn)
     return requests
@@ -277,9 +276,18 @@ def message_for_template(message: ChatMessage, template_fields: Collection[str] 
 
 
 def _images_in(messages: Sequence[ChatMessage]) -> tuple[bytes, ...]:
-    return tuple(
-        image_from_data_uri(part.image_url.url, f"messages[{index}].content[{place}].image_url.url")
+    parts = [
+        (f"messages[{index}].content[{place}]", part)
         for index, message in enumerate(messages)
         for place, part in enumerate(message.content or ())
+    ]
+    images = tuple(
+        image_from_data_uri(part.image_url.url, f"{place}.image_url.url")
+        for place, part in parts
         if part.image_url is not None
     )
+    for place, part in parts if images else ():
+        if IMAGE_MARKER in (part.text or ""):
+            rule = f"`{IMAGE_MARKER}` is the place of an image: a text beside images must not have it"
+            raise InvalidRequest(f"{place}.text: {rule}", param=f"{place}.text")
+    return images

@@ -19,6 +19,9 @@ MAX_STOP_WORDS = 16  # each token is compared with each stop word: 16 cost 3 us 
 MAX_BAD_WORDS, MAX_BAD_WORD_CHARS = 256, 256
 
 MAX_TOKEN_IDS = 1024  # in one field
+MAX_IMAGES = 16
+IMAGE_MARKER = "<image>"  # in a prompt's text: the place of an image
+IMAGE_PLACE = -1  # the same among the token ids that the engine gets
 MAX_BATCH_REQUESTS = 32  # in one message
 MAX_STREAM_INTERVAL_MS = 1000  # the longest time for which a client may let tokens wait
 
@@ -307,16 +310,20 @@ class GenerationRequest(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     prompt: Prompt
     params: Params
-    images: Annotated[tuple[bytes, ...], TensorSpec(doc="image files, one for each place in the prompt")] = ()
+    images: Annotated[
+        tuple[bytes, ...],
+        TensorSpec(max_items=MAX_IMAGES, doc="PNG, JPEG, WebP or GIF files, one for each `<image>` in the prompt"),
+    ] = ()
     request_id: str = ""  # of the HTTP request, for logs: printable ASCII
 
 
 class EngineRequest(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A prompt that fits the context window, and everything else about its completion."""
 
-    prompt_token_ids: tuple[int, ...]
+    prompt_token_ids: tuple[int, ...]  # IMAGE_PLACE for each image
     max_tokens: int  # fits the context window together with the prompt; 0: only the prompt is computed
     params: Params = field(default_factory=Params)
+    images: tuple[bytes, ...] = ()  # files
     end_token_ids: tuple[int, ...] = ()  # end this completion, besides the model's own end tokens
     echo: tuple[bytes, ...] = ()  # the bytes of each prompt token in the echoed text; empty: no echo
     structured_output: StructuredOutput | None = None  # of the request, or of its tool calls

@@ -11,6 +11,7 @@ import msgspec
 
 from model_repository.contract.request import (
     ChatPrompt,
+    ContextOverflow,
     GenerationRequest,
     OutputFormat,
     Params,
@@ -18,7 +19,7 @@ from model_repository.contract.request import (
     ToolUse,
 )
 from model_repository.contract.spec import TensorSpec, set_fields
-from model_repository.errors import InvalidRequest
+from model_repository.errors import InvalidRequest, PromptTooLong
 
 MAX_TOOLS = 128
 MAX_TOOLS_CHARS = 300_000  # of all tools together, as JSON: their schemas are read before the first token
@@ -56,7 +57,33 @@ def check_request(request: GenerationRequest) -> None:
         raise InvalidRequest("needs return_log_probs to be true", "top_logprobs")
     if params.stream_interval_ms is not None and not params.is_stream:
         raise InvalidRequest("needs stream to be true", "stream_interval_ms")
+    if request.images and params.is_echo:
+        raise InvalidRequest("a prompt with images has no echo", "images")
     _check_structured_output(params)
+
+
+def fitting_max_tokens(params: Params, num_prompt_tokens: int, context_window: int, field: str) -> int:
+    """Return `max_tokens`, lowered to the room that the prompt leaves, if the request allows that.
+
+    Args:
+        field: the input that carries the prompt.
+
+    Raises:
+        PromptTooLong: the prompt leaves no room for one token, or not enough for a `max_tokens` that must not change.
+        InvalidRequest: `min_tokens` do not fit.
+    """
+    room = context_window - num_prompt_tokens
+    window = f"the context window is {context_window} tokens"
+    if room < min(params.max_tokens, 1):
+        rule = ", and the completion needs at least one" if params.max_tokens else ""
+        raise PromptTooLong(f"the prompt has {num_prompt_tokens} tokens: {window}{rule}", field)
+    if params.max_tokens > room and params.overflow is ContextOverflow.ERROR:
+        sizes = f"the prompt has {num_prompt_tokens} tokens and the completion may have {params.max_tokens}"
+        raise PromptTooLong(f"{sizes}: {window}", field)
+    if params.min_tokens > room:
+        rule = f"the prompt has {num_prompt_tokens} tokens, which leaves {room}"
+        raise InvalidRequest(f"{params.min_tokens} do not fit: {window}, and {rule}", "min_tokens")
+    return min(params.max_tokens, room)
 
 
 def printable_id(request_id: str) -> str:

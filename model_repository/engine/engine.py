@@ -23,9 +23,8 @@ from model_repository.engine.intake import Intake
 from model_repository.engine.output_sender import OutputSender
 from model_repository.engine.output_streams import OutputResponder, OutputStream, OutputStreams
 from model_repository.engine.pending_cancels import PendingCancels
-from model_repository.engine.runtime import EngineConfig, Runtime, StepOutput
+from model_repository.engine.runtime import EngineConfig, Prepared, Runtime, StepOutput
 from model_repository.engine.sequence import EngineSequence
-from model_repository.engine.token_constraint import TokenConstraint
 from model_repository.errors import (
     EngineFailed,
     InternalError,
@@ -287,7 +286,7 @@ class Engine:
             sequence.stream.add(sequence.item, delta)
 
     def _start_sequence(
-        self, stream: OutputStream, item: int, request: EngineRequest, constraint: TokenConstraint | None
+        self, stream: OutputStream, item: int, request: EngineRequest, prepared: Prepared | None
     ) -> None:
         """Queue a request at the runtime, unless it is already cancelled.
 
@@ -312,7 +311,7 @@ class Engine:
             eos_token_ids=self._config.eos_token_ids,
             now_s=self._clock(),
         )
-        self._runtime.submit(sequence.number, request, constraint)
+        self._runtime.submit(sequence.number, request, prepared)
         self._sequences[sequence.number] = sequence
         if cancel_key:
             self._numbers_by_key[cancel_key] = sequence.number

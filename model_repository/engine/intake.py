@@ -1,4 +1,4 @@
-"""Requests on their way into the engine: their output stream, their grammars, and the reasons to refuse them."""
+"""Requests on their way into the engine: their output stream, grammars and images, and the reasons to refuse them."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from msgspec.structs import replace
 from model_repository.contract.request import EngineRequest, EngineRequestBatch
 from model_repository.contract.rules import printable_id
 from model_repository.engine.output_streams import OutputResponder, OutputStream, OutputStreams
-from model_repository.engine.runtime import Runtime
-from model_repository.engine.token_constraint import TokenConstraint
+from model_repository.engine.runtime import Prepared, Runtime
 from model_repository.errors import (
     EngineFailed,
     InternalError,
@@ -29,10 +28,10 @@ _NUM_GRAMMAR_THREADS = 2
 
 
 class Intake:
-    """Receives requests in the engine's thread, and compiles their grammars in threads of its own.
+    """Receives requests in the engine's thread, and prepares their grammars and images in threads of its own.
 
     Args:
-        runtime: compiles the constraints.
+        runtime: prepares the requests.
         start: queues a request at the runtime; may raise a StageError.
         post: has the engine's thread call a function; callable from any thread.
     """
@@ -43,7 +42,7 @@ class Intake:
         streams: OutputStreams,
         numbers: Iterator[int],
         *,
-        start: Callable[[OutputStream, int, EngineRequest, TokenConstraint | None], None],
+        start: Callable[[OutputStream, int, EngineRequest, Prepared | None], None],
         post: Callable[[Callable[[], None]], None],
     ) -> None:
         self._runtime = runtime
@@ -52,10 +51,11 @@ class Intake:
         self._start = start
         self._post = post
         self._grammar_threads = FairPool(_NUM_GRAMMAR_THREADS)
+        self._image_threads = FairPool(1)
         self._is_closing = False
 
     def receive(self, batch: EngineRequestBatch, responder: OutputResponder) -> None:
-        """Start the requests of a batch, once their grammars are compiled, or fail them on their stream."""
+        """Start the requests of a batch, once they are prepared, or fail them on their stream."""
         try:
             stream = self._stream_of(batch, responder)
         except StageError as error:
@@ -67,15 +67,18 @@ class Intake:
                 stream.fail(item, error_from_message(received) or InternalError())
                 continue
             request = replace(received, request_id=printable_id(received.request_id))
-            if request.structured_output is None and not request.params.bad_words:
-                self._admit(stream, item, request)
+            if request.images:
+                self._submit(self._image_threads, stream, item, request)
+            elif request.structured_output is not None or request.params.bad_words:
+                self._submit(self._grammar_threads, stream, item, request)
             else:
-                self._compile(stream, item, request)
+                self._admit(stream, item, request)
 
     def close(self) -> None:
-        """End the grammar threads, from any thread; waiting grammars are dropped."""
+        """End the threads, from any thread; waiting requests are dropped."""
         self._is_closing = True
         self._grammar_threads.close()
+        self._image_threads.close()
 
     def _stream_of(self, batch: EngineRequestBatch, responder: OutputResponder) -> OutputStream:
         """Return the stream that a batch names; without a name, a stream to the responder itself.
@@ -95,10 +98,10 @@ class Intake:
         has_key = isinstance(request, EngineRequest) and bool(request.params.cancel_key)
         return self._streams.open_single(next(self._numbers), responder, has_cancel_key=has_key)
 
-    def _compile(self, stream: OutputStream, item: int, request: EngineRequest) -> None:
-        """Compile the request's constraint in a thread, and admit the request afterwards."""
+    def _submit(self, threads: FairPool, stream: OutputStream, item: int, request: EngineRequest) -> None:
+        """Prepare the request in a thread, and admit it afterwards."""
         try:
-            self._grammar_threads.submit(request.params.sender, lambda: self._prepare(stream, item, request))
+            threads.submit(request.params.sender, lambda: self._prepare(stream, item, request))
         except StageError as error:
             self._refuse(stream, item, request, error)
         except RuntimeError:  # the threads have ended
@@ -107,8 +110,8 @@ class Intake:
             stream.num_preparing += 1
 
     def _prepare(self, stream: OutputStream, item: int, request: EngineRequest) -> None:
-        """Compile a request's constraint, in a thread for which no sequence waits."""
-        prepared: TokenConstraint | StageError | None
+        """Prepare a request, in a thread for which no sequence waits."""
+        prepared: Prepared | StageError
         try:
             if self._is_closing:
                 raise EngineFailed("the engine is shutting down")
@@ -116,24 +119,22 @@ class Intake:
         except StageError as error:
             prepared = error
         except BaseException:  # a panic in Rust code too
-            logger.exception("the runtime did not compile a grammar request_id=%s", request.request_id)
+            logger.exception("the runtime did not prepare request_id=%s", request.request_id)
             prepared = InternalError()
         self._post(lambda: self._prepared(stream, item, request, prepared))
 
     def _prepared(
-        self, stream: OutputStream, item: int, request: EngineRequest, prepared: TokenConstraint | StageError | None
+        self, stream: OutputStream, item: int, request: EngineRequest, prepared: Prepared | StageError
     ) -> None:
         stream.num_preparing -= 1
         if isinstance(prepared, StageError):
             self._refuse(stream, item, request, prepared)
         else:
-            self._admit(stream, item, request, prepared)
+            self._admit(stream, item, prepared.request, prepared)
 
-    def _admit(
-        self, stream: OutputStream, item: int, request: EngineRequest, constraint: TokenConstraint | None = None
-    ) -> None:
+    def _admit(self, stream: OutputStream, item: int, request: EngineRequest, prepared: Prepared | None = None) -> None:
         try:
-            self._start(stream, item, request, constraint)
+            self._start(stream, item, request, prepared)
         except StageError as error:
             self._refuse(stream, item, request, error)
         except BaseException:  # a panic in Rust code too

@@ -136,3 +136,8 @@ class _KvCache:
     def trim(self, slot: int, num_tokens: int) -> None:
         """Keep the first `num_tokens` tokens of a slot."""
         self._context.memory_seq_rm(slot, num_tokens, -1)
+
+    def load(self, slot: int, state: bytes) -> None:
+        """Replace the slot's tokens by a sequence of another context with as many slots."""
+        self._context.memory_seq_rm(slot, -1, -1)
+        self._context.set_state_seq_data(state, slot)

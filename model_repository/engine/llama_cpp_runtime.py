@@ -28,14 +28,15 @@ from model_repository.engine.bad_words import BadWords, TokenIndex
 from model_repository.engine.constraint import ConstraintCompiler
 from model_repository.engine.llama_cpp_adapters import LlamaCppAdapters
 from model_repository.engine.llama_cpp_context import MAX_STEP_TOKENS, Context
+from model_repository.engine.llama_cpp_images import ImagePrompts
 from model_repository.engine.llama_cpp_sampler import TokenSampler
 from model_repository.engine.logprobs import token_logprob
 from model_repository.engine.queue_order import queue_order_s
 from model_repository.engine.request_checks import check_request
-from model_repository.engine.runtime import EngineConfig, RuntimeStats, StepOutput
+from model_repository.engine.runtime import PROJECTOR, EngineConfig, Prepared, RuntimeStats, StepOutput
 from model_repository.engine.scheduler import Chunk, Job
 from model_repository.engine.token_constraint import AllowedTokenIds, TokenConstraint
-from model_repository.errors import EngineFailed, InvalidRequest, StageError
+from model_repository.errors import EngineFailed, InvalidRequest, StageError, Unsupported
 
 # A model of up to this size fits the cores' caches, so each core computes a batch of its own at full speed. Larger
 # weights come from memory, and all cores should use them while they are in the cache.
@@ -68,6 +69,13 @@ class LlamaCppRuntime:
         path = min(config.artifact_dir.glob("model*.gguf"), default=config.artifact_dir / "model.gguf")
         self._num_threads = config.num_threads or num_physical_cores()
         num_slots_of_contexts = _share_out(config.max_sequences, _num_contexts(config, self._num_threads))
+        self._images: ImagePrompts | None = None
+        projector = config.artifact_dir / PROJECTOR
+        if projector.exists():  # before llama.cpp starts threads: they do not survive a fork
+            num_slots = max(num_slots_of_contexts)  # a KV cache moves between contexts with as many slots
+            num_slots_of_contexts = [num_slots] * len(num_slots_of_contexts)
+            params = functools.partial(_context_params, config, num_slots, self._num_threads)
+            self._images = ImagePrompts(path, projector, params, config.context_window)
         self._computed: queue.SimpleQueue[Context] = queue.SimpleQueue()
         self._contexts: list[Context] = []
         self._adapters = LlamaCppAdapters(config)
@@ -76,8 +84,8 @@ class LlamaCppRuntime:
         try:
             self._model = llama.LlamaModel(str(path), llama.LlamaModelParams())
             for num_slots in num_slots_of_contexts:
-                params = _context_params(config, num_slots, self._num_threads)
-                self._contexts.append(Context(self._model, params, self._adapters.weights, self._computed))
+                context_params = _context_params(config, num_slots, self._num_threads)
+                self._contexts.append(Context(self._model, context_params, self._adapters.weights, self._computed))
             for name, path in config.adapters.items():
                 self._adapters.add(self._model, name, Adapter.of_artifact(path))
         except (OSError, RuntimeError, ValueError, MemoryError) as exc:
@@ -89,12 +97,26 @@ class LlamaCppRuntime:
         self._sequences: dict[int, _Sequence] = {}
         self._waiting: list[Job] = []  # for a place in a context, in queue order
 
-    def prepare(self, request: EngineRequest) -> TokenConstraint | None:
-        """Compile the constraints of a completion; from any thread.
+    def prepare(self, request: EngineRequest) -> Prepared:
+        """Compile the constraints of a completion, and compute its images; from any thread.
 
         Raises:
-            StageError: the structured output is malformed, or the memory for structured outputs is full.
+            StageError: the structured output or an image is malformed, the prompt does not fit the context window, or
+                the memory for structured outputs is full.
         """
+        if request.images and self._images is None:
+            raise Unsupported("this model reads no images", "images")
+        self._check(request, has_images=bool(request.images))
+        constraint, prompt = self._constraint(request), None
+        if self._images is not None and request.images:
+            adapter = self._adapters.by_name.get(request.params.lora_name)
+            request, prompt = self._images.compute(request, adapter)
+        return Prepared(request, constraint, prompt)
+
+    def _check(self, request: EngineRequest, has_images: bool) -> None:
+        check_request(request, self._vocab_size, self._adapters.by_name, has_images=has_images)
+
+    def _constraint(self, request: EngineRequest) -> TokenConstraint | None:
         params, output = request.params, request.structured_output
         constraint: TokenConstraint | None = None
         if output is not None:
@@ -105,27 +127,27 @@ class LlamaCppRuntime:
             constraint = AllowedTokenIds(params.allowed_token_ids, self._vocab_size, constraint)
         return constraint
 
-    def submit(self, sequence: int, request: EngineRequest, constraint: TokenConstraint | None = None) -> None:
-        """Queue a request; without a constraint it is prepared here.
+    def submit(self, sequence: int, request: EngineRequest, prepared: Prepared | None = None) -> None:
+        """Queue a request; if it is not prepared, its constraints are compiled here.
 
         Raises:
             InvalidRequest: the model has no such token or adapter.
         """
-        check_request(request, self._vocab_size, self._adapters.by_name)
-        if constraint is None:
-            constraint = self.prepare(request)
+        self._check(request, has_images=prepared is not None and prepared.prompt is not None)
+        prepared = prepared or Prepared(request, self._constraint(request))
         sampler = TokenSampler(
             request,
             vocab_size=self._vocab_size,
             context_window=self._config.context_window,
             eos_token_ids=self._config.eos_token_ids,
-            constraint=constraint,
+            constraint=prepared.constraint,
         )
         self._sequences[sequence] = _Sequence(request, sampler)
         is_scored = bool(request.echo) and request.params.num_logprobs is not None
         # Keyed by weights, not name: a new adapter of the same name must not reuse the old one's KV tokens.
         adapter = self._adapters.key_of(request.params.lora_name)
-        job = Job(sequence, request.prompt_token_ids, adapter, is_scored, queue_order_s(request, time.monotonic()))
+        prompt = request.prompt_token_ids if prepared.prompt is None else prepared.prompt.token_ids
+        job = Job(sequence, prompt, adapter, is_scored, queue_order_s(request, time.monotonic()), prepared.prompt)
         insort(self._waiting, job, key=lambda item: item.queue_order_s)
 
     @functools.cached_property
@@ -297,6 +319,8 @@ class LlamaCppRuntime:
         for context in self._contexts:
             context.close()
         self._model.close()
+        if self._images is not None:
+            self._images.close()
 
 
 def _num_contexts(config: EngineConfig, num_threads: int) -> int:

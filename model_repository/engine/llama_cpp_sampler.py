@@ -10,7 +10,7 @@ from operator import methodcaller
 
 from cyllama.llama import llama_cpp as llama
 
-from model_repository.contract.request import EngineRequest, SamplingParams
+from model_repository.contract.request import IMAGE_PLACE, EngineRequest, SamplingParams
 from model_repository.engine.request_checks import constraint_field, split_biases
 from model_repository.engine.token_constraint import TokenConstraint
 from model_repository.errors import InvalidRequest
@@ -63,7 +63,8 @@ class TokenSampler:
         if sampling.repetition_penalty != 1.0:
             penalty = self._chain.chain_get(1)
             for token_id in request.prompt_token_ids:  # only this penalty counts the prompt
-                penalty.accept(token_id)
+                if token_id != IMAGE_PLACE:
+                    penalty.accept(token_id)
 
     def draw(self, context: llama.LlamaContext, row: int) -> int:
         """Draw the next token from a row of the context's logits.

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from model_repository.contract.request import EngineRequest, SamplingParams
+from model_repository.contract.request import IMAGE_PLACE, EngineRequest, SamplingParams
 from model_repository.contract.spec import token_ids_of
 from model_repository.errors import InvalidRequest, UnknownAdapter
 
 _BAN_BIAS = -100.0  # from here on a bias is a ban: a sum alone could leave the token possible
 
 
-def check_request(request: EngineRequest, vocab_size: int, adapters: Collection[str]) -> None:
+def check_request(
+    request: EngineRequest, vocab_size: int, adapters: Collection[str], *, has_images: bool = False
+) -> None:
     """Refuse unknown tokens, which may fail a runtime's whole batch, and unknown adapters.
 
     Raises:
@@ -21,7 +23,8 @@ def check_request(request: EngineRequest, vocab_size: int, adapters: Collection[
         raise InvalidRequest("the prompt must not be empty", "prompt_token_ids")
     ids = [("prompt_token_ids", request.prompt_token_ids), ("end_token_ids", request.end_token_ids)]
     for name, token_ids in (*ids, *token_ids_of(request.params)):
-        unknown = next((token_id for token_id in token_ids if not 0 <= token_id < vocab_size), None)
+        low = IMAGE_PLACE if has_images and name == "prompt_token_ids" else 0
+        unknown = next((token_id for token_id in token_ids if not low <= token_id < vocab_size), None)
         if unknown is not None:
             raise InvalidRequest(f"{unknown}: token ids are from 0 to {vocab_size - 1}", name)
     if request.params.lora_name and request.params.lora_name not in adapters:

@@ -13,8 +13,11 @@ from model_repository.contract.output import DrawnLogprob
 from model_repository.contract.request import EngineRequest
 from model_repository.engine.adapter_folder import Adapter
 from model_repository.engine.adapter_root import AdapterRoot
+from model_repository.engine.scheduler import ComputedPrompt
 from model_repository.engine.token_constraint import TokenConstraint
 from model_repository.errors import StageError
+
+PROJECTOR = "mmproj.gguf"  # in an artifact of llama_cpp: makes tokens of images
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,21 +68,31 @@ class RuntimeStats:
     adapter_bytes: int = 0  # of all adapters in this process's memory
 
 
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A request, and the slow work that is already done for it."""
+
+    request: EngineRequest
+    constraint: TokenConstraint | None = None
+    prompt: ComputedPrompt | None = None  # with images
+
+
 class Runtime(Protocol):
     """Produces token ids. The engine ends and shapes texts around it, in the same way for every runtime.
 
     One thread owns it and makes all calls. Only `prepare`, `stats` and `wake` may be called from any thread.
     """
 
-    def prepare(self, request: EngineRequest) -> TokenConstraint | None:
-        """Do the slow part of a `submit`: compile the constraints of the completion.
+    def prepare(self, request: EngineRequest) -> Prepared:
+        """Do the slow part of a `submit`: compile the constraints of the completion, and compute the images.
 
         Raises:
-            StageError: the structured output is malformed, or the memory for structured outputs is full.
+            StageError: the structured output is malformed, or the memory for structured outputs is full; an image is
+                malformed, or the prompt does not fit the context window with it.
         """
 
-    def submit(self, sequence: int, request: EngineRequest, constraint: TokenConstraint | None = None) -> None:
-        """Queue a request under an unused number, with the constraint that `prepare` returned for it.
+    def submit(self, sequence: int, request: EngineRequest, prepared: Prepared | None = None) -> None:
+        """Queue a request under an unused number; `prepared` is necessary for images and slow constraints.
 
         Raises:
             InvalidRequest: the runtime cannot honour the request, and has not queued it.
@@ -168,7 +181,7 @@ class RuntimeEntry:
 RUNTIMES = {
     "llama_cpp": RuntimeEntry(
         "model_repository.engine.llama_cpp_runtime:LlamaCppRuntime",
-        frozenset(Capability) - {Capability.IMAGES},
+        frozenset(Capability),
         options=frozenset({"contexts"}),
         max_sending_share=0.015,
     ),

@@ -29,6 +29,19 @@ class KVCache(Protocol):
     def trim(self, slot: int, num_tokens: int) -> None:
         """Keep the first tokens of a slot and free the others."""
 
+    def load(self, slot: int, state: bytes) -> None:
+        """Replace the slot's tokens by those of another KV cache."""
+
+
+@dataclass(frozen=True, slots=True)
+class ComputedPrompt:
+    """A prompt with the KV cache of its beginning, which another process has computed."""
+
+    token_ids: tuple[int, ...]  # the tokens of an image have a negative number that no other image has
+    num_computed: int  # of these tokens
+    num_cached: int  # of the computed ones, known from an earlier prompt
+    kv_state: bytes
+
 
 @dataclass(frozen=True, slots=True)
 class Job:
@@ -39,6 +52,7 @@ class Job:
     adapter: str = ""  # the key of its LoRA adapter; empty: no adapter
     is_scored: bool = False  # needs the logits of every prompt token, so each token must be computed
     queue_order_s: float = 0.0  # the order of waiting sequences; of equals, the earlier one is first
+    computed: ComputedPrompt | None = None
 
     def num_reusable(self, token_ids: Sequence[int]) -> int:
         """Return how many of these computed tokens begin its prompt.
@@ -222,9 +236,9 @@ class Scheduler:
             if len(self._running) == len(self._slots) or self._is_shared_prefix_in_prefill(item):
                 waiting.append(item)
             else:
-                slot = self._claim_slot(item.job)
+                slot, num_cached = self._claim_slot(item.job)
                 slot.sequence, slot.adapter = item.job.sequence, item.job.adapter
-                self._running[item.job.sequence] = Running(item.job, slot, len(slot.token_ids), self._clock())
+                self._running[item.job.sequence] = Running(item.job, slot, num_cached, self._clock())
         self._waiting = waiting
 
     def _is_shared_prefix_in_prefill(self, item: _QueuedJob) -> bool:
@@ -247,8 +261,8 @@ class Scheduler:
         item.num_shared = item.job.num_reusable(item.leader.job.prompt)
         return item.num_shared >= self.num_reusable(item.job) + MIN_COPIED_TOKENS
 
-    def _claim_slot(self, job: Job) -> _Slot:
-        """Return a free slot with the longest reusable beginning of the prompt, if the reuse pays."""
+    def _claim_slot(self, job: Job) -> tuple[_Slot, int]:
+        """Return a free slot with the longest reusable beginning of the prompt, if the reuse pays, and its length."""
         common = {slot.index: slot.num_reusable(job) for slot in self._slots}
         free = [slot for slot in self._slots if slot.sequence is None]
         # Reuse in place, unless that would discard more tokens than it keeps.
@@ -265,4 +279,9 @@ class Scheduler:
                 claimed.token_ids = list(source.token_ids)
         self._kv_cache.trim(claimed.index, num_kept)
         del claimed.token_ids[num_kept:]
-        return claimed
+        computed = job.computed
+        if computed is not None and num_kept < computed.num_computed:
+            self._kv_cache.load(claimed.index, computed.kv_state)
+            claimed.token_ids = list(job.prompt[: computed.num_computed])
+            num_kept = max(num_kept, computed.num_cached)
+        return claimed, num_kept

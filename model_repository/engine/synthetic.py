@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from model_repository.contract.request import EngineRequest
 from model_repository.engine.adapter_folder import Adapter
 from model_repository.engine.queue_order import queue_order_s
-from model_repository.engine.runtime import EngineConfig, RuntimeStats, StepOutput
-from model_repository.engine.token_constraint import TokenConstraint
+from model_repository.engine.runtime import EngineConfig, Prepared, RuntimeStats, StepOutput
 from model_repository.errors import Unsupported
 
 
@@ -63,10 +62,11 @@ class SyntheticRuntime:
         self._sleep = sleep
         self._next_step_s = 0.0
 
-    def prepare(self, request: EngineRequest) -> None:
+    def prepare(self, request: EngineRequest) -> Prepared:
         """Do nothing: there are no structured outputs."""
+        return Prepared(request)
 
-    def submit(self, sequence: int, request: EngineRequest, constraint: TokenConstraint | None = None) -> None:
+    def submit(self, sequence: int, request: EngineRequest, prepared: Prepared | None = None) -> None:
         waiting = _Queued(queue_order_s(request, self._clock()), sequence, request)
         insort(self._waiting, waiting, key=lambda item: item.queue_order_s)
 

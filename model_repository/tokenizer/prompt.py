@@ -6,8 +6,11 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from model_repository.contract.request import ChatPrompt, Prompt, TextPrompt, TokenPrompt
+from tokenizers import AddedToken, Tokenizer
+
+from model_repository.contract.request import IMAGE_MARKER, IMAGE_PLACE, ChatPrompt, Prompt, TextPrompt, TokenPrompt
 from model_repository.contract.spec import specs_of
+from model_repository.errors import InvalidRequest
 from model_repository.tokenizer import echo
 from model_repository.tokenizer.bounded_cache import BoundedCache
 from model_repository.tokenizer.chat_prompt import ChatEncoder
@@ -24,7 +27,7 @@ KEPT_S = 10.0
 class EncodedPrompt:
     """A prompt's tokens."""
 
-    token_ids: tuple[int, ...]
+    token_ids: tuple[int, ...]  # IMAGE_PLACE for each image
     echo: tuple[bytes, ...] = ()  # the bytes of each token in the echoed text
     end_token_ids: tuple[int, ...] = ()  # end this completion, besides the model's own end tokens
 
@@ -34,10 +37,18 @@ def _num_bytes(prompt: EncodedPrompt) -> int:
 
 
 class PromptEncoder:
-    """Encodes prompts, chats in the tool call format of this name in `tool_formats`."""
+    """Encodes prompts.
 
-    def __init__(self, files: TokenizerFiles, byte_table: Sequence[bytes], tool_call_format: str) -> None:
+    Args:
+        tool_call_format: of chats: a name in `tool_formats`.
+        has_images: the model reads images.
+    """
+
+    def __init__(
+        self, files: TokenizerFiles, byte_table: Sequence[bytes], tool_call_format: str, *, has_images: bool = False
+    ) -> None:
         self.vocabulary = Vocabulary(files.tokenizer, len(byte_table))
+        self._image_prompts = _ImagePromptEncoder(files, len(byte_table), tool_call_format) if has_images else None
         self._byte_table = byte_table
         self._fill_in_middle = FillInMiddleEncoder(self.vocabulary)
         self._chat = ChatEncoder(files, self.vocabulary, tool_call_format)
@@ -47,6 +58,7 @@ class PromptEncoder:
         self,
         prompt: Prompt,
         *,
+        num_images: int = 0,
         is_echo: bool = False,
         add_special_tokens: bool = True,
         limit: TextLimit = lambda text, field: None,
@@ -54,6 +66,7 @@ class PromptEncoder:
         """Return the prompt's tokens.
 
         Args:
+            num_images: as many places for images the prompt must have. Without images `<image>` is plain text.
             is_echo: also return the bytes of each token. A text prompt is echoed exactly, without its suffix; any other
                 prompt as the bytes of its tokens, without special tokens.
             add_special_tokens: add the tokenizer's own tokens to a text prompt, such as a BOS token.
@@ -62,6 +75,9 @@ class PromptEncoder:
             InvalidRequest: a token is unknown, or the limit or the chat template refuses the prompt.
             Unsupported: it has a suffix, and the model cannot fill in the middle.
         """
+        if num_images:
+            assert self._image_prompts is not None, "the request's capabilities are checked before"
+            return EncodedPrompt(token_ids=self._image_prompts.encode(prompt, num_images, limit))
         return self._cache.get(
             (prompt, is_echo, add_special_tokens), lambda: self._encode(prompt, is_echo, add_special_tokens, limit)
         )
@@ -101,6 +117,42 @@ class PromptEncoder:
             echo=echo.aligned(pieces, text) if is_echo else (),
             end_token_ids=self._fill_in_middle.end_token_ids,
         )
+
+
+class _ImagePromptEncoder:
+    """Encodes prompts with images: `<image>` in any text is a place for one."""
+
+    def __init__(self, files: TokenizerFiles, num_tokens: int, tool_call_format: str) -> None:
+        tokenizer = Tokenizer.from_str(files.tokenizer.to_str())
+        tokenizer.add_special_tokens([AddedToken(IMAGE_MARKER, normalized=False)])  # unless it has it
+        self._vocabulary = Vocabulary(tokenizer, num_tokens, frozenset({IMAGE_MARKER}))
+        self._num_tokens = num_tokens
+        self._chat = ChatEncoder(files, self._vocabulary, tool_call_format)
+        self._marker_id = self._vocabulary.added_id(IMAGE_MARKER)
+
+    def encode(self, prompt: Prompt, num_images: int, limit: TextLimit) -> tuple[int, ...]:
+        """Return the token ids, with IMAGE_PLACE for each image.
+
+        Raises:
+            InvalidRequest: the prompt has another number of places, its form takes none, or it is refused without
+                images too.
+        """
+        match prompt:
+            case TextPrompt(text, ""):
+                limit(text, prompt_field(prompt))
+                token_ids: Sequence[int] = self._vocabulary.encode(text)
+            case ChatPrompt():
+                token_ids = self._chat.encode(prompt, limit)
+            case _:
+                raise InvalidRequest("they go with messages, or with a text prompt without suffix", "images")
+        num_places = sum(token_id == self._marker_id for token_id in token_ids)
+        if num_places != num_images:
+            rule = f"{num_images} images for {num_places} `{IMAGE_MARKER}` in the prompt: each needs one"
+            raise InvalidRequest(rule, "images")
+        if token_ids[-1] == self._marker_id:  # its tokens have no logits of their own
+            raise InvalidRequest("text must follow the last image", prompt_field(prompt))
+        self._vocabulary.check(set(token_ids) - {self._marker_id}, prompt_field(prompt))
+        return tuple(IMAGE_PLACE if token_id == self._marker_id else token_id for token_id in token_ids)
 
 
 def prompt_field(prompt: Prompt) -> str:

@@ -21,12 +21,12 @@ from model_repository.contract.request import (
     TokenizeAnswer,
     TokenizeRequest,
 )
-from model_repository.contract.rules import check_prompt, check_request, printable_id
+from model_repository.contract.rules import check_prompt, check_request, fitting_max_tokens, printable_id
 from model_repository.contract.spec import token_ids_of
 from model_repository.contract.tensors import ENGINE_REQUESTS, REQUEST_BATCH, TOKENIZE, TOKENS
 from model_repository.errors import InvalidRequest, stage_error
 from model_repository.tokenizer.bounded_cache import BoundedCache
-from model_repository.tokenizer.checks import check_capabilities, fitting_max_tokens
+from model_repository.tokenizer.checks import check_capabilities
 from model_repository.tokenizer.constraint import CheckedOutput, unmeasured_constraint
 from model_repository.tokenizer.prompt import PromptEncoder, prompt_field
 from model_repository.tokenizer.text_limit import check_num_bytes, window_limit
@@ -82,7 +82,8 @@ class TokenizerStage:
     ) -> None:
         self._config = config
         self._tool_format = TOOL_FORMATS[config.tool_call_format]
-        self._prompts = PromptEncoder(files, byte_table, config.tool_call_format)
+        has_images = Capability.IMAGES in config.capabilities
+        self._prompts = PromptEncoder(files, byte_table, config.tool_call_format, has_images=has_images)
         tokens = (*byte_table, *(token.encode() for token in self._prompts.vocabulary.added_tokens))
         self._limit = window_limit(config.context_window, tokens)
         self._check_constraint = check
@@ -128,7 +129,9 @@ class TokenizerStage:
         output, grammar_bytes = self._constraint(request, may_wait=may_wait)
         self._check(request)
         field = prompt_field(request.prompt)
-        prompt = self._prompts.encode(request.prompt, is_echo=request.params.is_echo, limit=self._limit)
+        prompt = self._prompts.encode(
+            request.prompt, num_images=len(request.images), is_echo=request.params.is_echo, limit=self._limit
+        )
         # A text without tokens of its own is not a prompt, even if the tokenizer adds a BOS token.
         if not prompt.token_ids or request.prompt == TextPrompt(""):
             raise InvalidRequest("the prompt is empty", field)
@@ -136,6 +139,7 @@ class TokenizerStage:
             prompt_token_ids=prompt.token_ids,
             max_tokens=fitting_max_tokens(request.params, len(prompt.token_ids), self._config.context_window, field),
             params=request.params,
+            images=request.images,
             end_token_ids=() if request.params.ignore_eos else prompt.end_token_ids,
             echo=prompt.echo,
             structured_output=output,

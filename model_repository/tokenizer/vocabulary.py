@@ -23,9 +23,12 @@ class Vocabulary:
     Args:
         tokenizer: the model's; its truncation and padding are turned off.
         num_tokens: of the model: ids from there on are not its tokens.
+        open_tokens: added tokens that any text may contain.
     """
 
-    def __init__(self, tokenizer: Tokenizer, num_tokens: int = sys.maxsize) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, num_tokens: int = sys.maxsize, open_tokens: frozenset[str] = frozenset()
+    ) -> None:
         tokenizer.no_truncation()
         tokenizer.no_padding()
         self._tokenizer = tokenizer
@@ -33,7 +36,7 @@ class Vocabulary:
         self._added_ids = {token.content: token_id for token_id, token in self._added.items()}
         self.added_tokens = frozenset(self._added_ids)
         # Some vocabularies contain runs of spaces as added tokens: these are ordinary text.
-        self.control_tokens = frozenset(token for token in self.added_tokens if token.strip(_SPACES))
+        self.control_tokens = frozenset(filter(lambda token: token.strip(_SPACES), self.added_tokens - open_tokens))
         self.size: int = min(max(tokenizer.get_vocab(with_added_tokens=True).values()) + 1, num_tokens)
         description = _without_tokens(json.loads(tokenizer.to_str()), self.control_tokens)
         self._plain = Tokenizer.from_str(json.dumps(description))
@@ -91,6 +94,10 @@ class Vocabulary:
     def token_string(self, token_id: int) -> str:
         """Return a token in the vocabulary's own form; empty for an unused id."""
         return self._tokenizer.id_to_token(token_id) or ""
+
+    def added_id(self, token: str) -> int:
+        """Return the id of an added token."""
+        return self._added_ids[token]
 
     def is_added(self, token_id: int) -> bool:
         """Whether the token is an added one, which the tokenizer finds in a text before all others."""

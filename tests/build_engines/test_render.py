@@ -125,11 +125,16 @@ def test_the_ensemble_has_the_parameters_for_the_frontend() -> None:
         fingerprint=fingerprint(),
         aliases=("gpt-4o", "nvidiaLlama/é:1"),
         adapters=("org/formal",),
-        capabilities=RUNTIMES["llama_cpp"].capabilities,
+        capabilities=RUNTIMES["llama_cpp"].capabilities - {Capability.IMAGES},
         tool_call_format="hermes",
         template_fields=(),
         defaults={"chat_max_tokens": None},
     )
+
+
+def test_a_model_with_a_projector_says_that_it_reads_images() -> None:
+    manifest = dataclasses.replace(MANIFEST, has_images=True)
+    assert Capability.IMAGES in model_parameters(manifest, OPTIONS, "0").capabilities
 
 
 def test_the_pytorch_backend_does_not_say_that_it_honours_seeds() -> None:

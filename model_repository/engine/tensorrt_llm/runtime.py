@@ -17,7 +17,7 @@ from model_repository.contract.request import EngineRequest
 from model_repository.engine.adapter_folder import Adapter
 from model_repository.engine.queue_order import queue_order_s
 from model_repository.engine.request_checks import check_request
-from model_repository.engine.runtime import EngineConfig, RuntimeStats, StepOutput
+from model_repository.engine.runtime import EngineConfig, Prepared, RuntimeStats, StepOutput
 from model_repository.engine.tensorrt_llm.llm import sampling_params, start_llm, work_for_leader
 from model_repository.engine.tensorrt_llm.lora import LoraRequests
 from model_repository.engine.tensorrt_llm.options import Backend, TensorRtLlmOptions
@@ -26,7 +26,6 @@ from model_repository.engine.tensorrt_llm.request_loop import Call, RequestLoop
 from model_repository.engine.tensorrt_llm.result_reader import ResultReader
 from model_repository.engine.tensorrt_llm.role import RoleKind, role_from_environment
 from model_repository.engine.tensorrt_llm.sampling import SamplingPlanner, is_scored
-from model_repository.engine.token_constraint import TokenConstraint
 from model_repository.errors import EngineFailed, Unsupported
 
 # The engine checks silent clients between two waits.
@@ -73,10 +72,11 @@ class TensorRtLlmRuntime:
         self._llm = start_llm(config, self._options, role)
         self._loop = RequestLoop(self._llm)
 
-    def prepare(self, request: EngineRequest) -> None:
+    def prepare(self, request: EngineRequest) -> Prepared:
         """Do nothing: each worker process compiles the structured output itself."""
+        return Prepared(request)
 
-    def submit(self, sequence: int, request: EngineRequest, constraint: TokenConstraint | None = None) -> None:
+    def submit(self, sequence: int, request: EngineRequest, prepared: Prepared | None = None) -> None:
         self._loop.check()
         self._check(request)
         plan = self._planner.plan(request)

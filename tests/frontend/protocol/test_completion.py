@@ -42,7 +42,7 @@ def test_another_value_is_no_prompt(prompt: Any) -> None:
 def test_images_are_texts_and_not_too_many() -> None:
     assert refusal(CompletionRequest, COMPLETION | {"images": "data:"}).param == "images"
     assert refusal(CompletionRequest, COMPLETION | {"images": ["a", 5]}).param == "images[1]"
-    assert refusal(CompletionRequest, COMPLETION | {"images": ["a"] * 65}).param == "images"
+    assert refusal(CompletionRequest, COMPLETION | {"images": ["a"] * 17}).param == "images"
 
 
 @pytest.mark.parametrize(

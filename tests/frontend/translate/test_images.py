@@ -64,17 +64,18 @@ def test_a_payload_that_is_empty_or_not_base64_is_refused(payload: str) -> None:
     assert (type(error), error.status, error.param) == (InvalidRequest, 400, "images[0]")
 
 
-def test_a_prompt_has_one_marker_for_each_image() -> None:
+def test_a_completion_has_its_images_in_order() -> None:
     assert images_of(prompt="<image> and <image>", images=[uri(PNG), uri(JPEG, "image/jpeg")]) == (PNG, JPEG)
-    assert images_of(prompt="no <image> at all") == ()
-    assert images_of(prompt="none", images=[]) == ()
+    assert images_of(prompt="no <image> at all") == images_of(prompt="none", images=[]) == ()
 
 
-@pytest.mark.parametrize("prompt", ["none", "<image><image>", [1, 2]])
-def test_another_number_of_images_is_refused(prompt: Any) -> None:
-    with pytest.raises(InvalidRequest, match=r"^images: 1 images for \d `<image>`") as caught:
-        images_of(prompt=prompt, images=[uri(PNG)])
-    assert caught.value.param == "images"
+def test_a_text_beside_images_has_no_place_for_another_one() -> None:
+    message = {"role": "user", "content": [*parts(uri(PNG)), {"type": "text", "text": "an <image>"}]}
+    with pytest.raises(InvalidRequest) as caught:
+        chat_to_requests(chat(messages=[message]), NAME, DEFAULTS)
+    assert caught.value.param == "messages[0].content[2].text"
+    (request,) = chat_to_requests(chat(messages=[{"role": "user", "content": "an <image>"}]), NAME, DEFAULTS)
+    assert request.images == ()
 
 
 def parts(*urls: str) -> list[dict[str, Any]]:

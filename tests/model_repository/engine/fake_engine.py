@@ -14,8 +14,7 @@ from model_repository.engine.adapter_folder import Adapter
 from model_repository.engine.emitter import Emitter
 from model_repository.engine.engine import Engine
 from model_repository.engine.output_streams import SINGLE_CHECK_INTERVAL_S
-from model_repository.engine.runtime import EngineConfig, RuntimeStats, StepOutput
-from model_repository.engine.token_constraint import TokenConstraint
+from model_repository.engine.runtime import EngineConfig, Prepared, RuntimeStats, StepOutput
 from model_repository.errors import EngineFailed, StageError
 from tests.model_repository.engine.engine_requests import changed
 
@@ -64,10 +63,11 @@ class FakeRuntime:
         self.is_closed = False
         self.on_prepare: Callable[[], None] = lambda: None
 
-    def prepare(self, request: EngineRequest) -> None:
+    def prepare(self, request: EngineRequest) -> Prepared:
         self.on_prepare()
+        return Prepared(request)
 
-    def submit(self, sequence: int, request: EngineRequest, constraint: TokenConstraint | None = None) -> None:
+    def submit(self, sequence: int, request: EngineRequest, prepared: Prepared | None = None) -> None:
         self._check()
         if self.submit_error is not None:
             raise self.submit_error

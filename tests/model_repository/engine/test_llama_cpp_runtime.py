@@ -205,9 +205,10 @@ def test_a_request_that_the_model_cannot_serve_does_not_touch_the_others(
     """llama.cpp refuses the whole batch for a token that it does not know, so everybody's request failed."""
     expected = tokens_of(runtime, request())
     runtime.submit(1, request())
-    with pytest.raises(InvalidRequest) as caught:
-        runtime.submit(2, changed(request(), **fields))
-    assert caught.value.field == name
+    for accept in (runtime.prepare, lambda refused: runtime.submit(2, refused)):
+        with pytest.raises(InvalidRequest) as caught:
+            accept(changed(request(), **fields))
+        assert caught.value.field == name
     assert [output.sequence for output in runtime.step()] == [1]
     runtime.free(1)
     assert tokens_of(runtime, request()) == expected
@@ -331,7 +332,7 @@ def test_a_file_that_is_no_adapter_of_the_model_is_refused(runtime: LlamaCppRunt
 
 def test_a_compiled_grammar_counts_the_memory_that_its_request_names(runtime: LlamaCppRuntime) -> None:
     output = StructuredOutput(OutputFormat.REGEX, "a+")
-    assert runtime.prepare(changed(request(), structured_output=output, grammar_bytes=1000)) is not None
+    assert runtime.prepare(changed(request(), structured_output=output, grammar_bytes=1000)).constraint is not None
     assert runtime._constraints.num_bytes == 1000
 
 

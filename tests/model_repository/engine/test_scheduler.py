@@ -31,6 +31,9 @@ class FakeKVCache:
         assert num_tokens <= len(self.slots[slot])
         del self.slots[slot][num_tokens:]
 
+    def load(self, slot: int, state: bytes) -> None:
+        self.slots[slot] = [(token_id, "") for token_id in state]
+
 
 class FixedBudget(PrefillBudget):
     """A fixed number of tokens, at any cost."""

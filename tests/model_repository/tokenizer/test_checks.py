@@ -1,4 +1,4 @@
-"""Checks of a request against the model and its runtime."""
+"""Checks of a request against the capabilities of the model and its runtime."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import pytest
 from model_repository.capabilities import HINTS, Capability, needed_capabilities
 from model_repository.contract.request import (
     ChatPrompt,
-    ContextOverflow,
     GenerationRequest,
     Mirostat,
     OutputFormat,
@@ -21,12 +20,8 @@ from model_repository.contract.request import (
     ToolUse,
 )
 from model_repository.contract.tensors import HONOURED_INPUTS
-from model_repository.errors import InvalidRequest, PromptTooLong, Unsupported
-from model_repository.tokenizer.checks import (
-    BLAMED_INPUTS,
-    check_capabilities,
-    fitting_max_tokens,
-)
+from model_repository.errors import Unsupported
+from model_repository.tokenizer.checks import BLAMED_INPUTS, check_capabilities
 
 PROMPT = TextPrompt("a")
 SAMPLING: dict[Capability, Any] = {
@@ -99,61 +94,3 @@ def test_a_structured_output_that_comes_from_tools_names_them() -> None:
 def test_tools_that_must_not_be_called_need_nothing() -> None:
     tools = msgspec.structs.replace(TOOLS, choice="none")
     assert list(needed_capabilities(GenerationRequest(prompt=ChatPrompt((), tool_use=tools), params=Params()))) == []
-
-
-# --- the context window ---------------------------------------------------------------------------------------------
-
-
-def fitting(num_prompt_tokens: int, max_tokens: int, **others: Any) -> int:
-    return fitting_max_tokens(Params(max_tokens=max_tokens, **others), num_prompt_tokens, 10, "messages")
-
-
-@pytest.mark.parametrize(
-    ("num_prompt_tokens", "max_tokens", "expected"),
-    [(3, 7, 7), (3, 6, 6), (3, 8, 7), (9, 100, 1), (10, 0, 0), (0, 0, 0)],
-)
-def test_max_tokens_is_lowered_to_the_room_that_the_prompt_leaves(
-    num_prompt_tokens: int, max_tokens: int, expected: int
-) -> None:
-    assert fitting(num_prompt_tokens, max_tokens) == expected
-
-
-@pytest.mark.parametrize(("num_prompt_tokens", "max_tokens"), [(3, 7), (9, 1), (10, 0)])
-def test_a_completion_that_fits_exactly_is_served(num_prompt_tokens: int, max_tokens: int) -> None:
-    assert fitting(num_prompt_tokens, max_tokens, overflow=ContextOverflow.ERROR) == max_tokens
-
-
-@pytest.mark.parametrize("overflow", ContextOverflow)
-@pytest.mark.parametrize(
-    ("num_prompt_tokens", "max_tokens", "text"),
-    [
-        (10, 1, "the prompt has 10 tokens: the context window is 10 tokens, and the completion needs at least one"),
-        (11, 5, "the prompt has 11 tokens: the context window is 10 tokens, and the completion needs at least one"),
-        (11, 0, "the prompt has 11 tokens: the context window is 10 tokens"),
-    ],
-)
-def test_a_prompt_without_room_for_a_token_is_refused(
-    num_prompt_tokens: int, max_tokens: int, text: str, overflow: ContextOverflow
-) -> None:
-    with pytest.raises(PromptTooLong) as caught:
-        fitting(num_prompt_tokens, max_tokens, overflow=overflow)
-    assert (caught.value.text, caught.value.field) == (text, "messages")
-
-
-def test_a_completion_that_does_not_fit_is_refused_on_request() -> None:
-    with pytest.raises(PromptTooLong) as caught:
-        fitting(3, 8, overflow=ContextOverflow.ERROR)
-    assert caught.value.message() == (
-        "[context_length_exceeded] messages: "
-        "the prompt has 3 tokens and the completion may have 8: the context window is 10 tokens"
-    )
-
-
-def test_min_tokens_must_fit() -> None:
-    assert fitting(3, 20, min_tokens=7) == 7
-    with pytest.raises(InvalidRequest) as caught:
-        fitting(3, 20, min_tokens=8)
-    assert caught.value.message() == (
-        "[invalid_value] min_tokens: "
-        "8 do not fit: the context window is 10 tokens, and the prompt has 3 tokens, which leaves 7"
-    )

@@ -1,0 +1,225 @@
+"""Prompts with images in llama.cpp. A process of its own computes them: the calls hold Python's lock for seconds."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import mmap
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from cyllama.llama import llama_cpp as llama
+from msgspec.structs import replace
+
+from model_repository.contract.request import IMAGE_PLACE, EngineRequest
+from model_repository.contract.rules import fitting_max_tokens
+from model_repository.engine.adapter_folder import Adapter
+from model_repository.engine.images import read_image
+from model_repository.engine.scheduler import ComputedPrompt
+from model_repository.errors import EngineFailed
+from model_repository.forked_process import ForkedProcess, answer_of
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    request: EngineRequest
+    adapter: Adapter | None
+
+
+type _Answer = tuple[EngineRequest, ComputedPrompt]
+
+
+class ImagePrompts:
+    """Computes the beginnings of prompts, up to the last image.
+
+    Args:
+        make_params: returns the parameters of a context with as many slots as the runtime's own contexts.
+
+    Raises:
+        EngineFailed: the projector does not load, or does not fit the model.
+    """
+
+    def __init__(
+        self, model: Path, projector: Path, make_params: Callable[[], llama.LlamaContextParams], context_window: int
+    ) -> None:
+        def make_computer() -> _Computer:
+            return _Computer(model, projector, make_params(), context_window)
+
+        self._process = ForkedProcess(lambda connection: _keep_serving(connection, make_computer))
+        self._process.call(None)
+
+    def compute(self, request: EngineRequest, adapter: Adapter | None = None) -> _Answer:
+        """Return the request with all tokens of its images, and the KV cache of its beginning.
+
+        Raises:
+            InvalidRequest: an image is not readable, or the prompt does not fit the context window.
+            InternalError: the process has ended.
+        """
+        answer: _Answer = self._process.call(_Work(request, adapter))
+        return answer
+
+    def close(self) -> None:
+        self._process.close()
+
+
+def _keep_serving(connection: Connection, make_computer: Callable[[], _Computer]) -> None:
+    """Serve in a child, and replace it if it is killed: libraries with threads of their own do not survive a fork."""
+    is_busy = mmap.mmap(-1, 1)  # shared with the child
+    while True:
+        if (pid := os.fork()) == 0:
+            _serve(connection, make_computer, is_busy)
+        _, status = os.waitpid(pid, 0)
+        if status == 0:
+            return
+        if is_busy[0]:
+            is_busy[0] = 0
+            connection.send(("failed", f"the process for images ended with status {status}"))
+
+
+def _serve(connection: Connection, make_computer: Callable[[], _Computer], is_busy: mmap.mmap) -> None:
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # llama.cpp writes many lines about each image
+    computer: _Computer | None = None
+
+    def answer(work: _Work | None) -> _Answer | None:
+        nonlocal computer
+        computer = computer or make_computer()
+        return None if work is None else computer.compute(work)
+
+    try:
+        while True:
+            work = connection.recv()
+            is_busy[0] = 1
+            connection.send(answer_of(answer, work))
+            is_busy[0] = 0
+    except (EOFError, OSError):
+        os._exit(0)  # the engine has ended
+
+
+@dataclass(slots=True)
+class _Slot:
+    index: int
+    token_ids: list[int] = field(default_factory=list)
+    adapter: str = ""
+    last_used: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """A part of a prompt: a text, or an image that llama.cpp has cut into chunks."""
+
+    token_ids: tuple[int, ...]
+    chunks: Any = None
+
+
+class _Computer:
+    """The model, its projector, and a context whose slots keep the beginnings of earlier prompts."""
+
+    def __init__(self, model: Path, projector: Path, params: llama.LlamaContextParams, context_window: int) -> None:
+        llama.disable_logging()
+        llama.ggml_backend_load_all()
+        self._batch_size: int = params.n_batch
+        self._context_window = context_window
+        try:
+            self._model = llama.LlamaModel(str(model), llama.LlamaModelParams())
+            self._context = llama.LlamaContext(self._model, params)
+            projector_params = llama.MtmdContextParams()
+            projector_params.n_threads = params.n_threads
+            self._projector = llama.MtmdContext(str(projector), self._model, projector_params)
+        except (OSError, RuntimeError, ValueError, MemoryError) as exc:
+            raise EngineFailed(f"{projector}: llama.cpp does not load it: {exc}") from exc
+        if not self._projector.supports_vision or self._projector.uses_mrope:
+            rule = "expected one for images, for a model whose positions are plain numbers"
+            raise EngineFailed(f"{projector}: {rule}")
+        self._slots = [_Slot(index) for index in range(params.n_seq_max)]
+        self._batch = llama.LlamaBatch(n_tokens=self._batch_size, embd=0, n_seq_max=1)
+        self._adapters: dict[str, Any] = {}  # by key
+        self._ticks = itertools.count(1)
+
+    def compute(self, work: _Work) -> _Answer:
+        pieces = list(self._pieces(work.request))
+        request = _expanded(work.request, pieces, self._context_window)
+        token_ids = tuple(itertools.chain.from_iterable(piece.token_ids for piece in pieces))
+        while not pieces[-1].chunks:
+            pieces.pop()  # the runtime computes the text behind the last image
+        slot = self._claim_slot(pieces, "" if work.adapter is None else work.adapter.key)
+        num_cached = len(slot.token_ids)
+        self._apply(work.adapter)
+        end = 0
+        for piece in pieces:
+            end += len(piece.token_ids)
+            if len(slot.token_ids) < end:
+                self._evaluate(piece, slot, end)
+        state = self._context.get_state_seq_data(slot.index)
+        return request, ComputedPrompt(token_ids, end, num_cached, state)
+
+    def _pieces(self, request: EngineRequest) -> Iterator[_Piece]:
+        images = iter(enumerate(request.images))
+        for is_image, places in itertools.groupby(request.prompt_token_ids, lambda token_id: token_id == IMAGE_PLACE):
+            if is_image:
+                yield from (self._image(*next(images)) for _ in places)
+            else:
+                yield _Piece(tuple(places))
+
+    def _image(self, index: int, file: bytes) -> _Piece:
+        picture = read_image(file, f"images[{index}]")
+        pixels = picture.tobytes()
+        bitmap = llama.MtmdBitmap.create_image(picture.width, picture.height, pixels)
+        chunks = self._projector.tokenize(self._projector.marker, [bitmap], False, True)
+        # All tokens of an image have one number, and no token of the vocabulary has it: equal images are found again.
+        digest = hashlib.blake2b(pixels, digest_size=7, salt=b"%dx%d" % picture.size).digest()
+        return _Piece((IMAGE_PLACE - 1 - int.from_bytes(digest),) * chunks.total_tokens, chunks)
+
+    def _claim_slot(self, pieces: Sequence[_Piece], adapter: str) -> _Slot:
+        """Return a slot with the longest known beginning of the pieces; it holds nothing else."""
+        token_ids = list(itertools.chain.from_iterable(piece.token_ids for piece in pieces))
+
+        def num_common(slot: _Slot) -> int:
+            pairs = zip(slot.token_ids, token_ids, strict=False) if slot.adapter == adapter else ()
+            return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+
+        source = max(self._slots, key=num_common)
+        num_kept = num_common(source)
+        slot = source
+        if num_kept < len(source.token_ids):  # another prompt may go on with the rest
+            slot = min(self._slots, key=lambda each: each.last_used)
+        if slot is not source:
+            self._context.memory_seq_rm(slot.index, -1, -1)
+            self._context.memory_seq_cp(source.index, slot.index, -1, -1)
+        self._context.memory_seq_rm(slot.index, num_kept, -1)
+        slot.token_ids, slot.adapter, slot.last_used = token_ids[:num_kept], adapter, next(self._ticks)
+        return slot
+
+    def _evaluate(self, piece: _Piece, slot: _Slot, end: int) -> None:
+        """Compute the tokens of a piece that the slot does not have; `end` is the piece's end in the prompt."""
+        if piece.chunks is not None:
+            self._projector.eval_chunks(
+                self._context, piece.chunks, len(slot.token_ids), slot.index, self._batch_size, False
+            )
+            slot.token_ids += piece.token_ids
+            return
+        for token_ids in itertools.batched(piece.token_ids[len(slot.token_ids) - end :], self._batch_size):
+            self._batch.clear()
+            for position, token_id in enumerate(token_ids, len(slot.token_ids)):
+                self._batch.add(token_id, position, [slot.index], False)
+            self._context.decode(self._batch)
+            slot.token_ids += token_ids
+
+    def _apply(self, adapter: Adapter | None) -> None:
+        if adapter is not None and adapter.key not in self._adapters:
+            self._adapters[adapter.key] = self._model.lora_adapter_init(str(adapter.path))
+        self._context.set_adapters_lora([] if adapter is None else [(self._adapters[adapter.key], 1.0)])
+
+
+def _expanded(request: EngineRequest, pieces: Sequence[_Piece], context_window: int) -> EngineRequest:
+    """Return a request with the true number of tokens.
+
+    Raises:
+        PromptTooLong: it does not fit the context window.
+    """
+    token_ids = [max(token_id, IMAGE_PLACE) for piece in pieces for token_id in piece.token_ids]
+    max_tokens = fitting_max_tokens(request.params, len(token_ids), context_window, "images")
+    return replace(request, prompt_token_ids=tuple(token_ids), max_tokens=max_tokens)

@@ -1,0 +1,86 @@
+"""A forked process that answers one call at a time."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import threading
+import traceback
+from collections.abc import Callable
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from typing import Any
+
+from model_repository.errors import InternalError, StageError
+
+logger = logging.getLogger(__name__)
+
+
+class ForkedProcess:
+    """Sends arguments to a process, and waits for its results. Any thread may call it.
+
+    Args:
+        main: runs in the process until the connection is closed. It answers each argument with a pair: `returned` and
+            the result, `refused` and a StageError, or `failed` and a traceback. Arguments and results can be pickled.
+    """
+
+    def __init__(self, main: Callable[[Connection], None]) -> None:
+        self._main = main
+        self._lock = threading.Lock()
+        self._start()
+
+    def call(self, argument: object) -> Any:
+        """Return the result.
+
+        Raises:
+            StageError: the process refused the argument; InternalError if it failed, or has ended.
+        """
+        with self._lock:
+            try:
+                self._connection.send(argument)
+                kind, answer = self._connection.recv()
+            except (OSError, EOFError) as exc:
+                self._start()
+                raise InternalError() from exc
+        if kind == "returned":
+            return answer
+        if kind == "refused":
+            raise answer
+        logger.error("a forked process failed:\n%s", answer)
+        raise InternalError()
+
+    def close(self) -> None:
+        self._connection.close()
+        self._process.join()
+
+    def _start(self) -> None:
+        context = get_context("fork")  # the stages run inside Triton, not in an interpreter that could be spawned
+        self._connection, theirs = context.Pipe()
+        self._process = context.Process(target=_run, args=(theirs, self._main), daemon=True)
+        self._process.start()
+        theirs.close()
+
+
+def _run(connection: Connection, main: Callable[[Connection], None]) -> None:
+    for name in os.listdir("/proc/self/fd"):  # copies of other pipes would hide from their owners that they are closed
+        if int(name) > 2 and int(name) != connection.fileno():
+            with contextlib.suppress(OSError):
+                os.close(int(name))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal: the parent ends this process
+    with contextlib.suppress(EOFError, OSError):
+        main(connection)
+    os._exit(0)
+
+
+def answer_of(function: Callable[[Any], Any], argument: object) -> tuple[str, Any]:
+    """Return the answer to a call: the result of a function, or its exception."""
+    try:
+        return "returned", function(argument)
+    except StageError as exc:
+        return "refused", exc
+    except MemoryError:
+        raise
+    except BaseException:  # a panic in Rust code is not an Exception
+        return "failed", traceback.format_exc()

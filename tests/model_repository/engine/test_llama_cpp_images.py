@@ -1,0 +1,175 @@
+"""The real llama.cpp on a tiny LLaVA of random weights: images in the batch of other sequences."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from build_engines.build import build
+from build_engines.cpu_spec import CpuSpec
+from model_repository.byte_table import FILE_NAME, load_byte_table
+from model_repository.contract.request import IMAGE_PLACE, EngineRequest, Params, SamplingParams
+from model_repository.engine.llama_cpp_runtime import LlamaCppRuntime
+from model_repository.engine.runtime import PROJECTOR, EngineConfig, Prepared
+from model_repository.errors import EngineFailed, InternalError, InvalidRequest, PromptTooLong, Unsupported
+from tests.build_engines.tiny_checkpoint import CONFIG
+from tests.build_engines.tiny_llava import NUM_IMAGE_TOKENS, picture, write_llava
+from tests.model_repository.engine.tiny_adapter import write_adapter
+
+NUM_TOKENS = 12
+BEFORE, AFTER = (40, 41, 42), (50, 51, 52, 53)
+RED, BLUE = picture(1), picture(2)
+
+
+@pytest.fixture(scope="module")
+def artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("llava")
+    built = build(CpuSpec(model_id="tiny", checkpoint=write_llava(folder / "checkpoint"), precision="f32"), folder)
+    write_adapter(built / "a.gguf", 1)
+    return built
+
+
+def started(artifact: Path, **changes: object) -> LlamaCppRuntime:
+    options: dict[str, Any] = {
+        "context_window": CONFIG["max_position_embeddings"],
+        "max_sequences": 3,
+        "num_threads": 1,
+    } | changes
+    config = EngineConfig(
+        runtime="llama_cpp",
+        artifact_dir=artifact,
+        eos_token_ids=frozenset([261]),
+        precision="f32",
+        adapters={"a": artifact / "a.gguf"},
+        **options,
+    )
+    return LlamaCppRuntime(config, load_byte_table(artifact / FILE_NAME))
+
+
+@pytest.fixture
+def runtime(artifact: Path) -> Iterator[LlamaCppRuntime]:
+    runtime = started(artifact)
+    yield runtime
+    runtime.close()
+
+
+def request(images: Sequence[bytes] = (RED,), after: Sequence[int] = AFTER, lora_name: str = "") -> EngineRequest:
+    params = Params(
+        max_tokens=NUM_TOKENS, ignore_eos=True, sampling=SamplingParams(temperature=0.0), lora_name=lora_name
+    )
+    prompt = (*BEFORE, *[IMAGE_PLACE] * len(images), *after)
+    return EngineRequest(prompt_token_ids=prompt, max_tokens=NUM_TOKENS, images=tuple(images), params=params)
+
+
+def answers(runtime: LlamaCppRuntime, *prepared: Prepared) -> list[tuple[list[int | None], int]]:
+    """Run requests together; return the tokens of each, and its number of cached prompt tokens."""
+    tokens: dict[int, list[int | None]] = {}
+    num_cached: dict[int, int] = {}
+    for number, each in enumerate(prepared):
+        tokens[number] = []
+        runtime.submit(number, each.request, each)
+    while runtime.has_work:
+        for output in runtime.step():
+            assert output.error is None
+            tokens[output.sequence].append(output.token_id)
+            num_cached[output.sequence] = output.num_cached_tokens
+            if len(tokens[output.sequence]) == NUM_TOKENS:
+                runtime.free(output.sequence)
+    return [(tokens[number], num_cached[number]) for number in tokens]
+
+
+def answer(runtime: LlamaCppRuntime, request: EngineRequest) -> tuple[list[int | None], int]:
+    [found] = answers(runtime, runtime.prepare(request))
+    return found
+
+
+def test_an_image_counts_as_its_tokens_and_changes_the_answer(runtime: LlamaCppRuntime) -> None:
+    prepared = runtime.prepare(request())
+    places = [IMAGE_PLACE] * NUM_IMAGE_TOKENS
+    assert prepared.request.prompt_token_ids == (*BEFORE, *places, *AFTER)
+    [(red, num_cached)] = answers(runtime, prepared)
+    assert num_cached == 0
+    blue, num_cached = answer(runtime, request([BLUE]))
+    assert (blue != red, num_cached) == (True, len(BEFORE))
+    text, _ = answer(runtime, request([]))
+    assert text not in (red, blue)
+
+
+def test_the_same_image_again_is_cached(runtime: LlamaCppRuntime) -> None:
+    first, _ = answer(runtime, request())
+    prefix = len(BEFORE) + NUM_IMAGE_TOKENS
+    assert answer(runtime, request()) == (first, prefix + len(AFTER) - 1)
+    _, num_cached = answer(runtime, request(after=(99, 98)))
+    assert num_cached == prefix
+
+
+def test_images_in_one_batch_with_texts_get_the_answers_that_they_get_alone(artifact: Path) -> None:
+    requests = [request(), request([BLUE, RED]), request([]), request([RED, RED, BLUE], after=(70,))]
+    alone = []
+    for each in requests:
+        runtime = started(artifact)
+        alone.append(answer(runtime, each)[0])
+        runtime.close()
+    together = started(artifact, num_threads=2, max_sequences=5)  # two contexts
+    found = answers(together, *map(together.prepare, requests))
+    together.close()
+    assert [tokens for tokens, _ in found] == alone
+
+
+def test_an_image_under_an_adapter_is_another_one(runtime: LlamaCppRuntime) -> None:
+    plain, _ = answer(runtime, request())
+    adapted, num_cached = answer(runtime, request(lora_name="a"))
+    assert (adapted != plain, num_cached) == (True, 0)
+    assert answer(runtime, request())[0] == plain
+
+
+def test_the_prompt_must_fit_the_window_with_its_images(artifact: Path) -> None:
+    runtime = started(artifact, context_window=len(BEFORE) + NUM_IMAGE_TOKENS + len(AFTER) + 2)
+    assert runtime.prepare(request()).request.max_tokens == 2
+    with pytest.raises(PromptTooLong) as caught:
+        runtime.prepare(request([RED, BLUE]))
+    assert caught.value.field == "images"
+    runtime.close()
+
+
+def test_a_broken_image_is_refused_by_its_number(runtime: LlamaCppRuntime) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        runtime.prepare(request([RED, b"x"]))
+    assert caught.value.field == "images[1]"
+    assert answer(runtime, request())[1] == 0
+
+
+def test_a_killed_process_fails_one_request_and_is_replaced(runtime: LlamaCppRuntime) -> None:
+    first, _ = answer(runtime, request())
+    assert runtime._images is not None
+    keeper = runtime._images._process._process.pid
+    children = Path(f"/proc/{keeper}/task/{keeper}/children")
+    os.kill(int(children.read_text()), signal.SIGKILL)
+    with pytest.raises(InternalError):  # unless its replacement was quick enough
+        runtime.prepare(request([BLUE]))
+        raise InternalError()
+    assert answer(runtime, request())[0] == first
+
+
+def test_a_file_that_is_no_projector_is_reported(artifact: Path, tmp_path: Path) -> None:
+    for path in artifact.iterdir():
+        (tmp_path / path.name).symlink_to(path)
+    (tmp_path / PROJECTOR).unlink()
+    (tmp_path / PROJECTOR).symlink_to(artifact / "model.gguf")
+    with pytest.raises(EngineFailed, match="does not load it"):
+        started(tmp_path)
+
+
+def test_a_model_without_projector_refuses_images(artifact: Path, tmp_path: Path) -> None:
+    for path in artifact.iterdir():
+        if path.name != PROJECTOR:
+            (tmp_path / path.name).symlink_to(path)
+    runtime = started(tmp_path)
+    with pytest.raises(Unsupported, match="this model reads no images"):
+        runtime.prepare(request())
+    runtime.close()
