@@ -11,7 +11,6 @@ from build_engines.errors import BuildError
 
 # A model that reads images may leave out the fields of its language model that have transformers' own defaults.
 _LLAMA_DEFAULTS = {
-    "architectures": ["LlamaForCausalLM"],
     "hidden_size": 4096,
     "intermediate_size": 11008,
     "max_position_embeddings": 2048,
@@ -44,6 +43,8 @@ class Checkpoint:
         config = whole = read_json(folder / "config.json")
         if "text_config" in whole:
             config = _LLAMA_DEFAULTS | whole["text_config"]
+            if config.get("model_type") == "llama":
+                config["architectures"] = ["LlamaForCausalLM"]  # SmolVLM has a name of its own for it
         generation = read_json(folder / "generation_config.json", is_optional=True)
         require(config, "max_position_embeddings", "vocab_size")
         eos_token_ids = named_eos_token_ids(generation) or named_eos_token_ids(config)

@@ -15,13 +15,28 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, SmolVLMForConditionalGeneration
 
-from tests.build_engines.llama_cpp.reference import FOLDER, Reference, digest_of, write_reference_checkpoint
+from tests.build_engines.llama_cpp.reference import (
+    FOLDER,
+    ImageReference,
+    Reference,
+    digest_of,
+    write_reference_checkpoint,
+)
 from tests.build_engines.tiny_checkpoint import CONFIG, random_weights
+from tests.build_engines.tiny_smolvlm import (
+    NUM_TILE_TOKENS,
+    PIXELS,
+    image_token_ids,
+    pixels,
+    vision_weights,
+    write_smolvlm,
+)
 
 SEED = 4
 NUM_PROMPT_TOKENS, NUM_GREEDY_TOKENS = 160, 24
+PICTURE = 1
 POSITIONS = [9, 99, 159, 183]
 LLAMA = CONFIG | {
     "model_type": "llama",
@@ -86,7 +101,40 @@ def make(name: str, config: dict[str, Any]) -> Reference:
     )
 
 
+def make_smolvlm(before: list[int], after: list[int]) -> ImageReference:
+    """Run the tiny SmolVLM on a picture."""
+    with tempfile.TemporaryDirectory() as folder:
+        write_smolvlm(Path(folder))
+        model = SmolVLMForConditionalGeneration.from_pretrained(
+            folder, dtype=torch.float32, attn_implementation="eager"
+        )
+    mean, deviation = np.array(PIXELS["image_mean"]), np.array(PIXELS["image_std"])
+    scaled = (pixels(PICTURE) / 255 - mean) / deviation
+    tile = torch.tensor(scaled.transpose(2, 0, 1), dtype=torch.float32)
+    inputs = {"pixel_values": torch.stack([tile, tile])[None]}
+    prompt = before + image_token_ids() + after
+    token_ids = list(prompt)
+    with torch.inference_mode():
+        features = model.get_image_features(**inputs).pooler_output[0].numpy()[:NUM_TILE_TOKENS]
+        for _ in range(NUM_GREEDY_TOKENS):
+            token_ids.append(int(model(input_ids=torch.tensor([token_ids]), **inputs).logits[0, -1].argmax()))
+        logits = model(input_ids=torch.tensor([token_ids]), **inputs).logits[0, len(prompt) - 1 : -1].numpy()
+    best = np.sort(logits, axis=-1)[:, -2:]
+    return ImageReference(
+        picture=PICTURE,
+        weights_sha256=digest_of(vision_weights()),
+        features=features.round(5).tolist(),
+        before=before,
+        after=after,
+        greedy=token_ids[len(prompt) :],
+        margin=round(float((best[:, 1] - best[:, 0]).min()), 4),
+        made_with={package: version(package) for package in ("torch", "transformers", "numpy")},
+    )
+
+
 if __name__ == "__main__":
     FOLDER.mkdir(parents=True, exist_ok=True)
     for name, config in CASES.items():
         (FOLDER / f"{name}.json").write_text(json.dumps(asdict(make(name, config))) + "\n", encoding="utf-8")
+    images = make_smolvlm([40, 41, 42], [50, 51, 52, 53])
+    ImageReference.PATH.write_text(json.dumps(asdict(images)) + "\n", encoding="utf-8")

@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -48,6 +48,27 @@ class Reference:
         return write_reference_checkpoint(folder, self.config, weights, self.tokenizer, num_shards)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageReference:
+    """The tiny SmolVLM's answer to a picture, all in F32."""
+
+    PATH: ClassVar[Path] = FOLDER.parent / "smolvlm_reference.json"
+
+    picture: int  # its seed
+    weights_sha256: str  # of vision tower and projection
+    features: list[list[float]]  # of a tile, behind the projection, [num_tile_tokens, hidden_size]
+    before: list[int]  # tokens of the prompt
+    after: list[int]
+    greedy: list[int]
+    margin: float  # least one of a greedy token's logit over the second best
+    made_with: Mapping[str, str]  # versions
+
+    @classmethod
+    def load(cls) -> ImageReference:
+        """Read the fixture."""
+        return cls(**json.loads(cls.PATH.read_text(encoding="utf-8")))
+
+
 def write_reference_checkpoint(
     folder: Path, config: Mapping[str, Any], weights: Weights, tokenizer: str, num_shards: int = 1
 ) -> Path:
@@ -56,7 +77,7 @@ def write_reference_checkpoint(
     return write_checkpoint(folder, weights=weights, tokenizer=description, num_shards=num_shards, **config)
 
 
-def digest_of(weights: Weights) -> str:
+def digest_of(weights: Mapping[str, npt.NDArray[Any]]) -> str:
     """Return one sha256 of all tensors."""
     digest = hashlib.sha256()
     for name in sorted(weights):

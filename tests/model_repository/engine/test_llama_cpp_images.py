@@ -1,4 +1,4 @@
-"""The real llama.cpp on a tiny LLaVA of random weights: images in the batch of other sequences."""
+"""The real llama.cpp on a tiny SmolVLM of random weights: images in the batch of other sequences."""
 
 from __future__ import annotations
 
@@ -17,19 +17,21 @@ from model_repository.contract.request import IMAGE_PLACE, EngineRequest, Params
 from model_repository.engine.llama_cpp_runtime import LlamaCppRuntime
 from model_repository.engine.runtime import PROJECTOR, EngineConfig, Prepared
 from model_repository.errors import EngineFailed, InternalError, InvalidRequest, PromptTooLong, Unsupported
+from tests.build_engines.llama_cpp.reference import ImageReference
 from tests.build_engines.tiny_checkpoint import CONFIG
-from tests.build_engines.tiny_llava import NUM_IMAGE_TOKENS, picture, write_llava
+from tests.build_engines.tiny_smolvlm import image_token_ids, picture, write_smolvlm
 from tests.model_repository.engine.tiny_adapter import write_adapter
 
 NUM_TOKENS = 12
 BEFORE, AFTER = (40, 41, 42), (50, 51, 52, 53)
+NUM_IMAGE_TOKENS = len(image_token_ids())
 RED, BLUE = picture(1), picture(2)
 
 
 @pytest.fixture(scope="module")
 def artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("llava")
-    built = build(CpuSpec(model_id="tiny", checkpoint=write_llava(folder / "checkpoint"), precision="f32"), folder)
+    folder = tmp_path_factory.mktemp("smolvlm")
+    built = build(CpuSpec(model_id="tiny", checkpoint=write_smolvlm(folder / "checkpoint"), precision="f32"), folder)
     write_adapter(built / "a.gguf", 1)
     return built
 
@@ -86,6 +88,13 @@ def answers(runtime: LlamaCppRuntime, *prepared: Prepared) -> list[tuple[list[in
 def answer(runtime: LlamaCppRuntime, request: EngineRequest) -> tuple[list[int | None], int]:
     [found] = answers(runtime, runtime.prepare(request))
     return found
+
+
+def test_the_answer_is_the_one_of_transformers(runtime: LlamaCppRuntime) -> None:
+    reference = ImageReference.load()
+    assert (picture(reference.picture), tuple(reference.before), tuple(reference.after)) == (RED, BEFORE, AFTER)
+    assert reference.margin > 1e-3  # rounding does not decide
+    assert answer(runtime, request())[0] == reference.greedy[:NUM_TOKENS]
 
 
 def test_an_image_counts_as_its_tokens_and_changes_the_answer(runtime: LlamaCppRuntime) -> None:
