@@ -114,6 +114,9 @@ def descendants(pid: int) -> list[int]:
 
 def ranks_below(pid: int) -> list[int]:
     """Return the ranks that work below a process."""
-    with contextlib.suppress(OSError):
-        return [each for each in descendants(pid) if Path(f"/proc/{each}/comm").read_text() == "sleep\n"]
-    return []
+    ranks = []
+    for each in descendants(pid):
+        with contextlib.suppress(OSError):  # it has just ended
+            if Path(f"/proc/{each}/comm").read_text() == "sleep\n":
+                ranks.append(each)
+    return ranks
