@@ -6,7 +6,7 @@ StageError
 │   ├── UnknownAdapter    the model has no LoRA adapter of that name
 │   └── Unsupported       a known value that this model or runtime cannot honour
 ├── Overloaded            the engine's queue is full
-├── TooManyGrammars       one sender exceeds its number of waiting or used grammars
+├── TooManyWaiting        one sender exceeds its number of waiting grammars or images, or of used grammars
 ├── KeyRefused            a control message lacks Triton's key
 ├── EngineFailed          the runtime failed during this request
 ├── Unloading             the model is being unloaded, and the request's time is up
@@ -69,8 +69,8 @@ class Overloaded(StageError):
     triton_code = "UNAVAILABLE"
 
 
-class TooManyGrammars(StageError):
-    code = "too_many_grammars"
+class TooManyWaiting(StageError):
+    code = "too_many_waiting"
     triton_code = "UNAVAILABLE"
 
 
@@ -106,7 +106,7 @@ def stage_error(exc: BaseException, request_id: str = "") -> StageError:
     if not isinstance(exc, StageError):
         logger.error("unexpected exception while serving request_id=%s", request_id or "-", exc_info=exc)
         return InternalError()
-    if isinstance(exc, InvalidRequest | Overloaded | TooManyGrammars):
+    if isinstance(exc, InvalidRequest | Overloaded | TooManyWaiting):
         logger.info("refused: %s request_id=%s", exc.code, request_id or "-")
     return exc
 

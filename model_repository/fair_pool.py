@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
-from model_repository.errors import TooManyGrammars
+from model_repository.errors import TooManyWaiting
 
 MAX_WAITING = 100  # pieces of work of one sender
 _NICENESS = 10  # the threads get a tenth of a contended core
@@ -19,9 +19,11 @@ class FairPool:
 
     Args:
         num_threads: the number of senders served at the same time.
+        kind: of the work, a plural.
     """
 
-    def __init__(self, num_threads: int) -> None:
+    def __init__(self, num_threads: int, kind: str = "grammars") -> None:
+        self._kind = kind
         self._threads = ThreadPoolExecutor(num_threads, initializer=_lower_priority)
         self._waiting: dict[str, deque[Callable[[], None]]] = {}  # by sender, for all senders with work here
         self._lock = threading.Lock()
@@ -30,12 +32,12 @@ class FairPool:
         """Queue a piece of work, which must not raise.
 
         Raises:
-            TooManyGrammars: the sender has too many pieces of work waiting.
+            TooManyWaiting: the sender has too many pieces of work waiting.
         """
         with self._lock:
             if (waiting := self._waiting.get(sender)) is not None:
                 if len(waiting) >= MAX_WAITING:
-                    raise TooManyGrammars(f"{MAX_WAITING} grammars of this sender are waiting already")
+                    raise TooManyWaiting(f"{MAX_WAITING} {self._kind} of this sender are waiting already")
                 waiting.append(work)
                 return
             self._waiting[sender] = deque()

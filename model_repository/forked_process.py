@@ -9,7 +9,7 @@ import signal
 import threading
 import traceback
 from collections.abc import Callable
-from multiprocessing import get_context
+from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -32,17 +32,21 @@ class ForkedProcess:
         self._start()
 
     def call(self, argument: object) -> Any:
-        """Return the result.
+        """Return the result. A process that has ended is replaced.
 
         Raises:
-            StageError: the process refused the argument; InternalError if it failed, or has ended.
+            StageError: the process refused the argument; InternalError if it failed, or ended meanwhile.
         """
         with self._lock:
             try:
                 self._connection.send(argument)
+            except OSError:  # it ended before
+                self._restart()
+                self._connection.send(argument)
+            try:
                 kind, answer = self._connection.recv()
             except (OSError, EOFError) as exc:
-                self._start()
+                self._restart()
                 raise InternalError() from exc
         if kind == "returned":
             return answer
@@ -53,14 +57,22 @@ class ForkedProcess:
 
     def close(self) -> None:
         self._connection.close()
-        self._process.join()
+        os.waitpid(self._pid, 0)
 
     def _start(self) -> None:
-        context = get_context("fork")  # the stages run inside Triton, not in an interpreter that could be spawned
-        self._connection, theirs = context.Pipe()
-        self._process = context.Process(target=_run, args=(theirs, self._main), daemon=True)
-        self._process.start()
+        # A fork and no new interpreter: the stages run inside Triton, not in an interpreter that could be spawned.
+        self._connection, theirs = Pipe()
+        self._pid = os.fork()
+        if self._pid == 0:
+            try:
+                _run(theirs, self._main)
+            finally:
+                os._exit(0)
         theirs.close()
+
+    def _restart(self) -> None:
+        self.close()
+        self._start()
 
 
 def _run(connection: Connection, main: Callable[[Connection], None]) -> None:
@@ -69,9 +81,12 @@ def _run(connection: Connection, main: Callable[[Connection], None]) -> None:
             with contextlib.suppress(OSError):
                 os.close(int(name))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal: the parent ends this process
-    with contextlib.suppress(EOFError, OSError):
+    try:
         main(connection)
-    os._exit(0)
+    except (EOFError, OSError):
+        pass  # the connection is closed
+    except BaseException:
+        traceback.print_exc()
 
 
 def answer_of(function: Callable[[Any], Any], argument: object) -> tuple[str, Any]:

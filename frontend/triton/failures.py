@@ -92,8 +92,8 @@ def _known_error(message: str) -> APIError | None:
             return _client_mistake(errors.InvalidRequest, error)
         case stage_errors.Overloaded():
             return errors.Overloaded("The model's queue is full.")
-        case stage_errors.TooManyGrammars() as error:
-            return errors.RateLimited(error.text, code="grammars", retry_after_s=1.0, headers={})
+        case stage_errors.TooManyWaiting() as error:
+            return errors.RateLimited(error.text, code="too_many_waiting", retry_after_s=1.0, headers={})
         case stage_errors.KeyRefused():
             return errors.TritonKeyRefused()
         case stage_errors.Unloading():

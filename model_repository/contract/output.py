@@ -186,6 +186,9 @@ class EngineStats(Struct, frozen=True, kw_only=True):
     max_step_sequences: int  # the largest number of sequences that got a token in one step
     num_finished: int
     num_cancelled: int
+    num_images: int  # computed; not those that were found in the KV cache
+    num_image_tokens: int
+    image_s: float  # spent on computing them
     num_streams: int  # output streams of frontends that are open
     num_output_batches: int  # sent to frontends and gRPC clients
     num_output_items: int  # token deltas and errors in them

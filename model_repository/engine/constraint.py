@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from model_repository.contract.request import StructuredOutput
 from model_repository.engine.token_constraint import TokenConstraint
-from model_repository.errors import InvalidRequest, Overloaded, TooManyGrammars
+from model_repository.errors import InvalidRequest, Overloaded, TooManyWaiting
 from model_repository.structured_output.compilation import LIMITS, short_message
 from model_repository.structured_output.grammar import grammar_text
 from model_repository.structured_output.refusal import FIELD
@@ -68,7 +68,7 @@ class ConstraintCompiler:
         Raises:
             InvalidRequest: the structured output is malformed, or too complex for this vocabulary.
             Overloaded: the structured outputs in use fill the memory for all senders.
-            TooManyGrammars: the sender's structured outputs in use fill the memory for one sender.
+            TooManyWaiting: the sender's structured outputs in use fill the memory for one sender.
         """
         with self._lock:
             compiled = self._known.get(structured_output)
@@ -97,7 +97,7 @@ class ConstraintCompiler:
         ]
         if sum(each.num_bytes for each in in_use if each.sender == sender) + num_bytes > MAX_SENDER_BYTES:
             rule = f"the grammars of one sender that are in use may take {MAX_SENDER_BYTES >> 20} MiB"
-            raise TooManyGrammars(rule)
+            raise TooManyWaiting(rule)
         if self.num_bytes + num_bytes > MAX_BYTES:
             raise Overloaded(f"the grammars in use take {self.num_bytes >> 20} MiB")
 

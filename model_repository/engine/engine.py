@@ -81,7 +81,9 @@ class Engine:
         self.is_draining = False  # set by any thread; new requests are still served
         self._step_started_s: float | None = None
         self._counts = EngineCounts()
-        self._intake = Intake(runtime, self._streams, self._numbers, start=self._start_sequence, post=self._post)
+        self._intake = Intake(
+            runtime, self._streams, self._numbers, self._pending_cancels, start=self._start_sequence, post=self._post
+        )
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
     def start(self) -> None:
@@ -176,6 +178,9 @@ class Engine:
             num_waiting=runtime.num_waiting,
             num_kv_tokens_used=runtime.num_kv_tokens_used,
             max_kv_tokens=runtime.max_kv_tokens,
+            num_images=runtime.images.num_images,
+            num_image_tokens=runtime.images.num_tokens,
+            image_s=runtime.images.passed_s,
             num_streams=len(self._streams),
             num_output_batches=self._streams.num_batches,
             num_output_items=self._streams.num_items,
@@ -327,6 +332,7 @@ class Engine:
             self._cancel(self._numbers_by_key[key], arrived_s)
         else:
             self._pending_cancels.add(key)
+            self._intake.cancel(key)
 
     def _cancel(self, number: int, arrived_s: float) -> None:
         sequence = self._sequences[number]

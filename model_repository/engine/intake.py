@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from model_repository.contract.request import EngineRequest, EngineRequestBatch
 from model_repository.contract.rules import printable_id
 from model_repository.engine.output_streams import OutputResponder, OutputStream, OutputStreams
+from model_repository.engine.pending_cancels import PendingCancels
 from model_repository.engine.runtime import Prepared, Runtime
 from model_repository.errors import (
     EngineFailed,
@@ -32,7 +33,8 @@ class Intake:
 
     Args:
         runtime: prepares the requests.
-        start: queues a request at the runtime; may raise a StageError.
+        pending_cancels: knows the cancelled requests that the engine does not have yet.
+        start: queues a request at the runtime, unless it is cancelled; may raise a StageError.
         post: has the engine's thread call a function; callable from any thread.
     """
 
@@ -41,6 +43,7 @@ class Intake:
         runtime: Runtime,
         streams: OutputStreams,
         numbers: Iterator[int],
+        pending_cancels: PendingCancels,
         *,
         start: Callable[[OutputStream, int, EngineRequest, Prepared | None], None],
         post: Callable[[Callable[[], None]], None],
@@ -48,10 +51,12 @@ class Intake:
         self._runtime = runtime
         self._streams = streams
         self._numbers = numbers
+        self._pending_cancels = pending_cancels
+        self._preparing: dict[str, bool] = {}  # by cancel key: whether it is cancelled
         self._start = start
         self._post = post
         self._grammar_threads = FairPool(_NUM_GRAMMAR_THREADS)
-        self._image_threads = FairPool(1)
+        self._image_threads = FairPool(1, "images")
         self._is_closing = False
 
     def receive(self, batch: EngineRequestBatch, responder: OutputResponder) -> None:
@@ -73,6 +78,11 @@ class Intake:
                 self._submit(self._grammar_threads, stream, item, request)
             else:
                 self._admit(stream, item, request)
+
+    def cancel(self, key: str) -> None:
+        """Do not prepare the request with this cancel key, if it waits for that."""
+        if key in self._preparing:
+            self._preparing[key] = True
 
     def close(self) -> None:
         """End the threads, from any thread; waiting requests are dropped."""
@@ -108,6 +118,8 @@ class Intake:
             self._refuse(stream, item, request, EngineFailed("the engine is shutting down"))
         else:
             stream.num_preparing += 1
+            if request.params.cancel_key:
+                self._preparing[request.params.cancel_key] = False
 
     def _prepare(self, stream: OutputStream, item: int, request: EngineRequest) -> None:
         """Prepare a request, in a thread for which no sequence waits."""
@@ -115,7 +127,8 @@ class Intake:
         try:
             if self._is_closing:
                 raise EngineFailed("the engine is shutting down")
-            prepared = self._runtime.prepare(request)
+            is_wanted = stream.is_open and not self._preparing.get(request.params.cancel_key)
+            prepared = self._runtime.prepare(request) if is_wanted else Prepared(request)
         except StageError as error:
             prepared = error
         except BaseException:  # a panic in Rust code too
@@ -127,6 +140,8 @@ class Intake:
         self, stream: OutputStream, item: int, request: EngineRequest, prepared: Prepared | StageError
     ) -> None:
         stream.num_preparing -= 1
+        if self._preparing.pop(request.params.cancel_key, False):
+            self._pending_cancels.add(request.params.cancel_key)  # it may have been forgotten meanwhile
         if isinstance(prepared, StageError):
             self._refuse(stream, item, request, prepared)
         else:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import mmap
 import os
+import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -19,6 +20,7 @@ from model_repository.contract.request import IMAGE_PLACE, EngineRequest
 from model_repository.contract.rules import fitting_max_tokens
 from model_repository.engine.adapter_folder import Adapter
 from model_repository.engine.images import read_image
+from model_repository.engine.runtime import ImageCounts
 from model_repository.engine.scheduler import ComputedPrompt
 from model_repository.errors import EngineFailed
 from model_repository.forked_process import ForkedProcess, answer_of
@@ -30,7 +32,7 @@ class _Work:
     adapter: Adapter | None
 
 
-type _Answer = tuple[EngineRequest, ComputedPrompt]
+type _Answer = tuple[EngineRequest, ComputedPrompt, ImageCounts]
 
 
 class ImagePrompts:
@@ -53,7 +55,7 @@ class ImagePrompts:
         self._process.call(None)
 
     def compute(self, request: EngineRequest, adapter: Adapter | None = None) -> _Answer:
-        """Return the request with all tokens of its images, and the KV cache of its beginning.
+        """Return the request with all tokens of its images, the KV cache of its beginning, and what was computed.
 
         Raises:
             InvalidRequest: an image is not readable, or the prompt does not fit the context window.
@@ -67,20 +69,13 @@ class ImagePrompts:
 
 
 def _keep_serving(connection: Connection, make_computer: Callable[[], _Computer]) -> None:
-    """Serve in a child, and replace it if it is killed: libraries with threads of their own do not survive a fork."""
-    is_busy = mmap.mmap(-1, 1)  # shared with the child
-    while True:
-        if (pid := os.fork()) == 0:
-            _serve(connection, make_computer, is_busy)
-        _, status = os.waitpid(pid, 0)
-        if status == 0:
-            return
-        if is_busy[0]:
-            is_busy[0] = 0
-            connection.send(("failed", f"the process for images ended with status {status}"))
+    """Pass calls on to a process with llama.cpp. Only a process without llama.cpp's threads can fork its successor."""
+    with closing(ForkedProcess(lambda inner: _serve(inner, make_computer))) as process:
+        while True:
+            connection.send(answer_of(process.call, connection.recv()))
 
 
-def _serve(connection: Connection, make_computer: Callable[[], _Computer], is_busy: mmap.mmap) -> None:
+def _serve(connection: Connection, make_computer: Callable[[], _Computer]) -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # llama.cpp writes many lines about each image
     computer: _Computer | None = None
 
@@ -89,14 +84,8 @@ def _serve(connection: Connection, make_computer: Callable[[], _Computer], is_bu
         computer = computer or make_computer()
         return None if work is None else computer.compute(work)
 
-    try:
-        while True:
-            work = connection.recv()
-            is_busy[0] = 1
-            connection.send(answer_of(answer, work))
-            is_busy[0] = 0
-    except (EOFError, OSError):
-        os._exit(0)  # the engine has ended
+    while True:
+        connection.send(answer_of(answer, connection.recv()))
 
 
 @dataclass(slots=True)
@@ -148,13 +137,17 @@ class _Computer:
         slot = self._claim_slot(pieces, "" if work.adapter is None else work.adapter.key)
         num_cached = len(slot.token_ids)
         self._apply(work.adapter)
+        counts = ImageCounts()
         end = 0
         for piece in pieces:
             end += len(piece.token_ids)
             if len(slot.token_ids) < end:
+                started_s = time.monotonic()
                 self._evaluate(piece, slot, end)
+                if piece.chunks is not None:
+                    counts = counts.plus(ImageCounts(1, len(piece.token_ids), time.monotonic() - started_s))
         state = self._context.get_state_seq_data(slot.index)
-        return request, ComputedPrompt(token_ids, end, num_cached, state)
+        return request, ComputedPrompt(token_ids, end, num_cached, state), counts
 
     def _pieces(self, request: EngineRequest) -> Iterator[_Piece]:
         images = iter(enumerate(request.images))

@@ -33,7 +33,7 @@ from model_repository.engine.llama_cpp_sampler import TokenSampler
 from model_repository.engine.logprobs import token_logprob
 from model_repository.engine.queue_order import queue_order_s
 from model_repository.engine.request_checks import check_request
-from model_repository.engine.runtime import PROJECTOR, EngineConfig, Prepared, RuntimeStats, StepOutput
+from model_repository.engine.runtime import PROJECTOR, EngineConfig, ImageCounts, Prepared, RuntimeStats, StepOutput
 from model_repository.engine.scheduler import Chunk, Job
 from model_repository.engine.token_constraint import AllowedTokenIds, TokenConstraint
 from model_repository.errors import EngineFailed, InvalidRequest, StageError, Unsupported
@@ -70,6 +70,7 @@ class LlamaCppRuntime:
         self._num_threads = config.num_threads or num_physical_cores()
         num_slots_of_contexts = _share_out(config.max_sequences, _num_contexts(config, self._num_threads))
         self._images: ImagePrompts | None = None
+        self._image_counts = ImageCounts()
         projector = config.artifact_dir / PROJECTOR
         if projector.exists():  # before llama.cpp starts threads: they do not survive a fork
             num_slots = max(num_slots_of_contexts)  # a KV cache moves between contexts with as many slots
@@ -110,7 +111,8 @@ class LlamaCppRuntime:
         constraint, prompt = self._constraint(request), None
         if self._images is not None and request.images:
             adapter = self._adapters.by_name.get(request.params.lora_name)
-            request, prompt = self._images.compute(request, adapter)
+            request, prompt, counts = self._images.compute(request, adapter)
+            self._image_counts = self._image_counts.plus(counts)
         return Prepared(request, constraint, prompt)
 
     def _check(self, request: EngineRequest, has_images: bool) -> None:
@@ -310,6 +312,7 @@ class LlamaCppRuntime:
             max_kv_tokens=self._config.context_window * self._config.max_sequences,
             adapters=dict(self._adapters.by_name),
             adapter_bytes=self._adapters.num_bytes,
+            images=self._image_counts,
         )
 
     def close(self) -> None:

@@ -44,6 +44,9 @@ FAMILIES = (
     _counter("tokens", "Tokens generated.", lambda stats: stats.num_step_tokens),
     _counter("finished", "Finished sequences.", lambda stats: stats.num_finished),
     _counter("cancelled", "Cancelled sequences.", lambda stats: stats.num_cancelled),
+    _counter("images", "Images computed; not those that were found in the KV cache.", lambda stats: stats.num_images),
+    _counter("image_tokens", "Tokens of these images.", lambda stats: stats.num_image_tokens),
+    _counter("image_seconds", "Time spent on computing images.", lambda stats: stats.image_s),
     _counter(
         "cancel_to_free_seconds",
         "Time from each cancel to free KV tokens, added up.",

@@ -56,6 +56,21 @@ class StepOutput:
     scheduled_s: float | None = field(default=None, compare=False)  # when it left the runtime's queue, time.monotonic
 
 
+@dataclass(frozen=True, slots=True)
+class ImageCounts:
+    """What a runtime has computed of images since its load; an image in the KV cache is not computed again."""
+
+    num_images: int = 0
+    num_tokens: int = 0
+    passed_s: float = 0.0
+
+    def plus(self, other: ImageCounts) -> ImageCounts:
+        """Return the sums."""
+        return ImageCounts(
+            self.num_images + other.num_images, self.num_tokens + other.num_tokens, self.passed_s + other.passed_s
+        )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuntimeStats:
     """The current state of a runtime."""
@@ -66,6 +81,7 @@ class RuntimeStats:
     max_kv_tokens: int
     adapters: Mapping[str, Adapter] = field(default_factory=dict)  # that requests may name
     adapter_bytes: int = 0  # of all adapters in this process's memory
+    images: ImageCounts = ImageCounts()
 
 
 @dataclass(frozen=True, slots=True)

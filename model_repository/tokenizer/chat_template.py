@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import json
 import re
+import secrets
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -13,6 +14,7 @@ from jinja2 import nodes
 from jinja2.ext import Extension
 from jinja2.parser import Parser
 
+from model_repository.contract.request import IMAGE_MARKER
 from model_repository.errors import InvalidRequest
 from model_repository.tokenizer.bounded_sandbox import BoundedSandbox
 from model_repository.tool_formats import RawArguments
@@ -42,6 +44,7 @@ class ChatTemplate:
         environment.globals["strftime_now"] = lambda form: datetime.datetime.now().strftime(form)
         self._template: jinja2.Template = environment.from_string(source)
         self._special_tokens = dict(special_tokens)
+        self._content_of = self._form_of_contents()
         # Names that a request may not set: the rest of the prompt depends on them.
         self.own_names = frozenset(
             {"messages", "tools", "add_generation_prompt", *SPECIAL_TOKEN_NAMES, *special_tokens, *environment.globals}
@@ -56,7 +59,16 @@ class ChatTemplate:
         Raises:
             InvalidRequest: the template refuses these messages, in its own words.
         """
-        names = dict(variables) | {"add_generation_prompt": add_generation_prompt} | self._special_tokens
+        messages = [
+            {**message, "content": self._content_of(message["content"])}
+            if isinstance(message["content"], str)
+            else message
+            for message in variables["messages"]
+        ]
+        return self._render(dict(variables) | {"messages": messages, "add_generation_prompt": add_generation_prompt})
+
+    def _render(self, variables: Mapping[str, Any]) -> str:
+        names = dict(variables) | self._special_tokens
         self._environment.begin()
         try:
             return self._template.render(names)
@@ -64,6 +76,33 @@ class ChatTemplate:
             raise InvalidRequest("nested too deeply for the model's chat template", "messages") from exc
         except (jinja2.TemplateError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as exc:
             raise InvalidRequest(f"the model's chat template refuses it: {exc}", "messages") from exc
+
+    def _form_of_contents(self) -> Callable[[str], Any]:
+        """Return what makes a message's content of its text: some templates for images read only lists of parts."""
+        text = secrets.token_hex()
+
+        def renders(content: Any, expected: str) -> bool:
+            variables = {"messages": [{"role": "user", "content": content}], "tools": None}
+            try:
+                return expected in self._render(variables | {"add_generation_prompt": True})
+            except InvalidRequest:
+                return False
+
+        if renders(text, text) or not renders(_text_part(text), text):
+            return lambda content: content
+        return _parts if renders([{"type": "image"}], IMAGE_MARKER) else _text_part
+
+
+def _text_part(text: str) -> list[dict[str, str]]:
+    return [{"type": "text", "text": text}]
+
+
+def _parts(text: str) -> list[dict[str, str]]:
+    """Return texts and images, in their order."""
+    parts: list[dict[str, str]] = []
+    for piece in re.split(f"({re.escape(IMAGE_MARKER)})", text):
+        parts += [{"type": "image"}] if piece == IMAGE_MARKER else _text_part(piece) if piece else []
+    return parts
 
 
 class _GenerationBlock(Extension):

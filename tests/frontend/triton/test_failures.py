@@ -14,7 +14,7 @@ from model_repository.errors import (
     OutputStreamNotOpen,
     Overloaded,
     PromptTooLong,
-    TooManyGrammars,
+    TooManyWaiting,
     Unsupported,
 )
 
@@ -39,7 +39,7 @@ DOWN = "in ensemble 'demo', Stub process '{}_0_0' is not healthy."
         (PromptTooLong("x", "messages").message(), errors.ContextLengthExceeded, "messages"),
         ("in ensemble 'demo', " + PromptTooLong("x").message(), errors.ContextLengthExceeded, None),
         (Overloaded("x").message(), errors.Overloaded, None),
-        (TooManyGrammars("x").message(), errors.RateLimited, None),
+        (TooManyWaiting("x").message(), errors.RateLimited, None),
         (EngineFailed("secret").message(), errors.EngineFailed, None),
         (OutputStreamNotOpen("secret", "request_batch").message(), errors.OutputStreamNotOpen, None),
         (InternalError("secret").message(), errors.ServerError, None),

@@ -134,7 +134,8 @@ async def test_a_second_failure_is_the_answer() -> None:
 
 
 @pytest.mark.parametrize(
-    "error", [InvalidRequest("no"), RateLimited("no", code="grammars", retry_after_s=1.0, headers={}), Draining()]
+    "error",
+    [InvalidRequest("no"), RateLimited("no", code="too_many_waiting", retry_after_s=1.0, headers={}), Draining()],
 )
 async def test_an_error_that_is_not_the_replicas_fault_is_not_sent_again_and_opens_no_breaker(error: APIError) -> None:
     tritons = [FakeTriton([error]) for _ in range(2)]

@@ -8,7 +8,7 @@ import pytest
 
 from model_repository.contract.request import OutputFormat, StructuredOutput
 from model_repository.engine.constraint import MAX_BYTES, MAX_SENDER_BYTES, ConstraintCompiler
-from model_repository.errors import InvalidRequest, Overloaded, TooManyGrammars
+from model_repository.errors import InvalidRequest, Overloaded, TooManyWaiting
 from model_repository.structured_output.compilation import LIMITS
 from model_repository.structured_output.grammar import structured_output_to_grammar
 from model_repository.structured_output.json_schema import enforceable_schema
@@ -267,7 +267,7 @@ def test_cached_grammars_stay_within_their_memory():
 
 def test_the_grammars_in_use_by_one_sender_leave_room_for_others():
     one, more, num_bytes, held = compiler(), outputs(), MAX_SENDER_BYTES // 4, []
-    with pytest.raises(TooManyGrammars, match=f"may take {MAX_SENDER_BYTES >> 20} MiB"):
+    with pytest.raises(TooManyWaiting, match=f"may take {MAX_SENDER_BYTES >> 20} MiB"):
         for output in more:
             held.append(one.start(output, "hog", num_bytes))
     other = [one.start(next(more), "other", num_bytes) for _ in range(3)]

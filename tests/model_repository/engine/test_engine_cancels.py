@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 
 from model_repository.engine.pending_cancels import REMEMBERED_S
-from tests.model_repository.engine.fake_engine import Fake
+from tests.model_repository.engine.fake_engine import PATIENCE_S, REGEX, Fake
+from tests.waiting import wait_until
 
 
 def test_a_queued_request_is_cancelled_by_its_key() -> None:
@@ -35,6 +38,30 @@ def test_a_remembered_cancel_is_used_once() -> None:
     second = fake.submit(cancel_key="secret")
     fake.step(6)
     assert second.text() == "hello"
+
+
+def test_a_cancelled_request_that_waits_to_be_prepared_is_neither_prepared_nor_started() -> None:
+    fake = Fake(b"hello")
+    prepared: list[str] = []
+    may_go_on = threading.Event()
+
+    def wait() -> None:
+        prepared.append("one")
+        assert may_go_on.wait(PATIENCE_S)
+
+    fake.runtime.on_prepare = wait
+    first = fake.submit(structured_output=REGEX)
+    fake.step()
+    gone = fake.submit(structured_output=REGEX, cancel_key="secret")
+    fake.step()
+    fake.engine.cancel_key("secret")
+    fake.step()
+    fake.clock.now_s += REMEMBERED_S + 1
+    may_go_on.set()
+    wait_until(lambda: fake.engine._inbox.qsize() == 2, "both come back")
+    fake.step(6)
+    assert (gone.is_closed, gone.batches, first.text(), prepared) == (True, [], "hello", ["one"])
+    assert fake.engine.stats().num_cancelled == 1
 
 
 @pytest.mark.parametrize("next_key", ["new", ""])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,8 @@ from tests.build_engines.llama_cpp.reference import ImageReference
 from tests.build_engines.tiny_checkpoint import CONFIG
 from tests.build_engines.tiny_smolvlm import image_token_ids, picture, write_smolvlm
 from tests.model_repository.engine.tiny_adapter import write_adapter
+from tests.processes import is_running
+from tests.waiting import wait_until
 
 NUM_TOKENS = 12
 BEFORE, AFTER = (40, 41, 42), (50, 51, 52, 53)
@@ -90,6 +93,15 @@ def answer(runtime: LlamaCppRuntime, request: EngineRequest) -> tuple[list[int |
     return found
 
 
+def keeper_of(runtime: LlamaCppRuntime) -> int:
+    assert runtime._images is not None
+    return runtime._images._process._pid
+
+
+def child_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/task/{pid}/children").read_text())
+
+
 def test_the_answer_is_the_one_of_transformers(runtime: LlamaCppRuntime) -> None:
     reference = ImageReference.load()
     assert (picture(reference.picture), tuple(reference.before), tuple(reference.after)) == (RED, BEFORE, AFTER)
@@ -109,12 +121,14 @@ def test_an_image_counts_as_its_tokens_and_changes_the_answer(runtime: LlamaCppR
     assert text not in (red, blue)
 
 
-def test_the_same_image_again_is_cached(runtime: LlamaCppRuntime) -> None:
+def test_the_same_image_again_is_cached_and_not_computed(runtime: LlamaCppRuntime) -> None:
     first, _ = answer(runtime, request())
     prefix = len(BEFORE) + NUM_IMAGE_TOKENS
     assert answer(runtime, request()) == (first, prefix + len(AFTER) - 1)
     _, num_cached = answer(runtime, request(after=(99, 98)))
     assert num_cached == prefix
+    counts = runtime.stats().images
+    assert (counts.num_images, counts.num_tokens, counts.passed_s > 0) == (1, NUM_IMAGE_TOKENS, True)
 
 
 def test_images_in_one_batch_with_texts_get_the_answers_that_they_get_alone(artifact: Path) -> None:
@@ -124,7 +138,7 @@ def test_images_in_one_batch_with_texts_get_the_answers_that_they_get_alone(arti
         runtime = started(artifact)
         alone.append(answer(runtime, each)[0])
         runtime.close()
-    together = started(artifact, num_threads=2, max_sequences=5)  # two contexts
+    together = started(artifact, options={"contexts": "2"}, max_sequences=5)
     found = answers(together, *map(together.prepare, requests))
     together.close()
     assert [tokens for tokens, _ in found] == alone
@@ -153,15 +167,22 @@ def test_a_broken_image_is_refused_by_its_number(runtime: LlamaCppRuntime) -> No
     assert answer(runtime, request())[1] == 0
 
 
-def test_a_killed_process_fails_one_request_and_is_replaced(runtime: LlamaCppRuntime) -> None:
+def test_a_killed_process_is_replaced(runtime: LlamaCppRuntime) -> None:
     first, _ = answer(runtime, request())
-    assert runtime._images is not None
-    keeper = runtime._images._process._process.pid
-    children = Path(f"/proc/{keeper}/task/{keeper}/children")
-    os.kill(int(children.read_text()), signal.SIGKILL)
-    with pytest.raises(InternalError):  # unless its replacement was quick enough
+    child = child_of(keeper_of(runtime))
+    os.kill(child, signal.SIGKILL)
+    wait_until(lambda: not is_running(child), "it has ended")
+    blue, _ = answer(runtime, request([BLUE]))
+    assert (answer(runtime, request())[0], blue != first) == (first, True)
+
+
+def test_a_process_that_is_killed_at_work_fails_one_request(runtime: LlamaCppRuntime) -> None:
+    first, _ = answer(runtime, request())
+    child = child_of(keeper_of(runtime))
+    os.kill(child, signal.SIGSTOP)
+    threading.Timer(0.2, os.kill, (child, signal.SIGKILL)).start()
+    with pytest.raises(InternalError):
         runtime.prepare(request([BLUE]))
-        raise InternalError()
     assert answer(runtime, request())[0] == first
 
 

@@ -140,7 +140,7 @@ def test_a_request_beyond_the_grammars_of_its_sender_is_refused_alone() -> None:
     fake.step()
     [(number, error)] = reader.batches[-1].items
     assert number == num_requests - 1
-    assert isinstance(error, str) and error.startswith("[too_many_grammars]")
+    assert isinstance(error, str) and error.startswith("[too_many_waiting]")
     may_go_on.set()
     fake.engine._intake.close()
 

@@ -97,3 +97,30 @@ def test_a_template_that_recurses_without_end_is_the_clients_mistake() -> None:
 def test_a_loop_over_a_huge_range_is_refused() -> None:
     with pytest.raises(InvalidRequest, match=r"(?i)range"):
         render("{% for i in range(10**9) %}x{% endfor %}")
+
+
+# --- templates of models that read images -----------------------------------------------------------------------------
+
+PARTS = "{% for m in messages %}{% for part in m.content %}{% if part.type == 'text' %}[{{ part.text }}]{% endif %}"
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        (PARTS + "{% if part.type == 'image' %}<image>{% endif %}{% endfor %}{% endfor %}", "<image>[\na<]<image>[b]"),
+        (PARTS + "{% if part.type == 'image' %}<|pad|>{% endif %}{% endfor %}{% endfor %}", "[<image>\na<<image>b]"),
+        (
+            "{% for m in messages %}{{ m.content if m.content is string else 'parts' }}{% endfor %}",
+            "<image>\na<<image>b",
+        ),
+    ],
+    ids=["image parts", "its own token for images", "texts"],
+)
+def test_a_content_has_the_form_that_the_template_reads(source: str, expected: str) -> None:
+    assert render(source, {"messages": [{"role": "user", "content": "<image>\na<<image>b"}]}) == expected
+
+
+def test_a_client_s_own_parts_stay_as_they_are() -> None:
+    parts = [{"type": "text", "text": "a"}]
+    source = "{% for message in messages %}{{ message.content | tojson }}{% endfor %}"
+    assert render(source, {"messages": [{"role": "user", "content": parts}]}) == json.dumps(parts)

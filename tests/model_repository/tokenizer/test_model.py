@@ -163,14 +163,14 @@ def test_a_request_without_a_grammar_never_waits_for_one(model: Any, grammars: S
     assert answers_of(bombs) == [""] * 60
 
 
-def test_a_sender_with_too_many_grammars_waiting_is_refused_alone(model: Any, grammars: SlowGrammars) -> None:
+def test_a_sender_with_too_many_waiting_waiting_is_refused_alone(model: Any, grammars: SlowGrammars) -> None:
     bombs, healthy = [guided(f"slow{number}") for number in range(MAX_WAITING + 2)], guided("healthy", sender="b")
     model.execute([*bombs, healthy])
     grammars.may_go_on.set()
     model.finalize()
     assert answers_of([healthy]) == [""]
     refused = [answer for answer in answers_of(bombs) if answer]
-    assert refused == [f"[too_many_grammars] {MAX_WAITING} grammars of this sender are waiting already"]
+    assert refused == [f"[too_many_waiting] {MAX_WAITING} grammars of this sender are waiting already"]
 
 
 @pytest.mark.parametrize("regex", ["refused", "fine"])
