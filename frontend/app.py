@@ -19,6 +19,7 @@ from frontend.errors import APIError, InvalidRequest, MethodNotAllowed, NotFound
 from frontend.gateway.install import install_gateway
 from frontend.handlers import completions, models, tokenization
 from frontend.handlers.bodies import LARGE_BODIES, MAX_LARGEST, LargeBodies, expect_later
+from frontend.handlers.image_urls import image_fetcher
 from frontend.request_context import (
     CLIENT_CLOSED,
     FACTS,
@@ -87,7 +88,7 @@ def create_app(
             yield
         await pool.close()
 
-    app.cleanup_ctx.extend([_observer_lifetime, replicas_lifetime])
+    app.cleanup_ctx.extend([_observer_lifetime, replicas_lifetime, image_fetcher])
     app.on_response_prepare.extend([name_request, leave_packed_body])
     install_gateway(app, tell_others)
     for root in ("", *settings.root_paths):

@@ -220,6 +220,14 @@ class Settings:
         flag="--allow-host",
         metavar="NAME",
     )
+    image_hosts: tuple[str, ...] = setting(
+        (),
+        "Host from whose public addresses images of chats are fetched; * is every one. Without it no URL is fetched.",
+        pattern=rf"\*|{_HOST_NAME}(:[0-9]{{1,5}})?",
+        form="a name such as images.example.com, with a port if it is not the usual one, or *",
+        flag="--image-host",
+        metavar="HOST",
+    )
     key_file: str = setting(
         "",
         "JSON file of the API keys, as `keys add` writes it; empty: no key is needed, and only loopback may be used.",

@@ -12,6 +12,7 @@ from aiohttp import web
 from frontend.errors import APIError, GenerationTimeout, InvalidRequest
 from frontend.fan_out import merged
 from frontend.handlers.bodies import ignored_header, read_body
+from frontend.handlers.image_urls import fetched_images
 from frontend.handlers.keepalive import Keepalive
 from frontend.protocol.chat import ChatCompletionRequest
 from frontend.protocol.completion import MAX_CHOICES, CompletionRequest, Prompt
@@ -55,8 +56,9 @@ async def create_chat_completion(request: web.Request) -> web.StreamResponse:
     chat, ignored = await read_body(request, ChatCompletionRequest)
     name = await _find_model(request, chat)
     headers = ignored_header(request, ignored + ignored_fields(chat, name))
+    images = await fetched_images(request, chat)
     _refuse_too_many(request, 1, chat.n or 1)
-    generations = chat_to_requests(chat, name, _defaults(request, name), request[FACTS].request_id)
+    generations = chat_to_requests(chat, name, _defaults(request, name), request[FACTS].request_id, images)
     async with _admitted(request, chat, name, generations, len(generations)) as admitted:
         return await _answer(request, name, admitted, ChatReply(chat, name, int(time.time())), headers)
 

@@ -30,7 +30,7 @@ MAX_CONTENT_PARTS = 4096  # of all messages together
 
 
 class ImageUrl(Body):
-    """An image as a data URI. The server fetches no URL."""
+    """An image as a data URI, or as a URL if the server may fetch it."""
 
     url: str
     detail: Literal["auto", "low", "high"] | None = None

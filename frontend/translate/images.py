@@ -1,4 +1,4 @@
-"""Images in requests: data URIs to the bytes of image files. The server fetches no URL."""
+"""Images in requests: data URIs to the bytes of image files."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def image_from_data_uri(uri: str, param: str) -> bytes:
     """
     found = _DATA_URI.fullmatch(uri)
     if found is None:
-        rule = "expected data:image/...;base64,...; this server fetches no URL"
+        rule = "expected data:image/...;base64,...; this server does not fetch it"
         raise UnsupportedValue(f"{param}={shown(uri)}: {rule}", param=param)
     try:
         image = base64.b64decode(found["payload"], validate=True)

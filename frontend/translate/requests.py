@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from msgspec.structs import replace
@@ -42,9 +43,17 @@ _REASONING = ("reasoning_content", "reasoning")
 
 
 def chat_to_requests(
-    chat: ChatCompletionRequest, name: ModelName, defaults: RequestDefaults, request_id: str = ""
+    chat: ChatCompletionRequest,
+    name: ModelName,
+    defaults: RequestDefaults,
+    request_id: str = "",
+    fetched: Mapping[str, bytes] = MappingProxyType({}),
 ) -> list[GenerationRequest]:
-    """Return a generation request for each choice of a chat; `request_id` is for logs.
+    """Return a generation request for each choice of a chat.
+
+    Args:
+        request_id: for logs.
+        fetched: images by their URLs.
 
     Raises:
         ContextLengthExceeded: the messages are too long for any tokenizer.
@@ -54,7 +63,9 @@ def chat_to_requests(
     params = _params(chat, name, defaults, max_tokens=max_tokens, num_logprobs=num_logprobs)
     prompt = _chat_prompt(chat, chat.messages, _tool_use(chat), name)
     _check_num_chars(sum(len(message["content"]) for message in prompt.messages), "messages", name.model)
-    request = GenerationRequest(prompt=prompt, params=params, images=_images_in(chat.messages), request_id=request_id)
+    request = GenerationRequest(
+        prompt=prompt, params=params, images=_images_in(chat.messages, fetched), request_id=request_id
+    )
     return _repeated(request, chat.n or 1)
 
 
@@ -275,14 +286,16 @@ def message_for_template(message: ChatMessage, template_fields: Collection[str] 
     return fields | {key: value for key, value in named.items() if value is not None}
 
 
-def _images_in(messages: Sequence[ChatMessage]) -> tuple[bytes, ...]:
+def _images_in(messages: Sequence[ChatMessage], fetched: Mapping[str, bytes]) -> tuple[bytes, ...]:
     parts = [
         (f"messages[{index}].content[{place}]", part)
         for index, message in enumerate(messages)
         for place, part in enumerate(message.content or ())
     ]
     images = tuple(
-        image_from_data_uri(part.image_url.url, f"{place}.image_url.url")
+        fetched[part.image_url.url]
+        if part.image_url.url in fetched
+        else image_from_data_uri(part.image_url.url, f"{place}.image_url.url")
         for place, part in parts
         if part.image_url is not None
     )

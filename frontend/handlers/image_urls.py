@@ -1,0 +1,157 @@
+"""Images that chats name by URL, fetched from the hosts that the operator allows, and never from private addresses."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import socket
+from collections.abc import AsyncIterator, Collection, Mapping
+
+from aiohttp import ClientError, ClientSession, ClientTimeout, DummyCookieJar, TCPConnector, ThreadedResolver, web
+from aiohttp.abc import ResolveResult
+from yarl import URL
+
+from frontend.errors import InvalidRequest, UnsupportedValue, shown
+from frontend.protocol.chat import ChatCompletionRequest
+from frontend.request_context import FACTS, SETTINGS
+
+TIMEOUT_S = 10.0  # of one image, with all its redirects
+MAX_REDIRECTS = 3
+_MAX_CONNECTIONS = 16
+_DEFAULT_PORTS = {"http": 80, "https": 443}
+_TRANSLATED = ipaddress.ip_network("64:ff9b::/96")  # NAT64: an IPv4 address of any kind is behind it
+
+
+class ImageFetcher:
+    """Fetches images by HTTP.
+
+    Args:
+        hosts: names, each with `:PORT` unless the port is the scheme's own; `*` is every name.
+    """
+
+    def __init__(self, hosts: Collection[str]) -> None:
+        self._hosts = frozenset(hosts)
+        self._session = ClientSession(
+            connector=TCPConnector(limit=_MAX_CONNECTIONS, resolver=_PublicResolver(), use_dns_cache=False),
+            timeout=ClientTimeout(total=TIMEOUT_S),
+            cookie_jar=DummyCookieJar(),
+            headers={"Accept": "image/*", "Accept-Encoding": "identity", "User-Agent": "conch"},
+            auto_decompress=False,
+        )
+
+    async def close(self) -> None:
+        await self._session.close()
+
+    async def fetch(self, url: str, param: str, max_bytes: int) -> bytes:
+        """Return what a URL names.
+
+        Raises:
+            UnsupportedValue: its host, or that of a redirect, is not allowed.
+            InvalidRequest: it cannot be fetched, or is too large.
+        """
+        try:
+            async with asyncio.timeout(TIMEOUT_S):
+                return await self._follow(URL(url), param, max_bytes)
+        except TimeoutError as exc:
+            raise InvalidRequest(f"{param}={shown(url)}: no image within {TIMEOUT_S:g} s", param=param) from exc
+        except _NotPublic as exc:
+            raise UnsupportedValue(f"{param}={shown(url)}: its address is not public", param=param) from exc
+        except (ClientError, OSError, ValueError) as exc:
+            raise InvalidRequest(f"{param}={shown(url)}: it cannot be fetched", param=param) from exc
+
+    async def _follow(self, url: URL, param: str, max_bytes: int) -> bytes:
+        for _ in range(MAX_REDIRECTS + 1):
+            self._check(url, param)
+            async with self._session.get(url, allow_redirects=False) as answer:
+                if answer.status in (301, 302, 303, 307, 308):
+                    url = url.join(URL(answer.headers.get("Location", "")))
+                    continue
+                if answer.status != 200:
+                    raise InvalidRequest(f"{param}: the URL is answered with status {answer.status}", param=param)
+                content = bytearray()
+                async for chunk in answer.content.iter_any():
+                    content += chunk
+                    if len(content) > max_bytes:
+                        raise InvalidRequest(f"{param}: more than {max_bytes} bytes", param=param)
+                return bytes(content)
+        raise InvalidRequest(f"{param}: more than {MAX_REDIRECTS} redirects", param=param)
+
+    def _check(self, url: URL, param: str) -> None:
+        """Refuse hosts that are not allowed. Addresses in place of names would pass the resolver by."""
+        default_port = _DEFAULT_PORTS.get(url.scheme)
+        host = url.host or ""
+        name = host if url.port == default_port else f"{host}:{url.port}"
+        is_allowed = name in self._hosts or ("*" in self._hosts and name == host)
+        if default_port is None or not is_allowed or _is_address(host):
+            rule = "expected a data URI, or http or https and a host that this server may fetch images from"
+            raise UnsupportedValue(f"{param}={shown(str(url))}: {rule}", param=param)
+
+
+class _NotPublic(Exception):
+    """A name has an address in a private network."""
+
+
+class _PublicResolver(ThreadedResolver):
+    """Resolves names to public addresses only. The connection goes to the very address that was checked."""
+
+    async def resolve(
+        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
+    ) -> list[ResolveResult]:
+        found = await super().resolve(host, port, family)
+        if not all(is_public(each["host"]) for each in found):
+            raise _NotPublic
+        return found
+
+
+def is_public(text: str) -> bool:
+    """Whether an address belongs to the public internet, also one inside another address."""
+    address = ipaddress.ip_address(text.partition("%")[0])
+    if isinstance(address, ipaddress.IPv6Address):
+        inner = address.ipv4_mapped or address.sixtofour
+        if address.teredo is not None or address in _TRANSLATED:
+            return False
+        return is_public(str(inner)) if inner is not None else address.is_global and not address.is_multicast
+    return address.is_global and not address.is_multicast
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+IMAGE_FETCHER = web.AppKey("image_fetcher", ImageFetcher)
+
+
+async def image_fetcher(app: web.Application) -> AsyncIterator[None]:
+    """Provide the fetcher while the application runs, if it may fetch at all."""
+    hosts = app[SETTINGS].image_hosts
+    if not hosts:
+        yield
+        return
+    app[IMAGE_FETCHER] = ImageFetcher(hosts)
+    yield
+    await app[IMAGE_FETCHER].close()
+
+
+async def fetched_images(request: web.Request, chat: ChatCompletionRequest) -> Mapping[str, bytes]:
+    """Return the images that a chat names by URL, by these URLs; none if the server fetches nothing.
+
+    Raises:
+        UnsupportedValue, InvalidRequest: as for one.
+    """
+    fetcher = request.app.get(IMAGE_FETCHER)
+    images: dict[str, bytes] = {}
+    if fetcher is None:
+        return images
+    for index, message in enumerate(chat.messages):
+        for place, part in enumerate(message.content or ()):
+            url = "" if part.image_url is None else part.image_url.url
+            if url.startswith(("http:", "https:")) and url not in images:
+                room = request.app[SETTINGS].max_body_bytes - request[FACTS].num_body_bytes
+                param = f"messages[{index}].content[{place}].image_url.url"
+                images[url] = await fetcher.fetch(url, param, room)
+                request[FACTS].num_body_bytes += len(images[url])  # they count as if the client had sent them
+    return images

@@ -1,0 +1,147 @@
+"""Images by URL: fetched only from allowed hosts, never from private addresses, within bounds."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+
+import pytest
+from aiohttp import ClientResponse, web
+
+from frontend.handlers import image_urls
+from tests.fakes import FakeTriton, chunks
+from tests.frontend.answers import error_of
+from tests.frontend.bodies import CHAT
+from tests.frontend.conftest import Serve
+from tests.launching import free_port
+
+IMAGE = b"\x89PNG and so on"
+PARAM = "messages[0].content[0].image_url.url"
+
+
+@pytest.fixture
+async def host() -> AsyncIterator[str]:
+    """The host and port of a server with images, on loopback."""
+
+    async def slow(request: web.Request) -> web.Response:
+        await asyncio.sleep(5)
+        return web.Response(body=IMAGE)
+
+    async def found(request: web.Request) -> web.Response:
+        return web.Response(body=IMAGE)
+
+    async def moved(request: web.Request) -> web.Response:
+        raise web.HTTPFound(request.query["to"])
+
+    app, port = web.Application(), free_port()
+    app.add_routes([web.get("/a.png", found), web.get("/slow", slow), web.get("/moved", moved)])
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", port).start()
+    yield f"localhost:{port}"
+    await runner.cleanup()
+
+
+@pytest.fixture
+def loopback_is_public(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(image_urls, "is_public", lambda address: address in ("127.0.0.1", "::1"))
+
+
+def chat(url: str) -> dict[str, object]:
+    image = {"type": "image_url", "image_url": {"url": url}}
+    return CHAT | {"messages": [{"role": "user", "content": [image, {"type": "text", "text": "What is it?"}]}]}
+
+
+async def ask(serve: Serve, triton: FakeTriton, url: str, *hosts: str, **settings: int) -> ClientResponse:
+    http = await serve(triton, image_hosts=hosts, **settings)
+    return await http.post("/v1/chat/completions", json=chat(url))
+
+
+async def refusal(serve: Serve, url: str, *hosts: str, **settings: int) -> str:
+    """Return the message of a 400 that names the part of the chat."""
+    error = await error_of(await ask(serve, FakeTriton(chunks("x")), url, *hosts, **settings))
+    assert (error["status"], error["param"]) == (400, PARAM)
+    return str(error["message"])
+
+
+@pytest.mark.usefixtures("loopback_is_public")
+@pytest.mark.parametrize("path", ["/a.png", "/moved?to=/a.png", "/moved?to=/moved%3Fto=/a.png"])
+async def test_an_image_of_an_allowed_host_reaches_the_model(serve: Serve, host: str, path: str) -> None:
+    triton = FakeTriton(chunks("x"))
+    response = await ask(serve, triton, f"http://{host}{path}", host)
+    assert response.status == 200
+    assert triton.requests[-1].images == (IMAGE,)
+
+
+async def test_without_an_allowed_host_nothing_is_fetched(serve: Serve, host: str) -> None:
+    assert "this server does not fetch it" in await refusal(serve, f"http://{host}/a.png")
+
+
+@pytest.mark.usefixtures("loopback_is_public")
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://HOST/moved?to=http://127.0.0.1:1/a.png",
+        "http://HOST/moved?to=http://elsewhere.example/a.png",
+        "http://HOST/moved?to=file:///etc/passwd",
+        "http://localhost:1/a.png",
+        "http://127.0.0.1:1/a.png",
+        "http://[::1]:1/a.png",
+        "http://user@elsewhere.example/a.png",
+        "http:///a.png",
+    ],
+)
+async def test_another_host_is_refused_also_behind_a_redirect(serve: Serve, host: str, url: str) -> None:
+    message = await refusal(serve, url.replace("HOST", host), host, "127.0.0.1:1")
+    assert "a host that this server may fetch images from" in message
+
+
+@pytest.mark.parametrize("hosts", [("localhost",), ("*",)])
+async def test_a_name_with_a_private_address_is_refused(serve: Serve, hosts: tuple[str, ...]) -> None:
+    assert "its address is not public" in await refusal(serve, "http://localhost/a.png", *hosts)
+
+
+@pytest.mark.usefixtures("loopback_is_public")
+@pytest.mark.parametrize(
+    ("path", "rule"),
+    [
+        ("/none", "status 404"),
+        ("/slow", "no image within 0.2 s"),
+        ("/moved?to=/moved%3Fto=/moved%253Fto=/moved%25253Fto=/a.png", "more than 3 redirects"),
+    ],
+)
+async def test_what_cannot_be_fetched_is_refused_with_the_reason(
+    serve: Serve, host: str, path: str, rule: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(image_urls, "TIMEOUT_S", 0.2 if path == "/slow" else 10.0)
+    assert rule in await refusal(serve, f"http://{host}{path}", host)
+
+
+@pytest.mark.usefixtures("loopback_is_public")
+async def test_a_fetched_image_counts_as_a_part_of_the_body(serve: Serve, host: str) -> None:
+    url = f"http://{host}/a.png"
+    size = len(json.dumps(chat(url)))
+    assert "more than 5 bytes" in await refusal(serve, url, host, max_body_bytes=size + 5)
+
+
+@pytest.mark.usefixtures("loopback_is_public")
+async def test_a_host_that_does_not_answer_is_refused(serve: Serve) -> None:
+    nobody = f"localhost:{free_port()}"
+    assert "it cannot be fetched" in await refusal(serve, f"http://{nobody}/a.png", nobody)
+
+
+@pytest.mark.parametrize(
+    ("address", "is_public"),
+    [
+        ("93.184.215.14", True),
+        ("2606:2800:21f:cb07:6820:80da:af6b:8b2c", True),
+        ("2002:5db8:d70e::1", True),
+        *[(address, False) for address in ("127.0.0.1", "10.0.0.1", "172.16.0.1", "192.168.0.1", "169.254.169.254")],
+        *[(address, False) for address in ("0.0.0.0", "100.64.0.1", "224.0.0.1", "255.255.255.255", "192.0.2.1")],
+        *[(address, False) for address in ("::1", "::", "fe80::1%eth0", "fc00::1", "ff02::1", "::ffff:10.0.0.1")],
+        *[(address, False) for address in ("64:ff9b::a00:1", "2002:a00:1::1", "2001:0:a00:1::1")],
+    ],
+)
+def test_which_addresses_are_public(address: str, is_public: bool) -> None:
+    assert image_urls.is_public(address) is is_public
