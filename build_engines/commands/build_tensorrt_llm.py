@@ -77,7 +77,12 @@ _FLAGS = (
     *("workers", "tensorrt_llm_examples", "calibration_dataset", "work_dir", "keep_work", "skip_check", "dry_run"),
 )
 _COMPILING_FLAGS = ("tensorrt_llm_examples", "calibration_dataset", "workers", "work_dir", "keep_work", "skip_check")
-_FOREIGN_FLAGS = {"gguf": "--checkpoint", "tokenizer": "--checkpoint", "context_window": "--max-seq-len"}
+_FOREIGN_FLAGS = {
+    "gguf": "--checkpoint",
+    "tokenizer": "--checkpoint",
+    "mmproj": "--checkpoint",
+    "context_window": "--max-seq-len",
+}
 
 
 def check_unused(options: argparse.Namespace) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import json
 import os
@@ -15,6 +16,8 @@ from build_engines.build import build
 from build_engines.cpu_spec import CpuSpec
 from build_engines.errors import BuildError
 from model_repository.byte_table import load_byte_table
+from model_repository.engine.runtime import PROJECTOR
+from tests.build_engines.tiny_smolvlm import write_smolvlm
 
 
 @pytest.fixture
@@ -70,6 +73,19 @@ def test_a_gguf_file_becomes_an_artifact(gguf: Path, checkpoint: Path, artifacts
     assert (folder / "model.gguf").read_bytes() == gguf.read_bytes()
     assert (manifest.context_window, manifest.eos_token_ids) == (1024, (261,))
     assert len(load_byte_table(folder / "byte_table.npz")) == 288
+
+
+def test_a_projector_beside_a_gguf_file_lets_the_model_read_images(
+    gguf: Path, checkpoint: Path, artifacts: Path, tmp_path: Path
+) -> None:
+    projector = (
+        build(CpuSpec(model_id="smolvlm", checkpoint=write_smolvlm(tmp_path / "smolvlm")), artifacts) / PROJECTOR
+    )
+    spec = CpuSpec(model_id="mine", gguf=gguf, tokenizer=checkpoint, projector=projector)
+    folder = build(spec, artifacts)
+    assert (folder / PROJECTOR).read_bytes() == projector.read_bytes()
+    assert artifact.verify(folder).has_images
+    assert folder != build(dataclasses.replace(spec, projector=None), artifacts)
 
 
 def test_a_gguf_file_behind_a_symbolic_link_is_in_the_artifact(gguf: Path, checkpoint: Path, artifacts: Path) -> None:
@@ -197,6 +213,7 @@ def test_a_failed_build_leaves_nothing(checkpoint: Path, artifacts: Path) -> Non
             "--tokenizer none: no such folder",
         ),
         ({"tokenizer": Path("other")}, "--tokenizer goes with --gguf"),
+        ({"runtime": "synthetic", "projector": Path("x.gguf")}, "--mmproj: the runtime synthetic reads no images"),
     ],
 )
 def test_a_contradictory_spec_is_refused(changes: dict[str, Any], message: str, checkpoint: Path) -> None:
@@ -239,6 +256,12 @@ def test_a_context_window_that_the_model_does_not_have_is_refused(
 def test_a_missing_gguf_file_is_named(checkpoint: Path, artifacts: Path) -> None:
     with pytest.raises(BuildError, match=r"none\.gguf: no such file"):
         build(CpuSpec(model_id="mine", gguf=Path("none.gguf"), tokenizer=checkpoint), artifacts)
+
+
+def test_a_projector_that_is_missing_or_none_is_named(gguf: Path, checkpoint: Path, artifacts: Path) -> None:
+    for projector, message in ((Path("none.gguf"), "no such file"), (gguf, "not a projector of images")):
+        with pytest.raises(BuildError, match=rf"{projector.name}: {message}"):
+            build(CpuSpec(model_id="mine", gguf=gguf, tokenizer=checkpoint, projector=projector), artifacts)
 
 
 def test_an_option_that_the_runtime_does_not_take_is_refused(checkpoint: Path) -> None:

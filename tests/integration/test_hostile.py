@@ -10,7 +10,7 @@ from collections.abc import Callable
 import pytest
 import uvloop
 
-from tests.hostile import bodies, framing, names
+from tests.hostile import bodies, framing, images, names
 from tests.hostile.requests import Corpus, Hostile, completion
 from tests.integration.edge import exchange, open_files, serving
 from tests.integration.stack import Stack
@@ -28,6 +28,7 @@ FAMILIES: tuple[Callable[[], Corpus], ...] = (
     bodies.injections,
     bodies.explosions,
     bodies.floods,
+    images.images,
 )
 NUM_AT_ONCE = 16
 NUM_LEAK_CHECKS = 6000  # one every 10 ms
@@ -41,7 +42,8 @@ INTERNAL = re.compile(
 
 def test_the_corpus_is_large_and_each_of_its_requests_is_another() -> None:
     requests = [hostile for family in FAMILIES for hostile in family()]
-    assert len({hostile.raw for hostile in requests}) >= 1000
+    assert len({hostile.raw for hostile in requests}) >= 1200
+    assert len({hostile.raw for hostile in images.images()}) >= 200
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.__name__)

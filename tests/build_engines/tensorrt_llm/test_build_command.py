@@ -161,6 +161,7 @@ def here(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) ->
         (["--max-sequences", "129"], "max_sequences=129: tiny/llama is built for 128"),
         (["--workers", "0"], "--workers 0: expected at least 1"),
         (["--gguf", "x"], "--gguf: not with --runtime tensorrt_llm: use --checkpoint"),
+        (["--mmproj", "x"], "--mmproj: not with --runtime tensorrt_llm: use --checkpoint"),
         (["--context-window", "5"], "--context-window: not with --runtime tensorrt_llm: use --max-seq-len"),
         (["--option", "tp_size=2"], "--option tp_size: follows from the build: use --tensor"),
         (["--option", "itl_ms=2"], "--option itl_ms: the runtime tensorrt_llm takes backend, block_reuse"),
