@@ -20,6 +20,9 @@
 {{- with .model.source.tokenizer }}
 - --tokenizer=/source/{{ . }}
 {{- end }}
+{{- with .model.source.mmproj }}
+- --mmproj=/source/{{ . }}
+{{- end }}
 {{- with .model.engine.precision }}
 - --precision={{ . }}
 {{- end }}

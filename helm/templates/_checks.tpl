@@ -81,6 +81,7 @@
 {{- if and $inClaim (not $source.existingClaim) }}{{ fail (printf "%s: source.existingClaim: write the name of the claim with %s" .where $inClaim) }}{{ end -}}
 {{- if and $source.existingClaim (not $inClaim) }}{{ fail (printf "%s: source: write the path, gguf or artifact inside source.existingClaim %s" .where $source.existingClaim) }}{{ end -}}
 {{- if ne (empty $source.gguf) (empty $source.tokenizer) }}{{ fail (printf "%s: source.gguf and source.tokenizer need each other: write both" .where) }}{{ end -}}
+{{- if and $source.mmproj (not $source.gguf) }}{{ fail (printf "%s: source.mmproj goes with source.gguf" .where) }}{{ end -}}
 {{- if and $isGpu $source.gguf }}{{ fail (printf "%s: source.gguf is for llama_cpp: write source.huggingface.repo or source.path" .where) }}{{ end -}}
 {{- if and (not $isGpu) $source.huggingface.repo }}{{ fail (printf "%s: source.huggingface is for tensorrt_llm: put the checkpoint or a GGUF file into a claim, and write source.existingClaim and source.path or source.gguf" .where) }}{{ end -}}
 {{- end -}}

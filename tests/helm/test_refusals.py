@@ -206,6 +206,7 @@ CLAIM = {"existingClaim": "c"}
         (with_demo(parallelism={"tensor": 2}), "runs on CPUs: write 1, 1 and 0"),
         (with_demo(gpus={"profile": "tpu"}), 'gpus.profile "tpu": write one of cpu-small, h100, h200'),
         (with_gpu_model(gpus={"profile": "h100"}), "tensorrt_llm needs GPUs: write the number on each node, 1"),
+        (with_demo(source={**CLAIM, "path": "x", "mmproj": "y"}), "source.mmproj goes with source.gguf"),
         (with_gpu_model(source={**CLAIM, "gguf": "x", "tokenizer": "y"}), "source.gguf is for llama_cpp"),
         (with_gpu_model(source={}), "write source.huggingface.repo, source.path or source.artifact"),
         (with_gpu_model(build={}), "the source of the engine is missing: write build.enabled: true, or"),
