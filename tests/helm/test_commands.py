@@ -130,6 +130,12 @@ def test_a_model_with_names_of_any_characters_is_passed_on_as_it_is() -> None:
     assert {"org/a:b", '--alias=a "b"', "--alias=#1: x=y", "--model-limit=org/a:b:in_flight=2", target} <= set(words)
 
 
+def test_a_model_from_a_gguf_file_is_built_of_all_its_files() -> None:
+    source = {"existingClaim": "c", "gguf": "a.gguf", "tokenizer": "folder", "mmproj": "b.gguf"}
+    words = [word for command in commands(render(with_demo(source=source))) for word in command.words]
+    assert {"--gguf=/source/a.gguf", "--tokenizer=/source/folder", "--mmproj=/source/b.gguf"} <= set(words)
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_the_planner_lays_a_model_out_as_the_values_have_it(name: str) -> None:
     for values in CASES[name].get("models", []):
