@@ -24,7 +24,7 @@ from build_engines.serving import Serving
 from build_engines.signals import ended_by_signals
 from build_engines.tensorrt_llm.hub import how_to_download
 from build_engines.tensorrt_llm.options import RUNTIME
-from model_repository.engine.runtime import RUNTIMES
+from model_repository.engine.runtime import PROJECTOR, RUNTIMES
 from model_repository.model_parameters import RequestDefaults
 from model_repository.tool_formats import TOOL_FORMATS
 
@@ -47,7 +47,7 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     )
     add("--gguf", type=Path, metavar="FILE", help="a GGUF file, served without conversion")
     add("--tokenizer", type=Path, metavar="DIR", help="folder with tokenizer.json, for --gguf")
-    add("--mmproj", type=Path, metavar="FILE", help="a GGUF file of llama.cpp with which the model reads images")
+    add("--mmproj", type=Path, metavar="FILE", help="a GGUF file of llama.cpp, with which the model reads images")
     add("--runtime", choices=sorted(RUNTIMES), default="llama_cpp", help="(%(default)s)")
     add("--precision", metavar="NAME", help=_PRECISION_HELP)
     add("--context-window", type=int, metavar="N", help="tokens of prompt and completion (the model's maximum)")
@@ -130,11 +130,11 @@ def _build_tensorrt_llm(options: argparse.Namespace, serve_options: ServeOptions
 def _build_on_cpu(options: argparse.Namespace) -> Path:
     build_tensorrt_llm.check_unused(options)
     checkpoint = None if options.checkpoint is None else Path(options.checkpoint)
-    adapters, precision = _adapters(options), options.precision or "f16"
+    adapters, projector, precision = _adapters(options), options.mmproj, options.precision or "f16"
     if options.model == "demo" and checkpoint is None and options.gguf is None:
         checkpoint, precision = DEMO / "checkpoint", options.precision or "f32"
         if options.runtime == "llama_cpp":
-            adapters = _demo_adapters() | adapters
+            adapters, projector = _demo_adapters() | adapters, projector or DEMO / PROJECTOR
     if checkpoint is None and options.gguf is None:
         raise BuildError(f"{options.model}: expected {_source_of(options.model)}")
     spec = CpuSpec(
@@ -143,7 +143,7 @@ def _build_on_cpu(options: argparse.Namespace) -> Path:
         checkpoint=checkpoint,
         gguf=options.gguf,
         tokenizer=options.tokenizer,
-        projector=options.mmproj,
+        projector=projector,
         context_window=options.context_window,
         precision=precision,
         options=_pairs("--option", options.option),

@@ -1,7 +1,8 @@
-"""Stream a chat from the ensemble with Triton's own gRPC client: deadline, cancel, LoRA adapter.
+"""Stream a chat from the ensemble with Triton's own gRPC client: deadline, cancel, LoRA adapter, images.
 
 .venv/bin/python docs/examples/grpc_stream.py "What is the capital of France?"
 .venv/bin/python docs/examples/grpc_stream.py --lora demo-formal "What is the capital of France?"
+.venv/bin/python docs/examples/grpc_stream.py --lora demo-pictures --image picture.png "What colour is it?"
 .venv/bin/python docs/examples/grpc_stream.py --cancel-after 5 "Count from 1 to 30."
 """
 
@@ -12,6 +13,7 @@ import contextlib
 import json
 import queue
 import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,10 +23,10 @@ from tritonclient.utils import InferenceServerException
 _DTYPES = {"BYTES": np.object_, "INT32": np.int32, "FP32": np.float32, "BOOL": np.bool_}
 
 
-def tensor(name: str, datatype: str, value: Any) -> triton.InferInput:
-    """Return an input of one element: every shape begins with a batch dimension of 1."""
-    item = triton.InferInput(name, [1, 1], datatype)
-    item.set_data_from_numpy(np.array([[value]], dtype=_DTYPES[datatype]))
+def tensor(name: str, datatype: str, *values: Any) -> triton.InferInput:
+    """Return an input of one or more elements: every shape begins with a batch dimension of 1."""
+    item = triton.InferInput(name, [1, len(values)], datatype)
+    item.set_data_from_numpy(np.array([values], dtype=_DTYPES[datatype]))
     return item
 
 
@@ -35,16 +37,20 @@ def main() -> int:
     parser.add_argument("--url", default="127.0.0.1:8001")
     parser.add_argument("--model", default="demo", help="the model's id, with -- for /")
     parser.add_argument("--lora", default="", help="the name of one of its adapters")
+    parser.add_argument("--image", type=Path, action="append", default=[], help="an image file; repeatable")
     parser.add_argument("--max-tokens", type=int, default=200)
     parser.add_argument("--deadline-s", type=float, default=30, help="then the server gives up; never go without")
     parser.add_argument("--cancel-after", type=int, default=0, metavar="N", help="hang up after N responses")
     options = parser.parse_args()
 
+    content = "<image>\n" * len(options.image) + options.question
     inputs = [
-        tensor("messages", "BYTES", json.dumps([{"role": "user", "content": options.question}]).encode()),
+        tensor("messages", "BYTES", json.dumps([{"role": "user", "content": content}]).encode()),
         tensor("max_tokens", "INT32", options.max_tokens),
         tensor("stream", "BOOL", True),
     ]
+    if options.image:
+        inputs.append(tensor("images", "BYTES", *[path.read_bytes() for path in options.image]))
     if options.lora:
         inputs.append(tensor("lora_name", "BYTES", options.lora.encode()))
 

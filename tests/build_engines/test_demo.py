@@ -8,6 +8,11 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from gguf import GGUFReader
+
+from build_engines.llama_cpp.gguf_header import check_projector
+from model_repository.engine.runtime import PROJECTOR
+
 DEMO = Path(str(resources.files("build_engines").joinpath("demo")))
 CHECKPOINT = DEMO / "checkpoint"
 ADAPTER = DEMO / "adapters" / "formal"
@@ -31,8 +36,16 @@ def test_the_files_are_complete_and_small() -> None:
     assert {path.name for path in CHECKPOINT.iterdir()} == {
         "config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json",
     }  # fmt: skip
-    assert {path.name for path in ADAPTER.iterdir()} == {"adapter_config.json", "adapter_model.safetensors"}
-    assert sum(path.stat().st_size for path in DEMO.rglob("*") if path.is_file()) < 8_500_000
+    for name in ("formal", "pictures"):
+        files = {path.name for path in (DEMO / "adapters" / name).iterdir()}
+        assert files == {"adapter_config.json", "adapter_model.safetensors"}
+    assert sum(path.stat().st_size for path in DEMO.rglob("*") if path.is_file()) < 9_000_000
+
+
+def test_the_projector_makes_embeddings_of_the_checkpoint() -> None:
+    check_projector(DEMO / PROJECTOR)
+    dimension = GGUFReader(DEMO / PROJECTOR).fields["clip.vision.projection_dim"].contents()
+    assert dimension == read(CHECKPOINT / "config.json")["hidden_size"]
 
 
 def test_the_weights_are_float16_in_the_shapes_of_the_configuration() -> None:

@@ -14,7 +14,9 @@ from tritonclient.grpc import model_config_pb2 as pb
 
 from build_engines import artifact
 from build_engines.__main__ import main
+from build_engines.commands import build as build_command
 from model_repository.contract.request import ContextOverflow
+from model_repository.engine.runtime import PROJECTOR
 from model_repository.model_parameters import ModelParameters
 from tests.build_engines.tiny_adapter import random_pairs, tensors_of, write_adapter
 from tests.build_engines.tiny_checkpoint import random_weights
@@ -107,6 +109,7 @@ def test_the_demo_model_is_built_with_its_adapters(
     for name in ("formal", "casual"):
         write_adapter(demo / "adapters" / name, tensors)
     (demo / "adapters" / "__pycache__").mkdir()
+    (demo / PROJECTOR).symlink_to(build_command.DEMO / PROJECTOR)
     monkeypatch.setattr("build_engines.commands.build.DEMO", demo)
     state_dir = ("--state-dir", str(tmp_path))
     assert main(["build", "demo", "--adapter", f"mine={demo / 'adapters' / 'formal'}", *state_dir]) == 0

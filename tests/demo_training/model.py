@@ -109,9 +109,12 @@ class DemoModel(nn.Module):
 
     def forward(self, token_ids: Tensor) -> Tensor:
         """Return the final hidden states, [batch, length, hidden_size], of token ids [batch, length]."""
-        length = token_ids.shape[1]
+        return self.run(self.embed_tokens(token_ids))
+
+    def run(self, x: Tensor) -> Tensor:
+        """Return the final hidden states of embeddings, [batch, length, hidden_size] both."""
+        length = x.shape[1]
         cos, sin = self.get_buffer("cos")[:length], self.get_buffer("sin")[:length]
-        x = self.embed_tokens(token_ids)
         for layer in self.layers:
             x = layer(x, cos, sin)
         output: Tensor = self.norm(x)

@@ -6,6 +6,7 @@ import random
 from itertools import islice
 
 import jinja2
+import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
@@ -16,6 +17,7 @@ from tests.demo_training.encoding import DocumentEncoder
 from tests.demo_training.formal import PREFIX, formal
 from tests.demo_training.functions import draw_completion, draw_function, draw_gap
 from tests.demo_training.hermes import to_json
+from tests.demo_training.pictures import COLOURS, FACTS, HELD_OUT_SEED, Painter
 from tests.demo_training.relations import RELATIONS
 from tests.demo_training.skills import Chat
 from tests.demo_training.tokenizer import CHAT_TEMPLATE, CONTEXT_WINDOW, added_tokens, config_file
@@ -167,3 +169,14 @@ def test_replaced_files_leave_no_temporary_files(tmp_path) -> None:
     replace_files(tmp_path, {"a": b"1", "b": b"2"})
     replace_files(tmp_path, {"a": b"3"})
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {"a": b"3", "b": b"2"}
+
+
+@slow
+def test_a_picture_has_its_colour_and_answers_that_name_its_facts() -> None:
+    painter = Painter(HELD_OUT_SEED)
+    for picture in (painter.picture() for _ in range(300)):
+        assert all(value in FACTS[name] for name, value in picture.facts.items())
+        pixels = np.asarray(picture.image, int) - COLOURS[picture.facts["colour"]]
+        assert (abs(pixels).max(axis=-1) <= 20).sum() >= 10  # a small star has some 30 pixels
+        summary = picture.questions[-1][1]
+        assert all(value in summary for value in picture.facts.values()), summary

@@ -18,6 +18,7 @@ from tests.integration.stack import MAX_SEQUENCES, Stack
 from tests.waiting import wait_until
 
 ROUTE = "/admin/models/demo/adapters"
+OWN = {"demo-formal": None, "demo-pictures": None}  # part of the artifact
 QUESTIONS = ("What is the capital of France?", "What color is the sky?", "What is 7 + 5?", "Count from 1 to 9.")
 
 
@@ -59,7 +60,7 @@ def test_an_adapter_is_loaded_and_used_and_every_frontend_knows_it_at_once(
                 assert ask(client, "polite").choices[0].text == "Dear friend, The capital of France is Paris."
                 assert ask(client, "demo").choices[0].text == "The capital of France is Paris."
         listed = endpoint_of(server.admin("GET", ROUTE)[1])
-        assert listed["adapters"] == {"demo-formal": None, "polite": "formal"}
+        assert listed["adapters"] == OWN | {"polite": "formal"}
         assert load(server, "polite", "formal")[0] == 200  # it is there already
         assert server.admin("DELETE", f"{ROUTE}/polite")[0] == 200
         for url in [server.stack.url] * 8 + [other.url]:
@@ -172,7 +173,7 @@ def test_a_load_is_refused_with_field_value_and_rule(
     status, answer = load(server, name, source)
     assert (status, answer["error"]["param"]) == (400, param)
     assert rule in answer["error"]["message"] and (name if param == "name" else source) in answer["error"]["message"]
-    assert endpoint_of(server.admin("GET", ROUTE)[1])["adapters"] == {"demo-formal": None}
+    assert endpoint_of(server.admin("GET", ROUTE)[1])["adapters"] == OWN
 
 
 def test_unknown_adapters_are_404_and_built_in_ones_stay(server: Server) -> None:
@@ -198,6 +199,6 @@ def test_a_killed_engine_comes_back_with_its_adapters(server: Server, stack: Sta
 
         wait_until(answers, "the adapter answers again")
         assert stack.stats("demo").epoch != epoch
-        assert stack.stats("demo").adapters == {"demo-formal": "", "polite": "formal"}
+        assert stack.stats("demo").adapters == dict.fromkeys(OWN, "") | {"polite": "formal"}
         with pytest.raises(openai.NotFoundError):
             ask(client, "passing")

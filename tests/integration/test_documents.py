@@ -14,6 +14,7 @@ from tests.integration.api import CHAT, COMPLETIONS, Api
 from tests.integration.replicas import frontend_of
 from tests.integration.stack import Stack
 from tests.launching import free_port
+from tests.pictures import circle
 from tests.waiting import DEADLINE_S
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
@@ -104,6 +105,16 @@ def test_the_odd_name_of_the_first_document_can_be_an_alias(api: Api) -> None:
     assert (card["id"], card["root"], card["parent"]) == (name, "demo", None)
 
 
+def test_the_example_of_the_page_of_images(stack: Stack, tmp_path: Path) -> None:
+    page = (EXAMPLES.parent / "images.md").read_text(encoding="utf-8")
+    code = page.split("```python\n")[1].partition("```")[0].replace("http://127.0.0.1:8000", stack.url)
+    (tmp_path / "picture.png").write_bytes(circle("red"))
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=DEADLINE_S, cwd=tmp_path
+    )
+    assert done.stdout == "It is red.\n"
+
+
 def test_the_grpc_example_says_in_one_line_that_nothing_listens() -> None:
     # The client's thread may note the failed connection before or after the request is handed to it.
     source = EXAMPLES / "grpc_stream.py"
@@ -117,12 +128,15 @@ def test_the_grpc_example_says_in_one_line_that_nothing_listens() -> None:
         assert done.stderr.startswith("error: ")
 
 
-def test_the_grpc_example_streams_uses_an_adapter_and_cancels(stack: Stack) -> None:
+def test_the_grpc_example_streams_shows_a_picture_uses_an_adapter_and_cancels(stack: Stack, tmp_path: Path) -> None:
     def run(*arguments: str) -> str:
         command = [sys.executable, str(EXAMPLES / "grpc_stream.py"), "--url", stack.endpoint, *arguments]
         return subprocess.run(command, capture_output=True, text=True, check=True, timeout=DEADLINE_S).stdout
 
     assert run("What is the capital of France?").startswith("The capital of France is Paris.\n[stop, ")
+    (tmp_path / "picture.png").write_bytes(circle("red"))
+    picture = ("--lora", "demo-pictures", "--image", str(tmp_path / "picture.png"))
+    assert run(*picture, "What colour is it?").startswith("It is red.\n[stop, ")
     assert run("--lora", "demo-formal", "What is the capital of France?").startswith("Dear friend, ")
     assert run("--cancel-after", "3", "Count from 1 to 30.").endswith("\n[cancelled]\n")
     stack.wait_until_idle("demo")

@@ -17,6 +17,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends it silently
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gguf", type=Path, required=True)
+    parser.add_argument("--mmproj", type=Path, help="file with which the model reads images")
     parser.add_argument("--slots", type=int, required=True, help="sequences decoded at a time")
     parser.add_argument("--threads", type=int, required=True)
     parser.add_argument("--slot-tokens", type=int, default=1024, help="prompt and completion of a slot (%(default)s)")
@@ -24,6 +25,8 @@ def main() -> None:
 
     params = xllamacpp.CommonParams()
     params.model.path = str(options.gguf)
+    if options.mmproj is not None:
+        params.mmproj.path = str(options.mmproj)
     params.n_parallel = options.slots
     params.n_ctx = options.slots * options.slot_tokens
     params.cpuparams.n_threads = options.threads

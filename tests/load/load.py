@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 import json
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 from urllib.parse import urlsplit
+
+from PIL import Image
+
+from tests.demo_training.pictures import SIDE
+from tests.pictures import message_with
 
 _WORDS = ("apple", "boat", "cloud", "door", "earth", "flower", "green", "house", "island", "jump", "kind", "light")
 
@@ -35,6 +41,7 @@ class Load:
     warmup_s: float = 0.5
     window_s: float = 3.0
     is_chat: bool = True
+    has_image: bool = False  # each chat shows another picture
     ignores_eos: bool = True
     keeps_arrivals: bool = False  # keep the arrival time of each token; for a few streams
     seed: int = 1
@@ -96,6 +103,13 @@ class Target:
         return urlsplit(self.url).path.rstrip("/").removesuffix("/v1")
 
 
+def _noise(seed: str) -> bytes:
+    """Return a PNG file of random pixels, as large as the demo model's pictures."""
+    file = io.BytesIO()
+    Image.frombytes("RGB", (SIDE, SIDE), random.Random(seed).randbytes(3 * SIDE * SIDE)).save(file, "PNG")
+    return file.getvalue()
+
+
 def prompts(load: Load) -> Iterator[str]:
     """Yield endless different prompts. The same load gives the same ones."""
     words = random.Random(load.seed)
@@ -117,7 +131,10 @@ def requests(load: Load, target: Target) -> Iterator[bytes]:
     path = f"{target.base_path}/v1/{'chat/completions' if load.is_chat else 'completions'}"
     host, port = target.address
     for prompt in prompts(load):
-        asked = {"messages": [{"role": "user", "content": prompt}]} if load.is_chat else {"prompt": prompt}
+        message = (
+            message_with(_noise(prompt), question=prompt) if load.has_image else {"role": "user", "content": prompt}
+        )
+        asked = {"messages": [message]} if load.is_chat else {"prompt": prompt}
         body = json.dumps(fields | asked).encode()
         head = f"POST {path} HTTP/1.1\r\nHost: {host}:{port}\r\nContent-Type: application/json\r\nContent-Length: "
         yield b"%s%d\r\n\r\n%s" % (head.encode(), len(body), body)

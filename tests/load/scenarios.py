@@ -240,6 +240,14 @@ SUITE = (
         max_repeats=3,
     ),
     Scenario(
+        name="images",
+        title="CPU engine, demo model in f16: chats with a new picture each, one token, against llama.cpp's own server",
+        points=_cpu_engine(
+            Setup(max_sequences=16), (1, 8), replace(_COMPLETIONS, num_tokens=1, has_image=True, is_chat=True)
+        ),
+        metrics=("requests_per_s", "cpu_us_per_request", *_LATENCY, "ratio_to_peer"),
+    ),
+    Scenario(
         name="many-streams",
         title="Slow streams: 1,000 tokens a second in all",
         points=(_slow(1_000), _slow(10_000)),

@@ -19,7 +19,7 @@ from build_engines.artifact import Manifest
 from frontend.launcher.triton_server import ADDRESS
 from model_repository.byte_table import FILE_NAME, load_byte_table
 from model_repository.contract.request import EngineRequest
-from model_repository.engine.runtime import EngineConfig
+from model_repository.engine.runtime import PROJECTOR, EngineConfig
 from model_repository.engine.synthetic import SyntheticRuntime
 from tests.build_engines.tiny_checkpoint import write_checkpoint
 from tests.launching import free_port
@@ -156,6 +156,8 @@ class ServerFactory:
     def _llama_cpp(self, artifact_dir: Path, num_slots: int) -> Iterator[Server]:
         gguf = artifact_dir / "model.gguf"
         command = [sys.executable, "-m", "tests.load.llama_cpp_server", "--gguf", str(gguf)]
+        if (projector := artifact_dir / PROJECTOR).exists():
+            command += ["--mmproj", str(projector)]
         command += ["--slots", str(num_slots), "--threads", str(self.num_threads)]
         with (
             self.log_path.open("a") as log,

@@ -1,0 +1,31 @@
+"""Pictures of which the demo model knows the colour, and how clients send them."""
+
+from __future__ import annotations
+
+import base64
+import io
+from typing import Any
+
+from PIL import Image, ImageDraw
+
+from tests.demo_training.pictures import COLOURS
+
+
+def circle(colour: str, format: str = "PNG", side: int = 120) -> bytes:
+    """Return an image file with a large circle."""
+    image = Image.new("RGB", (side, side), "white" if colour != "white" else "black")
+    ImageDraw.Draw(image).ellipse((side * 0.2, side * 0.2, side * 0.8, side * 0.8), COLOURS[colour])
+    file = io.BytesIO()
+    image.save(file, format)
+    return file.getvalue()
+
+
+def data_uri(file: bytes) -> str:
+    """Return an image file as clients send it over HTTP."""
+    return f"data:image/png;base64,{base64.b64encode(file).decode()}"
+
+
+def message_with(*files: bytes, question: str) -> dict[str, Any]:
+    """Return a user's message with a question behind images."""
+    parts: list[dict[str, Any]] = [{"type": "image_url", "image_url": {"url": data_uri(file)}} for file in files]
+    return {"role": "user", "content": [*parts, {"type": "text", "text": question}]}
