@@ -61,6 +61,33 @@ class MixtureOfExperts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, config=CHECKED)
+class VisionTower:
+    """The numbers of the vision transformer of Qwen2.5-VL, which makes tokens of the language model from an image."""
+
+    num_layers: Count
+    hidden_size: Count
+    intermediate_size: Count
+    patch_size: Count  # pixels of a side
+    merge_size: Count  # patches of a token's side
+    max_positions: Count  # `max_position_embeddings`: a prompt has rotations for all of them
+
+    @property
+    def patches_per_token(self) -> int:
+        """Patches that become one token of the language model."""
+        return self.merge_size**2
+
+    def num_parameters(self, output_size: int) -> int:
+        """Return its values; `output_size` is the hidden size of the language model."""
+        size, inner = self.hidden_size, self.intermediate_size
+        attention = 4 * size * size + 4 * size
+        mlp = 3 * size * inner + 2 * inner + size
+        merged = size * self.patches_per_token
+        merger = size + merged * merged + merged + merged * output_size + output_size
+        patches = 2 * 3 * self.patch_size**2 * size  # two frames of a video; an image is both
+        return patches + self.num_layers * (attention + mlp + 2 * size) + merger
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, config=CHECKED)
 class Architecture:
     """The configuration numbers of a model, as its config.json has them."""
 
@@ -77,6 +104,7 @@ class Architecture:
     num_norms_per_layer: Count = 2  # vectors of the hidden size
     latent_attention: LatentAttention | None = None
     mixture_of_experts: MixtureOfExperts | None = None
+    vision: VisionTower | None = None
 
     def __post_init__(self) -> None:
         if self.num_heads % self.num_kv_heads:
@@ -96,7 +124,8 @@ class Architecture:
             if not matrix.is_derived
         )
         table = self.embedding.num_values
-        return in_layers + self.final_norm.num_values + (table if self.has_tied_embeddings else 2 * table)
+        beside = [self.final_norm, *self.vision_matrices]
+        return in_layers + sum(matrix.num_values for matrix in beside) + table * (1 if self.has_tied_embeddings else 2)
 
     @property
     def embedding(self) -> Matrix:
@@ -112,6 +141,14 @@ class Architecture:
     def final_norm(self) -> Matrix:
         """The norm behind the last layer."""
         return Matrix("final norm", self.hidden_size, Split.COPIED, is_quantized=False)
+
+    @property
+    def vision_matrices(self) -> tuple[Matrix, ...]:
+        """The vision transformer, if the model reads images."""
+        if self.vision is None:
+            return ()
+        num_values = self.vision.num_parameters(self.hidden_size)
+        return (Matrix("vision transformer", num_values, Split.COPIED, is_quantized=False),)
 
     def layer_matrices(self, layer: int) -> Iterator[Matrix]:
         """Yield the weights of one layer, counted from 0."""

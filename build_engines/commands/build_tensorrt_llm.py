@@ -7,6 +7,7 @@ import dataclasses
 import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from build_engines.build import build
@@ -50,7 +51,7 @@ def add_to(command: argparse.ArgumentParser) -> None:
     add(
         "--backend",
         choices=[*map(str, Backend)],
-        help="engine compiles; pytorch loads the checkpoint (engine)",
+        help="engine compiles; pytorch loads the checkpoint (engine, if the model can be compiled)",
     )
     add(
         "--tensorrt-llm-examples",
@@ -96,7 +97,7 @@ def check_unused(options: argparse.Namespace) -> None:
             raise BuildError(f"--{name.replace('_', '-')}: goes with --runtime {RUNTIME}")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class BuildOptions:
     """The command line, with its pairs parsed."""
 
@@ -118,10 +119,15 @@ class BuildOptions:
             if value is not None and value < 1:
                 raise BuildError(f"--{name.replace('_', '-')} {value}: expected at least 1")
 
+    @cached_property
+    def entry(self) -> ModelEntry:
+        """The model in the catalog."""
+        return Catalog.load(*self.options.catalog).find(self.options.model)
+
     @property
     def backend(self) -> Backend:
-        """The engine by default."""
-        return Backend(self.options.backend or Backend.ENGINE)
+        """The first of the model's by default."""
+        return Backend(self.options.backend or self.entry.backends[0])
 
     @property
     def work_dir(self) -> Path:
@@ -134,8 +140,7 @@ class BuildOptions:
         Args:
             machine: its GPUs are planned for without --gpu; None: --gpu is required.
         """
-        options = self.options
-        entry = Catalog.load(*options.catalog).find(options.model)
+        options, entry = self.options, self.entry
         if self.backend not in entry.backends:
             rule = f"it has no {entry.architecture.class_name}: use --backend {' or '.join(entry.backends)}"
             raise BuildError(f"--backend {self.backend}: cannot run {entry.model_id}: {rule}")

@@ -78,7 +78,7 @@ def stage_weights(
         layers = range(stage * layers_per_stage, (stage + 1) * layers_per_stage)
         matrices = Counter(matrix for layer in layers for matrix in architecture.layer_matrices(layer))
         if stage == 0:
-            matrices.update((architecture.embedding,))
+            matrices.update((architecture.embedding, *architecture.vision_matrices))
         if stage == num_stages - 1:
             matrices.update((architecture.final_norm, architecture.head))
         yield tuple(_matrix_term(matrix, count, architecture, tp_size, precision) for matrix, count in matrices.items())
@@ -87,7 +87,7 @@ def stage_weights(
 def workspace(
     architecture: Architecture, tp_size: int, *, max_num_tokens: int, max_batch_size: int
 ) -> tuple[Term, ...]:
-    """Return the memory of a step: activations, and sampling from the logits.
+    """Return the memory of a step: activations, sampling from the logits, and images.
 
     The residual stream, its norm and the tensors of the widest part of a layer are alive at the same time.
     """
@@ -103,7 +103,25 @@ def workspace(
         f"{max_batch_size} x {vocab_size} x {SAMPLING_BYTES}",
         max_batch_size * vocab_size * SAMPLING_BYTES,
     )
-    return activations, sampling
+    return activations, sampling, *_image_workspace(architecture, max_num_tokens, max_batch_size)
+
+
+def _image_workspace(architecture: Architecture, max_num_tokens: int, max_batch_size: int) -> Iterator[Term]:
+    """Yield the memory of a step that consists of images, and of the places of its prompts' tokens.
+
+    Source: Qwen2-VL's model in TensorRT-LLM 1.2, which makes the rotations of all positions for each prompt.
+    """
+    vision = architecture.vision
+    if vision is None:
+        return
+    num_patches, width = (
+        max_num_tokens * vision.patches_per_token,
+        3 * vision.hidden_size + 2 * vision.intermediate_size,
+    )
+    formula = f"{num_patches} x {width} x {ACTIVATION_BYTES}"
+    yield Term("vision activations", formula, num_patches * width * ACTIVATION_BYTES)
+    formula = f"{max_batch_size} x {vision.max_positions} x {architecture.head_size} x 4"
+    yield Term("rotations", formula, max_batch_size * vision.max_positions * architecture.head_size * 4)
 
 
 def reserve(num_gpus: int) -> tuple[Term, ...]:

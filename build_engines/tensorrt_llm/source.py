@@ -18,7 +18,10 @@ from build_engines.weight_files import INDEX_FILE, weight_files
 
 # Files beside the weights, for our artifact; then those for the converters. Other files are not downloaded.
 TEXT_FILES = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
-_FURTHER_FILES = ("*.model", "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt", "*.py")
+_FURTHER_FILES = (
+    *("*.model", "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt", "*.py"),
+    "*processor_config.json",  # of images
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +108,8 @@ def _check_is(checkpoint: Checkpoint, entry: ModelEntry) -> int:
         "vocab_size": architecture.vocab_size,
         "num_key_value_heads": expected_kv_heads,
     }
-    found = config | {"num_key_value_heads": num_kv_heads}
+    whole = checkpoint.image_config or config
+    found = config | {"num_key_value_heads": num_kv_heads, "architectures": whole.get("architectures")}
     for name, value in expected.items():
         if found.get(name) != value:
             rule = f"{entry.model_id} has {json.dumps(value)}: is this another model's checkpoint?"

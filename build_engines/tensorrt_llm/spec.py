@@ -128,6 +128,7 @@ class TensorRtLlmSpec:
             adapters={name: _adapter_path(name) for name in self.adapters},
             tool_call_format=self.tool_call_format,
             template_fields=template_fields(folder / "tokenizer"),
+            has_images=self.plan.entry.architecture.vision is not None,
         )
 
     def clean_up(self, source: dict[str, str]) -> None:

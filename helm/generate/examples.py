@@ -45,7 +45,7 @@ def example_values(planned: Plan) -> dict[str, Any]:
         "servedName": entry.model_id,
         "engine": {
             "runtime": "tensorrt_llm",
-            "backend": "engine",
+            "backend": str(entry.backends[0]),
             "precision": str(planned.precision),
             "maxSeqLen": planned.max_seq_len,
             "maxBatchSize": planned.max_batch_size,

@@ -6,7 +6,7 @@ import pkgutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from model_repository.capabilities import Capability
 from model_repository.contract.output import DrawnLogprob
@@ -90,7 +90,8 @@ class Prepared:
 
     request: EngineRequest
     constraint: TokenConstraint | None = None
-    prompt: ComputedPrompt | None = None  # with images
+    prompt: ComputedPrompt | None = None  # with images, for a runtime that computes these by itself
+    pictures: tuple[Any, ...] = ()  # Pillow's, for a runtime whose library computes them
 
 
 class Runtime(Protocol):
@@ -209,7 +210,7 @@ RUNTIMES = {
     ),
     "tensorrt_llm": RuntimeEntry(
         "model_repository.engine.tensorrt_llm.runtime:TensorRtLlmRuntime",
-        frozenset(Capability) - {Capability.IMAGES},
+        frozenset(Capability),
         options=frozenset(
             {
                 "backend",
@@ -230,8 +231,11 @@ RUNTIMES = {
                 "trust_remote_code",
             }
         ),
-        # The PyTorch backend of release 1.2 draws for the whole batch from one generator with a fixed seed.
-        lost_with={"backend=pytorch": frozenset({Capability.SEED})},
+        lost_with={
+            "backend=engine": frozenset({Capability.IMAGES}),
+            # The PyTorch backend of release 1.2 draws for the whole batch from one generator with a fixed seed.
+            "backend=pytorch": frozenset({Capability.SEED}),
+        },
     ),
 }
 

@@ -28,7 +28,7 @@ def entry_of(model_id: str) -> ModelEntry:
 
 def test_the_catalog_has_the_recorded_models() -> None:
     assert [entry.model_id for entry in CATALOG] == list(RECORDED)
-    assert len(CATALOG) == 14
+    assert len(CATALOG) == 15
 
 
 @pytest.mark.parametrize("model_id", RECORDED)
@@ -120,6 +120,7 @@ def test_tool_call_formats_are_those_of_the_models_templates() -> None:
         "Qwen2.5-72B-Instruct": "hermes",
         "Qwen2.5-Coder-32B-Instruct": "hermes",
         "Qwen2.5-7B-Instruct": "hermes",
+        "Qwen2.5-VL-7B-Instruct": "plain",
         "Qwen2-72B-Instruct": "plain",
         "DeepSeek-V2.5": "deepseek",
         "MythoMax-L2-13b": "plain",
@@ -202,7 +203,7 @@ def refusal(path: Path) -> str:
 
 def test_a_file_of_the_user_extends_the_catalog(tmp_path: Path) -> None:
     catalog = Catalog.load(written(tmp_path, MODEL))
-    assert len(catalog) == 15
+    assert len(catalog) == 16
     entry = catalog.find("my-model")
     assert entry == catalog.find("small")
     assert entry.presets["h100"][Precision.BF16] == Parallelism(tp_size=2)

@@ -50,7 +50,7 @@ def test_artifacts_outside_of_the_catalog_are_listed_after_it(
 ) -> None:
     folder = built(checkpoint, tmp_path, "tiny", capsys)
     table, _, others = run(capsys, tmp_path).partition("\n\n")
-    assert len(table.splitlines()) == 15
+    assert len(table.splitlines()) == 16
     assert others == f"Built, and not in the catalog\n  {folder.name}  llama_cpp f16\n"
 
 

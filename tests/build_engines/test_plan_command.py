@@ -69,10 +69,10 @@ def test_without_a_gpu_all_are_in_a_table(capsys: pytest.CaptureFixture[str]) ->
 def test_without_a_model_all_are_in_a_table(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> None:
     out = run(capsys, *arguments)
     table, _, refusals = out.partition("\n\n")
-    assert len(table.splitlines()) == 1 + 3 * (13 * 2 + 1) + 14
+    assert len(table.splitlines()) == 1 + 3 * (13 * 2 + 2) + 15
     assert refusals.count("does not run on") == 2
     some = run(capsys, *arguments, "--gpu", "a100").partition("\n\n")[0]
-    assert len(some.splitlines()) == 1 + 14
+    assert len(some.splitlines()) == 1 + 15
 
 
 def test_a_table_as_json_has_the_refusals(capsys: pytest.CaptureFixture[str]) -> None:

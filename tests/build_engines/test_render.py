@@ -27,7 +27,7 @@ from build_engines.model_entry import ModelEntry
 from build_engines.planner.plan import plan
 from build_engines.render import ServeOptions, model_parameters, render
 from build_engines.serving import Serving
-from build_engines.tensorrt_llm.checks import engine_requires
+from build_engines.tensorrt_llm.checks import checkpoint_requires, engine_requires
 from build_engines.tensorrt_llm.options import runtime_options
 from build_engines.tensorrt_llm.recipe import Recipe
 from model_repository.capabilities import HINTS, Capability
@@ -137,12 +137,15 @@ def test_a_model_with_a_projector_says_that_it_reads_images() -> None:
     assert Capability.IMAGES in model_parameters(manifest, OPTIONS, "0").capabilities
 
 
-def test_the_pytorch_backend_does_not_say_that_it_honours_seeds() -> None:
+def test_the_pytorch_backend_reads_images_and_does_not_say_that_it_honours_seeds() -> None:
     for backend in Backend:
-        manifest = dataclasses.replace(MANIFEST, runtime="tensorrt_llm", options={"backend": str(backend)})
+        manifest = dataclasses.replace(
+            MANIFEST, runtime="tensorrt_llm", options={"backend": str(backend)}, has_images=True
+        )
         capabilities = model_parameters(manifest, OPTIONS, "0").capabilities
         assert (Capability.SEED in capabilities) == (backend is Backend.ENGINE)
-        assert RUNTIMES["tensorrt_llm"].capabilities - capabilities <= HINTS
+        assert (Capability.IMAGES in capabilities) == (backend is Backend.PYTORCH)
+        assert RUNTIMES["tensorrt_llm"].capabilities - capabilities <= {*HINTS, Capability.IMAGES}
 
 
 def test_the_engine_reads_its_configuration_back() -> None:
@@ -239,7 +242,8 @@ def test_other_changes_keep_the_fingerprint(changes: dict[str, Any]) -> None:
 
 def catalog_manifest(entry: ModelEntry) -> Manifest:
     """Return the manifest of a build for H100, with names instead of digests."""
-    recipe = Recipe(plan=plan(entry, GPUS["h100"]))
+    recipe, backend = Recipe(plan=plan(entry, GPUS["h100"])), entry.backends[0]
+    is_compiled = backend is Backend.ENGINE
     return Manifest(
         model_id=entry.model_id,
         runtime="tensorrt_llm",
@@ -249,10 +253,11 @@ def catalog_manifest(entry: ModelEntry) -> Manifest:
         source={},
         key="0123456789ab",
         precision=recipe.plan.precision,
-        options=runtime_options(recipe, Backend.ENGINE),
-        requires=engine_requires(recipe.plan, "1.2.1"),
+        options=runtime_options(recipe, backend),
+        requires=engine_requires(recipe.plan, "1.2.1") if is_compiled else checkpoint_requires(recipe.plan),
         tool_call_format=entry.tool_call_format,
         template_fields=(),
+        has_images=entry.architecture.vision is not None,
         serving=Serving.of(entry.aliases, {}),
         files={},
     )

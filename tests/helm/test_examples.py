@@ -13,7 +13,7 @@ from tests.helm.chart import CHART, pods, render
 
 def test_the_examples_are_those_of_the_catalog() -> None:
     expected = generated.examples()
-    assert len(expected) == 2 * len(Catalog.load()) == 28
+    assert len(expected) == 2 * len(Catalog.load()) == 30
     for name, text in expected.items():
         assert (CHART / "examples" / name).read_text(encoding="utf-8") == text, "run `python -m helm.generate.examples`"
     assert {path.name for path in EXAMPLES} == {*expected, "mixed.yaml", "air-gapped.yaml"}

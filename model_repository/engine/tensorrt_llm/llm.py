@@ -12,6 +12,7 @@ from tensorrt_llm import LLM, SamplingParams
 from tensorrt_llm.llmapi import CapacitySchedulerPolicy, GuidedDecodingParams, KvCacheConfig, SchedulerConfig
 
 from model_repository.engine.runtime import EngineConfig
+from model_repository.engine.tensorrt_llm.image_prompts import reads_images
 from model_repository.engine.tensorrt_llm.lora import lora_config, supports_adapters
 from model_repository.engine.tensorrt_llm.options import Backend, GuidedDecoding, TensorRtLlmOptions
 from model_repository.engine.tensorrt_llm.role import Role, RoleKind
@@ -76,9 +77,11 @@ def llm_keywords(config: EngineConfig, options: TensorRtLlmOptions) -> dict[str,
     }
     if options.max_num_tokens is not None:
         keywords["max_num_tokens"] = options.max_num_tokens
-    if options.guided_decoding is GuidedDecoding.XGRAMMAR:
-        tokenizer = str(config.artifact_dir / TOKENIZER_FOLDER)
-        keywords |= {"guided_decoding_backend": "xgrammar", "skip_tokenizer_init": False, "tokenizer": tokenizer}
+    has_grammars = options.guided_decoding is GuidedDecoding.XGRAMMAR
+    if has_grammars:
+        keywords["guided_decoding_backend"] = "xgrammar"
+    if has_grammars or reads_images(config.artifact_dir / CHECKPOINT_FOLDER):
+        keywords |= {"skip_tokenizer_init": False, "tokenizer": str(config.artifact_dir / TOKENIZER_FOLDER)}
     return keywords | (_engine_keywords(config, options) if is_engine else _pytorch_keywords(config, options))
 
 

@@ -31,6 +31,7 @@ class Call:
 
     sequence: int
     keywords: Mapping[str, Any]
+    num_prompt_tokens: int
     make_sampling_params: Callable[[], Any]  # called late: the objects are large, and many calls may wait
     reader: ResultReader
     can_abort: bool  # else it runs until it ends by itself

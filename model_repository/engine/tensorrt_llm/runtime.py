@@ -12,13 +12,22 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from msgspec.structs import replace
+
 from model_repository.byte_table import FILE_NAME
-from model_repository.contract.request import EngineRequest
+from model_repository.contract.request import IMAGE_PLACE, EngineRequest
 from model_repository.engine.adapter_folder import Adapter
 from model_repository.engine.queue_order import queue_order_s
 from model_repository.engine.request_checks import check_request
-from model_repository.engine.runtime import EngineConfig, Prepared, RuntimeStats, StepOutput
-from model_repository.engine.tensorrt_llm.llm import sampling_params, start_llm, work_for_leader
+from model_repository.engine.runtime import EngineConfig, ImageCounts, Prepared, RuntimeStats, StepOutput
+from model_repository.engine.tensorrt_llm.image_prompts import ImagePrompts, reads_images
+from model_repository.engine.tensorrt_llm.llm import (
+    CHECKPOINT_FOLDER,
+    TOKENIZER_FOLDER,
+    sampling_params,
+    start_llm,
+    work_for_leader,
+)
 from model_repository.engine.tensorrt_llm.lora import LoraRequests
 from model_repository.engine.tensorrt_llm.options import Backend, TensorRtLlmOptions
 from model_repository.engine.tensorrt_llm.processors import VocabularyFile
@@ -66,6 +75,10 @@ class TensorRtLlmRuntime:
             guided_decoding=self._options.guided_decoding,
             is_called_per_chunk=self._options.backend is Backend.PYTORCH and self._options.chunked_prefill,
         )
+        checkpoint = config.artifact_dir / CHECKPOINT_FOLDER
+        tokenizer = config.artifact_dir / TOKENIZER_FOLDER / "tokenizer.json"
+        self._images = ImagePrompts(checkpoint, tokenizer, config.context_window) if reads_images(checkpoint) else None
+        self._image_counts = ImageCounts()
         self._waiting: dict[int, Call] = {}  # in the order of arrival
         self._running: dict[int, int] = {}  # sequence to its number of tokens
         self._unstreamed: set[int] = set()  # running sequences whose outputs come only at their end
@@ -73,15 +86,23 @@ class TensorRtLlmRuntime:
         self._loop = RequestLoop(self._llm)
 
     def prepare(self, request: EngineRequest) -> Prepared:
-        """Do nothing: each worker process compiles the structured output itself."""
-        return Prepared(request)
+        """Read the images. Each worker process compiles the structured output itself.
+
+        Raises:
+            InvalidRequest: an image is malformed, or the prompt does not fit the context window with it.
+        """
+        if request.images and self._images is None:
+            raise Unsupported("this model reads no images", "images")
+        return self._images.prepare(request) if self._images is not None and request.images else Prepared(request)
 
     def submit(self, sequence: int, request: EngineRequest, prepared: Prepared | None = None) -> None:
         self._loop.check()
-        self._check(request)
-        plan = self._planner.plan(request)
+        pictures = () if prepared is None else prepared.pictures
+        self._check(request, has_images=bool(pictures))
+        text_ids = [token_id for token_id in request.prompt_token_ids if token_id != IMAGE_PLACE]
+        plan = self._planner.plan(replace(request, prompt_token_ids=tuple(text_ids)))
         keywords: dict[str, Any] = {
-            "inputs": list(request.prompt_token_ids),
+            "inputs": text_ids if self._images is None else self._images.inputs(request.prompt_token_ids, pictures),
             "lora_request": self._lora.of(request.params.lora_name),
             # Tokens also show that TensorRT-LLM is alive, so it streams even for clients that wait for the end.
             "streaming": request.params.is_stream or bool(request.params.stop) or not self._is_tied_by_stream(request),
@@ -95,19 +116,22 @@ class TensorRtLlmRuntime:
         self._waiting[sequence] = Call(
             sequence,
             keywords,
+            len(request.prompt_token_ids),
             make_params,
             reader,
             can_abort=can_abort,
             queue_order_s=queue_order_s(request, time.monotonic()),
         )
+        num_image_tokens = len(request.prompt_token_ids) - len(text_ids)
+        self._image_counts = self._image_counts.plus(ImageCounts(len(pictures), num_image_tokens))
         self._admit()
 
     def _is_tied_by_stream(self, request: EngineRequest) -> bool:
         """Whether aborting it as a stream would end the process (TensorRT-LLM issue 10810, engine backend)."""
         return self._options.backend is Backend.ENGINE and request.params.num_logprobs is not None
 
-    def _check(self, request: EngineRequest) -> None:
-        check_request(request, self._vocab_size, self._lora.adapters)
+    def _check(self, request: EngineRequest, has_images: bool) -> None:
+        check_request(request, self._vocab_size, self._lora.adapters, has_images=has_images)
         if request.params.num_logprobs is not None and not self._options.logprobs:
             raise Unsupported("this model is served with the option logprobs=false", "return_log_probs")
         if is_scored(request) and not self._options.has_prompt_logprobs:
@@ -121,7 +145,7 @@ class TensorRtLlmRuntime:
         while self._waiting and self._loop.num_busy < self._config.max_sequences:
             call = min(self._waiting.values(), key=lambda call: call.queue_order_s)  # of equals the first
             del self._waiting[call.sequence]
-            self._running[call.sequence] = len(call.keywords["inputs"])
+            self._running[call.sequence] = call.num_prompt_tokens
             if not call.keywords["streaming"]:
                 self._unstreamed.add(call.sequence)
             call.reader.scheduled_s = time.monotonic()
@@ -172,6 +196,7 @@ class TensorRtLlmRuntime:
             num_kv_tokens_used=sum(list(self._running.values())),
             max_kv_tokens=self._config.max_sequences * self._config.context_window,
             adapters=dict(self._lora.adapters),
+            images=self._image_counts,
         )
 
     def close(self) -> None:

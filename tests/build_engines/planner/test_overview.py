@@ -34,5 +34,6 @@ def test_settings_reach_every_plan() -> None:
     assert {(found.precision, found.parallelism.num_gpus, found.max_seq_len) for found in plans} == {("fp8", 8, 2048)}
     assert {found.max_batch_size for found in plans} == {2}
     assert [outcome.refusal for outcome in table if outcome.plan is None] == [
-        "--precision fp8: deepseek-ai/DeepSeek-V2.5 is built in bf16"
+        "--precision fp8: Qwen/Qwen2.5-VL-7B-Instruct is built in bf16",
+        "--precision fp8: deepseek-ai/DeepSeek-V2.5 is built in bf16",
     ]

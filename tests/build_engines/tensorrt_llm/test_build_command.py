@@ -13,6 +13,7 @@ from build_engines import artifact
 from build_engines.__main__ import main
 from build_engines.tensorrt_llm.hub import HubReference
 from tests.build_engines.tensorrt_llm.builder import Builder
+from tests.build_engines.tensorrt_llm.tiny_model import write_catalog
 from tests.build_engines.tiny_adapter import random_pairs, tensors_of, write_adapter
 from tests.build_engines.tiny_checkpoint import random_weights
 
@@ -89,6 +90,19 @@ def test_the_pytorch_backend_needs_no_tools(builder: Builder) -> None:
     assert os.path.samefile(folder / "checkpoint" / weights, builder.checkpoint / weights)
     assert (manifest.options["backend"], manifest.options["tp_size"]) == ("pytorch", "2")
     assert not (folder / "engine").exists()
+
+
+def test_a_model_that_reads_images_keeps_its_input_processor(builder: Builder) -> None:
+    numbers = {"num_layers": 2, "hidden_size": 32, "intermediate_size": 64, "patch_size": 14, "merge_size": 2}
+    write_catalog(builder.catalog, vision={**numbers, "max_positions": 512})
+    (builder.checkpoint / "preprocessor_config.json").write_text("{}")
+    result = builder.run("--backend", "pytorch", "--gpu", "h100")
+    assert result.returncode == 0, result.stderr
+    (folder,) = builder.artifacts()
+    assert artifact.verify(folder).has_images
+    assert (folder / "checkpoint" / "preprocessor_config.json").is_file()
+    config = (builder.state_dir / "repository" / "tiny--llama" / "config.pbtxt").read_text()
+    assert '\\"images\\"' in config
 
 
 def test_verify_lists_its_checks(builder: Builder) -> None:

@@ -120,6 +120,11 @@ def _is_of(value: Any, kind: str) -> bool:
         if isinstance(value, list) and item_kind in _SCALARS and not all(_is_of(item, item_kind) for item in value):
             return False
         return isinstance(value, container)
+    if kind in contract()["typed_dicts"]:
+        recorded = contract()["typed_dicts"][kind]
+        return isinstance(value, dict) and recorded["required"].keys() <= value.keys() <= (
+            recorded["required"].keys() | recorded["optional"].keys()
+        )
     if kind == "torch.Tensor":
         return isinstance(value, np.ndarray)
     if kind in ("LogitsProcessor", "BatchedLogitsProcessor"):

@@ -9,6 +9,7 @@ from typing import Any
 from tensorrt_llm._contract import Recorded
 from tensorrt_llm._executor import Executor, Request
 from tensorrt_llm._guided_decoding import Grammar, load_tokenizer
+from tensorrt_llm._input_processor import InputProcessor
 from tensorrt_llm._model import Model
 from tensorrt_llm._results import RequestError, RequestOutput
 from tensorrt_llm.sampling_params import SamplingParams
@@ -85,9 +86,7 @@ class _LLM:
     def generate_async(self, *args: Any, **kwargs: Any) -> RequestOutput:
         """Queue one request, as recorded."""
         bound = Recorded(f"{self.name}.generate_async").bind(*args, **kwargs)
-        params, prompt = bound["sampling_params"], bound["inputs"]
-        if not isinstance(prompt, list) or not all(isinstance(item, int) for item in prompt):
-            raise TypeError("the double takes token ids only")
+        params, prompt = bound["sampling_params"], self._prompt(bound["inputs"])
         if not isinstance(params, SamplingParams):
             raise TypeError("the double needs sampling_params")
         self._check(prompt, params)
@@ -108,6 +107,11 @@ class _LLM:
         else:
             self._executor.submit(request)
         return result
+
+    def _prompt(self, inputs: Any) -> list[int]:
+        if not isinstance(inputs, list) or not all(isinstance(item, int) for item in inputs):
+            raise TypeError("the double takes token ids only, but for a model that reads images")
+        return inputs
 
     def _has_lora(self) -> bool:
         return bool(self._args["enable_lora"] or self._args["lora_config"])
@@ -198,12 +202,24 @@ class TorchLLM(_LLM):
     name = "tensorrt_llm.LLM"
     args = "tensorrt_llm.llmapi.TorchLlmArgs"
     is_engine = False
+    _input_processor: InputProcessor | None = None  # of a model that reads images
 
     def _read_config(self) -> dict[str, Any]:
         config = super()._read_config()
         if "pretrained_config" in config:
             raise ValueError(f"{self._folder}: an engine, which this backend does not run")
+        if "vision_config" in config:
+            if self._args["skip_tokenizer_init"]:
+                raise ValueError("the input processor needs the tokenizer")
+            self._input_processor = InputProcessor(self._folder, config)
         return config
+
+    def _prompt(self, inputs: Any) -> list[int]:
+        if self._input_processor is None:
+            return super()._prompt(inputs)
+        if not isinstance(inputs, dict) or "prompt" not in inputs:
+            raise TypeError("tokens alone do not reach the input processor, and would have no places")
+        return self._input_processor.encode(inputs)
 
     def _check(self, prompt: list[int], params: Any) -> None:
         super()._check(prompt, params)
