@@ -17,6 +17,7 @@ from build_engines.model_entry import ModelEntry
 from build_engines.planner.plan import plan
 from build_engines.planner.sizing import Plan
 from helm.generate.values import CHART
+from model_repository.engine.tensorrt_llm.options import Backend
 
 EXAMPLES = CHART / "examples"
 GPU_KEYS = ("h100", "h200")
@@ -56,8 +57,9 @@ def example_values(planned: Plan) -> dict[str, Any]:
         "shmSize": f"{2 + 2 * layout.num_gpus_per_node}Gi",
         "loadTimeoutSeconds": max(_SHORTEST_LOAD_S, round(planned.engine_bytes / _LOADED_BYTES_PER_S)),
         "strategy": {"maxSurge": 0, "maxUnavailable": 1},
-        "build": {"enabled": True, "resources": {"requests": {"memory": f"{ram_gib}Gi"}}},
     }
+    if Backend.ENGINE in entry.backends:
+        model["build"] = {"enabled": True, "resources": {"requests": {"memory": f"{ram_gib}Gi"}}}
     values: dict[str, Any] = {"cache": {"type": "pvc", "size": f"{round(planned.build_disk_bytes * 1.2 / _GIB) + 1}Gi"}}
     if entry.is_gated:
         values["huggingface"] = {"existingSecret": "huggingface"}
