@@ -25,6 +25,11 @@ from model_repository.engine.scheduler import ComputedPrompt
 from model_repository.errors import EngineFailed
 from model_repository.forked_process import ForkedProcess, answer_of
 
+# Both processes have a thread for each core. With equal priority, every step of the batch waits for threads of the
+# images: with large images beside them, 4 streams got 68 events a second instead of 316. With this niceness they get
+# 230, and an image takes 5.2 s instead of 4.2 s.
+_NICENESS = 5
+
 
 @dataclass(frozen=True, slots=True)
 class _Work:
@@ -76,6 +81,7 @@ def _keep_serving(connection: Connection, make_computer: Callable[[], _Computer]
 
 
 def _serve(connection: Connection, make_computer: Callable[[], _Computer]) -> None:
+    os.nice(_NICENESS)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # llama.cpp writes many lines about each image
     computer: _Computer | None = None
 
