@@ -14,6 +14,7 @@ from yarl import URL
 from frontend.errors import InvalidRequest, UnsupportedValue, shown
 from frontend.protocol.chat import ChatCompletionRequest
 from frontend.request_context import FACTS, SETTINGS
+from model_repository.contract.request import MAX_IMAGES
 
 TIMEOUT_S = 10.0  # of one image, with all its redirects
 MAX_REDIRECTS = 3
@@ -140,18 +141,18 @@ async def fetched_images(request: web.Request, chat: ChatCompletionRequest) -> M
     """Return the images that a chat names by URL, by these URLs; none if the server fetches nothing.
 
     Raises:
-        UnsupportedValue, InvalidRequest: as for one.
+        UnsupportedValue, InvalidRequest: as for one, or the chat has too many images.
     """
     fetcher = request.app.get(IMAGE_FETCHER)
     images: dict[str, bytes] = {}
     if fetcher is None:
         return images
-    for index, message in enumerate(chat.messages):
-        for place, part in enumerate(message.content or ()):
-            url = "" if part.image_url is None else part.image_url.url
-            if url.startswith(("http:", "https:")) and url not in images:
-                room = request.app[SETTINGS].max_body_bytes - request[FACTS].num_body_bytes
-                param = f"messages[{index}].content[{place}].image_url.url"
-                images[url] = await fetcher.fetch(url, param, room)
-                request[FACTS].num_body_bytes += len(images[url])  # they count as if the client had sent them
+    urls = list(chat.image_urls())
+    if len(urls) > MAX_IMAGES:
+        raise InvalidRequest(f"messages: {len(urls)} images: a request may have {MAX_IMAGES}", param="messages")
+    for place, url in urls:
+        if url.startswith(("http:", "https:")) and url not in images:
+            room = request.app[SETTINGS].max_body_bytes - request[FACTS].num_body_bytes
+            images[url] = await fetcher.fetch(url, place, room)
+            request[FACTS].num_body_bytes += len(images[url])  # they count as if the client had sent them
     return images

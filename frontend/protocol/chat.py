@@ -256,6 +256,13 @@ class ChatCompletionRequest(GenerationBody):
         check_last_message(self.continue_final_message, self.add_generation_prompt)
         return self
 
+    def image_urls(self) -> Iterator[tuple[str, str]]:
+        """Yield the place of each image in the body, and its URL or data URI."""
+        for index, message in enumerate(self.messages):
+            for number, part in enumerate(message.content or ()):
+                if part.image_url is not None:
+                    yield f"messages[{index}].content[{number}].image_url.url", part.image_url.url
+
     def tool_names(self) -> set[str]:
         """Return the names of the functions in `tools` or `functions`."""
         return {tool.function.name for tool in self.tools or ()} | {each.name for each in self.functions or ()}

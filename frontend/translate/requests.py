@@ -63,9 +63,7 @@ def chat_to_requests(
     params = _params(chat, name, defaults, max_tokens=max_tokens, num_logprobs=num_logprobs)
     prompt = _chat_prompt(chat, chat.messages, _tool_use(chat), name)
     _check_num_chars(sum(len(message["content"]) for message in prompt.messages), "messages", name.model)
-    request = GenerationRequest(
-        prompt=prompt, params=params, images=_images_in(chat.messages, fetched), request_id=request_id
-    )
+    request = GenerationRequest(prompt=prompt, params=params, images=_images_of(chat, fetched), request_id=request_id)
     return _repeated(request, chat.n or 1)
 
 
@@ -286,21 +284,14 @@ def message_for_template(message: ChatMessage, template_fields: Collection[str] 
     return fields | {key: value for key, value in named.items() if value is not None}
 
 
-def _images_in(messages: Sequence[ChatMessage], fetched: Mapping[str, bytes]) -> tuple[bytes, ...]:
-    parts = [
-        (f"messages[{index}].content[{place}]", part)
-        for index, message in enumerate(messages)
-        for place, part in enumerate(message.content or ())
-    ]
+def _images_of(chat: ChatCompletionRequest, fetched: Mapping[str, bytes]) -> tuple[bytes, ...]:
     images = tuple(
-        fetched[part.image_url.url]
-        if part.image_url.url in fetched
-        else image_from_data_uri(part.image_url.url, f"{place}.image_url.url")
-        for place, part in parts
-        if part.image_url is not None
+        fetched[url] if url in fetched else image_from_data_uri(url, place) for place, url in chat.image_urls()
     )
-    for place, part in parts if images else ():
-        if IMAGE_MARKER in (part.text or ""):
-            rule = f"`{IMAGE_MARKER}` is the place of an image: a text beside images must not have it"
-            raise InvalidRequest(f"{place}.text: {rule}", param=f"{place}.text")
+    for index, message in enumerate(chat.messages if images else ()):
+        for number, part in enumerate(message.content or ()):
+            if IMAGE_MARKER in (part.text or ""):
+                place = f"messages[{index}].content[{number}].text"
+                rule = f"`{IMAGE_MARKER}` is the place of an image: a text beside images must not have it"
+                raise InvalidRequest(f"{place}: {rule}", param=place)
     return images

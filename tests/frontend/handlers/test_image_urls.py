@@ -118,6 +118,14 @@ async def test_what_cannot_be_fetched_is_refused_with_the_reason(
     assert rule in await refusal(serve, f"http://{host}{path}", host)
 
 
+async def test_too_many_images_are_refused_before_one_is_fetched(serve: Serve, host: str) -> None:
+    image = {"type": "image_url", "image_url": {"url": f"http://{host}/a.png"}}
+    http = await serve(FakeTriton(chunks("x")), image_hosts=(host,))
+    body = CHAT | {"messages": [{"role": "user", "content": [image] * 17}]}
+    error = await error_of(await http.post("/v1/chat/completions", json=body))
+    assert (error["status"], error["message"]) == (400, "messages: 17 images: a request may have 16")
+
+
 @pytest.mark.usefixtures("loopback_is_public")
 async def test_a_fetched_image_counts_as_a_part_of_the_body(serve: Serve, host: str) -> None:
     url = f"http://{host}/a.png"
