@@ -120,7 +120,7 @@ def _treatment(
 ) -> Treatment:
     if needed - RUNTIMES[runtime].capabilities:
         return Treatment.REFUSED
-    if any(needed & lost for lost in RUNTIMES[runtime].lost_with.values()):
+    if any(needed & HINTS & lost for lost in RUNTIMES[runtime].lost_with.values()):
         return Treatment.HINT
     if name in _read(endpoint, body).bookkeeping():
         return Treatment.LOGGED

@@ -123,7 +123,7 @@ class CompletionRequest(GenerationBody):
             max_length=MAX_IMAGES,
             examples=[["data:image/png;base64,iVBORw0KGgo="]],
             json_schema_extra=needs(prompt="<image>"),
-            description="data URIs, one for each `<image>` in the prompt",
+            description="data URIs, one for each `<image>` in the prompt, for models that read images",
         ),
     ] = None
 
