@@ -31,11 +31,11 @@ class ForkedProcess:
         self._lock = threading.Lock()
         self._start()
 
-    def call(self, argument: object) -> Any:
-        """Return the result. A process that has ended is replaced.
+    def call(self, argument: object, timeout_s: float | None = None) -> Any:
+        """Return the result. A process that has ended is replaced, and so is one that exceeds the time.
 
         Raises:
-            StageError: the process refused the argument; InternalError if it failed, or ended meanwhile.
+            StageError: the process refused the argument; InternalError if it failed, ended meanwhile, or was too slow.
         """
         with self._lock:
             try:
@@ -44,6 +44,9 @@ class ForkedProcess:
                 self._restart()
                 self._connection.send(argument)
             try:
+                if not self._connection.poll(timeout_s):
+                    logger.error("a forked process has not answered within %g s: it is killed", timeout_s)
+                    os.kill(self._pid, signal.SIGKILL)
                 kind, answer = self._connection.recv()
             except (OSError, EOFError) as exc:
                 self._restart()

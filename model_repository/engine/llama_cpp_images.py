@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import itertools
 import os
@@ -29,6 +30,7 @@ from model_repository.forked_process import ForkedProcess, answer_of
 # images: with large images beside them, 4 streams got 68 events a second instead of 316. With this niceness they get
 # 230, and an image takes 5.2 s instead of 4.2 s.
 _NICENESS = 5
+_MAX_IMAGE_S = 120.0  # to compute one image and the text before it; a process that takes longer hangs
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +66,11 @@ class ImagePrompts:
 
         Raises:
             InvalidRequest: an image is not readable, or the prompt does not fit the context window.
-            InternalError: the process has ended.
+            InternalError: the process has ended, or hangs.
         """
-        answer: _Answer = self._process.call(_Work(request, adapter))
+        work = _Work(request, adapter)
+        # The process between has to find out first, so that it ends the other one.
+        answer: _Answer = self._process.call(work, 2 * _timeout_s(work))
         return answer
 
     def close(self) -> None:
@@ -77,7 +81,13 @@ def _keep_serving(connection: Connection, make_computer: Callable[[], _Computer]
     """Pass calls on to a process with llama.cpp. Only a process without llama.cpp's threads can fork its successor."""
     with closing(ForkedProcess(lambda inner: _serve(inner, make_computer))) as process:
         while True:
-            connection.send(answer_of(process.call, connection.recv()))
+            work: _Work | None = connection.recv()
+            timeout_s = None if work is None else _timeout_s(work)  # to load the model may take long
+            connection.send(answer_of(functools.partial(process.call, timeout_s=timeout_s), work))
+
+
+def _timeout_s(work: _Work) -> float:
+    return _MAX_IMAGE_S * len(work.request.images)
 
 
 def _serve(connection: Connection, make_computer: Callable[[], _Computer]) -> None:

@@ -36,14 +36,14 @@ class BoundedProcess(ForkedProcess):
     def __init__(self, function: Callable[[Any], Any]) -> None:
         super().__init__(lambda connection: _fork_for_each(connection, function))
 
-    def call(self, argument: object) -> Any:
+    def call(self, argument: object, timeout_s: float | None = None) -> Any:
         """Return the function's result.
 
         Raises:
             TooCostly: the call exceeded MAX_CPU_S or MAX_BYTES.
             StageError: from the function; InternalError for any other exception.
         """
-        result = super().call(argument)
+        result = super().call(argument, timeout_s)
         if isinstance(result, TooCostly):
             raise result
         return result

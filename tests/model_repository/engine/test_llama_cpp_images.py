@@ -15,6 +15,7 @@ from build_engines.build import build
 from build_engines.cpu_spec import CpuSpec
 from model_repository.byte_table import FILE_NAME, load_byte_table
 from model_repository.contract.request import IMAGE_PLACE, EngineRequest, Params, SamplingParams
+from model_repository.engine import llama_cpp_images
 from model_repository.engine.llama_cpp_runtime import LlamaCppRuntime
 from model_repository.engine.runtime import PROJECTOR, EngineConfig, Prepared
 from model_repository.errors import EngineFailed, InternalError, InvalidRequest, PromptTooLong, Unsupported
@@ -184,6 +185,21 @@ def test_a_process_that_is_killed_at_work_fails_one_request(runtime: LlamaCppRun
     with pytest.raises(InternalError):
         runtime.prepare(request([BLUE]))
     assert answer(runtime, request())[0] == first
+
+
+def test_a_process_that_hangs_fails_one_request_and_is_replaced(
+    artifact: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(llama_cpp_images, "_MAX_IMAGE_S", 3.0)
+    runtime = started(artifact)
+    first, _ = answer(runtime, request())
+    child = child_of(keeper_of(runtime))
+    os.kill(child, signal.SIGSTOP)
+    with pytest.raises(InternalError):
+        runtime.prepare(request([BLUE]))
+    assert answer(runtime, request())[0] == first
+    assert not is_running(child)
+    runtime.close()
 
 
 def test_a_file_that_is_no_projector_is_reported(artifact: Path, tmp_path: Path) -> None:
