@@ -75,7 +75,9 @@ class LlamaCppRuntime:
         if projector.exists():  # before llama.cpp starts threads: they do not survive a fork
             num_slots = max(num_slots_of_contexts)  # a KV cache moves between contexts with as many slots
             num_slots_of_contexts = [num_slots] * len(num_slots_of_contexts)
-            params = functools.partial(_context_params, config, num_slots, self._num_threads)
+            # As many as a busy context has: with all threads, 8 clients of images got 24 answers a second, not 55.
+            num_threads = max(1, self._num_threads // len(num_slots_of_contexts))
+            params = functools.partial(_context_params, config, num_slots, num_threads)
             self._images = ImagePrompts(path, projector, params, config.context_window)
         self._computed: queue.SimpleQueue[Context] = queue.SimpleQueue()
         self._contexts: list[Context] = []
