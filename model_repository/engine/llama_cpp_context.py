@@ -137,6 +137,12 @@ class _KvCache:
         """Keep the first `num_tokens` tokens of a slot."""
         self._context.memory_seq_rm(slot, num_tokens, -1)
 
+    def swap(self, slot: int, other: int) -> None:
+        """Exchange the tokens of two slots, by copies as large as these tokens."""
+        state = self._context.get_state_seq_data(slot)
+        self.load(slot, self._context.get_state_seq_data(other))
+        self.load(other, state)
+
     def load(self, slot: int, state: bytes) -> None:
         """Replace the slot's tokens by a sequence of another context with as many slots."""
         self._context.memory_seq_rm(slot, -1, -1)

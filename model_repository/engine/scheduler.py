@@ -29,6 +29,9 @@ class KVCache(Protocol):
     def trim(self, slot: int, num_tokens: int) -> None:
         """Keep the first tokens of a slot and free the others."""
 
+    def swap(self, slot: int, other: int) -> None:
+        """Exchange the tokens of two slots."""
+
     def load(self, slot: int, state: bytes) -> None:
         """Replace the slot's tokens by those of another KV cache."""
 
@@ -177,9 +180,10 @@ class Scheduler:
     def next_step(self) -> list[Chunk]:
         """Return the chunks to compute now, all under one adapter.
 
-        The caller must compute them and call `record` for each, or `forget_all`.
+        They are in the order of their slots. The caller must compute them and call `record` for each, or `forget_all`.
         """
         self._admit()
+        self._close_gaps()
         self._adapter = self._next_adapter()
         group = [running for running in self._running.values() if running.job.adapter == self._adapter]
         chunks = [
@@ -191,7 +195,7 @@ class Scheduler:
         if any(not running.is_in_prefill for running in self._running.values()):
             room = min(room, self.prefill_budget.max_tokens)
         chunks += self._prefill_chunks(group, room)
-        return chunks
+        return sorted(chunks, key=lambda chunk: chunk.running.slot.index)
 
     def record(self, chunk: Chunk, next_token_id: int | None) -> None:
         """Record that a chunk is in the KV cache, and the token drawn after it."""
@@ -240,6 +244,24 @@ class Scheduler:
                 slot.sequence, slot.adapter = item.job.sequence, item.job.adapter
                 self._running[item.job.sequence] = Running(item.job, slot, num_cached, self._clock())
         self._waiting = waiting
+
+    def _close_gaps(self) -> None:
+        """Move the running sequences to adjacent slots.
+
+        llama.cpp computes ascending, adjacent slots together, and reads all weights again for each further group.
+        """
+        num_busy = len(self._running)
+        indexes = [running.slot.index for running in self._running.values()]
+        if not indexes or max(indexes) - min(indexes) + 1 == num_busy:
+            return
+        starts = range(len(self._slots) - num_busy + 1)
+        start = max(starts, key=lambda start: sum(start <= index < start + num_busy for index in indexes))
+        places = range(start, start + num_busy)
+        gaps = [slot for slot in self._slots if slot.sequence is None and slot.index in places]
+        strays = [slot for slot in self._slots if slot.sequence is not None and slot.index not in places]
+        for gap, stray in zip(gaps, strays, strict=True):
+            self._kv_cache.swap(gap.index, stray.index)
+            gap.index, stray.index = stray.index, gap.index
 
     def _is_shared_prefix_in_prefill(self, item: _QueuedJob) -> bool:
         """Whether a running sequence will soon have computed more of the prompt than can be reused now.

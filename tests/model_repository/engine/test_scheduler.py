@@ -31,6 +31,9 @@ class FakeKVCache:
         assert num_tokens <= len(self.slots[slot])
         del self.slots[slot][num_tokens:]
 
+    def swap(self, slot: int, other: int) -> None:
+        self.slots[slot], self.slots[other] = self.slots[other], self.slots[slot]
+
     def load(self, slot: int, state: bytes) -> None:
         self.slots[slot] = [(token_id, "") for token_id in state]
 
@@ -79,6 +82,10 @@ class Fake:
         """Compute a step and check it against the text of each sequence."""
         chunks = self.scheduler.next_step()
         assert sum(len(chunk.token_ids) for chunk in chunks) <= self.max_step_tokens
+        slots = [chunk.running.slot.index for chunk in chunks]
+        assert slots == sorted(slots)
+        if len(chunks) == self.scheduler.num_running > 0:
+            assert slots == list(range(slots[0], slots[0] + len(slots))), "a gap between slots"
         for chunk in chunks:
             running, cached = chunk.running, self.cache.slots[chunk.running.slot.index]
             sequence, adapter = running.job.sequence, running.job.adapter
@@ -109,7 +116,7 @@ class Fake:
 
 
 def sequences(chunks: Sequence[Chunk]) -> list[int]:
-    return [chunk.running.job.sequence for chunk in chunks]
+    return sorted(chunk.running.job.sequence for chunk in chunks)
 
 
 def test_sequences_wait_in_order_for_a_slot() -> None:
@@ -122,6 +129,15 @@ def test_sequences_wait_in_order_for_a_slot() -> None:
     assert sequences(fake.step()) == [1, 3]
     fake.free(1)
     assert sequences(fake.step()) == [3, 4]
+
+
+def test_the_sequences_around_one_that_ends_move_together() -> None:
+    fake = Fake(num_slots=4)
+    for sequence in (1, 2, 3):
+        fake.submit(sequence, (sequence,) * 5)
+    fake.step()
+    fake.free(2)
+    assert len(fake.step()) == 2  # the fake checks that their slots are adjacent, with their tokens
 
 
 def test_a_sequence_earlier_in_queue_order_passes_waiting_ones() -> None:
@@ -268,7 +284,7 @@ def test_others_pass_sequences_that_wait_for_a_prompt() -> None:
     assert sequences(fake.step()) == [1]
     assert fake.scheduler.num_waiting == 1
     assert sequences(fake.step()) == [1, 3]
-    assert sequences(fake.step()) == [1, 3, 2]
+    assert sequences(fake.step()) == [1, 2, 3]
 
 
 def test_only_the_beginning_that_is_shared_is_waited_for() -> None:
