@@ -389,6 +389,25 @@ def test_contexts_give_each_sequence_the_same_tokens_as_alone(contexts: LlamaCpp
     assert complete(contexts, requests)[0] == expected
 
 
+def test_sequences_that_move_to_adjacent_slots_go_on_as_alone(start: Start) -> None:
+    runtime = start(precision="f32")
+    requests = {number: request(PROMPT[number:]) for number in (1, 2, 3)}
+    expected = {number: tokens_of(runtime, item) for number, item in requests.items()}
+    tokens: Tokens = {number: [] for number in requests}
+    for number, item in requests.items():
+        runtime.submit(number, item)
+    while min(map(len, tokens.values())) < 2:
+        step(runtime, tokens)
+    running = runtime._contexts[0].scheduler._running
+    first, middle, last = sorted(running, key=lambda number: running[number].slot.index)
+    runtime.free(middle)
+    step(runtime, tokens)
+    assert abs(running[first].slot.index - running[last].slot.index) == 1
+    while runtime.has_work:
+        step(runtime, tokens)
+    assert [tokens[number] for number in (first, last)] == [expected[number] for number in (first, last)]
+
+
 @pytest.mark.parametrize("num_contexts", ["1", "2"])
 def test_the_urgent_pass_others_that_wait(start: Start, num_contexts: str) -> None:
     runtime = start(num_threads=2, options={"contexts": num_contexts})
