@@ -1,4 +1,4 @@
-"""Pictures of which the demo model knows the colour, and how clients send them."""
+"""Pictures in colours that the demo model knows, and the messages that show them."""
 
 from __future__ import annotations
 

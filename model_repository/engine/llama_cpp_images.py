@@ -121,7 +121,7 @@ class _Piece:
 
 
 class _Computer:
-    """The model, its projector, and a context whose slots keep the beginnings of earlier prompts."""
+    """The model, its projector, and a context. Its slots keep the beginnings of earlier prompts."""
 
     def __init__(self, model: Path, projector: Path, params: llama.LlamaContextParams, context_window: int) -> None:
         llama.disable_logging()

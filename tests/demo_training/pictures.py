@@ -48,7 +48,7 @@ type Question = tuple[str, str]
 
 @dataclass(frozen=True)
 class Picture:
-    """A picture with all that may be asked of it."""
+    """A picture, and the questions about it with their answers."""
 
     image: Image.Image
     facts: Mapping[str, str]  # by one of the names of FACTS

@@ -77,7 +77,7 @@ def _picture(format: str) -> bytes:
 
 
 def _png(width: int, height: int) -> bytes:
-    """Return a PNG file whose header promises this size, and which ends soon behind it."""
+    """Return a PNG file that ends soon after a header with this size."""
 
     def chunk(kind: bytes, content: bytes) -> bytes:
         return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
