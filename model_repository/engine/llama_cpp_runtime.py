@@ -176,11 +176,9 @@ class LlamaCppRuntime:
             EngineFailed: llama.cpp failed; every sequence is lost.
         """
         self._assign()
-        context = self._next_computed()
-        if context is None:
-            return []
         try:
-            return self._outputs(context, context.finish())
+            context = self._next_computed()
+            return [] if context is None else self._outputs(context, context.finish())
         except (RuntimeError, ValueError) as exc:
             self._forget_all()
             raise EngineFailed(f"llama.cpp failed in a step: {exc}") from exc

@@ -389,23 +389,45 @@ def test_contexts_give_each_sequence_the_same_tokens_as_alone(contexts: LlamaCpp
     assert complete(contexts, requests)[0] == expected
 
 
-def test_sequences_that_move_to_adjacent_slots_go_on_as_alone(start: Start) -> None:
-    runtime = start(precision="f32")
-    requests = {number: request(PROMPT[number:]) for number in (1, 2, 3)}
-    expected = {number: tokens_of(runtime, item) for number, item in requests.items()}
-    tokens: Tokens = {number: [] for number in requests}
-    for number, item in requests.items():
-        runtime.submit(number, item)
+def start_three(runtime: LlamaCppRuntime, tokens: Tokens) -> list[int]:
+    """Run three sequences for two tokens, and return their numbers in the order of their slots."""
+    for number in (1, 2, 3):
+        tokens[number] = []
+        runtime.submit(number, request(PROMPT[number:]))
     while min(map(len, tokens.values())) < 2:
         step(runtime, tokens)
-    running = runtime._contexts[0].scheduler._running
-    first, middle, last = sorted(running, key=lambda number: running[number].slot.index)
+    return sorted(tokens, key=lambda number: slot_of(runtime, number))
+
+
+def slot_of(runtime: LlamaCppRuntime, number: int) -> int:
+    return runtime._contexts[0].scheduler._running[number].slot.index
+
+
+def test_sequences_that_move_to_adjacent_slots_go_on_as_alone(start: Start) -> None:
+    runtime = start(precision="f32")
+    expected = {number: tokens_of(runtime, request(PROMPT[number:])) for number in (1, 2, 3)}
+    tokens: Tokens = {}
+    first, middle, last = start_three(runtime, tokens)
     runtime.free(middle)
     step(runtime, tokens)
-    assert abs(running[first].slot.index - running[last].slot.index) == 1
+    assert abs(slot_of(runtime, first) - slot_of(runtime, last)) == 1
     while runtime.has_work:
         step(runtime, tokens)
-    assert [tokens[number] for number in (first, last)] == [expected[number] for number in (first, last)]
+    assert [tokens[first], tokens[last]] == [expected[first], expected[last]]
+
+
+def test_tokens_that_cannot_be_moved_end_all_sequences(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    runtime = start()
+    _, middle, _ = start_three(runtime, {})
+    runtime.free(middle)
+
+    def load(slot: int, state: bytes) -> None:
+        raise ValueError("no room for them")
+
+    monkeypatch.setattr(runtime._contexts[0].scheduler._kv_cache, "load", load)
+    with pytest.raises(EngineFailed, match="no room for them"):
+        runtime.step()
+    assert not runtime.has_work
 
 
 @pytest.mark.parametrize("num_contexts", ["1", "2"])
