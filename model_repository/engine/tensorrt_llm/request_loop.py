@@ -34,8 +34,14 @@ class Call:
     num_prompt_tokens: int
     make_sampling_params: Callable[[], Any]  # called late: the objects are large, and many calls may wait
     reader: ResultReader
-    can_abort: bool  # else it runs until it ends by itself
+    can_abort: bool = True  # else it runs until it ends by itself
+    edits_logits: bool = False  # it has a logits processor
+    shifts_rows: bool = False  # beside it, logits processors would get the logits of other calls
+    logits_bytes: int = 0  # of the machine's memory, which the engine allocates as the call starts
     queue_order_s: float = 0.0  # the order of waiting calls
+
+    def disturbs(self, other: Call) -> bool:
+        return self.shifts_rows and other.edits_logits
 
 
 class RequestLoop:
@@ -49,8 +55,8 @@ class RequestLoop:
         self._results: dict[int, Any] = {}  # of calls that are not dropped
         self._calls: dict[int, Call] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self.num_busy = 0  # calls that have not ended, including dropped ones
-        self._lock = threading.Lock()  # protects num_busy
+        self._busy: dict[int, Call] = {}  # that have not ended, including dropped ones
+        self._lock = threading.Lock()  # protects the busy calls
         self._num_scoring = 0
         self._has_progressed = False  # since the last `pop_progress`
         self._loop = asyncio.new_event_loop()
@@ -73,9 +79,14 @@ class RequestLoop:
         has_progressed, self._has_progressed = self._has_progressed, False
         return has_progressed or self._num_scoring > 0
 
+    def busy_calls(self) -> list[Call]:
+        """Return the calls that have not ended, including dropped ones."""
+        with self._lock:
+            return list(self._busy.values())
+
     def start(self, call: Call) -> None:
         with self._lock:
-            self.num_busy += 1
+            self._busy[call.sequence] = call
         self._loop.call_soon_threadsafe(self._start, call)
 
     def drop(self, sequence: int) -> None:
@@ -139,7 +150,7 @@ class RequestLoop:
             self._failure = f"TensorRT-LLM failed ({type(exc).__name__}): the model must be loaded again"
         finally:
             with self._lock:
-                self.num_busy -= 1
+                del self._busy[call.sequence]
             self.wake()  # a request may wait for this place, and a failure must be reported
             self._drop(call.sequence)
 

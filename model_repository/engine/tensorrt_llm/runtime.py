@@ -35,10 +35,13 @@ from model_repository.engine.tensorrt_llm.request_loop import Call, RequestLoop
 from model_repository.engine.tensorrt_llm.result_reader import ResultReader
 from model_repository.engine.tensorrt_llm.role import RoleKind, role_from_environment
 from model_repository.engine.tensorrt_llm.sampling import SamplingPlanner, is_scored
-from model_repository.errors import EngineFailed, Unsupported
+from model_repository.errors import EngineFailed, InvalidRequest, Unsupported
 
 # The engine checks silent clients between two waits.
 _MAX_WAIT_S = 0.05
+# An engine keeps the logits of all requests with log probabilities in pinned memory of the machine.
+MAX_LOGITS_BYTES = 8 << 30
+_LOGIT_BYTES = 4  # float32
 
 
 class TensorRtLlmRuntime:
@@ -101,17 +104,19 @@ class TensorRtLlmRuntime:
         self._check(request, has_images=bool(pictures))
         text_ids = [token_id for token_id in request.prompt_token_ids if token_id != IMAGE_PLACE]
         plan = self._planner.plan(replace(request, prompt_token_ids=tuple(text_ids)))
+        is_engine = self._options.backend is Backend.ENGINE
         keywords: dict[str, Any] = {
             "inputs": text_ids if self._images is None else self._images.inputs(request.prompt_token_ids, pictures),
             "lora_request": self._lora.of(request.params.lora_name),
-            # Tokens also show that TensorRT-LLM is alive, so it streams even for clients that wait for the end.
-            "streaming": request.params.is_stream or bool(request.params.stop) or not self._is_tied_by_stream(request),
+            # Tokens also show that TensorRT-LLM is alive, so it streams even for clients that wait for the end. An
+            # engine's logits are the raw ones only in a stream. With each token of a stream, the PyTorch backend sends
+            # the logits of the whole prompt again.
+            "streaming": is_engine or not is_scored(request),
         }
         if is_scored(request) and self._options.block_reuse:
             # Reused KV tokens have no logits. A salt of its own prevents their reuse.
             keywords["cache_salt"] = secrets.token_hex(16)
         reader = ResultReader(sequence, request, plan, end_id=self._planner.end_id, vocab_size=self._vocab_size)
-        can_abort = not (keywords["streaming"] and self._is_tied_by_stream(request))
         make_params = functools.partial(sampling_params, plan, self._vocab_size)
         self._waiting[sequence] = Call(
             sequence,
@@ -119,16 +124,24 @@ class TensorRtLlmRuntime:
             len(request.prompt_token_ids),
             make_params,
             reader,
-            can_abort=can_abort,
+            # An abort of such a stream ends the process (TensorRT-LLM issue 10810).
+            can_abort=not (is_engine and request.params.num_logprobs is not None),
+            edits_logits="logits_processor" in plan.keywords,
+            # The PyTorch backend counts one row of logits for each request, and a scored one has a row for each token.
+            shifts_rows=not is_engine and is_scored(request),
+            logits_bytes=self._logits_bytes(request),
             queue_order_s=queue_order_s(request, time.monotonic()),
         )
         num_image_tokens = len(request.prompt_token_ids) - len(text_ids)
         self._image_counts = self._image_counts.plus(ImageCounts(len(pictures), num_image_tokens))
         self._admit()
 
-    def _is_tied_by_stream(self, request: EngineRequest) -> bool:
-        """Whether aborting it as a stream would end the process (TensorRT-LLM issue 10810, engine backend)."""
-        return self._options.backend is Backend.ENGINE and request.params.num_logprobs is not None
+    def _logits_bytes(self, request: EngineRequest) -> int:
+        """Return the memory that an engine takes for logits: for all tokens that may be drawn, as the request starts."""
+        if self._options.backend is not Backend.ENGINE or request.params.num_logprobs is None:
+            return 0
+        num_tokens = max(1, request.max_tokens) + (len(request.prompt_token_ids) if is_scored(request) else 0)
+        return num_tokens * self._vocab_size * _LOGIT_BYTES
 
     def _check(self, request: EngineRequest, has_images: bool) -> None:
         check_request(request, self._vocab_size, self._lora.adapters, has_images=has_images)
@@ -140,16 +153,33 @@ class TensorRtLlmRuntime:
                 "and the option prompt_logprobs=true",
                 "return_log_probs",
             )
+        if self._logits_bytes(request) > MAX_LOGITS_BYTES:
+            num_tokens = MAX_LOGITS_BYTES // (self._vocab_size * _LOGIT_BYTES)
+            rule = f"with log probabilities this model has memory for {num_tokens} tokens"
+            raise InvalidRequest(f"{request.max_tokens}: {rule}, with an echo the prompt included", "max_tokens")
 
     def _admit(self) -> None:
-        while self._waiting and self._loop.num_busy < self._config.max_sequences:
-            call = min(self._waiting.values(), key=lambda call: call.queue_order_s)  # of equals the first
+        """Start the waiting calls for which there is room, in their order.
+
+        A call that has to wait for memory, or because it disturbs a running one, lets only those pass that do not.
+        """
+        busy = self._loop.busy_calls()
+        if not self._waiting or len(busy) >= self._config.max_sequences:
+            return
+        passed: list[Call] = []
+        for call in sorted(self._waiting.values(), key=lambda call: call.queue_order_s):  # of equals the first
+            if len(busy) >= self._config.max_sequences:
+                return
+            if not _may_start(call, [*busy, *passed]):
+                passed.append(call)
+                continue
             del self._waiting[call.sequence]
             self._running[call.sequence] = call.num_prompt_tokens
             if not call.keywords["streaming"]:
                 self._unstreamed.add(call.sequence)
             call.reader.scheduled_s = time.monotonic()
             self._loop.start(call)
+            busy.append(call)
 
     def free(self, sequence: int) -> None:
         """Forget a sequence. If it cannot be aborted, it keeps its place until it ends."""
@@ -191,7 +221,7 @@ class TensorRtLlmRuntime:
         """Return the current state; the maximum of KV tokens is an upper bound."""
         self._loop.check()
         return RuntimeStats(
-            num_active=self._loop.num_busy,
+            num_active=len(self._loop.busy_calls()),
             num_waiting=len(self._waiting),
             num_kv_tokens_used=sum(list(self._running.values())),
             max_kv_tokens=self._config.max_sequences * self._config.context_window,
@@ -209,6 +239,13 @@ class TensorRtLlmRuntime:
         self._waiting.clear()
         self._running.clear()
         self._unstreamed.clear()
+
+
+def _may_start(call: Call, earlier: Sequence[Call]) -> bool:
+    """Whether a call may run beside those that run, and those that wait longer."""
+    logits_bytes = call.logits_bytes + sum(each.logits_bytes for each in earlier)
+    is_in_memory = not call.logits_bytes or logits_bytes <= MAX_LOGITS_BYTES
+    return is_in_memory and not any(call.disturbs(each) or each.disturbs(call) for each in earlier)
 
 
 def _unused(byte_table: Sequence[bytes], eos_token_ids: frozenset[int]) -> tuple[int, ...]:

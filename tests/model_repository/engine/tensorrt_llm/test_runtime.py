@@ -93,14 +93,70 @@ def test_kv_tokens_are_the_tokens_of_running_sequences(tiny: Tiny) -> None:
     assert tiny.runtime.stats().num_kv_tokens_used == 3 + num_tokens
 
 
-def test_log_probabilities_that_are_not_streamed_can_be_aborted(start: Callable[..., Tiny]) -> None:
+SCORED: dict[str, Any] = {"num_logprobs": 0, "echo": (b"", b"", b"")}
+
+
+def running(tiny: Tiny) -> set[int]:
+    return {call.sequence for call in tiny.runtime._loop.busy_calls()}
+
+
+def test_an_engine_streams_log_probabilities_which_are_the_raw_ones_only_there(start: Callable[..., Tiny]) -> None:
     tiny = start(backend="engine")
     number = tiny.submit(max_tokens=240, num_logprobs=0, is_stream=False)
     wait_until(lambda: number in tiny.runtime._loop._results, "it runs")
     result = tiny.runtime._loop._results[number]
     tiny.runtime.free(number)
     tiny.wait_until_idle()
-    assert result.aborted()
+    assert not result.aborted()  # that would end TensorRT-LLM
+
+
+def test_an_engine_keeps_logits_only_within_its_memory(
+    start: Callable[..., Tiny], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(RUNTIME, "MAX_LOGITS_BYTES", 200 * VOCAB_SIZE * 4)
+    tiny = start(backend="engine")
+    with pytest.raises(
+        InvalidRequest, match="201: with log probabilities this model has memory for 200 tokens"
+    ) as caught:
+        tiny.submit(max_tokens=201, num_logprobs=0)
+    assert caught.value.field == "max_tokens"
+    with pytest.raises(InvalidRequest):
+        tiny.submit(max_tokens=198, **SCORED)
+    first, second, plain = (
+        tiny.submit(max_tokens=150, **fields) for fields in ({"num_logprobs": 0}, {"num_logprobs": 0}, {})
+    )
+    assert running(tiny) == {first, plain}
+    tiny.runtime.free(first)  # it runs on, unread, with its memory
+    assert running(tiny) == {first, plain}
+    seen: set[int] = set()
+    while second not in seen:
+        seen |= {output.sequence for output in tiny.runtime.step() or ()}
+
+
+def test_the_pytorch_backend_edits_no_logits_beside_a_scored_prompt(start: Callable[..., Tiny]) -> None:
+    tiny = start(backend="pytorch")
+    edited: dict[str, Any] = {"max_tokens": 240, "sampling": {"repetition_penalty": 2.0}}
+    first = tiny.submit(**edited)
+    scored = tiny.submit(max_tokens=1, **SCORED)
+    second = tiny.submit(**edited)
+    assert running(tiny) == {first}
+    plain = tiny.submit(max_tokens=240)
+    assert running(tiny) == {first, plain}
+    tiny.runtime.free(first)
+    order: list[int] = []
+    while second not in order:
+        order += [output.sequence for output in tiny.runtime.step() or ()]
+    assert order.index(scored) < order.index(second)
+
+
+def test_a_scored_prompt_comes_in_one_piece_from_the_pytorch_backend(start: Callable[..., Tiny]) -> None:
+    tiny = start(backend="pytorch")
+    number = tiny.submit(max_tokens=200, **SCORED)
+    outputs: list[StepOutput] = []
+    while not outputs:
+        outputs += tiny.runtime.step() or ()
+    assert [output.sequence for output in outputs] == [number] * 200
+    assert len(outputs[0].prompt_logprobs) == 3
 
 
 def test_an_answer_in_one_piece_shows_that_tensorrt_llm_is_alive_too(tiny: Tiny) -> None:
@@ -112,8 +168,8 @@ def test_an_answer_in_one_piece_shows_that_tensorrt_llm_is_alive_too(tiny: Tiny)
 
 
 def test_the_silence_of_answers_that_come_in_one_piece_is_no_hang(start: Callable[..., Tiny]) -> None:
-    tiny = start(backend="engine")
-    tiny.submit(max_tokens=240, num_logprobs=0, is_stream=False)
+    tiny = start(backend="pytorch")
+    tiny.submit(max_tokens=240, **SCORED)
     assert tiny.runtime.step() is not None
     tiny.runtime.free(1)
     tiny.wait_until_idle()
