@@ -8,6 +8,7 @@ from typing import Any
 from build_engines.model_entry import Precision
 from build_engines.planner.memory import KV_CACHE_SHARE, TOKENS_PER_BLOCK, GpuMemory, Term, num_blocks
 from build_engines.planner.sizing import Plan
+from model_repository.engine.tensorrt_llm.options import MAX_LOGITS_BYTES
 
 _CALIBRATION_SHARE = 0.9  # of a GPU's memory for weights; the rest is for activations
 _ESTIMATED = "an estimate, not measured"
@@ -42,6 +43,7 @@ def plan_lines(plan: Plan, width: int) -> Iterator[str]:
         f"converted checkpoint and engines {gigabytes(plan.engine_bytes)} each), "
         f"RAM up to {gigabytes(plan.build_ram_bytes)}, {plan.build_time_class}"
     )
+    yield f"Serve   RAM up to {gigabytes(MAX_LOGITS_BYTES)} for requests with log probabilities"
     for note in notes(plan):
         yield f"Note    {note}"
 
@@ -111,6 +113,7 @@ def plan_object(plan: Plan) -> dict[str, Any]:
             "ram_bytes": plan.build_ram_bytes,
             "time_class": plan.build_time_class.value,
         },
+        "serve": {"max_logits_bytes": MAX_LOGITS_BYTES},
         "notes": list(notes(plan)),
     }
 

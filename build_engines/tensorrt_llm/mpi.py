@@ -24,6 +24,7 @@ from build_engines.tensorrt_llm.tool import ToolRun, run_tool
 _SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS")
 _RANKS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
 _JOBS = (("CONCH_MPI_JOB",), ("PMIX_NAMESPACE",), ("OMPI_MCA_ess_base_jobid",), ("SLURM_JOB_ID", "SLURM_STEP_ID"))
+_LAUNCHERS = ("OMPI_", "PMIX_", "PMI_", "PRTE_", "SLURM_", "MPI_")  # the variables by which a process joins a job
 _POLL_S = 0.5
 
 
@@ -72,7 +73,9 @@ class MpiJob:
             BuildError: a rank failed.
         """
         if run.name != "engine":
-            run_tool(run)
+            # TensorRT-LLM calls MPI_Init as it is imported: as a member of the job it would wait for the other ranks.
+            alone = {name: value for name, value in os.environ.items() if not name.startswith(_LAUNCHERS)}
+            run_tool(replace(run, environment=alone))
             return
         run = _with_one_worker(run)
         self._write("command", {"command": list(run.command), "folder": str(run.folder)})

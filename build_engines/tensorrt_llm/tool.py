@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,6 +38,7 @@ class ToolRun:
     output: Path  # its growth is the progress
     num_bytes: int  # expected size of the output
     locks: tuple[int, ...] = ()  # descriptors of locks, which the tool inherits
+    environment: Mapping[str, str] | None = None  # None: this process's
 
 
 def run_tool(run: ToolRun, check: Callable[[], None] = lambda: None) -> None:
@@ -83,6 +84,7 @@ def _start(run: ToolRun, log: int) -> subprocess.Popen[bytes]:
         stdin=subprocess.DEVNULL,
         stdout=log,
         stderr=log,
+        env=run.environment,
         pass_fds=run.locks,
         start_new_session=True,
     )

@@ -6,7 +6,6 @@ import itertools
 from typing import Any
 
 from tensorrt_llm.executor import LoRARequest
-from tensorrt_llm.lora_helper import LoraConfig
 
 from model_repository.engine.adapter_folder import Adapter
 from model_repository.engine.runtime import EngineConfig
@@ -20,8 +19,13 @@ def supports_adapters(config: EngineConfig, options: TensorRtLlmOptions) -> bool
     return bool(config.adapters) or (config.adapter_root is not None and is_built_for_some)
 
 
-def lora_config(config: EngineConfig, options: TensorRtLlmOptions) -> LoraConfig:
-    """Return the PyTorch backend's start options for adapters."""
+def lora_config(config: EngineConfig, options: TensorRtLlmOptions) -> Any:
+    """Return the PyTorch backend's start options for adapters, TensorRT-LLM's LoraConfig."""
+    # Releases after 1.2 have moved it. Without adapters it is not needed, so its absence must not stop the model.
+    try:
+        from tensorrt_llm.lora_helper import LoraConfig
+    except ImportError:
+        from tensorrt_llm._torch.peft.lora.config import LoraConfig
     max_loras = len(config.adapters) + (0 if config.adapter_root is None else config.adapter_root.max_adapters)
     return LoraConfig(
         lora_dir=[str(path) for path in config.adapters.values()],

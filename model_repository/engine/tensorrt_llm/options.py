@@ -9,6 +9,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Self
 
+# An engine keeps the logits of all requests with log probabilities in pinned memory of the machine.
+MAX_LOGITS_BYTES = 8 << 30
+
 
 class Backend(StrEnum):
     """The executor of the model."""

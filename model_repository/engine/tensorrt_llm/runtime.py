@@ -29,7 +29,7 @@ from model_repository.engine.tensorrt_llm.llm import (
     work_for_leader,
 )
 from model_repository.engine.tensorrt_llm.lora import LoraRequests
-from model_repository.engine.tensorrt_llm.options import Backend, TensorRtLlmOptions
+from model_repository.engine.tensorrt_llm.options import MAX_LOGITS_BYTES, Backend, TensorRtLlmOptions
 from model_repository.engine.tensorrt_llm.processors import VocabularyFile
 from model_repository.engine.tensorrt_llm.request_loop import Call, RequestLoop
 from model_repository.engine.tensorrt_llm.result_reader import ResultReader
@@ -39,8 +39,6 @@ from model_repository.errors import EngineFailed, InvalidRequest, Unsupported
 
 # The engine checks silent clients between two waits.
 _MAX_WAIT_S = 0.05
-# An engine keeps the logits of all requests with log probabilities in pinned memory of the machine.
-MAX_LOGITS_BYTES = 8 << 30
 _LOGIT_BYTES = 4  # float32
 
 
@@ -137,7 +135,7 @@ class TensorRtLlmRuntime:
         self._admit()
 
     def _logits_bytes(self, request: EngineRequest) -> int:
-        """Return the memory that an engine takes for logits: for all tokens that may be drawn, as the request starts."""
+        """Return the memory that an engine takes for logits as the request starts: of all tokens that it may draw."""
         if self._options.backend is not Backend.ENGINE or request.params.num_logprobs is None:
             return 0
         num_tokens = max(1, request.max_tokens) + (len(request.prompt_token_ids) if is_scored(request) else 0)

@@ -62,6 +62,7 @@ def test_the_text_shows_layout_arithmetic_limits_and_notes() -> None:
         "Limits  max_seq_len 131072, max_input_len 131071, max_batch_size 128, max_num_tokens 8192",
         "Build   disk 435.9 GB (checkpoint 141.1 GB, converted checkpoint and engines 147.4 GB each), "
         "RAM up to 230.4 GB, tens of minutes",
+        "Serve   RAM up to 8.6 GB for requests with log probabilities",
         "Note    Gated: accept its license (Llama 3.1 community) and set a token before it can be downloaded.",
     ):
         assert any(line.split() == expected.split() for line in lines), expected

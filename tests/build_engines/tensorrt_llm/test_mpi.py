@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from build_engines import artifact
 from build_engines.errors import BuildError
 from build_engines.tensorrt_llm.mpi import MpiJob
+from build_engines.tensorrt_llm.tool import ToolRun
 from tests.build_engines.tensorrt_llm.builder import H100, Builder
 from tests.build_engines.tensorrt_llm.tiny_model import write_catalog, write_tiny_checkpoint
 
@@ -42,6 +44,20 @@ def test_each_process_compiles_its_share_and_the_first_one_seals(tmp_path: Path)
     assert "--workers 1" in (builder.state_dir / "work" / "mpi-job-1" / "command.json").read_text().replace('", "', " ")
     assert [status for status, _ in finished(start_job(builder, 2, "job.2"))] == [0, 0]  # nothing to do
     assert len(builder.artifacts()) == 1
+
+
+def test_a_tool_that_the_first_process_runs_alone_does_not_join_the_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = {"OMPI_COMM_WORLD_RANK", "PMIX_NAMESPACE", "PMI_RANK", "SLURM_PROCID"}
+    for name in names:
+        monkeypatch.setenv(name, "0")
+    command = [sys.executable, "-c", "import os; print(*os.environ)"]
+    log = tmp_path / "log"
+    run = ToolRun(name="checkpoint", command=command, folder=tmp_path, log=log, output=tmp_path, num_bytes=0)
+    MpiJob(rank=0, size=2, folder=tmp_path / "mpi").run(run)
+    assert "PATH" in (variables := log.read_text().split())
+    assert names.isdisjoint(variables)
 
 
 def test_one_process_compiles_the_ranks_of_two_nodes_on_the_gpus_of_one(tmp_path: Path) -> None:
