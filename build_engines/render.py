@@ -5,10 +5,11 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
+from types import MappingProxyType
 
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2 as pb
@@ -84,11 +85,14 @@ class ServeOptions:
             raise BuildError(f"max_sequences={self.max_sequences}: {model_id} is built for {built_for}")
 
 
-def render(manifest: Manifest, artifact_dir: Path, options: ServeOptions, version: str) -> dict[str, str]:
+def render(
+    manifest: Manifest, artifact_dir: Path, options: ServeOptions, version: str, gpus: Sequence[int] = ()
+) -> dict[str, str]:
     """Return the files of one model's ensembles and stages: path in the repository to content.
 
     Args:
         version: of the software, which is part of the fingerprint.
+        gpus: the numbers of its GPUs; empty: the first ones of the machine.
     """
     ensemble = model_id_to_ensemble(manifest.model_id)
     shared = {"artifact_dir": str(artifact_dir), "ensemble": ensemble, "context_window": str(manifest.context_window)}
@@ -109,6 +113,8 @@ def render(manifest: Manifest, artifact_dir: Path, options: ServeOptions, versio
         "num_threads": str(options.num_threads),
         "stream_interval_ms": str(options.stream_interval_ms),
     }
+    if gpus:
+        engine["gpus"] = json.dumps(list(gpus))
     if options.adapter_root is not None:
         engine["adapter_root"] = json.dumps(_adapter_root(manifest, options.adapter_root, options))
     configs = {stage_name(ensemble, name): _ensemble_config(ensemble, name) for name in tensors.ENSEMBLES}
@@ -187,15 +193,21 @@ def _fingerprint(manifest: Manifest, options: ServeOptions, version: str) -> str
     return f"fp_{digest}"
 
 
-def render_artifacts(artifact_dirs: Iterable[Path], options: ServeOptions) -> dict[str, str]:
+def render_artifacts(
+    artifact_dirs: Iterable[Path], options: ServeOptions, gpus: Mapping[Path, Sequence[int]] = MappingProxyType({})
+) -> dict[str, str]:
     """Return the files of a repository that serves these artifacts, after a check of each.
+
+    Args:
+        gpus: the numbers of an artifact's GPUs. It may be missing for a single model.
 
     Raises:
         ArtifactInvalid: a file of an artifact is missing or changed.
-        BuildError: two names of models, aliases or adapters are the same.
+        BuildError: two names of models, aliases or adapters are the same, or the GPUs of two models.
     """
     files: dict[str, str] = {}
     names: list[tuple[str, str]] = []
+    placed: dict[str, Sequence[int]] = {}  # by model, for those that need GPUs
     version = _versions()
     for artifact_dir in artifact_dirs:
         # Large files with the same time and size are not read again, as `verify` does.
@@ -203,8 +215,32 @@ def render_artifacts(artifact_dirs: Iterable[Path], options: ServeOptions) -> di
         owned = names_of(manifest.model_id, manifest.serving.aliases, manifest.adapters)
         names += [(name, f"{owner} ({artifact_dir})") for name, owner in owned]
         check_names_differ(names)
-        files |= render(manifest, artifact_dir.resolve(), options, version)
+        own_gpus = gpus.get(artifact_dir, ())
+        _check_number_of_gpus(manifest, own_gpus)
+        if "num_gpus" in manifest.requires:
+            placed[manifest.model_id] = own_gpus
+        files |= render(manifest, artifact_dir.resolve(), options, version, own_gpus)
+    _check_gpus_differ(placed)
     return files
+
+
+def _check_number_of_gpus(manifest: Manifest, gpus: Sequence[int]) -> None:
+    num_gpus = int(manifest.requires.get("num_gpus", 0))
+    if gpus and (len(gpus) != num_gpus or len(set(gpus)) != num_gpus):
+        numbers = ",".join(map(str, gpus))
+        raise BuildError(f"{manifest.model_id}: GPUs {numbers}: the model needs {num_gpus} different ones")
+
+
+def _check_gpus_differ(placed: Mapping[str, Sequence[int]]) -> None:
+    """Check that no GPU has two models. TensorRT-LLM starts each model on the first GPUs that it sees."""
+    owners: dict[int, str] = {}
+    for model_id, gpus in placed.items():
+        if not gpus and len(placed) > 1:
+            raise BuildError(f"{model_id}: {len(placed)} models need GPUs: name those of each, as ARTIFACT:0,1")
+        for gpu in gpus:
+            if gpu in owners:
+                raise BuildError(f"{model_id}: GPU {gpu} is {owners[gpu]}'s already")
+            owners[gpu] = model_id
 
 
 def write_repository(files: Mapping[str, str], repository: Path) -> None:

@@ -222,7 +222,7 @@ class Settings:
     )
     image_hosts: tuple[str, ...] = setting(
         (),
-        "Host that images of chats are fetched from, at public addresses; * is every host. Without it no URL is fetched.",
+        "Host that images of chats are fetched from, at public addresses; * is any host. Without it no URL is fetched.",
         pattern=rf"\*|{_HOST_NAME}(:[0-9]{{1,5}})?",
         form="a name such as images.example.com, with a port if it is not the usual one, or *",
         flag="--image-host",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 
 _QUERY = ("--query-gpu=name,memory.total,compute_cap", "--format=csv,noheader,nounits")
@@ -44,6 +44,17 @@ def read_machine(environment: Mapping[str, str] = os.environ) -> Machine:
         gpu_architecture=" and ".join(sorted({architecture for _, _, architecture in rows})) or None,
         tensorrt_llm_version=version,
     )
+
+
+def show_only(gpus: Sequence[int], environment: MutableMapping[str, str]) -> None:
+    """Hide all other GPUs from this process and its children. The numbers count the GPUs that are visible now.
+
+    Raises:
+        IndexError: a number is too large.
+    """
+    visible = environment.get("CUDA_VISIBLE_DEVICES")
+    names = [str(gpu) for gpu in gpus] if visible is None else [visible.split(",")[gpu] for gpu in gpus]
+    environment["CUDA_VISIBLE_DEVICES"] = ",".join(names)
 
 
 def why_unfit(requires: Mapping[str, str], machine: Machine) -> str | None:

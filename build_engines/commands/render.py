@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from build_engines.errors import BuildError
 from build_engines.render import DEFAULT_MAX_SEQUENCES, ServeOptions, render_artifacts, write_repository
 
 
@@ -18,7 +20,12 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
         description="Write the Triton repository that serves artifacts, one model each. An existing repository is "
         "replaced atomically.",
     )
-    command.add_argument("artifacts", nargs="+", type=Path, metavar="ARTIFACT", help="a folder from `build`")
+    command.add_argument(
+        "artifacts",
+        nargs="+",
+        metavar="ARTIFACT[:GPUS]",
+        help="a folder from `build`; several models on GPUs need the numbers of theirs: ARTIFACT:0,1 ARTIFACT:2",
+    )
     command.add_argument("--repository", type=Path, required=True, metavar="DIR", help="the folder of the repository")
     add_serve_options(command)
     command.set_defaults(command=_render)
@@ -65,10 +72,18 @@ def serve_options_of(options: argparse.Namespace) -> ServeOptions:
 
 
 def _render(options: argparse.Namespace) -> None:
-    write(options.artifacts, options.repository, serve_options_of(options))
+    write(dict(map(_with_gpus, options.artifacts)), options.repository, serve_options_of(options))
 
 
-def write(artifact_dirs: Sequence[Path], repository: Path, serve_options: ServeOptions) -> None:
-    """Render the artifacts, and replace the repository."""
-    write_repository(render_artifacts(artifact_dirs, serve_options), repository)
+def _with_gpus(text: str) -> tuple[Path, tuple[int, ...]]:
+    """Split ARTIFACT:0,1 into the folder and the numbers."""
+    found = re.fullmatch(r"(?P<folder>.+?)(:(?P<gpus>\d+(,\d+)*))?", text, re.DOTALL)
+    if found is None:
+        raise BuildError("an empty name of an artifact")
+    return Path(found["folder"]), tuple(map(int, re.findall(r"\d+", found["gpus"] or "")))
+
+
+def write(gpus: Mapping[Path, Sequence[int]], repository: Path, serve_options: ServeOptions) -> None:
+    """Render the artifacts, each with the numbers of its GPUs, and replace the repository."""
+    write_repository(render_artifacts(gpus, serve_options, gpus), repository)
     print(f"repository  {repository}")

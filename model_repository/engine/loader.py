@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from model_repository.engine.emitter import Emitter
 from model_repository.engine.engine import Engine
 from model_repository.engine.runtime import RUNTIMES, EngineConfig, load_runtime
 from model_repository.errors import EngineFailed
-from model_repository.machine import read_machine, why_unfit
+from model_repository.machine import read_machine, show_only, why_unfit
 
 # Of one core, on a machine of any size: a single thread sends tokens.
 MAX_SENDING_SHARE = 0.5
@@ -52,6 +53,11 @@ def load_engine(parameters: Mapping[str, str]) -> Engine:
         EngineFailed: the model was built for another machine, or does not load.
     """
     config = read_engine_config(parameters)
+    if gpus := json.loads(parameters.get("gpus", "[]")):
+        try:
+            show_only(gpus, os.environ)  # before the runtime's library is imported, and starts processes
+        except IndexError as exc:
+            raise EngineFailed(f"GPUs {gpus}: CUDA_VISIBLE_DEVICES shows fewer") from exc
     # Before the runtime's own library is imported: this machine may not have it.
     if config.requires and (reason := why_unfit(config.requires, read_machine())):
         raise EngineFailed(f"{config.artifact_dir}: {reason}")

@@ -74,6 +74,34 @@ def test_a_name_that_means_two_things_is_refused(
         render_artifacts(folders, OPTIONS)
 
 
+def write_gpu_artifact(folder: Path, model_id: str, num_gpus: int) -> Path:
+    folder.mkdir()
+    artifact.seal(folder, dataclasses.replace(MANIFEST, model_id=model_id, requires={"num_gpus": str(num_gpus)}))
+    return folder
+
+
+def test_each_model_has_its_own_gpus(tmp_path: Path) -> None:
+    one, two = write_gpu_artifact(tmp_path / "one", "one", 2), write_gpu_artifact(tmp_path / "two", "two", 1)
+    files = render_artifacts([one, two], OPTIONS, {one: (0, 1), two: (2,)})
+    assert 'key: "gpus"\n  value {\n    string_value: "[0, 1]"' in files["one__engine/config.pbtxt"]
+    assert '"[2]"' in files["two__engine/config.pbtxt"]
+    assert '"gpus"' not in render_artifacts([one], OPTIONS)["one__engine/config.pbtxt"]
+    for gpus, message in (
+        ({one: (0, 1), two: (1,)}, "two: GPU 1 is one's already"),
+        ({one: (0, 1)}, "two: 2 models need GPUs: name those of each, as ARTIFACT:0,1"),
+        ({one: (0,), two: (1,)}, "one: GPUs 0: the model needs 2 different ones"),
+        ({one: (0, 0), two: (1,)}, "one: GPUs 0,0: the model needs 2 different ones"),
+    ):
+        with pytest.raises(BuildError, match=message):
+            render_artifacts([one, two], OPTIONS, gpus)
+
+
+def test_a_model_on_the_cpu_has_no_gpus(tmp_path: Path) -> None:
+    folder = write_artifact(tmp_path / "one", "one")
+    with pytest.raises(BuildError, match="one: GPUs 0: the model needs 0 different ones"):
+        render_artifacts([folder], OPTIONS, {folder: (0,)})
+
+
 def test_a_damaged_artifact_is_refused(tmp_path: Path) -> None:
     folder = write_artifact(tmp_path / "one", "one")
     (folder / "weights").write_text("changed")

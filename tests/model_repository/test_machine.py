@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from model_repository.machine import Machine, read_machine, why_unfit
+from model_repository.machine import Machine, read_machine, show_only, why_unfit
 
 BIN = Path(__file__).parents[1] / "doubles" / "bin"
 H100 = "NVIDIA H100 80GB HBM3, 81559, 9.0"
@@ -35,6 +35,15 @@ def test_a_machine_is_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
     install(monkeypatch, tmp_path, [H100, H100], "1.2.1")
     assert read_machine({}) == MACHINE
     assert read_machine({}).num_gpus == 2
+
+
+def test_other_gpus_are_hidden() -> None:
+    for visible, expected in (({}, "2,3"), ({"CUDA_VISIBLE_DEVICES": "7,6,5,4"}, "5,4")):
+        environment: dict[str, str] = dict(visible)
+        show_only((2, 3), environment)
+        assert environment == {"CUDA_VISIBLE_DEVICES": expected}
+    with pytest.raises(IndexError):
+        show_only((1,), {"CUDA_VISIBLE_DEVICES": "4"})
 
 
 def test_only_visible_gpus_are_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

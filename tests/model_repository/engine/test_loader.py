@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -87,3 +88,20 @@ def test_an_artifact_for_another_machine_is_refused_before_its_runtime_is_import
     )
     with pytest.raises(EngineFailed, match=expected):
         load_engine(parameters)
+
+
+def test_the_gpus_of_a_model_are_chosen_before_the_machine_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6")
+    visible: list[str] = []
+
+    def machine() -> Machine:
+        visible.append(os.environ["CUDA_VISIBLE_DEVICES"])
+        return Machine()
+
+    monkeypatch.setattr("model_repository.engine.loader.read_machine", machine)
+    parameters = PARAMETERS | {"requires": '{"num_gpus": "2"}'}
+    with pytest.raises(EngineFailed, match=r"GPUs \[1, 3\]: CUDA_VISIBLE_DEVICES shows fewer"):
+        load_engine(parameters | {"gpus": "[1, 3]"})
+    with pytest.raises(EngineFailed, match="GPU"):
+        load_engine(parameters | {"gpus": "[1, 2]"})
+    assert visible == ["5,6"]
