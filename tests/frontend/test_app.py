@@ -18,7 +18,8 @@ from tests.fakes import DEMO, FakeTriton, chunks
 from tests.frontend.answers import error_of
 from tests.frontend.bodies import CHAT, COMPLETION, TIME, USER
 from tests.frontend.conftest import Serve
-from tests.frontend.connections.raw_http import DEADLINE_S, exchange, port_of
+from tests.frontend.connections.raw_http import exchange, port_of
+from tests.waiting import DEADLINE_S
 
 JSON = {"Content-Type": "application/json"}
 

@@ -8,6 +8,7 @@ import time
 import pytest
 
 from frontend import loop_time
+from tests.waiting import DEADLINE_S
 
 TIMEOUT_S = 0.5
 
@@ -39,7 +40,7 @@ async def test_work_without_an_answer_is_cancelled() -> None:
 
     with pytest.raises(TimeoutError):
         await loop_time.within(0.01, work())
-    await asyncio.wait_for(is_cancelled.wait(), 10)
+    await asyncio.wait_for(is_cancelled.wait(), DEADLINE_S)
 
 
 async def test_an_error_is_passed_on() -> None:

@@ -9,8 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from model_repository.cancel_channel import CancelReceiver, CancelSender
-
-PATIENCE_S = 30.0  # for the receiver's thread; a test that needs it has failed
+from tests.waiting import DEADLINE_S
 
 
 @pytest.fixture
@@ -30,7 +29,7 @@ def test_a_cancel_arrives_once(ensemble: str, sender: CancelSender) -> None:
     receiver = CancelReceiver(ensemble, cancelled.put)
     for number in (2**57, 2**57, 7):
         sender.cancel(number)
-    assert [cancelled.get(timeout=PATIENCE_S) for _ in range(2)] == [2**57, 7]
+    assert [cancelled.get(timeout=DEADLINE_S) for _ in range(2)] == [2**57, 7]
     receiver.close()
     assert cancelled.empty()
 
@@ -43,7 +42,7 @@ def test_a_cancel_without_a_receiver_is_tried_again(
     cancelled: queue.Queue[int] = queue.Queue()
     receiver = CancelReceiver(ensemble, cancelled.put)
     sender.cancel(5)
-    assert cancelled.get(timeout=PATIENCE_S) == 5
+    assert cancelled.get(timeout=DEADLINE_S) == 5
     receiver.close()
 
 
@@ -52,7 +51,7 @@ def test_ensembles_do_not_receive_each_others_cancels(ensemble: str, sender: Can
     others: queue.Queue[int] = queue.Queue()
     receivers = [CancelReceiver(ensemble, mine.put), CancelReceiver(f"{ensemble}-other", others.put)]
     sender.cancel(5)
-    assert mine.get(timeout=PATIENCE_S) == 5
+    assert mine.get(timeout=DEADLINE_S) == 5
     for receiver in receivers:
         receiver.close()
     assert others.empty()
@@ -65,6 +64,6 @@ def test_a_new_engine_gets_cancels_while_the_old_one_closes(ensemble: str, sende
     old_receiver, new_receiver = CancelReceiver(ensemble, old.put), CancelReceiver(ensemble, new.put)
     old_receiver.close()
     sender.cancel(5)
-    assert new.get(timeout=PATIENCE_S) == 5
+    assert new.get(timeout=DEADLINE_S) == 5
     new_receiver.close()
     assert old.empty()

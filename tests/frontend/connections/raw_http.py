@@ -11,7 +11,7 @@ from typing import Any
 
 import aiohttp
 
-DEADLINE_S = 30.0  # for things that take milliseconds: only a hang reaches it
+from tests.waiting import DEADLINE_S
 
 
 @dataclass(frozen=True, slots=True)

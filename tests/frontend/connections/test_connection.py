@@ -12,7 +12,8 @@ from model_repository.contract.output import GenerationChunk
 from tests.fakes import FakeTriton, chunks
 from tests.frontend.bodies import CHAT, COMPLETION
 from tests.frontend.conftest import Serve
-from tests.frontend.connections.raw_http import DEADLINE_S, exchange, narrow_connection, port_of, post
+from tests.frontend.connections.raw_http import exchange, narrow_connection, port_of, post
+from tests.waiting import DEADLINE_S
 
 GET = b"GET /health/live HTTP/1.1\r\nHost: localhost\r\n"
 CLOSE = b"Connection: close\r\n"

@@ -14,6 +14,7 @@ from tests.fakes import FakeTriton, chunks
 from tests.frontend.answers import error_of
 from tests.frontend.bodies import COMPLETION
 from tests.frontend.conftest import Serve
+from tests.waiting import DEADLINE_S
 
 
 async def test_a_drain_refuses_new_requests_and_shows_in_the_health(serve: Serve) -> None:
@@ -35,7 +36,7 @@ async def test_a_drain_refuses_new_requests_and_shows_in_the_health(serve: Serve
 async def test_a_drain_without_requests_ends_at_once_and_notifies_the_others_once() -> None:
     calls: list[str] = []
     drain = Drain(lambda: calls.append("drain"))
-    await asyncio.wait_for(drain.finish(60.0, asyncio.Event(), lambda error: 0), 10)
+    await asyncio.wait_for(drain.finish(60.0, asyncio.Event(), lambda error: 0), DEADLINE_S)
     drain.begin()
     assert calls == ["drain"]
     with pytest.raises(Draining), drain.request():

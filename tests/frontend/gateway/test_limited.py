@@ -16,6 +16,7 @@ from tests.frontend.answers import error_of
 from tests.frontend.bodies import CHAT, COMPLETION, PATHS
 from tests.frontend.conftest import Serve
 from tests.hostile.large import spaces
+from tests.waiting import DEADLINE_S
 
 NUM_USED = 12  # tokens of a completion of the fake Triton
 LIMIT = 1000  # tokens per minute
@@ -155,7 +156,7 @@ async def test_a_cancelled_stream_costs_its_prompt_and_its_text(serve: Serve) ->
     response = await http.post("/v1/completions", json=body)
     await response.content.readline()
     response.close()
-    await asyncio.wait_for(triton.closed.wait(), 10)
+    await asyncio.wait_for(triton.closed.wait(), DEADLINE_S)
     assert PROMPT_BYTES / 3 + 30 <= LIMIT - await left(http) <= PROMPT_BYTES / 3 + 30 + 40
 
 
@@ -163,9 +164,9 @@ async def test_a_cancelled_request_without_streaming_costs_its_estimate(serve: S
     triton = FakeTriton([asyncio.Event()])
     http = await serve(triton, tokens_per_minute=LIMIT)
     request = asyncio.create_task(http.post("/v1/completions", json=COMPLETION | {"max_tokens": 500}))
-    await asyncio.wait_for(triton.started.wait(), 10)
+    await asyncio.wait_for(triton.started.wait(), DEADLINE_S)
     request.cancel()
-    await asyncio.wait_for(triton.closed.wait(), 10)
+    await asyncio.wait_for(triton.closed.wait(), DEADLINE_S)
     assert await left(http) <= LIMIT - 500
 
 
@@ -177,7 +178,7 @@ async def test_the_concurrency_of_a_key_is_limited_and_each_end_makes_room(serve
     error = await error_of(await http.post("/v1/chat/completions", json=body))
     assert (error["status"], error["code"]) == (429, "requests")
     response.close()
-    await asyncio.wait_for(triton.closed.wait(), 10)
+    await asyncio.wait_for(triton.closed.wait(), DEADLINE_S)
     triton.script = chunks("x")
     for _ in range(3):
         assert (await http.post("/v1/chat/completions", json=CHAT)).status == 200
@@ -203,14 +204,14 @@ async def test_a_full_model_gives_503_with_a_time_to_come_back(serve: Serve) -> 
     triton = FakeTriton([asyncio.Event()])
     http = await serve(triton, max_in_flight=1, max_queue_wait_s=0.01, requests_per_minute=9)
     request = asyncio.create_task(http.post("/v1/completions", json=COMPLETION))
-    await asyncio.wait_for(triton.started.wait(), 10)
+    await asyncio.wait_for(triton.started.wait(), DEADLINE_S)
     response = await http.post("/v1/completions", json=COMPLETION)
     error = await error_of(response)
     assert (error["status"], error["type"], error["code"]) == (503, "overloaded_error", "overloaded")
     assert int(response.headers["Retry-After"]) >= 1
     assert response.headers["x-ratelimit-limit-requests"] == "9"
     request.cancel()
-    await asyncio.wait_for(triton.closed.wait(), 10)
+    await asyncio.wait_for(triton.closed.wait(), DEADLINE_S)
     triton.script = chunks("x")
     response = await http.post("/v1/completions", json=COMPLETION)
     assert (response.status, response.headers["x-ratelimit-remaining-requests"]) == (200, "7")  # 503 was not charged
@@ -220,14 +221,14 @@ async def test_a_request_that_is_cancelled_in_the_queue_never_reaches_the_engine
     triton = FakeTriton([asyncio.Event()])
     http = await serve(triton, max_in_flight=1)
     first = asyncio.create_task(http.post("/v1/completions", json=COMPLETION))
-    await asyncio.wait_for(triton.started.wait(), 10)
+    await asyncio.wait_for(triton.started.wait(), DEADLINE_S)
     second = asyncio.create_task(http.post("/v1/completions", json=COMPLETION))
     async with asyncio.timeout(10):
         while f'conch_requests_in_flight{{model="{DEMO.id}"}} 2.0' not in await (await http.get("/metrics")).text():
             pass
     second.cancel()
     first.cancel()
-    await asyncio.wait_for(triton.closed.wait(), 10)
+    await asyncio.wait_for(triton.closed.wait(), DEADLINE_S)
     triton.script = chunks("x")
     assert (await http.post("/v1/completions", json=COMPLETION)).status == 200
     assert len(triton.requests) == 2

@@ -24,6 +24,7 @@ from tests.frontend.answers import error_of
 from tests.frontend.bodies import COMPLETION
 from tests.frontend.conftest import Serve
 from tests.hostile import large
+from tests.waiting import DEADLINE_S
 
 JSON = {"Content-Type": "application/json"}
 
@@ -147,12 +148,12 @@ async def test_the_room_of_a_large_body_is_given_back_with_the_answer(
             yield body[start : start + 50_000]
 
     first = asyncio.create_task(http.post("/v1/completions", data=in_pieces() if is_chunked else body, headers=JSON))
-    await asyncio.wait_for(triton.started.wait(), 10)
+    await asyncio.wait_for(triton.started.wait(), DEADLINE_S)
     error = await error_of(await http.post("/v1/completions", data=body, headers=JSON))
     assert (error["status"], error["code"]) == (503, "overloaded")
     triton.script = chunks("x")
     assert (await http.post("/v1/completions", json=COMPLETION)).status == 200
     first.cancel()
-    await asyncio.wait_for(triton.closed.wait(), 10)
+    await asyncio.wait_for(triton.closed.wait(), DEADLINE_S)
     while (await http.post("/v1/completions", data=body, headers=JSON)).status == 503:
         pass

@@ -37,6 +37,7 @@ from tests.frontend.triton.generating import (
 )
 from tests.frontend.triton.server import FakeTritonServer, Script
 from tests.frontend.triton.test_failures import DOWN
+from tests.waiting import DEADLINE_S
 
 # --- opening ----------------------------------------------------------------------------------------------------------
 
@@ -68,7 +69,7 @@ async def test_after_many_output_batches_the_next_request_opens_another_stream_a
         assert not others[0].done()
         client.generations.abort("demo__engine", errors.EngineFailed("lost"))  # which ends both
         assert (await others[0]).message == "lost"
-        await asyncio.wait_for(first.ended.wait(), 10)
+        await asyncio.wait_for(first.ended.wait(), DEADLINE_S)
 
 
 async def test_requests_travel_on_the_call_that_brings_their_outputs(
@@ -92,7 +93,7 @@ async def test_a_call_of_which_triton_keeps_much_is_closed_by_its_last_reader(
         await (failure_of(client) if refusal else completion_of(client))
         num_requests += 1
     assert num_requests == (2 if refusal else 8)
-    await asyncio.wait_for(streams[0].ended.wait(), 10)
+    await asyncio.wait_for(streams[0].ended.wait(), DEADLINE_S)
 
 
 async def test_each_model_has_a_stream_of_its_own(server: FakeTritonServer, client: TritonClient) -> None:
@@ -108,7 +109,7 @@ async def test_no_request_is_sent_before_the_stream_is_open(server: FakeTritonSe
     is_open = asyncio.Event()
     server.opening = [is_open]
     waiting = [asyncio.create_task(completion_of(client)) for _ in range(2)]
-    await asyncio.wait_for(server.opened.wait(), 10)
+    await asyncio.wait_for(server.opened.wait(), DEADLINE_S)
     assert not server.batches
     is_open.set()
     assert await asyncio.gather(*waiting) == [chunks("a")] * 2
@@ -141,7 +142,7 @@ async def test_a_reader_that_leaves_while_the_stream_opens_leaves_it_to_the_othe
     is_open = asyncio.Event()
     server.opening = [is_open]
     leaves, stays = (asyncio.create_task(completion_of(client)) for _ in range(2))
-    await asyncio.wait_for(server.opened.wait(), 10)
+    await asyncio.wait_for(server.opened.wait(), DEADLINE_S)
     leaves.cancel()
     with pytest.raises(asyncio.CancelledError):
         await leaves
@@ -155,9 +156,9 @@ async def test_an_engine_that_is_lost_while_the_stream_opens_fails_those_that_wa
 ) -> None:
     server.opening = [asyncio.Event()]
     waiting = asyncio.create_task(failure_of(client))
-    await asyncio.wait_for(server.opened.wait(), 10)
+    await asyncio.wait_for(server.opened.wait(), DEADLINE_S)
     client.generations.abort("demo__engine", errors.EngineFailed("lost"))
-    assert (await asyncio.wait_for(waiting, 10)).message == "lost"
+    assert (await asyncio.wait_for(waiting, DEADLINE_S)).message == "lost"
 
 
 # --- which requests share a message -----------------------------------------------------------------------------------
@@ -266,11 +267,11 @@ async def test_an_output_batch_brings_chunks_and_errors_to_each_of_its_requests(
         asyncio.create_task(completion_of(client)),
         asyncio.create_task(failure_of(client)),
     )
-    await asyncio.wait_for(server.started.wait(), 10)
+    await asyncio.wait_for(server.started.wait(), DEADLINE_S)
     [last] = chunks("a")
     the_stream(server).put((1, last), (2, Overloaded("full").message()))
-    assert await asyncio.wait_for(completion, 10) == [last]
-    assert type(await asyncio.wait_for(failure, 10)) is errors.Overloaded
+    assert await asyncio.wait_for(completion, DEADLINE_S) == [last]
+    assert type(await asyncio.wait_for(failure, DEADLINE_S)) is errors.Overloaded
 
 
 async def test_an_error_after_the_first_chunk_ends_only_its_request(
@@ -301,11 +302,11 @@ async def test_a_request_that_is_taken_after_its_reader_has_left_is_cancelled_ag
     server.script = [GenerationChunk(text=""), asyncio.Event()]
     server.take.clear()
     leaves = asyncio.create_task(completion_of(client))
-    await asyncio.wait_for(server.started.wait(), 10)
+    await asyncio.wait_for(server.started.wait(), DEADLINE_S)
     leaves.cancel()
-    assert await asyncio.wait_for(server.controls.get(), 10) == CANCEL
+    assert await asyncio.wait_for(server.controls.get(), DEADLINE_S) == CANCEL
     server.take.set()
-    assert await asyncio.wait_for(server.controls.get(), 10) == CANCEL
+    assert await asyncio.wait_for(server.controls.get(), DEADLINE_S) == CANCEL
 
 
 async def test_a_request_that_the_engine_has_survives_the_tokenizer(
@@ -314,7 +315,7 @@ async def test_a_request_that_the_engine_has_survives_the_tokenizer(
     is_over = asyncio.Event()
     server.script = [text(""), is_over, *chunks("a")]  # the first chunk says that the request waits for its turn
     waits = asyncio.create_task(completion_of(client))
-    await asyncio.wait_for(server.started.wait(), 10)
+    await asyncio.wait_for(server.started.wait(), DEADLINE_S)
     server.script = list(chunks("b"))
     assert await completion_of(client) == chunks("b")  # in a later output batch
     assert client.generations.abort("demo__tokenizer", errors.EngineFailed()) == 0

@@ -24,6 +24,7 @@ from tests.frontend.triton.generating import (
 )
 from tests.frontend.triton.server import FakeTritonServer, listen
 from tests.frontend.triton.test_failures import DOWN
+from tests.waiting import DEADLINE_S
 
 
 async def test_a_stream_that_ends_fails_all_and_the_next_request_opens_another(
@@ -46,9 +47,9 @@ async def test_a_stream_that_the_engine_ends_is_half_closed_and_requests_under_w
     server.take.clear()
     server.started.clear()
     under_way = [asyncio.create_task(completion_of(client)) for _ in range(2)]
-    await asyncio.wait_for(server.started.wait(), 10)
+    await asyncio.wait_for(server.started.wait(), DEADLINE_S)
     the_stream(server).end()
-    await asyncio.wait_for(server.half_closed.wait(), 10)
+    await asyncio.wait_for(server.half_closed.wait(), DEADLINE_S)
     server.take.set()
     assert await asyncio.gather(*under_way) == [chunks("a")] * 2
     assert server.num_opened == 2
@@ -62,7 +63,7 @@ async def test_a_lost_output_batch_fails_all_and_closes_the_stream(
         stream = the_stream(server)
         stream.put((1, text("b")), num_lost=1)
         assert [type(each) for each in await asyncio.gather(*tasks)] == [errors.EngineFailed] * 2
-        await asyncio.wait_for(stream.ended.wait(), 10)  # so that the engine notices
+        await asyncio.wait_for(stream.ended.wait(), DEADLINE_S)  # so that the engine notices
 
 
 async def test_an_error_of_the_stream_fails_all_and_closes_it(server: FakeTritonServer, client: TritonClient) -> None:
@@ -72,10 +73,10 @@ async def test_an_error_of_the_stream_fails_all_and_closes_it(server: FakeTriton
         stream = the_stream(server)
         stream.fail(DOWN.format("demo__detokenizer"))
         assert [type(each) for each in await asyncio.gather(*tasks)] == [errors.StageUnhealthy] * 2
-        await asyncio.wait_for(stream.ended.wait(), 10)
+        await asyncio.wait_for(stream.ended.wait(), DEADLINE_S)
     assert set(downs) == {"demo__detokenizer"}
     for _ in range(2):  # the engine lives
-        assert await asyncio.wait_for(server.controls.get(), 10) == CANCEL
+        assert await asyncio.wait_for(server.controls.get(), DEADLINE_S) == CANCEL
 
 
 async def test_an_output_batch_that_cannot_be_read_fails_all(
@@ -147,7 +148,7 @@ async def test_closing_ends_the_stream_and_its_readers(server: FakeTritonServer)
         stream = the_stream(server)
         await client.close()
         assert [type(each) for each in await asyncio.gather(*tasks)] == [errors.TritonUnreachable] * 2
-        await asyncio.wait_for(stream.ended.wait(), 10)
+        await asyncio.wait_for(stream.ended.wait(), DEADLINE_S)
     await listener.stop(None)
 
 

@@ -32,6 +32,7 @@ from tests.frontend.bodies import USER, WEATHER
 from tests.frontend.test_loop_time import TIMEOUT_S, stand_still
 from tests.frontend.triton.generating import REQUEST, completion_of
 from tests.frontend.triton.server import FakeTritonServer, infer_response, listen
+from tests.waiting import DEADLINE_S
 
 
 async def test_an_engine_that_does_not_answer_is_a_timeout(server: FakeTritonServer, client: TritonClient) -> None:
@@ -201,7 +202,7 @@ async def test_without_triton_every_call_says_so_at_once(ask: Callable[[TritonCl
     await listener.stop(None)
     client = TritonClient(f"127.0.0.1:{port}")
     with pytest.raises(errors.TritonUnreachable):
-        await asyncio.wait_for(ask(client), 10)
+        await asyncio.wait_for(ask(client), DEADLINE_S)
     await client.close()
 
 

@@ -18,6 +18,7 @@ from tests.fakes import chunks
 from tests.frontend.connections import self_signed
 from tests.frontend.triton.generating import completion_of, failure_of
 from tests.frontend.triton.server import FakeTritonServer, listen
+from tests.waiting import DEADLINE_S
 
 TRUSTED, STRANGER = "trusted", "stranger"
 
@@ -46,7 +47,7 @@ async def connected(folder: Path, *, wants_certificate: bool = False, **settings
 
 async def is_refused(client: TritonClient) -> bool:
     """Tell whether the connection does not come about."""
-    return isinstance(await asyncio.wait_for(failure_of(client), 10), errors.TritonUnreachable)
+    return isinstance(await asyncio.wait_for(failure_of(client), DEADLINE_S), errors.TritonUnreachable)
 
 
 async def test_a_triton_that_the_authority_vouches_for_is_talked_to(tmp_path: Path) -> None:

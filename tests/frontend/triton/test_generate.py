@@ -18,6 +18,7 @@ from tests.fakes import chunks
 from tests.frontend.triton.generating import CANCEL, REQUEST, WHOLE, completion_of, failure_of
 from tests.frontend.triton.server import FakeTritonServer, listen
 from tests.frontend.triton.test_failures import DOWN
+from tests.waiting import DEADLINE_S
 
 BOTH = pytest.mark.parametrize("asked", [REQUEST, WHOLE], ids=["streamed", "whole"])
 
@@ -83,7 +84,7 @@ async def test_an_aborted_generation_raises_the_error_while_it_waits(
 ) -> None:
     server.script = [asyncio.Event()]
     handler = asyncio.create_task(completion_of(client, asked))
-    await asyncio.wait_for(server.started.wait(), 10)
+    await asyncio.wait_for(server.started.wait(), DEADLINE_S)
     client.generations.abort("demo__engine", errors.EngineFailed("lost"))
     with pytest.raises(errors.EngineFailed, match="lost"):
         await handler
@@ -100,7 +101,7 @@ async def test_a_lost_tokenizer_ends_unstarted_requests_and_a_lost_detokenizer_a
         server.started.clear()
         server.take.clear()
         waiting = asyncio.create_task(completion_of(client, asked))
-        await asyncio.wait_for(server.started.wait(), 10)
+        await asyncio.wait_for(server.started.wait(), DEADLINE_S)
         assert client.generations.abort("demo__tokenizer", errors.EngineFailed("tokenizer")) == 1
         with pytest.raises(errors.EngineFailed, match="tokenizer"):
             await waiting
@@ -108,7 +109,7 @@ async def test_a_lost_tokenizer_ends_unstarted_requests_and_a_lost_detokenizer_a
         with pytest.raises(errors.EngineFailed, match="detokenizer"):
             await anext(generation)
     for _ in range(2):  # the engine lives, so it gets both
-        assert await asyncio.wait_for(server.controls.get(), 10) == CANCEL
+        assert await asyncio.wait_for(server.controls.get(), DEADLINE_S) == CANCEL
 
 
 @BOTH
@@ -131,7 +132,7 @@ async def test_an_error_behind_the_engine_cancels_the_sequence(
     server.script = [GenerationChunk(text="a"), DOWN.format("demo__detokenizer")]
     assert isinstance(await failure_of(client, asked), errors.StageUnhealthy)
     assert downs == ["demo__detokenizer"]
-    assert await asyncio.wait_for(server.controls.get(), 10) == CANCEL
+    assert await asyncio.wait_for(server.controls.get(), DEADLINE_S) == CANCEL
 
 
 @BOTH

@@ -12,10 +12,10 @@ import pytest
 from frontend.errors import TritonUnreachable
 from frontend.triton.client import TritonClient
 from tests.frontend.triton.server import FakeTritonServer, listen
+from tests.waiting import DEADLINE_S
 
 _HEADER_BYTES = 12
 _TYPE_A = 1
-DEADLINE_S = 30.0  # only a name that is never asked for again reaches it
 
 
 class NameServer(asyncio.DatagramProtocol):

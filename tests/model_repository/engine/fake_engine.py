@@ -17,6 +17,7 @@ from model_repository.engine.output_streams import SINGLE_CHECK_INTERVAL_S
 from model_repository.engine.runtime import EngineConfig, Prepared, RuntimeStats, StepOutput
 from model_repository.errors import EngineFailed, StageError
 from tests.model_repository.engine.engine_requests import changed
+from tests.waiting import DEADLINE_S
 
 BYTE_TABLE = [bytes([byte]) for byte in range(256)]
 EOS = 0  # a byte that no script contains
@@ -24,7 +25,6 @@ SILENCE_S = 1.25 * SINGLE_CHECK_INTERVAL_S
 REGEX = StructuredOutput(OutputFormat.REGEX, "a")
 REQUEST = EngineRequest(prompt_token_ids=(1, 2, 3), max_tokens=50)
 POLITE = Adapter(path=Path("unused"), key="1", num_bytes=7, source="teams/polite")
-PATIENCE_S = 30.0  # for the engine's thread; a test that needs it has failed
 
 
 class Panic(BaseException):
@@ -204,7 +204,7 @@ class SlowResponder(FakeResponder):
         self.may_send = threading.Event()
 
     def send(self, batch: OutputBatch) -> None:
-        assert self.may_send.wait(PATIENCE_S)
+        assert self.may_send.wait(DEADLINE_S)
         super().send(batch)
 
 
@@ -271,7 +271,7 @@ class Fake:
         may_go_on = threading.Event()
 
         def wait() -> None:
-            assert may_go_on.wait(PATIENCE_S)
+            assert may_go_on.wait(DEADLINE_S)
 
         self.runtime.on_prepare = wait
         return may_go_on

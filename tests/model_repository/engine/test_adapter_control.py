@@ -12,7 +12,8 @@ import pytest
 from model_repository.engine.adapter_control import AdapterControl, restore_adapters
 from model_repository.errors import EngineFailed, InvalidRequest, Unsupported
 from tests.model_repository.engine.adapter_folders import root_of, write_folder
-from tests.model_repository.engine.fake_engine import PATIENCE_S, POLITE, Fake, FakeRuntime
+from tests.model_repository.engine.fake_engine import POLITE, Fake, FakeRuntime
+from tests.waiting import DEADLINE_S
 
 
 @pytest.fixture
@@ -39,7 +40,7 @@ def outcome_of(order: Callable[..., None], *arguments: str) -> BaseException | N
     """Wait for the outcome of one order."""
     outcome: Future[None] = Future()
     order(*arguments, lambda: outcome.set_result(None), SimpleNamespace(fail=outcome.set_exception))
-    return outcome.exception(PATIENCE_S)
+    return outcome.exception(DEADLINE_S)
 
 
 def load(control: AdapterControl, name: str, source: str) -> BaseException | None:

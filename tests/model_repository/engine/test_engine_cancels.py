@@ -7,8 +7,8 @@ import threading
 import pytest
 
 from model_repository.engine.pending_cancels import REMEMBERED_S
-from tests.model_repository.engine.fake_engine import PATIENCE_S, REGEX, Fake
-from tests.waiting import wait_until
+from tests.model_repository.engine.fake_engine import REGEX, Fake
+from tests.waiting import DEADLINE_S, wait_until
 
 
 def test_a_queued_request_is_cancelled_by_its_key() -> None:
@@ -47,7 +47,7 @@ def test_a_cancelled_request_that_waits_to_be_prepared_is_neither_prepared_nor_s
 
     def wait() -> None:
         prepared.append("one")
-        assert may_go_on.wait(PATIENCE_S)
+        assert may_go_on.wait(DEADLINE_S)
 
     fake.runtime.on_prepare = wait
     first = fake.submit(structured_output=REGEX)

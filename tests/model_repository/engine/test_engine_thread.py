@@ -14,7 +14,6 @@ from model_repository.engine.output_streams import OutputStream
 from model_repository.engine.sequence import EngineSequence
 from model_repository.errors import EngineFailed
 from tests.model_repository.engine.fake_engine import (
-    PATIENCE_S,
     DeafResponder,
     Fake,
     FakeResponder,
@@ -22,7 +21,7 @@ from tests.model_repository.engine.fake_engine import (
     SlowResponder,
     request,
 )
-from tests.waiting import wait_until
+from tests.waiting import DEADLINE_S, wait_until
 
 
 @pytest.mark.parametrize("error", [KeyError("secret"), Panic("secret")])
@@ -31,10 +30,10 @@ def test_the_thread_survives_an_unforeseen_exception(caplog: pytest.LogCaptureFi
     fake.runtime.step_error = error
     fake.engine.start()
     responder = fake.submit()
-    assert responder.has_ended.wait(PATIENCE_S)
+    assert responder.has_ended.wait(DEADLINE_S)
     assert responder.error_message == "[internal_error] the engine failed"
     after = fake.submit()
-    assert after.has_ended.wait(PATIENCE_S)
+    assert after.has_ended.wait(DEADLINE_S)
     fake.engine.close()
     assert after.text() == "hello"
     assert type(error).__name__ in caplog.text
@@ -48,8 +47,8 @@ def test_an_engine_with_a_dead_thread_refuses_everything() -> None:
     responders = [fake.submit(), fake.submit()]
     fake.engine.start()
     for responder in responders:
-        assert responder.has_ended.wait(PATIENCE_S)
-    fake.engine._thread.join(PATIENCE_S)
+        assert responder.has_ended.wait(DEADLINE_S)
+    fake.engine._thread.join(DEADLINE_S)
     with pytest.raises(EngineFailed):
         fake.engine.stats()
     for call in (fake.submit, lambda: fake.engine.open_stream("key", FakeResponder())):
@@ -68,7 +67,7 @@ def test_a_token_delta_that_cannot_be_built_ends_its_request_with_an_error(monke
     fake.engine.start()
     monkeypatch.setattr(EngineSequence, "next_delta", fail)
     responder = fake.submit(is_stream=False)
-    assert responder.has_ended.wait(PATIENCE_S)
+    assert responder.has_ended.wait(DEADLINE_S)
     fake.engine.close()
     assert responder.error_message == "[internal_error] the engine failed"
 
@@ -87,13 +86,13 @@ def test_a_disconnected_client_does_not_keep_a_failure_from_the_others() -> None
 
 
 def test_steps_go_on_while_a_batch_is_sent_and_their_tokens_share_the_next_one() -> None:
-    fake = Fake(b"hello, world", emitter=Emitter(max_wait_s=PATIENCE_S))
+    fake = Fake(b"hello, world", emitter=Emitter(max_wait_s=DEADLINE_S))
     fake.engine.start()
     responder = SlowResponder()
     fake.submit(responder=responder)
     wait_until(lambda: fake.engine.stats().num_steps >= 5, "steps go on")
     responder.may_send.set()
-    assert responder.has_ended.wait(PATIENCE_S)
+    assert responder.has_ended.wait(DEADLINE_S)
     fake.engine.close()
     assert responder.text() == "hello, world"
     assert responder.texts()[0] == "h" and len(responder.texts()[1]) > 1
@@ -101,14 +100,14 @@ def test_steps_go_on_while_a_batch_is_sent_and_their_tokens_share_the_next_one()
 
 def test_an_engine_waits_for_a_batch_that_is_not_sent_after_some_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise a fast engine would give its clients a whole text at once."""
-    monkeypatch.setattr(engine, "_MAX_SENDER_WAIT_S", PATIENCE_S)
-    fake = Fake(b"x" * 45, emitter=Emitter(max_wait_s=PATIENCE_S))
+    monkeypatch.setattr(engine, "_MAX_SENDER_WAIT_S", DEADLINE_S)
+    fake = Fake(b"x" * 45, emitter=Emitter(max_wait_s=DEADLINE_S))
     fake.engine.start()
     responder = SlowResponder()
     timer = threading.Timer(0.02, responder.may_send.set)
     timer.start()
     fake.submit(responder=responder)
-    assert responder.has_ended.wait(PATIENCE_S)
+    assert responder.has_ended.wait(DEADLINE_S)
     timer.join()
     fake.engine.close()
     assert len(responder.texts()[1]) <= 10
@@ -120,9 +119,9 @@ def test_a_stream_that_cannot_be_sent_ends_its_requests(caplog: pytest.LogCaptur
     broken.is_broken = True
     fake.submit(responder=broken, max_tokens=10_000_000)
     fake.engine.start()
-    assert broken.has_ended.wait(PATIENCE_S)
+    assert broken.has_ended.wait(DEADLINE_S)
     other = fake.submit(max_tokens=3)
-    assert other.has_ended.wait(PATIENCE_S)
+    assert other.has_ended.wait(DEADLINE_S)
     assert fake.engine.stats().num_active == 0
     fake.engine.close()
     assert "a batch could not be sent" in caplog.text
@@ -152,7 +151,7 @@ def test_the_thread_wakes_up_to_end_idle_streams(monkeypatch: pytest.MonkeyPatch
     reader = FakeResponder()
     fake.engine.open_stream("key", reader)
     reader.is_broken = is_broken
-    assert reader.has_ended.wait(PATIENCE_S)
+    assert reader.has_ended.wait(DEADLINE_S)
     fake.engine.close()
     assert reader.is_closed
     assert not any(reader.sizes)
@@ -166,7 +165,7 @@ def test_closing_ends_all_requests_and_streams_with_an_error_and_frees_the_model
     fake.engine.open_stream("busy", busy)
     fake.submit_batch("busy", {1: request(max_tokens=10_000_000)})
     single = fake.submit(max_tokens=10_000_000)
-    assert busy.has_items.wait(PATIENCE_S) and single.has_items.wait(PATIENCE_S)
+    assert busy.has_items.wait(DEADLINE_S) and single.has_items.wait(DEADLINE_S)
     fake.engine.close()
     assert (fake.runtime.is_closed, fake.runtime.has_work) == (True, False)
     for reader in (idle, busy, single):

@@ -31,9 +31,7 @@ from tests.model_repository.python_backend import Request, stage_door
 from tests.model_repository.tokenizer.models import DEMO_BYTES, DEMO_FILES
 from tests.model_repository.tokenizer.test_stage import CONFIG, STAGE, request
 from tests.public_tensors import request_to_tensors
-from tests.waiting import wait_until
-
-DEADLINE_S = 30.0  # only a hang reaches it
+from tests.waiting import DEADLINE_S, wait_until
 
 
 @pytest.fixture

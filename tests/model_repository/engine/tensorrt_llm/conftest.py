@@ -19,7 +19,7 @@ from model_repository.contract.request import EngineRequest, SamplingParams
 from model_repository.engine.runtime import EngineConfig, StepOutput
 from tests.model_repository.engine.engine_requests import changed
 from tests.tensorrt_llm_artifact import DOUBLES
-from tests.waiting import wait_until
+from tests.waiting import DEADLINE_S, wait_until
 
 sys.path.insert(0, str(DOUBLES))
 try:
@@ -32,7 +32,6 @@ finally:
 UNUSED, EOS, OTHER_EOS = 0, 1, 2
 VOCAB_SIZE = 96
 BYTE_TABLE = [b"", b"", b"", *(bytes([byte]) for byte in range(35, 128))]
-PATIENCE_S = 30.0  # a test that needs it has failed
 
 
 @dataclass(slots=True)
@@ -52,7 +51,7 @@ class Tiny:
         asked = request(**fields)
         self.runtime.submit(self.num_submitted, asked)
         outputs: list[StepOutput] = []
-        deadline_s = time.monotonic() + PATIENCE_S
+        deadline_s = time.monotonic() + DEADLINE_S
         while not has_ended(outputs, asked):
             assert time.monotonic() < deadline_s, outputs
             outputs += self.runtime.step() or ()
