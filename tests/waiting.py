@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-DEADLINE_S = 120.0  # only a hang reaches it, however busy the machine is
+DEADLINE_S = 300.0  # only a hang reaches it, however busy the machine is
 
 
 def wait_until(is_true: Callable[[], bool], what: str, timeout_s: float = DEADLINE_S) -> None:

@@ -15,17 +15,14 @@ import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tests import waiting
 from tests.helm.chart import CHART, NAMESPACE, PodTemplate, Rendered
+from tests.waiting import wait_until
 
 _RUN = Path(__file__).parent / "run_container.sh"
 _PATH = f"{sys.prefix}/bin:/usr/bin:/bin"
-PATIENCE_S = 120.0
-wait_until = partial(waiting.wait_until, timeout_s=PATIENCE_S)
 
 
 def why_impossible() -> str:

@@ -15,8 +15,9 @@ from functools import partial
 import pytest
 
 from tests.helm.chart import PodTemplate, pods, render
-from tests.helm.sandbox import PATIENCE_S, Sandbox, sandbox, wait_until, why_impossible
+from tests.helm.sandbox import Sandbox, sandbox, why_impossible
 from tests.helm.test_monitoring import NAME, expressions
+from tests.waiting import DEADLINE_S, wait_until
 
 NUM_STREAMS = 4
 VALUES = {
@@ -40,7 +41,7 @@ class Install:
         """Start both pods, as a cluster does, and wait until they are ready."""
         [init] = self.model.spec["initContainers"]
         process = self.box.run(self.model, init)
-        said, _ = process.communicate(timeout=PATIENCE_S)
+        said, _ = process.communicate(timeout=DEADLINE_S)
         assert process.returncode == 0, said
         self.triton = self.box.run(self.model, self.model.main)
         self.api = self.box.run(self.frontend, self.frontend.main)
@@ -64,7 +65,7 @@ def install(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Install]:
 def test_32_the_root_file_system_of_a_running_pod_cannot_be_written(install: Install) -> None:
     for pod in (install.model, install.frontend):
         script = "id -u; for d in / /usr /etc /home /tmp /home/conch; do touch $d/x 2>/dev/null && echo $d; done; true"
-        said, _ = install.box.run(pod, pod.main, ["sh", "-c", script]).communicate(timeout=PATIENCE_S)
+        said, _ = install.box.run(pod, pod.main, ["sh", "-c", script]).communicate(timeout=DEADLINE_S)
         assert said.split() == ["65532", "/tmp", "/home/conch"]
 
 
@@ -76,7 +77,7 @@ def test_every_probe_of_a_running_pod_succeeds(install: Install) -> None:
 
 def test_41_the_test_of_the_chart_passes(install: Install) -> None:
     process = install.box.run(install.test, install.test.main)
-    said, _ = process.communicate(timeout=PATIENCE_S)
+    said, _ = process.communicate(timeout=DEADLINE_S)
     assert process.returncode == 0, said
     served, chat, stream = said.splitlines()
     assert served.startswith("ok: serves demo")
@@ -87,7 +88,7 @@ def test_41_the_test_of_the_chart_passes(install: Install) -> None:
 def test_41_the_test_of_the_chart_fails_for_a_model_that_is_not_served(install: Install) -> None:
     command = [*install.test.main["command"], "other"]
     process = install.box.run(install.test, install.test.main, command)
-    said, _ = process.communicate(timeout=PATIENCE_S)
+    said, _ = process.communicate(timeout=DEADLINE_S)
     assert process.returncode == 1
     assert "failed: GET /v1/models: other are missing in demo" in said
 
@@ -117,14 +118,14 @@ def test_45_excess_requests_are_refused_at_once_with_retry_after(install: Instal
     process = install.box.run(frontend, frontend.main, words)
     wait_until(lambda: install.box.fetch("http://127.0.0.1:9100/health/ready") is not None, "the frontend is ready")
     url = "http://127.0.0.1:8100"
-    said, _ = _client(install, url, _CROWD).communicate(timeout=PATIENCE_S)
+    said, _ = _client(install, url, _CROWD).communicate(timeout=DEADLINE_S)
     assert said.count("\n") == 3, said
     whole, full, spent = said.splitlines()
     assert whole == "data: [DONE]"
     assert re.fullmatch("503 [1-9][0-9]*", full), "the model is full"
     assert re.fullmatch("429 [1-9][0-9]*", spent), "the caller has had its share"
     process.send_signal(signal.SIGTERM)
-    assert process.wait(PATIENCE_S) == 0
+    assert process.wait(DEADLINE_S) == 0
 
 
 def test_44_a_frontend_finishes_its_streams_after_sigterm(install: Install) -> None:
@@ -132,16 +133,16 @@ def test_44_a_frontend_finishes_its_streams_after_sigterm(install: Install) -> N
     install.api.send_signal(signal.SIGTERM)
     for client in clients:
         assert_whole(client)
-    assert install.api.wait(PATIENCE_S) == 0, "it ends by itself, with status 0"
+    assert install.api.wait(DEADLINE_S) == 0, "it ends by itself, with status 0"
 
 
 def test_22_triton_finishes_its_requests_before_sigterm(install: Install) -> None:
     words = install.model.main["lifecycle"]["preStop"]["exec"]["command"]
     words = [re.sub("--notice-s=.*", "--notice-s=1", word) for word in words]
-    said, _ = install.box.run(install.model, install.model.main, words).communicate(timeout=PATIENCE_S)
+    said, _ = install.box.run(install.model, install.model.main, words).communicate(timeout=DEADLINE_S)
     assert said == "ok: nothing runs at 127.0.0.1:8001 any more\n"
     install.triton.send_signal(signal.SIGTERM)
-    install.triton.wait(PATIENCE_S)
+    install.triton.wait(DEADLINE_S)
 
 
 def streaming(install: Install, url: str = "http://demo-frontend:8000") -> subprocess.Popen[str]:
@@ -154,7 +155,7 @@ def streaming(install: Install, url: str = "http://demo-frontend:8000") -> subpr
 
 def assert_whole(client: subprocess.Popen[str]) -> None:
     """Check that a stream went on to its end."""
-    said, _ = client.communicate(timeout=PATIENCE_S)
+    said, _ = client.communicate(timeout=DEADLINE_S)
     lines = [line for line in said.splitlines() if line]
     assert lines[-1] == "data: [DONE]", lines[-3:]
     assert not [line for line in lines if '"error"' in line]

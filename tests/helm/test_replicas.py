@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from tests.helm.chart import PodTemplate, render
-from tests.helm.sandbox import PATIENCE_S, Sandbox, sandbox, wait_until, why_impossible
+from tests.helm.sandbox import Sandbox, sandbox, why_impossible
 from tests.helm.test_default_install import NUM_STREAMS, VALUES, Install, assert_whole, streaming
+from tests.waiting import DEADLINE_S, wait_until
 
 FIRST, SECOND = "127.0.0.1", "127.0.0.2"
 
@@ -29,7 +30,7 @@ def replica(box: Sandbox, pod: PodTemplate, address: str) -> PodTemplate:
 
 def start(box: Sandbox, pod: PodTemplate) -> subprocess.Popen[str]:
     """Start a model's pod, and return when it is ready."""
-    said, _ = box.run(pod, pod.spec["initContainers"][0]).communicate(timeout=PATIENCE_S)
+    said, _ = box.run(pod, pod.spec["initContainers"][0]).communicate(timeout=DEADLINE_S)
     process = box.run(pod, pod.main)
     wait_until(partial(box.probe, pod, pod.main["readinessProbe"]), f"{pod.owner} is ready: {said}")
     return process
@@ -58,7 +59,7 @@ def test_replicas_come_and_go_without_a_stream_that_breaks(tmp_path: Path) -> No
         clients = [streaming(install) for _ in range(NUM_STREAMS)]
         box.name_services(SECOND)
         command = pods[0].main["lifecycle"]["preStop"]["exec"]["command"]
-        said, _ = box.run(pods[0], pods[0].main, command).communicate(timeout=PATIENCE_S)
+        said, _ = box.run(pods[0], pods[0].main, command).communicate(timeout=DEADLINE_S)
         assert said == f"ok: nothing runs at {FIRST}:8001 any more\n"
         first.send_signal(signal.SIGTERM)
         for client in clients:

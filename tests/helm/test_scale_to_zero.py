@@ -15,10 +15,11 @@ import yaml
 
 from tests.helm.cases import with_demo
 from tests.helm.chart import render
-from tests.helm.sandbox import PATIENCE_S, Sandbox, sandbox, wait_until, why_impossible
+from tests.helm.sandbox import Sandbox, sandbox, why_impossible
 from tests.helm.test_default_install import VALUES, Install
 from tests.helm.test_monitoring import needs_promtool
 from tests.helm.test_replicas import endpoints, start
+from tests.waiting import DEADLINE_S, wait_until
 
 PODS = "demo-demo-pods"
 RESTING = {"enabled": True, "scaleToZero": True}
@@ -101,7 +102,7 @@ def test_a_resting_model_answers_503_is_wanted_and_is_served_when_its_pod_is_rea
 
         box.name_services("127.0.0.1", but=PODS)
         process.send_signal(signal.SIGTERM)
-        process.wait(PATIENCE_S)
+        process.wait(DEADLINE_S)
         wait_until(lambda: endpoints(box) == {} and state(box) == "not loaded", "the pod is forgotten")
         assert readiness()
         assert "ok: demo is scaled to zero" in said_by_the_test(install)
@@ -111,7 +112,7 @@ def test_a_resting_model_answers_503_is_wanted_and_is_served_when_its_pod_is_rea
 def said_by_the_test(install: Install) -> str:
     """Return what `helm test` says."""
     process = install.box.run(install.test, install.test.main)
-    said, _ = process.communicate(timeout=PATIENCE_S)
+    said, _ = process.communicate(timeout=DEADLINE_S)
     assert process.returncode == 0, said
     return said
 

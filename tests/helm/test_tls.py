@@ -17,8 +17,9 @@ import pytest
 
 from tests.helm.cases import case
 from tests.helm.chart import CHART, NAMESPACE, PodTemplate, Rendered, pods, render
-from tests.helm.sandbox import PATIENCE_S, sandbox, why_impossible
+from tests.helm.sandbox import sandbox, why_impossible
 from tests.helm.test_default_install import Install
+from tests.waiting import DEADLINE_S
 
 CERTIFICATES = re.compile(r"<!-- certificates: begin -->\n```sh\n(?P<commands>.*?)```", re.DOTALL)
 
@@ -114,7 +115,7 @@ def test_an_install_with_tls_answers_and_takes_itself_out_of_service(install: In
     for pod in (install.model, install.frontend):
         for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
             assert install.box.probe(pod, pod.main[probe]), f"{pod.owner} {probe}"
-    said, _ = install.box.run(install.test, install.test.main).communicate(timeout=PATIENCE_S)
+    said, _ = install.box.run(install.test, install.test.main).communicate(timeout=DEADLINE_S)
     assert re.search(r"\nok: demo streams \d+ events\n$", said), said
     assert said_by(install, _without_tls(install.model.main["livenessProbe"]["exec"]["command"])).startswith("failed")
     words = [
@@ -123,14 +124,14 @@ def test_an_install_with_tls_answers_and_takes_itself_out_of_service(install: In
     ]
     assert said_by(install, words) == "ok: nothing runs at 127.0.0.1:8001 any more\n"
     install.triton.send_signal(signal.SIGTERM)
-    install.triton.wait(PATIENCE_S)
+    install.triton.wait(DEADLINE_S)
     install.api.send_signal(signal.SIGTERM)
-    assert install.api.wait(PATIENCE_S) == 0
+    assert install.api.wait(DEADLINE_S) == 0
 
 
 def said_by(install: Install, words: list[str]) -> str:
     """Return what a command says that is run in the model's pod."""
-    return install.box.run(install.model, install.model.main, words).communicate(timeout=PATIENCE_S)[0]
+    return install.box.run(install.model, install.model.main, words).communicate(timeout=DEADLINE_S)[0]
 
 
 def _without_tls(words: list[str]) -> list[str]:

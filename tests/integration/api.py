@@ -9,9 +9,10 @@ import urllib.request
 from dataclasses import dataclass
 from typing import Any
 
+from tests.waiting import DEADLINE_S
+
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
-_TIMEOUT_S = 120.0  # only a hang reaches it
 
 # The same question for both endpoints: the demo model's chat template, written out.
 QUESTION = "Count from 1 to 9."
@@ -142,7 +143,7 @@ class Api:
             data=json.dumps(body | {"stream": True}).encode(),
             headers={"Content-Type": "application/json"},
         )
-        with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as response:
+        with urllib.request.urlopen(request, timeout=DEADLINE_S) as response:
             assert response.headers["Content-Type"].startswith("text/event-stream")
             lines = response.read().decode().split("\n\n")
         assert lines[-2:] == ["data: [DONE]", ""], lines[-2:]
@@ -179,7 +180,7 @@ def api_of(url: str, model: str, alias: str) -> Api:
 
 def _send(request: urllib.request.Request) -> Answer:
     try:
-        with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as response:
+        with urllib.request.urlopen(request, timeout=DEADLINE_S) as response:
             return Answer(response.status, _json(response.read()), dict(response.headers))
     except urllib.error.HTTPError as error:
         with error:
