@@ -113,7 +113,7 @@ def _build(options: argparse.Namespace) -> None:
             if "default" not in read_chat_templates(artifact_dir / "tokenizer"):
                 rule = "chat requests are refused; put its chat_template.jinja beside tokenizer.json and build again"
                 print(f"warning: {options.model} has no chat template: {rule}", file=sys.stderr)
-            write({artifact_dir: ()}, options.state_dir / "repository", serve_options)
+            write([artifact_dir], options.state_dir / "repository", serve_options)
 
 
 def _build_tensorrt_llm(options: argparse.Namespace, serve_options: ServeOptions) -> Path | None:

@@ -7,6 +7,7 @@ import dataclasses
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 from build_engines.errors import BuildError
 from build_engines.render import DEFAULT_MAX_SEQUENCES, ServeOptions, render_artifacts, write_repository
@@ -72,7 +73,9 @@ def serve_options_of(options: argparse.Namespace) -> ServeOptions:
 
 
 def _render(options: argparse.Namespace) -> None:
-    write(dict(map(_with_gpus, options.artifacts)), options.repository, serve_options_of(options))
+    artifacts = [_with_gpus(text) for text in options.artifacts]
+    folders = [folder for folder, _ in artifacts]
+    write(folders, options.repository, serve_options_of(options), dict(artifacts))
 
 
 def _with_gpus(text: str) -> tuple[Path, tuple[int, ...]]:
@@ -83,7 +86,12 @@ def _with_gpus(text: str) -> tuple[Path, tuple[int, ...]]:
     return Path(found["folder"]), tuple(map(int, re.findall(r"\d+", found["gpus"] or "")))
 
 
-def write(gpus: Mapping[Path, Sequence[int]], repository: Path, serve_options: ServeOptions) -> None:
-    """Render the artifacts, each with the numbers of its GPUs, and replace the repository."""
-    write_repository(render_artifacts(gpus, serve_options, gpus), repository)
+def write(
+    artifact_dirs: Sequence[Path],
+    repository: Path,
+    serve_options: ServeOptions,
+    gpus: Mapping[Path, Sequence[int]] = MappingProxyType({}),
+) -> None:
+    """Render the artifacts, each with the numbers of its GPUs if it has some, and replace the repository."""
+    write_repository(render_artifacts(artifact_dirs, serve_options, gpus), repository)
     print(f"repository  {repository}")

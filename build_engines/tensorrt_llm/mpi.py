@@ -73,7 +73,7 @@ class MpiJob:
             BuildError: a rank failed.
         """
         if run.name != "engine":
-            # TensorRT-LLM calls MPI_Init as it is imported: as a member of the job it would wait for the other ranks.
+            # The tool must not join the job: its MPI_Init would wait for the other ranks, which wait for the tool.
             alone = {name: value for name, value in os.environ.items() if not name.startswith(_LAUNCHERS)}
             run_tool(replace(run, environment=alone))
             return

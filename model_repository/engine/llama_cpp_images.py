@@ -69,7 +69,7 @@ class ImagePrompts:
             InternalError: the process has ended, or hangs.
         """
         work = _Work(request, adapter)
-        # The process between has to find out first, so that it ends the other one.
+        # Twice the time in which the keeper of the computing process ends that process.
         answer: _Answer = self._process.call(work, 2 * _timeout_s(work))
         return answer
 

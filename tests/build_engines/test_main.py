@@ -120,6 +120,16 @@ def test_the_demo_model_is_built_with_its_adapters(
     assert read_ensemble(tmp_path / "repository", "demo").adapters == ()
 
 
+def test_an_artifact_that_is_named_twice_is_refused(
+    checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The numbers of GPUs are kept by folder, which silently made one of two equal folders."""
+    assert main(["build", "one", "--checkpoint", str(checkpoint), "--state-dir", str(tmp_path)]) == 0
+    [folder] = [str(path) for path in (tmp_path / "artifacts").iterdir() if path.is_dir()]
+    assert main(["render", folder, folder, "--repository", str(tmp_path / "twice")]) == 1
+    assert "has the same name" in capsys.readouterr().err
+
+
 def test_artifacts_are_rendered_together(checkpoint: Path, tmp_path: Path) -> None:
     for name in ("one", "two"):
         assert main(["build", name, "--checkpoint", str(checkpoint), "--state-dir", str(tmp_path)]) == 0

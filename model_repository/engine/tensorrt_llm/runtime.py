@@ -159,7 +159,8 @@ class TensorRtLlmRuntime:
     def _admit(self) -> None:
         """Start the waiting calls for which there is room, in their order.
 
-        A call that has to wait for memory, or because it disturbs a running one, lets only those pass that do not.
+        A call may have to wait for memory, or for a call that must not run beside it. Calls behind it start before it,
+        unless they need that memory too, or must not run beside it either.
         """
         busy = self._loop.busy_calls()
         if not self._waiting or len(busy) >= self._config.max_sequences:
