@@ -48,6 +48,14 @@ class Precision(StrEnum):
         return 1 if self is Precision.FP8 else 2
 
 
+class Fp8Method(StrEnum):
+    """The origin of FP8 matrices."""
+
+    CALIBRATED = "calibrated"  # scales are measured on sample texts, while the GPUs of a node hold the 16-bit model
+    ROWWISE = "rowwise"  # the converter computes a scale for each row, one matrix at a time on a GPU
+    READY = "ready"  # the checkpoint has them
+
+
 class TokenizerKind(StrEnum):
     """The kind of the vocabulary."""
 
@@ -126,9 +134,12 @@ class ModelEntry:
         """The 16-bit type of the parts that FP8 does not change."""
         return next((precision for precision in self.precisions if precision is not Precision.FP8), Precision.BF16)
 
-    def kv_precision(self, precision: Precision) -> Precision:
-        """Return the type of the KV cache of an engine."""
-        return precision if precision is not Precision.FP8 or self.has_fp8_kv_cache else self.base_precision
+    def kv_precision(self, precision: Precision, fp8_method: Fp8Method | None) -> Precision:
+        """Return the type of the KV cache of an engine. Only a calibration measures scales for one in FP8."""
+        if precision is not Precision.FP8:
+            return precision
+        is_measured = fp8_method is Fp8Method.CALIBRATED and self.has_fp8_kv_cache
+        return precision if is_measured else self.base_precision
 
     def layout_rule(self, tp_size: int, pp_size: int) -> str | None:
         """Return the rule that a layout breaks; None: it is legal."""

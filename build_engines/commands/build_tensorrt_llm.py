@@ -134,6 +134,11 @@ class BuildOptions:
         """Beside the artifacts by default."""
         return Path(self.options.work_dir or self.options.state_dir / "work")
 
+    @property
+    def _has_context_logits(self) -> bool:
+        is_wanted = self.runtime_options.get(CONTEXT_LOGITS) == "true"
+        return is_wanted and self.backend is Backend.ENGINE
+
     def plan(self, machine: Machine | None) -> Plan:
         """Return the layout over the GPUs.
 
@@ -153,6 +158,8 @@ class BuildOptions:
             precision=options.precision,
             max_seq_len=options.max_seq_len,
             max_batch_size=options.max_batch_size,
+            has_context_logits=self._has_context_logits,
+            has_fp8_checkpoint=self.backend is Backend.PYTORCH,
         )
         max_num_tokens = options.max_num_tokens or planned.max_num_tokens
         if max_num_tokens > planned.max_num_tokens:
@@ -169,7 +176,7 @@ class BuildOptions:
         texts = self.options.calibration_dataset
         recipe = Recipe(
             plan=planned,
-            has_context_logits=self.runtime_options.get(CONTEXT_LOGITS) == "true",
+            has_context_logits=self._has_context_logits,
             lora=lora_limits(self.adapters, planned.entry),
             calibration_dataset=str(Path(texts).resolve()) if texts and Path(texts).is_dir() else texts,
             num_workers=self.options.workers,
@@ -187,7 +194,7 @@ class BuildOptions:
         planned = self.plan(tools.machine)
         entry = planned.entry
         self._check(planned)
-        check_machine(self.recipe(planned, None), self.backend, tools.machine)  # before hours of a download
+        check_machine(self.recipe(planned, None).plan, self.backend, tools.machine)  # before hours of a download
         folder, revision = self._checkpoint(planned)
         source = Source.load(folder, entry)
         return TensorRtLlmSpec(

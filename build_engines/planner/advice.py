@@ -28,6 +28,9 @@ def _reason(request: Request) -> str:
     gpu, memory, layout = request.gpu, closest.memory, closest.parallelism
     taken = memory.total_bytes - memory.room_bytes
     on = f"on {layout.num_gpus} x {gpu.name} ({layout}) in {request.precision}"
+    if closest.lacks_calibration_memory:
+        size, node = _gb(closest.checkpoint_bytes), f"{layout.num_gpus_per_node} x {_gb(memory.total_bytes)}"
+        return f"{on} its scales are measured with the 16-bit model of {size} on the GPUs of a node, {node}"
     if memory.room_bytes <= 0:
         return f"{on} the engine takes {_gb(taken)} of each GPU's {_gb(memory.total_bytes)}"
     return (
@@ -57,7 +60,8 @@ def _remedies(request: Request) -> Iterator[str]:
     """Yield single changes with which the model fits, the smallest first."""
     entry = request.entry
     closest = _closest(request)
-    if closest is not None and closest.num_cached_tokens >= MIN_USEFUL_SEQ_LEN:
+    is_built = closest is not None and not closest.lacks_calibration_memory
+    if closest is not None and is_built and closest.num_cached_tokens >= MIN_USEFUL_SEQ_LEN:
         yield f"--max-seq-len {closest.num_cached_tokens}"
     for max_batch_size in _smaller_batches(request.max_batch_size):
         found = fitting_plan(replace(request, max_batch_size=max_batch_size))

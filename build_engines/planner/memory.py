@@ -19,6 +19,7 @@ TOKENS_PER_BLOCK = 32  # of the paged cache
 ACTIVATION_BYTES = 3  # per live value: 2, and 1 more for TensorRT's overhead
 SAMPLING_BYTES = 45  # per sequence and word of the vocabulary, for logits and decoder; logs show 29, 33 and 45
 CONTEXT_BYTES = 2_000_000_000  # the CUDA context, and the code of TensorRT and its libraries; logs show 0.8 to 3.2 GB
+LOGIT_BYTES = 4
 COMMUNICATION_BYTES = 1_000_000_000  # NCCL's and all-reduce's buffers, with more than one GPU; no log
 
 
@@ -85,9 +86,14 @@ def stage_weights(
 
 
 def workspace(
-    architecture: Architecture, tp_size: int, *, max_num_tokens: int, max_batch_size: int
+    architecture: Architecture,
+    tp_size: int,
+    *,
+    max_num_tokens: int,
+    max_batch_size: int,
+    has_context_logits: bool = False,
 ) -> tuple[Term, ...]:
-    """Return the memory of a step: activations, sampling from the logits, and images.
+    """Return the memory of a step: activations, sampling from the logits, images, and the logits of prompts.
 
     The residual stream, its norm and the tensors of the widest part of a layer are alive at the same time.
     """
@@ -103,7 +109,11 @@ def workspace(
         f"{max_batch_size} x {vocab_size} x {SAMPLING_BYTES}",
         max_batch_size * vocab_size * SAMPLING_BYTES,
     )
-    return activations, sampling, *_image_workspace(architecture, max_num_tokens, max_batch_size)
+    terms = [activations, sampling, *_image_workspace(architecture, max_num_tokens, max_batch_size)]
+    if has_context_logits:
+        num_bytes = max_num_tokens * vocab_size * LOGIT_BYTES
+        terms.append(Term("logits of prompts", f"{max_num_tokens} x {vocab_size} x {LOGIT_BYTES}", num_bytes))
+    return tuple(terms)
 
 
 def _image_workspace(architecture: Architecture, max_num_tokens: int, max_batch_size: int) -> Iterator[Term]:

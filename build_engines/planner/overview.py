@@ -147,6 +147,6 @@ _POINTS = (
     f"*cache* is {memory.KV_CACHE_SHARE:.0%} of what is left, as TensorRT-LLM takes it; the rest stays *free*.",
     f"*sequences* of so many tokens fit at the same time, at most {DEFAULT_MAX_BATCH_SIZE} in a step; shorter ones "
     "take less. DeepSeek-V2.5 is planned for the one build of it that is documented, 4 x 4096.",
-    "*disk* holds checkpoint, converted checkpoint and engines; *RAM* is what a conversion on the CPU takes, by the "
-    "one figure that is recorded (770 GB for DeepSeek-V2.5); the time class is an estimate too.",
+    "*disk* holds checkpoint, converted checkpoint and engines; *RAM* is what a conversion on the CPU takes if all "
+    "ranks are converted at the same time. It is an estimate, and so is the time class.",
 )

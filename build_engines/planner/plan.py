@@ -24,8 +24,14 @@ def plan(
     precision: str | None = None,
     max_seq_len: int | None = None,
     max_batch_size: int | None = None,
+    has_context_logits: bool = False,
+    has_fp8_checkpoint: bool = False,
 ) -> Plan:
     """Return the smallest layout of a model with room for a useful cache. Given arguments are fixed.
+
+    Args:
+        has_context_logits: plan an engine for the log probabilities of prompts.
+        has_fp8_checkpoint: the checkpoint has FP8 matrices if they are planned, so the build does not make them.
 
     Raises:
         DoesNotFit: there is no such layout; the message names changes with which the model fits.
@@ -37,6 +43,8 @@ def plan(
         precision=_checked_precision(entry, gpu, precision),
         max_seq_len=_checked_seq_len(entry, max_seq_len),
         max_batch_size=_default(max_batch_size, entry.default_max_batch_size or DEFAULT_MAX_BATCH_SIZE),
+        has_context_logits=has_context_logits,
+        has_fp8_checkpoint=has_fp8_checkpoint,
         num_gpus=num_gpus,
         num_nodes=num_nodes,
         tp_size=tp_size,

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from build_engines.model_entry import Precision
+from build_engines.model_entry import Fp8Method
 from build_engines.planner.memory import KV_CACHE_SHARE, TOKENS_PER_BLOCK, GpuMemory, Term, num_blocks
 from build_engines.planner.sizing import Plan
 from model_repository.engine.tensorrt_llm.options import MAX_LOGITS_BYTES
 
-_CALIBRATION_SHARE = 0.9  # of a GPU's memory for weights; the rest is for activations
 _ESTIMATED = "an estimate, not measured"
 
 
@@ -80,6 +79,7 @@ def plan_object(plan: Plan) -> dict[str, Any]:
         "gpu": plan.gpu.key,
         "precision": plan.precision.value,
         "kv_precision": plan.kv_precision.value,
+        "fp8_method": plan.fp8_method,
         "num_gpus": layout.num_gpus,
         "tp_size": layout.tp_size,
         "pp_size": layout.pp_size,
@@ -128,12 +128,10 @@ def notes(plan: Plan) -> Iterator[str]:
         yield f"{gpu.name} has no NVLink: tensor parallelism goes over PCIe, which costs latency on every token."
     if layout.num_nodes > 1:
         yield f"{layout.num_nodes} nodes need MPI, a fast network between them, and the engine's folder on each."
-    node_bytes = layout.num_gpus_per_node * gpu.memory_bytes
-    if plan.precision is Precision.FP8 and plan.checkpoint_bytes > node_bytes * _CALIBRATION_SHARE:
-        num_gpus = -(-plan.checkpoint_bytes // int(gpu.memory_bytes * _CALIBRATION_SHARE))
+    if plan.fp8_method is Fp8Method.ROWWISE:
         yield (
-            f"Calibration for FP8 loads the 16-bit model: {plan.checkpoint_bytes / 1e9:.0f} GB, which takes about "
-            f"{num_gpus} x {gpu.name}, more than the {layout.num_gpus_per_node} of a node that serve it."
+            f"The GPUs of a node do not hold the 16-bit model of {plan.checkpoint_bytes / 1e9:.0f} GB, so the scales "
+            "of FP8 are not measured: the converter computes one for each row of a matrix, and the KV cache has 16 bits."
         )
     if not plan.is_comfortable:
         yield "Weights take more than two thirds of each GPU: the cache is small."

@@ -6,13 +6,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from build_engines.gpus import Gpu
-from build_engines.model_entry import ModelEntry, Precision
+from build_engines.model_entry import Fp8Method, ModelEntry, Precision
 from build_engines.parallelism import Parallelism
 from build_engines.planner.memory import GpuMemory, Term, kv_cache_term, reserve, stage_weights, workspace
-from build_engines.planner.sizing import Plan
+from build_engines.planner.sizing import Plan, fp8_method
 
 MAX_NODES = 8  # of the search
 DEFAULT_MAX_NUM_TOKENS = 8192  # of a step; longer prompts are computed in chunks
+# The same where a step keeps the logits of prompts, each of which takes half a megabyte or more.
+MAX_NUM_TOKENS_WITH_CONTEXT_LOGITS = 2048
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +26,8 @@ class Request:
     precision: Precision
     max_seq_len: int
     max_batch_size: int
+    has_context_logits: bool = False  # an engine for the log probabilities of prompts
+    has_fp8_checkpoint: bool = False
     num_gpus: int | None = None
     num_nodes: int | None = None
     tp_size: int | None = None  # goes with num_gpus
@@ -38,15 +42,15 @@ def fitting_plan(request: Request) -> Plan | None:
     preset = request.entry.presets.get(request.gpu.key, {}).get(request.precision)
     if preset is not None and request.num_gpus is None and request.num_nodes is None:
         planned = _sized(request, preset)
-        if planned.num_concurrent_sequences:
+        if planned.fits:
             return planned
     fitting: list[Plan] = []
     for candidate in candidates(request):
         if fitting and candidate.parallelism.num_nodes > fitting[0].parallelism.num_nodes:
             break
-        if candidate.num_concurrent_sequences and candidate.is_comfortable:
+        if candidate.fits and candidate.is_comfortable:
             return candidate
-        if candidate.num_concurrent_sequences:
+        if candidate.fits:
             fitting.append(candidate)
     return fitting[0] if fitting else None
 
@@ -88,7 +92,8 @@ def layouts(entry: ModelEntry, num_gpus: int, num_nodes: int) -> Iterator[Parall
 
 def _sized(request: Request, parallelism: Parallelism) -> Plan:
     architecture = request.entry.architecture
-    max_num_tokens = max(DEFAULT_MAX_NUM_TOKENS, request.max_batch_size)
+    num_tokens = MAX_NUM_TOKENS_WITH_CONTEXT_LOGITS if request.has_context_logits else DEFAULT_MAX_NUM_TOKENS
+    max_num_tokens = max(num_tokens, request.max_batch_size)
     memory = GpuMemory(
         total_bytes=request.gpu.memory_bytes,
         weights=max(stage_weights(architecture, parallelism, request.precision), key=_num_bytes),
@@ -97,10 +102,15 @@ def _sized(request: Request, parallelism: Parallelism) -> Plan:
             parallelism.tp_size,
             max_num_tokens=max_num_tokens,
             max_batch_size=request.max_batch_size,
+            has_context_logits=request.has_context_logits,
         ),
         reserve=reserve(parallelism.num_gpus),
     )
-    kv_precision = request.entry.kv_precision(request.precision)
+    method = None
+    if request.precision is Precision.FP8:
+        is_ready = request.has_fp8_checkpoint
+        method = Fp8Method.READY if is_ready else fp8_method(request.entry, request.gpu, parallelism)
+    kv_precision = request.entry.kv_precision(request.precision, method)
     return Plan(
         entry=request.entry,
         gpu=request.gpu,
@@ -110,6 +120,7 @@ def _sized(request: Request, parallelism: Parallelism) -> Plan:
         max_seq_len=request.max_seq_len,
         max_batch_size=request.max_batch_size,
         max_num_tokens=max_num_tokens,
+        fp8_method=method,
         memory=memory,
         kv_cache_per_token=kv_cache_term(architecture, parallelism, kv_precision.num_bytes),
     )

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from build_engines.gpus import Gpu
-from build_engines.model_entry import ModelEntry, Precision
+from build_engines.model_entry import Family, Fp8Method, ModelEntry, Precision
 from build_engines.parallelism import Parallelism
 from build_engines.planner.memory import (
     TOKENS_PER_BLOCK,
@@ -18,8 +18,11 @@ from build_engines.planner.memory import (
 
 # With more weights the cache is small, and more GPUs of the node are better.
 COMFORTABLE_WEIGHTS_SHARE = 2 / 3
-# Conversion on the CPU: the only recorded figure is 770 GB of RAM for the 471.5 GB of DeepSeek-V2.5.
-RAM_SHARE_OF_CHECKPOINT = 770 / 471.5
+# An estimate of the RAM of a conversion: the weights of the ranks that are converted at the same time, and some more.
+RAM_SHARE_OF_WEIGHTS = 1.2
+# The share of a GPU's memory that the weights may take while FP8 is calibrated. Activations need the rest.
+CALIBRATION_SHARE = 0.92
+_ROWWISE_FAMILIES = (Family.LLAMA,)
 
 
 class BuildTime(StrEnum):
@@ -42,6 +45,7 @@ class Plan:
     max_seq_len: int
     max_batch_size: int
     max_num_tokens: int
+    fp8_method: Fp8Method | None  # None: 16 bits
     memory: GpuMemory
     kv_cache_per_token: Term  # on one GPU
 
@@ -72,6 +76,17 @@ class Plan:
         return min(self.max_batch_size, num_sequences)
 
     @property
+    def fits(self) -> bool:
+        """Whether the GPUs can serve a sequence of `max_seq_len`, and build the engine."""
+        return self.num_concurrent_sequences > 0 and not self.lacks_calibration_memory
+
+    @property
+    def lacks_calibration_memory(self) -> bool:
+        """Whether FP8 has to be calibrated, and the GPUs of a node do not hold the 16-bit model."""
+        is_calibrated = self.fp8_method is Fp8Method.CALIBRATED
+        return is_calibrated and not can_calibrate(self.entry, self.gpu, self.parallelism)
+
+    @property
     def is_comfortable(self) -> bool:
         """Whether the cache has a useful share of the memory."""
         return self.memory.weights_bytes <= COMFORTABLE_WEIGHTS_SHARE * self.memory.total_bytes
@@ -94,8 +109,8 @@ class Plan:
 
     @property
     def build_ram_bytes(self) -> int:
-        """Memory of the conversion on the CPU."""
-        return int(self.checkpoint_bytes * RAM_SHARE_OF_CHECKPOINT)
+        """Memory of the conversion on the CPU, if all ranks are converted at the same time."""
+        return int(self.checkpoint_bytes * RAM_SHARE_OF_WEIGHTS)
 
     @property
     def build_time_class(self) -> BuildTime:
@@ -103,3 +118,15 @@ class Plan:
         if self.checkpoint_bytes < 60 * 10**9:
             return BuildTime.MINUTES
         return BuildTime.TENS_OF_MINUTES if self.checkpoint_bytes < 400 * 10**9 else BuildTime.HOURS
+
+
+def fp8_method(entry: ModelEntry, gpu: Gpu, parallelism: Parallelism) -> Fp8Method:
+    """Return how a 16-bit checkpoint becomes FP8: calibrated if possible, since that has the smaller KV cache."""
+    is_rowwise = entry.family in _ROWWISE_FAMILIES and not can_calibrate(entry, gpu, parallelism)
+    return Fp8Method.ROWWISE if is_rowwise else Fp8Method.CALIBRATED
+
+
+def can_calibrate(entry: ModelEntry, gpu: Gpu, parallelism: Parallelism) -> bool:
+    """Whether the GPUs of one node of a layout hold the 16-bit model."""
+    room_bytes = CALIBRATION_SHARE * gpu.memory_bytes * parallelism.num_gpus_per_node
+    return 2 * entry.architecture.num_parameters <= room_bytes

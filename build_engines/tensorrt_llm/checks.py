@@ -10,6 +10,7 @@ from pathlib import Path
 from build_engines.errors import BuildError
 from build_engines.gpus import GPUS, Gpu
 from build_engines.planner.sizing import Plan
+from build_engines.tensorrt_llm.recipe import Recipe
 from model_repository.machine import Machine
 
 TARGET_VERSION = "1.2.1"
@@ -83,7 +84,7 @@ def check_gpus(plan: Plan, machine: Machine) -> None:
         raise BuildError(f"{planned} in each node, this machine has {found}: --gpu and --gpus say what to plan for")
 
 
-def check_room(work_dir: Path, artifacts_dir: Path, plan: Plan, skipped: Collection[Check]) -> None:
+def check_room(work_dir: Path, artifacts_dir: Path, recipe: Recipe, skipped: Collection[Check]) -> None:
     """Check that disk and memory are enough for the build.
 
     Raises:
@@ -91,16 +92,16 @@ def check_room(work_dir: Path, artifacts_dir: Path, plan: Plan, skipped: Collect
     """
     if Check.DISK not in skipped:
         # The converted checkpoint and the engine. On the same file system, the artifact shares the engine's bytes.
-        needed = 2 * plan.engine_bytes
+        needed = 2 * recipe.plan.engine_bytes
         if work_dir.stat().st_dev != artifacts_dir.stat().st_dev:
-            _check_disk(artifacts_dir, plan.engine_bytes, "--state-dir")
+            _check_disk(artifacts_dir, recipe.plan.engine_bytes, "--state-dir")
         _check_disk(work_dir, needed, "--work-dir")
     if Check.RAM not in skipped:
         available = available_ram_bytes()
-        if available < plan.build_ram_bytes:
+        if available < recipe.ram_bytes:
             raise BuildError(
-                f"memory (RAM): {_gb(available)} are available, conversion takes about {_gb(plan.build_ram_bytes)}: "
-                "use a larger machine, or --skip-check ram if you know better"
+                f"memory (RAM): {_gb(available)} are available, conversion takes about {_gb(recipe.ram_bytes)}: "
+                "use fewer --workers, a larger machine, or --skip-check ram if you know better"
             )
 
 

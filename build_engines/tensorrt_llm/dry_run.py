@@ -36,7 +36,7 @@ def _plan_lines(recipe: Recipe) -> Iterator[str]:
         f"{plan.num_concurrent_sequences} sequences of {plan.max_seq_len} tokens at once"
     )
     yield (
-        f"the build: {_gb(plan.build_disk_bytes)} of disk with the checkpoint, {_gb(plan.build_ram_bytes)} of RAM, "
+        f"the build: {_gb(plan.build_disk_bytes)} of disk with the checkpoint, {_gb(recipe.ram_bytes)} of RAM, "
         f"{plan.build_time_class}"
     )
     yield from (f"note: {note}" for note in plan.entry.notes)

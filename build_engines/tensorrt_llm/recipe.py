@@ -13,7 +13,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from build_engines.errors import BuildError
-from build_engines.model_entry import Family, Precision
+from build_engines.model_entry import Family, Fp8Method, Precision
 from build_engines.planner.sizing import Plan
 
 QUANTIZE = "examples/quantization/quantize.py"
@@ -35,6 +35,7 @@ class SourceFormat(StrEnum):
 
     SIXTEEN_BIT = "16-bit"
     FP8_ROWWISE = "fbgemm_fp8"  # Meta's FP8, which the llama converter recognizes
+    MODELOPT_FP8 = "ModelOpt's FP8"  # NVIDIA's, which the PyTorch backend loads
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +95,14 @@ class Recipe:
     @property
     def is_quantized(self) -> bool:
         """Whether the build measures FP8 scales on sample texts."""
-        return self.plan.precision is Precision.FP8 and self.source_format is SourceFormat.SIXTEEN_BIT
+        return self.plan.fp8_method is Fp8Method.CALIBRATED and self.source_format is SourceFormat.SIXTEEN_BIT
+
+    @property
+    def ram_bytes(self) -> int:
+        """Memory of the conversion on the CPU: of the ranks that are converted at the same time."""
+        if self.is_quantized or self.plan.entry.family is Family.GEMMA:  # one process makes the files of all ranks
+            return self.plan.build_ram_bytes
+        return self.plan.build_ram_bytes * _num_workers(self) // self.plan.parallelism.num_gpus
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,10 +169,10 @@ def _convert(recipe: Recipe) -> tuple[str, Options]:
         "--tp_size": parallelism.tp_size,
         "--pp_size": parallelism.pp_size,
     }
-    if family is Family.DEEPSEEK_V2:
-        return CONVERTERS[family], options | {"--load_model_on_cpu": True}  # on the CPU, with one worker
     options["--workers"] = _num_workers(recipe)
     if family is Family.LLAMA:
+        is_rowwise = plan.fp8_method is Fp8Method.ROWWISE and recipe.source_format is SourceFormat.SIXTEEN_BIT
+        options["--use_fp8_rowwise"] = is_rowwise
         options["--load_by_shard"] = plan.entry.architecture.num_parameters > _LOADED_BY_SHARD_PARAMETERS
         options["--remove_duplicated_kv_heads"] = recipe.has_duplicated_kv_heads
     return CONVERTERS[family], options

@@ -10,16 +10,19 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
-from build_engines.checkpoint import Checkpoint
+from build_engines.checkpoint import Checkpoint, read_json
 from build_engines.errors import BuildError, UnsupportedCheckpoint
 from build_engines.model_entry import Family, ModelEntry
 from build_engines.tensorrt_llm.recipe import SourceFormat
 from build_engines.weight_files import INDEX_FILE, weight_files
 
+MODELOPT_FILE = "hf_quant_config.json"
+
 # Files beside the weights, for our artifact; then those for the converters. Other files are not downloaded.
 TEXT_FILES = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 _FURTHER_FILES = (
     *("*.model", "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt", "*.py"),
+    MODELOPT_FILE,
     "*processor_config.json",  # of images
 )
 
@@ -119,10 +122,17 @@ def _check_is(checkpoint: Checkpoint, entry: ModelEntry) -> int:
 
 def _format(checkpoint: Checkpoint) -> SourceFormat:
     quantization = checkpoint.config.get("quantization_config")
+    modelopt = read_json(checkpoint.folder / MODELOPT_FILE, is_optional=True).get("quantization")
+    if modelopt is not None:
+        algorithm = modelopt.get("quant_algo") if isinstance(modelopt, dict) else modelopt
+        if algorithm != "FP8":
+            rule = "expected FP8: the known GPUs have no kernels for other formats of ModelOpt"
+            raise UnsupportedCheckpoint(f"{checkpoint.folder / MODELOPT_FILE}: quant_algo={algorithm}: {rule}")
+        return SourceFormat.MODELOPT_FP8
     if quantization is None:
         return SourceFormat.SIXTEEN_BIT
     method = quantization.get("quant_method") if isinstance(quantization, dict) else quantization
     if method != SourceFormat.FP8_ROWWISE:
-        rule = f"expected the 16-bit checkpoint, or one in {SourceFormat.FP8_ROWWISE}"
+        rule = f"expected the 16-bit checkpoint, or one in {SourceFormat.FP8_ROWWISE} or {SourceFormat.MODELOPT_FP8}"
         raise UnsupportedCheckpoint(f"{checkpoint.folder}: quantization_config.quant_method={method}: {rule}")
     return SourceFormat.FP8_ROWWISE

@@ -12,7 +12,7 @@ from typing import Any
 from build_engines.artifact import Contents, link_or_copy
 from build_engines.errors import BuildError
 from build_engines.lock import lock_path, locked, locked_if_free
-from build_engines.model_entry import ModelEntry, chat_template_text
+from build_engines.model_entry import ModelEntry, Precision, chat_template_text
 from build_engines.peft import FILES as ADAPTER_FILES
 from build_engines.planner.sizing import Plan
 from build_engines.serving import Serving, check_names
@@ -67,7 +67,8 @@ class TensorRtLlmSpec:
         check_names(self.model_id, self.serving.aliases, self.adapters)
         if self.tool_call_format not in TOOL_FORMATS:
             raise BuildError(f"--tool-call-format {self.tool_call_format}: expected one of {', '.join(TOOL_FORMATS)}")
-        check_machine(self.recipe, self.backend, self.tools.machine)
+        check_machine(self.plan, self.backend, self.tools.machine)
+        _check_format(self.recipe, self.backend)
 
     @property
     def plan(self) -> Plan:
@@ -147,7 +148,7 @@ class TensorRtLlmSpec:
         work.folder.mkdir(parents=True, exist_ok=True)
         with locked(lock_path(work.folder), f"builds {self.model_id}") as work_lock:
             if not work.is_finished:
-                check_room(work.folder, target.parent, self.plan, self.tools.skipped_checks)
+                check_room(work.folder, target.parent, self.recipe, self.tools.skipped_checks)
                 work.check_programs()
             engine = work.finish((lock, work_lock))
             files = {str(path.relative_to(engine)): path for path in engine.rglob("*") if path.is_file()}
@@ -179,25 +180,27 @@ class TensorRtLlmSpec:
         return self.options | runtime_options(self.recipe, self.backend)
 
 
-def check_machine(recipe: Recipe, backend: Backend, machine: Machine) -> None:
+def check_machine(plan: Plan, backend: Backend, machine: Machine) -> None:
     """Check that this machine can build a model for this backend.
 
     Raises:
         BuildError: names the mismatch.
     """
-    if backend is Backend.PYTORCH:
-        _check_pytorch(recipe)
-    else:
+    if backend is Backend.ENGINE:
         check_version(machine)
-        check_gpus(recipe.plan, machine)
+        check_gpus(plan, machine)
 
 
-def _check_pytorch(recipe: Recipe) -> None:
-    if recipe.is_quantized:
-        rule = "the PyTorch backend loads the checkpoint, which has 16 bits"
-        raise BuildError(f"--precision fp8: {rule}: use --backend engine, or a checkpoint in FP8")
-    if recipe.source_format is not SourceFormat.SIXTEEN_BIT:
-        raise BuildError(f"--backend pytorch: a checkpoint in {recipe.source_format}: use --backend engine")
+def _check_format(recipe: Recipe, backend: Backend) -> None:
+    """Check that a backend takes the checkpoint's format. The PyTorch backend loads it as it is."""
+    found, precision = recipe.source_format, recipe.plan.precision
+    if backend is Backend.ENGINE:
+        expected = (SourceFormat.SIXTEEN_BIT, SourceFormat.FP8_ROWWISE)
+    else:
+        expected = (SourceFormat.MODELOPT_FP8 if precision is Precision.FP8 else SourceFormat.SIXTEEN_BIT,)
+    if found not in expected:
+        rule = f"expected a checkpoint in {' or '.join(expected)}"
+        raise BuildError(f"--backend {backend} --precision {precision}: the checkpoint is in {found}: {rule}")
 
 
 def _eos_token_ids(entry: ModelEntry, source: Source) -> tuple[int, ...]:

@@ -191,7 +191,7 @@ def test_the_page_names_the_image_and_the_size_of_the_largest_model() -> None:
     largest = plan(Catalog.load().find("llama3.1:405b"), GPUS["h100"], num_gpus=16, num_nodes=2, max_seq_len=16384)
     assert f"{largest.memory.weights_bytes / 1e9:.1f} GB of weights on each of 16 GPUs" in PAGE
     assert f"with {largest.build_disk_bytes / 1e12:.1f} TB free" in " ".join(PAGE.split())
-    assert f"needs {largest.build_ram_bytes / 1e12:.1f} TB of RAM" in " ".join(PAGE.split())
+    assert f"needs {Recipe(plan=largest).ram_bytes / 1e12:.1f} TB of RAM" in " ".join(PAGE.split())
 
 
 def test_the_page_on_models_shows_a_printed_plan() -> None:

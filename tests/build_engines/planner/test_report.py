@@ -61,7 +61,7 @@ def test_the_text_shows_layout_arithmetic_limits_and_notes() -> None:
         "  3 sequences of 131072 tokens at the same time; more of shorter ones",
         "Limits  max_seq_len 131072, max_input_len 131071, max_batch_size 128, max_num_tokens 8192",
         "Build   disk 435.9 GB (checkpoint 141.1 GB, converted checkpoint and engines 147.4 GB each), "
-        "RAM up to 230.4 GB, tens of minutes",
+        "RAM up to 169.3 GB, tens of minutes",
         "Serve   RAM up to 8.6 GB for requests with log probabilities",
         "Note    Gated: accept its license (Llama 3.1 community) and set a token before it can be downloaded.",
     ):
@@ -86,8 +86,7 @@ def test_different_stages_are_mentioned() -> None:
     [
         ("llama3.1:70b", "l40s", {}, "L40S has no NVLink: tensor parallelism goes over PCIe"),
         ("llama3.1:405b", "h100", {}, "2 nodes need MPI"),
-        ("llama3.1:405b", "h100", {"precision": "fp8"}, "loads the 16-bit model: 812 GB, which takes about 12 x H100"),
-        ("llama3.1:70b", "h200", {"precision": "fp8"}, "loads the 16-bit model: 141 GB, which takes about 2 x H200"),
+        ("llama3.1:405b", "h100", {"precision": "fp8"}, "do not hold the 16-bit model of 812 GB"),
         ("deepseek-v2.5:236b", "h100", {}, "Weights take more than two thirds of each GPU: the cache is small."),
         ("gemma2:9b", "h100", {}, "The chat template takes no system role"),
     ],

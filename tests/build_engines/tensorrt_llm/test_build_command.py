@@ -93,6 +93,16 @@ def test_the_pytorch_backend_needs_no_tools(builder: Builder) -> None:
     assert not (folder / "engine").exists()
 
 
+def test_the_pytorch_backend_serves_a_checkpoint_in_fp8(builder: Builder) -> None:
+    options = ("--backend", "pytorch", "--gpu", "h100", "--precision", "fp8")
+    (builder.checkpoint / "hf_quant_config.json").write_text('{"quantization": {"quant_algo": "FP8"}}')
+    result = builder.run(*options)
+    assert result.returncode == 0, result.stderr
+    (folder,) = builder.artifacts()
+    assert artifact.verify(folder).precision == "fp8"
+    assert (folder / "checkpoint" / "hf_quant_config.json").is_file()
+
+
 def test_a_model_that_reads_images_keeps_its_input_processor(builder: Builder) -> None:
     numbers = {"num_layers": 2, "hidden_size": 32, "intermediate_size": 64, "patch_size": 14, "merge_size": 2}
     write_catalog(builder.catalog, vision={**numbers, "max_positions": 512})
@@ -183,7 +193,10 @@ def here(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) ->
         (["--option", "block_reuse=yes"], "option block_reuse=yes: must be true or false"),
         (["--option", "kv_cache_dtype=fp8"], "option kv_cache_dtype=fp8: only with backend=pytorch"),
         (["--calibration-dataset", "x"], "--calibration-dataset: nothing is calibrated here"),
-        (["--backend", "pytorch", "--precision", "fp8"], "--precision fp8: the PyTorch backend loads the checkpoint"),
+        (
+            ["--backend", "pytorch", "--precision", "fp8"],
+            "the checkpoint is in 16-bit: expected a checkpoint in ModelOpt",
+        ),
         (["--backend", "pytorch", "--keep-work"], "--keep-work: nothing is compiled with --backend pytorch"),
         (["--backend", "pytorch", "--workers", "2"], "--workers: nothing is compiled with --backend pytorch"),
         (["--tensorrt-llm-examples", "none"], "must be a clone of TensorRT-LLM's repository at tag v1.2.1"),
@@ -202,7 +215,6 @@ def test_an_impossible_build_is_refused(builder: Builder, here: Here, extra: lis
         (["--option", "tp_size=2"], "--option tp_size: follows from the build"),
         (["--adapter", "formal=none"], "none/adapter_config.json: no such file"),
         (["--alias", "tiny/llama"], "alias 'tiny/llama' of tiny/llama: model tiny/llama has the same name"),
-        (["--backend", "pytorch", "--precision", "fp8"], "--precision fp8: the PyTorch backend loads the checkpoint"),
     ],
 )
 def test_an_impossible_build_downloads_nothing(tmp_path: Path, here: Here, extra: list[str], message: str) -> None:

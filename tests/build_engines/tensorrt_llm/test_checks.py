@@ -15,6 +15,7 @@ from build_engines.gpus import GPUS
 from build_engines.planner.plan import plan
 from build_engines.tensorrt_llm import checks
 from build_engines.tensorrt_llm.checks import Check, available_ram_bytes, check_gpus, check_room, check_version, gpu_of
+from build_engines.tensorrt_llm.recipe import Recipe
 from model_repository.machine import Machine
 
 PLAN = plan(Catalog.load().find("llama3.1:8b"), GPUS["h100"])
@@ -40,23 +41,23 @@ def plenty(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("plenty")
 def test_room_for_everything_is_enough(tmp_path: Path) -> None:
-    check_room(tmp_path, tmp_path, PLAN, ())
+    check_room(tmp_path, tmp_path, Recipe(plan=PLAN), ())
 
 
 @pytest.mark.usefixtures("plenty")
 def test_a_disk_that_is_too_small_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(SHORT))
     with pytest.raises(BuildError, match=r"disk: .* has 1\.0 GB free, the build writes about 3\d\.\d GB: free some"):
-        check_room(tmp_path, tmp_path, PLAN, ())
-    check_room(tmp_path, tmp_path, PLAN, [Check.DISK])
+        check_room(tmp_path, tmp_path, Recipe(plan=PLAN), ())
+    check_room(tmp_path, tmp_path, Recipe(plan=PLAN), [Check.DISK])
 
 
 @pytest.mark.usefixtures("plenty")
 def test_too_little_memory_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checks, "available_ram_bytes", lambda: SHORT)
-    with pytest.raises(BuildError, match=r"memory \(RAM\): 1\.0 GB are available, conversion takes about 26\.\d GB"):
-        check_room(tmp_path, tmp_path, PLAN, ())
-    check_room(tmp_path, tmp_path, PLAN, [Check.RAM])
+    with pytest.raises(BuildError, match=r"memory \(RAM\): 1\.0 GB are available, conversion takes about 19\.\d GB"):
+        check_room(tmp_path, tmp_path, Recipe(plan=PLAN), ())
+    check_room(tmp_path, tmp_path, Recipe(plan=PLAN), [Check.RAM])
 
 
 @pytest.mark.parametrize(

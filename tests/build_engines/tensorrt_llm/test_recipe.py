@@ -134,9 +134,25 @@ def test_a_checkpoint_in_metas_fp8_is_only_converted() -> None:
     recipe = recipe_of("llama3.1:405b", precision="fp8", source_format=SourceFormat.FP8_ROWWISE)
     converted, engine = steps(recipe)
     assert converted.program == "examples/models/core/llama/convert_checkpoint.py"
-    assert recipe.plan.kv_precision is Precision.FP8
-    assert recipe.kv_precision is Precision.BF16
+    assert "--use_fp8_rowwise" not in converted.command
+    assert recipe_of("llama3.1:8b", precision="fp8").kv_precision is Precision.FP8
+    assert recipe_of("llama3.1:8b", precision="fp8", source_format=SourceFormat.FP8_ROWWISE).kv_precision == "bf16"
     assert "--gemm_plugin" not in engine.command
+
+
+def test_the_converter_makes_fp8_where_no_gpus_hold_the_16_bit_model() -> None:
+    recipe = recipe_of("llama3.1:405b", precision="fp8")
+    converted, _ = steps(recipe)
+    assert converted.program == "examples/models/core/llama/convert_checkpoint.py"
+    assert "--use_fp8_rowwise" in converted.command
+    assert not recipe.is_quantized
+
+
+def test_a_conversion_needs_the_memory_of_the_ranks_that_it_converts_at_the_same_time() -> None:
+    assert recipe_of("llama3.1:405b").ram_bytes == pytest.approx(1.2 * 812e9 / 2, rel=0.01)  # 8 of 16 ranks
+    assert recipe_of("llama3.1:405b", num_workers=1).ram_bytes == pytest.approx(1.2 * 812e9 / 16, rel=0.01)
+    for recipe in (recipe_of("gemma2:27b", num_workers=1), recipe_of("qwen2.5:72b", precision="fp8", num_workers=1)):
+        assert recipe.ram_bytes == recipe.plan.build_ram_bytes
 
 
 @pytest.mark.parametrize(("name", "precision"), [("qwen2.5:72b", "fp8"), ("llama3.1:8b", "bf16")])

@@ -11,7 +11,7 @@ import pytest
 
 from build_engines.errors import BuildError
 from build_engines.tensorrt_llm.recipe import SourceFormat
-from build_engines.tensorrt_llm.source import Source
+from build_engines.tensorrt_llm.source import MODELOPT_FILE, Source
 from tests.build_engines.tensorrt_llm.tiny_model import tiny_entry, write_tiny_checkpoint
 
 
@@ -104,4 +104,16 @@ def test_metas_fp8_is_recognized_and_other_quantizations_are_refused(folder: Pat
         Source.load(folder, entry)
     edit(folder, quantization_config={"quant_method": "gptq"})
     with pytest.raises(BuildError, match="quant_method=gptq: expected the 16-bit checkpoint, or one in fbgemm_fp8"):
+        Source.load(folder, entry)
+
+
+def test_modelopts_fp8_is_recognized_and_its_other_formats_are_refused(folder: Path, tmp_path: Path) -> None:
+    entry = tiny_entry("llama", tmp_path)
+    edit(folder, quantization_config={"quant_method": "modelopt"})
+    (folder / MODELOPT_FILE).write_text('{"quantization": {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8"}}')
+    source = Source.load(folder, entry)
+    assert source.format is SourceFormat.MODELOPT_FP8
+    assert MODELOPT_FILE in source.files()
+    (folder / MODELOPT_FILE).write_text('{"quantization": {"quant_algo": "NVFP4"}}')
+    with pytest.raises(BuildError, match=r"hf_quant_config\.json: quant_algo=NVFP4: expected FP8"):
         Source.load(folder, entry)

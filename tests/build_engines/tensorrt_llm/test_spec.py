@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 from dataclasses import dataclass, field, replace
@@ -224,10 +225,23 @@ def test_a_contradictory_spec_is_refused(changes: dict[str, Any], message: str, 
         replace(spec, **changes)
 
 
-def test_a_checkpoint_in_metas_fp8_is_for_engines(spec: TensorRtLlmSpec) -> None:
-    recipe = Recipe(plan=planned(spec.plan.entry, "fp8"), source_format=SourceFormat.FP8_ROWWISE)
-    with pytest.raises(BuildError, match="--backend pytorch: a checkpoint in fbgemm_fp8: use --backend engine"):
-        replace(spec, recipe=recipe, backend=Backend.PYTORCH)
+@pytest.mark.parametrize(
+    ("backend", "precision", "taken"),
+    [
+        (Backend.ENGINE, "bf16", {SourceFormat.SIXTEEN_BIT}),
+        (Backend.ENGINE, "fp8", {SourceFormat.SIXTEEN_BIT, SourceFormat.FP8_ROWWISE}),
+        (Backend.PYTORCH, "bf16", {SourceFormat.SIXTEEN_BIT}),
+        (Backend.PYTORCH, "fp8", {SourceFormat.MODELOPT_FP8}),
+    ],
+)
+def test_a_backend_takes_only_its_formats(
+    backend: Backend, precision: str, taken: set[SourceFormat], spec: TensorRtLlmSpec
+) -> None:
+    for source_format in SourceFormat:
+        refusal = pytest.raises(BuildError, match=r"expected a checkpoint in|goes with --precision fp8")
+        with contextlib.nullcontext() if source_format in taken else refusal:
+            recipe = Recipe(plan=planned(spec.plan.entry, precision), source_format=source_format)
+            replace(spec, recipe=recipe, backend=backend)
 
 
 def test_options_that_do_not_follow_from_the_build_are_the_users() -> None:
