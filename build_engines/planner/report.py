@@ -131,7 +131,7 @@ def notes(plan: Plan) -> Iterator[str]:
     if plan.fp8_method is Fp8Method.ROWWISE:
         yield (
             f"The GPUs of a node do not hold the 16-bit model of {plan.checkpoint_bytes / 1e9:.0f} GB, so the scales "
-            "of FP8 are not measured: the converter computes one for each row of a matrix, and the KV cache has 16 bits."
+            "of FP8 are not measured: the converter computes one for each row of a matrix. The KV cache has 16 bits."
         )
     if not plan.is_comfortable:
         yield "Weights take more than two thirds of each GPU: the cache is small."

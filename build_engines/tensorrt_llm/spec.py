@@ -194,10 +194,9 @@ def check_machine(plan: Plan, backend: Backend, machine: Machine) -> None:
 def _check_format(recipe: Recipe, backend: Backend) -> None:
     """Check that a backend takes the checkpoint's format. The PyTorch backend loads it as it is."""
     found, precision = recipe.source_format, recipe.plan.precision
+    expected = [SourceFormat.MODELOPT_FP8 if precision is Precision.FP8 else SourceFormat.SIXTEEN_BIT]
     if backend is Backend.ENGINE:
-        expected = (SourceFormat.SIXTEEN_BIT, SourceFormat.FP8_ROWWISE)
-    else:
-        expected = (SourceFormat.MODELOPT_FP8 if precision is Precision.FP8 else SourceFormat.SIXTEEN_BIT,)
+        expected = [SourceFormat.SIXTEEN_BIT, SourceFormat.FP8_ROWWISE]
     if found not in expected:
         rule = f"expected a checkpoint in {' or '.join(expected)}"
         raise BuildError(f"--backend {backend} --precision {precision}: the checkpoint is in {found}: {rule}")

@@ -9,7 +9,7 @@ from frontend.protocol import answers
 from frontend.protocol.answers import ChatLogprobs, CompletionLogprobs
 from model_repository.contract.output import GenerationChunk, TokenLogprob, TopLogprob
 
-_LEAST = -9999.0  # JSON has no minus infinity; OpenAI's own stand-in
+_LEAST = -9999.0  # OpenAI's stand-in for minus infinity, and for a token that is not among the likely ones
 
 
 def chat_logprobs(logprobs: Sequence[TokenLogprob], *, has_ids: bool = False, is_whole: bool = False) -> ChatLogprobs:
@@ -23,7 +23,7 @@ def chat_logprobs(logprobs: Sequence[TokenLogprob], *, has_ids: bool = False, is
     content: list[answers.TokenLogprob] = [
         {
             "token": _chat_token(item, has_ids),
-            "logprob": _finite(item.logprob or 0.0),
+            "logprob": _LEAST if item.logprob is None else _finite(item.logprob),
             "bytes": list(item.token_bytes),
             "top_logprobs": [
                 {
@@ -72,17 +72,18 @@ class CompletionLogprobsWriter:
             self._num_chars += len(self._decoder.decode(item.token_bytes))
             name = _id_text(item.token_id) if self._has_ids else _name(item)
             lists["tokens"].append(name)
-            if item.logprob is None:
-                lists["token_logprobs"].append(None)
-                lists["top_logprobs"].append(None)
-                continue
-            lists["token_logprobs"].append(_finite(item.logprob))
-            top = {
-                name if each.token_id == item.token_id else self._text(each): _finite(each.logprob)
-                for each in reversed(item.top)
-            }
-            lists["top_logprobs"].append(dict(reversed(top.items())) | {name: _finite(item.logprob)})
+            lists["token_logprobs"].append(None if item.logprob is None else _finite(item.logprob))
+            lists["top_logprobs"].append(self._top(item, name) or None)
         return lists
+
+    def _top(self, item: TokenLogprob, name: str) -> dict[str, float]:
+        """Return the likely tokens and the drawn one, which has a name of its own; of equal names the likeliest."""
+        top = {
+            name if each.token_id == item.token_id else self._text(each): _finite(each.logprob)
+            for each in reversed(item.top)
+        }
+        drawn = {} if item.logprob is None else {name: _finite(item.logprob)}
+        return dict(reversed(top.items())) | drawn
 
     def _text(self, item: TopLogprob) -> str:
         return _id_text(item.token_id) if self._has_ids else _token_text(item.token_bytes)

@@ -47,7 +47,7 @@ class Timing(Struct, frozen=True, kw_only=True):
 class DrawnLogprob(Struct, frozen=True, array_like=True):
     """The log probability of a token in the model's raw distribution, and the most likely tokens at its position."""
 
-    logprob: float | None  # None: the first token of a prompt
+    logprob: float | None  # None: of the first token of a prompt, or not reported
     top: tuple[tuple[int, float], ...] = ()  # token id and log probability, most likely first
 
 

@@ -37,6 +37,7 @@ CONTRACT: dict[str, Any] = json.loads(
 _CALLABLES = {
     "LLM": ("tensorrt_llm.llmapi.TrtLlmArgs.__init__", "tensorrt_llm.llmapi.TorchLlmArgs.__init__"),
     "generate_async": ("tensorrt_llm.LLM.generate_async",),
+    "get_stats_async": ("tensorrt_llm.LLM.get_stats_async",),
     "shutdown": ("tensorrt_llm.LLM.shutdown",),
     "SamplingParams": ("tensorrt_llm.SamplingParams.__init__",),
     "KvCacheConfig": ("tensorrt_llm.llmapi.KvCacheConfig.__init__",),

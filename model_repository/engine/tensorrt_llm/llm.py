@@ -1,11 +1,12 @@
 """How TensorRT-LLM is started and called, for both backends. No other module names its start options.
 
-Only keyword arguments are used, and only those that both recorded snapshots of its API have. One exception,
-`MpiCommSession`, is used only under a plain mpirun, as NVIDIA's own model for Triton does.
+Only keyword arguments are used, and only those that all recorded releases have. One exception, `MpiCommSession`, is
+used only under a plain mpirun, as NVIDIA's own model for Triton does.
 """
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 from tensorrt_llm import LLM, SamplingParams
@@ -34,6 +35,8 @@ def start_llm(config: EngineConfig, options: TensorRtLlmOptions, role: Role) -> 
     keywords = llm_keywords(config, options)
     if role.kind is RoleKind.LEADER:
         keywords["_mpi_session"] = _mpi_session(role)
+    # Releases after 1.2 would report their use to NVIDIA; their worker processes inherit the variable.
+    os.environ.setdefault("TRTLLM_NO_USAGE_STATS", "1")
     llm_class = _engine_class() if options.backend is Backend.ENGINE else LLM
     try:
         return llm_class(**keywords)
@@ -98,6 +101,7 @@ def _pytorch_keywords(config: EngineConfig, options: TensorRtLlmOptions) -> dict
         "max_input_len": config.context_window,  # its own default is 1024
         # With that scheduler logits processors run before the last token is known.
         "disable_overlap_scheduler": True,
+        "enable_iter_perf_stats": True,  # an engine always has them
     }
     if supports_adapters(config, options):
         keywords["lora_config"] = lora_config(config, options)

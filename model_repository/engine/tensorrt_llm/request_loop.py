@@ -10,7 +10,7 @@ import contextlib
 import logging
 import queue
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +23,26 @@ from model_repository.errors import EngineFailed, InternalError, InvalidRequest,
 logger = logging.getLogger(__name__)
 
 _CLOSE_TIMEOUT_S = 2.0
+# A read of statistics ends after so long without a step, and after the pause the next one begins.
+_STATS_TIMEOUT_S = 10.0
+_STATS_PAUSE_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class KvCacheUse:
+    """The tokens in the blocks of the KV cache; blocks that wait to be reused count as free."""
+
+    num_tokens_used: int
+    max_tokens: int
+
+    @classmethod
+    def of(cls, stats: Mapping[str, Any]) -> KvCacheUse | None:
+        """Read the statistics of a step; None: it has none of the cache."""
+        cache = stats.get("kvCacheStats")
+        if not cache:
+            return None
+        block_size = int(cache["tokensPerBlock"])
+        return cls(int(cache["usedNumBlocks"]) * block_size, int(cache["maxNumBlocks"]) * block_size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +68,7 @@ class RequestLoop:
     """Runs calls; one other thread reads their outputs."""
 
     def __init__(self, llm: Any) -> None:
+        self.kv_cache_use: KvCacheUse | None = None  # after the last known step
         self._llm = llm
         self._batches: queue.SimpleQueue[Sequence[StepOutput]] = queue.SimpleQueue()  # an empty one only wakes `wait`
         self._failure = ""  # the reason why TensorRT-LLM as a whole has ended
@@ -55,6 +76,7 @@ class RequestLoop:
         self._results: dict[int, Any] = {}  # of calls that are not dropped
         self._calls: dict[int, Call] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self._reads_stats = False
         self._busy: dict[int, Call] = {}  # that have not ended, including dropped ones
         self._lock = threading.Lock()  # protects the busy calls
         self._num_scoring = 0
@@ -128,7 +150,10 @@ class RequestLoop:
 
     def _start(self, call: Call) -> None:
         self._calls[call.sequence] = call
-        task = self._loop.create_task(self._serve(call))
+        self._run_task(self._serve(call))
+
+    def _run_task(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        task = self._loop.create_task(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -162,6 +187,9 @@ class RequestLoop:
         except (TypeError, ValueError) as exc:  # a limit of the engine or of a parameter
             raise InvalidRequest(f"TensorRT-LLM refuses it: {exc}") from exc
         self._results[call.sequence] = result
+        if not self._reads_stats:  # before the first call there are none
+            self._reads_stats = True
+            self._run_task(self._read_stats())
         if call.keywords["streaming"]:
             async for _ in result:
                 self._has_progressed = True
@@ -169,6 +197,17 @@ class RequestLoop:
         else:
             await result
             await self._read(call, result)
+
+    async def _read_stats(self) -> None:
+        """Follow the use of the KV cache. TensorRT-LLM keeps the statistics of each step until they are read."""
+        try:
+            while True:
+                async for stats in self._llm.get_stats_async(_STATS_TIMEOUT_S):
+                    self.kv_cache_use = KvCacheUse.of(stats) or self.kv_cache_use
+                await asyncio.sleep(_STATS_PAUSE_S)
+        except Exception:
+            logger.exception("TensorRT-LLM's statistics cannot be read: the use of the KV cache is only estimated")
+            self.kv_cache_use = None
 
     async def _read(self, call: Call, result: Any) -> None:
         if call.sequence not in self._calls:

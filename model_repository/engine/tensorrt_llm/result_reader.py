@@ -106,12 +106,11 @@ class ResultReader:
         )
 
     def _logprob(self, entries: Sequence[Any], index: int, token_id: int) -> DrawnLogprob | None:
-        """Return a token's log probability. For an end token that the result does not list it is unknown."""
+        """Return a token's log probability, which is unknown for an end token that the result does not list."""
         if self._request.params.num_logprobs is None:
             return None
-        if index >= len(entries) or token_id not in entries[index]:
-            return DrawnLogprob(None)
-        return _drawn_logprob(entries[index], token_id, self._request.params.num_logprobs)
+        entry = entries[index] if index < len(entries) else {}
+        return _drawn_logprob(entry, token_id, self._request.params.num_logprobs)
 
     def _failed(self, error: StageError) -> StepOutput:
         return StepOutput(self._sequence, error=error)
@@ -121,12 +120,13 @@ def _drawn_logprob(entry: Mapping[int, Any], token_id: int, num_top: int) -> Dra
     """Return a drawn token's log probability and the most likely tokens. Of equals, lower ids win.
 
     Args:
-        entry: token id to TensorRT-LLM's Logprob: the most likely tokens, and the drawn token.
+        entry: token id to TensorRT-LLM's Logprob: the most likely tokens, and mostly the drawn token. The PyTorch
+            backend of 1.2.1 may leave it out if it is not among them.
     """
     values = sorted(
         ((item, float(value.logprob)) for item, value in entry.items()), key=lambda pair: (-pair[1], pair[0])
     )
-    return DrawnLogprob(float(entry[token_id].logprob), tuple(values[:num_top]))
+    return DrawnLogprob(float(entry[token_id].logprob) if token_id in entry else None, tuple(values[:num_top]))
 
 
 def _prompt_logprobs(

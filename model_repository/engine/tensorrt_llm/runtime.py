@@ -31,7 +31,7 @@ from model_repository.engine.tensorrt_llm.llm import (
 from model_repository.engine.tensorrt_llm.lora import LoraRequests
 from model_repository.engine.tensorrt_llm.options import MAX_LOGITS_BYTES, Backend, TensorRtLlmOptions
 from model_repository.engine.tensorrt_llm.processors import VocabularyFile
-from model_repository.engine.tensorrt_llm.request_loop import Call, RequestLoop
+from model_repository.engine.tensorrt_llm.request_loop import Call, KvCacheUse, RequestLoop
 from model_repository.engine.tensorrt_llm.result_reader import ResultReader
 from model_repository.engine.tensorrt_llm.role import RoleKind, role_from_environment
 from model_repository.engine.tensorrt_llm.sampling import SamplingPlanner, is_scored
@@ -217,13 +217,17 @@ class TensorRtLlmRuntime:
         return bool(self._waiting or self._running)
 
     def stats(self) -> RuntimeStats:
-        """Return the current state; the maximum of KV tokens is an upper bound."""
+        """Return the current state. Before the first step, the maximum of KV tokens is an upper bound."""
         self._loop.check()
+        running = list(self._running.values())
+        use = self._loop.kv_cache_use or KvCacheUse(
+            sum(running), self._config.max_sequences * self._config.context_window
+        )
         return RuntimeStats(
             num_active=len(self._loop.busy_calls()),
             num_waiting=len(self._waiting),
-            num_kv_tokens_used=sum(list(self._running.values())),
-            max_kv_tokens=self._config.max_sequences * self._config.context_window,
+            num_kv_tokens_used=use.num_tokens_used if running else 0,
+            max_kv_tokens=use.max_tokens,
             adapters=dict(self._lora.adapters),
             images=self._image_counts,
         )

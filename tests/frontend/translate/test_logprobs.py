@@ -100,6 +100,13 @@ def test_the_first_token_of_an_echoed_prompt_has_no_probability() -> None:
     assert lists["top_logprobs"] == [None, {"b": -1.0}]
 
 
+def test_a_probability_that_was_not_reported_is_not_certainty() -> None:
+    item = token("a", None, other("b", -0.25))
+    assert chat_logprobs([item])["content"][0]["logprob"] == -9999.0
+    lists = CompletionLogprobsWriter(0).write([item])
+    assert (lists["token_logprobs"], lists["top_logprobs"]) == ([None], [{"b": -0.25}])
+
+
 def test_the_drawn_token_is_always_among_the_likely_ones() -> None:
     top = (other("x", -0.1), other("y", -0.2))
     (rivals,) = CompletionLogprobsWriter(0).write([token("z", -5.0, *top)])["top_logprobs"]

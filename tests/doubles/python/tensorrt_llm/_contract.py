@@ -6,6 +6,7 @@ import enum
 import functools
 import inspect
 import json
+import os
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -13,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-CONTRACT_FILE = Path(__file__).resolve().parents[3] / "data" / "tensorrt_llm_contract.json"
+_DATA = Path(__file__).resolve().parents[3] / "data"
+CONTRACT_FILE = _DATA / os.environ.get("TENSORRT_LLM_CONTRACT", "tensorrt_llm_contract.json")
 
 _SCALARS: Mapping[str, tuple[type, ...]] = {
     "bool": (bool,),
@@ -30,6 +32,16 @@ _CONTAINERS: Mapping[str, type] = {"list": list, "dict": dict, "Sequence": list,
 def contract() -> Any:
     """Return the recorded contract."""
     return json.loads(CONTRACT_FILE.read_text(encoding="utf-8"))
+
+
+def require(name: str) -> None:
+    """Check that a release has a module, for this module to be imported.
+
+    Raises:
+        ImportError: as without that module.
+    """
+    if name not in contract()["exports"]:
+        raise ImportError(f"No module named {name!r}")
 
 
 @functools.cache

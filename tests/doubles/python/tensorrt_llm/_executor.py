@@ -7,13 +7,16 @@
 - Processors of logits are what pickle makes of them, since requests travel to other processes.
 - On the PyTorch backend they are called for each chunk of a prompt, and under its overlap scheduler they are told the
   last token one call late.
+- Each step leaves statistics, on the PyTorch backend only if they were asked for. Nobody but their reader drops them.
 - A worker process beside it stands for the ranks: when it dies, everything fails.
 """
 
 from __future__ import annotations
 
 import itertools
+import json
 import os
+import queue
 import signal
 import subprocess
 import threading
@@ -35,6 +38,7 @@ EXIT_STATUS_OF_DEFECT = 134
 
 _STEP_S = 0.002  # at least
 _DEATHS = {-signal.SIGABRT: "CUDA error: an illegal memory access was encountered"}  # of the worker, by exit status
+NUM_BLOCKS = 100  # of the KV cache, as the statistics say
 _TOKENS_PER_BLOCK = 32
 
 
@@ -78,6 +82,7 @@ class Executor:
         has_block_reuse: prompts that begin alike share blocks.
         max_chunk_tokens: tokens of a prompt for each call of the processors; None: all of them.
         is_told_late: processors are.
+        has_stats: steps leave statistics.
     """
 
     def __init__(
@@ -89,7 +94,9 @@ class Executor:
         has_block_reuse: bool,
         max_chunk_tokens: int | None = None,
         is_told_late: bool = False,
+        has_stats: bool = False,
     ) -> None:
+        self.iteration_stats: queue.SimpleQueue[str] | None = queue.SimpleQueue() if has_stats else None
         self._model = model
         self._is_engine = is_engine
         self._max_batch_size = max_batch_size
@@ -165,7 +172,14 @@ class Executor:
             if is_done:
                 with self._condition:
                     self._running.remove(request)
+        if self.iteration_stats is not None:
+            self.iteration_stats.put(json.dumps({"kvCacheStats": self._cache_stats()}))
         time.sleep(max(0.0, began_s + _STEP_S - time.monotonic()))
+
+    def _cache_stats(self) -> dict[str, int]:
+        lengths = [len(each.prompt) + sum(len(one.drawn) for one in each.sequences) for each in self._running]
+        num_used = sum(-(-length // _TOKENS_PER_BLOCK) for length in lengths)
+        return {"usedNumBlocks": num_used, "maxNumBlocks": NUM_BLOCKS, "tokensPerBlock": _TOKENS_PER_BLOCK}
 
     def _advance(self, request: Request) -> bool:
         """Give one sequence of a request its next token; return whether the request is done."""

@@ -11,7 +11,7 @@ from tensorrt_llm._executor import Executor, Request
 from tensorrt_llm._guided_decoding import Grammar, load_tokenizer
 from tensorrt_llm._input_processor import InputProcessor
 from tensorrt_llm._model import Model
-from tensorrt_llm._results import RequestError, RequestOutput
+from tensorrt_llm._results import IterationResult, RequestError, RequestOutput
 from tensorrt_llm.sampling_params import SamplingParams
 
 # Recorded parameters that the double does not implement: it refuses all values but the default.
@@ -68,7 +68,9 @@ class _LLM:
             has_block_reuse=cache is None or cache.enable_block_reuse,
             max_chunk_tokens=self._args["max_num_tokens"] if self._is_called_per_chunk() else None,
             is_told_late=not (self.is_engine or self._args["disable_overlap_scheduler"]),
+            has_stats=self.is_engine or self._args["enable_iter_perf_stats"],
         )
+        self._iteration_result: IterationResult | None = None
 
     def _is_called_per_chunk(self) -> bool:
         return not self.is_engine and self._args["enable_chunked_prefill"]
@@ -102,6 +104,9 @@ class _LLM:
             make_guide=lambda: self._structured_output(params),
         )
         result.on_abort = lambda: self._executor.abort(request)
+        if self._iteration_result is None:
+            self._iteration_result = IterationResult(self._executor.iteration_stats)
+        self._iteration_result.is_done = False
         if lora is not None and not self._has_lora():
             result.push(RequestError("LoRA is not enabled"))
         else:
@@ -118,7 +123,7 @@ class _LLM:
 
     def _check(self, prompt: list[int], params: Any) -> None:
         """Raise the errors that generate_async itself raises."""
-        not_done = [name for name in _NOT_DONE if getattr(params, name)]
+        not_done = [name for name in _NOT_DONE if getattr(params, name, None)]
         if not_done or params.best_of != params.n:
             raise NotImplementedError(f"the double does not do {not_done or 'best_of'}")
         if params.end_id is None and self.tokenizer is None:
@@ -142,6 +147,13 @@ class _LLM:
         if self._grammar_tokenizer is None:
             self._grammar_tokenizer = load_tokenizer(Path(self.tokenizer), self._vocab_size)
         return Grammar(params.guided_decoding, self._grammar_tokenizer, params.end_id)
+
+    def get_stats_async(self, *args: Any, **kwargs: Any) -> IterationResult:
+        """Return the statistics of steps, as recorded."""
+        bound = Recorded("tensorrt_llm.LLM.get_stats_async").bind(*args, **kwargs)
+        assert self._iteration_result is not None, "before the first request there are none, and a message is printed"
+        self._iteration_result.timeout_s = bound["timeout"]
+        return self._iteration_result
 
     def shutdown(self) -> None:
         """End everything; may be called more than once."""

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import queue
+import time
 from collections.abc import AsyncIterator, Callable, Generator
 from dataclasses import dataclass, field
 from typing import Any, Self
@@ -107,3 +110,23 @@ class RequestOutput:
                 raise update
             update(self)
             yield self
+
+
+class IterationResult:
+    """The statistics of steps. After a time without any it is done, until the next request."""
+
+    def __init__(self, items: queue.SimpleQueue[str] | None) -> None:
+        self.is_done = False
+        self.timeout_s: float | None = 2.0
+        self._items = items
+        asyncio.get_running_loop()
+
+    async def __aiter__(self) -> AsyncIterator[dict[str, Any]]:
+        deadline_s = float("inf") if self.timeout_s is None else time.monotonic() + self.timeout_s
+        while not self.is_done:
+            try:
+                assert self._items is not None, "they were not asked for"
+                yield json.loads(self._items.get_nowait())
+            except queue.Empty:
+                self.is_done = time.monotonic() >= deadline_s
+                await asyncio.sleep(0.002)

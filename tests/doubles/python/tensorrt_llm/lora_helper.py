@@ -1,7 +1,8 @@
-"""How adapters are set up."""
+"""Adapters' settings, as release 1.2 has them."""
 
-from tensorrt_llm._contract import recorded_class
+from tensorrt_llm._contract import recorded_class, require
 
-LoraConfig = recorded_class("tensorrt_llm.lora_helper.LoraConfig")
+require(__name__)
+LoraConfig = recorded_class(f"{__name__}.LoraConfig")
 
 __all__ = ["LoraConfig"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib
 import json
@@ -24,11 +25,17 @@ from tests.waiting import DEADLINE_S, wait_until
 sys.path.insert(0, str(DOUBLES))
 try:
     RUNTIME: Any = importlib.import_module("model_repository.engine.tensorrt_llm.runtime")
-    importlib.import_module("tensorrt_llm._tensorrt_engine")
+    with contextlib.suppress(ImportError):
+        importlib.import_module("tensorrt_llm._tensorrt_engine")
+    for name in ("tensorrt_llm.lora_helper", "tensorrt_llm._torch.peft.lora.config"):
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
 finally:
     sys.path.remove(str(DOUBLES))
     del sys.modules["torch"], sys.modules["torch.cuda"]  # other tests must not import this double
 
+# The first is the default of tests that do not depend on the backend.
+BACKENDS = ["engine", "pytorch"] if "tensorrt_llm._tensorrt_engine" in sys.modules else ["pytorch"]
 UNUSED, EOS, OTHER_EOS = 0, 1, 2
 VOCAB_SIZE = 96
 BYTE_TABLE = [b"", b"", b"", *(bytes([byte]) for byte in range(35, 128))]
@@ -107,7 +114,7 @@ def config(tmp_path: Path) -> EngineConfig:
         eos_token_ids=frozenset([EOS, OTHER_EOS]),
         max_sequences=2,
         adapters={"polite": tmp_path / "adapters" / "polite"},
-        options={"prompt_logprobs": "true"},
+        options={"backend": BACKENDS[0], "prompt_logprobs": "true"},
     )
 
 
@@ -126,7 +133,7 @@ def start(config: EngineConfig) -> Iterator[Callable[..., Tiny]]:
         tiny.runtime.close()
 
 
-@pytest.fixture(params=["engine", "pytorch"])
+@pytest.fixture(params=BACKENDS)
 def tiny(start: Callable[..., Tiny], request: pytest.FixtureRequest) -> Tiny:
-    """The runtime on each backend."""
+    """The runtime on each backend of the release."""
     return start(backend=request.param)

@@ -65,6 +65,7 @@ def test_the_pytorch_backend_gets_parallelism_and_limits(config: EngineConfig) -
         "max_seq_len": config.context_window,
         "max_input_len": config.context_window,
         "disable_overlap_scheduler": True,
+        "enable_iter_perf_stats": True,
     }
     assert (cache.enable_block_reuse, cache.free_gpu_memory_fraction, cache.dtype) == (False, 0.5, "fp8")
     assert scheduler.capacity_scheduler_policy.name == "MAX_UTILIZATION"
@@ -98,6 +99,7 @@ def test_a_model_that_does_not_load_is_one_line(config: EngineConfig, tmp_path: 
         start(empty)
 
 
+@pytest.mark.engine_backend
 def test_an_engine_of_other_sizes_is_refused(config: EngineConfig) -> None:
     with pytest.raises(EngineFailed, match="tensor_parallel_size=8: the engine has 1"):
         start(dataclasses.replace(config, options={"tp_size": "8"}))
@@ -108,7 +110,7 @@ def test_the_error_of_a_release_without_engines_names_the_remedy(
 ) -> None:
     monkeypatch.setitem(sys.modules, "tensorrt_llm._tensorrt_engine", None)
     with pytest.raises(EngineFailed, match=r"ended with release 1\.2"):
-        start(config)
+        start(dataclasses.replace(config, options={"backend": "engine"}))
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from model_repository.byte_table import FILE_NAME, load_byte_table
 from model_repository.contract.request import OutputFormat, StructuredOutput
 from model_repository.engine.runtime import EngineConfig
 from model_repository.errors import EngineFailed
-from tests.model_repository.engine.tensorrt_llm.conftest import RUNTIME, Tiny
+from tests.model_repository.engine.tensorrt_llm.conftest import BACKENDS, RUNTIME, Tiny
 from tests.tensorrt_llm_artifact import write_artifact
 
 EOS = 3056
@@ -21,7 +21,7 @@ PROPERTIES = {"a": {"enum": [1, 2]}}
 SCHEMA = json.dumps({"type": "object", "properties": PROPERTIES, "required": ["a"], "additionalProperties": False})
 
 
-@pytest.fixture(params=["engine", "pytorch"])
+@pytest.fixture(params=BACKENDS)
 def demo(tmp_path: Path, config: EngineConfig, request: pytest.FixtureRequest) -> Any:
     """The demo model with xgrammar."""
     folder = write_artifact(tmp_path / "demo", "demo", request.param)

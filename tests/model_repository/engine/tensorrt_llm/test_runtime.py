@@ -51,6 +51,17 @@ def test_the_whole_prompt_is_scored_also_where_its_beginning_was_computed_before
     assert all(item.logprob is not None and item.logprob < 0 for item in second.prompt_logprobs[1:])
 
 
+def test_the_use_of_the_kv_cache_is_what_tensorrt_llm_says(tiny: Tiny) -> None:
+    assert tiny.runtime.stats().max_kv_tokens == 2 * 256  # before the first step, as if nothing were shared
+    tiny.submit(prompt_token_ids=LONG, max_tokens=100)
+    wait_until(lambda: tiny.runtime.step() is None or tiny.runtime.stats().max_kv_tokens == 3200, "the statistics come")
+    assert tiny.runtime.stats().num_kv_tokens_used % 32 == 0 < tiny.runtime.stats().num_kv_tokens_used
+    llm = tiny.runtime._llm
+    wait_until(llm._executor.iteration_stats.empty, "all are read")
+    tiny.runtime.free(tiny.num_submitted)
+    assert (tiny.runtime.stats().num_kv_tokens_used, tiny.runtime.stats().max_kv_tokens) == (0, 3200)
+
+
 def test_a_refused_request_is_not_queued(tiny: Tiny) -> None:
     with pytest.raises(UnknownAdapter):
         tiny.submit(lora_name="rude")
@@ -87,10 +98,15 @@ def test_the_urgent_pass_others_that_wait(tiny: Tiny) -> None:
     assert patient not in seen
 
 
-def test_kv_tokens_are_the_tokens_of_running_sequences(tiny: Tiny) -> None:
+def test_statistics_that_cannot_be_read_are_estimated(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    def get_stats_async(timeout: float) -> Any:
+        raise RuntimeError("no statistics")
+
+    monkeypatch.setattr(tiny.runtime._llm, "get_stats_async", get_stats_async)
     tiny.submit(max_tokens=200)
     num_tokens = sum(len(tiny.runtime.step() or ()) for _ in range(5))
-    assert tiny.runtime.stats().num_kv_tokens_used == 3 + num_tokens
+    stats = tiny.runtime.stats()
+    assert (stats.num_kv_tokens_used, stats.max_kv_tokens) == (3 + num_tokens, 2 * 256)
 
 
 SCORED: dict[str, Any] = {"num_logprobs": 0, "echo": (b"", b"", b"")}
@@ -100,6 +116,7 @@ def running(tiny: Tiny) -> set[int]:
     return {call.sequence for call in tiny.runtime._loop.busy_calls()}
 
 
+@pytest.mark.engine_backend
 def test_an_engine_streams_log_probabilities_which_are_the_raw_ones_only_there(start: Callable[..., Tiny]) -> None:
     tiny = start(backend="engine")
     number = tiny.submit(max_tokens=240, num_logprobs=0, is_stream=False)
@@ -110,6 +127,7 @@ def test_an_engine_streams_log_probabilities_which_are_the_raw_ones_only_there(s
     assert not result.aborted()  # that would end TensorRT-LLM
 
 
+@pytest.mark.engine_backend
 def test_an_engine_keeps_logits_only_within_its_memory(
     start: Callable[..., Tiny], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -176,6 +194,7 @@ def test_the_silence_of_answers_that_come_in_one_piece_is_no_hang(start: Callabl
     assert tiny.runtime.step() is None
 
 
+@pytest.mark.engine_backend
 def test_requests_that_run_on_unread_are_no_hang_to_those_that_wait(start: Callable[..., Tiny]) -> None:
     tiny = start(backend="engine")
     unread = [tiny.submit(max_tokens=100, num_logprobs=0) for _ in range(2)]
@@ -205,6 +224,7 @@ def test_a_step_that_waits_is_woken(tiny: Tiny) -> None:
     assert tiny.runtime.step() is None
 
 
+@pytest.mark.engine_backend
 def test_one_request_that_tensorrt_llm_refuses_leaves_the_others_alone(start: Callable[..., Tiny]) -> None:
     tiny = start(backend="engine", chunked_prefill="false")
     other = tiny.submit(max_tokens=20)
@@ -223,6 +243,7 @@ def test_a_value_that_sampling_params_refuse_fails_its_request_only(tiny: Tiny) 
     assert len(tiny.tokens()) == 8
 
 
+@pytest.mark.engine_backend
 def test_one_failing_request_leaves_the_others_alone(start: Callable[..., Tiny]) -> None:
     tiny = start(backend="engine")
     tiny.runtime._llm._args["enable_lora"] = False  # as if the engine had been built without

@@ -7,29 +7,19 @@ from tensorrt_llm.executor import LoRARequest
 from tensorrt_llm.sampling_params import GuidedDecodingParams, SamplingParams
 
 CapacitySchedulerPolicy = enumeration("CapacitySchedulerPolicy")
-ContextChunkingPolicy = enumeration("ContextChunkingPolicy")
-BatchingType = enumeration("BatchingType")
-QuantAlgo = enumeration("QuantAlgo")
 KvCacheConfig = recorded_class("tensorrt_llm.llmapi.KvCacheConfig")
 SchedulerConfig = recorded_class("tensorrt_llm.llmapi.SchedulerConfig")
-DynamicBatchConfig = recorded_class("tensorrt_llm.llmapi.DynamicBatchConfig")
-CudaGraphConfig = recorded_class("tensorrt_llm.llmapi.CudaGraphConfig")
 # Its signature is uncertain as a whole.
 MpiCommSession = recorded_class("tensorrt_llm.llmapi.MpiCommSession", is_certain=False)
 
 __all__ = [
     "LLM",
-    "BatchingType",
     "CapacitySchedulerPolicy",
     "CompletionOutput",
-    "ContextChunkingPolicy",
-    "CudaGraphConfig",
-    "DynamicBatchConfig",
     "GuidedDecodingParams",
     "KvCacheConfig",
     "LoRARequest",
     "MpiCommSession",
-    "QuantAlgo",
     "RequestError",
     "RequestOutput",
     "SamplingParams",
