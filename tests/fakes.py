@@ -129,7 +129,6 @@ class FakeTriton(TritonClient):
         self.ending: APIError | None = None  # raised by what waits when `end_all` is called
         self.waited_for: set[asyncio.Event] = set()
         self.calls: list[str] = []  # unload, load, abort, with their subjects
-        self.abort_errors: list[APIError] = []
         self.tokenized: list[tuple[Prompt, bool]] = []  # prompts, and whether special tokens were to be added
         self.detokenized: list[tuple[tuple[int, ...], bool]] = []  # token ids, and whether special ones are shown
 
@@ -157,7 +156,6 @@ class FakeTriton(TritonClient):
 
     def abort(self, stage: str, error: APIError, *, spared_epoch: int | None = None) -> int:
         """Note it."""
-        self.abort_errors.append(error)
         self.calls.append(f"abort {stage}" + (f" but {spared_epoch}" if spared_epoch is not None else ""))
         return 1
 

@@ -11,10 +11,17 @@ import sys
 from itertools import takewhile
 from typing import TYPE_CHECKING
 
+from tests.waiting import DEADLINE_S
+
 if TYPE_CHECKING:
     from frontend.launcher.launcher import Launcher
 
-STATS_INTERVAL = "frontend.triton.health_monitor:STATS_INTERVAL_S=0.2"
+# Polls that come early, and may be late: on a busy machine a healthy stage would be taken for one that hangs.
+PATIENT = (
+    "frontend.triton.health_monitor:STATS_INTERVAL_S=0.2",
+    f"frontend.triton.health_monitor:STATS_TIMEOUT_S={DEADLINE_S:g}",
+    f"frontend.triton.health_monitor:TEXT_STAGE_TIMEOUT_S={DEADLINE_S:g}",
+)
 
 _CONSTANT = re.compile(r"[\w.]+:\w+=[\d.]+")
 

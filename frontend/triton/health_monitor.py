@@ -41,6 +41,7 @@ TEXT_STAGE_TIMEOUT_S = 10.0
 # The pause between two reloads of a stage, unless the first one took longer: a stage that dies at once, maybe after
 # minutes of loading, must not keep its machine busy.
 RELOAD_PAUSE_S = 5.0
+UNLOADED_SILENCE_S = 5.0  # after it, no outputs of an unloaded model are on their way
 _SILENCE_MARGIN_S = 10.0  # of a call beyond the longest step of an engine
 
 
@@ -49,7 +50,7 @@ class Verdict(StrEnum):
 
     FINE = "fine"
     RESTARTED = "restarted"  # a new epoch: the old sequences are gone, and the engine is loaded again
-    UNLOADED = "unloaded"  # the sequences are gone; the engine needs no reload
+    UNLOADED = "unloaded"  # the sequences have ended, and the engine needs no reload
     LOST = "lost"  # the sequences are gone, and the engine needs a reload
 
 
@@ -236,10 +237,17 @@ class HealthMonitor:
         if verdict is Verdict.FINE or not self._plan.is_news(stage, since):
             return
         logger.warning("the engine of %s is %s", ensemble, verdict)
-        # A forced unload fails the requests too; this poll may be faster, so the error is the same.
-        self._end_streams(stage, ModelUnloaded() if verdict is Verdict.UNLOADED else None, spared_epoch=epoch)
+        if verdict is Verdict.UNLOADED:
+            self._start(f"end the streams of {ensemble}", self._end_unloaded(ensemble))
+            return
+        self._end_streams(stage, spared_epoch=epoch)
         if verdict is Verdict.LOST:
             self._want_reload(stage)
+
+    async def _end_unloaded(self, ensemble: str) -> None:
+        """End the streams of an unloaded model that get nothing any more. Triton still delivers its last outputs."""
+        await asyncio.sleep(2 * UNLOADED_SILENCE_S)
+        self._triton.generations.end_silent(ensemble, UNLOADED_SILENCE_S, ModelUnloaded())
 
     def _end_silent(self, ensemble: str) -> None:
         """End the calls that got nothing for longer than a step of a working engine takes."""

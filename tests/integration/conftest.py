@@ -21,7 +21,7 @@ from frontend.caller import Role
 from frontend.launcher.launcher import Launcher
 from frontend.settings import Settings
 from tests.frontend.gateway.key_files import KeyFile
-from tests.frontend_with import STATS_INTERVAL, change_frontend
+from tests.frontend_with import PATIENT, change_frontend
 from tests.integration.api import Api, api_of
 from tests.integration.operations import Server
 from tests.integration.stack import (
@@ -190,7 +190,7 @@ def running_stack(
     settings = launcher_settings(repository, state_dir, frontend, {**os.environ, **environment}, http_port)
     log_path = tmp_path_factory.mktemp("log") / "serve.log"
     with log_path.open("w") as log, Launcher(settings, lambda line: print(line, file=log, flush=True)) as launcher:
-        change_frontend(launcher, STATS_INTERVAL, *constants)
+        change_frontend(launcher, *PATIENT, *constants)
         launcher.start()
         launcher.wait_until_ready()
         with Stack.of(launcher) as stack:

@@ -18,17 +18,18 @@ from typing import Any
 
 import aiohttp
 
-from tests.frontend_with import STATS_INTERVAL, command_with
+from tests.frontend_with import PATIENT, command_with
 from tests.integration.resources import num_tasks, open_files
 from tests.integration.stack import PACED_MODEL, PREFILL_TOKENS, Stack
 from tests.launching import environment_with_key
 from tests.waiting import DEADLINE_S, wait_until
 
 NUM_STREAMS = 32
-FAST = (
-    STATS_INTERVAL,
+CONSTANTS = (*PATIENT, "frontend.triton.replica:BREAKER_PAUSE_S=0.2")
+# To find soon that a stage hangs.
+IMPATIENT = (
     "frontend.triton.health_monitor:STATS_TIMEOUT_S=0.5",
-    "frontend.triton.replica:BREAKER_PAUSE_S=0.2",
+    "frontend.triton.health_monitor:TEXT_STAGE_TIMEOUT_S=2",
 )
 NUM_COUNTS, NUM_EQUAL = 20, 10  # a count is settled when it is equal in half of the last ones
 LONG_PROMPT = "x " * (25 * PREFILL_TOKENS)  # its prefill takes many steps
@@ -104,7 +105,7 @@ def frontend_of(
     """
     log = folder / f"api-{len(list(folder.iterdir()))}.log"
     endpoints = [f"--triton={stack.endpoint if isinstance(stack, Stack) else stack}" for stack in stacks]
-    command = [*command_with(*FAST, *constants), "api", "--port=0", "--max-in-flight=1024", *endpoints, *arguments]
+    command = [*command_with(*CONSTANTS, *constants), "api", "--port=0", "--max-in-flight=1024", *endpoints, *arguments]
     environment = environment_with_key()
     with log.open("wb") as stream, subprocess.Popen(command, env=environment, stdout=stream, stderr=stream) as process:
         try:

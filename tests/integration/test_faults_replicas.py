@@ -35,6 +35,7 @@ from tests.integration.garbling_proxy import (
     without_output,
 )
 from tests.integration.replicas import (
+    IMPATIENT,
     Frontend,
     Holdings,
     continue_processes,
@@ -52,8 +53,7 @@ NUM_ATTEMPTS = 5  # on a busy machine the streams may be over before the garbage
 @pytest.fixture(scope="module")
 def frontend(pair: list[Stack], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Frontend]:
     """The frontend of both. One has died before: what gRPC keeps after that is no leak."""
-    soon = ["frontend.triton.health_monitor:TEXT_STAGE_TIMEOUT_S=2"]
-    with frontend_of(pair, tmp_path_factory.mktemp("frontend"), constants=soon) as frontend:
+    with frontend_of(pair, tmp_path_factory.mktemp("frontend"), constants=IMPATIENT) as frontend:
         kill_triton(pair[0])
         mend(frontend, pair[0])
         yield frontend
@@ -120,7 +120,7 @@ def garbled(
     pair: list[Stack], proxy: tuple[GarblingProxy, str], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Frontend]:
     """A frontend that reaches one Triton through the proxy, and the other directly."""
-    with frontend_of([proxy[1], pair[1]], tmp_path_factory.mktemp("garbled")) as frontend:
+    with frontend_of([proxy[1], pair[1]], tmp_path_factory.mktemp("garbled"), constants=IMPATIENT) as frontend:
         yield frontend
 
 

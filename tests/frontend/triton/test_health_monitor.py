@@ -161,14 +161,23 @@ async def test_a_restarted_engine_loses_its_streams_and_is_left_alone(
     assert triton.calls == [f"abort {ENGINE} but 2"]
 
 
-async def test_streams_of_an_unloaded_engine_end_with_its_error_and_count_as_no_failures(
-    triton: FakeTriton, monitor: HealthMonitor
+async def test_streams_of_an_unloaded_engine_may_get_their_last_outputs_before_they_end(
+    triton: FakeTriton, clock: Clock, monitor: HealthMonitor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(health_monitor, "UNLOADED_SILENCE_S", 0.01)
+    ended: list[tuple[str, float, str]] = []
+    monkeypatch.setattr(
+        triton, "end_silent", lambda name, silence_s, error: ended.append((name, silence_s, error.code))
+    )
     await settled(monitor)
+    ended.clear()
     triton.stats_error = ModelNotReady("x")
     await settled(monitor)
-    assert triton.calls == [f"abort {ENGINE}"]
-    assert [error.code for error in triton.abort_errors] == ["model_not_ready"]
+    assert ended == [(DEMO.ensemble, 0.01, "model_not_ready")]
+    clock.now += 2 * MAX_AGE_S
+    triton.stats_error, triton.epoch = None, 2
+    await settled(monitor)
+    assert triton.calls == []  # it is loaded again, and has not restarted
 
 
 async def test_a_dead_tokenizer_is_reloaded_once() -> None:
@@ -238,11 +247,6 @@ async def test_an_engine_is_watched_on_while_its_model_takes_no_new_requests(
     triton.models = ModelSnapshot(unready={DEMO.id: "unavailable"})
     await settled(monitor)
     assert triton.calls == []
-    triton.stats_error = ModelNotReady("x")
+    triton.epoch = 2
     await settled(monitor)
-    await settled(monitor)
-    assert triton.calls == [f"abort {ENGINE}"]
-    clock.now += 2 * MAX_AGE_S
-    triton.stats_error, triton.epoch, triton.models = None, 2, FakeTriton().models
-    await settled(monitor)
-    assert triton.calls == [f"abort {ENGINE}"]
+    assert triton.calls == [f"abort {ENGINE} but 2"]
