@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 MAX_WORKERS_BY_CORES = 8
 _CORES_PER_WORKER = 4  # the engine, tritonserver and the stages need the other cores
 _MIN_PAUSE_S = 1.0  # before a worker that has ended is replaced
-_ADMISSION_START_S = 30.0
+_ADMISSION_START_S = 300.0  # only a hang takes longer, also on a busy machine
 _POLL_S = 0.1  # between two checks whether a starting process still runs
 _STOP_MARGIN_S = 8.0  # beyond drain_timeout_s; then a worker is killed
 
