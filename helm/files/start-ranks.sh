@@ -6,7 +6,8 @@
 # Every pod of a LeaderWorkerSet runs this as process 1. A worker runs an SSH server; after SIGTERM it stays until its
 # ranks have ended, since the leader drains meanwhile. The leader waits until it reaches every worker, then mpirun starts
 # the ranks on all pods: COMMAND runs on rank 0, the other ranks work for it. When a rank dies, mpirun and the leader
-# end, and the controller recreates the group.
+# end, and the controller recreates the group. Under trtllm-llmapi-launch, mpirun outlives a COMMAND that dies: then the
+# liveness probe of the leader ends its pod.
 #
 # The controller sets LWS_LEADER_ADDRESS, LWS_GROUP_SIZE and LWS_WORKER_INDEX. The chart sets CONCH_NUM_RANKS,
 # CONCH_RANKS_PER_NODE and CONCH_START_TIMEOUT_S.

@@ -7,9 +7,10 @@ RUN apt-get update \
     && rm -rf /var/lib/apt/lists/* /etc/ssh/ssh_host_* \
     && groupadd --gid 65532 conch \
     && useradd --no-log-init --uid 65532 --gid 65532 --create-home --shell /bin/bash conch
-# The converters are only in TensorRT-LLM's repository, not in the image.
-RUN git clone --depth 1 --branch v1.2.1 https://github.com/NVIDIA/TensorRT-LLM.git /opt/TensorRT-LLM \
-    && rm -rf /opt/TensorRT-LLM/.git
+# The converters are in the image's /app, according to its recipe. If they are not, TensorRT-LLM's repository has them.
+RUN if [ -f /app/examples/models/core/llama/convert_checkpoint.py ]; then ln -s /app /opt/TensorRT-LLM; else \
+    git clone --depth 1 --branch v1.2.1 https://github.com/NVIDIA/TensorRT-LLM.git /opt/TensorRT-LLM \
+    && rm -rf /opt/TensorRT-LLM/.git; fi
 WORKDIR /opt/conch
 COPY pyproject.toml README.md LICENSE ./
 COPY model_repository model_repository

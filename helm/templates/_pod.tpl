@@ -62,9 +62,9 @@ priorityClassName: {{ . | quote }}
   emptyDir: {}
 {{- end -}}
 
-{{- /* Seconds until a terminating pod is killed: the pause, the streams, and a margin. Takes drain. */ -}}
+{{- /* Seconds until a terminating pod is killed: the pause, the streams, and the end itself. Takes drain and endSeconds. */ -}}
 {{- define "conch.gracePeriod" -}}
-{{ add (int .preStopSeconds) (int .maxStreamSeconds) 15 }}
+{{ add (int .drain.preStopSeconds) (int .drain.maxStreamSeconds) .endSeconds }}
 {{- end -}}
 
 {{- /* Keeps a terminating pod serving while the cluster removes its address. Takes drain. */ -}}

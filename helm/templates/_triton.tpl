@@ -18,7 +18,7 @@ args:
   - --address=0.0.0.0
   - --grpc-port=8001
   - --metrics-port=8002
-  - --exit-timeout-s=5
+  - --exit-timeout-s=30  # workers of several GPUs end, and free their memory
   {{- include "conch.tritonTls.serve" . | nindent 2 }}
 env:
   {{- include "conch.writable.env" . | nindent 2 }}

@@ -5,7 +5,7 @@ metadata:
 spec:
   {{- include "conch.pod.common" . | nindent 2 }}
   {{- include "conch.pod.placement" (dict "of" .model) | nindent 2 }}
-  terminationGracePeriodSeconds: {{ include "conch.gracePeriod" .model.drain }}
+  terminationGracePeriodSeconds: {{ include "conch.gracePeriod" (dict "drain" .model.drain "endSeconds" 40) }}
   initContainers:
     - {{- include "conch.repository.container" . | nindent 6 }}
   containers:
@@ -22,7 +22,7 @@ metadata:
 spec:
   {{- include "conch.pod.common" . | nindent 2 }}
   {{- include "conch.pod.placement" (dict "of" .model) | nindent 2 }}
-  terminationGracePeriodSeconds: {{ include "conch.gracePeriod" .model.drain }}
+  terminationGracePeriodSeconds: {{ include "conch.gracePeriod" (dict "drain" .model.drain "endSeconds" 40) }}
   containers:
     - {{- include "conch.worker.container" . | nindent 6 }}
   volumes:

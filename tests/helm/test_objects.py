@@ -168,8 +168,7 @@ def test_22_the_time_for_streams_reaches_both_tiers() -> None:
     assert "--drain-timeout-s=100" in frontend.main["args"]
     assert frontend.main["lifecycle"]["preStop"]["exec"]["command"] == ["sleep", "7"]
     assert {"drain", "--notice-s=7", "--timeout-s=107"} <= set(model.main["lifecycle"]["preStop"]["exec"]["command"])
-    for pod in (frontend, model):
-        assert pod.spec["terminationGracePeriodSeconds"] == 122
+    assert [pod.spec["terminationGracePeriodSeconds"] for pod in (frontend, model)] == [122, 147]
 
 
 @pytest.mark.parametrize("name", SHAPES)

@@ -1,7 +1,7 @@
-"""Edits a request's logits before TensorRT-LLM draws from them, in the worker process of each rank.
+"""Edits a request's logits before TensorRT-LLM draws from them, in one of its worker processes.
 
-Each edit is pickled to the workers before its first use. Every rank runs its own copy, so an edit may depend only on
-the request and on the tokens drawn so far.
+Each edit is pickled to the workers before its first use, so it may depend only on the request and on the tokens drawn
+so far. Of several ranks one runs it, and the others get the drawn token.
 
 TensorRT-LLM 1.2 has penalties and min_p of its own. But its PyTorch backend accepts them without effect by default, and
 its engines count the prompt's tokens for presence and frequency penalties, which is wrong.
