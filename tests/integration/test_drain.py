@@ -164,8 +164,9 @@ async def test_a_rolling_restart_of_tritons_under_streams_loses_none_and_refuses
                 await until(lambda stack=stack: is_draining(frontend, stack), "the frontend knows")  # type: ignore[misc]
                 assert (await drained(stack, "--notice-s=0"))[0] == 0
                 await asyncio.to_thread(stack.launcher.triton.stop, DEADLINE_S)
-                # tritonserver 2.51 may abort in its gRPC server when its last model has stopped.
-                assert re.search(r"ended with status 0$|killed by SIGABRT$", stack.launcher.triton.how_it_ended())
+                # tritonserver 2.51 may abort in its gRPC server when its last model has stopped. On a busy machine its
+                # stages may take longer than its time for them: then the status is 1.
+                assert re.search(r"ended with status [01]$|killed by SIGABRT$", stack.launcher.triton.how_it_ended())
                 stack.launcher.start_again(stack.launcher.triton)
                 await until(lambda stack=stack: serves_again(frontend, stack), "both serve again")  # type: ignore[misc]
     assert [outcome for outcome in outcomes if outcome.status != 200] == []
