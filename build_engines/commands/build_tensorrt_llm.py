@@ -23,6 +23,7 @@ from build_engines.serving import Serving, check_names
 from build_engines.tensorrt_llm.checks import TARGET_VERSION, Check, gpu_of
 from build_engines.tensorrt_llm.dry_run import script
 from build_engines.tensorrt_llm.hub import HubReference
+from build_engines.tensorrt_llm.imported import imported
 from build_engines.tensorrt_llm.lora import lora_limits
 from build_engines.tensorrt_llm.mpi import MpiJob
 from build_engines.tensorrt_llm.options import CONTEXT_LOGITS, RUNTIME, checked_options
@@ -196,7 +197,7 @@ class BuildOptions:
         self._check(planned)
         check_machine(self.recipe(planned, None).plan, self.backend, tools.machine)  # before hours of a download
         folder, revision = self._checkpoint(planned)
-        source = Source.load(folder, entry)
+        source = Source.load(imported(folder, tools.work_dir, planned.checkpoint_bytes, tools.run), entry)
         return TensorRtLlmSpec(
             recipe=self.recipe(planned, source),
             source=source,

@@ -13,6 +13,7 @@ from huggingface_hub import errors as hub_errors
 
 from build_engines.errors import BuildError
 from build_engines.model_entry import ModelEntry
+from build_engines.tensorrt_llm.imported import PYTORCH_FILES
 from build_engines.tensorrt_llm.source import download_patterns
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -79,6 +80,8 @@ class HubReference:
             raise BuildError(f"{what}: {_GATED}")
         try:
             folder = Path(snapshot(self.repository, revision=self.revision, allow_patterns=download_patterns()))
+            if not any(folder.glob("*.safetensors")):
+                folder = Path(snapshot(self.repository, revision=self.revision, allow_patterns=PYTORCH_FILES))
         except hub_errors.GatedRepoError as exc:
             raise BuildError(f"{what}: {_GATED}") from exc
         except hub_errors.RevisionNotFoundError as exc:

@@ -13,6 +13,7 @@ from huggingface_hub import errors
 
 from build_engines.errors import BuildError
 from build_engines.tensorrt_llm.hub import HubReference
+from build_engines.tensorrt_llm.imported import PYTORCH_FILES
 from tests.build_engines.tensorrt_llm.tiny_model import tiny_entry
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -57,11 +58,20 @@ def test_a_malformed_reference_is_refused(text: str) -> None:
 
 def test_a_revision_is_resolved_to_the_commit(tmp_path: Path) -> None:
     hub = FakeHub(tmp_path / "snapshots" / COMMIT)
+    hub.folder.mkdir(parents=True)
+    (hub.folder / "model.safetensors").touch()
     entry = tiny_entry("llama", tmp_path)
     assert HubReference("a/b", "v1").download(entry, hub) == (hub.folder, COMMIT)
     assert hub.asked == [("a/b", "v1")]
     assert {"config.json", "tokenizer.json", "*.safetensors", "model.safetensors.index.json"} <= set(hub.patterns)
     assert not any("pth" in pattern or pattern == "*" for pattern in hub.patterns)  # no second copy of the weights
+
+
+def test_a_repository_without_safetensors_gives_its_pytorch_files(tmp_path: Path) -> None:
+    hub = FakeHub(tmp_path / COMMIT)
+    HubReference("a/b", "v1").download(tiny_entry("llama", tmp_path), hub)
+    assert hub.asked == [("a/b", "v1")] * 2
+    assert hub.patterns == PYTORCH_FILES
 
 
 def test_a_gated_repository_needs_a_token(tmp_path: Path) -> None:
