@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import logging
 import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from build_engines.planner.plan import plan
 from build_engines.planner.sizing import Plan
 from build_engines.render import ServeOptions
 from build_engines.serving import Serving, check_names
-from build_engines.tensorrt_llm.checks import TARGET_VERSION, Check, gpu_of
+from build_engines.tensorrt_llm.checks import TARGET_VERSION, Check, gpu_of, has_engines
 from build_engines.tensorrt_llm.dry_run import script
 from build_engines.tensorrt_llm.hub import HubReference
 from build_engines.tensorrt_llm.imported import imported
@@ -33,6 +34,8 @@ from build_engines.tensorrt_llm.spec import TensorRtLlmSpec, Tools, check_machin
 from build_engines.tensorrt_llm.tool import ToolRun, run_tool
 from model_repository.engine.tensorrt_llm.options import Backend
 from model_repository.machine import Machine, read_machine
+
+logger = logging.getLogger(__name__)
 
 EXAMPLES = Path("TensorRT-LLM")
 
@@ -52,7 +55,7 @@ def add_to(command: argparse.ArgumentParser) -> None:
     add(
         "--backend",
         choices=[*map(str, Backend)],
-        help="engine compiles; pytorch loads the checkpoint (engine, if the model can be compiled)",
+        help="engine compiles; pytorch loads the checkpoint (engine, if the model can be compiled here)",
     )
     add(
         "--tensorrt-llm-examples",
@@ -210,10 +213,20 @@ class BuildOptions:
             tools=tools,
         )
 
-    def tools(self, run: Callable[[ToolRun], None]) -> Tools:
-        """Return the tools of the build."""
+    def of_release(self, version: str | None) -> BuildOptions:
+        """Return the options for a release of TensorRT-LLM: without engines the PyTorch backend, if none is named."""
+        is_named = self.options.backend is not None
+        if is_named or has_engines(version) or Backend.PYTORCH not in self.entry.backends:
+            return self
+        logger.warning("backend     %s, since TensorRT-LLM %s has no engines", Backend.PYTORCH, version)
+        changes = {"backend": str(Backend.PYTORCH), "tensorrt_llm_examples": None}  # there are no converters to find
+        options = argparse.Namespace(**vars(self.options) | changes)
+        return dataclasses.replace(self, options=options)
+
+    def tools(self, machine: Machine, run: Callable[[ToolRun], None]) -> Tools:
+        """Return the tools of the build on a machine."""
         return Tools(
-            machine=read_machine(),
+            machine=machine,
             work_dir=self.work_dir,
             examples=self.options.tensorrt_llm_examples or EXAMPLES,
             skipped_checks=frozenset(Check(name) for name in self.options.skip_check or ()),
@@ -272,11 +285,13 @@ def build_tensorrt_llm(build_options: BuildOptions) -> Path | None:
         for line in build_options.script():
             print(line)
         return None
+    machine = read_machine()
+    build_options = build_options.of_release(machine.tensorrt_llm_version)
     job = MpiJob.of(os.environ, build_options.work_dir)
     if job is None:
-        return build(build_options.spec(build_options.tools(run_tool)), artifacts_dir)
+        return build(build_options.spec(build_options.tools(machine, run_tool)), artifacts_dir)
     if job.rank:
         job.follow()
         return None
     with job.led():
-        return build(build_options.spec(build_options.tools(job.run)), artifacts_dir)
+        return build(build_options.spec(build_options.tools(machine, job.run)), artifacts_dir)

@@ -14,6 +14,7 @@ from build_engines.tensorrt_llm.recipe import Recipe
 from model_repository.machine import Machine
 
 TARGET_VERSION = "1.2.1"
+LAST_WITH_ENGINES = (1, 2)
 IMAGE = "tritonserver:26.07-trtllm-python-py3"  # the newest image with it
 
 _SHARE_OF_MEMORY = 0.95  # of the nominal memory; a variant with less is another GPU
@@ -66,6 +67,14 @@ def check_version(machine: Machine) -> str:
         rule = f"builds are made for {TARGET_VERSION}, the last with engines: use the image {IMAGE}"
         raise BuildError(f"TensorRT-LLM {version}: {rule}")
     return version
+
+
+def has_engines(version: str | None) -> bool:
+    """Whether this release of TensorRT-LLM can have engines; None, not installed, cannot tell."""
+    if version is None:
+        return True
+    major, minor = version.split(".")[:2]
+    return (int(major), int(minor)) <= LAST_WITH_ENGINES
 
 
 def check_gpus(plan: Plan, machine: Machine) -> None:

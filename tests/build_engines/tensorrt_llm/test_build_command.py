@@ -211,7 +211,7 @@ def test_an_impossible_build_is_refused(builder: Builder, here: Here, extra: lis
 @pytest.mark.parametrize(
     ("extra", "message"),
     [
-        ([], "TensorRT-LLM 1.3.0rc2: builds are made for 1.2.1"),
+        ([], "TensorRT-LLM 1.2.0: builds are made for 1.2.1"),
         (["--option", "tp_size=2"], "--option tp_size: follows from the build"),
         (["--adapter", "formal=none"], "none/adapter_config.json: no such file"),
         (["--alias", "tiny/llama"], "alias 'tiny/llama' of tiny/llama: model tiny/llama has the same name"),
@@ -222,13 +222,26 @@ def test_an_impossible_build_downloads_nothing(tmp_path: Path, here: Here, extra
         raise AssertionError("a download was begun")
 
     here.monkeypatch.setattr(HubReference, "download", download)
-    builder = Builder.make(tmp_path, version="1.3.0rc2")
+    builder = Builder.make(tmp_path, version="1.2.0")
     here.assert_refused(builder, "--checkpoint", "owner/name@main", *extra, message=message)
 
 
 def test_another_version_is_refused(tmp_path: Path, here: Here) -> None:
-    message = "TensorRT-LLM 1.3.0rc2: builds are made for 1.2.1, the last with engines: use the image tritonserver:"
-    here.assert_refused(Builder.make(tmp_path, version="1.3.0rc2"), message=message)
+    message = "TensorRT-LLM 1.2.0: builds are made for 1.2.1, the last with engines: use the image tritonserver:"
+    here.assert_refused(Builder.make(tmp_path, version="1.2.0"), message=message)
+
+
+def test_a_release_without_engines_takes_the_pytorch_backend(tmp_path: Path) -> None:
+    builder = Builder.make(tmp_path, version="1.3.0rc29")
+    result = builder.run()
+    assert result.returncode == 0, result.stderr
+    assert "backend     pytorch, since TensorRT-LLM 1.3.0rc29 has no engines" in result.stderr
+    assert artifact.verify(builder.artifacts()[0]).options["backend"] == "pytorch"
+
+
+def test_engines_that_are_named_are_refused_by_a_release_without_them(tmp_path: Path, here: Here) -> None:
+    message = "TensorRT-LLM 1.3.0rc29: builds are made for 1.2.1, the last with engines"
+    here.assert_refused(Builder.make(tmp_path, version="1.3.0rc29"), "--backend", "engine", message=message)
 
 
 def test_a_machine_without_a_gpu_is_refused(builder: Builder, here: Here) -> None:
