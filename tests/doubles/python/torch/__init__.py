@@ -15,9 +15,17 @@ class Tensor(np.ndarray):
     """A tensor on the only device there is."""
 
     device = "double"
+    is_pinned = False
 
-    def to(self, target: Any) -> Self:
+    def pin_memory(self) -> Self:
+        """Return a copy in memory that the device reads by itself."""
+        pinned = self.copy()
+        pinned.is_pinned = True
+        return pinned
+
+    def to(self, target: Any, *, non_blocking: bool = False) -> Self:
         """Move it to a device, or return it in another type."""
+        assert not non_blocking or self.is_pinned, "a copy of other memory waits for the device"
         return self if target == self.device else self._as(target)
 
     def _as(self, kind: Any) -> Self:
