@@ -123,6 +123,7 @@ class FakeTriton(TritonClient):
         self.snapshot_error: APIError | None = None
         self.unload_error: APIError | None = None
         self.load_error: APIError | None = None
+        self.loading: set[str] = set()  # stages that another frontend has loaded now
         self.check_error: APIError | None = None
         self.stage_errors: dict[str, APIError] = {}  # of what is asked of the tokenizer or the detokenizer itself
         self.checked: list[GenerationRequest] = []
@@ -204,6 +205,10 @@ class FakeTriton(TritonClient):
         return msgspec.structs.replace(
             stats(self.epoch, self.step_age_ms), num_active=num_active, adapters=dict(self.adapters)
         )
+
+    async def is_loading(self, name: str) -> bool:
+        """Whether it is in `loading`."""
+        return name in self.loading
 
     async def unload(self, stage: str) -> None:
         """Note it."""

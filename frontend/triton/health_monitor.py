@@ -278,9 +278,14 @@ class HealthMonitor:
         if await self._answers(stage):
             self._settle(stage)
             return
-        logger.warning("reloading %s", stage)
         try:
-            await self._triton.repository.unload(stage)
+            if await self._triton.repository.is_loading(stage):
+                return  # another frontend reloads it: the next try finds whether it answers
+            logger.warning("reloading %s", stage)
+            # After a timeout, Triton still unloads the stage, maybe after a load for another frontend. So the stage
+            # must be loaded in any case.
+            with contextlib.suppress(TritonTimeout):
+                await self._triton.repository.unload(stage)
         except APIError as exc:
             # Triton is away, or its model control is not explicit. The next check of a dead stage plans it again.
             logger.error("Triton did not unload %s: %s", stage, exc.message)

@@ -20,7 +20,7 @@ from model_repository.model_parameters import ModelParameters
 logger = logging.getLogger(__name__)
 
 _LOAD_TIMEOUT_S = 1800.0  # a large engine takes minutes to load
-_READY, _UNAVAILABLE = "READY", "UNAVAILABLE"  # Triton's words
+_READY, _LOADING, _UNAVAILABLE = "READY", "LOADING", "UNAVAILABLE"  # Triton's words
 
 
 class Repository:
@@ -74,6 +74,14 @@ class Repository:
             APIError: Triton did not answer.
         """
         return set(self._ensembles_of(await self._states()))
+
+    async def is_loading(self, name: str) -> bool:
+        """Whether Triton is loading a stage or an ensemble.
+
+        Raises:
+            APIError: Triton did not answer.
+        """
+        return (await self._states()).get(name) == _LOADING
 
     async def unload(self, name: str) -> None:
         """Unload a stage or an ensemble, by its Triton name.

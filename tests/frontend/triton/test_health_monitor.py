@@ -207,6 +207,34 @@ async def test_a_stage_that_does_not_load_is_tried_again_after_a_pause(
     assert monitor.recovering() == set()
 
 
+async def test_a_stage_whose_unload_comes_late_is_loaded_in_any_case(
+    triton: FakeTriton, clock: Clock, monitor: HealthMonitor
+) -> None:
+    """Triton unloaded it after the load of another frontend, and it stayed unloaded for ever."""
+    triton.unload_error = TritonTimeout()
+    triton.stage_errors["tokenizer"] = StageUnhealthy(TOKENIZER)
+    monitor.stage_down(TOKENIZER, clock.now)
+    await settled(monitor)
+    assert triton.calls[1:] == [f"unload {TOKENIZER}", f"abort {TOKENIZER}", f"load {TOKENIZER}"]
+
+
+async def test_a_stage_that_another_frontend_loads_is_not_unloaded_again(
+    triton: FakeTriton, clock: Clock, monitor: HealthMonitor
+) -> None:
+    triton.loading = {TOKENIZER}
+    triton.stage_errors["tokenizer"] = StageUnhealthy(TOKENIZER)
+    monitor.stage_down(TOKENIZER, clock.now)
+    await settled(monitor)
+    assert triton.calls == [f"abort {TOKENIZER}"]
+    assert monitor.recovering() == {DEMO.ensemble}
+    clock.now += RELOAD_PAUSE_S
+    triton.loading.clear()
+    triton.stage_errors.clear()
+    await settled(monitor)
+    assert triton.calls == [f"abort {TOKENIZER}"]
+    assert monitor.recovering() == set()
+
+
 async def test_where_model_control_is_not_permitted_requests_are_not_refused_for_ever(
     triton: FakeTriton, clock: Clock, monitor: HealthMonitor
 ) -> None:
