@@ -32,6 +32,8 @@ PINNED_EXTRAS = {
 # What the image has: TensorRT-LLM with the exact requirement of its own metadata, and a numpy that has to stay.
 IMAGE = {"tensorrt_llm": ("1.2.1", ["llguidance==0.7.29"]), "llguidance": ("0.7.29", []), "numpy": ("1.26.4", [])}
 
+OF_THE_KIT = ("pytest", "pytest-asyncio", "openai")  # of GPU acceptance, which the image has
+
 
 def pins(name: str) -> dict[str, str]:
     """Return what a file of pins says of each package, by its normalised name."""
@@ -110,11 +112,11 @@ def test_conch_installs_beside_tensorrt_llm(commands, tmp_path) -> None:
 
 
 def _asked_for() -> list[tuple[str, str]]:
-    """Each requirement of the installed extras, at its lowest version, and a numpy that is newer than the image's."""
+    """Each requirement at its lowest version, and a numpy that is newer than the image's."""
     extras = [text for name in ("tensorrt_llm", "build", "frontend") for text in EXTRAS[name]]
     found = [Requirement(text) for text in (*PROJECT_FILE["project"]["dependencies"], *extras)]
     lowest = {(it.name, spec.version) for it in found for spec in it.specifier if spec.operator == ">="}
-    return [*sorted(lowest), ("numpy", "2.4.0")]
+    return [*sorted(lowest), ("numpy", "2.4.0"), *((name, "1.0") for name in OF_THE_KIT)]
 
 
 def _environment(folder: Path) -> Path:

@@ -16,10 +16,14 @@ COPY pyproject.toml README.md LICENSE ./
 COPY model_repository model_repository
 COPY frontend frontend
 COPY build_engines build_engines
+COPY tests tests
 # The image's packages are constraints, so that numpy and torch stay; llguidance is the exception (docs/gpu.md).
 RUN python3 -m pip list --format=freeze | grep -v '^llguidance==' > /tmp/image.txt \
-    && PIP_CONSTRAINT= python3 -m pip install --no-cache-dir --constraint /tmp/image.txt '.[tensorrt-llm,build,frontend]' \
+    && PIP_CONSTRAINT= python3 -m pip install --no-cache-dir --constraint /tmp/image.txt \
+    '.[tensorrt-llm,build,frontend]' pytest pytest-asyncio openai \
     && rm -rf /tmp/image.txt build ./*.egg-info
+# The first thing to run on a new machine: docs/gpu.md, acceptance kit.
+RUN ln -s /opt/conch/tests/gpu_acceptance/selfcheck.sh /usr/local/bin/selfcheck
 
 WORKDIR /
 USER 65532:65532

@@ -23,11 +23,13 @@ import pytest
 from openai import OpenAI
 
 from build_engines.artifact import Manifest
+from build_engines.commands.build_tensorrt_llm import EXAMPLES
 from build_engines.gpus import GPUS
 from build_engines.tensorrt_llm import child
 from build_engines.tensorrt_llm.checks import available_ram_bytes, gpu_of
 from model_repository.machine import read_machine
-from tests.gpu_acceptance.report import Recorder, Report, Step
+from tests.gpu_acceptance.preparation import checked, needs
+from tests.gpu_acceptance.report import Recorder, Report, Step, pack
 from tests.gpu_acceptance.subject import MAX_SEQUENCES, Subject
 from tests.launching import free_port
 from tests.tensorrt_llm_artifact import DEMO, DEMO_CATALOG, install_double
@@ -38,7 +40,7 @@ PARAMETERS = "tests/integration/test_parameters.py"
 CHECKS = (
     "tests/gpu_acceptance/claims.py",
     f"{PARAMETERS}::test_the_tensorrt_llm_runtime_shows_the_same_effects",
-    f"{PARAMETERS}::test_a_field_that_tensorrt_llm_lacks_is_refused",
+    f"{PARAMETERS}::test_a_model_of_tensorrt_llm_that_reads_no_images_refuses_them",
 )
 PACKAGES = ("conch", "tensorrt_llm", "tensorrt", "torch", "transformers", "numpy", "tokenizers", "llguidance")
 _NUM_LINES = 100  # of a program's output, in the report
@@ -53,7 +55,7 @@ def main() -> int:
     options.state_dir.mkdir(parents=True, exist_ok=True)
     options.report.mkdir(parents=True, exist_ok=True)
     _run(options, report)
-    sys.stderr.write(f"report: {report.path}\n")
+    sys.stderr.write(f"report: {report.path}, packed for its readers: {pack(options.report, os.environ)}\n")
     return int(report.has_failed)
 
 
@@ -89,6 +91,10 @@ def _run(options: argparse.Namespace, report: Report) -> None:
     artifact: Path | None = None
     with report.step("Machine") as step:
         step.lines += _machine_lines()
+    with report.step("Preparation") as step:
+        examples = options.tensorrt_llm_examples or EXAMPLES
+        for need in needs(Path(examples) if options.backend == "engine" else None):
+            step.checks.append(checked(need))
     with report.step("Plan") as step:
         gpu = options.gpu or gpu_of(read_machine()).key
         _command(step, options, "plan", options.model, "--gpu", gpu, *plan_flags)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import re
 import sys
+import tarfile
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -14,6 +16,7 @@ import pytest
 
 from tests.gpu_acceptance.subject import Subject
 
+_URL_USER = re.compile(r"(\w+://)[^/\s@]+@")
 _SECRET_NAME = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|(^|_)(KEY|PAT|PASS|AUTH)$", re.IGNORECASE)
 
 
@@ -75,10 +78,7 @@ class Report:
 
     def write(self) -> None:
         """Write the report without secrets."""
-        text = "\n".join(self._lines()) + "\n"
-        secrets = [value for name, value in self.environment.items() if _SECRET_NAME.search(name) and len(value) > 7]
-        for secret in sorted(secrets, key=len, reverse=True):  # a secret may be the beginning of another one
-            text = text.replace(secret, "[left out]")
+        text = without_secrets("\n".join(self._lines()) + "\n", self.environment)
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self.path.write_text(text, encoding="utf-8")
 
@@ -98,6 +98,26 @@ class Report:
                     yield f"| {_cell(check.name)} | {check.outcome} | {_cell(check.detail)} | {check.duration_s:.2f} |"
             if step.lines:
                 yield from ("", "```", *step.lines, "```")
+
+
+def pack(folder: Path, environment: Mapping[str, str]) -> Path:
+    """Pack a report and the logs beside it, all without secrets, and return the archive."""
+    archive = folder.with_name(f"{folder.name}.tar.gz")
+    with tarfile.open(archive, "w:gz") as tar:
+        for path in sorted(folder.iterdir()):
+            text = without_secrets(path.read_text(encoding="utf-8", errors="replace"), environment).encode()
+            entry = tarfile.TarInfo(f"{folder.name}/{path.name}")
+            entry.size = len(text)
+            tar.addfile(entry, io.BytesIO(text))
+    return archive
+
+
+def without_secrets(text: str, environment: Mapping[str, str]) -> str:
+    """Leave out the values of environment variables that are named like secrets, and passwords in URLs."""
+    secrets = [value for name, value in environment.items() if _SECRET_NAME.search(name) and len(value) > 7]
+    for secret in sorted(secrets, key=len, reverse=True):  # a secret may be the beginning of another one
+        text = text.replace(secret, "[left out]")
+    return _URL_USER.sub(r"\1[left out]@", text)
 
 
 class Recorder:

@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+import tarfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
@@ -17,11 +18,13 @@ from openai import OpenAI
 from build_engines.catalog import Catalog
 from build_engines.tensorrt_llm.source import Source
 from tests.gpu_acceptance import claims
+from tests.gpu_acceptance.__main__ import CHECKS
 from tests.gpu_acceptance.subject import Stream, Subject
 from tests.tensorrt_llm_artifact import DEMO, DEMO_CATALOG
 
 ROOT = Path(__file__).parents[2]
 DOUBLES = ROOT / "tests" / "doubles"
+STEPS = ["Machine", "Preparation", "Plan", "Build", "Verify", "Serve", "Checks"]
 
 
 def run(tmp_path: Path, *arguments: str, **environment: str) -> tuple[int, str, str]:
@@ -41,12 +44,23 @@ def run(tmp_path: Path, *arguments: str, **environment: str) -> tuple[int, str, 
 def test_a_failed_build_gives_a_report_without_secrets(tmp_path: Path) -> None:
     status, page, _ = run(tmp_path, "--gpu", "h100", PATH="", MY_TOKEN="TensorRT-LLM")
     assert status == 1
-    assert "Failed: Build." in page
-    assert re.findall("^## (.*)", page, re.MULTILINE) == ["Machine", "Plan", "Build"]
+    assert "Failed: Preparation, Build." in page
+    assert re.findall("^## (.*)", page, re.MULTILINE) == ["Machine", "Preparation", "Plan", "Build"]
+    assert "| A GPU is visible | failed | " in page and "Look at: the driver, NVIDIA's container toolkit" in page
     assert "demo on 1 x H100" in page and "nvidia-smi: not installed" in page
     assert "RuntimeError: exit status 1: see build.log" in page
     assert "[left out]: not installed" in page and "TensorRT-LLM" not in page
     assert "error: " in (tmp_path / "report" / "build.log").read_text(encoding="utf-8")
+    with tarfile.open(tmp_path / "report.tar.gz") as tar:
+        texts = {name: file.read().decode() for name in tar.getnames() if (file := tar.extractfile(name)) is not None}
+    assert texts.keys() == {"report/build.log", "report/plan.log", "report/report.md"}
+    assert all(texts.values()) and not any("TensorRT-LLM" in text for text in texts.values())
+
+
+def test_the_checks_exist() -> None:
+    for path, _, name in (check.partition("::") for check in CHECKS):
+        text = (ROOT / path).read_text(encoding="utf-8")
+        assert f"def {name or 'test_'}" in text, path
 
 
 @pytest.mark.workshop
@@ -70,7 +84,7 @@ def test_a_run_on_doubles_passes_and_names_the_double(tmp_path: Path, backend: s
     )
     assert status == 0, page + output
     assert "test double" in page.lower() and "Everything passed." in page
-    assert re.findall("^## (.*)", page, re.MULTILINE) == ["Machine", "Plan", "Build", "Verify", "Serve", "Checks"]
+    assert re.findall("^## (.*)", page, re.MULTILINE) == STEPS
     assert page.count(" | passed | ") > 60
     seed = "passed" if backend == "engine" else "skipped"
     assert f"| The same seed gives the same text, on the engine backend. | {seed} |" in page
