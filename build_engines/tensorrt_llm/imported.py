@@ -1,4 +1,4 @@
-"""Checkpoints that have PyTorch's own files, or only a SentencePiece model, instead of what a build reads."""
+"""Copies of checkpoints whose weights or tokenizer are in older formats than those that a build reads."""
 
 from __future__ import annotations
 
