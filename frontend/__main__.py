@@ -228,6 +228,7 @@ def _check(settings: Settings) -> None:
 def _reference(options: argparse.Namespace) -> int:
     from frontend.reference import pages
 
+    options.folder.mkdir(parents=True, exist_ok=True)
     for name, page in pages().items():
         (options.folder / name).write_text(page, encoding="utf-8")
     return 0
