@@ -33,6 +33,8 @@ _BATCH_BYTES = 2_000
 _ERROR_BYTES = 15_000
 # From the end of the output stream to the end of the call.
 END_TIMEOUT_S = 5.0
+KEEPALIVE_INTERVAL_S = 3.0  # of empty batches; the engine ends a stream that was unused for 10 s
+_NO_NUMBERS = "0-0"  # of the requests in an empty batch
 _BATCH_PAYLOAD_BYTES = 12_000  # of requests in one message: the tokenizer leaves larger messages to a thread
 _OPENING_ID = "outputs"  # of the request that opens the stream; a batch's id has its first and last number
 _SLOW_BYTES = 8_000  # a larger request takes long to encode
@@ -146,16 +148,26 @@ class MultiplexedCall:
         opening = infer_request(stage_name(self._ensemble, OUTPUTS), OPEN_STREAM, self._key.encode(), _OPENING_ID)
         opening.parameters["triton_enable_empty_final_response"].bool_param = True  # shows the end of the stream
         yield opening
-        while batch := await self._next_batch():
+        while (batch := await self._next_batch()) is not None:
             payload = pack_batch(self._key, [(each.number, each.payload) for each in batch])
-            numbers = f"{batch[0].number}-{batch[-1].number}"
+            numbers = f"{batch[0].number}-{batch[-1].number}" if batch else _NO_NUMBERS
             yield infer_request(stage_name(self._ensemble, REQUESTS), REQUEST_BATCH, payload, numbers)
 
-    async def _next_batch(self) -> list[_Packed]:
-        """Wait for requests, and return those that can share a message; an empty list after the end of the call."""
+    async def _next_batch(self) -> list[_Packed] | None:
+        """Wait for requests, and return those that can share a message; None after the end of the call.
+
+        An empty batch keeps the stream open for requests that are still in the tokenizer: the engine knows nothing of
+        them, and ends an unused stream.
+        """
         while not self._unsent and self._error is None:
             self._has_unsent.clear()
-            await self._has_unsent.wait()
+            try:
+                await asyncio.wait_for(self._has_unsent.wait(), KEEPALIVE_INTERVAL_S)
+            except TimeoutError:
+                if any(queue.is_waiting for queue in self._queues.values()):
+                    break
+        if self._error is not None:
+            return None
         batch: list[_Packed] = []
         num_bytes = 0
         while self._unsent and len(batch) < MAX_BATCH_REQUESTS:

@@ -60,7 +60,7 @@ class OutputStream:
         self.number = number
         self.key = key
         self.last_sent_s = now_s
-        self.last_item_s = now_s  # when the last batch with items was sent
+        self.last_used_s = now_s  # when the last batch with items was sent, or requests came
         self.check_interval_s = check_interval_s
         self.is_open = True
         self.num_preparing = 0  # requests that wait for their grammars
@@ -119,7 +119,7 @@ class OutputStream:
         self._serial += 1
         self.last_sent_s = now_s
         if items:
-            self.last_item_s = now_s
+            self.last_used_s = now_s
         last = items[-1][1] if items else None
         if self.is_single and isinstance(last, TokenDelta) and last.finish_reason is not None:
             self.is_open = False
@@ -189,14 +189,16 @@ class OutputStreams:
         return self._streams[number]
 
     def find(self, key: str) -> OutputStream:
-        """Return the stream that requests name by this key.
+        """Return the stream that a batch of requests names by this key. Even an empty batch keeps it open.
 
         Raises:
             OutputStreamNotOpen: no stream has this key.
         """
         if key not in self._by_key:
             raise OutputStreamNotOpen("no output stream is open under this key", "request_batch")
-        return self._by_key[key]
+        stream = self._by_key[key]
+        stream.last_used_s = self._clock()
+        return stream
 
     def flush(self) -> None:
         """Send the gathered outputs, and forget ended streams."""
@@ -229,7 +231,7 @@ class OutputStreams:
         max_idle_s = 0.0 if is_draining else MAX_IDLE_S
         for stream in due:
             is_used = stream.is_single or stream.num_preparing or stream.number in used
-            if is_used or now_s - stream.last_item_s < max_idle_s:
+            if is_used or now_s - stream.last_used_s < max_idle_s:
                 self._flush(stream)
             else:
                 self.end(stream.number, now_s)

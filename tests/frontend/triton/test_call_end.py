@@ -9,6 +9,7 @@ from contextlib import aclosing
 import pytest
 
 from frontend import errors
+from frontend.triton import call
 from frontend.triton.client import TritonClient
 from model_repository.contract.output import GenerationChunk
 from model_repository.errors import OutputStreamNotOpen
@@ -24,7 +25,7 @@ from tests.frontend.triton.generating import (
 )
 from tests.frontend.triton.server import FakeTritonServer, listen
 from tests.frontend.triton.test_failures import DOWN
-from tests.waiting import DEADLINE_S
+from tests.waiting import DEADLINE_S, wait_until
 
 
 async def test_a_stream_that_ends_fails_all_and_the_next_request_opens_another(
@@ -54,6 +55,23 @@ async def test_a_stream_that_the_engine_ends_is_half_closed_and_requests_under_w
     assert await asyncio.gather(*under_way) == [chunks("a")] * 2
     assert server.num_opened == 2
     assert [batch.numbers for batch in server.batches] == [[1], [2, 3], [1, 2]]
+
+
+async def test_a_stream_is_kept_open_while_requests_wait_in_the_tokenizer(
+    server: FakeTritonServer, client: TritonClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a busy machine grammars took longer than the engine keeps an unused stream, and their requests failed."""
+    monkeypatch.setattr(call, "KEEPALIVE_INTERVAL_S", 0.01)
+    server.script = []
+    waiting = asyncio.create_task(completion_of(client))
+    await asyncio.to_thread(wait_until, lambda: len(server.batches) >= 3, "empty batches come")
+    assert [batch.numbers for batch in server.batches[:3]] == [[1], [], []]
+    the_stream(server).put(*((1, chunk) for chunk in chunks("a")))
+    assert await waiting == chunks("a")
+    await asyncio.sleep(0.05)
+    num_batches = len(server.batches)
+    await asyncio.sleep(0.1)
+    assert len(server.batches) == num_batches  # nobody waits any more
 
 
 async def test_a_lost_output_batch_fails_all_and_closes_the_stream(

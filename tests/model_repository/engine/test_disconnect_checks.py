@@ -130,6 +130,11 @@ def test_a_stream_without_sequences_is_ended_after_a_while_and_no_other() -> Non
     late = fake.submit_batch("idle", {2: request()})
     fake.step()
     assert late.error_message.startswith("[output_stream_not_open]")
+    kept = fake.open_stream("kept")
+    for _ in range(3):
+        fake.step(19, passed_s=MAX_IDLE_S / 20)
+        fake.submit_batch("kept", {})  # its requests are still in the tokenizer
+    assert not kept.is_closed
     again = fake.open_stream("idle")
     fake.submit_batch("idle", {2: request(max_tokens=2)})
     fake.step(2)
