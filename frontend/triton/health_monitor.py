@@ -41,6 +41,7 @@ TEXT_STAGE_TIMEOUT_S = 10.0
 # The pause between two reloads of a stage, unless the first one took longer: a stage that dies at once, maybe after
 # minutes of loading, must not keep its machine busy.
 RELOAD_PAUSE_S = 5.0
+LOADING_INTERVAL_S = 0.5  # between two looks at a stage that another frontend reloads
 UNLOADED_SILENCE_S = 5.0  # after it, no outputs of an unloaded model are on their way
 _SILENCE_MARGIN_S = 10.0  # of a call beyond the longest step of an engine
 
@@ -275,12 +276,14 @@ class HealthMonitor:
     async def reload(self, stage: str) -> None:
         """Have Triton reload a stage, unless another frontend was faster. A failed load is tried again later."""
         ensemble = ensemble_of_stage(stage)
-        if await self._answers(stage):
-            self._settle(stage)
-            return
         try:
-            if await self._triton.repository.is_loading(stage):
-                return  # another frontend reloads it: the next try finds whether it answers
+            while not await self._answers(stage):
+                if not await self._triton.repository.is_loading(stage):
+                    break
+                await asyncio.sleep(LOADING_INTERVAL_S)  # another frontend reloads it
+            else:
+                self._settle(stage)
+                return
             logger.warning("reloading %s", stage)
             # After a timeout, Triton still unloads the stage, maybe after a load for another frontend. So the stage
             # must be loaded in any case.

@@ -25,7 +25,11 @@ from tests.launching import environment_with_key
 from tests.waiting import DEADLINE_S, wait_until
 
 NUM_STREAMS = 32
-CONSTANTS = (*PATIENT, "frontend.triton.replica:BREAKER_PAUSE_S=0.2")
+CONSTANTS = (
+    *PATIENT,
+    "frontend.triton.replica:BREAKER_PAUSE_S=0.2",
+    "frontend.triton.health_monitor:UNLOADED_SILENCE_S=2",
+)
 # To find soon that a stage hangs, and yet wait for healthy ones of a busy machine.
 IMPATIENT = (
     "frontend.triton.health_monitor:STATS_TIMEOUT_S=3",
