@@ -134,6 +134,11 @@ class ModelEntry:
         """The 16-bit type of the parts that FP8 does not change."""
         return next((precision for precision in self.precisions if precision is not Precision.FP8), Precision.BF16)
 
+    @property
+    def checkpoint_bytes(self) -> int:
+        """Size of the 16-bit weights."""
+        return 2 * self.architecture.num_parameters
+
     def kv_precision(self, precision: Precision, fp8_method: Fp8Method | None) -> Precision:
         """Return the type of the KV cache of an engine. Only a calibration measures scales for one in FP8."""
         if precision is not Precision.FP8:

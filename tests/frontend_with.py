@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from frontend.launcher.launcher import Launcher
 
-# Polls that come early, and whose answers may be late: on a busy machine a healthy engine would be taken for one that
-# hangs. But a poll of an engine that dies meanwhile may get no answer at all.
+# Polls are frequent, and may wait long for an answer: a healthy engine of a busy machine answers late. The time is
+# limited, since a poll may get no answer when the engine dies.
 PATIENT = (
     "frontend.triton.health_monitor:STATS_INTERVAL_S=0.2",
     "frontend.triton.health_monitor:STATS_TIMEOUT_S=10",

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from build_engines.architecture import Architecture, Matrix, Split, kv_heads_per_rank
 from build_engines.model_entry import Precision
 from build_engines.parallelism import Parallelism
+from model_repository.engine.tensorrt_llm.options import LOGIT_BYTES
 
 # TensorRT-LLM's defaults.
 KV_CACHE_SHARE = 0.9  # of the free memory after the engine is loaded
@@ -19,7 +20,6 @@ TOKENS_PER_BLOCK = 32  # of the paged cache
 ACTIVATION_BYTES = 3  # per live value: 2, and 1 more for TensorRT's overhead
 SAMPLING_BYTES = 45  # per sequence and word of the vocabulary, for logits and decoder; logs show 29, 33 and 45
 CONTEXT_BYTES = 2_000_000_000  # the CUDA context, and the code of TensorRT and its libraries; logs show 0.8 to 3.2 GB
-LOGIT_BYTES = 4
 COMMUNICATION_BYTES = 1_000_000_000  # NCCL's and all-reduce's buffers, with more than one GPU; no log
 
 

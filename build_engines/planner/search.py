@@ -13,7 +13,7 @@ from build_engines.planner.sizing import Plan, fp8_method
 
 MAX_NODES = 8  # of the search
 DEFAULT_MAX_NUM_TOKENS = 8192  # of a step; longer prompts are computed in chunks
-# The same where a step keeps the logits of prompts, each of which takes half a megabyte or more.
+# A step of an engine that keeps the logits of prompts has fewer tokens: each needs half a megabyte or more for them.
 MAX_NUM_TOKENS_WITH_CONTEXT_LOGITS = 2048
 
 

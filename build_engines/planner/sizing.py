@@ -22,7 +22,6 @@ COMFORTABLE_WEIGHTS_SHARE = 2 / 3
 RAM_SHARE_OF_WEIGHTS = 1.2
 # The share of a GPU's memory that the weights may take while FP8 is calibrated. Activations need the rest.
 CALIBRATION_SHARE = 0.92
-_ROWWISE_FAMILIES = (Family.LLAMA,)
 
 
 class BuildTime(StrEnum):
@@ -94,7 +93,7 @@ class Plan:
     @property
     def checkpoint_bytes(self) -> int:
         """Size of the 16-bit weights before conversion."""
-        return 2 * self.entry.architecture.num_parameters
+        return self.entry.checkpoint_bytes
 
     @property
     def engine_bytes(self) -> int:
@@ -122,11 +121,11 @@ class Plan:
 
 def fp8_method(entry: ModelEntry, gpu: Gpu, parallelism: Parallelism) -> Fp8Method:
     """Return how a 16-bit checkpoint becomes FP8: calibrated if possible, since that has the smaller KV cache."""
-    is_rowwise = entry.family in _ROWWISE_FAMILIES and not can_calibrate(entry, gpu, parallelism)
+    is_rowwise = entry.family is Family.LLAMA and not can_calibrate(entry, gpu, parallelism)
     return Fp8Method.ROWWISE if is_rowwise else Fp8Method.CALIBRATED
 
 
 def can_calibrate(entry: ModelEntry, gpu: Gpu, parallelism: Parallelism) -> bool:
     """Whether the GPUs of one node of a layout hold the 16-bit model."""
     room_bytes = CALIBRATION_SHARE * gpu.memory_bytes * parallelism.num_gpus_per_node
-    return 2 * entry.architecture.num_parameters <= room_bytes
+    return entry.checkpoint_bytes <= room_bytes

@@ -1,4 +1,4 @@
-"""Copies of checkpoints whose weights or tokenizer are in older formats than those that a build reads."""
+"""Converts checkpoints in older file formats to safetensors and tokenizer.json, which a build reads."""
 
 from __future__ import annotations
 

@@ -192,7 +192,7 @@ def check_machine(plan: Plan, backend: Backend, machine: Machine) -> None:
 
 
 def _check_format(recipe: Recipe, backend: Backend) -> None:
-    """Check that a backend takes the checkpoint's format. The PyTorch backend loads it as it is."""
+    """Check that a backend can use the checkpoint's format. The PyTorch backend does not convert it."""
     found, precision = recipe.source_format, recipe.plan.precision
     expected = [SourceFormat.MODELOPT_FP8 if precision is Precision.FP8 else SourceFormat.SIXTEEN_BIT]
     if backend is Backend.ENGINE:

@@ -11,6 +11,7 @@ from typing import Any, Self
 
 # An engine keeps the logits of all requests with log probabilities in pinned memory of the machine.
 MAX_LOGITS_BYTES = 8 << 30
+LOGIT_BYTES = 4  # float32
 
 
 class Backend(StrEnum):

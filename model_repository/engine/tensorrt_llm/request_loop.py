@@ -23,7 +23,7 @@ from model_repository.errors import EngineFailed, InternalError, InvalidRequest,
 logger = logging.getLogger(__name__)
 
 _CLOSE_TIMEOUT_S = 2.0
-# A read of statistics ends after so long without a step, and after the pause the next one begins.
+# Reading statistics ends when there was no step for this time. It begins again after the pause.
 _STATS_TIMEOUT_S = 10.0
 _STATS_PAUSE_S = 1.0
 

@@ -29,7 +29,7 @@ from model_repository.engine.tensorrt_llm.llm import (
     work_for_leader,
 )
 from model_repository.engine.tensorrt_llm.lora import LoraRequests
-from model_repository.engine.tensorrt_llm.options import MAX_LOGITS_BYTES, Backend, TensorRtLlmOptions
+from model_repository.engine.tensorrt_llm.options import LOGIT_BYTES, MAX_LOGITS_BYTES, Backend, TensorRtLlmOptions
 from model_repository.engine.tensorrt_llm.processors import VocabularyFile
 from model_repository.engine.tensorrt_llm.request_loop import Call, KvCacheUse, RequestLoop
 from model_repository.engine.tensorrt_llm.result_reader import ResultReader
@@ -39,7 +39,6 @@ from model_repository.errors import EngineFailed, InvalidRequest, Unsupported
 
 # The engine checks silent clients between two waits.
 _MAX_WAIT_S = 0.05
-_LOGIT_BYTES = 4  # float32
 
 
 class TensorRtLlmRuntime:
@@ -139,7 +138,7 @@ class TensorRtLlmRuntime:
         if self._options.backend is not Backend.ENGINE or request.params.num_logprobs is None:
             return 0
         num_tokens = max(1, request.max_tokens) + (len(request.prompt_token_ids) if is_scored(request) else 0)
-        return num_tokens * self._vocab_size * _LOGIT_BYTES
+        return num_tokens * self._vocab_size * LOGIT_BYTES
 
     def _check(self, request: EngineRequest, has_images: bool) -> None:
         check_request(request, self._vocab_size, self._lora.adapters, has_images=has_images)
@@ -152,7 +151,7 @@ class TensorRtLlmRuntime:
                 "return_log_probs",
             )
         if self._logits_bytes(request) > MAX_LOGITS_BYTES:
-            num_tokens = MAX_LOGITS_BYTES // (self._vocab_size * _LOGIT_BYTES)
+            num_tokens = MAX_LOGITS_BYTES // (self._vocab_size * LOGIT_BYTES)
             rule = f"with log probabilities this model has memory for {num_tokens} tokens"
             raise InvalidRequest(f"{request.max_tokens}: {rule}, with an echo the prompt included", "max_tokens")
 

@@ -17,7 +17,7 @@ from build_engines.tensorrt_llm import import_checkpoint
 from build_engines.tensorrt_llm.imported import imported
 from build_engines.tensorrt_llm.tool import ToolRun, run_tool
 
-TEXT = "Triton serves language models; it streams every token as soon as it is drawn. 0123456789\n"
+TEXT = "Triton serves language models. It streams each token at once. 0123456789\n"
 
 
 @dataclass

@@ -71,7 +71,7 @@ async def test_a_stream_is_kept_open_while_requests_wait_in_the_tokenizer(
     await asyncio.sleep(0.05)
     num_batches = len(server.batches)
     await asyncio.sleep(0.1)
-    assert len(server.batches) == num_batches  # nobody waits any more
+    assert len(server.batches) == num_batches  # no request is waiting
 
 
 async def test_a_lost_output_batch_fails_all_and_closes_the_stream(

@@ -7,7 +7,7 @@
 - Processors of logits are what pickle makes of them, since requests travel to other processes.
 - On the PyTorch backend they are called for each chunk of a prompt, and under its overlap scheduler they are told the
   last token one call late.
-- Each step leaves statistics, on the PyTorch backend only if they were asked for. Nobody but their reader drops them.
+- Each step adds its statistics to a queue without a limit, on the PyTorch backend only if an option asks for it.
 - A worker process beside it stands for the ranks: when it dies, everything fails.
 """
 
