@@ -8,8 +8,10 @@ import os
 import re
 import signal
 import subprocess
+import time
 import urllib.error
 import urllib.request
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
@@ -35,11 +37,8 @@ IMPATIENT = (
     "frontend.triton.health_monitor:STATS_TIMEOUT_S=3",
     "frontend.triton.health_monitor:TEXT_STAGE_TIMEOUT_S=3",
 )
-NUM_COUNTS, NUM_EQUAL = 20, 10  # a count is settled when it is equal in half of the last ones
+NUM_COUNTS, COUNT_INTERVAL_S = 20, 0.05
 LONG_PROMPT = "x " * (25 * PREFILL_TOKENS)  # its prefill takes many steps
-
-
-type Holdings = tuple[dict[str, int], int]
 
 
 class Frontend:
@@ -79,20 +78,17 @@ class Frontend:
         states = [models.get(PACED_MODEL) for models in body.get("replicas", {}).values()]
         return status == 200 and set(body["endpoints"].values()) == {"ready"} and set(states) == {"ready"}
 
-    def holds(self) -> Holdings:
-        """Return its file descriptors by kind, and how many tasks it has."""
-        return dict(open_files(self.process.pid)), num_tasks(self.url)
+    def holds(self) -> Counter[str]:
+        """Return the numbers of its file descriptors by kind, and of its tasks."""
+        return open_files(self.process.pid) + Counter(tasks=num_tasks(self.url))
 
-    def settled(self) -> Holdings:
-        """Return its descriptors and tasks once their counts stay the same."""
-        seen: list[Holdings] = []
-
-        def is_settled() -> bool:
-            seen.append(self.holds())
-            return seen[-NUM_COUNTS:].count(seen[-1]) >= NUM_EQUAL  # a health check may be under way in the others
-
-        wait_until(is_settled, "it holds the same for a while")
-        return seen[-1]
+    def least_held(self) -> Counter[str]:
+        """Return the least of each number in some counts: at any moment a health check may be under way."""
+        least = self.holds()
+        for _ in range(NUM_COUNTS):
+            time.sleep(COUNT_INTERVAL_S)
+            least &= self.holds()
+        return least
 
 
 @contextmanager

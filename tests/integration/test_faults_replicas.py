@@ -6,6 +6,7 @@ import asyncio
 import signal
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
 
@@ -37,7 +38,6 @@ from tests.integration.garbling_proxy import (
 from tests.integration.replicas import (
     IMPATIENT,
     Frontend,
-    Holdings,
     continue_processes,
     frontend_of,
     stop_processes,
@@ -60,7 +60,7 @@ def frontend(pair: list[Stack], tmp_path_factory: pytest.TempPathFactory) -> Ite
 
 
 @pytest.fixture(scope="module")
-def held(frontend: Frontend, pair: list[Stack]) -> Holdings:
+def held(frontend: Frontend, pair: list[Stack]) -> Counter[str]:
     """The frontend's descriptors and tasks before a test."""
     return asyncio.run(holdings(frontend, pair))
 
@@ -98,7 +98,7 @@ FAULTS: dict[str, Callable[[Stack], None]] = {
 
 @pytest.mark.parametrize(("fault", "phase"), cases(FAULTS, at_every_moment="the detokenizer dies"))
 async def test_a_fault_of_one_replica_breaks_only_its_own_streams(
-    pair: list[Stack], frontend: Frontend, held: Holdings, expected: str, fault: str, phase: str
+    pair: list[Stack], frontend: Frontend, held: Counter[str], expected: str, fault: str, phase: str
 ) -> None:
     victim = pair[0]
     await broken_by(partial(FAULTS[fault], victim), phase, frontend, victim, expected)
@@ -125,7 +125,7 @@ def garbled(
 
 
 @pytest.fixture(scope="module")
-def held_by_garbled(garbled: Frontend, pair: list[Stack], proxy: tuple[GarblingProxy, str]) -> Holdings:
+def held_by_garbled(garbled: Frontend, pair: list[Stack], proxy: tuple[GarblingProxy, str]) -> Counter[str]:
     """Its descriptors and tasks after it has read some garbage."""
     proxy[0].batch = noise
     asyncio.run(broken_by(lambda: None, "mid-stream", garbled, pair[0], asyncio.run(text_of_one_stream(garbled))))
@@ -144,7 +144,7 @@ async def test_garbage_from_one_replica_is_an_error_never_a_text(
     pair: list[Stack],
     garbled: Frontend,
     proxy: tuple[GarblingProxy, str],
-    held_by_garbled: Holdings,
+    held_by_garbled: Counter[str],
     expected: str,
     garble: str,
     phase: str,
@@ -167,7 +167,7 @@ async def test_garbage_from_one_replica_is_an_error_never_a_text(
 
 
 async def test_while_all_that_a_replica_says_is_noise_requests_are_served_by_the_other(
-    pair: list[Stack], garbled: Frontend, proxy: tuple[GarblingProxy, str], held_by_garbled: Holdings, expected: str
+    pair: list[Stack], garbled: Frontend, proxy: tuple[GarblingProxy, str], held_by_garbled: Counter[str], expected: str
 ) -> None:
     proxy[0].everything = noise
     try:
