@@ -29,9 +29,10 @@ PINNED_EXTRAS = {
     "helm/images/triton-cpu.txt": ["frontend", "cpu", "build"],
     TEST_PINS: ["frontend", "cpu", "build", "test", "bench"],
 }
-# What the image has: TensorRT-LLM with the exact requirement of its own metadata, and a numpy that has to stay.
-IMAGE = {"tensorrt_llm": ("1.2.1", ["llguidance==0.7.29"]), "llguidance": ("0.7.29", []), "numpy": ("1.26.4", [])}
-
+RECORDED = (PROJECT / "tests/data/tensorrt_llm_requirements_1.2.1.txt").read_text(encoding="utf-8")
+TENSORRT_LLM = [Requirement(line.partition("#")[0]) for line in RECORDED.splitlines() if not line.startswith("#")]
+# What transformers 4.57.3 requires of packages that Conch needs too.
+TRANSFORMERS = ["tokenizers>=0.22.0,<=0.23.0", "huggingface_hub>=0.34.0,<1.0"]
 OF_THE_KIT = ("pytest", "pytest-asyncio", "openai")  # of GPU acceptance, which the image has
 
 
@@ -84,14 +85,16 @@ def from_page() -> str:
     return f"set -e\n{block}"
 
 
+@pytest.mark.parametrize("numpy", ["1.26.4", "2.3.5"])
 @pytest.mark.parametrize("commands", [from_dockerfile, from_page])
-def test_conch_installs_beside_tensorrt_llm(commands, tmp_path) -> None:
+def test_conch_installs_beside_tensorrt_llm(commands, numpy, tmp_path) -> None:
     """TensorRT-LLM 1.2.1 requires llguidance 0.7.29 and Conch 1.9: naming both left pip without a solution."""
     index, site = tmp_path / "index", _environment(tmp_path / "image")
     index.mkdir()
     for name, version in _asked_for():
         _stub_wheel(index, name, version, [])
-    for name, (version, requires) in IMAGE.items():
+    image = _image(numpy)
+    for name, (version, requires) in image.items():
         with zipfile.ZipFile(_stub_wheel(index, name, version, requires)) as wheel:
             wheel.extractall(site)
     for name in ("pyproject.toml", "README.md", "LICENSE"):
@@ -107,8 +110,23 @@ def test_conch_installs_beside_tensorrt_llm(commands, tmp_path) -> None:
         ["bash", "-c", script], cwd=tmp_path, env=own | offline | isolation, capture_output=True, text=True, timeout=120
     )
     assert done.returncode == 0, done.stderr
-    installed = {path.name.removesuffix(".dist-info") for path in site.glob("*.dist-info")}
-    assert {"conch-0.1.0", "llguidance-1.9", "numpy-1.26.4", "tensorrt_llm-1.2.1"} <= installed
+    installed = dict(path.name.removesuffix(".dist-info").rsplit("-", 1) for path in site.glob("*.dist-info"))
+    versions = {_file_name(name): version for name, (version, _) in image.items()}
+    assert installed.items() >= (versions | {"conch": "0.1.0", "llguidance": "1.9"}).items()
+
+
+def _image(numpy: str) -> dict[str, tuple[str, list[str]]]:
+    """Return what the image has: each requirement of TensorRT-LLM at its lowest version, with what it requires."""
+    image: dict[str, tuple[str, list[str]]] = {}
+    for requirement in TENSORRT_LLM + [Requirement(text) for text in TRANSFORMERS]:
+        lowest = [spec.version for spec in requirement.specifier if spec.operator in (">=", "==", "~=")]
+        if lowest:
+            image[requirement.name] = (lowest[0], [])
+    image["transformers"] = (image["transformers"][0], TRANSFORMERS)
+    image["pydantic"] = ("2.10", [])  # the release of November 2024; the image is of 2026
+    image["numpy"] = (numpy, [])
+    requires = [f"{requirement.name}{requirement.specifier}" for requirement in TENSORRT_LLM]
+    return image | {"tensorrt_llm": ("1.2.1", requires)}
 
 
 def _asked_for() -> list[tuple[str, str]]:
@@ -129,8 +147,12 @@ def _environment(folder: Path) -> Path:
     return site
 
 
+def _file_name(name: str) -> str:
+    return name.replace("-", "_")
+
+
 def _stub_wheel(index: Path, name: str, version: str, requires: Iterable[str]) -> Path:
-    stem = f"{name.replace('-', '_')}-{version}"
+    stem = f"{_file_name(name)}-{version}"
     metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
     metadata += "".join(f"Requires-Dist: {text}\n" for text in requires)
     files = {
