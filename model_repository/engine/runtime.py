@@ -224,6 +224,7 @@ RUNTIMES = {
                 "lora_modules",
                 "max_batch_size",
                 "max_num_tokens",
+                "overlap_scheduler",
                 "pp_size",
                 "prompt_logprobs",
                 "scheduler_policy",
@@ -235,6 +236,19 @@ RUNTIMES = {
             "backend=engine": frozenset({Capability.IMAGES}),
             # The PyTorch backend of release 1.2 draws for the whole batch from one generator with a fixed seed.
             "backend=pytorch": frozenset({Capability.SEED}),
+            # Only logits processors enforce these. Some structured outputs need them too; the runtime refuses those.
+            "overlap_scheduler=true": frozenset(
+                {
+                    Capability.ALLOWED_TOKEN_IDS,
+                    Capability.BAD_WORDS,
+                    Capability.FREQUENCY_PENALTY,
+                    Capability.MIN_P,
+                    Capability.MIN_TOKENS,
+                    Capability.MIROSTAT,
+                    Capability.PRESENCE_PENALTY,
+                    Capability.REPETITION_PENALTY,
+                }
+            ),
         },
     ),
 }

@@ -100,7 +100,7 @@ def _pytorch_keywords(config: EngineConfig, options: TensorRtLlmOptions) -> dict
         "max_seq_len": config.context_window,
         "max_input_len": config.context_window,  # its own default is 1024
         # With that scheduler logits processors run before the last token is known.
-        "disable_overlap_scheduler": True,
+        "disable_overlap_scheduler": not options.overlap_scheduler,
         "enable_iter_perf_stats": True,  # an engine always has them
     }
     if supports_adapters(config, options):

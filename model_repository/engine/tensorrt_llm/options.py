@@ -54,6 +54,7 @@ class TensorRtLlmOptions:
     kv_cache_fraction: float = 0.9  # of the GPU memory that the weights leave
     kv_cache_dtype: KVCacheDtype = KVCacheDtype.AUTO
     scheduler_policy: SchedulerPolicy = SchedulerPolicy.GUARANTEED_NO_EVICT
+    overlap_scheduler: bool = False  # a step starts before the tokens of the last one are known; no logits processors
     chunked_prefill: bool = True
     block_reuse: bool = True  # of KV cache blocks, between prompts with the same beginning
     logprobs: bool = True  # an engine keeps the logits of drawn tokens only if started with this option
@@ -85,6 +86,8 @@ class TensorRtLlmOptions:
 
     def _check(self) -> None:
         """Refuse an option that would be accepted and ignored."""
+        if self.backend is Backend.ENGINE and self.overlap_scheduler:
+            raise ValueError("option overlap_scheduler=true: only with backend=pytorch")
         if self.backend is Backend.ENGINE and self.kv_cache_dtype is not KVCacheDtype.AUTO:
             raise ValueError(
                 f"option kv_cache_dtype={self.kv_cache_dtype}: only with backend=pytorch; "
@@ -139,6 +142,7 @@ _READERS: dict[str, tuple[Callable[[str], object], str]] = {
     "kv_cache_fraction": (_fraction, "a number above 0 and up to 1"),
     "kv_cache_dtype": _choice(KVCacheDtype),
     "scheduler_policy": _choice(SchedulerPolicy),
+    "overlap_scheduler": _SWITCH,
     "chunked_prefill": _SWITCH,
     "block_reuse": _SWITCH,
     "logprobs": _SWITCH,

@@ -18,7 +18,7 @@ from model_repository.byte_table import FILE_NAME
 from model_repository.contract.request import IMAGE_PLACE, EngineRequest
 from model_repository.engine.adapter_folder import Adapter
 from model_repository.engine.queue_order import queue_order_s
-from model_repository.engine.request_checks import check_request
+from model_repository.engine.request_checks import check_request, constraint_field
 from model_repository.engine.runtime import EngineConfig, ImageCounts, Prepared, RuntimeStats, StepOutput
 from model_repository.engine.tensorrt_llm.image_prompts import ImagePrompts, reads_images
 from model_repository.engine.tensorrt_llm.llm import (
@@ -101,6 +101,10 @@ class TensorRtLlmRuntime:
         self._check(request, has_images=bool(pictures))
         text_ids = [token_id for token_id in request.prompt_token_ids if token_id != IMAGE_PLACE]
         plan = self._planner.plan(replace(request, prompt_token_ids=tuple(text_ids)))
+        edits_logits = "logits_processor" in plan.keywords
+        if edits_logits and self._options.overlap_scheduler:
+            rule = "needs a logits processor, and this model is served with the option overlap_scheduler=true"
+            raise Unsupported(rule, constraint_field(request) or "logit_bias_token_ids")
         is_engine = self._options.backend is Backend.ENGINE
         keywords: dict[str, Any] = {
             "inputs": text_ids if self._images is None else self._images.inputs(request.prompt_token_ids, pictures),
@@ -123,7 +127,7 @@ class TensorRtLlmRuntime:
             reader,
             # An abort of such a stream ends the process (TensorRT-LLM issue 10810).
             can_abort=not (is_engine and request.params.num_logprobs is not None),
-            edits_logits="logits_processor" in plan.keywords,
+            edits_logits=edits_logits,
             # The PyTorch backend counts one row of logits for each request, and a scored one has a row for each token.
             shifts_rows=not is_engine and is_scored(request),
             logits_bytes=self._logits_bytes(request),

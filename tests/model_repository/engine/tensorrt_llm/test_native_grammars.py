@@ -12,7 +12,7 @@ import pytest
 from model_repository.byte_table import FILE_NAME, load_byte_table
 from model_repository.contract.request import OutputFormat, StructuredOutput
 from model_repository.engine.runtime import EngineConfig
-from model_repository.errors import EngineFailed
+from model_repository.errors import EngineFailed, Unsupported
 from tests.model_repository.engine.tensorrt_llm.conftest import BACKENDS, RUNTIME, Tiny
 from tests.tensorrt_llm_artifact import write_artifact
 
@@ -21,16 +21,17 @@ PROPERTIES = {"a": {"enum": [1, 2]}}
 SCHEMA = json.dumps({"type": "object", "properties": PROPERTIES, "required": ["a"], "additionalProperties": False})
 
 
-@pytest.fixture(params=BACKENDS)
+@pytest.fixture(params=[*((backend, "false") for backend in BACKENDS), ("pytorch", "true")])
 def demo(tmp_path: Path, config: EngineConfig, request: pytest.FixtureRequest) -> Any:
-    """The demo model with xgrammar."""
-    folder = write_artifact(tmp_path / "demo", "demo", request.param)
+    """The demo model with xgrammar, on the PyTorch backend also with its overlap scheduler."""
+    backend, has_overlap = request.param
+    folder = write_artifact(tmp_path / "demo", "demo", backend)
     config = dataclasses.replace(
         config,
         artifact_dir=folder,
         eos_token_ids=frozenset([EOS]),
         adapters={},
-        options={"backend": request.param, "guided_decoding": "xgrammar"},
+        options={"backend": backend, "guided_decoding": "xgrammar", "overlap_scheduler": has_overlap},
     )
     tiny = Tiny(RUNTIME.TensorRtLlmRuntime(config, load_byte_table(folder / FILE_NAME), environment={}))
     yield tiny
@@ -56,10 +57,16 @@ def test_each_format_is_followed(demo: Tiny) -> None:
     assert isinstance(json.loads(text(demo, StructuredOutput(OutputFormat.JSON_SCHEMA, SCHEMA))), dict)
     assert text(demo, StructuredOutput(OutputFormat.REGEX, "[ab]{3}x")).endswith("x")
     assert text(demo, StructuredOutput(OutputFormat.GRAMMAR, 'root ::= "x" [0-9] "y"'))[0::2] == "xy"
-    assert text(demo, StructuredOutput(OutputFormat.CHOICE, '["yes", "no"]')) in (
-        "yes",
-        "no",
-    )  # our own masks: TensorRT-LLM has no choice
+
+
+def test_our_own_masks_make_choices_which_tensorrt_llm_lacks(demo: Tiny) -> None:
+    choice = StructuredOutput(OutputFormat.CHOICE, '["yes", "no"]')
+    if demo.runtime._options.overlap_scheduler:  # they are logits processors
+        with pytest.raises(Unsupported, match="served with the option overlap_scheduler=true") as caught:
+            text(demo, choice)
+        assert caught.value.field == "guided_decoding_guide"
+    else:
+        assert text(demo, choice) in ("yes", "no")
 
 
 def test_a_structured_output_that_tensorrt_llm_refuses_fails_its_request(demo: Tiny) -> None:

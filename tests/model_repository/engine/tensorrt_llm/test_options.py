@@ -26,6 +26,7 @@ OPTIONS = {
     "kv_cache_fraction": ("0.8", 0.8),
     "kv_cache_dtype": ("fp8", KVCacheDtype.FP8),
     "scheduler_policy": ("max_utilization", SchedulerPolicy.MAX_UTILIZATION),
+    "overlap_scheduler": ("true", True),
     "chunked_prefill": ("false", False),
     "block_reuse": ("false", False),
     "logprobs": ("false", False),
@@ -70,9 +71,11 @@ def test_an_unknown_option_is_refused() -> None:
         TensorRtLlmOptions.of({"beams": "4"})
 
 
-def test_the_kv_cache_type_of_an_engine_cannot_be_chosen() -> None:
-    with pytest.raises(ValueError, match="option kv_cache_dtype=fp8: only with backend=pytorch"):
-        TensorRtLlmOptions.of({"kv_cache_dtype": "fp8"})
+@pytest.mark.parametrize("option", ["kv_cache_dtype=fp8", "overlap_scheduler=true"])
+def test_an_option_that_engines_do_not_have_is_refused(option: str) -> None:
+    name, _, value = option.partition("=")
+    with pytest.raises(ValueError, match=f"option {option}: only with backend=pytorch"):
+        TensorRtLlmOptions.of({name: value})
 
 
 def test_only_an_engine_must_be_built_for_log_probabilities_of_the_prompt() -> None:
