@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from model_repository.capabilities import Capability
 from model_repository.contract.request import Mirostat, OutputFormat, StructuredOutput
+from model_repository.engine.runtime import RUNTIMES
 from model_repository.engine.tensorrt_llm.options import GuidedDecoding
 from model_repository.engine.tensorrt_llm.processors import VocabularyFile
 from model_repository.engine.tensorrt_llm.sampling import SamplingPlan, SamplingPlanner, embedding_bias
@@ -162,6 +164,26 @@ def test_a_structured_output_is_followed_by_our_own_masks_where_others_are_too(f
     asked = plan(GuidedDecoding.XGRAMMAR, structured_output=regex, **fields)
     assert asked.native_grammar is None
     assert [edit.structured_output for edit in asked.keywords["logits_processor"]._edits] == [regex]
+
+
+EDITED: dict[Capability, dict[str, Any]] = {
+    Capability.ALLOWED_TOKEN_IDS: {"allowed_token_ids": (20,)},
+    Capability.BAD_WORDS: {"bad_words": ("a",)},
+    Capability.MIN_TOKENS: {"min_tokens": 2},
+    Capability.MIROSTAT: {"sampling": SAMPLED | {"mirostat": Mirostat()}},
+    Capability.MIN_P: {"sampling": SAMPLED | {"min_p": 0.5}},
+    Capability.REPETITION_PENALTY: {"sampling": {"repetition_penalty": 1.5}},
+    Capability.PRESENCE_PENALTY: {"sampling": {"presence_penalty": 1.0}},
+    Capability.FREQUENCY_PENALTY: {"sampling": {"frequency_penalty": 1.0}},
+}
+
+
+def test_the_overlap_scheduler_costs_the_capabilities_that_need_a_logits_processor() -> None:
+    assert RUNTIMES["tensorrt_llm"].lost_with["overlap_scheduler=true"] == EDITED.keys()
+    for fields in EDITED.values():
+        assert "logits_processor" in keywords(**fields)
+    asked = keywords(sampling=SAMPLED | {"top_p": 0.9, "logit_bias": {7: 1.0, 8: -100.0}}, num_logprobs=2)
+    assert "logits_processor" not in asked
 
 
 def test_a_dead_end_is_a_token_that_the_request_does_not_name() -> None:
