@@ -18,9 +18,9 @@ class Gpu:
     has_nvlink: bool = True  # between the GPUs of a node
 
     @property
-    def has_fp8(self) -> bool:
-        """Whether its matrix units take 8-bit floating point (Ada and later)."""
-        return int(self.architecture.removeprefix("sm")) >= 89
+    def compute_capability(self) -> int:
+        """Ten times CUDA's number: 90 for Hopper."""
+        return int(self.architecture.removeprefix("sm"))
 
 
 GPUS: Mapping[str, Gpu] = {
@@ -28,6 +28,7 @@ GPUS: Mapping[str, Gpu] = {
     for gpu in (
         Gpu(key="h100", name="H100", memory_bytes=80 * 10**9, architecture="sm90"),
         Gpu(key="h200", name="H200", memory_bytes=141 * 10**9, architecture="sm90"),
+        Gpu(key="b200", name="B200", memory_bytes=180 * 10**9, architecture="sm100"),
         Gpu(key="a100", name="A100", memory_bytes=80 * 10**9, architecture="sm80"),
         Gpu(key="l40s", name="L40S", memory_bytes=48 * 10**9, architecture="sm89", has_nvlink=False),
     )

@@ -41,11 +41,21 @@ class Precision(StrEnum):
     BF16 = "bf16"
     F16 = "f16"
     FP8 = "fp8"  # embeddings, head and norms stay at 16 bit
+    NVFP4 = "nvfp4"  # the same parts stay; the others have 4 bits, and a scale in FP8 for each 16 values
 
     @property
-    def num_bytes(self) -> int:
+    def num_bytes(self) -> float:
         """Bytes of one value."""
-        return 1 if self is Precision.FP8 else 2
+        return {Precision.FP8: 1, Precision.NVFP4: 0.5 + 1 / 16}.get(self, 2)
+
+    @property
+    def is_quantized(self) -> bool:
+        """Whether it has fewer than 16 bits."""
+        return self in (Precision.FP8, Precision.NVFP4)
+
+    def runs_on(self, gpu: Gpu) -> bool:
+        """Whether the GPU's matrix units take it: FP8 from Ada, NVFP4 from Blackwell."""
+        return gpu.compute_capability >= {Precision.FP8: 89, Precision.NVFP4: 100}.get(self, 0)
 
 
 class Fp8Method(StrEnum):
@@ -131,8 +141,8 @@ class ModelEntry:
 
     @property
     def base_precision(self) -> Precision:
-        """The 16-bit type of the parts that FP8 does not change."""
-        return next((precision for precision in self.precisions if precision is not Precision.FP8), Precision.BF16)
+        """The 16-bit type of the parts that quantization does not change."""
+        return next((precision for precision in self.precisions if not precision.is_quantized), Precision.BF16)
 
     @property
     def checkpoint_bytes(self) -> int:
@@ -141,7 +151,7 @@ class ModelEntry:
 
     def kv_precision(self, precision: Precision, fp8_method: Fp8Method | None) -> Precision:
         """Return the type of the KV cache of an engine. Only a calibration measures scales for one in FP8."""
-        if precision is not Precision.FP8:
+        if not precision.is_quantized:
             return precision
         is_measured = fp8_method is Fp8Method.CALIBRATED and self.has_fp8_kv_cache
         return precision if is_measured else self.base_precision
@@ -184,8 +194,8 @@ class ModelEntry:
         """Return the rule that a preset breaks."""
         if precision not in self.precisions:
             return "not among the model's precisions"
-        if precision is Precision.FP8 and not gpu.has_fp8:
-            return f"{gpu.name} has no FP8"
+        if not precision.runs_on(gpu):
+            return f"{gpu.name} has no {precision.name}"
         if self.gpu_architectures and gpu.architecture not in self.gpu_architectures:
             return f"{gpu.name} is {gpu.architecture}, which is not among gpu_architectures"
         if parallelism.num_gpus_per_node > gpu.num_per_node:

@@ -28,7 +28,7 @@ from build_engines.tensorrt_llm.imported import imported
 from build_engines.tensorrt_llm.lora import lora_limits
 from build_engines.tensorrt_llm.mpi import MpiJob
 from build_engines.tensorrt_llm.options import CONTEXT_LOGITS, RUNTIME, checked_options
-from build_engines.tensorrt_llm.recipe import PLACEHOLDERS, Recipe
+from build_engines.tensorrt_llm.recipe import PLACEHOLDERS, Recipe, SourceFormat
 from build_engines.tensorrt_llm.source import Source
 from build_engines.tensorrt_llm.spec import TensorRtLlmSpec, Tools, check_machine
 from build_engines.tensorrt_llm.tool import ToolRun, run_tool
@@ -165,6 +165,9 @@ class BuildOptions:
             has_context_logits=self._has_context_logits,
             has_fp8_checkpoint=self.backend is Backend.PYTORCH,
         )
+        if self.backend is Backend.ENGINE and not planned.is_converted:
+            rule = f"goes with --backend {Backend.PYTORCH}, and a checkpoint in {SourceFormat.MODELOPT_NVFP4}"
+            raise BuildError(f"--precision {planned.precision}: {rule}")
         max_num_tokens = options.max_num_tokens or planned.max_num_tokens
         if max_num_tokens > planned.max_num_tokens:
             limit = planned.max_num_tokens

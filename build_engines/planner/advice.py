@@ -68,7 +68,8 @@ def _remedies(request: Request) -> Iterator[str]:
         if found is not None:
             yield f"--max-batch-size {max_batch_size} ({_layout(found)})"
             break
-    if Precision.FP8 in entry.precisions and request.precision is not Precision.FP8 and request.gpu.has_fp8:
+    has_fp8 = Precision.FP8 in entry.precisions and Precision.FP8.runs_on(request.gpu)
+    if has_fp8 and not request.precision.is_quantized:
         found = fitting_plan(replace(request, precision=Precision.FP8))
         if found is not None:
             yield f"--precision fp8 ({_layout(found)})"
@@ -78,7 +79,7 @@ def _remedies(request: Request) -> Iterator[str]:
             yield f"{_flags(found.parallelism)} ({_layout(found)})"
     for gpu in GPUS.values():
         is_other = gpu != request.gpu and (not entry.gpu_architectures or gpu.architecture in entry.gpu_architectures)
-        if is_other and (gpu.has_fp8 or request.precision is not Precision.FP8):
+        if is_other and request.precision.runs_on(gpu):
             found = fitting_plan(replace(request, gpu=gpu))
             if found is not None:
                 yield f"--gpu {gpu.key} ({_layout(found)})"

@@ -168,7 +168,7 @@ def _matrix_term(
     num_values = math.ceil(matrix.num_values * part / parts)
     share = "" if parts == 1 else f" x {part} / {parts}"
     formula = f"{num_layers} x {matrix.num_values}{share} x {bytes_per_value}"
-    return Term(matrix.name, formula, num_layers * num_values * bytes_per_value)
+    return Term(matrix.name, formula, int(num_layers * num_values * bytes_per_value))
 
 
 def _share(split: Split, architecture: Architecture, tp_size: int) -> tuple[int, int]:

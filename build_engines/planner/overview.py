@@ -61,7 +61,7 @@ def outcomes(
     models = list(entries)
     for gpu in gpus:
         for entry in models:
-            precisions = [name for name in entry.precisions if name is not Precision.FP8 or gpu.has_fp8]
+            precisions = [name for name in entry.precisions if name.runs_on(gpu)]
             for name in precisions if precision is None else [Precision(precision)]:
                 try:
                     found = plan(
@@ -135,9 +135,11 @@ _POINTS = (
     "how.",
     "*layout*: TP splits every matrix, PP splits the layers; a node holds 8 GPUs. It is the smallest layout within a "
     f"node whose weights take at most {COMFORTABLE_WEIGHTS_SHARE:.0%} of a GPU; if there is none, the smallest in "
-    "which one sequence fits; more nodes only if one is not enough. No FP8 on A100, which has none.",
+    "which one sequence fits; more nodes only if one is not enough. No FP8 on A100, which has none. NVFP4 "
+    "is for B200 and the PyTorch backend: its checkpoints come ready from NVIDIA's ModelOpt, and nothing is built.",
     "*weights* are exact: each matrix over the ranks that share it. Embeddings and norms are on every rank, and so are "
-    "the compressions of latent attention. FP8 keeps embeddings, head and norms at 16 bit.",
+    "the compressions of latent attention. FP8 and NVFP4 keep embeddings, head and norms at 16 "
+    "bit, and NVFP4 has a scale of a byte for each 16 values.",
     f"*workspace* is an estimate: {DEFAULT_MAX_NUM_TOKENS} tokens in a step x the values that are alive in a layer x "
     f"{memory.ACTIVATION_BYTES} B, and sequences x vocabulary x {memory.SAMPLING_BYTES} B for sampling. Two logs of "
     "TensorRT-LLM that others have published show 2% more and a third less; a test compares them. Log probabilities of "

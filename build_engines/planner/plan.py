@@ -61,9 +61,10 @@ def _checked_precision(entry: ModelEntry, gpu: Gpu, name: str | None) -> Precisi
     if name is not None and name not in entry.precisions:
         raise BuildError(f"--precision {name}: {entry.model_id} is built in {' or '.join(entry.precisions)}")
     precision = entry.precisions[0] if name is None else Precision(name)
-    if precision is Precision.FP8 and not gpu.has_fp8:
-        others = " or ".join(other.key for other in GPUS.values() if other.has_fp8)
-        raise DoesNotFit(f"--precision fp8: {gpu.name} ({gpu.architecture}) has no FP8; plan for {others}")
+    if not precision.runs_on(gpu):
+        others = " or ".join(other.key for other in GPUS.values() if precision.runs_on(other))
+        rule = f"{gpu.name} ({gpu.architecture}) has no {precision.name}; plan for {others}"
+        raise DoesNotFit(f"--precision {precision}: {rule}")
     if entry.gpu_architectures and gpu.architecture not in entry.gpu_architectures:
         others = " or ".join(other.key for other in GPUS.values() if other.architecture in entry.gpu_architectures)
         raise DoesNotFit(

@@ -122,7 +122,7 @@ def _sized(request: Request, parallelism: Parallelism) -> Plan:
         max_num_tokens=max_num_tokens,
         fp8_method=method,
         memory=memory,
-        kv_cache_per_token=kv_cache_term(architecture, parallelism, kv_precision.num_bytes),
+        kv_cache_per_token=kv_cache_term(architecture, parallelism, int(kv_precision.num_bytes)),
     )
 
 

@@ -44,7 +44,7 @@ class Plan:
     max_seq_len: int
     max_batch_size: int
     max_num_tokens: int
-    fp8_method: Fp8Method | None  # None: 16 bits
+    fp8_method: Fp8Method | None  # None: another precision
     memory: GpuMemory
     kv_cache_per_token: Term  # on one GPU
 
@@ -92,8 +92,13 @@ class Plan:
 
     @property
     def checkpoint_bytes(self) -> int:
-        """Size of the 16-bit weights before conversion."""
-        return self.entry.checkpoint_bytes
+        """Size of the weights before conversion, which have 16 bits unless they are in NVFP4 already."""
+        return self.entry.checkpoint_bytes if self.is_converted else self.engine_bytes
+
+    @property
+    def is_converted(self) -> bool:
+        """Whether a build makes the matrices from others. NVFP4 comes ready from ModelOpt."""
+        return self.precision is not Precision.NVFP4
 
     @property
     def engine_bytes(self) -> int:
@@ -104,12 +109,12 @@ class Plan:
     @property
     def build_disk_bytes(self) -> int:
         """Size of the checkpoint, the converted checkpoint and the engines together."""
-        return self.checkpoint_bytes + 2 * self.engine_bytes
+        return self.checkpoint_bytes + 2 * self.engine_bytes if self.is_converted else self.checkpoint_bytes
 
     @property
     def build_ram_bytes(self) -> int:
         """Memory of the conversion on the CPU, if all ranks are converted at the same time."""
-        return int(self.checkpoint_bytes * RAM_SHARE_OF_WEIGHTS)
+        return int(self.checkpoint_bytes * RAM_SHARE_OF_WEIGHTS) if self.is_converted else 0
 
     @property
     def build_time_class(self) -> BuildTime:

@@ -36,6 +36,7 @@ class SourceFormat(StrEnum):
     SIXTEEN_BIT = "16-bit"
     FP8_ROWWISE = "fbgemm_fp8"  # Meta's FP8, which the llama converter recognizes
     MODELOPT_FP8 = "ModelOpt's FP8"  # NVIDIA's, which the PyTorch backend loads
+    MODELOPT_NVFP4 = "ModelOpt's NVFP4"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,6 +17,7 @@ from build_engines.tensorrt_llm.recipe import SourceFormat
 from build_engines.weight_files import INDEX_FILE, weight_files
 
 MODELOPT_FILE = "hf_quant_config.json"
+_MODELOPT_FORMATS = {"FP8": SourceFormat.MODELOPT_FP8, "NVFP4": SourceFormat.MODELOPT_NVFP4}  # by its quant_algo
 
 # Files beside the weights, for our artifact; then those for the converters. Other files are not downloaded.
 TEXT_FILES = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
@@ -125,10 +126,10 @@ def _format(checkpoint: Checkpoint) -> SourceFormat:
     modelopt = read_json(checkpoint.folder / MODELOPT_FILE, is_optional=True).get("quantization")
     if modelopt is not None:
         algorithm = modelopt.get("quant_algo") if isinstance(modelopt, dict) else modelopt
-        if algorithm != "FP8":
-            rule = "expected FP8: the known GPUs have no kernels for other formats of ModelOpt"
+        if algorithm not in _MODELOPT_FORMATS:
+            rule = f"expected {' or '.join(_MODELOPT_FORMATS)}"
             raise UnsupportedCheckpoint(f"{checkpoint.folder / MODELOPT_FILE}: quant_algo={algorithm}: {rule}")
-        return SourceFormat.MODELOPT_FP8
+        return _MODELOPT_FORMATS[algorithm]
     if quantization is None:
         return SourceFormat.SIXTEEN_BIT
     method = quantization.get("quant_method") if isinstance(quantization, dict) else quantization

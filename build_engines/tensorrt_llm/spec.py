@@ -194,7 +194,8 @@ def check_machine(plan: Plan, backend: Backend, machine: Machine) -> None:
 def _check_format(recipe: Recipe, backend: Backend) -> None:
     """Check that a backend can use the checkpoint's format. The PyTorch backend does not convert it."""
     found, precision = recipe.source_format, recipe.plan.precision
-    expected = [SourceFormat.MODELOPT_FP8 if precision is Precision.FP8 else SourceFormat.SIXTEEN_BIT]
+    ready = {Precision.FP8: SourceFormat.MODELOPT_FP8, Precision.NVFP4: SourceFormat.MODELOPT_NVFP4}
+    expected = [ready.get(precision, SourceFormat.SIXTEEN_BIT)]
     if backend is Backend.ENGINE:
         expected = [SourceFormat.SIXTEEN_BIT, SourceFormat.FP8_ROWWISE]
     if found not in expected:

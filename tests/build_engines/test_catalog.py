@@ -241,11 +241,18 @@ def test_a_file_of_the_user_extends_the_catalog(tmp_path: Path) -> None:
         ),
         ({"chat_template": "vicuna"}, "chat_template: vicuna: expected one of checkpoint, alpaca, deepseek"),
         ({"precisions": ["bf16", "bf16"]}, "precisions: bf16, bf16: each may be named once"),
-        ({"precisions": ["int4"]}, "precisions.0: 'int4': Input should be 'bf16', 'f16' or 'fp8'"),
-        ({"presets": {"b200": {}}}, "presets.b200: expected one of h100, h200, a100, l40s"),
+        ({"precisions": ["int4"]}, "precisions.0: 'int4': Input should be 'bf16', 'f16', 'fp8' or 'nvfp4'"),
+        ({"presets": {"b300": {}}}, "presets.b300: expected one of h100, h200, b200, a100, l40s"),
         ({"presets": {"h100": {"f16": {}}}}, "presets.h100.f16: not among the model's precisions"),
         ({"presets": {"a100": {"fp8": {}}}}, "presets.a100.fp8: A100 has no FP8"),
-        ({"presets": {"h100": {"int4": {}}}}, "presets.h100.int4: 'int4': Input should be 'bf16', 'f16' or 'fp8'"),
+        (
+            {"precisions": ["bf16", "nvfp4"], "presets": {"h200": {"nvfp4": {}}}},
+            "presets.h200.nvfp4: H200 has no NVFP4",
+        ),
+        (
+            {"presets": {"h100": {"int4": {}}}},
+            "presets.h100.int4: 'int4': Input should be 'bf16', 'f16', 'fp8' or 'nvfp4'",
+        ),
         ({"presets": {"h100": {"bf16": {"tp_size": 16}}}}, "presets.h100.bf16: 16 GPUs in a node: it holds 8"),
         ({"presets": {"h100": {"bf16": {"tp_size": 3}}}}, "presets.h100.bf16: tp_size 3 must divide the 8 heads"),
         (

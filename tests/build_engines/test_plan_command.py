@@ -59,6 +59,8 @@ def test_without_a_gpu_all_are_in_a_table(capsys: pytest.CaptureFixture[str]) ->
         ["H100", "gemma-2-9b-it", "fp8"],
         ["H200", "gemma-2-9b-it", "bf16"],
         ["H200", "gemma-2-9b-it", "fp8"],
+        ["B200", "gemma-2-9b-it", "bf16"],
+        ["B200", "gemma-2-9b-it", "fp8"],
         ["A100", "gemma-2-9b-it", "bf16"],
         ["L40S", "gemma-2-9b-it", "bf16"],
         ["L40S", "gemma-2-9b-it", "fp8"],
@@ -69,8 +71,8 @@ def test_without_a_gpu_all_are_in_a_table(capsys: pytest.CaptureFixture[str]) ->
 def test_without_a_model_all_are_in_a_table(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> None:
     out = run(capsys, *arguments)
     table, _, refusals = out.partition("\n\n")
-    assert len(table.splitlines()) == 1 + 3 * (13 * 2 + 2) + 15
-    assert refusals.count("does not run on") == 2
+    assert len(table.splitlines()) == 1 + 3 * (13 * 2 + 2) + 15 + (11 * 3 + 2 * 2 + 2)
+    assert refusals.count("does not run on") == 3
     some = run(capsys, *arguments, "--gpu", "a100").partition("\n\n")[0]
     assert len(some.splitlines()) == 1 + 15
 
@@ -80,6 +82,7 @@ def test_a_table_as_json_has_the_refusals(capsys: pytest.CaptureFixture[str]) ->
     assert [(row["gpu"], "refusal" in row) for row in rows] == [
         ("h100", False),
         ("h200", False),
+        ("b200", True),
         ("a100", True),
         ("l40s", True),
     ]
@@ -108,7 +111,7 @@ def test_a_model_of_the_users_catalog_is_planned(capsys: pytest.CaptureFixture[s
         (["--all", "--markdown", "--gpu", "h100"], "error: --markdown: goes with --all and nothing else"),
         (["--all", "--markdown", "--max-seq-len", "0"], "error: --markdown: goes with --all and nothing else"),
         (["llama3.1:8b", "--max-seq-len", "0"], "error: --max-seq-len 0: meta-llama/Meta-Llama-3.1-8B-Instruct takes"),
-        (["--gpus", "0", "--json"], "error: --gpus 0: expected at least 1 (and 2 more, of other GPUs, models and"),
+        (["--gpus", "0", "--json"], "error: --gpus 0: expected at least 1 (and 3 more, of other GPUs, models and"),
         (["--catalog", "none.yaml"], "error: none.yaml: No such file or directory"),
     ],
 )

@@ -104,11 +104,12 @@ def test_pipeline_parallelism_splits_layers_and_gives_the_ends_to_the_first_and_
     assert [next(term.num_bytes for term in stage if term.name == "mlp") for stage in stages] == [3 * 10 * 8 * 2] * 4
 
 
-def test_fp8_halves_matrices_but_not_norms_embeddings_and_head() -> None:
-    ((wide,), (narrow,)) = (list(stage_weights(TINY, Parallelism(), name)) for name in (Precision.F16, Precision.FP8))
+@pytest.mark.parametrize(("precision", "bits"), [(Precision.FP8, 8), (Precision.NVFP4, 4.5)])
+def test_quantization_shrinks_matrices_but_not_norms_embeddings_and_head(precision: Precision, bits: float) -> None:
+    ((wide,), (narrow,)) = (list(stage_weights(TINY, Parallelism(), name)) for name in (Precision.F16, precision))
     shares = {a.name: b.num_bytes / a.num_bytes for a, b in zip(wide, narrow, strict=True)}
     assert {name for name, share in shares.items() if share == 1} == {"norms", "embedding", "final norm", "head"}
-    assert {name for name, share in shares.items() if share == 0.5} == {"q", "k and v", "attention output", "mlp"}
+    assert {name for name, share in shares.items() if share == bits / 16} == {"q", "k and v", "attention output", "mlp"}
 
 
 def test_latent_attention_keeps_its_compressions_on_every_rank() -> None:

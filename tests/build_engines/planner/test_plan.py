@@ -30,7 +30,7 @@ CASES = [
     for entry in CATALOG
     for gpu_key in GPUS
     for precision in entry.precisions
-    if precision is not Precision.FP8 or GPUS[gpu_key].has_fp8
+    if precision.runs_on(GPUS[gpu_key])
 ]
 
 
@@ -171,6 +171,13 @@ def test_gpus_that_cannot_measure_fp8_are_refused_with_those_that_can() -> None:
     assert (ready.fp8_method, ready.kv_precision) == (Fp8Method.READY, "bf16")
 
 
+def test_nvfp4_needs_no_build_and_has_a_16_bit_cache() -> None:
+    found = planned("llama3.1:405b", "b200", precision="nvfp4")
+    assert (str(found.parallelism), found.kv_precision, found.fp8_method) == ("TP2", "bf16", None)
+    assert found.build_disk_bytes == found.engine_bytes
+    assert found.build_ram_bytes == 0
+
+
 def test_an_engine_with_the_logits_of_prompts_has_shorter_steps() -> None:
     found = planned("llama3.1:8b", "h100", has_context_logits=True)
     assert found.max_num_tokens == 2048
@@ -253,7 +260,7 @@ def test_too_few_gpus_name_fitting_layouts() -> None:
         "meta-llama/Meta-Llama-3.1-70B-Instruct does not fit: on 2 x H100 (TP2) in bf16 the engine takes 76.7 GB of "
         "each GPU's 80.0 GB, the cache gets 3.0 GB, and one sequence of 131072 tokens needs 21.5 GB; what would fit: "
         "--max-seq-len 18368, or --precision fp8 (2 x H100, TP2), or --gpus 4 (4 x H100, TP4), "
-        "or --gpu h200 (2 x H200, TP2)"
+        "or --gpu h200 (2 x H200, TP2), or --gpu b200 (2 x B200, TP2)"
     )
 
 
@@ -327,8 +334,9 @@ def test_the_named_layouts_fit() -> None:
             {"precision": "fp8"},
             "--precision fp8: deepseek-ai/DeepSeek-V2.5 is built in bf16",
         ),
-        ("llama3.1:8b", "h100", {"precision": "f16"}, "--precision f16: .* is built in bf16 or fp8"),
+        ("llama3.1:8b", "h100", {"precision": "f16"}, "--precision f16: .* is built in bf16 or fp8 or nvfp4"),
         ("llama3.1:8b", "a100", {"precision": "fp8"}, r"--precision fp8: A100 \(sm80\) has no FP8; plan for h100 or"),
+        ("llama3.1:8b", "h200", {"precision": "nvfp4"}, r"--precision nvfp4: H200 .* no NVFP4; plan for b200$"),
         (
             "deepseek-v2.5:236b",
             "a100",

@@ -245,7 +245,7 @@ def test_engines_that_are_named_are_refused_by_a_release_without_them(tmp_path: 
 
 
 def test_a_machine_without_a_gpu_is_refused(builder: Builder, here: Here) -> None:
-    message = "none (CUDA_VISIBLE_DEVICES='' hides every GPU): name the one to plan for: --gpu h100|h200|a100|l40s"
+    message = "none (CUDA_VISIBLE_DEVICES='' hides every GPU): name the one to plan for: --gpu h100|h200|b200|a100|l40s"
     here.assert_refused(builder, message=message, CUDA_VISIBLE_DEVICES="")
 
 

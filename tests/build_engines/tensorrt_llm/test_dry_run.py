@@ -63,9 +63,13 @@ def test_the_pytorch_backend_has_no_commands(capsys: pytest.CaptureFixture[str])
     ("arguments", "message"),
     [
         (["qwen2.5:7b", "--gpu", "h100", "--checkpoint", "none"], "--checkpoint none: no such folder, nor of the form"),
-        (["qwen2.5:7b"], "--dry-run needs --gpu h100|h200|a100|l40s"),
+        (["qwen2.5:7b"], "--dry-run needs --gpu h100|h200|b200|a100|l40s"),
         (["qwen2.5:8b", "--gpu", "h100"], "qwen2.5:8b: not in the catalog"),
         (["llama3.1:70b", "--gpu", "h100", "--gpus", "1"], "llama"),
+        (
+            ["qwen2.5:7b", "--gpu", "b200", "--precision", "nvfp4"],
+            "--precision nvfp4: goes with --backend pytorch, and a checkpoint in ModelOpt's NVFP4",
+        ),
         (["qwen2.5:7b", "--gpu", "h100", "--option", "tp_size=2"], "--option tp_size: follows from the build"),
         (
             ["qwen2.5:7b", "--gpu", "h100", "--option", "chunked_prefill=false", "--max-seq-len", "8194"],

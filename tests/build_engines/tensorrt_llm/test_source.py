@@ -107,13 +107,15 @@ def test_metas_fp8_is_recognized_and_other_quantizations_are_refused(folder: Pat
         Source.load(folder, entry)
 
 
-def test_modelopts_fp8_is_recognized_and_its_other_formats_are_refused(folder: Path, tmp_path: Path) -> None:
+def test_modelopts_fp8_and_nvfp4_are_recognized_and_its_other_formats_are_refused(folder: Path, tmp_path: Path) -> None:
     entry = tiny_entry("llama", tmp_path)
     edit(folder, quantization_config={"quant_method": "modelopt"})
     (folder / MODELOPT_FILE).write_text('{"quantization": {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8"}}')
     source = Source.load(folder, entry)
     assert source.format is SourceFormat.MODELOPT_FP8
     assert MODELOPT_FILE in source.files()
-    (folder / MODELOPT_FILE).write_text('{"quantization": {"quant_algo": "NVFP4"}}')
-    with pytest.raises(BuildError, match=r"hf_quant_config\.json: quant_algo=NVFP4: expected FP8"):
+    (folder / MODELOPT_FILE).write_text('{"quantization": {"quant_algo": "NVFP4", "group_size": 16}}')
+    assert Source.load(folder, entry).format is SourceFormat.MODELOPT_NVFP4
+    (folder / MODELOPT_FILE).write_text('{"quantization": {"quant_algo": "W4A8_AWQ"}}')
+    with pytest.raises(BuildError, match=r"hf_quant_config\.json: quant_algo=W4A8_AWQ: expected FP8 or NVFP4"):
         Source.load(folder, entry)

@@ -81,7 +81,7 @@ def spec(tools: Tools, tmp_path: Path) -> TensorRtLlmSpec:
 
 
 def planned(entry: ModelEntry, precision: str = "bf16") -> Plan:
-    return plan(entry, GPUS["h100"], num_gpus=2, precision=precision)
+    return plan(entry, GPUS["b200" if precision == "nvfp4" else "h100"], num_gpus=2, precision=precision)
 
 
 def key(spec: TensorRtLlmSpec, folder: Path) -> str:
@@ -232,6 +232,7 @@ def test_a_contradictory_spec_is_refused(changes: dict[str, Any], message: str, 
         (Backend.ENGINE, "fp8", {SourceFormat.SIXTEEN_BIT, SourceFormat.FP8_ROWWISE}),
         (Backend.PYTORCH, "bf16", {SourceFormat.SIXTEEN_BIT}),
         (Backend.PYTORCH, "fp8", {SourceFormat.MODELOPT_FP8}),
+        (Backend.PYTORCH, "nvfp4", {SourceFormat.MODELOPT_NVFP4}),
     ],
 )
 def test_a_backend_takes_only_its_formats(

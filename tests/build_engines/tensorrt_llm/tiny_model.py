@@ -57,5 +57,5 @@ def _fields(family: str, class_name: str) -> dict[str, Any]:
         "eos_token_ids": [261],
         "tool_call_format": "plain",
         "license": "none",
-        "precisions": ["bf16"] if family == "deepseek_v2" else ["bf16", "fp8"],
+        "precisions": ["bf16"] if family == "deepseek_v2" else ["bf16", "fp8", "nvfp4"],
     }
