@@ -102,7 +102,7 @@
 {{- fail (printf "%s: parallelism.tensor %v: GPUs that share layers must be in one node: write a number that divides gpus.perNode %d, such as %d, and parallelism.pipeline %d" .where .model.parallelism.tensor $perNode $perNode (div $numGpus $perNode)) -}}
 {{- end -}}
 {{- if and .model.isBuilt (eq .model.engine.backend "pytorch") (not .model.profile.gpu) -}}
-{{- fail (printf "%s: resourceProfiles.%s.gpu: a download cannot detect the GPU: write h100, h200, a100 or l40s" .where .model.gpus.profile) -}}
+{{- fail (printf "%s: resourceProfiles.%s.gpu: a download cannot detect the GPU: write h100, h200, b200, a100 or l40s" .where .model.gpus.profile) -}}
 {{- end -}}
 {{- else if or $perNode (gt $numGpus 1) -}}
 {{- fail (printf "%s: %s and gpus.perNode %d: %s runs on CPUs: write 1, 1 and 0, or engine.runtime: tensorrt_llm" .where $parallelism $perNode .model.engine.runtime) -}}
