@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.metadata
 import json
 import shutil
@@ -194,12 +195,16 @@ def _fingerprint(manifest: Manifest, options: ServeOptions, version: str) -> str
 
 
 def render_artifacts(
-    artifact_dirs: Iterable[Path], options: ServeOptions, gpus: Mapping[Path, Sequence[int]] = MappingProxyType({})
+    artifact_dirs: Iterable[Path],
+    options: ServeOptions,
+    gpus: Mapping[Path, Sequence[int]] = MappingProxyType({}),
+    aliases: Iterable[str] = (),
 ) -> dict[str, str]:
     """Return the files of a repository that serves these artifacts, after a check of each.
 
     Args:
         gpus: the numbers of an artifact's GPUs. It may be missing for a single model.
+        aliases: further names of a single model, beside those of its artifact.
 
     Raises:
         ArtifactInvalid: a file of an artifact is missing or changed.
@@ -212,6 +217,7 @@ def render_artifacts(
     for artifact_dir in artifact_dirs:
         # Large files with the same time and size are not read again, as `verify` does.
         manifest = artifact.verify(artifact_dir, Digests.beside(artifact_dir))
+        manifest = dataclasses.replace(manifest, serving=manifest.serving.with_aliases(aliases))
         owned = names_of(manifest.model_id, manifest.serving.aliases, manifest.adapters)
         names += [(name, f"{owner} ({artifact_dir})") for name, owner in owned]
         check_names_differ(names)

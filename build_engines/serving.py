@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from build_engines.errors import BuildError
 from model_repository.contract.tensors import model_id_to_ensemble
@@ -32,6 +32,15 @@ class Serving:
             return cls(aliases=aliases, defaults=checked_defaults(defaults))
         except ValueError as exc:
             raise BuildError(f"default {exc}") from exc
+
+    def with_aliases(self, aliases: Iterable[str]) -> Serving:
+        """Return it with further names.
+
+        Raises:
+            BuildError: an alias breaks its rule.
+        """
+        checked = Serving.of(aliases, {}).aliases
+        return replace(self, aliases=tuple(dict.fromkeys((*self.aliases, *checked))))
 
 
 def check_id(name: str) -> None:

@@ -27,6 +27,13 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
         metavar="ARTIFACT[:GPUS]",
         help="a folder from `build`; several models on GPUs need the numbers of theirs: ARTIFACT:0,1 ARTIFACT:2",
     )
+    command.add_argument(
+        "--alias",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="a further name of the model, with one artifact; repeatable",
+    )
     command.add_argument("--repository", type=Path, required=True, metavar="DIR", help="the folder of the repository")
     add_serve_options(command)
     command.set_defaults(command=_render)
@@ -74,8 +81,10 @@ def serve_options_of(options: argparse.Namespace) -> ServeOptions:
 
 def _render(options: argparse.Namespace) -> None:
     artifacts = [_with_gpus(text) for text in options.artifacts]
+    if options.alias and len(artifacts) > 1:
+        raise BuildError(f"--alias {options.alias[0]}: goes with one artifact")
     folders = [folder for folder, _ in artifacts]
-    write(folders, options.repository, serve_options_of(options), dict(artifacts))
+    write(folders, options.repository, serve_options_of(options), dict(artifacts), options.alias)
 
 
 def _with_gpus(text: str) -> tuple[Path, tuple[int, ...]]:
@@ -91,7 +100,8 @@ def write(
     repository: Path,
     serve_options: ServeOptions,
     gpus: Mapping[Path, Sequence[int]] = MappingProxyType({}),
+    aliases: Sequence[str] = (),
 ) -> None:
     """Render the artifacts, each with the numbers of its GPUs if it has some, and replace the repository."""
-    write_repository(render_artifacts(artifact_dirs, serve_options, gpus), repository)
+    write_repository(render_artifacts(artifact_dirs, serve_options, gpus, aliases), repository)
     print(f"repository  {repository}")

@@ -29,9 +29,6 @@
 {{- range $name, $value := .model.engine.options }}
 - {{ printf "--option=%s=%s" $name $value | quote }}
 {{- end }}
-{{- range .model.aliases }}
-- {{ printf "--alias=%s" . | quote }}
-{{- end }}
 {{- if eq .model.engine.runtime "tensorrt_llm" }}
 {{- include "conch.build.gpuOptions" . }}
 {{- else }}
@@ -39,7 +36,7 @@
 - --context-window={{ . }}
 {{- end }}
 - --state-dir=/state
-{{- include "conch.serveOptions" . }}
+{{- include "conch.renderOptions" . }}
 {{- end }}
 {{- with .model.build.extraArgs }}
 {{ toYaml . }}
@@ -69,7 +66,11 @@
 - --state-dir={{ include "conch.model.folder" . }}
 {{- end -}}
 
-{{- define "conch.serveOptions" }}
+{{- /* What `render` takes beside an artifact, and a build of a small model too. */ -}}
+{{- define "conch.renderOptions" }}
+{{- range .model.aliases }}
+- {{ printf "--alias=%s" . | quote }}
+{{- end }}
 {{- range $name, $flag := dict "maxSequences" "max-sequences" "maxWaiting" "max-waiting" "numThreads" "num-threads" "tokenizerInstances" "tokenizer-instances" }}
 {{- with int (index $.model.serving $name) }}
 - --{{ $flag }}={{ . }}
@@ -78,9 +79,16 @@
 {{- end -}}
 
 {{- /*
-The container that writes the repository to /state. It builds a small model, renders a finished artifact, or waits for the
-artifact of a Job. Takes root and model.
+The containers before the server. The last one writes the repository to /state. A model for GPUs has another one before it,
+which compiles or downloads its artifact into the cache. Takes root and model.
 */ -}}
+{{- define "conch.model.initContainers" -}}
+{{- if .model.isBuilt }}
+- {{- include "conch.build.container" . | nindent 2 }}
+{{- end }}
+- {{- include "conch.repository.container" . | nindent 2 }}
+{{- end -}}
+
 {{- define "conch.repository.container" -}}
 {{- $image := include "conch.model.image" . | fromYaml -}}
 name: repository
@@ -88,11 +96,11 @@ name: repository
 command:
   {{- if .model.isBuilt }}
   - /bin/sh
-  - /etc/conch/scripts/render-when-built.sh
+  - -c
+  - exec python3 -m build_engines render "$0"/artifacts/*/ "$@"
   - {{ include "conch.model.folder" . }}
-  - {{ .model.build.waitSeconds | int | quote }}
   - --repository=/state/repository
-  {{- include "conch.serveOptions" . | nindent 2 }}
+  {{- include "conch.renderOptions" . | nindent 2 }}
   {{- else if .model.source.artifact }}
   - python3
   - -m
@@ -100,7 +108,7 @@ command:
   - render
   - /source/{{ .model.source.artifact }}
   - --repository=/state/repository
-  {{- include "conch.serveOptions" . | nindent 2 }}
+  {{- include "conch.renderOptions" . | nindent 2 }}
   {{- else }}
   {{- include "conch.build.command" . | nindent 2 }}
   {{- end }}
@@ -116,14 +124,50 @@ securityContext:
 volumeMounts:
   {{- include "conch.writable.mounts" . | nindent 2 }}
   {{- include "conch.model.mounts" . | nindent 2 }}
-  {{- if .model.isBuilt }}
-  - name: scripts
-    mountPath: /etc/conch/scripts
+{{- end -}}
+
+{{- /*
+Ends at once if the cache has the artifact: a complete one has a manifest. Other pods that build the same one wait for the
+first. It alone writes to the cache, and it alone has the token of the hub.
+*/ -}}
+{{- define "conch.build.container" -}}
+{{- $image := include "conch.model.image" . | fromYaml -}}
+name: {{ eq .model.engine.backend "engine" | ternary "build" "download" }}
+{{ include "conch.container.image" (dict "root" .root "image" $image) }}
+command:
+  - /bin/sh
+  - -c
+  - ls "$0"/artifacts/*/manifest.json 2>/dev/null || exec "$@"
+  - {{ include "conch.model.folder" . }}
+  {{- include "conch.build.command" . | nindent 2 }}
+env:
+  {{- include "conch.writable.env" . | nindent 2 }}
+  - name: HF_HOME
+    value: /models/hub
+  {{- with .root.Values.huggingface.existingSecret }}
+  - name: HF_TOKEN_PATH
+    value: /etc/conch/huggingface/{{ $.root.Values.huggingface.key }}
+  {{- end }}
+  {{- with .model.extraEnv }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
+resources:
+  {{- include "conch.build.resources" . | nindent 2 }}
+securityContext:
+  {{- toYaml .root.Values.containerSecurityContext | nindent 2 }}
+volumeMounts:
+  {{- include "conch.writable.mounts" . | nindent 2 }}
+  {{- include "conch.model.mounts" (merge (dict "writesCache" true) .) | nindent 2 }}
+  - name: shared-memory
+    mountPath: /dev/shm
+  {{- if .root.Values.huggingface.existingSecret }}
+  - name: huggingface
+    mountPath: /etc/conch/huggingface
     readOnly: true
   {{- end }}
 {{- end -}}
 
-{{- /* Resources of a Job: those of its model for a build; a download needs neither GPUs nor as much memory. */ -}}
+{{- /* Those of the model for a build. A download needs neither its GPUs nor as much memory. */ -}}
 {{- define "conch.build.resources" -}}
 {{- $download := dict "requests" (dict "cpu" "2" "memory" "8Gi") -}}
 {{- $resources := eq .model.engine.backend "engine" | ternary (deepCopy .model.resources) $download -}}

@@ -27,7 +27,7 @@
 {{- if hasKey $ids $id }}{{ fail (printf "%s: %s has the id %q already: write another `servedName`, or remove it from `aliases`" $where (get $ids $id) $id) }}{{ end -}}
 {{- $_ := set $ids $id $model.name -}}
 {{- end -}}
-{{- if or (has $model.name (list "frontend" "frontend-operations" "cache" "scripts" "pods" "dashboards" "alerts" "triton-key")) (hasSuffix "-pods" $model.name) (hasSuffix "-group" $model.name) (hasPrefix "build-" $model.name) (hasPrefix "test-" $model.name) -}}
+{{- if or (has $model.name (list "frontend" "frontend-operations" "cache" "scripts" "pods" "dashboards" "alerts" "triton-key")) (hasSuffix "-pods" $model.name) (hasSuffix "-group" $model.name) (hasPrefix "test-" $model.name) -}}
 {{- fail (printf "%s: another object of the chart has this name: write another `name`" $where) -}}
 {{- end -}}
 {{- include "conch.checks.runtime" $arguments -}}
@@ -56,9 +56,6 @@
 {{- end -}}
 {{- if and $hasEngines (not .model.build.enabled) (not .model.source.artifact) -}}
 {{- fail (printf "%s: the source of the engine is missing: write build.enabled: true, or source.existingClaim and source.artifact of a built engine" .where) -}}
-{{- end -}}
-{{- if and .model.build.priorityClassName (eq .model.build.priorityClassName .model.priorityClassName) -}}
-{{- fail (printf "%s: build.priorityClassName is the model's own class, so its pods are not evicted for the Job: write a higher class, or omit it" .where) -}}
 {{- end -}}
 {{- if ne $engine.runtime "tensorrt_llm" -}}
 {{- range $name := list "maxBatchSize" "maxNumTokens" -}}

@@ -1,6 +1,6 @@
 {{- /*
 All models as a JSON list, with the defaults of `modelDefaults` and derived fields: servedName, numGpus, numNodes, profile
-(the entry of `resourceProfiles`), resources, and isBuilt (a Job builds or downloads the artifact).
+(the entry of `resourceProfiles`), resources, and isBuilt (its pods compile or download the artifact into the cache).
 */ -}}
 {{- define "conch.models" -}}
 {{- $root := . -}}
@@ -47,17 +47,15 @@ All models as a JSON list, with the defaults of `modelDefaults` and derived fiel
 {{- end -}}
 
 {{- /*
-Digest of all inputs of a model's artifact, for the name of its folder in the cache. The manifest of an artifact decides
-whether the artifact is valid.
+Digest of the inputs of a model's artifact, for the name of its folder in the cache. What changes no artifact is not among
+them: names, images, labels of nodes. The manifest of an artifact decides whether the artifact is valid.
 */ -}}
 {{- define "conch.model.key" -}}
 {{- $engine := .model.engine -}}
-{{- $image := include "conch.model.image" . | fromYaml -}}
 {{- $inputs := dict
-    "model" .model.servedName "aliases" .model.aliases "source" .model.source "engine" $engine
-    "parallelism" .model.parallelism "perNode" .model.gpus.perNode "gpu" .model.profile.gpu
-    "gpuProduct" .model.profile.gpuProduct "image" (include "conch.image" (dict "root" .root "image" $image))
-    "extraArgs" .model.build.extraArgs -}}
+    "model" .model.servedName "source" .model.source "engine" $engine
+    "parallelism" .model.parallelism "perNode" .model.gpus.perNode "gpu" (.model.profile.gpu | default .model.profile.gpuProduct)
+    "version" .root.Values.images.tritonGpu.tensorrtLlmVersion "extraArgs" .model.build.extraArgs -}}
 {{- toJson $inputs | sha256sum | trunc 8 -}}
 {{- end -}}
 

@@ -123,6 +123,7 @@ timeoutSeconds: {{ add 10 (int .timeout) }}
 {{- if .model.isBuilt }}
 - name: models
   mountPath: /models
+  readOnly: {{ not .writesCache }}
 {{- end }}
 {{- if .model.source.existingClaim }}
 - name: source
@@ -167,12 +168,10 @@ timeoutSeconds: {{ add 10 (int .timeout) }}
   emptyDir:
     medium: Memory
     sizeLimit: {{ .model.shmSize }}
-{{- if or .model.isBuilt (gt (int .model.numNodes) 1) }}
+{{- if gt (int .model.numNodes) 1 }}
 - name: scripts
   configMap:
     name: {{ include "conch.scripts.name" .root }}
-{{- end }}
-{{- if gt (int .model.numNodes) 1 }}
 - name: ssh
   secret:
     secretName: {{ .root.Values.multinode.sshKeySecret | quote }}

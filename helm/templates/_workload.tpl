@@ -7,12 +7,17 @@ spec:
   {{- include "conch.pod.placement" (dict "of" .model) | nindent 2 }}
   terminationGracePeriodSeconds: {{ include "conch.gracePeriod" (dict "drain" .model.drain "endSeconds" 40) }}
   initContainers:
-    - {{- include "conch.repository.container" . | nindent 6 }}
+    {{- include "conch.model.initContainers" . | nindent 4 }}
   containers:
     - {{- include "conch.triton.container" . | nindent 6 }}
   volumes:
     {{- include "conch.triton.volumes" . | nindent 4 }}
     {{- include "conch.tritonTls.volumes" . | nindent 4 }}
+    {{- if and .model.isBuilt .root.Values.huggingface.existingSecret }}
+    - name: huggingface
+      secret:
+        secretName: {{ .root.Values.huggingface.existingSecret | quote }}
+    {{- end }}
 {{- end -}}
 
 {{- /* The pod of a worker node. Takes root and model. */ -}}
@@ -33,7 +38,7 @@ spec:
 labels:
   {{- include "conch.labels" (dict "root" .root "component" "model" "model" .model "labels" .model.podLabels) | nindent 2 }}
 {{- $annotations := merge (dict) .model.podAnnotations .root.Values.commonAnnotations -}}
-{{- if or .model.isBuilt (gt (int .model.numNodes) 1) -}}
+{{- if gt (int .model.numNodes) 1 -}}
 {{- $_ := set $annotations "conch/scripts" (include "conch.scripts" .root | sha256sum) -}}
 {{- end -}}
 {{- with $annotations }}
@@ -43,8 +48,6 @@ annotations:
 {{- end -}}
 
 {{- define "conch.scripts" -}}
-{{- range $path := list "files/render-when-built.sh" "files/start-ranks.sh" }}
-{{ base $path }}: |
-  {{- $.Files.Get $path | nindent 2 }}
-{{- end }}
+start-ranks.sh: |
+  {{- .Files.Get "files/start-ranks.sh" | nindent 2 }}
 {{- end -}}

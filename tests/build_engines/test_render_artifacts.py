@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from build_engines import artifact
+from build_engines.__main__ import main
 from build_engines.artifact import Manifest
 from build_engines.errors import ArtifactInvalid, BuildError
 from build_engines.render import ServeOptions, render, render_artifacts, write_repository
@@ -45,6 +46,37 @@ def test_several_artifacts_make_one_repository(tmp_path: Path) -> None:
     files = render_artifacts(folders, OPTIONS)
     assert {name.partition("/")[0].partition("__")[0] for name in files} == {"one", "two"}
     assert str((tmp_path / "two").resolve()) in files["two__engine/config.pbtxt"]
+
+
+def test_an_artifact_is_served_under_further_names(tmp_path: Path) -> None:
+    artifact_dir = write_artifact(tmp_path / "one", "one", aliases=["first"])
+    repository = tmp_path / "repository"
+    command = ["render", str(artifact_dir), "--repository", str(repository)]
+    assert main([*command, "--alias", "second", "--alias", "first"]) == 0
+    config = (repository / "one" / "config.pbtxt").read_text(encoding="utf-8")
+    assert '[\\"first\\", \\"second\\"]' in config
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["one", "--alias", "one"], "error: alias 'one' of one"),
+        (["one", "--alias", " x"], "error: alias ' x': printable characters, no space at either end"),
+        (["one", "two", "--alias", "x"], "error: --alias x: goes with one artifact"),
+    ],
+)
+def test_a_wrong_further_name_is_refused(
+    arguments: list[str],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("one", "two"):
+        write_artifact(tmp_path / name, name)
+    assert main(["render", *arguments, "--repository", "repository"]) == 1
+    assert capsys.readouterr().err.startswith(message)
 
 
 def test_two_artifacts_of_one_model_are_refused(tmp_path: Path) -> None:

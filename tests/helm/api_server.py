@@ -28,7 +28,6 @@ KINDS = {
     },
     "apps/v1": {"deployments": "Deployment"},
     "autoscaling/v2": {"horizontalpodautoscalers": "HorizontalPodAutoscaler"},
-    "batch/v1": {"jobs": "Job"},
     "gateway.networking.k8s.io/v1": {"httproutes": "HTTPRoute"},
     "inference.networking.k8s.io/v1": {"inferencepools": "InferencePool"},
     "keda.sh/v1alpha1": {"scaledobjects": "ScaledObject"},

@@ -125,7 +125,7 @@ def pods_of(each: KubernetesObject) -> Iterator[PodTemplate]:
     owner = f"{each['kind']}/{each['metadata']['name']}"
     if each["kind"] == "Pod":
         yield _pod(owner, each)
-    elif each["kind"] in ("Deployment", "Job"):
+    elif each["kind"] == "Deployment":
         yield _pod(owner, each["spec"]["template"])
     elif each["kind"] == "LeaderWorkerSet":
         template = each["spec"]["leaderWorkerTemplate"]

@@ -22,7 +22,6 @@ VERSION = "1.34"
 # Source: Kubernetes' validation of updates, by kind.
 _UNCHANGEABLE = {
     "Deployment": (("spec", "selector"),),
-    "Job": (("spec", "selector"), ("spec", "template"), ("spec", "podFailurePolicy")),
     "PersistentVolumeClaim": (
         ("spec", "accessModes"),
         ("spec", "storageClassName"),

@@ -117,7 +117,7 @@ def test_labels_of_one_kind_of_pod_count_before_those_of_all() -> None:
     assert {pod.labels["team"] for pod in pods(rendered) if not pod.owner.startswith("Pod/")} == {"here"}
     assert {each["metadata"]["labels"]["team"] for each in rendered.of_kind("ServiceMonitor")} == {"here"}
     assert {each["metadata"]["labels"]["team"] for each in rendered.of_kind("Service")} == {"everywhere"}
-    assert owners["Job"].annotations["note"] == "x"
+    assert owners["Deployment"].annotations["note"] == "x"
 
 
 @pytest.mark.parametrize("name", SHAPES)

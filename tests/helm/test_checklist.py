@@ -14,7 +14,7 @@ NUM_POINTS = 45
 # does with them at a double of an API server.
 NEEDS_A_CLUSTER = {
     31: "a server's own dry run of Pod Security `restricted`",
-    36: "a server's own refusal of an upgrade that changes a Job",
+    36: "a scheduler that places a new pod beside the old one",
     42: "controllers and garbage collection, between install and uninstall",
     43: "two of three pods with eight GPUs are bound to two nodes",
 }

@@ -38,7 +38,7 @@ def test_the_notes_warn_of_the_effects_of_values() -> None:
     assert "counts the rates of keys separately" in render({"frontend": {**KEYS, "replicas": 2}}).notes
     shared = {**KEYS, "replicas": 2, "redis": {"existingSecret": "redis"}}
     assert "counts the rates of keys separately" not in render({"frontend": shared}).notes
-    assert "Jobs build or download llama-70b, qwen-7b" in case("gpu").notes
+    assert "The pods of llama-70b, qwen-7b first build or download their artifacts" in case("gpu").notes
 
 
 def test_the_notes_wait_only_for_pods_that_become_ready() -> None:

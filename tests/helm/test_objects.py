@@ -105,15 +105,15 @@ def test_14_an_autoscaler_targets_an_existing_object() -> None:
 
 
 def test_15_another_script_rolls_the_pods_that_use_it_and_no_others() -> None:
-    annotated = {pod.owner: "conch/scripts" in pod.annotations for pod in pods(case("gpu"))}
-    assert annotated["Deployment/demo-llama-70b"]
-    assert annotated["Deployment/demo-qwen-7b"]
-    assert not annotated["Deployment/demo-qwen-32b"]
-    assert not annotated["Deployment/demo-frontend"]
+    assert {pod.owner for pod in pods(case("nodes")) if "conch/scripts" in pod.annotations} == {
+        pod.owner for pod in pods(case("nodes")) if pod.owner.startswith("LeaderWorkerSet/")
+    }
+    assert not [pod for pod in pods(case("gpu")) if "conch/scripts" in pod.annotations]
 
 
 def test_15_the_mounted_scripts_are_those_of_the_chart() -> None:
-    scripts = case("gpu").one("ConfigMap", "demo-scripts")["data"]
+    scripts = case("nodes").one("ConfigMap", "demo-scripts")["data"]
+    assert list(scripts) == ["start-ranks.sh"]
     for name, text in scripts.items():
         assert text.strip() == (CHART / "files" / name).read_text(encoding="utf-8").strip()
 
@@ -239,16 +239,13 @@ def test_27_a_models_own_resources_count_beside_its_gpus() -> None:
     assert resources["limits"] == {"memory": "200Gi", "nvidia.com/gpu": "1"}
 
 
-def test_28_building_and_serving_are_placed_alike() -> None:
+def test_28_a_model_is_placed_by_its_profile_and_its_own_values() -> None:
     values = values_of("gpu")
     for model in values["models"]:
         model |= {"nodeSelector": {"pool": "a"}, "tolerations": [{"key": "x"}], "runtimeClassName": "nvidia"}
-    rendered = render(values)
-    placement = ("nodeSelector", "tolerations", "affinity", "runtimeClassName", "priorityClassName")
     for model in ("llama-70b", "qwen-7b"):
-        [job] = [pod for pod in pods(rendered) if pod.owner.startswith(f"Job/demo-build-{model}-")]
-        serving = pod_of(rendered, f"Deployment/demo-{model}")
-        assert {key: job.spec.get(key) for key in placement} == {key: serving.spec.get(key) for key in placement}
+        serving = pod_of(render(values), f"Deployment/demo-{model}")
+        assert serving.spec["runtimeClassName"] == "nvidia"
         assert serving.spec["nodeSelector"]["pool"] == "a"
         assert serving.spec["nodeSelector"]["nvidia.com/gpu.product"].startswith("NVIDIA-H")
         assert {"key": "x"} in serving.spec["tolerations"]
@@ -289,18 +286,3 @@ def test_a_proxy_before_the_frontend_learns_whether_it_has_tls() -> None:
         assert (nginx in rendered.of_kind("Ingress")[0]["metadata"]["annotations"]) is bool(tls)
     own = render({"frontend": {"tls": tls, "ingress": {"enabled": True, "annotations": {nginx: "GRPCS"}}}})
     assert own.of_kind("Ingress")[0]["metadata"]["annotations"][nginx] == "GRPCS"
-
-
-@pytest.mark.parametrize(("own", "built"), [("", "builds"), ("batch", "builds"), ("batch", "")])
-def test_30_a_build_can_come_before_the_pods_that_wait_for_it(own: str, built: str) -> None:
-    build = {"enabled": True, "priorityClassName": built}
-    job, serving = (
-        next(
-            pod
-            for pod in pods(render(with_gpu_model(priorityClassName=own, build=build)))
-            if pod.owner.startswith(kind)
-        )
-        for kind in ("Job/", "Deployment/demo-llama")
-    )
-    assert job.spec["priorityClassName"] == (built or own)
-    assert serving.spec.get("priorityClassName", "") == own

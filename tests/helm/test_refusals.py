@@ -54,15 +54,6 @@ def test_08_a_build_for_the_pytorch_backend_is_refused() -> None:
     assert "build.enabled: backend pytorch has no engines to build" in said
 
 
-def test_a_build_of_the_same_priority_as_the_pods_that_wait_for_it_is_refused() -> None:
-    build = {"enabled": True, "priorityClassName": "batch"}
-    said = refusal(with_gpu_model(priorityClassName="batch", build=build))
-    assert (
-        "build.priorityClassName is the model's own class, so its pods are not evicted for the Job: write a higher"
-        in said
-    )
-
-
 @pytest.mark.parametrize("version", ["1.3.0", "2.0.0"])
 def test_09_an_image_without_engines_is_refused_for_the_engine_backend(version: str) -> None:
     images = {"images": {"tritonGpu": {"tensorrtLlmVersion": version}}}
@@ -113,7 +104,6 @@ def test_10_a_model_whose_name_no_object_can_have_is_refused(name: str) -> None:
         "pods",
         "demo-pods",
         "demo-group",
-        "build-x",
         "test-api",
         "alerts",
         "triton-key",

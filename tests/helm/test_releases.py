@@ -6,7 +6,6 @@ import base64
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import helm_python
 import pytest
@@ -90,23 +89,6 @@ def test_42_upgrade_and_rollback_leave_no_object_behind(releases: Releases) -> N
     assert not releases.cluster.names()
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"engine": {"runtime": "tensorrt_llm", "maxSeqLen": 2048}},
-        {"build": {"enabled": True, "resources": {"limits": {"memory": "1Ti"}}}},
-        {"tolerations": [{"key": "x"}]},
-        {"podLabels": {"x": "y"}},
-    ],
-    ids=str,
-)
-def test_36_an_upgrade_that_changes_a_job_is_another_job(releases: Releases, change: dict[str, Any]) -> None:
-    releases.install(with_gpu_model())
-    before = {name for kind, name in releases.cluster.names() if kind == "Job"}
-    releases.upgrade(with_gpu_model(**change))
-    assert {name for kind, name in releases.cluster.names() if kind == "Job"}.isdisjoint(before)
-
-
 def test_upgrades_and_rollbacks_keep_tritons_key_and_every_pod_takes_it(releases: Releases) -> None:
     def key() -> str:
         secret = releases.cluster.get("Secret", f"{RELEASE}-triton-key")
@@ -171,7 +153,6 @@ def test_the_double_refuses_objects_that_a_cluster_refuses(releases: Releases) -
     cluster = releases.cluster
     for kind, path, value, rule in (
         ("Deployment", ("spec", "selector", "matchLabels", "a"), "b", "spec.selector: field is immutable"),
-        ("Job", ("spec", "template", "spec", "restartPolicy"), "OnFailure", "spec.template: field is immutable"),
         ("Service", ("spec", "unknown"), 1, "unknown"),
     ):
         name = next(name for each, name in cluster.names() if each == kind)

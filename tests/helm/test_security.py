@@ -57,7 +57,7 @@ def test_31_a_folder_of_the_nodes_must_be_there_for_a_cluster_would_make_one_tha
     paths = [
         volume["hostPath"] for pod in pods(case("plain")) for volume in pod.spec["volumes"] if "hostPath" in volume
     ]
-    assert paths == [{"path": "/srv/models", "type": "Directory"}] * 2  # of the Job and of the model
+    assert paths == [{"path": "/srv/models", "type": "Directory"}]
 
 
 @pytest.mark.parametrize("name", SHAPES)
@@ -71,7 +71,9 @@ def test_32_root_file_systems_are_read_only_and_written_folders_are_volumes(name
             assert {"HOME", "XDG_CACHE_HOME"} <= {each["name"] for each in container["env"]}
             for mount in mounts.values():
                 kind = next(key for key in volumes[mount["name"]] if key != "name")
-                assert mount.get("readOnly", False) is (kind in ("secret", "configMap") or mount["name"] == "source")
+                is_read = kind in ("secret", "configMap") or mount["name"] == "source"
+                is_cache = mount["name"] == "models" and container["name"] not in ("build", "download")
+                assert mount.get("readOnly", False) is (is_read or is_cache)
 
 
 @pytest.mark.parametrize("name", ["cpu", "gpu", "nodes"])
@@ -144,15 +146,16 @@ def test_35_ranks_of_a_group_reach_only_each_other() -> None:
     assert {"from": [group]} in policy["ingress"]
     assert policy["egress"][0] == {"to": [group]}
     assert {port["port"] for port in policy["egress"][1]["ports"]} == {53}
-    assert len(policy["egress"]) == 2
+    assert policy["egress"][2:] == [{"ports": [{"protocol": "TCP", "port": 443}]}]  # its leader downloads
 
 
-def test_35_only_jobs_that_download_reach_the_world() -> None:
+def test_35_only_models_that_download_reach_the_world() -> None:
+    https = {"ports": [{"protocol": "TCP", "port": 443}]}
     policies = {each["metadata"]["name"]: each["spec"]["egress"] for each in case("gpu").of_kind("NetworkPolicy")}
-    assert {"ports": [{"protocol": "TCP", "port": 443}]} in policies["demo-build-llama-70b"]
-    assert policies["demo-llama-70b"] == []
+    assert {name for name, egress in policies.items() if https in egress} == {"demo-llama-70b", "demo-qwen-7b"}
+    assert policies["demo-qwen-32b"] == []  # it has a finished engine
     from_claim = render(values_of("plain") | {"networkPolicy": {"enabled": True}})
-    assert from_claim.one("NetworkPolicy", "demo-build-qwen")["spec"]["egress"] == []
+    assert from_claim.one("NetworkPolicy", "demo-qwen")["spec"]["egress"] == []
 
 
 @pytest.mark.parametrize("name", sorted(set(SHAPES) - {"plain-values"}))
