@@ -21,7 +21,7 @@ from model_repository.contract.codec import message_tensor, payload_of
 from model_repository.contract.output import EngineStats
 from model_repository.contract.tensors import CONTROL, STATS, model_id_to_ensemble, stage_name
 from tests.grpc_messages import infer_request, tensors_from_response
-from tests.processes import is_stopped
+from tests.processes import is_stopped, parent_of
 from tests.waiting import DEADLINE_S, wait_until
 
 PACED_MODEL = "synthetic/paced"  # a token for each running sequence every 10 ms, until max_tokens
@@ -145,12 +145,7 @@ class Stack:
         """Return the stage's processes under this server's Triton, without their forks, which compile grammars."""
         found = _processes(self.launcher.triton.pid)
         pids = [pid for pid, command in found if f"/{stage_name}/" in command and STUB in command]
-        return [pid for pid in pids if _parent_of(pid) not in pids]
-
-
-def _parent_of(pid: int) -> int:
-    status = (Path("/proc") / str(pid) / "status").read_text()
-    return next(int(line.split()[1]) for line in status.splitlines() if line.startswith("PPid:"))
+        return [pid for pid in pids if parent_of(pid) not in pids]
 
 
 def _processes(session: int) -> Iterator[tuple[int, str]]:

@@ -55,10 +55,14 @@ class ImagePrompts:
             self._begin, self._place, self._end = (
                 int(config[f"{name}_token_id"]) for name in ("vision_start", "image", "vision_end")
             )
+            # Others than ours would count as pictures, and move those of other requests in the same step.
+            self._reserved = {config.get(f"{name}_token_id") for name in ("image", "video", "vision")}
             patch_size = int(processor["patch_size"])
             self._unit = patch_size * int(processor["merge_size"])  # pixels of a token's side
-            self._min_pixels = int(processor["min_pixels"])
-            self._max_pixels = min(int(processor["max_pixels"]), _MAX_PATCHES * patch_size**2)
+            sizes = processor.get("size", {})  # of files that transformers 5 writes
+            self._min_pixels = int(processor.get("min_pixels") or sizes["shortest_edge"])
+            max_pixels = int(processor.get("max_pixels") or sizes["longest_edge"])
+            self._max_pixels = min(max_pixels, _MAX_PATCHES * patch_size**2)
         except EngineFailed:
             raise
         except Exception as exc:  # tokenizers raises plain exceptions
@@ -87,8 +91,14 @@ class ImagePrompts:
         """Return a prompt as text, with its pictures.
 
         Raises:
-            InvalidRequest: the text has other tokens, for example because a user's text spells a special token.
+            InvalidRequest: the text has other tokens, for example because a user's text spells a special token; or the
+                prompt has a token of the model for images.
         """
+        reserved = next((token_id for token_id in token_ids if token_id in self._reserved), None)
+        if reserved is not None:
+            raise InvalidRequest(
+                f"{reserved}: this model reads the token as an image: send `images`", "prompt_token_ids"
+            )
         collapsed = list(self._one_token_per_image(token_ids))
         text = self._tokenizer.decode(collapsed, skip_special_tokens=False)
         if self._tokenizer.encode(text, add_special_tokens=False).ids != collapsed:

@@ -20,7 +20,7 @@ from model_repository.engine.runtime import RUNTIMES, EngineConfig, ImageCounts,
 from model_repository.engine.tensorrt_llm.image_prompts import ImagePrompts
 from model_repository.engine.tensorrt_llm.sampling import SamplingPlan, SamplingPlanner
 from model_repository.errors import EngineFailed, InvalidRequest, PromptTooLong, Unsupported
-from tests.model_repository.engine.tensorrt_llm.conftest import BYTE_TABLE, RUNTIME, Tiny, request
+from tests.model_repository.engine.tensorrt_llm.conftest import BACKENDS, BYTE_TABLE, RUNTIME, Tiny, request
 
 BEGIN, PLACE, END, TURN = range(96, 100)
 SPECIAL = ["<|vision_start|>", "<|image_pad|>", "<|vision_end|>", "<|im_end|>"]
@@ -168,6 +168,23 @@ def test_other_tokens_than_those_of_the_text_are_refused(tiny: Tiny, token_ids: 
     assert caught.value.field == "prompt_token_ids"
 
 
+def test_a_token_that_the_model_reads_as_an_image_is_refused(tiny: Tiny) -> None:
+    with pytest.raises(InvalidRequest, match=f"{PLACE}: this model reads the token as an image") as caught:
+        tiny.submit(prompt_token_ids=(10, BEGIN, PLACE, END))
+    assert caught.value.field == "prompt_token_ids"
+
+
+def test_limits_of_pictures_are_read_as_transformers_5_writes_them(tmp_path: Path) -> None:
+    write_model(tmp_path)
+    path = tmp_path / "checkpoint" / "preprocessor_config.json"
+    size = {"shortest_edge": 4 * 28 * 28, "longest_edge": 6 * 28 * 28}
+    path.write_text(json.dumps({"patch_size": 14, "merge_size": 2, "size": size}), encoding="utf-8")
+    prompts = ImagePrompts(path.parent, tmp_path / "tokenizer" / "tokenizer.json", 100_000)
+    for pixels, num_tokens in ((28, 4), (280, 4)):
+        ready = prompts.prepare(request(prompt_token_ids=(IMAGE_PLACE, 10), images=(picture(pixels, pixels),)))
+        assert ready.request.prompt_token_ids.count(IMAGE_PLACE) == num_tokens
+
+
 def test_what_does_not_fit_is_refused(tiny: Tiny) -> None:
     with pytest.raises(PromptTooLong, match=r"the prompt has 261 tokens"):
         prepared(tiny, picture(28 * 16, 28 * 16))
@@ -177,7 +194,7 @@ def test_what_does_not_fit_is_refused(tiny: Tiny) -> None:
 
 
 def test_a_model_without_a_processor_reads_no_images(start: Callable[..., Tiny]) -> None:
-    for backend in ("engine", "pytorch"):
+    for backend in BACKENDS:
         with pytest.raises(Unsupported, match="reads no images"):
             prepared(start(backend=backend), picture(56, 56))
     assert Capability.IMAGES not in RUNTIMES["tensorrt_llm"].capabilities_with({"backend": "engine"})
