@@ -136,7 +136,7 @@ class Stack:
         """
         stages = set(self.processes(stage_name))
         found = _processes(self.launcher.triton.pid)
-        pids = [pid for pid, command in found if command.startswith(WORKER) and _parent_of(pid) in stages]
+        pids = [pid for pid, command in found if command.startswith(WORKER) and parent_of(pid) in stages]
         assert pids, f"no worker of {stage_name}"
         for pid in pids:
             os.kill(pid, number)
