@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import re
+import shutil
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
+import helm_python
 import pytest
+import yaml
 
 from tests.helm.cases import CASES, SHAPES, values_of, with_demo, with_gpu_model
-from tests.helm.chart import PodTemplate, pods, refusal, render
+from tests.helm.chart import CHART, PodTemplate, metadata, pods, refusal, render
 from tests.helm.validation import errors
 
 LABEL_KEY = re.compile(r"([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-\w.]*[A-Za-z0-9])?")
@@ -167,3 +171,19 @@ def _lists(pod: PodTemplate) -> Iterator[tuple[str, list[str]]]:
         yield "variables", [variable["name"] for variable in container.get("env", [])]
         yield "mounts", [mount["mountPath"] for mount in container["volumeMounts"]]
         yield "ports", [port["name"] for port in container.get("ports", [])]
+
+
+def test_it_can_be_a_part_of_another_chart(tmp_path: Path) -> None:
+    """Helm passes on the parent's global values, and the condition that the parent has for this chart."""
+    parent = tmp_path / "parent"
+    shutil.copytree(CHART, parent / "charts" / "conch", ignore=shutil.ignore_patterns("examples", "ci"))
+    dependency = {"name": "conch", "version": metadata()["version"], "condition": "conch.enabled"}
+    about = {"apiVersion": "v2", "name": "parent", "version": "1.0.0", "dependencies": [dependency]}
+    (parent / "Chart.yaml").write_text(yaml.safe_dump(about), encoding="utf-8")
+    (parent / "values.yaml").write_text("global: {domain: example.com}\n", encoding="utf-8")
+    chart = helm_python.Chart.load(parent)
+    for is_enabled in (True, False):
+        values = {"conch": {"enabled": is_enabled}, "global": {"team": "serving"}}
+        chart.validate_schema(values)
+        files = chart.render(values, name="demo", namespace="serving")
+        assert any("kind: Deployment" in text for text in files.values()) is is_enabled

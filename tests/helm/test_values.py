@@ -52,7 +52,7 @@ def test_02_the_validation_looks_into_the_pods_of_a_group() -> None:
 
 
 def test_04_an_unknown_key_is_refused_at_every_level() -> None:
-    paths = list(_object_paths(default_values(), schema()))
+    paths = set(_object_paths(default_values(), schema())) - {("global",)}  # a parent chart may have more there
     assert len(paths) > 40
     for path in paths:
         values = _nested(path, {"unknownKey": 1})
