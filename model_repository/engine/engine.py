@@ -39,8 +39,6 @@ logger = logging.getLogger(__name__)
 
 # A hanging step must not keep the process alive.
 CLOSE_TIMEOUT_S = 5.0
-# The steps that the engine may make while a batch is sent. Then it waits, so that clients get few tokens at once.
-_MAX_STEPS_AHEAD = 7
 _MAX_SENDER_WAIT_S = 0.04
 
 
@@ -51,6 +49,7 @@ class Engine:
 
     Args:
         runtime: owned by the engine's thread from here on.
+        max_steps_ahead: see RuntimeEntry.
     """
 
     def __init__(
@@ -60,6 +59,7 @@ class Engine:
         byte_table: Sequence[bytes],
         *,
         emitter: Emitter,
+        max_steps_ahead: int | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._config = config
@@ -74,6 +74,7 @@ class Engine:
         self._numbers_by_key: dict[str, int] = {}
         self._sender = OutputSender(on_failure=self.cancel_stream)
         self._streams = OutputStreams(self._cancel_stream, clock, self._sender)
+        self._max_steps_ahead = max_steps_ahead
         self._num_steps_ahead = 0  # since the sender's batch was made
         self._pending_cancels = PendingCancels(clock)
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
@@ -248,7 +249,7 @@ class Engine:
             return
 
     def _step(self) -> Sequence[StepOutput]:
-        if self._num_steps_ahead >= _MAX_STEPS_AHEAD:
+        if self._max_steps_ahead is not None and self._num_steps_ahead >= self._max_steps_ahead:
             self._sender.wait_until_idle(_MAX_SENDER_WAIT_S)
         if self._step_started_s is None:
             self._step_started_s = self._clock()

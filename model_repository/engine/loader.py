@@ -65,7 +65,8 @@ def load_engine(parameters: Mapping[str, str]) -> Engine:
     runtime = load_runtime(config, byte_table)
     if config.adapter_root is not None:
         restore_adapters(runtime, config.adapter_root)
-    return Engine(config, runtime, byte_table, emitter=make_emitter(config, num_cores()))
+    emitter, max_steps_ahead = make_emitter(config, num_cores()), RUNTIMES[config.runtime].max_steps_ahead
+    return Engine(config, runtime, byte_table, emitter=emitter, max_steps_ahead=max_steps_ahead)
 
 
 def make_emitter(config: EngineConfig, num_cores: int) -> Emitter:

@@ -180,11 +180,15 @@ class RuntimeEntry:
 
     `max_sending_share` is the share of each core's time for sending tokens (see `Emitter`). It is small if the sending
     cores also compute.
+
+    `max_steps_ahead` is the number of steps that the engine may make while a batch is sent. Then it waits, so that
+    clients get few tokens at once. None: it never waits, since its steps take longer than sending in any case.
     """
 
     target: str
     capabilities: frozenset[Capability]
     max_sending_share: float = 0.25
+    max_steps_ahead: int | None = 7
     options: frozenset[str] = frozenset()
     lost_with: Mapping[str, frozenset[Capability]] = field(default_factory=dict)
 
@@ -201,6 +205,7 @@ RUNTIMES = {
         frozenset(Capability),
         options=frozenset({"contexts"}),
         max_sending_share=0.015,
+        max_steps_ahead=None,
     ),
     # Its tokens are fixed, so every way of sampling gives the requested result. Other capabilities would not show.
     "synthetic": RuntimeEntry(
