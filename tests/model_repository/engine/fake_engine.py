@@ -252,7 +252,12 @@ class Fake:
         )
         emitter = emitter or Emitter(max_wait_s=0.0)  # everything is sent at once
         self.engine = Engine(
-            config, self.runtime, BYTE_TABLE, emitter=emitter, clock=time.monotonic if has_real_clock else self.clock
+            config,
+            self.runtime,
+            BYTE_TABLE,
+            emitter=emitter,
+            max_steps_ahead=7,
+            clock=time.monotonic if has_real_clock else self.clock,
         )
 
     def submit(self, *, responder: FakeResponder | None = None, **fields: Any) -> FakeResponder:
