@@ -89,6 +89,7 @@ which compiles or downloads its artifact into the cache. Takes root and model.
 - {{- include "conch.repository.container" . | nindent 2 }}
 {{- end -}}
 
+{{- /* It keeps the digests of large files beside the artifacts, so that the next pod need not read the files. */ -}}
 {{- define "conch.repository.container" -}}
 {{- $image := include "conch.model.image" . | fromYaml -}}
 name: repository
@@ -123,12 +124,12 @@ securityContext:
   {{- toYaml .root.Values.containerSecurityContext | nindent 2 }}
 volumeMounts:
   {{- include "conch.writable.mounts" . | nindent 2 }}
-  {{- include "conch.model.mounts" . | nindent 2 }}
+  {{- include "conch.model.mounts" (merge (dict "writesCache" true) .) | nindent 2 }}
 {{- end -}}
 
 {{- /*
 Ends at once if the cache has the artifact: a complete one has a manifest. Other pods that build the same one wait for the
-first. It alone writes to the cache, and it alone has the token of the hub.
+first. It alone has the token of the hub.
 */ -}}
 {{- define "conch.build.container" -}}
 {{- $image := include "conch.model.image" . | fromYaml -}}

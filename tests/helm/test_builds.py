@@ -104,14 +104,14 @@ def test_a_model_over_several_nodes_is_built_by_its_leader_on_the_gpus_of_one() 
     assert "initContainers" not in worker.spec
 
 
-def test_only_builds_get_the_token_and_write_to_the_cache() -> None:
+def test_only_builds_get_the_token_and_a_server_does_not_write_to_the_cache() -> None:
     for pod in pods(case("gpu")):
         for container in pod.containers:
             mounts = {mount["name"]: mount for mount in container["volumeMounts"]}
             is_build = container["name"] in ("build", "download")
             assert ("huggingface" in mounts) is is_build
             if "models" in mounts:
-                assert mounts["models"]["readOnly"] is not is_build
+                assert mounts["models"]["readOnly"] is (container["name"] == "triton")
     build = before_serving(case("gpu"), "llama-70b")["build"]
     environment = {each["name"]: each.get("value") for each in build["env"]}
     assert environment["HF_TOKEN_PATH"] == "/etc/conch/huggingface/token"

@@ -72,7 +72,7 @@ def test_32_root_file_systems_are_read_only_and_written_folders_are_volumes(name
             for mount in mounts.values():
                 kind = next(key for key in volumes[mount["name"]] if key != "name")
                 is_read = kind in ("secret", "configMap") or mount["name"] == "source"
-                is_cache = mount["name"] == "models" and container["name"] not in ("build", "download")
+                is_cache = mount["name"] == "models" and container is pod.main
                 assert mount.get("readOnly", False) is (is_read or is_cache)
 
 
