@@ -213,6 +213,7 @@ def test_a_file_of_another_form_is_one_line(
         (["build", "demo", "--stream-interval-ms", "1001"], "error: stream_interval_ms=1001: must be at most 1000"),
         (["render", "none", "--repository", "r"], "error: none: not an artifact, manifest.json is missing"),
         (["render", "none:0,1", "--repository", "r"], "error: none: not an artifact, manifest.json is missing"),
+        (["render", "a", "b", "--alias", "x", "--repository", "r"], "error: --alias x: goes with one artifact"),
     ],
 )
 def test_a_mistake_is_one_line_and_status_1(

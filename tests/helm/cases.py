@@ -32,7 +32,7 @@ def with_demo(**settings: Any) -> Values:
 
 
 def with_gpu_model(**settings: Any) -> Values:
-    """Return the values of one model on one H100, whose engine is built, with these settings."""
+    """Return the values of one model with these settings. Its pod builds its engine on one H100."""
     model = {
         "name": "llama",
         "servedName": "meta-llama/Meta-Llama-3.1-8B-Instruct",

@@ -62,7 +62,7 @@ def test_nothing_hostile_does_any_harm(
 
 async def attack(stack: Stack, requests: list[Hostile]) -> list[str]:
     """Send all requests to a frontend of their own; return what was wrong."""
-    # On a busy machine explosions take so long that others would be refused for the time that they have to wait.
+    # On a busy machine an explosion takes long. With the usual limit, the requests behind it would be refused with 503.
     async with serving(stack, max_body_bytes=1_000_000, max_queue_wait_s=DEADLINE_S) as port:
         assert b" 200 " in await exchange(port, completion())
         num_tasks, num_files = len(asyncio.all_tasks()), open_files()

@@ -55,7 +55,7 @@ class ImagePrompts:
             self._begin, self._place, self._end = (
                 int(config[f"{name}_token_id"]) for name in ("vision_start", "image", "vision_end")
             )
-            # Others than ours would count as pictures, and move those of other requests in the same step.
+            # From a client, these tokens would count as pictures, and displace those of other requests in a step.
             self._reserved = {config.get(f"{name}_token_id") for name in ("image", "video", "vision")}
             patch_size = int(processor["patch_size"])
             self._unit = patch_size * int(processor["merge_size"])  # pixels of a token's side
