@@ -24,7 +24,7 @@ endef
 export NO_PYTHON
 
 .DELETE_ON_ERROR:
-.PHONY: help serve test faults workshop check lint format pins sbom audit bench clean
+.PHONY: help serve test faults workshop check lint format pins sbom audit bench version images chart clean
 
 help:  ## this text
 	@sed -n 's/^\([a-z]*\):.*##\(.*\)/make \1\t\2/p' Makefile | expand -t 16
@@ -76,6 +76,29 @@ audit: $(VENV)/test.stamp  ## known vulnerabilities in what is pinned; asks a pu
 
 bench: $(VENV)/test.stamp  ## what serving costs around the engine, into bench-results/; ARGS="--help" lists the options
 	@$(PYTHON_IN_VENV) -m tests.load $(ARGS)
+
+# An image has the name that the chart asks for: REGISTRY is its global.imageRegistry, the tag is its appVersion.
+DOCKER ?= docker
+REGISTRY ?=
+IMAGES ?= frontend triton-cpu triton-gpu
+DIST ?= dist
+VERSION = $(shell sed -n 's/^appVersion: \([^ ]*\).*/\1/p' helm/Chart.yaml)
+
+version:  ## print the version, which is the tag of the images
+	@echo $(VERSION)
+
+images:  ## build the images; REGISTRY=registry.example.com/llm IMAGES="frontend" PUSH=1 names, picks and pushes them
+	@set -e; for image in $(IMAGES); do \
+		tag=$(addsuffix /,$(REGISTRY:/=))conch-$$image:$(VERSION); echo "$$tag"; \
+		$(DOCKER) build --file helm/images/$$image.Dockerfile --tag $$tag .; \
+		$(if $(PUSH),$(DOCKER) push $$tag;) \
+	done
+
+chart: $(VENV)/test.stamp  ## package the chart into dist/, with an example for each model of the catalog and GPU
+	@rm -rf $(DIST)/conch && mkdir -p $(DIST) && cp -r helm $(DIST)/conch
+	@$(PYTHON_IN_VENV) -m helm.generate.examples --all $(DIST)/conch/examples
+	@$(PYTHON_IN_VENV) -c "import helm_python; print(helm_python.package('$(DIST)/conch', destination='$(DIST)'))"
+	@rm -r $(DIST)/conch
 
 clean:  ## remove the environment, everything built, and caches
 	rm -rf $(VENV) $(STATE_DIR) build dist sbom.json *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

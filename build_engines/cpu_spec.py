@@ -18,7 +18,6 @@ from build_engines.peft import FILES as ADAPTER_FILES
 from build_engines.peft import LoraAdapter
 from build_engines.progress import Progress
 from build_engines.serving import Serving, check_names
-from build_engines.tensorrt_llm.hub import how_to_download
 from build_engines.text_files import detected_tool_call_format, template_fields, write_text_files
 from build_engines.weight_files import INDEX_FILE, weight_files
 from model_repository.capabilities import Capability
@@ -69,9 +68,7 @@ class CpuSpec:
             raise BuildError(f"--mmproj: the runtime {self.runtime} reads no images")
         if not self.tokenizer_folder.is_dir():
             flag = "--checkpoint" if self.tokenizer is None else "--tokenizer"
-            raise BuildError(
-                f"{flag} {self.tokenizer_folder}: no such folder{how_to_download(str(self.tokenizer_folder))}"
-            )
+            raise BuildError(f"{flag} {self.tokenizer_folder}: no such folder")
         if not (self.tokenizer_folder / "tokenizer.json").is_file():
             raise BuildError(f"{self.tokenizer_folder / 'tokenizer.json'}: no such file")
 

@@ -17,12 +17,12 @@ from build_engines.commands import build_tensorrt_llm
 from build_engines.commands.render import add_serve_options, serve_options_of, write
 from build_engines.cpu_spec import CpuSpec
 from build_engines.errors import BuildError, CatalogError
+from build_engines.hub import HubReference
 from build_engines.llama_cpp.model_config import ARCHITECTURES
 from build_engines.llama_cpp.storage import PRECISIONS
 from build_engines.render import ServeOptions
 from build_engines.serving import Serving
 from build_engines.signals import ended_by_signals
-from build_engines.tensorrt_llm.hub import how_to_download
 from build_engines.tensorrt_llm.options import RUNTIME
 from model_repository.engine.runtime import PROJECTOR, RUNTIMES
 from model_repository.model_parameters import RequestDefaults
@@ -42,9 +42,7 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     )
     add = command.add_argument
     add("model", metavar="MODEL", help="the model's name for clients")
-    add(
-        "--checkpoint", metavar="DIR", help="folder in Hugging Face's layout; for tensorrt_llm also OWNER/NAME@REVISION"
-    )
+    add("--checkpoint", metavar="DIR", help="folder in Hugging Face's layout, or OWNER/NAME@REVISION of the hub")
     add("--gguf", type=Path, metavar="FILE", help="a GGUF file, served without conversion")
     add("--tokenizer", type=Path, metavar="DIR", help="folder with tokenizer.json, for --gguf")
     add("--mmproj", type=Path, metavar="FILE", help="a GGUF file of llama.cpp, with which the model reads images")
@@ -129,7 +127,7 @@ def _build_tensorrt_llm(options: argparse.Namespace, serve_options: ServeOptions
 
 def _build_on_cpu(options: argparse.Namespace) -> Path:
     build_tensorrt_llm.check_unused(options)
-    checkpoint = None if options.checkpoint is None else Path(options.checkpoint)
+    checkpoint = None if options.checkpoint is None else _checkpoint(options.checkpoint)
     adapters, projector, precision = _adapters(options), options.mmproj, options.precision or "f16"
     if options.model == "demo" and checkpoint is None and options.gguf is None:
         checkpoint, precision = DEMO / "checkpoint", options.precision or "f32"
@@ -154,16 +152,21 @@ def _build_on_cpu(options: argparse.Namespace) -> Path:
     return build(spec, options.state_dir / "artifacts")
 
 
+def _checkpoint(given: str) -> Path:
+    """Return the folder of a checkpoint, which is downloaded if it is not there."""
+    return Path(given) if Path(given).is_dir() else HubReference.parse(given).download()[0]
+
+
 def _source_of(model: str) -> str:
-    """Return the options that name a model's source, with a download command for names of the hub."""
+    """Return the options that name a model's source."""
     ready = "--gguf FILE with --tokenizer DIR"
     try:
         entry = Catalog.load().find(model)
     except CatalogError:
-        return f"--checkpoint DIR, or {ready}{how_to_download(model)}"
+        return f"--checkpoint DIR or --checkpoint OWNER/NAME@REVISION, or {ready}"
     if entry.architecture.class_name not in ARCHITECTURES:
         return f"{ready}: of checkpoints, {' and '.join(ARCHITECTURES)} are converted"
-    return f"--checkpoint DIR, or {ready}{how_to_download(entry.model_id)}"
+    return f"--checkpoint DIR or --checkpoint {entry.model_id}@main, or {ready}"
 
 
 def _serving(options: argparse.Namespace) -> Serving:

@@ -16,6 +16,7 @@ from build_engines.catalog import Catalog
 from build_engines.commands.plan import TENSOR_HELP
 from build_engines.errors import BuildError
 from build_engines.gpus import GPUS, Gpu
+from build_engines.hub import HubReference
 from build_engines.model_entry import ModelEntry
 from build_engines.planner.plan import plan
 from build_engines.planner.sizing import Plan
@@ -23,7 +24,6 @@ from build_engines.render import ServeOptions
 from build_engines.serving import Serving, check_names
 from build_engines.tensorrt_llm.checks import TARGET_VERSION, Check, gpu_of, has_engines
 from build_engines.tensorrt_llm.dry_run import script
-from build_engines.tensorrt_llm.hub import HubReference
 from build_engines.tensorrt_llm.imported import imported
 from build_engines.tensorrt_llm.lora import lora_limits
 from build_engines.tensorrt_llm.mpi import MpiJob

@@ -1,25 +1,27 @@
-"""Writes an example for each model of the catalog on H100 and on H200, with the layout of the planner.
+"""Prints the chart's values for a model of the catalog on H100 or H200, with the layout of the planner.
 
-python -m helm.generate.examples
+python -m helm.generate.examples MODEL GPU
 """
 
 from __future__ import annotations
 
+import argparse
 import re
+import sys
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import yaml
 
 from build_engines.catalog import Catalog
+from build_engines.errors import CatalogError
 from build_engines.gpus import GPUS
 from build_engines.model_entry import ModelEntry
 from build_engines.planner.plan import plan
 from build_engines.planner.sizing import Plan
-from helm.generate.values import CHART
 from model_repository.engine.tensorrt_llm.options import Backend
 
-EXAMPLES = CHART / "examples"
 GPU_KEYS = ("h100", "h200")
 
 _GIB = 2**30
@@ -84,10 +86,32 @@ def _object_name(entry: ModelEntry) -> str:
     return re.sub(r"[^a-z0-9]+", "-", entry.aliases[-1].lower())
 
 
+def _entry(name: str) -> ModelEntry:
+    catalog = Catalog.load()
+    try:
+        return catalog.find(name)
+    except CatalogError as exc:
+        names = ", ".join(entry.aliases[-1] for entry in catalog)
+        raise argparse.ArgumentTypeError(f"{name!r} does not name one model (choose from {names})") from exc
+
+
 def main() -> None:
-    """Write the examples."""
+    """Print one example, or write all."""
+    parser = argparse.ArgumentParser(
+        prog="python -m helm.generate.examples", description="Print the chart's values for a model of the catalog."
+    )
+    parser.add_argument("model", nargs="?", type=_entry, help="id or alias of the model")
+    parser.add_argument("gpu", nargs="?", choices=GPU_KEYS, help="kind of GPU")
+    parser.add_argument("--all", type=Path, metavar="DIR", help="write the values of all models and GPUs into DIR")
+    options = parser.parse_args()
+    if [options.model, options.gpu].count(None) != (2 if options.all else 0):
+        parser.error("expected a model and a GPU, or --all DIR")
+    if not options.all:
+        sys.stdout.write(_text(plan(options.model, GPUS[options.gpu])))
+        return
+    options.all.mkdir(parents=True, exist_ok=True)
     for name, text in examples().items():
-        (EXAMPLES / name).write_text(text, encoding="utf-8")
+        (options.all / name).write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

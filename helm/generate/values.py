@@ -88,10 +88,11 @@ def _leaves(path: str, node: Schema, schema: Schema) -> Iterator[tuple[str, Sche
     node = _resolved(node, schema)
     if "default" in node:
         yield path, node
-    nested = {f"{path}[]": node.get("items"), f"{path}.*": node.get("additionalProperties")}
-    for nested_path, child in nested.items():
+    for nested_path, key in ((f"{path}[]", "items"), (f"{path}.*", "additionalProperties")):
+        child = node.get(key)
         if isinstance(child, dict) and "$ref" in child:
             yield from _leaves(nested_path, child, schema)
+            break  # models are a list or a map, of the same values
     if "default" not in node:
         for name, child in node.get("properties", {}).items():
             yield from _leaves(f"{path}.{name}", child, schema)

@@ -20,6 +20,9 @@
 {{- with .model.source.tokenizer }}
 - --tokenizer=/source/{{ . }}
 {{- end }}
+{{- range $name, $folder := .model.source.adapters }}
+- {{ printf "--adapter=%s=/source/%s" $name $folder | quote }}
+{{- end }}
 {{- with .model.source.mmproj }}
 - --mmproj=/source/{{ . }}
 {{- end }}
@@ -35,8 +38,10 @@
 {{- with int .model.engine.maxSeqLen }}
 - --context-window={{ . }}
 {{- end }}
-- --state-dir=/state
+- --state-dir={{ .model.isBuilt | ternary (include "conch.model.folder" .) "/state" }}
+{{- if not .model.isBuilt }}
 {{- include "conch.renderOptions" . }}
+{{- end }}
 {{- end }}
 {{- with .model.build.extraArgs }}
 {{ toYaml . }}
@@ -60,7 +65,7 @@
 {{- with int .model.engine.maxNumTokens }}
 - --max-num-tokens={{ . }}
 {{- end }}
-{{- if eq .model.engine.backend "engine" }}
+{{- if .model.hasEngine }}
 - --tensorrt-llm-examples=/opt/TensorRT-LLM
 {{- end }}
 - --state-dir={{ include "conch.model.folder" . }}
@@ -133,7 +138,7 @@ first. It alone has the token of the hub.
 */ -}}
 {{- define "conch.build.container" -}}
 {{- $image := include "conch.model.image" . | fromYaml -}}
-name: {{ eq .model.engine.backend "engine" | ternary "build" "download" }}
+name: {{ .model.hasEngine | ternary "build" "download" }}
 {{ include "conch.container.image" (dict "root" .root "image" $image) }}
 command:
   - /bin/sh
@@ -171,6 +176,6 @@ volumeMounts:
 {{- /* Those of the model for a build. A download needs neither its GPUs nor as much memory. */ -}}
 {{- define "conch.build.resources" -}}
 {{- $download := dict "requests" (dict "cpu" "2" "memory" "8Gi") -}}
-{{- $resources := eq .model.engine.backend "engine" | ternary (deepCopy .model.resources) $download -}}
+{{- $resources := .model.hasEngine | ternary (deepCopy .model.resources) $download -}}
 {{- toYaml (mergeOverwrite $resources (deepCopy .model.build.resources)) -}}
 {{- end -}}

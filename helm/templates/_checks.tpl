@@ -5,13 +5,11 @@
 {{- include "conch.checks.scale" (dict "where" "frontend" "of" .Values.frontend) -}}
 {{- include "conch.checks.additions" (dict "where" "frontend" "of" .Values.frontend "env" list) -}}
 {{- include "conch.checks.labels" (dict "where" "commonLabels" "labels" .Values.commonLabels) -}}
-{{- with .Values.frontend.inferencePool }}
-{{- if and .enabled (not .endpointPicker) }}{{ fail "frontend.inferencePool.endpointPicker: write the name of the Service of the endpoint picker" }}{{ end -}}
-{{- end -}}
 {{- with .Values.frontend.httpRoute }}
 {{- if and .enabled (not .parentRefs) }}{{ fail "frontend.httpRoute.parentRefs: write a Gateway, such as [{name: public}]" }}{{ end -}}
 {{- end -}}
 {{- include "conch.checks.tls" . -}}
+{{- include "conch.checks.sidecar" . -}}
 {{- $ids := dict -}}
 {{- $names := dict -}}
 {{- range $index, $model := include "conch.models" . | fromJsonArray -}}
@@ -44,17 +42,29 @@
 {{- if and .Values.tritonTls.clientSecret (not .Values.tritonTls.existingSecret) }}{{ fail "tritonTls.clientSecret: TLS is off: write tritonTls.existingSecret, a Secret for the models with tls.crt, tls.key and ca.crt" }}{{ end -}}
 {{- end -}}
 
+{{- define "conch.checks.sidecar" -}}
+{{- $frontend := .Values.frontend -}}
+{{- if $frontend.sidecar -}}
+{{- $models := include "conch.models" . | fromJsonArray -}}
+{{- if ne (len $models) 1 }}{{ fail (printf "frontend.sidecar: a pod serves one model, and models has %d: install a release for each" (len $models)) }}{{ end -}}
+{{- range $name := list "nodeSelector" "tolerations" "affinity" "priorityClassName" "podSpec" "podLabels" "podAnnotations" "extraContainers" -}}
+{{- if index $frontend $name }}{{ fail (printf "frontend.%s: with frontend.sidecar the frontend has no pods of its own: write it for the model" $name) }}{{ end -}}
+{{- end -}}
+{{- if or $frontend.autoscaling.enabled (ne (int $frontend.replicas) 1) }}{{ fail "frontend.replicas, frontend.autoscaling: with frontend.sidecar the frontend has no pods of its own: write them for the model" }}{{ end -}}
+{{- if (first $models).autoscaling.scaleToZero }}{{ fail "frontend.sidecar: autoscaling.scaleToZero needs a frontend that counts the requests of a stopped model: write false for one of them" }}{{ end -}}
+{{- end -}}
+{{- end -}}
+
 {{- define "conch.checks.runtime" -}}
 {{- $engine := .model.engine -}}
 {{- $version := .root.Values.images.tritonGpu.tensorrtLlmVersion -}}
-{{- $hasEngines := and (eq $engine.runtime "tensorrt_llm") (eq $engine.backend "engine") -}}
-{{- if and .model.build.enabled (not $hasEngines) -}}
+{{- if and .model.build.enabled (not .model.hasEngine) -}}
 {{- fail (printf "%s: build.enabled: %s has no engines to build: write build.enabled: false" .where (eq $engine.runtime "tensorrt_llm" | ternary "backend pytorch" $engine.runtime)) -}}
 {{- end -}}
-{{- if and $hasEngines (semverCompare ">=1.3.0-0" $version) -}}
+{{- if and .model.hasEngine (semverCompare ">=1.3.0-0" $version) -}}
 {{- fail (printf "%s: images.tritonGpu.tensorrtLlmVersion %s cannot run engines, 1.2 is the last release that can: write engine.backend: pytorch, or an image from 26.04 to 26.07 and its version 1.2.1" .where $version) -}}
 {{- end -}}
-{{- if and $hasEngines (not .model.build.enabled) (not .model.source.artifact) -}}
+{{- if and .model.hasEngine (not .model.build.enabled) (not .model.source.artifact) -}}
 {{- fail (printf "%s: the source of the engine is missing: write build.enabled: true, or source.existingClaim and source.artifact of a built engine" .where) -}}
 {{- end -}}
 {{- if ne $engine.runtime "tensorrt_llm" -}}
@@ -72,15 +82,15 @@
 {{- range $name := list "path" "gguf" "artifact" }}{{ with index $source $name }}{{ $given = append $given $name }}{{ end }}{{ end -}}
 {{- if gt (len $given) 1 }}{{ fail (printf "%s: source.%s: write only one" .where (join " and source." $given)) }}{{ end -}}
 {{- if and (not $given) (or $isGpu (ne .model.servedName "demo")) -}}
-{{- fail (printf "%s: source: only the demo model needs no source: write %s" .where ($isGpu | ternary "source.huggingface.repo, source.path or source.artifact" "source.existingClaim and source.path, source.gguf or source.artifact")) -}}
+{{- fail (printf "%s: source: only the demo model needs no source: write source.huggingface.repo, source.path%s or source.artifact" .where ($isGpu | ternary "" ", source.gguf")) -}}
 {{- end -}}
-{{- $inClaim := or $source.path $source.gguf $source.artifact $source.tokenizer -}}
+{{- $inClaim := or $source.path $source.gguf $source.artifact $source.tokenizer (values $source.adapters | join ", ") -}}
 {{- if and $inClaim (not $source.existingClaim) }}{{ fail (printf "%s: source.existingClaim: write the name of the claim with %s" .where $inClaim) }}{{ end -}}
-{{- if and $source.existingClaim (not $inClaim) }}{{ fail (printf "%s: source: write the path, gguf or artifact inside source.existingClaim %s" .where $source.existingClaim) }}{{ end -}}
+{{- if and $source.existingClaim (not $inClaim) }}{{ fail (printf "%s: source: write the path, gguf, artifact or adapters inside source.existingClaim %s" .where $source.existingClaim) }}{{ end -}}
 {{- if ne (empty $source.gguf) (empty $source.tokenizer) }}{{ fail (printf "%s: source.gguf and source.tokenizer need each other: write both" .where) }}{{ end -}}
 {{- if and $source.mmproj (not $source.gguf) }}{{ fail (printf "%s: source.mmproj goes with source.gguf" .where) }}{{ end -}}
 {{- if and $isGpu $source.gguf }}{{ fail (printf "%s: source.gguf is for llama_cpp: write source.huggingface.repo or source.path" .where) }}{{ end -}}
-{{- if and (not $isGpu) $source.huggingface.repo }}{{ fail (printf "%s: source.huggingface is for tensorrt_llm: put the checkpoint or a GGUF file into a claim, and write source.existingClaim and source.path or source.gguf" .where) }}{{ end -}}
+{{- if and $source.adapters $source.artifact }}{{ fail (printf "%s: source.adapters: the artifact has its own: build it with --adapter" .where) }}{{ end -}}
 {{- end -}}
 
 {{- define "conch.checks.gpus" -}}
@@ -123,9 +133,6 @@
 {{- end -}}
 {{- if and $autoscaling.scaleToZero (not $autoscaling.enabled) -}}
 {{- fail (printf "%s: autoscaling.scaleToZero: autoscaling is off: write autoscaling.enabled: true" .where) -}}
-{{- end -}}
-{{- if and $autoscaling.scaleToZero (ne $autoscaling.type "keda") -}}
-{{- fail (printf "%s: autoscaling.scaleToZero: a stopped pod has no metrics for a HorizontalPodAutoscaler: write autoscaling.type: keda" .where) -}}
 {{- end -}}
 {{- if and $autoscaling.enabled (gt (int .of.replicas) 1) -}}
 {{- fail (printf "%s: replicas %v and autoscaling.enabled contradict each other: write the number as autoscaling.minReplicas, and omit replicas" .where .of.replicas) -}}

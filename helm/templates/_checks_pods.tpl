@@ -20,6 +20,9 @@ Takes where, of (the frontend's values, or a model) and env: names of variables 
 {{- range .of.extraVolumeMounts -}}
 {{- if not (or (has .name $seen.extraVolumes) (regexMatch $own.extraVolumes .name)) }}{{ fail (printf "%s: extraVolumeMounts: the volume %s is missing: add it to extraVolumes" $.where .name) }}{{ end -}}
 {{- end -}}
+{{- range $field, $instead := dict "containers" "extraContainers" "initContainers" "extraContainers" "volumes" "extraVolumes" -}}
+{{- if hasKey $.of.podSpec $field }}{{ fail (printf "%s: podSpec.%s would replace the chart's own: write %s" $.where $field $instead) }}{{ end -}}
+{{- end -}}
 {{- include "conch.checks.labels" (dict "where" (printf "%s: podLabels" .where) "labels" .of.podLabels) -}}
 {{- include "conch.checks.resources" (dict "where" (printf "%s: resources" .where) "resources" .of.resources) -}}
 {{- end -}}

@@ -1,6 +1,7 @@
-{{- /* The options of `python -m frontend api`. */ -}}
+{{- /* The options of `python -m frontend api`. Takes root, and model in the model's pod. */ -}}
 {{- define "conch.frontend.args" -}}
-{{- $frontend := .Values.frontend -}}
+{{- $frontend := .root.Values.frontend -}}
+{{- $isSidecar := hasKey . "model" -}}
 {{- $limits := $frontend.limits -}}
 - --host=0.0.0.0
 - --port=8000
@@ -16,13 +17,14 @@
 - --requests-per-minute={{ int64 $limits.requestsPerMinute }}
 - --tokens-per-minute={{ int64 $limits.tokensPerMinute }}
 - --max-concurrent={{ int64 $limits.maxConcurrent }}
-{{- range $model := include "conch.models" . | fromJsonArray }}
-- {{ printf "--triton=%s=dns:%s:8001" (prepend $model.aliases $model.servedName | join ",") (include "conch.model.host" (dict "root" $ "model" $model)) | quote }}
+{{- range $model := include "conch.models" .root | fromJsonArray }}
+{{- $address := $isSidecar | ternary "127.0.0.1" (printf "dns:%s" (include "conch.model.host" (dict "root" $.root "model" $model))) }}
+- {{ printf "--triton=%s=%s:8001" (prepend $model.aliases $model.servedName | join ",") $address | quote }}
 {{- with include "conch.frontend.modelLimits" $model }}
 - {{ printf "--model-limit=%s:%s" $model.servedName . | quote }}
 {{- end }}
 {{- end }}
-{{- include "conch.tritonTls.connect" (dict "root" .) }}
+{{- include "conch.tritonTls.connect" . }}
 {{- with $frontend.defaultModel }}
 - {{ printf "--default-model=%s" . | quote }}
 {{- end }}
@@ -38,7 +40,7 @@
 - --tls-client-ca=/etc/conch/tls/ca.crt
 {{- end }}
 {{- end }}
-{{- with .Values.tracing.otlpEndpoint }}
+{{- with .root.Values.tracing.otlpEndpoint }}
 - --otlp-endpoint={{ . }}
 {{- end }}
 {{- with $frontend.extraArgs }}
@@ -65,8 +67,12 @@ certificate.
 {{- if and .Values.tests.enabled $hasKey (not .Values.frontend.tls.clientCa) }}true{{ end -}}
 {{- end -}}
 
+{{- /* Labels of the pods with the frontend: its own, or the leaders of the only model. */ -}}
 {{- define "conch.frontend.selector" -}}
-{{ include "conch.selector" (dict "root" . "component" "frontend") }}
+{{ include "conch.selector" (dict "root" . "component" (.Values.frontend.sidecar | ternary "model" "frontend")) }}
+{{- if and .Values.frontend.sidecar (gt (int (include "conch.models" . | fromJsonArray | first).numNodes) 1) }}
+leaderworkerset.sigs.k8s.io/worker-index: "0"
+{{- end }}
 {{- end -}}
 
 {{- /* The Secrets that the frontend reads, as volumes by name: a list of pairs. */ -}}

@@ -1,23 +1,31 @@
 {{- /*
 All models as a JSON list, with the defaults of `modelDefaults` and derived fields: servedName, numGpus, numNodes, profile
-(the entry of `resourceProfiles`), resources, and isBuilt (its pods compile or download the artifact into the cache).
+(the entry of `resourceProfiles`), resources, isBuilt (its pods compile or download the artifact into the cache), and
+hasEngine (a compiled engine of TensorRT-LLM).
 */ -}}
 {{- define "conch.models" -}}
 {{- $root := . -}}
 {{- $models := list -}}
-{{- range $own := .Values.models -}}
+{{- $given := .Values.models | default (list (dict "name" "demo")) -}}
+{{- if kindIs "map" $given -}}
+{{- $given = list -}}
+{{- range $name, $own := .Values.models }}{{ $given = append $given (merge (dict "name" $name) $own) }}{{ end -}}
+{{- end -}}
+{{- range $own := $given -}}
 {{- $model := mergeOverwrite (deepCopy $root.Values.modelDefaults) (deepCopy $own) -}}
 {{- $numGpus := mul (int $model.parallelism.tensor) (int $model.parallelism.pipeline) -}}
 {{- $numNodes := 1 -}}
 {{- if gt (int $model.gpus.perNode) 0 -}}{{- $numNodes = div $numGpus (int $model.gpus.perNode) -}}{{- end -}}
 {{- $profile := index $root.Values.resourceProfiles $model.gpus.profile | default dict -}}
-{{- $isBuilt := and (eq $model.engine.runtime "tensorrt_llm") (not $model.source.artifact) -}}
+{{- $isGpu := eq $model.engine.runtime "tensorrt_llm" -}}
+{{- $isBuilt := and (or $isGpu (ne $model.source.huggingface.repo "")) (not $model.source.artifact) -}}
 {{- $_ := set $model "servedName" ($model.servedName | default $model.name) -}}
 {{- $_ := set $model "aliases" ($model.aliases | default list) -}}
 {{- $_ := set $model "numGpus" $numGpus -}}
 {{- $_ := set $model "numNodes" $numNodes -}}
 {{- $_ := set $model "profile" $profile -}}
 {{- $_ := set $model "isBuilt" $isBuilt -}}
+{{- $_ := set $model "hasEngine" (and $isGpu (eq $model.engine.backend "engine")) -}}
 {{- $_ := set $model "resources" (include "conch.model.resources" (dict "model" $model "own" $own) | fromYaml) -}}
 {{- $models = append $models $model -}}
 {{- end -}}
@@ -36,7 +44,8 @@ All models as a JSON list, with the defaults of `modelDefaults` and derived fiel
 {{- $_ := set $requests $name (printf "%d%s" (mul (int $number) $numGpus) (trimPrefix $number .)) -}}
 {{- end -}}
 {{- end -}}
-{{- $gpus := dict "nvidia.com/gpu" (toString $numGpus) -}}
+{{- $resource := hasKey .model.profile "gpuResource" | ternary .model.profile.gpuResource "nvidia.com/gpu" -}}
+{{- $gpus := empty $resource | ternary dict (dict $resource (toString $numGpus)) -}}
 {{- $resources := mergeOverwrite (dict "requests" $requests "limits" dict) (deepCopy (.own.resources | default dict)) -}}
 {{- $_ := mergeOverwrite $resources.limits $gpus -}}
 {{- $_ := mergeOverwrite $resources.requests $gpus -}}
@@ -55,7 +64,7 @@ them: names, images, labels of nodes. The manifest of an artifact decides whethe
 {{- $inputs := dict
     "model" .model.servedName "source" .model.source "engine" $engine
     "parallelism" .model.parallelism "perNode" .model.gpus.perNode "gpu" (.model.profile.gpu | default .model.profile.gpuProduct)
-    "version" .root.Values.images.tritonGpu.tensorrtLlmVersion "extraArgs" .model.build.extraArgs -}}
+    "version" (eq $engine.runtime "tensorrt_llm" | ternary .root.Values.images.tritonGpu.tensorrtLlmVersion "") "extraArgs" .model.build.extraArgs -}}
 {{- toJson $inputs | sha256sum | trunc 8 -}}
 {{- end -}}
 

@@ -51,7 +51,8 @@ StatefulSets, and a digest of ten characters to a label of their pods, so the na
 {{- if eq .Values.cache.type "existingClaim" -}}
 {{ .Values.cache.existingClaim }}
 {{- else -}}
-{{ include "conch.name" (dict "root" . "suffix" "cache") }}
+{{- /* A claim keeps its class and modes for ever, so others have another name. */ -}}
+{{ include "conch.name" (dict "root" . "suffix" (printf "cache-%s" (list .Values.cache.accessModes .Values.cache.storageClassName | toJson | sha256sum | trunc 5))) }}
 {{- end -}}
 {{- end -}}
 

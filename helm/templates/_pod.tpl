@@ -13,6 +13,18 @@ imagePullSecrets:
 {{- end }}
 {{- end -}}
 
+{{- /* A pod's spec, with the values of podSpec in it. Takes spec, a text, and of: the frontend's values, or a model. */ -}}
+{{- define "conch.pod.spec" -}}
+{{- toYaml (mergeOverwrite (.spec | fromYaml) (deepCopy .of.podSpec)) -}}
+{{- end -}}
+
+{{- /* The items of a list; nothing for an empty one. */ -}}
+{{- define "conch.list" -}}
+{{- with . -}}
+{{ toYaml . }}
+{{- end -}}
+{{- end -}}
+
 {{- /* Placement of a pod. Takes of: the frontend's values, or a model with its profile. */ -}}
 {{- define "conch.pod.placement" -}}
 {{- $profile := .of.profile | default dict -}}

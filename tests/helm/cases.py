@@ -1,24 +1,33 @@
-"""Values that the tests render: those of helm/ci, and of helm/examples."""
+"""Values that the tests render: those of helm/ci, of helm/examples, and of each model of the catalog."""
 
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 from typing import Any
 
 import yaml
 
+from helm.generate import examples as generated
 from tests.helm.chart import CHART, Rendered, Values, render
 
 CI = tuple(sorted((CHART / "ci").glob("*.yaml")))
-EXAMPLES = tuple(sorted((CHART / "examples").glob("*.yaml")))
-CASES = {path.stem: yaml.safe_load(path.read_text(encoding="utf-8")) for path in (*CI, *EXAMPLES)}
-# Of the examples that are written from the catalog, which differ in numbers only, one of each form.
+EXAMPLE_FILES = tuple(sorted((CHART / "examples").glob("*.yaml")))
+_TEXTS = {path.name: path.read_text(encoding="utf-8") for path in (*CI, *EXAMPLE_FILES)}
+CASES = {Path(name).stem: yaml.safe_load(text) for name, text in {**_TEXTS, **generated.examples()}.items()}
+# Without most examples of the catalog: these differ only in numbers, so one of each form is enough.
 SHAPES = (*(path.stem for path in CI), "mixed", "air-gapped", "llama3-1-405b-h100", "qwen2-5-7b-h200")
 
 
 def case(name: str) -> Rendered:
     """Return what the values of helm/ci/NAME-values.yaml render to."""
     return render(values_of(name))
+
+
+def models_of(name: str) -> list[dict[str, Any]]:
+    """Return the models of a case, each with its name."""
+    models = CASES[name].get("models", [{"name": "demo"}])
+    return [{"name": key, **model} for key, model in models.items()] if isinstance(models, dict) else models
 
 
 def values_of(name: str) -> Values:

@@ -56,8 +56,8 @@ class PodTemplate:
 
     @property
     def main(self) -> dict[str, Any]:
-        """The one that stays."""
-        [container] = self.spec["containers"]
+        """The one that the pod is named for: of a model's pod with the frontend, the one with Triton."""
+        container: dict[str, Any] = self.spec["containers"][0]
         return container
 
 

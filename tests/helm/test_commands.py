@@ -16,7 +16,7 @@ from frontend import __main__ as frontend
 from frontend.options import settings_from
 from frontend.settings import Settings
 from frontend.triton.endpoints import Endpoints
-from tests.helm.cases import CASES, case, with_demo
+from tests.helm.cases import CASES, case, models_of, with_demo
 from tests.helm.chart import Rendered, pods, render
 
 START_RANKS = "/etc/conch/scripts/start-ranks.sh"  # it runs its arguments
@@ -78,9 +78,8 @@ def test_the_frontends_options_are_settings_that_hold_together(name: str) -> Non
     [command] = [each for each in commands(render(CASES[name])) if each.words[3:4] == ["api"]]
     settings = settings_from(frontend._parser().parse_args(command.words[3:]), Settings())
     assert settings.admin_port == 9000
-    models = CASES[name].get("models", [{"name": "demo"}])
     endpoints = Endpoints.parse(settings.triton_endpoints)
-    assert endpoints.expected == {model.get("servedName") or model["name"] for model in models}
+    assert endpoints.expected == {model.get("servedName") or model["name"] for model in models_of(name)}
     assert endpoints.is_complete
 
 
@@ -137,7 +136,7 @@ def test_a_model_from_a_gguf_file_is_built_of_all_its_files() -> None:
 
 @pytest.mark.parametrize("name", CASES)
 def test_the_planner_lays_a_model_out_as_the_values_have_it(name: str) -> None:
-    for values in CASES[name].get("models", []):
+    for values in models_of(name):
         model: dict[str, Any] = _merged(CASES[name].get("modelDefaults", {}), values)
         engine, gpus = model.get("engine", {}), model.get("gpus", {})
         if engine.get("runtime") != "tensorrt_llm" or "artifact" in model.get("source", {}):

@@ -1,22 +1,59 @@
-"""The examples: those of single models are what the catalog and the planner say."""
+"""The examples: those of single models follow the catalog and the planner."""
 
 from __future__ import annotations
+
+import sys
+from pathlib import Path
 
 import pytest
 import yaml
 
 from build_engines.catalog import Catalog
 from helm.generate import examples as generated
-from tests.helm.cases import CASES, EXAMPLES
+from tests.helm.cases import CASES, EXAMPLE_FILES
 from tests.helm.chart import CHART, pods, render
 
+KEPT = "llama3-1-405b-h100.yaml"
 
-def test_the_examples_are_those_of_the_catalog() -> None:
-    expected = generated.examples()
-    assert len(expected) == 2 * len(Catalog.load()) == 30
-    for name, text in expected.items():
-        assert (CHART / "examples" / name).read_text(encoding="utf-8") == text, "run `python -m helm.generate.examples`"
-    assert {path.name for path in EXAMPLES} == {*expected, "mixed.yaml", "air-gapped.yaml"}
+
+def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> None:
+    """Run `python -m helm.generate.examples` with these arguments."""
+    monkeypatch.setattr(sys, "argv", ["examples", *arguments])
+    generated.main()
+
+
+def test_the_folder_has_only_one_example_of_the_catalog() -> None:
+    assert {path.name for path in EXAMPLE_FILES} == {KEPT, "mixed.yaml", "air-gapped.yaml"}
+    command = f"python -m helm.generate.examples llama3.1:405b h100 > helm/examples/{KEPT}"
+    assert (CHART / "examples" / KEPT).read_text(encoding="utf-8") == generated.examples()[KEPT], f"run `{command}`"
+
+
+@pytest.mark.parametrize("model", ["llama3.1:405b", "Llama-3.1-405B", "meta-llama/Meta-Llama-3.1-405B-Instruct"])
+def test_the_command_prints_the_values_of_a_model(model, monkeypatch, capsys) -> None:
+    run(monkeypatch, model, "h100")
+    assert capsys.readouterr().out == generated.examples()[KEPT]
+
+
+def test_the_command_writes_the_values_of_all_models_and_gpus(monkeypatch, tmp_path: Path) -> None:
+    run(monkeypatch, "--all", str(tmp_path / "new"))
+    written = {path.name: path.read_text(encoding="utf-8") for path in (tmp_path / "new").iterdir()}
+    assert written == generated.examples()
+    assert len(written) == 2 * len(Catalog.load()) == 30
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["llama3.1", "h100"], "'llama3.1' does not name one model (choose from llama3.1:405b, llama3.1:70b, "),
+        (["llama3.1:8b", "h300"], "argument gpu: invalid choice: 'h300' (choose from 'h100', 'h200')"),
+        (["llama3.1:8b"], "expected a model and a GPU, or --all DIR"),
+        (["--all", "folder", "llama3.1:8b", "h100"], "expected a model and a GPU, or --all DIR"),
+    ],
+)
+def test_the_command_refuses_wrong_arguments(arguments, message, monkeypatch, capsys) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        run(monkeypatch, *arguments)
+    assert message in capsys.readouterr().err
 
 
 def test_16_the_405b_model_takes_two_nodes_of_h100_and_one_of_h200() -> None:

@@ -1,12 +1,16 @@
-"""The Dockerfiles: pinned, without root, with the install commands that `make` uses."""
+"""The Dockerfiles: pinned, without root, with the install commands that `make` uses. `make images` builds them."""
 
 from __future__ import annotations
 
+import os
+import subprocess
 from fnmatch import fnmatch
+from pathlib import Path
 
 import pytest
 
-from tests.helm.chart import CHART, default_values, pods, render
+from tests.helm.cases import with_gpu_model
+from tests.helm.chart import CHART, default_values, metadata, pods, render
 
 IMAGES = sorted((CHART / "images").glob("*.Dockerfile"))
 PROJECT = CHART.parent
@@ -91,3 +95,43 @@ def test_the_gpu_image_has_the_programs_of_the_start_script() -> None:
     text = "\n".join(instructions("triton-gpu"))
     assert "install --yes --no-install-recommends git openssh-client openssh-server" in text
     assert "--shell /bin/bash" in text, "a rank is started by the shell of its user"
+
+
+def make_images(folder: Path, *variables: str, status: int = 0) -> tuple[int, list[str]]:
+    """Run `make images` with doubles of docker and podman. Return its status and their command lines."""
+    for name in ("docker", "podman"):
+        (folder / name).write_text(f'#!/bin/sh\necho {name} "$@" >> {folder}/calls\nexit {status}\n', encoding="utf-8")
+        (folder / name).chmod(0o755)
+    path = f"{folder}:{os.environ['PATH']}"
+    done = subprocess.run(["make", "images", *variables], cwd=PROJECT, env={"PATH": path}, timeout=60, check=False)
+    return done.returncode, (folder / "calls").read_text(encoding="utf-8").splitlines()
+
+
+@pytest.mark.parametrize("registry", ["registry.example.com/llm", "registry.example.com:5000/"])
+def test_make_images_pushes_the_images_that_the_chart_asks_for(registry: str, tmp_path: Path) -> None:
+    tags = [f"{registry.rstrip('/')}/conch-{path.stem}:{metadata()['appVersion']}" for path in IMAGES]
+    calls = []
+    for path, tag in zip(IMAGES, tags, strict=True):
+        calls += [f"docker build --file {path.relative_to(PROJECT)} --tag {tag} .", f"docker push {tag}"]
+    assert make_images(tmp_path, f"REGISTRY={registry}", "PUSH=1") == (0, calls)
+
+    values = with_gpu_model() | {"global": {"imageRegistry": registry}}
+    values["models"].append({"name": "demo"})
+    assert {container["image"] for pod in pods(render(values)) for container in pod.containers} == set(tags)
+
+
+def test_make_images_builds_some_images_with_another_program(tmp_path: Path) -> None:
+    version = metadata()["appVersion"]
+    assert make_images(tmp_path, "IMAGES=frontend triton-cpu", "DOCKER=podman") == (
+        0,
+        [
+            f"podman build --file helm/images/{name}.Dockerfile --tag conch-{name}:{version} ."
+            for name in ("frontend", "triton-cpu")
+        ],
+    )
+
+
+def test_make_images_ends_at_the_first_failure(tmp_path: Path) -> None:
+    status, calls = make_images(tmp_path, "PUSH=1", status=1)
+    assert status != 0
+    assert len(calls) == 1

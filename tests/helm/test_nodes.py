@@ -51,12 +51,10 @@ def test_18_the_size_and_the_ranks_follow_from_the_layout(layout: tuple[int, int
         assert int(environment["CONCH_RANKS_PER_NODE"]) * num_nodes == layout[0] * layout[1]
 
 
-def test_17_services_lead_to_leaders_only() -> None:
+def test_17_the_service_of_a_group_leads_to_its_leaders_only() -> None:
     rendered = case("nodes")
-    services = [each for each in rendered.of_kind("Service") if each["metadata"]["name"].startswith("demo-llama")]
-    assert len(services) == 2
-    for service in services:
-        assert service["spec"]["selector"]["leaderworkerset.sigs.k8s.io/worker-index"] == "0"
+    [service] = [each for each in rendered.of_kind("Service") if each["metadata"]["name"].startswith("demo-llama")]
+    assert service["spec"]["selector"]["leaderworkerset.sigs.k8s.io/worker-index"] == "0"
 
 
 @pytest.mark.parametrize("name", SHAPES)

@@ -20,7 +20,7 @@ def test_the_notes_have_a_request_and_warn_if_there_are_no_api_keys() -> None:
 def test_the_notes_name_the_requirements_of_the_cluster() -> None:
     assert "These values need" not in render().notes
     assert "need in the cluster: LeaderWorkerSet (leaderworkerset.x-k8s.io)." in case("nodes").notes
-    for name in ("KEDA 2.17 or later (keda.sh)", "the Gateway API (gateway", "inference extension"):
+    for name in ("KEDA 2.17 or later (keda.sh)", "the Gateway API (gateway"):
         assert name in case("scaled").notes
 
 

@@ -126,12 +126,9 @@ def test_more_replicas_at_least_than_at_most_are_refused() -> None:
     assert "autoscaling.minReplicas 5 is more than maxReplicas 4" in said
 
 
-def test_scaling_to_zero_without_keda_is_refused() -> None:
+def test_scaling_to_zero_without_autoscaling_is_refused() -> None:
     said = refusal(with_demo(autoscaling={"scaleToZero": True}))
     assert "models[0] (demo): autoscaling.scaleToZero: autoscaling is off: write autoscaling.enabled: true" in said
-    said = refusal(with_demo(autoscaling={"enabled": True, "type": "hpa", "scaleToZero": True}))
-    assert "models[0] (demo): autoscaling.scaleToZero: a stopped pod has no metrics" in said
-    assert "write autoscaling.type: keda" in said
 
 
 @pytest.mark.parametrize("model_id", ["org/a--b", "a__b", "a b", "a=b", "a,b", "/a", "a/", "-a", "a//b", "é"])
@@ -179,15 +176,18 @@ CLAIM = {"existingClaim": "c"}
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        (with_demo(servedName="other"), "source: only the demo model needs no source: write source.existingClaim"),
+        (with_demo(servedName="other"), "source: only the demo model needs no source: write source.huggingface.repo"),
         (with_demo(source={"path": "x"}), "source.existingClaim: write the name of the claim with x"),
-        (with_demo(source=CLAIM), "write the path, gguf or artifact inside source.existingClaim c"),
+        (with_demo(source=CLAIM), "write the path, gguf, artifact or adapters inside source.existingClaim c"),
         (with_demo(source={**CLAIM, "gguf": "x"}), "source.gguf and source.tokenizer need each other"),
         (
             with_demo(source={**CLAIM, "path": "x", "artifact": "y"}),
             "source.path and source.artifact: write only one",
         ),
-        (with_demo(source={"huggingface": {"repo": "a/b"}}), "source.huggingface is for tensorrt_llm"),
+        (
+            with_demo(source={"huggingface": {"repo": "a/b"}}),
+            "cache.type: the models demo need a volume for",
+        ),
         (
             with_demo(engine={"maxBatchSize": 4}),
             "engine.maxBatchSize is for tensorrt_llm: write serving.maxSequences",
@@ -214,9 +214,24 @@ CLAIM = {"existingClaim": "c"}
         ),
         ({"frontend": {"httpRoute": {"enabled": True}}}, "frontend.httpRoute.parentRefs: write a Gateway"),
         (
-            {"frontend": {"inferencePool": {"enabled": True}}},
-            "endpointPicker: write the name of the Service of the endpoint picker",
+            {"frontend": {"sidecar": True}, "models": [{"name": "demo"}, {"name": "b", "source": CHECKPOINT}]},
+            "frontend.sidecar: a pod serves one model, and models has 2: install a release for each",
         ),
+        ({"frontend": {"sidecar": True, "podLabels": {"a": "b"}}}, "frontend.podLabels: with frontend.sidecar the"),
+        ({"frontend": {"sidecar": True, "replicas": 2}}, "frontend.replicas, frontend.autoscaling: with frontend.side"),
+        (
+            {"frontend": {"sidecar": True}} | with_demo(autoscaling={"enabled": True, "scaleToZero": True}),
+            "frontend.sidecar: autoscaling.scaleToZero needs a frontend that counts the requests of a stopped model",
+        ),
+        (with_demo(podSpec={"containers": []}), "podSpec.containers would replace the chart's own: write extraCont"),
+        ({"frontend": {"podSpec": {"volumes": []}}}, "frontend: podSpec.volumes would replace the chart's own"),
+        (with_demo(source={"adapters": {"a": "b"}}), "source.existingClaim: write the name of the claim with b"),
+        (
+            with_demo(source={**CLAIM, "artifact": "x", "adapters": {"a": "b"}}),
+            "source.adapters: the artifact has its own: build it with --adapter",
+        ),
+        ({"models": {"Demo": {}}}, "invalid propertyName 'Demo'"),
+        ({"models": {"demo": {"name": "other"}}}, "/models/demo/name"),
         (
             values_of("nodes") | {"resourceProfiles": {"h100": {"gpu": ""}}},
             "resourceProfiles.h100.gpu: a download cannot detect the GPU: write h100, h200, b200, a100 or l40s",

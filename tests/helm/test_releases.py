@@ -16,7 +16,7 @@ from tests.helm.cases import CASES, SHAPES, values_of, with_gpu_model
 from tests.helm.chart import CHART, NAMESPACE, RELEASE, Values, pods, render
 from tests.helm.cluster import Cluster, Refused
 
-CACHE = ("PersistentVolumeClaim", f"{RELEASE}-cache")
+CLAIM = "PersistentVolumeClaim"
 # They leave the standard by name, which test_security.py shows.
 RESTRICTED = sorted(set(SHAPES) - {"nodes-values", "plain-values"})
 
@@ -45,6 +45,9 @@ class Releases:
     def upgrade(self, values: Values) -> None:
         self.helm.upgrade(CHART, RELEASE, values, namespace=NAMESPACE)
 
+    def claims(self) -> set[tuple[str, str]]:
+        return {each for each in self.cluster.names() if each[0] == CLAIM}
+
     def rendered(self, values: Values) -> set[tuple[str, str]]:
         """Return what should be there with these values: a test's pod is not, until it is run."""
         return {
@@ -72,7 +75,7 @@ def test_31_42_every_shape_is_installed_under_the_restricted_standard_and_leaves
     releases.install(values)
     assert releases.cluster.names() == releases.rendered(values)
     releases.helm.uninstall(RELEASE)
-    assert releases.cluster.names() == {CACHE} & releases.rendered(values)
+    assert releases.cluster.names() == {each for each in releases.rendered(values) if each[0] == CLAIM}
 
 
 def test_42_upgrade_and_rollback_leave_no_object_behind(releases: Releases) -> None:
@@ -125,11 +128,23 @@ def test_every_frontend_and_triton_takes_tritons_key_from_the_secret(name: str) 
 
 def test_37_the_cache_outlives_a_release_and_the_next_one_takes_it(releases: Releases) -> None:
     releases.install(with_gpu_model())
-    uid = releases.cluster.get(*CACHE)["metadata"]["uid"]
+    [claim] = releases.claims()
+    uid = releases.cluster.get(*claim)["metadata"]["uid"]
     releases.helm.uninstall(RELEASE)
-    assert releases.cluster.names() == {CACHE}
+    assert releases.cluster.names() == {claim}
     releases.install(with_gpu_model())
-    assert releases.cluster.get(*CACHE)["metadata"]["uid"] == uid
+    assert releases.claims() == {claim}
+    assert releases.cluster.get(*claim)["metadata"]["uid"] == uid
+
+
+def test_another_mode_of_the_cache_makes_a_second_claim_and_keeps_the_first(releases: Releases) -> None:
+    """A claim that stayed Pending, on storage without ReadWriteMany, could not be changed."""
+    releases.install(with_gpu_model())
+    first = releases.claims()
+    releases.upgrade(with_gpu_model() | {"cache": {"type": "pvc", "accessModes": ["ReadWriteOnce"]}})
+    [second] = releases.claims() - first
+    assert first < releases.claims()
+    assert releases.cluster.get(*second)["spec"]["accessModes"] == ["ReadWriteOnce"]
 
 
 def test_14_an_upgrade_leaves_an_autoscaler_its_number(releases: Releases) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import helm_python
@@ -114,13 +113,3 @@ def _nested(path: tuple[str, ...], value: dict[str, Any]) -> dict[str, Any]:
     for name in reversed(path):
         value = {name: copy.deepcopy(value)}
     return value
-
-
-def test_the_chart_is_packaged_with_the_files_it_reads_and_without_its_generators(tmp_path: Path) -> None:
-    helm_python.package(CHART, destination=tmp_path)
-    [archive] = tmp_path.glob("conch-*.tgz")
-    helm_python.expand(tmp_path, archive)
-    packaged = {str(path.relative_to(tmp_path / "conch")) for path in (tmp_path / "conch").rglob("*") if path.is_file()}
-    assert {"values.schema.json", "README.md", "files/start-ranks.sh"} <= packaged
-    assert {"files/grafana-dashboard.json", "files/prometheus-rules.yaml"} <= packaged
-    assert not [name for name in packaged if name.startswith(("generate/", "ci/", "images/", "examples/"))]

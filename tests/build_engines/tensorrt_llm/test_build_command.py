@@ -12,7 +12,7 @@ import pytest
 
 from build_engines import artifact
 from build_engines.__main__ import main
-from build_engines.tensorrt_llm.hub import HubReference
+from build_engines.hub import HubReference
 from tests.build_engines.tensorrt_llm.builder import Builder
 from tests.build_engines.tensorrt_llm.tiny_model import write_catalog
 from tests.build_engines.tiny_adapter import random_pairs, tensors_of, write_adapter

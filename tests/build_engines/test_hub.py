@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -11,12 +14,13 @@ from typing import Any
 import pytest
 from huggingface_hub import errors
 
+from build_engines.commands.build import DEMO
 from build_engines.errors import BuildError
-from build_engines.tensorrt_llm.hub import HubReference
+from build_engines.hub import HubReference
 from build_engines.tensorrt_llm.imported import PYTORCH_FILES
+from tests.build_engines.stand_in_hub import COMMIT, stand_in_hub
 from tests.build_engines.tensorrt_llm.tiny_model import tiny_entry
 
-COMMIT = "0123456789abcdef0123456789abcdef01234567"
 RESPONSE: Any = SimpleNamespace(headers={}, request=None)
 
 
@@ -106,3 +110,24 @@ def test_what_the_hub_refuses_is_one_line(failure: Exception, message: str, tmp_
 def test_a_folder_without_a_commit_as_its_name_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BuildError, match="expected a folder named by its commit"):
         HubReference("a/b", "main").download(tiny_entry("llama", tmp_path), FakeHub(tmp_path / "main"))
+
+
+def _build(tmp_path: Path, endpoint: str, reference: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "build_engines", "build", "tiny", "--checkpoint", reference]
+    environment = os.environ | {"HF_ENDPOINT": endpoint, "HF_HOME": str(tmp_path / "hub"), **variables}
+    return subprocess.run(
+        [*command, "--state-dir", str(tmp_path)], env=environment, capture_output=True, text=True, check=False
+    )
+
+
+def test_a_checkpoint_of_the_hub_is_built_for_llama_cpp_and_again_without_a_network(tmp_path: Path) -> None:
+    with stand_in_hub({"org/demo": DEMO / "checkpoint"}) as endpoint:
+        first = _build(tmp_path, endpoint, "org/demo@main")
+        missing = _build(tmp_path, endpoint, "org/other@main")
+        no_revision = _build(tmp_path, endpoint, "org/demo@v9")
+    assert first.returncode == 0, first.stderr
+    assert [path.name for path in tmp_path.glob("artifacts/*/model.gguf")] == ["model.gguf"]
+    again = _build(tmp_path, endpoint, "org/demo@main")
+    assert (again.returncode, again.stdout) == (0, first.stdout)
+    assert "error: org/other@main: no such folder here, and no such repository" in missing.stderr
+    assert "error: org/demo@v9: the repository has no such revision" in no_revision.stderr

@@ -32,16 +32,6 @@ def _snapshot(repo_id: str, *, revision: str, allow_patterns: Sequence[str]) -> 
     return str(huggingface_hub.snapshot_download(repo_id, revision=revision, allow_patterns=list(allow_patterns)))
 
 
-def how_to_download(name: str) -> str:
-    """Return the end of a message about a missing folder; empty unless the name is that of a repository."""
-    found = _REFERENCE.fullmatch(name)
-    if found is None:
-        return ""
-    revision = f" --revision {found['revision']}" if found["revision"] else ""
-    repository, folder = found["repository"], found["repository"].rpartition("/")[2]
-    return f"; from the Hugging Face hub: hf download {repository}{revision} --local-dir {folder}"
-
-
 @dataclass(frozen=True, slots=True)
 class HubReference:
     """`owner/name`, or `owner/name@revision`."""
@@ -63,7 +53,7 @@ class HubReference:
 
     def download(
         self,
-        entry: ModelEntry,
+        entry: ModelEntry | None = None,
         snapshot: Snapshot = _snapshot,
         find_token: Callable[[], str | None] = huggingface_hub.get_token,
     ) -> tuple[Path, str]:
@@ -71,16 +61,20 @@ class HubReference:
 
         Files of the hub's cache are not downloaded again; an interrupted download continues.
 
+        Args:
+            entry: the model's entry, if it is one of the catalog.
+
         Raises:
             BuildError: no such repository or revision, no permission, or no connection.
         """
         what = f"{self.repository}@{self.revision}"
-        is_entrys_own = self.repository in (entry.model_id, *entry.aliases)  # a copy of another owner may not be gated
-        if is_entrys_own and entry.is_gated and find_token() is None:
+        # A copy of another owner may not be gated.
+        is_gated = entry is not None and entry.is_gated and self.repository in (entry.model_id, *entry.aliases)
+        if is_gated and find_token() is None:
             raise BuildError(f"{what}: {_GATED}")
         try:
             folder = Path(snapshot(self.repository, revision=self.revision, allow_patterns=download_patterns()))
-            if not any(folder.glob("*.safetensors")):
+            if entry is not None and not any(folder.glob("*.safetensors")):
                 folder = Path(snapshot(self.repository, revision=self.revision, allow_patterns=PYTORCH_FILES))
         except hub_errors.GatedRepoError as exc:
             raise BuildError(f"{what}: {_GATED}") from exc

@@ -1,0 +1,86 @@
+"""The package of the chart, and the workflow that publishes it together with the images."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import helm_python
+import pytest
+import yaml
+
+from helm.generate import examples as generated
+from tests.helm.cases import CASES, EXAMPLE_FILES, SHAPES
+from tests.helm.chart import CHART, NAMESPACE, RELEASE, metadata
+
+PROJECT = CHART.parent
+WORKFLOW = (PROJECT / ".github/workflows/publish.yaml").read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the package that `make chart` writes."""
+    folder = tmp_path_factory.mktemp("dist")
+    # --old-file: without a new installation of the environment of the tests.
+    command = ["make", "chart", "--old-file=.venv/test.stamp", f"DIST={folder}", f"PYTHON_IN_VENV={sys.executable}"]
+    subprocess.run(command, cwd=PROJECT, env={"PATH": os.environ["PATH"]}, timeout=120, check=True)
+    [path] = folder.iterdir()
+    return path
+
+
+def test_the_package_has_the_version_of_the_images(package: Path) -> None:
+    assert metadata()["version"] == metadata()["appVersion"]
+    assert package.name == f"conch-{metadata()['appVersion']}.tgz"
+
+
+def test_the_package_has_all_examples_and_no_generators(package: Path) -> None:
+    with tarfile.open(package) as archive:
+        assert all(member.isfile() for member in archive)
+        texts = {name.removeprefix("conch/"): archive.extractfile(name).read() for name in archive.getnames()}  # type: ignore[union-attr]
+    folders = {".helmignore", "Chart.yaml", "README.md", "values.yaml", "values.schema.json"}
+    assert {name.partition("/")[0] for name in texts} == folders | {"examples", "files", "templates"}
+    assert [name for name in texts if name.endswith((".py", ".pyc"))] == ["files/check_api.py"]
+    examples = {f"examples/{path.name}": path.read_bytes() for path in EXAMPLE_FILES}
+    examples |= {f"examples/{name}": text.encode() for name, text in generated.examples().items()}
+    assert {name: text for name, text in texts.items() if name.startswith("examples/")} == examples
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_the_package_renders_as_the_checkout_does(name: str, package: Path) -> None:
+    values = CASES[name] | {"tritonKey": {"existingSecret": "key"}}  # the chart's own key is random
+    packaged, checkout = helm_python.Chart.load_archive(package.read_bytes()), helm_python.Chart.load(CHART)
+    assert packaged.schema == checkout.schema
+    assert packaged.render(values, name=RELEASE, namespace=NAMESPACE) == checkout.render(
+        values, name=RELEASE, namespace=NAMESPACE
+    )
+
+
+def test_the_workflow_calls_targets_of_make() -> None:
+    makefile = (PROJECT / "Makefile").read_text(encoding="utf-8")
+    called = re.findall(r"\bmake (?:--\S+ )*(\w+)", WORKFLOW)
+    assert set(called) == {"version", "lint", "chart", "images"}
+    assert set(called) <= set(re.findall(r"^(\w+):", makefile, re.MULTILINE))
+
+
+def test_the_readme_documents_the_variables_of_the_workflow() -> None:
+    readme = (CHART / "README.md").read_text(encoding="utf-8")
+    names = set(re.findall(r"\b(?:vars|secrets)\.(\w+)", WORKFLOW))
+    assert names == {"REGISTRY", "RUNNER", "REGISTRY_USER", "REGISTRY_PASSWORD"}
+    assert {name for name in names if f"`{name}`" not in readme} == set()
+
+
+@pytest.mark.parametrize(("tag", "is_accepted"), [("v{}", True), ("v{}0", False), ("{}", False)])
+def test_the_workflow_accepts_only_the_tag_of_the_version(tag: str, is_accepted: bool) -> None:
+    [step] = [each for each in _steps() if "GITHUB_REF_NAME" in each.get("run", "")]
+    environment = {"PATH": os.environ["PATH"], "GITHUB_REF_NAME": tag.format(metadata()["appVersion"])}
+    done = subprocess.run(["bash", "-e", "-c", step["run"]], cwd=PROJECT, env=environment, timeout=60, check=False)
+    assert (done.returncode == 0) is is_accepted
+
+
+def _steps() -> list[dict[str, str]]:
+    steps: list[dict[str, str]] = yaml.safe_load(WORKFLOW)["jobs"]["publish"]["steps"]
+    return steps
