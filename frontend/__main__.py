@@ -45,6 +45,8 @@ def _parser() -> argparse.ArgumentParser:
     _add_number(command, "--stop-timeout-s", 5.0, "Seconds that each process may take to end; then it is killed.")
     _add_number(command, "--max-restarts", 5, "Restarts of Triton, or of the frontend, in ten minutes, once ready.")
     _add_number(command, "--triton-hang-s", 30.0, "Seconds without an answer that restart Triton; 0: no limit.")
+    verbose_help = "Print the log of Triton and the frontend on a terminal too, where it goes to a file otherwise."
+    command.add_argument("--verbose", action="store_true", help=verbose_help)
     add_options(command.add_argument_group("the frontend"), DEFAULT_FRONTEND, without={"triton_endpoints"})
     command.set_defaults(command=_serve)
 
@@ -126,7 +128,7 @@ def _serve(options: argparse.Namespace) -> int:
         triton_hang_s=options.triton_hang_s,
     )
     _check(settings.frontend)
-    return serve(settings, sys.stdout, sys.stderr)
+    return serve(settings, sys.stdout, sys.stderr, is_verbose=options.verbose)
 
 
 def _api(options: argparse.Namespace) -> int:

@@ -1,33 +1,84 @@
-"""The command `serve`: it prints a request to try once the models answer, and serves until a signal."""
+"""The command `serve`: it prints a request to try once the models answer, and serves until a signal.
+
+On a terminal the log of Triton and the frontend goes to a file, and only what a person needs is printed.
+"""
 
 from __future__ import annotations
 
 import json
 import shlex
 import signal
-from collections.abc import Callable
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from types import FrameType
 from typing import TextIO
 
 from frontend.launcher.errors import LaunchError
 from frontend.launcher.launcher import Interrupted, Launcher, LauncherSettings
 
+LOG_FILE = "serve.log"
 
-def serve(settings: LauncherSettings, out: TextIO, err: TextIO) -> int:
-    """Serve until a signal, and return 0; after an error, write it to `err` and return 1."""
-    launcher = Launcher(settings, lambda line: _write(line, err), has_request_lines=not err.isatty())
+
+def serve(settings: LauncherSettings, out: TextIO, err: TextIO, *, is_verbose: bool = False) -> int:
+    """Serve until a signal, and return 0; after an error, write it to `err` and return 1.
+
+    Args:
+        is_verbose: print the whole log on a terminal too.
+    """
+    is_quiet = err.isatty() and not is_verbose
+    streams = [err]  # for the launcher's own lines; the last one has the children's log too
+
+    def log(line: str) -> None:
+        _write(line, streams[-1])
+
+    def notify(line: str) -> None:
+        for stream in streams:
+            _write(line, stream)
+
+    launcher = Launcher(settings, log, notify, has_request_lines=not err.isatty())
     _call_at_signals(launcher.interrupt)
     try:
-        with launcher:
+        with ExitStack() as stack, launcher:
+            if is_quiet:
+                path = settings.state_dir / LOG_FILE
+                streams.append(stack.enter_context(path.open("w", encoding="utf-8")))
+                _write(f"Starting Triton and the frontend. Their log is in {path}; --verbose prints it.", err)
             launcher.start()
-            has_keys = bool(settings.frontend.key_file)
-            _write(_ready_message(launcher.url, launcher.wait_until_ready(), has_keys), out)
+            with _elapsed_time("Loading the models", err if is_quiet else None):
+                model_ids = launcher.wait_until_ready()
+            _write(_ready_message(launcher.url, model_ids, has_keys=bool(settings.frontend.key_file)), out)
             launcher.watch()
     except Interrupted:
         return 0
     except (LaunchError, OSError) as exc:
         _write(f"error: {exc}", err)
     return 1
+
+
+@contextmanager
+def _elapsed_time(title: str, terminal: TextIO | None) -> Iterator[None]:
+    """Show on a terminal how long the block has taken so far."""
+    has_ended = threading.Event()
+    started = time.monotonic()
+
+    def show(terminal: TextIO) -> None:
+        while not has_ended.wait(1.0):
+            terminal.write(f"\r{title}: {time.monotonic() - started:.0f} s")
+            terminal.flush()
+        terminal.write("\r\x1b[K")
+
+    if terminal is None:
+        yield
+        return
+    thread = threading.Thread(target=show, args=(terminal,))
+    thread.start()
+    try:
+        yield
+    finally:
+        has_ended.set()
+        thread.join()
 
 
 def _call_at_signals(function: Callable[[], None]) -> None:

@@ -130,6 +130,7 @@ class Launcher:
 
     Args:
         log: called with each line of the children's logs, from other threads.
+        notify: called with each line of the launcher's own, from other threads too; None: `log`.
         has_request_lines: the frontend logs a line for each request.
     """
 
@@ -139,11 +140,17 @@ class Launcher:
     frontend_settings: Settings
 
     def __init__(
-        self, settings: LauncherSettings, log: Callable[[str], None], *, has_request_lines: bool = True
+        self,
+        settings: LauncherSettings,
+        log: Callable[[str], None],
+        notify: Callable[[str], None] | None = None,
+        *,
+        has_request_lines: bool = True,
     ) -> None:
         self._settings = settings
         self._has_request_lines = has_request_lines
         self._log = log
+        self._notify = notify or log
         self._named = json_line if settings.frontend.log_format == "json" else text_line
         self._events: queue.SimpleQueue[Child | list[str] | TimeoutError | Interrupted] = queue.SimpleQueue()
         self._cleanup = ExitStack()
@@ -276,7 +283,7 @@ class Launcher:
         return pause_s
 
     def _write(self, text: str) -> None:
-        self._log(self._named("serve", text))
+        self._notify(self._named("serve", text))
 
     def _choose_ports(self) -> None:
         ports = free_ports(self._settings.port_choices())

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import os
+import pty
 import re
 import signal
 import socket
@@ -123,6 +124,29 @@ def test_with_json_every_line_is_an_object_that_names_its_process(repository, se
     of_frontend = [line for line in lines if line["process"] == "frontend"]
     assert of_frontend and all(line["logger"] and line["level"] for line in of_frontend)
     assert not any(map(is_running, serve.child_pids()))
+
+
+@pytest.mark.parametrize("is_verbose", [False, True])
+def test_on_a_terminal_the_log_of_the_children_goes_to_a_file(repository, server, tmp_path, is_verbose):
+    command = [sys.executable, "-m", "frontend", "serve", f"--state-dir={tmp_path}", "--verbose"][: 5 + is_verbose]
+    terminal, its_end = pty.openpty()
+    command += flags(repository, server("print('started', flush=True); import time; time.sleep(600)"))
+    with (
+        subprocess.Popen(command, stdout=its_end, stderr=its_end) as process,
+        open(terminal, "rb", buffering=0) as output,
+    ):
+        os.close(its_end)
+        text = ""
+        while "started" not in text and "Loading the models: 2 s" not in text:
+            text += output.read(4096).decode()
+        process.send_signal(signal.SIGINT)
+        assert process.wait(DEADLINE_S) == 0
+    log = tmp_path / "serve.log"
+    if is_verbose:
+        assert "[triton] started" in text and not log.exists()
+    else:
+        assert text.startswith(f"Starting Triton and the frontend. Their log is in {log}; --verbose prints it.\r\n")
+        assert "[triton]" not in text and "[triton] started\n" in log.read_text()
 
 
 def test_a_killed_launcher_leaves_nothing_and_the_next_one_can_start(repository, server, tmp_path):
