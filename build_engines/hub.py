@@ -46,10 +46,16 @@ class HubReference:
         Raises:
             BuildError: it is neither a folder nor OWNER/NAME@REVISION.
         """
-        found = _REFERENCE.fullmatch(text)
+        found = cls.find(text)
         if found is None:
             raise BuildError(f"--checkpoint {text}: no such folder, nor of the form OWNER/NAME@REVISION")
-        return cls(found["repository"], found["revision"] or "main")
+        return found
+
+    @classmethod
+    def find(cls, text: str) -> HubReference | None:
+        """Read a text that may be a reference."""
+        found = _REFERENCE.fullmatch(text)
+        return None if found is None else cls(found["repository"], found["revision"] or "main")
 
     def download(
         self,

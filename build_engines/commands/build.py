@@ -8,6 +8,7 @@ import logging
 import sys
 from collections.abc import Mapping, Sequence
 from importlib import resources
+from importlib.util import find_spec
 from pathlib import Path
 
 from build_engines.build import build
@@ -41,12 +42,12 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = command.add_argument
-    add("model", metavar="MODEL", help="the model's name for clients")
+    add("model", metavar="MODEL", help="OWNER/NAME of the hub, a name of the catalog, or with a source any name")
     add("--checkpoint", metavar="DIR", help="folder in Hugging Face's layout, or OWNER/NAME@REVISION of the hub")
     add("--gguf", type=Path, metavar="FILE", help="a GGUF file, served without conversion")
     add("--tokenizer", type=Path, metavar="DIR", help="folder with tokenizer.json, for --gguf")
     add("--mmproj", type=Path, metavar="FILE", help="a GGUF file of llama.cpp, with which the model reads images")
-    add("--runtime", choices=sorted(RUNTIMES), default="llama_cpp", help="(%(default)s)")
+    add("--runtime", choices=sorted(RUNTIMES), help="(llama_cpp; tensorrt_llm where it is installed)")
     add("--precision", metavar="NAME", help=_PRECISION_HELP)
     add("--context-window", type=int, metavar="N", help="tokens of prompt and completion (the model's maximum)")
     add("--option", action="append", default=[], metavar="NAME=VALUE", help="an option of the runtime; repeatable")
@@ -80,14 +81,16 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
 _DESCRIPTION = """\
 Convert a model to an artifact, and render the repository that serves it.
 
-`build demo` builds the demo model of this project. On a CPU, any other name needs --checkpoint, or --gguf with
---tokenizer. With --runtime tensorrt_llm, MODEL is a name of the catalog (see `list`).
+`build demo` builds the demo model of this project. Without --checkpoint and --gguf, the model is downloaded from the
+Hugging Face hub: OWNER/NAME or OWNER/NAME@REVISION, or a name of the catalog (see `list`). With --runtime tensorrt_llm,
+MODEL must be in the catalog.
 
 An existing artifact with the same inputs is not built again. An interrupted build continues after its last finished
 step. A second build of the same model waits for the first."""
 _EPILOG = """\
 examples:
   build demo
+  build Qwen/Qwen2.5-0.5B-Instruct --precision q8_0
   build my-model --checkpoint DIR --precision q8_0
   build llama3.1:70b --runtime tensorrt_llm --gpu h100 --precision fp8 --dry-run
   build llama3.1:8b --runtime tensorrt_llm --checkpoint meta-llama/Llama-3.1-8B-Instruct@main \\
@@ -101,6 +104,8 @@ _PRECISION_HELP = (
 
 def _build(options: argparse.Namespace) -> None:
     logging.basicConfig(level=logging.INFO, format="%(message)s")
+    is_for_gpu = find_spec(RUNTIME) and options.model != "demo" and options.gguf is None
+    options.runtime = options.runtime or (RUNTIME if is_for_gpu else "llama_cpp")
     serve_options = serve_options_of(options)  # a mistake is reported before the build
     with ended_by_signals():
         artifact_dir = (
@@ -127,16 +132,18 @@ def _build_tensorrt_llm(options: argparse.Namespace, serve_options: ServeOptions
 
 def _build_on_cpu(options: argparse.Namespace) -> Path:
     build_tensorrt_llm.check_unused(options)
-    checkpoint = None if options.checkpoint is None else _checkpoint(options.checkpoint)
     adapters, projector, precision = _adapters(options), options.mmproj, options.precision or "f16"
-    if options.model == "demo" and checkpoint is None and options.gguf is None:
+    model_id, checkpoint = options.model, None
+    if options.checkpoint is not None:
+        checkpoint = _checkpoint(options.checkpoint)
+    elif options.model == "demo" and options.gguf is None:
         checkpoint, precision = DEMO / "checkpoint", options.precision or "f32"
         if options.runtime == "llama_cpp":
             adapters, projector = _demo_adapters() | adapters, projector or DEMO / PROJECTOR
-    if checkpoint is None and options.gguf is None:
-        raise BuildError(f"{options.model}: expected {_source_of(options.model)}")
+    elif options.gguf is None:
+        model_id, checkpoint = _named_checkpoint(options.model)
     spec = CpuSpec(
-        model_id=options.model,
+        model_id=model_id,
         runtime=options.runtime,
         checkpoint=checkpoint,
         gguf=options.gguf,
@@ -157,16 +164,24 @@ def _checkpoint(given: str) -> Path:
     return Path(given) if Path(given).is_dir() else HubReference.parse(given).download()[0]
 
 
-def _source_of(model: str) -> str:
-    """Return the options that name a model's source."""
-    ready = "--gguf FILE with --tokenizer DIR"
+def _named_checkpoint(model: str) -> tuple[str, Path]:
+    """Return the name for clients of a model of the hub or the catalog, and the folder of its checkpoint.
+
+    Raises:
+        BuildError: there is no such model, or only a GGUF file of it can be served.
+    """
     try:
         entry = Catalog.load().find(model)
     except CatalogError:
-        return f"--checkpoint DIR or --checkpoint OWNER/NAME@REVISION, or {ready}"
+        reference = HubReference.find(model)
+        if reference is None:
+            rule = "expected OWNER/NAME of the hub, --checkpoint DIR, or --gguf FILE with --tokenizer DIR"
+            raise BuildError(f"{model}: {rule}") from None
+        return reference.repository, reference.download()[0]
     if entry.architecture.class_name not in ARCHITECTURES:
-        return f"{ready}: of checkpoints, {' and '.join(ARCHITECTURES)} are converted"
-    return f"--checkpoint DIR or --checkpoint {entry.model_id}@main, or {ready}"
+        rule = f"of checkpoints, {' and '.join(ARCHITECTURES)} are converted"
+        raise BuildError(f"{model}: expected --gguf FILE with --tokenizer DIR: {rule}")
+    return model, HubReference(entry.model_id, "main").download(entry)[0]
 
 
 def _serving(options: argparse.Namespace) -> Serving:

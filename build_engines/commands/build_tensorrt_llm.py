@@ -271,9 +271,7 @@ class BuildOptions:
 
     def _checkpoint(self, planned: Plan) -> tuple[Path, str | None]:
         """Return the folder of the checkpoint, and its commit on the hub."""
-        given = self.options.checkpoint
-        if given is None:
-            raise BuildError(f"--checkpoint is missing: DIR, or {planned.entry.model_id}@REVISION to download it")
+        given = self.options.checkpoint or f"{planned.entry.model_id}@main"
         return (Path(given), None) if Path(given).is_dir() else HubReference.parse(given).download(planned.entry)
 
 

@@ -112,22 +112,21 @@ def test_a_folder_without_a_commit_as_its_name_is_refused(tmp_path: Path) -> Non
         HubReference("a/b", "main").download(tiny_entry("llama", tmp_path), FakeHub(tmp_path / "main"))
 
 
-def _build(tmp_path: Path, endpoint: str, reference: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "build_engines", "build", "tiny", "--checkpoint", reference]
-    environment = os.environ | {"HF_ENDPOINT": endpoint, "HF_HOME": str(tmp_path / "hub"), **variables}
-    return subprocess.run(
-        [*command, "--state-dir", str(tmp_path)], env=environment, capture_output=True, text=True, check=False
-    )
+def _build(tmp_path: Path, endpoint: str, *words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "build_engines", "build", *words, "--state-dir", str(tmp_path)]
+    environment = os.environ | {"HF_ENDPOINT": endpoint, "HF_HOME": str(tmp_path / "hub")}
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
 
 
 def test_a_checkpoint_of_the_hub_is_built_for_llama_cpp_and_again_without_a_network(tmp_path: Path) -> None:
     with stand_in_hub({"org/demo": DEMO / "checkpoint"}) as endpoint:
-        first = _build(tmp_path, endpoint, "org/demo@main")
-        missing = _build(tmp_path, endpoint, "org/other@main")
-        no_revision = _build(tmp_path, endpoint, "org/demo@v9")
+        first = _build(tmp_path, endpoint, "org/demo")
+        missing = _build(tmp_path, endpoint, "org/other")
+        no_revision = _build(tmp_path, endpoint, "tiny", "--checkpoint", "org/demo@v9")
     assert first.returncode == 0, first.stderr
     assert [path.name for path in tmp_path.glob("artifacts/*/model.gguf")] == ["model.gguf"]
-    again = _build(tmp_path, endpoint, "org/demo@main")
-    assert (again.returncode, again.stdout) == (0, first.stdout)
+    for words in (["org/demo"], [f"org/demo@{COMMIT}"], ["org/demo", "--checkpoint", "org/demo@main"]):
+        again = _build(tmp_path, endpoint, *words)
+        assert (again.returncode, again.stdout) == (0, first.stdout), again.stderr
     assert "error: org/other@main: no such folder here, and no such repository" in missing.stderr
     assert "error: org/demo@v9: the repository has no such revision" in no_revision.stderr
