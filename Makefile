@@ -30,8 +30,7 @@ help:  ## this text
 	@sed -n 's/^\([a-z]*\):.*##\(.*\)/make \1\t\2/p' Makefile | expand -t 16
 
 serve: $(VENV)/serve.stamp  ## set up, build the demo model and serve it until Ctrl-C; ARGS="--port 9000" passes options
-	@$(PYTHON_IN_VENV) -m build_engines build demo --state-dir $(STATE_DIR)
-	@exec $(PYTHON_IN_VENV) -m frontend serve --repository $(STATE_DIR)/repository --state-dir $(STATE_DIR) $(ARGS)
+	@exec $(VENV)/bin/conch serve demo --state-dir $(STATE_DIR) $(ARGS)
 
 test: $(VENV)/test.stamp  ## every test; ARGS="-k name" passes options to pytest
 	$(PYTHON_IN_VENV) -m pytest $(ARGS)

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import dataclasses
+import json
 import os
 import secrets
+import signal
 import sys
-from collections.abc import Sequence, Set
+from collections.abc import Callable, Sequence, Set
 from pathlib import Path
 from typing import NoReturn
 
@@ -25,36 +28,77 @@ class _Parser(argparse.ArgumentParser):
         self.exit(2, f"error: {message} (--help lists the options)\n")
 
 
+_CONCH = "conch"
+_URL = "http://127.0.0.1:8000"
+_KEY_VARIABLE = "OPENAI_API_KEY"
+_BUILD_COMMANDS = {
+    "build": "Build a model, and render the repository that serves it.",
+    "list": "List the models of the catalog.",
+    "plan": "Plan a model of the catalog on GPUs.",
+    "adapter": "Convert a LoRA adapter for a model.",
+    "verify": "Check the files of an artifact.",
+    "render": "Render the repository of several artifacts.",
+}
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return the exit status: 2 for a wrong option or value."""
-    options = _parser().parse_args(arguments)
+    words = sys.argv[1:] if arguments is None else list(arguments)
+    if words and words[0] in _BUILD_COMMANDS:
+        os.execv(sys.executable, [sys.executable, "-m", "build_engines", *words])
+    options = _parser().parse_args(words)
     try:
         return int(options.command(options) or 0)
     except SettingsError as exc:
         print(f"error: {exc}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(prog="python -m frontend", description="Serve models behind the OpenAI HTTP API.")
+    prog = _CONCH if Path(sys.argv[0]).name == _CONCH else "python -m frontend"
+    parser = _Parser(prog=prog, description="Serve models behind the OpenAI HTTP API.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
-    command = commands.add_parser("serve", help="Run tritonserver and the frontend until Ctrl-C.")
-    _add_triton_options(command, "triton-")
-    _add_number(command, "--ready-timeout-s", 120.0, "Seconds until all models must answer.")
-    _add_number(command, "--stop-timeout-s", 5.0, "Seconds that each process may take to end; then it is killed.")
-    _add_number(command, "--max-restarts", 5, "Restarts of Triton, or of the frontend, in ten minutes, once ready.")
-    _add_number(command, "--triton-hang-s", 30.0, "Seconds without an answer that restart Triton; 0: no limit.")
-    verbose_help = "Print the log of Triton and the frontend on a terminal too, where it goes to a file otherwise."
-    command.add_argument("--verbose", action="store_true", help=verbose_help)
-    add_options(command.add_argument_group("the frontend"), DEFAULT_FRONTEND, without={"triton_endpoints"})
+    text = "Run tritonserver and the frontend until Ctrl-C."
+    command = commands.add_parser("serve", help=text, description=text, epilog=f"example: {prog} serve demo")
+    models_help = (
+        "Model to build first, unless it is built: demo, OWNER/NAME of the hub, or the folder of a checkpoint."
+    )
+    command.add_argument("models", nargs="*", metavar="MODEL", help=models_help)
+    _add_serve_options(command)
     command.set_defaults(command=_serve)
+
+    text = "Serve a model, and chat with it in the terminal until Ctrl-D."
+    command = commands.add_parser("run", help=text, description=text, epilog=f"example: {prog} run demo")
+    command.add_argument("models", nargs=1, metavar="MODEL", help=models_help)
+    _add_serve_options(command)
+    command.set_defaults(command=_run)
+
+    text = "Chat in the terminal with a model of a running server. OPENAI_API_KEY is its API key."
+    command = commands.add_parser("chat", help=text, description=text, epilog=f"example: {prog} chat --model demo")
+    command.add_argument("--url", default=_URL, help=f"URL of the server. (default: {_URL})")
+    command.add_argument("--model", default="", metavar="ID", help="Model to chat with. (default: the server's first)")
+    command.set_defaults(command=_chat)
+
+    text = "Show what this machine has for serving, and what is missing; exit status 1 if something is."
+    command = commands.add_parser("doctor", help=text, description=text, epilog=f"example: {prog} doctor --json")
+    command.add_argument("--state-dir", type=Path, default=".conch", metavar="DIR", help="State folder of `serve`.")
+    command.add_argument("--json", action="store_true", help="Print a list of objects.")
+    command.set_defaults(command=_doctor)
+
+    for name, text in _BUILD_COMMANDS.items():
+        commands.add_parser(name, help=text, add_help=False)  # main() gives them to build_engines
 
     command = commands.add_parser("api", help="Run the frontend alone; Triton runs elsewhere.")
     add_options(command, Settings())
     command.set_defaults(command=_api)
 
     command = commands.add_parser("triton", help="Run tritonserver alone; frontends run elsewhere.")
+    command.add_argument(
+        "--repository", type=Path, required=True, metavar="DIR", help="Repository that build_engines rendered."
+    )
     _add_triton_options(command)
     address_help = f"Address of gRPC and metrics. Every client that reaches it can generate. (default: {ADDRESS})"
     command.add_argument("--address", default=ADDRESS, help=address_help)
@@ -84,10 +128,20 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _add_serve_options(command: argparse.ArgumentParser) -> None:
+    repository_help = "Repository that build_engines rendered. (default: repository in the state folder)"
+    command.add_argument("--repository", type=Path, metavar="DIR", help=repository_help)
+    _add_triton_options(command, "triton-")
+    _add_number(command, "--ready-timeout-s", 120.0, "Seconds until all models must answer.")
+    _add_number(command, "--stop-timeout-s", 5.0, "Seconds that each process may take to end; then it is killed.")
+    _add_number(command, "--max-restarts", 5, "Restarts of Triton, or of the frontend, in ten minutes, once ready.")
+    _add_number(command, "--triton-hang-s", 30.0, "Seconds without an answer that restart Triton; 0: no limit.")
+    verbose_help = "Print the log of Triton and the frontend on a terminal too, where it goes to a file otherwise."
+    command.add_argument("--verbose", action="store_true", help=verbose_help)
+    add_options(command.add_argument_group("the frontend"), DEFAULT_FRONTEND, without={"triton_endpoints"})
+
+
 def _add_triton_options(command: argparse.ArgumentParser, prefix: str = "") -> None:
-    command.add_argument(
-        "--repository", type=Path, required=True, metavar="DIR", help="Repository that build_engines rendered."
-    )
     state_help = "Folder for files of the running server, used by one `serve` at a time. (default: .conch)"
     command.add_argument("--state-dir", type=Path, default=".conch", metavar="DIR", help=state_help)
     free = "; 0 is any free port" if prefix else ""
@@ -109,12 +163,16 @@ def _add_number(command: argparse.ArgumentParser, flag: str, default: float, tex
     command.add_argument(flag, default=default, help=f"{text} (default: {default:g})", **kind)  # type: ignore[arg-type]
 
 
-def _serve(options: argparse.Namespace) -> int:
+def _serve(options: argparse.Namespace, talk: Callable[[str, str], int] | None = None) -> int:
     from frontend.launcher.command import serve
+    from frontend.launcher.errors import LaunchError
     from frontend.launcher.launcher import LauncherSettings
+    from frontend.launcher.models import build_models
 
+    if options.models and options.repository:
+        raise SettingsError(f"--repository={options.repository}: not together with MODEL: write one of them")
     settings = LauncherSettings(
-        repository=options.repository,
+        repository=options.repository or options.state_dir / "repository",
         state_dir=options.state_dir,
         environment=os.environ,
         frontend=settings_from(options, settings_of_environment(os.environ, DEFAULT_FRONTEND)),
@@ -128,7 +186,37 @@ def _serve(options: argparse.Namespace) -> int:
         triton_hang_s=options.triton_hang_s,
     )
     _check(settings.frontend)
-    return serve(settings, sys.stdout, sys.stderr, is_verbose=options.verbose)
+    try:
+        build_models(options.models, options.state_dir)
+    except LaunchError as exc:
+        print(f"error: {exc}", file=sys.stderr)
+        return 1
+    return serve(settings, sys.stdout, sys.stderr, is_verbose=options.verbose, talk=talk)
+
+
+def _run(options: argparse.Namespace) -> int:
+    from frontend.chat import ChatClient, chat
+
+    key = os.environ.get(_KEY_VARIABLE, "")
+    return _serve(options, lambda url, model: chat(ChatClient(url, key, is_verified=False), model, sys.stdout))
+
+
+def _chat(options: argparse.Namespace) -> int:
+    from frontend.chat import ChatClient, chat
+
+    return chat(ChatClient(options.url, os.environ.get(_KEY_VARIABLE, "")), options.model, sys.stdout)
+
+
+def _doctor(options: argparse.Namespace) -> int:
+    from frontend.launcher.doctor import findings
+
+    found = list(findings(options.state_dir))
+    if options.json:
+        print(json.dumps([dataclasses.asdict(each) for each in found], indent=1))
+    else:
+        for each in found:
+            print(f"{'ok     ' if each.is_well else 'MISSING'}  {each.subject:8}{each.text}")
+    return 0 if all(each.is_well for each in found) else 1
 
 
 def _api(options: argparse.Namespace) -> int:

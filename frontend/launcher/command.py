@@ -21,11 +21,20 @@ from frontend.launcher.launcher import Interrupted, Launcher, LauncherSettings
 LOG_FILE = "serve.log"
 
 
-def serve(settings: LauncherSettings, out: TextIO, err: TextIO, *, is_verbose: bool = False) -> int:
+def serve(
+    settings: LauncherSettings,
+    out: TextIO,
+    err: TextIO,
+    *,
+    is_verbose: bool = False,
+    talk: Callable[[str, str], int] | None = None,
+) -> int:
     """Serve until a signal, and return 0; after an error, write it to `err` and return 1.
 
     Args:
         is_verbose: print the whole log on a terminal too.
+        talk: called with the URL and the first model once the models answer; its end is the end of serving, and its
+            result is returned.
     """
     is_quiet = err.isatty() and not is_verbose
     streams = [err]  # for the launcher's own lines; the last one has the children's log too
@@ -48,6 +57,11 @@ def serve(settings: LauncherSettings, out: TextIO, err: TextIO, *, is_verbose: b
             launcher.start()
             with _elapsed_time("Loading the models", err if is_quiet else None):
                 model_ids = launcher.wait_until_ready()
+            if talk is not None:
+                signal.signal(signal.SIGINT, signal.default_int_handler)  # it ends answers
+                status = talk(launcher.url, model_ids[0])
+                _call_at_signals(launcher.interrupt)
+                return status
             _write(_ready_message(launcher.url, model_ids, has_keys=bool(settings.frontend.key_file)), out)
             launcher.watch()
     except Interrupted:

@@ -1,0 +1,73 @@
+"""The command `doctor`: what this machine has for serving, what is missing, and what to do about it."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import platform
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from frontend.launcher.checks import PortChoice, check_machine, free_ports
+from frontend.launcher.errors import LaunchError
+from frontend.launcher.libpython import why_unusable
+from frontend.launcher.triton_server import ADDRESS, find_triton
+from model_repository.contract.tensors import ensemble_to_model_id
+from model_repository.cores import num_physical_cores
+
+_MIN_DISK_BYTES = 5 << 30  # a small model, with its download
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One fact about the machine."""
+
+    subject: str
+    is_well: bool
+    text: str
+
+
+def findings(state_dir: Path) -> Iterator[Finding]:
+    """Yield what serving needs on this machine, and what it would use."""
+    reason = why_unusable()
+    yield Finding("Python", reason is None, reason or platform.python_version())
+    yield _checked("Triton", _triton)
+    yield _checked("limits", _limits)
+    yield _checked("ports", _ports)
+    memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    yield Finding("CPU", True, f"{num_physical_cores()} cores, {memory_bytes / 1e9:.0f} GB of memory")
+    has_gpu_runtime = importlib.util.find_spec("tensorrt_llm") is not None
+    gpu = "TensorRT-LLM is installed" if has_gpu_runtime else "no TensorRT-LLM: models run on the CPU, with llama.cpp"
+    yield Finding("GPU", True, gpu)
+    existing = next(folder for folder in (state_dir.resolve(), *state_dir.resolve().parents) if folder.exists())
+    free_bytes = shutil.disk_usage(existing).free
+    yield Finding("disk", free_bytes >= _MIN_DISK_BYTES, f"{free_bytes / 1e9:.0f} GB free in {existing}")
+    models = sorted(path.parent.name for path in state_dir.glob("repository/*/config.pbtxt"))
+    served = ", ".join(ensemble_to_model_id(name) for name in models if "__" not in name)
+    yield Finding("models", True, served or "none yet: conch serve demo, or conch serve OWNER/NAME of the hub")
+
+
+def _checked(subject: str, check: Callable[[], str]) -> Finding:
+    try:
+        return Finding(subject, True, check())
+    except LaunchError as exc:
+        return Finding(subject, False, str(exc))
+
+
+def _triton() -> str:
+    with tempfile.TemporaryDirectory() as folder:
+        return str(find_triton(None, Path(folder), os.environ).binary)
+
+
+def _limits() -> str:
+    check_machine()
+    return "those of the shell and of shared memory are enough"
+
+
+def _ports() -> str:
+    flags = {"--port": 8000, "--triton-grpc-port": 8001, "--triton-metrics-port": 8002}
+    ports = free_ports([PortChoice(flag, ADDRESS, port) for flag, port in flags.items()])
+    return f"{', '.join(map(str, ports.values()))} are free"
