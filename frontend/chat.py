@@ -38,7 +38,7 @@ class ChatClient:
         """Return the ids of the models.
 
         Raises:
-            ChatFailed: see there.
+            ChatFailed: the server refuses the request or cannot be reached.
         """
         text = b"".join(self._lines("GET", "/v1/models"))
         return [model["id"] for model in json.loads(text)["data"]]
@@ -47,7 +47,7 @@ class ChatClient:
         """Yield the pieces of an answer.
 
         Raises:
-            ChatFailed: see there.
+            ChatFailed: the server refuses the request, ends the stream with an error, or cannot be reached.
         """
         body = {"model": model, "messages": messages, "stream": True}
         for line in self._lines("POST", "/v1/chat/completions", body):

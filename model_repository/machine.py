@@ -30,7 +30,7 @@ class Machine:
 
 def read_machine(environment: Mapping[str, str] = os.environ) -> Machine:
     """Ask nvidia-smi and the installed package; this creates no CUDA context."""
-    version = _installed_version("tensorrt_llm")
+    version = installed_version("tensorrt_llm")
     visible = environment.get("CUDA_VISIBLE_DEVICES")
     if visible is not None and visible.strip() in ("", "-1"):
         return Machine(tensorrt_llm_version=version, gpu_error=f"CUDA_VISIBLE_DEVICES={visible!r} hides every GPU")
@@ -125,7 +125,8 @@ def _gpu_of_row(row: str) -> tuple[str, int, str]:
     return name, int(memory_mib) * _BYTES_PER_MIB, f"sm{int(capability.replace('.', ''))}"
 
 
-def _installed_version(package: str) -> str | None:
+def installed_version(package: str) -> str | None:
+    """Return the version of an installed Python package, None if it is not installed."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:

@@ -8,7 +8,6 @@ import logging
 import sys
 from collections.abc import Mapping, Sequence
 from importlib import resources
-from importlib.util import find_spec
 from pathlib import Path
 
 from build_engines.build import build
@@ -26,6 +25,7 @@ from build_engines.serving import Serving
 from build_engines.signals import ended_by_signals
 from build_engines.tensorrt_llm.options import RUNTIME
 from model_repository.engine.runtime import PROJECTOR, RUNTIMES
+from model_repository.machine import installed_version
 from model_repository.model_parameters import RequestDefaults
 from model_repository.tool_formats import TOOL_FORMATS
 
@@ -104,7 +104,7 @@ _PRECISION_HELP = (
 
 def _build(options: argparse.Namespace) -> None:
     logging.basicConfig(level=logging.INFO, format="%(message)s")
-    is_for_gpu = find_spec(RUNTIME) and options.model != "demo" and options.gguf is None
+    is_for_gpu = installed_version(RUNTIME) and options.model != "demo" and options.gguf is None
     options.runtime = options.runtime or (RUNTIME if is_for_gpu else "llama_cpp")
     serve_options = serve_options_of(options)  # a mistake is reported before the build
     with ended_by_signals():

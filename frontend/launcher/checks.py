@@ -49,9 +49,9 @@ def check_repository(repository: Path) -> None:
         RepositoryInvalid: it is missing, or has no model.
     """
     if not repository.is_dir():
-        raise RepositoryInvalid(f"--repository={repository}: no such folder; `python -m build_engines build` makes it")
+        raise RepositoryInvalid(f"--repository={repository}: no such folder; `conch serve demo` makes one")
     if not any(repository.glob("*/config.pbtxt")):
-        raise RepositoryInvalid(f"--repository={repository}: no model in it; `python -m build_engines build` makes one")
+        raise RepositoryInvalid(f"--repository={repository}: no model in it; `conch serve demo` builds one")
 
 
 def check_machine() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import platform
 import shutil
@@ -17,6 +16,7 @@ from frontend.launcher.libpython import why_unusable
 from frontend.launcher.triton_server import ADDRESS, find_triton
 from model_repository.contract.tensors import ensemble_to_model_id
 from model_repository.cores import num_physical_cores
+from model_repository.machine import installed_version
 
 _MIN_DISK_BYTES = 5 << 30  # a small model, with its download
 
@@ -39,8 +39,8 @@ def findings(state_dir: Path) -> Iterator[Finding]:
     yield _checked("ports", _ports)
     memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     yield Finding("CPU", True, f"{num_physical_cores()} cores, {memory_bytes / 1e9:.0f} GB of memory")
-    has_gpu_runtime = importlib.util.find_spec("tensorrt_llm") is not None
-    gpu = "TensorRT-LLM is installed" if has_gpu_runtime else "no TensorRT-LLM: models run on the CPU, with llama.cpp"
+    version = installed_version("tensorrt_llm")
+    gpu = f"TensorRT-LLM {version}" if version else "no TensorRT-LLM: models run on the CPU, with llama.cpp"
     yield Finding("GPU", True, gpu)
     existing = next(folder for folder in (state_dir.resolve(), *state_dir.resolve().parents) if folder.exists())
     free_bytes = shutil.disk_usage(existing).free
