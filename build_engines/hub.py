@@ -96,4 +96,13 @@ class HubReference:
         return folder, folder.name
 
 
+def checkpoint_folder(given: str, entry: ModelEntry | None = None) -> tuple[Path, str | None]:
+    """Return the folder that --checkpoint names, and its commit on the hub; None for a folder of this machine.
+
+    Raises:
+        BuildError: it is neither a folder nor a reference, or cannot be downloaded.
+    """
+    return (Path(given), None) if Path(given).is_dir() else HubReference.parse(given).download(entry)
+
+
 _GATED = "a gated repository: accept its licence on its page of the hub, and set HF_TOKEN to a token that may read it"

@@ -82,7 +82,7 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--model", default="", metavar="ID", help="Model to chat with. (default: the server's first)")
     command.set_defaults(command=_chat)
 
-    text = "Show what this machine has for serving, and what is missing; exit status 1 if something is."
+    text = "Check this machine for serving. The exit status is 1 if something is missing."
     command = commands.add_parser("doctor", help=text, description=text, epilog=f"example: {prog} doctor --json")
     command.add_argument("--state-dir", type=Path, default=".conch", metavar="DIR", help="State folder of `serve`.")
     command.add_argument("--json", action="store_true", help="Print a list of objects.")

@@ -17,7 +17,7 @@ from build_engines.commands import build_tensorrt_llm
 from build_engines.commands.render import add_serve_options, serve_options_of, write
 from build_engines.cpu_spec import CpuSpec
 from build_engines.errors import BuildError, CatalogError
-from build_engines.hub import HubReference
+from build_engines.hub import HubReference, checkpoint_folder
 from build_engines.llama_cpp.model_config import ARCHITECTURES
 from build_engines.llama_cpp.storage import PRECISIONS
 from build_engines.render import ServeOptions
@@ -135,7 +135,7 @@ def _build_on_cpu(options: argparse.Namespace) -> Path:
     adapters, projector, precision = _adapters(options), options.mmproj, options.precision or "f16"
     model_id, checkpoint = options.model, None
     if options.checkpoint is not None:
-        checkpoint = _checkpoint(options.checkpoint)
+        checkpoint, _ = checkpoint_folder(options.checkpoint)
     elif options.model == "demo" and options.gguf is None:
         checkpoint, precision = DEMO / "checkpoint", options.precision or "f32"
         if options.runtime == "llama_cpp":
@@ -157,11 +157,6 @@ def _build_on_cpu(options: argparse.Namespace) -> Path:
         serving=_serving(options),
     )
     return build(spec, options.state_dir / "artifacts")
-
-
-def _checkpoint(given: str) -> Path:
-    """Return the folder of a checkpoint, which is downloaded if it is not there."""
-    return Path(given) if Path(given).is_dir() else HubReference.parse(given).download()[0]
 
 
 def _named_checkpoint(model: str) -> tuple[str, Path]:

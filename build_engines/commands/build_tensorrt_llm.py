@@ -16,7 +16,7 @@ from build_engines.catalog import Catalog
 from build_engines.commands.plan import TENSOR_HELP
 from build_engines.errors import BuildError
 from build_engines.gpus import GPUS, Gpu
-from build_engines.hub import HubReference
+from build_engines.hub import HubReference, checkpoint_folder
 from build_engines.model_entry import ModelEntry
 from build_engines.planner.plan import plan
 from build_engines.planner.sizing import Plan
@@ -202,7 +202,7 @@ class BuildOptions:
         entry = planned.entry
         self._check(planned)
         check_machine(self.recipe(planned, None).plan, self.backend, tools.machine)  # before hours of a download
-        folder, revision = self._checkpoint(planned)
+        folder, revision = checkpoint_folder(self.options.checkpoint or f"{entry.model_id}@main", entry)
         source = Source.load(imported(folder, tools.work_dir, planned.checkpoint_bytes, tools.run), entry)
         return TensorRtLlmSpec(
             recipe=self.recipe(planned, source),
@@ -268,11 +268,6 @@ class BuildOptions:
         if machine is None:
             raise BuildError(f"--dry-run needs --gpu {'|'.join(GPUS)}")
         return gpu_of(machine)
-
-    def _checkpoint(self, planned: Plan) -> tuple[Path, str | None]:
-        """Return the folder of the checkpoint, and its commit on the hub."""
-        given = self.options.checkpoint or f"{planned.entry.model_id}@main"
-        return (Path(given), None) if Path(given).is_dir() else HubReference.parse(given).download(planned.entry)
 
 
 def build_tensorrt_llm(build_options: BuildOptions) -> Path | None:

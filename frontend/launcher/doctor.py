@@ -1,4 +1,4 @@
-"""The command `doctor`: what this machine has for serving, what is missing, and what to do about it."""
+"""The command `doctor`: it checks this machine, and says how to get what is missing."""
 
 from __future__ import annotations
 

@@ -8,7 +8,6 @@ import json
 import ssl
 import tempfile
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ import yaml
 
 from tests.helm.api_server import KINDS
 from tests.helm.chart import KubernetesObject
+from tests.waiting import wait_until
 
 # By kind: API and plural name.
 RESOURCES = {kind: (api, plural) for api, kinds in KINDS.items() for plural, kind in kinds.items()} | {
@@ -143,17 +143,9 @@ class Api:
         return text
 
 
-def wait_for[T](condition: Callable[[], T], what: str, timeout_s: float = 60.0) -> T:
-    """Poll until the condition is true, and return its value.
-
-    Raises:
-        AssertionError: it is still false after `timeout_s`.
-    """
-    deadline = time.monotonic() + timeout_s
-    while not (found := condition()):
-        assert time.monotonic() < deadline, f"not within {timeout_s:g} s: {what}"
-        time.sleep(0.1)
-    return found
+def wait_for[Value](condition: Callable[[], Value], what: str, timeout_s: float = 60.0) -> Value:
+    """Wait for a condition that asks the server, with a pause that leaves it time for its work."""
+    return wait_until(condition, what, timeout_s, pause_s=0.1)
 
 
 def _named(config: dict[str, Any], section: str, name: str) -> dict[str, Any]:

@@ -21,7 +21,7 @@ PRODUCT = "NVIDIA-H100-80GB-HBM3"  # of the profile h100
 MODEL = "llama"
 FULL = {"parallelism": {"tensor": 8}, "gpus": {"perNode": 8, "profile": "h100"}}
 REPLACE = {"maxSurge": 0, "maxUnavailable": 1}
-PENDING_S = 5.0  # an impossible placement is watched for so long
+PENDING_S = 5.0  # for this time a pod that fits no node is watched
 RESTRICTED = "pod-security.kubernetes.io/enforce"
 # What a namespace has without a release; the last one is made by the controllers of OpenShift.
 OWN = {("ServiceAccount", "default"), ("ConfigMap", "kube-root-ca.crt"), ("ConfigMap", "openshift-service-ca.crt")}
@@ -211,9 +211,7 @@ def other_engine(it: Release) -> str:
     values = with_gpu_model(**FULL)
     it.install(values)
     old, since = it.ready(), it.now()
-    _set_revision(values, "v2")
-    it.upgrade(values)
-    new = it.wait_for_new(old)
+    new = _with_new_engine(it, values, old)
     _assert_served(it, since)
     assert it.num_builds() == 2, f"{it.num_builds()} builds"
     for node in nodes:
@@ -255,9 +253,7 @@ def rollback(it: Release) -> str:
     values = with_gpu_model(**FULL)
     it.install(values)
     old, folder = it.ready(), it.folder()
-    _set_revision(values, "v2")
-    it.upgrade(values)
-    new = it.wait_for_new(old)
+    new = _with_new_engine(it, values, old)
     assert it.folder() != folder, "another revision has the same folder"
     since = it.now()
     it.helm.rollback(it.namespace, 1)
@@ -434,6 +430,13 @@ def _claims(values: Values) -> set[tuple[str, str]]:
 
 def _set_revision(values: Values, revision: str) -> None:
     values["models"][0]["source"] = {"huggingface": {"repo": "meta-llama/Llama-3.1-8B-Instruct", "revision": revision}}
+
+
+def _with_new_engine(it: Release, values: Values, old: list[str]) -> list[str]:
+    """Change the source, so that another engine is needed, and return the ready pods that replace the old ones."""
+    _set_revision(values, "v2")
+    it.upgrade(values)
+    return it.wait_for_new(old)
 
 
 def _assert_served(it: Release, since: str) -> None:

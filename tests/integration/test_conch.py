@@ -26,7 +26,7 @@ sys.exit(main())
 
 
 class Terminal:
-    """A command whose controlling terminal is in the hands of the test."""
+    """A command on a terminal of its own, at which the test types and reads."""
 
     def __init__(self, *words: str) -> None:
         self.text = ""
@@ -37,7 +37,7 @@ class Terminal:
         os.close(end)
 
     def wait_for(self, text: str) -> None:
-        """Read until the text comes after what was waited for before."""
+        """Read until this text comes. The next call searches behind it."""
         while (found := self.text.find(text, self._seen)) < 0:
             self.text += os.read(self._terminal, 4096).decode()
         self._seen = found + len(text)
