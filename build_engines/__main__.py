@@ -16,7 +16,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; an error is one line on stderr and status 1."""
     try:
         options = _parser().parse_args(arguments)
-        logging.getLogger("gguf").setLevel(logging.WARNING)  # its errors are repeated by ours
+        for name in ("gguf", "httpx", "httpx2"):  # one line for each request to the hub
+            logging.getLogger(name).setLevel(logging.WARNING)
+        logging.getLogger("huggingface_hub").propagate = False  # it has a handler of its own
         options.command(options)
         sys.stdout.flush()
     except BrokenPipeError:  # the reader of our output has closed it, as `head` does

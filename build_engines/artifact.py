@@ -37,6 +37,7 @@ class Contents:
     tool_call_format: str
     template_fields: tuple[str, ...]  # see ModelParameters
     has_images: bool = False
+    kv_cache_bytes_per_token: int = 0
 
     def fields(self) -> dict[str, Any]:
         """Return them by name."""
@@ -63,6 +64,7 @@ class Manifest:
     tool_call_format: str
     template_fields: tuple[str, ...]  # see ModelParameters
     has_images: bool = False  # the model reads images
+    kv_cache_bytes_per_token: int = 0  # of a model on a CPU; 0: unknown
     serving: Serving = field(default_factory=Serving)  # not in the key
     files: dict[str, str] = field(default_factory=dict)  # relative path to sha256
 

@@ -92,7 +92,12 @@ def _letters_and_digits(text: str) -> str:
     return "".join(filter(str.isalnum, text))
 
 
-def _read_entries(path: Path) -> Iterator[ModelEntry]:
+def read_models(path: Path) -> dict[Any, Any]:
+    """Return the entry of each model in a file with the one key `models`.
+
+    Raises:
+        CatalogError: it cannot be read, or has another form.
+    """
     try:
         document = yaml.load(path.read_text(encoding="utf-8"), Loader=_UniqueKeyLoader)
     except OSError as exc:
@@ -101,10 +106,13 @@ def _read_entries(path: Path) -> Iterator[ModelEntry]:
         raise CatalogError(f"{path}: not YAML: {' '.join(str(exc).split())}") from exc
     match document:
         case {"models": dict(models), **rest} if not rest:
-            pass
+            return models
         case _:
             raise CatalogError(f"{path}: expected one key, `models`, an object with an entry for each model id")
-    for model_id, fields in models.items():
+
+
+def _read_entries(path: Path) -> Iterator[ModelEntry]:
+    for model_id, fields in read_models(path).items():
         yield _entry(path, model_id, fields)
 
 

@@ -12,7 +12,9 @@ from build_engines.errors import BuildError
 from build_engines.llama_cpp.gguf_file import write_gguf
 from build_engines.llama_cpp.gguf_header import check_projector, gguf_parts, part_names, read_gguf_base, read_gguf_facts
 from build_engines.llama_cpp.lora import write_lora
+from build_engines.llama_cpp.model_config import ModelConfig
 from build_engines.llama_cpp.projector import write_projector
+from build_engines.llama_cpp.quantize import QUANTIZED, quantize
 from build_engines.llama_cpp.storage import PRECISIONS
 from build_engines.peft import FILES as ADAPTER_FILES
 from build_engines.peft import LoraAdapter
@@ -27,6 +29,16 @@ from model_repository.tool_formats import TOOL_FORMATS
 
 CONVERTER = 2  # raise it when the output for the same input changes
 GGUF_NAME = "model"  # of the file or of its parts
+
+
+def check_precision(precision: str) -> None:
+    """Check the name of a precision of llama.cpp.
+
+    Raises:
+        BuildError: it is another one.
+    """
+    if precision not in (*PRECISIONS, *QUANTIZED):
+        raise BuildError(f"--precision {precision}: expected one of {', '.join((*PRECISIONS, *QUANTIZED))}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,8 +64,7 @@ class CpuSpec:
             raise BuildError(f"--adapter: the runtime {self.runtime} has no adapters")
         if self.tool_call_format not in (None, *TOOL_FORMATS):
             raise BuildError(f"--tool-call-format {self.tool_call_format}: expected one of {', '.join(TOOL_FORMATS)}")
-        if self.precision not in PRECISIONS:
-            raise BuildError(f"--precision {self.precision}: expected one of {', '.join(PRECISIONS)}")
+        check_precision(self.precision)
         for name in self.options:
             taken = sorted(RUNTIMES[self.runtime].options)
             if name not in taken:
@@ -119,6 +130,7 @@ class CpuSpec:
             tool_call_format=self._tool_call_format,
             template_fields=template_fields(folder / "tokenizer"),
             has_images=(folder / PROJECTOR).exists(),
+            kv_cache_bytes_per_token=facts.kv_numbers_per_token * (4 if self.precision == "f32" else 2),
         )
 
     def clean_up(self, source: dict[str, str]) -> None:
@@ -136,6 +148,7 @@ class ModelFacts:
     context_window: int
     eos_token_ids: tuple[int, ...]
     vocab_size: int
+    kv_numbers_per_token: int  # in the KV cache of all layers
 
 
 def _write_model(spec: CpuSpec, folder: Path) -> ModelFacts:
@@ -162,16 +175,25 @@ def _write_weights(spec: CpuSpec, folder: Path) -> ModelFacts:
         return facts
     assert spec.checkpoint is not None
     checkpoint = Checkpoint.load(spec.checkpoint)
+    kv_numbers = 0
     if spec.runtime == "llama_cpp":  # the synthetic runtime has no weights
+        path = folder / f"{GGUF_NAME}.gguf"
+        model = ModelConfig.of(checkpoint.config)
+        kv_numbers = 2 * model.num_layers * model.num_kv_heads * model.head_dim
+        converted = folder / "f16.gguf" if spec.precision in QUANTIZED else path
+        precision = "f16" if spec.precision in QUANTIZED else spec.precision
         with Progress.shown("converting", 0) as progress:
-            path = folder / f"{GGUF_NAME}.gguf"
-            write_gguf(checkpoint, path, spec.precision, lambda done, total: progress.set(done, total_bytes=total))
+            write_gguf(checkpoint, converted, precision, lambda done, total: progress.set(done, total_bytes=total))
+        if converted != path:
+            quantize(converted, path, spec.precision)
+            converted.unlink()
         if checkpoint.image_config is not None and spec.projector is None:
-            write_projector(checkpoint, folder / PROJECTOR, spec.precision)
+            write_projector(checkpoint, folder / PROJECTOR, precision)
     return ModelFacts(
         context_window=checkpoint.context_window,
         eos_token_ids=checkpoint.eos_token_ids,
         vocab_size=int(checkpoint.config["vocab_size"]),
+        kv_numbers_per_token=kv_numbers,
     )
 
 
@@ -181,7 +203,12 @@ def _facts_of_gguf(path: Path, tokenizer_folder: Path) -> ModelFacts:
     eos_token_ids = named_eos_token_ids(generation) or header.eos_token_ids
     if not eos_token_ids:
         raise BuildError(f"{path}: names no end-of-generation token, nor does generation_config.json")
-    return ModelFacts(context_window=header.context_length, eos_token_ids=eos_token_ids, vocab_size=header.vocab_size)
+    return ModelFacts(
+        context_window=header.context_length,
+        eos_token_ids=eos_token_ids,
+        vocab_size=header.vocab_size,
+        kv_numbers_per_token=header.kv_numbers_per_token,
+    )
 
 
 def _context_window(spec: CpuSpec, facts: ModelFacts) -> int:

@@ -1,43 +1,41 @@
-"""Checkpoints from the Hugging Face hub. A revision is resolved to a commit, which the artifact records."""
+"""Models of the Hugging Face hub. A revision is resolved to a commit, which the artifact records."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from fnmatch import fnmatch
 from pathlib import Path
-from typing import Protocol
 
 import huggingface_hub
+from huggingface_hub import constants
 from huggingface_hub import errors as hub_errors
+from huggingface_hub.utils.tqdm import disable_progress_bars
 
+from build_engines.digests import Digests
 from build_engines.errors import BuildError
 from build_engines.model_entry import ModelEntry
+from build_engines.progress import Progress, following
 from build_engines.tensorrt_llm.imported import PYTORCH_FILES
 from build_engines.tensorrt_llm.source import download_patterns
 
+HUB_ERRORS = (hub_errors.HTTPError, OSError)  # type: ignore[attr-defined]  # of requests or httpx, by version
+
 _COMMIT = re.compile(r"[0-9a-f]{40}")
-_REFERENCE = re.compile(r"(?P<repository>[\w.-]+/[\w.-]+)(@(?P<revision>[^@]+))?")
-
-
-class Snapshot(Protocol):
-    """`huggingface_hub.snapshot_download`."""
-
-    def __call__(self, repo_id: str, *, revision: str, allow_patterns: Sequence[str]) -> str:
-        """Return the folder of the files, which has the commit as its name."""
-        ...
-
-
-def _snapshot(repo_id: str, *, revision: str, allow_patterns: Sequence[str]) -> str:
-    return str(huggingface_hub.snapshot_download(repo_id, revision=revision, allow_patterns=list(allow_patterns)))
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+_REFERENCE = re.compile(r"(?P<repository>[\w.-]+/[\w.-]+)(@(?P<revision>[^@:]+))?(:(?P<variant>[^@:]+))?")
 
 
 @dataclass(frozen=True, slots=True)
 class HubReference:
-    """`owner/name`, or `owner/name@revision`."""
+    """`OWNER/NAME`, with `@REVISION`, `:VARIANT` or both."""
 
     repository: str
     revision: str  # a branch, a tag or a commit
+    variant: str | None = None  # a precision, such as Q4_K_M, or the name of a GGUF file
 
     @classmethod
     def parse(cls, text: str) -> HubReference:
@@ -47,7 +45,7 @@ class HubReference:
             BuildError: it is neither a folder nor OWNER/NAME@REVISION.
         """
         found = cls.find(text)
-        if found is None:
+        if found is None or found.variant is not None:
             raise BuildError(f"--checkpoint {text}: no such folder, nor of the form OWNER/NAME@REVISION")
         return found
 
@@ -55,54 +53,154 @@ class HubReference:
     def find(cls, text: str) -> HubReference | None:
         """Read a text that may be a reference."""
         found = _REFERENCE.fullmatch(text)
-        return None if found is None else cls(found["repository"], found["revision"] or "main")
+        return None if found is None else cls(found["repository"], found["revision"] or "main", found["variant"])
 
-    def download(
-        self,
+    def __str__(self) -> str:
+        """Return the repository and the revision."""
+        return f"{self.repository}@{self.revision}"
+
+
+@dataclass(frozen=True, slots=True)
+class HubRepository:
+    """The files of a repository at one commit."""
+
+    reference: HubReference
+    commit: str
+    sizes: dict[str, int]  # in bytes, by path
+
+    @classmethod
+    def open(
+        cls,
+        reference: HubReference,
         entry: ModelEntry | None = None,
-        snapshot: Snapshot = _snapshot,
         find_token: Callable[[], str | None] = huggingface_hub.get_token,
-    ) -> tuple[Path, str]:
-        """Return the folder of the checkpoint's files, and their commit.
-
-        Files of the hub's cache are not downloaded again; an interrupted download continues.
+    ) -> HubRepository:
+        """List a repository; without a connection, the part of it that has been downloaded.
 
         Args:
             entry: the model's entry, if it is one of the catalog.
+            find_token: returns the user's token for the hub.
 
         Raises:
-            BuildError: no such repository or revision, no permission, or no connection.
+            BuildError: no such repository or revision, no permission, or neither a connection nor a download.
         """
-        what = f"{self.repository}@{self.revision}"
         # A copy of another owner may not be gated.
-        is_gated = entry is not None and entry.is_gated and self.repository in (entry.model_id, *entry.aliases)
+        is_gated = entry is not None and entry.is_gated and reference.repository in (entry.model_id, *entry.aliases)
         if is_gated and find_token() is None:
-            raise BuildError(f"{what}: {_GATED}")
+            raise BuildError(f"{reference}: {_GATED}")
+        with _reported(reference):
+            try:
+                info = huggingface_hub.HfApi().model_info(
+                    reference.repository, revision=reference.revision, files_metadata=True
+                )
+            except (hub_errors.RepositoryNotFoundError, hub_errors.RevisionNotFoundError):
+                raise
+            except HUB_ERRORS as exc:
+                return cls._downloaded(reference, exc)
+        sizes = {file.rfilename: file.size or 0 for file in info.siblings or ()}
+        return cls(reference, str(info.sha), sizes)
+
+    @classmethod
+    def _downloaded(cls, reference: HubReference, failure: Exception) -> HubRepository:
         try:
-            folder = Path(snapshot(self.repository, revision=self.revision, allow_patterns=download_patterns()))
-            if entry is not None and not any(folder.glob("*.safetensors")):
-                folder = Path(snapshot(self.repository, revision=self.revision, allow_patterns=PYTORCH_FILES))
-        except hub_errors.GatedRepoError as exc:
-            raise BuildError(f"{what}: {_GATED}") from exc
-        except hub_errors.RevisionNotFoundError as exc:
-            raise BuildError(f"{what}: the repository has no such revision") from exc
-        except hub_errors.RepositoryNotFoundError as exc:
-            rule = "no such folder here, and no such repository, or a private one that HF_TOKEN cannot read"
-            raise BuildError(f"{what}: {rule}") from exc
-        except (hub_errors.HfHubHTTPError, hub_errors.LocalEntryNotFoundError, OSError) as exc:
-            raise BuildError(f"{what}: download failed: {str(exc).partition(chr(10))[0]}") from exc
+            text = huggingface_hub.snapshot_download(
+                reference.repository, revision=reference.revision, local_files_only=True, allow_patterns=[]
+            )
+        except OSError:
+            raise failure from None
+        folder = Path(text)
+        files = (path for path in sorted(folder.rglob("*")) if path.is_file())
+        return cls(reference, folder.name, {path.relative_to(folder).as_posix(): path.stat().st_size for path in files})
+
+    def matching(self, *patterns: str) -> list[str]:
+        """Return the names of the files of the top folder that match one of the patterns."""
+        top = (name for name in sorted(self.sizes) if "/" not in name)
+        return [name for name in top if any(fnmatch(name, pattern) for pattern in patterns)]
+
+    def download(self, names: Sequence[str], digests: Digests) -> Path:
+        """Return the folder of the repository's files, with at least these.
+
+        Files of the hub's cache are not downloaded again. The hub names a large file by its sha256, which is compared.
+
+        Raises:
+            BuildError: no connection, no room on the disk, or a file with another digest, which is removed.
+        """
+        missing_bytes = sum(self.sizes[name] for name in names if not self._is_cached(name))
+        storage = Path(constants.HF_HUB_CACHE) / f"models--{self.reference.repository.replace('/', '--')}"
+        existing = next(folder for folder in (storage, *storage.parents) if folder.exists())
+        free_bytes = shutil.disk_usage(existing).free
+        if missing_bytes > free_bytes:
+            rule = f"{missing_bytes / 1e9:,.1f} GB to download, and {free_bytes / 1e9:,.1f} GB are free in {existing}"
+            raise BuildError(f"{self.reference}: {rule}: free some, or name another disk by HF_HOME")
+        disable_progress_bars()  # of the library, which counts files
+        with (
+            _reported(self.reference),
+            Progress.shown(f"downloading {self.reference.repository}", missing_bytes) as progress,
+            following(storage / "blobs", progress),
+        ):
+            text = huggingface_hub.snapshot_download(
+                self.reference.repository, revision=self.reference.revision, allow_patterns=list(names)
+            )
+        folder = Path(text)
         if not _COMMIT.fullmatch(folder.name):
-            raise BuildError(f"{what}: {folder}: expected a folder named by its commit")
-        return folder, folder.name
+            raise BuildError(f"{self.reference}: {folder}: expected a folder named by its commit")
+        for name in names:
+            _check_digest(folder / name, digests)
+        return folder
+
+    def _is_cached(self, name: str) -> bool:
+        found = huggingface_hub.try_to_load_from_cache(self.reference.repository, name, revision=self.commit)
+        return isinstance(found, str)
 
 
-def checkpoint_folder(given: str, entry: ModelEntry | None = None) -> tuple[Path, str | None]:
+def checkpoint_folder(given: str, digests: Digests, entry: ModelEntry | None = None) -> tuple[Path, str | None]:
     """Return the folder that --checkpoint names, and its commit on the hub; None for a folder of this machine.
 
     Raises:
         BuildError: it is neither a folder nor a reference, or cannot be downloaded.
     """
-    return (Path(given), None) if Path(given).is_dir() else HubReference.parse(given).download(entry)
+    if Path(given).is_dir():
+        return Path(given), None
+    folder = download_checkpoint(HubRepository.open(HubReference.parse(given), entry), digests, entry is not None)
+    return folder, folder.name
+
+
+def download_checkpoint(repository: HubRepository, digests: Digests, is_imported: bool = False) -> Path:
+    """Return the folder of a repository's checkpoint.
+
+    Args:
+        is_imported: take files of PyTorch's format if there are no safetensors.
+
+    Raises:
+        BuildError: it cannot be downloaded.
+    """
+    has_safetensors = bool(repository.matching("*.safetensors"))
+    further = PYTORCH_FILES if is_imported and not has_safetensors else ()
+    return repository.download(repository.matching(*download_patterns(), *further), digests)
+
+
+@contextmanager
+def _reported(reference: HubReference) -> Iterator[None]:
+    """Name the reference and the rule where the hub refuses something."""
+    try:
+        yield
+    except hub_errors.GatedRepoError as exc:
+        raise BuildError(f"{reference}: {_GATED}") from exc
+    except hub_errors.RevisionNotFoundError as exc:
+        raise BuildError(f"{reference}: the repository has no such revision") from exc
+    except hub_errors.RepositoryNotFoundError as exc:
+        rule = "no such folder here, and no such repository, or a private one that HF_TOKEN cannot read"
+        raise BuildError(f"{reference}: {rule}") from exc
+    except HUB_ERRORS as exc:
+        reason = str(exc).partition("\n")[0]
+        raise BuildError(f"{reference}: download failed: {reason}: complete files are kept; try again") from exc
+
+
+def _check_digest(path: Path, digests: Digests) -> None:
+    blob = path.resolve()
+    if _SHA256.fullmatch(blob.name) and digests.of(blob) != blob.name:
+        blob.unlink()
+        raise BuildError(f"{path}: damaged: its sha256 is not {blob.name}: it is removed; build again to download it")
 
 
 _GATED = "a gated repository: accept its licence on its page of the hub, and set HF_TOKEN to a token that may read it"

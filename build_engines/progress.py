@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TextIO
 
 logger = logging.getLogger(__name__)
@@ -17,9 +18,11 @@ LOG_PERIOD_S = 30.0
 
 
 class Progress:
-    """Bytes done of the expected ones, and the elapsed time."""
+    """Bytes done of the expected ones, with the speed and the time left, or of an estimate, with the elapsed time."""
 
-    def __init__(self, title: str, total_bytes: int, stream: TextIO, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, title: str, total_bytes: int, stream: TextIO, clock: Callable[[], float], *, is_estimate: bool = False
+    ) -> None:
         """Start at no bytes.
 
         Args:
@@ -27,8 +30,9 @@ class Progress:
             total_bytes: expected; 0: unknown.
             stream: for the line; a terminal or a file.
             clock: seconds.
+            is_estimate: there may be more or fewer bytes.
         """
-        self._title, self._total_bytes = title, total_bytes
+        self._title, self._total_bytes, self._is_estimate = title, total_bytes, is_estimate
         self._stream, self._clock = stream, clock
         self._started = self._shown = clock()
         self._is_terminal = stream.isatty()
@@ -37,9 +41,9 @@ class Progress:
 
     @classmethod
     @contextmanager
-    def shown(cls, title: str, total_bytes: int) -> Iterator[Progress]:
+    def shown(cls, title: str, total_bytes: int, *, is_estimate: bool = False) -> Iterator[Progress]:
         """Show the progress of the block on stderr."""
-        progress = cls(title, total_bytes, sys.stderr, time.monotonic)
+        progress = cls(title, total_bytes, sys.stderr, time.monotonic, is_estimate=is_estimate)
         try:
             yield progress
         finally:
@@ -79,12 +83,51 @@ class Progress:
 
     def line(self) -> str:
         """Return the line."""
-        done = f"{_gigabytes(self._done_bytes)} GB"
-        if self._total_bytes:
-            percent = min(99, 100 * self._done_bytes // self._total_bytes)
-            done = f"{_gigabytes(self._done_bytes)} of about {_gigabytes(self._total_bytes)} GB ({percent} %)"
-        parts = (f"{self._title}: {done}", self._note, elapsed_text(self._clock() - self._started))
-        return ", ".join(part for part in parts if part)
+        elapsed_s = self._clock() - self._started
+        done, total = self._done_bytes, self._total_bytes
+        unit, divisor = ("GB", 1e9) if max(done, total) >= 1e9 else ("MB", 1e6)
+        text = f"{done / divisor:.1f} {unit}"
+        if total:
+            about = "about " if self._is_estimate else ""
+            text = f"{done / divisor:.1f} of {about}{total / divisor:.1f} {unit} ({min(99, 100 * done // total)} %)"
+        parts = [f"{self._title}: {text}", self._note]
+        if total > done > 0 and elapsed_s > 0 and not self._is_estimate:
+            speed = done / elapsed_s
+            parts += [f"{speed / 1e6:.1f} MB/s", f"{elapsed_text((total - done) / speed)} left"]
+        else:
+            parts.append(elapsed_text(elapsed_s))
+        return ", ".join(filter(None, parts))
+
+
+@contextmanager
+def following(path: Path, progress: Progress) -> Iterator[None]:
+    """Show during the block by how much a file or a folder grows."""
+    has_ended = threading.Event()
+    before, _ = size_of(path)
+
+    def follow() -> None:
+        while not has_ended.wait(TERMINAL_PERIOD_S):
+            progress.set(max(0, size_of(path)[0] - before))
+
+    thread = threading.Thread(target=follow)
+    thread.start()
+    try:
+        yield
+    finally:
+        has_ended.set()
+        thread.join()
+
+
+def size_of(path: Path) -> tuple[int, int]:
+    """Return the size in bytes of a file, or of all files below a folder, and the number of files."""
+    sizes = []
+    for each in (path, *path.rglob("*")):
+        try:
+            sizes.append(each.stat().st_size if each.is_file() else None)
+        except FileNotFoundError:  # it was renamed
+            continue
+    files = [size for size in sizes if size is not None]
+    return sum(files), len(files)
 
 
 def elapsed_text(seconds: float) -> str:
@@ -93,7 +136,3 @@ def elapsed_text(seconds: float) -> str:
     if whole >= 3600:
         return f"{whole // 3600} h {whole % 3600 // 60:02} min"
     return f"{whole // 60} min {whole % 60:02} s" if whole >= 60 else f"{whole} s"
-
-
-def _gigabytes(num_bytes: int) -> str:
-    return f"{num_bytes / 1e9:.1f}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib.metadata
 import json
+import logging
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,14 +21,18 @@ from build_engines.artifact import Manifest
 from build_engines.digests import Digests
 from build_engines.errors import BuildError
 from build_engines.lock import lock_path, locked, remove_leftovers
+from build_engines.memory_fit import Wanted, fit
 from build_engines.serving import check_names_differ, names_of
 from model_repository.capabilities import Capability
 from model_repository.contract import tensors
 from model_repository.contract.request import MAX_STREAM_INTERVAL_MS
 from model_repository.contract.spec import StageSpec, TensorSpec
 from model_repository.contract.tensors import model_id_to_ensemble, stage_name
+from model_repository.cores import memory_bytes
 from model_repository.engine.runtime import RUNTIMES
 from model_repository.model_parameters import ModelParameters
+
+logger = logging.getLogger(__name__)
 
 DEFAULT_MAX_SEQUENCES = 16
 MAX_TOKENIZER_INSTANCES = 64
@@ -195,14 +200,14 @@ def _fingerprint(manifest: Manifest, options: ServeOptions, version: str) -> str
 
 
 def render_artifacts(
-    artifact_dirs: Iterable[Path],
-    options: ServeOptions,
+    options: Mapping[Path, ServeOptions],
     gpus: Mapping[Path, Sequence[int]] = MappingProxyType({}),
     aliases: Iterable[str] = (),
 ) -> dict[str, str]:
     """Return the files of a repository that serves these artifacts, after a check of each.
 
     Args:
+        options: by artifact.
         gpus: the numbers of an artifact's GPUs. It may be missing for a single model.
         aliases: further names of a single model, beside those of its artifact.
 
@@ -210,11 +215,10 @@ def render_artifacts(
         ArtifactInvalid: a file of an artifact is missing or changed.
         BuildError: two names of models, aliases or adapters are the same, or the GPUs of two models.
     """
-    files: dict[str, str] = {}
+    manifests: dict[Path, Manifest] = {}
     names: list[tuple[str, str]] = []
     placed: dict[str, Sequence[int]] = {}  # by model, for those that need GPUs
-    version = _versions()
-    for artifact_dir in artifact_dirs:
+    for artifact_dir in options:
         # Large files with the same time and size are not read again, as `verify` does.
         manifest = artifact.verify(artifact_dir, Digests.beside(artifact_dir))
         manifest = dataclasses.replace(manifest, serving=manifest.serving.with_aliases(aliases))
@@ -225,9 +229,39 @@ def render_artifacts(
         _check_number_of_gpus(manifest, own_gpus)
         if "num_gpus" in manifest.requires:
             placed[manifest.model_id] = own_gpus
-        files |= render(manifest, artifact_dir.resolve(), options, version, own_gpus)
+        manifests[artifact_dir] = manifest
     _check_gpus_differ(placed)
+    files: dict[str, str] = {}
+    version = _versions()
+    for artifact_dir, (manifest, own_options) in _fitted(manifests, options).items():
+        files |= render(manifest, artifact_dir.resolve(), own_options, version, gpus.get(artifact_dir, ()))
     return files
+
+
+def _fitted(
+    manifests: Mapping[Path, Manifest], options: Mapping[Path, ServeOptions]
+) -> dict[Path, tuple[Manifest, ServeOptions]]:
+    """Reduce sequences and context windows to what this machine's memory holds, except where a number is given."""
+    wanted = []
+    for folder, manifest in manifests.items():
+        is_free = options[folder].max_sequences is None
+        weight_bytes = sum(path.stat().st_size for path in folder.glob("*.gguf"))
+        per_token = manifest.kv_cache_bytes_per_token if is_free else 0
+        num_sequences = options[folder].max_sequences_of(manifest)
+        wanted.append(Wanted(weight_bytes, per_token, num_sequences, manifest.context_window))
+    fitted = {}
+    num_bytes = memory_bytes()
+    for folder, model, (num_sequences, window) in zip(manifests, wanted, fit(wanted, num_bytes), strict=True):
+        manifest, own = manifests[folder], options[folder]
+        if (num_sequences, window) != (model.num_sequences, model.window):
+            has = f"{num_sequences} sequences of {window:,} tokens (of {manifest.context_window:,})"
+            logger.warning(
+                "memory      %s: %s fit in %.0f GB; see --max-sequences", manifest.model_id, has, num_bytes / 1e9
+            )
+            manifest = dataclasses.replace(manifest, context_window=window)
+            own = dataclasses.replace(own, max_sequences=num_sequences)
+        fitted[folder] = (manifest, own)
+    return fitted
 
 
 def _check_number_of_gpus(manifest: Manifest, gpus: Sequence[int]) -> None:

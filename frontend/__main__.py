@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import dataclasses
+import functools
 import json
 import os
 import secrets
@@ -18,6 +19,7 @@ from frontend.gateway.keys_command import add_actions
 from frontend.launcher.triton_server import ADDRESS, DEFAULT_FRONTEND
 from frontend.options import TLS_OF_SERVER, TLS_TO_TRITON, add_options, settings_from, settings_of_environment
 from frontend.settings import Settings, SettingsError
+from frontend.terminal import Colour, coloured
 from frontend.triton.endpoints import Endpoints
 
 
@@ -30,6 +32,8 @@ class _Parser(argparse.ArgumentParser):
 
 _CONCH = "conch"
 _URL = "http://127.0.0.1:8000"
+_ENDPOINT = "127.0.0.1:8001"
+_EXIT_STATUS = "Exit status: 0 done; 1 failed; 2 wrong option or value; 130 after Ctrl-C; 141 if the output is closed."
 _KEY_VARIABLE = "OPENAI_API_KEY"
 _BUILD_COMMANDS = {
     "build": "Build a model, and render the repository that serves it.",
@@ -48,42 +52,49 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.execv(sys.executable, [sys.executable, "-m", "build_engines", *words])
     options = _parser().parse_args(words)
     try:
-        return int(options.command(options) or 0)
+        status = int(options.command(options) or 0)
+        sys.stdout.flush()
+        return status
     except SettingsError as exc:
-        print(f"error: {exc}", file=sys.stderr)
+        _print_error(exc)
         return 2
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
+    except BrokenPipeError:  # the reader of our output has closed it, as `head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else the flush at exit fails
+        return 128 + signal.SIGPIPE
 
 
 def _parser() -> argparse.ArgumentParser:
     prog = _CONCH if Path(sys.argv[0]).name == _CONCH else "python -m frontend"
-    parser = _Parser(prog=prog, description="Serve models behind the OpenAI HTTP API.")
+    parser = _Parser(prog=prog, description="Serve models behind the OpenAI HTTP API.", epilog=_EXIT_STATUS)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
-    text = "Run tritonserver and the frontend until Ctrl-C."
-    command = commands.add_parser("serve", help=text, description=text, epilog=f"example: {prog} serve demo")
+    def add_command(name: str, text: str, example: str) -> argparse.ArgumentParser:
+        return commands.add_parser(name, help=text, description=text, epilog=f"example: {prog} {name}{example}")
+
+    command = add_command("serve", "Run tritonserver and the frontend until Ctrl-C.", " demo")
     models_help = (
-        "Model to build first, unless it is built: demo, OWNER/NAME of the hub, or the folder of a checkpoint."
+        "Model to build first, unless it is built: demo, OWNER/NAME[:VARIANT] of the hub, the folder of a checkpoint, "
+        "FILE.gguf, or FILE.yaml for several models with options; `conch build --help` explains them."
     )
     command.add_argument("models", nargs="*", metavar="MODEL", help=models_help)
     _add_serve_options(command)
     command.set_defaults(command=_serve)
 
-    text = "Serve a model, and chat with it in the terminal until Ctrl-D."
-    command = commands.add_parser("run", help=text, description=text, epilog=f"example: {prog} run demo")
+    command = add_command("run", "Serve a model, and chat with it in the terminal until Ctrl-D.", " demo")
     command.add_argument("models", nargs=1, metavar="MODEL", help=models_help)
     _add_serve_options(command)
     command.set_defaults(command=_run)
 
     text = "Chat in the terminal with a model of a running server. OPENAI_API_KEY is its API key."
-    command = commands.add_parser("chat", help=text, description=text, epilog=f"example: {prog} chat --model demo")
+    command = add_command("chat", text, f" --url {_URL} --model demo")
     command.add_argument("--url", default=_URL, help=f"URL of the server. (default: {_URL})")
     command.add_argument("--model", default="", metavar="ID", help="Model to chat with. (default: the server's first)")
     command.set_defaults(command=_chat)
 
     text = "Check this machine for serving. The exit status is 1 if something is missing."
-    command = commands.add_parser("doctor", help=text, description=text, epilog=f"example: {prog} doctor --json")
+    command = add_command("doctor", text, " --json")
     command.add_argument("--state-dir", type=Path, default=".conch", metavar="DIR", help="State folder of `serve`.")
     command.add_argument("--json", action="store_true", help="Print a list of objects.")
     command.set_defaults(command=_doctor)
@@ -91,11 +102,12 @@ def _parser() -> argparse.ArgumentParser:
     for name, text in _BUILD_COMMANDS.items():
         commands.add_parser(name, help=text, add_help=False)  # main() gives them to build_engines
 
-    command = commands.add_parser("api", help="Run the frontend alone; Triton runs elsewhere.")
+    command = add_command("api", "Run the frontend alone; Triton runs elsewhere.", f" --triton {_ENDPOINT} --port 8000")
     add_options(command, Settings())
     command.set_defaults(command=_api)
 
-    command = commands.add_parser("triton", help="Run tritonserver alone; frontends run elsewhere.")
+    text = "Run tritonserver alone; frontends run elsewhere."
+    command = add_command("triton", text, " --repository .conch/repository")
     command.add_argument(
         "--repository", type=Path, required=True, metavar="DIR", help="Repository that build_engines rendered."
     )
@@ -106,23 +118,30 @@ def _parser() -> argparse.ArgumentParser:
     add_options(command.add_argument_group("TLS of gRPC"), Settings(), only=TLS_OF_SERVER)
     command.set_defaults(command=_triton)
 
-    command = commands.add_parser("health", help="Check the engines of a Triton; exit status 0 or 1.")
+    text = "Check the engines of a Triton; exit status 0 or 1."
+    command = add_command("health", text, f" --triton {_ENDPOINT} --generate")
     _add_endpoint_options(command, {"engine_stall_s"})
     command.add_argument("--model", default="", metavar="ID", help="Model to check; without it, every served model.")
     _add_number(command, "--timeout-s", 5.0, "Seconds that the whole check may take.")
     command.add_argument("--generate", action="store_true", help="Have each model make a token too.")
     command.set_defaults(command=_health)
 
-    command = commands.add_parser("drain", help="Take a Triton out of service, and wait until it is idle.")
+    text = "Take a Triton out of service, and wait until it is idle."
+    command = add_command("drain", text, f" --triton {_ENDPOINT} --undo")
     _add_endpoint_options(command)
     _add_number(command, "--notice-s", 5.0, "Seconds until every frontend has noticed the drain.")
     _add_number(command, "--timeout-s", 60.0, "Seconds that running requests may take to end.")
     command.add_argument("--undo", action="store_true", help="Put the Triton back into service.")
     command.set_defaults(command=_drain)
 
-    add_actions(commands.add_parser("keys", help="Make, list or remove API keys."))
+    add_actions(add_command("keys", "Make, list or remove API keys.", " add --file keys.json --name alice"))
 
-    command = commands.add_parser("reference", help="Write the generated pages of the documentation.")
+    text = "Print a script with which a shell completes commands and options; source it from the shell's start file."
+    command = add_command("completion", text, " bash")
+    command.add_argument("shell", choices=("bash", "zsh"))
+    command.set_defaults(command=functools.partial(_completion, commands))
+
+    command = add_command("reference", "Write the generated pages of the documentation.", " docs")
     command.add_argument("folder", type=Path, metavar="DIR", help="Folder of the pages, such as docs.")
     command.set_defaults(command=_reference)
     return parser
@@ -189,7 +208,7 @@ def _serve(options: argparse.Namespace, talk: Callable[[str, str], int] | None =
     try:
         build_models(options.models, options.state_dir)
     except LaunchError as exc:
-        print(f"error: {exc}", file=sys.stderr)
+        _print_error(exc)
         return 1
     return serve(settings, sys.stdout, sys.stderr, is_verbose=options.verbose, talk=talk)
 
@@ -215,8 +234,20 @@ def _doctor(options: argparse.Namespace) -> int:
         print(json.dumps([dataclasses.asdict(each) for each in found], indent=1))
     else:
         for each in found:
-            print(f"{'ok     ' if each.is_well else 'MISSING'}  {each.subject:8}{each.text}")
+            word, colour = ("ok     ", Colour.GREEN) if each.is_well else ("MISSING", Colour.RED)
+            print(f"{coloured(word, colour, sys.stdout)}  {each.subject:8}{each.text}")
     return 0 if all(each.is_well for each in found) else 1
+
+
+def _completion(commands: argparse._SubParsersAction[_Parser], options: argparse.Namespace) -> None:
+    from frontend.launcher.completion import script
+
+    helps = {name: parser.format_help() for name, parser in commands.choices.items() if name not in _BUILD_COMMANDS}
+    sys.stdout.write(script(options.shell, helps, _BUILD_COMMANDS))
+
+
+def _print_error(error: Exception) -> None:
+    print(f"{coloured('error:', Colour.RED, sys.stderr)} {error}", file=sys.stderr)
 
 
 def _api(options: argparse.Namespace) -> int:
@@ -248,7 +279,7 @@ def _triton(options: argparse.Namespace) -> int:
     try:
         become_triton(settings, os.environ)
     except (LaunchError, OSError) as exc:
-        print(f"error: {exc}", file=sys.stderr)
+        _print_error(exc)
     return 1
 
 

@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator
 from typing import Any, TextIO
 from urllib.parse import urlsplit
 
+from frontend.terminal import Colour, coloured
+
 _DATA = b"data: "
 _TIMEOUT_S = 600.0  # of a read; a large model may take long to its first token
 
@@ -87,16 +89,16 @@ def chat(client: ChatClient, model: str, out: TextIO, read: Callable[[str], str]
         model = model or client.models()[0]
         out.write(f"{model}: Ctrl-C stops an answer, Ctrl-D ends the conversation.\n")
         while True:
-            said = [*messages, {"role": "user", "content": read("> ")}]
+            said = [*messages, {"role": "user", "content": read(coloured("> ", Colour.BOLD, out))}]
             try:
                 messages = [*said, {"role": "assistant", "content": _shown(client.answer(model, said), out)}]
             except ChatFailed as exc:  # the conversation goes on from before it
-                out.write(f"error: {exc}\n")
+                out.write(f"{coloured('error:', Colour.RED, out)} {exc}\n")
     except (EOFError, KeyboardInterrupt):
         out.write("\n")
         return 0
     except ChatFailed as exc:
-        out.write(f"error: {exc}\n")
+        out.write(f"{coloured('error:', Colour.RED, out)} {exc}\n")
         return 1
 
 

@@ -1,4 +1,4 @@
-"""The number of cores that this process may use: its affinity, within the quota of its container."""
+"""The cores and the memory that this process may use, within the limits of its container."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 _CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")  # cgroup v2: microseconds of CPU time and of the period; or "max 100000"
+_MEMORY_LIMIT = Path("/sys/fs/cgroup/memory.max")  # cgroup v2: bytes, or "max"
 _TOPOLOGY = Path("/sys/devices/system/cpu")
 
 
@@ -18,6 +19,16 @@ def num_cores() -> int:
 def num_physical_cores() -> int:
     """Return the same without further hardware threads of a core: arithmetic gains nothing by them."""
     return _within_quota(len({_siblings(core) for core in os.sched_getaffinity(0)}))
+
+
+def memory_bytes() -> int:
+    """Return the size of the memory."""
+    installed = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    try:
+        limit = _MEMORY_LIMIT.read_text().strip()
+        return installed if limit == "max" else min(installed, int(limit))
+    except (OSError, ValueError):  # no container, or an older kernel
+        return installed
 
 
 def _within_quota(count: int) -> int:

@@ -1,35 +1,37 @@
-"""`build`: a model into an artifact, and the repository that serves it."""
+"""`build`: models into artifacts, and the repository that serves them."""
 
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import logging
 import sys
-from collections.abc import Mapping, Sequence
-from importlib import resources
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from build_engines.build import build
-from build_engines.catalog import Catalog
+from build_engines.catalog import read_models
 from build_engines.checkpoint import read_chat_templates
 from build_engines.commands import build_tensorrt_llm
 from build_engines.commands.render import add_serve_options, serve_options_of, write
 from build_engines.cpu_spec import CpuSpec
-from build_engines.errors import BuildError, CatalogError
-from build_engines.hub import HubReference, checkpoint_folder
-from build_engines.llama_cpp.model_config import ARCHITECTURES
+from build_engines.digests import Digests
+from build_engines.errors import BuildError
+from build_engines.hub import checkpoint_folder
+from build_engines.llama_cpp.gguf_tokenizer import write_tokenizer
+from build_engines.llama_cpp.quantize import QUANTIZED
 from build_engines.llama_cpp.storage import PRECISIONS
+from build_engines.model_source import ModelSource, find_source, gguf_file
 from build_engines.render import ServeOptions
 from build_engines.serving import Serving
 from build_engines.signals import ended_by_signals
 from build_engines.tensorrt_llm.options import RUNTIME
-from model_repository.engine.runtime import PROJECTOR, RUNTIMES
+from model_repository.engine.runtime import RUNTIMES
 from model_repository.machine import installed_version
 from model_repository.model_parameters import RequestDefaults
 from model_repository.tool_formats import TOOL_FORMATS
-
-DEMO = Path(str(resources.files("build_engines").joinpath("demo")))
 
 
 def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -42,10 +44,10 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = command.add_argument
-    add("model", metavar="MODEL", help="OWNER/NAME of the hub, a name of the catalog, or with a source any name")
+    add("models", nargs="+", metavar="MODEL", help="see above; with --checkpoint or --gguf, any name for clients")
     add("--checkpoint", metavar="DIR", help="folder in Hugging Face's layout, or OWNER/NAME@REVISION of the hub")
-    add("--gguf", type=Path, metavar="FILE", help="a GGUF file, served without conversion")
-    add("--tokenizer", type=Path, metavar="DIR", help="folder with tokenizer.json, for --gguf")
+    add("--gguf", metavar="FILE", help="a GGUF file, served without conversion, or OWNER/NAME:VARIANT of the hub")
+    add("--tokenizer", type=Path, metavar="DIR", help="folder with tokenizer.json, for --gguf (out of the GGUF file)")
     add("--mmproj", type=Path, metavar="FILE", help="a GGUF file of llama.cpp, with which the model reads images")
     add("--runtime", choices=sorted(RUNTIMES), help="(llama_cpp; tensorrt_llm where it is installed)")
     add("--precision", metavar="NAME", help=_PRECISION_HELP)
@@ -75,15 +77,18 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     add("--state-dir", type=Path, default=Path(".conch"), help="for artifacts/ and repository/ (%(default)s)")
     build_tensorrt_llm.add_to(command)
     add_serve_options(command)
-    command.set_defaults(command=_build)
+    command.set_defaults(command=functools.partial(_build, command))
 
 
 _DESCRIPTION = """\
-Convert a model to an artifact, and render the repository that serves it.
+Convert models to artifacts, and render the repository that serves them. A MODEL is one of these:
 
-`build demo` builds the demo model of this project. Without --checkpoint and --gguf, the model is downloaded from the
-Hugging Face hub: OWNER/NAME or OWNER/NAME@REVISION, or a name of the catalog (see `list`). With --runtime tensorrt_llm,
-MODEL must be in the catalog.
+  demo                    the demo model of this project
+  OWNER/NAME[@REVISION]   a model of the Hugging Face hub: a checkpoint, or a repository of GGUF files
+  OWNER/NAME:VARIANT      its GGUF file of this precision or name, such as Q4_K_M; else its checkpoint, quantized
+  llama3.1:8b             a name of the catalog (see `list`), from the hub; with --runtime tensorrt_llm only these
+  FOLDER or FILE.gguf     a checkpoint, or a GGUF file
+  FILE.yaml               several models with options (docs/models.md)
 
 An existing artifact with the same inputs is not built again. An interrupted build continues after its last finished
 step. A second build of the same model waits for the first."""
@@ -91,32 +96,82 @@ _EPILOG = """\
 examples:
   build demo
   build Qwen/Qwen2.5-0.5B-Instruct --precision q8_0
-  build my-model --checkpoint DIR --precision q8_0
+  build my-model --checkpoint DIR --precision q4_k_m
   build llama3.1:70b --runtime tensorrt_llm --gpu h100 --precision fp8 --dry-run
   build llama3.1:8b --runtime tensorrt_llm --checkpoint meta-llama/Llama-3.1-8B-Instruct@main \\
         --tensorrt-llm-examples TensorRT-LLM"""
 _PRECISION_HELP = (
-    f"of the matrices. llama_cpp: {', '.join(sorted(PRECISIONS))} (f16; the demo model: f32); with f32, "
+    f"of the matrices. llama_cpp: {', '.join((*PRECISIONS, *QUANTIZED))} (f16; the demo model: f32); with f32, "
     "twice the size of f16, other traffic hardly ever changes the text of a seed. "
     "tensorrt_llm: bf16, f16 or fp8, as the catalog has them for the model"
 )
 
 
-def _build(options: argparse.Namespace) -> None:
+def _build(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
     logging.basicConfig(level=logging.INFO, format="%(message)s")
-    is_for_gpu = installed_version(RUNTIME) and options.model != "demo" and options.gguf is None
-    options.runtime = options.runtime or (RUNTIME if is_for_gpu else "llama_cpp")
-    serve_options = serve_options_of(options)  # a mistake is reported before the build
+    builds = [(each, serve_options_of(each)) for each in _each_model(parser, options)]  # mistakes come before builds
+    served: dict[Path, ServeOptions] = {}
     with ended_by_signals():
-        artifact_dir = (
-            _build_tensorrt_llm(options, serve_options) if options.runtime == RUNTIME else _build_on_cpu(options)
-        )
-        if artifact_dir is not None:
+        for each, serve_options in builds:
+            is_for_gpu = installed_version(RUNTIME) and each.model != "demo" and _is_no_gguf(each)
+            each.runtime = each.runtime or (RUNTIME if is_for_gpu else "llama_cpp")
+            is_on_gpu = each.runtime == RUNTIME
+            artifact_dir = _build_tensorrt_llm(each, serve_options) if is_on_gpu else _build_on_cpu(each)
+            if artifact_dir is None:
+                continue
             print(f"artifact    {artifact_dir}")
             if "default" not in read_chat_templates(artifact_dir / "tokenizer"):
                 rule = "chat requests are refused; put its chat_template.jinja beside tokenizer.json and build again"
-                print(f"warning: {options.model} has no chat template: {rule}", file=sys.stderr)
-            write([artifact_dir], options.state_dir / "repository", serve_options)
+                print(f"warning: {each.model} has no chat template: {rule}", file=sys.stderr)
+            served[artifact_dir] = serve_options
+        if served:
+            write(served, options.state_dir / "repository")
+
+
+def _is_no_gguf(options: argparse.Namespace) -> bool:
+    return options.gguf is None and not options.model.endswith(".gguf")
+
+
+def _each_model(parser: argparse.ArgumentParser, options: argparse.Namespace) -> Iterator[argparse.Namespace]:
+    """Yield the options of each model."""
+    for model in options.models:
+        if Path(model).suffix in (".yaml", ".yml"):
+            yield from _of_file(parser, options, Path(model))
+            continue
+        for name in _OF_ONE_MODEL:
+            if len(options.models) > 1 and getattr(options, name):
+                raise BuildError(f"--{name}: goes with one MODEL, not {len(options.models)}")
+        yield argparse.Namespace(**vars(options) | {"model": model})
+
+
+_OF_ONE_MODEL = ("checkpoint", "gguf", "tokenizer", "mmproj", "adapter", "alias")
+
+
+def _of_file(parser: argparse.ArgumentParser, options: argparse.Namespace, path: Path) -> Iterator[argparse.Namespace]:
+    for model, fields in read_models(path).items():
+        place = f"{path}: models.{model}"
+        if not isinstance(model, str) or not isinstance(fields or {}, dict):
+            raise BuildError(f"{place}: expected a text as the name, and an object of options of `build`")
+        words = [word for key, value in (fields or {}).items() for word in _words(f"--{key}", value)]
+        common = argparse.Namespace(**vars(options))
+        own, unknown = parser.parse_known_args([model, *words], common)
+        if unknown:
+            raise BuildError(f"{place}: {unknown[0]}: `build` has no such option")
+        yield argparse.Namespace(**vars(own) | {"model": model})
+
+
+def _words(flag: str, value: object) -> list[str]:
+    """Return an option of a file in the form of the command line."""
+    match value:
+        case True:
+            return [flag]
+        case dict():
+            items = value.items()
+            return [f"{flag}={name}={each if isinstance(each, str) else json.dumps(each)}" for name, each in items]
+        case list():
+            return [f"{flag}={each}" for each in value]
+        case _:
+            return [f"{flag}={value}"]
 
 
 def _build_tensorrt_llm(options: argparse.Namespace, serve_options: ServeOptions) -> Path | None:
@@ -132,51 +187,42 @@ def _build_tensorrt_llm(options: argparse.Namespace, serve_options: ServeOptions
 
 def _build_on_cpu(options: argparse.Namespace) -> Path:
     build_tensorrt_llm.check_unused(options)
-    adapters, projector, precision = _adapters(options), options.mmproj, options.precision or "f16"
-    model_id, checkpoint = options.model, None
-    if options.checkpoint is not None:
-        checkpoint, _ = checkpoint_folder(options.checkpoint)
-    elif options.model == "demo" and options.gguf is None:
-        checkpoint, precision = DEMO / "checkpoint", options.precision or "f32"
-        if options.runtime == "llama_cpp":
-            adapters, projector = _demo_adapters() | adapters, projector or DEMO / PROJECTOR
-    elif options.gguf is None:
-        model_id, checkpoint = _named_checkpoint(options.model)
-    spec = CpuSpec(
-        model_id=model_id,
-        runtime=options.runtime,
-        checkpoint=checkpoint,
-        gguf=options.gguf,
-        tokenizer=options.tokenizer,
-        projector=projector,
-        context_window=options.context_window,
-        precision=precision,
-        options=_pairs("--option", options.option),
-        adapters=adapters,
-        tool_call_format=options.tool_call_format,
-        serving=_serving(options),
-    )
-    return build(spec, options.state_dir / "artifacts")
+    source, adapters, projector = _source(options), _adapters(options), options.mmproj
+    if options.runtime == "llama_cpp":  # the synthetic one has neither
+        adapters, projector = source.adapters | adapters, projector or source.projector
+    with tempfile.TemporaryDirectory() as folder:
+        tokenizer = options.tokenizer
+        if source.gguf is not None and tokenizer is None:
+            tokenizer = Path(folder)
+            write_tokenizer(source.gguf, tokenizer)
+        spec = CpuSpec(
+            model_id=source.model_id,
+            runtime=options.runtime,
+            checkpoint=source.checkpoint,
+            gguf=source.gguf,
+            tokenizer=tokenizer,
+            projector=projector,
+            context_window=options.context_window,
+            precision=(options.precision or source.precision or "f16").lower(),
+            options=_pairs("--option", options.option),
+            adapters=adapters,
+            tool_call_format=options.tool_call_format,
+            serving=_serving(options),
+        )
+        return build(spec, options.state_dir / "artifacts")
 
 
-def _named_checkpoint(model: str) -> tuple[str, Path]:
-    """Return the name for clients of a model of the hub or the catalog, and the folder of its checkpoint.
-
-    Raises:
-        BuildError: there is no such model, or only a GGUF file of it can be served.
-    """
-    try:
-        entry = Catalog.load().find(model)
-    except CatalogError:
-        reference = HubReference.find(model)
-        if reference is None:
-            rule = "expected OWNER/NAME of the hub, --checkpoint DIR, or --gguf FILE with --tokenizer DIR"
-            raise BuildError(f"{model}: {rule}") from None
-        return reference.repository, reference.download()[0]
-    if entry.architecture.class_name not in ARCHITECTURES:
-        rule = f"of checkpoints, {' and '.join(ARCHITECTURES)} are converted"
-        raise BuildError(f"{model}: expected --gguf FILE with --tokenizer DIR: {rule}")
-    return model, HubReference(entry.model_id, "main").download(entry)[0]
+def _source(options: argparse.Namespace) -> ModelSource:
+    digests = Digests.beside(options.state_dir / "artifacts" / "artifact")
+    match options.checkpoint, options.gguf:
+        case None, None:
+            return find_source(options.model, digests)
+        case checkpoint, None:
+            return ModelSource(model_id=options.model, checkpoint=checkpoint_folder(checkpoint, digests)[0])
+        case None, gguf:
+            return ModelSource(model_id=options.model, gguf=gguf_file(gguf, digests))
+        case _:
+            raise BuildError("--gguf: not together with --checkpoint: write one of them")
 
 
 def _serving(options: argparse.Namespace) -> Serving:
@@ -185,12 +231,6 @@ def _serving(options: argparse.Namespace) -> Serving:
 
 def _adapters(options: argparse.Namespace) -> dict[str, Path]:
     return {name: Path(folder) for name, folder in _pairs("--adapter", options.adapter, "NAME=DIR").items()}
-
-
-def _demo_adapters() -> dict[str, Path]:
-    """Return the folders of the demo model's own adapters by name."""
-    configs = sorted(DEMO.glob("adapters/*/adapter_config.json"))
-    return {f"demo-{config.parent.name}": config.parent for config in configs}
 
 
 def _pairs(flag: str, items: Sequence[str], form: str = "NAME=VALUE") -> dict[str, str]:

@@ -14,6 +14,7 @@ from pathlib import Path
 from build_engines.build import build
 from build_engines.catalog import Catalog
 from build_engines.commands.plan import TENSOR_HELP
+from build_engines.digests import Digests
 from build_engines.errors import BuildError
 from build_engines.gpus import GPUS, Gpu
 from build_engines.hub import HubReference, checkpoint_folder
@@ -202,7 +203,8 @@ class BuildOptions:
         entry = planned.entry
         self._check(planned)
         check_machine(self.recipe(planned, None).plan, self.backend, tools.machine)  # before hours of a download
-        folder, revision = checkpoint_folder(self.options.checkpoint or f"{entry.model_id}@main", entry)
+        digests = Digests.beside(self.options.state_dir / "artifacts" / "artifact")
+        folder, revision = checkpoint_folder(self.options.checkpoint or f"{entry.model_id}@main", digests, entry)
         source = Source.load(imported(folder, tools.work_dir, planned.checkpoint_bytes, tools.run), entry)
         return TensorRtLlmSpec(
             recipe=self.recipe(planned, source),

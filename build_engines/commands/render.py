@@ -20,6 +20,7 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
         help="write the repository that serves the given artifacts",
         description="Write the Triton repository that serves artifacts, one model each. An existing repository is "
         "replaced atomically.",
+        epilog="example: render .conch/artifacts/* --repository .conch/repository",
     )
     command.add_argument(
         "artifacts",
@@ -83,8 +84,10 @@ def _render(options: argparse.Namespace) -> None:
     artifacts = [_with_gpus(text) for text in options.artifacts]
     if options.alias and len(artifacts) > 1:
         raise BuildError(f"--alias {options.alias[0]}: goes with one artifact")
-    folders = [folder for folder, _ in artifacts]
-    write(folders, options.repository, serve_options_of(options), dict(artifacts), options.alias)
+    served = dict.fromkeys((folder for folder, _ in artifacts), serve_options_of(options))
+    if len(served) < len(artifacts):
+        raise BuildError("an artifact is named twice")
+    write(served, options.repository, dict(artifacts), options.alias)
 
 
 def _with_gpus(text: str) -> tuple[Path, tuple[int, ...]]:
@@ -96,12 +99,11 @@ def _with_gpus(text: str) -> tuple[Path, tuple[int, ...]]:
 
 
 def write(
-    artifact_dirs: Sequence[Path],
+    served: Mapping[Path, ServeOptions],
     repository: Path,
-    serve_options: ServeOptions,
     gpus: Mapping[Path, Sequence[int]] = MappingProxyType({}),
     aliases: Sequence[str] = (),
 ) -> None:
-    """Render the artifacts, each with the numbers of its GPUs if it has some, and replace the repository."""
-    write_repository(render_artifacts(artifact_dirs, serve_options, gpus, aliases), repository)
+    """Render the artifacts, each with its settings and the numbers of its GPUs, and replace the repository."""
+    write_repository(render_artifacts(served, gpus, aliases), repository)
     print(f"repository  {repository}")

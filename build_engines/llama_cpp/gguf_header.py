@@ -16,7 +16,7 @@ _SPLIT_NUMBER, _SPLIT_COUNT = gguf.Keys.Split.LLM_KV_SPLIT_NO, gguf.Keys.Split.L
 _ENDS = (gguf.Keys.Tokenizer.EOS_ID, gguf.Keys.Tokenizer.EOT_ID, gguf.Keys.Tokenizer.EOM_ID)
 _EMBEDDING = "token_embd.weight"
 _MAGIC = b"GGUF"
-_PART_NAME = re.compile(r"(?P<model>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
+PART_NAME = re.compile(r"(?P<model>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +26,7 @@ class GgufFacts:
     context_length: int
     vocab_size: int  # rows of the token embedding
     eos_token_ids: tuple[int, ...]
+    kv_numbers_per_token: int  # in the KV cache of all layers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +72,12 @@ def read_gguf_facts(path: Path) -> GgufFacts:
     for token_id in ends:
         if not 0 <= token_id < embedding[0]:
             raise BuildError(f"{path}: ends with token {token_id}: the model has tokens 0 to {embedding[0] - 1}")
-    return GgufFacts(context_length=context_length, vocab_size=embedding[0], eos_token_ids=tuple(ends))
+    return GgufFacts(
+        context_length=context_length,
+        vocab_size=embedding[0],
+        eos_token_ids=tuple(ends),
+        kv_numbers_per_token=_kv_numbers_per_token(readers[0], path, architecture),
+    )
 
 
 def read_gguf_base(path: Path) -> GgufBase:
@@ -104,12 +110,23 @@ def check_projector(path: Path) -> None:
         raise BuildError(f"{path}: not a projector of images (general.architecture clip, with a vision encoder)")
 
 
+def _kv_numbers_per_token(reader: gguf.GGUFReader, path: Path, architecture: str) -> int:
+    num_layers = _number(reader, path, f"{architecture}.block_count")
+    field = reader.fields.get(f"{architecture}.attention.head_count_kv")
+    num_heads = _number(reader, path, f"{architecture}.attention.head_count", 0)
+    per_layer = num_heads if field is None else field.contents()
+    num_kv_heads = sum(per_layer) if isinstance(per_layer, list) else num_layers * int(per_layer)
+    head_size = _number(reader, path, f"{architecture}.embedding_length") // num_heads if num_heads else 0
+    sizes = [_number(reader, path, f"{architecture}.attention.{name}_length", head_size) for name in ("key", "value")]
+    return num_kv_heads * sum(sizes)
+
+
 def _readers(path: Path) -> dict[Path, gguf.GGUFReader]:
     first = _open(path)
     count = _number(first, path, _SPLIT_COUNT, 1)
     if count == 1:
         return {path: first}
-    name = _PART_NAME.fullmatch(path.name)
+    name = PART_NAME.fullmatch(path.name)
     if name is None or path.name != part_names(name["model"], count)[0]:
         rule = f"expected the first, NAME-00001-of-{count:05}.gguf, with the others beside it"
         raise BuildError(f"{path}: one of {count} files of a model: {rule}")

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from build_engines.errors import BuildError
-from build_engines.progress import Progress, elapsed_text
+from build_engines.progress import Progress, elapsed_text, size_of
 from build_engines.tensorrt_llm import child
 from build_engines.tensorrt_llm.checks import IMAGE, TARGET_VERSION
 from build_engines.tensorrt_llm.failure import last_lines, usual_cause
@@ -55,7 +55,7 @@ def run_tool(run: ToolRun, check: Callable[[], None] = lambda: None) -> None:
         ToolFailed: the tool cannot be started, or its exit status is not 0.
     """
     started = time.monotonic()
-    with run.log.open("wb") as log, Progress.shown(run.name, run.num_bytes) as progress:
+    with run.log.open("wb") as log, Progress.shown(run.name, run.num_bytes, is_estimate=True) as progress:
         process = _start(run, log.fileno())
         try:
             while True:
@@ -64,7 +64,8 @@ def run_tool(run: ToolRun, check: Callable[[], None] = lambda: None) -> None:
                     break
                 except subprocess.TimeoutExpired:
                     check()
-                    progress.set(*_growth(run.output))
+                    num_bytes, num_files = size_of(run.output)
+                    progress.set(num_bytes, f"{num_files} files")
         except BaseException:
             _end(process)
             raise
@@ -102,18 +103,6 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         except subprocess.TimeoutExpired:
             continue
     process.wait()
-
-
-def _growth(output: Path) -> tuple[int, str]:
-    """Return the size of a folder's files, and their number as a text."""
-    sizes = []
-    for path in output.rglob("*"):
-        try:
-            sizes.append(path.stat().st_size if path.is_file() else None)
-        except FileNotFoundError:  # it was renamed
-            continue
-    files = [size for size in sizes if size is not None]
-    return sum(files), f"{len(files)} files"
 
 
 def _failure(run: ToolRun, status: int, elapsed_s: float) -> str:

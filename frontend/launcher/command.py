@@ -17,6 +17,7 @@ from typing import TextIO
 
 from frontend.launcher.errors import LaunchError
 from frontend.launcher.launcher import Interrupted, Launcher, LauncherSettings
+from frontend.terminal import Colour, coloured
 
 LOG_FILE = "serve.log"
 
@@ -62,12 +63,13 @@ def serve(
                 status = talk(launcher.url, model_ids[0])
                 _call_at_signals(launcher.interrupt)
                 return status
-            _write(_ready_message(launcher.url, model_ids, has_keys=bool(settings.frontend.key_file)), out)
+            ready = coloured("Ready:", Colour.GREEN, out)
+            _write(f"\n{ready} {_first_steps(launcher.url, model_ids, has_keys=bool(settings.frontend.key_file))}", out)
             launcher.watch()
     except Interrupted:
         return 0
     except (LaunchError, OSError) as exc:
-        _write(f"error: {exc}", err)
+        _write(f"{coloured('error:', Colour.RED, err)} {exc}", err)
     return 1
 
 
@@ -110,11 +112,11 @@ def _write(text: str, stream: TextIO) -> None:
     stream.flush()
 
 
-def _ready_message(url: str, model_ids: list[str], has_keys: bool) -> str:
+def _first_steps(url: str, model_ids: list[str], has_keys: bool) -> str:
     body = {"model": model_ids[0], "messages": [{"role": "user", "content": "What is the capital of France?"}]}
     key = ' -H "Authorization: Bearer $API_KEY"' if has_keys else ""
     headers = f"-H 'Content-Type: application/json'{key}"
     return (
-        f"\nReady: {url} serves {', '.join(model_ids)}. Ctrl-C stops it. Try:\n\n"
+        f"{url} serves {', '.join(model_ids)}. Ctrl-C stops it. Try:\n\n"
         f"  curl {url}/v1/chat/completions {headers} -d {shlex.quote(json.dumps(body))}\n"
     )

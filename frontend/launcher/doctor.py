@@ -15,7 +15,7 @@ from frontend.launcher.errors import LaunchError
 from frontend.launcher.libpython import why_unusable
 from frontend.launcher.triton_server import ADDRESS, find_triton
 from model_repository.contract.tensors import ensemble_to_model_id
-from model_repository.cores import num_physical_cores
+from model_repository.cores import memory_bytes, num_physical_cores
 from model_repository.machine import installed_version
 
 _MIN_DISK_BYTES = 5 << 30  # a small model, with its download
@@ -37,8 +37,7 @@ def findings(state_dir: Path) -> Iterator[Finding]:
     yield _checked("Triton", _triton)
     yield _checked("limits", _limits)
     yield _checked("ports", _ports)
-    memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    yield Finding("CPU", True, f"{num_physical_cores()} cores, {memory_bytes / 1e9:.0f} GB of memory")
+    yield Finding("CPU", True, f"{num_physical_cores()} cores, {memory_bytes() / 1e9:.0f} GB of memory")
     version = installed_version("tensorrt_llm")
     gpu = f"TensorRT-LLM {version}" if version else "no TensorRT-LLM: models run on the CPU, with llama.cpp"
     yield Finding("GPU", True, gpu)

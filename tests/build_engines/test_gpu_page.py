@@ -184,7 +184,7 @@ def test_the_commands_of_the_pages_are_ones_that_the_programs_take() -> None:
         parser = {"build_engines": build_parser, "frontend": frontend_parser}[program]()
         parsed = parser.parse_args(words)
         if words[0] == "plan" or getattr(parsed, "runtime", "") == "tensorrt_llm":
-            Catalog.load().find(parsed.model)
+            Catalog.load().find(words[1])
 
 
 def test_the_page_names_the_image_and_the_size_of_the_largest_model() -> None:

@@ -1,132 +1,200 @@
-"""Checkpoints from the hub, with a fake of its download."""
+"""Models of the hub, from a stand-in hub with its faults."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
+import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
-from huggingface_hub import errors
 
-from build_engines.commands.build import DEMO
+from build_engines.checkpoint import Checkpoint
 from build_engines.errors import BuildError
-from build_engines.hub import HubReference
-from build_engines.tensorrt_llm.imported import PYTORCH_FILES
-from tests.build_engines.stand_in_hub import COMMIT, stand_in_hub
+from build_engines.hub import HubReference, HubRepository
+from build_engines.llama_cpp.gguf_file import write_gguf
+from build_engines.model_source import DEMO
+from tests.build_engines.stand_in_hub import COMMIT, TOKEN, Repository, stand_in_hub
 from tests.build_engines.tensorrt_llm.tiny_model import tiny_entry
-
-RESPONSE: Any = SimpleNamespace(headers={}, request=None)
-
-
-@dataclass
-class FakeHub:
-    """Has every repository, or fails."""
-
-    folder: Path
-    failure: Exception | None = None
-    asked: list[tuple[str, str]] = field(default_factory=list)
-    patterns: Sequence[str] = ()
-
-    def __call__(self, repo_id: str, *, revision: str, allow_patterns: Sequence[str]) -> str:
-        self.asked.append((repo_id, revision))
-        self.patterns = allow_patterns
-        if self.failure is not None:
-            raise self.failure
-        return str(self.folder)
 
 
 @pytest.mark.parametrize(
-    ("text", "repository", "revision"),
+    ("text", "repository", "revision", "variant"),
     [
-        ("meta-llama/Llama-3.1-8B-Instruct@main", "meta-llama/Llama-3.1-8B-Instruct", "main"),
-        (f"a/b@{COMMIT}", "a/b", COMMIT),
-        ("a/b@refs/pr/1", "a/b", "refs/pr/1"),
-        ("a/b", "a/b", "main"),
+        ("meta-llama/Llama-3.1-8B-Instruct@main", "meta-llama/Llama-3.1-8B-Instruct", "main", None),
+        (f"a/b@{COMMIT}", "a/b", COMMIT, None),
+        ("a/b@refs/pr/1", "a/b", "refs/pr/1", None),
+        ("a/b", "a/b", "main", None),
+        ("a/b:Q4_K_M", "a/b", "main", "Q4_K_M"),
+        ("a/b@v1:sub/b-f16.gguf", "a/b", "v1", "sub/b-f16.gguf"),
     ],
 )
-def test_a_reference_names_a_repository_and_a_revision(text: str, repository: str, revision: str) -> None:
-    assert HubReference.parse(text) == HubReference(repository, revision)
+def test_a_reference_names_a_repository_a_revision_and_a_variant(
+    text: str, repository: str, revision: str, variant: str | None
+) -> None:
+    assert HubReference.find(text) == HubReference(repository, revision, variant)
 
 
-@pytest.mark.parametrize("text", ["", "folder", "a/b/c", "a/b@", "/abs/path", "a/b@x@y"])
-def test_a_malformed_reference_is_refused(text: str) -> None:
+@pytest.mark.parametrize("text", ["", "folder", "a/b/c", "a/b@", "/abs/path", "a/b@x@y", "a/b:Q4_K_M"])
+def test_a_malformed_checkpoint_is_refused(text: str) -> None:
     with pytest.raises(BuildError, match="no such folder, nor of the form OWNER/NAME@REVISION"):
         HubReference.parse(text)
 
 
-def test_a_revision_is_resolved_to_the_commit(tmp_path: Path) -> None:
-    hub = FakeHub(tmp_path / "snapshots" / COMMIT)
-    hub.folder.mkdir(parents=True)
-    (hub.folder / "model.safetensors").touch()
-    entry = tiny_entry("llama", tmp_path)
-    assert HubReference("a/b", "v1").download(entry, hub) == (hub.folder, COMMIT)
-    assert hub.asked == [("a/b", "v1")]
-    assert {"config.json", "tokenizer.json", "*.safetensors", "model.safetensors.index.json"} <= set(hub.patterns)
-    assert not any("pth" in pattern or pattern == "*" for pattern in hub.patterns)  # no second copy of the weights
-
-
-def test_a_repository_without_safetensors_gives_its_pytorch_files(tmp_path: Path) -> None:
-    hub = FakeHub(tmp_path / COMMIT)
-    HubReference("a/b", "v1").download(tiny_entry("llama", tmp_path), hub)
-    assert hub.asked == [("a/b", "v1")] * 2
-    assert hub.patterns == PYTORCH_FILES
-
-
-def test_a_gated_repository_needs_a_token(tmp_path: Path) -> None:
-    hub, entry = FakeHub(tmp_path / COMMIT), replace(tiny_entry("llama", tmp_path), is_gated=True)
-    own = HubReference(entry.model_id, "main")
+def test_a_gated_model_of_the_catalog_needs_a_token_before_anything_is_asked(tmp_path: Path) -> None:
+    entry = replace(tiny_entry("llama", tmp_path), is_gated=True)
     with pytest.raises(BuildError, match=r"tiny/llama@main: a gated repository: accept its licence .* set HF_TOKEN"):
-        own.download(entry, hub, lambda: None)
-    assert hub.asked == []
-    assert own.download(entry, hub, lambda: "token") == (hub.folder, COMMIT)
-    assert HubReference("open/copy", "main").download(entry, hub, lambda: None) == (hub.folder, COMMIT)
+        HubRepository.open(HubReference(entry.model_id, "main"), entry, lambda: None)
 
 
-@pytest.mark.parametrize(
-    ("failure", "message"),
-    [
-        (errors.GatedRepoError("no", response=RESPONSE), "a gated repository: accept its licence"),
-        (errors.RevisionNotFoundError("no", response=RESPONSE), "the repository has no such revision"),
-        (
-            errors.RepositoryNotFoundError("no", response=RESPONSE),
-            "no such folder here, and no such repository, or a private one",
-        ),
-        (errors.HfHubHTTPError("too busy\nsecond line", response=RESPONSE), "download failed: too busy$"),
-        (errors.LocalEntryNotFoundError("no connection"), "download failed: no connection"),
-        (OSError(28, "No space left on device"), "download failed: .*No space left on device"),
-    ],
-)
-def test_what_the_hub_refuses_is_one_line(failure: Exception, message: str, tmp_path: Path) -> None:
-    with pytest.raises(BuildError, match=f"^a/b@main: {message}"):
-        HubReference("a/b", "main").download(tiny_entry("llama", tmp_path), FakeHub(tmp_path, failure))
+class Builder:
+    """Runs `build` with a hub and a cache of its own."""
+
+    def __init__(self, state_dir: Path, endpoint: str) -> None:
+        self.state_dir = state_dir
+        self.environment = os.environ | {"HF_ENDPOINT": endpoint, "HF_HOME": str(state_dir / "hub"), "HF_TOKEN": ""}
+
+    def build(self, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        """Run it to its end."""
+        command = [sys.executable, "-m", "build_engines", "build", *words, "--state-dir", str(self.state_dir)]
+        return subprocess.run(
+            command, env=self.environment | environment, capture_output=True, text=True, check=False, timeout=300
+        )
+
+    def error(self, *words: str, **environment: str) -> str:
+        """Return the one line of a build that fails."""
+        done = self.build(*words, **environment)
+        assert done.returncode == 1
+        *_, line = done.stderr.splitlines()
+        assert line.startswith("error: ") and "Traceback" not in done.stderr
+        return line
+
+    def manifest(self, *words: str, **environment: str) -> dict[str, object]:
+        """Return the manifest of the artifact of a build that succeeds."""
+        done = self.build(*words, **environment)
+        assert done.returncode == 0, done.stderr
+        folder = next(line.split()[1] for line in done.stdout.splitlines() if line.startswith("artifact"))
+        manifest: dict[str, object] = json.loads((Path(folder) / "manifest.json").read_text())
+        return manifest
 
 
-def test_a_folder_without_a_commit_as_its_name_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(BuildError, match="expected a folder named by its commit"):
-        HubReference("a/b", "main").download(tiny_entry("llama", tmp_path), FakeHub(tmp_path / "main"))
+@pytest.fixture(scope="module")
+def gguf_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The demo model as a repository of GGUF files."""
+    folder = tmp_path_factory.mktemp("gguf")
+    for name, precision in (("demo-Q8_0.gguf", "q8_0"), ("demo-Q4_K_M.gguf", "f16")):
+        write_gguf(Checkpoint.load(DEMO / "checkpoint"), folder / name, precision)
+    shutil.copyfile(DEMO / "mmproj.gguf", folder / "mmproj-demo-f16.gguf")
+    return folder
 
 
-def _build(tmp_path: Path, endpoint: str, *words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "build_engines", "build", *words, "--state-dir", str(tmp_path)]
-    environment = os.environ | {"HF_ENDPOINT": endpoint, "HF_HOME": str(tmp_path / "hub")}
-    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+def sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def test_a_checkpoint_of_the_hub_is_built_for_llama_cpp_and_again_without_a_network(tmp_path: Path) -> None:
-    with stand_in_hub({"org/demo": DEMO / "checkpoint"}) as endpoint:
-        first = _build(tmp_path, endpoint, "org/demo")
-        missing = _build(tmp_path, endpoint, "org/other")
-        no_revision = _build(tmp_path, endpoint, "tiny", "--checkpoint", "org/demo@v9")
+def test_a_checkpoint_is_built_and_again_without_a_network(tmp_path: Path) -> None:
+    with stand_in_hub({"org/demo": Repository(DEMO / "checkpoint")}) as endpoint:
+        builder = Builder(tmp_path, endpoint)
+        first = builder.build("org/demo")
+        assert builder.error("org/other").startswith(
+            "error: org/other@main: no such folder here, and no such repository"
+        )
+        no_revision = builder.error("tiny", "--checkpoint", "org/demo@v9")
+        assert no_revision == "error: org/demo@v9: the repository has no such revision"
     assert first.returncode == 0, first.stderr
     assert [path.name for path in tmp_path.glob("artifacts/*/model.gguf")] == ["model.gguf"]
     for words in (["org/demo"], [f"org/demo@{COMMIT}"], ["org/demo", "--checkpoint", "org/demo@main"]):
-        again = _build(tmp_path, endpoint, *words)
+        again = builder.build(*words)
         assert (again.returncode, again.stdout) == (0, first.stdout), again.stderr
-    assert "error: org/other@main: no such folder here, and no such repository" in missing.stderr
-    assert "error: org/demo@v9: the repository has no such revision" in no_revision.stderr
+    assert builder.error("org/never").startswith("error: org/never@main: download failed: ")
+
+
+def test_a_variant_of_a_checkpoint_is_quantized(tmp_path: Path) -> None:
+    with stand_in_hub({"org/demo": Repository(DEMO / "checkpoint")}) as endpoint:
+        builder = Builder(tmp_path, endpoint)
+        manifest = builder.manifest("org/demo:Q4_K_M")
+        refused = builder.error("org/demo:Q4_K_X")
+    assert (manifest["model_id"], manifest["precision"]) == ("org/demo:Q4_K_M", "q4_k_m")
+    assert refused.startswith("error: --precision q4_k_x: expected one of f16, f32, q8_0, q2_k")
+
+
+def test_gguf_files_are_found_by_precision_and_name_with_the_projector(tmp_path: Path, gguf_folder: Path) -> None:
+    with stand_in_hub({"org/demo-GGUF": Repository(gguf_folder)}) as endpoint:
+        builder = Builder(tmp_path, endpoint)
+        by_precision = builder.manifest("org/demo-GGUF:q8_0")
+        by_name = builder.manifest("org/demo-GGUF:demo-Q8_0.gguf")
+        default = builder.manifest("org/demo-GGUF")
+        named = builder.manifest("mine", "--gguf", "org/demo-GGUF:Q8_0")
+        missing = builder.error("org/demo-GGUF:Q2_K")
+    digest = sha256(gguf_folder / "demo-Q8_0.gguf")
+    for manifest in (by_precision, by_name, named):
+        assert manifest["files"]["model.gguf"] == digest  # type: ignore[index]
+    assert default["files"]["model.gguf"] == sha256(gguf_folder / "demo-Q4_K_M.gguf")  # type: ignore[index]
+    assert (by_precision["has_images"], by_name["has_images"]) == (True, True)
+    assert named["model_id"] == "mine"
+    names = "demo-Q4_K_M.gguf, demo-Q8_0.gguf"
+    assert missing == f"error: org/demo-GGUF@main: name one of its GGUF files behind a colon: {names}"
+    again = builder.manifest("org/demo-GGUF:Q8_0")  # the hub is gone
+    assert again["files"] == by_precision["files"]
+
+
+def test_another_architecture_is_told_to_take_a_gguf_file_by_name(tmp_path: Path, gguf_folder: Path) -> None:
+    (tmp_path / "gemma").mkdir()
+    (tmp_path / "gemma" / "config.json").write_text('{"architectures": ["Gemma2ForCausalLM"]}')
+    (tmp_path / "gemma" / "model.safetensors").write_bytes(b"never downloaded")
+    gguf = Repository(gguf_folder, base="org/gemma")
+    with stand_in_hub({"org/gemma": Repository(tmp_path / "gemma"), "else/gemma-GGUF": gguf}) as endpoint:
+        builder = Builder(tmp_path / "state", endpoint)
+        refused = builder.error("org/gemma")
+    rule = "Gemma2ForCausalLM is not converted, only LlamaForCausalLM and Qwen2ForCausalLM"
+    example = "take a GGUF file of the model, such as else/gemma-GGUF:Q4_K_M"
+    assert refused == f"error: org/gemma@main: {rule}: {example}"
+    assert not list(tmp_path.rglob("snapshots/*/model.safetensors"))
+
+
+def test_an_unconverted_model_of_the_catalog_is_refused_without_a_network(tmp_path: Path) -> None:
+    refused = Builder(tmp_path, "http://127.0.0.1:9").error("gemma2:9b")
+    assert refused.startswith("error: google/gemma-2-9b-it@main: Gemma2ForCausalLM is not converted, only Llama")
+
+
+def test_a_gated_repository_needs_a_token(tmp_path: Path) -> None:
+    with stand_in_hub({"org/demo": Repository(DEMO / "checkpoint", is_gated=True)}) as endpoint:
+        builder = Builder(tmp_path, endpoint)
+        assert "org/demo@main: a gated repository: accept its licence on its page" in builder.error("org/demo")
+        assert builder.manifest("org/demo", HF_TOKEN=TOKEN)["model_id"] == "org/demo"
+
+
+def test_a_connection_that_is_cut_is_resumed(tmp_path: Path) -> None:
+    (tmp_path / "gguf").mkdir()
+    path = tmp_path / "gguf" / "demo-F32.gguf"  # the library keeps blocks of 10 MiB
+    write_gguf(Checkpoint.load(DEMO / "checkpoint"), path, "f32")
+    repository = Repository(path.parent, cut={path.name})
+    with stand_in_hub({"org/demo": repository}) as endpoint:
+        manifest = Builder(tmp_path / "state", endpoint).manifest("org/demo")
+    assert repository.sent_ranges == [f"bytes={10 << 20}-"]
+    assert manifest["files"]["model.gguf"] == sha256(path)  # type: ignore[index]
+
+
+def test_a_damaged_file_is_removed_and_downloaded_again(tmp_path: Path) -> None:
+    repository = Repository(DEMO / "checkpoint", damaged={"model.safetensors"})
+    with stand_in_hub({"org/demo": repository}) as endpoint:
+        builder = Builder(tmp_path, endpoint)
+        refused = builder.error("org/demo")
+        assert "model.safetensors: damaged: its sha256 is not " in refused and refused.endswith(
+            "build again to download it"
+        )
+        repository.damaged.clear()
+        assert builder.manifest("org/demo")["model_id"] == "org/demo"
+
+
+def test_a_model_that_is_larger_than_the_disk_is_not_begun(tmp_path: Path) -> None:
+    repository = Repository(DEMO / "checkpoint", claimed_bytes={"model.safetensors": 10**18})
+    with stand_in_hub({"org/demo": repository}) as endpoint:
+        refused = Builder(tmp_path, endpoint).error("org/demo")
+    assert refused.startswith("error: org/demo@main: 1,000,000,000.0 GB to download, and ")
+    assert refused.endswith(": free some, or name another disk by HF_HOME")
+    assert not list(tmp_path.rglob("snapshots/*/model.safetensors"))

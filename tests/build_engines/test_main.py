@@ -12,9 +12,8 @@ import pytest
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2 as pb
 
-from build_engines import artifact
+from build_engines import artifact, model_source
 from build_engines.__main__ import main
-from build_engines.commands import build as build_command
 from model_repository.contract.request import ContextOverflow
 from model_repository.engine.runtime import PROJECTOR
 from model_repository.model_parameters import ModelParameters
@@ -109,8 +108,8 @@ def test_the_demo_model_is_built_with_its_adapters(
     for name in ("formal", "casual"):
         write_adapter(demo / "adapters" / name, tensors)
     (demo / "adapters" / "__pycache__").mkdir()
-    (demo / PROJECTOR).symlink_to(build_command.DEMO / PROJECTOR)
-    monkeypatch.setattr("build_engines.commands.build.DEMO", demo)
+    (demo / PROJECTOR).symlink_to(model_source.DEMO / PROJECTOR)
+    monkeypatch.setattr("build_engines.model_source.DEMO", demo)
     state_dir = ("--state-dir", str(tmp_path))
     assert main(["build", "demo", "--adapter", f"mine={demo / 'adapters' / 'formal'}", *state_dir]) == 0
     assert read_ensemble(tmp_path / "repository", "demo").adapters == ("demo-casual", "demo-formal", "mine")
@@ -127,7 +126,7 @@ def test_an_artifact_that_is_named_twice_is_refused(
     assert main(["build", "one", "--checkpoint", str(checkpoint), "--state-dir", str(tmp_path)]) == 0
     [folder] = [str(path) for path in (tmp_path / "artifacts").iterdir() if path.is_dir()]
     assert main(["render", folder, folder, "--repository", str(tmp_path / "twice")]) == 1
-    assert "has the same name" in capsys.readouterr().err
+    assert "an artifact is named twice" in capsys.readouterr().err
 
 
 def test_artifacts_are_rendered_together(checkpoint: Path, tmp_path: Path) -> None:
@@ -136,6 +135,47 @@ def test_artifacts_are_rendered_together(checkpoint: Path, tmp_path: Path) -> No
     folders = [str(path) for path in (tmp_path / "artifacts").iterdir() if path.is_dir()]
     assert main(["render", *folders, "--repository", str(tmp_path / "both")]) == 0
     assert {path.name for path in (tmp_path / "both").iterdir()} >= {"one", "two__engine"}
+
+
+def test_a_file_names_several_models_with_options(checkpoint: Path, tmp_path: Path) -> None:
+    models = tmp_path / "conch.yaml"
+    models.write_text(
+        f"""models:
+  demo:
+  {checkpoint}:
+    alias: [gpt-4o, gpt-4o-mini]
+    default: {{chat_max_tokens: null, include_stop_str_in_output: true}}
+    max-sequences: 3
+  other:
+    checkpoint: {checkpoint}
+    context-window: 64
+"""
+    )
+    assert main(["build", str(models), "--runtime", "synthetic", "--state-dir", str(tmp_path)]) == 0
+    named = read_ensemble(tmp_path / "repository", checkpoint.name)
+    assert (named.aliases, named.max_sequences) == (("gpt-4o", "gpt-4o-mini"), 3)
+    assert named.defaults == {"chat_max_tokens": None, "include_stop_str_in_output": True}
+    other = read_ensemble(tmp_path / "repository", "other")
+    assert (other.context_window, other.aliases, other.max_sequences) == (64, (), 16)
+    assert read_ensemble(tmp_path / "repository", "demo").runtime == "synthetic"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("models: {demo: {precison: f16}}", "models.demo: --precison=f16: `build` has no such option"),
+        ("models: {demo: [f16]}", "models.demo: expected a text as the name, and an object of options of `build`"),
+        ("demo: {}", "expected one key, `models`, an object with an entry for each model id"),
+        ("models: {demo: , demo: }", "demo: given twice"),
+    ],
+)
+def test_a_mistake_in_the_file_of_models_is_named(
+    text: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "conch.yaml").write_text(text)
+    assert main(["build", str(tmp_path / "conch.yaml"), "--state-dir", str(tmp_path)]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: {tmp_path}/conch.yaml: ") and message in error
 
 
 def test_artifacts_are_verified_together(checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -174,16 +214,15 @@ def test_a_file_of_another_form_is_one_line(
     [
         (
             ["build", "tiny"],
-            "error: tiny: expected OWNER/NAME of the hub, --checkpoint DIR, or --gguf FILE with --tokenizer DIR\n",
+            "error: tiny: expected OWNER/NAME of the hub, a folder, a GGUF file, or a name that `list` shows\n",
         ),
-        (
-            ["build", "gemma2:9b"],
-            "error: gemma2:9b: expected --gguf FILE with --tokenizer DIR: of checkpoints, LlamaForCausalLM and "
-            "Qwen2ForCausalLM are converted\n",
-        ),
+        (["build", "x.gguf"], "error: x.gguf: no such file or directory\n"),
+        (["build", "conch.yaml"], "error: conch.yaml: No such file or directory\n"),
+        (["build", "demo", "tiny", "--alias", "x"], "error: --alias: goes with one MODEL, not 2\n"),
         (["build", "a--b", "--checkpoint", "."], "error: model id 'a--b': letters, digits"),
         (["build", "tiny", "--checkpoint", "none"], "error: --checkpoint none: no such folder, nor of the form"),
-        (["build", "tiny", "--gguf", "x.gguf"], "error: --gguf needs --tokenizer DIR"),
+        (["build", "tiny", "--gguf", "x.gguf"], "error: x.gguf: no such file or directory\n"),
+        (["build", "x", "--gguf", "a", "--checkpoint", "b"], "error: --gguf: not together with --checkpoint"),
         (["build", "demo", "--option", "itl_ms"], "error: --option itl_ms: expected NAME=VALUE"),
         (["build", "demo", "--option", "=5"], "error: --option =5: expected NAME=VALUE"),
         (["build", "demo", "--option", "a=1", "--option", "a=2"], "error: --option a: given twice"),

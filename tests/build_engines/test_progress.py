@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import io
 import logging
+from pathlib import Path
 
 import pytest
 
-from build_engines.progress import Progress, elapsed_text
+from build_engines.progress import Progress, elapsed_text, following
+from tests.waiting import wait_until
 
 
 class Terminal(io.StringIO):
@@ -28,7 +30,7 @@ class Clock:
 
 def test_a_terminal_has_one_line_that_is_rewritten() -> None:
     stream, clock = Terminal(), Clock()
-    progress = Progress("engine", 10**10, stream, clock)
+    progress = Progress("engine", 10**10, stream, clock, is_estimate=True)
     progress.set(10**9, "1 files")
     assert stream.getvalue() == ""  # not yet
     clock.now = 65.0
@@ -36,6 +38,24 @@ def test_a_terminal_has_one_line_that_is_rewritten() -> None:
     assert stream.getvalue() == "\r\x1b[Kengine: 5.0 of about 10.0 GB (50 %), 2 files, 1 min 05 s"
     progress.clear()
     assert stream.getvalue().endswith("\r\x1b[K")
+
+
+def test_a_known_size_gives_the_speed_and_the_time_left() -> None:
+    clock = Clock()
+    progress = Progress("downloading", 4 * 10**8, io.StringIO(), clock)
+    assert progress.line() == "downloading: 0.0 of 400.0 MB (0 %), 0 s"
+    clock.now = 10.0
+    progress.set(10**8)
+    assert progress.line() == "downloading: 100.0 of 400.0 MB (25 %), 10.0 MB/s, 30 s left"
+
+
+def test_a_folder_is_followed_while_it_grows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("build_engines.progress.TERMINAL_PERIOD_S", 0.001)
+    (tmp_path / "before").write_bytes(b"1234")
+    progress = Progress("downloading", 10, io.StringIO(), Clock())
+    with following(tmp_path, progress):
+        (tmp_path / "new").write_bytes(b"12345")
+        wait_until(lambda: "50 %" in progress.line(), "half of the bytes")
 
 
 def test_a_log_has_a_line_every_half_minute(caplog: pytest.LogCaptureFixture) -> None:

@@ -43,7 +43,7 @@ def write_artifact(folder: Path, model_id: str, *, aliases: Iterable[str] = (), 
 
 def test_several_artifacts_make_one_repository(tmp_path: Path) -> None:
     folders = [write_artifact(tmp_path / name, name) for name in ("one", "two")]
-    files = render_artifacts(folders, OPTIONS)
+    files = render_artifacts(dict.fromkeys(folders, OPTIONS))
     assert {name.partition("/")[0].partition("__")[0] for name in files} == {"one", "two"}
     assert str((tmp_path / "two").resolve()) in files["two__engine/config.pbtxt"]
 
@@ -63,14 +63,14 @@ def test_an_artifact_is_served_under_further_names(tmp_path: Path) -> None:
 )
 def test_a_wrong_further_name_is_refused(alias: str, message: str, tmp_path: Path) -> None:
     with pytest.raises(BuildError, match=f"^{message}"):
-        render_artifacts([write_artifact(tmp_path / "one", "one")], OPTIONS, aliases=[alias])
+        render_artifacts({write_artifact(tmp_path / "one", "one"): OPTIONS}, aliases=[alias])
 
 
 def test_two_artifacts_of_one_model_are_refused(tmp_path: Path) -> None:
     """The second one silently took the first one's place."""
     folders = [write_artifact(tmp_path / name, "same") for name in ("one", "two")]
     with pytest.raises(BuildError, match=r"model same \(.*/two\): model same \(.*/one\) has the same name"):
-        render_artifacts(folders, OPTIONS)
+        render_artifacts(dict.fromkeys(folders, OPTIONS))
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ def test_a_name_that_means_two_things_is_refused(
         write_artifact(tmp_path / "two", "org/b", **second),
     ]
     with pytest.raises(BuildError, match=message):
-        render_artifacts(folders, OPTIONS)
+        render_artifacts(dict.fromkeys(folders, OPTIONS))
 
 
 def write_gpu_artifact(folder: Path, model_id: str, num_gpus: int) -> Path:
@@ -101,10 +101,10 @@ def write_gpu_artifact(folder: Path, model_id: str, num_gpus: int) -> Path:
 
 def test_each_model_has_its_own_gpus(tmp_path: Path) -> None:
     one, two = write_gpu_artifact(tmp_path / "one", "one", 2), write_gpu_artifact(tmp_path / "two", "two", 1)
-    files = render_artifacts([one, two], OPTIONS, {one: (0, 1), two: (2,)})
+    files = render_artifacts({one: OPTIONS, two: OPTIONS}, {one: (0, 1), two: (2,)})
     assert 'key: "gpus"\n  value {\n    string_value: "[0, 1]"' in files["one__engine/config.pbtxt"]
     assert '"[2]"' in files["two__engine/config.pbtxt"]
-    assert '"gpus"' not in render_artifacts([one], OPTIONS)["one__engine/config.pbtxt"]
+    assert '"gpus"' not in render_artifacts({one: OPTIONS})["one__engine/config.pbtxt"]
     for gpus, message in (
         ({one: (0, 1), two: (1,)}, "two: GPU 1 is one's already"),
         ({one: (0, 1)}, "two: 2 models need GPUs: name those of each, as ARTIFACT:0,1"),
@@ -112,20 +112,20 @@ def test_each_model_has_its_own_gpus(tmp_path: Path) -> None:
         ({one: (0, 0), two: (1,)}, "one: GPUs 0,0: the model needs 2 different ones"),
     ):
         with pytest.raises(BuildError, match=message):
-            render_artifacts([one, two], OPTIONS, gpus)
+            render_artifacts({one: OPTIONS, two: OPTIONS}, gpus)
 
 
 def test_a_model_on_the_cpu_has_no_gpus(tmp_path: Path) -> None:
     folder = write_artifact(tmp_path / "one", "one")
     with pytest.raises(BuildError, match="one: GPUs 0: the model needs 0 different ones"):
-        render_artifacts([folder], OPTIONS, {folder: (0,)})
+        render_artifacts({folder: OPTIONS}, {folder: (0,)})
 
 
 def test_a_damaged_artifact_is_refused(tmp_path: Path) -> None:
     folder = write_artifact(tmp_path / "one", "one")
     (folder / "weights").write_text("changed")
     with pytest.raises(ArtifactInvalid, match="weights: differs"):
-        render_artifacts([folder], OPTIONS)
+        render_artifacts({folder: OPTIONS})
 
 
 # --- on disk ----------------------------------------------------------------------------------------------------------

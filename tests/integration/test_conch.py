@@ -15,6 +15,7 @@ from frontend.chat import ChatClient, chat
 from tests.integration.api import Api
 from tests.waiting import DEADLINE_S
 
+PROMPT = "\x1b[1m> \x1b[0m"
 # The console script, on a terminal of its own.
 CONCH = """
 import fcntl, sys, termios
@@ -59,14 +60,14 @@ def test_run_leads_from_a_name_to_a_conversation(tmp_path: Path) -> None:
     ports = [f"--{name}=0" for name in ("port", "triton-grpc-port", "triton-metrics-port")]
     terminal = Terminal("run", "demo", f"--state-dir={tmp_path}", *ports)
     terminal.wait_for("demo: Ctrl-C stops an answer, Ctrl-D ends the conversation.")
-    terminal.wait_for("> ")
+    terminal.wait_for(PROMPT)
     terminal.type("What is the capital of France?\n")
     terminal.wait_for("The capital of France is Paris.")
-    terminal.wait_for("> ")
+    terminal.wait_for(PROMPT)
     terminal.type("Count from 1 to 20.\n")
     terminal.wait_for("3, ")
     terminal.type("\x03")
-    terminal.wait_for("> ")
+    terminal.wait_for(PROMPT)
     assert "20" not in terminal.text.rpartition("1, 2")[2], "Ctrl-C did not end the answer"
     terminal.type("\x04")
     assert terminal.status() == 0
@@ -78,8 +79,8 @@ def test_a_model_that_does_not_exist_is_one_line(tmp_path: Path) -> None:
     terminal = Terminal("serve", "no-such-model", f"--state-dir={tmp_path}")
     assert terminal.status() == 1
     assert terminal.text.splitlines() == [
-        "error: no-such-model: expected OWNER/NAME of the hub, --checkpoint DIR, or --gguf FILE with --tokenizer DIR",
-        "error: build_engines build failed",
+        "error: no-such-model: expected OWNER/NAME of the hub, a folder, a GGUF file, or a name that `list` shows",
+        "\x1b[31merror:\x1b[0m build_engines build failed",
     ]
 
 

@@ -24,7 +24,9 @@ def whole_file(checkpoint: Path, tmp_path: Path) -> Path:
 
 
 def test_a_header_has_the_facts_for_serving(whole_file: Path) -> None:
-    assert read_gguf_facts(whole_file) == GgufFacts(context_length=1024, vocab_size=288, eos_token_ids=(261,))
+    assert read_gguf_facts(whole_file) == GgufFacts(
+        context_length=1024, vocab_size=288, eos_token_ids=(261,), kv_numbers_per_token=2 * 2 * 2 * 16
+    )
 
 
 @pytest.mark.parametrize("length", [4, 10, 100, 1000, 4000, 20_000, -100])

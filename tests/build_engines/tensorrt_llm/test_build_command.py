@@ -12,7 +12,7 @@ import pytest
 
 from build_engines import artifact
 from build_engines.__main__ import main
-from build_engines.hub import HubReference
+from build_engines.hub import HubRepository
 from tests.build_engines.tensorrt_llm.builder import Builder
 from tests.build_engines.tensorrt_llm.tiny_model import write_catalog
 from tests.build_engines.tiny_adapter import random_pairs, tensors_of, write_adapter
@@ -221,7 +221,7 @@ def test_an_impossible_build_downloads_nothing(tmp_path: Path, here: Here, extra
     def download(*_: object) -> None:
         raise AssertionError("a download was begun")
 
-    here.monkeypatch.setattr(HubReference, "download", download)
+    here.monkeypatch.setattr(HubRepository, "open", download)
     builder = Builder.make(tmp_path, version="1.2.0")
     here.assert_refused(builder, "--checkpoint", "owner/name@main", *extra, message=message)
 

@@ -82,15 +82,15 @@ def test_progress_is_polled_while_the_tool_runs(run: ToolRun, monkeypatch: pytes
     monkeypatch.setattr(tool, "_POLL_S", 0.01)
     (run.output / "rank0.engine").write_bytes(b"12345")
     os.mkfifo(run.folder / "go")
-    seen: list[tuple[int, str]] = []
-    growth = tool._growth
+    seen: list[tuple[int, int]] = []
+    growth = tool.size_of
 
-    def noted(output: Path) -> tuple[int, str]:
+    def noted(output: Path) -> tuple[int, int]:
         seen.append(growth(output))
         if len(seen) == 1:
             (run.folder / "go").write_bytes(b"")
         return seen[-1]
 
-    monkeypatch.setattr(tool, "_growth", noted)
+    monkeypatch.setattr(tool, "size_of", noted)
     run_tool(python(run, "open('go').read()"))
-    assert seen[0] == (5, "1 files")
+    assert seen[0] == (5, 1)

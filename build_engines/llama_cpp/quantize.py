@@ -1,0 +1,43 @@
+"""Smaller precisions, by llama.cpp's own quantizer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import gguf
+
+from build_engines.errors import BuildError
+from build_engines.progress import Progress, following
+from model_repository.cores import num_physical_cores
+
+_TYPES = (  # those that need no statistics of activations
+    *("Q2_K", "Q3_K_S", "Q3_K_M", "Q3_K_L", "Q4_0", "Q4_1", "Q4_K_S", "Q4_K_M"),
+    *("Q5_0", "Q5_1", "Q5_K_S", "Q5_K_M", "Q6_K", "IQ4_NL", "IQ4_XS"),
+)
+QUANTIZED = {name.lower(): gguf.LlamaFileType[f"MOSTLY_{name}"] for name in _TYPES}
+
+
+def quantize(source: Path, target: Path, precision: str) -> None:
+    """Write a GGUF file in another precision. llama.cpp gives some tensors more bits.
+
+    Args:
+        source: a GGUF file in f16.
+        target: the new file.
+        precision: a key of QUANTIZED.
+
+    Raises:
+        BuildError: llama.cpp is not installed, or refuses.
+    """
+    try:
+        from cyllama.llama import llama_cpp as llama
+    except ImportError as exc:
+        raise BuildError(f"--precision {precision}: llama.cpp quantizes, and cyllama is not installed") from exc
+    params = llama.LlamaModelQuantizeParams()
+    params.ftype = int(QUANTIZED[precision])
+    params.nthread = num_physical_cores()
+    llama.disable_logging()
+    with Progress.shown(f"quantizing to {precision}", 0) as progress, following(target, progress):
+        try:
+            llama.model_quantize(str(source), str(target), params)
+        except RuntimeError as exc:
+            raise BuildError(f"{target}: llama.cpp cannot quantize to {precision}: {exc}") from exc
