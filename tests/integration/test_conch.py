@@ -6,12 +6,17 @@ import io
 import json
 import os
 import pty
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from build_engines.checkpoint import Checkpoint
+from build_engines.llama_cpp.gguf_file import write_gguf
+from build_engines.model_source import DEMO
 from frontend.chat import ChatClient, chat
+from tests.build_engines.stand_in_hub import Repository, stand_in_hub
 from tests.integration.api import Api
 from tests.waiting import DEADLINE_S
 
@@ -29,12 +34,14 @@ sys.exit(main())
 class Terminal:
     """A command on a terminal of its own, at which the test types and reads."""
 
-    def __init__(self, *words: str) -> None:
+    def __init__(self, *words: str, **environment: str) -> None:
         self.text = ""
         self._seen = 0
         self._terminal, end = pty.openpty()
         command = [sys.executable, "-c", CONCH, *words]
-        self._process = subprocess.Popen(command, stdin=end, stdout=end, stderr=end, start_new_session=True)
+        self._process = subprocess.Popen(
+            command, stdin=end, stdout=end, stderr=end, start_new_session=True, env=os.environ | environment
+        )
         os.close(end)
 
     def wait_for(self, text: str) -> None:
@@ -56,9 +63,29 @@ class Terminal:
         return self._process.wait(DEADLINE_S)
 
 
+PORTS = [f"--{name}=0" for name in ("port", "triton-grpc-port", "triton-metrics-port")]
+
+
+def test_a_gguf_file_of_the_hub_leads_to_a_conversation(tmp_path: Path) -> None:
+    folder = tmp_path / "repository"
+    folder.mkdir()
+    write_gguf(Checkpoint.load(DEMO / "checkpoint"), folder / "demo-F16.gguf", "f16")
+    shutil.copyfile(DEMO / "mmproj.gguf", folder / "mmproj-F16.gguf")
+    with stand_in_hub({"org/demo-GGUF": Repository(folder)}) as endpoint:
+        hub = {"HF_ENDPOINT": endpoint, "HF_HOME": str(tmp_path / "hub")}
+        terminal = Terminal("run", "org/demo-GGUF:F16", f"--state-dir={tmp_path / 'state'}", *PORTS, **hub)
+        terminal.wait_for("org/demo-GGUF:F16: Ctrl-C stops an answer, Ctrl-D ends the conversation.")
+        terminal.wait_for(PROMPT)
+        terminal.type("What is the capital of France?\n")
+        terminal.wait_for("The capital of France is Paris.")
+        terminal.wait_for(PROMPT)
+        terminal.type("\x04")
+        assert terminal.status() == 0
+    assert "Traceback" not in terminal.text and len(terminal.text.splitlines()) <= 15
+
+
 def test_run_leads_from_a_name_to_a_conversation(tmp_path: Path) -> None:
-    ports = [f"--{name}=0" for name in ("port", "triton-grpc-port", "triton-metrics-port")]
-    terminal = Terminal("run", "demo", f"--state-dir={tmp_path}", *ports)
+    terminal = Terminal("run", "demo", f"--state-dir={tmp_path}", *PORTS)
     terminal.wait_for("demo: Ctrl-C stops an answer, Ctrl-D ends the conversation.")
     terminal.wait_for(PROMPT)
     terminal.type("What is the capital of France?\n")

@@ -1,0 +1,463 @@
+"""Tokenizers of GGUF files: the model's own after a conversion, and llama.cpp's for every kind."""
+
+from __future__ import annotations
+
+import json
+import unicodedata
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+from cyllama.llama import llama_cpp as llama
+from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers, trainers
+
+from build_engines.checkpoint import Checkpoint, read_chat_templates, read_json
+from build_engines.errors import BuildError
+from build_engines.llama_cpp.gguf_file import write_gguf
+from build_engines.llama_cpp.gguf_tokenizer import PRE_TOKENIZERS, open_gguf, write_tokenizer
+from build_engines.vocabulary import token_bytes
+from model_repository.tokenizer.tokenizer_files import TokenizerFiles
+from model_repository.tokenizer.vocabulary import Vocabulary
+from tests.build_engines.tiny_checkpoint import sentencepiece_description, write_checkpoint
+
+DEMO = Path("build_engines/demo/checkpoint")
+KIND = gguf.TokenType
+SPACE = "\u2581"
+
+DECOMPOSED = "e\u0301 cafe\u0301 A\u030a"
+MARKS = "हिन्दी में คำไทย עברית العَرَبِيَّة"
+CAPITALS_INSIDE = "naïveÀÉñ éÉé ЖЖжЖ"
+WIDE_SPACES = "a\u00a0b\u3000c\u2009d"
+TEXTS = [
+    "",
+    "Hello, world! It's I'LL WE'RE don't He'S",
+    "def f(x):\n\treturn  x**2  # comment\n\n\n    pass\r\n\r\n",
+    "12345 67 8 1,000.50 ½ ²³ ٣٤٥",
+    "  leading",
+    "trailing   ",
+    " ",
+    "naïve café Ünïcödé ÀÉ ñ",
+    "Привет, мир! ΑΒΓ αβγ",
+    "你好\uff0c世界。日本語テスト カタカナ 한국어 문장",
+    "🙂👩\u200d👩\u200d👧 ✨!!! ??",
+    "<html><a href='x'>$5 + 3 = 8 ^~|`</a>",
+    "camelCase PascalCaseXML HTTPServer snake_case",
+    "//// ---- ==== ....\n\n /x/\n",
+    "\n\n \n  \n\t\n x",
+    "a\r\nb\rc",
+    "§ ¶ € £ ™ © ° µ ª º \u01c5 \u02b0 \u2177",
+    "<|im_start|>user\n hi <|im_end|>\n<|im_end|><|im_start|>",
+    DECOMPOSED,
+    MARKS,
+    CAPITALS_INSIDE,
+    WIDE_SPACES,
+]
+
+
+# --- what Conch itself has converted ----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tokenizer of the demo's checkpoint, from a GGUF file."""
+    folder = tmp_path_factory.mktemp("demo")
+    write_gguf(Checkpoint.load(DEMO), folder / "demo.gguf")
+    (folder / "tokenizer").mkdir()
+    write_tokenizer(folder / "demo.gguf", folder / "tokenizer")
+    return folder / "tokenizer"
+
+
+@pytest.fixture(scope="module")
+def sentencepiece(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tokenizer of a checkpoint of Llama 2's kind, beside that checkpoint."""
+    folder = tmp_path_factory.mktemp("sentencepiece")
+    write_checkpoint(folder, tokenizer=sentencepiece_description(), vocab_size=288, bos_token_id=1)
+    write_gguf(Checkpoint.load(folder), folder / "model.gguf")
+    (folder / "tokenizer").mkdir()
+    write_tokenizer(folder / "model.gguf", folder / "tokenizer")
+    return folder / "tokenizer"
+
+
+def assert_same(written: Path, own: Path, texts: Sequence[str]) -> None:
+    ours, theirs = TokenizerFiles.load(written), TokenizerFiles.load(own)
+    for text in texts:
+        token_ids = theirs.tokenizer.encode(text).ids
+        assert ours.tokenizer.encode(text).ids == token_ids
+        for skip in (True, False):
+            decoded = theirs.tokenizer.decode(token_ids, skip_special_tokens=skip)
+            assert ours.tokenizer.decode(token_ids, skip_special_tokens=skip) == decoded
+    plain, own_plain = Vocabulary(ours.tokenizer), Vocabulary(theirs.tokenizer)
+    assert [plain.encode_plain(text) for text in texts] == [own_plain.encode_plain(text) for text in texts]
+    assert plain.first_ids == own_plain.first_ids
+    assert plain.control_tokens == own_plain.control_tokens
+    size = own_plain.size
+    ours_json, theirs_json = (read_json(folder / "tokenizer.json") for folder in (written, own))
+    assert token_bytes(ours_json, size) == token_bytes(theirs_json, size)
+
+
+def test_the_demos_tokenizer_survives_its_conversion(demo: Path) -> None:
+    texts = [text for text in TEXTS if unicodedata.is_normalized("NFC", text)]
+    added = ["<|im_start|>user\nHi<|im_end|>\n", "<tool_call>\n{}</tool_call>", "<|fim_prefix|>a<|fim_suffix|>"]
+    assert_same(demo, DEMO, [*texts, *added, "the " * 50, "x = [1, 2]; print(x)"])
+
+
+def test_text_is_composed_for_a_tokenizer_that_is_named_after_qwens(demo: Path) -> None:
+    """The demo's own tokenizer does not compose it; a GGUF file cannot say so."""
+    ours, own = (TokenizerFiles.load(folder).tokenizer for folder in (demo, DEMO))
+    composed = unicodedata.normalize("NFC", DECOMPOSED)
+    assert ours.encode(DECOMPOSED).ids == own.encode(composed).ids != own.encode(DECOMPOSED).ids
+
+
+def test_the_demos_configuration_survives_its_conversion(demo: Path) -> None:
+    own, written = (read_json(folder / "tokenizer_config.json") for folder in (DEMO, demo))
+    assert {name: own[name] for name in ("bos_token", "eos_token", "pad_token")} == {
+        name: written[name] for name in ("bos_token", "eos_token", "pad_token")
+    }
+    assert written["chat_template"] == own["chat_template"]
+    named = read_json(DEMO / "generation_config.json")["eos_token_id"]
+    assert read_json(demo / "generation_config.json")["eos_token_id"][: len(named)] == named
+
+
+def test_a_sentencepiece_tokenizer_survives_its_conversion(sentencepiece: Path) -> None:
+    texts = ["the thin inn", "in the\nthe", "a  tail  ", "naïve 🙂 at", "<0x41>the", "<s>the</s> the<unk>a", *TEXTS]
+    assert_same(sentencepiece, sentencepiece.parent, texts)
+
+
+def test_the_same_file_gives_the_same_bytes(demo: Path, tmp_path: Path) -> None:
+    write_tokenizer(demo.parent / "demo.gguf", tmp_path)
+    for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
+        assert (tmp_path / name).read_bytes() == (demo / name).read_bytes()
+
+
+# --- against llama.cpp ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Vocab:
+    """A vocabulary for a GGUF file."""
+
+    tokens: Sequence[str]
+    types: Sequence[int]
+    merges: Sequence[str] = ()
+    scores: Sequence[float] = ()
+    keys: Mapping[str, Any] = field(default_factory=dict)
+
+    def write(self, path: Path, model: str, **keys: Any) -> Path:
+        """Write a model of zeros: llama.cpp loads nothing smaller."""
+        writer = gguf.GGUFWriter(path, "llama")
+        writer.add_context_length(64)
+        writer.add_embedding_length(32)
+        writer.add_block_count(1)
+        writer.add_head_count(1)
+        writer.add_feed_forward_length(32)
+        writer.add_layer_norm_rms_eps(1e-5)
+        writer.add_tokenizer_model(model)
+        writer.add_token_list(self.tokens)
+        writer.add_token_types(self.types)
+        if self.merges:
+            writer.add_token_merges(self.merges)
+        if self.scores:
+            writer.add_token_scores(self.scores)
+        for key, value in {**self.keys, **keys}.items():
+            if key == "name":
+                writer.add_name(value)
+            elif isinstance(value, str):
+                writer.add_string(f"tokenizer.ggml.{key}", value)
+            elif isinstance(value, bool):
+                writer.add_bool(f"tokenizer.ggml.{key}", value)
+            else:
+                writer.add_uint32(f"tokenizer.ggml.{key}", value)
+        matrices = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
+        shapes: dict[str, tuple[int, ...]] = {"token_embd": (len(self.tokens), 32), "output_norm": (32,)}
+        shapes |= {f"blk.0.{name}": (32,) for name in ("attn_norm", "ffn_norm")}
+        shapes |= {f"blk.0.{name}": (32, 32) for name in matrices}
+        for name, shape in shapes.items():
+            writer.add_tensor(f"{name}.weight", np.zeros(shape, dtype=np.float32))
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+        return path
+
+
+def trained_model(normalizer: Any, pre_tokenizer: Any, **settings: Any) -> dict[str, Any]:
+    """Train BPE on TEXTS without splitting them, so that each missing split shows."""
+    tokenizer = Tokenizer(models.BPE(byte_fallback=False))
+    tokenizer.normalizer, tokenizer.pre_tokenizer = normalizer, pre_tokenizer
+    trainer = trainers.BpeTrainer(vocab_size=3000, min_frequency=2, show_progress=False, **settings)
+    tokenizer.train_from_iterator([text.replace("|", "") for text in TEXTS * 3], trainer)
+    model: dict[str, Any] = json.loads(tokenizer.to_str())["model"]
+    return model
+
+
+@pytest.fixture(scope="module")
+def byte_level() -> Vocab:
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    model = trained_model(
+        None, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False), initial_alphabet=alphabet
+    )
+    tokens = sorted(model["vocab"], key=model["vocab"].__getitem__)
+    return Vocab(
+        tokens=[*tokens, "<|im_start|>", "<|im_end|>"],
+        types=[KIND.NORMAL] * len(tokens) + [KIND.CONTROL] * 2,
+        merges=[" ".join(merge) for merge in model["merges"]],
+        keys={"bos_token_id": len(tokens), "eos_token_id": len(tokens) + 1},
+    )
+
+
+@pytest.fixture(scope="module")
+def scored() -> Vocab:
+    """Of SentencePiece's kind, with runs of spaces as a GGUF file of Gemma has them."""
+    model = trained_model(normalizers.Replace(" ", SPACE), None)
+    learned = sorted(model["vocab"], key=model["vocab"].__getitem__)
+    ranks = {left + right: rank for rank, (left, right) in reversed(list(enumerate(model["merges"])))}
+    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    types: list[int] = [KIND.UNKNOWN, KIND.CONTROL, KIND.CONTROL, *[KIND.BYTE] * 256]
+    scores = [0.0] * len(tokens)
+    spaces = {SPACE * length: " " * length for length in range(2, 9)}
+    for token in dict.fromkeys([*(token for token in learned if token.strip("\n")), *spaces, "\n", "\n\n"]):
+        tokens.append(spaces.get(token, token))
+        is_own = token in spaces or not token.strip("\n")
+        types.append(KIND.USER_DEFINED if is_own else KIND.NORMAL)
+        scores.append(-1000.0 if is_own else -float(ranks.get(token, len(ranks))))
+    merges = [f"{left} {right}" for left, right in model["merges"] if {left, right, left + right}.issubset(tokens)]
+    return Vocab(
+        tokens=[*tokens, "<|im_start|>", "<|im_end|>", "<|endoftext|>"],
+        types=[*types, *[KIND.CONTROL] * 3],
+        merges=merges,
+        scores=[*scores, *[0.0] * 3],
+        keys={"bos_token_id": 1, "eos_token_id": 2},
+    )
+
+
+def llama_cpp_model(path: Path) -> llama.LlamaModel:
+    llama.disable_logging()
+    llama.ggml_backend_load_all()
+    return llama.LlamaModel(str(path), llama.LlamaModelParams())
+
+
+def differing_texts(path: Path, texts: Sequence[str] = TEXTS) -> list[str]:
+    """Return the texts that llama.cpp and the written tokenizer turn into different tokens."""
+    folder = path.with_suffix("")
+    folder.mkdir()
+    write_tokenizer(path, folder)
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    model = llama_cpp_model(path)
+    vocab = model.get_vocab()
+    differing = [text for text in texts if list(vocab.tokenize(text, True, True)) != tokenizer.encode(text).ids]
+    model.close()
+    return differing
+
+
+# llama.cpp leaves text as it is; the tokenizers of Qwen compose characters.
+NFC = [DECOMPOSED]
+# llama.cpp counts letters outside of ASCII as both cases, and marks as no part of a word.
+CASES = [DECOMPOSED, MARKS, CAPITALS_INSIDE]
+# llama.cpp counts other spaces as ASCII ones, which the expression for CJK does not have.
+SPACES = [WIDE_SPACES]
+KNOWN_DIFFERENCES = {
+    **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "qwen35"), NFC),
+    **dict.fromkeys(("tekken", "gpt-4o", "llama4", "kanana2", "minimax-m2"), CASES),
+    **dict.fromkeys(("deepseek-llm", "deepseek-coder"), SPACES),
+}
+
+
+@pytest.mark.parametrize("name", PRE_TOKENIZERS)
+def test_text_is_split_as_llama_cpp_splits_it(name: str, byte_level: Vocab, tmp_path: Path) -> None:
+    """BOS is added as llama.cpp adds it: the file does not say."""
+    path = byte_level.write(tmp_path / "model.gguf", "gpt2", pre=name)
+    assert differing_texts(path) == KNOWN_DIFFERENCES.get(name, [])
+
+
+def test_the_expressions_are_told_apart(byte_level: Vocab, tmp_path: Path) -> None:
+    """Otherwise the comparison with llama.cpp says nothing."""
+    token_ids = {}
+    for pre_tokenizer in set(PRE_TOKENIZERS.values()):
+        name = pre_tokenizer.names.split()[0]
+        (tmp_path / name).mkdir()
+        write_tokenizer(byte_level.write(tmp_path / f"{name}.gguf", "gpt2", pre=name), tmp_path / name)
+        tokenizer = Tokenizer.from_file(str(tmp_path / name / "tokenizer.json"))
+        token_ids[name] = str([tokenizer.encode(text).ids for text in TEXTS])
+    assert len(set(token_ids.values())) == len(token_ids)
+
+
+@pytest.mark.parametrize("keys", [{}, {"add_space_prefix": False}, {"add_bos_token": False, "add_eos_token": True}])
+def test_sentencepiece_tokens_are_those_of_llama_cpp(keys: dict[str, Any], scored: Vocab, tmp_path: Path) -> None:
+    assert differing_texts(scored.write(tmp_path / "model.gguf", "llama", **keys)) == []
+
+
+def test_gemma_4_has_the_tokens_of_llama_cpp(scored: Vocab, tmp_path: Path) -> None:
+    assert differing_texts(scored.write(tmp_path / "model.gguf", "gemma4")) == []
+
+
+@pytest.mark.parametrize(("adds_bos", "adds_eos"), [(True, True), (False, True), (False, False)])
+def test_bos_and_eos_are_added_as_the_file_says(
+    adds_bos: bool, adds_eos: bool, byte_level: Vocab, tmp_path: Path
+) -> None:
+    keys = {"pre": "llama-bpe", "add_bos_token": adds_bos, "add_eos_token": adds_eos}
+    assert differing_texts(byte_level.write(tmp_path / "model.gguf", "gpt2", **keys)) == []
+
+
+def test_the_tokens_of_phi_3_include_the_spaces_behind_them(scored: Vocab, tmp_path: Path) -> None:
+    texts = ["<|im_start|>\n hello<|im_end|>  x", "<s> a", "</s>\n\nb", "<unk>  c", "<|endoftext|> d"]
+    types = [KIND.NORMAL if kind == KIND.USER_DEFINED else kind for kind in scored.types]  # Phi-3 has no runs of spaces
+    vocab = replace(scored, types=types)
+    path = vocab.write(tmp_path / "model.gguf", "llama", name="Phi-3.5 mini instruct")
+    assert differing_texts(path, texts) == []
+    assert differing_texts(vocab.write(tmp_path / "other.gguf", "llama", name="Phi"), texts) == []
+    encoded = [
+        Tokenizer.from_file(str(tmp_path / name / "tokenizer.json")).encode(texts[0]).ids for name in ("model", "other")
+    ]
+    assert encoded[0] != encoded[1]
+
+
+ENDS = [
+    *("<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|flush|>", "<end_of_turn>", "<|endoftext|>", "<|eom_id|>"),
+    *("<EOT>", "_<EOT>", "[EOT]", "[EOS]", "<|end_of_text|>", "<end_of_utterance>", "<eos>", "<turn|>", "[e~["),
+    "<\uff5cend\u2581of\u2581sentence\uff5c>",
+]
+
+
+@pytest.mark.parametrize(
+    "controls",
+    [
+        ENDS,
+        ["<|end|>", "<|return|>", "<|call|>", "<|start|>"],
+        ["<|end|>", "<|return|>"],
+        ["<|end|>", "<|flush|>", "<|calls|>"],
+        ["</s>", "<|tool_response>"],
+        ["</s>", "<pad>"],
+        *([token] for token in ("<|fim_pad|>", "<fim_pad>", "[PAD]", "<|fim_repo|>", "<|repo_name|>", "<|file_sep|>")),
+    ],
+    ids=lambda controls: controls[-1],
+)
+def test_generation_ends_where_it_ends_for_llama_cpp(controls: list[str], byte_level: Vocab, tmp_path: Path) -> None:
+    first = len(byte_level.tokens) - 2
+    vocab = Vocab(
+        tokens=[*byte_level.tokens[:first], "<bos>", "<stop>", *controls],
+        types=[*byte_level.types, *[KIND.CONTROL] * len(controls)],
+        merges=byte_level.merges,
+        keys={**byte_level.keys, "pre": "gpt-2"},
+    )
+    path = vocab.write(tmp_path / "model.gguf", "gpt2")
+    write_tokenizer(path, tmp_path)
+    model = llama_cpp_model(path)
+    expected = {token_id for token_id in range(first, len(vocab.tokens)) if model.get_vocab().is_eog(token_id)}
+    model.close()
+    ends = read_json(tmp_path / "generation_config.json")["eos_token_id"]
+    assert ends[0] == first + 1
+    assert set(ends) == expected
+    assert len(ends) == len(expected)
+
+
+# --- parts of a file --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def writer(tmp_path: Path) -> gguf.GGUFWriter:
+    """Of a file with a vocabulary of bytes alone."""
+    writer = gguf.GGUFWriter(tmp_path / "model.gguf", "llama")
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    writer.add_token_list([*alphabet, "ab", "unused", "<own>", "[PAD259]", "<stop>", ""])
+    normal, control = KIND.NORMAL, KIND.CONTROL
+    writer.add_token_types([*[normal] * 257, KIND.UNUSED, KIND.USER_DEFINED, normal, control, control])
+    writer.add_token_merges(["a b", "un used"])
+    return writer
+
+
+def close(writer: gguf.GGUFWriter) -> None:
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def test_unused_rows_have_no_token_and_the_others_keep_their_ids(writer: gguf.GGUFWriter, tmp_path: Path) -> None:
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    writer.add_eos_token_id(260)
+    close(writer)
+    write_tokenizer(tmp_path / "model.gguf", tmp_path)
+    tokenizer = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    assert [tokenizer.id_to_token(row) for row in range(256, 262)] == ["ab", None, "<own>", None, "<stop>", None]
+    assert tokenizer.encode("ab<own><stop>").ids == [256, 258, 260]
+    assert tokenizer.decode([256, 258, 260]) == "ab<own>"
+    assert tokenizer.get_added_tokens_decoder() == {
+        258: AddedToken("<own>", normalized=False, special=False),
+        260: AddedToken("<stop>", normalized=False, special=True),
+    }
+    assert read_json(tmp_path / "tokenizer_config.json") == {"eos_token": "<stop>"}
+    assert read_json(tmp_path / "generation_config.json") == {"eos_token_id": [260]}
+
+
+def test_named_chat_templates_are_read(writer: gguf.GGUFWriter, tmp_path: Path) -> None:
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    writer.add_chat_template([{"name": "default", "template": "D"}, {"name": "tool_use", "template": "T"}])
+    close(writer)
+    write_tokenizer(tmp_path / "model.gguf", tmp_path)
+    assert read_chat_templates(tmp_path) == {"default": "D", "tool_use": "T"}
+
+
+@pytest.mark.parametrize("length", [100, 1000, 3000])
+def test_a_file_that_was_cut_off_is_refused_as_that(length: int, writer: gguf.GGUFWriter, tmp_path: Path) -> None:
+    close(writer)
+    path = tmp_path / "model.gguf"
+    path.write_bytes(path.read_bytes()[:length])
+    with pytest.raises(BuildError, match=r"model\.gguf: a GGUF file that is cut off or damaged: download it again"):
+        write_tokenizer(path, tmp_path)
+
+
+def test_arrays_are_those_of_the_usual_reader(writer: gguf.GGUFWriter, tmp_path: Path) -> None:
+    writer.add_token_scores([0.5, -1.25])
+    writer.add_array("numbers", [1, 2, 70_000])
+    writer.add_array("flags", [True, False])
+    close(writer)
+    usual, ours = gguf.GGUFReader(tmp_path / "model.gguf"), open_gguf(tmp_path / "model.gguf")
+    assert {name: field.contents() for name, field in ours.fields.items()} == {
+        name: field.contents() for name, field in usual.fields.items()
+    }
+    assert [field.types for field in ours.fields.values()] == [field.types for field in usual.fields.values()]
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({}, "tokenizer.ggml.model None: expected gpt2, llama or gemma4"),
+        ({"model": "bert"}, "tokenizer.ggml.model 'bert': expected gpt2, llama or gemma4"),
+        ({"model": "t5"}, "tokenizer.ggml.model 't5': expected gpt2, llama or gemma4"),
+        ({"model": "gpt2"}, "tokenizer.ggml.pre None: the expression that splits text into words is not known"),
+        ({"model": "gpt2", "pre": "kimi-k2"}, "tokenizer.ggml.pre 'kimi-k2': the expression that splits"),
+        ({"model": "gpt2", "pre": "llama-bpe"}, "tokenizer.ggml.bos_token_id missing: texts begin or end with"),
+        ({"model": "gpt2", "pre": "gpt-2", "eot_token_id": 262}, "tokenizer.ggml.eot_token_id 262: expected 0 to 261"),
+        ({"model": "gpt2", "pre": "gpt-2", "add_bos_token": "yes"}, "add_bos_token 'yes': expected bool"),
+        ({"model": "llama"}, "tokenizer.ggml.scores with 0 values: expected 262, one for each token"),
+        ({"model": "llama", "scores": [-1000.0] * 262}, "scores with one value for all tokens: expected the order"),
+    ],
+    ids=lambda value: (
+        " ".join(str(item) for item in value.values() if item != [-1000.0] * 262) if isinstance(value, dict) else ""
+    ),
+)
+def test_a_kind_that_is_not_supported_is_refused(
+    keys: dict[str, Any], message: str, writer: gguf.GGUFWriter, tmp_path: Path
+) -> None:
+    for key, value in keys.items():
+        if isinstance(value, list):
+            writer.add_token_scores(value)
+        elif isinstance(value, str):
+            writer.add_string(f"tokenizer.ggml.{key}", value)
+        else:
+            writer.add_uint32(f"tokenizer.ggml.{key}", value)
+    close(writer)
+    with pytest.raises(BuildError) as refusal:
+        write_tokenizer(tmp_path / "model.gguf", tmp_path)
+    said = str(refusal.value)
+    assert said.startswith(f"{tmp_path / 'model.gguf'}: ")
+    assert message in said
+    assert said.endswith("; give its folder with --tokenizer")
+    assert "\n" not in said
+    assert not (tmp_path / "tokenizer.json").exists()

@@ -1,0 +1,58 @@
+"""Sequences and context windows that fit in the memory of a CPU machine."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from build_engines import artifact
+from build_engines.memory_fit import Wanted, fit
+from build_engines.render import ServeOptions, render_artifacts
+from tests.build_engines.test_render_artifacts import MANIFEST
+
+GB = 10**9
+SMALL = Wanted(weight_bytes=GB, bytes_per_token=12_288, num_sequences=16, window=32_768)  # 0.4 GB a sequence
+LARGE = Wanted(weight_bytes=5 * GB, bytes_per_token=131_072, num_sequences=16, window=131_072)  # 17 GB a sequence
+
+
+@pytest.mark.parametrize(
+    ("model", "memory_gb", "fitted"),
+    [
+        (SMALL, 16, (16, 32_768)),
+        (SMALL, 8, (13, 32_768)),
+        (SMALL, 2, (4, 12_032)),
+        (LARGE, 400, (16, 131_072)),
+        (LARGE, 16, (4, 14_848)),
+        (LARGE, 7, (2, 2048)),
+        (LARGE, 1, (1, 2048)),  # it may run slowly
+        (dataclasses.replace(LARGE, bytes_per_token=0), 1, (16, 131_072)),
+    ],
+)
+def test_sequences_and_then_the_window_shrink(model: Wanted, memory_gb: int, fitted: tuple[int, int]) -> None:
+    assert fit([model], memory_gb * GB) == [fitted]
+    num_sequences, window = fitted
+    if window > 2048 and model.bytes_per_token:
+        assert model.weight_bytes + num_sequences * window * model.bytes_per_token <= 0.8 * memory_gb * GB
+
+
+def test_models_share_the_memory() -> None:
+    assert fit([SMALL, LARGE], 32 * GB) == [(16, 32_768), (4, 18_688)]
+
+
+def test_a_repository_is_rendered_for_the_memory_of_the_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("build_engines.render.memory_bytes", lambda: GB)
+    folder = tmp_path / "large"
+    folder.mkdir()
+    manifest = dataclasses.replace(MANIFEST, context_window=131_072, kv_cache_bytes_per_token=32_768)
+    artifact.seal(folder, manifest)
+    files = render_artifacts({folder: ServeOptions()})
+    for stage in ("tokenizer", "engine", "detokenizer"):
+        assert 'key: "context_window"\n  value {\n    string_value: "5888"' in files[f"org--demo__{stage}/config.pbtxt"]
+    assert '"max_sequences"\n  value {\n    string_value: "4"' in files["org--demo__engine/config.pbtxt"]
+    assert "org/demo: 4 sequences of 5,888 tokens (of 131,072) fit in 1 GB; see --max-sequences" in caplog.text
+    chosen = render_artifacts({folder: ServeOptions(max_sequences=8)})["org--demo__engine/config.pbtxt"]
+    assert '"131072"' in chosen and '"8"' in chosen
