@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 _SHARE = 0.8  # of the memory, for weights and KV caches
+_CACHE_SHARE = 0.25  # for KV caches, which are filled at the start: other programs want memory too
 _FEW_SEQUENCES = 4  # the window shrinks before there are fewer
 _WINDOW_STEP = 256  # tokens
 _MIN_WINDOW = 2048  # also if it does not fit: the estimate may be too high
@@ -23,8 +24,9 @@ class Wanted:
 
 def fit(models: Sequence[Wanted], memory_bytes: int) -> list[tuple[int, int]]:
     """Return sequences and window of each model, at most the wanted ones. The models share the memory equally."""
-    free_bytes = _SHARE * memory_bytes - sum(model.weight_bytes for model in models)
-    return [_fitted(model, int(max(free_bytes, 0)) // len(models)) for model in models]
+    beside_weights = _SHARE * memory_bytes - sum(model.weight_bytes for model in models)
+    free_bytes = int(max(0, min(beside_weights, _CACHE_SHARE * memory_bytes)))
+    return [_fitted(model, free_bytes // len(models)) for model in models]
 
 
 def _fitted(model: Wanted, free_bytes: int) -> tuple[int, int]:

@@ -254,10 +254,9 @@ def _fitted(
     for folder, model, (num_sequences, window) in zip(manifests, wanted, fit(wanted, num_bytes), strict=True):
         manifest, own = manifests[folder], options[folder]
         if (num_sequences, window) != (model.num_sequences, model.window):
-            has = f"{num_sequences} sequences of {window:,} tokens (of {manifest.context_window:,})"
-            logger.warning(
-                "memory      %s: %s fit in %.0f GB; see --max-sequences", manifest.model_id, has, num_bytes / 1e9
-            )
+            whole = "" if window == model.window else f" (of {model.window:,})"
+            has = f"{num_sequences} sequences of {window:,} tokens{whole} fit in {num_bytes / 1e9:.0f} GB"
+            logger.warning("memory      %s: %s; --max-sequences sets another number", manifest.model_id, has)
             manifest = dataclasses.replace(manifest, context_window=window)
             own = dataclasses.replace(own, max_sequences=num_sequences)
         fitted[folder] = (manifest, own)

@@ -17,7 +17,7 @@ from model_repository.contract.spec import TensorSpec
 from model_repository.engine.runtime import RUNTIMES
 from model_repository.errors import OutputStreamNotOpen
 
-_WRITTEN = "Written by `.venv/bin/python -m frontend reference docs`; a test keeps it equal to the code."
+_WRITTEN = "Written by `.venv/bin/conch reference docs`; a test keeps it equal to the code."
 
 _KINDS = {"array": "list", "string": "text"}
 _BOUNDS = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤"}
@@ -185,7 +185,7 @@ def _settings_page() -> str:
     lines = [
         "# Settings",
         "",
-        "Options of `.venv/bin/python -m frontend serve` and `api`.",
+        "Options of `.venv/bin/conch serve` and `api`.",
         _WRITTEN,
         "",
         "`serve` has port 8000 by default, and no `--triton`: it starts a Triton. `serve --help` shows the others.",

@@ -6,6 +6,7 @@ import math
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import gguf
 
@@ -104,7 +105,7 @@ def check_projector(path: Path) -> None:
     Raises:
         BuildError: it is something else.
     """
-    reader = _open(path)
+    reader = open_gguf(path)
     has_vision = reader.fields.get("clip.has_vision_encoder")
     if _architecture(reader, path) != "clip" or has_vision is None or not has_vision.contents():
         raise BuildError(f"{path}: not a projector of images (general.architecture clip, with a vision encoder)")
@@ -122,7 +123,7 @@ def _kv_numbers_per_token(reader: gguf.GGUFReader, path: Path, architecture: str
 
 
 def _readers(path: Path) -> dict[Path, gguf.GGUFReader]:
-    first = _open(path)
+    first = open_gguf(path)
     count = _number(first, path, _SPLIT_COUNT, 1)
     if count == 1:
         return {path: first}
@@ -135,7 +136,7 @@ def _readers(path: Path) -> dict[Path, gguf.GGUFReader]:
         part = path.with_name(part_name)
         if not part.is_file():
             raise BuildError(f"{part}: missing; {path.name} says that the model is in {count} files")
-        readers[part] = _open(part)
+        readers[part] = open_gguf(part)
         found = (_number(readers[part], part, _SPLIT_NUMBER), _number(readers[part], part, _SPLIT_COUNT))
         if found != (number, count):
             raise BuildError(f"{part}: its header has number {found[0] + 1} of {found[1]}")
@@ -143,6 +144,37 @@ def _readers(path: Path) -> dict[Path, gguf.GGUFReader]:
 
 
 class _Reader(gguf.GGUFReader):
+    """Reads an array in one step, where GGUFReader makes two numpy arrays for each element, and checks the length."""
+
+    def _get_field_parts(self, orig_offs: int, raw_type: int) -> tuple[int, list[Any], list[int], list[Any]]:
+        if raw_type != gguf.GGUFValueType.ARRAY:
+            parts: tuple[int, list[Any], list[int], list[Any]] = super()._get_field_parts(orig_offs, raw_type)
+            return parts
+        element_type = gguf.GGUFValueType(int(self._get(orig_offs, "u4")[0]))
+        length, start = int(self._get(orig_offs + 4, "u8")[0]), orig_offs + 12
+        types = [gguf.GGUFValueType.ARRAY, element_type]
+        if element_type == gguf.GGUFValueType.STRING:
+            texts, end = self._texts(start, length)
+            return end - orig_offs, texts, list(range(length)), types
+        if element_type not in self.gguf_scalar_to_np:
+            raise ValueError(f"an array of {element_type.name}")
+        numbers = self._get(start, self.gguf_scalar_to_np[element_type], length)
+        if len(numbers) != length:
+            raise ValueError("an array beyond its end")
+        return 12 + numbers.nbytes, [numbers], [0], types
+
+    def _texts(self, start: int, length: int) -> tuple[list[memoryview], int]:
+        """Return the texts that begin at an offset, and their end."""
+        content, texts = memoryview(self.data), []
+        is_little = self.endianess == gguf.GGUFEndian.LITTLE
+        for _ in range(length):
+            end = start + 8 + int.from_bytes(content[start : start + 8], "little" if is_little else "big")
+            if end > len(content):
+                raise ValueError("a text beyond its end")
+            texts.append(content[start + 8 : end])
+            start = end
+        return texts, start
+
     def _build_tensors(self, start_offs: int, fields: list[gguf.ReaderField]) -> None:
         """Check the length of the file before its tensors are read."""
         end = max((start_offs + _end_of_tensor(field) for field in fields), default=0)
@@ -158,7 +190,12 @@ def _end_of_tensor(field: gguf.ReaderField) -> int:
     return int(offset[0]) + math.prod(map(int, dimensions)) // block_size * block_bytes
 
 
-def _open(path: Path) -> gguf.GGUFReader:
+def open_gguf(path: Path) -> gguf.GGUFReader:
+    """Read the header of a GGUF file.
+
+    Raises:
+        BuildError: not a GGUF file, or one that is cut off.
+    """
     try:
         with path.open("rb") as file:
             magic = file.read(len(_MAGIC))

@@ -11,7 +11,8 @@ from typing import Any, overload
 import gguf
 
 from build_engines.errors import BuildError
-from build_engines.llama_cpp import gguf_header
+from build_engines.llama_cpp.gguf_header import open_gguf
+from build_engines.llama_cpp.pre_tokenizers import PRE_TOKENIZERS
 
 Keys = gguf.Keys.Tokenizer
 
@@ -19,94 +20,6 @@ type _Json = dict[str, Any]
 
 _REMEDY = "give its folder with --tokenizer"
 _SPACE = "\u2581"  # SentencePiece writes a space as this character
-_CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
-
-
-@dataclass(frozen=True, slots=True)
-class _PreTokenizer:
-    """How text is split into words before byte-level BPE: by each expression in turn, within the pieces so far."""
-
-    names: str  # in tokenizer.ggml.pre, with a space between them
-    expressions: tuple[str, ...]
-    ignores_merges: bool = False  # a word that is a token stays whole
-    adds_bos: bool = False  # where the file does not say it
-    normalizes: bool = False  # to NFC, as the model's own tokenizer does; llama.cpp leaves text as it is
-
-
-def _words(digits: str, letters: str = r"\p{L}", contractions: str = rf"{_CONTRACTIONS}|") -> str:
-    others = rf" ?[^\s{letters}\p{{N}}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-    return rf"{contractions}[^\r\n\p{{L}}\p{{N}}]?[{letters}]+|\p{{N}}{digits}|{others}"
-
-
-def _words_by_case(digits: str, contractions: str) -> str:
-    first, upper, lower = r"[^\r\n\p{L}\p{N}]?", r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
-    words = rf"{first}{upper}*{lower}+{contractions}|{first}{upper}+{lower}*{contractions}"
-    return rf"{words}|\p{{N}}{digits}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-
-
-_GPT_2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-_THREE_DIGITS = "[0-9][0-9][0-9]"
-_DEEPSEEK_CJK = "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+"
-_DEEPSEEK_3 = (
-    r"\p{N}{1,3}",
-    "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+",
-    r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
-    r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
-)
-# Letters that have a case, as of an older Unicode.
-_DEEPSEEK_LETTERS = (
-    "A-Za-z\u00b5\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u01ba\u01bc-\u01bf\u01c4-\u0293\u0295-\u02af\u0370-\u0373\u0376"
-    "\u0377\u037b-\u037d\u037f\u0386\u0388-\u038a\u038c\u038e-\u03a1\u03a3-\u03f5\u03f7-\u0481\u048a-\u052f"
-    "\u0531-\u0556\u10a0-\u10c5\u13a0-\u13f5\u13f8-\u13fd\u1c90-\u1cba\u1cbd-\u1cbf\u1d00-\u1d2b\u1d6b-\u1d77"
-    "\u1d79-\u1d9a\u1e00-\u1f15\u1f18-\u1f1d\u1f20-\u1f45\u1f48-\u1f4d\u1f50-\u1f57\u1f59\u1f5b\u1f5d\u1f5f-\u1f7d"
-    "\u1f80-\u1fb4\u1fb6-\u1fbc\u1fbe\u1fc2-\u1fc4\u1fc6-\u1fcc\u1fd0-\u1fd3\u1fd6-\u1fdb\u1fe0-\u1fec\u1ff2-\u1ff4"
-    "\u1ff6-\u1ffc\u2102\u2107\u210a-\u2113\u2115\u2119-\u211d\u2124\u2126\u2128\u212a-\u212d\u212f-\u2134\u2139"
-    "\u213c-\u213f\u2145-\u2149\u214e\u2183\u2184\u2c00-\u2c7b\u2c7e-\u2ce4\u2ceb-\u2cee\u2cf2\u2cf3\ua640-\ua66d"
-    "\ua680-\ua69b\ua722-\ua76f\ua771-\ua787\ua78b-\ua78e\uab70-\uabbf\ufb00-\ufb06\ufb13-\ufb17\uff21-\uff3a"
-    "\uff41-\uff5a\U00010400-\U0001044f\U000104b0-\U000104d3\U000104d8-\U000104fb\U00010c80-\U00010cb2"
-    "\U00010cc0-\U00010cf2\U000118a0-\U000118df\U0001e900-\U0001e943"
-)
-
-# Facts of llama.cpp (src/llama-vocab.cpp) and of the tokenizers that it names.
-_PRE_TOKENIZERS = (
-    _PreTokenizer("default", (r"[\p{P}\$\+<=>\^~\|]+", _GPT_2, r"\p{N}+", _THREE_DIGITS)),
-    _PreTokenizer(
-        "llama-bpe llama3 llama-v3 falcon3 falcon-h1 pixtral midm-2.0 lfm2",
-        (_words("{1,3}"),),
-        ignores_merges=True,
-        adds_bos=True,
-    ),
-    _PreTokenizer("dbrx smaug-bpe chatglm-bpe glm4", (_words("{1,3}"),)),
-    _PreTokenizer("qwen2 deepseek-r1-qwen", (_words(""),), normalizes=True),
-    _PreTokenizer("qwen35", (_words("", r"\p{L}\p{M}"),), normalizes=True),
-    _PreTokenizer("stablelm2 hunyuan megrez kormo solar-open grok-2", (_words(""),)),
-    _PreTokenizer(
-        "gpt-2 phi-2 mpt olmo jais gigachat a.x-4.0 mellum exaone4 trillion granite-docling",
-        (_GPT_2,),
-    ),
-    _PreTokenizer(
-        "starcoder refact command-r smollm codeshell exaone minerva-7b mellum2",
-        (r"\p{N}", _GPT_2),
-    ),
-    _PreTokenizer("falcon", (r"[\p{P}\$\+<=>\^~\|`]+", _GPT_2, _THREE_DIGITS)),
-    _PreTokenizer(
-        "deepseek-llm",
-        (
-            r"[\r\n]",
-            rf"\s?[{_DEEPSEEK_LETTERS}]+",
-            "\\s?[!-/:-~\uff01-\uff0f\uff1a-\uff5e\u2018-\u201f\u3000-\u3002]+",
-            r"\s+$",
-            _DEEPSEEK_CJK,
-            r"\p{N}+",
-        ),
-    ),
-    _PreTokenizer("deepseek-coder", (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _DEEPSEEK_CJK, r"\p{N}")),
-    _PreTokenizer("deepseek-v3 hunyuan-dense joyai-llm", _DEEPSEEK_3),
-    _PreTokenizer("tekken", (_words_by_case("", ""),), ignores_merges=True, adds_bos=True),
-    _PreTokenizer("gpt-4o llama4 kanana2 minimax-m2", (_words_by_case("{1,3}", f"{_CONTRACTIONS}?"),)),
-)
-PRE_TOKENIZERS = {name: pre_tokenizer for pre_tokenizer in _PRE_TOKENIZERS for name in pre_tokenizer.names.split()}
-
 # llama.cpp ends generation at these tokens: of a turn, a text or a message, and those between files of code.
 _END_TOKENS = """
     <|eot_id|> <|im_end|> <|end|> <|return|> <|call|> <|flush|> <|calls|> <end_of_turn> <|endoftext|> </s> <|eom_id|>
@@ -149,57 +62,6 @@ def write_tokenizer(gguf_path: Path, folder: Path) -> None:
 
 
 # --- the header -------------------------------------------------------------------------------------------------------
-
-
-class _Reader(gguf_header._Reader):
-    """Reads an array in one step: GGUFReader makes two numpy arrays for each element."""
-
-    def _get_field_parts(self, orig_offs: int, raw_type: int) -> tuple[int, list[Any], list[int], list[Any]]:
-        if raw_type != gguf.GGUFValueType.ARRAY:
-            parts: tuple[int, list[Any], list[int], list[Any]] = super()._get_field_parts(orig_offs, raw_type)
-            return parts
-        element_type = gguf.GGUFValueType(int(self._get(orig_offs, "u4")[0]))
-        length, start = int(self._get(orig_offs + 4, "u8")[0]), orig_offs + 12
-        types = [gguf.GGUFValueType.ARRAY, element_type]
-        if element_type == gguf.GGUFValueType.STRING:
-            texts, end = self._texts(start, length)
-            return end - orig_offs, texts, list(range(length)), types
-        if element_type not in self.gguf_scalar_to_np:
-            raise ValueError(f"an array of {element_type.name}")
-        numbers = self._get(start, self.gguf_scalar_to_np[element_type], length)
-        if len(numbers) != length:
-            raise ValueError("an array beyond its end")
-        return 12 + numbers.nbytes, [numbers], [0], types
-
-    def _texts(self, start: int, length: int) -> tuple[list[memoryview], int]:
-        """Return the texts that begin at an offset, and their end."""
-        content, texts = memoryview(self.data), []
-        is_little = self.endianess == gguf.GGUFEndian.LITTLE
-        for _ in range(length):
-            end = start + 8 + int.from_bytes(content[start : start + 8], "little" if is_little else "big")
-            if end > len(content):
-                raise ValueError("a text beyond its end")
-            texts.append(content[start + 8 : end])
-            start = end
-        return texts, start
-
-
-def open_gguf(path: Path) -> gguf.GGUFReader:
-    """Read the header of a GGUF file.
-
-    Raises:
-        BuildError: not a GGUF file.
-    """
-    try:
-        with path.open("rb") as file:
-            magic = file.read(4)
-        if magic != b"GGUF":
-            raise BuildError(f"{path}: not a GGUF file: it begins with {magic!r}")
-        return _Reader(path)
-    except OSError as exc:
-        raise BuildError(f"{path}: {(exc.strerror or str(exc)).lower()}") from exc
-    except (ValueError, LookupError) as exc:
-        raise BuildError(f"{path}: a GGUF file that is cut off or damaged: download it again ({exc})") from exc
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import gguf
@@ -36,8 +37,18 @@ def quantize(source: Path, target: Path, precision: str) -> None:
     params.ftype = int(QUANTIZED[precision])
     params.nthread = num_physical_cores()
     llama.disable_logging()
-    with Progress.shown(f"quantizing to {precision}", 0) as progress, following(target, progress):
+    failures: list[RuntimeError] = []
+
+    def run() -> None:
         try:
             llama.model_quantize(str(source), str(target), params)
         except RuntimeError as exc:
-            raise BuildError(f"{target}: llama.cpp cannot quantize to {precision}: {exc}") from exc
+            failures.append(exc)
+
+    with Progress.shown(f"quantizing to {precision}", 0) as progress, following(target, progress):
+        # Signals are handled in Python, to which the call returns after a minute: so it is not in the main thread.
+        thread = threading.Thread(target=run, daemon=True)
+        thread.start()
+        thread.join()
+    if failures:
+        raise BuildError(f"{target}: llama.cpp cannot quantize to {precision}: {failures[0]}") from failures[0]

@@ -32,7 +32,7 @@ HEADER = (
     "build",
 )
 
-COMMAND = ".venv/bin/python -m build_engines plan --all --markdown > docs/plans.md"
+COMMAND = ".venv/bin/conch plan --all --markdown > docs/plans.md"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,7 +131,7 @@ def _introduction() -> Iterator[str]:
 
 _POINTS = (
     "Sizes are of one GPU, the fullest, in decimal GB; a GPU has as many as it is sold with. Weights, workspace, "
-    "runtime, cache and free memory add up to that. `.venv/bin/python -m build_engines plan MODEL --gpu GPU` shows "
+    "runtime, cache and free memory add up to that. `.venv/bin/conch plan MODEL --gpu GPU` shows "
     "how.",
     "*layout*: TP splits every matrix, PP splits the layers; a node holds 8 GPUs. It is the smallest layout within a "
     f"node whose weights take at most {COMFORTABLE_WEIGHTS_SHARE:.0%} of a GPU; if there is none, the smallest in "

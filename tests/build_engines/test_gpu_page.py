@@ -22,6 +22,7 @@ from build_engines.planner.report import plan_lines
 from build_engines.tensorrt_llm.checks import IMAGE, TARGET_VERSION
 from build_engines.tensorrt_llm.options import _DECIDED, CONTEXT_LOGITS
 from build_engines.tensorrt_llm.recipe import PLACEHOLDERS, LoraLimits, Recipe, Step, checkpoint_step, engine_step
+from frontend.__main__ import _BUILD_COMMANDS
 from frontend.__main__ import _parser as frontend_parser
 from model_repository.engine.tensorrt_llm.options import TensorRtLlmOptions
 from tests.gpu_acceptance import claims
@@ -101,9 +102,10 @@ def commands(page: str) -> Iterator[tuple[str, list[str]]]:
     """Yield program and arguments of every command of ours in a page's blocks of shell."""
     for block in re.findall(r"```sh\n(.*?)```", page, re.DOTALL):
         for line in block.replace("\\\n", " ").splitlines():
-            command = re.search(r"python3? -m (build_engines|frontend) (.*)", line)
+            command = re.search(r"(?:^|[ /])conch (\w+ .*)", line)
             if command is not None:
-                yield command[1], shlex.split(command[2], comments=True)
+                words = shlex.split(command[1].partition(" && ")[0], comments=True)
+                yield "build_engines" if words[0] in _BUILD_COMMANDS else "frontend", words
 
 
 def imported() -> set[str]:

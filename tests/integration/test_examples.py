@@ -60,7 +60,8 @@ def test_the_example_of_a_command_runs(command: str, folder: Path, stack: Stack)
     process = subprocess.Popen(
         ["bash", "-c", f"{SHELL}{words}"],
         cwd=folder,
-        env=os.environ | {
+        env=os.environ
+        | {
             "PYTHONPATH": str(Path(__file__).parents[2]),
             "CONCH_TRITON_KEY": stack.launcher.frontend_settings.triton_key,
         },

@@ -18,7 +18,9 @@ from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizer
 from build_engines.checkpoint import Checkpoint, read_chat_templates, read_json
 from build_engines.errors import BuildError
 from build_engines.llama_cpp.gguf_file import write_gguf
-from build_engines.llama_cpp.gguf_tokenizer import PRE_TOKENIZERS, open_gguf, write_tokenizer
+from build_engines.llama_cpp.gguf_header import open_gguf
+from build_engines.llama_cpp.gguf_tokenizer import write_tokenizer
+from build_engines.llama_cpp.pre_tokenizers import PRE_TOKENIZERS
 from build_engines.vocabulary import token_bytes
 from model_repository.tokenizer.tokenizer_files import TokenizerFiles
 from model_repository.tokenizer.vocabulary import Vocabulary
@@ -32,6 +34,7 @@ DECOMPOSED = "e\u0301 cafe\u0301 A\u030a"
 MARKS = "हिन्दी में คำไทย עברית العَرَبِيَّة"
 CAPITALS_INSIDE = "naïveÀÉñ éÉé ЖЖжЖ"
 WIDE_SPACES = "a\u00a0b\u3000c\u2009d"
+NOT_MERGED = "my zebra"  # `byte_level` has the word as a token, and no merges to it
 TEXTS = [
     "",
     "Hello, world! It's I'LL WE'RE don't He'S",
@@ -55,6 +58,7 @@ TEXTS = [
     MARKS,
     CAPITALS_INSIDE,
     WIDE_SPACES,
+    NOT_MERGED,
 ]
 
 
@@ -189,7 +193,7 @@ def trained_model(normalizer: Any, pre_tokenizer: Any, **settings: Any) -> dict[
     tokenizer = Tokenizer(models.BPE(byte_fallback=False))
     tokenizer.normalizer, tokenizer.pre_tokenizer = normalizer, pre_tokenizer
     trainer = trainers.BpeTrainer(vocab_size=3000, min_frequency=2, show_progress=False, **settings)
-    tokenizer.train_from_iterator([text.replace("|", "") for text in TEXTS * 3], trainer)
+    tokenizer.train_from_iterator([text.replace("|", "") for text in TEXTS[:-1] * 3], trainer)
     model: dict[str, Any] = json.loads(tokenizer.to_str())["model"]
     return model
 
@@ -202,8 +206,8 @@ def byte_level() -> Vocab:
     )
     tokens = sorted(model["vocab"], key=model["vocab"].__getitem__)
     return Vocab(
-        tokens=[*tokens, "<|im_start|>", "<|im_end|>"],
-        types=[KIND.NORMAL] * len(tokens) + [KIND.CONTROL] * 2,
+        tokens=[*tokens, "<|im_start|>", "<|im_end|>", "\u0120zebra"],
+        types=[*[KIND.NORMAL] * len(tokens), KIND.CONTROL, KIND.CONTROL, KIND.NORMAL],
         merges=[" ".join(merge) for merge in model["merges"]],
         keys={"bos_token_id": len(tokens), "eos_token_id": len(tokens) + 1},
     )
@@ -290,6 +294,21 @@ def test_sentencepiece_tokens_are_those_of_llama_cpp(keys: dict[str, Any], score
     assert differing_texts(scored.write(tmp_path / "model.gguf", "llama", **keys)) == []
 
 
+def test_merges_are_ordered_by_score_then_by_their_tokens(tmp_path: Path) -> None:
+    tokens = ["<unk>", "<s>", "</s>", "b", "a", "ab", "ba", "aba"]
+    vocab = Vocab(tokens=tokens, types=[2, 3, 3, 1, 1, 1, 1, 1], scores=[0.0, 0.0, 0.0, -9.0, -9.0, -2.0, -1.0, -0.5])
+    write_tokenizer(vocab.write(tmp_path / "model.gguf", "llama"), tmp_path)
+    merges = [["a", "ba"], ["ab", "a"], ["b", "a"], ["a", "b"]]
+    assert read_json(tmp_path / "tokenizer.json")["model"]["merges"] == merges
+
+
+@pytest.mark.parametrize(("has_prefix", "decoded"), [(True, "hello"), (False, " hello")])
+def test_the_added_space_is_not_decoded(has_prefix: bool, decoded: str, scored: Vocab, tmp_path: Path) -> None:
+    write_tokenizer(scored.write(tmp_path / "model.gguf", "llama", add_space_prefix=has_prefix), tmp_path)
+    tokenizer = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    assert tokenizer.decode(tokenizer.encode(decoded).ids) == decoded
+
+
 def test_gemma_4_has_the_tokens_of_llama_cpp(scored: Vocab, tmp_path: Path) -> None:
     assert differing_texts(scored.write(tmp_path / "model.gguf", "gemma4")) == []
 
@@ -329,6 +348,7 @@ ENDS = [
         ["<|end|>", "<|return|>", "<|call|>", "<|start|>"],
         ["<|end|>", "<|return|>"],
         ["<|end|>", "<|flush|>", "<|calls|>"],
+        ["<|end|>", "<|call|>", "<|flush|>"],
         ["</s>", "<|tool_response>"],
         ["</s>", "<pad>"],
         *([token] for token in ("<|fim_pad|>", "<fim_pad>", "[PAD]", "<|fim_repo|>", "<|repo_name|>", "<|file_sep|>")),
@@ -336,20 +356,21 @@ ENDS = [
     ids=lambda controls: controls[-1],
 )
 def test_generation_ends_where_it_ends_for_llama_cpp(controls: list[str], byte_level: Vocab, tmp_path: Path) -> None:
-    first = len(byte_level.tokens) - 2
+    normal = [token for token in byte_level.tokens if not token.startswith("<|im_")]
+    first = len(normal)
     vocab = Vocab(
-        tokens=[*byte_level.tokens[:first], "<bos>", "<stop>", *controls],
-        types=[*byte_level.types, *[KIND.CONTROL] * len(controls)],
+        tokens=[*normal, "<stop>", *controls],
+        types=[*[KIND.NORMAL] * first, *[KIND.CONTROL] * (1 + len(controls))],
         merges=byte_level.merges,
-        keys={**byte_level.keys, "pre": "gpt-2"},
+        keys={"pre": "gpt-2", "bos_token_id": first, "eos_token_id": first},
     )
     path = vocab.write(tmp_path / "model.gguf", "gpt2")
     write_tokenizer(path, tmp_path)
     model = llama_cpp_model(path)
-    expected = {token_id for token_id in range(first, len(vocab.tokens)) if model.get_vocab().is_eog(token_id)}
+    expected = {token_id for token_id in range(len(vocab.tokens)) if model.get_vocab().is_eog(token_id)}
     model.close()
     ends = read_json(tmp_path / "generation_config.json")["eos_token_id"]
-    assert ends[0] == first + 1
+    assert ends[0] == first
     assert set(ends) == expected
     assert len(ends) == len(expected)
 
@@ -436,11 +457,22 @@ def test_arrays_are_those_of_the_usual_reader(writer: gguf.GGUFWriter, tmp_path:
         ({"model": "gpt2", "pre": "gpt-2", "eot_token_id": 262}, "tokenizer.ggml.eot_token_id 262: expected 0 to 261"),
         ({"model": "gpt2", "pre": "gpt-2", "add_bos_token": "yes"}, "add_bos_token 'yes': expected bool"),
         ({"model": "llama"}, "tokenizer.ggml.scores with 0 values: expected 262, one for each token"),
+        ({"model": "llama", "scores": [-1.0, -2.0]}, "scores with 2 values: expected 262, one for each token"),
         ({"model": "llama", "scores": [-1000.0] * 262}, "scores with one value for all tokens: expected the order"),
     ],
-    ids=lambda value: (
-        " ".join(str(item) for item in value.values() if item != [-1000.0] * 262) if isinstance(value, dict) else ""
-    ),
+    ids=[
+        "no model",
+        "bert",
+        "t5",
+        "no pre",
+        "kimi-k2",
+        "no bos",
+        "far id",
+        "text as bool",
+        "no scores",
+        "few",
+        "equal",
+    ],
 )
 def test_a_kind_that_is_not_supported_is_refused(
     keys: dict[str, Any], message: str, writer: gguf.GGUFWriter, tmp_path: Path
