@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from build_engines.errors import BuildError
+from build_engines.progress import size_of
 from build_engines.tensorrt_llm import tool
 from build_engines.tensorrt_llm.tool import ToolFailed, ToolRun, run_tool
 
@@ -83,10 +84,9 @@ def test_progress_is_polled_while_the_tool_runs(run: ToolRun, monkeypatch: pytes
     (run.output / "rank0.engine").write_bytes(b"12345")
     os.mkfifo(run.folder / "go")
     seen: list[tuple[int, int]] = []
-    growth = tool.size_of
 
     def noted(output: Path) -> tuple[int, int]:
-        seen.append(growth(output))
+        seen.append(size_of(output))
         if len(seen) == 1:
             (run.folder / "go").write_bytes(b"")
         return seen[-1]
