@@ -65,7 +65,7 @@ class Catalog:
     def find(self, name: str) -> ModelEntry:
         """Return the model of an id, an alias, an id without its owner, or an unambiguous part of an id.
 
-        Case is ignored, and in a part of an id everything but letters and digits.
+        Case is ignored, and in a part of an id everything but letters and digits. A part has no owner.
 
         Raises:
             CatalogError: no such model; lists similar names.
@@ -79,6 +79,8 @@ class Catalog:
         return found[0]
 
     def _with_part(self, key: str) -> list[ModelEntry]:
+        if "/" in key:  # an id, of which another model's may be a part: Qwen/Qwen2.5-7B is not its Instruct
+            return []
         part = _letters_and_digits(key)
         return [entry for entry in self if len(part) > 1 and part in _letters_and_digits(entry.model_id.casefold())]
 

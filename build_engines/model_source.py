@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
@@ -16,9 +15,9 @@ from build_engines.cpu_spec import check_precision
 from build_engines.digests import Digests
 from build_engines.errors import BuildError, CatalogError
 from build_engines.hub import HUB_ERRORS, HubReference, HubRepository, download_checkpoint
-from build_engines.llama_cpp import projector
 from build_engines.llama_cpp.gguf_header import PART_NAME, part_names
 from build_engines.llama_cpp.model_config import ARCHITECTURES
+from build_engines.llama_cpp.projector import ARCHITECTURES as IMAGE_ARCHITECTURES
 from build_engines.model_entry import ModelEntry
 from model_repository.engine.runtime import PROJECTOR
 
@@ -97,8 +96,8 @@ def _entry(model: str) -> ModelEntry | None:
 
 def _of_hub(model_id: str, reference: HubReference, digests: Digests, entry: ModelEntry | None = None) -> ModelSource:
     repository = HubRepository.open(reference, entry)
-    has_checkpoint = bool(repository.matching("*.safetensors"))
-    if _models(repository) and (not has_checkpoint or _chosen(repository)):
+    is_gguf_alone = bool(_models(repository)) and not repository.matching("*.safetensors")
+    if is_gguf_alone or (reference.variant is not None and _chosen(repository)):
         gguf, projector = _download_gguf(repository, digests)
         return ModelSource(model_id=model_id, gguf=gguf, projector=projector)
     precision = None if reference.variant is None else reference.variant.lower()
@@ -132,17 +131,11 @@ def _download_gguf(repository: HubRepository, digests: Digests) -> tuple[Path, P
     """Return the chosen file, beside which are its other parts, and the file with which the model reads images."""
     chosen, names = _chosen(repository), _models(repository)
     if chosen is None:
-        rule = (
-            f"name one of its GGUF files behind a colon: {', '.join(names[:_MAX_NAMES])}" if names else "no GGUF file"
-        )
-        raise BuildError(f"{repository.reference}: {rule}")
+        listed = ", ".join([*names[:_MAX_NAMES], *(["..."] if len(names) > _MAX_NAMES else [])]) or "it has none"
+        raise BuildError(f"{repository.reference}: name one of its GGUF files behind a colon: {listed}")
     mmproj = min(repository.matching("*mmproj*.gguf"), key=lambda name: ("f16" not in name.lower(), name), default=None)
     folder = repository.download([*_parts(chosen), *([mmproj] if mmproj else [])], digests)
     return folder / chosen, folder / mmproj if mmproj else None
-
-
-def _listed(names: Sequence[str]) -> str:
-    return ", ".join([*names[:_MAX_NAMES], *(["..."] if len(names) > _MAX_NAMES else [])]) or "it has none"
 
 
 def _parts(first: str) -> list[str]:
@@ -169,7 +162,7 @@ def _check_converted(reference: HubReference, architecture: str) -> None:
     Raises:
         BuildError: it is not; names GGUF files that others have made of the model.
     """
-    if architecture in (*ARCHITECTURES, *projector.ARCHITECTURES):
+    if architecture in (*ARCHITECTURES, *IMAGE_ARCHITECTURES):
         return
     rule = f"{architecture} is not converted, only {' and '.join(ARCHITECTURES)}: take a GGUF file of the model"
     found = ", ".join(f"{name}:{_VARIANT}" for name in _quantized(reference.repository))

@@ -38,7 +38,8 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     """Add the command to a parser."""
     command = commands.add_parser(
         "build",
-        help="convert a model to an artifact, and render its repository",
+        help="convert models to artifacts, and render their repository",
+        usage="%(prog)s MODEL [MODEL ...] [options]",
         description=_DESCRIPTION,
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -75,8 +76,8 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
         f"one of {', '.join(RequestDefaults.__dataclass_fields__)}; null for max_tokens: the rest of the window",
     )
     add("--state-dir", type=Path, default=Path(".conch"), help="for artifacts/ and repository/ (%(default)s)")
+    add_serve_options(command.add_argument_group("of the repository, as for `render`"))
     build_tensorrt_llm.add_to(command)
-    add_serve_options(command)
     command.set_defaults(command=functools.partial(_build, command))
 
 

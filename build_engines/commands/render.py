@@ -40,7 +40,7 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     command.set_defaults(command=_render)
 
 
-def add_serve_options(command: argparse.ArgumentParser) -> None:
+def add_serve_options(command: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
     """Add the options of ServeOptions."""
     defaults = ServeOptions()
     most = f"the limit of an engine, otherwise {DEFAULT_MAX_SEQUENCES}"

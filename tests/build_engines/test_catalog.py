@@ -155,6 +155,12 @@ def test_a_part_of_several_ids_is_refused_with_all_of_them() -> None:
         CATALOG.find("gemma")
 
 
+def test_a_part_of_an_id_with_its_owner_is_another_model() -> None:
+    assert CATALOG.find("Qwen2.5-7B").model_id == "Qwen/Qwen2.5-7B-Instruct"
+    with pytest.raises(CatalogError, match=r"not in the catalog; did you mean Qwen/Qwen2\.5-7B-Instruct"):
+        CATALOG.find("Qwen/Qwen2.5-7B")
+
+
 def test_an_unknown_name_lists_near_ones() -> None:
     with pytest.raises(CatalogError, match=r"^qwen2\.5:8b: not in the catalog; did you mean .*Qwen/Qwen2\.5-7B-Instr"):
         CATALOG.find("qwen2.5:8b")

@@ -142,6 +142,17 @@ def test_gguf_files_are_found_by_precision_and_name_with_the_projector(tmp_path:
     assert again["files"] == by_precision["files"]
 
 
+def test_a_repository_with_both_kinds_is_converted_unless_a_file_is_named(tmp_path: Path, gguf_folder: Path) -> None:
+    both = tmp_path / "both"
+    shutil.copytree(DEMO / "checkpoint", both)
+    shutil.copyfile(gguf_folder / "demo-Q4_K_M.gguf", both / "demo-Q4_K_M.gguf")
+    with stand_in_hub({"org/both": Repository(both)}) as endpoint:
+        builder = Builder(tmp_path / "state", endpoint)
+        converted, taken = builder.manifest("org/both"), builder.manifest("org/both:Q4_K_M")
+    assert "model.safetensors" in converted["source"]  # type: ignore[operator]
+    assert "demo-Q4_K_M.gguf" in taken["source"]  # type: ignore[operator]
+
+
 def test_another_architecture_is_told_to_take_a_gguf_file_by_name(tmp_path: Path, gguf_folder: Path) -> None:
     (tmp_path / "gemma").mkdir()
     (tmp_path / "gemma" / "config.json").write_text('{"architectures": ["Gemma2ForCausalLM"]}')

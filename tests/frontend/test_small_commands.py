@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 
@@ -27,3 +28,12 @@ def test_it_imports_nothing_of_the_servers_and_starts_no_pool_of_threads(command
     num_threads, modules = json.loads(last)
     assert num_threads == "1"
     assert not _OF_SERVERS & set(modules)
+
+
+def test_a_closed_output_gives_no_traceback() -> None:
+    reader, writer = os.pipe()
+    os.close(reader)  # as `head` does, only earlier
+    command = [sys.executable, "-m", "frontend", "doctor"]
+    done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (141, "")
