@@ -79,7 +79,7 @@ class Catalog:
         return found[0]
 
     def _with_part(self, key: str) -> list[ModelEntry]:
-        if "/" in key:  # an id, of which another model's may be a part: Qwen/Qwen2.5-7B is not its Instruct
+        if "/" in key:  # a whole id: Qwen/Qwen2.5-7B is another model than Qwen/Qwen2.5-7B-Instruct
             return []
         part = _letters_and_digits(key)
         return [entry for entry in self if len(part) > 1 and part in _letters_and_digits(entry.model_id.casefold())]

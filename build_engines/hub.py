@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatch
@@ -144,8 +144,7 @@ class HubRepository:
         folder = Path(text)
         if not _COMMIT.fullmatch(folder.name):
             raise BuildError(f"{self.reference}: {folder}: expected a folder named by its commit")
-        for name in names:
-            _check_digest(folder / name, digests)
+        _check_digests([folder / name for name in names], digests)
         return folder
 
     def _is_cached(self, name: str) -> bool:
@@ -196,11 +195,15 @@ def _reported(reference: HubReference) -> Iterator[None]:
         raise BuildError(f"{reference}: download failed: {reason}: complete files are kept; try again") from exc
 
 
-def _check_digest(path: Path, digests: Digests) -> None:
-    blob = path.resolve()
-    if _SHA256.fullmatch(blob.name) and digests.of(blob) != blob.name:
-        blob.unlink()
-        raise BuildError(f"{path}: damaged: its sha256 is not {blob.name}: it is removed; build again to download it")
+def _check_digests(paths: Iterable[Path], digests: Digests) -> None:
+    """Compare the large files of a download with their names in the cache, and remove one that differs."""
+    blobs = {str(path): blob for path in paths if _SHA256.fullmatch((blob := path.resolve()).name)}
+    for path, digest in digests.of_all(blobs).items():
+        blob = blobs[path]
+        if digest != blob.name:
+            blob.unlink()
+            rule = f"damaged: its sha256 is not {blob.name}: it is removed; build again to download it"
+            raise BuildError(f"{path}: {rule}")
 
 
 _GATED = "a gated repository: accept its licence on its page of the hub, and set HF_TOKEN to a token that may read it"

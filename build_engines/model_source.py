@@ -75,16 +75,17 @@ def find_source(model: str, digests: Digests) -> ModelSource:
     return _of_hub(f"{found.repository}{suffix}", found, digests)
 
 
-def gguf_file(given: str, digests: Digests) -> Path:
-    """Return the file that --gguf names, of this machine or as OWNER/NAME:VARIANT of the hub.
+def gguf_source(model_id: str, given: str, digests: Digests) -> ModelSource:
+    """Return the source that --gguf names: a file of this machine, or OWNER/NAME:VARIANT of the hub.
 
     Raises:
         BuildError: it cannot be downloaded.
     """
     reference = HubReference.find(given)
     if reference is None or reference.variant is None or Path(given).exists():
-        return Path(given)
-    return _download_gguf(HubRepository.open(reference), digests)[0]
+        return ModelSource(model_id=model_id, gguf=Path(given))
+    repository = HubRepository.open(reference)
+    return _download_gguf(model_id, repository, _chosen(repository), digests)
 
 
 def _entry(model: str) -> ModelEntry | None:
@@ -96,10 +97,10 @@ def _entry(model: str) -> ModelEntry | None:
 
 def _of_hub(model_id: str, reference: HubReference, digests: Digests, entry: ModelEntry | None = None) -> ModelSource:
     repository = HubRepository.open(reference, entry)
+    chosen = _chosen(repository)
     is_gguf_alone = bool(_models(repository)) and not repository.matching("*.safetensors")
-    if is_gguf_alone or (reference.variant is not None and _chosen(repository)):
-        gguf, projector = _download_gguf(repository, digests)
-        return ModelSource(model_id=model_id, gguf=gguf, projector=projector)
+    if is_gguf_alone or (chosen is not None and reference.variant is not None):
+        return _download_gguf(model_id, repository, chosen, digests)
     precision = None if reference.variant is None else reference.variant.lower()
     if precision is not None:
         check_precision(precision)
@@ -127,15 +128,18 @@ def _chosen(repository: HubRepository) -> str | None:
     return next((name for name in names if name == variant or is_variant.fullmatch(name)), None)
 
 
-def _download_gguf(repository: HubRepository, digests: Digests) -> tuple[Path, Path | None]:
-    """Return the chosen file, beside which are its other parts, and the file with which the model reads images."""
-    chosen, names = _chosen(repository), _models(repository)
+def _download_gguf(model_id: str, repository: HubRepository, chosen: str | None, digests: Digests) -> ModelSource:
+    """Download a GGUF file, its other parts, and the file with which the model reads images."""
     if chosen is None:
+        names = _models(repository)
         listed = ", ".join([*names[:_MAX_NAMES], *(["..."] if len(names) > _MAX_NAMES else [])]) or "it has none"
         raise BuildError(f"{repository.reference}: name one of its GGUF files behind a colon: {listed}")
-    mmproj = min(repository.matching("*mmproj*.gguf"), key=lambda name: ("f16" not in name.lower(), name), default=None)
-    folder = repository.download([*_parts(chosen), *([mmproj] if mmproj else [])], digests)
-    return folder / chosen, folder / mmproj if mmproj else None
+    projectors = repository.matching("*mmproj*.gguf")
+    projector = min(projectors, key=lambda name: ("f16" not in name.lower(), name), default=None)
+    folder = repository.download([*_parts(chosen), *([projector] if projector else [])], digests)
+    return ModelSource(
+        model_id=model_id, gguf=folder / chosen, projector=None if projector is None else folder / projector
+    )
 
 
 def _parts(first: str) -> list[str]:

@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TextIO
 
+from model_repository.repeating import repeated
+
 logger = logging.getLogger(__name__)
 
 TERMINAL_PERIOD_S = 0.5
@@ -102,20 +104,9 @@ class Progress:
 @contextmanager
 def following(path: Path, progress: Progress) -> Iterator[None]:
     """Show during the block by how much a file or a folder grows."""
-    has_ended = threading.Event()
     before, _ = size_of(path)
-
-    def follow() -> None:
-        while not has_ended.wait(TERMINAL_PERIOD_S):
-            progress.set(max(0, size_of(path)[0] - before))
-
-    thread = threading.Thread(target=follow)
-    thread.start()
-    try:
+    with repeated(lambda: progress.set(max(0, size_of(path)[0] - before)), TERMINAL_PERIOD_S):
         yield
-    finally:
-        has_ended.set()
-        thread.join()
 
 
 def size_of(path: Path) -> tuple[int, int]:

@@ -16,6 +16,7 @@ from model_repository.contract.tensors import KEY_VARIABLE
 
 _KERNELS_OWN = Path("/proc/sys/net/ipv4/ip_local_port_range")
 _given: set[int] = set()
+FREE_PORTS = ("--port=0", "--triton-grpc-port=0", "--triton-metrics-port=0")  # options of `serve` and `run`
 KEY_OF_ALL = secrets.token_urlsafe()  # to the restricted APIs of every Triton, so that one frontend may have several
 
 

@@ -23,7 +23,7 @@ from build_engines.hub import checkpoint_folder
 from build_engines.llama_cpp.gguf_tokenizer import write_tokenizer
 from build_engines.llama_cpp.quantize import QUANTIZED
 from build_engines.llama_cpp.storage import PRECISIONS
-from build_engines.model_source import ModelSource, find_source, gguf_file
+from build_engines.model_source import ModelSource, find_source, gguf_source
 from build_engines.render import ServeOptions
 from build_engines.serving import Serving
 from build_engines.signals import ended_by_signals
@@ -114,7 +114,7 @@ def _build(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None
     served: dict[Path, ServeOptions] = {}
     with ended_by_signals():
         for each, serve_options in builds:
-            is_for_gpu = installed_version(RUNTIME) and each.model != "demo" and _is_no_gguf(each)
+            is_for_gpu = installed_version(RUNTIME) and each.model != "demo" and not _is_gguf(each)
             each.runtime = each.runtime or (RUNTIME if is_for_gpu else "llama_cpp")
             is_on_gpu = each.runtime == RUNTIME
             artifact_dir = _build_tensorrt_llm(each, serve_options) if is_on_gpu else _build_on_cpu(each)
@@ -129,8 +129,8 @@ def _build(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None
             write(served, options.state_dir / "repository")
 
 
-def _is_no_gguf(options: argparse.Namespace) -> bool:
-    return options.gguf is None and not options.model.endswith(".gguf")
+def _is_gguf(options: argparse.Namespace) -> bool:
+    return options.gguf is not None or options.model.endswith(".gguf")
 
 
 def _each_model(parser: argparse.ArgumentParser, options: argparse.Namespace) -> Iterator[argparse.Namespace]:
@@ -221,7 +221,7 @@ def _source(options: argparse.Namespace) -> ModelSource:
         case checkpoint, None:
             return ModelSource(model_id=options.model, checkpoint=checkpoint_folder(checkpoint, digests)[0])
         case None, gguf:
-            return ModelSource(model_id=options.model, gguf=gguf_file(gguf, digests))
+            return gguf_source(options.model, gguf, digests)
         case _:
             raise BuildError("--gguf: not together with --checkpoint: write one of them")
 

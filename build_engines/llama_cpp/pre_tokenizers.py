@@ -15,7 +15,7 @@ class PreTokenizer:
     expressions: tuple[str, ...]
     ignores_merges: bool = False  # a word that is a token stays whole
     adds_bos: bool = False  # where the file does not say it
-    normalizes: bool = False  # to NFC, as the model's own tokenizer does; llama.cpp leaves text as it is
+    normalizes: bool = False  # text to NFC, like the model's own tokenizer and unlike llama.cpp
 
 
 def _words(digits: str, letters: str = r"\p{L}", contractions: str = rf"{_CONTRACTIONS}|") -> str:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import shlex
 import signal
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -18,6 +17,7 @@ from typing import TextIO
 from frontend.launcher.errors import LaunchError
 from frontend.launcher.launcher import Interrupted, Launcher, LauncherSettings
 from frontend.terminal import Colour, coloured
+from model_repository.repeating import repeated
 
 LOG_FILE = "serve.log"
 
@@ -76,25 +76,20 @@ def serve(
 @contextmanager
 def _elapsed_time(title: str, terminal: TextIO | None) -> Iterator[None]:
     """Show on a terminal how long the block has taken so far."""
-    has_ended = threading.Event()
-    started = time.monotonic()
-
-    def show(terminal: TextIO) -> None:
-        while not has_ended.wait(1.0):
-            terminal.write(f"\r{title}: {time.monotonic() - started:.0f} s")
-            terminal.flush()
-        terminal.write("\r\x1b[K")
-
     if terminal is None:
         yield
         return
-    thread = threading.Thread(target=show, args=(terminal,))
-    thread.start()
+    started = time.monotonic()
+
+    def show() -> None:
+        terminal.write(f"\r{title}: {time.monotonic() - started:.0f} s")
+        terminal.flush()
+
     try:
-        yield
+        with repeated(show, 1.0):
+            yield
     finally:
-        has_ended.set()
-        thread.join()
+        terminal.write("\r\x1b[K")
 
 
 def _call_at_signals(function: Callable[[], None]) -> None:

@@ -28,10 +28,10 @@ def script(shell: str, helps: Mapping[str, str], others: Iterable[str]) -> str:
     Args:
         shell: bash or zsh, which reads the same script.
         helps: the help text of each command.
-        others: commands of build_engines, which is asked for their help texts.
+        others: commands of build_engines, whose help texts come from its processes.
     """
-    with ThreadPoolExecutor() as askers:
-        texts = dict(helps) | dict(zip(others, askers.map(_help, others), strict=True))
+    with ThreadPoolExecutor() as readers:
+        texts = dict(helps) | dict(zip(others, readers.map(_help, others), strict=True))
     flags = {name: " ".join(dict.fromkeys(_FLAG.findall(text))) for name, text in texts.items()}
     cases = "\n".join(f'        *:{name}) words="{words}" ;;' for name, words in flags.items())
     prefix = "autoload -U +X bashcompinit && bashcompinit\n" if shell == "zsh" else ""

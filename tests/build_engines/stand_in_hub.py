@@ -25,7 +25,7 @@ class Repository:
 
     folder: Path
     is_gated: bool = False
-    base: str = ""  # the repository whose model this one has quantized
+    base: str = ""  # a repository; this one has its model, quantized
     cut: set[str] = field(default_factory=set)  # the first answer with such a file lacks its last megabyte
     damaged: set[str] = field(default_factory=set)  # such a file is sent with another last byte
     claimed_bytes: dict[str, int] = field(default_factory=dict)  # in place of the sizes of files

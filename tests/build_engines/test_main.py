@@ -273,15 +273,6 @@ def test_a_wrong_command_line_is_status_2(arguments: list[str], capsys: pytest.C
     assert "usage: python -m build_engines" in capsys.readouterr().err
 
 
-def test_a_closed_output_gives_no_traceback() -> None:
-    reader, writer = os.pipe()
-    os.close(reader)  # as `head` does, only earlier
-    command = [sys.executable, "-m", "build_engines", "list"]
-    done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, check=False)
-    os.close(writer)
-    assert (done.returncode, done.stderr) == (141, "")
-
-
 def test_an_interrupt_during_the_imports_leaves_no_traceback(tmp_path: Path) -> None:
     # A test run in the background of a script has the signal ignored.
     interrupt = "from signal import *; signal(SIGINT, default_int_handler); raise_signal(SIGINT)"

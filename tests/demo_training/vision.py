@@ -30,6 +30,7 @@ from tests.demo_training.lora import add_lora, save_adapter
 from tests.demo_training.model import DemoModel
 from tests.demo_training.muon import Muon
 from tests.demo_training.pictures import FACTS, SIDE, Painter, Picture, Question
+from tests.gguf_writing import write_and_close
 
 PATCH = 10  # pixels
 NUM_PATCHES = (SIDE // PATCH) ** 2
@@ -241,10 +242,7 @@ def write(vision: Vision, path: Path) -> None:
     for name, tensor in tensors.items():
         is_half = name.endswith(".weight") and tensor.dim() == 2 and "embd" not in name
         writer.add_tensor(name, tensor.detach().numpy().astype(np.float16 if is_half else np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    write_and_close(writer)
 
 
 def main() -> None:

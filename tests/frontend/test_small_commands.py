@@ -30,10 +30,11 @@ def test_it_imports_nothing_of_the_servers_and_starts_no_pool_of_threads(command
     assert not _OF_SERVERS & set(modules)
 
 
-def test_a_closed_output_gives_no_traceback() -> None:
+@pytest.mark.parametrize("words", [("frontend", "doctor"), ("build_engines", "list")])
+def test_a_closed_output_gives_no_traceback(words: tuple[str, ...]) -> None:
     reader, writer = os.pipe()
     os.close(reader)  # as `head` does, only earlier
-    command = [sys.executable, "-m", "frontend", "doctor"]
+    command = [sys.executable, "-m", *words]
     done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, check=False)
     os.close(writer)
     assert (done.returncode, done.stderr) == (141, "")

@@ -18,6 +18,7 @@ from build_engines.model_source import DEMO
 from frontend.chat import ChatClient, chat
 from tests.build_engines.stand_in_hub import Repository, stand_in_hub
 from tests.integration.api import Api
+from tests.launching import FREE_PORTS
 from tests.waiting import DEADLINE_S
 
 PROMPT = "\x1b[1m> \x1b[0m"
@@ -63,9 +64,6 @@ class Terminal:
         return self._process.wait(DEADLINE_S)
 
 
-PORTS = [f"--{name}=0" for name in ("port", "triton-grpc-port", "triton-metrics-port")]
-
-
 def test_a_gguf_file_of_the_hub_leads_to_a_conversation(tmp_path: Path) -> None:
     folder = tmp_path / "repository"
     folder.mkdir()
@@ -73,7 +71,7 @@ def test_a_gguf_file_of_the_hub_leads_to_a_conversation(tmp_path: Path) -> None:
     shutil.copyfile(DEMO / "mmproj.gguf", folder / "mmproj-F16.gguf")
     with stand_in_hub({"org/demo-GGUF": Repository(folder)}) as endpoint:
         hub = {"HF_ENDPOINT": endpoint, "HF_HOME": str(tmp_path / "hub")}
-        terminal = Terminal("run", "org/demo-GGUF:F16", f"--state-dir={tmp_path / 'state'}", *PORTS, **hub)
+        terminal = Terminal("run", "org/demo-GGUF:F16", f"--state-dir={tmp_path / 'state'}", *FREE_PORTS, **hub)
         terminal.wait_for("org/demo-GGUF:F16: Ctrl-C stops an answer, Ctrl-D ends the conversation.")
         terminal.wait_for(PROMPT)
         terminal.type("What is the capital of France?\n")
@@ -85,7 +83,7 @@ def test_a_gguf_file_of_the_hub_leads_to_a_conversation(tmp_path: Path) -> None:
 
 
 def test_run_leads_from_a_name_to_a_conversation(tmp_path: Path) -> None:
-    terminal = Terminal("run", "demo", f"--state-dir={tmp_path}", *PORTS)
+    terminal = Terminal("run", "demo", f"--state-dir={tmp_path}", *FREE_PORTS)
     terminal.wait_for("demo: Ctrl-C stops an answer, Ctrl-D ends the conversation.")
     terminal.wait_for(PROMPT)
     terminal.type("What is the capital of France?\n")

@@ -1,4 +1,4 @@
-"""The example in the help of each command, run as it is written there."""
+"""Runs the example that each command has in its help."""
 
 from __future__ import annotations
 
@@ -14,16 +14,12 @@ import pytest
 
 from frontend.__main__ import _parser
 from tests.integration.stack import Stack
-from tests.launching import free_port
+from tests.launching import FREE_PORTS, free_port
 from tests.tensorrt_llm_artifact import DEMO
 from tests.waiting import DEADLINE_S
 
 COMMANDS = list(next(action.choices for action in _parser()._actions if isinstance(action.choices, dict)))
-SERVING = {  # commands that serve until a signal: the line that says that they do, and ports that are free
-    "serve": ("Ready: ", ("--port=0", "--triton-grpc-port=0", "--triton-metrics-port=0")),
-    "api": ("", ()),
-    "triton": ("Started GRPCInferenceService", ()),
-}
+SIGNS = {"serve": "Ready: ", "api": "", "triton": "Started GRPCInferenceService"}  # printed by commands that serve
 SHELL = f'conch() {{ {sys.executable} -m frontend "$@"; }}; conch '
 ADDRESSES = {"http://127.0.0.1:8000": "url", "127.0.0.1:8001": "endpoint"}
 
@@ -54,7 +50,7 @@ def test_the_example_of_a_command_runs(command: str, folder: Path, stack: Stack)
         words = words.replace(address, getattr(stack, name))
     words = words.replace("--port 8000", f"--port {free_port()}")
     if command in ("serve", "run"):
-        words += f" --state-dir={command} {' '.join(SERVING['serve'][1])}"
+        words += f" --state-dir={command} {' '.join(FREE_PORTS)}"
     if command == "triton":
         words += f" --state-dir=triton --grpc-port={free_port()} --metrics-port={free_port()}"
     process = subprocess.Popen(
@@ -72,12 +68,11 @@ def test_the_example_of_a_command_runs(command: str, folder: Path, stack: Stack)
         start_new_session=True,
     )
     assert process.stdout is not None
-    if command in SERVING:
-        sign, _ = SERVING[command]
-        assert any(sign in line for line in process.stdout), f"{words} ended"
+    if command in SIGNS:
+        assert any(SIGNS[command] in line for line in process.stdout), f"{words} ended"
         os.killpg(process.pid, signal.SIGTERM)
     output = process.communicate(timeout=DEADLINE_S)[0]
-    expected = (0, -signal.SIGTERM, 128 + signal.SIGTERM) if command in SERVING else (0,)
+    expected = (0, -signal.SIGTERM, 128 + signal.SIGTERM) if command in SIGNS else (0,)
     assert process.returncode in expected, output
 
 

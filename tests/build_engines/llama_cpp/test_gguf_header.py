@@ -14,6 +14,7 @@ from build_engines.errors import BuildError
 from build_engines.llama_cpp.gguf_file import write_gguf
 from build_engines.llama_cpp.gguf_header import GgufFacts, gguf_parts, part_names, read_gguf_base, read_gguf_facts
 from tests.build_engines.llama_cpp_logits import PROMPT, llama_cpp_logits
+from tests.gguf_writing import write_and_close
 
 
 @pytest.fixture
@@ -67,7 +68,7 @@ def test_an_end_token_beyond_the_vocabulary_is_refused(key: str, tmp_path: Path)
     writer.add_context_length(64)
     getattr(writer, f"add_{key}_token_id")(32)
     writer.add_tensor("token_embd.weight", np.zeros((32, 8), dtype=np.float32))
-    close(writer)
+    write_and_close(writer)
     with pytest.raises(BuildError, match=r"model\.gguf: ends with token 32: the model has tokens 0 to 31"):
         read_gguf_facts(tmp_path / "model.gguf")
 
@@ -75,7 +76,7 @@ def test_an_end_token_beyond_the_vocabulary_is_refused(key: str, tmp_path: Path)
 def test_a_model_without_token_embedding_is_refused(writer: gguf.GGUFWriter, tmp_path: Path) -> None:
     """As a file of LoRA adapters, or of what turns images into embeddings."""
     writer.add_context_length(64)
-    close(writer)
+    write_and_close(writer)
     with pytest.raises(BuildError, match=r"not a GGUF file of a language model: it has no token_embd\.weight"):
         read_gguf_facts(tmp_path / "model.gguf")
 
@@ -152,27 +153,20 @@ def writer(tmp_path: Path) -> gguf.GGUFWriter:
     return writer
 
 
-def close(writer: gguf.GGUFWriter) -> None:
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-
-
 def test_without_grouped_queries_every_head_has_its_own_keys(writer: gguf.GGUFWriter, tmp_path: Path) -> None:
     writer.add_head_count(8)
-    close(writer)
+    write_and_close(writer)
     assert read_gguf_base(tmp_path / "model.gguf").num_kv_heads == 8
 
 
 def test_a_base_that_does_not_count_its_heads_is_refused(writer: gguf.GGUFWriter, tmp_path: Path) -> None:
-    close(writer)
+    write_and_close(writer)
     with pytest.raises(BuildError, match=r"model\.gguf: llama\.attention\.head_count is None: expected one whole"):
         read_gguf_base(tmp_path / "model.gguf")
 
 
 def test_a_base_with_other_heads_in_each_layer_is_refused(writer: gguf.GGUFWriter, tmp_path: Path) -> None:
     writer.add_head_count([8, 4])
-    close(writer)
+    write_and_close(writer)
     with pytest.raises(BuildError, match=r"llama\.attention\.head_count is \[8, 4\]: expected one whole"):
         read_gguf_base(tmp_path / "model.gguf")

@@ -25,6 +25,7 @@ from build_engines.vocabulary import token_bytes
 from model_repository.tokenizer.tokenizer_files import TokenizerFiles
 from model_repository.tokenizer.vocabulary import Vocabulary
 from tests.build_engines.tiny_checkpoint import sentencepiece_description, write_checkpoint
+from tests.gguf_writing import write_and_close
 
 DEMO = Path("build_engines/demo/checkpoint")
 KIND = gguf.TokenType
@@ -181,10 +182,7 @@ class Vocab:
         shapes |= {f"blk.0.{name}": (32, 32) for name in matrices}
         for name, shape in shapes.items():
             writer.add_tensor(f"{name}.weight", np.zeros(shape, dtype=np.float32))
-        writer.write_header_to_file()
-        writer.write_kv_data_to_file()
-        writer.write_tensors_to_file()
-        writer.close()
+        write_and_close(writer)
         return path
 
 
@@ -257,7 +255,7 @@ def differing_texts(path: Path, texts: Sequence[str] = TEXTS) -> list[str]:
     return differing
 
 
-# llama.cpp leaves text as it is; the tokenizers of Qwen compose characters.
+# The tokenizers of Qwen compose characters (NFC), and llama.cpp does not.
 NFC = [DECOMPOSED]
 # llama.cpp counts letters outside of ASCII as both cases, and marks as no part of a word.
 CASES = [DECOMPOSED, MARKS, CAPITALS_INSIDE]
@@ -390,18 +388,11 @@ def writer(tmp_path: Path) -> gguf.GGUFWriter:
     return writer
 
 
-def close(writer: gguf.GGUFWriter) -> None:
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-
-
 def test_unused_rows_have_no_token_and_the_others_keep_their_ids(writer: gguf.GGUFWriter, tmp_path: Path) -> None:
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("gpt-2")
     writer.add_eos_token_id(260)
-    close(writer)
+    write_and_close(writer)
     write_tokenizer(tmp_path / "model.gguf", tmp_path)
     tokenizer = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
     assert [tokenizer.id_to_token(row) for row in range(256, 262)] == ["ab", None, "<own>", None, "<stop>", None]
@@ -419,14 +410,14 @@ def test_named_chat_templates_are_read(writer: gguf.GGUFWriter, tmp_path: Path) 
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("gpt-2")
     writer.add_chat_template([{"name": "default", "template": "D"}, {"name": "tool_use", "template": "T"}])
-    close(writer)
+    write_and_close(writer)
     write_tokenizer(tmp_path / "model.gguf", tmp_path)
     assert read_chat_templates(tmp_path) == {"default": "D", "tool_use": "T"}
 
 
 @pytest.mark.parametrize("length", [100, 1000, 3000])
 def test_a_file_that_was_cut_off_is_refused_as_that(length: int, writer: gguf.GGUFWriter, tmp_path: Path) -> None:
-    close(writer)
+    write_and_close(writer)
     path = tmp_path / "model.gguf"
     path.write_bytes(path.read_bytes()[:length])
     with pytest.raises(BuildError, match=r"model\.gguf: a GGUF file that is cut off or damaged: download it again"):
@@ -437,7 +428,7 @@ def test_arrays_are_those_of_the_usual_reader(writer: gguf.GGUFWriter, tmp_path:
     writer.add_token_scores([0.5, -1.25])
     writer.add_array("numbers", [1, 2, 70_000])
     writer.add_array("flags", [True, False])
-    close(writer)
+    write_and_close(writer)
     usual, ours = gguf.GGUFReader(tmp_path / "model.gguf"), open_gguf(tmp_path / "model.gguf")
     assert {name: field.contents() for name, field in ours.fields.items()} == {
         name: field.contents() for name, field in usual.fields.items()
@@ -484,7 +475,7 @@ def test_a_kind_that_is_not_supported_is_refused(
             writer.add_string(f"tokenizer.ggml.{key}", value)
         else:
             writer.add_uint32(f"tokenizer.ggml.{key}", value)
-    close(writer)
+    write_and_close(writer)
     with pytest.raises(BuildError) as refusal:
         write_tokenizer(tmp_path / "model.gguf", tmp_path)
     said = str(refusal.value)

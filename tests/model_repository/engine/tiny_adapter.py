@@ -8,6 +8,7 @@ import gguf
 import numpy as np
 
 from tests.build_engines.tiny_checkpoint import CONFIG
+from tests.gguf_writing import write_and_close
 
 RANK = 4
 
@@ -22,8 +23,5 @@ def write_adapter(path: Path, seed: int) -> Path:
     for name, num_heads in (("attn_q", CONFIG["num_attention_heads"]), ("attn_v", CONFIG["num_key_value_heads"])):
         for side, shape in (("a", (RANK, CONFIG["hidden_size"])), ("b", (num_heads * CONFIG["head_dim"], RANK))):
             writer.add_tensor(f"blk.0.{name}.weight.lora_{side}", random.normal(size=shape).astype(np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    write_and_close(writer)
     return path
