@@ -125,6 +125,9 @@ class HubRepository:
         Raises:
             BuildError: no connection, no room on the disk, or a file with another digest, which is removed.
         """
+        for name in names:
+            if name not in self.sizes:
+                raise BuildError(f"{self.reference}: {name}: no such file in the repository")
         missing_bytes = sum(self.sizes[name] for name in names if not self._is_cached(name))
         storage = Path(constants.HF_HUB_CACHE) / f"models--{self.reference.repository.replace('/', '--')}"
         existing = next(folder for folder in (storage, *storage.parents) if folder.exists())
@@ -183,6 +186,8 @@ def _reported(reference: HubReference) -> Iterator[None]:
     """Name the reference and the rule where the hub refuses something."""
     try:
         yield
+    except hub_errors.HFValidationError as exc:
+        raise BuildError(f"{reference}: no such folder here, and not a possible name of a repository") from exc
     except hub_errors.GatedRepoError as exc:
         raise BuildError(f"{reference}: {_GATED}") from exc
     except hub_errors.RevisionNotFoundError as exc:

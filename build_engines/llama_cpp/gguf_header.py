@@ -112,12 +112,20 @@ def check_projector(path: Path) -> None:
 
 
 def _kv_numbers_per_token(reader: gguf.GGUFReader, path: Path, architecture: str) -> int:
-    num_layers = _number(reader, path, f"{architecture}.block_count")
-    field = reader.fields.get(f"{architecture}.attention.head_count_kv")
-    num_heads = _number(reader, path, f"{architecture}.attention.head_count", 0)
-    per_layer = num_heads if field is None else field.contents()
-    num_kv_heads = sum(per_layer) if isinstance(per_layer, list) else num_layers * int(per_layer)
-    head_size = _number(reader, path, f"{architecture}.embedding_length") // num_heads if num_heads else 0
+    """Return how many numbers the KV cache of all layers has for a token; 0 if the file does not say it."""
+
+    def values(name: str) -> list[int]:
+        """Return a value of each layer: it is one for all, or one for each."""
+        field = reader.fields.get(f"{architecture}.{name}")
+        value = [] if field is None else field.contents()
+        return value if isinstance(value, list) else [value] * num_layers
+
+    num_layers = _number(reader, path, f"{architecture}.block_count", 0)
+    num_heads = values("attention.head_count")
+    if not num_heads or not max(num_heads):
+        return 0
+    num_kv_heads = sum(values("attention.head_count_kv") or num_heads)
+    head_size = _number(reader, path, f"{architecture}.embedding_length", 0) // max(num_heads)
     sizes = [_number(reader, path, f"{architecture}.attention.{name}_length", head_size) for name in ("key", "value")]
     return num_kv_heads * sum(sizes)
 

@@ -37,12 +37,12 @@ def quantize(source: Path, target: Path, precision: str) -> None:
     params.ftype = int(QUANTIZED[precision])
     params.nthread = num_physical_cores()
     llama.disable_logging()
-    failures: list[RuntimeError] = []
+    failures: list[Exception] = []
 
     def run() -> None:
         try:
             llama.model_quantize(str(source), str(target), params)
-        except RuntimeError as exc:
+        except Exception as exc:
             failures.append(exc)
 
     with Progress.shown(f"quantizing to {precision}", 0) as progress, following(target, progress):

@@ -130,6 +130,7 @@ def test_gguf_files_are_found_by_precision_and_name_with_the_projector(tmp_path:
         default = builder.manifest("org/demo-GGUF")
         named = builder.manifest("mine", "--gguf", "org/demo-GGUF:Q8_0")
         missing = builder.error("org/demo-GGUF:Q2_K")
+    assert named["has_images"]
     digest = sha256(gguf_folder / "demo-Q8_0.gguf")
     for manifest in (by_precision, by_name, named):
         assert manifest["files"]["model.gguf"] == digest  # type: ignore[index]
@@ -151,6 +152,20 @@ def test_a_repository_with_both_kinds_is_converted_unless_a_file_is_named(tmp_pa
         converted, taken = builder.manifest("org/both"), builder.manifest("org/both:Q4_K_M")
     assert "model.safetensors" in converted["source"]  # type: ignore[operator]
     assert "demo-Q4_K_M.gguf" in taken["source"]  # type: ignore[operator]
+
+
+def test_a_split_model_without_a_part_is_refused(tmp_path: Path, gguf_folder: Path) -> None:
+    (tmp_path / "split").mkdir()
+    shutil.copyfile(gguf_folder / "demo-Q8_0.gguf", tmp_path / "split" / "demo-Q8_0-00001-of-00002.gguf")
+    with stand_in_hub({"org/split": Repository(tmp_path / "split")}) as endpoint:
+        refused = Builder(tmp_path / "state", endpoint).error("org/split:Q8_0")
+    assert refused == "error: org/split@main: demo-Q8_0-00002-of-00002.gguf: no such file in the repository"
+
+
+@pytest.mark.parametrize("words", [["./typo"], ["../typo"], ["tiny", "--checkpoint", "./typo"]])
+def test_a_mistyped_folder_is_one_line(words: list[str], tmp_path: Path) -> None:
+    refused = Builder(tmp_path, "http://127.0.0.1:9").error(*words)
+    assert refused.endswith("typo@main: no such folder here, and not a possible name of a repository")
 
 
 def test_another_architecture_is_told_to_take_a_gguf_file_by_name(tmp_path: Path, gguf_folder: Path) -> None:

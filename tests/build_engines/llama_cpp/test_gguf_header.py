@@ -165,6 +165,28 @@ def test_a_base_that_does_not_count_its_heads_is_refused(writer: gguf.GGUFWriter
         read_gguf_base(tmp_path / "model.gguf")
 
 
+@pytest.mark.parametrize(
+    ("num_heads", "num_kv_heads", "expected"),
+    [([8, 4], None, (8 + 4) * 16), ([8, 0], [2, 0], 2 * 16), (8, 2, 2 * 2 * 16), (None, None, 0)],
+)
+def test_layers_may_have_different_numbers_of_heads(
+    num_heads: list[int] | int | None,
+    num_kv_heads: list[int] | int | None,
+    expected: int,
+    writer: gguf.GGUFWriter,
+    tmp_path: Path,
+) -> None:
+    writer.add_context_length(64)
+    writer.add_embedding_length(64)
+    if num_heads is not None:
+        writer.add_head_count(num_heads)
+    if num_kv_heads is not None:
+        writer.add_head_count_kv(num_kv_heads)
+    writer.add_tensor("token_embd.weight", np.zeros((32, 64), dtype=np.float32))
+    write_and_close(writer)
+    assert read_gguf_facts(tmp_path / "model.gguf").kv_numbers_per_token == expected
+
+
 def test_a_base_with_other_heads_in_each_layer_is_refused(writer: gguf.GGUFWriter, tmp_path: Path) -> None:
     writer.add_head_count([8, 4])
     write_and_close(writer)
