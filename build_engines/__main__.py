@@ -36,7 +36,7 @@ def _parser() -> argparse.ArgumentParser:
     # The import takes a second. Inside main(), Ctrl-C ends the program cleanly during it.
     from build_engines.commands import adapter, build, list, plan, render, verify
 
-    parser = argparse.ArgumentParser(prog="python -m build_engines", description=__doc__)
+    parser = argparse.ArgumentParser(prog="conch", description=__doc__)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     for command in (list, plan, build, adapter, verify, render):
         command.add_to(commands)

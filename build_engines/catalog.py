@@ -87,7 +87,7 @@ class Catalog:
     def _nearest(self, key: str) -> str:
         names = {**{name: entries[0] for name, entries in self._by_short_name.items()}, **self._by_name}
         ids = dict.fromkeys(names[near].model_id for near in difflib.get_close_matches(key, names, n=5, cutoff=0.4))
-        return f"did you mean {' or '.join(ids)}?" if ids else "`list` shows it; --catalog FILE adds models of your own"
+        return f"did you mean {' or '.join(ids)}?" if ids else "`conch list` shows its models"
 
 
 def _letters_and_digits(text: str) -> str:

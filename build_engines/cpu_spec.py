@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,18 +28,39 @@ from model_repository.contract.tensors import model_id_to_ensemble
 from model_repository.engine.runtime import PROJECTOR, RUNTIMES
 from model_repository.tool_formats import TOOL_FORMATS
 
-CONVERTER = 2  # raise it when the output for the same input changes
+CONVERTER = 3  # raise it when the output for the same input changes
 GGUF_NAME = "model"  # of the file or of its parts
 
 
-def check_precision(precision: str) -> None:
-    """Check the name of a precision of llama.cpp.
+MATRIX_PRECISIONS = (*PRECISIONS, *QUANTIZED)
+
+
+def check_options(
+    runtime: str,
+    precision: str | None,
+    options: Mapping[str, str],
+    adapters: Collection[str],
+    tool_call_format: str | None,
+) -> None:
+    """Check the options of a build that do not depend on the model.
+
+    Args:
+        precision: None: that of the model's name, or the usual one.
+        adapters: their names.
 
     Raises:
-        BuildError: it is another one.
+        BuildError: names the option, the value and the rule.
     """
-    if precision not in (*PRECISIONS, *QUANTIZED):
-        raise BuildError(f"--precision {precision}: expected one of {', '.join((*PRECISIONS, *QUANTIZED))}")
+    if adapters and Capability.LORA not in RUNTIMES[runtime].capabilities:
+        raise BuildError(f"--adapter: the runtime {runtime} has no adapters")
+    if tool_call_format not in (None, *TOOL_FORMATS):
+        raise BuildError(f"--tool-call-format {tool_call_format}: expected one of {', '.join(TOOL_FORMATS)}")
+    if precision not in (None, *MATRIX_PRECISIONS):
+        raise BuildError(f"--precision {precision}: expected one of {', '.join(MATRIX_PRECISIONS)}")
+    for name in options:
+        taken = sorted(RUNTIMES[runtime].options)
+        if name not in taken:
+            raise BuildError(f"--option {name}: the runtime {runtime} takes {', '.join(taken) or 'none'}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,19 +82,7 @@ class CpuSpec:
 
     def __post_init__(self) -> None:
         check_names(self.model_id, self.serving.aliases, self.adapters)
-        if self.adapters and Capability.LORA not in RUNTIMES[self.runtime].capabilities:
-            raise BuildError(f"--adapter: the runtime {self.runtime} has no adapters")
-        if self.tool_call_format not in (None, *TOOL_FORMATS):
-            raise BuildError(f"--tool-call-format {self.tool_call_format}: expected one of {', '.join(TOOL_FORMATS)}")
-        check_precision(self.precision)
-        for name in self.options:
-            taken = sorted(RUNTIMES[self.runtime].options)
-            if name not in taken:
-                raise BuildError(f"--option {name}: the runtime {self.runtime} takes {', '.join(taken) or 'none'}")
-        if (self.checkpoint is None) == (self.gguf is None):
-            raise BuildError("expected either --checkpoint DIR or --gguf FILE")
-        if self.gguf is not None and self.tokenizer is None:
-            raise BuildError("--gguf needs --tokenizer DIR, the folder with the model's tokenizer.json")
+        check_options(self.runtime, self.precision, self.options, self.adapters, self.tool_call_format)
         if self.checkpoint is not None and self.tokenizer is not None:
             raise BuildError("--tokenizer goes with --gguf; a checkpoint has its own tokenizer.json")
         if self.projector is not None and Capability.IMAGES not in RUNTIMES[self.runtime].capabilities:

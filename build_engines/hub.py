@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import glob
+import logging
 import re
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatch
@@ -17,14 +19,14 @@ from huggingface_hub.utils.tqdm import disable_progress_bars
 
 from build_engines.digests import Digests
 from build_engines.errors import BuildError
-from build_engines.model_entry import ModelEntry
 from build_engines.progress import Progress, following
 from build_engines.tensorrt_llm.imported import PYTORCH_FILES
 from build_engines.tensorrt_llm.source import download_patterns
 
+logger = logging.getLogger(__name__)
+
 HUB_ERRORS = (hub_errors.HTTPError, OSError)  # type: ignore[attr-defined]  # of requests or httpx, by version
 
-_COMMIT = re.compile(r"[0-9a-f]{40}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _REFERENCE = re.compile(r"(?P<repository>[\w.-]+/[\w.-]+)(@(?P<revision>[^@:]+))?(:(?P<variant>[^@:]+))?")
 
@@ -69,25 +71,12 @@ class HubRepository:
     sizes: dict[str, int]  # in bytes, by path
 
     @classmethod
-    def open(
-        cls,
-        reference: HubReference,
-        entry: ModelEntry | None = None,
-        find_token: Callable[[], str | None] = huggingface_hub.get_token,
-    ) -> HubRepository:
-        """List a repository; without a connection, the part of it that has been downloaded.
-
-        Args:
-            entry: the model's entry, if it is one of the catalog.
-            find_token: returns the user's token for the hub.
+    def open(cls, reference: HubReference) -> HubRepository:
+        """List a repository; if the hub does not answer, the part of it that has been downloaded.
 
         Raises:
-            BuildError: no such repository or revision, no permission, or neither a connection nor a download.
+            BuildError: no such repository or revision, no permission, or neither an answer nor a download.
         """
-        # A copy of another owner may not be gated.
-        is_gated = entry is not None and entry.is_gated and reference.repository in (entry.model_id, *entry.aliases)
-        if is_gated and find_token() is None:
-            raise BuildError(f"{reference}: {_GATED}")
         with _reported(reference):
             try:
                 info = huggingface_hub.HfApi().model_info(
@@ -109,6 +98,7 @@ class HubRepository:
         except OSError:
             raise failure from None
         folder = Path(text)
+        logger.warning("hub         %s: %s: only downloaded files are used", reference, _first_line(failure))
         files = (path for path in sorted(folder.rglob("*")) if path.is_file())
         return cls(reference, folder.name, {path.relative_to(folder).as_posix(): path.stat().st_size for path in files})
 
@@ -142,11 +132,13 @@ class HubRepository:
             following(storage / "blobs", progress),
         ):
             text = huggingface_hub.snapshot_download(
-                self.reference.repository, revision=self.reference.revision, allow_patterns=list(names)
+                self.reference.repository,
+                revision=self.reference.revision,
+                allow_patterns=[glob.escape(name) for name in names],
             )
         folder = Path(text)
-        if not _COMMIT.fullmatch(folder.name):
-            raise BuildError(f"{self.reference}: {folder}: expected a folder named by its commit")
+        if folder.name != self.commit or not all((folder / name).is_file() for name in names):
+            raise BuildError(f"{self.reference}: it has changed during the download: build again")
         _check_digests([folder / name for name in names], digests)
         return folder
 
@@ -155,15 +147,18 @@ class HubRepository:
         return isinstance(found, str)
 
 
-def checkpoint_folder(given: str, digests: Digests, entry: ModelEntry | None = None) -> tuple[Path, str | None]:
+def checkpoint_folder(given: str, digests: Digests, is_imported: bool = False) -> tuple[Path, str | None]:
     """Return the folder that --checkpoint names, and its commit on the hub; None for a folder of this machine.
+
+    Args:
+        is_imported: as for `download_checkpoint`.
 
     Raises:
         BuildError: it is neither a folder nor a reference, or cannot be downloaded.
     """
     if Path(given).is_dir():
         return Path(given), None
-    folder = download_checkpoint(HubRepository.open(HubReference.parse(given), entry), digests, entry is not None)
+    folder = download_checkpoint(HubRepository.open(HubReference.parse(given)), digests, is_imported)
     return folder, folder.name
 
 
@@ -195,9 +190,13 @@ def _reported(reference: HubReference) -> Iterator[None]:
     except hub_errors.RepositoryNotFoundError as exc:
         rule = "no such folder here, and no such repository, or a private one that HF_TOKEN cannot read"
         raise BuildError(f"{reference}: {rule}") from exc
-    except HUB_ERRORS as exc:
-        reason = str(exc).partition("\n")[0]
-        raise BuildError(f"{reference}: download failed: {reason}: complete files are kept; try again") from exc
+    except (*HUB_ERRORS, RuntimeError, ValueError) as exc:  # hf_xet raises RuntimeError
+        rule = "complete files are kept; try again"
+        raise BuildError(f"{reference}: download failed: {_first_line(exc)}: {rule}") from exc
+
+
+def _first_line(exc: Exception) -> str:
+    return str(exc).partition("\n")[0]
 
 
 def _check_digests(paths: Iterable[Path], digests: Digests) -> None:

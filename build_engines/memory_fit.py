@@ -13,28 +13,43 @@ _MIN_WINDOW = 2048  # also if it does not fit: the estimate may be too high
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class ModelDemand:
     """What one model would have in a machine with enough memory."""
 
     weight_bytes: int
-    bytes_per_token: int  # of the KV cache; 0: unknown, and nothing is changed
+    bytes_per_token: int  # of the KV cache; 0: unknown
     num_sequences: int
     window: int  # tokens
+    is_fixed: bool = False  # the user has chosen the number of sequences
+
+    @property
+    def can_shrink(self) -> bool:
+        """Whether it may get less."""
+        return not self.is_fixed and self.bytes_per_token > 0
+
+    @property
+    def cache_bytes(self) -> int:
+        """The size of the KV cache."""
+        return self.num_sequences * self.window * self.bytes_per_token
 
 
-def fit(models: Sequence[Wanted], memory_bytes: int) -> list[tuple[int, int]]:
-    """Return sequences and window of each model, at most the wanted ones. The models share the memory equally."""
+def fit(models: Sequence[ModelDemand], memory_bytes: int) -> list[tuple[int, int]]:
+    """Return sequences and window of each model, at most the demanded ones.
+
+    The models that can shrink share equally what the others leave.
+    """
     beside_weights = _SHARE * memory_bytes - sum(model.weight_bytes for model in models)
-    free_bytes = int(max(0, min(beside_weights, _CACHE_SHARE * memory_bytes)))
-    return [_fitted(model, free_bytes // len(models)) for model in models]
+    fixed_bytes = sum(model.cache_bytes for model in models if not model.can_shrink)
+    free_bytes = int(max(0, min(beside_weights, _CACHE_SHARE * memory_bytes) - fixed_bytes))
+    share = free_bytes // max(1, sum(model.can_shrink for model in models))
+    return [_fitted(model, share) if model.can_shrink else (model.num_sequences, model.window) for model in models]
 
 
-def _fitted(model: Wanted, free_bytes: int) -> tuple[int, int]:
-    if model.bytes_per_token == 0:
-        return model.num_sequences, model.window
+def _fitted(model: ModelDemand, free_bytes: int) -> tuple[int, int]:
     num_tokens = free_bytes // model.bytes_per_token
     num_sequences = min(model.num_sequences, max(_FEW_SEQUENCES, num_tokens // model.window))
     window = num_tokens // num_sequences // _WINDOW_STEP * _WINDOW_STEP
-    if window < _MIN_WINDOW:
-        num_sequences = max(1, min(num_sequences, num_tokens // _MIN_WINDOW))
-    return num_sequences, min(model.window, max(window, _MIN_WINDOW))
+    least = min(_MIN_WINDOW, model.window)
+    if window < least:
+        num_sequences = max(1, min(num_sequences, num_tokens // least))
+    return num_sequences, min(model.window, max(window, least))

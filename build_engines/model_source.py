@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
@@ -11,7 +12,7 @@ import huggingface_hub
 
 from build_engines.catalog import Catalog
 from build_engines.checkpoint import read_json
-from build_engines.cpu_spec import check_precision
+from build_engines.cpu_spec import MATRIX_PRECISIONS
 from build_engines.digests import Digests
 from build_engines.errors import BuildError, CatalogError
 from build_engines.hub import HUB_ERRORS, HubReference, HubRepository, download_checkpoint
@@ -19,12 +20,15 @@ from build_engines.llama_cpp.gguf_header import PART_NAME, part_names
 from build_engines.llama_cpp.model_config import ARCHITECTURES
 from build_engines.llama_cpp.projector import ARCHITECTURES as IMAGE_ARCHITECTURES
 from build_engines.model_entry import ModelEntry
+from build_engines.serving import check_id
 from model_repository.engine.runtime import PROJECTOR
 
 DEMO = Path(str(resources.files("build_engines").joinpath("demo")))
 
 _VARIANT = "Q4_K_M"  # of a repository with several GGUF files: most of them have it
 _MAX_NAMES = 12  # of files, in a message
+_KV_CACHE = ("f16", "f32")
+_F16 = re.compile(r"(?<![a-z0-9])f16", re.IGNORECASE)  # and not bf16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,14 +40,15 @@ class ModelSource:
     gguf: Path | None = None
     projector: Path | None = None
     adapters: dict[str, Path] = field(default_factory=dict)
-    precision: str | None = None
+    precision: str  # of the KV cache, and of the matrices of a checkpoint
 
 
-def find_source(model: str, digests: Digests) -> ModelSource:
+def find_source(model: str, precision: str | None, digests: Digests) -> ModelSource:
     """Find a model by its name, and download it if it is on the hub.
 
     Args:
         model: as the help of `build` lists them.
+        precision: one of MATRIX_PRECISIONS; None: that of the name, or the usual one.
         digests: of large files, for the check of a download.
 
     Raises:
@@ -57,55 +62,97 @@ def find_source(model: str, digests: Digests) -> ModelSource:
             checkpoint=DEMO / "checkpoint",
             projector=DEMO / PROJECTOR,
             adapters={f"demo-{config.parent.name}": config.parent for config in configs},
-            precision="f32",
+            precision=precision or "f32",
         )
     if path.is_dir():
-        return ModelSource(model_id=path.resolve().name, checkpoint=path)
+        _check_id(path.resolve().name, f"--checkpoint {path}")
+        return ModelSource(model_id=path.resolve().name, checkpoint=path, precision=precision or "f16")
     if path.suffix == ".gguf" and (path.exists() or found is None or found.variant is None):
-        return ModelSource(model_id=path.stem, gguf=path)
+        _check_id(path.stem, f"--gguf {path}")
+        return ModelSource(model_id=path.stem, gguf=path, precision=_of_kv_cache(precision))
     entry = _entry(model)
     if entry is not None:
         reference = HubReference(entry.model_id, "main")
         _check_converted(reference, entry.architecture.class_name)
-        return _of_hub(model, reference, digests, entry)
+        return _of_hub(model, reference, precision, digests)
     if found is None:
-        rule = "expected OWNER/NAME of the hub, a folder, a GGUF file, or a name that `list` shows"
-        raise BuildError(f"{model}: {rule}")
+        raise BuildError(f"{model}: no such folder, nor OWNER/NAME of the hub")
     suffix = "" if found.variant is None else f":{found.variant}"
-    return _of_hub(f"{found.repository}{suffix}", found, digests)
+    return _of_hub(f"{found.repository}{suffix}", found, precision, digests)
 
 
-def gguf_source(model_id: str, given: str, digests: Digests) -> ModelSource:
+def gguf_source(model_id: str, given: str, precision: str | None, digests: Digests) -> ModelSource:
     """Return the source that --gguf names: a file of this machine, or OWNER/NAME:VARIANT of the hub.
+
+    Args:
+        precision: as for `find_source`.
 
     Raises:
         BuildError: it cannot be downloaded.
     """
     reference = HubReference.find(given)
     if reference is None or reference.variant is None or Path(given).exists():
-        return ModelSource(model_id=model_id, gguf=Path(given))
+        return ModelSource(model_id=model_id, gguf=Path(given), precision=_of_kv_cache(precision))
     repository = HubRepository.open(reference)
-    return _download_gguf(model_id, repository, _chosen(repository), digests)
+    return _download_gguf(model_id, repository, _chosen(repository), precision, digests)
+
+
+def _check_id(model_id: str, flag: str) -> None:
+    """Check the id that a model has by its name.
+
+    Args:
+        flag: with which `build` takes the same model under another name.
+
+    Raises:
+        BuildError: it cannot be the id of a model.
+    """
+    try:
+        check_id(model_id)
+    except BuildError as exc:
+        raise BuildError(f"{exc}: `conch build NAME {flag}` gives the model another") from exc
+
+
+def _of_kv_cache(precision: str | None) -> str:
+    """Return the precision of the KV cache of a GGUF file.
+
+    Raises:
+        BuildError: it is one for matrices alone.
+    """
+    if precision not in (None, *_KV_CACHE):
+        rule = f"a GGUF file keeps its own precision: expected that of the KV cache, {' or '.join(_KV_CACHE)}"
+        raise BuildError(f"--precision {precision}: {rule}")
+    return precision or _KV_CACHE[0]
 
 
 def _entry(model: str) -> ModelEntry | None:
     try:
         return Catalog.load().find(model)
-    except CatalogError:
-        return None
+    except CatalogError as exc:
+        if "/" in model:
+            return None
+        raise BuildError(f"{exc} (a MODEL may also be OWNER/NAME of the hub, a folder or FILE.gguf)") from exc
 
 
-def _of_hub(model_id: str, reference: HubReference, digests: Digests, entry: ModelEntry | None = None) -> ModelSource:
-    repository = HubRepository.open(reference, entry)
-    chosen = _chosen(repository)
+def _of_hub(model_id: str, reference: HubReference, precision: str | None, digests: Digests) -> ModelSource:
+    repository = HubRepository.open(reference)
+    chosen, variant = _chosen(repository), reference.variant
     is_gguf_alone = bool(_models(repository)) and not repository.matching("*.safetensors")
-    if is_gguf_alone or (chosen is not None and reference.variant is not None):
-        return _download_gguf(model_id, repository, chosen, digests)
-    precision = None if reference.variant is None else reference.variant.lower()
-    if precision is not None:
-        check_precision(precision)
+    if is_gguf_alone or (chosen is not None and variant is not None):
+        _check_id(model_id, f"--gguf {reference.repository}:{variant or chosen}")
+        return _download_gguf(model_id, repository, chosen, precision, digests)
+    _check_id(model_id, f"--checkpoint {reference}")
+    if variant is not None and variant.lower() not in MATRIX_PRECISIONS:
+        found = ", ".join(_listed(_models(repository))) or "none"
+        rule = f"{variant} is neither a GGUF file of it ({found}) nor a precision ({', '.join(MATRIX_PRECISIONS)})"
+        raise BuildError(f"{reference}: {rule}")
+    if variant is not None and precision not in (None, variant.lower()):
+        raise BuildError(f"--precision {precision}: {model_id} says {variant}: write one of them")
     _check_converted(reference, _architecture(repository, digests))
-    return ModelSource(model_id=model_id, checkpoint=download_checkpoint(repository, digests), precision=precision)
+    return ModelSource(
+        model_id=model_id,
+        checkpoint=download_checkpoint(repository, digests),
+        precision=precision or (variant or "f16").lower(),
+    )
 
 
 def _models(repository: HubRepository) -> list[str]:
@@ -128,18 +175,29 @@ def _chosen(repository: HubRepository) -> str | None:
     return next((name for name in names if name == variant or is_variant.fullmatch(name)), None)
 
 
-def _download_gguf(model_id: str, repository: HubRepository, chosen: str | None, digests: Digests) -> ModelSource:
+def _download_gguf(
+    model_id: str, repository: HubRepository, chosen: str | None, precision: str | None, digests: Digests
+) -> ModelSource:
     """Download a GGUF file, its other parts, and the file with which the model reads images."""
+    precision = _of_kv_cache(precision)
     if chosen is None:
-        names = _models(repository)
-        listed = ", ".join([*names[:_MAX_NAMES], *(["..."] if len(names) > _MAX_NAMES else [])]) or "it has none"
-        raise BuildError(f"{repository.reference}: name one of its GGUF files behind a colon: {listed}")
+        variant = repository.reference.variant
+        listed = ", ".join(_listed(_models(repository))) or "it has none"
+        missing = "" if variant is None else f"no GGUF file {variant}: "
+        raise BuildError(f"{repository.reference}: {missing}name one of its GGUF files behind a colon: {listed}")
     projectors = repository.matching("*mmproj*.gguf")
-    projector = min(projectors, key=lambda name: ("f16" not in name.lower(), name), default=None)
+    projector = min(projectors, key=lambda name: (not _F16.search(name), name), default=None)
     folder = repository.download([*_parts(chosen), *([projector] if projector else [])], digests)
     return ModelSource(
-        model_id=model_id, gguf=folder / chosen, projector=None if projector is None else folder / projector
+        model_id=model_id,
+        gguf=folder / chosen,
+        projector=None if projector is None else folder / projector,
+        precision=precision,
     )
+
+
+def _listed(names: Sequence[str]) -> list[str]:
+    return [*names[:_MAX_NAMES], *(["..."] if len(names) > _MAX_NAMES else [])]
 
 
 def _parts(first: str) -> list[str]:

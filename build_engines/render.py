@@ -21,7 +21,7 @@ from build_engines.artifact import Manifest
 from build_engines.digests import Digests
 from build_engines.errors import BuildError
 from build_engines.lock import lock_path, locked, remove_leftovers
-from build_engines.memory_fit import Wanted, fit
+from build_engines.memory_fit import ModelDemand, fit
 from build_engines.serving import check_names_differ, names_of
 from model_repository.capabilities import Capability
 from model_repository.contract import tensors
@@ -242,21 +242,25 @@ def _fitted(
     manifests: Mapping[Path, Manifest], options: Mapping[Path, ServeOptions]
 ) -> dict[Path, tuple[Manifest, ServeOptions]]:
     """Reduce sequences and context windows to what this machine's memory holds, except where a number is given."""
-    wanted = []
-    for folder, manifest in manifests.items():
-        is_free = options[folder].max_sequences is None
-        weight_bytes = sum(path.stat().st_size for path in folder.glob("*.gguf"))
-        per_token = manifest.kv_cache_bytes_per_token if is_free else 0
-        num_sequences = options[folder].max_sequences_of(manifest)
-        wanted.append(Wanted(weight_bytes, per_token, num_sequences, manifest.context_window))
+    demands = [
+        ModelDemand(
+            weight_bytes=sum(path.stat().st_size for path in folder.glob("*.gguf")),
+            bytes_per_token=manifest.kv_cache_bytes_per_token,
+            num_sequences=options[folder].max_sequences_of(manifest),
+            window=manifest.context_window,
+            is_fixed=options[folder].max_sequences is not None,
+        )
+        for folder, manifest in manifests.items()
+    ]
     fitted = {}
     num_bytes = memory_bytes()
-    for folder, model, (num_sequences, window) in zip(manifests, wanted, fit(wanted, num_bytes), strict=True):
+    for folder, model, (num_sequences, window) in zip(manifests, demands, fit(demands, num_bytes), strict=True):
         manifest, own = manifests[folder], options[folder]
         if (num_sequences, window) != (model.num_sequences, model.window):
             whole = "" if window == model.window else f" (of {model.window:,})"
-            has = f"{num_sequences} sequences of {window:,} tokens{whole} fit in {num_bytes / 1e9:.0f} GB"
-            logger.warning("memory      %s: %s; --max-sequences sets another number", manifest.model_id, has)
+            has = f"{num_sequences} sequences of {window:,} tokens{whole} for {num_bytes / 1e9:.0f} GB of memory"
+            rule = "--max-sequences or a smaller --context-window changes it"
+            logger.warning("memory      %s: %s; %s", manifest.model_id, has, rule)
             manifest = dataclasses.replace(manifest, context_window=window)
             own = dataclasses.replace(own, max_sequences=num_sequences)
         fitted[folder] = (manifest, own)

@@ -3,29 +3,29 @@
 from __future__ import annotations
 
 import argparse
-import functools
 import json
 import logging
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import NoReturn
 
 from build_engines.build import build
 from build_engines.catalog import read_models
 from build_engines.checkpoint import read_chat_templates
 from build_engines.commands import build_tensorrt_llm
 from build_engines.commands.render import add_serve_options, serve_options_of, write
-from build_engines.cpu_spec import CpuSpec
+from build_engines.cpu_spec import CpuSpec, check_options
 from build_engines.digests import Digests
 from build_engines.errors import BuildError
-from build_engines.hub import checkpoint_folder
+from build_engines.hub import HubReference, checkpoint_folder
 from build_engines.llama_cpp.gguf_tokenizer import write_tokenizer
 from build_engines.llama_cpp.quantize import QUANTIZED
 from build_engines.llama_cpp.storage import PRECISIONS
 from build_engines.model_source import ModelSource, find_source, gguf_source
 from build_engines.render import ServeOptions
-from build_engines.serving import Serving
+from build_engines.serving import Serving, check_id
 from build_engines.signals import ended_by_signals
 from build_engines.tensorrt_llm.options import RUNTIME
 from model_repository.engine.runtime import RUNTIMES
@@ -44,15 +44,25 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    models_help = "see above; with --checkpoint or --gguf, any name for clients"
+    command.add_argument("models", nargs="+", metavar="MODEL", help=models_help)
+    _add_options(command)
+    state_help = "for artifacts/ and repository/ (%(default)s)"
+    command.add_argument("--state-dir", type=Path, default=Path(".conch"), help=state_help)
+    command.set_defaults(command=_build)
+
+
+def _add_options(command: argparse.ArgumentParser) -> None:
+    """Add the options that a model may also have in a file of models."""
     add = command.add_argument
-    add("models", nargs="+", metavar="MODEL", help="see above; with --checkpoint or --gguf, any name for clients")
     add("--checkpoint", metavar="DIR", help="folder in Hugging Face's layout, or OWNER/NAME@REVISION of the hub")
     add("--gguf", metavar="FILE", help="a GGUF file, served without conversion, or OWNER/NAME:VARIANT of the hub")
     add("--tokenizer", type=Path, metavar="DIR", help="folder with tokenizer.json, for --gguf (out of the GGUF file)")
     add("--mmproj", type=Path, metavar="FILE", help="a GGUF file of llama.cpp, with which the model reads images")
     add("--runtime", choices=sorted(RUNTIMES), help="(llama_cpp; tensorrt_llm where it is installed)")
     add("--precision", metavar="NAME", help=_PRECISION_HELP)
-    add("--context-window", type=int, metavar="N", help="tokens of prompt and completion (the model's maximum)")
+    window_help = "tokens of prompt and completion (the model's maximum, or what the memory holds)"
+    add("--context-window", type=int, metavar="N", help=window_help)
     add("--option", action="append", default=[], metavar="NAME=VALUE", help="an option of the runtime; repeatable")
     add(
         "--adapter",
@@ -75,10 +85,8 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
         help="the value for requests without this field, not the frontend's; repeatable; "
         f"one of {', '.join(RequestDefaults.__dataclass_fields__)}; null for max_tokens: the rest of the window",
     )
-    add("--state-dir", type=Path, default=Path(".conch"), help="for artifacts/ and repository/ (%(default)s)")
     add_serve_options(command.add_argument_group("of the repository, as for `render`"))
     build_tensorrt_llm.add_to(command)
-    command.set_defaults(command=functools.partial(_build, command))
 
 
 _DESCRIPTION = """\
@@ -95,11 +103,11 @@ An existing artifact with the same inputs is not built again. An interrupted bui
 step. A second build of the same model waits for the first."""
 _EPILOG = """\
 examples:
-  build demo
-  build Qwen/Qwen2.5-0.5B-Instruct --precision q8_0
-  build my-model --checkpoint DIR --precision q4_k_m
-  build llama3.1:70b --runtime tensorrt_llm --gpu h100 --precision fp8 --dry-run
-  build llama3.1:8b --runtime tensorrt_llm --checkpoint meta-llama/Llama-3.1-8B-Instruct@main \\
+  conch build demo
+  conch build Qwen/Qwen2.5-0.5B-Instruct --precision q8_0
+  conch build my-model --checkpoint DIR --precision q4_k_m
+  conch build llama3.1:70b --runtime tensorrt_llm --gpu h100 --precision fp8 --dry-run
+  conch build llama3.1:8b --runtime tensorrt_llm --checkpoint meta-llama/Llama-3.1-8B-Instruct@main \\
         --tensorrt-llm-examples TensorRT-LLM"""
 _PRECISION_HELP = (
     f"of the matrices. llama_cpp: {', '.join((*PRECISIONS, *QUANTIZED))} (f16; the demo model: f32); with f32, "
@@ -108,57 +116,79 @@ _PRECISION_HELP = (
 )
 
 
-def _build(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
+def _build(options: argparse.Namespace) -> None:
     logging.basicConfig(level=logging.INFO, format="%(message)s")
-    builds = [(each, serve_options_of(each)) for each in _each_model(parser, options)]  # mistakes come before builds
+    builds = [(each, serve_options_of(each)) for each in _each_model(options)]  # mistakes come before builds
+    on_gpus = [each.model for each, _ in builds if each.runtime == RUNTIME and not each.dry_run]
+    if len(on_gpus) > 1:
+        rule = "builds one MODEL at a time; then `conch render ARTIFACT:0 ARTIFACT:1` gives each artifact its GPUs"
+        raise BuildError(f"{' and '.join(on_gpus)}: the runtime {RUNTIME} {rule}")
     served: dict[Path, ServeOptions] = {}
     with ended_by_signals():
         for each, serve_options in builds:
-            is_for_gpu = installed_version(RUNTIME) and each.model != "demo" and not _is_gguf(each)
-            each.runtime = each.runtime or (RUNTIME if is_for_gpu else "llama_cpp")
             is_on_gpu = each.runtime == RUNTIME
             artifact_dir = _build_tensorrt_llm(each, serve_options) if is_on_gpu else _build_on_cpu(each)
             if artifact_dir is None:
                 continue
             print(f"artifact    {artifact_dir}")
             if "default" not in read_chat_templates(artifact_dir / "tokenizer"):
-                rule = "chat requests are refused; put its chat_template.jinja beside tokenizer.json and build again"
+                place = "beside tokenizer.json (for a GGUF file: in the folder of --tokenizer)"
+                rule = f"chat requests are refused; put chat_template.jinja {place} and build again"
                 print(f"warning: {each.model} has no chat template: {rule}", file=sys.stderr)
             served[artifact_dir] = serve_options
         if served:
             write(served, options.state_dir / "repository")
 
 
-def _is_gguf(options: argparse.Namespace) -> bool:
-    return options.gguf is not None or options.model.endswith(".gguf")
-
-
-def _each_model(parser: argparse.ArgumentParser, options: argparse.Namespace) -> Iterator[argparse.Namespace]:
-    """Yield the options of each model."""
-    for model in options.models:
-        if Path(model).suffix in (".yaml", ".yml"):
-            yield from _of_file(parser, options, Path(model))
+def _each_model(options: argparse.Namespace) -> Iterator[argparse.Namespace]:
+    """Yield the options of each model, with its runtime."""
+    files = [model for model in options.models if Path(model).suffix in (".yaml", ".yml")]
+    for name in _OF_ONE_MODEL:
+        if not getattr(options, name):
             continue
-        for name in _OF_ONE_MODEL:
-            if len(options.models) > 1 and getattr(options, name):
-                raise BuildError(f"--{name}: goes with one MODEL, not {len(options.models)}")
-        yield argparse.Namespace(**vars(options) | {"model": model})
+        if files:
+            raise BuildError(f"--{name}: goes with one MODEL: write it into {files[0]}")
+        if len(options.models) > 1:
+            raise BuildError(f"--{name}: goes with one MODEL, not {len(options.models)}")
+    for model in options.models:
+        own = argparse.Namespace(**vars(options) | {"model": model})
+        for each in _of_file(own, Path(model)) if model in files else (own,):
+            each.runtime = each.runtime or _default_runtime(each)
+            if each.runtime != RUNTIME:
+                _check_on_cpu(each)
+            yield each
 
 
 _OF_ONE_MODEL = ("checkpoint", "gguf", "tokenizer", "mmproj", "adapter", "alias")
 
 
-def _of_file(parser: argparse.ArgumentParser, options: argparse.Namespace, path: Path) -> Iterator[argparse.Namespace]:
+def _default_runtime(options: argparse.Namespace) -> str:
+    reference = HubReference.find(options.model)
+    has_variant = reference is not None and reference.variant is not None and options.checkpoint is None
+    is_gguf = options.gguf is not None or options.model.endswith(".gguf")
+    is_for_cpu = options.model == "demo" or is_gguf or has_variant
+    return RUNTIME if installed_version(RUNTIME) and not is_for_cpu else "llama_cpp"
+
+
+class _EntryParser(argparse.ArgumentParser):
+    """Reads the options of a model in a file."""
+
+    def error(self, message: str) -> NoReturn:
+        raise BuildError(message)
+
+
+def _of_file(options: argparse.Namespace, path: Path) -> Iterator[argparse.Namespace]:
+    parser = _EntryParser(add_help=False, allow_abbrev=False)
+    _add_options(parser)
     for model, fields in read_models(path).items():
         place = f"{path}: models.{model}"
         if not isinstance(model, str) or not isinstance(fields or {}, dict):
             raise BuildError(f"{place}: expected a text as the name, and an object of options of `build`")
         words = [word for key, value in (fields or {}).items() for word in _words(f"--{key}", value)]
-        common = argparse.Namespace(**vars(options))
-        own, unknown = parser.parse_known_args([model, *words], common)
-        if unknown:
-            raise BuildError(f"{place}: {unknown[0]}: `build` has no such option")
-        yield argparse.Namespace(**vars(own) | {"model": model})
+        try:
+            yield parser.parse_args(words, argparse.Namespace(**vars(options) | {"model": model}))
+        except BuildError as exc:
+            raise BuildError(f"{place}: {exc}") from exc
 
 
 def _words(flag: str, value: object) -> list[str]:
@@ -166,6 +196,8 @@ def _words(flag: str, value: object) -> list[str]:
     match value:
         case True:
             return [flag]
+        case False | None:
+            return []
         case dict():
             items = value.items()
             return [f"{flag}={name}={each if isinstance(each, str) else json.dumps(each)}" for name, each in items]
@@ -186,8 +218,22 @@ def _build_tensorrt_llm(options: argparse.Namespace, serve_options: ServeOptions
     return build_tensorrt_llm.build_tensorrt_llm(build_options)
 
 
-def _build_on_cpu(options: argparse.Namespace) -> Path:
+def _check_on_cpu(options: argparse.Namespace) -> None:
+    """Check what can be checked without the files of the model."""
     build_tensorrt_llm.check_unused(options)
+    if options.checkpoint is not None and options.gguf is not None:
+        raise BuildError("--gguf: not together with --checkpoint: write one of them")
+    adapters = _adapters(options)
+    is_name = options.checkpoint is not None or options.gguf is not None
+    for name in (*adapters, *([options.model] if is_name else [])):
+        check_id(name)
+    check_options(
+        options.runtime, _precision(options), _pairs("--option", options.option), adapters, options.tool_call_format
+    )
+    _serving(options)
+
+
+def _build_on_cpu(options: argparse.Namespace) -> Path:
     source, adapters, projector = _source(options), _adapters(options), options.mmproj
     if options.runtime == "llama_cpp":  # the synthetic one has neither
         adapters, projector = source.adapters | adapters, projector or source.projector
@@ -204,7 +250,7 @@ def _build_on_cpu(options: argparse.Namespace) -> Path:
             tokenizer=tokenizer,
             projector=projector,
             context_window=options.context_window,
-            precision=(options.precision or source.precision or "f16").lower(),
+            precision=source.precision,
             options=_pairs("--option", options.option),
             adapters=adapters,
             tool_call_format=options.tool_call_format,
@@ -214,16 +260,18 @@ def _build_on_cpu(options: argparse.Namespace) -> Path:
 
 
 def _source(options: argparse.Namespace) -> ModelSource:
+    model, precision = options.model, _precision(options)
     digests = Digests.beside(options.state_dir / "artifacts" / "artifact")
-    match options.checkpoint, options.gguf:
-        case None, None:
-            return find_source(options.model, digests)
-        case checkpoint, None:
-            return ModelSource(model_id=options.model, checkpoint=checkpoint_folder(checkpoint, digests)[0])
-        case None, gguf:
-            return gguf_source(options.model, gguf, digests)
-        case _:
-            raise BuildError("--gguf: not together with --checkpoint: write one of them")
+    if options.gguf is not None:
+        return gguf_source(model, options.gguf, precision, digests)
+    if options.checkpoint is not None:
+        folder, _ = checkpoint_folder(options.checkpoint, digests)
+        return ModelSource(model_id=model, checkpoint=folder, precision=precision or "f16")
+    return find_source(model, precision, digests)
+
+
+def _precision(options: argparse.Namespace) -> str | None:
+    return options.precision and options.precision.lower()  # type: ignore[no-any-return]
 
 
 def _serving(options: argparse.Namespace) -> Serving:

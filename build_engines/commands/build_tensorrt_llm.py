@@ -15,7 +15,7 @@ from build_engines.build import build
 from build_engines.catalog import Catalog
 from build_engines.commands.plan import TENSOR_HELP
 from build_engines.digests import Digests
-from build_engines.errors import BuildError
+from build_engines.errors import BuildError, CatalogError
 from build_engines.gpus import GPUS, Gpu
 from build_engines.hub import HubReference, checkpoint_folder
 from build_engines.model_entry import ModelEntry
@@ -127,7 +127,11 @@ class BuildOptions:
     @cached_property
     def entry(self) -> ModelEntry:
         """The model in the catalog."""
-        return Catalog.load(*self.options.catalog).find(self.options.model)
+        try:
+            return Catalog.load(*self.options.catalog).find(self.options.model)
+        except CatalogError as exc:
+            rule = "--catalog FILE adds models; --runtime llama_cpp takes models of the hub, folders and GGUF files"
+            raise BuildError(f"{exc} ({rule})") from exc
 
     @property
     def backend(self) -> Backend:
@@ -204,7 +208,9 @@ class BuildOptions:
         self._check(planned)
         check_machine(self.recipe(planned, None).plan, self.backend, tools.machine)  # before hours of a download
         digests = Digests.beside(self.options.state_dir / "artifacts" / "artifact")
-        folder, revision = checkpoint_folder(self.options.checkpoint or f"{entry.model_id}@main", digests, entry)
+        folder, revision = checkpoint_folder(
+            self.options.checkpoint or f"{entry.model_id}@main", digests, is_imported=True
+        )
         source = Source.load(imported(folder, tools.work_dir, planned.checkpoint_bytes, tools.run), entry)
         return TensorRtLlmSpec(
             recipe=self.recipe(planned, source),

@@ -18,10 +18,10 @@ from build_engines.tables import text_table
 _HEADER = ("model", "short name", "params", "context", "precisions", "tools", "license", "built")
 _EXAMPLES = """\
 examples:
-  list                             the models, and their artifacts in .conch
-  list --state-dir /srv/conch      the models, and their artifacts in another folder
-  list --catalog models.yaml       also the models of a file
-  list --json                      all fields of the catalog
+  conch list                             the models, and their artifacts in .conch
+  conch list --state-dir /srv/conch      the models, and their artifacts in another folder
+  conch list --catalog models.yaml       also the models of a file
+  conch list --json                      all fields of the catalog
 """
 
 

@@ -19,13 +19,13 @@ from build_engines.tables import text_table
 TENSOR_HELP = "GPUs that share each layer (the most that the model's shape allows in a node)"
 _EXAMPLES = """\
 examples:
-  plan llama3.1:70b --gpu h100                       the smallest layout that fits, with its arithmetic
-  plan llama3.1:70b --gpu h100 --precision fp8       the same in FP8: half the GPUs
-  plan qwen2.5:7b --gpu l40s --max-seq-len 8192      the number of sequences of 8192 tokens that fit
-  plan Meta-Llama-3.1-405B-Instruct --gpu h100 --gpus 16 --nodes 2
-  plan gemma2:27b                                    on every GPU, as a table
-  plan                                               every model on every GPU
-  plan my-model --catalog models.yaml --gpu a100     a model of a file
+  conch plan llama3.1:70b --gpu h100                       the smallest layout that fits, with its arithmetic
+  conch plan llama3.1:70b --gpu h100 --precision fp8       the same in FP8: half the GPUs
+  conch plan qwen2.5:7b --gpu l40s --max-seq-len 8192      the number of sequences of 8192 tokens that fit
+  conch plan Meta-Llama-3.1-405B-Instruct --gpu h100 --gpus 16 --nodes 2
+  conch plan gemma2:27b                                    on every GPU, as a table
+  conch plan                                               every model on every GPU
+  conch plan my-model --catalog models.yaml --gpu a100     a model of a file
 
 The error for a model that does not fit names layouts that do. Weights are exact; workspace and runtime are estimates.
 """

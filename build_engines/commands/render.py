@@ -20,7 +20,7 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
         help="write the repository that serves the given artifacts",
         description="Write the Triton repository that serves artifacts, one model each. An existing repository is "
         "replaced atomically.",
-        epilog="example: render .conch/artifacts/* --repository .conch/repository",
+        epilog="example: conch render .conch/artifacts/* --repository .conch/repository",
     )
     command.add_argument(
         "artifacts",
@@ -43,7 +43,7 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
 def add_serve_options(command: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
     """Add the options of ServeOptions."""
     defaults = ServeOptions()
-    most = f"the limit of an engine, otherwise {DEFAULT_MAX_SEQUENCES}"
+    most = f"the limit of an engine, otherwise {DEFAULT_MAX_SEQUENCES} or what the memory holds"
     for name, text in (
         ("max_sequences", f"sequences in one step ({most})"),
         ("max_waiting", "requests that may queue in the engine (%(default)s)"),
@@ -84,9 +84,11 @@ def _render(options: argparse.Namespace) -> None:
     artifacts = [_with_gpus(text) for text in options.artifacts]
     if options.alias and len(artifacts) > 1:
         raise BuildError(f"--alias {options.alias[0]}: goes with one artifact")
-    served = dict.fromkeys((folder for folder, _ in artifacts), serve_options_of(options))
-    if len(served) < len(artifacts):
-        raise BuildError("an artifact is named twice")
+    folders = [folder for folder, _ in artifacts]
+    for folder in folders:
+        if folders.count(folder) > 1:
+            raise BuildError(f"{folder}: named twice")
+    served = dict.fromkeys(folders, serve_options_of(options))
     write(served, options.repository, dict(artifacts), options.alias)
 
 

@@ -61,7 +61,7 @@ def read_gguf_facts(path: Path) -> GgufFacts:
     """Read the header of a GGUF file, or of all parts of a split model.
 
     Raises:
-        BuildError: not a GGUF file, or a necessary field is missing.
+        BuildError: not a GGUF file, a necessary field is missing, or two tokens have the same text.
     """
     readers = tuple(_readers(path).values())
     architecture = _architecture(readers[0], path)
@@ -69,6 +69,7 @@ def read_gguf_facts(path: Path) -> GgufFacts:
     embedding = _shapes(readers).get(_EMBEDDING)
     if embedding is None:
         raise BuildError(f"{path}: not a GGUF file of a language model: it has no {_EMBEDDING}")
+    _check_tokens_differ(readers[0], path)
     ends = dict.fromkeys(_number(readers[0], path, key) for key in _ENDS if key in readers[0].fields)
     for token_id in ends:
         if not 0 <= token_id < embedding[0]:
@@ -79,6 +80,19 @@ def read_gguf_facts(path: Path) -> GgufFacts:
         eos_token_ids=tuple(ends),
         kv_numbers_per_token=_kv_numbers_per_token(readers[0], path, architecture),
     )
+
+
+def _check_tokens_differ(reader: gguf.GGUFReader, path: Path) -> None:
+    """Check that no two tokens have the same text: llama.cpp aborts the process at such a file."""
+    field = reader.fields.get(gguf.Keys.Tokenizer.LIST)
+    if field is None:
+        return
+    first_ids: dict[bytes, int] = {}
+    for token_id, part in enumerate(field.data):
+        text = bytes(field.parts[part])
+        if text and first_ids.setdefault(text, token_id) != token_id:
+            rule = "llama.cpp does not load such a file"
+            raise BuildError(f"{path}: tokens {first_ids[text]} and {token_id} have the same text, {text!r}: {rule}")
 
 
 def read_gguf_base(path: Path) -> GgufBase:

@@ -164,7 +164,7 @@ def test_a_part_of_an_id_with_its_owner_is_another_model() -> None:
 def test_an_unknown_name_lists_near_ones() -> None:
     with pytest.raises(CatalogError, match=r"^qwen2\.5:8b: not in the catalog; did you mean .*Qwen/Qwen2\.5-7B-Instr"):
         CATALOG.find("qwen2.5:8b")
-    with pytest.raises(CatalogError, match="`list` shows it; --catalog FILE adds models of your own"):
+    with pytest.raises(CatalogError, match="`conch list` shows its models"):
         CATALOG.find("0")
 
 

@@ -8,18 +8,16 @@ import os
 import shutil
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from build_engines.checkpoint import Checkpoint
 from build_engines.errors import BuildError
-from build_engines.hub import HubReference, HubRepository
+from build_engines.hub import HubReference
 from build_engines.llama_cpp.gguf_file import write_gguf
 from build_engines.model_source import DEMO
 from tests.build_engines.stand_in_hub import COMMIT, TOKEN, Repository, stand_in_hub
-from tests.build_engines.tensorrt_llm.tiny_model import tiny_entry
 
 
 @pytest.mark.parametrize(
@@ -43,12 +41,6 @@ def test_a_reference_names_a_repository_a_revision_and_a_variant(
 def test_a_malformed_checkpoint_is_refused(text: str) -> None:
     with pytest.raises(BuildError, match="no such folder, nor of the form OWNER/NAME@REVISION"):
         HubReference.parse(text)
-
-
-def test_a_gated_model_of_the_catalog_needs_a_token_before_anything_is_asked(tmp_path: Path) -> None:
-    entry = replace(tiny_entry("llama", tmp_path), is_gated=True)
-    with pytest.raises(BuildError, match=r"tiny/llama@main: a gated repository: accept its licence .* set HF_TOKEN"):
-        HubRepository.open(HubReference(entry.model_id, "main"), entry, lambda: None)
 
 
 class Builder:
@@ -110,6 +102,7 @@ def test_a_checkpoint_is_built_and_again_without_a_network(tmp_path: Path) -> No
     for words in (["org/demo"], [f"org/demo@{COMMIT}"], ["org/demo", "--checkpoint", "org/demo@main"]):
         again = builder.build(*words)
         assert (again.returncode, again.stdout) == (0, first.stdout), again.stderr
+        assert "only downloaded files are used" in again.stderr
     assert builder.error("org/never").startswith("error: org/never@main: download failed: ")
 
 
@@ -118,18 +111,24 @@ def test_a_variant_of_a_checkpoint_is_quantized(tmp_path: Path) -> None:
         builder = Builder(tmp_path, endpoint)
         manifest = builder.manifest("org/demo:Q4_K_M")
         refused = builder.error("org/demo:Q4_K_X")
+        contradicted = builder.error("org/demo:Q4_K_M", "--precision", "f16")
     assert (manifest["model_id"], manifest["precision"]) == ("org/demo:Q4_K_M", "q4_k_m")
-    assert refused.startswith("error: --precision q4_k_x: expected one of f16, f32, q8_0, q2_k")
+    rule = "Q4_K_X is neither a GGUF file of it (none) nor a precision (f16, f32, q8_0, q2_k"
+    assert refused.startswith(f"error: org/demo@main: {rule}")
+    assert contradicted == "error: --precision f16: org/demo:Q4_K_M says Q4_K_M: write one of them"
 
 
 def test_gguf_files_are_found_by_precision_and_name_with_the_projector(tmp_path: Path, gguf_folder: Path) -> None:
-    with stand_in_hub({"org/demo-GGUF": Repository(gguf_folder)}) as endpoint:
+    repository = Repository(gguf_folder)
+    with stand_in_hub({"org/demo-GGUF": repository, "org/de__mo": repository}) as endpoint:
         builder = Builder(tmp_path, endpoint)
         by_precision = builder.manifest("org/demo-GGUF:q8_0")
         by_name = builder.manifest("org/demo-GGUF:demo-Q8_0.gguf")
         default = builder.manifest("org/demo-GGUF")
         named = builder.manifest("mine", "--gguf", "org/demo-GGUF:Q8_0")
         missing = builder.error("org/demo-GGUF:Q2_K")
+        quantized = builder.error("org/demo-GGUF", "--precision", "q8_0")
+        unserved = builder.error("org/de__mo:Q8_0")
     assert named["has_images"]
     digest = sha256(gguf_folder / "demo-Q8_0.gguf")
     for manifest in (by_precision, by_name, named):
@@ -138,7 +137,12 @@ def test_gguf_files_are_found_by_precision_and_name_with_the_projector(tmp_path:
     assert (by_precision["has_images"], by_name["has_images"]) == (True, True)
     assert named["model_id"] == "mine"
     names = "demo-Q4_K_M.gguf, demo-Q8_0.gguf"
-    assert missing == f"error: org/demo-GGUF@main: name one of its GGUF files behind a colon: {names}"
+    rule = "no GGUF file Q2_K: name one of its GGUF files behind a colon"
+    assert missing == f"error: org/demo-GGUF@main: {rule}: {names}"
+    assert quantized.startswith("error: --precision q8_0: a GGUF file keeps its own precision: expected that of the KV")
+    assert unserved.startswith("error: model id 'org/de__mo:Q8_0': letters, digits")
+    assert unserved.endswith("`conch build NAME --gguf org/de__mo:Q8_0` gives the model another")
+    assert not list(tmp_path.rglob("models--org--de__mo/snapshots"))
     again = builder.manifest("org/demo-GGUF:Q8_0")  # the hub is gone
     assert again["files"] == by_precision["files"]
 
@@ -192,6 +196,22 @@ def test_a_gated_repository_needs_a_token(tmp_path: Path) -> None:
         builder = Builder(tmp_path, endpoint)
         assert "org/demo@main: a gated repository: accept its licence on its page" in builder.error("org/demo")
         assert builder.manifest("org/demo", HF_TOKEN=TOKEN)["model_id"] == "org/demo"
+    assert builder.manifest("org/demo")["model_id"] == "org/demo"  # what is downloaded needs none
+
+
+def test_the_file_for_images_is_taken_in_f16(tmp_path: Path, gguf_folder: Path) -> None:
+    shutil.copytree(gguf_folder, tmp_path / "gguf")
+    (tmp_path / "gguf" / "mmproj-demo-BF16.gguf").write_bytes(b"never downloaded")
+    with stand_in_hub({"org/demo-GGUF": Repository(tmp_path / "gguf")}) as endpoint:
+        assert Builder(tmp_path / "state", endpoint).manifest("org/demo-GGUF")["has_images"]
+    assert not list(tmp_path.rglob("snapshots/*/mmproj-demo-BF16.gguf"))
+
+
+def test_a_repository_may_have_brackets_in_its_names(tmp_path: Path, gguf_folder: Path) -> None:
+    (tmp_path / "gguf").mkdir()
+    shutil.copyfile(gguf_folder / "demo-Q8_0.gguf", tmp_path / "gguf" / "demo[v2]-Q8_0.gguf")
+    with stand_in_hub({"org/demo": Repository(tmp_path / "gguf")}) as endpoint:
+        assert Builder(tmp_path / "state", endpoint).manifest("org/demo:Q8_0")["model_id"] == "org/demo:Q8_0"
 
 
 def test_a_connection_that_is_cut_is_resumed(tmp_path: Path) -> None:

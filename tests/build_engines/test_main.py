@@ -52,7 +52,10 @@ def test_a_model_without_a_chat_template_is_built_with_a_warning(
     (checkpoint / "tokenizer_config.json").write_text(json.dumps(config))
     for _ in range(2):
         assert main(arguments) == 0
-        assert "warning: tiny has no chat template: chat requests are refused; put its" in capsys.readouterr().err
+        assert (
+            "warning: tiny has no chat template: chat requests are refused; put chat_template.jinja"
+            in capsys.readouterr().err
+        )
 
 
 def test_the_demo_model_needs_no_arguments(tmp_path: Path) -> None:
@@ -126,7 +129,7 @@ def test_an_artifact_that_is_named_twice_is_refused(
     assert main(["build", "one", "--checkpoint", str(checkpoint), "--state-dir", str(tmp_path)]) == 0
     [folder] = [str(path) for path in (tmp_path / "artifacts").iterdir() if path.is_dir()]
     assert main(["render", folder, folder, "--repository", str(tmp_path / "twice")]) == 1
-    assert "an artifact is named twice" in capsys.readouterr().err
+    assert f"error: {folder}: named twice" in capsys.readouterr().err
 
 
 def test_artifacts_are_rendered_together(checkpoint: Path, tmp_path: Path) -> None:
@@ -149,6 +152,8 @@ def test_a_file_names_several_models_with_options(checkpoint: Path, tmp_path: Pa
   other:
     checkpoint: {checkpoint}
     context-window: 64
+    keep-work: false
+    alias: null
 """
     )
     assert main(["build", str(models), "--runtime", "synthetic", "--state-dir", str(tmp_path)]) == 0
@@ -163,10 +168,15 @@ def test_a_file_names_several_models_with_options(checkpoint: Path, tmp_path: Pa
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("models: {demo: {precison: f16}}", "models.demo: --precison=f16: `build` has no such option"),
+        ("models: {demo: {precison: f16}}", "models.demo: unrecognized arguments: --precison=f16"),
         ("models: {demo: [f16]}", "models.demo: expected a text as the name, and an object of options of `build`"),
         ("demo: {}", "expected one key, `models`, an object with an entry for each model id"),
         ("models: {demo: , demo: }", "demo: given twice"),
+        ("models: {demo: {prec: f16}}", "models.demo: unrecognized arguments: --prec=f16"),
+        ("models: {demo: {help: true}}", "models.demo: unrecognized arguments: --help"),
+        ("models: {demo: {state-dir: x}}", "models.demo: unrecognized arguments: --state-dir=x"),
+        ("models: {demo: {max-sequences: few}}", "models.demo: argument --max-sequences: invalid int value: 'few'"),
+        ("models: {demo: {runtime: magic}}", "models.demo: argument --runtime: invalid choice: 'magic'"),
     ],
 )
 def test_a_mistake_in_the_file_of_models_is_named(
@@ -214,11 +224,29 @@ def test_a_file_of_another_form_is_one_line(
     [
         (
             ["build", "tiny"],
-            "error: tiny: expected OWNER/NAME of the hub, a folder, a GGUF file, or a name that `list` shows\n",
+            "error: tiny: not in the catalog; `conch list` shows its models (a MODEL may also be OWNER/",
         ),
         (["build", "x.gguf"], "error: x.gguf: no such file or directory\n"),
         (["build", "conch.yaml"], "error: conch.yaml: No such file or directory\n"),
         (["build", "demo", "tiny", "--alias", "x"], "error: --alias: goes with one MODEL, not 2\n"),
+        (
+            ["build", "conch.yaml", "--alias", "x"],
+            "error: --alias: goes with one MODEL: write it into conch.yaml\n",
+        ),
+        (
+            ["build", "a", "b", "--runtime", "tensorrt_llm"],
+            "error: a and b: the runtime tensorrt_llm builds one MODEL at a time; then `conch render ARTIFACT:0",
+        ),
+        (
+            ["build", "a/b", "--runtime", "tensorrt_llm", "--dry-run", "--gpu", "h100"],
+            "error: a/b: not in the catalog; `conch list` shows its models (--catalog FILE adds models; --runtime",
+        ),
+        (["build", "My Model.gguf"], "error: model id 'My Model': letters, digits"),
+        (["build", "x.gguf", "--precision", "q8_0"], "error: --precision q8_0: a GGUF file keeps its own precision"),
+        (["build", "a/b/c"], "error: a/b/c: no such folder, nor OWNER/NAME of the hub\n"),
+        (["build", "a__b", "--checkpoint", "org/model@main"], "error: model id 'a__b': letters, digits"),
+        (["build", "x", "--gguf", "org/model:Q8_0", "--alias", " y"], "error: alias ' y': printable characters"),
+        (["build", "x", "--gguf", "org/model:Q8_0", "--option", "itl_ms=5"], "error: --option itl_ms: the runtime"),
         (["build", "a--b", "--checkpoint", "."], "error: model id 'a--b': letters, digits"),
         (["build", "tiny", "--checkpoint", "none"], "error: --checkpoint none: no such folder, nor of the form"),
         (["build", "tiny", "--gguf", "x.gguf"], "error: x.gguf: no such file or directory\n"),
@@ -270,7 +298,7 @@ def test_a_wrong_command_line_is_status_2(arguments: list[str], capsys: pytest.C
     with pytest.raises(SystemExit) as caught:
         main(arguments)
     assert caught.value.code == 2
-    assert "usage: python -m build_engines" in capsys.readouterr().err
+    assert "usage: conch" in capsys.readouterr().err
 
 
 def test_an_interrupt_during_the_imports_leaves_no_traceback(tmp_path: Path) -> None:

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from build_engines import artifact
-from build_engines.memory_fit import Wanted, fit
+from build_engines.memory_fit import ModelDemand, fit
 from build_engines.render import ServeOptions, render_artifacts
 from tests.build_engines.test_render_artifacts import MANIFEST
 
 GB = 10**9
-SMALL = Wanted(weight_bytes=GB, bytes_per_token=12_288, num_sequences=16, window=32_768)  # 0.4 GB a sequence
-LARGE = Wanted(weight_bytes=5 * GB, bytes_per_token=131_072, num_sequences=16, window=131_072)  # 17 GB a sequence
+SMALL = ModelDemand(weight_bytes=GB, bytes_per_token=12_288, num_sequences=16, window=32_768)  # 0.4 GB a sequence
+LARGE = ModelDemand(weight_bytes=5 * GB, bytes_per_token=131_072, num_sequences=16, window=131_072)  # 17 GB a sequence
 
 
 @pytest.mark.parametrize(
@@ -28,18 +28,22 @@ LARGE = Wanted(weight_bytes=5 * GB, bytes_per_token=131_072, num_sequences=16, w
         (LARGE, 7, (2, 2048)),
         (LARGE, 1, (1, 2048)),  # it may run slowly
         (dataclasses.replace(LARGE, bytes_per_token=0), 1, (16, 131_072)),
+        (dataclasses.replace(LARGE, is_fixed=True), 1, (16, 131_072)),
+        (dataclasses.replace(LARGE, window=512), 7, (8, 512)),
     ],
 )
-def test_sequences_and_then_the_window_shrink(model: Wanted, memory_gb: int, fitted: tuple[int, int]) -> None:
+def test_sequences_and_then_the_window_shrink(model: ModelDemand, memory_gb: int, fitted: tuple[int, int]) -> None:
     assert fit([model], memory_gb * GB) == [fitted]
     num_sequences, window = fitted
-    if window > 2048 and model.bytes_per_token:
+    if window > 2048 and model.can_shrink:
         assert model.weight_bytes + num_sequences * window * model.bytes_per_token <= 0.8 * memory_gb * GB
         assert num_sequences * window * model.bytes_per_token <= 0.25 * memory_gb * GB
 
 
 def test_models_share_the_memory() -> None:
     assert fit([SMALL, LARGE], 32 * GB) == [(9, 32_768), (4, 7424)]
+    fixed = dataclasses.replace(SMALL, num_sequences=10, is_fixed=True)  # 4 GB of the 8 for KV caches
+    assert fit([fixed, LARGE], 32 * GB) == [(10, 32_768), (4, 7424)]
 
 
 def test_a_repository_is_rendered_for_the_memory_of_the_machine(
@@ -54,6 +58,6 @@ def test_a_repository_is_rendered_for_the_memory_of_the_machine(
     for stage in ("tokenizer", "engine", "detokenizer"):
         assert 'key: "context_window"\n  value {\n    string_value: "2048"' in files[f"org--demo__{stage}/config.pbtxt"]
     assert '"max_sequences"\n  value {\n    string_value: "3"' in files["org--demo__engine/config.pbtxt"]
-    assert "org/demo: 3 sequences of 2,048 tokens (of 131,072) fit in 1 GB; --max-sequences sets" in caplog.text
+    assert "org/demo: 3 sequences of 2,048 tokens (of 131,072) for 1 GB of memory; --max-sequences or" in caplog.text
     chosen = render_artifacts({folder: ServeOptions(max_sequences=8)})["org--demo__engine/config.pbtxt"]
     assert '"131072"' in chosen and '"8"' in chosen

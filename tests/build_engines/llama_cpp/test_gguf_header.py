@@ -187,6 +187,15 @@ def test_layers_may_have_different_numbers_of_heads(
     assert read_gguf_facts(tmp_path / "model.gguf").kv_numbers_per_token == expected
 
 
+def test_two_tokens_of_the_same_text_are_refused(writer: gguf.GGUFWriter, tmp_path: Path) -> None:
+    writer.add_context_length(64)
+    writer.add_token_list(["a", "", "", "b", "a"])
+    writer.add_tensor("token_embd.weight", np.zeros((32, 64), dtype=np.float32))
+    write_and_close(writer)
+    with pytest.raises(BuildError, match=r"model\.gguf: tokens 0 and 4 have the same text, b'a': llama\.cpp does not"):
+        read_gguf_facts(tmp_path / "model.gguf")
+
+
 def test_a_base_with_other_heads_in_each_layer_is_refused(writer: gguf.GGUFWriter, tmp_path: Path) -> None:
     writer.add_head_count([8, 4])
     write_and_close(writer)
