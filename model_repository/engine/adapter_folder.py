@@ -109,12 +109,12 @@ def read_adapter(folder: Path, source: str, *, runtime: str, base: str, max_rank
 def _read_manifest(folder: Path, source: str) -> AdapterManifest:
     path = folder / MANIFEST
     if path.is_symlink() or not path.is_file():
-        rule = f"it has no {MANIFEST}: `python -m build_engines adapter` makes such a folder of an adapter of PEFT's"
+        rule = f"it has no {MANIFEST}: `conch adapter` makes such a folder of an adapter of PEFT's"
         raise _refused(source, rule)
     try:
         return AdapterManifest.from_fields(json.loads(path.read_text(encoding="utf-8")))
     except ValueError as exc:
-        raise _refused(source, f"{MANIFEST} is not what `python -m build_engines adapter` writes ({exc})") from exc
+        raise _refused(source, f"{MANIFEST} is not what `conch adapter` writes ({exc})") from exc
 
 
 def _refused(source: str, rule: str) -> InvalidRequest:

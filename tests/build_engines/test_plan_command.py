@@ -143,4 +143,4 @@ def test_the_examples_of_the_help_work(capsys: pytest.CaptureFixture[str]) -> No
     assert len(examples) == 7
     for example in examples:
         if "--catalog" not in example:
-            run(capsys, *example[1:])
+            run(capsys, *example[2:])

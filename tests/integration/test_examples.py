@@ -37,7 +37,7 @@ def example(command: str) -> str:
     """Return the first example of a command's help, without the comment behind it."""
     words = [sys.executable, "-m", "frontend", command, "--help"]
     text = subprocess.run(words, capture_output=True, text=True, check=True, env=os.environ | {"COLUMNS": "200"}).stdout
-    found = re.search(r"examples?:\s+(?:python -m frontend )?(\S.*?)(?:  |\n|$)", text)
+    found = re.search(r"examples?:\s+(?:conch |python -m frontend )?(\S.*?)(?:  |\n|$)", text)
     assert found is not None, f"{command}: its help has no example"
     return found[1]
 

@@ -96,7 +96,7 @@ def test_an_adapter_that_breaks_its_manifest_or_does_not_fit_is_refused(
 )
 def test_a_malformed_manifest_is_refused(folder: Path, text: str) -> None:
     (folder / "teams" / "polite" / "adapter.json").write_text(text, encoding="latin-1")
-    assert "is not what `python -m build_engines adapter` writes" in refusal(folder, "teams/polite").text
+    assert "is not what `conch adapter` writes" in refusal(folder, "teams/polite").text
 
 
 @pytest.mark.parametrize(
