@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import ssl
@@ -10,6 +11,9 @@ from typing import Any, TextIO
 from urllib.parse import urlsplit
 
 from frontend.terminal import Colour, coloured
+
+with contextlib.suppress(ImportError):
+    import readline  # noqa: F401  # with it, input() edits a line, and the arrow keys bring earlier ones back
 
 _DATA = b"data: "
 _TIMEOUT_S = 600.0  # of a read; a large model may take long to its first token
@@ -89,7 +93,10 @@ def chat(client: ChatClient, model: str, out: TextIO, read: Callable[[str], str]
         model = model or client.models()[0]
         out.write(f"{model}: Ctrl-C stops an answer, Ctrl-D ends the conversation.\n")
         while True:
-            said = [*messages, {"role": "user", "content": read(coloured("> ", Colour.BOLD, out))}]
+            text = read("> ")
+            if not text.strip():
+                continue
+            said = [*messages, {"role": "user", "content": text}]
             try:
                 messages = [*said, {"role": "assistant", "content": _shown(client.answer(model, said), out)}]
             except ChatFailed as exc:  # the conversation goes on from before it
