@@ -45,7 +45,7 @@ def check_options(
     """Check the options of a build that do not depend on the model.
 
     Args:
-        precision: None: that of the model's name, or the usual one.
+        precision: None: that of the model's name, or the default.
         adapters: their names.
 
     Raises:

@@ -72,10 +72,10 @@ class HubRepository:
 
     @classmethod
     def open(cls, reference: HubReference) -> HubRepository:
-        """List a repository; if the hub does not answer, the part of it that has been downloaded.
+        """List a repository; if the hub fails, the part of it that has been downloaded.
 
         Raises:
-            BuildError: no such repository or revision, no permission, or neither an answer nor a download.
+            BuildError: no such repository or revision, no permission, or the hub fails and nothing is downloaded.
         """
         with _reported(reference):
             try:
@@ -98,9 +98,11 @@ class HubRepository:
         except OSError:
             raise failure from None
         folder = Path(text)
-        logger.warning("hub         %s: %s: only downloaded files are used", reference, _first_line(failure))
         files = (path for path in sorted(folder.rglob("*")) if path.is_file())
-        return cls(reference, folder.name, {path.relative_to(folder).as_posix(): path.stat().st_size for path in files})
+        sizes = {path.relative_to(folder).as_posix(): path.stat().st_size for path in files}
+        rule = f"only its downloaded files are used: {', '.join(sizes)}"
+        logger.warning("hub         %s: %s: %s", reference, _first_line(failure), rule)
+        return cls(reference, folder.name, sizes)
 
     def matching(self, *patterns: str) -> list[str]:
         """Return the names of the files of the top folder that match one of the patterns."""
@@ -113,7 +115,8 @@ class HubRepository:
         Files of the hub's cache are not downloaded again. The hub names a large file by its sha256, which is compared.
 
         Raises:
-            BuildError: no connection, no room on the disk, or a file with another digest, which is removed.
+            BuildError: the hub fails, the revision moves, no room on the disk, or a file with another digest, which is
+                removed.
         """
         for name in names:
             if name not in self.sizes:
@@ -138,7 +141,8 @@ class HubRepository:
             )
         folder = Path(text)
         if folder.name != self.commit or not all((folder / name).is_file() for name in names):
-            raise BuildError(f"{self.reference}: it has changed during the download: build again")
+            rule = "the hub failed, or the revision moved, during the download: build again"
+            raise BuildError(f"{self.reference}: {rule}")
         _check_digests([folder / name for name in names], digests)
         return folder
 
@@ -191,8 +195,7 @@ def _reported(reference: HubReference) -> Iterator[None]:
         rule = "no such folder here, and no such repository, or a private one that HF_TOKEN cannot read"
         raise BuildError(f"{reference}: {rule}") from exc
     except (*HUB_ERRORS, RuntimeError, ValueError) as exc:  # hf_xet raises RuntimeError
-        rule = "complete files are kept; try again"
-        raise BuildError(f"{reference}: download failed: {_first_line(exc)}: {rule}") from exc
+        raise BuildError(f"{reference}: the hub failed: {_first_line(exc)}: complete files are kept") from exc
 
 
 def _first_line(exc: Exception) -> str:

@@ -14,7 +14,7 @@ _MIN_WINDOW = 2048  # also if it does not fit: the estimate may be too high
 
 @dataclass(frozen=True, slots=True)
 class ModelDemand:
-    """What one model would have in a machine with enough memory."""
+    """Sequences and window of a model on a machine with enough memory."""
 
     weight_bytes: int
     bytes_per_token: int  # of the KV cache; 0: unknown
@@ -36,11 +36,10 @@ class ModelDemand:
 def fit(models: Sequence[ModelDemand], memory_bytes: int) -> list[tuple[int, int]]:
     """Return sequences and window of each model, at most the demanded ones.
 
-    The models that can shrink share equally what the others leave.
+    The models that can shrink share equally the memory beside all weights and the KV caches of the others.
     """
-    beside_weights = _SHARE * memory_bytes - sum(model.weight_bytes for model in models)
-    fixed_bytes = sum(model.cache_bytes for model in models if not model.can_shrink)
-    free_bytes = int(max(0, min(beside_weights, _CACHE_SHARE * memory_bytes) - fixed_bytes))
+    fixed_bytes = sum(model.weight_bytes + (0 if model.can_shrink else model.cache_bytes) for model in models)
+    free_bytes = int(max(0, min(_SHARE * memory_bytes - fixed_bytes, _CACHE_SHARE * memory_bytes)))
     share = free_bytes // max(1, sum(model.can_shrink for model in models))
     return [_fitted(model, share) if model.can_shrink else (model.num_sequences, model.window) for model in models]
 

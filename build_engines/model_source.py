@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+import shlex
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
@@ -48,7 +48,7 @@ def find_source(model: str, precision: str | None, digests: Digests) -> ModelSou
 
     Args:
         model: as the help of `build` lists them.
-        precision: one of MATRIX_PRECISIONS; None: that of the name, or the usual one.
+        precision: one of MATRIX_PRECISIONS; None: that of the name, or the default.
         digests: of large files, for the check of a download.
 
     Raises:
@@ -65,11 +65,13 @@ def find_source(model: str, precision: str | None, digests: Digests) -> ModelSou
             precision=precision or "f32",
         )
     if path.is_dir():
-        _check_id(path.resolve().name, f"--checkpoint {path}")
+        _check_id(path.resolve().name, f"--checkpoint {shlex.quote(model)}")
         return ModelSource(model_id=path.resolve().name, checkpoint=path, precision=precision or "f16")
-    if path.suffix == ".gguf" and (path.exists() or found is None or found.variant is None):
-        _check_id(path.stem, f"--gguf {path}")
+    if path.suffix.lower() == ".gguf" and (path.exists() or found is None or found.variant is None):
+        _check_id(path.stem, f"--gguf {shlex.quote(model)}")
         return ModelSource(model_id=path.stem, gguf=path, precision=_of_kv_cache(precision))
+    if path.is_file():
+        raise BuildError(f"{model}: expected a folder, FILE.gguf or FILE.yaml")
     entry = _entry(model)
     if entry is not None:
         reference = HubReference(entry.model_id, "main")
@@ -91,17 +93,19 @@ def gguf_source(model_id: str, given: str, precision: str | None, digests: Diges
         BuildError: it cannot be downloaded.
     """
     reference = HubReference.find(given)
-    if reference is None or reference.variant is None or Path(given).exists():
+    if Path(given).exists():
         return ModelSource(model_id=model_id, gguf=Path(given), precision=_of_kv_cache(precision))
+    if reference is None or reference.variant is None:
+        raise BuildError(f"--gguf {given}: no such file, nor of the form OWNER/NAME:VARIANT")
     repository = HubRepository.open(reference)
     return _download_gguf(model_id, repository, _chosen(repository), precision, digests)
 
 
 def _check_id(model_id: str, flag: str) -> None:
-    """Check the id that a model has by its name.
+    """Check the id that is derived from a MODEL.
 
     Args:
-        flag: with which `build` takes the same model under another name.
+        flag: builds the same model under the name NAME.
 
     Raises:
         BuildError: it cannot be the id of a model.
@@ -109,17 +113,17 @@ def _check_id(model_id: str, flag: str) -> None:
     try:
         check_id(model_id)
     except BuildError as exc:
-        raise BuildError(f"{exc}: `conch build NAME {flag}` gives the model another") from exc
+        raise BuildError(f"{exc}: `conch build NAME {flag}` serves it as NAME") from exc
 
 
 def _of_kv_cache(precision: str | None) -> str:
     """Return the precision of the KV cache of a GGUF file.
 
     Raises:
-        BuildError: it is one for matrices alone.
+        BuildError: a KV cache cannot have it.
     """
     if precision not in (None, *_KV_CACHE):
-        rule = f"a GGUF file keeps its own precision: expected that of the KV cache, {' or '.join(_KV_CACHE)}"
+        rule = f"a GGUF file keeps its precision: expected {' or '.join(_KV_CACHE)}, for the KV cache"
         raise BuildError(f"--precision {precision}: {rule}")
     return precision or _KV_CACHE[0]
 
@@ -138,21 +142,16 @@ def _of_hub(model_id: str, reference: HubReference, precision: str | None, diges
     chosen, variant = _chosen(repository), reference.variant
     is_gguf_alone = bool(_models(repository)) and not repository.matching("*.safetensors")
     if is_gguf_alone or (chosen is not None and variant is not None):
-        _check_id(model_id, f"--gguf {reference.repository}:{variant or chosen}")
         return _download_gguf(model_id, repository, chosen, precision, digests)
-    _check_id(model_id, f"--checkpoint {reference}")
     if variant is not None and variant.lower() not in MATRIX_PRECISIONS:
-        found = ", ".join(_listed(_models(repository))) or "none"
-        rule = f"{variant} is neither a GGUF file of it ({found}) nor a precision ({', '.join(MATRIX_PRECISIONS)})"
-        raise BuildError(f"{reference}: {rule}")
+        rule = f"and a precision is one of {', '.join(MATRIX_PRECISIONS)}"
+        raise BuildError(f"{reference}: {variant}: {_gguf_files(repository)}, {rule}")
     if variant is not None and precision not in (None, variant.lower()):
-        raise BuildError(f"--precision {precision}: {model_id} says {variant}: write one of them")
+        raise BuildError(f"--precision {precision}: {model_id} names a precision already: leave out --precision")
+    precision = precision or (variant or "f16").lower()
+    _check_id(model_id, f"--checkpoint {reference} --precision {precision}")
     _check_converted(reference, _architecture(repository, digests))
-    return ModelSource(
-        model_id=model_id,
-        checkpoint=download_checkpoint(repository, digests),
-        precision=precision or (variant or "f16").lower(),
-    )
+    return ModelSource(model_id=model_id, checkpoint=download_checkpoint(repository, digests), precision=precision)
 
 
 def _models(repository: HubRepository) -> list[str]:
@@ -179,12 +178,11 @@ def _download_gguf(
     model_id: str, repository: HubRepository, chosen: str | None, precision: str | None, digests: Digests
 ) -> ModelSource:
     """Download a GGUF file, its other parts, and the file with which the model reads images."""
-    precision = _of_kv_cache(precision)
+    precision, reference = _of_kv_cache(precision), repository.reference
     if chosen is None:
-        variant = repository.reference.variant
-        listed = ", ".join(_listed(_models(repository))) or "it has none"
-        missing = "" if variant is None else f"no GGUF file {variant}: "
-        raise BuildError(f"{repository.reference}: {missing}name one of its GGUF files behind a colon: {listed}")
+        named = "name one behind a colon" if reference.variant is None else reference.variant
+        raise BuildError(f"{reference}: {named}: {_gguf_files(repository)}")
+    _check_id(model_id, f"--gguf {reference}:{reference.variant or chosen}")
     projectors = repository.matching("*mmproj*.gguf")
     projector = min(projectors, key=lambda name: (not _F16.search(name), name), default=None)
     folder = repository.download([*_parts(chosen), *([projector] if projector else [])], digests)
@@ -196,8 +194,10 @@ def _download_gguf(
     )
 
 
-def _listed(names: Sequence[str]) -> list[str]:
-    return [*names[:_MAX_NAMES], *(["..."] if len(names) > _MAX_NAMES else [])]
+def _gguf_files(repository: HubRepository) -> str:
+    names = _models(repository)
+    listed = [*names[:_MAX_NAMES], *(["..."] if len(names) > _MAX_NAMES else [])]
+    return f"its GGUF files are {', '.join(listed)}" if names else "it has no GGUF files"
 
 
 def _parts(first: str) -> list[str]:

@@ -257,10 +257,10 @@ def _fitted(
     for folder, model, (num_sequences, window) in zip(manifests, demands, fit(demands, num_bytes), strict=True):
         manifest, own = manifests[folder], options[folder]
         if (num_sequences, window) != (model.num_sequences, model.window):
-            whole = "" if window == model.window else f" (of {model.window:,})"
-            has = f"{num_sequences} sequences of {window:,} tokens{whole} for {num_bytes / 1e9:.0f} GB of memory"
-            rule = "--max-sequences or a smaller --context-window changes it"
-            logger.warning("memory      %s: %s; %s", manifest.model_id, has, rule)
+            before = f"{model.num_sequences} sequences of {model.window:,} tokens"
+            reduced = f"{before} are reduced to {num_sequences} of {window:,} for {num_bytes / 1e9:.1f} GB of memory"
+            rule = "--max-sequences, or a build with a smaller --context-window, changes it"
+            logger.warning("memory      %s: %s; %s", manifest.model_id, reduced, rule)
             manifest = dataclasses.replace(manifest, context_window=window)
             own = dataclasses.replace(own, max_sequences=num_sequences)
         fitted[folder] = (manifest, own)

@@ -8,6 +8,7 @@ import logging
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import NoReturn
 
@@ -25,7 +26,7 @@ from build_engines.llama_cpp.quantize import QUANTIZED
 from build_engines.llama_cpp.storage import PRECISIONS
 from build_engines.model_source import ModelSource, find_source, gguf_source
 from build_engines.render import ServeOptions
-from build_engines.serving import Serving, check_id
+from build_engines.serving import Serving, check_id, check_names_differ, names_of
 from build_engines.signals import ended_by_signals
 from build_engines.tensorrt_llm.options import RUNTIME
 from model_repository.engine.runtime import RUNTIMES
@@ -111,23 +112,30 @@ examples:
         --tensorrt-llm-examples TensorRT-LLM"""
 _PRECISION_HELP = (
     f"of the matrices. llama_cpp: {', '.join((*PRECISIONS, *QUANTIZED))} (f16; the demo model: f32); with f32, "
-    "twice the size of f16, other traffic hardly ever changes the text of a seed. "
+    "twice the size of f16, other traffic hardly ever changes the text of a seed; "
+    "of a GGUF file f16 or f32, for its KV cache. "
     "tensorrt_llm: bf16, f16 or fp8, as the catalog has them for the model"
 )
 
 
 def _build(options: argparse.Namespace) -> None:
     logging.basicConfig(level=logging.INFO, format="%(message)s")
-    builds = [(each, serve_options_of(each)) for each in _each_model(options)]  # mistakes come before builds
+    builds = list(_each_model(options))  # wrong options come before builds
     on_gpus = [each.model for each, _ in builds if each.runtime == RUNTIME and not each.dry_run]
     if len(on_gpus) > 1:
-        rule = "builds one MODEL at a time; then `conch render ARTIFACT:0 ARTIFACT:1` gives each artifact its GPUs"
+        rule = (
+            "builds one MODEL at a time; `conch render ARTIFACT:0 ARTIFACT:1 --repository DIR` then gives each its GPUs"
+        )
         raise BuildError(f"{' and '.join(on_gpus)}: the runtime {RUNTIME} {rule}")
+    names = (names_of(each.model, each.alias, _adapters(each)) for each, _ in builds)
+    check_names_differ(chain.from_iterable(names))
     served: dict[Path, ServeOptions] = {}
     with ended_by_signals():
         for each, serve_options in builds:
-            is_on_gpu = each.runtime == RUNTIME
-            artifact_dir = _build_tensorrt_llm(each, serve_options) if is_on_gpu else _build_on_cpu(each)
+            if each.runtime == RUNTIME:
+                artifact_dir = build_tensorrt_llm.build_tensorrt_llm(_tensorrt_llm_options(each, serve_options))
+            else:
+                artifact_dir = _build_on_cpu(each)
             if artifact_dir is None:
                 continue
             print(f"artifact    {artifact_dir}")
@@ -140,8 +148,8 @@ def _build(options: argparse.Namespace) -> None:
             write(served, options.state_dir / "repository")
 
 
-def _each_model(options: argparse.Namespace) -> Iterator[argparse.Namespace]:
-    """Yield the options of each model, with its runtime."""
+def _each_model(options: argparse.Namespace) -> Iterator[tuple[argparse.Namespace, ServeOptions]]:
+    """Yield the checked options of each model."""
     files = [model for model in options.models if Path(model).suffix in (".yaml", ".yml")]
     for name in _OF_ONE_MODEL:
         if not getattr(options, name):
@@ -151,23 +159,35 @@ def _each_model(options: argparse.Namespace) -> Iterator[argparse.Namespace]:
         if len(options.models) > 1:
             raise BuildError(f"--{name}: goes with one MODEL, not {len(options.models)}")
     for model in options.models:
-        own = argparse.Namespace(**vars(options) | {"model": model})
-        for each in _of_file(own, Path(model)) if model in files else (own,):
-            each.runtime = each.runtime or _default_runtime(each)
-            if each.runtime != RUNTIME:
-                _check_on_cpu(each)
-            yield each
+        if model in files:
+            yield from _of_file(options, Path(model))
+        else:
+            yield _checked(argparse.Namespace(**vars(options) | {"model": model}))
 
 
 _OF_ONE_MODEL = ("checkpoint", "gguf", "tokenizer", "mmproj", "adapter", "alias")
 
 
-def _default_runtime(options: argparse.Namespace) -> str:
-    reference = HubReference.find(options.model)
-    has_variant = reference is not None and reference.variant is not None and options.checkpoint is None
-    is_gguf = options.gguf is not None or options.model.endswith(".gguf")
-    is_for_cpu = options.model == "demo" or is_gguf or has_variant
-    return RUNTIME if installed_version(RUNTIME) and not is_for_cpu else "llama_cpp"
+def _of_file(options: argparse.Namespace, path: Path) -> Iterator[tuple[argparse.Namespace, ServeOptions]]:
+    parser = _EntryParser(add_help=False, allow_abbrev=False)
+    _add_options(parser)
+    actions = {flag: action for action in parser._actions for flag in action.option_strings}
+    models = read_models(path)
+    if not models:
+        raise BuildError(f"{path}: models: expected at least one")
+    for model, fields in models.items():
+        try:
+            if not isinstance(model, str) or not isinstance(fields, dict | None):
+                raise BuildError("expected a text as the name, and an object of options of `build`")
+            words: list[str] = []
+            for key, value in (fields or {}).items():
+                if f"--{key}" not in actions:
+                    raise BuildError(f"{key}: `build` has no such option")
+                words += _words(actions[f"--{key}"], value)
+            build_of_model = _checked(parser.parse_args(words, argparse.Namespace(**vars(options) | {"model": model})))
+        except BuildError as exc:
+            raise BuildError(f"{path}: models.{model}: {exc}") from exc
+        yield build_of_model
 
 
 class _EntryParser(argparse.ArgumentParser):
@@ -177,60 +197,86 @@ class _EntryParser(argparse.ArgumentParser):
         raise BuildError(message)
 
 
-def _of_file(options: argparse.Namespace, path: Path) -> Iterator[argparse.Namespace]:
-    parser = _EntryParser(add_help=False, allow_abbrev=False)
-    _add_options(parser)
-    for model, fields in read_models(path).items():
-        place = f"{path}: models.{model}"
-        if not isinstance(model, str) or not isinstance(fields or {}, dict):
-            raise BuildError(f"{place}: expected a text as the name, and an object of options of `build`")
-        words = [word for key, value in (fields or {}).items() for word in _words(f"--{key}", value)]
-        try:
-            yield parser.parse_args(words, argparse.Namespace(**vars(options) | {"model": model}))
-        except BuildError as exc:
-            raise BuildError(f"{place}: {exc}") from exc
+def _words(action: argparse.Action, value: object) -> list[str]:
+    """Return an option of a file in the form of the command line.
 
-
-def _words(flag: str, value: object) -> list[str]:
-    """Return an option of a file in the form of the command line."""
+    Raises:
+        BuildError: a value of another kind.
+    """
+    flag, is_switch, is_list = action.option_strings[0], action.nargs == 0, isinstance(action, argparse._AppendAction)
     match value:
-        case True:
-            return [flag]
-        case False | None:
+        case None:
             return []
-        case dict():
+        case bool() if is_switch:
+            return [flag] if value else []
+        case list() if is_list and all(map(_is_text, value)):
+            return [f"{flag}={each}" for each in value]
+        case dict() if is_list and all(_is_text(each) or isinstance(each, bool | None) for each in value.values()):
             items = value.items()
             return [f"{flag}={name}={each if isinstance(each, str) else json.dumps(each)}" for name, each in items]
-        case list():
-            return [f"{flag}={each}" for each in value]
-        case _:
+        case _ if not is_switch and _is_text(value):
             return [f"{flag}={value}"]
+    expected = "a list of texts, or an object" if is_list else "a text or a number"
+    raise BuildError(f"{flag.removeprefix('--')}: {value}: expected {'true or false' if is_switch else expected}")
 
 
-def _build_tensorrt_llm(options: argparse.Namespace, serve_options: ServeOptions) -> Path | None:
-    build_options = build_tensorrt_llm.BuildOptions(
+def _is_text(value: object) -> bool:
+    return isinstance(value, str | int | float) and not isinstance(value, bool)
+
+
+def _checked(options: argparse.Namespace) -> tuple[argparse.Namespace, ServeOptions]:
+    """Set the runtime of a model, and check the options that need no file of the model."""
+    if "" in (options.model, options.checkpoint, options.gguf):
+        raise BuildError("an empty text as MODEL, --checkpoint or --gguf")
+    options.runtime = options.runtime or _default_runtime(options)
+    serve_options = serve_options_of(options)
+    if options.runtime == RUNTIME:
+        _tensorrt_llm_options(options, serve_options)
+    else:
+        _check_on_cpu(options)
+    return options, serve_options
+
+
+def _default_runtime(options: argparse.Namespace) -> str:
+    reference = HubReference.find(options.model)
+    has_variant = reference is not None and reference.variant is not None and options.checkpoint is None
+    is_gguf = options.gguf is not None or Path(options.model).suffix.lower() == ".gguf"
+    is_for_cpu = options.model == "demo" or is_gguf or has_variant
+    return RUNTIME if installed_version(RUNTIME) and not is_for_cpu else "llama_cpp"
+
+
+def _check_on_cpu(options: argparse.Namespace) -> None:
+    build_tensorrt_llm.check_unused(options)
+    if options.checkpoint is not None and options.gguf is not None:
+        raise BuildError("--gguf: not together with --checkpoint: write one of them")
+    if options.context_window is not None and options.context_window < 2:
+        raise BuildError(f"--context-window {options.context_window}: expected at least 2")
+    adapters = _adapters(options)
+    has_files = options.checkpoint is not None or options.gguf is not None  # then MODEL is a name for clients
+    for name in (options.model, *adapters) if has_files else adapters:
+        check_id(name)
+    check_options(
+        options.runtime, _precision(options), _pairs("--option", options.option), adapters, options.tool_call_format
+    )
+    paths = [
+        ("tokenizer", options.tokenizer),
+        ("mmproj", options.mmproj),
+        *(("adapter", adapters[name]) for name in adapters),
+    ]
+    for option, path in paths:
+        if path is not None and not path.exists():
+            raise BuildError(f"--{option} {path}: no such file or folder")
+    _serving(options)
+
+
+def _tensorrt_llm_options(options: argparse.Namespace, serve_options: ServeOptions) -> build_tensorrt_llm.BuildOptions:
+    return build_tensorrt_llm.BuildOptions(
         options=options,
         runtime_options=_pairs("--option", options.option),
         adapters=_adapters(options),
         serving=_serving(options),
         serve_options=serve_options,
     )
-    return build_tensorrt_llm.build_tensorrt_llm(build_options)
-
-
-def _check_on_cpu(options: argparse.Namespace) -> None:
-    """Check what can be checked without the files of the model."""
-    build_tensorrt_llm.check_unused(options)
-    if options.checkpoint is not None and options.gguf is not None:
-        raise BuildError("--gguf: not together with --checkpoint: write one of them")
-    adapters = _adapters(options)
-    is_name = options.checkpoint is not None or options.gguf is not None
-    for name in (*adapters, *([options.model] if is_name else [])):
-        check_id(name)
-    check_options(
-        options.runtime, _precision(options), _pairs("--option", options.option), adapters, options.tool_call_format
-    )
-    _serving(options)
 
 
 def _build_on_cpu(options: argparse.Namespace) -> Path:

@@ -90,9 +90,10 @@ def _check_tokens_differ(reader: gguf.GGUFReader, path: Path) -> None:
     first_ids: dict[bytes, int] = {}
     for token_id, part in enumerate(field.data):
         text = bytes(field.parts[part])
-        if text and first_ids.setdefault(text, token_id) != token_id:
-            rule = "llama.cpp does not load such a file"
-            raise BuildError(f"{path}: tokens {first_ids[text]} and {token_id} have the same text, {text!r}: {rule}")
+        first_id = first_ids.setdefault(text, token_id)
+        if text and first_id != token_id:
+            same = f"tokens {first_id} and {token_id} have the same text, {text.decode(errors='replace')!r}"
+            raise BuildError(f"{path}: {same}: llama.cpp does not load such a file")
 
 
 def read_gguf_base(path: Path) -> GgufBase:

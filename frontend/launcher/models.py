@@ -23,4 +23,4 @@ def build_models(models: Sequence[str], state_dir: Path) -> None:
         return
     command = [sys.executable, "-m", "build_engines", "build", *models, f"--state-dir={state_dir}"]
     if subprocess.run(command, stdout=subprocess.DEVNULL, check=False).returncode:
-        raise NotBuilt("build_engines build failed")
+        raise NotBuilt("`conch build` failed")

@@ -102,8 +102,8 @@ def test_a_checkpoint_is_built_and_again_without_a_network(tmp_path: Path) -> No
     for words in (["org/demo"], [f"org/demo@{COMMIT}"], ["org/demo", "--checkpoint", "org/demo@main"]):
         again = builder.build(*words)
         assert (again.returncode, again.stdout) == (0, first.stdout), again.stderr
-        assert "only downloaded files are used" in again.stderr
-    assert builder.error("org/never").startswith("error: org/never@main: download failed: ")
+        assert "only its downloaded files are used: config.json, " in again.stderr
+    assert builder.error("org/never").startswith("error: org/never@main: the hub failed: ")
 
 
 def test_a_variant_of_a_checkpoint_is_quantized(tmp_path: Path) -> None:
@@ -113,9 +113,10 @@ def test_a_variant_of_a_checkpoint_is_quantized(tmp_path: Path) -> None:
         refused = builder.error("org/demo:Q4_K_X")
         contradicted = builder.error("org/demo:Q4_K_M", "--precision", "f16")
     assert (manifest["model_id"], manifest["precision"]) == ("org/demo:Q4_K_M", "q4_k_m")
-    rule = "Q4_K_X is neither a GGUF file of it (none) nor a precision (f16, f32, q8_0, q2_k"
+    rule = "Q4_K_X: it has no GGUF files, and a precision is one of f16, f32, q8_0, q2_k"
     assert refused.startswith(f"error: org/demo@main: {rule}")
-    assert contradicted == "error: --precision f16: org/demo:Q4_K_M says Q4_K_M: write one of them"
+    rule = "org/demo:Q4_K_M names a precision already: leave out --precision"
+    assert contradicted == f"error: --precision f16: {rule}"
 
 
 def test_gguf_files_are_found_by_precision_and_name_with_the_projector(tmp_path: Path, gguf_folder: Path) -> None:
@@ -137,11 +138,12 @@ def test_gguf_files_are_found_by_precision_and_name_with_the_projector(tmp_path:
     assert (by_precision["has_images"], by_name["has_images"]) == (True, True)
     assert named["model_id"] == "mine"
     names = "demo-Q4_K_M.gguf, demo-Q8_0.gguf"
-    rule = "no GGUF file Q2_K: name one of its GGUF files behind a colon"
-    assert missing == f"error: org/demo-GGUF@main: {rule}: {names}"
-    assert quantized.startswith("error: --precision q8_0: a GGUF file keeps its own precision: expected that of the KV")
+    assert missing == f"error: org/demo-GGUF@main: Q2_K: its GGUF files are {names}"
+    assert (
+        quantized == "error: --precision q8_0: a GGUF file keeps its precision: expected f16 or f32, for the KV cache"
+    )
     assert unserved.startswith("error: model id 'org/de__mo:Q8_0': letters, digits")
-    assert unserved.endswith("`conch build NAME --gguf org/de__mo:Q8_0` gives the model another")
+    assert unserved.endswith("`conch build NAME --gguf org/de__mo@main:Q8_0` serves it as NAME")
     assert not list(tmp_path.rglob("models--org--de__mo/snapshots"))
     again = builder.manifest("org/demo-GGUF:Q8_0")  # the hub is gone
     assert again["files"] == by_precision["files"]
@@ -196,7 +198,7 @@ def test_a_gated_repository_needs_a_token(tmp_path: Path) -> None:
         builder = Builder(tmp_path, endpoint)
         assert "org/demo@main: a gated repository: accept its licence on its page" in builder.error("org/demo")
         assert builder.manifest("org/demo", HF_TOKEN=TOKEN)["model_id"] == "org/demo"
-    assert builder.manifest("org/demo")["model_id"] == "org/demo"  # what is downloaded needs none
+        assert builder.manifest("org/demo")["model_id"] == "org/demo"  # what is downloaded needs none
 
 
 def test_the_file_for_images_is_taken_in_f16(tmp_path: Path, gguf_folder: Path) -> None:

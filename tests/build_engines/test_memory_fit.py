@@ -42,8 +42,9 @@ def test_sequences_and_then_the_window_shrink(model: ModelDemand, memory_gb: int
 
 def test_models_share_the_memory() -> None:
     assert fit([SMALL, LARGE], 32 * GB) == [(9, 32_768), (4, 7424)]
-    fixed = dataclasses.replace(SMALL, num_sequences=10, is_fixed=True)  # 4 GB of the 8 for KV caches
-    assert fit([fixed, LARGE], 32 * GB) == [(10, 32_768), (4, 7424)]
+    fixed = dataclasses.replace(SMALL, is_fixed=True)  # 6.4 GB of KV cache, and the weights have 6 GB
+    assert fit([fixed, LARGE], 32 * GB) == [(16, 32_768), (4, 15_104)]
+    assert fit([fixed, LARGE], 20 * GB) == [(16, 32_768), (4, 6656)]
 
 
 def test_a_repository_is_rendered_for_the_memory_of_the_machine(
@@ -58,6 +59,8 @@ def test_a_repository_is_rendered_for_the_memory_of_the_machine(
     for stage in ("tokenizer", "engine", "detokenizer"):
         assert 'key: "context_window"\n  value {\n    string_value: "2048"' in files[f"org--demo__{stage}/config.pbtxt"]
     assert '"max_sequences"\n  value {\n    string_value: "3"' in files["org--demo__engine/config.pbtxt"]
-    assert "org/demo: 3 sequences of 2,048 tokens (of 131,072) for 1 GB of memory; --max-sequences or" in caplog.text
+    assert (
+        "16 sequences of 131,072 tokens are reduced to 3 of 2,048 for 1.0 GB of memory; --max-sequences" in caplog.text
+    )
     chosen = render_artifacts({folder: ServeOptions(max_sequences=8)})["org--demo__engine/config.pbtxt"]
     assert '"131072"' in chosen and '"8"' in chosen

@@ -109,7 +109,7 @@ def test_a_model_that_does_not_exist_is_one_line(tmp_path: Path) -> None:
     said, failed = terminal.text.splitlines()
     assert said.startswith("error: no-such-model: not in the catalog; ")
     assert said.endswith(" (a MODEL may also be OWNER/NAME of the hub, a folder or FILE.gguf)")
-    assert failed == "\x1b[31merror:\x1b[0m build_engines build failed"
+    assert failed == "\x1b[31merror:\x1b[0m `conch build` failed"
 
 
 def lines(*texts: str) -> Callable[[str], str]:

@@ -192,7 +192,7 @@ def test_two_tokens_of_the_same_text_are_refused(writer: gguf.GGUFWriter, tmp_pa
     writer.add_token_list(["a", "", "", "b", "a"])
     writer.add_tensor("token_embd.weight", np.zeros((32, 64), dtype=np.float32))
     write_and_close(writer)
-    with pytest.raises(BuildError, match=r"model\.gguf: tokens 0 and 4 have the same text, b'a': llama\.cpp does not"):
+    with pytest.raises(BuildError, match=r"model\.gguf: tokens 0 and 4 have the same text, 'a': llama\.cpp does not"):
         read_gguf_facts(tmp_path / "model.gguf")
 
 
