@@ -186,7 +186,7 @@ def _reported(reference: HubReference) -> Iterator[None]:
     try:
         yield
     except hub_errors.HFValidationError as exc:
-        raise BuildError(f"{reference}: no such folder here, and not a possible name of a repository") from exc
+        raise BuildError(f"{reference.repository}: no such folder, and not a name of the hub") from exc
     except hub_errors.GatedRepoError as exc:
         raise BuildError(f"{reference}: {_GATED}") from exc
     except hub_errors.RevisionNotFoundError as exc:
@@ -195,7 +195,8 @@ def _reported(reference: HubReference) -> Iterator[None]:
         rule = "no such folder here, and no such repository, or a private one that HF_TOKEN cannot read"
         raise BuildError(f"{reference}: {rule}") from exc
     except (*HUB_ERRORS, RuntimeError, ValueError) as exc:  # hf_xet raises RuntimeError
-        raise BuildError(f"{reference}: the hub failed: {_first_line(exc)}: complete files are kept") from exc
+        place = f"the hub {constants.ENDPOINT}"
+        raise BuildError(f"{reference}: {place} failed: {_first_line(exc)}; complete files are kept") from exc
 
 
 def _first_line(exc: Exception) -> str:

@@ -144,8 +144,8 @@ def _of_hub(model_id: str, reference: HubReference, precision: str | None, diges
     if is_gguf_alone or (chosen is not None and variant is not None):
         return _download_gguf(model_id, repository, chosen, precision, digests)
     if variant is not None and variant.lower() not in MATRIX_PRECISIONS:
-        rule = f"and a precision is one of {', '.join(MATRIX_PRECISIONS)}"
-        raise BuildError(f"{reference}: {variant}: {_gguf_files(repository)}, {rule}")
+        precisions = f"the precisions are {', '.join(MATRIX_PRECISIONS)}"
+        raise BuildError(f"{reference}: no GGUF file or precision {variant}: {_gguf_files(repository)}; {precisions}")
     if variant is not None and precision not in (None, variant.lower()):
         raise BuildError(f"--precision {precision}: {model_id} names a precision already: leave out --precision")
     precision = precision or (variant or "f16").lower()

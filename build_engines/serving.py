@@ -82,5 +82,7 @@ def check_names_differ(names: Iterable[tuple[str, str]]) -> None:
     owners: dict[str, str] = {}
     for name, owner in names:
         if name in owners:
-            raise BuildError(f"{owner}: {owners[name]} has the same name")
+            raise BuildError(
+                f"{owner}: " + ("named twice" if owners[name] == owner else f"{owners[name]} has the same name")
+            )
         owners[name] = owner

@@ -20,7 +20,9 @@ def ended_by_signals() -> Iterator[None]:
     def end(number: int, frame: FrameType | None) -> None:
         for other in _SIGNALS:
             signal.signal(other, signal.SIG_IGN)  # a second signal would interrupt the cleaning up
-        logger.info("%s: ending the tools, and removing unfinished files", signal.Signals(number).name)
+        logger.info(
+            "%s: stopping; unfinished artifacts are removed, finished downloads are kept", signal.Signals(number).name
+        )
         raise SystemExit(128 + number)
 
     before = {number: signal.signal(number, end) for number in _SIGNALS}

@@ -12,6 +12,7 @@ import secrets
 import signal
 import sys
 from collections.abc import Callable, Sequence, Set
+from importlib.metadata import version
 from pathlib import Path
 from typing import NoReturn
 
@@ -33,7 +34,10 @@ class _Parser(argparse.ArgumentParser):
 _CONCH = "conch"
 _URL = "http://127.0.0.1:8000"
 _ENDPOINT = "127.0.0.1:8001"
-_EXIT_STATUS = "Exit status: 0 done; 1 failed; 2 wrong option or value; 130 after Ctrl-C; 141 if the output is closed."
+_EXIT_STATUS = (
+    "Exit status: 0 done, or a server that a signal has stopped; 1 failed; 2 wrong option or value; 130 after Ctrl-C; "
+    "141 if the output is closed."
+)
 _KEY_VARIABLE = "OPENAI_API_KEY"
 _BUILD_COMMANDS = {
     "build": "Build a model, and render the repository that serves it.",
@@ -47,8 +51,8 @@ _BUILD_COMMANDS = {
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return the exit status: 2 for a wrong option or value."""
-    words = sys.argv[1:] if arguments is None else list(arguments)
-    if words and words[0] in _BUILD_COMMANDS:
+    words = (sys.argv[1:] if arguments is None else list(arguments)) or ["--help"]
+    if words[0] in _BUILD_COMMANDS:
         os.execv(sys.executable, [sys.executable, "-m", "build_engines", *words])
     options = _parser().parse_args(words)
     try:
@@ -68,6 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     prog = _CONCH if Path(sys.argv[0]).name == _CONCH else "python -m frontend"
     parser = _Parser(prog=prog, description="Serve models behind the OpenAI HTTP API.", epilog=_EXIT_STATUS)
+    parser.add_argument("--version", action="version", version=f"conch {version('conch')}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     def add_command(name: str, text: str, example: str) -> argparse.ArgumentParser:
@@ -184,7 +189,6 @@ def _add_number(command: argparse.ArgumentParser, flag: str, default: float, tex
 
 def _serve(options: argparse.Namespace, talk: Callable[[str, str], int] | None = None) -> int:
     from frontend.launcher.command import serve
-    from frontend.launcher.errors import LaunchError
     from frontend.launcher.launcher import LauncherSettings
     from frontend.launcher.models import build_models
 
@@ -205,25 +209,27 @@ def _serve(options: argparse.Namespace, talk: Callable[[str, str], int] | None =
         triton_hang_s=options.triton_hang_s,
     )
     _check(settings.frontend)
-    try:
-        build_models(options.models, options.state_dir)
-    except LaunchError as exc:
-        _print_error(exc)
-        return 1
+    status = build_models(options.models, options.state_dir)
+    if status:
+        return status
     return serve(settings, sys.stdout, sys.stderr, is_verbose=options.verbose, talk=talk)
 
 
 def _run(options: argparse.Namespace) -> int:
     from frontend.chat import ChatClient, chat
 
-    key = os.environ.get(_KEY_VARIABLE, "")
-    return _serve(options, lambda url, model: chat(ChatClient(url, key, is_verified=False), model, sys.stdout))
+    def talk(url: str, model: str) -> int:
+        client = ChatClient(url, os.environ.get(_KEY_VARIABLE, ""), is_verified=False)
+        return chat(client, model, sys.stdout, sys.stderr, is_interactive=sys.stdin.isatty())
+
+    return _serve(options, talk)
 
 
 def _chat(options: argparse.Namespace) -> int:
     from frontend.chat import ChatClient, chat
 
-    return chat(ChatClient(options.url, os.environ.get(_KEY_VARIABLE, "")), options.model, sys.stdout)
+    client = ChatClient(options.url, os.environ.get(_KEY_VARIABLE, ""))
+    return chat(client, options.model, sys.stdout, sys.stderr, is_interactive=sys.stdin.isatty())
 
 
 def _doctor(options: argparse.Namespace) -> int:
@@ -234,7 +240,7 @@ def _doctor(options: argparse.Namespace) -> int:
         print(json.dumps([dataclasses.asdict(each) for each in found], indent=1))
     else:
         for each in found:
-            word, colour = ("ok     ", Colour.GREEN) if each.is_well else ("MISSING", Colour.RED)
+            word, colour = ("ok     ", Colour.GREEN) if each.is_well else ("PROBLEM", Colour.RED)
             print(f"{coloured(word, colour, sys.stdout)}  {each.subject:8}{each.text}")
     return 0 if all(each.is_well for each in found) else 1
 

@@ -6,11 +6,13 @@ On a terminal the log of Triton and the frontend goes to a file, and only what a
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
+from threading import Thread
 from types import FrameType
 from typing import TextIO
 
@@ -33,11 +35,11 @@ def serve(
     """Serve until a signal, and return 0; after an error, write it to `err` and return 1.
 
     Args:
-        is_verbose: print the whole log on a terminal too.
+        is_verbose: print the whole log, also on a terminal or beside a conversation.
         talk: called with the URL and the first model once the models answer; its end is the end of serving, and its
             result is returned.
     """
-    is_quiet = err.isatty() and not is_verbose
+    is_quiet = (err.isatty() or talk is not None) and not is_verbose
     streams = [err]  # for the launcher's own lines; the last one has the children's log too
 
     def log(line: str) -> None:
@@ -56,13 +58,10 @@ def serve(
                 streams.append(stack.enter_context(path.open("w", encoding="utf-8")))
                 _write(f"Starting Triton and the frontend. Their log is in {path}; --verbose prints it.", err)
             launcher.start()
-            with _elapsed_time("Loading the models", err if is_quiet else None):
+            with _elapsed_time("Loading the models", err if is_quiet and err.isatty() else None):
                 model_ids = launcher.wait_until_ready()
             if talk is not None:
-                signal.signal(signal.SIGINT, signal.default_int_handler)  # it ends answers
-                status = talk(launcher.url, model_ids[0])
-                _call_at_signals(launcher.interrupt)
-                return status
+                return _talk(launcher, lambda: talk(launcher.url, model_ids[0]))
             ready = coloured("Ready:", Colour.GREEN, out)
             _write(f"\n{ready} {_first_steps(launcher.url, model_ids, has_keys=bool(settings.frontend.key_file))}", out)
             launcher.watch()
@@ -71,6 +70,38 @@ def serve(
     except (LaunchError, OSError) as exc:
         _write(f"{coloured('error:', Colour.RED, err)} {exc}", err)
     return 1
+
+
+def _talk(launcher: Launcher, talk: Callable[[], int]) -> int:
+    """Talk in this thread while another one restarts ended children. Ctrl-C is for the conversation.
+
+    Raises:
+        Interrupted: another signal has ended the conversation.
+        ChildEnded: a child has ended too often.
+    """
+    failures: list[LaunchError] = []
+
+    def watch() -> None:
+        try:
+            with suppress(Interrupted):
+                launcher.watch()
+        except LaunchError as exc:
+            failures.append(exc)
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    def end() -> None:
+        raise failures[0] if failures else Interrupted
+
+    watcher = Thread(target=watch, name="watch", daemon=True)
+    _call_at_signals(end)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    watcher.start()
+    try:
+        return talk()
+    finally:
+        _call_at_signals(launcher.interrupt)
+        launcher.interrupt()
+        watcher.join()
 
 
 @contextmanager

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from frontend.launcher.checks import PortChoice, check_machine, free_ports
-from frontend.launcher.errors import LaunchError
+from frontend.launcher.errors import AlreadyServing, LaunchError
 from frontend.launcher.libpython import why_unusable
+from frontend.launcher.state_lock import FILE_NAME, locked
 from frontend.launcher.triton_server import ADDRESS, find_triton
 from model_repository.contract.tensors import ensemble_to_model_id
 from model_repository.cores import memory_bytes, num_physical_cores
@@ -36,7 +37,7 @@ def findings(state_dir: Path) -> Iterator[Finding]:
     yield Finding("Python", reason is None, reason or platform.python_version())
     yield _checked("Triton", _triton)
     yield _checked("limits", _limits)
-    yield _checked("ports", _ports)
+    yield _checked("ports", _ports, state_dir)
     yield Finding("CPU", True, f"{num_physical_cores()} cores, {memory_bytes() / 1e9:.0f} GB of memory")
     version = installed_version("tensorrt_llm")
     gpu = f"TensorRT-LLM {version}" if version else "no TensorRT-LLM: models run on the CPU, with llama.cpp"
@@ -49,9 +50,9 @@ def findings(state_dir: Path) -> Iterator[Finding]:
     yield Finding("models", True, served or "none yet: conch serve demo, or conch serve OWNER/NAME of the hub")
 
 
-def _checked(subject: str, check: Callable[[], str]) -> Finding:
+def _checked[*Given](subject: str, check: Callable[[*Given], str], *given: *Given) -> Finding:
     try:
-        return Finding(subject, True, check())
+        return Finding(subject, True, check(*given))
     except LaunchError as exc:
         return Finding(subject, False, str(exc))
 
@@ -66,7 +67,14 @@ def _limits() -> str:
     return "those of the shell and of shared memory are enough"
 
 
-def _ports() -> str:
+def _ports(state_dir: Path) -> str:
+    """Return whether the usual ports are free, or which process serves this state folder."""
+    if (state_dir / FILE_NAME).exists():
+        try:
+            with locked(state_dir):
+                pass
+        except AlreadyServing as exc:
+            return str(exc)
     flags = {"--port": 8000, "--triton-grpc-port": 8001, "--triton-metrics-port": 8002}
     ports = free_ports([PortChoice(flag, ADDRESS, port) for flag, port in flags.items()])
     return f"{', '.join(map(str, ports.values()))} are free"

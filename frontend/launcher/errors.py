@@ -3,7 +3,6 @@
 LaunchError
 ├── AlreadyServing          another launcher holds the state directory
 ├── PortInUse
-├── NotBuilt                a model given by name
 ├── RepositoryInvalid       missing, or without a model
 ├── SharedMemoryTooSmall
 ├── LimitTooLow             a limit of the shell that Triton exceeds
@@ -25,10 +24,6 @@ class AlreadyServing(LaunchError):
 
 class PortInUse(LaunchError):
     """A chosen port is in use."""
-
-
-class NotBuilt(LaunchError):
-    """A model that was given by name cannot be built."""
 
 
 class RepositoryInvalid(LaunchError):

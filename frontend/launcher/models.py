@@ -7,20 +7,17 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from frontend.launcher.errors import NotBuilt
 
-
-def build_models(models: Sequence[str], state_dir: Path) -> None:
+def build_models(models: Sequence[str], state_dir: Path) -> int:
     """Build each model unless its artifact is there, and render the repository of all in the state folder.
 
     Args:
         models: for `build_engines build`; none: nothing is built.
 
-    Raises:
-        NotBuilt: a model cannot be built; build_engines has written the reason to stderr.
+    Returns:
+        the exit status; if it is not 0, build_engines has written the reason to stderr.
     """
     if not models:
-        return
+        return 0
     command = [sys.executable, "-m", "build_engines", "build", *models, f"--state-dir={state_dir}"]
-    if subprocess.run(command, stdout=subprocess.DEVNULL, check=False).returncode:
-        raise NotBuilt("`conch build` failed")
+    return subprocess.run(command, stdout=subprocess.DEVNULL, check=False).returncode

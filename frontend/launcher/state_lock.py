@@ -55,7 +55,7 @@ def locked(state_dir: Path) -> Iterator[StateLock]:
             if _is_alive(holder) or time.monotonic() >= give_up_at:
                 raise AlreadyServing(
                     f"process {holder.get('pid', '?')} already serves {state_dir} at {holder.get('url', '?')}: "
-                    "stop it first, or choose another --state-dir"
+                    "`conch chat` talks to it; for another server, choose another --state-dir and other ports"
                 )
             time.sleep(_POLL_S)
         file.truncate(0)

@@ -103,7 +103,7 @@ def test_a_checkpoint_is_built_and_again_without_a_network(tmp_path: Path) -> No
         again = builder.build(*words)
         assert (again.returncode, again.stdout) == (0, first.stdout), again.stderr
         assert "only its downloaded files are used: config.json, " in again.stderr
-    assert builder.error("org/never").startswith("error: org/never@main: the hub failed: ")
+    assert builder.error("org/never").startswith(f"error: org/never@main: the hub {endpoint} failed: ")
 
 
 def test_a_variant_of_a_checkpoint_is_quantized(tmp_path: Path) -> None:
@@ -113,7 +113,7 @@ def test_a_variant_of_a_checkpoint_is_quantized(tmp_path: Path) -> None:
         refused = builder.error("org/demo:Q4_K_X")
         contradicted = builder.error("org/demo:Q4_K_M", "--precision", "f16")
     assert (manifest["model_id"], manifest["precision"]) == ("org/demo:Q4_K_M", "q4_k_m")
-    rule = "Q4_K_X: it has no GGUF files, and a precision is one of f16, f32, q8_0, q2_k"
+    rule = "no GGUF file or precision Q4_K_X: it has no GGUF files; the precisions are f16, f32, q8_0, q2_k"
     assert refused.startswith(f"error: org/demo@main: {rule}")
     rule = "org/demo:Q4_K_M names a precision already: leave out --precision"
     assert contradicted == f"error: --precision f16: {rule}"
@@ -171,7 +171,7 @@ def test_a_split_model_without_a_part_is_refused(tmp_path: Path, gguf_folder: Pa
 @pytest.mark.parametrize("words", [["./typo"], ["../typo"], ["tiny", "--checkpoint", "./typo"]])
 def test_a_mistyped_folder_is_one_line(words: list[str], tmp_path: Path) -> None:
     refused = Builder(tmp_path, "http://127.0.0.1:9").error(*words)
-    assert refused.endswith("typo@main: no such folder here, and not a possible name of a repository")
+    assert refused.endswith("/typo: no such folder, and not a name of the hub")
 
 
 def test_another_architecture_is_told_to_take_a_gguf_file_by_name(tmp_path: Path, gguf_folder: Path) -> None:

@@ -256,7 +256,7 @@ def test_a_file_of_another_form_is_one_line(
         ),
         (["build", "My Model.gguf"], "error: model id 'My Model': letters, digits"),
         (["build", "x.gguf", "--precision", "q8_0"], "error: --precision q8_0: a GGUF file keeps its precision"),
-        (["build", "demo", "demo"], "error: model demo: model demo has the same name\n"),
+        (["build", "demo", "demo"], "error: model demo: named twice\n"),
         (["build", ""], "error: an empty text as MODEL"),
         (["build", "demo", "--context-window", "1"], "error: --context-window 1: expected at least 2\n"),
         (["build", "a/b", "--mmproj", "none"], "error: --mmproj none: no such file or folder\n"),

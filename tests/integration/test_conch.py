@@ -6,19 +6,29 @@ import io
 import json
 import os
 import pty
+import select
 import shutil
+import signal
 import subprocess
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
+
+import pytest
 
 from build_engines.checkpoint import Checkpoint
 from build_engines.llama_cpp.gguf_file import write_gguf
 from build_engines.model_source import DEMO
-from frontend.chat import ChatClient, chat
+from frontend.chat import ChatClient, ChatFailed, Message, chat
+from frontend.settings import SettingsError
 from tests.build_engines.stand_in_hub import Repository, stand_in_hub
 from tests.integration.api import Api
 from tests.launching import FREE_PORTS
+from tests.processes import command_line, parent_of
 from tests.waiting import DEADLINE_S
 
 PROMPT = "> "
@@ -48,11 +58,20 @@ class Terminal:
     def wait_for(self, text: str) -> None:
         """Read until this text comes. The next call searches behind it."""
         while (found := self.text.find(text, self._seen)) < 0:
+            assert select.select([self._terminal], [], [], DEADLINE_S)[0], f"no {text!r} after {self.text!r}"
             self.text += os.read(self._terminal, 4096).decode()
         self._seen = found + len(text)
 
     def type(self, text: str) -> None:
         os.write(self._terminal, text.encode())
+
+    def kill(self, number: signal.Signals, child: bytes = b"") -> None:
+        """Send a signal to the command, or to its child with these words."""
+        pid = self._process.pid
+        if child:
+            pids = [int(path.name) for path in Path("/proc").glob("[0-9]*")]
+            pid = next(each for each in pids if child in command_line(each) and parent_of(each) == pid)
+        os.kill(pid, number)
 
     def status(self) -> int:
         """Return the exit status, once it has ended."""
@@ -72,7 +91,7 @@ def test_a_gguf_file_of_the_hub_leads_to_a_conversation(tmp_path: Path) -> None:
     with stand_in_hub({"org/demo-GGUF": Repository(folder)}) as endpoint:
         hub = {"HF_ENDPOINT": endpoint, "HF_HOME": str(tmp_path / "hub")}
         terminal = Terminal("run", "org/demo-GGUF:F16", f"--state-dir={tmp_path / 'state'}", *FREE_PORTS, **hub)
-        terminal.wait_for("org/demo-GGUF:F16: Ctrl-C stops an answer, Ctrl-D ends the conversation.")
+        terminal.wait_for("org/demo-GGUF:F16: Ctrl-C stops an answer, Ctrl-D ends the conversation,")
         terminal.wait_for(PROMPT)
         terminal.type("What is the capital of France?\n")
         terminal.wait_for("The capital of France is Paris.")
@@ -84,7 +103,7 @@ def test_a_gguf_file_of_the_hub_leads_to_a_conversation(tmp_path: Path) -> None:
 
 def test_run_leads_from_a_name_to_a_conversation(tmp_path: Path) -> None:
     terminal = Terminal("run", "demo", f"--state-dir={tmp_path}", *FREE_PORTS)
-    terminal.wait_for("demo: Ctrl-C stops an answer, Ctrl-D ends the conversation.")
+    terminal.wait_for("demo: Ctrl-C stops an answer, Ctrl-D ends the conversation,")
     terminal.wait_for(PROMPT)
     terminal.type("What is the capital of France?\n")
     terminal.wait_for("The capital of France is Paris.")
@@ -92,24 +111,39 @@ def test_run_leads_from_a_name_to_a_conversation(tmp_path: Path) -> None:
     terminal.type("\x1b[A\n")  # the arrow up
     terminal.wait_for("The capital of France is Paris.")
     terminal.wait_for(PROMPT)
-    terminal.type("\nCount from 1 to 20.\n")
-    terminal.wait_for("3, ")
+    terminal.type("half a question")
+    terminal.wait_for("half a question")
     terminal.type("\x03")
+    terminal.wait_for("Ctrl-D ends the conversation.")
     terminal.wait_for(PROMPT)
-    assert "20" not in terminal.text.rpartition("1, 2")[2], "Ctrl-C did not end the answer"
     terminal.type("\x04")
     assert terminal.status() == 0
     assert "[triton]" not in terminal.text and "Traceback" not in terminal.text
-    assert len(terminal.text.splitlines()) <= 18
+    assert len(terminal.text.splitlines()) <= 20
+
+
+def test_a_conversation_goes_on_after_a_crash_until_a_signal(tmp_path: Path) -> None:
+    terminal = Terminal("run", "demo", f"--state-dir={tmp_path}", *FREE_PORTS)
+    terminal.wait_for(PROMPT)
+    terminal.kill(signal.SIGKILL, b"frontend\0api\0")
+    terminal.wait_for("frontend was killed by SIGKILL; it is started again in 1 s")
+    give_up_at = time.monotonic() + DEADLINE_S
+    while "Paris" not in terminal.text and time.monotonic() < give_up_at:
+        time.sleep(0.5)
+        terminal.type("What is the capital of France?\n")
+        terminal.wait_for(PROMPT)
+    assert "The capital of France is Paris." in terminal.text
+    terminal.kill(signal.SIGTERM)
+    assert terminal.status() == 0
+    assert "Traceback" not in terminal.text
 
 
 def test_a_model_that_does_not_exist_is_one_line(tmp_path: Path) -> None:
     terminal = Terminal("serve", "no-such-model", f"--state-dir={tmp_path}")
     assert terminal.status() == 1
-    said, failed = terminal.text.splitlines()
+    (said,) = terminal.text.splitlines()
     assert said.startswith("error: no-such-model: not in the catalog; ")
     assert said.endswith(" (a MODEL may also be OWNER/NAME of the hub, a folder or FILE.gguf)")
-    assert failed == "\x1b[31merror:\x1b[0m `conch build` failed"
 
 
 def lines(*texts: str) -> Callable[[str], str]:
@@ -125,18 +159,115 @@ def lines(*texts: str) -> Callable[[str], str]:
 
 
 def test_chat_remembers_the_conversation_and_goes_on_after_an_error(api: Api) -> None:
-    out = io.StringIO()
-    said = lines("What is the capital of France?", "a" * 100_000, "And of Italy?")
-    assert chat(ChatClient(f"{api.url}/v1"), "demo", out, said) == 0
-    _, first, error, second = out.getvalue().strip().splitlines()
-    assert (first, second) == ("The capital of France is Paris.", "The capital of Italy is Rome.")
-    assert error.startswith("error: ") and "2048" in error
+    out, err = io.StringIO(), io.StringIO()
+    said = lines("What is the capital of France?", "a" * 100_000, "And of Italy?", "/clear", "/bye", "Hello!")
+    assert chat(ChatClient(f"{api.url}/v1"), "demo", out, err, said) == 0
+    assert out.getvalue().splitlines() == ["The capital of France is Paris.", "The capital of Italy is Rome."]
+    _, full, error = err.getvalue().strip().splitlines()
+    assert full.startswith("(The context window is full.") and error.startswith("error: ") and "2048" in error
+
+
+def test_chat_leaves_out_the_oldest_messages_when_the_window_is_full(api: Api) -> None:
+    out, err = io.StringIO(), io.StringIO()
+    long = f"What is the capital of France? {'a ' * 1200}"
+    assert chat(ChatClient(api.url), "demo", out, err, lines(long, long), is_interactive=False) == 0
+    assert "The oldest question and its answer are left out" in err.getvalue() and "error:" not in err.getvalue()
+
+
+def test_ctrl_c_ends_an_answer_and_the_conversation_goes_on(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    client, out = ChatClient(api.url), io.StringIO()
+    answer, asked = client.answer, list[list[Message]]()
+
+    def interrupted(model: str, messages: list[Message], max_tokens: int) -> Iterator[str]:
+        asked.append(messages)
+        pieces = answer(model, messages, max_tokens)
+        yield next(pieces) + next(pieces)
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(client, "answer", interrupted)
+    assert chat(client, "demo", out, io.StringIO(), lines("Count from 1 to 20.", "And on?")) == 0
+    first, second = out.getvalue().splitlines()
+    assert first and "20" not in first and second
+    assert asked[1][:2] == [*asked[0], {"role": "assistant", "content": first}]
+
+
+def test_an_answer_may_fill_the_window(api: Api) -> None:
+    client = ChatClient(api.url)
+    assert client.models()["demo"] == 2048
+    list(client.answer("demo", [{"role": "user", "content": "Count from 1 to 20."}], 3))
+    assert client.finish_reason == "length"
+
+
+def test_a_script_gets_answers_alone(api: Api) -> None:
+    def ask(question: str, *words: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "frontend", "chat", f"--url={api.url}", *words]
+        return subprocess.run(command, input=question, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
+
+    answered = ask("What is the capital of France?\n\nAnd of Italy?\n", "--model=demo")
+    assert answered.stdout == "The capital of France is Paris.\nThe capital of Italy is Rome.\n"
+    assert (answered.returncode, answered.stderr) == (0, "")
+    failed = ask("Hello!", "--model=none")
+    assert (failed.returncode, failed.stdout) == (1, "") and failed.stderr.startswith("error: model='none'")
+
+
+@contextmanager
+def other_server(status: int, content: bytes) -> Iterator[str]:
+    """Answer every request with this, and yield the URL."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(status)
+            self.end_headers()
+            self.wfile.write(content)
+
+        do_POST = do_GET
+
+        def log_message(self, format: str, *args: object) -> None:
+            """Print nothing."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+@pytest.mark.parametrize(
+    ("status", "content", "message"),
+    [
+        (200, b"<html>", "not the answer of an OpenAI server"),
+        (200, b'{"data": []}', "the server has no models"),
+        (404, b"<html>", "HTTP status 404, and not from an OpenAI server: is this its URL?"),
+        (401, b'{"error": {"message": "no key"}}', "no key (`conch chat` takes it from OPENAI_API_KEY)"),
+    ],
+)
+def test_another_server_is_named_as_that(status: int, content: bytes, message: str) -> None:
+    out, err = io.StringIO(), io.StringIO()
+    with other_server(status, content) as url:
+        assert chat(ChatClient(url), "", out, err, lines()) == 1
+    assert err.getvalue().startswith("error: ") and err.getvalue().endswith(f"{message}\n")
+
+
+def test_an_answer_without_its_end_is_an_error() -> None:
+    event = b'data: {"choices": [{"delta": {"content": "half"}, "finish_reason": null}]}\n\n'
+    with other_server(200, event) as url, pytest.raises(ChatFailed, match=r"^the answer broke off$"):
+        list(ChatClient(url).answer("m", [], 0))
+
+
+@pytest.mark.parametrize("url", ["http://h:abc", "http://[::1", "ftp://h", ""])
+def test_a_malformed_url_is_refused(url: str) -> None:
+    with pytest.raises(SettingsError, match=r"^--url="):
+        ChatClient(url)
 
 
 def test_chat_without_a_server_says_so() -> None:
-    out = io.StringIO()
-    assert chat(ChatClient("127.0.0.1:9"), "", out, lines()) == 1
-    assert out.getvalue() == "error: 127.0.0.1:9: [Errno 111] Connection refused\n"
+    out, err = io.StringIO(), io.StringIO()
+    assert chat(ChatClient("127.0.0.1:9"), "", out, err, lines()) == 1
+    assert err.getvalue() == "error: no server at http://127.0.0.1:9: `conch serve` starts one\n"
 
 
 def test_doctor_says_what_is_there_and_what_is_missing(tmp_path: Path) -> None:

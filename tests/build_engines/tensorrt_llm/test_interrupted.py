@@ -131,7 +131,7 @@ def test_a_signal_ends_the_tool_and_cleans_up(builder: Builder, gate: Gate, numb
     process.send_signal(number)
     _, err = process.communicate()
     assert process.returncode == 128 + number
-    assert f"{number.name}: ending the tools" in err
+    assert f"{number.name}: stopping; unfinished artifacts are removed" in err
     assert "Traceback" not in err
     assert not is_running(tool)
     assert builder.artifacts() == []
