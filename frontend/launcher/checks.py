@@ -49,9 +49,7 @@ def check_repository(repository: Path) -> None:
         RepositoryInvalid: it is missing, or has no model.
     """
     if not repository.is_dir():
-        raise RepositoryInvalid(
-            f"{repository}: no such folder, so nothing is built yet: `conch serve demo` builds the demo model"
-        )
+        raise RepositoryInvalid(f"--repository={repository}: no such folder; `conch serve demo` builds the demo model")
     if not any(repository.glob("*/config.pbtxt")):
         raise RepositoryInvalid(f"--repository={repository}: no model in it; `conch serve demo` builds one")
 

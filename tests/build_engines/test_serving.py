@@ -46,7 +46,7 @@ def test_names_that_differ_are_fine() -> None:
     ("aliases", "adapters", "message"),
     [
         (["m"], [], "alias 'm' of m: model m has the same name"),
-        (["x", "x"], [], "alias 'x' of m: alias 'x' of m has the same name"),
+        (["x", "x"], [], "alias 'x' of m: named twice"),
         ([], ["m"], "adapter m of m: model m has the same name"),
         (["x"], ["x"], "adapter x of m: alias 'x' of m has the same name"),
     ],
