@@ -39,7 +39,9 @@ def frontend(
 async def contend(
     frontend: Frontend, key_file: KeyFile, loads: dict[str, tuple[str, int, dict[str, Any]]], duration_s: float
 ) -> dict[str, int]:
-    """Return how many requests of each load were served before the first of the loads ended.
+    """Return how many requests of each load were served while all loads wanted more than there is.
+
+    The first requests do not count, since they found the model idle: they may all be of one load.
 
     Args:
         loads: by any name: of which key, how many at a time, and the fields of their own.
@@ -52,9 +54,10 @@ async def contend(
 
     phases = await asyncio.gather(*(load(*each) for each in loads.values()))
     assert {answer.status for phase in phases for answer in phase.answers} == {200}
+    begin_s = sorted(answer.ended_s for phase in phases for answer in phase.answers)[MAX_SEQUENCES_ALONE - 1]
     end_s = min(max(answer.started_s for answer in phase.answers) for phase in phases)
     return {
-        name: sum(answer.ended_s <= end_s for answer in phase.answers)
+        name: sum(begin_s < answer.ended_s <= end_s for answer in phase.answers)
         for name, phase in zip(loads, phases, strict=True)
     }
 
