@@ -80,7 +80,7 @@ def test_log_probabilities_need_their_switches(start: Callable[..., Tiny]) -> No
 def test_sequences_beyond_the_limit_wait_in_order(tiny: Tiny) -> None:
     numbers = [tiny.submit(max_tokens=240) for _ in range(4)]
     stats = tiny.runtime.stats()
-    assert (stats.num_active, stats.num_waiting, stats.max_kv_tokens) == (2, 2, 512)
+    assert (stats.num_active, stats.num_waiting) == (2, 2)
     tiny.runtime.free(numbers[2])  # while it waits
     tiny.runtime.free(numbers[0])
     seen: set[int] = set()
