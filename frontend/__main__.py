@@ -157,7 +157,12 @@ def _add_serve_options(command: argparse.ArgumentParser) -> None:
     command.add_argument("--repository", type=Path, metavar="DIR", help=repository_help)
     _add_triton_options(command, "triton-")
     _add_number(command, "--ready-timeout-s", 120.0, "Seconds until all models must answer.")
-    _add_number(command, "--stop-timeout-s", 5.0, "Seconds that each process may take to end; then it is killed.")
+    _add_number(
+        command,
+        "--stop-timeout-s",
+        5.0,
+        "Seconds that the frontend may take to end after its requests; then it is killed.",
+    )
     _add_number(command, "--max-restarts", 5, "Restarts of Triton, or of the frontend, in ten minutes, once ready.")
     _add_number(command, "--triton-hang-s", 30.0, "Seconds without an answer that restart Triton; 0: no limit.")
     verbose_help = "Print the log of Triton and the frontend on a terminal too, where it goes to a file otherwise."

@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from frontend.settings import SETTINGS, Setting, Settings
+from frontend.settings import SETTINGS, Setting, Settings, flag_of
 
 # TLS of the connections to Tritons, and of a server's own port.
 TLS_TO_TRITON = frozenset({"triton_tls_ca", "triton_tls_cert", "triton_tls_key", "triton_tls_name"})
@@ -54,11 +54,6 @@ def default_text(default: object) -> str:
             return ", ".join(default)
         case _:
             return str(default)
-
-
-def flag_of(name: str) -> str:
-    """Return the option of a setting."""
-    return SETTINGS[name].flag or "--" + name.replace("_", "-")
 
 
 def settings_from(options: argparse.Namespace, defaults: Settings) -> Settings:

@@ -6,11 +6,11 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from frontend.options import default_text, explanation, flag_of
+from frontend.options import default_text, explanation
 from frontend.parameters import Parameter, Treatment, parameters
 from frontend.protocol.body import MAX_INT32
 from frontend.protocol.fields import OF_PEERS
-from frontend.settings import SETTINGS
+from frontend.settings import SETTINGS, flag_of
 from frontend.telemetry.reference import metrics_page
 from model_repository.contract import tensors
 from model_repository.contract.spec import TensorSpec

@@ -322,14 +322,14 @@ class Settings:
                 rule = "without API keys only loopback is allowed; --key-file FILE names the keys, and"
                 self._refuse(name, f"{rule} --allow-anonymous lets every client in")
         if bool(self.tls_cert) != bool(self.tls_key):
-            self._refuse("tls_cert" if self.tls_cert else "tls_key", "tls_cert and tls_key go together")
+            self._refuse("tls_cert" if self.tls_cert else "tls_key", "--tls-cert and --tls-key go together")
         if self.tls_client_ca and not self.tls_cert:
-            self._refuse("tls_client_ca", "it needs tls_cert and tls_key")
+            self._refuse("tls_client_ca", "it needs --tls-cert and --tls-key")
         if bool(self.triton_tls_cert) != bool(self.triton_tls_key) or (self.triton_tls_cert and not self.triton_tls_ca):
             name = "triton_tls_cert" if self.triton_tls_cert else "triton_tls_key"
-            self._refuse(name, "triton_tls_cert and triton_tls_key go together, and with triton_tls_ca")
+            self._refuse(name, "--triton-tls-cert and --triton-tls-key go together, and with --triton-tls-ca")
         if self.triton_tls_name and not self.triton_tls_ca:
-            self._refuse("triton_tls_name", "it needs triton_tls_ca")
+            self._refuse("triton_tls_name", "it needs --triton-tls-ca")
 
     def request_defaults(self) -> RequestDefaults:
         """Return the values for fields that a request and its model leave out."""
@@ -349,11 +349,16 @@ class Settings:
 
     def _refuse(self, name: str, rule: str) -> None:
         declared = SETTINGS[name]
-        label = declared.variable if declared.flag is None else name
-        raise SettingsError(f"{label}: {rule}" if declared.is_secret else f"{name}={getattr(self, name)!r}: {rule}")
+        label = declared.variable if declared.flag is None else flag_of(name)
+        raise SettingsError(f"{label}: {rule}" if declared.is_secret else f"{label}={getattr(self, name)!r}: {rule}")
 
 
 SETTINGS: Mapping[str, Setting] = {each.name: each.metadata["setting"] for each in fields(Settings)}
+
+
+def flag_of(name: str) -> str:
+    """Return the option of a setting."""
+    return SETTINGS[name].flag or "--" + name.replace("_", "-")
 
 
 @functools.lru_cache(maxsize=256)

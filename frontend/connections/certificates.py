@@ -33,7 +33,7 @@ class Certificates:
             self._current = self._load()
             self.context = self._load()
         except (OSError, ssl.SSLError) as exc:
-            raise SettingsError(f"tls_cert={settings.tls_cert!r}: {reason_of(exc)}") from exc
+            raise SettingsError(f"--tls-cert={settings.tls_cert!r}: {reason_of(exc)}") from exc
         self.context.sni_callback = self._choose
 
     async def follow(self) -> None:

@@ -61,10 +61,12 @@ class Policy:
     def _parse(self, text: str) -> tuple[str, ModelLimits]:
         model, _, values = text.rpartition(":")  # a model's name may have a colon
         if not model or "=" not in values:
-            raise SettingsError(f"model_limits={text!r}: must be MODEL:name=value,... such as demo:rpm=60,in_flight=32")
+            raise SettingsError(
+                f"--model-limit={text!r}: must be MODEL:name=value,... such as demo:rpm=60,in_flight=32"
+            )
         given = dict(item.partition("=")[::2] for item in values.split(","))
         try:
             return model, msgspec.convert(msgspec.to_builtins(self._default) | given, ModelLimits, strict=False)
         except msgspec.ValidationError as exc:
             names = ", ".join(ModelLimits.__struct_fields__)
-            raise SettingsError(f"model_limits={text!r}: {exc}; names: {names}") from None
+            raise SettingsError(f"--model-limit={text!r}: {exc}; names: {names}") from None

@@ -79,19 +79,19 @@ class LauncherSettings:
     triton_http_port: int | None = None  # None: closed
     tritonserver: Path | None = None  # None: an installed one
     ready_timeout_s: float = 120.0
-    stop_timeout_s: float = 5.0  # of each child, before it is killed; the frontend has its drain_timeout_s besides
+    stop_timeout_s: float = 5.0  # of the frontend after its drain_timeout_s, before it is killed
     max_restarts: int = 5  # of each child in ten minutes, once ready; then the launcher ends
     triton_hang_s: float = 30.0  # without an answer to a health check; then Triton is restarted; 0: no limit
 
     def __post_init__(self) -> None:
         if self.frontend.tls_client_ca:
             rule = "serve sends requests to the frontend and has no certificate; run api and triton instead"
-            raise SettingsError(f"tls_client_ca={self.frontend.tls_client_ca!r}: {rule}")
+            raise SettingsError(f"--tls-client-ca={self.frontend.tls_client_ca!r}: {rule}")
         if self.frontend.triton_tls_ca and not self.frontend.triton_tls_cert:
             rule = (
-                "the Triton of serve shows the certificate of the frontend: it needs triton_tls_cert and triton_tls_key"
+                "the Triton of serve shows the frontend's certificate: it needs --triton-tls-cert and --triton-tls-key"
             )
-            raise SettingsError(f"triton_tls_ca={self.frontend.triton_tls_ca!r}: {rule}")
+            raise SettingsError(f"--triton-tls-ca={self.frontend.triton_tls_ca!r}: {rule}")
         if self.frontend.triton_tls_ca and self.triton_http_port is not None:
             rule = "Triton's HTTP has no TLS, leave it out with --triton-tls-ca"
             raise SettingsError(f"--triton-http-port={self.triton_http_port}: {rule}")
@@ -200,10 +200,10 @@ class Launcher:
         child.start()
 
     def stop(self) -> None:
-        """Stop both children, the frontend first, so that its requests can end."""
+        """Stop the frontend once its requests have ended, and kill Triton: it has nothing to save, and ends slowly."""
         self._is_stopping = True
         self.frontend.stop(self._settings.frontend.drain_timeout_s + self._settings.stop_timeout_s)
-        self.triton.stop(self._settings.stop_timeout_s)
+        self.triton.kill()
 
     def interrupt(self) -> None:
         """End the wait, now or when it begins; a signal handler may call this at any moment.

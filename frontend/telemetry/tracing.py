@@ -26,7 +26,7 @@ def open_tracer(endpoint: str) -> RequestTracer | None:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
     except ModuleNotFoundError as exc:
         rule = "needs the packages of the extra `traces` (pip install 'conch[traces]')"
-        raise SettingsError(f"otlp_endpoint={endpoint!r}: {rule}") from exc
+        raise SettingsError(f"--otlp-endpoint={endpoint!r}: {rule}") from exc
     return RequestTracer(OTLPSpanExporter(endpoint=endpoint))
 
 

@@ -67,16 +67,16 @@ class TritonCredentials:
         return self._current
 
     def _load(self) -> grpc.ChannelCredentials:
-        name, value = "triton_tls_ca", self._ca
+        flag, value = "--triton-tls-ca", self._ca
         try:
             context = ssl.create_default_context(cafile=value)  # grpc itself reports no bad file
             if self._cert:
-                name, value = "triton_tls_cert", self._cert
+                flag, value = "--triton-tls-cert", self._cert
                 context.load_cert_chain(value, self._key, password=no_password)
             files = (Path(file).read_bytes() if file else None for file in (self._ca, self._key, self._cert))
             return grpc.ssl_channel_credentials(*files)
         except (OSError, ssl.SSLError) as exc:
-            raise SettingsError(f"{name}={value!r}: {reason_of(exc)}") from exc
+            raise SettingsError(f"{flag}={value!r}: {reason_of(exc)}") from exc
 
 
 def triton_credentials(settings: Settings) -> TritonCredentials | None:

@@ -63,8 +63,8 @@ def test_settings_survive_the_way_through_options():
         (["api", "--triton=nowhere"], "--triton='nowhere': 'nowhere' must be host:port"),
         (["health", "--triton=nowhere"], "--triton='nowhere': 'nowhere' must be host:port"),
         (["drain", "--triton=nowhere"], "--triton='nowhere': 'nowhere' must be host:port"),
-        (["api", "--model-limit=demo"], "model_limits='demo': must be MODEL:name=value"),
-        (["serve", "--repository=r", "--model-limit=demo"], "model_limits='demo': must be MODEL:name=value"),
+        (["api", "--model-limit=demo"], "--model-limit='demo': must be MODEL:name=value"),
+        (["serve", "--repository=r", "--model-limit=demo"], "--model-limit='demo': must be MODEL:name=value"),
     ],
 )
 def test_a_text_that_breaks_its_grammar_ends_the_command_before_anything_is_started(

@@ -84,4 +84,4 @@ def test_the_operations_port_shows_the_certificate_and_asks_for_none(tmp_path: P
 def test_a_certificate_of_no_use_is_one_line_and_exit_code_2() -> None:
     command = [sys.executable, "-m", "frontend", "api", "--tls-cert=/nowhere", "--tls-key=/nowhere"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    assert (done.returncode, done.stderr) == (2, "error: tls_cert='/nowhere': No such file or directory\n")
+    assert (done.returncode, done.stderr) == (2, "error: --tls-cert='/nowhere': No such file or directory\n")

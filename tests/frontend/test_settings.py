@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from frontend.settings import SETTINGS, Setting, Settings, SettingsError
+from frontend.settings import SETTINGS, Setting, Settings, SettingsError, flag_of
 from model_repository.contract.request import ContextOverflow
 from model_repository.model_parameters import RequestDefaults
 
@@ -29,8 +29,9 @@ def bad_values(declared: Setting) -> list[Any]:
 
 @pytest.mark.parametrize("name", SETTINGS)
 def test_a_value_of_another_type_or_beyond_the_range_is_refused_with_the_settings_name(name: str) -> None:
+    label = SETTINGS[name].variable if SETTINGS[name].flag is None else flag_of(name)
     for value in bad_values(SETTINGS[name]):
-        with pytest.raises(SettingsError, match=f"^({name}=|{name}: |{SETTINGS[name].variable or name}: )"):
+        with pytest.raises(SettingsError, match=f"^{label}(=|: )"):
             Settings(**{name: value})
 
 
@@ -62,12 +63,12 @@ def test_a_value_of_another_type_or_beyond_the_range_is_refused_with_the_setting
     ],
 )
 def test_a_value_that_breaks_a_rule_is_refused_with_the_settings_name(name: str, value: Any) -> None:
-    with pytest.raises(SettingsError, match=f"^{name}="):
+    with pytest.raises(SettingsError, match=f"^{flag_of(name)}="):
         Settings(**{name: value})
 
 
 def test_a_secret_is_in_no_error() -> None:
-    for name, label in (("redis_url", "redis_url"), ("triton_key", "CONCH_TRITON_KEY")):
+    for name, label in (("redis_url", "--redis-url"), ("triton_key", "CONCH_TRITON_KEY")):
         with pytest.raises(SettingsError, match=f"^{label}: must be ") as caught:
             Settings(**{name: "password"})  # type: ignore[arg-type]
         assert "password" not in str(caught.value)
@@ -81,7 +82,7 @@ def test_endpoints_are_host_and_port(endpoint: str) -> None:
 
 @pytest.mark.parametrize("name", ["a:8001", "a b", "https://a"])
 def test_the_name_in_tritons_certificates_is_a_name_alone(name: str) -> None:
-    with pytest.raises(SettingsError, match=r"^triton_tls_name="):
+    with pytest.raises(SettingsError, match=r"^--triton-tls-name="):
         Settings(triton_tls_ca="ca.pem", triton_tls_name=name)
 
 
@@ -123,6 +124,6 @@ def test_loopback_is_listened_on_without_keys(host: str) -> None:
 @pytest.mark.parametrize("fields", [{"key_file": "keys.json"}, {"allow_anonymous": True}])
 def test_other_addresses_need_keys_or_a_word(fields: dict[str, Any]) -> None:
     Settings(host="0.0.0.0", admin_host="0.0.0.0", admin_port=1, **fields)
-    with pytest.raises(SettingsError, match=r"^admin_host=.*--key-file FILE names the keys, and --allow-anonymous"):
+    with pytest.raises(SettingsError, match=r"^--admin-host=.*--key-file FILE names the keys, and --allow-anonymous"):
         Settings(admin_host="0.0.0.0", admin_port=1)
     Settings(admin_host="0.0.0.0")  # nothing listens there

@@ -123,8 +123,8 @@ async def test_only_clients_of_the_current_client_authority_come_in(tmp_path: Pa
 @pytest.mark.parametrize("text", ["", "no certificate"])
 def test_files_that_cannot_be_used_stop_the_start(tmp_path: Path, text: str) -> None:
     bad = tmp_path / "bad.pem"
-    with pytest.raises(SettingsError, match=r"^tls_cert=.*No such file"):
+    with pytest.raises(SettingsError, match=r"^--tls-cert=.*No such file"):
         Certificates(Settings(tls_cert=str(bad), tls_key=str(bad)))
     bad.write_text(text)
-    with pytest.raises(SettingsError, match=r"^tls_cert="):
+    with pytest.raises(SettingsError, match=r"^--tls-cert="):
         Certificates(Settings(tls_cert=str(bad), tls_key=str(bad)))

@@ -34,5 +34,5 @@ def test_a_model_has_its_own_rates_and_bounds_and_otherwise_those_of_all_models(
     ],
 )
 def test_a_bad_limit_is_refused_with_its_value_and_the_rule(text: str, rule: str) -> None:
-    with pytest.raises(SettingsError, match=f"^model_limits='{text}': .*{rule}"):
+    with pytest.raises(SettingsError, match=f"^--model-limit='{text}': .*{rule}"):
         Policy(Settings(model_limits=("demo:rpm=1", text)))

@@ -201,10 +201,10 @@ def test_a_signal_at_any_moment_of_the_start_ends_everything(repository, server,
     ("argument", "problem"),
     [
         ("--port=many", "argument --port: invalid int value: 'many'"),
-        ("--port=70000", "port=70000: must be"),
+        ("--port=70000", "--port=70000: must be"),
         ("--triton-grpc-port=-1", "--triton-grpc-port=-1: must be"),
         ("--ready-timeout-s=nan", "--ready-timeout-s=nan: must be"),
-        ("--max-body-bytes=0", "max_body_bytes=0: must be"),
+        ("--max-body-bytes=0", "--max-body-bytes=0: must be"),
         ("--colour=red", "unrecognized arguments: --colour=red"),
     ],
 )
@@ -219,7 +219,7 @@ def test_a_wrong_option_is_one_line_and_status_2(capsys, argument, problem):
 
 def test_its_triton_has_a_certificate_or_no_tls(repository, tmp_path):
     frontend = Settings(triton_tls_ca="ca.pem")
-    with pytest.raises(SettingsError, match=r"^triton_tls_ca='ca.pem': .* needs triton_tls_cert and triton_tls_key"):
+    with pytest.raises(SettingsError, match=r"^--triton-tls-ca='ca.pem': .* needs --triton-tls-cert and "):
         LauncherSettings(repository=repository, state_dir=tmp_path, environment={}, frontend=frontend)
 
 

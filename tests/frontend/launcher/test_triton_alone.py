@@ -64,9 +64,9 @@ def test_nothing_to_serve_is_one_line(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--tls-cert=c"], "error: tls_cert='c': tls_cert and tls_key go together"),
-        (["--tls-client-ca=c"], "error: tls_client_ca='c': it needs tls_cert and tls_key"),
-        (["--tls-cert=/none", "--tls-key=/none"], "error: tls_cert='/none': No such file or directory"),
+        (["--tls-cert=c"], "error: --tls-cert='c': --tls-cert and --tls-key go together"),
+        (["--tls-client-ca=c"], "error: --tls-client-ca='c': it needs --tls-cert and --tls-key"),
+        (["--tls-cert=/none", "--tls-key=/none"], "error: --tls-cert='/none': No such file or directory"),
     ],
 )
 def test_certificates_that_cannot_be_used_are_one_line(options, message, capsys):

@@ -65,7 +65,7 @@ def test_files_that_do_not_fit_change_nothing_and_are_logged_once(
     Path(key).write_bytes(new_key)
     assert [credentials.latest(), credentials.latest()] == [first, first]
     (line,) = caplog.messages
-    assert line.startswith("the certificates for Triton cannot be read again, the last ones stay: triton_tls_cert=")
+    assert line.startswith("the certificates for Triton cannot be read again, the last ones stay: --triton-tls-cert=")
     Path(key).write_bytes(old_key)
     assert credentials.latest() is not first
 
@@ -86,9 +86,12 @@ def test_files_of_no_use_are_named(tmp_path: Path) -> None:
     cert, key = self_signed.make(tmp_path, TRUSTED)
     _, other_key = self_signed.make(tmp_path, STRANGER)
     for settings, message in (
-        ({"triton_tls_ca": "/nowhere.pem"}, "triton_tls_ca='/nowhere.pem': No such file"),
-        ({"triton_tls_ca": key}, f"triton_tls_ca='{key}': "),
-        ({"triton_tls_ca": cert, "triton_tls_cert": cert, "triton_tls_key": other_key}, f"triton_tls_cert='{cert}': "),
+        ({"triton_tls_ca": "/nowhere.pem"}, "--triton-tls-ca='/nowhere.pem': No such file"),
+        ({"triton_tls_ca": key}, f"--triton-tls-ca='{key}': "),
+        (
+            {"triton_tls_ca": cert, "triton_tls_cert": cert, "triton_tls_key": other_key},
+            f"--triton-tls-cert='{cert}': ",
+        ),
     ):
         with pytest.raises(SettingsError, match=f"^{message}"):
             triton_credentials(Settings(**settings))  # type: ignore[arg-type]
