@@ -204,6 +204,7 @@ class Launcher:
         self._is_stopping = True
         self.frontend.stop(self._settings.frontend.drain_timeout_s + self._settings.stop_timeout_s)
         self.triton.kill()
+        free_shared_memory(self._mark)
 
     def interrupt(self) -> None:
         """End the wait, now or when it begins; a signal handler may call this at any moment.

@@ -15,7 +15,8 @@ from typing import Any
 import aiohttp
 import pytest
 
-from frontend.launcher.guard import marked_pids
+from frontend.launcher.checks import SHARED_MEMORY
+from frontend.launcher.guard import marked_pids, shm_prefix
 from frontend.launcher.launcher import Interrupted
 from model_repository.contract.tensors import model_id_to_ensemble, stage_name
 from tests.integration.api import CHAT, COMPLETIONS, Api
@@ -113,9 +114,12 @@ def watched_stack(workers: int, repository: Path, tmp_path_factory: pytest.TempP
 
 @pytest.fixture(scope="module")
 def two_workers(paced_repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    """The launcher of `serve` with two workers."""
+    """The launcher of `serve` with two workers. It frees its shared memory, also when its guard was killed."""
     with watched_stack(2, paced_repository, tmp_path_factory) as stack:
         yield stack
+        mark = stack.launcher._mark
+        assert list(SHARED_MEMORY.glob(shm_prefix(mark) + "*"))
+    assert not list(SHARED_MEMORY.glob(shm_prefix(mark) + "*"))
 
 
 def processes_of(stack: Stack) -> dict[str, list[int]]:
