@@ -161,21 +161,27 @@ def lines(*texts: str) -> Callable[[str], str]:
     return read
 
 
-def test_chat_remembers_the_conversation_and_goes_on_after_an_error(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
-    client, out, err = ChatClient(f"{api.url}/v1"), io.StringIO(), io.StringIO()
-    answer, asked = client.answer, list[list[Message]]()
+class RecordingClient(ChatClient):
+    """Keeps the messages of each request."""
 
-    def recorded(model: str, messages: list[Message], max_tokens: int) -> Iterator[str]:
-        asked.append(list(messages))
-        return answer(model, messages, max_tokens)
+    def __init__(self, url: str) -> None:
+        super().__init__(url)
+        self.asked: list[list[Message]] = []
 
-    monkeypatch.setattr(client, "answer", recorded)
+    def answer(self, model: str, messages: list[Message], max_tokens: int) -> Iterator[str]:
+        """Keep the messages and ask."""
+        self.asked.append(list(messages))
+        return super().answer(model, messages, max_tokens)
+
+
+def test_chat_remembers_the_conversation_and_goes_on_after_an_error(api: Api) -> None:
+    client, out, err = RecordingClient(f"{api.url}/v1"), io.StringIO(), io.StringIO()
     said = lines("What is the capital of France?", "a" * 100_000, "And of Italy?", "/clear", "/bye", "Hello!")
     assert chat(client, "demo", out, err, said) == 0
     first, second = out.getvalue().splitlines()
     assert first == "The capital of France is Paris." and second
-    answered = [*asked[0], {"role": "assistant", "content": first}]
-    assert asked[-1] == [*answered, {"role": "user", "content": "And of Italy?"}]
+    answered = [*client.asked[0], {"role": "assistant", "content": first}]
+    assert client.asked[-1] == [*answered, {"role": "user", "content": "And of Italy?"}]
     _, full, error = err.getvalue().strip().splitlines()
     assert full.startswith("(The context window is full.") and error.startswith("error: ") and "2048" in error
 
@@ -188,11 +194,10 @@ def test_chat_leaves_out_the_oldest_messages_when_the_window_is_full(api: Api) -
 
 
 def test_ctrl_c_ends_an_answer_and_the_conversation_goes_on(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
-    client, out = ChatClient(api.url), io.StringIO()
-    answer, asked = client.answer, list[list[Message]]()
+    client, out = RecordingClient(api.url), io.StringIO()
+    answer = client.answer
 
     def interrupted(model: str, messages: list[Message], max_tokens: int) -> Iterator[str]:
-        asked.append(messages)
         pieces = answer(model, messages, max_tokens)
         yield next(pieces) + next(pieces)
         signal.raise_signal(signal.SIGINT)
@@ -201,7 +206,7 @@ def test_ctrl_c_ends_an_answer_and_the_conversation_goes_on(api: Api, monkeypatc
     assert chat(client, "demo", out, io.StringIO(), lines("Count from 1 to 20.", "And on?")) == 0
     first, second = out.getvalue().splitlines()
     assert first and "20" not in first and second
-    assert asked[1][:2] == [*asked[0], {"role": "assistant", "content": first}]
+    assert client.asked[1][:2] == [*client.asked[0], {"role": "assistant", "content": first}]
 
 
 def test_an_answer_may_fill_the_window(api: Api) -> None:
