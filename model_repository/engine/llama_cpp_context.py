@@ -33,7 +33,7 @@ class Context:
         done: queue.SimpleQueue[Context],
     ) -> None:
         self.llama_context = llama.LlamaContext(model, params)
-        self.scheduler = Scheduler(params.n_seq_max, _KvCache(self.llama_context), max_step_tokens=MAX_STEP_TOKENS)
+        self.scheduler = Scheduler(params.n_seq_max, SlotCache(self.llama_context), max_step_tokens=MAX_STEP_TOKENS)
         self.is_computing = False  # in its own thread, until `finish`
         self._num_slots: int = params.n_seq_max
         self._num_threads: int = params.n_threads
@@ -122,28 +122,26 @@ class Context:
             self._adapter = name
 
 
-class _KvCache:
-    """The KV cache of a context with `kv_unified` off: a slot is a llama.cpp sequence with its own part of it."""
+class SlotCache:
+    """The KV cache of a context with `kv_unified` off: a slot is a llama.cpp sequence with its own part of it.
+
+    Tokens are copied by `read` and `load` alone. `memory_seq_cp` only queues a copy until the next decode: until then,
+    the target is read as zeros, and tokens that are loaded into it or its source are lost.
+    """
 
     def __init__(self, context: llama.LlamaContext) -> None:
         self._context = context
 
-    def copy(self, source: int, target: int) -> None:
-        """Replace the target slot's tokens. Only whole sequences can be copied: a partial copy aborts the process."""
-        self._context.memory_seq_rm(target, -1, -1)
-        self._context.memory_seq_cp(source, target, -1, -1)
+    def read(self, slot: int) -> bytes:
+        """Return a copy of the slot's tokens."""
+        state: bytes = self._context.get_state_seq_data(slot)
+        return state
+
+    def load(self, slot: int, state: bytes) -> None:
+        """Replace the slot's tokens by a copy, of this context or one with as many slots."""
+        self._context.memory_seq_rm(slot, -1, -1)
+        self._context.set_state_seq_data(state, slot)
 
     def trim(self, slot: int, num_tokens: int) -> None:
         """Keep the first `num_tokens` tokens of a slot."""
         self._context.memory_seq_rm(slot, num_tokens, -1)
-
-    def swap(self, slot: int, other: int) -> None:
-        """Exchange the tokens of two slots, by copies as large as these tokens."""
-        state = self._context.get_state_seq_data(slot)
-        self.load(slot, self._context.get_state_seq_data(other))
-        self.load(other, state)
-
-    def load(self, slot: int, state: bytes) -> None:
-        """Replace the slot's tokens by a sequence of another context with as many slots."""
-        self._context.memory_seq_rm(slot, -1, -1)
-        self._context.set_state_seq_data(state, slot)

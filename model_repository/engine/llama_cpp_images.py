@@ -21,6 +21,7 @@ from model_repository.contract.request import IMAGE_PLACE, EngineRequest
 from model_repository.contract.rules import fitting_max_tokens
 from model_repository.engine.adapter_folder import Adapter
 from model_repository.engine.images import read_image
+from model_repository.engine.llama_cpp_context import SlotCache
 from model_repository.engine.runtime import ImageCounts
 from model_repository.engine.scheduler import ComputedPrompt
 from model_repository.errors import EngineFailed
@@ -139,6 +140,7 @@ class _Computer:
         if not self._projector.supports_vision or self._projector.uses_mrope:
             rule = "expected one for images, for a model whose positions are plain numbers"
             raise EngineFailed(f"{projector}: {rule}")
+        self._kv_cache = SlotCache(self._context)
         self._slots = [_Slot(index) for index in range(params.n_seq_max)]
         self._batch = llama.LlamaBatch(n_tokens=self._batch_size, embd=0, n_seq_max=1)
         self._adapters: dict[str, Any] = {}  # by key
@@ -162,8 +164,7 @@ class _Computer:
                 self._evaluate(piece, slot, end)
                 if piece.chunks is not None:
                     counts = counts.plus(ImageCounts(1, len(piece.token_ids), time.monotonic() - started_s))
-        state = self._context.get_state_seq_data(slot.index)
-        return request, ComputedPrompt(token_ids, end, num_cached, state), counts
+        return request, ComputedPrompt(token_ids, end, num_cached, self._kv_cache.read(slot.index)), counts
 
     def _pieces(self, request: EngineRequest) -> Iterator[_Piece]:
         images = iter(enumerate(request.images))
@@ -196,9 +197,8 @@ class _Computer:
         if num_kept < len(source.token_ids):  # another prompt may go on with the rest
             slot = min(self._slots, key=lambda each: each.last_used)
         if slot is not source:
-            self._context.memory_seq_rm(slot.index, -1, -1)
-            self._context.memory_seq_cp(source.index, slot.index, -1, -1)
-        self._context.memory_seq_rm(slot.index, num_kept, -1)
+            self._kv_cache.load(slot.index, self._kv_cache.read(source.index))
+        self._kv_cache.trim(slot.index, num_kept)
         slot.token_ids, slot.adapter, slot.last_used = token_ids[:num_kept], adapter, next(self._ticks)
         return slot
 

@@ -16,24 +16,21 @@ from typing import Protocol
 
 from model_repository.engine.prefill_budget import PrefillBudget
 
-# Copying a prefix moves a whole slot: fewer tokens are computed again just as fast.
+# Copying a prefix copies all tokens of its slot: fewer tokens are computed again just as fast.
 MIN_COPIED_TOKENS = 32
 
 
 class KVCache(Protocol):
-    """The operations of a KV cache that scheduling needs."""
+    """The operations of a KV cache that scheduling needs. Each takes effect before it returns."""
 
-    def copy(self, source: int, target: int) -> None:
-        """Replace the target slot's tokens by the source slot's."""
+    def read(self, slot: int) -> bytes:
+        """Return a copy of the slot's tokens."""
+
+    def load(self, slot: int, state: bytes) -> None:
+        """Replace the slot's tokens by a copy, which may come from another KV cache."""
 
     def trim(self, slot: int, num_tokens: int) -> None:
         """Keep the first tokens of a slot and free the others."""
-
-    def swap(self, slot: int, other: int) -> None:
-        """Exchange the tokens of two slots."""
-
-    def load(self, slot: int, state: bytes) -> None:
-        """Replace the slot's tokens by those of another KV cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,7 +257,9 @@ class Scheduler:
         gaps = [slot for slot in self._slots if slot.sequence is None and slot.index in places]
         strays = [slot for slot in self._slots if slot.sequence is not None and slot.index not in places]
         for gap, stray in zip(gaps, strays, strict=True):
-            self._kv_cache.swap(gap.index, stray.index)
+            kept, moved = self._kv_cache.read(gap.index), self._kv_cache.read(stray.index)
+            self._kv_cache.load(gap.index, moved)
+            self._kv_cache.load(stray.index, kept)
             gap.index, stray.index = stray.index, gap.index
 
     def _is_shared_prefix_in_prefill(self, item: _QueuedJob) -> bool:
@@ -297,7 +296,7 @@ class Scheduler:
             num_kept = common[source.index]
             claimed = min(free, key=lambda slot: (slot is source, slot.last_used))
             if claimed is not source:
-                self._kv_cache.copy(source.index, claimed.index)
+                self._kv_cache.load(claimed.index, self._kv_cache.read(source.index))
                 claimed.token_ids = list(source.token_ids)
         self._kv_cache.trim(claimed.index, num_kept)
         del claimed.token_ids[num_kept:]

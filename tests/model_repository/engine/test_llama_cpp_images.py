@@ -22,6 +22,7 @@ from model_repository.errors import EngineFailed, InternalError, InvalidRequest,
 from tests.build_engines.llama_cpp.reference import ImageReference
 from tests.build_engines.tiny_checkpoint import CONFIG
 from tests.build_engines.tiny_smolvlm import image_token_ids, picture, write_smolvlm
+from tests.model_repository.engine.engine_requests import changed
 from tests.model_repository.engine.tiny_adapter import write_adapter
 from tests.processes import is_running
 from tests.waiting import wait_until
@@ -143,6 +144,26 @@ def test_images_in_one_batch_with_texts_get_the_answers_that_they_get_alone(arti
     found = answers(together, *map(together.prepare, requests))
     together.close()
     assert [tokens for tokens, _ in found] == alone
+
+
+def test_an_image_in_a_copied_beginning_is_whole(runtime: LlamaCppRuntime) -> None:
+    """llama.cpp copied tokens at the next decode, but they were read before: the answer was about zeros."""
+    alone, _ = answer(runtime, request())
+    answer(runtime, request([RED, BLUE]))
+    runtime._forget_all()
+    assert answer(runtime, request())[0] == alone
+
+
+def test_an_image_behind_a_copied_text_is_whole(runtime: LlamaCppRuntime) -> None:
+    """llama.cpp copied the text at the next decode: over the image, which had been loaded in the meantime."""
+    text = tuple(range(60, 100))
+    prepared = runtime.prepare(changed(request(), prompt_token_ids=(*text, IMAGE_PLACE, 7)))
+    runtime.submit(9, changed(request([]), prompt_token_ids=(*text, 8)))
+    runtime.step()
+    runtime.submit(8, prepared.request, prepared)
+    drawn = [output.token_id for _ in range(NUM_TOKENS) for output in runtime.step() if output.sequence == 8]
+    runtime._forget_all()
+    assert answers(runtime, prepared) == [(drawn, 0)]
 
 
 def test_an_image_under_an_adapter_is_another_one(runtime: LlamaCppRuntime) -> None:

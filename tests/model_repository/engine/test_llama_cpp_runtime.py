@@ -416,6 +416,39 @@ def test_sequences_that_move_to_adjacent_slots_go_on_as_alone(start: Start) -> N
     assert [tokens[first], tokens[last]] == [expected[first], expected[last]]
 
 
+def test_tokens_are_in_their_slot_before_the_next_step(runtime: LlamaCppRuntime) -> None:
+    tokens_of(runtime, request(), 1)
+    cache = runtime._contexts[0].scheduler._kv_cache
+
+    def values(slot: int) -> bytes:
+        return cache.read(slot).rstrip(b"\0")[-10_000:]  # the rest names the slot
+
+    first = values(0)
+    cache.load(1, cache.read(0))
+    assert (values(1), len(first)) == (first, 10_000)
+    cache.trim(0, 0)
+    assert (values(1), len(values(0)) < 100) == (first, True)
+
+
+def test_a_prefix_copied_in_the_step_of_a_move_is_whole(start: Start) -> None:
+    """llama.cpp copied tokens at the next decode, and the copy was moved before: its reader got another answer."""
+    runtime, shared = start(precision="f32", max_sequences=4), tuple(range(100, 180))
+    items = {1: request(PROMPT), 2: request(PROMPT[1:]), 3: request((*shared, 7)), 4: request((*shared, 8, 9))}
+    expected = {number: tokens_of(runtime, item) for number, item in items.items()}
+    runtime._forget_all()
+    tokens: Tokens = {number: [] for number in items}
+    for number in (1, 2, 3):
+        runtime.submit(number, items[number])
+    step(runtime, tokens)
+    runtime.free(2)
+    runtime.submit(4, items[4])  # takes the last slot, and moves into the gap
+    num_cached: dict[int, int] = {}
+    while runtime.has_work:
+        step(runtime, tokens, num_cached)
+    assert num_cached[4] == len(shared)
+    assert {number: tokens[number] for number in (1, 3, 4)} == {number: expected[number] for number in (1, 3, 4)}
+
+
 def test_tokens_that_cannot_be_moved_end_all_sequences(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     runtime = start()
     _, middle, _ = start_three(runtime, {})

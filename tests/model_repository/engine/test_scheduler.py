@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,25 +18,25 @@ PROMPT = tuple(range(100, 200))
 
 
 class FakeKVCache:
-    """The KV cache of llama.cpp as lists."""
+    """A KV cache of lists. Its operations take effect at once, as SlotCache's do on the real llama.cpp.
+
+    What it cannot show (wrong values of the right tokens), `tests/exactness` does.
+    """
 
     def __init__(self, num_slots: int) -> None:
         self.slots: list[list[CachedToken]] = [[] for _ in range(num_slots)]
         self.copies: list[tuple[int, int]] = []
 
-    def copy(self, source: int, target: int) -> None:
-        self.slots[target] = list(self.slots[source])
-        self.copies.append((source, target))
+    def read(self, slot: int) -> bytes:
+        return pickle.dumps((slot, self.slots[slot]))
+
+    def load(self, slot: int, state: bytes) -> None:
+        source, self.slots[slot] = pickle.loads(state)
+        self.copies.append((source, slot))
 
     def trim(self, slot: int, num_tokens: int) -> None:
         assert num_tokens <= len(self.slots[slot])
         del self.slots[slot][num_tokens:]
-
-    def swap(self, slot: int, other: int) -> None:
-        self.slots[slot], self.slots[other] = self.slots[other], self.slots[slot]
-
-    def load(self, slot: int, state: bytes) -> None:
-        self.slots[slot] = [(token_id, "") for token_id in state]
 
 
 class FixedBudget(PrefillBudget):
