@@ -26,6 +26,7 @@ from tests.integration.api import Api, api_of
 from tests.integration.operations import Server
 from tests.integration.stack import (
     ALIASES,
+    CLIENTS,
     DEMO_CHECKPOINT,
     ENGINE_MODEL,
     FLOOD_MODEL,
@@ -143,6 +144,21 @@ def server(repository: Path, adapter_root: Path, tmp_path_factory: pytest.TempPa
     key_file.add("demo", models=("demo",))
     key_file.add("polite", models=("polite",))
     settings = replace(FRONTEND, workers=2, key_file=str(key_file.path), admin_port=free_port())
+    with running_stack(folder / "repository", tmp_path_factory, settings) as stack:
+        yield Server(stack, f"http://127.0.0.1:{settings.admin_port}", key_file)
+
+
+@pytest.fixture(scope="session")
+def busy_server(demo_artifact: Path, adapter_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server with keys `admin` and CLIENTS, whose demo model runs eight sequences in two contexts."""
+    folder = tmp_path_factory.mktemp("busy-server")
+    options = ("--max-sequences", "8", "--num-threads", "2", "--adapter-root", str(adapter_root))
+    _run("render", str(demo_artifact), "--repository", str(folder / "repository"), *options)
+    key_file = KeyFile(folder / "keys.json")
+    key_file.add("admin", role=Role.ADMIN)
+    for name in CLIENTS:
+        key_file.add(name)
+    settings = replace(FRONTEND, key_file=str(key_file.path), admin_port=free_port())
     with running_stack(folder / "repository", tmp_path_factory, settings) as stack:
         yield Server(stack, f"http://127.0.0.1:{settings.admin_port}", key_file)
 
