@@ -180,7 +180,7 @@ class _Computer:
         bitmap = llama.MtmdBitmap.create_image(picture.width, picture.height, pixels)
         chunks = self._projector.tokenize(self._projector.marker, [bitmap], False, True)
         # All tokens of an image have one number, and no token of the vocabulary has it: equal images are found again.
-        digest = hashlib.blake2b(pixels, digest_size=7, salt=b"%dx%d" % picture.size).digest()
+        digest = hashlib.blake2b(pixels, digest_size=16, salt=b"%dx%d" % picture.size).digest()
         return _Piece((IMAGE_PLACE - 1 - int.from_bytes(digest),) * chunks.total_tokens, chunks)
 
     def _claim_slot(self, pieces: Sequence[_Piece], adapter: str) -> _Slot:

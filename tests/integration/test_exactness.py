@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import random
+import threading
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -116,8 +117,18 @@ def test_answers_beside_other_clients_are_those_alone(
         for body in bodies[client]:
             yield body, *ask(server, client, body, luck.choice((None, 1000, luck.randint(1, 5))))
 
-    with ThreadPoolExecutor(len(CLIENTS)) as pool:
+    is_over = threading.Event()
+
+    def load_and_unload() -> None:
+        while not is_over.is_set():
+            assert server.admin("POST", ROUTE, name="polite", source="formal")[0] == 200
+            assert server.admin("DELETE", f"{ROUTE}/polite")[0] == 200
+
+    with ThreadPoolExecutor(len(CLIENTS) + 1) as pool:
+        loading = pool.submit(load_and_unload)
         answered = dict(zip(CLIENTS, pool.map(lambda client: list(work(client)), CLIENTS), strict=True))
+        is_over.set()
+        loading.result()
     for client, got in answered.items():
         others = [canary for other, canary in canaries.items() if other != client]
         for body, answers, text in got:

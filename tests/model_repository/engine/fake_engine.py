@@ -42,7 +42,10 @@ class FakeClock:
 
 
 class FakeRuntime:
-    """Gives each sequence the bytes of the script, one per step, then the end-of-generation token for ever."""
+    """Gives each sequence the bytes of the script, one per step, then the end-of-generation token for ever.
+
+    Simplified: it computes nothing, so it cannot mix up sequences; `tests/exactness` runs the engine on llama.cpp.
+    """
 
     def __init__(self, script: bytes = b"", num_slots: int = 8) -> None:
         self.script = script

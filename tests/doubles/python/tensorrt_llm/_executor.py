@@ -9,6 +9,10 @@
   last token one call late.
 - Each step adds its statistics to a queue without a limit, on the PyTorch backend only if an option asks for it.
 - A worker process beside it stands for the ranks: when it dies, everything fails.
+
+Simplified: each sequence computes its own keys and values, so no fault of TensorRT-LLM's KV cache can show. A step of
+any size takes the same time. Processors run in this process, after pickle; their logits are in memory that each step
+spoils, as on a GPU.
 """
 
 from __future__ import annotations

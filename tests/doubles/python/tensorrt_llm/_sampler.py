@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import pickle
 from collections.abc import Sequence
 from typing import Any
@@ -52,7 +53,7 @@ class Sampler:
 
     def draw(self, raw: Floats, drawn: Sequence[int]) -> int:
         """Draw the token that follows those drawn so far, from its raw logits [vocab_size]."""
-        logits = raw.astype(np.float32)
+        row = logits = _in_row(raw)
         self.process(logits, drawn[:-1] if self._is_told_late else drawn)
         if self._structured_output is not None:
             self._structured_output.ban(logits)
@@ -67,6 +68,7 @@ class Sampler:
         if len(drawn) < min_tokens and not self._params.ignore_eos:
             logits[self._params.end_id] = -np.inf
         token_id = int(logits.argmax()) if self._is_greedy else self._sample(logits)
+        row.fill(np.nan)
         if self._structured_output is not None:
             self._structured_output.take(token_id)
         return token_id
@@ -98,6 +100,18 @@ class Sampler:
         shares[np.cumsum(shares) - shares >= self._top_p] = 0.0
         shares[shares < (self._params.min_p or 0.0) * shares[0]] = 0.0
         return int(self._random.choice(order, p=shares / shares.sum()))
+
+
+@functools.cache
+def _row(vocab_size: int) -> Floats:
+    return np.empty(vocab_size, dtype=np.float32)
+
+
+def _in_row(raw: Floats) -> Floats:
+    """Return logits in the one place where all steps have theirs: a processor that keeps them sees them spoiled."""
+    row = _row(len(raw))
+    row[:] = raw
+    return row
 
 
 def logprob_entry(raw: Floats, num_top: int, token_id: int | None = None) -> dict[int, Logprob]:
