@@ -152,7 +152,7 @@ def server(repository: Path, adapter_root: Path, tmp_path_factory: pytest.TempPa
 def busy_server(demo_artifact: Path, adapter_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A server with keys `admin` and CLIENTS, whose demo model runs eight sequences in two contexts."""
     folder = tmp_path_factory.mktemp("busy-server")
-    options = ("--max-sequences", "8", "--num-threads", "2", "--adapter-root", str(adapter_root))
+    options = ("--max-sequences", "8", "--num-threads", "1", "--adapter-root", str(adapter_root))
     _run("render", str(demo_artifact), "--repository", str(folder / "repository"), *options)
     key_file = KeyFile(folder / "keys.json")
     key_file.add("admin", role=Role.ADMIN)
