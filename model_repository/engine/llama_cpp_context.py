@@ -142,6 +142,12 @@ class SlotCache:
         self._context.memory_seq_rm(slot, -1, -1)
         self._context.set_state_seq_data(state, slot)
 
-    def trim(self, slot: int, num_tokens: int) -> None:
-        """Keep the first `num_tokens` tokens of a slot."""
-        self._context.memory_seq_rm(slot, num_tokens, -1)
+    def trim(self, slot: int, num_tokens: int) -> int:
+        """Free all but the first tokens of a slot, and return how many are kept.
+
+        A recurrent model, like Mamba, has one state for all tokens: it can only forget it whole.
+        """
+        if self._context.memory_seq_rm(slot, num_tokens, -1):
+            return num_tokens
+        self._context.memory_seq_rm(slot, -1, -1)
+        return 0

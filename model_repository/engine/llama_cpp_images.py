@@ -198,7 +198,7 @@ class _Computer:
             slot = min(self._slots, key=lambda each: each.last_used)
         if slot is not source:
             self._kv_cache.load(slot.index, self._kv_cache.read(source.index))
-        self._kv_cache.trim(slot.index, num_kept)
+        num_kept = self._kv_cache.trim(slot.index, num_kept)
         slot.token_ids, slot.adapter, slot.last_used = token_ids[:num_kept], adapter, next(self._ticks)
         return slot
 

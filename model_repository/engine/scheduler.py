@@ -29,8 +29,8 @@ class KVCache(Protocol):
     def load(self, slot: int, state: bytes) -> None:
         """Replace the slot's tokens by a copy, which may come from another KV cache."""
 
-    def trim(self, slot: int, num_tokens: int) -> None:
-        """Keep the first tokens of a slot and free the others."""
+    def trim(self, slot: int, num_tokens: int) -> int:
+        """Free all but the first tokens of a slot, or all; return how many are kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,7 +298,7 @@ class Scheduler:
             if claimed is not source:
                 self._kv_cache.load(claimed.index, self._kv_cache.read(source.index))
                 claimed.token_ids = list(source.token_ids)
-        self._kv_cache.trim(claimed.index, num_kept)
+        num_kept = self._kv_cache.trim(claimed.index, num_kept)
         del claimed.token_ids[num_kept:]
         computed = job.computed
         if computed is not None and num_kept < computed.num_computed:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
+import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,11 +23,13 @@ from model_repository.errors import EngineFailed, InvalidRequest, UnknownAdapter
 from tests.build_engines.tiny_checkpoint import CONFIG
 from tests.model_repository.engine.engine_requests import changed
 from tests.model_repository.engine.tiny_adapter import write_adapter
+from tests.model_repository.engine.tiny_mamba import write_mamba
 
 EOS = 261  # <|im_end|> of the tiny checkpoint
 GREEDY = SamplingParams(temperature=0.0)
 PROMPT = tuple(range(40, 140))
 NUM_TOKENS = 24
+UNUSED = itertools.count(100)  # numbers of sequences
 
 
 @pytest.fixture(scope="module")
@@ -109,7 +113,8 @@ def step(
 
 
 def tokens_of(runtime: LlamaCppRuntime, item: EngineRequest, num_tokens: int = NUM_TOKENS) -> list[int]:
-    return [token_id for token_id in complete(runtime, {1: item}, num_tokens)[0][1] if token_id is not None]
+    number = next(UNUSED)  # a context may still compute an earlier, freed sequence
+    return [token_id for token_id in complete(runtime, {number: item}, num_tokens)[0][number] if token_id is not None]
 
 
 def test_greedy_is_the_same_twice_and_beside_others(runtime: LlamaCppRuntime) -> None:
@@ -428,6 +433,20 @@ def test_tokens_are_in_their_slot_before_the_next_step(runtime: LlamaCppRuntime)
     assert (values(1), len(first)) == (first, 10_000)
     cache.trim(0, 0)
     assert (values(1), len(values(0)) < 100) == (first, True)
+
+
+def test_a_recurrent_model_reuses_tokens_only_to_go_on_from_all_of_them(
+    start: Start, config: EngineConfig, tmp_path: Path
+) -> None:
+    """It cannot forget a sequence's last tokens, so llama.cpp refused the step, and everybody's request failed."""
+    artifact_dir = write_mamba(tmp_path / "model.gguf").parent
+    shutil.copy(config.artifact_dir / FILE_NAME, artifact_dir)
+    runtime, fresh = (start(artifact_dir=artifact_dir, adapters={}) for _ in range(2))
+    drawn = tokens_of(runtime, request())
+    for prompt, expected_cached in (((*PROMPT, *drawn[:-1], 7), len(PROMPT) + NUM_TOKENS - 1), ((*PROMPT, 7), 0)):
+        tokens, num_cached = complete(runtime, {1: request(prompt)})
+        assert (tokens[1], num_cached[1]) == (tokens_of(fresh, request(prompt)), expected_cached)
+        fresh._forget_all()
 
 
 def test_a_prefix_copied_in_the_step_of_a_move_is_whole(start: Start) -> None:

@@ -26,6 +26,7 @@ class FakeKVCache:
     def __init__(self, num_slots: int) -> None:
         self.slots: list[list[CachedToken]] = [[] for _ in range(num_slots)]
         self.copies: list[tuple[int, int]] = []
+        self.is_recurrent = False
 
     def read(self, slot: int) -> bytes:
         return pickle.dumps((slot, self.slots[slot]))
@@ -34,9 +35,12 @@ class FakeKVCache:
         source, self.slots[slot] = pickle.loads(state)
         self.copies.append((source, slot))
 
-    def trim(self, slot: int, num_tokens: int) -> None:
+    def trim(self, slot: int, num_tokens: int) -> int:
         assert num_tokens <= len(self.slots[slot])
+        if self.is_recurrent and num_tokens < len(self.slots[slot]):
+            num_tokens = 0
         del self.slots[slot][num_tokens:]
+        return num_tokens
 
 
 class FixedBudget(PrefillBudget):
@@ -381,10 +385,11 @@ JOBS = st.tuples(PROMPTS, st.sampled_from(["", "", "a", "b"]), st.sampled_from([
 ACTIONS = st.lists(st.one_of(st.just("step"), st.integers(0, 3), JOBS), max_size=60)
 
 
-@given(ACTIONS)
-def test_tokens_are_always_the_tokens_of_their_sequence(actions: list[str | int | tuple]) -> None:
+@given(ACTIONS, st.booleans())
+def test_tokens_are_always_the_tokens_of_their_sequence(actions: list[str | int | tuple], is_recurrent: bool) -> None:
     """Submit, free and step in any order: `Fake.step` checks every cached token against the text of its sequence."""
     fake = Fake(num_slots=3, max_step_tokens=48, max_prefill_tokens=24)
+    fake.cache.is_recurrent = is_recurrent
     for number, action in enumerate(actions):
         if isinstance(action, tuple):
             prompt, adapter, is_scored = action
