@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import fcntl
 import hashlib
 import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,9 +19,11 @@ from build_engines.checkpoint import read_json
 from build_engines.digests import Digests
 from build_engines.errors import ArtifactInvalid, BuildError
 from build_engines.serving import Serving
+from model_repository.linked_file import LinkedFile, why_changed
 
 MANIFEST = "manifest.json"
 FORMAT = 3  # of the artifact's files: another number makes older artifacts invalid
+MAX_COPIED_BYTES = 256 << 20  # a disk copies this in about a second
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +70,7 @@ class Manifest:
     kv_cache_bytes_per_token: int = 0  # of a model on a CPU; 0: unknown
     serving: Serving = field(default_factory=Serving)  # not in the key
     files: dict[str, str] = field(default_factory=dict)  # relative path to sha256
+    linked: dict[str, LinkedFile] = field(default_factory=dict)  # those files that are links to source files
 
     @property
     def base(self) -> str:
@@ -90,8 +94,9 @@ class Manifest:
             raise ArtifactInvalid(f"{path}: format {fields['format']}, expected {FORMAT}: build it again")
         try:
             tuples = {name: tuple(fields[name]) for name in ("eos_token_ids", "template_fields")}
-            return cls(**(fields | tuples | {"serving": Serving.of(**fields["serving"])}))
-        except (BuildError, KeyError, TypeError) as exc:
+            linked = {name: LinkedFile(**each) for name, each in fields.get("linked", {}).items()}
+            return cls(**(fields | tuples | {"serving": Serving.of(**fields["serving"]), "linked": linked}))
+        except (BuildError, AttributeError, KeyError, TypeError) as exc:
             raise ArtifactInvalid(f"{path}: not a manifest ({exc})") from exc
 
     def save(self, artifact_dir: Path) -> None:
@@ -109,12 +114,13 @@ def key_of(**parts: object) -> str:
 
 
 def is_complete(artifact_dir: Path) -> bool:
-    """Whether an artifact of this format has all its files. Their contents are not read."""
+    """Whether an artifact of this format has all its files, and the linked ones are unchanged. They are not read."""
     try:
         manifest = Manifest.load(artifact_dir)
     except ArtifactInvalid:
         return False
-    return all((artifact_dir / name).is_file() for name in manifest.files)
+    has_all = all((artifact_dir / name).is_file() for name in manifest.files)
+    return has_all and why_changed(manifest.linked, artifact_dir) is None
 
 
 def verify(artifact_dir: Path, digests: Digests | None = None) -> Manifest:
@@ -131,6 +137,8 @@ def verify(artifact_dir: Path, digests: Digests | None = None) -> Manifest:
     for name in manifest.files:
         if not (artifact_dir / name).is_file():
             raise ArtifactInvalid(f"{artifact_dir / name}: missing, build it again")
+    if reason := why_changed(manifest.linked, artifact_dir):
+        raise ArtifactInvalid(reason)
     found = (digests or Digests()).of_all({name: artifact_dir / name for name in manifest.files})
     for name, digest in manifest.files.items():
         if found[name] != digest:
@@ -157,19 +165,34 @@ def written_aside(target: Path) -> Iterator[Path]:
         raise
 
 
-def link_or_copy(source: Path, target: Path) -> None:
-    """Share the bytes of a large file if the file system can. The files of artifacts are never written to."""
-    try:
-        os.link(source.resolve(), target)  # a download cache has symbolic links: link their targets
-    except OSError:
-        shutil.copyfile(source, target)
+def copy_or_link(source: Path, target: Path) -> None:
+    """Put a source file into an artifact: a copy where that is cheap, since its owner may change the file.
+
+    A large file is linked, and `seal` records its state. A link, unlike a path, outlives the removal of the source.
+    """
+    with source.open("rb") as original, target.open("wb") as clone, contextlib.suppress(OSError):
+        fcntl.ioctl(clone, fcntl.FICLONE, original.fileno())  # shares the blocks, where the file system can
+        return
+    if source.stat().st_size > MAX_COPIED_BYTES:
+        target.unlink()
+        with contextlib.suppress(OSError):  # another file system
+            os.link(source.resolve(), target)  # a download cache has symbolic links: link their targets
+            return
+    shutil.copyfile(source, target)
 
 
-def seal(artifact_dir: Path, manifest: Manifest, digests: Digests | None = None) -> Manifest:
-    """Compute the digests of all files and write the manifest, the last file of an artifact."""
-    paths = sorted(path for path in artifact_dir.rglob("*") if path.is_file())
-    found = (digests or Digests()).of_all({str(path.relative_to(artifact_dir)): path for path in paths})
-    sealed = dataclasses.replace(manifest, files=found)
+def seal(
+    artifact_dir: Path, manifest: Manifest, digests: Digests | None = None, sources: Collection[Path] = ()
+) -> Manifest:
+    """Compute the digests of all files and write the manifest, the last file of an artifact.
+
+    Args:
+        sources: the source files, to which files of the artifact may be links.
+    """
+    files = {str(path.relative_to(artifact_dir)): path for path in sorted(artifact_dir.rglob("*")) if path.is_file()}
+    # Before the digests, so that a change meanwhile is found.
+    linked = {name: LinkedFile.of(each) for name, path in files.items() for each in sources if each.samefile(path)}
+    sealed = dataclasses.replace(manifest, files=(digests or Digests()).of_all(files), linked=linked)
     sealed.save(artifact_dir)
     return sealed
 

@@ -74,7 +74,8 @@ def build(spec: Spec, artifacts_dir: Path) -> Path:
 
 def _built(spec: Spec, artifacts_dir: Path) -> Path:
     digests = Digests.beside(artifacts_dir / "artifact")
-    source = digests.of_all(spec.source_files())
+    source_files = spec.source_files()
+    source = digests.of_all(source_files)
     key = artifact.key_of(model_id=spec.model_id, runtime=spec.runtime, source=source, **spec.key_parts())
     target = artifacts_dir / f"{model_id_to_ensemble(spec.model_id)}-{key}"
     with locked(lock_path(target), f"builds {target.name}") as lock:
@@ -93,7 +94,7 @@ def _built(spec: Spec, artifacts_dir: Path) -> Path:
                     serving=spec.serving,
                     **contents.fields(),
                 )
-                artifact.seal(folder, manifest, digests)
+                artifact.seal(folder, manifest, digests, source_files.values())
         spec.clean_up(source)
     return target
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from build_engines.artifact import Contents, link_or_copy
+from build_engines.artifact import Contents, copy_or_link
 from build_engines.checkpoint import TOKENIZER_FILES, Checkpoint, named_eos_token_ids, read_json
 from build_engines.errors import BuildError
 from build_engines.llama_cpp.gguf_file import write_gguf
@@ -28,7 +28,7 @@ from model_repository.contract.tensors import model_id_to_ensemble
 from model_repository.engine.runtime import PROJECTOR, RUNTIMES
 from model_repository.tool_formats import TOOL_FORMATS
 
-CONVERTER = 3  # raise it when the output for the same input changes
+CONVERTER = 4  # raise it when the output for the same input changes
 GGUF_NAME = "model"  # of the file or of its parts
 
 
@@ -167,7 +167,7 @@ def _write_model(spec: CpuSpec, folder: Path) -> ModelFacts:
     facts = _write_weights(spec, folder)
     if spec.projector is not None:
         check_projector(spec.projector)
-        link_or_copy(spec.projector, folder / PROJECTOR)
+        copy_or_link(spec.projector, folder / PROJECTOR)
     if adapters:
         base = read_gguf_base(min(folder.glob(f"{GGUF_NAME}*.gguf")))  # the first of its parts
         (folder / "adapters").mkdir()
@@ -181,7 +181,7 @@ def _write_weights(spec: CpuSpec, folder: Path) -> ModelFacts:
         facts = _facts_of_gguf(spec.gguf, spec.tokenizer_folder)
         parts = gguf_parts(spec.gguf)
         for part, name in zip(parts, part_names(GGUF_NAME, len(parts)), strict=True):
-            link_or_copy(part, folder / name)
+            copy_or_link(part, folder / name)
         return facts
     assert spec.checkpoint is not None
     checkpoint = Checkpoint.load(spec.checkpoint)

@@ -121,6 +121,8 @@ def render(
     }
     if gpus:
         engine["gpus"] = json.dumps(list(gpus))
+    if manifest.linked:
+        engine["linked_files"] = json.dumps({name: dataclasses.asdict(file) for name, file in manifest.linked.items()})
     if options.adapter_root is not None:
         engine["adapter_root"] = json.dumps(_adapter_root(manifest, options.adapter_root, options))
     configs = {stage_name(ensemble, name): _ensemble_config(ensemble, name) for name in tensors.ENSEMBLES}

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from build_engines.artifact import Contents, link_or_copy
+from build_engines.artifact import Contents, copy_or_link
 from build_engines.errors import BuildError
 from build_engines.lock import lock_path, locked, locked_if_free
 from build_engines.model_entry import ModelEntry, Precision, chat_template_text
@@ -216,4 +216,4 @@ def _adapter_path(name: str) -> str:
 def _link_files(files: Mapping[str, Path], target: Path) -> None:
     for name, path in files.items():
         (target / name).parent.mkdir(parents=True, exist_ok=True)
-        link_or_copy(path, target / name)
+        copy_or_link(path, target / name)

@@ -304,6 +304,12 @@ class LlamaCppRuntime:
         return bool(self._sequences)
 
     def stats(self) -> RuntimeStats:
+        """Return the current state; each new request needs it.
+
+        Raises:
+            EngineFailed: a file of the weights, which are read from the disk as they are needed, was changed.
+        """
+        self._config.check_files()
         schedulers = [context.scheduler for context in self._contexts]
         return RuntimeStats(
             num_active=sum(each.num_running for each in schedulers),

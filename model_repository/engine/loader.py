@@ -15,6 +15,7 @@ from model_repository.engine.emitter import Emitter
 from model_repository.engine.engine import Engine
 from model_repository.engine.runtime import RUNTIMES, EngineConfig, load_runtime
 from model_repository.errors import EngineFailed
+from model_repository.linked_file import LinkedFile
 from model_repository.machine import read_machine, show_only, why_unfit
 
 # Of one core, on a machine of any size: a single thread sends tokens.
@@ -24,8 +25,9 @@ MAX_SENDING_SHARE = 0.5
 def read_engine_config(parameters: Mapping[str, str]) -> EngineConfig:
     """Return the engine's configuration.
 
-    Only `adapters` (JSON, name to path in the artifact), `adapter_root` (JSON, of an AdapterRoot) and `requires` (JSON,
-    of the machine) may be missing. Another missing parameter is a bug of `render`: KeyError.
+    Only `adapters` (JSON, name to path in the artifact), `adapter_root` (JSON, of an AdapterRoot), `requires` (JSON, of
+    the machine) and `linked_files` (JSON, name to a LinkedFile) may be missing. Another missing parameter is a bug of
+    `render`: KeyError.
     """
     artifact_dir = Path(parameters["artifact_dir"])
     adapters: dict[str, str] = json.loads(parameters.get("adapters", "{}"))
@@ -43,6 +45,9 @@ def read_engine_config(parameters: Mapping[str, str]) -> EngineConfig:
         adapters={name: artifact_dir / path for name, path in adapters.items()},
         adapter_root=AdapterRoot.from_parameters(parameters),
         requires=json.loads(parameters.get("requires", "{}")),
+        linked_files={
+            name: LinkedFile(**file) for name, file in json.loads(parameters.get("linked_files", "{}")).items()
+        },
     )
 
 
@@ -50,7 +55,7 @@ def load_engine(parameters: Mapping[str, str]) -> Engine:
     """Load the model that the parameters name and return its engine, not started.
 
     Raises:
-        EngineFailed: the model was built for another machine, or does not load.
+        EngineFailed: the model was built for another machine or of other files, or does not load.
     """
     config = read_engine_config(parameters)
     if gpus := json.loads(parameters.get("gpus", "[]")):
@@ -61,6 +66,7 @@ def load_engine(parameters: Mapping[str, str]) -> Engine:
     # Before the runtime's own library is imported: this machine may not have it.
     if config.requires and (reason := why_unfit(config.requires, read_machine())):
         raise EngineFailed(f"{config.artifact_dir}: {reason}")
+    config.check_files()
     byte_table = load_byte_table(config.artifact_dir / FILE_NAME)
     runtime = load_runtime(config, byte_table)
     if config.adapter_root is not None:

@@ -15,7 +15,8 @@ from model_repository.engine.adapter_folder import Adapter
 from model_repository.engine.adapter_root import AdapterRoot
 from model_repository.engine.scheduler import ComputedPrompt
 from model_repository.engine.token_constraint import TokenConstraint
-from model_repository.errors import StageError
+from model_repository.errors import EngineFailed, StageError
+from model_repository.linked_file import LinkedFile, why_changed
 
 PROJECTOR = "mmproj.gguf"  # in an artifact of llama_cpp: makes tokens of images
 
@@ -37,6 +38,16 @@ class EngineConfig:
     adapters: Mapping[str, Path] = field(default_factory=dict)  # LoRA adapters in the artifact, by name
     adapter_root: AdapterRoot | None = None  # of adapters that are loaded later; None: no adapter can be loaded
     requires: Mapping[str, str] = field(default_factory=dict)  # properties of the machine, for compiled models
+    linked_files: Mapping[str, LinkedFile] = field(default_factory=dict)  # in the artifact, by name
+
+    def check_files(self) -> None:
+        """Check the files that their owner can change.
+
+        Raises:
+            EngineFailed: names a changed file.
+        """
+        if reason := why_changed(self.linked_files, self.artifact_dir):
+            raise EngineFailed(reason)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from build_engines import artifact
 from build_engines.artifact import Manifest
 from build_engines.errors import ArtifactInvalid
 from build_engines.serving import Serving
+from model_repository.linked_file import LinkedFile
 
 MANIFEST = Manifest(
     model_id="org/demo",
@@ -26,6 +27,7 @@ MANIFEST = Manifest(
     tool_call_format="hermes",
     template_fields=(),
     serving=Serving.of(["gpt-4o"], {"chat_max_tokens": None, "context_length_exceeded_behavior": "error"}),
+    linked={"model.gguf": LinkedFile(source="/home/model.gguf", inode=1, size_bytes=2, mtime_ns=3)},
 )
 
 

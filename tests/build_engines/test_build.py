@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import errno
+import fcntl
 import json
 import os
+import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import pytest
 
 from build_engines import artifact, cpu_spec
 from build_engines.build import build
 from build_engines.cpu_spec import CpuSpec
-from build_engines.errors import BuildError
+from build_engines.errors import ArtifactInvalid, BuildError
 from model_repository.byte_table import load_byte_table
 from model_repository.engine.runtime import PROJECTOR
 from tests.build_engines.tiny_smolvlm import write_smolvlm
@@ -96,6 +98,71 @@ def test_a_gguf_file_behind_a_symbolic_link_is_in_the_artifact(gguf: Path, check
     folder = build(CpuSpec(model_id="mine", gguf=link, tokenizer=checkpoint), artifacts)
     assert "model.gguf" in artifact.verify(folder).files
     assert not (folder / "model.gguf").is_symlink()
+
+
+def test_a_copied_gguf_file_is_apart_from_the_users_file(gguf: Path, checkpoint: Path, artifacts: Path) -> None:
+    """The artifact was a hard link: a user who overwrote the file changed a running model."""
+    folder = build(CpuSpec(model_id="mine", gguf=gguf, tokenizer=checkpoint), artifacts)
+    gguf.write_bytes(b"other")
+    assert artifact.verify(folder).linked == {}
+
+
+def test_a_file_system_that_shares_blocks_copies_files_of_any_size(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ioctl(target: BinaryIO, request: int, source: int) -> None:
+        assert request == fcntl.FICLONE
+        target.write(os.read(source, 100))
+
+    monkeypatch.setattr("fcntl.ioctl", ioctl)
+    monkeypatch.setattr(artifact, "MAX_COPIED_BYTES", 0)
+    (tmp_path / "source").write_bytes(b"weights")
+    artifact.copy_or_link(tmp_path / "source", tmp_path / "target")
+    assert (tmp_path / "target").read_bytes() == b"weights"
+    assert (tmp_path / "target").stat().st_nlink == 1
+
+
+@pytest.fixture
+def linked(gguf: Path, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CpuSpec:
+    """A GGUF file and a projector that are too large to be copied."""
+    smolvlm = build(CpuSpec(model_id="smolvlm", checkpoint=write_smolvlm(tmp_path / "smolvlm")), tmp_path / "other")
+    monkeypatch.setattr(artifact, "MAX_COPIED_BYTES", 0)
+    return CpuSpec(model_id="mine", gguf=gguf, tokenizer=checkpoint, projector=smolvlm / PROJECTOR)
+
+
+@pytest.mark.parametrize("name", ["model.gguf", PROJECTOR])
+def test_a_large_file_is_linked_and_a_change_of_it_is_named(name: str, linked: CpuSpec, artifacts: Path) -> None:
+    folder = build(linked, artifacts)
+    manifest = artifact.verify(folder)
+    assert set(manifest.linked) == {"model.gguf", PROJECTOR}
+    source = Path(manifest.linked[name].source)
+    assert source in (linked.gguf, linked.projector)
+    with source.open("ab") as file:
+        file.write(b"!")
+    with pytest.raises(ArtifactInvalid, match=rf"^{source}: changed since the model was built \(.* build the model"):
+        artifact.verify(folder)
+    assert not artifact.is_complete(folder)
+
+
+def test_an_artifact_of_a_changed_file_is_built_again_when_the_file_is_as_before(
+    linked: CpuSpec, artifacts: Path
+) -> None:
+    """The name of an artifact comes of its sources: a build after a repair of the file found the damaged artifact."""
+    folder = build(linked, artifacts)
+    assert linked.gguf is not None
+    content = linked.gguf.read_bytes()
+    linked.gguf.write_bytes(b"other")
+    linked.gguf.unlink()
+    linked.gguf.write_bytes(content)
+    assert build(linked, artifacts) == folder
+    artifact.verify(folder)
+
+
+def test_a_copy_of_an_artifact_does_not_depend_on_the_users_file(
+    linked: CpuSpec, artifacts: Path, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(build(linked, artifacts), tmp_path / "copy", copy_function=shutil.copyfile)
+    artifact.verify(folder)
 
 
 def test_generation_config_beside_the_tokenizer_names_the_end_tokens_of_a_gguf_file(

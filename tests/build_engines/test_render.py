@@ -36,6 +36,7 @@ from model_repository.engine.adapter_root import AdapterRoot
 from model_repository.engine.loader import read_engine_config
 from model_repository.engine.runtime import RUNTIMES
 from model_repository.engine.tensorrt_llm.options import Backend, TensorRtLlmOptions
+from model_repository.linked_file import LinkedFile
 from model_repository.model_parameters import ModelParameters
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "render"
@@ -54,6 +55,7 @@ MANIFEST = Manifest(
     template_fields=(),
     serving=Serving.of(["gpt-4o", "nvidiaLlama/é:1"], {"chat_max_tokens": None}),
     files={"model.gguf": "abc"},
+    linked={"model.gguf": LinkedFile(source="/home/model.gguf", inode=1, size_bytes=2, mtime_ns=3)},
 )
 OPTIONS = ServeOptions(max_sequences=8, max_waiting=100, num_threads=2, stream_interval_ms=25, tokenizer_instances=3)
 FILES = render(MANIFEST, Path("/artifacts/demo"), OPTIONS, "1.2.3")
@@ -155,6 +157,7 @@ def test_the_engine_reads_its_configuration_back() -> None:
     assert config.stream_interval_ms == 25
     assert (config.eos_token_ids, config.options) == (frozenset([3056, 3054]), {})
     assert config.adapters == {"org/formal": Path("/artifacts/demo/adapters/org--formal.gguf")}
+    assert config.linked_files == MANIFEST.linked
 
 
 def test_the_engine_gets_the_folder_of_loadable_adapters() -> None:

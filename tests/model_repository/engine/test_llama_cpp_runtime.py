@@ -20,6 +20,7 @@ from model_repository.engine.adapter_root import AdapterRoot
 from model_repository.engine.llama_cpp_runtime import LlamaCppRuntime
 from model_repository.engine.runtime import EngineConfig
 from model_repository.errors import EngineFailed, InvalidRequest, UnknownAdapter
+from model_repository.linked_file import LinkedFile
 from tests.build_engines.tiny_checkpoint import CONFIG
 from tests.model_repository.engine.engine_requests import changed
 from tests.model_repository.engine.tiny_adapter import write_adapter
@@ -223,6 +224,19 @@ def test_a_model_that_does_not_load_is_named(config: EngineConfig, tmp_path: Pat
     (tmp_path / "model.gguf").write_bytes(b"not a model")
     with pytest.raises(EngineFailed, match=r"model\.gguf: llama\.cpp does not load it"):
         LlamaCppRuntime(dataclasses.replace(config, artifact_dir=tmp_path), [])
+
+
+def test_a_file_that_is_changed_under_a_running_model_is_named(
+    config: EngineConfig, start: Start, tmp_path: Path
+) -> None:
+    """The weights are read from the disk as they are needed: clients got other answers, or the process was killed."""
+    folder = shutil.copytree(config.artifact_dir, tmp_path / "artifact")
+    linked = {"model.gguf": LinkedFile.of(folder / "model.gguf")}
+    runtime = start(artifact_dir=folder, linked_files=linked)
+    runtime.stats()
+    (folder / "model.gguf").touch()
+    with pytest.raises(EngineFailed, match=r"model\.gguf: changed since the model was built"):
+        runtime.stats()
 
 
 def test_an_adapter_that_does_not_load_is_named(start: Start, tmp_path: Path) -> None:

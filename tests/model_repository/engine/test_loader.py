@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import os
 from pathlib import Path
 
@@ -11,6 +13,7 @@ from model_repository.engine.emitter import PendingOutput
 from model_repository.engine.loader import load_engine, make_emitter, read_engine_config
 from model_repository.engine.runtime import EngineConfig, UnknownRuntime, load_runtime
 from model_repository.errors import EngineFailed
+from model_repository.linked_file import LinkedFile
 from model_repository.machine import Machine
 
 PARAMETERS = {
@@ -29,7 +32,12 @@ PARAMETERS = {
 
 
 def test_every_parameter_is_read() -> None:
-    optional = {"adapters": '{"polite": "adapters/polite.gguf"}', "requires": '{"num_gpus": "8"}'}
+    linked = LinkedFile(source="/home/a.gguf", inode=1, size_bytes=2, mtime_ns=3)
+    optional = {
+        "adapters": '{"polite": "adapters/polite.gguf"}',
+        "requires": '{"num_gpus": "8"}',
+        "linked_files": json.dumps({"model.gguf": dataclasses.asdict(linked)}),
+    }
     assert read_engine_config(PARAMETERS | optional) == EngineConfig(
         runtime="synthetic",
         artifact_dir=Path("/artifacts/demo"),
@@ -42,6 +50,7 @@ def test_every_parameter_is_read() -> None:
         options={"itl_ms": "20"},
         adapters={"polite": Path("/artifacts/demo/adapters/polite.gguf")},
         requires={"num_gpus": "8"},
+        linked_files={"model.gguf": linked},
     )
 
 
@@ -51,6 +60,18 @@ def test_an_unknown_runtime_is_refused_with_the_known_ones() -> None:
         UnknownRuntime, match=r"runtime 'magic': expected one of \['llama_cpp', 'synthetic', 'tensorrt_llm'\]"
     ):
         load_runtime(config, [])
+
+
+def test_a_model_whose_file_was_changed_is_refused_by_its_name(tmp_path: Path) -> None:
+    """The files of an artifact were not compared at load, and the stage loaded whatever its user had put there."""
+    (tmp_path / "a.gguf").write_bytes(b"weights")
+    linked = {"model.gguf": dataclasses.asdict(LinkedFile.of(tmp_path / "a.gguf"))}
+    (tmp_path / "model.gguf").hardlink_to(tmp_path / "a.gguf")
+    (tmp_path / "a.gguf").write_bytes(b"")
+    parameters = PARAMETERS | {"artifact_dir": str(tmp_path), "linked_files": json.dumps(linked)}
+    expected = r"a\.gguf: changed since the model was built \(0 bytes, at the build 7\): build the model again"
+    with pytest.raises(EngineFailed, match=expected):
+        load_engine(parameters)
 
 
 def num_sent(runtime: str, num_cores: int, interval_ms: int = 1000) -> int:
