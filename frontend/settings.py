@@ -113,7 +113,8 @@ class Settings:
     triton_endpoints: tuple[str, ...] = setting(
         ("127.0.0.1:8001",),
         "gRPC endpoints of Tritons that serve the same models. dns:HOST:PORT means one endpoint for each address of "
-        "the name. With MODEL= the endpoints are used for this model only, and the model is expected to be served.",
+        "the name. With MODEL= the endpoints are used for this model only, and the model is expected to be served; "
+        "ALIAS is a further name of it.",
         form="[MODEL[,ALIAS...]=][dns:]HOST:PORT[,...]",
         flag="--triton",
         metavar="[MODEL[,ALIAS...]=][dns:]HOST:PORT[,...]",

@@ -92,7 +92,7 @@ class ModelDirectory:
     A request uses a list of the last ten seconds while a newer one is fetched, if its name is still served.
 
     Args:
-        aliases: further names of models, by name; used until the models themselves tell their names.
+        aliases: further names of models, by name; a name that a model has of its own goes first.
         is_served: whether a name of the list can be served now, as far as is known without asking.
     """
 
@@ -110,6 +110,7 @@ class ModelDirectory:
         self._fetching: asyncio.Task[ModelSnapshot] | None = None  # waits for Triton's answer
         self._next: asyncio.Task[ModelSnapshot] | None = None  # has not asked Triton yet
         self._names: Mapping[str, ModelName] = {}
+        self._aliases = aliases
         # By name; the model may have become unready since.
         self._known = {alias: KnownName(alias, model_id) for alias, model_id in aliases.items()}
         self._fetched_at = -math.inf
@@ -183,7 +184,12 @@ class ModelDirectory:
         finally:
             self.has_tried = True
         self.error = None
-        self._names = self.latest.names()
+        given = {
+            alias: ModelName(requested=alias, model=self.latest.ready[model_id])
+            for alias, model_id in self._aliases.items()
+            if model_id in self.latest.ready
+        }
+        self._names = given | self.latest.names()
         self._known = {name: known for name, known in self._known.items() if known.model_id in self.latest.unready}
         self._known |= {name: KnownName(name, meant.model_id, meant.lora_name) for name, meant in self._names.items()}
         self._fetched_at = started_at

@@ -157,6 +157,18 @@ def test_of_two_models_with_one_alias_the_first_by_id_has_it_whatever_the_order(
     assert names_of(both)["x"] == ("org/a", "")
 
 
+async def test_a_model_is_served_under_the_aliases_of_the_option_too() -> None:
+    """They were only known until the model had told its own."""
+    triton = FakeTriton(models=[served_model(aliases=("own",)), served_model("org/b")])
+    models = ModelDirectory(triton, Clock(), aliases={"gpt-4o": DEMO.id, "own": "org/b", "x": "org/absent"})
+    assert {name: meant.model.id for name, meant in (await models.names()).items()} == {
+        DEMO.id: DEMO.id,
+        "org/b": "org/b",
+        "gpt-4o": DEMO.id,
+        "own": DEMO.id,
+    }
+
+
 async def test_a_name_that_appears_with_a_new_alias_is_found_at_once() -> None:
     triton = FakeTriton()
     models = ModelDirectory(triton, Clock())
