@@ -23,10 +23,14 @@ SPECIAL_TOKEN_NAMES = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_
 
 # All except the noncharacters that mark user text: as escapes they could not be removed again.
 _NOT_ASCII = re.compile("[^\x00-\x7e\ufdd0-\ufdef]")
+_RENDERING_ERRORS = (
+    *(ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError),
+    jinja2.TemplateError,
+)
 
 
 class ChatTemplate:
-    """A compiled template with the names that Hugging Face templates expect.
+    """A template with the names that Hugging Face templates expect.
 
     Args:
         source: the Jinja source from tokenizer_config.json or chat_template.jinja.
@@ -42,7 +46,13 @@ class ChatTemplate:
         )
         environment.globals["raise_exception"] = _raise_exception
         environment.globals["strftime_now"] = lambda form: datetime.datetime.now().strftime(form)
-        self._template: jinja2.Template = environment.from_string(source)
+        self.fault = ""  # why it does not compile; then it refuses all conversations
+        try:
+            self._template: jinja2.Template = environment.from_string(source)
+        except jinja2.TemplateSyntaxError as exc:
+            self.fault = f"line {exc.lineno}: {exc.message}"
+        except (SyntaxError, RecursionError, ValueError) as exc:  # of the Python code that Jinja makes of it
+            self.fault = str(exc.args[0])
         self._special_tokens = dict(special_tokens)
         self._content_of = self._form_of_contents()
         # Names that a request may not set: the rest of the prompt depends on them.
@@ -57,7 +67,7 @@ class ChatTemplate:
             variables: `messages`, `tools` (None: no tools), and the request's own variables.
 
         Raises:
-            InvalidRequest: the template refuses these messages, in its own words.
+            InvalidRequest: the template does not compile, or refuses these messages in its own words.
         """
         messages = [
             {**message, "content": self._content_of(message["content"])}
@@ -68,13 +78,15 @@ class ChatTemplate:
         return self._render(dict(variables) | {"messages": messages, "add_generation_prompt": add_generation_prompt})
 
     def _render(self, variables: Mapping[str, Any]) -> str:
+        if self.fault:
+            raise InvalidRequest(f"this model's chat template is broken ({self.fault}): use a text prompt", "messages")
         names = dict(variables) | self._special_tokens
         self._environment.begin()
         try:
             return self._template.render(names)
         except RecursionError as exc:
             raise InvalidRequest("nested too deeply for the model's chat template", "messages") from exc
-        except (jinja2.TemplateError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as exc:
+        except _RENDERING_ERRORS as exc:
             raise InvalidRequest(f"the model's chat template refuses it: {exc}", "messages") from exc
 
     def _form_of_contents(self) -> Callable[[str], Any]:

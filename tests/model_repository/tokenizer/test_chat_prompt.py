@@ -179,6 +179,12 @@ def test_a_model_may_have_another_template_for_tools() -> None:
         assert rendered("default", user("a"), tool_template="tools", tool_use=tool_use) == expected
 
 
+def test_a_broken_template_for_tools_leaves_conversations_without_them() -> None:
+    assert rendered("default", user("a"), tool_template="{{") == "default"
+    with pytest.raises(InvalidRequest, match="chat template is broken"):
+        rendered("default", user("a"), tool_template="{{", tool_use=ToolUse(tools=(TOOL,)))
+
+
 def test_a_call_has_its_arguments_as_an_object() -> None:
     source = "{% for item in messages[0].tool_calls[0].function.arguments.items() %}{{ item | join('=') }}{% endfor %}"
     assert rendered(source, {"role": "assistant", "content": None, "tool_calls": [CALL]}) == "a=2"

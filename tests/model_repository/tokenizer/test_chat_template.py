@@ -80,6 +80,7 @@ def test_a_template_can_write_the_date() -> None:
         ("{{ messages[0].update({}) }}", "unsafe"),
         ("{{ ''.__class__.__mro__ }}", "unsafe"),
         ("{{ messages[0].content * 10**9 }}", "too large"),
+        ("{{ cycler() }}", "at least one item"),
     ],
 )
 def test_a_refusal_of_the_template_is_a_client_error(source: str, message: str) -> None:
@@ -87,6 +88,25 @@ def test_a_refusal_of_the_template_is_a_client_error(source: str, message: str) 
         render(source)
     assert caught.value.field == "messages"
     assert caught.value.text.startswith("the model's chat template refuses it: ")
+
+
+@pytest.mark.parametrize(
+    ("source", "fault"),
+    [
+        ("{% for m in messages %}{{ m.content }}", "line 1: Unexpected end of template"),
+        ("\n{{ messages | unknown }}", "line 2: No filter named 'unknown'."),
+        ("{% break %}", "'break' outside loop"),
+        (f"{{{{ {'(' * 5000}1{')' * 5000} }}}}", "maximum recursion depth"),
+        (f"{{{{ {'9' * 5000} }}}}", "Exceeds the limit"),
+    ],
+)
+def test_a_template_that_does_not_compile_refuses_conversations(source: str, fault: str) -> None:
+    """The stage did not load, and completions without a template were not served either."""
+    with pytest.raises(InvalidRequest) as caught:
+        render(source)
+    assert caught.value.field == "messages"
+    assert caught.value.text.startswith(f"this model's chat template is broken ({fault}")
+    assert caught.value.text.endswith("): use a text prompt")
 
 
 def test_a_template_that_recurses_without_end_is_the_clients_mistake() -> None:
