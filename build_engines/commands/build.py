@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import os
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -183,8 +184,12 @@ def _of_file(options: argparse.Namespace, path: Path) -> Iterator[tuple[argparse
             for key, value in (fields or {}).items():
                 if f"--{key}" not in actions:
                     raise BuildError(f"{key}: `build` has no such option")
-                words += _words(actions[f"--{key}"], value)
-            build_of_model = _checked(parser.parse_args(words, argparse.Namespace(**vars(options) | {"model": model})))
+                action = actions[f"--{key}"]
+                words += [_located(action, word, path.parent) for word in _words(action, value)]
+            is_path = model != "demo" and not {"checkpoint", "gguf"} & (fields or {}).keys()
+            named = _existing(model, path.parent) if is_path else model
+            given = argparse.Namespace(**vars(options) | {"model": named})
+            build_of_model = _checked(parser.parse_args(words, given))
         except BuildError as exc:
             raise BuildError(f"{path}: models.{model}: {exc}") from exc
         yield build_of_model
@@ -228,6 +233,23 @@ def _checked(options: argparse.Namespace) -> tuple[argparse.Namespace, ServeOpti
     """Set the runtime of a model, and check the options that need no file of the model."""
     if "" in (options.model, options.checkpoint, options.gguf):
         raise BuildError("an empty text as MODEL, --checkpoint or --gguf")
+def _located(action: argparse.Action, word: str, folder: Path) -> str:
+    """Return --OPTION=VALUE with a path in it relative to a folder, in place of the current one."""
+    flag, _, value = word.partition("=")
+    name, equals, path = value.partition("=") if action.dest == "adapter" else ("", "", value)
+    if equals or action.type is Path:
+        return f"{flag}={name}{equals}{folder / os.path.expanduser(path)}"
+    if action.dest in ("checkpoint", "gguf", "calibration_dataset"):  # may also be names of the hub
+        return f"{flag}={_existing(value, folder)}"
+    return word
+
+
+def _existing(text: str, folder: Path) -> str:
+    """Return the path of a text that names something in a folder; another text as it is."""
+    path = folder / os.path.expanduser(text)
+    return str(path) if path.exists() else text
+
+
     options.runtime = options.runtime or _default_runtime(options)
     serve_options = serve_options_of(options)
     if options.runtime == RUNTIME:

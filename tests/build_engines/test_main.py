@@ -181,6 +181,28 @@ def test_a_file_names_several_models_with_options(checkpoint: Path, tmp_path: Pa
         ("models: {demo: {max-sequences: false}}", "models.demo: max-sequences: False: expected a text or a number"),
         ("models: {demo: {max-sequences: [1, 2]}}", "models.demo: max-sequences: [1, 2]: expected a text or a number"),
         (
+def test_paths_in_the_file_of_models_are_relative_to_it(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They were relative to the current folder, and `~` was the name of a folder."""
+    (tmp_path / "files").mkdir()
+    checkpoint.rename(tmp_path / "files" / "tiny")
+    adapter = write_adapter(tmp_path / "files" / "lora", tensors_of(random_pairs(random_weights(), ("q_proj",))))
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    monkeypatch.setenv("HOME", str(tmp_path / "files"))
+    (tmp_path / "files" / "conch.yaml").write_text(
+        f"""models:
+  tiny: {{adapter: [first=lora], adapter-root: lora}}
+  other: {{checkpoint: ~/tiny, adapter: {{second: ~/lora, third: {adapter}}}}}
+"""
+    )
+    assert main(["build", "../files/conch.yaml", "--state-dir", str(tmp_path)]) == 0
+    assert read_ensemble(tmp_path / "repository", "tiny").adapters == ("first",)
+    assert read_ensemble(tmp_path / "repository", "other").adapters == ("second", "third")
+    assert "files/lora" in (tmp_path / "repository" / "tiny__engine" / "config.pbtxt").read_text()
+
+
             "models: {demo: {alias: [[a], b]}}",
             "models.demo: alias: [['a'], 'b']: expected a list of texts, or an object",
         ),
