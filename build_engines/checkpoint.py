@@ -47,6 +47,9 @@ class Checkpoint:
                 config["architectures"] = ["LlamaForCausalLM"]  # SmolVLM has a name of its own for it
         generation = read_json(folder / "generation_config.json", is_optional=True)
         require(config, "max_position_embeddings", "vocab_size")
+        for name in ("max_position_embeddings", "vocab_size"):
+            if type(config[name]) is not int or config[name] < 2:
+                raise BuildError(f"config.json: {name}={json.dumps(config[name])}: expected a whole number from 2")
         eos_token_ids = named_eos_token_ids(generation) or named_eos_token_ids(config)
         if not eos_token_ids:
             raise BuildError("neither generation_config.json nor config.json names an eos_token_id")

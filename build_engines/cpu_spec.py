@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +18,7 @@ from build_engines.llama_cpp.model_config import ModelConfig
 from build_engines.llama_cpp.projector import write_projector
 from build_engines.llama_cpp.quantize import QUANTIZED, quantize
 from build_engines.llama_cpp.storage import PRECISIONS
+from build_engines.llama_cpp.trial_load import check_loads
 from build_engines.peft import FILES as ADAPTER_FILES
 from build_engines.peft import LoraAdapter
 from build_engines.progress import Progress
@@ -30,7 +32,10 @@ from model_repository.tool_formats import TOOL_FORMATS
 
 CONVERTER = 4  # raise it when the output for the same input changes
 GGUF_NAME = "model"  # of the file or of its parts
-
+_OPTION_VALUES = {  # of the runtimes, where they are not whole numbers from 0
+    "contexts": (r"0*[1-9]\d*", "a whole number from 1"),
+    "itl_ms": (r"\d+(\.\d+)?", "a number"),
+}
 
 MATRIX_PRECISIONS = (*PRECISIONS, *QUANTIZED)
 
@@ -57,10 +62,13 @@ def check_options(
         raise BuildError(f"--tool-call-format {tool_call_format}: expected one of {', '.join(TOOL_FORMATS)}")
     if precision not in (None, *MATRIX_PRECISIONS):
         raise BuildError(f"--precision {precision}: expected one of {', '.join(MATRIX_PRECISIONS)}")
-    for name in options:
+    for name, value in options.items():
         taken = sorted(RUNTIMES[runtime].options)
         if name not in taken:
             raise BuildError(f"--option {name}: the runtime {runtime} takes {', '.join(taken) or 'none'}")
+        pattern, rule = _OPTION_VALUES.get(name, (r"\d+", "a whole number"))
+        if not re.fullmatch(pattern, value, re.ASCII):
+            raise BuildError(f"--option {name}={value}: expected {rule}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,6 +91,9 @@ class CpuSpec:
     def __post_init__(self) -> None:
         check_names(self.model_id, self.serving.aliases, self.adapters)
         check_options(self.runtime, self.precision, self.options, self.adapters, self.tool_call_format)
+        if self.checkpoint is not None and all((self.checkpoint / name).is_file() for name in ADAPTER_FILES):
+            rule = "a LoRA adapter: give its model, and this folder with --adapter NAME=FOLDER"
+            raise BuildError(f"{self.checkpoint}: {rule}")
         if self.checkpoint is not None and self.tokenizer is not None:
             raise BuildError("--tokenizer goes with --gguf; a checkpoint has its own tokenizer.json")
         if self.projector is not None and Capability.IMAGES not in RUNTIMES[self.runtime].capabilities:
@@ -168,8 +179,12 @@ def _write_model(spec: CpuSpec, folder: Path) -> ModelFacts:
     if spec.projector is not None:
         check_projector(spec.projector)
         copy_or_link(spec.projector, folder / PROJECTOR)
+    if spec.runtime != "llama_cpp":
+        return facts
+    model, projector = min(folder.glob(f"{GGUF_NAME}*.gguf")), folder / PROJECTOR  # of parts, the first
+    check_loads(str(spec.gguf or spec.checkpoint), model, projector if projector.exists() else None)
     if adapters:
-        base = read_gguf_base(min(folder.glob(f"{GGUF_NAME}*.gguf")))  # the first of its parts
+        base = read_gguf_base(model)
         (folder / "adapters").mkdir()
         for name, adapter in adapters.items():
             write_lora(adapter, base, folder / _adapter_path(name))

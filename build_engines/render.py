@@ -119,6 +119,10 @@ def render(
         "num_threads": str(options.num_threads),
         "stream_interval_ms": str(options.stream_interval_ms),
     }
+    num_contexts, num_sequences = int(manifest.options.get("contexts", 1)), options.max_sequences_of(manifest)
+    if num_contexts > num_sequences:
+        rule = f"the model has {num_sequences} sequences (--max-sequences), and each context needs one"
+        raise BuildError(f"{manifest.model_id}: option contexts={num_contexts}: {rule}")
     if gpus:
         engine["gpus"] = json.dumps(list(gpus))
     if manifest.linked:

@@ -12,7 +12,11 @@ from build_engines.errors import BuildError
 from build_engines.vocabulary import token_bytes
 from model_repository.byte_table import FILE_NAME as BYTE_TABLE
 from model_repository.byte_table import save_byte_table
+from model_repository.detokenizer.text import Decoding
 from model_repository.model_parameters import TEMPLATE_FIELDS
+from model_repository.tokenizer.chat_template import ChatTemplate
+from model_repository.tokenizer.prompt import PromptEncoder
+from model_repository.tokenizer.tokenizer_files import TokenizerFiles
 from model_repository.tool_formats import TOOL_FORMATS, detect_tool_format
 
 _CHAT_TEMPLATE = "chat_template.jinja"
@@ -40,21 +44,32 @@ def write_text_files(
     if chat_template is not None:
         (folder / "tokenizer" / _CHAT_TEMPLATE).write_text(chat_template, encoding="utf-8")
     visible = TOOL_FORMATS[tool_call_format].special_tokens
-    save_byte_table(folder / BYTE_TABLE, token_bytes(read_json(source / "tokenizer.json"), vocab_size, visible))
+    table = token_bytes(read_json(source / "tokenizer.json"), vocab_size, visible)
+    if len(table) > vocab_size:
+        rule = f"the model has tokens 0 to {vocab_size - 1}: it is the tokenizer of another model"
+        raise BuildError(f"{source / 'tokenizer.json'}: it has token {len(table) - 1}; {rule}")
+    save_byte_table(folder / BYTE_TABLE, table)
+    try:  # as the stages do it
+        PromptEncoder(TokenizerFiles.load(folder / "tokenizer"), table, tool_call_format)
+        Decoding.load(folder / "tokenizer" / "tokenizer.json")
+    except Exception as exc:  # the class of errors of `tokenizers`
+        raise BuildError(f"{source}: its tokenizer does not load: {type(exc).__name__}: {exc}") from exc
 
 
 def template_fields(folder: Path) -> tuple[str, ...]:
-    """Return the TEMPLATE_FIELDS that the chat templates of a tokenizer's folder read.
-
-    Raises:
-        BuildError: a template is not Jinja.
-    """
+    """Return the TEMPLATE_FIELDS that the chat templates of a tokenizer's folder read; none if they are not Jinja."""
     source = "\n".join(read_chat_templates(folder).values())
     try:
         words = {word.strip("'\"") for _, kind, word in jinja2.Environment().lex(source) if kind in ("name", "string")}
-    except jinja2.TemplateSyntaxError as exc:
-        raise BuildError(f"{folder}: the chat template is not Jinja: {exc}") from exc
+    except jinja2.TemplateSyntaxError:
+        return ()
     return tuple(name for name in TEMPLATE_FIELDS if name in words)
+
+
+def broken_template(folder: Path) -> str | None:
+    """Return why a chat template of a tokenizer's folder does not compile; None if all do."""
+    faults = (ChatTemplate(source, {}).fault for source in read_chat_templates(folder).values())
+    return next(filter(None, faults), None)
 
 
 def detected_tool_call_format(folder: Path) -> str:

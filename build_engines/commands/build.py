@@ -30,6 +30,7 @@ from build_engines.render import ServeOptions
 from build_engines.serving import Serving, check_id, check_names_differ, names_of
 from build_engines.signals import ended_by_signals
 from build_engines.tensorrt_llm.options import RUNTIME
+from build_engines.text_files import broken_template
 from model_repository.engine.runtime import RUNTIMES
 from model_repository.machine import installed_version
 from model_repository.model_parameters import RequestDefaults
@@ -140,13 +141,20 @@ def _build(options: argparse.Namespace) -> None:
             if artifact_dir is None:
                 continue
             print(f"artifact    {artifact_dir}")
-            if "default" not in read_chat_templates(artifact_dir / "tokenizer"):
+            if fault := _fault_of_templates(artifact_dir / "tokenizer"):
                 place = "beside tokenizer.json (for a GGUF file: in the folder of --tokenizer)"
                 rule = f"chat requests are refused; put chat_template.jinja {place} and build again"
-                print(f"warning: {each.model} has no chat template: {rule}", file=sys.stderr)
+                print(f"warning: {each.model} has {fault}: {rule}", file=sys.stderr)
             served[artifact_dir] = serve_options
         if served:
             write(served, options.state_dir / "repository")
+
+
+def _fault_of_templates(folder: Path) -> str | None:
+    if "default" not in read_chat_templates(folder):
+        return "no chat template"
+    fault = broken_template(folder)
+    return f"a broken chat template ({fault})" if fault else None
 
 
 def _each_model(options: argparse.Namespace) -> Iterator[tuple[argparse.Namespace, ServeOptions]]:
@@ -225,14 +233,6 @@ def _words(action: argparse.Action, value: object) -> list[str]:
     raise BuildError(f"{flag.removeprefix('--')}: {value}: expected {'true or false' if is_switch else expected}")
 
 
-def _is_text(value: object) -> bool:
-    return isinstance(value, str | int | float) and not isinstance(value, bool)
-
-
-def _checked(options: argparse.Namespace) -> tuple[argparse.Namespace, ServeOptions]:
-    """Set the runtime of a model, and check the options that need no file of the model."""
-    if "" in (options.model, options.checkpoint, options.gguf):
-        raise BuildError("an empty text as MODEL, --checkpoint or --gguf")
 def _located(action: argparse.Action, word: str, folder: Path) -> str:
     """Return --OPTION=VALUE with a path in it relative to a folder, in place of the current one."""
     flag, _, value = word.partition("=")
@@ -250,6 +250,14 @@ def _existing(text: str, folder: Path) -> str:
     return str(path) if path.exists() else text
 
 
+def _is_text(value: object) -> bool:
+    return isinstance(value, str | int | float) and not isinstance(value, bool)
+
+
+def _checked(options: argparse.Namespace) -> tuple[argparse.Namespace, ServeOptions]:
+    """Set the runtime of a model, and check the options that need no file of the model."""
+    if "" in (options.model, options.checkpoint, options.gguf):
+        raise BuildError("an empty text as MODEL, --checkpoint or --gguf")
     options.runtime = options.runtime or _default_runtime(options)
     serve_options = serve_options_of(options)
     if options.runtime == RUNTIME:

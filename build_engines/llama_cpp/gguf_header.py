@@ -66,10 +66,12 @@ def read_gguf_facts(path: Path) -> GgufFacts:
     readers = tuple(_readers(path).values())
     architecture = _architecture(readers[0], path)
     context_length = _number(readers[0], path, f"{architecture}.context_length")
+    if context_length < 2:
+        raise BuildError(f"{path}: {architecture}.context_length is {context_length}: expected at least 2 tokens")
     embedding = _shapes(readers).get(_EMBEDDING)
     if embedding is None:
         raise BuildError(f"{path}: not a GGUF file of a language model: it has no {_EMBEDDING}")
-    _check_tokens_differ(readers[0], path)
+    _check_tokens(readers[0], path, embedding[0])
     ends = dict.fromkeys(_number(readers[0], path, key) for key in _ENDS if key in readers[0].fields)
     for token_id in ends:
         if not 0 <= token_id < embedding[0]:
@@ -82,8 +84,11 @@ def read_gguf_facts(path: Path) -> GgufFacts:
     )
 
 
-def _check_tokens_differ(reader: gguf.GGUFReader, path: Path) -> None:
-    """Check that no two tokens have the same text: llama.cpp aborts the process at such a file."""
+def _check_tokens(reader: gguf.GGUFReader, path: Path, num_rows: int) -> None:
+    """Check that each row of the embedding has a token, and that no two tokens have the same text.
+
+    At tokens of the same text, llama.cpp aborts the process.
+    """
     field = reader.fields.get(gguf.Keys.Tokenizer.LIST)
     if field is None:
         return
@@ -94,6 +99,9 @@ def _check_tokens_differ(reader: gguf.GGUFReader, path: Path) -> None:
         if text and first_id != token_id:
             same = f"tokens {first_id} and {token_id} have the same text, {text.decode(errors='replace')!r}"
             raise BuildError(f"{path}: {same}: llama.cpp does not load such a file")
+    if len(field.data) != num_rows:
+        differ = f"{len(field.data):,} tokens, and {_EMBEDDING} has {num_rows:,} rows"
+        raise BuildError(f"{path}: {differ}: llama.cpp does not load such a file")
 
 
 def read_gguf_base(path: Path) -> GgufBase:
@@ -130,30 +138,27 @@ def _kv_numbers_per_token(reader: gguf.GGUFReader, path: Path, architecture: str
     """Return how many numbers the KV cache of all layers has for a token; 0 if the file does not say it."""
 
     def values(name: str) -> list[int]:
-        """Return a value of each layer: it is one for all, or one for each."""
+        """Return the value of all layers, or one of each layer."""
         field = reader.fields.get(f"{architecture}.{name}")
         value = [] if field is None else field.contents()
-        return value if isinstance(value, list) else [value] * num_layers
+        return value if isinstance(value, list) else [value]
 
-    num_layers = _number(reader, path, f"{architecture}.block_count", 0)
     num_heads = values("attention.head_count")
     if not num_heads or not max(num_heads):
         return 0
-    num_kv_heads = sum(values("attention.head_count_kv") or num_heads)
+    of_layers = values("attention.head_count_kv") or num_heads
+    num_layers = _number(reader, path, f"{architecture}.block_count", 0)
+    num_kv_heads = sum(of_layers) if len(of_layers) > 1 else of_layers[0] * num_layers
     head_size = _number(reader, path, f"{architecture}.embedding_length", 0) // max(num_heads)
     sizes = [_number(reader, path, f"{architecture}.attention.{name}_length", head_size) for name in ("key", "value")]
     return num_kv_heads * sum(sizes)
 
 
 def _readers(path: Path) -> dict[Path, gguf.GGUFReader]:
-    first = open_gguf(path)
-    count = _number(first, path, _SPLIT_COUNT, 1)
-    if count == 1:
+    first = open_model(path)
+    count, name = _number(first, path, _SPLIT_COUNT, 1), PART_NAME.fullmatch(path.name)
+    if name is None or count == 1:
         return {path: first}
-    name = PART_NAME.fullmatch(path.name)
-    if name is None or path.name != part_names(name["model"], count)[0]:
-        rule = f"expected the first, NAME-00001-of-{count:05}.gguf, with the others beside it"
-        raise BuildError(f"{path}: one of {count} files of a model: {rule}")
     readers = {path: first}
     for number, part_name in enumerate(part_names(name["model"], count)[1:], 1):
         part = path.with_name(part_name)
@@ -164,6 +169,26 @@ def _readers(path: Path) -> dict[Path, gguf.GGUFReader]:
         if found != (number, count):
             raise BuildError(f"{part}: its header has number {found[0] + 1} of {found[1]}")
     return readers
+
+
+def open_model(path: Path) -> gguf.GGUFReader:
+    """Read the header of the file of a model, or of its first part.
+
+    Raises:
+        BuildError: not a GGUF file, or one of another kind: names the right one.
+    """
+    reader = open_gguf(path)
+    kinds = [reader.fields[key].contents() for key in (_ARCHITECTURE, gguf.Keys.General.TYPE) if key in reader.fields]
+    if "clip" in kinds:
+        raise BuildError(f"{path}: a projector of images: give the model's own file, and this one with --mmproj")
+    if gguf.GGUFType.ADAPTER in kinds:
+        rule = "give the model's own file, and the adapter as a folder in PEFT's format with --adapter"
+        raise BuildError(f"{path}: a LoRA adapter: {rule}")
+    count, name = _number(reader, path, _SPLIT_COUNT, 1), PART_NAME.fullmatch(path.name)
+    first = part_names(name["model"] if name else "NAME", count)[0]
+    if count > 1 and path.name != first:
+        raise BuildError(f"{path}: one of {count} files of a model: give the first, {first}, with the others beside it")
+    return reader
 
 
 class _Reader(gguf.GGUFReader):
@@ -224,7 +249,11 @@ def open_gguf(path: Path) -> gguf.GGUFReader:
             magic = file.read(len(_MAGIC))
         if magic != _MAGIC:
             raise BuildError(f"{path}: not a GGUF file: it begins with {magic!r}")
-        return _Reader(path)
+        reader = _Reader(path)
+        if reader.byte_order == "S":  # swapped
+            rule = "the byte order of other machines: gguf's program gguf-convert-endian converts it"
+            raise BuildError(f"{path}: {rule}")
+        return reader
     except OSError as exc:
         raise BuildError(f"{path}: {(exc.strerror or str(exc)).lower()}") from exc
     except (ValueError, LookupError) as exc:

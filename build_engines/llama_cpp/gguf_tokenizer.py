@@ -11,7 +11,7 @@ from typing import Any, overload
 import gguf
 
 from build_engines.errors import BuildError
-from build_engines.llama_cpp.gguf_header import open_gguf
+from build_engines.llama_cpp.gguf_header import open_model
 from build_engines.llama_cpp.pre_tokenizers import PRE_TOKENIZERS
 
 Keys = gguf.Keys.Tokenizer
@@ -48,9 +48,9 @@ def write_tokenizer(gguf_path: Path, folder: Path) -> None:
         folder: exists, and has none of these files.
 
     Raises:
-        BuildError: not a GGUF file, or a kind of tokenizer that is not supported.
+        BuildError: not a GGUF file of a model, or a kind of tokenizer that is not supported.
     """
-    header = _Header(gguf_path, open_gguf(gguf_path))
+    header = _Header(gguf_path, open_model(gguf_path))
     tokens = _Tokens.of(header)
     files = {
         "tokenizer.json": _tokenizer(header, tokens),

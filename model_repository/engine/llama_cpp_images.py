@@ -105,6 +105,23 @@ def _serve(connection: Connection, make_computer: Callable[[], _Computer]) -> No
         connection.send(answer_of(answer, connection.recv()))
 
 
+def load_projector(path: Path, model: llama.LlamaModel, num_threads: int) -> llama.MtmdContext:
+    """Load the projector of a model.
+
+    Raises:
+        EngineFailed: it does not load, or does not fit the model.
+    """
+    params = llama.MtmdContextParams()
+    params.n_threads = num_threads
+    try:
+        projector = llama.MtmdContext(str(path), model, params)
+    except (OSError, RuntimeError, ValueError, MemoryError) as exc:
+        raise EngineFailed(f"{path}: llama.cpp does not load it: {exc}") from exc
+    if not projector.supports_vision or projector.uses_mrope:
+        raise EngineFailed(f"{path}: expected one for images, for a model whose positions are plain numbers")
+    return projector
+
+
 @dataclass(slots=True)
 class _Slot:
     index: int
@@ -132,14 +149,9 @@ class _Computer:
         try:
             self._model = llama.LlamaModel(str(model), llama.LlamaModelParams())
             self._context = llama.LlamaContext(self._model, params)
-            projector_params = llama.MtmdContextParams()
-            projector_params.n_threads = params.n_threads
-            self._projector = llama.MtmdContext(str(projector), self._model, projector_params)
         except (OSError, RuntimeError, ValueError, MemoryError) as exc:
-            raise EngineFailed(f"{projector}: llama.cpp does not load it: {exc}") from exc
-        if not self._projector.supports_vision or self._projector.uses_mrope:
-            rule = "expected one for images, for a model whose positions are plain numbers"
-            raise EngineFailed(f"{projector}: {rule}")
+            raise EngineFailed(f"{model}: llama.cpp does not load it: {exc}") from exc
+        self._projector = load_projector(projector, self._model, params.n_threads)
         self._kv_cache = SlotCache(self._context)
         self._slots = [_Slot(index) for index in range(params.n_seq_max)]
         self._batch = llama.LlamaBatch(n_tokens=self._batch_size, embd=0, n_seq_max=1)

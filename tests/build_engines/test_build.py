@@ -19,6 +19,8 @@ from build_engines.cpu_spec import CpuSpec
 from build_engines.errors import ArtifactInvalid, BuildError
 from model_repository.byte_table import load_byte_table
 from model_repository.engine.runtime import PROJECTOR
+from tests.build_engines.tiny_adapter import random_pairs, tensors_of, write_adapter
+from tests.build_engines.tiny_checkpoint import random_weights
 from tests.build_engines.tiny_smolvlm import write_smolvlm
 
 
@@ -297,6 +299,12 @@ def test_a_contradictory_spec_is_refused(changes: dict[str, Any], message: str, 
         ("generation_config.json", "[", r"generation_config\.json: not JSON"),
         ("generation_config.json", None, "neither generation_config.json nor config.json names an eos_token_id"),
         ("tokenizer.json", "{", r"tokenizer\.json: not JSON"),
+        (
+            "config.json",
+            '{"max_position_embeddings": 0, "vocab_size": 9}',
+            r"config\.json: max_position_embeddings=0: expected a whole number from 2",
+        ),
+        ("tokenizer_config.json", '{"bos_token": {}}', r"checkpoint: its tokenizer does not load: KeyError: 'content'"),
     ],
 )
 def test_a_damaged_checkpoint_is_refused(
@@ -327,6 +335,27 @@ def test_a_projector_that_is_missing_or_none_is_named(gguf: Path, checkpoint: Pa
     for projector, message in ((Path("none.gguf"), "no such file"), (gguf, "not a projector of images")):
         with pytest.raises(BuildError, match=rf"{projector.name}: {message}"):
             build(CpuSpec(model_id="mine", gguf=gguf, tokenizer=checkpoint, projector=projector), artifacts)
+
+
+def test_a_tokenizer_that_does_not_load_is_refused(checkpoint: Path, artifacts: Path) -> None:
+    """The build did not load it, and then the stage could not."""
+    edit_json(checkpoint / "tokenizer.json", normalizer={"type": "Strange"})
+    with pytest.raises(BuildError, match=r"checkpoint: its tokenizer does not load: "):
+        build(CpuSpec(model_id="tiny", checkpoint=checkpoint), artifacts)
+
+
+def test_a_tokenizer_of_another_model_is_refused(gguf: Path, checkpoint: Path, artifacts: Path) -> None:
+    description = json.loads((checkpoint / "tokenizer.json").read_text())
+    description["model"]["vocab"]["more"] = 288
+    edit_json(checkpoint / "tokenizer.json", **description)
+    with pytest.raises(BuildError, match=r"tokenizer\.json: it has token 288; the model has tokens 0 to 287"):
+        build(CpuSpec(model_id="mine", gguf=gguf, tokenizer=checkpoint), artifacts)
+
+
+def test_a_folder_of_an_adapter_is_no_model(tmp_path: Path) -> None:
+    adapter = write_adapter(tmp_path / "lora", tensors_of(random_pairs(random_weights(), ("q_proj",))))
+    with pytest.raises(BuildError, match=r"lora: a LoRA adapter: give its model, and this folder with --adapter"):
+        CpuSpec(model_id="lora", checkpoint=adapter)
 
 
 def test_an_option_that_the_runtime_does_not_take_is_refused(checkpoint: Path) -> None:

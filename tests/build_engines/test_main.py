@@ -12,13 +12,16 @@ import pytest
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2 as pb
 
-from build_engines import artifact, model_source
+from build_engines import artifact
 from build_engines.__main__ import main
+from build_engines.build import build
+from build_engines.cpu_spec import CpuSpec
 from model_repository.contract.request import ContextOverflow
 from model_repository.engine.runtime import PROJECTOR
 from model_repository.model_parameters import ModelParameters
 from tests.build_engines.tiny_adapter import random_pairs, tensors_of, write_adapter
 from tests.build_engines.tiny_checkpoint import random_weights
+from tests.build_engines.tiny_smolvlm import write_smolvlm
 
 
 def read_ensemble(repository: Path, ensemble: str) -> ModelParameters:
@@ -56,6 +59,18 @@ def test_a_model_without_a_chat_template_is_built_with_a_warning(
             "warning: tiny has no chat template: chat requests are refused; put chat_template.jinja"
             in capsys.readouterr().err
         )
+
+
+@pytest.mark.parametrize("template", ["{% for m in messages %}{{ m.content }}", "{{ messages | unknown }}", "{{"])
+def test_a_broken_chat_template_is_a_warning(
+    template: str, checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The build said nothing, and then the server did not start."""
+    (checkpoint / "chat_template.jinja").write_text(template)
+    arguments = ["build", "tiny", "--runtime", "synthetic", "--checkpoint", str(checkpoint)]
+    assert main([*arguments, "--state-dir", str(tmp_path)]) == 0
+    expected = "warning: tiny has a broken chat template (line 1: "
+    assert expected in (error := capsys.readouterr().err) and "): chat requests are refused; put" in error
 
 
 def test_the_demo_model_needs_no_arguments(tmp_path: Path) -> None:
@@ -111,7 +126,8 @@ def test_the_demo_model_is_built_with_its_adapters(
     for name in ("formal", "casual"):
         write_adapter(demo / "adapters" / name, tensors)
     (demo / "adapters" / "__pycache__").mkdir()
-    (demo / PROJECTOR).symlink_to(model_source.DEMO / PROJECTOR)
+    smolvlm = CpuSpec(model_id="smolvlm", checkpoint=write_smolvlm(tmp_path / "smolvlm"))
+    (demo / PROJECTOR).symlink_to(build(smolvlm, tmp_path / "other") / PROJECTOR)
     monkeypatch.setattr("build_engines.model_source.DEMO", demo)
     state_dir = ("--state-dir", str(tmp_path))
     assert main(["build", "demo", "--adapter", f"mine={demo / 'adapters' / 'formal'}", *state_dir]) == 0
@@ -165,22 +181,6 @@ def test_a_file_names_several_models_with_options(checkpoint: Path, tmp_path: Pa
     assert read_ensemble(tmp_path / "repository", "demo").runtime == "synthetic"
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("models: {demo: {precison: f16}}", "models.demo: precison: `build` has no such option"),
-        ("models: {demo: [f16]}", "models.demo: expected a text as the name, and an object of options of `build`"),
-        ("demo: {}", "expected one key, `models`, an object with an entry for each model id"),
-        ("models: {demo: , demo: }", "demo: given twice"),
-        ("models: {demo: {prec: f16}}", "models.demo: prec: `build` has no such option"),
-        ("models: {demo: {help: true}}", "models.demo: help: `build` has no such option"),
-        ("models: {demo: {state-dir: x}}", "models.demo: state-dir: `build` has no such option"),
-        ("models: {demo: {max-sequences: few}}", "models.demo: argument --max-sequences: invalid int value: 'few'"),
-        ("models: {demo: {runtime: magic}}", "models.demo: argument --runtime: invalid choice: 'magic'"),
-        ("models: {demo: {precison: null}}", "models.demo: precison: `build` has no such option"),
-        ("models: {demo: {max-sequences: false}}", "models.demo: max-sequences: False: expected a text or a number"),
-        ("models: {demo: {max-sequences: [1, 2]}}", "models.demo: max-sequences: [1, 2]: expected a text or a number"),
-        (
 def test_paths_in_the_file_of_models_are_relative_to_it(
     checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -203,6 +203,22 @@ def test_paths_in_the_file_of_models_are_relative_to_it(
     assert "files/lora" in (tmp_path / "repository" / "tiny__engine" / "config.pbtxt").read_text()
 
 
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("models: {demo: {precison: f16}}", "models.demo: precison: `build` has no such option"),
+        ("models: {demo: [f16]}", "models.demo: expected a text as the name, and an object of options of `build`"),
+        ("demo: {}", "expected one key, `models`, an object with an entry for each model id"),
+        ("models: {demo: , demo: }", "demo: given twice"),
+        ("models: {demo: {prec: f16}}", "models.demo: prec: `build` has no such option"),
+        ("models: {demo: {help: true}}", "models.demo: help: `build` has no such option"),
+        ("models: {demo: {state-dir: x}}", "models.demo: state-dir: `build` has no such option"),
+        ("models: {demo: {max-sequences: few}}", "models.demo: argument --max-sequences: invalid int value: 'few'"),
+        ("models: {demo: {runtime: magic}}", "models.demo: argument --runtime: invalid choice: 'magic'"),
+        ("models: {demo: {precison: null}}", "models.demo: precison: `build` has no such option"),
+        ("models: {demo: {max-sequences: false}}", "models.demo: max-sequences: False: expected a text or a number"),
+        ("models: {demo: {max-sequences: [1, 2]}}", "models.demo: max-sequences: [1, 2]: expected a text or a number"),
+        (
             "models: {demo: {alias: [[a], b]}}",
             "models.demo: alias: [['a'], 'b']: expected a list of texts, or an object",
         ),
@@ -295,6 +311,8 @@ def test_a_file_of_another_form_is_one_line(
         ),
         (["build", "x", "--gguf", "a", "--checkpoint", "b"], "error: --gguf: not together with --checkpoint"),
         (["build", "demo", "--option", "itl_ms"], "error: --option itl_ms: expected NAME=VALUE"),
+        (["build", "demo", "--option", "contexts=0"], "error: --option contexts=0: expected a whole number from 1"),
+        (["build", "demo", "--runtime", "synthetic", "--option", "itl_ms=x"], "error: --option itl_ms=x: expected a n"),
         (["build", "demo", "--option", "=5"], "error: --option =5: expected NAME=VALUE"),
         (["build", "demo", "--option", "a=1", "--option", "a=2"], "error: --option a: given twice"),
         (["build", "demo", "--adapter", "formal"], "error: --adapter formal: expected NAME=DIR"),

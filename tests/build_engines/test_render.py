@@ -195,6 +195,13 @@ def test_an_option_out_of_range_is_refused(field: str, value: Any, rule: str) ->
         ServeOptions(**{field: value})
 
 
+def test_more_contexts_than_sequences_are_refused() -> None:
+    """The engine did not load."""
+    manifest = dataclasses.replace(MANIFEST, options={"contexts": "9"})
+    with pytest.raises(BuildError, match=r"org/demo: option contexts=9: the model has 8 sequences"):
+        render(manifest, Path("/artifacts/demo"), OPTIONS, "1.2.3")
+
+
 # --- the fingerprint --------------------------------------------------------------------------------------------------
 
 

@@ -13,6 +13,7 @@ from build_engines.checkpoint import Checkpoint
 from build_engines.errors import BuildError
 from build_engines.llama_cpp.gguf_file import write_gguf
 from build_engines.llama_cpp.gguf_header import GgufFacts, gguf_parts, part_names, read_gguf_base, read_gguf_facts
+from build_engines.llama_cpp.gguf_tokenizer import write_tokenizer
 from tests.build_engines.llama_cpp_logits import PROMPT, llama_cpp_logits
 from tests.gguf_writing import write_and_close
 
@@ -81,6 +82,54 @@ def test_a_model_without_token_embedding_is_refused(writer: gguf.GGUFWriter, tmp
         read_gguf_facts(tmp_path / "model.gguf")
 
 
+def test_another_byte_order_is_refused(writer: gguf.GGUFWriter, tmp_path: Path) -> None:
+    """It was built, and llama.cpp does not load it."""
+    writer.endianess = gguf.GGUFEndian.BIG
+    write_and_close(writer)
+    with pytest.raises(BuildError, match=r"model\.gguf: the byte order of other machines: .* gguf-convert-endian"):
+        read_gguf_facts(tmp_path / "model.gguf")
+
+
+@pytest.mark.parametrize("length", [0, 1])
+def test_a_model_without_room_for_a_prompt_and_a_token_is_refused(
+    length: int, writer: gguf.GGUFWriter, tmp_path: Path
+) -> None:
+    writer.add_context_length(length)
+    write_and_close(writer)
+    with pytest.raises(BuildError, match=rf"llama\.context_length is {length}: expected at least 2 tokens"):
+        read_gguf_facts(tmp_path / "model.gguf")
+
+
+@pytest.mark.parametrize("num_tokens", [3, 5])
+def test_each_row_must_have_a_token(num_tokens: int, writer: gguf.GGUFWriter, tmp_path: Path) -> None:
+    """It was built, and llama.cpp does not load it."""
+    writer.add_context_length(64)
+    writer.add_token_list(list("abcde"[:num_tokens]))
+    writer.add_tensor("token_embd.weight", np.zeros((4, 64), dtype=np.float32))
+    write_and_close(writer)
+    with pytest.raises(BuildError, match=rf"{num_tokens} tokens, and token_embd\.weight has 4 rows: llama\.cpp does"):
+        read_gguf_facts(tmp_path / "model.gguf")
+
+
+@pytest.mark.parametrize(
+    ("architecture", "kind", "message"),
+    [
+        ("clip", "mmproj", "a projector of images: give the model's own file, and this one with --mmproj"),
+        ("llama", "adapter", "a LoRA adapter: give the model's own file, and the adapter as a folder in PEFT's format"),
+    ],
+)
+def test_a_file_that_goes_with_a_model_is_refused_as_one(
+    architecture: str, kind: str, message: str, tmp_path: Path
+) -> None:
+    """The error told to give a tokenizer."""
+    writer = gguf.GGUFWriter(tmp_path / "model.gguf", architecture)
+    writer.add_type(kind)
+    write_and_close(writer)
+    for read in (gguf_parts, read_gguf_facts, functools.partial(write_tokenizer, folder=tmp_path)):
+        with pytest.raises(BuildError, match=rf"model\.gguf: {message}"):
+            read(tmp_path / "model.gguf")
+
+
 # --- in several files -------------------------------------------------------------------------------------------------
 
 
@@ -110,9 +159,10 @@ def test_a_model_in_one_file_has_one_part(whole_file: Path) -> None:
 
 
 def test_another_part_than_the_first_is_refused(parts: list[Path]) -> None:
-    rule = r"one of 3 files of a model: expected the first, NAME-00001-of-00003\.gguf, with the others beside it"
-    with pytest.raises(BuildError, match=rf"model-00002-of-00003\.gguf: {rule}"):
-        read_gguf_facts(parts[1])
+    rule = r"one of 3 files of a model: give the first, model-00001-of-00003\.gguf, with the others beside it"
+    for read in (read_gguf_facts, functools.partial(write_tokenizer, folder=parts[1].parent)):
+        with pytest.raises(BuildError, match=rf"model-00002-of-00003\.gguf: {rule}"):
+            read(parts[1])
 
 
 def test_a_first_part_by_another_name_is_refused(parts: list[Path]) -> None:
