@@ -79,7 +79,8 @@ def read_chat_templates(folder: Path) -> dict[str, str]:
     """Return the chat templates that the tokenizer stage will use, by name: `default`, `tool_use`; none are fine.
 
     Raises:
-        BuildError: tokenizer_config.json says something else than a template or a list of named ones.
+        BuildError: tokenizer_config.json says something else than a template or a list of named ones, or
+            chat_template.jinja is not UTF-8.
     """
     path = folder / "tokenizer_config.json"
     named = read_json(path, is_optional=True).get("chat_template") or []
@@ -90,7 +91,10 @@ def read_chat_templates(folder: Path) -> dict[str, str]:
     except (KeyError, TypeError) as exc:
         raise BuildError(f"{path}: chat_template: expected a text, or a list of objects of name and template") from exc
     if (folder / "chat_template.jinja").is_file():
-        templates["default"] = (folder / "chat_template.jinja").read_text(encoding="utf-8")
+        try:
+            templates["default"] = (folder / "chat_template.jinja").read_text(encoding="utf-8")
+        except UnicodeDecodeError as exc:
+            raise BuildError(f"{folder / 'chat_template.jinja'}: not UTF-8 ({exc})") from exc
     return templates
 
 

@@ -55,3 +55,9 @@ def test_chat_templates_of_another_form_are_refused(templates: Any, checkpoint: 
     (checkpoint / "tokenizer_config.json").write_text(json.dumps({"chat_template": templates}))
     with pytest.raises(BuildError, match=r"tokenizer_config\.json: chat_template: expected a text, or a list"):
         read_chat_templates(checkpoint)
+
+
+def test_a_chat_template_in_another_encoding_is_refused(checkpoint: Path) -> None:
+    (checkpoint / "chat_template.jinja").write_bytes(b"caf\xe9")
+    with pytest.raises(BuildError, match=r"chat_template\.jinja: not UTF-8"):
+        read_chat_templates(checkpoint)

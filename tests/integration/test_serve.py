@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,6 +15,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from build_engines import artifact
+from build_engines.__main__ import main
 from frontend.launcher.guard import MARK, marked_pids
 from tests.integration.api import COMPLETIONS, Api
 from tests.integration.stack import PACED_MODEL
@@ -71,6 +74,23 @@ def test_serve_prints_a_curl_line_that_works_and_a_signal_leaves_nothing(paced_r
         assert process.wait(DEADLINE_S) == (0 if number == signal.SIGINT else -number)
         wait_until(lambda: not marked_pids(mark), "every process has ended")
         wait_until(lambda: not list(Path("/dev/shm").glob(f"conch_{mark}_*")), "its shared memory is free")
+
+
+def test_a_file_that_is_cut_under_a_running_server_is_named(
+    demo_artifact: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The artifact was a link to it: clients got nonsense with 200, then the engine was killed at each load."""
+    source = tmp_path / "mine.gguf"
+    shutil.copyfile(demo_artifact / "model.gguf", source)
+    monkeypatch.setattr(artifact, "MAX_COPIED_BYTES", 0)
+    assert main(["build", str(source), "--state-dir", str(tmp_path)]) == 0
+    with serving(tmp_path / "repository", tmp_path) as process:
+        url = printed_curl(process)[1].partition("/v1/")[0]
+        os.truncate(source, 0)
+        answer = Api(url).post(COMPLETIONS, {"model": "mine", "prompt": "Hello", "max_tokens": 1})
+        assert (answer.status, answer.body["error"]["code"]) == (500, "engine_failed")
+        named = f"mine__engine does not load: {source}: changed since the model was built (0 bytes"
+        wait_until(lambda: named in (tmp_path / "serve.log").read_text(), "the log names the file")
 
 
 def answers(url: str) -> bool:
