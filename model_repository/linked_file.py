@@ -24,7 +24,10 @@ class LinkedFile:
 
     def why_changed(self, path: Path) -> str | None:
         """Return how the link at `path` differs from the build, and the remedy; None if it does not."""
-        now = path.stat()
+        try:
+            now = path.stat()
+        except FileNotFoundError:  # with its artifact; a running model has it open
+            return None
         # Another inode: the artifact was copied, and nobody else writes to the copy.
         if now.st_ino != self.inode or (now.st_size, now.st_mtime_ns) == (self.size_bytes, self.mtime_ns):
             return None
