@@ -13,13 +13,14 @@ import tempfile
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from build_engines.checkpoint import read_json
 from build_engines.digests import Digests
 from build_engines.errors import ArtifactInvalid, BuildError
 from build_engines.serving import Serving
 from model_repository.linked_file import LinkedFile, why_changed
+from model_repository.model_parameters import API_SAMPLING, ModelDefaults
 
 MANIFEST = "manifest.json"
 FORMAT = 3  # of the artifact's files: another number makes older artifacts invalid
@@ -32,6 +33,7 @@ class Contents:
 
     context_window: int
     eos_token_ids: tuple[int, ...]
+    sampling: dict[str, float]
     precision: str
     options: dict[str, str]
     requires: dict[str, str] = field(default_factory=dict)
@@ -60,6 +62,7 @@ class Manifest:
     key: str  # digest of all inputs of the build
     format: int = FORMAT
     precision: str = "f16"  # of matrices and KV cache
+    sampling: dict[str, float] = field(default_factory=dict)  # the author's values for requests without these fields
     options: dict[str, str] = field(default_factory=dict)  # of the runtime
     requires: dict[str, str] = field(default_factory=dict)  # of the serving machine: see machine.why_unfit
     build: dict[str, Any] = field(default_factory=dict)  # a record for people
@@ -71,6 +74,14 @@ class Manifest:
     serving: Serving = field(default_factory=Serving)  # not in the key
     files: dict[str, str] = field(default_factory=dict)  # relative path to sha256
     linked: dict[str, LinkedFile] = field(default_factory=dict)  # those files that are links to source files
+
+    @property
+    def defaults(self) -> ModelDefaults:
+        """The request defaults: the operator's before the author's, without those of the API document."""
+        defaults = {**self.sampling, **self.serving.defaults}.items()
+        return cast(
+            ModelDefaults, {name: value for name, value in defaults if (name, value) not in API_SAMPLING.items()}
+        )
 
     @property
     def base(self) -> str:

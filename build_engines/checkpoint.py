@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import json
+import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from build_engines.errors import BuildError
+from model_repository.model_parameters import API_SAMPLING, checked_defaults
+
+logger = logging.getLogger(__name__)
 
 # A model that reads images may leave out the fields of its language model that have transformers' own defaults.
 _LLAMA_DEFAULTS = {
@@ -31,6 +36,7 @@ class Checkpoint:
     folder: Path
     config: dict[str, Any]  # of the language model
     eos_token_ids: tuple[int, ...]
+    sampling: dict[str, float]  # the author's values for requests without these fields
     image_config: dict[str, Any] | None = None  # config.json of a model that reads images
 
     @classmethod
@@ -53,7 +59,8 @@ class Checkpoint:
         eos_token_ids = named_eos_token_ids(generation) or named_eos_token_ids(config)
         if not eos_token_ids:
             raise BuildError("neither generation_config.json nor config.json names an eos_token_id")
-        return cls(folder, config, eos_token_ids, None if config is whole else whole)
+        sampling = named_sampling(generation)
+        return cls(folder, config, eos_token_ids, sampling, None if config is whole else whole)
 
     @property
     def context_window(self) -> int:
@@ -73,6 +80,22 @@ def named_eos_token_ids(config: dict[str, Any]) -> tuple[int, ...]:
         if type(token_id) is not int or token_id < 0:
             raise BuildError(f"eos_token_id={json.dumps(value)}: expected a token id, or a list of them")
     return tuple(token_ids)
+
+
+def named_sampling(named: Mapping[str, Any], file_name: str = "generation_config.json") -> dict[str, float]:
+    """Return the sampling defaults in the metadata of a file. A value that breaks its rule is left out with a warning.
+
+    `do_sample` is not read, as in vLLM and SGLang: without it transformers is greedy whatever the other values say, and
+    most files do not have it.
+    """
+    sampling: dict[str, Any] = {}
+    for name in API_SAMPLING:
+        if named.get(name) is not None:
+            try:
+                sampling |= checked_defaults({name: named[name]})
+            except ValueError as exc:
+                logger.warning("warning: %s: %s: left out", file_name, exc)
+    return sampling
 
 
 def read_chat_templates(folder: Path) -> dict[str, str]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from build_engines.artifact import Contents, copy_or_link
-from build_engines.checkpoint import TOKENIZER_FILES, Checkpoint, named_eos_token_ids, read_json
+from build_engines.checkpoint import TOKENIZER_FILES, Checkpoint, named_eos_token_ids, named_sampling, read_json
 from build_engines.errors import BuildError
 from build_engines.llama_cpp.gguf_file import write_gguf
 from build_engines.llama_cpp.gguf_header import check_projector, gguf_parts, part_names, read_gguf_base, read_gguf_facts
@@ -140,11 +140,12 @@ class CpuSpec:
     def write(self, folder: Path, source: dict[str, str], lock: int) -> Contents:
         """Write the weights, the adapters, the tokenizer and the byte table."""
         del source, lock  # there are no child processes
-        facts = _write_model(self, folder)
+        facts, capabilities = _write_model(self, folder), RUNTIMES[self.runtime].capabilities
         write_text_files(self.tokenizer_folder, folder, facts.vocab_size, self._tool_call_format)
         return Contents(
             context_window=_context_window(self, facts),
             eos_token_ids=facts.eos_token_ids,
+            sampling={name: facts.sampling[name] for name in facts.sampling if name in capabilities},
             precision=self.precision,
             options=self.options,
             adapters={name: _adapter_path(name) for name in self.adapters},
@@ -168,6 +169,7 @@ class ModelFacts:
 
     context_window: int
     eos_token_ids: tuple[int, ...]
+    sampling: dict[str, float]
     vocab_size: int
     kv_numbers_per_token: int  # in the KV cache of all layers
 
@@ -217,6 +219,7 @@ def _write_weights(spec: CpuSpec, folder: Path) -> ModelFacts:
     return ModelFacts(
         context_window=checkpoint.context_window,
         eos_token_ids=checkpoint.eos_token_ids,
+        sampling=checkpoint.sampling,
         vocab_size=int(checkpoint.config["vocab_size"]),
         kv_numbers_per_token=kv_numbers,
     )
@@ -231,6 +234,7 @@ def _facts_of_gguf(path: Path, tokenizer_folder: Path) -> ModelFacts:
     return ModelFacts(
         context_window=header.context_length,
         eos_token_ids=eos_token_ids,
+        sampling=named_sampling(header.sampling, path.name) | named_sampling(generation),
         vocab_size=header.vocab_size,
         kv_numbers_per_token=header.kv_numbers_per_token,
     )

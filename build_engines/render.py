@@ -174,7 +174,7 @@ def model_parameters(manifest: Manifest, options: ServeOptions, version: str) ->
         capabilities=_capabilities(manifest),
         tool_call_format=manifest.tool_call_format,
         template_fields=manifest.template_fields,
-        defaults=manifest.serving.defaults,
+        defaults=manifest.defaults,
     )
 
 
@@ -196,7 +196,7 @@ def _fingerprint(manifest: Manifest, options: ServeOptions, version: str) -> str
         runtime=manifest.runtime,
         options=manifest.options,
         adapters=manifest.adapters,
-        defaults=manifest.serving.defaults,
+        defaults=manifest.defaults,
         # Floating-point sums depend on the batch and on the threads.
         max_sequences=options.max_sequences_of(manifest),
         num_threads=options.num_threads,

@@ -9,12 +9,15 @@ from dataclasses import dataclass
 from typing import Any, TypedDict, cast
 
 from model_repository.capabilities import Capability
-from model_repository.contract.request import ContextOverflow
+from model_repository.contract.request import ContextOverflow, SamplingParams
+from model_repository.contract.spec import TensorSpec, specs_of
 
 _MAX_INT32 = 2**31 - 1
 
 # Request and message fields that only some chat templates read.
 TEMPLATE_FIELDS = ("reasoning_effort", "reasoning_content", "reasoning")
+
+_API = SamplingParams()  # the defaults of the API document
 
 
 class ModelDefaults(TypedDict, total=False):
@@ -24,6 +27,19 @@ class ModelDefaults(TypedDict, total=False):
     chat_max_tokens: int | None
     context_length_exceeded_behavior: ContextOverflow
     include_stop_str_in_output: bool
+    temperature: float
+    top_p: float
+    top_k: int
+    min_p: float
+    repetition_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+
+
+# Its values for the sampling fields that can have a default.
+API_SAMPLING: dict[str, float] = {
+    name: getattr(_API, name) for name in ModelDefaults.__annotations__ if hasattr(_API, name)
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +50,13 @@ class RequestDefaults:
     chat_max_tokens: int | None  # None: the rest of the context window
     context_length_exceeded_behavior: ContextOverflow
     include_stop_str_in_output: bool
+    temperature: float = _API.temperature
+    top_p: float = _API.top_p
+    top_k: int = _API.top_k
+    min_p: float = _API.min_p
+    repetition_penalty: float = _API.repetition_penalty
+    presence_penalty: float = _API.presence_penalty
+    frequency_penalty: float = _API.frequency_penalty
 
     def overridden_by(self, defaults: ModelDefaults) -> RequestDefaults:
         """Return these defaults with a model's own in their place."""
@@ -89,12 +112,12 @@ class ModelParameters:
 
 
 def checked_defaults(values: Mapping[str, object]) -> ModelDefaults:
-    """Check request defaults, given by name.
+    """Check request defaults, given by name; `sampling: openai` stands for API_SAMPLING.
 
     Raises:
         ValueError: names the default, its value and the rule.
     """
-    defaults = {}
+    defaults: dict[str, object] = {}
     for name, value in values.items():
         if name not in _DEFAULTS:
             raise ValueError(f"{name}: expected one of {', '.join(_DEFAULTS)}")
@@ -103,6 +126,8 @@ def checked_defaults(values: Mapping[str, object]) -> ModelDefaults:
             defaults[name] = read(value)
         except ValueError as exc:
             raise ValueError(f"{name}={json.dumps(value)}: must be {rule}") from exc
+    if defaults.pop("sampling", None) is not None:
+        defaults = API_SAMPLING | defaults
     return cast(ModelDefaults, defaults)
 
 
@@ -138,10 +163,26 @@ def _boolean(value: object) -> bool:
     return value
 
 
+def _sampling_rule(spec: TensorSpec) -> tuple[Callable[[Any], object], str]:
+    """Return the reader and the rule of a sampling field, by the declaration of its tensor."""
+    is_whole, low = spec.datatype == "INT32", spec.low or 0
+    high = _MAX_INT32 if spec.high is None else spec.high
+
+    def read(value: Any) -> float:
+        is_number = type(value) is int or (type(value) is float and not is_whole)
+        if not is_number or not low <= value <= high or (spec.is_low_open and value == low):
+            raise ValueError(value)
+        return cast(float, value)
+
+    return read, f"a {'whole ' * is_whole}number, {'above' if spec.is_low_open else 'at least'} {low}, at most {high}"
+
+
 _MAX_TOKENS_RULE = f"a whole number from 1 to {_MAX_INT32}, or null: the rest of the context window"
 _DEFAULTS: dict[str, tuple[Callable[[Any], object], str]] = {
     "completion_max_tokens": (_max_tokens, _MAX_TOKENS_RULE),
     "chat_max_tokens": (_max_tokens, _MAX_TOKENS_RULE),
     "context_length_exceeded_behavior": (ContextOverflow, " or ".join(ContextOverflow)),
     "include_stop_str_in_output": (_boolean, "true or false"),
+    **{spec.name: _sampling_rule(spec) for spec in specs_of(SamplingParams) if spec.name in API_SAMPLING},
+    "sampling": (("openai",).index, "openai"),
 }

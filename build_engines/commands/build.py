@@ -85,8 +85,9 @@ def _add_options(command: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="NAME=VALUE",
-        help="the value for requests without this field, not the frontend's; repeatable; "
-        f"one of {', '.join(RequestDefaults.__dataclass_fields__)}; null for max_tokens: the rest of the window",
+        help="the value for requests without this field, in place of the frontend's or the model author's; repeatable; "
+        f"one of {', '.join(RequestDefaults.__dataclass_fields__)}; null for max_tokens: the rest of the window; "
+        "sampling=openai: OpenAI's values, in place of the author's",
     )
     add_serve_options(command.add_argument_group("of the repository, as for `render`"))
     build_tensorrt_llm.add_to(command)

@@ -50,7 +50,10 @@ class _Built:
 
     @property
     def summary(self) -> str:
-        return f"{self.manifest.runtime} {self.manifest.precision}" if self.manifest else self.error
+        if self.manifest is None:
+            return self.error
+        defaults = (f"{name}={json.dumps(value)}" for name, value in self.manifest.defaults.items())
+        return " ".join((self.manifest.runtime, self.manifest.precision, *defaults))
 
 
 def _list(options: argparse.Namespace) -> None:

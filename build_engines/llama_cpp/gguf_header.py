@@ -15,6 +15,13 @@ from build_engines.errors import BuildError
 _ARCHITECTURE = gguf.Keys.General.ARCHITECTURE
 _SPLIT_NUMBER, _SPLIT_COUNT = gguf.Keys.Split.LLM_KV_SPLIT_NO, gguf.Keys.Split.LLM_KV_SPLIT_COUNT
 _ENDS = (gguf.Keys.Tokenizer.EOS_ID, gguf.Keys.Tokenizer.EOT_ID, gguf.Keys.Tokenizer.EOM_ID)
+_SAMPLING = {
+    "temperature": gguf.Keys.General.SAMPLING_TEMP,
+    "top_p": gguf.Keys.General.SAMPLING_TOP_P,
+    "top_k": gguf.Keys.General.SAMPLING_TOP_K,
+    "min_p": gguf.Keys.General.SAMPLING_MIN_P,
+    "repetition_penalty": gguf.Keys.General.SAMPLING_PENALTY_REPEAT,
+}
 _EMBEDDING = "token_embd.weight"
 _MAGIC = b"GGUF"
 PART_NAME = re.compile(r"(?P<model>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
@@ -28,6 +35,7 @@ class GgufFacts:
     vocab_size: int  # rows of the token embedding
     eos_token_ids: tuple[int, ...]
     kv_numbers_per_token: int  # in the KV cache of all layers
+    sampling: dict[str, Any]  # unchecked values for requests without these fields
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,11 +84,14 @@ def read_gguf_facts(path: Path) -> GgufFacts:
     for token_id in ends:
         if not 0 <= token_id < embedding[0]:
             raise BuildError(f"{path}: ends with token {token_id}: the model has tokens 0 to {embedding[0] - 1}")
+    named = {name: readers[0].fields[key].contents() for name, key in _SAMPLING.items() if key in readers[0].fields}
     return GgufFacts(
         context_length=context_length,
         vocab_size=embedding[0],
         eos_token_ids=tuple(ends),
         kv_numbers_per_token=_kv_numbers_per_token(readers[0], path, architecture),
+        # 0.95 in 32 bits reads as 0.949999988.
+        sampling={name: round(value, 6) if isinstance(value, float) else value for name, value in named.items()},
     )
 
 

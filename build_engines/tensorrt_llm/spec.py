@@ -122,6 +122,7 @@ class TensorRtLlmSpec:
         return Contents(
             context_window=self.plan.max_seq_len,
             eos_token_ids=_eos_token_ids(self.plan.entry, self.source),
+            sampling=self.source.checkpoint.sampling,
             precision=self.plan.precision,
             options=self._all_options(),
             requires=self._requires(),

@@ -13,6 +13,7 @@ from frontend.openapi import openapi_document
 from frontend.protocol.answers import ModelCard, ModelList, Version
 from frontend.request_context import FACTS, IS_PUBLIC, MODELS, SETTINGS, TRITON, is_draining, json_response
 from frontend.triton.models import ModelName
+from model_repository.model_parameters import API_SAMPLING
 
 
 async def list_models(request: web.Request) -> web.Response:
@@ -42,6 +43,9 @@ def _card(name: ModelName) -> ModelCard:
         "root": name.model.id,
         "parent": name.model.id if name.lora_name else None,
         "max_model_len": name.model.parameters.context_window,
+        "default_parameters": {
+            field: value for field, value in name.model.parameters.defaults.items() if field in API_SAMPLING
+        },
     }
 
 

@@ -204,6 +204,7 @@ class ModelCard(TypedDict):
     root: str
     parent: str | None
     max_model_len: int
+    default_parameters: dict[str, Any]  # of sampling, by request field: those that differ from the API document's
 
 
 class ModelList(TypedDict):

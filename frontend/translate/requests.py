@@ -32,10 +32,8 @@ from model_repository.contract.request import (
     TokenPrompt,
     ToolUse,
 )
-from model_repository.model_parameters import RequestDefaults
+from model_repository.model_parameters import API_SAMPLING, RequestDefaults
 
-# Fields with the same name and meaning in SamplingParams.
-_SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
 _UINT64 = 2**64 - 1
 _LLAMA_CPP_TARGET = 5.0  # Mirostat's default target with llama.cpp's field `mirostat`
 _MAX_TOKEN_CHARS = 256  # of the longest token of any known vocabulary; Llama 3 has 128
@@ -185,7 +183,7 @@ def _params(
         include_stop=defaults.include_stop_str_in_output if include_stop is None else include_stop,
         ignore_eos=bool(body.ignore_eos),
         overflow=ContextOverflow.TRUNCATE if fills_window else overflow,
-        sampling=_sampling(body),
+        sampling=_sampling(body, defaults),
         structured_output=_structured_output(body),
         lora_name=name.lora_name,
         is_echo=is_echo,
@@ -220,9 +218,9 @@ def _max_tokens(
     return name.model.parameters.context_window, True
 
 
-def _sampling(body: GenerationBody) -> SamplingParams:
+def _sampling(body: GenerationBody, defaults: RequestDefaults) -> SamplingParams:
     return SamplingParams(
-        **{name: value for name in _SAMPLING if (value := getattr(body, name)) is not None},
+        **{name: getattr(defaults, name) if (value := getattr(body, name)) is None else value for name in API_SAMPLING},
         logit_bias={int(token_id): bias for token_id, bias in (body.logit_bias or {}).items()},
         mirostat=_mirostat(body),
         seed=secrets.randbits(64) if body.seed is None else body.seed & _UINT64,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,6 +23,7 @@ MANIFEST = Manifest(
     created=1_700_000_000,
     source={"config.json": "abc"},
     key="0123456789ab",
+    sampling={"temperature": 0.6, "top_k": 20},
     options={"itl_ms": "20"},
     adapters={"org/formal": "adapters/org--formal.gguf"},
     tool_call_format="hermes",
@@ -46,6 +48,20 @@ def folder(tmp_path: Path) -> Path:
 def test_a_manifest_survives_its_file(tmp_path: Path) -> None:
     MANIFEST.save(tmp_path)
     assert Manifest.load(tmp_path) == MANIFEST
+
+
+@pytest.mark.parametrize(
+    ("default", "sampling"),
+    [
+        ({}, {"temperature": 0.6, "top_k": 20}),
+        ({"temperature": 0.2, "min_p": 0.1}, {"temperature": 0.2, "top_k": 20, "min_p": 0.1}),
+        ({"top_k": 0}, {"temperature": 0.6}),
+        ({"sampling": "openai"}, {}),
+    ],
+)
+def test_an_operators_defaults_go_before_the_models(default: dict[str, Any], sampling: dict[str, Any]) -> None:
+    serving = Serving.of([], default | {"chat_max_tokens": None})
+    assert dataclasses.replace(MANIFEST, serving=serving).defaults == sampling | {"chat_max_tokens": None}
 
 
 def test_a_manifest_is_replaced_atomically(tmp_path: Path) -> None:

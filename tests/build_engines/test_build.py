@@ -11,6 +11,8 @@ import shutil
 from pathlib import Path
 from typing import Any, BinaryIO
 
+import gguf as gguf_format
+import numpy as np
 import pytest
 
 from build_engines import artifact, cpu_spec
@@ -22,6 +24,7 @@ from model_repository.engine.runtime import PROJECTOR
 from tests.build_engines.tiny_adapter import random_pairs, tensors_of, write_adapter
 from tests.build_engines.tiny_checkpoint import random_weights
 from tests.build_engines.tiny_smolvlm import write_smolvlm
+from tests.gguf_writing import write_and_close
 
 
 @pytest.fixture
@@ -187,6 +190,49 @@ def test_a_gguf_file_names_the_end_tokens_when_generation_config_does_not(
     edit_json(checkpoint / "generation_config.json", eos_token_id=named)
     folder = build(CpuSpec(model_id="mine", gguf=gguf, tokenizer=checkpoint), artifacts)
     assert artifact.verify(folder).eos_token_ids == (261,)
+
+
+def test_generation_config_has_sampling_defaults_and_its_wrong_values_are_left_out(
+    checkpoint: Path, artifacts: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    wrong: dict[str, Any] = {"repetition_penalty": 3, "min_p": "0.1", "top_p": None}
+    edit_json(checkpoint / "generation_config.json", do_sample=False, temperature=0.6, top_k=20, **wrong)
+    manifest = artifact.verify(build(CpuSpec(model_id="tiny", checkpoint=checkpoint), artifacts))
+    assert manifest.sampling == {"temperature": 0.6, "top_k": 20}
+    assert [record.getMessage() for record in caplog.records] == [
+        'warning: generation_config.json: min_p="0.1": must be a number, at least 0, at most 1: left out',
+        "warning: generation_config.json: repetition_penalty=3: must be a number, above 0, at most 2: left out",
+    ]
+
+
+def test_a_gguf_file_has_sampling_defaults_and_generation_config_goes_before_them(
+    checkpoint: Path, artifacts: Path, tmp_path: Path
+) -> None:
+    writer = gguf_format.GGUFWriter(tmp_path / "sampled.gguf", "llama")
+    writer.add_context_length(64)
+    writer.add_sampling_temp(0.6)
+    writer.add_sampling_top_k(20)
+    writer.add_sampling_top_p(0.95)
+    writer.add_sampling_min_p(0.05)
+    writer.add_sampling_penalty_repeat(1.1)
+    writer.add_tensor("token_embd.weight", np.zeros((288, 8), dtype=np.float32))
+    write_and_close(writer)
+    edit_json(checkpoint / "generation_config.json", top_k=5)
+    spec = CpuSpec(model_id="mine", gguf=tmp_path / "sampled.gguf", tokenizer=checkpoint)
+    assert artifact.verify(build(spec, artifacts)).sampling == {
+        "temperature": 0.6,
+        "top_p": 0.95,
+        "top_k": 5,
+        "min_p": 0.05,
+        "repetition_penalty": 1.1,
+    }
+
+
+def test_a_sampling_default_that_the_runtime_lacks_is_left_out(checkpoint: Path, artifacts: Path) -> None:
+    """Each request would be refused."""
+    edit_json(checkpoint / "generation_config.json", temperature=0.6, repetition_penalty=1.1)
+    folder = build(CpuSpec(model_id="fast", checkpoint=checkpoint, runtime="synthetic"), artifacts)
+    assert artifact.verify(folder).sampling == {"temperature": 0.6}
 
 
 def test_the_synthetic_runtime_needs_no_weights(checkpoint: Path, artifacts: Path) -> None:

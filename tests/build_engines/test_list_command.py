@@ -48,10 +48,11 @@ def test_built_models_are_marked(checkpoint: Path, tmp_path: Path, capsys: pytes
 def test_artifacts_outside_of_the_catalog_are_listed_after_it(
     checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    (checkpoint / "generation_config.json").write_text('{"eos_token_id": 261, "temperature": 0.6, "top_k": 20}')
     folder = built(checkpoint, tmp_path, "tiny", capsys)
     table, _, others = run(capsys, tmp_path).partition("\n\n")
     assert len(table.splitlines()) == 16
-    assert others == f"Built, and not in the catalog\n  {folder.name}  llama_cpp f16\n"
+    assert others == f"Built, and not in the catalog\n  {folder.name}  llama_cpp f16 temperature=0.6 top_k=20\n"
 
 
 def test_a_damaged_artifact_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

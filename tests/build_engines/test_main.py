@@ -320,7 +320,10 @@ def test_a_file_of_another_form_is_one_line(
         (["build", "demo", "--alias", " x"], "error: alias ' x': printable characters"),
         (["build", "demo", "--alias", "demo"], "error: alias 'demo' of demo: model demo has the same name"),
         (["build", "demo", "--default", "chat_max_tokens"], "error: --default chat_max_tokens: expected NAME=VALUE"),
-        (["build", "demo", "--default", "top_k=5"], "error: default top_k: expected one of completion_max_tokens"),
+        (
+            ["build", "demo", "--default", "max_tokens=5"],
+            "error: default max_tokens: expected one of completion_max_tokens",
+        ),
         (
             ["build", "demo", "--default", "chat_max_tokens=all"],
             'error: default chat_max_tokens="all": must be a whole',

@@ -224,6 +224,7 @@ def test_a_fingerprint_looks_like_openais() -> None:
         {"options": {"itl_ms": "20"}},
         {"adapters": {}},
         {"serving": Serving.of(["gpt-4o"], {"chat_max_tokens": 16})},
+        {"sampling": {"temperature": 0.6}},
         {"serve": {"max_sequences": 9}},
         {"serve": {"num_threads": 3}},
         {"version": "1.2.4"},

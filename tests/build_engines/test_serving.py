@@ -27,8 +27,8 @@ def test_defaults_are_checked() -> None:
     assert defaults == {"context_length_exceeded_behavior": ContextOverflow.ERROR}
     with pytest.raises(BuildError, match="default chat_max_tokens=0: must be a whole number from 1"):
         Serving.of([], {"chat_max_tokens": 0})
-    with pytest.raises(BuildError, match="default temperature: expected one of completion_max_tokens"):
-        Serving.of([], {"temperature": 1})
+    with pytest.raises(BuildError, match="default max_tokens: expected one of completion_max_tokens"):
+        Serving.of([], {"max_tokens": 1})
 
 
 def test_an_id_that_cannot_be_a_folder_is_refused() -> None:

@@ -29,6 +29,13 @@ PARAMETERS = ModelParameters(
         "chat_max_tokens": None,
         "context_length_exceeded_behavior": ContextOverflow.ERROR,
         "include_stop_str_in_output": True,
+        "temperature": 0.6,
+        "top_p": 0.9,
+        "top_k": 40,
+        "min_p": 0.05,
+        "repetition_penalty": 1.1,
+        "presence_penalty": -0.5,
+        "frequency_penalty": 0.5,
     },
 )
 WRITTEN = PARAMETERS.to_parameters()
@@ -115,8 +122,27 @@ def test_a_models_defaults_go_before_the_frontends() -> None:
         ("context_length_exceeded_behavior", [], r"=\[\]: must be truncate or error"),
         ("include_stop_str_in_output", 1, "include_stop_str_in_output=1: must be true or false"),
         ("include_stop_str_in_output", None, "include_stop_str_in_output=null: must be true or false"),
+        ("temperature", 2.5, r"temperature=2\.5: must be a number, at least 0, at most 2"),
+        ("temperature", True, "temperature=true: must be a number"),
+        ("top_p", float("nan"), "top_p=NaN: must be a number"),
+        ("top_k", 1.0, r"top_k=1\.0: must be a whole number, at least -1"),
+        ("top_k", 2**31, "top_k=2147483648: must be a whole number"),
+        ("repetition_penalty", 0, "repetition_penalty=0: must be a number, above 0, at most 2"),
+        ("sampling", "vllm", 'sampling="vllm": must be openai'),
     ],
 )
 def test_a_default_that_breaks_its_rule_is_refused(name: str, value: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         checked_defaults({name: value})
+
+
+def test_openai_sampling_is_every_default_of_the_api_document_except_those_that_are_given() -> None:
+    assert checked_defaults({"temperature": 0.7, "sampling": "openai"}) == {
+        "temperature": 0.7,
+        "top_p": 1,
+        "top_k": 0,
+        "min_p": 0,
+        "repetition_penalty": 1,
+        "presence_penalty": 0,
+        "frequency_penalty": 0,
+    }

@@ -191,11 +191,12 @@ def test_a_template_that_we_ship_is_in_the_artifact(spec: TensorRtLlmSpec, tmp_p
     assert "### Instruction:" in (folder / "tokenizer" / "chat_template.jinja").read_text()
 
 
-def test_every_id_that_ends_an_answer_is_known(spec: TensorRtLlmSpec, tmp_path: Path) -> None:
-    (spec.source.folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [7, 261]}))
+def test_generation_config_has_end_tokens_and_sampling_defaults(spec: TensorRtLlmSpec, tmp_path: Path) -> None:
+    generation = {"eos_token_id": [7, 261], "temperature": 0.6}
+    (spec.source.folder / "generation_config.json").write_text(json.dumps(generation))
     source = Source.load(spec.source.folder, spec.plan.entry)
     manifest = artifact.verify(build(replace(spec, source=source), tmp_path / "artifacts"))
-    assert manifest.eos_token_ids == (261, 7)
+    assert (manifest.eos_token_ids, manifest.sampling) == ((261, 7), {"temperature": 0.6})
 
 
 def test_other_adapters_of_the_same_shape_need_no_other_engine(spec: TensorRtLlmSpec, tmp_path: Path) -> None:

@@ -15,7 +15,8 @@ from tests.frontend.conftest import Serve
 
 
 async def test_every_name_of_a_model_has_a_card_in_order(serve: Serve) -> None:
-    model = served_model("org/team/demo", aliases=("gpt-4o", 'a "b"/é:1'), adapters=("org/formal",))
+    defaults = {"chat_max_tokens": 5, "temperature": 0.6, "top_k": 20}
+    model = served_model("org/team/demo", aliases=("gpt-4o", 'a "b"/é:1'), adapters=("org/formal",), defaults=defaults)
     http = await serve(FakeTriton(models=[model]))
     answer = await (await http.get("/v1/models")).json()
     names = {'a "b"/é:1': None, "gpt-4o": None, "org/formal": "org/team/demo", "org/team/demo": None}
@@ -28,6 +29,7 @@ async def test_every_name_of_a_model_has_a_card_in_order(serve: Serve) -> None:
             "root": "org/team/demo",
             "parent": parent,
             "max_model_len": 2048,
+            "default_parameters": {"temperature": 0.6, "top_k": 20},
         }
         for name, parent in names.items()
     ]

@@ -223,12 +223,16 @@ def test_the_models_defaults_are_for_absent_fields(translated: Any) -> None:
     defaults: ModelDefaults = {
         "context_length_exceeded_behavior": ContextOverflow.ERROR,
         "include_stop_str_in_output": True,
+        "temperature": 0.6,
+        "top_k": 20,
     }
-    params = params_of(translated(defaults=defaults))
+    params = params_of(translated(defaults=defaults, temperature=None))
     assert (params.overflow, params.include_stop) == (ContextOverflow.ERROR, True)
+    assert replace(params.sampling, seed=0) == SamplingParams(temperature=0.6, top_k=20)
     said = {"context_length_exceeded_behavior": "truncate", "include_stop_str_in_output": False}
-    params = params_of(translated(defaults=defaults, **said))
+    params = params_of(translated(defaults=defaults, **said, temperature=0, top_k=0))
     assert (params.overflow, params.include_stop) == (ContextOverflow.TRUNCATE, False)
+    assert replace(params.sampling, seed=0) == SamplingParams(temperature=0)
 
 
 def test_the_prompt_of_a_chat_is_the_same_for_tokenize() -> None:
