@@ -16,6 +16,7 @@ from model_repository.contract import tensors
 from model_repository.contract.spec import TensorSpec
 from model_repository.engine.runtime import RUNTIMES
 from model_repository.errors import OutputStreamNotOpen
+from model_repository.model_parameters import API_SAMPLING
 
 _WRITTEN = "Written by `.venv/bin/conch reference docs`; a test keeps it equal to the code."
 
@@ -50,6 +51,12 @@ def _parameters_page() -> str:
         "unknown fields, hints, and keywords of JSON schemas that are unknown or cannot be enforced, each with its",
         "place, such as `tools[0].function.parameters.properties.tags.uniqueItems`; `--strict-extra` refuses them.",
         "`/openapi.json` has the same table, as `x-runtimes` of each property.",
+        "",
+        f"{', '.join(f'`{name}`' for name in API_SAMPLING)}:",
+        "without one of these fields the model's default holds: that of `build --default`, else that of the model's",
+        "author (`generation_config.json`, or `general.sampling.*` in a GGUF file), else that of OpenAI's document,",
+        "which leaves the model's distribution as it is. `/v1/models` has them as `default_parameters`. `build",
+        "--default sampling=openai` turns those of the author off. gRPC requests have no such defaults.",
         "",
         "With `strict: true` a JSON schema is enforced completely: a keyword that cannot be enforced is refused with",
         "400, its path and the rule. Without it, as in `json_object` with a `schema` and in `structured_outputs`, the",

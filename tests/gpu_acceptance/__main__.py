@@ -86,6 +86,7 @@ def _run(options: argparse.Namespace, report: Report) -> None:
     build_flags += ["--alias", ALIAS, "--max-sequences", str(MAX_SEQUENCES)] + (
         [] if checkpoint is None else ["--checkpoint", str(checkpoint)]
     )
+    build_flags += ["--default", "sampling=openai"]  # the checks set the fields of sampling that they need
     if options.backend == "engine":
         build_flags += ["--option", "prompt_logprobs=true"]  # the table of parameters needs them
     artifact: Path | None = None
