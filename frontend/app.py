@@ -14,7 +14,7 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 
 from frontend.connections.connection import leave_packed_body
-from frontend.connections.refusals import SERVER
+from frontend.connections.refusals import SERVER, refusal
 from frontend.errors import APIError, InvalidRequest, MethodNotAllowed, NotFound, RequestTooLarge
 from frontend.gateway.install import install_gateway
 from frontend.handlers import completions, models, tokenization
@@ -153,7 +153,7 @@ async def answer_errors(request: web.Request, handler: Handler) -> web.StreamRes
     except APIError as exc:
         error = exc
     except web.RequestPayloadError as exc:
-        error = InvalidRequest(f"The body does not decode: {exc.__cause__ or exc}")
+        error = refusal(exc.__cause__)
     except web.HTTPException as exc:
         error = _error_from_http(request, exc)
     except Exception as exc:

@@ -14,6 +14,7 @@ APIError
 ├── MethodNotAllowed 405
 ├── RequestTooLarge 413
 ├── UnsupportedMediaType 415     the body is not sent as JSON
+│   └── UnsupportedCoding        the body is compressed by another method than those of CONTENT_CODINGS
 ├── URLTooLong 414, HeadersTooLarge 431
 ├── RequestTimeout 408           the client sent the request too slowly
 ├── ReaderTooSlow                an event only: the client read the stream too slowly
@@ -45,6 +46,7 @@ from model_repository.contract.tensors import KEY_VARIABLE
 
 _SHOWN = reprlib.Repr(maxstring=80, maxother=80, maxlist=4, maxdict=4, maxlevel=3, maxlong=40)
 
+CONTENT_CODINGS = ("gzip", "deflate", "zstd")  # of bodies
 MAX_DETAILS = 20  # a list of a million bad items gets a short answer
 
 
@@ -184,6 +186,19 @@ class UnsupportedMediaType(APIError):
     """The body is not sent as JSON. Web pages can send other media types without the server's consent."""
 
     status, type, code = 415, "invalid_request_error", "unsupported_media_type"
+
+
+class UnsupportedCoding(UnsupportedMediaType):
+    """The body has a content coding that is not decoded.
+
+    Args:
+        coding: the header Content-Encoding.
+    """
+
+    headers: Mapping[str, str] = {"Accept-Encoding": ", ".join(CONTENT_CODINGS)}
+
+    def __init__(self, coding: str) -> None:
+        super().__init__(f"Content-Encoding={shown(coding)}: must be {', '.join(CONTENT_CODINGS)} or absent")
 
 
 class RequestTimeout(APIError):

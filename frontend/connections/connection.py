@@ -137,9 +137,8 @@ class Connection(web.RequestHandler):
             raise ConnectionError("an answer has begun")
         error = refusal(exc)
         request_id = _log_refusal(error, exc)
-        response = json_response(
-            error.envelope(), status=error.status, headers={"x-request-id": request_id, "Server": SERVER}
-        )
+        headers = {**error.headers, "x-request-id": request_id, "Server": SERVER}
+        response = json_response(error.envelope(), status=error.status, headers=headers)
         response.force_close()
         return response
 

@@ -12,6 +12,7 @@ from frontend.errors import (
     InvalidRequest,
     RequestTimeout,
     ServerError,
+    UnsupportedCoding,
     URLTooLong,
 )
 
@@ -26,6 +27,7 @@ PARSER_LIMITS: dict[str, Any] = {
 }
 
 _TOO_MANY_HEADERS = "Too many headers received"
+_NO_BROTLI = "Can not decode content-encoding: brotli"  # not in every image; where it is, the handler refuses br
 
 
 def refusal(exc: BaseException | None) -> APIError:
@@ -39,6 +41,10 @@ def refusal(exc: BaseException | None) -> APIError:
             return HeadersTooLarge(f"There are more than {MAX_HEADERS} headers")
         case http_exceptions.InvalidHeader():
             return InvalidRequest("A header is not valid HTTP/1.1", code="invalid_http")
+        case http_exceptions.ContentEncodingError(message=message) if message.startswith(_NO_BROTLI):
+            return UnsupportedCoding("br")
+        case http_exceptions.ContentEncodingError():
+            return InvalidRequest("The body is not encoded as its Content-Encoding says")
         case http_exceptions.PayloadEncodingError():
             return InvalidRequest("The framing of the body is not valid HTTP/1.1", code="invalid_http")
         case http_exceptions.HttpProcessingError():

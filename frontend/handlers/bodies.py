@@ -10,7 +10,15 @@ from urllib.parse import quote
 
 from aiohttp import HttpVersion11, hdrs, web
 
-from frontend.errors import InvalidRequest, Overloaded, RequestTimeout, UnsupportedMediaType, shown
+from frontend.errors import (
+    CONTENT_CODINGS,
+    InvalidRequest,
+    Overloaded,
+    RequestTimeout,
+    UnsupportedCoding,
+    UnsupportedMediaType,
+    shown,
+)
 from frontend.protocol.body import Body
 from frontend.protocol.reading import parse
 from frontend.request_context import FACTS, SETTINGS
@@ -69,6 +77,9 @@ async def read_body[Request: Body](request: web.Request, model: type[Request]) -
     """
     settings = request.app[SETTINGS]
     require_json(request)
+    coding = request.headers.get(hdrs.CONTENT_ENCODING, "")
+    if coding.lower() not in ("", "identity", *CONTENT_CODINGS):
+        raise UnsupportedCoding(coding)
     size = request.content_length
     if size is not None and size > settings.max_body_bytes:
         raise web.HTTPRequestEntityTooLarge(settings.max_body_bytes, size)

@@ -6,11 +6,14 @@ import asyncio
 import gzip
 import json
 import logging
+import zlib
+from collections.abc import Callable
 from typing import Any
 from urllib.parse import quote
 
 import pytest
 from aiohttp import StreamReader
+from backports import zstd
 
 from frontend.errors import EngineFailed
 from model_repository.contract.output import GenerationChunk
@@ -22,6 +25,12 @@ from tests.frontend.connections.raw_http import exchange, port_of
 from tests.waiting import DEADLINE_S
 
 JSON = {"Content-Type": "application/json"}
+PACK: dict[str, Callable[[bytes], bytes]] = {
+    "identity": bytes,
+    "gzip": gzip.compress,
+    "deflate": zlib.compress,
+    "zstd": zstd.compress,
+}
 
 
 @pytest.mark.parametrize("prefix", ["/v1", "", "/openai", "/openai/v1", "/inference/v1", "/inference/v1/v1"])
@@ -224,27 +233,29 @@ async def test_100_continue_comes_only_once_the_headers_are_accepted(serve: Serv
     assert (await http.post("/v1/completions", json=COMPLETION, expect100=True)).status == 200
 
 
-@pytest.mark.parametrize("encoding", ["identity", "gzip"])
-async def test_a_body_over_the_limit_is_refused_also_if_it_was_compressed(serve: Serve, encoding: str) -> None:
+@pytest.mark.parametrize("coding", PACK)
+async def test_a_body_over_the_limit_is_refused_also_if_it_was_compressed(serve: Serve, coding: str) -> None:
     http = await serve(FakeTriton(chunks("x")), max_body_bytes=1000)
     for num_chars, status in ((800, 200), (100_000, 413)):
         body = json.dumps(COMPLETION | {"prompt": "x" * num_chars}).encode()
-        data = gzip.compress(body) if encoding == "gzip" else body
-        response = await http.post("/v1/completions", data=data, headers=JSON | {"Content-Encoding": encoding})
+        response = await http.post(
+            "/v1/completions", data=PACK[coding](body), headers=JSON | {"Content-Encoding": coding}
+        )
         assert response.status == status
     assert (await error_of(response))["code"] == "request_too_large"
 
 
 @pytest.mark.parametrize(
-    ("path", "media_type", "status"),
+    ("path", "media_type", "coding", "status"),
     [
-        ("/v1/completions", "application/json", 413),
-        ("/v1/completions", "text/plain", 415),
-        ("/v1/nothing", "application/json", 404),
+        ("/v1/completions", "application/json", "gzip", 413),
+        ("/v1/completions", "application/json", "zstd", 413),
+        ("/v1/completions", "text/plain", "gzip", 415),
+        ("/v1/nothing", "application/json", "gzip", 404),
     ],
 )
 async def test_the_rest_of_a_refused_body_is_not_unpacked(
-    serve: Serve, monkeypatch: pytest.MonkeyPatch, path: str, media_type: str, status: int
+    serve: Serve, monkeypatch: pytest.MonkeyPatch, path: str, media_type: str, coding: str, status: int
 ) -> None:
     # aiohttp would unpack the rest of 100 MB on the event loop, to throw it away.
     num_unpacked = 0
@@ -258,18 +269,33 @@ async def test_the_rest_of_a_refused_body_is_not_unpacked(
     monkeypatch.setattr(StreamReader, "feed_data", count)
     monkeypatch.setattr("frontend.connections.runner.LINGERING_S", 0.3)
     http = await serve(FakeTriton(), max_body_bytes=1000)
-    body = gzip.compress(b" " * 100_000_000)
-    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: {media_type}\r\nContent-Encoding: gzip\r\n"
+    body = PACK[coding](b" " * 100_000_000)
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: {media_type}\r\nContent-Encoding: {coding}\r\n"
     head += f"Content-Length: {len(body)}\r\n\r\n"
     (answer,) = await exchange(port_of(http), head.encode() + body)
     assert (answer.status, answer.headers["connection"]) == (status, "close")
     assert num_unpacked < 2_000_000
 
 
-async def test_a_body_that_does_not_unpack_is_refused(serve: Serve) -> None:
+@pytest.mark.parametrize("coding", [coding for coding in PACK if coding != "identity"])
+async def test_a_body_that_does_not_unpack_is_refused(serve: Serve, coding: str) -> None:
     http = await serve(FakeTriton())
-    error = await error_of(await http.post("/v1/completions", data=b"{}", headers=JSON | {"Content-Encoding": "gzip"}))
-    assert error["status"] == 400
+    response = await http.post("/v1/completions", data=b"{}", headers=JSON | {"Content-Encoding": coding})
+    assert (await error_of(response))["message"] == "The body is not encoded as its Content-Encoding says"
+
+
+# With brotli aiohttp decodes br; without it, it refuses the head.
+@pytest.mark.parametrize(("coding", "has_brotli"), [("br", True), ("br", False), ("gzip, gzip", True)])
+async def test_the_refusal_of_another_coding_names_it_and_those_that_are_decoded(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch, coding: str, has_brotli: bool
+) -> None:
+    monkeypatch.setattr("aiohttp.http_parser.HAS_BROTLI", has_brotli)
+    http = await serve(FakeTriton())
+    response = await http.post("/v1/completions", data=b"{}", headers=JSON | {"Content-Encoding": coding})
+    assert response.headers["Accept-Encoding"] == "gzip, deflate, zstd"
+    error = await error_of(response)
+    assert error["status"] == 415
+    assert error["message"] == f"Content-Encoding={coding!r}: must be gzip, deflate, zstd or absent"
 
 
 @pytest.mark.parametrize(
