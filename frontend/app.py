@@ -89,7 +89,7 @@ def create_app(
         await pool.close()
 
     app.cleanup_ctx.extend([_observer_lifetime, replicas_lifetime, image_fetcher])
-    app.on_response_prepare.extend([name_request, leave_packed_body])
+    app.on_response_prepare.extend([leave_packed_body, name_request])
     install_gateway(app, tell_others)
     for root in ("", *settings.root_paths):
         for prefix in (f"{root}/v1", root):
@@ -189,6 +189,8 @@ async def name_request(request: web.Request, response: web.StreamResponse) -> No
     if is_draining(request.app):
         response.force_close()  # the next request must find another server
         response.headers["Connection"] = "close"  # aiohttp sets this header before the signal
+    if response.keep_alive and response.headers.get("Connection") != "close":
+        response.headers["Keep-Alive"] = f"timeout={int(request.app[SETTINGS].idle_timeout_s)}"
     response.headers["x-request-id"] = facts.request_id
     response.headers["openai-processing-ms"] = f"{(time.monotonic() - facts.started_at) * 1000:.0f}"
     if "organization" in facts.labels:

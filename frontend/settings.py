@@ -198,6 +198,13 @@ class Settings:
     request_timeout_s: float = setting(
         0.0, "Seconds that a whole answer may take; 0: no limit.", chart_value="frontend.limits.requestTimeoutSeconds"
     )
+    idle_timeout_s: float = setting(
+        620.0,
+        "Seconds that a connection stays open without a request; longer than balancers keep theirs (Google's 600), "
+        "which would otherwise answer some requests with 502.",
+        is_zero_allowed=False,
+        chart_value="frontend.limits.idleTimeoutSeconds",
+    )
     tls_cert: str = setting("", "PEM file of the server's certificate chain; with it, the server uses TLS.")
     tls_key: str = setting("", "PEM file of the key of the server's certificate.")
     tls_client_ca: str = setting(

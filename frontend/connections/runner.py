@@ -10,7 +10,6 @@ from frontend.connections.connection import LINGERING_S, Connection
 from frontend.connections.refusals import PARSER_LIMITS
 from frontend.settings import Settings
 
-KEEPALIVE_TIMEOUT_S = 75.0  # between two requests of a connection
 CLOSE_TIMEOUT_S = 3.0  # for the last bytes of answers, after the drain
 
 
@@ -23,7 +22,7 @@ class ConnectionRunner(web.AppRunner):
             handler_cancellation=True,  # a client's hang-up cancels its handler
             access_log=None,
             shutdown_timeout=min(settings.drain_timeout_s, CLOSE_TIMEOUT_S),
-            keepalive_timeout=KEEPALIVE_TIMEOUT_S,
+            keepalive_timeout=settings.idle_timeout_s,
             lingering_time=LINGERING_S,
             **PARSER_LIMITS,
         )

@@ -12,6 +12,7 @@
 - --drain-timeout-s={{ int $frontend.drain.maxStreamSeconds }}
 - --max-body-bytes={{ int64 $limits.maxBodyBytes }}
 - --request-timeout-s={{ $limits.requestTimeoutSeconds }}
+- --idle-timeout-s={{ $limits.idleTimeoutSeconds }}
 - --max-in-flight={{ int64 $limits.maxInFlight }}
 - --max-queue-wait-s={{ $limits.maxQueueWaitSeconds }}
 - --requests-per-minute={{ int64 $limits.requestsPerMinute }}

@@ -106,6 +106,7 @@ def test_values_become_options() -> None:
         "--default-model=demo",
         "--tls-client-ca=/etc/conch/tls/ca.crt",
         "--request-timeout-s=0.5",
+        "--idle-timeout-s=3700",
         "--tokens-per-minute=100000",
         "--metrics-by-key",
         "--otlp-endpoint=http://collector.monitoring:4318/v1/traces",

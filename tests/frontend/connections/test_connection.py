@@ -52,12 +52,18 @@ async def test_a_silent_connection_is_closed_without_an_answer(serve: Serve, mon
     writer.close()
 
 
-async def test_an_idle_connection_is_closed_after_its_time(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("frontend.connections.runner.KEEPALIVE_TIMEOUT_S", 0.05)
-    http = await serve(FakeTriton())
+async def test_an_idle_connection_is_closed_after_its_time(serve: Serve) -> None:
+    http = await serve(FakeTriton(), idle_timeout_s=0.05)
     (answer,) = await exchange(port_of(http), GET + b"\r\n")
     assert answer.status == 200
     assert "connection" not in answer.headers
+
+
+async def test_an_answer_names_the_time_that_its_connection_may_be_idle_unless_it_closes(serve: Serve) -> None:
+    http = await serve(FakeTriton(), idle_timeout_s=90.9)
+    for headers, announced in (({}, "timeout=90"), ({"Connection": "close"}, None)):
+        async with http.get("/health/live", headers=headers) as answer:
+            assert answer.headers.get("Keep-Alive") == announced
 
 
 async def test_a_body_that_dribbles_in_is_answered_with_408(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
