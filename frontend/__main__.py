@@ -117,8 +117,13 @@ def _parser() -> argparse.ArgumentParser:
         "--repository", type=Path, required=True, metavar="DIR", help="Repository that build_engines rendered."
     )
     _add_triton_options(command)
-    address_help = f"Address of gRPC and metrics. Every client that reaches it can generate. (default: {ADDRESS})"
+    address_help = (
+        "Address of gRPC; 0.0.0.0 and :: are every address. Every client that reaches it can generate. "
+        f"(default: {ADDRESS})"
+    )
     command.add_argument("--address", default=ADDRESS, help=address_help)
+    metrics_help = "Address of metrics; :: is every IPv6 address. (default: that of gRPC)"
+    command.add_argument("--metrics-address", metavar="ADDRESS", help=metrics_help)
     _add_number(command, "--exit-timeout-s", 25, "Seconds that running requests may take to end after SIGTERM.")
     add_options(command.add_argument_group("TLS of gRPC"), Settings(), only=TLS_OF_SERVER)
     command.set_defaults(command=_triton)
@@ -281,6 +286,7 @@ def _triton(options: argparse.Namespace) -> int:
         repository=options.repository,
         state_dir=options.state_dir,
         address=options.address,
+        metrics_address=options.metrics_address or options.address,
         ports=TritonPorts(grpc=options.grpc_port, http=options.http_port, metrics=options.metrics_port),
         exit_timeout_s=options.exit_timeout_s,
         tls=tls_from(settings_from(options, Settings())),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import socket
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -63,6 +64,8 @@ def settings_from(options: argparse.Namespace, defaults: Settings) -> Settings:
         SettingsError: a value breaks a rule.
     """
     given = {name: getattr(options, name) for name in SETTINGS if name in options}
+    if not socket.has_dualstack_ipv6():
+        given |= {name: "0.0.0.0" for name in ("host", "admin_host") if given.get(name) == "::"}
     lists = {name: tuple(value) for name, value in given.items() if isinstance(value, list)}
     return dataclasses.replace(defaults, **given | lists)
 

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import signal
+import socket
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
@@ -124,7 +125,13 @@ async def _listen(
     """Listen and return the URLs; log that the port is not available and return None if so."""
     context = None if certificates is None else certificates.context
     try:
-        await web.TCPSite(runner, host, port, ssl_context=context, reuse_port=is_shared).start()
+        site: web.BaseSite
+        if host == "::":  # a TCPSite would be IPv6 alone
+            both = socket.create_server((host, port), family=socket.AF_INET6, dualstack_ipv6=True, reuse_port=is_shared)
+            site = web.SockSite(runner, both, ssl_context=context)
+        else:
+            site = web.TCPSite(runner, host, port, ssl_context=context, reuse_port=is_shared)
+        await site.start()
     except OSError as exc:
         log_unavailable(host, port, exc)
         return None

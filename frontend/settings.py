@@ -101,7 +101,7 @@ class Settings:
         SettingsError: at construction.
     """
 
-    host: str = setting("127.0.0.1", "Address on which the API listens; 0.0.0.0 is every IPv4 address.")
+    host: str = setting("127.0.0.1", "Address of the API; :: is every address, 0.0.0.0 every IPv4 address.")
     port: int = setting(8080, "Port of the API; 0 is any free port.", high=65535)
     workers: int = setting(
         0,

@@ -328,7 +328,7 @@ class Launcher:
     @property
     def _address(self) -> tuple[str, int]:
         settings = self.frontend_settings
-        return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(settings.host, settings.host), settings.port
+        return ("127.0.0.1" if settings.host in ("0.0.0.0", "::") else settings.host), settings.port
 
     def _wait_for_first_tokens(self, deadline: float) -> None:
         try:

@@ -34,7 +34,8 @@ class TritonSettings:
 
     repository: Path
     state_dir: Path
-    address: str  # of gRPC and metrics; HTTP is on loopback
+    address: str  # of gRPC; HTTP is on loopback
+    metrics_address: str
     ports: TritonPorts
     exit_timeout_s: int  # for running requests, after SIGTERM
     tls: GrpcTls = NO_TLS  # of gRPC
@@ -89,5 +90,6 @@ def alone_command(installation: TritonInstallation, settings: TritonSettings) ->
         key=settings.key,
         tls=settings.tls,
         address=settings.address,
+        metrics_address=settings.metrics_address,
         exit_timeout_s=settings.exit_timeout_s,
     )

@@ -100,6 +100,7 @@ def triton_command(
     key: str,
     tls: GrpcTls = NO_TLS,
     address: str = ADDRESS,
+    metrics_address: str = ADDRESS,
     exit_timeout_s: int = _EXIT_TIMEOUT_S,
 ) -> list[str]:
     """Return the command line; the server ends when a model of the repository cannot be loaded.
@@ -107,7 +108,8 @@ def triton_command(
     Args:
         key: the key to the restricted APIs.
         tls: the TLS of gRPC.
-        address: the address of gRPC and metrics. HTTP is on loopback.
+        address: the address of gRPC; for gRPC both 0.0.0.0 and :: are every address. HTTP is on loopback.
+        metrics_address: the address of metrics; for them :: is every IPv6 address.
         exit_timeout_s: seconds for running requests, after SIGTERM.
     """
     options: dict[str, object] = {
@@ -115,9 +117,9 @@ def triton_command(
         "model-control-mode": "explicit",  # a model can be loaded again after its process was killed
         "load-model": "*",
         "exit-timeout-secs": exit_timeout_s,
-        "grpc-address": address,
+        "grpc-address": f"[{address}]" if ":" in address else address,
         "grpc-port": ports.grpc,
-        "metrics-address": address,
+        "metrics-address": f"ipv6:{metrics_address}" if ":" in metrics_address else metrics_address,
         "metrics-port": ports.metrics,
         "backend-config": f"python,shm-region-prefix-name={shm_prefix}",
         "grpc-restricted-protocol": f"{restricted.APIS}:{restricted.HEADER}={key}",

@@ -3,9 +3,9 @@
 {{- $frontend := .root.Values.frontend -}}
 {{- $isSidecar := hasKey . "model" -}}
 {{- $limits := $frontend.limits -}}
-- --host=0.0.0.0
+- "--host=::"
 - --port=8000
-- --admin-host=0.0.0.0
+- "--admin-host=::"
 - --admin-port=9000
 - --workers={{ int $frontend.workers }}
 - --log-format={{ $frontend.logFormat }}

@@ -15,12 +15,15 @@ command:
 args:
   - --repository=/state/repository
   - --state-dir=/state
-  - --address=0.0.0.0
+  - --address=0.0.0.0  # for gRPC every address, of IPv6 too
+  - --metrics-address=$(POD_IP)  # Triton's metrics listen in one family
   - --grpc-port=8001
   - --metrics-port=8002
   - --exit-timeout-s=30  # workers of several GPUs end, and free their memory
   {{- include "conch.tritonTls.serve" . | nindent 2 }}
 env:
+  - name: POD_IP
+    valueFrom: {fieldRef: {fieldPath: status.podIP}}
   {{- include "conch.writable.env" . | nindent 2 }}
   {{- include "conch.tritonKey.env" .root | nindent 2 }}
   {{- include "conch.ranks.env" . | nindent 2 }}

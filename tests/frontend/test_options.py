@@ -30,6 +30,15 @@ def test_an_option_that_is_not_given_keeps_its_default():
     assert parsed(["--host=::1"], defaults) == dataclasses.replace(defaults, host="::1")
 
 
+@pytest.mark.parametrize(("has_ipv6", "host"), [(True, "::"), (False, "0.0.0.0")])
+def test_every_address_is_every_ipv4_address_on_a_machine_without_ipv6(
+    monkeypatch: pytest.MonkeyPatch, has_ipv6: bool, host: str
+) -> None:
+    monkeypatch.setattr("socket.has_dualstack_ipv6", lambda: has_ipv6)
+    settings = parsed(["--host=::", "--admin-host=::", "--admin-port=9", "--allow-anonymous"], Settings())
+    assert (settings.host, settings.admin_host) == (host, host)
+
+
 def test_settings_survive_the_way_through_options():
     settings = Settings(
         host="0.0.0.0",

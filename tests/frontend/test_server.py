@@ -52,6 +52,22 @@ def test_a_port_in_use_is_said_and_is_exit_code_1() -> None:
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_every_address_includes_those_of_ipv4(num_workers: int) -> None:
+    # The event loop opens an IPv6 socket without IPv4.
+    options = ["--host=::", "--port=0", "--allow-anonymous", f"--workers={num_workers}"]
+    command = [sys.executable, "-m", "frontend", "api", *options]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        listening = next(line for line in process.stderr if " listens on " in line)
+        port = listening.rpartition(":")[2].strip()
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/health/live", timeout=10) as answer:
+                assert answer.status == 200
+        finally:
+            process.terminate()
+
+
 def test_with_a_certificate_it_speaks_tls(tmp_path: Path) -> None:
     cert, key = make(tmp_path, "server")
     command = [sys.executable, "-m", "frontend", "api", "--port=0", f"--tls-cert={cert}", f"--tls-key={key}"]

@@ -57,6 +57,7 @@ class Sandbox:
         words = [*command] or [*container["command"], *container.get("args", [])]
         root = self._new_folder("root")
         environment = {"PATH": _PATH} | {each["name"]: self._value_of(each) for each in container.get("env", [])}
+        words = [word.replace("$(POD_IP)", environment.get("POD_IP", "")) for word in words]
         (env_file := self._new_folder("env") / "env").write_text("".join(f"{k}={v}\n" for k, v in environment.items()))
         variables = {
             "PATH": os.environ["PATH"],
@@ -82,9 +83,11 @@ class Sandbox:
         return process
 
     def _value_of(self, variable: dict[str, Any]) -> str:
-        """Return the value of an environment variable, which may come from a Secret."""
+        """Return the value of an environment variable, which may come from a Secret; the pod's address is loopback."""
         if "value" in variable:
             return str(variable["value"])
+        if "fieldRef" in variable["valueFrom"]:
+            return "127.0.0.1"
         named = variable["valueFrom"]["secretKeyRef"]
         return _bytes(self.rendered.one("Secret", named["name"])["data"][named["key"]], "Secret").decode()
 

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.skipif(why_impossible() != "", reason=why_impossible())
 def replica(box: Sandbox, pod: PodTemplate, address: str) -> PodTemplate:
     """Return a replica of a model's pod. Pods have networks of their own; these share one."""
     text = json.dumps(pod.spec).replace("--triton=127.0.0.1:", f"--triton={address}:")
-    text = text.replace("--address=0.0.0.0", f"--address={address}")
+    text = text.replace("--address=0.0.0.0", f"--address={address}").replace("$(POD_IP)", address)
     return dataclasses.replace(pod, owner=f"{pod.owner}-{address}", spec=json.loads(text))
 
 

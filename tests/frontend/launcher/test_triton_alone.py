@@ -20,6 +20,7 @@ WITHOUT_KEY: dict[str, Any] = {
     "repository": Path("/r"),
     "state_dir": Path("/s"),
     "address": "::",
+    "metrics_address": "fd00::1",
     "ports": PORTS,
     "exit_timeout_s": 9,
 }
@@ -39,7 +40,8 @@ def test_without_a_key_the_restricted_apis_have_a_random_key():
 
 def test_others_reach_grpc_and_metrics_but_not_http():
     command = alone_command(TritonInstallation(binary=Path("/bin/tritonserver"), environment={}), GOOD)
-    assert {"--grpc-address=::", "--metrics-address=::", "--http-address=127.0.0.1"} <= set(command)
+    # Triton writes HOST:PORT for gRPC, and its HTTP library takes an IPv6 address only with this prefix.
+    assert {"--grpc-address=[::]", "--metrics-address=ipv6:fd00::1", "--http-address=127.0.0.1"} <= set(command)
     assert {"--grpc-port=1", "--http-port=2", "--metrics-port=3", "--exit-timeout-secs=9"} <= set(command)
 
 
