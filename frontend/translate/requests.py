@@ -32,6 +32,7 @@ from model_repository.contract.request import (
     TokenPrompt,
     ToolUse,
 )
+from model_repository.contract.rules import prompt_too_long
 from model_repository.model_parameters import API_SAMPLING, RequestDefaults
 
 _UINT64 = 2**64 - 1
@@ -106,13 +107,13 @@ def check_num_tokens(num_tokens: int, field: str, model: ServedModel, *, counted
         ContextLengthExceeded: it has too many tokens.
     """
     if num_tokens > model.parameters.context_window:
-        sizes = f"{counted}{num_tokens} tokens: the context window is {model.parameters.context_window} tokens"
-        raise ContextLengthExceeded(f"{field}: {sizes}", param=field)
+        message = prompt_too_long(model.parameters.context_window, f"{counted}{num_tokens} tokens")
+        raise ContextLengthExceeded(f"{field}: {message}", param=field)
 
 
 def _check_num_chars(num_chars: int, field: str, model: ServedModel) -> None:
     """Refuse a text that no tokenizer can fit into the context window, before it is sent."""
-    check_num_tokens(-(-num_chars // _MAX_TOKEN_CHARS), field, model, counted="the prompt has at least ")
+    check_num_tokens(-(-num_chars // _MAX_TOKEN_CHARS), field, model, counted="at least ")
 
 
 def tokenize_to_prompt(request: TokenizeRequest, name: ModelName) -> Prompt:

@@ -73,17 +73,27 @@ def fitting_max_tokens(params: Params, num_prompt_tokens: int, context_window: i
         InvalidRequest: `min_tokens` do not fit.
     """
     room = context_window - num_prompt_tokens
-    window = f"the context window is {context_window} tokens"
     if room < min(params.max_tokens, 1):
         rule = ", and the completion needs at least one" if params.max_tokens else ""
-        raise PromptTooLong(f"the prompt has {num_prompt_tokens} tokens: {window}{rule}", field)
+        raise PromptTooLong(prompt_too_long(context_window, f"{num_prompt_tokens} tokens{rule}"), field)
     if params.max_tokens > room and params.overflow is ContextOverflow.ERROR:
-        sizes = f"the prompt has {num_prompt_tokens} tokens and the completion may have {params.max_tokens}"
-        raise PromptTooLong(f"{sizes}: {window}", field)
+        sizes = f"{num_prompt_tokens} tokens, and the completion may have {params.max_tokens}"
+        raise PromptTooLong(prompt_too_long(context_window, sizes), field)
     if params.min_tokens > room:
         rule = f"the prompt has {num_prompt_tokens} tokens, which leaves {room}"
+        window = f"the context window is {context_window} tokens"
         raise InvalidRequest(f"{params.min_tokens} do not fit: {window}, and {rule}", "min_tokens")
     return min(params.max_tokens, room)
+
+
+def prompt_too_long(context_window: int, num_tokens: str) -> str:
+    """Return the message of an overflow, in the words by which clients know one: LiteLLM, LangChain and others.
+
+    Args:
+        num_tokens: of the prompt, in words.
+    """
+    limit = f"This model's maximum context length is {context_window} tokens"
+    return f"the prompt is too long. {limit}: the prompt has {num_tokens}"
 
 
 def printable_id(request_id: str) -> str:

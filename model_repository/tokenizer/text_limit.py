@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
+from model_repository.contract.rules import prompt_too_long
 from model_repository.errors import InvalidRequest, PromptTooLong
 
 MAX_BYTES = 500_000  # of a text that is only tokenized: at most as many tokens, which take a second
@@ -22,8 +23,7 @@ def window_limit(context_window: int, tokens: Iterable[bytes]) -> TextLimit:
     def check(text: str, field: str) -> None:
         num_tokens = -(-len(text.encode("utf-8", "surrogatepass")) // longest)
         if num_tokens > context_window:
-            sizes = f"the prompt has at least {num_tokens} tokens"
-            raise PromptTooLong(f"{sizes}: the context window is {context_window} tokens", field)
+            raise PromptTooLong(prompt_too_long(context_window, f"at least {num_tokens} tokens"), field)
 
     return check
 

@@ -19,6 +19,7 @@ from frontend.protocol.chat import ChatCompletionRequest
 from frontend.protocol.completion import CompletionRequest
 from frontend.protocol.reading import MAX_NAMES, MAX_VALUES, parse
 from frontend.settings import Settings
+from model_repository.contract.rules import prompt_too_long
 from tests.fakes import DEMO, FakeTriton, chunks
 from tests.frontend.answers import error_of
 from tests.frontend.bodies import COMPLETION
@@ -78,7 +79,7 @@ async def test_a_text_that_no_tokenizer_fits_into_the_window_is_refused_before_i
     http = await serve(triton)
     error = await error_of(await http.post(path, json={"model": DEMO.id, field: value}))
     assert (error["status"], error["param"], error["code"]) == (400, field, ContextLengthExceeded.code)
-    assert error["message"] == f"{field}: the prompt has at least 2049 tokens: the context window is 2048 tokens"
+    assert error["message"] == f"{field}: {prompt_too_long(2048, 'at least 2049 tokens')}"
     assert triton.requests == []
     assert (await http.post("/v1/completions", json=COMPLETION | {"prompt": "a" * 2048 * 256})).status == 200
 
@@ -89,7 +90,7 @@ async def test_more_token_ids_than_the_window_has_are_refused_with_their_number(
     http = await serve(triton)
     error = await error_of(await http.post("/v1/completions", json=COMPLETION | {"prompt": ids}))
     assert (error["status"], error["param"], error["code"]) == (400, "prompt", ContextLengthExceeded.code)
-    assert error["message"] == "prompt: 2049 tokens: the context window is 2048 tokens"
+    assert error["message"] == f"prompt: {prompt_too_long(2048, '2049 tokens')}"
     error = await error_of(await http.post("/detokenize", json={"model": DEMO.id, "tokens": [1] * 2049}))
     assert (error["status"], error["param"]) == (400, "tokens")
     assert (triton.requests, triton.detokenized) == ([], [])

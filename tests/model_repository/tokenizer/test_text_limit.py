@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from model_repository.contract.rules import prompt_too_long
 from model_repository.errors import InvalidRequest, PromptTooLong
 from model_repository.tokenizer.text_limit import MAX_BYTES, check_num_bytes, window_limit
 
@@ -17,8 +18,8 @@ def test_a_text_that_may_fit_the_window_is_accepted(text: str) -> None:
 def test_a_text_too_long_for_the_window_is_refused(text: str, num_tokens: int) -> None:
     with pytest.raises(PromptTooLong) as caught:
         window_limit(10, (b"", b"abc", b"ab"))(text, "messages")
-    message = f"the prompt has at least {num_tokens} tokens: the context window is 10 tokens"
-    assert (caught.value.text, caught.value.field) == (message, "messages")
+    assert caught.value.text == prompt_too_long(10, f"at least {num_tokens} tokens")
+    assert caught.value.field == "messages"
 
 
 def test_a_text_that_is_only_tokenized_has_a_limit_of_its_own() -> None:
