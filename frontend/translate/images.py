@@ -11,6 +11,7 @@ from frontend.errors import InvalidRequest, UnsupportedValue, shown
 
 # OpenAI's spelling, and Fireworks' older one without `data:` and `;base64`.
 _DATA_URI = re.compile(r"(?:data:)?(?P<mime>image/[\w.+-]+)(?:;base64)?,(?P<payload>.*)", re.DOTALL)
+_WHITE_SPACE = dict.fromkeys(b"\t\n\f\r ")  # browsers drop it too: forgiving-base64 in WHATWG's Infra
 
 
 def images_from_data_uris(uris: Sequence[str]) -> tuple[bytes, ...]:
@@ -34,7 +35,7 @@ def image_from_data_uri(uri: str, param: str) -> bytes:
         rule = "expected data:image/...;base64,...; this server does not fetch it"
         raise UnsupportedValue(f"{param}={shown(uri)}: {rule}", param=param)
     try:
-        image = base64.b64decode(found["payload"], validate=True)
+        image = base64.b64decode(found["payload"].translate(_WHITE_SPACE), validate=True)
     except (binascii.Error, ValueError) as exc:
         raise InvalidRequest(f"{param}: not base64 ({exc})", param=param) from exc
     if not image:

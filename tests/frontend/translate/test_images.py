@@ -33,7 +33,13 @@ def refusal_of(text: str) -> APIError:
 
 @pytest.mark.parametrize(
     "text",
-    [uri(PNG), uri(PNG).removeprefix("data:"), f"image/png,{b64encode(PNG).decode()}", uri(PNG, "image/svg+xml")],
+    [
+        uri(PNG),
+        uri(PNG).removeprefix("data:"),
+        f"image/png,{b64encode(PNG).decode()}",
+        uri(PNG, "image/svg+xml"),
+        uri(PNG)[:-6] + "\r\n\t \f" + uri(PNG)[-6:] + "\n",  # as `base64` breaks its lines
+    ],
 )
 def test_an_image_is_a_data_uri_in_openais_spelling_or_fireworks(text: str) -> None:
     assert image_from_data_uri(text, "images[0]") == PNG
