@@ -236,7 +236,7 @@ class ChatCompletionRequest(GenerationBody):
 
     @model_validator(mode="after")
     def _check_chat_fields(self) -> Self:
-        if self.top_logprobs and not self.logprobs:
+        if self.top_logprobs is not None and not self.logprobs:
             raise broken_rule("top_logprobs", "it needs logprobs to be true")
         if self.tools and self.functions:
             raise broken_rule("functions", "they are the deprecated form of tools: send one of the two")
@@ -249,8 +249,9 @@ class ChatCompletionRequest(GenerationBody):
             choice: ToolChoice | None = getattr(self, field)
             if choice is None:
                 continue
-            if choice.function is not None and choice.function.name not in names:
-                raise broken_rule(field, f"it names {choice.function.name}, which is not offered")
+            for name in choice.names():
+                if name not in names:
+                    raise broken_rule(field, f"it names {name}, which is not offered")
             if choice.type == "required" and not names:
                 raise broken_rule(field, "it needs tools to choose from")
         check_last_message(self.continue_final_message, self.add_generation_prompt)

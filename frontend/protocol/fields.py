@@ -43,8 +43,6 @@ OF_PEERS: dict[str, tuple[str, tuple[Any, ...]]] = {
     "guided_choice": ("structured_outputs.choice", ()),
     "guided_grammar": ("structured_outputs.grammar", ()),
     "grammar": ("structured_outputs.grammar", ("",)),
-    "ebnf": ("structured_outputs.grammar", ()),
-    "regex": ("structured_outputs.regex", ()),
     "json_schema": ("response_format", ()),
     "format": ("response_format", ("",)),
     "structural_tag": ("tools", ()),
@@ -206,6 +204,12 @@ class GenerationBody(Body):
         StructuredOutputs | None,
         Field(examples=[{"choice": ["a", "b"]}], description="response_format by vLLM's names"),
     ] = None
+    regex: Annotated[
+        str | None, Field(examples=["[0-9]+"], description="structured_outputs.regex by SGLang's name")
+    ] = None
+    ebnf: Annotated[
+        str | None, Field(examples=['root ::= "a"'], description="structured_outputs.grammar by SGLang's name")
+    ] = None
     return_token_ids: Annotated[
         bool | None, Field(examples=[True], description="choices have their token ids and the prompt's, as in vLLM")
     ] = None
@@ -249,8 +253,11 @@ class GenerationBody(Body):
 
     @model_validator(mode="after")
     def _check_shared_fields(self) -> Self:
-        if self.response_format is not None and self.response_format.type != "text" and self.structured_outputs:
-            raise broken_rule("structured_outputs", "it and response_format exclude each other")
+        is_text = self.response_format is None or self.response_format.type == "text"
+        forms = [] if is_text else ["response_format"]
+        forms += [name for name in ("structured_outputs", "regex", "ebnf") if getattr(self, name) is not None]
+        if len(forms) > 1:
+            raise broken_rule(forms[1], f"it and {forms[0]} exclude each other")
         for ours, llama_cpp in (("mirostat_target", "mirostat_tau"), ("mirostat_lr", "mirostat_eta")):
             values = {getattr(self, ours), getattr(self, llama_cpp)} - {None}
             if len(values) > 1:

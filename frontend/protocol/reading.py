@@ -126,6 +126,10 @@ def _error_from_validation(exc: ValidationError, status: int) -> APIError:
     param = _place(first["loc"])
     has_value = first["type"] != "missing"
     message = f"{param}={shown(first['input'])}: {first['msg']}" if has_value else f"{param}: {first['msg']}"
+    if first["type"] == "int_type" and isinstance(first["input"], float) and abs(first["input"]) >= 2**63:
+        message += " of 64 bits"  # orjson reads longer ones as floats
+    elif first["input"] == -1 and param in ("max_tokens", "max_completion_tokens"):  # no limit in LM Studio
+        message += "; without it the server's default holds"
     if first["type"] == "unsupported_value":
         return UnsupportedValue(message, param=param)
     details = [

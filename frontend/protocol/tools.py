@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from frontend.protocol.body import Body, broken_rule
-from model_repository.contract.rules import MAX_TOOLS_CHARS
+from model_repository.contract.rules import MAX_TOOLS, MAX_TOOLS_CHARS
 
 FunctionName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
 
@@ -55,24 +55,48 @@ class NamedToolChoice(Body):
     function: FunctionChoice
 
 
-type ToolChoiceInput = Literal["none", "auto", "required"] | NamedToolChoice
+class AllowedTools(Body):
+    """A part of the tools, and whether the model must call one of them."""
+
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[NamedToolChoice], Field(min_length=1, max_length=MAX_TOOLS)]
+
+
+class AllowedToolsChoice(Body):
+    """The tools that the model may call, or of which it must call one. It sees no others."""
+
+    type: Literal["allowed_tools"]
+    allowed_tools: AllowedTools
+
+
+type ToolChoiceInput = Literal["none", "auto", "required"] | NamedToolChoice | AllowedToolsChoice
 type FunctionCallChoice = Literal["none", "auto"] | FunctionChoice
 
 
 class ToolChoice(Body):
     """All of OpenAI's forms of a tool choice as one."""
 
-    type: Literal["none", "auto", "required", "function"]
+    type: Literal["none", "auto", "required", "function", "allowed_tools"]
     function: FunctionChoice | None = None
+    allowed_tools: AllowedTools | None = None
 
     @model_validator(mode="after")
-    def _check_function(self) -> Self:
-        if (self.type == "function") != (self.function is not None):
-            raise broken_rule("function", 'it goes with type "function"')
+    def _check_fields_of_type(self) -> Self:
+        for name in ("function", "allowed_tools"):
+            if (self.type == name) != (getattr(self, name) is not None):
+                raise broken_rule(name, f'it goes with type "{name}"')
         return self
+
+    def names(self) -> list[str]:
+        """Return the functions that the choice names."""
+        if self.allowed_tools is not None:
+            return [tool.function.name for tool in self.allowed_tools.tools]
+        return [] if self.function is None else [self.function.name]
 
     def words(self) -> str:
         """Return the choice in the form of the tensor contract."""
+        if self.allowed_tools is not None:
+            return self.allowed_tools.mode
         return self.type if self.function is None else f"function:{self.function.name}"
 
 
@@ -121,6 +145,6 @@ def only_functions(value: Any) -> Any:
     """Refuse OpenAI's other types of tools and choices."""
     for item in value if isinstance(value, list) else (value,):
         kind = item.get("type") if isinstance(item, dict) else None
-        if kind in ("custom", "allowed_tools"):
+        if kind == "custom":
             raise PydanticCustomError("unsupported_value", 'only type "function" is supported')
     return value

@@ -71,7 +71,7 @@ class ChatReply:
         tool_choice = chat.tool_choice or chat.function_call
         self._is_named = tool_choice is not None and tool_choice.type == "function"
         # A forced call leaves no content: text is the beginning of a call that was cut.
-        self._has_no_content = tool_choice is not None and tool_choice.type in ("required", "function")
+        self._has_no_content = tool_choice is not None and tool_choice.words() not in ("none", "auto")
         has_tools = bool(chat.tool_names()) and (tool_choice is None or tool_choice.type != "none")
         self._choices = [
             _Choice(tool_call_parser(name.model.parameters.tool_call_format) if has_tools else None)

@@ -24,6 +24,7 @@ from model_repository.contract.request import (
     ContextOverflow,
     GenerationRequest,
     Mirostat,
+    OutputFormat,
     Params,
     Prompt,
     SamplingParams,
@@ -243,6 +244,10 @@ def _mirostat(body: GenerationBody) -> Mirostat | None:
 def _structured_output(body: GenerationBody) -> StructuredOutput | None:
     if body.structured_outputs is not None:
         return body.structured_outputs.structured_output()
+    if body.regex is not None:
+        return StructuredOutput(OutputFormat.REGEX, body.regex)
+    if body.ebnf is not None:
+        return StructuredOutput(OutputFormat.GRAMMAR, body.ebnf)
     return body.response_format.structured_output() if body.response_format is not None else None
 
 
@@ -251,6 +256,8 @@ def _tool_use(chat: ChatCompletionRequest) -> ToolUse | None:
     if not functions:
         return None
     choice = chat.tool_choice or chat.function_call or ToolChoice(type="auto")
+    if choice.allowed_tools is not None:
+        functions = [function for function in functions if function.name in choice.names()]
     return ToolUse(
         tools=tuple(function.as_tool() for function in functions),
         choice=choice.words(),

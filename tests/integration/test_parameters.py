@@ -327,7 +327,7 @@ def _answers_the_likeliest(api: Api, endpoint: str) -> None:
     assert best.body["usage"]["completion_tokens"] > sum(len(c["logprobs"]["tokens"]) for c in best.body["choices"])
 
 
-@effect("response_format", "structured_outputs")
+@effect("response_format", "structured_outputs", "regex", "ebnf")
 def _prescribes_the_form(api: Api, endpoint: str) -> None:
     fields = {"temperature": 1.5, "seed": 2}
     schema = {"type": "object", "properties": {"a": {"type": "integer", "minimum": 3, "maximum": 5}}, "required": ["a"]}
@@ -340,7 +340,8 @@ def _prescribes_the_form(api: Api, endpoint: str) -> None:
     assert len(regex) == 7 and set(regex) <= {"a", "b"}
     assert api.ask(endpoint, **fields, structured_outputs={"choice": ["yes", "no"]}).text in ("yes", "no")
     grammar = 'root ::= "x" [0-9] "y"'
-    assert api.ask(endpoint, **fields, response_format={"type": "grammar", "grammar": grammar}).text[0::2] == "xy"
+    for form in ({"response_format": {"type": "grammar", "grammar": grammar}}, {"ebnf": grammar}, {"regex": "x[0-9]y"}):
+        assert api.ask(endpoint, **fields, **form).text[0::2] == "xy"
 
 
 @effect("return_tokens_as_token_ids")
@@ -455,6 +456,10 @@ def _decides_whether_tools_are_called(api: Api, endpoint: str) -> None:
     assert len(required["message"]["tool_calls"]) == 1 and required["finish_reason"] == "tool_calls"
     named = {"type": "function", "function": {"name": "get_weather"}}
     assert api.ask(endpoint, tools=[WEATHER], tool_choice=named).choice["finish_reason"] == "stop"
+    other = {"type": "function", "function": {"name": "other"}}
+    allowed = {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [named]}}
+    called = api.ask(endpoint, tools=[other, WEATHER], tool_choice=allowed).choice["message"]["tool_calls"]
+    assert {call["function"]["name"] for call in called} == {"get_weather"}
     assert "tool_calls" not in api.ask(endpoint, tools=[WEATHER], tool_choice="none").choice["message"]
     called = api.ask(endpoint, functions=[WEATHER["function"]], function_call={"name": "get_weather"}).choice
     assert set(json.loads(called["message"]["function_call"]["arguments"])) == {"city"}

@@ -135,7 +135,7 @@ def test_an_answer_of_the_official_client_can_be_sent_back() -> None:
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        ({"top_logprobs": 1}, "top_logprobs"),
+        ({"top_logprobs": 0}, "top_logprobs"),
         ({"top_logprobs": 5, "logprobs": False}, "top_logprobs"),
         ({"continue_final_message": True}, "continue_final_message"),
         ({"continue_final_message": True, "add_generation_prompt": True}, "continue_final_message"),

@@ -125,6 +125,21 @@ def test_a_bad_value_is_refused_with_field_value_and_rule(
     assert error.envelope()["detail"][0]["loc"][0] == "body"
 
 
+@pytest.mark.parametrize(
+    ("fields", "end"),
+    [
+        ({"seed": -(2**63) - 1}, "Input should be a valid integer of 64 bits"),  # the parser makes a float of it
+        ({"max_tokens": -1}, "; without it the server's default holds"),
+        ({"max_completion_tokens": -1}, "; without it the server's default holds"),
+    ],
+)
+@BOTH
+def test_a_number_without_its_meaning_in_other_places_is_explained(
+    model: Any, body: dict[str, Any], fields: dict[str, Any], end: str
+) -> None:
+    assert refusal(model, body | fields).message.endswith(end)
+
+
 @BOTH
 def test_the_longest_lists_are_accepted(model: Any, body: dict[str, Any]) -> None:
     longest: dict[str, Any] = {
@@ -170,6 +185,8 @@ def test_every_example_is_accepted_with_its_companions(model: Any, body: dict[st
         ({"stream_options": {}, "stream": False}, "stream_options"),
         ({"stream_interval_ms": 0, "stream": False}, "stream_interval_ms"),
         ({"response_format": {"type": "json_object"}, "structured_outputs": {"regex": "a"}}, "structured_outputs"),
+        ({"response_format": {"type": "json_object"}, "regex": "a"}, "regex"),
+        ({"structured_outputs": {"regex": "a"}, "ebnf": 'root ::= "a"'}, "ebnf"),
     ],
 )
 @BOTH

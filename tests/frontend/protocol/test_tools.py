@@ -19,6 +19,10 @@ def named(name: str) -> dict[str, Any]:
     return {"type": "function", "function": {"name": name}}
 
 
+def allowed(mode: str, *names: str) -> dict[str, Any]:
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": [named(name) for name in names]}}
+
+
 MALFORMED: list[tuple[dict[str, Any], str]] = [
     ({"tools": {}}, "tools"),
     ({"tools": [5]}, "tools[0]"),
@@ -33,6 +37,8 @@ MALFORMED: list[tuple[dict[str, Any], str]] = [
     (TOOLS | {"tool_choice": "any"}, "tool_choice.type"),
     (TOOLS | {"tool_choice": 5}, "tool_choice"),
     (TOOLS | {"tool_choice": {"type": "function", "function": {}}}, "tool_choice.function.name"),
+    (TOOLS | {"tool_choice": allowed("none", "get_time")}, "tool_choice.allowed_tools.mode"),
+    (TOOLS | {"tool_choice": allowed("auto")}, "tool_choice.allowed_tools.tools"),
     (FUNCTIONS | {"function_call": "required"}, "function_call"),
     (FUNCTIONS | {"function_call": {}}, "function_call.function.name"),
 ]
@@ -43,13 +49,14 @@ UNMATCHED: list[tuple[dict[str, Any], str]] = [
     (TOOLS | {"tool_choice": named("other")}, "tool_choice"),
     (TOOLS | {"tool_choice": {"type": "function"}}, "tool_choice.function"),
     (TOOLS | {"tool_choice": {"type": "auto", "function": {"name": "get_time"}}}, "tool_choice.function"),
+    (TOOLS | {"tool_choice": allowed("auto", "get_time", "other")}, "tool_choice"),
+    (TOOLS | {"tool_choice": allowed("auto", "get_time") | {"type": "auto"}}, "tool_choice.allowed_tools"),
     (FUNCTIONS | {"function_call": {"name": "other"}}, "function_call"),
     ({"function_call": {"name": "get_time"}}, "function_call"),
     (TOOLS | FUNCTIONS, "functions"),
 ]
 OTHER_TYPES: list[tuple[dict[str, Any], str]] = [
     ({"tools": [{"type": "custom", "custom": {"name": "x"}}]}, "tools"),
-    (TOOLS | {"tool_choice": {"type": "allowed_tools", "allowed_tools": {}}}, "tool_choice"),
     (TOOLS | {"tool_choice": {"type": "custom", "custom": {"name": "x"}}}, "tool_choice"),
 ]
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from model_repository.contract.output import FinishReason
 from model_repository.tool_formats import TOOL_FORMATS
 from tests.frontend.bodies import TIME, WEATHER
+from tests.frontend.protocol.test_tools import allowed
 from tests.frontend.translate.chat_events import events_of, pieces_of, put_together, reply_to, whole
 from tests.parsed_calls import parse_tool_calls
 
@@ -51,7 +52,11 @@ def cut(text: str, places: set[int]) -> list[str]:
 
 
 @FORMATS
-@pytest.mark.parametrize("choice", [{"tool_choice": "required"}, NAMED], ids=["required", "named"])
+@pytest.mark.parametrize(
+    "choice",
+    [{"tool_choice": "required"}, NAMED, {"tool_choice": allowed("required", "get_time")}],
+    ids=["required", "named", "allowed"],
+)
 def test_a_forced_call_that_was_cut_in_its_head_shows_no_markup(tool_format: str, choice: dict[str, Any]) -> None:
     text = text_of(("get_time", "{}"), tool_format=tool_format)
     broken = text[: text.index("get_")]

@@ -28,6 +28,7 @@ from model_repository.contract.request import (
 from model_repository.model_parameters import ModelDefaults
 from tests.fakes import DEMO, served_model
 from tests.frontend.bodies import TIME, USER, WEATHER, chat, completion, read
+from tests.frontend.protocol.test_tools import allowed
 
 NAME = ModelName(requested=DEMO.id, model=DEMO)
 DEFAULTS = Settings().request_defaults()
@@ -270,6 +271,10 @@ TIME_TOOL = {"type": "function", "function": {"name": "get_time", "parameters": 
         (
             {"tools": [TIME], "tool_choice": {"type": "function", "function": {"name": "get_time"}}},
             ToolUse(tools=(TIME_TOOL,), choice="function:get_time"),
+        ),
+        (
+            {"tools": [WEATHER, TIME], "tool_choice": allowed("required", "get_time")},
+            ToolUse(tools=(TIME_TOOL,), choice="required"),
         ),
         ({"tools": [WEATHER], "parallel_tool_calls": False}, ToolUse(tools=(WEATHER,), is_parallel=False)),
         ({"tools": [WEATHER], "parallel_tool_calls": True}, ToolUse(tools=(WEATHER,))),
