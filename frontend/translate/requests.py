@@ -273,7 +273,6 @@ def message_for_template(message: ChatMessage, template_fields: Collection[str] 
         message: the client's message.
         template_fields: fields that the template reads. It gets the reasoning under each name that it reads.
     """
-    roles = {"developer": "system", "function": "tool"}
     texts = [
         IMAGE_MARKER if part.type == "image_url" else part.text or part.refusal or "" for part in message.content or ()
     ]
@@ -284,7 +283,7 @@ def message_for_template(message: ChatMessage, template_fields: Collection[str] 
     if message.function_call is not None:
         past = [PastToolCall(id="call_0", function=message.function_call)]
     calls = [call.for_template() for call in past]
-    fields: dict[str, Any] = {"role": roles.get(message.role, message.role), "content": "\n".join(texts)}
+    fields: dict[str, Any] = {"role": message.role, "content": "\n".join(texts)}
     named = {"name": message.name, "tool_call_id": message.tool_call_id, "tool_calls": calls or None}
     named |= {name: reasoning for name in _REASONING if name in template_fields}
     return fields | {key: value for key, value in named.items() if value is not None}

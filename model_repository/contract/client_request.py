@@ -116,7 +116,21 @@ def _chat_prompt(values: dict[str, Any]) -> ChatPrompt:
     ):
         if part is not None and not isinstance(part, kind):
             raise InvalidRequest(f"expected a JSON {'list' if kind is list else 'object'}", name)
-    return ChatPrompt(**{**values, "messages": tuple(values.get("messages", ()))}, tool_use=_tool_use(tools))
+    messages = tuple(_joined(message) for message in values.get("messages", ()))
+    return ChatPrompt(**{**values, "messages": messages}, tool_use=_tool_use(tools))
+
+
+def _joined(message: Any) -> Any:
+    """Return a message with its text parts as one text, as the frontend joins them."""
+    match message:
+        case {"content": [*parts]} if all(isinstance(_text_of(part), str) for part in parts):
+            return {**message, "content": "\n".join(map(_text_of, parts))}
+        case _:
+            return message
+
+
+def _text_of(part: Any) -> Any:
+    return part.get("text") if isinstance(part, dict) and part.get("type") == "text" else None
 
 
 def _tool_use(values: dict[str, Any]) -> ToolUse | None:

@@ -285,7 +285,7 @@ class ChatPrompt(Struct, frozen=True, omit_defaults=True, tag="chat"):
 
     messages: Annotated[
         tuple[Mapping[str, Any], ...],  # OpenAI's message objects, `content` a string
-        TensorSpec(is_json=True, doc="JSON list of chat messages, rendered by the model's chat template"),
+        TensorSpec(is_json=True, doc="JSON list of chat messages for the model's chat template; text, or text parts"),
     ]
     tool_use: ToolUse | None = None
     template_kwargs: Annotated[

@@ -128,7 +128,7 @@ def _check_message(message: Any, field: str) -> None:
         raise InvalidRequest(f"{message['role'][:50]!r} {rule}", f"{field}.role")
     content = message.get("content")
     if not isinstance(content, str) and not (content is None and message.get("tool_calls")):
-        raise InvalidRequest("expected `content` to be a string", field)
+        raise InvalidRequest("expected `content` to be a string or a list of text parts", field)
 
 
 def _check_tool_use(tool_use: ToolUse) -> None:

@@ -17,6 +17,8 @@ from model_repository.tokenizer.tokenizer_files import TokenizerFiles
 from model_repository.tokenizer.vocabulary import Vocabulary
 from model_repository.tool_formats import PLAIN, RawArguments, messages_with_plain_tools
 
+_ROLES = {"developer": "system", "function": "tool"}  # OpenAI's roles that few templates know
+
 
 class ChatEncoder:
     """Renders and encodes conversations."""
@@ -78,7 +80,7 @@ def tools_for_template(tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any
 
 
 def messages_for_template(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return OpenAI's messages as templates expect them: a call's arguments are an object, content is always a text.
+    """Return OpenAI's messages as templates expect them: known roles, arguments as objects, content always a text.
 
     A client sends back a model's own output, so arguments may be any text.
 
@@ -90,6 +92,7 @@ def messages_for_template(messages: Sequence[Mapping[str, Any]]) -> list[dict[st
         # As in vLLM, an empty text and not None: templates without tool calls would write "None".
         kept = {name: value for name, value in message.items() if name != "tool_calls"}
         kept["content"] = message.get("content") or ""
+        kept["role"] = _ROLES.get(message["role"], message["role"])
         calls = message.get("tool_calls") or []
         if not isinstance(calls, list):
             raise InvalidRequest("expected a list", f"messages[{index}].tool_calls")

@@ -45,12 +45,6 @@ REFUSAL = {"role": "assistant", "content": "I will not."}
 @pytest.mark.parametrize(
     ("message", "expected"),
     [
-        ({"role": "developer", "content": "x"}, {"role": "system", "content": "x"}),
-        ({"role": "system", "content": "x"}, {"role": "system", "content": "x"}),
-        (
-            {"role": "function", "content": "4", "name": "sum"},
-            {"role": "tool", "content": "4", "name": "sum"},
-        ),
         (TOOL, TOOL),
         (SILENT, SILENT | {"content": ""}),
         (SILENT | {"tool_calls": []}, SILENT | {"content": ""}),

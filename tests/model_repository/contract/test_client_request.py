@@ -104,6 +104,10 @@ PROMPTS: list[tuple[dict[str, Any], Prompt]] = [
     ({"input_ids": [1, 2], "text_input": [""]}, TokenPrompt((1, 2))),
     ({"messages": [CHAT], "text_input": [""]}, ChatPrompt(MESSAGES)),
     (
+        {"messages": [json.dumps([{"role": "user", "content": [{"type": "text", "text": text} for text in "ab"]}])]},
+        ChatPrompt(({"role": "user", "content": "a\nb"},)),
+    ),
+    (
         {"messages": [CHAT], "tools": ["[]"], "tool_choice": ["auto"], "parallel_tool_calls": [False]},
         ChatPrompt(MESSAGES),
     ),
@@ -184,7 +188,7 @@ def test_a_value_outside_its_range_is_refused(spec: TensorSpec) -> None:
 FORMATS = "must be one of json, json_schema, regex, choice, ebnf_grammar"
 ONE_PROMPT = "text_input: expected exactly one of text_input, messages, input_ids"
 NO_LIST = "tools: expected a JSON list"
-NO_CONTENT = "messages[0]: expected `content` to be a string"
+NO_CONTENT = "messages[0]: expected `content` to be a string or a list of text parts"
 
 
 def tools(function: Any) -> dict[str, Any]:
@@ -252,6 +256,7 @@ def test_a_refusal_names_input_value_and_rule(tensors: dict[str, Any], message: 
         ({"messages": ['[{"role": "end", "content": "a"}]']}, "messages[0].role: 'end' must be one of system, devel"),
         ({"messages": ['[{"role": "", "content": "a"}]']}, "messages[0].role: '' must be one of system, developer"),
         ({"messages": ['[{"role": "user"}]']}, NO_CONTENT),
+        ({"messages": ['[{"role": "user", "content": [{"type": "image_url"}]}]']}, NO_CONTENT),
         ({"messages": ['[{"role": "user", "content": null}]']}, NO_CONTENT),
         ({"messages": ['[{"role": "user", "content": ["a"]}]']}, NO_CONTENT),
         ({"messages": ['[{"role": "user", "content": null, "tool_calls": []}]']}, NO_CONTENT),

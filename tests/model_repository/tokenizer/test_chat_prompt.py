@@ -247,6 +247,13 @@ def test_a_malformed_call_is_refused_with_its_place(calls: Any, message: str) ->
     assert caught.value.message().removeprefix("[invalid_value] ").startswith(message)
 
 
+@pytest.mark.parametrize(
+    ("role", "expected"), [("developer", "system"), ("function", "tool"), ("system", "system"), ("tool", "tool")]
+)
+def test_templates_get_the_roles_that_they_know(role: str, expected: str) -> None:
+    assert messages_for_template([{"role": role, "content": "x"}]) == [{"role": expected, "content": "x"}]
+
+
 def test_no_content_is_an_empty_text_and_no_calls_are_none() -> None:
     """A template without calls would write "None"."""
     assert messages_for_template([{"role": "assistant", "content": None, "tool_calls": []}]) == [assistant("")]
