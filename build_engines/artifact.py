@@ -23,7 +23,7 @@ from model_repository.linked_file import LinkedFile, why_changed
 from model_repository.model_parameters import API_SAMPLING, ModelDefaults
 
 MANIFEST = "manifest.json"
-FORMAT = 3  # of the artifact's files: another number makes older artifacts invalid
+FORMAT = 4  # of the artifact's files: another number makes older artifacts invalid
 MAX_COPIED_BYTES = 256 << 20  # a disk copies this in about a second
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import secrets
 import shutil
 from pathlib import Path
 
@@ -13,8 +15,9 @@ from build_engines.vocabulary import token_bytes
 from model_repository.byte_table import FILE_NAME as BYTE_TABLE
 from model_repository.byte_table import save_byte_table
 from model_repository.detokenizer.text import Decoding
-from model_repository.model_parameters import TEMPLATE_FIELDS
-from model_repository.tokenizer.chat_template import ChatTemplate
+from model_repository.errors import InvalidRequest
+from model_repository.model_parameters import REASONING_FIELDS
+from model_repository.tokenizer.chat_template import SPECIAL_TOKEN_NAMES, ChatTemplate
 from model_repository.tokenizer.prompt import PromptEncoder
 from model_repository.tokenizer.tokenizer_files import TokenizerFiles
 from model_repository.tool_formats import TOOL_FORMATS, detect_tool_format
@@ -57,13 +60,29 @@ def write_text_files(
 
 
 def template_fields(folder: Path) -> tuple[str, ...]:
-    """Return the TEMPLATE_FIELDS that the chat templates of a tokenizer's folder read; none if they are not Jinja."""
-    source = "\n".join(read_chat_templates(folder).values())
-    try:
-        words = {word.strip("'\"") for _, kind, word in jinja2.Environment().lex(source) if kind in ("name", "string")}
-    except jinja2.TemplateSyntaxError:
-        return ()
-    return tuple(name for name in TEMPLATE_FIELDS if name in words)
+    """Return what the chat templates of a tokenizer's folder read: see `ModelParameters.template_fields`."""
+    fields: set[str] = set()
+    for source in read_chat_templates(folder).values():
+        template = ChatTemplate(source, dict.fromkeys(SPECIAL_TOKEN_NAMES, ""))
+        if template.fault:
+            continue
+        words = {word.strip("'\"") for _, kind, word in jinja2.Environment().lex(source) if kind != "data"}
+        fields |= template.variables - template.own_names | words & set(REASONING_FIELDS)
+        fields |= {"name"} if _writes_names(template) else set()
+    return tuple(sorted(fields))
+
+
+def _writes_names(template: ChatTemplate) -> bool:
+    """Whether the names of messages reach the prompt, in any role."""
+    named = {"content": "a", "name": (mark := secrets.token_hex())}
+    system, user, assistant, tool = ({"role": role, **named} for role in ("system", "user", "assistant", "tool"))
+    call = {"id": "abcdefghi", "type": "function", "function": {"name": "f", "arguments": {}}}
+    calling = {"role": "assistant", "content": "", "tool_calls": [call]}
+    for messages in ([system, user], [user, assistant, user], [user, calling, tool | {"tool_call_id": call["id"]}]):
+        with contextlib.suppress(InvalidRequest):  # some templates refuse some roles
+            if mark in template.render({"messages": messages, "tools": None}):
+                return True
+    return False
 
 
 def broken_template(folder: Path) -> str | None:

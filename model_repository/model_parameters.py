@@ -14,8 +14,8 @@ from model_repository.contract.spec import TensorSpec, specs_of
 
 _MAX_INT32 = 2**31 - 1
 
-# Request and message fields that only some chat templates read.
-TEMPLATE_FIELDS = ("reasoning_effort", "reasoning_content", "reasoning")
+# Fields of messages with the reasoning of an earlier turn, which only some chat templates read.
+REASONING_FIELDS = ("reasoning_content", "reasoning")
 
 _API = SamplingParams()  # the defaults of the API document
 
@@ -78,7 +78,7 @@ class ModelParameters:
     adapters: tuple[str, ...]  # names of its LoRA adapters
     capabilities: frozenset[Capability]
     tool_call_format: str
-    template_fields: tuple[str, ...]  # the TEMPLATE_FIELDS that its chat template reads
+    template_fields: tuple[str, ...]  # variables, REASONING_FIELDS and `name` of messages that its chat template reads
     defaults: ModelDefaults
 
     def to_parameters(self) -> dict[str, str]:

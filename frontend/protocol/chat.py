@@ -220,7 +220,11 @@ class ChatCompletionRequest(GenerationBody):
         ),
     ] = None
     chat_template_kwargs: Annotated[
-        dict[str, Any] | None, Field(examples=[{"a": 1}], description="variables for the model's chat template")
+        dict[str, Any] | None,
+        Field(
+            examples=[{"a": 1}],
+            description="variables for the model's chat template; others than it reads are listed in x-ignored-params",
+        ),
     ] = None
     add_generation_prompt: Annotated[
         bool | None, Field(examples=[False], description="false: no new message of the assistant begins")

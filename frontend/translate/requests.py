@@ -34,12 +34,11 @@ from model_repository.contract.request import (
     ToolUse,
 )
 from model_repository.contract.rules import prompt_too_long
-from model_repository.model_parameters import API_SAMPLING, RequestDefaults
+from model_repository.model_parameters import API_SAMPLING, REASONING_FIELDS, RequestDefaults
 
 _UINT64 = 2**64 - 1
 _LLAMA_CPP_TARGET = 5.0  # Mirostat's default target with llama.cpp's field `mirostat`
 _MAX_TOKEN_CHARS = 256  # of the longest token of any known vocabulary; Llama 3 has 128
-_REASONING = ("reasoning_content", "reasoning")
 
 
 def chat_to_requests(
@@ -128,19 +127,21 @@ def tokenize_to_prompt(request: TokenizeRequest, name: ModelName) -> Prompt:
 def ignored_fields(body: GenerationBody | TokenizeRequest, name: ModelName) -> list[str]:
     """Return the places of fields that the model's runtime or chat template does not read."""
     parameters = name.model.parameters
+    fields = set(parameters.template_fields)
     places = []
     # Mirostat's tokens are drawn by the engine stage, whatever the runtime.
     if isinstance(body, GenerationBody) and body.seed is not None and _mirostat(body) is None:
         places += ["seed"] * (Capability.SEED not in parameters.capabilities)
     if isinstance(body, ChatCompletionRequest) and body.reasoning_effort is not None:
-        places += ["reasoning_effort"] * ("reasoning_effort" not in parameters.template_fields)
-    if isinstance(body, ChatCompletionRequest | TokenizeRequest) and not set(_REASONING) & set(
-        parameters.template_fields
-    ):
-        messages = enumerate(body.messages or ())
-        places += [
-            f"messages[{i}].{field}" for i, message in messages for field in _REASONING if getattr(message, field)
+        places += ["reasoning_effort"] * ("reasoning_effort" not in fields)
+    if isinstance(body, ChatCompletionRequest | TokenizeRequest):
+        places += [f"chat_template_kwargs.{key}" for key in body.chat_template_kwargs or () if key not in fields]
+        unread = [
+            *(() if fields & set(REASONING_FIELDS) else REASONING_FIELDS),
+            *(() if "name" in fields else ("name",)),
         ]
+        messages = enumerate(body.messages or ())
+        places += [f"messages[{i}].{field}" for i, message in messages for field in unread if getattr(message, field)]
     return places
 
 
@@ -285,7 +286,7 @@ def message_for_template(message: ChatMessage, template_fields: Collection[str] 
     calls = [call.for_template() for call in past]
     fields: dict[str, Any] = {"role": message.role, "content": "\n".join(texts)}
     named = {"name": message.name, "tool_call_id": message.tool_call_id, "tool_calls": calls or None}
-    named |= {name: reasoning for name in _REASONING if name in template_fields}
+    named |= {name: reasoning for name in REASONING_FIELDS if name in template_fields}
     return fields | {key: value for key, value in named.items() if value is not None}
 
 

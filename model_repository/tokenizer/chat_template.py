@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import jinja2
-from jinja2 import nodes
+from jinja2 import meta, nodes
 from jinja2.ext import Extension
 from jinja2.parser import Parser
 
@@ -47,8 +47,10 @@ class ChatTemplate:
         environment.globals["raise_exception"] = _raise_exception
         environment.globals["strftime_now"] = lambda form: datetime.datetime.now().strftime(form)
         self.fault = ""  # why it does not compile; then it refuses all conversations
+        self.variables: frozenset[str] = frozenset()
         try:
             self._template: jinja2.Template = environment.from_string(source)
+            self.variables = frozenset(meta.find_undeclared_variables(environment.parse(source)))
         except jinja2.TemplateSyntaxError as exc:
             self.fault = f"line {exc.lineno}: {exc.message}"
         except (SyntaxError, RecursionError, ValueError) as exc:  # of the Python code that Jinja makes of it

@@ -110,7 +110,7 @@ def test_an_artifact_of_another_format_is_refused(folder: Path) -> None:
     fields = json.loads((folder / "manifest.json").read_text())
     (folder / "manifest.json").write_text(json.dumps(fields | {"format": 99}))
     assert not artifact.is_complete(folder)
-    with pytest.raises(ArtifactInvalid, match="format 99, expected 3: build it again"):
+    with pytest.raises(ArtifactInvalid, match="format 99, expected 4: build it again"):
         artifact.verify(folder)
 
 
@@ -121,9 +121,9 @@ def test_an_artifact_of_another_format_is_refused(folder: Path) -> None:
         ("{", "not JSON"),
         ("[]", "expected a JSON object"),
         ("{}", "not a manifest"),
-        ('{"format": 3, "eos_token_ids": [1]}', "not a manifest"),
-        ('{"format": 3, "eos_token_ids": [1], "serving": {}}', "not a manifest"),
-        ('{"format": 3, "eos_token_ids": [1], "serving": {"aliases": [""], "defaults": {}}}', "not a manifest"),
+        ('{"format": 4, "eos_token_ids": [1]}', "not a manifest"),
+        ('{"format": 4, "eos_token_ids": [1], "serving": {}}', "not a manifest"),
+        ('{"format": 4, "eos_token_ids": [1], "serving": {"aliases": [""], "defaults": {}}}', "not a manifest"),
     ],
 )
 def test_a_malformed_manifest_is_refused(content: str, message: str, tmp_path: Path) -> None:

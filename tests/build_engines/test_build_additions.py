@@ -15,6 +15,7 @@ from build_engines.cpu_spec import CpuSpec
 from build_engines.errors import BuildError
 from build_engines.render import ServeOptions, model_parameters
 from build_engines.serving import Serving
+from build_engines.text_files import template_fields
 from model_repository.byte_table import load_byte_table
 from tests.build_engines.llama_cpp_logits import PROMPT, Floats, assert_same, llama_cpp_logits
 from tests.build_engines.tiny_adapter import RANK, merged, random_pairs, tensors_of, write_adapter
@@ -139,10 +140,21 @@ def test_the_template_for_tools_goes_before_the_other_one(tool_checkpoint: Path,
 
 
 def test_the_fields_that_the_chat_template_reads_are_known(tool_checkpoint: Path, artifacts: Path) -> None:
-    template = "reasoning {% if reasoning_effort %}{{ messages[0]['reasoning_content'] }} thinking{% endif %}"
+    template = "reasoning {% if effort or x is defined %}{{ messages[0]['reasoning_content'] }} thinking{% endif %}"
     (tool_checkpoint / "chat_template.jinja").write_text(template)
     manifest = artifact.verify(build(CpuSpec(model_id="tiny", checkpoint=tool_checkpoint), artifacts))
-    assert manifest.template_fields == ("reasoning_effort", "reasoning_content")
+    assert manifest.template_fields == ("effort", "reasoning_content", "x")
+
+
+NAMED = "{% for message in messages %}{% if message.role == 'tool' %}{{ message.name }}{% endif %}{% endfor %}"
+
+
+@pytest.mark.parametrize(("template", "fields"), [(NAMED, ("name",)), ("{{ tools[0].function.name }}", ())])
+def test_the_name_of_a_message_is_read_if_it_reaches_the_prompt(
+    tool_checkpoint: Path, template: str, fields: tuple[str, ...]
+) -> None:
+    (tool_checkpoint / "chat_template.jinja").write_text(template)
+    assert template_fields(tool_checkpoint) == fields
 
 
 def test_another_tool_call_format_is_another_artifact(tool_checkpoint: Path, artifacts: Path) -> None:

@@ -469,6 +469,8 @@ def _decides_whether_tools_are_called(api: Api, endpoint: str) -> None:
 def _reaches_the_template(api: Api, endpoint: str) -> None:
     refused = api.ask(endpoint, chat_template_kwargs={"messages": []})
     assert (refused.status, refused.error["param"]) == (400, "chat_template_kwargs")
+    unread = api.ask(endpoint, chat_template_kwargs={"enable_thinking": False}, max_tokens=1)
+    assert unread.headers["x-ignored-params"] == "chat_template_kwargs.enable_thinking"
 
 
 @effect("reasoning_effort")

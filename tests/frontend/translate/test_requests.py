@@ -326,6 +326,12 @@ def test_the_reasoning_of_an_earlier_turn_is_left_out_and_listed_where_no_templa
     assert request.prompt.messages[1] == {"role": "assistant", "content": "4"}
 
 
+def test_variables_and_names_that_no_template_reads_are_listed() -> None:
+    body = chat(messages=[USER, USER | {"name": "Ann"}], chat_template_kwargs={"a": 1, "b": 2})
+    assert ignored_fields(body, reading("b")) == ["chat_template_kwargs.a", "messages[1].name"]
+    assert ignored_fields(body, reading("a", "b", "name")) == []
+
+
 def test_the_reasoning_effort_is_a_name_for_a_template_that_reads_it() -> None:
     model = reading("reasoning_effort")
     body = chat(reasoning_effort="high")
