@@ -340,8 +340,12 @@ def _prescribes_the_form(api: Api, endpoint: str) -> None:
     assert len(regex) == 7 and set(regex) <= {"a", "b"}
     assert api.ask(endpoint, **fields, structured_outputs={"choice": ["yes", "no"]}).text in ("yes", "no")
     grammar = 'root ::= "x" [0-9] "y"'
-    for form in ({"response_format": {"type": "grammar", "grammar": grammar}}, {"ebnf": grammar}, {"regex": "x[0-9]y"}):
-        assert api.ask(endpoint, **fields, **form).text[0::2] == "xy"
+    for described in (
+        {"response_format": {"type": "grammar", "grammar": grammar}},
+        {"ebnf": grammar},
+        {"regex": "x[0-9]y"},
+    ):
+        assert api.ask(endpoint, **fields, **described).text[0::2] == "xy"
 
 
 @effect("return_tokens_as_token_ids")
