@@ -9,7 +9,13 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from model_repository.errors import InvalidRequest, Unsupported
-from model_repository.structured_output.keywords import NOT_ENFORCED, PLAIN_KEYWORDS, Keyword, required_names
+from model_repository.structured_output.keywords import (
+    NOT_ENFORCED,
+    PLAIN_KEYWORDS,
+    Keyword,
+    is_format_a_name,
+    required_names,
+)
 from model_repository.structured_output.pattern import search_pattern
 from model_repository.structured_output.references import References
 from model_repository.structured_output.refusal import (
@@ -161,7 +167,7 @@ class _Rewriting:
             with self._ignoring(f"{path}.$id"):
                 decline(f"{path}.$id: a schema with a name of its own inside another one is not enforced")
             return True
-        written = {key: value for key, value in schema.items() if self._is_constraint(key, path)}
+        written = {key: value for key, value in schema.items() if self._is_constraint(key, schema, path)}
         is_open = is_open or _is_mixed(written, path)
         result: dict[str, Any] = {}
         more: list[dict[str, Any]] = []  # parts that need a keyword twice
@@ -185,8 +191,9 @@ class _Rewriting:
             _close(result)
         return result
 
-    def _is_constraint(self, name: str, path: str) -> bool:
-        if name in PLAIN_KEYWORDS or name in _KEYWORDS or name in _NOT_ENFORCED:
+    def _is_constraint(self, name: str, schema: Mapping[str, Any], path: str) -> bool:
+        is_name = name == "format" and is_format_a_name(schema)
+        if not is_name and (name in PLAIN_KEYWORDS or name in _KEYWORDS or name in _NOT_ENFORCED):
             return True
         if name not in _ANNOTATIONS and not name.startswith("x-"):
             self.ignored.append(f"{path}.{name}")

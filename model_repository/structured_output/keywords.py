@@ -36,6 +36,10 @@ _PATTERN_OF_FORMAT = {
 }
 _FORMATS_OF_LLGUIDANCE = ("duration", "ipv4", "ipv6", "uri", "uuid")
 _FORMATS = sorted([*_PATTERN_OF_FORMAT, *_FORMATS_OF_LLGUIDANCE])
+# The other ones of JSON Schema.
+_NOT_ENFORCED_FORMATS = ("idn-email", "idn-hostname", "iri", "iri-reference", "json-pointer", "regex")
+_NOT_ENFORCED_FORMATS += ("relative-json-pointer", "uri-reference", "uri-template")
+_FORMATS_OF_ANY_TEXT = ("binary", "password", "path")  # OpenAPI's and pydantic's
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +121,14 @@ def _format(keyword: Keyword) -> dict[str, Any]:
     if not isinstance(value, str) or value not in _FORMATS:
         decline(f"{keyword.path}: {str(value)[:40]}: enforced are {', '.join(_FORMATS)}")
     return {"format": value} if value in _FORMATS_OF_LLGUIDANCE else {"pattern": _PATTERN_OF_FORMAT[value]}
+
+
+def is_format_a_name(schema: Mapping[str, Any]) -> bool:
+    """Return whether the format of a schema adds no rule: any text has it, or it only names a pattern, as zod's do."""
+    value, all_of = schema.get("format"), schema.get("allOf")
+    parts = [schema, *(all_of if isinstance(all_of, list) else [])]
+    has_pattern = any(isinstance(part, dict) and "pattern" in part for part in parts)
+    return value in _FORMATS_OF_ANY_TEXT or (has_pattern and value not in (*_FORMATS, *_NOT_ENFORCED_FORMATS))
 
 
 def _required(keyword: Keyword) -> dict[str, Any]:

@@ -26,6 +26,13 @@ _MAX_CHAR = 0x10FFFF
 # characters.
 _ANY = r"[^\x{0}]*"
 
+# zod's e-mail address, before zod 4.6 and since then: the same texts.
+_WITHOUT_LOOK_AHEAD = {
+    r"^(?!\.)(?!.*\.\.)([A-Za-z0-9_'+\-\.]*)[A-Za-z0-9_+-]@([A-Za-z0-9][A-Za-z0-9\-]*\.)+[A-Za-z]{2,}$": (
+        r"^(?:[A-Za-z0-9_'+\-]+\.)*[A-Za-z0-9_'+\-]*[A-Za-z0-9_+-]@(?:[A-Za-z0-9][A-Za-z0-9\-]*\.)+[A-Za-z]{2,}$"
+    )
+}
+
 type _Ranges = list[tuple[int, int]]  # of code points, ends included
 
 _DIGIT: _Ranges = [(0x30, 0x39)]
@@ -110,7 +117,7 @@ def literal(char: str) -> str:
 def _whole(pattern: str, path: str, side: _Side) -> str:
     if len(pattern) > MAX_PATTERN_CHARS:
         refuse(f"{path}: a pattern has at most {MAX_PATTERN_CHARS} characters")
-    reader = _Reader(pattern, path)
+    reader = _Reader(_WITHOUT_LOOK_AHEAD.get(pattern, pattern), path)
     root = reader.read()
     if _size(root) > MAX_PATTERN_SIZE:
         refuse(f"{path}: its repetitions have more than {MAX_PATTERN_SIZE} characters")

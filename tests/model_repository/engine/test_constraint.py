@@ -3,7 +3,9 @@ import json
 import random
 import re
 from datetime import datetime
+from pathlib import Path
 
+import jsonschema
 import pytest
 
 from model_repository.contract.request import OutputFormat, StructuredOutput
@@ -11,7 +13,7 @@ from model_repository.engine.constraint import MAX_BYTES, MAX_SENDER_BYTES, Cons
 from model_repository.errors import InvalidRequest, Overloaded, TooManyWaiting
 from model_repository.structured_output.compilation import LIMITS
 from model_repository.structured_output.grammar import structured_output_to_grammar
-from model_repository.structured_output.json_schema import enforceable_schema
+from model_repository.structured_output.json_schema import enforceable_schema, ignored_keywords
 
 PIECES = '": |, |{"|"}|", "|true|null|é|ß€|123|ab|  |\n\n|]}|}}|<tool_call>|</tool_call>|<tool|call>|😀|a|\\"'
 BYTE_TABLE = [bytes([n]) for n in range(256)] + [piece.encode() for piece in PIECES.split("|")]
@@ -117,6 +119,19 @@ def test_random_allowed_tokens_satisfy_the_schema(schema, is_valid):
     for text in completions(OutputFormat.JSON_SCHEMA, schema):
         value = json.loads(text)
         assert is_valid(value) not in (False, None), text
+
+
+# Written by z.toJSONSchema of zod 4.6 and by to_strict_json_schema of openai 3.52 with pydantic 2.14.
+OF_CLIENTS = json.loads((Path(__file__).parents[2] / "data" / "client_schemas.json").read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("name", OF_CLIENTS)
+def test_random_allowed_tokens_satisfy_the_strict_schemas_of_clients(name):
+    schema = OF_CLIENTS[name]
+    structured_output_to_grammar(StructuredOutput(OutputFormat.JSON_SCHEMA, json.dumps(schema), is_strict=True))
+    assert {path.rpartition(".")[2] for path in ignored_keywords(schema, "schema")} <= {"format"}
+    for text in completions(OutputFormat.JSON_SCHEMA, schema):
+        jsonschema.validate(json.loads(text), schema, jsonschema.Draft202012Validator)
 
 
 def test_json_is_any_object_in_one_layout():

@@ -68,6 +68,7 @@ def test_refusal_names_path_and_rule():
         ({"type": "text"}, "schema.type"),
         ({"enum": []}, "schema.enum"),
         ({"format": []}, "schema.format"),
+        ({"format": "iri", "pattern": "^a"}, "schema.format"),
         ({"minProperties": 1, "required": [[1]]}, "schema.minProperties"),
         ({"anyOf": []}, "schema.anyOf"),
         ({"properties": []}, "schema.properties"),

@@ -171,7 +171,7 @@ PYDANTIC: list[tuple[Any, ...]] = [
 OF_FORMAT = [("string", name) for name in ("byte", "binary", "password", "path", "uri-reference", "base64", "cidrv4")]
 OF_FORMAT += [("string", name) for name in ("jwt", "emoji", "e164")]
 OF_FORMAT += [("integer", "int32"), ("integer", "int64"), ("number", "float"), ("number", "double")]
-EMAIL = r"^(?!\.)(?!.*\.\.)([A-Za-z0-9_'+\-\.]*)[A-Za-z0-9_+-]@([A-Za-z0-9][A-Za-z0-9\-]*\.)+[A-Za-z]{2,}$"
+HOSTNAME = r"^(?=.{1,253}\.?$)[a-zA-Z0-9](?:[a-zA-Z0-9-]{0,61}[a-zA-Z0-9])?\.?$"
 QWEN_CODE = {
     "type": "object",
     "properties": {
@@ -187,7 +187,7 @@ QWEN_CODE = {
 IN_QWEN_CODE = "properties.paths.uniqueItems properties.mode.enumDescriptions properties.mode.required"
 IN_QWEN_CODE += " properties.limit.markdownDescription propertyOrdering cache_control"
 OTHERS = [
-    ({"type": "string", "format": "email", "pattern": EMAIL}, ["pattern"], "a@b.de", "a"),
+    ({"type": "string", "format": "hostname", "pattern": HOSTNAME}, ["pattern"], "a-b", "-"),
     ({"type": "string", "pattern": r"^\+[1-9]\d{6,14}$", "format": "e164"}, ["format"], "+4912345678", "+0"),
     ({"type": "string", "pattern": r"^(\p{Extended_Pictographic}|\p{Emoji_Component})+$"}, [], "😀", "a"),
     (UNION, ["oneOf"], {"kind": "dog", "name": "x"}, {"kind": "dog", "name": 1}),

@@ -41,6 +41,9 @@ def test_punctuation_in_a_class_stands_for_itself(pattern, found, other):
     assert [is_found(pattern, text) for text in found + other] == [True] * len(found) + [False] * len(other)
 
 
+EMAIL = r"^(?!\.)(?!.*\.\.)([A-Za-z0-9_'+\-\.]*)[A-Za-z0-9_+-]@([A-Za-z0-9][A-Za-z0-9\-]*\.)+[A-Za-z]{2,}$"
+
+
 @pytest.mark.parametrize(
     ("pattern", "found", "other"),
     [
@@ -63,6 +66,7 @@ def test_punctuation_in_a_class_stands_for_itself(pattern, found, other):
         ("a$", "ba", ["a\n"]),
         ("^a|b$", "ac", ["ca", ""]),
         ("^(a|b$)", "ac", ["cb", "bc"]),
+        (EMAIL, "a.b'c@d-.ef", [".a@b.cd", "a..b@c.de", "a.@b.cd", "a'@b.cd", "a@b..cd", "a@b.c", "@b.cd"]),
     ],
 )
 def test_constructs_have_the_meaning_of_ecma_262(pattern, found, other):
