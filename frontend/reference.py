@@ -61,9 +61,9 @@ def _parameters_page() -> str:
         "",
         "With `strict: true` a JSON schema is enforced completely: a keyword that cannot be enforced is refused with",
         "400, its path and the rule. Without it, as in `json_object` with a `schema` and in `structured_outputs`, the",
-        "other keywords are enforced; a `oneOf` with alternatives that look the same is enforced as `anyOf`",
-        "([the keywords](api.md#structured-output)). Patterns follow ECMA-262 with its `u` flag. A `regex`, a `choice` and",
-        "a `grammar` are enforced exactly, or refused.",
+        "other keywords are enforced ([the keywords](api.md#structured-output)); a `oneOf` with alternatives that look",
+        "the same is enforced as `anyOf`. Patterns follow ECMA-262 with its `u` flag. A `regex`, a `choice` and a",
+        "`grammar` are enforced exactly, or refused.",
         "",
     ]
     for endpoint in dict.fromkeys(row.endpoint for row in parameters()):

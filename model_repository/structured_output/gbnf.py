@@ -5,7 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Set
 
-from llguidance.gbnf_to_lark import AlternativeNode, ASTNode, GrammarParser, RepetitionNode, RuleRefNode
+from llguidance.gbnf_to_lark import (
+    AlternativeNode,
+    ASTNode,
+    GbnfToLarkError,
+    GrammarParser,
+    RepetitionNode,
+    RuleRefNode,
+)
 from llguidance.gbnf_to_lark import gbnf_to_lark as convert
 
 from model_repository.errors import InvalidRequest
@@ -19,6 +26,8 @@ setattr(RepetitionNode, "is_atomic", lambda node: False)  # noqa: B010 (mypy kno
 _ROOT = "whole-text"
 # Strings, character classes, any character, and the name root; also comments, to skip their quotes.
 _TEXT = re.compile(r'"(?:\\.|[^"\\\n])*"|\[(?:\\.|[^\]\\\n])+\]|#[^\n]*|\.|(?<![\w-])root(?![\w-])')
+# The name of the next rule, or the end of the grammar, would be read as the missing alternative.
+_EMPTY_ALTERNATIVE = re.compile(r"(?:::=|\|)\s*(?:\Z|[\w-]+[ \t]*::=)")
 _CHAR = re.compile(r"\\x([0-9a-fA-F]{2})|\\u([0-9a-fA-F]{4})|\\U([0-9a-fA-F]{8})|\\(.)|(.)", re.DOTALL)
 _ESCAPES = {"n": "\n", "r": "\r", "t": "\t"}
 
@@ -31,6 +40,10 @@ def gbnf_to_lark(content: str) -> str:
     """
     try:
         plain = _TEXT.sub(_plain_text, content)
+        if empty := _EMPTY_ALTERNATIVE.search(plain):
+            refuse(
+                f'grammar: line {_line_of(plain, empty.start())}: an alternative is empty; write "" for the empty text'
+            )
         rules = GrammarParser().parse(plain)
         if _ROOT not in rules:
             refuse("grammar: there is no rule of the name root")
@@ -41,8 +54,16 @@ def gbnf_to_lark(content: str) -> str:
         raise InvalidRequest("grammar: nested too deeply", FIELD) from exc
     except InvalidRequest:
         raise
+    except GbnfToLarkError as exc:  # it quotes `plain`
+        rule, line = str(exc).partition(" at line ")[0], _line_of(exc.pos.text, exc.pos.pos)
+        text = content.split("\n")[line - 1].strip()[:100]
+        raise InvalidRequest(f"grammar: line {line}: {rule}: {text}", FIELD) from exc
     except Exception as exc:  # the converter raises bare exceptions
         raise InvalidRequest(f"grammar: {str(exc)[:300]}", FIELD) from exc
+
+
+def _line_of(text: str, index: int) -> int:
+    return text.count("\n", 0, index) + 1
 
 
 def _check_finite(rules: Mapping[str, ASTNode]) -> None:

@@ -233,7 +233,7 @@ class _Rewriting:
 
     def properties(self, keyword: Keyword) -> dict[str, Any]:
         path, properties = keyword.path, checked_object(keyword.value, keyword.path)
-        if len(properties) - len(required_names(keyword.schema, path)) > MAX_OPTIONAL_PROPERTIES:
+        if len(properties) - len(required_names(keyword)) > MAX_OPTIONAL_PROPERTIES:
             decline(f"{path}: more than {MAX_OPTIONAL_PROPERTIES} optional properties are not enforced; require some")
         return {
             "properties": {

@@ -52,6 +52,10 @@ class Keyword:
     schema: Mapping[str, Any]  # its schema, as the client wrote it
     is_open: bool  # its schema is combined with another one
 
+    def path_of(self, name: str) -> str:
+        """Return the path of another keyword of its schema."""
+        return self.path.removesuffix(self.name) + name
+
 
 def _number(keyword: Keyword) -> dict[str, Any]:
     _check_number(keyword.value, keyword.path)
@@ -64,7 +68,8 @@ def _exclusive(keyword: Keyword) -> dict[str, Any]:
     inclusive = keyword.name.removeprefix("exclusive").lower()  # before 2016 that keyword had the number
     if keyword.value and inclusive not in keyword.schema:
         decline(f"{keyword.path}: true is enforced only beside {inclusive}")
-    return _number(replace(keyword, value=keyword.schema[inclusive])) if keyword.value else {}
+    value = keyword.schema.get(inclusive)
+    return _number(replace(keyword, value=value, path=keyword.path_of(inclusive))) if keyword.value else {}
 
 
 def _check_number(value: object, path: str) -> None:
@@ -97,7 +102,7 @@ def _count(keyword: Keyword) -> dict[str, Any]:
 
 
 def _min_properties(keyword: Keyword) -> dict[str, Any]:
-    required = required_names(keyword.schema, keyword.path)
+    required = required_names(keyword)
     if _count(keyword) and keyword.value > max(1, len(required)):
         decline(f"{keyword.path}: {keyword.value}: enforced only as 0, 1 or the number of required properties")
     return {} if required else {"minProperties": keyword.value}
@@ -134,12 +139,13 @@ def is_format_a_name(schema: Mapping[str, Any]) -> bool:
 def _required(keyword: Keyword) -> dict[str, Any]:
     if isinstance(keyword.value, bool):  # in a property, as in the first drafts
         decline(f"{keyword.path}: {NOT_ENFORCED}; list the name in the object's own required")
-    return {"required": required_names(keyword.schema, keyword.path)}
+    return {"required": required_names(keyword)}
 
 
-def required_names(schema: Mapping[str, Any], path: str) -> list[str]:
-    names = schema.get("required", [])
-    return [] if isinstance(names, bool) else checked_names(names, path)
+def required_names(keyword: Keyword) -> list[str]:
+    """Return the names that the keyword's schema requires."""
+    names = keyword.schema.get("required", [])
+    return [] if isinstance(names, bool) else checked_names(names, keyword.path_of("required"))
 
 
 def _enum(keyword: Keyword) -> dict[str, Any]:

@@ -56,6 +56,10 @@ def test_quotes_in_comments_are_no_texts():
         (r'root ::= "\ud800"', "no such character"),
         (r'root ::= "\U00110000"', "no such character"),
         ('root ::= "a"\nb ::= %', "line 2"),
+        ('root ::= "a" )', r"line 1: Expected name: root ::= \"a\" \)$"),
+        ('a ::= "b"\nroot ::= (.', r"line 2: Expected '\)': root ::= \(\.$"),
+        ("root ::= # all", 'line 1: an alternative is empty; write "" for the empty text$'),
+        ('root ::= a\na ::= "b" |\nc ::= "d"', "line 2: an alternative is empty"),
         ("root ::= " + "(" * 30_000 + '"a"' + ")" * 30_000, "nested too deeply"),
     ],
 )
