@@ -147,7 +147,11 @@ class Params(Struct, frozen=True, kw_only=True, omit_defaults=True):
         TensorSpec(low=0, doc="the largest number of completion tokens (default 16); 0 only to score an echoed prompt"),
     ] = 16
     min_tokens: Annotated[
-        int, TensorSpec(low=0, doc="neither end tokens nor stop words end a completion of fewer tokens")
+        int,
+        TensorSpec(
+            low=0,
+            doc="neither end tokens nor stop words end a completion of fewer tokens; a complete structured output does",
+        ),
     ] = 0
     stop: Annotated[
         tuple[_NotEmpty, ...],

@@ -77,7 +77,7 @@ class TokenSampler:
             token_id = self._chain.sample(context, row)
         else:
             token_id = self._draw_allowed(self._constraint, context, row)
-        if token_id in self._banned or (self._num_to_min_tokens and token_id in self._ends):
+        if token_id in (self._banned_now() if self._constraint is None else self._banned):
             raise InvalidRequest("every token is ruled out, by this and by min_tokens", "logit_bias_token_ids")
         if self._num_to_min_tokens:
             self._num_to_min_tokens -= 1
@@ -95,10 +95,13 @@ class TokenSampler:
                 return token_id
             # With the same random number, the neighbour of the refused token would come too often.
             _copy_link(trial, self._chain, len(self._links))
-        masked = self._rebuilt([*self._banned_now(), *constraint.banned()])
+        banned = self._banned.union(constraint.banned())
+        if len(held := banned | self._banned_now()) < self._vocab_size:
+            banned = held  # otherwise an end is all that can follow
+        masked = self._rebuilt(banned)
         token_id = masked.sample(context, row)
         if not constraint.accept_token(token_id):
-            text = "nothing can follow: it rules out every token, with bad_words, logit_bias or min_tokens"
+            text = "nothing can follow: it rules out every token, with bad_words or logit_bias"
             raise InvalidRequest(text, self._constraint_field)
         self._copy_state(masked, self._chain)
         return token_id

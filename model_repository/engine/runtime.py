@@ -137,7 +137,8 @@ class Runtime(Protocol):
         """Advance the runnable sequences and return their new tokens, in order. In prefill there are no tokens.
 
         A runtime draws no end token before a request's `min_tokens`: neither the model's own nor one of
-        `stop_token_ids` or `end_token_ids`. It may draw more tokens after the one that ends a sequence.
+        `stop_token_ids` or `end_token_ids`, unless the constraints let nothing else follow. It may draw more tokens
+        after the one that ends a sequence.
 
         Returns:
             None if another process is still computing the step.

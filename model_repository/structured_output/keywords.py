@@ -37,8 +37,8 @@ _PATTERN_OF_FORMAT = {
 _FORMATS_OF_LLGUIDANCE = ("duration", "ipv4", "ipv6", "uri", "uuid")
 _FORMATS = sorted([*_PATTERN_OF_FORMAT, *_FORMATS_OF_LLGUIDANCE])
 # The other ones of JSON Schema.
-_NOT_ENFORCED_FORMATS = ("idn-email", "idn-hostname", "iri", "iri-reference", "json-pointer", "regex")
-_NOT_ENFORCED_FORMATS += ("relative-json-pointer", "uri-reference", "uri-template")
+_NOT_ENFORCED_FORMATS = ["idn-email", "idn-hostname", "iri", "iri-reference", "json-pointer", "regex"]
+_NOT_ENFORCED_FORMATS += ["relative-json-pointer", "uri-reference", "uri-template"]
 _FORMATS_OF_ANY_TEXT = ("binary", "password", "path")  # OpenAPI's and pydantic's
 
 

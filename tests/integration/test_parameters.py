@@ -179,6 +179,8 @@ def _does_not_end_early(api: Api, endpoint: str) -> None:
     fields = {"logit_bias": {str(api.subject.end_token): 100}}
     assert api.ask(endpoint, **fields).body["usage"]["completion_tokens"] == 1
     assert api.ask(endpoint, **fields, min_tokens=8).body["usage"]["completion_tokens"] == 9
+    choice = {"type": "choice", "choice": ["a"]}
+    assert api.ask(endpoint, response_format=choice, min_tokens=8).choice["finish_reason"] == "stop"
     second = api.subject.answer[1]
     assert api.ask(endpoint, stop=second).text == head(api, second)
     assert api.ask(endpoint, stop=second, min_tokens=12).text.startswith(api.subject.answer[:7])

@@ -102,7 +102,10 @@ def _token_index(vocabulary: VocabularyFile) -> TokenIndex:
 
 @dataclass(slots=True)
 class AllowedTokens:
-    """Bans tokens that the request's constraints forbid, other banned tokens, and end tokens before `min_tokens`."""
+    """Bans tokens that the request's constraints forbid, other banned tokens, and end tokens before `min_tokens`.
+
+    If nothing but an end can follow, it may come before `min_tokens`.
+    """
 
     vocabulary: VocabularyFile
     request: EngineRequest
@@ -119,10 +122,12 @@ class AllowedTokens:
         except StageError:  # the structured output is too complex
             return False
         is_banned[list(self.banned)] = True
-        if len(drawn) < self.request.params.min_tokens:
-            is_banned[list(self.ends)] = True
         if is_banned.all():
             return False
+        if len(drawn) < self.request.params.min_tokens:
+            is_held = is_banned.copy()
+            is_held[list(self.ends)] = True
+            is_banned = is_banned if is_held.all() else is_held
         if is_banned.any():
             tensors.ban(logits, is_banned)
         return True

@@ -78,7 +78,7 @@ class ResultReader:
         field = constraint_field(self._request)
         if not field:  # our edits before a draw did not get the token before it
             return EngineFailed("TensorRT-LLM did not tell in time which token it had drawn")
-        rule = "it rules out every token, with bad_words, logit_bias or min_tokens, or is too complex"
+        rule = "it rules out every token, with bad_words or logit_bias, or is too complex"
         return InvalidRequest(f"nothing can follow: {rule}", field)
 
     def _ending(self, result: Any, completion: Any) -> Iterator[StepOutput]:

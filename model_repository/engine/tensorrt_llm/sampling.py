@@ -111,7 +111,7 @@ class SamplingPlanner:
         structured_output: StructuredOutput | None,
         banned: frozenset[int],
     ) -> list[LogitsEdit]:
-        """Return the masks. TensorRT-LLM's `min_tokens` holds back only one end token."""
+        """Return the masks. TensorRT-LLM's `min_tokens` holds back only one end token, and even a complete output's."""
         has_held_ends = bool(request.params.min_tokens and ends)
         is_constrained = structured_output is not None or bool(
             request.params.bad_words or request.params.allowed_token_ids
@@ -152,7 +152,7 @@ def _ending(request: EngineRequest, ends: frozenset[int], end_id: int) -> dict[s
     }
     if not request.params.ignore_eos:
         ends -= {end_id}
-        keywords["min_tokens"] = request.params.min_tokens  # TensorRT-LLM's default, 1, forbids an empty completion
+        keywords["min_tokens"] = 0  # our masks hold the ends back; the default, 1, forbids an empty completion
     return keywords | ({"stop_token_ids": sorted(ends)} if ends else {})
 
 

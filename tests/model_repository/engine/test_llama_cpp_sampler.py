@@ -234,13 +234,19 @@ def test_a_constraint_that_is_free_changes_nothing(context: llama.LlamaContext) 
     assert draws(context, item, 30) == draws(context, sampler(**fields), 30)
 
 
-@pytest.mark.parametrize("fields", [{}, {"logit_bias": {7: -100.0}}, {"min_tokens": 3}])
-def test_when_nothing_can_follow_the_request_is_at_fault(context: llama.LlamaContext, fields: dict[str, Any]) -> None:
+@pytest.mark.parametrize(("allowed", "fields"), [(set[int](), {}), ({7}, {"logit_bias": {7: -100.0}})])
+def test_when_nothing_can_follow_the_request_is_at_fault(
+    context: llama.LlamaContext, allowed: set[int], fields: dict[str, Any]
+) -> None:
     regex = StructuredOutput(OutputFormat.REGEX, "x")
-    allowed = {"logit_bias": {7}, "min_tokens": {EOS}}.get(next(iter(fields), ""), set[int]())
     with pytest.raises(InvalidRequest) as caught:
         sampler(FakeConstraint(lambda _: allowed), structured_output=regex, **fields).draw(context, ROW)
     assert caught.value.field == "guided_decoding_guide"
+
+
+def test_a_constraint_that_allows_nothing_but_an_end_ends_before_min_tokens(context: llama.LlamaContext) -> None:
+    constraint = FakeConstraint(lambda accepted: [{7, EOS}, {EOS}][len(accepted)])
+    assert draws(context, sampler(constraint, min_tokens=3, logit_bias={EOS: 50.0}), 2) == [7, EOS]
 
 
 # --- the random numbers ----------------------------------------------------------------------------------------------

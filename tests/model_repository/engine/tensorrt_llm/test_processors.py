@@ -118,10 +118,6 @@ def test_the_dead_end_is_drawn_if_a_regex_allows_no_token(vocabulary: Vocabulary
     strayed = chain_of(allowed(vocabulary, "ab"))
     apply(strayed, [])
     assert possible(apply(strayed, [token("z")])) == [UNUSED]
-    held = chain_of(allowed(vocabulary, "ab", ends=frozenset([EOS]), min_tokens=3))
-    apply(held, [])
-    apply(held, [token("a")])
-    assert possible(apply(held, [token("a"), token("b")])) == [UNUSED]
 
 
 def test_only_allowed_token_ids_are_possible_beside_all_else(vocabulary: VocabularyFile) -> None:
@@ -137,6 +133,11 @@ def test_ends_are_impossible_before_min_tokens(vocabulary: VocabularyFile) -> No
     assert not {EOS, 20} & set(possible(apply(chain, [])))
     assert not {EOS, 20} & set(possible(apply(chain, [30])))
     assert {EOS, 20} <= set(possible(apply(chain, [30, 31])))
+    complete = chain_of(allowed(vocabulary, "ab?", ends=frozenset([EOS]), min_tokens=3))
+    a, b = map(token, "ab")
+    assert possible(apply(complete, [])) == [a]
+    assert possible(apply(complete, [a])) == [b]
+    assert possible(apply(complete, [a, b])) == [EOS]
 
 
 def test_a_token_that_the_gpu_has_not_returned_yet_is_a_dead_end() -> None:
