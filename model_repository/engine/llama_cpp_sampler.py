@@ -95,9 +95,9 @@ class TokenSampler:
                 return token_id
             # With the same random number, the neighbour of the refused token would come too often.
             _copy_link(trial, self._chain, len(self._links))
-        banned = self._banned.union(constraint.banned())
-        if len(held := banned | self._banned_now()) < self._vocab_size:
-            banned = held  # otherwise an end is all that can follow
+        banned = [*self._banned, *constraint.banned()]
+        if self._num_to_min_tokens and len(held := self._ends.union(banned)) < self._vocab_size:
+            banned = [*held]  # otherwise an end is all that can follow
         masked = self._rebuilt(banned)
         token_id = masked.sample(context, row)
         if not constraint.accept_token(token_id):
