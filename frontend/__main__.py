@@ -53,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return the exit status: 2 for a wrong option or value."""
     words = (sys.argv[1:] if arguments is None else list(arguments)) or ["--help"]
     if words[0] in _BUILD_COMMANDS:
-        os.execv(sys.executable, [sys.executable, "-m", "build_engines", *words])
+        os.execv(sys.executable, [sys.executable, "-P", "-m", "build_engines", *words])  # -P: not the current folder's
     options = _parser().parse_args(words)
     try:
         status = int(options.command(options) or 0)

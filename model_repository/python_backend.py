@@ -6,8 +6,10 @@ The only importer of Triton's Python backend module.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import logging
+import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -28,7 +30,18 @@ logger = logging.getLogger(__name__)
 def stage_parameters(args: Mapping[str, str]) -> dict[str, str]:
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     config = json.loads(args["model_config"])
-    return {name: value["string_value"] for name, value in config.get("parameters", {}).items()}
+    parameters = {name: value["string_value"] for name, value in config.get("parameters", {}).items()}
+    return parameters | {"artifact_dir": _ascii_path(parameters["artifact_dir"])}
+
+
+def _ascii_path(path: str) -> str:
+    """Return a path of a folder that Triton's Python can open: without a locale it opens ASCII names only."""
+    if path.isascii():
+        return path
+    link = hashlib.blake2b(path.encode(), digest_size=8).hexdigest()  # in Triton's own folder
+    with contextlib.suppress(FileExistsError):  # another stage was faster
+        os.symlink(path.encode(), link)
+    return link
 
 
 @contextlib.contextmanager

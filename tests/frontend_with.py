@@ -32,7 +32,7 @@ def command_with(*constants: str) -> list[str]:
 
 def change_frontend(launcher: Launcher, *constants: str) -> None:
     """Give other constants to the frontend of a launcher that has not started it yet."""
-    launcher.frontend.command = (*command_with(*constants), *launcher.frontend.command[3:])
+    launcher.frontend.command = (*command_with(*constants), *launcher.frontend.command[4:])
 
 
 if __name__ != "tests.frontend_with":  # each process of several workers runs this module again, as `__mp_main__`

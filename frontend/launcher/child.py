@@ -63,6 +63,7 @@ class Child:
     Args:
         name: the name in its log lines.
         environment: the whole environment.
+        folder: the current folder of the command; None: that of the launcher.
         log: called with each line, without its end, from another thread.
         named: adds the name to a line.
         on_end: called from another thread when the process has ended, for any reason.
@@ -76,6 +77,7 @@ class Child:
         command: Sequence[str],
         environment: Mapping[str, str],
         *,
+        folder: Path | None = None,
         log: Callable[[str], None],
         named: Callable[[str, str], str] = text_line,
         on_end: Callable[[Child], None] = lambda child: None,
@@ -84,6 +86,7 @@ class Child:
         self.name = name
         self.command = tuple(command)
         self._environment = dict(environment)
+        self._folder = folder
         self._log = log
         self._named = named
         self._on_end = on_end
@@ -129,6 +132,7 @@ class Child:
         self._process = self._parent_thread.submit(
             subprocess.Popen,
             [sys.executable, "-I", "-S", str(_TIE), str(os.getpid()), *self.command],
+            cwd=self._folder,
             env=self._environment,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,

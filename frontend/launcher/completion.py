@@ -39,5 +39,5 @@ def script(shell: str, helps: Mapping[str, str], others: Iterable[str]) -> str:
 
 
 def _help(command: str) -> str:
-    words = [sys.executable, "-m", "build_engines", command, "--help"]
+    words = [sys.executable, "-P", "-m", "build_engines", command, "--help"]
     return subprocess.run(words, stdout=subprocess.PIPE, text=True, check=True).stdout

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from frontend.launcher.checks import PortChoice, check_machine, free_ports
+from frontend.launcher.checks import SHARED_MEMORY, PortChoice, check_machine, free_ports
 from frontend.launcher.errors import AlreadyServing, LaunchError
 from frontend.launcher.libpython import why_unusable
 from frontend.launcher.state_lock import FILE_NAME, locked
@@ -58,7 +58,7 @@ def _checked[*Given](subject: str, check: Callable[[*Given], str], *given: *Give
 
 
 def _triton() -> str:
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory(dir=SHARED_MEMORY) as folder:
         return str(find_triton(None, Path(folder), os.environ).binary)
 
 

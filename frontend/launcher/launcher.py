@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from frontend.launcher.checks import PortChoice, check_machine, check_repository, free_ports
 from frontend.launcher.child import Child, json_line, text_line
@@ -23,7 +23,15 @@ from frontend.launcher.first_token import wait_for_first_tokens
 from frontend.launcher.guard import MARK, free_shared_memory, guarded, shm_prefix
 from frontend.launcher.hang_watch import HangWatch
 from frontend.launcher.state_lock import locked
-from frontend.launcher.triton_server import ADDRESS, DEFAULT_FRONTEND, GrpcTls, TritonPorts, find_triton, triton_command
+from frontend.launcher.triton_server import (
+    ADDRESS,
+    DEFAULT_FRONTEND,
+    GrpcTls,
+    TritonPorts,
+    find_triton,
+    triton_command,
+    triton_folder,
+)
 from frontend.options import settings_to_arguments, settings_to_environment
 from frontend.settings import LAUNCHER_KEY_VARIABLE, Settings, SettingsError
 from frontend.telemetry.log_lines import NO_REQUEST_LINES
@@ -305,13 +313,14 @@ class Launcher:
 
     def _prepare_children(self, state_dir: Path, mark: str) -> None:
         self._mark, settings = mark, self._settings
-        installation = find_triton(settings.tritonserver, state_dir, settings.environment)
-        repository, own = settings.repository.resolve(), settings.frontend
+        folder, own = triton_folder(state_dir, settings.repository), settings.frontend
+        installation = find_triton(settings.tritonserver, folder, settings.environment)
         tls = GrpcTls(cert=own.triton_tls_cert, key=own.triton_tls_key, client_ca=own.triton_tls_ca)
         key = self.frontend_settings.triton_key
-        triton = triton_command(installation, repository, self.triton_ports, shm_prefix(mark), key=key, tls=tls)
-        frontend = [sys.executable, "-m", "frontend", "api", *settings_to_arguments(self.frontend_settings)]
-        self.triton = self._child("triton", triton, {**installation.environment, KEY_VARIABLE: key}, mark, secret=key)
+        triton = triton_command(installation, self.triton_ports, shm_prefix(mark), key=key, tls=tls)
+        frontend = [sys.executable, "-P", "-m", "frontend", "api", *settings_to_arguments(self.frontend_settings)]
+        environment = {**installation.environment, KEY_VARIABLE: key}
+        self.triton = self._child("triton", triton, environment, mark, folder=folder, secret=key)
         sha256 = hashlib.sha256(self._key.encode()).hexdigest() if self._key else ""
         secret = settings_to_environment(self.frontend_settings) | {LAUNCHER_KEY_VARIABLE: sha256}
         environment = {**settings.environment, **secret}
@@ -319,11 +328,9 @@ class Launcher:
             environment[NO_REQUEST_LINES] = "1"
         self.frontend = self._child("frontend", frontend, environment, mark)
 
-    def _child(
-        self, name: str, command: list[str], environment: Mapping[str, str], mark: str, secret: str = ""
-    ) -> Child:
+    def _child(self, name: str, command: list[str], environment: Mapping[str, str], mark: str, **options: Any) -> Child:
         marked = {**environment, MARK: mark, "PYTHONUNBUFFERED": "1"}
-        return Child(name, command, marked, log=self._log, named=self._named, on_end=self._events.put, secret=secret)
+        return Child(name, command, marked, log=self._log, named=self._named, on_end=self._events.put, **options)
 
     @property
     def _address(self) -> tuple[str, int]:

@@ -19,5 +19,5 @@ def build_models(models: Sequence[str], state_dir: Path) -> int:
     """
     if not models:
         return 0
-    command = [sys.executable, "-m", "build_engines", "build", *models, f"--state-dir={state_dir}"]
+    command = [sys.executable, "-P", "-m", "build_engines", "build", *models, f"--state-dir={state_dir}"]
     return subprocess.run(command, stdout=subprocess.DEVNULL, check=False).returncode

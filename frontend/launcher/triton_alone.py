@@ -17,6 +17,7 @@ from frontend.launcher.triton_server import (
     TritonPorts,
     find_triton,
     triton_command,
+    triton_folder,
 )
 from frontend.settings import Settings, SettingsError
 from model_repository.contract.tensors import KEY_VARIABLE
@@ -74,17 +75,18 @@ def become_triton(settings: TritonSettings, environment: Mapping[str, str]) -> N
     """
     check_machine()
     check_repository(settings.repository)
-    settings.state_dir.mkdir(parents=True, exist_ok=True)
-    installation = find_triton(settings.tritonserver, settings.state_dir.resolve(), environment)
+    folder = triton_folder(settings.state_dir, settings.repository)
+    installation = find_triton(settings.tritonserver, folder, environment)
     environment = {**installation.environment, KEY_VARIABLE: settings.key}
-    os.execve(installation.binary, alone_command(installation, settings), environment)
+    command = alone_command(installation, settings)
+    os.chdir(folder)  # after the command is made, from paths of the former folder
+    os.execve(installation.binary, command, environment)
 
 
 def alone_command(installation: TritonInstallation, settings: TritonSettings) -> list[str]:
     """Return the command line of a server for frontends on other machines."""
     return triton_command(
         installation,
-        settings.repository.resolve(),
         settings.ports,
         _SHM_PREFIX,
         key=settings.key,

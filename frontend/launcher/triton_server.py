@@ -24,6 +24,7 @@ ADDRESS = "127.0.0.1"  # where Triton listens: its APIs have no authentication
 DEFAULT_FRONTEND = Settings(port=8000)  # of `serve`
 FULL_TRITON = Path("/opt/tritonserver/bin/tritonserver")
 
+_REPOSITORY, _BACKENDS = "repository", "backends"  # in Triton's folder
 _STUB = "triton_python_backend_stub"
 _EXIT_TIMEOUT_S = 3  # unloading takes 2; after a stage was killed, Triton waits for the whole time
 
@@ -34,7 +35,7 @@ class TritonInstallation:
 
     binary: Path
     environment: Mapping[str, str]  # the whole environment
-    backend_dir: Path | None = None  # None: the server's own
+    backend_dir: Path | None = None  # None: the server's own; may be relative to Triton's folder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,20 +60,33 @@ class GrpcTls:
         if not self.cert:
             return {}
         kind = "grpc-use-ssl-mutual" if self.client_ca else "grpc-use-ssl"
-        options = {kind: "true", "grpc-server-cert": self.cert, "grpc-server-key": self.key}
-        return options | ({"grpc-root-cert": self.client_ca} if self.client_ca else {})
+        files = {"grpc-server-cert": self.cert, "grpc-server-key": self.key, "grpc-root-cert": self.client_ca}
+        return {kind: "true"} | {name: os.path.abspath(file) for name, file in files.items() if file}
 
 
 NO_TLS = GrpcTls()
 
 
+def triton_folder(state_dir: Path, repository: Path) -> Path:
+    """Return the folder that Triton runs in, made anew.
+
+    The Python of its stages imports from the current folder first. And Triton pastes the paths of stages into a shell:
+    they are relative to this folder, so the folders above may have any name.
+    """
+    folder = state_dir.resolve() / "triton"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    (folder / _REPOSITORY).symlink_to(repository.resolve())
+    return folder
+
+
 def find_triton(
-    named: Path | None, state_dir: Path, environment: Mapping[str, str], *, full: Path = FULL_TRITON
+    named: Path | None, folder: Path, environment: Mapping[str, str], *, full: Path = FULL_TRITON
 ) -> TritonInstallation:
     """Return the named server, else a full Triton, else the wheel's.
 
     Args:
-        state_dir: the folder for the backend directory of the wheel's server.
+        folder: the folder that the server will run in; the backend of the wheel's is linked there.
         environment: the environment of the launcher.
         full: the path of the server in NVIDIA's images.
 
@@ -88,12 +102,11 @@ def find_triton(
         return _full_installation(Path(found), environment)
     if os.access(full, os.X_OK):
         return _full_installation(full, environment)
-    return _wheel_installation(state_dir, environment)
+    return _wheel_installation(folder, environment)
 
 
 def triton_command(
     installation: TritonInstallation,
-    repository: Path,
     ports: TritonPorts,
     shm_prefix: str,
     *,
@@ -113,7 +126,7 @@ def triton_command(
         exit_timeout_s: seconds for running requests, after SIGTERM.
     """
     options: dict[str, object] = {
-        "model-repository": repository,
+        "model-repository": _REPOSITORY,
         "model-control-mode": "explicit",  # a model can be loaded again after its process was killed
         "load-model": "*",
         "exit-timeout-secs": exit_timeout_s,
@@ -151,22 +164,23 @@ def _full_installation(binary: Path, environment: Mapping[str, str]) -> TritonIn
     """Return a server in a tree of its own; its backends are two folders up."""
     backends = binary.resolve().parent.parent / "backends"
     return TritonInstallation(
-        binary=binary, environment=environment, backend_dir=backends if backends.is_dir() else None
+        binary=binary.absolute(), environment=environment, backend_dir=backends if backends.is_dir() else None
     )
 
 
-def _wheel_installation(state_dir: Path, environment: Mapping[str, str]) -> TritonInstallation:
+def _wheel_installation(folder: Path, environment: Mapping[str, str]) -> TritonInstallation:
     if reason := why_unusable():
         raise TritonNotFound(f"{sys.executable}: {reason}, and the server of nvidia-pytriton needs it")
     server = _wheel_folder()
     libraries = [server.parents[1] / "nvidia_pytriton.libs", libpython_dir()]
     path = environment.get("LD_LIBRARY_PATH")
-    for folder in reversed([folder for folder in libraries if folder is not None]):
-        path = _prepended(folder, path)
+    for library in reversed([library for library in libraries if library is not None]):
+        path = _prepended(library, path)
+    _link_backend(server, folder / _BACKENDS / "python")
     return TritonInstallation(
         binary=server / "bin" / "tritonserver",
         environment={**environment, "LD_LIBRARY_PATH": path or ""},
-        backend_dir=_assemble_backends(server, state_dir / "backends"),
+        backend_dir=Path(_BACKENDS),
     )
 
 
@@ -183,16 +197,13 @@ def _wheel_folder() -> Path:
     )
 
 
-def _assemble_backends(server: Path, backend_dir: Path) -> Path:
+def _link_backend(server: Path, target: Path) -> None:
     """Link the Python backend and the stub for this Python into one folder, which the server needs."""
     stub = server / "python_backend_stubs" / f"{sys.version_info.major}.{sys.version_info.minor}" / _STUB
-    target = backend_dir / "python"
-    shutil.rmtree(target, ignore_errors=True)
     target.mkdir(parents=True)
     for source in (*(server / "backends" / "python").iterdir(), stub):
         if source.is_file():
             (target / source.name).symlink_to(source)
-    return backend_dir
 
 
 def _prepended(folder: Path, path: str | None) -> str:

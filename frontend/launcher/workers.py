@@ -21,6 +21,7 @@ from types import FrameType
 
 from frontend import server
 from frontend.connections.certificates import Certificates
+from frontend.launcher.checks import SHARED_MEMORY
 from frontend.operations.supervisor import BEGIN_DRAIN, RELOAD_KEYS
 from frontend.request_context import LIMITS_SOCKET
 from frontend.settings import Settings
@@ -66,10 +67,14 @@ def run(settings: Settings, run_admission: Callable[..., None] | None = None) ->
             except OSError as exc:
                 server.log_unavailable(host, port, exc)
                 return 1
-        folder = stack.enter_context(TemporaryDirectory(prefix="conch-"))
+        folder = stack.enter_context(
+            TemporaryDirectory(prefix="conch-", dir=SHARED_MEMORY)
+        )  # a short path, for sockets
         metrics_folder = Path(folder, "metrics")
         metrics_folder.mkdir()
-        os.environ[SHARED_FOLDER] = str(metrics_folder)  # the workers inherit it
+        # The workers inherit these variables.
+        os.environ[SHARED_FOLDER] = str(metrics_folder)
+        os.environ["PYTHONSAFEPATH"] = "1"  # else a new Python imports from the current folder
         if run_admission is not None:
             os.environ[LIMITS_SOCKET] = str(Path(folder, "limits.sock"))
         return Workers(replace(settings, port=ports[0]), run_admission).run(count)

@@ -21,9 +21,10 @@ class TritonPythonModel:
         """Load the byte table and the strings of special tokens."""
         parameters = python_backend.stage_parameters(args)
         artifact = Path(parameters["artifact_dir"])
-        self.detokenizer = Detokenizer(
-            load_byte_table(artifact / FILE_NAME), Decoding.load(artifact / "tokenizer" / "tokenizer.json")
-        )
+        with python_backend.loading(args):
+            self.detokenizer = Detokenizer(
+                load_byte_table(artifact / FILE_NAME), Decoding.load(artifact / "tokenizer" / "tokenizer.json")
+            )
         self.cancel_sender = CancelSender(parameters["ensemble"])
 
     def execute(self, requests: list[Any]) -> None:

@@ -85,11 +85,14 @@ def test_the_process_becomes_the_server(tmp_path, monkeypatch):
     monkeypatch.setenv("CONCH_TRITON_KEY", KEY)
     monkeypatch.setattr("os.execve", lambda *arguments: became.append(arguments))
     cert, key = self_signed.make(tmp_path, "triton")
-    tls = [f"--tls-cert={cert}", f"--tls-key={key}", f"--tls-client-ca={cert}"]
-    main(["triton", f"--repository={tmp_path}", f"--state-dir={tmp_path}", f"--tritonserver={server}", *tls])
+    cert_name, key_name = Path(cert).name, Path(key).name  # relative
+    tls = [f"--tls-cert={cert_name}", f"--tls-key={key_name}", f"--tls-client-ca={cert_name}"]
+    monkeypatch.chdir(tmp_path)  # it is changed, and then changed back
+    main(["triton", f"--repository={tmp_path}", "--state-dir=state", "--tritonserver=tritonserver", *tls])
     [(binary, command, environment)] = became
     assert binary == server
-    assert f"--model-repository={tmp_path}" in command
+    assert Path.cwd() == tmp_path / "state" / "triton"
+    assert "--model-repository=repository" in command and Path("repository").samefile(tmp_path)
     assert {f"--grpc-server-cert={cert}", f"--grpc-server-key={key}", f"--grpc-root-cert={cert}"} <= set(command)
     assert f"--grpc-restricted-protocol=model-repository,shared-memory,trace,logging:conch-key={KEY}" in command
     assert "PATH" in environment

@@ -9,7 +9,7 @@ import pytest
 
 from frontend.launcher.errors import TritonNotFound
 from frontend.launcher.libpython import LIBRARY, libpython_dir
-from frontend.launcher.triton_server import find_triton
+from frontend.launcher.triton_server import find_triton, triton_folder
 
 NOWHERE = Path("/nowhere/tritonserver")
 
@@ -53,19 +53,20 @@ def test_the_server_of_the_wheel_gets_its_libraries_and_its_backend(tmp_path):
     assert any(folders[0].glob("libcudart*"))
     assert (libpython_dir() is None) == (len(folders) == 2)
     assert folders[-1] == Path("/mine")
-    assert installation.backend_dir is not None
-    backend = installation.backend_dir / "python"
+    backend = tmp_path / "backends" / "python"
+    assert installation.backend_dir == Path("backends")
     assert {"libtriton_python.so", "triton_python_backend_stub"} <= {path.name for path in backend.iterdir()}
     assert all(path.exists() for path in backend.iterdir()), "no link leads nowhere"
 
 
-def test_the_backend_is_put_together_again_at_every_start(tmp_path):
+def test_the_folder_is_made_anew_at_every_start(tmp_path):
     for _ in range(2):
-        installation = find_triton(None, tmp_path, {"PATH": "/bin"}, full=NOWHERE)
-        assert installation.backend_dir is not None
-        stub = installation.backend_dir / "python" / "triton_python_backend_stub"
-        assert stub.exists()
+        folder = triton_folder(tmp_path, tmp_path)
+        find_triton(None, folder, {"PATH": "/bin"}, full=NOWHERE)
+        stub, module = folder / "backends" / "python" / "triton_python_backend_stub", folder / "json.py"
+        assert stub.exists() and not module.exists()
         stub.unlink()  # as after an environment that was made anew elsewhere
+        module.touch()  # a stage would import it
 
 
 def test_stages_run_in_this_environment(tmp_path):

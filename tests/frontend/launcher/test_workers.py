@@ -89,6 +89,13 @@ def test_workers_share_a_port_and_end_at_ctrl_c(tmp_path: Path) -> None:
         assert not is_running(first) and not is_running(second)
 
 
+def test_the_temporary_folder_may_have_a_path_that_is_too_long_for_a_socket(tmp_path: Path, monkeypatch) -> None:
+    (tmp_path / ("long" * 30)).mkdir()
+    monkeypatch.setenv("TMPDIR", str(tmp_path / ("long" * 30)))
+    with running(tmp_path, "--port=0") as frontend:
+        frontend.wait_for_workers(2)
+
+
 def test_what_workers_share_is_their_users_alone(tmp_path: Path) -> None:
     with running(tmp_path, "--port=0") as frontend:
         frontend.wait_for_workers(2)
