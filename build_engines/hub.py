@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import glob
 import logging
+import os
 import re
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
@@ -128,6 +129,9 @@ class HubRepository:
         if missing_bytes > free_bytes:
             rule = f"{missing_bytes / 1e9:,.1f} GB to download, and {free_bytes / 1e9:,.1f} GB are free in {existing}"
             raise BuildError(f"{self.reference}: {rule}: free some, or name another disk by HF_HOME")
+        if missing_bytes and not (existing.is_dir() and os.access(existing, os.W_OK)):
+            rule = f"{existing} is not a folder that you may write to"
+            raise BuildError(f"{self.reference}: {rule}: name another place for downloads by HF_HOME")
         disable_progress_bars()  # of the library, which counts files
         with (
             _reported(self.reference),

@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import dataclasses
 import functools
+import io
 import json
 import os
 import secrets
@@ -52,6 +53,9 @@ _BUILD_COMMANDS = {
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return the exit status: 2 for a wrong option or value."""
     words = (sys.argv[1:] if arguments is None else list(arguments)) or ["--help"]
+    for stream in (sys.stdin, sys.stdout):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal without Unicode shows `?`
     if words[0] in _BUILD_COMMANDS:
         os.execv(sys.executable, [sys.executable, "-P", "-m", "build_engines", *words])  # -P: not the current folder's
     options = _parser().parse_args(words)
@@ -198,6 +202,7 @@ def _add_number(command: argparse.ArgumentParser, flag: str, default: float, tex
 
 
 def _serve(options: argparse.Namespace, talk: Callable[[str, str], int] | None = None) -> int:
+    from frontend.launcher.checks import check_state_dir
     from frontend.launcher.command import serve
     from frontend.launcher.launcher import LauncherSettings
     from frontend.launcher.models import build_models
@@ -219,6 +224,7 @@ def _serve(options: argparse.Namespace, talk: Callable[[str, str], int] | None =
         triton_hang_s=options.triton_hang_s,
     )
     _check(settings.frontend)
+    check_state_dir(options.state_dir)
     status = build_models(options.models, options.state_dir)
     if status:
         return status
@@ -278,6 +284,7 @@ def _api(options: argparse.Namespace) -> int:
 
 
 def _triton(options: argparse.Namespace) -> int:
+    from frontend.launcher.checks import check_state_dir
     from frontend.launcher.errors import LaunchError
     from frontend.launcher.triton_alone import TritonSettings, become_triton, tls_from
     from frontend.launcher.triton_server import TritonPorts
@@ -294,6 +301,7 @@ def _triton(options: argparse.Namespace) -> int:
         tritonserver=options.tritonserver,
     )
     try:
+        check_state_dir(options.state_dir)
         become_triton(settings, os.environ)
     except (LaunchError, OSError) as exc:
         _print_error(exc)

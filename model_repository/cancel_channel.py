@@ -14,6 +14,7 @@ import logging
 import os
 import socket
 import struct
+import tempfile
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -21,7 +22,6 @@ from pathlib import Path
 
 logger = logging.getLogger(__name__)
 
-_SHARED_MEMORY = "/dev/shm"  # Triton needs it too; a temporary folder may be read-only or have a path that is too long
 _MESSAGE = struct.Struct("<Q")  # the number of an output stream, or a cancel key as a number
 
 
@@ -36,12 +36,13 @@ def _address(ensemble: str) -> str:
     Raises:
         PermissionError: another user owns the folder.
     """
-    folder = Path(_SHARED_MEMORY, f"conch-{os.getuid()}")
+    parent = tempfile.gettempdir()
+    folder = Path(parent if len(parent) < 40 else "/tmp", f"conch-{os.getuid()}")
     folder.mkdir(mode=0o700, exist_ok=True)
     if folder.stat().st_uid != os.getuid():
         raise PermissionError(f"{folder}: belongs to another user")
     name = hashlib.blake2b(f"{os.getppid()} {ensemble}".encode(), digest_size=12).hexdigest()
-    return str(folder / f"{name}.sock")
+    return str(folder / f"{name}.sock")  # a socket's path may have 107 bytes only
 
 
 class CancelReceiver:

@@ -10,10 +10,18 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from frontend.launcher.errors import LimitTooLow, PortInUse, RepositoryInvalid, SharedMemoryTooSmall
+from frontend.launcher.errors import (
+    LimitTooLow,
+    PortInUse,
+    RepositoryInvalid,
+    SharedMemoryTooSmall,
+    TemporaryFolderReadOnly,
+)
+from frontend.settings import SettingsError
 
 SHARED_MEMORY = Path("/dev/shm")
 
+_TEMPORARY = "/tmp"  # a constant of Triton's Python backend
 _MIN_SHM_BYTES = 64 * 2**20  # the default of a container, which is too small
 # Each limit with its name and unit in the shell, and the need of a small model: Triton alone has 70 files open and
 # reserves 2.1 GB of addresses; connections of clients are files too.
@@ -54,11 +62,25 @@ def check_repository(repository: Path) -> None:
         raise RepositoryInvalid(f"--repository={repository}: no model in it; `conch serve demo` builds one")
 
 
+def check_state_dir(state_dir: Path) -> None:
+    """Check that a state folder can be written, or made.
+
+    Raises:
+        SettingsError: names the folder in the way.
+    """
+    path = state_dir.absolute()
+    existing = next(folder for folder in (path, *path.parents) if folder.exists())
+    if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
+        rule = f"{existing} is not a folder that you may write to: name another place by this option"
+        raise SettingsError(f"--state-dir={state_dir}: {rule}")
+
+
 def check_machine() -> None:
-    """Check that Triton has the limits of the shell and the shared memory that it needs.
+    """Check that Triton has the limits of the shell, the temporary folder and the shared memory that it needs.
 
     Raises:
         LimitTooLow: a limit is too low.
+        TemporaryFolderReadOnly: files cannot be made in it.
         SharedMemoryTooSmall: the tensors of Triton's Python backend, which are in shared memory, have too little room.
     """
     for limit, name, unit, needed in _LIMITS:
@@ -67,6 +89,9 @@ def check_machine() -> None:
             raise LimitTooLow(
                 f"{name} is {allowed // unit}: Triton needs at least {needed}, and more for a large model"
             )
+    if not os.access(_TEMPORARY, os.W_OK):
+        rule = "Triton makes files there, whatever TMPDIR says: make it writable, or mount a folder there"
+        raise TemporaryFolderReadOnly(f"{_TEMPORARY} cannot be written: {rule}")
     status = os.statvfs(SHARED_MEMORY)
     free_bytes = status.f_bavail * status.f_frsize
     if free_bytes <= _MIN_SHM_BYTES:

@@ -10,11 +10,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from frontend.launcher.checks import SHARED_MEMORY, PortChoice, check_machine, free_ports
+from frontend.launcher.checks import SHARED_MEMORY, PortChoice, check_machine, check_state_dir, free_ports
 from frontend.launcher.errors import AlreadyServing, LaunchError
 from frontend.launcher.libpython import why_unusable
 from frontend.launcher.state_lock import FILE_NAME, locked
 from frontend.launcher.triton_server import ADDRESS, find_triton
+from frontend.settings import SettingsError
 from model_repository.contract.tensors import ensemble_to_model_id
 from model_repository.cores import memory_bytes, num_physical_cores
 from model_repository.machine import installed_version
@@ -36,6 +37,7 @@ def findings(state_dir: Path) -> Iterator[Finding]:
     reason = why_unusable()
     yield Finding("Python", reason is None, reason or platform.python_version())
     yield _checked("Triton", _triton)
+    yield _checked("state", _state, state_dir)
     yield _checked("limits", _limits)
     yield _checked("ports", _ports, state_dir)
     yield Finding("CPU", True, f"{num_physical_cores()} cores, {memory_bytes() / 1e9:.0f} GB of memory")
@@ -53,13 +55,18 @@ def findings(state_dir: Path) -> Iterator[Finding]:
 def _checked[*Given](subject: str, check: Callable[[*Given], str], *given: *Given) -> Finding:
     try:
         return Finding(subject, True, check(*given))
-    except LaunchError as exc:
+    except (LaunchError, SettingsError, OSError) as exc:
         return Finding(subject, False, str(exc))
 
 
 def _triton() -> str:
     with tempfile.TemporaryDirectory(dir=SHARED_MEMORY) as folder:
         return str(find_triton(None, Path(folder), os.environ).binary)
+
+
+def _state(state_dir: Path) -> str:
+    check_state_dir(state_dir)
+    return f"{state_dir} can be written"
 
 
 def _limits() -> str:

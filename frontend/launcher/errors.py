@@ -6,6 +6,7 @@ LaunchError
 ├── RepositoryInvalid       missing, or without a model
 ├── SharedMemoryTooSmall
 ├── LimitTooLow             a limit of the shell that Triton exceeds
+├── TemporaryFolderReadOnly
 ├── TritonNotFound          no server, or a server that cannot run here
 ├── ChildEnded              tritonserver or the frontend ended
 └── NotReadyInTime
@@ -36,6 +37,10 @@ class SharedMemoryTooSmall(LaunchError):
 
 class LimitTooLow(LaunchError):
     """A limit of the shell (ulimit) would stop Triton."""
+
+
+class TemporaryFolderReadOnly(LaunchError):
+    """Triton cannot make its temporary files."""
 
 
 class TritonNotFound(LaunchError):

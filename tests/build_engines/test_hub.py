@@ -239,6 +239,15 @@ def test_a_damaged_file_is_removed_and_downloaded_again(tmp_path: Path) -> None:
         assert builder.manifest("org/demo")["model_id"] == "org/demo"
 
 
+def test_a_place_for_downloads_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    """The error was a bare errno, as in a read-only home."""
+    (tmp_path / "file").touch()
+    with stand_in_hub({"org/demo": Repository(DEMO / "checkpoint")}) as endpoint:
+        error = Builder(tmp_path, endpoint).error("org/demo", HF_HUB_CACHE=str(tmp_path / "file" / "hub"))
+    rule = f"{tmp_path / 'file'} is not a folder that you may write to: name another place for downloads by HF_HOME"
+    assert error == f"error: org/demo@main: {rule}"
+
+
 def test_a_model_that_is_larger_than_the_disk_is_not_begun(tmp_path: Path) -> None:
     repository = Repository(DEMO / "checkpoint", claimed_bytes={"model.safetensors": 10**18})
     with stand_in_hub({"org/demo": repository}) as endpoint:

@@ -228,15 +228,28 @@ def test_a_script_gets_answers_alone(api: Api) -> None:
     assert (failed.returncode, failed.stdout) == (1, "") and failed.stderr.startswith("error: model='none'")
 
 
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+def test_a_terminal_without_unicode_shows_question_marks(encoding: str) -> None:
+    command = [sys.executable, "-m", "frontend", "chat"]
+    events = b'data: {"choices": [{"delta": {"content": "5 \\u2265 4"}, "finish_reason": "stop"}]}\n\ndata: [DONE]\n\n'
+    models = {"data": [{"id": "m", "max_model_len": 9, "owned_by": "conch"}]}
+    with other_server(200, events, json.dumps(models).encode()) as url:
+        environment = os.environ | {"PYTHONIOENCODING": encoding}
+        done = subprocess.run(
+            [*command, f"--url={url}"], input="größer?".encode(), capture_output=True, env=environment
+        )
+    assert (done.returncode, done.stdout.splitlines(), done.stderr) == (0, [b"5 ? 4"], b"")
+
+
 @contextmanager
-def other_server(status: int, content: bytes) -> Iterator[str]:
-    """Answer every request with this, and yield the URL."""
+def other_server(status: int, content: bytes, answer_to_get: bytes = b"") -> Iterator[str]:
+    """Answer every request with this, or a GET with something else, and yield the URL."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             self.send_response(status)
             self.end_headers()
-            self.wfile.write(content)
+            self.wfile.write(answer_to_get if self.command == "GET" and answer_to_get else content)
 
         do_POST = do_GET
 
@@ -292,7 +305,7 @@ def test_doctor_says_what_is_there_and_what_is_missing(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "frontend", "doctor", "--json", f"--state-dir={tmp_path / 'none'}"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
     found = {each["subject"]: each for each in json.loads(done.stdout)}
-    assert set(found) == {"Python", "Triton", "limits", "ports", "CPU", "GPU", "disk", "models"}
+    assert set(found) == {"Python", "Triton", "state", "limits", "ports", "CPU", "GPU", "disk", "models"}
     assert found["Triton"]["text"].endswith("/bin/tritonserver")
     assert found["models"]["text"].startswith("none yet")
     assert done.returncode == int(not all(each["is_well"] for each in found.values()))

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import resource
 import socket
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
+from frontend.__main__ import main
 from frontend.launcher.checks import PortChoice, check_machine, free_ports
-from frontend.launcher.errors import LimitTooLow, PortInUse, SharedMemoryTooSmall
+from frontend.launcher.errors import LimitTooLow, PortInUse, SharedMemoryTooSmall, TemporaryFolderReadOnly
 
 HOST = "127.0.0.1"
 
@@ -20,6 +22,13 @@ def test_the_default_shared_memory_of_a_container_is_too_small(monkeypatch):
     with pytest.raises(SharedMemoryTooSmall, match=r"^/dev/shm has 64 MiB free: .* --shm-size"):
         check_machine()
     check_machine()
+
+
+def test_a_temporary_folder_that_cannot_be_written_is_named(monkeypatch):
+    """Triton aborted in the middle of its start."""
+    monkeypatch.setattr("os.access", lambda path, mode: path != "/tmp")
+    with pytest.raises(TemporaryFolderReadOnly, match=r"^/tmp cannot be written: Triton makes files there, "):
+        check_machine()
 
 
 @pytest.mark.parametrize(
@@ -34,6 +43,14 @@ def test_a_limit_that_is_too_low_is_named(monkeypatch, limit, allowed, message):
     monkeypatch.setattr("resource.getrlimit", lambda asked: (allowed, 0) if asked == limit else getrlimit(asked))
     with pytest.raises(LimitTooLow, match=message):
         check_machine()
+
+
+@pytest.mark.parametrize("words", [["serve", "demo"], ["triton", "--repository=r"], ["doctor"]])
+def test_a_state_folder_that_cannot_be_written_is_named(words: list[str], tmp_path: Path, capsys) -> None:
+    (tmp_path / "file").touch()
+    assert main([*words, f"--state-dir={tmp_path}/file/state"]) in (1, 2)
+    rule = f"--state-dir={tmp_path}/file/state: {tmp_path}/file is not a folder that you may write to: name another"
+    assert rule in "".join(capsys.readouterr())
 
 
 def test_ports_that_are_chosen_are_free_and_different():
