@@ -22,7 +22,12 @@ from model_repository.errors import LOAD_FAILURE
 _TIE = Path(__file__).with_name("tie.py")
 _NUM_LAST_LINES = 20
 _ARG_START = 48 - 3  # of /proc/PID/stat, see proc(5): field 48, and the first two are cut off
-_LOAD_FAILURE = re.compile(rf"\S+ {LOAD_FAILURE} .*")
+# The name of a stage, and the first line of the reason, as the stage and Triton log them.
+_LOAD_FAILURE = re.compile(rf"(\S+) {LOAD_FAILURE} (.+)")
+_TRITON_LOAD_FAILURE = re.compile(
+    r"(?:failed to load|Poll failed for model directory) '([^']+)'(?: version \d+)?: ([^\"\\]+)"
+)
+_PROGRESS = re.compile(r"[IW]\d{4} \d\d:|[+|]|$")  # lines of Triton that tell no cause: its tables too
 _TRITON_LINE = re.compile(rb"[IWEF]\d{4} \d\d:")  # a log line of a server; it has read its command line by then
 _READ_BYTES = 65_536
 _READ_PAUSE_S = 0.01  # between two reads: a busy server writes many lines a second, and each read wakes this process
@@ -95,7 +100,7 @@ class Child:
         self._secret = secret.encode()
         self._process: subprocess.Popen[bytes] | None = None
         self._last_lines: deque[str] = deque(maxlen=_NUM_LAST_LINES)
-        self._load_failures: deque[str] = deque(maxlen=_NUM_LAST_LINES)
+        self._load_failures: dict[str, str] = {}
         self._reported = threading.Event()
 
     @property
@@ -115,9 +120,25 @@ class Child:
         return list(self._last_lines)
 
     @property
-    def load_failures(self) -> list[str]:
-        """The reasons why stages do not load, from its log; each begins with the name of a stage."""
-        return list(self._load_failures)
+    def last_problem(self) -> str:
+        """The last line of its log that may tell why it ended."""
+        lines = self.last_lines or ["it has no log"]
+        return next((line for line in reversed(lines) if not _PROGRESS.match(line)), lines[-1])
+
+    @property
+    def load_failures(self) -> dict[str, str]:
+        """The reasons why stages of Triton do not load, from its log, by the names of the stages."""
+        return dict(self._load_failures)
+
+    def ended_children(self) -> dict[int, str]:
+        """Return the ends of its own children for which it has not waited, by their process ids."""
+        ends = {}
+        for folder in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):  # it is gone
+                state, parent, *_, status = (folder / "stat").read_text().rpartition(") ")[2].split()  # see proc(5)
+                if state == "Z" and int(parent) == self.pid:
+                    ends[int(folder.name)] = _end(f"a child of {self.name}", os.waitstatus_to_exitcode(int(status)))
+        return ends
 
     def start(self) -> None:
         """Start the process, or start it again after its end.
@@ -165,10 +186,7 @@ class Child:
     def how_it_ended(self) -> str:
         """Return the end of the process as a sentence for people."""
         assert self._process is not None and self._process.returncode is not None, "still running"
-        status = self._process.returncode
-        if status < 0:
-            return f"{self.name} was killed by {signal.Signals(-status).name}"
-        return f"{self.name} ended with status {status}"
+        return _end(self.name, self._process.returncode)
 
     def _signal(self, send: Callable[[int, int], None], number: signal.Signals) -> None:
         with contextlib.suppress(ProcessLookupError):
@@ -183,8 +201,9 @@ class Child:
                     secret = b""
                 text = line.decode("utf-8", "replace").rstrip()
                 self._last_lines.append(text)
-                if LOAD_FAILURE in text and (found := _LOAD_FAILURE.search(text)):
-                    self._load_failures.append(found[0])
+                pattern = _LOAD_FAILURE if LOAD_FAILURE in text else _TRITON_LOAD_FAILURE
+                if found := pattern.search(text):
+                    self._load_failures.setdefault(*found.groups())
                 with contextlib.suppress(OSError, ValueError):  # our own output may be closed: the child goes on
                     self._log(self._named(self.name, text))
 
@@ -208,3 +227,10 @@ class Child:
         reader.join(_DRAIN_S)
         self._reported.set()
         self._on_end(self)
+
+
+def _end(name: str, status: int) -> str:
+    """Return the end of a process as a sentence for people; a negative status is a signal."""
+    if status < 0:
+        return f"{name} was killed by {signal.Signals(-status).name}"
+    return f"{name} ended with status {status}"

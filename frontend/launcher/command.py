@@ -60,6 +60,8 @@ def serve(
             launcher.start()
             with _elapsed_time("Loading the models", err if is_quiet and err.isatty() else None):
                 model_ids = launcher.wait_until_ready()
+            for text in launcher.unserved:
+                launcher.report(text)
             if talk is not None:
                 return _talk(launcher, lambda: talk(launcher.url, model_ids[0]))
             ready = coloured("Ready:", Colour.GREEN, out)
@@ -68,6 +70,8 @@ def serve(
     except Interrupted:
         return 0
     except (LaunchError, OSError) as exc:
+        for line in exc.log if isinstance(exc, LaunchError) else ():
+            _write(line, err)
         _write(f"{coloured('error:', Colour.RED, err)} {exc}", err)
     return 1
 

@@ -8,15 +8,27 @@ LaunchError
 ├── LimitTooLow             a limit of the shell that Triton exceeds
 ├── TemporaryFolderReadOnly
 ├── TritonNotFound          no server, or a server that cannot run here
-├── ChildEnded              tritonserver or the frontend ended
+├── ChildEnded              tritonserver, one of its stages or the frontend ended
+├── NoModelServed
 └── NotReadyInTime
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 
 class LaunchError(Exception):
-    """The base class."""
+    """The base class.
+
+    Args:
+        message: the cause.
+        log: the last log lines of the children, to be shown before it.
+    """
+
+    def __init__(self, message: str, log: Sequence[str] = ()) -> None:
+        super().__init__(message)
+        self.log = log
 
 
 class AlreadyServing(LaunchError):
@@ -48,7 +60,11 @@ class TritonNotFound(LaunchError):
 
 
 class ChildEnded(LaunchError):
-    """tritonserver or the frontend ended; the message ends with its last log lines."""
+    """tritonserver, one of its stages or the frontend ended."""
+
+
+class NoModelServed(LaunchError):
+    """No model of the repository could be loaded."""
 
 
 class NotReadyInTime(LaunchError):

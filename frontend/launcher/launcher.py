@@ -13,12 +13,13 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
 from frontend.launcher.checks import PortChoice, check_machine, check_repository, free_ports
 from frontend.launcher.child import Child, json_line, text_line
-from frontend.launcher.errors import ChildEnded, NotReadyInTime
+from frontend.launcher.errors import ChildEnded, NoModelServed, NotReadyInTime
 from frontend.launcher.first_token import wait_for_first_tokens
 from frontend.launcher.guard import MARK, free_shared_memory, guarded, shm_prefix
 from frontend.launcher.hang_watch import HangWatch
@@ -35,11 +36,16 @@ from frontend.launcher.triton_server import (
 from frontend.options import settings_to_arguments, settings_to_environment
 from frontend.settings import LAUNCHER_KEY_VARIABLE, Settings, SettingsError
 from frontend.telemetry.log_lines import NO_REQUEST_LINES
-from model_repository.contract.tensors import KEY_VARIABLE
+from model_repository.contract.tensors import KEY_VARIABLE, ensemble_of_stage, ensemble_to_model_id
+from model_repository.errors import LOAD_FAILURE
 
 WINDOW_S = 600.0  # older restarts do not count
 _FIRST_PAUSE_S = 1.0
 _MAX_PAUSE_S = 30.0
+_STAGE_POLL_S = 0.5
+_NOTICED_WITHIN_S = (
+    5.0  # Triton needs two for the end of a stage, and never notices it before the stage's first message
+)
 
 
 class RestartPlan:
@@ -163,6 +169,7 @@ class Launcher:
         self._events: queue.SimpleQueue[Child | list[str] | TimeoutError | Interrupted] = queue.SimpleQueue()
         self._cleanup = ExitStack()
         self._is_stopping = False
+        self.unserved: list[str] = []  # once ready: a sentence for each model that could not be loaded
         self._key = ""  # the API key of this launcher; empty: the frontend has no keys
 
     def __enter__(self) -> Self:
@@ -224,25 +231,37 @@ class Launcher:
         self._events.put(Interrupted())
 
     def wait_until_ready(self) -> list[str]:
-        """Wait until every served model has made a token; return the models' ids.
+        """Wait until every model that could be loaded has made a token; return the models' ids.
 
         Raises:
-            ChildEnded: a child has ended.
+            ChildEnded: a child, or a stage of Triton, has ended.
             Interrupted: `interrupt` was called.
+            NoModelServed: no model could be loaded.
             NotReadyInTime: the time is up.
         """
         deadline = time.monotonic() + self._settings.ready_timeout_s
         threading.Thread(target=self._wait_for_first_tokens, args=(deadline,), daemon=True).start()
+        ended_at_s: dict[int, float] = {}  # time.monotonic(), by the process id of a stage
         while True:
-            match self._events.get():
+            try:
+                event = self._events.get(timeout=_STAGE_POLL_S)
+            except queue.Empty:
+                self._check_stages(ended_at_s)
+                continue
+            match event:
                 case Child() as child:
                     if not child.is_running:
-                        raise _ended(child)
+                        raise _ended(child, child.how_it_ended())
                 case Interrupted() as interrupted:
                     raise interrupted
                 case TimeoutError() as exc:
-                    raise NotReadyInTime(self._not_ready_message(exc))
+                    raise self._not_ready(exc)
                 case model_ids:
+                    self.unserved = self._unserved(model_ids)
+                    if not model_ids:
+                        raise NoModelServed("\n".join(self.unserved))
+                    if not self.unserved:
+                        self.triton.command = tuple(self._triton_command())  # after a crash, all must load again
                     return model_ids
 
     def watch(self) -> None:
@@ -255,7 +274,7 @@ class Launcher:
         with ExitStack() as stack:
             if self._settings.triton_hang_s:
                 limits_s = self._settings.triton_hang_s, self._settings.ready_timeout_s
-                stack.enter_context(HangWatch(self.triton, self.frontend_settings, limits_s, self._write))
+                stack.enter_context(HangWatch(self.triton, self.frontend_settings, limits_s, self.report))
             self._restart_children()
 
     def _restart_children(self) -> None:
@@ -286,12 +305,13 @@ class Launcher:
         pause_s = plan.next_pause_s()
         if pause_s is None:
             again = f"it was started again {plan.max_restarts} times in {WINDOW_S:g} s already (--max-restarts)"
-            self._write(f"{child.how_it_ended()}; {again}")
-            raise _ended(child)
-        self._write(f"{child.how_it_ended()}; it is started again in {pause_s:g} s")
+            self.report(f"{child.how_it_ended()}; {again}")
+            raise _ended(child, child.how_it_ended())
+        self.report(f"{child.how_it_ended()}; it is started again in {pause_s:g} s")
         return pause_s
 
-    def _write(self, text: str) -> None:
+    def report(self, text: str) -> None:
+        """Write a line of the launcher's own."""
         self._notify(self._named("serve", text))
 
     def _choose_ports(self) -> None:
@@ -317,7 +337,9 @@ class Launcher:
         installation = find_triton(settings.tritonserver, folder, settings.environment)
         tls = GrpcTls(cert=own.triton_tls_cert, key=own.triton_tls_key, client_ca=own.triton_tls_ca)
         key = self.frontend_settings.triton_key
-        triton = triton_command(installation, self.triton_ports, shm_prefix(mark), key=key, tls=tls)
+        names = shm_prefix(mark)
+        self._triton_command = partial(triton_command, installation, self.triton_ports, names, key=key, tls=tls)
+        triton = self._triton_command(is_partial=True)
         frontend = [sys.executable, "-P", "-m", "frontend", "api", *settings_to_arguments(self.frontend_settings)]
         environment = {**installation.environment, KEY_VARIABLE: key}
         self.triton = self._child("triton", triton, environment, mark, folder=folder, secret=key)
@@ -344,16 +366,41 @@ class Launcher:
         except TimeoutError as exc:
             self._events.put(exc)
 
-    def _not_ready_message(self, exc: TimeoutError) -> str:
-        lines = [f"not ready after {self._settings.ready_timeout_s:g} s (--ready-timeout-s): {exc}"]
-        for child in (self.triton, self.frontend):
-            lines += [f"The last lines of {child.name}:", *child.last_lines]
-        return "\n".join(lines)
+    def _check_stages(self, ended_at_s: dict[int, float]) -> None:
+        """Check that Triton does not wait for a stage that has ended.
+
+        Args:
+            ended_at_s: by process id; this fills it.
+
+        Raises:
+            ChildEnded: it does.
+        """
+        now = time.monotonic()
+        for pid, end in self.triton.ended_children().items():
+            if now - ended_at_s.setdefault(pid, now) >= _NOTICED_WITHIN_S:
+                raise _ended(self.triton, end)
+
+    def _unserved(self, model_ids: list[str]) -> list[str]:
+        """Return a sentence for each model of the repository that is not served."""
+        reasons: dict[str, list[str]] = {}
+        for stage, reason in self.triton.load_failures.items():
+            reasons.setdefault(ensemble_of_stage(stage), []).append(f"{stage} {LOAD_FAILURE} {reason}")
+        names = sorted(path.parent.name for path in self._settings.repository.glob("*/config.pbtxt"))
+        return [
+            f"{model_id} is not served: {'; '.join(reasons.get(name, ['the log of triton says why']))}"
+            for name in names
+            if ensemble_of_stage(name) == name and (model_id := ensemble_to_model_id(name)) not in model_ids
+        ]
+
+    def _not_ready(self, exc: TimeoutError) -> NotReadyInTime:
+        log = [line for child in (self.triton, self.frontend) for line in _last_lines(child)]
+        return NotReadyInTime(f"not ready after {self._settings.ready_timeout_s:g} s (--ready-timeout-s): {exc}", log)
 
 
-def _ended(child: Child) -> ChildEnded:
-    """Return the error with which the launcher ends after a child."""
-    if child.load_failures:
-        return ChildEnded("\n".join([f"{child.how_it_ended()}: a model cannot be served", *child.load_failures]))
-    lines = child.last_lines or ["(no log lines)"]
-    return ChildEnded("\n".join([f"{child.how_it_ended()}; its last lines:", *lines]))
+def _ended(child: Child, end: str) -> ChildEnded:
+    """Return the error with which the launcher ends after a child, or after a child of it."""
+    return ChildEnded(f"{end}: {child.last_problem}", _last_lines(child))
+
+
+def _last_lines(child: Child) -> list[str]:
+    return [f"The last lines of {child.name}:", *child.last_lines]

@@ -111,14 +111,16 @@ def triton_command(
     shm_prefix: str,
     *,
     key: str,
+    is_partial: bool = False,
     tls: GrpcTls = NO_TLS,
     address: str = ADDRESS,
     metrics_address: str = ADDRESS,
     exit_timeout_s: int = _EXIT_TIMEOUT_S,
 ) -> list[str]:
-    """Return the command line; the server ends when a model of the repository cannot be loaded.
+    """Return the command line.
 
     Args:
+        is_partial: serve without the models of the repository that cannot be loaded; else one of them ends the server.
         key: the key to the restricted APIs.
         tls: the TLS of gRPC.
         address: the address of gRPC; for gRPC both 0.0.0.0 and :: are every address. HTTP is on loopback.
@@ -129,6 +131,7 @@ def triton_command(
         "model-repository": _REPOSITORY,
         "model-control-mode": "explicit",  # a model can be loaded again after its process was killed
         "load-model": "*",
+        "exit-on-error": "false" if is_partial else "true",
         "exit-timeout-secs": exit_timeout_s,
         "grpc-address": f"[{address}]" if ":" in address else address,
         "grpc-port": ports.grpc,

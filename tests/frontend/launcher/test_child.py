@@ -43,8 +43,50 @@ def test_the_reasons_of_stages_that_do_not_load_are_kept_beyond_the_last_lines()
     wait_until(lambda: not ending.is_running, "it has ended")
     ending.kill()  # waits until its log is read
     assert ending.how_it_ended() == "triton ended with status 3"
-    assert ending.load_failures == ["demo__engine does not load: built for 8 GPUs: build it again"]
+    assert ending.load_failures == {"demo__engine": "built for 8 GPUs: build it again"}
     assert set(ending.last_lines) == {"| a table |"}
+
+
+@pytest.mark.parametrize(
+    ("line", "failure"),
+    [
+        (
+            "E1126 01:25:32.5 25378 model_lifecycle.cc:642] \"failed to load 'm__engine' version 1: Internal: "
+            "ModuleNotFoundError: No module named 'nosuch'\\n\\nAt:\\n  /r/m__engine/1/model.py(13)\"",
+            {"m__engine": "Internal: ModuleNotFoundError: No module named 'nosuch'"},
+        ),
+        (
+            "E1126 01:25:23.1 24928 model_repository_manager.cc:1460] \"Poll failed for model directory 'm__engine': "
+            'failed to read text proto from repository/m__engine/config.pbtxt"',
+            {"m__engine": "failed to read text proto from repository/m__engine/config.pbtxt"},
+        ),
+    ],
+)
+def test_tritons_own_reasons_are_known(line: str, failure: dict[str, str]) -> None:
+    ending = child(f"print({line!r}); print({line.replace('failed', 'failed again')!r})", [])
+    ending.start()
+    wait_until(lambda: not ending.is_running, "it has ended")
+    ending.kill()
+    assert ending.load_failures == failure
+
+
+def test_the_problem_is_the_last_line_that_tells_no_progress() -> None:
+    ending = child("print('libx: not found\\nI1126 01:25:23.1 waiting\\n+---+\\n| a |\\n')", [])
+    ending.start()
+    wait_until(lambda: not ending.is_running, "it has ended")
+    ending.kill()
+    assert ending.last_problem == "libx: not found"
+
+
+def test_ended_children_that_are_not_waited_for_are_found() -> None:
+    source = "import os, signal, time\nif os.fork() == 0: os._exit(3)\n"
+    source += "if os.fork() == 0: os.kill(os.getpid(), signal.SIGKILL)\ntime.sleep(60)"
+    parent = child(source, [])
+    parent.start()
+    wait_until(lambda: len(parent.ended_children()) == 2, "both have ended")
+    expected = {"a child of triton ended with status 3", "a child of triton was killed by SIGKILL"}
+    assert set(parent.ended_children().values()) == expected
+    parent.kill()
 
 
 def test_lines_are_whole_however_they_are_written():

@@ -24,7 +24,14 @@ import psutil
 import pytest
 
 from frontend.__main__ import main
-from frontend.launcher.errors import AlreadyServing, ChildEnded, NotReadyInTime, PortInUse, RepositoryInvalid
+from frontend.launcher.errors import (
+    AlreadyServing,
+    ChildEnded,
+    NoModelServed,
+    NotReadyInTime,
+    PortInUse,
+    RepositoryInvalid,
+)
 from frontend.launcher.launcher import WINDOW_S, Interrupted, Launcher, LauncherSettings, RestartPlan
 from frontend.settings import Settings, SettingsError
 from tests.frontend.triton.test_models import Clock
@@ -254,6 +261,7 @@ class FakeChild:
     """A child that is no process."""
 
     last_lines = ("loading the model", "no space left on the moon")
+    last_problem = last_lines[-1]
 
     def __init__(
         self, name: str, command: Sequence[str], environment: Mapping[str, str], *, on_end: Any, **options: Any
@@ -261,7 +269,8 @@ class FakeChild:
         self.name, self.command, self.environment = name, tuple(command), environment
         self.is_running = False
         self.num_starts = 0
-        self.load_failures: list[str] = []
+        self.load_failures: dict[str, str] = {}
+        self.ended_children: Callable[[], dict[int, str]] = dict
         self._on_end = on_end
 
     def start(self) -> None:
@@ -326,19 +335,45 @@ def test_a_child_that_ends_at_the_start_is_reported_with_its_last_lines(launch):
     launcher, _ = launch()
     launcher.start()
     launcher.triton.stop()
-    message = "triton ended with status 3; its last lines:\nloading the model\nno space left on the moon"
-    with pytest.raises(ChildEnded, match=f"^{message}$"):
+    with pytest.raises(ChildEnded, match=r"^triton ended with status 3: no space left on the moon$") as caught:
+        launcher.wait_until_ready()
+    assert caught.value.log == ["The last lines of triton:", "loading the model", "no space left on the moon"]
+
+
+def test_a_stage_that_has_ended_at_the_start_is_not_waited_for(launch, monkeypatch):
+    """Triton waits without end for a stage that ends before its first message."""
+    monkeypatch.setattr("frontend.launcher.launcher._STAGE_POLL_S", 0.01)
+    monkeypatch.setattr("frontend.launcher.launcher._NOTICED_WITHIN_S", 0.01)
+    launcher, _ = launch()
+    launcher.triton.ended_children = lambda: {7: "a child of triton was killed by SIGKILL"}
+    launcher.start()
+    with pytest.raises(ChildEnded, match=r"^a child of triton was killed by SIGKILL: no space left on the moon$"):
         launcher.wait_until_ready()
 
 
-def test_a_model_that_does_not_load_is_the_reason_and_nothing_else(launch):
+@pytest.mark.parametrize("served", [["other"], []])
+def test_a_model_that_does_not_load_is_named_and_ends_nothing_unless_it_is_the_only_one(
+    launch, monkeypatch, repository, served
+):
+    for name in ("demo__engine", *served):
+        (repository / name).mkdir()
+        (repository / name / "config.pbtxt").touch()
+    monkeypatch.setattr("frontend.launcher.launcher.wait_for_first_tokens", lambda *arguments, **options: served)
     launcher, _ = launch()
     launcher.start()
-    launcher.triton.load_failures = ["demo__engine does not load: build it again"]
-    launcher.triton.stop()
-    message = "triton ended with status 3: a model cannot be served\ndemo__engine does not load: build it again"
-    with pytest.raises(ChildEnded, match=f"^{message}$"):
-        launcher.wait_until_ready()
+    launcher.triton.load_failures = {"demo__engine": "build it again", "demo__tokenizer": "no file"}
+    message = "demo is not served: demo__engine does not load: build it again; demo__tokenizer does not load: no file"
+    with nullcontext() if served else pytest.raises(NoModelServed, match=f"^{message}$"):
+        assert launcher.wait_until_ready() == served
+    assert launcher.unserved == [message] and "--exit-on-error=false" in launcher.triton.command
+
+
+def test_models_that_have_loaded_must_load_again_after_a_crash(launch, monkeypatch):
+    monkeypatch.setattr("frontend.launcher.launcher.wait_for_first_tokens", lambda *arguments, **options: ["demo"])
+    launcher, _ = launch()
+    launcher.start()
+    launcher.wait_until_ready()
+    assert "--exit-on-error=true" in launcher.triton.command
 
 
 def test_models_that_never_answer_are_reported(launch, monkeypatch):
@@ -348,9 +383,10 @@ def test_models_that_never_answer_are_reported(launch, monkeypatch):
     monkeypatch.setattr("frontend.launcher.launcher.wait_for_first_tokens", no_token)
     launcher, _ = launch(ready_timeout_s=0.2)
     launcher.start()
-    message = r"not ready after 0.2 s \(--ready-timeout-s\): GET /health/ready: 503\nThe last lines of triton:\nloading"
-    with pytest.raises(NotReadyInTime, match=message):
+    message = r"not ready after 0.2 s \(--ready-timeout-s\): GET /health/ready: 503$"
+    with pytest.raises(NotReadyInTime, match=message) as caught:
         launcher.wait_until_ready()
+    assert caught.value.log[:2] == ["The last lines of triton:", "loading the model"]
 
 
 @pytest.mark.parametrize("name", ["triton", "frontend"])
