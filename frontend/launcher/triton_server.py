@@ -25,6 +25,7 @@ DEFAULT_FRONTEND = Settings(port=8000)  # of `serve`
 FULL_TRITON = Path("/opt/tritonserver/bin/tritonserver")
 
 _REPOSITORY, _BACKENDS = "repository", "backends"  # in Triton's folder
+_CODE = str(Path(__file__).parents[2])  # the folder of our packages
 _STUB = "triton_python_backend_stub"
 _EXIT_TIMEOUT_S = 3  # unloading takes 2; after a stage was killed, Triton waits for the whole time
 
@@ -93,6 +94,10 @@ def find_triton(
     Raises:
         TritonNotFound: no server, or a server that cannot run with this Python.
     """
+    for source in (sys.prefix, _CODE):
+        if not source.isascii():
+            rule = "Triton's Python imports nothing from a path with a letter outside ASCII: move it, and install again"
+            raise TritonNotFound(f"{source}: {rule}")
     environment = _common_environment(environment)
     if named is not None:
         if not os.access(named, os.X_OK) or named.is_dir():

@@ -27,14 +27,16 @@ NUM_STAGES = 3
 
 
 @contextmanager
-def serving(repository: Path, folder: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+def serving(repository: Path, folder: Path, *arguments: str, **environment: str) -> Iterator[subprocess.Popen[str]]:
     """Run `serve` on free ports; its log goes to a file in the folder."""
     ports = [f"--{name}=0" for name in ("port", "triton-grpc-port", "triton-metrics-port")]
     command = [sys.executable, "-m", "frontend", "serve", f"--repository={repository}", f"--state-dir={folder}", *ports]
     command += arguments
     with (
         (folder / "serve.log").open("w") as log,
-        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True) as process,
+        subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=log, text=True, env=os.environ | environment
+        ) as process,
     ):
         try:
             yield process
@@ -115,5 +117,41 @@ def test_a_tritonserver_that_hangs_is_started_again(paced_repository: Path, tmp_
         wait_until(lambda: not is_running(triton), "it is gone")
         wait_until(lambda: answers(url), "the model answers again")
         assert "triton runs, but answers no health check any more; it is killed" in (tmp_path / "serve.log").read_text()
+        process.send_signal(signal.SIGINT)
+        assert process.wait(DEADLINE_S) == 0
+
+
+def test_a_stage_that_ends_before_triton_hears_of_it_ends_the_start(paced_repository: Path, tmp_path: Path) -> None:
+    """Triton waits for it without end, so serve waited for its whole --ready-timeout-s."""
+    (tmp_path / "script").write_text("echo 'no stage today' >&2; exit 3\n")  # bash runs it before a stage
+    environment = {"BASH_ENV": str(tmp_path / "script")}
+    with serving(paced_repository, tmp_path, "--ready-timeout-s=3600", **environment) as process:
+        assert process.wait(DEADLINE_S) == 1
+    [*_, last] = (tmp_path / "serve.log").read_text().splitlines()
+    assert last == "error: a child of triton ended with status 3: no stage today"
+
+
+def damaged(paced_repository: Path, folder: Path) -> Path:
+    """Return a repository with the engine of the paced model alone, whose artifact is missing, under another name."""
+    for source in paced_repository.glob("*/"):
+        target = folder / source.name.replace("synthetic--paced", "damaged")
+        shutil.copytree(source, target)
+        config = (target / "config.pbtxt").read_text().replace("synthetic--paced", "damaged")
+        (target / "config.pbtxt").write_text(config.replace("/artifacts/damaged-", "/none/"))
+    return folder
+
+
+def test_a_model_that_does_not_load_is_named_and_the_others_are_served(paced_repository: Path, tmp_path: Path) -> None:
+    repository = damaged(paced_repository, tmp_path / "repository")
+    with serving(repository, tmp_path) as process:
+        assert process.wait(DEADLINE_S) == 1
+    [*_, last] = (tmp_path / "serve.log").read_text().splitlines()
+    reason = "damaged is not served: damaged__"
+    assert last.startswith(f"error: {reason}") and "FileNotFoundError" in last
+
+    shutil.copytree(paced_repository, repository, dirs_exist_ok=True)
+    with serving(repository, tmp_path) as process:
+        assert answers(printed_curl(process)[1].partition("/v1/")[0])
+        assert f"[serve] {reason}" in (tmp_path / "serve.log").read_text()
         process.send_signal(signal.SIGINT)
         assert process.wait(DEADLINE_S) == 0

@@ -76,6 +76,13 @@ def test_stages_run_in_this_environment(tmp_path):
         assert environment["PATH"] == f"{sys.prefix}/bin:/bin"
 
 
+@pytest.mark.parametrize("place", ["sys.prefix", "frontend.launcher.triton_server._CODE"])
+def test_code_that_tritons_python_cannot_import_is_named(place, tmp_path, monkeypatch):
+    monkeypatch.setattr(place, "/home/jürgen/conch")
+    with pytest.raises(TritonNotFound, match=r"^/home/jürgen/conch: .* a letter outside ASCII: move it"):
+        find_triton(None, tmp_path, {})
+
+
 def test_a_missing_wheel_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     monkeypatch.setattr("frontend.launcher.triton_server.why_unusable", lambda: None)
