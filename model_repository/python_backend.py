@@ -6,10 +6,8 @@ The only importer of Triton's Python backend module.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import logging
-import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -17,6 +15,7 @@ from typing import Any
 import numpy.typing as npt
 import triton_python_backend_utils as pb_utils
 
+from model_repository.ascii_path import ascii_path
 from model_repository.contract.codec import Tensors, message_tensor, pack
 from model_repository.contract.output import OutputBatch
 from model_repository.contract.rules import printable_id
@@ -31,17 +30,7 @@ def stage_parameters(args: Mapping[str, str]) -> dict[str, str]:
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     config = json.loads(args["model_config"])
     parameters = {name: value["string_value"] for name, value in config.get("parameters", {}).items()}
-    return parameters | {"artifact_dir": _ascii_path(parameters["artifact_dir"])}
-
-
-def _ascii_path(path: str) -> str:
-    """Return a path of a folder that Triton's Python can open: without a locale it opens ASCII names only."""
-    if path.isascii():
-        return path
-    link = hashlib.blake2b(path.encode(), digest_size=8).hexdigest()  # in Triton's own folder
-    with contextlib.suppress(FileExistsError):  # another stage was faster
-        os.symlink(path.encode(), link)
-    return link
+    return parameters | {"artifact_dir": ascii_path(parameters["artifact_dir"])}
 
 
 @contextlib.contextmanager

@@ -208,6 +208,7 @@ def _wheel_folder() -> Path:
 def _link_backend(server: Path, target: Path) -> None:
     """Link the Python backend and the stub for this Python into one folder, which the server needs."""
     stub = server / "python_backend_stubs" / f"{sys.version_info.major}.{sys.version_info.minor}" / _STUB
+    shutil.rmtree(target, ignore_errors=True)
     target.mkdir(parents=True)
     for source in (*(server / "backends" / "python").iterdir(), stub):
         if source.is_file():

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
+from model_repository.ascii_path import ascii_path
 from model_repository.contract.tensors import ensemble_to_model_id, model_id_to_ensemble
 from model_repository.engine.adapter_folder import Adapter, read_adapter
 from model_repository.errors import EngineFailed, InvalidRequest
@@ -40,7 +41,7 @@ class AdapterRoot:
             return None
         given = json.loads(parameters["adapter_root"])
         return cls(
-            folder=Path(given["folder"]),
+            folder=Path(ascii_path(given["folder"])),
             ensemble=parameters["ensemble"],
             runtime=parameters["runtime"],
             base=given["base"],
@@ -65,7 +66,7 @@ class AdapterRoot:
         if name == ensemble_to_model_id(self.ensemble):
             raise InvalidRequest(f"{name!r}: it is the model's own id", "name")
         folder = self._inside(source)
-        relative = str(folder.relative_to(self.folder.resolve()))
+        relative = str(folder.relative_to(self.folder))
         try:
             if not folder.is_dir():
                 raise InvalidRequest(f"{source!r}: there is no such folder below the root of adapters", "source")
@@ -118,7 +119,7 @@ class AdapterRoot:
         return self._notes / f"{model_id_to_ensemble(name)}.json"
 
     def _inside(self, source: str) -> Path:
-        """Return a folder below the root, symbolic links followed."""
+        """Return a folder below the root, symbolic links below it followed."""
         root = self.folder.resolve()
         try:
             folder = (root / source).resolve()
@@ -126,4 +127,4 @@ class AdapterRoot:
             folder = root
         if folder == root or not folder.is_relative_to(root) or folder.is_relative_to(root / NOTES):
             raise InvalidRequest(f"{source!r}: must be a folder below the root of adapters", "source")
-        return folder
+        return self.folder / folder.relative_to(root)

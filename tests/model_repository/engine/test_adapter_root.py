@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from model_repository.engine.adapter_folder import Adapter, AdapterManifest
+from model_repository.engine.adapter_root import AdapterRoot
 from model_repository.errors import EngineFailed, InvalidRequest
 from tests.model_repository.engine.adapter_folders import WEIGHTS, root_of, write_folder
 
@@ -42,6 +43,17 @@ def test_an_absolute_path_may_lie_below_the_root(folder: Path) -> None:
 def test_the_root_itself_may_be_a_link(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(folder)
     assert root_of(tmp_path / "link").find("x", "teams/polite").source == "teams/polite"
+
+
+def test_paths_have_no_letter_of_the_roots_own_that_tritons_python_cannot_open(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # Triton's folder
+    given = {"folder": str(folder.rename(tmp_path / "jürgen")), "base": "base", "max_adapters": 1, "max_rank": 8}
+    root = AdapterRoot.from_parameters({"adapter_root": json.dumps(given), "ensemble": "m", "runtime": "llama_cpp"})
+    assert root is not None
+    path = root.find("x", "teams/polite").path
+    assert path.is_file() and str(path).isascii()
 
 
 @pytest.mark.parametrize(
