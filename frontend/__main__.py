@@ -57,7 +57,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal without Unicode shows `?`
     if words[0] in _BUILD_COMMANDS:
-        os.execv(sys.executable, [sys.executable, "-P", "-m", "build_engines", *words])  # -P: not the current folder's
+        os.execv(
+            sys.executable, [sys.executable, "-P", "-m", "build_engines", *words]
+        )  # -P: nothing of the current folder
     options = _parser().parse_args(words)
     try:
         status = int(options.command(options) or 0)

@@ -27,7 +27,10 @@ _LOAD_FAILURE = re.compile(rf"(\S+) {LOAD_FAILURE} (.+)")
 _TRITON_LOAD_FAILURE = re.compile(
     r"(?:failed to load|Poll failed for model directory) '([^']+)'(?: version \d+)?: ([^\"\\]+)"
 )
-_PROGRESS = re.compile(r"[IW]\d{4} \d\d:|[+|]|$")  # lines of Triton that tell no cause: its tables too
+# Lines of Triton that name no cause: progress, tables, and that there is no GPU.
+_NO_CAUSE = re.compile(
+    r"[IW]\d{4} \d\d:|[+|]|$|E\d{4} .*(?:CudaDriverHelper|CUDA driver)|Error: Failed to initialize NVML"
+)
 _TRITON_LINE = re.compile(rb"[IWEF]\d{4} \d\d:")  # a log line of a server; it has read its command line by then
 _READ_BYTES = 65_536
 _READ_PAUSE_S = 0.01  # between two reads: a busy server writes many lines a second, and each read wakes this process
@@ -121,23 +124,23 @@ class Child:
 
     @property
     def last_problem(self) -> str:
-        """The last line of its log that may tell why it ended."""
-        lines = self.last_lines or ["it has no log"]
-        return next((line for line in reversed(lines) if not _PROGRESS.match(line)), lines[-1])
+        """The last line of its log that may name the cause of its end."""
+        lines = (line.strip() for line in reversed(self.last_lines) if not _NO_CAUSE.match(line))
+        return next(lines, "its log names no cause")
 
     @property
     def load_failures(self) -> dict[str, str]:
         """The reasons why stages of Triton do not load, from its log, by the names of the stages."""
         return dict(self._load_failures)
 
-    def ended_children(self) -> dict[int, str]:
-        """Return the ends of its own children for which it has not waited, by their process ids."""
+    def ended_stages(self) -> dict[int, str]:
+        """Return how stages of a Triton ended that failed, and for which it has not waited, by their process ids."""
         ends = {}
         for folder in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):  # it is gone
                 state, parent, *_, status = (folder / "stat").read_text().rpartition(") ")[2].split()  # see proc(5)
-                if state == "Z" and int(parent) == self.pid:
-                    ends[int(folder.name)] = _end(f"a child of {self.name}", os.waitstatus_to_exitcode(int(status)))
+                if state == "Z" and int(parent) == self.pid and int(status):
+                    ends[int(folder.name)] = _end(f"a stage of {self.name}", os.waitstatus_to_exitcode(int(status)))
         return ends
 
     def start(self) -> None:

@@ -43,9 +43,7 @@ WINDOW_S = 600.0  # older restarts do not count
 _FIRST_PAUSE_S = 1.0
 _MAX_PAUSE_S = 30.0
 _STAGE_POLL_S = 0.5
-_NOTICED_WITHIN_S = (
-    5.0  # Triton needs two for the end of a stage, and never notices it before the stage's first message
-)
+_NOTICED_WITHIN_S = 5.0  # Triton needs two to report a stage that ends while it loads
 
 
 class RestartPlan:
@@ -241,12 +239,12 @@ class Launcher:
         """
         deadline = time.monotonic() + self._settings.ready_timeout_s
         threading.Thread(target=self._wait_for_first_tokens, args=(deadline,), daemon=True).start()
-        ended_at_s: dict[int, float] = {}  # time.monotonic(), by the process id of a stage
+        ended: dict[int, tuple[float, str]] = {}
         while True:
             try:
                 event = self._events.get(timeout=_STAGE_POLL_S)
             except queue.Empty:
-                self._check_stages(ended_at_s)
+                self._check_stages(ended)
                 continue
             match event:
                 case Child() as child:
@@ -366,19 +364,21 @@ class Launcher:
         except TimeoutError as exc:
             self._events.put(exc)
 
-    def _check_stages(self, ended_at_s: dict[int, float]) -> None:
-        """Check that Triton does not wait for a stage that has ended.
+    def _check_stages(self, ended: dict[int, tuple[float, str]]) -> None:
+        """Check that no stage has ended that Triton has not reported. It reports no end before a stage's first message.
 
         Args:
-            ended_at_s: by process id; this fills it.
+            ended: by process id: when it was seen, by time.monotonic(), and how it ended. This adds to it.
 
         Raises:
-            ChildEnded: it does.
+            ChildEnded: a stage has.
         """
         now = time.monotonic()
-        for pid, end in self.triton.ended_children().items():
-            if now - ended_at_s.setdefault(pid, now) >= _NOTICED_WITHIN_S:
-                raise _ended(self.triton, end)
+        for pid, end in self.triton.ended_stages().items():
+            ended.setdefault(pid, (now, end))
+        ends = [end for seen_s, end in ended.values() if now - seen_s >= _NOTICED_WITHIN_S]
+        if len(ends) > len(self.triton.load_failures):
+            raise _ended(self.triton, ends[-1])
 
     def _unserved(self, model_ids: list[str]) -> list[str]:
         """Return a sentence for each model of the repository that is not served."""
@@ -398,8 +398,9 @@ class Launcher:
 
 
 def _ended(child: Child, end: str) -> ChildEnded:
-    """Return the error with which the launcher ends after a child, or after a child of it."""
-    return ChildEnded(f"{end}: {child.last_problem}", _last_lines(child))
+    """Return the error with which the launcher ends after a child, or after a stage of Triton."""
+    causes = [f"{stage} {LOAD_FAILURE} {reason}" for stage, reason in child.load_failures.items()]
+    return ChildEnded(f"{end}: {'; '.join(causes) or child.last_problem}", _last_lines(child))
 
 
 def _last_lines(child: Child) -> list[str]:

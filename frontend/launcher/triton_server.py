@@ -74,7 +74,7 @@ def triton_folder(state_dir: Path, repository: Path) -> Path:
     The Python of its stages imports from the current folder first. And Triton pastes the paths of stages into a shell:
     they are relative to this folder, so the folders above may have any name.
     """
-    folder = state_dir.resolve() / "triton"
+    folder = state_dir.resolve() / ".triton"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     (folder / _REPOSITORY).symlink_to(repository.resolve())

@@ -67,9 +67,8 @@ def run(settings: Settings, run_admission: Callable[..., None] | None = None) ->
             except OSError as exc:
                 server.log_unavailable(host, port, exc)
                 return 1
-        folder = stack.enter_context(
-            TemporaryDirectory(prefix="conch-", dir=SHARED_MEMORY)
-        )  # a short path, for sockets
+        # A short path: that of a socket has at most 107 bytes.
+        folder = stack.enter_context(TemporaryDirectory(prefix="conch-", dir=SHARED_MEMORY))
         metrics_folder = Path(folder, "metrics")
         metrics_folder.mkdir()
         # The workers inherit these variables.

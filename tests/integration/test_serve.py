@@ -128,7 +128,7 @@ def test_a_stage_that_ends_before_triton_hears_of_it_ends_the_start(paced_reposi
     with serving(paced_repository, tmp_path, "--ready-timeout-s=3600", **environment) as process:
         assert process.wait(DEADLINE_S) == 1
     [*_, last] = (tmp_path / "serve.log").read_text().splitlines()
-    assert last == "error: a child of triton ended with status 3: no stage today"
+    assert last == "error: a stage of triton ended with status 3: no stage today"
 
 
 def damaged(paced_repository: Path, folder: Path) -> Path:

@@ -70,22 +70,30 @@ def test_tritons_own_reasons_are_known(line: str, failure: dict[str, str]) -> No
     assert ending.load_failures == failure
 
 
-def test_the_problem_is_the_last_line_that_tells_no_progress() -> None:
-    ending = child("print('libx: not found\\nI1126 01:25:23.1 waiting\\n+---+\\n| a |\\n')", [])
+@pytest.mark.parametrize("cause", ["libx: not found", "E1126 01:25:23.1 no socket", ""])
+def test_the_problem_is_the_last_line_that_may_name_a_cause(cause: str) -> None:
+    usual = [
+        "I1126 01:25:23.1 waits",
+        "+--+",
+        "| a |",
+        "",
+        'E1126 01:25:23.1 "CudaDriverHelper has not been initialized."',
+    ]
+    ending = child(f"print({chr(10).join([cause, *usual])!r})", [])
     ending.start()
     wait_until(lambda: not ending.is_running, "it has ended")
     ending.kill()
-    assert ending.last_problem == "libx: not found"
+    assert ending.last_problem == (cause or "its log names no cause")
 
 
-def test_ended_children_that_are_not_waited_for_are_found() -> None:
+def test_ended_stages_that_are_not_waited_for_are_found() -> None:
     source = "import os, signal, time\nif os.fork() == 0: os._exit(3)\n"
     source += "if os.fork() == 0: os.kill(os.getpid(), signal.SIGKILL)\ntime.sleep(60)"
     parent = child(source, [])
     parent.start()
-    wait_until(lambda: len(parent.ended_children()) == 2, "both have ended")
-    expected = {"a child of triton ended with status 3", "a child of triton was killed by SIGKILL"}
-    assert set(parent.ended_children().values()) == expected
+    wait_until(lambda: len(parent.ended_stages()) == 2, "both have ended")
+    expected = {"a stage of triton ended with status 3", "a stage of triton was killed by SIGKILL"}
+    assert set(parent.ended_stages().values()) == expected
     parent.kill()
 
 

@@ -12,6 +12,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -270,7 +271,7 @@ class FakeChild:
         self.is_running = False
         self.num_starts = 0
         self.load_failures: dict[str, str] = {}
-        self.ended_children: Callable[[], dict[int, str]] = dict
+        self.ended_stages: Callable[[], dict[int, str]] = dict
         self._on_end = on_end
 
     def start(self) -> None:
@@ -340,15 +341,32 @@ def test_a_child_that_ends_at_the_start_is_reported_with_its_last_lines(launch):
     assert caught.value.log == ["The last lines of triton:", "loading the model", "no space left on the moon"]
 
 
-def test_a_stage_that_has_ended_at_the_start_is_not_waited_for(launch, monkeypatch):
+@pytest.mark.parametrize("is_reported", [False, True])
+def test_a_stage_that_has_ended_at_the_start_is_not_waited_for_unless_triton_reports_it(
+    launch, monkeypatch, is_reported
+):
     """Triton waits without end for a stage that ends before its first message."""
+    polls = threading.Semaphore(0)
+
+    def first_tokens(*arguments: object, **options: object) -> list[str]:
+        for _ in range(3):
+            polls.acquire()
+        return ["demo"]
+
+    def ended_stages() -> dict[int, str]:
+        polls.release()
+        return {7: "a stage of triton was killed by SIGKILL"}
+
+    monkeypatch.setattr("frontend.launcher.launcher.wait_for_first_tokens", first_tokens)
     monkeypatch.setattr("frontend.launcher.launcher._STAGE_POLL_S", 0.01)
-    monkeypatch.setattr("frontend.launcher.launcher._NOTICED_WITHIN_S", 0.01)
+    monkeypatch.setattr("frontend.launcher.launcher._NOTICED_WITHIN_S", 0.0)
     launcher, _ = launch()
-    launcher.triton.ended_children = lambda: {7: "a child of triton was killed by SIGKILL"}
+    launcher.triton.ended_stages = ended_stages
+    launcher.triton.load_failures = {"bad__engine": "not healthy"} if is_reported else {}
     launcher.start()
-    with pytest.raises(ChildEnded, match=r"^a child of triton was killed by SIGKILL: no space left on the moon$"):
-        launcher.wait_until_ready()
+    message = r"^a stage of triton was killed by SIGKILL: no space left on the moon$"
+    with nullcontext() if is_reported else pytest.raises(ChildEnded, match=message):
+        assert launcher.wait_until_ready() == ["demo"]
 
 
 @pytest.mark.parametrize("served", [["other"], []])
