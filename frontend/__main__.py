@@ -57,9 +57,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal without Unicode shows `?`
     if words[0] in _BUILD_COMMANDS:
-        os.execv(
-            sys.executable, [sys.executable, "-P", "-m", "build_engines", *words]
-        )  # -P: nothing of the current folder
+        command = [sys.executable, "-P", "-m", "build_engines", *words]  # -P: nothing of the current folder
+        os.execv(sys.executable, command)
     options = _parser().parse_args(words)
     try:
         status = int(options.command(options) or 0)
