@@ -4,7 +4,7 @@ Takes where, of (the frontend's values, or a model) and env: names of variables 
 */ -}}
 {{- define "conch.checks.additions" -}}
 {{- $own := dict
-    "extraEnv" "^(HOME|XDG_CACHE_HOME|PYTHONDONTWRITEBYTECODE|HF_HOME|HF_TOKEN_PATH|CONCH_.*)$"
+    "extraEnv" "^(HOME|XDG_CACHE_HOME|PYTHONDONTWRITEBYTECODE|HF_HOME|HF_TOKEN_PATH|POD_IP|CONCH_.*)$"
     "extraVolumes" "^(home|tmp|state|models|source|scripts|shared-memory|ssh|huggingface|keys|tls|triton-tls|triton-client)$"
     "extraVolumeMounts" "^(/home/conch|/tmp|/state|/models|/source|/dev/shm|/etc/conch(/.*)?)$" -}}
 {{- range .env }}{{ if regexMatch $own.extraEnv . }}{{ fail (printf "multinode.env: %s is the chart's own: write another name" .) }}{{ end }}{{ end -}}

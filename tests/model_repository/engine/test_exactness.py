@@ -91,4 +91,5 @@ def test_the_check_sees_a_planted_fault(
 ) -> None:
     plant(monkeypatch)
     with closing(Mix(artifact)) as mix, pytest.raises(Difference):
-        mix.run(seed=1, num_requests=NUM_REQUESTS)
+        for seed in range(20):  # threads decide what meets in a step
+            mix.run(seed, NUM_REQUESTS)
