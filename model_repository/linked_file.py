@@ -28,7 +28,7 @@ class LinkedFile:
             now = path.stat()
         except FileNotFoundError:  # with its artifact; a running model has it open
             return None
-        # Another inode: the artifact was copied, and nobody else writes to the copy.
+        # Another inode: the artifact was copied, and the copy is the server's own.
         if now.st_ino != self.inode or (now.st_size, now.st_mtime_ns) == (self.size_bytes, self.mtime_ns):
             return None
         sizes = f"{now.st_size:,} bytes, at the build {self.size_bytes:,}"

@@ -63,7 +63,7 @@ class AllowedTools(Body):
 
 
 class AllowedToolsChoice(Body):
-    """The tools that the model may call, or of which it must call one. It sees no others."""
+    """The tools that the model may call; with mode `required` it must call one. The prompt names no other tools."""
 
     type: Literal["allowed_tools"]
     allowed_tools: AllowedTools

@@ -118,7 +118,7 @@ def load_projector(path: Path, model: llama.LlamaModel, num_threads: int) -> lla
     except (OSError, RuntimeError, ValueError, MemoryError) as exc:
         raise EngineFailed(f"{path}: llama.cpp does not load it: {exc}") from exc
     if not projector.supports_vision or projector.uses_mrope:
-        raise EngineFailed(f"{path}: expected one for images, for a model whose positions are plain numbers")
+        raise EngineFailed(f"{path}: expected one for images, and for a model without M-RoPE")
     return projector
 
 

@@ -150,7 +150,7 @@ def server(repository: Path, adapter_root: Path, tmp_path_factory: pytest.TempPa
 
 @pytest.fixture(scope="session")
 def busy_server(demo_artifact: Path, adapter_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A server with keys `admin` and CLIENTS, whose demo model runs eight sequences in two contexts."""
+    """A server with the keys `admin` and CLIENTS; its demo model runs eight sequences in two contexts."""
     folder = tmp_path_factory.mktemp("busy-server")
     options = ("--max-sequences", "8", "--num-threads", "1", "--adapter-root", str(adapter_root))
     _run("render", str(demo_artifact), "--repository", str(folder / "repository"), *options)

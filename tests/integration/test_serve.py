@@ -132,7 +132,7 @@ def test_a_stage_that_ends_before_triton_hears_of_it_ends_the_start(paced_reposi
 
 
 def damaged(paced_repository: Path, folder: Path) -> Path:
-    """Return a repository with the engine of the paced model alone, whose artifact is missing, under another name."""
+    """Return a repository with the engine of the paced model alone, under another name. Its artifact is missing."""
     for source in paced_repository.glob("*/"):
         target = folder / source.name.replace("synthetic--paced", "damaged")
         shutil.copytree(source, target)
