@@ -58,9 +58,10 @@ class ForkedProcess:
         logger.error("a forked process failed:\n%s", answer)
         raise InternalError()
 
-    def close(self) -> None:
+    def close(self) -> int:
+        """End the process, and return its exit status; a negative one is a signal."""
         self._connection.close()
-        os.waitpid(self._pid, 0)
+        return os.waitstatus_to_exitcode(os.waitpid(self._pid, 0)[1])
 
     def _start(self) -> None:
         # A fork and no new interpreter: the stages run inside Triton, not in an interpreter that could be spawned.
@@ -74,7 +75,7 @@ class ForkedProcess:
         theirs.close()
 
     def _restart(self) -> None:
-        self.close()
+        logger.error("a forked process has ended with status %d: it is replaced", self.close())
         self._start()
 
 

@@ -36,7 +36,7 @@ def main() -> int:
                     return 1
                 num_equal = one.comparison.num_equal + two.comparison.num_equal
                 exceptions = one.comparison.exceptions + two.comparison.exceptions
-                print(f"seed {seed}: {num_equal} answers equal, {len(exceptions)} differ by rounding", flush=True)
+                print(f"seed {seed}: {num_equal} answers equal, {len(exceptions)} exceptions", flush=True)
                 if time.monotonic() > end_s:
                     break
             print(*exceptions, sep="\n")

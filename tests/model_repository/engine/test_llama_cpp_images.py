@@ -198,6 +198,14 @@ def test_a_killed_process_is_replaced(runtime: LlamaCppRuntime) -> None:
     assert (answer(runtime, request())[0], blue != first) == (first, True)
 
 
+def test_the_log_says_how_a_process_ended(runtime: LlamaCppRuntime, caplog: pytest.LogCaptureFixture) -> None:
+    keeper = keeper_of(runtime)
+    os.kill(keeper, signal.SIGKILL)
+    wait_until(lambda: not is_running(keeper), "it has ended")
+    answer(runtime, request())
+    assert "a forked process has ended with status -9: it is replaced" in caplog.text
+
+
 def test_a_process_that_is_killed_at_work_fails_one_request(runtime: LlamaCppRuntime) -> None:
     first, _ = answer(runtime, request())
     child = child_of(keeper_of(runtime))
