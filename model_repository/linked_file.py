@@ -28,6 +28,8 @@ class LinkedFile:
             now = path.stat()
         except FileNotFoundError:  # with its artifact; a running model has it open
             return None
+        except OSError as exc:
+            return f"{self.source}: it cannot be read: {exc.strerror}"
         # Another inode: the artifact was copied, and the copy is the server's own.
         if now.st_ino != self.inode or (now.st_size, now.st_mtime_ns) == (self.size_bytes, self.mtime_ns):
             return None

@@ -69,7 +69,7 @@ def check_state_dir(state_dir: Path) -> None:
         SettingsError: names the folder in the way.
     """
     path = state_dir.absolute()
-    existing = next(folder for folder in (path, *path.parents) if folder.exists())
+    existing = next(folder for folder in (path, *path.parents) if os.path.lexists(folder))
     if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
         rule = f"{existing} is not a folder that you may write to: name another place by this option"
         raise SettingsError(f"--state-dir={state_dir}: {rule}")

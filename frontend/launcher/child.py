@@ -138,8 +138,9 @@ class Child:
         ends = {}
         for folder in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):  # it is gone
-                state, parent, *_, status = (folder / "stat").read_text().rpartition(") ")[2].split()  # see proc(5)
-                if state == "Z" and int(parent) == self.pid and int(status):
+                # See proc(5). The name in front may be cut inside a character.
+                state, parent, *_, status = (folder / "stat").read_bytes().rpartition(b") ")[2].split()
+                if state == b"Z" and int(parent) == self.pid and int(status):
                     ends[int(folder.name)] = _end(f"a stage of {self.name}", os.waitstatus_to_exitcode(int(status)))
         return ends
 

@@ -75,7 +75,8 @@ def become_triton(settings: TritonSettings, environment: Mapping[str, str]) -> N
     """
     check_machine()
     check_repository(settings.repository)
-    folder = triton_folder(settings.state_dir, settings.repository)
+    # Another server may use the same state folder, and keeps its own.
+    folder = triton_folder(settings.state_dir, settings.repository, f".triton-{os.getpid()}")
     installation = find_triton(settings.tritonserver, folder, environment)
     environment = {**installation.environment, KEY_VARIABLE: settings.key}
     command = alone_command(installation, settings)

@@ -68,7 +68,8 @@ def run(settings: Settings, run_admission: Callable[..., None] | None = None) ->
                 server.log_unavailable(host, port, exc)
                 return 1
         # A short path: that of a socket has at most 107 bytes.
-        folder = stack.enter_context(TemporaryDirectory(prefix="conch-", dir=SHARED_MEMORY))
+        folder_of_sockets = SHARED_MEMORY if os.access(SHARED_MEMORY, os.W_OK) else None
+        folder = stack.enter_context(TemporaryDirectory(prefix="conch-", dir=folder_of_sockets))
         metrics_folder = Path(folder, "metrics")
         metrics_folder.mkdir()
         # The workers inherit these variables.

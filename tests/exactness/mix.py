@@ -258,14 +258,14 @@ class Mix:
             name = f"{request.params} images={len(request.images)} prompt={request.prompt_token_ids}"
             self.comparison.compare(name, ask, self._answer_alone(request), client.answer())
 
-    def _answer_alone(self, request: EngineRequest) -> Answer:
+    def _answer_alone(self, request: EngineRequest, *, is_again: bool = False) -> Answer:
         self._do(self._alone, lambda runtime: runtime._forget_all())
         ended: queue.SimpleQueue[_Client] = queue.SimpleQueue()
         self._ask(self._alone, Case(request), ended)
         client = ended.get(timeout=DEADLINE_S)
-        if isinstance(client.error, InternalError) and request.images:
+        if isinstance(client.error, InternalError) and request.images and not is_again:
             self.comparison.exceptions.append("the process of images ended, alone")
-            return self._answer_alone(request)
+            return self._answer_alone(request, is_again=True)
         return client.answer()
 
     def _ask(self, engine: Engine, case: Case, ended: queue.SimpleQueue[_Client]) -> None:

@@ -41,9 +41,12 @@ def running(folder: Path, *words: str) -> Iterator[subprocess.Popen[str]]:
     """Run a command in the folder; at the end Ctrl-C ends it well."""
     command = [str(CONCH), *words]
     with subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
-        yield process
-        process.send_signal(signal.SIGINT)
-        assert process.communicate(timeout=DEADLINE_S) and process.returncode == 0
+        try:
+            yield process
+            process.send_signal(signal.SIGINT)
+            assert process.communicate(timeout=DEADLINE_S) and process.returncode == 0
+        finally:
+            process.kill()  # nothing, if it has ended
 
 
 def test_a_model_is_built_and_served_in_its_own_folder(folder: Path) -> None:

@@ -126,8 +126,10 @@ def test_answers_beside_other_clients_are_those_alone(
 
     with ThreadPoolExecutor(len(CLIENTS) + 1) as pool:
         loading = pool.submit(load_and_unload)
-        answered = dict(zip(CLIENTS, pool.map(lambda client: list(work(client)), CLIENTS), strict=True))
-        is_over.set()
+        try:
+            answered = dict(zip(CLIENTS, pool.map(lambda client: list(work(client)), CLIENTS), strict=True))
+        finally:
+            is_over.set()
         loading.result()
     for client, got in answered.items():
         others = [canary for other, canary in canaries.items() if other != client]
