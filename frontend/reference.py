@@ -56,7 +56,7 @@ def _parameters_page() -> str:
         f"{', '.join(f'`{name}`' for name in API_SAMPLING)}:",
         "without one of these fields the model's default holds: that of `build --default`, else that of the model's",
         "author (`generation_config.json`, or `general.sampling.*` in a GGUF file), else that of OpenAI's document,",
-        "which leaves the model's distribution as it is. `/v1/models` has them as `default_parameters`. `build",
+        "which does not change the distribution. `/v1/models` shows these defaults as `default_parameters`. `build",
         "--default sampling=openai` turns those of the author off. gRPC requests have no such defaults.",
         "",
         "With `strict: true` a JSON schema is enforced completely: a keyword that cannot be enforced is refused with",

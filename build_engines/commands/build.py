@@ -246,7 +246,7 @@ def _located(action: argparse.Action, word: str, folder: Path) -> str:
 
 
 def _existing(text: str, folder: Path) -> str:
-    """Return the path of a text that names something in a folder; another text as it is."""
+    """Return the path of a file or folder below `folder` if the text names one, else the text."""
     path = folder / os.path.expanduser(text)
     return str(path) if path.exists() else text
 
