@@ -64,6 +64,13 @@ class ForkedProcess:
         return os.waitstatus_to_exitcode(os.waitpid(self._pid, 0)[1])
 
     def _start(self) -> None:
+        # The process has a copy of the thread that forks it. One that has computed with OpenMP would have it wait for
+        # threads that were not copied.
+        thread = threading.Thread(target=self._fork, name="fork")
+        thread.start()
+        thread.join()
+
+    def _fork(self) -> None:
         # A fork and no new interpreter: the stages run inside Triton, not in an interpreter that could be spawned.
         self._connection, theirs = Pipe()
         self._pid = os.fork()

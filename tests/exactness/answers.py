@@ -44,7 +44,7 @@ class Comparison:
     rounding: float
     vocab_size: int
     num_equal: int = 0
-    exceptions: list[str] = field(default_factory=list)  # by rounding, or by the end of a process
+    exceptions: list[str] = field(default_factory=list)  # by rounding
 
     def compare(self, name: str, ask: Callable[[Mapping[int, float], int], Answer], alone: Answer, got: Answer) -> None:
         """Compare an answer with the answer alone.

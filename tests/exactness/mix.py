@@ -34,7 +34,7 @@ from model_repository.engine.engine import Engine
 from model_repository.engine.llama_cpp_runtime import LlamaCppRuntime
 from model_repository.engine.loader import make_emitter
 from model_repository.engine.runtime import EngineConfig
-from model_repository.errors import InternalError, StageError, UnknownAdapter
+from model_repository.errors import StageError, UnknownAdapter
 from tests.exactness.answers import Answer, Comparison, measure_rounding
 from tests.pictures import circle
 from tests.waiting import DEADLINE_S
@@ -248,9 +248,6 @@ class Mix:
             request = client.case.request
             if isinstance(client.error, UnknownAdapter) and request.params.lora_name == LATER:
                 continue  # its constraints were compiled for longer than the adapter was loaded
-            if isinstance(client.error, InternalError) and request.images:
-                self.comparison.exceptions.append("the process of images ended")
-                continue
 
             def ask(biases: Mapping[int, float], num_top: int, request: EngineRequest = request) -> Answer:
                 return self._answer_alone(_with_biases(request, biases, num_top))
@@ -258,15 +255,11 @@ class Mix:
             name = f"{request.params} images={len(request.images)} prompt={request.prompt_token_ids}"
             self.comparison.compare(name, ask, self._answer_alone(request), client.answer())
 
-    def _answer_alone(self, request: EngineRequest, *, is_again: bool = False) -> Answer:
+    def _answer_alone(self, request: EngineRequest) -> Answer:
         self._do(self._alone, lambda runtime: runtime._forget_all())
         ended: queue.SimpleQueue[_Client] = queue.SimpleQueue()
         self._ask(self._alone, Case(request), ended)
-        client = ended.get(timeout=DEADLINE_S)
-        if isinstance(client.error, InternalError) and request.images and not is_again:
-            self.comparison.exceptions.append("the process of images ended, alone")
-            return self._answer_alone(request, is_again=True)
-        return client.answer()
+        return ended.get(timeout=DEADLINE_S).answer()
 
     def _ask(self, engine: Engine, case: Case, ended: queue.SimpleQueue[_Client]) -> None:
         cancel_key = next(self._cancel_keys)

@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -214,6 +215,13 @@ def test_a_process_that_is_killed_at_work_fails_one_request(runtime: LlamaCppRun
     with pytest.raises(InternalError):
         runtime.prepare(request([BLUE]))
     assert answer(runtime, request())[0] == first
+
+
+def test_a_thread_that_has_computed_may_start_a_runtime(artifact: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(llama_cpp_images, "_MAX_IMAGE_S", 20.0)
+    for _ in range(2):  # the first leaves OpenMP's threads to this thread
+        with closing(started(artifact, num_threads=2, options={"contexts": "1"})) as runtime:
+            answer(runtime, request())
 
 
 def test_a_process_that_hangs_fails_one_request_and_is_replaced(
