@@ -9,10 +9,10 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import orjson
 from aiohttp import web
@@ -32,6 +32,7 @@ from frontend.settings import Settings
 from frontend.stream_record import StreamRecord
 from frontend.triton.models import ModelDirectory, ModelName
 from frontend.triton.pool import ReplicaPool
+from model_repository.contract.output import GenerationChunk
 from model_repository.contract.request import GenerationRequest
 
 logger = logging.getLogger(__name__)
@@ -72,6 +73,13 @@ class KeyControl(Protocol):
         """Read the file if it has changed; log a failure and keep the old keys."""
 
 
+class Admitted(NamedTuple):
+    """The completions of a request that may run."""
+
+    generations: Sequence[GenerationRequest]
+    streams: Sequence[AsyncGenerator[GenerationChunk, None]]  # their chunks; each waits for a place of its own
+
+
 class LimitControl(Protocol):
     """Applies the limits of keys and models."""
 
@@ -82,7 +90,7 @@ class LimitControl(Protocol):
         name: ModelName,
         generations: Sequence[GenerationRequest],
         num_per_prompt: int,
-    ) -> AbstractAsyncContextManager[Sequence[GenerationRequest]]:
+    ) -> AbstractAsyncContextManager[Admitted]:
         """Admit the completions of a request, and charge their tokens when it ends."""
 
     async def count_request(self, request: web.Request, model: str) -> None:

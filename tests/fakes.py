@@ -125,6 +125,7 @@ class FakeTriton(TritonClient):
         self.load_error: APIError | None = None
         self.loading: set[str] = set()  # stages that another frontend has loaded now
         self.check_error: APIError | None = None
+        self.is_ahead = False  # the engine has no work when the first chunk is read
         self.stage_errors: dict[str, APIError] = {}  # of what is asked of the tokenizer or the detokenizer itself
         self.checked: list[GenerationRequest] = []
         self.ending: APIError | None = None  # raised by what waits when `end_all` is called
@@ -133,15 +134,21 @@ class FakeTriton(TritonClient):
         self.tokenized: list[tuple[Prompt, bool]] = []  # prompts, and whether special tokens were to be added
         self.detokenized: list[tuple[tuple[int, ...], bool]] = []  # token ids, and whether special ones are shown
 
-    async def generate(self, ensemble: str, request: GenerationRequest) -> AsyncGenerator[GenerationChunk, None]:
+    async def generate(
+        self, ensemble: str, request: GenerationRequest, on_end: Callable[[Usage | None], None] = lambda _: None
+    ) -> AsyncGenerator[GenerationChunk, None]:
         """Play the script."""
         self.requests.append(request)
         self.started.set()
         self.num_open += 1
+        if self.is_ahead and isinstance(self.script, list | tuple) and isinstance(self.script[-1], GenerationChunk):
+            on_end(self.script[-1].usage)
         try:
             for item in self.script(request) if callable(self.script) else self.script:
                 match item:
                     case GenerationChunk():
+                        if item.finish_reason is not None:
+                            on_end(item.usage)
                         yield item
                     case asyncio.Event():
                         self.waited_for.add(item)
@@ -175,9 +182,9 @@ class FakeTriton(TritonClient):
             raise self.snapshot_error
         return self.models
 
-    async def check(self, ensemble: str, request: GenerationRequest) -> None:
-        """Note it, or refuse it."""
-        self.checked.append(request)
+    async def check(self, ensemble: str, requests: Sequence[GenerationRequest]) -> None:
+        """Note them, or refuse them."""
+        self.checked += requests
         if self.check_error is not None:
             raise self.check_error
 

@@ -1,5 +1,7 @@
-"""Admission to a model: a bound on requests in flight, then a fair queue, and a refusal where the wait would be long.
+"""Admission to a model: a bound on completions, then a fair queue, and a refusal where the wait would be long.
 
+Each completion of a request has a place of its own, so a wide request does not pass others, nor hold them up. The last
+places are kept for senders that have none: one with long completions would otherwise hold all places for minutes.
 The expected wait comes from the completion rate of the model while it is full.
 """
 
@@ -8,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -21,6 +24,9 @@ _FIRST_S = 5.0  # of full time, in which possibly no completion has ended yet
 _MAX_RETRY_S = 60.0
 _MIN_RETRY_S = 0.1
 _MAX_QUEUED = 2048  # bounds the memory of waiting requests
+_PLACES_PER_KEPT = 16  # of a model's places, one in this many is kept for senders without a place ...
+_MIN_PLACES = 4  # ... but none of fewer places, where it would cost too much
+_RECENT_S = 60.0  # after a sender's latest request, the others may take its place
 # Of the maximum wait: a longer expected wait is refused at once, so that few requests time out.
 _MAX_EXPECTED_SHARE = 0.5
 
@@ -45,10 +51,10 @@ class CompletionRate:
             self._full_s = self._full_s * faded + elapsed_s
         self._counted_to_s = now_s if is_full else None
 
-    def end(self, num_completions: int) -> None:
-        """Count completions that ended; while the model is not full, ignore them."""
+    def end(self) -> None:
+        """Count a completion that ended; while the model is not full, ignore it."""
         if self._counted_to_s is not None:
-            self._num_ended += num_completions
+            self._num_ended += 1
 
     def wait_s(self, num_completions: int, num_running: int) -> float:
         """Estimated seconds until `num_completions` end at the recent rate.
@@ -77,17 +83,18 @@ class _Waiter:
 
 
 class Admission:
-    """Admission to one model. Requests wait here in fair order, instead of in the engine's queue."""
+    """Admission to one model. Completions wait here in fair order, instead of in the engine's queue."""
 
     def __init__(self, bounds: Bounds, clock: Callable[[], float] = time.monotonic) -> None:
         self._bounds = bounds
         self._clock = clock
         self._queue: FairQueue[_Waiter] = FairQueue()
         self._completion_rate = CompletionRate()
-        self._num_replicas = 1  # ready replicas at the latest request
-        self._max_sequences = 1  # sequences that one replica decodes at a time
-        self.num_requests = 0  # in flight
-        self.num_sequences = 0
+        self._num_places = 1  # at the latest request
+        self._max_prompt_tokens = 0  # likewise; 0: no bound
+        self._seen_s: dict[str, float] = {}  # the latest request of each recent sender, in order of time
+        self._running: Counter[str] = Counter()  # completions of each sender
+        self.num_sequences = 0  # in flight
         self.num_prompt_tokens = 0
 
     @property
@@ -95,24 +102,27 @@ class Admission:
         return len(self._queue)
 
     async def enter(self, request: AdmissionRequest) -> None:
-        """Wait until the request may run. A cancelled caller has left the queue.
+        """Wait until the completion may run. A cancelled caller has left the queue.
 
         Raises:
             QueueFull: the model has no room, and expects none in time.
         """
-        self._num_replicas, self._max_sequences = request.num_replicas, request.max_sequences
+        self._num_places = (self._bounds.max_in_flight or request.max_sequences) * request.num_replicas
+        self._max_prompt_tokens = self._bounds.max_in_flight_prompt_tokens * request.num_replicas
+        self._see(request.sender)
         if self._queue:
             self._admit()  # a replica may have come back
-        if not self._queue and self._has_room(request):
+        if self._fits(request.num_prompt_tokens) and self._may_pass(request) and self._first() is None:
             self._occupy(request)
             self._count_time()
             return
         waiter = _Waiter(request, asyncio.get_running_loop().create_future())
-        entry = self._queue.entry(waiter, (request.key, request.priority), float(max(1, request.num_tokens)))
-        self._refuse_long_wait(entry)
+        entry = self._queue.entry(waiter, (request.sender, request.priority), float(max(1, request.num_tokens)))
+        if request.is_first:
+            self._refuse_long_wait(entry)
         self._queue.push(entry)
         try:
-            async with asyncio.timeout(self._bounds.max_queue_wait_s):
+            async with asyncio.timeout(self._bounds.max_queue_wait_s if request.is_first else None):
                 await waiter.admitted
         except BaseException as exc:
             if waiter.is_queued:
@@ -125,37 +135,57 @@ class Admission:
             raise
 
     def leave(self, request: AdmissionRequest) -> None:
-        """End an admitted request."""
+        """End an admitted completion."""
         self._count_time()
-        self._completion_rate.end(request.num_sequences)
-        self.num_requests -= 1
-        self.num_sequences -= request.num_sequences
+        self._completion_rate.end()
+        self._running[request.sender] -= 1
+        if not self._running[request.sender]:
+            del self._running[request.sender]
+        self.num_sequences -= 1
         self.num_prompt_tokens -= request.num_prompt_tokens
         self._admit()
 
-    def _has_room(self, request: AdmissionRequest) -> bool:
-        """Return whether a request fits. Alone, every request fits: otherwise a large one would wait forever."""
-        return not self.num_requests or self._fits(request.num_sequences, request.num_prompt_tokens)
-
-    def _fits(self, num_sequences: int, num_prompt_tokens: int) -> bool:
-        max_sequences = (self._bounds.max_in_flight or self._max_sequences) * self._num_replicas
-        max_prompt_tokens = self._bounds.max_in_flight_prompt_tokens * self._num_replicas
-        return self.num_sequences + num_sequences <= max_sequences and (
-            not max_prompt_tokens or self.num_prompt_tokens + num_prompt_tokens <= max_prompt_tokens
+    def _fits(self, num_prompt_tokens: int) -> bool:
+        """Return whether there is a place. Alone, every completion fits: otherwise a large one would wait forever."""
+        return not self.num_sequences or (
+            self.num_sequences < self._num_places
+            and (not self._max_prompt_tokens or self.num_prompt_tokens + num_prompt_tokens <= self._max_prompt_tokens)
         )
 
+    def _may_pass(self, request: AdmissionRequest) -> bool:
+        """Return whether the free places are not kept for others. A sender that is alone gets all places."""
+        num_kept = max(1, self._num_places // _PLACES_PER_KEPT) if self._num_places >= _MIN_PLACES else 0
+        if self._num_places - self.num_sequences > num_kept or request.sender not in self._running:
+            return True
+        return all(sender == request.sender for sender in self._seen_s)
+
+    def _first(self) -> Entry[_Waiter] | None:
+        """Return the entry that is served next; None: the free places are kept for others."""
+        return next((each for each in self._queue if self._may_pass(each.item.request)), None)
+
+    def _see(self, sender: str) -> None:
+        now_s = self._clock()
+        self._seen_s.pop(sender, None)
+        self._seen_s[sender] = now_s
+        while (first := next(iter(self._seen_s))) != sender and now_s - self._seen_s[first] > _RECENT_S:
+            del self._seen_s[first]
+
     def _count_time(self) -> None:
-        self._completion_rate.advance(self._clock(), is_full=bool(self._queue) or not self._fits(1, 1))
+        self._completion_rate.advance(self._clock(), is_full=bool(self._queue) or not self._fits(1))
 
     def _occupy(self, request: AdmissionRequest) -> None:
-        self.num_requests += 1
-        self.num_sequences += request.num_sequences
+        self._running[request.sender] += 1
+        self.num_sequences += 1
         self.num_prompt_tokens += request.num_prompt_tokens
 
     def _admit(self) -> None:
-        """Admit requests while the first one fits. No request passes it, so it cannot starve."""
-        while self._queue and self._has_room(self._queue.first().item.request):
-            waiter = self._queue.pop()
+        """Admit completions while the first one fits. None passes it but for a kept place, so it cannot starve."""
+        while self._fits(0):
+            entry = self._first()
+            if entry is None or not self._fits(entry.item.request.num_prompt_tokens):
+                break
+            waiter = entry.item
+            self._queue.serve(entry)
             waiter.is_queued = False
             if not waiter.admitted.cancelled():
                 self._occupy(waiter.request)
@@ -163,10 +193,10 @@ class Admission:
         self._count_time()
 
     def _refuse_long_wait(self, entry: Entry[_Waiter]) -> None:
-        """Refuse a request with a long expected wait. Only requests that are served before it count."""
+        """Refuse a request with a long expected wait. Only completions that are served before it count."""
         num_before = self._queue.num_before(entry)
         if num_before >= _MAX_QUEUED:
-            raise self._refusal(f"{num_before} requests are waiting already")
+            raise self._refusal(f"{num_before} completions are waiting already")
         self._count_time()
         wait_s = self._completion_rate.wait_s(num_before + 1, self.num_sequences)
         if wait_s > _MAX_EXPECTED_SHARE * self._bounds.max_queue_wait_s:

@@ -38,7 +38,7 @@ class Counter(Struct, frozen=True):
     limit: int
     name: str
     is_rate: bool
-    unit: float  # use by an amount of 1: seconds of a rate, or one concurrent request
+    unit: float  # use by an amount of 1: seconds of a rate, or one running completion
     capacity: float  # largest use
 
     def use(self, amounts: Amounts) -> float:
@@ -48,13 +48,15 @@ class Counter(Struct, frozen=True):
         """Return the error of a request that does not fit."""
         retry_after_s: float | None = used + self.use(amounts) - MINUTE_S
         amount = getattr(amounts, self.resource)
-        if not self.is_rate:
-            retry_after_s = _CONCURRENCY_RETRY_S
-            rule = f"the limit of {self.limit} requests at a time is reached"
-        elif amount > self.limit:
+        if amount > self.limit:
             retry_after_s = None
-            rule = f"the request counts as {amount} {self.resource}, and {self.limit} a minute are allowed"
-            rule += ": it can never fit"
+            allowed = (
+                f"{self.resource}, and {self.limit} a minute" if self.is_rate else f"completions, and {self.limit}"
+            )
+            rule = f"the request counts as {amount} {allowed} are allowed: it can never fit"
+        elif not self.is_rate:
+            retry_after_s = _CONCURRENCY_RETRY_S
+            rule = f"the limit of {self.limit} completions at a time is reached"
         else:
             rule = f"the limit of {self.limit} {self.resource} a minute is reached; try again in {retry_after_s:.3f} s"
         code = self.resource if self.is_rate else "requests"

@@ -1,4 +1,4 @@
-"""The order of waiting requests: self-clocked fair queueing between keys, weighted by priority.
+"""The order of waiting completions: self-clocked fair queueing between senders, weighted by priority.
 
 Source: Golestani, "A self-clocked fair queueing scheme for broadband applications", 1994.
 """
@@ -6,6 +6,7 @@ Source: Golestani, "A self-clocked fair queueing scheme for broadband applicatio
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from frontend.protocol.priority import Priority
@@ -28,16 +29,19 @@ class Entry[Item]:
 
 
 class FairQueue[Item]:
-    """A queue in which keys share the service equally, measured by the cost of their items."""
+    """A queue in which senders share the service equally, measured by the cost of their items."""
 
     def __init__(self) -> None:
         self._entries: list[Entry[Item]] = []  # in order
         self._finishes: dict[Flow, float] = {}  # of each flow's last entry
-        self._now = 0.0  # virtual: the finish of the last entry that was served
+        self._now = 0.0  # virtual: the largest finish of an entry that was served
         self._num_entries = 0  # since the start
 
     def __len__(self) -> int:
         return len(self._entries)
+
+    def __iter__(self) -> Iterator[Entry[Item]]:
+        return iter(self._entries)
 
     def entry(self, item: Item, flow: Flow, cost: float) -> Entry[Item]:
         """Return the entry that an item would have now."""
@@ -54,16 +58,11 @@ class FairQueue[Item]:
         insort(self._entries, entry)
         self._finishes[entry.flow] = entry.finish
 
-    def first(self) -> Entry[Item]:
-        """Return the entry that is served next."""
-        return self._entries[0]
-
-    def pop(self) -> Item:
-        """Remove and return the item that is served next."""
-        entry = self._entries.pop(0)
-        self._now = entry.finish
+    def serve(self, entry: Entry[Item]) -> None:
+        """Remove an entry, usually the first one, and count its cost."""
+        self._entries.pop(self.num_before(entry))
+        self._now = max(self._now, entry.finish)
         self._forget_idle_flows()
-        return entry.item
 
     def remove(self, entry: Entry[Item]) -> None:
         """Remove an entry without service. Its flow does not pay for it if the entry is the flow's last."""

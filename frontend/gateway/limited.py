@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import math
 import os
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import aclosing, asynccontextmanager
 
 import orjson
 from aiohttp import web
@@ -24,9 +25,19 @@ from frontend.gateway.shared_limiter import SharedLimiter
 from frontend.gateway.types import AdmissionRequest, Lease, RateLimits
 from frontend.protocol.fields import GenerationBody
 from frontend.protocol.priority import Priority
-from frontend.request_context import CLIENT_CLOSED, FACTS, LIMITS, LIMITS_SOCKET, SETTINGS, TRITON, RequestFacts
+from frontend.request_context import (
+    CLIENT_CLOSED,
+    FACTS,
+    LIMITS,
+    LIMITS_SOCKET,
+    SETTINGS,
+    TRITON,
+    Admitted,
+    RequestFacts,
+)
 from frontend.settings import Settings
 from frontend.triton.models import ModelName
+from model_repository.contract.output import GenerationChunk, Usage
 from model_repository.contract.request import ChatPrompt, GenerationRequest, Prompt, TextPrompt, TokenPrompt
 
 _LEASE = web.RequestKey("lease", Lease)
@@ -69,10 +80,11 @@ class Limits:
         name: ModelName,
         generations: Sequence[GenerationRequest],
         num_per_prompt: int,
-    ) -> AsyncIterator[list[GenerationRequest]]:
-        """Hold a place for a request's completions, and charge their usage, however the request ends.
+    ) -> AsyncIterator[Admitted]:
+        """Charge a request, and hold a place for its first completion.
 
-        Yields the completions with their priority at the engine.
+        The others wait for theirs when they are read. The place of each is free once the engine has no work for it, and
+        the charge is settled once it has none for all of them, or the request ends.
 
         Args:
             generations: the completions, grouped by prompt.
@@ -82,43 +94,86 @@ class Limits:
             APIError: a limit of the key is reached, or the model has no room.
         """
         facts, window = request[FACTS], name.model.parameters.context_window
-        params, key = generations[0].params, facts.caller.id
-        num_prompt_tokens = sum(_num_tokens(each.prompt, window) for each in generations[::num_per_prompt])
-        wanted = AdmissionRequest(
-            key=key,
+        triton, ensemble, params, key = request.app[TRITON], name.model.ensemble, generations[0].params, facts.caller.id
+        max_tokens = min(params.max_tokens, window)
+        nums_prompt_tokens = [_num_tokens(each.prompt, window) for each in generations[::num_per_prompt]]
+        first = AdmissionRequest(
+            sender=_sender(request),
             scopes=self._policy.scopes(key, self._rates(request), name.model.id),
+            num_charged_tokens=sum(nums_prompt_tokens) + len(generations) * max_tokens,
+            num_completions=len(generations),
             model=name.model.id,
-            num_tokens=num_prompt_tokens + len(generations) * min(params.max_tokens, window),
-            num_sequences=len(generations),
-            num_prompt_tokens=num_prompt_tokens,
-            num_replicas=max(1, request.app[TRITON].num_ready(name.model.ensemble)),
+            num_tokens=nums_prompt_tokens[0] + max_tokens,
+            num_prompt_tokens=nums_prompt_tokens[0],
+            num_replicas=max(1, triton.num_ready(ensemble)),
             max_sequences=name.model.parameters.max_sequences,
             priority=_allowed_priority(body, self._highest_priority(request)),
         )
-        priority = _ENGINE_PRIORITIES[wanted.priority]
-        sender = request.remote or "" if key == ANONYMOUS.id else key
-        lease = request[_LEASE] = await self.limiter.acquire(wanted)
-        num_tokens = wanted.num_tokens  # an aborted request without streaming: usage unknown, so charge the estimate
+        priority = _ENGINE_PRIORITIES[first.priority]
+        admitted = [
+            replace(each, params=replace(each.params, priority=priority, sender=first.sender)) for each in generations
+        ]
+        usages: dict[int, Usage] = {}
+        is_settled = False
+        lease = request[_LEASE] = await self.limiter.acquire(first)
+
+        def end(index: int, place: Lease, usage: Usage | None) -> None:
+            nonlocal is_settled
+            self.limiter.leave(place)
+            if usage is not None:
+                usages[index] = usage
+            if len(usages) == len(generations):
+                num_input = sum(usages[index].num_input_tokens for index in range(0, len(usages), num_per_prompt))
+                self.limiter.release(lease, num_input + sum(each.num_output_tokens for each in usages.values()))
+                is_settled = True
+
+        async def run(index: int, generation: GenerationRequest) -> AsyncGenerator[GenerationChunk, None]:
+            place = lease
+            if index:
+                num_prompt_tokens = nums_prompt_tokens[index // num_per_prompt]
+                place = await self.limiter.acquire(
+                    replace(
+                        first,
+                        scopes=(),
+                        num_tokens=num_prompt_tokens + max_tokens,
+                        num_prompt_tokens=num_prompt_tokens,
+                        is_first=False,
+                    )
+                )
+            try:
+                chunks = triton.generate(ensemble, generation, functools.partial(end, index, place))
+                async with aclosing(chunks):
+                    async for chunk in chunks:
+                        yield chunk
+            finally:
+                if index:
+                    self.limiter.release(place, 0)
+                else:
+                    self.limiter.leave(place)
+
+        # Of an aborted request without streaming the usage is unknown, so charge the estimate.
+        num_tokens = first.num_charged_tokens
         try:
-            yield [replace(each, params=replace(each.params, priority=priority, sender=sender)) for each in generations]
+            yield Admitted(admitted, [run(index, each) for index, each in enumerate(admitted)])
             if params.is_stream or facts.error_code != CLIENT_CLOSED:
-                num_tokens = _num_tokens_used(facts, wanted)
+                num_tokens = _num_tokens_used(facts, sum(nums_prompt_tokens))
         except asyncio.CancelledError:
             if params.is_stream:
-                num_tokens = _num_tokens_used(facts, wanted)
+                num_tokens = _num_tokens_used(facts, sum(nums_prompt_tokens))
             raise
         except Exception:
-            num_tokens = 0 if facts.ttft_s is None else _num_tokens_used(facts, wanted)
+            num_tokens = 0 if facts.ttft_s is None else _num_tokens_used(facts, sum(nums_prompt_tokens))
             raise
         finally:
-            self.limiter.release(lease, num_tokens)
+            if not is_settled:
+                self.limiter.release(lease, num_tokens)
 
     async def count_request(self, request: web.Request, model: str) -> None:
         """Charge a request that generates nothing, or raise RateLimited."""
         key = request[FACTS].caller.id
         scopes = self._policy.scopes(key, self._rates(request), model)
         if scopes:
-            lease = request[_LEASE] = await self.limiter.acquire(AdmissionRequest(key=key, scopes=scopes))
+            lease = request[_LEASE] = await self.limiter.acquire(AdmissionRequest(sender=key, scopes=scopes))
             self.limiter.release(lease, 0)
 
     def _rates(self, request: web.Request) -> RateLimits:
@@ -164,12 +219,16 @@ def _num_tokens(prompt: Prompt, context_window: int) -> int:
     return min(math.ceil(num_bytes / _BYTES_PER_TOKEN), context_window)
 
 
-def _num_tokens_used(facts: RequestFacts, wanted: AdmissionRequest) -> int:
-    """Number of tokens by the engine's counts; where completions were cut, estimated from the text that was sent."""
+def _num_tokens_used(facts: RequestFacts, num_prompt_tokens: int) -> int:
+    """Number of tokens of completions that were cut, from the text that was sent, and the prompts' estimate."""
     record = facts.stream
     if record is None:
-        return wanted.num_prompt_tokens
-    if record.num_finished == wanted.num_sequences:
-        return record.num_input_tokens + record.num_output_tokens
+        return num_prompt_tokens
     num_streamed = math.ceil(record.num_chars / _BYTES_PER_TOKEN)
-    return max(record.num_input_tokens, wanted.num_prompt_tokens) + max(record.num_output_tokens, num_streamed)
+    return max(record.num_input_tokens, num_prompt_tokens) + max(record.num_output_tokens, num_streamed)
+
+
+def _sender(request: web.Request) -> str:
+    """Return whose requests are served in turns with those of others: a key's, or without keys an address's."""
+    caller = request[FACTS].caller
+    return request.remote or "" if caller.id == ANONYMOUS.id else caller.id

@@ -37,7 +37,7 @@ class LocalLimiter:
         self.admissions: dict[str, Admission] = {}  # by model
 
     async def acquire(self, request: AdmissionRequest) -> Lease:
-        """Wait until the request may run. A cancelled caller holds nothing.
+        """Charge a request, and wait until the completion may run. A cancelled caller holds nothing.
 
         Raises:
             RateLimited: a limit of the key is reached.
@@ -49,31 +49,38 @@ class LocalLimiter:
         try:
             if lease_id:
                 readings = await self._charge(lease_id, request)
-            if request.num_sequences:
+            if request.model:
                 if request.model not in self.admissions:
                     self.admissions[request.model] = Admission(self._bounds_of(request.model))
                 await self.admissions[request.model].enter(request)
         except RateLimited:
             raise  # the request was not charged
         except BaseException as exc:
-            self._settle(lease_id, request, Amounts(-1, -request.num_tokens, -1))
+            self._settle(lease_id, request, Amounts(-1, -request.num_charged_tokens, -request.num_completions))
             if isinstance(exc, QueueFull):
                 exc.headers = {**exc.headers, **rate_headers(readings)}
             raise
         return Lease(lease_id, request, readings)
 
-    def release(self, lease: Lease, num_tokens: int) -> None:
-        """End a request and charge the tokens that it used. It neither waits nor fails."""
-        if lease.request.num_sequences:
+    def leave(self, lease: Lease) -> None:
+        """Give the completion's place to the next one; its charge stays. It neither waits nor fails."""
+        if lease.request.model and lease.has_place:
+            lease.has_place = False
             self.admissions[lease.request.model].leave(lease.request)
-        self._settle(lease.id, lease.request, Amounts(0, num_tokens - lease.request.num_tokens, -1))
+
+    def release(self, lease: Lease, num_tokens: int) -> None:
+        """End the request and charge the tokens that it used. It neither waits nor fails."""
+        self.leave(lease)
+        request = lease.request
+        self._settle(lease.id, request, Amounts(0, num_tokens - request.num_charged_tokens, -request.num_completions))
 
     async def close(self) -> None:
         """Close connections and end tasks."""
         await self._counters.close()
 
     async def _charge(self, lease_id: str, request: AdmissionRequest) -> tuple[Reading, ...]:
-        counters, amounts = counters_of(request.scopes), Amounts(1, request.num_tokens, 1)
+        counters = counters_of(request.scopes)
+        amounts = Amounts(1, request.num_charged_tokens, request.num_completions)
         refused, used = await self._counters.charge(lease_id, counters, amounts)
         readings = tuple(
             Reading(counter.resource, counter.limit, used_s)

@@ -58,7 +58,7 @@ class Outage:
         """Whether the service failed less than a second ago. Then a call would only delay a request."""
         return self._failed_at_s is not None and self._clock() - self._failed_at_s < _PAUSE_S
 
-    async def call[Answer](self, call: Awaitable[Answer], timeout_s: float) -> Answer | None:
+    async def call[Answer](self, call: Awaitable[Answer], timeout_s: float | None) -> Answer | None:
         """Return the answer to a call; None: it failed. Log the beginning and the end of an outage."""
         try:
             async with asyncio.timeout(timeout_s):

@@ -15,7 +15,8 @@ from redis.exceptions import RedisError
 from frontend.gateway.counters import MAX_USED_S, Amounts, Counter, Outcome
 from frontend.gateway.outage import OnFailure, Outage
 
-# `MemoryCounters` in Lua; a test compares their results. Concurrency is a set of leases, sorted by the time of expiry.
+# `MemoryCounters` in Lua; a test compares their results. Concurrency is a set with an item for each completion of a
+# lease, sorted by the time of expiry.
 # KEYS: one for each counter. ARGV: lease; its seconds (0: settle); number of rates; use and capacity of each counter.
 # Answer: index of the first counter without room (0: all were charged), then the use of each counter.
 SCRIPT = f"""
@@ -41,10 +42,10 @@ for i, key in ipairs(refused == 0 and KEYS or {{}}) do
     used[i] = bounded(used[i])
     redis.call('SET', key, string.format('%.17g', now + used[i]), 'EX', {MAX_USED_S + 1:.0f})
   elseif lease_s > 0 then
-    redis.call('ZADD', key, now + lease_s, lease)
+    for j = 1, tonumber(ARGV[2 * i + 2]) do redis.call('ZADD', key, now + lease_s, lease .. ':' .. j) end
     redis.call('EXPIRE', key, 2 * lease_s)
   else
-    redis.call('ZREM', key, lease)
+    for j = 1, -tonumber(ARGV[2 * i + 2]) do redis.call('ZREM', key, lease .. ':' .. j) end
   end
 end
 for i, value in ipairs(used) do used[i] = string.format('%.17g', value) end
@@ -74,7 +75,7 @@ class RedisCounters:
         self._client = redis.asyncio.Redis.from_pool(pool)
         self._script = self._client.register_script(SCRIPT)
         self._outage = Outage(service, on_failure, clock, RedisError)
-        self._leases: dict[str, list[str]] = {}  # the keys that have each lease, by lease
+        self._leases: dict[str, tuple[list[str], list[str]]] = {}  # the keys that have a lease, and its items
         self._settlements: set[asyncio.Task[Any]] = set()
         self._renewal: asyncio.Task[None] | None = None
 
@@ -85,7 +86,8 @@ class RedisCounters:
             LimitsUnavailable: Redis does not answer, and requests must not run uncounted.
         """
         self._renewal = self._renewal or asyncio.create_task(self._renew_until_cancelled())
-        self._leases[lease_id] = [_key(counter) for counter in counters if not counter.is_rate]
+        items = [f"{lease_id}:{number}" for number in range(1, amounts.concurrency + 1)]
+        self._leases[lease_id] = [_key(counter) for counter in counters if not counter.is_rate], items
         answer = None if self._outage.is_pause else await self._call(lease_id, _LEASE_S, counters, amounts)
         if answer is None:
             # The script may have run without an answer. Then the lease expires, and time refills the rates.
@@ -121,9 +123,9 @@ class RedisCounters:
         seconds, microseconds = await self._client.time()
         expires_s = seconds + microseconds / 1e6 + _LEASE_S
         async with self._client.pipeline(transaction=False) as pipeline:
-            for lease_id, keys in self._leases.items():
+            for keys, items in self._leases.values():
                 for key in keys:
-                    pipeline.zadd(key, {lease_id: expires_s}, xx=True)
+                    pipeline.zadd(key, dict.fromkeys(items, expires_s), xx=True)
                     pipeline.expire(key, 2 * _LEASE_S)
             await pipeline.execute()
 

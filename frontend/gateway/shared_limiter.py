@@ -1,6 +1,6 @@
 """One limiter for several workers: the admission process decides, and each worker has one connection to it.
 
-A request takes two messages to the process and one back; each is a line of JSON. When a connection is lost, the
+A completion takes three messages to the process and one back; each is a line of JSON. When a connection is lost, the
 process releases its leases.
 """
 
@@ -54,8 +54,9 @@ class Answer(Struct, frozen=True, array_like=True):
             raise error
 
 
-# From a worker: the number of a request, and the request, which waits until it may run, or the tokens that it used.
-_FROM_WORKER = msgspec.json.Decoder(tuple[int, AdmissionRequest | int])
+# From a worker: the number of a completion, and the completion, which waits until it may run; None: its work has ended;
+# or the tokens that its request used.
+_FROM_WORKER = msgspec.json.Decoder(tuple[int, AdmissionRequest | int | None])
 _TO_WORKER = msgspec.json.Decoder(Answer)
 _ENCODER = msgspec.json.Encoder()
 
@@ -92,15 +93,21 @@ class SharedLimiter:
         number = next(self._numbers)
         answer = None
         if not self._outage.is_pause:
-            answer = await self._outage.call(self._answer(number, request), self._timeout_s)
+            timeout_s = self._timeout_s if request.is_first else None
+            answer = await self._outage.call(self._answer(number, request), timeout_s)
         if answer is None:
             self._outage.pass_or_refuse()
             return Lease("", request)
         answer.raise_error()
         return Lease(str(number), request, answer.readings)
 
+    def leave(self, lease: Lease) -> None:
+        """Give the completion's place to the next one, as `LocalLimiter` does."""
+        if lease.id:
+            self._send(int(lease.id), None)
+
     def release(self, lease: Lease, num_tokens: int) -> None:
-        """End a request and charge the tokens that it used. It neither waits nor fails."""
+        """End the request and charge the tokens that it used. It neither waits nor fails."""
         if lease.id:
             self._send(int(lease.id), num_tokens)
 
@@ -138,7 +145,7 @@ class SharedLimiter:
             if not future.done():
                 future.set_exception(ConnectionResetError("the admission process is gone"))
 
-    def _send(self, number: int, message: AdmissionRequest | int) -> None:
+    def _send(self, number: int, message: AdmissionRequest | int | None) -> None:
         if self._writer is not None and self.is_connected:
             _send(self._writer, (number, message))
 
@@ -169,14 +176,16 @@ async def serve_worker(limiter: LocalLimiter, reader: asyncio.StreamReader, writ
                 if not task.done():
                     waiting[number] = task
                     task.add_done_callback(functools.partial(forget, number))
+            elif number in leases and message is None:
+                limiter.leave(leases[number])
             elif number in leases:
-                limiter.release(leases.pop(number), message)
+                limiter.release(leases.pop(number), message or 0)
             elif number in waiting:
                 waiting[number].cancel()
     for task in waiting.values():
         task.cancel()
     for lease in leases.values():
-        limiter.release(lease, lease.request.num_tokens)  # usage unknown, so charge the estimate
+        limiter.release(lease, lease.request.num_charged_tokens)  # usage unknown, so charge the estimate
     writer.close()
 
 

@@ -32,14 +32,16 @@ class Scope(Struct, frozen=True, array_like=True):
 
 
 class AdmissionRequest(Struct, frozen=True, kw_only=True, array_like=True):
-    """One HTTP request, as the limits see it."""
+    """One completion, as the limits see it. The first one of an HTTP request is charged for all of them."""
 
-    key: str  # waiting requests of different keys are served fairly
-    scopes: tuple[Scope, ...] = ()  # each must have room
-    num_tokens: int = 0  # estimate: prompts and completions
-    model: str = ""
-    num_sequences: int = 0  # completions to generate; 0: the request needs no admission
+    sender: str  # a key, or without keys an address; waiting completions of different senders are served fairly
+    scopes: tuple[Scope, ...] = ()  # each must have room for the charge
+    num_charged_tokens: int = 0  # estimate: prompts and completions
+    num_completions: int = 1  # charged
+    model: str = ""  # empty: it needs no place
+    num_tokens: int = 0  # estimate: its prompt, and what it may generate
     num_prompt_tokens: int = 0  # estimate
+    is_first: bool = True  # of its HTTP request, which may be refused; the others wait as long as they must
     num_replicas: int = 1  # ready replicas of the model
     max_sequences: int = 1  # sequences that one replica decodes at a time
     priority: Priority = Priority.NORMAL
@@ -59,9 +61,10 @@ class Reading(Struct, frozen=True, array_like=True):
         return min(self.limit, max(0, remaining))
 
 
-class Lease(Struct, frozen=True):
-    """The permission to run a request. It must be released."""
+class Lease(Struct):
+    """The permission to run a completion. It must be released."""
 
-    id: str  # empty: the limits do not count the request
+    id: str  # empty: nothing is charged
     request: AdmissionRequest
     readings: tuple[Reading, ...] = ()
+    has_place: bool = True  # until its work has ended

@@ -23,6 +23,7 @@ from frontend.request_context import (
     LIMITS,
     SETTINGS,
     TRITON,
+    Admitted,
     RequestFacts,
     find_model,
     json_response,
@@ -60,7 +61,7 @@ async def create_chat_completion(request: web.Request) -> web.StreamResponse:
     _refuse_too_many(request, 1, chat.n or 1)
     generations = chat_to_requests(chat, name, _defaults(request, name), request[FACTS].request_id, images)
     async with _admitted(request, chat, name, generations, len(generations)) as admitted:
-        return await _answer(request, name, admitted, ChatReply(chat, name, int(time.time())), headers)
+        return await _answer(request, admitted, ChatReply(chat, name, int(time.time())), headers)
 
 
 async def create_completion(request: web.Request) -> web.StreamResponse:
@@ -76,9 +77,8 @@ async def create_completion(request: web.Request) -> web.StreamResponse:
         reply = CompletionReply(completion, name, int(time.time()), num_chars)
         if completion.stream and len(completion.prompt) > 1:
             # A prompt can be refused with a status only before the stream begins.
-            triton = request.app[TRITON]
-            await asyncio.gather(*(triton.check(name.model.ensemble, each) for each in admitted[::num_per_prompt]))
-        return await _answer(request, name, admitted, reply, headers)
+            await request.app[TRITON].check(name.model.ensemble, admitted.generations[::num_per_prompt])
+        return await _answer(request, admitted, reply, headers)
 
 
 @asynccontextmanager
@@ -88,7 +88,7 @@ async def _admitted(
     name: ModelName,
     generations: Sequence[GenerationRequest],
     num_per_prompt: int,
-) -> AsyncIterator[Sequence[GenerationRequest]]:
+) -> AsyncIterator[Admitted]:
     """Count a request as in flight, also while it waits, and apply the limits of its key and model.
 
     Raises:
@@ -97,7 +97,8 @@ async def _admitted(
     limits = request.app.get(LIMITS)
     with request.app[OBSERVER].in_flight(name.model.id):
         if limits is None:
-            yield generations
+            triton, ensemble = request.app[TRITON], name.model.ensemble
+            yield Admitted(generations, [triton.generate(ensemble, each) for each in generations])
             return
         async with limits.generating(request, body, name, generations, num_per_prompt) as admitted:
             yield admitted
@@ -143,17 +144,13 @@ async def _prompt_lengths(request: web.Request, completion: CompletionRequest, n
 
 
 async def _answer(
-    request: web.Request,
-    name: ModelName,
-    generations: Sequence[GenerationRequest],
-    reply: sse.Reply,
-    headers: Mapping[str, str],
+    request: web.Request, admitted: Admitted, reply: sse.Reply, headers: Mapping[str, str]
 ) -> web.StreamResponse:
-    facts, triton = request[FACTS], request.app[TRITON]
+    facts = request[FACTS]
     facts.id = reply.id
-    facts.stream = record = StreamRecord(generations, reply.num_per_prompt)
+    facts.stream = record = StreamRecord(admitted.generations, reply.num_per_prompt)
     answer = _answer_with_events if record.is_stream else _answer_as_a_whole
-    async with aclosing(merged([triton.generate(name.model.ensemble, each) for each in generations])) as chunks:
+    async with aclosing(merged(admitted.streams)) as chunks:
         return await answer(request, reply, record, chunks, headers)
 
 

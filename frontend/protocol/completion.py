@@ -14,7 +14,7 @@ from frontend.protocol.fields import HINTS, REFUSED, GenerationBody, TokenId
 from model_repository.contract.request import MAX_IMAGES
 
 MAX_LOGPROBS = 5  # OpenAI's
-MAX_CHOICES = 1024  # completions of one request: prompts times n or best_of
+MAX_CHOICES = 128  # completions of one request, prompts times n or best_of; OpenAI's bound of n
 
 type Prompt = str | list[int]
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import json
 import logging
 import secrets
 import time
-from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
@@ -20,9 +20,17 @@ from frontend.triton.chunk_queue import ChunkQueue
 from frontend.triton.failures import error_from_message, error_from_rpc
 from frontend.triton.messages import infer_request, payload_of
 from model_repository.contract.codec import pack, pack_batch, unpack
-from model_repository.contract.output import ChunkBatch
+from model_repository.contract.output import ChunkBatch, Usage
 from model_repository.contract.request import MAX_BATCH_REQUESTS, ChatPrompt, GenerationRequest
-from model_repository.contract.tensors import CHUNK_BATCH, OPEN_STREAM, OUTPUTS, REQUEST_BATCH, REQUESTS, stage_name
+from model_repository.contract.tensors import (
+    CHUNK_BATCH,
+    CONTROL,
+    OPEN_STREAM,
+    OUTPUTS,
+    REQUEST_BATCH,
+    REQUESTS,
+    stage_name,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -37,19 +45,21 @@ KEEPALIVE_INTERVAL_S = 3.0  # of empty batches; the engine ends a stream that wa
 _NO_NUMBERS = "0-0"  # of the requests in an empty batch
 _BATCH_PAYLOAD_BYTES = 12_000  # of requests in one message: the tokenizer leaves larger messages to a thread
 _OPENING_ID = "outputs"  # of the request that opens the stream; a batch's id has its first and last number
+_CANCEL_ID = "cancel"  # of a message that cancels requests
 _SLOW_BYTES = 8_000  # a larger request takes long to encode
 
 
 class MultiplexedCall:
     """One call, from the opening of an output stream until it breaks or is closed. `run` reads it.
 
-    The engine ends the stream too, when it has been of no use for a while.
+    The engine ends the stream too, when it has been of no use for a while. Requests whose readers leave are cancelled
+    on the call itself, many in a message and one message at a time: a thousand calls at once, or the end of a call with
+    requests in it, damage Triton's memory (its issues 7368 and 8034).
 
     Args:
         stub: of Triton's gRPC service.
         ensemble: the model's.
-        on_end: called with this object once it takes no more requests.
-        on_orphan: called with the cancel key of a request that the engine has although its reader left or is too slow.
+        on_end: called with this object once it takes no more requests, and the cancel keys of those that run.
         fetch_epoch: returns the engine's epoch; None: it did not answer.
     """
 
@@ -58,14 +68,12 @@ class MultiplexedCall:
         stub: Any,
         ensemble: str,
         *,
-        on_end: Callable[[MultiplexedCall], None],
-        on_orphan: Callable[[str], None],
+        on_end: Callable[[MultiplexedCall, list[str]], None],
         fetch_epoch: Callable[[], Awaitable[int | None]],
     ) -> None:
         self._ensemble = ensemble
         self._key = secrets.token_hex(16)  # a secret: never logged, and only sent to Triton
         self._on_end = on_end
-        self._on_orphan = on_orphan
         self._fetch_epoch = fetch_epoch
         self.epoch: int | None = None  # of the engine, before the stream was opened
         self._error: APIError | None = None  # after it the call takes no more requests
@@ -74,8 +82,10 @@ class MultiplexedCall:
         self._numbers = itertools.count(1)
         self._queues: dict[int, ChunkQueue] = {}
         self._cancel_keys_left: dict[int, str] = {}  # of requests whose reader left before the first chunk
-        self._unsent: deque[_Packed] = deque()
-        self._has_unsent = asyncio.Event()  # or the call has ended
+        self._unsent: dict[int, _Packed] = {}
+        self._unsent_cancels: list[str] = []
+        self._is_cancelling = False  # a message has no answer yet
+        self._wakes_sender = asyncio.Event()  # there is something to send, or the call has ended
         self._opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._call = stub.ModelStreamInfer(self._messages())  # grpc reads the messages, and half-closes after the last
 
@@ -97,8 +107,11 @@ class MultiplexedCall:
         """
         await asyncio.shield(self._opened)
 
-    def send(self, request: GenerationRequest) -> ChunkQueue:
+    def send(self, request: GenerationRequest, on_end: Callable[[Usage | None], None]) -> ChunkQueue:
         """Send a request; return the queue of its chunks, which its reader must close.
+
+        Args:
+            on_end: called once the engine has no work for it, with what it took; None: it was cancelled.
 
         Raises:
             APIError: the call has ended.
@@ -106,11 +119,13 @@ class MultiplexedCall:
         if self._error is not None:
             raise self._error
         number, cancel_key = next(self._numbers), request.params.cancel_key
-        self._unsent.append(_Packed.of(number, request))
-        self._has_unsent.set()
+        self._unsent[number] = _Packed.of(number, request)
+        self._wakes_sender.set()
         queue = self._queues[number] = ChunkQueue(
-            on_close=lambda: self._close_queue(number, cancel_key),
-            on_overflow=lambda: self._on_orphan(cancel_key),  # its reader may be stuck
+            cancel_key,
+            close=lambda is_cancelled: self._close_queue(number, is_cancelled=is_cancelled),
+            cancel=lambda: self._cancel(cancel_key),
+            on_end=on_end,
         )
         return queue
 
@@ -148,60 +163,81 @@ class MultiplexedCall:
         opening = infer_request(stage_name(self._ensemble, OUTPUTS), OPEN_STREAM, self._key.encode(), _OPENING_ID)
         opening.parameters["triton_enable_empty_final_response"].bool_param = True  # shows the end of the stream
         yield opening
-        while (batch := await self._next_batch()) is not None:
-            payload = pack_batch(self._key, [(each.number, each.payload) for each in batch])
-            numbers = f"{batch[0].number}-{batch[-1].number}" if batch else _NO_NUMBERS
-            yield infer_request(stage_name(self._ensemble, REQUESTS), REQUEST_BATCH, payload, numbers)
+        while self._error is None or self._unsent_cancels:
+            if self._unsent_cancels and (not self._is_cancelling or self._error is not None):
+                self._is_cancelling = True
+                message = json.dumps({"cancel_keys": self._unsent_cancels}).encode()
+                self._unsent_cancels.clear()
+                yield infer_request(stage_name(self._ensemble, "engine"), CONTROL, message, _CANCEL_ID)
+            elif (batch := self._next_batch()) or await self._is_silent():
+                payload = pack_batch(self._key, [(each.number, each.payload) for each in batch])
+                numbers = f"{batch[0].number}-{batch[-1].number}" if batch else _NO_NUMBERS
+                yield infer_request(stage_name(self._ensemble, REQUESTS), REQUEST_BATCH, payload, numbers)
 
-    async def _next_batch(self) -> list[_Packed] | None:
-        """Wait for requests, and return those that can share a message; None after the end of the call.
+    async def _is_silent(self) -> bool:
+        """Wait until there is something to send, or the call has ended; return whether an empty batch is due.
 
-        An empty batch keeps the stream open for requests that are still in the tokenizer: the engine knows nothing of
-        them, and ends an unused stream.
+        It keeps the stream open for requests that are still in the tokenizer: the engine knows nothing of them, and
+        ends an unused stream.
         """
-        while not self._unsent and self._error is None:
-            self._has_unsent.clear()
-            try:
-                await asyncio.wait_for(self._has_unsent.wait(), KEEPALIVE_INTERVAL_S)
-            except TimeoutError:
-                if any(queue.is_waiting for queue in self._queues.values()):
-                    break
-        if self._error is not None:
-            return None
+        self._wakes_sender.clear()
+        try:
+            await asyncio.wait_for(self._wakes_sender.wait(), KEEPALIVE_INTERVAL_S)
+        except TimeoutError:
+            return any(queue.is_waiting for queue in self._queues.values())
+        return False
+
+    def _next_batch(self) -> list[_Packed]:
+        """Return the unsent requests that can share a message."""
         batch: list[_Packed] = []
         num_bytes = 0
-        while self._unsent and len(batch) < MAX_BATCH_REQUESTS:
-            num_bytes += len(self._unsent[0].payload)
-            if batch and (self._unsent[0].is_slow or batch[0].is_slow or num_bytes > _BATCH_PAYLOAD_BYTES):
+        for packed in self._unsent.values():
+            num_bytes += len(packed.payload)
+            if batch and (packed.is_slow or batch[0].is_slow or num_bytes > _BATCH_PAYLOAD_BYTES):
                 break
-            batch.append(self._unsent.popleft())
+            batch.append(packed)
+            if len(batch) == MAX_BATCH_REQUESTS:
+                break
+        for packed in batch:
+            del self._unsent[packed.number]
         return batch
 
-    def _close_queue(self, number: int, cancel_key: str) -> None:
+    def _cancel(self, cancel_key: str) -> None:
+        """Have the engine cancel a request. The end of the call does it otherwise."""
+        if self._error is None:
+            self._unsent_cancels.append(cancel_key)
+            self._wakes_sender.set()
+
+    def _close_queue(self, number: int, *, is_cancelled: bool) -> None:
         """Forget a number, and ignore later chunks for it. A call that needs rotation ends with its last number."""
         queue = self._queues.pop(number, None)
-        if queue is None:
+        if queue is None or self._unsent.pop(number, None) is not None:
             return
+        if is_cancelled:
+            self._cancel(queue.cancel_key)
         if queue.is_waiting:
-            self._cancel_keys_left[number] = cancel_key
+            self._cancel_keys_left[number] = queue.cancel_key
         elif self.needs_rotation and self._error is None and not self._queues and not self._cancel_keys_left:
-            self.close(errors.OutputStreamNotOpen())
+            self._end(errors.OutputStreamNotOpen())  # the engine ends the stream, which it finds unused
 
     def _end(self, error: APIError, *, is_engine_lost: bool = False) -> int:
         """Take no more requests, and fail the present ones; return how many there were."""
         if self._error is not None:
             return 0
         self._error = error
+        sent = [queue.cancel_key for number, queue in self._queues.items() if number not in self._unsent]
+        running = [*sent, *self._cancel_keys_left.values(), *self._unsent_cancels]
+        is_over = is_engine_lost or isinstance(error, errors.OutputStreamNotOpen)  # no sequence runs
+        self._on_end(self, [] if is_over else running)
         self._unsent.clear()
-        self._has_unsent.set()  # the sending task must not wait for ever
-        self._on_end(self)
+        self._wakes_sender.set()  # the sending task must not wait for ever
         if not self._opened.done():
             self._opened.set_exception(error)
             self._opened.exception()  # marks the error as seen for asyncio
         for queue in self._queues.values():
             # A request that has begun cannot be sent again.
             is_lost = not queue.is_waiting and isinstance(error, errors.OutputStreamNotOpen)
-            queue.fail(errors.EngineFailed() if is_lost else error, is_engine_lost=is_engine_lost)
+            queue.fail(errors.EngineFailed() if is_lost else error)
         return len(self._queues)
 
     async def _read(self) -> None:
@@ -218,7 +254,10 @@ class MultiplexedCall:
             if response is grpc.aio.EOF:
                 return
             answer = response.infer_response
-            if response.error_message:
+            if answer.id == _CANCEL_ID:
+                self._is_cancelling = False
+                self._wakes_sender.set()
+            elif response.error_message:
                 self._fail_batch(answer.id, error_from_message(response.error_message))
             elif not answer.outputs and answer.parameters["triton_final_response"].bool_param:
                 self._half_close()
@@ -263,7 +302,7 @@ class MultiplexedCall:
                 else:
                     queue.put(item)
             elif number in self._cancel_keys_left:
-                self._on_orphan(self._cancel_keys_left.pop(number))
+                self._cancel(self._cancel_keys_left.pop(number))
 
 
 @dataclass(frozen=True, slots=True)

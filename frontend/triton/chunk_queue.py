@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable
 
 from frontend.errors import APIError, ReaderTooSlow
-from model_repository.contract.output import GenerationChunk
+from model_repository.contract.output import GenerationChunk, Usage
 
 # A reader with more unread tokens is disconnected: they take some megabytes. Each log probability counts as a token.
 MAX_UNREAD = 16_384
@@ -17,16 +17,26 @@ class ChunkQueue:
     """The unread chunks of one completion.
 
     Args:
-        on_close: called when its reader leaves.
-        on_overflow: called when more has come than is kept for a reader.
+        cancel_key: of the request.
+        close: called when its reader leaves; with True, the engine shall cancel the request.
+        cancel: has the engine cancel the request.
+        on_end: called once the engine has no more work for the request, with what it used; None: it is cancelled.
     """
 
-    def __init__(self, on_close: Callable[[], None], on_overflow: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self,
+        cancel_key: str,
+        *,
+        close: Callable[[bool], None],
+        cancel: Callable[[], None],
+        on_end: Callable[[Usage | None], None],
+    ) -> None:
+        self.cancel_key = cancel_key
         self.is_finished = False  # the last chunk has come
         self.is_waiting = True  # for the engine's first message about the request, or for an error
-        self.is_engine_lost = False
-        self.close = on_close
-        self._on_overflow = on_overflow
+        self.close = close
+        self._cancel = cancel
+        self._on_end = on_end
         self._num_unread = 0
         self._chunks: deque[GenerationChunk] = deque()
         self._error: APIError | None = None
@@ -41,13 +51,15 @@ class ChunkQueue:
                 self._overflow()
                 return
             self._chunks.append(chunk)
-            self.is_finished = chunk.finish_reason is not None
             self._wake()
+            if chunk.finish_reason is not None:
+                self.is_finished = True
+                self._on_end(chunk.usage)
 
-    def fail(self, error: APIError, *, is_engine_lost: bool = False) -> None:
+    def fail(self, error: APIError) -> None:
         """Have the reader raise this error after the unread chunks. Only the first error counts."""
         if self._error is None:
-            self._error, self.is_engine_lost = error, is_engine_lost
+            self._error = error
             self._wake()
 
     async def ready(self) -> None:
@@ -83,10 +95,11 @@ class ChunkQueue:
         return GenerationChunk(text="".join(texts))
 
     def _overflow(self) -> None:
-        """Drop all chunks: they are useless without the rest."""
+        """Drop all chunks: they are useless without the rest. The reader may be stuck, so this cancels the request."""
         self._chunks.clear()
         self.fail(ReaderTooSlow())
-        self._on_overflow()
+        self._cancel()
+        self._on_end(None)
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 from collections.abc import Container, Mapping, Sequence
 
@@ -26,6 +27,7 @@ from model_repository.contract.output import (
     TokenDelta,
 )
 from model_repository.contract.request import (
+    MAX_BATCH_REQUESTS,
     EngineRequestBatch,
     GenerationRequest,
     Prompt,
@@ -84,18 +86,22 @@ class TritonClient:
         """
         return await self.repository.snapshot(self._adapters)
 
-    async def check(self, ensemble: str, request: GenerationRequest) -> None:
-        """Have the tokenizer stage check a request without generating a token.
+    async def check(self, ensemble: str, requests: Sequence[GenerationRequest]) -> None:
+        """Have the tokenizer stage check requests without generating a token.
 
         Raises:
-            APIError: the request would be refused, or Triton did not answer.
+            APIError: one of them would be refused, or Triton did not answer.
         """
-        payload = pack(RequestBatch("", ((0, request),)))
-        answer = await self._call_tokenizer(ensemble, REQUEST_BATCH, payload, ENGINE_REQUESTS)
-        with understood("of a tokenizer"):
-            [(_, item)] = unpack(EngineRequestBatch, answer, ENGINE_REQUESTS.name).items
-        if isinstance(item, str):
-            raise error_from_message(item)
+        for batch in itertools.batched(requests, MAX_BATCH_REQUESTS):
+            payload = pack(RequestBatch("", tuple(enumerate(batch))))
+            answer = await self._call_tokenizer(ensemble, REQUEST_BATCH, payload, ENGINE_REQUESTS)
+            with understood("of a tokenizer"):
+                items = [item for _, item in unpack(EngineRequestBatch, answer, ENGINE_REQUESTS.name).items]
+                if len(items) != len(batch):
+                    raise ValueError("another number of requests")
+            for item in items:
+                if isinstance(item, str):
+                    raise error_from_message(item)
 
     async def tokenize(self, ensemble: str, prompt: Prompt, *, add_special_tokens: bool) -> TokenizeAnswer:
         """Return a prompt's tokens.
@@ -182,15 +188,17 @@ class TritonClient:
         with understood("of a tokenizer"):
             return payload_of(response, wanted)
 
-    async def _cancel(self, ensemble: str, cancel_key: str) -> None:
-        await self._control(ensemble, {"cancel_key": cancel_key}, _CANCEL_TIMEOUT_S)
+    async def _cancel(self, ensemble: str, cancel_keys: list[str]) -> None:
+        await self._control(ensemble, {"cancel_keys": cancel_keys}, _CANCEL_TIMEOUT_S)
 
     async def _epoch(self, ensemble: str) -> int | None:
         with contextlib.suppress(APIError):
             return (await self.engine_stats(ensemble, _EPOCH_TIMEOUT_S)).epoch
         return None
 
-    async def _control(self, ensemble: str, command: Mapping[str, str | bool], timeout_s: float) -> EngineStats:
+    async def _control(
+        self, ensemble: str, command: Mapping[str, str | bool | list[str]], timeout_s: float
+    ) -> EngineStats:
         key = {"key": self._key} if self._key else {}
         message = json.dumps({**command, **key}).encode()
         payload = await self._one_response(stage_name(ensemble, "engine"), CONTROL, message, STATS, timeout_s)

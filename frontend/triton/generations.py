@@ -14,7 +14,7 @@ from frontend.errors import APIError
 from frontend.triton.call import MultiplexedCall
 from frontend.triton.channel import Connection
 from frontend.triton.chunk_queue import ChunkQueue
-from model_repository.contract.output import GenerationChunk
+from model_repository.contract.output import GenerationChunk, Usage
 from model_repository.contract.request import GenerationRequest
 from model_repository.contract.tensors import ensemble_of_stage, stage_name
 
@@ -28,7 +28,7 @@ class Generations:
 
     Args:
         connection: to Triton.
-        cancel: tells the engine of an ensemble to cancel the sequence with a cancel key.
+        cancel: tells the engine of an ensemble to cancel the sequences with these cancel keys.
         fetch_epoch: returns the epoch of an ensemble's engine; None: it did not answer.
     """
 
@@ -36,7 +36,7 @@ class Generations:
         self,
         connection: Connection,
         *,
-        cancel: Callable[[str, str], Awaitable[object]],
+        cancel: Callable[[str, list[str]], Awaitable[object]],
         fetch_epoch: Callable[[str], Awaitable[int | None]],
     ) -> None:
         # Called with the Triton name of a stage whose process is gone, and the start (time.monotonic) of the request
@@ -48,10 +48,16 @@ class Generations:
         self._calls: dict[str, list[MultiplexedCall]] = {}  # by ensemble; the last one gets the next request
         self._background: set[asyncio.Task[None]] = set()
 
-    async def generate(self, ensemble: str, request: GenerationRequest) -> AsyncGenerator[GenerationChunk, None]:
+    async def generate(
+        self, ensemble: str, request: GenerationRequest, on_end: Callable[[Usage | None], None] = lambda _: None
+    ) -> AsyncGenerator[GenerationChunk, None]:
         """Yield the completion; the last chunk carries the finish reason.
 
         Leaving it early, for any reason, cancels the engine's sequence by its cancel key.
+
+        Args:
+            on_end: called once the engine has no more work for it although its reader may be slow, with what it used;
+                None: it is cancelled. A reader that leaves or meets an error knows it itself.
 
         Raises:
             APIError: the request was refused, or failed.
@@ -62,13 +68,13 @@ class Generations:
         is_generating = True  # as far as this process knows
         try:
             try:
-                queue = await self._send(ensemble, request)
+                queue = await self._send(ensemble, request, on_end)
                 await queue.ready()
             except errors.OutputStreamNotOpen:  # the engine was reloaded; no chunk has come, so nothing is lost
                 if queue is not None:
-                    queue.close()
+                    queue.close(False)
                 queue = None
-                queue = await self._send(ensemble, request)
+                queue = await self._send(ensemble, request, on_end)
             while not is_finished:
                 chunk = await queue.get()
                 is_finished = chunk.finish_reason is not None
@@ -81,7 +87,6 @@ class Generations:
                 raise errors.NotTaken() from exc
             raise
         except errors.StageUnhealthy as exc:
-            # Triton holds each call to a dead stage for a second: the engine must not get one per stream.
             is_generating = exc.stage != stage_name(ensemble, "engine")
             self.on_stage_down(exc.stage, started_at)
             raise
@@ -90,9 +95,7 @@ class Generations:
             raise
         finally:
             if queue is not None:
-                queue.close()
-                if is_generating and not is_finished and not queue.is_engine_lost:
-                    self._cancel_sequence(ensemble, request.params.cancel_key)
+                queue.close(is_generating and not is_finished)
 
     def abort(self, stage: str, error: APIError, *, spared_epoch: int | None = None) -> int:
         """End the running generations that need a lost stage, by its Triton name; return how many there were.
@@ -128,7 +131,9 @@ class Generations:
         if self._background:
             await asyncio.wait(self._background, timeout=CLOSE_TIMEOUT_S)
 
-    async def _send(self, ensemble: str, request: GenerationRequest) -> ChunkQueue:
+    async def _send(
+        self, ensemble: str, request: GenerationRequest, on_end: Callable[[Usage | None], None]
+    ) -> ChunkQueue:
         """Send a request on the model's call, which is opened if there is none.
 
         Raises:
@@ -139,22 +144,23 @@ class Generations:
             call = MultiplexedCall(
                 self._connection.stub,
                 ensemble,
-                on_end=calls.remove,
-                on_orphan=functools.partial(self._cancel_sequence, ensemble),
+                on_end=functools.partial(self._forget_call, ensemble),
                 fetch_epoch=functools.partial(self._fetch_epoch, ensemble),
             )
             calls.append(call)
             self._spawn(call.run())
         call = calls[-1]
         await call.opened()
-        return call.send(request)
+        return call.send(request, on_end)
 
-    def _cancel_sequence(self, ensemble: str, cancel_key: str) -> None:
-        self._spawn(self._tell_engine_to_cancel(ensemble, cancel_key))
+    def _forget_call(self, ensemble: str, call: MultiplexedCall, running: list[str]) -> None:
+        self._calls[ensemble].remove(call)
+        if running:
+            self._spawn(self._tell_engine_to_cancel(ensemble, running))
 
-    async def _tell_engine_to_cancel(self, ensemble: str, cancel_key: str) -> None:
+    async def _tell_engine_to_cancel(self, ensemble: str, cancel_keys: list[str]) -> None:
         try:
-            await self._cancel(ensemble, cancel_key)
+            await self._cancel(ensemble, cancel_keys)
         except APIError as exc:
             # A dead engine has nothing to free, and the health monitor reloads a hanging one.
             logger.info("cancel not delivered to the engine of %s: %s", ensemble, exc.code)

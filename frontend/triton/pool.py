@@ -20,7 +20,7 @@ from frontend.triton.endpoints import ModelFilter
 from frontend.triton.model_union import ModelUnion
 from frontend.triton.models import ModelName, ModelSnapshot
 from frontend.triton.replica import Replica
-from model_repository.contract.output import GenerationChunk
+from model_repository.contract.output import GenerationChunk, Usage
 from model_repository.contract.request import GenerationRequest, Prompt, TokenizeAnswer
 
 logger = logging.getLogger(__name__)
@@ -161,8 +161,13 @@ class ReplicaPool:
         if state != "ready":
             raise ModelNotReady(f"The model cannot answer now (state: {state or 'not loaded'}).")
 
-    async def generate(self, ensemble: str, request: GenerationRequest) -> AsyncGenerator[GenerationChunk, None]:
+    async def generate(
+        self, ensemble: str, request: GenerationRequest, on_end: Callable[[Usage | None], None] = lambda _: None
+    ) -> AsyncGenerator[GenerationChunk, None]:
         """Yield the completion; the last chunk carries the finish reason. Leaving it cancels the generation.
+
+        Args:
+            on_end: see `Generations.generate`.
 
         Raises:
             APIError: the request was refused, or failed.
@@ -175,7 +180,7 @@ class ReplicaPool:
         while True:
             try:
                 with replica.serving(ensemble):
-                    async with aclosing(replica.triton.generations.generate(ensemble, request)) as chunks:
+                    async with aclosing(replica.triton.generations.generate(ensemble, request, on_end)) as chunks:
                         async for chunk in chunks:
                             has_begun = True
                             if chunk.finish_reason is not None:
@@ -221,13 +226,13 @@ class ReplicaPool:
             raise errors[0] if errors else TritonUnreachable()  # a DNS name has no address yet
         return self._union.of({replica.endpoint: replica.models for replica in replicas})
 
-    async def check(self, ensemble: str, request: GenerationRequest) -> None:
-        """Have the tokenizer stage check a request without generating a token.
+    async def check(self, ensemble: str, requests: Sequence[GenerationRequest]) -> None:
+        """Have the tokenizer stage check requests without generating a token.
 
         Raises:
-            APIError: the request would be refused, or no replica answered.
+            APIError: one of them would be refused, or no replica answered.
         """
-        await self._call(ensemble, lambda triton: triton.check(ensemble, request))
+        await self._call(ensemble, lambda triton: triton.check(ensemble, requests))
 
     async def tokenize(self, ensemble: str, prompt: Prompt, *, add_special_tokens: bool) -> TokenizeAnswer:
         """Return a prompt's tokens.

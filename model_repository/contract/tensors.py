@@ -15,10 +15,10 @@ from model_repository.contract.spec import StageSpec, TensorSpec, specs_of
 MAX_TOKENIZER_BATCH = 8  # requests: eight together cost a third less than eight alone
 
 # Environment variable with Triton's key. If Triton has a key, all control messages except `{}` and
-# `{"cancel_key": str}` also need `"key": str`.
+# `{"cancel_keys": [str]}` also need `"key": str`.
 KEY_VARIABLE = "CONCH_TRITON_KEY"
 CONTROL_MESSAGES = (
-    '`{}`, `{"cancel_key": str}`, `{"fail": "running"}`, `{"fail": "streams"}`, `{"drain": bool}`, '
+    '`{}`, `{"cancel_keys": [str]}`, `{"fail": "running"}`, `{"fail": "streams"}`, `{"drain": bool}`, '
     '`{"load_adapter": str, "source": str}` or `{"unload_adapter": str}`'
 )
 

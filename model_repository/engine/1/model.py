@@ -79,13 +79,14 @@ class TritonPythonModel:
             raise InvalidRequest(f"not JSON ({exc})", CONTROL.name) from exc
         if isinstance(message, dict):
             given = str(message.pop("key", "")).encode()
-            is_open = not self.key or message.keys() <= {"cancel_key"}
+            is_open = not self.key or message.keys() <= {"cancel_keys"}
             if not is_open and not hmac.compare_digest(given, self.key.encode()):
                 raise KeyRefused(f"this message needs Triton's key ({KEY_VARIABLE})", CONTROL.name)
         match message:
-            case {"cancel_key": str(key)} if key and len(message) == 1:
-                self.engine.cancel_key(key)
-                self.cancel_sender.cancel(key_to_number(key))  # its grammar may wait to be compiled
+            case {"cancel_keys": [*keys]} if all(isinstance(key, str) and key for key in keys) and len(message) == 1:
+                for key in keys:
+                    self.engine.cancel_key(key)
+                    self.cancel_sender.cancel(key_to_number(key))  # it may wait in the tokenizer
             case {"fail": "running"} if len(message) == 1:
                 self.engine.fail_running()
             case {"fail": "streams"} if len(message) == 1:

@@ -22,12 +22,17 @@ def scope(key: str = "k", model: str = "", **limits: int) -> Scope:
     return Scope(key, model, RateLimits(**limits))
 
 
-def counted(key: str = "k", num_tokens: int = 10, **limits: int) -> AdmissionRequest:
-    """Return a request with limits that needs no admission."""
-    return AdmissionRequest(key=key, scopes=(Scope(key, "", RateLimits(**limits)),), num_tokens=num_tokens)
+def counted(key: str = "k", num_tokens: int = 10, num_completions: int = 1, **limits: int) -> AdmissionRequest:
+    """Return a request with limits that needs no place."""
+    return AdmissionRequest(
+        sender=key,
+        scopes=(Scope(key, "", RateLimits(**limits)),),
+        num_charged_tokens=num_tokens,
+        num_completions=num_completions,
+    )
 
 
-def generation(key: str = "k", **fields: Any) -> AdmissionRequest:
-    """Return a request without limits that needs admission."""
-    defaults: dict[str, Any] = {"model": "m", "num_tokens": 10, "num_sequences": 1, "num_prompt_tokens": 5}
-    return AdmissionRequest(key=key, **defaults | fields)
+def generation(sender: str = "k", **fields: Any) -> AdmissionRequest:
+    """Return a completion without limits that needs a place."""
+    defaults: dict[str, Any] = {"model": "m", "num_tokens": 10, "num_prompt_tokens": 5}
+    return AdmissionRequest(sender=sender, **defaults | fields)

@@ -57,9 +57,9 @@ async def test_prompt_tokens_are_bounded_too() -> None:
     await tasks[1]
 
 
-async def test_a_request_larger_than_the_bounds_runs_alone() -> None:
+async def test_a_completion_larger_than_the_bounds_runs_alone() -> None:
     admission = admission_of()
-    huge, small = generation(num_sequences=9, num_prompt_tokens=1000), generation()
+    huge, small = generation(num_prompt_tokens=1000), generation()
     tasks = await waiting(admission, small, huge, small)
     assert [task.done() for task in tasks] == [True, False, False]  # the small request does not pass the huge one
     admission.leave(small)
@@ -94,13 +94,49 @@ async def test_a_burst_that_few_places_serve_in_time_is_not_refused() -> None:
     await asyncio.gather(*tasks)
 
 
-async def test_one_large_request_in_flight_leaves_room_in_the_queue() -> None:
-    """The size of the queue was half the number of requests in flight, which was one."""
-    admission = admission_of()
-    tasks = await waiting(admission, generation(num_sequences=2), *[generation()] * 9)
-    assert (admission.num_requests, admission.num_queued) == (1, 9)
+async def test_a_wide_request_neither_passes_others_nor_holds_them_up() -> None:
+    """Its 128 completions ran before any other request: one request took the model from all keys."""
+    admission = admission_of(max_in_flight=0)
+    wide = [generation("wide", is_first=not number, max_sequences=8, num_tokens=2000) for number in range(128)]
+    tasks = await waiting(admission, *wide)
+    assert [task.done() for task in tasks].count(True) == 8  # alone it gets all places
+    for _ in range(20):
+        [other] = await waiting(admission, generation("other", max_sequences=8))
+        if not other.done():
+            admission.leave(wide[0])
+        await settled()
+        assert other.done()
+        admission.leave(generation("other"))
+        await settled()
+        assert admission.num_sequences == 7  # of its eight places one is kept for the other, who comes back
     for task in tasks:
         task.cancel()
+
+
+async def test_the_last_place_is_kept_for_a_sender_that_has_none() -> None:
+    clock = Clock()
+    admission = Admission(Bounds(**BOUNDS | {"max_in_flight": 4, "max_queue_wait_s": 1000.0}), clock)
+    await waiting(admission, *[generation("a")] * 2, generation("b"))
+    blocked, third = await waiting(admission, generation("a"), generation("c"))
+    assert (blocked.done(), third.done()) == (False, True)
+    admission.leave(generation("c"))
+    await settled()
+    assert not blocked.done()
+    clock.now_s += 100  # the others have not asked for long
+    [alone] = await waiting(admission, generation("a"))
+    assert (blocked.done(), alone.done()) == (True, False)
+    alone.cancel()
+
+
+async def test_only_the_first_completion_of_a_request_may_be_refused_or_wait_too_long() -> None:
+    admission = admission_of(max_in_flight=1, max_queue_wait_s=0.001)
+    await admission.enter(generation())
+    [other] = await waiting(admission, generation(is_first=False))
+    with pytest.raises(QueueFull):
+        await admission.enter(generation())
+    assert not other.done()
+    admission.leave(generation())
+    await other
 
 
 async def test_a_full_queue_refuses_at_once_with_a_time_to_come_back(
@@ -191,7 +227,7 @@ async def test_the_expected_wait_follows_the_model_also_with_an_empty_queue() ->
 
 async def test_a_cancelled_request_leaves_the_queue_and_admits_the_next() -> None:
     admission = admission_of()
-    large = generation(num_sequences=2)
+    large = generation(num_prompt_tokens=99)
     running, blocked, small = await waiting(admission, generation(), large, generation("other", num_tokens=11))
     assert running.done() and not small.done()
     blocked.cancel()
@@ -207,7 +243,7 @@ async def test_a_request_that_is_cancelled_when_it_is_admitted_holds_nothing() -
     next_one.cancel()
     await settled()
     assert next_one.cancelled() and running.done()
-    assert (admission.num_requests, admission.num_sequences, admission.num_prompt_tokens) == (0, 0, 0)
+    assert (admission.num_sequences, admission.num_prompt_tokens) == (0, 0)
 
 
 def test_a_steady_rate_is_known_from_the_first_seconds_on() -> None:
@@ -215,7 +251,7 @@ def test_a_steady_rate_is_known_from_the_first_seconds_on() -> None:
     rate.advance(0.0, is_full=True)
     for number in range(1, 21):
         rate.advance(number * 0.1, is_full=True)
-        rate.end(1)
+        rate.end()
     assert rate.wait_s(10, 1) == pytest.approx(1.0, rel=0.2)
 
 
@@ -224,7 +260,7 @@ def test_time_in_which_the_model_is_not_full_does_not_count() -> None:
     rate.advance(0.0, is_full=True)
     for number in range(1, 11):
         rate.advance(number * 0.1, is_full=True)
-        rate.end(1)
+        rate.end()
     before = rate.wait_s(10, 1)
     rate.advance(1.0, is_full=False)
     rate.advance(1000.0, is_full=True)
@@ -237,7 +273,7 @@ def test_while_nothing_ends_the_wait_grows() -> None:
     assert rate.wait_s(1, 1) == 0.0
     rate.advance(1.0, is_full=True)
     assert rate.wait_s(1, 1) == 1.0
-    rate.end(1)
+    rate.end()
     known = rate.wait_s(1, 1)
     rate.advance(3.0, is_full=True)
     assert rate.wait_s(1, 1) > known
@@ -250,5 +286,5 @@ def test_a_burst_is_not_judged_before_a_completion_could_end() -> None:
     rate.advance(0.1, is_full=True)
     assert rate.wait_s(200, 16) == pytest.approx(200 * 0.1 / 16)
     rate.advance(20.0, is_full=True)
-    rate.end(1)
+    rate.end()
     assert rate.wait_s(200, 16) > 1000  # after 20 s the low rate is certain

@@ -136,9 +136,21 @@ async def test_usage_beyond_the_estimate_is_a_debt(limiter: LocalLimiter) -> Non
     assert caught.value.headers["retry-after-ms"] == "11000"
 
 
+async def test_each_completion_of_a_request_counts_in_the_concurrency(limiter: LocalLimiter) -> None:
+    """A request with 128 completions counted as one."""
+    lease = await limiter.acquire(counted(num_completions=2, max_concurrent=3))
+    with pytest.raises(RateLimited, match="the limit of 3 completions at a time"):
+        await limiter.acquire(counted(num_completions=2, max_concurrent=3))
+    limiter.release(lease, 0)
+    with pytest.raises(RateLimited, match="counts as 4 completions, and 3 are allowed") as caught:
+        await limiter.acquire(counted(num_completions=4, max_concurrent=3))
+    assert caught.value.headers["x-should-retry"] == "false"
+    await limiter.acquire(counted(num_completions=3, max_concurrent=3))
+
+
 async def test_a_refusal_by_one_scope_charges_no_other_scope(limiter: LocalLimiter) -> None:
     wide, narrow = scope(tokens_per_minute=100), scope(model="m", requests_per_minute=1)
-    both = AdmissionRequest(key="k", scopes=(wide, narrow), num_tokens=10)
+    both = AdmissionRequest(sender="k", scopes=(wide, narrow), num_charged_tokens=10)
     await limiter.acquire(both)
     with pytest.raises(RateLimited, match="with the model m"):
         await limiter.acquire(both)

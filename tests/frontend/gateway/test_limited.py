@@ -184,6 +184,34 @@ async def test_the_concurrency_of_a_key_is_limited_and_each_end_makes_room(serve
         assert (await http.post("/v1/chat/completions", json=CHAT)).status == 200
 
 
+async def test_each_completion_waits_for_a_place_of_its_own(serve: Serve) -> None:
+    gates = {seed: asyncio.Event() for seed in (5, 6, 7)}
+    triton = FakeTriton(lambda request: [gates[request.params.sampling.seed], *chunks("x")])
+    http = await serve(triton, max_in_flight=2)
+    wide = asyncio.create_task(http.post("/v1/completions", json=COMPLETION | {"n": 3, "seed": 5}))
+    async with asyncio.timeout(10):
+        while len(triton.requests) < 2:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        gates[5].set()
+        while len(triton.requests) < 3:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    for gate in gates.values():
+        gate.set()
+    assert [choice["text"] for choice in (await (await wide).json())["choices"]] == ["x"] * 3
+
+
+async def test_a_reader_that_does_not_read_holds_no_place_once_its_completion_has_come(serve: Serve) -> None:
+    """Twenty slow readers held every place of an idle engine."""
+    triton = FakeTriton([GenerationChunk(text="a"), asyncio.Event(), *chunks("x")])
+    triton.is_ahead = True  # the rest waits for the reader
+    http = await serve(triton, max_in_flight=1, max_concurrent=1, tokens_per_minute=1_000_000)
+    held = await http.post("/v1/completions", json=COMPLETION | {"stream": True})
+    triton.script = chunks("x")
+    response = await http.post("/v1/completions", json=COMPLETION)
+    assert (response.status, triton.num_open) == (200, 1)  # the first one's handler waits for its reader
+    held.close()
+
+
 async def test_a_limit_of_a_model_holds_for_each_key(serve: Serve) -> None:
     http = await serve(FakeTriton(chunks("x")), model_limits=(f"{DEMO.id}:rpm=1",))
     assert (await http.post("/v1/completions", json=COMPLETION)).status == 200

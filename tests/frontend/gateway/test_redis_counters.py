@@ -80,20 +80,24 @@ async def test_the_concurrency_of_a_killed_replica_expires(start: Start, redis_s
     with pytest.raises(RateLimited):
         await other.acquire(request)
     [key] = redis_server.run(lambda client: client.keys("*:concurrency"))
-    redis_server.run(lambda client: client.zadd(key, {lease.id: 1.0}))  # the lease has expired
+    redis_server.run(lambda client: client.zadd(key, {f"{lease.id}:1": 1.0}))  # the lease has expired
     await other.acquire(request)
 
 
 async def test_a_lease_is_renewed_while_its_request_runs(start: Start, redis_server: RedisServer) -> None:
     replica = start()
-    lease = await replica.acquire(counted(max_concurrent=1))
+    lease = await replica.acquire(counted(num_completions=2, max_concurrent=2))
     [key] = redis_server.run(lambda client: client.keys("*:concurrency"))
-    before = redis_server.run(lambda client: client.zscore(key, lease.id))
+
+    def expiries() -> list[float | None]:
+        return redis_server.run(lambda client: client.zmscore(key, [f"{lease.id}:1", f"{lease.id}:2"]))
+
+    before = expiries()
     await replica.counters.renew()
-    assert redis_server.run(lambda client: client.zscore(key, lease.id)) > before
+    assert all(now > then for now, then in zip(expiries(), before, strict=True) if now and then)
     await replica.settle(lease, 0)
     await replica.counters.renew()
-    assert redis_server.run(lambda client: client.zscore(key, lease.id)) is None
+    assert (None in before, expiries()) == (False, [None, None])
 
 
 async def test_a_request_that_is_cancelled_during_the_charge_holds_nothing(start: Start) -> None:
@@ -118,6 +122,7 @@ STEPS = st.lists(
         st.sampled_from(["charge", "charge", "settle", "undo"]),
         st.sets(st.integers(0, 2), min_size=1),
         st.integers(0, 130),
+        st.integers(1, 3),
     ),
     max_size=25,
 )
@@ -125,22 +130,24 @@ STEPS = st.lists(
 
 @settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(steps=STEPS)
-async def test_redis_decides_like_memory(redis_server: RedisServer, steps: list[tuple[str, set[int], int]]) -> None:
+async def test_redis_decides_like_memory(
+    redis_server: RedisServer, steps: list[tuple[str, set[int], int, int]]
+) -> None:
     redis_server.run(lambda client: client.flushall())
     memory, shared = MemoryCounters(Clock()), RedisCounters(redis_server.url, "Redis", OnFailure.CLOSED)
     running = []
-    for number, (kind, chosen, amount) in enumerate(steps):
+    for number, (kind, chosen, amount, width) in enumerate(steps):
         if kind == "charge":
             counters = counters_of(tuple(SCOPES[index] for index in sorted(chosen)))
-            charge = str(number), counters, Amounts(1, amount, 1)
+            charge = str(number), counters, Amounts(1, amount, width)
             here, there = await memory.charge(*charge), await shared.charge(*charge)
             assert here.refused == there.refused
             assert list(here.used) == pytest.approx(there.used, abs=0.5)  # in the meantime a part was refilled
             if here.refused is None:
-                running.append((str(number), counters, amount))
+                running.append((str(number), counters, amount, width))
         elif running:
-            lease_id, counters, estimate = running.pop(0)
-            amounts = Amounts(0, amount - estimate, -1) if kind == "settle" else Amounts(-1, -estimate, -1)
+            lease_id, counters, estimate, held = running.pop(0)
+            amounts = Amounts(0, amount - estimate, -held) if kind == "settle" else Amounts(-1, -estimate, -held)
             for each in (memory, shared):
                 each.settle(lease_id, counters, amounts)
             await shared.settled()

@@ -93,7 +93,18 @@ async def test_a_place_goes_from_one_worker_to_the_next(
             await first.acquire(generation())
         first.release(lease, 5)
         second.release(await waiting, 5)
-        await until(lambda: not admission(limiter).num_requests)
+        await until(lambda: not admission(limiter).num_sequences)
+
+
+async def test_a_place_is_free_before_its_request_ends(tmp_path: Path, limiter: LocalLimiter) -> None:
+    async with worker_of(tmp_path) as worker:
+        lease = await worker.acquire(generation())
+        worker.leave(lease)
+        worker.release(await worker.acquire(generation(is_first=False)), 0)
+        await until(lambda: not admission(limiter).num_sequences)
+        worker.release(lease, 5)
+        await worker.acquire(generation())
+        assert admission(limiter).num_sequences == 1
 
 
 async def test_a_worker_that_dies_leaves_the_queue_and_holds_nothing(tmp_path: Path, limiter: LocalLimiter) -> None:
@@ -104,7 +115,7 @@ async def test_a_worker_that_dies_leaves_the_queue_and_holds_nothing(tmp_path: P
         await dying.close()
         other.release(await other.acquire(generation()), 0)
         assert (await waiting).id == ""  # without a connection, it is not counted
-        await until(lambda: not admission(limiter).num_requests)
+        await until(lambda: not admission(limiter).num_sequences)
 
 
 @pytest.mark.parametrize("is_admitted", [False, True])
@@ -124,7 +135,7 @@ async def test_a_cancelled_request_leaves_the_queue_and_holds_nothing(
         await until(lambda: not admission(limiter).num_queued)
         if not is_admitted:
             worker.release(lease, 0)
-        await until(lambda: not admission(limiter).num_requests)
+        await until(lambda: not admission(limiter).num_sequences)
 
 
 async def test_without_the_process_requests_run_uncounted_and_one_warning_is_logged(
@@ -161,4 +172,4 @@ async def test_workers_find_a_restarted_process(tmp_path: Path) -> None:
             second = await worker.acquire(generation())
             worker.release(lease, 0)  # the new process does not know this lease
             worker.release(second, 0)
-            await until(lambda: not admission(restarted).num_requests)
+            await until(lambda: not admission(restarted).num_sequences)

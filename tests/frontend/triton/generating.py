@@ -38,7 +38,7 @@ def with_params(**params: Any) -> GenerationRequest:
 
 
 WHOLE = with_params(is_stream=False)
-CANCEL = ("demo__engine", {"cancel_key": REQUEST.params.cancel_key})  # what the engine gets to cancel any of them
+CANCEL = ("demo__engine", {"cancel_keys": [REQUEST.params.cancel_key]})  # what the engine gets to cancel any of them
 ENDLESS: Script = [GenerationChunk(text="a"), asyncio.Event()]
 
 

@@ -111,11 +111,13 @@ class FakeTritonServer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: 
         self.opened = asyncio.Event()  # an output stream was asked for
         self.batches: list[SentBatch] = []
         self.started = asyncio.Event()  # a message of requests has come
-        self.num_calls = 0  # of ModelStreamInfer
+        self.num_calls = self.num_ended = self.num_cancelled = 0  # of ModelStreamInfer
         self.half_closed = asyncio.Event()  # one of them
         self._tasks: set[asyncio.Task[None]] = set()
         self.controls: asyncio.Queue[Any] = asyncio.Queue()
         self.is_engine_silent = False
+        self.answers_controls = asyncio.Event()
+        self.answers_controls.set()
         self.epoch = 7
         self.adapters: dict[str, str] = {}
         self.garbage = ""  # in place of an engine's stats
@@ -135,6 +137,10 @@ class FakeTritonServer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: 
         try:
             while (response := await responses.get()) is not None:
                 yield response
+            self.num_ended += 1
+        except (asyncio.CancelledError, GeneratorExit):
+            self.num_cancelled += 1
+            raise
         finally:
             answering.cancel()
 
@@ -158,7 +164,9 @@ class FakeTritonServer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: 
             case "engine":
                 if self.is_engine_silent:
                     await asyncio.Event().wait()
-                yield _response(STATS, self._control(request))
+                answer = self._control(request)
+                await self.answers_controls.wait()
+                yield _response(STATS, answer)
             case "detokenizer":
                 for response in self._detokenize(request):
                     yield response

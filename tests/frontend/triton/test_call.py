@@ -37,7 +37,7 @@ from tests.frontend.triton.generating import (
 )
 from tests.frontend.triton.server import FakeTritonServer, Script
 from tests.frontend.triton.test_failures import DOWN
-from tests.waiting import DEADLINE_S
+from tests.waiting import DEADLINE_S, wait_until
 
 # --- opening ----------------------------------------------------------------------------------------------------------
 
@@ -89,11 +89,10 @@ async def test_a_call_of_which_triton_keeps_much_is_closed_by_its_last_reader(
     server.script, server.refusal = list(chunks("a")), refusal
     num_requests = 0
     while server.num_opened < 2:
-        streams = list(server.streams.values())
         await (failure_of(client) if refusal else completion_of(client))
         num_requests += 1
     assert num_requests == (2 if refusal else 8)
-    await asyncio.wait_for(streams[0].ended.wait(), DEADLINE_S)
+    await asyncio.wait_for(server.half_closed.wait(), DEADLINE_S)
 
 
 async def test_each_model_has_a_stream_of_its_own(server: FakeTritonServer, client: TritonClient) -> None:
@@ -321,3 +320,78 @@ async def test_a_request_that_the_engine_has_survives_the_tokenizer(
     assert client.generations.abort("demo__tokenizer", errors.EngineFailed()) == 0
     is_over.set()
     assert await waits == chunks("a")
+
+
+# --- cancels ----------------------------------------------------------------------------------------------------------
+
+
+async def leave(server: FakeTritonServer, client: TritonClient, num: int) -> None:
+    """Begin generations, and leave them all at once."""
+    server.script = list(ENDLESS)
+    tasks = [asyncio.create_task(completion_of(client, with_params(cancel_key=f"{number}"))) for number in range(num)]
+    await asyncio.to_thread(wait_until, lambda: len(server.requests) >= num, "all are sent")
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def cancelled(server: FakeTritonServer, num: int) -> list[list[str]]:
+    """Return the keys in each of the next messages, which have a number of keys in all."""
+    messages: list[list[str]] = []
+    while sum(map(len, messages)) < num:
+        _, message = await asyncio.wait_for(server.controls.get(), DEADLINE_S)
+        messages.append(message["cancel_keys"])
+    return messages
+
+
+async def test_many_cancels_travel_in_one_message_on_the_open_call(
+    server: FakeTritonServer, client: TritonClient
+) -> None:
+    """Each was a call of its own: a thousand at once killed Triton."""
+    await leave(server, client, 1000)
+    [first, *rest] = await cancelled(server, 1000)
+    assert sorted(sum(rest, first), key=int) == [str(number) for number in range(1000)]
+    assert (len(rest) <= 2, server.num_calls) == (True, 1 + 1)  # the other asked for the engine's epoch
+
+
+async def test_one_message_of_cancels_waits_for_the_answer_to_the_last_one(
+    server: FakeTritonServer, client: TritonClient
+) -> None:
+    server.script = list(chunks("a"))
+    await completion_of(client)
+    server.answers_controls.clear()
+    for _ in range(3):
+        await leave(server, client, 2)
+    assert len(await cancelled(server, 2)) == 1
+    server.script = list(chunks("a"))
+    assert await completion_of(client) == chunks("a")  # requests go on meanwhile
+    assert server.controls.empty()
+    server.answers_controls.set()
+    assert len(await cancelled(server, 4)) == 1
+
+
+async def test_requests_that_are_not_sent_when_their_readers_leave_are_forgotten(
+    server: FakeTritonServer, client: TritonClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(call, "MAX_BATCH_REQUESTS", 1)
+    server.script = list(chunks("a"))
+    await completion_of(client)
+    tasks = [asyncio.create_task(completion_of(client)) for _ in range(50)]
+    await asyncio.sleep(0)
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert await completion_of(client, WHOLE) == chunks("a")
+    assert (len(server.requests) < 10, server.requests[-1]) == (True, WHOLE)
+
+
+async def test_no_call_with_a_request_is_cancelled_when_readers_leave(
+    server: FakeTritonServer, client: TritonClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(call, "MAX_KEPT_BYTES", 0)  # each call takes one request, and then another call
+    await leave(server, client, 1)
+    assert await cancelled(server, 1) == [["0"]]
+    await asyncio.wait_for(server.half_closed.wait(), DEADLINE_S)
+    the_stream(server).end()  # as the engine does without sequences
+    await asyncio.to_thread(wait_until, lambda: server.num_ended, "the call ends")
+    assert server.num_cancelled == 0

@@ -17,7 +17,12 @@ def text(value: str) -> GenerationChunk:
 
 
 def empty() -> ChunkQueue:
-    return ChunkQueue(lambda: None)
+    return queue_with([])
+
+
+def queue_with(events: list[object]) -> ChunkQueue:
+    """Return a queue that records what it calls."""
+    return ChunkQueue("", close=events.append, cancel=lambda: events.append("cancel"), on_end=events.append)
 
 
 async def test_text_that_has_come_is_read_as_one_chunk() -> None:
@@ -74,16 +79,16 @@ async def test_a_reader_that_is_cancelled_leaves_the_queue_as_it_is() -> None:
 
 
 async def test_a_reader_that_is_far_behind_is_given_up() -> None:
-    overflows: list[str] = []
-    queue = ChunkQueue(lambda: None, lambda: overflows.append("overflow"))
+    events: list[object] = []
+    queue = queue_with(events)
     for _ in range(2):
         for _ in range(MAX_UNREAD):
             queue.put(text("a"))
-        assert not overflows
+        assert not events
         assert len((await queue.get()).text) == MAX_UNREAD
     for _ in range(2 * MAX_UNREAD):
         queue.put(text("a"))
-    assert overflows == ["overflow"]
+    assert events == ["cancel", None]  # at once, although its reader does not read
     with pytest.raises(errors.ReaderTooSlow):
         await queue.get()
 
@@ -94,3 +99,13 @@ async def test_one_long_chunk_is_never_too_much() -> None:
     for _ in range(2):
         queue.put(chunk)
         assert await queue.get() == chunk
+
+
+async def test_the_end_of_the_work_is_told_before_its_reader_reads() -> None:
+    events: list[object] = []
+    queue = queue_with(events)
+    queue.put(text("a"))
+    assert not events
+    [last] = chunks("b")
+    queue.put(last)
+    assert (events, last.usage is not None) == ([last.usage], True)

@@ -227,13 +227,13 @@ async def test_a_prompt_is_tokenized_by_the_models_own_stage(
 async def test_a_request_is_checked_by_the_models_own_stage(server: FakeTritonServer, client: TritonClient) -> None:
     server.tokenizer_answer = ENCODED
     request = replace(REQUEST, request_id="a/1")
-    await client.check("demo", request)
+    await client.check("demo", [request])
     assert server.tokenized == [("demo__tokenizer", RequestBatch("", ((0, request),)))]
     message = PromptTooLong("the prompt has 9 tokens", "text_input").message()
     for refusal in (EngineRequestBatch("", ((0, message),)), message):  # an item, or of the whole batch
         server.tokenizer_answer = refusal
         with pytest.raises(errors.ContextLengthExceeded, match=r"^prompt: the prompt has 9 tokens"):
-            await client.check("demo", request)
+            await client.check("demo", [request])
 
 
 @pytest.mark.parametrize(
@@ -245,7 +245,7 @@ async def test_a_check_that_is_answered_with_garbage_has_failed(
 ) -> None:
     server.tokenizer_answer = answer
     with pytest.raises(errors.BadAnswer):
-        await client.check("demo", REQUEST)
+        await client.check("demo", [REQUEST])
 
 
 async def test_a_prompt_that_is_refused_is_the_clients_mistake(server: FakeTritonServer, client: TritonClient) -> None:
