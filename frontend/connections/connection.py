@@ -21,7 +21,9 @@ from frontend.errors import APIError, RequestTimeout
 from frontend.request_context import json_response
 
 HEADER_TIMEOUT_S = 10.0  # for the head of a request
-STALLED_READER_S = 30.0  # a client that reads nothing for longer, although there is something to read, is cut off
+# A client that reads less in this time, although there is more to read, is cut off.
+STALLED_READER_S = 30.0
+MIN_BYTES_PER_S = 1024
 LINGERING_S = 3.0  # for reading and dropping the rest of a refused request
 
 logger = logging.getLogger(__name__)
@@ -172,12 +174,12 @@ class Connection(web.RequestHandler):
         self.force_close()
 
     def _cut_stalled_reader(self) -> None:
-        """Abort the connection if its reader has read nothing in the interval. This cancels the handler."""
+        """Abort the connection if its reader has read too little in the interval. This cancels the handler."""
         self._reader_timer = None
         if self._peer is None:
             return
         num_unread_bytes = self._peer.get_write_buffer_size()
-        if num_unread_bytes >= self._num_unread_bytes:
+        if num_unread_bytes > self._num_unread_bytes - MIN_BYTES_PER_S * STALLED_READER_S:
             logger.info("cut a reader that stalls: %d bytes unread", num_unread_bytes)
             _forget_unread(self._peer.get_extra_info("socket"))
             self._peer.abort()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import select
 import socket
 
@@ -126,6 +127,21 @@ async def test_a_reader_that_stalls_is_cut_and_its_generation_ends(
         await asyncio.wait_for(triton.closed.wait(), DEADLINE_S)
         assert len(asyncio.all_tasks()) < 10
         assert await asyncio.to_thread(is_reset, client)
+
+
+async def test_a_reader_that_drips_is_cut(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A byte in 30 seconds kept a connection and its answer for ever."""
+    monkeypatch.setattr("frontend.connections.connection.STALLED_READER_S", 0.2)
+    monkeypatch.setattr("frontend.connections.connection.MIN_BYTES_PER_S", 50_000_000)
+    triton = FakeTriton(endless())
+    http = await serve(triton)
+    with narrow_connection(port_of(http)) as client:
+        client.sendall(post("/v1/chat/completions", CHAT | {"stream": True}))
+        with contextlib.suppress(ConnectionResetError):
+            while not triton.closed.is_set():
+                await asyncio.to_thread(client.recv, 4096)
+                await asyncio.sleep(0.01)
+        await asyncio.wait_for(triton.closed.wait(), DEADLINE_S)
 
 
 def is_reset(client: socket.socket) -> bool:
