@@ -110,8 +110,11 @@ class Limits:
             priority=_allowed_priority(body, self._highest_priority(request)),
         )
         priority = _ENGINE_PRIORITIES[first.priority]
+        # What one key has asked, another one must not learn from the time of an answer or its cached tokens.
+        salt = "" if key == ANONYMOUS.id else key
         admitted = [
-            replace(each, params=replace(each.params, priority=priority, sender=first.sender)) for each in generations
+            replace(each, params=replace(each.params, priority=priority, sender=first.sender, cache_salt=salt))
+            for each in generations
         ]
         usages: dict[int, Usage] = {}
         is_settled = False

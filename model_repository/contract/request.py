@@ -250,6 +250,9 @@ class Params(Struct, frozen=True, kw_only=True, omit_defaults=True):
             doc="name of the sender: grammars of one sender are compiled one after the other, and share their limits"
         ),
     ] = ""
+    cache_salt: Annotated[
+        str, TensorSpec(doc="kept KV tokens of a prompt are reused only by requests with the same text here")
+    ] = ""
     cancel_key: Annotated[
         str, TensorSpec(doc="an unguessable name of this request alone, by which the engine's `control` can cancel it")
     ] = ""

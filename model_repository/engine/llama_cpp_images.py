@@ -126,7 +126,7 @@ def load_projector(path: Path, model: llama.LlamaModel, num_threads: int) -> lla
 class _Slot:
     index: int
     token_ids: list[int] = field(default_factory=list)
-    adapter: str = ""
+    family: tuple[str, str] = ("", "")  # the key of the adapter, and the salt
     last_used: int = 0
 
 
@@ -164,7 +164,8 @@ class _Computer:
         token_ids = tuple(itertools.chain.from_iterable(piece.token_ids for piece in pieces))
         while not pieces[-1].chunks:
             pieces.pop()  # the runtime computes the text behind the last image
-        slot = self._claim_slot(pieces, "" if work.adapter is None else work.adapter.key)
+        adapter = "" if work.adapter is None else work.adapter.key
+        slot = self._claim_slot(pieces, (adapter, request.params.cache_salt))
         num_cached = len(slot.token_ids)
         self._apply(work.adapter)
         counts = ImageCounts()
@@ -195,12 +196,12 @@ class _Computer:
         digest = hashlib.blake2b(pixels, digest_size=16, salt=b"%dx%d" % picture.size).digest()
         return _Piece((IMAGE_PLACE - 1 - int.from_bytes(digest),) * chunks.total_tokens, chunks)
 
-    def _claim_slot(self, pieces: Sequence[_Piece], adapter: str) -> _Slot:
+    def _claim_slot(self, pieces: Sequence[_Piece], family: tuple[str, str]) -> _Slot:
         """Return a slot with the longest known beginning of the pieces; it holds nothing else."""
         token_ids = list(itertools.chain.from_iterable(piece.token_ids for piece in pieces))
 
         def num_common(slot: _Slot) -> int:
-            pairs = zip(slot.token_ids, token_ids, strict=False) if slot.adapter == adapter else ()
+            pairs = zip(slot.token_ids, token_ids, strict=False) if slot.family == family else ()
             return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
 
         source = max(self._slots, key=num_common)
@@ -211,7 +212,7 @@ class _Computer:
         if slot is not source:
             self._kv_cache.load(slot.index, self._kv_cache.read(source.index))
         num_kept = self._kv_cache.trim(slot.index, num_kept)
-        slot.token_ids, slot.adapter, slot.last_used = token_ids[:num_kept], adapter, next(self._ticks)
+        slot.token_ids, slot.family, slot.last_used = token_ids[:num_kept], family, next(self._ticks)
         return slot
 
     def _evaluate(self, piece: _Piece, slot: _Slot, end: int) -> None:

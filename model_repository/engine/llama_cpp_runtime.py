@@ -151,7 +151,15 @@ class LlamaCppRuntime:
         # Keyed by weights, not name: a new adapter of the same name must not reuse the old one's KV tokens.
         adapter = self._adapters.key_of(request.params.lora_name)
         prompt = request.prompt_token_ids if prepared.prompt is None else prepared.prompt.token_ids
-        job = Job(sequence, prompt, adapter, is_scored, queue_order_s(request, time.monotonic()), prepared.prompt)
+        job = Job(
+            sequence,
+            prompt,
+            adapter,
+            request.params.cache_salt,
+            is_scored,
+            queue_order_s(request, time.monotonic()),
+            prepared.prompt,
+        )
         insort(self._waiting, job, key=lambda item: item.queue_order_s)
 
     @functools.cached_property

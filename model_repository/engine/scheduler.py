@@ -2,7 +2,8 @@
 
 A slot is one sequence's share of the KV cache: up to `context_window` tokens. The tokens of a finished sequence stay in
 its slot until another sequence needs it. A prompt with the same beginning reuses them. Tokens of one LoRA adapter are
-not reused under another.
+not reused under another, and those of one salt not under another: the time of an answer, and its number of cached
+tokens, would tell one tenant what another has asked.
 """
 
 from __future__ import annotations
@@ -50,9 +51,15 @@ class Job:
     sequence: int
     prompt: Sequence[int]
     adapter: str = ""  # the key of its LoRA adapter; empty: no adapter
+    cache_salt: str = ""
     is_scored: bool = False  # needs the logits of every prompt token, so each token must be computed
     queue_order_s: float = 0.0  # the order of waiting sequences; of equals, the earlier one is first
     computed: ComputedPrompt | None = None
+
+    @property
+    def family(self) -> tuple[str, str]:
+        """What two jobs must have in common so that one may reuse the other's tokens."""
+        return self.adapter, self.cache_salt
 
     def num_reusable(self, token_ids: Sequence[int]) -> int:
         """Return how many of these computed tokens begin its prompt.
@@ -69,13 +76,13 @@ class Job:
 class _Slot:
     index: int
     token_ids: list[int] = field(default_factory=list)  # the tokens in the KV cache
-    adapter: str = ""  # of these tokens
+    family: tuple[str, str] = ("", "")  # of these tokens
     sequence: int | None = None  # the running sequence
     last_used: int = 0
 
     def num_reusable(self, job: Job) -> int:
         """Return how many of its tokens a sequence could reuse."""
-        return job.num_reusable(self.token_ids) if self.adapter == job.adapter else 0
+        return job.num_reusable(self.token_ids) if self.family == job.family else 0
 
 
 @dataclass(slots=True)
@@ -238,7 +245,7 @@ class Scheduler:
                 waiting.append(item)
             else:
                 slot, num_cached = self._claim_slot(item.job)
-                slot.sequence, slot.adapter = item.job.sequence, item.job.adapter
+                slot.sequence, slot.family = item.job.sequence, item.job.family
                 self._running[item.job.sequence] = Running(item.job, slot, num_cached, self._clock())
         self._waiting = waiting
 
@@ -274,7 +281,7 @@ class Scheduler:
         candidates = [
             running
             for running in self._running.values()
-            if running.is_in_prefill and running.job.adapter == item.job.adapter
+            if running.is_in_prefill and running.job.family == item.job.family
         ]
         if not candidates:
             return False

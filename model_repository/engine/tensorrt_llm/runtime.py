@@ -114,9 +114,10 @@ class TensorRtLlmRuntime:
             # the logits of the whole prompt again.
             "streaming": is_engine or not is_scored(request),
         }
-        if is_scored(request) and self._options.block_reuse:
+        if self._options.block_reuse:
             # Reused KV tokens have no logits. A salt of its own prevents their reuse.
-            keywords["cache_salt"] = secrets.token_hex(16)
+            salt = secrets.token_hex(16) if is_scored(request) else request.params.cache_salt
+            keywords |= {"cache_salt": salt} if salt else {}
         reader = ResultReader(sequence, request, plan, end_id=self._planner.end_id, vocab_size=self._vocab_size)
         make_params = functools.partial(sampling_params, plan, self._vocab_size)
         self._waiting[sequence] = Call(

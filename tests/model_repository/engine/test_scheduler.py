@@ -6,13 +6,14 @@ import pickle
 from collections.abc import Sequence
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from model_repository.engine.prefill_budget import PrefillBudget
 from model_repository.engine.scheduler import MIN_COPIED_TOKENS, Chunk, Job, Scheduler
 
-type CachedToken = tuple[int, str]  # token id, and the adapter under which it was computed
+type CachedToken = tuple[int, tuple[str, str]]  # token id, and the adapter and salt under which it was computed
 
 PROMPT = tuple(range(100, 200))
 
@@ -62,7 +63,7 @@ class Fake:
         self.cache = FakeKVCache(num_slots)
         self.max_step_tokens: int = limits.setdefault("max_step_tokens", 512)
         self.scheduler = Scheduler(num_slots, self.cache, prefill_budget=FixedBudget(max_prefill_tokens), **limits)
-        self.texts: dict[int, list[CachedToken]] = {}  # prompt and drawn tokens of each sequence, with its adapter
+        self.texts: dict[int, list[CachedToken]] = {}  # prompt and drawn tokens of each sequence
         self.num_cached: dict[int, int] = {}
         self.num_computed: dict[int, int] = {}
         self._drawn = 0
@@ -72,12 +73,13 @@ class Fake:
         sequence: int,
         prompt: Sequence[int],
         adapter: str = "",
+        cache_salt: str = "",
         *,
         is_scored: bool = False,
         queue_order_s: float = 0.0,
     ) -> None:
-        self.texts[sequence] = [(token_id, adapter) for token_id in prompt]
-        self.scheduler.submit(Job(sequence, prompt, adapter, is_scored, queue_order_s))
+        self.texts[sequence] = [(token_id, (adapter, cache_salt)) for token_id in prompt]
+        self.scheduler.submit(Job(sequence, prompt, adapter, cache_salt, is_scored, queue_order_s))
 
     def free(self, sequence: int) -> None:
         self.scheduler.free(sequence)
@@ -94,26 +96,27 @@ class Fake:
         for chunk in chunks:
             running, cached = chunk.running, self.cache.slots[chunk.running.slot.index]
             sequence, adapter = running.job.sequence, running.job.adapter
+            family = adapter, running.job.cache_salt
             text = self.texts[sequence]
             self.num_cached.setdefault(sequence, running.num_cached_tokens)
             self.num_computed[sequence] = self.num_computed.get(sequence, 0) + len(chunk.token_ids)
             assert chunk.token_ids, "an empty chunk"
             assert adapter == chunks[0].running.job.adapter, "two adapters in one step"
             assert chunk.position == len(cached)
-            cached.extend((token_id, adapter) for token_id in chunk.token_ids)
+            cached.extend((token_id, family) for token_id in chunk.token_ids)
             assert cached == text[: len(cached)]
             assert chunk.is_sampled == (len(cached) == len(text))
             next_token_id = None
             if chunk.is_sampled:
                 self._drawn += 1
                 next_token_id = 1000 + self._drawn
-                text.append((next_token_id, adapter))
+                text.append((next_token_id, family))
             self.scheduler.record(chunk, next_token_id)
         return chunks
 
-    def run(self, sequence: int, prompt: Sequence[int], adapter: str = "", *, num_steps: int = 3) -> int:
+    def run(self, sequence: int, prompt: Sequence[int], *family: str, num_steps: int = 3) -> int:
         """Run one sequence for some steps and free it; return the number of reused tokens."""
-        self.submit(sequence, prompt, adapter)
+        self.submit(sequence, prompt, *family)
         for _ in range(num_steps):
             self.step()
         self.free(sequence)
@@ -330,12 +333,17 @@ def test_a_leader_may_be_freed() -> None:
     assert fake.num_cached[3] == len(PROMPT) - 1
 
 
-def test_a_prompt_under_another_adapter_is_not_waited_for() -> None:
-    fake = Fake()
+@pytest.mark.parametrize("others", [("b", ""), ("a", "salt")])
+def test_a_prompt_under_another_adapter_or_salt_is_neither_waited_for_nor_reused(others: tuple[str, str]) -> None:
+    fake = Fake(num_slots=3)
     fake.submit(1, PROMPT, "a")
-    fake.submit(2, PROMPT, "b")
+    fake.submit(2, PROMPT, *others)
     fake.step()
     assert fake.scheduler.num_waiting == 0
+    for _ in range(4):
+        fake.step()
+    fake.run(3, PROMPT, *others)
+    assert (fake.num_cached[1], fake.num_cached[2], fake.num_cached[3]) == (0, 0, len(PROMPT) - 1)
 
 
 def test_a_scored_prompt_neither_waits_nor_reuses() -> None:
@@ -381,7 +389,12 @@ def test_a_prompt_of_one_adapter_is_limited_beside_decoding_under_another() -> N
 PROMPTS = st.tuples(st.integers(0, len(PROMPT)), st.lists(st.integers(0, 2), min_size=1, max_size=3)).map(
     lambda parts: (*PROMPT[: parts[0]], *parts[1])
 )
-JOBS = st.tuples(PROMPTS, st.sampled_from(["", "", "a", "b"]), st.sampled_from([False, False, True]))
+JOBS = st.tuples(
+    PROMPTS,
+    st.sampled_from(["", "", "a", "b"]),
+    st.sampled_from(["", "", "salt"]),
+    st.sampled_from([False, False, True]),
+)
 ACTIONS = st.lists(st.one_of(st.just("step"), st.integers(0, 3), JOBS), max_size=60)
 
 
@@ -392,8 +405,8 @@ def test_tokens_are_always_the_tokens_of_their_sequence(actions: list[str | int 
     fake.cache.is_recurrent = is_recurrent
     for number, action in enumerate(actions):
         if isinstance(action, tuple):
-            prompt, adapter, is_scored = action
-            fake.submit(number, prompt, adapter, is_scored=is_scored)
+            prompt, adapter, cache_salt, is_scored = action
+            fake.submit(number, prompt, adapter, cache_salt, is_scored=is_scored)
         elif action == "step":
             fake.step()
         elif fake.texts:
@@ -410,8 +423,8 @@ def test_every_sequence_gets_a_token_in_time(jobs: list[tuple]) -> None:
     """Waiting for a shared prompt, or for an adapter's turn, neither starves nor blocks anybody."""
     fake = Fake(num_slots=4, max_step_tokens=48, max_prefill_tokens=24)
     waiting = set(range(len(jobs)))
-    for number, (prompt, adapter, is_scored) in enumerate(jobs):
-        fake.submit(number, prompt, adapter, is_scored=is_scored)
+    for number, (prompt, adapter, cache_salt, is_scored) in enumerate(jobs):
+        fake.submit(number, prompt, adapter, cache_salt, is_scored=is_scored)
     # Each prompt needs at most 5 steps of its adapter, and each round over the adapters computes one of them.
     for _ in range(3 * 5 * len(jobs)):
         for chunk in fake.step():

@@ -52,6 +52,12 @@ def test_the_whole_prompt_is_scored_also_where_its_beginning_was_computed_before
     assert all(item.logprob is not None and item.logprob < 0 for item in second.prompt_logprobs[1:])
 
 
+def test_kv_tokens_are_reused_among_requests_of_one_salt(tiny: Tiny) -> None:
+    for salt, is_known in (("a", False), ("a", True), ("b", False), ("", False), ("b", True)):
+        outputs = tiny.run(prompt_token_ids=LONG, max_tokens=1, cache_salt=salt)
+        assert (outputs[0].num_cached_tokens > 0) == is_known, salt
+
+
 def test_the_use_of_the_kv_cache_is_what_tensorrt_llm_says(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_executor, "_STEP_S", 0.05)  # on a busy machine the request must not end too soon
     assert tiny.runtime.stats().max_kv_tokens == 2 * 256  # before the first step, as if nothing were shared
