@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import accumulate
 
 import numpy as np
@@ -64,11 +64,15 @@ class BadWords(TokenConstraint):
         self._words = [word.encode() for word in words]
         self._index = index
         self._structured_output = structured_output
-        self._tail = b""  # the end of the text that may be the beginning of a word
-        self._num_kept = max(map(len, self._words)) - 1
+        self._rests: dict[bytes, set[bytes]] = {}  # of the words, by each of their beginnings
         self._has_no_word = np.ones(index.vocab_size, dtype=np.bool_)  # by token
         for word in self._words:
             self._has_no_word[index.containing(word)] = False
+            for length in range(1, len(word)):
+                self._rests.setdefault(word[:length], set()).add(word[length:])
+        self._num_kept = max(map(len, self._words)) - 1
+        self._tail = b""  # the longest end of the text that is the beginning of a word
+        self._completing: dict[bytes, TokenIds] = {}  # the tokens that complete a word, by the tails so far
 
     def accept_token(self, token_id: int) -> bool:
         text = self._tail + self._index.texts[token_id]
@@ -76,15 +80,20 @@ class BadWords(TokenConstraint):
             self._structured_output is None or self._structured_output.accept_token(token_id)
         ):
             return False
-        self._tail = text[max(0, len(text) - self._num_kept) :]
+        self._tail = next(self._beginnings(text[max(0, len(text) - self._num_kept) :]), b"")
         return True
 
     def allowed(self) -> NDArray[np.bool_]:
         allowed = self._has_no_word.copy()
         if self._structured_output is not None:
             allowed &= self._structured_output.allowed()
-        for word in self._words:
-            for length in range(1, len(word)):
-                if self._tail.endswith(word[:length]):
-                    allowed[self._index.starting_with(word[length:])] = False
+        if self._tail and self._tail not in self._completing:
+            rests = set[bytes]().union(*(self._rests[each] for each in self._beginnings(self._tail)))
+            self._completing[self._tail] = np.concatenate([self._index.starting_with(rest) for rest in rests])
+        if self._tail:
+            allowed[self._completing[self._tail]] = False
         return allowed
+
+    def _beginnings(self, text: bytes) -> Iterator[bytes]:
+        """Yield the ends of a text that are beginnings of words, the longest first."""
+        return (text[offset:] for offset in range(len(text)) if text[offset:] in self._rests)
