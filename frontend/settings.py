@@ -278,7 +278,7 @@ class Settings:
     )
     max_concurrent: int = setting(
         0,
-        "Requests at the same time of an API key without a limit of its own; 0: no limit.",
+        "Completions at the same time of an API key without a limit of its own; 0: no limit.",
         chart_value="frontend.limits.maxConcurrent",
     )
     max_priority: str = setting(

@@ -37,7 +37,7 @@ class KeyLimits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, o
 
     requests_per_minute: _Limit | None = None
     tokens_per_minute: _Limit | None = None
-    max_concurrent: _Limit | None = None  # requests in flight
+    max_concurrent: _Limit | None = None  # completions in flight
     max_priority: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None  # 0: normal, else high
 
 
