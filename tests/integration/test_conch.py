@@ -61,7 +61,10 @@ class Terminal:
         """Read until this text comes. The next call searches behind it."""
         while (found := self.text.find(text, self._seen)) < 0:
             assert select.select([self._terminal], [], [], DEADLINE_S)[0], f"no {text!r} after {self.text!r}"
-            self.text += os.read(self._terminal, 4096).decode()
+            try:
+                self.text += os.read(self._terminal, 4096).decode()
+            except OSError as exc:  # the other side is closed
+                raise AssertionError(f"it has ended, with no {text!r} after {self.text!r}") from exc
         self._seen = found + len(text)
 
     def type(self, text: str) -> None:

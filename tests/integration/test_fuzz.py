@@ -11,6 +11,7 @@ import schemathesis
 from hypothesis import HealthCheck, Phase, given, settings
 from schemathesis.checks import CHECKS
 
+from frontend.protocol.completion import MAX_CHOICES
 from tests.integration.api import CHAT, COMPLETIONS, Api, chat_text, question_body
 from tests.integration.stack import Stack
 
@@ -91,12 +92,12 @@ def test_a_prompt_of_a_hundred_thousand_tokens_is_refused(api: Api) -> None:
         assert (answer.status, answer.error["code"]) == (400, "context_length_exceeded")
 
 
-def test_two_hundred_prompts_at_once_in_one_request_and_in_many(api: Api) -> None:
-    questions = [f"What is {number % 10} + {number // 10 % 10}?" for number in range(200)]
+def test_the_most_prompts_at_once_in_one_request_and_in_many(api: Api) -> None:
+    questions = [f"What is {number % 10} + {number // 10 % 10}?" for number in range(MAX_CHOICES)]
     fields = {"model": "demo", "temperature": 0, "max_tokens": 30}
     together = api.post(COMPLETIONS, fields | {"prompt": [chat_text(question) for question in questions]})
     texts = [choice["text"] for choice in together.body["choices"]]
-    assert [choice["index"] for choice in together.body["choices"]] == list(range(200))
+    assert [choice["index"] for choice in together.body["choices"]] == list(range(MAX_CHOICES))
     with ThreadPoolExecutor(64) as pool:
         alone = list(pool.map(lambda question: api.ask(CHAT, question, max_tokens=30).text, questions))
     assert alone == texts
