@@ -118,13 +118,12 @@ class MultiplexedCall:
         """
         if self._error is not None:
             raise self._error
-        number, cancel_key = next(self._numbers), request.params.cancel_key
+        number = next(self._numbers)
         self._unsent[number] = _Packed.of(number, request)
         self._wakes_sender.set()
         queue = self._queues[number] = ChunkQueue(
-            cancel_key,
+            request.params.cancel_key,
             close=lambda is_cancelled: self._close_queue(number, is_cancelled=is_cancelled),
-            cancel=lambda: self._cancel(cancel_key),
             on_end=on_end,
         )
         return queue

@@ -19,7 +19,6 @@ class ChunkQueue:
     Args:
         cancel_key: of the request.
         close: called when its reader leaves; with True, the engine shall cancel the request.
-        cancel: has the engine cancel the request.
         on_end: called once the engine has no more work for the request, with what it used; None: it is cancelled.
     """
 
@@ -28,14 +27,12 @@ class ChunkQueue:
         cancel_key: str,
         *,
         close: Callable[[bool], None],
-        cancel: Callable[[], None],
         on_end: Callable[[Usage | None], None],
     ) -> None:
         self.cancel_key = cancel_key
         self.is_finished = False  # the last chunk has come
         self.is_waiting = True  # for the engine's first message about the request, or for an error
         self.close = close
-        self._cancel = cancel
         self._on_end = on_end
         self._num_unread = 0
         self._chunks: deque[GenerationChunk] = deque()
@@ -98,7 +95,7 @@ class ChunkQueue:
         """Drop all chunks: they are useless without the rest. The reader may be stuck, so this cancels the request."""
         self._chunks.clear()
         self.fail(ReaderTooSlow())
-        self._cancel()
+        self.close(True)
         self._on_end(None)
 
     def _wake(self) -> None:

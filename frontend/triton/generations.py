@@ -87,6 +87,7 @@ class Generations:
                 raise errors.NotTaken() from exc
             raise
         except errors.StageUnhealthy as exc:
+            # A dead engine has nothing to cancel.
             is_generating = exc.stage != stage_name(ensemble, "engine")
             self.on_stage_down(exc.stage, started_at)
             raise

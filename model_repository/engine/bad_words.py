@@ -87,13 +87,13 @@ class BadWords(TokenConstraint):
         allowed = self._has_no_word.copy()
         if self._structured_output is not None:
             allowed &= self._structured_output.allowed()
-        if self._tail and self._tail not in self._completing:
-            rests = set[bytes]().union(*(self._rests[each] for each in self._beginnings(self._tail)))
-            self._completing[self._tail] = np.concatenate([self._index.starting_with(rest) for rest in rests])
         if self._tail:
+            if self._tail not in self._completing:
+                rests = set[bytes]().union(*(self._rests[each] for each in self._beginnings(self._tail)))
+                self._completing[self._tail] = np.concatenate([self._index.starting_with(rest) for rest in rests])
             allowed[self._completing[self._tail]] = False
         return allowed
 
     def _beginnings(self, text: bytes) -> Iterator[bytes]:
         """Yield the ends of a text that are beginnings of words, the longest first."""
-        return (text[offset:] for offset in range(len(text)) if text[offset:] in self._rests)
+        return (end for offset in range(len(text)) if (end := text[offset:]) in self._rests)
