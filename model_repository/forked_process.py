@@ -64,8 +64,8 @@ class ForkedProcess:
         return os.waitstatus_to_exitcode(os.waitpid(self._pid, 0)[1])
 
     def _start(self) -> None:
-        # The process has a copy of the thread that forks it. One that has computed with OpenMP would have it wait for
-        # threads that were not copied.
+        # A fork copies only the thread that calls it. If this thread has computed with OpenMP, its copy waits for
+        # OpenMP's other threads, which do not exist there. A new thread has not computed.
         thread = threading.Thread(target=self._fork, name="fork")
         thread.start()
         thread.join()

@@ -1,8 +1,8 @@
 """Admission to a model: a bound on completions, then a fair queue, and a refusal where the wait would be long.
 
-Each completion of a request has a place of its own, so a wide request does not pass others, nor hold them up. The last
-places are kept for senders that have none: one with long completions would otherwise hold all places for minutes.
-The expected wait comes from the completion rate of the model while it is full.
+Each completion of a request has a place of its own. So a request with many completions does not delay other requests.
+The last places are kept for senders that have none. Otherwise a sender of long completions could hold all places for
+minutes. The expected wait comes from the completion rate of the model while it is full.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ _FIRST_S = 5.0  # of full time, in which possibly no completion has ended yet
 _MAX_RETRY_S = 60.0
 _MIN_RETRY_S = 0.1
 _MAX_QUEUED = 2048  # bounds the memory of waiting requests
-_PLACES_PER_KEPT = 16  # of a model's places, one in this many is kept for senders without a place ...
-_MIN_PLACES = 4  # ... but none of fewer places, where it would cost too much
-_RECENT_S = 60.0  # after a sender's latest request, the others may take its place
+_PLACES_PER_KEPT = 16  # one place in this many is kept for senders without a place
+_MIN_PLACES = 4  # a model with fewer places keeps none: one would be too large a part
+_RECENT_S = 60.0  # places are kept for this time after the latest request of a sender
 # Of the maximum wait: a longer expected wait is refused at once, so that few requests time out.
 _MAX_EXPECTED_SHARE = 0.5
 
@@ -90,8 +90,8 @@ class Admission:
         self._clock = clock
         self._queue: FairQueue[_Waiter] = FairQueue()
         self._completion_rate = CompletionRate()
-        self._num_places = 1  # at the latest request
-        self._max_prompt_tokens = 0  # likewise; 0: no bound
+        self._num_places = 1  # of all ready replicas, at the latest request
+        self._max_prompt_tokens = 0  # of all ready replicas, at the latest request; 0: no bound
         self._seen_s: dict[str, float] = {}  # the latest request of each recent sender, in order of time
         self._running: Counter[str] = Counter()  # completions of each sender
         self.num_sequences = 0  # in flight
@@ -153,7 +153,7 @@ class Admission:
         )
 
     def _may_pass(self, request: AdmissionRequest) -> bool:
-        """Return whether the free places are not kept for others. A sender that is alone gets all places."""
+        """Return whether a sender may take one of the free places. A sender that is alone gets all places."""
         num_kept = max(1, self._num_places // _PLACES_PER_KEPT) if self._num_places >= _MIN_PLACES else 0
         if self._num_places - self.num_sequences > num_kept or request.sender not in self._running:
             return True
@@ -179,7 +179,7 @@ class Admission:
         self.num_prompt_tokens += request.num_prompt_tokens
 
     def _admit(self) -> None:
-        """Admit completions while the first one fits. None passes it but for a kept place, so it cannot starve."""
+        """Admit completions while the first one fits. Only senders without a place may pass it, so it cannot starve."""
         while self._fits(0):
             entry = self._first()
             if entry is None or not self._fits(entry.item.request.num_prompt_tokens):

@@ -83,8 +83,8 @@ class Limits:
     ) -> AsyncIterator[Admitted]:
         """Charge a request, and hold a place for its first completion.
 
-        The others wait for theirs when they are read. The place of each is free once the engine has no work for it, and
-        the charge is settled once it has none for all of them, or the request ends.
+        Each other completion waits for its place when its stream is first read. A place is free once the engine has no
+        more work for its completion. The real usage is charged after the last completion, or at the end of the request.
 
         Args:
             generations: the completions, grouped by prompt.
@@ -226,6 +226,6 @@ def _num_tokens_used(facts: RequestFacts, num_prompt_tokens: int) -> int:
 
 
 def _sender(request: web.Request) -> str:
-    """Return whose requests are served in turns with those of others: a key's, or without keys an address's."""
+    """Return the name of the sender: the id of its key, or its address if the server has no keys."""
     caller = request[FACTS].caller
     return request.remote or "" if caller.id == ANONYMOUS.id else caller.id

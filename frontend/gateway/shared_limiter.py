@@ -54,8 +54,8 @@ class Answer(Struct, frozen=True, array_like=True):
             raise error
 
 
-# From a worker: the number of a completion, and the completion, which waits until it may run; None: its work has ended;
-# or the tokens that its request used.
+# From a worker: the number of a completion, and one of three values: the completion itself, which waits until it may
+# run; None when its work has ended; the tokens that its request used.
 _FROM_WORKER = msgspec.json.Decoder(tuple[int, AdmissionRequest | int | None])
 _TO_WORKER = msgspec.json.Decoder(Answer)
 _ENCODER = msgspec.json.Encoder()

@@ -41,7 +41,7 @@ class AdmissionRequest(Struct, frozen=True, kw_only=True, array_like=True):
     model: str = ""  # empty: it needs no place
     num_tokens: int = 0  # estimate: its prompt, and what it may generate
     num_prompt_tokens: int = 0  # estimate
-    is_first: bool = True  # of its HTTP request, which may be refused; the others wait as long as they must
+    is_first: bool = True  # of its HTTP request; only the first one may be refused or wait too long
     num_replicas: int = 1  # ready replicas of the model
     max_sequences: int = 1  # sequences that one replica decodes at a time
     priority: Priority = Priority.NORMAL

@@ -52,9 +52,9 @@ _SLOW_BYTES = 8_000  # a larger request takes long to encode
 class MultiplexedCall:
     """One call, from the opening of an output stream until it breaks or is closed. `run` reads it.
 
-    The engine ends the stream too, when it has been of no use for a while. Requests whose readers leave are cancelled
-    on the call itself, many in a message and one message at a time: a thousand calls at once, or the end of a call with
-    requests in it, damage Triton's memory (its issues 7368 and 8034).
+    The engine ends a stream that nobody has used for a while. When readers leave, one message on this call cancels all
+    their requests, and the next such message waits for the answer. A thousand calls at once damage Triton's memory, and
+    so does the end of a call that has requests (its issues 7368 and 8034).
 
     Args:
         stub: of Triton's gRPC service.
@@ -111,7 +111,7 @@ class MultiplexedCall:
         """Send a request; return the queue of its chunks, which its reader must close.
 
         Args:
-            on_end: called once the engine has no work for it, with what it took; None: it was cancelled.
+            on_end: called once the engine has no more work for it, with what it used; None: it was cancelled.
 
         Raises:
             APIError: the call has ended.
@@ -202,7 +202,7 @@ class MultiplexedCall:
         return batch
 
     def _cancel(self, cancel_key: str) -> None:
-        """Have the engine cancel a request. The end of the call does it otherwise."""
+        """Have the engine cancel a request. After the end of the call there is nothing to cancel."""
         if self._error is None:
             self._unsent_cancels.append(cancel_key)
             self._wakes_sender.set()

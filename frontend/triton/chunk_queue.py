@@ -18,8 +18,8 @@ class ChunkQueue:
 
     Args:
         cancel_key: of the request.
-        close: called when its reader leaves; with True, the engine shall cancel the request.
-        on_end: called once the engine has no more work for the request, with what it used; None: it is cancelled.
+        close: called when its reader leaves, or is too slow; with True, it has the engine cancel the request.
+        on_end: called once the engine has no more work for the request, with what it used; None: it was cancelled.
     """
 
     def __init__(

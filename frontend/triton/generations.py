@@ -56,8 +56,8 @@ class Generations:
         Leaving it early, for any reason, cancels the engine's sequence by its cancel key.
 
         Args:
-            on_end: called once the engine has no more work for it although its reader may be slow, with what it used;
-                None: it is cancelled. A reader that leaves or meets an error knows it itself.
+            on_end: called once the engine has no more work for it, with what it used; None: it was cancelled. It is not
+                called when the reader leaves or gets an error.
 
         Raises:
             APIError: the request was refused, or failed.

@@ -251,7 +251,7 @@ class Params(Struct, frozen=True, kw_only=True, omit_defaults=True):
         ),
     ] = ""
     cache_salt: Annotated[
-        str, TensorSpec(doc="kept KV tokens of a prompt are reused only by requests with the same text here")
+        str, TensorSpec(doc="requests reuse the KV tokens of an earlier prompt only if both have the same salt")
     ] = ""
     cancel_key: Annotated[
         str, TensorSpec(doc="an unguessable name of this request alone, by which the engine's `control` can cancel it")

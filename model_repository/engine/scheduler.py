@@ -1,9 +1,9 @@
 """In-flight batching: chooses the sequences of the next step, their slots, and the KV tokens that they reuse.
 
 A slot is one sequence's share of the KV cache: up to `context_window` tokens. The tokens of a finished sequence stay in
-its slot until another sequence needs it. A prompt with the same beginning reuses them. Tokens of one LoRA adapter are
-not reused under another, and those of one salt not under another: the time of an answer, and its number of cached
-tokens, would tell one tenant what another has asked.
+its slot until another sequence needs it. A prompt with the same beginning reuses them, if it has the same LoRA adapter
+and the same salt. Tenants have different salts. Otherwise the time of an answer, or its number of cached tokens, would
+tell one tenant what another one has asked.
 """
 
 from __future__ import annotations

@@ -108,7 +108,7 @@ async def test_a_wide_request_neither_passes_others_nor_holds_them_up() -> None:
         assert other.done()
         admission.leave(generation("other"))
         await settled()
-        assert admission.num_sequences == 7  # of its eight places one is kept for the other, who comes back
+        assert admission.num_sequences == 7  # one of the eight places stays free for the other sender
     for task in tasks:
         task.cancel()
 
