@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import glob
 import logging
 import os
 import re
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
+from typing import Any
 
 import huggingface_hub
-from huggingface_hub import constants
+from huggingface_hub import constants, file_download
 from huggingface_hub import errors as hub_errors
 from huggingface_hub.utils.tqdm import disable_progress_bars
 
@@ -26,9 +27,13 @@ from build_engines.tensorrt_llm.source import download_patterns
 
 logger = logging.getLogger(__name__)
 
-HUB_ERRORS = (hub_errors.HTTPError, OSError)  # type: ignore[attr-defined]  # of requests or httpx, by version
+_NETWORK_ERRORS = (hub_errors.HTTPError, OSError)  # type: ignore[attr-defined]  # of requests or httpx, by version
+# hf_xet raises RuntimeError; the library raises the others if an answer has another shape.
+HUB_ERRORS = (*_NETWORK_ERRORS, RuntimeError, ValueError, TypeError, LookupError, AttributeError)
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
+_COMMIT, _ETAG = re.compile(r"[0-9a-f]{40}"), re.compile(r"[0-9a-f]{40,64}")  # an ETag is a sha1 or a sha256
+_NUM_DOWNLOADS = 8  # at the same time, as in the library
 _REFERENCE = re.compile(r"(?P<repository>[\w.-]+/[\w.-]+)(@(?P<revision>[^@:]+))?(:(?P<variant>[^@:]+))?")
 
 
@@ -85,9 +90,11 @@ class HubRepository:
                 )
             except (hub_errors.RepositoryNotFoundError, hub_errors.RevisionNotFoundError):
                 raise
-            except HUB_ERRORS as exc:
+            except _NETWORK_ERRORS as exc:
                 return cls._downloaded(reference, exc)
-        sizes = {file.rfilename: file.size or 0 for file in info.siblings or ()}
+            sizes = {str(file.rfilename): int(file.size or 0) for file in info.siblings or ()}
+            if _COMMIT.fullmatch(str(info.sha)) is None:
+                raise ValueError(f"it names the commit {info.sha!r}: expected 40 hexadecimal digits")
         return cls(reference, str(info.sha), sizes)
 
     @classmethod
@@ -116,8 +123,7 @@ class HubRepository:
         Files of the hub's cache are not downloaded again. The hub names a large file by its sha256, which is compared.
 
         Raises:
-            BuildError: the hub fails, the revision moves, no room on the disk, or a file with another digest, which is
-                removed.
+            BuildError: the hub fails, no room on the disk, or a file with another digest, which is removed.
         """
         for name in names:
             if name not in self.sizes:
@@ -133,22 +139,24 @@ class HubRepository:
             rule = f"{existing} is not a folder that you may write to"
             raise BuildError(f"{self.reference}: {rule}: name another place for downloads by HF_HOME")
         disable_progress_bars()  # of the library, which counts files
+
+        def fetch(name: str) -> Path:
+            return Path(huggingface_hub.hf_hub_download(self.reference.repository, name, revision=self.commit))
+
         with (
             _reported(self.reference),
             Progress.shown(f"downloading {self.reference.repository}", missing_bytes) as progress,
             following(storage / "blobs", progress),
+            _checked_answers(self.commit),
+            ThreadPoolExecutor(_NUM_DOWNLOADS) as threads,
         ):
-            text = huggingface_hub.snapshot_download(
-                self.reference.repository,
-                revision=self.reference.revision,
-                allow_patterns=[glob.escape(name) for name in names],
-            )
-        folder = Path(text)
-        if folder.name != self.commit or not all((folder / name).is_file() for name in names):
-            rule = "the hub failed, or the revision moved, during the download: build again"
-            raise BuildError(f"{self.reference}: {rule}")
-        _check_digests([folder / name for name in names], digests)
-        return folder
+            paths = list(threads.map(fetch, names))
+            if self.reference.revision != self.commit:  # for a build without the network
+                named = storage / "refs" / self.reference.revision
+                named.parent.mkdir(parents=True, exist_ok=True)
+                named.write_text(self.commit)
+        _check_digests(paths, digests)
+        return storage / "snapshots" / self.commit
 
     def _is_cached(self, name: str) -> bool:
         found = huggingface_hub.try_to_load_from_cache(self.reference.repository, name, revision=self.commit)
@@ -185,6 +193,33 @@ def download_checkpoint(repository: HubRepository, digests: Digests, is_imported
 
 
 @contextmanager
+def _checked_answers(commit: str) -> Iterator[None]:
+    """Refuse an answer about a file that would name a file outside of the cache: the library takes any name.
+
+    The hub names the folders and files of the cache by X-Repo-Commit and ETag. An answer about a missing file has the
+    first one, too.
+    """
+    unchecked = file_download.get_hf_file_metadata
+
+    def checked(*arguments: Any, **options: Any) -> Any:
+        try:
+            metadata = unchecked(*arguments, **options)
+        except hub_errors.EntryNotFoundError as exc:
+            raise ValueError(_first_line(exc)) from exc
+        if metadata.commit_hash != commit:
+            raise ValueError(f"it answers with the commit {metadata.commit_hash!r} for {commit}")
+        if _ETAG.fullmatch(str(metadata.etag)) is None:
+            raise ValueError(f"it answers with the ETag {metadata.etag!r}: expected a sha1 or a sha256")
+        return metadata
+
+    file_download.get_hf_file_metadata = checked
+    try:
+        yield
+    finally:
+        file_download.get_hf_file_metadata = unchecked
+
+
+@contextmanager
 def _reported(reference: HubReference) -> Iterator[None]:
     """Name the reference and the rule where the hub refuses something."""
     try:
@@ -198,7 +233,7 @@ def _reported(reference: HubReference) -> Iterator[None]:
     except hub_errors.RepositoryNotFoundError as exc:
         rule = "no such folder here, and no such repository, or a private one that HF_TOKEN cannot read"
         raise BuildError(f"{reference}: {rule}") from exc
-    except (*HUB_ERRORS, RuntimeError, ValueError) as exc:  # hf_xet raises RuntimeError
+    except HUB_ERRORS as exc:
         place = f"the hub {constants.ENDPOINT}"
         raise BuildError(f"{reference}: {place} failed: {_first_line(exc)}; complete files are kept") from exc
 

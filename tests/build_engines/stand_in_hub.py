@@ -29,6 +29,10 @@ class Repository:
     cut: set[str] = field(default_factory=set)  # the first answer with such a file lacks its last megabyte
     damaged: set[str] = field(default_factory=set)  # such a file is sent with another last byte
     claimed_bytes: dict[str, int] = field(default_factory=dict)  # in place of the sizes of files
+    lies: dict[str, Any] = field(default_factory=dict)  # in place of values of every description of a file
+    commit: object = COMMIT  # that `main` names
+    headers: dict[str, str] = field(default_factory=dict)  # of answers with files
+    missing: set[str] = field(default_factory=set)  # such a file is listed, but not found
     sent_ranges: list[str] = field(default_factory=list)  # the Range headers of requests
 
     def entry(self, path: Path) -> dict[str, Any]:
@@ -36,10 +40,10 @@ class Repository:
         name = path.relative_to(self.folder).as_posix()
         size = self.claimed_bytes.get(name, path.stat().st_size)
         entry: dict[str, Any] = {"type": "file", "path": name, "rfilename": name, "size": size}
-        if path.suffix == ".json":
-            return entry | {"oid": _blob_id(path), "blobId": _blob_id(path)}
-        lfs = {"sha256": _sha256(path), "oid": _sha256(path), "size": size, "pointerSize": 134}
-        return entry | {"oid": _blob_id(path), "blobId": _blob_id(path), "lfs": lfs}
+        entry |= {"oid": _blob_id(path), "blobId": _blob_id(path)}
+        if path.suffix != ".json":
+            entry["lfs"] = {"sha256": _sha256(path), "oid": _sha256(path), "size": size, "pointerSize": 134}
+        return entry | self.lies
 
     def entries(self) -> list[dict[str, Any]]:
         """Return the description of each file."""
@@ -78,10 +82,10 @@ def stand_in_hub(repositories: dict[str, Repository]) -> Iterator[str]:
             repository = repositories.get(f"{owner}/{name}")
             if repository is None:
                 self._answer(404, b"{}", {"X-Error-Code": "RepoNotFound"})
-            elif revision not in ("main", COMMIT):
+            elif revision not in ("main", COMMIT, repository.commit):
                 self._answer(404, b"{}", {"X-Error-Code": "RevisionNotFound"})
             elif what == "revision":
-                info = {"id": f"{owner}/{name}", "sha": COMMIT, "siblings": repository.entries()}
+                info = {"id": f"{owner}/{name}", "sha": repository.commit, "siblings": repository.entries()}
                 self._answer(200, json.dumps(info).encode())
             else:  # tree
                 self._answer(200, json.dumps(repository.entries()).encode())
@@ -89,12 +93,14 @@ def stand_in_hub(repositories: dict[str, Repository]) -> Iterator[str]:
         def _answer_file(self, repository: Repository, file: str) -> None:
             if repository.is_gated and self.headers["Authorization"] != f"Bearer {TOKEN}":
                 return self._answer(403, b"{}", {"X-Error-Code": "GatedRepo"})
+            if file in repository.missing:
+                return self._answer(404, b"{}", {"X-Error-Code": "EntryNotFound"} | repository.headers)
             path = repository.folder / file
             entry, content = repository.entry(path), path.read_bytes()
             etag = entry["lfs"]["sha256"] if "lfs" in entry else entry["oid"]
             if file in repository.damaged:
                 content = content[:-1] + bytes([content[-1] ^ 1])
-            headers = {"ETag": f'"{etag}"', "X-Repo-Commit": COMMIT, "Accept-Ranges": "bytes"}
+            headers = {"ETag": f'"{etag}"', "X-Repo-Commit": COMMIT, "Accept-Ranges": "bytes"} | repository.headers
             start = re.fullmatch(r"bytes=(\d+)-\d*", self.headers["Range"] or "")
             if start is None:
                 return self._answer(200, content, headers, is_cut=file in repository.cut)

@@ -9,12 +9,15 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+from huggingface_hub import constants
 
 from build_engines.checkpoint import Checkpoint
+from build_engines.digests import Digests
 from build_engines.errors import BuildError
-from build_engines.hub import HubReference
+from build_engines.hub import HubReference, checkpoint_folder
 from build_engines.llama_cpp.gguf_file import write_gguf
 from build_engines.model_source import DEMO
 from tests.build_engines.stand_in_hub import COMMIT, TOKEN, Repository, stand_in_hub
@@ -255,3 +258,72 @@ def test_a_model_that_is_larger_than_the_disk_is_not_begun(tmp_path: Path) -> No
     assert refused.startswith("error: org/demo@main: 1,000,000,000.0 GB to download, and ")
     assert refused.endswith(": free some, or name another disk by HF_HOME")
     assert not list(tmp_path.rglob("snapshots/*/model.safetensors"))
+
+
+class Lies:
+    """A hub that names `outside`, a path beside the cache, where an honest one names its contents by a digest."""
+
+    def __init__(self, folder: Path) -> None:
+        self.cache, self.outside = folder / "cache", folder / "outside"
+        self.storage = self.cache / "models--org--demo"
+
+    def refusal(self, monkeypatch: pytest.MonkeyPatch, **lies: Any) -> str:
+        """Return the error of a download from this hub. Afterwards nothing is outside of the cache."""
+        with stand_in_hub({"org/demo": Repository(DEMO / "checkpoint", **lies)}) as endpoint:
+            monkeypatch.setattr(constants, "ENDPOINT", endpoint)
+            url = f"{endpoint}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
+            monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", url)
+            monkeypatch.setattr(constants, "HF_HUB_CACHE", str(self.cache))
+            with pytest.raises(BuildError) as caught:
+                checkpoint_folder("org/demo@main", Digests.beside(self.cache / "artifact"))
+            assert [path for path in self.cache.parent.iterdir() if path != self.cache] == []
+            return str(caught.value).replace(f"org/demo@main: the hub {endpoint} failed: ", "")
+
+
+@pytest.mark.parametrize("is_absolute", [True, False], ids=["absolute", "relative"])
+@pytest.mark.parametrize("header", ["ETag", "X-Linked-ETag", "X-Repo-Commit"])
+def test_a_hub_cannot_name_a_file_outside_of_the_cache_by_a_header(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, header: str, *, is_absolute: bool
+) -> None:
+    lies = Lies(tmp_path)
+    folder = lies.storage / ("snapshots" if header == "X-Repo-Commit" else "blobs")
+    name = str(lies.outside) if is_absolute else os.path.relpath(lies.outside, folder)
+    error = lies.refusal(monkeypatch, headers={header: name if header == "X-Repo-Commit" else f'"{name}"'})
+    assert error.startswith(f"it answers with the {'commit' if header == 'X-Repo-Commit' else 'ETag'} {name!r}")
+    missing = lies.refusal(monkeypatch, headers={header: name}, missing={"config.json"})
+    assert missing.startswith(("404", "it answers with the"))
+
+
+@pytest.mark.parametrize("commit", ["/{}", "../../../outside", "main", "", None, 7, {"a": 1}, COMMIT.upper(), COMMIT + "\n"])
+def test_a_hub_cannot_name_a_folder_outside_of_the_cache_by_a_commit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, commit: object
+) -> None:
+    lies = Lies(tmp_path)
+    named = commit.format(str(lies.outside)[1:]) if isinstance(commit, str) else commit
+    assert "expected 40 hexadecimal digits" in lies.refusal(monkeypatch, commit=named)
+
+
+@pytest.mark.parametrize("digest", ["{}", "../../../outside"])
+def test_a_hub_cannot_name_a_file_outside_of_the_cache_by_the_digest_in_a_list(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, digest: str
+) -> None:
+    lies = Lies(tmp_path)
+    path = digest.format(lies.outside)
+    lfs = {"sha256": path, "oid": path, "size": 5, "pointerSize": 134}
+    lies.refusal(monkeypatch, lies={"oid": path, "blobId": path, "lfs": lfs, "xetHash": "0" * 64})
+
+
+@pytest.mark.parametrize(
+    "lies",
+    [
+        {"size": "many"},
+        {"size": [1]},
+        {"lfs": 7},
+        {"lfs": {"sha256": 1}},
+    ],
+)
+def test_a_list_of_another_shape_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lies: dict[str, Any]
+) -> None:
+    """The error was a TypeError of the library."""
+    assert "\n" not in Lies(tmp_path).refusal(monkeypatch, lies=lies)
