@@ -294,7 +294,9 @@ def test_a_hub_cannot_name_a_file_outside_of_the_cache_by_a_header(
     assert missing.startswith(("404", "it answers with the"))
 
 
-@pytest.mark.parametrize("commit", ["/{}", "../../../outside", "main", "", None, 7, {"a": 1}, COMMIT.upper(), COMMIT + "\n"])
+@pytest.mark.parametrize(
+    "commit", ["/{}", "../../../outside", "main", "", None, 7, {"a": 1}, COMMIT.upper(), COMMIT + "\n"]
+)
 def test_a_hub_cannot_name_a_folder_outside_of_the_cache_by_a_commit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, commit: object
 ) -> None:
