@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from build_engines.errors import BuildError
+from build_engines.errors import BuildError, UnsupportedCheckpoint
 from model_repository.model_parameters import API_SAMPLING, checked_defaults
 
 logger = logging.getLogger(__name__)
@@ -26,6 +26,17 @@ _LLAMA_DEFAULTS = {
     "vocab_size": 32000,
     "eos_token_id": 2,
 }
+_KINDS: dict[str, type] = {  # of fields of config.json that are not numbers
+    "architectures": list,
+    "layer_types": list,
+    "rope_parameters": dict,
+    "rope_scaling": dict,
+    "text_config": dict,
+    "vision_config": dict,
+}
+_MAX_VOCAB_SIZE = 2**24
+MAX_WHOLE_NUMBER = 2**31 - 1
+_MAX_FLOAT, _MIN_FLOAT = 3e38, 2e-38  # of 32 bits
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 
 
@@ -47,15 +58,16 @@ class Checkpoint:
             BuildError: a file is missing or malformed.
         """
         config = whole = read_json(folder / "config.json")
-        if "text_config" in whole:
+        _check_kinds(whole)
+        if whole.get("text_config") is not None:
             config = _LLAMA_DEFAULTS | whole["text_config"]
+            _check_kinds(config)
             if config.get("model_type") == "llama":
                 config["architectures"] = ["LlamaForCausalLM"]  # SmolVLM has a name of its own for it
         generation = read_json(folder / "generation_config.json", is_optional=True)
         require(config, "max_position_embeddings", "vocab_size")
-        for name in ("max_position_embeddings", "vocab_size"):
-            if type(config[name]) is not int or config[name] < 2:
-                raise BuildError(f"config.json: {name}={json.dumps(config[name])}: expected a whole number from 2")
+        whole_number("config.json: max_position_embeddings", config["max_position_embeddings"], 2)
+        whole_number("config.json: vocab_size", config["vocab_size"], 2, _MAX_VOCAB_SIZE)
         eos_token_ids = named_eos_token_ids(generation) or named_eos_token_ids(config)
         if not eos_token_ids:
             raise BuildError("neither generation_config.json nor config.json names an eos_token_id")
@@ -68,6 +80,13 @@ class Checkpoint:
         return int(self.config["max_position_embeddings"])
 
 
+def _check_kinds(config: Mapping[str, Any]) -> None:
+    for name, kind in _KINDS.items():
+        if not isinstance(config.get(name), kind | None):
+            expected = "an object" if kind is dict else "a list"
+            raise UnsupportedCheckpoint(f"config.json: {name}={config[name]!r:.80}: expected {expected}")
+
+
 def named_eos_token_ids(config: dict[str, Any]) -> tuple[int, ...]:
     """Return the end-of-generation token ids that a configuration names; none if it does not.
 
@@ -77,7 +96,7 @@ def named_eos_token_ids(config: dict[str, Any]) -> tuple[int, ...]:
     value = config.get("eos_token_id")
     token_ids = [] if value is None else value if isinstance(value, list) else [value]
     for token_id in token_ids:
-        if type(token_id) is not int or token_id < 0:
+        if type(token_id) is not int or not 0 <= token_id <= MAX_WHOLE_NUMBER:
             raise BuildError(f"eos_token_id={json.dumps(value)}: expected a token id, or a list of them")
     return tuple(token_ids)
 
@@ -132,6 +151,36 @@ def require(config: dict[str, Any], *names: str) -> None:
             raise BuildError(f"config.json: {name} is missing")
 
 
+def whole_number(field: str, value: object, at_least: int = 1, at_most: int = MAX_WHOLE_NUMBER) -> int:
+    """Return a number of a configuration.
+
+    Args:
+        field: with the name of its file.
+
+    Raises:
+        UnsupportedCheckpoint: it is not a whole number within the bounds.
+    """
+    if type(value) is not int or not at_least <= value <= at_most:
+        raise UnsupportedCheckpoint(f"{field}={value!r:.80}: expected a whole number from {at_least} to {at_most}")
+    return value
+
+
+def positive_number(field: str, value: object, at_most: float = _MAX_FLOAT) -> float:
+    """Return a number of a configuration.
+
+    Args:
+        field: with the name of its file.
+
+    Raises:
+        UnsupportedCheckpoint: it is not a number above 0 and up to the bound.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float) or not _MIN_FLOAT <= value <= at_most:
+        raise UnsupportedCheckpoint(
+            f"{field}={value!r:.80}: expected a number above 0 (from {_MIN_FLOAT} to {at_most:g})"
+        )
+    return float(value)
+
+
 def read_json(path: Path, *, is_optional: bool = False) -> dict[str, Any]:
     """Return the object in a JSON file; an empty one when it is optional and missing.
 
@@ -144,7 +193,7 @@ def read_json(path: Path, *, is_optional: bool = False) -> dict[str, Any]:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as exc:
         raise BuildError(f"{path}: no such file") from exc
-    except ValueError as exc:
+    except (ValueError, RecursionError) as exc:
         raise BuildError(f"{path}: not JSON ({exc})") from exc
     if not isinstance(value, dict):
         raise BuildError(f"{path}: expected a JSON object")

@@ -140,8 +140,14 @@ class CpuSpec:
     def write(self, folder: Path, source: dict[str, str], lock: int) -> Contents:
         """Write the weights, the adapters, the tokenizer and the byte table."""
         del source, lock  # there are no child processes
-        facts, capabilities = _write_model(self, folder), RUNTIMES[self.runtime].capabilities
+        capabilities = RUNTIMES[self.runtime].capabilities
+        if self.gguf is not None:
+            checkpoint, facts = None, _facts_of_gguf(self.gguf, self.tokenizer_folder)
+        else:
+            checkpoint = Checkpoint.load(self.tokenizer_folder)
+            facts = _facts_of_checkpoint(checkpoint, self.runtime)
         write_text_files(self.tokenizer_folder, folder, facts.vocab_size, self._tool_call_format)
+        _write_model(self, checkpoint, folder)
         return Contents(
             context_window=_context_window(self, facts),
             eos_token_ids=facts.eos_token_ids,
@@ -174,15 +180,15 @@ class ModelFacts:
     kv_numbers_per_token: int  # in the KV cache of all layers
 
 
-def _write_model(spec: CpuSpec, folder: Path) -> ModelFacts:
-    """Write the weights and the adapters, and return the facts of the source."""
+def _write_model(spec: CpuSpec, checkpoint: Checkpoint | None, folder: Path) -> None:
+    """Write the weights and the adapters."""
     adapters = {name: LoraAdapter.load(source) for name, source in spec.adapters.items()}
-    facts = _write_weights(spec, folder)
+    _write_weights(spec, checkpoint, folder)
     if spec.projector is not None:
         check_projector(spec.projector)
         copy_or_link(spec.projector, folder / PROJECTOR)
     if spec.runtime != "llama_cpp":
-        return facts
+        return
     model, projector = min(folder.glob(f"{GGUF_NAME}*.gguf")), folder / PROJECTOR  # of parts, the first
     check_loads(str(spec.gguf or spec.checkpoint), model, projector if projector.exists() else None)
     if adapters:
@@ -190,23 +196,15 @@ def _write_model(spec: CpuSpec, folder: Path) -> ModelFacts:
         (folder / "adapters").mkdir()
         for name, adapter in adapters.items():
             write_lora(adapter, base, folder / _adapter_path(name))
-    return facts
 
 
-def _write_weights(spec: CpuSpec, folder: Path) -> ModelFacts:
+def _write_weights(spec: CpuSpec, checkpoint: Checkpoint | None, folder: Path) -> None:
     if spec.gguf is not None:
-        facts = _facts_of_gguf(spec.gguf, spec.tokenizer_folder)
         parts = gguf_parts(spec.gguf)
         for part, name in zip(parts, part_names(GGUF_NAME, len(parts)), strict=True):
             copy_or_link(part, folder / name)
-        return facts
-    assert spec.checkpoint is not None
-    checkpoint = Checkpoint.load(spec.checkpoint)
-    kv_numbers = 0
-    if spec.runtime == "llama_cpp":  # the synthetic runtime has no weights
+    elif checkpoint is not None and spec.runtime == "llama_cpp":  # the synthetic runtime has no weights
         path = folder / f"{GGUF_NAME}.gguf"
-        model = ModelConfig.of(checkpoint.config)
-        kv_numbers = 2 * model.num_layers * model.num_kv_heads * model.head_dim
         converted = folder / "f16.gguf" if spec.precision in QUANTIZED else path
         precision = "f16" if spec.precision in QUANTIZED else spec.precision
         with Progress.shown("converting", 0) as progress:
@@ -216,6 +214,13 @@ def _write_weights(spec: CpuSpec, folder: Path) -> ModelFacts:
             converted.unlink()
         if checkpoint.image_config is not None and spec.projector is None:
             write_projector(checkpoint, folder / PROJECTOR, precision)
+
+
+def _facts_of_checkpoint(checkpoint: Checkpoint, runtime: str) -> ModelFacts:
+    kv_numbers = 0
+    if runtime == "llama_cpp":
+        model = ModelConfig.of(checkpoint.config)
+        kv_numbers = 2 * model.num_layers * model.num_kv_heads * model.head_dim
     return ModelFacts(
         context_window=checkpoint.context_window,
         eos_token_ids=checkpoint.eos_token_ids,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from build_engines.checkpoint import read_json
+from build_engines.checkpoint import MAX_WHOLE_NUMBER, read_json
 from build_engines.errors import UnsupportedAdapter
 
 FILES = ("adapter_config.json", "adapter_model.safetensors")
@@ -61,10 +61,11 @@ class LoraAdapter:
             rule = "changes the base model too: save the adapter for the unchanged base"
             raise UnsupportedAdapter(f"{path}: init_lora_weights={_text(initialization)}: {rule}")
         rank, alpha = config.get("r"), config.get("lora_alpha")
-        if type(rank) is not int or rank < 1:
-            raise UnsupportedAdapter(f"{path}: r={_text(rank)}: expected a whole number from 1")
-        if not isinstance(alpha, int | float) or not 0 < alpha < math.inf:
-            raise UnsupportedAdapter(f"{path}: lora_alpha={_text(alpha)}: expected a number above 0")
+        if type(rank) is not int or not 1 <= rank <= MAX_WHOLE_NUMBER:
+            raise UnsupportedAdapter(f"{path}: r={_text(rank)}: expected a whole number from 1 to {MAX_WHOLE_NUMBER}")
+        if not isinstance(alpha, int | float) or not 0 < alpha <= MAX_WHOLE_NUMBER:
+            rule = f"expected a number above 0, at most {MAX_WHOLE_NUMBER}"
+            raise UnsupportedAdapter(f"{path}: lora_alpha={_text(alpha)}: {rule}")
         # Rank-stabilized LoRA (arXiv:2312.03732) scales by alpha / sqrt(rank).
         return cls(folder, rank, alpha * math.sqrt(rank) if config.get("use_rslora") else float(alpha))
 

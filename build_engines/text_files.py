@@ -47,16 +47,20 @@ def write_text_files(
     if chat_template is not None:
         (folder / "tokenizer" / _CHAT_TEMPLATE).write_text(chat_template, encoding="utf-8")
     visible = TOOL_FORMATS[tool_call_format].special_tokens
-    table = token_bytes(read_json(source / "tokenizer.json"), vocab_size, visible)
-    if len(table) > vocab_size:
-        rule = f"the model has tokens 0 to {vocab_size - 1}: it is the tokenizer of another model"
-        raise BuildError(f"{source / 'tokenizer.json'}: it has token {len(table) - 1}; {rule}")
-    save_byte_table(folder / BYTE_TABLE, table)
     try:  # as the stages do it
-        PromptEncoder(TokenizerFiles.load(folder / "tokenizer"), table, tool_call_format)
+        files = TokenizerFiles.load(folder / "tokenizer")
+        last = max(files.tokenizer.get_vocab(with_added_tokens=False).values(), default=0)
+        if last >= vocab_size:
+            rule = f"the model has tokens 0 to {vocab_size - 1}: it is the tokenizer of another model"
+            raise BuildError(f"{source / 'tokenizer.json'}: it has token {last}; {rule}")
+        table = token_bytes(read_json(source / "tokenizer.json"), vocab_size, visible)
+        PromptEncoder(files, table, tool_call_format)
         Decoding.load(folder / "tokenizer" / "tokenizer.json")
+    except BuildError:
+        raise
     except Exception as exc:  # the class of errors of `tokenizers`
         raise BuildError(f"{source}: its tokenizer does not load: {type(exc).__name__}: {exc}") from exc
+    save_byte_table(folder / BYTE_TABLE, table)
 
 
 def template_fields(folder: Path) -> tuple[str, ...]:

@@ -44,9 +44,10 @@ def write_gguf(
         UnsupportedCheckpoint: the checkpoint is incomplete, or has an unsupported feature.
         BuildError: a file cannot be read or written, or the disk is full.
     """
-    model, vocabulary = ModelConfig.of(checkpoint.config), Vocabulary.of(checkpoint)
+    model = ModelConfig.of(checkpoint.config)
     stored = PRECISIONS[precision]
     placements = place_tensors(model, text_tensors(find_tensors(checkpoint.folder)))
+    vocabulary = Vocabulary.of(checkpoint)
     typed = [(placement, stored.of_tensor(placement.source.shape)) for placement in placements]
     factors = model.rope.frequency_factors(model.head_dim)
     writer = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[model.arch])

@@ -74,8 +74,9 @@ def read_gguf_facts(path: Path) -> GgufFacts:
     readers = tuple(_readers(path).values())
     architecture = _architecture(readers[0], path)
     context_length = _number(readers[0], path, f"{architecture}.context_length")
-    if context_length < 2:
-        raise BuildError(f"{path}: {architecture}.context_length is {context_length}: expected at least 2 tokens")
+    if not 2 <= context_length < 2**31:
+        rule = f"{context_length}: expected at least 2 tokens, less than 2^31"
+        raise BuildError(f"{path}: {architecture}.context_length is {rule}")
     embedding = _shapes(readers).get(_EMBEDDING)
     if embedding is None:
         raise BuildError(f"{path}: not a GGUF file of a language model: it has no {_EMBEDDING}")
@@ -151,8 +152,11 @@ def _kv_numbers_per_token(reader: gguf.GGUFReader, path: Path, architecture: str
     def values(name: str) -> list[int]:
         """Return the value of all layers, or one of each layer."""
         field = reader.fields.get(f"{architecture}.{name}")
-        value = [] if field is None else field.contents()
-        return value if isinstance(value, list) else [value]
+        contents = [] if field is None else field.contents()
+        found = contents if isinstance(contents, list) else [contents]
+        if not all(isinstance(value, int) for value in found):
+            raise BuildError(f"{path}: {architecture}.{name} is {contents}: expected whole numbers")
+        return found
 
     num_heads = values("attention.head_count")
     if not num_heads or not max(num_heads):

@@ -8,12 +8,13 @@ from typing import Any
 
 import gguf
 
-from build_engines.checkpoint import require
+from build_engines.checkpoint import positive_number, require, whole_number
 from build_engines.errors import UnsupportedCheckpoint
-from build_engines.llama_cpp.rope import Rope, positive_number
+from build_engines.llama_cpp.rope import Rope
 
 ARCHITECTURES = {"LlamaForCausalLM": gguf.MODEL_ARCH.LLAMA, "Qwen2ForCausalLM": gguf.MODEL_ARCH.QWEN2}
 
+_MAX_LAYERS = 512  # llama-hparams.h: LLAMA_MAX_LAYERS
 # Fields that change the computation in an unsupported way, with their neutral values.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "hidden_act": ("silu",),
@@ -51,21 +52,21 @@ class ModelConfig:
             BuildError: a field is missing.
             UnsupportedCheckpoint: a field has an unsupported value; names the field.
         """
-        name = (config.get("architectures") or ["none"])[0]
+        name = str((config.get("architectures") or ["none"])[0])
         if name not in ARCHITECTURES:
             raise UnsupportedCheckpoint(f"architecture {name}: expected one of {', '.join(ARCHITECTURES)}")
         for field, neutral in _NEUTRAL.items():
             if config.get(field, neutral[0]) not in neutral:
                 raise UnsupportedCheckpoint(f"config.json: {field}={config[field]!r}: expected {neutral[-1]!r}")
-        if set(config.get("layer_types") or ()) - {"full_attention"}:
+        if any(kind != "full_attention" for kind in config.get("layer_types") or ()):
             rule = "expected full_attention alone"
             raise UnsupportedCheckpoint(f"config.json: layer_types={config['layer_types']}: {rule}")
-        require(config, "rms_norm_eps")
+        require(config, "num_hidden_layers", "rms_norm_eps")
         is_qwen2 = ARCHITECTURES[name] is gguf.MODEL_ARCH.QWEN2
         hidden_size, num_heads = _count(config, "hidden_size"), _count(config, "num_attention_heads")
         model = cls(
             arch=ARCHITECTURES[name],
-            num_layers=_count(config, "num_hidden_layers"),
+            num_layers=whole_number("config.json: num_hidden_layers", config["num_hidden_layers"], at_most=_MAX_LAYERS),
             hidden_size=hidden_size,
             intermediate_size=_count(config, "intermediate_size"),
             num_heads=num_heads,
@@ -73,7 +74,7 @@ class ModelConfig:
             head_dim=_count(config, "head_dim", hidden_size // num_heads),
             vocab_size=_count(config, "vocab_size"),
             context_window=_count(config, "max_position_embeddings"),
-            rms_norm_eps=positive_number("rms_norm_eps", config["rms_norm_eps"]),
+            rms_norm_eps=positive_number("config.json: rms_norm_eps", config["rms_norm_eps"]),
             rope=Rope.of(config),
             has_tied_embeddings=bool(config.get("tie_word_embeddings", False)),
             # Qwen2 always has these three.
@@ -116,6 +117,4 @@ def _count(config: Mapping[str, Any], name: str, default: int | None = None) -> 
         value = default
     if value is None:
         require(dict(config), name)
-    if type(value) is not int or value < 1:
-        raise UnsupportedCheckpoint(f"config.json: {name}={value!r}: expected a whole number from 1")
-    return value
+    return whole_number(f"config.json: {name}", value)

@@ -10,7 +10,7 @@ from typing import Any
 import gguf
 import numpy as np
 
-from build_engines.checkpoint import Checkpoint, read_json
+from build_engines.checkpoint import Checkpoint, positive_number, read_json, whole_number
 from build_engines.errors import BuildError, UnsupportedCheckpoint
 from build_engines.llama_cpp.weights import StoredTensor, find_tensors
 
@@ -60,12 +60,13 @@ def write_projector(checkpoint: Checkpoint, path: Path, precision: str) -> None:
     if not set(config.get("architectures") or ()) & set(ARCHITECTURES):
         rule = f"of models with images {' and '.join(ARCHITECTURES)} are converted; any other one is served from GGUF"
         raise UnsupportedCheckpoint(f"architectures {config.get('architectures')}: {rule} files (--gguf, --mmproj)")
-    vision = _DEFAULTS | config.get("vision_config", {})
+    vision = _DEFAULTS | (config.get("vision_config") or {})
     if vision["hidden_act"] != _ACTIVATION:
         raise UnsupportedCheckpoint(
             f"config.json: vision_config.hidden_act={vision['hidden_act']!r}: not {_ACTIVATION!r}"
         )
     pixels = read_json(checkpoint.folder / "preprocessor_config.json")
+    size = pixels.get("size")
     num_blocks = _number(vision, "num_hidden_layers")
     writer = gguf.GGUFWriter(path, "clip")
     writer.add_type(gguf.GGUFType.MMPROJ)
@@ -74,7 +75,7 @@ def write_projector(checkpoint: Checkpoint, path: Path, precision: str) -> None:
     writer.add_clip_projector_type("idefics3")
     writer.add_vision_use_gelu(True)
     writer.add_vision_image_size(_number(vision, "image_size"))
-    writer.add_vision_preproc_image_size(_number(pixels.get("size", {}), "longest_edge"))
+    writer.add_vision_preproc_image_size(_number(size if isinstance(size, dict) else {}, "longest_edge"))
     writer.add_vision_patch_size(_number(vision, "patch_size"))
     writer.add_vision_embedding_length(_number(vision, "hidden_size"))
     writer.add_vision_feed_forward_length(_number(vision, "intermediate_size"))
@@ -82,9 +83,9 @@ def write_projector(checkpoint: Checkpoint, path: Path, precision: str) -> None:
     writer.add_vision_projector_scale_factor(_number(config, "scale_factor"))
     writer.add_vision_block_count(num_blocks)
     writer.add_vision_head_count(_number(vision, "num_attention_heads"))
-    writer.add_vision_attention_layernorm_eps(float(vision["layer_norm_eps"]))
-    writer.add_vision_image_mean(pixels["image_mean"])
-    writer.add_vision_image_std(pixels["image_std"])
+    writer.add_vision_attention_layernorm_eps(positive_number("config.json: layer_norm_eps", vision["layer_norm_eps"]))
+    writer.add_vision_image_mean(_of_colours(pixels, "image_mean"))
+    writer.add_vision_image_std(_of_colours(pixels, "image_std"))
     for name, own_name in _names(num_blocks):
         if name not in tensors:
             raise UnsupportedCheckpoint(f"tensor {name}: missing")
@@ -114,7 +115,12 @@ def _names(num_blocks: int) -> Iterator[tuple[str, str]]:
 
 
 def _number(config: Mapping[str, Any], name: str) -> int:
-    value = config.get(name)
-    if type(value) is not int or value < 1:
-        raise UnsupportedCheckpoint(f"configuration of images: {name}={value!r}: expected a whole number from 1")
-    return value
+    return whole_number(f"configuration of images: {name}", config.get(name))
+
+
+def _of_colours(config: Mapping[str, Any], name: str) -> list[float]:
+    match config.get(name):
+        case [int() | float(), int() | float(), int() | float()] as values if all(0 <= value <= 1 for value in values):
+            return list(map(float, values))
+    rule = "expected three numbers from 0 to 1"
+    raise UnsupportedCheckpoint(f"preprocessor_config.json: {name}={config.get(name)!r}: {rule}")

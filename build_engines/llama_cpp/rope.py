@@ -11,6 +11,7 @@ import gguf
 import numpy as np
 import numpy.typing as npt
 
+from build_engines.checkpoint import MAX_WHOLE_NUMBER, positive_number
 from build_engines.errors import UnsupportedCheckpoint
 
 # By type: the required numbers of config.json.
@@ -20,6 +21,7 @@ _REQUIRED: dict[str, tuple[str, ...]] = {
     "yarn": ("factor", "original_max_position_embeddings"),
     "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
 }
+_MOST = {"original_max_position_embeddings": (MAX_WHOLE_NUMBER,)}
 # Other fields, with their neutral values. llama.cpp supports no other betas for these models.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "beta_fast": (32, None),
@@ -51,12 +53,15 @@ class Rope:
         theta = given.pop("rope_theta", None) or config.get("rope_theta") or _DEFAULT_THETA
         scaling, legacy = given.pop("rope_type", None), given.pop("type", None)
         scaling = scaling or legacy or "default"
-        if scaling not in _REQUIRED:
+        if not isinstance(scaling, str) or scaling not in _REQUIRED:
             rule = f"expected one of {', '.join(_REQUIRED)}"
             raise UnsupportedCheckpoint(f"config.json: {field}.rope_type={scaling!r}: {rule}")
         optional = ("attention_factor",) if scaling == "yarn" and given.get("attention_factor") is not None else ()
         names = (*_REQUIRED[scaling], *optional)
-        numbers = {name: positive_number(f"{field}.{name}", given.pop(name, None)) for name in names}
+        numbers = {
+            name: positive_number(f"config.json: {field}.{name}", given.pop(name, None), *_MOST.get(name, ()))
+            for name in names
+        }
         if scaling == "llama3" and numbers["high_freq_factor"] <= numbers["low_freq_factor"]:
             rule = f"expected more than low_freq_factor={numbers['low_freq_factor']}"
             raise UnsupportedCheckpoint(f"config.json: {field}.high_freq_factor={numbers['high_freq_factor']}: {rule}")
@@ -66,7 +71,7 @@ class Rope:
             if value not in neutral:
                 rule = f"with rope_type={scaling!r}, expected {neutral[0]!r}"
                 raise UnsupportedCheckpoint(f"config.json: {field}.{name}={value!r}: {rule}")
-        return cls(theta=positive_number("rope_theta", theta), scaling=scaling, numbers=numbers)
+        return cls(theta=positive_number("config.json: rope_theta", theta), scaling=scaling, numbers=numbers)
 
     def write(self, writer: gguf.GGUFWriter) -> None:
         """Write the metadata for llama.cpp."""
@@ -105,20 +110,7 @@ def _given(config: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     if len(fields) > 1:
         raise UnsupportedCheckpoint("config.json: rope_parameters and rope_scaling: expected one of the two")
     given = config.get(fields[0]) or {}
-    if not isinstance(given, dict):
-        raise UnsupportedCheckpoint(f"config.json: {fields[0]}={given!r}: expected an object")
     # As in transformers: this number may also be outside of the field, or missing.
     name = "original_max_position_embeddings"
     trained = config.get(name) or given.get(name) or config.get("max_position_embeddings")
     return fields[0], given | {name: trained}
-
-
-def positive_number(field: str, value: object) -> float:
-    """Return a number of config.json.
-
-    Raises:
-        UnsupportedCheckpoint: it is not a number above 0.
-    """
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
-        raise UnsupportedCheckpoint(f"config.json: {field}={value!r}: expected a number above 0")
-    return float(value)

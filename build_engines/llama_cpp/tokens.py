@@ -13,7 +13,7 @@ from typing import Any
 
 import gguf
 
-from build_engines.checkpoint import Checkpoint, read_chat_templates, read_json
+from build_engines.checkpoint import Checkpoint, read_chat_templates, read_json, whole_number
 from build_engines.errors import UnsupportedCheckpoint
 
 Keys = gguf.Keys.Tokenizer
@@ -127,10 +127,12 @@ def _special_ids(checkpoint: Checkpoint, tokens: list[str]) -> dict[str, int]:
     special_ids = {}
     for key, name in ((Keys.BOS_ID, "bos"), (Keys.PAD_ID, "pad")):
         token_id = checkpoint.config.get(f"{name}_token_id")
-        if token_id is None:
+        if token_id is not None:
+            whole_number(f"config.json: {name}_token_id", token_id, -1)
+        else:
             token_id = _id_of(configured.get(f"{name}_token"), tokens)
         if token_id is not None and 0 <= token_id < len(tokens):
-            special_ids[key] = int(token_id)
+            special_ids[key] = token_id
     # llama.cpp ends generation at each of these three. GGUF has no more; the artifact's manifest lists all.
     ends = dict.fromkeys(checkpoint.eos_token_ids)
     first = _id_of(configured.get("eos_token"), tokens)

@@ -24,7 +24,11 @@ class TokenizerFiles:
 
     @classmethod
     def load(cls, folder: Path) -> TokenizerFiles:
-        """Read tokenizer.json, and if present tokenizer_config.json and chat_template.jinja."""
+        """Read tokenizer.json, and if present tokenizer_config.json and chat_template.jinja.
+
+        Raises:
+            Exception: tokenizer.json is malformed, or a special token is not a text.
+        """
         config: dict[str, Any] = {}
         if (folder / "tokenizer_config.json").is_file():
             config = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
@@ -38,8 +42,13 @@ class TokenizerFiles:
         special_tokens = {}
         for name in SPECIAL_TOKEN_NAMES:
             token = config.get(name)
-            if token is not None:
-                special_tokens[name] = token["content"] if isinstance(token, dict) else token
+            text = token.get("content") if isinstance(token, dict) else token
+            if token is not None and not isinstance(text, str):
+                raise ValueError(
+                    f"tokenizer_config.json: {name}={token!r}: expected a text, or an object with its content"
+                )
+            if text is not None:
+                special_tokens[name] = text
         return cls(
             tokenizer=Tokenizer.from_file(str(folder / "tokenizer.json")),
             chat_template=templates.get("default"),

@@ -345,13 +345,20 @@ def test_a_contradictory_spec_is_refused(changes: dict[str, Any], message: str, 
         ("config.json", "{}", r"config\.json: max_position_embeddings is missing"),
         ("generation_config.json", "[", r"generation_config\.json: not JSON"),
         ("generation_config.json", None, "neither generation_config.json nor config.json names an eos_token_id"),
-        ("tokenizer.json", "{", r"tokenizer\.json: not JSON"),
+        ("tokenizer.json", "{", r"checkpoint: its tokenizer does not load: "),
+        ("tokenizer.json", "{}", r"checkpoint: its tokenizer does not load: .*Model missing"),
         (
             "config.json",
             '{"max_position_embeddings": 0, "vocab_size": 9}',
             r"config\.json: max_position_embeddings=0: expected a whole number from 2",
         ),
-        ("tokenizer_config.json", '{"bos_token": {}}', r"checkpoint: its tokenizer does not load: KeyError: 'content'"),
+        ("config.json", "[" * 100_000, r"config\.json: not JSON"),
+        ("tokenizer_config.json", '{"bos_token": {}}', r"tokenizer_config\.json: bos_token=\{\}: expected a text"),
+        (
+            "tokenizer_config.json",
+            '{"eos_token": ["a"]}',
+            r"tokenizer_config\.json: eos_token=\['a'\]: expected a text",
+        ),
     ],
 )
 def test_a_damaged_checkpoint_is_refused(
@@ -389,6 +396,55 @@ def test_a_tokenizer_that_does_not_load_is_refused(checkpoint: Path, artifacts: 
     edit_json(checkpoint / "tokenizer.json", normalizer={"type": "Strange"})
     with pytest.raises(BuildError, match=r"checkpoint: its tokenizer does not load: "):
         build(CpuSpec(model_id="tiny", checkpoint=checkpoint), artifacts)
+
+
+BPE = {"type": "BPE", "vocab": {"a": 0}, "merges": []}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"model": None},
+        {"model": {"type": "BPE", "vocab": {"a": 0}}},
+        {"model": BPE | {"vocab": {"a": "b"}}},
+        {"model": BPE | {"vocab": {"a": 1.5}}},
+        {"model": BPE | {"merges": None}},
+        {"model": BPE | {"merges": [1, 2]}},
+        {"model": BPE | {"vocab": {"a": 2**32 - 1}}},
+        {"added_tokens": None},
+        {"added_tokens": [{"id": 1}]},
+        {"pre_tokenizer": 7},
+        {"pre_tokenizer": {}},
+        {"post_processor": {"type": "TemplateProcessing", "single": []}},
+    ],
+    ids=str,
+)
+def test_a_malformed_tokenizer_is_one_line(changes: dict[str, Any], checkpoint: Path, artifacts: Path) -> None:
+    """The conversion read it before the tokenizer's library had checked it: TypeError, KeyError, MemoryError."""
+    edit_json(checkpoint / "tokenizer.json", **changes)
+    with pytest.raises(BuildError, match=r"its tokenizer does not load: |it has token 4294967295"):
+        build(CpuSpec(model_id="tiny", checkpoint=checkpoint), artifacts)
+
+
+@pytest.mark.parametrize("runtime", ["llama_cpp", "synthetic"])
+@pytest.mark.parametrize(
+    ("name", "value", "rule"),
+    [
+        ("vocab_size", 10**12, "a whole number from 2 to 16777216"),
+        ("max_position_embeddings", 10**15, "a whole number from 2 to 2147483647"),
+        ("architectures", "Llama", "a list"),
+        ("text_config", 7, "an object"),
+        ("layer_types", 7, "a list"),
+        ("rope_scaling", 7, "an object"),
+    ],
+)
+def test_a_value_beyond_all_models_is_refused_where_it_is_read(
+    name: str, value: object, rule: str, runtime: str, checkpoint: Path, artifacts: Path
+) -> None:
+    """They ended in a MemoryError after half a minute, a struct.error or a TypeError."""
+    edit_json(checkpoint / "config.json", **{name: value})
+    with pytest.raises(BuildError, match=rf"config\.json: {name}={value!r}: expected {rule}"):
+        build(CpuSpec(model_id="tiny", checkpoint=checkpoint, runtime=runtime), artifacts)
 
 
 def test_a_tokenizer_of_another_model_is_refused(gguf: Path, checkpoint: Path, artifacts: Path) -> None:

@@ -119,6 +119,15 @@ def test_the_buffers_of_early_checkpoints_are_left_out(tmp_path: Path) -> None:
         ({"num_attention_heads": 0}, "num_attention_heads=0: expected a whole number from 1"),
         ({"num_key_value_heads": 3}, "num_key_value_heads=3: expected a divisor of num_attention_heads=4"),
         ({"head_dim": 15}, "head_dim=15: expected an even number"),
+        ({"num_hidden_layers": 10**9}, "num_hidden_layers=1000000000: expected a whole number from 1 to 512"),
+        ({"hidden_size": 10**30}, "hidden_size=10+: expected a whole number from 1 to 2147483647"),
+        ({"rms_norm_eps": 1e-300}, "rms_norm_eps=1e-300: expected a number above 0"),
+        ({"rope_theta": 10**400}, "rope_theta=10+: expected a number above 0"),
+        ({"bos_token_id": "x"}, "bos_token_id='x': expected a whole number from -1"),
+        ({"architectures": [[1]]}, r"architecture \[1\]"),
+        ({"layer_types": [[1]]}, "layer_types=.*: expected full_attention alone"),
+        # More rows than the embedding has: the list of tokens was made first.
+        ({"vocab_size": 2**24}, r"tensor model\.embed_tokens\.weight: is of shape \[288, 48\]"),
     ],
 )
 def test_an_unsupported_configuration_is_refused(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
@@ -147,6 +156,10 @@ YARN = {"rope_type": "yarn", "factor": 4.0}
         (YARN | {"mscale": 0.7}, r"mscale=0\.7: with rope_type='yarn', expected None"),
         (YARN | {"truncate": False}, "truncate=False: with rope_type='yarn', expected True"),
         (YARN | {"attention_factor": 0}, "attention_factor=0: expected a number above 0"),
+        (YARN | {"factor": 1e300}, r"factor=1e\+300: expected a number above 0"),
+        (YARN | {"attention_factor": 1e300}, r"attention_factor=1e\+300: expected a number above 0"),
+        (YARN | {"original_max_position_embeddings": 1e10}, "original_max_position_embeddings=10000000000.0: expected"),
+        ({"rope_type": ["yarn"]}, r"rope_type=\['yarn'\]: expected one of"),
         (
             {"rope_type": "linear", "factor": 2.0, "attention_factor": 1.2},
             r"attention_factor=1\.2: with rope_type='lin",

@@ -90,7 +90,7 @@ def test_another_byte_order_is_refused(writer: gguf.GGUFWriter, tmp_path: Path) 
         read_gguf_facts(tmp_path / "model.gguf")
 
 
-@pytest.mark.parametrize("length", [0, 1])
+@pytest.mark.parametrize("length", [0, 1, 2**31])
 def test_a_model_without_room_for_a_prompt_and_a_token_is_refused(
     length: int, writer: gguf.GGUFWriter, tmp_path: Path
 ) -> None:
@@ -251,3 +251,12 @@ def test_a_base_with_other_heads_in_each_layer_is_refused(writer: gguf.GGUFWrite
     write_and_close(writer)
     with pytest.raises(BuildError, match=r"llama\.attention\.head_count is \[8, 4\]: expected one whole"):
         read_gguf_base(tmp_path / "model.gguf")
+
+
+def test_heads_that_are_no_numbers_are_refused(writer: gguf.GGUFWriter, tmp_path: Path) -> None:
+    writer.add_context_length(64)
+    writer.add_array("llama.attention.head_count", ["many"])
+    writer.add_tensor("token_embd.weight", np.zeros((32, 64), dtype=np.float32))
+    write_and_close(writer)
+    with pytest.raises(BuildError, match=r"llama\.attention\.head_count is \['many'\]: expected whole numbers"):
+        read_gguf_facts(tmp_path / "model.gguf")

@@ -171,6 +171,8 @@ def test_the_file_has_the_metadata_for_llama_cpp(tmp_path: Path, base: Path) -> 
         ({"init_lora_weights": "pissa_niter_16"}, 'init_lora_weights="pissa_niter_16": changes the base model too'),
         ({"init_lora_weights": "loftq"}, 'init_lora_weights="loftq": changes the base model too'),
         ({"r": 0}, "r=0: expected a whole number from 1"),
+        ({"r": 10**400}, "r=10+: expected a whole number from 1"),
+        ({"lora_alpha": 1e300}, r"lora_alpha=1e\+300: expected a number above 0"),
         ({"r": None}, "r=null: expected a whole number from 1"),
         ({"r": 4.0}, r"r=4\.0: expected a whole number from 1"),
         ({"lora_alpha": 0}, "lora_alpha=0: expected a number above 0"),

@@ -67,6 +67,7 @@ def test_a_written_projector_is_one(tmp_path: Path) -> None:
             r"vision_config\.hidden_act='gelu': not 'gelu_pytorch_tanh'",
         ),
         ({"vision_config": VISION | {"patch_size": 0}}, "patch_size=0: expected a whole number from 1"),
+        ({"scale_factor": 2**31}, "scale_factor=2147483648: expected a whole number from 1"),
         ({"scale_factor": None}, "scale_factor=None: expected a whole number from 1"),
         ({"vision_config": VISION | {"num_hidden_layers": 4}}, r"tensor model\.\S+\.layers\.3\.\S+: missing"),
     ],

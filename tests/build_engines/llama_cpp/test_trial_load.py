@@ -29,9 +29,10 @@ def test_a_missing_tensor_is_named(model: Path) -> None:
         check_loads("tiny", model, None)
 
 
-def test_a_file_at_which_llama_cpp_aborts_is_refused(model: Path) -> None:
+@pytest.mark.parametrize("num_layers", [0, 10**6, 2**31])
+def test_a_file_at_which_llama_cpp_aborts_is_refused(model: Path, num_layers: int) -> None:
     """It was built, and ended the engine's process at each load."""
-    gguf.GGUFReader(model, "r+").fields["llama.block_count"].parts[-1][0] = 0
+    gguf.GGUFReader(model, "r+").fields["llama.block_count"].parts[-1][0] = num_layers
     with pytest.raises(BuildError, match=r"^tiny: llama\.cpp does not load it: .*n_layer"):
         check_loads("tiny", model, None)
 
