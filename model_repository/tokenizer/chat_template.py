@@ -1,4 +1,4 @@
-"""The model's own chat template, in a sandbox."""
+"""The model's own chat template, in Jinja's sandbox, which keeps it from files, processes and Python's internals."""
 
 from __future__ import annotations
 
@@ -13,16 +13,17 @@ import jinja2
 from jinja2 import meta, nodes
 from jinja2.ext import Extension
 from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from model_repository.contract.request import IMAGE_MARKER
 from model_repository.errors import InvalidRequest
-from model_repository.tokenizer.bounded_sandbox import BoundedSandbox
 from model_repository.tool_formats import RawArguments
 
 SPECIAL_TOKEN_NAMES = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token", "mask_token")
 
 # All except the noncharacters that mark user text: as escapes they could not be removed again.
 _NOT_ASCII = re.compile("[^\x00-\x7e\ufdd0-\ufdef]")
+_MAX_REASON = 1000  # characters of the template's own words
 _RENDERING_ERRORS = (
     *(ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError),
     jinja2.TemplateError,
@@ -38,12 +39,12 @@ class ChatTemplate:
     """
 
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
-        environment = self._environment = BoundedSandbox(
-            {"tojson": _tojson},
+        environment = ImmutableSandboxedEnvironment(
             trim_blocks=True,
             lstrip_blocks=True,
             extensions=["jinja2.ext.loopcontrols", _GenerationBlock],
         )
+        environment.filters["tojson"] = _tojson
         environment.globals["raise_exception"] = _raise_exception
         environment.globals["strftime_now"] = lambda form: datetime.datetime.now().strftime(form)
         self.fault = ""  # why it does not compile; then it refuses all conversations
@@ -83,13 +84,14 @@ class ChatTemplate:
         if self.fault:
             raise InvalidRequest(f"this model's chat template is broken ({self.fault}): use a text prompt", "messages")
         names = dict(variables) | self._special_tokens
-        self._environment.begin()
         try:
             return self._template.render(names)
+        except MemoryError as exc:
+            raise InvalidRequest("the model's chat template takes too much memory for it", "messages") from exc
         except RecursionError as exc:
             raise InvalidRequest("nested too deeply for the model's chat template", "messages") from exc
         except _RENDERING_ERRORS as exc:
-            raise InvalidRequest(f"the model's chat template refuses it: {exc}", "messages") from exc
+            raise InvalidRequest(f"the model's chat template refuses it: {str(exc)[:_MAX_REASON]}", "messages") from exc
 
     def _form_of_contents(self) -> Callable[[str], Any]:
         """Return what makes a message's content of its text: some templates for images read only lists of parts."""

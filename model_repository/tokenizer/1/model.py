@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import resource
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -18,12 +19,14 @@ from model_repository.contract.tensors import stage_name
 from model_repository.cores import num_cores
 from model_repository.errors import InvalidRequest, StageError
 from model_repository.fair_pool import FairPool
+from model_repository.structured_output.bounded_process import memory_bytes
 from model_repository.tokenizer.constraint import ConstraintCompiler
 from model_repository.tokenizer.stage import GrammarNotChecked, StageConfig, TokenizerStage
 from model_repository.tokenizer.tokenizer_files import TokenizerFiles
 
 _LARGE_BYTES = 16_384  # of inputs: about a millisecond's work
 _NUM_CANCELLED = 4096
+_MAX_BYTES = 4 << 30  # beyond the start: the chat template is its publisher's code
 _NUM_COMPILERS = 3  # grammars compiled at the same time, of different senders
 
 
@@ -36,6 +39,8 @@ class TritonPythonModel:
         artifact = Path(parameters["artifact_dir"])
         with python_backend.loading(args):
             self.compiler = ConstraintCompiler(_NUM_COMPILERS)  # it forks, so it starts before all threads
+            _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+            resource.setrlimit(resource.RLIMIT_DATA, (memory_bytes(5) + _MAX_BYTES, hard))
             self.stage = TokenizerStage(
                 TokenizerFiles.load(artifact / "tokenizer"),
                 load_byte_table(artifact / FILE_NAME),
