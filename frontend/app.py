@@ -30,6 +30,7 @@ from frontend.request_context import (
     RequestFacts,
     is_draining,
     json_response,
+    sender_of,
     unexpected,
 )
 from frontend.settings import Settings
@@ -64,7 +65,7 @@ def create_app(
     """
     app = web.Application(client_max_size=settings.max_body_bytes, middlewares=[log_request, answer_errors])
     app[SETTINGS], app[IS_PUBLIC] = settings, True
-    app[LARGE_BODIES] = LargeBodies(MAX_LARGEST * settings.max_body_bytes)
+    app[LARGE_BODIES] = LargeBodies(MAX_LARGEST * settings.max_body_bytes, settings.max_body_bytes)
 
     async def replicas_lifetime(app: web.Application) -> AsyncIterator[None]:
         observer, credentials, key = app[OBSERVER], triton_credentials(settings), settings.triton_key
@@ -141,7 +142,7 @@ async def log_request(request: web.Request, handler: Handler) -> web.StreamRespo
         if status == CLIENT_CLOSED_REQUEST:
             facts.error_code = CLIENT_CLOSED
         if facts.num_reserved_bytes:
-            request.app[LARGE_BODIES].release(facts.num_reserved_bytes)
+            request.app[LARGE_BODIES].release(sender_of(request), facts.num_reserved_bytes)
         observer.end_request(request, status)
 
 

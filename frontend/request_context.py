@@ -77,7 +77,7 @@ class Admitted(NamedTuple):
     """The completions of a request that may run."""
 
     generations: Sequence[GenerationRequest]
-    streams: Sequence[AsyncGenerator[GenerationChunk, None]]  # their chunks; each waits for a place of its own
+    run: Callable[[int, GenerationRequest], AsyncGenerator[GenerationChunk, None]]  # waits for a place of its own
 
 
 class LimitControl(Protocol):
@@ -146,6 +146,12 @@ class RequestFacts:
 
 
 FACTS = web.RequestKey("facts", RequestFacts)
+
+
+def sender_of(request: web.Request) -> str:
+    """Return whose requests are served in turns with those of others: a key's, or without keys an address's."""
+    caller = request[FACTS].caller
+    return request.remote or "" if caller.id == ANONYMOUS.id else caller.id
 
 
 def is_draining(app: web.Application) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import re
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from urllib.parse import quote
 
@@ -21,7 +22,7 @@ from frontend.errors import (
 )
 from frontend.protocol.body import Body
 from frontend.protocol.reading import parse
-from frontend.request_context import FACTS, SETTINGS
+from frontend.request_context import FACTS, SETTINGS, sender_of
 
 BODY_TIMEOUT_S = 60.0  # for a body, from the end of its head
 LARGE_BYTES = 65_536  # parsing takes about a millisecond
@@ -36,34 +37,56 @@ class LargeBodies:
 
     Args:
         max_bytes: of all large bodies together. Reading of a body pauses until it fits.
+        kept_bytes: of these, for senders without a large body: one with slow requests would otherwise hold all.
     """
 
-    def __init__(self, max_bytes: int) -> None:
+    def __init__(self, max_bytes: int, kept_bytes: int) -> None:
         self._num_free_bytes = max_bytes
-        self._first = asyncio.Lock()
-        self._freed = asyncio.Event()
+        self._kept_bytes = kept_bytes
+        self._held: Counter[str] = Counter()  # bytes of each sender
+        self._waiting: dict[asyncio.Future[None], tuple[str, int]] = {}  # senders and bytes, in order of arrival
         # One thread: a parser holds Python's lock, and the event loop waits for it.
         self.thread = ThreadPoolExecutor(1, "large-bodies")
 
-    async def reserve(self, num_bytes: int) -> None:
-        """Wait for memory, first come, first served.
+    async def reserve(self, sender: str, num_bytes: int) -> None:
+        """Wait for memory. A sender's bodies get it in order, and pass those of other senders that do not fit.
 
         Raises:
             Overloaded: the memory stays full.
         """
+        granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting[granted] = sender, num_bytes
+        self._grant()
         try:
-            async with asyncio.timeout(_WAIT_S), self._first:
-                while num_bytes > self._num_free_bytes:
-                    self._freed.clear()
-                    await self._freed.wait()
-                self._num_free_bytes -= num_bytes
-        except TimeoutError as exc:
-            raise Overloaded("The server's memory for large bodies is full.") from exc
+            async with asyncio.timeout(_WAIT_S):
+                await granted
+        except BaseException as exc:
+            if self._waiting.pop(granted, None) is None:  # it was granted in the same moment
+                self.release(sender, num_bytes)
+            self._grant()
+            if isinstance(exc, TimeoutError):
+                raise Overloaded("The server's memory for large bodies is full.") from exc
+            raise
 
-    def release(self, num_bytes: int) -> None:
+    def release(self, sender: str, num_bytes: int) -> None:
         """Free memory."""
         self._num_free_bytes += num_bytes
-        self._freed.set()
+        self._held[sender] -= num_bytes
+        self._held += Counter()  # without senders that hold nothing
+        self._grant()
+
+    def _grant(self) -> None:
+        """Give free memory to bodies that wait."""
+        are_behind: set[str] = set()  # senders with an earlier body that still waits
+        for granted, (sender, num_bytes) in list(self._waiting.items()):
+            num_kept = self._kept_bytes if self._held[sender] else 0
+            if granted.cancelled() or sender in are_behind or self._num_free_bytes - num_bytes < num_kept:
+                are_behind.add(sender)
+                continue
+            del self._waiting[granted]
+            self._num_free_bytes -= num_bytes
+            self._held[sender] += num_bytes
+            granted.set_result(None)
 
 
 LARGE_BODIES: web.AppKey[LargeBodies] = web.AppKey("large_bodies")
@@ -145,6 +168,6 @@ async def _content(request: web.Request, max_bytes: int) -> bytearray:
         if len(content) > LARGE_BYTES and not facts.num_reserved_bytes:
             is_packed = hdrs.CONTENT_ENCODING in request.headers
             num_bytes = max_bytes if is_packed else min(request.content_length or max_bytes, max_bytes)
-            await request.app[LARGE_BODIES].reserve(num_bytes)
+            await request.app[LARGE_BODIES].reserve(sender_of(request), num_bytes)
             facts.num_reserved_bytes = num_bytes
     return content

@@ -8,11 +8,12 @@ from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, nullcontext
 
 from aiohttp import web
+from msgspec.structs import replace
 
 from frontend.errors import APIError, GenerationTimeout, InvalidRequest
 from frontend.fan_out import merged
 from frontend.handlers.bodies import ignored_header, read_body
-from frontend.handlers.image_urls import fetched_images
+from frontend.handlers.image_urls import IMAGE_FETCHER, fetched_images
 from frontend.handlers.keepalive import Keepalive
 from frontend.protocol.chat import ChatCompletionRequest
 from frontend.protocol.completion import MAX_CHOICES, CompletionRequest, Prompt
@@ -57,10 +58,15 @@ async def create_chat_completion(request: web.Request) -> web.StreamResponse:
     chat, ignored = await read_body(request, ChatCompletionRequest)
     name = await _find_model(request, chat)
     headers = ignored_header(request, ignored + ignored_fields(chat, name))
-    images = await fetched_images(request, chat)
     _refuse_too_many(request, 1, chat.n or 1)
-    generations = chat_to_requests(chat, name, _defaults(request, name), request[FACTS].request_id, images)
+    generations = chat_to_requests(
+        chat, name, _defaults(request, name), request[FACTS].request_id, has_fetcher=IMAGE_FETCHER in request.app
+    )
     async with _admitted(request, chat, name, generations, len(generations)) as admitted:
+        if not all(generations[0].images):
+            images = await fetched_images(request, chat, generations[0].images)
+            _refuse_too_many(request, 1, chat.n or 1)
+            admitted = admitted._replace(generations=[replace(each, images=images) for each in admitted.generations])
         return await _answer(request, admitted, ChatReply(chat, name, int(time.time())), headers)
 
 
@@ -98,7 +104,7 @@ async def _admitted(
     with request.app[OBSERVER].in_flight(name.model.id):
         if limits is None:
             triton, ensemble = request.app[TRITON], name.model.ensemble
-            yield Admitted(generations, [triton.generate(ensemble, each) for each in generations])
+            yield Admitted(generations, lambda index, generation: triton.generate(ensemble, generation))
             return
         async with limits.generating(request, body, name, generations, num_per_prompt) as admitted:
             yield admitted
@@ -150,7 +156,7 @@ async def _answer(
     facts.id = reply.id
     facts.stream = record = StreamRecord(admitted.generations, reply.num_per_prompt)
     answer = _answer_with_events if record.is_stream else _answer_as_a_whole
-    async with aclosing(merged(admitted.streams)) as chunks:
+    async with aclosing(merged([admitted.run(*each) for each in enumerate(admitted.generations)])) as chunks:
         return await answer(request, reply, record, chunks, headers)
 
 

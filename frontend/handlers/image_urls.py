@@ -5,20 +5,19 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import socket
-from collections.abc import AsyncIterator, Collection, Mapping
+from collections.abc import AsyncIterator, Collection, Sequence
 
 from aiohttp import ClientError, ClientSession, ClientTimeout, DummyCookieJar, TCPConnector, ThreadedResolver, web
 from aiohttp.abc import ResolveResult
 from yarl import URL
 
 from frontend.errors import InvalidRequest, UnsupportedValue, shown
+from frontend.handlers.bodies import LARGE_BODIES
 from frontend.protocol.chat import ChatCompletionRequest
-from frontend.request_context import FACTS, SETTINGS
-from model_repository.contract.request import MAX_IMAGES
+from frontend.request_context import FACTS, SETTINGS, sender_of
 
 TIMEOUT_S = 10.0  # of one image, with all its redirects
 MAX_REDIRECTS = 3
-_MAX_CONNECTIONS = 16
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 _TRANSLATED = ipaddress.ip_network("64:ff9b::/96")  # NAT64: an IPv4 address of any kind is behind it
 
@@ -33,7 +32,7 @@ class ImageFetcher:
     def __init__(self, hosts: Collection[str]) -> None:
         self._hosts = frozenset(hosts)
         self._session = ClientSession(
-            connector=TCPConnector(limit=_MAX_CONNECTIONS, resolver=_PublicResolver(), use_dns_cache=False),
+            connector=TCPConnector(resolver=_PublicResolver(), use_dns_cache=False),
             timeout=ClientTimeout(total=TIMEOUT_S),
             cookie_jar=DummyCookieJar(),
             headers={"Accept": "image/*", "Accept-Encoding": "identity", "User-Agent": "conch"},
@@ -137,22 +136,25 @@ async def image_fetcher(app: web.Application) -> AsyncIterator[None]:
     await app[IMAGE_FETCHER].close()
 
 
-async def fetched_images(request: web.Request, chat: ChatCompletionRequest) -> Mapping[str, bytes]:
-    """Return the images that a chat names by URL, by these URLs; none if the server fetches nothing.
+async def fetched_images(
+    request: web.Request, chat: ChatCompletionRequest, images: Sequence[bytes]
+) -> tuple[bytes, ...]:
+    """Return the images of a chat; empty ones are fetched from their URLs, and count as if the client had sent them.
 
     Raises:
-        UnsupportedValue, InvalidRequest: as for one, or the chat has too many images.
+        UnsupportedValue, InvalidRequest: as for one.
+        Overloaded: the memory for large bodies stays full.
     """
-    fetcher = request.app.get(IMAGE_FETCHER)
-    images: dict[str, bytes] = {}
-    if fetcher is None:
-        return images
-    urls = list(chat.image_urls())
-    if len(urls) > MAX_IMAGES:
-        raise InvalidRequest(f"messages: {len(urls)} images: a request may have {MAX_IMAGES}", param="messages")
-    for place, url in urls:
-        if url.startswith(("http:", "https:")) and url not in images:
-            room = request.app[SETTINGS].max_body_bytes - request[FACTS].num_body_bytes
-            images[url] = await fetcher.fetch(url, place, room)
-            request[FACTS].num_body_bytes += len(images[url])  # they count as if the client had sent them
-    return images
+    fetcher, facts, memory = request.app[IMAGE_FETCHER], request[FACTS], request.app[LARGE_BODIES]
+    room = request.app[SETTINGS].max_body_bytes - facts.num_body_bytes
+    await memory.reserve(sender_of(request), room)
+    facts.num_reserved_bytes += room
+    fetched: dict[str, bytes] = {}
+    for (place, url), image in zip(chat.image_urls(), images, strict=True):
+        if not image and url not in fetched:
+            fetched[url] = await fetcher.fetch(url, place, room)
+            room -= len(fetched[url])
+    facts.num_body_bytes += sum(map(len, fetched.values()))
+    facts.num_reserved_bytes -= room
+    memory.release(sender_of(request), room)
+    return tuple(image or fetched[url] for (_, url), image in zip(chat.image_urls(), images, strict=True))

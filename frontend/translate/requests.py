@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Collection, Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from msgspec.structs import replace
@@ -20,6 +19,7 @@ from frontend.triton.models import ModelName, ServedModel
 from model_repository.capabilities import Capability
 from model_repository.contract.request import (
     IMAGE_MARKER,
+    MAX_IMAGES,
     ChatPrompt,
     ContextOverflow,
     GenerationRequest,
@@ -46,13 +46,14 @@ def chat_to_requests(
     name: ModelName,
     defaults: RequestDefaults,
     request_id: str = "",
-    fetched: Mapping[str, bytes] = MappingProxyType({}),
+    *,
+    has_fetcher: bool = False,
 ) -> list[GenerationRequest]:
     """Return a generation request for each choice of a chat.
 
     Args:
         request_id: for logs.
-        fetched: images by their URLs.
+        has_fetcher: an image that is named by its URL is left empty, to be fetched later; otherwise it is refused.
 
     Raises:
         ContextLengthExceeded: the messages are too long for any tokenizer.
@@ -62,7 +63,8 @@ def chat_to_requests(
     params = _params(chat, name, defaults, max_tokens=max_tokens, num_logprobs=num_logprobs)
     prompt = _chat_prompt(chat, chat.messages, _tool_use(chat), name)
     _check_num_chars(sum(len(message["content"]) for message in prompt.messages), "messages", name.model)
-    request = GenerationRequest(prompt=prompt, params=params, images=_images_of(chat, fetched), request_id=request_id)
+    images = _images_of(chat, has_fetcher)
+    request = GenerationRequest(prompt=prompt, params=params, images=images, request_id=request_id)
     return _repeated(request, chat.n or 1)
 
 
@@ -290,9 +292,13 @@ def message_for_template(message: ChatMessage, template_fields: Collection[str] 
     return fields | {key: value for key, value in named.items() if value is not None}
 
 
-def _images_of(chat: ChatCompletionRequest, fetched: Mapping[str, bytes]) -> tuple[bytes, ...]:
+def _images_of(chat: ChatCompletionRequest, has_fetcher: bool) -> tuple[bytes, ...]:
+    urls = list(chat.image_urls())
+    if len(urls) > MAX_IMAGES:
+        raise InvalidRequest(f"messages: {len(urls)} images: a request may have {MAX_IMAGES}", param="messages")
     images = tuple(
-        fetched[url] if url in fetched else image_from_data_uri(url, place) for place, url in chat.image_urls()
+        b"" if has_fetcher and url.startswith(("http:", "https:")) else image_from_data_uri(url, place)
+        for place, url in urls
     )
     for index, message in enumerate(chat.messages if images else ()):
         for number, part in enumerate(message.content or ()):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+from pathlib import Path
 from typing import Any
 
 import orjson
@@ -24,6 +25,7 @@ from tests.fakes import DEMO, FakeTriton, chunks
 from tests.frontend.answers import error_of
 from tests.frontend.bodies import COMPLETION
 from tests.frontend.conftest import Serve
+from tests.frontend.gateway.key_files import KeyFile
 from tests.hostile import large
 from tests.waiting import DEADLINE_S
 
@@ -111,27 +113,61 @@ async def test_a_large_body_is_read_off_the_event_loop(serve: Serve, monkeypatch
 
 
 async def test_large_bodies_wait_for_memory_in_order_and_no_byte_of_it_is_lost() -> None:
-    memory = LargeBodies(10)
-    await memory.reserve(6)
-    large_one = asyncio.create_task(memory.reserve(5))
-    small_one = asyncio.create_task(memory.reserve(1))
-    gone = asyncio.create_task(memory.reserve(1))
+    memory = LargeBodies(10, 0)
+    await memory.reserve("a", 6)
+    large_one = asyncio.create_task(memory.reserve("a", 5))
+    small_one = asyncio.create_task(memory.reserve("a", 1))
+    gone = asyncio.create_task(memory.reserve("a", 1))
     for _ in range(5):
         await asyncio.sleep(0)
     assert not (large_one.done() or small_one.done())
     gone.cancel()
-    memory.release(6)
+    memory.release("a", 6)
     await asyncio.gather(large_one, small_one)
-    await memory.reserve(4)
+    await memory.reserve("a", 4)
 
 
 async def test_a_body_for_which_there_is_no_room_in_time_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bodies, "_WAIT_S", 0.0)
-    memory = LargeBodies(10)
-    await memory.reserve(6)
+    memory = LargeBodies(10, 0)
+    await memory.reserve("a", 6)
     with pytest.raises(Overloaded, match="memory for large bodies is full"):
-        await memory.reserve(5)
-    await memory.reserve(4)
+        await memory.reserve("a", 5)
+    await memory.reserve("a", 4)
+
+
+async def test_a_sender_with_bodies_leaves_memory_to_the_others() -> None:
+    memory = LargeBodies(10, kept_bytes=3)
+    await memory.reserve("a", 7)
+    second = asyncio.create_task(memory.reserve("a", 1))
+    too_large = asyncio.create_task(memory.reserve("b", 4))
+    for _ in range(5):
+        await asyncio.sleep(0)
+    await memory.reserve("c", 2)  # it passes both
+    assert not (second.done() or too_large.done())
+    memory.release("a", 5)
+    await asyncio.gather(second, too_large)
+
+
+async def test_a_key_with_slow_large_requests_leaves_memory_to_another_key(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(bodies, "_WAIT_S", 0.0)
+    monkeypatch.setattr(app, "MAX_LARGEST", 2)
+    key_file = KeyFile(tmp_path / "keys.json")
+    for name in ("slow", "other"):
+        key_file.add(name)
+    triton = FakeTriton(lambda request: [asyncio.Event()] if request.params.is_stream else chunks("x"))
+    http = await serve(triton, max_body_bytes=200_000, key_file=str(key_file.path))
+
+    async def status(name: str, *, stream: bool = False) -> int:
+        body = json.dumps(COMPLETION | {"prompt": "a" * 150_000, "stream": stream}).encode()
+        return (await http.post("/v1/completions", data=body, headers=key_file.headers(name, **JSON))).status
+
+    slow = asyncio.create_task(status("slow", stream=True))
+    await asyncio.wait_for(triton.started.wait(), DEADLINE_S)
+    assert [await status("slow"), await status("other"), await status("slow")] == [503, 200, 503]
+    slow.cancel()
 
 
 @pytest.mark.parametrize("is_chunked", [False, True])

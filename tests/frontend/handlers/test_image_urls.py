@@ -5,28 +5,45 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 from aiohttp import ClientResponse, web
 
-from frontend.handlers import image_urls
+import frontend.app
+from frontend.handlers import bodies, image_urls
 from tests.fakes import FakeTriton, chunks
 from tests.frontend.answers import error_of
-from tests.frontend.bodies import CHAT
+from tests.frontend.bodies import CHAT, COMPLETION
 from tests.frontend.conftest import Serve
+from tests.frontend.gateway.key_files import KeyFile
 from tests.launching import free_port
+from tests.waiting import DEADLINE_S
 
 IMAGE = b"\x89PNG and so on"
 PARAM = "messages[0].content[0].image_url.url"
 
 
 @pytest.fixture
-async def host() -> AsyncIterator[str]:
+def fetched() -> asyncio.Queue[str]:
+    """The paths that were asked of the host, in order."""
+    return asyncio.Queue()
+
+
+@pytest.fixture
+async def host(fetched: asyncio.Queue[str]) -> AsyncIterator[str]:
     """The host and port of a server with images, on loopback."""
 
-    async def slow(request: web.Request) -> web.Response:
-        await asyncio.sleep(5)
-        return web.Response(body=IMAGE)
+    async def note(request: web.Request, response: web.StreamResponse) -> None:
+        fetched.put_nowait(request.path)
+
+    end = asyncio.Event()
+
+    async def held(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        await end.wait()
+        return response
 
     async def found(request: web.Request) -> web.Response:
         return web.Response(body=IMAGE)
@@ -35,11 +52,13 @@ async def host() -> AsyncIterator[str]:
         raise web.HTTPFound(request.query["to"])
 
     app, port = web.Application(), free_port()
-    app.add_routes([web.get("/a.png", found), web.get("/slow", slow), web.get("/moved", moved)])
+    app.on_response_prepare.append(note)
+    app.add_routes([web.get("/a.png", found), web.get("/held", held), web.get("/moved", moved)])
     runner = web.AppRunner(app)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", port).start()
     yield f"localhost:{port}"
+    end.set()
     await runner.cleanup()
 
 
@@ -69,9 +88,10 @@ async def refusal(serve: Serve, url: str, *hosts: str, **settings: int) -> str:
 @pytest.mark.parametrize("path", ["/a.png", "/moved?to=/a.png", "/moved?to=/moved%3Fto=/a.png"])
 async def test_an_image_of_an_allowed_host_reaches_the_model(serve: Serve, host: str, path: str) -> None:
     triton = FakeTriton(chunks("x"))
-    response = await ask(serve, triton, f"http://{host}{path}", host)
+    http = await serve(triton, image_hosts=(host,))
+    response = await http.post("/v1/chat/completions", json=chat(f"http://{host}{path}") | {"n": 2})
     assert response.status == 200
-    assert triton.requests[-1].images == (IMAGE,)
+    assert [request.images for request in triton.requests] == [(IMAGE,)] * 2
 
 
 async def test_without_an_allowed_host_nothing_is_fetched(serve: Serve, host: str) -> None:
@@ -107,14 +127,14 @@ async def test_a_name_with_a_private_address_is_refused(serve: Serve, hosts: tup
     ("path", "rule"),
     [
         ("/none", "status 404"),
-        ("/slow", "no image within 0.2 s"),
+        ("/held", "no image within 0.2 s"),
         ("/moved?to=/moved%3Fto=/moved%253Fto=/moved%25253Fto=/a.png", "more than 3 redirects"),
     ],
 )
 async def test_what_cannot_be_fetched_is_refused_with_the_reason(
     serve: Serve, host: str, path: str, rule: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(image_urls, "TIMEOUT_S", 0.2 if path == "/slow" else 10.0)
+    monkeypatch.setattr(image_urls, "TIMEOUT_S", 0.2 if path == "/held" else 10.0)
     assert rule in await refusal(serve, f"http://{host}{path}", host)
 
 
@@ -131,6 +151,69 @@ async def test_a_fetched_image_counts_as_a_part_of_the_body(serve: Serve, host: 
     url = f"http://{host}/a.png"
     size = len(json.dumps(chat(url)))
     assert "more than 5 bytes" in await refusal(serve, url, host, max_body_bytes=size + 5)
+
+
+@pytest.mark.usefixtures("loopback_is_public")
+async def test_a_key_without_requests_left_has_nothing_fetched(
+    serve: Serve, host: str, fetched: asyncio.Queue[str]
+) -> None:
+    http = await serve(FakeTriton(chunks("x")), image_hosts=(host,), requests_per_minute=1)
+    body = chat(f"http://{host}/a.png")
+    assert [(await http.post("/v1/chat/completions", json=body)).status for _ in range(2)] == [200, 429]
+    assert fetched.qsize() == 1
+
+
+@pytest.mark.usefixtures("loopback_is_public")
+async def test_fetched_images_take_memory_until_the_request_ends(
+    serve: Serve, host: str, fetched: asyncio.Queue[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bodies, "_WAIT_S", 0.0)
+    monkeypatch.setattr(frontend.app, "MAX_LARGEST", 1)
+    triton = FakeTriton([asyncio.Event()])
+    http = await serve(triton, image_hosts=(host,))
+    body = chat(f"http://{host}/a.png")
+    first = asyncio.create_task(http.post("/v1/chat/completions", json=body))
+    await asyncio.wait_for(triton.started.wait(), DEADLINE_S)
+    error = await error_of(await http.post("/v1/chat/completions", json=body))
+    assert (error["status"], error["code"], fetched.qsize()) == (503, "overloaded", 1)
+    triton.script = chunks("x")
+    first.cancel()
+    await asyncio.wait_for(triton.closed.wait(), DEADLINE_S)
+    while (await http.post("/v1/chat/completions", json=body)).status == 503:
+        pass
+
+
+@pytest.mark.usefixtures("loopback_is_public")
+async def test_a_key_with_slow_images_leaves_memory_and_places_to_another_key(
+    serve: Serve, host: str, fetched: asyncio.Queue[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(bodies, "_WAIT_S", 0.0)
+    monkeypatch.setattr(frontend.app, "MAX_LARGEST", 2)
+    key_file = KeyFile(tmp_path / "keys.json")
+    for name in ("slow", "other"):
+        key_file.add(name)
+    http = await serve(FakeTriton(chunks("x")), image_hosts=(host,), key_file=str(key_file.path), max_in_flight=1)
+
+    async def status(name: str, path: str) -> int:
+        body = chat(f"http://{host}{path}")
+        return (await http.post("/v1/chat/completions", json=body, headers=key_file.headers(name))).status
+
+    slow = asyncio.create_task(status("slow", "/held"))
+    assert await asyncio.wait_for(fetched.get(), DEADLINE_S) == "/held"
+    assert [await status("slow", "/held"), await status("other", "/a.png")] == [503, 200]
+    assert (fetched.get_nowait(), fetched.qsize()) == ("/a.png", 0)
+    slow.cancel()
+
+
+@pytest.mark.usefixtures("loopback_is_public")
+async def test_a_request_with_a_fetched_image_waits_for_its_place_as_any_other(serve: Serve, host: str) -> None:
+    triton = FakeTriton([asyncio.Event()])
+    http = await serve(triton, image_hosts=(host,), max_in_flight=1, max_queue_wait_s=0.01)
+    first = asyncio.create_task(http.post("/v1/completions", json=COMPLETION))
+    await asyncio.wait_for(triton.started.wait(), DEADLINE_S)
+    error = await error_of(await http.post("/v1/chat/completions", json=chat(f"http://{host}/a.png")))
+    assert (error["status"], error["message"].startswith("The model is at its limit")) == (503, True)
+    first.cancel()
 
 
 @pytest.mark.usefixtures("loopback_is_public")
