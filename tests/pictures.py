@@ -20,6 +20,14 @@ def circle(colour: str, format: str = "PNG", side: int = 120) -> bytes:
     return file.getvalue()
 
 
+def jpeg_of_scans(number: int, side: int = 8) -> bytes:
+    """Return a JPEG of a grey square. Its last scans are the same few bytes again and again."""
+    file = io.BytesIO()
+    Image.new("RGB", (side, side), "grey").save(file, "JPEG", progressive=True)
+    *others, last = file.getvalue().removesuffix(b"\xff\xd9").split(b"\xff\xda")
+    return b"\xff\xda".join([*others, *[last] * (number - len(others) + 1)]) + b"\xff\xd9"
+
+
 def data_uri(file: bytes) -> str:
     """Return an image file as clients send it over HTTP."""
     return f"data:image/png;base64,{base64.b64encode(file).decode()}"

@@ -84,8 +84,9 @@ class Limits:
     ) -> AsyncIterator[Admitted]:
         """Charge a request, and hold a place for its first completion.
 
-        The others, and the first if it has images to fetch, wait when they are read. The place of each is free once the
-        engine has no work for it, and the charge is settled once it has none for all, or the request ends.
+        Each other completion waits for its place when its chunks are first read, and so does the first one if images
+        are still to be fetched. A place is free once the engine has no more work for its completion. The real usage is
+        charged after the last completion, or at the end of the request.
 
         Args:
             generations: the completions, grouped by prompt; an image that is still to be fetched is empty.
@@ -98,10 +99,11 @@ class Limits:
         triton, ensemble, params, key = request.app[TRITON], name.model.ensemble, generations[0].params, facts.caller.id
         max_tokens = min(params.max_tokens, window)
         nums_prompt_tokens = [_num_tokens(each.prompt, window) for each in generations[::num_per_prompt]]
+        num_prompt_tokens = sum(nums_prompt_tokens)
         first = AdmissionRequest(
             sender=sender_of(request),
             scopes=self._policy.scopes(key, self._rates(request), name.model.id),
-            num_charged_tokens=sum(nums_prompt_tokens) + len(generations) * max_tokens,
+            num_charged_tokens=num_prompt_tokens + len(generations) * max_tokens,
             num_completions=len(generations),
             model=name.model.id,
             num_tokens=nums_prompt_tokens[0] + max_tokens,
@@ -110,17 +112,10 @@ class Limits:
             max_sequences=name.model.parameters.max_sequences,
             priority=_allowed_priority(body, self._highest_priority(request)),
         )
-        priority = _ENGINE_PRIORITIES[first.priority]
-        # What one key has asked, another one must not learn from the time of an answer or its cached tokens.
-        salt = "" if key == ANONYMOUS.id else key
-        admitted = [
-            replace(each, params=replace(each.params, priority=priority, sender=first.sender, cache_salt=salt))
-            for each in generations
-        ]
         usages: dict[int, Usage] = {}
         is_settled = False
         has_images = all(generations[0].images)
-        # No place waits for a fetch.
+        # A place does not wait for images to be fetched.
         lease = request[_LEASE] = await self.limiter.acquire(first if has_images else replace(first, model=""))
 
         def end(index: int, place: Lease, usage: Usage | None) -> None:
@@ -129,7 +124,7 @@ class Limits:
             if usage is not None:
                 usages[index] = usage
             if len(usages) == len(generations):
-                num_input = sum(usages[index].num_input_tokens for index in range(0, len(usages), num_per_prompt))
+                num_input = sum(usages[each].num_input_tokens for each in range(0, len(usages), num_per_prompt))
                 self.limiter.release(lease, num_input + sum(each.num_output_tokens for each in usages.values()))
                 is_settled = True
 
@@ -153,15 +148,22 @@ class Limits:
         # Of an aborted request without streaming the usage is unknown, so charge the estimate.
         num_tokens = first.num_charged_tokens
         try:
+            priority = _ENGINE_PRIORITIES[first.priority]
+            # One key must not learn from cached tokens, or from the time of an answer, what another key has asked.
+            salt = "" if key == ANONYMOUS.id else key
+            admitted = [
+                replace(each, params=replace(each.params, priority=priority, sender=first.sender, cache_salt=salt))
+                for each in generations
+            ]
             yield Admitted(admitted, run)
             if params.is_stream or facts.error_code != CLIENT_CLOSED:
-                num_tokens = _num_tokens_used(facts, sum(nums_prompt_tokens))
+                num_tokens = _num_tokens_used(facts, num_prompt_tokens)
         except asyncio.CancelledError:
             if params.is_stream:
-                num_tokens = _num_tokens_used(facts, sum(nums_prompt_tokens))
+                num_tokens = _num_tokens_used(facts, num_prompt_tokens)
             raise
         except Exception:
-            num_tokens = 0 if facts.ttft_s is None else _num_tokens_used(facts, sum(nums_prompt_tokens))
+            num_tokens = 0 if facts.ttft_s is None else _num_tokens_used(facts, num_prompt_tokens)
             raise
         finally:
             if not is_settled:

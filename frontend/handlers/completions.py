@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from frontend.errors import APIError, GenerationTimeout, InvalidRequest
 from frontend.fan_out import merged
 from frontend.handlers.bodies import ignored_header, read_body
-from frontend.handlers.image_urls import IMAGE_FETCHER, fetched_images
+from frontend.handlers.image_urls import fetched_images, may_fetch
 from frontend.handlers.keepalive import Keepalive
 from frontend.protocol.chat import ChatCompletionRequest
 from frontend.protocol.completion import MAX_CHOICES, CompletionRequest, Prompt
@@ -59,14 +59,9 @@ async def create_chat_completion(request: web.Request) -> web.StreamResponse:
     name = await _find_model(request, chat)
     headers = ignored_header(request, ignored + ignored_fields(chat, name))
     _refuse_too_many(request, 1, chat.n or 1)
-    generations = chat_to_requests(
-        chat, name, _defaults(request, name), request[FACTS].request_id, has_fetcher=IMAGE_FETCHER in request.app
-    )
+    generations = chat_to_requests(chat, name, _defaults(request, name), request[FACTS].request_id, may_fetch(request))
     async with _admitted(request, chat, name, generations, len(generations)) as admitted:
-        if not all(generations[0].images):
-            images = await fetched_images(request, chat, generations[0].images)
-            _refuse_too_many(request, 1, chat.n or 1)
-            admitted = admitted._replace(generations=[replace(each, images=images) for each in admitted.generations])
+        admitted = await _with_images(request, chat, admitted)
         return await _answer(request, admitted, ChatReply(chat, name, int(time.time())), headers)
 
 
@@ -108,6 +103,16 @@ async def _admitted(
             return
         async with limits.generating(request, body, name, generations, num_per_prompt) as admitted:
             yield admitted
+
+
+async def _with_images(request: web.Request, chat: ChatCompletionRequest, admitted: Admitted) -> Admitted:
+    """Fetch the images that a chat names by URL."""
+    images = admitted.generations[0].images
+    if all(images):
+        return admitted
+    images = await fetched_images(request, chat, images)
+    _refuse_too_many(request, 1, chat.n or 1)
+    return admitted._replace(generations=[replace(each, images=images) for each in admitted.generations])
 
 
 async def _find_model(request: web.Request, body: GenerationBody) -> ModelName:

@@ -136,6 +136,11 @@ async def image_fetcher(app: web.Application) -> AsyncIterator[None]:
     await app[IMAGE_FETCHER].close()
 
 
+def may_fetch(request: web.Request) -> bool:
+    """Whether the server fetches images at all."""
+    return IMAGE_FETCHER in request.app
+
+
 async def fetched_images(
     request: web.Request, chat: ChatCompletionRequest, images: Sequence[bytes]
 ) -> tuple[bytes, ...]:

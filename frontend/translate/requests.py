@@ -46,14 +46,13 @@ def chat_to_requests(
     name: ModelName,
     defaults: RequestDefaults,
     request_id: str = "",
-    *,
-    has_fetcher: bool = False,
+    may_fetch: bool = False,
 ) -> list[GenerationRequest]:
     """Return a generation request for each choice of a chat.
 
     Args:
         request_id: for logs.
-        has_fetcher: an image that is named by its URL is left empty, to be fetched later; otherwise it is refused.
+        may_fetch: an image that is named by its URL is left empty, to be fetched later; otherwise it is refused.
 
     Raises:
         ContextLengthExceeded: the messages are too long for any tokenizer.
@@ -63,8 +62,7 @@ def chat_to_requests(
     params = _params(chat, name, defaults, max_tokens=max_tokens, num_logprobs=num_logprobs)
     prompt = _chat_prompt(chat, chat.messages, _tool_use(chat), name)
     _check_num_chars(sum(len(message["content"]) for message in prompt.messages), "messages", name.model)
-    images = _images_of(chat, has_fetcher)
-    request = GenerationRequest(prompt=prompt, params=params, images=images, request_id=request_id)
+    request = GenerationRequest(prompt=prompt, params=params, images=_images(chat, may_fetch), request_id=request_id)
     return _repeated(request, chat.n or 1)
 
 
@@ -292,12 +290,12 @@ def message_for_template(message: ChatMessage, template_fields: Collection[str] 
     return fields | {key: value for key, value in named.items() if value is not None}
 
 
-def _images_of(chat: ChatCompletionRequest, has_fetcher: bool) -> tuple[bytes, ...]:
+def _images(chat: ChatCompletionRequest, may_fetch: bool) -> tuple[bytes, ...]:
     urls = list(chat.image_urls())
     if len(urls) > MAX_IMAGES:
         raise InvalidRequest(f"messages: {len(urls)} images: a request may have {MAX_IMAGES}", param="messages")
     images = tuple(
-        b"" if has_fetcher and url.startswith(("http:", "https:")) else image_from_data_uri(url, place)
+        b"" if may_fetch and url.startswith(("http:", "https:")) else image_from_data_uri(url, place)
         for place, url in urls
     )
     for index, message in enumerate(chat.messages if images else ()):

@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from model_repository.contract.request import IMAGE_PLACE, EngineRequest
 from model_repository.contract.rules import fitting_max_tokens
 from model_repository.engine.adapter_folder import Adapter
-from model_repository.engine.images import read_image
+from model_repository.engine.images import ImageReader, Picture
 from model_repository.engine.llama_cpp_context import SlotCache
 from model_repository.engine.runtime import ImageCounts
 from model_repository.engine.scheduler import ComputedPrompt
@@ -30,7 +30,7 @@ from model_repository.forked_process import ForkedProcess, answer_of
 # With equal priority, a step of the batch waits for threads that compute images: beside four clients of images, four
 # streams of the demo model in one context got 39 events a second, and with this niceness 111 (without images 291).
 _NICENESS = 5
-_MAX_IMAGE_S = 120.0  # to compute one image and the text before it; a process that takes longer hangs
+_MAX_S = 120.0  # to compute all images of a request and the text before them; a process that takes longer hangs
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,9 +69,8 @@ class ImagePrompts:
             InvalidRequest: an image is not readable, or the prompt does not fit the context window.
             InternalError: the process has ended, or hangs.
         """
-        work = _Work(request, adapter)
         # Twice the time in which the keeper of the computing process ends that process.
-        answer: _Answer = self._process.call(work, 2 * _timeout_s(work))
+        answer: _Answer = self._process.call(_Work(request, adapter), 2 * _MAX_S)
         return answer
 
     def close(self) -> None:
@@ -83,23 +82,20 @@ def _keep_serving(connection: Connection, make_computer: Callable[[], _Computer]
     with closing(ForkedProcess(lambda inner: _serve(inner, make_computer))) as process:
         while True:
             work: _Work | None = connection.recv()
-            timeout_s = None if work is None else _timeout_s(work)  # to load the model may take long
+            timeout_s = None if work is None else _MAX_S  # to load the model may take long
             connection.send(answer_of(functools.partial(process.call, timeout_s=timeout_s), work))
-
-
-def _timeout_s(work: _Work) -> float:
-    return _MAX_IMAGE_S * len(work.request.images)
 
 
 def _serve(connection: Connection, make_computer: Callable[[], _Computer]) -> None:
     os.nice(_NICENESS)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # llama.cpp writes many lines about each image
+    reader = ImageReader()  # forked before llama.cpp has threads
     computer: _Computer | None = None
 
     def answer(work: _Work | None) -> _Answer | None:
         nonlocal computer
         computer = computer or make_computer()
-        return None if work is None else computer.compute(work)
+        return None if work is None else computer.compute(work, reader.read(work.request.images))
 
     while True:
         connection.send(answer_of(answer, connection.recv()))
@@ -158,8 +154,8 @@ class _Computer:
         self._adapters: dict[str, Any] = {}  # by key
         self._ticks = itertools.count(1)
 
-    def compute(self, work: _Work) -> _Answer:
-        pieces = list(self._pieces(work.request))
+    def compute(self, work: _Work, pictures: Sequence[Picture]) -> _Answer:
+        pieces = list(self._pieces(work.request.prompt_token_ids, iter(pictures)))
         request = _expanded(work.request, pieces, self._context_window)
         token_ids = tuple(itertools.chain.from_iterable(piece.token_ids for piece in pieces))
         while not pieces[-1].chunks:
@@ -179,16 +175,14 @@ class _Computer:
                     counts = counts.plus(ImageCounts(1, len(piece.token_ids), time.monotonic() - started_s))
         return request, ComputedPrompt(token_ids, end, num_cached, self._kv_cache.read(slot.index)), counts
 
-    def _pieces(self, request: EngineRequest) -> Iterator[_Piece]:
-        images = iter(enumerate(request.images))
-        for is_image, places in itertools.groupby(request.prompt_token_ids, lambda token_id: token_id == IMAGE_PLACE):
+    def _pieces(self, token_ids: Sequence[int], pictures: Iterator[Picture]) -> Iterator[_Piece]:
+        for is_image, places in itertools.groupby(token_ids, lambda token_id: token_id == IMAGE_PLACE):
             if is_image:
-                yield from (self._image(*next(images)) for _ in places)
+                yield from (self._image(next(pictures)) for _ in places)
             else:
                 yield _Piece(tuple(places))
 
-    def _image(self, index: int, file: bytes) -> _Piece:
-        picture = read_image(file, f"images[{index}]")
+    def _image(self, picture: Picture) -> _Piece:
         pixels = picture.tobytes()
         bitmap = llama.MtmdBitmap.create_image(picture.width, picture.height, pixels)
         chunks = self._projector.tokenize(self._projector.marker, [bitmap], False, True)

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import os
 import queue
 import resource
 
+from model_repository.bounded_process import BoundedProcess, TooCostly, memory_bytes
 from model_repository.capabilities import callable_tools
 from model_repository.contract.request import ChatPrompt, GenerationRequest, Params, StructuredOutput, ToolUse
 from model_repository.errors import InvalidRequest, Unsupported
-from model_repository.structured_output.bounded_process import BoundedProcess, TooCostly, memory_bytes
 from model_repository.structured_output.grammar import rule_of, structured_output_to_grammar
 from model_repository.structured_output.json_schema import enforceable_schema
 from model_repository.tokenizer.tool_grammar import tool_grammar
 from model_repository.tool_formats import ToolFormat
+
+# llguidance's own limits are not enough: 59 patterns in one `allOf` allocate 6 GB and abort the process.
+MAX_CPU_S = 0.5
+MAX_BYTES = 32 << 20
+_NICENESS = 10  # a process gets a tenth of a contended core
 
 type CheckedOutput = tuple[StructuredOutput | None, int]  # with its memory when compiled, in bytes
 
@@ -25,7 +31,9 @@ class ConstraintCompiler:
     """
 
     def __init__(self, num_processes: int) -> None:
-        self._processes = [BoundedProcess(_measured_constraint) for _ in range(num_processes)]
+        self._processes = [
+            BoundedProcess(_measured_constraint, max_cpu_s=MAX_CPU_S, max_bytes=MAX_BYTES) for _ in range(num_processes)
+        ]
         self._idle: queue.SimpleQueue[BoundedProcess] = queue.SimpleQueue()
         for process in self._processes:
             self._idle.put(process)
@@ -64,6 +72,8 @@ def unmeasured_constraint(request: GenerationRequest, tool_format: ToolFormat) -
 
 def _measured_constraint(argument: tuple[GenerationRequest, ToolFormat]) -> CheckedOutput:
     """Return the constraint of a request, with its memory. Only the first call in a process measures it."""
+    os.nice(_NICENESS)
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # an aborting llguidance prints many lines
     before_bytes = memory_bytes(1)
     output = constraint(*argument)
     peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

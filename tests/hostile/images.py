@@ -11,6 +11,7 @@ import zlib
 from PIL import Image
 
 from tests.hostile.requests import CHAT, MODEL, Corpus, Hostile, completion, post
+from tests.pictures import jpeg_of_scans
 
 _REFUSED = frozenset({400})
 _FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
@@ -34,6 +35,7 @@ def images() -> Corpus:
         "a bomb": _png(60_000, 60_000),
         "one long line": _png(2**31 - 1, 1),
         "no pixels": _png(0, 0),
+        "many scans": jpeg_of_scans(6000, side=4096),
         "a TIFF file": _picture("TIFF"),
         "a BMP file": _picture("BMP"),
         "a PostScript program": b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 1 1\n(/etc/passwd) (r) file\n",

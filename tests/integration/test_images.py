@@ -11,9 +11,11 @@ from typing import Any
 import pytest
 from openai import BadRequestError, InternalServerError, OpenAI
 
+from model_repository.engine.images import MAX_SCANS
 from tests.integration.api import CHAT, COMPLETIONS, Api
+from tests.integration.operations import Server
 from tests.integration.stack import PACED_MODEL, Stack
-from tests.pictures import circle, data_uri, message_with
+from tests.pictures import circle, data_uri, jpeg_of_scans, message_with
 
 MODEL = "demo-pictures"
 NUM_IMAGE_TOKENS = 36
@@ -134,6 +136,18 @@ def test_a_killed_process_for_images_is_replaced(client: OpenAI, image_process: 
     except InternalServerError:  # it was killed at work
         answer = ask(client, circle("red"))
     assert answer == "It is red."
+
+
+def test_a_key_with_costly_jpegs_does_not_hold_up_the_pictures_of_another_key(server: Server) -> None:
+    """6000 scans were computed for a minute, in which no other picture was."""
+    slow, slower = (jpeg_of_scans(number, side=4096) for number in (MAX_SCANS, 6000))
+    with server.client("admin") as attacker, server.client("everything") as client, ThreadPoolExecutor() as pool:
+        refusals = [pool.submit(refusal, attacker, messages=messages(file)) for file in (slower, slow, slow, slow)]
+        assert ask(client, circle("red")) == "It is red."
+        assert not all(refusal.done() for refusal in refusals)
+        rules = [refusal.result().message for refusal in refusals]
+    assert "6000 scans: a JPEG may have 500" in rules[0]
+    assert all("decoding them takes more than 4 s of processor time" in rule for rule in rules[1:])
 
 
 def test_a_completion_has_a_place_for_each_image(api: Api) -> None:

@@ -18,7 +18,7 @@ from tokenizers import Tokenizer
 
 from model_repository.contract.request import IMAGE_PLACE, EngineRequest
 from model_repository.contract.rules import fitting_max_tokens
-from model_repository.engine.images import read_image
+from model_repository.engine.images import ImageReader
 from model_repository.engine.runtime import Prepared
 from model_repository.errors import EngineFailed, InvalidRequest
 
@@ -68,6 +68,7 @@ class ImagePrompts:
         except Exception as exc:  # tokenizers raises plain exceptions
             raise EngineFailed(f"{checkpoint}: not a model that reads images: {exc!r}") from exc
         self._context_window = context_window
+        self._reader = ImageReader()
 
     def prepare(self, request: EngineRequest) -> Prepared:
         """Read the images of a request, and count their tokens.
@@ -76,7 +77,7 @@ class ImagePrompts:
             InvalidRequest: an image is not readable, or too narrow.
             PromptTooLong: the prompt does not fit the context window with the images.
         """
-        pictures = [self._fitted(read_image(file, f"images[{i}]"), i) for i, file in enumerate(request.images)]
+        pictures = [self._fitted(picture, index) for index, picture in enumerate(self._reader.read(request.images))]
         remaining = iter(pictures)
         token_ids = tuple(
             itertools.chain.from_iterable(
@@ -86,6 +87,9 @@ class ImagePrompts:
         )
         max_tokens = fitting_max_tokens(request.params, len(token_ids), self._context_window, "images")
         return Prepared(replace(request, prompt_token_ids=token_ids, max_tokens=max_tokens), pictures=tuple(pictures))
+
+    def close(self) -> None:
+        self._reader.close()
 
     def inputs(self, token_ids: Sequence[int], pictures: Sequence[Any]) -> dict[str, Any]:
         """Return a prompt as text, with its pictures.

@@ -241,6 +241,8 @@ class TensorRtLlmRuntime:
         self._forget_all()
         self._loop.close()
         self._llm.shutdown()
+        if self._images is not None:
+            self._images.close()
 
     def _forget_all(self) -> None:
         self._waiting.clear()

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from model_repository import python_backend
+from model_repository.bounded_process import memory_bytes
 from model_repository.byte_table import FILE_NAME, load_byte_table
 from model_repository.cancel_channel import CancelReceiver, key_to_number
 from model_repository.contract.codec import Tensors
@@ -19,7 +20,6 @@ from model_repository.contract.tensors import stage_name
 from model_repository.cores import num_cores
 from model_repository.errors import InvalidRequest, StageError
 from model_repository.fair_pool import FairPool
-from model_repository.structured_output.bounded_process import memory_bytes
 from model_repository.tokenizer.constraint import ConstraintCompiler
 from model_repository.tokenizer.stage import GrammarNotChecked, StageConfig, TokenizerStage
 from model_repository.tokenizer.tokenizer_files import TokenizerFiles

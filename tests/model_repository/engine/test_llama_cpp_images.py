@@ -218,7 +218,7 @@ def test_a_process_that_is_killed_at_work_fails_one_request(runtime: LlamaCppRun
 
 
 def test_a_thread_that_has_computed_may_start_a_runtime(artifact: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(llama_cpp_images, "_MAX_IMAGE_S", 20.0)
+    monkeypatch.setattr(llama_cpp_images, "_MAX_S", 20.0)
     for _ in range(2):  # the first leaves OpenMP's threads to this thread
         with closing(started(artifact, num_threads=2, options={"contexts": "1"})) as runtime:
             answer(runtime, request())
@@ -227,7 +227,7 @@ def test_a_thread_that_has_computed_may_start_a_runtime(artifact: Path, monkeypa
 def test_a_process_that_hangs_fails_one_request_and_is_replaced(
     artifact: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(llama_cpp_images, "_MAX_IMAGE_S", 3.0)
+    monkeypatch.setattr(llama_cpp_images, "_MAX_S", 3.0)
     runtime = started(artifact)
     first, _ = answer(runtime, request())
     child = child_of(keeper_of(runtime))

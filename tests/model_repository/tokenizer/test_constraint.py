@@ -20,10 +20,9 @@ from model_repository.contract.request import (
     ToolUse,
 )
 from model_repository.errors import InvalidRequest, Unsupported
-from model_repository.structured_output.bounded_process import MAX_BYTES
 from model_repository.structured_output.grammar import rule_of
 from model_repository.structured_output.json_schema import enforceable_schema
-from model_repository.tokenizer.constraint import ConstraintCompiler, constraint
+from model_repository.tokenizer.constraint import MAX_BYTES, ConstraintCompiler, constraint
 from model_repository.tokenizer.tool_grammar import tool_grammar
 from model_repository.tool_formats import HERMES
 
