@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
+from typing import cast
 
 from frontend.errors import TritonUnreachable
 from model_repository.contract.output import GenerationChunk
@@ -57,8 +58,8 @@ async def _pump(
             async for chunk in stream:
                 await queue.put((index, chunk))
         except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if task is not None and task.cancelling():
+            # Without a local variable: the traceback would refer to the task, and the task to the traceback.
+            if cast(asyncio.Task[None], asyncio.current_task()).cancelling():
                 raise
             await queue.put(TritonUnreachable())  # grpc cancels the call when the channel closes
         except Exception as exc:

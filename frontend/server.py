@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import signal
@@ -99,6 +100,7 @@ async def _serve(settings: Settings, parent: int | None, on_listening: Callable[
             operations_urls = await _listen(runners[1], settings.admin_host, settings.admin_port, is_shared, admin_tls)
         if urls is None or operations_urls is None:
             return 1
+        gc.freeze()  # modules and classes stay for ever; a walk over them stops the event loop for some 50 ms
         on_listening()  # before the log lines, so that their readers may kill this worker
         for url in urls:
             logger.info("process %d listens on %s", os.getpid(), url)

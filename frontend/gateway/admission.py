@@ -112,7 +112,8 @@ class Admission:
         self._see(request.sender)
         if self._queue:
             self._admit()  # a replica may have come back
-        if self._fits(request.num_prompt_tokens) and self._may_pass(request) and self._first() is None:
+        is_next = self._may_pass(request.sender) and self._queue.first(self._may_pass) is None
+        if is_next and self._fits(request.num_prompt_tokens):
             self._occupy(request)
             self._count_time()
             return
@@ -152,16 +153,12 @@ class Admission:
             and (not self._max_prompt_tokens or self.num_prompt_tokens + num_prompt_tokens <= self._max_prompt_tokens)
         )
 
-    def _may_pass(self, request: AdmissionRequest) -> bool:
+    def _may_pass(self, sender: str) -> bool:
         """Return whether a sender may take one of the free places. A sender that is alone gets all places."""
         num_kept = max(1, self._num_places // _PLACES_PER_KEPT) if self._num_places >= _MIN_PLACES else 0
-        if self._num_places - self.num_sequences > num_kept or request.sender not in self._running:
+        if self._num_places - self.num_sequences > num_kept or sender not in self._running:
             return True
-        return all(sender == request.sender for sender in self._seen_s)
-
-    def _first(self) -> Entry[_Waiter] | None:
-        """Return the entry that is served next; None: the free places are kept for others."""
-        return next((each for each in self._queue if self._may_pass(each.item.request)), None)
+        return all(each == sender for each in self._seen_s)
 
     def _see(self, sender: str) -> None:
         now_s = self._clock()
@@ -181,7 +178,7 @@ class Admission:
     def _admit(self) -> None:
         """Admit completions while the first one fits. Only senders without a place may pass it, so it cannot starve."""
         while self._fits(0):
-            entry = self._first()
+            entry = self._queue.first(self._may_pass)
             if entry is None or not self._fits(entry.item.request.num_prompt_tokens):
                 break
             waiter = entry.item

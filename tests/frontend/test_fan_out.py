@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 
@@ -138,3 +139,19 @@ async def test_unread_streams_are_never_begun() -> None:
     sources = [Source("a"), Source("b")]
     await merge(*sources).aclose()
     assert [source.num_yielded for source in sources] == [0, 0]
+
+
+async def test_streams_that_are_left_need_no_garbage_collector() -> None:
+    """A cancelled task and its traceback referred to each other; collections of them stopped the event loop."""
+    sources = [Source(asyncio.Event()) for _ in range(100)]
+    gc.collect()
+    gc.disable()
+    try:
+        reader = asyncio.create_task(read(sources))
+        await settle()
+        reader.cancel()
+        await asyncio.wait([reader])
+        del reader
+        assert gc.collect() < len(sources)
+    finally:
+        gc.enable()

@@ -15,11 +15,12 @@ from tests.frontend.connections.self_signed import make
 from tests.launching import free_port
 
 RUN = """
-import logging, sys
+import gc, logging, sys
 from frontend.server import run
 from frontend.settings import Settings
 logging.basicConfig(level=logging.INFO, format="%(message)s")
-sys.exit(run(Settings(port=int(sys.argv[1]), triton_endpoints=("127.0.0.1:1",))))
+log_frozen = lambda: logging.info("%d objects are frozen", gc.get_freeze_count())
+sys.exit(run(Settings(port=int(sys.argv[1]), triton_endpoints=("127.0.0.1:1",)), on_listening=log_frozen))
 """
 
 
@@ -39,6 +40,12 @@ def test_a_signal_stops_it_cleanly(server: subprocess.Popen[str], number: signal
         assert answer.status == 200
     server.send_signal(number)
     assert server.wait(timeout=30) == 0
+
+
+def test_the_garbage_collector_does_not_walk_over_modules_and_classes(server: subprocess.Popen[str]) -> None:
+    assert server.stderr is not None
+    frozen = next(line for line in server.stderr if "objects are frozen" in line)
+    assert int(frozen.split()[0]) > 10_000
 
 
 def test_a_port_in_use_is_said_and_is_exit_code_1() -> None:

@@ -20,7 +20,8 @@ def push(queue: FairQueue[str], key: str, cost: float = 1, priority: Priority = 
 
 
 def pop[Item](queue: FairQueue[Item]) -> Item:
-    entry = next(iter(queue))
+    entry = queue.first(lambda sender: True)
+    assert entry is not None
     queue.serve(entry)
     return entry.item
 
@@ -91,6 +92,25 @@ def test_an_urgent_request_passes_earlier_requests() -> None:
     push(queue, "urgent", priority=Priority.HIGH)
     push(queue, "patient", priority=Priority.LOW)
     assert [pop(queue) for _ in range(5)] == ["urgent", "a", "b", "c", "patient"]
+
+
+def test_the_first_entry_that_may_pass_is_found_without_a_look_at_each_entry_of_a_flood() -> None:
+    """Each of a thousand completions that left was a walk over the thousand, which took the event loop a second."""
+    queue: FairQueue[str] = FairQueue()
+    for _ in range(1000):
+        push(queue, "flood")
+    asked: list[str] = []
+
+    def may_pass(sender: str) -> bool:
+        asked.append(sender)
+        return sender != "flood"
+
+    assert queue.first(may_pass) is None
+    assert asked == ["flood"]
+    other = push(queue, "other")
+    assert queue.first(may_pass) is other
+    queue.remove(other)
+    assert queue.first(may_pass) is None
 
 
 def test_a_request_that_leaves_is_not_charged() -> None:
