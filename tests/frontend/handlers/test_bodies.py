@@ -16,6 +16,7 @@ from frontend import app
 from frontend.errors import ContextLengthExceeded, InvalidJSON, Overloaded
 from frontend.handlers import bodies
 from frontend.handlers.bodies import LARGE_BYTES, LargeBodies
+from frontend.protocol.body import Body
 from frontend.protocol.chat import ChatCompletionRequest
 from frontend.protocol.completion import CompletionRequest
 from frontend.protocol.reading import MAX_NAMES, MAX_VALUES, parse
@@ -147,6 +148,26 @@ async def test_a_sender_with_bodies_leaves_memory_to_the_others() -> None:
     assert not (second.done() or too_large.done())
     memory.release("a", 5)
     await asyncio.gather(second, too_large)
+
+
+async def test_the_bodies_of_several_senders_are_parsed_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    parsed: list[bytes] = []
+    may_parse = threading.Event()
+
+    def parse_noted(model: Any, content: bytes, settings: Any) -> None:
+        may_parse.wait(DEADLINE_S)
+        parsed.append(content)
+
+    monkeypatch.setattr(bodies, "parse", parse_noted)
+    memory = LargeBodies(10, 0)
+    names = ("flood 1", "flood 2", "flood 3", "other 1")
+    tasks = [
+        asyncio.create_task(memory.parse(name.split()[0], Body, bytearray(name.encode()), Settings())) for name in names
+    ]
+    await asyncio.sleep(0)
+    may_parse.set()
+    await asyncio.gather(*tasks)
+    assert parsed == [b"flood 1", b"other 1", b"flood 2", b"flood 3"]
 
 
 async def test_a_key_with_slow_large_requests_leaves_memory_to_another_key(
