@@ -49,7 +49,7 @@ def _completions(model: str, **fields: Any) -> tuple[str, str, bytes]:
     return "POST", "/v1/completions", json.dumps(body).encode()
 
 
-def _grammars(num_levels: int) -> Callable[[str], Attack]:
+def grammars_of(num_levels: int) -> Callable[[str], Attack]:
     """Return different requests, each with a small grammar of one text of 2 ** levels characters."""
 
     def requests(model: str) -> Attack:
@@ -95,8 +95,8 @@ def _plain(model: str) -> Attack:
 ATTACKS = {
     # Successful requests occupy places in the batch, as any traffic does. These are few enough for the batch.
     "no attack, but more requests": AttackPlan(_plain, 4),
-    "grammars of 30 levels": AttackPlan(_grammars(30), 60),
-    "grammars of 19 levels": AttackPlan(_grammars(19), 4),
+    "grammars of 30 levels": AttackPlan(grammars_of(30), 60),
+    "grammars of 19 levels": AttackPlan(grammars_of(19), 4),
     "bounded integers": AttackPlan(
         _schemas(lambda index: {"minimum": index - 2**53, "maximum": 2**53 - 7 * index}, 300), 20
     ),

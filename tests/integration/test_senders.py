@@ -1,0 +1,210 @@
+"""One sender floods a resource; another one's requests take at most three times as long as in peace, or 250 ms longer.
+
+Peace and attack alternate, and the medians of their turns are compared, so a busy machine counts on both sides; more
+turns follow where the first ones exceed the limit. The percentile is the 90th: a turn has too few answers for a 99th.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+import pytest
+
+from frontend.protocol.completion import MAX_CHOICES
+from frontend.settings import Settings
+from tests.frontend.connections.raw_http import narrow_connection
+from tests.frontend.gateway.key_files import KeyFile
+from tests.hostile import large
+from tests.hostile.requests import COMPLETIONS, MODEL, post
+from tests.integration.conftest import running_stack
+from tests.integration.edge import exchange
+from tests.integration.operations import Server
+from tests.integration.stack import Stack
+from tests.load.attacks import MAX_EXTRA_S, MAX_RATIO, grammars_of
+
+MIN_TURNS, MAX_TURNS, TURN_S = 3, 9, 1.5
+
+
+@pytest.fixture(scope="module")
+def server(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server with the keys `alice` and `bob`, whose frontend has the default settings."""
+    key_file = KeyFile(tmp_path_factory.mktemp("senders") / "keys.json")
+    for name in ("alice", "bob"):
+        key_file.add(name)
+    with running_stack(repository, tmp_path_factory, Settings(key_file=str(key_file.path))) as stack:
+        yield Server(stack, "", key_file)
+
+
+class Sender:
+    """A client with a key. Each of its requests has a connection of its own."""
+
+    def __init__(self, server: Server, name: str) -> None:
+        self.port = int(server.stack.url.rpartition(":")[2])
+        self._headers = tuple(f"{field}: {value}" for field, value in server.key_file.headers(name).items())
+
+    def request(self, body: bytes, path: str = COMPLETIONS) -> bytes:
+        return post(body, path, self._headers)
+
+    def completion(self, **fields: object) -> bytes:
+        return post({"model": MODEL, "prompt": "a", **fields}, COMPLETIONS, self._headers)
+
+    async def send(self, raw: bytes) -> int:
+        """Return the status of the answer; 0 without one."""
+        answer = await exchange(self.port, raw)
+        return int(answer[9:12]) if answer.startswith(b"HTTP/1.1 ") else 0
+
+
+async def endless(number: int, once: Callable[[], Awaitable[object]]) -> None:
+    """Repeat something until it is cancelled, this number of times at the same time."""
+
+    async def repeat() -> None:
+        while True:
+            with suppress(OSError):
+                await once()
+
+    async with asyncio.TaskGroup() as tasks:
+        for _ in range(number):
+            tasks.create_task(repeat())
+
+
+async def one_wide_request(alice: Sender) -> None:
+    raw = alice.completion(n=MAX_CHOICES, max_tokens=2000, ignore_eos=True)
+    await endless(1, lambda: alice.send(raw))
+
+
+async def lists_of_prompts(alice: Sender) -> None:
+    raw = alice.completion(prompt=["a"] * MAX_CHOICES, max_tokens=1)
+    await endless(4, lambda: alice.send(raw))
+
+
+async def slow_readers(alice: Sender) -> None:
+    raw = alice.completion(max_tokens=2000, ignore_eos=True, stream=True, stream_options={"include_usage": True})
+
+    async def read_8_kb_a_second() -> None:
+        loop = asyncio.get_running_loop()
+        with narrow_connection(alice.port) as client:
+            client.setblocking(False)
+            await loop.sock_sendall(client, raw)
+            while True:
+                if not await loop.sock_recv(client, 800):
+                    return
+                await asyncio.sleep(0.1)
+
+    await endless(20, read_8_kb_a_second)
+
+
+async def hang_ups(alice: Sender) -> None:
+    raw = alice.completion(prompt=["a b c"] * MAX_CHOICES, max_tokens=200, stream=True)
+
+    async def hang_up() -> None:
+        _, writer = await asyncio.open_connection("127.0.0.1", alice.port)
+        writer.write(raw)
+        try:
+            await asyncio.sleep(0.3)
+        finally:
+            writer.transport.abort()
+
+    await endless(4, hang_up)
+
+
+async def refusals(alice: Sender) -> None:
+    """The last prompt is too long, so all are refused."""
+    raw = alice.completion(prompt=["a b c"] * (MAX_CHOICES - 1) + ["a " * 4500], max_tokens=200)
+    await endless(4, lambda: alice.send(raw))
+
+
+async def grammars(alice: Sender) -> None:
+    requests = grammars_of(19)(MODEL)
+    await endless(8, lambda: alice.send(alice.request(next(requests)[2])))
+
+
+async def large_bodies(alice: Sender) -> None:
+    path, body = large.token_ids(MODEL)
+    await endless(16, lambda: alice.send(alice.request(body, path)))
+
+
+async def unfinished_bodies(alice: Sender) -> None:
+    path, body = large.token_ids(MODEL)
+    raw = alice.request(body, path)[:200_000]
+    await endless(40, lambda: alice.send(raw))
+
+
+async def silent_connections(alice: Sender) -> None:
+    await endless(500, lambda: alice.send(b"POST"))
+
+
+def short(bob: Sender, number: int) -> bytes:
+    return bob.completion(prompt="The capital of Peru", max_tokens=8)
+
+
+def with_a_grammar(bob: Sender, number: int) -> bytes:
+    return bob.completion(response_format={"type": "regex", "regex": f"[a-c]{{3}}{number}"}, max_tokens=8)
+
+
+def of_100_kb(bob: Sender, number: int) -> bytes:
+    return bob.request(b'{"model":"%s","prompt":"a","max_tokens":8%s}' % (MODEL.encode(), b" " * 100_000))
+
+
+@pytest.mark.parametrize(
+    ("flood", "request_of"),
+    [
+        (one_wide_request, short),
+        (lists_of_prompts, short),
+        (slow_readers, short),
+        (hang_ups, short),
+        (refusals, short),
+        (grammars, with_a_grammar),
+        (large_bodies, short),
+        (large_bodies, of_100_kb),
+        (unfinished_bodies, of_100_kb),
+        (silent_connections, short),
+    ],
+    ids=lambda each: each.__name__,
+)
+async def test_a_flood_of_one_sender_hardly_slows_another_one(
+    server: Server, flood: Callable[[Sender], Awaitable[None]], request_of: Callable[[Sender, int], bytes]
+) -> None:
+    alice, bob = Sender(server, "alice"), Sender(server, "bob")
+    processes = processes_of(server.stack)
+    numbers = itertools.count()  # no request has the grammar of another one
+    statuses: set[int] = set()
+
+    async def turn() -> float:
+        """Return the 90th percentile of the latencies."""
+        latencies_s, begin_s = [], time.monotonic()
+        while (sent_s := time.monotonic()) < begin_s + TURN_S:
+            statuses.add(await bob.send(request_of(bob, next(numbers))))
+            latencies_s.append(time.monotonic() - sent_s)
+        return float(np.percentile(latencies_s, 90))
+
+    peace_s: list[float] = []
+    attack_s: list[float] = []
+
+    def is_slow() -> bool:
+        return median(attack_s) > max(MAX_RATIO * median(peace_s), median(peace_s) + MAX_EXTRA_S)
+
+    while len(attack_s) < MIN_TURNS or (is_slow() and len(attack_s) < MAX_TURNS):
+        peace_s.append(await turn())
+        attack = asyncio.ensure_future(flood(alice))
+        attack_s.append(await turn())
+        assert not attack.done(), attack
+        attack.cancel()
+        await asyncio.wait([attack])
+        await asyncio.to_thread(server.stack.wait_until_idle, MODEL)
+        assert statuses == {200}
+    assert not is_slow(), (peace_s, attack_s)
+    assert processes_of(server.stack) == processes
+
+
+def processes_of(stack: Stack) -> list[int]:
+    """Return Triton and the stages of the model."""
+    assert stack.launcher.triton.is_running
+    stages = (stack.processes(f"{MODEL}__{stage}") for stage in ("tokenizer", "engine", "detokenizer"))
+    return [stack.launcher.triton.pid, *itertools.chain(*stages)]
