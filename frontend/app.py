@@ -9,6 +9,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from functools import partial
 from http import HTTPStatus
+from weakref import WeakValueDictionary
 
 from aiohttp import web
 from aiohttp.typedefs import Handler
@@ -25,6 +26,7 @@ from frontend.request_context import (
     FACTS,
     IS_PUBLIC,
     MODELS,
+    SENDER_LOCKS,
     SETTINGS,
     TRITON,
     RequestFacts,
@@ -65,6 +67,7 @@ def create_app(
     """
     app = web.Application(client_max_size=settings.max_body_bytes, middlewares=[log_request, answer_errors])
     app[SETTINGS], app[IS_PUBLIC] = settings, True
+    app[SENDER_LOCKS] = WeakValueDictionary()
     app[LARGE_BODIES] = LargeBodies(MAX_LARGEST * settings.max_body_bytes, settings.max_body_bytes)
 
     async def replicas_lifetime(app: web.Application) -> AsyncIterator[None]:

@@ -13,6 +13,7 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
+from weakref import WeakValueDictionary
 
 import orjson
 from aiohttp import web
@@ -40,6 +41,7 @@ logger = logging.getLogger(__name__)
 SETTINGS = web.AppKey("settings", Settings)
 TRITON = web.AppKey("triton", ReplicaPool)
 MODELS = web.AppKey("models", ModelDirectory)
+SENDER_LOCKS: web.AppKey[WeakValueDictionary[str, asyncio.Lock]] = web.AppKey("sender_locks")
 IS_PUBLIC = web.AppKey("is_public", bool)  # the API, in contrast to the operations port
 
 
@@ -152,6 +154,11 @@ def sender_of(request: web.Request) -> str:
     """Return whose requests are served in turns with those of others: a key's, or without keys an address's."""
     caller = request[FACTS].caller
     return request.remote or "" if caller.id == ANONYMOUS.id else caller.id
+
+
+def lock_of_sender(request: web.Request) -> asyncio.Lock:
+    """Return the lock for work of which each sender does one piece at a time, since it holds up all others."""
+    return request.app[SENDER_LOCKS].setdefault(sender_of(request), asyncio.Lock())
 
 
 def is_draining(app: web.Application) -> bool:

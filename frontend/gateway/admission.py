@@ -24,7 +24,7 @@ _FIRST_S = 5.0  # of full time, in which possibly no completion has ended yet
 _MAX_RETRY_S = 60.0
 _MIN_RETRY_S = 0.1
 _MAX_QUEUED = 2048  # bounds the memory of waiting requests
-_PLACES_PER_KEPT = 16  # one place in this many is kept for senders without a place
+_PER_KEPT = 16  # one place, and one prompt token, in this many is kept for senders without a place
 _MIN_PLACES = 4  # a model with fewer places keeps none: one would be too large a part
 _RECENT_S = 60.0  # places are kept for this time after the latest request of a sender
 # Of the maximum wait: a longer expected wait is refused at once, so that few requests time out.
@@ -154,11 +154,12 @@ class Admission:
         )
 
     def _may_pass(self, sender: str) -> bool:
-        """Return whether a sender may take one of the free places. A sender that is alone gets all places."""
-        num_kept = max(1, self._num_places // _PLACES_PER_KEPT) if self._num_places >= _MIN_PLACES else 0
-        if self._num_places - self.num_sequences > num_kept or sender not in self._running:
-            return True
-        return all(each == sender for each in self._seen_s)
+        """Return whether a sender may take free places and prompt tokens. A sender that is alone gets all of them."""
+        is_scarce = self._num_places >= _MIN_PLACES and (
+            self._num_places - self.num_sequences <= max(1, self._num_places // _PER_KEPT)
+            or 0 < self._max_prompt_tokens * (1 - 1 / _PER_KEPT) < self.num_prompt_tokens
+        )
+        return not is_scarce or sender not in self._running or all(each == sender for each in self._seen_s)
 
     def _see(self, sender: str) -> None:
         now_s = self._clock()

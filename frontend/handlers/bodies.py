@@ -8,7 +8,6 @@ import re
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from urllib.parse import quote
-from weakref import WeakValueDictionary
 
 from aiohttp import HttpVersion11, hdrs, web
 
@@ -23,7 +22,7 @@ from frontend.errors import (
 )
 from frontend.protocol.body import Body
 from frontend.protocol.reading import parse
-from frontend.request_context import FACTS, SETTINGS, sender_of
+from frontend.request_context import FACTS, SETTINGS, lock_of_sender, sender_of
 from frontend.settings import Settings
 
 BODY_TIMEOUT_S = 60.0  # for a body, from the end of its head
@@ -49,7 +48,6 @@ class LargeBodies:
         self._waiting: dict[asyncio.Future[None], tuple[str, int]] = {}  # senders and bytes, in order of arrival
         # One thread: a parser holds Python's lock, and the event loop waits for it.
         self._thread = ThreadPoolExecutor(1, "large-bodies")
-        self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()  # of each sender with a body here
 
     async def reserve(self, sender: str, num_bytes: int) -> None:
         """Wait for memory. A sender's bodies get it in order, and pass those of other senders that do not fit.
@@ -79,10 +77,10 @@ class LargeBodies:
         self._grant()
 
     async def parse[Request: Body](
-        self, sender: str, model: type[Request], content: bytearray, settings: Settings
+        self, lock: asyncio.Lock, model: type[Request], content: bytearray, settings: Settings
     ) -> tuple[Request, list[str]]:
-        """Parse a body in the thread. It waits for the sender's earlier bodies, and for one of each other sender."""
-        async with self._turns.setdefault(sender, asyncio.Lock()):
+        """Parse a body in the thread, under the sender's lock: it waits for one body of each other sender."""
+        async with lock:
             return await asyncio.get_running_loop().run_in_executor(self._thread, parse, model, content, settings)
 
     def _grant(self) -> None:
@@ -127,7 +125,7 @@ async def read_body[Request: Body](request: web.Request, model: type[Request]) -
     request[FACTS].num_body_bytes = len(content)
     if len(content) <= LARGE_BYTES:
         return parse(model, content, settings)
-    return await request.app[LARGE_BODIES].parse(sender_of(request), model, content, settings)
+    return await request.app[LARGE_BODIES].parse(lock_of_sender(request), model, content, settings)
 
 
 def ignored_header(request: web.Request, places: list[str]) -> dict[str, str]:

@@ -15,6 +15,7 @@ from frontend.fan_out import merged
 from frontend.handlers.bodies import ignored_header, read_body
 from frontend.handlers.image_urls import fetched_images, may_fetch
 from frontend.handlers.keepalive import Keepalive
+from frontend.handlers.tokenization import detokenized
 from frontend.protocol.chat import ChatCompletionRequest
 from frontend.protocol.completion import MAX_CHOICES, CompletionRequest, Prompt
 from frontend.protocol.fields import GenerationBody
@@ -144,12 +145,11 @@ async def _prompt_lengths(request: web.Request, completion: CompletionRequest, n
     """Return the number of characters of each prompt if offsets of log probabilities begin behind the prompt."""
     if completion.logprobs is None or completion.echo:
         return ()
-    triton, ensemble = request.app[TRITON], name.model.ensemble
 
     async def length(prompt: Prompt) -> int:
         if isinstance(prompt, str):
             return len(prompt)
-        return len(await triton.detokenize(ensemble, prompt, has_special_tokens=False))
+        return len(await detokenized(request, name.model.ensemble, prompt, has_special_tokens=False))
 
     return await asyncio.gather(*map(length, completion.prompt))
 

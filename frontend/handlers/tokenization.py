@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from aiohttp import web
 
 from frontend.handlers.bodies import ignored_header, read_body
 from frontend.protocol.answers import Detokenization, Tokenization
 from frontend.protocol.tokenization import DetokenizeRequest, TokenizeRequest
-from frontend.request_context import LIMITS, TRITON, find_model, json_response
+from frontend.request_context import LIMITS, TRITON, find_model, json_response, lock_of_sender
 from frontend.translate.requests import check_num_tokens, ignored_fields, tokenize_to_prompt
 
 
@@ -36,9 +38,21 @@ async def detokenize(request: web.Request) -> web.Response:
     model = (await find_model(request, body.model)).model
     await _count_request(request, model.id)
     check_num_tokens(len(body.tokens), "tokens", model)
-    text = await request.app[TRITON].detokenize(model.ensemble, body.tokens, has_special_tokens=True)
+    text = await detokenized(request, model.ensemble, body.tokens, has_special_tokens=True)
     answer: Detokenization = {"prompt": text}
     return json_response(answer, headers=headers)
+
+
+async def detokenized(
+    request: web.Request, ensemble: str, token_ids: Sequence[int], *, has_special_tokens: bool
+) -> str:
+    """Return the text of token ids. All streams wait while the detokenizer stage makes it.
+
+    Raises:
+        APIError: see `ReplicaPool.detokenize`.
+    """
+    async with lock_of_sender(request):
+        return await request.app[TRITON].detokenize(ensemble, token_ids, has_special_tokens=has_special_tokens)
 
 
 async def _count_request(request: web.Request, model: str) -> None:

@@ -136,6 +136,11 @@ async def unfinished_bodies(alice: Sender) -> None:
     await endless(40, lambda: alice.send(raw))
 
 
+async def token_ids_to_detokenize(alice: Sender) -> None:
+    raw = alice.request(b'{"model":"%s","tokens":%s}' % (MODEL.encode(), str([300] * 2000).encode()), "/detokenize")
+    await endless(40, lambda: alice.send(raw))
+
+
 async def silent_connections(alice: Sender) -> None:
     await endless(500, lambda: alice.send(b"POST"))
 
@@ -164,6 +169,7 @@ def of_100_kb(bob: Sender, number: int) -> bytes:
         (large_bodies, short),
         (large_bodies, of_100_kb),
         (unfinished_bodies, of_100_kb),
+        (token_ids_to_detokenize, short),
         (silent_connections, short),
     ],
     ids=lambda each: each.__name__,

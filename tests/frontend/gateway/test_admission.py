@@ -128,6 +128,19 @@ async def test_the_last_place_is_kept_for_a_sender_that_has_none() -> None:
     alone.cancel()
 
 
+async def test_the_last_prompt_tokens_are_kept_for_a_sender_that_has_no_place() -> None:
+    """Long prompts filled the bound on prompt tokens, and every other sender waited for the end of one of them."""
+    admission = admission_of(max_in_flight=16, max_in_flight_prompt_tokens=160)
+    await waiting(admission, generation("a"), generation("b"))
+    admission.leave(generation("b"))
+    long_ones = await waiting(admission, *[generation("a", num_prompt_tokens=50)] * 4)
+    assert [task.done() for task in long_ones] == [True, True, True, False]
+    small, other = await waiting(admission, generation("a", num_prompt_tokens=1), generation("b"))
+    assert (small.done(), other.done()) == (False, True)
+    for task in (*long_ones, small):
+        task.cancel()
+
+
 async def test_only_the_first_completion_of_a_request_may_be_refused_or_wait_too_long() -> None:
     admission = admission_of(max_in_flight=1, max_queue_wait_s=0.001)
     await admission.enter(generation())

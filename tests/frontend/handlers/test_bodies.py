@@ -161,8 +161,10 @@ async def test_the_bodies_of_several_senders_are_parsed_in_turns(monkeypatch: py
     monkeypatch.setattr(bodies, "parse", parse_noted)
     memory = LargeBodies(10, 0)
     names = ("flood 1", "flood 2", "flood 3", "other 1")
+    locks = {name: asyncio.Lock() for name in ("flood", "other")}
     tasks = [
-        asyncio.create_task(memory.parse(name.split()[0], Body, bytearray(name.encode()), Settings())) for name in names
+        asyncio.create_task(memory.parse(locks[name.split()[0]], Body, bytearray(name.encode()), Settings()))
+        for name in names
     ]
     await asyncio.sleep(0)
     may_parse.set()

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from model_repository.contract.request import ChatPrompt, TextPrompt, ToolUse
-from tests.fakes import DEMO, FakeTriton, served_model
+from tests.fakes import DEMO, FakeTriton, chunks, served_model
 from tests.frontend.answers import error_of
 from tests.frontend.bodies import COMPLETION, USER, WEATHER
 from tests.frontend.conftest import Serve
+from tests.frontend.gateway.key_files import KeyFile
 
 
 @pytest.mark.parametrize(("wanted", "strings"), [(True, ["Ġa", "b"]), (False, None), (None, None)])
@@ -45,6 +49,44 @@ async def test_token_ids_are_text_with_their_special_tokens(serve: Serve) -> Non
     answer = await http.post("/detokenize", json={"model": DEMO.id, "tokens": [7, 8]})
     assert await answer.json() == {"prompt": "<7><8>"}
     assert triton.detokenized == [((7, 8), True)]
+
+
+async def test_one_sender_has_one_text_detokenized_at_a_time(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Streams waited for all of the token ids that one sender had sent."""
+    key_file = KeyFile(tmp_path / "keys.json")
+    for name in ("flood", "other"):
+        key_file.add(name)
+    running: list[list[int]] = []
+    most_running = 0
+    is_done = asyncio.Event()
+
+    async def detokenize(ensemble: str, token_ids: Sequence[int], *, has_special_tokens: bool) -> str:
+        nonlocal most_running
+        running.append(list(token_ids))
+        most_running = max(most_running, running.count([1]))
+        if list(token_ids) == [1]:
+            await is_done.wait()
+        running.remove(list(token_ids))
+        return ""
+
+    triton = FakeTriton(chunks("x"))
+    monkeypatch.setattr(triton, "detokenize", detokenize)
+    http = await serve(triton, key_file=str(key_file.path))
+
+    async def status(name: str, path: str, **body: Any) -> int:
+        async with http.post(path, json={"model": DEMO.id, **body}, headers=key_file.headers(name)) as answer:
+            return answer.status
+
+    flood = [
+        asyncio.create_task(status("flood", "/detokenize", tokens=[1])),
+        asyncio.create_task(status("flood", "/v1/completions", prompt=[[1], [1]], logprobs=1)),
+    ]
+    assert await status("other", "/detokenize", tokens=[2]) == 200
+    is_done.set()
+    assert await asyncio.gather(*flood) == [200, 200]
+    assert most_running == 1
 
 
 async def test_an_unknown_model_is_404(serve: Serve) -> None:
