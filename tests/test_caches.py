@@ -26,6 +26,7 @@ BOUNDS = {
     "model_repository/cancel_channel.py": "1,024 numbers",
     "model_repository/structured_output/compilation.py": "one tokenizer of bytes",
     "model_repository/engine/tensorrt_llm/processors.py": "one entry for each model",
+    "frontend/app.py": "a lock for each sender of requests that are in flight",
     "frontend/caller.py": "1,024 lists of names, which operators wrote into keys",
     "frontend/gateway/counters.py": "4,096 lists of limits",
     "frontend/openapi.py": "the API's own description",
