@@ -10,18 +10,22 @@ import signal
 import socket
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import Any
 
 import uvloop
 from aiohttp import web
 
 from frontend.app import create_app
 from frontend.connections.certificates import Certificates
-from frontend.connections.runner import CLOSE_TIMEOUT_S, ConnectionRunner
+from frontend.connections.crowd import max_connections, raise_file_limit
+from frontend.connections.runner import ConnectionRunner, Site
 from frontend.operations.app import create_operations_app
 from frontend.operations.supervisor import BEGIN_DRAIN, RELOAD_KEYS, Supervisor
-from frontend.request_context import DRAIN, KEYS, TRITON
+from frontend.request_context import DRAIN, KEYS, SETTINGS, TRITON
 from frontend.settings import Settings
 from frontend.triton.client import TritonClient
+
+_MAX_OPERATIONS = 64  # connections of the operations port
 
 logger = logging.getLogger(__name__)
 
@@ -34,6 +38,7 @@ def run(settings: Settings, *, parent: int | None = None, on_listening: Callable
         parent: of one of several workers: a file descriptor that closes when their parent ends.
         on_listening: called once the port is open.
     """
+    raise_file_limit()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_serve(settings, parent, on_listening))
 
@@ -44,7 +49,7 @@ def app_runner(
     tell_others: Callable[[], None] = lambda: None,
 ) -> web.AppRunner:
     """Return the runner of the application; not set up. The arguments are those of `create_app`."""
-    return ConnectionRunner(create_app(settings, tritons, tell_others), settings)
+    return ConnectionRunner(create_app(settings, tritons, tell_others), settings, max_connections())
 
 
 def operations_runner(public: web.AppRunner, supervisor: Supervisor) -> web.AppRunner:
@@ -53,7 +58,7 @@ def operations_runner(public: web.AppRunner, supervisor: Supervisor) -> web.AppR
     Its handlers continue when their clients hang up, so that an unload is never half done.
     """
     app = create_operations_app(public.app, supervisor)
-    return web.AppRunner(app, access_log=None, shutdown_timeout=CLOSE_TIMEOUT_S)
+    return ConnectionRunner(app, app[SETTINGS], _MAX_OPERATIONS, handler_cancellation=False)
 
 
 def log_unavailable(host: str, port: int, exc: OSError) -> None:
@@ -127,13 +132,11 @@ async def _listen(
     """Listen and return the URLs; log that the port is not available and return None if so."""
     context = None if certificates is None else certificates.context
     try:
-        site: web.BaseSite
-        if host == "::":  # a TCPSite would be IPv6 alone
+        where: dict[str, Any] = {"host": host, "port": port, "reuse_port": is_shared}
+        if host == "::":  # the event loop would open it for IPv6 alone
             both = socket.create_server((host, port), family=socket.AF_INET6, dualstack_ipv6=True, reuse_port=is_shared)
-            site = web.SockSite(runner, both, ssl_context=context)
-        else:
-            site = web.TCPSite(runner, host, port, ssl_context=context, reuse_port=is_shared)
-        await site.start()
+            where = {"sock": both}
+        await Site(runner, context, **where).start()
     except OSError as exc:
         log_unavailable(host, port, exc)
         return None

@@ -13,9 +13,10 @@ from typing import Any, cast
 
 from aiohttp import HttpVersion10, HttpVersion11, hdrs, web
 from aiohttp.http_exceptions import BadHttpMessage
-from aiohttp.streams import EMPTY_PAYLOAD
+from aiohttp.streams import EMPTY_PAYLOAD, StreamReader
 from aiohttp.web_protocol import _ErrInfo
 
+from frontend.connections.crowd import Crowd
 from frontend.connections.refusals import SERVER, refusal
 from frontend.errors import APIError, RequestTimeout
 from frontend.request_context import json_response
@@ -48,20 +49,27 @@ class Connection(web.RequestHandler):
 
     Args:
         server: aiohttp's server.
+        crowd: the connections of the port; this one joins it.
         options: aiohttp's options.
     """
 
     __slots__ = (
+        "_body",
+        "_crowd",
         "_head_timer",
         "_is_head_begun",
         "_is_refused",
+        "_is_unfinished",
         "_num_unread_bytes",
         "_peer",
         "_reader_timer",
     )
 
-    def __init__(self, server: web.Server, **options: Any) -> None:
+    def __init__(self, server: web.Server, crowd: Crowd, **options: Any) -> None:
         super().__init__(server, **options)
+        self._crowd = crowd
+        self._body: StreamReader = EMPTY_PAYLOAD  # of the last request
+        self._is_unfinished = False  # a request has begun to arrive
         self._peer: asyncio.Transport | None = None  # until the connection is lost; aiohttp drops its own earlier
         self._head_timer: asyncio.TimerHandle | None = None
         self._is_head_begun = False
@@ -75,9 +83,11 @@ class Connection(web.RequestHandler):
         _set_socket_options(transport.get_extra_info("socket"))
         self._head_timer = self._loop.call_later(HEADER_TIMEOUT_S, self._refuse_slow_head)
         super().connection_made(transport)
+        self._crowd.add(self)
 
     def connection_lost(self, exc: BaseException | None) -> None:
         """Stop all timers."""
+        self._crowd.remove(self)
         self._stop_head_timer()
         self._stop_reader_timer()
         self._peer = None
@@ -89,7 +99,8 @@ class Connection(web.RequestHandler):
             return  # reading and dropping the bytes avoids a reset of the connection
         super().data_received(data)
         if self._messages:
-            self._refuse_other_versions()
+            self._refuse_other_framing()
+            self._body = self._messages[-1][1]
         is_idle = self._waiter is not None and not self._waiter.done()
         if not is_idle:
             if self._head_timer is not None:
@@ -98,16 +109,50 @@ class Connection(web.RequestHandler):
             self._is_head_begun = True
             if self._head_timer is None:
                 self._head_timer = self._loop.call_later(HEADER_TIMEOUT_S, self._refuse_slow_head)
+        is_unfinished = self._is_head_begun or not self._body.is_eof()
+        if is_unfinished is not self._is_unfinished:
+            self._is_unfinished = is_unfinished
+            (self._crowd.begin_request if is_unfinished else self._crowd.end_request)(self)
+
+    @property
+    def address(self) -> str:
+        """The address of the client."""
+        name = self.peername
+        return name[0] if isinstance(name, tuple) else ""
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether there is no complete request to answer. Of pipelined requests only the last may be incomplete."""
+        is_incomplete = self._is_unfinished and not self._messages
+        return self._is_refused or is_incomplete or not self._request_in_progress
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether it waits, and the client has not begun a request since the last answer."""
+        return self._head_timer is None and not self._is_unfinished and not self._request_in_progress
+
+    @property
+    def waits_since_s(self) -> float:
+        """The time of the last answer, or else of the connection."""
+        return self._next_keepalive_close_time
+
+    def abort(self) -> None:
+        """Close the connection at once."""
+        if self._peer is not None:
+            self._peer.abort()
 
     def drop_input(self) -> None:
         """Read and drop all further bytes."""
         self._is_refused = True
 
-    def _refuse_other_versions(self) -> None:
-        """Replace requests of other versions by errors. aiohttp would answer them in their version."""
+    def _refuse_other_framing(self) -> None:
+        """Replace requests of other versions, which aiohttp would answer in them, and with more codings by errors."""
         for place, (message, _) in enumerate(self._messages):
-            if not isinstance(message, _ErrInfo) and message.version not in (HttpVersion10, HttpVersion11):
-                error = BadHttpMessage("another version")
+            if isinstance(message, _ErrInfo):
+                continue
+            has_codings = message.chunked and message.headers[hdrs.TRANSFER_ENCODING].strip().lower() != "chunked"
+            if has_codings or message.version not in (HttpVersion10, HttpVersion11):
+                error = BadHttpMessage("another version or transfer coding")
                 self._messages[place] = _ErrInfo(error.code, error, error.message), EMPTY_PAYLOAD
 
     def log_exception(self, *args: Any, **options: Any) -> None:

@@ -89,6 +89,22 @@ def test_with_a_certificate_it_speaks_tls(tmp_path: Path) -> None:
         assert process.wait(timeout=30) == 0
 
 
+def test_a_client_that_begins_no_tls_handshake_is_cut_as_one_that_sends_no_head(tmp_path: Path) -> None:
+    cert, key = make(tmp_path, "server")
+    run = RUN.replace(
+        "import logging", "import frontend.connections.runner as r; r.HEADER_TIMEOUT_S = 0.05; import logging"
+    )
+    run = run.replace("Settings(", f"Settings(tls_cert={cert!r}, tls_key={key!r}, ")
+    with subprocess.Popen([sys.executable, "-c", run, "0"], stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        listening = next(line for line in process.stderr if " listens on " in line)
+        try:
+            with socket.create_connection(("127.0.0.1", int(listening.rpartition(":")[2])), timeout=10) as silent:
+                assert silent.recv(1) == b""
+        finally:
+            process.kill()
+
+
 def test_the_operations_port_shows_the_certificate_and_asks_for_none(tmp_path: Path) -> None:
     cert, key = make(tmp_path, "server")
     tls = [f"--tls-cert={cert}", f"--tls-key={key}", f"--tls-client-ca={cert}"]

@@ -15,6 +15,7 @@ _HEADERS = (
     ("Content-Length: +5",),
     ("Content-Length: " + "9" * 400,),
     ("Transfer-Encoding: xchunked",),
+    ("Transfer-Encoding: identity, chunked",),
     ("Transfer-Encoding : chunked",),
     ("X: y\r\n folded",),
     ("X\x00: y",),

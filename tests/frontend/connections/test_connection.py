@@ -102,6 +102,7 @@ async def test_a_malformed_request_is_refused_without_an_echo(serve: Serve, capl
         b"GET /secret HTTP/2.0\r\nHost: localhost\r\n\r\n",
         b"GET /secret HTTP/9.9\r\n\r\n",
         GET + b"secret\r\n\r\n",
+        GET + b"Transfer-Encoding: identity, chunked\r\n\r\n0\r\n\r\n",
         b"\x16\x03\x01secret\n\n",
     ):
         (answer,) = await exchange(port_of(http), request)

@@ -9,15 +9,13 @@ from typing import Any
 
 import aiohttp
 import pytest
-from aiohttp import web
 
 from frontend.caller import Role
 from frontend.operations.adapters import AdapterControl
 from frontend.operations.admin import ADAPTERS, CONTROL
-from frontend.operations.app import create_operations_app
 from frontend.operations.models import EndpointsControl, ModelControl
 from frontend.operations.supervisor import Supervisor
-from frontend.server import app_runner
+from frontend.server import app_runner, operations_runner
 from frontend.settings import Settings
 from tests.fakes import FakeTriton, served_model
 from tests.frontend.conftest import client_of
@@ -69,11 +67,10 @@ async def operate(triton: FakeTriton, supervisor: FakeSupervisor) -> AsyncIterat
             public = app_runner(Settings(drain_timeout_s=0, **settings), {"fake:1": triton}, supervisor.begin_drain)
             await public.setup()
             stack.push_async_callback(public.cleanup)
-            assert isinstance(public.app, web.Application)
-            app = create_operations_app(public.app, supervisor)
+            runner = operations_runner(public, supervisor)
             # There are no other workers to wait for.
-            app[CONTROL] = EndpointsControl({"fake:1": ModelControl(triton)})
-            app[ADAPTERS] = AdapterControl({"fake:1": triton})
-            return await client_of(web.AppRunner(app, access_log=None), stack)
+            runner.app[CONTROL] = EndpointsControl({"fake:1": ModelControl(triton)})
+            runner.app[ADAPTERS] = AdapterControl({"fake:1": triton})
+            return await client_of(runner, stack)
 
         yield start

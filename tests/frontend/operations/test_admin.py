@@ -9,6 +9,7 @@ import pytest
 from frontend.errors import ModelNotFound, ServerError, TritonUnreachable
 from frontend.operations.models import EndpointsControl, ModelControl
 from tests.fakes import FakeTriton
+from tests.frontend.connections.raw_http import exchange, port_of
 from tests.frontend.gateway.key_files import KeyFile
 from tests.frontend.operations.conftest import FakeSupervisor, Operate
 
@@ -174,3 +175,11 @@ async def test_an_endpoints_failure_is_raised_once_the_others_are_done() -> None
     with pytest.raises(TritonUnreachable):
         await control.unload("org/demo", timeout_s=0)
     assert good.calls[-1] == "unload org--demo__outputs"
+
+
+async def test_a_slow_head_is_answered_with_408_as_on_the_apis_port(
+    operate: Operate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("frontend.connections.connection.HEADER_TIMEOUT_S", 0.05)
+    [answer] = await exchange(port_of(await operate()), b"GET /health/live")
+    assert (answer.status, answer.error["code"]) == (408, "request_timeout")
