@@ -282,9 +282,10 @@ class Settings:
         chart_value="frontend.limits.maxConcurrent",
     )
     max_priority: str = setting(
-        "high",
-        "Highest priority that requests of an API key without a limit of its own may have.",
-        choices=("low", "normal", "high"),
+        "",
+        "Highest priority that requests of an API key without a limit of its own may have; empty: normal for keys with "
+        "the role user, high for admins and without a key file.",
+        choices=("", "low", "normal", "high"),
     )
     model_limits: tuple[str, ...] = setting(
         (),

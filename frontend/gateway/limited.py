@@ -13,7 +13,7 @@ import orjson
 from aiohttp import web
 from msgspec.structs import replace
 
-from frontend.caller import ANONYMOUS
+from frontend.caller import ANONYMOUS, Role
 from frontend.errors import UnsupportedValue, shown
 from frontend.gateway.authentication import KEY_LIMITS
 from frontend.gateway.headers import rate_headers
@@ -65,7 +65,7 @@ class Limits:
 
     def __init__(self, settings: Settings) -> None:
         self._policy = Policy(settings)
-        self._max_priority = Priority(settings.max_priority)
+        self._max_priority = settings.max_priority
         self.limiter: LocalLimiter | SharedLimiter
         if path := os.environ.get(LIMITS_SOCKET):
             outage = Outage("the admission process", OnFailure(settings.limits_on_failure))
@@ -189,9 +189,11 @@ class Limits:
     def _highest_priority(self, request: web.Request) -> Priority:
         """Return the highest priority that the caller's key allows."""
         own = request.get(KEY_LIMITS, KeyLimits()).max_priority
-        if own is None:
-            return self._max_priority
-        return Priority.HIGH if own else Priority.NORMAL
+        if own is None and self._max_priority:
+            return Priority(self._max_priority)
+        is_user = KEY_LIMITS in request and request[FACTS].caller.role is Role.USER
+        is_high = not is_user if own is None else own > 0
+        return Priority.HIGH if is_high else Priority.NORMAL
 
 
 def _allowed_priority(body: GenerationBody, highest: Priority) -> Priority:

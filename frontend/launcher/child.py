@@ -32,6 +32,9 @@ _NO_CAUSE = re.compile(
     r"[IW]\d{4} \d\d:|[+|]|$|E\d{4} .*(?:CudaDriverHelper|CUDA driver)|Error: Failed to initialize NVML"
 )
 _TRITON_LINE = re.compile(rb"[IWEF]\d{4} \d\d:")  # a log line of a server; it has read its command line by then
+# SIGABRT and SIGSEGV. After this line Triton prints its stack and ends, or waits for itself: its heap may be corrupt.
+_CRASH = re.compile(r"Signal \((?:6|11)\) received\.")
+_CRASH_S = 2.0  # for the stack
 _READ_BYTES = 65_536
 _READ_PAUSE_S = 0.01  # between two reads: a busy server writes many lines a second, and each read wakes this process
 _DRAIN_S = 1.0  # for the rest of the log of an ended child; its own children may hold the pipe open
@@ -165,7 +168,7 @@ class Child:
             start_new_session=True,
         ).result()
         assert self._process.stdout is not None
-        reader = threading.Thread(target=self._forward, args=(self._process.stdout,), daemon=True)
+        reader = threading.Thread(target=self._forward, args=(self._process, self._process.stdout), daemon=True)
         reader.start()
         threading.Thread(target=self._report_end, args=(self._process, reader), daemon=True).start()
 
@@ -196,7 +199,7 @@ class Child:
         with contextlib.suppress(ProcessLookupError):
             send(self.pid, number)
 
-    def _forward(self, stream: IO[bytes]) -> None:
+    def _forward(self, process: subprocess.Popen[bytes], stream: IO[bytes]) -> None:
         secret = self._secret
         with stream:
             for line in _lines(stream):
@@ -210,6 +213,16 @@ class Child:
                     self._load_failures.setdefault(*found.groups())
                 with contextlib.suppress(OSError, ValueError):  # our own output may be closed: the child goes on
                     self._log(self._named(self.name, text))
+                if _CRASH.match(text):
+                    threading.Thread(target=self._end_crash, args=(process,), daemon=True).start()
+
+    def _end_crash(self, process: subprocess.Popen[bytes]) -> None:
+        """Kill a Triton that does not end after a fatal signal."""
+        try:
+            process.wait(_CRASH_S)
+        except subprocess.TimeoutExpired:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
 
     def _hide(self, secret: bytes) -> None:
         """Overwrite a part of the command line in the memory of the process."""

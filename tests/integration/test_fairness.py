@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from frontend.gateway.key_file import KeyLimits
 from tests.frontend.gateway.key_files import KeyFile
 from tests.integration.replicas import Frontend, frontend_of, until
 from tests.integration.stack import MAX_SEQUENCES_ALONE, PACED_MODEL, Stack
@@ -23,7 +24,7 @@ NUM_FLOOD, NUM_FEW = 64, 4  # requests at a time
 def key_file(tmp_path: Path) -> KeyFile:
     key_file = KeyFile(tmp_path / "keys.json")
     for name in ("flood", "few"):
-        key_file.add(name)
+        key_file.add(name, limits=KeyLimits(max_priority=1))
     return key_file
 
 

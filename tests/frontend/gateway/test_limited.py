@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import io
+from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
 
+from frontend.caller import Role
 from frontend.errors import EngineFailed, InvalidRequest
+from frontend.gateway.key_file import KeyLimits
 from model_repository.contract.output import GenerationChunk
 from tests.fakes import DEMO, FakeTriton, chunks
 from tests.frontend.answers import error_of
 from tests.frontend.bodies import CHAT, COMPLETION, PATHS
 from tests.frontend.conftest import Serve
+from tests.frontend.gateway.key_files import KeyFile
 from tests.hostile.large import spaces
 from tests.waiting import DEADLINE_S
 
@@ -297,6 +301,27 @@ async def test_a_priority_above_the_highest_of_a_key_is_refused(serve: Serve, fi
     error = await error_of(await http.post("/v1/completions", json=COMPLETION | fields))
     assert (error["status"], error["param"]) == (400, next(iter(fields)))
     assert "the highest priority of this key is normal" in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("key", "options", "status"),
+    [
+        ({}, {}, 400),
+        ({}, {"max_priority": "high"}, 200),
+        ({"limits": KeyLimits(max_priority=1)}, {}, 200),
+        ({"role": Role.ADMIN}, {}, 200),
+        ({"role": Role.ADMIN}, {"max_priority": "normal"}, 400),
+    ],
+)
+async def test_only_an_admins_key_may_have_a_high_priority_unless_it_is_given(
+    serve: Serve, tmp_path: Path, key: dict[str, Any], options: dict[str, str], status: int
+) -> None:
+    file = KeyFile(tmp_path / "keys.json")
+    file.add("one", **key)
+    http = await serve(FakeTriton(chunks("x")), key_file=str(file.path), **options)
+    body = COMPLETION | {"service_tier": "priority"}
+    async with http.post("/v1/completions", json=body, headers=file.headers("one")) as answer:
+        assert answer.status == status
 
 
 async def test_two_different_priorities_are_refused(serve: Serve) -> None:

@@ -36,6 +36,14 @@ def test_a_child_that_ignores_sigterm_is_killed_and_can_be_started_again():
         assert deaf.last_lines == ["started"]
 
 
+def test_a_triton_that_hangs_in_its_handler_of_a_fatal_signal_is_killed() -> None:
+    """With a corrupt heap the handler of SIGABRT waits for itself; the health checks noticed that only after 30 s."""
+    hung = child(DEAF.replace("started", "Signal (6) received."), [])
+    hung.start()
+    wait_until(lambda: not hung.is_running, "it is killed", timeout_s=30)
+    assert hung.how_it_ended() == "triton was killed by SIGKILL"
+
+
 def test_the_reasons_of_stages_that_do_not_load_are_kept_beyond_the_last_lines():
     line = "ERROR model_repository.triton_shell: demo__engine does not load: built for 8 GPUs: build it again"
     ending = child(f"print({line!r}); [print('| a table |') for _ in range(99)]; raise SystemExit(3)", [])
