@@ -8,6 +8,7 @@
 {{- with .Values.frontend.httpRoute }}
 {{- if and .enabled (not .parentRefs) }}{{ fail "frontend.httpRoute.parentRefs: write a Gateway, such as [{name: public}]" }}{{ end -}}
 {{- end -}}
+{{- include "conch.checks.auth" . -}}
 {{- include "conch.checks.tls" . -}}
 {{- include "conch.checks.sidecar" . -}}
 {{- $ids := dict -}}
@@ -25,7 +26,7 @@
 {{- if hasKey $ids $id }}{{ fail (printf "%s: %s has the id %q already: write another `servedName`, or remove it from `aliases`" $where (get $ids $id) $id) }}{{ end -}}
 {{- $_ := set $ids $id $model.name -}}
 {{- end -}}
-{{- if or (has $model.name (list "frontend" "frontend-operations" "cache" "scripts" "pods" "dashboards" "alerts" "triton-key")) (hasSuffix "-pods" $model.name) (hasSuffix "-group" $model.name) (hasPrefix "test-" $model.name) -}}
+{{- if or (has $model.name (list "frontend" "frontend-operations" "cache" "scripts" "pods" "dashboards" "alerts" "triton-key" "api-keys")) (hasSuffix "-pods" $model.name) (hasSuffix "-group" $model.name) (hasPrefix "test-" $model.name) -}}
 {{- fail (printf "%s: another object of the chart has this name: write another `name`" $where) -}}
 {{- end -}}
 {{- include "conch.checks.runtime" $arguments -}}
@@ -35,6 +36,12 @@
 {{- include "conch.checks.additions" (dict "where" $where "of" $model "env" (gt (int $model.numNodes) 1 | ternary (keys $root.Values.multinode.env) list)) -}}
 {{- end -}}
 {{- include "conch.checks.cache" . -}}
+{{- end -}}
+
+{{- define "conch.checks.auth" -}}
+{{- with .Values.frontend.auth }}
+{{- if and .allowAnonymous .existingSecret }}{{ fail "frontend.auth: allowAnonymous lets every client in, existingSecret only those with a key: write one of them" }}{{ end -}}
+{{- end -}}
 {{- end -}}
 
 {{- define "conch.checks.tls" -}}

@@ -29,10 +29,10 @@
 {{- with $frontend.defaultModel }}
 - {{ printf "--default-model=%s" . | quote }}
 {{- end }}
-{{- if $frontend.auth.existingSecret }}
-- --key-file=/etc/conch/keys/{{ $frontend.auth.key }}
-{{- else }}
+{{- if $frontend.auth.allowAnonymous }}
 - --allow-anonymous
+{{- else }}
+- --key-file=/etc/conch/keys/{{ $frontend.auth.key }}
 {{- end }}
 {{- if $frontend.tls.existingSecret }}
 - --tls-cert=/etc/conch/tls/tls.crt
@@ -64,7 +64,7 @@
 certificate.
 */ -}}
 {{- define "conch.test.isRendered" -}}
-{{- $hasKey := or (not .Values.frontend.auth.existingSecret) .Values.tests.apiKey.existingSecret -}}
+{{- $hasKey := or .Values.frontend.auth.allowAnonymous (include "conch.test.key" .) -}}
 {{- if and .Values.tests.enabled $hasKey (not .Values.frontend.tls.clientCa) }}true{{ end -}}
 {{- end -}}
 
@@ -78,7 +78,7 @@ leaderworkerset.sigs.k8s.io/worker-index: "0"
 
 {{- /* The Secrets that the frontend reads, as volumes by name: a list of pairs. */ -}}
 {{- define "conch.frontend.secrets" -}}
-{{- with .Values.frontend.auth.existingSecret }}
+{{- with include "conch.apiKeys.name" . }}
 keys: {{ . | quote }}
 {{- end }}
 {{- with .Values.frontend.tls.existingSecret }}

@@ -19,7 +19,7 @@ containers:
   - {{- include "conch.frontend.container" . | nindent 4 }}
   {{- include "conch.list" $frontend.extraContainers | nindent 2 }}
 volumes:
-  {{- include "conch.writable.volumes" . | nindent 2 }}
+  {{- include "conch.writable.volumes" "1Gi" | nindent 2 }}
   {{- include "conch.tritonTls.volumes" (dict "root" .root "isFrontend" true) | nindent 2 }}
   {{- include "conch.frontend.volumes" .root | nindent 2 }}
 {{- end -}}
@@ -90,6 +90,9 @@ volumeMounts:
 - name: {{ $name }}
   secret:
     secretName: {{ $secret | quote }}
+    {{- if eq $name "keys" }}
+    items: [{key: {{ $.Values.frontend.auth.key }}, path: {{ $.Values.frontend.auth.key }}}]
+    {{- end }}
 {{- end }}
 {{ include "conch.list" .Values.frontend.extraVolumes }}
 {{- end -}}

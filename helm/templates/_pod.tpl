@@ -67,11 +67,12 @@ priorityClassName: {{ . | quote }}
   mountPath: /tmp
 {{- end -}}
 
+{{- /* Takes the size of each: a pod that writes more is evicted. */ -}}
 {{- define "conch.writable.volumes" -}}
 - name: home
-  emptyDir: {}
+  emptyDir: {sizeLimit: {{ . }}}
 - name: tmp
-  emptyDir: {}
+  emptyDir: {sizeLimit: {{ . }}}
 {{- end -}}
 
 {{- /* Seconds until a terminating pod is killed: the pause, the streams, and the end itself. Takes drain and endSeconds. */ -}}

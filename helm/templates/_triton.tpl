@@ -139,7 +139,7 @@ timeoutSeconds: {{ add 10 (int .timeout) }}
 {{- end -}}
 
 {{- define "conch.model.volumes" -}}
-{{- include "conch.writable.volumes" . }}
+{{- include "conch.writable.volumes" .model.scratchSize }}
 - name: state
   emptyDir:
     sizeLimit: {{ .model.stateSize }}

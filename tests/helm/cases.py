@@ -35,6 +35,12 @@ def values_of(name: str) -> Values:
     return copy.deepcopy(CASES[f"{name}-values"])
 
 
+def with_named_secrets(values: Values) -> Values:
+    """Return the values with names for the Secrets that the chart would make with random keys."""
+    frontend = {"auth": {"existingSecret": "api-keys"}} | values.get("frontend", {})
+    return values | {"tritonKey": {"existingSecret": "triton-key"}, "frontend": frontend}
+
+
 def with_demo(**settings: Any) -> Values:
     """Return the values of one model, the demo model, with these settings."""
     return {"models": [{"name": "demo", **settings}]}

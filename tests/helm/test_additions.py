@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from tests.helm.cases import case, values_of, with_demo, with_gpu_model
-from tests.helm.chart import Values, pods, render
+from tests.helm.cases import case, values_of, with_demo, with_gpu_model, with_named_secrets
+from tests.helm.chart import pods, render
 from tests.helm.test_builds import before_serving, pod_of_model
 
 SIDECAR = {"name": "logs", "image": "registry.example.com/logs:1.0"}
@@ -65,12 +65,8 @@ def test_gpus_may_be_claimed_by_dynamic_resource_allocation() -> None:
 
 def test_models_may_be_a_map_by_name() -> None:
     model: dict[str, Any] = {"source": {"existingClaim": "checkpoints", "path": "x"}, "replicas": 2}
-    as_list = render({"models": [{"name": "a", **model}, {"name": "demo"}]} | _fixed_key())
-    assert render({"models": {"demo": {}, "a": model}} | _fixed_key()) == as_list
-
-
-def _fixed_key() -> Values:
-    return {"tritonKey": {"existingSecret": "key"}}  # the chart's own is random
+    as_list = render(with_named_secrets({"models": [{"name": "a", **model}, {"name": "demo"}]}))
+    assert render(with_named_secrets({"models": {"demo": {}, "a": model}})) == as_list
 
 
 @pytest.mark.parametrize("change", [{"accessModes": ["ReadWriteOnce"]}, {"storageClassName": "fast"}])

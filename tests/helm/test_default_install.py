@@ -85,6 +85,16 @@ def test_41_the_test_of_the_chart_passes(install: Install) -> None:
     assert re.fullmatch(r"ok: demo streams \d+ events", stream)
 
 
+def test_without_values_the_api_wants_the_key_of_the_release(install: Install) -> None:
+    script = 'printf conch_wrong >/tmp/key; CONCH_KEY_FILE=/tmp/key exec "$@"'
+    process = install.box.run(
+        install.test, install.test.main, ["sh", "-c", script, "sh", *install.test.main["command"]]
+    )
+    said, _ = process.communicate(timeout=DEADLINE_S)
+    assert process.returncode == 1
+    assert "/v1/models: 401 " in said
+
+
 def test_41_the_test_of_the_chart_fails_for_a_model_that_is_not_served(install: Install) -> None:
     command = [*install.test.main["command"], "other"]
     process = install.box.run(install.test, install.test.main, command)
@@ -170,11 +180,12 @@ def _client(install: Install, url: str, program: str = "") -> subprocess.Popen[s
 
 
 _ASK = """
-import json, sys, urllib.error, urllib.request as u
+import json, os, sys, urllib.error, urllib.request as u
+headers = {"Content-Type": "application/json", "x-api-key": open(os.environ["CONCH_KEY_FILE"]).read()}
 def ask(**fields):
     body = json.dumps(json.loads(sys.argv[2]) | fields).encode()
     try:
-        return u.urlopen(u.Request(sys.argv[1], body, {"Content-Type": "application/json"}))
+        return u.urlopen(u.Request(sys.argv[1], body, headers))
     except urllib.error.HTTPError as refused:
         return refused
 """

@@ -96,6 +96,6 @@ def test_the_default_install_asks_for_little() -> None:
     assert sum(int(each["cpu"].removesuffix("m")) for each in requests) < 1000
     assert sum(int(each["memory"].removesuffix("Mi")) for each in requests) < 1024
     kinds = {key for pod in pods(rendered) for volume in pod.spec["volumes"] for key in volume if key != "name"}
-    assert kinds == {"emptyDir", "configMap"}
+    assert kinds == {"emptyDir", "configMap", "secret"}
     others = [each for each in rendered.objects if each["kind"] != "Secret"]  # a random key may have the letters
     assert "gpu" not in str(others).lower().replace("tritongpu", "")

@@ -149,7 +149,10 @@ def test_41_there_is_no_test_where_it_could_not_pass_or_is_not_wanted() -> None:
     keys = {"frontend": {"auth": {"existingSecret": "api-keys"}}}
     without, with_key = render(keys), render({**keys, "tests": {"apiKey": {"existingSecret": "test-key"}}})
     assert without.of_kind("Pod") == []
-    assert "`helm test` is not available: with frontend.auth it needs tests.apiKey.existingSecret" in without.notes
+    assert (
+        "`helm test` is not available: with frontend.auth.existingSecret it needs tests.apiKey.existingSecret"
+        in without.notes
+    )
     assert "`helm test` is not available" not in with_key.notes
     [volume] = [each for each in with_key.of_kind("Pod")[0]["spec"]["volumes"] if each["name"] == "key"]
     assert volume["secret"] == {"secretName": "test-key"}

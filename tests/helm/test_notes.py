@@ -13,8 +13,13 @@ def test_the_notes_have_a_request_and_warn_if_there_are_no_api_keys() -> None:
     assert "kubectl --namespace serving port-forward service/demo-frontend 8000:80" in notes
     assert '"model": "demo"' in notes
     assert "helm test demo --namespace serving" in notes
-    assert "NO API KEYS" in notes
-    assert "NO API KEYS" not in render({"frontend": KEYS}).notes
+    assert "get secret demo-api-keys --output 'jsonpath={.data.api-key}' | base64 --decode)" in notes
+    assert "Authorization: Bearer $API_KEY" in notes
+    assert "NO API KEYS" not in notes
+    named = render({"frontend": KEYS}).notes
+    assert "Authorization: Bearer $API_KEY" in named and "demo-api-keys" not in named
+    anonymous = render({"frontend": {"auth": {"allowAnonymous": True}}}).notes
+    assert "NO API KEYS" in anonymous and "API_KEY=" not in anonymous and "Authorization" not in anonymous
 
 
 def test_the_notes_name_the_requirements_of_the_cluster() -> None:

@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from helm.generate import examples as generated
-from tests.helm.cases import CASES, EXAMPLE_FILES, SHAPES
+from tests.helm.cases import CASES, EXAMPLE_FILES, SHAPES, with_named_secrets
 from tests.helm.chart import CHART, NAMESPACE, RELEASE, metadata
 
 PROJECT = CHART.parent
@@ -51,7 +51,7 @@ def test_the_package_has_all_examples_and_no_generators(package: Path) -> None:
 
 @pytest.mark.parametrize("name", SHAPES)
 def test_the_package_renders_as_the_checkout_does(name: str, package: Path) -> None:
-    values = CASES[name] | {"tritonKey": {"existingSecret": "key"}}  # the chart's own key is random
+    values = with_named_secrets(CASES[name])
     packaged, checkout = helm_python.Chart.load_archive(package.read_bytes()), helm_python.Chart.load(CHART)
     assert packaged.schema == checkout.schema
     assert packaged.render(values, name=RELEASE, namespace=NAMESPACE) == checkout.render(

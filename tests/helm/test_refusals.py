@@ -212,6 +212,10 @@ CLAIM = {"existingClaim": "c"}
             {"frontend": {"tls": {"clientCa": True}}},
             "frontend.tls.clientCa: TLS is off: write frontend.tls.existingSecret",
         ),
+        (
+            {"frontend": {"auth": {"allowAnonymous": True, "existingSecret": "keys"}}},
+            "frontend.auth: allowAnonymous lets every client in, existingSecret only those with a key",
+        ),
         ({"frontend": {"httpRoute": {"enabled": True}}}, "frontend.httpRoute.parentRefs: write a Gateway"),
         (
             {"frontend": {"sidecar": True}, "models": [{"name": "demo"}, {"name": "b", "source": CHECKPOINT}]},

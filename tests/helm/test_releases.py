@@ -10,6 +10,8 @@ from pathlib import Path
 import helm_python
 import pytest
 
+from frontend.caller import Role
+from frontend.gateway.key_file import hash_of, parse_keys
 from frontend.settings import Settings
 from tests.helm.api_server import api_server
 from tests.helm.cases import CASES, SHAPES, values_of, with_gpu_model
@@ -107,6 +109,32 @@ def test_upgrades_and_rollbacks_keep_tritons_key_and_every_pod_takes_it(releases
     releases.helm.uninstall(RELEASE)
     releases.install({})
     assert key() != first
+
+
+def test_upgrades_keep_the_api_key_and_its_file_has_only_the_hash(releases: Releases) -> None:
+    def data() -> dict[str, str]:
+        secret = releases.cluster.get("Secret", f"{RELEASE}-api-keys")["data"]
+        return {name: base64.b64decode(text).decode() for name, text in secret.items()}
+
+    releases.install({})
+    first = data()
+    [key] = parse_keys(first["keys.json"].encode(), Path("keys.json"))
+    assert (key.name, key.role, key.sha256) == ("default", Role.USER, hash_of(first["api-key"]))
+    assert first["api-key"] not in first["keys.json"]
+    releases.upgrade({"commonLabels": {"a": "b"}})
+    assert data() == first
+    releases.upgrade({"frontend": {"auth": {"allowAnonymous": True}}})
+    assert ("Secret", f"{RELEASE}-api-keys") not in releases.cluster.names()
+    releases.upgrade({"frontend": {}})  # Helm keeps the former values if there are none
+    assert data() != first
+
+
+def test_only_an_explicit_value_lets_every_client_in() -> None:
+    for auth, word in (({}, "--key-file=/etc/conch/keys/keys.json"), ({"allowAnonymous": True}, "--allow-anonymous")):
+        [frontend] = [
+            pod for pod in pods(render({"frontend": {"auth": auth}})) if pod.owner == "Deployment/demo-frontend"
+        ]
+        assert {"--key-file=/etc/conch/keys/keys.json", "--allow-anonymous"} & set(frontend.main["args"]) == {word}
 
 
 @pytest.mark.parametrize("name", SHAPES)

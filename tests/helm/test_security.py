@@ -8,7 +8,7 @@ import pytest
 
 from frontend.options import settings_of_environment
 from frontend.settings import Settings
-from tests.helm.cases import CASES, SHAPES, case, values_of
+from tests.helm.cases import CASES, SHAPES, case, values_of, with_named_secrets
 from tests.helm.chart import PodTemplate, pods, render
 from tests.helm.pod_security import violations
 
@@ -78,7 +78,7 @@ def test_32_root_file_systems_are_read_only_and_written_folders_are_volumes(name
 
 @pytest.mark.parametrize("name", ["cpu", "gpu", "nodes"])
 def test_34_secrets_are_named_and_never_read_by_the_chart(name: str) -> None:
-    rendered = render(values_of(name) | {"tritonKey": {"existingSecret": "triton-key"}})
+    rendered = render(with_named_secrets(values_of(name)))
     assert rendered.of_kind("Secret") == []
     for pod in pods(rendered):
         for container in pod.containers:
@@ -124,12 +124,28 @@ def test_35_the_frontend_reaches_names_models_and_the_values_addresses() -> None
     policy = render({"networkPolicy": {"frontendEgress": [redis]}}).one("NetworkPolicy", "demo-frontend")["spec"]
     dns, models, added = policy["egress"]
     assert {port["port"] for port in dns["ports"]} == {53}
+    assert dns["to"] == [
+        {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "kube-system"}}},
+        {"ipBlock": {"cidr": "169.254.20.10/32"}},
+    ]
     assert models["ports"] == [{"port": 8001}]
     assert models["to"][0]["podSelector"]["matchLabels"]["app.kubernetes.io/component"] == "model"
     assert added == redis
     api, operations = policy["ingress"]
     assert api == {"ports": [{"port": "api"}]}
     assert operations["from"]
+
+
+def test_35_dns_may_be_answered_from_anywhere_where_the_values_say_so() -> None:
+    for policy in render({"networkPolicy": {"dnsTo": []}}).of_kind("NetworkPolicy"):
+        assert all("to" not in rule for rule in policy["spec"]["egress"] if rule["ports"][0]["port"] == 53)
+
+
+@pytest.mark.parametrize("name", ["default", "gpu", "sidecar"])
+def test_no_folder_of_a_pod_fills_the_disk_of_its_node(name: str) -> None:
+    for pod in pods(case(name)):
+        sizes = [volume["emptyDir"].get("sizeLimit") for volume in pod.spec["volumes"] if "emptyDir" in volume]
+        assert sizes and all(sizes), pod.owner
 
 
 def test_35_the_api_can_be_closed_to_all_but_some_and_the_test() -> None:

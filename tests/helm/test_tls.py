@@ -39,6 +39,7 @@ def secrets_of(pod: PodTemplate) -> dict[str, Any]:
 def test_the_frontend_has_its_own_certificate_and_of_the_models_only_their_authority() -> None:
     frontend = by_owner(case("tls"))["Deployment/demo-frontend"]
     assert secrets_of(frontend) == {
+        "/etc/conch/keys": {"secretName": "demo-api-keys", "items": [{"key": "keys.json", "path": "keys.json"}]},
         "/etc/conch/tls": {"secretName": "api-tls"},
         "/etc/conch/triton-tls": {"secretName": "triton-tls", "items": [{"key": "ca.crt", "path": "ca.crt"}]},
         "/etc/conch/triton-client": {"secretName": "triton-client"},
