@@ -1,7 +1,10 @@
 # The frontend: docker build --file helm/images/frontend.Dockerfile --tag conch-frontend:0.1.0 .
-FROM python:3.12.11-slim-bookworm@sha256:519591d6871b7bc437060736b9f7456b8731f1499a57e22e6c285135ae657bf7
+FROM python:3.12.15-slim-bookworm@sha256:54c85f3c47607a77f32adec749d3c81d1348bf25833671f512b26a9b6d778cb3
 
-RUN groupadd --gid 65532 conch && useradd --no-log-init --uid 65532 --gid 65532 --create-home conch
+# The base has Debian's packages of the day of its digest.
+RUN apt-get update && apt-get upgrade --yes && rm -rf /var/lib/apt/lists/* \
+    && groupadd --gid 65532 conch \
+    && useradd --no-log-init --uid 65532 --gid 65532 --create-home conch
 WORKDIR /opt/conch
 COPY helm/images/frontend.txt ./
 RUN python3 -m pip install --no-cache-dir --disable-pip-version-check --require-hashes --no-deps -r frontend.txt

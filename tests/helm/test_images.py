@@ -27,8 +27,9 @@ def instructions(name: str) -> list[str]:
 def test_13_an_image_is_pinned_and_without_root(path) -> None:
     found = instructions(path.stem)
     [base] = [line for line in found if line.startswith("FROM ")]
-    digest = "@sha256:519591d6871b7bc437060736b9f7456b8731f1499a57e22e6c285135ae657bf7"
-    assert base.endswith((f":3.12.11-slim-bookworm{digest}", ":26.07-trtllm-python-py3"))
+    digest = "@sha256:54c85f3c47607a77f32adec749d3c81d1348bf25833671f512b26a9b6d778cb3"
+    assert base.endswith((f":3.12.15-slim-bookworm{digest}", ":26.07-trtllm-python-py3"))
+    assert path.stem == "triton-gpu" or "apt-get update && apt-get upgrade --yes" in "\n".join(found)
     context = render().one("Deployment", "demo-frontend")["spec"]["template"]["spec"]["securityContext"]
     assert [line for line in found if line.startswith("USER ")] == [
         f"USER {context['runAsUser']}:{context['runAsGroup']}"

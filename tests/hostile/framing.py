@@ -55,6 +55,7 @@ _LINES = (
     "GET http://[::1 HTTP/1.1",
     "GET * HTTP/1.1",
     "CONNECT [::1 HTTP/1.1",
+    "GET  /v1/models HTTP/1.1",
     "GET /v1/models HTTP/0.9",
     "GET /v1/models HTTP/1.2",
     "GET /v1/models HTTP/2.0",

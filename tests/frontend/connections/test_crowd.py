@@ -22,6 +22,7 @@ from tests.fakes import FakeTriton, chunks
 from tests.frontend.bodies import COMPLETION
 from tests.frontend.conftest import Serve
 from tests.frontend.connections.raw_http import port_of, post
+from tests.launching import free_port
 from tests.waiting import DEADLINE_S, wait_until
 
 FILE_LIMIT = 320
@@ -111,6 +112,7 @@ class Frontend:
     """A frontend that may open few files, and has an operations port."""
 
     port: int
+    admin_port: int
     log: Path
 
 
@@ -126,9 +128,11 @@ def frontend(tmp_path: Path) -> Iterator[Frontend]:
         found = re.search(r" listens on .*:(\d+)", log.read_text())
         return found[1] if found else ""
 
-    command = [sys.executable, "-P", "-m", "frontend", "api", "--port=0", "--workers=1"]
+    admin_port = free_port()
+    options = ["--port=0", f"--admin-port={admin_port}", "--workers=1"]
+    command = [sys.executable, "-P", "-m", "frontend", "api", *options]
     with log.open("w") as file, subprocess.Popen(command, stderr=file, preexec_fn=limit_files) as process:
-        yield Frontend(int(wait_until(port, "it listens")), log)
+        yield Frontend(int(wait_until(port, "it listens")), admin_port, log)
         process.kill()
 
 
@@ -137,8 +141,8 @@ def test_a_flood_of_slow_bodies_of_one_address_leaves_room_for_another(frontend:
         for _ in range(2 * FILE_LIMIT):
             slow = stack.enter_context(socket.create_connection((FLOOD, frontend.port), source_address=(FLOOD, 0)))
             slow.sendall(SLOW)
-        for _ in range(FILE_LIMIT // 8):  # each keeps its connection
-            client = http.client.HTTPConnection(FLOOD, frontend.port, timeout=DEADLINE_S, source_address=(OTHER, 0))
+        for port in [frontend.port] * (FILE_LIMIT // 8) + [frontend.admin_port]:  # each client keeps its connection
+            client = http.client.HTTPConnection(FLOOD, port, timeout=DEADLINE_S, source_address=(OTHER, 0))
             stack.callback(client.close)
             client.request("GET", "/health/live")
             assert client.getresponse().status == 200
