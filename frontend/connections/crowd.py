@@ -6,6 +6,7 @@ import heapq
 import logging
 import resource
 from collections import defaultdict
+from contextlib import suppress
 from typing import Protocol
 
 MAX_CONNECTIONS = 8192  # of a port in one process; an idle one costs about 14 kB
@@ -18,7 +19,8 @@ logger = logging.getLogger(__name__)
 def raise_file_limit() -> None:
     """Let this process open as many files as it may. The usual limit, 1024, is for programs that call select()."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    with suppress(ValueError):  # the machine's own limit, fs.nr_open, may be lower
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def max_connections() -> int:
