@@ -14,7 +14,6 @@ import logging
 import os
 import socket
 import struct
-import tempfile
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -22,7 +21,8 @@ from pathlib import Path
 
 logger = logging.getLogger(__name__)
 
-_MESSAGE = struct.Struct("<Q")  # the number of an output stream, or a cancel key as a number
+_NUMBER = struct.Struct("<Q")  # the number of an output stream, or a cancel key as a number
+_MAX_BYTES = 1 << 20  # of a message, which has one number or several: few messages may wait in a socket
 
 
 def key_to_number(cancel_key: str) -> int:
@@ -31,18 +31,11 @@ def key_to_number(cancel_key: str) -> int:
 
 
 def _address(ensemble: str) -> str:
-    """Return the socket's path. All stages of an ensemble have the same parent process, the server, and so one path.
+    """Return the socket's path, in the folder that the server runs in: each server has its own, made anew.
 
-    Raises:
-        PermissionError: another user owns the folder.
+    A socket's path may have 107 bytes only.
     """
-    parent = tempfile.gettempdir()
-    folder = Path(parent if len(parent) < 40 else "/tmp", f"conch-{os.getuid()}")
-    folder.mkdir(mode=0o700, exist_ok=True)
-    if folder.stat().st_uid != os.getuid():
-        raise PermissionError(f"{folder}: belongs to another user")
-    name = hashlib.blake2b(f"{os.getppid()} {ensemble}".encode(), digest_size=12).hexdigest()
-    return str(folder / f"{name}.sock")  # a socket's path may have 107 bytes only
+    return f"{hashlib.blake2b(ensemble.encode(), digest_size=12).hexdigest()}.sock"
 
 
 class CancelReceiver:
@@ -74,9 +67,9 @@ class CancelReceiver:
                 os.unlink(self._address)
 
     def _run(self) -> None:
-        while message := self._socket.recv(_MESSAGE.size):
-            (number,) = _MESSAGE.unpack(message)
-            self._cancel(number)
+        while message := self._socket.recv(_MAX_BYTES):
+            for (number,) in _NUMBER.iter_unpack(message):
+                self._cancel(number)
 
 
 class CancelSender:
@@ -88,17 +81,17 @@ class CancelSender:
         self._socket.setblocking(False)
         self._sent: deque[int] = deque(maxlen=1024)
 
-    def cancel(self, number: int) -> None:
-        """Cancel an output stream once, although several of its batches may be in flight."""
-        if number in self._sent:
+    def cancel(self, *numbers: int) -> None:
+        """Cancel output streams or requests once, although several batches of a stream may be in flight."""
+        if not (unsent := [number for number in numbers if number not in self._sent]):
             return
         try:
-            self._socket.sendto(_MESSAGE.pack(number), self._address)
+            self._socket.sendto(b"".join(map(_NUMBER.pack, unsent)), self._address)
         except OSError as exc:
-            # Without an engine there is no stream. With a full buffer, the next batch tries again.
-            logger.warning("%d could not be cancelled: %s", number, exc)
+            # Without an engine there is no stream. With a full buffer, the next batch of a stream tries again.
+            logger.warning("%d streams or requests could not be cancelled: %s", len(unsent), exc)
             return
-        self._sent.append(number)
+        self._sent += unsent
 
     def close(self) -> None:
         self._socket.close()

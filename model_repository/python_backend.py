@@ -8,8 +8,11 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import os
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy.typing as npt
@@ -35,13 +38,20 @@ def stage_parameters(args: Mapping[str, str]) -> dict[str, str]:
 
 @contextlib.contextmanager
 def loading(args: Mapping[str, str]) -> Iterator[None]:
-    """Log in one line why a stage does not load: Triton's own table hides it."""
+    """Close the stage's shared memory to other users, and log in one line why it does not load: Triton hides that."""
     try:
+        _close_shared_memory()
         yield
     except Exception as exc:
         reason = exc.text if isinstance(exc, StageError) else f"{type(exc).__name__}: {exc}"
         logger.error("%s %s %s", args["model_name"], LOAD_FAILURE, reason)
         raise
+
+
+def _close_shared_memory() -> None:
+    """Let no other user open the memory through which requests pass: Triton makes it readable for everybody."""
+    for path in set(re.findall(r"/dev/shm/\S+$", Path("/proc/self/maps").read_text(), re.MULTILINE)):
+        os.chmod(path, 0o600)
 
 
 def read_tensors(request: Any) -> dict[str, npt.NDArray[Any]]:
@@ -75,7 +85,7 @@ def response(tensors: Mapping[str, npt.NDArray[Any]]) -> Any:
     return pb_utils.InferenceResponse([pb_utils.Tensor(name, value) for name, value in tensors.items()])
 
 
-def error_response(exc: Exception, request_id: str = "") -> Any:
+def error_response(exc: BaseException, request_id: str = "") -> Any:
     """Return a Triton response for a failed request, and log the failure."""
     error = stage_error(exc, request_id)
     return pb_utils.InferenceResponse(

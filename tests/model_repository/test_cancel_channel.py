@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 import queue
-import secrets
+import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from model_repository.cancel_channel import CancelReceiver, CancelSender
-from tests.waiting import DEADLINE_S
+from tests.waiting import DEADLINE_S, wait_until
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder that the server runs in, whose path is too long for a socket."""
+    folder = tmp_path / ("long" * 40)
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    return folder
 
 
 @pytest.fixture
 def ensemble() -> str:
-    return f"test-{secrets.token_hex(8)}"
+    return "test"
 
 
 @pytest.fixture
@@ -38,12 +48,29 @@ def test_a_cancel_without_a_receiver_is_tried_again(
     ensemble: str, sender: CancelSender, caplog: pytest.LogCaptureFixture
 ) -> None:
     sender.cancel(5)
-    assert "5 could not be cancelled" in caplog.text
+    assert "1 streams or requests could not be cancelled" in caplog.text
     cancelled: queue.Queue[int] = queue.Queue()
     receiver = CancelReceiver(ensemble, cancelled.put)
     sender.cancel(5)
     assert cancelled.get(timeout=DEADLINE_S) == 5
     receiver.close()
+
+
+def test_many_cancels_arrive_although_few_messages_may_wait(ensemble: str, sender: CancelSender) -> None:
+    """The kernel lets ten messages wait: of a hundred requests that hung up together, most stayed."""
+    may_go_on, cancelled = threading.Event(), list[int]()
+
+    def cancel(number: int) -> None:
+        assert may_go_on.wait(DEADLINE_S)
+        cancelled.append(number)
+
+    receiver = CancelReceiver(ensemble, cancel)
+    sender.cancel(0)
+    sender.cancel(*range(1, 1000))
+    may_go_on.set()
+    wait_until(lambda: len(cancelled) == 1000, "all have arrived")
+    receiver.close()
+    assert cancelled == [*range(1000)]
 
 
 def test_ensembles_do_not_receive_each_others_cancels(ensemble: str, sender: CancelSender) -> None:
@@ -67,3 +94,14 @@ def test_a_new_engine_gets_cancels_while_the_old_one_closes(ensemble: str, sende
     assert new.get(timeout=DEADLINE_S) == 5
     new_receiver.close()
     assert old.empty()
+
+
+def test_the_sockets_are_in_the_servers_own_folder_and_a_new_engine_takes_the_place_of_a_killed_one(
+    folder: Path, ensemble: str
+) -> None:
+    """They were in /tmp: another user could take their folder's name, and those of killed engines stayed."""
+    killed, engine = (CancelReceiver(ensemble, lambda number: None) for _ in range(2))
+    assert len([*folder.iterdir()]) == 1
+    engine.close()
+    assert not [*folder.iterdir()]
+    killed.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import stat
 import sys
 from pathlib import Path
 
@@ -59,12 +60,13 @@ def test_the_server_of_the_wheel_gets_its_libraries_and_its_backend(tmp_path):
     assert all(path.exists() for path in backend.iterdir()), "no link leads nowhere"
 
 
-def test_the_folder_is_made_anew_at_every_start(tmp_path):
+def test_the_folder_is_made_anew_at_every_start_for_its_user_alone(tmp_path):
     for _ in range(2):
         folder = triton_folder(tmp_path, tmp_path)
         find_triton(None, folder, {"PATH": "/bin"}, full=NOWHERE)
         stub, module = folder / "backends" / "python" / "triton_python_backend_stub", folder / "json.py"
         assert stub.exists() and not module.exists()
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
         stub.unlink()  # as after an environment that was made anew elsewhere
         module.touch()  # a stage would import it
 
