@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from model_repository.contract.codec import Tensors, chunk_to_tensors, message_t
 from model_repository.contract.output import OutputBatch
 from model_repository.contract.tensors import CHUNK_BATCH, OUTPUT_BATCH
 from model_repository.detokenizer.text import Decoding, Detokenizer
+from model_repository.errors import InvalidRequest
 
 
 class TritonPythonModel:
@@ -38,14 +40,17 @@ class TritonPythonModel:
 
     def _serve(self, request: Any) -> Tensors | None:
         batch = unpack(OutputBatch, payload_of(python_backend.read_tensors(request), OUTPUT_BATCH), OUTPUT_BATCH.name)
-        if batch.is_disconnect_check and request.is_cancelled():
-            self.cancel_sender.cancel(batch.stream)
-            return None
-        chunks = self.detokenizer.chunks(batch)
-        if not batch.is_single:
-            return message_tensor(CHUNK_BATCH, pack(chunks))
-        [(_, chunk)] = chunks.items or [(0, "")]
-        return None if isinstance(chunk, str) else chunk_to_tensors(chunk)
+        try:
+            if batch.is_disconnect_check and request.is_cancelled():
+                self.cancel_sender.cancel(batch.stream)
+                return None
+            chunks = self.detokenizer.chunks(batch)
+            if not batch.is_single:
+                return message_tensor(CHUNK_BATCH, pack(chunks))
+            [(_, chunk)] = chunks.items or [(0, "")]
+            return None if isinstance(chunk, str) else chunk_to_tensors(chunk)
+        except (ValueError, OverflowError, struct.error) as exc:  # its parts differ in length, or a number is too large
+            raise InvalidRequest(f"no engine sends such a batch ({exc})", OUTPUT_BATCH.name) from exc
 
     def finalize(self) -> None:
         self.cancel_sender.close()

@@ -183,6 +183,15 @@ def test_a_value_outside_its_range_is_refused(spec: TensorSpec) -> None:
         assert message.startswith(f"{spec.name}: {shown} must be ")
 
 
+@pytest.mark.parametrize("top_k", [-2, 2**31])
+def test_an_integer_that_fits_no_tensor_is_refused(top_k: int) -> None:
+    """A message between stages can have it. It failed in the runtime as an internal error."""
+    asked = GenerationRequest(prompt=TextPrompt("a"), params=Params(sampling=SamplingParams(top_k=top_k)))
+    with pytest.raises(InvalidRequest, match=f"^{top_k} must be at least -1 and at most 2147483647$") as caught:
+        check_request(asked)
+    assert caught.value.field == "top_k"
+
+
 # --- refusals -------------------------------------------------------------------------------------------------------
 
 FORMATS = "must be one of json, json_schema, regex, choice, ebnf_grammar"

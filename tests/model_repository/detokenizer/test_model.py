@@ -8,14 +8,29 @@ from typing import Any
 
 import pytest
 
+from model_repository.cancel_channel import CancelSender
 from model_repository.contract.codec import message_tensor, pack, payload_of, unpack
-from model_repository.contract.output import ChunkBatch, FinishReason, GenerationChunk, OutputBatch, TokenDelta, Usage
+from model_repository.contract.output import (
+    ChunkBatch,
+    DeltaDetails,
+    DrawnLogprob,
+    FinishReason,
+    GenerationChunk,
+    OutputBatch,
+    Timing,
+    TokenDelta,
+    Usage,
+)
 from model_repository.contract.tensors import CHUNK_BATCH, OUTPUT_BATCH
 from model_repository.detokenizer.text import Decoding, Detokenizer
 from tests.model_repository.python_backend import Request, stage_door
 
 FINAL = 1
 USAGE = Usage(num_input_tokens=3, num_output_tokens=1)
+TIMES = ("arrival_time_ns", "first_scheduled_time_ns", "first_token_time_ns", "last_token_time_ns")
+TOO_LATE = DeltaDetails(timing=Timing(**dict.fromkeys(TIMES, 2**63)))
+LOGPROBS = (DrawnLogprob(-1.0), DrawnLogprob(-1.0))  # of two tokens
+NO_ENGINE = "[invalid_value] output_batch: no engine sends such a batch ("
 LAST = TokenDelta((1,), finish_reason=FinishReason.STOP, usage=USAGE)
 
 
@@ -85,6 +100,12 @@ def test_a_disconnect_check_reports_a_disconnected_client_to_the_engine(
     assert (response is None) == is_noticed
 
 
+def test_a_disconnect_check_with_a_number_that_no_stream_has_is_refused(model: Any) -> None:
+    model.cancel_sender = CancelSender("test")
+    assert answer(model, OutputBatch(-1, 1, False), is_cancelled=True).error.message.startswith(NO_ENGINE)
+    model.cancel_sender.close()
+
+
 @pytest.mark.parametrize(
     ("batch", "message"),
     [
@@ -92,6 +113,9 @@ def test_a_disconnect_check_reports_a_disconnected_client_to_the_engine(
         (b"", "[invalid_value] output_batch: not a OutputBatch ("),
         (OutputBatch(9, 4, False, ((7, TokenDelta((2,))),)), "[invalid_value] output_batch: 2 is not a token"),
         (OutputBatch(9, 4, True, ((0, TokenDelta((-1,))),)), "[invalid_value] output_batch: -1 is not a token"),
+        (OutputBatch(9, 4, True, ((0, LAST), (0, LAST))), NO_ENGINE),
+        (OutputBatch(9, 4, False, ((7, TokenDelta((1,), details=DeltaDetails(logprobs=LOGPROBS))),)), NO_ENGINE),
+        (OutputBatch(9, 4, True, ((0, TokenDelta((1,), details=TOO_LATE)),)), NO_ENGINE),
     ],
 )
 def test_a_batch_that_no_engine_sends_is_refused(model: Any, batch: OutputBatch | bytes, message: str) -> None:
