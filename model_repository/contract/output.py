@@ -84,7 +84,7 @@ class OutputBatch(Struct, frozen=True, array_like=True):
     whether the client is still connected.
     """
 
-    stream: int  # the engine's own number, by which the detokenizer cancels
+    stream: int  # the engine's own number, 64 random bits, by which the detokenizer cancels
     serial: int  # counts from 0, so that the client notices a lost batch
     is_single: bool  # the stream of one request of the public ensemble, answered by its tensors
     items: tuple[tuple[int, TokenDelta | str], ...] = ()

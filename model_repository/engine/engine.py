@@ -14,7 +14,7 @@ from concurrent.futures import Future
 
 from model_repository.contract.output import EngineStats
 from model_repository.contract.request import EngineRequest, EngineRequestBatch
-from model_repository.contract.rules import check_declared
+from model_repository.contract.rules import check_declared, prompt_too_long
 from model_repository.engine import output_streams
 from model_repository.engine.adapter_folder import Adapter
 from model_repository.engine.counts import EngineCounts
@@ -31,6 +31,7 @@ from model_repository.errors import (
     InvalidRequest,
     OutputStreamNotOpen,
     Overloaded,
+    PromptTooLong,
     StageError,
     Unloading,
 )
@@ -68,8 +69,7 @@ class Engine:
         self._emitter = emitter
         self._clock = clock
         self._epoch = secrets.randbits(48)
-        # A number is never reused after a reload: other stages may still process messages with old numbers.
-        self._numbers = itertools.count(secrets.randbits(56) + 1)
+        self._numbers = itertools.count(1)  # of the sequences
         self._sequences: dict[int, EngineSequence] = {}
         self._numbers_by_key: dict[str, int] = {}
         self._sender = OutputSender(on_failure=self.cancel_stream)
@@ -83,7 +83,7 @@ class Engine:
         self._step_started_s: float | None = None
         self._counts = EngineCounts()
         self._intake = Intake(
-            runtime, self._streams, self._numbers, self._pending_cancels, start=self._start_sequence, post=self._post
+            runtime, self._streams, self._pending_cancels, start=self._start_sequence, post=self._post
         )
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
@@ -118,7 +118,7 @@ class Engine:
             EngineFailed: the engine's thread has ended.
         """
         self._check_alive()
-        self._post(lambda: self._streams.open(next(self._numbers), key, responder))
+        self._post(lambda: self._streams.open(key, responder))
 
     def cancel_key(self, key: str) -> None:
         """Cancel the request with this cancel key, even if it arrives later."""
@@ -306,7 +306,8 @@ class Engine:
             return
         if cancel_key in self._numbers_by_key:
             raise InvalidRequest("it names another request, which has not ended yet", "cancel_key")
-        check_declared(request.params)  # a client may call this stage directly
+        check_declared(request.params)
+        self._check_length(request)
         self._check_room()
         sequence = EngineSequence(
             next(self._numbers),
@@ -322,6 +323,13 @@ class Engine:
         if cancel_key:
             self._numbers_by_key[cancel_key] = sequence.number
         stream.announce(item)
+
+    def _check_length(self, request: EngineRequest) -> None:
+        """Refuse a request that exceeds the context window: it could fail a runtime's whole batch."""
+        window, num_tokens = self._config.context_window, len(request.prompt_token_ids)
+        if num_tokens + request.max_tokens > window:
+            sizes = f"{num_tokens} tokens, and the completion may have {request.max_tokens}"
+            raise PromptTooLong(prompt_too_long(window, sizes), "prompt_token_ids")
 
     def _check_room(self) -> None:
         runtime = self._runtime.stats()  # a request that the next step admits still counts as waiting

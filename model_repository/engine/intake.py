@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 from msgspec.structs import replace
 
@@ -42,7 +42,6 @@ class Intake:
         self,
         runtime: Runtime,
         streams: OutputStreams,
-        numbers: Iterator[int],
         pending_cancels: PendingCancels,
         *,
         start: Callable[[OutputStream, int, EngineRequest, Prepared | None], None],
@@ -50,7 +49,6 @@ class Intake:
     ) -> None:
         self._runtime = runtime
         self._streams = streams
-        self._numbers = numbers
         self._pending_cancels = pending_cancels
         self._preparing: dict[str, bool] = {}  # by cancel key: whether it is cancelled
         self._start = start
@@ -106,7 +104,7 @@ class Intake:
             raise InvalidRequest("without an output stream it must have one request", "engine_requests")
         [(_, request)] = batch.items
         has_key = isinstance(request, EngineRequest) and bool(request.params.cancel_key)
-        return self._streams.open_single(next(self._numbers), responder, has_cancel_key=has_key)
+        return self._streams.open_single(responder, has_cancel_key=has_key)
 
     def _submit(self, threads: FairPool, stream: OutputStream, item: int, request: EngineRequest) -> None:
         """Prepare the request in a thread, and admit it afterwards."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import logging
+import secrets
 from collections.abc import Callable, Set
 from typing import Protocol
 
@@ -43,7 +44,7 @@ class OutputStream:
     """The outputs for one client, while it is connected.
 
     Args:
-        number: the engine's own name for it, different from all sequences' numbers.
+        number: the engine's own name for it. It is random: a message that names it to another stage is believed.
         key: the name in requests; empty: the stream of a single request of the public ensemble.
         check_interval_s: silence before a disconnect check.
     """
@@ -172,21 +173,22 @@ class OutputStreams:
     def __contains__(self, number: int) -> bool:
         return number in self._streams
 
-    def open(self, number: int, key: str, responder: OutputResponder) -> None:
+    def open(self, key: str, responder: OutputResponder) -> None:
         """Open a frontend's stream and send an empty batch. A key in use is an error for the responder."""
-        stream = OutputStream(number, key, responder, self._clock(), self._sender)
+        stream = OutputStream(secrets.randbits(64), key, responder, self._clock(), self._sender)
         if key in self._by_key:
             stream.end(InvalidRequest("it names another stream, which has not ended yet", "open_stream"))
             return
-        self._streams[number] = self._by_key[key] = stream
+        self._streams[stream.number] = self._by_key[key] = stream
         self._flush(stream)
 
-    def open_single(self, number: int, responder: OutputResponder, *, has_cancel_key: bool) -> OutputStream:
+    def open_single(self, responder: OutputResponder, *, has_cancel_key: bool) -> OutputStream:
         """Open the stream of a single request of the public ensemble."""
         # With a cancel key the checks only replace a lost cancel, so they can be rare.
         interval_s = 50 * SINGLE_CHECK_INTERVAL_S if has_cancel_key else SINGLE_CHECK_INTERVAL_S
-        self._streams[number] = OutputStream(number, "", responder, self._clock(), self._sender, interval_s)
-        return self._streams[number]
+        stream = OutputStream(secrets.randbits(64), "", responder, self._clock(), self._sender, interval_s)
+        self._streams[stream.number] = stream
+        return stream
 
     def find(self, key: str) -> OutputStream:
         """Return the stream that a batch of requests names by this key. Even an empty batch keeps it open.

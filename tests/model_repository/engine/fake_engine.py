@@ -248,7 +248,7 @@ class Fake:
         config = config or EngineConfig(
             runtime="fake",
             artifact_dir=Path("unused"),
-            context_window=100,
+            context_window=20_000_000,
             eos_token_ids=frozenset([EOS]),
             max_sequences=self.runtime.num_slots,
             max_waiting=max_waiting,

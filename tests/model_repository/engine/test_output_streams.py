@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
 from model_repository.contract.output import FinishReason, TokenDelta
@@ -58,6 +60,15 @@ def test_a_stream_has_the_outputs_of_its_own_requests_only() -> None:
     fake.step(3)
     assert (one.texts(1), two.texts(1), single.texts()) == (["h", "i", ""], ["h"], ["h", "i", ""])
     assert len({one.number, two.number, single.number}) == 3
+
+
+def test_the_number_of_a_stream_cannot_be_guessed_from_others() -> None:
+    """They counted upwards, and any caller can have the detokenizer stage say that a stream's client is gone."""
+    fake = Fake(b"hi")
+    readers = [*(fake.open_stream(f"key {number}") for number in range(4)), *(fake.submit() for _ in range(4))]
+    fake.step()
+    numbers = sorted(reader.number for reader in readers)
+    assert min(high - low for low, high in itertools.pairwise(numbers)) > 2**32
 
 
 def test_a_batch_without_a_stream_has_its_own_call_as_the_stream() -> None:
@@ -130,6 +141,19 @@ def test_a_request_beyond_the_queue_is_refused_alone() -> None:
     fake.step()
     assert [reader.texts(number) for number in range(8)] == [["h"]] * 8
     assert reader.items(8) == ["[overloaded] 0 requests are waiting already"]
+
+
+def test_a_request_beyond_the_context_window_is_refused_alone() -> None:
+    """A runtime may fail as a whole on it."""
+    fake = Fake(b"hi")
+    reader = fake.open_stream()
+    long, far = {"prompt_token_ids": (1,) * 9, "max_tokens": 19_999_992}, {"max_tokens": 19_999_998}
+    fake.submit_batch("key", {1: request(**long), 2: request(**far), 3: request(), 4: request(max_tokens=19_999_997)})
+    fake.step(3)
+    for number in (1, 2):
+        [refused] = reader.items(number)
+        assert isinstance(refused, str) and refused.startswith("[context_length_exceeded] prompt_token_ids: ")
+    assert reader.texts(3) == reader.texts(4) == ["h", "i", ""]
 
 
 def test_a_request_beyond_the_grammars_of_its_sender_is_refused_alone() -> None:
