@@ -239,7 +239,7 @@ class RateLimited(APIError):
     """A limit of the key is reached.
 
     Args:
-        code: `requests`, `tokens` or `grammars`.
+        code: `requests`, `tokens` or `too_many_waiting`.
         retry_after_s: seconds until the limit allows the request; None: never.
         headers: the state of the limits.
     """

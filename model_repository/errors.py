@@ -5,9 +5,9 @@ StageError
 │   ├── PromptTooLong     the prompt alone fills the context window
 │   ├── UnknownAdapter    the model has no LoRA adapter of that name
 │   └── Unsupported       a known value that this model or runtime cannot honour
-├── Overloaded            the engine's queue is full
-├── TooManyWaiting        one sender exceeds its number of waiting grammars or images, or of used grammars
-├── KeyRefused            a control message lacks Triton's key
+├── Overloaded            the engine's queue is full, or a call has waited for too long
+├── TooManyWaiting        too much work of one sender waits, or its grammars in use take too much memory
+├── KeyRefused            a message lacks Triton's key, or a signature by it
 ├── EngineFailed          the runtime failed during this request
 ├── Unloading             the model is being unloaded, and the request's time is up
 ├── OutputStreamNotOpen   the output stream that a request names is not open

@@ -188,7 +188,9 @@ class FakeTriton(TritonClient):
         if self.check_error is not None:
             raise self.check_error
 
-    async def tokenize(self, ensemble: str, prompt: Prompt, *, add_special_tokens: bool) -> TokenizeAnswer:
+    async def tokenize(
+        self, ensemble: str, prompt: Prompt, *, add_special_tokens: bool, sender: str = ""
+    ) -> TokenizeAnswer:
         """Return the same two tokens for any prompt."""
         if prompt != CHECK_PROMPT:
             self.tokenized.append((prompt, add_special_tokens))

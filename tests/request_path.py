@@ -15,6 +15,7 @@ import functools
 import importlib.util
 import itertools
 import json
+import os
 import pathlib
 import re
 import sys
@@ -33,7 +34,9 @@ from tritonclient.grpc import model_config_pb2, service_pb2, service_pb2_grpc
 from build_engines.__main__ import main as build_engines
 from frontend.server import app_runner
 from frontend.settings import Settings
+from model_repository.contract.tensors import KEY_VARIABLE
 from tests.grpc_messages import infer_response, tensors_from_request
+from tests.launching import KEY_OF_ALL
 from tests.model_repository.python_backend import BACKEND, Request
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -277,6 +280,8 @@ def _definitions_of(codes: set[CodeType]) -> set[Definition]:
 async def path_of_one_chat(repository: pathlib.Path) -> Path:
     """Return the path of one streamed chat through a frontend and the stages of a repository."""
     sys.modules["triton_python_backend_utils"] = BACKEND  # type: ignore[assignment]
+    os.environ[KEY_VARIABLE] = KEY_OF_ALL
+    os.chdir(repository.parent)  # for the sockets of the stages
     triton = InProcessTriton(repository)
     server = grpc.aio.server()
     service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(triton, server)

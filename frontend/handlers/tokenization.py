@@ -9,7 +9,7 @@ from aiohttp import web
 from frontend.handlers.bodies import ignored_header, read_body
 from frontend.protocol.answers import Detokenization, Tokenization
 from frontend.protocol.tokenization import DetokenizeRequest, TokenizeRequest
-from frontend.request_context import LIMITS, TRITON, find_model, json_response, lock_of_sender
+from frontend.request_context import LIMITS, TRITON, find_model, json_response, lock_of_sender, sender_of
 from frontend.translate.requests import check_num_tokens, ignored_fields, tokenize_to_prompt
 
 
@@ -20,7 +20,10 @@ async def tokenize(request: web.Request) -> web.Response:
     headers, model = ignored_header(request, ignored + ignored_fields(body, name)), name.model
     await _count_request(request, model.id)
     answered = await request.app[TRITON].tokenize(
-        model.ensemble, tokenize_to_prompt(body, name), add_special_tokens=body.add_special_tokens is not False
+        model.ensemble,
+        tokenize_to_prompt(body, name),
+        add_special_tokens=body.add_special_tokens is not False,
+        sender=sender_of(request),
     )
     answer: Tokenization = {
         "count": len(answered.token_ids),

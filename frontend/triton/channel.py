@@ -18,10 +18,11 @@ from frontend.settings import Settings, SettingsError
 from frontend.tls_files import no_password, reason_of, versions_of
 from frontend.triton.failures import error_from_rpc
 from frontend.triton.restricted import METADATA
+from model_repository.contract.tensors import CALL_TIMEOUT_S
 
 logger = logging.getLogger(__name__)
 
-RPC_TIMEOUT_S = 5.0
+RPC_TIMEOUT_S = CALL_TIMEOUT_S
 _DISCONNECTED = (grpc.ChannelConnectivity.IDLE, grpc.ChannelConnectivity.TRANSIENT_FAILURE)
 _OPTIONS = (
     ("grpc.max_receive_message_length", -1),

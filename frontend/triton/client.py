@@ -35,6 +35,7 @@ from model_repository.contract.request import (
     TokenizeAnswer,
     TokenizeRequest,
 )
+from model_repository.contract.signature import SIGNATURE_BYTES
 from model_repository.contract.spec import TensorSpec
 from model_repository.contract.tensors import (
     CHUNK_BATCH,
@@ -96,20 +97,23 @@ class TritonClient:
             payload = pack(RequestBatch("", tuple(enumerate(batch))))
             answer = await self._call_tokenizer(ensemble, REQUEST_BATCH, payload, ENGINE_REQUESTS)
             with understood("of a tokenizer"):
-                items = [item for _, item in unpack(EngineRequestBatch, answer, ENGINE_REQUESTS.name).items]
+                answered = unpack(EngineRequestBatch, answer[SIGNATURE_BYTES:], ENGINE_REQUESTS.name)
+                items = [item for _, item in answered.items]
                 if len(items) != len(batch):
                     raise ValueError("another number of requests")
             for item in items:
                 if isinstance(item, str):
                     raise error_from_message(item)
 
-    async def tokenize(self, ensemble: str, prompt: Prompt, *, add_special_tokens: bool) -> TokenizeAnswer:
+    async def tokenize(
+        self, ensemble: str, prompt: Prompt, *, add_special_tokens: bool, sender: str = ""
+    ) -> TokenizeAnswer:
         """Return a prompt's tokens.
 
         Raises:
             APIError: the prompt was refused, or Triton did not answer.
         """
-        payload = pack(TokenizeRequest(prompt, add_special_tokens))
+        payload = pack(TokenizeRequest(prompt, add_special_tokens, sender))
         answer = await self._call_tokenizer(ensemble, TOKENIZE, payload, TOKENS)
         with understood("of a tokenizer"):
             return unpack(TokenizeAnswer, answer, TOKENS.name)

@@ -234,14 +234,15 @@ class ReplicaPool:
         """
         await self._call(ensemble, lambda triton: triton.check(ensemble, requests))
 
-    async def tokenize(self, ensemble: str, prompt: Prompt, *, add_special_tokens: bool) -> TokenizeAnswer:
+    async def tokenize(self, ensemble: str, prompt: Prompt, *, add_special_tokens: bool, sender: str) -> TokenizeAnswer:
         """Return a prompt's tokens.
 
         Raises:
             APIError: the prompt was refused, or no replica answered.
         """
         return await self._call(
-            ensemble, lambda triton: triton.tokenize(ensemble, prompt, add_special_tokens=add_special_tokens)
+            ensemble,
+            lambda triton: triton.tokenize(ensemble, prompt, add_special_tokens=add_special_tokens, sender=sender),
         )
 
     async def detokenize(self, ensemble: str, token_ids: Sequence[int], *, has_special_tokens: bool) -> str:

@@ -247,7 +247,7 @@ class Params(Struct, frozen=True, kw_only=True, omit_defaults=True):
     sender: Annotated[
         str,
         TensorSpec(
-            doc="name of the sender: grammars of one sender are compiled one after the other, and share their limits"
+            doc="name of the sender: large prompts and grammars of one sender wait for each other, and share limits"
         ),
     ] = ""
     cache_salt: Annotated[
@@ -357,6 +357,7 @@ class TokenizeRequest(Struct, frozen=True, omit_defaults=True):
 
     prompt: Prompt
     add_special_tokens: bool = True  # of a text prompt
+    sender: str = ""  # as in Params
 
 
 class TokenizeAnswer(Struct, frozen=True):

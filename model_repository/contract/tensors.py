@@ -17,6 +17,7 @@ MAX_TOKENIZER_BATCH = 8  # requests: eight together cost a third less than eight
 # Environment variable with Triton's key. If Triton has a key, all control messages except `{}` and
 # `{"cancel_keys": [str]}` also need `"key": str`.
 KEY_VARIABLE = "CONCH_TRITON_KEY"
+CALL_TIMEOUT_S = 5.0  # a frontend waits no longer for a call with one response
 CONTROL_MESSAGES = (
     '`{}`, `{"cancel_keys": [str]}`, `{"fail": "running"}`, `{"fail": "streams"}`, `{"drain": bool}`, '
     '`{"load_adapter": str, "source": str}` or `{"unload_adapter": str}`'
@@ -58,7 +59,9 @@ INPUTS = {spec.name: spec for spec in PUBLIC_INPUTS}
 # --- between frontend and stages: the named message, in MessagePack --------------------------------------------------
 # A response's cost grows with its number of tensors (about 25 us each), so each message is one tensor.
 REQUEST_BATCH = TensorSpec("request_batch", "BYTES", (1,), "RequestBatch, of contract/request.py")
-ENGINE_REQUESTS = TensorSpec("engine_requests", "BYTES", (1,), "tokenizer to engine: EngineRequestBatch")
+ENGINE_REQUESTS = TensorSpec(
+    "engine_requests", "BYTES", (1,), "tokenizer to engine: a signature of 16 bytes, then an EngineRequestBatch"
+)
 OPEN_STREAM = TensorSpec(
     "open_stream", "BYTES", (1,), "the key of a new output stream: unguessable, since its owner's requests name it"
 )

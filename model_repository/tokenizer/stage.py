@@ -60,10 +60,8 @@ def _num_bytes(found: CheckedOutput | InvalidRequest) -> int:
 class GrammarNotChecked(Exception):
     """The request's grammar must be checked first, and the caller cannot wait for that."""
 
-    def __init__(self, sender: str, cancel_key: str) -> None:
-        super().__init__()
-        self.sender = sender
-        self.cancel_key = cancel_key
+
+type Message = TokenizeRequest | RequestBatch | GenerationRequest  # the last one is a gRPC client's
 
 
 class TokenizerStage:
@@ -71,6 +69,7 @@ class TokenizerStage:
 
     Args:
         check: returns the structured output of a request; for clients' requests within limits.
+        sign: returns a message for the engine with its signature.
     """
 
     def __init__(
@@ -79,6 +78,7 @@ class TokenizerStage:
         byte_table: Sequence[bytes],
         config: StageConfig,
         check: Callable[[GenerationRequest, ToolFormat], CheckedOutput] = unmeasured_constraint,
+        sign: Callable[[bytes], bytes] = lambda message: message,
     ) -> None:
         self._config = config
         self._tool_format = TOOL_FORMATS[config.tool_call_format]
@@ -87,27 +87,37 @@ class TokenizerStage:
         tokens = (*byte_table, *(token.encode() for token in self._prompts.vocabulary.added_tokens))
         self._limit = window_limit(config.context_window, tokens)
         self._check_constraint = check
+        self._sign = sign
         # Refusals are kept too, so that repeated bad requests cost no further time.
         self._constraints: BoundedCache[CheckedOutput | InvalidRequest] = BoundedCache(_num_bytes)
 
-    def answer(self, tensors: Tensors, request_id: str = "", *, may_wait: bool = True) -> Tensors:
-        """Return the stage's output for its inputs: requests for the engine, or only the tokens of a prompt.
+    def read(self, tensors: Tensors, request_id: str = "") -> Message:
+        """Return the message in the stage's inputs.
 
         Raises:
-            InvalidRequest: as `tensors_to_request`, `encode` and `tokenize`; in a batch, errors are items.
-            GrammarNotChecked: as `encode`.
+            InvalidRequest: as `tensors_to_request`, or it is not a message.
         """
         if TOKENIZE.name in tensors:
-            tokenize = unpack(TokenizeRequest, payload_of(tensors, TOKENIZE), TOKENIZE.name)
-            return message_tensor(TOKENS, pack(self.tokenize(tokenize)))
+            return unpack(TokenizeRequest, payload_of(tensors, TOKENIZE), TOKENIZE.name)
         if REQUEST_BATCH.name in tensors:
-            batch = unpack(RequestBatch, payload_of(tensors, REQUEST_BATCH), REQUEST_BATCH.name)
-            items = tuple((number, self._encode_item(each, may_wait=may_wait)) for number, each in batch.items)
-            encoded = EngineRequestBatch(batch.stream, items)
-        else:
-            request = tensors_to_request(tensors, request_id)
-            encoded = EngineRequestBatch("", ((0, self.encode(request, may_wait=may_wait)),))
-        return message_tensor(ENGINE_REQUESTS, pack(encoded))
+            return unpack(RequestBatch, payload_of(tensors, REQUEST_BATCH), REQUEST_BATCH.name)
+        return tensors_to_request(tensors, request_id)
+
+    def answer(self, message: Message, *, may_wait: bool = True) -> Tensors:
+        """Return the stage's output for a message: requests for the engine, or only the tokens of a prompt.
+
+        Raises:
+            InvalidRequest: as `encode` and `tokenize`; in a batch, errors are items.
+            GrammarNotChecked: as `encode`.
+        """
+        match message:
+            case TokenizeRequest():
+                return message_tensor(TOKENS, pack(self.tokenize(message)))
+            case RequestBatch(stream, items):
+                encoded = tuple((number, self._encode_item(each, may_wait=may_wait)) for number, each in items)
+            case GenerationRequest():
+                stream, encoded = "", ((0, self.encode(message, may_wait=may_wait)),)
+        return message_tensor(ENGINE_REQUESTS, self._sign(pack(EngineRequestBatch(stream, encoded))))
 
     def _encode_item(self, request: GenerationRequest, *, may_wait: bool) -> EngineRequest | str:
         request = replace(request, request_id=printable_id(request.request_id))
@@ -168,7 +178,7 @@ class TokenizerStage:
 
         def check() -> CheckedOutput | InvalidRequest:
             if not may_wait:
-                raise GrammarNotChecked(params.sender, params.cancel_key)
+                raise GrammarNotChecked
             try:
                 return self._check_constraint(request, self._tool_format)
             except InvalidRequest as exc:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import json
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
@@ -141,6 +142,11 @@ async def token_ids_to_detokenize(alice: Sender) -> None:
     await endless(40, lambda: alice.send(raw))
 
 
+async def texts_to_tokenize(alice: Sender) -> None:
+    raw = alice.request(tokenize_body(450_000), "/tokenize")
+    await endless(40, lambda: alice.send(raw))
+
+
 async def silent_connections(alice: Sender) -> None:
     await endless(500, lambda: alice.send(b"POST"))
 
@@ -157,6 +163,15 @@ def of_100_kb(bob: Sender, number: int) -> bytes:
     return bob.request(b'{"model":"%s","prompt":"a","max_tokens":8%s}' % (MODEL.encode(), b" " * 100_000))
 
 
+def text_of_20_kb(bob: Sender, number: int) -> bytes:
+    return bob.request(tokenize_body(20_000), "/tokenize")
+
+
+def tokenize_body(num_bytes: int) -> bytes:
+    text = " ".join(map(str, range(num_bytes)))[:num_bytes]
+    return json.dumps({"model": MODEL, "prompt": text}).encode()
+
+
 @pytest.mark.parametrize(
     ("flood", "request_of"),
     [
@@ -170,6 +185,7 @@ def of_100_kb(bob: Sender, number: int) -> bytes:
         (large_bodies, of_100_kb),
         (unfinished_bodies, of_100_kb),
         (token_ids_to_detokenize, short),
+        (texts_to_tokenize, text_of_20_kb),
         (silent_connections, short),
     ],
     ids=lambda each: each.__name__,

@@ -19,9 +19,9 @@ import numpy as np
 from tritonclient.grpc import service_pb2_grpc
 
 from model_repository.contract.codec import message_tensor, pack
-from model_repository.contract.request import EngineRequest, EngineRequestBatch, Params
-from model_repository.contract.tensors import ENGINE_REQUESTS, model_id_to_ensemble, stage_name
-from tests.grpc_messages import infer_request
+from model_repository.contract.request import GenerationRequest, Params, RequestBatch, TokenPrompt
+from model_repository.contract.tensors import ENGINE_REQUESTS, REQUEST_BATCH, model_id_to_ensemble, stage_name
+from tests.grpc_messages import infer_request, tensors_from_response
 from tests.load.measures import Floats
 
 _DEADLINE_S = 30.0
@@ -32,12 +32,15 @@ class EngineClock:
     """Requests single tokens of one engine stage."""
 
     def __init__(self, stub: Any, model: str) -> None:
-        request = EngineRequest(
-            prompt_token_ids=(1,), max_tokens=1, params=Params(max_tokens=1, ignore_eos=True, is_stream=True)
+        request = GenerationRequest(
+            prompt=TokenPrompt((1,)), params=Params(max_tokens=1, ignore_eos=True, is_stream=True)
         )
-        engine = stage_name(model_id_to_ensemble(model), "engine")
-        payload = pack(EngineRequestBatch("", ((0, request),)))
-        self._message = infer_request(engine, message_tensor(ENGINE_REQUESTS, payload))
+        tokenizer, engine = (stage_name(model_id_to_ensemble(model), stage) for stage in ("tokenizer", "engine"))
+        payload = pack(RequestBatch("", ((0, request),)))
+        signed = tensors_from_response(
+            stub.ModelInfer(infer_request(tokenizer, message_tensor(REQUEST_BATCH, payload)), timeout=_DEADLINE_S)
+        )
+        self._message = infer_request(engine, {ENGINE_REQUESTS.name: signed[ENGINE_REQUESTS.name]})
         self._stub = stub
         self._steps_s: list[float] = []
 

@@ -13,6 +13,7 @@ from model_repository import python_backend
 from model_repository.cancel_channel import CancelReceiver, CancelSender, key_to_number
 from model_repository.contract.codec import Tensors, message_tensor, payload_of, unpack
 from model_repository.contract.request import EngineRequestBatch
+from model_repository.contract.signature import Signature
 from model_repository.contract.tensors import (
     CONTROL,
     CONTROL_MESSAGES,
@@ -36,6 +37,7 @@ class TritonPythonModel:
         """Load the model and start the engine's thread."""
         parameters = python_backend.stage_parameters(args)
         with python_backend.loading(args):
+            self.signature = Signature(parameters["ensemble"])
             self.engine = load_engine(parameters)
         self.engine.start()
         self.key = os.environ.get(KEY_VARIABLE, "")
@@ -64,7 +66,7 @@ class TritonPythonModel:
                 raise InvalidRequest("the key is empty", OPEN_STREAM.name)
             self.engine.open_stream(key, responder)
         elif ENGINE_REQUESTS.name in tensors:
-            payload = payload_of(tensors, ENGINE_REQUESTS)
+            payload = self.signature.verified(payload_of(tensors, ENGINE_REQUESTS), ENGINE_REQUESTS.name)
             self.engine.submit(unpack(EngineRequestBatch, payload, ENGINE_REQUESTS.name), responder)
         else:
             raise InvalidRequest("expected `control`, `open_stream` or `engine_requests`")
@@ -86,7 +88,7 @@ class TritonPythonModel:
             case {"cancel_keys": [*keys]} if all(isinstance(key, str) and key for key in keys) and len(message) == 1:
                 for key in keys:
                     self.engine.cancel_key(key)
-                    self.cancel_sender.cancel(key_to_number(key))  # it may wait in the tokenizer
+                self.cancel_sender.cancel(*map(key_to_number, keys))  # they may wait in the tokenizer
             case {"fail": "running"} if len(message) == 1:
                 self.engine.fail_running()
             case {"fail": "streams"} if len(message) == 1:

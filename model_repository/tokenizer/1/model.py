@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 import resource
+import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -16,15 +15,18 @@ from model_repository.bounded_process import memory_bytes
 from model_repository.byte_table import FILE_NAME, load_byte_table
 from model_repository.cancel_channel import CancelReceiver, key_to_number
 from model_repository.contract.codec import Tensors
-from model_repository.contract.tensors import stage_name
+from model_repository.contract.request import GenerationRequest, Params, RequestBatch, TokenizeRequest
+from model_repository.contract.signature import Signature
+from model_repository.contract.tensors import CALL_TIMEOUT_S, stage_name
 from model_repository.cores import num_cores
-from model_repository.errors import InvalidRequest, StageError
+from model_repository.errors import InvalidRequest, Overloaded, StageError
 from model_repository.fair_pool import FairPool
 from model_repository.tokenizer.constraint import ConstraintCompiler
-from model_repository.tokenizer.stage import GrammarNotChecked, StageConfig, TokenizerStage
+from model_repository.tokenizer.stage import GrammarNotChecked, Message, StageConfig, TokenizerStage
 from model_repository.tokenizer.tokenizer_files import TokenizerFiles
 
 _LARGE_BYTES = 16_384  # of inputs: about a millisecond's work
+_MAX_WAITING_BYTES = 64 << 20  # of large inputs of one sender
 _NUM_CANCELLED = 4096
 _MAX_BYTES = 4 << 30  # beyond the start: the chat template is its publisher's code
 _NUM_COMPILERS = 3  # grammars compiled at the same time, of different senders
@@ -46,9 +48,17 @@ class TritonPythonModel:
                 load_byte_table(artifact / FILE_NAME),
                 StageConfig.from_parameters(parameters),
                 self.compiler,
+                Signature(parameters["ensemble"]).sign,
             )
-        # Tokenizing frees Python's lock. One core is left for other work.
-        self.threads = ThreadPoolExecutor(max(1, num_cores() - 1))
+        # Tokenizing frees Python's lock. One sender leaves a core for other work, and a thread for other senders.
+        num_threads = max(2, num_cores())
+        self.text_threads = FairPool(
+            num_threads,
+            "bytes of prompts",
+            num_per_sender=num_threads - 1,
+            max_waiting=_MAX_WAITING_BYTES,
+            niceness=0,
+        )
         self.grammar_threads = FairPool(_NUM_COMPILERS)
         self.cancelled: dict[int, None] = {}  # recent cancel keys, as numbers
         self.cancel_receiver = CancelReceiver(stage_name(parameters["ensemble"], "tokenizer"), self._cancel)
@@ -64,7 +74,7 @@ class TritonPythonModel:
     def finalize(self) -> None:
         """Finish the requests in the threads."""
         self.cancel_receiver.close()
-        self.threads.shutdown()
+        self.text_threads.close()
         self.grammar_threads.close()
         self.compiler.close()
 
@@ -72,59 +82,101 @@ class TritonPythonModel:
         request_id = python_backend.request_id(request)
         try:
             tensors = python_backend.read_tensors(request)
+            message = self._read(tensors, request_id)
         except Exception as exc:
             return python_backend.error_response(exc, request_id)
-        answer_later = self._answer_in_thread
-        if _num_bytes(tensors) < _LARGE_BYTES:
+        threads, size = self.text_threads, _num_bytes(tensors)
+        if size < _LARGE_BYTES:
             try:
-                return self._answer(tensors, request_id, may_wait=False)
-            except GrammarNotChecked as exc:
-                answer_later = functools.partial(self._answer_compiled, exc)
-        # Triton reuses the memory of the arrays.
-        copies = {name: value.copy() for name, value in tensors.items()}
-        answer_later(copies, request_id, python_backend.only_response_sender(request))
+                return self._answer(message, request_id, may_wait=False)
+            except GrammarNotChecked:
+                threads, size = self.grammar_threads, 1
+        send = python_backend.only_response_sender(request)
+        self._answer_later(threads, size, _Call(message, request_id, send, time.monotonic()))
         return None
 
-    def _answer_in_thread(self, tensors: Tensors, request_id: str, send: Callable[[Any], None]) -> None:
+    def _read(self, tensors: Tensors, request_id: str) -> Message:
+        for name, value in tensors.items():
+            if len(value) != 1:
+                raise InvalidRequest(f"shape {list(value.shape)}: must be [1, ...], of one request", name)
+        return self.stage.read(tensors, request_id)
+
+    def _answer_later(self, threads: FairPool, size: int, call: _Call) -> None:
+        """Answer in a thread, after the sender's earlier calls there. A grammar is compiled in the threads for that."""
+
         def answer() -> None:
             try:
-                send(self._answer(tensors, request_id, may_wait=False))
-            except GrammarNotChecked as exc:
-                self._answer_compiled(exc, tensors, request_id, send)
-
-        self.threads.submit(answer)
-
-    def _answer_compiled(
-        self, grammar: GrammarNotChecked, tensors: Tensors, request_id: str, send: Callable[[Any], None]
-    ) -> None:
-        """Answer a request after its grammar is compiled; the grammars of one sender wait for each other."""
-
-        def answer() -> None:
-            if key_to_number(grammar.cancel_key) in self.cancelled:
-                send(python_backend.error_response(InvalidRequest("it is cancelled", "cancel_key"), request_id))
-            else:
-                send(self._answer(tensors, request_id, may_wait=True))
+                self._check_caller(call)
+                has_waited = threads is self.grammar_threads
+                call.send(self._answer(call.message, call.request_id, may_wait=has_waited))
+            except GrammarNotChecked:
+                self._answer_later(self.grammar_threads, 1, call)
+            except StageError as exc:
+                call.send(python_backend.error_response(exc, call.request_id))
 
         try:
-            self.grammar_threads.submit(grammar.sender, answer)
+            threads.submit(call.sender, answer, size)
         except StageError as exc:
-            send(python_backend.error_response(exc, request_id))
+            call.send(python_backend.error_response(exc, call.request_id))
 
-    def _answer(self, tensors: Tensors, request_id: str, *, may_wait: bool) -> Any:
+    def _check_caller(self, call: _Call) -> None:
+        """Refuse work whose result nobody reads.
+
+        Raises:
+            InvalidRequest: all its requests are cancelled.
+            Overloaded: its caller has stopped waiting.
+        """
+        keys = [params.cancel_key for params in call.params]
+        if keys and all(key and key_to_number(key) in self.cancelled for key in keys):
+            raise InvalidRequest("it is cancelled", "cancel_key")
+        if call.is_awaited and time.monotonic() - call.arrived_s > CALL_TIMEOUT_S:
+            raise Overloaded(f"it has waited for longer than {CALL_TIMEOUT_S:g} s")
+
+    def _answer(self, message: Message, request_id: str, *, may_wait: bool) -> Any:
         try:
-            for name, value in tensors.items():
-                if len(value) != 1:
-                    raise InvalidRequest(f"shape {list(value.shape)}: must be [1, ...], of one request", name)
-            return python_backend.response(self.stage.answer(tensors, request_id, may_wait=may_wait))
+            return python_backend.response(self.stage.answer(message, may_wait=may_wait))
         except GrammarNotChecked:
             raise
-        except Exception as exc:
+        except BaseException as exc:  # a panic in Rust code is not an Exception
             return python_backend.error_response(exc, request_id)
 
     def _cancel(self, number: int) -> None:
         self.cancelled[number] = None
         if len(self.cancelled) > _NUM_CANCELLED:
             del self.cancelled[next(iter(self.cancelled))]
+
+
+class _Call(NamedTuple):
+    """A message that waits for a thread."""
+
+    message: Message
+    request_id: str
+    send: Callable[[Any], None]  # sends the response
+    arrived_s: float  # time.monotonic
+
+    @property
+    def params(self) -> list[Params]:
+        """The parameters of its requests; empty for a prompt that is only tokenized."""
+        match self.message:
+            case RequestBatch(items=items):
+                return [request.params for _, request in items]
+            case GenerationRequest(params=params):
+                return [params]
+            case TokenizeRequest():
+                return []
+
+    @property
+    def sender(self) -> str:
+        if isinstance(self.message, TokenizeRequest):
+            return self.message.sender
+        return next((params.sender for params in self.params), "")
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether a frontend waits for this response, and no longer than CALL_TIMEOUT_S: no engine gets it."""
+        return isinstance(self.message, TokenizeRequest) or (
+            isinstance(self.message, RequestBatch) and not self.message.stream
+        )
 
 
 def _num_bytes(tensors: Tensors) -> int:

@@ -16,6 +16,7 @@ from frontend.triton import restricted
 from model_repository.contract.codec import pack, unpack
 from model_repository.contract.output import ChunkBatch, GenerationChunk, OutputBatch
 from model_repository.contract.request import GenerationRequest, RequestBatch, TokenizeAnswer, TokenizeRequest
+from model_repository.contract.signature import SIGNATURE_BYTES
 from model_repository.contract.spec import TensorSpec
 from model_repository.contract.tensors import (
     CHUNK_BATCH,
@@ -30,6 +31,8 @@ from model_repository.contract.tensors import (
 )
 from model_repository.errors import OutputStreamNotOpen
 from tests.fakes import stats
+
+_FINAL = "triton_final_response"
 
 
 def infer_response(spec: TensorSpec, *payloads: bytes) -> Any:
@@ -77,12 +80,13 @@ class OutputStream:
         self.ended = asyncio.Event()  # for whatever reason
         self._serial = 0
 
-    def put(self, *items: tuple[int, GenerationChunk | str], num_lost: int = 0) -> None:
-        """Send an output batch, after some that are lost."""
+    def put(self, *items: tuple[int, GenerationChunk | str], num_lost: int = 0, is_last: bool = False) -> None:
+        """Send an output batch, after some that are lost. The last one ends the stream."""
         self._serial += num_lost
-        payload = pack(ChunkBatch(self._serial, items))
+        response = _response(CHUNK_BATCH, pack(ChunkBatch(self._serial, items)))
+        response.infer_response.parameters[_FINAL].bool_param = is_last
         self._serial += 1
-        self.responses.put_nowait(_response(CHUNK_BATCH, payload))
+        self.responses.put_nowait(response)
 
     def fail(self, message: str) -> None:
         """Send an error."""
@@ -211,12 +215,14 @@ class FakeTritonServer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: 
         try:
             while (response := await stream.responses.get()) is not None:
                 yield response
+                if response.infer_response.parameters[_FINAL].bool_param:
+                    return
         finally:
             self.streams.pop(key, None)
             stream.ended.set()
         if request.parameters["triton_enable_empty_final_response"].bool_param:
             response = service_pb2.ModelStreamInferResponse()
-            response.infer_response.parameters["triton_final_response"].bool_param = True
+            response.infer_response.parameters[_FINAL].bool_param = True
             yield response
 
     async def _take(self, message: Any) -> str:
@@ -261,7 +267,9 @@ class FakeTritonServer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: 
             case str(message):
                 await context.abort(grpc.StatusCode.INVALID_ARGUMENT, message)
             case msgspec.Struct() as answer:
-                return infer_response(TOKENS if isinstance(answer, TokenizeAnswer) else ENGINE_REQUESTS, pack(answer))
+                if isinstance(answer, TokenizeAnswer):
+                    return infer_response(TOKENS, pack(answer))
+                return infer_response(ENGINE_REQUESTS, bytes(SIGNATURE_BYTES) + pack(answer))
             case response:
                 return response
 

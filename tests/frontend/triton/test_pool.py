@@ -79,7 +79,7 @@ async def test_texts_that_take_too_long_to_tokenize_open_no_breaker() -> None:
     triton.stage_errors["tokenizer"] = TritonTimeout()
     for _ in range(9):
         with pytest.raises(TritonTimeout):
-            await pool.pool.tokenize(ENSEMBLE, TextPrompt("a"), add_special_tokens=True)
+            await pool.pool.tokenize(ENSEMBLE, TextPrompt("a"), add_special_tokens=True, sender="a")
     assert await pool.text() == "x"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -9,9 +10,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from model_repository.contract.codec import Tensors, message_tensor
+from model_repository.contract.codec import Tensors, message_tensor, pack
 from model_repository.contract.output import EngineStats
-from model_repository.contract.tensors import ENGINE_REQUESTS, OPEN_STREAM
+from model_repository.contract.request import EngineRequest, EngineRequestBatch
+from model_repository.contract.signature import Signature
+from model_repository.contract.tensors import ENGINE_REQUESTS, KEY_VARIABLE, OPEN_STREAM
 from model_repository.errors import EngineFailed, InvalidRequest, KeyRefused
 from tests.fakes import stats
 from tests.model_repository.python_backend import stage_door
@@ -40,10 +43,14 @@ class Responder:
         self.answers.append(tensors)
 
 
+SIGNATURE = functools.partial(Signature, "demo")
+
+
 @pytest.fixture
-def model() -> Iterator[Any]:
+def model(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     with stage_door("engine") as door:
-        door.engine, door.key = Engine(), ""
+        monkeypatch.setenv(KEY_VARIABLE, "k" * 32)
+        door.engine, door.key, door.signature = Engine(), "", SIGNATURE()
         yield door
 
 
@@ -56,7 +63,6 @@ def test_it_is_ready_while_its_engine_works(model: Any) -> None:
 @pytest.mark.parametrize(
     ("tensors", "message"),
     [
-        (message_tensor(ENGINE_REQUESTS, b"{}"), "^not a EngineRequestBatch"),
         (message_tensor(OPEN_STREAM, b""), "^the key is empty"),
         ({}, "^expected `control`, `open_stream` or `engine_requests`"),
     ],
@@ -64,6 +70,22 @@ def test_it_is_ready_while_its_engine_works(model: Any) -> None:
 def test_a_request_without_a_proper_message_is_refused(model: Any, tensors: Tensors, message: str) -> None:
     with pytest.raises(InvalidRequest, match=message):
         model._serve(tensors, Responder())
+
+
+def test_requests_for_the_engine_are_only_taken_with_the_tokenizers_signature(model: Any) -> None:
+    """Any caller of Triton could send them: a prompt beyond the context window failed all running requests."""
+    taken: list[EngineRequestBatch] = []
+    model.engine.submit = lambda batch, responder: taken.append(batch)
+    batch = EngineRequestBatch("", ((0, EngineRequest(prompt_token_ids=(1,), max_tokens=1)),))
+    message, signature = pack(batch), SIGNATURE()
+    for forged in (message, bytes(16) + message, Signature("other").sign(message)):
+        with pytest.raises(KeyRefused):
+            model._serve(message_tensor(ENGINE_REQUESTS, forged), Responder())
+    assert not taken
+    model._serve(message_tensor(ENGINE_REQUESTS, signature.sign(message)), Responder())
+    assert taken == [batch]
+    with pytest.raises(InvalidRequest, match=r"^not a EngineRequestBatch"):
+        model._serve(message_tensor(ENGINE_REQUESTS, signature.sign(b"{}")), Responder())
 
 
 def control(model: Any, message: Any) -> EngineStats:

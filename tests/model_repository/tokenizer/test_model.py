@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,8 +21,9 @@ from model_repository.contract.request import (
     RequestBatch,
     StructuredOutput,
     TextPrompt,
+    TokenizeRequest,
 )
-from model_repository.contract.tensors import REQUEST_BATCH
+from model_repository.contract.tensors import CALL_TIMEOUT_S, REQUEST_BATCH, TOKENIZE
 from model_repository.errors import InvalidRequest
 from model_repository.fair_pool import MAX_WAITING, FairPool
 from model_repository.tokenizer.constraint import CheckedOutput, unmeasured_constraint
@@ -33,11 +34,14 @@ from tests.model_repository.tokenizer.test_stage import CONFIG, STAGE, request
 from tests.public_tensors import request_to_tensors
 from tests.waiting import DEADLINE_S, wait_until
 
+MAX_WAITING_BYTES = 1_000_000
+
 
 @pytest.fixture
 def model() -> Iterator[Any]:
     with stage_door("tokenizer") as door:
-        door.stage, door.threads, door.grammar_threads = STAGE, ThreadPoolExecutor(1), FairPool(2)
+        door.stage, door.grammar_threads = STAGE, FairPool(2)
+        door.text_threads = FairPool(2, "bytes of prompts", max_waiting=MAX_WAITING_BYTES, niceness=0)
         door.cancelled = {}
         door.compiler = door.cancel_receiver = SimpleNamespace(close=lambda: None)
         yield door
@@ -70,22 +74,108 @@ def test_a_client_may_not_batch_requests_itself(model: Any) -> None:
 
 
 def test_a_small_request_is_answered_while_large_ones_are_being_tokenized(model: Any) -> None:
-    is_answered = threading.Event()
-
-    def answer(tensors: dict[str, Any], request_id: str, *, may_wait: bool) -> dict[str, Any]:
-        if len(tensors["text_input"].item()) > 3:
-            assert is_answered.wait(DEADLINE_S)
-        return {}
-
-    model.stage = SimpleNamespace(answer=answer)
+    texts = model.stage = SlowTexts()
     large, larger = (Request(prompt("a" * length)) for length in (50_000, 60_000))
     first, small, last = model.execute([large, Request(prompt("abc")), larger])
     assert (first, small.error, last) == (None, None, None)
-    is_answered.set()
+    texts.may_go_on.set()
     model.finalize()
     for item in (large, larger):
         [(response, flags)] = item.sent
         assert (response.error, flags) == (None, 1)
+
+
+class SlowTexts:
+    """A stage that answers texts once it may go on, except short ones and those that begin with `fast`."""
+
+    def __init__(self) -> None:
+        self.begun: list[str] = []  # the first letters of the texts that were begun
+        self.may_go_on = threading.Event()
+
+    read = staticmethod(STAGE.read)
+
+    def answer(self, message: Any, *, may_wait: bool) -> dict[str, Any]:
+        asked: Any = message.items[0][1] if isinstance(message, RequestBatch) else message
+        text: str = asked.prompt.text
+        self.begun.append(text[:8].rstrip("_"))
+        if len(text) > 3 and not text.startswith("fast"):
+            assert self.may_go_on.wait(DEADLINE_S)
+        return {}
+
+
+@pytest.fixture
+def texts(model: Any) -> Iterator[SlowTexts]:
+    model.stage = SlowTexts()
+    yield model.stage
+    model.stage.may_go_on.set()
+
+
+def large(name: str, sender: str, cancel_key: str = "") -> Request:
+    """Return a request with 50,000 bytes as a frontend sends it."""
+    return batched(request(prompt=TextPrompt(name.ljust(50_000, "_")), sender=sender, cancel_key=cancel_key))
+
+
+def only_tokenized(name: str, sender: str) -> Request:
+    """Return a prompt of 50,000 bytes that is only tokenized, as a frontend sends it."""
+    return Request(message_tensor(TOKENIZE, pack(TokenizeRequest(TextPrompt(name.ljust(50_000, "_")), sender=sender))))
+
+
+def test_a_sender_with_many_large_texts_does_not_delay_anothers(model: Any, texts: SlowTexts) -> None:
+    """All texts had one queue: a sender with 40 of them let others wait for 12 s."""
+    flood = [only_tokenized(f"a{number}", "a") for number in range(15)]
+    other, bare = large("fast b", "b"), only_tokenized("fast c", "c")
+    model.execute([*flood, other, bare])
+    wait_until(lambda: other.sent and bare.sent, "the other senders are answered")
+    assert texts.begun == ["a0", "fast b", "fast c"]
+
+
+def test_a_sender_with_too_many_bytes_waiting_is_refused_alone(model: Any, texts: SlowTexts) -> None:
+    flood, other = [large(f"a{number}", "a") for number in range(25)], large("fast b", "b")
+    model.execute([*flood, other])
+    wait_until(lambda: bool(other.sent), "the other sender is answered")
+    texts.may_go_on.set()
+    model.finalize()
+    assert answers_of([other]) == [""]
+    refused = [answer for answer in answers_of(flood) if answer]
+    assert set(refused) == {
+        f"[too_many_waiting] {MAX_WAITING_BYTES} bytes of prompts of this sender are waiting already"
+    }
+    assert 0 < len(refused) < 10
+
+
+def test_a_large_text_is_not_tokenized_for_a_caller_that_is_gone(
+    model: Any, texts: SlowTexts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The work of callers that had given up kept others waiting for 30 s."""
+    cancelled, old, kept = large("gone", "a", "key"), only_tokenized("old", "a"), large("kept", "a", "other key")
+    check = Request(message_tensor(REQUEST_BATCH, pack(RequestBatch("", ((0, request(TextPrompt("check" * 5000))),)))))
+    model.execute([large("first", "a"), cancelled, old, kept, large("first", ""), check])
+    wait_until(lambda: len(texts.begun) == 2, "both senders' first texts are begun")
+    model._cancel(key_to_number("key"))
+    late_s = time.monotonic() + CALL_TIMEOUT_S
+    monkeypatch.setattr(time, "monotonic", lambda: late_s)
+    texts.may_go_on.set()
+    model.finalize()
+    assert texts.begun == ["first", "first", "kept"]
+    assert answers_of([cancelled, old, kept, check]) == [
+        "[invalid_value] cancel_key: it is cancelled",
+        "[overloaded] it has waited for longer than 5 s",
+        "",
+        "[overloaded] it has waited for longer than 5 s",
+    ]
+
+
+def test_a_panic_on_a_large_text_is_answered_too(model: Any) -> None:
+    """It is no Exception: its caller and all later texts of the sender waited for ever."""
+
+    def answer(message: Any, *, may_wait: bool) -> None:
+        raise BaseException("as Rust code raises it")
+
+    model.stage = SimpleNamespace(read=STAGE.read, answer=answer)
+    both = [large("a", "a"), large("b", "a")]
+    model.execute(both)
+    model.finalize()
+    assert answers_of(both) == ["[internal_error] internal error, see the server's log"] * 2
 
 
 def test_a_refused_large_request_gets_its_error(model: Any) -> None:
@@ -161,7 +251,7 @@ def test_a_request_without_a_grammar_never_waits_for_one(model: Any, grammars: S
     assert answers_of(bombs) == [""] * 60
 
 
-def test_a_sender_with_too_many_waiting_waiting_is_refused_alone(model: Any, grammars: SlowGrammars) -> None:
+def test_a_sender_with_too_many_grammars_waiting_is_refused_alone(model: Any, grammars: SlowGrammars) -> None:
     bombs, healthy = [guided(f"slow{number}") for number in range(MAX_WAITING + 2)], guided("healthy", sender="b")
     model.execute([*bombs, healthy])
     grammars.may_go_on.set()

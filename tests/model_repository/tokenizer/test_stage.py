@@ -192,7 +192,7 @@ def test_tools_become_a_structured_output_in_the_models_format(tool_format: str)
 
 def answered(*items: tuple[int, GenerationRequest]) -> EngineRequestBatch:
     """Return the answer to a frontend's batch."""
-    outputs = STAGE.answer(message_tensor(REQUEST_BATCH, pack(RequestBatch("key", items))))
+    outputs = STAGE.answer(STAGE.read(message_tensor(REQUEST_BATCH, pack(RequestBatch("key", items)))))
     assert outputs.keys() == {"engine_requests"}
     return unpack(EngineRequestBatch, payload_of(outputs, ENGINE_REQUESTS), "engine_requests")
 
@@ -229,12 +229,12 @@ def test_a_refusal_with_half_of_a_surrogate_pair_is_an_item_too() -> None:
 @pytest.mark.parametrize("spec", [REQUEST_BATCH, TOKENIZE], ids=lambda spec: spec.name)
 def test_a_malformed_message_is_refused(spec: TensorSpec) -> None:
     with pytest.raises(InvalidRequest) as caught:
-        STAGE.answer(message_tensor(spec, b"nonsense"))
+        STAGE.read(message_tensor(spec, b"nonsense"))
     assert caught.value.field == spec.name
 
 
-def tokenized(prompt: Prompt, stage: TokenizerStage = STAGE, **options: bool) -> TokenizeAnswer:
-    outputs = stage.answer(message_tensor(TOKENIZE, pack(TokenizeRequest(prompt, **options))))
+def tokenized(prompt: Prompt, stage: TokenizerStage = STAGE, **options: Any) -> TokenizeAnswer:
+    outputs = stage.answer(TokenizeRequest(prompt, **options))
     assert outputs.keys() == {"tokens"}
     return unpack(TokenizeAnswer, payload_of(outputs, TOKENS), "tokens")
 
