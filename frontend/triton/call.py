@@ -258,11 +258,13 @@ class MultiplexedCall:
                 self._wakes_sender.set()
             elif response.error_message:
                 self._fail_batch(answer.id, error_from_message(response.error_message))
-            elif not answer.outputs and answer.parameters["triton_final_response"].bool_param:
-                self._half_close()
             else:
-                self._distribute(unpack(ChunkBatch, payload_of(answer, CHUNK_BATCH), CHUNK_BATCH.name))
-                await asyncio.sleep(0)  # the readers that were woken write first
+                is_last = answer.parameters["triton_final_response"].bool_param  # a batch may be, or an empty response
+                if answer.outputs or not is_last:
+                    self._distribute(unpack(ChunkBatch, payload_of(answer, CHUNK_BATCH), CHUNK_BATCH.name))
+                    await asyncio.sleep(0)  # the readers that were woken write first
+                if is_last:
+                    self._half_close()
 
     def _fail_batch(self, request_id: str, error: APIError) -> None:
         """Give the requests of a batch their error.

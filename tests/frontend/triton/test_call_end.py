@@ -57,6 +57,19 @@ async def test_a_stream_that_the_engine_ends_is_half_closed_and_requests_under_w
     assert [batch.numbers for batch in server.batches] == [[1], [2, 3], [1, 2]]
 
 
+async def test_a_stream_that_ends_with_a_batch_fails_its_requests_at_once(
+    server: FakeTritonServer, client: TritonClient
+) -> None:
+    """Triton calls a batch final that is on its way when the engine ends the stream: its requests hung for 72 s."""
+    async with running(server, client) as tasks:
+        the_stream(server).put(is_last=True)
+        failures = await asyncio.wait_for(asyncio.gather(*tasks), DEADLINE_S)
+        assert [type(each) for each in failures] == [errors.EngineFailed] * 2
+    server.script = list(chunks("a"))
+    assert await completion_of(client) == chunks("a")
+    assert server.num_opened == 2
+
+
 async def test_a_stream_is_kept_open_while_requests_wait_in_the_tokenizer(
     server: FakeTritonServer, client: TritonClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
