@@ -14,10 +14,7 @@ from tests.integration.stack import DEMO_CHECKPOINT
 
 TEMPLATE = """\
 {% set word, one = messages[-1].content, messages | length %}
-{% if word == 'at once' %}{{ 'a' * (10**10 * one) }}{% endif %}
-{% if word == 'bit by bit' %}
-{% set n = namespace(l=[]) %}{% for i in range(9999) %}{% set n.l = n.l + ['a' * 10**6 ~ i] %}{% endfor %}
-{% endif %}
+{% if word == 'fill' %}{{ 'a' * (5 * 10**9 * one) }}{% endif %}
 {{ word }}"""
 
 
@@ -36,7 +33,6 @@ def test_a_hostile_template_fails_its_request_and_no_other(
 
     with running_stack(tmp_path / "repository", tmp_path_factory) as stack:
         api = Api(stack.url)
-        for word in ("at once", "bit by bit"):
-            assert chat("hello") == (200, "")
-            assert chat(word) == (400, "messages: the model's chat template takes too much memory for it")
+        assert chat("hello") == (200, "")
+        assert chat("fill") == (400, "messages: the model's chat template takes too much memory for it")
         assert chat("hello") == (200, "")

@@ -14,6 +14,7 @@ from frontend.triton.client import TritonClient
 from frontend.triton.endpoints import ModelFilter
 from model_repository.contract.output import DeltaDetails, OutputBatch, TokenDelta
 from model_repository.contract.request import (
+    MAX_BATCH_REQUESTS,
     ChatPrompt,
     EngineRequest,
     EngineRequestBatch,
@@ -234,6 +235,13 @@ async def test_a_request_is_checked_by_the_models_own_stage(server: FakeTritonSe
         server.tokenizer_answer = refusal
         with pytest.raises(errors.ContextLengthExceeded, match=r"^prompt: the prompt has 9 tokens"):
             await client.check("demo", [request])
+
+
+async def test_many_requests_are_checked_in_few_calls(server: FakeTritonServer, client: TritonClient) -> None:
+    server.tokenizer_answer = EngineRequestBatch("", ENCODED.items * MAX_BATCH_REQUESTS)
+    await client.check("demo", [REQUEST] * 4 * MAX_BATCH_REQUESTS)
+    batch = RequestBatch("", tuple((number, REQUEST) for number in range(MAX_BATCH_REQUESTS)))
+    assert server.tokenized == [("demo__tokenizer", batch)] * 4
 
 
 @pytest.mark.parametrize(
