@@ -39,7 +39,7 @@ faults: $(VENV)/test.stamp  ## what `make test` leaves out: the other faults at 
 	$(PYTHON_IN_VENV) -m pytest -m faults $(ARGS)
 
 workshop: $(VENV)/test.stamp  ## tests of the tools beside the product: demo training, GPU acceptance kit, load generator
-	$(PYTHON_IN_VENV) -m pytest -m workshop $(ARGS)
+	$(PYTHON_IN_VENV) -m pytest tests/workshop $(ARGS)
 
 check: lint test  ## what a change must pass: formatting, lint, types, tests
 
@@ -74,7 +74,7 @@ audit: $(VENV)/test.stamp  ## known vulnerabilities in what is pinned; asks a pu
 		|| { echo "audit: not passed: a vulnerability is named above, or why the database could not be asked" >&2; exit 1; }
 
 bench: $(VENV)/test.stamp  ## what serving costs around the engine, into bench-results/; ARGS="--help" lists the options
-	@$(PYTHON_IN_VENV) -m tests.load $(ARGS)
+	@$(PYTHON_IN_VENV) -m tests.workshop.load $(ARGS)
 
 # An image has the name that the chart asks for: REGISTRY is its global.imageRegistry, the tag is its appVersion.
 DOCKER ?= docker

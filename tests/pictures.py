@@ -8,7 +8,16 @@ from typing import Any
 
 from PIL import Image, ImageDraw
 
-from tests.demo_training.pictures import COLOURS
+COLOURS = {
+    "red": (215, 35, 35),
+    "green": (40, 150, 60),
+    "blue": (40, 80, 210),
+    "yellow": (245, 215, 45),
+    "orange": (240, 135, 30),
+    "purple": (130, 50, 160),
+    "black": (20, 20, 20),
+    "white": (245, 245, 245),
+}
 
 
 def circle(colour: str, format: str = "PNG", side: int = 120) -> bytes:

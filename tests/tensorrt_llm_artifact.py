@@ -15,7 +15,7 @@ from model_repository.byte_table import FILE_NAME, save_byte_table
 from model_repository.tool_formats import TOOL_FORMATS
 
 DEMO = Path(__file__).parents[1] / "build_engines" / "demo"
-DEMO_CATALOG = Path(__file__).parent / "gpu_acceptance" / "demo_catalog.yaml"
+DEMO_CATALOG = Path(__file__).parent / "data" / "demo_catalog.yaml"
 ADAPTER = "demo-formal"
 DOUBLES = Path(__file__).parent / "doubles" / "python"
 

@@ -23,7 +23,7 @@ RUN python3 -m pip list --format=freeze | grep -v '^llguidance==' > /tmp/image.t
     '.[tensorrt-llm,build,frontend]' pytest pytest-asyncio openai \
     && rm -rf /tmp/image.txt build ./*.egg-info
 # The first thing to run on a new machine: docs/gpu.md, acceptance kit.
-RUN ln -s /opt/conch/tests/gpu_acceptance/selfcheck.sh /usr/local/bin/selfcheck
+RUN ln -s /opt/conch/tests/workshop/gpu_acceptance/selfcheck.sh /usr/local/bin/selfcheck
 
 WORKDIR /
 USER 65532:65532

@@ -1,4 +1,4 @@
-"""docs/gpu.md equals the code: options, used names of TensorRT-LLM, and unproved claims."""
+"""docs/gpu.md equals the code: options and used names of TensorRT-LLM."""
 
 from __future__ import annotations
 
@@ -25,7 +25,6 @@ from build_engines.tensorrt_llm.recipe import PLACEHOLDERS, LoraLimits, Recipe, 
 from frontend.__main__ import _BUILD_COMMANDS
 from frontend.__main__ import _parser as frontend_parser
 from model_repository.engine.tensorrt_llm.options import TensorRtLlmOptions
-from tests.gpu_acceptance import claims
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "gpu.md").read_text(encoding="utf-8")
@@ -204,12 +203,3 @@ def test_the_page_on_models_shows_a_printed_plan() -> None:
     printed = list(plan_lines(plan(entry, GPUS["h100"], precision=Precision.FP8, max_seq_len=32768), 100))
     assert len(shown) > 5
     assert [line for line in shown if line not in (*printed, "...")] == []
-
-
-def test_the_page_marks_the_claims_that_the_acceptance_kit_tests() -> None:
-    section = " ".join(PAGE.partition("## Not proved on a GPU\n")[2].partition("\n## ")[0].split())
-    mark = " *(tested by the kit)*"
-    marked = [item.removesuffix(mark) for item in section.split(" - ")[1:] if item.endswith(mark)]
-    tests = [test for name, test in vars(claims).items() if name.startswith("test_")]
-    docstrings = [" ".join(test.__doc__.split()) for test in tests if test.__doc__]
-    assert marked == [text for text in docstrings if "no benchmark" not in text]

@@ -13,7 +13,7 @@ from frontend.gateway.key_file import KeyLimits
 from tests.frontend.gateway.key_files import KeyFile
 from tests.integration.replicas import Frontend, frontend_of, until
 from tests.integration.stack import MAX_SEQUENCES_ALONE, PACED_MODEL, Stack
-from tests.load.overload import Phase, ask, bodies_of, client_of, closed_loop
+from tests.overload import Phase, ask, bodies_of, client_of, closed_loop
 
 BODY = {"model": PACED_MODEL, "prompt": "a", "max_tokens": 40, "ignore_eos": True}
 ADMISSION = (f"--max-in-flight={MAX_SEQUENCES_ALONE}", "--max-queue-wait-s=60")  # all may wait

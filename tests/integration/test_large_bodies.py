@@ -15,7 +15,7 @@ from tests.integration.api import COMPLETIONS
 from tests.integration.replicas import frontend_of, until
 from tests.integration.resources import max_memory_bytes
 from tests.integration.stack import PACED_MODEL, Stack
-from tests.load.overload import client_of
+from tests.overload import client_of
 from tests.waiting import DEADLINE_S
 
 NUM_AT_ONCE = 16

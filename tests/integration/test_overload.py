@@ -10,12 +10,12 @@ import psutil
 from frontend.settings import Settings
 from tests.integration.replicas import frontend_of
 from tests.integration.stack import MAX_SEQUENCES_ALONE, PACED_MODEL, Stack
-from tests.load.overload import ask, bodies_of, client_of, compare
+from tests.overload import ask, bodies_of, client_of, compare
 from tests.waiting import DEADLINE_S
 
 NUM_TOKENS = range(20, 61)
 QUEUE_WAIT_S = 0.5
-SECONDS = 3.0  # of each phase; `python -m tests.load.overload` takes a minute
+SECONDS = 3.0  # of each phase; `python -m tests.workshop.load.overload` takes a minute
 
 
 BY_DEFAULT = f"--max-in-flight={Settings().max_in_flight}"

@@ -1,0 +1,1 @@
+"""Tools beside the product, with their own tests: `make workshop`."""

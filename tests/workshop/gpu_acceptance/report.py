@@ -1,0 +1,156 @@
+"""The report of a GPU acceptance run, in Markdown. It is written after each step, so a crash loses only one step."""
+
+from __future__ import annotations
+
+import io
+import re
+import sys
+import tarfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from tests.workshop.gpu_acceptance.subject import Subject
+
+_URL_USER = re.compile(r"(\w+://)[^/\s@]+@")
+_SECRET_NAME = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|(^|_)(KEY|PAT|PASS|AUTH)$", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One test on the running server."""
+
+    name: str
+    outcome: str  # passed, failed or skipped, as pytest says
+    detail: str
+    duration_s: float
+
+
+@dataclass(slots=True)
+class Step:
+    """One step of the run. A step fails with an exception or with a failed check."""
+
+    title: str
+    lines: list[str] = field(default_factory=list)
+    checks: list[Check] = field(default_factory=list)
+    error: str = ""
+    duration_s: float = 0.0
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether the step, or one of its checks, failed."""
+        return bool(self.error) or any(check.outcome == "failed" for check in self.checks)
+
+
+@dataclass(slots=True)
+class Report:
+    """The steps so far, written to `path`."""
+
+    path: Path
+    headline: str
+    environment: Mapping[str, str]  # values whose names are those of secrets are left out of the report
+    steps: list[Step] = field(default_factory=list)
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether a step failed."""
+        return any(step.has_failed for step in self.steps)
+
+    @contextmanager
+    def step(self, title: str) -> Iterator[Step]:
+        """Run a step. Its exception goes into the report, and the next step can run."""
+        step = Step(title)
+        self.steps.append(step)
+        sys.stderr.write(f"{title}\n")
+        started = time.monotonic()
+        try:
+            yield step
+        except Exception as exc:
+            step.error = f"{type(exc).__name__}: {exc}"
+            sys.stderr.write(f"  FAILED: {step.error}\n")
+        finally:
+            step.duration_s = time.monotonic() - started
+            self.write()
+
+    def write(self) -> None:
+        """Write the report without secrets."""
+        text = without_secrets("\n".join(self._lines()) + "\n", self.environment)
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self.path.write_text(text, encoding="utf-8")
+
+    def _lines(self) -> Iterator[str]:
+        failed = [step.title for step in self.steps if step.has_failed]
+        yield from ("# GPU acceptance", "", f"**{self.headline}**", "")
+        yield f"Failed: {', '.join(failed)}." if failed else "Everything passed."
+        for step in self.steps:
+            yield from ("", f"## {step.title}", "", f"{step.duration_s:.1f} s")
+            if step.error:
+                yield from ("", f"**Failed**: {_cell(step.error)}")
+            if step.checks:
+                outcomes = [check.outcome for check in step.checks]
+                counts = ", ".join(f"{outcomes.count(each)} {each}" for each in dict.fromkeys(outcomes))
+                yield from ("", counts, "", "| check | outcome | detail | seconds |", "| --- | --- | --- | ---: |")
+                for check in step.checks:
+                    yield f"| {_cell(check.name)} | {check.outcome} | {_cell(check.detail)} | {check.duration_s:.2f} |"
+            if step.lines:
+                yield from ("", "```", *step.lines, "```")
+
+
+def pack(folder: Path, environment: Mapping[str, str]) -> Path:
+    """Pack a report and the logs beside it, all without secrets, and return the archive."""
+    archive = folder.with_name(f"{folder.name}.tar.gz")
+    with tarfile.open(archive, "w:gz") as tar:
+        for path in sorted(folder.iterdir()):
+            text = without_secrets(path.read_text(encoding="utf-8", errors="replace"), environment).encode()
+            entry = tarfile.TarInfo(f"{folder.name}/{path.name}")
+            entry.size = len(text)
+            tar.addfile(entry, io.BytesIO(text))
+    return archive
+
+
+def without_secrets(text: str, environment: Mapping[str, str]) -> str:
+    """Leave out the values of environment variables that are named like secrets, and passwords in URLs."""
+    secrets = [value for name, value in environment.items() if _SECRET_NAME.search(name) and len(value) > 7]
+    for secret in sorted(secrets, key=len, reverse=True):  # a secret may be the beginning of another one
+        text = text.replace(secret, "[left out]")
+    return _URL_USER.sub(r"\1[left out]@", text)
+
+
+class Recorder:
+    """A plugin of pytest that gives the tests their subject, and puts the outcome of each test into a step."""
+
+    def __init__(self, step: Step, subject: Subject) -> None:
+        self._step, self._subject = step, subject
+        self._names: dict[str, str] = {}
+
+    @pytest.fixture(scope="session")
+    def subject(self) -> Subject:
+        """The served model."""
+        return self._subject
+
+    def pytest_collection_modifyitems(self, items: list[pytest.Function]) -> None:
+        """Name tests by their docstring, which is a claim, or by their own name."""
+        self._names = {item.nodeid: item.function.__doc__ or item.name for item in items}
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Record the call of a test, and a failed or skipped set-up."""
+        if report.when != "call" and report.passed:
+            return
+        if report.passed:
+            detail = str(dict(report.user_properties).get("detail", ""))
+        else:
+            detail = report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longreprtext.splitlines()[-1]
+        self._step.checks.append(Check(self._names[report.nodeid], report.outcome, detail, report.duration))
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        """Record files that cannot be imported, for example without a library."""
+        if report.failed:
+            self._step.checks.append(Check(report.nodeid, "failed", report.longreprtext.splitlines()[-1], 0.0))
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|")[:500]

@@ -1,0 +1,140 @@
+"""What the load generator is asked for, and the requests it sends."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import json
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from PIL import Image
+
+from tests.pictures import message_with
+from tests.workshop.demo_training.pictures import SIDE
+
+_WORDS = ("apple", "boat", "cloud", "door", "earth", "flower", "green", "house", "island", "jump", "kind", "light")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """The requests of a load, and their times.
+
+    A closed loop keeps `num_streams` requests running; an open loop sends `rate_per_s` of them at random times (a
+    Poisson process), independent of the server. The measured window lies between `warmup_s` and `warmup_s + window_s`
+    after the first request; every started stream is read to its end.
+
+    Raises:
+        ValueError: at construction.
+    """
+
+    num_streams: int = 64  # an open loop uses as many as it needs
+    num_tokens: int = 200  # of each completion
+    prompt_words: int = 16
+    rate_per_s: float | None = None  # None: a closed loop
+    requests_per_stream: int | None = None  # None: until the window ends
+    itl_ms: float | None = None  # the engine's pace; None: no pace
+    ramp_s: float = 0.0  # for the starts of the streams of a closed loop
+    pause_s: float = 0.0  # of each stream of a closed loop, before each request
+    warmup_s: float = 0.5
+    window_s: float = 3.0
+    is_chat: bool = True
+    has_image: bool = False  # each chat shows another picture
+    ignores_eos: bool = True
+    keeps_arrivals: bool = False  # keep the arrival time of each token; for a few streams
+    seed: int = 1
+
+    def __post_init__(self) -> None:
+        for name in ("num_streams", "num_tokens", "prompt_words", "window_s"):
+            self._require(name, getattr(self, name) > 0, "must be above 0")
+        for name in ("ramp_s", "pause_s", "warmup_s"):
+            self._require(name, getattr(self, name) >= 0, "must be at least 0")
+        for name in ("rate_per_s", "requests_per_stream", "itl_ms"):
+            value = getattr(self, name)
+            self._require(name, value is None or value > 0, "must be above 0")
+        both = self.rate_per_s is not None and self.requests_per_stream is not None
+        self._require("requests_per_stream", not both, "goes with a closed loop, not with rate_per_s")
+
+    @property
+    def longest_stream_s(self) -> float:
+        """The time after the window until a stream counts as stuck."""
+        return 30.0 + 2 * self.num_tokens * (self.itl_ms or 0) / 1e3
+
+    def _require(self, name: str, is_right: bool, rule: str) -> None:
+        if not is_right:
+            raise ValueError(f"{name}={getattr(self, name)}: {rule}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """A server and one of its models.
+
+    Raises:
+        ValueError: at construction.
+    """
+
+    url: str
+    model: str
+    # The end of each token of a synthetic completion, in characters; empty: unknown.
+    token_ends: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        parts = urlsplit(self.url)
+        if parts.scheme not in ("http", "grpc") or not parts.hostname or parts.query or parts.fragment:
+            raise ValueError(f"url={self.url}: must be http://HOST[:PORT][/PATH]")
+
+    @property
+    def is_grpc(self) -> bool:
+        """Whether it is a Triton: clients use the public ensemble."""
+        return urlsplit(self.url).scheme == "grpc"
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Host and port."""
+        parts = urlsplit(self.url)
+        assert parts.hostname is not None
+        return parts.hostname, parts.port or 80
+
+    @property
+    def base_path(self) -> str:
+        """The path before /v1."""
+        return urlsplit(self.url).path.rstrip("/").removesuffix("/v1")
+
+
+def _noise(seed: str) -> bytes:
+    """Return a PNG file of random pixels, as large as the demo model's pictures."""
+    file = io.BytesIO()
+    Image.frombytes("RGB", (SIDE, SIDE), random.Random(seed).randbytes(3 * SIDE * SIDE)).save(file, "PNG")
+    return file.getvalue()
+
+
+def prompts(load: Load) -> Iterator[str]:
+    """Yield endless different prompts. The same load gives the same ones."""
+    words = random.Random(load.seed)
+    for number in itertools.count():
+        yield " ".join([str(number), *words.choices(_WORDS, k=load.prompt_words - 1)])
+
+
+def requests(load: Load, target: Target) -> Iterator[bytes]:
+    """Yield endless HTTP requests, each with another prompt."""
+    fields = {
+        "model": target.model,
+        "max_tokens": load.num_tokens,
+        "temperature": 0,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    if load.ignores_eos:
+        fields["ignore_eos"] = True
+    path = f"{target.base_path}/v1/{'chat/completions' if load.is_chat else 'completions'}"
+    host, port = target.address
+    for prompt in prompts(load):
+        message = (
+            message_with(_noise(prompt), question=prompt) if load.has_image else {"role": "user", "content": prompt}
+        )
+        asked = {"messages": [message]} if load.is_chat else {"prompt": prompt}
+        body = json.dumps(fields | asked).encode()
+        head = f"POST {path} HTTP/1.1\r\nHost: {host}:{port}\r\nContent-Type: application/json\r\nContent-Length: "
+        yield b"%s%d\r\n\r\n%s" % (head.encode(), len(body), body)

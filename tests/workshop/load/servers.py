@@ -1,0 +1,206 @@
+"""The measured servers: started here on free ports, or already running elsewhere."""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from build_engines.__main__ import main as build_engines_main
+from build_engines.artifact import Manifest
+from frontend.launcher.triton_server import ADDRESS
+from model_repository.byte_table import FILE_NAME, load_byte_table
+from model_repository.contract.request import EngineRequest
+from model_repository.engine.runtime import PROJECTOR, EngineConfig
+from model_repository.engine.synthetic import SyntheticRuntime
+from tests.build_engines.tiny_checkpoint import write_checkpoint
+from tests.launching import free_port
+from tests.workshop.load import dynamo
+from tests.workshop.load.accounting import Processes
+from tests.workshop.load.load import Target
+from tests.workshop.load.scenarios import DYNAMO, LLAMA_CPP, OURS, Setup
+
+_CHECKPOINT = Path(__file__).parents[3] / "build_engines" / "demo" / "checkpoint"
+# The shape of a model of 370 million weights, with the demo model's tokenizer.
+_LARGE: dict[str, Any] = {
+    "hidden_size": 1024,
+    "intermediate_size": 4096,
+    "num_attention_heads": 16,
+    "num_hidden_layers": 24,
+    "num_key_value_heads": 4,
+    "head_dim": 64,
+    "max_position_embeddings": 2048,
+    "vocab_size": 3072,
+}
+_DYNAMO_DIR = Path(".conch", "dynamo")  # its environment, which is kept
+_NUM_KNOWN_TOKENS = 4096  # of the synthetic engine's text
+
+
+class StartError(Exception):
+    """A server did not start, or a build failed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Server:
+    """A running server."""
+
+    target: Target
+    processes: Processes = field(default_factory=lambda: Processes({}))  # empty: not measured
+    grpc_endpoint: str = ""  # of Triton; empty: unknown
+
+
+@dataclass(frozen=True, slots=True)
+class ServerFactory:
+    """Builds and starts servers. Artifacts are kept for the next setup."""
+
+    state_dir: Path
+    log_path: Path
+    num_threads: int  # of the CPU engine, ours and the peer's
+    _numbers: Iterator[int] = field(default_factory=count)
+
+    @contextmanager
+    def running(self, setup: Setup) -> Iterator[dict[str, Server]]:
+        """Run the servers of a setup, and yield them by name.
+
+        Raises:
+            StartError: a build failed, or a server did not start.
+        """
+        with ExitStack() as stack:
+            artifacts = [self._artifact(setup, number) for number in range(setup.num_rendered)]
+            repository = self._repository(artifacts[:1], setup)
+            servers = {OURS: stack.enter_context(self._ours(repository, artifacts[0], setup))}
+            if artifacts[1:]:  # models that come after the start are listed, and not loaded
+                shutil.copytree(self._repository(artifacts[1:], setup), repository, dirs_exist_ok=True)
+            if setup.peer == LLAMA_CPP:
+                servers[LLAMA_CPP] = stack.enter_context(self._llama_cpp(artifacts[0], setup.max_sequences))
+            elif setup.peer == DYNAMO:
+                try:
+                    servers[DYNAMO] = stack.enter_context(self._dynamo(setup))
+                except dynamo.Unavailable as exc:
+                    sys.stderr.write(f"{DYNAMO} is left out: {exc}\n")
+            yield servers
+
+    def _artifact(self, setup: Setup, number: int) -> Path:
+        """Build one of the models of a setup, if it is missing."""
+        arguments = ["demo", "--precision", setup.precision]
+        if setup.runtime == "synthetic":
+            arguments = [f"bench/synthetic-{setup.itl_ms:g}ms-{number}", "--checkpoint", str(_CHECKPOINT)]
+            arguments += ["--runtime", "synthetic", "--option", f"itl_ms={setup.itl_ms!r}"]
+        elif setup.is_large:
+            arguments = ["bench/large", "--checkpoint", str(self._large_checkpoint()), "--precision", setup.precision]
+        output = _build_engines("build", *arguments, "--state-dir", str(self.state_dir))
+        return Path(next(line.split(maxsplit=1)[1] for line in output.splitlines() if line.startswith("artifact")))
+
+    def _large_checkpoint(self) -> Path:
+        folder = self.state_dir / "large"
+        if not folder.exists():
+            tokenizer = json.loads((_CHECKPOINT / "tokenizer.json").read_text(encoding="utf-8"))
+            write_checkpoint(folder, tokenizer=tokenizer, **_LARGE)
+        return folder
+
+    def _repository(self, artifacts: Sequence[Path], setup: Setup) -> Path:
+        repository = self.state_dir / f"repository-{next(self._numbers)}"
+        options = ["--max-sequences", str(setup.max_sequences), "--num-threads", str(self.num_threads)]
+        _build_engines("render", *map(str, artifacts), "--repository", str(repository), *options)
+        return repository
+
+    @contextmanager
+    def _ours(self, repository: Path, artifact_dir: Path, setup: Setup) -> Iterator[Server]:
+        port, grpc_port = free_port(), free_port()
+        command = [sys.executable, "-m", "frontend", "serve", f"--repository={repository}", f"--port={port}"]
+        command += [f"--triton-grpc-port={grpc_port}", "--triton-metrics-port=0", f"--workers={setup.num_workers}"]
+        command += [f"--state-dir={self.state_dir / 'serve'}", f"--max-in-flight={setup.max_in_flight}"]
+        with (
+            self.log_path.open("a") as log,
+            subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True) as process,
+        ):
+            assert process.stdout is not None
+            try:
+                if not any(line.startswith("Ready: ") for line in process.stdout):
+                    raise StartError(f"the server did not start; see {self.log_path}")
+                token_ends = _synthetic_token_ends(artifact_dir) if setup.runtime == "synthetic" else ()
+                yield Server(
+                    target=Target(
+                        url=f"http://{ADDRESS}:{port}",
+                        model=Manifest.load(artifact_dir).model_id,
+                        token_ends=token_ends,
+                    ),
+                    processes=Processes({"serve": process.pid}),
+                    grpc_endpoint=f"{ADDRESS}:{grpc_port}",
+                )
+            finally:
+                process.terminate()
+
+    @contextmanager
+    def _dynamo(self, setup: Setup) -> Iterator[Server]:
+        python = dynamo.installed_python(_DYNAMO_DIR)
+        folder = self.state_dir / "dynamo"
+        with (
+            self.log_path.open("a") as log,
+            dynamo.running(python, folder, _CHECKPOINT, setup.max_sequences, log, is_paced=setup.itl_ms > 0) as (
+                url,
+                pids,
+            ),
+        ):
+            yield Server(target=Target(url=url, model=dynamo.MODEL), processes=Processes(pids))
+
+    @contextmanager
+    def _llama_cpp(self, artifact_dir: Path, num_slots: int) -> Iterator[Server]:
+        gguf = artifact_dir / "model.gguf"
+        command = [sys.executable, "-m", "tests.workshop.load.llama_cpp_server", "--gguf", str(gguf)]
+        if (projector := artifact_dir / PROJECTOR).exists():
+            command += ["--mmproj", str(projector)]
+        command += ["--slots", str(num_slots), "--threads", str(self.num_threads)]
+        with (
+            self.log_path.open("a") as log,
+            subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True) as process,
+        ):
+            assert process.stdin is not None and process.stdout is not None
+            try:
+                url = process.stdout.readline().strip()
+                if not url.startswith("http://"):
+                    raise StartError(f"llama.cpp's server did not start; see {self.log_path}")
+                log.write(f"[peer] {process.stdout.readline()}")
+                yield Server(target=Target(url=url, model="demo"), processes=Processes({LLAMA_CPP: process.pid}))
+            finally:
+                process.stdin.close()
+                process.terminate()
+
+
+def _build_engines(*arguments: str) -> str:
+    """Run a command of build_engines in this process, and return its output."""
+    out, err = io.StringIO(), io.StringIO()
+    with redirect_stdout(out), redirect_stderr(err):
+        status = build_engines_main(arguments)
+    if status:
+        raise StartError(f"python -m build_engines {' '.join(arguments)}:\n{err.getvalue().strip()}")
+    return out.getvalue()
+
+
+def _synthetic_token_ends(artifact_dir: Path) -> tuple[int, ...]:
+    """Return the end of each token of a synthetic completion, in characters. Its text is always the same."""
+    manifest = Manifest.load(artifact_dir)
+    byte_table = load_byte_table(artifact_dir / FILE_NAME)
+    config = EngineConfig(
+        runtime="synthetic",
+        artifact_dir=artifact_dir,
+        context_window=manifest.context_window,
+        eos_token_ids=frozenset(manifest.eos_token_ids),
+    )
+    runtime = SyntheticRuntime(config, byte_table)
+    runtime.submit(0, EngineRequest(prompt_token_ids=(1,), max_tokens=_NUM_KNOWN_TOKENS))
+    ends, end = [], 0
+    for _ in range(_NUM_KNOWN_TOKENS):
+        [output] = runtime.step() or ()
+        assert output.token_id is not None, "the synthetic engine never ends"
+        end += len(byte_table[output.token_id])
+        ends.append(end)
+    return tuple(ends)
