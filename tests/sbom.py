@@ -13,6 +13,7 @@ from cyclonedx.output.json import JsonV1Dot6
 from packageurl import PackageURL
 
 PROJECT = Path(__file__).parents[1]
+TESTED = ("tests/requirements.txt", "tests/real_model.txt")
 SERVED = ("helm/images/frontend.txt", "helm/images/triton-cpu.txt")  # the other packages are for tests
 TRITON_VERSION, TRITON_RELEASE = (
     "2.51.0",
@@ -24,7 +25,7 @@ def sbom() -> Bom:
     """Return the bill of materials."""
     served = {name for file in SERVED for name, _ in _pins(file)}
     conch = Component(name="conch", version=metadata.version("conch"), type=ComponentType.APPLICATION)
-    parts = {name: _package(name, version, name in served) for name, version in _pins("tests/requirements.txt")}
+    parts = {name: _package(name, version, name in served) for file in TESTED for name, version in _pins(file)}
     triton, llama_cpp = _triton(), _llama_cpp()
     bom = Bom(components=[*parts.values(), triton, llama_cpp])
     bom.metadata.component = conch

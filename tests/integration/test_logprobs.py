@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
-from cyllama.llama import llama_cpp as llama
 
 from tests.integration.api import ANSWER, CHAT, COMPLETIONS, Api, chat_text
+from tests.raw_model import RawModel
 
 QUESTIONS = ("Count from 1 to 9.", "How do you say heart in Japanese?", "Show me the emoji for a cat", "zq xv")
 SHAPED: dict[str, dict[str, Any]] = {
@@ -22,30 +21,6 @@ SHAPED: dict[str, dict[str, Any]] = {
     "mirostat": {"temperature": 1, "seed": 4, "mirostat_target": 2},
     "structured_output": {"temperature": 1, "seed": 5, "response_format": {"type": "regex", "regex": "[a-f ]{12}"}},
 }
-
-
-class RawModel:
-    """The model's logits, asked of llama.cpp directly."""
-
-    def __init__(self, path: Path) -> None:
-        llama.disable_logging()
-        self._model = llama.LlamaModel(str(path), llama.LlamaModelParams())
-
-    def logprobs(self, token_ids: list[int]) -> npt.NDArray[np.float64]:
-        """Return the log probabilities of what follows each token, [num_tokens, vocab_size]."""
-        params = llama.LlamaContextParams()
-        params.n_ctx = params.n_batch = params.n_ubatch = 512
-        params.type_k = params.type_v = params.flash_attn_type = 0  # f32, as the demo model is served
-        context = llama.LlamaContext(self._model, params)
-        batch = llama.LlamaBatch(n_tokens=512, embd=0, n_seq_max=1)
-        for position, token_id in enumerate(token_ids):
-            batch.add(token_id, position, [0], True)
-        context.decode(batch)
-        logits = np.array([context.get_logits_ith(index) for index in range(len(token_ids))], dtype=np.float64)
-        logits -= logits.max(axis=1, keepdims=True)
-        context.close()
-        result: npt.NDArray[np.float64] = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
-        return result
 
 
 @pytest.fixture(scope="module")
