@@ -192,6 +192,7 @@ def test_a_killed_engine_comes_back_with_its_adapters(server: Server, stack: Sta
     with server.client("everything") as client:
 
         def answers() -> bool:
+            stack.start_again_if_ended()
             try:
                 return bool(ask(client, polite).choices[0].text.startswith("Dear friend, "))
             except openai.InternalServerError:  # 503 until it is reloaded

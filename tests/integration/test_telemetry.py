@@ -164,7 +164,12 @@ def test_an_engine_that_is_killed_and_reloaded_exports_its_figures_again(stack: 
     model, drawn = PACED_MODEL, ("conch_engine_finished_total", PACED_MODEL)
     stack.kill_stage("synthetic--paced__engine")
     body = {"model": model, "prompt": "x", "max_tokens": 2}
-    wait_until(lambda: api.post("/v1/completions", body).status == 200, "the engine was reloaded")
+
+    def answers() -> bool:
+        stack.start_again_if_ended()
+        return api.post("/v1/completions", body).status == 200
+
+    wait_until(answers, "the engine was reloaded")
     before = scraped(stack.triton_metrics_url)[1].get(drawn, 0)
     assert api.post("/v1/completions", body).status == 200
     wait_until(
