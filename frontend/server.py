@@ -39,6 +39,9 @@ def run(settings: Settings, *, parent: int | None = None, on_listening: Callable
         on_listening: called once the port is open.
     """
     raise_file_limit()
+    # Modules and classes stay for ever; a walk over them stops the event loop for some 50 ms. Nothing else exists yet:
+    # a frozen channel to a Triton that has ended would stay open.
+    gc.freeze()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_serve(settings, parent, on_listening))
 
@@ -105,7 +108,6 @@ async def _serve(settings: Settings, parent: int | None, on_listening: Callable[
             operations_urls = await _listen(runners[1], settings.admin_host, settings.admin_port, is_shared, admin_tls)
         if urls is None or operations_urls is None:
             return 1
-        gc.freeze()  # modules and classes stay for ever; a walk over them stops the event loop for some 50 ms
         on_listening()  # before the log lines, so that their readers may kill this worker
         for url in urls:
             logger.info("process %d listens on %s", os.getpid(), url)
