@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import signal
@@ -87,10 +86,12 @@ class ForkedProcess:
 
 
 def _run(connection: Connection, main: Callable[[Connection], None]) -> None:
-    for name in os.listdir("/proc/self/fd"):  # copies of other pipes would hide from their owners that they are closed
-        if int(name) > 2 and int(name) != connection.fileno():
-            with contextlib.suppress(OSError):
-                os.close(int(name))
+    # Copies of other pipes would hide from their owners that they are closed. Their numbers stay in use: objects of the
+    # parent that own them may close them at any time, and so would close files that had the same numbers by then.
+    null = os.open(os.devnull, os.O_RDWR)
+    for name in os.listdir("/proc/self/fd"):
+        if int(name) > 2 and int(name) not in (connection.fileno(), null):
+            os.dup2(null, int(name), inheritable=False)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal: the parent ends this process
     try:
         main(connection)
