@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import logging
 import os
 import signal
@@ -86,12 +88,11 @@ class ForkedProcess:
 
 
 def _run(connection: Connection, main: Callable[[Connection], None]) -> None:
-    # Copies of other pipes would hide from their owners that they are closed. Their numbers stay in use: objects of the
-    # parent that own them may close them at any time, and so would close files that had the same numbers by then.
-    null = os.open(os.devnull, os.O_RDWR)
-    for name in os.listdir("/proc/self/fd"):
-        if int(name) > 2 and int(name) not in (connection.fileno(), null):
-            os.dup2(null, int(name), inheritable=False)
+    gc.freeze()  # objects of the parent are not collected here: they could close new files that have their old numbers
+    for name in os.listdir("/proc/self/fd"):  # copies of other pipes would hide from their owners that they are closed
+        if int(name) > 2 and int(name) != connection.fileno():
+            with contextlib.suppress(OSError):
+                os.close(int(name))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal: the parent ends this process
     try:
         main(connection)
