@@ -8,12 +8,11 @@ from typing import Any
 
 from frontend.options import default_text, explanation
 from frontend.parameters import Parameter, Treatment, parameters
-from frontend.protocol.body import MAX_INT32
 from frontend.protocol.fields import OF_PEERS
 from frontend.settings import SETTINGS, flag_of
 from frontend.telemetry.reference import metrics_page
 from model_repository.contract import tensors
-from model_repository.contract.spec import TensorSpec
+from model_repository.contract.spec import MAX_INT32, TensorSpec
 from model_repository.engine.runtime import RUNTIMES
 from model_repository.errors import OutputStreamNotOpen
 from model_repository.model_parameters import API_SAMPLING

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from model_repository.contract.request import ContextOverflow
+from model_repository.contract.spec import MAX_INT32
 from model_repository.contract.tensors import KEY_VARIABLE
 from model_repository.model_parameters import RequestDefaults
 
-MAX_INT32 = 2**31 - 1
 LAUNCHER_KEY_VARIABLE = "CONCH_LAUNCHER_KEY_SHA256"  # the hash of the key of `serve`, which sends the first requests
 
 _HOST_NAME = r"[0-9A-Za-z._-]+"

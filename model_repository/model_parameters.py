@@ -10,9 +10,7 @@ from typing import Any, TypedDict, cast
 
 from model_repository.capabilities import Capability
 from model_repository.contract.request import ContextOverflow, SamplingParams
-from model_repository.contract.spec import TensorSpec, specs_of
-
-_MAX_INT32 = 2**31 - 1
+from model_repository.contract.spec import MAX_INT32, TensorSpec, specs_of
 
 # Fields of messages with the reasoning of an earlier turn, which only some chat templates read.
 REASONING_FIELDS = ("reasoning_content", "reasoning")
@@ -152,7 +150,7 @@ def _read_capabilities(text: str) -> frozenset[Capability]:
 def _max_tokens(value: object) -> int | None:
     if value is None:
         return None
-    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= _MAX_INT32:
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MAX_INT32:
         raise ValueError(value)
     return value
 
@@ -166,7 +164,7 @@ def _boolean(value: object) -> bool:
 def _sampling_rule(spec: TensorSpec) -> tuple[Callable[[Any], object], str]:
     """Return the reader and the rule of a sampling field, by the declaration of its tensor."""
     is_whole, low = spec.datatype == "INT32", spec.low or 0
-    high = _MAX_INT32 if spec.high is None else spec.high
+    high = MAX_INT32 if spec.high is None else spec.high
 
     def read(value: Any) -> float:
         is_number = type(value) is int or (type(value) is float and not is_whole)
@@ -177,7 +175,7 @@ def _sampling_rule(spec: TensorSpec) -> tuple[Callable[[Any], object], str]:
     return read, f"a {'whole ' * is_whole}number, {'above' if spec.is_low_open else 'at least'} {low}, at most {high}"
 
 
-_MAX_TOKENS_RULE = f"a whole number from 1 to {_MAX_INT32}, or null: the rest of the context window"
+_MAX_TOKENS_RULE = f"a whole number from 1 to {MAX_INT32}, or null: the rest of the context window"
 _DEFAULTS: dict[str, tuple[Callable[[Any], object], str]] = {
     "completion_max_tokens": (_max_tokens, _MAX_TOKENS_RULE),
     "chat_max_tokens": (_max_tokens, _MAX_TOKENS_RULE),

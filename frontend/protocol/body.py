@@ -14,8 +14,6 @@ from frontend.settings import Settings
 from model_repository.contract.tensors import INPUTS
 from model_repository.structured_output.json_schema import ignored_keywords
 
-MAX_INT32 = 2**31 - 1  # the tensors' integers
-
 
 class Body(BaseModel):
     """A JSON object in a request. Types are exact: neither true nor "5" is a number. null is the same as absent."""
@@ -72,7 +70,6 @@ def broken_rule(param: str, rule: str) -> PydanticCustomError:
 def declared(tensor: str, **field: Any) -> Any:
     """Return a field with the range and the description of a tensor; `field` overrides both."""
     spec = INPUTS[tensor]
-    high = MAX_INT32 if spec.high is None and spec.datatype == "INT32" else spec.high
-    limits = {} if spec.shape == (-1,) else {"gt" if spec.is_low_open else "ge": spec.low, "le": high}
+    limits = {} if spec.shape == (-1,) else {"gt" if spec.is_low_open else "ge": spec.low, "le": spec.highest}
     arguments: dict[str, Any] = {"description": spec.doc, **limits, **field}
     return Field(**arguments)

@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import AfterValidator, BeforeValidator, FailFast, Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
-from frontend.protocol.body import MAX_INT32, Body, broken_rule, declared, needs
+from frontend.protocol.body import Body, broken_rule, declared, needs
 from frontend.protocol.fields import REFUSED, GenerationBody
 from frontend.protocol.tools import (
     FunctionCallChoice,
@@ -24,6 +24,7 @@ from frontend.protocol.tools import (
     tool_choice_from,
 )
 from model_repository.contract.rules import MAX_TOOLS
+from model_repository.contract.spec import MAX_INT32
 
 MAX_MESSAGES = 4096
 MAX_CONTENT_PARTS = 4096  # of all messages together

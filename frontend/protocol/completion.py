@@ -9,9 +9,10 @@ from pydantic import AfterValidator, Field, ValidationInfo, model_validator
 from pydantic.functional_validators import PlainValidator
 from pydantic_core import PydanticCustomError, PydanticKnownError
 
-from frontend.protocol.body import MAX_INT32, broken_rule, declared, limits_of, needs
+from frontend.protocol.body import broken_rule, declared, limits_of, needs
 from frontend.protocol.fields import HINTS, REFUSED, GenerationBody, TokenId
 from model_repository.contract.request import MAX_IMAGES
+from model_repository.contract.spec import MAX_INT32
 
 MAX_LOGPROBS = 5  # OpenAI's
 MAX_CHOICES = 128  # completions of one request, prompts times n or best_of; OpenAI's bound of n

@@ -9,10 +9,11 @@ from pydantic import BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from frontend.protocol.answers import ServiceTier
-from frontend.protocol.body import MAX_INT32, Body, broken_rule, declared, needs
+from frontend.protocol.body import Body, broken_rule, declared, needs
 from frontend.protocol.priority import Priority
 from frontend.protocol.response_format import ResponseFormat, StructuredOutputs
 from model_repository.contract.request import MAX_BAD_WORD_CHARS, MAX_BAD_WORDS, MAX_STOP_WORDS, MAX_TOKEN_IDS
+from model_repository.contract.spec import MAX_INT32
 from model_repository.contract.tensors import INPUTS
 
 # --- known fields without support, with the values that change nothing -----------------------------------------------

@@ -24,7 +24,6 @@ from model_repository.errors import InvalidRequest, PromptTooLong
 MAX_TOOLS = 128
 MAX_TOOLS_CHARS = 300_000  # of all tools together, as JSON: their schemas are read before the first token
 _MAX_REQUEST_ID_CHARS = 160
-_MAX_INT32 = 2**31 - 1
 
 # The roles of OpenAI's API, and of the templates of Llama 3, Gemma and Granite. A template may build a special token
 # around a role, so a user must not be able to choose its text.
@@ -199,9 +198,7 @@ def _check_values(spec: TensorSpec, values: Collection[Any]) -> None:
 
 def _check_range(spec: TensorSpec, value: float) -> None:
     low = -math.inf if spec.low is None else spec.low
-    high = spec.high
-    if high is None:
-        high = _MAX_INT32 if spec.datatype == "INT32" else math.inf
+    high = math.inf if spec.highest is None else spec.highest
     if low <= value <= high and not (spec.is_low_open and value == low):  # NaN fails every comparison
         return
     rule = f"must be {'above' if spec.is_low_open else 'at least'} {low}" if low > -math.inf else "must be"

@@ -14,6 +14,7 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 import msgspec
 import numpy as np
 
+MAX_INT32 = 2**31 - 1
 _NUMPY_DTYPES: dict[str, Any] = {
     "BYTES": np.object_,
     "BOOL": np.bool_,
@@ -51,6 +52,11 @@ class TensorSpec:
     def dtype(self) -> Any:
         """The numpy dtype of the elements; object (of bytes) for BYTES."""
         return _NUMPY_DTYPES[self.datatype]
+
+    @property
+    def highest(self) -> float | None:
+        """The largest accepted number: the declared one, or that of INT32; None: any."""
+        return MAX_INT32 if self.high is None and self.datatype == "INT32" else self.high
 
 
 @dataclass(frozen=True, slots=True)

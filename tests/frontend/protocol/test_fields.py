@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from frontend.errors import InvalidRequest, ValidationFailed
-from frontend.protocol.body import MAX_INT32
 from frontend.protocol.chat import ChatCompletionRequest
 from frontend.protocol.completion import CompletionRequest
+from model_repository.contract.spec import MAX_INT32
 from model_repository.contract.tensors import INPUTS
 from tests.frontend.bodies import CHAT, COMPLETION, ENDPOINTS, completion, read, refusal
 
