@@ -151,13 +151,13 @@ FACTS = web.RequestKey("facts", RequestFacts)
 
 
 def sender_of(request: web.Request) -> str:
-    """Return whose requests are served in turns with those of others: a key's, or without keys an address's."""
+    """Return the name of the sender: the id of its key, or its address if the server has no keys."""
     caller = request[FACTS].caller
     return request.remote or "" if caller.id == ANONYMOUS.id else caller.id
 
 
 def lock_of_sender(request: web.Request) -> asyncio.Lock:
-    """Return the lock for work of which each sender does one piece at a time, since it holds up all others."""
+    """Return the sender's lock, for work that delays all senders: each sender does one piece at a time."""
     return request.app[SENDER_LOCKS].setdefault(sender_of(request), asyncio.Lock())
 
 

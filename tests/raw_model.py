@@ -32,7 +32,7 @@ class RawModel:
         return token_ids
 
     def logprobs(self, token_ids: Sequence[int], following: Sequence[int] = ()) -> npt.NDArray[np.float64]:
-        """Return the log probabilities of what follows each token, [num_tokens, vocab_size].
+        """Return the log probabilities of all next tokens after each token, [num_tokens, vocab_size].
 
         Args:
             token_ids: computed at once.

@@ -146,7 +146,7 @@ class Connection(web.RequestHandler):
         self._is_refused = True
 
     def _refuse_other_framing(self) -> None:
-        """Replace requests of other versions, which aiohttp would answer in them, and with more codings by errors."""
+        """Replace a request by an error if its version is another one or it has a coding beside `chunked`."""
         for place, (message, _) in enumerate(self._messages):
             if isinstance(message, _ErrInfo):
                 continue

@@ -57,9 +57,9 @@ class Member(Protocol):
 class Crowd:
     """The open connections of one port.
 
-    Beyond a bound, connections that wait for their clients are closed: always those of the address that has most of
-    them, and of these the idle ones first, then the ones that have waited longest. So an address, such as that of a
-    proxy, may have all connections while nobody else needs one, and a request that has arrived whole is never closed.
+    Beyond a bound, connections that wait for their clients are closed, first those of the address with most of them:
+    its idle connections first, then those that have waited longest. A connection with a whole request stays open. While
+    there is room, one address may have all connections, as a proxy does.
 
     Args:
         max_connections: the bound of open connections.
@@ -82,7 +82,7 @@ class Crowd:
         self._unfinished.discard(member)
 
     def begin_request(self, member: Member) -> None:
-        """Note a request of which a part has arrived."""
+        """Note a request that has begun to arrive."""
         self._unfinished.add(member)
         if len(self._unfinished) > MAX_UNFINISHED:
             self._close_some(self._unfinished, MAX_UNFINISHED, "unfinished requests")

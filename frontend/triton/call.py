@@ -52,9 +52,9 @@ _SLOW_BYTES = 8_000  # a larger request takes long to encode
 class MultiplexedCall:
     """One call, from the opening of an output stream until it breaks or is closed. `run` reads it.
 
-    The engine ends a stream that nobody has used for a while. When readers leave, one message on this call cancels all
-    their requests, and the next such message waits for the answer. A thousand calls at once damage Triton's memory, and
-    so does the end of a call that has requests (its issues 7368 and 8034).
+    The engine ends a stream without requests after a while. When readers leave, one message on this call cancels all
+    their requests. The next message of this kind waits for the answer. A thousand calls at once damage Triton's memory,
+    and so does the end of a call that has requests (its issues 7368 and 8034).
 
     Args:
         stub: of Triton's gRPC service.

@@ -1,4 +1,4 @@
-"""A model whose chat template fills the memory when a conversation has its word."""
+"""A chat template that fills the memory if the last message is a certain word."""
 
 from __future__ import annotations
 

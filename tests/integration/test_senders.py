@@ -35,7 +35,7 @@ MAX_RATIO, MAX_EXTRA_S = 3.0, 0.25  # of a latency beside a flood: the larger of
 
 @pytest.fixture(scope="module")
 def server(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A server with the keys `alice` and `bob`, whose frontend has the default settings."""
+    """A server with two keys, `alice` and `bob`. Its frontend has the default settings."""
     key_file = KeyFile(tmp_path_factory.mktemp("senders") / "keys.json")
     for name in ("alice", "bob"):
         key_file.add(name)
@@ -116,7 +116,7 @@ async def hang_ups(alice: Sender) -> None:
 
 
 async def refusals(alice: Sender) -> None:
-    """The last prompt is too long, so all are refused."""
+    """The last prompt is too long, so all prompts are refused."""
     raw = alice.completion(prompt=["a b c"] * (MAX_CHOICES - 1) + ["a " * 4500], max_tokens=200)
     await endless(4, lambda: alice.send(raw))
 

@@ -15,7 +15,7 @@ from tests.waiting import DEADLINE_S, wait_until
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder that the server runs in, whose path is too long for a socket."""
+    """A folder for the server. Its path is too long for the path of a socket."""
     folder = tmp_path / ("long" * 40)
     folder.mkdir()
     monkeypatch.chdir(folder)
