@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import gc
 import logging
 import os
 import signal
@@ -88,11 +86,12 @@ class ForkedProcess:
 
 
 def _run(connection: Connection, main: Callable[[Connection], None]) -> None:
-    gc.freeze()  # objects of the parent are not collected here: they could close new files that have their old numbers
-    for name in os.listdir("/proc/self/fd"):  # copies of other pipes would hide from their owners that they are closed
-        if int(name) > 2 and int(name) != connection.fileno():
-            with contextlib.suppress(OSError):
-                os.close(int(name))
+    # Copies of other pipes would hide from their owners that they are closed. Their numbers stay in use: objects of the
+    # parent may still write to them or close them, and would do so to new files with the same numbers.
+    null = os.open(os.devnull, os.O_RDWR)
+    for name in os.listdir("/proc/self/fd"):
+        if int(name) > 2 and int(name) not in (connection.fileno(), null):
+            os.dup2(null, int(name), inheritable=False)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal: the parent ends this process
     try:
         main(connection)

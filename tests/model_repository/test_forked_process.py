@@ -6,13 +6,15 @@ import subprocess
 import sys
 
 SCRIPT = """
-import gc
+import gc, os
 from multiprocessing import Pipe
 from model_repository.forked_process import ForkedProcess
 
 def main(connection):
-    pipes = [Pipe() for _ in range(100)]  # also with the numbers of the connection in the cycle
+    pipes = [Pipe() for _ in range(100)]  # also with the parent's numbers, if they were free
     gc.collect()
+    log.write(b"line")
+    log.close()
     argument = connection.recv()
     for one, other in pipes:
         one.send(argument)
@@ -20,6 +22,7 @@ def main(connection):
     connection.send(("returned", argument))
 
 gc.disable()
+log = open(os.devnull, "wb", buffering=0)
 cycle = [*Pipe()]
 cycle.append(cycle)
 del cycle
@@ -29,7 +32,7 @@ process.close()
 """
 
 
-def test_what_the_parent_owned_closes_no_file_of_the_child() -> None:
-    """A connection in a cycle of the parent was closed in the child once more, when its number was another file's."""
+def test_files_that_the_parent_owned_are_none_of_the_childs() -> None:
+    """Log lines to a file of the parent went into a pipe of the child, and the garbage collector closed another."""
     done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (0, "")
