@@ -24,7 +24,7 @@ endef
 export NO_PYTHON
 
 .DELETE_ON_ERROR:
-.PHONY: help serve test faults workshop check lint format pins sbom audit bench version images chart clean
+.PHONY: help serve quick test faults workshop check lint format pins sbom audit bench version images chart clean
 
 help:  ## this text
 	@sed -n 's/^\([a-z]*\):.*##\(.*\)/make \1\t\2/p' Makefile | expand -t 16
@@ -32,8 +32,17 @@ help:  ## this text
 serve: $(VENV)/serve.stamp  ## set up, build the demo model and serve it until Ctrl-C; ARGS="--port 9000" passes options
 	@exec $(VENV)/bin/conch serve demo --state-dir $(STATE_DIR) $(ARGS)
 
-test: $(VENV)/test.stamp $(VENV)/model.stamp  ## every test; ARGS="-k name" passes options to pytest
-	$(PYTHON_IN_VENV) -m pytest $(ARGS)
+# Groups of tests run beside each other, one for each core; those that measure time run after them.
+IN_GROUPS := -n auto --maxprocesses 8 --dist loadgroup
+DURATIONS = $(if $(RESULTS),--durations=50 --junitxml=$(RESULTS)/$(1).xml)
+OR_NONE = $(if $(ARGS),|| [ $$? = 5 ])# -k may pick tests of one kind alone
+
+quick: lint  ## before each commit: formatting, lint, types, and every test that starts no server
+	$(PYTHON_IN_VENV) -m pytest -m "not server and not alone and not faults" $(IN_GROUPS) $(ARGS)
+
+test: $(VENV)/test.stamp $(VENV)/model.stamp  ## every test; ARGS="-k name" passes options to pytest; RESULTS=DIR keeps durations
+	$(PYTHON_IN_VENV) -m pytest -m "not alone and not faults" $(IN_GROUPS) $(call DURATIONS,groups) $(ARGS) $(OR_NONE)
+	$(PYTHON_IN_VENV) -m pytest -m "alone and not faults" $(call DURATIONS,alone) $(ARGS) $(OR_NONE)
 
 faults: $(VENV)/test.stamp  ## what `make test` leaves out: the other faults at the other moments of a request, some minutes
 	$(PYTHON_IN_VENV) -m pytest -m faults $(ARGS)
@@ -100,7 +109,7 @@ chart: $(VENV)/test.stamp  ## package the chart into dist/, with an example for 
 	@rm -r $(DIST)/conch
 
 clean:  ## remove the environment, everything built, and caches
-	rm -rf $(VENV) $(STATE_DIR) build dist sbom.json *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(STATE_DIR) build dist sbom.json test-results *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 PIP_INSTALL := $(PYTHON_IN_VENV) -m pip install --quiet --disable-pip-version-check

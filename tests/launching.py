@@ -15,6 +15,7 @@ from frontend.settings import Settings
 from model_repository.contract.tensors import KEY_VARIABLE
 
 _KERNELS_OWN = Path("/proc/sys/net/ipv4/ip_local_port_range")
+_MAX_WORKERS = 16
 _given: set[int] = set()
 FREE_PORTS = ("--port=0", "--triton-grpc-port=0", "--triton-metrics-port=0")  # options of `serve` and `run`
 KEY_OF_ALL = secrets.token_urlsafe()  # to the restricted APIs of every Triton, so that one frontend may have several
@@ -31,8 +32,10 @@ def free_port() -> int:
     The kernel could give a port of that range to another process while the server starts, or starts again.
     """
     first_of_kernel = int(_KERNELS_OWN.read_text().split()[0])
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
     while True:
-        port = first_of_kernel // 2 + secrets.randbelow(first_of_kernel // 2)
+        # Each process of the tests has ports of its own.
+        port = first_of_kernel // 2 + secrets.randbelow(first_of_kernel // (2 * _MAX_WORKERS)) * _MAX_WORKERS + worker
         with socket.socket() as listener, contextlib.suppress(OSError):  # it is taken
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listener.bind(("127.0.0.1", port))

@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 from openai import OpenAI
 
 from build_engines.adapter import build_adapter
@@ -55,16 +56,40 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--server-alias", metavar="NAME", help="another name of that model")
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _servers(servers: None) -> None:
+    """All tests of this folder are tests of servers."""
+
+
 @pytest.fixture(scope="session")
-def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def state_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder for artifacts and repositories, which all processes of a test run share."""
+    folder = tmp_path_factory.getbasetemp()
+    folder = (folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder) / "state"
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
+@contextmanager
+def _built_once(state_dir: Path, name: str) -> Iterator[bool]:
+    """Yield whether something is still to be built; meanwhile other processes of the test run wait."""
+    done = state_dir / f"{name}.done"
+    with FileLock(state_dir / "lock"):
+        yield not done.exists()
+        done.touch()
+
+
+@pytest.fixture(scope="session")
+def repository(state_dir: Path) -> Path:
     """A repository with the demo model and a synthetic one that makes a token every 10 ms."""
-    state_dir = tmp_path_factory.mktemp("state")
     paced = [PACED_MODEL, "--checkpoint", str(DEMO_CHECKPOINT), "--runtime", "synthetic"]
     paced += ["--option", "itl_ms=10", "--option", f"prefill_tokens={PREFILL_TOKENS}"]
     aliases = [argument for alias in ALIASES for argument in ("--alias", alias)]
-    artifacts = [_build(state_dir, "demo", *aliases, "--option", "contexts=2"), _build(state_dir, *paced)]
     repository = state_dir / "both"
-    _run("render", *artifacts, "--repository", str(repository), *ENGINE)
+    with _built_once(state_dir, "both") as is_missing:
+        if is_missing:
+            artifacts = [_build(state_dir, "demo", *aliases, "--option", "contexts=2"), _build(state_dir, *paced)]
+            _run("render", *artifacts, "--repository", str(repository), *ENGINE)
     return repository
 
 
@@ -73,7 +98,9 @@ def paced_repository(repository: Path) -> Path:
     """A repository with the synthetic model alone, which Triton loads in a second."""
     [artifact] = (repository.parent / "artifacts").glob("synthetic--paced-*")
     alone = repository.parent / "paced"
-    _run("render", str(artifact), "--repository", str(alone), "--max-sequences", str(MAX_SEQUENCES_ALONE))
+    with _built_once(repository.parent, "paced") as is_missing:
+        if is_missing:
+            _run("render", str(artifact), "--repository", str(alone), "--max-sequences", str(MAX_SEQUENCES_ALONE))
     return alone
 
 
@@ -90,8 +117,10 @@ def flood_repository(repository: Path) -> Path:
     state_dir = repository.parent
     flood = [FLOOD_MODEL, "--checkpoint", str(DEMO_CHECKPOINT), "--runtime", "synthetic", "--option", "itl_ms=2"]
     rendered = state_dir / "flood"
-    artifact = _build(state_dir, *flood)
-    _run("render", artifact, "--repository", str(rendered), "--max-sequences", str(MAX_SEQUENCES_FLOOD))
+    with _built_once(state_dir, "flood") as is_missing:
+        if is_missing:
+            artifact = _build(state_dir, *flood)
+            _run("render", artifact, "--repository", str(rendered), "--max-sequences", str(MAX_SEQUENCES_FLOOD))
     return rendered
 
 

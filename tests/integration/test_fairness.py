@@ -15,6 +15,8 @@ from tests.integration.replicas import Frontend, frontend_of, until
 from tests.integration.stack import MAX_SEQUENCES_ALONE, PACED_MODEL, Stack
 from tests.overload import Phase, ask, bodies_of, client_of, closed_loop
 
+pytestmark = pytest.mark.alone
+
 BODY = {"model": PACED_MODEL, "prompt": "a", "max_tokens": 40, "ignore_eos": True}
 ADMISSION = (f"--max-in-flight={MAX_SEQUENCES_ALONE}", "--max-queue-wait-s=60")  # all may wait
 NUM_FLOOD, NUM_FEW = 64, 4  # requests at a time

@@ -7,6 +7,7 @@ import io
 from pathlib import Path
 
 import aiohttp
+import pytest
 
 from frontend.handlers.bodies import LARGE_BYTES, MAX_LARGEST
 from tests.frontend.gateway.key_files import KeyFile
@@ -17,6 +18,8 @@ from tests.integration.resources import max_memory_bytes
 from tests.integration.stack import PACED_MODEL, Stack
 from tests.overload import client_of
 from tests.waiting import DEADLINE_S
+
+pytestmark = pytest.mark.alone
 
 NUM_AT_ONCE = 16
 NUM_HEALTHY = 4  # clients

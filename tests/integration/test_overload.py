@@ -6,12 +6,15 @@ import asyncio
 from pathlib import Path
 
 import psutil
+import pytest
 
 from frontend.settings import Settings
 from tests.integration.replicas import frontend_of
 from tests.integration.stack import MAX_SEQUENCES_ALONE, PACED_MODEL, Stack
 from tests.overload import ask, bodies_of, client_of, compare
 from tests.waiting import DEADLINE_S
+
+pytestmark = pytest.mark.alone
 
 NUM_TOKENS = range(20, 61)
 QUEUE_WAIT_S = 0.5

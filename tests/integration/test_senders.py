@@ -29,6 +29,8 @@ from tests.integration.edge import exchange
 from tests.integration.operations import Server
 from tests.integration.stack import Stack
 
+pytestmark = pytest.mark.alone
+
 MIN_TURNS, MAX_TURNS, TURN_S = 3, 9, 1.5
 MAX_RATIO, MAX_EXTRA_S = 3.0, 0.25  # of a latency beside a flood: the larger of the two bounds holds
 
