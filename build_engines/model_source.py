@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
 
-import huggingface_hub
+from huggingface_hub import constants
+from huggingface_hub.utils import build_hf_headers, get_session
 
 from build_engines.catalog import Catalog
 from build_engines.checkpoint import read_json
@@ -25,6 +26,7 @@ from model_repository.engine.runtime import PROJECTOR
 
 DEMO = Path(str(resources.files("build_engines").joinpath("demo")))
 
+_HUB_TIMEOUT_S = 10.0
 _VARIANT = "Q4_K_M"  # of a repository with several GGUF files: most of them have it
 _MAX_NAMES = 12  # of files, in a message
 _KV_CACHE = ("f16", "f32")
@@ -233,8 +235,12 @@ def _check_converted(reference: HubReference, architecture: str) -> None:
 
 def _quantized(repository: str) -> list[str]:
     """Return the repositories with GGUF files of a model that are downloaded most; none if the hub does not say."""
-    filters = ["gguf", f"base_model:quantized:{repository}"]
-    try:
-        return [info.id for info in huggingface_hub.HfApi().list_models(filter=filters, sort="downloads", limit=3)]
+    asked = {"filter": ["gguf", f"base_model:quantized:{repository}"], "sort": "downloads", "limit": 3}
+    try:  # not by list_models, which tries for 24 s to reach a hub
+        answer = get_session().get(
+            f"{constants.ENDPOINT}/api/models", params=asked, headers=build_hf_headers(), timeout=_HUB_TIMEOUT_S
+        )
+        answer.raise_for_status()
+        return [str(info["id"]) for info in answer.json()]
     except HUB_ERRORS:
         return []
