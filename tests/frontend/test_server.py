@@ -91,9 +91,7 @@ def test_with_a_certificate_it_speaks_tls(tmp_path: Path) -> None:
 
 def test_a_client_that_begins_no_tls_handshake_is_cut_as_one_that_sends_no_head(tmp_path: Path) -> None:
     cert, key = make(tmp_path, "server")
-    run = RUN.replace(
-        "import logging", "import frontend.connections.runner as r; r.HEADER_TIMEOUT_S = 0.05; import logging"
-    )
+    run = "import frontend.connections.runner as r; r.HEADER_TIMEOUT_S = 0.05\n" + RUN
     run = run.replace("Settings(", f"Settings(tls_cert={cert!r}, tls_key={key!r}, ")
     with subprocess.Popen([sys.executable, "-c", run, "0"], stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
