@@ -7,9 +7,11 @@ import shlex
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
+import huggingface_hub
 from huggingface_hub import constants
-from huggingface_hub.utils import build_hf_headers, get_session
+from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
 
 from build_engines.catalog import Catalog
 from build_engines.checkpoint import read_json
@@ -235,9 +237,9 @@ def _check_converted(reference: HubReference, architecture: str) -> None:
 
 def _quantized(repository: str) -> list[str]:
     """Return the repositories with GGUF files of a model that are downloaded most; none if the hub does not say."""
-    asked = {"filter": ["gguf", f"base_model:quantized:{repository}"], "sort": "downloads", "limit": 3}
+    asked: dict[str, Any] = {"filter": ["gguf", f"base_model:quantized:{repository}"], "sort": "downloads", "limit": 3}
     try:  # not by list_models, which tries for 24 s to reach a hub
-        answer = get_session().get(
+        answer = huggingface_hub.get_session().get(
             f"{constants.ENDPOINT}/api/models", params=asked, headers=build_hf_headers(), timeout=_HUB_TIMEOUT_S
         )
         answer.raise_for_status()
