@@ -22,6 +22,8 @@ from build_engines.llama_cpp.gguf_file import write_gguf
 from build_engines.model_source import DEMO
 from tests.build_engines.stand_in_hub import COMMIT, TOKEN, Repository, stand_in_hub
 
+pytestmark = pytest.mark.usefixtures("servers")
+
 
 @pytest.mark.parametrize(
     ("text", "repository", "revision", "variant"),

@@ -14,6 +14,8 @@ import pytest
 from tests.frontend.connections.self_signed import make
 from tests.launching import free_port
 
+pytestmark = pytest.mark.usefixtures("servers")
+
 RUN = """
 import gc, logging, sys
 from frontend.server import run

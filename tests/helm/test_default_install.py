@@ -25,7 +25,7 @@ VALUES = {
     "metrics": {"prometheusRule": {"enabled": True}, "dashboards": {"enabled": True}},
 }
 
-pytestmark = pytest.mark.skipif(why_impossible() != "", reason=why_impossible())
+pytestmark = [pytest.mark.usefixtures("servers"), pytest.mark.skipif(why_impossible() != "", reason=why_impossible())]
 
 
 class Install:

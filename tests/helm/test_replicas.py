@@ -18,7 +18,7 @@ from tests.waiting import DEADLINE_S, wait_until
 
 FIRST, SECOND = "127.0.0.1", "127.0.0.2"
 
-pytestmark = pytest.mark.skipif(why_impossible() != "", reason=why_impossible())
+pytestmark = [pytest.mark.usefixtures("servers"), pytest.mark.skipif(why_impossible() != "", reason=why_impossible())]
 
 
 def replica(box: Sandbox, pod: PodTemplate, address: str) -> PodTemplate:

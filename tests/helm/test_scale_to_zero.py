@@ -21,6 +21,8 @@ from tests.helm.test_monitoring import needs_promtool
 from tests.helm.test_replicas import endpoints, start
 from tests.waiting import DEADLINE_S, wait_until
 
+pytestmark = pytest.mark.usefixtures("servers")
+
 PODS = "demo-demo-pods"
 RESTING = {"enabled": True, "scaleToZero": True}
 LABELS = 'model="demo", namespace="serving", service="demo-frontend-operations"'

@@ -16,10 +16,13 @@ import pytest
 from tests.helm.node_group import Group, descendants, heard, ranks_below, tell
 from tests.waiting import DEADLINE_S, wait_until
 
-pytestmark = pytest.mark.skipif(
-    not Path("/usr/sbin/sshd").exists() or not Path("/usr/bin/ssh").exists(),
-    reason="needs the Debian packages openssh-server and openssh-client",
-)
+pytestmark = [
+    pytest.mark.usefixtures("servers"),
+    pytest.mark.skipif(
+        not Path("/usr/sbin/sshd").exists() or not Path("/usr/bin/ssh").exists(),
+        reason="needs the Debian packages openssh-server and openssh-client",
+    ),
+]
 
 
 @pytest.fixture(scope="module")

@@ -21,6 +21,8 @@ from tests.helm.sandbox import sandbox, why_impossible
 from tests.helm.test_default_install import Install
 from tests.waiting import DEADLINE_S
 
+pytestmark = pytest.mark.usefixtures("servers")
+
 CERTIFICATES = re.compile(r"<!-- certificates: begin -->\n```sh\n(?P<commands>.*?)```", re.DOTALL)
 
 

@@ -25,6 +25,8 @@ from tests.frontend.connections.raw_http import port_of, post
 from tests.launching import free_port
 from tests.waiting import DEADLINE_S, wait_until
 
+pytestmark = pytest.mark.usefixtures("servers")
+
 FILE_LIMIT = 320
 FLOOD, OTHER = "127.0.0.1", "127.0.0.2"
 GET = b"GET /health/live HTTP/1.1\r\nHost: localhost\r\n\r\n"

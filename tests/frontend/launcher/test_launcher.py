@@ -39,6 +39,8 @@ from tests.frontend.triton.test_models import Clock
 from tests.processes import is_running
 from tests.waiting import DEADLINE_S, wait_until
 
+pytestmark = pytest.mark.usefixtures("servers")
+
 type Launch = Callable[..., tuple[Any, list[str]]]
 
 # Stands in for a server whose children are hard to get rid of: one is detached, and both ignore SIGTERM.

@@ -15,6 +15,8 @@ from frontend.launcher.triton_server import GrpcTls, TritonInstallation, TritonP
 from frontend.settings import SettingsError
 from tests.frontend.connections import self_signed
 
+pytestmark = pytest.mark.usefixtures("servers")
+
 PORTS = TritonPorts(grpc=1, metrics=3, http=2)
 KEY = "0123456789abcdef" * 2
 WITHOUT_KEY: dict[str, Any] = {

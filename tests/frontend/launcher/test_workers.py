@@ -28,6 +28,8 @@ from tests.frontend_with import command_with
 from tests.launching import free_port
 from tests.processes import command_line, is_running
 
+pytestmark = pytest.mark.usefixtures("servers")
+
 DEADLINE_S = 60.0  # for things that take a second: only a hang reaches it
 
 

@@ -26,6 +26,8 @@ from tests.fakes import FakeTriton, chunks, stats
 from tests.frontend.conftest import Serve
 from tests.frontend.launcher.test_workers import running
 
+pytestmark = pytest.mark.usefixtures("servers")
+
 BODY = {"model": "org/demo", "prompt": "a secret", "max_tokens": 10}
 
 
