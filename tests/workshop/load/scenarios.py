@@ -22,7 +22,7 @@ class Setup:
     max_sequences: int = 320  # that the engine decodes at the same time
     max_in_flight: int = 1024  # that the frontend admits at the same time
     precision: Literal["f16", "f32", "q8_0"] = "f16"  # of the weights; in f32 our KV cache is f32 too
-    is_large: bool = False  # random weights, 370 million, in place of the demo model's
+    weights: Literal["demo", "random", "smollm2"] = "demo"  # 370 million random ones; SmolLM2's 135 million in Q4_1
     num_workers: int = 1  # processes of the frontend
     num_rendered: int = 1  # models in the repository; all but the first are not loaded
     peer: str = ""  # another server that runs too: LLAMA_CPP on the same weights, or DYNAMO with its mock engine
@@ -143,6 +143,18 @@ SUITE = (
         metrics=("requests_per_s", "cpu_us_per_request", *_LATENCY, *_AGAINST_DYNAMO),
     ),
     Scenario(
+        name="one-by-one",
+        title="Requests of one token as browsers and scripts send them",
+        points=(
+            *_beside_dynamo(
+                "32 clients, a connection for each request",
+                Load(num_streams=32, num_tokens=1, reuses_connections=False, warmup_s=1.0, window_s=3.0),
+            ),
+            *_beside_dynamo("200 requests/s at random times", Load(rate_per_s=200, num_tokens=1, window_s=5.0)),
+        ),
+        metrics=("requests_per_s", "cpu_us_per_request", *_LATENCY, *_AGAINST_DYNAMO),
+    ),
+    Scenario(
         name="unpaced",
         title="Synthetic engine without a pace, streams of 200 tokens",
         points=(*_unpaced(1), *_unpaced(16), *_unpaced(64), *_unpaced(256)),
@@ -232,9 +244,20 @@ SUITE = (
         name="cpu-engine-large",
         title="The same with 370 million random weights in q8_0",
         points=_cpu_engine(
-            Setup(max_sequences=8, precision="q8_0", is_large=True),
+            Setup(max_sequences=8, precision="q8_0", weights="random"),
             (1, 4, 8),
             replace(_COMPLETIONS, num_tokens=64, warmup_s=4.0, window_s=15.0),
+        ),
+        metrics=_AGAINST_LLAMA_CPP,
+        max_repeats=3,
+    ),
+    Scenario(
+        name="cpu-engine-real",
+        title="SmolLM2-135M-Instruct in Q4_1, prompts of about 200 tokens, against llama.cpp's own server",
+        points=_cpu_engine(
+            Setup(max_sequences=8, weights="smollm2"),
+            (1, 8),
+            replace(_COMPLETIONS, num_tokens=64, prompt_words=150, warmup_s=2.0, window_s=10.0),
         ),
         metrics=_AGAINST_LLAMA_CPP,
         max_repeats=3,
@@ -333,7 +356,7 @@ def _quick_point(point: Point) -> Point:
         max_sequences=min(point.setup.max_sequences, 64),
         max_in_flight=64,
         precision="f16",
-        is_large=False,
+        weights="demo",
         num_workers=1,
         num_rendered=min(point.setup.num_rendered, 2),
         peer="" if point.setup.peer == DYNAMO else point.setup.peer,

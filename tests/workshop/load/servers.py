@@ -23,6 +23,7 @@ from model_repository.engine.runtime import PROJECTOR, EngineConfig
 from model_repository.engine.synthetic import SyntheticRuntime
 from tests.build_engines.tiny_checkpoint import write_checkpoint
 from tests.launching import free_port
+from tests.raw_model import real_model
 from tests.workshop.load import dynamo
 from tests.workshop.load.accounting import Processes
 from tests.workshop.load.load import Target
@@ -94,7 +95,9 @@ class ServerFactory:
         if setup.runtime == "synthetic":
             arguments = [f"bench/synthetic-{setup.itl_ms:g}ms-{number}", "--checkpoint", str(_CHECKPOINT)]
             arguments += ["--runtime", "synthetic", "--option", f"itl_ms={setup.itl_ms!r}"]
-        elif setup.is_large:
+        elif setup.weights == "smollm2":
+            arguments = ["bench/smollm2", "--gguf", str(real_model())]
+        elif setup.weights == "random":
             arguments = ["bench/large", "--checkpoint", str(self._large_checkpoint()), "--precision", setup.precision]
         output = _build_engines("build", *arguments, "--state-dir", str(self.state_dir))
         return Path(next(line.split(maxsplit=1)[1] for line in output.splitlines() if line.startswith("artifact")))
