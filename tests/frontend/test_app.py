@@ -19,7 +19,7 @@ from frontend.errors import EngineFailed
 from model_repository.contract.output import GenerationChunk
 from tests.fakes import DEMO, FakeTriton, chunks
 from tests.frontend.answers import error_of
-from tests.frontend.bodies import CHAT, COMPLETION, TIME, USER
+from tests.frontend.bodies import CHAT, COMPLETION, TIME
 from tests.frontend.conftest import Serve
 from tests.frontend.connections.raw_http import exchange, port_of
 from tests.waiting import DEADLINE_S
@@ -326,14 +326,3 @@ async def test_the_404_of_another_chat_api_names_ours(serve: Serve) -> None:
     for root, api in (("", "responses"), ("/v1", "messages")):
         error = await error_of(await http.post(f"{root}/{api}", json={}))
         assert error["message"] == f"There is no POST {root}/{api}: use {root}/chat/completions"
-
-
-async def test_fields_that_the_models_chat_template_does_not_read_are_listed(serve: Serve) -> None:
-    http = await serve(FakeTriton(chunks("x")))
-    thought = {"role": "assistant", "content": "4", "reasoning_content": "2 and 2", "annotations": [{}]}
-    body = CHAT | {"messages": [USER, thought, USER], "reasoning_effort": "low", "verbosity": "high"}
-    answer = await http.post("/v1/chat/completions", json=body)
-    ignored = ["verbosity", "messages[1].annotations", "reasoning_effort", "messages[1].reasoning_content"]
-    assert (answer.status, answer.headers["x-ignored-params"].split(",")) == (200, ignored)
-    answer = await http.post("/tokenize", json={"model": DEMO.id, "messages": [USER, thought]})
-    assert answer.headers["x-ignored-params"] == "messages[1].annotations,messages[1].reasoning_content"

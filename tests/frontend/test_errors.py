@@ -1,9 +1,8 @@
 from __future__ import annotations
 
-import pytest
 
 from frontend import errors
-from frontend.errors import APIError, retry_headers, shown
+from frontend.errors import retry_headers, shown
 
 
 def test_the_envelope_has_openais_four_fields_and_detail() -> None:
@@ -23,28 +22,6 @@ def test_validation_failures_list_their_details_and_carry_their_own_status() -> 
     details = [{"loc": ["body", "n"], "msg": "m", "type": "t"}]
     error = errors.ValidationFailed("n: m", param="n", code="invalid_value", details=details, status=422)
     assert (error.status, error.envelope()["detail"]) == (422, details)
-
-
-@pytest.mark.parametrize(
-    ("error", "status", "kind", "code"),
-    [
-        (errors.ModelNotFound("x"), 404, "invalid_request_error", "model_not_found"),
-        (errors.ContextLengthExceeded("x"), 400, "invalid_request_error", "context_length_exceeded"),
-        (errors.UnsupportedValue("x"), 400, "invalid_request_error", "unsupported_value"),
-        (errors.InvalidJSON("x"), 400, "invalid_request_error", "invalid_json"),
-        (errors.RequestTooLarge("x"), 413, "invalid_request_error", "request_too_large"),
-        (errors.AuthenticationFailed("x"), 401, "authentication_error", "invalid_api_key"),
-        (errors.PermissionDenied("x"), 403, "permission_error", "permission_denied"),
-        (errors.EngineFailed(), 500, "server_error", "engine_failed"),
-        (errors.ServerError(), 500, "server_error", "internal_error"),
-        (errors.Overloaded("x"), 503, "overloaded_error", "overloaded"),
-        (errors.TritonUnreachable(), 503, "overloaded_error", "triton_unreachable"),
-        (errors.StageUnhealthy("m__engine"), 503, "overloaded_error", "model_not_ready"),
-    ],
-)
-def test_each_error_has_its_status_type_and_code(error: APIError, status: int, kind: str, code: str) -> None:
-    assert (error.status, error.type, error.code) == (status, kind, code)
-    assert ("Retry-After" in error.headers) == (status == 503)
 
 
 def test_a_value_is_shown_as_json_spells_it_and_short() -> None:

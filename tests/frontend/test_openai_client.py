@@ -49,12 +49,6 @@ async def client(url: str) -> AsyncIterator[openai.AsyncOpenAI]:
         yield client
 
 
-async def test_models(client: openai.AsyncOpenAI) -> None:
-    assert [model.id async for model in client.models.list()] == ["formal", "gpt-4o", DEMO.id]
-    for name in (DEMO.id, "gpt-4o", "formal"):
-        assert (await client.models.retrieve(name)).owned_by == "conch"
-
-
 async def test_errors_are_the_clients_own_classes(client: openai.AsyncOpenAI) -> None:
     with pytest.raises(openai.NotFoundError) as not_found:
         await client.completions.create(model="other", prompt="hi")
@@ -63,15 +57,6 @@ async def test_errors_are_the_clients_own_classes(client: openai.AsyncOpenAI) ->
     with pytest.raises(openai.BadRequestError) as refused:
         await client.chat.completions.create(model=DEMO.id, messages=[USER], store=True)
     assert (refused.value.param, refused.value.code) == ("store", "unsupported_value")
-
-
-async def test_fastapis_status_is_a_class_of_the_client_too(serve: Serve, triton: FakeTriton) -> None:
-    http = await serve(triton, validation_status=422)
-    url = f"{(await http.get('/health/live')).url.origin()}/v1"
-    async with openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0) as client:
-        with pytest.raises(openai.UnprocessableEntityError) as refused:
-            await client.completions.create(model=DEMO.id, prompt="hi", temperature=3)
-    assert refused.value.param == "temperature"
 
 
 async def test_an_error_in_the_middle_of_a_stream_is_raised(client: openai.AsyncOpenAI, triton: FakeTriton) -> None:
@@ -136,17 +121,6 @@ def scored(text: str) -> list[GenerationChunk]:
     return [GenerationChunk(text=text, logprobs=items, finish_reason=FinishReason.STOP, usage=USAGE)]
 
 
-async def test_log_probabilities_of_a_chat(client: openai.AsyncOpenAI, triton: FakeTriton) -> None:
-    triton.script = scored("é!")
-    answer = await client.chat.completions.create(model=DEMO.id, messages=[USER], logprobs=True, top_logprobs=2)
-    logprobs = answer.choices[0].logprobs
-    assert logprobs is not None
-    assert [(item.token, item.bytes, len(item.top_logprobs)) for item in logprobs.content or ()] == [
-        ("é", [0xC3, 0xA9], 2),
-        ("!", [0x21], 2),
-    ]
-
-
 async def test_log_probabilities_of_a_completion(client: openai.AsyncOpenAI, triton: FakeTriton) -> None:
     triton.script = scored("é!")
     answer = await client.completions.create(model=DEMO.id, prompt=[[1, 2], [3]], logprobs=2)
@@ -155,21 +129,3 @@ async def test_log_probabilities_of_a_completion(client: openai.AsyncOpenAI, tri
     assert (first.tokens, first.token_logprobs) == (["é", "!"], [-1.0, -1.0])
     assert first.top_logprobs == [{"é": -1.0, "z": -2.0}, {"!": -1.0, "z": -2.0}]
     assert (first.text_offset, second.text_offset) == ([6, 7], [3, 4])  # behind "<1><2>" and "<3>"
-
-
-async def test_fields_that_the_client_does_not_know_go_in_the_extra_body(
-    client: openai.AsyncOpenAI, triton: FakeTriton
-) -> None:
-    answer = await client.chat.completions.create(model="formal", messages=[USER], extra_body={"top_k": 7})
-    assert (answer.model, answer.system_fingerprint) == ("formal", "fp_demo")
-    params = triton.requests[0].params
-    assert (params.sampling.top_k, params.lora_name) == (7, "formal")
-
-
-async def test_headers_are_the_clients_own(url: str) -> None:
-    async with openai.AsyncOpenAI(base_url=url, api_key="none", organization="org-1", project="p", max_retries=0) as to:
-        raw = await to.completions.with_raw_response.create(
-            model=DEMO.id, prompt="hi", extra_headers={"x-request-id": "mine"}
-        )
-    assert raw.parse().choices[0].finish_reason == "length"
-    assert (raw.headers["openai-organization"], raw.headers["x-request-id"]) == ("org-1", "mine")

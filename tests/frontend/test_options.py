@@ -107,12 +107,6 @@ def test_the_standard_variables_say_where_spans_go():
     assert endpoint(**both) == "http://t/x"
 
 
-def test_an_option_wins_over_a_variable():
-    defaults = settings_of_environment({"CONCH_REDIS_URL": "redis://a"}, Settings())
-    assert defaults.redis_url == "redis://a"
-    assert parsed(["--redis-url=redis://b"], defaults).redis_url == "redis://b"
-
-
 def test_secrets_are_in_no_command_line():
     settings = Settings(port=1, redis_url="redis://:password@redis:6379/0", triton_key="password" * 4)
     assert "password" not in " ".join(settings_to_arguments(settings))

@@ -75,24 +75,10 @@ def test_a_secret_is_in_no_error() -> None:
     assert "password" not in repr(Settings(redis_url="redis://:password@redis", triton_key="password" * 4))
 
 
-@pytest.mark.parametrize("endpoint", ["triton:8001", "10.0.0.1:8001", "[::1]:8001", "triton.conch.svc.cluster.local:1"])
-def test_endpoints_are_host_and_port(endpoint: str) -> None:
-    assert Settings(triton_endpoints=(endpoint,)).triton_endpoints == (endpoint,)
-
-
 @pytest.mark.parametrize("name", ["a:8001", "a b", "https://a"])
 def test_the_name_in_tritons_certificates_is_a_name_alone(name: str) -> None:
     with pytest.raises(SettingsError, match=r"^--triton-tls-name="):
         Settings(triton_tls_ca="ca.pem", triton_tls_name=name)
-
-
-def test_endpoints_of_a_name_may_have_certificates() -> None:
-    assert Settings(triton_endpoints=("dns:pods:8001",), triton_tls_ca="ca.pem").triton_endpoints
-
-
-@pytest.mark.parametrize("path", ["/openai", "/inference/v1", "/a.b/c-d_e~f"])
-def test_a_root_path_is_a_path_without_a_slash_at_its_end(path: str) -> None:
-    assert Settings(root_paths=(path,)).root_paths == (path,)
 
 
 def test_request_defaults_are_the_settings_and_zero_fills_the_window() -> None:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import aiohttp
-import openai
 import pytest
 
 from frontend.caller import Role
@@ -180,26 +178,3 @@ async def test_a_bound_key_is_for_its_organizations_and_projects(
     assert response.headers.get("openai-organization") == organization
     if status == 403:
         assert (await refused(response))["type"] == "permission_error"
-
-
-@pytest.fixture
-async def url(http: aiohttp.ClientSession) -> AsyncIterator[str]:
-    yield f"{(await http.get('/health/live')).url.origin()}/v1"
-
-
-async def test_the_official_client_raises_its_own_classes(url: str, key_file: KeyFile) -> None:
-    async with openai.AsyncOpenAI(base_url=url, api_key="conch_wrong", max_retries=0) as client:
-        with pytest.raises(openai.AuthenticationError) as unknown:
-            await client.models.list()
-        assert (unknown.value.code, unknown.value.type) == ("invalid_api_key", "authentication_error")
-    async with openai.AsyncOpenAI(base_url=url, api_key=key_file.texts["demo"], max_retries=0) as client:
-        assert [model.id async for model in client.models.list()] == ["gpt-4o", "org/demo"]
-        with pytest.raises(openai.PermissionDeniedError) as denied:
-            await client.completions.create(model="third", prompt="hi", stream=True)
-        assert (denied.value.type, denied.value.param) == ("permission_error", "model")
-        with pytest.raises(openai.NotFoundError):
-            await client.models.retrieve("third")
-    key = key_file.texts["bound"]
-    async with openai.AsyncOpenAI(base_url=url, api_key=key, organization="org-9", max_retries=0) as client:
-        with pytest.raises(openai.PermissionDeniedError):
-            await client.models.list()

@@ -122,20 +122,6 @@ async def test_a_changed_limit_holds_at_once(limiter: LocalLimiter) -> None:
     assert await remaining(limiter, 10) == 5
 
 
-async def test_the_estimate_is_charged_and_the_usage_settled(limiter: LocalLimiter) -> None:
-    lease = await limiter.acquire(tokens(80, 100))
-    assert [(reading.rate, reading.remaining) for reading in lease.readings] == [("tokens", 20)]
-    limiter.release(lease, 30)
-    assert await remaining(limiter, 100) == 70
-
-
-async def test_usage_beyond_the_estimate_is_a_debt(limiter: LocalLimiter) -> None:
-    limiter.release(await limiter.acquire(tokens(10, 60)), 70)
-    with pytest.raises(RateLimited) as caught:
-        await limiter.acquire(tokens(1, 60))
-    assert caught.value.headers["retry-after-ms"] == "11000"
-
-
 async def test_each_completion_of_a_request_counts_in_the_concurrency(limiter: LocalLimiter) -> None:
     """A request with 128 completions counted as one."""
     lease = await limiter.acquire(counted(num_completions=2, max_concurrent=3))

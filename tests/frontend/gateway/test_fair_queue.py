@@ -26,14 +26,6 @@ def pop[Item](queue: FairQueue[Item]) -> Item:
     return entry.item
 
 
-def test_a_key_that_came_later_does_not_wait_for_all_of_a_flood() -> None:
-    queue: FairQueue[str] = FairQueue()
-    for _ in range(100):
-        push(queue, "flood")
-    push(queue, "other")
-    assert "other" in [pop(queue) for _ in range(2)]
-
-
 @given(
     mine=st.lists(COSTS, min_size=30, max_size=30),
     others=st.lists(COSTS, min_size=30, max_size=30),

@@ -164,10 +164,3 @@ def test_editors_at_the_same_time_lose_nothing(tmp_path: Path):
     ]
     assert [editor.wait(60) for editor in editors] == [0] * 4
     assert {key.name for key in read_keys(path)} == {"k0", "k1", "k2", "k3"}
-
-
-def test_the_example_of_the_docs_is_a_key_file():
-    page = (Path(__file__).parents[3] / "docs" / "keys.md").read_text()
-    example = page.partition("```json\n")[2].partition("```")[0]
-    (key,) = parse_keys(example.encode(), Path("keys.md"))
-    assert key.limits.max_concurrent == 4

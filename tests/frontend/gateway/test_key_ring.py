@@ -104,18 +104,6 @@ def test_a_bad_new_file_leaves_the_old_keys_and_is_logged_once(
     assert names(ring, ALICE, BOB) == ["-", "bob"]
 
 
-def test_a_file_without_keys_refuses_every_key(tmp_path: Path) -> None:
-    assert names(KeyRing(written(tmp_path / "k")), ALICE) == ["-"]
-
-
-@pytest.mark.parametrize("content", [None, b"", b"{}"])
-def test_a_bad_file_makes_no_key_ring(tmp_path: Path, content: bytes | None) -> None:
-    if content is not None:
-        (tmp_path / "k").write_bytes(content)
-    with pytest.raises(KeyFileError):
-        KeyRing(tmp_path / "k")
-
-
 async def test_the_file_is_watched(tmp_path: Path) -> None:
     path = written(tmp_path / "k", alice=ALICE)
     ring = KeyRing(path)

@@ -7,7 +7,6 @@ import io
 from pathlib import Path
 from typing import Any
 
-import openai
 import pytest
 
 from frontend.caller import Role
@@ -56,13 +55,6 @@ async def test_every_response_shows_the_remaining_requests_and_tokens(
     assert 100 < 60_000 - remaining(response.headers) < 100 + num_bytes
 
 
-async def test_without_limits_there_are_no_headers(serve: Serve) -> None:
-    http = await serve(FakeTriton(chunks("x")))
-    response = await http.post("/v1/completions", json=COMPLETION)
-    assert response.status == 200
-    assert not [name for name in response.headers if name.lower().startswith("x-ratelimit")]
-
-
 async def test_a_request_beyond_the_rate_gets_429_with_a_time_to_come_back(serve: Serve) -> None:
     http = await serve(FakeTriton(chunks("x")), requests_per_minute=1)
     await http.post("/v1/completions", json=COMPLETION)
@@ -94,12 +86,6 @@ async def test_a_finished_request_costs_the_engines_count(serve: Serve, stream: 
     assert remaining(response.headers) < LIMIT - 500
     await response.read()
     assert await left(http) in (LIMIT - NUM_USED, LIMIT - NUM_USED + 1)  # one token is refilled every 60 ms
-
-
-async def test_choices_of_one_prompt_pay_for_it_once(serve: Serve) -> None:
-    http = await serve(FakeTriton(chunks("x")), tokens_per_minute=LIMIT)
-    await (await http.post("/v1/completions", json=COMPLETION | {"n": 3})).read()
-    assert LIMIT - await left(http) in (7 + 3 * 5, 7 + 3 * 5 - 1)
 
 
 @pytest.mark.parametrize(
@@ -188,22 +174,6 @@ async def test_the_concurrency_of_a_key_is_limited_and_each_end_makes_room(serve
         assert (await http.post("/v1/chat/completions", json=CHAT)).status == 200
 
 
-async def test_each_completion_waits_for_a_place_of_its_own(serve: Serve) -> None:
-    gates = {seed: asyncio.Event() for seed in (5, 6, 7)}
-    triton = FakeTriton(lambda request: [gates[request.params.sampling.seed], *chunks("x")])
-    http = await serve(triton, max_in_flight=2)
-    wide = asyncio.create_task(http.post("/v1/completions", json=COMPLETION | {"n": 3, "seed": 5}))
-    async with asyncio.timeout(10):
-        while len(triton.requests) < 2:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
-        gates[5].set()
-        while len(triton.requests) < 3:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
-    for gate in gates.values():
-        gate.set()
-    assert [choice["text"] for choice in (await (await wide).json())["choices"]] == ["x"] * 3
-
-
 async def test_a_reader_that_does_not_read_holds_no_place_once_its_completion_has_come(serve: Serve) -> None:
     """Twenty slow readers held every place of an idle engine."""
     triton = FakeTriton([GenerationChunk(text="a"), asyncio.Event(), *chunks("x")])
@@ -249,23 +219,6 @@ async def test_a_full_model_gives_503_with_a_time_to_come_back(serve: Serve) -> 
     assert (response.status, response.headers["x-ratelimit-remaining-requests"]) == (200, "7")  # 503 was not charged
 
 
-async def test_a_request_that_is_cancelled_in_the_queue_never_reaches_the_engine(serve: Serve) -> None:
-    triton = FakeTriton([asyncio.Event()])
-    http = await serve(triton, max_in_flight=1)
-    first = asyncio.create_task(http.post("/v1/completions", json=COMPLETION))
-    await asyncio.wait_for(triton.started.wait(), DEADLINE_S)
-    second = asyncio.create_task(http.post("/v1/completions", json=COMPLETION))
-    async with asyncio.timeout(10):
-        while f'conch_requests_in_flight{{model="{DEMO.id}"}} 2.0' not in await (await http.get("/metrics")).text():
-            pass
-    second.cancel()
-    first.cancel()
-    await asyncio.wait_for(triton.closed.wait(), DEADLINE_S)
-    triton.script = chunks("x")
-    assert (await http.post("/v1/completions", json=COMPLETION)).status == 200
-    assert len(triton.requests) == 2
-
-
 @pytest.mark.parametrize(
     ("fields", "tier", "at_the_engine"),
     [
@@ -286,13 +239,6 @@ async def test_the_engine_gets_the_priority_and_the_response_repeats_an_explicit
     answer = await (await http.post(path, json=body | fields)).json()
     assert answer.get("service_tier") == tier
     assert [request.params.priority for request in triton.requests] == [at_the_engine]
-
-
-async def test_the_highest_priority_of_a_key_holds_at_the_engine_too(serve: Serve) -> None:
-    triton = FakeTriton(chunks("x"))
-    http = await serve(triton, max_priority="low")
-    assert (await http.post("/v1/completions", json=COMPLETION)).status == 200
-    assert [request.params.priority for request in triton.requests] == [1]
 
 
 @pytest.mark.parametrize("fields", [{"service_tier": "priority"}, {"priority": -1}])
@@ -330,18 +276,3 @@ async def test_two_different_priorities_are_refused(serve: Serve) -> None:
         await http.post("/v1/completions", json=COMPLETION | {"priority": 1, "service_tier": "priority"})
     )
     assert (error["status"], error["param"]) == (400, "priority")
-
-
-async def test_openais_client_raises_its_rate_limit_error_and_waits_for_retry_after(serve: Serve) -> None:
-    triton = FakeTriton(chunks("x"))
-    http = await serve(triton, tokens_per_minute=60 * NUM_USED)  # a second refills the tokens of one completion
-    base_url = f"{(await http.get('/health/live')).url.origin()}/v1"
-    async with openai.AsyncOpenAI(base_url=base_url, api_key="none", max_retries=0) as client:
-        with pytest.raises(openai.RateLimitError) as caught:
-            for _ in range(2000):
-                await client.completions.create(model=DEMO.id, prompt="a", max_tokens=5)
-        assert caught.value.code == "tokens"
-        assert caught.value.response.headers["retry-after-ms"]
-        num_before = len(triton.requests)
-        await client.with_options(max_retries=1).completions.create(model=DEMO.id, prompt="a", max_tokens=5)
-        assert len(triton.requests) == num_before + 1

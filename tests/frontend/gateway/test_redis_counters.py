@@ -20,7 +20,7 @@ from frontend.gateway.outage import OnFailure
 from frontend.gateway.redis_counters import RedisCounters
 from frontend.gateway.types import Lease
 from tests.frontend.gateway.admission_requests import Clock, counted, scope
-from tests.frontend.gateway.conftest import SERVER, RedisServer
+from tests.frontend.gateway.conftest import RedisServer
 
 BOUNDS = Bounds(max_in_flight=0, max_in_flight_prompt_tokens=0, max_queue_wait_s=1.0)
 
@@ -51,17 +51,6 @@ async def start(redis_server: RedisServer) -> AsyncIterator[Start]:
             return replica
 
         yield start
-
-
-async def test_replicas_share_one_limit(start: Start) -> None:
-    here, there = start(), start()
-    request = counted(num_tokens=40, requests_per_minute=2, tokens_per_minute=100)
-    await here.acquire(request)
-    assert [each.remaining for each in (await there.acquire(request)).readings] == [0, 20]
-    with pytest.raises(RateLimited) as caught:
-        await here.acquire(request)
-    assert caught.value.code == "requests"
-    assert 29_000 < int(caught.value.headers["retry-after-ms"]) <= 30_000
 
 
 async def test_many_requests_at_once_never_pass_the_limit(start: Start) -> None:
@@ -161,22 +150,3 @@ async def test_a_redis_that_hangs_delays_requests_for_a_second(start: Start, tmp
         replica = start(OnFailure.OPEN, f"unix://{tmp_path}/silent")
         async with asyncio.timeout(10):
             assert (await replica.acquire(counted(requests_per_minute=1))).readings == ()
-
-
-@pytest.mark.skipif(SERVER is None, reason="needs the Debian package redis-server")
-async def test_a_restarted_redis_counts_again(tmp_path: Path) -> None:
-    server, clock = RedisServer(tmp_path), Clock()
-    server.start()
-    replica, request = Replica(server.url, OnFailure.OPEN, clock), counted(requests_per_minute=1)
-    try:
-        assert (await replica.acquire(request)).readings
-        server.stop()
-        assert not (await replica.acquire(request)).readings
-        server.start()
-        clock.now_s += 10
-        assert (await replica.acquire(request)).readings
-        with pytest.raises(RateLimited):
-            await replica.acquire(request)
-    finally:
-        await replica.close()
-        server.stop()

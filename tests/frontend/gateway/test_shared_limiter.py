@@ -158,18 +158,3 @@ async def test_without_the_process_requests_are_refused_with_the_choice_closed(t
             with pytest.raises(LimitsUnavailable) as caught:
                 await worker.acquire(counted(requests_per_minute=1))
             assert (caught.value.status, caught.value.headers["Retry-After"]) == (503, "1")
-
-
-async def test_workers_find_a_restarted_process(tmp_path: Path) -> None:
-    clock = Clock()
-    async with worker_of(tmp_path, OnFailure.CLOSED, clock) as worker:
-        async with serving(tmp_path / "s"):
-            lease = await worker.acquire(generation())
-        (tmp_path / "s").unlink(missing_ok=True)
-        async with serving(tmp_path / "s") as restarted:
-            clock.now_s += 10
-            await until(lambda: not worker.is_connected)
-            second = await worker.acquire(generation())
-            worker.release(lease, 0)  # the new process does not know this lease
-            worker.release(second, 0)
-            await until(lambda: not admission(restarted).num_sequences)

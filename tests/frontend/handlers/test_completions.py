@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from typing import Any
 
 import pytest
@@ -97,38 +96,6 @@ async def test_one_failing_choice_ends_all(serve: Serve, stream: bool) -> None:
     error = await error_of(await http.post("/v1/chat/completions", json=body))
     assert (error["status"], error["code"]) == (500, "engine_failed")
     assert (len(triton.requests), triton.num_open) == (3, 0)
-
-
-async def test_one_choice_that_fails_later_ends_the_stream_of_all(serve: Serve) -> None:
-    triton = FakeTriton(
-        lambda request: [
-            GenerationChunk(text="a"),
-            EngineFailed() if request.params.sampling.seed == 6 else asyncio.Event(),
-        ]
-    )
-    http = await serve(triton)
-    response = await http.post("/v1/completions", json=COMPLETION | {"n": 3, "seed": 5, "stream": True})
-    *events, error = await events_of(response)
-    assert error["error"]["code"] == "engine_failed"
-    assert all(event["choices"][0]["finish_reason"] is None for event in events)
-    assert triton.num_open == 0
-
-
-async def test_a_fast_choice_is_sent_before_a_slow_one_begins(serve: Serve) -> None:
-    gate = asyncio.Event()
-    http = await serve(
-        FakeTriton(lambda request: [gate, *chunks("x")] if request.params.sampling.seed == 5 else chunks("x"))
-    )
-    body = CHAT | {"n": 2, "seed": 5, "stream": True}
-    response = await http.post("/v1/chat/completions", json=body)
-    begun = [json.loads((await response.content.readuntil(b"\n\n")).removeprefix(b"data: ")) for _ in range(3)]
-    gate.set()
-    events = [*begun, *await events_of(response)]
-    sent = [
-        (choice["index"], choice["delta"], choice["finish_reason"]) for event in events for choice in event["choices"]
-    ]
-    role = {"role": "assistant", "content": ""}
-    assert sent == [(0, role, None), (1, role, None), (1, {"content": "x"}, "stop"), (0, {"content": "x"}, "stop")]
 
 
 def allow_four_choices(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
-from pathlib import Path
 
 import pytest
 from aiohttp import ClientResponse, web
@@ -16,7 +15,6 @@ from tests.fakes import FakeTriton, chunks
 from tests.frontend.answers import error_of
 from tests.frontend.bodies import CHAT, COMPLETION
 from tests.frontend.conftest import Serve
-from tests.frontend.gateway.key_files import KeyFile
 from tests.launching import free_port
 from tests.waiting import DEADLINE_S
 
@@ -181,28 +179,6 @@ async def test_fetched_images_take_memory_until_the_request_ends(
     await asyncio.wait_for(triton.closed.wait(), DEADLINE_S)
     while (await http.post("/v1/chat/completions", json=body)).status == 503:
         pass
-
-
-@pytest.mark.usefixtures("loopback_is_public")
-async def test_a_key_with_slow_images_leaves_memory_and_places_to_another_key(
-    serve: Serve, host: str, fetched: asyncio.Queue[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(bodies, "_WAIT_S", 0.0)
-    monkeypatch.setattr(frontend.app, "MAX_LARGEST", 2)
-    key_file = KeyFile(tmp_path / "keys.json")
-    for name in ("slow", "other"):
-        key_file.add(name)
-    http = await serve(FakeTriton(chunks("x")), image_hosts=(host,), key_file=str(key_file.path), max_in_flight=1)
-
-    async def status(name: str, path: str) -> int:
-        body = chat(f"http://{host}{path}")
-        return (await http.post("/v1/chat/completions", json=body, headers=key_file.headers(name))).status
-
-    slow = asyncio.create_task(status("slow", "/held"))
-    assert await asyncio.wait_for(fetched.get(), DEADLINE_S) == "/held"
-    assert [await status("slow", "/held"), await status("other", "/a.png")] == [503, 200]
-    assert (fetched.get_nowait(), fetched.qsize()) == ("/a.png", 0)
-    slow.cancel()
 
 
 @pytest.mark.usefixtures("loopback_is_public")

@@ -39,11 +39,6 @@ async def test_every_name_of_a_model_has_a_card_in_order(serve: Serve) -> None:
     assert await (await http.get("/v1/models/org%2Fteam%2Fdemo")).json() == cards[-1]
 
 
-async def test_nothing_served_is_an_empty_list(serve: Serve) -> None:
-    http = await serve(FakeTriton(models=[]))
-    assert await (await http.get("/v1/models")).json() == {"object": "list", "data": []}
-
-
 async def test_a_model_that_is_being_reloaded_is_refused_at_once(serve: Serve) -> None:
     triton = FakeTriton(chunks("x"))
     triton.load_error = triton.stage_errors["tokenizer"] = TritonUnreachable()

@@ -11,7 +11,6 @@ import pytest
 
 from model_repository.contract.request import ChatPrompt, TextPrompt, ToolUse
 from tests.fakes import DEMO, FakeTriton, chunks, served_model
-from tests.frontend.answers import error_of
 from tests.frontend.bodies import COMPLETION, USER, WEATHER
 from tests.frontend.conftest import Serve
 from tests.frontend.gateway.key_files import KeyFile
@@ -87,13 +86,6 @@ async def test_one_sender_has_one_text_detokenized_at_a_time(
     is_done.set()
     assert await asyncio.gather(*flood) == [200, 200]
     assert most_running == 1
-
-
-async def test_an_unknown_model_is_404(serve: Serve) -> None:
-    http = await serve(FakeTriton())
-    for path, body in (("/tokenize", {"prompt": "x"}), ("/detokenize", {"tokens": [1]})):
-        error = await error_of(await http.post(path, json=body | {"model": "other"}))
-        assert (error["status"], error["code"]) == (404, "model_not_found")
 
 
 async def test_models_have_all_their_names_here_too(serve: Serve) -> None:

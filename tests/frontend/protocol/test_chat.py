@@ -18,12 +18,6 @@ def user(*parts: Any) -> dict[str, Any]:
     return {"role": "user", "content": list(parts)}
 
 
-@pytest.mark.parametrize("role", ["system", "developer", "user", "assistant", "function", "tool"])
-def test_a_message_has_one_of_six_roles(role: str) -> None:
-    message = {"role": role, "content": "x", "tool_call_id": "call_1"}
-    assert chat(messages=[message]).messages[0].role == role
-
-
 @pytest.mark.parametrize(
     ("messages", "said"),
     [("hi", ["hi"]), (["a", "b"], ["a", "b"]), ("", [""])],

@@ -11,7 +11,7 @@ from frontend.protocol.chat import ChatCompletionRequest
 from frontend.protocol.completion import CompletionRequest
 from model_repository.contract.spec import MAX_INT32
 from model_repository.contract.tensors import INPUTS
-from tests.frontend.bodies import CHAT, COMPLETION, ENDPOINTS, completion, read, refusal
+from tests.frontend.bodies import CHAT, COMPLETION, ENDPOINTS, read, refusal
 
 BOTH = pytest.mark.parametrize(("model", "body"), ENDPOINTS)
 WRONG: dict[str, list[Any]] = {
@@ -154,11 +154,6 @@ def test_the_longest_lists_are_accepted(model: Any, body: dict[str, Any]) -> Non
     assert unknown == []
 
 
-@pytest.mark.parametrize(("stop", "expected"), [("a", ["a"]), (["a", "b"], ["a", "b"]), ([], []), (None, None)])
-def test_stop_is_a_text_or_a_list(stop: Any, expected: Any) -> None:
-    assert completion(stop=stop).stop == expected
-
-
 @BOTH
 def test_null_is_the_same_as_absent(model: Any, body: dict[str, Any]) -> None:
     optional = [field.alias or name for name, field in model.model_fields.items() if not field.is_required()]
@@ -212,9 +207,3 @@ def test_contradicting_fields_are_400_also_with_fastapis_status(
 )
 def test_fields_with_the_same_meaning_go_together(fields: dict[str, Any]) -> None:
     assert read(CompletionRequest, COMPLETION | fields)[1] == []
-
-
-def test_bookkeeping_is_collected() -> None:
-    fields = {"user": "u", "metadata": {"a": "b"}, "safety_identifier": "s", "prompt_cache_key": "k"}
-    request, unknown = read(ChatCompletionRequest, CHAT | fields)
-    assert (request.bookkeeping(), unknown) == (fields, [])

@@ -14,22 +14,6 @@ MODEL = {"model": "m"}
 
 
 @pytest.mark.parametrize(
-    "fields",
-    [
-        {"prompt": "x"},
-        {"prompt": ""},
-        {"prompt": "x", "add_special_tokens": False, "return_token_strs": True},
-        {"messages": [USER]},
-        {"messages": "hi", "add_special_tokens": False},
-        {"messages": [USER], "tools": [TIME], "chat_template_kwargs": {"a": 1}},
-        {"messages": [USER], "add_generation_prompt": False, "continue_final_message": True},
-    ],
-)
-def test_a_prompt_or_messages_can_be_tokenized(fields: dict[str, Any]) -> None:
-    assert read(TokenizeRequest, MODEL | fields)[1] == []
-
-
-@pytest.mark.parametrize(
     ("fields", "param", "kind", "status"),
     [
         ({}, "prompt", InvalidRequest, 400),
@@ -75,8 +59,3 @@ def test_token_ids_can_be_detokenized() -> None:
 def test_another_value_is_no_list_of_token_ids(tokens: Any, param: str) -> None:
     error = refusal(DetokenizeRequest, MODEL | {"tokens": tokens})
     assert (type(error), error.param) == (ValidationFailed, param)
-
-
-def test_the_model_is_required() -> None:
-    assert refusal(TokenizeRequest, {"prompt": "x"}).param == "model"
-    assert refusal(DetokenizeRequest, {"tokens": [1]}).param == "model"

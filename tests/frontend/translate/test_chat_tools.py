@@ -74,17 +74,6 @@ def test_a_call_that_a_stop_sequence_cut_is_no_call_to_carry_out(tool_format: st
     assert answered(text, tool_call_format=tool_format, **fields)["finish_reason"] != "stop"
 
 
-@FORMATS
-def test_calls_are_the_same_whole_and_in_pieces(tool_format: str) -> None:
-    text = text_of(*CALLS, tool_format=tool_format)
-    message = answered(text, tool_call_format=tool_format, **TOOLS)["message"]
-    assert message["content"] is None
-    assert [(call["function"]["name"], call["function"]["arguments"]) for call in message["tool_calls"]] == CALLS
-    choice = streamed(list(text), tool_call_format=tool_format, **TOOLS)
-    assert without_ids(choice["message"]) == without_ids(message)
-    assert choice["finish_reasons"] == ["tool_calls"]
-
-
 def test_ids_of_calls_are_their_own_and_the_same_within_a_stream() -> None:
     text = text_of(*CALLS)
     messages = [answered(text, **TOOLS)["message"], streamed(list(text), **TOOLS)["message"]]

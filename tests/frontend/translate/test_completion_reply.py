@@ -126,42 +126,6 @@ def test_the_best_of_each_prompt_are_shown_and_all_are_counted() -> None:
     assert (usage["prompt_tokens"], usage["completion_tokens"]) == (14, 30)
 
 
-@pytest.mark.parametrize(
-    ("fields", "candidates", "shown"),
-    [
-        ({"best_of": 2}, [drawn("a", -1.0), drawn("bcd", -0.9, -0.9, -0.9)], ["bcd"]),  # by the mean, not the sum
-        ({"n": 2, "best_of": 3}, [drawn("a", -1.0), drawn("b", -1.0), drawn("c", -1.0)], ["a", "b"]),
-        ({"prompt": ["p", "q"], "n": 2}, [drawn(text) for text in ("p0", "p1", "q0", "q1")], ["p0", "p1", "q0", "q1"]),
-    ],
-)
-def test_the_best_or_all_are_shown_in_order(fields: Any, candidates: list[GenerationChunk], shown: list[str]) -> None:
-    choices = whole(reply_to(**fields), *candidates)["choices"]
-    assert [(choice["index"], choice["text"]) for choice in choices] == list(enumerate(shown))
-
-
-def test_an_echoed_prompt_does_not_rank() -> None:
-    likely_prompt = (TokenLogprob(1, b"p", None), TokenLogprob(1, b"q", -0.001))
-    candidates = [
-        replace(item, text=f"pq{item.text}", logprobs=likely_prompt + item.logprobs, num_prompt_tokens=2)
-        for item in (drawn(""), drawn("a", -2.0), drawn("b", -1.0))
-    ]
-    answer = whole(reply_to(prompt="pq", echo=True, n=3, best_of=3), *candidates)
-    assert [choice["text"] for choice in answer["choices"]] == ["pq", "pqa", "pqb"]
-    answer = whole(reply_to(prompt="pq", echo=True, n=2, best_of=3), *candidates)
-    assert [choice["text"] for choice in answer["choices"]] == ["pqb", "pqa"]
-
-
-def test_the_best_has_its_log_probabilities_on_request() -> None:
-    reply = reply_to(best_of=2, logprobs=0, prompt_num_chars=[2])
-    (choice,) = whole(reply, drawn("ab", -3.0, -3.0), drawn("cd", -1.0, -2.0))["choices"]
-    assert choice["logprobs"] == {
-        "text_offset": [2, 3],
-        "token_logprobs": [-1.0, -2.0],
-        "tokens": ["c", "d"],
-        "top_logprobs": [{"c": -1.0}, {"d": -2.0}],
-    }
-
-
 @pytest.mark.parametrize(("echo", "offsets"), [(False, [[4], [5], [7], [4]]), (True, [[0], [1], [0], [1]])])
 def test_offsets_begin_behind_each_prompt_unless_it_is_echoed(echo: bool, offsets: list[list[int]]) -> None:
     reply = reply_to(prompt=["four", "seven77"], logprobs=0, echo=echo, stream=True, prompt_num_chars=[4, 7])

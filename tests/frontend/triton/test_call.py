@@ -73,14 +73,6 @@ async def test_after_many_output_batches_the_next_request_opens_another_stream_a
         await asyncio.wait_for(first.ended.wait(), DEADLINE_S)
 
 
-async def test_requests_travel_on_the_call_that_brings_their_outputs(
-    server: FakeTritonServer, client: TritonClient
-) -> None:
-    server.script = list(chunks("a"))
-    await asyncio.gather(*(completion_of(client, request) for request in (REQUEST, WHOLE, REQUEST)))
-    assert (len(server.requests), server.num_calls) == (3, 1 + 1)  # the other asked for the engine's epoch
-
-
 @pytest.mark.parametrize("refusal", ["", Overloaded("full").message()])
 async def test_a_call_of_which_triton_keeps_much_is_closed_by_its_last_reader(
     server: FakeTritonServer, client: TritonClient, monkeypatch: pytest.MonkeyPatch, refusal: str
@@ -102,17 +94,6 @@ async def test_each_model_has_a_stream_of_its_own(server: FakeTritonServer, clie
         assert [chunk async for chunk in client.generations.generate(ensemble, REQUEST)] == chunks("a")
     assert server.num_opened == 2
     assert [batch.model_name for batch in server.batches] == ["one__requests", "two__requests", "one__requests"]
-
-
-async def test_no_request_is_sent_before_the_stream_is_open(server: FakeTritonServer, client: TritonClient) -> None:
-    server.script = list(chunks("a"))
-    is_open = asyncio.Event()
-    server.opening = [is_open]
-    waiting = [asyncio.create_task(completion_of(client)) for _ in range(2)]
-    await asyncio.wait_for(server.opened.wait(), DEADLINE_S)
-    assert not server.batches
-    is_open.set()
-    assert await asyncio.gather(*waiting) == [chunks("a")] * 2
 
 
 async def test_a_stream_that_cannot_be_opened_fails_those_that_wait_and_the_next_one_tries_again(
@@ -257,42 +238,6 @@ async def test_a_refusal_in_an_output_batch_fails_its_request_alone(
     assert (failure.status, failure.param) == (400, "max_tokens")
     assert [batch.numbers for batch in server.batches] == [[1, 2, 3]]
     assert server.controls.empty()
-
-
-async def test_an_output_batch_brings_chunks_and_errors_to_each_of_its_requests(
-    server: FakeTritonServer, client: TritonClient
-) -> None:
-    server.script = [asyncio.Event()]
-    completion, failure = (
-        asyncio.create_task(completion_of(client)),
-        asyncio.create_task(failure_of(client)),
-    )
-    await asyncio.wait_for(server.started.wait(), DEADLINE_S)
-    [last] = chunks("a")
-    the_stream(server).put((1, last), (2, Overloaded("full").message()))
-    assert await asyncio.wait_for(completion, DEADLINE_S) == [last]
-    assert type(await asyncio.wait_for(failure, DEADLINE_S)) is errors.Overloaded
-
-
-async def test_an_error_after_the_first_chunk_ends_only_its_request(
-    server: FakeTritonServer, client: TritonClient
-) -> None:
-    async with running(server, client, 1) as others:
-        server.script = [text("x"), InvalidRequest("nothing can follow", "stop_words").message()]
-        assert (await failure_of(client)).param == "stop"
-        assert not others[0].done()
-        the_stream(server).end()
-
-
-async def test_outputs_of_a_reader_that_has_left_are_not_read(server: FakeTritonServer, client: TritonClient) -> None:
-    server.script = list(ENDLESS)
-    generation = client.generations.generate("demo", REQUEST)
-    await anext(generation)
-    await generation.aclose()
-    the_stream(server).put((1, text("b")), (77, text("c")), (77, "[engine_failed] x"))
-    server.script = list(chunks("a"))
-    assert await completion_of(client) == chunks("a")
-    assert server.num_opened == 1
 
 
 async def test_a_request_that_is_taken_after_its_reader_has_left_is_cancelled_again(

@@ -28,17 +28,6 @@ from tests.frontend.triton.test_failures import DOWN
 from tests.waiting import DEADLINE_S, wait_until
 
 
-async def test_a_stream_that_ends_fails_all_and_the_next_request_opens_another(
-    server: FakeTritonServer, client: TritonClient
-) -> None:
-    async with running(server, client) as tasks:
-        the_stream(server).end()
-        assert [type(each) for each in await asyncio.gather(*tasks)] == [errors.EngineFailed] * 2
-    server.script = list(chunks("a"))
-    assert await completion_of(client) == chunks("a")
-    assert server.num_opened == 2
-
-
 async def test_a_stream_that_the_engine_ends_is_half_closed_and_requests_under_way_go_to_another(
     server: FakeTritonServer, client: TritonClient
 ) -> None:
@@ -203,12 +192,6 @@ async def test_requests_that_were_begun_on_the_engine_of_an_epoch_can_be_spared(
         assert client.generations.abort("demo__engine", errors.EngineFailed("lost"), spared_epoch=server.epoch) == 0
         assert client.generations.abort("demo__engine", errors.EngineFailed("lost"), spared_epoch=server.epoch + 1) == 2
         assert [type(each) for each in await asyncio.gather(*tasks)] == [errors.EngineFailed] * 2
-
-
-async def test_everything_can_be_ended_with_one_error(server: FakeTritonServer, client: TritonClient) -> None:
-    async with running(server, client) as tasks:
-        assert client.generations.end_all(errors.Draining()) == 2
-        assert [type(each) for each in await asyncio.gather(*tasks)] == [errors.Draining] * 2
 
 
 @pytest.mark.parametrize("how", ["closed", "failed by Triton"])

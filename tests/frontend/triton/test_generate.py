@@ -13,7 +13,6 @@ from model_repository.contract.output import FinishReason, GenerationChunk
 from model_repository.contract.request import (
     GenerationRequest,
 )
-from model_repository.errors import InvalidRequest
 from tests.fakes import chunks
 from tests.frontend.triton.generating import CANCEL, REQUEST, WHOLE, completion_of, failure_of
 from tests.frontend.triton.server import FakeTritonServer, listen
@@ -79,18 +78,6 @@ async def test_an_aborted_generation_raises_the_error_and_sends_nothing_to_the_d
 
 
 @BOTH
-async def test_an_aborted_generation_raises_the_error_while_it_waits(
-    server: FakeTritonServer, client: TritonClient, asked: GenerationRequest
-) -> None:
-    server.script = [asyncio.Event()]
-    handler = asyncio.create_task(completion_of(client, asked))
-    await asyncio.wait_for(server.started.wait(), DEADLINE_S)
-    client.generations.abort("demo__engine", errors.EngineFailed("lost"))
-    with pytest.raises(errors.EngineFailed, match="lost"):
-        await handler
-
-
-@BOTH
 async def test_a_lost_tokenizer_ends_unstarted_requests_and_a_lost_detokenizer_all(
     server: FakeTritonServer, client: TritonClient, asked: GenerationRequest
 ) -> None:
@@ -117,17 +104,6 @@ async def test_a_lost_tokenizer_ends_unstarted_requests_and_a_lost_detokenizer_a
 
 
 @BOTH
-async def test_a_refusal_is_not_cancelled_since_the_engine_never_saw_it(
-    server: FakeTritonServer, client: TritonClient, asked: GenerationRequest
-) -> None:
-    server.script = [InvalidRequest("9 is too much", "max_tokens").message()]
-    error = await failure_of(client, asked)
-    assert (error.status, error.param, error.message) == (400, "max_tokens", "max_tokens: 9 is too much")
-    await client.engine_stats("demo", timeout_s=10)
-    assert server.controls.empty()
-
-
-@BOTH
 async def test_an_error_behind_the_engine_cancels_the_sequence(
     server: FakeTritonServer, client: TritonClient, asked: GenerationRequest
 ) -> None:
@@ -137,12 +113,3 @@ async def test_an_error_behind_the_engine_cancels_the_sequence(
     assert isinstance(await failure_of(client, asked), errors.StageUnhealthy)
     assert downs == ["demo__detokenizer"]
     assert await asyncio.wait_for(server.controls.get(), DEADLINE_S) == CANCEL
-
-
-@BOTH
-async def test_tokens_without_text_are_a_chunk(
-    server: FakeTritonServer, client: TritonClient, asked: GenerationRequest
-) -> None:
-    sent = [GenerationChunk(text="", token_ids=(1,)), *chunks("é")]
-    server.script = list(sent)
-    assert await completion_of(client, asked) == sent

@@ -167,11 +167,3 @@ async def test_a_model_is_served_under_the_aliases_of_the_option_too() -> None:
         "gpt-4o": DEMO.id,
         "own": DEMO.id,
     }
-
-
-async def test_a_name_that_appears_with_a_new_alias_is_found_at_once() -> None:
-    triton = FakeTriton()
-    models = ModelDirectory(triton, Clock())
-    await models.get(DEMO.id)
-    triton.models = ModelSnapshot(ready={DEMO.id: served_model(aliases=("new",))})
-    assert (await models.get("new")).requested == "new"

@@ -18,7 +18,6 @@ from frontend.errors import (
     NotTaken,
     Overloaded,
     RateLimited,
-    ReaderTooSlow,
     TritonTimeout,
     TritonUnreachable,
 )
@@ -123,14 +122,6 @@ async def test_after_the_first_chunk_nothing_is_sent_again() -> None:
     with pytest.raises(EngineFailed):
         await pool.text()
     assert sum(len(triton.requests) for triton in tritons) == 1
-
-
-async def test_a_second_failure_is_the_answer() -> None:
-    tritons = [FakeTriton([EngineFailed()]) for _ in range(3)]
-    pool = await pool_of(*tritons)
-    with pytest.raises(EngineFailed):
-        await pool.text()
-    assert sum(len(triton.requests) for triton in tritons) == 2
 
 
 @pytest.mark.parametrize(
@@ -307,15 +298,6 @@ async def test_what_waited_for_its_turn_until_everything_was_ended_is_ended_too(
     with pytest.raises(Draining):
         await pool.text()
     assert triton.requests == []
-
-
-async def test_clients_that_read_too_slowly_open_no_circuit() -> None:
-    triton = FakeTriton([GenerationChunk(text="a"), ReaderTooSlow()])
-    pool = await pool_of(triton)
-    for _ in range(10):
-        with pytest.raises(ReaderTooSlow):
-            await pool.text()
-    assert pool.pool.state_of(ENSEMBLE) == "ready"
 
 
 class SlowTriton(FakeTriton):
