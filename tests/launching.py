@@ -1,18 +1,24 @@
-"""Ports that stay free until they are used, and a launcher's settings with such ports."""
+"""Commands that run beside a test, ports that stay free until they are used, and a launcher's settings."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import re
 import secrets
 import socket
-from collections.abc import Mapping
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from frontend.launcher.launcher import LauncherSettings
 from frontend.settings import Settings
 from model_repository.contract.tensors import KEY_VARIABLE
+from tests.frontend_with import command_with
+from tests.waiting import DEADLINE_S, wait_until
 
 _KERNELS_OWN = Path("/proc/sys/net/ipv4/ip_local_port_range")
 _MAX_WORKERS = 16
@@ -62,3 +68,54 @@ def launcher_settings(
         triton_metrics_port=free_port(),
         triton_http_port=http_port,
     )
+
+
+class Command:
+    """A running command, and what it wrote on both streams."""
+
+    def __init__(self, process: subprocess.Popen[bytes], log_path: Path) -> None:
+        self.process = process
+        self.log_path = log_path
+
+    @property
+    def log(self) -> str:
+        """What it wrote."""
+        return self.log_path.read_text()
+
+    @property
+    def url(self) -> str:
+        """Where it listens, once it does."""
+        found: list[str] = re.findall(r"listens on ([^\s\"]+)", self.log)
+        return found[0] if found else ""
+
+    def wait_for(self, text: str, count: int = 1) -> None:
+        """Wait until the log has a text this many times; fail if the command ends before."""
+
+        def is_there() -> bool:
+            has_ended = self.process.poll() is not None
+            is_found = self.log.count(text) >= count
+            assert is_found or not has_ended, self.log
+            return is_found
+
+        wait_until(is_there, f"{text!r} in the log")
+
+    def status(self) -> int:
+        """Return the exit status, once it has ended."""
+        return self.process.wait(DEADLINE_S)
+
+
+@contextmanager
+def running(folder: Path, *words: str, constants: Sequence[str] = (), **options: Any) -> Iterator[Command]:
+    """Run a command of `python -m frontend` until the end of the block; its log is in the folder.
+
+    Args:
+        constants: with other values, as `tests.frontend_with` takes them.
+        options: of the process.
+    """
+    path = folder / f"{words[0]}-{len(list(folder.iterdir()))}.log"
+    options = {"args": [*command_with(*constants), *words]} | options
+    with path.open("wb") as log, subprocess.Popen(stdout=log, stderr=log, **options) as process:
+        try:
+            yield Command(process, path)
+        finally:
+            process.kill()

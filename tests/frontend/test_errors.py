@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-
 from frontend import errors
 from frontend.errors import retry_headers, shown
 

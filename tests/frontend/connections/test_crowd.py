@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import http.client
-import re
 import resource
 import socket
-import subprocess
-import sys
-from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,8 +18,8 @@ from tests.fakes import FakeTriton, chunks
 from tests.frontend.bodies import COMPLETION
 from tests.frontend.conftest import Serve
 from tests.frontend.connections.raw_http import port_of, post
-from tests.launching import free_port
-from tests.waiting import DEADLINE_S, wait_until
+from tests.launching import free_port, running
+from tests.waiting import DEADLINE_S
 
 pytestmark = pytest.mark.usefixtures("servers")
 
@@ -109,46 +105,25 @@ def test_unfinished_requests_have_a_bound_of_their_own() -> None:
     assert closed(members) == list(range(MAX_UNFINISHED // 16))
 
 
-@dataclass
-class Frontend:
-    """A frontend that may open few files, and has an operations port."""
-
-    port: int
-    admin_port: int
-    log: Path
+def limit_files() -> None:
+    resource.setrlimit(resource.RLIMIT_NOFILE, (FILE_LIMIT // 2, FILE_LIMIT))
 
 
-@pytest.fixture
-def frontend(tmp_path: Path) -> Iterator[Frontend]:
-    """Start one."""
-    log = tmp_path / "log"
-
-    def limit_files() -> None:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (FILE_LIMIT // 2, FILE_LIMIT))
-
-    def port() -> str:
-        found = re.search(r" listens on .*:(\d+)", log.read_text())
-        return found[1] if found else ""
-
+def test_a_flood_of_slow_bodies_of_one_address_leaves_room_for_another(tmp_path: Path) -> None:
     admin_port = free_port()
-    options = ["--port=0", f"--admin-port={admin_port}", "--workers=1"]
-    command = [sys.executable, "-P", "-m", "frontend", "api", *options]
-    with log.open("w") as file, subprocess.Popen(command, stderr=file, preexec_fn=limit_files) as process:
-        yield Frontend(int(wait_until(port, "it listens")), admin_port, log)
-        process.kill()
-
-
-def test_a_flood_of_slow_bodies_of_one_address_leaves_room_for_another(frontend: Frontend) -> None:
-    with ExitStack() as stack:
+    words = ["api", "--port=0", f"--admin-port={admin_port}", "--workers=1"]
+    with running(tmp_path, *words, preexec_fn=limit_files) as frontend, ExitStack() as stack:
+        frontend.wait_for("has its operations on")
+        port = int(frontend.url.rpartition(":")[2])
         for _ in range(2 * FILE_LIMIT):
-            slow = stack.enter_context(socket.create_connection((FLOOD, frontend.port), source_address=(FLOOD, 0)))
+            slow = stack.enter_context(socket.create_connection((FLOOD, port), source_address=(FLOOD, 0)))
             slow.sendall(SLOW)
-        for port in [frontend.port] * (FILE_LIMIT // 8) + [frontend.admin_port]:  # each client keeps its connection
-            client = http.client.HTTPConnection(FLOOD, port, timeout=DEADLINE_S, source_address=(OTHER, 0))
+        for each in [port] * (FILE_LIMIT // 8) + [admin_port]:  # each client keeps its connection
+            client = http.client.HTTPConnection(FLOOD, each, timeout=DEADLINE_S, source_address=(OTHER, 0))
             stack.callback(client.close)
             client.request("GET", "/health/live")
             assert client.getresponse().status == 200
-    assert f"more than {FILE_LIMIT // 2} connections: closed" in frontend.log.read_text()
+        assert f"more than {FILE_LIMIT // 2} connections: closed" in frontend.log
 
 
 @pytest.mark.parametrize("begin", [SLOW, SLOW[:30], GET, b""], ids=["body", "head", "idle", "silent"])

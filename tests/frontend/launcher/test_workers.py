@@ -7,11 +7,9 @@ import re
 import signal
 import socket
 import stat
-import subprocess
-import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -24,56 +22,29 @@ from frontend.launcher.workers import MAX_WORKERS_BY_CORES, num_workers, run
 from frontend.operations.supervisor import BEGIN_DRAIN, RELOAD_KEYS
 from frontend.settings import Settings
 from tests.frontend.gateway.key_files import KeyFile
-from tests.frontend_with import command_with
-from tests.launching import free_port
+from tests.launching import Command, free_port, running
 from tests.processes import command_line, is_running
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.usefixtures("servers")
 
-DEADLINE_S = 60.0  # for things that take a second: only a hang reaches it
+DRAINS = "draining: 0 requests"
 
 
-class Frontend:
-    """A running `api` with several workers, and what it wrote."""
-
-    def __init__(self, process: subprocess.Popen[bytes], log: Path) -> None:
-        self.process = process
-        self.log = log
-
-    def listening(self) -> list[tuple[int, str]]:
-        """Return process id and URL of every worker that has ever listened."""
-        return [(int(pid), url) for pid, url in re.findall(r"process (\d+) listens on (\S+)", self.log.read_text())]
-
-    def spawned(self) -> list[int]:
-        """Return the process ids of the workers, whether they listen or not. The admission process is the first."""
-        children = [
-            int(pid) for pid in Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
-        ]
-        return [pid for pid in children if b"spawn_main" in command_line(pid)][1:]
-
-    def wait_for_workers(self, count: int) -> list[tuple[int, str]]:
-        self.wait_until(lambda: len(self.listening()) >= count)
-        return self.listening()
-
-    def wait_for_log(self, text: str) -> None:
-        self.wait_until(lambda: text in self.log.read_text())
-
-    def wait_until(self, is_true: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + DEADLINE_S
-        while not is_true():
-            assert time.monotonic() < deadline, self.log.read_text()
-            time.sleep(0.02)
+def workers_of(frontend: Command) -> list[int]:
+    """Return the process ids of the workers, whether they listen or not. The admission process is the first."""
+    pid = frontend.process.pid
+    children = [int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    return [each for each in children if b"spawn_main" in command_line(each)][1:]
 
 
 @contextmanager
-def running(folder: Path, *arguments: str, constants: Sequence[str] = ()) -> Iterator[Frontend]:
-    log = folder / "log"
-    command = [*command_with(*constants), "api", "--triton=127.0.0.1:1", "--workers=2", *arguments]
-    with log.open("wb") as stream, subprocess.Popen(command, stdout=stream, stderr=stream) as process:
-        try:
-            yield Frontend(process, log)
-        finally:
-            process.kill()
+def two_workers(folder: Path, *arguments: str, constants: Sequence[str] = ()) -> Iterator[tuple[Command, list[int]]]:
+    """Run a frontend of two workers; yield it and their process ids once both listen."""
+    words = ["api", "--triton=127.0.0.1:1", "--port=0", "--workers=2", *arguments]
+    with running(folder, *words, constants=constants) as frontend:
+        frontend.wait_for(" listens on http", 2)
+        yield frontend, [int(pid) for pid in re.findall(r"process (\d+) listens on", frontend.log)]
 
 
 def is_live(url: str) -> bool:
@@ -81,76 +52,45 @@ def is_live(url: str) -> bool:
         return bool(answer.status == 200)
 
 
-def test_workers_share_a_port_and_end_at_ctrl_c(tmp_path: Path) -> None:
-    with running(tmp_path, "--port=0") as frontend:
-        (first, url), (second, same_url) = frontend.wait_for_workers(2)
-        assert url == same_url
-        assert all(is_live(url) for _ in range(20))
-        frontend.process.send_signal(signal.SIGINT)
-        assert frontend.process.wait(DEADLINE_S) == 0
-        assert not is_running(first) and not is_running(second)
-
-
-def test_the_temporary_folder_may_have_a_path_that_is_too_long_for_a_socket(tmp_path: Path, monkeypatch) -> None:
+def test_workers_share_a_port_and_nothing_with_other_users_and_end_at_ctrl_c(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A temporary folder may have a path that is too long for a socket."""
     (tmp_path / ("long" * 30)).mkdir()
     monkeypatch.setenv("TMPDIR", str(tmp_path / ("long" * 30)))
-    with running(tmp_path, "--port=0") as frontend:
-        frontend.wait_for_workers(2)
-
-
-def test_what_workers_share_is_their_users_alone(tmp_path: Path) -> None:
-    with running(tmp_path, "--port=0") as frontend:
-        frontend.wait_for_workers(2)
-        environ = Path(f"/proc/{frontend.spawned()[0]}/environ").read_bytes().decode()
+    with two_workers(tmp_path) as (frontend, workers):
+        assert len(set(re.findall(r"listens on (\S+)", frontend.log))) == 1
+        assert all(is_live(frontend.url) for _ in range(20))
+        environ = Path(f"/proc/{workers[0]}/environ").read_bytes().decode()
         [limits] = re.findall(r"CONCH_LIMITS_SOCKET=([^\0]+)", environ)
         assert stat.S_IMODE(os.stat(limits).st_mode) == 0o600
         [metrics] = re.findall(r"PROMETHEUS_MULTIPROC_DIR=([^\0]+)", environ)
         assert stat.S_IMODE(os.stat(Path(metrics).parent).st_mode) == 0o700
+        frontend.process.send_signal(signal.SIGINT)
+        assert frontend.status() == 0
+        assert not any(map(is_running, workers))
 
 
-def test_a_killed_worker_is_replaced_and_a_killed_parent_leaves_no_worker(tmp_path: Path) -> None:
-    with running(tmp_path, "--port=0") as frontend:
-        (first, url), _ = frontend.wait_for_workers(2)
-        os.kill(first, signal.SIGKILL)
-        workers = frontend.wait_for_workers(3)
-        assert all(is_live(url) for _ in range(20))
+def test_a_killed_worker_is_replaced_also_during_a_drain_and_a_killed_parent_leaves_no_worker(tmp_path: Path) -> None:
+    with two_workers(tmp_path) as (frontend, workers):
+        os.kill(workers[0], signal.SIGKILL)
+        wait_until(lambda: len(set(workers_of(frontend)) - {workers[0]}) == 2, "another one starts")
+        frontend.process.send_signal(BEGIN_DRAIN)
+        frontend.wait_for(" listens on http", 3)
+        frontend.wait_for(DRAINS, 2)
+        assert all(is_live(frontend.url) for _ in range(20))
         assert frontend.process.poll() is None
+        workers = workers_of(frontend)
         frontend.process.kill()
-        frontend.wait_until(lambda: not any(is_running(pid) for pid, _ in workers))
+        wait_until(lambda: not any(map(is_running, workers)), "no worker is left")
 
 
 def test_workers_that_do_not_come_up_end_everything(tmp_path: Path) -> None:
-    with running(tmp_path, "--port=0") as frontend:
-        frontend.wait_until(lambda: bool(frontend.spawned()))
-        first = frontend.spawned()[0]
+    with running(tmp_path, "api", "--triton=127.0.0.1:1", "--port=0", "--workers=2") as frontend:
+        first = wait_until(lambda: workers_of(frontend), "a worker starts")[0]
         os.kill(first, signal.SIGKILL)
-        assert frontend.process.wait(DEADLINE_S) == 1
-        assert f"worker {first} ended with code -9" in frontend.log.read_text()
-
-
-def test_a_drain_of_one_worker_is_a_drain_of_all_and_a_worker_that_ends_then_is_not_replaced(tmp_path: Path) -> None:
-    with running(tmp_path, "--port=0") as frontend:
-        (first, url), (second, _) = frontend.wait_for_workers(2)
-        os.kill(first, BEGIN_DRAIN)
-        frontend.wait_until(lambda: frontend.log.read_text().count("draining: 0 requests") == 2)
-        assert all(is_live(url) for _ in range(20))
-        for pid in (first, second):
-            os.kill(pid, signal.SIGKILL)
-            frontend.wait_for_log(f"worker {pid} ended")
-        assert frontend.spawned() == []
-        frontend.process.send_signal(signal.SIGTERM)
-        assert frontend.process.wait(DEADLINE_S) == 0
-
-
-def test_a_worker_that_starts_while_the_others_begin_a_drain_drains_too(tmp_path: Path) -> None:
-    with running(tmp_path, "--port=0") as frontend:
-        (first, _), _ = frontend.wait_for_workers(2)
-        os.kill(first, signal.SIGKILL)
-        frontend.wait_until(lambda: len(set(frontend.spawned()) - {first}) == 2)
-        frontend.process.send_signal(BEGIN_DRAIN)
-        frontend.wait_for_workers(3)
-        frontend.wait_until(lambda: frontend.log.read_text().count("draining: 0 requests") == 2)
-        assert frontend.process.poll() is None
+        assert frontend.status() == 1
+        assert f"worker {first} ended with code -9" in frontend.log
 
 
 @pytest.mark.parametrize("is_shared", [False, True])
@@ -179,36 +119,33 @@ def key_file(tmp_path: Path) -> KeyFile:
     return file
 
 
-def test_keys_are_reloaded_in_every_worker(tmp_path: Path, key_file: KeyFile) -> None:
-    admin_port = free_port()
-    options = ["--port=0", f"--key-file={key_file.path}", f"--admin-port={admin_port}"]
-    with running(tmp_path, *options, constants=["frontend.gateway.install:KEY_INTERVAL_S=100000"]) as frontend:
-        (_, url), _ = frontend.wait_for_workers(2)
-        frontend.wait_until(lambda: frontend.log.read_text().count("has its operations on") == 2)
-        key_file.add("second")
-        assert status(f"http://127.0.0.1:{admin_port}/admin/keys/reload", key_file.texts["admin"], "POST") == 200
-        frontend.wait_until(lambda: frontend.log.read_text().count("has 2 keys") == 2)
-        assert {status(f"{url}/version", key_file.texts["second"]) for _ in range(20)} == {200}
-        key_file.add("third")
-        frontend.process.send_signal(RELOAD_KEYS)
-        frontend.wait_until(lambda: frontend.log.read_text().count("has 3 keys") == 2)
-        assert frontend.process.poll() is None
-
-
-def test_a_drain_by_the_admin_route_of_one_worker_is_a_drain_of_all_and_a_signal_ends_them(
+def test_keys_are_reloaded_in_every_worker_and_a_drain_of_one_is_a_drain_of_all(
     tmp_path: Path, key_file: KeyFile
 ) -> None:
     admin_port = free_port()
-    options = ["--port=0", f"--key-file={key_file.path}", f"--admin-port={admin_port}"]
-    with running(tmp_path, *options) as frontend:
-        workers = frontend.wait_for_workers(2)
-        frontend.wait_until(lambda: frontend.log.read_text().count("has its operations on") == 2)
-        assert status(f"http://127.0.0.1:{admin_port}/admin/drain", key_file.texts["admin"], "POST") == 202
-        frontend.wait_until(lambda: frontend.log.read_text().count("draining: 0 requests") == 2)
-        assert {status(f"{url}/version", key_file.texts["admin"]) for _, url in workers * 10} == {503}
+    admin_url, admin = f"http://127.0.0.1:{admin_port}/admin", key_file.texts["admin"]
+    options = [f"--key-file={key_file.path}", f"--admin-port={admin_port}"]
+    constants = ["frontend.gateway.install:KEY_INTERVAL_S=100000"]
+    with two_workers(tmp_path, *options, constants=constants) as (frontend, workers):
+        url = frontend.url
+        frontend.wait_for("has its operations on", 2)
+        key_file.add("second")
+        assert status(f"{admin_url}/keys/reload", admin, "POST") == 200
+        frontend.wait_for("has 2 keys", 2)
+        assert {status(f"{url}/version", key_file.texts["second"]) for _ in range(20)} == {200}
+        key_file.add("third")
+        frontend.process.send_signal(RELOAD_KEYS)
+        frontend.wait_for("has 3 keys", 2)
+
+        assert status(f"{admin_url}/drain", admin, "POST") == 202
+        frontend.wait_for(DRAINS, 2)
+        assert {status(f"{url}/version", admin) for _ in range(20)} == {503}
+        os.kill(workers[0], signal.SIGKILL)
+        frontend.wait_for(f"worker {workers[0]} ended")
+        assert workers_of(frontend) == workers[1:], "one that ends during a drain is not replaced"
         frontend.process.send_signal(signal.SIGTERM)
-        assert frontend.process.wait(DEADLINE_S) == 0
-        assert not any(is_running(pid) for pid, _ in workers)
+        assert frontend.status() == 0
+        assert not any(map(is_running, workers))
 
 
 def test_a_bad_key_file_stops_the_start_with_one_line(key_file: KeyFile, capsys: pytest.CaptureFixture[str]) -> None:

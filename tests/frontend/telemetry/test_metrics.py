@@ -24,7 +24,7 @@ from frontend.telemetry.observer import Observer
 from model_repository.contract.output import GenerationChunk
 from tests.fakes import FakeTriton, chunks, stats
 from tests.frontend.conftest import Serve
-from tests.frontend.launcher.test_workers import running
+from tests.frontend.launcher.test_workers import two_workers
 
 pytestmark = pytest.mark.usefixtures("servers")
 
@@ -159,38 +159,28 @@ def test_a_log_line_with_a_line_break_stays_one_line_of_json() -> None:
 
 
 def test_metrics_cover_all_workers_and_a_dead_one_leaves_only_its_counters(tmp_path: Path) -> None:
-    with running(tmp_path, "--port=0", "--log-format=json") as frontend:
-        frontend.wait_until(lambda: frontend.log.read_text().count(" listens on http") == 2)
-        messages = [json.loads(line)["message"] for line in frontend.log.read_text().splitlines()]
-        listening = [found for line in messages for found in re.findall(r"process (\d+) listens on (http\S+)", line)]
-        url = listening[0][1]
-        folder = Path(environment(int(listening[0][0]))["PROMETHEUS_MULTIPROC_DIR"])
+    with two_workers(tmp_path) as (frontend, workers):
+        url = frontend.url
+        environ = Path(f"/proc/{workers[0]}/environ").read_bytes().decode()
+        folder = Path(re.findall(r"PROMETHEUS_MULTIPROC_DIR=([^\0]+)", environ)[0])
 
         def total() -> float:
             with urllib.request.urlopen(f"{url}/metrics", timeout=10) as answer:
                 families = list(text_string_to_metric_families(answer.read().decode()))
             return value(families, "conch_requests_total", endpoint="/health/live")
 
-        def ask() -> None:
-            urllib.request.urlopen(f"{url}/health/live", timeout=10).close()
-
         for number in range(40):  # the kernel deals them out
             assert total() == number
-            ask()
+            urllib.request.urlopen(f"{url}/health/live", timeout=10).close()
         counted_by = {path.name for path in folder.glob("counter_*.db")}
         assert len(counted_by) == 2
-        os.kill(int(listening[0][0]), signal.SIGKILL)
-        frontend.wait_until(lambda: frontend.log.read_text().count(" listens on ") == 3)
+        os.kill(workers[0], signal.SIGKILL)
+        frontend.wait_for(" listens on ", 3)
         assert total() == 40
-        assert not list(folder.glob(f"gauge_live*_{listening[0][0]}.db"))
+        assert not list(folder.glob(f"gauge_live*_{workers[0]}.db"))
         frontend.process.send_signal(signal.SIGTERM)
-        frontend.process.wait(60)
+        frontend.status()
         assert not folder.exists()
-
-
-def environment(pid: int) -> dict[str, str]:
-    items = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-    return dict(item.decode().split("=", 1) for item in items if b"=" in item)
 
 
 async def test_each_triton_has_gauges_of_its_own(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
