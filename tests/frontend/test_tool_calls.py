@@ -53,6 +53,7 @@ def pushed(format_name: str, *chunks: str) -> list[list[ToolEvent]]:
 @pytest.mark.parametrize("format_name", TOOL_FORMATS)
 def test_calls_as_the_models_write_them_are_found(format_name: str) -> None:
     text = TOOL_FORMATS[format_name].calls_text([("f", '{"a": {"b": "}\\""}}'), ("g", "{}")])
+    assert events(format_name, text) == events(format_name, [text])
     assert events(format_name, [text]) == [
         CallBegin(0, "f"),
         ArgumentsDelta(0, '{"a": {"b": "}\\""}}'),

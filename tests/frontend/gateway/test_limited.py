@@ -241,6 +241,13 @@ async def test_the_engine_gets_the_priority_and_the_response_repeats_an_explicit
     assert [request.params.priority for request in triton.requests] == [at_the_engine]
 
 
+async def test_the_highest_priority_of_a_key_holds_at_the_engine_too(serve: Serve) -> None:
+    triton = FakeTriton(chunks("x"))
+    http = await serve(triton, max_priority="low")
+    assert (await http.post("/v1/completions", json=COMPLETION)).status == 200
+    assert [request.params.priority for request in triton.requests] == [1]
+
+
 @pytest.mark.parametrize("fields", [{"service_tier": "priority"}, {"priority": -1}])
 async def test_a_priority_above_the_highest_of_a_key_is_refused(serve: Serve, fields: dict[str, Any]) -> None:
     http = await serve(FakeTriton(chunks("x")), max_priority="normal")

@@ -272,6 +272,14 @@ async def test_token_ids_are_detokenized_by_the_models_own_stage(
     assert server.detokenized == [OutputBatch(0, 0, False, ((0, delta),))]
 
 
+async def test_token_ids_that_are_refused_are_the_clients_mistake(
+    server: FakeTritonServer, client: TritonClient
+) -> None:
+    server.script = [InvalidRequest("9 is no token", "output_batch").message()]
+    with pytest.raises(errors.InvalidRequest, match=r"^9 is no token"):
+        await client.detokenize("demo", [9], has_special_tokens=True)
+
+
 async def test_a_stage_that_ends_without_an_answer_has_failed(server: FakeTritonServer, client: TritonClient) -> None:
     with pytest.raises(errors.EngineFailed):
         await client.detokenize("demo", [9], has_special_tokens=True)

@@ -180,6 +180,16 @@ async def test_streams_of_an_unloaded_engine_may_get_their_last_outputs_before_t
     assert triton.calls == []  # it is loaded again, and has not restarted
 
 
+async def test_a_dead_tokenizer_is_reloaded_once() -> None:
+    triton, clock = FakeTriton(), Clock()
+    triton.stage_errors["tokenizer"] = StageUnhealthy(TOKENIZER)
+    monitor = monitor_of(triton, clock)
+    triton.on_stage_down(TOKENIZER, clock.now)
+    triton.on_stage_down(TOKENIZER, clock.now)
+    await settled(monitor)
+    assert triton.calls == [f"abort {TOKENIZER}", f"unload {TOKENIZER}", f"abort {TOKENIZER}", f"load {TOKENIZER}"]
+
+
 async def test_a_stage_that_does_not_load_is_tried_again_after_a_pause(
     triton: FakeTriton, clock: Clock, monitor: HealthMonitor
 ) -> None:
@@ -246,6 +256,13 @@ async def test_the_engine_of_a_restarted_triton_is_no_restarted_engine(
     await settled(monitor)
     triton.snapshot_error, triton.epoch = None, 2
     await settled(monitor)
+    assert triton.calls == []
+
+
+async def test_a_triton_that_is_away_does_not_stop_the_watch() -> None:
+    triton, clock = FakeTriton(), Clock()
+    triton.snapshot_error = triton.stats_error = TritonUnreachable()
+    await settled(monitor_of(triton, clock))
     assert triton.calls == []
 
 

@@ -124,9 +124,22 @@ async def test_after_the_first_chunk_nothing_is_sent_again() -> None:
     assert sum(len(triton.requests) for triton in tritons) == 1
 
 
+async def test_a_second_failure_is_the_answer() -> None:
+    tritons = [FakeTriton([EngineFailed()]) for _ in range(3)]
+    pool = await pool_of(*tritons)
+    with pytest.raises(EngineFailed):
+        await pool.text()
+    assert sum(len(triton.requests) for triton in tritons) == 2
+
+
 @pytest.mark.parametrize(
     "error",
-    [InvalidRequest("no"), RateLimited("no", code="too_many_waiting", retry_after_s=1.0, headers={}), Draining()],
+    [
+        InvalidRequest("no"),
+        RateLimited("no", code="too_many_waiting", retry_after_s=1.0, headers={}),
+        Draining(),
+        ReaderTooSlow(),
+    ],
 )
 async def test_an_error_that_is_not_the_replicas_fault_is_not_sent_again_and_opens_no_breaker(error: APIError) -> None:
     tritons = [FakeTriton([error]) for _ in range(2)]
