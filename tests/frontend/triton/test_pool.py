@@ -18,6 +18,7 @@ from frontend.errors import (
     NotTaken,
     Overloaded,
     RateLimited,
+    ReaderTooSlow,
     TritonTimeout,
     TritonUnreachable,
 )

@@ -1,0 +1,50 @@
+"""The examples in the help of all commands, and the completion of a shell."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from build_engines.__main__ import _parser as parser_of_builds
+from frontend.__main__ import _parser
+
+EXAMPLE = re.compile(r"^(?:examples?:)? +conch (\S.*?)(?:  .*)?$", re.MULTILINE)
+
+
+def test_every_command_has_examples_and_they_are_valid(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", ["conch"])  # the name in the examples
+    for parser in (_parser(), parser_of_builds()):
+        [commands] = [each for each in parser._actions if isinstance(each, argparse._SubParsersAction)]
+        for name, command in commands.choices.items():
+            if command.add_help:  # else the other parser has it
+                examples = EXAMPLE.findall((command.epilog or "").replace("\\\n", ""))
+                assert examples, f"{name}: its help has no example"
+                for example in map(shlex.split, examples):
+                    assert parser.parse_args(example) and example[0] == name
+
+
+def test_the_completion_knows_commands_options_and_files(tmp_path: Path) -> None:
+    words = [sys.executable, "-m", "frontend", "completion", "bash"]
+    script = tmp_path / "completion"
+    script.write_text(subprocess.run(words, capture_output=True, text=True, check=True).stdout)
+    (tmp_path / "model.gguf").touch()
+
+    def completed(*typed: str) -> set[str]:
+        line = " ".join(f"'{word}'" for word in ("conch", *typed))
+        program = (
+            f"source {script}; COMP_WORDS=({line}); COMP_CWORD={len(typed)}; _conch; printf '%s\\n' ${{COMPREPLY[@]}}"
+        )
+        done = subprocess.run(["bash", "-c", program], cwd=tmp_path, capture_output=True, text=True, check=True)
+        return set(done.stdout.split())
+
+    assert completed("") >= {"serve", "run", "chat", "doctor", "build", "plan", "keys"}
+    assert completed("ser") == {"serve"}
+    assert completed("serve", "--triton-h") == {"--triton-http-port", "--triton-hang-s"}
+    assert completed("build", "demo", "--prec") == {"--precision"}
+    assert completed("serve", "mo") == {"model.gguf"}
