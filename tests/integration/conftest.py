@@ -238,7 +238,7 @@ def running_stack(
         change_frontend(launcher, *PATIENT, *constants)
         launcher.start()
         launcher.wait_until_ready()
-        with Stack.of(launcher) as stack:
+        with Stack.of(launcher, log_path) as stack:
             yield stack
         for child in (launcher.frontend, launcher.triton):
             child.kill()  # a Triton that is asked to end takes four seconds: test_serve.py and test_drain.py ask it

@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import re
 import signal
-import subprocess
 import time
 import urllib.error
 import urllib.request
@@ -20,10 +18,10 @@ from typing import Any
 
 import aiohttp
 
-from tests.frontend_with import PATIENT, command_with
-from tests.integration.resources import num_tasks, open_files
+from tests.frontend_with import PATIENT
 from tests.integration.stack import PACED_MODEL, PREFILL_TOKENS, Stack
-from tests.launching import environment_with_key
+from tests.launching import Command, environment_with_key, running
+from tests.processes import num_tasks, open_files
 from tests.waiting import DEADLINE_S, wait_until
 
 NUM_STREAMS = 32
@@ -41,23 +39,8 @@ NUM_COUNTS, COUNT_INTERVAL_S = 20, 0.05
 LONG_PROMPT = "x " * (25 * PREFILL_TOKENS)  # its prefill takes many steps
 
 
-class Frontend:
+class Frontend(Command):
     """A running `api` process and its reports."""
-
-    def __init__(self, process: subprocess.Popen[bytes], log: Path) -> None:
-        self.process = process
-        self._log = log
-
-    @property
-    def log(self) -> str:
-        """What it wrote."""
-        return self._log.read_text()
-
-    @property
-    def url(self) -> str:
-        """Where it listens, once it does."""
-        found: list[str] = re.findall(r"listens on ([^\s\"]+)", self.log)
-        return found[0] if found else ""
 
     def readiness(self) -> tuple[int, dict[str, Any]]:
         """Return status and body of /health/ready; 0 while nothing listens."""
@@ -103,17 +86,12 @@ def frontend_of(
 
     By default it sends more requests than the engines decode at a time, so that requests wait in the engines too.
     """
-    log = folder / f"api-{len(list(folder.iterdir()))}.log"
     endpoints = [f"--triton={stack.endpoint if isinstance(stack, Stack) else stack}" for stack in stacks]
-    command = [*command_with(*CONSTANTS, *constants), "api", "--port=0", "--max-in-flight=1024", *endpoints, *arguments]
-    environment = environment_with_key()
-    with log.open("wb") as stream, subprocess.Popen(command, env=environment, stdout=stream, stderr=stream) as process:
-        try:
-            frontend = Frontend(process, log)
-            wait_until(lambda: is_up(frontend), "the frontend is ready")
-            yield frontend
-        finally:
-            process.kill()
+    words = ["api", "--port=0", "--max-in-flight=1024", *endpoints, *arguments]
+    with running(folder, *words, constants=(*CONSTANTS, *constants), env=environment_with_key()) as command:
+        frontend = Frontend(command.process, command.log_path)
+        wait_until(lambda: is_up(frontend), "the frontend is ready")
+        yield frontend
 
 
 @dataclass(slots=True)

@@ -49,13 +49,19 @@ class Stack:
 
     launcher: Launcher
     grpc_stub: Any
+    log_path: Path
 
     @classmethod
     @contextmanager
-    def of(cls, launcher: Launcher) -> Iterator[Self]:
+    def of(cls, launcher: Launcher, log_path: Path) -> Iterator[Self]:
         """Connect to a launcher's Triton."""
         with grpc.insecure_channel(endpoint_of(launcher)) as channel:
-            yield cls(launcher, service_pb2_grpc.GRPCInferenceServiceStub(channel))
+            yield cls(launcher, service_pb2_grpc.GRPCInferenceServiceStub(channel), log_path)
+
+    @property
+    def log(self) -> list[str]:
+        """The lines that Triton and the frontend have written."""
+        return self.log_path.read_text().splitlines()
 
     @property
     def url(self) -> str:

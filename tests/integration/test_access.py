@@ -109,8 +109,3 @@ def gauge(server: Server, name: str) -> float:
         families = list(text_string_to_metric_families(answer.read().decode()))
     samples = [sample for family in families for sample in family.samples if sample.name == name]
     return next(sample.value for sample in samples if sample.labels["model"] == PACED_MODEL)
-
-
-def test_unknown_models_are_404(server: Server) -> None:
-    assert server.admin("POST", "/admin/models/nothing/load")[0] == 404
-    assert server.admin("POST", "/admin/models/nothing/unload")[0] == 404

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import socket
 from pathlib import Path
 
-import pytest
-
 from tests.frontend.connections.raw_http import answers_in
 from tests.hostile.requests import post, request
-from tests.integration.edge import EDGE_DEADLINE_S, exchange, open_files, serving
+from tests.integration.edge import exchange, serving
 from tests.integration.stack import Stack
 from tests.waiting import wait_until
 
@@ -32,38 +29,6 @@ async def test_pipelined_requests_are_answered_in_order(stack: Stack) -> None:
     counts = [json.loads(answer.body)["usage"]["completion_tokens"] for answer in answers[:-1]]
     assert counts == list(range(1, 9))
     assert answers[-1].status == 200
-
-
-async def test_slow_senders_are_given_up_and_others_served_meanwhile(
-    stack: Stack, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("frontend.connections.connection.HEADER_TIMEOUT_S", 0.5)
-    monkeypatch.setattr("frontend.handlers.bodies.BODY_TIMEOUT_S", 0.5)
-    served = post({"model": "demo", "prompt": "hi", "max_tokens": 2})
-    async with serving(stack) as port:
-        assert b" 200 " in await exchange(port, served)
-        num_files = open_files()
-        slow = [dribbled(port, served[:end]) for end in (30, len(served) - 5) for _ in range(NUM_SLOW // 2)]
-        *answers, other = await asyncio.gather(*slow, exchange(port, served))
-        assert b" 200 " in other
-        assert all(answer.startswith(b"HTTP/1.1 408 ") for answer in answers)
-        async with asyncio.timeout(EDGE_DEADLINE_S):
-            while open_files() > num_files:  # noqa: ASYNC110 (the kernel reports no event for a closed socket)
-                await asyncio.sleep(0.01)
-
-
-async def dribbled(port: int, raw: bytes) -> bytes:
-    """Send bytes a few at a time, until something comes back; return that."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    answer = asyncio.create_task(reader.read())
-    while raw and not answer.done():
-        writer.write(raw[:8])
-        raw = raw[8:]
-        await asyncio.wait([answer], timeout=0.01)
-    try:
-        return await asyncio.wait_for(answer, EDGE_DEADLINE_S)
-    finally:
-        writer.close()
 
 
 def test_a_peer_that_vanishes_is_found_by_the_kernel(stack: Stack) -> None:

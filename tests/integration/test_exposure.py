@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from tests.integration.api import CHAT, COMPLETIONS, Answer, Api
-from tests.integration.listening import LOOPBACK, listening_addresses, listening_ports
 from tests.integration.operations import Server
 from tests.integration.stack import CLIENTS, Stack
+from tests.processes import LOOPBACK, listening_addresses, listening_ports
 
 
 def test_everything_that_serve_starts_listens_on_loopback_only(stack: Stack) -> None:

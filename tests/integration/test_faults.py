@@ -1,4 +1,4 @@
-"""What clients see when the server breaks under their request. Nothing hangs, and no answer is wrong."""
+"""Each process that `serve` starts is killed under streams. Nothing hangs, and no answer is wrong."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import aiohttp
 import pytest
@@ -18,22 +17,16 @@ import pytest
 from frontend.launcher.checks import SHARED_MEMORY
 from frontend.launcher.guard import marked_pids, shm_prefix
 from frontend.launcher.launcher import Interrupted
-from model_repository.contract.tensors import model_id_to_ensemble, stage_name
-from tests.integration.api import CHAT, COMPLETIONS, Api
+from model_repository.contract.tensors import model_id_to_ensemble
+from tests.integration.api import COMPLETIONS, Api
 from tests.integration.conftest import FRONTEND, running_stack
 from tests.integration.replicas import StreamOutcome, read_stream, until
 from tests.integration.stack import PACED_MODEL, Stack
 from tests.processes import command_line, is_running, parent_of
-from tests.waiting import DEADLINE_S, wait_until
+from tests.waiting import DEADLINE_S
 
 ENSEMBLE = model_id_to_ensemble(PACED_MODEL)
 ONE_TOKEN = {"model": PACED_MODEL, "prompt": "Hello", "max_tokens": 1}
-
-
-def answers(stack: Stack) -> bool:
-    """Whether the paced model makes a token; a tritonserver that has ended is started again first."""
-    stack.start_again_if_ended()
-    return makes_a_token(stack)
 
 
 def makes_a_token(stack: Stack) -> bool:
@@ -43,49 +36,6 @@ def makes_a_token(stack: Stack) -> bool:
     except OSError:
         return False
 
-
-@pytest.mark.parametrize(
-    ("endpoint", "fields", "param"),
-    [
-        (CHAT, {"messages": [{"role": "user", "content": "word " * 5000}]}, "messages"),
-        (COMPLETIONS, {"prompt": "word " * 5000}, "prompt"),
-    ],
-)
-def test_a_prompt_over_the_context_window_is_refused(
-    api: Api, endpoint: str, fields: dict[str, Any], param: str
-) -> None:
-    answer = api.post(endpoint, {"model": "demo"} | fields)
-    assert (answer.status, answer.error["code"], answer.error["param"]) == (400, "context_length_exceeded", param)
-    assert "2048" in answer.error["message"]
-
-
-def test_max_tokens_is_lowered_to_the_rest_of_the_context_window(api: Api) -> None:
-    answer = api.post(COMPLETIONS, ONE_TOKEN | {"prompt": "Hello " * 2000, "max_tokens": 100_000})
-    assert answer.choice["finish_reason"] == "length"
-    assert answer.body["usage"]["total_tokens"] == 2048
-
-
-def test_while_triton_is_down_requests_get_503_and_then_the_model_serves_again(pair: list[Stack]) -> None:
-    stack = pair[0]
-    wait_until(lambda: answers(stack), "it answers")
-    stack.launcher.triton.kill()
-    answer = Api(stack.url).post(COMPLETIONS, ONE_TOKEN)
-    assert answer.status == 503 and answer.error["message"]
-    wait_until(lambda: answers(stack), "it answers again")
-
-
-def test_an_engine_killed_under_a_request_without_stream_answers_an_error(pair: list[Stack]) -> None:
-    stack = pair[0]
-    wait_until(lambda: answers(stack), "it answers")
-    with ThreadPoolExecutor(1) as pool:
-        answer = pool.submit(Api(stack.url).post, COMPLETIONS, ONE_TOKEN | {"max_tokens": 2000})
-        wait_until(lambda: stack.stats(PACED_MODEL).num_active == 1, "it runs")
-        stack.kill_stage(stage_name(ENSEMBLE, "engine"))
-    assert answer.result().status >= 500 and answer.result().error["message"]
-    wait_until(lambda: answers(stack), "it answers again")
-
-
-# --- every process of serve -------------------------------------------------------------------------------------------
 
 STAGES = ("tokenizer", "engine", "detokenizer")
 OF_TRITON = {"tritonserver": "/bin/tritonserver ", **{stage: f"__{stage}/1/model.py" for stage in STAGES}}
@@ -163,6 +113,7 @@ async def kill_under_streams(stack: Stack, name: str, pid: int) -> None:
     await asyncio.to_thread(stack.wait_until_idle, PACED_MODEL)
 
 
+@pytest.mark.faults
 async def test_the_only_frontend_is_started_again_and_triton_goes_on(
     paced_repository: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
@@ -176,9 +127,18 @@ async def test_the_only_frontend_is_started_again_and_triton_goes_on(
         assert after == before
 
 
+# `make faults` kills each of them.
+KILLED_BY_DEFAULT = {"tritonserver", "detokenizer", "worker", "guard"}
+OTHERS = [(name, 0) for name in {**OF_SERVE, COMPILER: ""} if name not in KILLED_BY_DEFAULT]
+OTHERS += [("worker", number) for number in range(1, NUM_SPAWNED)]
+
+
 @pytest.mark.parametrize(
     ("name", "number"),
-    [*((name, 0) for name in (*OF_SERVE, COMPILER)), *(("worker", number) for number in range(1, NUM_SPAWNED))],
+    [
+        *((name, 0) for name in sorted(KILLED_BY_DEFAULT)),
+        *(pytest.param(*other, marks=pytest.mark.faults) for other in OTHERS),
+    ],
 )
 async def test_serve_answers_again_after_any_of_its_processes_was_killed(
     two_workers: Stack, name: str, number: int

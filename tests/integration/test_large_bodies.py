@@ -9,14 +9,10 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from frontend.handlers.bodies import LARGE_BYTES, MAX_LARGEST
-from tests.frontend.gateway.key_files import KeyFile
 from tests.hostile import large
-from tests.integration.api import COMPLETIONS
-from tests.integration.replicas import frontend_of, until
-from tests.integration.resources import max_memory_bytes
+from tests.integration.replicas import frontend_of
 from tests.integration.stack import PACED_MODEL, Stack
-from tests.overload import client_of
+from tests.processes import max_memory_bytes
 from tests.waiting import DEADLINE_S
 
 pytestmark = pytest.mark.alone
@@ -57,33 +53,6 @@ async def statuses_beside(http: aiohttp.ClientSession, attack: large.Attack) -> 
 
     await asyncio.gather(*(client() for _ in range(NUM_HEALTHY)))
     return set(await attackers), healthy
-
-
-async def test_a_key_with_slow_large_requests_does_not_hold_up_those_of_another_key(
-    paced_stack: Stack, tmp_path: Path
-) -> None:
-    key_file = KeyFile(tmp_path / "keys.json")
-    for name in ("slow", "other"):
-        key_file.add(name)
-
-    def body_of(num_bytes: int, max_tokens: int) -> io.BytesIO:
-        fields = b'{"model":"%s","prompt":"a","max_tokens":%d' % (PACED_MODEL.encode(), max_tokens)
-        return io.BytesIO(fields.ljust(num_bytes - 1) + b"}")
-
-    arguments = (f"--key-file={key_file.path}", f"--max-body-bytes={LARGEST_BYTES}")
-    with frontend_of([paced_stack], tmp_path, *arguments) as frontend:
-        async with client_of(frontend.url, key_file.headers("slow")) as slow_http:
-            slow = [
-                asyncio.create_task(status_of(slow_http, COMPLETIONS, body_of(LARGEST_BYTES, 1900)))
-                for _ in range(2 * MAX_LARGEST)
-            ]
-            await until(lambda: paced_stack.stats(PACED_MODEL).num_active >= MAX_LARGEST - 1, "slow requests run")
-            async with client_of(frontend.url, key_file.headers("other")) as other_http:
-                assert await status_of(other_http, COMPLETIONS, body_of(2 * LARGE_BYTES, 4)) == 200
-            assert not any(task.done() for task in slow)
-            for task in slow:
-                task.cancel()
-    paced_stack.wait_until_idle(PACED_MODEL)
 
 
 HEALTHY = b'{"model":"%s","prompt":"Hello","max_tokens":4}' % PACED_MODEL.encode()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 
 import psutil
@@ -11,8 +10,7 @@ import pytest
 from frontend.settings import Settings
 from tests.integration.replicas import frontend_of
 from tests.integration.stack import MAX_SEQUENCES_ALONE, PACED_MODEL, Stack
-from tests.overload import ask, bodies_of, client_of, compare
-from tests.waiting import DEADLINE_S
+from tests.overload import bodies_of, client_of, compare
 
 pytestmark = pytest.mark.alone
 
@@ -22,21 +20,6 @@ SECONDS = 3.0  # of each phase; `python -m tests.workshop.load.overload` takes a
 
 
 BY_DEFAULT = f"--max-in-flight={Settings().max_in_flight}"
-
-
-async def test_a_burst_is_served_whole_by_default(paced_stack: Stack, tmp_path: Path) -> None:
-    """As many waited as half of the places: of 200 requests at once all but some dozens were refused."""
-    # A busy machine may need longer than the default's 30 s for them.
-    with frontend_of([paced_stack], tmp_path, BY_DEFAULT, f"--max-queue-wait-s={DEADLINE_S:g}") as frontend:
-        bodies = bodies_of(PACED_MODEL, NUM_TOKENS)
-        async with client_of(frontend.url) as http:
-            burst = asyncio.gather(*(ask(http, next(bodies)) for _ in range(200)))
-            max_waiting = 0
-            while not burst.done():
-                stats = await asyncio.to_thread(paced_stack.stats, PACED_MODEL)
-                max_waiting = max(max_waiting, stats.num_active + stats.num_waiting)
-    assert {answer.status for answer in await burst} == {200}
-    assert max_waiting <= MAX_SEQUENCES_ALONE  # the others waited in the frontend, in fair order
 
 
 async def test_at_five_times_its_capacity_a_model_serves_as_much_and_as_fast_as_before(

@@ -10,7 +10,6 @@ import pytest
 
 from tests.frontend.gateway.key_files import KeyFile
 from tests.integration.api import CHAT, COMPLETIONS, Answer, Api
-from tests.integration.logs import logged
 from tests.integration.replicas import frontend_of
 from tests.integration.stack import Stack
 from tests.launching import free_port
@@ -72,8 +71,8 @@ def test_a_clients_texts_and_key_appear_nowhere_else(stack: Stack, tmp_path: Pat
     admin_port = free_port()
     options = ["--metrics-by-key", f"--log-format={log_format}", f"--admin-port={admin_port}"]
     options.append(f"--key-file={key_file.path}")
+    num_before = len(stack.log)
     with (
-        logged(stack) as triton_lines,
         receiving() as receiver,
         frontend_of([stack], tmp_path, *options, f"--otlp-endpoint={receiver.endpoint}") as frontend,
     ):
@@ -91,7 +90,7 @@ def test_a_clients_texts_and_key_appear_nowhere_else(stack: Stack, tmp_path: Pat
     assert len(spans) > len(SERVED) + len(REFUSED)
     everything = {
         "the frontend's log": log,
-        "triton's log": "\n".join(triton_lines),
+        "triton's log": "\n".join(stack.log[num_before:]),
         "metrics": "\n".join(metrics),
         "traces": "".join(map(str, spans)),
         **{f"error {number}": json.dumps(answer.body) for number, answer in enumerate(refused)},

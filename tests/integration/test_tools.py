@@ -7,8 +7,6 @@ from typing import Any
 
 import pytest
 from openai import OpenAI
-from openai.lib._pydantic import to_strict_json_schema
-from pydantic import BaseModel
 
 from tests.integration.api import CHAT, WEATHER, Api
 
@@ -41,12 +39,6 @@ def test_a_tool_that_fits_is_called_and_its_result_answers(client: OpenAI) -> No
     assert "21" in answer.content and "sunny" in answer.content
 
 
-def test_a_question_that_no_tool_fits_is_answered(client: OpenAI) -> None:
-    choice = create(client, "What is the capital of France?").choices[0]
-    assert (choice.message.content, choice.message.tool_calls) == ("The capital of France is Paris.", None)
-    assert choice.finish_reason == "stop"
-
-
 def test_two_calls_at_once(client: OpenAI) -> None:
     question = "What is the weather in Paris and Rome?"
     calls = create(client, question).choices[0].message.tool_calls
@@ -55,7 +47,7 @@ def test_two_calls_at_once(client: OpenAI) -> None:
     assert len(create(client, question, parallel_tool_calls=False).choices[0].message.tool_calls) == 1
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("tool_choice", ["required", {"type": "function", "function": {"name": "get_weather"}}])
 def test_a_call_that_must_come_does_with_valid_arguments(client: OpenAI, tool_choice: Any, seed: int) -> None:
     fields = {"tool_choice": tool_choice, "temperature": 1.3, "seed": seed, "max_tokens": 400}
@@ -87,8 +79,8 @@ def test_a_tool_with_keywords_that_cannot_be_enforced_is_served_and_the_rest_enf
     assert error["param"] == "tools" and error["message"].startswith(f"tools: {path}: ")
 
 
-@pytest.mark.parametrize("question", [QUESTION, "What is the weather in Paris and Rome?", "What color is the sky?"])
-def test_streamed_deltas_add_up_to_the_answer(client: OpenAI, question: str) -> None:
+def test_streamed_deltas_add_up_to_the_answer(client: OpenAI) -> None:
+    question = "What is the weather in Paris and Rome?"
     whole = create(client, question).choices[0]
     content, reasons, num_pieces = "", [], 0
     calls: dict[int, dict[str, str]] = {}
@@ -114,37 +106,3 @@ def test_beside_a_response_format_the_answer_is_a_call_or_of_that_form(client: O
     assert create(client, response_format=form).choices[0].finish_reason == "tool_calls"
     answer = create(client, "What is the capital of Japan? Answer in JSON.", response_format=form).choices[0]
     assert json.loads(answer.message.content)["capital"] in ("Tokyo", "Paris")
-
-
-def test_the_deprecated_form_is_a_function_call(client: OpenAI) -> None:
-    fields: Any = {"model": "demo", "functions": [WEATHER["function"]], "temperature": 0}
-    messages: Any = [{"role": "user", "content": QUESTION}]
-    choice = client.chat.completions.create(messages=messages, **fields).choices[0]
-    assert choice.finish_reason == "function_call" and choice.message.function_call
-    messages.append({"role": "assistant", "function_call": choice.message.function_call.model_dump()})
-    messages.append({"role": "function", "name": "get_weather", "content": RESULT})
-    answer = client.chat.completions.create(messages=messages, **fields).choices[0]
-    assert "21" in (answer.message.content or "")
-
-
-class GetWeather(BaseModel):
-    """Get the weather of a city."""
-
-    city: str
-
-
-def test_the_sdk_parses_a_call_into_a_class(client: OpenAI) -> None:
-    tool: Any = {
-        "type": "function",
-        "function": {
-            "name": "get_weather",
-            "description": "Get the weather of a city.",
-            "parameters": to_strict_json_schema(GetWeather),
-            "strict": True,
-        },
-    }
-    completion = client.chat.completions.parse(
-        model="demo", messages=[{"role": "user", "content": QUESTION}], tools=[tool], temperature=0
-    )
-    [call] = completion.choices[0].message.tool_calls or []
-    assert call.function.parsed_arguments == {"city": "Paris"}

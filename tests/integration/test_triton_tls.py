@@ -95,6 +95,9 @@ def test_a_client_with_a_certificate_is_served_under_the_certificates_name(
         0,
         f"ok: nothing runs at {endpoint_of(launcher)} any more\n",
     )
+    assert Api(launcher.url).post(COMPLETIONS, REQUEST).error["code"] == "model_not_ready"
+    assert asked(launcher, "drain", "--undo", *named) == (0, f"ok: {endpoint_of(launcher)} takes requests again\n")
+    wait_until(lambda: Api(launcher.url).post(COMPLETIONS, REQUEST).status == 200, "it serves again")
 
 
 def test_a_refused_connection_says_why(launcher: Launcher, files: Files, tmp_path: Path) -> None:
