@@ -15,12 +15,13 @@ from tests.integration.stack import CLIENTS, Stack
 from tests.processes import LOOPBACK, listening_addresses, listening_ports
 
 
-def test_everything_that_serve_starts_listens_on_loopback_only(stack: Stack) -> None:
-    ports = stack.launcher.triton_ports
-    for port in (ports.grpc, ports.metrics, stack.launcher.frontend_settings.port):
+def test_everything_that_serve_starts_listens_on_loopback_only(paced_stack: Stack) -> None:
+    """Triton's HTTP port was asked for here. Another one, of an environment for Vertex AI, is not opened."""
+    ports = paced_stack.launcher.triton_ports
+    for port in (ports.grpc, ports.metrics, ports.http, paced_stack.launcher.frontend_settings.port):
         addresses = listening_addresses(port)
         assert addresses and addresses <= LOOPBACK
-    assert listening_ports(stack.launcher.triton.pid) == {ports.grpc, ports.metrics}
+    assert listening_ports(paced_stack.launcher.triton.pid) == {ports.grpc, ports.http, ports.metrics}
 
 
 def test_other_users_cannot_open_the_shared_memory_of_a_stage(stack: Stack, api: Api) -> None:

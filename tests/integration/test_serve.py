@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import shutil
 import signal
-import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import psutil
@@ -20,37 +18,24 @@ from build_engines.__main__ import main
 from frontend.launcher.guard import MARK, marked_pids
 from tests.integration.api import COMPLETIONS, Api
 from tests.integration.stack import PACED_MODEL
+from tests.launching import FREE_PORTS, Command, running
 from tests.processes import command_line, is_running
-from tests.waiting import DEADLINE_S, wait_until
+from tests.waiting import wait_until
 
 NUM_STAGES = 3
 
 
-@contextmanager
-def serving(repository: Path, folder: Path, *arguments: str, **environment: str) -> Iterator[subprocess.Popen[str]]:
-    """Run `serve` on free ports; its log goes to a file in the folder."""
-    ports = [f"--{name}=0" for name in ("port", "triton-grpc-port", "triton-metrics-port")]
-    command = [sys.executable, "-m", "frontend", "serve", f"--repository={repository}", f"--state-dir={folder}", *ports]
-    command += arguments
-    with (
-        (folder / "serve.log").open("w") as log,
-        subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=log, text=True, env=os.environ | environment
-        ) as process,
-    ):
-        try:
-            yield process
-        finally:
-            process.kill()
+def serving(repository: Path, folder: Path, *arguments: str, **environment: str) -> AbstractContextManager[Command]:
+    """Run `serve` on free ports."""
+    words = ["serve", f"--repository={repository}", f"--state-dir={folder}", *FREE_PORTS, *arguments]
+    return running(folder, *words, env=os.environ | environment)
 
 
-def printed_curl(process: subprocess.Popen[str]) -> list[str]:
+def printed_curl(serve: Command) -> list[str]:
     """Wait for the curl line and return its words."""
-    assert process.stdout is not None
-    for line in process.stdout:
-        if line.strip().startswith("curl "):
-            return shlex.split(line)
-    raise AssertionError("it ended without a curl line")
+    serve.wait_for("curl ")
+    found = wait_until(lambda: re.search(r"^\s*(curl .*)\n", serve.log, re.MULTILINE), "its line is whole")
+    return shlex.split(found[1])
 
 
 def mark_of(launcher_pid: int) -> str:
@@ -64,16 +49,16 @@ def mark_of(launcher_pid: int) -> str:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_serve_prints_a_curl_line_that_works_and_a_signal_leaves_nothing(paced_repository, tmp_path, number):
-    with serving(paced_repository, tmp_path) as process:
-        curl = printed_curl(process)
+    with serving(paced_repository, tmp_path) as serve:
+        curl = printed_curl(serve)
         body, content_type = curl[curl.index("-d") + 1], curl[curl.index("-H") + 1]
         answer = Api(curl[1]).post("", body.encode(), dict([content_type.split(": ")]))
         assert answer.text
 
-        mark = mark_of(process.pid)
+        mark = mark_of(serve.process.pid)
         assert len(marked_pids(mark)) >= NUM_STAGES + 2  # Triton and the frontend
-        process.send_signal(number)
-        assert process.wait(DEADLINE_S) == (0 if number == signal.SIGINT else -number)
+        serve.process.send_signal(number)
+        assert serve.status() == (0 if number == signal.SIGINT else -number)
         wait_until(lambda: not marked_pids(mark), "every process has ended")
         wait_until(lambda: not list(Path("/dev/shm").glob(f"conch_{mark}_*")), "its shared memory is free")
 
@@ -86,13 +71,13 @@ def test_a_file_that_is_cut_under_a_running_server_is_named(
     shutil.copyfile(demo_artifact / "model.gguf", source)
     monkeypatch.setattr(artifact, "MAX_COPIED_BYTES", 0)
     assert main(["build", str(source), "--state-dir", str(tmp_path)]) == 0
-    with serving(tmp_path / "repository", tmp_path) as process:
-        url = printed_curl(process)[1].partition("/v1/")[0]
+    with serving(tmp_path / "repository", tmp_path) as serve:
+        url = printed_curl(serve)[1].partition("/v1/")[0]
         os.truncate(source, 0)
         answer = Api(url).post(COMPLETIONS, {"model": "mine", "prompt": "Hello", "max_tokens": 1})
         assert (answer.status, answer.body["error"]["code"]) == (500, "engine_failed")
         named = f"mine__engine does not load: {source}: changed since the model was built (0 bytes"
-        wait_until(lambda: named in (tmp_path / "serve.log").read_text(), "the log names the file")
+        wait_until(lambda: named in serve.log, "the log names the file")
 
 
 def answers(url: str) -> bool:
@@ -109,26 +94,16 @@ def is_tritonserver(pid: int) -> bool:
 
 
 def test_a_tritonserver_that_hangs_is_started_again(paced_repository: Path, tmp_path: Path) -> None:
-    with serving(paced_repository, tmp_path, "--triton-hang-s=2") as process:
-        url = printed_curl(process)[1].partition("/v1/")[0]
+    with serving(paced_repository, tmp_path, "--triton-hang-s=2") as serve:
+        url = printed_curl(serve)[1].partition("/v1/")[0]
         assert answers(url)
-        [triton] = [pid for pid in marked_pids(mark_of(process.pid)) if is_tritonserver(pid)]
+        [triton] = [pid for pid in marked_pids(mark_of(serve.process.pid)) if is_tritonserver(pid)]
         os.killpg(triton, signal.SIGSTOP)
         wait_until(lambda: not is_running(triton), "it is gone")
         wait_until(lambda: answers(url), "the model answers again")
-        assert "triton runs, but answers no health check any more; it is killed" in (tmp_path / "serve.log").read_text()
-        process.send_signal(signal.SIGINT)
-        assert process.wait(DEADLINE_S) == 0
-
-
-def test_a_stage_that_ends_before_triton_hears_of_it_ends_the_start(paced_repository: Path, tmp_path: Path) -> None:
-    """Triton waits for it without end, so serve waited for its whole --ready-timeout-s."""
-    (tmp_path / "script").write_text("echo 'no stage today' >&2; exit 3\n")  # bash runs it before a stage
-    environment = {"BASH_ENV": str(tmp_path / "script")}
-    with serving(paced_repository, tmp_path, "--ready-timeout-s=3600", **environment) as process:
-        assert process.wait(DEADLINE_S) == 1
-    [*_, last] = (tmp_path / "serve.log").read_text().splitlines()
-    assert last == "error: a stage of triton ended with status 3: no stage today"
+        assert "triton runs, but answers no health check any more; it is killed" in serve.log
+        serve.process.send_signal(signal.SIGINT)
+        assert serve.status() == 0
 
 
 def damaged(paced_repository: Path, folder: Path) -> Path:
@@ -143,15 +118,15 @@ def damaged(paced_repository: Path, folder: Path) -> Path:
 
 def test_a_model_that_does_not_load_is_named_and_the_others_are_served(paced_repository: Path, tmp_path: Path) -> None:
     repository = damaged(paced_repository, tmp_path / "repository")
-    with serving(repository, tmp_path) as process:
-        assert process.wait(DEADLINE_S) == 1
-    [*_, last] = (tmp_path / "serve.log").read_text().splitlines()
+    with serving(repository, tmp_path) as serve:
+        assert serve.status() == 1
+    [*_, last] = serve.log.splitlines()
     reason = "damaged is not served: damaged__"
     assert last.startswith(f"error: {reason}") and "FileNotFoundError" in last
 
     shutil.copytree(paced_repository, repository, dirs_exist_ok=True)
-    with serving(repository, tmp_path) as process:
-        assert answers(printed_curl(process)[1].partition("/v1/")[0])
-        assert f"[serve] {reason}" in (tmp_path / "serve.log").read_text()
-        process.send_signal(signal.SIGINT)
-        assert process.wait(DEADLINE_S) == 0
+    with serving(repository, tmp_path) as serve:
+        assert answers(printed_curl(serve)[1].partition("/v1/")[0])
+        assert f"[serve] {reason}" in serve.log
+        serve.process.send_signal(signal.SIGINT)
+        assert serve.status() == 0
