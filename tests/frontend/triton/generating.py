@@ -39,7 +39,11 @@ def with_params(**params: Any) -> GenerationRequest:
 
 WHOLE = with_params(is_stream=False)
 CANCEL = ("demo__engine", {"cancel_keys": [REQUEST.params.cancel_key]})  # what the engine gets to cancel any of them
-ENDLESS: Script = [GenerationChunk(text="a"), asyncio.Event()]
+
+
+def endless() -> Script:
+    """Return a completion of which only the beginning comes. Its event belongs to the event loop of the test."""
+    return [GenerationChunk(text="a"), asyncio.Event()]
 
 
 def text(value: str) -> GenerationChunk:
@@ -71,7 +75,7 @@ async def running(
     server: FakeTritonServer, client: TritonClient, num: int = 2
 ) -> AsyncIterator[list[asyncio.Task[APIError]]]:
     """Run some generations that have begun and come to no end; every one must fail within the block."""
-    server.script = list(ENDLESS)
+    server.script = endless()
     generations = [client.generations.generate("demo", REQUEST) for _ in range(num)]
     for generation in generations:
         assert await anext(generation) == text("a")

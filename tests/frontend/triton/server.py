@@ -79,6 +79,24 @@ class OutputStream:
         self.responses: asyncio.Queue[Any] = asyncio.Queue()
         self.ended = asyncio.Event()  # for whatever reason
         self._serial = 0
+        self._plays: set[asyncio.Task[None]] = set()
+
+    def begin(self, number: int, script: Script) -> None:
+        """Play the script of a request until the stream ends."""
+        self._plays.add(asyncio.get_running_loop().create_task(self._play(number, script)))
+
+    async def _play(self, number: int, script: Script) -> None:
+        for item in script:
+            if isinstance(item, asyncio.Event):
+                await item.wait()
+            else:
+                self.put((number, item))
+
+    def note_end(self) -> None:
+        """Note that it has ended, and end the plays."""
+        self.ended.set()
+        for play in self._plays:
+            play.cancel()
 
     def put(self, *items: tuple[int, GenerationChunk | str], num_lost: int = 0, is_last: bool = False) -> None:
         """Send an output batch, after some that are lost. The last one ends the stream."""
@@ -117,7 +135,6 @@ class FakeTritonServer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: 
         self.started = asyncio.Event()  # a message of requests has come
         self.num_calls = self.num_ended = self.num_cancelled = 0  # of ModelStreamInfer
         self.half_closed = asyncio.Event()  # one of them
-        self._tasks: set[asyncio.Task[None]] = set()
         self.controls: asyncio.Queue[Any] = asyncio.Queue()
         self.is_engine_silent = False
         self.answers_controls = asyncio.Event()
@@ -219,7 +236,7 @@ class FakeTritonServer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: 
                     return
         finally:
             self.streams.pop(key, None)
-            stream.ended.set()
+            stream.note_end()
         if request.parameters["triton_enable_empty_final_response"].bool_param:
             response = service_pb2.ModelStreamInferResponse()
             response.infer_response.parameters[_FINAL].bool_param = True
@@ -238,17 +255,8 @@ class FakeTritonServer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: 
             return OutputStreamNotOpen("no stream", REQUEST_BATCH.name).message()
         for number, request in batch.items:
             script = self.script(request) if callable(self.script) else self.script
-            task = asyncio.get_running_loop().create_task(self._play(self.streams[batch.stream], number, script))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self.streams[batch.stream].begin(number, script)
         return ""
-
-    async def _play(self, stream: OutputStream, number: int, script: Script) -> None:
-        for item in script:
-            if isinstance(item, asyncio.Event):
-                await item.wait()
-            else:
-                stream.put((number, item))
 
     def _control(self, request: Any) -> bytes:
         if command := json.loads(text_of(request, CONTROL)):  # the others only ask for the stats

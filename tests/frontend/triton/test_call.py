@@ -26,10 +26,10 @@ from tests.fakes import chunks
 from tests.frontend.bodies import USER, WEATHER
 from tests.frontend.triton.generating import (
     CANCEL,
-    ENDLESS,
     REQUEST,
     WHOLE,
     completion_of,
+    endless,
     failure_of,
     running,
     text,
@@ -86,6 +86,8 @@ async def test_a_call_of_which_triton_keeps_much_is_closed_by_its_last_reader(
         num_requests += 1
     assert num_requests == (2 if refusal else 8)
     await asyncio.wait_for(server.half_closed.wait(), DEADLINE_S)
+    for stream in server.streams.values():
+        stream.end()  # as the engine does without sequences; else the client waits for it when it closes
 
 
 async def test_each_model_has_a_stream_of_its_own(server: FakeTritonServer, client: TritonClient) -> None:
@@ -273,7 +275,7 @@ async def test_a_request_that_the_engine_has_survives_the_tokenizer(
 
 async def leave(server: FakeTritonServer, client: TritonClient, num: int) -> None:
     """Begin generations, and leave them all at once."""
-    server.script = list(ENDLESS)
+    server.script = endless()
     tasks = [asyncio.create_task(completion_of(client, with_params(cancel_key=f"{number}"))) for number in range(num)]
     await asyncio.to_thread(wait_until, lambda: len(server.requests) >= num, "all are sent")
     for task in tasks:

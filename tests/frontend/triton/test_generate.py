@@ -14,7 +14,7 @@ from model_repository.contract.request import (
     GenerationRequest,
 )
 from tests.fakes import chunks
-from tests.frontend.triton.generating import CANCEL, REQUEST, WHOLE, completion_of, failure_of
+from tests.frontend.triton.generating import CANCEL, REQUEST, WHOLE, completion_of, endless, failure_of
 from tests.frontend.triton.server import FakeTritonServer, listen
 from tests.frontend.triton.test_failures import DOWN
 from tests.waiting import DEADLINE_S
@@ -53,7 +53,7 @@ async def test_a_finished_generation_is_not_cancelled(
 async def test_closing_waits_until_the_cancels_are_sent(server: FakeTritonServer) -> None:
     listener, port = await listen(server)
     client = TritonClient(f"127.0.0.1:{port}")
-    server.script = [GenerationChunk(text="a"), asyncio.Event()]
+    server.script = endless()
     async with aclosing(client.generations.generate("demo", REQUEST)) as generation:
         await anext(generation)
     await client.close()
@@ -65,7 +65,7 @@ async def test_closing_waits_until_the_cancels_are_sent(server: FakeTritonServer
 async def test_an_aborted_generation_raises_the_error_and_sends_nothing_to_the_dead(
     server: FakeTritonServer, client: TritonClient, asked: GenerationRequest
 ) -> None:
-    server.script = [GenerationChunk(text="a"), asyncio.Event()]
+    server.script = endless()
     async with aclosing(client.generations.generate("demo", asked)) as generation:
         await anext(generation)
         assert client.generations.abort("other__engine", errors.EngineFailed()) == 0
@@ -81,7 +81,7 @@ async def test_an_aborted_generation_raises_the_error_and_sends_nothing_to_the_d
 async def test_a_lost_tokenizer_ends_unstarted_requests_and_a_lost_detokenizer_all(
     server: FakeTritonServer, client: TritonClient, asked: GenerationRequest
 ) -> None:
-    server.script = [GenerationChunk(text="a"), asyncio.Event()]
+    server.script = endless()
     async with aclosing(client.generations.generate("demo", asked)) as generation:
         await anext(generation)
         server.script = [asyncio.Event()]
