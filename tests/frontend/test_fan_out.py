@@ -69,10 +69,6 @@ async def test_each_streams_chunks_come_in_its_order(num_streams: int) -> None:
     assert all(source.is_closed for source in sources)
 
 
-async def test_no_stream_is_no_chunk() -> None:
-    assert await read([]) == []
-
-
 async def test_a_stream_does_not_wait_for_a_slower_one() -> None:
     gate = asyncio.Event()
     sources = [Source(gate, "slow"), Source("fast", "faster")]
@@ -104,17 +100,6 @@ async def test_the_first_error_is_raised_after_earlier_chunks_and_closes_all(num
     assert all(source.is_closed for source in sources)
 
 
-async def test_an_error_comes_through_a_full_queue() -> None:
-    sources = [Source(), Source("a", EngineFailed("broken")), Source()]
-    async with aclosing(merge(*sources)) as chunks:
-        await anext(chunks)
-        await settle()
-        with pytest.raises(EngineFailed):
-            async for _ in chunks:
-                pass
-    assert all(source.is_closed for source in sources)
-
-
 @pytest.mark.parametrize("num_streams", [1, 3])
 async def test_leaving_early_closes_every_stream(num_streams: int) -> None:
     sources = [Source() for _ in range(num_streams)]
@@ -133,12 +118,6 @@ async def test_a_reader_that_is_cancelled_closes_every_stream(num_streams: int) 
     with pytest.raises(asyncio.CancelledError):
         await reader
     assert all(source.is_closed for source in sources)
-
-
-async def test_unread_streams_are_never_begun() -> None:
-    sources = [Source("a"), Source("b")]
-    await merge(*sources).aclose()
-    assert [source.num_yielded for source in sources] == [0, 0]
 
 
 async def test_streams_that_are_left_need_no_garbage_collector() -> None:

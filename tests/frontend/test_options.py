@@ -71,9 +71,7 @@ def test_settings_survive_the_way_through_options():
     [
         (["api", "--triton=nowhere"], "--triton='nowhere': 'nowhere' must be host:port"),
         (["health", "--triton=nowhere"], "--triton='nowhere': 'nowhere' must be host:port"),
-        (["drain", "--triton=nowhere"], "--triton='nowhere': 'nowhere' must be host:port"),
         (["api", "--model-limit=demo"], "--model-limit='demo': must be MODEL:name=value"),
-        (["serve", "--repository=r", "--model-limit=demo"], "--model-limit='demo': must be MODEL:name=value"),
     ],
 )
 def test_a_text_that_breaks_its_grammar_ends_the_command_before_anything_is_started(
@@ -90,11 +88,6 @@ def test_an_option_for_one_server_takes_neither_a_model_nor_a_second_server(
 ) -> None:
     assert main([command, f"--triton={value}"]) == 2
     assert capsys.readouterr().err == f"error: --triton='{value}': must be one host:port, without a model\n"
-
-
-def test_root_paths_are_named_one_by_one():
-    assert parsed(["--root-path=/a", "--root-path", "/b"], Settings()).root_paths == ("/a", "/b")
-    assert parsed(["--root-path=/a"], Settings(root_paths=("/z",))).root_paths == ("/a",)
 
 
 def test_the_standard_variables_say_where_spans_go():

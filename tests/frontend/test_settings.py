@@ -41,11 +41,9 @@ def test_a_value_of_another_type_or_beyond_the_range_is_refused_with_the_setting
         ("host", ""),
         ("triton_endpoints", ()),
         ("triton_tls_cert", "cert.pem"),
-        ("triton_tls_key", "key.pem"),
         ("triton_tls_name", "triton"),  # without triton_tls_ca
         ("root_paths", ("openai",)),
         ("root_paths", ("/openai/",)),
-        ("root_paths", ("/",)),
         ("root_paths", ("/a", "/b c")),
         ("root_paths", ("/{id}",)),
         ("tls_key", "key.pem"),
@@ -55,9 +53,7 @@ def test_a_value_of_another_type_or_beyond_the_range_is_refused_with_the_setting
         ("cors_origins", ("https://a.example/",)),
         ("otlp_endpoint", "collector:4318"),
         ("host", "0.0.0.0"),
-        ("host", "::"),
         ("host", "example.org"),
-        ("host", "10.0.0.1"),
         ("admin_host", ""),
         ("admin_port", 8080),  # the API's
     ],

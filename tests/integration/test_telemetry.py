@@ -15,8 +15,6 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from frontend.telemetry.definitions import METRICS
-from model_repository.engine.metrics import FAMILIES
 from tests.integration.api import COMPLETIONS, Api
 from tests.integration.edge import serving
 from tests.integration.stack import PACED_MODEL, Stack
@@ -142,16 +140,6 @@ def named_in_operations() -> set[str]:
     dashboard = json.loads((OPERATIONS / "grafana-dashboard.json").read_text())
     expressions += [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
     return {name for expression in expressions for name in NAME.findall(expression)}
-
-
-def test_every_metric_of_the_definitions_is_exported(stack: Stack) -> None:
-    wait_until(
-        lambda: "conch_engine_tokens_total" in scraped(stack.triton_metrics_url)[0], "the engine's figures are exported"
-    )
-    names = scraped(stack.url)[0]
-    for metric in METRICS:
-        assert metric.name in names or f"{metric.name}_count" in names
-    assert {family.name for family in FAMILIES} <= scraped(stack.triton_metrics_url)[0]
 
 
 def test_an_engine_that_is_killed_and_reloaded_exports_its_figures_again(stack: Stack, api: Api) -> None:

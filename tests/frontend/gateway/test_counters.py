@@ -117,11 +117,6 @@ async def test_a_clock_that_goes_back_refills_nothing_and_blocks_a_key_for_a_min
     assert int(caught.value.headers["retry-after-ms"]) <= 61_000
 
 
-async def test_a_changed_limit_holds_at_once(limiter: LocalLimiter) -> None:
-    await limiter.acquire(tokens(50, 100))
-    assert await remaining(limiter, 10) == 5
-
-
 async def test_each_completion_of_a_request_counts_in_the_concurrency(limiter: LocalLimiter) -> None:
     """A request with 128 completions counted as one."""
     lease = await limiter.acquire(counted(num_completions=2, max_concurrent=3))

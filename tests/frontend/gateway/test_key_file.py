@@ -68,19 +68,14 @@ def test_every_field_survives_being_written_and_read():
     ("change", "message"),
     [
         ({"role": "root"}, "Invalid enum value 'root' - at `$.keys[0].role`"),
-        ({"role": None}, "Expected `str`, got `null` - at `$.keys[0].role`"),
         ({"limits": {"max_concurrent": 0}}, "Expected `int` >= 1 - at `$.keys[0].limits.max_concurrent`"),
-        ({"limits": {"max_concurrent": "2"}}, "Expected `int | null`, got `str` - at `$.keys[0].limits.max_con"),
         ({"limits": {"rpm": 1}}, "Object contains unknown field `rpm` - at `$.keys[0].limits`"),
         ({"models": "demo"}, "Expected `array`, got `str` - at `$.keys[0].models`"),
         ({"models": ["a", " b"]}, "Expected `str` matching regex"),
-        ({"organizations": ["a b"]}, "Expected `str` matching regex"),
         ({"expires_at": "2027-01-01T00:00:00"}, "Expected `datetime` with a timezone component - at `$.keys[0].exp"),
-        ({"expires_at": 1800000000}, "Expected `datetime | null`, got `int` - at `$.keys[0].expires_at`"),
         ({"sha256": SHA.upper()}, "Expected `str` matching regex"),
         ({"sha256": f"{SHA}\n"}, "Expected `str` matching regex"),
         ({"name": ""}, "Expected `str` matching regex"),
-        ({"name": None}, "Expected `str`, got `null` - at `$.keys[0].name`"),
     ],
 )
 def test_a_broken_rule_is_reported_with_file_place_and_rule(change: dict[str, Any], message: str):
@@ -98,9 +93,7 @@ def test_a_broken_rule_is_reported_with_file_place_and_rule(change: dict[str, An
         (b"\xff", "keys.json: is not JSON in UTF-8"),
         (b'{"keys": [}', "keys.json: is not JSON in UTF-8 (line 1, column 11)"),
         (b"[" * 100_000, "keys.json: is not JSON in UTF-8"),
-        (b"[]", "keys.json: Expected `object`, got `array`"),
         (b"{}", "keys.json: Object missing required field `keys`"),
-        (b'{"keys": [7]}', "keys.json: Expected `object`, got `int` - at `$.keys[0]`"),
         (b'{"keys": [], "more": 1}', "keys.json: Object contains unknown field `more`"),
         (
             b'{"keys": [{"name": "a", "role": "user", "role": "admin"}]}',

@@ -223,10 +223,8 @@ async def test_a_full_model_gives_503_with_a_time_to_come_back(serve: Serve) -> 
     ("fields", "tier", "at_the_engine"),
     [
         ({}, None, 0),
-        ({"service_tier": "auto"}, "default", 0),
         ({"service_tier": "flex"}, "flex", 1),
         ({"priority": -3}, "priority", -1),
-        ({"priority": 0}, "default", 0),
         ({"priority": 1, "service_tier": "flex"}, "flex", 1),
     ],
 )

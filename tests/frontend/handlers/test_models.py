@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from importlib.metadata import version
 
-import pytest
-
 from frontend.errors import TritonUnreachable
-from frontend.triton.models import ModelSnapshot
 from tests.fakes import DEMO, FakeTriton, chunks, served_model
 from tests.frontend.answers import error_of
 from tests.frontend.bodies import COMPLETION
@@ -61,20 +58,6 @@ async def test_health_is_not_ready_while_no_triton_answers(serve: Serve) -> None
     assert (ready.status, ready.headers["Retry-After"]) == (503, "1")
     body = await ready.json()
     assert (body["status"], body["endpoints"]) == ("not ready", {"fake:1": "triton_unreachable"})
-
-
-@pytest.mark.parametrize(
-    ("models", "states"),
-    [
-        (ModelSnapshot(ready={DEMO.id: DEMO}), {DEMO.id: "ready"}),
-        (ModelSnapshot(unready={DEMO.id: "unavailable"}), {DEMO.id: "unavailable"}),
-    ],
-)
-async def test_health_has_the_state_of_each_model(serve: Serve, models: ModelSnapshot, states: dict[str, str]) -> None:
-    triton = FakeTriton()
-    triton.models = models
-    ready = await (await serve(triton)).get("/health/ready")
-    assert (ready.status, (await ready.json())["models"]) == (200, states)
 
 
 async def test_the_version_is_the_distributions(serve: Serve) -> None:

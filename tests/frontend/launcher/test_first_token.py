@@ -74,11 +74,6 @@ def test_the_error_at_the_deadline_has_the_last_answer():
         wait_for_first_tokens("127.0.0.1", port, time.monotonic() + 0.2)
 
 
-def test_a_server_without_a_model_is_not_waited_for():
-    with frontend({}, model_ids=()) as (port, _):
-        assert wait_for_first_tokens("127.0.0.1", port, time.monotonic() + 30) == []
-
-
 def test_the_error_names_a_refused_connection():
     with frontend({}) as (port, _):
         pass

@@ -20,12 +20,10 @@ POLITE = {"name": "polite", "source": "teams/polite"}
     ("body", "word"),
     [
         ({"name": "polite"}, "source"),
-        ({"source": "x"}, "name"),
         ({"name": "", "source": "x"}, "name"),
         ({"name": "polite", "source": 1}, "source=1"),
         (POLITE | {"scale": 2}, "scale: unknown field"),
         (POLITE | {"name": "gpt-4o"}, "it is a name of the model org/demo"),
-        (POLITE | {"name": "org/demo"}, "it is a name of the model org/demo"),
     ],
 )
 async def test_a_bad_body_or_a_name_that_is_taken_is_refused(

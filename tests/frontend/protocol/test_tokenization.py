@@ -17,14 +17,12 @@ MODEL = {"model": "m"}
     ("fields", "param", "kind", "status"),
     [
         ({}, "prompt", InvalidRequest, 400),
-        ({"prompt": None, "messages": None}, "prompt", InvalidRequest, 400),
         ({"prompt": "x", "messages": [USER]}, "prompt", InvalidRequest, 400),
         ({"prompt": "x", "tools": [TIME]}, "tools", InvalidRequest, 400),
         ({"messages": [USER], "continue_final_message": True}, "continue_final_message", InvalidRequest, 400),
         ({"messages": [USER], "add_special_tokens": True}, "add_special_tokens", InvalidRequest, 400),
         ({"prompt": [1]}, "prompt", ValidationFailed, 422),
         ({"messages": []}, "messages", ValidationFailed, 422),
-        ({"prompt": "x", "add_special_tokens": 1}, "add_special_tokens", ValidationFailed, 422),
         ({"messages": [USER], "tools": [TIME] * 129}, "tools", ValidationFailed, 422),
     ],
 )
@@ -46,14 +44,10 @@ def test_token_ids_can_be_detokenized() -> None:
 @pytest.mark.parametrize(
     ("tokens", "param"),
     [
-        (None, "tokens"),
-        ("x", "tokens"),
         ([1, -1], "tokens[1]"),
         ([2**31], "tokens[0]"),
         ([True], "tokens[0]"),
-        ([1.0], "tokens[0]"),
         (["1"], "tokens[0]"),
-        ([[1]], "tokens[0]"),
     ],
 )
 def test_another_value_is_no_list_of_token_ids(tokens: Any, param: str) -> None:

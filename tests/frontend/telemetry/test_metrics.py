@@ -16,7 +16,6 @@ import pytest
 from prometheus_client import Metric as Family
 from prometheus_client.parser import text_string_to_metric_families
 
-from frontend.errors import Overloaded
 from frontend.settings import Settings
 from frontend.telemetry.definitions import METRICS
 from frontend.telemetry.log_lines import JsonFormatter
@@ -82,15 +81,6 @@ async def test_a_waiting_request_is_in_flight_too(serve: Serve) -> None:
     assert len(triton.requests) == 1
     for task in tasks:
         task.cancel()
-
-
-async def test_a_refused_request_is_shed_and_an_error(serve: Serve) -> None:
-    http = await serve(FakeTriton([Overloaded("full")]))
-    assert (await http.post("/v1/completions", json=BODY)).status == 503
-    families = await scraped(http)
-    assert value(families, "conch_shed_total", code="overloaded", model="org/demo") == 1
-    assert value(families, "conch_errors_total", code="overloaded") == 1
-    assert value(families, "conch_completions_total", finish_reason="error") == 1
 
 
 async def test_clients_cannot_create_labels(serve: Serve) -> None:

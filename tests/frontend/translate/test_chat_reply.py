@@ -54,14 +54,6 @@ def test_a_stream_opens_with_the_role_of_each_choice() -> None:
     assert {event["object"] for event in openings} == {"chat.completion.chunk"}
 
 
-def test_the_last_chunk_has_text_and_the_engines_reason() -> None:
-    *_, event = one_choice(GenerationChunk(text="a"), replace(LAST, stop_reason="x"))
-    assert event["choices"] == [
-        {"index": 0, "delta": {"content": "c"}, "logprobs": None, "finish_reason": "length", "stop_reason": "x"}
-    ]
-    assert "usage" not in event
-
-
 def test_an_end_without_text_is_an_event() -> None:
     *_, event = one_choice(GenerationChunk(text="a"), *chunks(""))
     assert event["choices"][0]["delta"] == {}

@@ -99,18 +99,6 @@ def test_include_usage_brings_null_on_all_chunks_and_one_chunk_of_its_own() -> N
     }
 
 
-def test_streams_of_several_prompts_interleave_and_only_the_last_chunk_of_all_has_usage() -> None:
-    reply = reply_to(prompt=["p", "q"], n=2, best_of=2, stream=True)
-    order = [3, 0, 2, 1, 0]
-    pieces = [(index, drawn(str(index))) for index in order[:-1]]
-    events = events_of(reply, (0, GenerationChunk(text="x")), *pieces)
-    assert [event["choices"][0]["index"] for event in events] == [0, *order[:-1]]
-    assert [event["usage"] is None for event in events] == [True] * 4 + [False]
-    usage = events[-1]["usage"]
-    assert usage is not None
-    assert (usage["prompt_tokens"], usage["completion_tokens"]) == (14, 20)
-
-
 def test_the_best_of_each_prompt_are_shown_and_all_are_counted() -> None:
     candidates = [drawn("a", -3.0), drawn("b", -1.0), drawn("c", -2.0), drawn("d", -0.5), drawn("e", -9.0), drawn("f")]
     answer = whole(reply_to(prompt=["p", "q"], n=2, best_of=3), *candidates)

@@ -61,28 +61,12 @@ def test_tokens_are_named_by_their_ids_as_vllm_does() -> None:
     assert lists["text_offset"] == [0, 1]
 
 
-def test_a_chats_bytes_concatenate_to_the_text_where_tokens_do_not() -> None:
-    content = chat_logprobs([token("a"), *EURO])["content"]
-    assert bytes(byte for item in content for byte in item["bytes"]).decode() == "a€"
-    assert [item["token"] for item in content] == ["a", "\ufffd", "\ufffd"]
-
-
 def test_json_has_no_infinity() -> None:
     item = token("a", NO_CHANCE, other("b", NO_CHANCE))
     (told,) = chat_logprobs([item])["content"]
     assert (told["logprob"], told["top_logprobs"][0]["logprob"]) == (-9999.0, -9999.0)
     lists = CompletionLogprobsWriter(0).write([item])
     assert (lists["token_logprobs"], lists["top_logprobs"]) == ([-9999.0], [{"b": -9999.0, "a": -9999.0}])
-
-
-def test_a_completions_lists_have_a_place_for_each_token() -> None:
-    lists = CompletionLogprobsWriter(3).write([token("ab", -0.5), token("c", -1.5)])
-    assert lists == {
-        "text_offset": [3, 5],
-        "token_logprobs": [-0.5, -1.5],
-        "tokens": ["ab", "c"],
-        "top_logprobs": [{"ab": -0.5}, {"c": -1.5}],
-    }
 
 
 @pytest.mark.parametrize("cut", [0, 1, 2, 3, 4])

@@ -25,12 +25,10 @@ def rendered(*messages: dict[str, Any]) -> list[dict[str, Any]]:
     ("content", "expected"),
     [
         ("a", "a"),
-        ("", ""),
         ([], ""),
         ([text("a"), text("b")], "a\nb"),
         ([text(""), text("b")], "\nb"),
         ([text("what is"), IMAGE, text("here?")], "what is\n<image>\nhere?"),
-        ([IMAGE, IMAGE], "<image>\n<image>"),
     ],
 )
 def test_parts_are_joined_by_line_breaks(content: Any, expected: str) -> None:

@@ -131,15 +131,11 @@ def test_zero_is_a_value_and_top_k_has_three_ways_to_be_off() -> None:
     ("fields", "mirostat"),
     [
         ({}, None),
-        ({"mirostat": 0}, None),
         ({"mirostat_target": None, "mirostat_lr": None}, None),
         ({"mirostat": 2}, Mirostat(target=5.0, learning_rate=0.1)),
         ({"mirostat_target": 1.5}, Mirostat(target=1.5, learning_rate=0.1)),
-        ({"mirostat_target": 0}, Mirostat(target=0, learning_rate=0.1)),
         ({"mirostat_lr": 0.5}, Mirostat(target=1.5, learning_rate=0.5)),
-        ({"mirostat_eta": 0.5, "mirostat": 2}, Mirostat(target=5.0, learning_rate=0.5)),
         ({"mirostat": 2, "mirostat_tau": 3.0, "mirostat_eta": 0.2}, Mirostat(target=3.0, learning_rate=0.2)),
-        ({"mirostat_target": 3.0, "mirostat_eta": 0.2}, Mirostat(target=3.0, learning_rate=0.2)),
     ],
 )
 def test_mirostat_is_on_when_any_of_its_fields_is_sent(fields: dict[str, Any], mirostat: Mirostat | None) -> None:
@@ -178,11 +174,8 @@ def test_prompts_come_in_order_each_with_its_completions(fields: dict[str, Any],
     [
         (of_completion, {}, None),
         (of_completion, {"logprobs": 0}, 0),
-        (of_completion, {"logprobs": 5}, 5),
         (of_completion, {"n": 2, "best_of": 2}, None),
         (of_completion, {"best_of": 2}, 0),
-        (of_completion, {"best_of": 2, "logprobs": 3}, 3),
-        (of_chat, {"logprobs": False}, None),
         (of_chat, {"logprobs": True}, 0),
         (of_chat, {"logprobs": True, "top_logprobs": 20}, 20),
     ],
@@ -197,8 +190,6 @@ def test_log_probabilities_are_for_the_answer_or_to_rank(
     ("fields", "max_tokens"),
     [
         ({}, 16),
-        ({"max_tokens": None, "max_completion_tokens": None}, 16),
-        ({"max_tokens": 3}, 3),
         ({"max_completion_tokens": 4}, 4),
         ({"max_tokens": 3, "max_completion_tokens": 4}, 4),
         ({"max_tokens": 0, "echo": True}, 0),
@@ -263,9 +254,7 @@ TIME_TOOL = {"type": "function", "function": {"name": "get_time", "parameters": 
     ("fields", "expected"),
     [
         ({}, None),
-        ({"tools": []}, None),
         ({"tools": [WEATHER, TIME]}, ToolUse(tools=(WEATHER, TIME_TOOL))),
-        ({"tools": [WEATHER], "tool_choice": "auto"}, ToolUse(tools=(WEATHER,))),
         ({"tools": [WEATHER], "tool_choice": "none"}, ToolUse(tools=(WEATHER,), choice="none")),
         ({"tools": [WEATHER], "tool_choice": "required"}, ToolUse(tools=(WEATHER,), choice="required")),
         (
@@ -277,7 +266,6 @@ TIME_TOOL = {"type": "function", "function": {"name": "get_time", "parameters": 
             ToolUse(tools=(TIME_TOOL,), choice="required"),
         ),
         ({"tools": [WEATHER], "parallel_tool_calls": False}, ToolUse(tools=(WEATHER,), is_parallel=False)),
-        ({"tools": [WEATHER], "parallel_tool_calls": True}, ToolUse(tools=(WEATHER,))),
         ({"functions": [TIME["function"]]}, ToolUse(tools=(TIME_TOOL,), is_parallel=False)),
         (
             {"functions": [TIME["function"]], "function_call": "none"},

@@ -24,9 +24,7 @@ DOWN = "in ensemble 'demo', Stub process '{}_0_0' is not healthy."
 @pytest.mark.parametrize(
     ("message", "kind", "param"),
     [
-        (InvalidRequest("x", "temperature").message(), errors.InvalidRequest, "temperature"),
         (InvalidRequest("x", "text_input").message(), errors.InvalidRequest, "prompt"),
-        (InvalidRequest("x", "input_ids").message(), errors.InvalidRequest, "prompt"),
         (InvalidRequest("x", "stop_words").message(), errors.InvalidRequest, "stop"),
         (InvalidRequest("x", "logit_bias_token_ids").message(), errors.InvalidRequest, "logit_bias"),
         (InvalidRequest("x", "return_log_probs").message(), errors.InvalidRequest, "logprobs"),
@@ -35,7 +33,6 @@ DOWN = "in ensemble 'demo', Stub process '{}_0_0' is not healthy."
         (InvalidRequest("x", "messages[2]").message(), errors.InvalidRequest, "messages[2]"),
         (InvalidRequest("x").message(), errors.InvalidRequest, None),
         (InvalidRequest("x", "output_batch").message(), errors.InvalidRequest, None),
-        (Unsupported("x", "bad_words").message(), errors.UnsupportedValue, "bad_words"),
         (PromptTooLong("x", "messages").message(), errors.ContextLengthExceeded, "messages"),
         ("in ensemble 'demo', " + PromptTooLong("x").message(), errors.ContextLengthExceeded, None),
         (Overloaded("x").message(), errors.Overloaded, None),

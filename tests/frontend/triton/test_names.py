@@ -74,15 +74,3 @@ async def test_a_name_is_resolved_again_when_its_server_is_gone(names: tuple[Nam
     assert await unready_at(client) == {"second"}
     await client.close()
     await listeners[1][0].stop(None)
-
-
-async def test_of_several_addresses_one_that_answers_is_found(names: tuple[NameServer, int]) -> None:
-    name_server, dns_port = names
-    server = FakeTritonServer()
-    server.index = [("only", "LOADING")]
-    listener, port = await listen(server)
-    name_server.addresses = ["127.0.0.2", "127.0.0.3", "127.0.0.1"]
-    client = TritonClient(f"dns://127.0.0.1:{dns_port}/triton.test:{port}")
-    assert [await unready_at(client) for _ in range(3)] == [{"only"}] * 3
-    await client.close()
-    await listener.stop(None)
