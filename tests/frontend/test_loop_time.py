@@ -43,14 +43,6 @@ async def test_work_without_an_answer_is_cancelled() -> None:
     await asyncio.wait_for(is_cancelled.wait(), DEADLINE_S)
 
 
-async def test_an_error_is_passed_on() -> None:
-    async def work() -> None:
-        raise LookupError("why")
-
-    with pytest.raises(LookupError, match="why"):
-        await loop_time.within(1, work())
-
-
 async def test_a_cancelled_caller_cancels_the_work() -> None:
     work = asyncio.get_running_loop().create_future()
     waiting = asyncio.create_task(loop_time.within(60, work))

@@ -23,6 +23,15 @@ def child(source: str, lines: list[str], secret: str = "") -> Child:
     return Child("triton", command, os.environ, log=lines.append, secret=secret)
 
 
+def ended(source: str, lines: list[str] | None = None) -> Child:
+    """Return a child that has run this program to its end, and whose log has been read."""
+    found = child(source, [] if lines is None else lines)
+    found.start()
+    wait_until(lambda: not found.is_running, "it has ended")
+    found.kill()  # waits until its log is read
+    return found
+
+
 def test_a_child_that_ignores_sigterm_is_killed_and_can_be_started_again():
     lines: list[str] = []
     deaf = child(DEAF, lines)
@@ -46,10 +55,7 @@ def test_a_triton_that_hangs_in_its_handler_of_a_fatal_signal_is_killed() -> Non
 
 def test_the_reasons_of_stages_that_do_not_load_are_kept_beyond_the_last_lines():
     line = "ERROR model_repository.triton_shell: demo__engine does not load: built for 8 GPUs: build it again"
-    ending = child(f"print({line!r}); [print('| a table |') for _ in range(99)]; raise SystemExit(3)", [])
-    ending.start()
-    wait_until(lambda: not ending.is_running, "it has ended")
-    ending.kill()  # waits until its log is read
+    ending = ended(f"print({line!r}); [print('| a table |') for _ in range(99)]; raise SystemExit(3)")
     assert ending.how_it_ended() == "triton ended with status 3"
     assert ending.load_failures == {"demo__engine": "built for 8 GPUs: build it again"}
     assert set(ending.last_lines) == {"| a table |"}
@@ -71,11 +77,7 @@ def test_the_reasons_of_stages_that_do_not_load_are_kept_beyond_the_last_lines()
     ],
 )
 def test_tritons_own_reasons_are_known(line: str, failure: dict[str, str]) -> None:
-    ending = child(f"print({line!r}); print({line.replace('failed', 'failed again')!r})", [])
-    ending.start()
-    wait_until(lambda: not ending.is_running, "it has ended")
-    ending.kill()
-    assert ending.load_failures == failure
+    assert ended(f"print({line!r}); print({line.replace('failed', 'failed again')!r})").load_failures == failure
 
 
 @pytest.mark.parametrize("cause", ["libx: not found", "E1126 01:25:23.1 no socket", ""])
@@ -87,10 +89,7 @@ def test_the_problem_is_the_last_line_that_may_name_a_cause(cause: str) -> None:
         "",
         'E1126 01:25:23.1 "CudaDriverHelper has not been initialized."',
     ]
-    ending = child(f"print({chr(10).join([cause, *usual])!r})", [])
-    ending.start()
-    wait_until(lambda: not ending.is_running, "it has ended")
-    ending.kill()
+    ending = ended(f"print({chr(10).join([cause, *usual])!r})")
     assert ending.last_problem == (cause or "its log names no cause")
 
 
@@ -109,10 +108,7 @@ def test_lines_are_whole_however_they_are_written():
     lines: list[str] = []
     source = "import sys, time\nfor part in ('a', 'b\\nc\\n\\n', 'é' * 100_000, '\\nd'):\n    "
     source += "sys.stdout.write(part); sys.stdout.flush(); time.sleep(0.02)"
-    writing = child(source, lines)
-    writing.start()
-    wait_until(lambda: not writing.is_running, "it has ended")
-    writing.kill()
+    ended(source, lines)
     assert lines == [f"[triton] {text}" for text in ("ab", "c", "", "é" * 100_000, "d")]
 
 

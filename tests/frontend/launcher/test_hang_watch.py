@@ -31,13 +31,3 @@ def test_a_server_that_was_started_again_has_longer_until_it_answers() -> None:
     assert not clock.hangs(2, is_silent=True)
     time.now += 1.0
     assert clock.hangs(2, is_silent=True)
-
-
-def test_once_it_has_answered_it_has_no_longer_than_others() -> None:
-    time = Clock()
-    clock = HangClock(30.0, 120.0, 1, time)
-    assert not clock.hangs(2, is_silent=True)
-    time.now += 60.0
-    assert not clock.hangs(2, is_silent=False)
-    time.now += 30.0
-    assert clock.hangs(2, is_silent=True)

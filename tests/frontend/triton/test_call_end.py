@@ -23,7 +23,7 @@ from tests.frontend.triton.generating import (
     text,
     the_stream,
 )
-from tests.frontend.triton.server import FakeTritonServer, listen
+from tests.frontend.triton.server import FakeTritonServer
 from tests.frontend.triton.test_failures import DOWN
 from tests.waiting import DEADLINE_S, wait_until
 
@@ -161,15 +161,12 @@ async def test_outputs_after_a_finish_or_a_leave_are_not_read(server: FakeTriton
     assert await completion_of(client) == chunks("c")
 
 
-async def test_closing_ends_the_stream_and_its_readers(server: FakeTritonServer) -> None:
-    listener, port = await listen(server)
-    client = TritonClient(f"127.0.0.1:{port}")
+async def test_closing_ends_the_stream_and_its_readers(server: FakeTritonServer, client: TritonClient) -> None:
     async with running(server, client) as tasks:
         stream = the_stream(server)
         await client.close()
         assert [type(each) for each in await asyncio.gather(*tasks)] == [errors.TritonUnreachable] * 2
         await asyncio.wait_for(stream.ended.wait(), DEADLINE_S)
-    await listener.stop(None)
 
 
 async def test_keys_are_long_differ_and_stay_out_of_the_log(

@@ -44,16 +44,3 @@ def test_what_still_succeeds_or_fails_while_it_is_open_changes_nothing() -> None
     assert not breaker.is_closed
     clock.now += 0.1
     assert breaker.begin_trial()
-
-
-def test_after_a_probe_failures_are_counted_anew() -> None:
-    clock = Clock()
-    breaker = breaker_of(clock)
-    breaker.failed()
-    breaker.failed()
-    breaker.open()
-    clock.now += 2.0
-    breaker.begin_trial()
-    breaker.end_trial(is_well=True)
-    breaker.failed()
-    assert breaker.is_closed

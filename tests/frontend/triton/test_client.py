@@ -31,6 +31,7 @@ from model_repository.errors import InvalidRequest, PromptTooLong
 from tests.fakes import chunks, served_model, stats
 from tests.frontend.bodies import USER, WEATHER
 from tests.frontend.test_loop_time import TIMEOUT_S, stand_still
+from tests.frontend.triton.conftest import Connect
 from tests.frontend.triton.generating import REQUEST, completion_of
 from tests.frontend.triton.server import FakeTritonServer, infer_response, listen
 from tests.waiting import DEADLINE_S
@@ -103,23 +104,19 @@ async def test_models_are_ready_ensembles_with_our_parameters(server: FakeTriton
     )
 
 
-async def test_models_that_are_not_offered_are_not_seen_whatever_their_state() -> None:
-    server = FakeTritonServer()
+async def test_models_that_are_not_offered_are_not_seen_whatever_their_state(
+    server: FakeTritonServer, connect: Connect
+) -> None:
     server.index = [("org--demo", "READY"), ("other", "READY"), ("broken", "UNAVAILABLE")]
     parameters = {name: ("ensemble", served_model(name.replace("--", "/"))) for name, _ in server.index}
     server.configs = {name: (kind, model.parameters.to_parameters()) for name, (kind, model) in parameters.items()}
-    listener, port = await listen(server)
     model_filter = ModelFilter(["org/demo"])
-    client = TritonClient(f"127.0.0.1:{port}", offered=model_filter)
-    try:
-        snapshot = await client.snapshot()
-        assert (set(snapshot.ready), set(snapshot.unready)) == ({"org/demo"}, set())
-        assert await client.repository.ensembles() == {"org--demo"}
-        model_filter.add(["broken"])
-        assert (await client.snapshot()).unready == {"broken": "unavailable"}
-    finally:
-        await client.close()
-        await listener.stop(None)
+    client = await connect(server, offered=model_filter)
+    snapshot = await client.snapshot()
+    assert (set(snapshot.ready), set(snapshot.unready)) == ({"org/demo"}, set())
+    assert await client.repository.ensembles() == {"org--demo"}
+    model_filter.add(["broken"])
+    assert (await client.snapshot()).unready == {"broken": "unavailable"}
 
 
 async def test_adapters_are_those_that_the_engine_named_last(server: FakeTritonServer, client: TritonClient) -> None:
@@ -159,33 +156,28 @@ async def test_an_ensemble_that_is_ready_is_not_loaded_again(server: FakeTritonS
 
 @pytest.mark.parametrize("key", ["", "wrong" * 10])
 async def test_without_tritons_key_models_are_served_but_not_loaded(
-    server: FakeTritonServer, key: str, caplog: pytest.LogCaptureFixture
+    server: FakeTritonServer, connect: Connect, key: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     model = served_model()
     server.key = "right" * 10
     server.index = [("org--demo", "READY"), ("org--demo__engine", "READY"), ("broken", "UNAVAILABLE")]
     server.configs = {"org--demo": ("ensemble", model.parameters.to_parameters())}
     server.script = list(chunks("a"))
-    listener, port = await listen(server)
-    client = TritonClient(f"127.0.0.1:{port}", key=key)
-    try:
-        for _ in range(2):
-            snapshot = await client.snapshot()
-            assert (snapshot.ready, snapshot.unready) == ({"org/demo": model}, {})
-        assert await completion_of(client) == chunks("a")
-        for refused in (
-            client.repository.ensembles(),
-            client.repository.unload("broken"),
-            client.repository.load("broken", "broken__engine"),
-        ):
-            with pytest.raises(errors.TritonKeyRefused, match="CONCH_TRITON_KEY"):
-                await refused
-        assert not server.repository_calls
-    finally:
-        await client.close()
-        await listener.stop(None)
+    client = await connect(server, key=key)
+    for _ in range(2):
+        snapshot = await client.snapshot()
+        assert (snapshot.ready, snapshot.unready) == ({"org/demo": model}, {})
+    assert await completion_of(client) == chunks("a")
+    for refused in (
+        client.repository.ensembles(),
+        client.repository.unload("broken"),
+        client.repository.load("broken", "broken__engine"),
+    ):
+        with pytest.raises(errors.TritonKeyRefused, match="CONCH_TRITON_KEY"):
+            await refused
+    assert not server.repository_calls
     [warning] = caplog.messages
-    assert warning.startswith(f"127.0.0.1:{port}: CONCH_TRITON_KEY is not Triton's key.")
+    assert " CONCH_TRITON_KEY is not Triton's key." in warning
 
 
 @pytest.mark.parametrize(

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -16,8 +15,9 @@ from frontend.triton.channel import TritonCredentials, triton_credentials
 from frontend.triton.client import TritonClient
 from tests.fakes import chunks
 from tests.frontend.connections import self_signed
+from tests.frontend.triton.conftest import Connect
 from tests.frontend.triton.generating import completion_of, failure_of
-from tests.frontend.triton.server import FakeTritonServer, listen
+from tests.frontend.triton.server import FakeTritonServer
 from tests.waiting import DEADLINE_S
 
 TRUSTED, STRANGER = "trusted", "stranger"
@@ -29,30 +29,20 @@ def credentials_of(cert: str, key: str, client_ca: str = "") -> grpc.ServerCrede
     return grpc.ssl_server_credentials([(Path(key).read_bytes(), Path(cert).read_bytes())], authority, bool(client_ca))
 
 
-@asynccontextmanager
-async def connected(folder: Path, *, wants_certificate: bool = False, **settings: str) -> AsyncIterator[TritonClient]:
-    """Run a Triton with the trusted certificate, and a client with these settings."""
+async def connected(
+    connect: Connect, folder: Path, *, wants_certificate: bool = False, **settings: Any
+) -> TritonClient:
+    """Run a Triton with the trusted certificate, and return a client with these settings."""
     cert, key = self_signed.make(folder, TRUSTED)  # it is also its own authority
-    credentials = credentials_of(cert, key, client_ca=cert if wants_certificate else "")
     server = FakeTritonServer()
     server.script = list(chunks("a"))
-    listener, port = await listen(server, credentials=credentials)
-    client = TritonClient(f"127.0.0.1:{port}", triton_credentials(Settings(**settings)))  # type: ignore[arg-type]
-    try:
-        yield client
-    finally:
-        await client.close()
-        await listener.stop(None)
+    credentials = credentials_of(cert, key, client_ca=cert if wants_certificate else "")
+    return await connect(server, triton_credentials(Settings(**settings)), credentials=credentials)
 
 
-async def is_refused(client: TritonClient) -> bool:
-    """Tell whether the connection does not come about."""
-    return isinstance(await asyncio.wait_for(failure_of(client), DEADLINE_S), errors.TritonUnreachable)
-
-
-async def test_a_triton_that_the_authority_vouches_for_is_talked_to(tmp_path: Path) -> None:
-    async with connected(tmp_path, triton_tls_ca=str(tmp_path / f"{TRUSTED}.pem")) as client:
-        assert await completion_of(client) == chunks("a")
+async def test_a_triton_that_the_authority_vouches_for_is_talked_to(connect: Connect, tmp_path: Path) -> None:
+    client = await connected(connect, tmp_path, triton_tls_ca=str(tmp_path / f"{TRUSTED}.pem"))
+    assert await completion_of(client) == chunks("a")
 
 
 def test_files_that_do_not_fit_change_nothing_and_are_logged_once(
@@ -71,15 +61,18 @@ def test_files_that_do_not_fit_change_nothing_and_are_logged_once(
 
 
 @pytest.mark.parametrize(("name", "is_let_in"), [(TRUSTED, True), (STRANGER, False), ("", False)])
-async def test_a_triton_may_want_a_certificate_of_the_frontend(tmp_path: Path, name: str, is_let_in: bool) -> None:
+async def test_a_triton_may_want_a_certificate_of_the_frontend(
+    connect: Connect, tmp_path: Path, name: str, is_let_in: bool
+) -> None:
     own = self_signed.make(tmp_path, STRANGER) if name == STRANGER else self_signed.paths(tmp_path, name)
     files = dict(zip(("triton_tls_cert", "triton_tls_key"), own, strict=True)) if name else {}
     ca, _ = self_signed.paths(tmp_path, TRUSTED)
-    async with connected(tmp_path, wants_certificate=True, triton_tls_ca=ca, **files) as client:
-        if is_let_in:
-            assert await completion_of(client) == chunks("a")
-        else:
-            assert await is_refused(client)
+    client = await connected(connect, tmp_path, wants_certificate=True, triton_tls_ca=ca, **files)
+    if is_let_in:
+        assert await completion_of(client) == chunks("a")
+    else:
+        failure = await asyncio.wait_for(failure_of(client), DEADLINE_S)
+        assert isinstance(failure, errors.TritonUnreachable)
 
 
 def test_files_of_no_use_are_named(tmp_path: Path) -> None:

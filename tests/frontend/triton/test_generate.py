@@ -15,7 +15,7 @@ from model_repository.contract.request import (
 )
 from tests.fakes import chunks
 from tests.frontend.triton.generating import CANCEL, REQUEST, WHOLE, completion_of, endless, failure_of
-from tests.frontend.triton.server import FakeTritonServer, listen
+from tests.frontend.triton.server import FakeTritonServer
 from tests.frontend.triton.test_failures import DOWN
 from tests.waiting import DEADLINE_S
 
@@ -50,15 +50,12 @@ async def test_a_finished_generation_is_not_cancelled(
     assert server.controls.empty()
 
 
-async def test_closing_waits_until_the_cancels_are_sent(server: FakeTritonServer) -> None:
-    listener, port = await listen(server)
-    client = TritonClient(f"127.0.0.1:{port}")
+async def test_closing_waits_until_the_cancels_are_sent(server: FakeTritonServer, client: TritonClient) -> None:
     server.script = endless()
     async with aclosing(client.generations.generate("demo", REQUEST)) as generation:
         await anext(generation)
     await client.close()
     assert server.controls.qsize() == 1
-    await listener.stop(None)
 
 
 @BOTH
