@@ -45,6 +45,9 @@ def server(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         yield Server(stack, "", key_file)
 
 
+type Flood = Callable[[Sender], Awaitable[None]]
+
+
 class Sender:
     """A client with a key. Each of its requests has a connection of its own."""
 
@@ -77,14 +80,14 @@ async def endless(number: int, once: Callable[[], Awaitable[object]]) -> None:
             tasks.create_task(repeat())
 
 
-async def one_wide_request(alice: Sender) -> None:
-    raw = alice.completion(n=MAX_CHOICES, max_tokens=2000, ignore_eos=True)
-    await endless(1, lambda: alice.send(raw))
+def repeated(number: int, raw_of: Callable[[Sender], bytes]) -> Flood:
+    """Return a flood of one request, which is sent this number of times at the same time."""
 
+    async def flood(alice: Sender) -> None:
+        raw = raw_of(alice)
+        await endless(number, lambda: alice.send(raw))
 
-async def lists_of_prompts(alice: Sender) -> None:
-    raw = alice.completion(prompt=["a"] * MAX_CHOICES, max_tokens=1)
-    await endless(4, lambda: alice.send(raw))
+    return flood
 
 
 async def slow_readers(alice: Sender) -> None:
@@ -117,12 +120,6 @@ async def hang_ups(alice: Sender) -> None:
     await endless(4, hang_up)
 
 
-async def refusals(alice: Sender) -> None:
-    """The last prompt is too long, so all prompts are refused."""
-    raw = alice.completion(prompt=["a b c"] * (MAX_CHOICES - 1) + ["a " * 4500], max_tokens=200)
-    await endless(4, lambda: alice.send(raw))
-
-
 async def grammars(alice: Sender) -> None:
     """Each has another small grammar, of one text of 2 ** 19 characters."""
     rules = "\n".join(["root ::= r0", *(f"r{level} ::= r{level + 1} r{level + 1}" for level in range(19))])
@@ -135,29 +132,13 @@ async def grammars(alice: Sender) -> None:
     )
 
 
-async def large_bodies(alice: Sender) -> None:
+def token_ids_of(alice: Sender) -> bytes:
     path, body = large.token_ids(MODEL)
-    await endless(16, lambda: alice.send(alice.request(body, path)))
+    return alice.request(body, path)
 
 
-async def unfinished_bodies(alice: Sender) -> None:
-    path, body = large.token_ids(MODEL)
-    raw = alice.request(body, path)[:200_000]
-    await endless(40, lambda: alice.send(raw))
-
-
-async def token_ids_to_detokenize(alice: Sender) -> None:
-    raw = alice.request(b'{"model":"%s","tokens":%s}' % (MODEL.encode(), str([300] * 2000).encode()), "/detokenize")
-    await endless(40, lambda: alice.send(raw))
-
-
-async def texts_to_tokenize(alice: Sender) -> None:
-    raw = alice.request(tokenize_body(450_000), "/tokenize")
-    await endless(40, lambda: alice.send(raw))
-
-
-async def silent_connections(alice: Sender) -> None:
-    await endless(500, lambda: alice.send(b"POST"))
+def to_detokenize(alice: Sender) -> bytes:
+    return alice.request(b'{"model":"%s","tokens":%s}' % (MODEL.encode(), str([300] * 2000).encode()), "/detokenize")
 
 
 def short(bob: Sender, number: int) -> bytes:
@@ -181,27 +162,32 @@ def tokenize_body(num_bytes: int) -> bytes:
     return json.dumps({"model": MODEL, "prompt": text}).encode()
 
 
-@pytest.mark.parametrize(
-    ("flood", "request_of"),
-    [
-        (one_wide_request, short),
-        (lists_of_prompts, short),
-        (slow_readers, short),
-        (hang_ups, short),
-        (refusals, short),
-        (grammars, with_a_grammar),
-        (large_bodies, short),
-        (large_bodies, of_100_kb),
-        (unfinished_bodies, of_100_kb),
-        (token_ids_to_detokenize, short),
-        (texts_to_tokenize, text_of_20_kb),
-        (silent_connections, short),
-    ],
-    ids=lambda each: each.__name__,
-)
-async def test_a_flood_of_one_sender_hardly_slows_another_one(
-    server: Server, flood: Callable[[Sender], Awaitable[None]], request_of: Callable[[Sender, int], bytes]
-) -> None:
+TOO_LONG = ["a b c"] * (MAX_CHOICES - 1) + ["a " * 4500]  # the last prompt: so all are refused
+FLOODS: dict[str, tuple[Flood, Callable[[Sender, int], bytes]]] = {
+    "one wide request": (
+        repeated(1, lambda alice: alice.completion(n=MAX_CHOICES, max_tokens=2000, ignore_eos=True)),
+        short,
+    ),
+    "lists of prompts": (repeated(4, lambda alice: alice.completion(prompt=["a"] * MAX_CHOICES, max_tokens=1)), short),
+    "slow readers": (slow_readers, short),
+    "hang-ups": (hang_ups, short),
+    "refusals": (repeated(4, lambda alice: alice.completion(prompt=TOO_LONG, max_tokens=200)), short),
+    "grammars": (grammars, with_a_grammar),
+    "large bodies": (repeated(16, token_ids_of), short),
+    "large bodies beside another": (repeated(16, token_ids_of), of_100_kb),
+    "unfinished bodies": (repeated(40, lambda alice: token_ids_of(alice)[:200_000]), of_100_kb),
+    "token ids to detokenize": (repeated(40, to_detokenize), short),
+    "texts to tokenize": (
+        repeated(40, lambda alice: alice.request(tokenize_body(450_000), "/tokenize")),
+        text_of_20_kb,
+    ),
+    "silent connections": (repeated(500, lambda alice: b"POST"), short),
+}
+
+
+@pytest.mark.parametrize("name", FLOODS)
+async def test_a_flood_of_one_sender_hardly_slows_another_one(server: Server, name: str) -> None:
+    flood, request_of = FLOODS[name]
     alice, bob = Sender(server, "alice"), Sender(server, "bob")
     processes = processes_of(server.stack)
     numbers = itertools.count()  # no request has the grammar of another one
