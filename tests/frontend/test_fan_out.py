@@ -101,15 +101,6 @@ async def test_the_first_error_is_raised_after_earlier_chunks_and_closes_all(num
 
 
 @pytest.mark.parametrize("num_streams", [1, 3])
-async def test_leaving_early_closes_every_stream(num_streams: int) -> None:
-    sources = [Source() for _ in range(num_streams)]
-    async with aclosing(merge(*sources)) as chunks:
-        await anext(chunks)
-        await settle()
-    assert all(source.is_closed for source in sources)
-
-
-@pytest.mark.parametrize("num_streams", [1, 3])
 async def test_a_reader_that_is_cancelled_closes_every_stream(num_streams: int) -> None:
     sources = [Source("a", asyncio.Event()) for _ in range(num_streams)]
     reader = asyncio.create_task(read(sources))

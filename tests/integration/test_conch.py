@@ -103,7 +103,7 @@ def test_a_gguf_file_of_the_hub_leads_to_a_conversation(tmp_path: Path) -> None:
         terminal.wait_for(PROMPT)
         terminal.type("\x04")
         assert terminal.status() == 0
-    assert "Traceback" not in terminal.text and len(terminal.text.splitlines()) <= 15
+    assert "Traceback" not in terminal.text and terminal.text.count("\n") <= 10
 
 
 def test_a_conversation_has_a_history_and_goes_on_after_a_crash_until_a_signal(tmp_path: Path) -> None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import signal
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -23,7 +21,6 @@ from tests.integration.replicas import (
     NUM_STREAMS,
     Frontend,
     StreamOutcome,
-    continue_processes,
     frontend_of,
     stop_processes,
     streaming,
@@ -232,42 +229,3 @@ async def test_a_fault_of_one_replica_breaks_only_its_own_streams(
     victim = pair[0]
     await broken_by(partial(FAULTS[fault], victim), phase, frontend, victim, expected)
     await require_recovery(frontend, pair, victim, held)
-
-
-async def test_while_one_replica_is_away_every_request_is_served_by_the_other(
-    pair: list[Stack], frontend: Frontend, expected: str
-) -> None:
-    await asyncio.to_thread(kill_triton, pair[0])
-    for _ in range(3):
-        async with streaming(frontend.url, MAX_TOKENS, num_streams=8) as outcomes:
-            pass
-        assert [outcome.text for outcome in outcomes if outcome.is_whole] == [expected] * 8
-    status, body = await asyncio.to_thread(frontend.readiness)
-    assert (status, body["models"][PACED_MODEL]) == (200, "ready")
-    assert body["endpoints"][pair[0].endpoint] == "triton_unreachable"
-    await asyncio.to_thread(mend, frontend, pair[0])
-
-
-def checked(*arguments: str) -> tuple[int, str]:
-    """Run the command `health`; return its exit status and its only line."""
-    command = [sys.executable, "-m", "frontend", "health", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert done.stdout.count("\n") == 1, done.stderr
-    return done.returncode, done.stdout.strip()
-
-
-def test_the_probe_command_says_whether_an_engine_works(pair: list[Stack], frontend: Frontend, expected: str) -> None:
-    to = f"--triton={pair[0].endpoint}"
-    assert checked(to, f"--model={PACED_MODEL}") == (0, f"ok: {ENSEMBLE} answers")
-    assert checked(to, f"--model={PACED_MODEL}", "--generate") == (0, f"ok: {ENSEMBLE} made a token")
-    assert checked(to, "--model=nobody")[0] == 1
-    stop_processes(pair[0])
-    try:
-        assert checked(to, "--timeout-s=0.5") == (1, "failed: no answer within 0.5 s")
-    finally:
-        continue_processes(pair[0])
-    pair[0].launcher.triton.kill()
-    status, line = checked(to)
-    assert status == 1
-    assert line.startswith("failed: triton_unreachable: The inference server cannot be reached. (failed to connect")
-    mend(frontend, pair[0])

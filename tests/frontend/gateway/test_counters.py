@@ -43,20 +43,6 @@ async def remaining(limiter: LocalLimiter, limit: int) -> int:
     return reading.remaining
 
 
-async def test_a_spent_rate_promises_a_time_and_keeps_it(limiter: LocalLimiter, clock: Clock) -> None:
-    request = counted(requests_per_minute=2)
-    for _ in range(2):
-        await limiter.acquire(request)
-    with pytest.raises(RateLimited, match="2 requests a minute is reached") as caught:
-        await limiter.acquire(request)
-    assert caught.value.code == "requests"
-    assert caught.value.headers["retry-after-ms"] == "30000"
-    assert caught.value.headers["x-ratelimit-remaining-requests"] == "0"
-    await limiter.acquire(counted("other", requests_per_minute=2))
-    clock.now_s += 30
-    await limiter.acquire(request)
-
-
 @given(limit=LIMITS, used=st.floats(0, 2), share=st.floats(0.001, 1))
 async def test_the_promised_wait_is_enough_and_not_too_long(limit: int, used: float, share: float) -> None:
     clock = Clock()

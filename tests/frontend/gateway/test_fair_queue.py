@@ -77,15 +77,6 @@ def test_a_higher_priority_gets_its_weight_and_no_more(costs: list[int]) -> None
     assert abs(high - normal) <= 100 / WEIGHTS[Priority.HIGH] + 100 / WEIGHTS[Priority.NORMAL]
 
 
-def test_an_urgent_request_passes_earlier_requests() -> None:
-    queue: FairQueue[str] = FairQueue()
-    for key in "abc":
-        push(queue, key)
-    push(queue, "urgent", priority=Priority.HIGH)
-    push(queue, "patient", priority=Priority.LOW)
-    assert [pop(queue) for _ in range(5)] == ["urgent", "a", "b", "c", "patient"]
-
-
 def test_the_first_entry_that_may_pass_is_found_without_a_look_at_each_entry_of_a_flood() -> None:
     """Each of a thousand completions that left was a walk over the thousand, which took the event loop a second."""
     queue: FairQueue[str] = FairQueue()

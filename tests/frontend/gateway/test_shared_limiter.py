@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from frontend.errors import QueueFull, RateLimited
+from frontend.errors import QueueFull
 from frontend.gateway.admission import Admission, Bounds
 from frontend.gateway.counters import MemoryCounters
 from frontend.gateway.limiter import LocalLimiter
@@ -65,20 +65,6 @@ async def until(is_true: Callable[[], object]) -> None:
     async with asyncio.timeout(10):
         while not is_true():  # noqa: ASYNC110 - the other end of a socket changes it
             await asyncio.sleep(0)
-
-
-@pytest.mark.usefixtures("limiter")
-async def test_two_workers_share_one_limit(tmp_path: Path) -> None:
-    request = counted(num_tokens=30, tokens_per_minute=100, requests_per_minute=2)
-    async with worker_of(tmp_path) as first, worker_of(tmp_path) as second:
-        lease = await first.acquire(request)
-        assert {(each.rate, each.remaining) for each in lease.readings} == {("requests", 1), ("tokens", 70)}
-        first.release(lease, 10)
-        await second.acquire(request)
-        with pytest.raises(RateLimited) as caught:
-            await first.acquire(request)
-        assert (caught.value.code, caught.value.headers["retry-after-ms"]) == ("requests", "30000")
-        assert caught.value.headers["x-ratelimit-remaining-tokens"] == "60"
 
 
 async def test_a_place_goes_from_one_worker_to_the_next(

@@ -21,12 +21,6 @@ def program(path: Path) -> Path:
     return path
 
 
-def test_the_named_server_comes_first(tmp_path):
-    named, on_path = program(tmp_path / "a" / "server"), program(tmp_path / "b" / "tritonserver")
-    installation = find_triton(named, tmp_path, {"PATH": str(on_path.parent)}, full=on_path)
-    assert installation.binary == named
-
-
 def test_a_named_server_that_is_no_program_is_refused(tmp_path):
     with pytest.raises(TritonNotFound, match=f"^--tritonserver={tmp_path}: expected a program that can be run$"):
         find_triton(tmp_path, tmp_path, {})

@@ -50,13 +50,6 @@ async def test_without_a_key_file_the_admin_routes_are_for_this_machine_and_no_w
     assert (await open_to_all.request(method, path)).status == 403
 
 
-async def test_health_is_open_and_in_full(operate: Operate, key_file: KeyFile) -> None:
-    http = await operate(key_file=str(key_file.path))
-    assert (await http.get("/health/live")).status == 200
-    ready = await http.get("/health/ready")
-    assert (ready.status, (await ready.json())["models"]) == (200, {"org/demo": "ready"})
-
-
 async def test_models_are_listed_with_their_states(operate: Operate, triton: FakeTriton) -> None:
     triton.models = type(triton.models)(ready=triton.models.ready, unready={"a": "unavailable"})
     http = await operate()

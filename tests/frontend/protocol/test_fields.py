@@ -179,16 +179,3 @@ def test_contradicting_fields_are_400_also_with_fastapis_status(
     assert (type(error), error.status, error.param, error.code) == (InvalidRequest, 400, param, "invalid_value")
     assert error.message.startswith(f"{param}: ")
     assert error.detail == error.message
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"mirostat_target": 1.5, "mirostat_tau": 1.5},
-        {"mirostat": 0},
-        {"response_format": {"type": "text"}, "structured_outputs": {"regex": "a"}},
-        {"stream": True, "stream_options": {}},
-    ],
-)
-def test_fields_with_the_same_meaning_go_together(fields: dict[str, Any]) -> None:
-    assert read(CompletionRequest, COMPLETION | fields)[1] == []

@@ -72,14 +72,6 @@ def test_content_parts_are_counted_over_all_messages(model: type[Body]) -> None:
     assert "4097 content parts are more than 4096" in error.message
 
 
-@BOTH
-def test_a_missing_field_is_named(model: Any, body: dict[str, Any]) -> None:
-    error = refusal(model, {})
-    assert error.message == "model: Field required"
-    assert error.code == "missing_required_parameter"
-    assert error.envelope()["detail"][0] == {"loc": ["body", "model"], "msg": "Field required", "type": "missing"}
-
-
 def test_every_failure_is_listed_in_fastapis_form() -> None:
     error = refusal(CompletionRequest, COMPLETION | {"temperature": 3, "n": "2", "stop": ["a", 5]})
     assert error.envelope()["detail"] == [

@@ -40,21 +40,6 @@ def value(families: list[Family], name: str, **labels: str) -> float:
     return sum(sample.value for sample in samples if labels.items() <= sample.labels.items())
 
 
-async def test_a_stream_is_counted_once_it_has_ended(serve: Serve) -> None:
-    http = await serve(FakeTriton(chunks("a", "b", "c")))
-    await (await http.post("/v1/completions", json=BODY | {"stream": True})).read()
-    families = await scraped(http)
-    model = {"model": "org/demo"}
-    assert value(families, "conch_inter_token_latency_seconds_count", **model) == 2
-    assert value(families, "conch_time_to_first_token_seconds_count", **model) == 1
-    assert value(families, "conch_input_tokens_total", **model) == 7
-    assert value(families, "conch_cached_tokens_total", **model) == 3
-    assert value(families, "conch_output_tokens_total", **model) == 5
-    assert value(families, "conch_completions_total", finish_reason="stop", **model) == 1
-    assert value(families, "conch_requests_total", endpoint="/v1/completions", status="200", **model) == 1
-    assert value(families, "conch_requests_in_flight") == 0
-
-
 async def test_a_client_that_leaves_is_a_cancelled_request_and_no_error(serve: Serve) -> None:
     triton = FakeTriton([GenerationChunk(text="a"), asyncio.Event()])
     http = await serve(triton)

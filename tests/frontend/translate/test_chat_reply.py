@@ -54,12 +54,6 @@ def test_a_stream_opens_with_the_role_of_each_choice() -> None:
     assert {event["object"] for event in openings} == {"chat.completion.chunk"}
 
 
-def test_an_end_without_text_is_an_event() -> None:
-    *_, event = one_choice(GenerationChunk(text="a"), *chunks(""))
-    assert event["choices"][0]["delta"] == {}
-    assert event["choices"][0]["finish_reason"] == "stop"
-
-
 def test_tokens_without_text_are_events_on_request() -> None:
     token = GenerationChunk(text="", token_ids=(5,), logprobs=(TokenLogprob(5, b"\xe2", -1.0),))
     assert put_together(one_choice(token, LAST, logprobs=True))["logprobs"][0]["bytes"] == [0xE2]

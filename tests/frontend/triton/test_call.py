@@ -43,17 +43,6 @@ from tests.waiting import DEADLINE_S, wait_until
 # --- opening ----------------------------------------------------------------------------------------------------------
 
 
-async def test_requests_share_one_output_stream_that_the_first_one_opens(
-    server: FakeTritonServer, client: TritonClient
-) -> None:
-    server.script = list(chunks("a"))
-    assert await asyncio.gather(*(completion_of(client) for _ in range(5))) == [chunks("a")] * 5
-    assert await completion_of(client) == chunks("a")
-    assert server.num_opened == 1
-    numbers = [number for batch in server.batches for number in batch.numbers]
-    assert len(set(numbers)) == 6
-
-
 async def test_after_many_output_batches_the_next_request_opens_another_stream_and_the_others_keep_theirs(
     server: FakeTritonServer, client: TritonClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -154,7 +143,7 @@ async def test_requests_that_arrive_together_share_one_message(server: FakeTrito
         assert completions == [chunks("a")] * num_requests
     assert [batch.numbers for batch in server.batches] == [[1, 2, 3, 4, 5], [6, 7, 8]]
     assert [batch.message_id for batch in server.batches] == ["1-5", "6-8"]
-    assert server.requests == [REQUEST] * 8
+    assert (server.requests, server.num_opened) == ([REQUEST] * 8, 1)
 
 
 async def test_a_message_has_a_largest_number_of_requests(
@@ -167,6 +156,11 @@ async def test_a_message_has_a_largest_number_of_requests(
 
 
 LONG = "a" * 8001
+NOT_LONG = {
+    "a text": replace(REQUEST, prompt=TextPrompt(LONG[:5000])),
+    "tokens": replace(REQUEST, prompt=TokenPrompt((1,) * 4000)),
+    "a chat": replace(REQUEST, prompt=ChatPrompt(messages=(USER, {"role": "assistant", "content": None}))),
+}
 SLOW = {
     "tools": replace(REQUEST, prompt=ChatPrompt(messages=(USER,), tool_use=ToolUse(tools=(WEATHER,)))),
     "structured output": with_params(structured_output=StructuredOutput(OutputFormat.JSON_OBJECT)),
@@ -175,6 +169,15 @@ SLOW = {
     "a long chat": replace(REQUEST, prompt=ChatPrompt(messages=({"role": "user", "content": LONG[:4001]},) * 2)),
     "many tokens": replace(REQUEST, prompt=TokenPrompt((1,) * 8001)),
 }
+
+
+@pytest.mark.parametrize("request_", NOT_LONG.values(), ids=NOT_LONG)
+async def test_other_requests_share_a_message(
+    server: FakeTritonServer, client: TritonClient, request_: GenerationRequest
+) -> None:
+    server.script = list(chunks("a"))
+    await asyncio.gather(*(completion_of(client, request_) for _ in range(2)))
+    assert [batch.numbers for batch in server.batches] == [[1, 2]]
 
 
 @pytest.mark.parametrize("slow", SLOW.values(), ids=SLOW)
@@ -187,22 +190,6 @@ async def test_a_request_that_is_slow_to_encode_travels_alone(
     assert completions == [chunks("a")] * 6
     assert [batch.numbers for batch in server.batches] == [[1, 2], [3], [4], [5, 6]]
     assert server.requests == requests
-
-
-@pytest.mark.parametrize(
-    "prompt",
-    [
-        TextPrompt(LONG[:5000]),
-        TokenPrompt((1,) * 4000),
-        ChatPrompt(messages=(USER, {"role": "assistant", "content": None, "tool_calls": []})),
-    ],
-)
-async def test_a_prompt_that_is_not_long_shares_a_message(
-    server: FakeTritonServer, client: TritonClient, prompt: TextPrompt | TokenPrompt | ChatPrompt
-) -> None:
-    server.script = list(chunks("a"))
-    await asyncio.gather(*(completion_of(client, replace(REQUEST, prompt=prompt)) for _ in range(2)))
-    assert [batch.numbers for batch in server.batches] == [[1, 2]]
 
 
 # --- what ends a request alone ----------------------------------------------------------------------------------------

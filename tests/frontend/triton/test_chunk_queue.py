@@ -25,13 +25,6 @@ def queue_with(events: list[object]) -> ChunkQueue:
     return ChunkQueue("", close=events.append, on_end=events.append)
 
 
-async def test_text_that_has_come_is_read_as_one_chunk() -> None:
-    queue = empty()
-    for value in ("a", "", "b"):
-        queue.put(text(value))
-    assert await queue.get() == text("ab")
-
-
 async def test_a_chunk_that_says_more_than_text_is_read_by_itself() -> None:
     """Token ids belong to their text, and the last chunk has reason and usage."""
     queue = empty()

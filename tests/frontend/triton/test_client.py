@@ -248,12 +248,6 @@ async def test_a_check_that_is_answered_with_garbage_has_failed(
         await client.check("demo", [REQUEST])
 
 
-async def test_a_prompt_that_is_refused_is_the_clients_mistake(server: FakeTritonServer, client: TritonClient) -> None:
-    server.tokenizer_answer = InvalidRequest("not UTF-8 at byte 0", "text_input").message()
-    with pytest.raises(errors.InvalidRequest, match=r"^prompt: not UTF-8"):
-        await client.tokenize("demo", TextPrompt("x"), add_special_tokens=True)
-
-
 @pytest.mark.parametrize("has_special_tokens", [True, False])
 async def test_token_ids_are_detokenized_by_the_models_own_stage(
     server: FakeTritonServer, client: TritonClient, has_special_tokens: bool

@@ -71,13 +71,6 @@ async def test_an_unknown_id_is_asked_for_at_once() -> None:
     assert (await models.get(DEMO.id)).model == DEMO
 
 
-async def test_a_model_that_is_not_loaded_now_is_not_ready() -> None:
-    triton = FakeTriton()
-    triton.models = ModelSnapshot(unready={DEMO.id: "unavailable"})
-    with pytest.raises(ModelNotReady, match="unavailable"):
-        await ModelDirectory(triton, Clock()).get(DEMO.id)
-
-
 async def test_an_unloaded_model_is_not_ready_under_all_its_names_and_a_removed_adapter_is_not_found() -> None:
     triton, clock = FakeTriton(models=[served_model(aliases=("gpt-4o",), adapters=("formal", "brief"))]), Clock()
     models = ModelDirectory(triton, clock)
