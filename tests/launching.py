@@ -113,8 +113,8 @@ def running(folder: Path, *words: str, constants: Sequence[str] = (), **options:
         options: of the process.
     """
     path = folder / f"{words[0]}-{len(list(folder.iterdir()))}.log"
-    options = {"args": [*command_with(*constants), *words]} | options
-    with path.open("wb") as log, subprocess.Popen(stdout=log, stderr=log, **options) as process:
+    command = options.pop("args", [*command_with(*constants), *words])
+    with path.open("wb") as log, subprocess.Popen(command, stdout=log, stderr=log, **options) as process:
         try:
             yield Command(process, path)
         finally:

@@ -169,8 +169,3 @@ async def until(is_true: Callable[[], bool], what: str) -> None:
 def stop_processes(stack: Stack) -> None:
     """Stop a Triton and its stages, as if they hung."""
     os.killpg(stack.launcher.triton.pid, signal.SIGSTOP)
-
-
-def continue_processes(stack: Stack) -> None:
-    """Let a stopped Triton and its stages continue."""
-    os.killpg(stack.launcher.triton.pid, signal.SIGCONT)

@@ -12,7 +12,6 @@ from tests.integration.edge import exchange, serving
 from tests.integration.stack import Stack
 from tests.waiting import wait_until
 
-NUM_SLOW = 40
 MAX_IDLE_S = 30.0  # until the kernel asks a silent peer whether it is there
 _ESTABLISHED, _KEEPALIVE_TIMER = "01", "02"
 _JIFFIES_PER_S = 100

@@ -18,6 +18,7 @@ from tests.processes import LOOPBACK, listening_addresses, listening_ports
 def test_everything_that_serve_starts_listens_on_loopback_only(paced_stack: Stack) -> None:
     """Triton's HTTP port was asked for here. Another one, of an environment for Vertex AI, is not opened."""
     ports = paced_stack.launcher.triton_ports
+    assert ports.http is not None
     for port in (ports.grpc, ports.metrics, ports.http, paced_stack.launcher.frontend_settings.port):
         addresses = listening_addresses(port)
         assert addresses and addresses <= LOOPBACK

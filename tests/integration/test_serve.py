@@ -34,8 +34,8 @@ def serving(repository: Path, folder: Path, *arguments: str, **environment: str)
 def printed_curl(serve: Command) -> list[str]:
     """Wait for the curl line and return its words."""
     serve.wait_for("curl ")
-    found = wait_until(lambda: re.search(r"^\s*(curl .*)\n", serve.log, re.MULTILINE), "its line is whole")
-    return shlex.split(found[1])
+    found = wait_until(lambda: re.findall(r"^\s*(curl .*)\n", serve.log, re.MULTILINE), "its line is whole")
+    return shlex.split(found[0])
 
 
 def mark_of(launcher_pid: int) -> str:

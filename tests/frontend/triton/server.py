@@ -43,7 +43,8 @@ def infer_response(spec: TensorSpec, *payloads: bytes) -> Any:
     return response
 
 
-def _response(spec: TensorSpec, payload: bytes) -> Any:
+def infer_message(spec: TensorSpec, payload: bytes) -> Any:
+    """Return a message of a stream with this text in one output."""
     return service_pb2.ModelStreamInferResponse(infer_response=infer_response(spec, payload))
 
 
@@ -101,7 +102,7 @@ class OutputStream:
     def put(self, *items: tuple[int, GenerationChunk | str], num_lost: int = 0, is_last: bool = False) -> None:
         """Send an output batch, after some that are lost. The last one ends the stream."""
         self._serial += num_lost
-        response = _response(CHUNK_BATCH, pack(ChunkBatch(self._serial, items)))
+        response = infer_message(CHUNK_BATCH, pack(ChunkBatch(self._serial, items)))
         response.infer_response.parameters[_FINAL].bool_param = is_last
         self._serial += 1
         self.responses.put_nowait(response)
@@ -177,7 +178,8 @@ class FakeTritonServer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: 
     async def _answer(self, request: Any, responses: asyncio.Queue[Any]) -> None:
         """Answer a request as Triton does: with its id, errors too."""
         async for response in self._responses(request):
-            response.infer_response.id = request.id
+            if not isinstance(response, bytes):  # which a test sends in place of a message
+                response.infer_response.id = request.id
             responses.put_nowait(response)
 
     async def _responses(self, request: Any) -> AsyncIterator[Any]:
@@ -187,7 +189,7 @@ class FakeTritonServer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: 
                     await asyncio.Event().wait()
                 answer = self._control(request)
                 await self.answers_controls.wait()
-                yield _response(STATS, answer)
+                yield infer_message(STATS, answer)
             case "detokenizer":
                 for response in self._detokenize(request):
                     yield response
@@ -208,7 +210,7 @@ class FakeTritonServer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: 
                 yield _refusal(item)
             else:
                 assert isinstance(item, GenerationChunk)
-                yield _response(CHUNK_BATCH, pack(ChunkBatch(0, ((0, item),))))
+                yield infer_message(CHUNK_BATCH, pack(ChunkBatch(0, ((0, item),))))
 
     @property
     def requests(self) -> list[GenerationRequest]:
@@ -232,7 +234,7 @@ class FakeTritonServer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: 
         try:
             while (response := await stream.responses.get()) is not None:
                 yield response
-                if response.infer_response.parameters[_FINAL].bool_param:
+                if not isinstance(response, bytes) and response.infer_response.parameters[_FINAL].bool_param:
                     return
         finally:
             self.streams.pop(key, None)
@@ -326,6 +328,14 @@ async def listen(
 ) -> tuple[grpc.aio.Server, int]:
     """Serve on loopback, with credentials over TLS; return what stops it, and the port."""
     server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
+    streams = grpc.stream_stream_rpc_method_handler(
+        servicer.ModelStreamInfer,
+        request_deserializer=service_pb2.ModelInferRequest.FromString,
+        response_serializer=lambda message: message if isinstance(message, bytes) else message.SerializeToString(),
+    )
+    # It comes before the generated handler, which sends no bytes that are no message.
+    service = "inference.GRPCInferenceService"
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, {"ModelStreamInfer": streams}),))
     service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(servicer, server)
     address = f"{host}:{port}"
     port = server.add_secure_port(address, credentials) if credentials else server.add_insecure_port(address)

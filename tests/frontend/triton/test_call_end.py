@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 import logging
 from contextlib import aclosing
+from typing import Any
 
 import pytest
 
 from frontend import errors
 from frontend.triton import call
 from frontend.triton.client import TritonClient
-from model_repository.contract.output import GenerationChunk
+from model_repository.contract.codec import pack
+from model_repository.contract.output import ChunkBatch, GenerationChunk
+from model_repository.contract.tensors import CHUNK_BATCH, STATS
 from model_repository.errors import OutputStreamNotOpen
 from tests.fakes import chunks
 from tests.frontend.triton.generating import (
@@ -23,7 +26,7 @@ from tests.frontend.triton.generating import (
     text,
     the_stream,
 )
-from tests.frontend.triton.server import FakeTritonServer
+from tests.frontend.triton.server import FakeTritonServer, infer_message
 from tests.frontend.triton.test_failures import DOWN
 from tests.waiting import DEADLINE_S, wait_until
 
@@ -99,13 +102,25 @@ async def test_an_error_of_the_stream_fails_all_and_closes_it(server: FakeTriton
     assert (stage, message) == (CANCEL[0], {"cancel_keys": [REQUEST.params.cancel_key] * 2})
 
 
-async def test_an_output_batch_that_cannot_be_read_fails_all(
-    server: FakeTritonServer, client: TritonClient, caplog: pytest.LogCaptureFixture
+GARBAGE: dict[str, Any] = {
+    "noise": b"\xff" * 100,
+    "no batch": infer_message(CHUNK_BATCH, b"\xc1"),
+    "another tensor": infer_message(STATS, b"{}"),
+    "repeated": infer_message(CHUNK_BATCH, pack(ChunkBatch(0, ()))),
+    "wrong type": infer_message(CHUNK_BATCH, pack(ChunkBatch(2, ((1, GenerationChunk(text="x", token_ids=5)),)))),  # type: ignore[arg-type]
+}
+
+
+@pytest.mark.parametrize("garbage", GARBAGE.values(), ids=GARBAGE)
+async def test_garbage_is_an_error_of_all_requests_and_the_next_one_opens_another_stream(
+    server: FakeTritonServer, client: TritonClient, garbage: Any
 ) -> None:
     async with running(server, client) as tasks:
-        the_stream(server).put((1, GenerationChunk(text="x", token_ids=5)))  # type: ignore[arg-type]
-        assert [type(each) for each in await asyncio.gather(*tasks)] == [errors.BadAnswer] * 2
-    assert "could not be read" in caplog.text
+        the_stream(server).responses.put_nowait(garbage)
+        assert all(isinstance(each, errors.APIError) for each in await asyncio.gather(*tasks))
+    server.script = list(chunks("a"))
+    assert await completion_of(client) == chunks("a")
+    assert server.num_opened == 2
 
 
 @pytest.mark.parametrize(("stage", "is_closed"), [("engine", True), ("detokenizer", True), ("tokenizer", False)])
