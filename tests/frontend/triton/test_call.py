@@ -262,9 +262,9 @@ async def test_a_request_that_the_engine_has_survives_the_tokenizer(
 
 async def leave(server: FakeTritonServer, client: TritonClient, num: int) -> None:
     """Begin generations, and leave them all at once."""
-    server.script = endless()
+    server.script, num_before = endless(), len(server.requests)
     tasks = [asyncio.create_task(completion_of(client, with_params(cancel_key=f"{number}"))) for number in range(num)]
-    await asyncio.to_thread(wait_until, lambda: len(server.requests) >= num, "all are sent")
+    await asyncio.to_thread(wait_until, lambda: len(server.requests) >= num_before + num, "all are sent")
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
