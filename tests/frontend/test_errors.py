@@ -17,12 +17,6 @@ def test_the_envelope_has_openais_four_fields_and_detail() -> None:
     }
 
 
-def test_validation_failures_list_their_details_and_carry_their_own_status() -> None:
-    details = [{"loc": ["body", "n"], "msg": "m", "type": "t"}]
-    error = errors.ValidationFailed("n: m", param="n", code="invalid_value", details=details, status=422)
-    assert (error.status, error.envelope()["detail"]) == (422, details)
-
-
 def test_a_value_is_shown_as_json_spells_it_and_short() -> None:
     assert [shown(None), shown(True), shown("5"), shown(5)] == ["null", "true", "'5'", "5"]
     assert len(shown("x" * 10_000)) < 100

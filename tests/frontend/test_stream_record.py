@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from frontend.stream_record import StreamRecord
-from model_repository.contract.output import FinishReason, GenerationChunk, Timing, Usage
+from model_repository.contract.output import FinishReason, GenerationChunk, Timing
 from model_repository.contract.request import GenerationRequest, Params, TextPrompt
 from tests.fakes import USAGE, FakeTriton, Script
 from tests.frontend.answers import error_of
@@ -38,16 +38,6 @@ def test_gaps_are_counted_by_bucket_and_phases_follow_each_other() -> None:
     assert phases is not None
     lengths_s = (phases.tokenization_s, phases.queue_s, phases.prefill_s, phases.decode_s)
     assert lengths_s == pytest.approx((0.2, 0.1, 0.2, 0.1))
-
-
-def test_completions_of_one_prompt_count_it_once() -> None:
-    record = record_of(4, 2, *range(6))
-    for index, num_input in enumerate((7, 7, 3)):
-        usage = Usage(num_input_tokens=num_input, num_output_tokens=5)
-        record.add(index, GenerationChunk(text="ab", finish_reason=STOP, usage=usage))
-    record.add(3, GenerationChunk(text="a"))
-    assert (record.num_input_tokens, record.num_output_tokens) == (10, 15)
-    assert (record.num_finished, record.num_chars, record.first_s) == (3, 7, 1)
 
 
 BROKEN: dict[str, Script] = {

@@ -44,13 +44,6 @@ def test_a_system_prompt_changes_the_answer(client: OpenAI) -> None:
     assert pirate == f"Arr! {plain}"
 
 
-def test_a_text_prompt_is_continued_up_to_max_tokens(client: OpenAI) -> None:
-    completion = client.completions.create(model="demo", prompt="The capital of France is", max_tokens=2, temperature=0)
-    assert completion.choices[0].text.startswith(" Paris")
-    assert completion.choices[0].finish_reason == "length"
-    assert completion.usage is not None and completion.usage.completion_tokens == 2
-
-
 @pytest.mark.parametrize(("question", "temperature"), [(STORY, 0), ("Count from 1 to 40.", 1)])
 def test_the_stream_adds_up_to_the_whole_answer(client: OpenAI, question: str, temperature: float) -> None:
     messages: list[ChatCompletionMessageParam] = [{"role": "user", "content": question}]

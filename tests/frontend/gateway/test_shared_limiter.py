@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from frontend.errors import QueueFull
 from frontend.gateway.admission import Admission, Bounds
 from frontend.gateway.counters import MemoryCounters
 from frontend.gateway.limiter import LocalLimiter
@@ -65,21 +64,6 @@ async def until(is_true: Callable[[], object]) -> None:
     async with asyncio.timeout(10):
         while not is_true():  # noqa: ASYNC110 - the other end of a socket changes it
             await asyncio.sleep(0)
-
-
-async def test_a_place_goes_from_one_worker_to_the_next(
-    tmp_path: Path, limiter: LocalLimiter, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("frontend.gateway.admission._MAX_QUEUED", 1)
-    async with worker_of(tmp_path) as first, worker_of(tmp_path) as second:
-        lease = await first.acquire(generation())
-        waiting = asyncio.create_task(second.acquire(generation()))
-        await until(lambda: admission(limiter).num_queued)
-        with pytest.raises(QueueFull):
-            await first.acquire(generation())
-        first.release(lease, 5)
-        second.release(await waiting, 5)
-        await until(lambda: not admission(limiter).num_sequences)
 
 
 async def test_a_place_is_free_before_its_request_ends(tmp_path: Path, limiter: LocalLimiter) -> None:

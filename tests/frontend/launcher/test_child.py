@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from frontend.launcher.child import Child, json_line, text_line
+from frontend.launcher.child import Child, json_line
 from tests.processes import is_running
 from tests.waiting import wait_until
 
@@ -127,10 +127,6 @@ def test_a_secret_of_the_command_line_is_overwritten_once_triton_has_read_it():
         assert secret.encode() not in command_line
         assert command_line.endswith(b"\0" + b"*" * len(secret) + b"\0")
     assert lines.count(f"[triton] W1122 19:48:14.2 1 x.cc:1] has read {secret}") == 2
-
-
-def test_a_line_for_people_begins_with_its_process() -> None:
-    assert text_line("triton", "started") == "[triton] started"
 
 
 def test_a_line_that_is_an_object_gets_the_name_of_its_process() -> None:

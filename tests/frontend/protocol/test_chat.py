@@ -8,7 +8,7 @@ import pytest
 
 from frontend.errors import InvalidRequest, UnsupportedValue, ValidationFailed
 from frontend.protocol.chat import ChatCompletionRequest
-from tests.frontend.bodies import CHAT, USER, WEATHER, chat, read, refusal
+from tests.frontend.bodies import CHAT, USER, chat, refusal
 
 CALL = {"id": "call_1", "type": "function", "function": {"name": "get_weather", "arguments": "{}"}}
 IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,eA=="}}
@@ -99,22 +99,6 @@ def test_an_assistant_may_be_silent_refuse_or_call(content: Any) -> None:
     message = {"role": "assistant", "content": content, "tool_calls": [CALL]}
     assert chat(messages=[USER, message]).messages[1].tool_calls is not None
     assert chat(messages=[USER, {"role": "assistant"}]).messages[1].content is None
-
-
-def test_an_answer_of_the_official_client_can_be_sent_back() -> None:
-    answer = {
-        "role": "assistant",
-        "content": None,
-        "refusal": None,
-        "annotations": None,
-        "audio": None,
-        "function_call": None,
-        "tool_calls": [CALL],
-        "reasoning_content": None,
-    }
-    result = {"role": "tool", "content": "rain", "tool_call_id": "call_1"}
-    _, unknown = read(ChatCompletionRequest, CHAT | {"messages": [USER, answer, result], "tools": [WEATHER]})
-    assert unknown == []
 
 
 @pytest.mark.parametrize(

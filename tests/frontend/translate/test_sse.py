@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frontend.errors import EngineFailed
 from frontend.translate import sse
 from frontend.translate.completion_reply import CompletionReply
 from frontend.triton.models import ModelName
@@ -81,8 +80,3 @@ def test_an_event_is_one_data_line_whatever_lines_a_client_knows() -> None:
     event = sse.event({"text": text}).decode()
     assert len(event.strip().splitlines()) == 1
     assert json.loads(event.removeprefix("data: ")) == {"text": text}
-
-
-def test_an_error_event_has_the_envelope() -> None:
-    event = json.loads(sse.event(EngineFailed().envelope()).removeprefix(b"data: "))
-    assert (event["error"]["type"], event["error"]["code"]) == ("server_error", "engine_failed")
