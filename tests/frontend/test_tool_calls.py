@@ -222,6 +222,11 @@ def test_a_call_with_a_broken_end_is_ended(arguments: str, rest: str) -> None:
     assert parse_tool_calls("hermes", text) == ("", [ToolCall("f", arguments, True)])
 
 
+def test_other_text_after_arguments_is_content() -> None:
+    text = '<tool_call>\n{"name": "f", "arguments": {}] <tool_call>\n{"name": "g", "arguments": {}}\n</tool_call>'
+    assert parse_tool_calls("hermes", text) == ("]", [ToolCall("f", "{}", False), ToolCall("g", "{}", True)])
+
+
 def test_markers_inside_the_strings_of_arguments_are_text() -> None:
     arguments = '{"a": "</tool_call> <tool_call> {"}'
     text = TOOL_FORMATS["hermes"].calls_text([("f", arguments)])

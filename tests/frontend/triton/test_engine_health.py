@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from frontend.errors import APIError, EngineFailed, TritonTimeout
+from frontend.errors import APIError, EngineFailed, TritonTimeout, TritonUnreachable
 from frontend.triton.health_monitor import RELOAD_PAUSE_S, EngineHealth, ReloadPlan, Verdict
 from tests.frontend.triton.test_models import Clock
 
@@ -21,6 +21,13 @@ def test_an_answer_between_two_misses_forgives_the_first() -> None:
     health.failed(TritonTimeout())
     health.answered(7)
     assert health.failed(TritonTimeout()) is Verdict.FINE
+
+
+def test_a_triton_that_is_away_is_no_reason_to_reload() -> None:
+    health = EngineHealth()
+    health.answered(7)
+    assert [health.failed(TritonUnreachable()) for _ in range(3)] == [Verdict.FINE] * 3
+    assert health.answered(8) is Verdict.FINE  # its streams broke with the connection
 
 
 @pytest.mark.parametrize(("duration_s", "pause_s"), [(1.0, RELOAD_PAUSE_S), (240.0, 240.0)])

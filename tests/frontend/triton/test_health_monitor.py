@@ -180,6 +180,21 @@ async def test_streams_of_an_unloaded_engine_may_get_their_last_outputs_before_t
     assert triton.calls == []  # it is loaded again, and has not restarted
 
 
+async def test_an_unexpected_exception_does_not_stop_the_watch(
+    triton: FakeTriton, monitor: HealthMonitor, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def broken(*arguments: object) -> EngineStats:
+        raise LookupError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(triton, "engine_stats", broken)
+        await settled(monitor)
+    assert "unexpected exception while monitoring" in caplog.text
+    triton.stats_error = StageUnhealthy(ENGINE)
+    await settled(monitor)
+    assert triton.calls == [f"abort {ENGINE}"]
+
+
 async def test_a_dead_tokenizer_is_reloaded_once() -> None:
     triton, clock = FakeTriton(), Clock()
     triton.stage_errors["tokenizer"] = StageUnhealthy(TOKENIZER)
