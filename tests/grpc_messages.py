@@ -38,3 +38,20 @@ def _array(datatype: str, raw: bytes) -> npt.NDArray[Any]:
     if datatype == "BYTES":
         return deserialize_bytes_tensor(raw)
     return np.frombuffer(raw, triton_to_np_dtype(datatype))
+
+
+def tensors_from_request(request: Any) -> dict[str, npt.NDArray[Any]]:
+    """Return the inputs of a request, by name, as a stage sees them."""
+    return {
+        sent.name: _array(sent.datatype, raw).reshape(sent.shape)
+        for sent, raw in zip(request.inputs, request.raw_input_contents, strict=True)
+    }
+
+
+def infer_response(tensors: Mapping[str, npt.NDArray[Any]]) -> Any:
+    """Return a response with these outputs."""
+    request = infer_request("", tensors)
+    response = service_pb2.ModelInferResponse(raw_output_contents=request.raw_input_contents)
+    for sent in request.inputs:
+        response.outputs.add(name=sent.name, datatype=sent.datatype, shape=sent.shape)
+    return response
