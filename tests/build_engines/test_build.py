@@ -249,11 +249,6 @@ def test_config_names_the_end_token_when_generation_config_does_not(checkpoint: 
     assert artifact.verify(folder).eos_token_ids == (9,)
 
 
-def test_the_context_window_can_be_made_smaller(checkpoint: Path, artifacts: Path) -> None:
-    folder = build(CpuSpec(model_id="tiny", checkpoint=checkpoint, context_window=100), artifacts)
-    assert artifact.verify(folder).context_window == 100
-
-
 # --- reuse ------------------------------------------------------------------------------------------------------------
 
 
@@ -380,24 +375,6 @@ def test_a_context_window_that_the_model_does_not_have_is_refused(
         build(CpuSpec(model_id="tiny", checkpoint=checkpoint, context_window=context_window), artifacts)
 
 
-def test_a_missing_gguf_file_is_named(checkpoint: Path, artifacts: Path) -> None:
-    with pytest.raises(BuildError, match=r"none\.gguf: no such file"):
-        build(CpuSpec(model_id="mine", gguf=Path("none.gguf"), tokenizer=checkpoint), artifacts)
-
-
-def test_a_projector_that_is_missing_or_none_is_named(gguf: Path, checkpoint: Path, artifacts: Path) -> None:
-    for projector, message in ((Path("none.gguf"), "no such file"), (gguf, "not a projector of images")):
-        with pytest.raises(BuildError, match=rf"{projector.name}: {message}"):
-            build(CpuSpec(model_id="mine", gguf=gguf, tokenizer=checkpoint, projector=projector), artifacts)
-
-
-def test_a_tokenizer_that_does_not_load_is_refused(checkpoint: Path, artifacts: Path) -> None:
-    """The build did not load it, and then the stage could not."""
-    edit_json(checkpoint / "tokenizer.json", normalizer={"type": "Strange"})
-    with pytest.raises(BuildError, match=r"checkpoint: its tokenizer does not load: "):
-        build(CpuSpec(model_id="tiny", checkpoint=checkpoint), artifacts)
-
-
 BPE = {"type": "BPE", "vocab": {"a": 0}, "merges": []}
 
 
@@ -459,8 +436,3 @@ def test_a_folder_of_an_adapter_is_no_model(tmp_path: Path) -> None:
     adapter = write_adapter(tmp_path / "lora", tensors_of(random_pairs(random_weights(), ("q_proj",))))
     with pytest.raises(BuildError, match=r"lora: a LoRA adapter: give its model, and this folder with --adapter"):
         CpuSpec(model_id="lora", checkpoint=adapter)
-
-
-def test_an_option_that_the_runtime_does_not_take_is_refused(checkpoint: Path) -> None:
-    with pytest.raises(BuildError, match="--option itl_ms: the runtime llama_cpp takes contexts"):
-        CpuSpec(model_id="org/tiny", checkpoint=checkpoint, options={"itl_ms": "5"})

@@ -40,14 +40,6 @@ def adapter(tmp_path: Path) -> Path:
 # --- adapters ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def merged_logits(tmp_path: Path) -> Floats:
-    """The logits of the checkpoint with the adapter added to its weights."""
-    checkpoint = write_checkpoint(tmp_path / "merged", weights=merged(WEIGHTS, PAIRS, 8 / RANK))
-    spec = CpuSpec(model_id="merged", checkpoint=checkpoint, precision="f32")
-    return llama_cpp_logits(build(spec, tmp_path / "merged-artifacts") / "model.gguf", PROMPT)
-
-
 def test_an_adapter_is_in_the_artifact(checkpoint: Path, adapter: Path, artifacts: Path, merged_logits: Floats) -> None:
     adapters = {"org/formal": adapter, "casual": adapter}
     folder = build(CpuSpec(model_id="tiny", checkpoint=checkpoint, adapters=adapters), artifacts)
@@ -56,16 +48,6 @@ def test_an_adapter_is_in_the_artifact(checkpoint: Path, adapter: Path, artifact
     assert set(manifest.adapters.values()) <= manifest.files.keys()
     assert "adapters/org--formal/adapter_config.json" in manifest.source
     logits = llama_cpp_logits(folder / "model.gguf", PROMPT, folder / manifest.adapters["org/formal"])
-    assert_same(logits, merged_logits)
-
-
-def test_an_adapter_goes_with_a_ready_gguf_file_too(
-    checkpoint: Path, adapter: Path, artifacts: Path, tmp_path: Path, merged_logits: Floats
-) -> None:
-    gguf = build(CpuSpec(model_id="source", checkpoint=checkpoint), tmp_path / "other") / "model.gguf"
-    spec = CpuSpec(model_id="mine", gguf=gguf, tokenizer=checkpoint, adapters={"formal": adapter})
-    folder = build(spec, artifacts)
-    logits = llama_cpp_logits(folder / "model.gguf", PROMPT, folder / "adapters" / "formal.gguf")
     assert_same(logits, merged_logits)
 
 
@@ -191,12 +173,3 @@ def test_other_names_and_defaults_are_written_into_the_existing_artifact(checkpo
     assert (folder / "model.gguf").stat() == written
     assert build(CpuSpec(model_id="tiny", checkpoint=checkpoint), artifacts) == folder
     assert artifact.verify(folder) == before
-
-
-def test_the_same_model_built_elsewhere_has_the_same_fingerprint(
-    checkpoint: Path, adapter: Path, tmp_path: Path
-) -> None:
-    spec = CpuSpec(model_id="tiny", checkpoint=checkpoint, adapters={"formal": adapter})
-    one, two = (artifact.verify(build(spec, tmp_path / name)) for name in ("one", "two"))
-    options = ServeOptions()
-    assert model_parameters(one, options, "1").fingerprint == model_parameters(two, options, "1").fingerprint

@@ -61,21 +61,3 @@ def test_a_damaged_artifact_is_reported(tmp_path: Path, capsys: pytest.CaptureFi
     (tmp_path / "artifacts" / ".unfinished").mkdir()
     others = run(capsys, tmp_path).partition("\n\n")[2].splitlines()
     assert others[1:] == [f"  broken-123  {folder}: not an artifact, manifest.json is missing"]
-
-
-def test_json_has_all_fields_of_the_catalog(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    models = {model["model_id"]: model for model in json.loads(run(capsys, tmp_path, "--json"))["models"]}
-    deepseek = models["deepseek-ai/DeepSeek-V2.5"]
-    assert deepseek["architecture"]["latent_attention"]["kv_lora_rank"] == 512
-    assert deepseek["presets"] == {
-        key: {"bf16": {"tp_size": 8, "pp_size": 1, "num_nodes": 1}} for key in ("h100", "h200")
-    }
-    assert deepseek["num_parameters"] == 235741434880
-    assert models["google/gemma-2-9b-it"]["has_system_role"] is False
-
-
-def test_a_mistake_in_a_catalog_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = tmp_path / "models.yaml"
-    path.write_text("models: {a: {}}")
-    assert main(["list", "--catalog", str(path)]) == 1
-    assert capsys.readouterr().err.startswith(f"error: {path}: models.a.")

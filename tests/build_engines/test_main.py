@@ -73,12 +73,6 @@ def test_a_broken_chat_template_is_a_warning(
     assert expected in (error := capsys.readouterr().err) and "): chat requests are refused; put" in error
 
 
-def test_the_demo_model_needs_no_arguments(tmp_path: Path) -> None:
-    assert main(["build", "demo", "--runtime", "synthetic", "--state-dir", str(tmp_path)]) == 0
-    (folder,) = (path for path in (tmp_path / "artifacts").iterdir() if path.is_dir())
-    assert artifact.verify(folder).model_id == "demo"
-
-
 def test_options_reach_the_artifact_and_the_repository(checkpoint: Path, tmp_path: Path) -> None:
     arguments = ["build", "fast", "--runtime", "synthetic", "--checkpoint", str(checkpoint)]
     arguments += ["--option", "itl_ms=20", "--option", "num_tokens=5", "--context-window", "99"]
@@ -106,14 +100,6 @@ def test_names_and_defaults_reach_the_repository(checkpoint: Path, tmp_path: Pat
         "include_stop_str_in_output": True,
         "context_length_exceeded_behavior": ContextOverflow.ERROR,
     }
-
-
-def test_adapters_reach_the_repository(checkpoint: Path, tmp_path: Path) -> None:
-    adapter = write_adapter(tmp_path / "adapter", tensors_of(random_pairs(random_weights(), ("q_proj",))))
-    arguments = ["build", "tiny", "--checkpoint", str(checkpoint), "--state-dir", str(tmp_path)]
-    assert main([*arguments, "--adapter", f"org/formal={adapter}", "--adapter", f"casual={adapter}"]) == 0
-    assert read_ensemble(tmp_path / "repository", "tiny").adapters == ("org/formal", "casual")
-    assert r"adapters/org--formal.gguf" in (tmp_path / "repository" / "tiny__engine" / "config.pbtxt").read_text()
 
 
 def test_the_demo_model_is_built_with_its_adapters(
@@ -146,14 +132,6 @@ def test_an_artifact_that_is_named_twice_is_refused(
     [folder] = [str(path) for path in (tmp_path / "artifacts").iterdir() if path.is_dir()]
     assert main(["render", folder, folder, "--repository", str(tmp_path / "twice")]) == 1
     assert f"error: {folder}: named twice" in capsys.readouterr().err
-
-
-def test_artifacts_are_rendered_together(checkpoint: Path, tmp_path: Path) -> None:
-    for name in ("one", "two"):
-        assert main(["build", name, "--checkpoint", str(checkpoint), "--state-dir", str(tmp_path)]) == 0
-    folders = [str(path) for path in (tmp_path / "artifacts").iterdir() if path.is_dir()]
-    assert main(["render", *folders, "--repository", str(tmp_path / "both")]) == 0
-    assert {path.name for path in (tmp_path / "both").iterdir()} >= {"one", "two__engine"}
 
 
 def test_a_file_names_several_models_with_options(checkpoint: Path, tmp_path: Path) -> None:
@@ -253,29 +231,6 @@ def test_artifacts_are_verified_together(checkpoint: Path, tmp_path: Path, capsy
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "message"),
-    [
-        ("tokenizer.json", "{}", "checkpoint: its tokenizer does not load: Exception: Model missing."),
-        (
-            "tokenizer.json",
-            '{"model": "BPE"}',
-            "checkpoint: its tokenizer does not load: Exception: data did not match",
-        ),
-        ("generation_config.json", '{"eos_token_id": "</s>"}', 'error: eos_token_id="</s>": expected a token id'),
-        ("generation_config.json", '{"eos_token_id": [2, -1]}', "error: eos_token_id=[2, -1]: expected a token id"),
-    ],
-)
-def test_a_file_of_another_form_is_one_line(
-    name: str, content: str, message: str, checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (checkpoint / name).write_text(content)
-    arguments = ["build", "m", "--runtime", "synthetic", "--checkpoint", str(checkpoint), "--state-dir", str(tmp_path)]
-    assert main(arguments) == 1
-    [line] = capsys.readouterr().err.splitlines()
-    assert line.startswith("error: ") and message in line
-
-
-@pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (
@@ -351,15 +306,6 @@ def test_a_mistake_is_one_line_and_status_1(
     assert main(arguments) == 1
     assert capsys.readouterr().err.startswith(message)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_state_dir_that_cannot_be_written_is_a_line_too(
-    checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "file").touch()
-    arguments = ["build", "tiny", "--checkpoint", str(checkpoint), "--state-dir", str(tmp_path / "file")]
-    assert main(arguments) == 1
-    assert capsys.readouterr().err.startswith("error: ")
 
 
 @pytest.mark.parametrize("arguments", [[], ["serve"], ["build"], ["build", "demo", "--runtime", "magic"]])

@@ -84,56 +84,6 @@ def test_every_stage_has_its_door() -> None:
         assert FILES[f"org--demo__{stage}/1/model.py"] == source
 
 
-def test_the_ensemble_offers_the_public_tensors_by_its_three_steps() -> None:
-    config = parsed("org--demo")
-    assert [item.name for item in config.input] == [item.name for item in PUBLIC_INPUTS]
-    assert [item.name for item in config.output] == [item.name for item in PUBLIC_OUTPUTS]
-    steps = config.ensemble_scheduling.step
-    assert [step.model_name for step in steps] == [f"org--demo__{stage}" for stage in STAGES]
-    known = {item.name for item in config.input}
-    for step in steps:
-        assert set(step.input_map.values()) <= known
-        known |= set(step.output_map.values())
-    assert {item.name for item in config.output} <= known
-
-
-@pytest.mark.parametrize(
-    ("name", "given", "answered", "stages"),
-    [
-        ("org--demo__requests", "request_batch", "output_batch", ["tokenizer", "engine"]),
-        ("org--demo__outputs", "open_stream", "chunk_batch", ["engine", "detokenizer"]),
-    ],
-)
-def test_the_ensembles_of_frontends_share_the_stages_and_are_no_models_of_their_own(
-    name: str, given: str, answered: str, stages: list[str]
-) -> None:
-    config = parsed(name)
-    assert [item.name for item in config.input] == [given]
-    assert [item.name for item in config.output] == [answered]
-    steps = config.ensemble_scheduling.step
-    assert [step.model_name for step in steps] == [f"org--demo__{stage}" for stage in stages]
-    assert config.model_transaction_policy.decoupled
-    assert ModelParameters.from_parameters(parameters(name)) is None
-
-
-def test_the_ensemble_has_the_parameters_for_the_frontend() -> None:
-    assert ModelParameters.from_parameters(parameters("org--demo")) == ModelParameters(
-        model_id="org/demo",
-        context_window=2048,
-        max_sequences=8,
-        created=1_700_000_000,
-        owned_by="conch",
-        runtime="llama_cpp",
-        fingerprint=fingerprint(),
-        aliases=("gpt-4o", "nvidiaLlama/é:1"),
-        adapters=("org/formal",),
-        capabilities=RUNTIMES["llama_cpp"].capabilities - {Capability.IMAGES},
-        tool_call_format="hermes",
-        template_fields=(),
-        defaults={"chat_max_tokens": None},
-    )
-
-
 def test_a_model_with_a_projector_says_that_it_reads_images() -> None:
     manifest = dataclasses.replace(MANIFEST, has_images=True)
     assert Capability.IMAGES in model_parameters(manifest, OPTIONS, "0").capabilities

@@ -41,13 +41,6 @@ def write_artifact(folder: Path, model_id: str, *, aliases: Iterable[str] = (), 
     return folder
 
 
-def test_several_artifacts_make_one_repository(tmp_path: Path) -> None:
-    folders = [write_artifact(tmp_path / name, name) for name in ("one", "two")]
-    files = render_artifacts(dict.fromkeys(folders, OPTIONS))
-    assert {name.partition("/")[0].partition("__")[0] for name in files} == {"one", "two"}
-    assert str((tmp_path / "two").resolve()) in files["two__engine/config.pbtxt"]
-
-
 def test_an_artifact_is_served_under_further_names(tmp_path: Path) -> None:
     artifact_dir = write_artifact(tmp_path / "one", "one", aliases=["first"])
     repository = tmp_path / "repository"
@@ -55,15 +48,6 @@ def test_an_artifact_is_served_under_further_names(tmp_path: Path) -> None:
     assert main([*command, "--alias", "second", "--alias", "first"]) == 0
     config = (repository / "one" / "config.pbtxt").read_text(encoding="utf-8")
     assert '[\\"first\\", \\"second\\"]' in config
-
-
-@pytest.mark.parametrize(
-    ("alias", "message"),
-    [("one", "alias 'one' of one"), (" x", "alias ' x': printable characters, no space at either end")],
-)
-def test_a_wrong_further_name_is_refused(alias: str, message: str, tmp_path: Path) -> None:
-    with pytest.raises(BuildError, match=f"^{message}"):
-        render_artifacts({write_artifact(tmp_path / "one", "one"): OPTIONS}, aliases=[alias])
 
 
 def test_two_artifacts_of_one_model_are_refused(tmp_path: Path) -> None:

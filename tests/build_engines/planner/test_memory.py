@@ -215,13 +215,6 @@ def test_all_but_the_cache_is_near_a_published_log() -> None:
     assert estimated / ((79.10 - 63.62) * GIB) == pytest.approx(0.95, abs=0.005)
 
 
-def test_tensor_parallelism_shrinks_activations_but_not_sampling() -> None:
-    alone = workspace(LLAMA_2_7B, 1, max_num_tokens=8192, max_batch_size=8)
-    shared = workspace(LLAMA_2_7B, 4, max_num_tokens=8192, max_batch_size=8)
-    assert shared[0].num_bytes < alone[0].num_bytes
-    assert shared[1] == alone[1]
-
-
 def test_communication_takes_memory_only_between_gpus() -> None:
     assert [term.name for term in reserve(1)] == ["CUDA context"]
     assert [term.name for term in reserve(2)] == ["CUDA context", "communication"]

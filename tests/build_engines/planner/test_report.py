@@ -25,12 +25,6 @@ def text(found: Plan, width: int = 80) -> str:
     return "\n".join(plan_lines(found, width))
 
 
-def test_a_bar_has_a_letter_for_each_share() -> None:
-    assert bar([("#", 50), ("w", 10), ("=", 30), (".", 10)], 10) == "#####w===."
-    assert bar([("#", 1), ("=", 2)], 10) == "###======="
-    assert bar([("#", 0), ("=", 5)], 4) == "===="
-
-
 @given(st.lists(st.integers(0, 10**12), min_size=1, max_size=6).filter(any), st.integers(1, 200))
 def test_a_bar_is_as_wide_as_it_should_be_and_true_to_a_letter(sizes: list[int], width: int) -> None:
     letters = "abcdef"
@@ -76,11 +70,6 @@ def test_the_limit_of_a_step_is_mentioned_if_it_limits() -> None:
     )
 
 
-def test_different_stages_are_mentioned() -> None:
-    assert "(the fullest, where stages differ)" in text(planned("llama3.1:405b", "h100"))
-    assert "(the fullest" not in text(planned("llama3.1:405b", "h200"))
-
-
 @pytest.mark.parametrize(
     ("model", "gpu_key", "settings", "note"),
     [
@@ -93,10 +82,6 @@ def test_different_stages_are_mentioned() -> None:
 )
 def test_notes_explain_the_layout(model: str, gpu_key: str, settings: dict, note: str) -> None:
     assert note in text(planned(model, gpu_key, **settings))
-
-
-def test_a_plain_plan_has_no_notes() -> None:
-    assert "Note" not in text(planned("Llama-3.1-Nemotron-70B-Instruct-HF", "h100")).replace("Note    The rep", "")
 
 
 def test_the_object_has_everything() -> None:

@@ -102,28 +102,17 @@ class Builder:
         ours = {"PATH": ":".join(path), "PYTHONPATH": f"{site}:{ROOT}", "CONCH_DOUBLE_GPUS": gpus}
         return {**os.environ, **ours, **extra}
 
-    def run(self, *extra: str, **environment: str) -> subprocess.CompletedProcess[str]:
-        """Build, to the end."""
-        process = self.start(*extra, **environment)
-        out, err = process.communicate(timeout=_TIMEOUT_S)
-        return subprocess.CompletedProcess(process.args, process.returncode, out, err)
-
-    def command(self, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-        """Run another command, to the end."""
-        process = self._start(["-m", "build_engines", *arguments], environment)
-        out, err = process.communicate(timeout=_TIMEOUT_S)
-        return subprocess.CompletedProcess(process.args, process.returncode, out, err)
-
     def start(self, *extra: str, **environment: str) -> subprocess.Popen[str]:
         """Build, in the background."""
         return self._start(["-m", "build_engines", *self.arguments(*extra)], environment)
 
     def start_and_die_in(self, target: str) -> subprocess.Popen[str]:
-        """Build, and be killed at the call of a function: `module:name`."""
+        """Build, and be killed at the call of a function, by its full name."""
+        owner, _, name = target.rpartition(".")
         script = (
             "import os, pkgutil, signal, sys\n"
-            f"owner, name = pkgutil.resolve_name({target.rpartition('.')[0]!r}), {target.rpartition('.')[2]!r}\n"
-            "setattr(owner, name, lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL))\n"
+            f"kill = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)\n"
+            f"setattr(pkgutil.resolve_name({owner!r}), {name!r}, kill)\n"
             "from build_engines.__main__ import main\n"
             f"sys.exit(main({self.arguments()!r}))\n"
         )

@@ -115,3 +115,9 @@ def test_more_gpus_than_planned_are_fine() -> None:
 def test_no_gpu_is_not_enough() -> None:
     with pytest.raises(BuildError, match=r"this machine has none \(nvidia-smi: broken\)"):
         check_gpus(PLAN, Machine(gpu_error="nvidia-smi: broken"))
+
+
+def test_a_smaller_gpu_of_the_same_name_is_refused() -> None:
+    smaller = replace(MACHINE, gpu_names=("NVIDIA H100 NVL",), gpu_memory_bytes=47684 << 20)
+    with pytest.raises(BuildError, match=r"planned for 1 x H100 of 80\.0 GB .* has 1 x NVIDIA H100 NVL of 50\.0 GB"):
+        check_gpus(PLAN, smaller)

@@ -13,6 +13,7 @@ from build_engines.errors import BuildError
 from build_engines.tensorrt_llm.mpi import MpiJob
 from build_engines.tensorrt_llm.tool import ToolRun
 from tests.build_engines.tensorrt_llm.builder import H100, Builder
+from tests.build_engines.tensorrt_llm.conftest import Here
 from tests.build_engines.tensorrt_llm.tiny_model import write_catalog, write_tiny_checkpoint
 
 
@@ -60,16 +61,14 @@ def test_a_tool_that_the_first_process_runs_alone_does_not_join_the_job(
     assert names.isdisjoint(variables)
 
 
-def test_one_process_compiles_the_ranks_of_two_nodes_on_the_gpus_of_one(tmp_path: Path) -> None:
+def test_one_process_compiles_the_ranks_of_two_nodes_on_the_gpus_of_one(here: Here, tmp_path: Path) -> None:
     builder = Builder(
         checkpoint=write_tiny_checkpoint(tmp_path / "checkpoint", num_attention_heads=8),
         catalog=write_catalog(tmp_path / "catalog.yaml", num_heads=8),
         state_dir=tmp_path / "state",
         num_gpus=16,
     )
-    result = builder.run("--nodes", "2", CONCH_DOUBLE_GPUS="\n".join([H100] * 8))
-    assert result.returncode == 0, result.stderr
-    (folder,) = builder.artifacts()
+    folder = here.build(builder, "--nodes", "2", CONCH_DOUBLE_GPUS="\n".join([H100] * 8))
     manifest = artifact.verify(folder)
     assert {name for name in manifest.files if name.endswith(".engine")} == {
         f"engine/rank{rank}.engine" for rank in range(16)

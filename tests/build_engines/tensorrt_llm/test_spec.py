@@ -176,11 +176,13 @@ def test_the_number_of_workers_is_not_in_the_key(spec: TensorRtLlmSpec, tmp_path
 def test_a_step_whose_file_has_changed_is_done_again(spec: TensorRtLlmSpec, tmp_path: Path) -> None:
     kept = replace(spec, tools=replace(spec.tools, keeps_work=True))
     build(kept, tmp_path / "artifacts")
+    build(with_plan(kept, max_batch_size=4), tmp_path / "artifacts")
+    assert isinstance(spec.tools.run, FakeTools)
+    assert spec.tools.run.ran == ["checkpoint", "engine", "engine"]
     (converted,) = (tmp_path / "work" / "tiny--llama").glob("checkpoint-*")
     (converted / "rank0.safetensors").write_text("cut")
     build(with_plan(kept, max_batch_size=2), tmp_path / "artifacts")
-    assert isinstance(spec.tools.run, FakeTools)
-    assert spec.tools.run.ran == ["checkpoint", "engine", "checkpoint", "engine"]
+    assert spec.tools.run.ran == ["checkpoint", "engine", "engine", "checkpoint", "engine"]
     assert (converted / "rank0.safetensors").read_text() == "checkpoint"
 
 
