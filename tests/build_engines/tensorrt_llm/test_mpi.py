@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import subprocess
+import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,34 +18,20 @@ from tests.build_engines.tensorrt_llm.conftest import Here
 from tests.build_engines.tensorrt_llm.tiny_model import write_catalog, write_tiny_checkpoint
 
 
-def start_job(builder: Builder, size: int, job: str, fault: str = "") -> list[subprocess.Popen[str]]:
-    """Start the processes of a job, the leader last."""
-    ranks = [str(rank) for rank in reversed(range(size))]
-    variables = {"OMPI_COMM_WORLD_SIZE": str(size), "PMIX_NAMESPACE": job, "CONCH_DOUBLE_FAULT": fault}
-    processes = [builder.start(**variables, OMPI_COMM_WORLD_RANK=rank) for rank in ranks]
-    return list(reversed(processes))
-
-
-def finished(processes: list[subprocess.Popen[str]]) -> list[tuple[int, str]]:
-    """Return status and output of each process."""
-    said = [process.communicate()[1] for process in processes]
-    return [(process.returncode, text) for process, text in zip(processes, said, strict=True)]
-
-
 def test_each_process_compiles_its_share_and_the_first_one_seals(tmp_path: Path) -> None:
     builder = Builder.make(tmp_path, num_gpus=4)
-    results = finished(start_job(builder, 2, "job.1"))
-    assert [status for status, _ in results] == [0, 0], results
+    variables = {"OMPI_COMM_WORLD_SIZE": "2", "PMIX_NAMESPACE": "job.1"}
+    processes = [builder.start(**variables, OMPI_COMM_WORLD_RANK=rank) for rank in ("0", "1")]
+    said = [process.communicate()[1] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], said
     (folder,) = builder.artifacts()
     manifest = artifact.verify(folder)
     assert {f"engine/rank{rank}.engine" for rank in range(4)} <= set(manifest.files)
     for process, name in ((0, "engine.log"), (1, "engine-1.log")):
         log = (builder.work_dir / name).read_text()
         assert [f"rank {rank} is built" in log for rank in range(4)] == [rank % 2 == process for rank in range(4)]
-    assert "convert_checkpoint.py" in results[0][1]
+    assert "convert_checkpoint.py" in said[0]
     assert "--workers 1" in (builder.state_dir / "work" / "mpi-job-1" / "command.json").read_text().replace('", "', " ")
-    assert [status for status, _ in finished(start_job(builder, 2, "job.2"))] == [0, 0]  # nothing to do
-    assert len(builder.artifacts()) == 1
 
 
 def test_a_tool_that_the_first_process_runs_alone_does_not_join_the_job(
@@ -54,10 +41,9 @@ def test_a_tool_that_the_first_process_runs_alone_does_not_join_the_job(
     for name in names:
         monkeypatch.setenv(name, "0")
     command = [sys.executable, "-c", "import os; print(*os.environ)"]
-    log = tmp_path / "log"
-    run = ToolRun(name="checkpoint", command=command, folder=tmp_path, log=log, output=tmp_path, num_bytes=0)
+    run = replace(tool_run(tmp_path, *command), name="checkpoint")
     MpiJob(rank=0, size=2, folder=tmp_path / "mpi").run(run)
-    assert "PATH" in (variables := log.read_text().split())
+    assert "PATH" in (variables := run.log.read_text().split())
     assert names.isdisjoint(variables)
 
 
@@ -79,19 +65,26 @@ def test_one_process_compiles_the_ranks_of_two_nodes_on_the_gpus_of_one(here: He
     assert log == "".join(f"rank {rank} is built on GPU {rank % 8}\n" for rank in range(16))
 
 
-def test_a_process_that_fails_ends_the_build(tmp_path: Path) -> None:
-    builder = Builder.make(tmp_path)
-    (leader, said), (follower, _) = finished(start_job(builder, 2, "job", fault="trtllm-build=cuda_out_of_memory"))
-    assert (leader, follower) == (1, 1)
-    assert "error: process 1 of 2: engine, process 1 failed (exit status 1)" in said
-    assert builder.artifacts() == []
+def tool_run(folder: Path, *command: str) -> ToolRun:
+    return ToolRun(name="engine", command=command, folder=folder, log=folder / "log", output=folder, num_bytes=0)
+
+
+def test_a_process_that_fails_tells_the_first_one_which_ends_its_tool(tmp_path: Path) -> None:
+    leader, follower = (MpiJob(rank=rank, size=2, folder=tmp_path / "mpi") for rank in (0, 1))
+    (tmp_path / "mpi").mkdir()
+    command = {"command": ["sh", "-c", "exit 3"], "folder": str(tmp_path)}
+    (tmp_path / "mpi" / "command.json").write_text(json.dumps(command))
+    with pytest.raises(BuildError, match=r"engine, process 1 failed \(exit status 3\)"):
+        follower.follow()
+    with pytest.raises(BuildError, match=r"^process 1 of 2: engine, process 1 failed \(exit status 3\)"):
+        leader.run(tool_run(tmp_path, "sh", "-c", "exec sleep 60", "sh", "--workers", "2"))
 
 
 def test_what_stops_the_first_process_stops_the_others(tmp_path: Path) -> None:
-    builder = Builder.make(tmp_path)
-    (leader, said), (follower, _) = finished(start_job(builder, 2, "job", fault="convert_checkpoint.py=disk_full"))
-    assert (leader, follower) == (1, 0)
-    assert "the disk is full" in said
+    leader, follower = (MpiJob(rank=rank, size=2, folder=tmp_path / "mpi") for rank in (0, 1))
+    with pytest.raises(BuildError, match="the disk is full"), leader.led():
+        raise BuildError("the disk is full")
+    follower.follow()  # it returns
 
 
 @pytest.mark.parametrize(
