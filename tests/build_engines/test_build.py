@@ -183,11 +183,10 @@ def test_generation_config_beside_the_tokenizer_names_the_end_tokens_of_a_gguf_f
     assert (second != first, artifact.verify(second).eos_token_ids) == (True, (7,))
 
 
-@pytest.mark.parametrize("named", [None, []])
 def test_a_gguf_file_names_the_end_tokens_when_generation_config_does_not(
-    named: list[int] | None, gguf: Path, checkpoint: Path, artifacts: Path
+    gguf: Path, checkpoint: Path, artifacts: Path
 ) -> None:
-    edit_json(checkpoint / "generation_config.json", eos_token_id=named)
+    edit_json(checkpoint / "generation_config.json", eos_token_id=[])
     folder = build(CpuSpec(model_id="mine", gguf=gguf, tokenizer=checkpoint), artifacts)
     assert artifact.verify(folder).eos_token_ids == (261,)
 
@@ -284,12 +283,13 @@ def test_another_spec_is_another_artifact(changes: dict[str, Any], checkpoint: P
     assert first != second
 
 
-@pytest.mark.parametrize("name", ["config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"])
-def test_another_source_is_another_artifact(name: str, checkpoint: Path, artifacts: Path) -> None:
-    spec = CpuSpec(model_id="tiny", checkpoint=checkpoint)
-    first = build(spec, artifacts)
-    (checkpoint / name).write_text((checkpoint / name).read_text() + "\n")
-    assert build(spec, artifacts) != first
+def test_another_source_is_another_artifact(checkpoint: Path, artifacts: Path) -> None:
+    spec = CpuSpec(model_id="tiny", checkpoint=checkpoint, runtime="synthetic")
+    folders = {build(spec, artifacts)}
+    for name in ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"):
+        (checkpoint / name).write_text((checkpoint / name).read_text() + "\n")
+        folders.add(build(spec, artifacts))
+    assert len(folders) == 5
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
@@ -316,7 +316,6 @@ def test_a_failed_build_leaves_nothing(checkpoint: Path, artifacts: Path) -> Non
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model_id": ""}, "model id ''"),
         (
             {"checkpoint": None, "gguf": Path("x.gguf"), "tokenizer": Path("none")},
             "--tokenizer none: no such folder",
@@ -336,11 +335,8 @@ def test_a_contradictory_spec_is_refused(changes: dict[str, Any], message: str, 
     [
         ("config.json", None, r"config\.json: no such file"),
         ("config.json", "{", r"config\.json: not JSON"),
-        ("config.json", "[]", r"config\.json: expected a JSON object"),
         ("config.json", "{}", r"config\.json: max_position_embeddings is missing"),
-        ("generation_config.json", "[", r"generation_config\.json: not JSON"),
         ("generation_config.json", None, "neither generation_config.json nor config.json names an eos_token_id"),
-        ("tokenizer.json", "{", r"checkpoint: its tokenizer does not load: "),
         ("tokenizer.json", "{}", r"checkpoint: its tokenizer does not load: .*Model missing"),
         (
             "config.json",
@@ -367,7 +363,7 @@ def test_a_damaged_checkpoint_is_refused(
         build(CpuSpec(model_id="tiny", checkpoint=checkpoint), artifacts)
 
 
-@pytest.mark.parametrize("context_window", [0, 1, 1025, -5])
+@pytest.mark.parametrize("context_window", [1, 1025])
 def test_a_context_window_that_the_model_does_not_have_is_refused(
     context_window: int, checkpoint: Path, artifacts: Path
 ) -> None:
@@ -382,16 +378,11 @@ BPE = {"type": "BPE", "vocab": {"a": 0}, "merges": []}
     "changes",
     [
         {"model": None},
-        {"model": {"type": "BPE", "vocab": {"a": 0}}},
         {"model": BPE | {"vocab": {"a": "b"}}},
-        {"model": BPE | {"vocab": {"a": 1.5}}},
-        {"model": BPE | {"merges": None}},
         {"model": BPE | {"merges": [1, 2]}},
         {"model": BPE | {"vocab": {"a": 2**32 - 1}}},
         {"added_tokens": None},
-        {"added_tokens": [{"id": 1}]},
         {"pre_tokenizer": 7},
-        {"pre_tokenizer": {}},
         {"post_processor": {"type": "TemplateProcessing", "single": []}},
     ],
     ids=str,
@@ -403,7 +394,6 @@ def test_a_malformed_tokenizer_is_one_line(changes: dict[str, Any], checkpoint: 
         build(CpuSpec(model_id="tiny", checkpoint=checkpoint), artifacts)
 
 
-@pytest.mark.parametrize("runtime", ["llama_cpp", "synthetic"])
 @pytest.mark.parametrize(
     ("name", "value", "rule"),
     [
@@ -416,12 +406,12 @@ def test_a_malformed_tokenizer_is_one_line(changes: dict[str, Any], checkpoint: 
     ],
 )
 def test_a_value_beyond_all_models_is_refused_where_it_is_read(
-    name: str, value: object, rule: str, runtime: str, checkpoint: Path, artifacts: Path
+    name: str, value: object, rule: str, checkpoint: Path, artifacts: Path
 ) -> None:
     """They ended in a MemoryError after half a minute, a struct.error or a TypeError."""
     edit_json(checkpoint / "config.json", **{name: value})
     with pytest.raises(BuildError, match=rf"config\.json: {name}={value!r}: expected {rule}"):
-        build(CpuSpec(model_id="tiny", checkpoint=checkpoint, runtime=runtime), artifacts)
+        build(CpuSpec(model_id="tiny", checkpoint=checkpoint), artifacts)
 
 
 def test_a_tokenizer_of_another_model_is_refused(gguf: Path, checkpoint: Path, artifacts: Path) -> None:

@@ -9,16 +9,17 @@ from typing import Any
 import pytest
 import yaml
 
-from build_engines.catalog import BUILT_IN, Catalog
+from build_engines.catalog import Catalog
 from build_engines.errors import CatalogError
 from build_engines.model_entry import ModelEntry, Precision, chat_template_text
 from build_engines.parallelism import Parallelism
-from model_repository.engine.tensorrt_llm.options import Backend
 from model_repository.tool_formats import detect_tool_format
 
 CATALOG = Catalog.load()
 CONTRACT = json.loads((Path(__file__).parents[1] / "data" / "tensorrt_llm_contract.json").read_text(encoding="utf-8"))
 RECORDED = {model["hf_id"]: model for model in CONTRACT["models"]}
+
+
 def entry_of(model_id: str) -> ModelEntry:
     return CATALOG.find(model_id)
 

@@ -31,13 +31,12 @@ from build_engines.tensorrt_llm.checks import checkpoint_requires, engine_requir
 from build_engines.tensorrt_llm.options import runtime_options
 from build_engines.tensorrt_llm.recipe import Recipe
 from model_repository.capabilities import HINTS, Capability
-from model_repository.contract.tensors import PUBLIC_INPUTS, PUBLIC_OUTPUTS, STAGES
+from model_repository.contract.tensors import STAGES
 from model_repository.engine.adapter_root import AdapterRoot
 from model_repository.engine.loader import read_engine_config
 from model_repository.engine.runtime import RUNTIMES
 from model_repository.engine.tensorrt_llm.options import Backend, TensorRtLlmOptions
 from model_repository.linked_file import LinkedFile
-from model_repository.model_parameters import ModelParameters
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "render"
 GOLDEN_CATALOG = Path(__file__).parent.parent / "golden" / "catalog"
