@@ -1,4 +1,4 @@
-"""Builds and downloads in the pods that serve, and the cache. Points 36 and 37 of the checklist."""
+"""Builds and downloads in the pods that serve, and the cache."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.helm.cases import CASES, case, with_gpu_model
+from tests.helm.cases import CASES, SHAPES, case, with_gpu_model
 from tests.helm.chart import PodTemplate, Rendered, Values, pods, render
 from tests.waiting import DEADLINE_S
 
@@ -50,7 +50,7 @@ def folder_of(rendered: Rendered) -> str:
         with_gpu_model() | {"images": {"tritonGpu": {"tensorrtLlmVersion": "1.2.0"}}},
     ],
 )
-def test_36_values_that_change_the_artifact_change_its_folder(change: Values) -> None:
+def test_values_that_change_the_artifact_change_its_folder(change: Values) -> None:
     assert folder_of(render(with_gpu_model())) != folder_of(render(change))
 
 
@@ -69,7 +69,7 @@ def test_36_values_that_change_the_artifact_change_its_folder(change: Values) ->
         with_gpu_model() | {"frontend": {"replicas": 2}, "commonLabels": {"a": "b"}},
     ],
 )
-def test_36_other_values_find_the_artifact_again(change: Values) -> None:
+def test_other_values_find_the_artifact_again(change: Values) -> None:
     """An alias or a mirror of the registry built the engine anew, and the model answered 503 meanwhile."""
     assert folder_of(render(with_gpu_model())) == folder_of(render(change))
 
@@ -117,7 +117,7 @@ def test_only_builds_get_the_token_and_a_server_does_not_write_to_the_cache() ->
     assert environment["HF_TOKEN_PATH"] == "/etc/conch/huggingface/token"
 
 
-def test_36_old_pods_serve_until_a_new_one_has_built_unless_values_say_otherwise() -> None:
+def test_old_pods_serve_until_a_new_one_has_built_unless_values_say_otherwise() -> None:
     rendered = render(with_gpu_model())
     assert rendered.one("Deployment", "demo-llama")["spec"]["strategy"]["rollingUpdate"] == {
         "maxSurge": 1,
@@ -135,12 +135,20 @@ def test_a_rollout_may_take_as_long_as_a_build() -> None:
         assert rendered.one("Deployment", "demo-llama")["spec"]["progressDeadlineSeconds"] == 600 + 100 + seconds
 
 
-def test_37_the_cache_outlives_the_release_unless_values_say_otherwise() -> None:
+def test_only_the_cache_outlives_the_release_unless_values_say_otherwise() -> None:
+    for name in SHAPES:
+        for each in render(CASES[name]).objects:
+            annotations = each["metadata"].get("annotations", {})
+            is_kept = annotations.get("helm.sh/resource-policy") == "keep"
+            assert is_kept is (each["kind"] == "PersistentVolumeClaim")
+            # A hook's objects are not the release's: they stay where they are not deleted.
+            if "helm.sh/hook" in annotations:
+                assert each["kind"] == "Pod"
+                assert "hook-succeeded" in annotations["helm.sh/hook-delete-policy"]
     values = with_gpu_model()
     values["cache"]["keepOnUninstall"] = False
     [claim] = render(values).of_kind("PersistentVolumeClaim")
     assert "annotations" not in claim["metadata"]
-    assert case("nodes").of_kind("PersistentVolumeClaim") == []
 
 
 # --- the commands, as they run ----------------------------------------------------------------------------------------

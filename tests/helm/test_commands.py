@@ -16,7 +16,7 @@ from frontend import __main__ as frontend
 from frontend.options import settings_from
 from frontend.settings import Settings
 from frontend.triton.endpoints import Endpoints
-from tests.helm.cases import CASES, case, models_of, with_demo
+from tests.helm.cases import CASES, SHAPES, case, models_of, with_demo
 from tests.helm.chart import Rendered, pods, render
 
 START_RANKS = "/etc/conch/scripts/start-ranks.sh"  # it runs its arguments
@@ -56,7 +56,7 @@ def _inner(words: list[str]) -> list[str]:
     return words[2:] if words[1:2] == [START_RANKS] else words
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", SHAPES)
 def test_every_command_is_one_that_its_program_takes(name: str) -> None:
     seen = set()
     for command in commands(render(CASES[name])):
@@ -73,7 +73,7 @@ def test_every_command_is_one_that_its_program_takes(name: str) -> None:
     assert seen & {"build", "render"}
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", SHAPES)
 def test_the_frontends_options_are_settings_that_hold_together(name: str) -> None:
     [command] = [each for each in commands(render(CASES[name])) if each.words[3:4] == ["api"]]
     settings = settings_from(frontend._parser().parse_args(command.words[3:]), Settings())
@@ -83,7 +83,7 @@ def test_the_frontends_options_are_settings_that_hold_together(name: str) -> Non
     assert endpoints.is_complete
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", SHAPES)
 def test_ports_that_are_named_are_the_ports_that_are_listened_on(name: str) -> None:
     for pod in pods(render(CASES[name])):
         ports = {port["name"]: port["containerPort"] for port in pod.main.get("ports", [])}

@@ -1,4 +1,4 @@
-"""What Prometheus, Grafana and KEDA are given. Points 38 to 41 of the checklist."""
+"""What Prometheus, Grafana and KEDA are given."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def expressions(rendered: Rendered) -> list[str]:
 
 
 @pytest.mark.parametrize("name", ["gpu", "scaled"])
-def test_38_39_every_queried_metric_is_exported(name: str) -> None:
+def test_every_queried_metric_is_exported(name: str) -> None:
     named = {SUFFIXES.sub("", found) for text in expressions(case(name)) for found in NAME.findall(text)}
     named |= {
         metric["pods"]["metric"]["name"]
@@ -56,7 +56,7 @@ def test_38_39_every_queried_metric_is_exported(name: str) -> None:
     assert named <= exported()
 
 
-def test_38_keda_asks_for_the_requests_of_one_model_of_one_release() -> None:
+def test_keda_asks_for_the_requests_of_one_model_of_one_release() -> None:
     rendered = render(with_demo(autoscaling={"enabled": True}))
     [trigger] = rendered.of_kind("ScaledObject")[0]["spec"]["triggers"]
     query = trigger["metadata"]["query"]
@@ -69,7 +69,7 @@ def test_38_keda_asks_for_the_requests_of_one_model_of_one_release() -> None:
 
 @needs_promtool
 @pytest.mark.parametrize("name", ["gpu", "scaled"])
-def test_39_every_expression_parses(name: str, tmp_path: Path) -> None:
+def test_every_expression_parses(name: str, tmp_path: Path) -> None:
     rules = [
         {"record": f"checked:{number}", "expr": _without_variables(text)}
         for number, text in enumerate(expressions(case(name)))
@@ -82,7 +82,7 @@ def test_39_every_expression_parses(name: str, tmp_path: Path) -> None:
 
 
 @needs_promtool
-def test_39_the_rendered_alerts_are_rules(tmp_path: Path) -> None:
+def test_the_rendered_alerts_are_rules(tmp_path: Path) -> None:
     [rule] = case("gpu").of_kind("PrometheusRule")
     file = tmp_path / "rules.yaml"
     file.write_text(yaml.safe_dump(rule["spec"]))
@@ -91,7 +91,7 @@ def test_39_the_rendered_alerts_are_rules(tmp_path: Path) -> None:
     assert "{{ $labels.model }}" in rule["spec"]["groups"][0]["rules"][0]["annotations"]["summary"]
 
 
-def test_40_monitors_select_services_that_have_their_ports() -> None:
+def test_monitors_select_services_that_have_their_ports() -> None:
     rendered = case("gpu")
     monitors = rendered.of_kind("ServiceMonitor")
     assert len(monitors) == 2
@@ -104,7 +104,7 @@ def test_40_monitors_select_services_that_have_their_ports() -> None:
             assert {endpoint["port"] for endpoint in monitor["spec"]["endpoints"]} <= ports
 
 
-def test_40_each_pod_is_scraped_once() -> None:
+def test_each_pod_is_scraped_once() -> None:
     rendered = case("gpu")
     scraped: dict[str, int] = {}
     for monitor in rendered.of_kind("ServiceMonitor"):
@@ -119,7 +119,7 @@ def test_40_each_pod_is_scraped_once() -> None:
 
 
 @pytest.mark.parametrize("name", SHAPES)
-def test_40_every_port_of_a_service_is_one_of_its_pods(name: str) -> None:
+def test_every_port_of_a_service_is_one_of_its_pods(name: str) -> None:
     rendered = render(CASES[name])
     for service in rendered.of_kind("Service"):
         selector = {k: v for k, v in service["spec"]["selector"].items() if not k.startswith("leaderworkerset")}
@@ -130,7 +130,7 @@ def test_40_every_port_of_a_service_is_one_of_its_pods(name: str) -> None:
             assert port["targetPort"] in named
 
 
-def test_41_the_test_asks_every_model_through_the_service() -> None:
+def test_the_test_asks_every_model_through_the_service() -> None:
     rendered = case("gpu")
     pod = rendered.one("Pod", "demo-test-api")
     assert pod["metadata"]["annotations"]["helm.sh/hook"] == "test"
@@ -143,7 +143,7 @@ def test_41_the_test_asks_every_model_through_the_service() -> None:
     ]
 
 
-def test_41_there_is_no_test_where_it_could_not_pass_or_is_not_wanted() -> None:
+def test_there_is_no_test_where_it_could_not_pass_or_is_not_wanted() -> None:
     assert case("cpu").of_kind("Pod") == []  # clients need certificates
     assert case("plain").of_kind("Pod") == []
     keys = {"frontend": {"auth": {"existingSecret": "api-keys"}}}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.helm.cases import case, values_of, with_demo
-from tests.helm.chart import CHART, render
+from tests.helm.chart import render
 
 KEYS = {"auth": {"existingSecret": "api-keys"}}
 
@@ -46,12 +46,6 @@ def test_the_notes_warn_of_the_effects_of_values() -> None:
     assert "The pods of llama-70b, qwen-7b first build or download their artifacts" in case("gpu").notes
 
 
-def test_the_notes_wait_only_for_pods_that_become_ready() -> None:
-    assert (
-        "--selector 'app.kubernetes.io/instance=demo,app.kubernetes.io/component in (frontend,model)'" in render().notes
-    )
-
-
 def test_the_request_in_the_notes_uses_tls_and_a_client_certificate_if_needed() -> None:
     assert "curl http://127.0.0.1:8000/v1" in render().notes
     assert "curl --insecure https://127.0.0.1:8000/v1" in render({"frontend": {"tls": {"existingSecret": "a"}}}).notes
@@ -64,9 +58,3 @@ def test_the_notes_name_services_that_the_network_policy_hides_from_the_frontend
     for policy in ({"frontendEgress": [{"ports": [{"port": 6379}]}]}, {"enabled": False}):
         assert "cannot reach" not in render(values | {"networkPolicy": policy}).notes
     assert "cannot reach" not in render().notes
-
-
-def test_the_readmes_wait_for_the_install_before_they_test_it() -> None:
-    for path in (CHART / "README.md", CHART.parent / "README.md"):
-        before, _, _ = path.read_text(encoding="utf-8").partition("helm test demo")
-        assert "helm install demo ./helm --wait" in before.rpartition("```")[2], path

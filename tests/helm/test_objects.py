@@ -1,4 +1,4 @@
-"""Names, selectors, replicas, roll-outs and budgets. Points 11 to 29 of the checklist but those of groups of nodes."""
+"""Names, selectors, replicas, roll-outs and budgets."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.helm.cases import CASES, SHAPES, case, values_of, with_demo, with_gpu_model
-from tests.helm.chart import CHART, PodTemplate, Rendered, pods, render
+from tests.helm.chart import PodTemplate, Rendered, pods, render
 
 MARGIN_S = 5  # of a pod that ends, beyond its pause and its streams
 
@@ -31,21 +31,16 @@ def pod_of(rendered: Rendered, owner: str) -> PodTemplate:
 
 
 @pytest.mark.parametrize("name", SHAPES)
-def test_11_two_releases_in_one_namespace_share_no_object_and_select_no_pod_of_the_other(name: str) -> None:
+def test_two_releases_in_one_namespace_share_no_object_and_select_no_pod_of_the_other(name: str) -> None:
     one, two = render(CASES[name], release="one"), render(CASES[name], release="two")
     shared = {*one.names()} & {*two.names()}
     assert shared <= {("ConfigMap", "beside")}  # an object of the user's own
+    assert len({*one.names()}) == len(one.names())
     for pod in pods(two):
         assert not [name for name, selector in selectors(one).items() if selector.items() <= pod.labels.items()]
 
 
-@pytest.mark.parametrize("name", SHAPES)
-def test_11_no_object_of_a_release_has_the_name_of_another(name: str) -> None:
-    names = render(CASES[name]).names()
-    assert len(set(names)) == len(names)
-
-
-def test_12_selectors_are_the_same_after_an_upgrade_of_version_and_values() -> None:
+def test_selectors_are_the_same_after_an_upgrade_of_version_and_values() -> None:
     changed = {
         "images": {"tritonCpu": {"tag": "9.9.9"}, "frontend": {"tag": "9.9.9"}},
         "commonLabels": {"new": "label"},
@@ -59,7 +54,7 @@ def test_12_selectors_are_the_same_after_an_upgrade_of_version_and_values() -> N
 
 
 @pytest.mark.parametrize("name", SHAPES)
-def test_12_every_selector_selects_a_pod_of_the_release(name: str) -> None:
+def test_every_selector_selects_a_pod_of_the_release(name: str) -> None:
     rendered = render(CASES[name])
     by_controller = {"leaderworkerset.sigs.k8s.io/worker-index"}
     labels = [pod.labels for pod in pods(rendered)]
@@ -70,21 +65,21 @@ def test_12_every_selector_selects_a_pod_of_the_release(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", SHAPES)
-def test_13_no_image_is_named_latest_or_nothing(name: str) -> None:
+def test_no_image_is_named_latest_or_nothing(name: str) -> None:
     images = [container["image"] for pod in pods(render(CASES[name])) for container in pod.containers]
     assert images
     for image in images:
         assert re.search(r":\d+\.\d+\.\d+$|@sha256:[0-9a-f]{64}$", image), image
 
 
-def test_13_a_registry_and_a_digest_are_part_of_the_image() -> None:
+def test_a_registry_and_a_digest_are_part_of_the_image() -> None:
     assert pod_of(case("cpu"), "Deployment/demo-llama").main["image"] == (
         "registry.example.com/llm/conch-triton-cpu:0.1.0"
     )
     assert pod_of(case("plain"), "Deployment/demo-frontend").main["image"].startswith("conch-frontend@sha256:")
 
 
-def test_14_replicas_are_absent_where_an_autoscaler_sets_them() -> None:
+def test_replicas_are_absent_where_an_autoscaler_sets_them() -> None:
     rendered = case("scaled")
     for name in ("demo-frontend", "demo-demo", "demo-other"):
         assert "replicas" not in rendered.one("Deployment", name)["spec"]
@@ -97,28 +92,28 @@ def test_14_replicas_are_absent_where_an_autoscaler_sets_them() -> None:
     assert group.of_kind("ScaledObject")[0]["spec"]["scaleTargetRef"]["kind"] == "LeaderWorkerSet"
 
 
-def test_14_an_autoscaler_targets_an_existing_object() -> None:
+def test_an_autoscaler_targets_an_existing_object() -> None:
     rendered = case("scaled")
     for each in (*rendered.of_kind("ScaledObject"), *rendered.of_kind("HorizontalPodAutoscaler")):
         target = each["spec"]["scaleTargetRef"]
         assert rendered.one(target["kind"], target["name"])["apiVersion"] == target["apiVersion"]
 
 
-def test_15_another_script_rolls_the_pods_that_use_it_and_no_others() -> None:
+def test_another_script_rolls_the_pods_that_use_it_and_no_others() -> None:
     assert {pod.owner for pod in pods(case("nodes")) if "conch/scripts" in pod.annotations} == {
         pod.owner for pod in pods(case("nodes")) if pod.owner.startswith("LeaderWorkerSet/")
     }
     assert not [pod for pod in pods(case("gpu")) if "conch/scripts" in pod.annotations]
 
 
-def test_15_the_mounted_scripts_are_those_of_the_chart() -> None:
+def test_the_mounted_scripts_are_those_of_the_chart() -> None:
     scripts = case("nodes").one("ConfigMap", "demo-scripts")["data"]
     assert list(scripts) == ["start-ranks.sh"]
     for name, text in scripts.items():
         assert text.strip() == (CHART / "files" / name).read_text(encoding="utf-8").strip()
 
 
-def test_15_a_change_of_one_model_rolls_no_pod_of_another() -> None:
+def test_a_change_of_one_model_rolls_no_pod_of_another() -> None:
     values = values_of("gpu")
     before = {pod.owner: pod for pod in pods(render(values))}
     values["models"][0]["shmSize"] = "1Gi"
@@ -129,7 +124,7 @@ def test_15_a_change_of_one_model_rolls_no_pod_of_another() -> None:
         assert after[owner] == before[owner]
 
 
-def test_15_the_frontend_rolls_for_the_names_of_models_and_for_nothing_else_of_them() -> None:
+def test_the_frontend_rolls_for_the_names_of_models_and_for_nothing_else_of_them() -> None:
     values = values_of("gpu")
     frontend = next(pod for pod in pods(render(values)) if pod.owner == "Deployment/demo-frontend")
     values["models"][0]["shmSize"] = "1Gi"
@@ -148,20 +143,20 @@ def longest_end_s(pod: PodTemplate) -> int:
 
 
 @pytest.mark.parametrize("name", SHAPES)
-def test_22_a_pod_is_not_killed_before_it_has_ended_by_itself(name: str) -> None:
+def test_a_pod_is_not_killed_before_it_has_ended_by_itself(name: str) -> None:
     serving = [pod for pod in pods(render(CASES[name])) if "startupProbe" in pod.main]
     assert serving
     for pod in serving:
         assert pod.spec["terminationGracePeriodSeconds"] >= longest_end_s(pod) + MARGIN_S
 
 
-def test_21_a_model_is_given_its_time_for_loading() -> None:
+def test_a_model_is_given_its_time_for_loading() -> None:
     for seconds in (10, 299, 1800):
         probe = pod_of(render(with_demo(loadTimeoutSeconds=seconds)), "Deployment/demo-demo").main["startupProbe"]
         assert probe["periodSeconds"] * probe["failureThreshold"] >= seconds
 
 
-def test_22_the_time_for_streams_reaches_both_tiers() -> None:
+def test_the_time_for_streams_reaches_both_tiers() -> None:
     drain = {"preStopSeconds": 7, "maxStreamSeconds": 100}
     rendered = render({"frontend": {"drain": drain}, **with_demo(drain=drain)})
     frontend, model = pod_of(rendered, "Deployment/demo-frontend"), pod_of(rendered, "Deployment/demo-demo")
@@ -172,7 +167,7 @@ def test_22_the_time_for_streams_reaches_both_tiers() -> None:
 
 
 @pytest.mark.parametrize("name", SHAPES)
-def test_23_readiness_and_liveness_ask_for_different_things(name: str) -> None:
+def test_readiness_and_liveness_ask_for_different_things(name: str) -> None:
     for pod in pods(render(CASES[name])):
         if "startupProbe" in pod.main:
             checks = [
@@ -182,7 +177,7 @@ def test_23_readiness_and_liveness_ask_for_different_things(name: str) -> None:
             assert checks[0] != checks[1], pod.owner
 
 
-def test_24_how_a_version_takes_over_comes_from_the_values() -> None:
+def test_how_a_version_takes_over_comes_from_the_values() -> None:
     strategy = {"maxSurge": "25%", "maxUnavailable": 2}
     rendered = render({"frontend": {"strategy": strategy}, **with_demo(strategy=strategy)})
     for each in rendered.of_kind("Deployment"):
@@ -193,7 +188,7 @@ def test_24_how_a_version_takes_over_comes_from_the_values() -> None:
     assert group["spec"]["rolloutStrategy"]["rollingUpdateConfiguration"] == strategy
 
 
-def test_25_there_is_a_disruption_budget_only_for_more_than_one_pod() -> None:
+def test_there_is_a_disruption_budget_only_for_more_than_one_pod() -> None:
     assert render().of_kind("PodDisruptionBudget") == []
     names = {each["metadata"]["name"] for each in case("cpu").of_kind("PodDisruptionBudget")}
     assert names == {"demo-frontend", "demo-qwen-gguf"}
@@ -203,7 +198,7 @@ def test_25_there_is_a_disruption_budget_only_for_more_than_one_pod() -> None:
         assert each["spec"]["unhealthyPodEvictionPolicy"] == "AlwaysAllow", "a pod that never gets ready can be moved"
 
 
-def test_25_the_budget_of_a_group_covers_its_workers() -> None:
+def test_the_budget_of_a_group_covers_its_workers() -> None:
     rendered = case("nodes")
     [budget] = rendered.of_kind("PodDisruptionBudget")
     for role in ("leader", "worker"):
@@ -212,7 +207,7 @@ def test_25_the_budget_of_a_group_covers_its_workers() -> None:
 
 
 @pytest.mark.parametrize("name", SHAPES)
-def test_26_every_triton_has_shared_memory_of_a_set_size(name: str) -> None:
+def test_every_triton_has_shared_memory_of_a_set_size(name: str) -> None:
     found = [pod for pod in pods(render(CASES[name])) if pod.labels["app.kubernetes.io/component"] == "model"]
     assert found
     for pod in found:
@@ -223,7 +218,7 @@ def test_26_every_triton_has_shared_memory_of_a_set_size(name: str) -> None:
 
 
 @pytest.mark.parametrize("per_node", [1, 4, 8])
-def test_27_a_pod_is_limited_to_its_gpus_and_requests_the_profiles_share_for_each(per_node: int) -> None:
+def test_a_pod_is_limited_to_its_gpus_and_requests_the_profiles_share_for_each(per_node: int) -> None:
     model = with_gpu_model(parallelism={"tensor": per_node}, gpus={"perNode": per_node, "profile": "h100"})
     resources = pod_of(render(model), "Deployment/demo-llama").main["resources"]
     assert resources["limits"] == {"nvidia.com/gpu": str(per_node)}
@@ -234,12 +229,12 @@ def test_27_a_pod_is_limited_to_its_gpus_and_requests_the_profiles_share_for_eac
     }
 
 
-def test_27_a_models_own_resources_count_beside_its_gpus() -> None:
+def test_a_models_own_resources_count_beside_its_gpus() -> None:
     resources = pod_of(case("gpu"), "Deployment/demo-qwen-7b").main["resources"]
     assert resources["limits"] == {"memory": "200Gi", "nvidia.com/gpu": "1"}
 
 
-def test_28_a_model_is_placed_by_its_profile_and_its_own_values() -> None:
+def test_a_model_is_placed_by_its_profile_and_its_own_values() -> None:
     values = values_of("gpu")
     for model in values["models"]:
         model |= {"nodeSelector": {"pool": "a"}, "tolerations": [{"key": "x"}], "runtimeClassName": "nvidia"}
@@ -251,7 +246,7 @@ def test_28_a_model_is_placed_by_its_profile_and_its_own_values() -> None:
         assert {"key": "x"} in serving.spec["tolerations"]
 
 
-def test_28_the_test_is_placed_like_the_frontend() -> None:
+def test_the_test_is_placed_like_the_frontend() -> None:
     rendered = render({"frontend": {"nodeSelector": {"pool": "b"}, "tolerations": [{"key": "x"}]}})
     for owner in ("Deployment/demo-frontend", "Pod/demo-test-api"):
         pod = pod_of(rendered, owner)
@@ -259,7 +254,7 @@ def test_28_the_test_is_placed_like_the_frontend() -> None:
         assert pod.spec["tolerations"] == [{"key": "x"}]
 
 
-def test_29_the_frontends_pods_are_spread() -> None:
+def test_the_frontends_pods_are_spread() -> None:
     rendered = render()
     pod = pod_of(rendered, "Deployment/demo-frontend")
     for constraint in pod.spec["topologySpreadConstraints"]:
@@ -270,7 +265,7 @@ def test_29_the_frontends_pods_are_spread() -> None:
     assert "topologySpreadConstraints" not in quiet.spec
 
 
-def test_30_priority_classes_are_passed_on() -> None:
+def test_priority_classes_are_passed_on() -> None:
     rendered = case("cpu")
     assert pod_of(rendered, "Deployment/demo-frontend").spec["priorityClassName"] == "interactive"
     assert pod_of(rendered, "Deployment/demo-qwen-gguf").spec["priorityClassName"] == "batch"

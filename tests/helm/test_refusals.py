@@ -1,4 +1,4 @@
-"""Values that are refused, with a message that says what to write instead. Points 4 and 6 to 10 of the checklist."""
+"""Values that are refused, with a message that says what to write instead."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from typing import Any
 import pytest
 
 from model_repository.contract.tensors import model_id_to_ensemble
-from tests.helm.cases import CASES, values_of, with_demo, with_gpu_model
+from tests.helm.cases import CASES, SHAPES, values_of, with_demo, with_gpu_model
 from tests.helm.chart import Values, refusal, render
 
 CHECKPOINT = {"existingClaim": "checkpoints", "path": "llama"}
 
 
-def test_06_two_models_of_one_name_are_refused() -> None:
+def test_two_models_of_one_name_are_refused() -> None:
     said = refusal({"models": [{"name": "demo"}, {"name": "demo", "servedName": "other", "source": CHECKPOINT}]})
     assert "models[1] (demo): another model has this name: write another `name`" in said
 
 
 @pytest.mark.parametrize("second", [{"servedName": "demo"}, {"servedName": "b", "aliases": ["demo"]}])
-def test_06_two_models_of_one_id_are_refused(second: dict[str, Any]) -> None:
+def test_two_models_of_one_id_are_refused(second: dict[str, Any]) -> None:
     said = refusal({"models": [{"name": "demo"}, {"name": "b", "source": CHECKPOINT, **second}]})
     assert 'models[1] (b): demo has the id "demo" already' in said
 
@@ -27,13 +27,13 @@ def test_06_two_models_of_one_id_are_refused(second: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("parallelism", "per_node"), [({"tensor": 3}, 2), ({"tensor": 2, "pipeline": 3}, 4), ({"tensor": 1}, 2)]
 )
-def test_07_gpus_that_do_not_fill_nodes_are_refused(parallelism: dict[str, int], per_node: int) -> None:
+def test_gpus_that_do_not_fill_nodes_are_refused(parallelism: dict[str, int], per_node: int) -> None:
     said = refusal(with_gpu_model(parallelism=parallelism, gpus={"perNode": per_node, "profile": "h100"}))
     assert f"do not fill nodes of gpus.perNode {per_node}: write a number that divides" in said
 
 
 @pytest.mark.parametrize(("tensor", "pipeline"), [(16, 1), (3, 8)])
-def test_07_layers_shared_across_nodes_are_refused(tensor: int, pipeline: int) -> None:
+def test_layers_shared_across_nodes_are_refused(tensor: int, pipeline: int) -> None:
     values = values_of("nodes")
     values["models"][0]["parallelism"] = {"tensor": tensor, "pipeline": pipeline}
     said = refusal(values)
@@ -44,18 +44,18 @@ def test_07_layers_shared_across_nodes_are_refused(tensor: int, pipeline: int) -
 
 
 @pytest.mark.parametrize("settings", [{}, {"engine": {"runtime": "synthetic"}}], ids=["llama_cpp", "synthetic"])
-def test_08_a_build_for_a_runtime_without_engines_is_refused(settings: dict[str, Any]) -> None:
+def test_a_build_for_a_runtime_without_engines_is_refused(settings: dict[str, Any]) -> None:
     said = refusal(with_demo(build={"enabled": True}, **settings))
     assert "has no engines to build: write build.enabled: false" in said
 
 
-def test_08_a_build_for_the_pytorch_backend_is_refused() -> None:
+def test_a_build_for_the_pytorch_backend_is_refused() -> None:
     said = refusal(with_gpu_model(engine={"runtime": "tensorrt_llm", "backend": "pytorch"}))
     assert "build.enabled: backend pytorch has no engines to build" in said
 
 
 @pytest.mark.parametrize("version", ["1.3.0", "2.0.0"])
-def test_09_an_image_without_engines_is_refused_for_the_engine_backend(version: str) -> None:
+def test_an_image_without_engines_is_refused_for_the_engine_backend(version: str) -> None:
     images = {"images": {"tritonGpu": {"tensorrtLlmVersion": version}}}
     said = refusal(with_gpu_model() | images)
     assert f"tensorrtLlmVersion {version} cannot run engines" in said
@@ -64,8 +64,8 @@ def test_09_an_image_without_engines_is_refused_for_the_engine_backend(version: 
     assert render(pytorch | images).of_kind("Deployment")
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_10_names_stay_within_their_limits_in_a_release_with_a_long_name(name: str) -> None:
+@pytest.mark.parametrize("name", SHAPES)
+def test_names_stay_within_their_limits_in_a_release_with_a_long_name(name: str) -> None:
     release = "r" * 53
     for kind, found in render(CASES[name], release=release).names():
         if found != "beside":  # an object of the user's own
@@ -74,41 +74,27 @@ def test_10_names_stay_within_their_limits_in_a_release_with_a_long_name(name: s
             assert len(label) <= 63, (kind, found)
 
 
-def test_10_long_names_that_are_cut_stay_different() -> None:
+def test_long_names_that_are_cut_stay_different() -> None:
     models = [{"name": f"{'m' * 29}{n}", "servedName": str(n), "source": CHECKPOINT} for n in range(3)]
     names = render({"models": models}, release="r" * 53).names()
     assert len(set(names)) == len(names)
 
 
-def test_10_a_release_with_dots_in_its_name_has_names_that_services_may_have() -> None:
+def test_a_release_with_dots_in_its_name_has_names_that_services_may_have() -> None:
     assert all("." not in name for _, name in render(release="a.b").names())
 
 
 @pytest.mark.parametrize("release", ["123", "1a", "0x10", "2024-01-01"])
-def test_10_a_release_after_which_no_service_can_be_named_is_refused(release: str) -> None:
+def test_a_release_after_which_no_service_can_be_named_is_refused(release: str) -> None:
     assert f"install it as llm-{release}" in refusal({}, release=release)
 
 
 @pytest.mark.parametrize("name", ["Upper", "9lives", "a_b", "-a", "a-", "m" * 31, ""])
-def test_10_a_model_whose_name_no_object_can_have_is_refused(name: str) -> None:
+def test_a_model_whose_name_no_object_can_have_is_refused(name: str) -> None:
     assert "/models/0/name" in refusal({"models": [{"name": name, "servedName": "demo"}]})
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "frontend",
-        "frontend-operations",
-        "cache",
-        "scripts",
-        "pods",
-        "demo-pods",
-        "demo-group",
-        "test-api",
-        "alerts",
-        "triton-key",
-    ],
-)
+@pytest.mark.parametrize("name", ["frontend", "frontend-operations", "cache", "demo-pods", "demo-group", "test-api"])
 def test_a_model_that_is_named_like_another_object_is_refused(name: str) -> None:
     assert "another object of the chart has this name" in refusal({"models": [{"name": name, "servedName": "demo"}]})
 
@@ -235,7 +221,6 @@ CLAIM = {"existingClaim": "c"}
             "source.adapters: the artifact has its own: build it with --adapter",
         ),
         ({"models": {"Demo": {}}}, "invalid propertyName 'Demo'"),
-        ({"models": {"demo": {"name": "other"}}}, "/models/demo/name"),
         (
             values_of("nodes") | {"resourceProfiles": {"h100": {"gpu": ""}}},
             "resourceProfiles.h100.gpu: a download cannot detect the GPU: write h100, h200, b200, a100 or l40s",
@@ -258,32 +243,13 @@ CLAIM = {"existingClaim": "c"}
             "resources: requests.memory 2049Mi exceeds limits.memory 2Gi, which may be a default: write both",
         ),
         ({"frontend": {"resources": {"limits": {"cpu": 0.1}}}}, "requests.cpu 200m exceeds limits.cpu 0.1"),
-        ({"models": []}, "/models"),
-        ({"images": {"frontend": {"tag": "latest"}}}, "/images/frontend/tag"),
-        ({"models": [{"servedName": "demo"}]}, "missing property 'name'"),
-        ({"frontend": {"replicas": "2"}}, "/frontend/replicas"),
         ({"frontend": {"ingress": {"hosts": ["https://llm.example.com"]}}}, "/frontend/ingress/hosts/0"),
-        ({"frontend": {"auth": {"existingSecret": "a", "key": "a/b"}}}, "/frontend/auth/key"),
         ({"frontend": {"podLabels": {"team": "a b"}}}, "/frontend/podLabels/team"),
-        ({"frontend": {"podLabels": {"a b": "x"}}}, "/frontend/podLabels"),
-        ({"frontend": {"extraEnv": [{"name": "A", "value": True}]}}, "/frontend/extraEnv/0/value"),
-        ({"frontend": {"tolerations": [{"effect": "NoScheduling"}]}}, "/frontend/tolerations/0/effect"),
-        ({"containerSecurityContext": {"runAsNonroot": True}}, "/containerSecurityContext"),
-        ({"podSecurityContext": {"readOnlyRootFilesystem": True}}, "/podSecurityContext"),
         ({"networkPolicy": {"apiFrom": [{"podselector": {}}]}}, "/networkPolicy/apiFrom/0"),
-        ({"frontend": {"affinity": {"nodeAfinity": {}}}}, "/frontend/affinity"),
-        ({"global": {"imagePullSecrets": ["a", "a"]}}, "/global/imagePullSecrets"),
-        ({"global": {"imageRegistry": "https://registry"}}, "/global/imageRegistry"),
-        ({"cache": {"accessModes": ["RWX"]}}, "/cache/accessModes/0"),
-        ({"cache": {"hostPath": "models"}}, "/cache/hostPath"),
-        ({"multinode": {"env": {"a b": "x"}}}, "/multinode/env"),
         (
             values_of("nodes") | {"multinode": {"sshKeySecret": "a", "env": {"HOME": "/x"}}},
             "multinode.env: HOME is the",
         ),
-        ({"multinode": {"rdmaResources": {"rdma": "1"}}}, "/multinode/rdmaResources"),
-        ({"resourceProfiles": {"b300": {"gpu": "b300"}}}, "/resourceProfiles/b300/gpu"),
-        ({"extraObjects": [{"kind": "ConfigMap"}]}, "/extraObjects/0"),
         (with_demo(resources={"limits": {"memory": "8GB"}}), "/models/0/resources/limits/memory"),
         (with_demo(source={**CLAIM, "path": "../x"}), "/models/0/source/path"),
     ],

@@ -1,33 +1,19 @@
-"""A model that is scaled to zero: what KEDA is told and asks for, and what clients see, run as processes."""
+"""A model that is scaled to zero: what KEDA is told and asks for."""
 
 from __future__ import annotations
 
-import json
-import re
-import signal
 import subprocess
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-import pytest
 import yaml
 
 from tests.helm.cases import with_demo
 from tests.helm.chart import render
-from tests.helm.sandbox import Sandbox, sandbox, why_impossible
-from tests.helm.test_default_install import VALUES, Install
 from tests.helm.test_monitoring import needs_promtool
-from tests.helm.test_replicas import endpoints, start
-from tests.waiting import DEADLINE_S, wait_until
 
-pytestmark = pytest.mark.usefixtures("servers")
-
-PODS = "demo-demo-pods"
 RESTING = {"enabled": True, "scaleToZero": True}
 LABELS = 'model="demo", namespace="serving", service="demo-frontend-operations"'
-
-needs_namespaces = pytest.mark.skipif(why_impossible() != "", reason=why_impossible())
 
 
 def scaled_object(**settings: Any) -> dict[str, Any]:
@@ -83,49 +69,3 @@ def test_the_query_is_one_after_a_refusal_and_else_the_number_of_running_request
     file.write_text(yaml.safe_dump({"tests": [{"interval": "1m", "input_series": given, "promql_expr_test": samples}]}))
     done = subprocess.run(["promtool", "test", "rules", file], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
-
-
-@needs_namespaces
-def test_a_resting_model_answers_503_is_wanted_and_is_served_when_its_pod_is_ready(tmp_path: Path) -> None:
-    with sandbox(render(VALUES | with_demo(autoscaling=RESTING)), tmp_path) as box:
-        install = Install(box)
-        box.name_services("127.0.0.1", but=PODS)  # a headless Service without pods has no addresses
-        box.run(install.frontend, install.frontend.main)
-        readiness = partial(box.probe, install.frontend, install.frontend.main["readinessProbe"])
-        wait_until(readiness, "the frontend is ready")
-        assert wanted(box) == 0
-        assert said_by_the_test(install) == "ok: serves none\nok: demo is scaled to zero; retry in 1 s\n"
-        assert wanted(box) == 1
-
-        process = start(box, install.model)
-        box.name_services("127.0.0.1")
-        wait_until(lambda: state(box) == "ready", "the pod is known")
-        assert "ok: demo streams" in said_by_the_test(install)
-
-        box.name_services("127.0.0.1", but=PODS)
-        process.send_signal(signal.SIGTERM)
-        process.wait(DEADLINE_S)
-        wait_until(lambda: endpoints(box) == {} and state(box) == "not loaded", "the pod is forgotten")
-        assert readiness()
-        assert "ok: demo is scaled to zero" in said_by_the_test(install)
-        assert wanted(box) == 2
-
-
-def said_by_the_test(install: Install) -> str:
-    """Return what `helm test` says."""
-    process = install.box.run(install.test, install.test.main)
-    said, _ = process.communicate(timeout=DEADLINE_S)
-    assert process.returncode == 0, said
-    return said
-
-
-def state(box: Sandbox) -> str:
-    """Return the state of the model, as the frontend tells it."""
-    return str(json.loads(box.fetch("http://127.0.0.1:9000/health/ready") or "{}")["models"]["demo"])
-
-
-def wanted(box: Sandbox) -> float:
-    """Return how many requests were refused because nothing serves the model."""
-    text = box.fetch("http://127.0.0.1:9000/metrics") or ""
-    [value] = re.findall(r'^conch_shed_total\{code="model_not_ready",model="demo"\} (.*)$', text, re.MULTILINE)
-    return float(value)

@@ -1,4 +1,4 @@
-"""What pods may do, who may talk to whom, where secrets go. Points 20 and 31 to 35 of the checklist."""
+"""What pods may do, who may talk to whom, where secrets go."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ WRITABLE = {"/tmp", "/home/conch"}
 
 
 @pytest.mark.parametrize("name", SHAPES)
-def test_20_33_nothing_has_rights_or_a_token(name: str) -> None:
+def test_nothing_has_rights_or_a_token(name: str) -> None:
     rendered = render(CASES[name])
     assert not {each["kind"] for each in rendered.objects} & {
         "Role",
@@ -30,7 +30,7 @@ def test_20_33_nothing_has_rights_or_a_token(name: str) -> None:
         assert pod.spec["automountServiceAccountToken"] is False
 
 
-def test_33_pods_have_an_account_that_exists() -> None:
+def test_pods_have_an_account_that_exists() -> None:
     for settings, name in (({}, "demo-pods"), ({"create": False}, "default"), ({"create": False, "name": "x"}, "x")):
         rendered = render({"serviceAccount": settings})
         assert {pod.spec["serviceAccountName"] for pod in pods(rendered)} == {name}
@@ -38,12 +38,12 @@ def test_33_pods_have_an_account_that_exists() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(set(SHAPES) - {"nodes-values", "plain-values"}))
-def test_31_every_pod_meets_the_restricted_standard(name: str) -> None:
+def test_every_pod_meets_the_restricted_standard(name: str) -> None:
     for pod in pods(render(CASES[name])):
         assert violations(pod) == [], pod.owner
 
 
-def test_31_only_a_named_value_leaves_the_standard() -> None:
+def test_only_a_named_value_leaves_the_standard() -> None:
     found = {violation for pod in pods(case("nodes")) for violation in violations(pod)}
     assert found == {"capability IPC_LOCK"}  # multinode.ipcLock
     found = {violation for pod in pods(case("plain")) for violation in violations(pod)}
@@ -53,7 +53,7 @@ def test_31_only_a_named_value_leaves_the_standard() -> None:
     assert not [violation for pod in pods(render(values)) for violation in violations(pod)]
 
 
-def test_31_a_folder_of_the_nodes_must_be_there_for_a_cluster_would_make_one_that_only_root_can_write() -> None:
+def test_a_folder_of_the_nodes_must_be_there_for_a_cluster_would_make_one_that_only_root_can_write() -> None:
     paths = [
         volume["hostPath"] for pod in pods(case("plain")) for volume in pod.spec["volumes"] if "hostPath" in volume
     ]
@@ -61,7 +61,7 @@ def test_31_a_folder_of_the_nodes_must_be_there_for_a_cluster_would_make_one_tha
 
 
 @pytest.mark.parametrize("name", SHAPES)
-def test_32_root_file_systems_are_read_only_and_written_folders_are_volumes(name: str) -> None:
+def test_root_file_systems_are_read_only_and_written_folders_are_volumes(name: str) -> None:
     for pod in pods(render(CASES[name])):
         volumes = {volume["name"]: volume for volume in pod.spec["volumes"]}
         for container in pod.containers:
@@ -77,7 +77,7 @@ def test_32_root_file_systems_are_read_only_and_written_folders_are_volumes(name
 
 
 @pytest.mark.parametrize("name", ["cpu", "gpu", "nodes"])
-def test_34_secrets_are_named_and_never_read_by_the_chart(name: str) -> None:
+def test_secrets_are_named_and_never_read_by_the_chart(name: str) -> None:
     rendered = render(with_named_secrets(values_of(name)))
     assert rendered.of_kind("Secret") == []
     for pod in pods(rendered):
@@ -86,7 +86,7 @@ def test_34_secrets_are_named_and_never_read_by_the_chart(name: str) -> None:
                 assert not (variable["name"].endswith(("TOKEN", "KEY", "PASSWORD")) and "value" in variable)
 
 
-def test_34_secrets_are_files_where_the_program_can_read_a_file() -> None:
+def test_secrets_are_files_where_the_program_can_read_a_file() -> None:
     frontend = next(pod for pod in pods(case("cpu")) if pod.owner == "Deployment/demo-frontend")
     volumes = {
         volume["name"]: volume["secret"]["secretName"] for volume in frontend.spec["volumes"] if "secret" in volume
@@ -101,7 +101,7 @@ def test_34_secrets_are_files_where_the_program_can_read_a_file() -> None:
     assert settings_of_environment({variable["name"]: url}, Settings()).redis_url == url
 
 
-def test_35_only_frontends_and_prometheus_reach_a_model() -> None:
+def test_only_frontends_and_prometheus_reach_a_model() -> None:
     policy = render().one("NetworkPolicy", "demo-demo")["spec"]
     assert policy["policyTypes"] == ["Ingress", "Egress"]
     by_port = {rule["ports"][0]["port"]: rule["from"] for rule in policy["ingress"]}
@@ -113,13 +113,13 @@ def test_35_only_frontends_and_prometheus_reach_a_model() -> None:
     assert policy["egress"] == []
 
 
-def test_35_others_may_call_models_where_the_values_say_so() -> None:
+def test_others_may_call_models_where_the_values_say_so() -> None:
     peer = {"podSelector": {"matchLabels": {"app": "batch"}}}
     policy = render({"networkPolicy": {"modelsFrom": [peer]}}).one("NetworkPolicy", "demo-demo")["spec"]
     assert policy["ingress"][0]["from"][1:] == [peer]
 
 
-def test_35_the_frontend_reaches_names_models_and_the_values_addresses() -> None:
+def test_the_frontend_reaches_names_models_and_the_values_addresses() -> None:
     redis = {"ports": [{"port": 6379}]}
     policy = render({"networkPolicy": {"frontendEgress": [redis]}}).one("NetworkPolicy", "demo-frontend")["spec"]
     dns, models, added = policy["egress"]
@@ -136,7 +136,7 @@ def test_35_the_frontend_reaches_names_models_and_the_values_addresses() -> None
     assert operations["from"]
 
 
-def test_35_dns_may_be_answered_from_anywhere_where_the_values_say_so() -> None:
+def test_dns_may_be_answered_from_anywhere_where_the_values_say_so() -> None:
     for policy in render({"networkPolicy": {"dnsTo": []}}).of_kind("NetworkPolicy"):
         assert all("to" not in rule for rule in policy["spec"]["egress"] if rule["ports"][0]["port"] == 53)
 
@@ -148,7 +148,7 @@ def test_no_folder_of_a_pod_fills_the_disk_of_its_node(name: str) -> None:
         assert sizes and all(sizes), pod.owner
 
 
-def test_35_the_api_can_be_closed_to_all_but_some_and_the_test() -> None:
+def test_the_api_can_be_closed_to_all_but_some_and_the_test() -> None:
     api = case("scaled").one("NetworkPolicy", "demo-frontend")["spec"]["ingress"][0]
     named, test = api["from"]
     assert named == {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "gateways"}}}
@@ -156,7 +156,7 @@ def test_35_the_api_can_be_closed_to_all_but_some_and_the_test() -> None:
     assert test["podSelector"]["matchLabels"].items() <= pod.labels.items()
 
 
-def test_35_ranks_of_a_group_reach_only_each_other() -> None:
+def test_ranks_of_a_group_reach_only_each_other() -> None:
     policy = case("nodes").one("NetworkPolicy", "demo-llama-405b")["spec"]
     group = {"podSelector": policy["podSelector"]}
     assert {"from": [group]} in policy["ingress"]
@@ -165,7 +165,7 @@ def test_35_ranks_of_a_group_reach_only_each_other() -> None:
     assert policy["egress"][2:] == [{"ports": [{"protocol": "TCP", "port": 443}]}]  # its leader downloads
 
 
-def test_35_only_models_that_download_reach_the_world() -> None:
+def test_only_models_that_download_reach_the_world() -> None:
     https = {"ports": [{"protocol": "TCP", "port": 443}]}
     policies = {each["metadata"]["name"]: each["spec"]["egress"] for each in case("gpu").of_kind("NetworkPolicy")}
     assert {name for name, egress in policies.items() if https in egress} == {"demo-llama-70b", "demo-qwen-7b"}
@@ -175,7 +175,7 @@ def test_35_only_models_that_download_reach_the_world() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(set(SHAPES) - {"plain-values"}))
-def test_35_every_pod_has_a_policy_for_both_directions(name: str) -> None:
+def test_every_pod_has_a_policy_for_both_directions(name: str) -> None:
     rendered = render(CASES[name])
     for pod in pods(rendered):
         assert [policy for policy in rendered.of_kind("NetworkPolicy") if _selects(policy, pod)], pod.owner
@@ -183,7 +183,7 @@ def test_35_every_pod_has_a_policy_for_both_directions(name: str) -> None:
         assert policy["spec"]["policyTypes"] == ["Ingress", "Egress"]
 
 
-def test_35_policies_can_be_left_to_others() -> None:
+def test_policies_can_be_left_to_others() -> None:
     assert case("plain").of_kind("NetworkPolicy") == []
 
 
