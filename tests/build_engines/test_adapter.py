@@ -11,7 +11,7 @@ from build_engines.adapter import build_adapter
 from build_engines.artifact import Manifest
 from build_engines.build import build
 from build_engines.cpu_spec import CpuSpec
-from build_engines.errors import BuildError, UnsupportedAdapter
+from build_engines.errors import BuildError
 from model_repository.engine.adapter_root import AdapterRoot
 from tests.build_engines.llama_cpp_logits import PROMPT, assert_same, llama_cpp_logits
 from tests.build_engines.tiny_adapter import random_pairs, tensors_of, write_adapter
@@ -65,13 +65,6 @@ def test_it_fits_every_artifact_of_the_same_weights_and_no_other(
     ]
     bases = [Manifest.load(build(spec, tmp_path / "artifacts")).base for spec in specs]
     assert bases[0] == bases[1] == Manifest.load(model).base != bases[2]
-
-
-def test_an_adapter_of_another_shape_is_refused_without_files(model: Path, tmp_path: Path) -> None:
-    peft = write_adapter(tmp_path / "wrong", TENSORS, r=5)
-    with pytest.raises(UnsupportedAdapter, match="r=5 and the base model need"):
-        build_adapter(peft, model, tmp_path / "root" / "wrong")
-    assert list((tmp_path / "root").iterdir()) == []
 
 
 def test_a_folder_that_holds_something_else_is_not_replaced(peft: Path, model: Path, tmp_path: Path) -> None:

@@ -74,14 +74,6 @@ def test_a_checkpoint_becomes_an_artifact(checkpoint: Path, artifacts: Path) -> 
     assert len(load_byte_table(folder / "byte_table.npz")) == 288
 
 
-def test_a_gguf_file_becomes_an_artifact(gguf: Path, checkpoint: Path, artifacts: Path) -> None:
-    folder = build(CpuSpec(model_id="mine", gguf=gguf, tokenizer=checkpoint), artifacts)
-    manifest = artifact.verify(folder)
-    assert (folder / "model.gguf").read_bytes() == gguf.read_bytes()
-    assert (manifest.context_window, manifest.eos_token_ids) == (1024, (261,))
-    assert len(load_byte_table(folder / "byte_table.npz")) == 288
-
-
 def test_a_projector_beside_a_gguf_file_lets_the_model_read_images(
     gguf: Path, checkpoint: Path, artifacts: Path, tmp_path: Path
 ) -> None:
@@ -301,13 +293,6 @@ def test_a_full_disk_is_named(number: int, checkpoint: Path, artifacts: Path, mo
     with pytest.raises(BuildError, match=r"artifacts: the disk is full: free some, or name another --state-dir"):
         build(CpuSpec(model_id="tiny", checkpoint=checkpoint), artifacts)
     assert [path for path in artifacts.iterdir() if path.is_dir()] == []
-
-
-def test_a_failed_build_leaves_nothing(checkpoint: Path, artifacts: Path) -> None:
-    (checkpoint / "model.safetensors").write_bytes(b"none")
-    with pytest.raises(BuildError):
-        build(CpuSpec(model_id="tiny", checkpoint=checkpoint), artifacts)
-    assert all(path.name.endswith(".lock") for path in artifacts.iterdir())
 
 
 # --- refusals ---------------------------------------------------------------------------------------------------------

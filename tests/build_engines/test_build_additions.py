@@ -129,24 +129,9 @@ def test_the_name_of_a_message_is_read_if_it_reaches_the_prompt(
     assert template_fields(tool_checkpoint) == fields
 
 
-def test_another_tool_call_format_is_another_artifact(tool_checkpoint: Path, artifacts: Path) -> None:
-    first = build(CpuSpec(model_id="tiny", checkpoint=tool_checkpoint), artifacts)
-    spec = CpuSpec(model_id="tiny", checkpoint=tool_checkpoint, tool_call_format="llama3_json")
-    second = build(spec, artifacts)
-    assert first != second
-    assert artifact.verify(second).tool_call_format == "llama3_json"
-    assert load_byte_table(second / "byte_table.npz")[260:262] == [b"", b""]
-
-
 def test_the_format_that_is_detected_anyway_can_be_named(tool_checkpoint: Path, artifacts: Path) -> None:
     named = CpuSpec(model_id="tiny", checkpoint=tool_checkpoint, tool_call_format="hermes")
     assert build(named, artifacts) == build(CpuSpec(model_id="tiny", checkpoint=tool_checkpoint), artifacts)
-
-
-def test_a_model_without_a_chat_template_is_plain(checkpoint: Path, artifacts: Path) -> None:
-    (checkpoint / "tokenizer_config.json").write_text("{}")
-    manifest = artifact.verify(build(CpuSpec(model_id="tiny", checkpoint=checkpoint), artifacts))
-    assert (manifest.tool_call_format, manifest.template_fields) == ("plain", ())
 
 
 # --- names and defaults -----------------------------------------------------------------------------------------------

@@ -49,25 +49,7 @@ def test_numbers_are_the_recorded_ones(model_id: str) -> None:
     assert architecture.kv_bytes_per_token(1) == recorded["kv_bytes_per_token_fp8"]
 
 
-def test_tool_call_formats_are_those_of_the_models_templates() -> None:
-    formats = {entry.short_name: entry.tool_call_format for entry in CATALOG}
-    assert formats == {
-        "Meta-Llama-3.1-405B-Instruct": "llama3_json",
-        "Meta-Llama-3.1-70B-Instruct": "llama3_json",
-        "Meta-Llama-3.1-8B-Instruct": "llama3_json",
-        "Llama-3.2-1B-Instruct": "llama3_json",
-        "Llama-3.2-3B-Instruct": "llama3_json",
-        "Llama-3.1-Nemotron-70B-Instruct-HF": "llama3_json",
-        "gemma-2-27b-it": "plain",
-        "gemma-2-9b-it": "plain",
-        "Qwen2.5-72B-Instruct": "hermes",
-        "Qwen2.5-Coder-32B-Instruct": "hermes",
-        "Qwen2.5-7B-Instruct": "hermes",
-        "Qwen2.5-VL-7B-Instruct": "plain",
-        "Qwen2-72B-Instruct": "plain",
-        "DeepSeek-V2.5": "deepseek",
-        "MythoMax-L2-13b": "plain",
-    }
+def test_tool_call_formats_are_those_of_the_shipped_templates() -> None:
     ours = [(entry, chat_template_text(entry)) for entry in CATALOG]
     assert all(detect_tool_format(template) == entry.tool_call_format for entry, template in ours if template)
 
@@ -80,12 +62,10 @@ def test_tool_call_formats_are_those_of_the_models_templates() -> None:
     [
         ("meta-llama/Meta-Llama-3.1-8B-Instruct", "meta-llama/Meta-Llama-3.1-8B-Instruct"),
         ("llama3.1:8b", "meta-llama/Meta-Llama-3.1-8B-Instruct"),
-        ("LLAMA3.1:8B", "meta-llama/Meta-Llama-3.1-8B-Instruct"),
         ("meta-llama/Llama-3.1-8B-Instruct", "meta-llama/Meta-Llama-3.1-8B-Instruct"),
         ("gemma-2-9b-it", "google/gemma-2-9b-it"),
         ("405b", "meta-llama/Meta-Llama-3.1-405B-Instruct"),
         ("llama-3.1-8b", "meta-llama/Meta-Llama-3.1-8B-Instruct"),
-        ("Qwen2.5_Coder", "Qwen/Qwen2.5-Coder-32B-Instruct"),
         ("nvidiaLlama-3.1-Nemotron-70B-Instruct", "nvidia/Llama-3.1-Nemotron-70B-Instruct-HF"),
     ],
 )
@@ -163,15 +143,8 @@ def test_a_file_of_the_user_extends_the_catalog(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"license": ...}, "license: is missing"),
         ({"colour": "red"}, "colour: 'red': unknown key"),
         ({"context_window": -1}, "context_window: -1: Input should be greater than 0"),
-        ({"context_window": "2048"}, "context_window: '2048': Input should be a valid integer"),
-        ({"family": "mamba"}, "family: 'mamba': Input should be 'llama', 'gemma', 'qwen' or 'deepseek_v2'"),
-        (
-            {"architecture": ARCHITECTURE | {"num_layers": 0}},
-            "architecture.num_layers: 0: Input should be greater than 0",
-        ),
         (
             {"architecture": ARCHITECTURE | {"num_kv_heads": 3}},
             "architecture.num_heads: 8: must be a multiple of num_kv_heads (3)",
@@ -182,7 +155,6 @@ def test_a_file_of_the_user_extends_the_catalog(tmp_path: Path) -> None:
         ),
         ({"max_seq_len": 4096}, "max_seq_len: 4096: must be at most 2048"),
         ({"max_seq_len": 1024, "default_max_seq_len": 2048}, "default_max_seq_len: 2048: must be at most 1024"),
-        ({"eos_token_ids": []}, "eos_token_ids: []: Tuple should have at least 1 item after validation, not 0"),
         ({"eos_token_ids": [1000]}, "bos_token_id, eos_token_ids: 1000: must be below vocab_size (1000)"),
         (
             {"tool_call_format": "xml"},
@@ -190,7 +162,6 @@ def test_a_file_of_the_user_extends_the_catalog(tmp_path: Path) -> None:
         ),
         ({"chat_template": "vicuna"}, "chat_template: vicuna: expected one of checkpoint, alpaca, deepseek"),
         ({"precisions": ["bf16", "bf16"]}, "precisions: bf16, bf16: each may be named once"),
-        ({"precisions": ["int4"]}, "precisions.0: 'int4': Input should be 'bf16', 'f16', 'fp8' or 'nvfp4'"),
         ({"presets": {"b300": {}}}, "presets.b300: expected one of h100, h200, b200, a100, l40s"),
         ({"presets": {"h100": {"f16": {}}}}, "presets.h100.f16: not among the model's precisions"),
         ({"presets": {"a100": {"fp8": {}}}}, "presets.a100.fp8: A100 has no FP8"),
@@ -198,16 +169,8 @@ def test_a_file_of_the_user_extends_the_catalog(tmp_path: Path) -> None:
             {"precisions": ["bf16", "nvfp4"], "presets": {"h200": {"nvfp4": {}}}},
             "presets.h200.nvfp4: H200 has no NVFP4",
         ),
-        (
-            {"presets": {"h100": {"int4": {}}}},
-            "presets.h100.int4: 'int4': Input should be 'bf16', 'f16', 'fp8' or 'nvfp4'",
-        ),
         ({"presets": {"h100": {"bf16": {"tp_size": 16}}}}, "presets.h100.bf16: 16 GPUs in a node: it holds 8"),
         ({"presets": {"h100": {"bf16": {"tp_size": 3}}}}, "presets.h100.bf16: tp_size 3 must divide the 8 heads"),
-        (
-            {"presets": {"h100": {"bf16": {"pp_size": 3}}}},
-            "presets.h100.bf16: pp_size 3 must divide the 4 layers",
-        ),
         (
             {"presets": {"h100": {"bf16": {"pp_size": 2}}}, "has_pipeline_parallelism": False},
             "presets.h100.bf16: it is built without pipeline parallelism",
@@ -254,12 +217,6 @@ def test_a_malformed_catalog_is_refused(tmp_path: Path, text: str, message: str)
 
 def test_a_missing_file_is_refused(tmp_path: Path) -> None:
     assert refusal(tmp_path / "none.yaml") == "No such file or directory"
-
-
-def test_bytes_that_are_not_utf_8_are_refused(tmp_path: Path) -> None:
-    path = tmp_path / "models.yaml"
-    path.write_bytes(b"models: \xff")
-    assert refusal(path).startswith("not YAML: ")
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The shipped chat templates, and templates without a system role."""
+"""The shipped chat templates."""
 
 # ruff: noqa: RUF001 (DeepSeek's markers are spelled with letters that look like others)
 
@@ -7,7 +7,6 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import jinja2
 import pytest
 
 from build_engines.catalog import Catalog
@@ -18,16 +17,9 @@ from model_repository.tokenizer.chat_prompt import ChatEncoder
 from model_repository.tokenizer.chat_template import ChatTemplate
 from model_repository.tokenizer.vocabulary import Vocabulary
 from model_repository.tool_formats import DEEPSEEK
-from tests.model_repository.tokenizer.models import byte_level, files, sentencepiece
+from tests.model_repository.tokenizer.models import byte_level, files
 
 SPECIAL_TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
-# What is known of Gemma 2's own: turns, the assistant is `model`, and no system role.
-GEMMA_LIKE = """\
-{{ bos_token }}{% if messages[0].role == "system" %}{{ raise_exception("System role not supported") }}{% endif %}\
-{% for message in messages %}<start_of_turn>{{ "model" if message.role == "assistant" else message.role }}
-{{ message.content | trim }}<end_of_turn>
-{% endfor %}{% if add_generation_prompt %}<start_of_turn>model
-{% endif %}"""
 TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
 
 
@@ -67,40 +59,29 @@ def test_every_shipped_template_is_used() -> None:
 # --- Alpaca -----------------------------------------------------------------------------------------------------------
 
 
-def test_an_instruction_opens_an_answer() -> None:
-    assert rendered(said("user", "Hi.")) == "<s>### Instruction:\nHi.\n\n### Response:\n"
-
-
-def test_the_system_text_stands_before_the_first_instruction() -> None:
-    expected = "<s>Be brief.\n\n### Instruction:\nHi.\n\n### Response:\n"
-    assert rendered(said("system", "Be brief."), said("user", "Hi.")) == expected
-    assert rendered(said("developer", "Be brief."), said("user", "Hi.")) == expected
-
-
-def test_an_earlier_answer_ends_with_the_end_token() -> None:
-    messages = [said("system", "S"), said("user", "A"), said("assistant", "B"), said("user", "C")]
-    assert rendered(*messages) == (
-        "<s>S\n\n### Instruction:\nA\n\n### Response:\nB</s>\n\n### Instruction:\nC\n\n### Response:\n"
-    )
+@pytest.mark.parametrize(
+    ("messages", "expected"),
+    [
+        ([said("user", "Hi.")], "<s>### Instruction:\nHi.\n\n### Response:\n"),
+        (
+            [
+                said("developer", "\n Be brief. "),
+                said("user", " A\n\n"),
+                said("assistant", "\tB\n"),
+                said("user", "C\n D "),
+            ],
+            "<s>Be brief.\n\n### Instruction:\nA\n\n### Response:\nB</s>\n\n### Instruction:\nC\n D\n\n### Response:\n",
+        ),
+    ],
+)
+def test_instructions_and_answers_alternate_without_the_space_around_them(
+    messages: list[dict[str, Any]], expected: str
+) -> None:
+    assert rendered(*messages) == expected
 
 
 def test_an_answer_is_opened_only_on_request() -> None:
     assert rendered(said("user", "A"), add_generation_prompt=False) == "<s>### Instruction:\nA\n\n"
-
-
-def test_space_around_a_text_is_left_out() -> None:
-    messages = [said("system", "\n S "), said("user", " A\n\n"), said("assistant", "\tB\n"), said("user", "C\n D ")]
-    assert rendered(*messages) == (
-        "<s>S\n\n### Instruction:\nA\n\n### Response:\nB</s>\n\n### Instruction:\nC\n D\n\n### Response:\n"
-    )
-
-
-def test_plain_jinja_renders_the_same() -> None:
-    messages = [said("system", "S"), said("user", "A"), said("assistant", "B"), said("user", "C")]
-    template = jinja2.Environment(trim_blocks=True, lstrip_blocks=True).from_string(ALPACA)
-    variables = {"messages": messages, "add_generation_prompt": True, **SPECIAL_TOKENS}
-    assert template.render(variables) == rendered(*messages)
-    assert jinja2.Environment().from_string(ALPACA).render(variables) == rendered(*messages)
 
 
 @pytest.mark.parametrize(
@@ -113,27 +94,6 @@ def test_plain_jinja_renders_the_same() -> None:
 def test_unsupported_messages_are_refused(messages: list[dict[str, Any]], words: str) -> None:
     with pytest.raises(InvalidRequest, match=words):
         rendered(*messages)
-
-
-def test_the_tokenizer_stage_renders_it() -> None:
-    messages = [said("system", "S"), said("user", "A"), said("assistant", "B"), said("user", "C")]
-    assert prompt_text(ALPACA, *messages) == rendered(*messages)
-
-
-def test_a_users_text_makes_no_end_token() -> None:
-    model = files(byte_level(["<s>", "</s>"]), ALPACA, special_tokens=SPECIAL_TOKENS)
-    vocabulary = Vocabulary(model.tokenizer)
-    token_ids = list(ChatEncoder(model, vocabulary, "plain").encode(ChatPrompt((said("user", "a</s>"),))))
-    assert [vocabulary.token_string(token_id) for token_id in token_ids].count("</s>") == 0
-
-
-def test_a_sentencepiece_prompt_has_one_bos() -> None:
-    model = files(sentencepiece(["</s>"]), ALPACA, special_tokens=SPECIAL_TOKENS)
-    vocabulary = Vocabulary(model.tokenizer)
-    messages = (said("user", "abc"), said("assistant", "abc"), said("user", "abc"))
-    token_ids = list(ChatEncoder(model, vocabulary, "plain").encode(ChatPrompt(messages)))
-    strings = [vocabulary.token_string(token_id) for token_id in token_ids]
-    assert (strings[0], strings.count("<s>"), strings.count("</s>")) == ("<s>", 1, 1)
 
 
 def test_an_answer_can_be_continued() -> None:
@@ -193,28 +153,7 @@ def test_a_role_that_deepseek_does_not_know_is_refused() -> None:
         deepseek_text(said("critic", "A"))
 
 
-# --- a template that takes no system role, as Gemma 2's ---------------------------------------------------------------
-
-
-def test_a_system_message_is_refused_with_the_templates_text() -> None:
-    with pytest.raises(InvalidRequest) as caught:
-        prompt_text(GEMMA_LIKE, said("system", "Be brief."), said("user", "Hi."))
-    assert caught.value.field == "messages"
-    assert caught.value.text == "the model's chat template refuses it: System role not supported"
-
-
-def test_without_a_system_message_it_is_rendered() -> None:
-    text = prompt_text(GEMMA_LIKE, said("user", "A"), said("assistant", "B"), said("user", "C"))
-    assert text == (
-        "<s><start_of_turn>user\nA<end_of_turn>\n<start_of_turn>model\nB<end_of_turn>\n"
-        "<start_of_turn>user\nC<end_of_turn>\n<start_of_turn>model\n"
-    )
-
-
-def test_tools_are_described_by_the_user_where_there_is_no_system_role() -> None:
-    text = prompt_text(GEMMA_LIKE, said("user", "2+3?"), tool_use=ToolUse(tools=(TOOL,)))
-    assert text.startswith("<s><start_of_turn>user\nYou can call these tools.")
-    assert text.endswith("\n\n2+3?<end_of_turn>\n<start_of_turn>model\n")
+# --- Gemma 2 ----------------------------------------------------------------------------------------------------------
 
 
 def test_the_catalog_has_no_system_role_for_it() -> None:

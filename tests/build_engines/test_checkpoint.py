@@ -39,17 +39,6 @@ def test_the_chat_templates_are_those_that_the_tokenizer_stage_uses(
     assert (files.chat_template, files.tool_template) == (expected.get("default"), expected.get("tool_use"))
 
 
-def test_without_a_configuration_there_is_no_chat_template(checkpoint: Path) -> None:
-    (checkpoint / "tokenizer_config.json").unlink()
-    assert read_chat_templates(checkpoint) == {}
-
-
-def test_a_malformed_configuration_is_refused(checkpoint: Path) -> None:
-    (checkpoint / "tokenizer_config.json").write_text("{")
-    with pytest.raises(BuildError, match=r"tokenizer_config\.json: not JSON"):
-        read_chat_templates(checkpoint)
-
-
 @pytest.mark.parametrize("templates", [5, {"default": "hello"}, [{"name": "default"}], ["hello"]], ids=str)
 def test_chat_templates_of_another_form_are_refused(templates: Any, checkpoint: Path) -> None:
     (checkpoint / "tokenizer_config.json").write_text(json.dumps({"chat_template": templates}))

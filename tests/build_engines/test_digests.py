@@ -37,10 +37,6 @@ def digests(folder: Path, smallest_bytes: int = 100) -> Digests:
     return Digests.beside(folder / "artifact", smallest_bytes)
 
 
-def test_a_digest_is_sha256(file: Path) -> None:
-    assert Digests().of(file) == hashlib.sha256(b"x" * 100).hexdigest()
-
-
 def test_a_large_file_is_read_once(file: Path, reads: list[Path], tmp_path: Path) -> None:
     first = digests(tmp_path).of(file)
     assert digests(tmp_path).of(file) == first

@@ -67,13 +67,6 @@ def test_a_waiting_build_names_the_process_it_waits_for(tmp_path: Path, caplog: 
     assert ": builds x" in caplog.text
 
 
-def test_an_unknown_holder_is_waited_for_too(tmp_path: Path) -> None:
-    path = tmp_path / ".lock"
-    path.write_text("{ half")
-    with locked(path, "builds x"):
-        assert json.loads(path.read_text())["purpose"] == "builds x"
-
-
 def test_leftovers_of_builders_that_are_gone_are_removed(tmp_path: Path) -> None:
     left = {".busy.abcdefgh", ".nobodys.abcdefgh", ".mine-1.2.git", "mine-1.2"}
     for name in (".mine-1.2.abcdefg_", ".mine-1.2.abcdefgh.old", ".gone.abcdefgh", *left):

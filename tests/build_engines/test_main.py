@@ -13,14 +13,13 @@ from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2 as pb
 
 from build_engines.__main__ import main
-from build_engines.build import build
-from build_engines.cpu_spec import CpuSpec
+from build_engines.digests import Digests
+from build_engines.model_source import find_source
+from model_repository.capabilities import Capability
 from model_repository.contract.request import ContextOverflow
-from model_repository.engine.runtime import PROJECTOR
 from model_repository.model_parameters import ModelParameters
 from tests.build_engines.tiny_adapter import random_pairs, tensors_of, write_adapter
 from tests.build_engines.tiny_checkpoint import random_weights
-from tests.build_engines.tiny_smolvlm import write_smolvlm
 
 
 def read_ensemble(repository: Path, ensemble: str) -> ModelParameters:
@@ -109,26 +108,13 @@ def test_names_and_defaults_reach_the_repository(checkpoint: Path, tmp_path: Pat
     }
 
 
-def test_the_demo_model_is_built_with_its_adapters(
-    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    demo = tmp_path / "demo"
-    demo.mkdir()
-    checkpoint.rename(demo / "checkpoint")
-    tensors = tensors_of(random_pairs(random_weights(), ("q_proj",)))
-    for name in ("formal", "casual"):
-        write_adapter(demo / "adapters" / name, tensors)
-    (demo / "adapters" / "__pycache__").mkdir()
-    smolvlm = CpuSpec(model_id="smolvlm", checkpoint=write_smolvlm(tmp_path / "smolvlm"))
-    (demo / PROJECTOR).symlink_to(build(smolvlm, tmp_path / "other") / PROJECTOR)
-    monkeypatch.setattr("build_engines.model_source.DEMO", demo)
-    state_dir = ("--state-dir", str(tmp_path))
-    assert main(["build", "demo", "--adapter", f"mine={demo / 'adapters' / 'formal'}", *state_dir]) == 0
-    assert read_ensemble(tmp_path / "repository", "demo").adapters == ("demo-casual", "demo-formal", "mine")
-    assert main(["build", "demo", "--runtime", "synthetic", *state_dir]) == 0
-    assert read_ensemble(tmp_path / "repository", "demo").adapters == ()
-    assert main(["build", "demo", "--checkpoint", str(demo / "checkpoint"), *state_dir]) == 0
-    assert read_ensemble(tmp_path / "repository", "demo").adapters == ()
+def test_the_demo_model_has_its_adapters_and_images_and_the_synthetic_one_has_neither(tmp_path: Path) -> None:
+    source = find_source("demo", None, Digests())
+    assert set(source.adapters) == {"demo-formal", "demo-pictures"}
+    assert source.projector is not None and source.projector.is_file()
+    assert main(["build", "demo", "--runtime", "synthetic", "--state-dir", str(tmp_path)]) == 0
+    model = read_ensemble(tmp_path / "repository", "demo")
+    assert (model.adapters, Capability.IMAGES in model.capabilities) == ((), False)
 
 
 def test_an_artifact_that_is_named_twice_is_refused(

@@ -73,12 +73,6 @@ def test_a_log_has_a_line_every_half_minute(caplog: pytest.LogCaptureFixture) ->
     ]
 
 
-def test_it_is_never_done_before_it_is() -> None:
-    progress = Progress("engine", 100, io.StringIO(), Clock())
-    progress.set(250)
-    assert "(99 %)" in progress.line()
-
-
 @pytest.mark.parametrize(
     ("seconds", "text"), [(0.9, "0 s"), (59.9, "59 s"), (61, "1 min 01 s"), (3600, "1 h 00 min"), (7500, "2 h 05 min")]
 )

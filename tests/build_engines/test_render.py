@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import re
 import shutil
 from importlib import resources
 from pathlib import Path
@@ -35,7 +34,7 @@ from model_repository.contract.tensors import STAGES
 from model_repository.engine.adapter_root import AdapterRoot
 from model_repository.engine.loader import read_engine_config
 from model_repository.engine.runtime import RUNTIMES
-from model_repository.engine.tensorrt_llm.options import Backend, TensorRtLlmOptions
+from model_repository.engine.tensorrt_llm.options import Backend
 from model_repository.linked_file import LinkedFile
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "render"
@@ -159,10 +158,6 @@ def fingerprint(version: str = "1.2.3", serve: dict[str, Any] | None = None, **c
     return model_parameters(dataclasses.replace(MANIFEST, **changes), options, version).fingerprint
 
 
-def test_a_fingerprint_looks_like_openais() -> None:
-    assert re.fullmatch("fp_[0-9a-f]{12}", fingerprint())
-
-
 @pytest.mark.parametrize(
     "changes",
     [
@@ -239,23 +234,9 @@ CATALOG_PARAMETERS = {
 }
 
 
-def test_every_model_of_the_catalog_has_a_golden_file() -> None:
-    assert {path.name for path in GOLDEN_CATALOG.iterdir()} == set(CATALOG_PARAMETERS)
-
-
-@pytest.mark.parametrize("name", sorted(CATALOG_PARAMETERS))
-def test_the_models_of_the_catalog_are_served_as_the_golden_files_say(name: str) -> None:
-    golden = (GOLDEN_CATALOG / name).read_text(encoding="utf-8")
-    assert golden == CATALOG_PARAMETERS[name], f"if this is on purpose: {__doc__}"
-
-
-def test_the_engine_gets_its_requirements() -> None:
-    manifest = catalog_manifest(Catalog.load().find("llama3.1:8b"))
-    files = render(manifest, Path("/a"), ServeOptions(), "1")
-    config = text_format.Parse(files["meta-llama--Meta-Llama-3.1-8B-Instruct__engine/config.pbtxt"], pb.ModelConfig())
-    read = read_engine_config({key: value.string_value for key, value in config.parameters.items()})
-    assert read.requires == {"tensorrt_llm": "1.2.1", "gpu_architecture": "sm90", "num_gpus": "1"}
-    assert TensorRtLlmOptions.of(read.options).max_batch_size == read.max_sequences == 128
+def test_the_models_of_the_catalog_are_served_as_the_golden_files_say() -> None:
+    golden = {path.name: path.read_text(encoding="utf-8") for path in GOLDEN_CATALOG.iterdir()}
+    assert golden == CATALOG_PARAMETERS, f"if this is on purpose: {__doc__}"
 
 
 def test_no_more_sequences_are_served_than_the_engine_was_built_for() -> None:

@@ -99,12 +99,6 @@ def test_each_model_has_its_own_gpus(tmp_path: Path) -> None:
             render_artifacts({one: OPTIONS, two: OPTIONS}, gpus)
 
 
-def test_a_model_on_the_cpu_has_no_gpus(tmp_path: Path) -> None:
-    folder = write_artifact(tmp_path / "one", "one")
-    with pytest.raises(BuildError, match="one: GPUs 0: the model needs 0 different ones"):
-        render_artifacts({folder: OPTIONS}, {folder: (0,)})
-
-
 def test_a_damaged_artifact_is_refused(tmp_path: Path) -> None:
     folder = write_artifact(tmp_path / "one", "one")
     (folder / "weights").write_text("changed")
@@ -127,14 +121,6 @@ def test_a_repository_is_written_completely(tmp_path: Path) -> None:
     assert written == FILES
     assert set(snapshot(tmp_path / "state" / "repository")) == set(FILES)
     assert {path.name for path in (tmp_path / "state").iterdir()} == {"repository", ".repository.lock"}
-
-
-def test_folders_of_a_killed_rendering_are_removed(tmp_path: Path) -> None:
-    write_repository(FILES, tmp_path / "repository")
-    (tmp_path / ".repository.abcdefgh").mkdir()
-    other = render(dataclasses.replace(MANIFEST, model_id="b"), Path("/b"), OPTIONS, "1.2.3")
-    write_repository(other, tmp_path / "repository")
-    assert {path.name for path in tmp_path.iterdir()} == {"repository", ".repository.lock"}
 
 
 def test_a_repository_without_changes_is_not_touched(tmp_path: Path) -> None:

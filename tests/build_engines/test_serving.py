@@ -38,10 +38,6 @@ def test_an_id_that_cannot_be_a_folder_is_refused() -> None:
             check_id(name)
 
 
-def test_names_that_differ_are_fine() -> None:
-    check_names_differ(names_of("a", ["b", "A"], ["c", "a/b"]))
-
-
 @pytest.mark.parametrize(
     ("aliases", "adapters", "message"),
     [

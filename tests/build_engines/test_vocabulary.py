@@ -37,15 +37,6 @@ def test_the_bytes_of_a_texts_tokens_are_the_text() -> None:
         assert b"".join(table[token_id] for token_id in tokenizer.encode(text).ids) == text.encode()
 
 
-def test_single_bytes_are_all_there() -> None:
-    assert {bytes([byte]) for byte in range(256)} <= set(token_bytes(description_of_demo(), 0))
-
-
-def test_special_tokens_are_no_text() -> None:
-    table, description = token_bytes(description_of_demo(), 3072), description_of_demo()
-    assert {table[added["id"]] for added in description["added_tokens"] if added["special"]} == {b""}
-
-
 def test_special_tokens_of_a_tool_call_format_are_text() -> None:
     table = token_bytes(tokenizer_description(["<|python_tag|>", "<|eot_id|>"]), 258, ("<|python_tag|>", "<tool_call>"))
     assert table[256:] == [b"<|python_tag|>", b""]
@@ -53,10 +44,6 @@ def test_special_tokens_of_a_tool_call_format_are_text() -> None:
 
 def test_the_table_is_as_long_as_the_models_output() -> None:
     assert len(token_bytes(tokenizer_description(), 300)) == 300
-
-
-def test_the_table_is_as_long_as_the_vocabulary_at_least() -> None:
-    assert len(token_bytes(tokenizer_description(merges=[("a", "b")]), 10)) == 257
 
 
 def test_an_added_token_of_the_vocabulary_is_not_text() -> None:
@@ -103,17 +90,6 @@ def test_sentencepiece_tokens_are_bytes_or_text_with_spaces() -> None:
 def test_a_decoder_that_no_table_of_bytes_represents_is_refused(steps: list[dict[str, Any]]) -> None:
     with pytest.raises(UnsupportedCheckpoint, match=r"decoder .*: expected "):
         token_bytes(SENTENCEPIECE | {"decoder": {"type": "Sequence", "decoders": steps}}, 0)
-
-
-def test_a_replacement_by_a_regular_expression_is_refused() -> None:
-    steps = [REPLACE | {"pattern": {"Regex": "\u2581+"}}, {"type": "ByteFallback"}, {"type": "Fuse"}]
-    with pytest.raises(UnsupportedCheckpoint, match="expected Replace with a pattern of type String"):
-        token_bytes(SENTENCEPIECE | {"decoder": {"type": "Sequence", "decoders": steps}}, 0)
-
-
-def test_a_tokenizer_without_decoder_is_refused() -> None:
-    with pytest.raises(UnsupportedCheckpoint, match=r"decoder \[\]: expected ByteLevel"):
-        token_bytes(SENTENCEPIECE | {"decoder": None}, 0)
 
 
 def test_a_vocabulary_with_scores_is_refused() -> None:

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections import Counter
-from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
 
 import helm_python
 import pytest
 import yaml
 
 from tests.helm.cases import CASES, SHAPES, values_of, with_demo, with_gpu_model
-from tests.helm.chart import CHART, PodTemplate, metadata, pods, refusal, render
+from tests.helm.chart import CHART, metadata, pods, refusal, render
 from tests.helm.validation import errors
 
 LABEL_KEY = re.compile(r"([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-\w.]*[A-Za-z0-9])?")
@@ -79,13 +76,6 @@ def test_the_name_of_a_group_is_left_to_the_service_that_its_controller_makes(na
     assert not services & {each["metadata"]["name"] for each in rendered.of_kind("LeaderWorkerSet")}
 
 
-@pytest.mark.parametrize("name", SHAPES)
-def test_no_part_of_a_pod_is_repeated(name: str) -> None:
-    for pod in pods(render(CASES[name])):
-        for what, names in _lists(pod):
-            assert twice(names) == [], f"{pod.owner}: {what}"
-
-
 def test_an_existing_part_of_a_pod_cannot_be_added() -> None:
     variables, paths, volumes = set[str](), set[str](), set[str]()
     for name in SHAPES:
@@ -142,35 +132,11 @@ def test_ports_have_names_that_may_be_and_probes_and_services_use_them(name: str
                     assert pod.main[probe][kind]["port"] in names
 
 
-@pytest.mark.parametrize("name", SHAPES)
-def test_what_is_limited_beyond_cpu_and_memory_is_requested_alike(name: str) -> None:
-    for pod in pods(render(CASES[name])):
-        for container in pod.containers:
-            resources: dict[str, Any] = container["resources"]
-            for resource, limit in resources.get("limits", {}).items():
-                if "/" in resource:
-                    assert resources["requests"][resource] == limit
-
-
 def assert_labels(labels: dict[str, str]) -> None:
     """Check keys and values of labels."""
     for key, value in labels.items():
         assert LABEL_KEY.fullmatch(key), key
         assert LABEL_VALUE.fullmatch(value), value
-
-
-def twice(names: Iterable[str]) -> list[str]:
-    """Return the names that are there more than once."""
-    return [name for name, number in Counter(names).items() if number > 1]
-
-
-def _lists(pod: PodTemplate) -> Iterator[tuple[str, list[str]]]:
-    yield "volumes", [volume["name"] for volume in pod.spec["volumes"]]
-    yield "containers", [container["name"] for container in pod.containers]
-    for container in pod.containers:
-        yield "variables", [variable["name"] for variable in container.get("env", [])]
-        yield "mounts", [mount["mountPath"] for mount in container["volumeMounts"]]
-        yield "ports", [port["name"] for port in container.get("ports", [])]
 
 
 def test_it_can_be_a_part_of_another_chart(tmp_path: Path) -> None:

@@ -83,21 +83,6 @@ def test_the_frontends_options_are_settings_that_hold_together(name: str) -> Non
     assert endpoints.is_complete
 
 
-@pytest.mark.parametrize("name", SHAPES)
-def test_ports_that_are_named_are_the_ports_that_are_listened_on(name: str) -> None:
-    for pod in pods(render(CASES[name])):
-        ports = {port["name"]: port["containerPort"] for port in pod.main.get("ports", [])}
-        arguments = " ".join([*pod.main["command"], *pod.main.get("args", [])])
-        for port_name, flag in (
-            ("api", "port"),
-            ("operations", "admin-port"),
-            ("grpc", "grpc-port"),
-            ("metrics", "metrics-port"),
-        ):
-            if port_name in ports:
-                assert f"--{flag}={ports[port_name]} " in f"{arguments} "
-
-
 def test_values_become_options() -> None:
     [command] = [each for each in commands(case("cpu")) if each.words[3:4] == ["api"]]
     assert {

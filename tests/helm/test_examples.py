@@ -41,21 +41,6 @@ def test_the_command_writes_the_values_of_all_models_and_gpus(monkeypatch, tmp_p
     assert len(written) == 2 * len(Catalog.load()) == 30
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["llama3.1", "h100"], "'llama3.1' does not name one model (choose from llama3.1:405b, llama3.1:70b, "),
-        (["llama3.1:8b", "h300"], "argument gpu: invalid choice: 'h300' (choose from 'h100', 'h200')"),
-        (["llama3.1:8b"], "expected a model and a GPU, or --all DIR"),
-        (["--all", "folder", "llama3.1:8b", "h100"], "expected a model and a GPU, or --all DIR"),
-    ],
-)
-def test_the_command_refuses_wrong_arguments(arguments, message, monkeypatch, capsys) -> None:
-    with pytest.raises(SystemExit, match="2"):
-        run(monkeypatch, *arguments)
-    assert message in capsys.readouterr().err
-
-
 def test_the_405b_model_takes_two_nodes_of_h100_and_one_of_h200() -> None:
     [group] = render(CASES["llama3-1-405b-h100"]).of_kind("LeaderWorkerSet")
     assert group["spec"]["leaderWorkerTemplate"]["size"] == 2

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest

@@ -51,12 +51,6 @@ def test_the_size_and_the_ranks_follow_from_the_layout(layout: tuple[int, int, i
         assert int(environment["CONCH_RANKS_PER_NODE"]) * num_nodes == layout[0] * layout[1]
 
 
-def test_the_service_of_a_group_leads_to_its_leaders_only() -> None:
-    rendered = case("nodes")
-    [service] = [each for each in rendered.of_kind("Service") if each["metadata"]["name"].startswith("demo-llama")]
-    assert service["spec"]["selector"]["leaderworkerset.sigs.k8s.io/worker-index"] == "0"
-
-
 @pytest.mark.parametrize("name", SHAPES)
 def test_services_of_other_models_lead_to_all_pods(name: str) -> None:
     rendered = render(CASES[name])

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.helm.cases import CASES, SHAPES, case, values_of, with_demo, with_gpu_model
-from tests.helm.chart import PodTemplate, Rendered, pods, render
+from tests.helm.chart import CHART, PodTemplate, Rendered, pods, render
 
 MARGIN_S = 5  # of a pod that ends, beyond its pause and its streams
 

@@ -48,25 +48,22 @@ def groups(keys: list[Path], tmp_path: Path) -> Iterator[list[Group]]:
         group.end()
 
 
-def test_each_leader_starts_the_ranks_of_its_own_group(groups: list[Group]) -> None:
-    for group in groups:
-        group.start(1)
-        group.start(0, "sh", "-c", 'touch "$RANKS_FOLDER/served"; exec sleep 60')
-    for group in groups:
+def test_each_leader_starts_the_ranks_of_its_own_group_once_its_workers_are_there(groups: list[Group]) -> None:
+    awkward = """mlx5_0:1,'"$x\\;`"""
+    for number, group in enumerate(groups):
+        command = ("sh", "-c", 'touch "$RANKS_FOLDER/served"; exec sleep 60')
+        leader = group.start(0, *command, NCCL_IB_HCA=awkward, HOST_IP=f"10.0.{number}.1")
+        heard(leader, f"waiting for demo-llama-{number}-1.demo-llama.serving")
+        group.start(1, NCCL_IB_HCA=awkward, HOST_IP=f"10.0.{number}.2")
+    for number, group in enumerate(groups):
         ranks = group.ranks()
         assert {words[1] for words in ranks.values()} == {"4"}
         assert [ranks[rank][2] for rank in (0, 1)] == ["leader", "leader"]
         for rank in (2, 3):  # SSH_CONNECTION: client's address and port, server's address and port
             assert ranks[rank][4:6] == [group.address(1), str(group.port)]
+        # Each rank has the environment of its own pod.
+        assert [words[-2:] for words in ranks.values()] == [[awkward, f"10.0.{number}.{node}"] for node in (1, 1, 2, 2)]
         wait_until((group.folder / "served").is_file, "rank 0 runs the command")
-
-
-def test_each_rank_has_the_environment_of_its_own_pod(groups: list[Group]) -> None:
-    awkward = """mlx5_0:1,'"$x\\;`"""
-    groups[0].start(1, NCCL_IB_HCA=awkward, HOST_IP="10.0.0.2")
-    groups[0].start(0, "sleep", "60", NCCL_IB_HCA=awkward, HOST_IP="10.0.0.1")
-    ranks = groups[0].ranks()
-    assert [words[-2:] for words in ranks.values()] == [[awkward, f"10.0.0.{node}"] for node in (1, 1, 2, 2)]
 
 
 def test_a_worker_listens_on_every_address_of_its_pod(groups: list[Group]) -> None:
@@ -76,23 +73,12 @@ def test_a_worker_listens_on_every_address_of_its_pod(groups: list[Group]) -> No
         wait_until(partial(is_open, address, groups[0].port), f"it listens on {address}")
 
 
-def test_the_leader_waits_for_a_worker_that_comes_later(groups: list[Group]) -> None:
-    leader = groups[0].start(0, "sleep", "60")
-    assert leader.stdout is not None
-    assert leader.stdout.readline() == "waiting for demo-llama-0-1.demo-llama.serving\n"
-    groups[0].start(1)
-    assert len(groups[0].ranks()) == 4
-
-
-@pytest.mark.parametrize("node", [0, 1], ids=["on the leader's node", "on a worker's"])
-def test_the_leader_ends_when_a_rank_dies(groups: list[Group], node: int) -> None:
+def test_the_leader_ends_when_a_rank_dies(groups: list[Group]) -> None:
     group = groups[0]
-    worker = group.start(1)
-    leader = group.start(0, "sleep", "60")
+    worker, leader = group.start(1), group.start(0, "sleep", "60")
     group.ranks()
-    killed = leader if node == 0 else worker
-    wait_until(lambda: bool(ranks_below(killed.pid)), "there is a rank to kill")
-    os.kill(ranks_below(killed.pid)[0], signal.SIGKILL)
+    wait_until(lambda: bool(ranks_below(worker.pid)), "there is a rank to kill")
+    os.kill(ranks_below(worker.pid)[0], signal.SIGKILL)
     assert leader.wait(DEADLINE_S) != 0
 
 
@@ -125,20 +111,15 @@ def test_a_leader_that_is_gone_keeps_no_worker(groups: list[Group], end: signal.
     assert worker.wait(DEADLINE_S) == 0
 
 
-def test_a_worker_without_ranks_ends_at_sigterm(groups: list[Group]) -> None:
-    worker = groups[0].start(1)
+def test_what_waits_for_others_ends_at_sigterm(groups: list[Group]) -> None:
+    worker, leader = groups[0].start(1), groups[1].start(0, "sleep", "60")
     heard(worker, "waits for the leader")
-    tell(worker, signal.SIGTERM)
-    said, _ = worker.communicate(timeout=DEADLINE_S)
-    assert worker.returncode == 0
-    assert "its ranks" not in said
-
-
-def test_a_leader_that_waits_for_workers_ends_at_sigterm(groups: list[Group]) -> None:
-    leader = groups[0].start(0, "sleep", "60")
     heard(leader, "waiting for")
-    tell(leader, signal.SIGTERM)
-    assert leader.wait(DEADLINE_S) == 143
+    for process in (worker, leader):
+        tell(process, signal.SIGTERM)
+    said, _ = worker.communicate(timeout=DEADLINE_S)
+    assert (worker.returncode, leader.wait(DEADLINE_S)) == (0, 143)
+    assert "its ranks" not in said
 
 
 def test_a_worker_that_never_comes_is_named_after_a_bounded_wait(groups: list[Group]) -> None:
@@ -150,10 +131,10 @@ def test_a_worker_that_never_comes_is_named_after_a_bounded_wait(groups: list[Gr
 
 
 def test_a_worker_of_another_release_is_not_reached(groups: list[Group], keys: list[Path]) -> None:
-    groups[0].environment["CONCH_START_TIMEOUT_S"] = "2"
+    groups[0].environment["CONCH_START_TIMEOUT_S"] = "1"
     groups[0].start(1, CONCH_SSH_KEY=str(keys[1]))
     said, _ = groups[0].start(0, "true").communicate(timeout=DEADLINE_S)
-    assert "error: not reached within 2 s: demo-llama-0-1" in said
+    assert "error: not reached within 1 s: demo-llama-0-1" in said
 
 
 @pytest.mark.parametrize(

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from pathlib import Path
 
-import gguf
 import pytest
 
 from build_engines import artifact
 from build_engines.__main__ import main
-from build_engines.checkpoint import Checkpoint
-from build_engines.llama_cpp.gguf_file import write_gguf
 from model_repository.byte_table import FILE_NAME, load_byte_table
 from model_repository.contract.request import EngineRequest, Params, SamplingParams
 from model_repository.engine.llama_cpp_runtime import LlamaCppRuntime
@@ -57,26 +53,3 @@ def test_a_built_checkpoint_generates_the_reference_tokens(precision: str, num_c
     tokens = greedy_tokens(folder, reference.prompt, len(reference.greedy))
     assert tokens[:num_certain] == reference.greedy[:num_certain]
     assert len(tokens) == len(reference.greedy)
-
-
-def test_a_gguf_in_several_files_is_served_from_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    reference = Reference.load("qwen2")
-    checkpoint = reference.write_checkpoint(tmp_path / "checkpoint")
-    monkeypatch.setattr(gguf, "GGUFWriter", functools.partial(gguf.GGUFWriter, split_max_tensors=8))
-    (tmp_path / "parts").mkdir()
-    write_gguf(Checkpoint.load(checkpoint), tmp_path / "parts" / "mine.gguf", "f32")
-    (first, *others) = sorted((tmp_path / "parts").iterdir())
-    arguments = ["build", "mine", "--gguf", str(first), "--tokenizer", str(checkpoint), "--precision", "f32"]
-    assert main([*arguments, "--state-dir", str(tmp_path / "state")]) == 0
-    (folder,) = (tmp_path / "state" / "artifacts").glob("mine-*")
-    assert len([name for name in artifact.verify(folder).files if name.endswith(".gguf")]) == 1 + len(others) > 1
-    assert greedy_tokens(folder, reference.prompt, len(reference.greedy)) == reference.greedy
-
-
-def test_q8_0_has_a_little_over_half_the_size_of_f16(tmp_path: Path) -> None:
-    checkpoint = Reference.load("qwen2").write_checkpoint(tmp_path / "checkpoint")
-    sizes = {
-        precision: (build(checkpoint, tmp_path / precision, precision) / "model.gguf").stat().st_size
-        for precision in ("f16", "q8_0")
-    }
-    assert 0.5 < sizes["q8_0"] / sizes["f16"] < 0.6

@@ -106,7 +106,6 @@ def test_the_buffers_of_early_checkpoints_are_left_out(tmp_path: Path) -> None:
             "architecture GemmaForCausalLM: expected one of LlamaForCausalLM, Qwen2ForCausalLM",
         ),
         ({"architectures": []}, "architecture none"),
-        ({"architectures": None}, "architecture none"),
         ({"hidden_act": "gelu"}, "hidden_act='gelu': expected 'silu'"),
         ({"quantization_config": {"quant_method": "fp8"}}, "quantization_config=.*fp8.*: expected None"),
         ({"partial_rotary_factor": 0.5}, r"partial_rotary_factor=0\.5: expected 1"),
@@ -114,18 +113,13 @@ def test_the_buffers_of_early_checkpoints_are_left_out(tmp_path: Path) -> None:
         (QWEN2 | {"layer_types": ["sliding_attention"] * 2}, "layer_types=.*: expected full_attention alone"),
         ({"rms_norm_eps": "small"}, "rms_norm_eps='small': expected a number above 0"),
         ({"rms_norm_eps": None}, r"config\.json: rms_norm_eps is missing"),
-        ({"num_hidden_layers": None}, r"config\.json: num_hidden_layers is missing"),
         ({"num_hidden_layers": "2"}, "num_hidden_layers='2': expected a whole number from 1"),
-        ({"num_attention_heads": 0}, "num_attention_heads=0: expected a whole number from 1"),
         ({"num_key_value_heads": 3}, "num_key_value_heads=3: expected a divisor of num_attention_heads=4"),
         ({"head_dim": 15}, "head_dim=15: expected an even number"),
         ({"num_hidden_layers": 10**9}, "num_hidden_layers=1000000000: expected a whole number from 1 to 512"),
         ({"hidden_size": 10**30}, "hidden_size=10+: expected a whole number from 1 to 2147483647"),
-        ({"rms_norm_eps": 1e-300}, "rms_norm_eps=1e-300: expected a number above 0"),
         ({"rope_theta": 10**400}, "rope_theta=10+: expected a number above 0"),
         ({"bos_token_id": "x"}, "bos_token_id='x': expected a whole number from -1"),
-        ({"architectures": [[1]]}, r"architecture \[1\]"),
-        ({"layer_types": [[1]]}, "layer_types=.*: expected full_attention alone"),
         # More rows than the embedding has: the list of tokens was made first.
         ({"vocab_size": 2**24}, r"tensor model\.embed_tokens\.weight: is of shape \[288, 48\]"),
     ],
@@ -145,10 +139,8 @@ YARN = {"rope_type": "yarn", "factor": 4.0}
     ("scaling", "message"),
     [
         ({"rope_type": "dynamic", "factor": 2.0}, "rope_type='dynamic': expected one of default, linear, yarn, llama3"),
-        ({"type": "su"}, "rope_type='su': expected one of"),
         ({"rope_type": "linear"}, "factor=None: expected a number above 0"),
         ({"type": "linear", "factor": -1}, "factor=-1: expected a number above 0"),
-        ({"type": "linear", "factor": True}, "factor=True: expected a number above 0"),
         (LLAMA3 | {"low_freq_factor": None}, "low_freq_factor=None: expected a number above 0"),
         (LLAMA3 | {"high_freq_factor": 1.0}, r"high_freq_factor=1\.0: expected more than low_freq_factor=1\.0"),
         (LLAMA3 | {"beta_fast": 16}, "beta_fast=16: with rope_type='llama3', expected 32"),
@@ -156,25 +148,19 @@ YARN = {"rope_type": "yarn", "factor": 4.0}
         (YARN | {"mscale": 0.7}, r"mscale=0\.7: with rope_type='yarn', expected None"),
         (YARN | {"truncate": False}, "truncate=False: with rope_type='yarn', expected True"),
         (YARN | {"attention_factor": 0}, "attention_factor=0: expected a number above 0"),
-        (YARN | {"factor": 1e300}, r"factor=1e\+300: expected a number above 0"),
-        (YARN | {"attention_factor": 1e300}, r"attention_factor=1e\+300: expected a number above 0"),
         (YARN | {"original_max_position_embeddings": 1e10}, "original_max_position_embeddings=10000000000.0: expected"),
-        ({"rope_type": ["yarn"]}, r"rope_type=\['yarn'\]: expected one of"),
         (
             {"rope_type": "linear", "factor": 2.0, "attention_factor": 1.2},
             r"attention_factor=1\.2: with rope_type='lin",
         ),
-        ({"full_attention": {"rope_type": "default"}}, "full_attention=.*: with rope_type='default', expected None"),
     ],
     ids=str,
 )
-@pytest.mark.parametrize("field", ["rope_scaling", "rope_parameters"])
 def test_a_scaling_of_positions_that_is_not_converted_is_refused(
-    scaling: dict[str, Any], message: str, field: str, tmp_path: Path
+    scaling: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
-    config: dict[str, Any] = {field: scaling}
-    checkpoint = write_checkpoint(tmp_path, weights=WEIGHTS, **config)
-    with pytest.raises(UnsupportedCheckpoint, match=rf"config\.json: {field}\.{message}"):
+    checkpoint = write_checkpoint(tmp_path, weights=WEIGHTS, rope_scaling=scaling)
+    with pytest.raises(UnsupportedCheckpoint, match=rf"config\.json: rope_scaling\.{message}"):
         convert(checkpoint)
 
 
@@ -182,6 +168,10 @@ def test_a_scaling_of_positions_that_is_not_converted_is_refused(
     ("changes", "message"),
     [
         ({"rope_scaling": YARN, "rope_parameters": YARN}, "rope_parameters and rope_scaling: expected one of the two"),
+        (
+            {"rope_parameters": {"type": "linear"}},
+            r"config\.json: rope_parameters\.factor=None: expected a number above",
+        ),
         ({"rope_scaling": "linear"}, "rope_scaling='linear': expected an object"),
         ({"rope_theta": -1.0}, r"rope_theta=-1\.0: expected a number above 0"),
     ],
@@ -215,27 +205,12 @@ def without(name: str) -> Weights:
             rf"tensor {Q_PROJ}: is of shape \[63, 48\], config\.json makes it \[64, 48\]",
         ),
         (
-            WEIGHTS,
-            {"vocab_size": 300},
-            r"tensor model\.embed_tokens\.weight: is of shape \[288, 48\], config\.json makes it \[300, 48\]",
-        ),
-        (
             WEIGHTS | {"model.layers.0.self_attn.extra.weight": np.zeros(4, dtype=np.float16)},
             {},
             r"tensor model\.layers\.0\.self_attn\.extra\.weight: unknown in this architecture",
         ),
         (
-            WEIGHTS | {"model.layers.0.self_attn.q_proj.bias": np.zeros(64, dtype=np.float16)},
-            {},
-            r"q_proj\.bias: unknown in this architecture",
-        ),
-        (
             WEIGHTS,
-            {"tie_word_embeddings": True},
-            r"tensor lm_head\.weight: config\.json ties it to the embedding .*, from which it differs",
-        ),
-        (
-            WEIGHTS | {"lm_head.weight": WEIGHTS["lm_head.weight"][:7]},
             {"tie_word_embeddings": True},
             r"tensor lm_head\.weight: config\.json ties it to the embedding .*, from which it differs",
         ),

@@ -40,26 +40,11 @@ def test_a_gguf_file_that_was_cut_off_is_refused_as_that(length: int, whole_file
         read_gguf_facts(whole_file)
 
 
-def test_a_file_that_is_cut_off_after_its_header_names_its_size(whole_file: Path) -> None:
-    end = max(tensor.data_offset + tensor.n_bytes for tensor in gguf.GGUFReader(whole_file).tensors)
-    whole = whole_file.read_bytes()
-    whole_file.write_bytes(whole[:end])
-    read_gguf_facts(whole_file)
-    whole_file.write_bytes(whole[: end - 1])
-    with pytest.raises(BuildError, match=rf"it has {end - 1:,} bytes of at least {end:,}\)$"):
-        read_gguf_facts(whole_file)
-
-
 @pytest.mark.parametrize("content", [b"", b"GG", b"{}", b"version https://git-lfs"])
 def test_another_kind_of_file_is_refused(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "model.gguf").write_bytes(content)
     with pytest.raises(BuildError, match=r"model\.gguf: not a GGUF file: it begins with b'"):
         read_gguf_facts(tmp_path / "model.gguf")
-
-
-def test_a_missing_gguf_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(BuildError, match=r"missing\.gguf: no such file"):
-        read_gguf_facts(tmp_path / "missing.gguf")
 
 
 @pytest.mark.parametrize("key", ["eos", "eot", "eom"])
@@ -153,11 +138,6 @@ def test_llama_cpp_finds_the_other_parts_by_the_first(whole_file: Path, parts: l
     assert np.array_equal(llama_cpp_logits(parts[0], PROMPT), llama_cpp_logits(whole_file, PROMPT))
 
 
-def test_a_model_in_one_file_has_one_part(whole_file: Path) -> None:
-    assert gguf_parts(whole_file) == (whole_file,)
-    assert part_names("model", 1) == ("model.gguf",)
-
-
 def test_another_part_than_the_first_is_refused(parts: list[Path]) -> None:
     rule = r"one of 3 files of a model: give the first, model-00001-of-00003\.gguf, with the others beside it"
     for read in (read_gguf_facts, functools.partial(write_tokenizer, folder=parts[1].parent)):
@@ -203,12 +183,6 @@ def writer(tmp_path: Path) -> gguf.GGUFWriter:
     return writer
 
 
-def test_without_grouped_queries_every_head_has_its_own_keys(writer: gguf.GGUFWriter, tmp_path: Path) -> None:
-    writer.add_head_count(8)
-    write_and_close(writer)
-    assert read_gguf_base(tmp_path / "model.gguf").num_kv_heads == 8
-
-
 def test_a_base_that_does_not_count_its_heads_is_refused(writer: gguf.GGUFWriter, tmp_path: Path) -> None:
     write_and_close(writer)
     with pytest.raises(BuildError, match=r"model\.gguf: llama\.attention\.head_count is None: expected one whole"):
@@ -244,13 +218,6 @@ def test_two_tokens_of_the_same_text_are_refused(writer: gguf.GGUFWriter, tmp_pa
     write_and_close(writer)
     with pytest.raises(BuildError, match=r"model\.gguf: tokens 0 and 4 have the same text, 'a': llama\.cpp does not"):
         read_gguf_facts(tmp_path / "model.gguf")
-
-
-def test_a_base_with_other_heads_in_each_layer_is_refused(writer: gguf.GGUFWriter, tmp_path: Path) -> None:
-    writer.add_head_count([8, 4])
-    write_and_close(writer)
-    with pytest.raises(BuildError, match=r"llama\.attention\.head_count is \[8, 4\]: expected one whole"):
-        read_gguf_base(tmp_path / "model.gguf")
 
 
 def test_heads_that_are_no_numbers_are_refused(writer: gguf.GGUFWriter, tmp_path: Path) -> None:

@@ -85,56 +85,37 @@ def test_an_adapter_equals_merged_weights(ends: tuple[str, ...], architecture: s
     assert np.abs(llama_cpp_logits(base, PROMPT, adapter) - expected).max() < 1e-3 * expected.std()
 
 
-@pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "Qwen2ForCausalLM"])
-def test_an_adapter_fits_a_base_in_q8_0(architecture: str, tmp_path: Path) -> None:
+def test_an_adapter_fits_a_base_in_q8_0(tmp_path: Path) -> None:
     """Up to what 8 bits round: a wrong adapter is off by more than a standard deviation."""
-    config = {"architectures": [architecture], "hidden_size": 64, "intermediate_size": 96}
+    config = {"hidden_size": 64, "intermediate_size": 96}
     weights = random_weights(CONFIG | config)
     pairs = random_pairs(weights, (*ATTENTION, *MLP))
     base = convert_base(tmp_path / "a", weights, "q8_0", **config)
     whole = convert_base(tmp_path / "b", merged(weights, pairs, SCALE), "f32", **config)
     adapter = convert_adapter(write_adapter(tmp_path / "c", tensors_of(pairs)), base)
     expected = llama_cpp_logits(whole, PROMPT)
-    assert root_mean_square(llama_cpp_logits(base, PROMPT) - expected) > expected.std()
-    assert root_mean_square(llama_cpp_logits(base, PROMPT, adapter) - expected) < 0.1 * expected.std()
+    difference = llama_cpp_logits(base, PROMPT, adapter) - expected
+    assert np.sqrt((difference**2).mean()) < 0.1 * expected.std()
 
 
-def root_mean_square(differences: Floats) -> float:
-    return float(np.sqrt((differences**2).mean()))
-
-
-@pytest.mark.parametrize("dtype", [np.float16, np.float64])
-def test_an_adapter_may_be_of_another_precision(
-    dtype: Any, adapted_logits: Callable[..., Floats], merged_logits: Callable[[float], Floats]
-) -> None:
-    tensors = {name: tensor.astype(dtype) for name, tensor in tensors_of(PAIRS).items()}
-    assert_same(adapted_logits(tensors), merged_logits(SCALE))
-
-
-def test_a_rank_stabilized_adapter_is_scaled_by_the_root_of_its_rank(
-    adapted_logits: Callable[..., Floats], merged_logits: Callable[[float], Floats]
-) -> None:
-    adapted = adapted_logits(tensors_of(PAIRS), use_rslora=True, lora_alpha=3)
-    assert_same(adapted, merged_logits(3 / RANK**0.5))
-
-
-@pytest.mark.parametrize("alpha", [1, 0.5, 8])
-def test_alpha_scales_an_adapter(
-    alpha: float, adapted_logits: Callable[..., Floats], merged_logits: Callable[[float], Floats]
-) -> None:
-    assert_same(adapted_logits(tensors_of(PAIRS), lora_alpha=alpha), merged_logits(alpha / RANK))
-
-
-def test_the_comparison_sees_a_wrong_rotation(
+@pytest.mark.parametrize(
+    ("dtype", "config", "scale"),
+    [
+        (np.float16, {}, SCALE),
+        (np.float64, {"lora_alpha": 0.5}, 0.5 / RANK),
+        (np.float32, {"use_rslora": True, "lora_alpha": 3}, 3 / RANK**0.5),
+    ],
+    ids=["f16", "alpha", "rank-stabilized"],
+)
+def test_an_adapter_may_have_another_precision_and_scale(
+    dtype: Any,
+    config: dict[str, Any],
+    scale: float,
     adapted_logits: Callable[..., Floats],
     merged_logits: Callable[[float], Floats],
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Without the reordering of each head's rows, as the base's are reordered."""
-    expected = merged_logits(SCALE)
-    monkeypatch.setattr("build_engines.llama_cpp.lora.interleave_heads", lambda weight, num_heads: weight)
-    with pytest.raises(AssertionError):
-        assert_same(adapted_logits(tensors_of(PAIRS)), expected)
+    tensors = {name: tensor.astype(dtype) for name, tensor in tensors_of(PAIRS).items()}
+    assert_same(adapted_logits(tensors, **config), merged_logits(scale))
 
 
 def test_the_file_has_the_metadata_for_llama_cpp(tmp_path: Path, base: Path) -> None:
@@ -154,30 +135,19 @@ def test_the_file_has_the_metadata_for_llama_cpp(tmp_path: Path, base: Path) -> 
     ("config", "message"),
     [
         ({"peft_type": "IA3"}, 'peft_type="IA3": expected LORA'),
-        ({"peft_type": None}, "peft_type=null: expected LORA"),
         ({"use_dora": True}, "use_dora=true: is not converted"),
         ({"use_qalora": True}, "use_qalora=true: is not converted"),
         ({"bias": "all"}, 'bias="all": is not converted'),
-        ({"lora_bias": True}, "lora_bias=true: is not converted"),
-        ({"modules_to_save": ["lm_head"]}, r'modules_to_save=\["lm_head"\]: is not converted'),
         ({"fan_in_fan_out": True}, "fan_in_fan_out=true: is not converted"),
         ({"rank_pattern": {"q_proj": 2}}, r'rank_pattern=\{"q_proj": 2\}: is not converted'),
-        ({"alpha_pattern": {"q_proj": 2}}, r'alpha_pattern=\{"q_proj": 2\}: is not converted'),
-        ({"layer_replication": [[0, 2], [1, 2]]}, "layer_replication=.*: is not converted"),
-        ({"trainable_token_indices": [5]}, r"trainable_token_indices=\[5\]: is not converted"),
-        ({"target_parameters": ["experts"]}, "target_parameters=.*: is not converted"),
         ({"alora_invocation_tokens": [5]}, r"alora_invocation_tokens=\[5\]: is not converted"),
-        ({"arrow_config": {"top_k": 3}}, "arrow_config=.*: is not converted"),
         ({"init_lora_weights": "pissa_niter_16"}, 'init_lora_weights="pissa_niter_16": changes the base model too'),
-        ({"init_lora_weights": "loftq"}, 'init_lora_weights="loftq": changes the base model too'),
         ({"r": 0}, "r=0: expected a whole number from 1"),
         ({"r": 10**400}, "r=10+: expected a whole number from 1"),
         ({"lora_alpha": 1e300}, r"lora_alpha=1e\+300: expected a number above 0"),
-        ({"r": None}, "r=null: expected a whole number from 1"),
         ({"r": 4.0}, r"r=4\.0: expected a whole number from 1"),
         ({"lora_alpha": 0}, "lora_alpha=0: expected a number above 0"),
         ({"lora_alpha": "16"}, 'lora_alpha="16": expected a number above 0'),
-        ({"lora_alpha": None}, "lora_alpha=null: expected a number above 0"),
     ],
     ids=str,
 )
@@ -187,7 +157,7 @@ def test_a_configuration_that_is_not_converted_is_refused(config: dict[str, Any]
         LoraAdapter.load(folder)
 
 
-@pytest.mark.parametrize("initialization", [True, False, "gaussian", "orthogonal", "eva"])
+@pytest.mark.parametrize("initialization", [True, "gaussian"])
 def test_an_initialization_that_keeps_the_base_is_accepted(initialization: bool | str, tmp_path: Path) -> None:
     folder = write_adapter(tmp_path / "adapter", tensors_of(PAIRS), init_lora_weights=initialization)
     assert LoraAdapter.load(folder).alpha == 8
@@ -214,16 +184,8 @@ def pairs_of(module: str, a: tuple[int, int] = (RANK, 48), b: tuple[int, int] = 
             r"module model\.layers\.0\.self_attn\.q_proj: one of lora_A and lora_B is missing",
         ),
         (
-            {f"{Q_PROJ}.lora_B.weight": np.ones((64, RANK))},
-            r"module model\.layers\.0\.self_attn\.q_proj: one of lora_A and lora_B is missing",
-        ),
-        (
             {f"{Q_PROJ}.lora_magnitude_vector": np.ones(64)},
             r"q_proj\.lora_magnitude_vector: not a matrix of a linear layer's adapter",
-        ),
-        (
-            {"base_model.model.model.embed_tokens.lora_embedding_A": np.ones((RANK, 288))},
-            r"embed_tokens\.lora_embedding_A: not a matrix",
         ),
         (
             tensors_of(pairs_of("model.layers.0.self_attn.qkv_proj")),
@@ -232,14 +194,6 @@ def pairs_of(module: str, a: tuple[int, int] = (RANK, 48), b: tuple[int, int] = 
         (
             tensors_of(pairs_of("model.layers.2.self_attn.q_proj")),
             r"module model\.layers\.2\.self_attn\.q_proj: the base model has no such linear layer",
-        ),
-        (
-            tensors_of(pairs_of("model.embed_tokens", (RANK, 48), (288, RANK))),
-            r"module model\.embed_tokens: the base model has no such linear layer",
-        ),
-        (
-            tensors_of(pairs_of("model.layers.0.input_layernorm")),
-            r"module model\.layers\.0\.input_layernorm: the base model has no such linear layer",
         ),
         (
             tensors_of(pairs_of("model.layers.0.self_attn.q_proj", (RANK, 40))),

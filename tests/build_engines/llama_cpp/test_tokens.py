@@ -62,19 +62,6 @@ def test_llama_cpp_tokenizes_as_the_models_tokenizer(description: dict[str, Any]
     assert tokenized_by_llama_cpp(folder, texts) == [own.encode(text).ids for text in texts]
 
 
-@pytest.mark.parametrize(
-    ("description", "name"),
-    [
-        (split_description("{1,3}"), "llama-bpe"),
-        (split_description(""), "qwen2"),
-        (tokenizer_description(), "default"),
-    ],
-    ids=["llama 3", "qwen2", "another"],
-)
-def test_the_pre_tokenizer_is_named(description: dict[str, Any], name: str, tmp_path: Path) -> None:
-    assert vocabulary_of(tmp_path, description).pre_tokenizer == name
-
-
 def test_rows_without_a_token_are_filled_up(tmp_path: Path) -> None:
     """Qwen2.5 has 152064 rows for 151665 tokens."""
     vocabulary = vocabulary_of(tmp_path, tokenizer_description(), vocab_size=264)
@@ -85,13 +72,6 @@ def test_rows_without_a_token_are_filled_up(tmp_path: Path) -> None:
         gguf.TokenType.CONTROL,
         gguf.TokenType.UNUSED,
     ]
-
-
-def test_added_tokens_are_special_or_the_users_own(tmp_path: Path) -> None:
-    description = tokenizer_description(["<tool>", "<|end|>"])
-    description["added_tokens"][0]["special"] = False
-    types = vocabulary_of(tmp_path, description).types
-    assert types[256:258] == [gguf.TokenType.USER_DEFINED, gguf.TokenType.CONTROL]
 
 
 def test_a_token_that_was_added_to_the_tokenizer_alone_is_left_out(tmp_path: Path) -> None:

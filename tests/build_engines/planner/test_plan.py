@@ -19,7 +19,7 @@ from build_engines.gpus import GPUS
 from build_engines.model_entry import Fp8Method, ModelEntry, Precision
 from build_engines.parallelism import Parallelism
 from build_engines.planner.plan import plan
-from build_engines.planner.sizing import BuildTime, Plan
+from build_engines.planner.sizing import Plan
 
 CATALOG = Catalog.load()
 CONTRACT = json.loads((Path(__file__).parents[2] / "data" / "tensorrt_llm_contract.json").read_text(encoding="utf-8"))
@@ -96,44 +96,16 @@ def test_a_preset_that_is_too_small_is_not_used() -> None:
 # --- fitting layouts --------------------------------------------------------------------------------------------------
 
 
-def test_a_plan_has_plain_numbers() -> None:
-    found = planned("llama3.1:8b", "h100")
-    assert str(found.parallelism) == "TP1"
-    assert (found.max_seq_len, found.max_input_len) == (131072, 131071)
-    assert (found.max_batch_size, found.max_num_tokens) == (128, 8192)
-    assert found.memory.weights_bytes == 16060522496
-    assert found.kv_bytes_per_token == 131072
-    assert found.kv_bytes_per_sequence == 131072 * 131072
-    room = 80 * 10**9 - 16060522496 - found.memory.workspace_bytes - 2 * 10**9
-    assert found.memory.kv_cache_bytes == int(room * 0.9)
-    assert found.num_cached_tokens == int(room * 0.9) // (32 * 131072) * 32
-    assert found.num_concurrent_sequences == 3
-
-
 def test_shorter_sequences_are_more_until_the_step_is_full() -> None:
     counts = [planned("qwen2.5:7b", "h100", max_seq_len=n).num_concurrent_sequences for n in (32768, 16384, 8192, 4096)]
     assert counts == [29, 58, 116, 128]
     assert planned("qwen2.5:7b", "h100", max_seq_len=4096, max_batch_size=256).num_concurrent_sequences > 200
 
 
-def test_a_step_holds_at_least_a_token_of_each_sequence() -> None:
-    assert planned("llama3.2:1b", "h100", max_batch_size=10000).max_num_tokens == 10000
-
-
-def test_fp8_has_an_fp8_cache_for_known_builds() -> None:
-    assert planned("llama3.1:8b", "h100", precision="fp8").kv_precision == "fp8"
-    assert planned("gemma2:9b", "h100", precision="fp8").kv_precision == "bf16"
-    assert planned("mythomax:13b", "h100").kv_precision == "f16"
-    only_fp8 = replace(CATALOG.find("gemma2:9b"), precisions=(Precision.FP8,), presets={})
-    assert plan(only_fp8, GPUS["h100"]).kv_precision == "bf16"
-
-
 @pytest.mark.parametrize(
     ("model", "gpu_key", "method", "layout"),
     [
         ("llama3.1:405b", "h100", Fp8Method.ROWWISE, "TP8"),
-        ("llama3.1:405b", "h200", Fp8Method.CALIBRATED, "TP8"),
-        ("llama3.1:405b", "l40s", Fp8Method.ROWWISE, "TP8 x PP2, 2 nodes"),
         ("llama3.1:70b", "h200", Fp8Method.ROWWISE, "TP1"),
         ("qwen2.5:72b", "h100", Fp8Method.CALIBRATED, "TP2"),
         ("qwen2.5:72b", "h200", Fp8Method.CALIBRATED, "TP2"),  # one GPU could serve it, and cannot measure its scales
@@ -156,22 +128,11 @@ def test_gpus_that_cannot_measure_fp8_are_refused_with_those_that_can() -> None:
     assert (ready.fp8_method, ready.kv_precision) == (Fp8Method.READY, "bf16")
 
 
-def test_nvfp4_needs_no_build_and_has_a_16_bit_cache() -> None:
-    found = planned("llama3.1:405b", "b200", precision="nvfp4")
-    assert (str(found.parallelism), found.kv_precision, found.fp8_method) == ("TP2", "bf16", None)
-    assert found.build_disk_bytes == found.engine_bytes
-    assert found.build_ram_bytes == 0
-
-
 def test_an_engine_with_the_logits_of_prompts_has_shorter_steps() -> None:
     found = planned("llama3.1:8b", "h100", has_context_logits=True)
     assert found.max_num_tokens == 2048
     [logits] = [term for term in found.memory.workspace if term.name == "logits of prompts"]
     assert logits.num_bytes == 2048 * 128256 * 4
-
-
-def test_gemma_2_is_planned_for_the_limit_of_its_engines() -> None:
-    assert planned("gemma2:27b", "h100").max_seq_len == 4096
 
 
 def test_deepseek_is_planned_for_its_documented_build() -> None:
@@ -186,11 +147,9 @@ def test_deepseek_is_planned_for_its_documented_build() -> None:
 
 def test_given_gpus_and_nodes_are_kept() -> None:
     assert str(planned("llama3.1:8b", "h100", num_gpus=8).parallelism) == "TP8"
-    assert str(planned("llama3.1:405b", "h100", num_gpus=16, num_nodes=2).parallelism) == "TP8 x PP2, 2 nodes"
     assert str(planned("llama3.1:405b", "h100", num_gpus=16).parallelism) == "TP8 x PP2, 2 nodes"
     assert str(planned("llama3.1:8b", "h100", num_nodes=2).parallelism) == "TP1 x PP2, 2 nodes"
     assert str(planned("llama3.1:8b", "h100", num_gpus=8, tp_size=4).parallelism) == "TP4 x PP2"
-    assert str(planned("llama3.1:8b", "h100", num_gpus=16, tp_size=2).parallelism) == "TP2 x PP8, 2 nodes"
 
 
 def test_a_large_model_has_its_known_sizes() -> None:
@@ -199,18 +158,6 @@ def test_a_large_model_has_its_known_sizes() -> None:
     assert found.checkpoint_bytes == 811706777600
     assert found.build_disk_bytes == found.checkpoint_bytes + 2 * found.engine_bytes
     assert found.engine_bytes == 8 * found.memory.weights_bytes
-
-
-@pytest.mark.parametrize(
-    ("model", "expected"),
-    [
-        ("llama3.1:8b", BuildTime.MINUTES),
-        ("llama3.1:70b", BuildTime.TENS_OF_MINUTES),
-        ("llama3.1:405b", BuildTime.HOURS),
-    ],
-)
-def test_a_build_takes_longer_the_larger_the_model(model: str, expected: BuildTime) -> None:
-    assert planned(model, "h200").build_time_class is expected
 
 
 grouped = [entry for entry in CATALOG if entry.architecture.num_kv_heads % 8 == 0 and not entry.gpu_architectures]
@@ -234,6 +181,9 @@ def test_a_found_plan_has_the_requested_limits(entry: ModelEntry, max_seq_len: i
     found = plan(entry, GPUS["h200"], max_seq_len=max_seq_len, max_batch_size=max_batch_size)
     assert (found.max_seq_len, found.max_batch_size) == (max_seq_len, max_batch_size)
     assert 1 <= found.num_concurrent_sequences <= max_batch_size
+    used = found.num_concurrent_sequences * found.kv_bytes_per_sequence
+    assert used <= found.num_cached_tokens * found.kv_bytes_per_token <= found.memory.kv_cache_bytes
+    assert found.memory.free_bytes > 0
     assert found.num_cached_tokens >= max_seq_len
 
 
@@ -249,13 +199,6 @@ def test_too_few_gpus_name_fitting_layouts() -> None:
     )
 
 
-def test_weights_that_exceed_a_gpu_say_so() -> None:
-    assert refusal("llama3.1:70b", "a100", num_gpus=1) == (
-        "meta-llama/Meta-Llama-3.1-70B-Instruct does not fit: on 1 x A100 (TP1) in bf16 the engine takes 145.9 GB of "
-        "each GPU's 80.0 GB; what would fit: --gpus 4 (4 x A100, TP4)"
-    )
-
-
 def test_an_impossible_number_of_gpus_names_the_rule() -> None:
     assert refusal("llama3.1:70b", "h100", num_gpus=3) == (
         "meta-llama/Meta-Llama-3.1-70B-Instruct does not fit: 3 GPUs cannot share it (tp_size 3 must divide the 64 "
@@ -266,12 +209,6 @@ def test_an_impossible_number_of_gpus_names_the_rule() -> None:
         "google/gemma-2-9b-it does not fit: 2 GPUs on 2 nodes cannot share it (it is built without pipeline "
         "parallelism); what would fit: --gpus 1 (1 x L40S, TP1)"
     )
-
-
-def test_a_step_that_is_too_large_names_a_smaller_one() -> None:
-    message = refusal("llama3.1:8b", "h100", num_gpus=1, max_batch_size=100_000, max_seq_len=4096)
-    assert "what would fit: --max-batch-size 8192 (1 x H100, TP1)" in message
-    assert planned("llama3.1:8b", "h100", num_gpus=1, max_batch_size=8192, max_seq_len=4096)
 
 
 def test_a_model_without_a_fitting_gpu_is_refused() -> None:
@@ -328,18 +265,13 @@ def test_the_named_layouts_fit() -> None:
             {},
             r"DeepSeek-V2.5 does not run on A100 \(sm80\): it has kernels for sm90 only; plan for h100 or h200$",
         ),
-        ("deepseek-v2.5:236b", "l40s", {}, r"L40S \(sm89\): .*; plan for h100 or h200$"),
         ("gemma2:9b", "h100", {"max_seq_len": 4097}, "--max-seq-len 4097: google/gemma-2-9b-it takes 2 to 4096 tokens"),
-        ("gemma2:9b", "h100", {"max_seq_len": 1}, "--max-seq-len 1: "),
-        ("gemma2:9b", "h100", {"max_seq_len": 0}, "--max-seq-len 0: "),
         ("gemma2:9b", "h100", {"max_batch_size": 0}, "--max-batch-size 0: expected at least 1"),
         ("gemma2:9b", "h100", {"num_gpus": 0}, "--gpus 0: expected at least 1"),
-        ("gemma2:9b", "h100", {"num_nodes": -1}, "--nodes -1: expected at least 1"),
         ("gemma2:9b", "h100", {"num_gpus": 3, "num_nodes": 2}, "--gpus 3: must be a multiple of --nodes 2"),
         ("gemma2:9b", "h100", {"num_gpus": 16, "num_nodes": 1}, "--gpus 16 --nodes 1: a node holds 8 GPUs"),
         ("llama3.1:8b", "h100", {"tp_size": 4}, "--tensor 4: goes with --gpus"),
         ("llama3.1:8b", "h100", {"num_gpus": 16, "tp_size": 16}, "--tensor 16: must divide the 8 GPUs of a node"),
-        ("llama3.1:8b", "h100", {"num_gpus": 8, "tp_size": 0}, "--tensor 0: must divide the 8 GPUs of a node"),
         (
             "gemma2:9b",
             "h100",

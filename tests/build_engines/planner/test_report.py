@@ -64,12 +64,6 @@ def test_the_text_shows_layout_arithmetic_limits_and_notes() -> None:
     assert total.split() == ["sum", f"{planned('llama3.1:70b', 'h100').memory.weights_bytes:,}"]
 
 
-def test_the_limit_of_a_step_is_mentioned_if_it_limits() -> None:
-    assert "128 sequences of 256 tokens at the same time, the limit of a step" in text(
-        planned("llama3.2:1b", "h100", max_seq_len=256)
-    )
-
-
 @pytest.mark.parametrize(
     ("model", "gpu_key", "settings", "note"),
     [

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from build_engines.tensorrt_llm.recipe import CONVERTERS, QUANTIZE
 from tests.build_engines.tensorrt_llm.tiny_model import write_catalog, write_tiny_checkpoint
 
 ROOT = Path(__file__).parents[3]
@@ -87,9 +88,18 @@ class Builder:
         places = ["--checkpoint", str(self.checkpoint), "--catalog", str(self.catalog)]
         places += ["--state-dir", str(self.state_dir)]
         if "pytorch" not in extra:
-            places += ["--tensorrt-llm-examples", str(BIN)]
+            places += ["--tensorrt-llm-examples", str(self._examples())]
         model = ["build", f"tiny/{self.family}", "--runtime", "tensorrt_llm", "--gpus", str(self.num_gpus)]
         return [*model, *places, *extra]
+
+    def _examples(self) -> Path:
+        """Return a clone of TensorRT-LLM's repository, with doubles of its converters."""
+        folder = self.state_dir.parent / "TensorRT-LLM"
+        for program in (*CONVERTERS.values(), QUANTIZE):
+            (folder / program).parent.mkdir(parents=True, exist_ok=True)
+            if not (folder / program).exists():
+                (folder / program).symlink_to(BIN / "converter.py")
+        return folder
 
     def environment(self, **extra: str) -> dict[str, str]:
         """Return an environment in which TensorRT-LLM and its tools are installed, and GPUs are there."""

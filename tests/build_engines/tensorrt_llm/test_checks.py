@@ -40,11 +40,6 @@ def plenty(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("plenty")
-def test_room_for_everything_is_enough(tmp_path: Path) -> None:
-    check_room(tmp_path, tmp_path, Recipe(plan=PLAN), ())
-
-
-@pytest.mark.usefixtures("plenty")
 def test_a_disk_that_is_too_small_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(SHORT))
     with pytest.raises(BuildError, match=r"disk: .* has 1\.0 GB free, the build writes about 3\d\.\d GB: free some"):
@@ -73,19 +68,10 @@ def test_available_memory_is_the_containers(limit: str | None, expected: int, tm
     assert available_ram_bytes(tmp_path, tmp_path) == expected
 
 
-def test_this_machines_memory_can_be_read() -> None:
-    assert available_ram_bytes() > 1 << 20
-
-
 @pytest.mark.parametrize("version", [None, "1.2.0", "1.2.10", "1.3.0rc1", "0.21.0"])
 def test_only_the_recorded_version_builds(version: str | None) -> None:
     with pytest.raises(BuildError, match=r"use the image|inside the image tritonserver:26\.07"):
         check_version(replace(MACHINE, tensorrt_llm_version=version))
-
-
-@pytest.mark.parametrize("version", ["1.2.1", "1.2.1+cu131"])
-def test_a_local_version_is_the_same_release(version: str) -> None:
-    assert check_version(replace(MACHINE, tensorrt_llm_version=version)) == version
 
 
 def test_the_gpus_of_the_machine_are_recognized() -> None:
@@ -106,10 +92,6 @@ def test_the_gpus_of_the_machine_are_recognized() -> None:
 def test_gpus_that_are_not_planned_for_are_named(changes: dict[str, object], found: str) -> None:
     with pytest.raises(BuildError, match=f"GPU of this machine: {found}: name the one to plan for: --gpu h100"):
         gpu_of(replace(MACHINE, **changes))  # type: ignore[arg-type]
-
-
-def test_more_gpus_than_planned_are_fine() -> None:
-    check_gpus(PLAN, replace(MACHINE, gpu_names=MACHINE.gpu_names * 8))
 
 
 def test_no_gpu_is_not_enough() -> None:

@@ -59,7 +59,3 @@ def test_a_checkpoint_that_has_everything_is_not_copied(weights: str, folder: Pa
     for name in (weights, "tokenizer.json"):
         (folder / name).touch()
     assert imported(folder, tmp_path / "work", 1, FakeTool()) == folder
-
-
-def test_a_checkpoint_without_anything_to_import_is_left_to_its_check(tmp_path: Path) -> None:
-    assert imported(tmp_path, tmp_path / "work", 1, FakeTool()) == tmp_path

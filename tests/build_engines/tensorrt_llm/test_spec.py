@@ -20,7 +20,6 @@ from build_engines.model_entry import ModelEntry
 from build_engines.planner.plan import plan
 from build_engines.planner.sizing import Plan
 from build_engines.serving import Serving
-from build_engines.tensorrt_llm.options import checked_options
 from build_engines.tensorrt_llm.recipe import LoraLimits, Recipe, SourceFormat
 from build_engines.tensorrt_llm.source import Source
 from build_engines.tensorrt_llm.spec import TensorRtLlmSpec, Tools
@@ -118,11 +117,6 @@ def test_the_manifest_records_the_build(spec: TensorRtLlmSpec, tmp_path: Path) -
     assert len(load_byte_table(folder / "byte_table.npz")) == 288
 
 
-def test_the_steps_leave_nothing_behind(spec: TensorRtLlmSpec, tmp_path: Path) -> None:
-    build(spec, tmp_path / "artifacts")
-    assert [path for path in (tmp_path / "work" / "tiny--llama").iterdir() if path.is_dir()] == []
-
-
 def test_cleaning_up_does_not_wait(spec: TensorRtLlmSpec, tmp_path: Path) -> None:
     """The next build of the model took the lock as soon as the engine was there, and kept it for hours."""
     folder = tmp_path / "work" / "tiny--llama"
@@ -152,18 +146,6 @@ def test_cleaning_up_does_not_wait(spec: TensorRtLlmSpec, tmp_path: Path) -> Non
 )
 def test_changes_of_the_engine_change_the_key(change: Any, spec: TensorRtLlmSpec, tmp_path: Path) -> None:
     assert key(change(spec), tmp_path) != key(spec, tmp_path)
-
-
-@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "model-00001-of-00002.safetensors"])
-def test_every_file_of_the_source_is_in_the_key(name: str, spec: TensorRtLlmSpec, tmp_path: Path) -> None:
-    before = key(spec, tmp_path)
-    path = spec.source.folder / name
-    if name.endswith("json"):
-        path.write_text(path.read_text() + "\n")
-    else:
-        content = path.read_bytes()
-        path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
-    assert key(spec, tmp_path) != before
 
 
 def test_the_number_of_workers_is_not_in_the_key(spec: TensorRtLlmSpec, tmp_path: Path) -> None:
@@ -216,19 +198,6 @@ def test_other_adapters_of_the_same_shape_need_no_other_engine(spec: TensorRtLlm
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"adapters": {"a--b": Path("x")}}, "model id 'a--b'"),
-        ({"adapters": {"tiny/llama": Path("x")}}, "adapter tiny/llama of tiny/llama: model tiny/llama has the same"),
-        ({"tool_call_format": "xml"}, "--tool-call-format xml: expected one of"),
-    ],
-)
-def test_a_contradictory_spec_is_refused(changes: dict[str, Any], message: str, spec: TensorRtLlmSpec) -> None:
-    with pytest.raises(BuildError, match=message):
-        replace(spec, **changes)
-
-
-@pytest.mark.parametrize(
     ("backend", "precision", "taken"),
     [
         (Backend.ENGINE, "bf16", {SourceFormat.SIXTEEN_BIT}),
@@ -246,11 +215,3 @@ def test_a_backend_takes_only_its_formats(
         with contextlib.nullcontext() if source_format in taken else refusal:
             recipe = Recipe(plan=planned(spec.plan.entry, precision), source_format=source_format)
             replace(spec, recipe=recipe, backend=backend)
-
-
-def test_options_that_do_not_follow_from_the_build_are_the_users() -> None:
-    options = {"kv_cache_fraction": "0.5", "prompt_logprobs": "true", "guided_decoding": "xgrammar"}
-    assert checked_options(options, Backend.ENGINE) == options
-    assert checked_options({"kv_cache_dtype": "fp8"}, Backend.PYTORCH) == {"kv_cache_dtype": "fp8"}
-    with pytest.raises(BuildError, match="option kv_cache_fraction=2: must be a number above 0 and up to 1"):
-        checked_options({"kv_cache_fraction": "2"}, Backend.ENGINE)

@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from build_engines.errors import BuildError
-from build_engines.progress import size_of
 from build_engines.tensorrt_llm import tool
 from build_engines.tensorrt_llm.tool import ToolFailed, ToolRun, run_tool
 
@@ -49,11 +48,6 @@ def test_a_failure_shows_the_end_of_the_log(run: ToolRun) -> None:
     assert lines[-1] == f"complete log: {run.log}"
 
 
-def test_a_missing_tool_is_named(run: ToolRun) -> None:
-    with pytest.raises(ToolFailed, match="engine: no-such-tool: no such program: is TensorRT-LLM"):
-        run_tool(replace(run, command=["no-such-tool"]))
-
-
 def test_an_exception_of_the_check_ends_the_tool_and_its_children(
     run: ToolRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -77,20 +71,3 @@ def test_an_exception_of_the_check_ends_the_tool_and_its_children(
         assert select.select([process], [], [], 60) == ([process], [], [])  # it has ended
         os.close(process)
     os.close(reader)
-
-
-def test_progress_is_polled_while_the_tool_runs(run: ToolRun, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tool, "_POLL_S", 0.01)
-    (run.output / "rank0.engine").write_bytes(b"12345")
-    os.mkfifo(run.folder / "go")
-    seen: list[tuple[int, int]] = []
-
-    def noted(output: Path) -> tuple[int, int]:
-        seen.append(size_of(output))
-        if len(seen) == 1:
-            (run.folder / "go").write_bytes(b"")
-        return seen[-1]
-
-    monkeypatch.setattr(tool, "size_of", noted)
-    run_tool(python(run, "open('go').read()"))
-    assert seen[0] == (5, 1)
