@@ -13,3 +13,9 @@ from tests.build_engines.tiny_checkpoint import write_checkpoint
 def checkpoint(tmp_path: Path) -> Path:
     """A tiny checkpoint of the test's own."""
     return write_checkpoint(tmp_path / "checkpoint")
+
+
+@pytest.fixture
+def artifacts(tmp_path: Path) -> Path:
+    """Where artifacts go."""
+    return tmp_path / "artifacts"

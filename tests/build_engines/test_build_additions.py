@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -21,12 +20,6 @@ from tests.build_engines.tiny_checkpoint import random_weights
 
 WEIGHTS = random_weights()
 PAIRS = random_pairs(WEIGHTS, ("q_proj", "k_proj"))
-
-
-@pytest.fixture
-def artifacts(tmp_path: Path) -> Path:
-    """Where artifacts go."""
-    return tmp_path / "artifacts"
 
 
 @pytest.fixture
@@ -57,20 +50,6 @@ def test_other_adapters_are_another_artifact(checkpoint: Path, adapter: Path, ar
     write_adapter(adapter, {name: tensor + np.float32(1) for name, tensor in tensors_of(PAIRS).items()}, lora_alpha=9)
     keys.append(key(formal=adapter))
     assert len(set(keys)) == len(keys)
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"adapters": {"tiny": Path("x")}}, "adapter tiny of tiny: model tiny has the same name"),
-        ({"adapters": {"x": Path("x")}, "runtime": "synthetic"}, "--adapter: the runtime synthetic has no adapters"),
-        ({"tool_call_format": "xml"}, "--tool-call-format xml: expected one of hermes, llama3_json"),
-    ],
-)
-def test_a_contradictory_addition_is_refused(changes: dict[str, Any], message: str, checkpoint: Path) -> None:
-    spec: dict[str, Any] = {"model_id": "tiny", "checkpoint": checkpoint}
-    with pytest.raises(BuildError, match=message):
-        CpuSpec(**(spec | changes))
 
 
 def test_a_bad_adapter_is_refused_before_the_weights_are_converted(

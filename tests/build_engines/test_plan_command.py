@@ -15,11 +15,6 @@ from build_engines.planner.overview import page
 from tests.build_engines.test_catalog import MODEL
 
 
-@pytest.fixture(autouse=True)
-def _narrow(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "60")
-
-
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     assert main(["plan", *arguments]) == 0
     captured = capsys.readouterr()
@@ -35,7 +30,10 @@ def failed(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     return line
 
 
-def test_a_plan_is_printed_with_a_bar_as_wide_as_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_plan_is_printed_with_a_bar_as_wide_as_the_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
     lines = run(capsys, "llama3.1:8b", "--gpu", "h100").splitlines()
     assert lines[0].startswith("meta-llama/Meta-Llama-3.1-8B-Instruct on 1 x H100: TP1, bf16")
     assert [len(line) for line in lines if line.startswith("  [")] == [60]
@@ -88,17 +86,7 @@ def test_a_mistake_is_one_line(capsys: pytest.CaptureFixture[str], arguments: li
     assert failed(capsys, *arguments).startswith(message)
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["plan", "--precision"],
-        ["build", "demo", "--backend"],
-        ["build", "demo", "--skip-check"],
-    ],
-)
-def test_a_wrong_choice_lists_the_words_that_can_be_typed(
-    arguments: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_wrong_choice_lists_the_words_that_can_be_typed(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        main([*arguments, "nope"])
+        main(["plan", "--precision", "nope"])
     assert re.search(r"invalid choice: 'nope' \(choose from '\w+'", capsys.readouterr().err)

@@ -41,12 +41,6 @@ def test_the_command_writes_the_values_of_all_models_and_gpus(monkeypatch, tmp_p
     assert len(written) == 2 * len(Catalog.load()) == 30
 
 
-def test_the_405b_model_takes_two_nodes_of_h100_and_one_of_h200() -> None:
-    [group] = render(CASES["llama3-1-405b-h100"]).of_kind("LeaderWorkerSet")
-    assert group["spec"]["leaderWorkerTemplate"]["size"] == 2
-    assert render(CASES["llama3-1-405b-h200"]).of_kind("LeaderWorkerSet") == []
-
-
 def test_without_a_network_nothing_is_downloaded_and_no_image_comes_from_outside() -> None:
     rendered = render(CASES["air-gapped"])
     for pod in pods(rendered):

@@ -13,17 +13,6 @@ from tests.helm.chart import Values, refusal, render
 CHECKPOINT = {"existingClaim": "checkpoints", "path": "llama"}
 
 
-def test_two_models_of_one_name_are_refused() -> None:
-    said = refusal({"models": [{"name": "demo"}, {"name": "demo", "servedName": "other", "source": CHECKPOINT}]})
-    assert "models[1] (demo): another model has this name: write another `name`" in said
-
-
-@pytest.mark.parametrize("second", [{"servedName": "demo"}, {"servedName": "b", "aliases": ["demo"]}])
-def test_two_models_of_one_id_are_refused(second: dict[str, Any]) -> None:
-    said = refusal({"models": [{"name": "demo"}, {"name": "b", "source": CHECKPOINT, **second}]})
-    assert 'models[1] (b): demo has the id "demo" already' in said
-
-
 @pytest.mark.parametrize(
     ("parallelism", "per_node"), [({"tensor": 3}, 2), ({"tensor": 2, "pipeline": 3}, 4), ({"tensor": 1}, 2)]
 )
@@ -41,17 +30,6 @@ def test_layers_shared_across_nodes_are_refused(tensor: int, pipeline: int) -> N
         f"parallelism.tensor {tensor}: GPUs that share layers must be in one node: write a number that divides" in said
     )
     assert f"gpus.perNode 8, such as 8, and parallelism.pipeline {tensor * pipeline // 8}" in said
-
-
-@pytest.mark.parametrize("settings", [{}, {"engine": {"runtime": "synthetic"}}], ids=["llama_cpp", "synthetic"])
-def test_a_build_for_a_runtime_without_engines_is_refused(settings: dict[str, Any]) -> None:
-    said = refusal(with_demo(build={"enabled": True}, **settings))
-    assert "has no engines to build: write build.enabled: false" in said
-
-
-def test_a_build_for_the_pytorch_backend_is_refused() -> None:
-    said = refusal(with_gpu_model(engine={"runtime": "tensorrt_llm", "backend": "pytorch"}))
-    assert "build.enabled: backend pytorch has no engines to build" in said
 
 
 @pytest.mark.parametrize("version", ["1.3.0", "2.0.0"])
@@ -80,10 +58,6 @@ def test_long_names_that_are_cut_stay_different() -> None:
     assert len(set(names)) == len(names)
 
 
-def test_a_release_with_dots_in_its_name_has_names_that_services_may_have() -> None:
-    assert all("." not in name for _, name in render(release="a.b").names())
-
-
 @pytest.mark.parametrize("release", ["123", "1a", "0x10", "2024-01-01"])
 def test_a_release_after_which_no_service_can_be_named_is_refused(release: str) -> None:
     assert f"install it as llm-{release}" in refusal({}, release=release)
@@ -99,24 +73,6 @@ def test_a_model_that_is_named_like_another_object_is_refused(name: str) -> None
     assert "another object of the chart has this name" in refusal({"models": [{"name": name, "servedName": "demo"}]})
 
 
-def test_both_replicas_and_autoscaling_are_refused() -> None:
-    said = refusal({"frontend": {"replicas": 2, "autoscaling": {"enabled": True}}})
-    assert "frontend: replicas 2 and autoscaling.enabled contradict each other" in said
-    assert "write the number as autoscaling.minReplicas" in said
-    said = refusal(with_demo(replicas=3, autoscaling={"enabled": True}))
-    assert "models[0] (demo): replicas 3 and autoscaling.enabled contradict each other" in said
-
-
-def test_more_replicas_at_least_than_at_most_are_refused() -> None:
-    said = refusal(with_demo(autoscaling={"enabled": True, "minReplicas": 5}))
-    assert "autoscaling.minReplicas 5 is more than maxReplicas 4" in said
-
-
-def test_scaling_to_zero_without_autoscaling_is_refused() -> None:
-    said = refusal(with_demo(autoscaling={"scaleToZero": True}))
-    assert "models[0] (demo): autoscaling.scaleToZero: autoscaling is off: write autoscaling.enabled: true" in said
-
-
 @pytest.mark.parametrize("model_id", ["org/a--b", "a__b", "a b", "a=b", "a,b", "/a", "a/", "-a", "a//b", "é"])
 def test_an_id_that_no_model_can_have_is_refused(model_id: str) -> None:
     with pytest.raises(ValueError, match="model id"):
@@ -125,28 +81,10 @@ def test_an_id_that_no_model_can_have_is_refused(model_id: str) -> None:
     assert "is not a valid model id: write a `servedName` of letters, digits" in said
 
 
-@pytest.mark.parametrize("alias", ["", "a,b"])
-def test_an_alias_that_does_not_fit_the_frontends_option_is_refused(alias: str) -> None:
-    said = refusal(with_demo(aliases=[alias]))
-    assert f'models[0] (demo): aliases: "{alias}" is not a valid alias: write one that is not empty' in said
-
-
 @pytest.mark.parametrize("model_id", ["a", "org/a.b:c_d-1", "A/b/C9"])
 def test_every_id_that_a_model_can_have_is_taken(model_id: str) -> None:
     assert model_id_to_ensemble(model_id)
     assert render(with_demo(servedName=model_id, source=CHECKPOINT)).of_kind("Deployment")
-
-
-@pytest.mark.parametrize("none", [0, "0%"])
-def test_a_strategy_by_which_no_version_could_take_over_is_refused(none: int | str) -> None:
-    strategy = {"maxSurge": none, "maxUnavailable": 0}
-    for values, where in (
-        ({"frontend": {"strategy": strategy}}, "frontend"),
-        (with_demo(strategy=strategy), "models[0]"),
-    ):
-        said = refusal(values)
-        assert where in said
-        assert "strategy.maxSurge and strategy.maxUnavailable are both 0" in said
 
 
 def test_a_share_of_groups_that_the_controller_takes_for_none_is_refused() -> None:
@@ -157,11 +95,33 @@ def test_a_share_of_groups_that_the_controller_takes_for_none_is_refused() -> No
 
 
 CLAIM = {"existingClaim": "c"}
+SYNTHETIC, PYTORCH = {"runtime": "synthetic"}, {"runtime": "tensorrt_llm", "backend": "pytorch"}
+BUILD = {"enabled": True}
+SCALED = {"autoscaling": {"enabled": True}}
+STUCK = {"maxSurge": "0%", "maxUnavailable": 0}
+
+
+def with_two_models(**second: Any) -> Values:
+    return {"models": [{"name": "demo"}, {"name": "b", "source": CHECKPOINT} | second]}
 
 
 @pytest.mark.parametrize(
     ("values", "message"),
     [
+        (with_two_models(name="demo", servedName="b"), "models[1] (demo): another model has this name: write another"),
+        (with_two_models(servedName="demo"), 'models[1] (b): demo has the id "demo" already'),
+        (with_two_models(aliases=["demo"]), 'models[1] (b): demo has the id "demo" already'),
+        (with_demo(aliases=[""]), 'models[0] (demo): aliases: "" is not a valid alias: write one that is not empty'),
+        (with_demo(aliases=["a,b"]), 'models[0] (demo): aliases: "a,b" is not a valid alias: write one that is not'),
+        (with_demo(build=BUILD), "has no engines to build: write build.enabled: false"),
+        (with_demo(build=BUILD, engine=SYNTHETIC), "has no engines to build: write build.enabled: false"),
+        (with_gpu_model(engine=PYTORCH), "build.enabled: backend pytorch has no engines to build"),
+        ({"frontend": {"replicas": 2} | SCALED}, "replicas 2 and autoscaling.enabled contradict each other"),
+        (with_demo(replicas=3, **SCALED), "models[0] (demo): replicas 3 and autoscaling.enabled contradict each other"),
+        (with_demo(autoscaling={"enabled": True, "minReplicas": 5}), "minReplicas 5 is more than maxReplicas 4"),
+        (with_demo(autoscaling={"scaleToZero": True}), "scaleToZero: autoscaling is off: write autoscaling.enabled"),
+        ({"frontend": {"strategy": STUCK}}, "frontend: strategy.maxSurge and strategy.maxUnavailable are both 0"),
+        (with_demo(strategy=STUCK | {"maxSurge": 0}), "strategy.maxSurge and strategy.maxUnavailable are both 0"),
         (with_demo(servedName="other"), "source: only the demo model needs no source: write source.huggingface.repo"),
         (with_demo(source={"path": "x"}), "source.existingClaim: write the name of the claim with x"),
         (with_demo(source=CLAIM), "write the path, gguf, artifact or adapters inside source.existingClaim c"),

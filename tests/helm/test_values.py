@@ -45,13 +45,6 @@ def test_the_validation_sees_a_field_that_does_not_exist() -> None:
         assert "replica" in line
 
 
-def test_the_validation_looks_into_the_pods_of_a_group() -> None:
-    rendered = render(values_of("nodes"))
-    [group] = rendered.of_kind("LeaderWorkerSet")
-    group["spec"]["leaderWorkerTemplate"]["workerTemplate"]["spec"]["containers"][0]["imagee"] = "x"
-    assert "imagee" in errors(rendered, "1.37")[0]
-
-
 def test_an_unknown_key_is_refused_at_every_level() -> None:
     paths = set(_object_paths(default_values(), schema())) - {("global",)}  # a parent chart may have more there
     assert len(paths) > 40

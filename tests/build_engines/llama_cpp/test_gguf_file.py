@@ -21,6 +21,8 @@ from tests.build_engines.tiny_checkpoint import CONFIG, Weights, random_weights,
 
 WEIGHTS = random_weights()
 QWEN2: dict[str, Any] = {"architectures": ["Qwen2ForCausalLM"]}
+LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+YARN = {"rope_type": "yarn", "factor": 4.0}
 Q_PROJ = "model.layers.1.self_attn.q_proj.weight"
 
 
@@ -120,6 +122,11 @@ def test_the_buffers_of_early_checkpoints_are_left_out(tmp_path: Path) -> None:
         ({"hidden_size": 10**30}, "hidden_size=10+: expected a whole number from 1 to 2147483647"),
         ({"rope_theta": 10**400}, "rope_theta=10+: expected a number above 0"),
         ({"bos_token_id": "x"}, "bos_token_id='x': expected a whole number from -1"),
+        ({"rope_scaling": YARN, "rope_parameters": YARN}, "rope_parameters and rope_scaling: expected one of the two"),
+        ({"rope_parameters": {"type": "linear"}}, r"rope_parameters\.factor=None: expected a number above 0"),
+        ({"rope_scaling": "linear"}, "rope_scaling='linear': expected an object"),
+        ({"rope_theta": -1.0}, r"rope_theta=-1\.0: expected a number above 0"),
+        (QWEN2 | {"rope_scaling": LLAMA3}, r"rope_type='llama3': llama\.cpp has it for LlamaForCausalLM only"),
         # More rows than the embedding has: the list of tokens was made first.
         ({"vocab_size": 2**24}, r"tensor model\.embed_tokens\.weight: is of shape \[288, 48\]"),
     ],
@@ -129,10 +136,6 @@ def test_an_unsupported_configuration_is_refused(changes: dict[str, Any], messag
     with pytest.raises(BuildError, match=message):
         convert(checkpoint)
     assert not (tmp_path / "model.gguf").exists()
-
-
-LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
-YARN = {"rope_type": "yarn", "factor": 4.0}
 
 
 @pytest.mark.parametrize(
@@ -161,30 +164,6 @@ def test_a_scaling_of_positions_that_is_not_converted_is_refused(
 ) -> None:
     checkpoint = write_checkpoint(tmp_path, weights=WEIGHTS, rope_scaling=scaling)
     with pytest.raises(UnsupportedCheckpoint, match=rf"config\.json: rope_scaling\.{message}"):
-        convert(checkpoint)
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"rope_scaling": YARN, "rope_parameters": YARN}, "rope_parameters and rope_scaling: expected one of the two"),
-        (
-            {"rope_parameters": {"type": "linear"}},
-            r"config\.json: rope_parameters\.factor=None: expected a number above",
-        ),
-        ({"rope_scaling": "linear"}, "rope_scaling='linear': expected an object"),
-        ({"rope_theta": -1.0}, r"rope_theta=-1\.0: expected a number above 0"),
-    ],
-)
-def test_a_rotation_that_is_not_clear_is_refused(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
-    checkpoint = write_checkpoint(tmp_path, weights=WEIGHTS, **changes)
-    with pytest.raises(UnsupportedCheckpoint, match=message):
-        convert(checkpoint)
-
-
-def test_the_scaling_of_llama_3_is_refused_where_llama_cpp_lacks_it(tmp_path: Path) -> None:
-    checkpoint = write_checkpoint(tmp_path, rope_scaling=LLAMA3, **QWEN2)
-    with pytest.raises(UnsupportedCheckpoint, match=r"rope_type='llama3': llama\.cpp has it for LlamaForCausalLM only"):
         convert(checkpoint)
 
 

@@ -26,17 +26,10 @@ from build_engines.tensorrt_llm.spec import TensorRtLlmSpec, Tools
 from build_engines.tensorrt_llm.tool import ToolRun
 from model_repository.byte_table import load_byte_table
 from model_repository.engine.tensorrt_llm.options import Backend, TensorRtLlmOptions
-from model_repository.machine import Machine
+from tests.build_engines.tensorrt_llm.test_checks import MACHINE
 from tests.build_engines.tensorrt_llm.tiny_model import tiny_entry, write_tiny_checkpoint
 from tests.build_engines.tiny_adapter import random_pairs, tensors_of, write_adapter
 from tests.build_engines.tiny_checkpoint import random_weights
-
-MACHINE = Machine(
-    gpu_names=("NVIDIA H100 80GB HBM3",) * 2,
-    gpu_memory_bytes=81559 << 20,
-    gpu_architecture="sm90",
-    tensorrt_llm_version="1.2.1",
-)
 
 
 @dataclass
@@ -59,7 +52,12 @@ def tools(tmp_path: Path) -> Tools:
     for program in ("models/core/llama/convert_checkpoint.py", "quantization/quantize.py"):
         (examples / "examples" / program).parent.mkdir(parents=True)
         (examples / "examples" / program).touch()
-    return Tools(machine=MACHINE, work_dir=tmp_path / "work", examples=examples, run=FakeTools())
+    return Tools(
+        machine=replace(MACHINE, gpu_names=MACHINE.gpu_names * 2),
+        work_dir=tmp_path / "work",
+        examples=examples,
+        run=FakeTools(),
+    )
 
 
 @pytest.fixture
