@@ -13,23 +13,14 @@ from build_engines import artifact
 from build_engines.artifact import Manifest
 from build_engines.errors import ArtifactInvalid
 from build_engines.serving import Serving
-from model_repository.linked_file import LinkedFile
+from tests.build_engines import test_render
 
-MANIFEST = Manifest(
-    model_id="org/demo",
-    runtime="llama_cpp",
-    context_window=2048,
-    eos_token_ids=(7, 9),
-    created=1_700_000_000,
-    source={"config.json": "abc"},
-    key="0123456789ab",
+MANIFEST = dataclasses.replace(
+    test_render.MANIFEST,
     sampling={"temperature": 0.6, "top_k": 20},
     options={"itl_ms": "20"},
-    adapters={"org/formal": "adapters/org--formal.gguf"},
-    tool_call_format="hermes",
-    template_fields=(),
     serving=Serving.of(["gpt-4o"], {"chat_max_tokens": None, "context_length_exceeded_behavior": "error"}),
-    linked={"model.gguf": LinkedFile(source="/home/model.gguf", inode=1, size_bytes=2, mtime_ns=3)},
+    files={},
 )
 
 

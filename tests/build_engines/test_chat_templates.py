@@ -96,19 +96,6 @@ def test_unsupported_messages_are_refused(messages: list[dict[str, Any]], words:
         rendered(*messages)
 
 
-def test_an_answer_can_be_continued() -> None:
-    messages = [said("user", "A"), said("assistant", "One, two")]
-    text = prompt_text(ALPACA, *messages, add_generation_prompt=False, continue_final_message=True)
-    assert text == "<s>### Instruction:\nA\n\n### Response:\nOne, two"
-
-
-def test_tools_are_described_in_the_system_text() -> None:
-    text = prompt_text(ALPACA, said("user", "2+3?"), tool_use=ToolUse(tools=(TOOL,)))
-    system, instruction = text.split("### Instruction:\n")
-    assert json.dumps(TOOL["function"]) in system
-    assert instruction == "2+3?\n\n### Response:\n"
-
-
 # --- DeepSeek-V2.5 ----------------------------------------------------------------------------------------------------
 
 

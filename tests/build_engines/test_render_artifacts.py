@@ -10,22 +10,12 @@ import pytest
 
 from build_engines import artifact
 from build_engines.__main__ import main
-from build_engines.artifact import Manifest
 from build_engines.errors import ArtifactInvalid, BuildError
 from build_engines.render import ServeOptions, render, render_artifacts, write_repository
 from build_engines.serving import Serving
+from tests.build_engines import test_render
 
-MANIFEST = Manifest(
-    model_id="org/demo",
-    runtime="llama_cpp",
-    context_window=2048,
-    eos_token_ids=(3056,),
-    created=1_700_000_000,
-    source={},
-    key="0123456789ab",
-    tool_call_format="plain",
-    template_fields=(),
-)
+MANIFEST = dataclasses.replace(test_render.MANIFEST, adapters={}, serving=Serving(), files={}, linked={})
 OPTIONS = ServeOptions()
 FILES = render(MANIFEST, Path("/artifacts/demo"), OPTIONS, "1.2.3")
 

@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Any
 
 import pytest
 
 from build_engines import __main__ as build_engines
-from build_engines.catalog import Catalog
-from build_engines.gpus import GPUS
-from build_engines.planner.plan import plan
 from frontend import __main__ as frontend
 from frontend.options import settings_from
 from frontend.settings import Settings
@@ -121,34 +117,8 @@ def test_a_model_from_a_gguf_file_is_built_of_all_its_files() -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_the_planner_lays_a_model_out_as_the_values_have_it(name: str) -> None:
-    for values in models_of(name):
-        model: dict[str, Any] = _merged(CASES[name].get("modelDefaults", {}), values)
-        engine, gpus = model.get("engine", {}), model.get("gpus", {})
-        if engine.get("runtime") != "tensorrt_llm" or "artifact" in model.get("source", {}):
-            continue
-        sizes = {"tensor": 1, "pipeline": 1} | model.get("parallelism", {})
-        num_gpus = sizes["tensor"] * sizes["pipeline"]
-        planned = plan(
-            Catalog.load().find(model["servedName"]),
-            GPUS[gpus["profile"]],
-            num_gpus=num_gpus,
-            num_nodes=num_gpus // gpus["perNode"],
-            precision=engine.get("precision"),
-            max_seq_len=engine.get("maxSeqLen"),
-        )
-        assert planned.entry.model_id == model["servedName"], "limits and autoscaling name the model by its id"
-        assert (planned.parallelism.tp_size, planned.parallelism.pp_size) == (sizes["tensor"], sizes["pipeline"])
-
-
-@pytest.mark.parametrize("name", CASES)
 def test_what_is_built_can_be_planned(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     for command in commands(render(CASES[name])):
         if command.words[3:4] == ["build"] and "--runtime=tensorrt_llm" in command.words:
             words = [re.sub("^--checkpoint=/source/.*", "--checkpoint=a/b@main", word) for word in command.words[3:]]
             assert build_engines.main([*words, "--dry-run"]) == 0, capsys.readouterr().err
-
-
-def _merged(defaults: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
-    both = {key: _merged(defaults[key], own[key]) for key in defaults.keys() & own.keys() if isinstance(own[key], dict)}
-    return {**defaults, **own, **both}

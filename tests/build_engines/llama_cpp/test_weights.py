@@ -95,50 +95,49 @@ def test_files_that_are_not_the_checkpoints_are_left_alone(tmp_path: Path) -> No
     assert len(find_tensors(checkpoint)) == len(random_weights())
 
 
-def remove_all(folder: Path) -> None:
-    for path in folder.glob("*.safetensors*"):
-        path.unlink()
+INDEX = "model.safetensors.index.json"
+SHARDS = [f"model-0000{number}-of-00003.safetensors" for number in (1, 2, 3)]
 
 
-def remove_index(folder: Path) -> None:
-    (folder / "model.safetensors.index.json").unlink()
-
-
-def remove_shard(folder: Path) -> None:
-    (folder / "model-00002-of-00003.safetensors").unlink()
-
-
-def repeat_shard(folder: Path) -> None:
-    shutil.copyfile(folder / "model-00001-of-00003.safetensors", folder / "model-00002-of-00003.safetensors")
+def remove(folder: Path, *names: str) -> None:
+    for name in names:
+        (folder / name).unlink()
 
 
 def cut_shard(folder: Path) -> None:
-    path = folder / "model-00003-of-00003.safetensors"
-    path.write_bytes(path.read_bytes()[:-100])
+    (folder / SHARDS[2]).write_bytes((folder / SHARDS[2]).read_bytes()[:-100])
 
 
-def replace_in_index(old: str, new: str) -> Callable[[Path], None]:
-    def replace(folder: Path) -> None:
-        path = folder / "model.safetensors.index.json"
-        path.write_text(path.read_text().replace(old, new))
-
-    return replace
+def replace_in_index(folder: Path, old: str, new: str) -> None:
+    (folder / INDEX).write_text((folder / INDEX).read_text().replace(old, new))
 
 
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (remove_all, r"no model\.safetensors and no model\.safetensors\.index\.json"),
-        (remove_index, r"no model\.safetensors and no model\.safetensors\.index\.json"),
-        (remove_shard, r"index\.json: names model-00002-of-00003\.safetensors, which the folder lacks"),
         (
-            repeat_shard,
+            lambda folder: remove(folder, INDEX, *SHARDS),
+            r"no model\.safetensors and no model\.safetensors\.index\.json",
+        ),
+        (lambda folder: remove(folder, INDEX), r"no model\.safetensors and no model\.safetensors\.index\.json"),
+        (
+            lambda folder: remove(folder, SHARDS[1]),
+            r"index\.json: names model-00002-of-00003\.safetensors, which the folder lacks",
+        ),
+        (
+            lambda folder: shutil.copyfile(folder / SHARDS[0], folder / SHARDS[1]),
             r"tensor lm_head\.weight: both in model-00001-of-00003\.safetensors and in model-00002-of-00003",
         ),
         (cut_shard, r"model-00003-of-00003\.safetensors: not a safetensors file"),
-        (replace_in_index("lm_head.weight", "head.weight"), r"tensor head\.weight: not in model-00001-of-00003"),
-        (replace_in_index('"weight_map"', '"map"'), "weight_map: expected an object"),
-        (replace_in_index('"model-00001', '"../model-00001'), r"='\.\./model-00001.*expected the name of a file in"),
+        (
+            lambda folder: replace_in_index(folder, "lm_head.weight", "head.weight"),
+            r"tensor head\.weight: not in model-00001-of-00003",
+        ),
+        (lambda folder: replace_in_index(folder, '"weight_map"', '"map"'), "weight_map: expected an object"),
+        (
+            lambda folder: replace_in_index(folder, '"model-00001', '"../model-00001'),
+            r"='\.\./model-00001.*expected the name of a file in",
+        ),
     ],
     ids=["no files", "no index", "no shard", "doubled", "cut", "not in the shard", "no map", "elsewhere"],
 )

@@ -50,46 +50,18 @@ def read_arguments(program: str) -> argparse.Namespace:
 
 
 def convert(program: str, class_names: set[str], **names: str) -> None:
-    """Be a converter: a Hugging Face checkpoint into one file of weights for each rank.
+    """Be a converter: write config.json and rankN.safetensors, each with its share of the bytes of every tensor.
+
+    A single rank has the checkpoint's own file, from which the double of the package can answer.
 
     Args:
         program: as it is recorded.
         class_names: the architectures that it converts.
         names: which of its options is `model_dir`, `output_dir`, `tp_size`; `pp_size` if it has one.
     """
-    options = vars(read_arguments(program))
+    options, fault = vars(read_arguments(program)), Fault.of(program)
+    model_dir, output_dir = Path(options[names["model_dir"]]), Path(options[names["output_dir"]])
     tp_size, pp_size = options[names["tp_size"]], options[names["pp_size"]] if "pp_size" in names else 1
-    quantization = {
-        "quant_algo": "FP8" if options.get("qformat") == "fp8" else None,
-        "kv_cache_quant_algo": "FP8" if options.get("kv_cache_dtype") == "fp8" else None,
-    }
-    write_checkpoint(
-        Path(options[names["model_dir"]]),
-        Path(options[names["output_dir"]]),
-        class_names=class_names,
-        dtype=options["dtype"],
-        tp_size=tp_size,
-        pp_size=pp_size,
-        quantization=quantization,
-        fault=Fault.of(program),
-    )
-
-
-def write_checkpoint(
-    model_dir: Path,
-    output_dir: Path,
-    *,
-    class_names: set[str],
-    dtype: str,
-    tp_size: int,
-    pp_size: int,
-    quantization: dict[str, str | None],
-    fault: Fault,
-) -> None:
-    """Write config.json and rankN.safetensors: of every tensor, each rank has its share of the bytes.
-
-    A single rank has the checkpoint's own file, from which the double of the package can answer.
-    """
     config = json.loads((model_dir / "config.json").read_text(encoding="utf-8"))
     (class_name,) = config["architectures"]
     if class_name not in class_names:
@@ -98,9 +70,13 @@ def write_checkpoint(
     say(f"{len(tensors)} tensors of {class_name}")
     num_ranks = tp_size * pp_size
     output_dir.mkdir(parents=True, exist_ok=True)
-    written = {"architecture": class_name, "dtype": dtype, "quantization": quantization, "version": _TOOL_VERSION}
-    mapping = {"world_size": num_ranks, "tp_size": tp_size, "pp_size": pp_size}
-    (output_dir / "config.json").write_text(json.dumps(config | written | {"mapping": mapping}), encoding="utf-8")
+    quantization = {
+        "quant_algo": "FP8" if options.get("qformat") == "fp8" else None,
+        "kv_cache_quant_algo": "FP8" if options.get("kv_cache_dtype") == "fp8" else None,
+    }
+    written = {"architecture": class_name, "dtype": options["dtype"], "quantization": quantization}
+    written |= {"version": _TOOL_VERSION, "mapping": {"world_size": num_ranks, "tp_size": tp_size, "pp_size": pp_size}}
+    (output_dir / "config.json").write_text(json.dumps(config | written), encoding="utf-8")
     for rank in range(num_ranks):
         fault.strike(rank, num_ranks)
         if num_ranks == 1 and (model_dir / "model.safetensors").is_file():
