@@ -317,6 +317,8 @@ def test_a_contradictory_spec_is_refused(changes: dict[str, Any], message: str, 
     [
         ("config.json", None, r"config\.json: no such file"),
         ("config.json", "{", r"config\.json: not JSON"),
+        ("config.json", "[]", r"config\.json: expected a JSON object"),
+        ("generation_config.json", '{"eos_token_id": [2, -1]}', r"eos_token_id=\[2, -1\]: expected a token id"),
         ("config.json", "{}", r"config\.json: max_position_embeddings is missing"),
         ("generation_config.json", None, "neither generation_config.json nor config.json names an eos_token_id"),
         ("tokenizer.json", "{}", r"checkpoint: its tokenizer does not load: .*Model missing"),

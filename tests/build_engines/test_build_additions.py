@@ -113,6 +113,12 @@ def test_the_format_that_is_detected_anyway_can_be_named(tool_checkpoint: Path, 
     assert build(named, artifacts) == build(CpuSpec(model_id="tiny", checkpoint=tool_checkpoint), artifacts)
 
 
+def test_a_model_without_a_chat_template_is_plain(checkpoint: Path, artifacts: Path) -> None:
+    (checkpoint / "tokenizer_config.json").write_text("{}")
+    manifest = artifact.verify(build(CpuSpec(model_id="tiny", checkpoint=checkpoint), artifacts))
+    assert (manifest.tool_call_format, manifest.template_fields) == ("plain", ())
+
+
 # --- names and defaults -----------------------------------------------------------------------------------------------
 
 

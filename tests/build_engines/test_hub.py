@@ -147,6 +147,8 @@ def test_gguf_files_are_found_by_precision_and_name_with_the_projector(hub: Hub,
     assert unserved.endswith("`conch build NAME --gguf org/de__mo@main:Q8_0` serves it as NAME")
     assert not list(hub.cache.rglob("models--org--de__mo/snapshots"))
     assert hub.find("org/gguf:Q8_0").gguf == found[0].gguf  # the hub is gone
+    file = gguf_folder / "demo-Q8_0.gguf"
+    assert gguf_source("mine", str(file), None, hub.digests).gguf == file
 
 
 def test_a_repository_with_both_kinds_is_converted_unless_a_file_is_named(hub: Hub, tmp_path: Path) -> None:

@@ -203,6 +203,7 @@ def test_artifacts_are_verified_together(checkpoint: Path, tmp_path: Path, capsy
         (["build", "demo", "--context-window", "1"], "--context-window 1: expected at least 2\n"),
         (["build", "a/b", "--adapter", "x=none"], "--adapter none: no such file or folder\n"),
         (["build", "a/b/c"], "a/b/c: no such folder, nor OWNER/NAME of the hub\n"),
+        (["build", "demo", "--default", "chat_max_tokens=all"], 'default chat_max_tokens="all": must be a whole'),
         (["build", "a__b", "--checkpoint", "org/model@main"], "model id 'a__b': letters, digits"),
         (["build", "tiny", "--checkpoint", "none"], "--checkpoint none: no such folder, nor of the form"),
         (["build", "tiny", "--gguf", "x.gguf"], "--gguf x.gguf: no such file, nor of the form OWNER/NAME:VARIANT"),
@@ -230,6 +231,15 @@ def test_a_mistake_is_one_line_and_status_1(
     assert main(arguments) == 1
     assert capsys.readouterr().err.startswith(f"error: {message}")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_state_dir_that_cannot_be_written_is_a_line_too(
+    checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    arguments = ["build", "tiny", "--checkpoint", str(checkpoint), "--state-dir", str(tmp_path / "file")]
+    assert main(arguments) == 1
+    assert capsys.readouterr().err.startswith("error: ")
 
 
 @pytest.mark.parametrize("arguments", [[], ["serve"], ["build", "demo", "--runtime", "magic"]])

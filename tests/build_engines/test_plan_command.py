@@ -49,6 +49,12 @@ def test_settings_reach_the_plan(capsys: pytest.CaptureFixture[str]) -> None:
     assert (written["precision"], written["max_seq_len"], written["max_batch_size"]) == ("fp8", 4096, 7)
 
 
+def test_without_a_gpu_all_are_in_a_table_with_the_refusals_behind_it(capsys: pytest.CaptureFixture[str]) -> None:
+    table, _, refusals = run(capsys, "DeepSeek-V2.5").partition("\n\n")
+    assert [line.split()[0] for line in table.splitlines()][:3] == ["GPU", "H100", "H200"]
+    assert refusals.count("does not run on") == 3
+
+
 def test_a_table_as_json_has_the_refusals(capsys: pytest.CaptureFixture[str]) -> None:
     rows = json.loads(run(capsys, "DeepSeek-V2.5", "--json"))
     assert [(row["gpu"], "refusal" in row) for row in rows] == [
@@ -77,6 +83,7 @@ def test_a_model_of_the_users_catalog_is_planned(capsys: pytest.CaptureFixture[s
             ["llama3.1:70b", "--gpu", "h100", "--gpus", "1"],
             "error: meta-llama/Meta-Llama-3.1-70B-Instruct does not fit: ",
         ),
+        (["llama3.1:8b", "--all"], "error: --all: plans every model, not llama3.1:8b alone"),
         (["--markdown"], "error: --markdown: goes with --all and nothing else"),
         (["--gpus", "0", "--json"], "error: --gpus 0: expected at least 1 (and 3 more, of other GPUs, models and"),
         (["--catalog", "none.yaml"], "error: none.yaml: No such file or directory"),

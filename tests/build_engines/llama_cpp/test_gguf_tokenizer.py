@@ -347,6 +347,15 @@ def test_named_chat_templates_are_read(writer: gguf.GGUFWriter, tmp_path: Path) 
     assert read_chat_templates(tmp_path) == {"default": "D", "tool_use": "T"}
 
 
+@pytest.mark.parametrize("length", [100, 3000])
+def test_a_file_that_was_cut_off_is_refused_as_that(length: int, writer: gguf.GGUFWriter, tmp_path: Path) -> None:
+    write_and_close(writer)
+    path = tmp_path / "model.gguf"
+    path.write_bytes(path.read_bytes()[:length])
+    with pytest.raises(BuildError, match=r"model\.gguf: a GGUF file that is cut off or damaged: download it again"):
+        write_tokenizer(path, tmp_path)
+
+
 @pytest.mark.parametrize(
     ("keys", "message"),
     [

@@ -11,8 +11,9 @@ import pytest
 from cyllama.llama import llama_cpp as llama
 
 from build_engines.checkpoint import Checkpoint
-from build_engines.errors import UnsupportedCheckpoint
+from build_engines.errors import BuildError, UnsupportedCheckpoint
 from build_engines.llama_cpp.gguf_file import write_gguf
+from build_engines.llama_cpp.gguf_header import check_projector
 from build_engines.llama_cpp.projector import write_projector
 from tests.build_engines.llama_cpp.reference import ImageReference, digest_of
 from tests.build_engines.llama_cpp_logits import Floats
@@ -45,6 +46,9 @@ def test_a_converted_projector_computes_the_same(precision: str, tmp_path: Path)
     expected = np.array(REFERENCE.features)
     found = features(write_smolvlm(tmp_path), precision)
     assert np.abs(found - expected).max() < BOUNDS[precision] * expected.std()
+    check_projector(tmp_path / "mmproj.gguf")
+    with pytest.raises(BuildError, match=r"model\.gguf: not a projector of images"):
+        check_projector(tmp_path / "model.gguf")
 
 
 @pytest.mark.parametrize(

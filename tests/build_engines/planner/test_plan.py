@@ -199,6 +199,13 @@ def test_too_few_gpus_name_fitting_layouts() -> None:
     )
 
 
+def test_weights_that_exceed_a_gpu_say_so() -> None:
+    assert refusal("llama3.1:70b", "a100", num_gpus=1) == (
+        "meta-llama/Meta-Llama-3.1-70B-Instruct does not fit: on 1 x A100 (TP1) in bf16 the engine takes 145.9 GB of "
+        "each GPU's 80.0 GB; what would fit: --gpus 4 (4 x A100, TP4)"
+    )
+
+
 def test_an_impossible_number_of_gpus_names_the_rule() -> None:
     assert refusal("llama3.1:70b", "h100", num_gpus=3) == (
         "meta-llama/Meta-Llama-3.1-70B-Instruct does not fit: 3 GPUs cannot share it (tp_size 3 must divide the 64 "
@@ -209,6 +216,12 @@ def test_an_impossible_number_of_gpus_names_the_rule() -> None:
         "google/gemma-2-9b-it does not fit: 2 GPUs on 2 nodes cannot share it (it is built without pipeline "
         "parallelism); what would fit: --gpus 1 (1 x L40S, TP1)"
     )
+
+
+def test_a_step_that_is_too_large_names_a_smaller_one() -> None:
+    message = refusal("llama3.1:8b", "h100", num_gpus=1, max_batch_size=100_000, max_seq_len=4096)
+    assert "what would fit: --max-batch-size 8192 (1 x H100, TP1)" in message
+    assert planned("llama3.1:8b", "h100", num_gpus=1, max_batch_size=8192, max_seq_len=4096)
 
 
 def test_a_model_without_a_fitting_gpu_is_refused() -> None:

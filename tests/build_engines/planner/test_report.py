@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from build_engines.catalog import Catalog
 from build_engines.gpus import GPUS
 from build_engines.planner.plan import plan
-from build_engines.planner.report import bar, plan_lines, plan_object
+from build_engines.planner.report import bar, memory_bar, plan_lines, plan_object
 from build_engines.planner.sizing import Plan
 
 CATALOG = Catalog.load()
@@ -33,6 +33,14 @@ def test_a_bar_is_as_wide_as_it_should_be_and_true_to_a_letter(sizes: list[int],
     assert list(text) == sorted(text)
     for letter, size in zip(letters, sizes, strict=False):
         assert abs(text.count(letter) - size * width / sum(sizes)) <= 1
+
+
+@pytest.mark.parametrize(("width", "expected"), [(40, 40), (80, 80), (100, 100), (300, 100), (5, 14)])
+def test_the_bar_is_as_wide_as_the_terminal_within_reason(width: int, expected: int) -> None:
+    line, *legend = memory_bar(planned("llama3.1:8b", "h100").memory, width)
+    assert len(line) == expected
+    assert legend[0].split("   ")[0].strip() == "# weights 16.1 GB"
+    assert len(legend) == (1 if width > 80 else 5)
 
 
 def test_the_text_shows_layout_arithmetic_limits_and_notes() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from build_engines.errors import UnsupportedAdapter
+from build_engines.errors import BuildError, UnsupportedAdapter
 from build_engines.tensorrt_llm.lora import MODULES, lora_limits
 from build_engines.tensorrt_llm.recipe import LoraLimits
 from tests.build_engines.tensorrt_llm.tiny_model import tiny_entry
@@ -61,6 +61,16 @@ def tensor(module: str, side: str = "A", shape: tuple[int, ...] = (4, 48)) -> di
 def test_an_adapter_that_an_engine_cannot_run_is_refused(tensors: dict[str, Any], message: str, tmp_path: Path) -> None:
     folder = write_adapter(tmp_path / "a", tensors)
     with pytest.raises(UnsupportedAdapter, match=message):
+        lora_limits({"a": folder}, tiny_entry("llama", tmp_path))
+
+
+def test_a_file_that_is_cut_short_is_refused(tmp_path: Path) -> None:
+    folder = adapter(tmp_path / "a", "q_proj")
+    (folder / "adapter_model.safetensors").write_bytes(b"short")
+    with pytest.raises(BuildError, match=r"adapter_model\.safetensors: cut short"):
+        lora_limits({"a": folder}, tiny_entry("llama", tmp_path))
+    (folder / "adapter_model.safetensors").unlink()
+    with pytest.raises(BuildError, match=r"adapter_model\.safetensors: no such file"):
         lora_limits({"a": folder}, tiny_entry("llama", tmp_path))
 
 

@@ -42,6 +42,11 @@ def test_a_complete_checkpoint_is_accepted(folder: Path, tmp_path: Path) -> None
     }
 
 
+def test_a_checkpoint_in_one_file_is_accepted(tmp_path: Path) -> None:
+    folder = write_tiny_checkpoint(tmp_path / "checkpoint", num_shards=1)
+    assert "model.safetensors" in Source.load(folder, tiny_entry("llama", tmp_path)).files()
+
+
 @pytest.mark.parametrize("size_bytes", [0, 5, 8, 100])
 def test_a_file_that_is_cut_short_is_named(size_bytes: int, folder: Path, tmp_path: Path) -> None:
     os.truncate(folder / "model-00001-of-00002.safetensors", size_bytes)

@@ -48,6 +48,11 @@ def test_a_failure_shows_the_end_of_the_log(run: ToolRun) -> None:
     assert lines[-1] == f"complete log: {run.log}"
 
 
+def test_a_missing_tool_is_named(run: ToolRun) -> None:
+    with pytest.raises(ToolFailed, match="engine: no-such-tool: no such program: is TensorRT-LLM"):
+        run_tool(replace(run, command=["no-such-tool"]))
+
+
 def test_an_exception_of_the_check_ends_the_tool_and_its_children(
     run: ToolRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
