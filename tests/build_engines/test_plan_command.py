@@ -53,6 +53,7 @@ def test_without_a_gpu_all_are_in_a_table_with_the_refusals_behind_it(capsys: py
     table, _, refusals = run(capsys, "DeepSeek-V2.5").partition("\n\n")
     assert [line.split()[0] for line in table.splitlines()][:3] == ["GPU", "H100", "H200"]
     assert refusals.count("does not run on") == 3
+    assert "\n\n" not in run(capsys, "gemma2:9b")
 
 
 def test_a_table_as_json_has_the_refusals(capsys: pytest.CaptureFixture[str]) -> None:

