@@ -143,7 +143,7 @@ def paced_stack(paced_repository: Path, tmp_path_factory: pytest.TempPathFactory
 
 @pytest.fixture(scope="session")
 def adapter_root(demo_artifact: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder from which adapters are loaded: `formal`, `teams/faint` with tiny weights, and some that are refused."""
+    """A folder from which adapters are loaded: `formal`, `teams/faint` with tiny weights, and a damaged one."""
     root = tmp_path_factory.mktemp("adapters")
     faint = tmp_path_factory.mktemp("peft") / "faint"
     shutil.copytree(FORMAL, faint)
@@ -151,13 +151,9 @@ def adapter_root(demo_artifact: Path, tmp_path_factory: pytest.TempPathFactory) 
     (faint / "adapter_config.json").write_text(json.dumps(config | {"lora_alpha": 1e-6}))
     build_adapter(FORMAL, demo_artifact, root / "formal")
     build_adapter(faint, demo_artifact, root / "teams" / "faint")
-    wide = root / "wide" / "adapter.json"
-    shutil.copytree(root / "formal", wide.parent)
-    wide.write_text(wide.read_text().replace('"rank": 8', '"rank": 65'))
     damaged = root / "damaged" / "adapter.gguf"
     shutil.copytree(root / "formal", damaged.parent)
     damaged.write_bytes(damaged.read_bytes()[:-4])
-    (root / "elsewhere").symlink_to(faint)
     return root
 
 

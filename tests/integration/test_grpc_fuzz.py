@@ -50,7 +50,7 @@ from tests.integration.test_output_streams import frontend_of, request, text_of
 from tests.launching import KEY_OF_ALL
 from tests.waiting import DEADLINE_S
 
-NUM_CASES = 8  # of each input
+NUM_CASES = 4  # of each input
 STAGES = TOKENIZER, ENGINE, DETOKENIZER = ("demo__tokenizer", "demo__engine", "demo__detokenizer")
 TYPES = {"BYTES": 0, "BOOL": 1, "INT32": 4, "INT64": 8, "UINT64": 8, "FP32": 4, "FP64": 8, "UINT8": 1}
 SHAPES: tuple[tuple[int, ...], ...] = ((1, 1), (1,), (), (1, 3), (3, 1), (1, 0), (1, 1, 1), (-1, 1), (1, 2**40))
@@ -101,7 +101,7 @@ def test_no_tensor_harms_the_server(stack: Stack, api: Api, spec: TensorSpec) ->
 # --- well-formed messages between stages, with lies in them ----------------------------------------------------------
 
 NUM_HONEST = 4  # requests at a time
-NUM_ROUNDS = 6  # of all lies
+NUM_ROUNDS = 2  # of all lies
 NUM_GUESSED = 16  # numbers of output streams
 
 BOMB = StructuredOutput(OutputFormat.LARK, "start: /(a|b)*a(a|b){12}/")
@@ -110,10 +110,7 @@ REQUEST_LIES: dict[str, dict[str, Any]] = {
     "long prompt": {"prompt_token_ids": (65,) * 6000},
     "long completion": {"max_tokens": 5000, "params": Params(max_tokens=5000, ignore_eos=True)},
     "unknown token": {"prompt_token_ids": (65, 1_000_000)},
-    "place without an image": {"prompt_token_ids": (-1, 65)},
-    "no prompt": {"prompt_token_ids": ()},
     "large top_k": {"params": Params(sampling=SamplingParams(temperature=1.0, top_k=2**31))},
-    "biases": {"params": Params(sampling=SamplingParams(logit_bias={2**40: 1.0}))},
     "unknown adapter": {"params": Params(lora_name="stolen")},
     "priority": {"params": Params(priority=-99)},
 }
@@ -121,7 +118,6 @@ REQUEST_LIES: dict[str, dict[str, Any]] = {
 UNMEASURED_LIES: dict[str, dict[str, Any]] = {
     "unmeasured grammar": {"structured_output": BOMB},
     "image without a place": {"images": (b"GIF89a",)},
-    "echo of another length": {"echo": (b"a",) * 9},
     "nothing": {},
 }
 REFUSED_ONES = ("invalid_value", "context_length_exceeded", "adapter_not_found", "unsupported_value")
@@ -173,7 +169,6 @@ def lie_to_the_detokenizer(stack: Stack) -> None:
 def lie_to_the_tokenizer(stack: Stack) -> None:
     requests = [
         GenerationRequest(prompt=TokenPrompt((65, 2**40)), params=Params()),
-        GenerationRequest(prompt=TokenPrompt((65,) * 6000), params=Params()),
         GenerationRequest(prompt=TokenPrompt((65,)), params=Params(structured_output=BOMB)),
         GenerationRequest(prompt=TokenPrompt((65,)), params=Params(sampling=SamplingParams(top_k=2**31))),
     ]

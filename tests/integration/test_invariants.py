@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import re
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ import pytest
 from model_repository.byte_table import FILE_NAME, load_byte_table
 from tests.integration.api import CHAT, COMPLETIONS, WEATHER, Api, question_body, text_of
 
-NUM_COMBINATIONS = 300
+NUM_COMBINATIONS = 60
 # A prompt that is computed in other pieces moves a logit by 1e-5, which hot sampling may turn into another token.
 NUM_ATTEMPTS = 3
 QUESTIONS = (
@@ -85,7 +84,6 @@ def streamed(api: Api, endpoint: str, body: dict[str, Any]) -> tuple[list[dict[s
                     "calls": [],
                     "token_ids": [],
                     "prompt_token_ids": [],
-                    "token_bytes": [],
                     "finish_reason": None,
                 },
             )
@@ -98,7 +96,6 @@ def streamed(api: Api, endpoint: str, body: dict[str, Any]) -> tuple[list[dict[s
                 choice["calls"][call["index"]][1] += call["function"]["arguments"]
             choice["token_ids"] += piece.get("token_ids", [])
             choice["prompt_token_ids"] += piece.get("prompt_token_ids", [])
-            choice["token_bytes"] += token_bytes(piece["logprobs"])
             choice["finish_reason"] = piece["finish_reason"]
             choice["stop_reason"] = piece.get("stop_reason")
     return [choices[index] for index in sorted(choices)], usage
@@ -112,34 +109,9 @@ def whole(choice: dict[str, Any]) -> dict[str, Any]:
         "calls": [[call["function"]["name"], call["function"]["arguments"]] for call in calls],
         "token_ids": choice["token_ids"],
         "prompt_token_ids": choice.get("prompt_token_ids", []),
-        "token_bytes": token_bytes(choice["logprobs"]),
         "finish_reason": choice["finish_reason"],
         "stop_reason": choice["stop_reason"],
     }
-
-
-def token_bytes(logprobs: Any) -> list[Any]:
-    """Return the tokens of log probabilities: their bytes, or their text where there are no bytes."""
-    if logprobs is None:
-        return []
-    if "content" in logprobs:
-        return [bytes(item["bytes"]) for item in logprobs["content"]]
-    return [_unescaped(token) for token in logprobs["tokens"]]
-
-
-def text_of_tokens(tokens: list[bytes], prompt: str) -> bytes:
-    """Return what the tokens of an answer add up to: the special ones among them have names, but are no text."""
-    shown = b""
-    for token in tokens:
-        is_text = len(shown) < len(prompt.encode()) or not re.fullmatch(rb"<\|\w+\|>", token)
-        shown += token if is_text else b""
-    return shown
-
-
-def _unescaped(token: str) -> bytes:
-    if not token.startswith("bytes:"):
-        return token.encode()
-    return bytes(int(digits, 16) for digits in token.removeprefix("bytes:").split("\\x")[1:])
 
 
 def check(api: Api, byte_table: list[bytes], seed: int) -> None:
@@ -186,10 +158,6 @@ def check_choice(body: dict[str, Any], choice: dict[str, Any], byte_table: list[
     was_cut = "stop" in body or "stop_token_ids" in body
     shown = from_tokens.decode("utf-8", "replace")
     assert shown.startswith(completion) if was_cut else shown == completion
-    if choice["token_bytes"]:
-        assert text_of_tokens(choice["token_bytes"], prompt).decode("utf-8", "replace") == text
-        num_echoed = len(choice["prompt_token_ids"]) if prompt else 0
-        assert len(choice["token_bytes"]) == num_echoed + len(choice["token_ids"])
     if isinstance(choice["stop_reason"], str):
         assert choice["finish_reason"] == "stop" and choice["stop_reason"] in body["stop"]
         assert completion.endswith(choice["stop_reason"]) == bool(body.get("include_stop_str_in_output"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -33,8 +34,7 @@ def tokenize(api: Api, text: str) -> list[int]:
     return ids
 
 
-@pytest.mark.parametrize("shape", SHAPED)
-@pytest.mark.parametrize("question", QUESTIONS)
+@pytest.mark.parametrize(("shape", "question"), [*zip(SHAPED, itertools.cycle(QUESTIONS), strict=False)])
 def test_they_equal_those_of_the_raw_logits(api: Api, raw_model: RawModel, question: str, shape: str) -> None:
     fields = SHAPED[shape] | {"logprobs": True, "top_logprobs": 3, "return_token_ids": True, "max_tokens": 40}
     choice = api.ask(CHAT, question, **fields).choice

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,8 +10,6 @@ import pytest
 
 from model_repository.bounded_process import BoundedProcess, TooCostly
 from model_repository.errors import InternalError, InvalidRequest
-from tests.processes import is_running
-from tests.waiting import wait_until
 
 MAX_BYTES = 32 << 20
 
@@ -76,14 +73,6 @@ def test_an_unexpected_exception_is_logged_and_not_returned(
     with pytest.raises(InternalError):
         process.call("fail")
     assert "ZeroDivisionError" in caplog.text
-
-
-def test_a_process_that_was_killed_is_started_again() -> None:
-    process = bounded()
-    os.kill(process._pid, signal.SIGKILL)
-    wait_until(lambda: not is_running(process._pid), "it has ended")
-    assert process.call("a") == "A"
-    process.close()
 
 
 def test_a_kept_process_serves_calls_until_their_memory_together_exceeds_the_limit() -> None:

@@ -73,17 +73,6 @@ def test_many_cancels_arrive_although_few_messages_may_wait(ensemble: str, sende
     assert cancelled == [*range(1000)]
 
 
-def test_ensembles_do_not_receive_each_others_cancels(ensemble: str, sender: CancelSender) -> None:
-    mine: queue.Queue[int] = queue.Queue()
-    others: queue.Queue[int] = queue.Queue()
-    receivers = [CancelReceiver(ensemble, mine.put), CancelReceiver(f"{ensemble}-other", others.put)]
-    sender.cancel(5)
-    assert mine.get(timeout=DEADLINE_S) == 5
-    for receiver in receivers:
-        receiver.close()
-    assert others.empty()
-
-
 def test_a_new_engine_gets_cancels_while_the_old_one_closes(ensemble: str, sender: CancelSender) -> None:
     """The old engine's end was sent to the new engine, which stopped listening while the old one waited for ever."""
     old: queue.Queue[int] = queue.Queue()
@@ -105,3 +94,14 @@ def test_the_sockets_are_in_the_servers_own_folder_and_a_new_engine_takes_the_pl
     engine.close()
     assert not [*folder.iterdir()]
     killed.close()
+
+
+def test_ensembles_do_not_receive_each_others_cancels(ensemble: str, sender: CancelSender) -> None:
+    mine: queue.Queue[int] = queue.Queue()
+    others: queue.Queue[int] = queue.Queue()
+    receivers = [CancelReceiver(ensemble, mine.put), CancelReceiver(f"{ensemble}-other", others.put)]
+    sender.cancel(5)
+    assert mine.get(timeout=DEADLINE_S) == 5
+    for receiver in receivers:
+        receiver.close()
+    assert others.empty()

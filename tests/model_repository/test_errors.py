@@ -33,15 +33,6 @@ def test_a_message_of_triton_itself_is_not_a_stage_error(message: str) -> None:
     assert error_from_message(message) is None
 
 
-def test_every_error_has_a_code_that_triton_knows() -> None:
-    assert {error_class.triton_code for error_class in ERRORS} <= {
-        "INVALID_ARG",
-        "NOT_FOUND",
-        "UNAVAILABLE",
-        "INTERNAL",
-    }
-
-
 def test_an_unexpected_exception_is_logged_with_its_text_and_its_request_and_answered_without(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

@@ -23,19 +23,6 @@ def test_senders_alternate_with_one_piece_of_work_at_a_time() -> None:
     assert done == ["a0 True", *["b1", "c1", "a1", "b1", "c2", "a1", "b2", "a2", "b2", "a2"]]
 
 
-def test_a_sender_never_occupies_two_threads() -> None:
-    pool, busy, both = FairPool(2), threading.Lock(), list[bool]()
-
-    def work() -> None:
-        both.append(busy.acquire(blocking=False))
-        busy.release()
-
-    for _ in range(50):
-        pool.submit("a", work)
-    pool.close()
-    assert both == [True] * 50
-
-
 @pytest.mark.parametrize("num_per_sender", [1, 3])
 def test_a_sender_alone_occupies_its_threads_and_another_finds_one(num_per_sender: int) -> None:
     pool, begun, may_end = FairPool(4, num_per_sender=num_per_sender), list[str](), threading.Event()

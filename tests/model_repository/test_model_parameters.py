@@ -47,21 +47,10 @@ FRONTENDS_OWN = RequestDefaults(
 )
 
 
-def test_every_field_is_a_parameter_of_its_name() -> None:
-    assert set(WRITTEN) == set(ModelParameters.__dataclass_fields__)
-    assert all(isinstance(value, str) for value in WRITTEN.values())
-
-
 def test_parameters_survive_the_configuration() -> None:
     read = ModelParameters.from_parameters(WRITTEN)
     assert read == PARAMETERS
     assert isinstance(read.defaults["context_length_exceeded_behavior"], ContextOverflow)
-
-
-def test_a_default_that_the_model_omits_stays_absent() -> None:
-    read = ModelParameters.from_parameters(WRITTEN | {"defaults": '{"chat_max_tokens": null}'})
-    assert read is not None
-    assert read.defaults == {"chat_max_tokens": None}
 
 
 def test_additions_of_a_later_version_are_ignored() -> None:
@@ -114,19 +103,12 @@ def test_a_models_defaults_go_before_the_frontends() -> None:
     [
         ("max_tokens", 5, "max_tokens: expected one of completion_max_tokens, chat_max_tokens, context_length"),
         ("completion_max_tokens", 0, "completion_max_tokens=0: must be a whole number from 1 to 2147483647, or null"),
-        ("completion_max_tokens", 2**31, "completion_max_tokens=2147483648: must be a whole number"),
         ("chat_max_tokens", True, "chat_max_tokens=true: must be a whole number"),
-        ("chat_max_tokens", 1.5, r"chat_max_tokens=1\.5: must be a whole number"),
-        ("chat_max_tokens", "many", 'chat_max_tokens="many": must be a whole number'),
         ("context_length_exceeded_behavior", "ignore", '="ignore": must be truncate or error'),
-        ("context_length_exceeded_behavior", [], r"=\[\]: must be truncate or error"),
         ("include_stop_str_in_output", 1, "include_stop_str_in_output=1: must be true or false"),
-        ("include_stop_str_in_output", None, "include_stop_str_in_output=null: must be true or false"),
         ("temperature", 2.5, r"temperature=2\.5: must be a number, at least 0, at most 2"),
-        ("temperature", True, "temperature=true: must be a number"),
         ("top_p", float("nan"), "top_p=NaN: must be a number"),
         ("top_k", 1.0, r"top_k=1\.0: must be a whole number, at least -1"),
-        ("top_k", 2**31, "top_k=2147483648: must be a whole number"),
         ("repetition_penalty", 0, "repetition_penalty=0: must be a number, above 0, at most 2"),
         ("sampling", "vllm", 'sampling="vllm": must be openai'),
     ],

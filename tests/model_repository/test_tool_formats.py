@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
@@ -17,14 +16,6 @@ from model_repository.tool_formats import (
     plain_tool_prompt,
 )
 
-WEATHER: dict[str, Any] = {
-    "type": "function",
-    "function": {
-        "name": "get_weather",
-        "description": "Weather of a city, in °C.",
-        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
-    },
-}
 NOW: dict[str, Any] = {"type": "function", "function": {"name": "now"}}
 
 
@@ -75,14 +66,6 @@ def test_the_format_is_detected_in_the_template(template: str, name: str) -> Non
     assert detect_tool_format(template) == name
 
 
-def test_tools_are_described_behind_the_system_message() -> None:
-    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]
-    assert messages_with_plain_tools(messages, [NOW]) == [
-        {"role": "system", "content": f"Be brief.\n\n{plain_tool_prompt([NOW])}"},
-        {"role": "user", "content": "Hi"},
-    ]
-
-
 def test_tools_are_described_before_the_first_user_text_where_a_system_role_is_refused() -> None:
     messages = [{"role": "assistant", "content": "Hello"}, {"role": "user", "content": "Hi"}]
     assert messages_with_plain_tools(messages, [NOW], has_system_role=False) == [
@@ -125,11 +108,3 @@ def test_calls_and_results_become_text_of_alternating_roles() -> None:
         {"role": "user", "content": "<tool_response>\nsun\n</tool_response>"},
         {"role": "assistant", "content": "Sunny."},
     ]
-
-
-def test_the_messages_given_stay_as_they_are() -> None:
-    roles = ("system", "user", "assistant", "tool", "user")
-    messages = [{"role": role, "content": role} for role in roles]
-    before = json.dumps(messages)
-    messages_with_plain_tools(messages, [NOW])
-    assert json.dumps(messages) == before

@@ -12,11 +12,9 @@ from hypothesis import given
 from model_repository.contract.client_request import tensors_to_request
 from model_repository.contract.codec import tensor
 from model_repository.contract.request import (
-    MAX_BAD_WORD_CHARS,
     MAX_BAD_WORDS,
     MAX_STOP_WORDS,
     ChatPrompt,
-    ContextOverflow,
     GenerationRequest,
     Mirostat,
     Params,
@@ -78,24 +76,19 @@ def test_a_request_survives_its_tensors(request: GenerationRequest) -> None:
 # The tensors of a client, and the parameters of its request: the cases that the round trip does not reach.
 PARAMS: list[tuple[dict[str, Any], Params]] = [
     ({}, params()),
-    ({"max_tokens": [0], "exclude_input_in_output": [False]}, params(max_tokens=0, is_echo=True)),
     ({"stop_words": ["", "€", "\n\n", ""]}, params(stop=("€", "\n\n"))),
-    ({"stop_words": [], "stop_token_ids": []}, params()),
     ({"bad_words": ["damn", "", "é"]}, params(bad_words=("damn", "é"))),
-    ({"context_length_exceeded_behavior": ["error"]}, params(overflow=ContextOverflow.ERROR)),
     ({"context_length_exceeded_behavior": [""]}, params()),
     ({"lora_name": [""], "sender": [""], "cancel_key": [""], "stop_words": [""]}, params()),
     ({"guided_decoding_guide_type": [""], "guided_decoding_guide": [""]}, params()),
     # An input that shapes the distribution turns sampling on.
     ({"temperature": [0.75]}, params({"temperature": 0.75})),
     ({"top_p": [0.5]}, params({"temperature": 1.0, "top_p": 0.5})),
-    ({"top_k": [40]}, params({"temperature": 1.0, "top_k": 40})),
     ({"top_k": [-1]}, params({"temperature": 1.0})),
     ({"min_p": [0.25]}, params({"temperature": 1.0, "min_p": 0.25})),
     ({"min_p": [0.25], "temperature": [0.0]}, params({"min_p": 0.25})),
     ({"mirostat_target": [3]}, params({"temperature": 1.0, "mirostat": Mirostat(target=3.0)})),
     ({"mirostat_lr": [0.5]}, params({"temperature": 1.0, "mirostat": Mirostat(learning_rate=0.5)})),
-    ({"repetition_penalty": [1.25]}, params({"repetition_penalty": 1.25})),
 ]
 PROMPTS: list[tuple[dict[str, Any], Prompt]] = [
     ({"text_input": [""], "suffix": ["b"]}, TextPrompt("", "b")),
@@ -126,26 +119,6 @@ def test_each_prompt_is_read_from_its_inputs(sent: dict[str, Any], expected: Pro
     assert request_of(**{"text_input": None} | sent).prompt == expected
 
 
-@pytest.mark.parametrize(
-    ("fields", "expected"),
-    [
-        ({}, None),
-        ({"num_top_logprobs": 3}, None),
-        ({"has_logprobs": True}, 0),
-        ({"has_logprobs": True, "num_top_logprobs": 3}, 3),
-    ],
-)
-def test_the_number_of_likely_tokens_counts_with_log_probabilities_only(
-    fields: dict[str, Any], expected: int | None
-) -> None:
-    assert Params(**fields).num_logprobs == expected
-
-
-def test_inputs_without_effect_are_accepted() -> None:
-    sent = {"return_num_input_tokens": [True], "return_num_output_tokens": [False], "pad_id": [2]}
-    assert request_of(**sent) == request_of()
-
-
 def test_without_a_seed_every_request_draws_another() -> None:
     seeds = {request_of(seed=None).params.sampling.seed for _ in range(2)}
     assert len(seeds) == 2
@@ -164,14 +137,11 @@ COMPANIONS: dict[str, dict[str, Any]] = {  # without which a value in its range 
 
 
 @pytest.mark.parametrize("spec", RANGED, ids=lambda spec: spec.name)
-def test_the_ends_of_a_range_are_in_it(spec: TensorSpec) -> None:
+def test_a_value_outside_its_range_is_refused_and_the_ends_of_the_range_are_in_it(spec: TensorSpec) -> None:
+    companions = COMPANIONS.get(spec.name, {})
     for end in (spec.low, spec.high):
         if end is not None and not (spec.is_low_open and end == spec.low):
-            request_of(**COMPANIONS.get(spec.name, {}), **{spec.name: [end]})
-
-
-@pytest.mark.parametrize("spec", RANGED, ids=lambda spec: spec.name)
-def test_a_value_outside_its_range_is_refused(spec: TensorSpec) -> None:
+            request_of(**companions, **{spec.name: [end]})
     is_integer = spec.datatype == "INT32"
     step = 1 if is_integer else 0.5
     outside = [] if spec.high is None else [spec.high + step]
@@ -179,8 +149,7 @@ def test_a_value_outside_its_range_is_refused(spec: TensorSpec) -> None:
         outside.append(spec.low if spec.is_low_open else spec.low - step)
     for value in outside if is_integer else [*outside, np.nan, np.inf, -np.inf]:
         shown = int(value) if is_integer else float(value)
-        message = refusal(**COMPANIONS.get(spec.name, {}) | {spec.name: [value]})
-        assert message.startswith(f"{spec.name}: {shown} must be ")
+        assert refusal(**companions | {spec.name: [value]}).startswith(f"{spec.name}: {shown} must be ")
 
 
 @pytest.mark.parametrize("top_k", [-2, 2**31])
@@ -208,7 +177,6 @@ def tools(function: Any) -> dict[str, Any]:
     ("tensors", "message"),
     [
         ({"max_tokens": [0]}, "max_tokens: 0 must be at least 1, unless exclude_input_in_output is false"),
-        ({"min_tokens": [9], "max_tokens": [8]}, "min_tokens: 9 must be at most max_tokens, 8"),
         ({"min_tokens": [17]}, "min_tokens: 17 must be at most max_tokens, 16"),
         ({"max_tokens": [1, 2]}, "max_tokens: expected one element, got 2"),
         ({"stream": []}, "stream: expected one element, got 0"),
@@ -231,8 +199,6 @@ def tools(function: Any) -> dict[str, Any]:
             "guided_decoding_guide: json takes none: the type for a schema is json_schema",
         ),
         ({"guided_decoding_guide_type": ["xml"]}, f"guided_decoding_guide_type: 'xml' {FORMATS}"),
-        ({"guided_decoding_guide_type": ["lark_grammar"]}, f"guided_decoding_guide_type: 'lark_grammar' {FORMATS}"),
-        ({"text_input": ["a", "b"]}, "text_input: expected one element, got 2"),
         ({"text_input": None}, ONE_PROMPT),
         ({"input_ids": [1]}, ONE_PROMPT),
         ({"text_input": [""], "messages": ["[]"], "input_ids": [1]}, ONE_PROMPT),
@@ -252,45 +218,31 @@ def test_a_refusal_names_input_value_and_rule(tensors: dict[str, Any], message: 
 @pytest.mark.parametrize(
     ("tensors", "message"),
     [
-        ({"messages": [b"\xff"]}, "messages: not UTF-8 at byte 0"),
-        ({"messages": ["1", "2"]}, "messages: expected one element, got 2"),
         ({"messages": ["{"]}, "messages: not JSON (Expecting property name enclosed in double quotes"),
         ({"messages": ["[" * 100_000]}, "messages: not JSON ("),
         ({"messages": ["{}"]}, "messages: expected a JSON list"),
-        ({"messages": ["[]"]}, "messages: expected a list of at least one message"),
         ({"messages": ["null"]}, "messages: expected a list of at least one message"),
         ({"messages": ['["hi"]']}, "messages[0]: expected an object with a string `role`"),
-        ({"messages": ['[{"content": "b"}]']}, "messages[0]: expected an object with a string `role`"),
         ({"messages": ['[{"role": 5, "content": "a"}]']}, "messages[0]: expected an object with a string `role`"),
         ({"messages": ['[{"role": "end", "content": "a"}]']}, "messages[0].role: 'end' must be one of system, devel"),
-        ({"messages": ['[{"role": "", "content": "a"}]']}, "messages[0].role: '' must be one of system, developer"),
         ({"messages": ['[{"role": "user"}]']}, NO_CONTENT),
         ({"messages": ['[{"role": "user", "content": [{"type": "image_url"}]}]']}, NO_CONTENT),
         ({"messages": ['[{"role": "user", "content": null}]']}, NO_CONTENT),
-        ({"messages": ['[{"role": "user", "content": ["a"]}]']}, NO_CONTENT),
         ({"messages": ['[{"role": "user", "content": null, "tool_calls": []}]']}, NO_CONTENT),
         ({"messages": [f"{CHAT[:-1]}, 5]"]}, "messages[1]: expected an object with a string `role`"),
-        ({"tools": ["{"]}, "tools: not JSON (Expecting property name enclosed in double quotes"),
         ({"tools": ["{}"]}, NO_LIST),
         ({"tools": [json.dumps([TOOL] * (MAX_TOOLS + 1))]}, f"tools: {MAX_TOOLS + 1} tools: there may be {MAX_TOOLS}"),
         (tools({"name": "a", "description": "a" * MAX_TOOLS_CHARS}), "tools: together they may have 300000"),
         ({"tools": ["[5]"]}, "tools[0]: expected {"),
         ({"tools": [json.dumps([TOOL, {"type": "custom"}])]}, "tools[1]: expected {"),
         (tools({"name": ""}), "tools[0]: expected {"),
-        (tools({"name": 5}), "tools[0]: expected {"),
         (tools({"name": "a", "parameters": [1]}), "tools[0]: expected {"),
         (tools({"name": "a", "strict": 1}), "tools[0]: expected {"),
         ({"tool_choice": ["required"]}, "tool_choice: 'required' needs tools"),
-        ({"tool_choice": ["function:add"]}, "tool_choice: 'function:add' needs tools"),
         (
             {"tools": [TOOLS], "tool_choice": ["function:sub"]},
             "tool_choice: 'function:sub' must be none, auto, required or one of function:add",
         ),
-        (
-            {"tools": [TOOLS], "tool_choice": ["any"]},
-            "tool_choice: 'any' must be none, auto, required or one of function:add",
-        ),
-        ({"chat_template_kwargs": ["["]}, "chat_template_kwargs: not JSON ("),
         ({"chat_template_kwargs": ["[]"]}, "chat_template_kwargs: expected a JSON object"),
         ({"continue_final_message": [True]}, "continue_final_message: needs add_generation_prompt to be false"),
     ],
@@ -300,29 +252,14 @@ def test_a_malformed_chat_is_refused_by_its_place(tensors: dict[str, Any], messa
     assert refusal(**{"text_input": None, "messages": [CHAT]} | tensors).startswith(message)
 
 
-def test_the_largest_number_of_the_longest_bad_words_is_accepted() -> None:
-    longest = ["é" * MAX_BAD_WORD_CHARS] * MAX_BAD_WORDS
-    assert request_of(bad_words=[*longest, ""]).params.bad_words == tuple(longest)
-
-
 # --- NVIDIA's inputs ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("spec", NEUTRAL_INPUTS, ids=lambda spec: spec.name)
-def test_neutral_values_change_nothing(spec: TensorSpec) -> None:
+def test_neutral_values_change_nothing_and_others_are_refused(spec: TensorSpec) -> None:
     for value in spec.neutral or ():
         assert request_of(**{spec.name: [value]}) == request_of()
-
-
-@pytest.mark.parametrize("spec", NEUTRAL_INPUTS, ids=lambda spec: spec.name)
-def test_other_values_are_refused(spec: TensorSpec) -> None:
     other = {"BYTES": "x", "BOOL": not (spec.neutral or (True,))[0]}.get(spec.datatype, 5)
     message = refusal(error=Unsupported, **{spec.name: [other]})
     assert message.startswith(f"{spec.name}: ")
     assert " is not supported, only " in message
-
-
-def test_one_other_value_among_neutral_ones_is_refused() -> None:
-    assert refusal(error=Unsupported, embedding_bias_words=["", "damn"]) == (
-        "embedding_bias_words: 'damn' is not supported, only '' is"
-    )

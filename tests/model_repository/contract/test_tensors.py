@@ -5,26 +5,10 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from msgspec import Struct
 
-from model_repository.contract.output import GenerationChunk, Timing, Usage
-from model_repository.contract.request import (
-    ChatPrompt,
-    GenerationRequest,
-    Mirostat,
-    Params,
-    SamplingParams,
-    StructuredOutput,
-    TextPrompt,
-    TokenPrompt,
-    ToolUse,
-)
-from model_repository.contract.spec import TensorSpec, fields_of
 from model_repository.contract.tensors import (
     ENSEMBLES,
     OUTPUTS,
-    PUBLIC_INPUTS,
-    PUBLIC_OUTPUTS,
     REQUESTS,
     STAGES,
     ensemble_of_stage,
@@ -33,31 +17,7 @@ from model_repository.contract.tensors import (
     stage_name,
 )
 
-# The messages that a client sends or receives, with their fields that no tensor carries.
-PUBLIC_MESSAGES: dict[type[Struct], set[str]] = {
-    TextPrompt: set(),
-    ChatPrompt: set(),
-    ToolUse: set(),
-    TokenPrompt: set(),
-    GenerationRequest: {"prompt", "request_id"},  # one of several messages; Triton's own id
-    Params: set(),
-    SamplingParams: set(),
-    Mirostat: set(),
-    StructuredOutput: set(),
-    GenerationChunk: set(),
-    Usage: set(),
-    Timing: set(),
-}
-
-
 # --- names of models ------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("model_id", ["demo", "org/demo", "meta-llama/Llama-3.1-8B", "a/b/c", "x:1.0_b", "0"])
-def test_a_model_id_comes_back_from_its_ensemble(model_id: str) -> None:
-    ensemble = model_id_to_ensemble(model_id)
-    assert "/" not in ensemble
-    assert ensemble_to_model_id(ensemble) == model_id
 
 
 @pytest.mark.parametrize(
@@ -87,29 +47,7 @@ def test_no_two_models_share_a_folder(first: str, second: str) -> None:
     assert len(set(names)) == len(names)
 
 
-# --- tensors --------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("message", PUBLIC_MESSAGES)
-def test_every_field_of_a_public_message_has_a_tensor(message: type[Struct]) -> None:
-    declared = {field.attribute for field in fields_of(message)}
-    assert set(message.__struct_fields__) - declared == PUBLIC_MESSAGES[message]
-    assert {field.kind for field in fields_of(message) if field.is_message} <= PUBLIC_MESSAGES.keys()
-
-
-@pytest.mark.parametrize("spec", PUBLIC_INPUTS + PUBLIC_OUTPUTS, ids=lambda spec: spec.name)
-def test_a_public_tensor_is_one_value_or_a_list_and_is_documented(spec: TensorSpec) -> None:
-    assert spec.shape in ((1,), (-1,))
-    assert spec.doc or spec.neutral
-    assert spec.dtype is not None
-
-
 # --- ensembles ------------------------------------------------------------------------------------------------------
-
-
-def test_the_public_ensemble_has_the_public_tensors_only() -> None:
-    first, *_, last = ENSEMBLES[""].values()
-    assert (first.inputs, last.outputs) == (PUBLIC_INPUTS, PUBLIC_OUTPUTS)
 
 
 @pytest.mark.parametrize("ensemble", [REQUESTS, OUTPUTS])

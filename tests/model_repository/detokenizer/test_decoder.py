@@ -147,10 +147,3 @@ def test_a_text_of_its_own_comes_back_as_by_the_library(name: str, text: str) ->
     special_tokens = {token["id"]: token["content"].encode() for token in FAMILIES[name]["added_tokens"]}
     chunk = chunk_of(Detokenizer(table, Decoding(special_tokens, num_stripped)), delta)
     assert chunk.text == tokenizer.decode(token_ids, skip_special_tokens=False)
-
-
-def test_a_stop_sequence_of_spaces_matches_a_token_of_many_spaces() -> None:
-    tokenizer, table = family("Gemma 2")
-    gate = StopBuffer(table, [b"    "])
-    assert gate.push(token_id(tokenizer, SPACES * 24)) == []
-    assert gate.matched_stop == 0

@@ -61,11 +61,6 @@ def test_a_batch_of_a_frontend_is_answered_with_its_chunks(model: Any) -> None:
     assert unpack(ChunkBatch, payload_of(tensors, CHUNK_BATCH), "chunk_batch") == expected
 
 
-def test_the_batch_that_opens_a_stream_is_answered(model: Any) -> None:
-    [tensor] = answer(model, OutputBatch(9, 0, False)).tensors
-    assert unpack(ChunkBatch, tensor.value.item(), "chunk_batch") == ChunkBatch(0)
-
-
 def test_a_batch_of_a_single_request_is_answered_with_public_outputs(model: Any) -> None:
     response = answer(model, OutputBatch(9, 4, True, ((0, LAST),)))
     assert {tensor.name(): tensor.value.tolist() for tensor in response.tensors} == {
@@ -110,7 +105,6 @@ def test_a_disconnect_check_with_a_number_that_no_stream_has_is_refused(model: A
     ("batch", "message"),
     [
         (b"nonsense", "[invalid_value] output_batch: not a OutputBatch ("),
-        (b"", "[invalid_value] output_batch: not a OutputBatch ("),
         (OutputBatch(9, 4, False, ((7, TokenDelta((2,))),)), "[invalid_value] output_batch: 2 is not a token"),
         (OutputBatch(9, 4, True, ((0, TokenDelta((-1,))),)), "[invalid_value] output_batch: -1 is not a token"),
         (OutputBatch(9, 4, True, ((0, LAST), (0, LAST))), NO_ENGINE),

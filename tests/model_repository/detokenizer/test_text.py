@@ -11,17 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from model_repository.contract.output import (
-    ChunkBatch,
     DeltaDetails,
     DrawnLogprob,
-    FinishReason,
     GenerationChunk,
-    OutputBatch,
-    Timing,
     TokenDelta,
     TokenLogprob,
     TopLogprob,
-    Usage,
 )
 from model_repository.detokenizer.text import Decoding, Detokenizer
 from model_repository.errors import InvalidRequest
@@ -30,16 +25,12 @@ from tests.model_repository.detokenizer.decoding import chunk_of
 BYTE_TABLE = [b"", b"Paris", b"\xe2\x82", b"\xac", b" STOP ", b"<tool>"]
 SPECIAL = {0: b"<|end|>", 5: b"<tool>"}
 DETOKENIZER = Detokenizer(BYTE_TABLE, Decoding(SPECIAL))
-USAGE = Usage(num_input_tokens=1, num_output_tokens=2)
 
 
 def chunk(*token_ids: int, num_cut_bytes: int = 0, **details: Any) -> GenerationChunk:
     return chunk_of(
         DETOKENIZER, TokenDelta(token_ids, num_cut_bytes, details=DeltaDetails(**details) if details else None)
     )
-
-
-# --- without details ------------------------------------------------------------------------------------------------
 
 
 # --- with details ---------------------------------------------------------------------------------------------------
@@ -50,18 +41,6 @@ def test_an_echo_comes_first() -> None:
     assert chunk(1, prompt_token_ids=(0, 9), echo=(b"", b"Q: "), has_token_ids=True) == GenerationChunk(
         text="Q: Paris", token_ids=(0, 9, 1), num_prompt_tokens=2, prompt_token_ids=(0, 9)
     )
-
-
-def test_the_prompts_token_ids_come_beside_those_of_the_text() -> None:
-    assert chunk(1, prompt_token_ids=(0, 9), has_token_ids=True) == GenerationChunk(
-        text="Paris", token_ids=(1,), prompt_token_ids=(0, 9)
-    )
-    with_logprobs = chunk(1, prompt_token_ids=(0, 9), has_token_ids=True, logprobs=(DrawnLogprob(-1.0),))
-    assert (len(with_logprobs.logprobs), with_logprobs.num_prompt_tokens) == (1, 0)
-
-
-def test_an_open_character_of_the_prompt_is_not_closed_by_the_completion() -> None:
-    assert chunk(3, prompt_token_ids=(2,), echo=(b"\xe2\x82",)).text == "\ufffd\ufffd"
 
 
 def test_log_probabilities_have_the_bytes_that_each_token_adds() -> None:
@@ -96,21 +75,6 @@ def test_a_special_token_among_the_likely_ones_shows_its_string_and_the_drawn_on
     assert found == TokenLogprob(0, b"", -1.0, (TopLogprob(0, b"<|end|>", -1.0), TopLogprob(5, b"<tool>", -2.0)))
 
 
-def test_special_tokens_are_shown_on_request() -> None:
-    assert chunk(1, 0, 5).text == "Paris<tool>"
-    assert chunk(1, 0, 5, has_special_tokens=True).text == "Paris<|end|><tool>"
-
-
-def test_the_details_of_the_last_delta_are_passed_on() -> None:
-    timing = Timing(arrival_time_ns=1, first_scheduled_time_ns=2, first_token_time_ns=3, last_token_time_ns=4)
-    details = DeltaDetails(stop_reason=0, cum_logprob=-1.5, timing=timing)
-    assert chunk_of(
-        DETOKENIZER, TokenDelta(finish_reason=FinishReason.STOP, usage=USAGE, details=details)
-    ) == GenerationChunk(
-        text="", finish_reason=FinishReason.STOP, stop_reason=0, usage=USAGE, cum_logprob=-1.5, timing=timing
-    )
-
-
 @given(
     st.lists(st.integers(0, len(BYTE_TABLE) - 1), max_size=6),
     st.lists(st.tuples(st.integers(0, 9), st.binary(max_size=3)), max_size=3),
@@ -137,25 +101,6 @@ def test_the_bytes_of_the_tokens_are_those_of_the_text(
     pieces = [item.token_bytes for item in found.logprobs]
     assert b"".join(pieces) == b"".join(echo_bytes) + whole[: len(whole) - num_cut_bytes]
     assert [item.token_id for item in found.logprobs] == list(found.token_ids)
-
-
-# --- batches --------------------------------------------------------------------------------------------------------
-
-
-def test_the_chunks_of_an_output_batch_keep_number_and_order_and_errors_pass() -> None:
-    plain = TokenDelta((1,))
-    last = TokenDelta((2, 3), finish_reason=FinishReason.LENGTH, usage=USAGE)
-    detailed = TokenDelta((1,), details=DeltaDetails(has_token_ids=True))
-    batch = OutputBatch(9, 4, False, ((7, plain), (-1, "[engine_failed] x"), (7, last), (5, detailed)))
-    assert DETOKENIZER.chunks(batch) == ChunkBatch(
-        4,
-        (
-            (7, chunk_of(DETOKENIZER, plain)),
-            (-1, "[engine_failed] x"),
-            (7, chunk_of(DETOKENIZER, last)),
-            (5, chunk_of(DETOKENIZER, detailed)),
-        ),
-    )
 
 
 # --- direct callers of the stage ------------------------------------------------------------------------------------

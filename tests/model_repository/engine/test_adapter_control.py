@@ -55,12 +55,6 @@ def noted(folder: Path) -> dict[str, str]:
     return dict(root_of(folder).noted())
 
 
-def test_an_adapter_that_the_runtime_refuses_is_not_noted(control: AdapterControl, fake: Fake, folder: Path) -> None:
-    fake.runtime.adapter_error = InvalidRequest("bad", "source")
-    assert load(control, "polite", "a") is fake.runtime.adapter_error
-    assert noted(folder) == {}
-
-
 def test_an_adapter_that_cannot_be_noted_is_not_offered(control: AdapterControl, fake: Fake, folder: Path) -> None:
     (folder / ".loaded").write_text("a file")
     assert isinstance(load(control, "polite", "a"), EngineFailed)
@@ -106,16 +100,6 @@ def test_a_new_engine_loads_the_noted_adapters_except_broken_ones(
     assert noted(folder) == {"a": "a", "b": "b"}
 
 
-def test_an_unexpected_adapter_failure_does_not_keep_the_model_from_loading(
-    folder: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    root, runtime = root_of(folder), FakeRuntime()
-    root.note("a", root.find("a", "a"))
-    (folder / "a" / "adapter.json").write_text("[" * 100_000)
-    restore_adapters(runtime, root)
-    assert (runtime.adapters, "the adapter a does not load again" in caplog.text) == ({}, True)
-
-
 # --- the engine -------------------------------------------------------------------------------------------------------
 
 
@@ -141,3 +125,9 @@ def test_an_adapter_that_does_not_load_leaves_requests_alone() -> None:
     fake.step(6)
     assert loaded.exception(0) is fake.runtime.adapter_error
     assert responder.texts() == ["h", "e", "l", "l", "o", ""]
+
+
+def test_an_adapter_that_the_runtime_refuses_is_not_noted(control: AdapterControl, fake: Fake, folder: Path) -> None:
+    fake.runtime.adapter_error = InvalidRequest("bad", "source")
+    assert load(control, "polite", "a") is fake.runtime.adapter_error
+    assert noted(folder) == {}

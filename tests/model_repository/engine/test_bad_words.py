@@ -67,14 +67,6 @@ def test_a_structured_output_and_bad_words_both_hold() -> None:
         assert both.accept_token(EOS)
 
 
-def test_a_refused_token_does_not_change_the_state_of_the_words() -> None:
-    compiler = ConstraintCompiler(PIECES, frozenset([EOS]), len(PIECES))
-    both = BadWords(["ab"], INDEX, compiler.start(StructuredOutput(OutputFormat.REGEX, "ba+")))
-    assert not both.accept_token(PIECES.index(b"a"))
-    assert both.accept_token(PIECES.index(b"b"))
-    assert both.banned() == [token_id for token_id in range(len(PIECES)) if PIECES[token_id] != b"a"]
-
-
 def test_many_long_words_cost_a_token_no_search_that_was_made_before(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each token was compared with every beginning of every word: 256 long ones took 20 ms of each step."""
     index, num_searches = index_of(), 0

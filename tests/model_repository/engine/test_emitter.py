@@ -50,14 +50,6 @@ def test_outputs_wait_for_the_batch_before_them_but_not_too_long(is_urgent: bool
 # --- the budget ------------------------------------------------------------------------------------------------------
 
 
-def test_a_lonely_sequence_never_waits() -> None:
-    """Nor one of its tokens every 1 ms, which cost less than half of the time."""
-    item = Emitter()
-    for step in range(1, 200):
-        now_s = START_S + step * 1e-3
-        assert item.due(waiting(1, since_s=now_s), now_s) == [0]
-
-
 def test_batches_cost_at_most_their_share_of_the_time() -> None:
     item = emitter(0.0)
     num_sent = sum(num_due(item, waiting(64, START_S + step * 1e-3), START_S + step * 1e-3) for step in range(1, 101))
@@ -69,15 +61,6 @@ def test_sending_may_overdraw_the_budget_and_others_wait_until_it_is_positive() 
     assert item.due(waiting(3), START_S) == [0]
     assert item.due(waiting(3), START_S + 0.99 * SINGLE_COST_S) == []
     assert item.due(waiting(3), START_S + 1.01 * SINGLE_COST_S) == [0]
-
-
-def test_the_longest_waiting_are_sent_first() -> None:
-    items = [
-        PendingOutput(key=1, since_s=9.99, stream=1),
-        PendingOutput(key=2, since_s=9.97, stream=2),
-        PendingOutput(key=3, since_s=9.98, stream=3),
-    ]
-    assert emitter(1.5 * SINGLE_COST_S).due(items, START_S) == [2, 3]
 
 
 def test_all_tokens_of_the_longest_wait_are_sent_together() -> None:
@@ -94,7 +77,7 @@ def test_all_tokens_of_the_longest_wait_are_sent_together() -> None:
 def test_the_debt_of_an_overload_does_not_outlive_the_longest_wait() -> None:
     """The debt of minutes made a lonely stream wait 40 ms for each token long after the load had ended."""
     item = Emitter(max_share=0.5, max_wait_s=MAX_WAIT_S)
-    for step in range(1000):
+    for step in range(200):
         now_s = START_S + step * 1e-3
         item.due(waiting(500, now_s, is_urgent=True), now_s)
     assert item.due(waiting(1, now_s), now_s) == []
@@ -107,12 +90,6 @@ def test_the_debt_of_an_overload_does_not_outlive_the_longest_wait() -> None:
 @pytest.mark.parametrize("stream", [None, STREAM])
 def test_first_and_last_tokens_are_sent_under_any_load(stream: int | None) -> None:
     assert num_due(emitter(-1.0), waiting(64, is_urgent=True, stream=stream)) == 64
-
-
-def test_urgent_batches_use_up_the_share_of_the_others() -> None:
-    items = [PendingOutput(key=1, since_s=9.98, is_urgent=True, stream=1), PendingOutput(key=2, since_s=9.97, stream=2)]
-    assert emitter(0.9 * SINGLE_COST_S).due(items, START_S) == [1]
-    assert emitter(1.1 * SINGLE_COST_S).due(items, START_S) == [1, 2]
 
 
 @pytest.mark.parametrize("stream", [None, STREAM])
@@ -134,17 +111,7 @@ def test_a_reader_has_a_limit_of_its_own() -> None:
     assert sorted(item.due(items, START_S)) == [1, 2]
 
 
-def test_without_a_wait_everything_is_sent() -> None:
-    item = Emitter(max_wait_s=0.0)
-    assert [num_due(item, waiting(64)) for _ in range(3)] == [64] * 3
-
-
 # --- streams of several sequences ------------------------------------------------------------------------------------
-
-
-def test_the_sequences_of_a_stream_are_sent_together() -> None:
-    assert num_due(emitter(1e-6), waiting(64, stream=STREAM)) == 64
-    assert num_due(emitter(0.0), waiting(64, stream=STREAM)) == 0
 
 
 def test_a_batch_costs_little_for_each_further_sequence() -> None:
@@ -164,3 +131,12 @@ def test_a_further_item_of_an_urgent_batch_costs_no_second_batch() -> None:
     cost_s = BATCH_COST_S + 2 * ITEM_COST_S
     assert emitter(cost_s + 1e-6).due(urgent + mine + others, START_S) == [1, 2, 3]
     assert emitter(cost_s - 1e-6).due(urgent + mine + others, START_S) == [1, 2]
+
+
+def test_the_longest_waiting_are_sent_first() -> None:
+    items = [
+        PendingOutput(key=1, since_s=9.99, stream=1),
+        PendingOutput(key=2, since_s=9.97, stream=2),
+        PendingOutput(key=3, since_s=9.98, stream=3),
+    ]
+    assert emitter(1.5 * SINGLE_COST_S).due(items, START_S) == [2, 3]

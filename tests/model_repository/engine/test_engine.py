@@ -23,20 +23,6 @@ def test_tokens_that_a_step_brings_after_the_end_are_passed_over() -> None:
     assert fake.engine.stats().max_step_sequences == 2
 
 
-def test_kv_tokens_are_free_before_the_last_text_is_sent() -> None:
-    fake = Fake(b"")
-
-    class Watching(FakeResponder):
-        def send(self, batch: OutputBatch) -> None:
-            super().send(batch)
-            assert not fake.runtime.has_work
-
-    responder = fake.submit(responder=Watching())
-    fake.step()
-    assert responder.has_ended.is_set()
-    assert not responder.is_closed  # nor was it cancelled for the assertion above
-
-
 # --- outputs --------------------------------------------------------------------------------------------------------
 
 
@@ -60,21 +46,6 @@ def test_only_the_end_of_a_request_without_a_frontend_is_logged(caplog: pytest.L
 
 
 # --- failures -------------------------------------------------------------------------------------------------------
-
-
-def test_a_failing_runtime_fails_its_requests_and_serves_new_ones(caplog: pytest.LogCaptureFixture) -> None:
-    fake = Fake(b"hello")
-    fake.runtime.num_slots = 1
-    running, queued = fake.submit(cancel_key="a"), fake.submit()
-    fake.step()
-    fake.runtime.step_error = EngineFailed("out of KV tokens")
-    fake.step()
-    for responder in (running, queued):
-        assert responder.error_message == "[engine_failed] out of KV tokens"
-    after = fake.submit(cancel_key="a")
-    fake.step(6)
-    assert after.text() == "hello"
-    assert "the runtime failed" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -162,24 +133,6 @@ def test_a_step_that_only_waits_goes_on() -> None:
     assert (stats.num_steps, stats.step_age_ms, responder.texts()) == (1, 0.0, ["h"])
 
 
-def test_a_step_without_requests_is_over() -> None:
-    fake = Fake(b"hello")
-    fake.runtime.is_waiting = True
-    fake.submit(cancel_key="k")
-    fake.step(2, passed_s=2.0)
-    fake.engine.cancel_key("k")
-    fake.step(passed_s=2.0)
-    assert fake.engine.stats().step_age_ms == 0.0
-
-
-def test_each_message_wakes_the_runtime() -> None:
-    fake = Fake(b"hello")
-    fake.submit(cancel_key="k")
-    fake.engine.cancel_key("k")
-    fake.engine.cancel_stream(1)
-    assert fake.runtime.num_wakes == 3
-
-
 def test_a_runtime_that_is_broken_for_good_refuses_and_has_no_stats() -> None:
     """Its refusal was treated as a failure of the engine, and the request waited for ever."""
     fake = Fake(b"hello")
@@ -198,3 +151,35 @@ def test_every_load_has_an_epoch_and_stream_numbers_of_its_own() -> None:
     second.step()
     assert first.engine.stats().epoch != second.engine.stats().epoch
     assert one.number != two.number
+
+
+def test_kv_tokens_are_free_before_the_last_text_is_sent() -> None:
+    fake = Fake(b"")
+
+    class Watching(FakeResponder):
+        def send(self, batch: OutputBatch) -> None:
+            super().send(batch)
+            assert not fake.runtime.has_work
+
+    responder = fake.submit(responder=Watching())
+    fake.step()
+    assert responder.has_ended.is_set()
+    assert not responder.is_closed  # nor was it cancelled for the assertion above
+
+
+def test_a_step_without_requests_is_over() -> None:
+    fake = Fake(b"hello")
+    fake.runtime.is_waiting = True
+    fake.submit(cancel_key="k")
+    fake.step(2, passed_s=2.0)
+    fake.engine.cancel_key("k")
+    fake.step(passed_s=2.0)
+    assert fake.engine.stats().step_age_ms == 0.0
+
+
+def test_each_message_wakes_the_runtime() -> None:
+    fake = Fake(b"hello")
+    fake.submit(cancel_key="k")
+    fake.engine.cancel_key("k")
+    fake.engine.cancel_stream(1)
+    assert fake.runtime.num_wakes == 3

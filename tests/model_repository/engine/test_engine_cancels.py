@@ -11,16 +11,6 @@ from tests.model_repository.engine.fake_engine import REGEX, Fake
 from tests.waiting import DEADLINE_S, wait_until
 
 
-def test_a_queued_request_is_cancelled_by_its_key() -> None:
-    fake = Fake(b"hello")
-    fake.runtime.num_slots = 1
-    stays, gone = fake.submit(), fake.submit(cancel_key="secret")
-    fake.step()
-    fake.engine.cancel_key("secret")
-    fake.step(5)
-    assert (gone.is_closed, gone.batches, stays.text()) == (True, [], "hello")
-
-
 def test_a_cancel_that_overtakes_its_request_is_remembered() -> None:
     fake = Fake(b"hello")
     fake.engine.cancel_key("secret")
@@ -29,15 +19,6 @@ def test_a_cancel_that_overtakes_its_request_is_remembered() -> None:
     fake.step(6)
     assert (gone.is_closed, gone.batches, stays.text()) == (True, [], "hello")
     assert fake.engine.stats().num_cancelled == 1
-
-
-def test_a_remembered_cancel_is_used_once() -> None:
-    fake = Fake(b"hello")
-    fake.engine.cancel_key("secret")
-    fake.submit(cancel_key="secret")
-    second = fake.submit(cancel_key="secret")
-    fake.step(6)
-    assert second.text() == "hello"
 
 
 def test_a_cancelled_request_that_waits_to_be_prepared_is_neither_prepared_nor_started() -> None:
@@ -108,15 +89,6 @@ def test_an_empty_cancel_key_cancels_nothing() -> None:
     assert responder.text() == "hello"
 
 
-def test_cancelling_a_finished_request_changes_nothing() -> None:
-    fake = Fake(b"hi")
-    responder = fake.submit(cancel_key="secret")
-    fake.step(3)
-    fake.engine.cancel_stream(responder.number)
-    fake.step()
-    assert (responder.is_closed, fake.engine.stats().num_cancelled) == (False, 0)
-
-
 def test_the_time_from_cancel_to_free_is_measured() -> None:
     fake = Fake(b"hello")
     responder = fake.submit()
@@ -124,3 +96,12 @@ def test_the_time_from_cancel_to_free_is_measured() -> None:
     fake.engine.cancel_stream(responder.number)
     fake.step(passed_s=0.25)
     assert fake.engine.stats().last_cancel_to_free_ms == pytest.approx(250)
+
+
+def test_a_remembered_cancel_is_used_once() -> None:
+    fake = Fake(b"hello")
+    fake.engine.cancel_key("secret")
+    fake.submit(cancel_key="secret")
+    second = fake.submit(cancel_key="secret")
+    fake.step(6)
+    assert second.text() == "hello"

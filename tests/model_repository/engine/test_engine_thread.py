@@ -113,31 +113,6 @@ def test_an_engine_waits_for_a_batch_that_is_not_sent_after_some_steps(monkeypat
     assert len(responder.texts()[1]) <= 10
 
 
-def test_a_stream_that_cannot_be_sent_ends_its_requests(caplog: pytest.LogCaptureFixture) -> None:
-    fake = Fake(b"x" * 10_000_000)
-    broken = FakeResponder()
-    broken.is_broken = True
-    fake.submit(responder=broken, max_tokens=10_000_000)
-    fake.engine.start()
-    assert broken.has_ended.wait(DEADLINE_S)
-    other = fake.submit(max_tokens=3)
-    assert other.has_ended.wait(DEADLINE_S)
-    assert fake.engine.stats().num_active == 0
-    fake.engine.close()
-    assert "a batch could not be sent" in caplog.text
-
-
-def test_closing_sends_the_remaining_tokens() -> None:
-    fake = Fake(b"hello")
-    fake.engine.start()
-    responder = SlowResponder()
-    fake.submit(responder=responder, is_stream=False)
-    wait_until(lambda: fake.engine.stats().num_finished == 1, "it has finished")
-    threading.Timer(0.02, responder.may_send.set).start()
-    fake.engine.close()
-    assert responder.text() == "hello"
-
-
 # --- output streams of frontends --------------------------------------------------------------------------------------
 
 
@@ -170,3 +145,14 @@ def test_closing_ends_all_requests_and_streams_with_an_error_and_frees_the_model
     assert (fake.runtime.is_closed, fake.runtime.has_work) == (True, False)
     for reader in (idle, busy, single):
         assert reader.error_message == "[engine_failed] the engine is shutting down"
+
+
+def test_closing_sends_the_remaining_tokens() -> None:
+    fake = Fake(b"hello")
+    fake.engine.start()
+    responder = SlowResponder()
+    fake.submit(responder=responder, is_stream=False)
+    wait_until(lambda: fake.engine.stats().num_finished == 1, "it has finished")
+    threading.Timer(0.02, responder.may_send.set).start()
+    fake.engine.close()
+    assert responder.text() == "hello"

@@ -23,10 +23,8 @@ from model_repository.errors import EngineFailed, InternalError, InvalidRequest,
 from tests.build_engines.llama_cpp.reference import ImageReference
 from tests.build_engines.tiny_checkpoint import CONFIG
 from tests.build_engines.tiny_smolvlm import image_token_ids, picture, write_smolvlm
-from tests.model_repository.engine.engine_requests import changed
 from tests.model_repository.engine.tiny_adapter import write_adapter
 from tests.processes import is_running
-from tests.waiting import wait_until
 
 NUM_TOKENS = 12
 BEFORE, AFTER = (40, 41, 42), (50, 51, 52, 53)
@@ -134,77 +132,11 @@ def test_the_same_image_again_is_cached_and_not_computed(runtime: LlamaCppRuntim
     assert (counts.num_images, counts.num_tokens, counts.passed_s > 0) == (1, NUM_IMAGE_TOKENS, True)
 
 
-def test_images_in_one_batch_with_texts_get_the_answers_that_they_get_alone(artifact: Path) -> None:
-    requests = [request(), request([BLUE, RED]), request([]), request([RED, RED, BLUE], after=(70,))]
-    alone = []
-    for each in requests:
-        runtime = started(artifact)
-        alone.append(answer(runtime, each)[0])
-        runtime.close()
-    together = started(artifact, options={"contexts": "2"}, max_sequences=5)
-    found = answers(together, *map(together.prepare, requests))
-    together.close()
-    assert [tokens for tokens, _ in found] == alone
-
-
-def test_an_image_in_a_copied_beginning_is_whole(runtime: LlamaCppRuntime) -> None:
-    """llama.cpp copied tokens at the next decode, but they were read before: the answer was about zeros."""
-    alone, _ = answer(runtime, request())
-    answer(runtime, request([RED, BLUE]))
-    runtime._forget_all()
-    assert answer(runtime, request())[0] == alone
-
-
-def test_an_image_behind_a_copied_text_is_whole(runtime: LlamaCppRuntime) -> None:
-    """llama.cpp copied the text at the next decode: over the image, which had been loaded in the meantime."""
-    text = tuple(range(60, 100))
-    prepared = runtime.prepare(changed(request(), prompt_token_ids=(*text, IMAGE_PLACE, 7)))
-    runtime.submit(9, changed(request([]), prompt_token_ids=(*text, 8)))
-    runtime.step()
-    runtime.submit(8, prepared.request, prepared)
-    drawn = [output.token_id for _ in range(NUM_TOKENS) for output in runtime.step() if output.sequence == 8]
-    runtime._forget_all()
-    assert answers(runtime, prepared) == [(drawn, 0)]
-
-
-def test_an_image_under_an_adapter_is_another_one(runtime: LlamaCppRuntime) -> None:
-    plain, _ = answer(runtime, request())
-    adapted, num_cached = answer(runtime, request(lora_name="a"))
-    assert (adapted != plain, num_cached) == (True, 0)
-    assert answer(runtime, request())[0] == plain
-
-
-def test_the_prompt_must_fit_the_window_with_its_images(artifact: Path) -> None:
-    runtime = started(artifact, context_window=len(BEFORE) + NUM_IMAGE_TOKENS + len(AFTER) + 2)
-    assert runtime.prepare(request()).request.max_tokens == 2
-    with pytest.raises(PromptTooLong) as caught:
-        runtime.prepare(request([RED, BLUE]))
-    assert caught.value.field == "images"
-    runtime.close()
-
-
 def test_a_broken_image_is_refused_by_its_number(runtime: LlamaCppRuntime) -> None:
     with pytest.raises(InvalidRequest) as caught:
         runtime.prepare(request([RED, b"x"]))
     assert caught.value.field == "images[1]"
     assert answer(runtime, request())[1] == 0
-
-
-def test_a_killed_process_is_replaced(runtime: LlamaCppRuntime) -> None:
-    first, _ = answer(runtime, request())
-    child = child_of(keeper_of(runtime))
-    os.kill(child, signal.SIGKILL)
-    wait_until(lambda: not is_running(child), "it has ended")
-    blue, _ = answer(runtime, request([BLUE]))
-    assert (answer(runtime, request())[0], blue != first) == (first, True)
-
-
-def test_the_log_says_how_a_process_ended(runtime: LlamaCppRuntime, caplog: pytest.LogCaptureFixture) -> None:
-    keeper = keeper_of(runtime)
-    os.kill(keeper, signal.SIGKILL)
-    wait_until(lambda: not is_running(keeper), "it has ended")
-    answer(runtime, request())
-    assert "a forked process has ended with status -9: it is replaced" in caplog.text
 
 
 def test_a_process_that_is_killed_at_work_fails_one_request(runtime: LlamaCppRuntime) -> None:
@@ -255,4 +187,13 @@ def test_a_model_without_projector_refuses_images(artifact: Path, tmp_path: Path
     runtime = started(tmp_path)
     with pytest.raises(Unsupported, match="this model reads no images"):
         runtime.prepare(request())
+    runtime.close()
+
+
+def test_the_prompt_must_fit_the_window_with_its_images(artifact: Path) -> None:
+    runtime = started(artifact, context_window=len(BEFORE) + NUM_IMAGE_TOKENS + len(AFTER) + 2)
+    assert runtime.prepare(request()).request.max_tokens == 2
+    with pytest.raises(PromptTooLong) as caught:
+        runtime.prepare(request([RED, BLUE]))
+    assert caught.value.field == "images"
     runtime.close()

@@ -118,73 +118,6 @@ def tokens_of(runtime: LlamaCppRuntime, item: EngineRequest, num_tokens: int = N
     return [token_id for token_id in complete(runtime, {number: item}, num_tokens)[0][number] if token_id is not None]
 
 
-def test_greedy_is_the_same_twice_and_beside_others(runtime: LlamaCppRuntime) -> None:
-    alone = tokens_of(runtime, request())
-    assert tokens_of(runtime, request()) == alone
-    others = {2: request(PROMPT[::-1]), 3: request(PROMPT[50:]), 4: request(PROMPT[:7])}
-    assert complete(runtime, {1: request()} | others)[0][1] == alone
-    assert len(set(alone)) > 1
-
-
-def test_a_reused_prefix_gives_the_same_tokens(start: Start) -> None:
-    longer, runtime = request((*PROMPT, 7, 8, 9)), start()
-    tokens_of(runtime, request())
-    (reused, num_cached) = complete(runtime, {2: longer})
-    assert (num_cached[2], reused[2]) == (len(PROMPT), tokens_of(start(), longer))
-
-
-def test_a_prefix_copied_from_a_live_sequence_gives_both_the_same_tokens(runtime: LlamaCppRuntime) -> None:
-    first, second = request(), request((*PROMPT, 7, 8, 9))
-    expected = {1: tokens_of(runtime, first), 2: tokens_of(runtime, second)}
-    _forget(runtime)
-    tokens: Tokens = {1: [], 2: []}
-    num_cached: dict[int, int] = {}
-    runtime.submit(1, first)
-    step(runtime, tokens)
-    runtime.submit(2, second)
-    while runtime.has_work:
-        step(runtime, tokens, num_cached)
-    assert num_cached[2] == len(PROMPT)
-    assert tokens == expected
-
-
-def _forget(runtime: LlamaCppRuntime) -> None:
-    """Fill every slot with something else."""
-    complete(runtime, {number: request((number, *range(30))) for number in (11, 12, 13)}, num_tokens=2)
-
-
-def test_a_long_prompt_is_prefilled_in_steps_and_others_decode_beside_it(runtime: LlamaCppRuntime) -> None:
-    long = tuple(index % 250 for index in range(700))
-    expected = tokens_of(runtime, request(long))
-    _forget(runtime)
-    runtime.submit(1, request(PROMPT[:5]))
-    runtime.step()
-    runtime.submit(2, request(long))
-    tokens: Tokens = {1: [], 2: []}
-    num_tokens_of_1 = 0
-    while len(tokens[2]) < NUM_TOKENS:
-        for output in runtime.step():
-            tokens[output.sequence].append(output.token_id)
-        num_tokens_of_1 = num_tokens_of_1 or (len(tokens[1]) if tokens[2] else 0)
-    assert tokens[2] == expected
-    assert num_tokens_of_1 > 1  # it went on while the other one was in prefill
-    runtime.free(1)
-    runtime.free(2)
-
-
-def test_a_cancel_in_mid_prefill_frees_the_slot(runtime: LlamaCppRuntime) -> None:
-    expected = tokens_of(runtime, request())
-    for sequence in (1, 2, 3):  # one for every slot
-        runtime.submit(sequence, request([index % 250 for index in range(600 + sequence)]))
-    assert runtime.step() == []
-    assert runtime.stats().num_kv_tokens_used > 0
-    for sequence in (1, 2, 3):
-        runtime.free(sequence)
-    stats = runtime.stats()
-    assert (runtime.has_work, stats.num_active, stats.num_kv_tokens_used) == (False, 0, 0)
-    assert tokens_of(runtime, request()) == expected
-
-
 def test_the_context_window_can_be_filled_to_the_last_token(runtime: LlamaCppRuntime, config: EngineConfig) -> None:
     prompt = [index % 250 for index in range(config.context_window - 3)]
     requests = {number: request([number, *prompt[1:]]) for number in (1, 2, 3)}
@@ -241,88 +174,21 @@ def test_a_file_that_is_changed_under_a_running_model_is_named(
     runtime.stats()
 
 
-def test_an_adapter_that_does_not_load_is_named(start: Start, tmp_path: Path) -> None:
-    (tmp_path / "bad.gguf").write_bytes(b"not an adapter")
-    with pytest.raises(EngineFailed, match=r"bad\.gguf: llama\.cpp does not load it"):
-        start(adapters={"bad": tmp_path / "bad.gguf"})
-
-
-# --- prompts that come together --------------------------------------------------------------------------------------
-
-
-def test_completions_of_one_prompt_compute_it_once_without_changing(runtime: LlamaCppRuntime) -> None:
-    prompt = tuple(index % 250 for index in range(700))
-    requests = {number: request(prompt, temperature=1.0, seed=number) for number in range(1, 4)}
-    expected = {number: tokens_of(runtime, item) for number, item in requests.items()}
-    _forget(runtime)
-    tokens, num_cached = complete(runtime, requests)
-    assert tokens == expected
-    assert num_cached == {1: 0, 2: len(prompt) - 1, 3: len(prompt) - 1}
-
-
-# --- without tokens, without errors for others -----------------------------------------------------------------------
-
-
-def test_a_sequence_for_which_no_token_is_left_fails_alone(runtime: LlamaCppRuntime) -> None:
-    expected = tokens_of(runtime, request())
-    nothing = request(logit_bias=dict.fromkeys(range(CONFIG["vocab_size"]), -100.0))
-    runtime.submit(1, request())
-    runtime.submit(2, nothing)
-    outputs = {output.sequence: output for output in runtime.step()}
-    error = outputs[2].error
-    assert isinstance(error, InvalidRequest)
-    assert error.field == "logit_bias_token_ids"
-    runtime.free(2)
-    tokens = [outputs[1].token_id]
-    while len(tokens) < NUM_TOKENS:
-        tokens += [output.token_id for output in runtime.step()]
-    assert tokens == expected
-
-
-# --- log probabilities -----------------------------------------------------------------------------------------------
-
-
-def test_an_echo_without_logprobs_reuses_kv_tokens(runtime: LlamaCppRuntime) -> None:
-    tokens_of(runtime, request())
-    item = changed(request(), echo=(b"",) * len(PROMPT))
-    assert complete(runtime, {1: item})[1] == {1: len(PROMPT) - 1}
-
-
 # --- adapters --------------------------------------------------------------------------------------------------------
 
 
-def test_sequences_of_several_adapters_run_together_as_each_does_alone(runtime: LlamaCppRuntime) -> None:
-    requests = {number: changed(request(), lora_name=name) for number, name in ((1, "a"), (2, "b"), (3, ""))}
-    alone = {}
-    for number, item in requests.items():
-        alone[number] = tokens_of(runtime, item)
-        _forget(runtime)
-    assert len({tuple(tokens) for tokens in alone.values()}) == 3
-    tokens, num_cached = complete(runtime, requests)
-    assert tokens == alone
-    assert num_cached == {1: 0, 2: 0, 3: 0}
-
-
-def test_an_adapter_is_loaded_and_unloaded_beside_sequences_which_go_on_as_alone(contexts: LlamaCppRuntime) -> None:
-    items = {1: request(), 2: changed(request(), lora_name="a"), 3: request(PROMPT[::-1])}
-    alone = {number: tokens_of(contexts, item) for number, item in items.items()}
-    later = Adapter.of_artifact(contexts._config.adapters["b"])
-    tokens: Tokens = {number: [] for number in items}
-    for number, item in items.items():
-        contexts.submit(number, item)
-    num_steps = 0
+def test_an_unloaded_adapter_is_unknown_and_its_sequence_goes_on(contexts: LlamaCppRuntime) -> None:
+    adapted = changed(request(), lora_name="a")
+    alone = tokens_of(contexts, adapted)
+    contexts.submit(1, adapted)
+    tokens: Tokens = {1: []}
+    step(contexts, tokens)
+    contexts.unload_adapter("a")
     while contexts.has_work:
-        num_steps += 1
-        if num_steps == 4:
-            contexts.load_adapter("later", later)
-        if num_steps == 8:
-            contexts.unload_adapter("later")
-            contexts.unload_adapter("a")  # which a sequence runs under
         step(contexts, tokens)
-    assert tokens == alone
-    for name in ("later", "a"):
-        with pytest.raises(UnknownAdapter, match=f"'{name}': expected one of \\['b'\\]"):
-            contexts.submit(4, changed(request(), lora_name=name))
+    assert tokens[1] == alone
+    with pytest.raises(UnknownAdapter, match=r"'a': expected one of \['b'\]"):
+        contexts.submit(4, adapted)
 
 
 def test_memory_that_llama_cpp_does_not_give_back_is_counted_reused_and_bounded(start: Start, tmp_path: Path) -> None:
@@ -366,34 +232,16 @@ def test_seeds_make_a_difference_in_all_their_bits(runtime: LlamaCppRuntime) -> 
     assert len(drawn) == len(seeds)
 
 
-def test_the_presence_penalty_counts_only_the_completion(runtime: LlamaCppRuntime) -> None:
-    plain = tokens_of(runtime, request())
-    repeated = request((*PROMPT, plain[0], *PROMPT))  # the likely tokens are in the prompt, and stay likely
-    penalized = changed(repeated, sampling=msgspec.structs.replace(GREEDY, presence_penalty=2.0))
-    assert tokens_of(runtime, repeated, 1) == tokens_of(runtime, penalized, 1)
-    assert tokens_of(runtime, request(presence_penalty=2.0), 100) != tokens_of(runtime, request(), 100)
-
-
-def test_the_repetition_penalty_counts_the_prompt_too(runtime: LlamaCppRuntime) -> None:
-    prompt = next(
-        prompt
-        for start in range(100)
-        if tokens_of(runtime, request(prompt := PROMPT[start:]), 1)[0] in prompt  # greedy repeats the prompt
-    )
-    assert tokens_of(runtime, request(prompt, repetition_penalty=2.0), 1)[0] not in prompt
-
-
 # --- contexts --------------------------------------------------------------------------------------------------------
 
 
-def test_a_small_model_has_a_context_for_each_thread_unless_set_otherwise(config: EngineConfig, start: Start) -> None:
+def test_a_small_model_has_a_context_for_each_thread_unless_set_otherwise_and_a_large_one_has_one(
+    config: EngineConfig, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for num_threads, options, expected in ((1, {}, 1), (2, {}, 2), (8, {}, 3), (2, {"contexts": "1"}, 1)):
         runtime = start(num_threads=num_threads, options=options)
         assert len(runtime._contexts) == expected
         assert runtime.stats().max_kv_tokens == config.context_window * config.max_sequences  # in all contexts
-
-
-def test_a_large_model_has_one_context(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("model_repository.engine.llama_cpp_runtime.MAX_CACHED_WEIGHTS_BYTES", 1000)
     assert len(start(num_threads=2)._contexts) == 1
 
@@ -402,12 +250,6 @@ def test_a_large_model_has_one_context(start: Start, monkeypatch: pytest.MonkeyP
 def test_a_number_of_contexts_that_cannot_be_is_refused(start: Start, value: str) -> None:
     with pytest.raises(EngineFailed, match=f"option contexts={value}: expected a whole number from 1 to 3"):
         start(options={"contexts": value})
-
-
-def test_contexts_give_each_sequence_the_same_tokens_as_alone(contexts: LlamaCppRuntime) -> None:
-    requests = {number: request(PROMPT[number:], temperature=1.0, seed=number) for number in range(1, 9)}
-    expected = {number: tokens_of(contexts, item) for number, item in requests.items()}
-    assert complete(contexts, requests)[0] == expected
 
 
 def start_three(runtime: LlamaCppRuntime, tokens: Tokens) -> list[int]:
@@ -424,33 +266,6 @@ def slot_of(runtime: LlamaCppRuntime, number: int) -> int:
     return runtime._contexts[0].scheduler._running[number].slot.index
 
 
-def test_sequences_that_move_to_adjacent_slots_go_on_as_alone(start: Start) -> None:
-    runtime = start(precision="f32")
-    expected = {number: tokens_of(runtime, request(PROMPT[number:])) for number in (1, 2, 3)}
-    tokens: Tokens = {}
-    first, middle, last = start_three(runtime, tokens)
-    runtime.free(middle)
-    step(runtime, tokens)
-    assert abs(slot_of(runtime, first) - slot_of(runtime, last)) == 1
-    while runtime.has_work:
-        step(runtime, tokens)
-    assert [tokens[first], tokens[last]] == [expected[first], expected[last]]
-
-
-def test_tokens_are_in_their_slot_before_the_next_step(runtime: LlamaCppRuntime) -> None:
-    tokens_of(runtime, request(), 1)
-    cache = runtime._contexts[0].scheduler._kv_cache
-
-    def values(slot: int) -> bytes:
-        return cache.read(slot).rstrip(b"\0")[-10_000:]  # the rest names the slot
-
-    first = values(0)
-    cache.load(1, cache.read(0))
-    assert (values(1), len(first)) == (first, 10_000)
-    cache.trim(0, 0)
-    assert (values(1), len(values(0)) < 100) == (first, True)
-
-
 def test_a_recurrent_model_reuses_tokens_only_to_go_on_from_all_of_them(
     start: Start, config: EngineConfig, tmp_path: Path
 ) -> None:
@@ -463,25 +278,6 @@ def test_a_recurrent_model_reuses_tokens_only_to_go_on_from_all_of_them(
         tokens, num_cached = complete(runtime, {1: request(prompt)})
         assert (tokens[1], num_cached[1]) == (tokens_of(fresh, request(prompt)), expected_cached)
         fresh._forget_all()
-
-
-def test_a_prefix_copied_in_the_step_of_a_move_is_whole(start: Start) -> None:
-    """llama.cpp copied tokens at the next decode, and the copy was moved before: its reader got another answer."""
-    runtime, shared = start(precision="f32", max_sequences=4), tuple(range(100, 180))
-    items = {1: request(PROMPT), 2: request(PROMPT[1:]), 3: request((*shared, 7)), 4: request((*shared, 8, 9))}
-    expected = {number: tokens_of(runtime, item) for number, item in items.items()}
-    runtime._forget_all()
-    tokens: Tokens = {number: [] for number in items}
-    for number in (1, 2, 3):
-        runtime.submit(number, items[number])
-    step(runtime, tokens)
-    runtime.free(2)
-    runtime.submit(4, items[4])  # takes the last slot, and moves into the gap
-    num_cached: dict[int, int] = {}
-    while runtime.has_work:
-        step(runtime, tokens, num_cached)
-    assert num_cached[4] == len(shared)
-    assert {number: tokens[number] for number in (1, 3, 4)} == {number: expected[number] for number in (1, 3, 4)}
 
 
 def test_tokens_that_cannot_be_moved_end_all_sequences(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -522,28 +318,6 @@ def test_contexts_are_filled_evenly(contexts: LlamaCppRuntime) -> None:
     assert contexts.stats().num_waiting == 2
 
 
-def test_a_continued_conversation_goes_to_the_context_with_its_kv_tokens(contexts: LlamaCppRuntime) -> None:
-    first = {number: request(PROMPT[number:]) for number in (1, 2)}
-    complete(contexts, first)
-    for number, item in first.items():
-        longer = changed(item, prompt_token_ids=(*item.prompt_token_ids, 7, 8, 9))
-        assert complete(contexts, {number: longer})[1] == {number: len(item.prompt_token_ids)}
-
-
-def test_a_sequence_freed_while_its_context_computes_has_no_output(contexts: LlamaCppRuntime) -> None:
-    expected = tokens_of(contexts, request())
-    contexts.submit(1, request(PROMPT[1:]))
-    contexts.submit(2, request(PROMPT[2:]))
-    (output, *_) = contexts.step()  # the other context goes on
-    other = 3 - output.sequence
-    contexts.free(other)
-    heard = [item.sequence for _ in range(NUM_TOKENS) for item in contexts.step()]
-    assert set(heard) == {output.sequence}
-    contexts.free(output.sequence)
-    assert (contexts.has_work, contexts.stats().num_active, contexts.stats().num_kv_tokens_used) == (False, 0, 0)
-    assert tokens_of(contexts, request()) == expected
-
-
 def test_a_failing_context_ends_all_sequences_and_the_contexts_continue(
     contexts: LlamaCppRuntime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -568,3 +342,25 @@ def test_a_failing_context_ends_all_sequences_and_the_contexts_continue(
     assert not contexts.has_work
     monkeypatch.undo()
     assert tokens_of(contexts, request()) == expected
+
+
+def test_the_presence_penalty_counts_only_the_completion(runtime: LlamaCppRuntime) -> None:
+    plain = tokens_of(runtime, request())
+    repeated = request((*PROMPT, plain[0], *PROMPT))  # the likely tokens are in the prompt, and stay likely
+    penalized = changed(repeated, sampling=msgspec.structs.replace(GREEDY, presence_penalty=2.0))
+    assert tokens_of(runtime, repeated, 1) == tokens_of(runtime, penalized, 1)
+    assert tokens_of(runtime, request(presence_penalty=2.0), 100) != tokens_of(runtime, request(), 100)
+
+
+def test_an_echo_without_logprobs_reuses_kv_tokens(runtime: LlamaCppRuntime) -> None:
+    tokens_of(runtime, request())
+    item = changed(request(), echo=(b"",) * len(PROMPT))
+    assert complete(runtime, {1: item})[1] == {1: len(PROMPT) - 1}
+
+
+def test_a_continued_conversation_goes_to_the_context_with_its_kv_tokens(contexts: LlamaCppRuntime) -> None:
+    first = {number: request(PROMPT[number:]) for number in (1, 2)}
+    complete(contexts, first)
+    for number, item in first.items():
+        longer = changed(item, prompt_token_ids=(*item.prompt_token_ids, 7, 8, 9))
+        assert complete(contexts, {number: longer})[1] == {number: len(item.prompt_token_ids)}

@@ -29,37 +29,18 @@ def test_the_outputs_of_a_step_are_sent_as_one_batch() -> None:
     assert [(call.is_closed, call.batches) for call in calls] == [(True, [])] * 3
 
 
-def test_a_batch_of_requests_is_closed_when_they_are_admitted_and_before_their_first_tokens() -> None:
-    fake = Fake(b"hi")
-    fake.open_stream()
-    fake.runtime.num_slots = 0
-    call = fake.submit_batch("key", {1: request(), 2: request()})
-    fake.step()
-    assert call.is_closed
-    assert fake.engine.stats().num_waiting == 2
-
-
 def test_a_request_that_waits_for_its_first_token_is_announced_once() -> None:
     """So a client knows that the tokenizer is done, and that the engine knows the request's cancel key."""
     fake = Fake(b"hi")
     reader = fake.open_stream()
     fake.runtime.num_slots = 1
-    fake.submit_batch("key", {1: request(max_tokens=2), 2: request(max_tokens=1)})
-    fake.step(3)
+    call = fake.submit_batch("key", {1: request(max_tokens=2), 2: request(max_tokens=1)})
+    fake.step()
+    assert call.is_closed
+    fake.step(2)
     assert reader.sizes == [0, 2, 1, 1]
     announcement, delta = reader.items(2)
     assert announcement == TokenDelta() != delta
-
-
-def test_a_stream_has_the_outputs_of_its_own_requests_only() -> None:
-    fake = Fake(b"hi")
-    one, two = fake.open_stream("one"), fake.open_stream("two")
-    fake.submit_batch("one", {1: request()})
-    fake.submit_batch("two", {1: request(max_tokens=1)})
-    single = fake.submit()
-    fake.step(3)
-    assert (one.texts(1), two.texts(1), single.texts()) == (["h", "i", ""], ["h"], ["h", "i", ""])
-    assert len({one.number, two.number, single.number}) == 3
 
 
 def test_the_number_of_a_stream_cannot_be_guessed_from_others() -> None:
@@ -69,25 +50,6 @@ def test_the_number_of_a_stream_cannot_be_guessed_from_others() -> None:
     fake.step()
     numbers = sorted(reader.number for reader in readers)
     assert min(high - low for low, high in itertools.pairwise(numbers)) > 2**32
-
-
-def test_a_batch_without_a_stream_has_its_own_call_as_the_stream() -> None:
-    fake = Fake(b"hi")
-    reader = fake.open_stream()
-    single = fake.submit()
-    fake.step(3)
-    assert [(batch.serial, batch.is_single) for batch in single.batches] == [(0, True), (1, True), (2, True)]
-    assert (single.has_ended.is_set(), reader.sizes) == (True, [0])
-
-
-def test_stats_count_batches_and_their_items() -> None:
-    fake = Fake(b"hi")
-    fake.open_stream()
-    fake.submit_batch("key", {number: request() for number in range(3)})
-    fake.submit()
-    fake.step(3)
-    stats = fake.engine.stats()
-    assert (stats.num_streams, stats.num_output_batches, stats.num_output_items) == (1, 1 + 3 + 3, 9 + 3)
 
 
 # --- refusals ---------------------------------------------------------------------------------------------------------
@@ -243,30 +205,24 @@ def test_a_request_is_dropped_if_its_stream_ends_while_its_grammar_is_compiled()
     assert fake.engine.stats().num_cancelled == 1
 
 
-def test_a_request_of_a_stream_is_cancelled_by_its_key() -> None:
-    fake = Fake(b"hello")
-    reader = fake.open_stream()
-    fake.submit_batch("key", {1: request(cancel_key="secret"), 2: request()})
-    fake.step()
-    fake.engine.cancel_key("secret")
-    fake.step(6)
-    assert (reader.texts(1), reader.text(2), reader.is_closed) == (["h"], "hello", False)
-
-
 # --- failures ---------------------------------------------------------------------------------------------------------
 
 
-def test_the_failure_of_a_runtime_is_sent_at_once() -> None:
+def test_the_failure_of_a_runtime_is_sent_at_once_and_new_requests_are_served(caplog: pytest.LogCaptureFixture) -> None:
     """After it there may be no other: an engine without work sleeps."""
     fake = Fake(b"hello")
+    fake.runtime.num_slots = 1
     reader = fake.open_stream()
-    fake.submit_batch("key", {1: request(), 2: request()})
+    fake.submit_batch("key", {1: request(cancel_key="a"), 2: request()})
+    single = fake.submit()
     fake.step()
     fake.runtime.step_error = EngineFailed("out of KV tokens")
     fake.step()
     assert not fake.runtime.has_work
-    assert [reader.items(number)[-1] for number in (1, 2)] == ["[engine_failed] out of KV tokens"] * 2
-    fake.submit_batch("key", {3: request()})
+    assert "the runtime failed" in caplog.text
+    message = "[engine_failed] out of KV tokens"
+    assert [reader.items(1)[-1], reader.items(2)[-1], single.error_message] == [message] * 3
+    fake.submit_batch("key", {3: request(cancel_key="a")})
     fake.step(6)
     assert reader.text(3) == "hello"
 

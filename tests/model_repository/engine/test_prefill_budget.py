@@ -30,10 +30,6 @@ def test_long_steps_may_double() -> None:
     assert prefill_budget((0, 0.26), (64, 0.26 + 64 * 0.007)).max_tokens == pytest.approx(0.26 / 0.007, abs=1)
 
 
-def test_a_prompt_alone_measures_the_cost_of_its_tokens() -> None:
-    assert prefill_budget((100, 0.01)).max_tokens == 200
-
-
 def test_there_are_bounds() -> None:
     assert prefill_budget((128, 3.0)).max_tokens == MIN_TOKENS
     assert prefill_budget((128, 1e-6)).max_tokens == MAX_TOKENS

@@ -174,30 +174,22 @@ def test_alone_a_prompt_fills_the_step() -> None:
     assert [len(chunk.token_ids) for _ in range(3) for chunk in fake.step()] == [64, 36, 1]
 
 
-def test_prompts_share_a_step_in_the_order_of_admission() -> None:
-    fake = Fake(num_slots=3, max_step_tokens=10)
-    for sequence, length in ((1, 4), (2, 5), (3, 6)):
-        fake.submit(sequence, PROMPT[sequence : sequence + length])
-    assert [(chunk.running.job.sequence, len(chunk.token_ids)) for chunk in fake.step()] == [(1, 4), (2, 5), (3, 1)]
-
-
-def test_the_next_sequence_with_the_same_beginning_reuses_the_tokens_of_a_finished_one() -> None:
+@pytest.mark.parametrize(
+    ("first", "second", "num_reused"),
+    [
+        (PROMPT, (*PROMPT, 7, 8), len(PROMPT)),
+        (PROMPT[:4], (*PROMPT[:4], 7, 8), 4),
+        (PROMPT, PROMPT, len(PROMPT) - 1),  # the last token of a prompt is always computed
+    ],
+)
+def test_the_next_sequence_reuses_the_tokens_of_a_finished_one_where_they_are(
+    first: Sequence[int], second: Sequence[int], num_reused: int
+) -> None:
     fake = Fake()
-    fake.run(1, PROMPT)
-    assert fake.run(2, (*PROMPT, 7, 8)) == len(PROMPT)
+    fake.run(1, first)
+    assert fake.scheduler.num_kv_tokens_used == 0
+    assert fake.run(2, second) == num_reused
     assert fake.cache.copies == []
-
-
-def test_even_a_short_beginning_is_reused_where_it_is() -> None:
-    fake = Fake()
-    fake.run(1, PROMPT[:4])
-    assert fake.run(2, (*PROMPT[:4], 7, 8)) == 4
-
-
-def test_the_last_token_of_a_prompt_is_always_computed() -> None:
-    fake = Fake()
-    fake.run(1, PROMPT)
-    assert fake.run(2, PROMPT) == len(PROMPT) - 1
 
 
 def test_a_continued_conversation_reuses_the_answer_too() -> None:
@@ -214,18 +206,21 @@ def test_the_tokens_of_a_running_sequence_are_copied() -> None:
     fake = Fake()
     fake.submit(1, PROMPT)
     fake.step()
+    assert fake.scheduler.num_kv_tokens_used == len(PROMPT)
     fake.submit(2, (*PROMPT, 7))
     fake.step()
     assert (fake.num_cached[2], fake.cache.copies) == (len(PROMPT), [(0, 1)])
     fake.step()  # checks that both went their own way
+    fake.scheduler.forget_all()
+    assert (fake.scheduler.num_running, fake.scheduler.num_waiting, fake.cache.slots) == (0, 0, [[], []])
+    assert fake.run(3, PROMPT) == 0
 
 
-def test_a_short_common_beginning_is_not_copied() -> None:
-    fake = Fake()
+def test_a_short_common_beginning_is_neither_waited_for_nor_copied() -> None:
+    fake = Fake(max_step_tokens=110)
     fake.submit(1, PROMPT)
-    fake.step()
     fake.submit(2, (*PROMPT[: MIN_COPIED_TOKENS - 1], 7))
-    fake.step()
+    assert sequences(fake.step()) == [1, 2]
     assert (fake.num_cached[2], fake.cache.copies) == (0, [])
 
 
@@ -249,26 +244,6 @@ def test_a_sequence_freed_in_prefill_leaves_its_computed_tokens() -> None:
     fake = Fake(max_step_tokens=60)
     assert fake.run(1, PROMPT, num_steps=1) == 0
     assert fake.run(2, PROMPT) == 60
-
-
-def test_tokens_in_use_are_those_of_running_sequences() -> None:
-    fake = Fake()
-    fake.run(1, PROMPT)
-    assert fake.scheduler.num_kv_tokens_used == 0
-    fake.submit(2, (5, 6))
-    fake.step()
-    assert fake.scheduler.num_kv_tokens_used == 2
-
-
-def test_after_forgetting_all_nothing_is_reused() -> None:
-    fake = Fake(num_slots=1)
-    fake.run(1, PROMPT)
-    for sequence in (2, 3):
-        fake.submit(sequence, PROMPT)
-    fake.step()
-    fake.scheduler.forget_all()
-    assert (fake.scheduler.num_running, fake.scheduler.num_waiting, fake.cache.slots) == (0, 0, [[]])
-    assert fake.run(4, PROMPT) == 0
 
 
 # --- prompts that begin alike and come together ----------------------------------------------------------------------
@@ -303,13 +278,6 @@ def test_only_the_beginning_that_is_shared_is_waited_for() -> None:
     assert sequences(fake.step()) == [1]  # a full step
     assert fake.scheduler.num_waiting == 0
     assert len(fake.cache.copies) == 1
-
-
-def test_a_short_common_beginning_is_not_waited_for() -> None:
-    fake = Fake(max_step_tokens=110)
-    fake.submit(1, PROMPT)
-    fake.submit(2, (*PROMPT[: MIN_COPIED_TOKENS - 1], 7))
-    assert sequences(fake.step()) == [1, 2]
 
 
 def test_a_sequence_does_not_wait_for_a_beginning_that_it_can_reuse_now() -> None:

@@ -101,13 +101,6 @@ def test_a_sequence_ends_with_text_and_reasons(tokens: Sequence[int], fields: di
     assert all(delta.finish_reason is None for delta in deltas[:-1])
 
 
-def test_an_ignored_end_token_counts_and_goes_on() -> None:
-    deltas = run([*b"hi", EOS, *b"go"], ignore_eos=True, max_tokens=5)
-    assert ending(deltas) == ("higo", FinishReason.LENGTH, None)
-    assert [token_id for delta in deltas for token_id in delta.token_ids] == [*b"hi", EOS, *b"go"]
-    assert deltas[-1].usage == Usage(num_input_tokens=3, num_output_tokens=5)
-
-
 def test_buffered_tokens_are_final_when_the_runtime_draws_no_more() -> None:
     item = sequence(stop=("two",))
     for index, token_id in enumerate([*b"one, tw", None]):
@@ -133,17 +126,12 @@ def test_a_sequence_waits_as_long_as_its_request_allows(interval_ms: int | None,
 # --- echo ------------------------------------------------------------------------------------------------------------
 
 
-def test_an_echo_is_sent_before_the_first_token() -> None:
+def test_an_echo_is_sent_before_the_first_token_which_is_still_urgent() -> None:
     item = sequence(echo=ECHO)
     assert item.pending_output() is not None
     delta = item.next_delta()
     assert delta.details == DeltaDetails(prompt_token_ids=PROMPT, echo=ECHO)
     assert (delta.token_ids, item.pending_output()) == ((), None)
-
-
-def test_after_an_echo_the_first_token_is_still_urgent() -> None:
-    item = sequence(echo=ECHO)
-    item.next_delta()
     item.add_output(StepOutput(5, ord("a")), now_s=1.0)
     waiting = item.pending_output()
     assert waiting is not None
@@ -198,10 +186,6 @@ def test_tokens_of_a_cut_stop_sequence_have_no_logprobs() -> None:
     assert deltas[-1].details == DeltaDetails(cum_logprob=-1.0, stop_reason="<end>")
 
 
-def test_an_included_stop_token_has_its_logprob() -> None:
-    assert logprobs(run(b"a.", num_logprobs=0, stop_token_ids=(46,), include_stop=True)) == [-1.0, -2.0]
-
-
 @pytest.mark.parametrize("is_stream", [False, True])
 @pytest.mark.parametrize("asked", [{"num_logprobs": 0}, {"has_token_ids": True}])
 @pytest.mark.parametrize(("end", "num_bytes"), [(EOS, 0), (ord("."), 1)])
@@ -219,13 +203,6 @@ def test_an_end_token_is_listed_and_adds_no_text(
     details = deltas[-1].details
     assert details is not None
     assert details.stop_reason == (None if end == EOS else end)
-
-
-@pytest.mark.parametrize("end", [EOS, ord(".")])
-def test_an_end_token_is_listed_only_on_request(end: int) -> None:
-    deltas = run([*b"a", end], stop_token_ids=(ord("."),))
-    assert [delta.token_ids for delta in deltas] == [tuple(b"a"), ()]
-    assert deltas[-1].num_cut_bytes == 0
 
 
 @pytest.mark.parametrize(("scheduled_s", "expected_ns"), [(0.5, 500_000_000), (None, 0)])

@@ -14,26 +14,6 @@ from hypothesis import strategies as st
 
 from model_repository.engine.stop_buffer import StopBuffer
 
-EURO = "€".encode()  # three bytes
-
-
-def stream(pieces: Sequence[bytes], stops: Sequence[bytes] = (), **options: Any) -> list[str]:
-    """Return the text after each token with these bytes, and at the end."""
-    stop_buffer = StopBuffer(pieces, stops, **options)
-    texts = []
-    for token_id in range(len(pieces)):
-        released = stop_buffer.push(token_id)
-        texts.append(_text(stop_buffer, released, pieces))
-        if stop_buffer.matched_stop is not None:
-            return texts
-    return [*texts, _text(stop_buffer, stop_buffer.finish(), pieces)]
-
-
-def _text(stop_buffer: StopBuffer, token_ids: Sequence[int], pieces: Sequence[bytes]) -> str:
-    """Return the detokenizer's text of these tokens."""
-    text = b"".join(pieces[token_id] for token_id in token_ids)
-    return text[: len(text) - stop_buffer.num_cut_bytes].decode("utf-8", "replace")
-
 
 def naive_stream(
     pieces: Sequence[bytes], stops: Sequence[bytes], *, include_stop: bool, min_tokens: int
@@ -64,40 +44,6 @@ def naive_stream(
         results.append((list(range(num_released, num_final)), 0))
         num_released = num_final
     return [*results, (list(range(num_released, len(pieces))), 0)]
-
-
-# The bytes of the tokens, the stop sequences, the options, and the text after each token and at the end.
-EXAMPLES: list[tuple[list[bytes], list[bytes], dict[str, Any], list[str]]] = [
-    ([b"a", EURO], [], {}, ["a", "€", ""]),
-    ([b"ab\xe2", b"\x82", b"\xacc"], [], {}, ["", "", "ab€c", ""]),
-    ([b"a", b"\xe2\x82"], [], {}, ["a", "", "\ufffd"]),
-    ([b"\xff", b"\x80", b"a"], [], {}, ["\ufffd", "\ufffd", "a", ""]),
-    ([b"\xe2\x82", b"a"], [], {}, ["", "\ufffda", ""]),
-    ([b"", b"\xc3", b"", b"\xa9"], [], {}, ["", "", "", "é", ""]),
-    ([b"one STOP two"], [b"STOP"], {}, ["one "]),
-    ([b"one", b"STOP"], [b"STOP"], {}, ["one", ""]),
-    ([b"a<", b"e", b"nd>", b"never"], [b"<end>"], {}, ["", "", "a"]),
-    ([b"1 \xe2", b"\x82", b"\xac!"], ["€!".encode()], {}, ["", "", "1 "]),
-    ([b"a", b"b", b"cd"], [b"bc"], {}, ["a", "", ""]),
-    ([b"x", b"S", b"T", b"A"], [b"STOP"], {}, ["x", "", "", "STA", ""]),
-    ([b"a", b"a", b"a", b"b"], [b"aab"], {}, ["", "", "a", ""]),
-    ([b"S", b"aS", b"TOP"], [b"STOP"], {}, ["", "S", "a"]),
-    ([b"x", b"ST"], [b"STOP"], {}, ["x", "", "ST"]),
-    ([b"xabcd"], [b"abcd", b"bc"], {}, ["xa"]),  # the first complete one wins
-    ([b"xabc"], [b"c", b"abc", b"bc"], {}, ["x"]),  # of those complete at the same byte, the longest
-    ([b"a<", b"en", b"d>b", b"never"], [b"<end>"], {"include_stop": True}, ["", "", "a<end>"]),
-    ([b"one", b" STOP"], [b"STOP"], {"include_stop": True}, ["one", " STOP"]),
-    ([b"a", b"S", b"T", b"b", b"ST", b"c"], [b"ST"], {"min_tokens": 4}, ["a", "", "ST", "b", ""]),
-    ([b"a", b"S", b"T", b"b"], [b"ST"], {"min_tokens": 2}, ["a", "", ""]),
-    ([b"aba", b"bac"], [b"aba"], {"min_tokens": 1}, ["", "ab"]),
-]
-
-
-@pytest.mark.parametrize(("pieces", "stops", "options", "texts"), EXAMPLES, ids=str)
-def test_each_token_adds_the_text_that_is_final(
-    pieces: list[bytes], stops: list[bytes], options: dict[str, Any], texts: list[str]
-) -> None:
-    assert stream(pieces, stops, **options) == texts
 
 
 def test_the_buffer_is_empty_after_the_end() -> None:

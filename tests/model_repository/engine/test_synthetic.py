@@ -62,22 +62,10 @@ def test_every_sequence_gets_the_plain_ascii_tokens_in_order(tmp_path: Path, tim
     assert tokens(synthetic, 2) == [[(1, 5), (2, 1)], [(1, 1), (2, 3)]]
 
 
-def test_the_end_of_generation_follows_the_set_number_of_tokens(tmp_path: Path, time: FakeTime) -> None:
-    synthetic = runtime(tmp_path, time, num_tokens="4")
-    synthetic.submit(1, REQUEST)
-    assert [output[0][1] for output in tokens(synthetic, 5)] == [1, 3, 5, 1, EOS]
-
-
 def test_the_end_of_generation_waits_for_min_tokens(tmp_path: Path, time: FakeTime) -> None:
     synthetic = runtime(tmp_path, time, num_tokens="1")
     synthetic.submit(1, changed(REQUEST, min_tokens=3))
     assert [output[0][1] for output in tokens(synthetic, 4)] == [1, 3, 5, EOS]
-
-
-def test_without_tokens_nothing_is_drawn(tmp_path: Path, time: FakeTime) -> None:
-    synthetic = runtime(tmp_path, time)
-    synthetic.submit(1, changed(REQUEST, max_tokens=0))
-    assert tokens(synthetic, 1) == [[(1, None)]]
 
 
 def test_steps_keep_the_set_pace(tmp_path: Path, time: FakeTime) -> None:

@@ -24,30 +24,6 @@ def test_texts_keep_their_characters(text, expected):
     assert f": {expected}\n" in gbnf_to_lark(f"root ::= {text}\n")
 
 
-@pytest.mark.parametrize("grammar", ['root ::= ("b"{2}){3}', 'root ::= (("b"+)?){6}', 'root ::= ((("b"?)*)?)'])
-def test_a_repetition_may_be_repeated(grammar):
-    assert accepts(StructuredOutput(OutputFormat.GRAMMAR, grammar), "bbbbbb")
-    assert not accepts(StructuredOutput(OutputFormat.GRAMMAR, grammar), "bbbbbbc")
-
-
-# Each refers to a rule that matches more than its part, and took it all, so that no text could end.
-@pytest.mark.parametrize(
-    ("grammar", "text"),
-    [
-        ('root ::= word "ing"\nword ::= [a-z]+', "running"),
-        ('root ::= word "-" [0-9]+\nword ::= [a-z-]+', "a-b-1"),
-        ('root ::= [a] "bc" | "ab" "d"', "abc"),
-        ('root ::= "a" root-1 | ".root"\nroot-1 ::= . "b"', "a\nb"),
-    ],
-)
-def test_a_rule_matches_only_its_part(grammar, text):
-    assert accepts(StructuredOutput(OutputFormat.GRAMMAR, grammar), text)
-
-
-def test_quotes_in_comments_are_no_texts():
-    assert gbnf_to_lark('root ::= "a" # "\nb ::= "c" # [\n').count('"') == 4
-
-
 @pytest.mark.parametrize(
     ("grammar", "text"),
     [

@@ -4,25 +4,9 @@ import time
 import pytest
 
 from model_repository.contract.request import OutputFormat, StructuredOutput
-from model_repository.structured_output.grammar import grammar_text, structured_output_to_grammar
+from model_repository.structured_output.grammar import structured_output_to_grammar
 from tests.model_repository.structured_output.acceptance import schema_to_grammar
 from tests.model_repository.structured_output.refusals import refusal
-
-
-@pytest.mark.parametrize(
-    ("output_format", "content"),
-    [
-        (OutputFormat.JSON_OBJECT, ""),
-        (OutputFormat.JSON_SCHEMA, '{"type": "object", "properties": {"a": {"type": "string", "pattern": "^a"}}}'),
-        (OutputFormat.REGEX, "[a-z]+/"),
-        (OutputFormat.CHOICE, '["a", "b"]'),
-        (OutputFormat.GRAMMAR, 'root ::= "a"'),
-        (OutputFormat.LARK, 'start: "a"'),
-    ],
-)
-def test_grammar_is_the_same_with_and_without_its_check(output_format, content):
-    structured_output = StructuredOutput(output_format, content)
-    assert grammar_text(structured_output) == structured_output_to_grammar(structured_output)
 
 
 @pytest.mark.parametrize(
@@ -51,13 +35,6 @@ def test_malformed_structured_output_is_refused_with_a_short_reason(output_forma
 
 def chain(num_rules):
     return "start: r0\n" + "".join(f"r{n}: r{n + 1}\n" for n in range(num_rules)) + f'r{num_rules}: "a"'
-
-
-def nested(depth):
-    schema: dict = {}
-    for _ in range(depth):
-        schema = {"anyOf": [schema, {"items": schema}]}
-    return schema
 
 
 # One name, written in many ways.

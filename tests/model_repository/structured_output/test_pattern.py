@@ -20,27 +20,6 @@ def is_matched(pattern: str, text: str) -> bool:
     return accepts(StructuredOutput(OutputFormat.REGEX, pattern), text)
 
 
-# A hyphen at the end of a class was read as the start of a range up to `&`, and so the class not enforced at all.
-@pytest.mark.parametrize(
-    ("pattern", "found", "other"),
-    [
-        ("^[0-9 -]+$", ["1 2-3", "-"], ["1&2", "a", "#"]),
-        (r"^\+?[0-9() -]{7,15}$", ["+1 (20) 3-4", "1234567"], ["123456", "1234567&", "1234567a"]),
-        ("^[ -]$", [" ", "-"], ["&", "#", "x", ""]),
-        ("^[$-]{2}$", ["$-", "--"], ["%%", "&&", "$"]),
-        ("^[a-zA-Z0-9_-]+$", ["user_id-7"], ["a b", "a&"]),
-        ("^[+-]?[0-9]+$", ["-12", "+1", "5"], ["*1", ",1", "1-"]),
-        (r"^[A-Za-z0-9_'+\-\.]+@[A-Za-z][A-Za-z-]*$", ["a.b-c@d-e"], ["a b@d", "a@-"]),
-        ("^[+--]$", ["+", ",", "-"], ["*", ".", "&"]),
-        (r"^[\w-.]$", ["-", ".", "a"], ["/", " "]),
-        ("^[a&&b~~c[]$", ["&", "~", "[", "a", "c"], ["d", ""]),
-        ("^[^&-]$", ["a"], ["&", "-"]),
-    ],
-)
-def test_punctuation_in_a_class_stands_for_itself(pattern, found, other):
-    assert [is_found(pattern, text) for text in found + other] == [True] * len(found) + [False] * len(other)
-
-
 EMAIL = r"^(?!\.)(?!.*\.\.)([A-Za-z0-9_'+\-\.]*)[A-Za-z0-9_+-]@([A-Za-z0-9][A-Za-z0-9\-]*\.)+[A-Za-z]{2,}$"
 
 
@@ -48,10 +27,6 @@ EMAIL = r"^(?!\.)(?!.*\.\.)([A-Za-z0-9_'+\-\.]*)[A-Za-z0-9_+-]@([A-Za-z0-9][A-Za
     ("pattern", "found", "other"),
     [
         (r"^\d$", "5", ["٥", "a"]),  # noqa: RUF001 (an Arabic digit)
-        (r"^\w$", "_", ["é", "-"]),
-        (r"^\s$", "\ufeff", ["\x1c", "\x85"]),
-        (r"^\S$", "\x85", ["\u2003"]),
-        ("^.$", "\x85", ["\n", "\r", "\u2028", ""]),
         (r"^\/\-\$\ \_$", "/-$ _", ["/-$"]),
         (r"^\u00e9\x41\u{1F600}\uD83D\ude00\t$", "éA😀😀\t", ["é"]),
         (r"^[\b]$", "\x08", ["b"]),
@@ -62,9 +37,6 @@ EMAIL = r"^(?!\.)(?!.*\.\.)([A-Za-z0-9_'+\-\.]*)[A-Za-z0-9_+-]@([A-Za-z0-9][A-Za
         ("^(?i:a)b$", "Ab", ["AB"]),
         ("^(?<year>a)(?P<day>b)$", "ab", ["a"]),
         ("^a{b,1}{$", "a{b,1}{", ["ab"]),
-        ("^a{2}?b*?$", "aabb", ["ab"]),
-        ("a$", "ba", ["a\n"]),
-        ("^a|b$", "ac", ["ca", ""]),
         ("^(a|b$)", "ac", ["cb", "bc"]),
         (EMAIL, "a.b'c@d-.ef", [".a@b.cd", "a..b@c.de", "a.@b.cd", "a'@b.cd", "a@b..cd", "a@b.c", "@b.cd"]),
     ],
@@ -176,11 +148,6 @@ def test_every_property_that_is_read_is_known_to_llguidance():
     scripts = ["Latin", "Greek", "Cyrillic", "Arabic", "Hebrew", "Han", "Hiragana", "Katakana", "Hangul", "Thai"]
     names = [*categories.split(), *words.split(), *(f"{key}={name}" for key in ("Script", "sc") for name in scripts)]
     assert is_matched("|".join(rf"\p{{{name}}}|\P{{{name}}}x" for name in names), "é")
-
-
-def test_size_of_a_pattern_counts_repeated_parts():
-    search_pattern("a{0,1}" * 700 + "b*" * 300 + "c" * 200, "p")
-    search_pattern("(a{300}){300}", "p")
 
 
 @pytest.mark.parametrize(

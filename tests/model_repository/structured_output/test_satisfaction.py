@@ -1,6 +1,5 @@
 import pytest
 
-from model_repository.structured_output.json_schema import enforceable_schema
 from model_repository.structured_output.satisfaction import is_finite
 from tests.model_repository.structured_output.acceptance import schema_to_grammar
 from tests.model_repository.structured_output.refusals import schema_refusal
@@ -56,16 +55,6 @@ def test_alternative_far_behind_references_overlaps_all_the_same():
     assert "[0] and [1] may both match" in schema_refusal({"oneOf": [anything, {"type": "array"}]}).text
 
 
-def test_recursive_alternatives_are_distinguished():
-    tree = {
-        "type": "object",
-        "properties": {"kids": {"items": {"$ref": "#/$defs/tree"}}},
-        "allOf": [{"minProperties": 0}],
-    }
-    schema = {"oneOf": [{"$ref": "#/$defs/tree"}, {"type": "null"}], "$defs": {"tree": tree}}
-    schema_to_grammar(schema)
-
-
 # Each took a minute or more.
 @pytest.mark.parametrize(
     ("shared", "own"),
@@ -80,19 +69,6 @@ def test_recursive_alternatives_are_distinguished():
 def test_alternatives_that_take_long_to_distinguish_are_refused_quickly(shared, own):
     options = [{"allOf": [{"$ref": "#/$defs/shared"}, own(n)]} for n in range(100)]
     assert "too many to be told apart" in schema_refusal({"oneOf": options, "$defs": {"shared": shared}}).text
-
-
-def test_the_largest_number_of_alternatives_is_distinguished():
-    names = [f"p{n}" for n in range(10)]
-    options = [
-        {
-            "type": "object",
-            "properties": {"type": {"const": n}, **{name: {} for name in names}},
-            "required": [*names, "type"],
-        }
-        for n in range(100)
-    ]
-    enforceable_schema({"oneOf": options})
 
 
 def test_a_schema_without_finite_values_is_none():

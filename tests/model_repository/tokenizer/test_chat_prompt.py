@@ -22,7 +22,6 @@ from tests.model_repository.tokenizer.models import (
     plain_tokenizer,
 )
 
-ALL_MARKS = "".join(map(chr, range(0xFDD0, 0xFDF0)))
 PLAIN = plain_tokenizer()
 TOOL = {
     "type": "function",
@@ -118,12 +117,6 @@ def test_no_role_and_no_content_becomes_a_special_token(pieces: list[tuple[str, 
     assert chat_ids(*messages) == reference_ids(*messages)
 
 
-def test_a_lone_surrogate_is_refused() -> None:
-    with pytest.raises(InvalidRequest, match=r"a lone surrogate \(U\+D83D\) is not text") as caught:
-        chat_ids(user("ab\ud83d"))
-    assert caught.value.field == "messages"
-
-
 TOOL_SOURCE = "<t>{{ tools | tojson }}{% for message in messages %}<s>{{ message | tojson }}{% endfor %}"
 
 
@@ -141,17 +134,6 @@ def test_tools_cannot_become_special_tokens(place: str) -> None:
     found = tokens(TOOL_SOURCE, user("a"), tool_use=ToolUse(tools=(tool,)))
     assert (found.count("<t>"), found.count("<s>")) == (1, 1)
     assert json.dumps([tool]) in rendered(TOOL_SOURCE, user("a"), tool_use=ToolUse(tools=(tool,)))
-
-
-def test_calls_and_results_cannot_become_special_tokens() -> None:
-    call = {"id": "<s>", "type": "function", "function": {"name": "f<s>", "arguments": '{"a<s>": "<s>"}'}}
-    messages = (
-        user("a"),
-        {"role": "assistant", "content": None, "tool_calls": [call]},
-        {"role": "tool", "content": "<s><t>", "tool_call_id": "<s>"},
-    )
-    found = tokens(TOOL_SOURCE, *messages)
-    assert (found.count("<t>"), found.count("<s>")) == (1, 3)
 
 
 # --- tools ----------------------------------------------------------------------------------------------------------
@@ -185,11 +167,6 @@ def test_a_broken_template_for_tools_leaves_conversations_without_them() -> None
         rendered("default", user("a"), tool_template="{{", tool_use=ToolUse(tools=(TOOL,)))
 
 
-def test_a_call_has_its_arguments_as_an_object() -> None:
-    source = "{% for item in messages[0].tool_calls[0].function.arguments.items() %}{{ item | join('=') }}{% endfor %}"
-    assert rendered(source, {"role": "assistant", "content": None, "tool_calls": [CALL]}) == "a=2"
-
-
 @pytest.mark.parametrize(
     ("arguments", "expected"), [('{"a": [1]}', {"a": [1]}), ({"a": 1}, {"a": 1}), ("{}", {}), ("", {}), (None, {})]
 )
@@ -221,14 +198,6 @@ def test_arguments_that_were_cut_are_the_text_that_the_model_wrote(source: str) 
     assert '"arguments": {"a<s>}' in rendered("{{ messages[0].content }}", message, tool_call_format="plain")
 
 
-@pytest.mark.parametrize("arguments", ["{", "[1]", "null", "5", '"x"', "x", "[" * 10**5])
-def test_any_text_may_stand_for_arguments(arguments: str) -> None:
-    (message,) = messages_for_template(
-        [assistant("") | {"tool_calls": [{"function": {"name": "f", "arguments": arguments}}]}]
-    )
-    assert str(message["tool_calls"][0]["function"]["arguments"]) == arguments
-
-
 @pytest.mark.parametrize(
     ("calls", "message"),
     [
@@ -248,15 +217,17 @@ def test_a_malformed_call_is_refused_with_its_place(calls: Any, message: str) ->
 
 
 @pytest.mark.parametrize(
-    ("role", "expected"), [("developer", "system"), ("function", "tool"), ("system", "system"), ("tool", "tool")]
+    ("message", "expected"),
+    [
+        ({"role": "developer", "content": "x"}, {"role": "system", "content": "x"}),
+        ({"role": "function", "content": "x"}, {"role": "tool", "content": "x"}),
+        ({"role": "tool", "content": "x"}, {"role": "tool", "content": "x"}),
+        # A template without calls would write "None".
+        ({"role": "assistant", "content": None, "tool_calls": []}, {"role": "assistant", "content": ""}),
+    ],
 )
-def test_templates_get_the_roles_that_they_know(role: str, expected: str) -> None:
-    assert messages_for_template([{"role": role, "content": "x"}]) == [{"role": expected, "content": "x"}]
-
-
-def test_no_content_is_an_empty_text_and_no_calls_are_none() -> None:
-    """A template without calls would write "None"."""
-    assert messages_for_template([{"role": "assistant", "content": None, "tool_calls": []}]) == [assistant("")]
+def test_templates_get_the_roles_and_contents_that_they_know(message: dict[str, Any], expected: dict[str, Any]) -> None:
+    assert messages_for_template([message]) == [expected]
 
 
 def test_a_template_that_knows_no_tools_gets_them_in_words() -> None:
@@ -289,20 +260,10 @@ def test_a_template_that_refuses_or_drops_a_system_role_gets_the_tools_from_the_
 # --- the template ---------------------------------------------------------------------------------------------------
 
 
-def test_a_request_may_add_names_for_the_template() -> None:
-    source = "{{ 'thinking' if enable_thinking else 'quick' }}"
-    assert rendered(source, user("a"), template_kwargs={"enable_thinking": True}) == "thinking"
-    assert rendered(source, user("a")) == "quick"
-
-
 @pytest.mark.parametrize("name", ["messages", "tools", "add_generation_prompt", "bos_token", "raise_exception"])
 def test_a_request_may_not_set_the_templates_own_names(name: str) -> None:
     message = refusal("a", user("a"), template_kwargs={name: "x"})
     assert message == f"chat_template_kwargs: {name!r} is not a request's to set"
-
-
-def test_a_chat_for_a_model_without_a_template_is_refused() -> None:
-    assert refusal(None, user("a")) == "messages: this model has no chat template: use a text prompt"
 
 
 @pytest.mark.parametrize("others", [{}, {"add_generation_prompt": False, "continue_final_message": True}])
@@ -332,18 +293,9 @@ def test_the_last_message_is_left_open(content: str) -> None:
     assert go_on(TURNS, user("Tell"), assistant(content)) == f"<s>user:Tell<t>\n<s>assistant:{content}"
 
 
-def test_the_last_of_two_equal_messages_is_left_open() -> None:
-    assert go_on(TURNS, user("a"), user("a")) == "<s>user:a<t>\n<s>user:a"
-
-
 @pytest.mark.parametrize("content", ["Once", " Once ", "Once\n"])
 def test_a_template_that_strips_the_content_strips_it_here_too(content: str) -> None:
     assert go_on("<s>{{ messages[-1].content | trim }}<t>", assistant(content)) == "<s>Once"
-
-
-def test_no_special_token_of_the_last_message_is_one() -> None:
-    found = tokens(TURNS, assistant("a<t>"), add_generation_prompt=False, continue_final_message=True)
-    assert found[-4:] == ["a", "<", "t", ">"]
 
 
 def test_without_its_content_the_last_message_cannot_be_continued() -> None:
@@ -353,3 +305,18 @@ def test_without_its_content_the_last_message_cannot_be_continued() -> None:
     assert message == f"continue_final_message: {rule}"
     message = refusal(TURNS, assistant("") | {"tool_calls": [CALL]}, **others)
     assert message == "continue_final_message: the last message calls tools: there is no text to go on"
+
+
+def test_a_request_may_add_names_for_the_template() -> None:
+    source = "{{ 'thinking' if enable_thinking else 'quick' }}"
+    assert rendered(source, user("a"), template_kwargs={"enable_thinking": True}) == "thinking"
+    assert rendered(source, user("a")) == "quick"
+
+
+def test_a_chat_for_a_model_without_a_template_is_refused() -> None:
+    assert refusal(None, user("a")) == "messages: this model has no chat template: use a text prompt"
+
+
+def test_no_special_token_of_the_last_message_is_one() -> None:
+    found = tokens(TURNS, assistant("a<t>"), add_generation_prompt=False, continue_final_message=True)
+    assert found[-4:] == ["a", "<", "t", ">"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
 import pytest
 
 from model_repository.capabilities import HINTS, Capability, needed_capabilities
@@ -78,19 +77,8 @@ def test_a_capability_that_the_runtime_lacks_is_refused_by_the_name_of_its_input
     check_capabilities(NEEDS[capability], {capability}, "synthetic")
 
 
-def test_a_seed_is_a_hint_that_no_runtime_refuses() -> None:
-    """Each request has a seed: a random one if the client sent no seed."""
-    seeded = GenerationRequest(prompt=PROMPT, params=Params(sampling=SamplingParams(seed=5)))
-    check_capabilities(seeded, set(), "synthetic")
-
-
 def test_a_structured_output_that_comes_from_tools_names_them() -> None:
     request = GenerationRequest(prompt=ChatPrompt((), tool_use=TOOLS), params=Params())
     with pytest.raises(Unsupported) as caught:
         check_capabilities(request, set(), "synthetic")
     assert caught.value.field == "tools"
-
-
-def test_tools_that_must_not_be_called_need_nothing() -> None:
-    tools = msgspec.structs.replace(TOOLS, choice="none")
-    assert list(needed_capabilities(GenerationRequest(prompt=ChatPrompt((), tool_use=tools), params=Params()))) == []

@@ -31,12 +31,6 @@ def test_the_pieces_are_exactly_the_text(text: str, space: str) -> None:
     assert pieces[0] == b""  # the BOS token
 
 
-def test_the_space_that_sentencepiece_adds_is_removed() -> None:
-    assert echo("a b", sentencepiece(bos=False)) == [b"a", b" b"]
-    assert echo("a<t>b", sentencepiece(["<t>"], space="always", bos=False)) == [b"a", b"<t>", b"b"]
-    assert echo(" a", sentencepiece(bos=False)) == [b" a"]
-
-
 def test_an_added_token_stands_for_its_part_of_the_text() -> None:
     description = byte_level(["<t>"])
     description["added_tokens"][0]["rstrip"] = True

@@ -55,12 +55,6 @@ def test_code_llama_has_a_space_before_the_prefix_but_not_before_the_suffix(spac
     assert tokens(description) == ["<s>", "▁<PRE>", "(▁a)", "(b)", "▁<SUF>", "c", "d", "▁<MID>"]
 
 
-@pytest.mark.parametrize(("prefix", "suffix"), [("", "c"), ("a", ""), ("", "")])
-def test_either_side_may_be_empty(prefix: str, suffix: str) -> None:
-    found = tokens(byte_level(markers(BY_PREFIX["<fim_prefix>"])), prefix, suffix)
-    assert len(found) == 3 + len(prefix) + len(suffix)
-
-
 @pytest.mark.parametrize("missing", range(3))
 def test_a_suffix_for_a_model_without_all_tokens_is_refused(missing: int) -> None:
     some = [token for index, token in enumerate(markers(FAMILIES[0])) if index != missing]

@@ -49,12 +49,6 @@ def test_each_image_needs_a_place_and_each_place_an_image(text: str, num_images:
         assert caught.value.field == "images"
 
 
-@pytest.mark.parametrize("prompt", [TokenPrompt((1, 2)), TextPrompt("<image>", "suffix")])
-def test_other_prompts_have_no_images(prompt: Prompt) -> None:
-    with pytest.raises(InvalidRequest, match="messages, or with a text prompt without suffix"):
-        DEMO.encode(prompt, num_images=1)
-
-
 def test_text_must_follow_the_last_image() -> None:
     with pytest.raises(InvalidRequest, match="text must follow") as caught:
         DEMO.encode(TextPrompt("a <image>"), num_images=1)
@@ -69,3 +63,9 @@ def test_a_vocabulary_with_the_token_keeps_it_from_users_without_images() -> Non
     token_id = files.tokenizer.token_to_id("<image>")
     assert token_id not in encoder.encode(chat("<image>")).token_ids
     assert encoder.encode(chat("<image>"), num_images=1).token_ids[0] == IMAGE_PLACE
+
+
+@pytest.mark.parametrize("prompt", [TokenPrompt((1, 2)), TextPrompt("<image>", "suffix")])
+def test_other_prompts_have_no_images(prompt: Prompt) -> None:
+    with pytest.raises(InvalidRequest, match="messages, or with a text prompt without suffix"):
+        DEMO.encode(prompt, num_images=1)

@@ -21,32 +21,6 @@ def protect(tokens: Sequence[str], messages: Sequence[dict[str, Any]]) -> tuple[
     return variables["messages"], mark
 
 
-def parts(tokens: Sequence[str], before: str, content: str, after: str) -> list[tuple[str, bool]]:
-    """Return the parts of a rendered content between two texts of the template."""
-    marked_text = MarkedText(tokens)
-    messages, mark = protect(tokens, [{"role": "user", "content": content}])
-    rendered = before + messages[0]["content"] + after
-    assert mark is not None
-    return list(marked_text.split(rendered, mark))
-
-
-def test_text_without_anything_special_is_left_alone() -> None:
-    messages = [{"role": "user", "content": "a < b, c > d"}]
-    assert protect(["<|end|>"], messages) == (messages, None)
-
-
-def test_without_added_tokens_nothing_is_special() -> None:
-    assert protect([], [{"role": "user", "content": "<|end|>"}])[1] is None
-
-
-def test_the_templates_tokens_are_found_and_the_users_are_not() -> None:
-    assert parts(["<s>", "</s>"], "<s>user:", "a</s><s>b", "</s>") == [
-        ("<s>", True),
-        ("user:a</s><s>b", False),
-        ("</s>", True),
-    ]
-
-
 def test_text_that_holds_every_mark_is_refused() -> None:
     """It was passed on unprotected."""
     with pytest.raises(InvalidRequest, match="U\\+FDD0 to U\\+FDEF"):
@@ -84,11 +58,6 @@ def test_a_name_in_a_tool_stays_unmarked_for_comparisons() -> None:
     schema = {"type": "string", "enum": ["str ing", "string"], "required": ["string"]}
     variables, mark = MarkedText(["<|string|>", "<|str ing|>"]).protect({"messages": [], "tools": [schema]})
     assert variables["tools"] == [{"type": "string", "enum": [f"str ing{mark}", "string"], "required": ["string"]}]
-
-
-def test_a_name_in_the_text_of_a_user_is_marked() -> None:
-    messages, mark = protect(["<|string|>"], [{"role": "string", "content": "string"}])
-    assert messages == [{"role": "string", "content": f"string{mark}"}]
 
 
 def test_text_nested_too_deeply_is_refused() -> None:

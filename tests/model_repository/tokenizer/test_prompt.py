@@ -19,10 +19,6 @@ PLAIN = plain_tokenizer()
 CHAT = ChatPrompt(({"role": "user", "content": "hi"},))
 
 
-def test_a_text_prompt_is_tokenized() -> None:
-    assert list(DEMO.encode(TextPrompt("Hello 日本")).token_ids) == PLAIN.encode("Hello 日本").ids
-
-
 def test_special_tokens_in_a_text_prompt_are_tokens() -> None:
     token_ids = DEMO.encode(TextPrompt("<|im_start|>user\n")).token_ids
     assert token_ids == (SPECIAL_IDS["<|im_start|>"], *PLAIN.encode("user\n").ids)
@@ -57,13 +53,6 @@ def test_tokens_that_the_model_does_not_have_are_refused(prompt: Prompt, field: 
     assert caught.value.field == field
     with pytest.raises(Unsupported):  # nor has it those before a prefix, a suffix and a middle
         encoder.encode(TextPrompt("a", "b"), is_echo=is_echo)
-
-
-def test_a_text_is_echoed_exactly() -> None:
-    text = "Hello <|im_end|> 日"
-    encoded = DEMO.encode(TextPrompt(text), is_echo=True)
-    assert b"".join(encoded.echo) == text.encode()
-    assert len(encoded.echo) == len(encoded.token_ids)
 
 
 def test_a_text_is_echoed_without_its_suffix() -> None:

@@ -98,24 +98,12 @@ def test_an_empty_prompt_is_refused(prompt: Prompt, field: str) -> None:
     assert refusal(request(prompt)) == f"{field}: the prompt is empty"
 
 
-def test_an_empty_text_with_a_bos_token_is_an_empty_prompt() -> None:
-    model = files(sentencepiece(), "{{ '' }}")
-    stage = TokenizerStage(model, byte_table(model.tokenizer), CONFIG)
-    assert refusal(request(TextPrompt("")), stage=stage) == "text_input: the prompt is empty"
-    assert refusal(request(), stage=stage) == "messages: the prompt is empty"
-
-
 def test_a_middle_ends_where_the_model_ends_it() -> None:
     prompt, end = TextPrompt("a", "b"), SPECIAL_IDS["<|endoftext|>"]
     encoded = STAGE.encode(request(prompt, stop_token_ids=(5,)))
     assert (encoded.params.stop_token_ids, encoded.end_token_ids) == ((5,), (end,))
     assert STAGE.encode(request(prompt, ignore_eos=True)).end_token_ids == ()
     assert STAGE.encode(request(TextPrompt("a"))).end_token_ids == ()
-
-
-def test_a_bias_for_an_unknown_token_is_refused() -> None:
-    message = "logit_bias_token_ids: 3072 is not a token: they are 0 to 3071"
-    assert refusal(request(sampling=SamplingParams(logit_bias={3072: 1.0}))) == message
 
 
 @pytest.mark.parametrize(
@@ -133,13 +121,6 @@ def test_a_text_that_cannot_fit_the_window_is_not_even_tokenized(
         monkeypatch.setattr(Vocabulary, name, None)
     message = refusal(request(prompt), PromptTooLong)
     assert message.startswith(f"{field}: {prompt_too_long(2048, 'at least ')}")
-
-
-def test_a_window_full_of_the_longest_token_is_served() -> None:
-    longest = max([*DEMO_BYTES, *(token.encode() for token in SPECIAL_IDS)], key=len).decode()
-    num_tokens = len(STAGE.encode(request(TextPrompt(longest))).prompt_token_ids)
-    text = longest * (2047 // num_tokens)
-    assert len(STAGE.encode(request(TextPrompt(text), max_tokens=1)).prompt_token_ids) <= 2047
 
 
 def test_the_completions_of_one_prompt_cost_little(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -209,13 +190,6 @@ def test_a_batch_keeps_the_stream_and_the_numbers_and_each_refusal_is_an_item(
     assert caplog.messages == ["refused: invalid_value request_id=req_abc"]
 
 
-def test_an_unexpected_exception_is_an_item_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Vocabulary, "encode", None)
-    [(_, failed), (_, encoded)] = answered((1, request(TextPrompt("new"))), (2, request(TokenPrompt((1,))))).items
-    assert failed == "[internal_error] internal error, see the server's log"
-    assert encoded == STAGE.encode(request(TokenPrompt((1,))))
-
-
 def test_a_refusal_with_half_of_a_surrogate_pair_is_an_item_too() -> None:
     """It has no UTF-8: no request of its batch was answered."""
     schema = json.dumps({"type": "object", "properties": {"\ud800": {"type": 5}}})
@@ -247,11 +221,6 @@ def test_a_prompt_that_is_only_tokenized_has_a_limit(prompt: Prompt) -> None:
         tokenized(prompt)
 
 
-def test_a_prompt_that_is_only_tokenized_may_be_longer_than_the_window_and_empty() -> None:
-    assert len(tokenized(TextPrompt("日" * 4000)).token_ids) > CONFIG.context_window
-    assert tokenized(TextPrompt("")) == TokenizeAnswer((), ())
-
-
 @pytest.mark.parametrize(("add_special_tokens", "expected"), [(True, ("<s>", "▁a")), (False, ("▁a",))])
 def test_the_tokens_that_the_tokenizer_adds_can_be_left_out(
     add_special_tokens: bool, expected: tuple[str, ...]
@@ -261,4 +230,6 @@ def test_the_tokens_that_the_tokenizer_adds_can_be_left_out(
     assert tokenized(TextPrompt("a"), stage, add_special_tokens=add_special_tokens).strings == expected
 
 
-# --- configuration --------------------------------------------------------------------------------------------------
+def test_a_prompt_that_is_only_tokenized_may_be_longer_than_the_window_and_empty() -> None:
+    assert len(tokenized(TextPrompt("日" * 4000)).token_ids) > CONFIG.context_window
+    assert tokenized(TextPrompt("")) == TokenizeAnswer((), ())

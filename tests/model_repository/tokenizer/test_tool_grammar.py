@@ -140,13 +140,6 @@ def test_each_choice_allows_its_answers_only(tool_format: ToolFormat) -> None:
     assert allowed(choice="function:get") == [False, False, True, False, False, False, False]
 
 
-@pytest.mark.parametrize("tool_format", [HERMES, DEEPSEEK], ids=lambda tool_format: tool_format.name)
-def test_text_may_come_before_calls_where_something_begins_them(tool_format: ToolFormat) -> None:
-    call = tool_format.calls_text([("now", "{}")])
-    assert accepts(grammar(tool_format), f"Let me see.\n{call}")
-    assert not accepts(grammar(tool_format, choice="required"), f"Let me see.\n{call}")
-
-
 @pytest.mark.parametrize("tool_format", TOOL_FORMATS.values(), ids=lambda tool_format: tool_format.name)
 def test_an_answer_of_a_form_or_calls_instead(tool_format: ToolFormat) -> None:
     output = grammar(tool_format, content='%json {"type": "integer"}')
@@ -194,10 +187,6 @@ def test_names_are_written_exactly() -> None:
         for name in [*names, "a.", "b"]:
             text = tool_format.calls_text([(name, "{}")])
             assert accepts(output, text) == (name in names)
-
-
-def test_without_tools_nothing_is_constrained() -> None:
-    assert tool_grammar(ToolUse(tools=()), HERMES, identity) is None
 
 
 def test_schemas_are_prepared_with_their_place_and_strictness() -> None:

@@ -43,11 +43,6 @@ def test_a_token_has_a_string_in_the_vocabularys_own_form() -> None:
     assert DEMO.token_string(10**6) == ""
 
 
-def test_ids_are_found_for_the_tokens_that_there_are() -> None:
-    ids = DEMO.token_ids(["<|im_start|>", "<|nothing|>", "<|im_end|>"])
-    assert strings(DEMO, ids) == ["<|im_start|>", "<|im_end|>"]
-
-
 @pytest.mark.parametrize(("bos", "first"), [(True, (1,)), (False, ())])
 def test_the_first_tokens_of_every_prompt_are_known(bos: bool, first: tuple[int, ...]) -> None:
     assert vocabulary(sentencepiece(bos=bos)).first_ids == first
@@ -56,26 +51,11 @@ def test_the_first_tokens_of_every_prompt_are_known(bos: bool, first: tuple[int,
 # --- plain text -----------------------------------------------------------------------------------------------------
 
 
-def test_strings_of_added_tokens_are_plain_text() -> None:
-    vocab = vocabulary(byte_level(["<t>"]))
-    assert strings(vocab, vocab.encode_plain("a<t>")) == ["a", "<", "t", ">"]
-    assert strings(vocab, vocab.encode("a<t>")) == ["a", "<t>"]
-
-
 def test_a_vocabulary_that_lists_its_special_tokens_does_not_give_them_to_text() -> None:
     description = byte_level(["<s>"], merges=[("<", "s"), ("<s", ">")])
     description["added_tokens"][0]["id"] = description["model"]["vocab"]["<s>"]
     vocab = vocabulary(description)
     assert strings(vocab, vocab.encode_plain("<s>")) == ["<s", ">"]
-
-
-def test_a_vocabulary_of_whole_words_does_not_give_its_special_tokens_to_text() -> None:
-    description = byte_level(ignore_merges=True, unk_token="<s>")
-    special_id = len(description["model"]["vocab"])
-    description["model"]["vocab"]["<s>"] = special_id
-    description["added_tokens"] = [byte_level(["<s>"])["added_tokens"][0] | {"id": special_id}]
-    vocab = vocabulary(description)
-    assert strings(vocab, vocab.encode_plain("<s>")) == ["<", "s", ">"]
 
 
 def test_an_added_token_of_spaces_is_text_like_any_other() -> None:
@@ -121,3 +101,12 @@ def test_without_their_places_the_tokens_are_the_same(space: str, bos: bool, pie
     for add_special_tokens in (True, False):
         with_offsets = vocab.encode_with_offsets(text, add_special_tokens=add_special_tokens)
         assert vocab.encode(text, add_special_tokens=add_special_tokens) == with_offsets.ids
+
+
+def test_a_vocabulary_of_whole_words_does_not_give_its_special_tokens_to_text() -> None:
+    description = byte_level(ignore_merges=True, unk_token="<s>")
+    special_id = len(description["model"]["vocab"])
+    description["model"]["vocab"]["<s>"] = special_id
+    description["added_tokens"] = [byte_level(["<s>"])["added_tokens"][0] | {"id": special_id}]
+    vocab = vocabulary(description)
+    assert strings(vocab, vocab.encode_plain("<s>")) == ["<", "s", ">"]

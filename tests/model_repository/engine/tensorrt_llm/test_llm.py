@@ -71,26 +71,8 @@ def test_the_pytorch_backend_gets_parallelism_and_limits(config: EngineConfig) -
     assert scheduler.capacity_scheduler_policy.name == "MAX_UTILIZATION"
 
 
-def test_adapters_are_announced(config: EngineConfig) -> None:
-    assert keywords(config)["enable_lora"] is True
-    lora = keywords(config, backend="pytorch", lora_max_rank="16", lora_modules="attn_q,mlp_gate")["lora_config"]
-    assert (lora.lora_dir, lora.max_lora_rank) == ([str(config.adapters["polite"])], 16)
-    assert (lora.lora_target_modules, lora.max_loras) == (["attn_q", "mlp_gate"], 1)
-
-
-def test_xgrammar_needs_the_tokenizer(config: EngineConfig) -> None:
-    asked = keywords(config, guided_decoding="xgrammar")
-    assert asked["guided_decoding_backend"] == "xgrammar"
-    assert (asked["skip_tokenizer_init"], asked["tokenizer"]) == (False, str(config.artifact_dir / "tokenizer"))
-
-
 def start(config: EngineConfig, environment: dict[str, str] | None = None) -> Any:
     return RUNTIME.TensorRtLlmRuntime(config, BYTE_TABLE, environment=environment or {})
-
-
-def test_a_bad_option_stops_the_start(config: EngineConfig) -> None:
-    with pytest.raises(EngineFailed, match="option tp_size=none: must be a whole number above 0"):
-        start(dataclasses.replace(config, options={"tp_size": "none"}))
 
 
 def test_a_model_that_does_not_load_is_one_line(config: EngineConfig, tmp_path: Path) -> None:
@@ -133,12 +115,6 @@ def test_rank_0_hands_the_other_ranks_to_tensorrt_llm(config: EngineConfig, mpi:
     runtime = start(config, {"OMPI_COMM_WORLD_SIZE": "16", "OMPI_COMM_WORLD_RANK": "0"})
     session = runtime._llm._args["_mpi_session"]
     assert (session.n_workers, session.comm) == (16, sys.modules["mpi4py.MPI"].COMM_WORLD)
-    runtime.close()
-
-
-def test_ranks_that_trtllm_llmapi_launch_started_are_found_by_tensorrt_llm(config: EngineConfig) -> None:
-    runtime = start(config, {"TLLM_SPAWN_PROXY_PROCESS": "1"})
-    assert runtime._llm._args["_mpi_session"] is None
     runtime.close()
 
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -40,14 +38,6 @@ def test_adapters_of_the_artifact_have_numbers_that_do_not_depend_on_their_order
     assert {name: item.lora_int_id for name, item in asked.items()} == {"a": 1, "b": 2}
     assert (asked["a"].lora_name, asked["a"].lora_path) == ("a", str(tmp_path / "a"))
     assert requests.of("") is None
-
-
-def test_adapters_need_no_name_that_only_release_1_2_has(config: EngineConfig, monkeypatch: pytest.MonkeyPatch) -> None:
-    later = ModuleType("config")
-    later.__dict__["LoraConfig"] = dict
-    monkeypatch.setitem(sys.modules, "tensorrt_llm.lora_helper", None)
-    monkeypatch.setitem(sys.modules, "tensorrt_llm._torch.peft.lora.config", later)
-    assert lora_config(config, TensorRtLlmOptions())["max_lora_rank"] == 64
 
 
 def test_a_number_stands_for_the_same_weights_for_ever(config: EngineConfig, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 from model_repository.byte_table import FILE_NAME, load_byte_table
 from model_repository.contract.request import OutputFormat, StructuredOutput
 from model_repository.engine.runtime import EngineConfig
-from model_repository.errors import EngineFailed, Unsupported
+from model_repository.errors import Unsupported
 from tests.model_repository.engine.tensorrt_llm.conftest import BACKENDS, RUNTIME, Tiny
 from tests.tensorrt_llm_artifact import write_artifact
 
@@ -67,13 +67,3 @@ def test_our_own_masks_make_choices_which_tensorrt_llm_lacks(demo: Tiny) -> None
         assert caught.value.field == "guided_decoding_guide"
     else:
         assert text(demo, choice) in ("yes", "no")
-
-
-def test_a_structured_output_that_tensorrt_llm_refuses_fails_its_request(demo: Tiny) -> None:
-    demo.submit(
-        prompt_token_ids=(100, 200), ignore_eos=False, structured_output=StructuredOutput(OutputFormat.REGEX, "((")
-    )
-    outputs: list[Any] = []
-    while not outputs:
-        outputs += demo.runtime.step() or ()
-    assert isinstance(outputs[0].error, EngineFailed)

@@ -52,8 +52,6 @@ def test_the_build_accepts_the_options_that_the_runtime_reads() -> None:
     [
         ("backend", "onnx", "engine or pytorch"),
         ("tp_size", "0", "a whole number above 0"),
-        ("pp_size", "two", "a whole number above 0"),
-        ("kv_cache_fraction", "1.5", "a number above 0 and up to 1"),
         ("kv_cache_fraction", "nan", "a number above 0 and up to 1"),
         ("scheduler_policy", "static_batch", "guaranteed_no_evict or max_utilization"),
         ("chunked_prefill", "yes", "true or false"),
@@ -66,19 +64,8 @@ def test_a_bad_value_is_refused_with_name_value_and_rule(name: str, value: str, 
         TensorRtLlmOptions.of({name: value})
 
 
-def test_an_unknown_option_is_refused() -> None:
-    with pytest.raises(ValueError, match="option beams: expected one of backend, "):
-        TensorRtLlmOptions.of({"beams": "4"})
-
-
 @pytest.mark.parametrize("option", ["kv_cache_dtype=fp8", "overlap_scheduler=true"])
 def test_an_option_that_engines_do_not_have_is_refused(option: str) -> None:
     name, _, value = option.partition("=")
     with pytest.raises(ValueError, match=f"option {option}: only with backend=pytorch"):
         TensorRtLlmOptions.of({name: value})
-
-
-def test_only_an_engine_must_be_built_for_log_probabilities_of_the_prompt() -> None:
-    assert not TensorRtLlmOptions.of({}).has_prompt_logprobs
-    assert TensorRtLlmOptions.of({"backend": "pytorch"}).has_prompt_logprobs
-    assert TensorRtLlmOptions.of({"prompt_logprobs": "true"}).has_prompt_logprobs

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pytest
@@ -75,12 +74,6 @@ def test_a_sequence_ends_once_whether_the_result_lists_its_end_or_not(
     assert tokens(reader(max_tokens=2).read(result)) == expected
 
 
-def test_an_unknown_end_still_ends_the_sequence() -> None:
-    plan = SamplingPlan({}, {}, None, frozenset([STOP]), UNUSED)
-    ignoring = ResultReader(5, request(ignore_eos=True), plan, end_id=EOS, vocab_size=4)
-    assert tokens(ignoring.read(Result().add(30, finish_reason="stop"))) == [30, None]
-
-
 def test_the_unwanted_token_of_an_empty_completion_is_dropped() -> None:
     read, result = reader(max_tokens=0).read, Result()
     assert tokens(read(result.add(30))) == []
@@ -147,27 +140,7 @@ def test_tokens_wait_for_the_prompts_log_probabilities() -> None:
     assert scored.read(result.add(31))[0].prompt_logprobs == ()
 
 
-def test_unwanted_scores_are_not_computed() -> None:
-    class Logits:
-        rows: ClassVar[list[int]] = []
-
-        def __getitem__(self, row: int) -> Any:
-            self.rows.append(row)
-            return tensors.to_tensor(np.zeros(4, dtype=np.float32))
-
-    scored, result = reader(prompt_token_ids=(0,) * 1000, num_logprobs=0, echo=(b"a",) * 1000), Result()
-    result.context_logits = Logits()
-    scored.score(result, lambda: len(Logits.rows) < 3)
-    assert Logits.rows == [0, 1, 2]
-
-
 def test_logits_of_the_prompt_that_never_come_are_an_error() -> None:
     scored = reader(num_logprobs=0, echo=(b"a", b"b", b"c"))
     [output] = scored.read(Result().add(30, finish_reason="length"))
     assert isinstance(output.error, EngineFailed)
-
-
-def test_a_plan_without_a_dead_end_knows_none() -> None:
-    plan = dataclasses.replace(PLAN, dead_end=None)
-    free = ResultReader(5, request(), plan, end_id=EOS, vocab_size=4)
-    assert tokens(free.read(Result().add(UNUSED))) == [UNUSED]

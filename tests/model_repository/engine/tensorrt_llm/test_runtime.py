@@ -12,10 +12,10 @@ from tensorrt_llm import _executor
 from tensorrt_llm._model import Model
 from tensorrt_llm._sampler import logprob_entry
 
-from model_repository.contract.request import Mirostat, OutputFormat, StructuredOutput
+from model_repository.contract.request import OutputFormat, StructuredOutput
 from model_repository.engine.runtime import EngineConfig, StepOutput
 from model_repository.engine.tensorrt_llm.result_reader import ResultReader
-from model_repository.errors import EngineFailed, InternalError, InvalidRequest, UnknownAdapter, Unsupported
+from model_repository.errors import InternalError, InvalidRequest, UnknownAdapter, Unsupported
 from tests.model_repository.engine.tensorrt_llm.conftest import (
     BYTE_TABLE,
     RUNTIME,
@@ -25,7 +25,6 @@ from tests.model_repository.engine.tensorrt_llm.conftest import (
 )
 from tests.waiting import wait_until
 
-HOT = {"temperature": 1.0}
 REGEX = StructuredOutput(OutputFormat.REGEX, "(ab){3}")
 LONG = tuple(range(3, 90))  # several blocks of the KV cache
 
@@ -106,17 +105,6 @@ def test_the_urgent_pass_others_that_wait(tiny: Tiny) -> None:
     assert patient not in seen
 
 
-def test_statistics_that_cannot_be_read_are_estimated(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
-    def get_stats_async(timeout: float) -> Any:
-        raise RuntimeError("no statistics")
-
-    monkeypatch.setattr(tiny.runtime._llm, "get_stats_async", get_stats_async)
-    tiny.submit(max_tokens=200)
-    num_tokens = sum(len(tiny.runtime.step() or ()) for _ in range(5))
-    stats = tiny.runtime.stats()
-    assert (stats.num_kv_tokens_used, stats.max_kv_tokens) == (3 + num_tokens, 2 * 256)
-
-
 SCORED: dict[str, Any] = {"num_logprobs": 0, "echo": (b"", b"", b"")}
 
 
@@ -177,24 +165,6 @@ def test_the_pytorch_backend_edits_no_logits_beside_a_scored_prompt(start: Calla
     assert order.index(scored) < order.index(second)
 
 
-def test_a_scored_prompt_comes_in_one_piece_from_the_pytorch_backend(start: Callable[..., Tiny]) -> None:
-    tiny = start(backend="pytorch")
-    number = tiny.submit(max_tokens=200, **SCORED)
-    outputs: list[StepOutput] = []
-    while not outputs:
-        outputs += tiny.runtime.step() or ()
-    assert [output.sequence for output in outputs] == [number] * 200
-    assert len(outputs[0].prompt_logprobs) == 3
-
-
-def test_an_answer_in_one_piece_shows_that_tensorrt_llm_is_alive_too(tiny: Tiny) -> None:
-    tiny.submit(max_tokens=240, is_stream=False)
-    num_steps = 0
-    while not (outputs := tiny.runtime.step()):
-        num_steps += 1
-    assert len(outputs) < 240
-
-
 def test_the_silence_of_answers_that_come_in_one_piece_is_no_hang(start: Callable[..., Tiny]) -> None:
     tiny = start(backend="pytorch")
     tiny.submit(max_tokens=240, **SCORED)
@@ -218,13 +188,6 @@ def test_requests_that_run_on_unread_are_no_hang_to_those_that_wait(start: Calla
     assert () in steps or [] in steps
 
 
-def test_the_chunks_of_a_prompt_do_not_disturb_logits_processors(start: Callable[..., Tiny]) -> None:
-    asked: dict[str, Any] = {"prompt_token_ids": LONG, "min_tokens": 4, "sampling": HOT | {"mirostat": Mirostat()}}
-    whole = start(backend="pytorch").tokens(**asked)
-    assert len(whole) == 8
-    assert start(backend="pytorch", max_num_tokens="16").tokens(**asked) == whole
-
-
 def test_a_step_that_waits_is_woken(tiny: Tiny) -> None:
     tiny.submit(max_tokens=1)
     while not tiny.runtime.step():
@@ -245,21 +208,6 @@ def test_one_request_that_tensorrt_llm_refuses_leaves_the_others_alone(start: Ca
     [error] = [output.error for output in outputs if output.sequence == refused]
     assert isinstance(error, InvalidRequest) and "max_seq_len" in error.text
     assert sum(output.sequence == other for output in outputs) == 20
-
-
-def test_a_value_that_sampling_params_refuse_fails_its_request_only(tiny: Tiny) -> None:
-    [output] = tiny.run(sampling=HOT | {"top_p": 2.0})
-    assert isinstance(output.error, InvalidRequest) and "top_p" in output.error.text
-    assert len(tiny.tokens()) == 8
-
-
-@pytest.mark.engine_backend
-def test_one_failing_request_leaves_the_others_alone(start: Callable[..., Tiny]) -> None:
-    tiny = start(backend="engine")
-    tiny.runtime._llm._args["enable_lora"] = False  # as if the engine had been built without
-    [output] = tiny.run(lora_name="polite", max_tokens=1)
-    assert isinstance(output.error, EngineFailed)
-    assert len(tiny.tokens()) == 8
 
 
 def test_a_result_that_cannot_be_read_fails_its_request_only(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -71,17 +71,13 @@ def test_a_request_becomes_arguments_of_tensorrt_llm(fields: dict[str, Any], exp
     assert {name: asked.get(name) for name in expected} == expected
 
 
-def test_every_end_is_named() -> None:
-    asked = plan(stop_token_ids=(20,), end_token_ids=(30,))
-    assert asked.keywords["stop_token_ids"] == [OTHER_EOS, 20, 30]
-    assert asked.ends == {EOS, OTHER_EOS, 20, 30}
-
-
-def test_a_request_that_ignores_the_models_ends_keeps_its_own() -> None:
-    asked = plan(ignore_eos=True, stop_token_ids=(20,), end_token_ids=(30,), min_tokens=3)
-    assert (asked.keywords["ignore_eos"], asked.keywords["stop_token_ids"]) == (True, [20])
-    assert asked.ends == {20}
-    assert "min_tokens" not in asked.keywords  # it is about the model's own
+@pytest.mark.parametrize(
+    ("fields", "ends"), [({}, [OTHER_EOS, 20, 30]), ({"ignore_eos": True, "min_tokens": 3}, [20])], ids=str
+)
+def test_every_end_is_named_and_ignored_ones_are_not(fields: dict[str, Any], ends: list[int]) -> None:
+    asked = plan(stop_token_ids=(20,), end_token_ids=(30,), **fields)
+    assert asked.keywords["stop_token_ids"] == ends
+    assert asked.ends == ({20} if fields else {EOS, *ends})
 
 
 def test_min_tokens_hold_back_every_end() -> None:
@@ -91,32 +87,15 @@ def test_min_tokens_hold_back_every_end() -> None:
     assert (edit.ends, edit.request.params.min_tokens, edit.structured_output) == ({EOS, OTHER_EOS, 20}, 3, None)
 
 
-def test_biases_are_a_vector_of_the_vocabulary() -> None:
-    bias = embedding_bias(plan(sampling={"logit_bias": {7: 2.5, 8: -100.0, 9: -99.5}}).biases, VOCAB_SIZE)
+def test_biases_are_a_vector_of_the_vocabulary_unless_penalties_follow_them() -> None:
+    biases = {"logit_bias": {7: 2.5, 8: -100.0, 9: -99.5}}
+    bias = embedding_bias(plan(sampling=biases).biases, VOCAB_SIZE)
     assert bias.dtype == np.float32 and bias.shape == (VOCAB_SIZE,)
     assert {int(index): float(bias[index]) for index in np.flatnonzero(bias)} == {7: 2.5, 8: -np.inf, 9: -99.5}
-    assert not plan().biases
-
-
-@pytest.mark.parametrize(
-    "sampling",
-    [{"repetition_penalty": 1.1}, {"presence_penalty": 0.5}, {"frequency_penalty": -0.5}, SAMPLED | {"min_p": 0.1}],
-)
-def test_penalties_and_min_p_are_our_own_step_and_biases_come_before_it(sampling: dict[str, Any]) -> None:
-    asked = plan(sampling={"logit_bias": {7: 2.5, 8: -100.0}, **sampling})
-    assert not asked.biases
-    banned, shaping = asked.keywords["logits_processor"]._edits
-    assert banned.banned == {8}
-    assert shaping._bias == {7: 2.5}
-    assert not asked.keywords.keys() & {"repetition_penalty", "presence_penalty", "frequency_penalty", "min_p"}
-
-
-def test_mirostat_draws_by_itself() -> None:
-    asked = plan(sampling=SAMPLED | {"mirostat": Mirostat(), "top_p": 0.5})
-    assert asked.keywords["top_k"] == 1
-    assert not asked.keywords.keys() & {"temperature", "top_p"}
-    [shaping] = asked.keywords["logits_processor"]._edits
-    assert shaping._mirostat.mirostat == Mirostat()
+    penalized = plan(sampling=biases | {"repetition_penalty": 1.1})
+    assert not penalized.biases
+    banned, shaping = penalized.keywords["logits_processor"]._edits
+    assert (banned.banned, shaping._bias) == ({8}, {7: 2.5, 9: -99.5})
 
 
 @pytest.mark.parametrize("output_format", OutputFormat)
