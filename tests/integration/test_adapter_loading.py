@@ -116,7 +116,6 @@ def test_keys_allow_an_adapter_by_its_name(server: Server, polite: str) -> None:
         ("x", "../peft", "source", "must be a folder below the root"),
         ("x", "damaged", "source", "'adapter.gguf' differs from its digest"),
         ("llama3.1:8b", "formal", "name", "a name of the model demo"),  # an alias
-        ("synthetic/paced", "formal", "name", "a name of the model synthetic/paced"),
         ("demo-formal", "teams/faint", "name", "another adapter is loaded under this name"),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,6 +11,8 @@ import pytest
 
 from model_repository.bounded_process import BoundedProcess, TooCostly
 from model_repository.errors import InternalError, InvalidRequest
+from tests.processes import is_running
+from tests.waiting import wait_until
 
 MAX_BYTES = 32 << 20
 
@@ -92,4 +95,12 @@ def test_otherwise_each_call_has_a_new_process() -> None:
     assert process.call("pid") != process.call("pid")
     process.call("hoard")
     process.call("hoard")
+    process.close()
+
+
+def test_a_process_that_was_killed_is_started_again() -> None:
+    process = bounded()
+    os.kill(process._pid, signal.SIGKILL)
+    wait_until(lambda: not is_running(process._pid), "it has ended")
+    assert process.call("a") == "A"
     process.close()

@@ -97,3 +97,10 @@ def test_the_error_of_nvidia_smi_is_passed_on(monkeypatch: pytest.MonkeyPatch, t
 )
 def test_an_unfit_machine_is_named_in_one_line(changes: dict[str, str], reason: str | None) -> None:
     assert why_unfit(REQUIRES | changes, MACHINE) == reason
+
+
+@pytest.mark.parametrize("visible", ["", "-1"])
+def test_hidden_gpus_are_none(visible: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    install(monkeypatch, tmp_path, [H100])
+    machine = read_machine({"CUDA_VISIBLE_DEVICES": visible})
+    assert (machine.num_gpus, machine.gpu_error) == (0, f"CUDA_VISIBLE_DEVICES={visible!r} hides every GPU")

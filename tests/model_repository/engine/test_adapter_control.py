@@ -97,6 +97,9 @@ def test_a_new_engine_loads_the_noted_adapters_except_broken_ones(
     restore_adapters(runtime, root)
     assert {name: adapter.source for name, adapter in runtime.adapters.items()} == {"b": "b"}
     assert "the adapter a does not load again: 'a': its file 'adapter.gguf' differs from its digest" in caplog.text
+    (folder / "b" / "adapter.json").write_text("[" * 100_000)  # an unexpected failure
+    restore_adapters(runtime, root)
+    assert "the adapter b does not load again" in caplog.text
     assert noted(folder) == {"a": "a", "b": "b"}
 
 

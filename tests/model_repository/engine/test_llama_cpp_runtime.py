@@ -153,10 +153,13 @@ def test_a_request_that_the_model_cannot_serve_does_not_touch_the_others(
     assert tokens_of(runtime, request()) == expected
 
 
-def test_a_model_that_does_not_load_is_named(config: EngineConfig, tmp_path: Path) -> None:
-    (tmp_path / "model.gguf").write_bytes(b"not a model")
+def test_a_model_or_adapter_that_does_not_load_is_named(config: EngineConfig, start: Start, tmp_path: Path) -> None:
+    for name in ("model.gguf", "bad.gguf"):
+        (tmp_path / name).write_bytes(b"not a model")
     with pytest.raises(EngineFailed, match=r"model\.gguf: llama\.cpp does not load it"):
         LlamaCppRuntime(dataclasses.replace(config, artifact_dir=tmp_path), [])
+    with pytest.raises(EngineFailed, match=r"bad\.gguf: llama\.cpp does not load it"):
+        start(adapters={"bad": tmp_path / "bad.gguf"})
 
 
 def test_a_file_that_is_changed_under_a_running_model_is_named(
@@ -252,20 +255,6 @@ def test_a_number_of_contexts_that_cannot_be_is_refused(start: Start, value: str
         start(options={"contexts": value})
 
 
-def start_three(runtime: LlamaCppRuntime, tokens: Tokens) -> list[int]:
-    """Run three sequences for two tokens, and return their numbers in the order of their slots."""
-    for number in (1, 2, 3):
-        tokens[number] = []
-        runtime.submit(number, request(PROMPT[number:]))
-    while min(map(len, tokens.values())) < 2:
-        step(runtime, tokens)
-    return sorted(tokens, key=lambda number: slot_of(runtime, number))
-
-
-def slot_of(runtime: LlamaCppRuntime, number: int) -> int:
-    return runtime._contexts[0].scheduler._running[number].slot.index
-
-
 def test_a_recurrent_model_reuses_tokens_only_to_go_on_from_all_of_them(
     start: Start, config: EngineConfig, tmp_path: Path
 ) -> None:
@@ -280,23 +269,8 @@ def test_a_recurrent_model_reuses_tokens_only_to_go_on_from_all_of_them(
         fresh._forget_all()
 
 
-def test_tokens_that_cannot_be_moved_end_all_sequences(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    runtime = start()
-    _, middle, _ = start_three(runtime, {})
-    runtime.free(middle)
-
-    def load(slot: int, state: bytes) -> None:
-        raise ValueError("no room for them")
-
-    monkeypatch.setattr(runtime._contexts[0].scheduler._kv_cache, "load", load)
-    with pytest.raises(EngineFailed, match="no room for them"):
-        runtime.step()
-    assert not runtime.has_work
-
-
-@pytest.mark.parametrize("num_contexts", ["1", "2"])
-def test_the_urgent_pass_others_that_wait(start: Start, num_contexts: str) -> None:
-    runtime = start(num_threads=2, options={"contexts": num_contexts})
+def test_the_urgent_pass_others_that_wait(contexts: LlamaCppRuntime) -> None:
+    runtime = contexts
     for number, priority in enumerate((0, 0, 0, 1, 0, -1)):
         runtime.submit(number, changed(request(PROMPT[number:]), priority=priority))
         runtime.step()
@@ -364,3 +338,17 @@ def test_a_continued_conversation_goes_to_the_context_with_its_kv_tokens(context
     for number, item in first.items():
         longer = changed(item, prompt_token_ids=(*item.prompt_token_ids, 7, 8, 9))
         assert complete(contexts, {number: longer})[1] == {number: len(item.prompt_token_ids)}
+
+
+def test_a_sequence_freed_while_its_context_computes_has_no_output(contexts: LlamaCppRuntime) -> None:
+    expected = tokens_of(contexts, request())
+    contexts.submit(1, request(PROMPT[1:]))
+    contexts.submit(2, request(PROMPT[2:]))
+    (output, *_) = contexts.step()  # the other context goes on
+    other = 3 - output.sequence
+    contexts.free(other)
+    heard = [item.sequence for _ in range(NUM_TOKENS) for item in contexts.step()]
+    assert set(heard) == {output.sequence}
+    contexts.free(output.sequence)
+    assert (contexts.has_work, contexts.stats().num_active, contexts.stats().num_kv_tokens_used) == (False, 0, 0)
+    assert tokens_of(contexts, request()) == expected

@@ -203,6 +203,9 @@ def test_when_nothing_can_follow_the_request_is_at_fault(
     with pytest.raises(InvalidRequest) as caught:
         sampler(FakeConstraint(lambda _: allowed), structured_output=regex, **fields).draw(context, ROW)
     assert caught.value.field == "guided_decoding_guide"
+    with pytest.raises(InvalidRequest) as caught:
+        sampler(logit_bias=dict.fromkeys(range(VOCAB_SIZE), -100.0)).draw(context, ROW)
+    assert caught.value.field == "logit_bias_token_ids"
 
 
 def test_a_constraint_that_allows_nothing_but_an_end_ends_before_min_tokens(context: llama.LlamaContext) -> None:

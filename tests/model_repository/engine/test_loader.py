@@ -11,7 +11,7 @@ import pytest
 
 from model_repository.engine.emitter import PendingOutput
 from model_repository.engine.loader import load_engine, make_emitter, read_engine_config
-from model_repository.engine.runtime import EngineConfig
+from model_repository.engine.runtime import EngineConfig, UnknownRuntime, load_runtime
 from model_repository.errors import EngineFailed
 from model_repository.linked_file import LinkedFile
 from model_repository.machine import Machine
@@ -112,3 +112,11 @@ def test_the_gpus_of_a_model_are_chosen_before_the_machine_is_read(monkeypatch: 
     with pytest.raises(EngineFailed, match="GPU"):
         load_engine(parameters | {"gpus": "[1, 2]"})
     assert visible == ["5,6"]
+
+
+def test_an_unknown_runtime_is_refused_with_the_known_ones() -> None:
+    config = read_engine_config(PARAMETERS | {"runtime": "magic"})
+    with pytest.raises(
+        UnknownRuntime, match=r"runtime 'magic': expected one of \['llama_cpp', 'synthetic', 'tensorrt_llm'\]"
+    ):
+        load_runtime(config, [])

@@ -104,3 +104,9 @@ def test_only_the_holder_of_the_key_controls_an_engine_that_has_one(model: Any) 
     assert control(model, {}) == stats(7)
     assert control(model, {"drain": True, "key": model.key}) == stats(7)
     assert model.engine.is_draining is True
+
+
+def test_a_malformed_order_is_refused(model: Any) -> None:
+    for message in ({"drain": 1}, {"load_adapter": "x"}, {"unload_adapter": "x", "source": "y"}):
+        with pytest.raises(InvalidRequest, match="expected"):
+            control(model, message)

@@ -210,6 +210,7 @@ def test_the_tokens_of_a_running_sequence_are_copied() -> None:
     fake.submit(2, (*PROMPT, 7))
     fake.step()
     assert (fake.num_cached[2], fake.cache.copies) == (len(PROMPT), [(0, 1)])
+    fake.submit(4, PROMPT)  # waits
     fake.step()  # checks that both went their own way
     fake.scheduler.forget_all()
     assert (fake.scheduler.num_running, fake.scheduler.num_waiting, fake.cache.slots) == (0, 0, [[], []])

@@ -84,3 +84,11 @@ def test_a_result_slower_than_its_lifetime_is_kept() -> None:
 
     recent = BoundedCache[float](no_bytes, 5, lambda: now)
     assert [recent.get("a", make) for _ in range(2)] == [9.0, 9.0]
+
+
+def test_a_result_of_too_deep_inputs_is_not_kept() -> None:
+    recent, make = BoundedCache[int](no_bytes), Counted()
+    deep: list[Any] = []
+    for _ in range(100_000):
+        deep = [deep]
+    assert [recent.get(deep, make) for _ in range(2)] == [1, 2]

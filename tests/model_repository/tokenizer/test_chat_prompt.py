@@ -320,3 +320,9 @@ def test_a_chat_for_a_model_without_a_template_is_refused() -> None:
 def test_no_special_token_of_the_last_message_is_one() -> None:
     found = tokens(TURNS, assistant("a<t>"), add_generation_prompt=False, continue_final_message=True)
     assert found[-4:] == ["a", "<", "t", ">"]
+
+
+def test_a_lone_surrogate_is_refused() -> None:
+    with pytest.raises(InvalidRequest, match=r"a lone surrogate \(U\+D83D\) is not text") as caught:
+        chat_ids(user("ab\ud83d"))
+    assert caught.value.field == "messages"

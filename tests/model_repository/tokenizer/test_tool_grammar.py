@@ -181,6 +181,7 @@ def test_arguments_are_an_object_that_the_schema_allows(parameters: Any, argumen
 
 
 def test_names_are_written_exactly() -> None:
+    assert tool_grammar(ToolUse(tools=()), HERMES, identity) is None
     names = ["a", "a.b", "a b", "größe", "<|x|>", "a/b#c", "%json"]
     for tool_format in FORMATS:
         output = grammar(tool_format, map(tool, names))

@@ -122,3 +122,8 @@ def test_a_vocabulary_without_special_tokens_is_refused(tmp_path: Path, config: 
     folder = write_model(tmp_path / "other")
     with pytest.raises(EngineFailed, match="no token without text"):
         RUNTIME.TensorRtLlmRuntime(dataclasses.replace(config, artifact_dir=folder), [b"a", b"b", b"c"], environment={})
+
+
+def test_a_bad_option_stops_the_start(config: EngineConfig) -> None:
+    with pytest.raises(EngineFailed, match="option tp_size=none: must be a whole number above 0"):
+        start(dataclasses.replace(config, options={"tp_size": "none"}))

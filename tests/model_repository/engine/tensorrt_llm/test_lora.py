@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -80,3 +82,11 @@ def test_the_pytorch_backend_is_started_with_room_for_those_to_come(config: Engi
     assert not supports_adapters(dataclasses.replace(config, adapters={}), options)
     lora = lora_config(dataclasses.replace(config, adapter_root=ROOT), options)
     assert (lora.max_loras, lora.max_cpu_loras, lora.max_lora_rank) == (4, 4, 64)
+
+
+def test_adapters_need_no_name_that_only_release_1_2_has(config: EngineConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    later = ModuleType("config")
+    later.__dict__["LoraConfig"] = dict
+    monkeypatch.setitem(sys.modules, "tensorrt_llm.lora_helper", None)
+    monkeypatch.setitem(sys.modules, "tensorrt_llm._torch.peft.lora.config", later)
+    assert lora_config(config, TensorRtLlmOptions())["max_lora_rank"] == 64

@@ -64,8 +64,15 @@ def test_a_bad_value_is_refused_with_name_value_and_rule(name: str, value: str, 
         TensorRtLlmOptions.of({name: value})
 
 
-@pytest.mark.parametrize("option", ["kv_cache_dtype=fp8", "overlap_scheduler=true"])
-def test_an_option_that_engines_do_not_have_is_refused(option: str) -> None:
+@pytest.mark.parametrize(
+    ("option", "rule"),
+    [
+        ("kv_cache_dtype=fp8", "option kv_cache_dtype=fp8: only with backend=pytorch"),
+        ("overlap_scheduler=true", "option overlap_scheduler=true: only with backend=pytorch"),
+        ("beams=4", "option beams: expected one of backend, "),
+    ],
+)
+def test_an_option_that_engines_or_all_do_not_have_is_refused(option: str, rule: str) -> None:
     name, _, value = option.partition("=")
-    with pytest.raises(ValueError, match=f"option {option}: only with backend=pytorch"):
+    with pytest.raises(ValueError, match=rule):
         TensorRtLlmOptions.of({name: value})

@@ -178,6 +178,7 @@ def test_mirostat_leaves_one_token_and_keeps_surprise_near_its_target() -> None:
         means.append(float(np.mean([-np.log2(shares[token_id]) for token_id in drawn[50:] if token_id is not None])))
     assert 2.0 <= means[0] < means[1]
     assert means[1] < -float((shares * np.log2(shares)).sum())
+    assert mirostat.draw(np.full(5, -np.inf, dtype=np.float32), 0) is None  # nothing is left
 
 
 def test_mirostat_does_not_change_a_greedy_draw() -> None:

@@ -144,3 +144,9 @@ def test_logits_of_the_prompt_that_never_come_are_an_error() -> None:
     scored = reader(num_logprobs=0, echo=(b"a", b"b", b"c"))
     [output] = scored.read(Result().add(30, finish_reason="length"))
     assert isinstance(output.error, EngineFailed)
+
+
+def test_an_unknown_end_still_ends_the_sequence() -> None:
+    plan = SamplingPlan({}, {}, None, frozenset([STOP]), UNUSED)
+    ignoring = ResultReader(5, request(ignore_eos=True), plan, end_id=EOS, vocab_size=4)
+    assert tokens(ignoring.read(Result().add(30, finish_reason="stop"))) == [30, None]

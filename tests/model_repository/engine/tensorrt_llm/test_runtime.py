@@ -12,8 +12,9 @@ from tensorrt_llm import _executor
 from tensorrt_llm._model import Model
 from tensorrt_llm._sampler import logprob_entry
 
+from model_repository.capabilities import Capability
 from model_repository.contract.request import OutputFormat, StructuredOutput
-from model_repository.engine.runtime import EngineConfig, StepOutput
+from model_repository.engine.runtime import RUNTIMES, EngineConfig, StepOutput
 from model_repository.engine.tensorrt_llm.result_reader import ResultReader
 from model_repository.errors import InternalError, InvalidRequest, UnknownAdapter, Unsupported
 from tests.model_repository.engine.tensorrt_llm.conftest import (
@@ -229,3 +230,26 @@ def test_closing_ends_its_threads(config: EngineConfig) -> None:
     names = {thread.name for thread in threading.enumerate()}
     assert not names & {"tensorrt-llm-requests", "tensorrt-llm-double"}
     assert not runtime.has_work
+
+
+def test_statistics_that_cannot_be_read_are_estimated(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    def get_stats_async(timeout: float) -> Any:
+        raise RuntimeError("no statistics")
+
+    monkeypatch.setattr(tiny.runtime._llm, "get_stats_async", get_stats_async)
+    tiny.submit(max_tokens=200)
+    num_tokens = sum(len(tiny.runtime.step() or ()) for _ in range(5))
+    stats = tiny.runtime.stats()
+    assert (stats.num_kv_tokens_used, stats.max_kv_tokens) == (3 + num_tokens, 2 * 256)
+
+
+def test_a_value_that_sampling_params_refuse_fails_its_request_only(tiny: Tiny) -> None:
+    [output] = tiny.run(sampling={"temperature": 1.0, "top_p": 2.0})
+    assert isinstance(output.error, InvalidRequest) and "top_p" in output.error.text
+    assert len(tiny.tokens()) == 8
+
+
+def test_a_model_without_a_processor_reads_no_images(tiny: Tiny) -> None:
+    with pytest.raises(Unsupported, match="reads no images"):
+        tiny.runtime.prepare(request(images=(b"GIF89a",)))
+    assert Capability.IMAGES not in RUNTIMES["tensorrt_llm"].capabilities_with({"backend": "engine"})

@@ -1,0 +1,57 @@
+"""Models of one's own checkpoints: their sampling defaults, and a chat template that is an attack."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from build_engines.__main__ import main
+from tests.build_engines.tiny_checkpoint import write_checkpoint
+from tests.integration.api import CHAT, Answer, Api
+from tests.integration.conftest import running_stack
+
+TEMPLATE = """\
+{% set word, one = messages[-1].content, messages | length %}
+{% if word == 'fill' %}{{ 'a' * (5 * 10**9 * one) }}{% endif %}
+{{ word }}"""
+
+
+@pytest.fixture(scope="module")
+def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
+    """A server of three models: `own`, `off` (without its own defaults) and `hostile`."""
+    folder = tmp_path_factory.mktemp("own")
+    checkpoint, hostile = (write_checkpoint(folder / name) for name in ("checkpoint", "hostile"))
+    generation = json.loads((checkpoint / "generation_config.json").read_text())
+    (checkpoint / "generation_config.json").write_text(json.dumps(generation | {"top_k": 1}))
+    (hostile / "chat_template.jinja").write_text(TEMPLATE)
+    own = {"checkpoint": str(checkpoint)}
+    models = {"own": own, "off": own | {"default": {"sampling": "openai"}}, "hostile": {"checkpoint": str(hostile)}}
+    (folder / "models.yaml").write_text(json.dumps({"models": models}))
+    assert main(["build", str(folder / "models.yaml"), "--state-dir", str(folder), "--num-threads", "1"]) == 0
+    with running_stack(folder / "repository", tmp_path_factory) as stack:
+        yield Api(stack.url)
+
+
+def chat(api: Api, model: str, word: str, **fields: Any) -> Answer:
+    return api.post(CHAT, {"model": model, "messages": [{"role": "user", "content": word}], "max_tokens": 20} | fields)
+
+
+def test_a_model_draws_by_its_own_defaults_unless_the_operator_turns_them_off(api: Api) -> None:
+    cards = {card["id"]: card["default_parameters"] for card in api.get("/v1/models").body["data"]}
+    assert (cards["own"], cards["off"]) == ({"top_k": 1}, {})
+    for model, fields, is_greedy in (("own", {}, True), ("own", {"top_k": 0}, False), ("off", {}, False)):
+        choices = chat(api, model, "a", n=4, seed=1, ignore_eos=True, return_token_ids=True, **fields).body["choices"]
+        assert (len({str(choice["token_ids"]) for choice in choices}) == 1) == is_greedy, (model, fields)
+
+
+def test_a_template_that_fills_the_memory_fails_its_request_and_no_other(api: Api) -> None:
+    assert chat(api, "hostile", "hello").status == 200
+    refused = chat(api, "hostile", "fill")
+    assert (refused.status, refused.error["message"]) == (
+        400,
+        "messages: the model's chat template takes too much memory for it",
+    )
+    assert chat(api, "hostile", "hello").status == 200
