@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.integration.api import ANSWER, CHAT, COMPLETIONS, Api, chat_text
+from tests.integration.api import CHAT, COMPLETIONS, Api, chat_text
 from tests.raw_model import RawModel
 
 QUESTIONS = ("Count from 1 to 9.", "How do you say heart in Japanese?", "Show me the emoji for a cat", "zq xv")
@@ -46,23 +46,6 @@ def test_they_equal_those_of_the_raw_logits(api: Api, raw_model: RawModel, quest
     for item, row in zip(content, raw, strict=True):
         top = [each["logprob"] for each in item["top_logprobs"]]
         assert top == pytest.approx(sorted(row, reverse=True)[:3], abs=1e-3)
-
-
-def test_an_echoed_prompt_scores_as_the_same_text_generated(api: Api) -> None:
-    prompt = chat_text("Count from 1 to 9.")
-    generated = api.post(
-        COMPLETIONS,
-        {"model": "demo", "prompt": prompt, "temperature": 0, "max_tokens": 40, "logprobs": 2, "echo": True},
-    ).choice["logprobs"]
-    scored = api.post(
-        COMPLETIONS, {"model": "demo", "prompt": prompt + ANSWER, "max_tokens": 0, "logprobs": 2, "echo": True}
-    ).choice["logprobs"]
-    assert generated["tokens"].pop() == "<|im_end|>"  # drawn, and no part of the text
-    assert generated["token_logprobs"].pop() < 0
-    assert scored["tokens"] == generated["tokens"]
-    assert scored["text_offset"] == generated["text_offset"][:-1]
-    assert scored["token_logprobs"][0] is None and scored["top_logprobs"][0] is None
-    assert scored["token_logprobs"][1:] == pytest.approx(generated["token_logprobs"][1:], abs=1e-3)
 
 
 def test_a_long_prompt_is_scored_over_several_steps(api: Api, raw_model: RawModel) -> None:

@@ -5,7 +5,10 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import Struct
 
+from model_repository.contract.output import GenerationChunk, Timing, Usage
+from model_repository.contract.spec import fields_of
 from model_repository.contract.tensors import (
     ENSEMBLES,
     OUTPUTS,
@@ -55,3 +58,9 @@ def test_an_ensemble_of_frontends_has_one_tensor_in_each_direction(ensemble: str
     """Each further tensor of a response costs as much as a token."""
     for step in ENSEMBLES[ensemble].values():
         assert (len(step.inputs), len(step.outputs)) == (1, 1)
+
+
+@pytest.mark.parametrize("message", [GenerationChunk, Usage, Timing])
+def test_every_field_of_an_output_has_a_tensor(message: type[Struct]) -> None:
+    """The round trip of requests shows it for the inputs."""
+    assert {field.attribute for field in fields_of(message)} == set(message.__struct_fields__)

@@ -14,7 +14,7 @@ from model_repository.engine.llama_cpp_context import SlotCache
 from tests.exactness.answers import Difference
 from tests.exactness.mix import Mix, build_demo
 
-NUM_REQUESTS = 80
+NUM_REQUESTS = 60
 
 
 @pytest.fixture(scope="module")

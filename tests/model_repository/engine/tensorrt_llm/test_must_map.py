@@ -20,3 +20,18 @@ def test_no_listed_parameter_is_refused() -> None:
         if treatments[endpoint, name] is Treatment.REFUSED
     ]
     assert refused == []
+
+
+def test_everything_that_any_runtime_honours_is_listed_but_images() -> None:
+    listed = json.loads(MUST_MAP.read_text(encoding="utf-8"))
+    served = {
+        endpoint: sorted(
+            row.name
+            for row in parameters()
+            if row.endpoint == endpoint
+            and (not set(row.treatments.values()) <= {Treatment.REFUSED, Treatment.HINT} or row.needed)
+            if row.name != "images"
+        )
+        for endpoint in {row.endpoint for row in parameters()}
+    }
+    assert listed == served
