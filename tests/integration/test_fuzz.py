@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -11,8 +10,7 @@ import schemathesis
 from hypothesis import HealthCheck, Phase, given, settings
 from schemathesis.checks import CHECKS
 
-from frontend.protocol.completion import MAX_CHOICES
-from tests.integration.api import CHAT, COMPLETIONS, Api, chat_text
+from tests.integration.api import CHAT, COMPLETIONS
 from tests.integration.stack import Stack
 
 NUM_CASES = {CHAT: 150, COMPLETIONS: 150, "/tokenize": 50, "/detokenize": 50, "/v1/models/{id}": 50}
@@ -52,14 +50,3 @@ def test_every_answer_agrees_with_the_description(stack: Stack, path: str) -> No
     fuzz()
     assert max(statuses) < 500
     assert "{" in path or statuses[200] > 5, f"hardly anything reached the model: {statuses}"
-
-
-def test_the_most_prompts_at_once_in_one_request_and_in_many(api: Api) -> None:
-    questions = [f"What is {number % 10} + {number // 10 % 10}?" for number in range(MAX_CHOICES)]
-    fields = {"model": "demo", "temperature": 0, "max_tokens": 30}
-    together = api.post(COMPLETIONS, fields | {"prompt": [chat_text(question) for question in questions]})
-    texts = [choice["text"] for choice in together.body["choices"]]
-    assert [choice["index"] for choice in together.body["choices"]] == list(range(MAX_CHOICES))
-    with ThreadPoolExecutor(64) as pool:
-        alone = list(pool.map(lambda question: api.ask(CHAT, question, max_tokens=30).text, questions))
-    assert alone == texts

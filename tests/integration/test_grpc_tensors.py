@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from typing import Any
 
@@ -11,7 +10,7 @@ import pytest
 from model_repository.contract.codec import tensor
 from model_repository.contract.tensors import PUBLIC_INPUTS, PUBLIC_OUTPUTS
 from model_repository.errors import InvalidRequest, error_from_message
-from tests.integration.api import ANSWER, WEATHER, chat_text
+from tests.integration.api import ANSWER, chat_text
 from tests.integration.stack import Stack
 
 PROMPT = chat_text("Count from 1 to 9.")
@@ -38,16 +37,6 @@ def text(stack: Stack, **values: Any) -> str:
     """Return the text of the only response."""
     output: bytes = generate(stack, **values)["text_output"][0]
     return output.decode()
-
-
-def test_chats_with_tools_and_an_adapter(stack: Stack) -> None:
-    def ask(question: str, **values: Any) -> str:
-        messages = json.dumps([{"role": "user", "content": question}])
-        return text(stack, text_input=None, messages=messages, **values)
-
-    called = ask("What is the weather in Paris?", tools=json.dumps([WEATHER]), tool_choice="required", max_tokens=80)
-    assert called.startswith('<tool_call>\n{"name": "get_weather", "arguments": {"city": ')
-    assert ask("What is the capital of France?", lora_name="demo-formal").startswith("Dear friend, ")
 
 
 @pytest.mark.parametrize(

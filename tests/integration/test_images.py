@@ -40,15 +40,6 @@ def test_the_openai_client_sends_a_picture_and_gets_the_right_word(client: OpenA
     assert len(pieces) > 2
 
 
-def test_a_follow_up_is_about_the_same_picture(client: OpenAI) -> None:
-    chat = [
-        *messages(circle("green"), question="What shape is it?"),
-        {"role": "assistant", "content": "It is a circle."},
-        {"role": "user", "content": QUESTION},
-    ]
-    assert ask(client, messages=chat) == "It is green."
-
-
 def test_an_image_goes_with_everything_else(client: OpenAI) -> None:
     red = circle("red")
     assert ask(client, red, stop=["red"]) == "It is "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Sequence
 
 import numpy as np
@@ -11,11 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from model_repository.contract.request import OutputFormat, StructuredOutput
 from model_repository.engine.bad_words import BadWords, TokenIndex
-from model_repository.engine.constraint import ConstraintCompiler
 
-EOS = 0
 PIECES = [b"", *(bytes([byte]) for byte in range(256)), b"ab", b"aba", b"ba", b"caba", b" ab", "é".encode()]
 WORDS = st.lists(st.text(alphabet="abcé ", min_size=1, max_size=5), min_size=1, max_size=4)
 TOKENS = st.lists(st.sampled_from([b"a", b"b", b"c", b" ", b"ab", b"aba", b"ba", b"caba", b" ab"]), max_size=12)
@@ -51,20 +47,6 @@ def test_a_token_is_allowed_if_the_text_with_it_has_no_bad_word(words: list[str]
     assert bad_words.allowed().tolist() == expected
     assert bad_words.banned() == [token_id for token_id, is_allowed in enumerate(expected) if not is_allowed]
     assert [accepted(words, [*pieces, piece])[1] != text for piece in PIECES[1:]] == expected[1:]
-
-
-def test_a_structured_output_and_bad_words_both_hold() -> None:
-    compiler = ConstraintCompiler(PIECES, frozenset([EOS]), len(PIECES))
-    for _ in range(20):
-        constraint = compiler.start(StructuredOutput(OutputFormat.REGEX, "[abc]{6}"))
-        both, text = BadWords(["ab", "cc"], INDEX, constraint), b""
-        while (allowed := np.flatnonzero(both.allowed())).size and len(text) < 6:
-            token_id = random.Random(len(text)).choice(allowed.tolist())
-            assert both.accept_token(token_id)
-            text += PIECES[token_id]
-        assert len(text) == 6
-        assert b"ab" not in text and b"cc" not in text
-        assert both.accept_token(EOS)
 
 
 def test_many_long_words_cost_a_token_no_search_that_was_made_before(monkeypatch: pytest.MonkeyPatch) -> None:

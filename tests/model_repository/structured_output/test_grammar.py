@@ -1,11 +1,8 @@
 import json
-import time
 
 import pytest
 
-from model_repository.contract.request import OutputFormat, StructuredOutput
-from model_repository.structured_output.grammar import structured_output_to_grammar
-from tests.model_repository.structured_output.acceptance import schema_to_grammar
+from model_repository.contract.request import OutputFormat
 from tests.model_repository.structured_output.refusals import refusal
 
 
@@ -37,11 +34,6 @@ def chain(num_rules):
     return "start: r0\n" + "".join(f"r{n}: r{n + 1}\n" for n in range(num_rules)) + f'r{num_rules}: "a"'
 
 
-# One name, written in many ways.
-SPELLINGS = ["".join(f"%{ord(c):02x}" if n >> i & 1 else c for i, c in enumerate("definition")) for n in range(250)]
-DEFINITION = {"enum": [f"value {n}" for n in range(4000)]}
-
-
 LONG_CHAIN = {str(n): {"allOf": [{"$ref": f"#/d/{n + 1}"}, {"minimum": n}]} for n in range(1000)}
 
 
@@ -70,15 +62,3 @@ LONG_CHAIN = {str(n): {"allOf": [{"$ref": f"#/d/{n + 1}"}, {"minimum": n}]} for 
 )
 def test_hostile_structured_output_is_refused_quickly(output_format, content):
     refusal(output_format, content)
-
-
-def test_large_schemas_are_compiled_quickly():
-    start_s = time.process_time()
-    schema_to_grammar({"enum": [f"value {n}" for n in range(5000)]})
-    spellings = [{"$ref": f"#/$defs/{spelling}"} for spelling in SPELLINGS]
-    schema_to_grammar({"anyOf": spellings, "$defs": {"definition": DEFINITION}})
-    structured_output_to_grammar(
-        StructuredOutput(OutputFormat.CHOICE, json.dumps([f"choice {n}" for n in range(1000)]))
-    )
-    structured_output_to_grammar(StructuredOutput(OutputFormat.LARK, chain(400)))
-    assert time.process_time() - start_s < 2
