@@ -290,6 +290,8 @@ def test_contexts_are_filled_evenly(contexts: LlamaCppRuntime) -> None:
         contexts.step()
     assert [context.scheduler.num_running for context in contexts._contexts] == [1, 2]
     assert contexts.stats().num_waiting == 2
+    contexts.free(5)
+    assert contexts.stats().num_waiting == 1
 
 
 def test_a_failing_context_ends_all_sequences_and_the_contexts_continue(

@@ -57,6 +57,8 @@ def test_the_stop_that_matched_is_known() -> None:
     assert stop_buffer.matched_stop is None
     assert stop_buffer.push(1) == []  # unless the stop is part of the text
     assert stop_buffer.matched_stop == 2
+    at_once = StopBuffer([b"x"], [b"x"])
+    assert (at_once.push(0), at_once.matched_stop) == ([], 0)
 
 
 # --- any text, any tokenization --------------------------------------------------------------------------------------

@@ -36,7 +36,7 @@ def test_a_template_may_build_a_token_around_a_role() -> None:
     marked_text = MarkedText(["<|user|>", "<s>"])
     messages, mark = protect(["<|user|>", "<s>"], [{"role": "user", "content": "<s>"}])
     assert mark is not None
-    assert next(marked_text.split(f"<|{messages[0]['role']}|>", mark)) == ("<|user|>", True)
+    assert [*marked_text.split(f"<|{messages[0]['role']}|>", mark)] == [("<|user|>", True)]
 
 
 def test_tools_and_names_of_the_template_are_protected_too() -> None:

@@ -16,7 +16,7 @@ from model_repository.capabilities import Capability
 from model_repository.contract.request import OutputFormat, StructuredOutput
 from model_repository.engine.runtime import RUNTIMES, EngineConfig, StepOutput
 from model_repository.engine.tensorrt_llm.result_reader import ResultReader
-from model_repository.errors import InternalError, InvalidRequest, UnknownAdapter, Unsupported
+from model_repository.errors import EngineFailed, InternalError, InvalidRequest, UnknownAdapter, Unsupported
 from tests.model_repository.engine.tensorrt_llm.conftest import (
     BYTE_TABLE,
     RUNTIME,
@@ -253,3 +253,12 @@ def test_a_model_without_a_processor_reads_no_images(tiny: Tiny) -> None:
     with pytest.raises(Unsupported, match="reads no images"):
         tiny.runtime.prepare(request(images=(b"GIF89a",)))
     assert Capability.IMAGES not in RUNTIMES["tensorrt_llm"].capabilities_with({"backend": "engine"})
+
+
+@pytest.mark.engine_backend
+def test_one_failing_request_leaves_the_others_alone(start: Callable[..., Tiny]) -> None:
+    tiny = start(backend="engine")
+    tiny.runtime._llm._args["enable_lora"] = False  # as if the engine had been built without
+    [output] = tiny.run(lora_name="polite", max_tokens=1)
+    assert isinstance(output.error, EngineFailed)
+    assert len(tiny.tokens()) == 8
