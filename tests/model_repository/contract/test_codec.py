@@ -225,3 +225,9 @@ def test_any_chunk_has_the_datatypes_of_the_public_outputs_and_a_batch_of_one(ch
 )
 def test_a_chunk_has_only_the_outputs_that_it_sets(chunk: GenerationChunk, names: set[str]) -> None:
     assert chunk_to_tensors(chunk).keys() == {"text_output", *names}
+
+
+@pytest.mark.parametrize("stop_reason", ["5", 5])
+def test_a_stop_word_differs_from_a_stop_token(stop_reason: str | int) -> None:
+    stopped = chunk_to_tensors(GenerationChunk(text="", stop_reason=stop_reason))["stop_reason"]
+    assert json.loads(stopped.item()) == stop_reason

@@ -86,6 +86,7 @@ STOP, LENGTH = FinishReason.STOP, FinishReason.LENGTH
         ([*b"hi", EOS], {"end_token_ids": (46,)}, ("hi", STOP, None)),
         ([*b"hi", EOS], {"stop_token_ids": (EOS,)}, ("hi", STOP, None)),
         ([*b"hi", EOS], {"ignore_eos": True, "stop_token_ids": (EOS,)}, ("hi", STOP, EOS)),
+        ([*b"hi", EOS, *b"go"], {"ignore_eos": True, "max_tokens": 5}, ("higo", LENGTH, None)),
         ([*b"hi <", EOS], {"stop": ("<end>",)}, ("hi <", STOP, None)),
         (b"hi <.", {"stop": ("<end>",), "stop_token_ids": (46,)}, ("hi <", STOP, 46)),
         (b"one, two", {"stop": ("x", ", ", "o,")}, ("one", STOP, ", ")),
@@ -218,3 +219,14 @@ def test_a_request_for_timing_gets_its_times(scheduled_s: float | None, expected
         first_token_time_ns=1_250_000_000,
         last_token_time_ns=3_500_000_000,
     )
+
+
+def test_an_included_stop_token_has_its_logprob() -> None:
+    assert logprobs(run(b"a.", num_logprobs=0, stop_token_ids=(46,), include_stop=True)) == [-1.0, -2.0]
+
+
+@pytest.mark.parametrize("end", [EOS, ord(".")])
+def test_an_end_token_is_listed_only_on_request(end: int) -> None:
+    deltas = run([*b"a", end], stop_token_ids=(ord("."),))
+    assert [delta.token_ids for delta in deltas] == [tuple(b"a"), ()]
+    assert deltas[-1].num_cut_bytes == 0
