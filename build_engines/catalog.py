@@ -141,7 +141,7 @@ def _broken_rule(error: Mapping[str, Any]) -> str:
     return f"{key_path}: {value}{rule}"
 
 
-class _UniqueKeyLoader(yaml.SafeLoader):  # type: ignore[misc]  # the library has no types
+class _UniqueKeyLoader(yaml.CSafeLoader):  # type: ignore[misc]  # the library has no types
     """Refuses a repeated key, of which YAML would use the last."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:

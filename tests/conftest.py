@@ -32,7 +32,10 @@ _GROUPS = {
 
 @pytest.fixture(scope="session")
 def servers() -> None:
-    """Mark the tests that use it, or fixtures with it, as `server`: they start servers, so `make quick` omits them."""
+    """Mark the tests that use it, or fixtures with it, as `server`: `make quick` omits them.
+
+    They start servers, builds that are killed, or engines that compute for seconds.
+    """
 
 
 @pytest.hookimpl(tryfirst=True)

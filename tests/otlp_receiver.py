@@ -56,7 +56,7 @@ def receiving() -> Iterator[Receiver]:
 
     with HTTPServer(("127.0.0.1", 0), Handler) as server:
         receiver = Receiver(f"http://127.0.0.1:{server.server_port}/v1/traces")
-        thread = threading.Thread(target=server.serve_forever)
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         try:
             yield receiver

@@ -139,7 +139,7 @@ def _openapi(api: str) -> dict[str, Any]:
 def api_server(objects: Objects) -> Iterator[str]:
     """Serve a cluster with these objects on loopback within the block; yield the URL."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"objects": objects}))
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
     thread.start()
     try:
         yield f"http://127.0.0.1:{server.server_port}"

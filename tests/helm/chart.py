@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -99,11 +100,19 @@ def render(values: Values | None = None, *, release: str = RELEASE, is_upgrade: 
     Raises:
         helm_python.HelmError: the schema or a template refuses them.
     """
-    _chart().validate_schema(values or {})
-    files = _chart().render(values or {}, name=release, namespace=NAMESPACE, is_upgrade=is_upgrade)
+    files = _files(json.dumps(values or {}), release, is_upgrade)
     notes = next(text for path, text in files.items() if path.endswith("NOTES.txt"))
     texts = [text for path, text in sorted(files.items()) if path.endswith(".yaml")]
     return Rendered(tuple(each for text in texts for each in yaml.load_all(text, _StrictLoader) if each), notes)
+
+
+@functools.cache
+def _files(values: str, release: str, is_upgrade: bool) -> dict[str, str]:
+    _chart().validate_schema(json.loads(values))
+    files: dict[str, str] = _chart().render(
+        json.loads(values), name=release, namespace=NAMESPACE, is_upgrade=is_upgrade
+    )
+    return files
 
 
 def refusal(values: Values, *, release: str = RELEASE) -> str:

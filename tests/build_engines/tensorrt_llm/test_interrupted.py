@@ -16,6 +16,8 @@ from tests.build_engines.tensorrt_llm.builder import Builder, Gate
 from tests.build_engines.tensorrt_llm.conftest import Here
 from tests.processes import is_running
 
+pytestmark = pytest.mark.usefixtures("servers")
+
 
 @pytest.fixture
 def gate(tmp_path: Path) -> Iterator[Gate]:

@@ -60,6 +60,7 @@ def refusal(call: Callable[[], Any]) -> str:
 
 
 @pytest.mark.parametrize("message", SENT)
+@settings(max_examples=30)
 @given(data=st.data())
 def test_a_message_survives_its_payload(message: type[Struct], data: st.DataObject) -> None:
     sent = data.draw(messages(message))

@@ -14,6 +14,8 @@ from model_repository.engine.llama_cpp_context import SlotCache
 from tests.exactness.answers import Difference
 from tests.exactness.mix import Mix, build_demo
 
+pytestmark = pytest.mark.usefixtures("servers")
+
 NUM_REQUESTS = 60
 
 

@@ -26,6 +26,8 @@ from tests.build_engines.tiny_smolvlm import image_token_ids, picture, write_smo
 from tests.model_repository.engine.tiny_adapter import write_adapter
 from tests.processes import is_running
 
+pytestmark = pytest.mark.usefixtures("servers")
+
 NUM_TOKENS = 12
 BEFORE, AFTER = (40, 41, 42), (50, 51, 52, 53)
 NUM_IMAGE_TOKENS = len(image_token_ids())

@@ -8,6 +8,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+pytestmark = pytest.mark.usefixtures("servers")
+
 CONTRACT = "tensorrt_llm_contract_1.3.0rc29.json"
 
 
