@@ -16,11 +16,12 @@ from aiohttp.typedefs import Handler
 
 from frontend.connections.connection import leave_packed_body
 from frontend.connections.refusals import SERVER, refusal
+from frontend.endpoints import ENDPOINTS
 from frontend.errors import APIError, InvalidRequest, MethodNotAllowed, NotFound, RequestTooLarge
 from frontend.gateway.install import install_gateway
-from frontend.handlers import completions, models, tokenization
-from frontend.handlers.bodies import LARGE_BODIES, MAX_LARGEST, LargeBodies, expect_later
+from frontend.handlers.bodies import LARGE_BODIES, MAX_LARGEST, LargeBodies
 from frontend.handlers.image_urls import image_fetcher
+from frontend.openapi import openapi
 from frontend.request_context import (
     CLIENT_CLOSED,
     FACTS,
@@ -95,29 +96,13 @@ def create_app(
     app.cleanup_ctx.extend([_observer_lifetime, replicas_lifetime, image_fetcher])
     app.on_response_prepare.extend([leave_packed_body, name_request])
     install_gateway(app, tell_others)
-    for root in ("", *settings.root_paths):
-        for prefix in (f"{root}/v1", root):
-            app.router.add_routes(_routes(prefix))
-    app.router.add_get("/health", models.health_ready)  # vLLM's path
-    app.router.add_get("/health/live", models.health_live)
-    app.router.add_get("/health/ready", models.health_ready)
-    app.router.add_get("/openapi.json", models.openapi)
+    for endpoint in ENDPOINTS:
+        app.router.add_routes(endpoint.routes(settings.root_paths))
+    app.router.add_get("/openapi.json", openapi)
     if not settings.admin_port and not settings.key_file:
         # With an operations port the metrics are there. A key is for the API, not for metrics.
         app.router.add_get("/metrics", scrape_metrics)
     return app
-
-
-def _routes(prefix: str) -> list[web.RouteDef]:
-    return [
-        web.post(f"{prefix}/chat/completions", completions.create_chat_completion, expect_handler=expect_later),
-        web.post(f"{prefix}/completions", completions.create_completion, expect_handler=expect_later),
-        web.get(f"{prefix}/models", models.list_models),
-        web.get(f"{prefix}/models/{{id:.+}}", models.get_model),
-        web.post(f"{prefix}/tokenize", tokenization.tokenize, expect_handler=expect_later),
-        web.post(f"{prefix}/detokenize", tokenization.detokenize, expect_handler=expect_later),
-        web.get(f"{prefix}/version", models.version),
-    ]
 
 
 async def _observer_lifetime(app: web.Application) -> AsyncIterator[None]:

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any
 
+from aiohttp import web
 from pydantic import TypeAdapter
 
+from frontend.endpoints import ENDPOINTS, Endpoint
 from frontend.parameters import parameters
 from frontend.protocol import answers
-from frontend.protocol.body import Body
-from frontend.protocol.chat import ChatCompletionRequest
-from frontend.protocol.completion import CompletionRequest
-from frontend.protocol.tokenization import DetokenizeRequest, TokenizeRequest
+from frontend.request_context import json_response
 
 _REFERENCE = "#/components/schemas/{model}"
 _JSON = "application/json"
@@ -36,6 +34,7 @@ _ERRORS_OF_BODIES = {
     "422": "The body breaks the schema; 400 by default",
     "429": "A limit of the API key is reached: try again later, unless x-should-retry is false",
 }
+DESCRIBED = [endpoint for endpoint in ENDPOINTS if endpoint.answer is not None]
 _RETRIED = ("429", "503")
 _RETRY_HEADERS = {
     "Retry-After": {"description": "Seconds after which to try again", "schema": {"type": "integer"}},
@@ -43,66 +42,9 @@ _RETRY_HEADERS = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Operation:
-    """A method of a route."""
-
-    method: str
-    path: str
-    summary: str
-    answer: Any
-    body: type[Body] | None = None
-    event: Any = None  # of its stream
-    parameters: tuple[str, ...] = ()
-    has_model: bool = False  # names a model, which may not exist
-
-
-_OPERATIONS = (
-    _Operation(
-        method="post",
-        path="/v1/chat/completions",
-        summary="Continue a chat",
-        body=ChatCompletionRequest,
-        answer=answers.ChatCompletion,
-        event=answers.ChatCompletionChunk,
-        has_model=True,
-    ),
-    _Operation(
-        method="post",
-        path="/v1/completions",
-        summary="Continue a text",
-        body=CompletionRequest,
-        answer=answers.Completion,
-        event=answers.Completion,
-        has_model=True,
-    ),
-    _Operation(method="get", path="/v1/models", summary="List the models", answer=answers.ModelList),
-    _Operation(
-        method="get",
-        path="/v1/models/{id}",
-        summary="One model, alias or adapter",
-        answer=answers.ModelCard,
-        parameters=("id",),
-        has_model=True,
-    ),
-    _Operation(
-        method="post",
-        path="/tokenize",
-        summary="Text or messages to token ids",
-        body=TokenizeRequest,
-        answer=answers.Tokenization,
-        has_model=True,
-    ),
-    _Operation(
-        method="post",
-        path="/detokenize",
-        summary="Token ids to text",
-        body=DetokenizeRequest,
-        answer=answers.Detokenization,
-        has_model=True,
-    ),
-    _Operation(method="get", path="/version", summary="The server's version", answer=answers.Version),
-)
+async def openapi(request: web.Request) -> web.Response:
+    """GET /openapi.json."""
+    return json_response(openapi_document())
 
 
 @functools.cache
@@ -110,8 +52,8 @@ def openapi_document() -> dict[str, Any]:
     """Return the document in OpenAPI 3.1. Every /v1 route also works without the prefix."""
     schemas: dict[str, Any] = {}
     paths: dict[str, Any] = {}
-    for operation in _OPERATIONS:
-        paths.setdefault(operation.path, {})[operation.method] = _describe(operation, schemas)
+    for endpoint in DESCRIBED:
+        paths.setdefault(endpoint.path, {})[endpoint.method.lower()] = _describe(endpoint, schemas)
     return {
         "openapi": "3.1.0",
         "info": {"title": "Conch", "version": version("conch"), "description": "The OpenAI API, served by Triton."},
@@ -121,44 +63,44 @@ def openapi_document() -> dict[str, Any]:
     }
 
 
-def _describe(operation: _Operation, schemas: dict[str, Any]) -> dict[str, Any]:
-    content = {_JSON: {"schema": _schema(operation.answer, "serialization", schemas)}}
-    if operation.event is not None:
-        event = _schema(operation.event, "serialization", schemas)
+def _describe(endpoint: Endpoint, schemas: dict[str, Any]) -> dict[str, Any]:
+    content = {_JSON: {"schema": _schema(endpoint.answer, "serialization", schemas)}}
+    if endpoint.event is not None:
+        event = _schema(endpoint.event, "serialization", schemas)
         data = [{"const": "[DONE]"}, {"type": "string", "contentMediaType": _JSON, "contentSchema": event}]
         content["text/event-stream"] = {
             "schema": {"type": "object", "properties": {"data": {"anyOf": data}}, "required": ["data"]}
         }
     responses: dict[str, Any] = {"200": {"description": "The answer", "content": content}}
     envelope = {_JSON: {"schema": _schema(answers.ErrorEnvelope, "serialization", schemas)}}
-    for status, description in sorted(_errors(operation).items()):
+    for status, description in sorted(_errors(endpoint).items()):
         responses[status] = {"description": description, "content": envelope}
         if status in _RETRIED:
             responses[status]["headers"] = _RETRY_HEADERS
-    described: dict[str, Any] = {"summary": operation.summary, "responses": responses}
-    if operation.body is not None:
-        schema = _schema(operation.body, "validation", schemas)
+    described: dict[str, Any] = {"summary": endpoint.summary, "responses": responses}
+    if endpoint.body is not None:
+        schema = _schema(endpoint.body, "validation", schemas)
         described["requestBody"] = {"required": True, "content": {_JSON: {"schema": schema}}}
-        properties = schemas[operation.body.__name__]["properties"]
+        properties = schemas[endpoint.body.__name__]["properties"]
         for row in parameters():
-            if row.endpoint == operation.path and row.name in properties:
+            if row.endpoint == endpoint.path and row.name in properties:
                 properties[row.name]["x-runtimes"] = dict(row.treatments)
-    if operation.parameters:
+    if endpoint.parts:
         described["parameters"] = [
             {"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
-            for name in operation.parameters
+            for name in endpoint.parts
         ]
     return described
 
 
-def _errors(operation: _Operation) -> dict[str, str]:
-    """Return the error statuses of an operation with their meanings."""
+def _errors(endpoint: Endpoint) -> dict[str, str]:
+    """Return the error statuses of an endpoint with their meanings."""
     statuses = dict(_ERRORS)
-    if operation.body is not None:
+    if endpoint.body is not None:
         statuses |= _ERRORS_OF_BODIES
-    if operation.has_model:
+    if endpoint.has_model:
         statuses["404"] = "There is no model of this name"
-    if operation.event is not None:
+    if endpoint.event is not None:
         statuses["504"] = "The answer took longer than the server allows"
     return statuses
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from pydantic.fields import FieldInfo
 
+from frontend.endpoints import ENDPOINTS
 from frontend.protocol.chat import ChatCompletionRequest
 from frontend.protocol.completion import CompletionRequest
 from frontend.protocol.fields import GenerationBody
@@ -49,12 +50,10 @@ class Parameter:
     schema: Mapping[str, Any]  # type and range in JSON schema
 
 
-_BODIES: dict[str, tuple[type[GenerationBody], dict[str, Any]]] = {
-    "/v1/chat/completions": (
-        ChatCompletionRequest,
-        {"model": "demo", "messages": [{"role": "user", "content": "Count from 1 to 9."}]},
-    ),
-    "/v1/completions": (CompletionRequest, {"model": "demo", "prompt": "The capital of France is"}),
+_BODIES = {
+    endpoint.path: (endpoint.body, endpoint.example)
+    for endpoint in ENDPOINTS
+    if endpoint.body is not None and issubclass(endpoint.body, GenerationBody)
 }
 
 
@@ -69,7 +68,7 @@ def _served(endpoint: str) -> Iterator[Parameter]:
     schema = model.model_json_schema(by_alias=True)
     plain = _needs(endpoint, base)
     for name, field in model.model_fields.items():
-        body = base | _companions(field) | ({name: field.examples[0]} if field.examples else {})
+        body = {**base, **_companions(field), **({name: field.examples[0]} if field.examples else {})}
         needed = _needs(endpoint, body) - plain
         yield Parameter(
             endpoint=endpoint,
@@ -91,7 +90,7 @@ def _unserved(endpoint: str) -> Iterator[Parameter]:
                 endpoint=endpoint,
                 name=name,
                 treatments=dict.fromkeys(RUNTIMES, treatment),
-                body=base | {name: values[-1]},
+                body={**base, name: values[-1]},
                 schema={"enum": values},
             )
 

@@ -11,6 +11,7 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 
 from frontend.caller import ANONYMOUS
+from frontend.endpoints import ENDPOINTS, Access
 from frontend.errors import AuthenticationFailed, PermissionDenied
 from frontend.gateway.cors import refuse_foreign_pages
 from frontend.gateway.key_file import Key, KeyLimits
@@ -22,7 +23,7 @@ KEY_RING = web.AppKey("key_ring", KeyRing)  # missing without a key file
 KEY_LIMITS = web.RequestKey("key_limits", KeyLimits)  # of the caller's key; missing without a key file
 
 # Health checks and Prometheus send no key. Only the operations port has metrics then.
-_OPEN_ROUTES = {"/health", "/health/live", "/health/ready", "/metrics"}
+_OPEN_ROUTES = {endpoint.path for endpoint in ENDPOINTS if endpoint.access is Access.EVERYBODY} | {"/metrics"}
 
 
 def key_ring(settings: Settings) -> KeyRing | None:

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import re
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from urllib.parse import quote
 
 from aiohttp import HttpVersion11, hdrs, web
 
 from frontend.errors import (
     CONTENT_CODINGS,
-    InvalidRequest,
     Overloaded,
     RequestTimeout,
     UnsupportedCoding,
@@ -29,7 +26,6 @@ BODY_TIMEOUT_S = 60.0  # for a body, from the end of its head
 LARGE_BYTES = 65_536  # parsing takes about a millisecond
 MAX_LARGEST = 8  # bodies of the largest size in memory at a time; each costs up to eight times its size
 _WAIT_S = 30.0  # for memory
-MAX_IGNORED_PARAMS, MAX_IGNORED_PLACE, MAX_IGNORED_CHARS = 32, 200, 2048  # in the header that lists them
 _JSON = re.compile(r"application/([\w.+-]+\+)?json")
 
 
@@ -126,22 +122,6 @@ async def read_body[Request: Body](request: web.Request, model: type[Request]) -
     if len(content) <= LARGE_BYTES:
         return parse(model, content, settings)
     return await request.app[LARGE_BODIES].parse(lock_of_sender(request), model, content, settings)
-
-
-def ignored_header(request: web.Request, places: list[str]) -> dict[str, str]:
-    """Return the header with the places of ignored fields: one line of bounded length.
-
-    Raises:
-        InvalidRequest: the server refuses such fields.
-    """
-    if not places:
-        return {}
-    if request.app[SETTINGS].strict_extra:
-        rule = "unknown, or without effect on this model; this server refuses such fields (--strict-extra)"
-        raise InvalidRequest(f"{places[0]}: {rule}", param=places[0], code="unknown_parameter")
-    listed = [quote(place[:MAX_IGNORED_PLACE], safe="[].$") for place in places[:MAX_IGNORED_PARAMS]]
-    num_shown = sum(num_chars <= MAX_IGNORED_CHARS for num_chars in itertools.accumulate(map(len, listed)))
-    return {"x-ignored-params": ",".join(listed[:num_shown] + ["..."] * (num_shown < len(places)))}
 
 
 async def expect_later(request: web.Request) -> None:

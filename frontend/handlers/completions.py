@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, nullcontext
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import aclosing, asynccontextmanager
+from typing import Any
 
 from aiohttp import web
 from msgspec.structs import replace
 
 from frontend.errors import APIError, GenerationTimeout, InvalidRequest
 from frontend.fan_out import merged
-from frontend.handlers.bodies import ignored_header, read_body
+from frontend.handlers.call import Call
 from frontend.handlers.image_urls import fetched_images, may_fetch
 from frontend.handlers.keepalive import Keepalive
 from frontend.handlers.tokenization import detokenized
 from frontend.protocol.chat import ChatCompletionRequest
 from frontend.protocol.completion import MAX_CHOICES, CompletionRequest, Prompt
-from frontend.protocol.fields import GenerationBody
 from frontend.request_context import (
     CLIENT_CLOSED,
     FACTS,
@@ -26,8 +26,6 @@ from frontend.request_context import (
     SETTINGS,
     TRITON,
     Admitted,
-    RequestFacts,
-    find_model,
     json_response,
     unexpected,
 )
@@ -36,7 +34,8 @@ from frontend.telemetry.observer import OBSERVER
 from frontend.translate import sse
 from frontend.translate.chat_reply import ChatReply
 from frontend.translate.completion_reply import CompletionReply
-from frontend.translate.requests import chat_to_requests, completion_to_requests, ignored_fields
+from frontend.translate.reply import Reply
+from frontend.translate.requests import chat_to_requests, completion_to_requests
 from frontend.triton.models import ModelName
 from model_repository.contract.output import GenerationChunk
 from model_repository.contract.request import GenerationRequest
@@ -54,55 +53,138 @@ type _Chunks = AsyncGenerator[tuple[int, GenerationChunk], None]
 _MAX_BODIES = 4  # bytes that one request may send to Triton, in bodies of the largest size
 
 
-async def create_chat_completion(request: web.Request) -> web.StreamResponse:
+async def continue_chat(call: Call[ChatCompletionRequest]) -> web.StreamResponse:
     """POST /v1/chat/completions."""
-    chat, ignored = await read_body(request, ChatCompletionRequest)
-    name = await _find_model(request, chat)
-    headers = ignored_header(request, ignored + ignored_fields(chat, name))
+    chat, request = call.body, call.request
     _refuse_too_many(request, 1, chat.n or 1)
-    generations = chat_to_requests(chat, name, _defaults(request, name), request[FACTS].request_id, may_fetch(request))
-    async with _admitted(request, chat, name, generations, len(generations)) as admitted:
+    generations = chat_to_requests(chat, call.name, _defaults(call), request[FACTS].request_id, may_fetch(request))
+    async with _admitted(call, generations, len(generations)) as admitted:
         admitted = await _with_images(request, chat, admitted)
-        return await _answer(request, admitted, ChatReply(chat, name, int(time.time())), headers)
+        return await Completion(call, admitted, ChatReply(chat, call.name, int(time.time()))).answer()
 
 
-async def create_completion(request: web.Request) -> web.StreamResponse:
+async def continue_text(call: Call[CompletionRequest]) -> web.StreamResponse:
     """POST /v1/completions."""
-    completion, ignored = await read_body(request, CompletionRequest)
-    name = await _find_model(request, completion)
-    headers = ignored_header(request, ignored + ignored_fields(completion, name))
+    completion, request, name = call.body, call.request, call.name
     _refuse_too_many(request, len(completion.prompt), completion.best_of or completion.n or 1)
-    generations = completion_to_requests(completion, name, _defaults(request, name), request[FACTS].request_id)
+    generations = completion_to_requests(completion, name, _defaults(call), request[FACTS].request_id)
     num_per_prompt = len(generations) // len(completion.prompt)
-    async with _admitted(request, completion, name, generations, num_per_prompt) as admitted:
+    async with _admitted(call, generations, num_per_prompt) as admitted:
         num_chars = await _prompt_lengths(request, completion, name)
-        reply = CompletionReply(completion, name, int(time.time()), num_chars)
         if completion.stream and len(completion.prompt) > 1:
             # A prompt can be refused with a status only before the stream begins.
             await request.app[TRITON].check(name.model.ensemble, admitted.generations[::num_per_prompt])
-        return await _answer(request, admitted, reply, headers)
+        return await Completion(call, admitted, CompletionReply(completion, name, int(time.time()), num_chars)).answer()
+
+
+class Completion:
+    """A request that generates: its completions, its reply, and its record in figures."""
+
+    def __init__(self, call: Call[Any], admitted: Admitted, reply: Reply) -> None:
+        self._request = call.request
+        self._headers = call.headers
+        self._admitted = admitted
+        self._reply = reply
+        self._facts = call.request[FACTS]
+        self._record = StreamRecord(admitted.generations, reply.num_per_prompt)
+        self._facts.id, self._facts.stream = reply.id, self._record
+
+    async def answer(self) -> web.StreamResponse:
+        """Generate, and return the answer in the form that the request asks for."""
+        streams = [self._admitted.run(*each) for each in enumerate(self._admitted.generations)]
+        async with aclosing(merged(streams)) as chunks:
+            return await (self._stream(chunks) if self._record.is_stream else self._whole(chunks))
+
+    async def _whole(self, chunks: _Chunks) -> web.StreamResponse:
+        """Answer with the only chunk of each completion, in the order of the request."""
+        collected: dict[int, GenerationChunk] = {}
+        async with self._within_time():
+            async for index, chunk in chunks:
+                self._record.add(index, chunk)
+                collected[index] = chunk
+        num_completions = len(self._record.completions)
+        assert self._record.num_finished == num_completions, "a generation ends with a finish reason or an error"
+        timing = server_timing(self._record.slowest, time.monotonic() - self._facts.started_at)
+        body = self._reply.whole([collected[index] for index in range(num_completions)])
+        return json_response(body, headers={**self._headers, "Server-Timing": timing})
+
+    async def _stream(self, chunks: _Chunks) -> web.StreamResponse:
+        """Write the events of a stream. Those of the last chunk and the end are one write: each write is a packet.
+
+        Raises:
+            Exception: an error before the first byte.
+        """
+        request, record = self._request, self._record
+        encoder, unwritten = sse.EventEncoder(self._reply), b""
+        response = EventStream(headers={**sse.HEADERS, **self._headers})
+        num_running = len(record.completions)
+        async with Keepalive(request, response, request.app[SETTINGS].stream_keepalive_s) as keepalive:
+            try:
+                async with self._within_time():
+                    index, chunk = await anext(chunks)
+                    record.add(index, chunk)
+                    await keepalive.prepare()
+                    unwritten = encoder.opening(chunk)
+                    while True:
+                        unwritten += encoder.encode(index, chunk)
+                        num_running -= chunk.finish_reason is not None
+                        if not num_running:
+                            break
+                        if unwritten:
+                            events, unwritten = unwritten, b""
+                            await response.write(events)
+                        index, chunk = await anext(chunks)
+                        record.add(index, chunk)
+                await response.write_eof(unwritten + encoder.end)
+            except ConnectionResetError:
+                self._facts.error_code = CLIENT_CLOSED
+            except Exception as exc:
+                await keepalive.settled()
+                if not response.prepared:
+                    raise
+                error = exc if isinstance(exc, APIError) else unexpected(exc, self._facts)
+                self._facts.fail(error)
+                try:
+                    await response.write_eof(unwritten + encoder.failure(error))
+                except ConnectionResetError:
+                    self._facts.error_code = CLIENT_CLOSED
+        return response
+
+    @asynccontextmanager
+    async def _within_time(self) -> AsyncIterator[None]:
+        """Stop a block at the request's deadline, if there is one.
+
+        Raises:
+            GenerationTimeout: the request took longer than `request_timeout_s`.
+        """
+        limit_s = self._request.app[SETTINGS].request_timeout_s
+        passed_s = time.monotonic() - self._facts.started_at
+        try:
+            async with asyncio.timeout(max(limit_s - passed_s, 0) if limit_s else None) as limit:
+                yield
+        except TimeoutError as exc:
+            if not limit.expired():
+                raise
+            raise GenerationTimeout(f"The answer took longer than {limit_s:g} seconds") from exc
 
 
 @asynccontextmanager
 async def _admitted(
-    request: web.Request,
-    body: GenerationBody,
-    name: ModelName,
-    generations: Sequence[GenerationRequest],
-    num_per_prompt: int,
+    call: Call[Any], generations: Sequence[GenerationRequest], num_per_prompt: int
 ) -> AsyncIterator[Admitted]:
     """Count a request as in flight, also while it waits, and apply the limits of its key and model.
 
     Raises:
-        APIError: the key has reached a limit, or the model is full.
+        APIError: the key has reached a limit, or the model is full, or not ready.
     """
-    limits = request.app.get(LIMITS)
-    with request.app[OBSERVER].in_flight(name.model.id):
+    request, model = call.request, call.name.model
+    triton, limits = request.app[TRITON], request.app.get(LIMITS)
+    triton.require_available(model.ensemble)
+    with request.app[OBSERVER].in_flight(model.id):
         if limits is None:
-            triton, ensemble = request.app[TRITON], name.model.ensemble
-            yield Admitted(generations, lambda index, generation: triton.generate(ensemble, generation))
+            yield Admitted(generations, lambda index, generation: triton.generate(model.ensemble, generation))
             return
-        async with limits.generating(request, body, name, generations, num_per_prompt) as admitted:
+        async with limits.generating(request, call.body, call.name, generations, num_per_prompt) as admitted:
             yield admitted
 
 
@@ -116,15 +198,8 @@ async def _with_images(request: web.Request, chat: ChatCompletionRequest, admitt
     return admitted._replace(generations=[replace(each, images=images) for each in admitted.generations])
 
 
-async def _find_model(request: web.Request, body: GenerationBody) -> ModelName:
-    request[FACTS].label(body.bookkeeping())
-    name = await find_model(request, body.model)
-    request.app[TRITON].require_available(name.model.ensemble)
-    return name
-
-
-def _defaults(request: web.Request, name: ModelName) -> RequestDefaults:
-    return request.app[SETTINGS].request_defaults().overridden_by(name.model.parameters.defaults)
+def _defaults(call: Call[Any]) -> RequestDefaults:
+    return call.request.app[SETTINGS].request_defaults().overridden_by(call.name.model.parameters.defaults)
 
 
 def _refuse_too_many(request: web.Request, num_prompts: int, num_per_prompt: int) -> None:
@@ -152,103 +227,3 @@ async def _prompt_lengths(request: web.Request, completion: CompletionRequest, n
         return len(await detokenized(request, name.model.ensemble, prompt, has_special_tokens=False))
 
     return await asyncio.gather(*map(length, completion.prompt))
-
-
-async def _answer(
-    request: web.Request, admitted: Admitted, reply: sse.Reply, headers: Mapping[str, str]
-) -> web.StreamResponse:
-    facts = request[FACTS]
-    facts.id = reply.id
-    facts.stream = record = StreamRecord(admitted.generations, reply.num_per_prompt)
-    answer = _answer_with_events if record.is_stream else _answer_as_a_whole
-    async with aclosing(merged([admitted.run(*each) for each in enumerate(admitted.generations)])) as chunks:
-        return await answer(request, reply, record, chunks, headers)
-
-
-async def _answer_as_a_whole(
-    request: web.Request, reply: sse.Reply, record: StreamRecord, chunks: _Chunks, headers: Mapping[str, str]
-) -> web.StreamResponse:
-    """Answer with the only chunk of each completion, in the order of the request."""
-    collected: dict[int, GenerationChunk] = {}
-    async with _within_time(request):
-        async for index, chunk in chunks:
-            record.add(index, chunk)
-            collected[index] = chunk
-    assert record.num_finished == len(record.completions), "a generation ends with a finish reason or an error"
-    timing = server_timing(record.slowest, time.monotonic() - request[FACTS].started_at)
-    body = reply.whole([collected[index] for index in range(len(record.completions))])
-    return json_response(body, headers={**headers, "Server-Timing": timing})
-
-
-async def _answer_with_events(
-    request: web.Request, reply: sse.Reply, record: StreamRecord, chunks: _Chunks, headers: Mapping[str, str]
-) -> web.StreamResponse:
-    """Write the events of a stream. The last chunk and [DONE] are one write, since each write is a packet.
-
-    Raises:
-        Exception: an error before the first byte.
-    """
-    encoder, unwritten = sse.EventEncoder(reply), b""
-    response = EventStream(headers={**sse.HEADERS, **headers})
-    num_running = len(record.completions)
-    async with Keepalive(request, response, request.app[SETTINGS].stream_keepalive_s) as keepalive:
-        try:
-            async with _within_time(request):
-                index, chunk = await anext(chunks)
-                record.add(index, chunk)
-                await keepalive.prepare()
-                unwritten = encoder.opening(chunk)
-                while True:
-                    unwritten += encoder.encode(index, chunk)
-                    num_running -= chunk.finish_reason is not None
-                    if not num_running:
-                        break
-                    if unwritten:
-                        events, unwritten = unwritten, b""
-                        await response.write(events)
-                    index, chunk = await anext(chunks)
-                    record.add(index, chunk)
-            await response.write_eof(unwritten + sse.DONE)
-        except ConnectionResetError:
-            request[FACTS].error_code = CLIENT_CLOSED
-        except Exception as exc:
-            await _end_with_error(response, keepalive, exc, request[FACTS], unwritten)
-    return response
-
-
-async def _end_with_error(
-    response: web.StreamResponse, keepalive: Keepalive, exc: Exception, facts: RequestFacts, unwritten: bytes
-) -> None:
-    """End a stream with an error event.
-
-    Raises:
-        Exception: `exc` itself, if no byte has been sent.
-    """
-    try:
-        await keepalive.settled()
-        if not response.prepared:
-            raise exc
-        error = exc if isinstance(exc, APIError) else unexpected(exc, facts)
-        facts.fail(error)
-        await response.write_eof(unwritten + sse.event(error.envelope()) + sse.DONE)
-    except ConnectionResetError:
-        facts.error_code = CLIENT_CLOSED
-
-
-def _within_time(request: web.Request) -> AbstractAsyncContextManager[None]:
-    """Stop a block at the request's deadline, if there is one.
-
-    Raises:
-        GenerationTimeout: the request took longer than `request_timeout_s`.
-    """
-    limit_s = request.app[SETTINGS].request_timeout_s
-    return _within(limit_s, request[FACTS].started_at) if limit_s else nullcontext()
-
-
-@asynccontextmanager
-async def _within(limit_s: float, started_at: float) -> AsyncIterator[None]:
-    try:
-        async with asyncio.timeout(max(limit_s - (time.monotonic() - started_at), 0)):
-            yield
-    except TimeoutError as exc:
-        raise GenerationTimeout(f"The answer took longer than {limit_s:g} seconds") from exc

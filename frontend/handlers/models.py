@@ -1,4 +1,4 @@
-"""The endpoints that describe the server: models, health, version and the OpenAPI document."""
+"""The endpoints that describe the server: models, health and version."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Any
 from aiohttp import web
 
 from frontend.errors import APIError, Draining, ModelNotFound, Overloaded
-from frontend.openapi import openapi_document
 from frontend.protocol.answers import ModelCard, ModelList, Version
 from frontend.request_context import FACTS, IS_PUBLIC, MODELS, SETTINGS, TRITON, is_draining, json_response
 from frontend.triton.models import ModelName
@@ -77,8 +76,3 @@ async def version(request: web.Request) -> web.Response:
     """GET /version."""
     answer: Version = {"version": distribution_version("conch")}
     return json_response(answer)
-
-
-async def openapi(request: web.Request) -> web.Response:
-    """GET /openapi.json."""
-    return json_response(openapi_document())

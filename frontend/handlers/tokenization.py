@@ -6,24 +6,21 @@ from collections.abc import Sequence
 
 from aiohttp import web
 
-from frontend.handlers.bodies import ignored_header, read_body
+from frontend.handlers.call import Call
 from frontend.protocol.answers import Detokenization, Tokenization
 from frontend.protocol.tokenization import DetokenizeRequest, TokenizeRequest
-from frontend.request_context import LIMITS, TRITON, find_model, json_response, lock_of_sender, sender_of
-from frontend.translate.requests import check_num_tokens, ignored_fields, tokenize_to_prompt
+from frontend.request_context import TRITON, json_response, lock_of_sender, sender_of
+from frontend.translate.requests import check_num_tokens, tokenize_to_prompt
 
 
-async def tokenize(request: web.Request) -> web.Response:
+async def tokenize(call: Call[TokenizeRequest]) -> web.Response:
     """POST /tokenize."""
-    body, ignored = await read_body(request, TokenizeRequest)
-    name = await find_model(request, body.model)
-    headers, model = ignored_header(request, ignored + ignored_fields(body, name)), name.model
-    await _count_request(request, model.id)
-    answered = await request.app[TRITON].tokenize(
+    body, model = call.body, call.name.model
+    answered = await call.request.app[TRITON].tokenize(
         model.ensemble,
-        tokenize_to_prompt(body, name),
+        tokenize_to_prompt(body, call.name),
         add_special_tokens=body.add_special_tokens is not False,
-        sender=sender_of(request),
+        sender=sender_of(call.request),
     )
     answer: Tokenization = {
         "count": len(answered.token_ids),
@@ -31,19 +28,17 @@ async def tokenize(request: web.Request) -> web.Response:
         "tokens": list(answered.token_ids),
         "token_strs": list(answered.strings) if body.return_token_strs else None,
     }
-    return json_response(answer, headers=headers)
+    return json_response(answer, headers=call.headers)
 
 
-async def detokenize(request: web.Request) -> web.Response:
+async def detokenize(call: Call[DetokenizeRequest]) -> web.Response:
     """POST /detokenize."""
-    body, ignored = await read_body(request, DetokenizeRequest)
-    headers = ignored_header(request, ignored)
-    model = (await find_model(request, body.model)).model
-    await _count_request(request, model.id)
-    check_num_tokens(len(body.tokens), "tokens", model)
-    text = await detokenized(request, model.ensemble, body.tokens, has_special_tokens=True)
-    answer: Detokenization = {"prompt": text}
-    return json_response(answer, headers=headers)
+    tokens, model = call.body.tokens, call.name.model
+    check_num_tokens(len(tokens), "tokens", model)
+    answer: Detokenization = {
+        "prompt": await detokenized(call.request, model.ensemble, tokens, has_special_tokens=True)
+    }
+    return json_response(answer, headers=call.headers)
 
 
 async def detokenized(
@@ -56,8 +51,3 @@ async def detokenized(
     """
     async with lock_of_sender(request):
         return await request.app[TRITON].detokenize(ensemble, token_ids, has_special_tokens=has_special_tokens)
-
-
-async def _count_request(request: web.Request, model: str) -> None:
-    if (limits := request.app.get(LIMITS)) is not None:
-        await limits.count_request(request, model)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo
@@ -50,6 +50,16 @@ class Body(BaseModel):
     def _key(cls, name: str) -> str:
         """Return a field's key in JSON."""
         return cls.model_fields[name].alias or name
+
+
+class ModelBody(Body):
+    """The body of a call of a model."""
+
+    model: Annotated[str, Field(min_length=1, description="a model's id, an alias, or a LoRA adapter's name")]
+
+    def bookkeeping(self) -> dict[str, Any]:
+        """Return the client's labels for the log."""
+        return {}
 
 
 def limits_of(info: ValidationInfo) -> Settings:

@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from frontend.protocol.answers import ServiceTier
-from frontend.protocol.body import Body, broken_rule, declared, needs
+from frontend.protocol.body import Body, ModelBody, broken_rule, declared, needs
 from frontend.protocol.priority import Priority
 from frontend.protocol.response_format import ResponseFormat, StructuredOutputs
 from model_repository.contract.request import MAX_BAD_WORD_CHARS, MAX_BAD_WORDS, MAX_STOP_WORDS, MAX_TOKEN_IDS
@@ -102,12 +102,11 @@ type StopInput = _StopText | Annotated[list[_StopText], Field(max_length=MAX_STO
 _BIAS = INPUTS["logit_bias_values"]
 
 
-class GenerationBody(Body):
+class GenerationBody(ModelBody):
     """The fields of both endpoints. `examples` hold values that change the answer: the parameter table tries them."""
 
     hints: ClassVar[Mapping[str, tuple[Any, ...]]] = HINTS
 
-    model: Annotated[str, Field(min_length=1, description="a model's id, an alias, or a LoRA adapter's name")]
     # The end of the completion.
     max_completion_tokens: Annotated[
         int | None, Field(ge=1, le=MAX_INT32, examples=[3], description="wins over max_tokens")

@@ -7,19 +7,18 @@ from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import BeforeValidator, FailFast, Field, model_validator
 
-from frontend.protocol.body import Body, broken_rule
+from frontend.protocol.body import ModelBody, broken_rule
 from frontend.protocol.chat import MESSAGES_LENGTH, ChatMessage, MessagesInput, check_last_message, messages_from
 from frontend.protocol.fields import TokenId
 from frontend.protocol.tools import Tool
 from model_repository.contract.rules import MAX_TOOLS
 
 
-class TokenizeRequest(Body):
+class TokenizeRequest(ModelBody):
     """The body of POST /tokenize: a prompt or messages."""
 
     refused: ClassVar[Mapping[str, tuple[Any, ...]]] = {"chat_template": (), "mm_processor_kwargs": ({},)}
 
-    model: Annotated[str, Field(min_length=1)]
     prompt: str | None = None
     messages: Annotated[
         list[ChatMessage] | None,
@@ -48,8 +47,7 @@ class TokenizeRequest(Body):
         return self
 
 
-class DetokenizeRequest(Body):
+class DetokenizeRequest(ModelBody):
     """The body of POST /detokenize."""
 
-    model: Annotated[str, Field(min_length=1)]
     tokens: Annotated[list[TokenId], FailFast()]

@@ -25,7 +25,7 @@ from frontend.protocol.chat import ChatCompletionRequest
 from frontend.tool_calls.events import ArgumentsDelta, CallBegin, CallEnd, ContentDelta, ToolEvent
 from frontend.tool_calls.parser import ToolCallParser, tool_call_parser
 from frontend.translate.logprobs import chat_logprobs
-from frontend.translate.reply import padding, total_usage
+from frontend.translate.reply import Reply, padding, total_usage
 from frontend.triton.models import ModelName
 from model_repository.contract import output
 from model_repository.contract.output import GenerationChunk
@@ -45,7 +45,7 @@ class _Choice:
         return 0 < self.num_called == self.num_ended
 
 
-class ChatReply:
+class ChatReply(Reply):
     """Writes the answer to one chat.
 
     Args:

@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from frontend.protocol.answers import Completion, CompletionChoice, Usage
 from frontend.protocol.completion import CompletionRequest
 from frontend.translate.logprobs import CompletionLogprobsWriter, mean_logprob
-from frontend.translate.reply import padding, total_usage
+from frontend.translate.reply import Reply, padding, total_usage
 from frontend.triton.models import ModelName
 from model_repository.contract import output
 from model_repository.contract.output import GenerationChunk
 
 
-class CompletionReply:
+class CompletionReply(Reply):
     """Writes the answer to one completions request.
 
     Args:

@@ -1,16 +1,46 @@
-"""Shared by both kinds of reply: the token counts of a request, and the padding of events."""
+"""What writes the answer to a request that generates, and what its kinds share: token counts, and padding of events."""
 
 from __future__ import annotations
 
 import secrets
 import string
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
 
+from frontend.errors import APIError
 from frontend.protocol.answers import Usage
 from model_repository.contract import output
+from model_repository.contract.output import GenerationChunk
 
 _PADDING_BLOCK = 16  # characters
+
+type Event = Mapping[str, Any]
+
+
+class Reply(Protocol):
+    """Writes the answer to one request, whole or event by event. An event is a JSON object."""
+
+    id: str
+    num_per_prompt: int  # completions of each prompt
+    is_plain: bool  # events of text chunks of a choice differ in the text alone
+    has_names: bool = False  # the name of each event, its `type`, goes on a line before it
+    has_done: bool = True  # [DONE] is the last event; some clients wait for it after an error too
+
+    def opening(self, first: GenerationChunk) -> Sequence[Event]:
+        """Return the events before the first chunk of all."""
+
+    def events(self, index: int, chunk: GenerationChunk) -> Sequence[Event]:
+        """Return the events of a chunk; after the last chunk of all, also those that end the answer."""
+
+    def whole(self, chunks: Sequence[GenerationChunk]) -> Event:
+        """Return the answer without a stream, from one chunk for each completion."""
+
+    def failure(self, error: APIError) -> Sequence[Event]:
+        """Return the events that end a stream with an error."""
+        return (error.envelope(),)
+
+
 _PADDING_ALPHABET = string.ascii_letters + string.digits
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from frontend.errors import ContextLengthExceeded, InvalidRequest
+from frontend.protocol.body import ModelBody
 from frontend.protocol.chat import ChatCompletionRequest, ChatMessage
 from frontend.protocol.completion import CompletionRequest
 from frontend.protocol.fields import GenerationBody
@@ -124,7 +125,7 @@ def tokenize_to_prompt(request: TokenizeRequest, name: ModelName) -> Prompt:
     return _chat_prompt(request, request.messages, ToolUse(tools=tools) if tools else None, name)
 
 
-def ignored_fields(body: GenerationBody | TokenizeRequest, name: ModelName) -> list[str]:
+def ignored_fields(body: ModelBody, name: ModelName) -> list[str]:
     """Return the places of fields that the model's runtime or chat template does not read."""
     parameters = name.model.parameters
     fields = set(parameters.template_fields)

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping
 
 import orjson
 
-from frontend.translate.chat_reply import ChatReply
-from frontend.translate.completion_reply import CompletionReply
+from frontend.errors import APIError
+from frontend.translate.reply import Event, Reply
 from model_repository.contract.output import GenerationChunk
-
-type Reply = ChatReply | CompletionReply
 
 HEADERS: Mapping[str, str] = {
     "Content-Type": "text/event-stream",
@@ -20,7 +17,6 @@ HEADERS: Mapping[str, str] = {
     "X-Accel-Buffering": "no",  # nginx would buffer the events
 }
 
-# [DONE] follows an error event too: some clients wait for it, all accept it.
 DONE = b"data: [DONE]\n\n"
 
 # Some clients split lines at these characters too. JSON may escape any character.
@@ -33,27 +29,36 @@ class EventEncoder:
     def __init__(self, reply: Reply) -> None:
         self._reply = reply
         self._halves: dict[int, tuple[bytes, bytes]] = {}  # bytes before and after the text, by choice
+        self.end = DONE if reply.has_done else b""  # of the stream, also after an error
 
     def opening(self, first: GenerationChunk) -> bytes:
         """Return the events before the first chunk of all."""
-        return b"".join(map(event, self._reply.opening(first)))
+        return self._encoded(self._reply.opening(first))
 
     def encode(self, index: int, chunk: GenerationChunk) -> bytes:
         """Return the events of a chunk; empty while a parser holds the text back."""
         if not (self._reply.is_plain and chunk.is_text and chunk.text):
-            return b"".join(map(event, self._reply.events(index, chunk)))
+            return self._encoded(self._reply.events(index, chunk))
         halves = self._halves.get(index)
         if halves is None:
             mark = secrets.token_hex(16)  # a text that occurs once in the event
-            (sample,) = self._reply.events(index, GenerationChunk(text=mark))
-            before, _, after = event(sample).partition(_json(mark))
+            sample = self._encoded(self._reply.events(index, GenerationChunk(text=mark)))
+            before, _, after = sample.partition(_json(mark))
             halves = self._halves[index] = before, after
         return halves[0] + _json(chunk.text) + halves[1]
 
+    def failure(self, error: APIError) -> bytes:
+        """Return the events that end the stream with an error."""
+        return self._encoded(self._reply.failure(error)) + self.end
 
-def event(payload: Mapping[str, Any]) -> bytes:
+    def _encoded(self, events: Iterable[Event]) -> bytes:
+        return b"".join(event(each, each["type"] if self._reply.has_names else "") for each in events)
+
+
+def event(payload: Event, name: str = "") -> bytes:
     """Return one event with a JSON object."""
-    return b"data: " + _json(payload) + b"\n\n"
+    line = b"event: %b\n" % name.encode() if name else b""
+    return line + b"data: " + _json(payload) + b"\n\n"
 
 
 def _json(value: object) -> bytes:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from frontend.translate import sse
 from frontend.translate.completion_reply import CompletionReply
+from frontend.translate.reply import Reply
 from frontend.triton.models import ModelName
 from model_repository.contract.output import FinishReason, GenerationChunk
 from tests.fakes import DEMO, USAGE
@@ -27,12 +28,12 @@ def completion_reply(**fields: Any) -> CompletionReply:
     return CompletionReply(completion(stream=True, **fields), ModelName(requested='a "model"', model=DEMO), 1)
 
 
-def encoded(reply: sse.Reply, chunks: Sequence[tuple[int, GenerationChunk]]) -> bytes:
+def encoded(reply: Reply, chunks: Sequence[tuple[int, GenerationChunk]]) -> bytes:
     encoder = sse.EventEncoder(reply)
     return encoder.opening(GenerationChunk(text="")) + b"".join(encoder.encode(*each) for each in chunks)
 
 
-def events_of(reply: sse.Reply, chunks: Sequence[tuple[int, GenerationChunk]]) -> bytes:
+def events_of(reply: Reply, chunks: Sequence[tuple[int, GenerationChunk]]) -> bytes:
     opening = reply.opening(GenerationChunk(text=""))
     return b"".join(map(sse.event, [*opening, *(event for each in chunks for event in reply.events(*each))]))
 
@@ -48,7 +49,7 @@ def events_of(reply: sse.Reply, chunks: Sequence[tuple[int, GenerationChunk]]) -
     ],
 )
 @given(texts=st.lists(st.tuples(st.integers(0, 1), st.text() | st.sampled_from(TEXTS)), max_size=6))
-def test_plain_text_is_encoded_as_its_events(reply: sse.Reply, num_choices: int, texts: list[tuple[int, str]]) -> None:
+def test_plain_text_is_encoded_as_its_events(reply: Reply, num_choices: int, texts: list[tuple[int, str]]) -> None:
     assert reply.is_plain
     chunks = [(index % num_choices, GenerationChunk(text=text)) for index, text in texts]
     chunks += [(index, LAST) for index in range(num_choices)]

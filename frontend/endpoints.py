@@ -1,0 +1,140 @@
+"""The endpoints of the API, a row each. Routes, the OpenAPI document, the pages and the gateway read this table."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from aiohttp import web
+
+from frontend.handlers import completions, models, tokenization
+from frontend.handlers.bodies import expect_later
+from frontend.handlers.call import Call, answer_call
+from frontend.protocol import answers
+from frontend.protocol.body import ModelBody
+from frontend.protocol.chat import ChatCompletionRequest
+from frontend.protocol.completion import CompletionRequest
+from frontend.protocol.tokenization import DetokenizeRequest, TokenizeRequest
+
+
+class Access(StrEnum):
+    """Who may use an endpoint."""
+
+    EVERYBODY = "everybody"
+    KEY = "an API key"
+
+
+class Cost(StrEnum):
+    """What the limits of a key count."""
+
+    NOTHING = "nothing"
+    REQUEST = "a request"
+    TOKENS = "a request, with the tokens of its prompt and its completions"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Endpoint:
+    """An endpoint: a question to the server, or a call of the model that its body names.
+
+    Args:
+        path: with the names of its parts in braces. A path for keys exists with and without /v1, below each root path.
+        ask: answers a question.
+        call: answers a call.
+        answer: type of the answer; None: for people and health checks, not for clients.
+        event: type of the events of a stream.
+        example: a body, for the table of its fields.
+    """
+
+    path: str
+    summary: str = ""
+    access: Access = Access.KEY
+    cost: Cost = Cost.NOTHING
+    ask: Callable[[web.Request], Awaitable[web.StreamResponse]] | None = None
+    call: Callable[[Call[Any]], Awaitable[web.StreamResponse]] | None = None
+    body: type[ModelBody] | None = None
+    answer: Any = None
+    event: Any = None
+    example: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def method(self) -> str:
+        return "GET" if self.body is None else "POST"
+
+    @property
+    def parts(self) -> list[str]:
+        """The names of the path's parts."""
+        return re.findall(r"{(\w+)}", self.path)
+
+    @property
+    def has_model(self) -> bool:
+        """Whether it names a model, which may not exist."""
+        return self.body is not None or bool(self.parts)
+
+    def routes(self, root_paths: Iterable[str]) -> list[web.RouteDef]:
+        """Return a route for each path of the endpoint."""
+        path = re.sub(r"{(\w+)}", r"{\1:.+}", self.path)
+        paths = [path]
+        if self.access is Access.KEY:
+            short = path.removeprefix("/v1")
+            paths = [f"{root}{version}{short}" for root in ("", *root_paths) for version in ("/v1", "")]
+        if self.ask is not None:
+            return [web.get(each, self.ask) for each in paths]
+        return [web.post(each, self._answer_call, expect_handler=expect_later) for each in paths]
+
+    async def _answer_call(self, request: web.Request) -> web.StreamResponse:
+        assert self.body is not None and self.call is not None
+        return await answer_call(request, self.body, self.call, is_counted=self.cost is Cost.REQUEST)
+
+
+ENDPOINTS = (
+    Endpoint(
+        path="/v1/chat/completions",
+        summary="Continue a chat",
+        cost=Cost.TOKENS,
+        call=completions.continue_chat,
+        body=ChatCompletionRequest,
+        answer=answers.ChatCompletion,
+        event=answers.ChatCompletionChunk,
+        example={"model": "demo", "messages": [{"role": "user", "content": "Count from 1 to 9."}]},
+    ),
+    Endpoint(
+        path="/v1/completions",
+        summary="Continue a text",
+        cost=Cost.TOKENS,
+        call=completions.continue_text,
+        body=CompletionRequest,
+        answer=answers.Completion,
+        event=answers.Completion,
+        example={"model": "demo", "prompt": "The capital of France is"},
+    ),
+    Endpoint(path="/v1/models", summary="List the models", ask=models.list_models, answer=answers.ModelList),
+    Endpoint(
+        path="/v1/models/{id}",
+        summary="One model, alias or adapter",
+        ask=models.get_model,
+        answer=answers.ModelCard,
+    ),
+    Endpoint(
+        path="/tokenize",
+        summary="Text or messages to token ids",
+        cost=Cost.REQUEST,
+        call=tokenization.tokenize,
+        body=TokenizeRequest,
+        answer=answers.Tokenization,
+    ),
+    Endpoint(
+        path="/detokenize",
+        summary="Token ids to text",
+        cost=Cost.REQUEST,
+        call=tokenization.detokenize,
+        body=DetokenizeRequest,
+        answer=answers.Detokenization,
+    ),
+    Endpoint(path="/version", summary="The server's version", ask=models.version, answer=answers.Version),
+    Endpoint(path="/health", access=Access.EVERYBODY, ask=models.health_ready),  # vLLM's path
+    Endpoint(path="/health/live", access=Access.EVERYBODY, ask=models.health_live),
+    Endpoint(path="/health/ready", access=Access.EVERYBODY, ask=models.health_ready),
+)

@@ -1,0 +1,70 @@
+"""A call of a model: the checked body, the model it names, and the parts of the body that have no effect."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from urllib.parse import quote
+
+from aiohttp import web
+
+from frontend.errors import InvalidRequest
+from frontend.handlers.bodies import read_body
+from frontend.protocol.body import ModelBody
+from frontend.request_context import FACTS, LIMITS, SETTINGS, find_model
+from frontend.translate.requests import ignored_fields
+from frontend.triton.models import ModelName
+
+MAX_IGNORED_PARAMS, MAX_IGNORED_PLACE, MAX_IGNORED_CHARS = 32, 200, 2048  # in the header that lists them
+
+
+@dataclass(frozen=True, slots=True)
+class Call[Request: ModelBody]:
+    """A call of a model.
+
+    Args:
+        headers: for the answer.
+    """
+
+    request: web.Request
+    body: Request
+    name: ModelName
+    headers: Mapping[str, str]
+
+
+async def answer_call[Request: ModelBody](
+    request: web.Request,
+    model: type[Request],
+    handler: Callable[[Call[Request]], Awaitable[web.StreamResponse]],
+    *,
+    is_counted: bool,
+) -> web.StreamResponse:
+    """Read a call, count it as a request if the endpoint has no other cost, and return the handler's answer.
+
+    Raises:
+        APIError: the body breaks a rule, the key does not allow the model, or the key has reached its limit.
+    """
+    body, ignored = await read_body(request, model)
+    request[FACTS].label(body.bookkeeping())
+    name = await find_model(request, body.model)
+    headers = _ignored_header(request, ignored + ignored_fields(body, name))
+    if is_counted and (limits := request.app.get(LIMITS)) is not None:
+        await limits.count_request(request, name.model.id)
+    return await handler(Call(request, body, name, headers))
+
+
+def _ignored_header(request: web.Request, places: list[str]) -> dict[str, str]:
+    """Return the header with the places of ignored fields: one line of bounded length.
+
+    Raises:
+        InvalidRequest: the server refuses such fields.
+    """
+    if not places:
+        return {}
+    if request.app[SETTINGS].strict_extra:
+        rule = "unknown, or without effect on this model; this server refuses such fields (--strict-extra)"
+        raise InvalidRequest(f"{places[0]}: {rule}", param=places[0], code="unknown_parameter")
+    listed = [quote(place[:MAX_IGNORED_PLACE], safe="[].$") for place in places[:MAX_IGNORED_PARAMS]]
+    num_shown = sum(num_chars <= MAX_IGNORED_CHARS for num_chars in itertools.accumulate(map(len, listed)))
+    return {"x-ignored-params": ",".join(listed[:num_shown] + ["..."] * (num_shown < len(places)))}
